@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "muster/collective/control.h"
+
 namespace muster::collective {
 namespace {
 
@@ -15,8 +17,7 @@ class Check {
         root_(!row_.rooted || args.root == rank) {}
 
   Status run() {
-    if (is_message(args_.op))
-      return invalid("is no collective; use Communicator::send and receive");
+    if (is_message(args_.op)) return message();
     if (args_.op == Op::barrier) return {};
     if (row_.rooted && (args_.root < 0 || args_.root >= size_)) {
       return invalid("needs a root from 0 to " + std::to_string(size_ - 1) +
@@ -40,6 +41,23 @@ class Check {
     return args_.op != Op::broadcast && (args_.op != Op::scatter || root_);
   }
   bool writes_output() const { return (args_.op != Op::reduce && args_.op != Op::gather) || root_; }
+
+  Status message() const {
+    const bool receives = args_.op == Op::recv;
+    if (args_.inputs.size() != (receives ? 0 : 1) || args_.outputs.size() != (receives ? 1 : 0)) {
+      return invalid(std::string("needs one slice, an ") + (receives ? "output" : "input") +
+                     ", and got " + std::to_string(args_.inputs.size()) + " inputs and " +
+                     std::to_string(args_.outputs.size()) + " outputs");
+    }
+    const bool any = receives && args_.root == transport::kAnyMember;
+    if ((args_.root < 0 || args_.root >= size_) && !any) {
+      return invalid("needs a peer from 0 to " + std::to_string(size_ - 1) +
+                     ", a position in the group, and got " + std::to_string(args_.root));
+    }
+    if (args_.tag >= kFirstReservedTag)
+      return invalid("needs a tag below 2^62 and got " + std::to_string(args_.tag));
+    return elements();
+  }
 
   Status slices() const {
     const auto expect = [&](const char* side, std::size_t came, bool lists) {

@@ -13,9 +13,9 @@
 namespace muster::collective {
 
 /// Whether the member at position `rank` of a group of `size` may make this call: the number of
-/// slices, their lengths, overlaps, the root, the reduction. Code::invalid_argument or
-/// Code::unsupported, with what was expected and what came. What only the root reads or writes is
-/// ignored elsewhere.
+/// slices, their lengths, overlaps, the root, the reduction; of a message its other end and its
+/// tag. Code::invalid_argument or Code::unsupported, with what was expected and what came. What
+/// only the root reads or writes is ignored elsewhere.
 Status validate(const Args& args, int rank, int size);
 
 /// What all members must agree on in this call; `args` are valid.

@@ -22,7 +22,9 @@
 #include "muster/base/clock.h"
 #include "muster/base/dtype.h"
 #include "muster/base/status.h"
+#include "muster/collective/call_record.h"
 #include "muster/collective/op.h"
+#include "muster/collective/slice_list.h"
 #include "muster/trace/witness.h"
 #include "muster/transport/channel.h"
 #include "muster/transport/fabric.h"
@@ -36,43 +38,30 @@ namespace muster::collective {
 ///   all_reduce      inputs[0] -> outputs[0]; may be the same memory
 ///   reduce          inputs[0] -> outputs[0] on the root, only there; may be the same memory
 ///   all_gather      inputs[0] -> outputs[r] of every member r; sizes may differ between members:
-///   outputs[r] is as long as r's input gather          inputs[0] -> outputs[r] on the root scatter
-///   inputs[r] on the root -> outputs[0] reduce_scatter  inputs[r] from all members reduced ->
-///   outputs[0] on r; sizes may differ between r all_to_all      inputs[r] -> r's outputs[me];
-///   sizes may differ; empty ones too barrier         nothing
-/// And for `Communicator::run` messages: send, inputs[0] to `root`; recv, outputs[0] from it, under
-/// `tag`.
+///                   outputs[r] is as long as r's input
+///   gather          inputs[0] -> outputs[r] on the root
+///   scatter         inputs[r] on the root -> outputs[0]
+///   reduce_scatter  inputs[r] from all members reduced -> outputs[0] on r; sizes may differ
+///                   between r
+///   all_to_all      inputs[r] -> r's outputs[me]; sizes may differ; empty ones too
+///   barrier         nothing
+///   send            inputs[0] to `root`, under `tag`
+///   recv            outputs[0] from `root`, under `tag`
 struct Args {
   Op op = Op::barrier;
   DType dtype = DType::uint8;
   Reduce reduce = Reduce::sum;
   double factor = 1.0;  ///< premul_sum
-  int root = -1;        ///< position in the group
+  int root = -1;        ///< position in the group; the other end of a message
   std::uint64_t tag = 0;
-  std::vector<ConstBytes> inputs = {};
-  std::vector<MutableBytes> outputs = {};
+  SliceList<ConstBytes> inputs = {};
+  SliceList<MutableBytes> outputs = {};
   /// The length of every slice, said by a caller who has seen that they are all equal: what follows
   /// from it need not be found out anew then.
   std::size_t each = kUnsaid;
   static constexpr std::size_t kUnsaid = ~std::size_t{0};
-};
-
-/// What a caller has to do besides its blocking call, such as writing it down. Done while what the
-/// other members wait for is on its way to them, so that it costs nothing beside the wait.
-class Meanwhile {
- public:
-  /// The call has begun. Returns its deadline. Called once, on the caller's thread, before the call
-  /// waits for longer than some microseconds; not at all where the call is refused.
-  virtual TimePoint begun() noexcept = 0;
-  /// After that: what the deadline counts from, so that errors tell the whole of the wait. The
-  /// epoch: unknown.
-  virtual TimePoint since() const noexcept { return {}; }
-  /// Set by a call that is over as soon as it has begun: it is small, what it needed was there, and
-  /// it has not waited.
-  bool at_once = false;
-
- protected:
-  ~Meanwhile() = default;
+  /// Said by a caller who has seen that `validate` (call.h) would find nothing wrong.
+  bool checked = false;
 };
 
 struct Tuning;
@@ -160,16 +149,20 @@ class Communicator {
   virtual transport::Channel& channel() = 0;
 
   /// Blocking: start to end on this thread. Invalid arguments are found before anything is sent; a
-  /// failure of the group is its first cause. Also a message, as `send` or `receive` and its wait
-  /// would be.
-  virtual Status run(const Args& args, TimePoint deadline) = 0;
-  /// The same for a caller with other things to do. `valid`: the slices are right in number and
-  /// length, and apart, by the way they were made, and are not looked at again.
-  virtual Status run(const Args& args, bool valid, Meanwhile& meanwhile) = 0;
+  /// failure of the group is its first cause. Also a message from or to a named member.
+  virtual Status run(const Args& args, CallRecord& record) = 0;
   /// Queued; the process's progress thread advances it, `Pending::wait` takes over. What the call
   /// reads and writes may belong to `owner`, which is held until nothing does so any more. Where
-  /// the call cannot be queued (no memory, no thread) the group fails on all members.
-  virtual PendingRef start(Args args, TimePoint deadline, std::shared_ptr<void> owner = {}) = 0;
+  /// the call cannot be queued (no memory, no thread) the group fails on all members. Also a
+  /// message, from any member too (`root` kAnyMember): order is kept per (peer, tag).
+  virtual PendingRef start(Args args, CallRecord& record, std::shared_ptr<void> owner) = 0;
+  /// The same for calls of which nothing is recorded.
+  Status run(const Args& args, TimePoint deadline);
+  PendingRef start(Args args, TimePoint deadline, std::shared_ptr<void> owner = {});
+  PendingRef send(int member, std::uint64_t tag, ConstBytes data, DType dtype, TimePoint deadline,
+                  std::shared_ptr<void> owner = {});
+  PendingRef receive(int member_or_any, std::uint64_t tag, MutableBytes data, DType dtype,
+                     TimePoint deadline, std::shared_ptr<void> owner = {});
 
   /// While what it returns lives, the caller drives what is started here, by `Pending::done` now
   /// and then and by a `wait` in the end: the progress thread keeps off as long as the calling
@@ -180,20 +173,14 @@ class Communicator {
   /// While what it returns lives, `look` is called now and then on the calling thread where that
   /// waits for others in a call of this communicator; it may abort it. To be let go on the same
   /// thread.
-  virtual std::shared_ptr<void> look_while_waiting(std::function<void()> look) = 0;
+  virtual std::shared_ptr<void> on_idle(std::function<void()> look) = 0;
 
   /// Says that this member could not make its next call, an `op`, because of its arguments. That
   /// counts as a call: the others learn it, and where one of them has made a proper call under that
   /// number, the group fails on all with both calls named, so that nobody waits for this member.
-  /// Where all were refused the group goes on. Never blocks.
-  virtual void refuse(Op op) = 0;
-
-  /// Point-to-point; members by position. Non-blocking; order is kept per (peer, tag).
-  /// `owner` as in `start`.
-  virtual PendingRef send(int member, std::uint64_t tag, ConstBytes data, DType dtype,
-                          TimePoint deadline, std::shared_ptr<void> owner = {}) = 0;
-  virtual PendingRef receive(int member_or_any, std::uint64_t tag, MutableBytes data, DType dtype,
-                             TimePoint deadline, std::shared_ptr<void> owner = {}) = 0;
+  /// Where all were refused the group goes on. Never blocks. Returns the number; 0 where nobody
+  /// need be told.
+  virtual std::uint64_t refuse(Op op) = 0;
 
   /// Collectives started so far.
   virtual std::uint64_t sequence() const = 0;

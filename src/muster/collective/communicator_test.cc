@@ -105,6 +105,22 @@ TEST(Queue, WhoDrivesHereAndStandsStillIsHelped) {
   }
 }
 
+/// Notes that a call has started, and what is to be done then.
+struct Told {
+  explicit Told(std::function<void()> then = {}, Duration limit = seconds(20))
+      : note([this, then = std::move(then)] {
+          ++times;
+          if (then) then();
+        }) {
+    record.timeout = limit;
+    record.when_started = &note;
+  }
+  Told(const Told&) = delete;
+  const std::function<void()> note;
+  CallRecord record;
+  int times = 0;
+};
+
 // Rank 1 returns and ends the group while rank 0, which has told its part, has not looked at
 // anything yet. The second time rank 1 gives more than stands beside a line.
 TEST(Queue, AFailureDoesNotOvertakeWhatCameBeforeIt) {
@@ -121,17 +137,13 @@ TEST(Queue, AFailureDoesNotOvertakeWhatCameBeforeIt) {
         group.abort("rank 1 has all it wants");
         return;
       }
-      struct UntilItHasFailed final : Meanwhile {
-        explicit UntilItHasFailed(Communicator& told) : group(told) {}
-        TimePoint begun() noexcept override {
-          const TimePoint deadline = soon();
-          while (group.failure().ok() && steady_clock().now() < deadline)
-            group.channel().fabric().poll();
-          return deadline;
-        }
-        Communicator& group;
-      } meanwhile(group);
-      const Status status = group.run(args, true, meanwhile);
+      Told until_it_has_failed([&] {
+        const TimePoint deadline = soon();
+        while (group.failure().ok() && steady_clock().now() < deadline)
+          group.channel().fabric().poll();
+      });
+      args.checked = true;
+      const Status status = group.run(args, until_it_has_failed.record);
       EXPECT_TRUE(status.ok()) << status.message();
       EXPECT_EQ(second, Values(count, 2));
       const Status next = group.run(all_reduce(mine, first), soon());
@@ -145,31 +157,15 @@ TEST(Queue, AMissedDeadlineTellsTheWholeOfTheWait) {
   for (const std::size_t count : {std::size_t{1}, std::size_t{50'000}}) {
     with_group(2, Wire::shm, [&](int rank, Communicator& group) {
       if (rank == 1) return;
-      struct BegunLongAgo final : Meanwhile {
-        TimePoint begun() noexcept override { return steady_clock().now(); }
-        TimePoint since() const noexcept override { return steady_clock().now() - seconds(72'000); }
-      } meanwhile;
+      CallRecord begun_long_ago(steady_clock().now());
+      begun_long_ago.begun = steady_clock().now() - seconds(72'000);
       Values mine(count, 1), sum(count);
-      const Status status = group.run(all_reduce(mine, sum), true, meanwhile);
+      const Status status = group.run(all_reduce(mine, sum), begun_long_ago);
       EXPECT_EQ(status.code(), Code::timed_out);
       EXPECT_TRUE(contains(status.message(), "rank 0 waited 1200 min")) << status.message();
     });
   }
 }
-
-/// What a caller is told of its call, and what it does then.
-struct Told final : Meanwhile {
-  explicit Told(std::function<void()> then = {}, Duration limit = seconds(20))
-      : then(std::move(then)), limit(limit) {}
-  TimePoint begun() noexcept override {
-    ++times;
-    if (then) then();
-    return in(limit);
-  }
-  std::function<void()> then;
-  Duration limit;
-  int times = 0;
-};
 
 // Three ranks with a core each: a call too large to stand beside a line has its caller's thread for
 // a moment, and stands in the queue after that.
@@ -179,10 +175,10 @@ TEST(Queue, ALargerCallIsToldOnce) {
       for (int turn = 0; turn < 20; ++turn) {
         Values mine(count, rank + turn), sum(count);
         Told told;
-        const Status status = group.run(all_reduce(mine, sum), true, told);
+        const Status status = group.run(all_reduce(mine, sum), told.record);
         ASSERT_TRUE(status.ok()) << status.message();
         EXPECT_EQ(told.times, 1);
-        EXPECT_FALSE(told.at_once) << "more than a line was to be waited for";
+        EXPECT_FALSE(told.record.completed_inline) << "more than a line was to be waited for";
         EXPECT_EQ(sum, Values(count, 3 + 3 * turn));
       }
     }
@@ -208,7 +204,7 @@ TEST(Queue, ALargerCallThatMustWaitLetsOthersIn) {
       });
     });
     if (rank == 2) gate.arrive_and_wait();
-    const Status status = group.run(all_reduce(mine, sum), true, told);
+    const Status status = group.run(all_reduce(mine, sum), told.record);
     EXPECT_TRUE(status.ok()) << status.message();
     EXPECT_EQ(told.times, 1);
     if (rank == 2) {
@@ -229,7 +225,7 @@ TEST(Queue, ALargerCallThatIsMissedNamesWhoIsMissing) {
       Values mine(50'000, rank), sum(mine.size());
       if (rank != 2) {
         Told told([&] { both.arrive_and_wait(); }, limit);
-        const Status late = group.run(all_reduce(mine, sum), true, told);
+        const Status late = group.run(all_reduce(mine, sum), told.record);
         EXPECT_EQ(late.code(), Code::timed_out) << late.message();
         const std::vector<int> missing =
             late.ranks();  // without time to wait in, whoever looks first misses everybody
@@ -255,7 +251,7 @@ TEST(DrivingThread, IsAtWorkWhileItComputes) {
     ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
     return Duration(seconds(time.tv_sec)) + std::chrono::nanoseconds(time.tv_nsec);
   };
-  constexpr Duration kWhile = 2 * DrivingThread::kTrusted;
+  const Duration kWhile = 2 * tunables().driver_trust;
   DrivingThread driver;
   EXPECT_FALSE(driver.is_at_work(in(kWhile)));  // nobody yet
   TimePoint now = steady_clock().now();

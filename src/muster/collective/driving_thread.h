@@ -8,15 +8,13 @@
 #include <ctime>
 
 #include "muster/base/clock.h"
+#include "muster/base/tunables.h"
 
 namespace muster::collective {
 
 /// Thread-safe. Of several threads the last one counts.
 class DrivingThread {
  public:
-  /// For so long after it has been here nobody looks after it.
-  static constexpr Duration kTrusted = std::chrono::milliseconds(5);
-
   /// The calling thread is it, and drives just now.
   void is_here(TimePoint now) {
     clockid_t clock{};
@@ -34,7 +32,7 @@ class DrivingThread {
   /// It has been here lately, or has had a core for a good part of the time since anybody asked.
   bool is_at_work(TimePoint now) {
     const TimePoint seen = seen_.load();
-    if (now < seen + kTrusted) return true;
+    if (now < seen + tunables().driver_trust) return true;
     const Duration used_now = used(clock_.load()), before = used_.exchange(used_now);
     if ((used_now - before) * 4 < now - seen) return false;
     seen_.store(now);

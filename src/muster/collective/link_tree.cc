@@ -19,7 +19,7 @@ std::size_t as_size(int number) { return static_cast<std::size_t>(number); }
 template <class Bytes>
 class PieceRun {
  public:
-  PieceRun(const std::vector<Bytes>& slices, const plan::TreePlan& top)
+  PieceRun(const SliceList<Bytes>& slices, const plan::TreePlan& top)
       : slices_(slices), top_(top) {}
 
   std::size_t count() const { return as_size(top_.subtree()); }
@@ -37,13 +37,13 @@ class PieceRun {
   }
 
  private:
-  const std::vector<Bytes>& slices_;
+  const SliceList<Bytes>& slices_;
   const plan::TreePlan top_;
 };
 
 /// Of the root's slices, those that have to travel through other memory.
 template <class Bytes>
-std::size_t bytes_apart(const std::vector<Bytes>& slices, const plan::TreePlan& root) {
+std::size_t bytes_apart(const SliceList<Bytes>& slices, const plan::TreePlan& root) {
   std::size_t bytes = 0;
   for (int child = 0; child < root.children(); ++child) {
     const PieceRun pieces(slices, root.below(child));

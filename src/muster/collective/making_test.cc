@@ -177,10 +177,10 @@ TEST(Making, WhoWaitsLooksAround) {
       ASSERT_TRUE(group);
       if (rank == 0) {
         int looks = 0;
-        auto looking = group->look_while_waiting([&] {
+        auto looking = group->on_idle([&] {
           if (++looks == 2) group->abort("there is no hope");
         });
-        const auto elsewhere = group->look_while_waiting([] {});
+        const auto elsewhere = group->on_idle([] {});
         Values out(1);
         const Status ended = group->run(all_reduce({1}, out), TimePoint::max());
         EXPECT_TRUE(contains(ended.message(), "there is no hope")) << ended.message();

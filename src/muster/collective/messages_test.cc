@@ -217,25 +217,21 @@ TEST(Messages, ThatBlockFailAsTheOthersDo) {
 }
 
 TEST(Messages, ThatAGroupMeetsAsItClosesAreTakenBack) {
-  /// The message is on its way, and nobody looks after it yet.
-  struct Between final : Meanwhile {
-    TimePoint begun() noexcept override {
-      posted.count_down();
-      closed.wait();
-      return soon();
-    }
-    std::latch posted{1}, closed{1};
-  };
   for (Wire wire : testing::kWires) {
     with_group(2, wire, [](int rank, Communicator& group) {
       Values value(1);
-      Between between;
+      std::latch posted(1), closed(1);
+      const std::function<void()> between = [&] {  // on its way, and nobody looks after it yet
+        posted.count_down();
+        closed.wait();
+      };
+      CallRecord record(soon());
+      record.when_started = &between;
       Status taken;
-      std::thread other(
-          [&] { taken = group.run(message(Op::recv, 1 - rank, 4, value), false, between); });
-      between.posted.wait();
+      std::thread other([&] { taken = group.run(message(Op::recv, 1 - rank, 4, value), record); });
+      posted.wait();
       EXPECT_TRUE(group.close(soon()).ok());
-      between.closed.count_down();
+      closed.count_down();
       other.join();
       EXPECT_EQ(taken.code(), Code::aborted);
       EXPECT_TRUE(contains(taken.message(), "its group has been closed")) << taken.message();

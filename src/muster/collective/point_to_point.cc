@@ -2,11 +2,28 @@
 
 #include <algorithm>
 
+#include "muster/base/tunables.h"
 #include "muster/collective/op.h"
 
 namespace muster::collective {
 
 using Message = PointToPoint::Message;
+
+namespace {
+
+/// Of a send or recv.
+std::size_t message_bytes(const Args& args) {
+  return args.op == Op::recv ? args.outputs.front().size() : args.inputs.front().size();
+}
+
+transport::Fingerprint header_of(DType dtype) {
+  transport::Fingerprint header;
+  header.op = static_cast<std::uint8_t>(Op::send);
+  header.dtype = static_cast<std::uint8_t>(dtype);
+  return header;
+}
+
+}  // namespace
 
 Message::Message(const GroupContext& group, std::shared_ptr<Driver> driver, Envelope envelope,
                  TimePoint deadline, std::shared_ptr<void> owner)
@@ -88,7 +105,7 @@ bool Message::done() const {
 Status Message::wait(TimePoint deadline) {
   if (settle()) return status();
   const auto driver = this->driver();
-  if (driver != nullptr && !driver->attend([this] { return settle(); }, deadline)) {
+  if (driver != nullptr && !driver->drive_until([this] { return settle(); }, deadline)) {
     return Status(Code::timed_out,
                   "the wait for the " + text() + " has reached its own limit; the call goes on");
   }
@@ -117,29 +134,48 @@ class PointToPoint::Place {
   PointToPoint& all_;
 };
 
-std::shared_ptr<Message> PointToPoint::send(std::shared_ptr<Driver> driver, int member,
-                                            std::uint64_t tag, ConstBytes data, DType dtype,
-                                            TimePoint deadline, std::shared_ptr<void> owner) {
-  return posted(std::move(driver),
-                {.op = Op::send, .dtype = dtype, .root = member, .tag = tag, .inputs = {data}},
-                deadline, std::move(owner));
-}
-
-std::shared_ptr<Message> PointToPoint::receive(std::shared_ptr<Driver> driver, int member,
-                                               std::uint64_t tag, MutableBytes data, DType dtype,
-                                               TimePoint deadline, std::shared_ptr<void> owner) {
-  return posted(std::move(driver),
-                {.op = Op::recv, .dtype = dtype, .root = member, .tag = tag, .outputs = {data}},
-                deadline, std::move(owner));
-}
-
-std::shared_ptr<Message> PointToPoint::posted(std::shared_ptr<Driver> driver, const Args& args,
-                                              TimePoint deadline, std::shared_ptr<void> owner) {
+std::shared_ptr<Message> PointToPoint::start(std::shared_ptr<Driver> driver, const Args& args,
+                                             CallRecord& record, std::shared_ptr<void> owner) {
+  record.arm();
   Place place(*this);
-  const auto message = make(std::move(driver), args, deadline, std::move(owner));
+  const auto message = make(std::move(driver), args, record.deadline, std::move(owner));
   message->transfer_ = post(args);
+  record.on_started(0);
   track(place, message);
   return message;
+}
+
+transport::TransferRef PointToPoint::run_inline(const Args& args, CallRecord& record, bool alone) {
+  if (args.op == Op::recv) return receive_inline(args, record, alone);
+  auto transfer =
+      group_.channel->send_off(args.root, args.tag, args.inputs.front(), header_of(args.dtype));
+  record.on_started(0);
+  record.completed_inline = transfer == nullptr;
+  if (transfer != nullptr && transfer->done() && transfer->status().ok()) return nullptr;
+  return transfer;
+}
+
+transport::TransferRef PointToPoint::receive_inline(const Args& args, CallRecord& record,
+                                                    bool alone) {
+  using transport::Taken;
+  record.on_started(0);
+  const int rank = group_.job_rank_of(args.root);
+  const auto receive = [&] {
+    return group_.channel->receive_at_once(args.root, args.tag, args.outputs.front(),
+                                           header_of(args.dtype));
+  };
+  Taken taken = alone ? receive() : Taken::otherwise;
+  record.completed_inline = taken == Taken::yes;
+  const bool came = taken == Taken::not_yet && group_.fabric->await_briefly(rank);
+  if (came) taken = receive();
+  if (taken == Taken::yes) return nullptr;
+  auto transfer = post(args);
+  if (came && !transfer->done()) group_.fabric->take_in(rank);
+  if (alone && !transfer->done())
+    group_.fabric->wait([&transfer] { return transfer->done(); },
+                        std::min(record.deadline, group_.now() + tunables().round_trip));
+  if (transfer->done() && transfer->status().ok()) return nullptr;
+  return transfer;
 }
 
 transport::TransferRef PointToPoint::post(const Args& args) {

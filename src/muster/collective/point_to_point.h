@@ -14,50 +14,25 @@
 
 namespace muster::collective {
 
-/// Of a send or recv.
-inline std::size_t message_bytes(const Args& args) {
-  return args.op == Op::recv ? args.outputs.front().size() : args.inputs.front().size();
-}
-
-inline transport::Fingerprint header_of(DType dtype) {
-  transport::Fingerprint header;
-  header.op = static_cast<std::uint8_t>(Op::send);
-  header.dtype = static_cast<std::uint8_t>(dtype);
-  return header;
-}
-
 class PointToPoint {
  public:
   explicit PointToPoint(const GroupContext& group) : group_(group) {}
 
   class Message;
 
-  /// Posts a message, which holds `owner` until it is over. `member` may be kAnyMember for a
-  /// receive. What is thrown is thrown before the message is on its way, or by the channel, which
-  /// has to be failed then.
-  std::shared_ptr<Message> send(std::shared_ptr<Driver> driver, int member, std::uint64_t tag,
-                                ConstBytes data, DType dtype, TimePoint deadline,
-                                std::shared_ptr<void> owner);
-  std::shared_ptr<Message> receive(std::shared_ptr<Driver> driver, int member, std::uint64_t tag,
-                                   MutableBytes data, DType dtype, TimePoint deadline,
-                                   std::shared_ptr<void> owner);
-
-  /// The same in two steps: the message that `args` tell of is on its way; and is looked after from
-  /// here on, until it is over.
-  transport::TransferRef post(const Args& args);
+  /// Posts the message that valid `args` tell of, which holds `owner` until it is over. What is
+  /// thrown is thrown before the message is on its way, or by the channel, which has to be failed
+  /// then.
+  std::shared_ptr<Message> start(std::shared_ptr<Driver> driver, const Args& args,
+                                 CallRecord& record, std::shared_ptr<void> owner);
+  /// The whole message, from or to a named member, where it has gone at once or comes in the time
+  /// of a round trip: then nobody need look after it. Else it is on its way, and `follow` does.
+  /// Throws as `start`. Null: it is over, with success. `alone`: the caller's thread has nothing
+  /// else of the group to do.
+  transport::TransferRef run_inline(const Args& args, CallRecord& record, bool alone);
+  /// Looks after a message of this thread's that is on its way.
   std::shared_ptr<Message> follow(std::shared_ptr<Driver> driver, const Args& args,
                                   const transport::TransferRef& transfer, TimePoint deadline);
-
-  /// Sends the message that `args` tell of; null where it has gone already.
-  transport::TransferRef send_off(const Args& args) {
-    return group_.channel->send_off(args.root, args.tag, args.inputs.front(),
-                                    header_of(args.dtype));
-  }
-  /// The message that `args` ask for, without a transfer.
-  transport::Taken take_at_once(const Args& args) {
-    return group_.channel->receive_at_once(args.root, args.tag, args.outputs.front(),
-                                           header_of(args.dtype));
-  }
 
   /// Publishes the messages that are over. Never blocks.
   void sweep();
@@ -71,8 +46,8 @@ class PointToPoint {
   void cancel_receives(const std::string& why);
 
  private:
-  std::shared_ptr<Message> posted(std::shared_ptr<Driver> driver, const Args& args,
-                                  TimePoint deadline, std::shared_ptr<void> owner);
+  transport::TransferRef post(const Args& args);
+  transport::TransferRef receive_inline(const Args& args, CallRecord& record, bool alone);
   std::shared_ptr<Message> make(std::shared_ptr<Driver> driver, const Args& args,
                                 TimePoint deadline, std::shared_ptr<void> owner);
   class Place;

@@ -3,28 +3,16 @@
 #include <algorithm>
 #include <new>
 
-#include "muster/base/thread_start.h"
-
 #include "muster/base/callback_executor.h"
+#include "muster/base/thread_start.h"
+#include "muster/base/tunables.h"
 
 namespace muster::collective {
-namespace {
-
-constexpr auto kTick = std::chrono::milliseconds(1);
-/// So long after its last work the thread still looks every tick, so that a stream of short calls
-/// need not wake it each time.
-constexpr int kLightTicks = 20;
-constexpr auto kLongTick = std::chrono::milliseconds(50);
-/// Where threads that compute look after all there is, whose cores it would only take.
-constexpr auto kModestTick = std::chrono::milliseconds(5);
-
-}  // namespace
-
 // Outlives the handle where the thread itself drops the last owner of it.
 struct Progress::Shared {
   std::mutex lock;
   std::condition_variable changed;
-  std::vector<std::shared_ptr<Driven>> work;
+  std::vector<std::shared_ptr<Progressable>> work;
   std::size_t entered = 0;  // `work` has room for so many
   std::atomic<bool> kicked{false};
   std::atomic<transport::Fabric*> sleeping_in{nullptr};
@@ -35,7 +23,7 @@ struct Progress::Shared {
   std::uint64_t passes = 0;
   std::condition_variable passed;
   std::thread::id thread;
-  std::vector<std::shared_ptr<Driven>> batch, finished;  // the thread's own
+  std::vector<std::shared_ptr<Progressable>> batch, finished;  // the thread's own
 
   void run();
   void kick();
@@ -54,11 +42,12 @@ void Progress::Shared::kick() {
 }
 
 void Progress::Shared::nap(std::unique_lock<std::mutex>& guard, int& idle_ticks) {
-  if (idle_ticks++ < kLightTicks) {
+  if (idle_ticks++ < tunables().progress_linger / tunables().progress_tick) {
     const bool modest =
-        !work.empty() && std::all_of(work.begin(), work.end(),
-                                     [](const auto& driven) { return driven->attended_between(); });
-    changed.wait_for(guard, modest ? kModestTick : kTick);
+        !work.empty() && std::all_of(work.begin(), work.end(), [](const auto& driven) {
+          return driven->is_polled_between_compute();
+        });
+    changed.wait_for(guard, modest ? tunables().driver_trust : tunables().progress_tick);
     return;
   }
   drowsy = true;
@@ -66,8 +55,9 @@ void Progress::Shared::nap(std::unique_lock<std::mutex>& guard, int& idle_ticks)
     changed.wait(guard, [&] { return stop || kicked.load(); });
     idle_ticks = 0;
   } else {
-    changed.wait_for(guard, kLongTick);  // all that is watched is attended; somebody may leave
-                                         // without a word once it is done
+    changed.wait_for(guard,
+                     tunables().progress_idle_tick);  // all that is watched has a driver, which may
+                                                      // leave without a word once it is done
   }
   drowsy = false;
 }
@@ -92,7 +82,7 @@ void Progress::Shared::drive() {
   const auto pass = [&] {
     bool unattended = false;
     for (const auto& driven : batch) {
-      if (driven->attended()) continue;
+      if (driven->has_driver()) continue;
       driven->advance();
       if (!driven->busy()) return true;
       unattended = true;
@@ -114,7 +104,7 @@ void Progress::Shared::visit(std::unique_lock<std::mutex>& guard, Visit visit) {
   } catch (
       const std::bad_alloc&) {  // there may be some in a moment; nobody who waits depends on it
     batch.clear();
-    changed.wait_for(guard, kTick);
+    changed.wait_for(guard, tunables().progress_tick);
     return;
   }
   driving = true;
@@ -146,7 +136,7 @@ void Progress::Shared::run() {
   while (!stop) {
     kicked.store(false);
     const bool any = std::any_of(work.begin(), work.end(),
-                                 [](const auto& driven) { return !driven->attended(); });
+                                 [](const auto& driven) { return !driven->has_driver(); });
     if (!any) {
       nap(guard, idle_ticks);
       // Who attends by promise alone, and computes, does not look at deadlines.
@@ -200,7 +190,7 @@ Status Progress::prepare() {
   return {};
 }
 
-void Progress::watch(std::shared_ptr<Driven> work, bool soon) noexcept {
+void Progress::watch(std::shared_ptr<Progressable> work, bool soon) noexcept {
   if (!running_.load(std::memory_order_acquire)) return;
   bool wake = soon;
   {
@@ -212,8 +202,8 @@ void Progress::watch(std::shared_ptr<Driven> work, bool soon) noexcept {
   if (wake) notify();
 }
 
-void Progress::forget(const Driven& work) {
-  std::vector<std::shared_ptr<Driven>> forgotten;  // goes after the lock
+void Progress::forget(const Progressable& work) {
+  std::vector<std::shared_ptr<Progressable>> forgotten;  // goes after the lock
   std::unique_lock guard(shared_->lock);
   for (auto& driven : shared_->work) {
     if (driven.get() == &work) forgotten.push_back(std::move(driven));

@@ -16,9 +16,9 @@
 namespace muster::collective {
 
 /// Something with work under way. All calls are thread-safe and never block.
-class Driven {
+class Progressable {
  public:
-  virtual ~Driven() = default;
+  virtual ~Progressable() = default;
   virtual std::shared_ptr<transport::Fabric> fabric() = 0;
   /// Goes on as far as it can.
   virtual void advance() = 0;
@@ -26,9 +26,9 @@ class Driven {
   virtual void check_deadlines(TimePoint now) = 0;
   virtual bool busy() = 0;
   /// Whether some thread drives it, by waiting for it or between its own work.
-  virtual bool attended() = 0;
+  virtual bool has_driver() = 0;
   /// The latter alone: then there is time until the next look.
-  virtual bool attended_between() { return false; }
+  virtual bool is_polled_between_compute() { return false; }
   virtual TimePoint next_deadline() = 0;
 };
 
@@ -49,12 +49,12 @@ class Progress {
   /// to it. With `soon` false (a wait is likely to follow at once) the thread may take a
   /// millisecond to notice, and a thread that is awake anyway costs the caller no system call.
   /// Throws nothing.
-  void watch(std::shared_ptr<Driven> work, bool soon) noexcept;
+  void watch(std::shared_ptr<Progressable> work, bool soon) noexcept;
   /// Lets go of `work`, which has nothing under way any more. Afterwards the thread holds neither
   /// it nor its fabric: whoever drops them last is the caller, and the goodbye of the fabric is
   /// said before the caller goes on. Blocks for the rest of one pass.
-  void forget(const Driven& work);
-  /// What is watched has changed: an attending thread has left, a deadline is nearer, something was
+  void forget(const Progressable& work);
+  /// What is watched has changed: a driving thread has left, a deadline is nearer, something was
   /// aborted.
   void notify();
 

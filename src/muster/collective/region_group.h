@@ -19,6 +19,29 @@
 
 namespace muster::collective {
 
+struct StartingCall;  // starting_call.h
+
+/// What a caller's thread does by itself, of the calls of one group.
+class RegionInline {
+ public:
+  /// The whole of a small call, without a task: true if it has ended, with success. Else
+  /// `RegionGroup::run` must follow with the same call, before any other, and goes on from where
+  /// this stopped. Waits for the others no longer than `drive_until`. `call.on_started` once it has
+  /// published the call, or before it waits for room to do so. A call that is too large is not
+  /// begun.
+  virtual bool try_inline(const Args& args, StartingCall& call) = 0;
+  /// Whether the caller's thread may wait for the others: they are not its own fibers.
+  virtual bool may_block() const = 0;
+  /// Goes on with a task of `run`, while the thread does nothing else, until it has ended (true) or
+  /// the time for that is used up: 50 us if every rank has a core, else 0.1 ms for each rank that
+  /// shares one, up to 0.8 ms; none if `try_inline` has waited for the others in vain on a shared
+  /// core. Looks at `deadline` whenever the task has got on. `step()` goes on with what is left.
+  virtual bool drive_until(Task<Status>& task, TimePoint deadline) = 0;
+
+ protected:
+  ~RegionInline() = default;
+};
+
 class RegionGroup {
  public:
   /// Bytes that a group of `members` takes of the region.
@@ -38,19 +61,8 @@ class RegionGroup {
   /// success may overwrite its buffers at once, arena or not. Wakes the mailboxes of members it has
   /// published something for.
   virtual Task<Status> run(const Args& args, const transport::Fingerprint& call) = 0;
-  /// The whole of a small call, without a task: true if it has ended, with success. Else `run` must
-  /// follow with the same call, before any other, and goes on from where this stopped. Waits for
-  /// the others no longer than `drive_until`. Tells `meanwhile` once it has published the call, or
-  /// before it waits for room to do so. A call that is too large is not begun and tells nothing.
-  virtual bool try_inline(const Args& args, const transport::Fingerprint& call,
-                          Meanwhile& meanwhile) = 0;
-  /// Whether the caller's thread may wait for the others: they are not its own fibers.
-  virtual bool may_block() const = 0;
-  /// Goes on with a task of `run`, while the thread does nothing else, until it has ended (true) or
-  /// the time for that is used up: 50 us if every rank has a core, else 0.1 ms for each rank that
-  /// shares one, up to 0.8 ms; none if `try_inline` has waited for the others in vain on a shared
-  /// core. Looks at `deadline` whenever the task has got on. `step()` goes on with what is left.
-  virtual bool drive_until(Task<Status>& task, TimePoint deadline) = 0;
+  /// What a caller's thread does by itself. Good as long as the group.
+  virtual RegionInline& inline_calls() = 0;
   /// Job ranks whose line the running task waits for: for deadline errors.
   virtual std::vector<int> awaited() const = 0;
   /// The latest call of the member at a position of the group that this member has looked at;

@@ -181,8 +181,7 @@ TEST(Thrown, WhatIsThrownInAWaitEndsTheGroup) {
     with_group(2, wire, [&](int rank, Communicator& group) {
       Values out(1);
       if (rank == 0) {
-        const auto looking =
-            group.look_while_waiting([] { throw std::runtime_error("out of the look"); });
+        const auto looking = group.on_idle([] { throw std::runtime_error("out of the look"); });
         told.note(rank, group.run(all_reduce({1}, out), soon()));
         gate.arrive_and_wait();
       } else {

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "muster/collective/starting_call.h"
 #include "muster/shm/prefetch.h"
 #include "muster/shm/reclaim_lines.h"
 #include "muster/transport/core_sharing.h"
@@ -117,8 +118,9 @@ bool InlineTransfer::see_sources(const TransferPlan& plan, bool& at_once) {
   }
 }
 
-bool InlineTransfer::try_inline(const Args& args, const transport::Fingerprint& call,
-                                Meanwhile& meanwhile) {
+bool InlineTransfer::try_inline(const Args& args, StartingCall& starting) {
+  const transport::Fingerprint& call = starting.fingerprint;
+  bool& at_once = starting.record.completed_inline;
   waited_ = false;
   shm::GroupSegment& segment = my_.segment;
   if (segment.size() == 1 || my_.channel.failed() || call.sequence != segment.sequence() + 1 ||
@@ -132,7 +134,7 @@ bool InlineTransfer::try_inline(const Args& args, const transport::Fingerprint& 
   my_.begin_call(call.sequence);
   const bool room = my_.lines.has_room();
   if (!room) {
-    meanwhile.begun();
+    starting.on_started();
     if (!await_room()) {
       segment.set_sequence(call.sequence - 1);
       waited_ = true;
@@ -147,13 +149,13 @@ bool InlineTransfer::try_inline(const Args& args, const transport::Fingerprint& 
   } else {
     cores_.publish();
   }
-  if (room) meanwhile.begun();
-  if (!see_sources(plan, meanwhile.at_once)) {
+  if (room) starting.on_started();
+  if (!see_sources(plan, at_once)) {
     waited_ = true;
     return false;
   }
-  if (meanwhile.at_once && !plan.gives) prefetch_next_of(plan);
-  meanwhile.at_once = meanwhile.at_once && room;
+  if (at_once && !plan.gives) prefetch_next_of(plan);
+  at_once = at_once && room;
   if (!take_staged(args, plan)) return false;
   published_ = false;
   if (segment.size() == 2 && plan.gives && plan.last > 0 && !plan.scaled)

@@ -10,19 +10,19 @@
 #include "muster/collective/call.h"
 #include "muster/collective/communicator.h"
 #include "muster/collective/region/member_parts.h"
+#include "muster/collective/region_group.h"
 #include "muster/shm/core_placement.h"
 #include "muster/transport/fingerprint.h"
 
 namespace muster::collective::region {
 
-class InlineTransfer {
+class InlineTransfer final : public RegionInline {
  public:
   explicit InlineTransfer(MemberParts& parts) : my_(parts), cores_(parts.segment) {}
 
-  /// `RegionGroup::try_inline`.
-  bool try_inline(const Args& args, const transport::Fingerprint& call, Meanwhile& meanwhile);
-  /// `RegionGroup::drive_until`.
-  bool drive_until(Task<Status>& task, TimePoint deadline);
+  bool try_inline(const Args& args, StartingCall& starting) override;
+  bool may_block() const override { return my_.may_block; }
+  bool drive_until(Task<Status>& task, TimePoint deadline) override;
   /// Whether `try_inline` has published the call under way and left the rest to a task.
   bool is_published() const { return published_; }
   /// The task has taken over.

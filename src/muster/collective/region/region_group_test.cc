@@ -238,11 +238,11 @@ TEST(RegionGroup, SmallCallsOfManyMembersAreReducedWhole) {
   }
   const transport::Fingerprint fingerprint = fingerprint_of(args[0], 1);
   for (int member = 0; member < kMembers; ++member) {
-    Told told;
-    const bool over = job.groups[RegionJob::at(member)]->try_inline(args[RegionJob::at(member)],
-                                                                    fingerprint, told);
+    InlineStart call(fingerprint);
+    const bool over = job.groups[RegionJob::at(member)]->inline_calls().try_inline(
+        args[RegionJob::at(member)], call.starting);
     EXPECT_EQ(over, member == kMembers - 1) << "member " << member;
-    EXPECT_EQ(told.times, 1) << "member " << member;
+    EXPECT_TRUE(call.record.started) << "member " << member;
   }
   for (int member = 0; member < kMembers - 1; ++member) {
     auto task = job.groups[RegionJob::at(member)]->run(args[RegionJob::at(member)], fingerprint);
@@ -281,8 +281,7 @@ TEST(RegionGroup, AMemberWithNothingToTakeHasDoneWithTheOthersMemory) {
   auto second = job.groups[1]->run(args[1], fingerprint);
   EXPECT_FALSE(first.step());
   EXPECT_FALSE(second.step());
-  Told told;
-  if (!job.groups[2]->try_inline(args[2], fingerprint, told)) {
+  if (!try_inline(*job.groups[2], args[2], fingerprint)) {
     auto third = job.groups[2]->run(args[2], fingerprint);
     ASSERT_TRUE(third.step());
     ASSERT_TRUE(third.result().ok());
@@ -482,7 +481,8 @@ TEST(RegionGroup, AThreadAttendsToItsCallForAMoment) {
       job.channels[RegionJob::at(member)]->begin(sum.fingerprint(member));
       tasks.push_back(
           job.groups[RegionJob::at(member)]->run(sum.args(member), sum.fingerprint(member)));
-      EXPECT_FALSE(job.groups[RegionJob::at(member)]->drive_until(tasks.back(), never))
+      EXPECT_FALSE(
+          job.groups[RegionJob::at(member)]->inline_calls().drive_until(tasks.back(), never))
           << "others have shares to reduce";
     }
     ASSERT_TRUE(finish(tasks));
@@ -495,7 +495,7 @@ TEST(RegionGroup, AThreadAttendsToItsCallForAMoment) {
       job.channels[RegionJob::at(member)]->begin(news.fingerprint(member));
       Task<Status> task =
           job.groups[RegionJob::at(member)]->run(news.args(member), news.fingerprint(member));
-      EXPECT_TRUE(job.groups[RegionJob::at(member)]->drive_until(task, never))
+      EXPECT_TRUE(job.groups[RegionJob::at(member)]->inline_calls().drive_until(task, never))
           << "all that member " << member << " needs is there";
       EXPECT_TRUE(news.check(member));
     }
@@ -506,7 +506,7 @@ TEST(RegionGroup, AThreadAttendsToItsCallForAMoment) {
     Task<Status> task = job.groups[0]->run(failing.args(0), failing.fingerprint(0));
     EXPECT_FALSE(task.step());
     job.channels[1]->fail(Status(Code::aborted, "enough"));
-    EXPECT_TRUE(job.groups[0]->drive_until(task, never));
+    EXPECT_TRUE(job.groups[0]->inline_calls().drive_until(task, never));
     EXPECT_EQ(task.result().code(), Code::aborted);
   }
 }
@@ -531,7 +531,7 @@ TEST(RegionGroup, AThreadThatGetsOnLooksAtItsDeadline) {
           job.groups[RegionJob::at(member)]->run(call.args(member), call.fingerprint(member)));
     }
     EXPECT_FALSE(tasks[0].step());
-    EXPECT_FALSE(job.groups[1]->drive_until(tasks[1], steady_clock().now()));
+    EXPECT_FALSE(job.groups[1]->inline_calls().drive_until(tasks[1], steady_clock().now()));
     ASSERT_TRUE(finish(tasks));
     for (int member = 0; member < 2; ++member) EXPECT_TRUE(call.check(member));
   }
@@ -544,23 +544,22 @@ TEST(RegionGroup, ALateCallIsWaitedForOnce) {
     Random random(testing::test_seed());
     RegionJob job(2, {}, {}, crowded);
     TestCall call({.op = Op::all_reduce, .dtype = DType::int32, .count = 2}, 2, 1, random);
-    Told told;
     job.channels[0]->begin(call.fingerprint(0));
-    ASSERT_FALSE(job.groups[0]->try_inline(call.args(0), call.fingerprint(0), told));
+    ASSERT_FALSE(try_inline(*job.groups[0], call.args(0), call.fingerprint(0)));
     Task<Status> first = job.groups[0]->run(call.args(0), call.fingerprint(0));
     job.channels[1]->begin(call.fingerprint(1));
-    ASSERT_TRUE(job.groups[1]->try_inline(call.args(1), call.fingerprint(1), told));
-    EXPECT_EQ(job.groups[0]->drive_until(first, TimePoint::max()), !crowded);
+    ASSERT_TRUE(try_inline(*job.groups[1], call.args(1), call.fingerprint(1)));
+    EXPECT_EQ(job.groups[0]->inline_calls().drive_until(first, TimePoint::max()), !crowded);
     ASSERT_TRUE(first.step());
     for (int member = 0; member < 2; ++member) EXPECT_TRUE(call.check(member));
 
     // One that goes on without its moment leaves nothing behind for the next.
     TestCall late({.op = Op::all_reduce, .dtype = DType::int32, .count = 2}, 2, 2, random);
     job.channels[0]->begin(late.fingerprint(0));
-    ASSERT_FALSE(job.groups[0]->try_inline(late.args(0), late.fingerprint(0), told));
+    ASSERT_FALSE(try_inline(*job.groups[0], late.args(0), late.fingerprint(0)));
     first = job.groups[0]->run(late.args(0), late.fingerprint(0));
     job.channels[1]->begin(late.fingerprint(1));
-    ASSERT_TRUE(job.groups[1]->try_inline(late.args(1), late.fingerprint(1), told));
+    ASSERT_TRUE(try_inline(*job.groups[1], late.args(1), late.fingerprint(1)));
     ASSERT_TRUE(first.step());
     TestCall news(
         {.op = Op::broadcast, .dtype = DType::int32, .count = 64 * 1024, .root = 0, .arena = 0}, 2,
@@ -568,10 +567,10 @@ TEST(RegionGroup, ALateCallIsWaitedForOnce) {
     for (int member = 0; member < 2; ++member) {
       RegionGroup& group = *job.groups[RegionJob::at(member)];
       job.channels[RegionJob::at(member)]->begin(news.fingerprint(member));
-      ASSERT_FALSE(group.try_inline(news.args(member), news.fingerprint(member), told))
+      ASSERT_FALSE(try_inline(group, news.args(member), news.fingerprint(member)))
           << "more than fits beside a line";
       Task<Status> task = group.run(news.args(member), news.fingerprint(member));
-      EXPECT_TRUE(group.drive_until(task, TimePoint::max()));
+      EXPECT_TRUE(group.inline_calls().drive_until(task, TimePoint::max()));
     }
   }
 }

@@ -46,14 +46,7 @@ class RegionMember final : public RegionGroup {
       : parts_(region, segment, channel, selection, arena) {}
 
   Task<Status> run(const Args& args, const transport::Fingerprint& call) override;
-  bool try_inline(const Args& args, const transport::Fingerprint& call,
-                  Meanwhile& meanwhile) override {
-    return inline_.try_inline(args, call, meanwhile);
-  }
-  bool may_block() const override { return parts_.may_block; }
-  bool drive_until(Task<Status>& task, TimePoint deadline) override {
-    return inline_.drive_until(task, deadline);
-  }
+  RegionInline& inline_calls() override { return inline_; }
   std::vector<int> awaited() const override { return parts_.wait.awaited(); }
   transport::Fingerprint heard(int member) const override { return parts_.lines.heard(member); }
   /// For tests: see `MemberParts`.

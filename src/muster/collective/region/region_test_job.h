@@ -20,6 +20,7 @@
 #include "muster/collective/call.h"
 #include "muster/collective/kernels.h"
 #include "muster/collective/region/region_member.h"
+#include "muster/collective/starting_call.h"
 #include "muster/shm/arena.h"
 #include "muster/shm/region_memory.h"
 #include "muster/testing/seed.h"
@@ -133,14 +134,16 @@ class TestChannel final : public transport::Channel {
 /// Job rank 10 + 3 * member, so that members and ranks are never mixed up.
 inline int job_rank(int member) { return 10 + 3 * member; }
 
-/// Has nothing else to do; counts how often it was told.
-struct Told final : Meanwhile {
-  TimePoint begun() noexcept override {
-    ++times;
-    return TimePoint::max();
-  }
-  int times = 0;
+/// A call as its caller's thread starts it.
+struct InlineStart {
+  explicit InlineStart(const transport::Fingerprint& call) { starting.take(call, call.sequence); }
+  CallRecord record{TimePoint::max()};
+  StartingCall starting{record};
 };
+inline bool try_inline(RegionGroup& group, const Args& args, const transport::Fingerprint& call) {
+  InlineStart start(call);
+  return group.inline_calls().try_inline(args, start.starting);
+}
 
 class RegionJob {
  public:
@@ -198,12 +201,12 @@ class RegionJob {
   int size() const { return static_cast<int>(groups.size()); }
   Task<Status> run(int member, const Args& args, const transport::Fingerprint& call) {
     channels[at(member)]->begin(call);
-    // Half of the small calls begin the express way, as those of a communicator do: in one thread
+    // Half of the small calls begin inline, as those of a communicator do: in one thread
     // nobody else's line is there yet, so that they go on as tasks.
-    const bool expressly =
+    const bool begins_inline =
         (call.sequence + static_cast<std::uint64_t>(member) + testing::test_seed()) % 2 == 0;
-    return expressly ? begin_expressly(*groups[at(member)], args, call)
-                     : groups[at(member)]->run(args, call);
+    return begins_inline ? begin_inline(*groups[at(member)], args, call)
+                         : groups[at(member)]->run(args, call);
   }
 
   TestFabric fabric;
@@ -212,10 +215,9 @@ class RegionJob {
   std::vector<std::unique_ptr<RegionGroup>> groups;
 
  private:
-  static Task<Status> begin_expressly(RegionGroup& group, const Args& args,
-                                      transport::Fingerprint call) {
-    Told told;
-    if (group.try_inline(args, call, told)) co_return Status();
+  static Task<Status> begin_inline(RegionGroup& group, const Args& args,
+                                   transport::Fingerprint call) {
+    if (try_inline(group, args, call)) co_return Status();
     co_return co_await group.run(args, call);
   }
 

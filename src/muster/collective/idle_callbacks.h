@@ -14,7 +14,7 @@ namespace muster::collective {
 
 /// Thread-safe. What a thread leaves here is called on that thread alone, so that it may end with
 /// it.
-class Lookout {
+class IdleCallbacks {
  public:
   using Look = std::function<void()>;
 

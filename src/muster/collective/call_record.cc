@@ -1,0 +1,19 @@
+#include "muster/collective/call_record.h"
+
+#include <string>
+
+namespace muster::collective {
+
+void CallRecord::tell() noexcept {
+  if (logs_calls() && !group.empty()) {
+    try {
+      std::string line = "group " + std::string(group) + ": " + std::string(name);
+      if (traced.sequence != 0) line += " #" + std::to_string(traced.sequence);
+      log(LogLevel::trace, line);
+    } catch (const std::bad_alloc&) {  // one line less
+    }
+  }
+  if (when_started != nullptr) (*when_started)();
+}
+
+}  // namespace muster::collective

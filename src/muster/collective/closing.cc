@@ -1,0 +1,89 @@
+#include "muster/collective/closing.h"
+
+#include "muster/collective/call.h"
+
+namespace muster::collective {
+
+Status Closing::run(TimePoint deadline) {
+  Status status = drain(deadline);
+  if (status.ok() && group_.size() > 1) status = part(deadline);
+  messages_.cancel_receives("its group has been closed");
+  return status;
+}
+
+Status Closing::late(const std::vector<int>& missing, const char* what) {
+  group_.channel->fail(
+      Status(Code::timed_out,
+             "rank " + std::to_string(group_.job_rank()) + " closes " + group_.text() +
+                 " and waited for " + describe_ranks(missing) + " " + what +
+                 (group_.witness ? group_.witness->tell(group_.name, missing) : "") +
+                 "; see whether they still are in a call",
+             missing));
+  return group_.channel->failure();
+}
+
+Status Closing::drain(TimePoint deadline) {
+  const bool quiet =
+      driver_.drive_until([this] { return queue_.empty() && messages_.sends_over(); }, deadline);
+  if (!quiet) {
+    group_.channel->fail(Status(Code::timed_out,
+                                "rank " + std::to_string(group_.job_rank()) + " closes " +
+                                    group_.text() +
+                                    " while calls or messages are under way that did not end in "
+                                    "time; wait for them before closing",
+                                {group_.job_rank()}));
+    driver_.drive_until([this] { return queue_.empty() && messages_.sends_over(); },
+                        TimePoint::max());
+  }
+  return group_.channel->failure();
+}
+
+Status Closing::part_as_first(TimePoint deadline) {
+  std::vector<int> missing;
+  const auto all_leave = [&] {
+    queue_.with_control([&](Control& control) { missing = control.not_leaving(); });
+    // A rank whose process has ended tells nothing any more. It made all calls that needed it.
+    if (group_.channel->someone_left())
+      std::erase_if(missing, [this](int rank) { return !group_.fabric->gone(rank).ok(); });
+    return missing.empty() || group_.channel->failed();
+  };
+  missing = {-1};
+  if (!driver_.drive_until(all_leave, deadline)) return late(missing, "to close it too");
+  if (group_.channel->failed()) return group_.channel->failure();
+  Status same;
+  with_control([&](Control& control) {
+    same = control.compare_leaving();
+    if (same.ok()) control.tell_released();
+  });
+  if (!same.ok()) {
+    group_.channel->fail(same);
+    return group_.channel->failure();
+  }
+  bool sent = false;
+  driver_.drive_until(
+      [&] {
+        queue_.with_control([&](Control& control) { sent = control.all_sent(); });
+        return sent || group_.channel->failed();
+      },
+      deadline);
+  return group_.channel->failure();
+}
+
+Status Closing::part(TimePoint deadline) {
+  with_control([](Control& control) { control.tell_leaving(); });
+  if (group_.rank() == 0) return part_as_first(deadline);
+  bool released = false;
+  const auto let_go = [&] {
+    queue_.with_control([&](Control& control) { released = control.released(); });
+    return released || group_.channel->failed() ||
+           (group_.channel->someone_left() && !group_.fabric->gone(group_.job_rank_of(0)).ok());
+  };
+  // The first member knows who is missing: it gets the chance to say so.
+  const TimePoint limit =
+      deadline < TimePoint::max() - kVerdictGrace ? deadline + kVerdictGrace : deadline;
+  if (!driver_.drive_until(let_go, limit))
+    return late({group_.job_rank_of(0)}, "to hear from all and let the others go");
+  return group_.channel->failure();
+}
+
+}  // namespace muster::collective

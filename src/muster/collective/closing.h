@@ -1,0 +1,39 @@
+/// The orderly end of a communicator: what is in flight ends, then all members compare how many
+/// calls they have made. The first member hears from all others and lets them go.
+#pragma once
+
+#include <vector>
+
+#include "muster/collective/collective_queue.h"
+#include "muster/collective/driver.h"
+#include "muster/collective/point_to_point.h"
+
+namespace muster::collective {
+
+/// Used by the one thread that closes.
+class Closing {
+ public:
+  Closing(const GroupContext& group, Driver& driver, CollectiveQueue& queue, PointToPoint& messages)
+      : group_(group), driver_(driver), queue_(queue), messages_(messages) {}
+
+  /// The group's failure, if it has any: also that a member is missing or has skipped a call.
+  Status run(TimePoint deadline);
+
+ private:
+  Status drain(TimePoint deadline);
+  Status part(TimePoint deadline);
+  Status part_as_first(TimePoint deadline);
+  Status late(const std::vector<int>& missing, const char* what);
+  /// Runs `work(control)` under the drive lock, now.
+  template <class Work>
+  void with_control(Work work) {
+    driver_.drive_until([&] { return queue_.with_control(work); }, TimePoint::max());
+  }
+
+  const GroupContext& group_;
+  Driver& driver_;
+  CollectiveQueue& queue_;
+  PointToPoint& messages_;
+};
+
+}  // namespace muster::collective

@@ -1,0 +1,25 @@
+#include "muster/collective/group_context.h"
+
+#include "muster/base/exception_status.h"
+#include "muster/collective/op.h"
+
+namespace muster::collective {
+
+std::string GroupContext::call_text(const transport::Fingerprint& call) const {
+  return fingerprint_rules().describe(call) + ", call " + std::to_string(call.sequence) + " of " +
+         here();
+}
+
+Status GroupContext::fail_by_exception(const transport::Fingerprint* call) const noexcept {
+  const Status thrown = status_of_exception();
+  try {
+    const std::string where = call != nullptr ? call_text(*call) : here();
+    channel->fail(
+        Status(thrown.code(), where + " failed there: " + thrown.message(), {job_rank()}));
+    return channel->failure();
+  } catch (...) {
+    return thrown;
+  }
+}
+
+}  // namespace muster::collective

@@ -1,0 +1,42 @@
+#include "muster/collective/inline_call.h"
+
+#include <algorithm>
+
+#include "muster/base/tunables.h"
+#include "muster/collective/alone.h"
+
+namespace muster::collective {
+
+bool InlineCall::run_first_steps(Driver& driver) {
+  if (queue_.region_ != nullptr)
+    return queue_.region_->inline_calls().may_block() && !driver.busy() && in_region();
+  if (queue_.group_.size() > 1) return !driver.busy() && over_links();
+  on_started();
+  run_alone(args_);
+  return true;
+}
+
+/// Leaves the task where it is not over in the time of a round trip, or has failed.
+bool InlineCall::over_links() {
+  if (!memory_of(args_).small) return false;
+  const GroupContext& group = queue_.group_;
+  group.channel->begin(fingerprint);
+  remember();
+  task_ = queue_.links_.run(args_, fingerprint);
+  task_.step();
+  on_started();
+  const TimePoint end = std::min(record.deadline, group.now() + tunables().round_trip);
+  return group.fabric->wait([this] { return task_.step(); }, end) && task_.peek().ok();
+}
+
+/// Told before its first byte moves: a member that is killed meanwhile was in it. For a moment the
+/// thread looks at nothing but what the call waits for.
+bool InlineCall::in_region() {
+  record.completed_inline = false;
+  queue_.group_.channel->begin(fingerprint);
+  on_started();
+  task_ = queue_.region_->run(args_, fingerprint);
+  return queue_.region_->inline_calls().drive_until(task_, record.deadline) && task_.peek().ok();
+}
+
+}  // namespace muster::collective

@@ -1,0 +1,51 @@
+#include "muster/collective/slice_list.h"
+
+#include <array>
+#include <new>
+#include <utility>
+
+namespace muster::collective::slice_list_detail {
+namespace {
+
+/// A first list of so many bytes serves groups of up to 64.
+constexpr std::size_t kLeastBytes = 1024;
+
+struct Spare {
+  void* memory = nullptr;
+  std::size_t bytes = 0;
+};
+/// A call has two sides.
+constinit thread_local std::array<Spare, 2> spares{};
+/// Lists may outlive the thread's own objects: those of a global object, at the process's end.
+constinit thread_local bool over = false;
+struct Owner {
+  ~Owner() {
+    over = true;
+    for (Spare& spare : spares) ::operator delete(std::exchange(spare, {}).memory);
+  }
+  bool used = false;
+};
+thread_local Owner owner;
+
+}  // namespace
+
+void* take_memory(std::size_t& bytes) {
+  for (Spare& spare : spares) {
+    if (spare.bytes < bytes) continue;
+    bytes = spare.bytes;
+    return std::exchange(spare, {}).memory;
+  }
+  bytes = std::max(bytes, kLeastBytes);
+  return ::operator new(bytes);
+}
+
+void give_memory_back(void* memory, std::size_t bytes) noexcept {
+  if (!over) {
+    owner.used = true;  // makes it, so that it ends with the thread
+    Spare& smaller = spares[0].bytes <= spares[1].bytes ? spares[0] : spares[1];
+    if (smaller.bytes < bytes) memory = std::exchange(smaller, {memory, bytes}).memory;
+  }
+  ::operator delete(memory);
+}
+
+}  // namespace muster::collective::slice_list_detail
