@@ -25,11 +25,6 @@ using c10d::OpType;
 constexpr int kShrinkAbort = 1;  // torch's SHRINK_ABORT
 constexpr Duration kLimitBesideRpc = std::chrono::seconds(5);
 
-std::optional<Duration> given(std::chrono::milliseconds timeout) {
-  return timeout > std::chrono::milliseconds::zero() ? std::optional<Duration>(timeout)
-                                                     : std::nullopt;
-}
-
 ReduceOp reduction(const c10d::ReduceOp& op) {
   switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
     case c10d::ReduceOp::SUM: return ReduceOp::SUM;
@@ -63,18 +58,6 @@ T& only(ProcessGroup& group, Op op, std::vector<T>& list, const char* what,
   if (index != 0)
     group.refuse(op, what, DistError("the only tensor is number 0, not " + std::to_string(index)));
   return list.front();
-}
-
-/// What `call` gives. Where it is refused, what torch's Gloo would say follows what we say.
-template <class Call, class Words>
-auto in_both_words(Call call, Words words) -> decltype(call()) {
-  try {
-    return call();
-  } catch (const DistError& error) {
-    const std::string theirs = typeid(error) == typeid(DistError) ? words() : std::string();
-    if (theirs.empty()) throw;
-    throw DistError(std::string(error.what()) + " (" + theirs + ")", error.code(), error.ranks());
-  }
 }
 
 /// A tensor as one part per member: any shape where it is contiguous, else dimension 0 is shared
@@ -164,6 +147,8 @@ TorchBackend::TorchBackend(std::string name, std::shared_ptr<TorchJob> job, Grou
       name_(std::move(name)),
       job_(std::move(job)),
       group_(std::move(group)),
+      calls_(name_, group_),
+      gloo_words_{group_->rank(), group_->size()},
       whole_job_(whole_job),
       options_(
           c10::make_intrusive<c10d::Backend::Options>(name_, milliseconds(group_->timeout()))) {
@@ -172,94 +157,10 @@ TorchBackend::TorchBackend(std::string name, std::shared_ptr<TorchJob> job, Grou
 
 TorchBackend::~TorchBackend() = default;
 
-/// Null where the engine's own thread had better drive a call on such tensors.
-std::shared_ptr<BackwardCalls> TorchBackend::driven_by_this_pass(const Tensors& inputs) {
-  if (!std::all_of(inputs.begin(), inputs.end(), [](const auto& input) { return input.is_cpu(); }))
-    return nullptr;
-  return BackwardCalls::of_this_pass(*group_, in_backward_);
-}
-
-/// `call(timeout)` gives a Work, or none where it is done. `words()`: what torch's Gloo says to
-/// these arguments.
-template <class Call, class Words>
-TorchBackend::Works TorchBackend::issue(OpType type, const Tensors& inputs, Tensors outputs,
-                                        std::chrono::milliseconds timeout, Call call, Words words) {
-  auto shown = CallRange::begin(name_, type, inputs);
-  const bool counts = type != OpType::SEND && type != OpType::RECV && type != OpType::RECVANYSOURCE;
-  TorchWork::Parts parts{.type = type,
-                         .works = {},
-                         .outputs = std::move(outputs),
-                         .lists = 1,
-                         .group = group_,
-                         .sequence = 0,
-                         .timeout = {},
-                         .pass = {}};
-  parts.sequence = counts ? sequence_.fetch_add(1, std::memory_order_relaxed) + 1 : 0;
-  parts.timeout = given(timeout).value_or(group_->timeout());
-  const auto pass = counts ? driven_by_this_pass(inputs) : nullptr;
-  parts.pass = pass;
-  if (auto work = in_torch_errors(
-          [&] { return in_both_words([&] { return call(given(timeout)); }, words); }))
-    parts.works.push_back(std::move(work));
-  return TorchWork::create(std::move(parts), std::move(shown));
-}
-
-/// `each(i, timeout)` for every output, or for each of so many lists that the outputs come in, as
-/// one Work.
-template <class Each>
-TorchBackend::Works TorchBackend::issue_each(OpType type, const Tensors& inputs,
-                                             const Tensors& outputs,
-                                             std::chrono::milliseconds timeout, Each each,
-                                             std::size_t lists) {
-  auto shown = CallRange::begin(name_, type, inputs);
-  TorchWork::Parts parts{.type = type,
-                         .works = {},
-                         .outputs = outputs,
-                         .lists = lists,
-                         .group = group_,
-                         .sequence = 0,
-                         .timeout = {},
-                         .pass = {}};
-  parts.sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
-  parts.timeout = given(timeout).value_or(group_->timeout());
-  const auto pass = driven_by_this_pass(inputs);
-  parts.pass = pass;
-  in_torch_errors([&] {
-    const auto together = group_->send_together();
-    for (std::size_t i = 0; i < (lists > 1 ? lists : outputs.size()); ++i) {
-      if (auto work = each(i, given(timeout))) parts.works.push_back(std::move(work));
-    }
-  });
-  return TorchWork::create(std::move(parts), std::move(shown));
-}
-
-/// Several tensors in one call: `prepare(tensors)` does what is to be done on this rank, then each
-/// has a call of its own. Refused where torch's Gloo would, too.
-template <class Prepare, class Each>
-TorchBackend::Works TorchBackend::issue_several(Op op, const Tensors& tensors,
-                                                std::chrono::milliseconds timeout,
-                                                const std::string& words, Prepare prepare,
-                                                Each each) {
-  const bool sums = op == Op::all_reduce;
-  in_torch_errors([&] {
-    if (!words.empty())
-      group_->refuse(op, sums ? "allreduce" : "broadcast",
-                     DistError(std::to_string(tensors.size()) +
-                               " tensors were given; a call takes one or more that are alike in "
-                               "layout, dtype, device and shape, and where it "
-                               "has a root, one that is there, with a tensor that is (" +
-                               words + ")"));
-  });
-  prepare(tensors);
-  const auto written = with_memory_of_their_own(tensors);
-  return issue_each(sums ? OpType::ALLREDUCE : OpType::BROADCAST, tensors, tensors, timeout,
-                    [&](std::size_t i, auto limit) { return each(written[i], limit); });
-}
-
 TorchBackend::Works TorchBackend::broadcast(Tensors& tensors,
                                             const c10d::BroadcastOptions& options) {
   const auto words = [&] {
-    return gloo_words().broadcast(tensors, options.rootRank, options.rootTensor);
+    return gloo_words_.broadcast(tensors, options.rootRank, options.rootTensor);
   };
   const auto call = [&](const at::Tensor& tensor, auto timeout) {
     return muster::broadcast(tensor, {.group = group_,
@@ -268,20 +169,21 @@ TorchBackend::Works TorchBackend::broadcast(Tensors& tensors,
                                       .timeout = timeout});
   };
   if (tensors.size() == 1 && options.rootTensor == 0)
-    return issue(
+    return calls_.issue(
         OpType::BROADCAST, tensors, tensors, options.timeout,
         [&](auto timeout) { return call(tensors.front(), timeout); }, words);
   const auto give_root_to_all = [&](const Tensors& all) {
     if (options.rootRank == getRank())
       copy_to_all(all, static_cast<std::size_t>(options.rootTensor));
   };
-  return issue_several(Op::broadcast, tensors, options.timeout, words(), give_root_to_all, call);
+  return calls_.issue_several(Op::broadcast, tensors, options.timeout, words(), give_root_to_all,
+                              call);
 }
 
 TorchBackend::Works TorchBackend::allreduce(Tensors& tensors,
                                             const c10d::AllreduceOptions& options) {
   const auto words = [&] {
-    return gloo_words().allreduce(tensors, options.reduceOp == c10d::ReduceOp::SUM);
+    return gloo_words_.allreduce(tensors, options.reduceOp == c10d::ReduceOp::SUM);
   };
   const auto call = [&](const at::Tensor& tensor, auto timeout) {
     return muster::all_reduce(tensor, {.op = reduction(options.reduceOp),
@@ -290,10 +192,10 @@ TorchBackend::Works TorchBackend::allreduce(Tensors& tensors,
                                        .timeout = timeout});
   };
   if (tensors.size() == 1)
-    return issue(
+    return calls_.issue(
         OpType::ALLREDUCE, tensors, tensors, options.timeout,
         [&](auto timeout) { return call(tensors.front(), timeout); }, words);
-  return issue_several(
+  return calls_.issue_several(
       Op::all_reduce, tensors, options.timeout, words(),
       [&](const Tensors& all) {
         in_torch_errors([&] { reduce_locally(all, reduction(options.reduceOp)); });
@@ -315,17 +217,17 @@ TorchBackend::Works TorchBackend::allreduce_coalesced(
                             .timeout = timeout};
   };
   if (tensors.empty() || one_dtype(tensors))
-    return issue(
+    return calls_.issue(
         OpType::ALLREDUCE_COALESCED, tensors, tensors, options.timeout,
         [&](auto timeout) { return muster::all_reduce_coalesced(tensors, with(timeout)); },
-        [&] { return gloo_words().allreduce_coalesced(tensors); });
-  return issue_each(
+        [&] { return gloo_words_.allreduce_coalesced(tensors); });
+  return calls_.issue_each(
       OpType::ALLREDUCE_COALESCED, tensors, tensors, options.timeout,
       [&](std::size_t i, auto timeout) { return muster::all_reduce(tensors[i], with(timeout)); });
 }
 
 TorchBackend::Works TorchBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  return issue(
+  return calls_.issue(
       OpType::REDUCE, tensors, tensors, options.timeout,
       [&](auto timeout) {
         return muster::reduce(only(*group_, Op::reduce, tensors, "reduce", options.rootTensor),
@@ -335,14 +237,31 @@ TorchBackend::Works TorchBackend::reduce(Tensors& tensors, const c10d::ReduceOpt
                                .group_dst = static_cast<int>(options.rootRank),
                                .timeout = timeout});
       },
-      [&] { return gloo_words().reduce(tensors, options.rootRank, options.rootTensor); });
+      [&] { return gloo_words_.reduce(tensors, options.rootRank, options.rootTensor); });
 }
 
 TorchBackend::Works TorchBackend::allgather(Lists& outputs, Tensors& inputs,
                                             const c10d::AllgatherOptions& options) {
-  const auto words = [&] { return gloo_words().allgather(outputs, inputs); };
-  if (inputs.size() > 1 && words().empty()) return allgather_of_several(outputs, inputs, options);
-  return issue(
+  const auto words = [&] { return gloo_words_.allgather(outputs, inputs); };
+  if (inputs.size() > 1 && words().empty()) {
+    // Every list of outputs gets all inputs of all members, member by member.
+    const auto by_member = [&](const Tensors& list) {
+      Lists parts;
+      for (auto at = list.begin(); at != list.end();
+           at += static_cast<std::ptrdiff_t>(inputs.size()))
+        parts.emplace_back(at, at + static_cast<std::ptrdiff_t>(inputs.size()));
+      return parts;
+    };
+    return calls_.issue_each(
+        OpType::ALLGATHER, inputs, flat(outputs), options.timeout,
+        [&](std::size_t i, auto timeout) {
+          return muster::all_gather_coalesced(
+              by_member(outputs[i]), inputs,
+              {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
+        },
+        outputs.size());
+  }
+  return calls_.issue(
       OpType::ALLGATHER, inputs, outputs.empty() ? Tensors{} : outputs.front(), options.timeout,
       [&](auto timeout) {
         return muster::all_gather(
@@ -353,32 +272,14 @@ TorchBackend::Works TorchBackend::allgather(Lists& outputs, Tensors& inputs,
       words);
 }
 
-/// Every list of outputs gets all inputs of all members, member by member.
-TorchBackend::Works TorchBackend::allgather_of_several(const Lists& outputs, const Tensors& inputs,
-                                                       const c10d::AllgatherOptions& options) {
-  const auto by_member = [&](const Tensors& list) {
-    Lists parts;
-    for (auto at = list.begin(); at != list.end(); at += static_cast<std::ptrdiff_t>(inputs.size()))
-      parts.emplace_back(at, at + static_cast<std::ptrdiff_t>(inputs.size()));
-    return parts;
-  };
-  return issue_each(
-      OpType::ALLGATHER, inputs, flat(outputs), options.timeout,
-      [&](std::size_t i, auto timeout) {
-        return muster::all_gather_coalesced(
-            by_member(outputs[i]), inputs,
-            {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
-      },
-      outputs.size());
-}
-
 TorchBackend::Works TorchBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                   const c10d::AllgatherOptions& options) {
-  return issue(OpType::_ALLGATHER_BASE, {input}, {output}, options.timeout, [&](auto timeout) {
-    return muster::all_gather(
-        parts_of(*group_, Op::all_gather, output, input, "all_gather_into_tensor"), input,
-        {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
-  });
+  return calls_.issue(
+      OpType::_ALLGATHER_BASE, {input}, {output}, options.timeout, [&](auto timeout) {
+        return muster::all_gather(
+            parts_of(*group_, Op::all_gather, output, input, "all_gather_into_tensor"), input,
+            {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
+      });
 }
 
 TorchBackend::Works TorchBackend::allgather_coalesced(Lists& outputs, Tensors& inputs,
@@ -386,33 +287,33 @@ TorchBackend::Works TorchBackend::allgather_coalesced(Lists& outputs, Tensors& i
   const CollectiveOptions with{
       .group = group_, .async_op = options.asyncOp, .timeout = given(options.timeout)};
   if (inputs.empty() || one_dtype(inputs))
-    return issue(
+    return calls_.issue(
         OpType::ALLGATHER_COALESCED, inputs, flat(outputs), options.timeout,
         [&](auto) { return muster::all_gather_coalesced(outputs, inputs, with); },
-        [&] { return gloo_words().allgather_coalesced(outputs, inputs); });
-  return issue_each(OpType::ALLGATHER_COALESCED, inputs, inputs, options.timeout,
-                    [&](std::size_t i, auto) {
-                      Tensors column;
-                      for (const auto& list : outputs) column.push_back(list.at(i));
-                      return muster::all_gather(column, inputs[i], with);
-                    });
+        [&] { return gloo_words_.allgather_coalesced(outputs, inputs); });
+  return calls_.issue_each(OpType::ALLGATHER_COALESCED, inputs, inputs, options.timeout,
+                           [&](std::size_t i, auto) {
+                             Tensors column;
+                             for (const auto& list : outputs) column.push_back(list.at(i));
+                             return muster::all_gather(column, inputs[i], with);
+                           });
 }
 
 TorchBackend::Works TorchBackend::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  return issue_each(OpType::ALLGATHER_INTO_TENSOR_COALESCED, inputs, outputs, options.timeout,
-                    [&](std::size_t i, auto timeout) {
-                      return muster::all_gather(
-                          parts_of(*group_, Op::all_gather, outputs[i], inputs.at(i),
-                                   "all_gather_into_tensor_coalesced"),
-                          inputs.at(i),
-                          {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
-                    });
+  return calls_.issue_each(
+      OpType::ALLGATHER_INTO_TENSOR_COALESCED, inputs, outputs, options.timeout,
+      [&](std::size_t i, auto timeout) {
+        return muster::all_gather(
+            parts_of(*group_, Op::all_gather, outputs[i], inputs.at(i),
+                     "all_gather_into_tensor_coalesced"),
+            inputs.at(i), {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
+      });
 }
 
 TorchBackend::Works TorchBackend::gather(Lists& outputs, Tensors& inputs,
                                          const c10d::GatherOptions& options) {
-  return issue(
+  return calls_.issue(
       OpType::GATHER, inputs, outputs.empty() ? Tensors{} : outputs.front(), options.timeout,
       [&](auto timeout) {
         return muster::gather(
@@ -424,12 +325,12 @@ TorchBackend::Works TorchBackend::gather(Lists& outputs, Tensors& inputs,
              .group_dst = static_cast<int>(options.rootRank),
              .timeout = timeout});
       },
-      [&] { return gloo_words().gather(outputs, inputs, options.rootRank); });
+      [&] { return gloo_words_.gather(outputs, inputs, options.rootRank); });
 }
 
 TorchBackend::Works TorchBackend::gather_into_tensor(at::Tensor& output, at::Tensor& input,
                                                      const c10d::GatherOptions& options) {
-  return issue(OpType::GATHER, {input}, {output}, options.timeout, [&](auto timeout) {
+  return calls_.issue(OpType::GATHER, {input}, {output}, options.timeout, [&](auto timeout) {
     const bool root = options.rootRank == getRank();
     return muster::gather(
         input, {.gather_list = root ? parts_of(*group_, Op::gather, output, input, "gather_single")
@@ -443,7 +344,7 @@ TorchBackend::Works TorchBackend::gather_into_tensor(at::Tensor& output, at::Ten
 
 TorchBackend::Works TorchBackend::scatter(Tensors& outputs, Lists& inputs,
                                           const c10d::ScatterOptions& options) {
-  return issue(
+  return calls_.issue(
       OpType::SCATTER, inputs.empty() ? Tensors{} : inputs.front(), outputs, options.timeout,
       [&](auto timeout) {
         return muster::scatter(
@@ -455,12 +356,12 @@ TorchBackend::Works TorchBackend::scatter(Tensors& outputs, Lists& inputs,
              .group_src = static_cast<int>(options.rootRank),
              .timeout = timeout});
       },
-      [&] { return gloo_words().scatter(outputs, inputs, options.rootRank); });
+      [&] { return gloo_words_.scatter(outputs, inputs, options.rootRank); });
 }
 
 TorchBackend::Works TorchBackend::reduce_scatter(Tensors& outputs, Lists& inputs,
                                                  const c10d::ReduceScatterOptions& options) {
-  return issue(
+  return calls_.issue(
       OpType::REDUCE_SCATTER, inputs.empty() ? Tensors{} : inputs.front(), outputs, options.timeout,
       [&](auto timeout) {
         return muster::reduce_scatter(only(*group_, Op::reduce_scatter, outputs, "reduce_scatter"),
@@ -470,41 +371,42 @@ TorchBackend::Works TorchBackend::reduce_scatter(Tensors& outputs, Lists& inputs
                                        .async_op = options.asyncOp,
                                        .timeout = timeout});
       },
-      [&] { return gloo_words().reduce_scatter(outputs, inputs); });
+      [&] { return gloo_words_.reduce_scatter(outputs, inputs); });
 }
 
 TorchBackend::Works TorchBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                        const c10d::ReduceScatterOptions& options) {
-  return issue(OpType::_REDUCE_SCATTER_BASE, {input}, {output}, options.timeout, [&](auto timeout) {
-    return muster::reduce_scatter(
-        output, parts_of(*group_, Op::reduce_scatter, input, output, "reduce_scatter_tensor"),
-        {.op = reduction(options.reduceOp),
-         .group = group_,
-         .async_op = options.asyncOp,
-         .timeout = timeout});
-  });
+  return calls_.issue(
+      OpType::_REDUCE_SCATTER_BASE, {input}, {output}, options.timeout, [&](auto timeout) {
+        return muster::reduce_scatter(
+            output, parts_of(*group_, Op::reduce_scatter, input, output, "reduce_scatter_tensor"),
+            {.op = reduction(options.reduceOp),
+             .group = group_,
+             .async_op = options.asyncOp,
+             .timeout = timeout});
+      });
 }
 
 TorchBackend::Works TorchBackend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
-  return issue_each(OpType::REDUCE_SCATTER_TENSOR_COALESCED, inputs, outputs, options.timeout,
-                    [&](std::size_t i, auto timeout) {
-                      return muster::reduce_scatter(
-                          outputs[i],
-                          parts_of(*group_, Op::reduce_scatter, inputs.at(i), outputs[i],
-                                   "reduce_scatter_tensor_coalesced"),
-                          {.op = reduction(options.reduceOp),
-                           .group = group_,
-                           .async_op = options.asyncOp,
-                           .timeout = timeout});
-                    });
+  return calls_.issue_each(OpType::REDUCE_SCATTER_TENSOR_COALESCED, inputs, outputs,
+                           options.timeout, [&](std::size_t i, auto timeout) {
+                             return muster::reduce_scatter(
+                                 outputs[i],
+                                 parts_of(*group_, Op::reduce_scatter, inputs.at(i), outputs[i],
+                                          "reduce_scatter_tensor_coalesced"),
+                                 {.op = reduction(options.reduceOp),
+                                  .group = group_,
+                                  .async_op = options.asyncOp,
+                                  .timeout = timeout});
+                           });
 }
 
 TorchBackend::Works TorchBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                                 std::vector<std::int64_t>& output_splits,
                                                 std::vector<std::int64_t>& input_splits,
                                                 const c10d::AllToAllOptions& options) {
-  return issue(
+  return calls_.issue(
       OpType::ALLTOALL_BASE, {input}, {output}, options.timeout,
       [&](auto timeout) {
         return muster::all_to_all_single(output, input,
@@ -515,30 +417,29 @@ TorchBackend::Works TorchBackend::alltoall_base(at::Tensor& output, at::Tensor& 
                                           .timeout = timeout});
       },
       [&] {
-        const auto of_input = gloo_words().alltoall_base(input, input_splits);
-        return of_input.empty() ? gloo_words().alltoall_base(output, output_splits) : of_input;
+        const auto of_input = gloo_words_.alltoall_base(input, input_splits);
+        return of_input.empty() ? gloo_words_.alltoall_base(output, output_splits) : of_input;
       });
 }
 
 TorchBackend::Works TorchBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                            const c10d::AllToAllOptions& options) {
-  return issue(
+  return calls_.issue(
       OpType::ALLTOALL, inputs, outputs, options.timeout,
       [&](auto timeout) {
         return muster::all_to_all(
             outputs, inputs, {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
       },
-      [&] { return gloo_words().alltoall(outputs, inputs); });
+      [&] { return gloo_words_.alltoall(outputs, inputs); });
 }
 
 TorchBackend::Works TorchBackend::barrier(const c10d::BarrierOptions& options) {
-  return issue(OpType::BARRIER, {}, {}, options.timeout, [&](auto timeout) {
+  return calls_.issue(OpType::BARRIER, {}, {}, options.timeout, [&](auto timeout) {
     return muster::barrier({.group = group_, .async_op = options.asyncOp, .timeout = timeout});
   });
 }
 
 void TorchBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
-  sequence_.fetch_add(1, std::memory_order_relaxed);
   // Here a timeout of nothing is one: those who have not come yet are late.
   const auto timeout = options.timeout < std::chrono::milliseconds::zero()
                            ? std::nullopt
@@ -554,33 +455,33 @@ void TorchBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wa
 }
 
 TorchBackend::Works TorchBackend::send(Tensors& tensors, int destination, int tag) {
-  return issue(
+  return calls_.issue(
       OpType::SEND, tensors, {}, c10d::kUnsetTimeout,
       [&](auto) {
         return muster::isend(only(*group_, Op::send, tensors, "send"),
                              {.group = group_, .tag = tag, .group_dst = destination});
       },
-      [&] { return gloo_words().message(tensors); });
+      [&] { return gloo_words_.message(tensors); });
 }
 
 TorchBackend::Works TorchBackend::recv(Tensors& tensors, int source, int tag) {
-  return issue(
+  return calls_.issue(
       OpType::RECV, tensors, tensors, c10d::kUnsetTimeout,
       [&](auto) {
         return muster::irecv(only(*group_, Op::recv, tensors, "recv"),
                              {.group = group_, .tag = tag, .group_src = source});
       },
-      [&] { return gloo_words().message(tensors); });
+      [&] { return gloo_words_.message(tensors); });
 }
 
 TorchBackend::Works TorchBackend::recvAnysource(Tensors& tensors, int tag) {
-  return issue(
+  return calls_.issue(
       OpType::RECVANYSOURCE, tensors, tensors, c10d::kUnsetTimeout,
       [&](auto) {
         return muster::irecv(only(*group_, Op::recv, tensors, "recv"),
                              {.group = group_, .tag = tag});
       },
-      [&] { return gloo_words().message(tensors); });
+      [&] { return gloo_words_.message(tensors); });
 }
 
 c10::intrusive_ptr<c10d::Backend> TorchBackend::split(

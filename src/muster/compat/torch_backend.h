@@ -18,8 +18,8 @@
 #include <string>
 #include <vector>
 
-#include "muster/compat/backward_calls.h"
 #include "muster/compat/gloo_words.h"
+#include "muster/compat/torch_calls.h"
 #include "muster/compat/torch_job.h"
 #include "muster/group/process_group.h"
 #include "muster/group/work.h"
@@ -89,9 +89,7 @@ class TorchBackend : public c10d::Backend {
   Works recvAnysource(Tensors& tensors, int tag) override;
 
   const std::string getBackendName() const override { return name_; }
-  std::uint64_t getSequenceNumberForGroup() override {
-    return sequence_.load(std::memory_order_relaxed);
-  }
+  std::uint64_t getSequenceNumberForGroup() override { return group_->collective_count(); }
   void setSequenceNumberForGroup() override {}
 
   // Newer than torch 2.6: no `override`.
@@ -121,30 +119,14 @@ class TorchBackend : public c10d::Backend {
   void shutdown();
 
  private:
-  std::shared_ptr<BackwardCalls> driven_by_this_pass(const Tensors& inputs);
-  /// `inputs`: what a profiler shows of the call. `outputs`: what the Work's future gives.
-  template <class Call, class Words = std::string (*)()>
-  Works issue(
-      c10d::OpType type, const Tensors& inputs, Tensors outputs, std::chrono::milliseconds timeout,
-      Call call, Words words = [] { return std::string(); });
-  template <class Each>
-  Works issue_each(c10d::OpType type, const Tensors& inputs, const Tensors& outputs,
-                   std::chrono::milliseconds timeout, Each each, std::size_t lists = 1);
-  template <class Prepare, class Each>
-  Works issue_several(Op op, const Tensors& tensors, std::chrono::milliseconds timeout,
-                      const std::string& words, Prepare prepare, Each each);
-  Works allgather_of_several(const Lists& outputs, const Tensors& inputs,
-                             const c10d::AllgatherOptions& options);
-  GlooWords gloo_words() const { return {getRank(), getSize()}; }
-
   const std::string name_;
   const std::shared_ptr<TorchJob> job_;
   const Group group_;
+  TorchCalls calls_;
+  const GlooWords gloo_words_;
   const bool whole_job_;
   const c10::intrusive_ptr<c10d::Backend::Options> options_;
-  std::atomic<std::uint64_t> sequence_{0};
   std::atomic<bool> shut_down_{false};
-  BackwardCalls::Latest in_backward_;
   std::optional<TorchJob::Left> left_;  // where `shrink` found more dead than it was told of
 };
 
