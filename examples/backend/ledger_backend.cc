@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "muster/group/backend_registry.h"
+#include "muster/group/call.h"
 #include "muster/group/errors.h"
 
 namespace {
@@ -52,7 +53,10 @@ class LedgerBackend final : public muster::ProcessGroupBackend {
         size_(options.group_size),
         timeout_(options.timeout) {}
 
-  std::string_view name() const override { return "ledger"; }
+  const muster::BackendCapabilities& capabilities() const override {
+    static constexpr muster::BackendCapabilities kHas{.name = "ledger"};
+    return kHas;
+  }
 
   bool supports(Op op, at::ScalarType, c10::DeviceType device, std::string* why) const override {
     const bool known =
@@ -63,39 +67,41 @@ class LedgerBackend final : public muster::ProcessGroupBackend {
     return false;
   }
 
-  muster::WorkRef submit(muster::Request request) override {
+  muster::WorkRef submit(muster::Call& call) override {
+    if (call.is_refused()) return nullptr;  // nobody can be told
     const std::lock_guard lock(mutex_);
     std::vector<at::Tensor> outputs;
-    switch (request.op) {
+    switch (call.op()) {
       case Op::barrier: exchange(""); break;
       case Op::broadcast: {
-        const auto all = exchange(request.root == rank_ ? bytes_of(request.outputs[0][0]) : "");
-        outputs = {read(all[static_cast<std::size_t>(request.root)], request.outputs[0][0])};
-        request.outputs[0][0].copy_(outputs[0]);
+        const auto all = exchange(call.args.root == rank_ ? bytes_of(call.outputs()[0][0]) : "");
+        outputs = {read(all[static_cast<std::size_t>(call.args.root)], call.outputs()[0][0])};
+        call.outputs()[0][0].copy_(outputs[0]);
         break;
       }
       case Op::all_gather: {
-        const auto all = exchange(bytes_of(request.inputs[0][0]));
+        const auto all = exchange(bytes_of(call.inputs()[0][0]));
         for (std::size_t i = 0; i < all.size(); ++i)
-          request.outputs[i][0].copy_(read(all[i], request.outputs[i][0]));
+          call.outputs()[i][0].copy_(read(all[i], call.outputs()[i][0]));
         break;
       }
       default: {
-        if (!(request.reduce_op == muster::ReduceOp::SUM))
+        if (!(call.reduce_op() == muster::ReduceOp::SUM))
           throw muster::DistBackendError("backend 'ledger' cannot do all_reduce: it only sums",
                                          muster::Code::unsupported);
-        auto& tensor = request.outputs[0][0];
+        const auto& tensor = call.outputs()[0][0];
         auto sum = at::zeros_like(tensor);
         for (const auto& bytes : exchange(bytes_of(tensor))) sum.add_(read(bytes, tensor));
         tensor.copy_(sum);
       }
     }
-    for (const auto& slice : request.outputs)
+    for (const auto& slice : call.outputs())
       outputs.insert(outputs.end(), slice.begin(), slice.end());
     return std::make_shared<DoneWork>(std::move(outputs));
   }
 
-  muster::Status failure() const override { return {}; }
+  std::shared_ptr<void> scope(muster::BackendScope) override { return nullptr; }
+  muster::BackendState state() const override { return {}; }
   muster::Status close(muster::TimePoint) override { return {}; }
   void abort(const std::string&) override {}
 

@@ -12,6 +12,7 @@
 #include "blocking.h"
 #include "muster/base/callback_executor.h"
 #include "muster/collective/op.h"
+#include "muster/group/call.h"
 #include "muster/group/errors.h"
 #include "no_gil.h"
 #include "pg_options.h"
@@ -23,16 +24,45 @@ namespace {
 
 namespace py = pybind11;
 
-std::vector<at::Tensor> flat(const Slices& slices) {
-  std::vector<at::Tensor> tensors;
-  for (const Slice& slice : slices) tensors.insert(tensors.end(), slice.begin(), slice.end());
-  return tensors;
-}
+using Lists = std::vector<std::vector<at::Tensor>>;
 
-std::vector<std::vector<at::Tensor>> listed(const Slices& slices) {
-  std::vector<std::vector<at::Tensor>> lists;
+Lists listed(const Slices& slices) {
+  Lists lists;
   for (const Slice& slice : slices) lists.emplace_back(slice.begin(), slice.end());
   return lists;
+}
+
+/// A call as Python has it, which may keep it.
+struct Request {
+  explicit Request(const Call& call)
+      : op(call.op()),
+        name(call.name()),
+        inputs(listed(call.inputs())),
+        outputs(listed(call.outputs())),
+        reduce_op(call.reduce_op()),
+        root(call.is_message() ? -1 : call.args.root),
+        peer(call.is_message() ? call.args.root : kAnyRank),
+        tag(call.record.traced.tag),
+        async_op(call.is_async()),
+        sequence(call.number()),
+        deadline(call.record.deadline) {}
+
+  Op op;
+  std::string name;
+  Lists inputs, outputs;
+  ReduceOp reduce_op;
+  int root;
+  int peer;
+  std::int64_t tag;
+  bool async_op;
+  std::uint64_t sequence;
+  TimePoint deadline;
+};
+
+std::vector<at::Tensor> flat(const Lists& lists) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& list : lists) tensors.insert(tensors.end(), list.begin(), list.end());
+  return tensors;
 }
 
 /// What a backend's `submit` has started: something with `wait()`, or None for what is done.
@@ -118,10 +148,11 @@ class BackendOfPython final : public ProcessGroupBackend {
  public:
   BackendOfPython(std::string name, py::object backend, std::vector<int> global_ranks)
       : name_(std::move(name)),
+        has_{.name = name_},
         backend_(kept(std::move(backend))),
         global_ranks_(std::move(global_ranks)) {}
 
-  std::string_view name() const override { return name_; }
+  const BackendCapabilities& capabilities() const override { return has_; }
   bool supports(Op op, at::ScalarType dtype, c10::DeviceType device,
                 std::string* why) const override {
     const py::gil_scoped_acquire held;
@@ -131,8 +162,10 @@ class BackendOfPython final : public ProcessGroupBackend {
     *why = says.cast<std::string>();
     return false;
   }
-  WorkRef submit(Request request) override {
+  WorkRef submit(Call& call) override {
+    if (call.is_refused()) return nullptr;  // it was shown to nobody
     const py::gil_scoped_acquire held;
+    const Request request(call);
     const py::object pending = backend_->attr("submit")(request);
     if (!request.async_op && request.op != Op::recv) {
       if (!pending.is_none()) pending.attr("wait")();
@@ -142,9 +175,10 @@ class BackendOfPython final : public ProcessGroupBackend {
     return std::make_shared<WorkOfPython>(
         pending, request, known ? global_ranks_.at(static_cast<std::size_t>(request.peer)) : -1);
   }
-  Status failure() const override {
+  std::shared_ptr<void> scope(BackendScope) override { return nullptr; }
+  BackendState state() const override {
     const std::lock_guard lock(mutex_);
-    return failure_;
+    return {.failure = failure_};
   }
   Status close(TimePoint deadline) override {
     const py::gil_scoped_acquire held;
@@ -167,6 +201,7 @@ class BackendOfPython final : public ProcessGroupBackend {
 
  private:
   const std::string name_;
+  const BackendCapabilities has_;
   const std::shared_ptr<py::object> backend_;
   const std::vector<int> global_ranks_;
   mutable std::mutex mutex_;
@@ -180,16 +215,12 @@ void bind_request(py::module_& module) {
       .def_property_readonly(
           "op", [](const Request& self) { return std::string(collective::info(self.op).name); },
           "The operation's name, as `all_reduce`.")
-      .def_property_readonly(
-          "name", [](const Request& self) { return std::string(self.name); },
-          "Of the function that the user called.")
-      .def_property_readonly(
-          "inputs", [](const Request& self) { return listed(self.inputs); },
+      .def_readonly("name", &Request::name, "Of the function that the user called.")
+      .def_readonly(
+          "inputs", &Request::inputs,
           "A list of lists of tensors: one list for each member where the operation takes one "
           "each, else a single one.")
-      .def_property_readonly(
-          "outputs", [](const Request& self) { return listed(self.outputs); },
-          "As `inputs`: where the results go.")
+      .def_readonly("outputs", &Request::outputs, "As `inputs`: where the results go.")
       .def_readonly("reduce_op", &Request::reduce_op, "ReduceOp.")
       .def_readonly("root", &Request::root, "Of broadcast, reduce, gather and scatter; else -1.")
       .def_readonly("peer", &Request::peer, "Of send and recv; -1: any.")

@@ -13,7 +13,7 @@ namespace {
 using testing::message_of;
 using testing::on_ranks;
 
-struct Call {
+struct GroupCall {
   const char* op;      ///< as errors name it
   const char* detail;  ///< what else of it they name
   std::function<void(int rank, const Group& group)> make;
@@ -28,8 +28,8 @@ TensorList only(bool wanted, const TensorList& list) { return wanted ? list : Te
 
 /// Every collective, and all_reduce and broadcast with another dtype, op, root and size. Any two of
 /// them disagree.
-const std::vector<Call>& calls() {
-  static const std::vector<Call> all{
+const std::vector<GroupCall>& all_calls() {
+  static const std::vector<GroupCall> all{
       {"all_reduce", "SUM, float32, 4",
        [](int, const Group& g) { all_reduce(torch::zeros({4}), {.group = g}); }},
       {"all_reduce", "MAX, float32, 4",
@@ -78,7 +78,8 @@ const std::vector<Call>& calls() {
 
 /// What rank `rank` of three sees where rank `odd` calls `b` and the others `a`; empty where it is
 /// as it should be.
-std::string fault_of(int rank, int odd, const Call& a, const Call& b, const Group& group) {
+std::string fault_of(int rank, int odd, const GroupCall& a, const GroupCall& b,
+                     const Group& group) {
   const auto pair = std::string(a.op) + "(" + a.detail + ") and, on rank " + std::to_string(odd) +
                     ", " + b.op + "(" + b.detail + "): rank " + std::to_string(rank);
   try {
@@ -101,11 +102,11 @@ std::string fault_of(int rank, int odd, const Call& a, const Call& b, const Grou
 /// All pairs; rank 0 or rank 2 is the odd one.
 std::string faults_of(int rank) {
   std::string faults;
-  for (std::size_t i = 0; i < calls().size(); ++i)
-    for (std::size_t j = 0; j < calls().size(); ++j) {
+  for (std::size_t i = 0; i < all_calls().size(); ++i)
+    for (std::size_t j = 0; j < all_calls().size(); ++j) {
       if (i == j) continue;
       const auto group = new_group({.timeout = std::chrono::seconds(60)});
-      faults += fault_of(rank, i < j ? 2 : 0, calls()[i], calls()[j], group);
+      faults += fault_of(rank, i < j ? 2 : 0, all_calls()[i], all_calls()[j], group);
     }
   return faults;
 }

@@ -52,7 +52,7 @@ class BackendRegistrar {
 ///     kBackendPluginAbi void muster_register_backends(muster::BackendRegistrar& registrar);
 /// It is linked with LibTorch and needs no library of muster's: what it gets works by virtual
 /// calls.
-inline constexpr unsigned kBackendPluginAbi = 1;
+inline constexpr unsigned kBackendPluginAbi = 2;
 
 /// Loads a plugin library, which registers its backends, and keeps it for the rest of the process.
 /// Returns their names. Throws DistError where the library cannot be loaded, is no plugin, or was

@@ -3,6 +3,7 @@
 #include <functional>
 
 #include "muster/group/backend_registry.h"
+#include "muster/group/call.h"
 #include "muster/group/test_ranks.h"
 
 namespace muster {
@@ -15,16 +16,20 @@ using testing::on_ranks;
 class BarrierBackend final : public ProcessGroupBackend {
  public:
   explicit BarrierBackend(std::atomic<int>& barriers) : barriers_(barriers) {}
-  std::string_view name() const override { return "counting"; }
+  const BackendCapabilities& capabilities() const override {
+    static constexpr BackendCapabilities kHas{.name = "counting"};
+    return kHas;
+  }
   bool supports(Op op, at::ScalarType, c10::DeviceType, std::string* why) const override {
     *why = "it only counts barriers";
     return op == Op::barrier;
   }
-  WorkRef submit(Request) override {
-    ++barriers_;
+  WorkRef submit(Call& call) override {
+    if (!call.is_refused()) ++barriers_;
     return nullptr;
   }
-  Status failure() const override { return {}; }
+  std::shared_ptr<void> scope(BackendScope) override { return nullptr; }
+  BackendState state() const override { return {}; }
   Status close(TimePoint) override { return {}; }
   void abort(const std::string&) override {}
 

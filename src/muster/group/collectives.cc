@@ -1,130 +1,282 @@
 #include "muster/group/collectives.h"
 
-#include "muster/group/plain_calls.h"
-#include "muster/group/requests.h"
+#include "muster/group/call_builder.h"
+#include "muster/group/calls.h"
 #include "muster/group/resolve.h"
 #include "muster/group/sparse.h"
 
+// Each operation twice: what its call is, and the function that makes it.
 namespace muster {
 
-using group::call;
-namespace plain = group::plain;
+using group::ActingGroup;
+
+Call calls::broadcast(ProcessGroup& group, const at::Tensor& tensor,
+                      const BroadcastOptions& options) {
+  static constexpr FunctionName kName = "broadcast";
+  Call call(group, Op::broadcast, kName, options.timeout, options.async_op);
+  CallBuilder build(call);
+  build.root("src", options.src, options.group_src);
+  build.in_place(tensor);
+  build.writes_quietly();
+  build.check();
+  return call;
+}
 
 WorkRef broadcast(const at::Tensor& tensor, const BroadcastOptions& options) {
-  if (plain::broadcast(tensor, options)) return nullptr;
-  return call(options.group, Op::broadcast, "broadcast", [&](const ProcessGroup& group) {
-    return requests::broadcast(group, tensor, options);
-  });
+  const ActingGroup group(options.group, "broadcast");
+  Call call = calls::broadcast(*group, tensor, options);
+  return group->submit(call);
+}
+
+Call calls::all_reduce(ProcessGroup& group, const at::Tensor& tensor,
+                       const AllReduceOptions& options) {
+  static constexpr FunctionName kName = "all_reduce";
+  Call call(group, Op::all_reduce, kName, options.timeout, options.async_op);
+  CallBuilder build(call);
+  build.in_place(tensor);
+  build.reduces(options.op);
+  build.writes_quietly();
+  build.check();
+  return call;
 }
 
 WorkRef all_reduce(const at::Tensor& tensor, const AllReduceOptions& options) {
-  if (plain::all_reduce(tensor, options)) return nullptr;
-  if (tensor.defined() && tensor.layout() == at::kSparse)
+  const ActingGroup group(options.group, "all_reduce");
+  Call call = calls::all_reduce(*group, tensor, options);
+  if (call.problem() == Problem::kind && tensor.defined() && tensor.layout() == at::kSparse)
     return group::all_reduce_sparse(tensor, options);
-  return call(options.group, Op::all_reduce, "all_reduce", [&](const ProcessGroup& group) {
-    return requests::all_reduce(group, tensor, options);
-  });
+  return group->submit(call);
+}
+
+Call calls::reduce(ProcessGroup& group, const at::Tensor& tensor, const ReduceOptions& options) {
+  static constexpr FunctionName kName = "reduce";
+  Call call(group, Op::reduce, kName, options.timeout, options.async_op);
+  CallBuilder build(call);
+  build.root("dst", options.dst, options.group_dst);
+  build.in_place(tensor);
+  build.reduces(options.op);
+  build.writes_quietly();
+  build.check();
+  return call;
 }
 
 WorkRef reduce(const at::Tensor& tensor, const ReduceOptions& options) {
-  if (plain::reduce(tensor, options)) return nullptr;
-  return call(options.group, Op::reduce, "reduce",
-              [&](const ProcessGroup& group) { return requests::reduce(group, tensor, options); });
+  const ActingGroup group(options.group, "reduce");
+  Call call = calls::reduce(*group, tensor, options);
+  return group->submit(call);
+}
+
+Call calls::all_gather(ProcessGroup& group, const TensorList& tensor_list, const at::Tensor& tensor,
+                       const CollectiveOptions& options) {
+  static constexpr FunctionName kName = "all_gather";
+  Call call(group, Op::all_gather, kName, options.timeout, options.async_op);
+  CallBuilder build(call);
+  build.give(tensor);
+  build.get(tensor_list);
+  build.check();
+  return call;
 }
 
 WorkRef all_gather(const TensorList& tensor_list, const at::Tensor& tensor,
                    const CollectiveOptions& options) {
-  if (plain::all_gather(tensor_list, tensor, options)) return nullptr;
-  return call(options.group, Op::all_gather, "all_gather", [&](const ProcessGroup& group) {
-    return requests::all_gather(group, tensor_list, tensor, options);
-  });
+  const ActingGroup group(options.group, "all_gather");
+  Call call = calls::all_gather(*group, tensor_list, tensor, options);
+  return group->submit(call);
+}
+
+Call calls::all_gather_into_tensor(ProcessGroup& group, const at::Tensor& output_tensor,
+                                   const at::Tensor& input_tensor,
+                                   const CollectiveOptions& options) {
+  static constexpr FunctionName kName = "all_gather_into_tensor";
+  Call call(group, Op::all_gather, kName, options.timeout, options.async_op);
+  CallBuilder build(call);
+  build.get_parts(output_tensor, input_tensor);
+  build.check();
+  return call;
 }
 
 WorkRef all_gather_into_tensor(const at::Tensor& output_tensor, const at::Tensor& input_tensor,
                                const CollectiveOptions& options) {
-  if (plain::all_gather_into_tensor(output_tensor, input_tensor, options)) return nullptr;
-  return call(
-      options.group, Op::all_gather, "all_gather_into_tensor", [&](const ProcessGroup& group) {
-        return requests::all_gather_into_tensor(group, output_tensor, input_tensor, options);
-      });
+  const ActingGroup group(options.group, "all_gather_into_tensor");
+  Call call = calls::all_gather_into_tensor(*group, output_tensor, input_tensor, options);
+  return group->submit(call);
+}
+
+Call calls::gather(ProcessGroup& group, const at::Tensor& tensor, const GatherOptions& options) {
+  static constexpr FunctionName kName = "gather";
+  Call call(group, Op::gather, kName, options.timeout, options.async_op);
+  CallBuilder build(call);
+  build.root("dst", options.dst, options.group_dst, 0);
+  build.give(tensor);
+  build.get(options.gather_list);
+  build.check();
+  return call;
 }
 
 WorkRef gather(const at::Tensor& tensor, const GatherOptions& options) {
-  if (plain::gather(tensor, options)) return nullptr;
-  return call(options.group, Op::gather, "gather",
-              [&](const ProcessGroup& group) { return requests::gather(group, tensor, options); });
+  const ActingGroup group(options.group, "gather");
+  Call call = calls::gather(*group, tensor, options);
+  return group->submit(call);
+}
+
+Call calls::scatter(ProcessGroup& group, const at::Tensor& tensor, const ScatterOptions& options) {
+  static constexpr FunctionName kName = "scatter";
+  Call call(group, Op::scatter, kName, options.timeout, options.async_op);
+  CallBuilder build(call);
+  build.root("src", options.src, options.group_src, 0);
+  build.give(options.scatter_list);
+  build.get(tensor);
+  build.writes_quietly();
+  build.check();
+  return call;
 }
 
 WorkRef scatter(const at::Tensor& tensor, const ScatterOptions& options) {
-  if (plain::scatter(tensor, options)) return nullptr;
-  return call(options.group, Op::scatter, "scatter",
-              [&](const ProcessGroup& group) { return requests::scatter(group, tensor, options); });
+  const ActingGroup group(options.group, "scatter");
+  Call call = calls::scatter(*group, tensor, options);
+  return group->submit(call);
+}
+
+Call calls::reduce_scatter(ProcessGroup& group, const at::Tensor& output,
+                           const TensorList& input_list, const ReduceScatterOptions& options) {
+  static constexpr FunctionName kName = "reduce_scatter";
+  Call call(group, Op::reduce_scatter, kName, options.timeout, options.async_op);
+  CallBuilder build(call);
+  build.give(input_list);
+  build.get(output);
+  build.reduces(options.op);
+  build.check();
+  return call;
 }
 
 WorkRef reduce_scatter(const at::Tensor& output, const TensorList& input_list,
                        const ReduceScatterOptions& options) {
-  if (plain::reduce_scatter(output, input_list, options)) return nullptr;
-  return call(options.group, Op::reduce_scatter, "reduce_scatter", [&](const ProcessGroup& group) {
-    return requests::reduce_scatter(group, output, input_list, options);
-  });
+  const ActingGroup group(options.group, "reduce_scatter");
+  Call call = calls::reduce_scatter(*group, output, input_list, options);
+  return group->submit(call);
+}
+
+Call calls::reduce_scatter_tensor(ProcessGroup& group, const at::Tensor& output,
+                                  const at::Tensor& input, const ReduceScatterOptions& options) {
+  static constexpr FunctionName kName = "reduce_scatter_tensor";
+  Call call(group, Op::reduce_scatter, kName, options.timeout, options.async_op);
+  CallBuilder build(call);
+  build.give_parts(input, output);
+  build.reduces(options.op);
+  build.check();
+  return call;
 }
 
 WorkRef reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
                               const ReduceScatterOptions& options) {
-  if (plain::reduce_scatter_tensor(output, input, options)) return nullptr;
-  return call(options.group, Op::reduce_scatter, "reduce_scatter_tensor",
-              [&](const ProcessGroup& group) {
-                return requests::reduce_scatter_tensor(group, output, input, options);
-              });
+  const ActingGroup group(options.group, "reduce_scatter_tensor");
+  Call call = calls::reduce_scatter_tensor(*group, output, input, options);
+  return group->submit(call);
+}
+
+Call calls::all_to_all_single(ProcessGroup& group, const at::Tensor& output,
+                              const at::Tensor& input, const AllToAllSingleOptions& options) {
+  static constexpr FunctionName kName = "all_to_all_single";
+  Call call(group, Op::all_to_all, kName, options.timeout, options.async_op);
+  CallBuilder build(call);
+  build.exchange_splits(output, input, options.output_split_sizes, options.input_split_sizes);
+  build.writes_quietly();
+  build.check();
+  return call;
 }
 
 WorkRef all_to_all_single(const at::Tensor& output, const at::Tensor& input,
                           const AllToAllSingleOptions& options) {
-  if (plain::all_to_all_single(output, input, options)) return nullptr;
-  return call(options.group, Op::all_to_all, "all_to_all_single", [&](const ProcessGroup& group) {
-    return requests::all_to_all_single(group, output, input, options);
-  });
+  const ActingGroup group(options.group, "all_to_all_single");
+  Call call = calls::all_to_all_single(*group, output, input, options);
+  return group->submit(call);
+}
+
+Call calls::all_to_all(ProcessGroup& group, const TensorList& output_tensor_list,
+                       const TensorList& input_tensor_list, const CollectiveOptions& options) {
+  static constexpr FunctionName kName = "all_to_all";
+  Call call(group, Op::all_to_all, kName, options.timeout, options.async_op);
+  CallBuilder build(call);
+  build.give(input_tensor_list);
+  build.get(output_tensor_list);
+  build.check();
+  return call;
 }
 
 WorkRef all_to_all(const TensorList& output_tensor_list, const TensorList& input_tensor_list,
                    const CollectiveOptions& options) {
-  if (plain::all_to_all(output_tensor_list, input_tensor_list, options)) return nullptr;
-  return call(options.group, Op::all_to_all, "all_to_all", [&](const ProcessGroup& group) {
-    return requests::all_to_all(group, output_tensor_list, input_tensor_list, options);
-  });
+  const ActingGroup group(options.group, "all_to_all");
+  Call call = calls::all_to_all(*group, output_tensor_list, input_tensor_list, options);
+  return group->submit(call);
+}
+
+Call calls::barrier(ProcessGroup& group, const BarrierOptions& options) {
+  static constexpr FunctionName kName = "barrier";
+  Call call(group, Op::barrier, kName, options.timeout, options.async_op);
+  return call;
 }
 
 WorkRef barrier(const BarrierOptions& options) {
-  if (plain::barrier(options)) return nullptr;
-  return call(options.group, Op::barrier, "barrier",
-              [&](const ProcessGroup& group) { return requests::barrier(group, options); });
+  const ActingGroup group(options.group, "barrier");
+  Call call = calls::barrier(*group, options);
+  return group->submit(call);
+}
+
+Call calls::all_reduce_coalesced(ProcessGroup& group, const TensorList& tensors,
+                                 const AllReduceOptions& options) {
+  static constexpr FunctionName kName = "all_reduce_coalesced";
+  Call call(group, Op::all_reduce, kName, options.timeout, options.async_op);
+  CallBuilder build(call);
+  build.in_place_coalesced(tensors);
+  build.reduces(options.op);
+  build.check();
+  return call;
 }
 
 WorkRef all_reduce_coalesced(const TensorList& tensors, const AllReduceOptions& options) {
-  return call(options.group, Op::all_reduce, "all_reduce_coalesced",
-              [&](const ProcessGroup& group) {
-                return requests::all_reduce_coalesced(group, tensors, options);
-              });
+  const ActingGroup group(options.group, "all_reduce_coalesced");
+  Call call = calls::all_reduce_coalesced(*group, tensors, options);
+  return group->submit(call);
+}
+
+Call calls::all_gather_coalesced(ProcessGroup& group,
+                                 const std::vector<TensorList>& output_tensor_lists,
+                                 const TensorList& input_tensor_list,
+                                 const CollectiveOptions& options) {
+  static constexpr FunctionName kName = "all_gather_coalesced";
+  Call call(group, Op::all_gather, kName, options.timeout, options.async_op);
+  CallBuilder build(call);
+  build.get_coalesced(output_tensor_lists, input_tensor_list);
+  build.check();
+  return call;
 }
 
 WorkRef all_gather_coalesced(const std::vector<TensorList>& output_tensor_lists,
                              const TensorList& input_tensor_list,
                              const CollectiveOptions& options) {
-  return call(options.group, Op::all_gather, "all_gather_coalesced",
-              [&](const ProcessGroup& group) {
-                return requests::all_gather_coalesced(group, output_tensor_lists, input_tensor_list,
-                                                      options);
-              });
+  const ActingGroup group(options.group, "all_gather_coalesced");
+  Call call = calls::all_gather_coalesced(*group, output_tensor_lists, input_tensor_list, options);
+  return group->submit(call);
+}
+
+Call calls::reduce_scatter_coalesced(ProcessGroup& group, const TensorList& output_tensors,
+                                     const std::vector<TensorList>& input_tensor_lists,
+                                     const ReduceScatterOptions& options) {
+  static constexpr FunctionName kName = "reduce_scatter_coalesced";
+  Call call(group, Op::reduce_scatter, kName, options.timeout, options.async_op);
+  CallBuilder build(call);
+  build.give_coalesced(output_tensors, input_tensor_lists);
+  build.reduces(options.op);
+  build.check();
+  return call;
 }
 
 WorkRef reduce_scatter_coalesced(const TensorList& output_tensors,
                                  const std::vector<TensorList>& input_tensor_lists,
                                  const ReduceScatterOptions& options) {
-  return call(options.group, Op::reduce_scatter, "reduce_scatter_coalesced",
-              [&](const ProcessGroup& group) {
-                return requests::reduce_scatter_coalesced(group, output_tensors, input_tensor_lists,
-                                                          options);
-              });
+  const ActingGroup group(options.group, "reduce_scatter_coalesced");
+  Call call = calls::reduce_scatter_coalesced(*group, output_tensors, input_tensor_lists, options);
+  return group->submit(call);
 }
 
 }  // namespace muster

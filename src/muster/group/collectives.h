@@ -17,13 +17,12 @@
 #include <vector>
 
 #include "muster/base/clock.h"
+#include "muster/group/call.h"
 #include "muster/group/process_group.h"
 #include "muster/group/reduce_op.h"
 #include "muster/group/work.h"
 
 namespace muster {
-
-using TensorList = std::vector<at::Tensor>;
 
 struct BroadcastOptions {
   std::optional<int> src = {};

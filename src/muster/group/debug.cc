@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "muster/base/log.h"
+#include "muster/group/call.h"
 #include "muster/group/errors.h"
 #include "muster/group/job.h"
 #include "muster/group/resolve.h"
@@ -42,9 +43,8 @@ std::function<void()>& hook() {
 
 /// A barrier that nobody's patience ends.
 void meet_without_limit(const Group& world) {
-  Request request{.op = Op::barrier, .name = "breakpoint"};
-  request.timeout = Duration(-1);
-  world->submit(std::move(request));
+  Call call(*world, Op::barrier, "breakpoint", Duration(-1));
+  world->submit(call);
 }
 
 }  // namespace

@@ -10,7 +10,8 @@
 #include <future>
 #include <set>
 
-#include "muster/group/requests.h"
+#include "muster/group/calls.h"
+#include "muster/group/prepared_call.h"
 #include "muster/group/test_ranks.h"
 
 namespace muster {
@@ -272,9 +273,9 @@ TEST(Profiling, EveryCallIsARange) {
         rank == 0 ? void(send(t(), {.dst = 1})) : void(recv(t(), {.src = 0}));
         (rank == 0 ? isend(t(), {.dst = 1}) : irecv(t(), {.src = 0}))->wait();
         const auto world = default_group();
-        auto prepared = world->prepare(requests::all_reduce(*world, t(), {}));
-        prepared.start();
-        prepared.start();
+        auto prepared = world->prepare(calls::all_reduce(*world, t(), {}));
+        prepared.submit();
+        prepared.submit();
         at::removeCallback(handle);
         all_reduce(t());
         for (const char* name :

@@ -9,6 +9,7 @@
 
 #include "muster/base/call_stack.h"
 #include "muster/base/callback_executor.h"
+#include "muster/group/call.h"
 #include "muster/group/errors.h"
 
 namespace muster::group {
@@ -32,9 +33,10 @@ std::function<std::string()>& caller_stack() {
   return *told;
 }
 
-std::string shapes_of(const Request& request) {
+std::string shapes_of(Call& call) {
+  call.hold();
   std::string out;
-  for (const auto& slice : request.inputs.empty() ? request.outputs : request.inputs) {
+  for (const auto& slice : call.inputs().empty() ? call.outputs() : call.inputs()) {
     for (const auto& tensor : slice) {
       if (!out.empty()) out += "; ";
       std::string dimensions;
@@ -56,12 +58,12 @@ std::string shouted(std::string_view name) {
 
 class Detail {
  public:
-  Detail(ProcessGroup& group, const Request& request)
+  Detail(const ProcessGroup& group, Call& call)
       : me_(group.first_rank_of(group.rank())),
         members_(group.parts().first_ranks),
         store_(group.parts().store),
         key_("detail/" + group.name() + "/"),
-        side_{std::string(request.name), shapes_of(request),
+        side_{std::string(call.name()), shapes_of(call),
               caller_stack() ? caller_stack()() : std::string(), CallStack::here(2)} {}
 
   [[noreturn]] void report(const DistError& error) const {
@@ -202,10 +204,10 @@ class DetailedWork final : public Work {
 
 void set_caller_stack(std::function<std::string()> told) { caller_stack() = std::move(told); }
 
-WorkRef submit_in_detail(ProcessGroup& group, ProcessGroupBackend& backend, Request request) {
-  Detail detail(group, request);
+WorkRef submit_with_details(ProcessGroupBackend& backend, Call& call) {
+  Detail detail(call.group(), call);
   try {
-    auto work = backend.submit(std::move(request));
+    auto work = backend.submit(call);
     return work == nullptr ? nullptr
                            : std::make_shared<DetailedWork>(std::move(work), std::move(detail));
   } catch (const DistError& error) {

@@ -10,10 +10,10 @@
 
 namespace muster::group {
 
-/// `backend.submit(request)`, a collective; a mismatch that it ends in, at once or in `Work::wait`,
-/// is thrown with the details of this rank's call and of the others', which they leave in the job's
+/// `backend.submit(call)`, a collective; a mismatch that it ends in, at once or in `Work::wait`, is
+/// thrown with the details of this rank's call and of the others', which they leave in the job's
 /// store; waits at most two seconds for them.
-WorkRef submit_in_detail(ProcessGroup& group, ProcessGroupBackend& backend, Request request);
+WorkRef submit_with_details(ProcessGroupBackend& backend, Call& call);
 
 /// Where another language is around C++: `told` says in lines where it has called from, on the
 /// thread of the call; empty where it has not. Called before there are groups.

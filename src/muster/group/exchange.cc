@@ -13,7 +13,7 @@
 
 #include "muster/base/secret.h"
 #include "muster/group/backends/native.h"
-#include "muster/group/backends/spare_args.h"
+#include "muster/group/call_builder.h"
 #include "muster/group/errors.h"
 
 namespace muster::group {
@@ -39,7 +39,7 @@ template <class Call>
 void asking_meanwhile(ProcessGroup& group, collective::Communicator& engine,
                       const std::function<Status()>& give_up, Call call) {
   Status hopeless;
-  const auto looking = engine.look_while_waiting([&] {
+  const auto looking = engine.on_idle([&] {
     if (!hopeless.ok()) return;
     hopeless = give_up();
     if (!hopeless.ok()) group.abort(hopeless.message());
@@ -52,15 +52,16 @@ void asking_meanwhile(ProcessGroup& group, collective::Communicator& engine,
   if (!hopeless.ok()) raise(hopeless);
 }
 
-void carry_out(ProcessGroup& group, Request request, const std::function<Status()>& give_up) {
+void carry_out(ProcessGroup& group, Call call, const std::function<Status()>& give_up) {
+  CallBuilder(call).check();
   if (!give_up) {
-    group.submit(std::move(request));
+    group.submit(call);
     return;
   }
   if (auto* engine = native_engine(group))
-    return asking_meanwhile(group, *engine, give_up, [&] { group.submit(std::move(request)); });
-  request.async_op = true;
-  const auto work = group.submit(std::move(request));
+    return asking_meanwhile(group, *engine, give_up, [&] { group.submit(call); });
+  call.make_async();
+  const auto work = group.submit(call);
   if (work == nullptr) return;
   for (;;) {
     try {
@@ -80,7 +81,7 @@ void carry_out(ProcessGroup& group, Request request, const std::function<Status(
   }
 }
 
-constexpr std::string_view kExchange = "exchange_text";
+constexpr FunctionName kExchange = "exchange_text";
 
 /// What a member says of its text before it shows it, and its note.
 struct Announced {
@@ -95,62 +96,34 @@ constexpr std::int64_t kAnnouncedWords = 5;
 static_assert(std::is_trivially_copyable_v<Announced> &&
               sizeof(Announced) == kAnnouncedWords * sizeof(std::int64_t));
 
-/// Without tensors, which take longer to make than all else that making a group needs. False, with
-/// nothing done, where they are needed.
-bool gather_plainly(ProcessGroup& group, const Announced& own, std::vector<Announced>& all,
-                    Duration timeout, const std::function<Status()>& give_up) {
-  SpareArgs args;
-  args->op = Op::all_gather;
-  args->dtype = DType::int64;
-  args->inputs.push_back(std::as_bytes(std::span(&own, 1)));
-  for (auto& one : all) args->outputs.push_back(std::as_writable_bytes(std::span(&one, 1)));
-  static constexpr trace::Name kRecorded = kExchange;
-  const std::optional<Duration> limit = timeout;
-  const PlainCall call{.name = kExchange,
-                       .recorded = &kRecorded,
-                       .timeout = &limit,
-                       .bytes = all.size() * sizeof(Announced),
-                       .shape = {&kAnnouncedWords, 1},
-                       .dtype = static_cast<std::uint8_t>(DType::int64),
-                       .valid = true};
-  auto* const engine = give_up ? native_engine(group) : nullptr;
-  if (engine == nullptr) return group.run_plain(*args, call);
-  bool done = false;
-  asking_meanwhile(group, *engine, give_up, [&] { done = group.run_plain(*args, call); });
-  return done;
-}
-
-void gather_tensors(ProcessGroup& group, const Announced& own, std::vector<Announced>& all,
-                    Duration timeout, const std::function<Status()>& give_up) {
-  Request request{.op = Op::all_gather, .name = kExchange};
-  auto word = at::empty({kAnnouncedWords}, at::kLong);
-  std::memcpy(word.mutable_data_ptr(), &own, sizeof own);
-  auto words = at::empty({group.size(), kAnnouncedWords}, at::kLong);
-  request.inputs = {{word}};
-  for (std::int64_t i = 0; i < group.size(); ++i) request.outputs.push_back({words.select(0, i)});
-  request.timeout = timeout;
-  carry_out(group, std::move(request), give_up);
-  std::memcpy(all.data(), words.const_data_ptr(), all.size() * sizeof(Announced));
-}
-
 std::vector<Announced> announce(ProcessGroup& group, const std::string& mine, const CallNote& note,
                                 TimePoint limit, const std::function<Status()>& give_up) {
   const Announced own{static_cast<std::int64_t>(mine.size()), short_hash(mine), note};
   std::vector<Announced> all(static_cast<std::size_t>(group.size()));
-  const bool plain = group.takes_plain() && (!give_up || native_engine(group) != nullptr);
-  const auto timeout = time_left(steady_clock(), limit);
-  if (!plain || !gather_plainly(group, own, all, timeout, give_up))
-    gather_tensors(group, own, all, timeout, give_up);
+  Call call(group, Op::all_gather, kExchange, time_left(steady_clock(), limit));
+  if (native_engine(group) != nullptr) {
+    // Without tensors, which take longer to make than all else that making a group needs.
+    CallBuilder(call).give_memory(at::kLong, std::as_bytes(std::span(&own, 1)));
+    for (auto& one : all) CallBuilder(call).get_memory(std::as_writable_bytes(std::span(&one, 1)));
+    carry_out(group, std::move(call), give_up);
+    return all;
+  }
+  auto word = at::empty({kAnnouncedWords}, at::kLong);
+  std::memcpy(word.mutable_data_ptr(), &own, sizeof own);
+  auto words = at::empty({group.size(), kAnnouncedWords}, at::kLong);
+  CallBuilder(call).get_parts(words, word);
+  carry_out(group, std::move(call), give_up);
+  std::memcpy(all.data(), words.const_data_ptr(), all.size() * sizeof(Announced));
   return all;
 }
 
 std::vector<std::string> show(ProcessGroup& group, const std::string& mine,
                               const std::vector<Announced>& announced, TimePoint limit,
                               const std::function<Status()>& give_up) {
-  Request texts{.op = Op::all_gather, .name = kExchange};
+  Call texts(group, Op::all_gather, kExchange, time_left(steady_clock(), limit));
   auto text = at::empty({static_cast<std::int64_t>(mine.size())}, at::kByte);
   if (!mine.empty()) std::memcpy(text.mutable_data_ptr(), mine.data(), mine.size());
-  texts.inputs = {{text}};
+  CallBuilder(texts).give(text);
   std::vector<at::Tensor> received;
   for (std::size_t i = 0; i < announced.size(); ++i) {
     const auto bytes = announced[i].bytes;
@@ -158,9 +131,8 @@ std::vector<std::string> show(ProcessGroup& group, const std::string& mine,
       invalid("rank " + std::to_string(i) + " of group " + group.name() + " announced a text of " +
               std::to_string(bytes) + " bytes");
     received.push_back(at::empty({bytes}, at::kByte));
-    texts.outputs.push_back({received.back()});
   }
-  texts.timeout = time_left(steady_clock(), limit);
+  CallBuilder(texts).get(received);
   carry_out(group, std::move(texts), give_up);
   std::vector<std::string> all;
   for (const auto& one : received)

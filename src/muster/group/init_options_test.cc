@@ -256,24 +256,26 @@ TEST(TCPStoreDefaults, ListenDescriptorNeedsTheMaster) {
 /// Notes what it was asked to do.
 class FakeBackend : public ProcessGroupBackend {
  public:
-  explicit FakeBackend(std::string name) : name_(std::move(name)) {}
-  std::string_view name() const override { return name_; }
+  explicit FakeBackend(std::string name) : name_(std::move(name)), has_{.name = name_} {}
+  const BackendCapabilities& capabilities() const override { return has_; }
   bool supports(Op op, at::ScalarType, c10::DeviceType, std::string* why) const override {
     if (op == Op::reduce) *why = "it is a fake";
     return op != Op::reduce;
   }
-  WorkRef submit(Request request) override {
-    calls.emplace_back(request.name);
+  WorkRef submit(Call& call) override {
+    if (!call.is_refused()) calls.emplace_back(call.name());
     return nullptr;
   }
-  Status failure() const override { return {}; }
+  std::shared_ptr<void> scope(BackendScope) override { return nullptr; }
+  BackendState state() const override { return {}; }
   Status close(TimePoint) override { return {}; }
   void abort(const std::string&) override {}
 
   std::vector<std::string> calls;
 
  private:
-  std::string name_;
+  const std::string name_;
+  const BackendCapabilities has_;
 };
 
 // spec: A7 the tensor's device picks the backend of each call; A6 what it lacks throws, naming the

@@ -141,7 +141,7 @@ void join_job(ProcessGroupParts& parts, const Job& job, std::string name, Durati
 
 const NativeBackend* native_of(const ProcessGroup& group, const Backend& backend) {
   for (const auto& [device, made] : group.parts().backends)
-    if (backend == made->name()) return dynamic_cast<const NativeBackend*>(made.get());
+    if (backend == made->capabilities().name) return dynamic_cast<const NativeBackend*>(made.get());
   return nullptr;
 }
 

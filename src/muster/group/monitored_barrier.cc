@@ -14,6 +14,7 @@
 #include <cstring>
 #include <utility>
 
+#include "muster/group/call_builder.h"
 #include "muster/group/debug.h"
 #include "muster/group/errors.h"
 #include "muster/group/monitored_barrier.h"
@@ -47,13 +48,11 @@ struct Sent {
 };
 
 Sent exchange(ProcessGroup& group, Op op, int peer, Tag tag, Sent sent, Duration timeout) {
-  Request request{.op = op, .name = "monitored_barrier"};
-  (op == Op::send ? request.inputs : request.outputs) = {{sent.tensor}};
-  request.peer = peer;
-  request.tag = tag;
-  request.async_op = true;
-  request.timeout = timeout;
-  sent.work = group.submit(std::move(request));
+  Call call(group, op, "monitored_barrier", timeout, true);
+  CallBuilder(call).peer("peer", {}, peer, tag);
+  op == Op::send ? CallBuilder(call).give(sent.tensor) : CallBuilder(call).get(sent.tensor);
+  CallBuilder(call).check();
+  sent.work = group.submit(call);
   return sent;
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "muster/group/backend_name.h"
+#include "muster/group/call_builder.h"
 #include "muster/group/errors.h"
 #include "muster/group/resolve.h"
 
@@ -134,23 +135,27 @@ class Exchange {
   std::string broadcast(const std::string& block) {
     auto tensor = rank() == root() ? to_tensor(device_, block.data(), block.size())
                                    : bytes_on(device_, note(root()).bytes);
-    submit({.op = Op::broadcast, .outputs = {{tensor}}, .root = root()});
+    broadcast(tensor);
     return rank() == root() ? std::string() : to_text(tensor);
   }
   ObjectBytes all_gather(const std::string& object) {
-    Request request{.op = Op::all_gather};
-    request.inputs = {{to_tensor(device_, object.data(), object.size())}};
+    TensorList received;
     for (int member = 0; member < size(); ++member)
-      request.outputs.push_back({bytes_on(device_, note(member).bytes)});
-    return received(std::move(request));
+      received.push_back(bytes_on(device_, note(member).bytes));
+    all_gather(to_tensor(device_, object.data(), object.size()), received);
+    return texts_of(received);
   }
   /// `give[r]` goes to r, `take[r]` bytes come from r.
   ObjectBytes all_to_all(const ObjectBytes& give, const std::vector<std::int64_t>& take) {
-    Request request{.op = Op::all_to_all};
+    TensorList given, received;
     for (const auto& object : give)
-      request.inputs.push_back({to_tensor(device_, object.data(), object.size())});
-    for (const auto bytes : take) request.outputs.push_back({bytes_on(device_, bytes)});
-    return received(std::move(request));
+      given.push_back(to_tensor(device_, object.data(), object.size()));
+    for (const auto bytes : take) received.push_back(bytes_on(device_, bytes));
+    Call call = begin(Op::all_to_all);
+    CallBuilder(call).give(given);
+    CallBuilder(call).get(received);
+    submit(call);
+    return texts_of(received);
   }
   /// The root's numbers, one per member.
   std::vector<std::int64_t> broadcast_sizes(const ObjectBytes& objects) {
@@ -158,7 +163,7 @@ class Exchange {
     for (std::size_t i = 0; i < objects.size(); ++i)
       sizes[i] = static_cast<std::int64_t>(objects[i].size());
     auto tensor = to_tensor(device_, sizes.data(), sizes.size() * sizeof(std::int64_t));
-    submit({.op = Op::broadcast, .outputs = {{tensor}}, .root = root()});
+    broadcast(tensor);
     const auto text = to_text(tensor);
     std::memcpy(sizes.data(), text.data(), text.size());
     for (const auto bytes : sizes)
@@ -176,26 +181,36 @@ class Exchange {
   }
 
  private:
-  void submit(Request request) {
-    request.name = name_of(mine_.kind);
-    request.timeout = timeout_;
-    group_->submit(std::move(request));
+  Call begin(Op op) const { return Call(*group_, op, FunctionName(name_of(mine_.kind)), timeout_); }
+  void submit(Call& call) {
+    CallBuilder(call).check();
+    group_->submit(call);
   }
-  ObjectBytes received(Request request) {
-    const auto outputs = request.outputs;
-    submit(std::move(request));
-    ObjectBytes objects;
-    for (const auto& slice : outputs) objects.push_back(to_text(slice.front()));
-    return objects;
+  void broadcast(const at::Tensor& tensor) {
+    Call call = begin(Op::broadcast);
+    CallBuilder(call).root("root", {}, root());
+    CallBuilder(call).in_place(tensor);
+    submit(call);
+  }
+  void all_gather(const at::Tensor& mine, const TensorList& received) {
+    Call call = begin(Op::all_gather);
+    CallBuilder(call).give(mine);
+    CallBuilder(call).get(received);
+    submit(call);
+  }
+  static ObjectBytes texts_of(const TensorList& tensors) {
+    ObjectBytes texts;
+    for (const auto& tensor : tensors) texts.push_back(to_text(tensor));
+    return texts;
   }
 
   void share_notes() {
     notes_.resize(static_cast<std::size_t>(size()));
-    Request request{.op = Op::all_gather};
-    request.inputs = {{to_tensor(device_, &mine_, sizeof mine_)}};
+    TensorList received;
     for (int member = 0; member < size(); ++member)
-      request.outputs.push_back({bytes_on(device_, sizeof(Note))});
-    const auto texts = received(std::move(request));
+      received.push_back(bytes_on(device_, sizeof(Note)));
+    all_gather(to_tensor(device_, &mine_, sizeof mine_), received);
+    const auto texts = texts_of(received);
     for (std::size_t member = 0; member < texts.size(); ++member)
       std::memcpy(&notes_[member], texts[member].data(), sizeof(Note));
   }
@@ -384,13 +399,12 @@ void send_objects(const ObjectCall& call, ObjectRank dst, const PackObjects& pac
   note.length = static_cast<std::int64_t>(objects.size());
   note.type = call.type;
   note.bytes = static_cast<std::int64_t>(block.size());
-  const auto submit = [&](at::Tensor tensor, std::int64_t tag) {
-    group->submit({.op = Op::send,
-                   .name = name,
-                   .inputs = {{std::move(tensor)}},
-                   .peer = peer,
-                   .tag = tag,
-                   .timeout = call.timeout});
+  const auto submit = [&](const at::Tensor& tensor, std::int64_t tag) {
+    Call message(*group, Op::send, FunctionName(name), call.timeout);
+    CallBuilder(message).peer("dst", {}, peer, tag);
+    CallBuilder(message).give(tensor);
+    CallBuilder(message).check();
+    group->submit(message);
   };
   submit(to_tensor(device, &note, sizeof note), kNoteTag);
   submit(to_tensor(device, block.data(), block.size()), kBytesTag);
@@ -407,14 +421,14 @@ ReceivedObjects recv_objects(const ObjectCall& call, ObjectRank src, std::size_t
     group->refuse(Op::recv, kReceive, why);
   }
   const auto device = device_for(*group, call.device);
-  const auto submit = [&](at::Tensor tensor, int from, std::int64_t tag) {
-    const auto work = group->submit({.op = Op::recv,
-                                     .name = kReceive,
-                                     .outputs = {{std::move(tensor)}},
-                                     .peer = from,
-                                     .tag = tag,
-                                     .timeout = call.timeout});
-    return work->source_rank();
+  const auto submit = [&](const at::Tensor& tensor, int from, std::int64_t tag) {
+    Call message(*group, Op::recv, FunctionName(kReceive), call.timeout);
+    from == kAnyRank ? CallBuilder(message).from_any(tag)
+                     : CallBuilder(message).peer("src", {}, from, tag);
+    CallBuilder(message).get(tensor);
+    CallBuilder(message).check();
+    const auto work = group->submit(message);
+    return work ? work->source_rank() : group->global_rank_of(from);
   };
   auto words = bytes_on(device, sizeof(Note));
   const int source = submit(words, peer, kNoteTag);

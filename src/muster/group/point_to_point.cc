@@ -2,54 +2,65 @@
 
 #include <utility>
 
+#include "muster/group/call_builder.h"
+#include "muster/group/calls.h"
 #include "muster/group/errors.h"
-#include "muster/group/plain_calls.h"
 #include "muster/group/resolve.h"
 
 namespace muster {
-namespace {
 
-WorkRef submit_send(const at::Tensor& tensor, const SendOptions& options, std::string_view name,
-                    bool async_op) {
-  return group::call(options.group, Op::send, name, [&](const ProcessGroup& group) {
-    return Request{.inputs = {{tensor}},
-                   .peer = group::group_rank(group, "dst", options.dst, options.group_dst),
-                   .tag = options.tag,
-                   .async_op = async_op,
-                   .timeout = options.timeout};
-  });
+Call calls::send(ProcessGroup& group, const at::Tensor& tensor, const SendOptions& options,
+                 const FunctionName& name, bool async_op) {
+  Call call(group, Op::send, name, options.timeout, async_op);
+  CallBuilder(call).peer("dst", options.dst, options.group_dst, options.tag);
+  CallBuilder(call).give(tensor);
+  CallBuilder(call).check();
+  return call;
 }
 
-WorkRef submit_recv(const at::Tensor& tensor, const RecvOptions& options, std::string_view name,
-                    bool async_op) {
-  return group::call(options.group, Op::recv, name, [&](const ProcessGroup& group) {
-    const bool any = !options.src && !options.group_src;
-    return Request{
-        .outputs = {{tensor}},
-        .peer = any ? kAnyRank : group::group_rank(group, "src", options.src, options.group_src),
-        .tag = options.tag,
-        .async_op = async_op,
-        .quiet = true,
-        .timeout = options.timeout};
-  });
+Call calls::recv(ProcessGroup& group, const at::Tensor& tensor, const RecvOptions& options,
+                 const FunctionName& name, bool async_op) {
+  Call call(group, Op::recv, name, options.timeout, async_op);
+  if (!options.src && !options.group_src) {
+    CallBuilder(call).from_any(options.tag);
+  } else {
+    CallBuilder(call).peer("src", options.src, options.group_src, options.tag);
+  }
+  CallBuilder(call).get(tensor);
+  CallBuilder(call).writes_quietly();
+  CallBuilder(call).check();
+  return call;
 }
-
-}  // namespace
 
 void send(const at::Tensor& tensor, const SendOptions& options) {
-  if (!group::plain::send(tensor, options)) submit_send(tensor, options, "send", false);
+  static constexpr FunctionName kName = "send";
+  const group::ActingGroup group(options.group, "send");
+  Call call = calls::send(*group, tensor, options, kName, false);
+  group->submit(call);
 }
+
 WorkRef isend(at::Tensor tensor, const SendOptions& options) {
-  return submit_send(tensor, options, "isend", true);
+  static constexpr FunctionName kName = "isend";
+  const group::ActingGroup group(options.group, "isend");
+  Call call = calls::send(*group, tensor, options, kName, true);
+  return group->submit(call);
 }
 
 int recv(at::Tensor tensor, const RecvOptions& options) {
-  if (const auto sender = group::plain::recv(tensor, options)) return *sender;
-  const auto work = submit_recv(tensor, options, "recv", false);
-  return work ? work->source_rank() : -1;
+  static constexpr FunctionName kName = "recv";
+  const group::ActingGroup group(options.group, "recv");
+  Call call = calls::recv(*group, tensor, options, kName, false);
+  const int source = call.args.root;
+  const auto work = group->submit(call);
+  if (work) return work->source_rank();
+  return group->is_member() ? group->global_rank_of(source) : -1;
 }
+
 WorkRef irecv(at::Tensor tensor, const RecvOptions& options) {
-  return submit_recv(tensor, options, "irecv", true);
+  static constexpr FunctionName kName = "irecv";
+  const group::ActingGroup group(options.group, "irecv");
+  Call call = calls::recv(*group, tensor, options, kName, true);
+  return group->submit(call);
 }
 
 P2POp::P2POp(Send op, at::Tensor tensor, std::optional<int> peer, Group group, std::int64_t tag,
@@ -74,23 +85,19 @@ P2POp::P2POp(Recv op, at::Tensor tensor, std::optional<int> peer, Group group, s
 }
 
 std::vector<WorkRef> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list) {
+  static constexpr FunctionName kName = "batch_isend_irecv";
   std::vector<WorkRef> works;
   std::shared_ptr<void> together;  // for all: the groups of a job share its connections
   for (const auto& op : p2p_op_list) {
-    const auto group = group::acting(op.group_, "batch_isend_irecv");
-    if (!group) continue;
+    const group::ActingGroup group(op.group_, kName.text);
+    if (!group->is_member()) continue;
     if (!together && p2p_op_list.size() > 1) together = group->send_together();
-    int peer = 0;
-    try {
-      peer = group::group_rank(*group, "peer", op.peer_, op.group_peer_);
-    } catch (const std::exception& why) {
-      group->refuse(op.sends_ ? Op::send : Op::recv, "batch_isend_irecv", why);
-    }
-    auto work = op.sends_
-                    ? submit_send(op.tensor_, {.group = group, .tag = op.tag_, .group_dst = peer},
-                                  "batch_isend_irecv", true)
-                    : submit_recv(op.tensor_, {.group = group, .tag = op.tag_, .group_src = peer},
-                                  "batch_isend_irecv", true);
+    Call call(*group, op.sends_ ? Op::send : Op::recv, kName, {}, true);
+    CallBuilder(call).peer("peer", op.peer_, op.group_peer_, op.tag_);
+    op.sends_ ? CallBuilder(call).give(op.tensor_) : CallBuilder(call).get(op.tensor_);
+    CallBuilder(call).writes_quietly();
+    CallBuilder(call).check();
+    auto work = group->submit(call);
     if (work) works.push_back(std::move(work));
   }
   return works;

@@ -2,28 +2,30 @@
 ///
 /// What lives in `group/`: everything that users of the C++ interface touch, on LibTorch tensors.
 /// `muster/distributed.h` gathers it. The call path: a function of `collectives.h` or
-/// `point_to_point.h` fills one Request; `ProcessGroup::submit` checks, numbers, logs, records and
-/// arms the deadline; the tensors' device picks a `ProcessGroupBackend`, whose `submit` turns
-/// tensors into spans for `collective::Communicator`. May include everything below. Test it alone:
-/// `ctest -R '^group'`.
+/// `point_to_point.h` builds and checks one `Call`; `ProcessGroup::submit` picks a
+/// `ProcessGroupBackend` by the tensors' device; its `submit` gives the call's memory to
+/// `collective::Communicator`, which numbers, records and times it. May include everything below.
+/// Test it alone: `ctest -R '^group'`.
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "muster/base/bias.h"
 #include "muster/group/backend_name.h"
 #include "muster/group/process_group_backend.h"
-#include "muster/group/request.h"
 #include "muster/group/work.h"
 #include "muster/store/store.h"
 #include "muster/trace/recorder.h"
+
+namespace at {
+struct StepCallbacks;  // <ATen/record_function.h>
+}
 
 namespace muster {
 
@@ -50,23 +52,16 @@ struct ProcessGroupParts {
   std::uint16_t recorded_as = 0;                   ///< what the recorder calls this group
 };
 
-class PreparedRequest;
+class PreparedCall;
 
-inline constexpr trace::Name kNoName;
+/// Numbers and starts the calls of backends that do not do so themselves.
+class CallNumbers {
+ public:
+  void number(Call& call);
+  std::uint64_t made() const { return made_.load(std::memory_order_relaxed); }
 
-/// A synchronous collective or message as `plain_calls.h` has laid it out, with what is recorded of
-/// it.
-struct PlainCall {
-  std::string_view name = {};                        ///< a literal
-  const trace::Name* recorded = &kNoName;            ///< the same
-  const std::optional<Duration>* timeout = nullptr;  ///< null: as one that is not said
-  std::uint64_t bytes = 0;
-  std::span<const std::int64_t> shape = {};
-  std::int64_t tag = 0;  ///< of a message
-  int peer = -1;         ///< what traces call the root, or the other end
-  std::uint8_t dtype = trace::kNoDType;
-  bool valid = false;    ///< see ProcessGroupBackend::run_plain
-  bool message = false;  ///< from one member to another
+ private:
+  std::atomic<std::uint64_t> made_{0};
 };
 
 /// Thread-safe. A process that is no member holds a group too: its rank and size are -1 and calls
@@ -75,18 +70,13 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
  public:
   explicit ProcessGroup(ProcessGroupParts parts);
 
-  /// The only place that checks, numbers, logs, records and arms the deadline. Returns the Work of
-  /// an asynchronous call or of a receive, else none.
-  WorkRef submit(Request request);
-  /// Whether calls may come by `run_plain` now: the first backend takes them, this process is a
-  /// member, and no debugging wants to see requests.
-  bool takes_plain() const;
-  /// Numbers, logs, records, arms the deadline and carries out, as `submit` does, all but the last
-  /// once the call is on its way; what `submit` checks holds already. False, with nothing done,
-  /// where a profiler wants to see this call: it must come as a request then, next on this thread.
-  bool run_plain(const collective::Args& args, const PlainCall& call);
-  /// The same checks now, and `start()` as often as one likes.
-  PreparedRequest prepare(Request request);
+  /// The one way to make a call: synchronous or asynchronous, on tensors or on memory, first or
+  /// prepared. Refuses it where something is wrong with it; shows it to profilers; has it recorded
+  /// how it ended. Returns the Work of an asynchronous call or of a receive from any rank, else
+  /// none.
+  WorkRef submit(Call& call);
+  /// The same checks now, and `submit` as often as one likes.
+  PreparedCall prepare(Call call);
   /// This member's call cannot be made, because of `why`: throws that, with rank, group and `name`.
   /// A collective counts as a call all the same, and the other members are told, so that none waits
   /// for this one: where one of them made a proper call under its number the group fails, where all
@@ -125,14 +115,16 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   Status close();
   void abort(const std::string& reason);
 
-  /// `ProcessGroupBackend::drive_here`, of the backend that serves CPU tensors or else the first;
-  /// null on a non-member.
-  std::shared_ptr<void> drive_here() const;
-  /// `ProcessGroupBackend::send_together`, of the same backend.
-  std::shared_ptr<void> send_together() const;
-  /// `ProcessGroupBackend::shares_memory`, of the backend that serves CPU tensors; false on a
+  /// `ProcessGroupBackend::scope`, of the backend that serves CPU tensors or else the first; null
+  /// on a non-member.
+  std::shared_ptr<void> drive_here() const { return scope(BackendScope::drive_here); }
+  std::shared_ptr<void> send_together() const { return scope(BackendScope::send_together); }
+  /// `BackendCapabilities::shares_memory`, of the backend that serves CPU tensors; false on a
   /// non-member.
   bool shares_memory() const;
+  /// Collectives that this member has made on it, as its first backend counts them; 0 on a
+  /// non-member.
+  std::uint64_t collective_count() const;
 
   /// 1, 2, ...: tells one monitored barrier of this group from the next.
   std::uint64_t next_monitored_barrier() {
@@ -141,49 +133,20 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   std::shared_ptr<store::Store> store() const { return parts_.store.lock(); }
 
  private:
-  friend class PreparedRequest;
-  class PlainEntry;
-  ProcessGroupBackend& checked(const Request& request);
-  ProcessGroupBackend& backend_for(const Request& request) const;
+  WorkRef submit_unusual(Call& call, at::StepCallbacks* observers);
+  /// Refuses the call where something is wrong with it.
+  ProcessGroupBackend& checked(const Call& call);
+  ProcessGroupBackend& backend_for(const Call& call) const;
   ProcessGroupBackend* backend_of_cpu() const;
-  struct Armed {
-    std::uint64_t sequence = 0;
-    TimePoint begun, deadline;
-  };
-  Armed arm(std::string_view name, bool collective, const std::optional<Duration>* timeout);
-  std::uint64_t next_number();
-  void arm(Request& request);
-  template <class Start>
-  WorkRef observed(ProcessGroupBackend& backend, Request& request, Start start);
-  template <class Start>
-  WorkRef carry_out(ProcessGroupBackend& backend, Request& request, Start start);
+  std::shared_ptr<void> scope(BackendScope kind) const;
 
   ProcessGroupParts parts_;
-  ProcessGroupBackend* plain_ = nullptr;
+  ProcessGroupBackend* memory_backend_ = nullptr;  // the first, where it takes memory of the CPU
   std::atomic<Duration> timeout_;
-  std::atomic<std::uint64_t> collectives_{0};
-  Bias counting_;  // of the threads that count there
+  CallNumbers numbers_;
   std::atomic<std::uint64_t> monitored_barriers_{0};
   std::atomic<bool> aborted_{false};  // by this process
 };
 using Group = std::shared_ptr<ProcessGroup>;
-
-/// A call that is checked and laid out once and started often, as MPI's persistent requests are.
-/// The tensors keep their memory as long as it lives. On the native backend a synchronous `start()`
-/// on contiguous tensors takes no memory of its own after the first ones.
-class PreparedRequest {
- public:
-  /// What ProcessGroup::submit does, but for the checks. One start at a time: a Work that it
-  /// returns is waited for before the next.
-  WorkRef start();
-
- private:
-  friend class ProcessGroup;
-  PreparedRequest() = default;
-  Group group_;                             // null on a non-member
-  ProcessGroupBackend* backend_ = nullptr;  // the group's
-  Request request_;
-  std::unique_ptr<PreparedCall> call_;
-};
 
 }  // namespace muster

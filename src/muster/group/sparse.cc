@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "muster/group/call_builder.h"
 #include "muster/group/errors.h"
 #include "muster/group/resolve.h"
 #include "muster/group/scalar_type.h"
@@ -88,9 +89,11 @@ class FinishedWork final : public Work {
 /// Every member's tensor, of sizes that may differ.
 std::vector<at::Tensor> gather(ProcessGroup& group, const at::Tensor& mine,
                                std::vector<at::Tensor> outputs, std::optional<Duration> timeout) {
-  Request request{.op = Op::all_gather, .name = kName, .inputs = {{mine}}, .timeout = timeout};
-  for (const auto& output : outputs) request.outputs.push_back({output});
-  group.submit(std::move(request));
+  Call call(group, Op::all_gather, FunctionName(kName), timeout);
+  CallBuilder(call).give(mine);
+  CallBuilder(call).get(outputs);
+  CallBuilder(call).check();
+  group.submit(call);
   return outputs;
 }
 

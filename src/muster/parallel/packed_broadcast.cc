@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "muster/group/call_builder.h"
 #include "muster/group/collectives.h"
 #include "muster/group/plain_tensor.h"
 
@@ -62,21 +63,22 @@ void PackedBroadcast::send_from(const Group& group, int root,
                                 const std::vector<at::Tensor>& tensors, Autograd autograd) {
   const at::NoGradGuard no_grad;
   std::vector<WorkRef> works;
-  const auto send = [&](Slice slice) {
-    works.push_back(group->submit({.op = Op::broadcast,
-                                   .name = "broadcast",
-                                   .outputs = {std::move(slice)},
-                                   .root = root,
-                                   .async_op = true}));
+  const auto send = [&](const TensorList& like) {
+    Call call(*group, Op::broadcast, "broadcast", {}, true);
+    CallBuilder build(call);
+    build.root("src", {}, root);
+    build.in_place_coalesced(like);
+    build.check();
+    works.push_back(group->submit(call));
   };
   std::int64_t bytes = 0;
-  std::vector<Slice> on_devices;  // each of one dtype and device, in the order in which those come:
-                                  // ranks number devices differently
+  std::vector<TensorList> on_devices;  // each of one dtype and device, in the order in which those
+                                       // come: ranks number devices differently
   for (const at::Tensor& tensor : tensors) {
     if (is_packed(tensor)) {
       bytes += room_for(tensor);
     } else if (is_small(tensor)) {
-      const auto alike = [&](const Slice& slice) {
+      const auto alike = [&](const TensorList& slice) {
         return slice[0].scalar_type() == tensor.scalar_type() &&
                slice[0].device() == tensor.device();
       };
@@ -87,7 +89,7 @@ void PackedBroadcast::send_from(const Group& group, int root,
       send({written(tensor, autograd)});
     }
   }
-  for (Slice& slice : on_devices) send(std::move(slice));
+  for (const TensorList& slice : on_devices) send(slice);
   if (bytes > 0) {
     if (!memory_.defined() || memory_.numel() != bytes) memory_ = at::empty({bytes}, at::kByte);
     const auto each = [&](const auto& visit) {

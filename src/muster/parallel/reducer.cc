@@ -35,7 +35,7 @@ struct Reducer::State::Hook final : torch::autograd::FunctionPostHook {
 Reducer::State::State(std::vector<at::Tensor> parameters, ReducerOptions given)
     : options(std::move(given)),
       layout(std::move(parameters), options,
-             options.group->parts().backends.front().second->takes_plain()),
+             options.group->parts().backends.front().second->capabilities().scaled_sums),
       use(layout.size(), options),
       copies(layout, use, options) {
   pass.ready.assign(layout.size(), false);

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "muster/group/calls_made.h"
 #include "muster/group/exchange.h"
 #include "muster/group/init.h"
 
@@ -18,11 +17,10 @@ namespace muster::parallel {
 namespace {
 
 /// What tells a spare from others: its name, and how many calls this member has made on it. Empty
-/// where that is not known or it has failed.
+/// where it has failed.
 std::string key_of(const Group& group) {
   if (group == nullptr || !group->failure().ok()) return "";
-  const auto calls = group::calls_made(*group);
-  return calls ? group->name() + ' ' + std::to_string(*calls) : "";
+  return group->name() + ' ' + std::to_string(group->collective_count());
 }
 
 /// Held by nobody here: the default group's end is theirs.

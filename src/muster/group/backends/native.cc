@@ -6,63 +6,28 @@
 #include <utility>
 
 #include "muster/group/backends/native_work.h"
+#include "muster/group/call.h"
 #include "muster/group/errors.h"
-#include "muster/group/validate.h"
 
 namespace muster::group {
 namespace {
 
-/// The call holds `owner`, whose memory it works on, until it is over.
-collective::PendingRef start(collective::Communicator& communicator, const Request& request,
-                             const collective::Args& args, std::shared_ptr<void> owner) {
-  const auto tag = static_cast<std::uint64_t>(request.tag);
-  switch (request.op) {
-    case Op::send:
-      return communicator.send(request.peer, tag, args.inputs.front(), args.dtype, request.deadline,
-                               std::move(owner));
-    case Op::recv: {
-      const int member = request.peer == kAnyRank ? transport::kAnyMember : request.peer;
-      return communicator.receive(member, tag, args.outputs.front(), args.dtype, request.deadline,
-                                  std::move(owner));
-    }
-    default: return communicator.start(args, request.deadline, std::move(owner));
-  }
-}
-
 /// Found before anything was sent, so that nobody else knows of it.
-bool refused_by_engine(const Status& status) {
+bool is_refusal(const Status& status) {
   return status.code() == Code::invalid_argument || status.code() == Code::unsupported;
 }
 
 }  // namespace
-
-/// Synchronous collectives on memory that stays where it is.
-class NativeBackend::Prepared final : public PreparedCall {
- public:
-  Prepared(NativeBackend& backend, Request request)
-      : backend_(backend),
-        request_(std::move(request)),
-        staging_(request_, request_.root == backend.communicator_->rank()) {}
-
-  WorkRef start(TimePoint deadline, std::uint64_t, trace::Mark) override {
-    staging_.refill();
-    if (auto status = backend_.communicator_->run(staging_.args(), deadline); !status.ok())
-      backend_.fail(request_.op, request_.name, status);
-    staging_.finish();
-    return nullptr;
-  }
-
- private:
-  NativeBackend& backend_;
-  Request request_;  // without its tensors, which the staging has
-  Staging staging_;
-};
-
 NativeBackend::NativeBackend(std::string name,
                              std::shared_ptr<collective::Communicator> communicator,
                              std::vector<int> ranks)
     : name_(std::move(name)),
       communicator_(std::move(communicator)),
+      capabilities_{.name = name_,
+                    .takes_memory = true,
+                    .scaled_sums = true,
+                    .shares_memory = collective::share_a_region(communicator_->channel().fabric(),
+                                                                communicator_->members())},
       ranks_(std::make_shared<const std::vector<int>>(std::move(ranks))) {}
 
 bool NativeBackend::supports(Op, at::ScalarType, c10::DeviceType device, std::string* why) const {
@@ -71,21 +36,34 @@ bool NativeBackend::supports(Op, at::ScalarType, c10::DeviceType device, std::st
   return false;
 }
 
-std::unique_ptr<PreparedCall> NativeBackend::prepare(Request request) {
-  if (request.async_op || collective::is_message(request.op)) return nullptr;
-  if (const auto* tensor = representative(request); tensor != nullptr && !tensor->is_cpu())
-    return nullptr;  // each start has its own stream
-  return std::make_unique<Prepared>(*this, std::move(request));
+WorkRef NativeBackend::submit(Call& call) {
+  if (call.is_refused()) [[unlikely]]
+    return refuse(call);
+  if (!call.is_dense()) call.stage();
+  if (call.is_async() || (call.op() == Op::recv && call.args.root == transport::kAnyMember))
+    return submit_async(call);
+  const Status status = communicator_->run(call.args, call.record);
+  if (!status.ok()) [[unlikely]]
+    fail(call, status);
+  call.finish();
+  return nullptr;
 }
 
-void NativeBackend::run_plain(const collective::Args& args, std::string_view name, bool valid,
-                              collective::Meanwhile& meanwhile) {
-  const Status status = communicator_->run(args, valid, meanwhile);
-  if (status.ok()) [[likely]]
-    return;
-  if (!collective::is_message(args.op)) fail(args.op, name, status);
-  *shown_ = true;  // a message is no call of the group's, and nobody else need be told
-  raise(status.with_context(name));
+/// The Work holds the call, whose memory the engine works on, until it is over.
+WorkRef NativeBackend::submit_async(Call& given) {
+  given.hold();
+  const auto work =
+      NativeWork::create(std::move(given), {communicator_, ranks_, shown_, callbacks_});
+  Call& call = work->given();
+  auto pending = communicator_->start(call.args, call.record, work);
+  if (!call.record.started && !call.is_message()) {
+    if (const auto status = pending->wait(TimePoint::max()); is_refusal(status)) fail(call, status);
+  }
+  call.record.on_started(0);  // where it could not be: it is recorded all the same
+  const bool waits = !call.is_async();
+  work->track(std::move(pending));
+  if (waits) work->wait();
+  return work;
 }
 
 std::shared_ptr<void> NativeBackend::drive_here() {
@@ -103,7 +81,8 @@ std::shared_ptr<void> NativeBackend::drive_here() {
   return fabric.cores() >= threads ? nullptr : communicator_->drive_here();
 }
 
-std::shared_ptr<void> NativeBackend::send_together() {
+std::shared_ptr<void> NativeBackend::scope(BackendScope kind) {
+  if (kind == BackendScope::drive_here) return drive_here();
   struct Stretch {
     explicit Stretch(std::shared_ptr<collective::Communicator> in)
         : communicator(std::move(in)), batch(communicator->channel().fabric()) {}
@@ -113,53 +92,28 @@ std::shared_ptr<void> NativeBackend::send_together() {
   return std::make_shared<Stretch>(communicator_);
 }
 
-bool NativeBackend::shares_memory() const {
-  return collective::share_a_region(communicator_->channel().fabric(), communicator_->members());
+void NativeBackend::fail(Call& call, const Status& status) {
+  if (is_refusal(status) && communicator_->failure().ok())
+    call.group().refuse(call.op(), call.name(), DistError(status));
+  *shown_ = true;
+  raise(status.with_context(call.name()));
 }
 
-void NativeBackend::fail(Op op, std::string_view name, const Status& status) {
-  if (refused_by_engine(status) && communicator_->failure().ok()) {
-    refuse(op);
-  } else {
-    *shown_ = true;
-  }
-  raise(status.with_context(name));
-}
-
-void NativeBackend::refuse(Op op) {
+WorkRef NativeBackend::refuse(const Call& call) {
   refused_ = true;
-  communicator_->refuse(op);
+  communicator_->refuse(call.op());
+  return nullptr;
 }
 
-bool NativeBackend::failure_was_shown() const {
-  if (*shown_) return true;
+BackendState NativeBackend::state() const {
+  BackendState state{communicator_->failure(), shown_->load(), communicator_->sequence()};
+  if (state.failure_was_shown || !refused_) return state;
   // Where the others' calls failed because of this process's, it has thrown the reason for that
   // already.
-  const auto failure = communicator_->failure();
   const int me = communicator_->members()[static_cast<std::size_t>(communicator_->rank())];
-  return refused_ &&
-         std::find(failure.ranks().begin(), failure.ranks().end(), me) != failure.ranks().end();
-}
-
-WorkRef NativeBackend::submit(Request request) {
-  Staging staging(request, request.root == communicator_->rank());
-  const bool point_to_point = collective::is_message(request.op);
-  if (!request.async_op && !point_to_point) {
-    if (auto status = communicator_->run(staging.args(), request.deadline); !status.ok())
-      fail(request.op, request.name, status);
-    staging.finish();
-    return nullptr;
-  }
-  auto work =
-      NativeWork::create(request.name, std::move(staging),
-                         {communicator_, ranks_, shown_, callbacks_}, std::move(request.mark));
-  auto pending = start(*communicator_, request, work->staging().args(), work);
-  if (!point_to_point && pending->done())
-    if (const auto status = pending->wait(TimePoint::max()); refused_by_engine(status))
-      fail(request.op, request.name, status);
-  work->track(std::move(pending));
-  if (!request.async_op) work->wait();
-  return work;
+  const auto& ranks = state.failure.ranks();
+  state.failure_was_shown = std::find(ranks.begin(), ranks.end(), me) != ranks.end();
+  return state;
 }
 
 }  // namespace muster::group

@@ -21,33 +21,28 @@ class NativeBackend : public ProcessGroupBackend {
   NativeBackend(std::string name, std::shared_ptr<collective::Communicator> communicator,
                 std::vector<int> ranks);
 
-  std::string_view name() const override { return name_; }
+  const BackendCapabilities& capabilities() const override { return capabilities_; }
   bool supports(Op op, at::ScalarType dtype, c10::DeviceType device,
                 std::string* why) const override;
-  WorkRef submit(Request request) override;
-  bool takes_plain() const override { return true; }
-  void run_plain(const collective::Args& args, std::string_view name, bool valid,
-                 collective::Meanwhile& meanwhile) override;
-  std::unique_ptr<PreparedCall> prepare(Request request) override;
-  std::shared_ptr<void> drive_here() override;
-  std::shared_ptr<void> send_together() override;
-  bool shares_memory() const override;
-  void refuse(Op op) override;
-  Status failure() const override { return communicator_->failure(); }
-  bool failure_was_shown() const override;
+  WorkRef submit(Call& call) override;
+  std::shared_ptr<void> scope(BackendScope kind) override;
+  BackendState state() const override;
   Status close(TimePoint deadline) override { return communicator_->close(deadline); }
   void abort(const std::string& reason) override { communicator_->abort(reason); }
 
   const std::shared_ptr<collective::Communicator>& communicator() const { return communicator_; }
 
  private:
-  class Prepared;
+  WorkRef submit_async(Call& call);
+  WorkRef refuse(const Call& call);
+  std::shared_ptr<void> drive_here();
   /// Throws `status`; where the engine found the arguments wrong, the others are told as of any
   /// refused call.
-  [[noreturn]] void fail(Op op, std::string_view name, const Status& status);
+  [[noreturn]] void fail(Call& call, const Status& status);
 
-  std::string name_;
+  const std::string name_;
   std::shared_ptr<collective::Communicator> communicator_;
+  const BackendCapabilities capabilities_;
   const std::shared_ptr<const std::vector<int>> ranks_;
   std::atomic<bool> refused_{false};
   const std::shared_ptr<CallbackLane> callbacks_ = std::make_shared<CallbackLane>();

@@ -30,8 +30,7 @@ struct NativeWork::Delivery {
   bool ended = false;  // under the Work's mutex
 };
 
-std::shared_ptr<NativeWork> NativeWork::create(std::string_view name, Staging staging,
-                                               NativeContext context, trace::Mark mark) {
+std::shared_ptr<NativeWork> NativeWork::create(Call call, NativeContext context) {
   // The end of tensors may take Python's lock, which the engine's own thread must not wait for.
   const auto destroy = [](NativeWork* work) {
     if (!CallbackExecutor::spares_this_thread()) {
@@ -40,18 +39,28 @@ std::shared_ptr<NativeWork> NativeWork::create(std::string_view name, Staging st
       CallbackExecutor::of_process().run([work] { delete work; });
     }
   };
-  return {new NativeWork(name, std::move(staging), std::move(context), std::move(mark)), destroy};
+  return {new NativeWork(std::move(call), std::move(context)), destroy};
 }
 
-NativeWork::NativeWork(std::string_view name, Staging staging, NativeContext context,
-                       trace::Mark mark)
-    : name_(name),
-      context_(std::move(context)),
-      staging_(std::move(staging)),
-      mark_(std::move(mark)) {}
+NativeWork::NativeWork(Call call, NativeContext context)
+    : context_(std::move(context)), call_(std::move(call)) {}
+
+const DeviceCopies* NativeWork::device() const {
+  const Staging* const staging = call_.staging();
+  return staging != nullptr ? staging->device() : nullptr;
+}
+
+std::vector<at::Tensor> NativeWork::result() {
+  std::vector<at::Tensor> tensors;
+  for (const auto& slice : call_.outputs())
+    tensors.insert(tensors.end(), slice.begin(), slice.end());
+  return tensors;
+}
 
 void NativeWork::track(collective::PendingRef pending) {
   pending_ = std::move(pending);
+  if (std::exchange(call_.record.recorder, nullptr) != nullptr)
+    mark_ = trace::Mark(call_.group().parts().recorder, call_.record.ticket);
   // Holds the tensors until the engine is done with them, also when the user drops the Work.
   pending_->when_settled(
       [self = shared_from_this()](const Status& status) { self->settle(status); });
@@ -60,7 +69,7 @@ void NativeWork::track(collective::PendingRef pending) {
 /// On whichever thread has found out, under the engine's lock. Copies may run code of the user's,
 /// where a tensor is of a class of theirs.
 void NativeWork::settle(const Status& status) {
-  if (!status.ok() || !staging_.copies_back()) {
+  if (!status.ok() || !call_.copies_back()) {
     try_finish(status);
   } else if (!claimed_.load()) {
     CallbackExecutor::of_process().run(
@@ -80,8 +89,8 @@ void NativeWork::finish(const Status& status) {
   const auto let_go =
       std::move(context_.communicator);  // a Work that is kept keeps no connections and no threads
   try {
-    check(status.ok() ? status : status.with_context(name_));
-    staging_.finish();
+    check(status.ok() ? status : status.with_context(call_.name()));
+    call_.finish();
     mark_.end();
   } catch (const std::exception& error) {
     mark_.fail(error.what());
@@ -136,8 +145,8 @@ void NativeWork::end(c10::ivalue::Future& future) {
     return;
   }
   std::optional<c10::StreamGuard> stream;
-  if (staging_.device() != nullptr) stream.emplace(staging_.device()->stream());
-  future.markCompleted(c10::IValue(staging_.outputs()));
+  if (device() != nullptr) stream.emplace(device()->stream());
+  future.markCompleted(c10::IValue(result()));
 }
 
 bool NativeWork::is_completed() {
@@ -165,7 +174,7 @@ bool NativeWork::wait_until_completed(TimePoint deadline) {
 
 void NativeWork::throw_late(Duration timeout, const Status& status) const {
   raise(Status(Code::timed_out,
-               std::string(name_) + " was not done within the " + describe(timeout) +
+               std::string(call_.name()) + " was not done within the " + describe(timeout) +
                    " that wait() was given; it goes on",
                status.ranks()));
 }
@@ -182,7 +191,7 @@ bool NativeWork::wait(std::optional<Duration> timeout) {
   }
   wait_for_future();
   if (!error_) {
-    if (staging_.device() != nullptr) staging_.device()->join();
+    if (device() != nullptr) device()->join();
     return true;
   }
   show_error();
@@ -194,12 +203,12 @@ c10::intrusive_ptr<c10::ivalue::Future> NativeWork::get_future() {
     const std::lock_guard lock(mutex_);
     if (delivery_) return delivery_->future;
   }
-  const auto* device = staging_.device();
+  const auto* device = this->device();
   const auto delivery = std::make_shared<Delivery>();
   delivery->future = c10::make_intrusive<c10::ivalue::Future>(
       c10::ListType::create(c10::TensorType::get()),
       device != nullptr ? device->asynchronous() : std::vector<c10::Device>{});
-  if (!collective::is_message(staging_.args().op)) {
+  if (!collective::is_message(call_.op())) {
     delivery->lane = CallbackLane::of_this_job();
     if (!delivery->lane) delivery->lane = context_.callbacks;
     delivery->gate = BackwardGate::of_this_pass();
@@ -235,7 +244,7 @@ c10::intrusive_ptr<c10::ivalue::Future> NativeWork::get_future() {
 }
 
 int NativeWork::source_rank() {
-  if (staging_.args().op != Op::recv || !is_success()) return -1;
+  if (call_.op() != Op::recv || !is_success()) return -1;
   return (*context_.ranks)[static_cast<std::size_t>(pending_->source())];
 }
 

@@ -12,6 +12,7 @@
 #include "muster/collective/communicator.h"
 #include "muster/group/backends/staging.h"
 #include "muster/group/backward_gate.h"
+#include "muster/group/call.h"
 #include "muster/group/work.h"
 #include "muster/group/world.h"
 #include "muster/trace/recorder.h"
@@ -32,12 +33,11 @@ struct NativeContext {
 /// current one.
 class NativeWork : public Work, public std::enable_shared_from_this<NativeWork> {
  public:
-  static std::shared_ptr<NativeWork> create(std::string_view name, Staging staging,
-                                            NativeContext context, trace::Mark mark);
-  /// Once: what was started on `staging().args()`. From then on the call holds this Work until it
-  /// is done.
+  static std::shared_ptr<NativeWork> create(Call call, NativeContext context);
+  /// Until it is tracked, for the thread that starts it.
+  Call& given() { return call_; }
+  /// Once: what was started of the call. From then on that holds this Work until it is done.
   void track(collective::PendingRef pending);
-  const Staging& staging() const { return staging_; }
 
   bool is_completed() override;
   bool is_success() override;
@@ -45,13 +45,15 @@ class NativeWork : public Work, public std::enable_shared_from_this<NativeWork> 
   c10::intrusive_ptr<c10::ivalue::Future> get_future() override;
   int source_rank() override;
   std::exception_ptr exception() override;
-  std::vector<at::Tensor> result() override { return staging_.outputs(); }
+  std::vector<at::Tensor> result() override;
 
  private:
   /// How a future that was asked for comes to its end: its callbacks are the user's.
   struct Delivery;
 
-  NativeWork(std::string_view name, Staging staging, NativeContext context, trace::Mark mark);
+  NativeWork(Call call, NativeContext context);
+  /// The accelerator's side, or null.
+  const DeviceCopies* device() const;
   void settle(const Status& status);
   bool try_finish(const Status& status);
   void finish(const Status& status);
@@ -64,11 +66,10 @@ class NativeWork : public Work, public std::enable_shared_from_this<NativeWork> 
   void wait_for_future();
   void end(c10::ivalue::Future& future);
 
-  const std::string_view name_;
   NativeContext context_;  // its communicator until it is completed
   collective::PendingRef pending_;
-  Staging staging_;
-  trace::Mark mark_;
+  Call call_;
+  trace::Mark mark_;          // of the recorded call
   std::exception_ptr error_;  // written before completed_
   std::atomic<bool> claimed_{
       false};  // by the thread that does what is left once the engine is done

@@ -5,7 +5,6 @@
 #include <ATen/ops/empty.h>
 
 #include "muster/group/plain_tensor.h"
-#include "muster/group/scalar_type.h"
 
 namespace muster::group {
 namespace {
@@ -24,31 +23,21 @@ void each_part(const at::Tensor& flat, const Slice& slice, Visit visit) {
 
 }  // namespace
 
-Staging::Staging(Request& request, bool at_root)
-    : quiet_(request.quiet),
-      inputs_(std::move(request.inputs)),
-      outputs_(std::move(request.outputs)) {
-  args_->op = request.op;
-  args_->reduce = request.reduce_op.engine();
-  args_->factor = request.reduce_op.factor();
-  args_->root = request.root;
-  if (!inputs_.empty() || !outputs_.empty()) {
-    const auto& slice = inputs_.empty() ? outputs_.front() : inputs_.front();
-    if (!slice.empty()) {
-      args_->dtype = to_dtype(slice.front().scalar_type());
-      if (!slice.front().is_cpu()) device_ = std::make_unique<DeviceCopies>(slice.front().device());
-    }
-  }
+Staging::Staging(const CallTensors& tensors, collective::Args& args, bool at_root) {
+  const Slice& slice = (tensors.inputs.empty() ? tensors.outputs : tensors.inputs).front();
+  if (!slice.empty() && !slice.front().is_cpu())
+    device_ = std::make_unique<DeviceCopies>(slice.front().device());
+  args.inputs.clear();
+  args.outputs.clear();
   // In place: one buffer, filled, for both sides.
   const bool in_place =
-      request.op == Op::all_reduce || (request.op == Op::reduce && !outputs_.empty());
-  for (const auto& slice : outputs_)
-    args_->outputs.push_back(
-        stage_output(slice, in_place || (request.op == Op::broadcast && at_root)));
+      args.op == Op::all_reduce || (args.op == Op::reduce && !tensors.outputs.empty());
+  for (const auto& output : tensors.outputs)
+    args.outputs.push_back(stage_output(output, in_place || (args.op == Op::broadcast && at_root)));
   if (in_place) {
-    args_->inputs.push_back(args_->outputs.front());
+    args.inputs.push_back(args.outputs.front());
   } else {
-    for (const auto& slice : inputs_) args_->inputs.push_back(stage_input(slice));
+    for (const auto& input : tensors.inputs) args.inputs.push_back(stage_input(input));
   }
   if (device_) device_->wait_for_host();
 }
@@ -102,22 +91,11 @@ void Staging::copy_back() {
     });
 }
 
-void Staging::finish() {
-  if (quiet_) {
-    if (copies_back_.empty()) return;
-    const at::AutoDispatchBelowADInplaceOrView uncounted;
-    return copy_back();
-  }
-  if (!copies_back_.empty()) copy_back();
-  for (const auto& slice : outputs_)
-    for (const auto& tensor : slice)
-      if (is_plain(slice)) mark_written(tensor);
-}
-
-std::vector<at::Tensor> Staging::outputs() const {
-  std::vector<at::Tensor> tensors;
-  for (const auto& slice : outputs_) tensors.insert(tensors.end(), slice.begin(), slice.end());
-  return tensors;
+void Staging::finish(bool quiet) {
+  if (copies_back_.empty()) return;
+  if (!quiet) return copy_back();
+  const at::AutoDispatchBelowADInplaceOrView uncounted;
+  copy_back();
 }
 
 }  // namespace muster::group

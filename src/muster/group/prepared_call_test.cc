@@ -1,7 +1,8 @@
 #include <cstdlib>
 #include <new>
 
-#include "muster/group/requests.h"
+#include "muster/group/calls.h"
+#include "muster/group/prepared_call.h"
 #include "muster/group/test_ranks.h"
 
 // Counts what this thread takes from the heap, where it asks for that. Sanitizers bring an operator
@@ -31,34 +32,33 @@ using testing::values;
 
 // A prepared call is started often, works on what the tensors hold then, and mixes with ordinary
 // calls.
-TEST(PreparedRequests, StartAsOftenAsOneLikes) {
+TEST(PreparedCalls, StartAsOftenAsOneLikes) {
   for (const char* backend : {"native", "tcp"}) {
     on_ranks(
         3,
         [](int rank) {
           const auto group = default_group();
           auto tensor = torch::zeros({5});
-          auto sum = group->prepare(requests::all_reduce(*group, tensor, {.op = ReduceOp::SUM}));
+          auto sum = group->prepare(calls::all_reduce(*group, tensor, {.op = ReduceOp::SUM}));
           auto strided = torch::zeros({4, 3}).t();
-          auto turned =
-              group->prepare(requests::all_reduce(*group, strided, {.op = ReduceOp::MAX}));
+          auto turned = group->prepare(calls::all_reduce(*group, strided, {.op = ReduceOp::MAX}));
           auto parts = torch::zeros({3, 2});
           const auto mine = torch::zeros({2});
-          auto gathered = group->prepare(requests::all_gather_into_tensor(*group, parts, mine, {}));
-          auto later = group->prepare(requests::all_reduce(*group, tensor, {.async_op = true}));
+          auto gathered = group->prepare(calls::all_gather_into_tensor(*group, parts, mine, {}));
+          auto later = group->prepare(calls::all_reduce(*group, tensor, {.async_op = true}));
           for (int round = 0; round < 20; ++round) {
             tensor.fill_(rank + round);
-            EXPECT_EQ(sum.start(), nullptr);
+            EXPECT_EQ(sum.submit(), nullptr);
             EXPECT_SAME(tensor, torch::full({5}, 3.0f * static_cast<float>(round) + 3));
             strided.fill_(rank * round);
-            turned.start();
+            turned.submit();
             EXPECT_SAME(strided, torch::full({3, 4}, 2.0f * static_cast<float>(round)));
             mine.fill_(10 * round + rank);
-            gathered.start();
+            gathered.submit();
             EXPECT_EQ(parts[2][0].item<float>(), 10 * round + 2);
             barrier();
             tensor.fill_(1);
-            later.start()->wait();
+            later.submit()->wait();
             EXPECT_SAME(tensor, torch::full({5}, 3.0f));
           }
         },
@@ -67,16 +67,16 @@ TEST(PreparedRequests, StartAsOftenAsOneLikes) {
 }
 
 // Checked when it is made; nothing on a non-member.
-TEST(PreparedRequests, AreCheckedWhenTheyAreMade) {
+TEST(PreparedCalls, AreCheckedWhenTheyAreMade) {
   on_ranks(3, [](int rank) {
     const auto world = default_group();
-    EXPECT_HAS(message_of<DistError>(
-                   [&] { world->prepare(requests::all_reduce(*world, at::Tensor(), {})); }),
-               "undefined");
+    EXPECT_HAS(
+        message_of<DistError>([&] { world->prepare(calls::all_reduce(*world, at::Tensor(), {})); }),
+        "undefined");
     const auto group = new_group({.ranks = std::vector<int>{0, 2}});
     auto tensor = torch::ones({2});
-    auto call = group->prepare(requests::all_reduce(*group, tensor, {}));
-    call.start();
+    auto call = group->prepare(calls::all_reduce(*group, tensor, {}));
+    call.submit();
     EXPECT_SAME(tensor, torch::full({2}, rank == 1 ? 1.0f : 2.0f));
   });
 }
@@ -84,29 +84,29 @@ TEST(PreparedRequests, AreCheckedWhenTheyAreMade) {
 #ifdef MUSTER_COUNTS_ALLOCATIONS
 // After the first few starts nothing is taken from the heap, for sizes that fit the line, the slot
 // and neither.
-TEST(PreparedRequests, TakeNoMemoryOnceTheyRun) {
+TEST(PreparedCalls, TakeNoMemoryOnceTheyRun) {
   on_ranks(2, [](int) {
     const auto group = default_group();
     for (const std::int64_t elements : {1, 1000, 100000}) {
       auto tensor = torch::zeros({elements});
       auto whole = torch::zeros({2, elements});
-      PreparedRequest prepared[] = {
-          group->prepare(requests::all_reduce(*group, tensor, {})),
-          group->prepare(requests::broadcast(*group, tensor, {.src = 0})),
-          group->prepare(requests::all_gather_into_tensor(*group, whole, tensor, {})),
-          group->prepare(requests::reduce_scatter_tensor(*group, tensor, whole, {}))};
-      for (auto& request : prepared) {
-        for (int i = 0; i < 20; ++i) request.start();
+      PreparedCall prepared[] = {
+          group->prepare(calls::all_reduce(*group, tensor, {})),
+          group->prepare(calls::broadcast(*group, tensor, {.src = 0})),
+          group->prepare(calls::all_gather_into_tensor(*group, whole, tensor, {})),
+          group->prepare(calls::reduce_scatter_tensor(*group, tensor, whole, {}))};
+      for (auto& call : prepared) {
+        for (int i = 0; i < 20; ++i) call.submit();
         std::size_t least =
             1000000;  // of ten rounds: a rank that has to sleep for the other may take some then
         for (int round = 0; round < 10; ++round) {
           taken = 0;
           counting = true;
-          for (int i = 0; i < 20; ++i) request.start();
+          for (int i = 0; i < 20; ++i) call.submit();
           counting = false;
           least = std::min(least, taken);
         }
-        EXPECT_EQ(least, 0u) << elements << " elements, request " << &request - prepared;
+        EXPECT_EQ(least, 0u) << elements << " elements, call " << &call - prepared;
       }
     }
   });

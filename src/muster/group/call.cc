@@ -1,0 +1,99 @@
+#include "muster/group/call.h"
+
+#include <utility>
+
+#include "muster/group/backends/staging.h"
+#include "muster/group/plain_tensor.h"
+
+namespace muster {
+Call::Call(ProcessGroup& group, Op op, const FunctionName& name,
+           const std::optional<Duration>& timeout, bool async_op)
+    : group_(&group) {
+  args.op = op;
+  record.name = name.text;
+  record.group = group.name();
+  record.recorder = group.parts().recorder.get();
+  record.recorded_group = group.parts().recorded_as;
+  record.traced.name = name.traced;
+  record.traced.async = async_op;
+  has_timeout_ = timeout.has_value();
+  record.timeout = timeout ? *timeout : group.timeout();
+  if (!group.is_member()) [[unlikely]]
+    problem_ = Problem::not_a_member;
+}
+
+Call::Call(Call&& other) noexcept
+    : args(std::move(other.args)),
+      record(other.record),
+      group_(other.group_),
+      problem_(other.problem_),
+      dense_(other.dense_),
+      quiet_(other.quiet_),
+      refused_(other.refused_),
+      has_timeout_(other.has_timeout_),
+      device_(other.device_),
+      like_type_(other.like_type_),
+      like_(other.like_),
+      give_(other.give_),
+      get_(other.get_),
+      culprit_(other.culprit_),
+      tensors_(std::move(other.tensors_)) {
+  other.record.recorder = nullptr;  // what is recorded of it goes along
+}
+
+Call Call::again() const {
+  const FunctionName name(record.name);
+  Call call(*group_, args.op, name, has_timeout_ ? std::optional(record.timeout) : std::nullopt,
+            is_async());
+  call.args = args;
+  call.record.traced = record.traced;
+  call.dense_ = dense_;
+  call.quiet_ = quiet_;
+  call.device_ = device_;
+  call.like_type_ = like_type_;
+  call.tensors_ = std::make_unique<CallTensors>(CallTensors{inputs(), outputs()});
+  return call;
+}
+
+void Call::rearm() {
+  record.started = record.completed_inline = false;
+  record.deadline = record.begun = TimePoint();
+  record.ticket = {};
+  record.traced.sequence = 0;
+  if (!has_timeout_) record.timeout = group_->timeout();
+}
+
+void Call::hold() {
+  if (tensors_) return;
+  tensors_ = std::make_unique<CallTensors>();
+  tensors_->inputs = give_.slices(group_->size());
+  tensors_->outputs = get_.slices(group_->size());
+}
+
+void Call::stage() {
+  hold();
+  if (tensors_->staging) {
+    tensors_->staging->refill();
+  } else {
+    tensors_->staging = std::make_shared<group::Staging>(*tensors_, args, at_root());
+  }
+}
+
+bool Call::copies_back() const { return staging() != nullptr && staging()->copies_back(); }
+
+void Call::note_writes() {
+  if (tensors_ && tensors_->staging) tensors_->staging->finish(quiet_);
+  if (quiet_) return;
+  if (tensors_ == nullptr) {
+    for (std::size_t i = 0; i < get_.count; ++i) group::mark_written(get_.tensors[i]);
+    if (get_.lists == nullptr) return;
+    for (const auto& list : *get_.lists)
+      for (const auto& tensor : list) group::mark_written(tensor);
+    return;
+  }
+  for (const auto& slice : tensors_->outputs) {
+    if (slice.size() == 1 && group::is_plain(slice.front())) group::mark_written(slice.front());
+  }
+}
+
+}  // namespace muster
