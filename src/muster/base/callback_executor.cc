@@ -9,12 +9,12 @@
 
 #include "muster/base/log.h"
 #include "muster/base/thread_start.h"
+#include "muster/base/tunables.h"
 
 namespace muster {
 namespace {
 
 constexpr auto kSpareLife = std::chrono::seconds(10);
-constexpr auto kLook = std::chrono::milliseconds(10);
 
 thread_local constinit bool is_spared = false;
 
@@ -108,7 +108,7 @@ bool CallbackExecutor::rest(std::unique_lock<std::mutex>& guard) {
   const auto called = [this] { return !jobs_.empty() || !watched_.empty(); };
   while (jobs_.empty()) {
     if (!watched_.empty()) {
-      changed_.wait_for(guard, kLook, [this] { return !jobs_.empty(); });
+      changed_.wait_for(guard, tunables().progress_tick, [this] { return !jobs_.empty(); });
       if (jobs_.empty()) look_after(guard);
     } else if (idle_ == 1) {
       changed_.wait(guard, called);
@@ -129,22 +129,33 @@ void CallbackExecutor::work() {
       continue;
     }
     --idle_;
-    ++running_;
+    running_.push_back(pthread_self());
     if (idle_ == 0) add_thread();
     guard.unlock();
     run_callback(job);
     job = nullptr;
     guard.lock();
-    --running_;
+    std::erase(running_, pthread_self());
     ++idle_;
-    if (running_ == 0 && jobs_.empty()) over_.notify_all();
+    if (running_.empty() && jobs_.empty()) over_.notify_all();
   }
   --idle_;
 }
 
+std::vector<pthread_t> CallbackExecutor::running_threads() {
+  const std::lock_guard guard(lock_);
+  return running_;
+}
+
+bool CallbackExecutor::begins_jobs() {
+  const std::lock_guard guard(lock_);
+  return may_begin();
+}
+
 bool CallbackExecutor::finish(Duration limit, std::function<bool()> usable) {
   std::unique_lock guard(lock_);
-  const bool over = over_.wait_for(guard, limit, [this] { return running_ == 0 && jobs_.empty(); });
+  const bool over =
+      over_.wait_for(guard, limit, [this] { return running_.empty() && jobs_.empty(); });
   usable_ = std::move(usable);
   return over;
 }

@@ -5,6 +5,8 @@
 /// here, to threads that nobody else needs.
 #pragma once
 
+#include <pthread.h>
+
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
@@ -40,7 +42,7 @@ class CallbackExecutor {
   static void spare_this_thread();
   static bool spares_this_thread();
 
-  /// Something whose state a thread that has no job looks at every 10 ms.
+  /// Something whose state a thread that has no job looks at every millisecond (progress_tick).
   class Watched {
    public:
     virtual ~Watched() = default;
@@ -52,6 +54,10 @@ class CallbackExecutor {
   /// The process ends: waits until no job is left, `limit` at most, and begins none from then on
   /// once `usable()` is false, asked before each. Whether none was left.
   bool finish(Duration limit, std::function<bool()> usable);
+  /// False once `finish` lets no job begin any more.
+  bool begins_jobs();
+  /// The threads that run a job now.
+  std::vector<pthread_t> running_threads();
 
  private:
   CallbackExecutor() = default;
@@ -70,7 +76,7 @@ class CallbackExecutor {
   std::deque<Job> jobs_;
   std::vector<std::weak_ptr<Watched>> watched_;
   int idle_ = 0;
-  int running_ = 0;
+  std::vector<pthread_t> running_;
   std::function<bool()> usable_;  // null: before the end
 };
 

@@ -4,18 +4,9 @@
 #include <utility>
 
 #include "muster/base/thread_rest.h"
+#include "muster/base/tunables.h"
 
 namespace muster {
-namespace {
-
-constexpr auto kStandstill = std::chrono::milliseconds(200);
-/// The same for a job that polls between short sleeps, and for one that polls without any, which
-/// cannot be told from one that computes.
-constexpr auto kIdle = std::chrono::seconds(1);
-constexpr auto kLongest = std::chrono::seconds(10);
-
-}  // namespace
-
 /// A thread that takes jobs, one after another.
 struct CallbackLane::Runner {
   std::atomic<int> busy{0};
@@ -24,9 +15,8 @@ struct CallbackLane::Runner {
   TimePoint began{};                       // the job that runs; under the lane's lock
 
   bool stands_still(TimePoint now) {
-    if (!rest || busy.load() > 0) return false;
-    const bool idle = rest->idle_for(now) >= kIdle;
-    return rest->asleep_for(now) >= kStandstill || idle || now - began >= kLongest;
+    return rest && busy.load() == 0 &&
+           rest->stands_still(now, began, tunables().callback_standstill);
   }
 };
 

@@ -1,6 +1,7 @@
 #include "muster/base/thread_rest.h"
 
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <string_view>
 
 #include "muster/base/descriptor.h"
+#include "muster/base/tunables.h"
 
 namespace muster {
 namespace {
@@ -70,6 +72,25 @@ Duration ThreadRest::idle_for(TimePoint now) {
     idle_since_ = now;
   }
   return now - idle_since_;
+}
+
+bool ThreadRest::stands_still(TimePoint now, TimePoint began, Duration asleep) {
+  const bool idle = idle_for(now) >= tunables().callback_idle;  // each look counts
+  return asleep_for(now) >= asleep || idle || now - began >= tunables().callback_longest;
+}
+
+std::optional<const void*> ThreadRest::sleeps_on() const {
+  const ThreadFile file(thread_, "syscall");
+  if (file.text().empty()) return std::nullopt;
+  // "202 0x7f22e4000ba0 0x189 0x0 0x0 ...": the call and its arguments, or "running".
+  char* next = nullptr;
+  const long call = std::strtol(file.text().data(), &next, 10);
+  const auto word = std::strtoull(next, &next, 16);
+  const auto operation = std::strtoull(next, &next, 16) & FUTEX_CMD_MASK;
+  std::strtoull(next, &next, 16);  // the value that the word had
+  const auto limit = std::strtoull(next, &next, 16);
+  const bool on_condition = call == SYS_futex && operation == FUTEX_WAIT_BITSET && limit == 0;
+  return on_condition ? reinterpret_cast<const void*>(word) : nullptr;  // NOLINT
 }
 
 }  // namespace muster

@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "muster/base/clock.h"
 
@@ -23,6 +24,13 @@ class ThreadRest {
   /// How long it has been awake, or waited for a core, for less than a quarter of the time, as far
   /// as the calls of this function tell. So is a thread that polls for something between sleeps.
   Duration idle_for(TimePoint now);
+  /// Whether it may wait for what others do: it has slept for so long, polls between short sleeps,
+  /// or has done nothing else since `began`, long ago (callback_idle, callback_longest).
+  bool stands_still(TimePoint now, TimePoint began, Duration asleep);
+  /// The word in memory that it sleeps on without a limit of time, as in a condition variable; null
+  /// where it does not, absent where the system does not tell.
+  std::optional<const void*> sleeps_on() const;
+  pid_t thread() const { return thread_; }
 
  private:
   pid_t thread_;

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/node.h>
 
 #include <exception>
 #include <utility>
@@ -55,7 +56,15 @@ WorkRef BackwardCalls::next() {
 }
 
 void BackwardCalls::end() {
-  group::BackwardGate::open_on_this_thread();
+  // A pass inside another (reentrant checkpoints) ends within a node of that one, which goes on.
+  if (torch::autograd::get_current_node()) {
+    const std::lock_guard lock(mutex_);
+    over_ = true;
+    works_.clear();
+    driving_.reset();
+    return;
+  }
+  group::BackwardGate::open_this_pass();
   const auto deadline = deadline_after(steady_clock(), kStay);
   while (const auto work = next()) {
     if (work->is_completed()) continue;

@@ -1,75 +1,125 @@
 #include "muster/group/backward_gate.h"
 
+#include <ATen/core/ivalue.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
+#include <functional>
+#include <unordered_map>
 #include <utility>
+
+#include "muster/base/tunables.h"
 
 namespace muster::group {
 namespace {
 
-constexpr auto kStandstill = std::chrono::milliseconds(20);
-constexpr auto kIdle = std::chrono::milliseconds(500);
-constexpr auto kLongest = std::chrono::seconds(10);
+/// By autograd's number of the pass: threads of several devices may work on one.
+struct Gates {
+  std::mutex mutex;
+  std::unordered_map<int, std::weak_ptr<BackwardGate>> of_pass;
+};
+Gates& gates() {
+  static auto* const all = new Gates;
+  return *all;
+}
 
-thread_local std::weak_ptr<BackwardGate> latest;
-
-/// Autograd's, until the pass ends: after an exception it is dropped uncalled.
-struct Opener {
-  explicit Opener(std::shared_ptr<BackwardGate> opens) : gate(std::move(opens)) {}
-  Opener(const Opener&) = delete;
-  Opener& operator=(const Opener&) = delete;
-  ~Opener() { gate->open(); }
+/// Held by autograd until the pass is gone, also after an exception.
+struct Ender {
+  explicit Ender(std::shared_ptr<BackwardGate> ends) : gate(std::move(ends)) {}
+  Ender(const Ender&) = delete;
+  Ender& operator=(const Ender&) = delete;
+  ~Ender() { gate->end(); }
   const std::shared_ptr<BackwardGate> gate;
 };
+
+bool lies_in(const void* word, const c10::ivalue::Future* future) {
+  return !std::less<>()(word, static_cast<const void*>(future)) &&
+         std::less<>()(word, static_cast<const void*>(future + 1));
+}
 
 }  // namespace
 
 std::shared_ptr<BackwardGate> BackwardGate::of_this_pass() {
   const int pass = torch::autograd::get_current_graph_task_id();
   if (pass < 0) return nullptr;
-  auto gate = latest.lock();
-  if (gate == nullptr || gate->pass_ != pass) {
-    gate = std::make_shared<BackwardGate>(pass);
-    latest = gate;
+  std::shared_ptr<BackwardGate> gate;
+  bool fresh = false;
+  {
+    const std::lock_guard guard(gates().mutex);
+    auto& known = gates().of_pass[pass];
+    gate = known.lock();
+    fresh = gate == nullptr;
+    if (fresh) known = gate = std::make_shared<BackwardGate>(pass);
+  }
+  if (fresh) {
     torch::autograd::Engine::get_default_engine().queue_callback(
-        [opener = std::make_shared<Opener>(gate)] { opener->gate->open(); });
+        [ender = std::make_shared<Ender>(gate)] {});
   }
   const std::lock_guard guard(gate->lock_);
   gate->latest_call_ = steady_clock().now();
+  if (const auto thread = ThreadRest::this_thread(); thread != gate->rest_.thread())
+    gate->rest_ = ThreadRest(thread);
   return gate->is_open_ ? nullptr : gate;
 }
 
-void BackwardGate::open_on_this_thread() {
-  if (const auto gate = latest.lock()) gate->open();
+void BackwardGate::open_this_pass() {
+  std::shared_ptr<BackwardGate> gate;
+  {
+    const std::lock_guard guard(gates().mutex);
+    const auto known = gates().of_pass.find(torch::autograd::get_current_graph_task_id());
+    if (known != gates().of_pass.end()) gate = known->second.lock();
+  }
+  if (gate) gate->open();
 }
 
-void BackwardGate::run(CallbackExecutor::Job job) {
+void BackwardGate::run(CallbackExecutor::Job job, const c10::ivalue::Future* future) {
   bool watch = false;
   {
     const std::lock_guard guard(lock_);
+    if (outer_) return outer_->run(std::move(job), future);
     if (is_open_) return job();  // under the lock: in their order
     watch = held_.empty();
-    held_.push_back(std::move(job));
+    held_.push_back({std::move(job), future});
   }
   if (watch) CallbackExecutor::of_process().watch(weak_from_this());
 }
 
 void BackwardGate::open() {
-  std::vector<CallbackExecutor::Job> jobs;  // end after the lock
+  std::vector<Held> held;  // ends after the lock
   const std::lock_guard guard(lock_);
   is_open_ = true;
-  jobs.swap(held_);
-  for (const auto& job : jobs) job();
+  held.swap(held_);
+  for (const auto& each : held) each.job();
+}
+
+void BackwardGate::end() {
+  {
+    const std::lock_guard guard(gates().mutex);
+    gates().of_pass.erase(pass_);
+  }
+  // The pass that this one was inside of goes on, on this thread.
+  const bool inside = torch::autograd::get_current_graph_task_id() >= 0;
+  auto outer = inside ? of_this_pass() : nullptr;
+  if (!outer) return open();
+  const std::lock_guard guard(lock_);
+  outer_ = std::move(outer);
+  for (auto& each : std::exchange(held_, {})) outer_->run(std::move(each.job), each.future);
 }
 
 bool BackwardGate::look(TimePoint now) {
   bool opens = false;
   {
     const std::lock_guard guard(lock_);
-    if (is_open_) return false;
-    const bool idle = rest_.idle_for(now) >= kIdle;
-    opens = rest_.asleep_for(now) >= kStandstill || idle || now - latest_call_ >= kLongest;
+    if (is_open_ || outer_) return false;
+    const auto word = rest_.sleeps_on();
+    const bool waits = word && std::ranges::any_of(held_, [&](const Held& each) {
+                         return lies_in(*word, each.future);
+                       });
+    // One that sleeps in a call, or until a time, does not wait for callbacks.
+    const bool sleeps = !word || *word != nullptr;
+    const auto asleep = sleeps ? tunables().backward_standstill : tunables().callback_longest;
+    opens = rest_.stands_still(now, latest_call_, asleep) || waits;
   }
   if (opens) open();
   return !opens;

@@ -34,7 +34,7 @@ class Work {
   /// Completed with the list of output tensors, or with the error. Its callbacks run on threads of
   /// their own (base/callback_executor.h), those of a group's collectives one after another; they
   /// may wait for other calls. Where it is asked for in a backward pass it is completed once the
-  /// pass has made all its calls, or its thread stands still.
+  /// pass has made all its calls, or its thread waits for it.
   virtual c10::intrusive_ptr<c10::ivalue::Future> get_future() = 0;
   /// Receives, once completed: the rank of the default group that sent the message. -1 for other
   /// operations.

@@ -181,7 +181,7 @@ void Reducer::State::end_backward() {
     if (failure || !pass.gave_gradients) return;
     try {
       if (pass.mode == Pass::Mode::reduce && pass.under_way) {
-        group::BackwardGate::open_on_this_thread();
+        group::BackwardGate::open_this_pass();
         pass.released = true;
         const auto finish = [this] { reduce_rest(); };
         options.frame.wait_in ? options.frame.wait_in(options.group, finish) : finish();

@@ -109,7 +109,8 @@ void NativeWork::finish(const Status& status) {
 /// Once it is completed: ends the future where and when its callbacks may run.
 void NativeWork::deliver(const std::shared_ptr<Delivery>& delivery) {
   if (!delivery->gate || error_) return post(delivery);
-  delivery->gate->run([self = shared_from_this(), delivery] { self->post(delivery); });
+  delivery->gate->run([self = shared_from_this(), delivery] { self->post(delivery); },
+                      delivery->future.get());
 }
 
 void NativeWork::post(const std::shared_ptr<Delivery>& delivery) {
