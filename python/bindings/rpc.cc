@@ -171,12 +171,14 @@ class StartedCall : public std::enable_shared_from_this<StartedCall> {
       wait_until(agent_, [self = shared_from_this()] { return self->answered_.load(); });
     } catch (...) {
       waiters_.fetch_sub(1);
-      if (answered_.load()) complete();
+      if (answered_.load()) complete_on_waiter();
       throw;
     }
     waiters_.fetch_sub(1);
-    complete();
+    complete_on_waiter();
   }
+  /// The future has callbacks, which may block: they do not run on a thread that waits for it.
+  void has_callbacks() { calls_back_.store(true); }
   py::object result() const { return value_of(name_, answer_); }
 
  private:
@@ -184,8 +186,11 @@ class StartedCall : public std::enable_shared_from_this<StartedCall> {
     answer_ = std::move(answer);
     answered_.store(true);
     // One that waits completes it on its own thread.
-    if (waiters_.load() > 0) return;
-    if (!agent_->run_later([self = shared_from_this()] { self->complete_(); })) complete_();
+    if (waiters_.load() == 0) complete_apart();
+  }
+  void complete_on_waiter() { calls_back_.load() ? complete_apart() : complete(); }
+  void complete_apart() {
+    agent_->run_callback([self = shared_from_this()] { self->complete_(); });
   }
   void complete() {
     if (completed_.exchange(true) || is_python_ending()) return;
@@ -206,6 +211,7 @@ class StartedCall : public std::enable_shared_from_this<StartedCall> {
   Answer answer_;
   std::atomic<bool> answered_{false};
   std::atomic<int> waiters_{0};
+  std::atomic<bool> calls_back_{false};
   std::atomic<bool> completed_{false};
 };
 
@@ -519,6 +525,7 @@ void bind_rpc(py::module_& module) {
   module.def("_remote", &remote);
   py::class_<StartedCall, std::shared_ptr<StartedCall>>(module, "_StartedCall")
       .def("wait", &StartedCall::wait)
+      .def("has_callbacks", &StartedCall::has_callbacks)
       .def("result", &StartedCall::result);
   py::class_<LateAnswer>(module, "_LateAnswer")
       .def("value", &LateAnswer::value)

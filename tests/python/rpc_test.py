@@ -82,6 +82,14 @@ def grown(x, times: int):
     return x
 
 
+held = fork.Lock()
+
+
+def held_one():
+    with held:
+        return 1
+
+
 def raised(kind, call, *arguments):
     with pytest.raises(kind) as caught:
         call(*arguments)
@@ -316,6 +324,41 @@ def test_timeouts_and_threads():
         assert waits.wait() is None
 
     on_workers(2, body, rpc_timeout=30)
+
+
+def wait_nested(depth):
+    def deeper(done):
+        return done.wait() + (wait_nested(depth - 1).wait() if depth > 1 else 0)
+
+    with held:  # the answer comes after the callback was given
+        future = rpc.rpc_async(1, held_one).then(deeper)
+    return future
+
+
+# spec: N2 callbacks of futures may wait for each other deeper than a worker has threads, in Python
+def test_callbacks_wait_deeper_than_the_pool():
+    def body(rank):
+        if rank == 0:
+            assert wait_nested(6).wait() == 6
+
+    on_workers(2, body, num_worker_threads=2)
+
+
+def keeps_callbacks_apart(rank):
+    if rank != 0:
+        return
+    goes_on = threading.Event()
+    with held:
+        future = rpc.rpc_async(1, held_one)
+        called = future.then(lambda done: goes_on.wait(60))
+    assert future.wait() == 1
+    goes_on.set()
+    assert called.wait()
+
+
+# spec: N2 whoever waits for a future waits for its value and not for its callbacks
+def test_callbacks_keep_no_waiter():
+    on_workers(2, keeps_callbacks_apart)
 
 
 # spec: N6 a failed peer closes only its own in Python

@@ -332,6 +332,18 @@ class Future(torch.futures.Future):
             self._call.wait()
         return super().wait()
 
+    def then(self, callback):
+        self._has_callbacks()
+        return super().then(callback)
+
+    def add_done_callback(self, callback):
+        self._has_callbacks()
+        super().add_done_callback(callback)
+
+    def _has_callbacks(self):
+        if self._call is not None:
+            self._call.has_callbacks()
+
 
 def complete(future, call):
     try:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "muster/base/exception_status.h"
 #include "muster/base/log.h"
 #include "muster/group/errors.h"
 #include "muster/rpc/agent_closing.h"
@@ -38,7 +39,7 @@ Agent::Agent(std::shared_ptr<transport::Fabric> fabric, const std::vector<std::s
               {.ours = options_.device_maps, .callers = options_.maps_of_callers}, inbox_),
       pool_(this, options_.num_worker_threads, options_.bind_thread),
       server_(*this, life_, outbox_, pool_),
-      listener_(*fabric_, [this] { return progress(); }),
+      listener_(*fabric_, [this] { return guarded_progress(); }),
       closing_(std::make_unique<Closing>(*this)) {
   on(Kind::closing, {[this](Request request) { closing_->take(std::move(request)); },
                      [](const Request&) { return true; }});
@@ -47,7 +48,9 @@ Agent::Agent(std::shared_ptr<transport::Fabric> fabric, const std::vector<std::s
 Agent::~Agent() { stop(); }
 
 void Agent::start() {
-  if (life_.start() && fabric_->threads()) listener_.start(this, options_.bind_thread);
+  if (!life_.start() || !fabric_->threads()) return;
+  if (const Status started = listener_.start(this, options_.bind_thread); !started)
+    group::raise(started);
 }
 
 // ---- calling
@@ -229,6 +232,20 @@ void Agent::on_loss(int peer, const Status& why) {
   for (const auto& callback : loss_callbacks_)
     run_later([callback, peer, cause] { callback(peer, cause); });
   fabric_->wake();
+}
+
+/// For a thread that nobody waits on. What cannot be read may have come from any worker.
+bool Agent::guarded_progress() {
+  try {
+    return progress();
+  } catch (...) {
+    const Status why = status_of_exception();
+    log(LogLevel::error, workers_.describe(self().id()) + ": " + why.message());
+    for (const WorkerInfo& worker : workers())
+      if (worker.id() != self().id())
+        on_loss(worker.id(), why.with_context(workers_.describe(self().id())));
+    return true;
+  }
 }
 
 void Agent::on_loss(std::function<void(int worker, const Status& why)> callback) {

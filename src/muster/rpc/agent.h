@@ -9,8 +9,9 @@
 /// Threads. Whoever waits for an answer drives the fabric on its own thread: no hand-over between
 /// the bytes and the waiting caller. While nobody waits, the agent's listener thread does; asleep
 /// it is woken through the fabric's mailbox. Handlers that say they are short run on the thread
-/// that found the message; all others, and futures' callbacks, on a pool of at most
-/// `num_worker_threads` threads, which start when first needed.
+/// that found the message; all others on a pool of at most `num_worker_threads` threads, which
+/// start when first needed. Futures' callbacks run on threads of the CallbackExecutor: they may
+/// wait for one another to any depth.
 ///
 /// Failure. A peer that dies, leaves or sends what cannot be read fails exactly the calls that wait
 /// for it, at once, naming it; calls to others go on. A call that nobody waits for any more
@@ -138,8 +139,13 @@ class Agent final : public std::enable_shared_from_this<Agent>, private InboxEve
   bool wait(const std::function<bool()>& done, TimePoint deadline);
   /// What a thread waits for with `wait` has changed.
   void wake();
-  /// On a worker thread. False where the agent has ended: it will not run.
+  /// On a worker thread. False where it will not run: the agent has ended, or gets no thread.
   bool run_later(std::function<void()> task) { return pool_.run(std::move(task)); }
+  /// Code of the user's, on a thread of its own, bound as a worker thread is. It may wait for other
+  /// callbacks. The end of the agent waits until it has returned.
+  void run_callback(std::function<void()> callback) {
+    pool_.run_callback(shared_from_this(), std::move(callback));
+  }
 
   // ---- the end
 
@@ -174,6 +180,7 @@ class Agent final : public std::enable_shared_from_this<Agent>, private InboxEve
   // InboxEvents.
   void on_message(int from, const Head& head, Parcel parcel) override;
   void on_loss(int peer, const Status& why) override;
+  bool guarded_progress();
   void on_answer(int from, const Head& head, Parcel parcel);
 
   Limit limit_of(const CallOptions& options) const;

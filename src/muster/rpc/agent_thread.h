@@ -16,6 +16,7 @@ class AgentThread {
   AgentThread(const Agent* agent, const BindThread& bind) : bound_(bind ? bind() : nullptr) {
     current = agent;
   }
+  ~AgentThread() { current = before_; }
   AgentThread(const AgentThread&) = delete;
   AgentThread& operator=(const AgentThread&) = delete;
 
@@ -24,6 +25,7 @@ class AgentThread {
  private:
   static inline constinit thread_local const Agent* current = nullptr;
   const std::shared_ptr<void> bound_;
+  const Agent* const before_ = current;
 };
 
 }  // namespace muster::rpc

@@ -312,6 +312,26 @@ TEST(DistAutograd, Errors) {
   });
 }
 
+// spec: O1 N2 an operator that trusts its caller, in its backward pass too, is refused within a
+// context, and what comes after it goes on
+TEST(DistAutograd, AnOperatorThatTrustsItsCallerIsRefused) {
+  register_all();
+  on_workers(2, [](int rank) {
+    if (rank != 0) return;
+    const context current;
+    const auto probabilities = leaf(1, {5, 1, 3});
+    const std::vector<std::int64_t> lengths = {5};
+    EXPECT_SAYS(rpc_sync<at::Tensor>("worker1", "aten::ctc_loss", probabilities.log_softmax(2),
+                                     torch::ones({1, 5}, torch::kLong), lengths, lengths),
+                "aten::ctc_loss");
+    const auto product = rpc_sync<at::Tensor>("worker1", "aten::mul", probabilities, probabilities);
+    backward(current.context_id(), {product.sum()}, false, Mode::smart);  // one was sent in vain
+    EXPECT_LT(
+        off(get_gradients(current.context_id()).at(probabilities), 2 * probabilities.detach()),
+        kClose);
+  });
+}
+
 // spec: N7 RRef.backward, N11 RRef.backward(dist_autograd_ctx_id=-1, retain_graph=False): from the
 // user, from the owner, and without a context
 TEST(DistAutograd, BackwardOfRRefs) {

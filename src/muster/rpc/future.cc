@@ -31,8 +31,11 @@ void FutureCore::publish() {
   const auto agent = agent_.lock();
   if (agent) agent->wake();
   for (auto& callback : callbacks) {
-    if (!agent || !agent->run_later([self = shared_from_this(), callback] { callback(); }))
+    if (!agent) {
       callback();
+    } else {
+      agent->run_callback([self = shared_from_this(), callback] { callback(); });
+    }
   }
 }
 

@@ -70,10 +70,10 @@ class FutureState final : public FutureCore {
     return true;
   }
   const Stored& value() const { return *value_; }
-  /// Calls `callback(state)`: at once where this is done; else once it is, on a worker thread of
-  /// the agent (where there is none: on the thread that completes it). The state that it is called
-  /// with is this one: a callback that holds it itself would keep a state alive whose value never
-  /// comes.
+  /// Calls `callback(state)`: at once where this is done; else once it is, on a thread for
+  /// callbacks (where there is no agent: on the thread that completes it). The state that it is
+  /// called with is this one: a callback that holds it itself would keep a state alive whose value
+  /// never comes.
   template <class F>
   void then(F callback) {
     call_when_done([this, callback = std::move(callback)]() mutable {

@@ -2,6 +2,8 @@
 
 #include <chrono>
 
+#include "muster/base/thread_start.h"
+
 namespace muster::rpc {
 namespace {
 
@@ -11,11 +13,17 @@ constexpr Duration kStandBy = std::chrono::microseconds(250);
 
 }  // namespace
 
-void Listener::start(const Agent* agent, const BindThread& bind) {
-  thread_ = std::thread([this, agent, bind] {
-    const AgentThread thread(agent, bind);
-    listen();
-  });
+Status Listener::start(const Agent* agent, const BindThread& bind) {
+  auto started = start_thread(
+      "the thread that listens for calls",
+      [this, agent, bind] {
+        const AgentThread thread(agent, bind);
+        listen();
+      },
+      Signals::inherited);
+  if (!started.ok()) return started.status();
+  thread_ = std::move(*started);
+  return {};
 }
 
 void Listener::stop() {

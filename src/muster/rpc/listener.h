@@ -20,7 +20,7 @@ class Listener {
   Listener(transport::Fabric& fabric, std::function<bool()> progress)
       : fabric_(fabric), progress_(std::move(progress)) {}
 
-  void start(const Agent* agent, const BindThread& bind);
+  Status start(const Agent* agent, const BindThread& bind);
   void stop();
 
   /// Around a caller that drives messages itself: the listener keeps away.

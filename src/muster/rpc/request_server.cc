@@ -132,12 +132,17 @@ void RequestServer::take(int from, const Head& head, Parcel parcel) {
   // Shared, since a task must be copyable.
   auto shared = std::make_shared<Request>(std::move(request));
   answering.reset();
-  pool_.run([this, handler, shared, observed] {
+  const bool runs = pool_.run([this, handler, shared, observed] {
     const auto& responder = shared->responder;
     const bool unwanted =
         responder && (responder->cancelled() || agent_.clock().now() >= shared->deadline);
     run(*handler, std::move(*shared), observed, unwanted);
   });
+  if (runs) return;
+  handled_.fetch_add(1, std::memory_order_relaxed);
+  if (shared->responder)
+    shared->responder->fail(std::make_exception_ptr(
+        DistError("no thread can be started there to run it (ulimit -u)", Code::exhausted)));
 }
 
 /// `unwanted`: nobody waits for the answer any more.

@@ -6,6 +6,7 @@
 #include <semaphore>
 #include <thread>
 
+#include "muster/base/thread_start.h"
 #include "muster/rpc/test_functions.h"
 #include "muster/rpc/test_workers.h"
 #include "muster/testing/process_usage.h"
@@ -79,6 +80,29 @@ TEST(Rpc, AnUngracefulEndFailsWhatIsUnderWay) {
       shutdown(false);
     }
   });
+}
+
+// spec: H7 N6 no thread to be had: an error of the call, or of init_rpc
+TEST(Rpc, NoThreadIsAnErrorOfTheCall) {
+  Workers workers(2);
+  std::barrier all(2);
+  workers.run([&](int rank) {
+    all.arrive_and_wait();  // both have their own threads
+    if (rank == 0) {
+      const NoNewThreads none;
+      EXPECT_HAS(message_of<DistError>([] { rpc_sync<std::string>(1, "whose", ""); }),
+                 "no thread can be started there");
+      all.arrive_and_wait();
+    } else {
+      all.arrive_and_wait();
+    }
+    EXPECT_EQ(rpc_sync<std::string>(1 - rank, "whose", ""), Workers::name(1 - rank));
+  });
+  Workers one(1);
+  const auto agent = Agent::create(one.fabric(0), {"alone"}, {});
+  const NoNewThreads none;
+  EXPECT_HAS(message_of<DistError>([&] { agent->start(); }),
+             "cannot start the thread that listens");
 }
 
 // ---- N6: failures

@@ -430,6 +430,14 @@ TEST(Rpc, AFunctionThatReturnsAFutureFreesItsThread) {
       one_thread);
 }
 
+// spec: N2 callbacks of futures may wait for each other deeper than a worker has threads
+TEST(Rpc, CallbacksWaitForCallbacksDeeperThanThePool) {
+  RpcBackendOptions few_threads;
+  few_threads.num_worker_threads = 2;
+  on_workers(
+      2, [](int rank) { EXPECT_EQ(callbacks_that_wait(1 - rank, 7).wait(), 7); }, few_threads);
+}
+
 TEST(RpcFuture, ThenWaitAllAndDroppedPromises) {
   const Promise<int> promise{std::weak_ptr<Agent>()};
   const auto future = promise.future();

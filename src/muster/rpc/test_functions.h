@@ -62,6 +62,16 @@ inline Gates gates;
 inline std::atomic<int> next_gate{0};
 inline std::atomic<int> entered{0};
 
+/// How many callbacks have run, each of which waits for the next one: `depth` of them.
+inline Future<int> callbacks_that_wait(int worker, int depth) {
+  const int gate = next_gate++;
+  const auto count = rpc_async<int>(worker, "later", gate).then([=](const Future<int>& answer) {
+    return answer.wait() + (depth > 1 ? callbacks_that_wait(worker, depth - 1).wait() : 0);
+  });
+  gates.at(gate).set_value(1);
+  return count;
+}
+
 struct Registered {
   Registered() {
     register_function("scale", scale);

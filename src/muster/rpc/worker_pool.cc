@@ -1,27 +1,63 @@
 #include "muster/rpc/worker_pool.h"
 
+#include <chrono>
 #include <exception>
 #include <string>
 #include <utility>
 
+#include "muster/base/callback_executor.h"
 #include "muster/base/log.h"
+#include "muster/base/thread_start.h"
 #include "muster/rpc/agent.h"
 #include "muster/rpc/errors.h"
 
 namespace muster::rpc {
+namespace {
+
+// How often `join`, which waits for callbacks, asks whether the process ends: then those that have
+// not begun never will.
+constexpr auto kLookForTheEnd = std::chrono::milliseconds(100);  // limit: patience at the end
+
+}  // namespace
 
 bool WorkerPool::run(Task task) {
   {
     const std::lock_guard lock(mutex_);
     if (stopped_) return false;
-    busy_.fetch_add(1);
+    const bool all_taken = static_cast<int>(tasks_.size()) >= idle_threads_;
+    if (all_taken && static_cast<int>(threads_.size()) < most_ && !add_thread()) return false;
     tasks_.push_back(std::move(task));
-    const bool all_taken = static_cast<int>(tasks_.size()) > idle_threads_;
-    if (all_taken && static_cast<int>(threads_.size()) < most_)
-      threads_.emplace_back([this] { work(); });
+    busy_.fetch_add(1);
   }
   changed_.notify_one();
   return true;
+}
+
+/// Under the lock. False where there is no thread at all.
+bool WorkerPool::add_thread() {
+  auto thread = start_thread(
+      "a worker thread of RPC", [this] { work(); }, Signals::inherited);
+  if (thread.ok()) {
+    threads_.push_back(std::move(*thread));
+  } else if (threads_.empty()) {
+    log(LogLevel::error, "worker '" + agent_->self().name() + "': " + thread.status().message());
+  }
+  return !threads_.empty();
+}
+
+void WorkerPool::run_callback(std::shared_ptr<const void> owner, Task callback) {
+  busy_.fetch_add(1);
+  CallbackExecutor::of_process().run(
+      [this, owner = std::move(owner), callback = std::move(callback)]() mutable {
+        {
+          const AgentThread thread(agent_, bind_);
+          muster::run_callback(callback);
+          callback = nullptr;  // what it holds goes before the agent may end
+        }
+        const std::lock_guard lock(mutex_);
+        busy_.fetch_sub(1);
+        if (stopped_) changed_.notify_all();
+      });
 }
 
 void WorkerPool::stop() {
@@ -34,7 +70,11 @@ void WorkerPool::stop() {
 
 void WorkerPool::join() {
   for (auto& thread : threads_) thread.join();
-  tasks_.clear();
+  std::unique_lock lock(mutex_);
+  const auto done = [this] { return busy_.load() == 0; };
+  while (!changed_.wait_for(lock, kLookForTheEnd, done) &&
+         CallbackExecutor::of_process().begins_jobs()) {
+  }
 }
 
 void WorkerPool::work() {
