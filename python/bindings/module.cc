@@ -1,3 +1,9 @@
+#include <unistd.h>
+
+#include <cstdlib>
+#include <exception>
+#include <thread>
+
 #include "bindings.h"
 #include "muster/base/callback_executor.h"
 #include "no_gil.h"
@@ -5,16 +11,43 @@
 
 namespace {
 
+std::terminate_handler terminate_before = nullptr;
+std::thread::id ending_thread;
+
+/// Once Python ends, it unwinds every other thread that needs its interpreter again (pthread_exit,
+/// up to Python 3.13): a daemon thread that returns from a call, a callback that has not returned.
+/// No exception can leave the destructors on that way, so the thread comes here. It stops, as
+/// Python 3.14 stops it, and the process ends as if it were not there.
+[[noreturn]] void stop_where_python_ends() {
+  if (muster::python::is_python_ending() && std::this_thread::get_id() != ending_thread)
+    for (;;) ::pause();
+  if (terminate_before != nullptr) terminate_before();
+  std::abort();
+}
+
 /// Callbacks of Python's need its interpreter: those that run get this long to return before it
 /// ends, and none begins once it ends.
 constexpr auto kLastCallbacks = std::chrono::seconds(3);
+/// Those that still run then, get a SystemExit, and this long to see it. To stop them in the middle
+/// is no way: torch's frames between take the interpreter's lock away from the thread that ends it.
+constexpr auto kEndedCallbacks = std::chrono::milliseconds(500);
 
 void finish_callbacks_at_exit() {
   namespace py = pybind11;
   const auto finish = py::cpp_function(
       [] {
-        muster::CallbackExecutor::of_process().finish(
-            kLastCallbacks, [] { return !muster::python::is_python_ending(); });
+        auto& executor = muster::CallbackExecutor::of_process();
+        const auto usable = [] { return !muster::python::is_python_ending(); };
+        if (!executor.finish(kLastCallbacks, usable)) {
+          {
+            const py::gil_scoped_acquire held;
+            for (const auto thread : executor.running_threads())
+              PyThreadState_SetAsyncExc(thread, PyExc_SystemExit);
+          }
+          executor.finish(kEndedCallbacks, usable);
+        }
+        ending_thread = std::this_thread::get_id();
+        terminate_before = std::set_terminate(&stop_where_python_ends);
       },
       py::call_guard<py::gil_scoped_release>());
   py::module_::import("atexit").attr("register")(finish);

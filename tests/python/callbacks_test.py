@@ -276,6 +276,59 @@ def test_hooks_ask_the_model():
     on_ranks(2, "muster", asks_the_model)
 
 
+class Calls(torch.autograd.Function):
+    """Backward starts a call whose callback starts another one; `seen` gets what was begun, in order."""
+
+    @staticmethod
+    def forward(ctx, x, face, name, seen, before):
+        ctx.face, ctx.name, ctx.seen, ctx.before = face, name, seen, before
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        face, name, seen = ctx.face, ctx.name, ctx.seen
+        ctx.before()
+        seen.append(name)
+
+        def callback(done):
+            seen.append("after " + name)
+            return face.sum_later(done.value()[0]).wait()[0]
+
+        seen.append(face.sum_later(torch.ones(3)).then(callback))
+        return gradient, None, None, None, None
+
+
+def calls_in_a_pass_within_another(face, rank, size):
+    seen = []
+
+    def names():
+        return [each for each in seen if isinstance(each, str)]
+
+    def calls(x, name, before=lambda: None):
+        return Calls.apply(x, face, name, seen, before)
+
+    def inner_calls_are_over():
+        face.dist.all_reduce(torch.ones(1))  # later than those calls, and so are they
+        assert not threading.Event().wait(0.1) and names() == ["outer", "inner"]
+
+    x = torch.ones(3, requires_grad=True)
+    first = calls(x, "last", inner_calls_are_over)
+    inside = torch.utils.checkpoint.checkpoint(
+        lambda y: calls(y, "inner"), first, use_reentrant=True
+    )
+    calls(inside, "outer").sum().backward()
+    for each in seen:
+        if not isinstance(each, str):
+            assert torch.equal(each.wait(), torch.full((3,), float(size * size)))
+    assert names() == ["outer", "inner", "last", "after outer", "after inner", "after last"]
+
+
+# spec: E3 K4 callbacks of a backward pass inside another run after the outer one's calls, in the order of the calls
+@pytest.mark.parametrize("face", FACES)
+def test_callbacks_of_a_pass_within_another(face):
+    on_ranks(2, face, calls_in_a_pass_within_another)
+
+
 HOOKS = {
     "powerSGD": (
         lambda dist: powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2),
@@ -393,7 +446,7 @@ def test_deadlines_fire_beside_callbacks(face):
 # ---- the end of the interpreter
 
 ENDING_PROGRAM = """
-import sys, threading
+import sys, threading, time
 import torch, muster as dist
 
 rank, what = int(sys.argv[1]), sys.argv[3]
@@ -403,6 +456,11 @@ entered = threading.Event()
 
 def callback(done):
     entered.set()
+    while what == "polls":
+        entered.wait(0.001)
+        time.sleep(0.001)
+    while what == "computes":
+        pass
     if what == "stays":
         threading.Event().wait()
     for _ in range(200):
@@ -441,10 +499,35 @@ def printed_by(program, *arguments):
 
 
 # spec: E3 get_future: a process ends while a callback of Python's runs, and waits for one that returns
-@pytest.mark.parametrize("what", ["returns", "stays"])
+@pytest.mark.parametrize("what", ["returns", "stays", "polls", "computes"])
 def test_a_process_ends_while_callbacks_run(what):
     printed = printed_by(ENDING_PROGRAM, what)
     assert printed == ["returned\n" if what == "returns" else "", ""]
+
+
+DAEMON_PROGRAM = """
+import sys, threading
+import torch, muster as dist
+
+rank, what = int(sys.argv[1]), sys.argv[3]
+dist.init_process_group(init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+dist.barrier()
+entered = threading.Event()
+
+def call():
+    entered.set()
+    while what == "calls" or rank == 0:
+        dist.all_reduce(torch.ones(3))
+
+threading.Thread(target=call, daemon=True).start()
+entered.wait()
+"""
+
+
+# spec: E3 H7 a process ends, without a word, while a daemon thread is in a call
+@pytest.mark.parametrize("what", ["calls", "waits"])
+def test_a_process_ends_while_a_daemon_thread_is_in_a_call(what):
+    assert printed_by(DAEMON_PROGRAM, what) == ["", ""]
 
 
 LATE_PROGRAM = """
