@@ -18,7 +18,6 @@ _PACKAGES = tuple(
     os.path.dirname(os.path.abspath(file)) + os.sep for file in (__file__, torch.__file__)
 )
 _MOST_TEXT = 300
-_of_a_thread = ""
 
 
 def _place(error):
@@ -92,10 +91,9 @@ def _chain_threading_excepthook():
     before = threading.excepthook
 
     def hook(args):
-        global _of_a_thread
-        if args.exc_value is not None and not _of_a_thread:
+        if args.exc_value is not None:
             name = args.thread.name if args.thread is not None else "unknown"
-            _of_a_thread = f"{describe(args.exc_value)}, in its thread {name}"
+            _C.note_trouble(f"{describe(args.exc_value)}, in its thread {name}")
         before(args)
 
     threading.excepthook = hook
@@ -105,8 +103,6 @@ def _at_exit():
     error = _last()
     if sys.excepthook is not _hook and error is not None and not _interactive():
         _C.note_failure(describe(error), earlier(error))  # another hook took the place of ours
-    if _of_a_thread:
-        _C.note_failure(_of_a_thread, [])
     _C.tell_failure()
 
 

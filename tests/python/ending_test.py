@@ -333,24 +333,45 @@ told(lambda: [dist.all_reduce(torch.ones(4)) for _ in range(10)])
     )
 
 
-# spec: H7 the exception of a thread, where the process then ends
-def test_program_whose_thread_raised(tmp_path):
-    body = """
+THREAD_THAT_RAISES = """
 def work():
     raise ValueError("bad batch")
 if rank == 1:
     thread = threading.Thread(target=work, name="loader")
     thread.start()
     thread.join()
-    sys.exit(0)
-told(lambda: [dist.all_reduce(torch.ones(4)) for _ in range(10)])
+    sys.exit({status})
+{call}
 """
-    (told_text, code), _ = run_program(body, tmp=tmp_path)
-    assert code == 0
+REDUCE = "told(lambda: [dist.all_reduce(torch.ones(4)) for _ in range(10)])"
+
+
+# spec: H7 the exception of a thread, where the process then ends with a status other than 0
+def test_program_whose_thread_raised(tmp_path):
+    body = THREAD_THAT_RAISES.format(status=3, call=REDUCE)
+    (told_text, code), (_, status) = run_program(body, tmp=tmp_path)
+    assert (code, status) == (0, 3)
     assert (
         "rank 1 failed: ValueError: bad batch (train.py:" in told_text
         and "in its thread loader" in told_text
     ), told_text
+
+
+# spec: H7 the exception of a thread is no failure of a rank that ends well, and told to those who need that rank
+def test_program_that_ends_well_after_a_thread_raised(tmp_path):
+    body = THREAD_THAT_RAISES.format(status=0, call=REDUCE)
+    (told_text, code), (_, status) = run_program(body, tmp=tmp_path)
+    assert (code, status) == (0, 0)
+    assert "rank 1's process has ended, and called no destroy_process_group before" in told_text
+    assert "before (ValueError: bad batch (train.py:" in told_text, told_text
+    assert "in its thread loader)" in told_text and "rank 1 failed" not in told_text, told_text
+
+
+# spec: H7 B10 the others close their groups without a rank that ended well, though a thread of it raised
+def test_others_close_their_groups_after_a_thread_raised(tmp_path):
+    body = THREAD_THAT_RAISES.format(status=0, call="told(dist.destroy_process_group)")
+    (told_text, code), (_, status) = run_program(body, tmp=tmp_path)
+    assert (told_text, code, status) == ("", 0, 0)
 
 
 # spec: H7 in stock torch on backend muster
@@ -397,5 +418,4 @@ def test_hooks_are_chained():
         thread.join()
     finally:
         threading.excepthook = before
-        _failure._of_a_thread = ""
     assert seen == [ValueError]

@@ -113,10 +113,11 @@ void Engine::shut_down() {
   }
 }
 
-void Engine::leave_unclosed() {
+void Engine::leave_unclosed(const std::string& after) {
   if (context_.forked()) return;
   const PassLoop::Entry entry(loop_);
   context_.own.unclosed = true;
+  if (!after.empty()) context_.own.trouble = after;
 }
 
 void Engine::fail_rank(const std::string& why, const std::vector<int>& earlier) {
@@ -144,6 +145,7 @@ void Engine::close_links() {
     if (const int neighbour = heartbeats_.watched_neighbour(step); neighbour >= 0)
       links_.to(neighbour);
   }
+  if (!context_.own.trouble.empty()) detector_.tell_trouble(context_.own.trouble);
   for (const auto& link : links_.all()) {
     if (link && context_.ranks.gone(link->peer()).ok()) push_close(*link);
   }

@@ -32,7 +32,7 @@ class Engine final : public ConnectorEvents, public TimedDuties {
   Status start(Fabric& fabric);
   /// Fails what is still under way, tells the peers, flushes, stops the watcher.
   void shut_down();
-  void leave_unclosed();
+  void leave_unclosed(const std::string& after);
   void fail_rank(const std::string& why, const std::vector<int>& earlier);
 
   Result<std::shared_ptr<Channel>> open(std::shared_ptr<Engine> self, std::uint32_t id,

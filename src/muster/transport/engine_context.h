@@ -20,6 +20,7 @@ inline std::string rank_text(int rank) { return "rank " + std::to_string(rank); 
 struct OwnEnd {
   bool closing = false;   ///< from here on this rank judges nobody
   bool unclosed = false;  ///< the close frame says that the groups were not closed
+  std::string trouble;    ///< what had gone wrong before it ended unclosed; told before the close
   bool failed = false;    ///< all have been told that this rank has failed: no close frame
 };
 

@@ -76,7 +76,8 @@ class Fabric {
 
   /// Says that the destructor ends a rank that has not closed its groups. Calls that need this rank
   /// fail at once with that reason; all others go on. Thread-safe, does not block.
-  virtual void leave_unclosed() {}
+  /// `after`: what had gone wrong in its process, for their errors.
+  virtual void leave_unclosed([[maybe_unused]] const std::string& after = {}) {}
   /// This rank has failed: every channel here fails, and every rank is told "rank 2 failed: <why>".
   /// `earlier`: the ranks whose failure led to this one, if any; they are then at fault. The first
   /// call counts, and no goodbye follows. Blocks for at most a second. Thread-safe.

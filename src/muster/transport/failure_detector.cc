@@ -107,11 +107,13 @@ void FailureDetector::leave(int rank) {
   const Link* link = links_.find(rank);
   const bool unclosed = (link != nullptr && link->close.unclosed) ||
                         own_word_of(engine_, rank) == OwnWord::left_unclosed;
-  const char* how = unclosed ? "'s process has ended, and called no destroy_process_group before; "
-                               "nothing more comes from it"
-                             : " has left the job in good order (it closed its process group); "
-                               "nothing more comes from it";
-  const Status cause(Code::closed, rank_text(rank) + how, {rank});
+  std::string how = " has left the job in good order (it closed its process group)";
+  if (unclosed) {
+    how = "'s process has ended, and called no destroy_process_group before";
+    if (const auto trouble = troubles_.find(rank); trouble != troubles_.end())
+      how += " (" + trouble->second + ")";
+  }
+  const Status cause(Code::closed, rank_text(rank) + how + "; nothing more comes from it", {rank});
   engine_.ranks.set_gone(rank, cause);
   suspects_.erase(rank);
   for (const auto& [id, channel] : channels_.all()) channel->leave_locked(rank, cause);
@@ -203,7 +205,7 @@ void FailureDetector::declare_dead(int rank, const Status& evidence) {
     }
   }
   end_stream(rank, cause);
-  news_.spread_rank_failure(rank, cause, false, rank);
+  news_.spread_rank_failure(rank, cause, RankNews::lost, rank);
   engine_.pass.completed = true;
 }
 
@@ -223,7 +225,7 @@ void FailureDetector::on_own_word(int source, int rank, const Status& cause) {
   if (logs(LogLevel::info)) log(LogLevel::info, cause.message());
   note_cause(cause);
   for (const auto& [id, channel] : channels_.all()) channel->leave_locked(rank, cause);
-  news_.spread_rank_failure(rank, cause, true, source);
+  news_.spread_rank_failure(rank, cause, RankNews::failed, source);
   if (Link* link = links_.find(rank); link != nullptr && source == rank) {  // it waits to be heard
     FrameHeader answer;
     answer.kind = FrameKind::close_ack;
@@ -245,9 +247,17 @@ void FailureDetector::end_failed_rank(int rank) {
 }
 
 void FailureDetector::on_told_rank_failure(int source, int rank, const Status& cause,
-                                           bool says_so_itself) {
-  if (rank != engine_.rank())
-    return says_so_itself ? on_own_word(source, rank, cause) : declare_dead(rank, cause);
+                                           RankNews news) {
+  if (rank != engine_.rank()) {
+    switch (news) {
+      case RankNews::lost: return declare_dead(rank, cause);
+      case RankNews::failed: return on_own_word(source, rank, cause);
+      case RankNews::trouble:
+        if (!engine_.own.closing && troubles_.emplace(rank, cause.message()).second)
+          news_.spread_rank_failure(rank, cause, news, source);
+        return;
+    }
+  }
   // The others go on without us; so must we end.
   const Status fenced(Code::peer_failed,
                       "the other ranks have given this rank (" + std::to_string(rank) +
@@ -272,7 +282,12 @@ void FailureDetector::fail_this_rank(const std::string& why, const std::vector<i
   }
   channels_.fail_all(cause);
   note_cause(cause);
-  news_.spread_rank_failure(me, cause, true, -1);
+  news_.spread_rank_failure(me, cause, RankNews::failed, -1);
+}
+
+void FailureDetector::tell_trouble(const std::string& trouble) {
+  const int me = engine_.rank();
+  news_.spread_rank_failure(me, Status(Code::closed, trouble, {me}), RankNews::trouble, -1);
 }
 
 // ---- channels

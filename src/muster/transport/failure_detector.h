@@ -30,7 +30,7 @@ class FailureDetector final : public FailureEvents {
   // What peers say.
   void on_close(Link& link, bool unclosed);
   void fail_channel(ChannelState& channel, const Status& cause, int source);
-  void on_told_rank_failure(int source, int rank, const Status& cause, bool says_so_itself);
+  void on_told_rank_failure(int source, int rank, const Status& cause, RankNews news);
 
   /// `rank` is lost: every channel that has it as a member fails, and every rank is told.
   void declare_dead(int rank, const Status& evidence);
@@ -39,6 +39,8 @@ class FailureDetector final : public FailureEvents {
   void suspect_left(int rank);
   /// This rank has failed itself: its channels fail, and every rank is told why.
   void fail_this_rank(const std::string& why, const std::vector<int>& earlier);
+  /// This rank ends without closing its groups: those that need it learn what had gone wrong in it.
+  void tell_trouble(const std::string& trouble);
   /// A channel that was not open had failed: now its members are known.
   void spread_channel_failure(const ChannelState& channel, const Status& cause) {
     news_.spread_channel_failure(channel.id(), channel.members(), cause, -1);
@@ -68,7 +70,8 @@ class FailureDetector final : public FailureEvents {
   ChannelTable& channels_;
   FailureNews news_;
   std::map<int, Suspect> suspects_;
-  Status cause_;  // the latest failure heard of
+  std::map<int, std::string> troubles_;  // of ranks that end without closing their groups
+  Status cause_;                         // the latest failure heard of
   TimePoint cause_at_ = TimePoint::min();
 };
 

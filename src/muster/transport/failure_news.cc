@@ -20,12 +20,11 @@ void FailureNews::spread_channel_failure(std::uint32_t channel, std::span<const 
   spread({members.begin(), members.end()}, header, encode_cause(cause), source);
 }
 
-void FailureNews::spread_rank_failure(int rank, const Status& cause, bool says_so_itself,
-                                      int source) {
+void FailureNews::spread_rank_failure(int rank, const Status& cause, RankNews news, int source) {
   FrameHeader header;
   header.kind = FrameKind::rank_failure;
   header.message = static_cast<std::uint64_t>(rank);
-  header.amount = says_so_itself ? 1 : 0;
+  header.amount = static_cast<std::uint64_t>(news);
   std::vector<int> everybody(static_cast<std::size_t>(engine_.world_size()));
   std::iota(everybody.begin(), everybody.end(), 0);
   spread(std::move(everybody), header, encode_cause(cause), source);

@@ -11,6 +11,13 @@
 
 namespace muster::transport {
 
+/// What is told of a rank, with a cause: the number of the frame.
+enum class RankNews : std::uint8_t {
+  lost = 0,     ///< others have found it dead
+  failed = 1,   ///< it says itself that it has failed: its last words
+  trouble = 2,  ///< it will end without closing its groups; what had gone wrong in it, no failure
+};
+
 class FailureNews {
  public:
   FailureNews(EngineContext& engine, Links& links) : engine_(engine), links_(links) {}
@@ -19,8 +26,8 @@ class FailureNews {
   /// streams that come up later.
   void spread_channel_failure(std::uint32_t channel, std::span<const int> members,
                               const Status& cause, int source);
-  /// Tells all ranks but `source`. `says_so_itself`: these are the last words of `rank`.
-  void spread_rank_failure(int rank, const Status& cause, bool says_so_itself, int source);
+  /// Tells all ranks but `source`.
+  void spread_rank_failure(int rank, const Status& cause, RankNews news, int source);
   /// To a peer that had no stream so far: what it would have been told. Otherwise a close frame may
   /// be the first that it hears.
   void tell_earlier(Link& link);

@@ -30,8 +30,8 @@ enum class FrameKind : std::uint8_t {
   refuse,     ///< the receiver does not want the message: message id
   credit,     ///< what was taken of a channel: amount = bytes of eager messages, tag = envelopes
   channel_failure,  ///< the channel has failed: a cause
-  rank_failure,     ///< a rank is lost: message = that rank, amount = 1: it says so itself; and a
-                    ///< cause
+  rank_failure,     ///< a rank is lost: message = that rank, amount = 1: it says so itself, 2: it
+                    ///< will end without closing its groups, and says what went wrong; and a cause
   ping,             ///< somebody wants to hear of us
   pong,
   close,      ///< nothing more will come; amount = 1: the sender's process ended and had not closed

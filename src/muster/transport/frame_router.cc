@@ -173,8 +173,10 @@ Status FrameRouter::on_rank_failure(const FrameHeader& header, ConstBytes record
   const auto cause = decode_cause(as_text(record), engine_.world_size());
   if (!cause || header.message >= static_cast<std::uint64_t>(engine_.world_size()))
     return wrong("the news of a failed rank that cannot be read");
+  if (header.amount > static_cast<std::uint64_t>(RankNews::trouble))
+    return wrong("news of a rank of an unknown kind");
   detector_.on_told_rank_failure(link_.peer(), static_cast<int>(header.message), *cause,
-                                 header.amount != 0);
+                                 static_cast<RankNews>(header.amount));
   return {};
 }
 

@@ -11,10 +11,10 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <system_error>
-#include <thread>
 #include <typeinfo>
 #include <utility>
+
+#include "muster/base/thread_start.h"
 
 namespace muster::transport {
 namespace {
@@ -29,6 +29,7 @@ struct Jobs {
   std::mutex mutex;
   std::vector<std::weak_ptr<Fabric>> fabrics;
   std::string why;
+  std::string trouble;
   std::vector<int> earlier;
   std::terminate_handler terminate_before = nullptr;
 };
@@ -53,36 +54,71 @@ std::string described(const std::exception_ptr& exception) {
   }
 }
 
-[[noreturn]] void on_terminate() {
-  struct Told {
-    std::mutex mutex;
-    std::condition_variable changed;
-    bool done = false;
-  };
-  static std::atomic_flag begun = ATOMIC_FLAG_INIT;
-  if (!begun.test_and_set()) {
-    const auto told = std::make_shared<Told>();
-    try {
-      std::thread([told, exception = std::current_exception()] {
-        tell_process_failure(described(exception));
-        const std::lock_guard guard(told->mutex);
-        told->done = true;
-        told->changed.notify_all();
-      }).detach();
-      std::unique_lock lock(told->mutex);
-      told->changed.wait_for(lock, kTerminateLimit, [&] { return told->done; });
-    } catch (const std::system_error&) {  // no thread to be had: the others see this process end
-    }
+/// That the others have been told.
+class Told {
+ public:
+  void end() {
+    const std::lock_guard guard(mutex_);
+    done_ = true;
+    changed_.notify_all();
   }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, kTerminateLimit, [&] { return done_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool done_ = false;
+};
+
+[[noreturn]] void on_terminate() {
+  static std::atomic_flag begun = ATOMIC_FLAG_INIT;
+  static Told& told = *new Told;  // a thread may come late
+  if (!begun.test_and_set()) {
+    auto teller = start_thread("a thread that tells of this process's failure",
+                               [exception = std::current_exception()] {
+                                 tell_process_failure(described(exception));
+                                 told.end();
+                               });
+    // No thread to be had: the others see this process end.
+    teller.ok() ? teller->detach() : told.end();
+  }
+  told.wait();  // so does a second thread that terminates: it would end the process meanwhile
   if (jobs().terminate_before != nullptr) jobs().terminate_before();
   std::abort();
 }
 
+std::string shortened(std::string text) {
+  text.resize(std::min(text.size(), kMostText));
+  return text;
+}
+
+/// Those that are still open.
+std::vector<std::shared_ptr<Fabric>> open_fabrics(const Jobs& all) {
+  std::vector<std::shared_ptr<Fabric>> fabrics;
+  for (const auto& each : all.fabrics) {
+    if (auto fabric = each.lock()) fabrics.push_back(std::move(fabric));
+  }
+  return fabrics;
+}
+
 void on_process_exit(int status, void*) {
+  Jobs& all = jobs();
+  std::vector<std::shared_ptr<Fabric>> fabrics;
+  std::string trouble;
+  {
+    const std::lock_guard guard(all.mutex);
+    fabrics = open_fabrics(all);
+    trouble = all.trouble;
+  }
+  const std::string exits = "its process ended with exit status " + std::to_string(status) +
+                            " and had not called destroy_process_group";
   const bool failed = status != EXIT_SUCCESS;
-  tell_process_failure(failed ? "its process ended with exit status " + std::to_string(status) +
-                                    " and had not called destroy_process_group"
-                              : std::string());
+  tell_process_failure(failed ? (trouble.empty() ? exits : trouble) : std::string());
+  for (const auto& fabric : fabrics)
+    if (!trouble.empty()) fabric->leave_unclosed(trouble);
 }
 
 }  // namespace
@@ -91,9 +127,14 @@ void note_process_failure(std::string why, std::vector<int> earlier) {
   Jobs& all = jobs();
   const std::lock_guard guard(all.mutex);
   if (!all.why.empty() || why.empty()) return;
-  all.why = std::move(why);
-  all.why.resize(std::min(all.why.size(), kMostText));
+  all.why = shortened(std::move(why));
   all.earlier = std::move(earlier);
+}
+
+void note_process_trouble(std::string what) {
+  Jobs& all = jobs();
+  const std::lock_guard guard(all.mutex);
+  if (all.trouble.empty()) all.trouble = shortened(std::move(what));
 }
 
 void tell_process_failure(const std::string& unless_noted) {
@@ -107,9 +148,7 @@ void tell_process_failure(const std::string& unless_noted) {
     if (all.why.empty()) return;
     why = all.why;
     earlier = all.earlier;
-    for (const auto& each : all.fabrics) {
-      if (auto fabric = each.lock()) fabrics.push_back(std::move(fabric));
-    }
+    fabrics = open_fabrics(all);
   }
   for (const auto& fabric : fabrics) fabric->fail_rank(why, earlier);
 }

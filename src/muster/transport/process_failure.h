@@ -19,6 +19,11 @@ namespace muster::transport {
 /// takes them. Nobody is told before the process ends. Thread-safe.
 void note_process_failure(std::string why, std::vector<int> earlier = {});
 
+/// What has gone wrong in the process, which goes on all the same: an exception that ended one of
+/// its threads. Where the process then ends with a status other than 0, that is why; where it just
+/// ends, the ranks that need it are told so. The first counts. Thread-safe.
+void note_process_trouble(std::string what);
+
 /// The process ends: tells all its jobs of the failure that was noted, else of `unless_noted`;
 /// empty: then nobody is told anything. Blocks for at most a second for each job. Thread-safe.
 void tell_process_failure(const std::string& unless_noted = {});
