@@ -148,7 +148,7 @@ std::shared_ptr<Message> PointToPoint::start(std::shared_ptr<Driver> driver, con
 transport::TransferRef PointToPoint::run_inline(const Args& args, CallRecord& record, bool alone) {
   if (args.op == Op::recv) return receive_inline(args, record, alone);
   auto transfer =
-      group_.channel->send_off(args.root, args.tag, args.inputs.front(), header_of(args.dtype));
+      group_.channel->try_send_inline(args.root, args.tag, args.inputs.front(), header_of(args.dtype));
   record.on_started(0);
   record.completed_inline = transfer == nullptr;
   if (transfer != nullptr && transfer->done() && transfer->status().ok()) return nullptr;
@@ -157,20 +157,20 @@ transport::TransferRef PointToPoint::run_inline(const Args& args, CallRecord& re
 
 transport::TransferRef PointToPoint::receive_inline(const Args& args, CallRecord& record,
                                                     bool alone) {
-  using transport::Taken;
+  using transport::TryReceive;
   record.on_started(0);
   const int rank = group_.job_rank_of(args.root);
   const auto receive = [&] {
-    return group_.channel->receive_at_once(args.root, args.tag, args.outputs.front(),
+    return group_.channel->try_receive(args.root, args.tag, args.outputs.front(),
                                            header_of(args.dtype));
   };
-  Taken taken = alone ? receive() : Taken::otherwise;
-  record.completed_inline = taken == Taken::yes;
-  const bool came = taken == Taken::not_yet && group_.fabric->await_briefly(rank);
+  TryReceive taken = alone ? receive() : TryReceive::needs_transfer;
+  record.completed_inline = taken == TryReceive::received;
+  const bool came = taken == TryReceive::not_yet && group_.fabric->spin_for_peer(rank);
   if (came) taken = receive();
-  if (taken == Taken::yes) return nullptr;
+  if (taken == TryReceive::received) return nullptr;
   auto transfer = post(args);
-  if (came && !transfer->done()) group_.fabric->take_in(rank);
+  if (came && !transfer->done()) group_.fabric->poll_peer(rank);
   if (alone && !transfer->done())
     group_.fabric->wait([&transfer] { return transfer->done(); },
                         std::min(record.deadline, group_.now() + tunables().round_trip));

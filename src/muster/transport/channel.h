@@ -59,11 +59,11 @@ class Transfer {
 };
 using TransferRef = std::shared_ptr<Transfer>;
 
-/// Whether a message has been taken without a transfer.
-enum class Taken : std::uint8_t {
-  yes,
-  not_yet,    ///< nothing has come that could be
-  otherwise,  ///< that takes a `receive`
+/// What became of an attempt to receive without a transfer.
+enum class TryReceive : std::uint8_t {
+  received,
+  not_yet,         ///< nothing has come that could be received so
+  needs_transfer,  ///< what has come, or stands before it, takes a `receive`
 };
 
 class Channel {
@@ -83,9 +83,9 @@ class Channel {
   /// its sequence, and `tag` numbers its steps. Tags of different sequences never meet.
   virtual TransferRef send(int member, std::uint64_t tag, ConstBytes data,
                            const Fingerprint& call) = 0;
-  /// As `send`, but null where the message has gone already: nothing is made for it then.
-  virtual TransferRef send_off(int member, std::uint64_t tag, ConstBytes data,
-                               const Fingerprint& call) {
+  /// As `send`, but null if the message has gone already: no transfer is made for it then.
+  virtual TransferRef try_send_inline(int member, std::uint64_t tag, ConstBytes data,
+                                      const Fingerprint& call) {
     return send(member, tag, data, call);
   }
   /// `member` may be kAnyMember for point-to-point messages. A message of another size than `data`,
@@ -94,13 +94,13 @@ class Channel {
   /// a shorter message is fine (`bytes()` says how long it was).
   virtual TransferRef receive(int member, std::uint64_t tag, MutableBytes data,
                               const Fingerprint& call, bool exact = true) = 0;
-  /// What a `receive` of a small message would get now, into `data`: where that stands in this
-  /// host's memory, as the first thing that does, and has the size of `data`. But for `yes` nothing
-  /// has happened. Thread-safe, never blocks.
-  virtual Taken receive_at_once([[maybe_unused]] int member, [[maybe_unused]] std::uint64_t tag,
-                                [[maybe_unused]] MutableBytes data,
-                                [[maybe_unused]] const Fingerprint& call) {
-    return Taken::otherwise;
+  /// Receives a small message if it stands in this host's memory, as the first thing that does, and
+  /// has the size of `data`. Unless it returns `received` nothing has happened. Thread-safe, never
+  /// blocks.
+  virtual TryReceive try_receive([[maybe_unused]] int member, [[maybe_unused]] std::uint64_t tag,
+                                 [[maybe_unused]] MutableBytes data,
+                                 [[maybe_unused]] const Fingerprint& call) {
+    return TryReceive::needs_transfer;
   }
   /// Takes a transfer back; it is done (Code::aborted) on return. A receive that has begun drains
   /// to scratch. A send that has begun ends with its current fragment, from a copy; where more was

@@ -16,21 +16,22 @@ void ChannelReceiver::post(const TransferStateRef& receive) {
 }
 
 /// What `begin_eager` and `end_eager` would do with such a message.
-Taken ChannelReceiver::try_receive(int rank, const FrameHeader& expected, MutableBytes data) {
+TryReceive ChannelReceiver::try_receive(int rank, const FrameHeader& expected, MutableBytes data) {
   PassState& pass = core_.engine.pass;
   Link* const link = core_.links.find(rank);
   if (pass.owes_pass() || link == nullptr || !core_.failure.ok() ||
       !core_.matcher.is_untouched(MatchKey{rank, 0, expected.tag}))
-    return Taken::otherwise;
+    return TryReceive::needs_transfer;
   CreditState& credit = core_.credits.with(rank);
   // A large message asks first. The ring is looked at all the same: it holds nothing, or the
   // request.
-  if (!credit.allows(std::min(data.size(), kEagerBytes))) return Taken::otherwise;
-  if (const Taken taken = link->try_receive(expected, data); taken != Taken::yes) return taken;
+  if (!credit.allows(std::min(data.size(), kEagerBytes))) return TryReceive::needs_transfer;
+  if (const TryReceive taken = link->try_receive(expected, data); taken != TryReceive::received)
+    return taken;
   ++pass.taken_since;
   credit.hold(data.size());
   give_credit(rank, credit, data.size());
-  return Taken::yes;
+  return TryReceive::received;
 }
 
 void ChannelReceiver::accept(std::unique_ptr<Envelope> envelope) {

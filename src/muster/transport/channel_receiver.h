@@ -13,7 +13,7 @@ class ChannelReceiver {
 
   void post(const TransferStateRef& receive);
   /// `Channel::try_receive`, of a message with this header.
-  Taken try_receive(int rank, const FrameHeader& expected, MutableBytes data);
+  TryReceive try_receive(int rank, const FrameHeader& expected, MutableBytes data);
   /// A whole message has come, or a send to oneself, whose bytes stay where they are until a
   /// receive takes them.
   void accept(std::unique_ptr<Envelope> envelope);

@@ -65,10 +65,10 @@ TransferRef ChannelState::receive(int member, std::uint64_t tag, MutableBytes da
   return transfer;
 }
 
-Taken ChannelState::receive_at_once(int member, std::uint64_t tag, MutableBytes data,
-                                    const Fingerprint& call) {
+TryReceive ChannelState::try_receive(int member, std::uint64_t tag, MutableBytes data,
+                                     const Fingerprint& call) {
   if (call.sequence != 0 || member < 0 || member >= size() || core_.engine.forked())
-    return Taken::otherwise;
+    return TryReceive::needs_transfer;
   const PassLoop::Entry entry(loop_);
   return receiver_.try_receive(core_.members[static_cast<std::size_t>(member)],
                                eager_header(core_.id, tag, data.size(), call), data);

@@ -26,14 +26,14 @@ class ChannelState final : public Channel {
                    const Fingerprint& call) override {
     return send(member, tag, data, call, true);
   }
-  TransferRef send_off(int member, std::uint64_t tag, ConstBytes data,
-                       const Fingerprint& call) override {
+  TransferRef try_send_inline(int member, std::uint64_t tag, ConstBytes data,
+                              const Fingerprint& call) override {
     return send(member, tag, data, call, false);
   }
   TransferRef receive(int member, std::uint64_t tag, MutableBytes data, const Fingerprint& call,
                       bool exact) override;
-  Taken receive_at_once(int member, std::uint64_t tag, MutableBytes data,
-                        const Fingerprint& call) override;
+  TryReceive try_receive(int member, std::uint64_t tag, MutableBytes data,
+                         const Fingerprint& call) override;
   void cancel(const TransferRef& transfer) override;
   void begin(const Fingerprint& call) override;
   void compare(int member, const Fingerprint& call) override;

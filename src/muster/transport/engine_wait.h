@@ -15,7 +15,7 @@ class EngineWait {
 
   /// `Fabric::wait`.
   bool wait(const std::function<bool()>& done, TimePoint deadline);
-  /// `Fabric::await_briefly`.
+  /// `Fabric::spin_for_peer`.
   bool spin_for_peer(int rank) const;
 
  private:

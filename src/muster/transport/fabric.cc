@@ -29,11 +29,11 @@ class EngineFabric final : public Fabric {
     flush_batch();
     return engine_->loop().poll(false);
   }
-  bool await_briefly(int rank) override {
+  bool spin_for_peer(int rank) override {
     flush_batch();
     return engine_->waiting().spin_for_peer(rank);
   }
-  void take_in(int rank) override { engine_->loop().poll_peer(rank); }
+  void poll_peer(int rank) override { engine_->loop().poll_peer(rank); }
   bool wait(const std::function<bool()>& done, TimePoint deadline) override {
     return engine_->waiting().wait(done, deadline);
   }

@@ -112,17 +112,16 @@ class Fabric {
   /// One pass: connector, links. Never blocks. Says whether anything moved. Thread-safe; a second
   /// thread returns at once.
   virtual bool poll() = 0;
-  /// Waits for some microseconds until something has come from `rank`, and says whether it has.
-  /// Only where that stands in this host's region, and every rank of the host has a core: a look
-  /// there takes a twentieth of `poll`. False: to be followed by `wait`. Thread-safe.
-  virtual bool await_briefly([[maybe_unused]] int rank) { return false; }
-  /// Takes in what has come from `rank` there, and looks at nothing else. Thread-safe, never
-  /// blocks.
-  virtual void take_in([[maybe_unused]] int rank) {}
+  /// Spins for some microseconds until something has come from `rank`, and says whether it has.
+  /// Only if that stands in this host's region, and every rank of the host has a core: a poll of
+  /// the ring takes a twentieth of `poll`. False: to be followed by `wait`. Thread-safe.
+  virtual bool spin_for_peer([[maybe_unused]] int rank) { return false; }
+  /// Reads what has come from `rank` there, and polls nothing else. Thread-safe, never blocks.
+  virtual void poll_peer([[maybe_unused]] int rank) {}
   /// Returns true once `done()` holds, false at the deadline. Drives links meanwhile: pauses or
-  /// yields, then sleeps on the mailbox. `done` may say that it has got on (headway.h), which puts
-  /// the sleep off. `done` is asked without any lock, often; it may advance work of its own and
-  /// should publish nothing slow.
+  /// yields, then sleeps on the mailbox. `done` may say that it has made progress (`note_progress`,
+  /// wait/spin_wait.h), which puts the sleep off. `done` is called without any lock, often; it may
+  /// advance work of its own and should publish nothing slow.
   virtual bool wait(const std::function<bool()>& done, TimePoint deadline) = 0;
   /// Wakes this rank's sleepers (something that they wait for has changed within the process).
   virtual void wake() = 0;

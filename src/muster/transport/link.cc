@@ -67,12 +67,12 @@ std::size_t Link::write_inline(const FrameHeader& header, ConstBytes payload) {
   return took ? *took : 0;  // a failure is final: the ordinary way meets it again and deals with it
 }
 
-Taken Link::try_receive(const FrameHeader& expected, MutableBytes data) {
-  if (!up() || flags.in_service || !protocol.in.between_frames()) return Taken::otherwise;
+TryReceive Link::try_receive(const FrameHeader& expected, MutableBytes data) {
+  if (!up() || flags.in_service || !protocol.in.between_frames()) return TryReceive::needs_transfer;
   const auto [front, rest] = stream->look();
-  if (front.empty()) return Taken::not_yet;
+  if (front.empty()) return TryReceive::not_yet;
   if (data.size() > kEagerBytes || front.size() + rest.size() < sizeof expected + data.size())
-    return Taken::otherwise;
+    return TryReceive::needs_transfer;
   FrameHeader around;
   const std::byte* header = front.data();
   if (front.size() < sizeof expected) {
@@ -81,7 +81,7 @@ Taken Link::try_receive(const FrameHeader& expected, MutableBytes data) {
     std::copy_n(rest.begin(), sizeof around - front.size(), from_front);
     header = reinterpret_cast<const std::byte*>(&around);
   }
-  if (!equal_words<sizeof expected / 8>(header, &expected)) return Taken::otherwise;
+  if (!equal_words<sizeof expected / 8>(header, &expected)) return TryReceive::needs_transfer;
   const ConstBytes behind = front.subspan(std::min(front.size(), sizeof expected));
   const std::size_t there = std::min(data.size(), behind.size());
   if (there > 0) std::memcpy(data.data(), behind.data(), there);
@@ -91,7 +91,7 @@ Taken Link::try_receive(const FrameHeader& expected, MutableBytes data) {
   stream->drop(sizeof expected + data.size());
   times.heard = times.last_message = engine_.time_of_news();
   times.asked = TimePoint{};
-  return Taken::yes;
+  return TryReceive::received;
 }
 
 bool Link::write_some() {

@@ -59,7 +59,7 @@ class Link final {
   std::size_t write_inline(const FrameHeader& header, ConstBytes payload);
   /// Takes the next message of the stream into `data` if its header is `expected` and all of it has
   /// come; else leaves everything as it is.
-  Taken try_receive(const FrameHeader& expected, MutableBytes data);
+  TryReceive try_receive(const FrameHeader& expected, MutableBytes data);
   /// What still comes for `receive` goes nowhere.
   void abandon(const TransferState& receive) {
     if (messages.forget_receive(receive)) protocol.in.drain_payload();

@@ -21,8 +21,8 @@ Fingerprint of(DType dtype) {
 struct MemoryJob : ScriptedJob {
   explicit MemoryJob(int ranks = 2) : ScriptedJob(ranks) { wire(1).in_memory = true; }
   void put(const Frame& frame) { wire(1).to_fabric += frame.bytes(); }
-  Taken take(std::string& into, std::uint64_t tag = 0, const Fingerprint& call = {}) {
-    return channel().receive_at_once(1, tag, writable(into), call);
+  TryReceive take(std::string& into, std::uint64_t tag = 0, const Fingerprint& call = {}) {
+    return channel().try_receive(1, tag, writable(into), call);
   }
   /// The ordinary way.
   std::string receive(std::size_t bytes, std::uint64_t tag = 0) {
@@ -38,19 +38,19 @@ struct MemoryJob : ScriptedJob {
 TEST(ChannelAtOnce, WhatHasComeIsTakenInOrder) {
   MemoryJob job;
   std::string got(3, 'x'), none;
-  EXPECT_EQ(job.take(got), Taken::not_yet);
+  EXPECT_EQ(job.take(got), TryReceive::not_yet);
   for (const char* each : {"one", "two", "tri"}) job.put(eager(each, 5));
   job.put(eager("", 5));
   for (const char* each : {"one", "two", "tri"}) {
-    ASSERT_EQ(job.take(got, 5), Taken::yes);
+    ASSERT_EQ(job.take(got, 5), TryReceive::received);
     EXPECT_EQ(got, each);
   }
-  EXPECT_EQ(job.take(none, 5), Taken::yes) << "of nothing, too";
-  EXPECT_EQ(job.take(got, 5), Taken::not_yet);
+  EXPECT_EQ(job.take(none, 5), TryReceive::received) << "of nothing, too";
+  EXPECT_EQ(job.take(got, 5), TryReceive::not_yet);
   const std::string large = pattern(kEagerBytes, 3);
   std::string all(large.size(), 'x');
   job.put(eager(large));
-  ASSERT_EQ(job.take(all), Taken::yes);
+  ASSERT_EQ(job.take(all), TryReceive::received);
   EXPECT_TRUE(all == large);
 }
 
@@ -62,13 +62,13 @@ TEST(ChannelAtOnce, WhereverTheMemoryTurns) {
     job.put(eager(payload));
     job.put(eager("next"));
     std::string got(payload.size(), 'x');
-    const Taken taken = job.take(got);
+    const TryReceive taken = job.take(got);
     if (turn == 0) {  // a ring has no such memory: where its end is reached all that is there
                       // stands in the first piece
-      EXPECT_EQ(taken, Taken::not_yet);
+      EXPECT_EQ(taken, TryReceive::not_yet);
       continue;
     }
-    ASSERT_EQ(taken, Taken::yes) << turn;
+    ASSERT_EQ(taken, TryReceive::received) << turn;
     EXPECT_TRUE(got == payload) << turn;
     job.wire(1).turn = SIZE_MAX;
     EXPECT_EQ(job.receive(4), "next") << turn;
@@ -86,7 +86,7 @@ TEST(ChannelAtOnce, AnythingElseIsLeftAsItIs) {
     MemoryJob job;
     job.put(frame);
     std::string got(bytes, 'x');
-    EXPECT_EQ(job.take(got, tag, call), Taken::otherwise);
+    EXPECT_EQ(job.take(got, tag, call), TryReceive::needs_transfer);
     EXPECT_EQ(got, std::string(bytes, 'x'));
     EXPECT_EQ(job.wire(1).to_fabric.size(), frame.bytes().size());
   };
@@ -101,10 +101,10 @@ TEST(ChannelAtOnce, AnythingElseIsLeftAsItIs) {
   MemoryJob job;
   job.wire(1).to_fabric = part.bytes().substr(0, part.bytes().size() - 1);
   std::string got(4, 'x');
-  EXPECT_EQ(job.take(got, 1, whole), Taken::otherwise) << "a part of it";
+  EXPECT_EQ(job.take(got, 1, whole), TryReceive::needs_transfer) << "a part of it";
   job.settle();  // has begun to read it
   job.wire(1).to_fabric += part.payload.substr(3);
-  EXPECT_EQ(job.take(got, 1, whole), Taken::otherwise) << "the rest of it";
+  EXPECT_EQ(job.take(got, 1, whole), TryReceive::needs_transfer) << "the rest of it";
 }
 
 TEST(ChannelAtOnce, WhoCameFirstIsFirst) {
@@ -112,18 +112,18 @@ TEST(ChannelAtOnce, WhoCameFirstIsFirst) {
   std::string got(1, 'x'), mine(1, 'x'), any(1, 'x');
   job.say(1, eager("a"));  // taken in, and not wanted yet
   job.put(eager("b"));
-  EXPECT_EQ(job.take(got), Taken::otherwise);
+  EXPECT_EQ(job.take(got), TryReceive::needs_transfer);
   EXPECT_EQ(job.receive(1), "a");
   EXPECT_EQ(job.receive(1), "b");
   const TransferRef named = job.channel().receive(1, 0, writable(mine), {});
   job.put(eager("c"));
-  EXPECT_EQ(job.take(got), Taken::otherwise) << "a receive waits for it";
+  EXPECT_EQ(job.take(got), TryReceive::needs_transfer) << "a receive waits for it";
   job.settle();
   EXPECT_EQ(mine, "c");
   const TransferRef first = job.channel().receive(kAnyMember, 0, writable(any), {});
   job.put(eager("d"));
-  EXPECT_EQ(job.take(got), Taken::otherwise) << "one from anybody, too";
-  EXPECT_EQ(job.take(got, 1), Taken::otherwise);
+  EXPECT_EQ(job.take(got), TryReceive::needs_transfer) << "one from anybody, too";
+  EXPECT_EQ(job.take(got, 1), TryReceive::needs_transfer);
   job.settle();
   EXPECT_EQ(any, "d");
   EXPECT_EQ(got, "x");
@@ -133,11 +133,13 @@ TEST(ChannelAtOnce, ChannelsThatHaveFailedAndStrangersGiveNothing) {
   MemoryJob job;
   std::string got(1, 'x');
   job.put(eager("a"));
-  EXPECT_EQ(job.channel().receive_at_once(2, 0, writable(got), {}), Taken::otherwise);
-  EXPECT_EQ(job.channel().receive_at_once(kAnyMember, 0, writable(got), {}), Taken::otherwise);
-  EXPECT_EQ(job.channel().receive_at_once(0, 0, writable(got), {}), Taken::otherwise) << "oneself";
+  EXPECT_EQ(job.channel().try_receive(2, 0, writable(got), {}), TryReceive::needs_transfer);
+  EXPECT_EQ(job.channel().try_receive(kAnyMember, 0, writable(got), {}),
+            TryReceive::needs_transfer);
+  EXPECT_EQ(job.channel().try_receive(0, 0, writable(got), {}), TryReceive::needs_transfer)
+      << "oneself";
   job.channel().fail(Status(Code::aborted, "over"));
-  EXPECT_EQ(job.take(got), Taken::otherwise);
+  EXPECT_EQ(job.take(got), TryReceive::needs_transfer);
 }
 
 TEST(ChannelAtOnce, CreditComesBackAsEver) {
@@ -147,7 +149,7 @@ TEST(ChannelAtOnce, CreditComesBackAsEver) {
   for (int i = 0; i < 200; ++i) {
     std::string got(payload.size(), 'x');
     job.put(eager(payload));
-    ASSERT_EQ(job.take(got), Taken::yes) << i;
+    ASSERT_EQ(job.take(got), TryReceive::received) << i;
     given.hear(job, 1);
     if (::testing::Test::HasFailure()) return;
   }
@@ -157,7 +159,7 @@ TEST(ChannelAtOnce, CreditComesBackAsEver) {
   for (std::size_t i = 0; i < kEagerCredit / kEagerBytes; ++i) job.say(1, eager(payload, 9));
   job.put(eager(payload, 1));
   std::string got(payload.size(), 'x');
-  EXPECT_EQ(job.take(got, 1), Taken::otherwise);
+  EXPECT_EQ(job.take(got, 1), TryReceive::needs_transfer);
   job.settle();
   EXPECT_NE(job.fabric->death_of(1).message().find("credit"), std::string::npos);
 }
@@ -170,7 +172,7 @@ TEST(ChannelAtOnce, WhatOthersSendIsLookedAtMeanwhile) {
   int taken = 0;
   for (; !job.wire(2).to_fabric.empty() && taken < 1000; ++taken) {
     job.put(eager("mes"));
-    if (job.take(got) == Taken::yes) continue;
+    if (job.take(got) == TryReceive::received) continue;
     const TransferRef posted = job.channel().receive(1, 0, writable(got), {});
     job.fabric->wait([&] { return posted->done(); }, job.clock.now());
     ASSERT_TRUE(posted->done());
@@ -203,14 +205,14 @@ TEST(ChannelAtOnce, AFailureOnTheWayOutOfASendLeavesItWhole) {
 TEST(ChannelAtOnce, ASendIsATransferOnlyWhereItHasNotGone) {
   ScriptedJob job;
   ScriptedWire& wire = job.wire(1);
-  EXPECT_EQ(job.channel().send_off(1, 0, as_bytes("gone"), {}), nullptr);
+  EXPECT_EQ(job.channel().try_send_inline(1, 0, as_bytes("gone"), {}), nullptr);
   EXPECT_TRUE(job.channel().send(1, 0, as_bytes("too"), {})->done());
   wire.room = 10;
   const std::string last = "last";
-  const TransferRef part = job.channel().send_off(1, 0, as_bytes(last), {});
+  const TransferRef part = job.channel().try_send_inline(1, 0, as_bytes(last), {});
   ASSERT_NE(part, nullptr);
   EXPECT_FALSE(part->done());
-  const TransferRef behind = job.channel().send_off(1, 0, as_bytes("behind"), {});
+  const TransferRef behind = job.channel().try_send_inline(1, 0, as_bytes("behind"), {});
   ASSERT_NE(behind, nullptr) << "it may not overtake";
   wire.room = SIZE_MAX;
   const auto frames = job.heard(1);
@@ -218,7 +220,7 @@ TEST(ChannelAtOnce, ASendIsATransferOnlyWhereItHasNotGone) {
   EXPECT_EQ(frames[2].payload, "last");
   EXPECT_EQ(frames[3].payload, "behind");
   EXPECT_TRUE(part->done() && behind->done());
-  const TransferRef nobody = job.channel().send_off(5, 0, as_bytes("x"), {});
+  const TransferRef nobody = job.channel().try_send_inline(5, 0, as_bytes("x"), {});
   ASSERT_NE(nobody, nullptr);
   EXPECT_EQ(nobody->status().code(), Code::invalid_argument);
 }
