@@ -6,8 +6,8 @@
 #include <set>
 
 #include "muster/transport/frame.h"
-#include "muster/transport/headway.h"
 #include "muster/transport/loopback_test_job.h"
+#include "muster/wait/spin_wait.h"
 
 namespace muster::transport {
 namespace {
@@ -178,11 +178,11 @@ bool lies_down(Duration limit, const std::function<void()>& look) {
 
 TEST(Fabric, WhoGetsOnDoesNotSleep) {
   EXPECT_TRUE(lies_down(std::chrono::minutes(1), [] {}));
-  EXPECT_FALSE(lies_down(std::chrono::milliseconds(50), note_headway));
-  take_headway();
-  note_headway();
-  EXPECT_TRUE(take_headway());
-  EXPECT_FALSE(take_headway()) << "taken once";
+  EXPECT_FALSE(lies_down(std::chrono::milliseconds(50), note_progress));
+  take_progress();
+  note_progress();
+  EXPECT_TRUE(take_progress());
+  EXPECT_FALSE(take_progress()) << "taken once";
 }
 
 }  // namespace
