@@ -4,6 +4,7 @@
 
 #include <atomic>
 
+#include "muster/base/tunables.h"
 #include "muster/wait/core_offer.h"
 
 namespace muster {
@@ -108,6 +109,29 @@ TEST_F(SpinWaits, BudgetsFollowTheTopology) {
   EXPECT_EQ(SpinBudget::for_peers(own).yield, Duration::zero());
   EXPECT_EQ(SpinBudget::for_peers(shared).pauses, 0);
   EXPECT_EQ(SpinBudget::for_answer().pauses, 0);
+}
+
+// An inline call holds the drive lock of its group meanwhile (docs/collectives.md, "Locks").
+TEST_F(SpinWaits, AWaitForPeersIsShortOnEveryTopology) {
+  const Tunables& numbers = default_tunables();
+  for (const int cores : {1, 2, 8, 64}) {
+    for (std::size_t ranks = 1; ranks <= 1024; ranks *= 2) {
+      const Topology topology(ranks, cores);
+      SpinWait spin(SpinBudget::for_peers(topology));
+      const Duration begin = time_;
+      int polls = 0;
+      while (spin.pause(now())) {
+        ++polls;
+        time_ += microseconds(1);
+      }
+      if (topology.dedicated()) {
+        EXPECT_LE(polls, numbers.peer_pauses) << ranks << " ranks on " << cores << " cores";
+      } else {
+        EXPECT_LE(time_ - begin, 8 * numbers.peer_yield) << ranks << " ranks on " << cores;
+      }
+      EXPECT_LE(polls, 1000);
+    }
+  }
 }
 
 TEST_F(SpinWaits, AnOfferIsRepeatedUntilThereIsNews) {
