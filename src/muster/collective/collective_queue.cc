@@ -9,7 +9,7 @@
 #include "muster/collective/inline_call.h"
 #include "muster/collective/making.h"
 #include "muster/collective/op.h"
-#include "muster/transport/headway.h"
+#include "muster/wait/spin_wait.h"
 
 namespace muster::collective {
 namespace {
@@ -215,7 +215,7 @@ void CollectiveQueue::drive_pass(Ended& ended, int self) {
     Task<Status>& task = operation->task_;
     const std::size_t turns = task.turns();
     const bool over = !task.valid() || task.step();
-    if (self > 0 && task.turns() != turns) transport::note_headway();
+    if (self > 0 && task.turns() != turns) note_progress();
     if (!over) {
       if (region_ && group_.channel->someone_left() && waits_for_one_that_left())
         continue;  // ends it

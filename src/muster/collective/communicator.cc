@@ -21,7 +21,6 @@
 #include "muster/collective/making.h"
 #include "muster/collective/point_to_point.h"
 #include "muster/collective/selection.h"
-#include "muster/transport/core_sharing.h"
 
 namespace muster::collective {
 namespace {

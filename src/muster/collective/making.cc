@@ -8,7 +8,7 @@
 #include "muster/collective/op.h"
 #include "muster/collective/region_group.h"
 #include "muster/collective/tuning.h"
-#include "muster/transport/core_sharing.h"
+#include "muster/wait/topology.h"
 
 namespace muster::collective {
 namespace {
@@ -170,7 +170,7 @@ Standing standing_of(const transport::Fabric& fabric, std::span<const int> membe
   for (const int member : members) theirs.push_back(hosts[static_cast<std::size_t>(member)]);
   Standing standing{.per_host = ranks_per_host(theirs)};
   if (static_cast<std::size_t>(standing.per_host) == members.size())
-    standing.per_core = transport::ranks_per_core(members.size(), fabric.cores());
+    standing.per_core = ranks_per_core(members.size(), fabric.cores());
   return standing;
 }
 

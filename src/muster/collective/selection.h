@@ -66,7 +66,7 @@ int ranks_per_host(std::span<const int> hosts);
 /// Where a group's members stand; the same to all of them.
 struct Standing {
   int per_host = 1;  ///< `ranks_per_host`
-  int per_core = 1;  ///< of a group on one host: `transport::ranks_per_core`
+  int per_core = 1;  ///< of a group on one host: `ranks_per_core`
 
   bool several_on_each_host(int ranks) const { return per_host > 1 && per_host < ranks; }
 };

@@ -14,7 +14,6 @@
 #include "muster/cli/bench/contestant.h"
 #include "muster/cli/bench/progress_line.h"
 #include "muster/cli/bench/results.h"
-#include "muster/transport/core_sharing.h"
 #include "muster/wait/topology.h"
 
 namespace muster::cli::bench {
@@ -421,10 +420,10 @@ Status check_selection(const Contest& contest) {
   int cells = 0;
   std::vector<Choice> suspects;
   const Status raced = for_each_race(contest, [&](Race& race, Op op, int ranks) {
-    const Selection selection = select(
-        *tuning, race.ground(), ranks,
-        {.per_host = ranks,
-         .per_core = transport::ranks_per_core(static_cast<std::size_t>(ranks), usable_cores())});
+    const Selection selection =
+        select(*tuning, race.ground(), ranks,
+               {.per_host = ranks,
+                .per_core = ranks_per_core(static_cast<std::size_t>(ranks), usable_cores())});
     for (const std::uint64_t bytes : contest.sizes) {
       progress.next(race.title() + ", " + size_text(bytes));
       auto laps = race.run(bytes);

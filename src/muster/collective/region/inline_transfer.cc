@@ -4,10 +4,10 @@
 #include <cstring>
 #include <utility>
 
+#include "muster/base/tunables.h"
 #include "muster/collective/starting_call.h"
 #include "muster/shm/prefetch.h"
 #include "muster/shm/reclaim_lines.h"
-#include "muster/transport/core_sharing.h"
 #include "muster/transport/fabric.h"
 #include "muster/wait/spin_wait.h"
 
@@ -203,7 +203,7 @@ bool InlineTransfer::drive_until(Task<Status>& task, TimePoint deadline) {
   const auto now = clock_of(my_);
   const SpinBudget budget = SpinBudget::for_started_call(my_.topology);
   const TimePoint end =
-      std::min(deadline, now() + (shared_core ? budget.yield : transport::kRoundTrip));
+      std::min(deadline, now() + (shared_core ? budget.yield : tunables().round_trip));
   SpinWait spin(budget);
   std::size_t turns = 0;
   // Polls since no member is missing. The first finds what came meanwhile; after that it is not the
