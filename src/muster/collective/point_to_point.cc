@@ -147,8 +147,8 @@ std::shared_ptr<Message> PointToPoint::start(std::shared_ptr<Driver> driver, con
 
 transport::TransferRef PointToPoint::run_inline(const Args& args, CallRecord& record, bool alone) {
   if (args.op == Op::recv) return receive_inline(args, record, alone);
-  auto transfer =
-      group_.channel->try_send_inline(args.root, args.tag, args.inputs.front(), header_of(args.dtype));
+  auto transfer = group_.channel->try_send_inline(args.root, args.tag, args.inputs.front(),
+                                                  header_of(args.dtype));
   record.on_started(0);
   record.completed_inline = transfer == nullptr;
   if (transfer != nullptr && transfer->done() && transfer->status().ok()) return nullptr;
@@ -162,7 +162,7 @@ transport::TransferRef PointToPoint::receive_inline(const Args& args, CallRecord
   const int rank = group_.job_rank_of(args.root);
   const auto receive = [&] {
     return group_.channel->try_receive(args.root, args.tag, args.outputs.front(),
-                                           header_of(args.dtype));
+                                       header_of(args.dtype));
   };
   TryReceive taken = alone ? receive() : TryReceive::needs_transfer;
   record.completed_inline = taken == TryReceive::received;
