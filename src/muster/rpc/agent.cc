@@ -256,17 +256,15 @@ void Agent::on_loss(std::function<void(int worker, const Status& why)> callback)
 
 bool Agent::progress() {
   const bool moved = inbox_.look();
-  if (!outbox_.empty()) fail_refused();
+  if (!outbox_.empty()) {
+    for (const auto& refused : outbox_.sweep()) {
+      if (auto pending = calls_.take(refused.call, refused.to))
+        pending->fail(workers_.loss_error(refused.to, pending->name, refused.why));
+    }
+  }
   if (server_.holds_back()) server_.send_held_back();
   if (calls_.may_expire()) expire_calls();
   return moved;
-}
-
-void Agent::fail_refused() {
-  for (const auto& refused : outbox_.sweep()) {
-    if (auto pending = calls_.take(refused.call, refused.to))
-      pending->fail(workers_.loss_error(refused.to, pending->name, refused.why));
-  }
 }
 
 void Agent::expire_calls() {

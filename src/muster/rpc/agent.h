@@ -188,7 +188,6 @@ class Agent final : public std::enable_shared_from_this<Agent>, private InboxEve
                            Completion completion);
   void give_up(int peer, std::uint64_t call);
   void expire_calls();
-  void fail_refused();
   bool progress();
   bool quiet();
   void fail_all();
