@@ -1,16 +1,9 @@
 #include "muster/shm/arena.h"
 
-#include <fcntl.h>
-#include <linux/falloc.h>
 #include <pthread.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
-#include <cerrno>
 #include <chrono>
 #include <limits>
 #include <mutex>
@@ -22,30 +15,15 @@
 #include "muster/base/fork_guard.h"
 #include "muster/base/log.h"
 #include "muster/shm/arena_heap.h"
+#include "muster/shm/arena_pages.h"
 #include "muster/shm/host_memory.h"
-#include "muster/shm/page_ranges.h"
 #include "muster/shm/quarantine.h"
-#include "muster/shm/segment_heap.h"
-#include "muster/shm/shared_mapping.h"
 
 namespace muster::shm {
 namespace {
 
-constexpr std::size_t kLeastAddressSpace = std::size_t{64} << 30;
-constexpr std::size_t kMostAddressSpace = std::size_t{1} << 40;
-constexpr std::size_t kFewestUseful = std::size_t{1} << 28;
-// For requests from this size on the system is asked what it has before it is made to give it.
-constexpr std::size_t kAskedBytes = std::size_t{16} << 20;
-constexpr Duration kBetweenLooks = std::chrono::milliseconds(10);
-// MADV_POPULATE_WRITE (Linux 5.14), which not all C libraries know.
-constexpr int kPopulateWrite = 23;
-
-std::size_t largest_file() {
-  rlimit limit{};
-  return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY
-             ? limit.rlim_cur
-             : kMostAddressSpace;
-}
+// What is quarantined is asked about at most so often.
+constexpr Duration kBetweenLooks = std::chrono::milliseconds(10);  // limit: of system calls
 
 /// The pages that [range) fills. The first and the last page of its block count as filled: of what
 /// else stands there nothing is large enough to be lent by itself.
@@ -62,13 +40,10 @@ ArenaHeap::Range whole_pages(const ArenaHeap::Range& range, const ArenaHeap::Ran
 class ProcessArena final : public Arena {
  public:
   static Result<std::unique_ptr<ProcessArena>> make(ProcessArena* inherited);
-  ProcessArena(Descriptor file, Descriptor for_children, std::shared_ptr<SharedMapping> mapping,
-               std::size_t limit, ProcessArena* inherited)
-      : file_(std::move(file)),
-        for_children_(std::move(for_children)),
-        mapping_(std::move(mapping)),
+  ProcessArena(std::unique_ptr<ArenaPages> pages, std::size_t limit, ProcessArena* inherited)
+      : pages_(std::move(pages)),
         inherited_(inherited),
-        heap_(mapping_->bytes(), limit, ArenaLimits().keep) {}
+        heap_(pages_->bytes(), std::min(pages_->bytes(), limit), ArenaLimits().keep) {}
 
   Result<std::byte*> allocate(std::size_t bytes) override;
   void free(std::byte* memory) override;
@@ -78,16 +53,17 @@ class ProcessArena final : public Arena {
   void keep_more(std::ptrdiff_t bytes) override;
   std::optional<std::uint64_t> offset_of(const std::byte* memory, std::size_t bytes) const override;
   /// The same of memory that is this process's alone for now.
-  std::optional<std::uint64_t> position_of(const std::byte* memory, std::size_t bytes) const;
+  std::optional<std::uint64_t> position_of(const std::byte* memory, std::size_t bytes) const {
+    return pages_->position_of(memory, bytes);
+  }
   std::byte* at(std::uint64_t offset, std::size_t bytes) const override {
-    return offset <= mapping_->bytes() && bytes <= mapping_->bytes() - offset
-               ? mapping_->memory() + offset
-               : nullptr;
+    return offset <= pages_->bytes() && bytes <= pages_->bytes() - offset ? pages_->at(offset)
+                                                                          : nullptr;
   }
   void make_read_only() override;
   bool is_read_only() const override { return read_only_.load(std::memory_order_acquire); }
   int descriptor() const override {
-    return is_read_only() && readable_ ? readable_.get() : file_.get();
+    return is_read_only() && readable_ ? readable_.get() : pages_->descriptor();
   }
   std::size_t bytes_in_use() const override { return stats().bytes_in_use; }
   ArenaStats stats() const override {
@@ -102,28 +78,19 @@ class ProcessArena final : public Arena {
   }
   bool forked() const { return mark_.forked(); }
   ProcessArena* inherited() const { return inherited_; }
-  void keep_own_copy();
+  void keep_own_copy() { pages_->keep_own_copy(heap_.end()); }
 
  private:
   std::optional<std::byte*> try_allocate(std::size_t bytes, bool& refused);
-  bool warm(const ArenaHeap::Range& range);
-  void punch(const std::vector<ArenaHeap::Range>& ranges);
   void give_back(const std::vector<ArenaHeap::Range>& holes);
   bool look_at_quarantine(bool at_once);
-  void isolated_changed();
-  bool isolate(const ArenaHeap::Range& range);
-  bool map_pages(const ArenaHeap::Range& range, int how);
-  bool rejoin(const ArenaHeap::Range& range);
   std::size_t most_kept() const {
     return keep_ + std::min(kept_besides_, std::numeric_limits<std::size_t>::max() - keep_);
   }
 
-  GuardedDescriptor file_;
-  Descriptor
-      for_children_;  // the same file: what a forked child copies its memory from, then closes
+  const std::unique_ptr<ArenaPages> pages_;
   GuardedDescriptor readable_;
   std::atomic<bool> read_only_{false};
-  std::shared_ptr<SharedMapping> mapping_;
   ProcessArena* inherited_;  // of the process that this one was forked from
   ProcessMark mark_;
   mutable std::mutex lock_;
@@ -131,8 +98,6 @@ class ProcessArena final : public Arena {
   Quarantine quarantine_;
   std::atomic<bool> quarantines_{false};  // there is something in it
   TimePoint next_look_{};
-  PageRanges isolated_;                                   // of blocks in use
-  std::atomic<const PageRanges*> isolated_now_{nullptr};  // the same for a forked child; null: none
   std::size_t keep_ = ArenaLimits().keep, kept_besides_ = 0;
   std::uint64_t returned_ = 0;
   std::uint64_t allocations_ = 0;
@@ -148,44 +113,10 @@ void keep_own_copy_in_child() {
 Result<std::unique_ptr<ProcessArena>> ProcessArena::make(ProcessArena* inherited) {
   static const int armed = pthread_atfork(nullptr, nullptr, keep_own_copy_in_child);
   static_cast<void>(armed);
-  // The file has its whole size at once (it is sparse): then no mapping of a peer ever ends before
-  // an offset that we hand out.
   const std::size_t limit = host_memory().limit;
-  std::size_t bytes =
-      std::min(std::clamp(std::bit_ceil(limit), kLeastAddressSpace, kMostAddressSpace),
-               largest_file() / ArenaHeap::kPage * ArenaHeap::kPage);
-  for (;; bytes = bytes / 2 / ArenaHeap::kPage * ArenaHeap::kPage) {
-    auto file = make_memory_file("muster-arena", bytes);
-    if (!file) return file.status().with_context("making the shared arena");
-    auto mapping = map_shared(file->get(), bytes);
-    if (mapping) {
-      Descriptor for_children(::fcntl(file->get(), F_DUPFD_CLOEXEC, 3));
-      return std::make_unique<ProcessArena>(std::move(*file), std::move(for_children),
-                                            std::move(*mapping), std::min(bytes, limit), inherited);
-    }
-    if (bytes / 2 < kFewestUseful) return mapping.status().with_context("making the shared arena");
-  }
-}
-
-// In a child, right after the fork, where only this thread runs. Nothing here takes a lock. Where
-// it fails the child goes on sharing pages. What was its parent's alone is a copy already.
-void ProcessArena::keep_own_copy() {
-  if (!for_children_) return;
-  const PageRanges none;
-  const PageRanges* const isolated = isolated_now_.load(std::memory_order_acquire);
-  (isolated != nullptr ? *isolated : none)
-      .each_gap({0, heap_.end()}, [this](const ArenaHeap::Range& range) {
-        // Elsewhere first: a mapping over the old one that failed would leave nothing.
-        void* const copy =
-            ::mmap(nullptr, range.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
-                   for_children_.get(), static_cast<off_t>(range.offset));
-        if (copy != MAP_FAILED &&
-            ::mremap(copy, range.bytes, range.bytes, MREMAP_MAYMOVE | MREMAP_FIXED,
-                     mapping_->memory() + range.offset) == MAP_FAILED) {
-          ::munmap(copy, range.bytes);
-        }
-      });
-  for_children_.reset();
+  auto pages = ArenaPages::make(limit);
+  if (!pages) return pages.status();
+  return std::make_unique<ProcessArena>(std::move(*pages), limit, inherited);
 }
 
 Result<std::byte*> ProcessArena::allocate(std::size_t bytes) {
@@ -225,41 +156,19 @@ std::optional<std::byte*> ProcessArena::try_allocate(std::size_t bytes, bool& re
     if (!taken) return std::nullopt;
     ++allocations_;
   }
-  if (taken->cold.bytes == 0) return mapping_->memory() + taken->offset;
+  if (taken->cold.bytes == 0) return pages_->at(taken->offset);
   // Without the lock: it may take milliseconds.
-  const bool warmed = warm(taken->cold);
-  if (!warmed) punch({taken->cold});  // some of it may have been given
+  const bool warmed = pages_->warm(taken->cold);
+  if (!warmed) pages_->punch({taken->cold});  // some of it may have been given
   const std::lock_guard hold(lock_);
   if (warmed) {
     heap_.warmed(*taken);
-    return mapping_->memory() + taken->offset;
+    return pages_->at(taken->offset);
   }
   heap_.refused(*taken);
   --allocations_;
   refused = true;
   return std::nullopt;
-}
-
-/// Makes the system give memory for all pages of a range, now: later it could only end the process.
-bool ProcessArena::warm(const ArenaHeap::Range& range) {
-  if (range.bytes >= kAskedBytes && host_memory().available < range.bytes) return false;
-  if (::madvise(mapping_->memory() + range.offset, range.bytes, kPopulateWrite) == 0) return true;
-  int done = 0;
-  do {
-    done = ::fallocate(file_.get(), FALLOC_FL_KEEP_SIZE, static_cast<off_t>(range.offset),
-                       static_cast<off_t>(range.bytes));
-  } while (done != 0 && errno == EINTR);
-  return done == 0 || errno == EOPNOTSUPP ||
-         errno == ENOSYS;  // where it cannot be had ahead, it comes with the first touch
-}
-
-void ProcessArena::punch(const std::vector<ArenaHeap::Range>& ranges) {
-  for (const auto& range : ranges) {
-    if (::fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                    static_cast<off_t>(range.offset), static_cast<off_t>(range.bytes)) != 0) {
-      discard_pages(mapping_->memory() + range.offset, range.bytes);
-    }
-  }
 }
 
 void ProcessArena::free(std::byte* memory) {
@@ -277,7 +186,7 @@ void ProcessArena::free(std::byte* memory) {
     const std::lock_guard hold(lock_);
     const std::size_t bytes = offset ? heap_.bytes_at(*offset) : 0;
     known = bytes > 0;
-    if (known && rejoin({*offset, bytes}) && !quarantine_.keep({*offset, bytes}))
+    if (known && pages_->rejoin({*offset, bytes}) && !quarantine_.keep({*offset, bytes}))
       heap_.free(*offset, holes);
   }
   if (!known) {
@@ -291,7 +200,7 @@ void ProcessArena::free(std::byte* memory) {
 
 void ProcessArena::give_back(const std::vector<ArenaHeap::Range>& holes) {
   if (holes.empty()) return;
-  punch(holes);
+  pages_->punch(holes);
   const std::lock_guard hold(lock_);
   for (const auto& hole : holes) {
     heap_.punched(hole);
@@ -309,62 +218,18 @@ void ProcessArena::quarantine(const std::byte* memory, std::size_t bytes,
     quarantine_.add({*offset, bytes}, std::move(held));
     quarantines_.store(true, std::memory_order_relaxed);
     const ArenaHeap::Range block = heap_.pages_around(*offset);
-    isolated_.each_gap(whole_pages({*offset, bytes}, block),
-                       [&](const ArenaHeap::Range& range) { alone.push_back(range); });
-    for (const auto& range : alone) isolated_.insert(range);
-    isolated_changed();
+    alone = pages_->begin_isolation(whole_pages({*offset, bytes}, block));
   }
   for (const auto& range : alone) {
-    if (isolate(range)) continue;
+    if (pages_->isolate(range)) continue;
     log(LogLevel::warning, "a peer that is stopped in a call which failed may still write to " +
                                std::to_string(range.bytes) +
                                " bytes of that call's memory when it goes on: no memory is left "
                                "for a copy of them; make new "
                                "tensors instead of using the call's again");
     const std::lock_guard hold(lock_);
-    isolated_.erase(range);
-    isolated_changed();
+    pages_->cancel_isolation(range);
   }
-}
-
-/// Under the lock. A forked child finds the one or the other whole.
-void ProcessArena::isolated_changed() {
-  delete isolated_now_.exchange(isolated_.empty() ? nullptr : new PageRanges(isolated_),
-                                std::memory_order_acq_rel);
-}
-
-/// Breaks the sharing of pages in use, for as long as they are. No store of this process is lost
-/// meanwhile: one that comes before its page is copied is copied with it.
-bool ProcessArena::isolate(const ArenaHeap::Range& range) {
-  if (range.bytes >= kAskedBytes && host_memory().available < range.bytes) return false;
-  if (!map_pages(range, MAP_PRIVATE)) return false;
-  std::byte* const memory = mapping_->memory() + range.offset;
-  if (::madvise(memory, range.bytes, kPopulateWrite) == 0) return true;
-  if (errno != EINVAL) return !map_pages(range, MAP_SHARED);
-  for (std::size_t at = 0; at < range.bytes; at += ArenaHeap::kPage) {  // before Linux 5.14
-    const std::atomic_ref<unsigned char> byte(reinterpret_cast<unsigned char&>(memory[at]));
-    unsigned char there = byte.load(std::memory_order_relaxed);
-    while (!byte.compare_exchange_weak(there, there)) continue;
-  }
-  return true;
-}
-
-bool ProcessArena::map_pages(const ArenaHeap::Range& range, int how) {
-  return ::mmap(mapping_->memory() + range.offset, range.bytes, PROT_READ | PROT_WRITE,
-                how | MAP_FIXED, file_.get(), static_cast<off_t>(range.offset)) != MAP_FAILED;
-}
-
-/// Shares the pages of a block again that has been freed. Under the lock.
-bool ProcessArena::rejoin(const ArenaHeap::Range& block) {
-  bool all = true;
-  if (isolated_.empty()) return all;
-  for (const auto& range : isolated_.take_within(block)) {
-    const bool shared = map_pages(range, MAP_SHARED);
-    if (!shared) isolated_.insert(range);  // such a block is lost
-    all = all && shared;
-  }
-  isolated_changed();
-  return all;
 }
 
 /// To ask who holds what takes system calls: now and then, unless `at_once`. Whether a block has
@@ -420,8 +285,7 @@ void ProcessArena::keep_more(std::ptrdiff_t bytes) {
 void ProcessArena::make_read_only() {
   const std::lock_guard hold(lock_);
   if (!readable_) {
-    const std::string path = "/proc/self/fd/" + std::to_string(file_.get());
-    readable_ = GuardedDescriptor(Descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC)));
+    readable_ = GuardedDescriptor(pages_->open_read_only());
     if (!readable_)
       log(LogLevel::warning,
           "the shared arena cannot be opened for reading only: /proc is not there; peers are "
@@ -433,20 +297,9 @@ void ProcessArena::make_read_only() {
 std::optional<std::uint64_t> ProcessArena::offset_of(const std::byte* memory,
                                                      std::size_t bytes) const {
   const auto offset = position_of(memory, bytes);
-  if (!offset || forked() || isolated_now_.load(std::memory_order_acquire) == nullptr)
-    return offset;
+  if (!offset || forked() || !pages_->has_isolated()) return offset;
   const std::lock_guard hold(lock_);
-  return isolated_.touches({*offset, bytes}) ? std::nullopt : offset;
-}
-
-std::optional<std::uint64_t> ProcessArena::position_of(const std::byte* memory,
-                                                       std::size_t bytes) const {
-  const auto address = reinterpret_cast<std::uintptr_t>(memory);
-  const auto base = reinterpret_cast<std::uintptr_t>(mapping_->memory());
-  if (address < base || address - base > mapping_->bytes() ||
-      bytes > mapping_->bytes() - (address - base))
-    return std::nullopt;
-  return address - base;
+  return pages_->is_isolated({*offset, bytes}) ? std::nullopt : offset;
 }
 
 }  // namespace
