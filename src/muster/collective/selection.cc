@@ -128,7 +128,7 @@ std::span<const Algorithm> algorithms_of(Ground ground, Op op) {
 
 std::uint64_t most_bytes(Ground ground, Op op, Algorithm algorithm, int ranks) {
   // What every reader reads for itself must stand beside the line: the output may be the input.
-  if (algorithm == Algorithm::one_shot) return shm::kSlotBytes;
+  if (algorithm == Algorithm::one_shot) return fixed::kSlotBytes;
   if (ground != Ground::links) return Selection::kAlways;
   if (algorithm == Algorithm::bruck)
     return op == Op::all_gather ? kMostGathered : kMostGathered / static_cast<std::uint64_t>(ranks);

@@ -46,7 +46,7 @@ TEST(Selection, DefaultsGiveWayByWhatIsGathered) {
               ranks < 4 ? Algorithm::tree : Algorithm::chain);
     const Selection region(Ground::region, ranks);
     const std::uint64_t read =
-        std::min<std::uint64_t>(64 * kKiB / static_cast<std::uint64_t>(ranks), shm::kSlotBytes);
+        std::min<std::uint64_t>(64 * kKiB / static_cast<std::uint64_t>(ranks), fixed::kSlotBytes);
     for (const Op op : {Op::all_reduce, Op::reduce}) {
       EXPECT_EQ(region.choose(op, read), Algorithm::one_shot);
       EXPECT_EQ(region.choose(op, read + 1), Algorithm::shares);
@@ -89,8 +89,8 @@ TEST(Selection, RanksThatShareCoresSendFewMessages) {
 TEST(Selection, NothingIsChosenBeyondWhatItCanDo) {
   Selection region(Ground::region, 2);
   region.force(Op::all_reduce, Algorithm::one_shot);
-  EXPECT_EQ(region.choose(Op::all_reduce, shm::kSlotBytes), Algorithm::one_shot);
-  EXPECT_EQ(region.choose(Op::all_reduce, shm::kSlotBytes + 1), Algorithm::shares);
+  EXPECT_EQ(region.choose(Op::all_reduce, fixed::kSlotBytes), Algorithm::one_shot);
+  EXPECT_EQ(region.choose(Op::all_reduce, fixed::kSlotBytes + 1), Algorithm::shares);
   region.force(Op::all_reduce, Algorithm::shares);
   EXPECT_EQ(region.choose(Op::all_reduce, 1), Algorithm::shares);
   EXPECT_EQ(region.choose(Op::all_reduce, 0), Algorithm::one_shot)

@@ -21,11 +21,11 @@ struct BufferUse {
 class BufferRing {
  public:
   /// Where the next buffer stands in the ring, as a line tells it.
-  std::uint8_t next() const { return static_cast<std::uint8_t>(next_ % kWindows); }
-  const BufferUse& last_use_of_next() const { return uses_[next_ % kWindows]; }
+  std::uint8_t next() const { return static_cast<std::uint8_t>(next_ % fixed::kWindows); }
+  const BufferUse& last_use_of_next() const { return uses_[next_ % fixed::kWindows]; }
   /// Takes the next buffer, which must be free, and returns its number.
   std::size_t take(Position until, Counter counter, int reader) {
-    uses_[next_ % kWindows] = {until, counter, reader, true};
+    uses_[next_ % fixed::kWindows] = {until, counter, reader, true};
     return next_++;
   }
   /// Every peer has finished with all of them.
@@ -39,7 +39,7 @@ class BufferRing {
 
  private:
   std::size_t next_ = 0;
-  std::array<BufferUse, kWindows> uses_{};
+  std::array<BufferUse, fixed::kWindows> uses_{};
 };
 
 }  // namespace muster::shm

@@ -13,10 +13,8 @@
 
 namespace muster::shm {
 
-/// From so many bytes on, of all that write at once on a host, it pays.
-inline constexpr std::size_t kPastCaches = 32 * 1024 * 1024;
-
-/// Like memcpy. What is written can be published to other threads as after any other store.
+/// Like memcpy. It pays from `tunables().past_caches` bytes on, of all that write at once on a
+/// host. What is written can be published to other threads as after any other store.
 void copy_past_caches(std::byte* to, const std::byte* from, std::size_t bytes) noexcept;
 
 }  // namespace muster::shm

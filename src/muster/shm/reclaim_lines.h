@@ -15,10 +15,6 @@
 
 namespace muster::shm {
 
-/// Bytes that are worked on before their lines are reclaimed: they are in the cache still. (Two
-/// ranks' all_reduce of 1 MiB on Zen 5: 55 us with 2 KiB, 74 with 8.)
-inline constexpr std::size_t kReclaimedBlock = 2048;
-
 /// Whether several readers may reclaim the same memory at the same time. That does no harm, since
 /// all write what stands there, but a race detector objects.
 #if defined(__SANITIZE_THREAD__)

@@ -2,8 +2,9 @@
 /// docs/shared-memory-engine.md explains the protocol.
 /// - lines: for every member a ring of control lines, one for each call under way
 /// - progress: for every member one line of counters
-/// - staging: for every member a small slot for each line, kWindows windows (inputs on their way
-///   out), kWindows results (reduced slices)
+/// - staging: for every member a small slot for each line, fixed::kWindows windows (inputs on their
+/// way
+///   out), fixed::kWindows results (reduced slices)
 ///
 /// Everything has a single writer, its member, and nothing is ever reset. (Readers of staged memory
 /// reclaim its lines, which leaves what stands there: `shm/reclaim_lines.h`.)
@@ -13,38 +14,18 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
-#include "muster/shm/reclaim_lines.h"
+#include "muster/base/tunables.h"
 
 namespace muster::shm {
 
-/// Calls that a member may be ahead of the slowest one: many, since on a shared core each wait for
-/// the others' turn costs as much as several calls. Fewer in groups of more than 16 members, to
-/// bound their memory.
-inline constexpr std::uint64_t kMostSlots = 128, kFewSlots = 32;
-/// Data inside the line.
-inline constexpr std::size_t kInlineBytes = 72;
-/// Data staged beside the line, which lives as long as the line.
-inline constexpr std::size_t kSlotBytes = 16 * 1024;
+inline constexpr std::size_t kCacheLine = 64;  // limit: of every processor that muster knows
+
 /// Slices of at least this size are read directly from the giver's memory (process_vm_readv). Below
-/// it, staging is faster. On CPUs on which readers write lines back the threshold is higher, and
-/// with two members direct reads are never used.
+/// it, staging is faster.
 inline std::size_t direct_read_bytes(std::size_t members) {
-  constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max(), kMiB = 1024 * 1024;
-  if (!writes_back_lines()) return members == 2 ? kMiB : kMiB / 8;
-  return members == 2 ? kNever : 2 * kMiB;
+  return members == 2 ? tunables().direct_read_pair : tunables().direct_read;
 }
-/// Bytes of one direct read. Between two of them the call asks whether the group has failed.
-inline constexpr std::size_t kDirectReadPiece = 4 * 1024 * 1024;
-/// Bytes of the next call's slot that are prefetched while this call waits. They need no
-/// write-back.
-inline constexpr std::size_t kFetchedBytes = 1024;
-/// Windows that a member may have filled ahead of its readers.
-inline constexpr std::size_t kWindows = 4;
-inline constexpr std::size_t kCacheLine = 64;
-/// Bytes that are reduced or handed on at a time: they are still in the cache for the next step.
-inline constexpr std::size_t kBlockBytes = 8 * 1024;
 
 /// Where a member's data stands.
 enum class BufferLocation : std::uint8_t {
@@ -100,11 +81,11 @@ struct alignas(2 * kCacheLine) Line {
       std::uint64_t input;   ///< arena offset, or address
       std::uint64_t output;  ///< arena offset
     };
-    std::byte payload[kInlineBytes];  ///< where `location` says that it stands in the line
+    std::byte payload[fixed::kInlineBytes];  ///< where `location` says that it stands in the line
   };
 };
 static_assert(sizeof(Line) == 2 * kCacheLine &&
-              offsetof(Line, payload) + kInlineBytes == sizeof(Line));
+              offsetof(Line, payload) + fixed::kInlineBytes == sizeof(Line));
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 /// A point in the life of the group: call and step. Counters hold positions, so a member that has
@@ -158,18 +139,18 @@ constexpr std::size_t align_up(std::size_t value, std::size_t to) {
 struct SegmentLayout {
   explicit constexpr SegmentLayout(int size)
       : members(static_cast<std::size_t>(size)),
-        slots(members <= 16 ? kMostSlots : kFewSlots),
+        slots(wide() ? fixed::kRegionSlots / 4 : fixed::kRegionSlots),
         table_bytes(align_up(members * sizeof(Slice), kCacheLine)),
-        slot_bytes(align_up(kSlotBytes + table_bytes, kCacheLine)),
-        window_bytes(members <= 16 ? 512 * 1024
-                                   : std::max<std::size_t>(
-                                         256 * 1024, members * kCacheLine)),  // no column is empty
+        slot_bytes(align_up(fixed::kSlotBytes + table_bytes, kCacheLine)),
+        window_bytes(wide() ? std::max(fixed::kWindowBytes / 2,
+                                       members * kCacheLine)  // no column is empty
+                            : fixed::kWindowBytes),
         column_bytes(window_bytes / members / kCacheLine * kCacheLine),
         result_bytes(align_up((window_bytes + members - 1) / members, kCacheLine)),
         lines_stride(slots * sizeof(Line) + sizeof(Progress)),
         staging(align_up(members * lines_stride, kPage)),
         staging_stride(
-            align_up(slots * slot_bytes + kWindows * (window_bytes + result_bytes), kPage)),
+            align_up(slots * slot_bytes + fixed::kWindows * (window_bytes + result_bytes), kPage)),
         total(staging + members * staging_stride + sizeof(Line)) {}
 
   std::size_t line(int member, std::uint64_t sequence) const {
@@ -182,11 +163,11 @@ struct SegmentLayout {
     return stage(member) + (sequence & (slots - 1)) * slot_bytes;
   }
   std::size_t window(int member, std::size_t number) const {
-    return stage(member) + slots * slot_bytes + number % kWindows * window_bytes;
+    return stage(member) + slots * slot_bytes + number % fixed::kWindows * window_bytes;
   }
   std::size_t result(int member, std::size_t number) const {
-    return stage(member) + slots * slot_bytes + kWindows * window_bytes +
-           number % kWindows * result_bytes;
+    return stage(member) + slots * slot_bytes + fixed::kWindows * window_bytes +
+           number % fixed::kWindows * result_bytes;
   }
 
   std::size_t members;
@@ -203,7 +184,8 @@ struct SegmentLayout {
   std::size_t total;  ///< with room to align the start
 
  private:
-  static constexpr std::size_t kPage = 4096;
+  static constexpr std::size_t kPage = 4096;  // limit: of memory
+  constexpr bool wide() const { return members > fixed::kWideGroup; }
   static constexpr std::size_t index(int member) { return static_cast<std::size_t>(member); }
   std::size_t stage(int member) const { return staging + index(member) * staging_stride; }
 };

@@ -11,10 +11,6 @@ using shm::BufferLocation;
 using shm::Line;
 using shm::Slice;
 
-// All members together give at most this much in a call whose slices in the arena are granted to
-// their readers.
-constexpr std::size_t kMostGranted = 16 * 1024 * 1024;
-
 }  // namespace
 
 std::size_t BufferPlacement::place(const Args& args, const TransferPlan& plan) {
@@ -33,10 +29,10 @@ std::size_t BufferPlacement::place_input(const Args& args, const TransferPlan& p
   mine.first_window = windows_.next();
   if (input.empty()) {
     mine.location = BufferLocation::nothing;
-  } else if (input.size() <= shm::kInlineBytes) {
+  } else if (input.size() <= fixed::kInlineBytes) {
     mine.location = BufferLocation::line;
     stage(args, plan, mine.payload, input);
-  } else if (input.size() <= shm::kSlotBytes) {
+  } else if (input.size() <= fixed::kSlotBytes) {
     mine.location = BufferLocation::slot;
     stage(args, plan, segment_.slot(segment_.rank()) + layout.table_bytes, input);
   } else if (const auto offset = arena_offset(input); offset && !plan.scaled) {
@@ -59,7 +55,7 @@ std::size_t BufferPlacement::place_slices(const Args& args, const TransferPlan& 
   Line& mine = segment_.my_line();
   const int rank = segment_.rank(), size = segment_.size();
   const shm::SegmentLayout& layout = segment_.layout();
-  if (!plan.scaled && args.each <= shm::kSlotBytes / (layout.members - 1)) {
+  if (!plan.scaled && args.each <= fixed::kSlotBytes / (layout.members - 1)) {
     place_row(args, plan);
     return 0;
   }
@@ -72,7 +68,7 @@ std::size_t BufferPlacement::place_slices(const Args& args, const TransferPlan& 
     mine.bytes += bytes;
     largest = std::max(largest, bytes);
   }
-  const bool fits = mine.bytes <= shm::kSlotBytes;
+  const bool fits = mine.bytes <= fixed::kSlotBytes;
   const bool copies = planner_.copies_from_arena(args.op, mine.bytes);
   // All slices or none: a reader that has returned with its own then knows that the others' stand
   // there too.
@@ -82,8 +78,8 @@ std::size_t BufferPlacement::place_slices(const Args& args, const TransferPlan& 
                                  [&](ConstBytes input) { return direct_reads_.readable(input); });
   // The one reader that reduces a slice owns its lines until it says that it is done, as long as
   // they stay in its caches.
-  const bool grants =
-      plan.combines && shm::writes_back_lines() && mine.bytes * layout.members <= kMostGranted;
+  const bool grants = plan.combines && shm::writes_back_lines() &&
+                      mine.bytes * layout.members <= fixed::kReclaimFewBytes;
   mine.location = mine.bytes == 0 ? BufferLocation::nothing
                   : fits          ? BufferLocation::slot
                                   : BufferLocation::window;
@@ -123,9 +119,9 @@ void BufferPlacement::place_row(const Args& args, const TransferPlan& plan) {
   Line& mine = segment_.my_line();
   const int rank = segment_.rank();
   mine.bytes = args.each * (segment_.layout().members - 1);
-  mine.location = mine.bytes == 0                   ? BufferLocation::nothing
-                  : mine.bytes <= shm::kInlineBytes ? BufferLocation::line_row
-                                                    : BufferLocation::slot_row;
+  mine.location = mine.bytes == 0                     ? BufferLocation::nothing
+                  : mine.bytes <= fixed::kInlineBytes ? BufferLocation::line_row
+                                                      : BufferLocation::slot_row;
   std::byte* to = mine.location == BufferLocation::line_row ? mine.payload : segment_.slot(rank);
   for (int reader = 0; reader < segment_.size(); ++reader) {
     if (reader == rank) continue;

@@ -73,7 +73,7 @@ bool ControlLines::finds_room() {
 
 void ControlLines::publish(const Fingerprint& call) {
   const std::uint64_t sequence = segment_.sequence();
-  copy_words(calls_[sequence % shm::kMostSlots], call);
+  copy_words(calls_[sequence % fixed::kRegionSlots], call);
   // A look at a line takes it from its writer's cache. The lines of peers that nothing is read from
   // are therefore looked at in batches, often enough that no peer waits for that.
   std::uint64_t seen = sequence - 1;
@@ -104,7 +104,7 @@ bool ControlLines::compare(int member, const Line& line, std::uint64_t sequence)
   Fingerprint& theirs = heard_[static_cast<std::size_t>(member)];
   theirs.sequence = sequence;
   std::memcpy(bytes_at(theirs, kKind), bytes_at(line, kLineKind), kKindBytes);
-  const Fingerprint& mine = calls_[sequence % shm::kMostSlots];
+  const Fingerprint& mine = calls_[sequence % fixed::kRegionSlots];
   if (std::memcmp(bytes_at(line, kLineKind), bytes_at(mine, kKind), kKindBytes) == 0) [[likely]]
     return true;
   return compare_by_rules(member, theirs, mine);

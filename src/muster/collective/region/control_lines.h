@@ -83,7 +83,8 @@ class ControlLines {
   std::vector<std::uint64_t> known_seen_;      // what each member is known to have seen
   std::vector<transport::Fingerprint> heard_;  // the latest call seen of each member
   std::uint64_t known_by_all_ = 0;  // all members have seen these calls, and this one theirs
-  std::array<transport::Fingerprint, shm::kMostSlots> calls_{};  // this member's, to compare with
+  std::array<transport::Fingerprint, fixed::kRegionSlots>
+      calls_{};  // this member's, to compare with
   bool agreed_ = true;
 };
 

@@ -18,11 +18,9 @@ using shm::BufferLocation;
 using shm::Line;
 using shm::Missing;
 
-constexpr int kPausesForRoom = 8;
-// Of so many givers the slots of their next call are sent for.
-constexpr int kFewSources = 8;
-// So many polls of a larger call for one look at the clock.
-constexpr int kPollsPerClock = 8;
+// So many pauses go before a look that costs more than a poll: at the clock, or at lines that peers
+// are writing.
+constexpr int kPausesPerLook = 8;  // limit: of what such looks cost
 
 auto clock_of(const MemberParts& parts) {
   return [&clock = parts.channel.fabric().clock()] { return clock.now(); };
@@ -41,9 +39,9 @@ void InlineTransfer::prefetch_this_and_next(const TransferPlan& plan) const {
   const Line& mine = segment.my_line();
   const bool row = mine.location == BufferLocation::slot_row;
   const std::size_t staged =
-      row ? std::min<std::size_t>(mine.bytes, shm::kFetchedBytes)
+      row ? std::min<std::size_t>(mine.bytes, fixed::kInlineCopy)
       : mine.location == BufferLocation::slot
-          ? segment.layout().table_bytes + std::min<std::size_t>(mine.bytes, shm::kFetchedBytes)
+          ? segment.layout().table_bytes + std::min<std::size_t>(mine.bytes, fixed::kInlineCopy)
           : 0;
   if (staged > 0) {
     const std::size_t part = row ? mine.bytes / (segment.layout().members - 1) : 0;
@@ -52,7 +50,7 @@ void InlineTransfer::prefetch_this_and_next(const TransferPlan& plan) const {
       shm::prefetch_to_read(reinterpret_cast<const std::byte*>(&segment.line(source)),
                             shm::kCacheLine);
       shm::prefetch_to_read(segment.slot(source) + part * shm::place_in_row(source, rank),
-                            std::min(row ? part : staged, shm::kFetchedBytes));
+                            std::min(row ? part : staged, fixed::kInlineCopy));
     }
   }
   const bool in_line =
@@ -72,17 +70,17 @@ void InlineTransfer::prefetch_next_of(const TransferPlan& plan) const {
     shm::prefetch_to_read(reinterpret_cast<const std::byte*>(&segment.line(source, next)),
                           sizeof(Line));
     const Line& theirs = segment.line(source);
-    if (shm::is_staged(theirs.location) && plan.last - plan.first <= kFewSources)
+    if (shm::is_staged(theirs.location) && plan.last - plan.first <= tunables().few_ranks)
       shm::prefetch_to_read(
           segment.slot(source, next),
-          segment.layout().table_bytes + std::min<std::size_t>(theirs.bytes, shm::kFetchedBytes));
+          segment.layout().table_bytes + std::min<std::size_t>(theirs.bytes, fixed::kInlineCopy));
   }
 }
 
 bool InlineTransfer::is_small(const Args& args) const {
   std::size_t bytes = args.op == Op::broadcast ? args.outputs[0].size() : 0;
   for (const ConstBytes input : args.inputs) bytes += input.size();
-  return bytes <= shm::kSlotBytes &&
+  return bytes <= fixed::kSlotBytes &&
          (!info(args.op).reduces || info(args.op).lists_input || my_.one_shot(args.op, bytes));
 }
 
@@ -90,32 +88,37 @@ bool InlineTransfer::is_small(const Args& args) const {
 /// lines takes those from them.
 bool InlineTransfer::await_room() {
   SpinWait spin(SpinBudget::for_peers(my_.topology));
-  while (may_wait() && spin.pause(clock_of(my_), kPausesForRoom)) {
+  while (may_wait() && spin.pause(clock_of(my_), kPausesPerLook)) {
     if (my_.lines.has_room()) return true;
   }
   return false;
 }
 
-/// Polls for the lines of all that `plan` takes from. When oversubscribed, keeps spinning briefly
-/// if every missing peer runs on another core: peers on this core are waiting too, and yielding
-/// would cost a full scheduling round. `at_once`: whether all lines were there already.
+/// Looks at the lines of all that `plan` takes from, and polls for those that are missing.
+/// `at_once`: whether all were there already.
 bool InlineTransfer::see_sources(const TransferPlan& plan, bool& at_once) {
-  const int rank = my_.segment.rank();
-  SpinWait spin(SpinBudget::for_peers(my_.topology));
   int source = plan.first;
+  at_once = see_from(plan, source);
+  if (!at_once && !await_sources(plan, source)) return false;
+  return my_.lines.agreed();  // an earlier call may have differed; this one may read nothing
+}
+
+/// When oversubscribed, keeps spinning briefly if every missing peer runs on another core: peers on
+/// this core are waiting too, and yielding would cost a full scheduling round.
+bool InlineTransfer::await_sources(const TransferPlan& plan, int source) {
+  SpinWait spin(SpinBudget::for_peers(my_.topology));
+  const int rank = my_.segment.rank();
   const bool all_on_shared_cores =
       my_.topology.oversubscribed() && plan.last - plan.first == my_.segment.size();
-  for (at_once = true;; at_once = false) {
-    while (source < plan.last && (source == rank || my_.lines.see(source))) ++source;
-    if (source >= plan.last)
-      return my_.lines.agreed();  // an earlier call may have differed; this one reads nothing
-    const auto is_missing = [&](int member) { return member != rank && !my_.lines.see(member); };
-    const auto is_elsewhere = [&](int member) { return cores_.is_elsewhere(member); };
+  const auto is_missing = [&](int member) { return member != rank && !my_.lines.see(member); };
+  const auto is_elsewhere = [&](int member) { return cores_.is_elsewhere(member); };
+  do {
     const bool keeps_core =
         all_on_shared_cores &&
         shm::missing_among(source, plan.last, is_missing, is_elsewhere) != Missing::here;
     if (!may_wait() || !spin.pause(clock_of(my_), 1, keeps_core)) return false;
-  }
+  } while (!see_from(plan, source));
+  return true;
 }
 
 bool InlineTransfer::try_inline(const Args& args, StartingCall& starting) {
@@ -211,7 +214,7 @@ bool InlineTransfer::drive_until(Task<Status>& task, TimePoint deadline) {
   int idle = 0;
   for (int polls = 1; !task.step(); ++polls) {
     const bool got_on = task.turns() != std::exchange(turns, task.turns());
-    if ((got_on || polls % kPollsPerClock == 0) && now() >= end) return false;
+    if ((got_on || polls % kPausesPerLook == 0) && now() >= end) return false;
     if (got_on) spin.keep_core_anew();
     const Missing missing =
         shared_core

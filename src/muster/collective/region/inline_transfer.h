@@ -37,6 +37,12 @@ class InlineTransfer final : public RegionInline {
   bool is_small(const Args& args) const;
   bool await_room();
   bool see_sources(const TransferPlan& plan, bool& at_once);
+  bool await_sources(const TransferPlan& plan, int source);
+  /// Looks at the lines of the sources from `source` on, up to the first that is missing.
+  bool see_from(const TransferPlan& plan, int& source) {
+    while (source < plan.last && (source == my_.segment.rank() || my_.lines.see(source))) ++source;
+    return source >= plan.last;
+  }
   bool take_staged(const Args& args, const TransferPlan& plan);
   void prefetch_this_and_next(const TransferPlan& plan) const;
   void prefetch_next_of(const TransferPlan& plan) const;

@@ -3,17 +3,10 @@
 #include "muster/transport/fabric.h"
 
 namespace muster::collective::region {
-namespace {
-
-// A task that has moved this much gives its thread away once, so that the thread can look after
-// other things.
-constexpr std::size_t kYieldBytes = 8 * 1024 * 1024;
-
-}  // namespace
 
 bool YieldMeter::due(std::size_t bytes) {
   moved_ += bytes;
-  if (moved_ < kYieldBytes) return false;
+  if (moved_ < tunables().work_quantum) return false;
   moved_ = 0;
   peers_.wake_self();  // nobody else will
   return true;

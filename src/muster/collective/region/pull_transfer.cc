@@ -102,7 +102,7 @@ bool PullTransfer::combine(const Args& args, const TransferPlan& plan, std::size
                                     : given_to(args, plan, rank).data() + at;
   }
   const bool grants = my_.sources.uses_grants();
-  const std::size_t most = grants ? shm::kBlockBytes : bytes;
+  const std::size_t most = grants ? fixed::kCacheBlock : bytes;
   for (std::size_t done = 0; done < bytes; done += most) {
     if (grants && my_.segment.peer_aborted()) return false;
     my_.sources.reduce(args, plan.reclaims, out.data() + at + done, std::min(most, bytes - done));

@@ -17,7 +17,7 @@ namespace muster::collective::region {
 
 /// After a failure a member waits this long for the next sign of peers that may be storing into its
 /// output, or reading its input. They give one at every window.
-inline constexpr Duration kQuiesceLimit = std::chrono::milliseconds(50);
+inline constexpr Duration kQuiesceLimit = std::chrono::milliseconds(50);  // limit: patience
 
 /// Finds out whether memory lies in the arena that peers can map: the process's own, another one in
 /// tests.

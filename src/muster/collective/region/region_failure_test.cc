@@ -9,6 +9,7 @@
 
 #include "muster/collective/call.h"
 #include "muster/collective/region/region_test_job.h"
+#include "muster/shm/reclaim_lines.h"
 #include "muster/testing/budget.h"
 #include "muster/testing/seed.h"
 
@@ -574,10 +575,10 @@ TEST(RegionFailure, AGiverRunsAheadByTheRingOfLines) {
   RegionJob job(3);
   CallShape shape = shape_of(Op::broadcast, 100, 0);
   std::vector<std::unique_ptr<TestCall>> calls;
-  for (std::uint64_t sequence = 1; sequence <= kMostSlots + 1; ++sequence) {
+  for (std::uint64_t sequence = 1; sequence <= kRegionSlots + 1; ++sequence) {
     calls.push_back(std::make_unique<TestCall>(shape, 3, sequence, random));
     Task<Status> task = job.run(0, calls.back()->args(0), calls.back()->fingerprint(0));
-    if (sequence <= kMostSlots) {
+    if (sequence <= kRegionSlots) {
       ASSERT_TRUE(task.step());
       ASSERT_TRUE(calls.back()->check(0));
       continue;
@@ -613,9 +614,9 @@ TEST(RegionFailure, AGiverGoesOnAsItsReadersCome) {
     };
     // Of a gather one member gives and the other two are behind it: the root, and the other giver.
     const int ahead = op == Op::broadcast ? 0 : 1;
-    for (std::uint64_t sequence = 1; sequence <= kMostSlots; ++sequence)
+    for (std::uint64_t sequence = 1; sequence <= kRegionSlots; ++sequence)
       ASSERT_TRUE(play(ahead, sequence)) << sequence;
-    constexpr std::uint64_t kCome = kMostSlots / 2;
+    constexpr std::uint64_t kCome = kRegionSlots / 2;
     for (std::uint64_t sequence = 1; sequence <= kCome; ++sequence) {
       if (op == Op::broadcast) {
         ASSERT_TRUE(play(1, sequence));
@@ -626,8 +627,8 @@ TEST(RegionFailure, AGiverGoesOnAsItsReadersCome) {
       }
     }
     // They tell in batches of an eighth.
-    for (std::uint64_t sequence = kMostSlots + 1; sequence <= kMostSlots + kCome - kMostSlots / 8;
-         ++sequence)
+    for (std::uint64_t sequence = kRegionSlots + 1;
+         sequence <= kRegionSlots + kCome - kRegionSlots / 8; ++sequence)
       ASSERT_TRUE(play(ahead, sequence)) << sequence;
   }
 }

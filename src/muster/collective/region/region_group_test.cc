@@ -334,8 +334,8 @@ TEST(RegionGroup, GiversOfAReduceAreThroughBeforeTheRootBegins) {
 // said so, and waits for it. Else they pass through windows; where those hold them all it waits for
 // nobody. spec: F8 scatter of private memory, copied once
 TEST(RegionGroup, LargeSlicesAreCopiedFromWhereTheyAre) {
-  constexpr std::size_t kPause = std::size_t{8}
-                                 << 20;  // after so much a task gives its thread away once
+  // After so much a task gives its thread away once.
+  const std::size_t kPause = tunables().work_quantum;
   for (const bool reads : {true, false}) {
     Random random(testing::test_seed());
     RegionJob job(3, {}, reads);
@@ -386,7 +386,7 @@ TEST(RegionGroup, WhatIsLargerThanTheCachesComesWhole) {
       shape.op = op;
       shape.dtype = DType::uint8;
       const auto size = static_cast<std::size_t>(members);
-      shape.count = shm::kPastCaches / (op == Op::broadcast ? size : size * size) + 3;
+      shape.count = tunables().past_caches / (op == Op::broadcast ? size : size * size) + 3;
       shape.arena = arena;
       TestCall call(shape, members, 1, random);
       std::vector<Task<Status>> tasks;

@@ -28,14 +28,14 @@
 
 namespace muster::collective::region {
 
+using fixed::kInlineBytes;
+using fixed::kRegionSlots;
+using fixed::kSlotBytes;
+using fixed::kWindows;
 using shm::BufferLocation;
 using shm::direct_read_bytes;
 using shm::kCacheLine;
-using shm::kInlineBytes;
-using shm::kMostSlots;
 using shm::kRefreshEvery;
-using shm::kSlotBytes;
-using shm::kWindows;
 using shm::Line;
 using shm::Missing;
 using shm::missing_among;

@@ -14,15 +14,12 @@ using shm::BufferLocation;
 using shm::Counter;
 using shm::Line;
 
-// If members share cores, the root's way through all inputs is the longer one beyond that.
-constexpr std::size_t kMostForRoot = 4 * 1024 * 1024;
-
 /// Bytes of a round if the root reduces for others: they fill some while it reduces one, and all of
 /// those stay in the caches.
 std::size_t round_for_root(std::size_t members, std::size_t bytes) {
-  if (members > 2) return 256 * 1024;
-  return std::clamp(shm::align_up(bytes / 16, shm::kCacheLine), std::size_t{32 * 1024},
-                    std::size_t{128 * 1024});
+  if (members > 2) return fixed::kWindowBytes / 2;
+  return std::clamp(shm::align_up(bytes / 16, shm::kCacheLine), 2 * fixed::kSlotBytes,
+                    fixed::kReduceChunk);
 }
 
 }  // namespace
@@ -34,9 +31,8 @@ ReductionPlan ShareReduction::plan(const Args& args) {
   plan.grain = shm::kCacheLine / plan.element;
   plan.count = plan.input.size() / plan.element;
   plan.root = args.op == Op::reduce ? args.root : -1;
-  plan.by_root =
-      plan.root >= 0 &&
-      (members == 2 || (my_.topology.oversubscribed() && plan.input.size() <= kMostForRoot));
+  plan.by_root = plan.root >= 0 && (members == 2 || (my_.topology.oversubscribed() &&
+                                                     plan.input.size() <= fixed::kReclaimBytes));
   plan.cut(plan.by_root ? round_for_root(members, plan.input.size())
                         : my_.segment.layout().window_bytes);
   plan.scaled = args.reduce == Reduce::premul_sum;
@@ -175,9 +171,9 @@ bool ShareReduction::reduce_share(const ReductionPlan& plan, std::size_t round, 
   const std::size_t first =
       (plan.start(round) + share.begin) * plan.element;  // byte of the whole input
   const std::size_t bytes = share.count() * plan.element;
-  for (std::size_t at = 0; at < bytes; at += shm::kBlockBytes) {
+  for (std::size_t at = 0; at < bytes; at += fixed::kCacheBlock) {
     if (my_.segment.peer_aborted()) return false;
-    const std::size_t block = std::min(shm::kBlockBytes, bytes - at);
+    const std::size_t block = std::min(fixed::kCacheBlock, bytes - at);
     for (int member = 0; member < my_.segment.size(); ++member) {
       const Source& source = my_.sources[member];
       const bool windowed =

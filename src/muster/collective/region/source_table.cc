@@ -108,7 +108,7 @@ SourceTable::Piece SourceTable::piece(const TransferPlan& plan, int member,
                                       std::size_t step) const {
   const Source& source = (*this)[member];
   const std::size_t most = source.location == BufferLocation::memory
-                               ? std::max(plan.chunk, shm::kDirectReadPiece)
+                               ? std::max(plan.chunk, tunables().work_quantum)
                                : plan.chunk;
   const std::size_t at = std::min(step * most, source.bytes);
   return {at, std::min(most, source.bytes - at)};
@@ -139,7 +139,7 @@ void SourceTable::reduce(const Args& args, bool reclaims, std::byte* to, std::si
   const int size = segment_.size();
   bool any = false;
   for (int member = 0; reclaims && member < size; ++member) any = any || may_reclaim(member);
-  const std::size_t most = any ? shm::kReclaimedBlock : bytes;
+  const std::size_t most = any ? fixed::kReclaimBlock : bytes;
   for (std::size_t done = 0; done < bytes; done += most) {
     const std::size_t block = std::min(most, bytes - done);
     reduce_complete(to + done, inputs_, elements_in(block, args.dtype), args.dtype, args.reduce);

@@ -7,17 +7,6 @@
 namespace muster::collective::region {
 namespace {
 
-// Between two ranks: all windows together stay in the cache of a core, and several are under way.
-constexpr std::size_t kRelayedChunk = 128 * 1024, kLeastRelayed = 16 * 1024;
-
-// More than two members reclaim the same lines in calls in which all together write at most this
-// much: in a broadcast, and in other calls of few members.
-constexpr std::size_t kMostBroadcast = 4 * 1024 * 1024, kMostOfFew = 16 * 1024 * 1024,
-                      kFewMembers = 4;
-
-// All members together give at most this much in a call of which they stage copies.
-constexpr std::size_t kMostCopied = 2 * 1024 * 1024;
-
 /// By all members that take something: each takes as much as this one.
 std::size_t written_together(const Args& args, std::size_t members) {
   std::size_t bytes = 0;
@@ -54,7 +43,8 @@ TransferPlan TransferPlanner::plan(const Args& args) const {
     if (!table.lists_output) break;  // the same for all
   }
   plan.reclaims = reclaims(args, plan);
-  plan.past_caches = !plan.combines && written_together(args, layout_.members) >= shm::kPastCaches;
+  plan.past_caches =
+      !plan.combines && written_together(args, layout_.members) >= tunables().past_caches;
   // The windows of a large broadcast stand in all readers' caches. An ordinary store would have to
   // take them from there, line by line.
   plan.stages_past_caches = plan.past_caches && args.op == Op::broadcast && size() > 2;
@@ -68,16 +58,16 @@ std::size_t TransferPlanner::relayed_chunk(const Args& args, const TransferPlan&
   const int other = 1 - rank_;
   const std::size_t bytes =
       plan.gives ? given_to(args, plan, other).size() : taken_from(args, other).size();
-  return std::clamp(shm::align_up(bytes / shm::kWindows, shm::kCacheLine), kLeastRelayed,
-                    kRelayedChunk);
+  return std::clamp(shm::align_up(bytes / fixed::kWindows, shm::kCacheLine), fixed::kSlotBytes,
+                    fixed::kReduceChunk);
 }
 
 /// On hosts of two cores. Lines go back and forth between those then, which is quicker than their
 /// owner taking them from both, as long as what is written stays in the caches.
 bool TransferPlanner::several_reclaim(Op op, std::size_t written) const {
-  const std::size_t most = op == Op::broadcast              ? kMostBroadcast
-                           : layout_.members <= kFewMembers ? kMostOfFew
-                                                            : 0;
+  const std::size_t most = op == Op::broadcast                  ? fixed::kReclaimBytes
+                           : layout_.members <= fixed::kWindows ? fixed::kReclaimFewBytes
+                                                                : 0;
   return shm::kSeveralReclaim && topology_.cores <= 2 && shm::writes_back_lines() &&
          written <= most;
 }
@@ -95,14 +85,14 @@ bool TransferPlanner::reclaims(const Args& args, const TransferPlan& plan) const
   for (int source = plan.first; source < plan.last; ++source) {
     if (source != rank_) most = std::max(most, taken_from(args, source).size());
   }
-  return most > shm::kFetchedBytes;
+  return most > fixed::kInlineCopy;
 }
 
 /// When ranks share cores, waiting until the last reader had its turn takes longer than the copy.
 bool TransferPlanner::copies_from_arena(Op op, std::size_t given) const {
   return topology_.oversubscribed() &&
          (op == Op::reduce || op == Op::reduce_scatter || op == Op::all_to_all) &&
-         given * layout_.members <= kMostCopied;
+         given * layout_.members <= fixed::kEarlyCopy;
 }
 
 void copy_own(const Args& args, const TransferPlan& plan, int rank) {
