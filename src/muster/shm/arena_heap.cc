@@ -6,19 +6,19 @@
 namespace muster::shm {
 namespace {
 
-constexpr std::size_t kSpan = 64 * 1024;
+constexpr std::size_t kSpan = 64 * 1024;  // limit: eight of the largest small blocks
 constexpr std::size_t kSpanPages = kSpan / ArenaHeap::kPage;
-constexpr std::uint32_t kSpanPage = 0x8000'0000;
+constexpr std::uint32_t kSpanPage = 0x8000'0000;  // limit: a bit
 // Blocks of up to so many pages wait in a list for a request of their size; up to so many bytes in
 // all.
-constexpr std::size_t kQuickPages = 256;
-constexpr std::size_t kQuickBytes = std::size_t{32} << 20;
+constexpr std::size_t kQuickPages = 256;                    // limit: of what waits
+constexpr std::size_t kQuickBytes = std::size_t{32} << 20;  // limit: of what waits
 
 constexpr std::size_t up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
 
 // 64, 128, ... 1024 in steps of 64, then four to each doubling up to 8 KiB.
-constexpr std::size_t kFineClasses = 1024 / ArenaHeap::kAlignment;
-constexpr std::size_t kClasses = kFineClasses + 4 * 3;
+constexpr std::size_t kFineClasses = 1024 / ArenaHeap::kAlignment;  // limit: of a table
+constexpr std::size_t kClasses = kFineClasses + 4 * 3;              // limit: of a table
 
 constexpr std::size_t class_of(std::size_t bytes) {
   if (bytes <= 1024) return bytes == 0 ? 0 : (bytes - 1) / ArenaHeap::kAlignment;

@@ -47,9 +47,9 @@ class FreePages {
 
 class ArenaHeap {
  public:
-  static constexpr std::size_t kAlignment = 64;
-  static constexpr std::size_t kPage = 4096;
-  static constexpr std::size_t kSmall = 8 * 1024;
+  static constexpr std::size_t kAlignment = 64;    // limit: a cache line
+  static constexpr std::size_t kPage = 4096;       // limit: of memory
+  static constexpr std::size_t kSmall = 8 * 1024;  // limit: two pages
   using Range = FreePages::Range;
 
   /// A block that is taken. Where `cold` has bytes, the caller gets memory for those pages and says

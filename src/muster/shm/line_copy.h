@@ -6,7 +6,7 @@
 #include <iterator>
 
 namespace muster::shm {
-inline constexpr std::size_t kCopiedLine = 64;
+inline constexpr std::size_t kCopiedLine = 64;  // limit: of every processor that muster knows
 }  // namespace muster::shm
 
 #if defined(__x86_64__)

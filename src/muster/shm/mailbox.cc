@@ -16,7 +16,7 @@ namespace muster::shm {
 namespace {
 
 // Longer than anybody sleeps; keeps the seconds within what every kernel takes.
-constexpr Duration kLongestSleep = std::chrono::hours(1);
+constexpr Duration kLongestSleep = std::chrono::hours(1);  // limit: of futex
 
 // Not FUTEX_PRIVATE: the word may lie in memory that several processes have mapped.
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, Duration limit) {

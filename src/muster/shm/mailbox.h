@@ -30,8 +30,8 @@ struct alignas(64) Mailbox {
   std::atomic<std::uint32_t> sends_barriers{0};
 
   static constexpr std::uint32_t kLeft = 1;  ///< in good order
-  static constexpr std::uint32_t kUnclosed =
-      2;  ///< its process ended and had not closed its groups
+  /// Its process ended and had not closed its groups.
+  static constexpr std::uint32_t kUnclosed = 2;  // limit: a name
 
   /// After publishing: wakes every sleeper; costs a fence and a load where there is none.
   void wake();

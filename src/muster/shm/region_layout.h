@@ -10,10 +10,10 @@
 
 namespace muster::shm {
 
-inline constexpr std::uint64_t kRegionMagic = 0x316e6f6967657221;  // "!region1"
-inline constexpr std::uint32_t kRegionVersion = 3;
-inline constexpr std::size_t kRegionPage = 4096;
-inline constexpr int kSegmentClasses = 48;
+inline constexpr std::uint64_t kRegionMagic = 0x316e6f6967657221;  // limit: "!region1"
+inline constexpr std::uint32_t kRegionVersion = 3;                 // limit: a version
+inline constexpr std::size_t kRegionPage = 4096;                   // limit: of memory
+inline constexpr int kSegmentClasses = 48;                         // limit: powers of two
 
 /// Words that processes share must be usable without a lock.
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&

@@ -16,7 +16,7 @@
 
 namespace muster::shm {
 
-inline constexpr std::size_t kSegmentUnit = 4096;
+inline constexpr std::size_t kSegmentUnit = 4096;  // limit: a page
 
 class SegmentHeap {
  public:

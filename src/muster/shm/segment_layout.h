@@ -101,14 +101,14 @@ constexpr bool reached(Position counter, Position wanted) {
 }
 /// Positions compare over half of their range, 2^39 calls. After this many calls every member
 /// brings up to date what it keeps of earlier ones.
-inline constexpr std::uint64_t kRefreshEvery = std::uint64_t{1} << 32;
+inline constexpr std::uint64_t kRefreshEvery = std::uint64_t{1} << 32;  // limit: of a counter
 
 enum class Counter : std::uint8_t {
   filled,   ///< windows filled
   reduced,  ///< slices reduced: the others' inputs read, the results stored
   drained,  ///< windows, results and arena memory of the others read
 };
-inline constexpr int kCounters = 3;
+inline constexpr int kCounters = 3;  // limit: of the enum
 
 struct alignas(2 * kCacheLine) Progress {
   std::atomic<Position> counters[kCounters];
