@@ -1,5 +1,6 @@
 #include "muster/collective/closing.h"
 
+#include "muster/collective/agreement.h"
 #include "muster/collective/call.h"
 
 namespace muster::collective {
