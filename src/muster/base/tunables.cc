@@ -111,42 +111,54 @@ constexpr Tunable kRows[] = {
     {"gathered_per_rank", &Tunables::gathered_per_rank, Unit::bytes, Scope::agreed, 4 * kKiB,
      "Every rank gathers all inputs up to so much from each: more bytes cost less than more "
      "messages.",
-     kSelection},
+     kSelection, Tunable::kSame, Tunable::kSame, Tunable::kSame,
+     "links.all_reduce links.reduce links.all_gather links.gather links.scatter"},
     {"gathered_least", &Tunables::gathered_least, Unit::bytes, Scope::agreed, 64 * kKiB,
-     "The same, from all ranks together.", kSelection},
+     "The same, from all ranks together.", kSelection, Tunable::kSame, Tunable::kSame,
+     Tunable::kSame, "links.all_reduce links.reduce links.all_gather links.gather links.scatter"},
     {"pair_exchange", &Tunables::pair_exchange, Unit::bytes, Scope::agreed, 1 * kMiB,
      "Two ranks exchange whole tensors up to this size (bruck): as many bytes travel whatever the "
      "algorithm, until what is held leaves the caches.",
-     kSelection},
+     kSelection, Tunable::kSame, Tunable::kSame, Tunable::kSame, "links.all_reduce"},
     {"shared_exchange", &Tunables::shared_exchange, Unit::bytes, Scope::agreed, 32 * kKiB,
-     "Ranks that share cores exchange whole tensors (bruck) up to this size.", kSelection},
+     "Ranks that share cores exchange whole tensors (bruck) up to this size.", kSelection,
+     Tunable::kSame, Tunable::kSame, Tunable::kSame, "links.all_reduce"},
     {"shared_gather", &Tunables::shared_gather, Unit::bytes, Scope::agreed, 256 * kKiB,
-     "The same, at most so much from all ranks together.", kSelection},
+     "The same, at most so much from all ranks together.", kSelection, Tunable::kSame,
+     Tunable::kSame, Tunable::kSame, "links.all_reduce"},
     {"ring_from", &Tunables::ring_from, Unit::bytes, Scope::agreed, 256 * kKiB,
-     "Above this an all_gather over hosts of several ranks goes round a ring.", kSimulate},
+     "Above this an all_gather over hosts of several ranks goes round a ring.", kSimulate,
+     Tunable::kSame, Tunable::kSame, Tunable::kSame, "links.all_gather"},
     {"host_hop", &Tunables::host_hop, Unit::bytes, Scope::agreed, 48 * kKiB,
      "A sum that travels from host to host waits at each as long as so many bytes take on the "
      "wire.",
-     kSimulate},
+     kSimulate, Tunable::kSame, Tunable::kSame, Tunable::kSame,
+     "links.all_reduce links.reduce links.reduce_scatter"},
     {"host_lane", &Tunables::host_lane, Unit::bytes, Scope::agreed, 8 * kKiB,
-     "The same for each rank of a host.", kSimulate},
+     "The same for each rank of a host.", kSimulate, Tunable::kSame, Tunable::kSame, Tunable::kSame,
+     "links.all_reduce links.reduce links.reduce_scatter"},
     {"shared_scatter", &Tunables::shared_scatter, Unit::bytes, Scope::agreed, 128 * kKiB,
      "Roots that share cores scatter by a tree up to so much for all ranks; 16 to 32 KiB each.",
-     kSelection},
+     kSelection, Tunable::kSame, Tunable::kSame, Tunable::kSame, "links.scatter"},
     {"shared_reduce", &Tunables::shared_reduce, Unit::bytes, Scope::agreed, 128 * kKiB,
-     "Where ranks share cores the root reduces alone up to this size.", kSelection},
+     "Where ranks share cores the root reduces alone up to this size.", kSelection, Tunable::kSame,
+     Tunable::kSame, Tunable::kSame, "links.reduce"},
     {"root_reduce", &Tunables::root_reduce, Unit::bytes, Scope::agreed, 256 * kKiB,
-     "The same where there is hardly a core besides the root's own.", kSelection},
+     "The same where there is hardly a core besides the root's own.", kSelection, Tunable::kSame,
+     Tunable::kSame, Tunable::kSame, "links.reduce"},
     {"few_ranks", &Tunables::few_ranks, Unit::count, Scope::agreed, 8,
      "Up to so many ranks a root serves all others itself, and an all_gather sends directly.",
-     kSelection},
+     kSelection, Tunable::kSame, Tunable::kSame, Tunable::kSame,
+     "links.reduce links.all_gather links.gather links.scatter"},
     {"near_hop", &Tunables::near_hop, Unit::count, Scope::agreed, 2,
-     "A message within a host is on its way as long as so many take to send.", kSimulate},
+     "A message within a host is on its way as long as so many take to send.", kSimulate,
+     Tunable::kSame, Tunable::kSame, Tunable::kSame, "links.gather links.scatter"},
     {"far_hop", &Tunables::far_hop, Unit::count, Scope::agreed, 10,
-     "A message between hosts is on its way as long as so many take to send.", kSimulate},
+     "A message between hosts is on its way as long as so many take to send.", kSimulate,
+     Tunable::kSame, Tunable::kSame, Tunable::kSame, "links.gather links.scatter"},
     {"one_shot", &Tunables::one_shot, Unit::bytes, Scope::agreed, 64 * kKiB,
      "In shared memory every rank reads all inputs itself, up to so much from all together.",
-     kRegion, Tunable::kSame, Tunable::kSame, 128 * kKiB},
+     kRegion, Tunable::kSame, Tunable::kSame, 128 * kKiB, "region.all_reduce region.reduce"},
 
     // ---- services
     {"kept_connections", &Tunables::kept_connections, Unit::count, Scope::local, 4,
@@ -239,12 +251,12 @@ constexpr Tunable kRows[] = {
      fixed::kReduceChunk,
      "What is reduced or relayed at a time: it stays in the cache of a core.",
      kSelection},
-    {"hosts_chunk",
+    {"least_message",
      {},
      Unit::bytes,
      Scope::fixed,
-     fixed::kHostsChunk,
-     "The least that is worth a message of its own from host to host.",
+     fixed::kLeastMessage,
+     "The least that is worth a message of its own: less is packed, or summed with more.",
      kSimulate},
     {"gathered_most",
      {},
@@ -364,6 +376,7 @@ constexpr bool holds_each_field_once() {
     // All members compute these alike, whatever their processors.
     if (row.scope != Scope::local && (row.amd != Tunable::kSame || row.arm != Tunable::kSame))
       return false;
+    if ((row.scope == Scope::agreed) == row.decides.empty()) return false;
     for (const Tunable& other : kRows)
       if (&other != &row &&
           (other.name == row.name || (row.field.index() != 0 && other.field == row.field)))
@@ -503,6 +516,15 @@ CpuFamily cpu_family() {
 const Tunables& default_tunables() { return kDefaults[static_cast<int>(cpu_family())]; }
 
 std::span<const Tunable> tunable_rows() { return kRows; }
+
+std::vector<const Tunable*> tunables_deciding(std::string_view operation) {
+  std::vector<const Tunable*> rows;
+  for (const Tunable& row : kRows) {
+    for (const std::string_view each : parts_of(row.decides, ' '))
+      if (each == operation && !each.empty()) rows.push_back(&row);
+  }
+  return rows;
+}
 
 const Tunable* find_tunable(std::string_view name) {
   for (const Tunable& row : kRows)

@@ -23,9 +23,11 @@
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 #include "muster/base/clock.h"
 #include "muster/base/status.h"
+#include "muster/base/tunables_fixed.h"
 
 namespace muster {
 
@@ -62,41 +64,6 @@ struct Tunables {
   Duration file_poll, file_poll_most;
   std::size_t huge_pages, rpc_kept;
 };
-
-/// Numbers that the members of a group must have alike, or that size arrays: no override.
-namespace fixed {
-
-// Messages over links.
-inline constexpr std::size_t kEagerBytes = 64 * 1024;
-inline constexpr std::size_t kFragmentBytes = 256 * 1024;
-inline constexpr std::size_t kEnvelopeCredit = 4096;
-inline constexpr std::size_t kSmallMessage = 4 * 1024;
-inline constexpr std::size_t kGatheredWrite = 32 * 1024;
-inline constexpr std::size_t kInlineCopy = 1024;
-inline constexpr std::size_t kStreamStep = 16 * 1024;
-inline constexpr std::size_t kIoBuffer = 64 * 1024;
-inline constexpr std::size_t kIoShare = 1024 * 1024;
-// Algorithms over links.
-inline constexpr std::size_t kReduceChunk = 128 * 1024;
-inline constexpr std::size_t kHostsChunk = 16 * 1024;
-inline constexpr std::size_t kGatheredMost = 4 * 1024 * 1024;
-inline constexpr std::size_t kReduceDepth = 2;
-inline constexpr std::size_t kForwardDepth = 4;
-inline constexpr std::size_t kInFlight = 8;
-// The region of a host.
-inline constexpr std::size_t kRegionSlots = 128;
-inline constexpr std::size_t kInlineBytes = 72;
-inline constexpr std::size_t kSlotBytes = 16 * 1024;
-inline constexpr std::size_t kWindows = 4;
-inline constexpr std::size_t kWindowBytes = 512 * 1024;
-inline constexpr std::size_t kWideGroup = 16;
-inline constexpr std::size_t kCacheBlock = 8 * 1024;
-inline constexpr std::size_t kReclaimBlock = 2 * 1024;
-inline constexpr std::size_t kReclaimBytes = 4 * 1024 * 1024;
-inline constexpr std::size_t kReclaimFewBytes = 16 * 1024 * 1024;
-inline constexpr std::size_t kEarlyCopy = 2 * 1024 * 1024;
-
-}  // namespace fixed
 
 namespace tunables_detail {
 extern Tunables in_force;
@@ -136,9 +103,13 @@ struct Tunable {
   std::string_view bench;                 ///< the command that measures it
   std::int64_t amd = kSame, arm = kSame;  ///< where it differs there
   std::int64_t oversubscribed = kSame;    ///< where it differs for ranks that share cores
+  /// Of an agreed number: the operations whose algorithm it decides, "links.reduce region.reduce".
+  std::string_view decides = {};
 };
 
 std::span<const Tunable> tunable_rows();
+/// The agreed numbers that decide an operation's algorithm, "links.reduce".
+std::vector<const Tunable*> tunables_deciding(std::string_view operation);
 /// Without ".oversubscribed" and the like.
 const Tunable* find_tunable(std::string_view name);
 

@@ -9,6 +9,7 @@
 #include "muster/cli/parse.h"
 #include "muster/cli/run_arguments.h"
 #include "muster/cli/trace.h"
+#include "muster/cli/tunables.h"
 #include "muster/launch/agent.h"
 
 namespace {
@@ -28,6 +29,8 @@ constexpr const char* kHelp =
     "                                                what a job's ranks called last, live or dead, "
     "and who is behind\n"
     "  muster top [the same choices] [--once]        what a job's ranks are in, refreshed\n"
+    "  muster tunables                               the performance numbers in force, and how to "
+    "override them\n"
     "  muster --version\n"
     "\n"
     "muster run --standalone --nproc-per-node 4 ./train      four ranks on this machine\n"
@@ -53,6 +56,7 @@ int main(int count, char** words) {
   if (command == "bench-worker") return muster::cli::bench::run_engine_worker(rest);
   if (command == "doctor") return muster::cli::run_doctor(rest);
   if (command == "trace") return muster::cli::run_trace(rest);
+  if (command == "tunables") return muster::cli::run_tunables(rest);
   if (command == "top") return muster::cli::run_top(rest);
   const bool version = command == "--version",
              help = command == "--help" || command == "-h" || command == "help";

@@ -5,6 +5,7 @@
 #include <new>
 #include <utility>
 
+#include "muster/base/tunables.h"
 #include "muster/collective/kernels.h"
 #include "muster/collective/plan/bruck_plan.h"
 #include "muster/collective/plan/pairwise_plan.h"
@@ -14,9 +15,6 @@
 
 namespace muster::collective {
 namespace {
-
-// Temporary memory that is kept between calls.
-constexpr std::size_t kKeptScratch = std::size_t{2} << 20;
 
 std::size_t at(int index) { return static_cast<std::size_t>(index); }
 
@@ -37,14 +35,14 @@ void LinkGroup::contribute(std::byte* to, ConstBytes from, const Args& args) {
 std::byte* LinkGroup::scratch(std::size_t bytes) {
   if (bytes > scratch_bytes_ || scratch_ == nullptr) {
     scratch_.reset();
-    scratch_bytes_ = bytes < 4096 ? 4096 : bytes;
+    scratch_bytes_ = bytes < 4096 ? 4096 : bytes;  // limit: a page
     scratch_.reset(static_cast<std::byte*>(::operator new (scratch_bytes_, std::align_val_t{64})));
   }
   return scratch_.get();
 }
 
 void LinkGroup::drop_large_scratch() {
-  if (scratch_bytes_ <= kKeptScratch) return;
+  if (scratch_bytes_ <= tunables().kept_scratch) return;
   scratch_.reset();
   scratch_bytes_ = 0;
 }
@@ -89,11 +87,11 @@ Task<Status> LinkGroup::barrier() {
 // Chunks go down one behind the other: a member passes on the first while the next arrives.
 template <class Plan>
 Task<Status> LinkGroup::broadcast(const Args& args, Plan plan) {
-  constexpr int kWindow = 4;  // lanes 0 to 3 hold arrivals, 4 to 7 departures
+  constexpr int kWindow = fixed::kForwardDepth;  // lanes of arrivals, and of departures
   const MutableBytes data = args.outputs[0];
-  const std::size_t chunks = plan::messages_for(data.size(), plan::kTreeChunkBytes);
+  const std::size_t chunks = plan::messages_for(data.size(), fixed::kFragmentBytes);
   const auto chunk = [&](std::size_t k) {
-    const plan::Slice slice = plan::chunk_of(data.size(), plan::kTreeChunkBytes, k);
+    const plan::Slice slice = plan::chunk_of(data.size(), fixed::kFragmentBytes, k);
     return data.subspan(slice.begin, slice.count);
   };
   const int parent = plan.parent();
@@ -145,19 +143,19 @@ Task<Status> LinkGroup::all_reduce_small(const Args& args) {
   co_return Status();
 }
 
-static_assert(plan::kUnaskedBytes == transport::kEagerBytes);
+static_assert(fixed::kEagerBytes == transport::kEagerBytes);
 
 // The root reduces a chunk while it is still in its caches and the next one arrives.
 Task<Status> LinkGroup::reduce_direct(const Args& args) {
-  constexpr std::size_t kWindow = 2;  // chunk k uses lane k % kWindow
-  constexpr int kInvitations = 2;
+  constexpr std::size_t kWindow = fixed::kReduceDepth;  // chunk k uses lane k % kWindow
+  constexpr int kInvitations = kWindow;
   enum Tag : std::uint64_t { kPart, kInvitation };
   const bool root = rank_ == args.root;
   const bool scaled = args.reduce == Reduce::premul_sum;
   const std::size_t bytes = args.inputs[0].size();
   const bool invites = plan::direct_invites(bytes, size_);
   const std::size_t longest =
-      std::min(bytes, invites ? plan::kUnaskedBytes : plan::direct_chunk_bytes(size_));
+      std::min(bytes, invites ? fixed::kEagerBytes : plan::direct_chunk_bytes(size_));
   const std::size_t chunks = plan::messages_for(bytes, longest);
   // Of each chunk under way: what the others give, and last the product where the contribution is
   // one.
@@ -234,7 +232,7 @@ struct LinkGroup::Reduction {
         to_root(call.op == Op::reduce) {
     std::size_t longest = 0;
     for (int owner = 0; owner < size; ++owner) longest = std::max(longest, slice(owner).count);
-    chunk_elements = std::min(std::max<std::size_t>(longest, 1), plan::kReduceChunkBytes / width);
+    chunk_elements = std::min(std::max<std::size_t>(longest, 1), fixed::kReduceChunk / width);
     chunks = plan::messages_for(longest, chunk_elements);
   }
 
@@ -414,7 +412,7 @@ Task<Status> LinkGroup::scatter(const Args& args) {
 
 // At most `kExchanges` are under way at a time.
 Task<Status> LinkGroup::all_to_all(const Args& args) {
-  constexpr int kExchanges = 8;
+  constexpr int kExchanges = fixed::kInFlight;
   const plan::PairwisePlan plan{rank_, size_};
   for (int step = 1; step <= plan.steps() && flight_.ok(); ++step) {
     const int lane = step % kExchanges;

@@ -159,7 +159,7 @@ class Play {
     for (int rank = 0; rank < size_; ++rank) {
       if (!right(rank)) return "rank " + std::to_string(rank) + " has something else";
     }
-    return count_ * kWidth <= plan::kUnaskedBytes ? sent_as_told() : std::string();
+    return count_ * kWidth <= fixed::kEagerBytes ? sent_as_told() : std::string();
   }
   /// After `run`: the sizes of the messages between two ranks, in order.
   const std::vector<std::size_t>& sent(int from, int to) { return wires_.sent[{from, to}]; }
@@ -169,7 +169,7 @@ class Play {
   /// After `run`: for how many of these `to` waited when it last sent `from` an empty message.
   std::size_t called(int from, int to) { return wires_.called[{from, to}]; }
   /// Of more elements a reduction's slices may go in several messages.
-  static constexpr std::size_t kOneChunk = plan::kReduceChunkBytes / kWidth;
+  static constexpr std::size_t kOneChunk = fixed::kReduceChunk / kWidth;
 
  private:
   // Elements that `from` gives to `to`.
@@ -447,7 +447,7 @@ TEST(LinkGroup, ADirectReduceComesInChunks) {
 // What two messages carry that need not ask comes in two; of several members only once the root has
 // said that it is ready.
 TEST(LinkGroup, ADirectReduceOfAFewMessagesIsInvited) {
-  const std::size_t half = plan::kUnaskedBytes;
+  const std::size_t half = fixed::kEagerBytes;
   for (const int size : {2, 3, 5}) {
     for (const std::size_t bytes : {half, half + 8, 2 * half, 2 * half + 8}) {
       Play play(Op::reduce, Algorithm::direct, size, 1, 1, bytes / sizeof(std::int64_t), false);

@@ -91,7 +91,7 @@ class HostChunks {
 /// before they leave, two sums that come, two that go, and two more to make wide sums in.
 class HostScratch {
  public:
-  static constexpr std::size_t kDeep = 2;
+  static constexpr std::size_t kDeep = fixed::kReduceDepth;
 
   HostScratch(int per_host, bool scaled, bool wide, std::size_t slot_bytes, std::size_t sum_bytes)
       : per_host_(per_host),
@@ -156,7 +156,7 @@ class LinkGroup::HostReduction {
 
  private:
   // Of each kind several: chunk t uses lane + t % kDeep, or t % kFar.
-  static constexpr std::size_t kDeep = HostScratch::kDeep, kFar = 4;
+  static constexpr std::size_t kDeep = HostScratch::kDeep, kFar = fixed::kForwardDepth;
   enum Lane : int {
     kParts = 0,
     kDepartures = 2,

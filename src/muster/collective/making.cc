@@ -62,7 +62,9 @@ Result<Handout> hand_out(transport::Fabric& fabric, const Tuning* given,
 Selection::Bounds bounds_of(const transport::Fabric& fabric, const Offer& offer,
                             std::span<const int> members) {
   const Ground ground = offer.segment == kNoSegment ? Ground::links : Ground::region;
-  return Selection(ground, static_cast<int>(members.size()), standing_of(fabric, members)).bounds();
+  return Selection(ground, static_cast<int>(members.size()), standing_of(fabric, members),
+                   default_tunables())
+      .bounds();
 }
 
 void release_segment(transport::Fabric& fabric, const Offer& offer) {

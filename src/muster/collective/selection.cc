@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "muster/collective/plan/slices.h"
-#include "muster/shm/segment_layout.h"
 
 namespace muster::collective {
 namespace {
@@ -23,49 +22,34 @@ constexpr std::array<std::string_view, kAlgorithms> kNames{"dissemination",
                                                            "recursive_doubling",
                                                            "hosts"};
 
-/// What an algorithm that gathers everything may take of a member's memory.
-constexpr std::uint64_t kMostGathered = 4 * 1024 * 1024;
-
 /// Up to this much in all, everybody gathers everything: so many more bytes cost less than so many
 /// more messages.
-std::uint64_t gathered_bytes(int ranks) {
-  return std::clamp<std::uint64_t>(static_cast<std::uint64_t>(ranks) * 4096, 64 * 1024,
-                                   kMostGathered);
+std::uint64_t gathered_bytes(const Tunables& table, int ranks) {
+  return std::clamp<std::uint64_t>(static_cast<std::uint64_t>(ranks) * table.gathered_per_rank,
+                                   std::min(table.gathered_least, fixed::kGatheredMost),
+                                   fixed::kGatheredMost);
 }
 
-/// Up to this much in all, pieces that go straight to all ranks of other hosts take less than the
-/// rounds of a ring.
-constexpr std::uint64_t kSentTwice = 256 * 1024;
-
 /// A sum waits at every host on its way: below so much, what all send to all takes less. Each of a
-/// host's ranks but one is a tensor less through its network; a hop takes as long as 48 KiB of
-/// that, and a chunk's part for every lane. By the model (`plan/cost.h`).
-std::uint64_t worth_the_hops(int ranks, int per_host) {
+/// host's ranks but one is a tensor less through its network; a hop takes as long as so many bytes
+/// of that, and a chunk's part for every lane. By the model (`plan/cost.h`).
+std::uint64_t worth_the_hops(const Tunables& table, int ranks, int per_host) {
   const auto lanes = static_cast<std::uint64_t>(per_host),
              hosts = static_cast<std::uint64_t>(ranks) / lanes;
-  return hosts * (48 * 1024 + 8 * 1024 * lanes) / (lanes - 1);
+  return hosts * (table.host_hop + table.host_lane * lanes) / (lanes - 1);
 }
 
 /// Along a tree the root sends or takes a message for each step and not for each rank, but waits
 /// for every step in turn. By the model, with a message's overhead as the unit: a hop costs one at
-/// both ends, and its way ten between hosts, two within one.
-bool worth_the_steps(int ranks, int per_host) {
-  constexpr int kNear = 2, kFar = 10;
+/// both ends, and its way.
+bool worth_the_steps(const Tunables& table, int ranks, int per_host) {
   const auto doublings = [](int number) {
     return std::bit_width(static_cast<unsigned>(number)) - 1;
   };
   const int near = doublings(per_host), far = doublings(ranks) - near;
-  return ranks - 1 + (far > 0 ? kFar : kNear) > near * (2 + kNear) + far * (2 + kFar);
+  return ranks - 1 + (far > 0 ? table.far_hop : table.near_hop) >
+         near * (2 + table.near_hop) + far * (2 + table.far_hop);
 }
-
-/// Measured over links of one host: two ranks, or as many as share two cores two by two or four by
-/// four, and reductions by the root also of 12 to 32 ranks.
-constexpr std::uint64_t kPairExchanges = 1024 * 1024;
-constexpr std::uint64_t kCrowdExchanges = 32 * 1024, kCrowdGathers = 256 * 1024;
-constexpr std::uint64_t kCrowdScatters = 128 * 1024, kLeastScattered = 16 * 1024,
-                        kMostScattered = 32 * 1024;
-constexpr std::uint64_t kCrowdReduces = 128 * 1024, kManyReduces = 256 * 1024;
-constexpr int kFewRanks = 8;
 
 constexpr Algorithm kDissemination[] = {Algorithm::dissemination};
 constexpr Algorithm kBroadcast[] = {Algorithm::tree, Algorithm::chain};
@@ -131,8 +115,9 @@ std::uint64_t most_bytes(Ground ground, Op op, Algorithm algorithm, int ranks) {
   if (algorithm == Algorithm::one_shot) return fixed::kSlotBytes;
   if (ground != Ground::links) return Selection::kAlways;
   if (algorithm == Algorithm::bruck)
-    return op == Op::all_gather ? kMostGathered : kMostGathered / static_cast<std::uint64_t>(ranks);
-  if (algorithm == Algorithm::tree && op != Op::broadcast) return kMostGathered;
+    return op == Op::all_gather ? fixed::kGatheredMost
+                                : fixed::kGatheredMost / static_cast<std::uint64_t>(ranks);
+  if (algorithm == Algorithm::tree && op != Op::broadcast) return fixed::kGatheredMost;
   return Selection::kAlways;
 }
 
@@ -165,55 +150,60 @@ int ranks_per_host(std::span<const int> hosts) {
   return std::ranges::adjacent_find(blocks) == blocks.end() ? static_cast<int>(each) : 1;
 }
 
-Selection::Selection(Ground ground, int ranks, Standing standing)
+Selection::Selection(Ground ground, int ranks, Standing standing, const Tunables& table)
     : ground_(ground), ranks_(ranks), standing_(standing) {
   const auto members = static_cast<std::uint64_t>(ranks);
   const bool crowded = standing.per_core > 1, packed = standing.per_core > 2;
   if (ground == Ground::region) {
     // Ranks that share cores pay more for each time that they wait for one another.
     for (const Op op : {Op::all_reduce, Op::reduce})
-      set_bound(op, Algorithm::one_shot, (crowded ? 128 : 64) * 1024 / members + 1);
+      set_bound(op, Algorithm::one_shot, table.one_shot(crowded) / members + 1);
     return;
   }
   // A chain pays once its chunks are more than its ranks. Where more than two share a core, they
   // gain nothing by being busy all at once: what copies least and waits least takes least, until
   // the one that takes everything is what all wait for.
   set_bound(Op::broadcast, Algorithm::tree,
-            ranks < 4 || packed ? kAlways : 2 * plan::kTreeChunkBytes * members + 1);
+            ranks < 4 || packed ? kAlways : 2 * fixed::kFragmentBytes * members + 1);
   // Between two ranks as many bytes travel whatever the algorithm, so the one with the fewest
   // rounds wins, until what it holds meanwhile leaves the caches.
-  const std::uint64_t gathered = gathered_bytes(ranks);
-  const std::uint64_t in_crowd = crowded ? std::min(kCrowdExchanges, kCrowdGathers / members) : 0;
+  const std::uint64_t gathered = gathered_bytes(table, ranks);
+  const std::uint64_t in_crowd =
+      crowded ? std::min<std::uint64_t>(table.shared_exchange, table.shared_gather / members) : 0;
   set_bound(Op::all_reduce, Algorithm::bruck,
-            (ranks == 2 ? kPairExchanges : std::max(in_crowd, gathered / members)) + 1);
+            (ranks == 2 ? table.pair_exchange : std::max(in_crowd, gathered / members)) + 1);
   // A root that does everything alone is no loss where there is hardly a core besides its own (two,
   // or three for four ranks), until it has to listen to very many. What more cores are worth has
   // not been measured.
   const bool hardly_others = crowded && ranks <= 2 * standing.per_core;
   const std::uint64_t by_crowd =
-      hardly_others ? kManyReduces : std::min(kCrowdReduces, kMostGathered / members);
-  const bool by_root = ranks == 2 || (hardly_others && ranks <= kFewRanks);
+      hardly_others ? table.root_reduce
+                    : std::min<std::uint64_t>(table.shared_reduce, fixed::kGatheredMost / members);
+  const bool by_root = ranks == 2 || (hardly_others && ranks <= table.few_ranks);
   set_bound(Op::reduce, Algorithm::direct,
             by_root ? kAlways : (crowded ? by_crowd : gathered / members) + 1);
   set_bound(Op::all_gather, Algorithm::bruck,
             ranks == 2 ? 0 : (crowded ? gathered / 2 : gathered) + 1);
-  const bool by_tree = ranks > kFewRanks && !crowded && worth_the_steps(ranks, standing.per_host);
+  const bool by_tree =
+      ranks > table.few_ranks && !crowded && worth_the_steps(table, ranks, standing.per_host);
   for (const Op op : {Op::gather, Op::scatter})
     set_bound(op, Algorithm::tree, by_tree ? gathered + 1 : 0);
   // Who shares its core with the root is waited for by the root's next message, whoever that is
   // for: so it sends few.
   if (crowded)
     set_bound(Op::scatter, Algorithm::tree,
-              std::clamp(kCrowdScatters / members, kLeastScattered, kMostScattered) + 1);
+              std::clamp<std::uint64_t>(table.shared_scatter / members, table.shared_scatter / 8,
+                                        table.shared_scatter / 4) +
+                  1);
   const bool several = standing.several_on_each_host(ranks);
   // A ring spares the network's switches many streams at once; few ranks do not need that, and it
   // takes a round for each. But a host of several gets everything once by a ring, else once for
   // each of them.
   set_bound(Op::all_gather, Algorithm::direct,
-            ranks > kFewRanks ? 0
-            : several         ? kSentTwice + 1
-                              : kAlways);
-  const std::uint64_t hopped = several ? worth_the_hops(ranks, standing.per_host) : kAlways;
+            ranks > table.few_ranks ? 0
+            : several               ? table.ring_from + 1
+                                    : kAlways);
+  const std::uint64_t hopped = several ? worth_the_hops(table, ranks, standing.per_host) : kAlways;
   for (const Op op : {Op::all_reduce, Op::reduce, Op::reduce_scatter})
     set_bound(op, Algorithm::slices, hopped);
 }

@@ -15,6 +15,7 @@
 #include <string>
 #include <string_view>
 
+#include "muster/base/tunables.h"
 #include "muster/collective/communicator.h"
 #include "muster/collective/op.h"
 
@@ -78,8 +79,9 @@ class Selection {
   /// that are left to it. Goes over the wire as it is.
   using Bounds = std::array<std::array<std::uint64_t, 2>, kCollectives>;
 
-  /// The defaults.
-  Selection(Ground ground, int ranks, Standing standing = {});
+  /// The defaults, by the numbers of `table`: a group's first member takes those in force, what
+  /// every member must find by itself goes by `default_tunables()`.
+  Selection(Ground ground, int ranks, Standing standing = {}, const Tunables& table = tunables());
   /// What another member has decided.
   Selection(Ground ground, int ranks, const Bounds& bounds, Standing standing = {})
       : ground_(ground), ranks_(ranks), standing_(standing), bounds_(bounds) {}

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "muster/base/tuning_file.h"
 #include "muster/collective/call.h"
 #include "muster/collective/communicator_test_job.h"
 #include "muster/collective/plan/cost.h"
@@ -309,6 +310,7 @@ TEST(Tuning, LinesOfTheNearestNumberOfRanksCount) {
       "# a comment\n"
       "version = 1\n"
       "\n"
+      "link_spin = 20 us\n"
       "links.all_reduce.2 = bruck <= 1 MiB, slices   # much\n"
       "links.all_reduce.4 = bruck <= 4KiB, slices\n"
       "links.all_gather.4 = direct <= 65536, ring\r\n"
@@ -329,6 +331,30 @@ TEST(Tuning, LinesOfTheNearestNumberOfRanksCount) {
   const auto again = parse_tuning(print_tuning(*tuning), "what was printed");
   ASSERT_TRUE(again.ok()) << again.status().message();
   EXPECT_EQ(again->rules, tuning->rules);
+  EXPECT_EQ(again->numbers, tuning->numbers);
+}
+
+TEST(Tuning, NumbersOfTheTableDecideWhereNoLineDoes) {
+  Tunables table = default_tunables();
+  ASSERT_TRUE(override_tunable(table, "pair_exchange", "4 KiB"));
+  const Selection overridden(Ground::links, 2, {}, table);
+  EXPECT_EQ(overridden.choose(Op::all_reduce, 4 * kKiB), Algorithm::bruck);
+  EXPECT_EQ(overridden.choose(Op::all_reduce, 4 * kKiB + 1), Algorithm::slices);
+  EXPECT_EQ(Selection(Ground::links, 2).choose(Op::all_reduce, 4 * kKiB + 1), Algorithm::bruck);
+  // What `--check-selection` counts for each of them is an operation that has a choice.
+  for (const Tunable& row : tunable_rows()) {
+    std::string_view rest = row.decides;
+    while (!rest.empty()) {
+      const auto each = rest.substr(0, rest.find(' '));
+      rest.remove_prefix(std::min(rest.size(), each.size() + 1));
+      const auto dot = each.find('.');
+      const auto op = op_named(each.substr(dot + 1));
+      const auto ground = each.starts_with("links.") ? Ground::links : Ground::region;
+      ASSERT_TRUE(op.has_value()) << row.name;
+      EXPECT_EQ(name_of(ground), each.substr(0, dot)) << row.name;
+      EXPECT_GE(algorithms_of(ground, *op).size(), 2u) << row.name;
+    }
+  }
 }
 
 TEST(Tuning, WrongLinesAreNamed) {
@@ -337,6 +363,10 @@ TEST(Tuning, WrongLinesAreNamed) {
     return read.ok() ? std::string("none") : read.status().message();
   };
   for (const auto& [line, what] : std::initializer_list<std::pair<std::string, std::string>>{
+           {"link_spin = soon", "\"soon\" is no value of link_spin; write a time"},
+           {"eager = 1 MiB", "cannot be changed"},
+           {"link_spin = 1 us\nlink_spin = 1 us", "stands there twice"},
+           {"link_spun = 1 us", "or a name that muster tunables lists"},
            {"links.all_reduce.2", "is not KEY = VALUE"},
            {"links.all_reduce.2 =", "is not KEY = VALUE"},
            {"links.all_reduce = slices", "GROUND.OPERATION.RANKS"},

@@ -1,57 +1,14 @@
 #include "muster/collective/tuning.h"
 
 #include <algorithm>
-#include <charconv>
-#include <fstream>
 #include <optional>
-#include <sstream>
 
 #include "muster/base/env.h"
+#include "muster/base/tunables.h"
+#include "muster/base/tuning_file.h"
 
 namespace muster::collective {
 namespace {
-
-constexpr int kVersion = 1;
-
-std::string_view trimmed(std::string_view text) {
-  const auto begin = text.find_first_not_of(" \t\r");
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(" \t\r") - begin + 1);
-}
-
-std::vector<std::string_view> parts_of(std::string_view text, char separator) {
-  std::vector<std::string_view> parts;
-  for (std::size_t begin = 0;;) {
-    const std::size_t end = text.find(separator, begin);
-    parts.push_back(trimmed(text.substr(begin, end == std::string_view::npos ? end : end - begin)));
-    if (end == std::string_view::npos) return parts;
-    begin = end + 1;
-  }
-}
-
-std::optional<std::uint64_t> number_of(std::string_view text) {
-  std::uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || text.empty()) return std::nullopt;
-  return value;
-}
-
-/// "65536", "64 KiB", "1MiB".
-std::optional<std::uint64_t> size_of_text(std::string_view text) {
-  for (const auto& [unit, shift] : {std::pair<std::string_view, int>{"KiB", 10}, {"MiB", 20}}) {
-    if (!text.ends_with(unit)) continue;
-    const auto value = number_of(trimmed(text.substr(0, text.size() - unit.size())));
-    if (!value || *value > Selection::kAlways >> (shift + 1)) return std::nullopt;
-    return *value << shift;
-  }
-  return number_of(text);
-}
-
-std::string size_text(std::uint64_t bytes) {
-  if (bytes != 0 && bytes % (1u << 20) == 0) return std::to_string(bytes >> 20) + " MiB";
-  if (bytes != 0 && bytes % 1024 == 0) return std::to_string(bytes >> 10) + " KiB";
-  return std::to_string(bytes);
-}
 
 std::string quoted(std::string_view text) { return "\"" + std::string(text) + "\""; }
 
@@ -104,12 +61,14 @@ class Line {
   Result<Tuning::Place> place() const {
     const auto parts = parts_of(key_, '.');
     if (parts.size() != 3)
-      return wrong(quoted(key_) + " should be GROUND.OPERATION.RANKS, as in links.all_reduce.4");
+      return wrong(quoted(key_) +
+                   " should be GROUND.OPERATION.RANKS, as in links.all_reduce.4, or a "
+                   "name that muster tunables lists");
     if (parts[0] != "links" && parts[0] != "region")
       return wrong(quoted(parts[0]) + " should be links or region");
     const auto op = op_named(parts[1]);
     if (!op) return wrong(quoted(parts[1]) + " is no collective; there are " + ops_known());
-    const auto ranks = number_of(parts[2]);
+    const auto ranks = number_of_text(parts[2]);
     if (!ranks || *ranks < 1 || *ranks > 10'000'000)
       return wrong(quoted(parts[2]) + " should be a number of ranks");
     return Tuning::Place{parts[0] == "links" ? Ground::links : Ground::region, *op,
@@ -166,40 +125,24 @@ std::uint64_t bound_over_hosts(Op op, Algorithm algorithm, int ranks, Standing s
 
 Result<Tuning> parse_tuning(std::string_view text, const std::string& name) {
   Tuning tuning;
-  int number = 0;
-  bool versioned = false;
-  const auto at_line = [&](const std::string& what) {
-    return Status(
-        Code::invalid_argument,
-        name + ", line " + std::to_string(number) + ": " + what +
-            "; mend the line, or remove the file and let muster bench --tune write it anew");
-  };
-  for (const std::string_view whole : parts_of(text, '\n')) {
-    ++number;
-    const auto line = trimmed(whole.substr(0, whole.find('#')));
-    if (line.empty()) continue;
-    const std::size_t sign = line.find('=');
-    const auto key = trimmed(line.substr(0, sign));
-    const auto value =
-        sign == std::string_view::npos ? std::string_view() : trimmed(line.substr(sign + 1));
-    if (key.empty() || value.empty() || key.ends_with('<'))
-      return at_line(quoted(line) + " is not KEY = VALUE");
-    if (key == "version") {
-      if (value != std::to_string(kVersion)) {
-        return at_line("version " + std::string(value) +
-                       " of the file is not known; this muster reads version " +
-                       std::to_string(kVersion));
-      }
-      versioned = true;
-      continue;
+  const auto lines = tuning_lines(text, name);
+  if (!lines) return lines.status();
+  Tunables checked = default_tunables();
+  for (const TuningLine& line : *lines) {
+    const auto fail = [&](const std::string& what) {
+      return wrong_tuning_line(name, line.number, what);
+    };
+    bool added = false;
+    if (find_tunable(line.key.substr(0, line.key.find('.'))) != nullptr) {
+      if (Status set = override_tunable(checked, line.key, line.value); !set)
+        return fail(set.message());
+      added = tuning.numbers.emplace(line.key, line.value).second;
+    } else {
+      auto read = Line(line.key, line.value).read();
+      if (!read) return fail(read.status().message());
+      added = tuning.rules.insert(std::move(*read)).second;
     }
-    if (!versioned)
-      return at_line("the first line that is no comment should be \"version = " +
-                     std::to_string(kVersion) + "\"");
-    auto read = Line(key, value).read();
-    if (!read) return at_line(read.status().message());
-    if (!tuning.rules.insert(std::move(*read)).second)
-      return at_line(quoted(key) + " stands there twice");
+    if (!added) return fail(quoted(line.key) + " stands there twice");
   }
   return tuning;
 }
@@ -210,13 +153,14 @@ std::string print_tuning(const Tuning& tuning) {
       "ALGORITHM\n"
       "# Written by muster bench --tune; docs/performance.md tells more.\n"
       "version = " +
-      std::to_string(kVersion) + "\n";
+      std::to_string(kTuningVersion) + "\n";
+  for (const auto& [number, value] : tuning.numbers) text += number + " = " + value + "\n";
   for (const auto& [place, rule] : tuning.rules) {
     text += std::string(name_of(place.ground)) + "." + std::string(info(place.op).name) + "." +
             std::to_string(place.ranks) + " =";
     for (std::size_t i = 0; i < rule.size(); ++i) {
       text += (i > 0 ? ", " : " ") + std::string(name_of(rule[i].algorithm));
-      if (i + 1 < rule.size()) text += " <= " + size_text(rule[i].up_to);
+      if (i + 1 < rule.size()) text += " <= " + text_of_size(rule[i].up_to);
     }
     text += "\n";
   }
@@ -253,29 +197,15 @@ Result<std::vector<std::pair<Op, Algorithm>>> parse_forced(const std::string& te
   return forced;
 }
 
-std::string tuning_path() {
-  if (const auto given = env_text("MUSTER_TUNING")) return *given == "off" ? "" : *given;
-  if (const auto settings = env_text("XDG_CONFIG_HOME")) return *settings + "/muster/tuning";
-  if (const auto home = env_text("HOME")) return *home + "/.config/muster/tuning";
-  return "";
-}
-
 Result<Tuning> tuning_of_environment() {
+  if (!tunables_failure()) return tunables_failure();
   Tuning tuning;
-  if (const std::string path = tuning_path(); !path.empty()) {
-    std::ifstream file(path);
-    if (file) {
-      std::ostringstream text;
-      text << file.rdbuf();
-      auto read = parse_tuning(text.str(), "tuning file " + path);
-      if (!read) return read.status();
-      tuning = std::move(*read);
-    } else if (env_text("MUSTER_TUNING")) {
-      return Status(Code::invalid_argument,
-                    "MUSTER_TUNING names " + path +
-                        ", which cannot be read; write it with muster bench --tune, or unset "
-                        "the variable");
-    }
+  const auto file = read_tuning_file();
+  if (!file) return file.status();
+  if (*file) {
+    auto read = parse_tuning(**file, "tuning file " + tuning_path());
+    if (!read) return read.status();
+    tuning = std::move(*read);
   }
   if (const auto text = env_text("MUSTER_ALGORITHM")) {
     auto forced = parse_forced(*text);

@@ -1,16 +1,15 @@
-/// The tuning file: from which size on which algorithm runs, by what a group runs over, operation
-/// and number of ranks. `muster bench
-/// --tune` measures and writes it, people may read and edit it:
+/// What the tuning file (base/tuning_file.h) says of algorithms: from which size on which one
+/// runs, by what a group runs over, operation and number of ranks.
 ///
-///   version = 1
 ///   links.all_reduce.4 = bruck <= 16384, slices
 ///   region.all_reduce.2 = one_shot <= 8 KiB, shares
 ///
 /// The line of the largest number of ranks that is not above a group's decides, if it is more than
-/// half of it; where there is none the defaults of `Selection` do. `#` begins a comment.
+/// half of it; where there is none the defaults of `Selection` do.
 #pragma once
 
 #include <compare>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -35,6 +34,8 @@ struct Tuning {
     std::uint64_t up_to = Selection::kAlways;
     bool operator==(const Step&) const = default;
   };
+  std::map<std::string, std::string, std::less<>>
+      numbers;                               ///< of base/tunables.h, kept as they are
   std::map<Place, std::vector<Step>> rules;  ///< growing sizes; the last step has no limit
   std::vector<std::pair<Op, Algorithm>>
       forced;  ///< for every size, number of ranks and ground that has it
@@ -47,12 +48,8 @@ std::string print_tuning(const Tuning& tuning);
 /// "all_reduce:bruck,broadcast:chain", what MUSTER_ALGORITHM holds.
 Result<std::vector<std::pair<Op, Algorithm>>> parse_forced(const std::string& text);
 
-/// Where `muster bench --tune` writes and groups read: MUSTER_TUNING, else muster/tuning in the
-/// user's folder for settings (XDG_CONFIG_HOME,
-/// ~/.config). Empty where there is none, or where MUSTER_TUNING is "off".
-std::string tuning_path();
 /// What the file at `tuning_path()` says (nothing where there is none, unless MUSTER_TUNING names
-/// it), and MUSTER_ALGORITHM.
+/// it), and MUSTER_ALGORITHM. Fails also where an override of a number could not be taken.
 Result<Tuning> tuning_of_environment();
 
 /// The selection of a group; its first member's counts.

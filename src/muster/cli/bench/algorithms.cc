@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "muster/base/temporary_folder.h"
+#include "muster/base/tunables.h"
 #include "muster/cli/bench/contestant.h"
 #include "muster/cli/bench/progress_line.h"
 #include "muster/cli/bench/results.h"
@@ -350,6 +351,34 @@ namespace {
 constexpr std::size_t kFewestLapsAgain = 4, kMostLapsAgain = 100;
 constexpr double kSuspicion = 1.05;
 
+/// The agreed numbers of the table, and how many of the cells that each decides are right.
+class Tally {
+ public:
+  void count(Ground ground, Op op, bool wrong) {
+    const std::string operation = std::string(name_of(ground)) + "." + std::string(info(op).name);
+    for (const Tunable* row : tunables_deciding(operation)) {
+      auto& [cells, bad] = rows_[row];
+      ++cells;
+      bad += wrong ? 1 : 0;
+    }
+  }
+  void print() const {
+    for (const Tunable& row : tunable_rows()) {
+      if (row.scope != Tunable::Scope::agreed) continue;
+      const auto found = rows_.find(&row);
+      const auto [cells, bad] = found == rows_.end() ? std::pair(0, 0) : found->second;
+      print_line("tunable " + std::string(row.name) + " (" +
+                 text_of(row, value_of(row, tunables(), false)) + "): " +
+                 (cells == 0 ? "not measured here; " + std::string(row.bench)
+                             : std::to_string(cells - bad) + " of " + std::to_string(cells) +
+                                   " cells that it decides are right"));
+    }
+  }
+
+ private:
+  std::map<const Tunable*, std::pair<int, int>> rows_;
+};
+
 /// What is checked: an operation on so many ranks, at one size.
 struct Choice {
   std::string transport;
@@ -378,7 +407,7 @@ struct Choice {
 /// Looks again at what seems wrong, by ranks started anew: where the system happens to run a race's
 /// ranks is not what is asked. All in turn, so that the looks at one lie apart: a machine has
 /// minutes in which its cores are near to each other, and others. How many are wrong.
-Result<int> look_again(const Contest& contest, std::vector<Choice>& suspects) {
+Result<int> look_again(const Contest& contest, std::vector<Choice>& suspects, Tally& tally) {
   const auto rounds = static_cast<std::size_t>(contest.rounds);
   int wrong = 0;
   for (std::size_t turn = 0; !suspects.empty(); ++turn) {
@@ -396,10 +425,10 @@ Result<int> look_again(const Contest& contest, std::vector<Choice>& suspects) {
     std::erase_if(suspects, [&](const Choice& each) {
       if (!looked_enough(each.laps, rounds, each.selected)) return false;
       const bool clear = judge(each.laps, each.selected).clear;
-      wrong += each.print("  (" + std::to_string(each.laps.size()) + " looks" +
-                          (clear ? ")" : ", not clear)"))
-                   ? 0
-                   : 1;
+      const bool right = each.print("  (" + std::to_string(each.laps.size()) + " looks" +
+                                    (clear ? ")" : ", not clear)"));
+      tally.count(ground_of(each.transport), each.op, !right);
+      wrong += right ? 0 : 1;
       return true;
     });
   }
@@ -419,6 +448,7 @@ Status check_selection(const Contest& contest) {
   ProgressLine progress(laps_in(contest));
   int cells = 0;
   std::vector<Choice> suspects;
+  Tally tally;
   const Status raced = for_each_race(contest, [&](Race& race, Op op, int ranks) {
     const Selection selection =
         select(*tuning, race.ground(), ranks,
@@ -444,13 +474,15 @@ Status check_selection(const Contest& contest) {
         suspects.push_back(std::move(choice));
       } else {
         choice.print("");
+        tally.count(race.ground(), op, false);
       }
     }
     return Status();
   });
   if (!raced) return raced;
-  const auto wrong = look_again(contest, suspects);
+  const auto wrong = look_again(contest, suspects, tally);
   if (!wrong) return wrong.status();
+  tally.print();
   if (*wrong == 0) {
     print_line("the selected algorithm is within 10 % of the best in all " + std::to_string(cells) +
                " cells");

@@ -68,9 +68,10 @@ bool looked_enough(const std::vector<Lap>& laps, std::size_t rounds,
 /// Measures where the crossover points are and writes them to `path`, beside what stands there of
 /// others. Prints them.
 Status tune(const Contest& contest, const std::string& path);
-/// Prints every cell, its middle times. Fails where a selected algorithm is slower than another by
-/// more than 10 %, also when measured again by ranks started anew after all others, until that is
-/// clear (`looked_enough`).
+/// Prints every cell, its middle times, and for every agreed number of the table of tunables how
+/// many of the cells that it decides are right. Fails where a selected algorithm is slower than
+/// another by more than 10 %, also when measured again by ranks started anew after all others,
+/// until that is clear (`looked_enough`).
 Status check_selection(const Contest& contest);
 
 }  // namespace muster::cli::bench

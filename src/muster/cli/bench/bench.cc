@@ -13,6 +13,7 @@
 #include <set>
 
 #include "muster/base/temporary_folder.h"
+#include "muster/base/tuning_file.h"
 #include "muster/cli/bench/algorithms.h"
 #include "muster/cli/bench/contestant.h"
 #include "muster/cli/bench/files.h"
@@ -337,7 +338,7 @@ bench::Contest contest_of(const CLI::App& app, const Options& options) {
 }
 
 Status tune(const CLI::App& app, const Options& options) {
-  const std::string path = options.tuning.empty() ? collective::tuning_path() : options.tuning;
+  const std::string path = options.tuning.empty() ? tuning_path() : options.tuning;
   if (path.empty())
     return Status(Code::invalid_argument,
                   "there is no place for the tuning file here; say one: --tune FILE");

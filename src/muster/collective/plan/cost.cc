@@ -128,7 +128,7 @@ double predict_down(double chunks, const Bytes& bytes_to, const Machine& machine
 
 template <class Plan>
 double predict_broadcast(double bytes, const Machine& machine, Crew crew) {
-  const double chunks = chunks_for(bytes, static_cast<double>(kTreeChunkBytes));
+  const double chunks = chunks_for(bytes, static_cast<double>(fixed::kFragmentBytes));
   return predict_down<Plan>(
       chunks, [=](int) { return bytes / chunks; }, machine, crew);
 }
@@ -172,11 +172,11 @@ double chunks_of(Op op, Algorithm algorithm, double bytes, int ranks) {
   if (!info(op).reduces) return 1;
   if (algorithm == Algorithm::direct) {
     const bool invites = direct_invites(static_cast<std::size_t>(bytes), ranks);
-    return chunks_for(bytes,
-                      static_cast<double>(invites ? kUnaskedBytes : direct_chunk_bytes(ranks)));
+    return chunks_for(
+        bytes, static_cast<double>(invites ? fixed::kEagerBytes : direct_chunk_bytes(ranks)));
   }
   return algorithm == Algorithm::slices
-             ? chunks_for(bytes / ranks, static_cast<double>(kReduceChunkBytes))
+             ? chunks_for(bytes / ranks, static_cast<double>(fixed::kReduceChunk))
              : 1;
 }
 

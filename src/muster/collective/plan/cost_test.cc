@@ -50,10 +50,10 @@ TEST(Cost, OfTreesAndChainsFollowsTheMessages) {
   EXPECT_DOUBLE_EQ(cost(Algorithm::chain, 1, 4), 3 * (1 + kFar + 100 + 1));
   // In four chunks: behind the first, the root sends each to two; in a chain everybody takes and
   // sends it once, but the network is slower.
-  const double chunk = static_cast<double>(kTreeChunkBytes) * kFar;
-  EXPECT_DOUBLE_EQ(cost(Algorithm::tree, 4.0 * kTreeChunkBytes, 4),
+  const double chunk = static_cast<double>(fixed::kFragmentBytes) * kFar;
+  EXPECT_DOUBLE_EQ(cost(Algorithm::tree, 4.0 * fixed::kFragmentBytes, 4),
                    2 * (1 + chunk + 100 + 1) + 3 * 2 * chunk);
-  EXPECT_DOUBLE_EQ(cost(Algorithm::chain, 4.0 * kTreeChunkBytes, 4),
+  EXPECT_DOUBLE_EQ(cost(Algorithm::chain, 4.0 * fixed::kFragmentBytes, 4),
                    3 * (1 + chunk + 100 + 1) + 3 * chunk);
 }
 
@@ -102,7 +102,7 @@ TEST(Cost, SumsGoFromHostToHost) {
   EXPECT_DOUBLE_EQ(cost(Op::reduce_scatter, 8, {6, 2}), cost(Op::reduce, 8, {6, 2}));
   // Six chunks in a lane and not three: where adding is slow, each of them takes its owner two
   // messages with the neighbour each way and two with other hosts, and two additions.
-  const double chunk = static_cast<double>(kReduceChunkBytes);
+  const double chunk = static_cast<double>(fixed::kReduceChunk);
   EXPECT_DOUBLE_EQ(
       cost(Op::all_reduce, 12 * chunk, {6, 2}),
       cost(Op::all_reduce, 6 * chunk, {6, 2}) + 3 * (4 * 2 + 2 * chunk * (kNear + kAdd)));
@@ -127,7 +127,7 @@ TEST(Cost, ChunksToARootFollowEachOther) {
 
 TEST(Cost, ChunksOfSlicesFollowEachOther) {
   // Two ranks, slices of two chunks: latency is paid once for both.
-  const double bytes = 4.0 * kReduceChunkBytes;
+  const double bytes = 4.0 * fixed::kReduceChunk;
   EXPECT_NEAR(predict(Op::all_reduce, Algorithm::slices, bytes, kMachine, {2, 1}) /
                   (2 * 100 + 2 * 4 + bytes * kFar + bytes / 2 * kAdd),
               1, 1e-12);

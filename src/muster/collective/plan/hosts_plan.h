@@ -29,9 +29,8 @@ struct HostsPlan {
   /// What of a lane is summed at a time: so little that every host has something to do, unless that
   /// is too little to be worth a message.
   static std::size_t chunk_bytes(std::size_t lane, int hosts) {
-    constexpr std::size_t kLeast = 16 * 1024;
     const auto number = static_cast<std::size_t>(hosts);
-    return std::clamp((lane + number - 1) / number, kLeast, kReduceChunkBytes);
+    return std::clamp((lane + number - 1) / number, fixed::kLeastMessage, fixed::kReduceChunk);
   }
 };
 

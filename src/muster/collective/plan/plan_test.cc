@@ -48,12 +48,13 @@ TEST(Slices, ARootThatReducesAloneHoldsLittle) {
 
 TEST(Slices, ARootInvitesSeveralToWhatTwoMessagesCarry) {
   for (const int size : {3, 9, 32}) {
-    for (const std::size_t bytes : {std::size_t{0}, kUnaskedBytes, 2 * kUnaskedBytes + 1})
+    for (const std::size_t bytes : {std::size_t{0}, fixed::kEagerBytes, 2 * fixed::kEagerBytes + 1})
       EXPECT_FALSE(direct_invites(bytes, size)) << bytes;
-    for (const std::size_t bytes : {kUnaskedBytes + 1, 2 * kUnaskedBytes})
+    for (const std::size_t bytes : {fixed::kEagerBytes + 1, 2 * fixed::kEagerBytes})
       EXPECT_TRUE(direct_invites(bytes, size)) << bytes;
   }
-  for (const int size : {1, 2, 64}) EXPECT_FALSE(direct_invites(2 * kUnaskedBytes, size)) << size;
+  for (const int size : {1, 2, 64})
+    EXPECT_FALSE(direct_invites(2 * fixed::kEagerBytes, size)) << size;
 }
 
 TEST(Slices, NothingGoesInOneMessage) {

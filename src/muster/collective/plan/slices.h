@@ -5,11 +5,9 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace muster::collective::plan {
+#include "muster/base/tunables_fixed.h"
 
-/// What is reduced, or passed down a tree, at a time.
-inline constexpr std::size_t kReduceChunkBytes = 128 * 1024;
-inline constexpr std::size_t kTreeChunkBytes = 256 * 1024;
+namespace muster::collective::plan {
 
 struct Slice {
   std::size_t begin = 0;
@@ -46,20 +44,17 @@ constexpr std::size_t messages_for(std::size_t count, std::size_t chunk) {
 /// way: enough that it is seldom asked whether it may come, of more than nine members less, so that
 /// all is at most 4 MiB, but at least 4 KiB.
 constexpr std::size_t direct_chunk_bytes(int size) {
-  constexpr std::size_t kMost = 256 * 1024, kLeast = 4 * 1024, kHeld = 4 * 1024 * 1024;
   const std::size_t others = size < 2 ? 1 : static_cast<std::size_t>(size) - 1;
-  return std::clamp(kHeld / (2 * others) / 64 * 64, kLeast, kMost);
+  return std::clamp(fixed::kGatheredMost / (2 * others) / 64 * 64, fixed::kSmallMessage,
+                    fixed::kFragmentBytes);
 }
-
-/// A message of so many bytes need not ask whether it may come.
-inline constexpr std::size_t kUnaskedBytes = 64 * 1024;
 
 /// Whether the root of a direct reduce invites several others, once its receives stand, to send
 /// what they have, in two messages that need not ask. Of two members neither waits long for the
 /// other to ask, and larger chunks are worth the question.
 constexpr bool direct_invites(std::size_t bytes, int size) {
-  return size > 2 && bytes > kUnaskedBytes && bytes <= 2 * kUnaskedBytes &&
-         direct_chunk_bytes(size) > kUnaskedBytes;
+  return size > 2 && bytes > fixed::kEagerBytes && bytes <= 2 * fixed::kEagerBytes &&
+         direct_chunk_bytes(size) > fixed::kEagerBytes;
 }
 
 constexpr int wrap(int rank, int size) {

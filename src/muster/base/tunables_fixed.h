@@ -1,0 +1,44 @@
+/// The rows of the table (tunables.h) that no override may change. Constants alone: kernels that
+/// are compiled for one instruction set include it too.
+#pragma once
+
+#include <cstddef>
+
+namespace muster {
+
+/// Numbers that the members of a group must have alike, or that size arrays: no override.
+namespace fixed {
+
+// Messages over links.
+inline constexpr std::size_t kEagerBytes = 64 * 1024;
+inline constexpr std::size_t kFragmentBytes = 256 * 1024;
+inline constexpr std::size_t kEnvelopeCredit = 4096;
+inline constexpr std::size_t kSmallMessage = 4 * 1024;
+inline constexpr std::size_t kGatheredWrite = 32 * 1024;
+inline constexpr std::size_t kInlineCopy = 1024;
+inline constexpr std::size_t kStreamStep = 16 * 1024;
+inline constexpr std::size_t kIoBuffer = 64 * 1024;
+inline constexpr std::size_t kIoShare = 1024 * 1024;
+// Algorithms over links.
+inline constexpr std::size_t kReduceChunk = 128 * 1024;
+inline constexpr std::size_t kLeastMessage = 16 * 1024;
+inline constexpr std::size_t kGatheredMost = 4 * 1024 * 1024;
+inline constexpr std::size_t kReduceDepth = 2;
+inline constexpr std::size_t kForwardDepth = 4;
+inline constexpr std::size_t kInFlight = 8;
+// The region of a host.
+inline constexpr std::size_t kRegionSlots = 128;
+inline constexpr std::size_t kInlineBytes = 72;
+inline constexpr std::size_t kSlotBytes = 16 * 1024;
+inline constexpr std::size_t kWindows = 4;
+inline constexpr std::size_t kWindowBytes = 512 * 1024;
+inline constexpr std::size_t kWideGroup = 16;
+inline constexpr std::size_t kCacheBlock = 8 * 1024;
+inline constexpr std::size_t kReclaimBlock = 2 * 1024;
+inline constexpr std::size_t kReclaimBytes = 4 * 1024 * 1024;
+inline constexpr std::size_t kReclaimFewBytes = 16 * 1024 * 1024;
+inline constexpr std::size_t kEarlyCopy = 2 * 1024 * 1024;
+
+}  // namespace fixed
+
+}  // namespace muster
