@@ -25,7 +25,7 @@
 namespace muster {
 namespace {
 
-constexpr std::size_t kLongestName = 240;
+constexpr std::size_t kLongestName = 240;  // limit: what a person reads
 
 /// The symbol table of a file on disk, which names functions that the loader does not know of:
 /// hidden ones, and those of a program.

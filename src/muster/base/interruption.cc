@@ -5,7 +5,8 @@
 namespace muster {
 namespace {
 
-constexpr Duration kLookEvery = std::chrono::milliseconds(200);
+constexpr Duration kLookEvery =
+    std::chrono::milliseconds(200);  // limit: the patience of who presses Ctrl-C
 thread_local std::shared_ptr<Interruption> bound;
 
 }  // namespace

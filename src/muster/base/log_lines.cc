@@ -24,7 +24,7 @@ namespace {
 // A process that ends gives the reader of standard error so long to take the next bytes.
 constexpr auto kPatienceAtExit = std::chrono::seconds(2);
 // How often the writer looks whether standard error has become another file meanwhile.
-constexpr int kLookMilliseconds = 200;
+constexpr int kLookMilliseconds = 200;  // limit: the patience of who ends a process
 
 struct Lines {
   std::mutex lock;

@@ -13,7 +13,7 @@ namespace muster::log_lines {
 
 /// At most so much waits; the lines that come after that are counted, and their number is written
 /// in their place.
-inline constexpr std::size_t kMostWaiting = std::size_t{1} << 20;
+inline constexpr std::size_t kMostWaiting = std::size_t{1} << 20;  // limit: memory
 
 /// Held while a line is made and handed over. Its holder may fork: the child begins with an empty
 /// queue.

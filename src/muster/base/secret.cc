@@ -18,8 +18,8 @@
 namespace muster {
 namespace {
 
-constexpr std::size_t kShortestText = 16;
-constexpr std::size_t kLongestFile = std::size_t{64} << 10;
+constexpr std::size_t kShortestText = 16;  // limit: a secret that cannot be guessed
+constexpr std::size_t kLongestFile = std::size_t{64} << 10;  // limit: a file that is no secret
 constexpr std::size_t kHostKeyBytes = 32;
 constexpr char kEverybodyKnows[] = "muster: this job runs without a secret";
 

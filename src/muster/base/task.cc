@@ -7,9 +7,9 @@ namespace muster::task_detail {
 namespace {
 
 // Frames are cut to multiples of 64 bytes up to 2 KiB; larger ones go to the heap.
-constexpr std::size_t kGrain = 64;
+constexpr std::size_t kGrain = 64;  // limit: a cache line
 constexpr std::size_t kClasses = 32;
-constexpr int kKeptPerClass = 32;
+constexpr int kKeptPerClass = 32;  // limit: memory
 
 struct FreeFrame {
   FreeFrame* next;

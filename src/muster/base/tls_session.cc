@@ -17,9 +17,9 @@ namespace {
 
 constexpr std::string_view kIdentity = "muster";
 /// A record's most.
-constexpr std::size_t kRecordBytes = 16 * 1024;
+constexpr std::size_t kRecordBytes = 16 * 1024;  // limit: TLS's own
 /// So much output may wait before `write` takes no more.
-constexpr std::size_t kMostOutput = 256 * 1024;
+constexpr std::size_t kMostOutput = 256 * 1024;  // limit: memory
 /// Content types of TLS records are from here to there; no verdict is among them.
 constexpr int kFirstContentType = 20, kLastContentType = 24;
 constexpr std::size_t kBindingBytes = crypto_hash_sha256_BYTES;

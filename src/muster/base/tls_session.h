@@ -34,7 +34,7 @@ class TlsSession {
 
   /// AES-GCM is safe for 2^24.5 full records under one key (RFC 8446, 5.5); a new key is taken
   /// after so many bytes, long before.
-  static constexpr std::uint64_t kBytesPerKey = std::uint64_t{64} << 30;
+  static constexpr std::uint64_t kBytesPerKey = std::uint64_t{64} << 30;  // limit: the cipher's own
 
   TlsSession(Side side, const Handshake::Hello& hello, const Secret& secret,
              std::uint64_t bytes_per_key = kBytesPerKey);

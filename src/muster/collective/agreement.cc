@@ -13,7 +13,8 @@ namespace {
 
 constexpr auto kCancelLimit = std::chrono::seconds(1);
 /// How often a member that waits looks whether there is still hope.
-constexpr auto kLook = std::chrono::milliseconds(50);
+constexpr auto kLook =
+    std::chrono::milliseconds(50);  // limit: how late a cancelled creation is noticed
 
 enum class Kind : std::uint32_t { ready = 1, settled, failed };
 

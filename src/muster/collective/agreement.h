@@ -17,7 +17,8 @@
 namespace muster::collective {
 
 /// After the deadline the others give the first member so long to tell who is missing.
-inline constexpr Duration kVerdictGrace = std::chrono::milliseconds(50);
+inline constexpr Duration kVerdictGrace =
+    std::chrono::milliseconds(50);  // limit: patience of a failure
 
 /// What the first member hands to all. Goes over the wire as it is.
 struct Handout {

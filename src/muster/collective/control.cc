@@ -12,7 +12,7 @@ constexpr std::uint64_t kControlTag = kFirstReservedTag;
 constexpr auto kCancelLimit = std::chrono::seconds(1);
 
 /// Calls of members that are ahead, per member: only refused calls can be more than one.
-constexpr std::size_t kKeptNotes = 64;
+constexpr std::size_t kKeptNotes = 64;  // limit: memory
 
 /// Calls that agree give the same number.
 std::uint64_t add_to(std::uint64_t history, const transport::Fingerprint& call) {

@@ -55,10 +55,10 @@ std::vector<int> SurvivorViews::awaited() const {
 namespace {
 
 /// How often a member looks again whom the fabric has found dead meanwhile.
-constexpr auto kLook = std::chrono::milliseconds(50);
+constexpr auto kLook = std::chrono::milliseconds(50);  // limit: patience of a failure
 /// When a member first asks again those that it has not heard from; then after twice as long, and
 /// so on.
-constexpr auto kAskAgain = std::chrono::milliseconds(250);
+constexpr auto kAskAgain = std::chrono::milliseconds(250);  // limit: patience of a failure
 
 std::uint64_t tag_of(const Lineage& lineage) {
   ByteWriter key;

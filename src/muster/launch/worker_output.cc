@@ -10,11 +10,11 @@
 #include <filesystem>
 
 #include "muster/base/socket_address.h"
+#include "muster/base/tunables_fixed.h"
 
 namespace muster::launch {
 namespace {
 
-constexpr std::size_t kReadBytes = std::size_t{64} << 10;
 constexpr std::uint64_t kSinkTokens = 2;
 
 Streams streams_of(const std::vector<Streams>& list, int local_rank) {
@@ -133,8 +133,8 @@ void WorkerOutput::ready(std::uint64_t token) {
 
 void WorkerOutput::read_some(Stream& stream) {
   if (!stream.pipe || stream.paused) return;
-  char buffer[kReadBytes];
-  const std::size_t wanted = std::min(kReadBytes, stream.left.value_or(kReadBytes));
+  char buffer[fixed::kIoBuffer];
+  const std::size_t wanted = std::min(fixed::kIoBuffer, stream.left.value_or(fixed::kIoBuffer));
   const ssize_t got = wanted == 0 ? 0 : ::read(stream.pipe.get(), buffer, wanted);
   if (got < 0 && (errno == EAGAIN || errno == EINTR) && !stream.left) return;
   if (got <= 0) return close(stream);

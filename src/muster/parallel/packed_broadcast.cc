@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "muster/base/tunables_fixed.h"
 #include "muster/group/call_builder.h"
 #include "muster/group/collectives.h"
 #include "muster/group/plain_tensor.h"
@@ -15,7 +16,7 @@ namespace muster::parallel {
 namespace {
 
 /// Up to this many bytes a tensor is packed: copying it twice costs less than a message of its own.
-constexpr std::size_t kSmallTensor = 16 * 1024;
+constexpr std::size_t kSmallTensor = fixed::kLeastMessage;
 /// Each piece begins where any dtype may.
 constexpr std::int64_t kAlignment = 16;
 

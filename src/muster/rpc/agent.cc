@@ -5,6 +5,7 @@
 
 #include "muster/base/exception_status.h"
 #include "muster/base/log.h"
+#include "muster/base/tunables_fixed.h"
 #include "muster/group/errors.h"
 #include "muster/rpc/agent_closing.h"
 #include "muster/rpc/errors.h"
@@ -12,13 +13,6 @@
 #include "muster/wait/spin_wait.h"
 
 namespace muster::rpc {
-namespace {
-
-// Packing so little has taken no time worth a look at the clock.
-constexpr std::size_t kLittle = 4096;
-
-}  // namespace
-
 std::shared_ptr<Agent> Agent::create(std::shared_ptr<transport::Fabric> fabric,
                                      const std::vector<std::string>& names, AgentOptions options) {
   if (static_cast<int>(names.size()) != fabric->world_size())
@@ -80,7 +74,9 @@ std::uint64_t Agent::begin_call(Call& call, const Limit& limit, bool expires, Co
     head.flags |= Head::kObserved;
   const auto number = head.call = calls_.next_number();
   if (deadline != TimePoint::max()) {
-    const bool little = parcel.value.tensors.empty() && parcel.value.bytes.size() <= kLittle;
+    // Packing so little has taken no time worth a look at the clock.
+    const bool little =
+        parcel.value.tensors.empty() && parcel.value.bytes.size() <= fixed::kSmallMessage;
     head.time_left = little ? limit.timeout.count()
                             : std::max<std::int64_t>((deadline - clock().now()).count(), 0);
   }

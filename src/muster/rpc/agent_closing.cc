@@ -7,10 +7,12 @@
 namespace muster::rpc {
 namespace {
 
-constexpr Duration kLongestPause = std::chrono::milliseconds(10);
+constexpr Duration kLongestPause =
+    std::chrono::milliseconds(10);  // limit: load of an end that takes long
 constexpr Duration kWarnAfter = std::chrono::seconds(10);
 /// Who waits without leading looks this often whether it should lead.
-constexpr Duration kLook = std::chrono::milliseconds(100);
+constexpr Duration kLook =
+    std::chrono::milliseconds(100);  // limit: how late a new leader is noticed
 
 }  // namespace
 

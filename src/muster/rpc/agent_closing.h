@@ -72,7 +72,7 @@ class Agent::Closing {
     std::map<int, Note> answers;
     std::map<int, Note> before;  // of the round before
     TimePoint next = TimePoint::min();
-    Duration pause = std::chrono::microseconds(200);
+    Duration pause = std::chrono::microseconds(200);  // limit: load of an end that takes long
   } round_;
   std::string told_;         // whom the leader waits for, as it last said
   std::string leader_says_;  // the same, as this worker heard it

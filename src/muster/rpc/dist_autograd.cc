@@ -21,8 +21,8 @@ namespace autograd = torch::autograd;
 
 constexpr std::int64_t kNone = -1;
 constexpr std::int64_t kNoMessage = 0;
-constexpr int kWorkerShift = 40;  // ids: the worker, then its count
-constexpr std::size_t kReleasedKept = 4096;
+constexpr int kWorkerShift = 40;             // ids: the worker, then its count
+constexpr std::size_t kReleasedKept = 4096;  // limit: memory
 
 thread_local std::int64_t thread_context = kNone;
 

@@ -10,11 +10,10 @@
 #include <string>
 #include <utility>
 
+#include "muster/base/tunables_fixed.h"
+
 namespace muster::rpc {
 namespace {
-
-/// Messages that may come before the next look takes them without waiting in the channel.
-constexpr std::size_t kSlots = 8;
 
 /// Text clears its memory when it grows: so much of it, a few heads' worth, is taken on the word of
 /// the sender.
@@ -75,13 +74,13 @@ Inbox::Inbox(transport::Channel& channel, int self, const CallTable& calls, Inbo
       calls_(calls),
       events_(events),
       peers_(static_cast<std::size_t>(channel.size())),
-      slots_(kSlots) {
+      slots_(fixed::kInFlight) {
   peers_[static_cast<std::size_t>(self)].known = true;  // as long as this one lives
   for (Slot& slot : slots_) {
     slot.buffer.reset(new std::byte[kHeadBytes]);
     post_slot(slot);
   }
-  spares_.reserve(2 * kSlots);
+  spares_.reserve(2 * fixed::kInFlight);
 }
 
 Inbox::~Inbox() = default;

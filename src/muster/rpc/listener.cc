@@ -1,17 +1,10 @@
 #include "muster/rpc/listener.h"
 
-#include <chrono>
+#include "muster/base/tunables.h"
 
 #include "muster/base/thread_start.h"
 
 namespace muster::rpc {
-namespace {
-
-// How long the listener keeps away after it has seen a caller wait: callers that call again and
-// again need the core, and the messages, alone.
-constexpr Duration kStandBy = std::chrono::microseconds(250);
-
-}  // namespace
 
 Status Listener::start(const Agent* agent, const BindThread& bind) {
   auto started = start_thread(
@@ -58,7 +51,8 @@ void Listener::stand_by() {
   auto entries = entries_.load();
   std::unique_lock lock(mutex_);
   for (;;) {
-    wanted_.wait_for(lock, kStandBy, over);
+    // Callers that call again and again need the core, and the messages, alone.
+    wanted_.wait_for(lock, tunables().rpc_stand_by, over);
     if (over()) return;
     const auto now = entries_.load();
     const bool waits = drivers_.load() > 0;

@@ -51,7 +51,7 @@ class Listener {
   std::atomic<bool> stopped_{false};
   std::atomic<int> drivers_{0};
   std::atomic<std::uint64_t> entries_{0};
-  std::atomic<int> idle_polls_{CoreOffer::kManyPolls};  // before a waiter offers its core
+  std::atomic<int> idle_polls_{CoreOffer::many_polls()};  // before a waiter offers its core
   std::atomic<bool> dozing_{false};
   std::mutex mutex_;
   std::condition_variable wanted_;

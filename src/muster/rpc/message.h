@@ -36,8 +36,8 @@ enum class Kind : std::uint8_t {
 };
 
 /// Heads up to this size travel at once.
-inline constexpr std::size_t kHeadBytes = 16 * 1024;
-inline constexpr std::size_t kMaxHeadBytes = std::size_t{64} << 20;
+inline constexpr std::size_t kHeadBytes = 16 * 1024;                 // limit: protocol
+inline constexpr std::size_t kMaxHeadBytes = std::size_t{64} << 20;  // limit: protocol
 inline constexpr std::uint64_t kMaxPayloadBytes = std::uint64_t{1} << 32;
 inline constexpr std::uint64_t kMaxTensorBytes = std::uint64_t{1} << 40;
 inline constexpr std::uint32_t kMaxDimensions = 64;

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "muster/base/log.h"
+#include "muster/base/tunables_fixed.h"
 #include "muster/rpc/agent.h"
 #include "muster/rpc/introduction.h"
 #include "muster/rpc/layers.h"
@@ -25,7 +26,7 @@ const std::shared_ptr<RpcScope>& of_process() {
 
 /// Large tensors go through it in pieces: with room for several the two sides seldom wait for each
 /// other.
-constexpr std::size_t kRingBytes = 512 * 1024;
+constexpr std::size_t kRingBytes = 2 * fixed::kFragmentBytes;
 
 std::string upper(std::string_view name) {
   std::string text(name);

@@ -22,7 +22,7 @@ std::exception_ptr exception_of(const Status& status) {
 
 // Looks at a worker that ends are some milliseconds apart. Confirmations take less than so many,
 // unless a reference is lost.
-constexpr int kLooksBeforeWithdrawal = 200;
+constexpr int kLooksBeforeWithdrawal = 200;  // limit: patience at the end
 
 // Creates have no reason: all are of one length.
 std::size_t create_bytes() {

@@ -10,13 +10,12 @@
 #include <mutex>
 #include <vector>
 
+#include "muster/base/tunables.h"
+
 namespace muster::rpc {
 namespace {
 
-constexpr std::size_t kWorthKeeping = std::size_t{1} << 20;
-constexpr std::size_t kMostPieces = 4;
-constexpr std::size_t kMostBytes = std::size_t{512} << 20;
-constexpr std::size_t kHugePagesFrom = std::size_t{4} << 20;
+constexpr std::uintptr_t kHugePage = std::uintptr_t{2} << 20;  // limit: the processor's
 
 // Memory that sanitizers have not seen freed hides what uses it too late.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -58,11 +57,11 @@ void keep(Piece piece) {
   auto& all = spares();
   // A forked child may have the lock for ever: then the memory is simply freed.
   const std::unique_lock lock(all.mutex, std::try_to_lock);
-  if (!lock.owns_lock() || piece.bytes > kMostBytes) return;
+  if (!lock.owns_lock() || piece.bytes > tunables().rpc_kept) return;
   advise(piece.memory.get(), piece.bytes, 4096, MADV_FREE);
   all.bytes += piece.bytes;
   all.pieces.push_back(std::move(piece));
-  while (all.pieces.size() > kMostPieces || all.bytes > kMostBytes) {
+  while (all.pieces.size() > fixed::kInFlight || all.bytes > tunables().rpc_kept) {
     all.bytes -= all.pieces.front().bytes;
     gone.push_back(std::move(all.pieces.front()));
     all.pieces.erase(all.pieces.begin());
@@ -90,7 +89,7 @@ void let_go(void* context) {
 
 c10::DataPtr allocate_or_reuse(std::size_t bytes) {
   auto* allocator = c10::GetCPUAllocator();
-  if (!kKeeps || bytes < kWorthKeeping) return allocator->allocate(bytes);
+  if (!kKeeps || bytes < fixed::kIoShare) return allocator->allocate(bytes);
   const std::size_t size = rounded(bytes);
   auto piece = std::make_unique<Piece>();
   piece->bytes = size;
@@ -98,8 +97,7 @@ c10::DataPtr allocate_or_reuse(std::size_t bytes) {
   if (!piece->memory) {
     piece->memory = allocator->allocate(size);
     // Found and cleared in a third of the time; where the host has none, nothing changes.
-    if (size >= kHugePagesFrom)
-      advise(piece->memory.get(), size, std::uintptr_t{2} << 20, MADV_HUGEPAGE);
+    if (size >= tunables().huge_pages) advise(piece->memory.get(), size, kHugePage, MADV_HUGEPAGE);
   }
   void* data = piece->memory.get();
   const auto device = piece->memory.device();

@@ -179,7 +179,7 @@ Result<TensorIn> allocate_tensor(const TensorHead& head) {
     return misfit(head, "its sizes ask for another number of bytes");
   // The memory that the sender's tensor lay in is rebuilt: it must not be out of all proportion to
   // what comes.
-  constexpr std::int64_t kMostSpread = std::int64_t{1} << 20;
+  constexpr std::int64_t kMostSpread = std::int64_t{1} << 20;  // limit: a stride that is a mistake
   if (in_order && (extent <= elements || elements == 0 || extent / kMostSpread > elements))
     return misfit(head, "its strides do not fit");
   try {

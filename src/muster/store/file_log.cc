@@ -12,6 +12,7 @@
 #include "muster/base/bytes.h"
 #include "muster/base/interruption.h"
 #include "muster/base/socket_address.h"
+#include "muster/base/tunables.h"
 
 namespace muster::store {
 namespace {
@@ -44,29 +45,25 @@ Status failed(const std::string& what, const std::string& path) {
 
 // Looking at the file's size is cheap; now and then a lock is taken all the same, since a network
 // file system may show an old size.
-constexpr Duration kBlindLook = milliseconds(200);
-constexpr Duration kFirstPause = microseconds(50), kLongPause = milliseconds(5);
-// While others come one after another the last is soon to come.
-constexpr Duration kPauseAfterNews = microseconds(500);
+constexpr Duration kBlindLook = milliseconds(200);  // limit: staleness of network file systems
 
 }  // namespace
 
 /// Sleeps a little longer each time, and each process differently.
 class FileLog::Backoff {
  public:
-  Backoff(Duration first, Duration longest)
+  explicit Backoff(Duration first = tunables().file_poll)
       : pause_(first),
-        longest_(longest),
         random_(static_cast<unsigned>(steady_clock().now().time_since_epoch().count())) {}
   void sleep(TimePoint deadline) {
     const Duration jittered = pause_ / 2 + pause_ * static_cast<int>(random_() % 64) / 64;
     const Duration left = deadline == TimePoint::max() ? jittered : deadline - steady_clock().now();
     std::this_thread::sleep_for(std::clamp<Duration>(left, Duration::zero(), jittered));
-    pause_ = std::min(pause_ * 2, longest_);
+    pause_ = std::min(pause_ * 2, tunables().file_poll_most);
   }
 
  private:
-  Duration pause_, longest_;
+  Duration pause_;
   std::minstd_rand random_;
 };
 
@@ -168,7 +165,7 @@ FileLog::Seen FileLog::look(const std::function<bool(const Map&)>& condition) {
 
 Status FileLog::transact(TimePoint deadline, const std::function<void(Transaction&)>& body) {
   const TimePoint begin = steady_clock().now();
-  Backoff backoff(microseconds(20), milliseconds(2));
+  Backoff backoff;
   for (;;) {
     {
       const std::lock_guard lock(mutex_);
@@ -218,7 +215,7 @@ Status FileLog::transact_until(TimePoint deadline,
         !done)
       return done;
     if (holds) return {};
-    Backoff backoff(kFirstPause, kLongPause);
+    Backoff backoff;
     const TimePoint look_again = steady_clock().now() + kBlindLook;
     while (steady_clock().now() < look_again && !has_changed()) {
       if (Status paused = pause(backoff, deadline); !paused) return paused;
@@ -229,13 +226,14 @@ Status FileLog::transact_until(TimePoint deadline,
 
 Status FileLog::await(TimePoint deadline, const std::function<bool(const Map&)>& condition) {
   for (;;) {
-    Backoff backoff(kFirstPause, kLongPause);
+    Backoff backoff;
     const TimePoint look_again = steady_clock().now() + kBlindLook;
     while (steady_clock().now() < look_again) {
       const Seen seen = look(condition);
       if (seen == Seen::what_was_awaited) return {};
       if (seen == Seen::trouble) break;
-      if (seen == Seen::news) backoff = Backoff(kPauseAfterNews, kLongPause);
+      if (seen == Seen::news)
+        backoff = Backoff(10 * tunables().file_poll);  // others come, one after another
       if (Status paused = pause(backoff, deadline); !paused) return paused;
     }
     bool holds = false;

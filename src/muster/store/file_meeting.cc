@@ -19,7 +19,7 @@ struct FileMeeting::Round {
 namespace {
 
 /// Whoever met in one of so many rounds before may still be on its way to read how that ended.
-constexpr std::uint64_t kKeptRounds = 16;
+constexpr std::uint64_t kKeptRounds = 16;  // limit: rounds that a slow rank may still read
 
 void put_numbers(ByteWriter& out, const std::vector<std::int32_t>& numbers) {
   out.put(static_cast<std::uint32_t>(numbers.size()));

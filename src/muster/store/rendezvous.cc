@@ -14,7 +14,7 @@
 namespace muster::store {
 namespace {
 
-constexpr int kMostRanks = 1 << 20;
+constexpr int kMostRanks = 1 << 20;  // limit: a world size that is a mistake
 
 /// A number that may stand in two places: as an argument (-1: not there) and in the URL's query.
 Status settle(int& argument, const std::optional<int>& query, const char* name) {

@@ -34,8 +34,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr Duration kInterval = milliseconds(50);
-constexpr Duration kForgotten = seconds(3);  // who has not been heard for so long has given up
+constexpr Duration kInterval = milliseconds(50);  // limit: load of a network
+constexpr Duration kForgotten = seconds(3);       // who has not been heard for so long has given up
 
 std::vector<unsigned> interfaces(int family) {
   std::vector<unsigned> indices;

@@ -10,7 +10,7 @@ namespace muster::store {
 namespace {
 
 /// All values of one multi_set together: what a file store's frame can count, with room.
-constexpr std::size_t kMaxRequestBytes = std::size_t{2} << 30;
+constexpr std::size_t kMaxRequestBytes = std::size_t{2} << 30;  // limit: protocol
 
 constexpr std::size_t kAny = std::numeric_limits<std::size_t>::max();
 
@@ -29,7 +29,7 @@ constexpr std::array<Shape, kLastOp + 1> kShapes{{
     {"count_joins", 0, 0},
 }};
 
-constexpr int kMostMembers = 1 << 20;
+constexpr int kMostMembers = 1 << 20;  // limit: a number that is a mistake
 
 const Shape& shape_of(Op op) {
   const auto index = static_cast<std::size_t>(op);

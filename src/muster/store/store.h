@@ -21,8 +21,8 @@
 namespace muster::store {
 
 inline constexpr Duration kDefaultTimeout = std::chrono::seconds(300);
-inline constexpr std::size_t kMaxKeyBytes = std::size_t{16} << 10;
-inline constexpr std::size_t kMaxValueBytes = std::size_t{1} << 30;
+inline constexpr std::size_t kMaxKeyBytes = std::size_t{16} << 10;   // limit: protocol
+inline constexpr std::size_t kMaxValueBytes = std::size_t{1} << 30;  // limit: protocol
 
 /// All calls are thread-safe. Blocking calls take an optional timeout (absent: `timeout()`;
 /// negative: no limit) and fail with Code::timed_out naming keys and time waited; other failures

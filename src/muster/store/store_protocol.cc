@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <limits>
 
+#include "muster/base/tunables_fixed.h"
+
 namespace muster::store {
 namespace {
 
 constexpr std::size_t kLengthBytes = sizeof(std::uint32_t);
 constexpr std::size_t kHeaderBytes = 12;  // version, op, zero, id
-constexpr std::size_t kKeptBuffer = std::size_t{256} << 10;
 
 void put_header(ByteWriter& out, std::uint8_t what, std::uint64_t id) {
   out.put(std::uint32_t{0}).put(kStoreProtocolVersion).put(what).put(std::uint16_t{0}).put(id);
@@ -184,7 +185,7 @@ std::optional<std::string_view> FrameReader::next() {
 }
 
 void FrameReader::trim() {
-  if (at_ != buffer_.size() || buffer_.capacity() <= kKeptBuffer) return;
+  if (at_ != buffer_.size() || buffer_.capacity() <= fixed::kFragmentBytes) return;
   buffer_ = std::string();
   at_ = 0;
 }

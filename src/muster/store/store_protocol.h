@@ -26,7 +26,8 @@ inline constexpr std::uint8_t kStoreProtocolVersion = 1;
 /// What Handshake compares as the build of a store: "store" and the version.
 inline constexpr std::uint64_t kStoreBuild = 0x73746f7265000000u | kStoreProtocolVersion;
 /// The longest frame: one value of the greatest size with room for keys.
-inline constexpr std::size_t kMaxFrameBytes = (std::size_t{1} << 30) + (std::size_t{64} << 20);
+inline constexpr std::size_t kMaxFrameBytes =
+    (std::size_t{1} << 30) + (std::size_t{64} << 20);  // limit: protocol
 
 /// Everything of a frame but the values' bytes, which follow as they are: large values are sent
 /// from where they lie. Empty when the frame would be longer than kMaxFrameBytes.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "muster/base/log.h"
+#include "muster/base/tunables_fixed.h"
 
 namespace muster::store {
 
@@ -207,8 +208,7 @@ void StoreServer::send(Client& client, std::uint64_t id, Reply reply) {
   client.output_bytes += head.size();
   client.output.push_back({std::move(head), nullptr});
   for (Value& value : reply.values) {
-    constexpr std::size_t kWorthSharing = 4096;
-    if (value->size() < kWorthSharing) {  // a copy is cheaper than a piece
+    if (value->size() <= fixed::kSmallMessage) {  // a copy is cheaper than a piece
       if (client.output.back().value) client.output.push_back({});
       client.output.back().head.append(*value);
       client.output_bytes += value->size();

@@ -34,7 +34,7 @@ class StoreServer {
     std::string job;
     Duration greeting_limit = std::chrono::seconds(5);
     std::size_t max_strangers = 256;
-    std::size_t max_output = std::size_t{8} << 20;
+    std::size_t max_output = std::size_t{8} << 20;  // limit: memory
     std::size_t max_parked = 1024;  ///< requests of one connection that wait at the same time
   };
   explicit StoreServer(Options options);

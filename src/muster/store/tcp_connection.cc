@@ -17,6 +17,7 @@
 #include "muster/base/interruption.h"
 #include "muster/base/log.h"
 #include "muster/base/socket_address.h"
+#include "muster/base/tunables.h"
 #include "muster/base/unix_socket.h"
 #include "muster/store/tcp_socket.h"
 #include "muster/wait/spin_wait.h"
@@ -27,22 +28,18 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr std::size_t kBufferBytes = std::size_t{64} << 10;
-constexpr std::size_t kLargeBufferBytes = std::size_t{1} << 20;
 /// The kernel's own limit of one blocking call: setting it anew for every request would cost a call
 /// each.
 constexpr Duration kTick = seconds(1);
+constexpr Duration kShortestWait = milliseconds(1);  // limit: zero would mean none
 constexpr Duration kConnectLimit = seconds(5);
 constexpr Duration kGreetingLimit = seconds(3);
-/// After misses in a row it does not look for twice as many answers each time, at most for 2 to the
-/// power of this.
-constexpr int kMostMisses = 6;
 /// A name that is searched for this long makes the resolver the cause of the delay; before, it is
 /// what the last attempt met.
 constexpr Duration kSlowSearch = seconds(1);
 /// So often may whoever listens there take a connection and not greet before it is taken for
 /// something else than a store.
-constexpr int kMostSilences = 3;
+constexpr int kMostSilences = 3;  // limit: attempts before a verdict
 
 TimePoint now() { return steady_clock().now(); }
 
@@ -166,7 +163,7 @@ std::string TcpEndpoint::name() const {
 }
 
 TcpConnection::TcpConnection(Descriptor socket, std::string name)
-    : socket_(std::move(socket)), name_(std::move(name)), buffer_(kBufferBytes) {}
+    : socket_(std::move(socket)), name_(std::move(name)), buffer_(fixed::kIoBuffer) {}
 
 Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& endpoint,
                                                            TimePoint deadline, bool was_there,
@@ -175,7 +172,7 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
   const TimePoint begin = now();
   std::minstd_rand random(static_cast<unsigned>(begin.time_since_epoch().count()));
   Impatience impatience(endpoint, patience, deadline);
-  Duration pause = milliseconds(5);
+  Duration pause = milliseconds(5);  // limit: load of a server that starts
   Status last;
   int silences = 0;
   for (;;) {
@@ -231,7 +228,8 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
               "; is its host (rank 0 or the launcher) running, and are host and port right?");
     }
     std::this_thread::sleep_for(jittered);
-    pause = std::min<Duration>(pause * 2, milliseconds(250));
+    pause =
+        std::min<Duration>(pause * 2, milliseconds(250));  // limit: load of a server that starts
   }
 }
 
@@ -272,7 +270,7 @@ bool TcpConnection::arm(int option, Duration& armed, TimePoint deadline) {
   const Duration left = deadline == TimePoint::max() ? kTick : deadline - now();
   if (left <= Duration::zero()) return false;
   const Duration wanted =
-      std::clamp<Duration>(left, milliseconds(1), std::min(kTick, Interruption::look_every()));
+      std::clamp<Duration>(left, kShortestWait, std::min(kTick, Interruption::look_every()));
   if (wanted == armed) return true;
   const auto micro = std::chrono::ceil<std::chrono::microseconds>(wanted).count();
   const timeval value{micro / 1000000, micro % 1000000};
@@ -342,8 +340,8 @@ ssize_t TcpConnection::look() {
       return n;
     }
   } while (spin.pause(now));
-  misses_ = std::min(misses_ + 1, kMostMisses);
-  unlooked_ = 1 << misses_;
+  misses_ = std::clamp<std::int64_t>(2 * misses_, 2, tunables().unpolled_answers);
+  unlooked_ = misses_;
   errno = EAGAIN;
   return -1;
 }
@@ -412,13 +410,13 @@ Reply TcpConnection::exchange(const Request& request, TimePoint deadline) {
       if (!wire || wire->id != id)
         return fail(Status(Code::network, name_ + " sent a malformed reply"));
       frames_.trim();
-      if (buffer_.size() > kBufferBytes) buffer_ = std::vector<std::byte>(kBufferBytes);
+      if (buffer_.size() > fixed::kIoBuffer) buffer_ = std::vector<std::byte>(fixed::kIoBuffer);
       return std::move(wire->reply);
     }
     if (frames_.broken())
       return fail(Status(Code::network, name_ + " announced a reply of an impossible length"));
-    if (frames_.outstanding() > kLargeBufferBytes && buffer_.size() < kLargeBufferBytes)
-      buffer_.resize(kLargeBufferBytes);
+    if (frames_.outstanding() > fixed::kIoShare && buffer_.size() < fixed::kIoShare)
+      buffer_.resize(fixed::kIoShare);
     const auto bytes = receive(deadline);
     if (!bytes) return fail(bytes.status());
     frames_.feed(*bytes);

@@ -28,6 +28,7 @@
 #include "muster/base/log.h"
 #include "muster/base/socket_address.h"
 #include "muster/base/thread_start.h"
+#include "muster/base/tunables_fixed.h"
 #include "muster/base/unix_socket.h"
 #include "muster/store/store_server.h"
 #include "muster/store/tcp_socket.h"
@@ -38,11 +39,11 @@ namespace {
 using asio::posix::descriptor_base;
 constexpr int kBacklog = 4096;
 constexpr int kAcceptsPerTurn = 64;
-constexpr std::size_t kReadBytes = std::size_t{64} << 10;
 constexpr std::size_t kPieces = 64;
 constexpr Duration kLastWords = std::chrono::seconds(1);
 constexpr Duration kWarningInterval = std::chrono::seconds(30);
-constexpr Duration kNoFilesPause = std::chrono::milliseconds(20);
+constexpr Duration kNoFilesPause =
+    std::chrono::milliseconds(20);  // limit: descriptors have run out
 
 /// A descriptor that Asio watches and that forked children lose. Asio only ever waits for it;
 /// reading and writing are plain calls.
@@ -378,7 +379,7 @@ class AsioServer final : public TcpServer {
   std::vector<std::unique_ptr<Listener>> listeners_;
   std::unordered_map<Connection, std::unique_ptr<Session>> sessions_;
   Connection next_connection_ = 1;
-  std::array<std::byte, kReadBytes> buffer_;
+  std::array<std::byte, fixed::kIoBuffer> buffer_;
   std::uint16_t port_ = 0;
   bool ending_ = false;
   TimePoint next_warning_{};

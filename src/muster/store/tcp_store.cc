@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "muster/base/socket_address.h"
+#include "muster/base/tunables.h"
 #include "muster/store/factory.h"
 #include "muster/store/join.h"
 #include "muster/store/request_store.h"
@@ -14,8 +15,7 @@ namespace muster::store {
 namespace {
 
 constexpr std::string_view kWorkersKey = "muster/workers";
-constexpr std::size_t kKeptConnections = 4;
-constexpr Duration kGoodbyeLimit = std::chrono::milliseconds(100);
+constexpr Duration kGoodbyeLimit = std::chrono::milliseconds(100);  // limit: patience at the end
 
 /// How long after the server's own deadline a client still waits for its answer: a server that is
 /// alive says best what is missing, even on a machine that is short of time.
@@ -152,7 +152,8 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
 
   void give_back(std::unique_ptr<TcpConnection> connection) {
     const std::lock_guard lock(mutex_);
-    if (idle_.size() < kKeptConnections) idle_.push_back(std::move(connection));
+    if (idle_.size() < static_cast<std::size_t>(tunables().kept_connections))
+      idle_.push_back(std::move(connection));
   }
 
   const TcpEndpoint endpoint_;

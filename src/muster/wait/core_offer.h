@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "muster/base/clock.h"
+#include "muster/base/tunables.h"
 
 namespace muster {
 
@@ -13,9 +14,9 @@ namespace muster {
 /// stays in `polls`, which many threads may share.
 class CoreOffer {
  public:
-  static constexpr int kManyPolls = 64;
+  static int many_polls() { return static_cast<int>(tunables().offer_polls); }
 
-  /// `polls`: begins at `kManyPolls`.
+  /// `polls`: begins at `many_polls`.
   explicit CoreOffer(std::atomic<int>& polls) : polls_(polls) {}
   /// After each poll.
   void polled(bool news);

@@ -135,12 +135,12 @@ TEST_F(SpinWaits, AWaitForPeersIsShortOnEveryTopology) {
 }
 
 TEST_F(SpinWaits, AnOfferIsRepeatedUntilThereIsNews) {
-  std::atomic<int> polls{CoreOffer::kManyPolls};
+  std::atomic<int> polls{CoreOffer::many_polls()};
   CoreOffer offer(polls);
-  for (int i = 0; i < 3 * CoreOffer::kManyPolls; ++i) offer.polled(false);
-  EXPECT_EQ(polls.load(), CoreOffer::kManyPolls) << "learned with the news alone";
+  for (int i = 0; i < 3 * CoreOffer::many_polls(); ++i) offer.polled(false);
+  EXPECT_EQ(polls.load(), CoreOffer::many_polls()) << "learned with the news alone";
   offer.polled(true);
-  EXPECT_TRUE(polls.load() == CoreOffer::kManyPolls || polls.load() == 2) << polls.load();
+  EXPECT_TRUE(polls.load() == CoreOffer::many_polls() || polls.load() == 2) << polls.load();
 }
 
 TEST_F(SpinWaits, YieldsUntilItIsDone) {
