@@ -60,7 +60,7 @@ Result<Descriptor> connect_locally(const std::string& name, TimePoint deadline) 
     if (steady_clock().now() >= deadline)
       return Status(Code::timed_out, "the deadline passed while the Unix socket " + name +
                                          " had no room for another connection");
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // limit: load of a full queue
   }
 }
 

@@ -7,8 +7,8 @@
 namespace muster::collective::slice_list_detail {
 namespace {
 
-/// A first list of so many bytes serves groups of up to 64.
-constexpr std::size_t kLeastBytes = 1024;
+/// The size of a first list.
+constexpr std::size_t kLeastBytes = 1024;  // limit: the slices of 64 members
 
 struct Spare {
   void* memory = nullptr;

@@ -21,13 +21,15 @@
 #include <string>
 #include <vector>
 
+#include "muster/base/tunables_fixed.h"
 #include "muster/shm/host_region.h"
 
 namespace muster::shm {
 
 struct RegionShape {
-  std::vector<int> ranks;               ///< job ranks, ascending
-  std::size_t ring_bytes = 128 * 1024;  ///< of each ordered pair; rounded up to a power of two
+  std::vector<int> ranks;  ///< job ranks, ascending
+  std::size_t ring_bytes =
+      fixed::kFragmentBytes / 2;  ///< of each ordered pair; rounded up to a power of two
   std::size_t segment_bytes = std::size_t{1} << 33;
   std::size_t places = 0;  ///< how many ranks the memory is laid out for; 0: as many as `ranks`
   bool readable =

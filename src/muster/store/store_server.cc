@@ -130,7 +130,7 @@ void StoreServer::greet(Client& client, ConstBytes& bytes) {
 
 /// What has come so far; false where it was changed on the way, which ends the connection.
 bool StoreServer::decrypt(Client& client) {
-  std::array<std::byte, 16 * 1024> plain;
+  std::array<std::byte, 16 * 1024> plain;  // limit: a record of TLS
   const MutableBytes piece(plain);
   for (;;) {
     const auto got = client.tls->read({&piece, 1});

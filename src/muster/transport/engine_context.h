@@ -55,7 +55,8 @@ struct EngineContext {
   bool has_heartbeats() const { return options.heartbeat_limit > Duration::zero(); }
   /// Time between two heartbeats.
   Duration heartbeat_interval() const {
-    return std::max<Duration>(options.heartbeat_limit / 10, std::chrono::milliseconds(1));
+    constexpr Duration kShortest = std::chrono::milliseconds(1);  // limit: a load that means none
+    return std::max(options.heartbeat_limit / 10, kShortest);
   }
   /// When what has just come has come: exact once a failure is known, since it matters then
   /// whether that was before it; else when the last pass began.

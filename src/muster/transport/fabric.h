@@ -35,7 +35,7 @@ struct FabricOptions {
       std::chrono::minutes(30);           ///< for create, and at most for one connection later
   TimePoint deadline = TimePoint::max();  ///< for create too, where it comes earlier
   /// A peer whose watcher says nothing for this long counts as failed; zero: never.
-  Duration heartbeat_limit = std::chrono::milliseconds(2500);
+  Duration heartbeat_limit = std::chrono::milliseconds(2500);  // limit: a user's choice
   const Clock* clock = &steady_clock();
   const FingerprintRules* rules =
       nullptr;  ///< must outlive the fabric; null: only equality, described in numbers

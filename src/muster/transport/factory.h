@@ -7,6 +7,7 @@
 
 #include "muster/base/secret.h"
 #include "muster/base/status.h"
+#include "muster/base/tunables_fixed.h"
 #include "muster/transport/connector.h"
 
 namespace muster::transport {
@@ -20,7 +21,7 @@ struct ConnectorOptions {
   std::string towards;                  ///< host of the store; empty: loopback
   bool any_host =
       false;  ///< no host to go towards, yet other hosts may come: the address of the default route
-  std::size_t ring_bytes = 128 * 1024;  ///< of each ordered pair's shared ring
+  std::size_t ring_bytes = fixed::kFragmentBytes / 2;  ///< of each ordered pair's shared ring
   std::size_t segment_bytes =
       std::size_t{1} << 33;  ///< address space for groups' segments and staging, taken as used
   /// For tests: ranks with different labels do not count as one host.

@@ -48,7 +48,8 @@ void FailureDetector::on_stream_end(Link& link, const Status& why) {
 void FailureDetector::on_death(int peer, Status evidence) {
   Link* link = links_.find(peer);
   // Its last words first: a cause, or a close frame.
-  for (int i = 0; i < 1000 && link != nullptr && link->up() && !link->flags.in_service; ++i) {
+  constexpr int kMostReads = 1000;  // limit: a peer that never stops talking
+  for (int i = 0; i < kMostReads && link != nullptr && link->up() && !link->flags.in_service; ++i) {
     if (!links_.poller.read(*link)) break;
   }
   if (!engine_.ranks.gone(peer).ok()) return;

@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t kStep = fixed::kStreamStep;
 
 // Headers and the smallest messages.
-constexpr std::size_t kFew = 96;
+constexpr std::size_t kFew = 96;  // limit: a header and four words
 
 class SharedStream final : public ByteStream {
  public:
