@@ -109,23 +109,18 @@ constexpr Tunable kRows[] = {
 
     // ---- which algorithm runs
     {"gathered_per_rank", &Tunables::gathered_per_rank, Unit::bytes, Scope::agreed, 4 * kKiB,
-     "Every rank gathers all inputs up to so much from each: more bytes cost less than more "
-     "messages.",
+     "Every rank gathers all inputs up to so much from each, or from each of 16 where there are "
+     "fewer: more bytes cost less than more messages.",
      kSelection, Tunable::kSame, Tunable::kSame, Tunable::kSame,
      "links.all_reduce links.reduce links.all_gather links.gather links.scatter"},
-    {"gathered_least", &Tunables::gathered_least, Unit::bytes, Scope::agreed, 64 * kKiB,
-     "The same, from all ranks together.", kSelection, Tunable::kSame, Tunable::kSame,
-     Tunable::kSame, "links.all_reduce links.reduce links.all_gather links.gather links.scatter"},
     {"pair_exchange", &Tunables::pair_exchange, Unit::bytes, Scope::agreed, 1 * kMiB,
      "Two ranks exchange whole tensors up to this size (bruck): as many bytes travel whatever the "
      "algorithm, until what is held leaves the caches.",
      kSelection, Tunable::kSame, Tunable::kSame, Tunable::kSame, "links.all_reduce"},
     {"shared_exchange", &Tunables::shared_exchange, Unit::bytes, Scope::agreed, 32 * kKiB,
-     "Ranks that share cores exchange whole tensors (bruck) up to this size.", kSelection,
-     Tunable::kSame, Tunable::kSame, Tunable::kSame, "links.all_reduce"},
-    {"shared_gather", &Tunables::shared_gather, Unit::bytes, Scope::agreed, 256 * kKiB,
-     "The same, at most so much from all ranks together.", kSelection, Tunable::kSame,
-     Tunable::kSame, Tunable::kSame, "links.all_reduce"},
+     "Ranks that share cores exchange whole tensors (bruck) up to this size; of many ranks less, "
+     "as much in all as of few_ranks.",
+     kSelection, Tunable::kSame, Tunable::kSame, Tunable::kSame, "links.all_reduce"},
     {"ring_from", &Tunables::ring_from, Unit::bytes, Scope::agreed, 256 * kKiB,
      "Above this an all_gather over hosts of several ranks goes round a ring.", kSimulate,
      Tunable::kSame, Tunable::kSame, Tunable::kSame, "links.all_gather"},
@@ -141,11 +136,9 @@ constexpr Tunable kRows[] = {
      "Roots that share cores scatter by a tree up to so much for all ranks; 16 to 32 KiB each.",
      kSelection, Tunable::kSame, Tunable::kSame, Tunable::kSame, "links.scatter"},
     {"shared_reduce", &Tunables::shared_reduce, Unit::bytes, Scope::agreed, 128 * kKiB,
-     "Where ranks share cores the root reduces alone up to this size.", kSelection, Tunable::kSame,
-     Tunable::kSame, Tunable::kSame, "links.reduce"},
-    {"root_reduce", &Tunables::root_reduce, Unit::bytes, Scope::agreed, 256 * kKiB,
-     "The same where there is hardly a core besides the root's own.", kSelection, Tunable::kSame,
-     Tunable::kSame, Tunable::kSame, "links.reduce"},
+     "Where ranks share cores the root reduces alone up to this size; up to twice as much where "
+     "there is hardly a core besides the root's own.",
+     kSelection, Tunable::kSame, Tunable::kSame, Tunable::kSame, "links.reduce"},
     {"few_ranks", &Tunables::few_ranks, Unit::count, Scope::agreed, 8,
      "Up to so many ranks a root serves all others itself, and an all_gather sends directly.",
      kSelection, Tunable::kSame, Tunable::kSame, Tunable::kSame,
@@ -169,14 +162,8 @@ constexpr Tunable kRows[] = {
      kServices},
     {"file_poll", &Tunables::file_poll, Unit::time, Scope::local, 50 * kMicro,
      "A file that others write is looked at again after so long, then after twice as long each "
-     "time.",
+     "time, at most 100 times as long.",
      kServices},
-    {"file_poll_most", &Tunables::file_poll_most, Unit::time, Scope::local, 5 * kMilli,
-     "The longest pause between two looks at such a file.", kServices},
-    {"huge_pages", &Tunables::huge_pages, Unit::bytes, Scope::local, 4 * kMiB,
-     "Buffers for RPC from this size on ask for huge pages.", kRpc},
-    {"rpc_kept", &Tunables::rpc_kept, Unit::bytes, Scope::local, 512 * kMiB,
-     "So much memory of large RPC messages is kept for the next ones.", kRpc},
 
     // ---- fixed: what members send each other over links
     {"eager",
@@ -223,13 +210,6 @@ constexpr Tunable kRows[] = {
      "Pieces of together so many bytes are copied rather than handed over one by one, and so much "
      "of the next call's slot is fetched ahead.",
      kMessages},
-    {"stream_step",
-     {},
-     Unit::bytes,
-     Scope::fixed,
-     fixed::kStreamStep,
-     "After so many bytes the other side of a ring in memory is told how far this one is.",
-     kMessages},
     {"io_buffer",
      {},
      Unit::bytes,
@@ -256,7 +236,8 @@ constexpr Tunable kRows[] = {
      Unit::bytes,
      Scope::fixed,
      fixed::kLeastMessage,
-     "The least that is worth a message of its own: less is packed, or summed with more.",
+     "The least that is worth a message of its own, or a word to the other side of a ring in "
+     "memory: less is packed, or summed with more.",
      kSimulate},
     {"gathered_most",
      {},

@@ -55,14 +55,13 @@ struct Tunables {
   // Calls and copies.
   std::size_t small_call, kept_scratch, past_caches, work_quantum, direct_read, direct_read_pair;
   // Which algorithm runs.
-  std::size_t gathered_per_rank, gathered_least, pair_exchange, shared_exchange, shared_gather;
-  std::size_t ring_from, host_hop, host_lane, shared_scatter, shared_reduce, root_reduce;
+  std::size_t gathered_per_rank, pair_exchange, shared_exchange;
+  std::size_t ring_from, host_hop, host_lane, shared_scatter, shared_reduce;
   std::int64_t few_ranks, near_hop, far_hop;
   ByCores<std::size_t> one_shot;
   // Services.
   std::int64_t kept_connections, unpolled_answers;
-  Duration file_poll, file_poll_most;
-  std::size_t huge_pages, rpc_kept;
+  Duration file_poll;
 };
 
 namespace tunables_detail {

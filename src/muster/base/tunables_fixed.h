@@ -16,7 +16,6 @@ inline constexpr std::size_t kEnvelopeCredit = 4096;
 inline constexpr std::size_t kSmallMessage = 4 * 1024;
 inline constexpr std::size_t kGatheredWrite = 32 * 1024;
 inline constexpr std::size_t kInlineCopy = 1024;
-inline constexpr std::size_t kStreamStep = 16 * 1024;
 inline constexpr std::size_t kIoBuffer = 64 * 1024;
 inline constexpr std::size_t kIoShare = 1024 * 1024;
 // Algorithms over links.

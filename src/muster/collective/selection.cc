@@ -25,9 +25,8 @@ constexpr std::array<std::string_view, kAlgorithms> kNames{"dissemination",
 /// Up to this much in all, everybody gathers everything: so many more bytes cost less than so many
 /// more messages.
 std::uint64_t gathered_bytes(const Tunables& table, int ranks) {
-  return std::clamp<std::uint64_t>(static_cast<std::uint64_t>(ranks) * table.gathered_per_rank,
-                                   std::min(table.gathered_least, fixed::kGatheredMost),
-                                   fixed::kGatheredMost);
+  const auto each = std::max<std::uint64_t>(static_cast<std::uint64_t>(ranks), fixed::kWideGroup);
+  return std::min<std::uint64_t>(each * table.gathered_per_rank, fixed::kGatheredMost);
 }
 
 /// A sum waits at every host on its way: below so much, what all send to all takes less. Each of a
@@ -153,6 +152,7 @@ int ranks_per_host(std::span<const int> hosts) {
 Selection::Selection(Ground ground, int ranks, Standing standing, const Tunables& table)
     : ground_(ground), ranks_(ranks), standing_(standing) {
   const auto members = static_cast<std::uint64_t>(ranks);
+  const auto few = static_cast<std::uint64_t>(table.few_ranks);
   const bool crowded = standing.per_core > 1, packed = standing.per_core > 2;
   if (ground == Ground::region) {
     // Ranks that share cores pay more for each time that they wait for one another.
@@ -168,8 +168,7 @@ Selection::Selection(Ground ground, int ranks, Standing standing, const Tunables
   // Between two ranks as many bytes travel whatever the algorithm, so the one with the fewest
   // rounds wins, until what it holds meanwhile leaves the caches.
   const std::uint64_t gathered = gathered_bytes(table, ranks);
-  const std::uint64_t in_crowd =
-      crowded ? std::min<std::uint64_t>(table.shared_exchange, table.shared_gather / members) : 0;
+  const std::uint64_t in_crowd = crowded ? table.shared_exchange * few / std::max(few, members) : 0;
   set_bound(Op::all_reduce, Algorithm::bruck,
             (ranks == 2 ? table.pair_exchange : std::max(in_crowd, gathered / members)) + 1);
   // A root that does everything alone is no loss where there is hardly a core besides its own (two,
@@ -177,7 +176,7 @@ Selection::Selection(Ground ground, int ranks, Standing standing, const Tunables
   // not been measured.
   const bool hardly_others = crowded && ranks <= 2 * standing.per_core;
   const std::uint64_t by_crowd =
-      hardly_others ? table.root_reduce
+      hardly_others ? 2 * table.shared_reduce
                     : std::min<std::uint64_t>(table.shared_reduce, fixed::kGatheredMost / members);
   const bool by_root = ranks == 2 || (hardly_others && ranks <= table.few_ranks);
   set_bound(Op::reduce, Algorithm::direct,

@@ -10,11 +10,12 @@
 #include <mutex>
 #include <vector>
 
-#include "muster/base/tunables.h"
+#include "muster/base/tunables_fixed.h"
 
 namespace muster::rpc {
 namespace {
 
+constexpr std::size_t kMostBytes = std::size_t{512} << 20;     // limit: memory
 constexpr std::uintptr_t kHugePage = std::uintptr_t{2} << 20;  // limit: the processor's
 
 // Memory that sanitizers have not seen freed hides what uses it too late.
@@ -57,11 +58,11 @@ void keep(Piece piece) {
   auto& all = spares();
   // A forked child may have the lock for ever: then the memory is simply freed.
   const std::unique_lock lock(all.mutex, std::try_to_lock);
-  if (!lock.owns_lock() || piece.bytes > tunables().rpc_kept) return;
+  if (!lock.owns_lock() || piece.bytes > kMostBytes) return;
   advise(piece.memory.get(), piece.bytes, 4096, MADV_FREE);
   all.bytes += piece.bytes;
   all.pieces.push_back(std::move(piece));
-  while (all.pieces.size() > fixed::kInFlight || all.bytes > tunables().rpc_kept) {
+  while (all.pieces.size() > fixed::kInFlight || all.bytes > kMostBytes) {
     all.bytes -= all.pieces.front().bytes;
     gone.push_back(std::move(all.pieces.front()));
     all.pieces.erase(all.pieces.begin());
@@ -97,7 +98,7 @@ c10::DataPtr allocate_or_reuse(std::size_t bytes) {
   if (!piece->memory) {
     piece->memory = allocator->allocate(size);
     // Found and cleared in a third of the time; where the host has none, nothing changes.
-    if (size >= tunables().huge_pages) advise(piece->memory.get(), size, kHugePage, MADV_HUGEPAGE);
+    if (size >= 2 * kHugePage) advise(piece->memory.get(), size, kHugePage, MADV_HUGEPAGE);
   }
   void* data = piece->memory.get();
   const auto device = piece->memory.device();

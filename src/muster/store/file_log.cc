@@ -59,7 +59,7 @@ class FileLog::Backoff {
     const Duration jittered = pause_ / 2 + pause_ * static_cast<int>(random_() % 64) / 64;
     const Duration left = deadline == TimePoint::max() ? jittered : deadline - steady_clock().now();
     std::this_thread::sleep_for(std::clamp<Duration>(left, Duration::zero(), jittered));
-    pause_ = std::min(pause_ * 2, tunables().file_poll_most);
+    pause_ = std::min(pause_ * 2, 100 * tunables().file_poll);
   }
 
  private:

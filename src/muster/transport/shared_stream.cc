@@ -14,7 +14,7 @@ namespace muster::transport {
 namespace {
 
 // After so many bytes the other side is told how far this one is: it copies meanwhile.
-constexpr std::size_t kStep = fixed::kStreamStep;
+constexpr std::size_t kStep = fixed::kLeastMessage;
 
 // Headers and the smallest messages.
 constexpr std::size_t kFew = 96;  // limit: a header and four words
