@@ -4,9 +4,9 @@
 
 #include <atomic>
 #include <cstdint>
-#include <thread>
 
 #include "muster/base/bias.h"
+#include "muster/wait/spin_wait.h"
 
 namespace muster::collective {
 
@@ -23,7 +23,7 @@ class QueueState {
     return (word_.load() & kDriven) == 0 && (word_.fetch_or(kDriven) & kDriven) == 0;
   }
   void lock() {
-    while (!try_lock()) std::this_thread::yield();
+    yield_until([this] { return try_lock(); });
   }
   void unlock() {
     if (biased_.load(std::memory_order_relaxed)) {

@@ -21,7 +21,8 @@ constexpr std::size_t kFineClasses = 1024 / ArenaHeap::kAlignment;  // limit: of
 constexpr std::size_t kClasses = kFineClasses + 4 * 3;              // limit: of a table
 
 constexpr std::size_t class_of(std::size_t bytes) {
-  if (bytes <= 1024) return bytes == 0 ? 0 : (bytes - 1) / ArenaHeap::kAlignment;
+  if (bytes <= kFineClasses * ArenaHeap::kAlignment)
+    return bytes == 0 ? 0 : (bytes - 1) / ArenaHeap::kAlignment;
   const std::size_t doubling =
       std::bit_width(bytes - 1) - 1;  // 2^doubling < bytes <= 2^(doubling + 1)
   const std::size_t quarter = std::size_t{1} << (doubling - 2);
