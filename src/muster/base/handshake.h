@@ -21,7 +21,7 @@
 
 namespace muster {
 
-inline constexpr std::uint16_t kProtocolVersion = 1;
+inline constexpr std::uint16_t kProtocolVersion = 2;
 
 class Handshake {
  public:

@@ -25,6 +25,10 @@ constexpr int kFirstContentType = 20, kLastContentType = 24;
 constexpr std::size_t kBindingBytes = crypto_hash_sha256_BYTES;
 using Binding = std::array<std::byte, kBindingBytes>;
 
+const unsigned char* identity_bytes() {
+  return reinterpret_cast<const unsigned char*>(kIdentity.data());
+}
+
 struct FreeSsl {
   void operator()(SSL* ssl) const { SSL_free(ssl); }
 };
@@ -68,10 +72,16 @@ class Buffer {
   void append(std::byte one) { append(ConstBytes(&one, 1)); }
   void drop(std::size_t bytes) {
     begin_ += bytes;
-    if (begin_ == end_) begin_ = end_ = 0;
+    if (begin_ < end_) return;
+    begin_ = end_ = 0;
+    if (capacity_ > kKept) {
+      memory_ = std::make_unique<std::byte[]>(0);
+      capacity_ = 0;
+    }
   }
 
  private:
+  static constexpr std::size_t kKept = 64 * 1024;  // limit: memory of an idle connection
   std::unique_ptr<std::byte[]> memory_ = std::make_unique<std::byte[]>(0);
   std::size_t capacity_ = 0, begin_ = 0, end_ = 0;
 };
@@ -95,6 +105,7 @@ struct TlsSession::Connection {
   ~Connection() { sodium_memzero(key.data(), key.size()); }
 
   void go_on();
+  bool begin_tls();
   bool eat_greeting();
   bool shake_hands();
   bool compare_bindings();
@@ -159,7 +170,7 @@ int use_key(SSL* ssl, const EVP_MD* wanted, const unsigned char** identity, std:
   if (wanted != nullptr && EVP_MD_get_type(wanted) != NID_sha256) return 1;  // no key of ours
   *session = session_of(ssl);
   if (*session == nullptr) return 0;
-  *identity = reinterpret_cast<const unsigned char*>(kIdentity.data());
+  *identity = identity_bytes();
   *length = kIdentity.size();
   return 1;
 }
@@ -205,22 +216,26 @@ BIO_METHOD* byte_method() {
   return method;
 }
 
-/// What all connections have in common. Lives for ever.
+/// What all connections have in common; null where this OpenSSL cannot do it. Lives for ever: the
+/// library must not take itself down at the process's end, while threads may still be in it.
 SSL_CTX* context() {
-  static SSL_CTX* const made = [] {
+  static SSL_CTX* const made = []() -> SSL_CTX* {
+    OPENSSL_init_ssl(OPENSSL_INIT_NO_ATEXIT, nullptr);
     SSL_CTX* ctx = SSL_CTX_new(TLS_method());
-    SSL_CTX_set_min_proto_version(ctx, TLS1_3_VERSION);
-    SSL_CTX_set_max_proto_version(ctx, TLS1_3_VERSION);
-    SSL_CTX_set_ciphersuites(ctx, "TLS_AES_128_GCM_SHA256");
-    SSL_CTX_set1_groups_list(ctx, "X25519");
+    if (ctx == nullptr || SSL_CTX_set_min_proto_version(ctx, TLS1_3_VERSION) != 1 ||
+        SSL_CTX_set_max_proto_version(ctx, TLS1_3_VERSION) != 1 ||
+        SSL_CTX_set_ciphersuites(ctx, "TLS_AES_128_GCM_SHA256") != 1 ||
+        SSL_CTX_set1_groups_list(ctx, "X25519:P-256") != 1 ||
+        SSL_CTX_set_num_tickets(ctx, 0) != 1 ||
+        SSL_CTX_set_session_id_context(ctx, identity_bytes(), kIdentity.size()) != 1) {
+      SSL_CTX_free(ctx);
+      return nullptr;
+    }
     SSL_CTX_set_options(ctx, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION);
-    SSL_CTX_set_num_tickets(ctx, 0);
     SSL_CTX_set_session_cache_mode(ctx, SSL_SESS_CACHE_OFF);
     SSL_CTX_set_mode(ctx, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
     // Nobody has a certificate, so none is ever good enough.
     SSL_CTX_set_verify(ctx, SSL_VERIFY_PEER, nullptr);
-    SSL_CTX_set_session_id_context(ctx, reinterpret_cast<const unsigned char*>(kIdentity.data()),
-                                   static_cast<unsigned>(kIdentity.size()));
     SSL_CTX_set_psk_use_session_callback(ctx, use_key);
     SSL_CTX_set_psk_find_session_callback(ctx, find_key);
     // Several records are read at a time.
@@ -241,23 +256,29 @@ TlsSession::Connection::Connection(Side which, const Handshake::Hello& hello, co
   purpose.append(as_text(short_hash(hello.job)));
   key = secret.derive(purpose);
   if (side == Side::connector) output.append(mine);  // the other one answers
-  ssl.reset(SSL_new(context()));
+  // An acceptor spends nothing on a stranger who has not even greeted.
+  if (side == Side::connector && begin_tls()) {
+    ERR_clear_error();
+    SSL_do_handshake(ssl.get());  // the ClientHello, behind the greeting
+  }
+}
+
+bool TlsSession::Connection::begin_tls() {
+  SSL_CTX* const common = context();
+  ssl.reset(common != nullptr ? SSL_new(common) : nullptr);
   BIO* bytes = ssl != nullptr ? BIO_new(byte_method()) : nullptr;
   if (bytes == nullptr) {
-    fail(Code::exhausted, Verdict::bad_proof, "no memory for an encrypted connection");
-    return;
+    fail(Code::exhausted, Verdict::bad_proof,
+         "OpenSSL cannot make an encrypted connection with TLS 1.3 and AES-128-GCM here (" +
+             library_error() + ")");
+    return false;
   }
   BIO_set_data(bytes, this);
   BIO_set_init(bytes, 1);
   SSL_set_bio(ssl.get(), bytes, bytes);
   SSL_set_ex_data(ssl.get(), index_of_connection(), this);
-  if (side == Side::acceptor) {
-    SSL_set_accept_state(ssl.get());
-  } else {
-    SSL_set_connect_state(ssl.get());
-    ERR_clear_error();
-    SSL_do_handshake(ssl.get());  // the ClientHello, behind the greeting
-  }
+  side == Side::acceptor ? SSL_set_accept_state(ssl.get()) : SSL_set_connect_state(ssl.get());
+  return true;
 }
 
 void TlsSession::Connection::go_on() {
@@ -292,6 +313,7 @@ bool TlsSession::Connection::eat_greeting() {
     fail(Code::refused, found.verdict, std::move(found.message));
     return false;
   }
+  if (side == Side::acceptor && !begin_tls()) return false;
   state = State::handshake;
   return true;
 }

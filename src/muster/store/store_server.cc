@@ -77,7 +77,12 @@ void StoreServer::on_open(Connection connection, std::string peer, Way way, Time
     changed_.insert(connection);
     return;
   }
-  if (strangers_.size() >= options_.max_strangers) close(clients_.at(strangers_.front().second));
+  // A crowd from the network must not push out ranks of this host, whose user is known already.
+  if (way != Way::unix_socket && strangers() >= options_.max_strangers) {
+    const auto oldest = std::ranges::find_if(
+        strangers_, [this](const auto& each) { return clients_.at(each.second).tls.has_value(); });
+    close(clients_.at(oldest->second));
+  }
   const auto [entry, fresh] = clients_.try_emplace(connection, connection, std::move(peer));
   const Handshake::Hello hello{.role = Handshake::Role::store,
                                .rank = -1,
@@ -150,7 +155,12 @@ void StoreServer::encrypt(Client& client) {
   while (!client.output.empty()) {
     constexpr std::size_t kPieces = 64;
     const auto taken = client.tls->write(client.pieces(kPieces));
-    if (!taken || *taken == 0) break;
+    if (!taken) {
+      log(LogLevel::warning,
+          "the store closes its connection to " + client.peer + ": " + taken.status().message());
+      return close(client);
+    }
+    if (*taken == 0) break;
     client.written(*taken);
   }
 }
@@ -284,6 +294,11 @@ void StoreServer::on_time(TimePoint now) {
   if (logs(LogLevel::info))
     for (const std::string& sentence : table_.overdue(now)) log(LogLevel::info, sentence);
   resume(now);
+}
+
+std::size_t StoreServer::strangers() const {
+  return static_cast<std::size_t>(std::ranges::count_if(
+      strangers_, [this](const auto& each) { return clients_.at(each.second).tls.has_value(); }));
 }
 
 std::vector<StoreServer::Connection> StoreServer::take_changed() {

@@ -3,7 +3,7 @@
 /// thread at a time.
 ///
 /// What it promises whoever connects:
-///  - nothing is parsed before the secret is proved, within `greeting_limit`: over TCP by TLS
+///  - no request is parsed before the secret is proved, within `greeting_limit`: over TCP by TLS
 ///  (`base/tls_session.h`), over a Unix socket by the plain handshake; at most `max_strangers` may
 ///  be at it, the oldest goes first;
 ///  - a connection that does not take its replies is not read from any more once `max_output` of
@@ -67,7 +67,8 @@ class StoreServer {
   TimePoint next_timer() const;
 
   std::size_t connections() const { return clients_.size(); }
-  std::size_t strangers() const { return strangers_.size(); }
+  /// From the network, whose secret is not proved yet.
+  std::size_t strangers() const;
   /// Bytes held for a connection: input not parsed yet.
   std::size_t held(Connection connection) const;
 

@@ -33,6 +33,7 @@ using std::chrono::seconds;
 constexpr Duration kTick = seconds(1);
 constexpr Duration kShortestWait = milliseconds(1);  // limit: zero would mean none
 constexpr Duration kConnectLimit = seconds(5);
+constexpr Duration kLocalLimit = milliseconds(50);  // limit: whoever holds the name may be anybody
 constexpr Duration kGreetingLimit = seconds(3);
 /// A name that is searched for this long makes the resolver the cause of the delay; before, it is
 /// what the last attempt met.
@@ -79,11 +80,12 @@ Result<Descriptor> connect_to(const SocketAddress& address, TimePoint deadline) 
   return socket;
 }
 
-/// The store's Unix socket, where its address is this host's and it has one; a blocking socket.
-Descriptor connect_within_host(const SocketAddress& address, TimePoint deadline) {
+/// The store's Unix socket, where its address is this host's and it has one. Whoever holds that
+/// name may not be the store: it gets a moment only, and then TCP is tried.
+Descriptor connect_within_host(const SocketAddress& address) {
   if (!is_of_this_host(address)) return {};
   for (const std::string& name : {local_name_of(address), local_name_of(address.port())}) {
-    auto socket = connect_locally(name, deadline);
+    auto socket = connect_locally(name, now() + kLocalLimit);
     if (socket && is_same_user(socket->get())) return std::move(*socket);
   }
   return {};
@@ -179,12 +181,11 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
     const auto addresses = find(endpoint, deadline, impatience, resolver, last);
     Status met = addresses.status();  // in this attempt
     for (std::size_t i = 0; addresses && i < addresses->size(); ++i) {
-      const TimePoint limit = std::min(deadline, now() + kConnectLimit);
       Descriptor local;
-      if (endpoint.within_host) local = connect_within_host((*addresses)[i], limit);
+      if (endpoint.within_host) local = connect_within_host((*addresses)[i]);
       const Way way = local ? Way::unix_socket : Way::tcp;
-      auto socket =
-          local ? Result<Descriptor>(std::move(local)) : connect_to((*addresses)[i], limit);
+      auto socket = local ? Result<Descriptor>(std::move(local))
+                          : connect_to((*addresses)[i], std::min(deadline, now() + kConnectLimit));
       if (!socket) {
         met = both(met, socket.status());
         continue;

@@ -1,5 +1,6 @@
 // What only the TCP store does: ports, descriptors, tenants, users that come and go.
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -18,9 +19,11 @@
 
 #include "muster/base/descriptor.h"
 #include "muster/base/socket_address.h"
+#include "muster/store/tcp_socket.h"
 #include "muster/store/tcp_store_test_support.h"
 #include "muster/testing/reserved_port.h"
 #include "muster/testing/scratch_folder.h"
+#include "muster/testing/stranger.h"
 
 namespace muster::store {
 namespace {
@@ -39,6 +42,45 @@ TEST(TcpStore, PortZeroPicksAFreeOne) {
   ASSERT_TRUE(first->set("key", "value").ok());
   EXPECT_EQ(*client->get("key"), "value");
   EXPECT_FALSE(*second->check(std::vector<std::string>{"key"}));
+}
+
+// spec: C2 strangers: another user who holds the name of the store's Unix socket, and lets nobody
+// through, keeps no rank of this host out: it goes by TCP
+TEST(TcpStore, AnotherUserUnderItsUnixSocketsNameKeepsNobodyOut) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can act as another user";
+  const std::uint16_t port = testing::reserve_port();
+  const std::string name = local_name_of(*SocketAddress::numeric("127.0.0.1", port));
+  const SocketAddress address = testing::abstract_address(name);
+  for (const bool full : {false, true}) {
+    SCOPED_TRACE(full);
+    int ready[2];
+    ASSERT_EQ(::pipe2(ready, O_CLOEXEC), 0);
+    const pid_t squatter = ::fork();
+    if (squatter == 0) {
+      const int socket = ::socket(AF_UNIX, SOCK_STREAM, 0);
+      const int first = ::socket(AF_UNIX, SOCK_STREAM, 0);
+      const bool holds = ::setuid(1) == 0 && ::bind(socket, address.raw(), address.length()) == 0 &&
+                         ::listen(socket, full ? 0 : 100) == 0 &&
+                         (!full || ::connect(first, address.raw(), address.length()) == 0);
+      const char word = holds ? 'y' : 'n';
+      if (::write(ready[1], &word, 1) == 1) ::pause();
+      ::_exit(0);
+    }
+    char word = 'n';
+    EXPECT_EQ(::read(ready[0], &word, 1), 1);
+    EXPECT_EQ(word, 'y');
+    auto options = server_options();
+    options.port = port;
+    const auto server = made(make_tcp_store(options));
+    if (server != nullptr) {
+      const auto client = made(make_tcp_store(client_options(*server)));
+      EXPECT_TRUE(client != nullptr && client->set("key", "value").ok());
+    }
+    ::kill(squatter, SIGKILL);
+    ::waitpid(squatter, nullptr, 0);
+    ::close(ready[0]);
+    ::close(ready[1]);
+  }
 }
 
 // spec: C2 IPv6 addresses and names

@@ -55,7 +55,7 @@ std::uint64_t random_number() {
 
 /// Of what both ends of a link or a region must share.
 std::uint64_t build_hash() {
-  const auto hash = short_hash("muster transport: frames 2, region 2, contact 2");
+  const auto hash = short_hash("muster transport: frames 3, region 2, contact 2");
   std::uint64_t value = 0;
   std::memcpy(&value, hash.data(), sizeof value);
   return value | 1;  // 0 would not be compared
