@@ -1,5 +1,7 @@
 #include "muster/base/exception_status.h"
 
+#include <cxxabi.h>
+
 #include <exception>
 #include <new>
 #include <string>
@@ -28,9 +30,11 @@ Code code_of(const std::system_error& error) {
 
 }  // namespace
 
-Status status_of_exception() noexcept {
+Status status_of_exception() {
   try {
     try {
+      throw;
+    } catch (const abi::__forced_unwind&) {
       throw;
     } catch (const std::bad_alloc&) {
       return no_memory();
@@ -41,6 +45,8 @@ Status status_of_exception() noexcept {
     } catch (...) {
       return Status(Code::internal, "an exception of an unknown kind was thrown");
     }
+  } catch (const abi::__forced_unwind&) {
+    throw;
   } catch (...) {
     return no_memory();
   }

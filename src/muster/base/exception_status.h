@@ -7,7 +7,8 @@ namespace muster {
 
 /// Of the exception that is being handled, within a catch block: Code::exhausted for what the
 /// system refuses (memory, threads, descriptors), Code::internal for anything else, with its text.
-/// Needs no memory where there is none left.
-Status status_of_exception() noexcept;
+/// Needs no memory where there is none left. The unwinding of a thread that is being ended
+/// (pthread_cancel, pthread_exit) is no exception: it goes on.
+Status status_of_exception();
 
 }  // namespace muster

@@ -34,6 +34,10 @@ thread_local Pool pool;
 
 }  // namespace
 
+Status thread_ended() {
+  return {Code::aborted, "the thread that was in it has been ended (pthread_cancel, pthread_exit)"};
+}
+
 void* allocate_frame(std::size_t bytes) {
   const std::size_t index = (bytes + kGrain - 1) / kGrain - 1;
   if (index >= kClasses) return ::operator new(bytes);

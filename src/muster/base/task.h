@@ -12,8 +12,11 @@
 ///
 /// A task throws nothing: an exception that leaves its body, or that the predicate it waits for
 /// throws, is its result, as `status_of_exception` tells it. So its value is a Status, or can be
-/// made of one, such as a Result.
+/// made of one, such as a Result. The end of the thread that steps it (pthread_cancel) passes
+/// through: then the task is done, with Code::aborted.
 #pragma once
+
+#include <cxxabi.h>
 
 #include <coroutine>
 #include <cstddef>
@@ -30,6 +33,7 @@ namespace muster {
 namespace task_detail {
 
 void* allocate_frame(std::size_t bytes);
+Status thread_ended();
 void free_frame(void* frame, std::size_t bytes) noexcept;
 
 /// What the root of a chain knows: which frame to go on with and what it waits for.
@@ -80,7 +84,7 @@ class [[nodiscard]] Task {
       return Task(std::coroutine_handle<promise_type>::from_promise(*this));
     }
     void return_value(T result) { value.emplace(std::move(result)); }
-    void unhandled_exception() noexcept { value.emplace(status_of_exception()); }
+    void unhandled_exception() { value.emplace(status_of_exception()); }
   };
 
   Task() = default;
@@ -97,10 +101,10 @@ class [[nodiscard]] Task {
   ~Task() { destroy(); }
 
   bool valid() const { return static_cast<bool>(frame_); }
-  bool done() const { return frame_.done(); }
+  bool done() const { return frame_.promise().value.has_value(); }
   /// Goes on as far as it can without waiting; true once the task has its result.
   bool step() {
-    if (frame_.done()) return true;
+    if (done()) return true;
     if (context_ == nullptr) {
       context_ = new task_detail::Context;
       frame_.promise().context = context_;
@@ -110,8 +114,13 @@ class [[nodiscard]] Task {
     }
     context_->ready = nullptr;
     ++context_->turns;
-    context_->leaf.resume();
-    return frame_.done();
+    try {
+      context_->leaf.resume();
+    } catch (...) {  // the thread is being ended: nobody can go on where it was
+      frame_.promise().value.emplace(task_detail::thread_ended());
+      throw;
+    }
+    return done();
   }
   /// How often it has gone on: the same after a `step()` that found nothing to do.
   std::size_t turns() const { return context_ == nullptr ? 0 : context_->turns; }
@@ -165,9 +174,11 @@ class until {
 
  private:
   // What it throws, it throws in the task and not in whoever steps it.
-  bool holds() noexcept {
+  bool holds() {
     try {
       return predicate_();
+    } catch (const abi::__forced_unwind&) {
+      throw;
     } catch (...) {
       thrown_ = std::current_exception();
       return true;

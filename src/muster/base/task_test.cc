@@ -187,5 +187,26 @@ TEST(Task, AnExceptionIsItsResult) {
       << later.peek().message();
 }
 
+// spec: H7 the end of a thread passes through the task that it steps, which is over then
+TEST(Task, TheEndOfItsThreadPassesThroughAndEndsIt) {
+  const auto inner = [](bool in_predicate) -> Task<> {
+    if (!in_predicate) pthread_exit(nullptr);
+    co_await until([]() -> bool { pthread_exit(nullptr); });
+    co_return Status();
+  };
+  const auto outer = [&](bool in_predicate) -> Task<> { co_return co_await inner(in_predicate); };
+  for (const bool in_predicate : {false, true}) {
+    Task<> task = outer(in_predicate);
+    bool returned = false;
+    std::thread([&] {
+      task.step();
+      returned = true;
+    }).join();
+    EXPECT_FALSE(returned);
+    EXPECT_TRUE(task.step());
+    EXPECT_EQ(task.peek().code(), Code::aborted) << task.peek().message();
+  }
+}
+
 }  // namespace
 }  // namespace muster

@@ -1,7 +1,5 @@
 #include "muster/collective/collective_queue.h"
 
-#include <cxxabi.h>
-
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -65,8 +63,6 @@ Status CollectiveQueue::wait_for(Driver& driver, const Operation& operation) {
   while (!operation.published()) {
     try {
       driver.drive_until([&operation] { return operation.published(); }, TimePoint::max());
-    } catch (const abi::__forced_unwind&) {  // the thread is being ended
-      throw;
     } catch (...) {
       static_cast<void>(group_.fail_by_exception(&operation.call_));
     }

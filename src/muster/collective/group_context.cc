@@ -1,6 +1,9 @@
 #include "muster/collective/group_context.h"
 
+#include <cxxabi.h>
+
 #include "muster/base/exception_status.h"
+#include "muster/base/task.h"
 #include "muster/collective/op.h"
 
 namespace muster::collective {
@@ -10,15 +13,22 @@ std::string GroupContext::call_text(const transport::Fingerprint& call) const {
          here();
 }
 
-Status GroupContext::fail_by_exception(const transport::Fingerprint* call) const noexcept {
-  const Status thrown = status_of_exception();
+Status GroupContext::fail_by_exception(const transport::Fingerprint* call) const {
+  const auto fail = [&](const Status& thrown) noexcept {
+    try {
+      const std::string where = call != nullptr ? call_text(*call) : here();
+      channel->fail(
+          Status(thrown.code(), where + " failed there: " + thrown.message(), {job_rank()}));
+      return channel->failure();
+    } catch (...) {
+      return thrown;
+    }
+  };
   try {
-    const std::string where = call != nullptr ? call_text(*call) : here();
-    channel->fail(
-        Status(thrown.code(), where + " failed there: " + thrown.message(), {job_rank()}));
-    return channel->failure();
-  } catch (...) {
-    return thrown;
+    return fail(status_of_exception());
+  } catch (const abi::__forced_unwind&) {  // the others wait for what the thread was in
+    static_cast<void>(fail(task_detail::thread_ended()));
+    throw;
   }
 }
 

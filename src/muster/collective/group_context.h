@@ -35,8 +35,8 @@ struct GroupContext {
   /// "all_reduce(SUM, int64, 3 elements), call 7 of group 'world' on rank 2".
   std::string call_text(const transport::Fingerprint& call) const;
   /// Within a catch block: ends the group on all members with what was thrown here, in `call` where
-  /// one is known; the group's failure.
-  Status fail_by_exception(const transport::Fingerprint* call = nullptr) const noexcept;
+  /// one is known; the group's failure. The end of the thread ends the group too, and goes on.
+  Status fail_by_exception(const transport::Fingerprint* call = nullptr) const;
 };
 
 }  // namespace muster::collective

@@ -197,5 +197,36 @@ TEST(Thrown, WhatIsThrownInAWaitEndsTheGroup) {
   }
 }
 
+// spec: H7 a thread that is ended in a call (pthread_exit, pthread_cancel) ends the group, also for
+// a thread of its rank that waits in another call, beside it
+TEST(Thrown, AThreadThatIsEndedInACallEndsTheGroup) {
+  for (const Wire wire : {Wire::loopback, Wire::region}) {
+    Told told(2);
+    std::barrier gate(2);
+    with_group(2, wire, [&](int rank, Communicator& group) {
+      Values out(1), beside(1);
+      const auto learn = [&](Values& values) {
+        Status status;
+        while (status.ok())  // a call that has what it needs may still end well
+          status = group.run(all_reduce({1}, values), soon());
+        told.note(rank, status);
+      };
+      if (rank == 0) {
+        std::thread waits([&] { learn(beside); });
+        std::thread([&] {
+          const auto looking = group.on_idle([] { pthread_exit(nullptr); });
+          ADD_FAILURE() << group.run(all_reduce({1}, out), soon()).message();
+        }).join();
+        gate.arrive_and_wait();
+        waits.join();
+      } else {
+        gate.arrive_and_wait();
+        learn(out);
+      }
+    });
+    told.expect(Code::aborted, "", "has been ended");
+  }
+}
+
 }  // namespace
 }  // namespace muster::collective
