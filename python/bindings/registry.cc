@@ -14,6 +14,7 @@
 #include "muster/collective/op.h"
 #include "muster/group/call.h"
 #include "muster/group/errors.h"
+#include "muster/group/world.h"
 #include "no_gil.h"
 #include "pg_options.h"
 
@@ -90,15 +91,22 @@ class WorkOfPython final : public Work, public std::enable_shared_from_this<Work
     return true;
   }
   c10::intrusive_ptr<c10::ivalue::Future> get_future() override {
-    auto future =
-        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    {
+      const std::lock_guard lock(mutex_);
+      if (future_) return future_;
+      future = future_ =
+          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    }
     if (done_) {
-      end(*future);
+      end(*future);  // nobody has given it a callback yet
     } else {
-      CallbackExecutor::of_process().run([self = shared_from_this(), future] {
-        self->finish();
-        self->end(*future);
-      });
+      CallbackExecutor::of_process().run(
+          [self = shared_from_this(), scope = std::weak_ptr(WorldScope::current())] {
+            const WorldScope::Binding bound(scope.lock());  // callbacks make calls on its groups
+            self->finish();
+            self->end(*self->future_);
+          });
     }
     return future;
   }
@@ -141,6 +149,7 @@ class WorkOfPython final : public Work, public std::enable_shared_from_this<Work
   std::atomic<bool> done_;
   std::mutex mutex_;
   std::exception_ptr failure_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // once it was asked for
 };
 
 /// A backend of Python's, as groups know it.

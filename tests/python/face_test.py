@@ -1,6 +1,7 @@
 """`import muster as dist`: torch.distributed's behaviour. Ranks are threads."""
 
 import datetime
+import threading
 
 import pytest
 import torch
@@ -336,6 +337,37 @@ class Ledger(dist.ProcessGroupBackend):
 
     def abort(self, reason):
         self.aborted = reason
+
+
+class Held(Ledger):
+    """Its asynchronous calls are over once `goes_on` is set."""
+
+    goes_on = threading.Event()
+    waited = []
+
+    def submit(self, request):
+        pending = super().submit(request)
+        return self if request.async_op else pending
+
+    def wait(self):
+        self.goes_on.wait()
+        self.waited.append(dist.get_rank())
+
+
+# spec: A11 a Work of a backend written in Python has one future, whose callbacks know the group they belong to
+def test_futures_of_a_backend_of_python():
+    dist.Backend.register_backend(
+        "held", lambda store, rank, size, timeout: Held(store, rank, size), devices="cpu"
+    )
+
+    def body(rank, size):
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        ranks = [work.get_future().then(lambda _: dist.get_rank()) for _ in range(3)]
+        Held.goes_on.set()
+        assert [each.wait() for each in ranks] == [rank] * 3
+
+    on_threads(2, body, backend="held")
+    assert sorted(Held.waited) == [0, 1]
 
 
 # spec: A11 a backend written in Python, with and without extended_api; its name becomes an attribute of Backend

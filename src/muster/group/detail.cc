@@ -11,6 +11,7 @@
 #include "muster/base/callback_executor.h"
 #include "muster/group/call.h"
 #include "muster/group/errors.h"
+#include "muster/group/world.h"
 
 namespace muster::group {
 namespace {
@@ -164,8 +165,8 @@ class DetailedWork final : public Work {
       if (future_) return future_;
       future = future_ = c10::make_intrusive<c10::ivalue::Future>(plain->elementType());
     }
-    plain->addCallback(
-        [future, detail = detail_](c10::ivalue::Future& done) { pass_on(done, future, detail); });
+    plain->addCallback([future, detail = detail_, scope = std::weak_ptr(WorldScope::current())](
+                           c10::ivalue::Future& done) { pass_on(done, future, detail, scope); });
     return future;
   }
   int source_rank() override { return work_->source_rank(); }
@@ -175,14 +176,16 @@ class DetailedWork final : public Work {
  private:
   using FutureRef = c10::intrusive_ptr<c10::ivalue::Future>;
 
-  static void pass_on(c10::ivalue::Future& done, const FutureRef& future, const Detail& detail) {
+  static void pass_on(c10::ivalue::Future& done, const FutureRef& future, const Detail& detail,
+                      const std::weak_ptr<WorldScope>& scope) {
     if (!done.hasError()) return future->markCompleted(done.constValue());
     try {
       std::rethrow_exception(done.exception_ptr());
     } catch (const DistError& error) {
       if (!concerns(error)) return future->setErrorIfNeeded(std::current_exception());
       // Waits for what the others tell: not on the thread that asks for the future.
-      CallbackExecutor::of_process().run([future, detail, error] {
+      CallbackExecutor::of_process().run([future, detail, error, scope] {
+        const WorldScope::Binding bound(scope.lock());  // callbacks make calls on its groups
         try {
           detail.report(error);
         } catch (const std::exception&) {
