@@ -15,8 +15,8 @@ namespace muster::log_lines {
 /// in their place.
 inline constexpr std::size_t kMostWaiting = std::size_t{1} << 20;  // limit: memory
 
-/// Held while a line is made and handed over. Its holder may fork: the child begins with an empty
-/// queue.
+/// Held while a line is made and handed over; its holder must not fork. A forked child begins with
+/// an empty queue.
 class Lock {
  public:
   Lock();

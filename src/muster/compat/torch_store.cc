@@ -254,8 +254,6 @@ void follow(c10d::Store& store, int rank, TimePoint deadline, std::int64_t& numb
   }
 }
 
-}  // namespace
-
 /// How many inits each rank has begun on this store. Told before anybody waits: rank 0 may still
 /// wait for another rank in torch's own rendezvous, and nobody has a place before rank 0 comes.
 class Begun {
@@ -290,6 +288,8 @@ Status absent_with_rank_zero(Begun& begun, int world_size, Duration timeout,
                     ")",
                 ranks);
 }
+
+}  // namespace
 
 Result<std::shared_ptr<store::Store>> meet_on(const c10::intrusive_ptr<c10d::Store>& store,
                                               int rank, int world_size, Duration timeout) {
