@@ -88,8 +88,12 @@ std::uint64_t Agent::begin_call(Call& call, const Limit& limit, bool expires, Co
     pending.fail(workers_.loss_error(pending.to, pending.name, gone));
     return number;
   }
-  outbox_.count_sent();
-  outbox_.launch(std::move(message));
+  try {
+    outbox_.launch_counted(std::move(message));
+  } catch (...) {
+    if (calls_.take(number, call.to)) throw;
+    // Its worker was lost just then: the completion has that.
+  }
   return number;
 }
 
@@ -125,7 +129,15 @@ Answer Agent::call_sync(Call call, const std::function<bool()>& unwanted) {
     waiting.done.store(true, std::memory_order_release);
   });
   const auto answered = [&waiting] { return waiting.done.load(std::memory_order_acquire); };
-  const bool in_time = wait([&] { return answered() || (unwanted && unwanted()); }, limit.deadline);
+  bool in_time = false;
+  try {
+    in_time = wait([&] { return answered() || (unwanted && unwanted()); }, limit.deadline);
+  } catch (...) {
+    // Nobody may write the answer, or read the arguments, once this frame is gone.
+    if (!answered() && !calls_.take(number, to)) yield_until(answered);
+    outbox_.withdraw(number);
+    throw;
+  }
   if (!answered()) {
     if (auto pending = calls_.take(number, to)) {
       give_up(to, number);
@@ -171,10 +183,11 @@ void Agent::post(Call message) {
   if (message.fill) message.fill(parcel.value, passage);
   Head head;
   head.kind = message.kind;
-  if (message.kind != Kind::closing && message.kind != Kind::cancel) outbox_.count_sent();
+  const bool counted = message.kind != Kind::closing && message.kind != Kind::cancel;
   auto outbound = outbox_.prepare(message.to, std::move(head), std::move(parcel), Copies::all);
   outbound.passage = passage.take();
-  if (!calls_.is_lost(message.to)) outbox_.launch(std::move(outbound));
+  if (calls_.is_lost(message.to)) return;
+  counted ? outbox_.launch_counted(std::move(outbound)) : outbox_.launch(std::move(outbound));
 }
 
 // ---- what comes

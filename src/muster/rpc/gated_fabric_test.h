@@ -47,8 +47,9 @@ struct Moment {
 struct Gate {
   static constexpr Duration kLimit = std::chrono::seconds(60);
   explicit Gate(Moment moment) : moment(moment) {}
+  virtual ~Gate() = default;
 
-  void pass(const std::string& label, int from, int to) {
+  virtual void pass(const std::string& label, int from, int to) {
     if (label != moment.label || from != moment.from || to != moment.to || passed.exchange(true))
       return;
     reached.add(1);

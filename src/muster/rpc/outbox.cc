@@ -86,21 +86,51 @@ void Outbox::launch(OutboundMessage given) {
   if (given.encoded.long_head.empty() && given.encoded.apart.empty() && head->done()) return;
   // What is still to be read must stay where it is. The head does: no head is short enough for its
   // text to lie within the string.
-  auto message = std::make_unique<OutboundMessage>(std::move(given));
-  const auto& encoded = message->encoded;
-  message->transfers.push_back(std::move(head));
-  auto tag = message->first_tag;
-  if (!encoded.long_head.empty())
-    message->transfers.push_back(channel_.send(to, tag++, bytes_of(encoded.long_head), plain));
-  for (const int part : encoded.apart) {
-    const auto data = part == EncodedMessage::kPayload
-                          ? bytes_of(message->payload)
-                          : message->tensors[static_cast<std::size_t>(part)].data;
-    message->transfers.push_back(channel_.send(to, tag++, data, plain));
+  Message message;
+  try {
+    message = std::make_unique<OutboundMessage>(std::move(given));
+    const auto& encoded = message->encoded;
+    message->transfers.push_back(head);
+    auto tag = message->first_tag;
+    if (!encoded.long_head.empty())
+      message->transfers.push_back(channel_.send(to, tag++, bytes_of(encoded.long_head), plain));
+    for (const int part : encoded.apart) {
+      const auto data = part == EncodedMessage::kPayload
+                            ? bytes_of(message->payload)
+                            : message->tensors[static_cast<std::size_t>(part)].data;
+      message->transfers.push_back(channel_.send(to, tag++, data, plain));
+    }
+    const std::lock_guard lock(mutex_);
+    messages_.push_back(std::move(message));
+    count_.store(messages_.size(), std::memory_order_relaxed);
+  } catch (...) {
+    channel_.cancel(head);
+    if (message && cancel_rest(*message)) return;  // all of it had been sent
+    throw;
   }
-  const std::lock_guard lock(mutex_);
-  messages_.push_back(std::move(message));
-  count_.store(messages_.size(), std::memory_order_relaxed);
+}
+
+void Outbox::launch_counted(OutboundMessage message) {
+  sent_.fetch_add(1, std::memory_order_relaxed);
+  try {
+    launch(std::move(message));
+  } catch (...) {
+    sent_.fetch_sub(1, std::memory_order_relaxed);
+    throw;
+  }
+}
+
+/// Whether nothing was left to cancel.
+bool Outbox::cancel_rest(const OutboundMessage& message) {
+  const std::size_t parts =
+      1 + (message.encoded.long_head.empty() ? 0 : 1) + message.encoded.apart.size();
+  // Its head goes first, so that what follows of it has somewhere to end.
+  bool whole = message.transfers.size() == parts;
+  for (const auto& transfer : message.transfers) {
+    channel_.cancel(transfer);
+    whole = whole && transfer->status().ok();
+  }
+  return whole;
 }
 
 std::vector<Outbox::Refused> Outbox::sweep() {
@@ -139,13 +169,8 @@ void Outbox::withdraw(std::uint64_t call) {
     messages_.erase(at);
     count_.store(messages_.size(), std::memory_order_relaxed);
   }
-  // Its head goes first, so that what follows of it has somewhere to end.
-  bool whole = true;
-  for (const auto& transfer : message->transfers) {
-    channel_.cancel(transfer);
-    whole = whole && transfer->status().ok();
-  }
-  if (!whole) sent_.fetch_sub(1, std::memory_order_relaxed);  // nobody will handle it
+  if (!cancel_rest(*message))
+    sent_.fetch_sub(1, std::memory_order_relaxed);  // nobody will handle it
 }
 
 }  // namespace muster::rpc

@@ -57,7 +57,8 @@ class Outbox {
         next_tags_(static_cast<std::size_t>(workers.size())) {}
 
   OutboundMessage prepare(int to, Head head, Parcel parcel, Copies copies);
-  /// Sends as much as goes at once and keeps the rest.
+  /// Sends as much as goes at once and keeps the rest. Where it throws, nothing of the message is
+  /// read any more, and nobody will handle it.
   void launch(OutboundMessage message);
   /// Drops what has been sent. Returns the calls that could not be: refused alone, while their
   /// worker is there.
@@ -72,8 +73,9 @@ class Outbox {
   bool empty() const { return count_.load(std::memory_order_relaxed) == 0; }
   void clear() { messages_.clear(); }
 
-  /// Calls and messages without an answer that others will handle.
-  void count_sent() { sent_.fetch_add(1, std::memory_order_relaxed); }
+  /// The same for a call or a message without an answer: one that the other side handles.
+  void launch_counted(OutboundMessage message);
+  /// How many of these there were.
   std::uint64_t sent() const { return sent_.load(); }
 
  private:
@@ -83,6 +85,7 @@ class Outbox {
   };
 
   DeviceMapping devices_towards(int to) const;
+  bool cancel_rest(const OutboundMessage& message);
 
   transport::Channel& channel_;
   const WorkerTable& workers_;

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "muster/base/thread_start.h"
+#include "muster/rpc/gated_fabric_test.h"
 #include "muster/rpc/test_functions.h"
 #include "muster/rpc/test_workers.h"
 #include "muster/testing/process_usage.h"
@@ -39,6 +40,45 @@ TEST(Rpc, GracefulShutdownWaitsForWhatIsUnderWay) {
     opener.join();
     EXPECT_EQ(ended.load(), 2);
   });
+}
+
+// What is thrown out of a wait, or where a call is sent, leaves no call behind that would write
+// into the frame that is gone.
+TEST(Rpc, ACallThatThrowsIsTakenBack) {
+  struct Refuses final : testing::Gate {
+    Refuses() : Gate(testing::Moment{"", 0, 0}) {}
+    void pass(const std::string& label, int /*from*/, int /*to*/) override {
+      if (armed && label == "call refused") throw std::bad_alloc();
+    }
+    std::atomic<bool> armed{true};
+  } gate;
+  Workers workers(2);
+  workers.wrap = [&](std::unique_ptr<transport::Fabric> inner) {
+    return std::make_unique<testing::GatedFabric>(std::move(inner), gate);
+  };
+  workers.run([&](int rank) {
+    if (rank != 0) return;
+    const auto agent = current_agent("test");
+    const auto call = [](const char* name) {
+      Agent::Call made;
+      made.to = 1;
+      made.name = name;
+      return made;
+    };
+    EXPECT_THROW(agent->call_sync(call("refused")), std::bad_alloc);
+    bool completed = false;
+    EXPECT_THROW(agent->call(call("refused"), [&](const Answer&) { completed = true; }),
+                 std::bad_alloc);
+    EXPECT_FALSE(completed);
+    EXPECT_EQ(agent->counts().in_flight, 0u);
+
+    EXPECT_THROW(agent->call_sync(call("nothing"),
+                                  []() -> bool { throw std::out_of_range("not wanted any more"); }),
+                 std::out_of_range);
+    EXPECT_EQ(agent->counts().in_flight, 0u);
+    EXPECT_EQ(rpc_sync<std::string>(1, "echo_text", std::string("goes on")), "goes on");
+    gate.armed = false;
+  });  // a graceful end: all that was sent has been handled
 }
 
 // spec: N4 It names the worker it waits for

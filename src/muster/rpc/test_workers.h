@@ -52,7 +52,8 @@ struct Workers {
       threads.emplace_back([&, rank] {
         const RpcScope::Binding binding(std::make_shared<RpcScope>());
         try {
-          init_rpc_on(fabric(rank), names(), options);
+          auto mine = fabric(rank);
+          init_rpc_on(wrap ? wrap(std::move(mine)) : std::move(mine), names(), options);
           body(rank);
           if (is_initialized()) shutdown(graceful, graceful ? kSoon : Duration::zero());
         } catch (const std::exception& error) {
@@ -67,6 +68,8 @@ struct Workers {
   int count;
   RpcBackendOptions options;
   std::shared_ptr<transport::LoopbackHub> hub;
+  /// What `run` puts around each worker's fabric; null: nothing.
+  std::function<std::unique_ptr<transport::Fabric>(std::unique_ptr<transport::Fabric>)> wrap;
 };
 
 inline void on_workers(int count, const std::function<void(int)>& body,
