@@ -3,6 +3,7 @@
 
 #include <set>
 
+#include "muster/transport/failure_news.h"
 #include "muster/transport/loopback_test_job.h"
 #include "muster/transport/scripted_test_job.h"
 
@@ -409,6 +410,15 @@ TEST(Death, OfThisRankInTheEyesOfTheOthers) {
   EXPECT_EQ(job.channel().failure().ranks(), std::vector<int>{0});
   EXPECT_NE(job.channel().failure().message().find("given this rank (0) up"), std::string::npos)
       << job.channel().failure().message();
+}
+
+// A rank tells what had gone wrong in it, and a peer passes that on to it as to all others.
+TEST(Death, TheTroubleOfThisRankPassedBackToItFailsNothing) {
+  ScriptedJob job(3);
+  Frame trouble = rank_failure(0, Status(Code::closed, "ValueError: in its thread loader", {0}));
+  trouble.header.amount = static_cast<std::uint64_t>(RankNews::trouble);
+  job.say(1, trouble);
+  EXPECT_TRUE(job.channel().failure().ok()) << job.channel().failure().message();
 }
 
 TEST(Death, APeerThatCannotBeReachedFailsWhoNeedsIt) {

@@ -259,6 +259,7 @@ void FailureDetector::on_told_rank_failure(int source, int rank, const Status& c
         return;
     }
   }
+  if (news == RankNews::trouble) return;  // our own word, passed on by another
   // The others go on without us; so must we end.
   const Status fenced(Code::peer_failed,
                       "the other ranks have given this rank (" + std::to_string(rank) +
