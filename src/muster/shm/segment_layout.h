@@ -2,9 +2,8 @@
 /// docs/shared-memory-engine.md explains the protocol.
 /// - lines: for every member a ring of control lines, one for each call under way
 /// - progress: for every member one line of counters
-/// - staging: for every member a small slot for each line, fixed::kWindows windows (inputs on their
-/// way
-///   out), fixed::kWindows results (reduced slices)
+/// - staging: for every member a small slot for each line, fixed::kWindows windows (inputs on
+///   their way out), fixed::kWindows results (reduced slices)
 ///
 /// Everything has a single writer, its member, and nothing is ever reset. (Readers of staged memory
 /// reclaim its lines, which leaves what stands there: `shm/reclaim_lines.h`.)

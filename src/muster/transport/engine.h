@@ -3,8 +3,9 @@
 /// Its parts, each of which knows only those before it:
 ///   `EngineContext`    facts of the job, the pass under way, what is known of the ranks
 ///   `Link`, `Links`    one peer's stream and protocol; all of them: polling, writing, opening
-///   `PassLoop`         the lock, and passes over links and timers; `Watcher` and `EngineWait` use
-///   it `ChannelState`     matching, credit, calls compared (sender, receiver); `ChannelTable`: ids
+///   `PassLoop`         the lock, and passes over links and timers
+///   `Watcher`, `EngineWait`   run these passes: in the background, and while a thread waits
+///   `ChannelState`     matching, credit, calls compared (sender, receiver); `ChannelTable`: ids
 ///   `FailureDetector`  deaths and blame; `FailureNews`: telling others; `Heartbeats`
 ///   `FrameRouter`      gives a link's frames to channels and detector
 /// What lower parts report upwards goes through `FailureEvents`, `LinkEvents` and `TimedDuties`.

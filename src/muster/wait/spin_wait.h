@@ -9,11 +9,11 @@
 ///     if (!spin.pause(clock_now)) sleep_until_woken();
 ///   }
 ///
-/// The budgets of all waiters stand in `SpinBudget`, their numbers in base/tunables.cc, and
-/// `topology.h` says whether ranks share cores. `yield_until` waits for another thread of this
-/// process that is in the middle of what is waited for. `CoreOffer` is for a poll within
-/// somebody else's wait. No other file pauses or yields. Stands on base/ alone and knows no
-/// rank: test it by `ctest -R '^wait\.'`.
+/// `SpinBudget` has the budget of every waiter, base/tunables.cc the numbers (link_spin,
+/// peer_pauses and the like), and `topology.h` says whether ranks share cores. `yield_until` waits
+/// for another thread of this process that is in the middle of what is waited for. `CoreOffer` is
+/// for a poll within somebody else's wait. No other file pauses or yields. Stands on base/ alone
+/// and knows no rank: test it by `ctest -R '^wait\.'`.
 #pragma once
 
 #include <limits>
