@@ -208,19 +208,19 @@ Status GroupCommunicator::run(const Args& args, CallRecord& record) {
   }
   if (is_message(args.op)) return run_message(args, record);
   InlineCall call(queue_, args, record);
+  bool over = false;
   if (call.has_turn()) {
     try {
-      if (call.may_start() && ((region_ != nullptr && region_->try_inline(args, call)) ||
-                               call.run_first_steps(*this))) {
-        call.end_turn();
-        if (!queue_.empty() || has_driver()) notify_progress_thread();
-        return {};
-      }
+      over = call.may_start() && ((region_ != nullptr && region_->try_inline(args, call)) ||
+                                  call.run_first_steps(*this));
     } catch (...) {  // it fails the call, which ends like any other that has failed
       static_cast<void>(group_.fail_by_exception(&call.fingerprint));
     }
   }
-  return queue_.run(*this, args, record, call);
+  if (!over) return queue_.run(*this, args, record, call);
+  call.end_turn();
+  if (!queue_.empty() || has_driver()) notify_progress_thread();
+  return {};
 }
 
 /// Whatever is thrown once the message is on its way, it is over in the end: its memory is the
