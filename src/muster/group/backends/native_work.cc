@@ -62,8 +62,12 @@ void NativeWork::track(collective::PendingRef pending) {
   if (std::exchange(call_.record.recorder, nullptr) != nullptr)
     mark_ = trace::Mark(call_.group().parts().recorder, call_.record.ticket);
   // Holds the tensors until the engine is done with them, also when the user drops the Work.
-  pending_->when_settled(
-      [self = shared_from_this()](const Status& status) { self->settle(status); });
+  try {
+    pending_->when_settled(
+        [self = shared_from_this()](const Status& status) { self->settle(status); });
+  } catch (const std::bad_alloc&) {  // the call is under way and nobody would end it
+    settle(pending_->wait(TimePoint::max()));
+  }
 }
 
 /// On whichever thread has found out, under the engine's lock. Copies may run code of the user's,
