@@ -181,8 +181,10 @@ class BackendOfPython final : public ProcessGroupBackend {
       return nullptr;
     }
     const bool known = request.op == Op::recv && request.peer != kAnyRank;
-    return std::make_shared<WorkOfPython>(
+    auto work = std::make_shared<WorkOfPython>(
         pending, request, known ? global_ranks_.at(static_cast<std::size_t>(request.peer)) : -1);
+    if (!request.async_op) work->wait({});
+    return work;
   }
   std::shared_ptr<void> scope(BackendScope) override { return nullptr; }
   BackendState state() const override {

@@ -79,6 +79,59 @@ def test_a_backend_says_what_it_lacks():
     on_threads(1, body, backend="receiver")
 
 
+class Late(dist.ProcessGroupBackend):
+    """Does every call when it is waited for."""
+
+    def supports(self, op, dtype, device):
+        return True
+
+    def submit(self, request):
+        class Pending:
+            def wait(self):
+                for tensors in request.outputs:
+                    tensors[0].fill_(9)
+
+        return Pending()
+
+
+# spec: A11 a synchronous receive by a backend in Python has its data on return
+def test_a_receive_waits_for_a_backend_of_python():
+    dist.Backend.register_backend("late", lambda *_: Late(), devices="cpu")
+
+    def body(rank, size):
+        if rank == 1:
+            x = torch.zeros(2)
+            assert dist.recv(x, 0) == 0
+            assert x.tolist() == [9, 9]
+
+    on_threads(2, body, backend="late")
+
+
+class Raising(torch.Tensor):
+    """Cannot be read."""
+
+    @staticmethod
+    def __new__(cls):
+        return torch.Tensor._make_wrapper_subclass(cls, (2,))
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments=(), keywords=None):
+        raise KeyError("of the user's own")
+
+
+# spec: F18 a call whose tensors cannot be read is refused: the others learn it at once, and the user
+# gets the exception of the tensor's class
+def test_a_tensor_that_raises_is_told_to_the_others():
+    def body(rank, size):
+        if rank == 1:
+            with pytest.raises(KeyError, match="of the user's own"):
+                dist.all_reduce(Raising())
+        with pytest.raises(dist.DistBackendError, match="refused there"):
+            dist.all_reduce(torch.ones(2))
+
+    on_threads(2, body)
+
+
 # spec: A10 lists of interfaces of different lengths in Python
 def test_lists_of_interfaces_must_agree():
     name = meeting_file()

@@ -1,10 +1,15 @@
 // Backends: every operation of every name, and those that programs register.
 #include <atomic>
 #include <functional>
+#include <mutex>
 
 #include "muster/group/backend_registry.h"
-#include "muster/group/call.h"
+#include "muster/group/calls.h"
+#include "muster/group/job.h"
+#include "muster/group/prepared_call.h"
 #include "muster/group/test_ranks.h"
+#include "muster/group/world.h"
+#include "muster/trace/reader.h"
 
 namespace muster {
 namespace {
@@ -75,6 +80,160 @@ TEST(RegisteredBackend, IsUsedByItsName) {
       "counting");
   EXPECT_EQ(made, 2);
   EXPECT_EQ(barriers, 2);
+}
+
+/// Takes every call away and does it when its Work is waited for: a receive writes nines.
+class LaterBackend final : public ProcessGroupBackend {
+ public:
+  const BackendCapabilities& capabilities() const override {
+    static constexpr BackendCapabilities kHas{.name = "later"};
+    return kHas;
+  }
+  bool supports(Op, at::ScalarType, c10::DeviceType, std::string*) const override { return true; }
+  WorkRef submit(Call& call) override {
+    if (call.is_refused()) return nullptr;
+    const bool waits = !call.is_async() && call.op() != Op::recv;
+    auto work = std::make_shared<LaterWork>(std::move(call));
+    if (waits) work->wait({});
+    return waits ? nullptr : work;
+  }
+  std::shared_ptr<void> scope(BackendScope) override { return nullptr; }
+  BackendState state() const override { return {}; }
+  Status close(TimePoint) override { return {}; }
+  void abort(const std::string&) override {}
+
+ private:
+  class LaterWork final : public Work {
+   public:
+    explicit LaterWork(Call call) : call_(std::move(call)) {}
+    bool is_completed() override { return done_; }
+    bool is_success() override { return done_; }
+    bool wait(std::optional<Duration>) override {
+      for (const auto& slice : call_.outputs())
+        for (const auto& tensor : slice)
+          if (tensor.is_cpu()) tensor.fill_(9);
+      return done_ = true;
+    }
+    c10::intrusive_ptr<c10::ivalue::Future> get_future() override { return nullptr; }
+    int source_rank() override { return 0; }
+    std::exception_ptr exception() override { return nullptr; }
+    std::vector<at::Tensor> result() override { return {}; }
+
+   private:
+    Call call_;
+    std::atomic<bool> done_{false};
+  };
+};
+
+void register_later() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    Backend::register_backend("later", [](const std::shared_ptr<Store>&, int, int, Duration) {
+      return std::make_shared<LaterBackend>();
+    });
+  });
+}
+
+trace::RankTrace recorded_here() {
+  auto recorded = trace::read_trace(WorldScope::current()->job("test")->recorder->path());
+  EXPECT_TRUE(recorded.ok()) << recorded.status().message();
+  return recorded.ok() ? *std::move(recorded) : trace::RankTrace();
+}
+
+// An asynchronous call is recorded as under way until its Work has ended, whoever keeps the call.
+TEST(RegisteredBackend, CallsAreRecordedUntilTheirWorksEnd) {
+  register_later();
+  on_ranks(
+      1,
+      [](int) {
+        auto tensor = torch::zeros({2});
+        const auto work = all_reduce(tensor, {.async_op = true});
+        EXPECT_TRUE(recorded_here().latest()->under_way());
+        EXPECT_FALSE(work->is_completed());
+        EXPECT_TRUE(recorded_here().latest()->under_way());
+        work->wait();
+        EXPECT_EQ(recorded_here().latest()->state, trace::State::completed);
+        all_reduce(tensor);
+        EXPECT_EQ(recorded_here().latest()->state, trace::State::completed);
+        EXPECT_EQ(recorded_here().latest()->sequence, 2u);
+      },
+      "later");
+}
+
+// It may take the call away; a prepared one comes again all the same.
+TEST(RegisteredBackend, MayTakeTheCallAway) {
+  register_later();
+  on_ranks(
+      1,
+      [](int) {
+        const auto group = default_group();
+        auto tensor = torch::zeros({2});
+        auto prepared = group->prepare(calls::all_reduce(*group, tensor, {}));
+        for (int round = 0; round < 3; ++round) {
+          tensor.zero_();
+          prepared.submit();
+          EXPECT_SAME(tensor, torch::full({2}, 9.0f));
+        }
+      },
+      "later");
+}
+
+// A synchronous receive has its data on return, also where the backend gives a Work for it.
+TEST(RegisteredBackend, ReceivesHaveTheirDataOnReturn) {
+  register_later();
+  on_ranks(
+      2,
+      [](int rank) {
+        if (rank == 0) return;
+        for (const auto& from : {std::optional<int>(0), std::optional<int>()}) {
+          auto tensor = torch::zeros({2});
+          EXPECT_EQ(recv(tensor, {.src = from}), 0);
+          EXPECT_SAME(tensor, torch::full({2}, 9.0f));
+        }
+      },
+      "later");
+}
+
+// The calls of each backend of a group have numbers of their own, and stand apart in the trace.
+TEST(RegisteredBackend, BackendsOfOneGroupAreNumberedApart) {
+  register_later();
+  on_ranks(
+      2,
+      [](int) {
+        auto here = torch::zeros({2}), there = torch::zeros({2}, at::kMeta);
+        for (std::uint64_t number = 1; number < 4; ++number) {
+          for (const auto& tensor : {here, there}) {
+            all_reduce(tensor);
+            const auto recorded = recorded_here();
+            const auto& group = recorded.groups[recorded.latest()->group];
+            EXPECT_EQ(recorded.latest()->sequence, number);
+            EXPECT_EQ(group.name, tensor.is_cpu() ? "default" : "default on meta");
+            EXPECT_EQ(group.started, number);
+          }
+        }
+      },
+      "cpu:native,meta:later");
+}
+
+// A refused call is told to the others by the backend that would have made it.
+TEST(RegisteredBackend, RefusalsGoToTheBackendOfTheTensors) {
+  register_later();
+  for (const auto& wrong :
+       {std::function<void()>([] {
+          all_gather({torch::zeros({2}), torch::zeros({2}, at::kInt)}, torch::zeros({2}));
+        }),
+        std::function<void()>([] { broadcast(torch::eye(2).to_sparse(), {.src = 0}); })}) {
+    on_ranks(
+        2,
+        [&](int rank) {
+          default_group()->set_timeout(std::chrono::hours(1));
+          if (rank == 1) {
+            EXPECT_NE(message_of<DistError>(wrong), "");
+          }
+          EXPECT_HAS(message_of<DistBackendError>([] { all_reduce(torch::zeros({2})); }), "rank 1");
+        },
+        "meta:later,cpu:native");
+  }
 }
 
 // spec: H1 monitored_barrier on every backend: on one that carries no messages too, by the job's

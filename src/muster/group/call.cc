@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "muster/group/backends/staging.h"
+#include "muster/group/errors.h"
 #include "muster/group/plain_tensor.h"
 
 namespace muster {
@@ -52,6 +53,7 @@ Call Call::again() const {
   call.device_ = device_;
   call.like_type_ = like_type_;
   call.tensors_ = std::make_unique<CallTensors>(CallTensors{inputs(), outputs()});
+  call.keep_shape(tensors_->shape);
   return call;
 }
 
@@ -63,20 +65,49 @@ void Call::rearm() {
   if (!has_timeout_) record.timeout = group_->timeout();
 }
 
+/// `prepare` runs operators of torch's, and the user's where a tensor is of a class of theirs. An
+/// exception of theirs goes on as it is: it says more than its text.
+template <class Prepare>
+void Call::or_refuse(Prepare prepare) {
+  try {
+    prepare();
+  } catch (const DistError& why) {
+    group_->refuse(*this, why);
+  } catch (const c10::Error& why) {
+    group_->refuse(*this, DistError(why.what_without_backtrace()));
+  } catch (const std::exception&) {
+    group_->count_refused(*this);
+    throw;
+  }
+}
+
 void Call::hold() {
   if (tensors_) return;
-  tensors_ = std::make_unique<CallTensors>();
-  tensors_->inputs = give_.slices(group_->size());
-  tensors_->outputs = get_.slices(group_->size());
+  or_refuse([this] {
+    auto tensors = std::make_unique<CallTensors>();
+    tensors->inputs = give_.slices(group_->size());
+    tensors->outputs = get_.slices(group_->size());
+    tensors_ = std::move(tensors);
+    keep_shape({record.traced.shape.data(), record.traced.shape.size()});
+  });
+}
+
+/// What is recorded must not end with the tensor that had it: of parts and splits only views are
+/// held.
+void Call::keep_shape(at::IntArrayRef shape) {
+  tensors_->shape.assign(shape.begin(), shape.end());
+  record.traced.shape = {tensors_->shape.data(), tensors_->shape.size()};
 }
 
 void Call::stage() {
   hold();
-  if (tensors_->staging) {
-    tensors_->staging->refill();
-  } else {
-    tensors_->staging = std::make_shared<group::Staging>(*tensors_, args, at_root());
-  }
+  or_refuse([this] {
+    if (tensors_->staging) {
+      tensors_->staging->refill();
+    } else {
+      tensors_->staging = std::make_shared<group::Staging>(*tensors_, args, at_root());
+    }
+  });
 }
 
 bool Call::copies_back() const { return staging() != nullptr && staging()->copies_back(); }

@@ -5,10 +5,12 @@
 /// where the call is refused. Of dense tensors in the CPU's
 /// memory nothing is held: the call has their memory. Others are copied to such (`stage`). What
 /// must outlive the function (an asynchronous call), or goes to a backend that works on tensors,
-/// has the tensors too (`hold`).
+/// has the tensors too (`hold`). Until then tensors, lists and options that the function was given
+/// must outlive the call.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/DimVector.h>
 
 #include <cstdint>
 #include <memory>
@@ -46,6 +48,7 @@ struct FunctionName {
 struct CallTensors {
   Slices inputs, outputs;
   std::shared_ptr<group::Staging> staging = {};  ///< null where their memory is used as it is
+  c10::DimVector shape = {};                     ///< that is recorded
 };
 
 /// The first thing that is wrong with a call.
@@ -55,11 +58,12 @@ enum class Problem : std::uint8_t {
   no_such_rank,
   peer_is_self,
   negative_tag,
+  reserved_tag,  ///< the groups' own
   no_tensors,
   lists_differ,
   whole_and_part,
   splits,
-  kind,        ///< undefined, sparse or quantized
+  kind,        ///< undefined, sparse, nested or quantized
   difference,  ///< in dtype or device; or an output overlaps itself
   number,      ///< of slices
   elements,
@@ -107,7 +111,8 @@ class Call {
   /// Of the tensors, once they are held.
   const Slices& inputs() const { return tensors_->inputs; }
   const Slices& outputs() const { return tensors_->outputs; }
-  /// Keeps the tensors. While the arguments of the function that was called are there.
+  /// Keeps the tensors. While the arguments of the function that was called are there. Like
+  /// `stage`, before the call starts: what is thrown there refuses it.
   void hold();
   /// Where it is not dense: holds the tensors, and copies them to memory that is; at every call
   /// anew, for a run of its own.
@@ -126,9 +131,11 @@ class Call {
   /// Throws DistError that says what is wrong and what to do about it.
   [[noreturn]] void explain() const;
   void mark_refused() { refused_ = true; }
-  /// On which kind of device; none for a barrier.
+  /// On which kind of device, by its first tensor; none for a barrier.
   std::optional<c10::DeviceType> device() const {
-    return like_type_ == at::ScalarType::Undefined ? std::nullopt : std::optional(device_);
+    if (like_type_ != at::ScalarType::Undefined) return device_;
+    const bool known = culprit_.tensor != nullptr && culprit_.tensor->defined();
+    return known ? std::optional(culprit_.tensor->device().type()) : std::nullopt;
   }
   at::ScalarType dtype() const { return like_type_; }
   std::string device_text() const { return like_->device().str(); }
@@ -144,6 +151,9 @@ class Call {
   std::size_t members() const { return static_cast<std::size_t>(group_->size()); }
   bool at_root() const { return args.root == group_->rank(); }
   void note_writes();
+  void keep_shape(at::IntArrayRef shape);
+  template <class Prepare>
+  void or_refuse(Prepare prepare);
 
   ProcessGroup* group_;
   Problem problem_ = Problem::none;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "muster/collective/call.h"
+#include "muster/collective/control.h"
 #include "muster/group/call_checks.h"
 
 namespace muster {
@@ -73,19 +74,19 @@ void CallBuilder::peer(std::string_view keyword, std::optional<int> global,
                        std::optional<int> local, std::int64_t tag) {
   root(keyword, global, local);
   if (call_.args.root == call_.group_->rank()) note(Problem::peer_is_self);
-  from_any(tag);
+  this->tag(tag);
 }
 
-void CallBuilder::from_any(std::int64_t tag) {
+void CallBuilder::tag(std::int64_t tag) {
   call_.args.tag = static_cast<std::uint64_t>(tag);
   call_.record.traced.tag = tag;
-  if (tag < 0) note(Problem::negative_tag);
+  if (tag < 0) return note(Problem::negative_tag);
+  if (call_.args.tag >= collective::kFirstReservedTag) note(Problem::reserved_tag);
 }
 
 bool CallBuilder::take_unusual(const at::Tensor& tensor, bool output, std::size_t index) {
   if (call_.problem_ != Problem::none) return false;
-  if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_quantized())
-    return note(Problem::kind, output, index, tensor);
+  if (!group::is_one_array(tensor)) return note(Problem::kind, output, index, tensor);
   call_.dense_ = call_.dense_ && group::is_plain(tensor);
   if (call_.like_ == nullptr) {
     take_first(tensor, tensor.scalar_type());
@@ -184,6 +185,7 @@ void CallBuilder::get_parts(const at::Tensor& whole, const at::Tensor& part) {
 bool CallBuilder::fits(const at::Tensor& whole, const at::Tensor& part, bool output) {
   if (call_.problem_ != Problem::none) return false;
   side(output) = {.form = GivenTensors::Form::parts, .tensors = &whole, .count = 1, .part = &part};
+  if (whole.defined() && !group::is_one_array(whole)) return note(Problem::kind, output, 0, whole);
   return group::holds_parts(whole, part, call_.group_->size()) ||
          note(Problem::whole_and_part, output, 0, whole);
 }

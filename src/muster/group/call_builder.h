@@ -22,8 +22,8 @@ class CallBuilder {
             std::optional<int> fallback = {});
   void peer(std::string_view keyword, std::optional<int> global, std::optional<int> local,
             std::int64_t tag);
-  /// A receive from whoever sends first.
-  void from_any(std::int64_t tag);
+  /// Of a message; all that a receive from any rank says of its sender.
+  void tag(std::int64_t tag);
   /// It writes without a word to autograd, as torch's backends do wherever they copy nothing.
   void writes_quietly() { call_.quiet_ = true; }
 

@@ -60,6 +60,7 @@ std::string shape(const at::Tensor& tensor) { return c10::str(tensor.sizes()); }
     invalid(which + "is " + c10::str(tensor.layout()) +
             "; only dense tensors can be communicated (to_dense()), and all_reduce takes sparse "
             "COO ones");
+  if (tensor.is_nested()) invalid(which + "is nested; send its values() and its offsets() instead");
   invalid(which + "is quantized; send its int_repr() and its parameters instead");
 }
 
@@ -116,6 +117,8 @@ void Call::explain() const {
               " of the group, this process itself; copy the tensor instead");
     case Problem::negative_tag:
       invalid("tag " + std::to_string(record.traced.tag) + " is negative; tags count from 0");
+    case Problem::reserved_tag:
+      invalid("needs a tag below 2^62 and got " + std::to_string(record.traced.tag));
     case Problem::no_tensors: invalid("the list of tensors is empty; give it at least one");
     case Problem::lists_differ: {
       const bool outputs = get_.form == group::GivenTensors::Form::lists;

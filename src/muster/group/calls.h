@@ -1,7 +1,8 @@
 /// The collectives of `collectives.h` and messages as `Call`s, one function for each with its
 /// arguments. For those functions, and for calls that are laid out once and made often
 /// (`ProcessGroup::prepare`). `options.group` is of no meaning here. Nothing is thrown: what is
-/// wrong stands in the call.
+/// wrong stands in the call. The call points to its arguments: tensors, lists and options must
+/// outlive it until `prepare` or `submit` returns.
 #pragma once
 
 #include "muster/group/call.h"

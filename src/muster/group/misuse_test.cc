@@ -253,6 +253,35 @@ TEST(Misuse, OfAllRanksLeavesTheGroupUsable) {
   }
 }
 
+// spec: F18 what is thrown while a call is laid out or staged counts as a refused call: the others
+// learn it at once, though they have an hour
+TEST(Misuse, OfTensorsThatCannotBeStagedIsToldToTheOthers) {
+  const auto csr = torch::eye(6).to_sparse_csr();
+  const auto nested = at::_nested_tensor_from_tensor_list({zeros({2, 2}), zeros({4, 2})});
+  const auto endless = zeros({1}).expand({std::int64_t{1} << 46});  // read, so no expanded output
+  const Duration hour = std::chrono::hours(1);
+  const std::vector<std::pair<std::string, std::function<void()>>> wrong{
+      {"can't allocate memory", [&] { reduce(endless, {.dst = 0}); }},
+      {"can't allocate memory", [&] { reduce(endless, {.dst = 0, .async_op = true}); }},
+      {"only dense", [&] { all_gather_into_tensor(csr, zeros({6})); }},
+      {"only dense", [&] { reduce_scatter_tensor(zeros({6}), csr); }},
+      {"only dense",
+       [&] {
+         all_to_all_single(csr, zeros({6, 6}));
+       }},
+      {"nested", [&] { all_reduce(nested); }},
+      {"nested", [&] { all_gather_into_tensor(nested, zeros({6})); }}};
+  for (const auto& [said, call] : wrong) {
+    on_ranks(2, [&, &said = said, &call = call](int rank) {
+      default_group()->set_timeout(hour);
+      if (rank == 1) {
+        EXPECT_HAS(thrown_by(call), said);
+      }
+      EXPECT_HAS(thrown_by([] { barrier(); }), "rank 1");
+    });
+  }
+}
+
 // Of few slices every two are compared, many are sorted.
 TEST(Misuse, SlicesThatOverlapAreRefused) {
   constexpr int kRoot = 1;

@@ -423,12 +423,14 @@ ReceivedObjects recv_objects(const ObjectCall& call, ObjectRank src, std::size_t
   const auto device = device_for(*group, call.device);
   const auto submit = [&](const at::Tensor& tensor, int from, std::int64_t tag) {
     Call message(*group, Op::recv, FunctionName(kReceive), call.timeout);
-    from == kAnyRank ? CallBuilder(message).from_any(tag)
+    from == kAnyRank ? CallBuilder(message).tag(tag)
                      : CallBuilder(message).peer("src", {}, from, tag);
     CallBuilder(message).get(tensor);
     CallBuilder(message).check();
     const auto work = group->submit(message);
-    return work ? work->source_rank() : group->global_rank_of(from);
+    if (work == nullptr) return group->global_rank_of(from);
+    work->wait();
+    return work->source_rank();
   };
   auto words = bytes_on(device, sizeof(Note));
   const int source = submit(words, peer, kNoteTag);

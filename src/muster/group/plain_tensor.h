@@ -17,8 +17,8 @@ inline constexpr c10::DispatchKeySet kDense(c10::DispatchKey::CPU);
 }  // namespace plain_detail
 
 /// Whether the bytes from its data pointer on are its elements in order, in the host's memory: it
-/// is dense, on the CPU, contiguous, and neither conjugated, negated, quantized nor a tensor of
-/// another kind.
+/// is dense, on the CPU, contiguous, and neither conjugated, negated, quantized, nested nor a tensor
+/// of another kind.
 inline bool is_plain(const at::Tensor& tensor) {
   const c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();  // an undefined one has no keys
   if ((impl->key_set().raw_repr() & ~plain_detail::kHarmless.raw_repr()) ==
@@ -26,8 +26,14 @@ inline bool is_plain(const at::Tensor& tensor) {
     return impl->is_contiguous();
   return tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided &&
          tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg() &&
-         !tensor.is_quantized() && !tensor._is_zerotensor() &&
+         !tensor.is_quantized() && !tensor.is_nested() && !tensor._is_zerotensor() &&
          !impl->key_set().has(c10::DispatchKey::Python);
+}
+
+/// Whether its elements are one strided array of numbers, wherever that is.
+inline bool is_one_array(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_quantized() &&
+         !tensor.is_nested();
 }
 
 /// Of a plain tensor.

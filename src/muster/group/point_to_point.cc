@@ -22,7 +22,7 @@ Call calls::recv(ProcessGroup& group, const at::Tensor& tensor, const RecvOption
                  const FunctionName& name, bool async_op) {
   Call call(group, Op::recv, name, options.timeout, async_op);
   if (!options.src && !options.group_src) {
-    CallBuilder(call).from_any(options.tag);
+    CallBuilder(call).tag(options.tag);
   } else {
     CallBuilder(call).peer("src", options.src, options.group_src, options.tag);
   }
@@ -52,7 +52,10 @@ int recv(at::Tensor tensor, const RecvOptions& options) {
   Call call = calls::recv(*group, tensor, options, kName, false);
   const int source = call.args.root;
   const auto work = group->submit(call);
-  if (work) return work->source_rank();
+  if (work) {
+    work->wait();
+    return work->source_rank();
+  }
   return group->is_member() ? group->global_rank_of(source) : -1;
 }
 

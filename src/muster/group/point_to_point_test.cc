@@ -316,5 +316,29 @@ TEST(PointToPoint, EveryDtypeTravels) {
   });
 }
 
+// Tags from 2^62 up are the groups' own: their messages come by them.
+TEST(PointToPoint, TagsOfTheGroupsAreRefused) {
+  on_ranks(2, [](int rank) {
+    constexpr std::int64_t kFirst = std::int64_t{1} << 62;
+    const int other = 1 - rank;
+    for (auto tensor : {torch::zeros({4}), torch::zeros({4, 2}).t()}) {
+      for (const std::int64_t tag : {kFirst, kFirst + 5}) {
+        const auto said = "needs a tag below 2^62 and got " + std::to_string(tag);
+        EXPECT_HAS(message_of<DistError>([&] { send(tensor, {.dst = other, .tag = tag}); }), said);
+        EXPECT_HAS(message_of<DistError>([&] { recv(tensor, {.src = other, .tag = tag}); }), said);
+        EXPECT_HAS(message_of<DistError>([&] { recv(tensor, {.tag = tag}); }), said);
+        EXPECT_HAS(message_of<DistError>([&] { isend(tensor, {.dst = other, .tag = tag}); }), said);
+      }
+      tensor.fill_(rank);
+      if (rank == 0) {
+        send(tensor, {.dst = 1, .tag = kFirst - 1});
+      } else {
+        recv(tensor, {.src = 0, .tag = kFirst - 1});
+        EXPECT_SAME(tensor, torch::zeros_like(tensor));
+      }
+    }
+  });
+}
+
 }  // namespace
 }  // namespace muster

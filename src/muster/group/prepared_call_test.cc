@@ -2,8 +2,11 @@
 #include <new>
 
 #include "muster/group/calls.h"
+#include "muster/group/job.h"
 #include "muster/group/prepared_call.h"
 #include "muster/group/test_ranks.h"
+#include "muster/group/world.h"
+#include "muster/trace/reader.h"
 
 // Counts what this thread takes from the heap, where it asks for that. Sanitizers bring an operator
 // new of their own.
@@ -78,6 +81,54 @@ TEST(PreparedCalls, AreCheckedWhenTheyAreMade) {
     auto call = group->prepare(calls::all_reduce(*group, tensor, {}));
     call.submit();
     EXPECT_SAME(tensor, torch::full({2}, rank == 1 ? 1.0f : 2.0f));
+  });
+}
+
+// A receive from any rank goes on by itself: each round has a call of its own.
+TEST(PreparedCalls, ReceiveFromAnyRankAgainAndAgain) {
+  for (const char* backend : {"native", "tcp"}) {
+    on_ranks(
+        2,
+        [](int rank) {
+          const auto group = default_group();
+          auto dense = torch::zeros({3}), strided = torch::zeros({3, 2}).t();
+          for (auto& tensor : {dense, strided}) {
+            auto received = group->prepare(calls::recv(*group, tensor, {}, "recv", false));
+            for (int round = 1; round < 4; ++round) {
+              if (rank == 0) {
+                send(torch::full(tensor.sizes(), static_cast<float>(round)), {.dst = 1});
+                continue;
+              }
+              EXPECT_EQ(received.submit()->source_rank(), 0);
+              EXPECT_SAME(tensor, torch::full(tensor.sizes(), static_cast<float>(round)));
+            }
+          }
+        },
+        backend);
+  }
+}
+
+// What is recorded of a call outlives the tensors it was given; of splits, views alone are held.
+TEST(PreparedCalls, KeepTheShapeThatIsRecorded) {
+  on_ranks(2, [](int) {
+    const auto group = default_group();
+    auto input = torch::ones({4, 3}), output = torch::zeros({4, 3});
+    const auto* const theirs = input.sizes().data();
+    const AllToAllSingleOptions equal;
+    Call call = calls::all_to_all_single(*group, output, input, equal);
+    EXPECT_EQ(call.record.traced.shape.data(), theirs);
+    call.hold();
+    EXPECT_NE(call.record.traced.shape.data(), theirs);
+    const Call again = call.again();
+    EXPECT_NE(again.record.traced.shape.data(), call.record.traced.shape.data());
+    auto prepared = group->prepare(std::move(call));
+    input.reset();
+    output.reset();
+    prepared.submit();
+    const auto recorded = trace::read_trace(WorldScope::current()->job("test")->recorder->path());
+    ASSERT_TRUE(recorded.ok()) << recorded.status().message();
+    EXPECT_EQ(recorded->latest()->name, "all_to_all_single");
+    EXPECT_EQ(recorded->latest()->shape, (std::vector<std::int64_t>{4, 3}));
   });
 }
 

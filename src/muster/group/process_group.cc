@@ -11,6 +11,7 @@
 #include "muster/group/errors.h"
 #include "muster/group/prepared_call.h"
 #include "muster/group/rank_list.h"
+#include "muster/group/recorded_work.h"
 
 namespace muster {
 namespace {
@@ -36,17 +37,73 @@ std::string shown_ranks(const std::vector<int>& ranks) {
 
 }  // namespace
 
+WorkRef BackendCalls::submit(Call& call) {
+  call.record.recorded_group = recorded_as_;
+  try {
+    if (!backend_.capabilities().takes_memory) return submit_with_tensors(call);
+    auto work = hand_on(call);
+    call.record.on_ended();
+    return work;
+  } catch (const std::exception& error) {
+    call.record.on_failed(error.what());
+    throw;
+  }
+}
+
+/// An asynchronous one is recorded as under way until its Work has ended.
+WorkRef BackendCalls::submit_with_tensors(Call& call) {
+  call.hold();
+  number(call);
+  const bool goes_on = call.is_async();
+  trace::Mark mark;
+  if (std::exchange(call.record.recorder, nullptr) != nullptr)
+    mark = trace::Mark(call.group().parts().recorder, call.record.ticket);
+  try {
+    auto work = hand_on(call);
+    if (work == nullptr || !goes_on) return work;
+    return std::make_shared<group::RecordedWork>(std::move(work), std::move(mark));
+  } catch (const std::exception& error) {
+    mark.fail(error.what());
+    throw;
+  }
+}
+
+WorkRef BackendCalls::hand_on(Call& call) {
+  return !call.is_message() && get_debug_level() == DebugLevel::DETAIL
+             ? group::submit_with_details(backend_, call)
+             : backend_.submit(call);
+}
+
+void BackendCalls::refuse(Call& call) {
+  if (!backend_.capabilities().takes_memory) number(call);
+  backend_.submit(call);
+}
+
+void BackendCalls::number(Call& call) {
+  call.record.on_started(call.is_message() ? 0 : made_.fetch_add(1, std::memory_order_relaxed) + 1);
+}
+
+std::uint64_t BackendCalls::made() const {
+  return backend_.capabilities().takes_memory ? backend_.state().collectives
+                                              : made_.load(std::memory_order_relaxed);
+}
+
 ProcessGroup::ProcessGroup(ProcessGroupParts parts)
     : parts_(std::move(parts)), timeout_(parts_.timeout) {
   if (parts_.first_ranks.empty()) parts_.first_ranks = parts_.ranks;
-  if (!is_member() || parts_.backends.empty()) return;
+  if (!is_member()) return;
+  for (const auto& [device, backend] : parts_.backends) {
+    if (calls_by(*backend) != nullptr) continue;
+    std::uint16_t recorded_as = parts_.recorded_as;
+    if (!calls_.empty() && parts_.recorder != nullptr)
+      recorded_as = parts_.recorder->add_group(
+          parts_.name + " on " + c10::DeviceTypeName(device, true), parts_.first_ranks, rank());
+    calls_.emplace_back(*backend, recorded_as);
+  }
+  if (parts_.backends.empty()) return;
   const auto& [device, backend] = parts_.backends.front();
   if (device == c10::DeviceType::CPU && backend->capabilities().takes_memory)
     memory_backend_ = backend.get();
-}
-
-void CallNumbers::number(Call& call) {
-  call.record.on_started(call.is_message() ? 0 : made_.fetch_add(1, std::memory_order_relaxed) + 1);
 }
 
 WorkRef ProcessGroup::submit(Call& call) {
@@ -67,56 +124,63 @@ WorkRef ProcessGroup::submit(Call& call) {
 
 WorkRef ProcessGroup::submit_unusual(Call& call, at::StepCallbacks* observers) {
   if (call.problem() == Problem::not_a_member) return nullptr;
-  ProcessGroupBackend& backend = checked(call);
+  BackendCalls& calls = checked(call);
   std::string label;
   std::optional<at::RecordFunction> range;
   if (observers != nullptr) {
     range.emplace(std::move(*observers));
-    begin_range(*range, label, backend, call);
+    begin_range(*range, label, calls.backend(), call);
   }
-  try {
-    if (!backend.capabilities().takes_memory) {
-      call.hold();
-      numbers_.number(call);
-    }
-    auto work = !call.is_message() && get_debug_level() == DebugLevel::DETAIL
-                    ? group::submit_with_details(backend, call)
-                    : backend.submit(call);
-    call.record.on_ended();
-    return work;
-  } catch (const std::exception& error) {
-    call.record.on_failed(error.what());
-    throw;
-  }
+  return calls.submit(call);
 }
 
 PreparedCall ProcessGroup::prepare(Call call) {
   if (call.problem() == Problem::not_a_member) return {};
-  checked(call);
+  const bool takes_memory = checked(call).backend().capabilities().takes_memory;
   call.hold();
-  return {shared_from_this(), std::move(call)};
+  // What goes on by itself, belongs to a stream, or went to a backend that keeps it, has tensors of
+  // its own.
+  const bool from_any = call.op() == Op::recv && call.args.root == kAnyRank;
+  const auto device = call.device();
+  const bool stays =
+      takes_memory && !call.is_async() && !from_any && (!device || *device == c10::DeviceType::CPU);
+  return {shared_from_this(), std::move(call), stays};
 }
 
 WorkRef PreparedCall::submit() {
   if (group_ == nullptr) return nullptr;
   call_->rearm();
-  // What goes on by itself, or belongs to a stream, has tensors of its own.
-  const auto device = call_->device();
-  if (!call_->is_async() && (!device || *device == c10::DeviceType::CPU))
-    return group_->submit(*call_);
+  if (stays_) return group_->submit(*call_);
   Call again = call_->again();
   return group_->submit(again);
 }
 
 void ProcessGroup::refuse(Op op, std::string_view name, const std::exception& why) {
-  if (!collective::is_message(op)) {
-    Call call(*this, op, FunctionName(name));
-    call.mark_refused();
-    call.record.recorder = nullptr;
-    ProcessGroupBackend& backend = *parts_.backends.front().second;
-    if (!backend.capabilities().takes_memory) numbers_.number(call);
-    backend.submit(call);
-  }
+  count_refused(op, name, {});
+  throw_refused(name, why);
+}
+
+void ProcessGroup::refuse(const Call& call, const std::exception& why) {
+  count_refused(call);
+  throw_refused(call.name(), why);
+}
+
+void ProcessGroup::count_refused(const Call& call) {
+  count_refused(call.op(), call.name(), call.device());
+}
+
+/// By the backend that would have made it, or else the first.
+void ProcessGroup::count_refused(Op op, std::string_view name,
+                                 std::optional<c10::DeviceType> device) {
+  if (collective::is_message(op)) return;
+  Call call(*this, op, FunctionName(name));
+  call.mark_refused();
+  call.record.recorder = nullptr;
+  BackendCalls* const calls = device ? calls_on(*device) : nullptr;
+  (calls != nullptr ? *calls : calls_.front()).refuse(call);
+}
+
+void ProcessGroup::throw_refused(std::string_view name, const std::exception& why) const {
   const auto text = std::string(name) + " on rank " + std::to_string(first_rank_of(rank())) +
                     " (group " + parts_.name + "): " + why.what();
   const auto* error = dynamic_cast<const DistError*>(&why);
@@ -126,30 +190,42 @@ void ProcessGroup::refuse(Op op, std::string_view name, const std::exception& wh
   throw DistError(text, code, error != nullptr ? error->ranks() : std::vector<int>{});
 }
 
-ProcessGroupBackend& ProcessGroup::checked(const Call& call) {
+BackendCalls& ProcessGroup::checked(const Call& call) {
   try {
     if (call.problem() != Problem::none) call.explain();
     return backend_for(call);
   } catch (const std::exception& why) {
-    refuse(call.op(), call.name(), why);
+    refuse(call, why);
   }
 }
 
-ProcessGroupBackend& ProcessGroup::backend_for(const Call& call) const {
+BackendCalls& ProcessGroup::backend_for(const Call& call) {
   const auto device = call.device();
-  if (!device) return *parts_.backends.front().second;  // a barrier: any of them will do
-  for (const auto& [type, backend] : parts_.backends) {
-    if (type != *device) continue;
+  if (!device) return calls_.front();  // a barrier: any of them will do
+  if (BackendCalls* const calls = calls_on(*device)) {
+    const ProcessGroupBackend& backend = calls->backend();
     std::string why;
-    if (backend->supports(call.op(), call.dtype(), *device, &why)) return *backend;
-    throw DistBackendError("backend '" + std::string(backend->capabilities().name) +
-                               "' cannot do " + std::string(call.name()) + ": " + why,
+    if (backend.supports(call.op(), call.dtype(), *device, &why)) return *calls;
+    throw DistBackendError("backend '" + std::string(backend.capabilities().name) + "' cannot do " +
+                               std::string(call.name()) + ": " + why,
                            Code::unsupported);
   }
   throw DistBackendError("group " + parts_.name + " was made with backend '" + backend() +
                              "', which serves no tensors on " + call.device_text() +
                              "; name a backend for that device, or move the tensor",
                          Code::unsupported);
+}
+
+BackendCalls* ProcessGroup::calls_on(c10::DeviceType device) {
+  for (const auto& [type, backend] : parts_.backends)
+    if (type == device) return calls_by(*backend);
+  return nullptr;
+}
+
+BackendCalls* ProcessGroup::calls_by(const ProcessGroupBackend& backend) {
+  for (BackendCalls& calls : calls_)
+    if (&calls.backend() == &backend) return &calls;
+  return nullptr;
 }
 
 int ProcessGroup::group_rank_of(int global_rank) const {
@@ -200,9 +276,7 @@ bool ProcessGroup::shares_memory() const {
 }
 
 std::uint64_t ProcessGroup::collective_count() const {
-  if (!is_member()) return 0;
-  const auto& backend = *parts_.backends.front().second;
-  return backend.capabilities().takes_memory ? backend.state().collectives : numbers_.made();
+  return calls_.empty() ? 0 : calls_.front().made();
 }
 
 Status ProcessGroup::close() {

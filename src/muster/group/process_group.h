@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -49,19 +50,31 @@ struct ProcessGroupParts {
   /// Of a group that was shrunk out of another.
   std::shared_ptr<const collective::Lineage> lineage = nullptr;
   std::shared_ptr<trace::Recorder> recorder = {};  ///< null: calls are not recorded
-  std::uint16_t recorded_as = 0;                   ///< what the recorder calls this group
+  /// What the recorder calls this group's calls by its first backend.
+  std::uint16_t recorded_as = 0;
 };
 
 class PreparedCall;
 
-/// Numbers and starts the calls of backends that do not do so themselves.
-class CallNumbers {
+/// One backend of a group and the calls that are made by it. Each has numbers of its own.
+class BackendCalls {
  public:
-  void number(Call& call);
-  std::uint64_t made() const { return made_.load(std::memory_order_relaxed); }
+  BackendCalls(ProcessGroupBackend& backend, std::uint16_t recorded_as)
+      : backend_(backend), recorded_as_(recorded_as) {}
+  ProcessGroupBackend& backend() const { return backend_; }
+  /// Its collectives that have been made so far.
+  std::uint64_t made() const;
+  WorkRef submit(Call& call);
+  void refuse(Call& call);
 
  private:
-  std::atomic<std::uint64_t> made_{0};
+  WorkRef submit_with_tensors(Call& call);
+  WorkRef hand_on(Call& call);
+  void number(Call& call);
+
+  ProcessGroupBackend& backend_;
+  const std::uint16_t recorded_as_;     // what the recorder calls them
+  std::atomic<std::uint64_t> made_{0};  // where the backend numbers none itself
 };
 
 /// Thread-safe. A process that is no member holds a group too: its rank and size are -1 and calls
@@ -82,6 +95,9 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// for this one: where one of them made a proper call under its number the group fails, where all
   /// were refused it goes on.
   [[noreturn]] void refuse(Op op, std::string_view name, const std::exception& why);
+  [[noreturn]] void refuse(const Call& call, const std::exception& why);
+  /// The same without the throwing.
+  void count_refused(const Call& call);
 
   bool is_member() const { return parts_.rank >= 0; }
   /// -1 for a non-member, like `size()`.
@@ -135,15 +151,20 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
  private:
   WorkRef submit_unusual(Call& call, at::StepCallbacks* observers);
   /// Refuses the call where something is wrong with it.
-  ProcessGroupBackend& checked(const Call& call);
-  ProcessGroupBackend& backend_for(const Call& call) const;
+  BackendCalls& checked(const Call& call);
+  BackendCalls& backend_for(const Call& call);
+  /// Of the backend for `device`; null where there is none.
+  BackendCalls* calls_on(c10::DeviceType device);
+  BackendCalls* calls_by(const ProcessGroupBackend& backend);
+  void count_refused(Op op, std::string_view name, std::optional<c10::DeviceType> device);
+  [[noreturn]] void throw_refused(std::string_view name, const std::exception& why) const;
   ProcessGroupBackend* backend_of_cpu() const;
   std::shared_ptr<void> scope(BackendScope kind) const;
 
   ProcessGroupParts parts_;
   ProcessGroupBackend* memory_backend_ = nullptr;  // the first, where it takes memory of the CPU
   std::atomic<Duration> timeout_;
-  CallNumbers numbers_;
+  std::deque<BackendCalls> calls_;  // the first backend's first
   std::atomic<std::uint64_t> monitored_barriers_{0};
   std::atomic<bool> aborted_{false};  // by this process
 };

@@ -5,7 +5,9 @@
 /// once. Collectives must end in the order in which they were submitted; messages may overtake
 /// them. Ownership: the group holds its backends until it ends, after `close` or without it; Works
 /// may outlive both and must hold what they need. A `Call` is the caller's: what a backend needs of
-/// it after `submit` has returned, it copies or moves out.
+/// it after `submit` has returned, it copies or moves out. A backend that takes memory leaves a
+/// synchronous call as it is, unless that is a receive from any rank: it may be prepared, and come
+/// again.
 #pragma once
 
 #include <c10/core/DeviceType.h>
@@ -32,7 +34,8 @@ struct BackendCapabilities {
   std::string_view name = {};  ///< lower-case, that it was asked for by; the backend's own memory
   /// It takes calls on dense memory of the CPU as spans (`Call::args`), holds tensors only where a
   /// call goes on after `submit`, and numbers, records and times its calls itself
-  /// (`collective::CallRecord`). False: every call comes with its tensors, and started.
+  /// (`collective::CallRecord`). False: every call comes with its tensors, and started; it is
+  /// recorded as over once `submit` has returned no Work, or the Work that it returned has ended.
   bool takes_memory = false;
   bool scaled_sums = false;  ///< AVG and PREMUL_SUM
   /// All members are on one host and read each other's memory, so that nothing need be copied of

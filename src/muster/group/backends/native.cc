@@ -18,6 +18,7 @@ bool is_refusal(const Status& status) {
 }
 
 }  // namespace
+
 NativeBackend::NativeBackend(std::string name,
                              std::shared_ptr<collective::Communicator> communicator,
                              std::vector<int> ranks)
@@ -94,7 +95,7 @@ std::shared_ptr<void> NativeBackend::scope(BackendScope kind) {
 
 void NativeBackend::fail(Call& call, const Status& status) {
   if (is_refusal(status) && communicator_->failure().ok())
-    call.group().refuse(call.op(), call.name(), DistError(status));
+    call.group().refuse(call, DistError(status));
   *shown_ = true;
   raise(status.with_context(call.name()));
 }

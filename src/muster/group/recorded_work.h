@@ -1,0 +1,38 @@
+/// An asynchronous call of a backend that records nothing itself.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "muster/group/work.h"
+#include "muster/trace/recorder.h"
+
+namespace muster::group {
+
+/// Forwards to the backend's Work, and records the call's end with the first who sees it: by
+/// `wait`, by asking, or by the future. Of a Work that is dropped before, the end is recorded then.
+class RecordedWork final : public Work, public std::enable_shared_from_this<RecordedWork> {
+ public:
+  RecordedWork(WorkRef work, trace::Mark mark) : work_(std::move(work)), mark_(std::move(mark)) {}
+
+  bool is_completed() override;
+  bool is_success() override;
+  bool wait(std::optional<Duration> timeout = {}) override;
+  c10::intrusive_ptr<c10::ivalue::Future> get_future() override;
+  int source_rank() override { return work_->source_rank(); }
+  std::exception_ptr exception() override;
+  std::vector<at::Tensor> result() override { return work_->result(); }
+
+ private:
+  /// Null: it ended well.
+  void record(const std::exception_ptr& error);
+
+  const WorkRef work_;
+  std::mutex mutex_;
+  trace::Mark mark_;  // under mutex_
+};
+
+}  // namespace muster::group
