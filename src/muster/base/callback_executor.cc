@@ -2,6 +2,7 @@
 
 #include <cxxabi.h>
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <string>
@@ -22,6 +23,8 @@ thread_local constinit bool is_spared = false;
 
 void CallbackExecutor::spare_this_thread() { is_spared = true; }
 bool CallbackExecutor::spares_this_thread() { return is_spared; }
+
+Duration CallbackExecutor::Watched::period() const { return tunables().callback_look; }
 
 void run_callback(const std::function<void()>& callback) {
   try {
@@ -83,10 +86,11 @@ void CallbackExecutor::run(Job job) {
         "returned");
 }
 
-void CallbackExecutor::watch(std::weak_ptr<Watched> what) {
+void CallbackExecutor::watch(const std::shared_ptr<Watched>& what) {
   {
     const std::lock_guard guard(lock_);
-    watched_.push_back(std::move(what));
+    watched_.push_back(what);
+    period_ = std::min(period_, what->period());
     if (idle_ == 0) add_thread();
   }
   changed_.notify_one();
@@ -94,12 +98,16 @@ void CallbackExecutor::watch(std::weak_ptr<Watched> what) {
 
 void CallbackExecutor::look_after(std::unique_lock<std::mutex>& guard) {
   auto looked_at = std::exchange(watched_, {});
+  Duration period = period_ = Duration::max();
   guard.unlock();
-  std::erase_if(looked_at, [now = steady_clock().now()](const auto& each) {
+  std::erase_if(looked_at, [&period, now = steady_clock().now()](const auto& each) {
     const auto watched = each.lock();
-    return watched == nullptr || !watched->look(now);
+    if (watched == nullptr || !watched->look(now)) return true;
+    period = std::min(period, watched->period());
+    return false;
   });
   guard.lock();
+  period_ = std::min(period_, period);
   watched_.insert(watched_.end(), looked_at.begin(), looked_at.end());
 }
 
@@ -108,7 +116,8 @@ bool CallbackExecutor::rest(std::unique_lock<std::mutex>& guard) {
   const auto called = [this] { return !jobs_.empty() || !watched_.empty(); };
   while (jobs_.empty()) {
     if (!watched_.empty()) {
-      changed_.wait_for(guard, tunables().progress_tick, [this] { return !jobs_.empty(); });
+      const Duration period = period_;
+      changed_.wait_for(guard, period, [&] { return !jobs_.empty() || period_ < period; });
       if (jobs_.empty()) look_after(guard);
     } else if (idle_ == 1) {
       changed_.wait(guard, called);

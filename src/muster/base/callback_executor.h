@@ -42,14 +42,17 @@ class CallbackExecutor {
   static void spare_this_thread();
   static bool spares_this_thread();
 
-  /// Something whose state a thread that has no job looks at every millisecond (progress_tick).
+  /// Something whose state a thread that has no job looks at.
   class Watched {
    public:
     virtual ~Watched() = default;
     /// False: need not be looked at any more.
     virtual bool look(TimePoint now) = 0;
+    /// At least how often.
+    virtual Duration period() const;
   };
-  void watch(std::weak_ptr<Watched> what);
+  /// Looks at it until it is destroyed or `look` says so.
+  void watch(const std::shared_ptr<Watched>& what);
 
   /// The process ends: waits until no job is left, `limit` at most, and begins none from then on
   /// once `usable()` is false, asked before each. Whether none was left.
@@ -75,6 +78,7 @@ class CallbackExecutor {
   std::condition_variable changed_, over_;
   std::deque<Job> jobs_;
   std::vector<std::weak_ptr<Watched>> watched_;
+  Duration period_ = Duration::max();  // the shortest of the watched
   int idle_ = 0;
   std::vector<pthread_t> running_;
   std::function<bool()> usable_;  // null: before the end

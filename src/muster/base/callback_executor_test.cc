@@ -47,6 +47,26 @@ TEST(CallbackExecutor, JobsWaitForLaterJobs) {
   wait_for(over.get_future());
 }
 
+// What is looked at often is not held up by what is looked at seldom.
+TEST(CallbackExecutor, EachWatchedIsLookedAtAtLeastAsOftenAsItSays) {
+  struct Watched final : CallbackExecutor::Watched {
+    explicit Watched(Duration period) : every(period) {}
+    bool look(TimePoint /*now*/) override {
+      if (++looks == 3) over.set_value();
+      return looks < 3;
+    }
+    Duration period() const override { return every; }
+    const Duration every;
+    int looks = 0;
+    std::promise<void> over;
+  };
+  const auto seldom = std::make_shared<Watched>(std::chrono::hours(1));
+  const auto often = std::make_shared<Watched>(std::chrono::milliseconds(1));
+  executor().watch(seldom);
+  executor().watch(often);
+  wait_for(often->over.get_future());
+}
+
 TEST(CallbackExecutor, WhatAJobThrowsEndsNothing) {
   std::promise<void> over;
   executor().run([] { throw std::runtime_error("a callback of the test's"); });

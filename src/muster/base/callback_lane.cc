@@ -52,7 +52,7 @@ void CallbackLane::run(CallbackExecutor::Job job) {
     if (!runner_) return begin();
     watch = !std::exchange(is_watched_, true);
   }
-  if (watch) CallbackExecutor::of_process().watch(weak_from_this());
+  if (watch) CallbackExecutor::of_process().watch(shared_from_this());
 }
 
 void CallbackLane::serve(const std::shared_ptr<Runner>& me) {

@@ -15,6 +15,8 @@ using Scope = Tunable::Scope;
 
 constexpr std::int64_t kKiB = 1024, kMiB = 1024 * 1024;
 constexpr std::int64_t kMicro = 1000, kMilli = 1000 * 1000, kSecond = 1000 * 1000 * 1000;
+// Added to a clock's time, or multiplied by a number of ranks, it overflows nothing.
+constexpr std::int64_t kLongestTime = 3600 * kSecond;
 
 // What measures them.
 constexpr std::string_view kSmall = "muster bench --op all_reduce --sizes 8,1024";
@@ -63,7 +65,10 @@ constexpr Tunable kRows[] = {
 
     // ---- background threads, and callbacks
     {"progress_tick", &Tunables::progress_tick, Unit::time, Scope::local, 1 * kMilli,
-     "How often the progress thread looks at asynchronous operations.", kDdp},
+     "How often the progress thread looks at asynchronous operations, and how often a backward "
+     "pass "
+     "is looked at that callbacks wait for.",
+     kDdp},
     {"progress_linger", &Tunables::progress_linger, Unit::time, Scope::local, 20 * kMilli,
      "So long after its last work the progress thread still looks every tick, so that a stream of "
      "short calls need not wake it each time.",
@@ -74,6 +79,8 @@ constexpr Tunable kRows[] = {
      kDdp},
     {"driver_trust", &Tunables::driver_trust, Unit::time, Scope::local, 5 * kMilli,
      "For so long after a computing thread has polled for its calls no other thread does.", kDdp},
+    {"callback_look", &Tunables::callback_look, Unit::time, Scope::local, 10 * kMilli,
+     "How often a callback is looked at that others wait behind.", kDdp},
     {"callback_standstill", &Tunables::callback_standstill, Unit::time, Scope::local, 200 * kMilli,
      "A callback that has slept so long may be waiting for the next one, which "
      "another thread then begins.",
@@ -82,7 +89,7 @@ constexpr Tunable kRows[] = {
      "A backward pass whose thread has slept so long may be waiting for callbacks, "
      "which are then not held back for its end.",
      kDdp},
-    {"callback_idle", &Tunables::callback_idle, Unit::time, Scope::local, 1 * kSecond,
+    {"callback_idle", &Tunables::callback_idle, Unit::time, Scope::local, 500 * kMilli,
      "The same for a thread that polls between short sleeps.", kDdp},
     {"callback_longest", &Tunables::callback_longest, Unit::time, Scope::local, 10 * kSecond,
      "The same for a thread that never rests: polling cannot be told from computing.", kDdp},
@@ -529,6 +536,9 @@ Status override_tunable(Tunables& values, std::string_view name, std::string_vie
   if (!value || *value < 1)
     return wrong(quoted(text) + " is no value of " + std::string(row->name) + "; write " +
                  example_of(row->unit) + ", at least 1");
+  if (row->unit == Unit::time && *value > kLongestTime)
+    return wrong(quoted(text) + " is too long for " + std::string(row->name) +
+                 "; write at most 3600 s");
   store(values, *row, cores == "oversubscribed" ? value_of(*row, values, false) : *value,
         cores == "dedicated" ? value_of(*row, values, true) : *value);
   return {};

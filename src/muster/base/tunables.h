@@ -51,7 +51,7 @@ struct Tunables {
   Duration offer_taken, rpc_stand_by;
   // Background threads, and callbacks.
   Duration progress_tick, progress_linger, progress_idle_tick, driver_trust;
-  Duration callback_standstill, backward_standstill, callback_idle, callback_longest;
+  Duration callback_look, callback_standstill, backward_standstill, callback_idle, callback_longest;
   // Calls and copies.
   std::size_t small_call, kept_scratch, past_caches, work_quantum, direct_read, direct_read_pair;
   // Which algorithm runs.

@@ -22,6 +22,8 @@ TEST(Tunables, AreTheDefaultsWithoutAnOverride) {
     EXPECT_TRUE(row.bench.starts_with("muster bench")) << row.name;
   }
   EXPECT_EQ(values.link_spin, microseconds(40));
+  EXPECT_EQ(values.callback_look, std::chrono::milliseconds(10));
+  EXPECT_EQ(values.callback_idle, std::chrono::milliseconds(500));
   EXPECT_EQ(values.one_shot(false), 64u * 1024);
   EXPECT_EQ(values.one_shot(true), 128u * 1024);
   EXPECT_EQ(values.direct_read_pair == SIZE_MAX / 2, cpu_family() == CpuFamily::amd);
@@ -63,6 +65,9 @@ TEST(Tunables, AWrongOverrideSaysWhatToWrite) {
             "least 1");
   EXPECT_EQ(refusal("few_ranks", "0"),
             "\"0\" is no value of few_ranks; write a whole number, as in 8, at least 1");
+  EXPECT_EQ(refusal("link_spin", "3601 s"),
+            "\"3601 s\" is too long for link_spin; write at most 3600 s");
+  refusal("link_spin", "9223372036854775807 ns");
   EXPECT_EQ(refusal("eager", "1 MiB"),
             "\"eager\" is part of what members send or share and cannot be changed");
   EXPECT_EQ(refusal("link_spin.dedicated", "1 us"),
@@ -75,6 +80,7 @@ TEST(Tunables, AWrongOverrideSaysWhatToWrite) {
   for (const char* text : {"", "-1", "1 GB", "99999999999999999999", "99999999999999999 MiB"})
     refusal("small_call", text);
   EXPECT_EQ(values.link_spin, default_tunables().link_spin);
+  EXPECT_TRUE(override_tunable(values, "link_spin", "3600 s")) << "the longest";
 }
 
 TEST(Tunables, TextsAreReadAsTheyArePrinted) {

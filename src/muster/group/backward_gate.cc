@@ -82,7 +82,7 @@ void BackwardGate::run(CallbackExecutor::Job job, const c10::ivalue::Future* fut
     watch = held_.empty();
     held_.push_back({std::move(job), future});
   }
-  if (watch) CallbackExecutor::of_process().watch(weak_from_this());
+  if (watch) CallbackExecutor::of_process().watch(shared_from_this());
 }
 
 void BackwardGate::open() {
@@ -106,6 +106,8 @@ void BackwardGate::end() {
   outer_ = std::move(outer);
   for (auto& each : std::exchange(held_, {})) outer_->run(std::move(each.job), each.future);
 }
+
+Duration BackwardGate::period() const { return tunables().progress_tick; }
 
 bool BackwardGate::look(TimePoint now) {
   bool opens = false;

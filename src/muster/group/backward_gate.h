@@ -37,6 +37,8 @@ class BackwardGate final : public CallbackExecutor::Watched,
   /// The pass is over.
   void end();
   bool look(TimePoint now) override;
+  /// The thread in backward stands still until it is seen to wait.
+  Duration period() const override;
 
  private:
   const int pass_;  // autograd's number
