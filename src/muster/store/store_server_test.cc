@@ -50,16 +50,21 @@ TEST(StoreServer, AnswersAtTheDeadline) {
 TEST(StoreServer, StrangersHaveLimits) {
   Bench bench({.secret = kSecret, .job = "job", .max_strangers = 3});
   std::vector<Connection> strangers;
-  for (int i = 0; i < 4; ++i) strangers.push_back(bench.open());
+  for (int i = 0; i < 4; ++i) strangers.push_back(bench.open(Bench::Way::tcp));
   EXPECT_TRUE(bench.closed(strangers[0]));
   EXPECT_FALSE(bench.closed(strangers[1]));
   EXPECT_EQ(bench.server.strangers(), 3u);
   bench.advance(seconds(5) - Duration(1));
   EXPECT_FALSE(bench.closed(strangers[3]));
-  const auto friendly = bench.authenticated();
-  EXPECT_TRUE(bench.closed(strangers[1]));
+  // A rank of this host takes no place of theirs, and loses none to them.
+  const auto silent = bench.open(), friendly = bench.authenticated();
+  EXPECT_FALSE(bench.closed(strangers[1]));
+  EXPECT_TRUE((bench.open(Bench::Way::tcp), bench.closed(strangers[1])));
+  EXPECT_FALSE(bench.closed(silent));
   bench.advance(Duration(1));
   EXPECT_TRUE(bench.closed(strangers[3]));
+  bench.advance(seconds(5));
+  EXPECT_TRUE(bench.closed(silent));
   EXPECT_EQ(bench.server.strangers(), 0u);
   bench.advance(seconds(500));
   EXPECT_FALSE(bench.closed(friendly)) << "who has proved the secret may be silent for ever";

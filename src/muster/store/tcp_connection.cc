@@ -314,6 +314,7 @@ Status TcpConnection::send_bytes(std::span<ConstBytes> pieces, TimePoint deadlin
     ssize_t n = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL);
     if (n < 0) {
       if (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK) continue;
+      if (errno == EPIPE) return closed();
       return Status(Code::network, "the connection to " + name_ + " is lost (" + errno_text(errno) +
                                        "); the process that hosts it has probably ended");
     }
@@ -368,9 +369,7 @@ Result<ConstBytes> TcpConnection::receive_bytes(TimePoint deadline) {
     ssize_t n = look();
     if (n < 0 && errno == EAGAIN) n = ::recv(socket_.get(), buffer_.data(), buffer_.size(), 0);
     if (n > 0) return ConstBytes(buffer_).first(static_cast<std::size_t>(n));
-    if (n == 0)
-      return Status(Code::network,
-                    name_ + " closed the connection; the process that hosts it has probably ended");
+    if (n == 0) return closed();
     if (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK) {
       if (Status interrupted = Interruption::of_thread(); !interrupted) return interrupted;
       continue;
@@ -378,6 +377,11 @@ Result<ConstBytes> TcpConnection::receive_bytes(TimePoint deadline) {
     return Status(Code::network, "the connection to " + name_ + " is lost (" + errno_text(errno) +
                                      "); the process that hosts it has probably ended");
   }
+}
+
+Status TcpConnection::closed() const {
+  return Status(Code::network,
+                name_ + " closed the connection; the process that hosts it has probably ended");
 }
 
 Reply TcpConnection::fail(Status status) {

@@ -64,6 +64,7 @@ class TcpConnection {
   Result<ConstBytes> receive_bytes(TimePoint deadline);
   /// How long the next call into the kernel may block; false when the deadline has passed.
   bool arm(int option, Duration& armed, TimePoint deadline);
+  Status closed() const;
   Reply fail(Status status);
 
   GuardedDescriptor socket_;
