@@ -10,6 +10,18 @@ namespace muster {
 
 using group::ActingGroup;
 
+namespace {
+
+/// Builds the call on the group that is meant, and makes it.
+template <class Options, class Build>
+WorkRef make(const Options& options, std::string_view name, Build build) {
+  const ActingGroup group(options.group, name);
+  Call call = build(*group);
+  return group->submit(call);
+}
+
+}  // namespace
+
 Call calls::broadcast(ProcessGroup& group, const at::Tensor& tensor,
                       const BroadcastOptions& options) {
   static constexpr FunctionName kName = "broadcast";
@@ -23,9 +35,8 @@ Call calls::broadcast(ProcessGroup& group, const at::Tensor& tensor,
 }
 
 WorkRef broadcast(const at::Tensor& tensor, const BroadcastOptions& options) {
-  const ActingGroup group(options.group, "broadcast");
-  Call call = calls::broadcast(*group, tensor, options);
-  return group->submit(call);
+  return make(options, "broadcast",
+              [&](ProcessGroup& group) { return calls::broadcast(group, tensor, options); });
 }
 
 Call calls::all_reduce(ProcessGroup& group, const at::Tensor& tensor,
@@ -61,9 +72,8 @@ Call calls::reduce(ProcessGroup& group, const at::Tensor& tensor, const ReduceOp
 }
 
 WorkRef reduce(const at::Tensor& tensor, const ReduceOptions& options) {
-  const ActingGroup group(options.group, "reduce");
-  Call call = calls::reduce(*group, tensor, options);
-  return group->submit(call);
+  return make(options, "reduce",
+              [&](ProcessGroup& group) { return calls::reduce(group, tensor, options); });
 }
 
 Call calls::all_gather(ProcessGroup& group, const TensorList& tensor_list, const at::Tensor& tensor,
@@ -79,9 +89,9 @@ Call calls::all_gather(ProcessGroup& group, const TensorList& tensor_list, const
 
 WorkRef all_gather(const TensorList& tensor_list, const at::Tensor& tensor,
                    const CollectiveOptions& options) {
-  const ActingGroup group(options.group, "all_gather");
-  Call call = calls::all_gather(*group, tensor_list, tensor, options);
-  return group->submit(call);
+  return make(options, "all_gather", [&](ProcessGroup& group) {
+    return calls::all_gather(group, tensor_list, tensor, options);
+  });
 }
 
 Call calls::all_gather_into_tensor(ProcessGroup& group, const at::Tensor& output_tensor,
@@ -97,9 +107,9 @@ Call calls::all_gather_into_tensor(ProcessGroup& group, const at::Tensor& output
 
 WorkRef all_gather_into_tensor(const at::Tensor& output_tensor, const at::Tensor& input_tensor,
                                const CollectiveOptions& options) {
-  const ActingGroup group(options.group, "all_gather_into_tensor");
-  Call call = calls::all_gather_into_tensor(*group, output_tensor, input_tensor, options);
-  return group->submit(call);
+  return make(options, "all_gather_into_tensor", [&](ProcessGroup& group) {
+    return calls::all_gather_into_tensor(group, output_tensor, input_tensor, options);
+  });
 }
 
 Call calls::gather(ProcessGroup& group, const at::Tensor& tensor, const GatherOptions& options) {
@@ -114,9 +124,8 @@ Call calls::gather(ProcessGroup& group, const at::Tensor& tensor, const GatherOp
 }
 
 WorkRef gather(const at::Tensor& tensor, const GatherOptions& options) {
-  const ActingGroup group(options.group, "gather");
-  Call call = calls::gather(*group, tensor, options);
-  return group->submit(call);
+  return make(options, "gather",
+              [&](ProcessGroup& group) { return calls::gather(group, tensor, options); });
 }
 
 Call calls::scatter(ProcessGroup& group, const at::Tensor& tensor, const ScatterOptions& options) {
@@ -132,9 +141,8 @@ Call calls::scatter(ProcessGroup& group, const at::Tensor& tensor, const Scatter
 }
 
 WorkRef scatter(const at::Tensor& tensor, const ScatterOptions& options) {
-  const ActingGroup group(options.group, "scatter");
-  Call call = calls::scatter(*group, tensor, options);
-  return group->submit(call);
+  return make(options, "scatter",
+              [&](ProcessGroup& group) { return calls::scatter(group, tensor, options); });
 }
 
 Call calls::reduce_scatter(ProcessGroup& group, const at::Tensor& output,
@@ -151,9 +159,9 @@ Call calls::reduce_scatter(ProcessGroup& group, const at::Tensor& output,
 
 WorkRef reduce_scatter(const at::Tensor& output, const TensorList& input_list,
                        const ReduceScatterOptions& options) {
-  const ActingGroup group(options.group, "reduce_scatter");
-  Call call = calls::reduce_scatter(*group, output, input_list, options);
-  return group->submit(call);
+  return make(options, "reduce_scatter", [&](ProcessGroup& group) {
+    return calls::reduce_scatter(group, output, input_list, options);
+  });
 }
 
 Call calls::reduce_scatter_tensor(ProcessGroup& group, const at::Tensor& output,
@@ -169,9 +177,9 @@ Call calls::reduce_scatter_tensor(ProcessGroup& group, const at::Tensor& output,
 
 WorkRef reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
                               const ReduceScatterOptions& options) {
-  const ActingGroup group(options.group, "reduce_scatter_tensor");
-  Call call = calls::reduce_scatter_tensor(*group, output, input, options);
-  return group->submit(call);
+  return make(options, "reduce_scatter_tensor", [&](ProcessGroup& group) {
+    return calls::reduce_scatter_tensor(group, output, input, options);
+  });
 }
 
 Call calls::all_to_all_single(ProcessGroup& group, const at::Tensor& output,
@@ -187,9 +195,9 @@ Call calls::all_to_all_single(ProcessGroup& group, const at::Tensor& output,
 
 WorkRef all_to_all_single(const at::Tensor& output, const at::Tensor& input,
                           const AllToAllSingleOptions& options) {
-  const ActingGroup group(options.group, "all_to_all_single");
-  Call call = calls::all_to_all_single(*group, output, input, options);
-  return group->submit(call);
+  return make(options, "all_to_all_single", [&](ProcessGroup& group) {
+    return calls::all_to_all_single(group, output, input, options);
+  });
 }
 
 Call calls::all_to_all(ProcessGroup& group, const TensorList& output_tensor_list,
@@ -205,9 +213,9 @@ Call calls::all_to_all(ProcessGroup& group, const TensorList& output_tensor_list
 
 WorkRef all_to_all(const TensorList& output_tensor_list, const TensorList& input_tensor_list,
                    const CollectiveOptions& options) {
-  const ActingGroup group(options.group, "all_to_all");
-  Call call = calls::all_to_all(*group, output_tensor_list, input_tensor_list, options);
-  return group->submit(call);
+  return make(options, "all_to_all", [&](ProcessGroup& group) {
+    return calls::all_to_all(group, output_tensor_list, input_tensor_list, options);
+  });
 }
 
 Call calls::barrier(ProcessGroup& group, const BarrierOptions& options) {
@@ -217,9 +225,8 @@ Call calls::barrier(ProcessGroup& group, const BarrierOptions& options) {
 }
 
 WorkRef barrier(const BarrierOptions& options) {
-  const ActingGroup group(options.group, "barrier");
-  Call call = calls::barrier(*group, options);
-  return group->submit(call);
+  return make(options, "barrier",
+              [&](ProcessGroup& group) { return calls::barrier(group, options); });
 }
 
 Call calls::all_reduce_coalesced(ProcessGroup& group, const TensorList& tensors,
@@ -234,9 +241,9 @@ Call calls::all_reduce_coalesced(ProcessGroup& group, const TensorList& tensors,
 }
 
 WorkRef all_reduce_coalesced(const TensorList& tensors, const AllReduceOptions& options) {
-  const ActingGroup group(options.group, "all_reduce_coalesced");
-  Call call = calls::all_reduce_coalesced(*group, tensors, options);
-  return group->submit(call);
+  return make(options, "all_reduce_coalesced", [&](ProcessGroup& group) {
+    return calls::all_reduce_coalesced(group, tensors, options);
+  });
 }
 
 Call calls::all_gather_coalesced(ProcessGroup& group,
@@ -254,9 +261,9 @@ Call calls::all_gather_coalesced(ProcessGroup& group,
 WorkRef all_gather_coalesced(const std::vector<TensorList>& output_tensor_lists,
                              const TensorList& input_tensor_list,
                              const CollectiveOptions& options) {
-  const ActingGroup group(options.group, "all_gather_coalesced");
-  Call call = calls::all_gather_coalesced(*group, output_tensor_lists, input_tensor_list, options);
-  return group->submit(call);
+  return make(options, "all_gather_coalesced", [&](ProcessGroup& group) {
+    return calls::all_gather_coalesced(group, output_tensor_lists, input_tensor_list, options);
+  });
 }
 
 Call calls::reduce_scatter_coalesced(ProcessGroup& group, const TensorList& output_tensors,
@@ -274,9 +281,9 @@ Call calls::reduce_scatter_coalesced(ProcessGroup& group, const TensorList& outp
 WorkRef reduce_scatter_coalesced(const TensorList& output_tensors,
                                  const std::vector<TensorList>& input_tensor_lists,
                                  const ReduceScatterOptions& options) {
-  const ActingGroup group(options.group, "reduce_scatter_coalesced");
-  Call call = calls::reduce_scatter_coalesced(*group, output_tensors, input_tensor_lists, options);
-  return group->submit(call);
+  return make(options, "reduce_scatter_coalesced", [&](ProcessGroup& group) {
+    return calls::reduce_scatter_coalesced(group, output_tensors, input_tensor_lists, options);
+  });
 }
 
 }  // namespace muster
