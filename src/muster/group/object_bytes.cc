@@ -401,9 +401,10 @@ void send_objects(const ObjectCall& call, ObjectRank dst, const PackObjects& pac
   note.bytes = static_cast<std::int64_t>(block.size());
   const auto submit = [&](const at::Tensor& tensor, std::int64_t tag) {
     Call message(*group, Op::send, FunctionName(name), call.timeout);
-    CallBuilder(message).peer("dst", {}, peer, tag);
-    CallBuilder(message).give(tensor);
-    CallBuilder(message).check();
+    CallBuilder build(message);
+    build.peer("dst", {}, peer, tag);
+    build.give(tensor);
+    build.check();
     group->submit(message);
   };
   submit(to_tensor(device, &note, sizeof note), kNoteTag);
@@ -423,10 +424,10 @@ ReceivedObjects recv_objects(const ObjectCall& call, ObjectRank src, std::size_t
   const auto device = device_for(*group, call.device);
   const auto submit = [&](const at::Tensor& tensor, int from, std::int64_t tag) {
     Call message(*group, Op::recv, FunctionName(kReceive), call.timeout);
-    from == kAnyRank ? CallBuilder(message).tag(tag)
-                     : CallBuilder(message).peer("src", {}, from, tag);
-    CallBuilder(message).get(tensor);
-    CallBuilder(message).check();
+    CallBuilder build(message);
+    from == kAnyRank ? build.tag(tag) : build.peer("src", {}, from, tag);
+    build.get(tensor);
+    build.check();
     const auto work = group->submit(message);
     if (work == nullptr) return group->global_rank_of(from);
     work->wait();

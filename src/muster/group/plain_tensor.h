@@ -17,8 +17,8 @@ inline constexpr c10::DispatchKeySet kDense(c10::DispatchKey::CPU);
 }  // namespace plain_detail
 
 /// Whether the bytes from its data pointer on are its elements in order, in the host's memory: it
-/// is dense, on the CPU, contiguous, and neither conjugated, negated, quantized, nested nor a tensor
-/// of another kind.
+/// is dense, on the CPU, contiguous, and neither conjugated, negated, quantized, nested nor a
+/// tensor of another kind.
 inline bool is_plain(const at::Tensor& tensor) {
   const c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();  // an undefined one has no keys
   if ((impl->key_set().raw_repr() & ~plain_detail::kHarmless.raw_repr()) ==

@@ -12,23 +12,25 @@ namespace muster {
 Call calls::send(ProcessGroup& group, const at::Tensor& tensor, const SendOptions& options,
                  const FunctionName& name, bool async_op) {
   Call call(group, Op::send, name, options.timeout, async_op);
-  CallBuilder(call).peer("dst", options.dst, options.group_dst, options.tag);
-  CallBuilder(call).give(tensor);
-  CallBuilder(call).check();
+  CallBuilder build(call);
+  build.peer("dst", options.dst, options.group_dst, options.tag);
+  build.give(tensor);
+  build.check();
   return call;
 }
 
 Call calls::recv(ProcessGroup& group, const at::Tensor& tensor, const RecvOptions& options,
                  const FunctionName& name, bool async_op) {
   Call call(group, Op::recv, name, options.timeout, async_op);
+  CallBuilder build(call);
   if (!options.src && !options.group_src) {
-    CallBuilder(call).tag(options.tag);
+    build.tag(options.tag);
   } else {
-    CallBuilder(call).peer("src", options.src, options.group_src, options.tag);
+    build.peer("src", options.src, options.group_src, options.tag);
   }
-  CallBuilder(call).get(tensor);
-  CallBuilder(call).writes_quietly();
-  CallBuilder(call).check();
+  build.get(tensor);
+  build.writes_quietly();
+  build.check();
   return call;
 }
 
@@ -96,10 +98,11 @@ std::vector<WorkRef> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list) {
     if (!group->is_member()) continue;
     if (!together && p2p_op_list.size() > 1) together = group->send_together();
     Call call(*group, op.sends_ ? Op::send : Op::recv, kName, {}, true);
-    CallBuilder(call).peer("peer", op.peer_, op.group_peer_, op.tag_);
-    op.sends_ ? CallBuilder(call).give(op.tensor_) : CallBuilder(call).get(op.tensor_);
-    CallBuilder(call).writes_quietly();
-    CallBuilder(call).check();
+    CallBuilder build(call);
+    build.peer("peer", op.peer_, op.group_peer_, op.tag_);
+    op.sends_ ? build.give(op.tensor_) : build.get(op.tensor_);
+    build.writes_quietly();
+    build.check();
     auto work = group->submit(call);
     if (work) works.push_back(std::move(work));
   }
