@@ -150,8 +150,8 @@ class DetailedWork final : public Work {
       if (!concerns(error) || !work_->is_completed()) throw;
     }
     try {
-      return work_->wait({});  // what the call ended in: the wait may have reached its own limit in
-                               // the moment of success
+      // The wait may have reached its limit just when the call ended: its own result counts.
+      return work_->wait({});
     } catch (const DistError& error) {
       if (!concerns(error)) throw;
       detail_.report(error);

@@ -19,8 +19,8 @@
 namespace muster::group {
 namespace {
 
-constexpr std::int64_t kMaxBytes =
-    std::int64_t{16} << 20;  // of one text: what a member claims is checked before it allocates
+// Of one text: what a member claims is checked before memory is taken for it.
+constexpr std::int64_t kMaxBytes = std::int64_t{16} << 20;
 constexpr Duration kAskEvery = std::chrono::milliseconds(500);
 
 /// The engine's group that carries calls on the CPU's memory; null where a backend of another kind
@@ -68,8 +68,8 @@ void carry_out(ProcessGroup& group, Call call, const std::function<Status()>& gi
       work->wait(kAskEvery);
       return;
     } catch (const DistError&) {
-      if (work->is_completed()) {  // in that very moment, perhaps: its own word counts, not that of
-                                   // the wait
+      // It may have ended just then: its own result counts, not that of the wait.
+      if (work->is_completed()) {
         work->wait();
         return;
       }

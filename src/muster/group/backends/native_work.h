@@ -24,8 +24,8 @@ struct NativeContext {
   std::shared_ptr<collective::Communicator> communicator;
   std::shared_ptr<const std::vector<int>> ranks;  ///< of the default group, by position
   std::shared_ptr<std::atomic<bool>> shown;  ///< whether anybody has seen a failure of the group
-  std::shared_ptr<CallbackLane> callbacks =
-      {};  ///< the order in which the futures of collectives are completed
+  /// The order in which the futures of collectives are completed.
+  std::shared_ptr<CallbackLane> callbacks = {};
 };
 
 /// Of tensors on an accelerator it is completed once its outputs' copies are enqueued: they are
@@ -71,8 +71,8 @@ class NativeWork : public Work, public std::enable_shared_from_this<NativeWork> 
   Call call_;
   trace::Mark mark_;          // of the recorded call
   std::exception_ptr error_;  // written before completed_
-  std::atomic<bool> claimed_{
-      false};  // by the thread that does what is left once the engine is done
+  // By the thread that does what is left once the engine is done.
+  std::atomic<bool> claimed_{false};
   std::atomic<bool> completed_{false};  // that is done; set under mutex_
   std::mutex mutex_;                    // no code of others runs under it
   std::condition_variable completion_;
