@@ -32,12 +32,13 @@ PROGRAM = textwrap.dedent("""
 """)
 
 
-def started(rank, where, how, level):
+def started(rank, where, how, level, **variables):
     environment = {
         name: value
         for name, value in os.environ.items()
         if name not in ("MUSTER_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG")
     }
+    environment.update(variables)
     if level:
         environment["MUSTER_LOG_LEVEL"] = level
     return subprocess.Popen(
@@ -151,3 +152,23 @@ def test_who_has_not_come_is_told():
     finally:
         for rank in ranks:
             rank.kill()
+
+
+# A wrong MUSTER_TUNE of any rank ends the job on all ranks, with what is wrong and whose it is.
+@pytest.mark.parametrize("whose", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("how", ["native", "sockets"])
+def test_a_wrong_tunable_fails_every_rank(whose, how):
+    where = meeting_file()
+    ranks = [
+        started(
+            rank, where, how, None, **({"MUSTER_TUNE": "link_spun=1us"} if rank in whose else {})
+        )
+        for rank in (0, 1)
+    ]
+    for rank in ranks:
+        text = rank.communicate(timeout=120)[1]
+        assert rank.returncode == 1
+        assert (
+            f'rank {whose[0]} cannot take part: MUSTER_TUNE holds "link_spun=1us": "link_spun" is no'
+            " tunable; there are link_spin, link_yield" in text
+        ), text

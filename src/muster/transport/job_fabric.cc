@@ -6,6 +6,7 @@
 #include "muster/base/bytes.h"
 #include "muster/base/env.h"
 #include "muster/base/secret.h"
+#include "muster/base/tunables.h"
 #include "muster/transport/factory.h"
 #include "muster/transport/process_failure.h"
 
@@ -26,23 +27,29 @@ std::vector<std::string> interfaces_from_environment() {
 
 namespace {
 
-/// With the ranks' addresses, so that it takes no round of its own.
+/// With the ranks' addresses, so that it takes no round of its own. A rank whose overrides of
+/// numbers are wrong says so, and no rank goes on.
 Exchange compare_on_the_way(Exchange exchange, const std::string& terms) {
-  return [exchange = std::move(exchange), terms](
+  return [exchange = std::move(exchange), terms, refusal = tunables_failure().message()](
              const std::string& round,
              const std::string& mine) -> Result<std::vector<std::string>> {
     if (round != "contacts") return exchange(round, mine);
-    auto all = exchange(round, ByteWriter().put_text(terms).put_bytes(mine).take());
+    auto all =
+        exchange(round, ByteWriter().put_text(terms).put_text(refusal).put_bytes(mine).take());
     if (!all) return all;
     std::string first;
     for (std::size_t rank = 0; rank < all->size(); ++rank) {
       std::string& said = (*all)[rank];
       ByteReader in(said);
       const std::string theirs(in.get_text());
+      const std::string refused(in.get_text());
       const std::string who = "rank " + std::to_string(rank);
       if (!in.ok())
         return Status(Code::refused,
                       "what " + who + " published cannot be read: it runs another build",
+                      {static_cast<int>(rank)});
+      if (!refused.empty())
+        return Status(Code::invalid_argument, who + " cannot take part: " + refused,
                       {static_cast<int>(rank)});
       if (rank == 0) first = theirs;
       if (theirs != first)
