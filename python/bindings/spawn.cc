@@ -66,6 +66,7 @@ void run(const py::function& fn, const py::tuple& args, int rank) {
 
 void bind_spawn(py::module_& module) {
   module.def("note_failure", &transport::note_process_failure);
+  module.def("note_exception", &transport::note_process_exception);
   module.def("note_trouble", &transport::note_process_trouble);
   module.def(
       "tell_failure", [] { transport::tell_process_failure(); },

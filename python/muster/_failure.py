@@ -1,7 +1,8 @@
-"""Tells the other ranks why this process fails: the exception that ends it, with its type, text and place.
+"""Tells the other ranks why this process fails: the exception, with its type, text and place.
 
-Importing muster chains `sys.excepthook` and `threading.excepthook`, and adds an exit handler to this process and to the
-children that multiprocessing makes of it. A process without an open group tells nobody anything.
+Importing muster chains `sys.excepthook` and `threading.excepthook`, and adds an exit handler to
+this process and to the children that multiprocessing makes of it. A process without an open group
+tells nobody anything.
 """
 
 import atexit
@@ -20,6 +21,13 @@ _PACKAGES = tuple(
 _MOST_TEXT = 300
 
 
+def _absolute(file):
+    try:
+        return os.path.abspath(file)
+    except OSError:  # the working directory is gone
+        return file
+
+
 def _place(error):
     """Where it was raised in the user's code: "train.py:33"."""
     place = outside = None
@@ -27,7 +35,7 @@ def _place(error):
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         place = f"{os.path.basename(file)}:{trace.tb_lineno}"
-        if not file.startswith("<frozen") and not os.path.abspath(file).startswith(_PACKAGES):
+        if not file.startswith("<frozen") and not _absolute(file).startswith(_PACKAGES):
             outside = place
         trace = trace.tb_next
     return outside or place
@@ -91,9 +99,12 @@ def _chain_threading_excepthook():
     before = threading.excepthook
 
     def hook(args):
-        if args.exc_value is not None:
-            name = args.thread.name if args.thread is not None else "unknown"
-            _C.note_trouble(f"{describe(args.exc_value)}, in its thread {name}")
+        try:
+            if args.exc_value is not None:
+                name = args.thread.name if args.thread is not None else "unknown"
+                _C.note_trouble(f"{describe(args.exc_value)}, in its thread {name}")
+        except Exception:
+            pass  # the exception itself is still to be shown
         before(args)
 
     threading.excepthook = hook
@@ -102,7 +113,9 @@ def _chain_threading_excepthook():
 def _at_exit():
     error = _last()
     if sys.excepthook is not _hook and error is not None and not _interactive():
-        _C.note_failure(describe(error), earlier(error))  # another hook took the place of ours
+        # Another hook took the place of ours. What a program that ends well has left there, to be
+        # debugged, is no failure.
+        _C.note_exception(describe(error), earlier(error))
     _C.tell_failure()
 
 
@@ -116,7 +129,10 @@ def _at_end_of_child():
             error.__context__
         )  # as torch.multiprocessing.spawn leaves, after it has noted the exception
     if isinstance(error, SystemExit):
-        status = f"its process ended with exit status {error.code} and had not called destroy_process_group"
+        status = (
+            f"its process ended with exit status {error.code}"
+            " and had not called destroy_process_group"
+        )
         _C.note_failure(status, [])
     else:
         _C.note_failure(describe(error), earlier(error))

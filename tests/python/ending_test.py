@@ -242,6 +242,7 @@ def run_program(body, size=2, face="muster", extra="", backend="", tmp=None):
         subprocess.Popen(
             [sys.executable, file],
             env={**common, "RANK": str(rank)},
+            cwd=tmp,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -289,6 +290,48 @@ print("went on", flush=True)
         text,
         shown,
     )
+
+
+# spec: H7 an exception that a program has noted to be debugged, before it ended well, is no failure
+@pytest.mark.parametrize("status", [0, 3])
+def test_program_that_ends_after_a_noted_exception(tmp_path, status):
+    body = f"""
+if rank == 1:
+    try:
+        raise ValueError("mended")
+    except ValueError as error:
+        sys.last_value = sys.last_exc = error
+    sys.excepthook = lambda *error: None
+    sys.exit({status})
+told(lambda: [dist.all_reduce(torch.ones(4)) for _ in range(10)])
+"""
+    (told_text, code), (_, ended) = run_program(body, tmp=tmp_path)
+    assert (code, ended) == (0, status)
+    assert ("rank 1 failed: ValueError: mended (train.py:" in told_text) == (status != 0), told_text
+    assert ("ValueError" in told_text) == (status != 0), told_text
+
+
+# spec: H7 an exception is told and shown also where the working directory is gone
+@pytest.mark.parametrize("thread", [False, True])
+def test_exception_where_the_working_directory_is_gone(tmp_path, thread):
+    body = f"""
+def fail():
+    raise ValueError("bad batch")
+if rank == 1:
+    sys.stdout.flush()
+    os.mkdir("gone"); os.chdir("gone"); os.rmdir("../gone")
+    fail.__code__ = fail.__code__.replace(co_filename="relative.py")
+    if {thread}:
+        thread = threading.Thread(target=fail, name="loader")
+        thread.start()
+        thread.join()
+        sys.exit(3)
+    fail()
+told(lambda: [dist.all_reduce(torch.ones(4)) for _ in range(10)])
+"""
+    (told_text, code), (text, _) = run_program(body, tmp=tmp_path)
+    assert code == 0 and "Traceback" in text and "ValueError: bad batch" in text, text
+    assert "rank 1 failed: ValueError: bad batch (relative.py:" in told_text, told_text
 
 
 # spec: H7 exit with a status, which only the end of the process knows

@@ -29,8 +29,10 @@ struct Jobs {
   std::mutex mutex;
   std::vector<std::weak_ptr<Fabric>> fabrics;
   std::string why;
-  std::string trouble;
   std::vector<int> earlier;
+  std::string trouble;
+  std::string exception;
+  std::vector<int> earlier_of_exception;
   std::terminate_handler terminate_before = nullptr;
 };
 
@@ -107,15 +109,19 @@ std::vector<std::shared_ptr<Fabric>> open_fabrics(const Jobs& all) {
 void on_process_exit(int status, void*) {
   Jobs& all = jobs();
   std::vector<std::shared_ptr<Fabric>> fabrics;
-  std::string trouble;
+  std::string trouble, exception;
+  std::vector<int> earlier;
   {
     const std::lock_guard guard(all.mutex);
     fabrics = open_fabrics(all);
     trouble = all.trouble;
+    exception = all.exception;
+    earlier = all.earlier_of_exception;
   }
   const std::string exits = "its process ended with exit status " + std::to_string(status) +
                             " and had not called destroy_process_group";
   const bool failed = status != EXIT_SUCCESS;
+  if (failed) note_process_failure(exception, std::move(earlier));
   tell_process_failure(failed ? (trouble.empty() ? exits : trouble) : std::string());
   for (const auto& fabric : fabrics)
     if (!trouble.empty()) fabric->leave_unclosed(trouble);
@@ -129,6 +135,13 @@ void note_process_failure(std::string why, std::vector<int> earlier) {
   if (!all.why.empty() || why.empty()) return;
   all.why = shortened(std::move(why));
   all.earlier = std::move(earlier);
+}
+
+void note_process_exception(std::string what, std::vector<int> earlier) {
+  Jobs& all = jobs();
+  const std::lock_guard guard(all.mutex);
+  all.exception = shortened(std::move(what));
+  all.earlier_of_exception = std::move(earlier);
 }
 
 void note_process_trouble(std::string what) {

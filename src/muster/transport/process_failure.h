@@ -19,6 +19,10 @@ namespace muster::transport {
 /// takes them. Nobody is told before the process ends. Thread-safe.
 void note_process_failure(std::string why, std::vector<int> earlier = {});
 
+/// An exception that may be what ends the process: it is the reason where the exit status is not 0
+/// and nothing else was noted. The latest counts. Thread-safe.
+void note_process_exception(std::string what, std::vector<int> earlier = {});
+
 /// What has gone wrong in the process, which goes on all the same: an exception that ended one of
 /// its threads. Where the process then ends with a status other than 0, that is why; where it just
 /// ends, the ranks that need it are told so. The first counts. Thread-safe.
