@@ -341,8 +341,7 @@ bool TlsSession::Connection::shake_hands() {
                "(without it all ranks must run on one host as one user) [TLS: " +
                said + "]");
     } else {
-      fail(Code::refused, Verdict::bad_proof,
-           refusal_text(Verdict::bad_proof) + " [TLS: " + said + "]");
+      fail(Code::refused, Verdict::bad_proof, refusal_text(Verdict::bad_proof));
     }
     return false;
   }
