@@ -75,8 +75,8 @@ TEST(CallbackExecutor, WhatAJobThrowsEndsNothing) {
   wait_for(over.get_future());
 }
 
-#if !defined( \
-    __SANITIZE_THREAD__)  // no threads are started there in a child of a process with several
+// ThreadSanitizer starts no threads in a child of a process with several.
+#if !defined(__SANITIZE_THREAD__)
 TEST(CallbackExecutor, AForkedChildHasItsOwn) {
   std::promise<void> here, go;
   executor().run([&] {

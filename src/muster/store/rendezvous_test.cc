@@ -382,10 +382,10 @@ TEST(Rendezvous, NamesARankKilledInside) {
   EXPECT_EQ(status.ranks(), std::vector<int>{2}) << status.message();
 }
 
+// ThreadSanitizer starts no threads in a child of a process with several.
+#if !defined(__SANITIZE_THREAD__)
 // spec: B1 rank 0, which hosts the store, killed while others are inside with it: they do not wait
 // for another one
-#if !defined( \
-    __SANITIZE_THREAD__)  // no threads are started there in a child of a process with several
 TEST(Rendezvous, NamesRankZeroKilledInside) {
   const Environment environment({});
   const std::string method = "tcp://127.0.0.1:" + std::to_string(testing::reserve_port());
