@@ -9,7 +9,7 @@
 #include <set>
 #include <sstream>
 
-#include "muster/cli/launched.h"
+#include "muster/cli/launched_test.h"
 #include "muster/launch/host.h"
 #include "muster/testing/reserved_port.h"
 

@@ -4,7 +4,7 @@
 
 #include <chrono>
 
-#include "muster/cli/launched.h"
+#include "muster/cli/launched_test.h"
 #include "muster/store/factory.h"
 #include "muster/trace/reader.h"
 

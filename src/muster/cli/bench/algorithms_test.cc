@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "muster/cli/launched.h"
+#include "muster/cli/launched_test.h"
 
 namespace muster::cli::bench {
 namespace {

@@ -4,7 +4,7 @@
 #include <fstream>
 #include <string>
 
-#include "muster/cli/launched.h"
+#include "muster/cli/launched_test.h"
 
 namespace muster::cli::testing {
 namespace {
