@@ -154,8 +154,7 @@ SSL_SESSION* session_of(SSL* ssl) {
                                   key.size()) == 1 &&
       SSL_SESSION_set_cipher(session, cipher) == 1 &&
       SSL_SESSION_set_protocol_version(session, TLS1_3_VERSION) == 1 &&
-      SSL_SESSION_set1_id_context(session, reinterpret_cast<const unsigned char*>(kIdentity.data()),
-                                  static_cast<unsigned>(kIdentity.size())) == 1) {
+      SSL_SESSION_set1_id_context(session, identity_bytes(), kIdentity.size()) == 1) {
     return session;
   }
   SSL_SESSION_free(session);

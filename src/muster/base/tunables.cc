@@ -66,8 +66,7 @@ constexpr Tunable kRows[] = {
     // ---- background threads, and callbacks
     {"progress_tick", &Tunables::progress_tick, Unit::time, Scope::local, 1 * kMilli,
      "How often the progress thread looks at asynchronous operations, and how often a backward "
-     "pass "
-     "is looked at that callbacks wait for.",
+     "pass is looked at that callbacks wait for.",
      kDdp},
     {"progress_linger", &Tunables::progress_linger, Unit::time, Scope::local, 20 * kMilli,
      "So long after its last work the progress thread still looks every tick, so that a stream of "
