@@ -2,11 +2,12 @@
 /// frames of bounded length, little-endian.
 ///
 ///   frame    length of what follows (u32), version (u8), op or code (u8), zero (u16), id (u64),
-///   body request  timeout in ns (i64, negative: no limit), number (i64), index (i32), members
-///   (i32), keys (u32), values (u32),
-///            length of each key, of each value (u32), the keys' bytes, the values' bytes
+///            body
+///   request  timeout in ns (i64, negative: no limit), number (i64), index (i32), members (i32),
+///            keys (u32), values (u32), length of each key, of each value (u32), the keys' bytes,
+///            the values' bytes
 ///   reply    number (i64), message length (u32), ranks (u32), values (u32), length of each value
-///   (u32), message, each rank (i32), the values' bytes
+///            (u32), message, each rank (i32), the values' bytes
 /// A reply carries the id of its request; replies come in the order in which they are ready. Bytes
 /// in, bytes out; no I/O.
 #pragma once
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "muster/base/bytes.h"
+#include "muster/base/handshake.h"
 #include "muster/store/request.h"
 
 namespace muster::store {
@@ -25,6 +27,15 @@ namespace muster::store {
 inline constexpr std::uint8_t kStoreProtocolVersion = 1;
 /// What Handshake compares as the build of a store: "store" and the version.
 inline constexpr std::uint64_t kStoreBuild = 0x73746f7265000000u | kStoreProtocolVersion;
+/// What both sides of a store's connection say of themselves.
+inline Handshake::Hello store_hello(const std::string& job) {
+  return {.role = Handshake::Role::store,
+          .rank = -1,
+          .world_size = -1,
+          .job = job,
+          .build = kStoreBuild,
+          .note = 0};
+}
 /// The longest frame: one value of the greatest size with room for keys.
 inline constexpr std::size_t kMaxFrameBytes =
     (std::size_t{1} << 30) + (std::size_t{64} << 20);  // limit: protocol

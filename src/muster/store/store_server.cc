@@ -84,12 +84,7 @@ void StoreServer::on_open(Connection connection, std::string peer, Way way, Time
     close(clients_.at(oldest->second));
   }
   const auto [entry, fresh] = clients_.try_emplace(connection, connection, std::move(peer));
-  const Handshake::Hello hello{.role = Handshake::Role::store,
-                               .rank = -1,
-                               .world_size = -1,
-                               .job = options_.job,
-                               .build = kStoreBuild,
-                               .note = 0};
+  const Handshake::Hello hello = store_hello(options_.job);
   if (way == Way::unix_socket) {
     entry->second.handshake.emplace(Handshake::Side::acceptor, hello, options_.secret);
   } else {

@@ -235,12 +235,7 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
 }
 
 Status TcpConnection::shake_hands(const TcpEndpoint& endpoint, Way way, TimePoint deadline) {
-  const Handshake::Hello hello{.role = Handshake::Role::store,
-                               .rank = -1,
-                               .world_size = -1,
-                               .job = endpoint.job,
-                               .build = kStoreBuild,
-                               .note = 0};
+  const Handshake::Hello hello = store_hello(endpoint.job);
   if (way == Way::unix_socket) {
     Handshake handshake(Handshake::Side::connector, hello, endpoint.secret);
     return shake_hands(handshake, deadline);
