@@ -3,7 +3,7 @@
 // to rank 1 and back), BACKEND native or tcp:
 //
 //   valgrind --tool=callgrind --toggle-collect='measured_call*' bin/muster_one_call RANKS [CALLS]
-//   [OP] [BACKEND]
+//       [OP] [BACKEND]
 //
 //   callgrind_annotate callgrind.out.*
 //

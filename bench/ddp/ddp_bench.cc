@@ -8,7 +8,7 @@
 // waiting for the other ranks' computing.
 //
 //   muster_bench_ddp [--model mlp,resnet] [--ranks N] [--steps N] [--rounds N] [--timeline FILE]
-//   [--json FILE]
+//       [--json FILE]
 
 #include <ATen/Parallel.h>
 #include <torch/nn/functional/loss.h>

@@ -3,7 +3,7 @@
 // are.
 //
 //   stages [--devices cpu,cpu]      on a machine with two GPUs a rank and a group for CUDA tensors:
-//   --devices cuda:0,cuda:1
+//       --devices cuda:0,cuda:1
 #include <muster/distributed.h>
 #include <muster/parallel.h>
 #include <torch/nn/functional/loss.h>

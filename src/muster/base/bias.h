@@ -6,8 +6,8 @@
 /// favoured one is outside, and from then on, for good, all threads go by whatever exclusion there
 /// is beside this one.
 ///
-///   if (bias.enter()) { plain reads and writes; bias.leave(); } else { bias.revoke(); atomic ones
-///   }
+///   if (bias.enter()) { plain reads and writes; bias.leave(); }
+///   else { bias.revoke(); atomic ones }
 #pragma once
 
 #include <atomic>

@@ -2,9 +2,11 @@
 /// before anything else is parsed. Bytes in, bytes out; no I/O, no clock.
 ///
 ///   connector -> acceptor   Greeting (128 bytes: magic, protocol, role, secret kind, rank, world
-///   size, job hash, build hash, nonce, note) acceptor -> connector   Greeting connector ->
-///   acceptor   proof over ("connector", both greetings), 32 bytes acceptor -> connector   verdict
-///   byte, then its own proof over ("acceptor", both greetings), 32 bytes
+///                           size, job hash, build hash, nonce, note)
+///   acceptor -> connector   Greeting
+///   connector -> acceptor   proof over ("connector", both greetings), 32 bytes
+///   acceptor -> connector   verdict byte, then its own proof over ("acceptor", both greetings), 32
+///                           bytes
 /// The acceptor reveals nothing made with the secret before the connector has proved that it holds
 /// it. Differences in role, protocol, build, job or secret kind are told apart, and the error names
 /// both sides' values. A refusal is a verdict byte other than `accepted`.

@@ -3,12 +3,11 @@
 /// Every connection of a job, store or link, proves the same secret both ways (`handshake.h`).
 /// Where it comes from, first match:
 ///  1. `MUSTER_SECRET` (any text of at least 16 characters) or the contents of the file
-///  `MUSTER_SECRET_FILE`: kind `given`;
+///      `MUSTER_SECRET_FILE`: kind `given`;
 ///  2. `MUSTER_INSECURE=1`: kind `open`, a constant that everybody knows, to be said aloud;
 ///  3. neither: kind `host`, 32 random bytes in a directory that only this user can read on this
-///  host
-///     (`$XDG_RUNTIME_DIR/muster` or `/tmp/muster-UID`, mode 0700, owner checked), so that ranks of
-///     one user on one host find each other and nobody else does.
+///     host (`$XDG_RUNTIME_DIR/muster` or `/tmp/muster-UID`, mode 0700, owner checked), so that
+///     ranks of one user on one host find each other and nobody else does.
 #pragma once
 
 #include <array>

@@ -2,15 +2,13 @@
 ///
 /// Two stages, repeated until both succeed without a death in between:
 ///   1. Views. A member's view is (attempt, who is out). It tells everybody whom it does not count
-///   out, again whenever the view grows: by a
-///      member that turns out to be gone, or by another's view, which it joins (the higher attempt,
-///      the union of those that are out). When all that it still counts in have told it exactly its
-///      own view, it decides.
+///      out, again whenever the view grows: by a member that turns out to be gone, or by another's
+///      view, which it joins (the higher attempt, the union of those that are out). When all that
+///      it still counts in have told it exactly its own view, it decides.
 ///   2. Those decided upon make a group, which succeeds only where all of them have decided the
-///   same and are alive. Who fails in it starts the
-///      next attempt with what it knows now; so does, later, who succeeded in it with a member that
-///      died meanwhile: shrinking the new group continues the attempts of the old one, which is
-///      where both meet.
+///      same and are alive. Who fails in it starts the next attempt with what it knows now; so
+///      does, later, who succeeded in it with a member that died meanwhile: shrinking the new group
+///      continues the attempts of the old one, which is where both meet.
 /// Nobody leads the first stage, so that any rank may die in it, rank 0 too. It costs n * (n - 1)
 /// notes for every view.
 #pragma once

@@ -48,8 +48,9 @@ class BackendRegistrar {
 
 /// What a plugin and the program that loads it must have in common. A plugin exports, with C
 /// linkage,
-///     unsigned muster_backend_plugin_abi();                                        // returns
-///     kBackendPluginAbi void muster_register_backends(muster::BackendRegistrar& registrar);
+///     // returns kBackendPluginAbi
+///     unsigned muster_backend_plugin_abi();
+///     void muster_register_backends(muster::BackendRegistrar& registrar);
 /// It is linked with LibTorch and needs no library of muster's: what it gets works by virtual
 /// calls.
 inline constexpr unsigned kBackendPluginAbi = 2;

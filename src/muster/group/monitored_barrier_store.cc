@@ -2,7 +2,8 @@
 // group, in the job's store:
 //   <member>  it has come          hello    rank 0 has come
 //   verdict   rank 0's: empty where all have come, else the missing ranks and the text that it
-//   throws left      counts who has read the verdict; the last one removes what is left
+//             throws
+//   left      counts who has read the verdict; the last one removes what is left
 #include <algorithm>
 #include <chrono>
 #include <optional>

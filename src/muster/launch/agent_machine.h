@@ -4,8 +4,8 @@
 ///   starting -> running -> (all ended well) -> lingering -> finished
 ///                 |  a worker fails, a signal asks to stop, another node fails
 ///                 v
-///               ending: SIGTERM (or the signal itself) to all; SIGKILL when the time is up; once
-///               all have ended
+///               ending: SIGTERM (or the signal itself) to all; SIGKILL when the time is up
+///                 |     once all have ended:
 ///                 |-> running again, all workers anew, while restarts are left
 ///                 `-> lingering -> finished
 /// Lingering: the agent that serves the store stays until the other nodes have ended.

@@ -140,9 +140,11 @@ auto through_unit(ShardedCore& core, const Forward& forward, Arguments&&... argu
 /// from them after this works on those. Copies are the same unit.
 ///
 ///   FullyShardedDataParallel<Net> model(net, {.auto_wrap_policy =
-///   module_wrap_policy<BlockImpl>()}); torch::optim::Adam optimizer(net->parameters());
-///   loss_of(model(inputs), targets).backward();  // gradients are this rank's shards of the
-///   averages optimizer.step();
+///       module_wrap_policy<BlockImpl>()});
+///   torch::optim::Adam optimizer(net->parameters());
+///   // gradients are this rank's shards of the averages
+///   loss_of(model(inputs), targets).backward();
+///   optimizer.step();
 ///
 /// Units inside a module of one's own are members of it, which wrap what it registers:
 ///

@@ -110,7 +110,8 @@ class PowerSGDState {
 /// ones travel whole. All ranks get the same bits.
 ///
 ///   auto state = std::make_shared<PowerSGDState>(PowerSGDOptions{.matrix_approximation_rank = 2,
-///   .start_powerSGD_iter = 100}); model.register_comm_hook(powerSGD_hook(state));
+///       .start_powerSGD_iter = 100});
+///   model.register_comm_hook(powerSGD_hook(state));
 CommHook powerSGD_hook(std::shared_ptr<PowerSGDState> state);
 /// Each bucket as one square matrix: quicker, and further from the gradients.
 CommHook batched_powerSGD_hook(std::shared_ptr<PowerSGDState> state);

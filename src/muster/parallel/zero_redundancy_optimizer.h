@@ -104,8 +104,9 @@ CommHook hook_with_step(CommHook hook, ShardedOptimizer& optimizer);
 /// it.
 ///
 ///   ZeroRedundancyOptimizer<torch::optim::Adam> optimizer(net->parameters(),
-///   torch::optim::AdamOptions(1e-3)); loss.backward(); optimizer.step();   // all ranks have the
-///   new weights
+///       torch::optim::AdamOptions(1e-3));
+///   loss.backward();
+///   optimizer.step();   // all ranks have the new weights
 template <class Wrapped>
 class ZeroRedundancyOptimizer : public parallel::ShardedOptimizer {
   static_assert(!std::is_same_v<Wrapped, torch::optim::LBFGS>,

@@ -3,8 +3,8 @@
 ///     dist_autograd::context context;
 ///     auto loss = loss_of(rpc::rpc_sync<at::Tensor>("ps", "forward", input));
 ///     dist_autograd::backward(context.context_id(), {loss});
-///     at::Tensor gradient = dist_autograd::get_gradients(context.context_id()).at(weight);      //
-///     on the worker that has `weight`
+///     // on the worker that has `weight`
+///     at::Tensor gradient = dist_autograd::get_gradients(context.context_id()).at(weight);
 ///
 /// While a context is current on a thread, calls from it carry it along: what they compute over
 /// there is part of it, and tensors that require grad leave a send function where they come from
@@ -14,11 +14,10 @@
 ///
 /// Which gradients does a worker wait for before it goes on?
 ///   Mode::fast    of every value that it has sent in this context (torch's FAST mode). Nothing is
-///   asked beforehand. Where some of them take no
-///                 part in the roots and block others, backward throws saying so, once nothing
-///                 moves any more; torch hangs.
+///                 asked beforehand. Where some of them take no part in the roots and block others,
+///                 backward throws saying so, once nothing moves any more; torch hangs.
 ///   Mode::smart   of those that the roots depend on, which are found by walking the whole graph
-///   first: unused calls do no harm.
+///                 first: unused calls do no harm.
 ///
 /// Thread-safe: several contexts, and several backward passes of one context with retain_graph, may
 /// run at once. A worker that dies during a pass fails that pass, by name. Nodes are run by one

@@ -2,7 +2,8 @@
 /// torch.distributed.optim.DistributedOptimizer.
 ///
 ///     DistributedOptimizer<torch::optim::SGD> optimizer(module.remote_parameters(),
-///     torch::optim::SGDOptions(0.05)); dist_autograd::context context;
+///         torch::optim::SGDOptions(0.05));
+///     dist_autograd::context context;
 ///     ... backward(context.context_id(), {loss}) ...
 ///     optimizer.step(context.context_id());
 ///

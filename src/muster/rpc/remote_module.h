@@ -1,10 +1,12 @@
 /// A torch::nn module that lives on another worker: torch.distributed.nn.RemoteModule.
 ///
-///     rpc::register_remote_module<EncoderImpl, int, int>("encoder");             // everywhere:
-///     how it is made of its arguments rpc::RemoteModule<EncoderImpl> encoder("worker1/cpu",
-///     "encoder", 64, 32); at::Tensor out = encoder.forward(input); // or forward_async
+///     // everywhere: how it is made of its arguments
+///     rpc::register_remote_module<EncoderImpl, int, int>("encoder");
+///     rpc::RemoteModule<EncoderImpl> encoder("worker1/cpu", "encoder", 64, 32);
+///     // or forward_async
+///     at::Tensor out = encoder.forward(input);
 ///     DistributedOptimizer<torch::optim::SGD> optimizer(encoder.remote_parameters(),
-///     torch::optim::SGDOptions(0.1));
+///         torch::optim::SGDOptions(0.1));
 ///
 /// In a context of distributed autograd gradients flow through it. forward takes what the module's
 /// own forward takes. "worker1" alone means its cpu; a CUDA device moves the module there, inputs

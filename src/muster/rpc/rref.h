@@ -1,8 +1,10 @@
 /// References to values on other workers: torch.distributed.rpc's RRef and remote.
 ///
-///     auto table = rpc::remote<at::Tensor>("ps", "make_table", 1000);      // runs there, stays
-///     there at::Tensor rows = rpc::rpc_sync<at::Tensor>("trainer", "lookup", table, indices);   //
-///     passed on: it stays alive at::Tensor copy = table.to_here();
+///     // runs there, stays there
+///     auto table = rpc::remote<at::Tensor>("ps", "make_table", 1000);
+///     // passed on: it stays alive
+///     at::Tensor rows = rpc::rpc_sync<at::Tensor>("trainer", "lookup", table, indices);
+///     at::Tensor copy = table.to_here();
 ///
 /// A value lives on its owner as long as any worker holds an RRef to it, or one is on its way in a
 /// call or an answer (rref_protocol.h says how). T is any type that a registered function returns;

@@ -5,22 +5,23 @@
 /// of its own that the owner counts. The value goes when the owner counts no fork and no local
 /// handle any more. Two promises carry everything:
 ///   1. a holder that lets its fork go tells the owner (release), and only after the owner has
-///   confirmed that it counts the fork;
+///       confirmed that it counts the fork;
 ///   2. whoever passes a fork on to another worker keeps its own until the new one is confirmed by
-///   the owner.
+///      the owner.
 ///
-///   the value is made by a call       caller --create--> owner                owner --confirm-->
-///   caller the owner passes it on            owner  --fork--> user                   counted when
-///   sent: nothing comes back a user passes it to the owner     user   --fork--> owner owner
-///   --accept--> user a user passes it to a user        user   --fork--> child child --register-->
-///   owner --confirm--> child
-///                                                                             child --accept-->
-///                                                                             user
-///   a fork is let go                  user   --release--> owner
-///   a call with a fork or a create    sender --withdraw--> receiver           answered as if the
-///   fork had come and been let go, where it in it failed: did it arrive? had not come; not at all
-///   where it had the owner cannot count the fork   owner  --gone--> user                   the
-///   value was never made, or went with its last holder
+///   what happens                     message                        what answers it
+///   the value is made by a call      caller --create--> owner       owner --confirm--> caller
+///   the owner passes it on           owner --fork--> user           counted when sent: nothing
+///   a user passes it to the owner    user --fork--> owner           owner --accept--> user
+///   a user passes it to a user       user --fork--> child           child --register--> owner,
+///                                                                   owner --confirm--> child,
+///                                                                   child --accept--> user
+///   a fork is let go                 user --release--> owner
+///   a call with a fork or a create   sender --withdraw--> receiver  as if the fork had come and
+///   in it failed: did it arrive?                                    been let go where it had not
+///                                                                   come; else not at all
+///   the owner cannot count the fork  owner --gone--> user           (the value was never made, or
+///                                                                   went with its last holder)
 ///
 /// Messages may be late, overtake each other and come several times. Each bears a number of its
 /// sender and receiver; the receiver keeps the numbers that it has seen as one counter and the few

@@ -3,7 +3,7 @@
 ///
 ///   file         "muster store 1\n\0", then transactions
 ///   transaction  length (u32), checksum (u32), then changes: kind (u8: put, append, erase), key
-///   length (u32), value length (u32), key, value
+///                length (u32), value length (u32), key, value
 /// A process that dies while it writes leaves a broken tail, which the next one cuts off. The locks
 /// are those of open file descriptions (F_OFD_SETLK): they hold between threads too, and closing
 /// another descriptor of the file does not lose them.

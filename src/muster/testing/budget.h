@@ -1,11 +1,10 @@
 /// How much of a sampled matrix a test run takes, in time or in rounds.
 ///
 ///   an ordinary run       what the test asks for, times `MUSTER_TEST_SHARE` (the sanitized builds
-///   set 0.25); where it is set,
-///                         `MUSTER_TEST_BUDGET_S` seconds
+///       set 0.25); where it is set, `MUSTER_TEST_BUDGET_S` seconds
 ///   MUSTER_TEST_LONG=1    all of it
 ///   ... and MUSTER_TEST_LONG_BUDGET_S=n, as the sanitized builds have it: a larger sample, n
-///   seconds of each matrix
+///       seconds of each matrix
 #pragma once
 
 #include <algorithm>

@@ -4,7 +4,7 @@
 ///   FileHeader    one, at 0; `header_bytes` long
 ///   GroupSlot     `groups` of `group_bytes` each
 ///   Entry         `entries` (a power of two) of `entry_bytes` each: a ring, ticket t (from 1)
-///   stands in slot (t - 1) mod entries
+///                 stands in slot (t - 1) mod entries
 ///
 /// The writer maps the file and changes it while readers look. Whatever changes is a 64-bit word,
 /// written and read as an atomic. A stamp guards what is longer: it is odd while its owner writes,

@@ -8,7 +8,7 @@
 ///   trace/job                 which job this is: written once by rank 0
 ///   trace/ask/<rank>          queue of questions
 ///   trace/answer/<id>/<rank>  an answer; the asker deletes it, else one of that rank's next
-///   answers does
+///                             answers does
 #pragma once
 
 #include <memory>
