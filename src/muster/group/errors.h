@@ -65,7 +65,7 @@ T take(Result<T> result) {
   if (!result.ok()) raise(result.status());
   return std::move(result).value();
 }
-[[noreturn]] inline void invalid(std::string message) {
+[[noreturn]] inline void invalid(const std::string& message) {
   throw DistError(message, Code::invalid_argument);
 }
 

@@ -66,12 +66,12 @@ StoreServer::StoreServer(Options options) : options_(std::move(options)) {
 }
 StoreServer::~StoreServer() = default;
 
-void StoreServer::on_open(Connection connection, std::string peer, Way way, TimePoint now) {
+void StoreServer::on_open(Connection connection, const std::string& peer, Way way, TimePoint now) {
   if (options_.secret.kind() == Secret::Kind::host && way == Way::tcp) {
     log(LogLevel::warning,
         "the store refused " + peer +
             ": it is not on this host, and without MUSTER_SECRET only this host's ranks may join");
-    const auto [entry, fresh] = clients_.try_emplace(connection, connection, std::move(peer));
+    const auto [entry, fresh] = clients_.try_emplace(connection, connection, peer);
     entry->second.greeting = false;
     entry->second.closing = true;
     changed_.insert(connection);
@@ -83,7 +83,7 @@ void StoreServer::on_open(Connection connection, std::string peer, Way way, Time
         strangers_, [this](const auto& each) { return clients_.at(each.second).tls.has_value(); });
     close(clients_.at(oldest->second));
   }
-  const auto [entry, fresh] = clients_.try_emplace(connection, connection, std::move(peer));
+  const auto [entry, fresh] = clients_.try_emplace(connection, connection, peer);
   const Handshake::Hello hello = store_hello(options_.job);
   if (way == Way::unix_socket) {
     entry->second.handshake.emplace(Handshake::Side::acceptor, hello, options_.secret);

@@ -45,7 +45,7 @@ class StoreServer {
   /// what crosses it need not be encrypted.
   enum class Way : std::uint8_t { unix_socket, tcp_same_host, tcp };
   /// `peer` is for messages. Numbers are never used twice.
-  void on_open(Connection connection, std::string peer, Way way, TimePoint now);
+  void on_open(Connection connection, const std::string& peer, Way way, TimePoint now);
   void on_bytes(Connection connection, ConstBytes bytes, TimePoint now);
   /// The connection is gone for whatever reason.
   void on_closed(Connection connection, TimePoint now);

@@ -194,7 +194,7 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
       if (way == Way::tcp) tune_tcp(socket->get());
       std::unique_ptr<TcpConnection> connection(
           new TcpConnection(std::move(*socket), endpoint.name()));
-      const Status greeted =
+      Status greeted =
           connection->shake_hands(endpoint, way, std::min(deadline, now() + kGreetingLimit));
       if (greeted) return connection;
       if (greeted.code() == Code::refused) return greeted.with_context(endpoint.name());
@@ -242,7 +242,7 @@ Status TcpConnection::shake_hands(const TcpEndpoint& endpoint, Way way, TimePoin
   }
   if (Status same = check_same_host(socket_.get(), endpoint.secret); !same) return same;
   TlsSession session(Handshake::Side::connector, hello, endpoint.secret);
-  const Status greeted = shake_hands(session, deadline);
+  Status greeted = shake_hands(session, deadline);
   tls_.emplace(std::move(session));
   return greeted;
 }
@@ -351,7 +351,7 @@ Result<ConstBytes> TcpConnection::receive(TimePoint deadline) {
     const auto got = tls_->read({&piece, 1});
     if (!got) return got.status().with_context(name_);
     if (*got > 0) return ConstBytes(plain_).first(*got);
-    const auto bytes = receive_bytes(deadline);
+    auto bytes = receive_bytes(deadline);
     if (!bytes) return bytes;
     tls_->feed(*bytes);
   }

@@ -235,11 +235,11 @@ class AsioServer final : public TcpServer {
       add(std::move(socket), "a process of this host", StoreServer::Way::unix_socket);
   }
 
-  void add(Descriptor socket, std::string peer, StoreServer::Way way) {
+  void add(Descriptor socket, const std::string& peer, StoreServer::Way way) {
     const Connection number = next_connection_++;
     const auto [entry, fresh] =
         sessions_.emplace(number, std::make_unique<Session>(io_, std::move(socket)));
-    machine_.on_open(number, std::move(peer), way, now());
+    machine_.on_open(number, peer, way, now());
     watch_reading(number, *entry->second);
   }
 
