@@ -1,6 +1,6 @@
 """muster: torch.distributed's interface on an engine of its own. `import muster as dist`.
 
-Names, arguments and defaults are torch.distributed's; docs/python.md says what is here and where it differs. `muster.torch` registers the
+Names, arguments and defaults are torch.distributed's; docs/user/python.md says what is here and where it differs. `muster.torch` registers the
 same engine as a backend of stock torch.
 """
 

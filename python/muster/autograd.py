@@ -1,4 +1,4 @@
-"""Gradients of what was computed on several workers: torch.distributed.autograd's names. docs/dist-autograd.md tells of the rest."""
+"""Gradients of what was computed on several workers: torch.distributed.autograd's names. docs/user/dist-autograd.md tells of the rest."""
 
 from . import (
     _C,

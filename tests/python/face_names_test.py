@@ -71,7 +71,7 @@ def names_in(texts):
     return {each.partition("=")[0] for each in texts}
 
 
-# spec: F20 signatures and defaults as torch's, but for the table of docs/python.md, which is whole
+# spec: F20 signatures and defaults as torch's, but for the table of docs/user/python.md, which is whole
 def test_signatures():
     differ = {}
     compared = set()
@@ -87,7 +87,7 @@ def test_signatures():
         ], name
         if set(mine) != set(wanted):
             differ[name] = names_in(set(mine) - shared), names_in(set(wanted) - shared)
-    page = pathlib.Path(__file__).parents[2].joinpath("docs/python.md").read_text()
+    page = pathlib.Path(__file__).parents[2].joinpath("docs/user/python.md").read_text()
     rows = re.findall(r"^  \| `([\w.]+)` \|(.*)\|(.*)\|$", page, re.M)
     told = {
         name: (set(re.findall(r"`(\w+)`", here)), set(re.findall(r"`(\w+)`", there)))
@@ -106,7 +106,7 @@ def test_signatures():
     assert len(compared) > 100
 
 
-# Of torch.distributed's public names, those that muster does not have; docs/python.md says why.
+# Of torch.distributed's public names, those that muster does not have; docs/user/python.md says why.
 LEFT_OUT = {
     "AllToAllOptions",
     "AllreduceCoalescedOptions",
@@ -167,7 +167,7 @@ def test_public_names():
     }
     wanted = here | set(distributed_c10d.__all__)
     assert {name for name in wanted if not hasattr(dist, name)} == LEFT_OUT
-    page = pathlib.Path(__file__).parents[2].joinpath("docs/python.md").read_text()
+    page = pathlib.Path(__file__).parents[2].joinpath("docs/user/python.md").read_text()
     assert [name for name in sorted(LEFT_OUT) if f"`{name}`" not in page] == []
 
 

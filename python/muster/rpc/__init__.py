@@ -4,7 +4,7 @@
     rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 3))
     rpc.shutdown()
 
-docs/rpc.md tells of the rest. Functions and their arguments travel as pickles, which are read only from workers that have proved the job's
+docs/user/rpc.md tells of the rest. Functions and their arguments travel as pickles, which are read only from workers that have proved the job's
 secret, and name only what `init_rpc(functions=[...])` lists where that is given; tensors travel beside them.
 """
 

@@ -3,7 +3,7 @@
 An installed muster needs no import: torch finds the backend by its entry point when the name is first used. `replace_gloo()` is for
 programs whose backend name is fixed; `python -m muster.torch program.py`, `muster run --replace-gloo` and MUSTER_REPLACE_GLOO=1 do it for
 programs that are not to be edited. CUDA tensors travel through pinned memory of the host.
-docs/torch-backend.md has the details.
+docs/user/torch-backend.md has the details.
 """
 
 import atexit

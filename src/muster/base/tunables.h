@@ -1,12 +1,12 @@
 /// The one table of performance numbers: how long threads poll, from which size on something else
 /// is done, how much is under way. The rows stand in `tunables.cc`, with default, unit, reason and
-/// the command that measures them; `docs/tunables.md` is printed from them.
+/// the command that measures them; `docs/user/tunables.md` is printed from them.
 ///
 ///   if (bytes <= tunables().small_call) ...      // one load
 ///   std::array<Window, fixed::kWindows> ...       // part of a layout or of what peers send
 ///
 /// To add a number: a field of `Tunables` (or a constant of `fixed`) here, its row in
-/// `tunables.cc`, then `muster tunables --markdown > docs/tunables.md`. First ask whether it
+/// `tunables.cc`, then `muster tunables --markdown > docs/user/tunables.md`. First ask whether it
 /// changes a whole operation by 10 %; if not, share a row that has about that value.
 /// `tools/check_tunables` refuses such numbers elsewhere: a limit that is none of performance (a
 /// cap of a protocol, the size of a key, the patience of a person) says so by `// limit: WHY` on
@@ -119,7 +119,7 @@ Status override_tunable(Tunables& values, std::string_view name, std::string_vie
 std::string text_of(const Tunable& row, std::int64_t value);
 /// The value in `values`, in the row's unit.
 std::int64_t value_of(const Tunable& row, const Tunables& values, bool oversubscribed);
-/// The table as docs/tunables.md.
+/// The table as docs/user/tunables.md.
 std::string tunables_page();
 
 }  // namespace muster

@@ -93,9 +93,9 @@ TEST(Tunables, TextsAreReadAsTheyArePrinted) {
   }
 }
 
-// As `muster tunables --markdown > docs/tunables.md` writes it.
+// As `muster tunables --markdown > docs/user/tunables.md` writes it.
 TEST(Tunables, ThePageOfTheDocumentationIsTheTable) {
-  std::ifstream file(MUSTER_SOURCE_FOLDER "/docs/tunables.md");
+  std::ifstream file(MUSTER_SOURCE_FOLDER "/docs/user/tunables.md");
   std::ostringstream text;
   text << file.rdbuf();
   EXPECT_EQ(text.str(), tunables_page()) << "write it by muster tunables --markdown";

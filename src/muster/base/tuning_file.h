@@ -2,7 +2,7 @@
 /// writes it, people may read and edit it:
 ///
 ///   version = 1
-///   small_call = 64 KiB                            # a row of docs/tunables.md
+///   small_call = 64 KiB                            # a row of docs/user/tunables.md
 ///   links.all_reduce.4 = bruck <= 16384, slices    # collective/tuning.h
 ///
 /// `#` begins a comment.

@@ -102,7 +102,7 @@ Parser::Parser(RunFlavour flavour) : flavour_(flavour) {
   add_program();
   app_.footer(
       "The program sees RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the rest in its "
-      "environment; see docs/launching.md.\n"
+      "environment; see docs/user/launching.md.\n"
       "Option names may be written with underscores. Every option with a value can also be set as "
       "PET_<NAME> in the environment.\n"
       "Exit code: 0 when all ranks succeed, else that of the rank that failed first (128 + N where "
@@ -175,7 +175,7 @@ void Parser::add_program() {
   flag("-m,--module", words_.module, "The program is a Python module, run by python -m");
   flag("--replace-gloo", words_.replace_gloo,
        "Run the Python program with muster as its backend gloo (also MUSTER_REPLACE_GLOO=1); see "
-       "docs/torch-backend.md");
+       "docs/user/torch-backend.md");
   flag("--no-python", words_.no_python, "Execute the program itself even if its name ends in .py");
   flag("--run-path", words_.run_path, "Accepted for torchrun's sake")->group("");
   if (flavour_ == RunFlavour::launch) {

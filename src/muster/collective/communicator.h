@@ -8,7 +8,8 @@
 /// Collectives of one communicator run and end in the order in which they were started, one after
 /// another; a blocking call drives earlier ones first, on the caller's thread. Point-to-point
 /// messages run beside them. Two communicators may be used from two threads in any order. The locks
-/// are per communicator; none is held while waiting, but for a moment (docs/architecture.md).
+/// are per communicator; none is held while waiting, but for a moment
+/// (docs/internals/architecture.md).
 #pragma once
 
 #include <cstdint>

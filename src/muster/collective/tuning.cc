@@ -151,7 +151,7 @@ std::string print_tuning(const Tuning& tuning) {
   std::string text =
       "# Which algorithm runs, by size: GROUND.OPERATION.RANKS = ALGORITHM <= BYTES, ..., "
       "ALGORITHM\n"
-      "# Written by muster bench --tune; docs/performance.md tells more.\n"
+      "# Written by muster bench --tune; docs/user/performance.md tells more.\n"
       "version = " +
       std::to_string(kTuningVersion) + "\n";
   for (const auto& [number, value] : tuning.numbers) text += number + " = " + value + "\n";

@@ -1,7 +1,7 @@
 /// Backends from outside muster: registered by a program at run time, or by a plugin library.
 ///
 /// A backend implements `ProcessGroupBackend`; a function makes one for each group.
-/// docs/how-to-add-a-backend.md walks through it. Thread-safe.
+/// docs/user/how-to-add-a-backend.md walks through it. Thread-safe.
 #pragma once
 
 #include <c10/core/DeviceType.h>

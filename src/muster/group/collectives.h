@@ -6,7 +6,7 @@
 /// Work and its tensors stay as they are. `group` null is the default group; `src` and `dst` are
 /// ranks of the default group, `group_src` and `group_dst` ranks of `group` (give one of the two).
 /// `timeout` absent is the group's. Tensors may be any shape, also not contiguous; every dtype can
-/// be moved, the twelve of docs/process-groups.md can be reduced. Errors: DistError for what the
+/// be moved, the twelve of docs/user/groups.md can be reduced. Errors: DistError for what the
 /// caller must change, DistBackendError for what failed, with the ranks at fault.
 #pragma once
 

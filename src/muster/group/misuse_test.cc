@@ -1,5 +1,5 @@
 // Wrong calls, and what the user reads. `tools/errors_gallery` writes the same messages to
-// docs/errors.md.
+// docs/user/errors.md.
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
@@ -488,15 +488,15 @@ std::string page() {
   return out.str();
 }
 
-/// docs/errors.md of the source tree: MUSTER_SOURCE_DIR, or above this program.
+/// docs/user/errors.md of the source tree: MUSTER_SOURCE_DIR, or above this program.
 std::filesystem::path page_path() {
   if (const char* root = std::getenv("MUSTER_SOURCE_DIR"))
-    return std::filesystem::path(root) / "docs/errors.md";
+    return std::filesystem::path(root) / "docs/user/errors.md";
   auto folder = std::filesystem::read_symlink("/proc/self/exe").parent_path();
   while (folder != folder.parent_path() &&
          !std::filesystem::exists(folder / "src/muster/distributed.h"))
     folder = folder.parent_path();
-  return folder / "docs/errors.md";
+  return folder / "docs/user/errors.md";
 }
 
 // The page of all messages is that of this build.

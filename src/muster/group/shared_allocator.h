@@ -1,7 +1,7 @@
 /// Every tensor shared: torch's CPU allocator, replaced by one that takes memory from the process's
 /// arena (`shm/arena.h`), which the other ranks of the host map. Collectives on ordinary
 /// tensors then need no copying in and out, as on those of `empty_shared`. What it gives, what it
-/// costs and what is unsafe is told in docs/shared-memory.md.
+/// costs and what is unsafe is told in docs/user/shared-memory.md.
 ///
 /// For the whole process, whatever jobs it is in, before, during and after them. Tensors made
 /// before, and memory that torch got elsewhere (from_numpy, from_blob, mapped files), stay where

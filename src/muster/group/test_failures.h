@@ -1,5 +1,5 @@
 /// Failures of processes, stores and addresses, and what the user reads: the third part of
-/// docs/errors.md (misuse_test.cc writes it).
+/// docs/user/errors.md (misuse_test.cc writes it).
 #pragma once
 
 #include <signal.h>

@@ -1,5 +1,5 @@
 /// What a group's segment of the host region looks like. Arithmetic and plain structs;
-/// docs/shared-memory-engine.md explains the protocol.
+/// docs/internals/shm.md explains the protocol.
 /// - lines: for every member a ring of control lines, one for each call under way
 /// - progress: for every member one line of counters
 /// - staging: for every member a small slot for each line, fixed::kWindows windows (inputs on

@@ -3,7 +3,7 @@
 /// What lives here: `Store` and its kinds (hash, file, tcp, prefix) behind `factory.h`; the store's
 /// wire protocol as a byte-in, byte-out state machine; `rendezvous.h` (env://, tcp://, file://).
 /// May include base/ only. Test it alone: `ctest -R store`. Behaviour follows torch.distributed's
-/// stores; where its documents disagree, see docs/stores.md.
+/// stores; where its documents disagree, see docs/user/stores.md.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 /// The frames of the message protocol: one fixed header, then `length` bytes of payload.
-/// `docs/transport.md` tells the whole protocol.
+/// `docs/internals/transport.md` tells the whole protocol.
 #pragma once
 
 #include <cstddef>

@@ -12,7 +12,7 @@
 ///
 /// Private to this folder, behind `collective/region_group.h`. Stands on shm/, which has the layout
 /// of the segment (`shm/segment_layout.h`), and on a channel for comparing and failing. Test it
-/// alone: `ctest -R '^collective\.Region'`. docs/shared-memory-engine.md explains the protocol.
+/// alone: `ctest -R '^collective\.Region'`. docs/internals/shm.md explains the protocol.
 ///
 /// The calls of a group are numbered from 1 without gaps. In each, a member publishes one control
 /// line and looks at the lines of those it reads from. It may run ahead. Data too large for the
