@@ -6,6 +6,7 @@
 #include "muster/cli/bench/bench.h"
 #include "muster/cli/bench/engine_worker.h"
 #include "muster/cli/doctor.h"
+#include "muster/cli/environment.h"
 #include "muster/cli/parse.h"
 #include "muster/cli/run_arguments.h"
 #include "muster/cli/trace.h"
@@ -31,6 +32,7 @@ constexpr const char* kHelp =
     "  muster top [the same choices] [--once]        what a job's ranks are in, refreshed\n"
     "  muster tunables                               the performance numbers in force, and how to "
     "override them\n"
+    "  muster environment                            the environment variables that muster reads\n"
     "  muster --version\n"
     "\n"
     "muster run --standalone --nproc-per-node 4 ./train      four ranks on this machine\n"
@@ -56,6 +58,7 @@ int main(int count, char** words) {
   if (command == "bench-worker") return muster::cli::bench::run_engine_worker(rest);
   if (command == "doctor") return muster::cli::run_doctor(rest);
   if (command == "trace") return muster::cli::run_trace(rest);
+  if (command == "environment") return muster::cli::run_environment(rest);
   if (command == "tunables") return muster::cli::run_tunables(rest);
   if (command == "top") return muster::cli::run_top(rest);
   const bool version = command == "--version",

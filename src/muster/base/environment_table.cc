@@ -1,0 +1,217 @@
+#include "muster/base/environment_table.h"
+
+#include <algorithm>
+
+namespace muster {
+namespace {
+
+using Row = EnvironmentVariable;
+
+constexpr Row kJob[] = {
+    {"RANK, WORLD_SIZE", "",
+     "This process's rank and the number of ranks, for env://. Without them the variables of srun "
+     "and mpirun below are used."},
+    {"MASTER_ADDR, MASTER_PORT", "",
+     "Where rank 0 serves the job's store, for env://. If all ranks run on one host under srun or "
+     "mpirun, neither is needed."},
+    {"LOCAL_RANK", "", "This process's rank on its host, as get_node_local_rank returns it."},
+    {"MUSTER_AGENT_STORE", "",
+     "HOST:PORT of the store that the launcher serves. Set by `muster run`; every rank is then a "
+     "client of that store."},
+    {"TORCHELASTIC_RESTART_COUNT", "0",
+     "Which restart of the job this is. Ranks of different restarts do not meet each other."},
+    {"TORCHELASTIC_RUN_ID", "none",
+     "The job's name in traces. If it is set, is_torchelastic_launched is true."},
+    {"TORCHELASTIC_USE_AGENT_STORE", "off",
+     "Set by torchrun, whose agent serves a store of stock torch at MASTER_PORT. Python programs "
+     "meet over that store; C++ programs cannot."},
+};
+
+constexpr Row kSecurity[] = {
+    {"MUSTER_SECRET", "",
+     "The job's secret, at least 16 characters, the same on all ranks. Without a secret only "
+     "processes of the same user on the same host can join. `muster run` makes one for a job on "
+     "one node."},
+    {"MUSTER_SECRET_FILE", "", "A file that holds the secret. MUSTER_SECRET comes first."},
+    {"MUSTER_INSECURE", "off",
+     "1: no secret is needed, from any host. For networks that you trust. A secret that is given "
+     "comes first."},
+    {"MUSTER_ALLOW_PICKLE", "1",
+     "0: object collectives and remote calls in Python read no pickles that can run code."},
+};
+
+constexpr Row kNetwork[] = {
+    {"MUSTER_SOCKET_IFNAME", "",
+     "Network interfaces for links between hosts, separated by commas. Every rank must name "
+     "equally many. Without it: the address from which the store is reached."},
+    {"GLOO_SOCKET_IFNAME", "", "The same, if MUSTER_SOCKET_IFNAME is unset."},
+};
+
+constexpr Row kMemory[] = {
+    {"MUSTER_SHARE_MEMORY", "",
+     "1: all CPU tensors lie in memory that the ranks of the host share. 0: none do, not even "
+     "gradients of DistributedDataParallel."},
+    {"MUSTER_ALGORITHM", "",
+     "OPERATION:ALGORITHM pairs, separated by commas, that replace the choice by size: "
+     "\"all_reduce:bruck,broadcast:chain\". The value of a group's first rank counts."},
+    {"MUSTER_TUNING", "~/.config/muster/tuning",
+     "The tuning file that `muster bench --tune` writes. off: none is read."},
+    {"MUSTER_TUNE", "",
+     "NAME=VALUE pairs, separated by commas, that override performance numbers: "
+     "\"link_spin=20us\". The page of tunables lists the names."},
+};
+
+constexpr Row kDiagnosis[] = {
+    {"MUSTER_LOG_LEVEL", "warning",
+     "error, warning, info, debug or trace. It overrides the level that the two variables of "
+     "torch give."},
+    {"TORCH_DISTRIBUTED_DEBUG", "OFF",
+     "OFF, INFO or DETAIL. At DETAIL reports of mismatched calls have shapes and call stacks."},
+    {"TORCH_CPP_LOG_LEVEL", "WARNING",
+     "ERROR, WARNING or INFO. INFO logs at debug if TORCH_DISTRIBUTED_DEBUG is INFO, and at trace "
+     "if it is DETAIL."},
+    {"MUSTER_TRACE_ENTRIES", "2000",
+     "How many calls each rank's flight recorder keeps. 0: no recorder."},
+    {"MUSTER_RUN_DIR", "$XDG_RUNTIME_DIR/muster, else /tmp/muster-UID",
+     "The folder of traces. It must be closed to others."},
+    {"TORCH_SHOW_CPP_STACKTRACES", "0",
+     "1: errors of remote calls bring the C++ stack of the callee."},
+    {"PYTHONBREAKPOINT", "", "What `breakpoint(rank)` opens in Python instead of pdb."},
+};
+
+constexpr Row kLaunching[] = {
+    {"PET_NAME", "",
+     "An option of `muster run` that has a value, for every NAME: PET_NPROC_PER_NODE=4."},
+    {"MUSTER_PYTHON", "",
+     "The Python that `muster run` and `muster bench` start, and whose torch `make` builds "
+     "against."},
+    {"PYTHON_EXEC", "",
+     "The same for `muster run` alone, before MUSTER_PYTHON. Workers read from it which Python "
+     "runs them."},
+    {"VIRTUAL_ENV, CONDA_PREFIX, CONDA_DEFAULT_ENV", "",
+     "The activated environment, whose Python is used if nothing above names one and this muster "
+     "is not installed in a virtual environment itself."},
+    {"CUDA_VISIBLE_DEVICES", "", "The devices that `--nproc-per-node gpu` counts."},
+    {"MUSTER_REPLACE_GLOO", "off",
+     "1: Python programs get muster as torch's backend `gloo`, as with --replace-gloo."},
+    {"DDP_DISABLE_COMM_MEM", "0 without GPUs",
+     "Stock torch: 1 keeps the buckets of its DDP out of memory that the ranks of a host share."},
+    {"PATH", "", "Where programs are looked for that are named without a folder."},
+    {"TMPDIR", "/tmp", "Where temporary files are made."},
+    {"HOME, XDG_CONFIG_HOME, XDG_RUNTIME_DIR", "",
+     "Where the tuning file, traces and this user's own key are looked for."},
+};
+
+constexpr Row kSchedulers[] = {
+    {"SLURM_PROCID, SLURM_NTASKS, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_NTASKS_PER_NODE, "
+     "SLURM_NODEID, SLURM_NNODES, SLURM_STEP_NUM_NODES, SLURM_JOB_ID, SLURM_STEP_ID, SLURM_STEPID",
+     "", "Set by srun."},
+    {"OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK, "
+     "OMPI_COMM_WORLD_LOCAL_SIZE, PMIX_NAMESPACE",
+     "", "Set by Open MPI's mpirun."},
+    {"PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS", "",
+     "Set by the mpirun of MPICH and Intel MPI."},
+    {"MV2_COMM_WORLD_RANK, MV2_COMM_WORLD_SIZE, MV2_COMM_WORLD_LOCAL_RANK, "
+     "MV2_COMM_WORLD_LOCAL_SIZE",
+     "", "Set by MVAPICH2."},
+};
+
+constexpr Row kWorkers[] = {
+    {"RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, ROLE_RANK, "
+     "ROLE_WORLD_SIZE, ROLE_NAME, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RESTART_COUNT, "
+     "TORCHELASTIC_MAX_RESTARTS, TORCHELASTIC_RUN_ID, PYTHON_EXEC",
+     "", "As under torchrun."},
+    {"MUSTER_AGENT_STORE, MUSTER_SECRET", "",
+     "See above; the secret only if the launcher has made it."},
+    {"OMP_NUM_THREADS", "", "The cores divided by the workers, unless it is set."},
+};
+
+constexpr Row kLogged[] = {
+    {"CUDA_VISIBLE_DEVICES, MASTER_ADDR, MASTER_PORT, NCCL_DEBUG, NCCL_IB_TIMEOUT, NCCL_NTHREADS, "
+     "NCCL_SOCKET_IFNAME, TORCH_NCCL_ASYNC_ERROR_HANDLING, NCCL_ASYNC_ERROR_HANDLING, "
+     "TORCH_NCCL_BLOCKING_WAIT, NCCL_BLOCKING_WAIT, GLOO_DEVICE_TRANSPORT",
+     "", "Shown by DistributedDataParallel's log, as torch's log shows them; not used otherwise."},
+};
+
+constexpr Row kBuilding[] = {
+    {"MUSTER_LIBTORCH, LIBTORCH", "",
+     "An unpacked LibTorch to build against instead of a wheel's."},
+    {"MUSTER_TORCH, MUSTER_BROWSER, MUSTER_RIVALS, MUSTER_CHECKS, MUSTER_DOCS", "",
+     "What `tools/setup` installs; its first lines say what each adds."},
+    {"MUSTER_BENCH_DIR", "share/muster/bench beside `muster`",
+     "Where `muster bench` finds the other libraries' workers."},
+    {"I_MPI_ROOT", "", "The folder of Intel MPI, for `muster bench --vs impi`."},
+    {"PYTHONPATH", "", "Kept by `muster bench` behind the folder of the Python package it times."},
+    {"MUSTER_TEST_SEED", "the clock", "The seed of sampled tests. `make test` prints it."},
+    {"MUSTER_TEST_LONG", "0", "1: test matrices run whole."},
+    {"MUSTER_TEST_BUDGET_S, MUSTER_TEST_SHARE, MUSTER_TEST_LONG_BUDGET_S, MUSTER_FUZZ_SECONDS", "",
+     "How long sampled tests and fuzzers run (src/muster/testing/budget.h)."},
+};
+
+constexpr EnvironmentSection kSections[] = {
+    {"Joining a job", kJob},
+    {"Security", kSecurity},
+    {"Network", kNetwork},
+    {"Memory and algorithms", kMemory},
+    {"Logs and traces", kDiagnosis},
+    {"Launching", kLaunching},
+    {"From srun and mpirun", kSchedulers},
+    {"What workers get from muster run", kWorkers},
+    {"Logged only", kLogged},
+    {"Building, benchmarks and tests", kBuilding},
+};
+
+constexpr std::size_t kColumns = 100;
+
+/// Appends `text` in lines of at most 100 columns, the first after what the last line of `page`
+/// holds, the others indented by two.
+void wrap(std::string& page, std::string_view text) {
+  std::size_t column = page.size() - (page.rfind('\n') + 1);
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find(' '), text.size());
+    if (column + 1 + end > kColumns) {
+      page += "\n ";
+      column = 1;
+    }
+    page += ' ';
+    page += text.substr(0, end);
+    column += 1 + end;
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+}
+
+/// "`RANK`, `WORLD_SIZE`"
+std::string as_code(std::string_view names) {
+  std::string text = "`";
+  for (const char c : names) {
+    if (c == ',') text += '`';
+    text += c;
+    if (c == ' ') text += '`';
+  }
+  return text + "`";
+}
+
+}  // namespace
+
+std::span<const EnvironmentSection> environment_sections() { return kSections; }
+
+std::string environment_page() {
+  std::string page =
+      "# Environment variables\n\n"
+      "Every variable that muster reads, printed by `muster environment --markdown`. `muster "
+      "environment`\nprints those that are set here. Empty and unset are the same. Flags are 1, "
+      "true, yes or on, and 0,\nfalse, no or off.\n";
+  for (const EnvironmentSection& section : kSections) {
+    page += "\n## " + std::string(section.title) + "\n\n";
+    for (const Row& row : section.variables) {
+      page += "-";
+      wrap(page, as_code(row.name) +
+                     (row.standard.empty() ? "" : " (" + std::string(row.standard) + ")") + ":");
+      wrap(page, row.meaning);
+      page += '\n';
+    }
+  }
+  return page;
+}
+
+}  // namespace muster
