@@ -35,76 +35,73 @@ constexpr std::string_view kDdp = "muster bench ddp";
 constexpr Tunable kRows[] = {
     // ---- how threads wait
     {"link_spin", &Tunables::link_spin, Unit::time, Scope::local, 40 * kMicro,
-     "A rank with a core of its own pauses so long between polls of its links before it gives the "
-     "core away.",
+     "How long a rank with a core of its own pauses between polls of its links before it yields.",
      kMessages},
     {"link_yield", &Tunables::link_yield, Unit::time, Scope::local, 1 * kMilli,
-     "After so long without news a waiting thread sleeps: longer than a sleeper takes to come "
-     "back, else ranks that have slept once find each other asleep at every call.",
+     "After this time without progress a waiting thread sleeps. Longer than waking up takes; "
+     "otherwise ranks that have slept once find each other asleep at every call.",
      kMessages},
     {"peer_pauses", &Tunables::peer_pauses, Unit::count, Scope::local, 500,
-     "A rank with a core of its own polls so often, 40 ns each, for the members of a small call or "
-     "a peer's message before it looks after everything else too.",
+     "How many times, 40 ns each, a rank with a core of its own polls for the members of a small "
+     "call or for a peer's message before it polls everything else.",
      kSmall},
     {"shared_core_pauses", &Tunables::shared_core_pauses, Unit::count, Scope::local, 100,
-     "A rank keeps a shared core for so many polls while everything that is missing comes from "
-     "other cores: less than until a core that is given away comes back.",
+     "For how many polls an oversubscribed rank keeps its core while all missing peers run on "
+     "other cores. Shorter than a scheduling round.",
      kSmallShared},
     {"peer_yield", &Tunables::peer_yield, Unit::time, Scope::local, 100 * kMicro,
-     "Ranks that share cores give them away so long for each rank of a core before the wait for a "
-     "small call becomes a general one.",
+     "How long oversubscribed ranks yield, per rank of a core, before the wait for a small call "
+     "becomes a general one.",
      kSmallShared},
     {"round_trip", &Tunables::round_trip, Unit::time, Scope::local, 50 * kMicro,
-     "What an answer takes that is on its way: so long a thread polls for it alone.", kMessages},
+     "How long a reply that is in flight takes: for this time a thread polls for it alone.",
+     kMessages},
     {"offer_polls", &Tunables::offer_polls, Unit::count, Scope::local, 64,
-     "A thread that waits for RPC offers its core after so many polls without news.", kRpc},
+     "After how many polls without progress a thread that waits for RPC yields its core.", kRpc},
     {"offer_taken", &Tunables::offer_taken, Unit::time, Scope::local, 1200,
-     "An offer of a core that took so long was taken by the peer that is waited for.", kRpc},
+     "A yield that took this long has let the awaited peer run.", kRpc},
     {"rpc_stand_by", &Tunables::rpc_stand_by, Unit::time, Scope::local, 250 * kMicro,
-     "The RPC listener keeps away from the core so long after it has seen a caller wait.", kRpc},
+     "How long the RPC listener stays off the core after it has seen a caller wait.", kRpc},
 
     // ---- background threads, and callbacks
     {"progress_tick", &Tunables::progress_tick, Unit::time, Scope::local, 1 * kMilli,
-     "How often the progress thread looks at asynchronous operations, and how often a backward "
-     "pass is looked at that callbacks wait for.",
+     "How often the progress thread polls asynchronous operations, and how often a backward pass "
+     "that callbacks wait for is checked.",
      kDdp},
     {"progress_linger", &Tunables::progress_linger, Unit::time, Scope::local, 20 * kMilli,
-     "So long after its last work the progress thread still looks every tick, so that a stream of "
-     "short calls need not wake it each time.",
+     "For this time after its last work the progress thread still polls every tick, so that a "
+     "stream of short calls need not wake it each time.",
      kDdp},
     {"progress_idle_tick", &Tunables::progress_idle_tick, Unit::time, Scope::local, 50 * kMilli,
-     "How often the progress thread, and the watcher of links in memory, look where hardly "
-     "anything happens.",
-     kDdp},
+     "How often the progress thread, and the watcher of links in memory, poll while idle.", kDdp},
     {"driver_trust", &Tunables::driver_trust, Unit::time, Scope::local, 5 * kMilli,
-     "For so long after a computing thread has polled for its calls no other thread does.", kDdp},
+     "For this time after a computing thread has polled for its calls no other thread does.", kDdp},
     {"callback_look", &Tunables::callback_look, Unit::time, Scope::local, 10 * kMilli,
-     "How often a callback is looked at that others wait behind.", kDdp},
+     "How often a callback that delays others is checked.", kDdp},
     {"callback_standstill", &Tunables::callback_standstill, Unit::time, Scope::local, 200 * kMilli,
-     "A callback that has slept so long may be waiting for the next one, which "
-     "another thread then begins.",
+     "A callback that has slept this long may be waiting for the next one, which another thread "
+     "then begins.",
      kDdp},
     {"backward_standstill", &Tunables::backward_standstill, Unit::time, Scope::local, 20 * kMilli,
-     "A backward pass whose thread has slept so long may be waiting for callbacks, "
-     "which are then not held back for its end.",
+     "A backward pass whose thread has slept this long may be waiting for callbacks, which are "
+     "then no longer deferred to its end.",
      kDdp},
     {"callback_idle", &Tunables::callback_idle, Unit::time, Scope::local, 500 * kMilli,
      "The same for a thread that polls between short sleeps.", kDdp},
     {"callback_longest", &Tunables::callback_longest, Unit::time, Scope::local, 10 * kSecond,
-     "The same for a thread that never rests: polling cannot be told from computing.", kDdp},
+     "The same for a thread that never sleeps: polling cannot be told from computing.", kDdp},
 
     // ---- calls and copies
     {"small_call", &Tunables::small_call, Unit::bytes, Scope::local, 32 * kKiB,
-     "Calls of at most so much memory are completed by their caller's thread and may be under way "
-     "beside others.",
+     "Calls of at most this much memory are completed by their caller's thread, and several may be "
+     "in flight.",
      kMessages},
     {"kept_scratch", &Tunables::kept_scratch, Unit::bytes, Scope::local, 2 * kMiB,
-     "So much temporary memory a group keeps between calls.", kLarge},
+     "How much temporary memory a group keeps between calls.", kLarge},
     {"past_caches", &Tunables::past_caches, Unit::bytes, Scope::local, 32 * kMiB,
-     "Copies go past the caches where a host's ranks together write that much at once.", kLarge},
+     "Copies bypass the caches if a host's ranks together write this much at once.", kLarge},
     {"work_quantum", &Tunables::work_quantum, Unit::bytes, Scope::local, 4 * kMiB,
-     "After so many bytes a call looks whether its group has failed, and lets its thread look "
-     "after other things.",
+     "After this many bytes a call checks whether its group has failed, and yields its thread.",
      kLarge},
     {"direct_read", &Tunables::direct_read, Unit::bytes, Scope::local, 128 * kKiB,
      "Slices of at least this size are read directly from the sender's memory "
@@ -115,59 +112,59 @@ constexpr Tunable kRows[] = {
 
     // ---- which algorithm runs
     {"gathered_per_rank", &Tunables::gathered_per_rank, Unit::bytes, Scope::agreed, 4 * kKiB,
-     "Every rank gathers all inputs up to so much from each, or from each of 16 where there are "
+     "Every rank gathers all inputs up to this size per rank, or per each of 16 ranks if there are "
      "fewer: more bytes cost less than more messages.",
      kSelection, Tunable::kSame, Tunable::kSame, Tunable::kSame,
      "links.all_reduce links.reduce links.all_gather links.gather links.scatter"},
     {"pair_exchange", &Tunables::pair_exchange, Unit::bytes, Scope::agreed, 1 * kMiB,
-     "Two ranks exchange whole tensors up to this size (bruck): as many bytes travel whatever the "
-     "algorithm, until what is held leaves the caches.",
+     "Two ranks exchange whole tensors up to this size (bruck): every algorithm sends as many "
+     "bytes, until the memory exceeds the caches.",
      kSelection, Tunable::kSame, Tunable::kSame, Tunable::kSame, "links.all_reduce"},
     {"shared_exchange", &Tunables::shared_exchange, Unit::bytes, Scope::agreed, 32 * kKiB,
-     "Ranks that share cores exchange whole tensors (bruck) up to this size; of many ranks less, "
-     "as much in all as of few_ranks.",
+     "Oversubscribed ranks exchange whole tensors (bruck) up to this size; many ranks less, as "
+     "much in all as few_ranks.",
      kSelection, Tunable::kSame, Tunable::kSame, Tunable::kSame, "links.all_reduce"},
     {"ring_from", &Tunables::ring_from, Unit::bytes, Scope::agreed, 256 * kKiB,
-     "Above this an all_gather over hosts of several ranks goes round a ring.", kSimulate,
+     "Above this size an all_gather over hosts with several ranks uses a ring.", kSimulate,
      Tunable::kSame, Tunable::kSame, Tunable::kSame, "links.all_gather"},
     {"host_hop", &Tunables::host_hop, Unit::bytes, Scope::agreed, 48 * kKiB,
-     "A sum that travels from host to host waits at each as long as so many bytes take on the "
-     "wire.",
+     "A sum that travels from host to host is delayed at each by the time that this many bytes "
+     "take on the wire.",
      kSimulate, Tunable::kSame, Tunable::kSame, Tunable::kSame,
      "links.all_reduce links.reduce links.reduce_scatter"},
     {"host_lane", &Tunables::host_lane, Unit::bytes, Scope::agreed, 8 * kKiB,
      "The same for each rank of a host.", kSimulate, Tunable::kSame, Tunable::kSame, Tunable::kSame,
      "links.all_reduce links.reduce links.reduce_scatter"},
     {"shared_scatter", &Tunables::shared_scatter, Unit::bytes, Scope::agreed, 128 * kKiB,
-     "Roots that share cores scatter by a tree up to so much for all ranks; 16 to 32 KiB each.",
+     "Oversubscribed roots scatter by a tree up to this size for all ranks; 16 to 32 KiB each.",
      kSelection, Tunable::kSame, Tunable::kSame, Tunable::kSame, "links.scatter"},
     {"shared_reduce", &Tunables::shared_reduce, Unit::bytes, Scope::agreed, 128 * kKiB,
-     "Where ranks share cores the root reduces alone up to this size; up to twice as much where "
-     "there is hardly a core besides the root's own.",
+     "When oversubscribed, the root reduces alone up to this size; up to twice as much if there is "
+     "hardly a core besides the root's own.",
      kSelection, Tunable::kSame, Tunable::kSame, Tunable::kSame, "links.reduce"},
     {"few_ranks", &Tunables::few_ranks, Unit::count, Scope::agreed, 8,
-     "Up to so many ranks a root serves all others itself, and an all_gather sends directly.",
+     "Up to this many ranks a root serves all others itself, and an all_gather sends directly.",
      kSelection, Tunable::kSame, Tunable::kSame, Tunable::kSame,
      "links.reduce links.all_gather links.gather links.scatter"},
     {"near_hop", &Tunables::near_hop, Unit::count, Scope::agreed, 2,
-     "A message within a host is on its way as long as so many take to send.", kSimulate,
+     "A message within a host is in flight for as long as this many take to send.", kSimulate,
      Tunable::kSame, Tunable::kSame, Tunable::kSame, "links.gather links.scatter"},
     {"far_hop", &Tunables::far_hop, Unit::count, Scope::agreed, 10,
-     "A message between hosts is on its way as long as so many take to send.", kSimulate,
+     "A message between hosts is in flight for as long as this many take to send.", kSimulate,
      Tunable::kSame, Tunable::kSame, Tunable::kSame, "links.gather links.scatter"},
     {"one_shot", &Tunables::one_shot, Unit::bytes, Scope::agreed, 64 * kKiB,
-     "In shared memory every rank reads all inputs itself, up to so much from all together.",
+     "In shared memory every rank reads all inputs itself, up to this size of all together.",
      kRegion, Tunable::kSame, Tunable::kSame, 128 * kKiB, "region.all_reduce region.reduce"},
 
     // ---- services
     {"kept_connections", &Tunables::kept_connections, Unit::count, Scope::local, 4,
-     "A client of the store keeps so many connections for its threads.", kServices},
+     "How many connections a client of the store keeps for its threads.", kServices},
     {"unpolled_answers", &Tunables::unpolled_answers, Unit::count, Scope::local, 64,
-     "A client of the store that has polled in vain sleeps for its answers at once, up to so many "
-     "times in a row.",
+     "A client of the store that has polled in vain sleeps for its next replies at once, up to "
+     "this many times in a row.",
      kServices},
     {"file_poll", &Tunables::file_poll, Unit::time, Scope::local, 50 * kMicro,
-     "A file that others write is looked at again after so long, then after twice as long each "
+     "A file that others write is checked again after this time, then after twice as long each "
      "time, at most 100 times as long.",
      kServices},
 
@@ -177,101 +174,102 @@ constexpr Tunable kRows[] = {
      Unit::bytes,
      Scope::fixed,
      fixed::kEagerBytes,
-     "The largest message that is sent without asking first.",
+     "The eager threshold: the largest message that is sent without a request.",
      kMessages},
     {"fragment",
      {},
      Unit::bytes,
      Scope::fixed,
      fixed::kFragmentBytes,
-     "Payloads travel in pieces of this size, trees and chains pass them on piece by piece, and "
-     "so much may be eager to one peer.",
+     "Payloads travel in fragments of this size, trees and chains forward them one by one, and one "
+     "peer may have this much eager data.",
      kMessages},
     {"envelope_credit",
      {},
      Unit::count,
      Scope::fixed,
      fixed::kEnvelopeCredit,
-     "So many small messages may be unmatched at one peer.",
+     "How many small messages may be unmatched at one peer.",
      kMessages},
     {"small_message",
      {},
      Unit::bytes,
      Scope::fixed,
      fixed::kSmallMessage,
-     "Messages up to this size are copied to travel with others, and kept beside their head.",
+     "Messages up to this size are copied to travel with others, and kept beside their header.",
      kMessages},
     {"gathered_write",
      {},
      Unit::bytes,
      Scope::fixed,
      fixed::kGatheredWrite,
-     "So many bytes of gathered messages make a write.",
+     "How many bytes of batched messages make a write.",
      kMessages},
     {"inline_copy",
      {},
      Unit::bytes,
      Scope::fixed,
      fixed::kInlineCopy,
-     "Pieces of together so many bytes are copied rather than handed over one by one, and so much "
-     "of the next call's slot is fetched ahead.",
+     "Pieces of this many bytes together are copied instead of passed one by one, and this much of "
+     "the next call's slot is prefetched.",
      kMessages},
     {"io_buffer",
      {},
      Unit::bytes,
      Scope::fixed,
      fixed::kIoBuffer,
-     "What one read takes from a socket or pipe.",
+     "How much one read takes from a socket or pipe.",
      kServices},
     {"io_share",
      {},
      Unit::bytes,
      Scope::fixed,
      fixed::kIoShare,
-     "What one connection may move before others have their turn; large values are read so.",
+     "How much one connection may move before others have their turn; large values are read in "
+     "such pieces.",
      kServices},
     {"reduce_chunk",
      {},
      Unit::bytes,
      Scope::fixed,
      fixed::kReduceChunk,
-     "What is reduced or relayed at a time: it stays in the cache of a core.",
+     "How much is reduced or forwarded at a time: it stays in the cache of a core.",
      kSelection},
     {"least_message",
      {},
      Unit::bytes,
      Scope::fixed,
      fixed::kLeastMessage,
-     "The least that is worth a message of its own, or a word to the other side of a ring in "
-     "memory: less is packed, or summed with more.",
+     "The smallest payload worth a message of its own, or worth notifying the other side of a ring "
+     "in memory: smaller ones are packed, or summed with more.",
      kSimulate},
     {"gathered_most",
      {},
      Unit::bytes,
      Scope::fixed,
      fixed::kGatheredMost,
-     "What an algorithm that gathers everything may take of a member's memory.",
+     "How much of a member's memory an algorithm that gathers everything may use.",
      kSelection},
     {"reduce_depth",
      {},
      Unit::count,
      Scope::fixed,
      fixed::kReduceDepth,
-     "Chunks under way to a rank that reduces them.",
+     "Chunks in flight to a rank that reduces them.",
      kSelection},
     {"forward_depth",
      {},
      Unit::count,
      Scope::fixed,
      fixed::kForwardDepth,
-     "Chunks under way to a rank that passes them on.",
+     "Chunks in flight to a rank that forwards them.",
      kSelection},
     {"in_flight",
      {},
      Unit::count,
      Scope::fixed,
      fixed::kInFlight,
-     "Small calls, exchanges of an all_to_all, and RPC receives that are under way at a time.",
+     "Small calls, exchanges of an all_to_all, and RPC receives that are in flight at a time.",
      kSelection},
 
     // ---- fixed: the region of a host
@@ -280,7 +278,7 @@ constexpr Tunable kRows[] = {
      Unit::count,
      Scope::fixed,
      fixed::kRegionSlots,
-     "Calls that a member may be ahead of the slowest one; a quarter in wide groups.",
+     "How many calls a member may be ahead of the slowest one; a quarter in wide groups.",
      kSmallShared},
     {"inline",
      {},
@@ -301,57 +299,57 @@ constexpr Tunable kRows[] = {
      Unit::count,
      Scope::fixed,
      fixed::kWindows,
-     "Windows that a member may have filled ahead of its readers.",
+     "How many windows a member may have filled ahead of its readers.",
      kLarge},
     {"window",
      {},
      Unit::bytes,
      Scope::fixed,
      fixed::kWindowBytes,
-     "What passes through shared memory at a time; half in wide groups.",
+     "How much passes through shared memory at a time; half in wide groups.",
      kLarge},
     {"wide_group",
      {},
      Unit::count,
      Scope::fixed,
      fixed::kWideGroup,
-     "Groups of more members take less memory each.",
+     "Groups of more members use less memory per member.",
      kLarge},
     {"cache_block",
      {},
      Unit::bytes,
      Scope::fixed,
      fixed::kCacheBlock,
-     "What is reduced or handed on at a time within a rank: it is in the first cache still.",
+     "How much is reduced or copied at a time within a rank: it is still in the first-level cache.",
      kLarge},
     {"reclaim_block",
      {},
      Unit::bytes,
      Scope::fixed,
      fixed::kReclaimBlock,
-     "What is worked on before its cache lines are given back to their writer (AMD).",
+     "How much is processed before its cache lines are written back to their writer (AMD).",
      kLarge},
     {"reclaim",
      {},
      Unit::bytes,
      Scope::fixed,
      fixed::kReclaimBytes,
-     "Several readers give back the lines of a broadcast, and a root reduces alone on shared "
-     "cores, up to this size.",
+     "Several readers write back the lines of a broadcast, and a root reduces alone when "
+     "oversubscribed, up to this size.",
      kLarge},
     {"reclaim_few",
      {},
      Unit::bytes,
      Scope::fixed,
      fixed::kReclaimFewBytes,
-     "The same for other calls of few members, and what is lent from the arena.",
+     "The same for other calls of few members, and for arena memory under an exclusive-read grant.",
      kArena},
     {"early_copy",
      {},
      Unit::bytes,
      Scope::fixed,
      fixed::kEarlyCopy,
-     "Members that share cores leave a copy and return, up to so much from all together.",
+     "Oversubscribed members leave a copy and return, up to this size of all together.",
      kArena},
 };
 
@@ -568,11 +566,12 @@ std::string tunables_page() {
       "# Tunables\n\n"
       "Every performance number of muster, printed by `muster tunables --markdown`. Override one "
       "by\n`MUSTER_TUNE=\"link_spin=20us,small_call=64 KiB\"` or by a line `link_spin = 20 us` of "
-      "the\n[tuning file](performance.md#which-algorithm-runs), on all ranks alike; read when the "
+      "the\n[tuning file](performance.md#tuning-file), on all ranks alike; read when the "
       "process starts. `muster tunables`\nprints the values in force.\n\n"
-      "Scope: *local* numbers concern one rank; of *agreed* ones the first member's count for a "
-      "group;\n*fixed* ones are part of a layout or of what members send each other, and cannot "
-      "be overridden.\n\n"
+      "Scope: *local* numbers concern one rank. For *agreed* numbers the first member's value "
+      "counts "
+      "for a\ngroup. *Fixed* numbers are part of a layout or of what members send each other, and "
+      "cannot be\noverridden.\n\n"
       "| name | default | scope | what it decides | measured by |\n| --- | --- | --- | --- | --- "
       "|\n";
   for (const Tunable& row : kRows) {
