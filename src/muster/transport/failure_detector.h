@@ -1,5 +1,5 @@
 /// Decides which ranks have died, which have left, and whose fault it is. Private to `transport/`;
-/// under the engine's lock. The rules are in docs/internals/transport.md, "Who is to blame".
+/// under the engine's lock. The rules are in docs/internals/failure.md.
 #pragma once
 
 #include <map>
