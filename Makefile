@@ -6,7 +6,7 @@
 #   make test-long   the same with full matrices, soaks and fuzzers (up to an hour)
 #   make bench       muster against Gloo, Open MPI and Intel MPI on this machine (under 10 minutes); a table and a picture in bench/results
 #   make bench-gates every figure that muster promises, measured and judged; 35 minutes
-#   make docs        the pages of docs/ and the reference of the Python package, as HTML in build/docs
+#   make docs        the pages of docs/ and the references of C++, Python and the commands, as HTML in build/docs
 #   make build       everything, optimised, in build/release
 #   make format      clang-format over all C++ files, ruff over all Python
 #   make clean       remove the build folders (not .venv)
@@ -83,11 +83,12 @@ bench-gates: setup
 	@$(BUILD) release --target bin/muster $(addprefix bin/muster_bench_,worker floors services ddp) muster_python
 	@bench/run gates
 
-# Sphinx comes from PyPI, into the environment that has torch.
+# Sphinx comes from PyPI, into the environment that has torch; doxygen from Debian.
+docs: export MUSTER_DOCS = ON
 docs: DOCS_PYTHON = $(or $(MUSTER_PYTHON),.venv/bin/python)
 docs: setup
 	@$(CONFIGURE) release
-	@$(BUILD) release --target muster_python
+	@$(BUILD) release --target bin/muster muster_python
 	@$(DOCS_PYTHON) -m pip install --quiet --disable-pip-version-check -r tools/docs-requirements.txt
 	@PYTHONPATH=build/release/python $(DOCS_PYTHON) -m sphinx --quiet -b html docs build/docs
 	@echo "build/docs/index.html"

@@ -1,11 +1,107 @@
-"""`make docs`: these pages and the reference of the Python package, by Sphinx, in build/docs."""
+"""`make docs`: these pages, the references of C++, Python and the commands, by Sphinx, in build/docs.
+
+The C++ reference is read from the public headers by doxygen, into build/doxygen. The reference of
+the commands is what `muster COMMAND --help` prints.
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+from xml.etree import ElementTree
+
+from docutils import nodes
+from sphinx.util.docutils import SphinxDirective
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+MUSTER = pathlib.Path(os.environ.get("MUSTER_COMMAND", ROOT / "build/release/bin/muster"))
+DOXYGEN = ROOT / "build/doxygen"
 
 project = "muster"
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "breathe"]
 html_theme = "furo"
 html_title = "muster"
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_docstring_signature = True
-suppress_warnings = ["myst.xref_missing", "misc.highlighting_failure"]
+breathe_projects = {"muster": str(DOXYGEN / "xml")}
+breathe_default_project = "muster"
+breathe_show_include = False
+# Namespaces are declared in every header.
+suppress_warnings = ["misc.highlighting_failure", "duplicate_declaration.cpp"]
 exclude_patterns = []
+
+# The folders of public headers. The comment at the top of a header describes the file.
+FOLDERS = ("", "group", "mesh", "parallel", "rpc", "store")
+DOXYFILE = """
+PROJECT_NAME = muster
+INPUT = {folders}
+FILE_PATTERNS = *.h
+EXCLUDE_PATTERNS = *test*
+STRIP_FROM_PATH = {source}
+OUTPUT_DIRECTORY = {output}
+GENERATE_XML = YES
+GENERATE_HTML = NO
+GENERATE_LATEX = NO
+JAVADOC_AUTOBRIEF = YES
+EXTRACT_ALL = YES
+MARKDOWN_SUPPORT = YES
+AUTOLINK_SUPPORT = NO
+INPUT_FILTER = "sed '1s,^///,/// @file\\n///,'"
+QUIET = YES
+WARNINGS = NO
+"""
+
+
+def read_headers():
+    source = ROOT / "src"
+    folders = " ".join(str(source / "muster" / folder) for folder in FOLDERS)
+    DOXYGEN.mkdir(parents=True, exist_ok=True)
+    settings = DOXYFILE.format(folders=folders, source=source, output=DOXYGEN)
+    subprocess.run(["doxygen", "-"], input=settings, text=True, check=True)
+    name_files_by_path(DOXYGEN / "xml")
+
+
+def name_files_by_path(xml):
+    """Doxygen's index has the last part of a file's name; breathe looks for what stands there."""
+    index = ElementTree.parse(xml / "index.xml")
+    for compound in index.iterfind("compound[@kind='file']"):
+        page = ElementTree.parse(xml / (compound.get("refid") + ".xml"))
+        compound.find("name").text = page.find("compounddef/location").get("file")
+    index.write(xml / "index.xml", encoding="utf-8", xml_declaration=True)
+
+
+def in_columns(text, columns=88):
+    """Wraps long lines of a command's help below the start of their description."""
+    lines = []
+    for line in text.splitlines():
+        start = re.match(r"\s*\S.*?\s{2,}|\s*", line).end()
+        indent = " " * (start if start < columns * 2 // 3 else 4)
+        lines += textwrap.wrap(line, columns, subsequent_indent=indent, drop_whitespace=True) or [
+            ""
+        ]
+    return "\n".join(lines)
+
+
+class CommandHelp(SphinxDirective):
+    """```{command-help} run```: what `muster run --help` prints."""
+
+    optional_arguments = 1
+    final_argument_whitespace = True
+
+    def run(self):
+        words = self.arguments[0].split() if self.arguments else []
+        command = [str(MUSTER), *words, "--help"]
+        # Some benchmarks are Python programs, which need this Python's torch.
+        environment = os.environ | {"MUSTER_PYTHON": sys.executable}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        block = nodes.literal_block(text := in_columns(done.stdout), text)
+        block["language"] = "none"
+        return [block]
+
+
+def setup(app):
+    app.add_directive("command-help", CommandHelp)
+    read_headers()

@@ -158,7 +158,7 @@ class FullyShardedDataParallel(torch.nn.Module):
                 unit.require_sync = was
 
     def clip_grad_norm_(self, max_norm, norm_type=2.0):
-        """Collective: `muster.fsdp.clip_grad_norm_` of this model. torch.nn.utils.clip_grad_norm_ would see only this rank's shards."""
+        """Collective: `muster.fsdp.clip_grad_norm_` of this model. `torch.nn.utils.clip_grad_norm_` would see only this rank's shards."""
         return clip_grad_norm_(self, max_norm, norm_type)
 
     def zero_grad(self, set_to_none=True):

@@ -147,7 +147,7 @@ def _call(func, args, kwargs):
 
 
 def rpc_sync(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
-    """What func(*args, **kwargs) returns, run by worker `to` (a name, rank or WorkerInfo); raises what it raises.
+    """What `func(*args, **kwargs)` returns, run by worker `to` (a name, rank or WorkerInfo); raises what it raises.
 
     func: a callable that both workers can import, a TorchScript function, or text: one of torch's operators ("aten::add"), or of the
     functions that are registered in C++ there. timeout: seconds; 0: never, -1: get_rpc_timeout(). Arguments are the callee's own copies.
@@ -170,7 +170,7 @@ def rpc_async(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
 
 
 def remote(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
-    """Has worker `to` run func(*args, **kwargs) and keep the result: an RRef to it, at once. What goes wrong is raised by its to_here()."""
+    """Has worker `to` run `func(*args, **kwargs)` and keep the result: an RRef to it, at once. What goes wrong is raised by its to_here()."""
     arguments, name = _call(func, args, kwargs)
     return _C._remote(to, func, arguments, name, timeout)
 

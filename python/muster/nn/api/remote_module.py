@@ -68,7 +68,7 @@ def _without(name):
 class RemoteModule(torch.nn.Module):
     """A module on another worker, torch.distributed.nn's: forward runs there, and in a context of distributed autograd gradients flow back.
 
-    remote_device: "worker/device"; "worker" alone is its cpu. module_cls(*args, **kwargs) makes the module there, which blocks until it is
+    remote_device: "worker/device"; "worker" alone is its cpu. `module_cls(*args, **kwargs)` makes the module there, which blocks until it is
     made and raises what its constructor raised. Inputs are moved to the module's device; where that is not the cpu, outputs come back on
     the cpu. Needs init_rpc. The module lives as long as a RemoteModule or an RRef to it does. It may go to other workers in calls.
     """
