@@ -1,0 +1,57 @@
+"""tools/check_docs, on small trees made for each rule."""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "check_docs"
+
+GOOD = {
+    "README.md": "# Good\n\nSee [the guide](docs/user/guide.md#two-words-a-1) and [this](#good).\n",
+    "docs/index.md": "# Index\n\n```{toctree}\nuser/guide\nA title <user/errors>\n```\n",
+    "docs/user/guide.md": "# Guide\n\n## Two words: `a`\n\n## Two words: a\n\n"
+    "```\n[no link](nowhere.md)\n# no heading\n```\n`a[i](b)` [up](../../README.md)\n",
+    "docs/user/errors.md": "# Generated\n\n" + "wide " * 40 + "\n" + "long\n" * 200,
+}
+
+
+def run(files):
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in files.items():
+            path = pathlib.Path(folder) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        subprocess.run(["git", "init", "--quiet", folder], check=True)
+        done = subprocess.run([sys.executable, "-B", TOOL, folder], capture_output=True, text=True)
+        return done.returncode, done.stdout
+
+
+class CheckDocs(unittest.TestCase):
+    def test_accepts_a_good_tree(self):
+        self.assertEqual(run(GOOD), (0, "check_docs: 4 pages, 0 faults\n"))
+
+    def refuses(self, name, text, fault):
+        code, output = run({**GOOD, name: GOOD[name] + text})
+        self.assertEqual(code, 1, output)
+        self.assertIn(fault, output)
+        self.assertIn(", 1 faults", output)
+
+    def test_refuses_wide_lines_and_long_pages(self):
+        self.refuses("README.md", "word " * 20 + "words\n", "README.md:4: 105 columns; at most 100")
+        self.refuses("docs/user/guide.md", "\n" * 150, "161 lines; at most 150: divide the page")
+
+    def test_refuses_broken_links(self):
+        self.refuses("README.md", "[gone](docs/gone.md)\n", "there is no such file")
+        self.refuses("README.md", "[gone](docs/index.md#gone)\n", "no heading makes this anchor")
+        self.refuses("README.md", "[gone](#no-heading)\n", "no heading makes this anchor")
+
+    def test_refuses_a_page_that_no_table_of_contents_names(self):
+        code, output = run({**GOOD, "docs/lost.md": "# Lost\n"})
+        self.assertEqual(code, 1)
+        self.assertIn("docs/lost.md: no table of contents names this page", output)
+
+
+if __name__ == "__main__":
+    unittest.main()
