@@ -37,7 +37,9 @@ class Words(unittest.TestCase):
         self.assertIn('a.cc:1: "goodbye": close, close_ack\n', output)
         self.assertIn("a.cc: 2 retired words; 0 are allowed\n", output)
 
-    def test_refuses_sentences_of_documents_that_begin_with_who(self):
+    def test_refuses_sentences_of_documents_that_begin_with_a_relative_clause(self):
+        self.assertEqual(run({"a.md": "It ends. What is left is freed.\n"})[0], 1)
+        self.assertEqual(run({"a.md": "# Where is it?\n\nWhere does it lie? In a file.\n"})[0], 0)
         self.assertEqual(run({"a.md": "Who comes late waits.\n"})[0], 1)
         self.assertEqual(run({"a.md": "It ends. Whoever waits is told.\n"})[0], 1)
         self.assertEqual(run({"a.cc": "// Who comes late waits.\n"})[0], 0)
