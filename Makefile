@@ -90,7 +90,7 @@ docs: setup
 	@$(CONFIGURE) release
 	@$(BUILD) release --target bin/muster muster_python
 	@$(DOCS_PYTHON) -m pip install --quiet --disable-pip-version-check -r tools/docs-requirements.txt
-	@PYTHONPATH=build/release/python $(DOCS_PYTHON) -m sphinx --quiet -b html docs build/docs
+	@PYTHONPATH=build/release/python $(DOCS_PYTHON) -m sphinx --quiet -W --keep-going -b html docs build/docs
 	@echo "build/docs/index.html"
 
 format:

@@ -21,6 +21,7 @@ DOXYGEN = ROOT / "build/doxygen"
 
 project = "muster"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "breathe"]
+highlight_language = "none"
 html_theme = "furo"
 html_title = "muster"
 myst_heading_anchors = 3
@@ -33,7 +34,7 @@ breathe_show_include = False
 suppress_warnings = ["misc.highlighting_failure", "duplicate_declaration.cpp"]
 exclude_patterns = []
 
-# The folders of public headers. The comment at the top of a header describes the file.
+# The folders of public headers.
 FOLDERS = ("", "group", "mesh", "parallel", "rpc", "store")
 DOXYFILE = """
 PROJECT_NAME = muster
@@ -49,7 +50,8 @@ JAVADOC_AUTOBRIEF = YES
 EXTRACT_ALL = YES
 MARKDOWN_SUPPORT = YES
 AUTOLINK_SUPPORT = NO
-INPUT_FILTER = "sed '1s,^///,/// @file\\n///,'"
+INPUT_FILTER = "sed -f {filter}"
+EXCLUDE_SYMBOLS = torch torch::* at at::* c10 c10::*
 QUIET = YES
 WARNINGS = NO
 """
@@ -59,7 +61,9 @@ def read_headers():
     source = ROOT / "src"
     folders = " ".join(str(source / "muster" / folder) for folder in FOLDERS)
     DOXYGEN.mkdir(parents=True, exist_ok=True)
-    settings = DOXYFILE.format(folders=folders, source=source, output=DOXYGEN)
+    settings = DOXYFILE.format(
+        folders=folders, source=source, output=DOXYGEN, filter=ROOT / "docs/headers.sed"
+    )
     subprocess.run(["doxygen", "-"], input=settings, text=True, check=True)
     name_files_by_path(DOXYGEN / "xml")
 
