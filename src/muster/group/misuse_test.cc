@@ -458,31 +458,35 @@ std::string steady(const std::string& text) {
                             std::regex(R"(\b\d+(\.\d+)? ?(ns|us|ms|s|min)\b)"), "<time>");
 }
 
+constexpr const char* kHead = R"(# Error messages
+
+`tools/errors_gallery` has written this page from jobs that it ran; do not edit it. Parts that
+differ from run to run are shown as `<time>`, `<port>`, `<number>` (of a process), `<host>` and
+`<folder>`.
+
+## Wrong arguments
+
+Rank 1 of three makes the wrong call and gets this error. The other ranks, whose calls were right,
+get an error that says that rank 1's call was refused, and the group has failed. If all ranks make a
+wrong call, the group stays usable.
+
+| what was done | what the user reads |
+| --- | --- |
+)";
+
 std::string page() {
   const testing::FailureGallery
       failures;  // first: they fork, which a process with other threads should not
   std::ostringstream out;
-  out << "# What the errors say\n\n"
-         "Written by `tools/errors_gallery`, from jobs that were run; do not edit. What differs "
-         "from run to run stands as `<time>`,\n"
-         "`<port>`, `<number>` (of a process), `<host>` and `<folder>`.\n\n"
-         "## Wrong arguments\n\nOf three ranks, rank 1 makes the wrong call and reads this. The "
-         "other ranks, which made a proper call, "
-         "read that rank 1's "
-         "was "
-         "refused there,\nand the group has failed; where all ranks make a wrong call it goes "
-         "on.\n\n"
-         "| what was done | what the user reads |\n| --- | --- |\n";
+  out << kHead;
   for (const auto& misuse : misuses())
     out << "| " << misuse.done << " | " << steady(play(misuse, "native").wrong) << " |\n";
-  out << "\n## Disagreements, deadlines, messages\n\nAs rank 0 of two reads them.\n\n| what was "
-         "done | what the user reads |\n| --- | --- "
-         "|\n";
+  out << "\n## Disagreements, deadlines, messages\n\nThe errors that rank 0 of two gets.\n\n"
+         "| what was done | what the user reads |\n| --- | --- |\n";
   for (const auto& [done, text] : disagreements())
     out << "| " << done << " | " << steady(text) << " |\n";
-  out << "\n## Failures\n\nOf processes, stores and addresses, with ranks as processes: as those "
-         "read them that are left, or that come to "
-         "them.\n\n| what happened | what the user reads |\n| --- | --- |\n";
+  out << "\n## Failures\n\nRanks are processes. The errors are those of the ranks that are left, "
+         "or that join.\n\n| what happened | what the user reads |\n| --- | --- |\n";
   for (const auto& [happened, text] : failures.rows())
     out << "| " << happened << " | " << steady(text) << " |\n";
   return out.str();
