@@ -32,12 +32,12 @@ constexpr Row kSecurity[] = {
      "The job's secret, at least 16 characters, the same on all ranks. Without a secret only "
      "processes of the same user on the same host can join. `muster run` makes one for a job on "
      "one node."},
-    {"MUSTER_SECRET_FILE", "", "A file that holds the secret. MUSTER_SECRET comes first."},
+    {"MUSTER_SECRET_FILE", "", "A file that holds the secret. MUSTER_SECRET takes precedence."},
     {"MUSTER_INSECURE", "off",
-     "1: no secret is needed, from any host. For networks that you trust. A secret that is given "
-     "comes first."},
+     "1 lets processes of any host join without a secret. Use it only on networks that you trust. "
+     "A secret that is given takes precedence."},
     {"MUSTER_ALLOW_PICKLE", "1",
-     "0: object collectives and remote calls in Python read no pickles that can run code."},
+     "0 makes object collectives and remote calls in Python refuse pickles that can run code."},
 };
 
 constexpr Row kNetwork[] = {
@@ -49,13 +49,13 @@ constexpr Row kNetwork[] = {
 
 constexpr Row kMemory[] = {
     {"MUSTER_SHARE_MEMORY", "",
-     "1: all CPU tensors lie in memory that the ranks of the host share. 0: none do, not even "
-     "gradients of DistributedDataParallel."},
+     "1 puts all CPU tensors into memory that the ranks of the host share. 0 keeps even the "
+     "gradients of DistributedDataParallel out of it."},
     {"MUSTER_ALGORITHM", "",
      "OPERATION:ALGORITHM pairs, separated by commas, that replace the choice by size: "
      "\"all_reduce:bruck,broadcast:chain\". The value of a group's first rank counts."},
     {"MUSTER_TUNING", "~/.config/muster/tuning",
-     "The tuning file that `muster bench --tune` writes. off: none is read."},
+     "The tuning file that `muster bench --tune` writes. \"off\" reads none."},
     {"MUSTER_TUNE", "",
      "NAME=VALUE pairs, separated by commas, that override performance numbers: "
      "\"link_spin=20us\". The page of tunables lists the names."},
@@ -71,11 +71,11 @@ constexpr Row kDiagnosis[] = {
      "ERROR, WARNING or INFO. INFO logs at debug if TORCH_DISTRIBUTED_DEBUG is INFO, and at trace "
      "if it is DETAIL."},
     {"MUSTER_TRACE_ENTRIES", "2000",
-     "How many calls each rank's flight recorder keeps. 0: no recorder."},
+     "How many calls each rank's flight recorder keeps. 0 disables it."},
     {"MUSTER_RUN_DIR", "$XDG_RUNTIME_DIR/muster, else /tmp/muster-UID",
      "The folder of traces. It must be closed to others."},
     {"TORCH_SHOW_CPP_STACKTRACES", "0",
-     "1: errors of remote calls bring the C++ stack of the callee."},
+     "1 adds the C++ stack of the callee to errors of remote calls."},
     {"PYTHONBREAKPOINT", "", "What `breakpoint(rank)` opens in Python instead of pdb."},
 };
 
@@ -93,9 +93,9 @@ constexpr Row kLaunching[] = {
      "is not installed in a virtual environment itself."},
     {"CUDA_VISIBLE_DEVICES", "", "The devices that `--nproc-per-node gpu` counts."},
     {"MUSTER_REPLACE_GLOO", "off",
-     "1: Python programs get muster as torch's backend `gloo`, as with --replace-gloo."},
-    {"DDP_DISABLE_COMM_MEM", "0 without GPUs",
-     "Stock torch: 1 keeps the buckets of its DDP out of memory that the ranks of a host share."},
+     "1 gives Python programs muster as torch's backend `gloo`, as --replace-gloo does."},
+    {"DDP_DISABLE_COMM_MEM", "0 on machines without GPUs",
+     "1 keeps the buckets of stock torch's DDP out of memory that the ranks of a host share."},
     {"PATH", "", "Where programs are looked for that are named without a folder."},
     {"TMPDIR", "/tmp", "Where temporary files are made."},
     {"HOME, XDG_CONFIG_HOME, XDG_RUNTIME_DIR", "",
@@ -143,7 +143,7 @@ constexpr Row kBuilding[] = {
     {"I_MPI_ROOT", "", "The folder of Intel MPI, for `muster bench --vs impi`."},
     {"PYTHONPATH", "", "Kept by `muster bench` behind the folder of the Python package it times."},
     {"MUSTER_TEST_SEED", "the clock", "The seed of sampled tests. `make test` prints it."},
-    {"MUSTER_TEST_LONG", "0", "1: test matrices run whole."},
+    {"MUSTER_TEST_LONG", "0", "1 runs test matrices whole."},
     {"MUSTER_TEST_BUDGET_S, MUSTER_TEST_SHARE, MUSTER_TEST_LONG_BUDGET_S, MUSTER_FUZZ_SECONDS", "",
      "How long sampled tests and fuzzers run (src/muster/testing/budget.h)."},
 };
@@ -206,7 +206,8 @@ std::string environment_page() {
     for (const Row& row : section.variables) {
       page += "-";
       wrap(page, as_code(row.name) +
-                     (row.standard.empty() ? "" : " (" + std::string(row.standard) + ")") + ":");
+                     (row.standard.empty() ? "" : " (default: " + std::string(row.standard) + ")") +
+                     ":");
       wrap(page, row.meaning);
       page += '\n';
     }

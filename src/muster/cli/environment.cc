@@ -54,7 +54,7 @@ int run_environment(const std::vector<std::string>& arguments) {
     if (all) std::cout << section.title << "\n";
     for (const EnvironmentVariable& row : section.variables) {
       if (all)
-        std::cout << "  " << row.name << (row.standard.empty() ? "" : " (") << row.standard
+        std::cout << "  " << row.name << (row.standard.empty() ? "" : " (default: ") << row.standard
                   << (row.standard.empty() ? "" : ")") << "\n      " << row.meaning << "\n";
       else
         for (const std::string& name : names_of(row)) print_set(name, printed);

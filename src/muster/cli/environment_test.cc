@@ -24,7 +24,7 @@ TEST(EnvironmentCommand, PrintsTheTable) {
   EXPECT_EQ(page.code, 0) << page.err;
   EXPECT_EQ(page.out, environment_page());
   const Outcome all = run({"environment", "--all"});
-  EXPECT_TRUE(contains(all.out, "  MUSTER_TRACE_ENTRIES (2000)\n")) << all.out;
+  EXPECT_TRUE(contains(all.out, "  MUSTER_TRACE_ENTRIES (default: 2000)\n")) << all.out;
   EXPECT_EQ(run({"environment", "--nonsense"}).code, 2);
 }
 
