@@ -84,13 +84,13 @@ std::string loop_until_failure(const ProcessJobOptions& options, const Scene& sc
 /// Whether the machine stood still: on each core a thread sleeps for moments and sees how much
 /// later it wakes. A virtual machine's cores are kept from it for hundreds of milliseconds at
 /// times, and nobody's news travel then.
-class Witness {
+class PeerTraces {
  public:
-  Witness() {
+  PeerTraces() {
     for (const int core : own_hardware_threads())
       threads_.emplace_back([this, core] { watch(core); });
   }
-  ~Witness() { end(); }
+  ~PeerTraces() { end(); }
 
   /// The longest time that a core was away.
   Duration end() {
@@ -141,7 +141,7 @@ Outcome play(const Scene& scene) {
     return loop_until_failure(options, scene, rounds, kill);
   });
   const bool going = rounds.wait_for(scene.ranks * scene.rounds, kLimit);
-  Witness witness;
+  PeerTraces peer_traces;
   if (going) {
     kill.stamp(steady_clock().now());
     ranks.kill(scene.victim, SIGKILL);
@@ -150,7 +150,7 @@ Outcome play(const Scene& scene) {
   }
   const auto ends = ranks.join(kLimit);
   Outcome outcome;
-  outcome.stood_still = witness.end();
+  outcome.stood_still = peer_traces.end();
   ::kill(-ranks.pid(scene.victim), SIGKILL);  // its children
   for (int rank = 0; rank < scene.ranks; ++rank) {
     if (rank == scene.victim) continue;

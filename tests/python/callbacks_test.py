@@ -8,8 +8,7 @@ import time
 import pytest
 import torch
 from faces import FACES, Face, on_ranks
-from ranks import meeting_file, run_ranks
-
+from ranks import LIMIT_S, meeting_file, run_ranks
 
 # ---- outside of backward
 

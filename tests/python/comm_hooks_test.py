@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 import torch.distributed
-from faces import FACES, model, on_ranks, sampled
+from faces import FACES, WAIT, model, on_ranks, sampled
 from ranks import meeting_file
 from torch.distributed.algorithms.ddp_comm_hooks import (
     post_localSGD_hook,

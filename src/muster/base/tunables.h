@@ -102,12 +102,13 @@ struct Tunable {
   std::string_view bench;                 ///< the command that measures it
   std::int64_t amd = kSame, arm = kSame;  ///< where it differs there
   std::int64_t oversubscribed = kSame;    ///< where it differs for ranks that share cores
-  /// Of an agreed number: the operations whose algorithm it decides, "links.reduce region.reduce".
+  /// Of an agreed number: the operations whose algorithm it decides, "network.reduce
+  /// shared_memory.reduce".
   std::string_view decides = {};
 };
 
 std::span<const Tunable> tunable_rows();
-/// The agreed numbers that decide an operation's algorithm, "links.reduce".
+/// The agreed numbers that decide an operation's algorithm, "network.reduce".
 std::vector<const Tunable*> tunables_deciding(std::string_view operation);
 /// Without ".oversubscribed" and the like.
 const Tunable* find_tunable(std::string_view name);

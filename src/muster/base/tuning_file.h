@@ -3,7 +3,7 @@
 ///
 ///   version = 1
 ///   small_call = 64 KiB                            # a row of docs/user/tunables.md
-///   links.all_reduce.4 = bruck <= 16384, slices    # collective/tuning.h
+///   network.all_reduce.4 = bruck <= 16384, slices    # collective/tuning.h
 ///
 /// `#` begins a comment.
 #pragma once

@@ -16,7 +16,7 @@ TEST(TunablesCommand, PrintsTheTableAndWhatOverridesIt) {
   Fifo scratch;  // for its folder
   const std::string file = scratch.folder() + "/tuning";
   std::ofstream(file) << "version = 1\nlink_spin = 20 us\nsmall_call = 8 KiB\n"
-                         "links.reduce.2 = slices\n";
+                         "network.reduce.2 = slices\n";
   const Outcome list =
       run({"tunables"}, {{"MUSTER_TUNING", file}, {"MUSTER_TUNE", "link_spin=30us, few_ranks=16"}});
   EXPECT_EQ(list.code, 0) << list.err;

@@ -28,11 +28,11 @@ struct Note {
   std::uint64_t word = 0;
   std::uint32_t missing = 0;  // how many of `ranks` hold a missing (or lost) rank
   std::int32_t ranks[13] = {};
-  Handout handout = {};  // of a note of kind `settled`
+  GroupDescriptor descriptor = {};  // of a note of kind `settled`
   char said[240] =
       {};  // of a note of kind `failed` that blames no rank: the beginning of the cause
 };
-static_assert(sizeof(Note) == 72 + sizeof(Handout) + 240);
+static_assert(sizeof(Note) == 72 + sizeof(GroupDescriptor) + 240);
 
 // Messages of one group's making meet under this tag and no others.
 std::uint64_t tag_of(std::vector<int> members, const std::string& name, std::uint64_t use) {
@@ -62,22 +62,22 @@ class Talk {
 
   // Nobody is told before all have come, and what is told then is final: the id is the first
   // member's to give.
-  Result<Agreement> lead(const std::function<Result<Handout>()>& hand_out,
-                         const std::function<void(const Handout&)>& take_back) {
+  Result<Agreement> lead(const std::function<Result<GroupDescriptor>()>& describe_group,
+                         const std::function<void(const GroupDescriptor&)>& release) {
     if (Status heard = collect(Kind::ready); !heard) return heard;
     auto channel = fabric_.open(fabric_.next_channel_id(), members_);
     if (!channel.ok()) return lost(channel.status());
-    auto handout = hand_out();
-    if (!handout.ok()) return lost(handout.status());
+    auto descriptor = describe_group();
+    if (!descriptor.ok()) return lost(descriptor.status());
     Note settled{Kind::settled, (*channel)->id()};
-    settled.handout = *handout;
+    settled.descriptor = *descriptor;
     bool some_know = false;
     if (Status sent = tell_all(settled, some_know); !sent) {
-      if (!some_know && take_back) take_back(*handout);
+      if (!some_know && release) release(*descriptor);
       if (some_know) (*channel)->fail(sent);
       return lost(std::move(sent));
     }
-    return Agreement{std::move(*channel), *handout};
+    return Agreement{std::move(*channel), *descriptor};
   }
 
   Result<Agreement> follow() {
@@ -88,7 +88,7 @@ class Talk {
     if (!sent) return sent;
     auto channel = fabric_.open(notes_[0].id, members_);
     if (!channel.ok()) return channel.status();
-    return Agreement{std::move(*channel), notes_[0].handout};
+    return Agreement{std::move(*channel), notes_[0].descriptor};
   }
 
  private:
@@ -264,11 +264,11 @@ class Talk {
 
 Result<Agreement> agree(transport::Fabric& fabric, const std::vector<int>& members,
                         const std::string& name, std::uint64_t use, TimePoint deadline,
-                        const std::function<Result<Handout>()>& hand_out,
-                        const std::function<void(const Handout&)>& take_back,
+                        const std::function<Result<GroupDescriptor>()>& describe_group,
+                        const std::function<void(const GroupDescriptor&)>& release,
                         const std::function<Status()>& give_up) {
   Talk talk(fabric, members, tag_of(members, name, use), deadline, give_up);
-  return fabric.rank() == members[0] ? talk.lead(hand_out, take_back) : talk.follow();
+  return fabric.rank() == members[0] ? talk.lead(describe_group, release) : talk.follow();
 }
 
 }  // namespace muster::collective

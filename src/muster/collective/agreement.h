@@ -21,30 +21,30 @@ inline constexpr Duration kVerdictGrace =
     std::chrono::milliseconds(50);  // limit: patience of a failure
 
 /// What the first member hands to all. Goes over the wire as it is.
-struct Handout {
+struct GroupDescriptor {
   std::uint64_t segment = 0;  ///< of the host's region
   Selection::Bounds bounds{};
 };
 
 struct Agreement {
   std::shared_ptr<transport::Channel> channel;
-  Handout handout;
+  GroupDescriptor descriptor;
 };
 
 /// Every member calls it with the same members, name and `use` (how many groups of these members
 /// and this name it has made before). Blocks. All tell the first member that they are there; once
 /// it has heard of everybody it gives the channel one of its own ids, which nobody else gives out,
-/// and tells all: one note from each and one to each. `hand_out` is called on the first member once
-/// all have come; where it fails, the making does, on all. At the deadline the missing members are
-/// named, and the first member tells those that came. A member's death ends it on all others with
-/// that death. `take_back` is called with what `hand_out` gave where no other member has got it and
-/// none will; where some have got it, the channel fails with the cause, on them too. `give_up` (may
-/// be empty) is asked now and then while it waits; the failure that it gives ends the agreement.
-/// Nobody else is disturbed.
+/// and tells all: one note from each and one to each. `describe_group` is called on the first
+/// member once all have come; where it fails, the making does, on all. At the deadline the missing
+/// members are named, and the first member tells those that came. A member's death ends it on all
+/// others with that death. `release` is called with what `describe_group` gave where no other
+/// member has got it and none will; where some have got it, the channel fails with the cause, on
+/// them too. `give_up` (may be empty) is asked now and then while it waits; the failure that it
+/// gives ends the agreement. Nobody else is disturbed.
 Result<Agreement> agree(transport::Fabric& fabric, const std::vector<int>& members,
                         const std::string& name, std::uint64_t use, TimePoint deadline,
-                        const std::function<Result<Handout>()>& hand_out,
-                        const std::function<void(const Handout&)>& take_back = {},
+                        const std::function<Result<GroupDescriptor>()>& describe_group,
+                        const std::function<void(const GroupDescriptor&)>& release = {},
                         const std::function<Status()>& give_up = {});
 
 }  // namespace muster::collective

@@ -23,34 +23,34 @@ transport::Fingerprint fingerprint_of(const Args& args, std::uint64_t sequence);
 /// What a member tells of a call that it could not make.
 transport::Fingerprint refusal_of(Op op, std::uint64_t sequence);
 
-/// What a call is, but for where its memory lies: calls of one group with the same outline compare,
-/// and move, in the same way.
-struct Outline {
+/// What a call is, but for where its memory lies: calls of one group with the same signature
+/// compare, and move, in the same way.
+struct CallSignature {
   std::uint64_t kind = 0;  // operation, element type, reduction and root
   std::uint64_t each =
-      Args::kUnsaid;  // unsaid: slices may be of any length, and the outline says nothing
-  bool operator==(const Outline&) const = default;
+      Args::kUnsaid;  // unsaid: slices may be of any length, and the signature says nothing
+  bool operator==(const CallSignature&) const = default;
 };
-inline Outline outline_of(const Args& args) {
+inline CallSignature signature_of(const Args& args) {
   return {static_cast<std::uint64_t>(args.op) | static_cast<std::uint64_t>(args.dtype) << 8 |
               static_cast<std::uint64_t>(args.reduce) << 16 |
               std::uint64_t{static_cast<std::uint32_t>(args.root)} << 32,
           args.each};
 }
 
-/// What was found out about the calls of a group by their outlines: the same ones come again and
+/// What was found out about the calls of a group by their signatures: the same ones come again and
 /// again. Of two that meet in a place the later one stays.
 template <class Facts>
-class Recall {
+class CallCache {
  public:
   /// `find_out()` where they are not known. Good until the next call.
   template <class FindOut>
-  const Facts& operator()(const Outline& outline, const FindOut& find_out) {
-    if (outline.each == Args::kUnsaid) return unsaid_ = find_out();
-    Entry& entry = entries_[place_of(outline)];
-    if (entry.outline != outline) [[unlikely]] {
+  const Facts& operator()(const CallSignature& signature, const FindOut& find_out) {
+    if (signature.each == Args::kUnsaid) return unsaid_ = find_out();
+    Entry& entry = entries_[place_of(signature)];
+    if (entry.signature != signature) [[unlikely]] {
       entry.facts = find_out();
-      entry.outline = outline;
+      entry.signature = signature;
     }
     return entry.facts;
   }
@@ -58,11 +58,11 @@ class Recall {
  private:
   static constexpr int kPlaceBits = 4;
   struct Entry {
-    Outline outline;
+    CallSignature signature;
     Facts facts;
   };
-  static std::size_t place_of(const Outline& outline) {
-    return static_cast<std::size_t>((outline.kind ^ outline.each << 20) * 0x9e3779b97f4a7c15u >>
+  static std::size_t place_of(const CallSignature& signature) {
+    return static_cast<std::size_t>((signature.kind ^ signature.each << 20) * 0x9e3779b97f4a7c15u >>
                                     (64 - kPlaceBits));
   }
 

@@ -1,5 +1,5 @@
-/// What is told of a call besides its memory: to the flight recorder, to the log, in errors; and
-/// how long it may take. Data alone: who makes a call fills it in, the engine goes by it.
+/// What is told of a call besides its memory: to the outstanding recorder, to the log, in errors;
+/// and how long it may take. Data alone: who makes a call fills it in, the engine goes by it.
 #pragma once
 
 #include <cstdint>

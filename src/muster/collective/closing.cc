@@ -17,7 +17,7 @@ Status Closing::late(const std::vector<int>& missing, const char* what) {
       Status(Code::timed_out,
              "rank " + std::to_string(group_.job_rank()) + " closes " + group_.text() +
                  " and waited for " + describe_ranks(missing) + " " + what +
-                 (group_.witness ? group_.witness->tell(group_.name, missing) : "") +
+                 (group_.peer_traces ? group_.peer_traces->tell(group_.name, missing) : "") +
                  "; see whether they still are in a call",
              missing));
   return group_.channel->failure();

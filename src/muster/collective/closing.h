@@ -1,5 +1,5 @@
-/// The orderly end of a communicator: what is in flight ends, then all members compare how many
-/// calls they have made. The first member hears from all others and lets them go.
+/// The orderly end of a communicator: what is in outstanding ends, then all members compare how
+/// many calls they have made. The first member hears from all others and lets them go.
 #pragma once
 
 #include <vector>

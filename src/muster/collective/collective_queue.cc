@@ -4,8 +4,8 @@
 #include <optional>
 #include <utility>
 
+#include "muster/collective/group_creation.h"
 #include "muster/collective/inline_call.h"
-#include "muster/collective/making.h"
 #include "muster/collective/op.h"
 #include "muster/wait/spin_wait.h"
 
@@ -23,8 +23,8 @@ CollectiveQueue::CollectiveQueue(const GroupContext& group, std::unique_ptr<Regi
                                  const Selection::Bounds& bounds)
     : group_(group),
       control_(group),
-      selection_(Ground::links, group.size(), bounds,
-                 standing_of(*group.fabric, group.channel->members())),
+      selection_(Medium::network, group.size(), bounds,
+                 placement_of(*group.fabric, group.channel->members())),
       links_(*group.channel, selection_),
       region_(std::move(region)) {
   if (group.size() > 1) control_.listen();
@@ -135,9 +135,10 @@ void CollectiveQueue::pipeline(const Operation& first) {
 }
 
 // Of the call under way.
-const Flight& CollectiveQueue::flight() {
+const OutstandingTransfers& CollectiveQueue::outstanding() {
   const Operation* running = calls_.front();
-  return (running != nullptr && running->links_ != nullptr ? *running->links_ : links_).flight();
+  return (running != nullptr && running->links_ != nullptr ? *running->links_ : links_)
+      .outstanding();
 }
 
 Status CollectiveQueue::outcome(Operation& operation) {
@@ -256,11 +257,11 @@ TimePoint CollectiveQueue::next_deadline() {
 }
 
 std::vector<int> CollectiveQueue::awaited() {
-  return region_ ? region_->awaited() : flight().awaited();
+  return region_ ? region_->awaited() : outstanding().awaited();
 }
 
 std::string CollectiveQueue::late_text(const Operation& late, TimePoint now,
-                                       const trace::Testimony& known) {
+                                       const trace::PeerReport& known) {
   const auto& missing = known.missing;
   const Operation* running = calls_.front();
   std::string text = "rank " + std::to_string(group_.job_rank()) + " waited " +
@@ -277,16 +278,18 @@ std::string CollectiveQueue::late_text(const Operation& late, TimePoint now,
     const int rank = group_.job_rank_of(member);
     if (missing.size() > 8 || std::find(missing.begin(), missing.end(), rank) == missing.end())
       continue;
-    const transport::Fingerprint heard = region_ ? region_->heard(member) : flight().heard(member);
+    const transport::Fingerprint heard =
+        region_ ? region_->heard(member) : outstanding().heard(member);
     if (heard.sequence == 0) continue;
     text += "; the last heard of rank " + std::to_string(rank) + " is its call " +
             std::to_string(heard.sequence) + ", " + fingerprint_rules().describe(heard);
   }
   return text +
-         (group_.witness ? ". See what the ranks named here are doing (`muster trace` shows the "
-                           "last calls of all); if they are only slow, "
-                         : ". See whether the ranks named here have reached this call; if they are "
-                           "only slow, ") +
+         (group_.peer_traces
+              ? ". See what the ranks named here are doing (`muster trace` shows the "
+                "last calls of all); if they are only slow, "
+              : ". See whether the ranks named here have reached this call; if they are "
+                "only slow, ") +
          "give the call or the group a longer timeout";
 }
 
@@ -297,12 +300,12 @@ void CollectiveQueue::check_deadlines(TimePoint now) {
   if (late == nullptr) return;
   // Whom this member waits for may itself wait for another: who has not entered the call is asked
   // of the traces.
-  trace::Testimony known{awaited(), {}};
-  if (group_.witness) {
+  trace::PeerReport known{awaited(), {}};
+  if (group_.peer_traces) {
     const Operation* running = calls_.front();
     const auto sequence = running != nullptr ? running->call_.sequence : late->call_.sequence;
-    known = trace::testify(group_.witness->look(), group_.name, sequence, group_.channel->members(),
-                           group_.job_rank(), known.missing);
+    known = trace::report_peers(group_.peer_traces->look(), group_.name, sequence,
+                                group_.channel->members(), group_.job_rank(), known.missing);
   }
   group_.channel->fail(Status(Code::timed_out, late_text(*late, now, known), known.missing));
 }

@@ -86,17 +86,17 @@ class CollectiveQueue {
   void drive_pass(Ended& ended, int self);
   void begin(Operation& operation, LinkGroup& links);
   void pipeline(const Operation& first);
-  const Flight& flight();
+  const OutstandingTransfers& outstanding();
   bool comes_to_rest(Operation& operation);
   Status outcome(Operation& operation);
   void finish(Operation& operation, Ended& ended);
   bool waits_for_one_that_left();
   std::vector<int> awaited();
-  std::string late_text(const Operation& late, TimePoint now, const trace::Testimony& known);
+  std::string late_text(const Operation& late, TimePoint now, const trace::PeerReport& known);
 
   const GroupContext& group_;
   OperationList calls_;
-  Recall<transport::Fingerprint> recall_;  // under the drive lock
+  CallCache<transport::Fingerprint> call_cache_;  // under the drive lock
   Control control_;
   const Selection selection_;  // over links
   LinkGroup links_;            // of the call that began as the first in the queue

@@ -16,9 +16,9 @@
 #include "muster/collective/collective_queue.h"
 #include "muster/collective/driver.h"
 #include "muster/collective/driving_thread.h"
+#include "muster/collective/group_creation.h"
 #include "muster/collective/idle_callbacks.h"
 #include "muster/collective/inline_call.h"
-#include "muster/collective/making.h"
 #include "muster/collective/point_to_point.h"
 #include "muster/collective/selection.h"
 
@@ -36,12 +36,12 @@ class GroupCommunicator final : public Communicator,
                                 public std::enable_shared_from_this<GroupCommunicator> {
  public:
   GroupCommunicator(GroupContext group, std::shared_ptr<Shared> shared,
-                    std::unique_ptr<RegionGroup> region, const Handout& handout)
+                    std::unique_ptr<RegionGroup> region, const GroupDescriptor& descriptor)
       : group_(std::move(group)),
         shared_(std::move(shared)),
-        segment_(handout.segment),
+        segment_(descriptor.segment),
         messages_(group_),
-        queue_(group_, std::move(region), handout.bounds),
+        queue_(group_, std::move(region), descriptor.bounds),
         region_(queue_.region() != nullptr ? &queue_.region()->inline_calls() : nullptr) {
     shared_->progress.enter();
   }
@@ -384,26 +384,27 @@ PendingRef Communicator::receive(int member, std::uint64_t tag, MutableBytes dat
 
 std::shared_ptr<Communicator> assemble(std::shared_ptr<transport::Fabric> fabric, Agreement agreed,
                                        std::string name,
-                                       std::shared_ptr<const trace::Witness> witness) {
+                                       std::shared_ptr<const trace::PeerTraces> peer_traces) {
   std::unique_ptr<RegionGroup> region_group;
-  const Handout& handout = agreed.handout;
-  if (handout.segment != kNoSegment) {
-    const Selection selection(Ground::region, agreed.channel->size(), handout.bounds);
+  const GroupDescriptor& descriptor = agreed.descriptor;
+  if (descriptor.segment != kNoSegment) {
+    const Selection selection(Medium::shared_memory, agreed.channel->size(), descriptor.bounds);
     region_group =
-        RegionGroup::attach(*fabric->region(), handout.segment, *agreed.channel, selection);
+        RegionGroup::attach(*fabric->region(), descriptor.segment, *agreed.channel, selection);
   }
   if (logs(LogLevel::debug) && agreed.channel->size() > 1) {
     const bool in_region = region_group != nullptr;
-    const Selection used(in_region ? Ground::region : Ground::links, agreed.channel->size(),
-                         handout.bounds, standing_of(*fabric, agreed.channel->members()));
+    const Selection used(in_region ? Medium::shared_memory : Medium::network,
+                         agreed.channel->size(), descriptor.bounds,
+                         placement_of(*fabric, agreed.channel->members()));
     log(LogLevel::debug, "group " + name + ", algorithms over " +
                              (in_region ? "shared memory" : "links") + ":" + text_of(used));
   }
   auto shared = shared_of(*fabric);
   GroupContext context{std::move(fabric), std::move(agreed.channel), std::move(name),
-                       std::move(witness)};
+                       std::move(peer_traces)};
   return std::make_shared<GroupCommunicator>(std::move(context), std::move(shared),
-                                             std::move(region_group), handout);
+                                             std::move(region_group), descriptor);
 }
 
 std::shared_ptr<transport::Fabric> fabric_of(Communicator& group) {

@@ -26,7 +26,7 @@
 #include "muster/collective/call_record.h"
 #include "muster/collective/op.h"
 #include "muster/collective/slice_list.h"
-#include "muster/trace/witness.h"
+#include "muster/trace/peer_traces.h"
 #include "muster/transport/channel.h"
 #include "muster/transport/fabric.h"
 
@@ -101,7 +101,7 @@ struct CommunicatorOptions {
   /// Asked now and then while the making waits for others; a failure that it returns ends the
   /// making with it. Must not block for long.
   std::function<Status()> give_up = {};
-  std::shared_ptr<const trace::Witness> witness =
+  std::shared_ptr<const trace::PeerTraces> peer_traces =
       {};  ///< asked what the others did last when a deadline has passed; may be null
   /// Which algorithms the group uses, where this is its first member; null: what the environment
   /// says (`tuning_of_environment`).
@@ -110,7 +110,7 @@ struct CommunicatorOptions {
 
 /// What the first member of a group tells the others where a call of theirs carries it anyway: no
 /// agreement of their own is needed then. Goes over the wire as it is.
-struct Offer {
+struct GroupProposal {
   std::uint64_t channel = 0;  ///< 0: none is made
   std::uint64_t segment = 0;  ///< of the host's region
 };
@@ -123,18 +123,19 @@ class Communicator {
   static Result<std::shared_ptr<Communicator>> create(std::shared_ptr<transport::Fabric> fabric,
                                                       std::vector<int> members,
                                                       CommunicatorOptions options);
-  /// What this rank offers to the other members of a group of which it is the first, as `create`
+  /// What this rank proposes to the other members of a group of which it is the first, as `create`
   /// would be called. None where a tuning says how the group runs: `create` tells that to all. An
-  /// offer is good for one group: it is accepted by all members or withdrawn.
-  static Offer offer(transport::Fabric& fabric, const std::vector<int>& members,
-                     const CommunicatorOptions& options);
-  /// `create` where every member has the first one's offer, and all are known to make the same
+  /// proposal is good for one group: it is committed by all members or cancelled.
+  static GroupProposal propose(transport::Fabric& fabric, const std::vector<int>& members,
+                               const CommunicatorOptions& options);
+  /// `create` where every member has the first one's proposal, and all are known to make the same
   /// group. Waits for nobody.
-  static Result<std::shared_ptr<Communicator>> accept(std::shared_ptr<transport::Fabric> fabric,
-                                                      std::vector<int> members, const Offer& offer,
+  static Result<std::shared_ptr<Communicator>> commit(std::shared_ptr<transport::Fabric> fabric,
+                                                      std::vector<int> members,
+                                                      const GroupProposal& proposal,
                                                       CommunicatorOptions options);
-  /// Takes back this rank's offer, where nobody accepts it.
-  static void withdraw(transport::Fabric& fabric, const Offer& offer);
+  /// Takes back this rank's proposal, where nobody accepts it.
+  static void cancel(transport::Fabric& fabric, const GroupProposal& proposal);
   /// Divides a group: every member calls it, in the order of its collectives, with the same `parts`
   /// (positions in `parent`, disjoint; a part's order is its group's). Any number of groups for the
   /// price of one agreement: one gather on `parent`. Null where this member is in no part.
@@ -186,10 +187,10 @@ class Communicator {
   /// Collectives started so far.
   virtual std::uint64_t sequence() const = 0;
   virtual Status failure() const = 0;
-  /// Ends everything in flight with Code::aborted and tells the other members.
+  /// Ends everything in outstanding with Code::aborted and tells the other members.
   virtual void abort(const std::string& reason) = 0;
-  /// Orderly end: drains what is in flight, compares the members' sequence numbers (a member that
-  /// skipped a call is named) and gives the channel and segments back. Every member calls it.
+  /// Orderly end: drains what is in outstanding, compares the members' sequence numbers (a member
+  /// that skipped a call is named) and gives the channel and segments back. Every member calls it.
   virtual Status close(TimePoint deadline) = 0;
 };
 

@@ -104,8 +104,8 @@ TEST(Failure, DifferentCallsAreNamedOnEveryRank) {
 TEST(Failure, DifferentSizesThatChooseDifferentAlgorithmsAreNamed) {
   constexpr int kRanks = 8;
   const testing::ScratchFolder scratch;
-  std::ofstream(scratch.file("tuning")) << "version = 1\nlinks.gather.8 = tree <= 256, "
-                                           "direct\nlinks.scatter.8 = tree <= 256, direct\n";
+  std::ofstream(scratch.file("tuning")) << "version = 1\nnetwork.gather.8 = tree <= 256, "
+                                           "direct\nnetwork.scatter.8 = tree <= 256, direct\n";
   const Variable tuning("MUSTER_TUNING", scratch.file("tuning"));
   for (const Op op : {Op::gather, Op::scatter}) {
     for (int odd = 0; odd < kRanks; ++odd) {

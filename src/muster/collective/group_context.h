@@ -6,7 +6,7 @@
 
 #include "muster/base/clock.h"
 #include "muster/base/status.h"
-#include "muster/trace/witness.h"
+#include "muster/trace/peer_traces.h"
 #include "muster/transport/channel.h"
 #include "muster/transport/fabric.h"
 #include "muster/transport/fingerprint.h"
@@ -17,7 +17,7 @@ struct GroupContext {
   std::shared_ptr<transport::Fabric> fabric;
   std::shared_ptr<transport::Channel> channel;
   std::string name;
-  std::shared_ptr<const trace::Witness> witness =
+  std::shared_ptr<const trace::PeerTraces> peer_traces =
       {};  ///< null: nobody knows what the others did last
 
   int rank() const { return channel->rank(); }

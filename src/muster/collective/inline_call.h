@@ -20,7 +20,8 @@ class InlineCall final : public StartingCall {
     const std::uint64_t number = queue.calls_.state().try_lock_as_next();
     if (number == 0) return;
     turn_ = std::unique_lock(queue.calls_.state(), std::adopt_lock);
-    take(queue.recall_(outline_of(args), [&args] { return fingerprint_of(args, 0); }), number);
+    take(queue.call_cache_(signature_of(args), [&args] { return fingerprint_of(args, 0); }),
+         number);
   }
 
   /// It holds the lock.

@@ -115,7 +115,7 @@ TEST(InlineCall, HoldsTheDriveLockForARoundTripAtMost) {
   const auto fabric = std::make_shared<LonelyFabric>();
   const GroupContext group{
       fabric, std::shared_ptr<transport::Channel>(fabric, &fabric->bootstrap()), "test"};
-  CollectiveQueue queue(group, nullptr, Selection(Ground::links, 2).bounds());
+  CollectiveQueue queue(group, nullptr, Selection(Medium::network, 2).bounds());
   IdleDriver driver(fabric);
   const auto is_held = [&queue] { return !queue.with_control([](Control&) {}); };
   std::vector<Duration> waits;
@@ -143,7 +143,7 @@ TEST(InlineCall, ADeadlineEndsItsTurnEarlier) {
   const auto fabric = std::make_shared<LonelyFabric>();
   const GroupContext group{
       fabric, std::shared_ptr<transport::Channel>(fabric, &fabric->bootstrap()), "test"};
-  CollectiveQueue queue(group, nullptr, Selection(Ground::links, 2).bounds());
+  CollectiveQueue queue(group, nullptr, Selection(Medium::network, 2).bounds());
   IdleDriver driver(fabric);
   Duration waited{};
   fabric->on_wait = [&](Duration limit) { waited += limit; };

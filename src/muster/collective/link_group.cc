@@ -48,12 +48,12 @@ void LinkGroup::drop_large_scratch() {
 }
 
 Task<Status> LinkGroup::finish() {
-  co_await until([this] { return flight_.all_done(); });
-  co_return flight_.status();
+  co_await until([this] { return outstanding_.all_done(); });
+  co_return outstanding_.status();
 }
 
 Task<Status> LinkGroup::run(const Args& args, const transport::Fingerprint& call) {
-  flight_.begin(call);
+  outstanding_.begin(call);
   const Algorithm way = selection_.choose(args.op, selected_bytes(args, size_));
   if (way == Algorithm::hosts) return reduce_by_hosts(args);
   switch (args.op) {
@@ -76,10 +76,10 @@ Task<Status> LinkGroup::run(const Args& args, const transport::Fingerprint& call
 
 Task<Status> LinkGroup::barrier() {
   const plan::DisseminationPlan plan{rank_, size_};
-  for (int step = 0; step < plan.steps() && flight_.ok(); ++step) {
-    flight_.receive(0, plan.source(step), static_cast<std::uint64_t>(step), {});
-    flight_.send(1, plan.target(step), static_cast<std::uint64_t>(step), {});
-    co_await until([this] { return flight_.done(0); });
+  for (int step = 0; step < plan.steps() && outstanding_.ok(); ++step) {
+    outstanding_.receive(0, plan.source(step), static_cast<std::uint64_t>(step), {});
+    outstanding_.send(1, plan.target(step), static_cast<std::uint64_t>(step), {});
+    co_await until([this] { return outstanding_.done(0); });
   }
   co_return co_await finish();
 }
@@ -97,31 +97,31 @@ Task<Status> LinkGroup::broadcast(const Args& args, Plan plan) {
   const int parent = plan.parent();
   const int children = plan.children();
   for (std::size_t k = 0; parent >= 0 && k < chunks && k < kWindow; ++k)
-    flight_.receive(static_cast<int>(k), parent, 0, chunk(k));
-  for (std::size_t k = 0; k < chunks && flight_.ok(); ++k) {
+    outstanding_.receive(static_cast<int>(k), parent, 0, chunk(k));
+  for (std::size_t k = 0; k < chunks && outstanding_.ok(); ++k) {
     const int arrival = static_cast<int>(k % kWindow);
     const int departure = kWindow + arrival;
-    if (parent >= 0) co_await until([&] { return flight_.done(arrival); });
-    if (children > 0) co_await until([&] { return flight_.done(departure); });
-    if (!flight_.ok()) break;
+    if (parent >= 0) co_await until([&] { return outstanding_.done(arrival); });
+    if (children > 0) co_await until([&] { return outstanding_.done(departure); });
+    if (!outstanding_.ok()) break;
     for (int index = 0; index < children; ++index)
-      flight_.send(departure, plan.child(index), 0, chunk(k));
+      outstanding_.send(departure, plan.child(index), 0, chunk(k));
     if (parent >= 0 && k + kWindow < chunks)
-      flight_.receive(arrival, parent, 0, chunk(k + kWindow));
+      outstanding_.receive(arrival, parent, 0, chunk(k + kWindow));
   }
   co_return co_await finish();
 }
 
 Task<Status> LinkGroup::gather_rotated(std::byte* blocks, const std::vector<std::size_t>& starts) {
   const plan::BruckPlan plan{rank_, size_};
-  for (int step = 0; step < plan.steps() && flight_.ok(); ++step) {
+  for (int step = 0; step < plan.steps() && outstanding_.ok(); ++step) {
     const std::size_t have = at(plan.distance(step));
     const std::size_t count = at(plan.count(step));
     const auto tag = static_cast<std::uint64_t>(step);
-    flight_.receive(0, plan.source(step), tag,
-                    {blocks + starts[have], starts[have + count] - starts[have]});
-    flight_.send(1, plan.target(step), tag, {blocks, starts[count]});
-    co_await until([this] { return flight_.done(0); });
+    outstanding_.receive(0, plan.source(step), tag,
+                         {blocks + starts[have], starts[have + count] - starts[have]});
+    outstanding_.send(1, plan.target(step), tag, {blocks, starts[count]});
+    co_await until([this] { return outstanding_.done(0); });
   }
   co_return co_await finish();
 }
@@ -175,10 +175,10 @@ Task<Status> LinkGroup::reduce_direct(const Args& args) {
   const plan::PairwisePlan peers{rank_, size_};
   const auto post = [&](std::size_t k) {
     const int lane = static_cast<int>(k % kWindow);
-    if (!root) return flight_.send(lane, args.root, kPart, contribution(k));
+    if (!root) return outstanding_.send(lane, args.root, kPart, contribution(k));
     const std::size_t theirs = plan::chunk_of(bytes, longest, k).count;
     for (int step = 1; step <= peers.steps(); ++step)
-      flight_.receive(lane, peers.source(step), kPart, {block(k, at(step - 1)), theirs});
+      outstanding_.receive(lane, peers.source(step), kPart, {block(k, at(step - 1)), theirs});
   };
   std::vector<const std::byte*> inputs(root ? at(size_) : 0);
   const auto reduce_chunk = [&](std::size_t k) {
@@ -191,16 +191,16 @@ Task<Status> LinkGroup::reduce_direct(const Args& args) {
   };
 
   if (invites && !root) {
-    flight_.receive(kInvitations, args.root, kInvitation, {});
-    co_await until([&] { return flight_.done(kInvitations); });
+    outstanding_.receive(kInvitations, args.root, kInvitation, {});
+    co_await until([&] { return outstanding_.done(kInvitations); });
   }
-  for (std::size_t k = 0; k < std::min(chunks, kWindow) && flight_.ok(); ++k) post(k);
+  for (std::size_t k = 0; k < std::min(chunks, kWindow) && outstanding_.ok(); ++k) post(k);
   if (invites && root)
     for (int step = 1; step <= peers.steps(); ++step)
-      flight_.send(kInvitations, peers.source(step), kInvitation, {});
+      outstanding_.send(kInvitations, peers.source(step), kInvitation, {});
   for (std::size_t k = 0; k < chunks; ++k) {
-    co_await until([&] { return flight_.done(static_cast<int>(k % kWindow)); });
-    if (!flight_.ok()) break;
+    co_await until([&] { return outstanding_.done(static_cast<int>(k % kWindow)); });
+    if (!outstanding_.ok()) break;
     if (root) reduce_chunk(k);
     if (k + kWindow < chunks) post(k + kWindow);
   }
@@ -291,8 +291,8 @@ Task<Status> LinkGroup::reduce_by_slices(const Args& args) {
     const int parity = static_cast<int>(k % 2);
     const std::size_t own = job.chunk(rank_, k).count * job.width;
     for (int step = 1; step <= peers.steps() && job.exchanged(rank_, k); ++step) {
-      flight_.receive(kArrivals + parity, peers.source(step), kPart,
-                      {job.arrival(peers.source(step), k), own});
+      outstanding_.receive(kArrivals + parity, peers.source(step), kPart,
+                           {job.arrival(peers.source(step), k), own});
     }
     for (int step = 1; step <= peers.steps(); ++step) {
       const int owner = peers.target(step);
@@ -302,7 +302,7 @@ Task<Status> LinkGroup::reduce_by_slices(const Args& args) {
         contribute(job.departure(owner, k), part, args);
         part = {job.departure(owner, k), part.size()};
       }
-      flight_.send(kDepartures + parity, owner, kPart, part);
+      outstanding_.send(kDepartures + parity, owner, kPart, part);
     }
   };
   std::vector<const std::byte*> inputs(at(size_));
@@ -323,23 +323,24 @@ Task<Status> LinkGroup::reduce_by_slices(const Args& args) {
       const int from = peers.source(step);
       const std::size_t theirs = job.chunk(from, k).count * job.width;
       if (theirs > 0 && (job.to_all || (job.to_root && rank_ == args.root)))
-        flight_.receive(lane, from, kResult, {job.output(from, k), theirs});
+        outstanding_.receive(lane, from, kResult, {job.output(from, k), theirs});
       const int to = peers.target(step);
       if (own > 0 && (job.to_all || (job.to_root && to == args.root)))
-        flight_.send(lane, to, kResult, {result, own});
+        outstanding_.send(lane, to, kResult, {result, own});
     }
   };
 
   post_parts(0);
-  for (std::size_t k = 0; k < job.chunks && flight_.ok(); ++k) {
+  for (std::size_t k = 0; k < job.chunks && outstanding_.ok(); ++k) {
     const int now = static_cast<int>(k % 2);
     if (k + 1 < job.chunks) {
-      co_await until([&] { return flight_.done(kDepartures + 1 - now); });
-      if (!flight_.ok()) break;
+      co_await until([&] { return outstanding_.done(kDepartures + 1 - now); });
+      if (!outstanding_.ok()) break;
       post_parts(k + 1);
     }
-    co_await until([&] { return flight_.done(kArrivals + now) && flight_.done(kResults + now); });
-    if (!flight_.ok()) break;
+    co_await until(
+        [&] { return outstanding_.done(kArrivals + now) && outstanding_.done(kResults + now); });
+    if (!outstanding_.ok()) break;
     std::byte* result = job.has_output() ? job.output(rank_, k) : job.passing(k);
     reduce_own(k, result);
     post_results(k, result);
@@ -368,10 +369,10 @@ Task<Status> LinkGroup::all_gather_small(const Args& args) {
 Task<Status> LinkGroup::all_gather_ring(const Args& args) {
   const plan::RingPlan plan{rank_, size_};
   copy(args.outputs[at(rank_)], args.inputs[0]);
-  for (int step = 0; step < plan.steps() && flight_.ok(); ++step) {
-    flight_.receive(0, plan.previous(), 0, args.outputs[at(plan.received_block(step))]);
-    flight_.send(1, plan.next(), 0, args.outputs[at(plan.sent_block(step))]);
-    co_await until([this] { return flight_.done(0); });
+  for (int step = 0; step < plan.steps() && outstanding_.ok(); ++step) {
+    outstanding_.receive(0, plan.previous(), 0, args.outputs[at(plan.received_block(step))]);
+    outstanding_.send(1, plan.next(), 0, args.outputs[at(plan.sent_block(step))]);
+    co_await until([this] { return outstanding_.done(0); });
   }
   co_return co_await finish();
 }
@@ -379,33 +380,33 @@ Task<Status> LinkGroup::all_gather_ring(const Args& args) {
 Task<Status> LinkGroup::all_gather_direct(const Args& args) {
   const plan::PairwisePlan plan{rank_, size_};
   for (int step = 1; step <= plan.steps(); ++step)
-    flight_.receive(0, plan.source(step), 0, args.outputs[at(plan.source(step))]);
+    outstanding_.receive(0, plan.source(step), 0, args.outputs[at(plan.source(step))]);
   for (int step = 1; step <= plan.steps(); ++step)
-    flight_.send(1, plan.target(step), 0, args.inputs[0]);
+    outstanding_.send(1, plan.target(step), 0, args.inputs[0]);
   copy(args.outputs[at(rank_)], args.inputs[0]);
   co_return co_await finish();
 }
 
 Task<Status> LinkGroup::gather(const Args& args) {
   if (rank_ != args.root) {
-    flight_.send(0, args.root, 0, args.inputs[0]);
+    outstanding_.send(0, args.root, 0, args.inputs[0]);
     co_return co_await finish();
   }
   const plan::PairwisePlan plan{rank_, size_};
   for (int step = 1; step <= plan.steps(); ++step)
-    flight_.receive(0, plan.source(step), 0, args.outputs[at(plan.source(step))]);
+    outstanding_.receive(0, plan.source(step), 0, args.outputs[at(plan.source(step))]);
   copy(args.outputs[at(rank_)], args.inputs[0]);
   co_return co_await finish();
 }
 
 Task<Status> LinkGroup::scatter(const Args& args) {
   if (rank_ != args.root) {
-    flight_.receive(0, args.root, 0, args.outputs[0]);
+    outstanding_.receive(0, args.root, 0, args.outputs[0]);
     co_return co_await finish();
   }
   const plan::PairwisePlan plan{rank_, size_};
   for (int step = 1; step <= plan.steps(); ++step)
-    flight_.send(0, plan.target(step), 0, args.inputs[at(plan.target(step))]);
+    outstanding_.send(0, plan.target(step), 0, args.inputs[at(plan.target(step))]);
   copy(args.outputs[0], args.inputs[at(rank_)]);
   co_return co_await finish();
 }
@@ -414,12 +415,12 @@ Task<Status> LinkGroup::scatter(const Args& args) {
 Task<Status> LinkGroup::all_to_all(const Args& args) {
   constexpr int kExchanges = fixed::kInFlight;
   const plan::PairwisePlan plan{rank_, size_};
-  for (int step = 1; step <= plan.steps() && flight_.ok(); ++step) {
+  for (int step = 1; step <= plan.steps() && outstanding_.ok(); ++step) {
     const int lane = step % kExchanges;
-    co_await until([&] { return flight_.done(lane); });
-    if (!flight_.ok()) break;
-    flight_.receive(lane, plan.source(step), 0, args.outputs[at(plan.source(step))]);
-    flight_.send(lane, plan.target(step), 0, args.inputs[at(plan.target(step))]);
+    co_await until([&] { return outstanding_.done(lane); });
+    if (!outstanding_.ok()) break;
+    outstanding_.receive(lane, plan.source(step), 0, args.outputs[at(plan.source(step))]);
+    outstanding_.send(lane, plan.target(step), 0, args.inputs[at(plan.target(step))]);
   }
   copy(args.outputs[at(rank_)], args.inputs[at(rank_)]);
   co_return co_await finish();

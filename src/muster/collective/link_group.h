@@ -19,7 +19,7 @@
 
 #include "muster/base/task.h"
 #include "muster/collective/communicator.h"
-#include "muster/collective/flight.h"
+#include "muster/collective/outstanding_transfers.h"
 #include "muster/collective/selection.h"
 #include "muster/transport/channel.h"
 #include "muster/transport/fingerprint.h"
@@ -29,16 +29,19 @@ namespace muster::collective {
 class LinkGroup {
  public:
   LinkGroup(transport::Channel& channel, const Selection& selection)
-      : selection_(selection), rank_(channel.rank()), size_(channel.size()), flight_(channel) {}
+      : selection_(selection),
+        rank_(channel.rank()),
+        size_(channel.size()),
+        outstanding_(channel) {}
 
   /// One collective, one at a time; `args` are valid and, like `call`, outlive the task. No
   /// transfer is under way when it ends.
   Task<Status> run(const Args& args, const transport::Fingerprint& call);
   /// What the running task waits for.
-  const Flight& flight() const { return flight_; }
+  const OutstandingTransfers& outstanding() const { return outstanding_; }
   /// Whether nothing of the last task is under way. A task that has thrown leaves something behind,
   /// which ends with the channel.
-  bool at_rest() { return flight_.all_done(); }
+  bool at_rest() { return outstanding_.all_done(); }
 
  private:
   struct Reduction;
@@ -90,7 +93,7 @@ class LinkGroup {
   const Selection selection_;
   const int rank_;
   const int size_;
-  Flight flight_;
+  OutstandingTransfers outstanding_;
   std::unique_ptr<std::byte, AlignedDelete> scratch_;
   std::size_t scratch_bytes_ = 0;
 };

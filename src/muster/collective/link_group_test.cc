@@ -134,7 +134,7 @@ class Play {
 
   /// What is wrong, or nothing.
   std::string run() {
-    Selection selection(Ground::links, size_, {.per_host = per_host_});
+    Selection selection(Medium::network, size_, {.per_host = per_host_});
     selection.force(op_, algorithm_);
     std::vector<std::unique_ptr<MemoryChannel>> channels;
     std::vector<std::unique_ptr<LinkGroup>> groups;
@@ -331,7 +331,7 @@ class BitsOf {
   }
 
   std::vector<std::byte> by(Algorithm algorithm) const {
-    Selection selection(Ground::links, size_, {.per_host = per_host_});
+    Selection selection(Medium::network, size_, {.per_host = per_host_});
     selection.force(op_, algorithm);
     Wires wires;
     std::vector<std::unique_ptr<MemoryChannel>> channels;
@@ -413,7 +413,7 @@ TEST(LinkGroup, AllAlgorithmsGiveTheSameBits) {
           const BitsOf bits(op, dtype, static_cast<Reduce>(reduce), bytes, size, per_host,
                             in_place);
           const auto expected = bits.by(Algorithm::slices);
-          for (const Algorithm other : algorithms_of(Ground::links, op)) {
+          for (const Algorithm other : algorithms_of(Medium::network, op)) {
             ASSERT_TRUE(bits.by(other) == expected)
                 << info(op).name << " by " << name_of(other) << ", "
                 << name_of(static_cast<Reduce>(reduce)) << " of " << bytes << " bytes of "
@@ -479,7 +479,7 @@ TEST(LinkGroup, DoesWhatTheSchedulesSay) {
   }
   for (int number = 0; number < kCollectives; ++number) {
     const auto op = static_cast<Op>(number);
-    for (const Algorithm algorithm : algorithms_of(Ground::links, op)) {
+    for (const Algorithm algorithm : algorithms_of(Medium::network, op)) {
       for (const int size : sizes) {
         for (int per_host = 1; per_host <= size; ++per_host) {
           // One host, or hosts of one rank, are not for it.

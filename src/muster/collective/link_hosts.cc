@@ -133,7 +133,7 @@ bool sums_are_wide(DType dtype) { return dtype == DType::float16 || dtype == DTy
 class LinkGroup::HostReduction {
  public:
   HostReduction(LinkGroup& group, const Args& args)
-      : flight_(group.flight_),
+      : outstanding_(group.outstanding_),
         args_(args),
         plan_{group.rank_, group.size_, group.selection_.ranks_per_host()},
         wide_(sums_are_wide(args.dtype)),
@@ -148,7 +148,7 @@ class LinkGroup::HostReduction {
   /// Does all that can be done now; whether that was anything.
   bool go_on() {
     bool moved = false;
-    while (flight_.ok() && (send_parts() || sum_chunk() || expect_results() || pass_on()))
+    while (outstanding_.ok() && (send_parts() || sum_chunk() || expect_results() || pass_on()))
       moved = true;
     return moved;
   }
@@ -167,7 +167,7 @@ class LinkGroup::HostReduction {
     kBack = 16
   };
   enum Tag : std::uint64_t { kPart, kSum, kResult };
-  static_assert(kBack + kFar <= Flight::kLanes);
+  static_assert(kBack + kFar <= OutstandingTransfers::kLanes);
 
   static int lane(Lane first, std::size_t chunk) {
     return static_cast<int>(first) + static_cast<int>(chunk % (first < kResults ? kDeep : kFar));
@@ -177,18 +177,18 @@ class LinkGroup::HostReduction {
   /// Sends the neighbours their parts of the next chunk, and awaits those of this member's lane.
   bool send_parts() {
     const std::size_t t = sent_;
-    if (t == chunks_.total() || t == summed_ + kDeep || !flight_.done(lane(kDepartures, t)))
+    if (t == chunks_.total() || t == summed_ + kDeep || !outstanding_.done(lane(kDepartures, t)))
       return false;
     const int own = plan_.place();
     const std::size_t elements = chunks_.count(own, t);
     for (int place = 0; place < plan_.per_host && chunks_.exchanged(own, t); ++place) {
       if (place != own)
-        flight_.receive(lane(kParts, t), plan_.neighbour(place), kPart,
-                        {scratch_.arrival(place, t), elements * chunks_.width()});
+        outstanding_.receive(lane(kParts, t), plan_.neighbour(place), kPart,
+                             {scratch_.arrival(place, t), elements * chunks_.width()});
     }
     if (plan_.previous() >= 0 && chunks_.exchanged(own, t))
-      flight_.receive(lane(kSums, t), plan_.previous(), kSum,
-                      {scratch_.sum_before(t), elements * sum_width()});
+      outstanding_.receive(lane(kSums, t), plan_.previous(), kSum,
+                           {scratch_.sum_before(t), elements * sum_width()});
     for (int place = 0; place < plan_.per_host; ++place) {
       if (place == own || !chunks_.exchanged(place, t)) continue;
       ConstBytes part = chunks_.input(place, t);
@@ -196,7 +196,7 @@ class LinkGroup::HostReduction {
         contribute(scratch_.departure(place, t), part, args_);
         part = {scratch_.departure(place, t), part.size()};
       }
-      flight_.send(lane(kDepartures, t), plan_.neighbour(place), kPart, part);
+      outstanding_.send(lane(kDepartures, t), plan_.neighbour(place), kPart, part);
     }
     ++sent_;
     return true;
@@ -205,14 +205,14 @@ class LinkGroup::HostReduction {
   /// Adds what this host gives to the next chunk of this member's lane, and sends the sum on.
   bool sum_chunk() {
     const std::size_t t = summed_;
-    if (t == sent_ || !flight_.done(lane(kParts, t)) || !flight_.done(lane(kSums, t)) ||
-        !flight_.done(lane(kOut, t)) || !flight_.ok())
+    if (t == sent_ || !outstanding_.done(lane(kParts, t)) || !outstanding_.done(lane(kSums, t)) ||
+        !outstanding_.done(lane(kOut, t)) || !outstanding_.ok())
       return false;
     if (chunks_.exchanged(plan_.place(), t)) {
       if (plan_.next() >= 0) {
         add_up(t, scratch_.going(t));
-        flight_.send(lane(kOut, t), plan_.next(), kSum,
-                     {scratch_.going(t), chunks_.count(plan_.place(), t) * sum_width()});
+        outstanding_.send(lane(kOut, t), plan_.next(), kSum,
+                          {scratch_.going(t), chunks_.count(plan_.place(), t) * sum_width()});
       } else {
         finish_chunk(t);
       }
@@ -234,7 +234,7 @@ class LinkGroup::HostReduction {
     if (args_.reduce == Reduce::avg) finish_average(sum, elements, dtype, plan_.size);
     if (wide_) narrow(result, scratch_.wide_sum(), elements, args_.dtype);
     if (result == scratch_.going(t) && bytes > 0)
-      flight_.send(lane(kOut, t), chunks_.target(t), kResult, {result, bytes});
+      outstanding_.send(lane(kOut, t), chunks_.target(t), kResult, {result, bytes});
   }
 
   /// What has come from the host before, then this host's members in their order.
@@ -278,14 +278,14 @@ class LinkGroup::HostReduction {
   /// each other before they send would wait for ever.
   bool expect_results() {
     const std::size_t t = expected_;
-    if (t == chunks_.total() || t == passed_ + kFar || !flight_.done(lane(kNear, t)) ||
-        !flight_.ok())
+    if (t == chunks_.total() || t == passed_ + kFar || !outstanding_.done(lane(kNear, t)) ||
+        !outstanding_.ok())
       return false;
     const int last = plan_.hosts() - 1;
     const auto await = [&](Lane first, int from, int place) {
       const MutableBytes to =
           chunks_.count(place, t) > 0 ? chunks_.output(place, t) : MutableBytes();
-      if (!to.empty()) flight_.receive(lane(first, t), from, kResult, to);
+      if (!to.empty()) outstanding_.receive(lane(first, t), from, kResult, to);
     };
     if (chunks_.to_all()) {
       if (plan_.next() >= 0) await(kResults, plan_.next(), plan_.place());
@@ -309,21 +309,23 @@ class LinkGroup::HostReduction {
   bool pass_on() {
     const std::size_t t = passed_;
     if (t == expected_ || (chunks_.to_all() && plan_.next() < 0 && t == summed_)) return false;
-    if (!flight_.done(lane(kResults, t)) || !flight_.done(lane(kBack, t)) || !flight_.ok())
+    if (!outstanding_.done(lane(kResults, t)) || !outstanding_.done(lane(kBack, t)) ||
+        !outstanding_.ok())
       return false;
     if (chunks_.to_all() && chunks_.count(plan_.place(), t) > 0) {
       const MutableBytes result = chunks_.output(plan_.place(), t);
-      if (plan_.previous() >= 0) flight_.send(lane(kBack, t), plan_.previous(), kResult, result);
+      if (plan_.previous() >= 0)
+        outstanding_.send(lane(kBack, t), plan_.previous(), kResult, result);
       for (int place = 0; place < plan_.per_host; ++place) {
         if (place != plan_.place())
-          flight_.send(lane(kBack, t), plan_.neighbour(place), kResult, result);
+          outstanding_.send(lane(kBack, t), plan_.neighbour(place), kResult, result);
       }
     }
     ++passed_;
     return true;
   }
 
-  Flight& flight_;
+  OutstandingTransfers& outstanding_;
   const Args& args_;
   const plan::HostsPlan plan_;
   const bool wide_;    // sums are float32
@@ -336,8 +338,8 @@ class LinkGroup::HostReduction {
 
 Task<Status> LinkGroup::reduce_by_hosts(const Args& args) {
   HostReduction job(*this, args);
-  while (flight_.ok() && !job.over()) {
-    co_await until([&] { return job.go_on() || !flight_.ok(); });
+  while (outstanding_.ok() && !job.over()) {
+    co_await until([&] { return job.go_on() || !outstanding_.ok(); });
   }
   Status status = co_await finish();
   drop_large_scratch();

@@ -66,7 +66,7 @@ Task<Status> LinkGroup::gather_along_tree(const Args& args) {
 
 Task<Status> LinkGroup::take_pieces(const Args& args) {
   const plan::TreePlan tree{rank_, size_, args.root};
-  const auto lane = [](int child) { return child % Flight::kLanes; };
+  const auto lane = [](int child) { return child % OutstandingTransfers::kLanes; };
   const auto pieces_of = [&](int child) { return PieceRun(args.outputs, tree.below(child)); };
   const std::size_t apart = bytes_apart(args.outputs, tree);
   std::byte* next = apart > 0 ? scratch(apart) : nullptr;
@@ -78,14 +78,14 @@ Task<Status> LinkGroup::take_pieces(const Args& args) {
       place = MutableBytes(staged[as_size(child)] = next, pieces.size());
       next += pieces.size();
     }
-    flight_.receive(lane(child), tree.child(child), 0, *place);
+    outstanding_.receive(lane(child), tree.child(child), 0, *place);
   }
   copy(args.outputs[as_size(rank_)], args.inputs[0]);
   // The last has the smallest subtree, and comes first.
-  for (int child = tree.children() - 1; child >= 0 && apart > 0 && flight_.ok(); --child) {
+  for (int child = tree.children() - 1; child >= 0 && apart > 0 && outstanding_.ok(); --child) {
     if (staged[as_size(child)] == nullptr) continue;
-    co_await until([&] { return flight_.done(lane(child)); });
-    if (!flight_.ok()) break;
+    co_await until([&] { return outstanding_.done(lane(child)); });
+    if (!outstanding_.ok()) break;
     const auto pieces = pieces_of(child);
     for (std::size_t i = 0; i < pieces.count(); ++i)
       copy(pieces[i], {staged[as_size(child)] + i * pieces.each(), pieces.each()});
@@ -103,13 +103,13 @@ Task<Status> LinkGroup::pass_up(const Args& args) {
     std::byte* memory = scratch(as_size(tree.subtree()) * each);
     for (int child = 0; child < tree.children(); ++child) {
       const auto [begin, count] = part_of(tree, child);
-      flight_.receive(0, tree.child(child), 0, {memory + begin * each, count * each});
+      outstanding_.receive(0, tree.child(child), 0, {memory + begin * each, count * each});
     }
     copy({memory, each}, pieces);
-    co_await until([this] { return flight_.done(0); });
+    co_await until([this] { return outstanding_.done(0); });
     pieces = {memory, as_size(tree.subtree()) * each};
   }
-  if (flight_.ok()) flight_.send(1, tree.parent(), 0, pieces);
+  if (outstanding_.ok()) outstanding_.send(1, tree.parent(), 0, pieces);
   Status status = co_await finish();
   drop_large_scratch();
   co_return status;
@@ -132,7 +132,7 @@ Task<Status> LinkGroup::hand_pieces(const Args& args) {
       for (std::size_t i = 0; i < pieces.count(); ++i, next += pieces.each())
         copy({next, pieces.each()}, pieces[i]);
     }
-    flight_.send(0, tree.child(child), 0, *place);
+    outstanding_.send(0, tree.child(child), 0, *place);
   }
   copy(args.outputs[0], args.inputs[as_size(rank_)]);
   Status status = co_await finish();
@@ -147,13 +147,13 @@ Task<Status> LinkGroup::pass_down(const Args& args) {
   const MutableBytes pieces =
       last ? args.outputs[0]
            : MutableBytes(scratch(as_size(tree.subtree()) * each), as_size(tree.subtree()) * each);
-  flight_.receive(0, tree.parent(), 0, pieces);
-  co_await until([this] { return flight_.done(0); });
-  for (int child = 0; child < tree.children() && flight_.ok(); ++child) {
+  outstanding_.receive(0, tree.parent(), 0, pieces);
+  co_await until([this] { return outstanding_.done(0); });
+  for (int child = 0; child < tree.children() && outstanding_.ok(); ++child) {
     const auto [begin, count] = part_of(tree, child);
-    flight_.send(1, tree.child(child), 0, pieces.subspan(begin * each, count * each));
+    outstanding_.send(1, tree.child(child), 0, pieces.subspan(begin * each, count * each));
   }
-  if (flight_.ok()) copy(args.outputs[0], pieces.first(each));
+  if (outstanding_.ok()) copy(args.outputs[0], pieces.first(each));
   Status status = co_await finish();
   drop_large_scratch();
   co_return status;

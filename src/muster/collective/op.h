@@ -1,4 +1,4 @@
-/// The table of operations: written once, read by selection, logs, errors, Python, the flight
+/// The table of operations: written once, read by selection, logs, errors, Python, the outstanding
 /// recorder and the fingerprint.
 #pragma once
 

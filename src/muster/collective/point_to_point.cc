@@ -81,8 +81,9 @@ void Message::check_deadline(TimePoint now) {
   std::vector<int> ranks;
   if (envelope_.member != transport::kAnyMember)
     ranks.push_back(group_.job_rank_of(envelope_.member));
-  const std::string known =
-      group_.witness && !ranks.empty() ? group_.witness->tell(group_.name, ranks) : std::string();
+  const std::string known = group_.peer_traces && !ranks.empty()
+                                ? group_.peer_traces->tell(group_.name, ranks)
+                                : std::string();
   take_back(Status(
       Code::timed_out,
       "nothing came of it in " + describe(now - made_) + known +

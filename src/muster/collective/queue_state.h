@@ -5,7 +5,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "muster/base/bias.h"
+#include "muster/base/biased_lock.h"
 #include "muster/wait/spin_wait.h"
 
 namespace muster::collective {
@@ -18,7 +18,7 @@ class QueueState {
   /// The drive lock, for `std::unique_lock` and the like: held for one pass, or by a call for a
   /// moment, and mostly only tried.
   bool try_lock() {
-    bias_.stand_back();
+    biased_lock_.revoke_unless_owner();
     if (biased_.load(std::memory_order_relaxed)) return false;  // this thread is inside
     return (word_.load() & kDriven) == 0 && (word_.fetch_or(kDriven) & kDriven) == 0;
   }
@@ -28,7 +28,7 @@ class QueueState {
   void unlock() {
     if (biased_.load(std::memory_order_relaxed)) {
       biased_.store(false, std::memory_order_relaxed);
-      bias_.leave();
+      biased_lock_.leave();
     } else {
       word_.fetch_and(~kDriven);
     }
@@ -39,17 +39,17 @@ class QueueState {
   std::uint64_t try_lock_as_next() {
     if (biased_.load(std::memory_order_relaxed))
       return 0;  // somebody is inside, perhaps this thread
-    if (bias_.enter()) {
+    if (biased_lock_.enter()) {
       const std::uint64_t seen = word_.load(std::memory_order_relaxed);
       if (seen <= kNumbers) [[likely]] {
         word_.store(seen + 1, std::memory_order_relaxed);
         biased_.store(true, std::memory_order_relaxed);
         return seen + 1;
       }
-      bias_.leave();
+      biased_lock_.leave();
       return 0;
     }
-    bias_.revoke();
+    biased_lock_.revoke();
     std::uint64_t seen = word_.load();
     if (seen > kNumbers || !word_.compare_exchange_strong(seen, (seen + 1) | kDriven)) return 0;
     return seen + 1;
@@ -57,7 +57,7 @@ class QueueState {
 
   /// Before the queue's lock is taken for one of the next two: what waits for a holder of the drive
   /// lock must hold nothing that it may need.
-  void prepare() { bias_.stand_back(); }
+  void prepare() { biased_lock_.revoke_unless_owner(); }
   /// The number of a call that stands in the queue from now on. Under the queue's lock, so that
   /// numbers and places agree.
   std::uint64_t queue_next() {
@@ -78,7 +78,7 @@ class QueueState {
   static constexpr std::uint64_t kNumbers = kQueued - 1;
 
   std::atomic<std::uint64_t> word_{0};
-  Bias bias_;
+  BiasedLock biased_lock_;
   std::atomic<bool> biased_{false};  // the lock is held by being inside
 };
 

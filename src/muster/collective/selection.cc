@@ -89,10 +89,12 @@ std::optional<Op> op_named(std::string_view name) {
   return std::nullopt;
 }
 
-std::string_view name_of(Ground ground) { return ground == Ground::links ? "links" : "region"; }
+std::string_view name_of(Medium medium) {
+  return medium == Medium::network ? "network" : "shared_memory";
+}
 
-std::span<const Algorithm> algorithms_of(Ground ground, Op op) {
-  if (ground == Ground::region) {
+std::span<const Algorithm> algorithms_of(Medium medium, Op op) {
+  if (medium == Medium::shared_memory) {
     if (op == Op::all_reduce || op == Op::reduce) return kShared;
     return kPull;
   }
@@ -109,10 +111,10 @@ std::span<const Algorithm> algorithms_of(Ground ground, Op op) {
   }
 }
 
-std::uint64_t most_bytes(Ground ground, Op op, Algorithm algorithm, int ranks) {
+std::uint64_t most_bytes(Medium medium, Op op, Algorithm algorithm, int ranks) {
   // What every reader reads for itself must stand beside the line: the output may be the input.
   if (algorithm == Algorithm::one_shot) return fixed::kSlotBytes;
-  if (ground != Ground::links) return Selection::kAlways;
+  if (medium != Medium::network) return Selection::kAlways;
   if (algorithm == Algorithm::bruck)
     return op == Op::all_gather ? fixed::kGatheredMost
                                 : fixed::kGatheredMost / static_cast<std::uint64_t>(ranks);
@@ -149,52 +151,56 @@ int ranks_per_host(std::span<const int> hosts) {
   return std::ranges::adjacent_find(blocks) == blocks.end() ? static_cast<int>(each) : 1;
 }
 
-Selection::Selection(Ground ground, int ranks, Standing standing, const Tunables& table)
-    : ground_(ground), ranks_(ranks), standing_(standing) {
+Selection::Selection(Medium medium, int ranks, GroupPlacement placement, const Tunables& table)
+    : medium_(medium), ranks_(ranks), placement_(placement) {
   const auto members = static_cast<std::uint64_t>(ranks);
   const auto few = static_cast<std::uint64_t>(table.few_ranks);
-  const bool crowded = standing.per_core > 1, packed = standing.per_core > 2;
-  if (ground == Ground::region) {
+  const bool oversubscribed = placement.per_core > 1,
+             heavily_oversubscribed = placement.per_core > 2;
+  if (medium == Medium::shared_memory) {
     // Ranks that share cores pay more for each time that they wait for one another.
     for (const Op op : {Op::all_reduce, Op::reduce})
-      set_bound(op, Algorithm::one_shot, table.one_shot(crowded) / members + 1);
+      set_bound(op, Algorithm::one_shot, table.one_shot(oversubscribed) / members + 1);
     return;
   }
   // A chain pays once its chunks are more than its ranks. Where more than two share a core, they
   // gain nothing by being busy all at once: what copies least and waits least takes least, until
   // the one that takes everything is what all wait for.
-  set_bound(Op::broadcast, Algorithm::tree,
-            ranks < 4 || packed ? kAlways : 2 * fixed::kFragmentBytes * members + 1);
+  set_bound(
+      Op::broadcast, Algorithm::tree,
+      ranks < 4 || heavily_oversubscribed ? kAlways : 2 * fixed::kFragmentBytes * members + 1);
   // Between two ranks as many bytes travel whatever the algorithm, so the one with the fewest
   // rounds wins, until what it holds meanwhile leaves the caches.
   const std::uint64_t gathered = gathered_bytes(table, ranks);
-  const std::uint64_t in_crowd = crowded ? table.shared_exchange * few / std::max(few, members) : 0;
-  set_bound(Op::all_reduce, Algorithm::bruck,
-            (ranks == 2 ? table.pair_exchange : std::max(in_crowd, gathered / members)) + 1);
+  const std::uint64_t if_oversubscribed =
+      oversubscribed ? table.shared_exchange * few / std::max(few, members) : 0;
+  set_bound(
+      Op::all_reduce, Algorithm::bruck,
+      (ranks == 2 ? table.pair_exchange : std::max(if_oversubscribed, gathered / members)) + 1);
   // A root that does everything alone is no loss where there is hardly a core besides its own (two,
   // or three for four ranks), until it has to listen to very many. What more cores are worth has
   // not been measured.
-  const bool hardly_others = crowded && ranks <= 2 * standing.per_core;
-  const std::uint64_t by_crowd =
+  const bool hardly_others = oversubscribed && ranks <= 2 * placement.per_core;
+  const std::uint64_t when_oversubscribed =
       hardly_others ? 2 * table.shared_reduce
                     : std::min<std::uint64_t>(table.shared_reduce, fixed::kGatheredMost / members);
   const bool by_root = ranks == 2 || (hardly_others && ranks <= table.few_ranks);
   set_bound(Op::reduce, Algorithm::direct,
-            by_root ? kAlways : (crowded ? by_crowd : gathered / members) + 1);
+            by_root ? kAlways : (oversubscribed ? when_oversubscribed : gathered / members) + 1);
   set_bound(Op::all_gather, Algorithm::bruck,
-            ranks == 2 ? 0 : (crowded ? gathered / 2 : gathered) + 1);
-  const bool by_tree =
-      ranks > table.few_ranks && !crowded && worth_the_steps(table, ranks, standing.per_host);
+            ranks == 2 ? 0 : (oversubscribed ? gathered / 2 : gathered) + 1);
+  const bool by_tree = ranks > table.few_ranks && !oversubscribed &&
+                       worth_the_steps(table, ranks, placement.per_host);
   for (const Op op : {Op::gather, Op::scatter})
     set_bound(op, Algorithm::tree, by_tree ? gathered + 1 : 0);
   // Who shares its core with the root is waited for by the root's next message, whoever that is
   // for: so it sends few.
-  if (crowded)
+  if (oversubscribed)
     set_bound(Op::scatter, Algorithm::tree,
               std::clamp<std::uint64_t>(table.shared_scatter / members, table.shared_scatter / 8,
                                         table.shared_scatter / 4) +
                   1);
-  const bool several = standing.several_on_each_host(ranks);
+  const bool several = placement.several_on_each_host(ranks);
   // A ring spares the network's switches many streams at once; few ranks do not need that, and it
   // takes a round for each. But a host of several gets everything once by a ring, else once for
   // each of them.
@@ -202,24 +208,24 @@ Selection::Selection(Ground ground, int ranks, Standing standing, const Tunables
             ranks > table.few_ranks ? 0
             : several               ? table.ring_from + 1
                                     : kAlways);
-  const std::uint64_t hopped = several ? worth_the_hops(table, ranks, standing.per_host) : kAlways;
+  const std::uint64_t hopped = several ? worth_the_hops(table, ranks, placement.per_host) : kAlways;
   for (const Op op : {Op::all_reduce, Op::reduce, Op::reduce_scatter})
     set_bound(op, Algorithm::slices, hopped);
 }
 
 void Selection::set_bound(Op op, Algorithm algorithm, std::uint64_t bound) {
-  const auto row = algorithms_of(ground_, op);
+  const auto row = algorithms_of(medium_, op);
   for (std::size_t k = 0; k + 1 < row.size(); ++k) {
     if (row[k] != algorithm) continue;
     if (algorithm == Algorithm::one_shot)
       bound = std::max<std::uint64_t>(bound, 1);  // of nothing there are no shares
-    const std::uint64_t most = most_bytes(ground_, op, algorithm, ranks_);
+    const std::uint64_t most = most_bytes(medium_, op, algorithm, ranks_);
     bounds_[index(op)][k] = most == kAlways ? bound : std::min(bound, most + 1);
   }
 }
 
 void Selection::force(Op op, Algorithm algorithm) {
-  const auto row = algorithms_of(ground_, op);
+  const auto row = algorithms_of(medium_, op);
   if (std::find(row.begin(), row.end(), algorithm) == row.end()) return;
   for (const Algorithm each : row) set_bound(op, each, each == algorithm ? kAlways : 0);
 }
@@ -228,7 +234,7 @@ std::string text_of(const Selection& selection) {
   std::string out;
   for (int number = 0; number < kCollectives; ++number) {
     const auto op = static_cast<Op>(number);
-    const auto row = algorithms_of(selection.ground(), op);
+    const auto row = algorithms_of(selection.medium(), op);
     if (row.empty()) continue;
     std::string line;
     std::uint64_t covered = 0;

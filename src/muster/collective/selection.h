@@ -2,7 +2,7 @@
 /// the next.
 ///
 /// A group's `Selection` is made by its first member, of the defaults here or of a tuning file
-/// (`tuning.h`), and handed to all others when the group is made; where the first member's offer
+/// (`tuning.h`), and handed to all others when the group is made; where the first member's proposal
 /// came with another call, by every member, of the defaults, which go by what all know alike.
 /// Members never choose differently. Every algorithm computes the same bits.
 #pragma once
@@ -43,17 +43,17 @@ std::optional<Algorithm> algorithm_named(std::string_view name);
 std::optional<Op> op_named(std::string_view name);
 
 /// What the calls of a group run over.
-enum class Ground : std::uint8_t { links, region };
-std::string_view name_of(Ground ground);
+enum class Medium : std::uint8_t { network, shared_memory };
+std::string_view name_of(Medium medium);
 
 /// Operations that have algorithms: all but send and recv.
 inline constexpr int kCollectives = static_cast<int>(Op::send);
 
 /// The algorithms of a collective, those for small calls first.
-std::span<const Algorithm> algorithms_of(Ground ground, Op op);
+std::span<const Algorithm> algorithms_of(Medium medium, Op op);
 /// The largest call that this algorithm is used for, whatever a tuning file says: what it needs is
 /// limited. In bytes as in `selected_bytes`.
-std::uint64_t most_bytes(Ground ground, Op op, Algorithm algorithm, int ranks);
+std::uint64_t most_bytes(Medium medium, Op op, Algorithm algorithm, int ranks);
 
 /// The size by which an algorithm is chosen; equal on all members where there is a choice. The
 /// tensor of a reduction or a broadcast; all pieces together where an operation gathers, or each
@@ -65,7 +65,7 @@ std::uint64_t selected_bytes(const Args& args, int ranks);
 int ranks_per_host(std::span<const int> hosts);
 
 /// Where a group's members stand; the same to all of them.
-struct Standing {
+struct GroupPlacement {
   int per_host = 1;  ///< `ranks_per_host`
   int per_core = 1;  ///< of a group on one host: `ranks_per_core`
 
@@ -81,21 +81,23 @@ class Selection {
 
   /// The defaults, by the numbers of `table`: a group's first member takes those in force, what
   /// every member must find by itself goes by `default_tunables()`.
-  Selection(Ground ground, int ranks, Standing standing = {}, const Tunables& table = tunables());
+  Selection(Medium medium, int ranks, GroupPlacement placement = {},
+            const Tunables& table = tunables());
   /// What another member has decided.
-  Selection(Ground ground, int ranks, const Bounds& bounds, Standing standing = {})
-      : ground_(ground), ranks_(ranks), standing_(standing), bounds_(bounds) {}
+  Selection(Medium medium, int ranks, const Bounds& bounds, GroupPlacement placement = {})
+      : medium_(medium), ranks_(ranks), placement_(placement), bounds_(bounds) {}
 
-  Ground ground() const { return ground_; }
+  Medium medium() const { return medium_; }
   int ranks() const { return ranks_; }
-  int ranks_per_host() const { return standing_.per_host; }
+  int ranks_per_host() const { return placement_.per_host; }
   const Bounds& bounds() const { return bounds_; }
   Algorithm choose(Op op, std::uint64_t bytes) const {
-    const auto row = algorithms_of(ground_, op);
+    const auto row = algorithms_of(medium_, op);
     std::size_t k = 0;
     while (k + 1 < row.size() && bytes >= bounds_[static_cast<std::size_t>(op)][k]) ++k;
-    return row[k] == Algorithm::hosts && !standing_.several_on_each_host(ranks_) ? Algorithm::slices
-                                                                                 : row[k];
+    return row[k] == Algorithm::hosts && !placement_.several_on_each_host(ranks_)
+               ? Algorithm::slices
+               : row[k];
   }
 
   /// `algorithm` for calls of fewer than `bound` bytes that no algorithm before it takes; as far as
@@ -105,9 +107,9 @@ class Selection {
   void force(Op op, Algorithm algorithm);
 
  private:
-  Ground ground_;
+  Medium medium_;
   int ranks_;
-  Standing standing_;
+  GroupPlacement placement_;
   Bounds bounds_{};
 };
 

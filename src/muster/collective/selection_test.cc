@@ -25,7 +25,7 @@ TimePoint in_a_minute() { return in(seconds(60)); }
 
 TEST(Selection, DefaultsGiveWayByWhatIsGathered) {
   for (const int ranks : {1, 2, 3, 8, 1000}) {
-    const Selection links(Ground::links, ranks);
+    const Selection links(Medium::network, ranks);
     const std::uint64_t gathered = ranks == 1000 ? 4000 * kKiB : 64 * kKiB;
     const std::uint64_t share = gathered / static_cast<std::uint64_t>(ranks);
     const std::uint64_t each = ranks == 2 ? 1024 * kKiB : share;
@@ -45,7 +45,7 @@ TEST(Selection, DefaultsGiveWayByWhatIsGathered) {
     EXPECT_EQ(links.choose(Op::broadcast, gathered), Algorithm::tree);
     EXPECT_EQ(links.choose(Op::broadcast, 1024 * 1024 * kKiB),
               ranks < 4 ? Algorithm::tree : Algorithm::chain);
-    const Selection region(Ground::region, ranks);
+    const Selection region(Medium::shared_memory, ranks);
     const std::uint64_t read =
         std::min<std::uint64_t>(64 * kKiB / static_cast<std::uint64_t>(ranks), fixed::kSlotBytes);
     for (const Op op : {Op::all_reduce, Op::reduce}) {
@@ -58,7 +58,7 @@ TEST(Selection, DefaultsGiveWayByWhatIsGathered) {
 
 // spec: H2 the table of algorithms by size, for people: what it says is what is chosen
 TEST(Selection, IsTold) {
-  Selection region(Ground::region, 4);
+  Selection region(Medium::shared_memory, 4);
   const auto told = text_of(region);
   const std::string small(name_of(region.choose(Op::all_reduce, 0))),
       large(name_of(region.choose(Op::all_reduce, 1u << 30)));
@@ -68,15 +68,15 @@ TEST(Selection, IsTold) {
   EXPECT_NE(text_of(region).find("\n  all_reduce: one_shot below 1 bytes, then shares\n"),
             std::string::npos)
       << "empty calls stay";
-  const Selection hosts(Ground::links, 8, {.per_host = 4, .per_core = 1});
+  const Selection hosts(Medium::network, 8, {.per_host = 4, .per_core = 1});
   EXPECT_NE(text_of(hosts).find("hosts"), std::string::npos) << text_of(hosts);
-  EXPECT_EQ(text_of(Selection(Ground::links, 8)).find("hosts"), std::string::npos)
+  EXPECT_EQ(text_of(Selection(Medium::network, 8)).find("hosts"), std::string::npos)
       << "one rank a host has no sums of its own";
 }
 
 TEST(Selection, RanksThatShareCoresSendFewMessages) {
   for (const int ranks : {4, 8, 64}) {
-    const Selection links(Ground::links, ranks, {.per_host = ranks, .per_core = ranks / 2});
+    const Selection links(Medium::network, ranks, {.per_host = ranks, .per_core = ranks / 2});
     const std::uint64_t each = ranks == 64 ? 4 * kKiB : 32 * kKiB;
     EXPECT_EQ(links.choose(Op::all_reduce, each), Algorithm::bruck);
     EXPECT_EQ(links.choose(Op::all_reduce, each + 1), Algorithm::slices);
@@ -88,7 +88,7 @@ TEST(Selection, RanksThatShareCoresSendFewMessages) {
 }
 
 TEST(Selection, NothingIsChosenBeyondWhatItCanDo) {
-  Selection region(Ground::region, 2);
+  Selection region(Medium::shared_memory, 2);
   region.force(Op::all_reduce, Algorithm::one_shot);
   EXPECT_EQ(region.choose(Op::all_reduce, fixed::kSlotBytes), Algorithm::one_shot);
   EXPECT_EQ(region.choose(Op::all_reduce, fixed::kSlotBytes + 1), Algorithm::shares);
@@ -96,7 +96,7 @@ TEST(Selection, NothingIsChosenBeyondWhatItCanDo) {
   EXPECT_EQ(region.choose(Op::all_reduce, 1), Algorithm::shares);
   EXPECT_EQ(region.choose(Op::all_reduce, 0), Algorithm::one_shot)
       << "of nothing there are no shares";
-  Selection links(Ground::links, 4);
+  Selection links(Medium::network, 4);
   links.force(Op::all_reduce, Algorithm::bruck);
   EXPECT_EQ(links.choose(Op::all_reduce, 1024 * kKiB), Algorithm::bruck);
   EXPECT_EQ(links.choose(Op::all_reduce, 1024 * kKiB + 1), Algorithm::slices);
@@ -106,7 +106,7 @@ TEST(Selection, NothingIsChosenBeyondWhatItCanDo) {
   links.force(Op::broadcast, Algorithm::one_shot);  // has none
   EXPECT_EQ(links.bounds(),
             [] {
-              Selection same(Ground::links, 4);
+              Selection same(Medium::network, 4);
               same.force(Op::all_reduce, Algorithm::bruck);
               same.force(Op::all_gather, Algorithm::direct);
               return same;
@@ -117,21 +117,21 @@ TEST(Selection, NothingIsChosenBeyondWhatItCanDo) {
 TEST(Selection, SmallPiecesOfManyRanksGoAlongATree) {
   for (const Op op : {Op::gather, Op::scatter}) {
     for (const int ranks : {2, 8, 16, 51}) {
-      const Selection links(Ground::links, ranks);
+      const Selection links(Medium::network, ranks);
       EXPECT_EQ(links.choose(op, 0), Algorithm::direct) << ranks << ", a host each";
     }
     for (const int ranks : {52, 64, 1000}) {
-      const Selection links(Ground::links, ranks);
+      const Selection links(Medium::network, ranks);
       const std::uint64_t most = static_cast<std::uint64_t>(4 * ranks) * kKiB;
       EXPECT_EQ(links.choose(op, 0), Algorithm::tree) << ranks;
       EXPECT_EQ(links.choose(op, most), Algorithm::tree) << ranks;
       EXPECT_EQ(links.choose(op, most + 1), Algorithm::direct) << ranks;
     }
-    EXPECT_EQ(Selection(Ground::links, 8, {.per_host = 8}).choose(op, 64), Algorithm::direct);
-    EXPECT_EQ(Selection(Ground::links, 16, {.per_host = 16}).choose(op, 64), Algorithm::tree)
+    EXPECT_EQ(Selection(Medium::network, 8, {.per_host = 8}).choose(op, 64), Algorithm::direct);
+    EXPECT_EQ(Selection(Medium::network, 16, {.per_host = 16}).choose(op, 64), Algorithm::tree)
         << "ways within a host are short";
-    EXPECT_EQ(Selection(Ground::links, 16, {.per_host = 8}).choose(op, 64), Algorithm::tree);
-    Selection forced(Ground::links, 4);
+    EXPECT_EQ(Selection(Medium::network, 16, {.per_host = 8}).choose(op, 64), Algorithm::tree);
+    Selection forced(Medium::network, 4);
     forced.force(op, Algorithm::tree);
     EXPECT_EQ(forced.choose(op, 0), Algorithm::tree);
     EXPECT_EQ(forced.choose(op, 4096 * kKiB), Algorithm::tree);
@@ -148,7 +148,7 @@ TEST(Selection, SmallPiecesGoAsTheModelSays) {
     for (const int per_host : {1, 2, 4, 8, 12, 16, ranks}) {
       if (ranks % per_host != 0) continue;
       const Algorithm chosen =
-          Selection(Ground::links, ranks, {.per_host = per_host}).choose(Op::gather, 64);
+          Selection(Medium::network, ranks, {.per_host = per_host}).choose(Op::gather, 64);
       const auto seconds = [&](Algorithm way) {
         return plan::predict(Op::gather, way, 64, kUsual, {ranks, per_host});
       };
@@ -192,26 +192,26 @@ TEST(Selection, KnowsWhoStandsHostByHost) {
 }
 
 TEST(Selection, RanksThatShareCoresCopyAndWaitLeast) {
-  const Selection links(Ground::links, 8, {.per_host = 8, .per_core = 4});
+  const Selection links(Medium::network, 8, {.per_host = 8, .per_core = 4});
   EXPECT_EQ(links.choose(Op::reduce, 1024 * 1024 * kKiB), Algorithm::direct);
   EXPECT_EQ(links.choose(Op::all_gather, 32 * kKiB), Algorithm::bruck);
   EXPECT_EQ(links.choose(Op::all_gather, 32 * kKiB + 1), Algorithm::direct);
   EXPECT_EQ(links.choose(Op::broadcast, 1024 * 1024 * kKiB), Algorithm::tree);
   for (const Op op : {Op::all_reduce, Op::reduce_scatter})
     EXPECT_EQ(links.choose(op, 1024 * kKiB), Algorithm::slices) << "there is no other host";
-  EXPECT_EQ(Selection(Ground::links, 8, {.per_host = 8, .per_core = 1}).bounds(),
-            Selection(Ground::links, 8).bounds());
-  const Selection two_to_a_core(Ground::links, 4, {.per_host = 4, .per_core = 2});
+  EXPECT_EQ(Selection(Medium::network, 8, {.per_host = 8, .per_core = 1}).bounds(),
+            Selection(Medium::network, 8).bounds());
+  const Selection two_to_a_core(Medium::network, 4, {.per_host = 4, .per_core = 2});
   EXPECT_EQ(two_to_a_core.choose(Op::reduce, 1024 * 1024 * kKiB), Algorithm::direct);
   EXPECT_EQ(two_to_a_core.choose(Op::broadcast, 2048 * kKiB), Algorithm::tree);
   EXPECT_EQ(two_to_a_core.choose(Op::broadcast, 2048 * kKiB + 1), Algorithm::chain);
-  const Selection three_to_a_core(Ground::links, 6, {.per_host = 6, .per_core = 3});
+  const Selection three_to_a_core(Medium::network, 6, {.per_host = 6, .per_core = 3});
   EXPECT_EQ(three_to_a_core.choose(Op::broadcast, 1024 * 1024 * kKiB), Algorithm::tree);
 }
 
 TEST(Selection, TheRootReducesAloneWhereOthersCouldHardlyHelp) {
   const auto most = [](int ranks, int per_core) {
-    const Selection links(Ground::links, ranks, {.per_host = ranks, .per_core = per_core});
+    const Selection links(Medium::network, ranks, {.per_host = ranks, .per_core = per_core});
     std::uint64_t kib = 1;
     while (kib < 1024 * 1024 && links.choose(Op::reduce, kib * kKiB) == Algorithm::direct) kib *= 2;
     return kib / 2;
@@ -232,7 +232,7 @@ TEST(Selection, TheRootReducesAloneWhereOthersCouldHardlyHelp) {
 
 TEST(Selection, RanksThatShareCoresReadMoreForThemselves) {
   for (const int per_core : {1, 2, 4}) {
-    const Selection region(Ground::region, 8, {.per_host = 8, .per_core = per_core});
+    const Selection region(Medium::shared_memory, 8, {.per_host = 8, .per_core = per_core});
     const std::uint64_t most = (per_core > 1 ? 16 : 8) * kKiB;
     for (const Op op : {Op::all_reduce, Op::reduce}) {
       EXPECT_EQ(region.choose(op, most), Algorithm::one_shot);
@@ -243,7 +243,7 @@ TEST(Selection, RanksThatShareCoresReadMoreForThemselves) {
 
 TEST(Selection, SumsGoFromHostToHostWhereThereAreSeveralOfSeveralRanks) {
   for (const int per_host : {1, 2, 4}) {
-    const Selection links(Ground::links, 8, {.per_host = per_host});
+    const Selection links(Medium::network, 8, {.per_host = per_host});
     const Algorithm large = per_host > 1 ? Algorithm::hosts : Algorithm::slices;
     const std::uint64_t from = per_host == 2 ? 256 * kKiB : 160 * kKiB / 3;
     EXPECT_EQ(links.choose(Op::all_reduce, 8 * kKiB), Algorithm::bruck);
@@ -266,34 +266,36 @@ TEST(Selection, SumsGoFromHostToHostWhereThereAreSeveralOfSeveralRanks) {
 
 TEST(Selection, AFileMeasuredOnOneHostDoesNotTellOfSeveral) {
   const auto tuning = parse_tuning(
-      "version = 1\nlinks.all_reduce.8 = bruck <= 256 KiB, slices\nlinks.reduce.8 = slices <= 1 "
+      "version = 1\nnetwork.all_reduce.8 = bruck <= 256 KiB, slices\nnetwork.reduce.8 = slices <= "
+      "1 "
       "MiB, hosts\n"
-      "links.all_gather.8 = bruck <= 4 KiB, direct\nlinks.broadcast.8 = "
-      "tree\nlinks.reduce_scatter.6 = slices <= 1 MiB, "
-      "hosts\nlinks.reduce_scatter.8 = slices\nlinks.gather.8 = tree\nlinks.scatter.8 = tree <= 2 "
+      "network.all_gather.8 = bruck <= 4 KiB, direct\nnetwork.broadcast.8 = "
+      "tree\nnetwork.reduce_scatter.6 = slices <= 1 MiB, "
+      "hosts\nnetwork.reduce_scatter.8 = slices\nnetwork.gather.8 = tree\nnetwork.scatter.8 = tree "
+      "<= 2 "
       "KiB, direct\n",
       "a file");
   ASSERT_TRUE(tuning.ok()) << tuning.status().message();
-  const Selection tuned = select(*tuning, Ground::links, 8, {.per_host = 4});
+  const Selection tuned = select(*tuning, Medium::network, 8, {.per_host = 4});
   EXPECT_EQ(tuned.choose(Op::all_reduce, 256 * kKiB), Algorithm::bruck);
   EXPECT_EQ(tuned.choose(Op::all_reduce, 256 * kKiB + 1), Algorithm::hosts)
       << "a line that does not name it says nothing of it";
   EXPECT_EQ(tuned.choose(Op::reduce, 1024 * kKiB), Algorithm::slices);
   EXPECT_EQ(tuned.choose(Op::reduce, 1024 * kKiB + 1), Algorithm::hosts);
-  EXPECT_EQ(select(*tuning, Ground::links, 8).choose(Op::reduce, 1), Algorithm::slices);
-  const auto by_root = parse_tuning("version = 1\nlinks.reduce.4 = direct\n", "a file");
+  EXPECT_EQ(select(*tuning, Medium::network, 8).choose(Op::reduce, 1), Algorithm::slices);
+  const auto by_root = parse_tuning("version = 1\nnetwork.reduce.4 = direct\n", "a file");
   ASSERT_TRUE(by_root.ok()) << by_root.status().message();
   for (const int per_host : {1, 2}) {
-    EXPECT_EQ(select(*by_root, Ground::links, 4, {.per_host = per_host}).bounds(),
-              Selection(Ground::links, 4, {.per_host = per_host}).bounds())
+    EXPECT_EQ(select(*by_root, Medium::network, 4, {.per_host = per_host}).bounds(),
+              Selection(Medium::network, 4, {.per_host = per_host}).bounds())
         << "one host does not tell what the wires between several can do";
   }
   EXPECT_EQ(
-      select(*by_root, Ground::links, 4, {.per_host = 4}).choose(Op::reduce, 1024 * 1024 * kKiB),
+      select(*by_root, Medium::network, 4, {.per_host = 4}).choose(Op::reduce, 1024 * 1024 * kKiB),
       Algorithm::direct);
   EXPECT_EQ(tuned.choose(Op::all_gather, 4 * kKiB + 1), Algorithm::direct);
   EXPECT_EQ(tuned.choose(Op::all_gather, 256 * kKiB + 1), Algorithm::ring);
-  EXPECT_EQ(select(*tuning, Ground::links, 8).choose(Op::all_gather, 1024 * kKiB),
+  EXPECT_EQ(select(*tuning, Medium::network, 8).choose(Op::all_gather, 1024 * kKiB),
             Algorithm::direct);
   EXPECT_EQ(tuned.choose(Op::broadcast, 64 * 1024 * kKiB), Algorithm::tree);
   EXPECT_EQ(tuned.choose(Op::reduce_scatter, 64 * kKiB), Algorithm::hosts)
@@ -311,21 +313,22 @@ TEST(Tuning, LinesOfTheNearestNumberOfRanksCount) {
       "version = 1\n"
       "\n"
       "link_spin = 20 us\n"
-      "links.all_reduce.2 = bruck <= 1 MiB, slices   # much\n"
-      "links.all_reduce.4 = bruck <= 4KiB, slices\n"
-      "links.all_gather.4 = direct <= 65536, ring\r\n"
-      "region.all_reduce.4 = shares\n",
+      "network.all_reduce.2 = bruck <= 1 MiB, slices   # much\n"
+      "network.all_reduce.4 = bruck <= 4KiB, slices\n"
+      "network.all_gather.4 = direct <= 65536, ring\r\n"
+      "shared_memory.all_reduce.4 = shares\n",
       "a file");
   ASSERT_TRUE(tuning.ok()) << tuning.status().message();
-  const auto links = [&](int ranks) { return select(*tuning, Ground::links, ranks); };
+  const auto links = [&](int ranks) { return select(*tuning, Medium::network, ranks); };
   EXPECT_EQ(links(2).choose(Op::all_reduce, 1024 * kKiB), Algorithm::bruck);
   EXPECT_EQ(links(3).choose(Op::all_reduce, 1024 * kKiB), Algorithm::bruck);
   EXPECT_EQ(links(4).choose(Op::all_reduce, 4 * kKiB), Algorithm::bruck);
   EXPECT_EQ(links(7).choose(Op::all_reduce, 4 * kKiB + 1), Algorithm::slices);
-  EXPECT_EQ(links(8).bounds(), Selection(Ground::links, 8).bounds()) << "4 ranks say nothing of 8";
+  EXPECT_EQ(links(8).bounds(), Selection(Medium::network, 8).bounds())
+      << "4 ranks say nothing of 8";
   EXPECT_EQ(links(4).choose(Op::all_gather, 1), Algorithm::direct);
   EXPECT_EQ(links(4).choose(Op::all_gather, 64 * kKiB + 1), Algorithm::ring);
-  EXPECT_EQ(select(*tuning, Ground::region, 5).choose(Op::all_reduce, 8), Algorithm::shares);
+  EXPECT_EQ(select(*tuning, Medium::shared_memory, 5).choose(Op::all_reduce, 8), Algorithm::shares);
   EXPECT_EQ(links(4).choose(Op::broadcast, 8), Algorithm::tree);
 
   const auto again = parse_tuning(print_tuning(*tuning), "what was printed");
@@ -337,10 +340,10 @@ TEST(Tuning, LinesOfTheNearestNumberOfRanksCount) {
 TEST(Tuning, NumbersOfTheTableDecideWhereNoLineDoes) {
   Tunables table = default_tunables();
   ASSERT_TRUE(override_tunable(table, "pair_exchange", "4 KiB"));
-  const Selection overridden(Ground::links, 2, {}, table);
+  const Selection overridden(Medium::network, 2, {}, table);
   EXPECT_EQ(overridden.choose(Op::all_reduce, 4 * kKiB), Algorithm::bruck);
   EXPECT_EQ(overridden.choose(Op::all_reduce, 4 * kKiB + 1), Algorithm::slices);
-  EXPECT_EQ(Selection(Ground::links, 2).choose(Op::all_reduce, 4 * kKiB + 1), Algorithm::bruck);
+  EXPECT_EQ(Selection(Medium::network, 2).choose(Op::all_reduce, 4 * kKiB + 1), Algorithm::bruck);
   // What `--check-selection` counts for each of them is an operation that has a choice.
   for (const Tunable& row : tunable_rows()) {
     std::string_view rest = row.decides;
@@ -349,10 +352,10 @@ TEST(Tuning, NumbersOfTheTableDecideWhereNoLineDoes) {
       rest.remove_prefix(std::min(rest.size(), each.size() + 1));
       const auto dot = each.find('.');
       const auto op = op_named(each.substr(dot + 1));
-      const auto ground = each.starts_with("links.") ? Ground::links : Ground::region;
+      const auto medium = each.starts_with("network.") ? Medium::network : Medium::shared_memory;
       ASSERT_TRUE(op.has_value()) << row.name;
-      EXPECT_EQ(name_of(ground), each.substr(0, dot)) << row.name;
-      EXPECT_GE(algorithms_of(ground, *op).size(), 2u) << row.name;
+      EXPECT_EQ(name_of(medium), each.substr(0, dot)) << row.name;
+      EXPECT_GE(algorithms_of(medium, *op).size(), 2u) << row.name;
     }
   }
 }
@@ -367,27 +370,27 @@ TEST(Tuning, WrongLinesAreNamed) {
            {"eager = 1 MiB", "cannot be changed"},
            {"link_spin = 1 us\nlink_spin = 1 us", "stands there twice"},
            {"link_spun = 1 us", "or a name that muster tunables lists"},
-           {"links.all_reduce.2", "is not KEY = VALUE"},
-           {"links.all_reduce.2 =", "is not KEY = VALUE"},
-           {"links.all_reduce = slices", "GROUND.OPERATION.RANKS"},
-           {"wires.all_reduce.2 = slices", "\"wires\" should be links or region"},
-           {"links.all_reduction.2 = slices",
+           {"network.all_reduce.2", "is not KEY = VALUE"},
+           {"network.all_reduce.2 =", "is not KEY = VALUE"},
+           {"network.all_reduce = slices", "MEDIUM.OPERATION.RANKS"},
+           {"wires.all_reduce.2 = slices", "\"wires\" should be network or shared_memory"},
+           {"network.all_reduction.2 = slices",
             "\"all_reduction\" is no collective; there are broadcast, all_reduce"},
-           {"links.all_reduce.two = slices", "\"two\" should be a number of ranks"},
-           {"links.all_reduce.2 = slice", "\"slice\" is no algorithm"},
-           {"links.all_reduce.2 = tree",
+           {"network.all_reduce.two = slices", "\"two\" should be a number of ranks"},
+           {"network.all_reduce.2 = slice", "\"slice\" is no algorithm"},
+           {"network.all_reduce.2 = tree",
             "\"tree\" cannot stand there; all_reduce over links has, in this order, bruck, slices, "
             "hosts"},
-           {"links.all_reduce.2 = slices <= 4, bruck", "cannot stand there"},
-           {"links.gather.16 = direct <= 4, tree",
+           {"network.all_reduce.2 = slices <= 4, bruck", "cannot stand there"},
+           {"network.gather.16 = direct <= 4, tree",
             "\"tree\" cannot stand there; gather over links has, in this order, tree, direct"},
-           {"links.all_reduce.2 = bruck, slices", "\"bruck\" needs a limit"},
-           {"links.all_reduce.2 = bruck <= some, slices", "\"some\" is no size"},
-           {"links.all_reduce.2 = bruck <= 99999999999999999999, slices", "is no size"},
-           {"links.all_reduce.2 = bruck <= 4", "the last algorithm has no limit"},
-           {"links.all_gather.2 = bruck <= 9, direct <= 8, ring", "sizes must grow"},
+           {"network.all_reduce.2 = bruck, slices", "\"bruck\" needs a limit"},
+           {"network.all_reduce.2 = bruck <= some, slices", "\"some\" is no size"},
+           {"network.all_reduce.2 = bruck <= 99999999999999999999, slices", "is no size"},
+           {"network.all_reduce.2 = bruck <= 4", "the last algorithm has no limit"},
+           {"network.all_gather.2 = bruck <= 9, direct <= 8, ring", "sizes must grow"},
            {"version = 2", "version 2 of the file is not known"},
-           {"links.all_reduce.2 = slices\nlinks.all_reduce.2 = slices", "stands there twice"},
+           {"network.all_reduce.2 = slices\nnetwork.all_reduce.2 = slices", "stands there twice"},
        }) {
     const std::string said = error(line);
     EXPECT_TRUE(contains(said, what)) << line << ": " << said;
@@ -395,7 +398,7 @@ TEST(Tuning, WrongLinesAreNamed) {
         << said;
     EXPECT_TRUE(contains(said, "mend the line, or remove the file")) << said;
   }
-  const auto unversioned = parse_tuning("links.all_reduce.2 = slices\n", "the file");
+  const auto unversioned = parse_tuning("network.all_reduce.2 = slices\n", "the file");
   EXPECT_TRUE(contains(unversioned.status().message(), "line 1")) << unversioned.status().message();
 }
 
@@ -405,13 +408,16 @@ TEST(Tuning, AnAlgorithmCanBeForced) {
   ASSERT_TRUE(forced.ok()) << forced.status().message();
   Tuning tuning;
   tuning.forced = *forced;
-  EXPECT_EQ(select(tuning, Ground::links, 2).choose(Op::all_reduce, 1024 * kKiB), Algorithm::bruck);
-  EXPECT_EQ(select(tuning, Ground::links, 2).choose(Op::broadcast, 1), Algorithm::chain);
-  EXPECT_EQ(select(tuning, Ground::links, 2).choose(Op::gather, 1024 * kKiB), Algorithm::tree);
-  EXPECT_EQ(select(tuning, Ground::links, 1000).choose(Op::scatter, 1), Algorithm::direct);
-  EXPECT_EQ(select(tuning, Ground::region, 2).bounds(), Selection(Ground::region, 2).bounds());
-  EXPECT_TRUE(contains(parse_forced("all_reduce:tree").status().message(),
-                       "all_reduce has bruck, slices, hosts over links and one_shot, shares"));
+  EXPECT_EQ(select(tuning, Medium::network, 2).choose(Op::all_reduce, 1024 * kKiB),
+            Algorithm::bruck);
+  EXPECT_EQ(select(tuning, Medium::network, 2).choose(Op::broadcast, 1), Algorithm::chain);
+  EXPECT_EQ(select(tuning, Medium::network, 2).choose(Op::gather, 1024 * kKiB), Algorithm::tree);
+  EXPECT_EQ(select(tuning, Medium::network, 1000).choose(Op::scatter, 1), Algorithm::direct);
+  EXPECT_EQ(select(tuning, Medium::shared_memory, 2).bounds(),
+            Selection(Medium::shared_memory, 2).bounds());
+  EXPECT_TRUE(
+      contains(parse_forced("all_reduce:tree").status().message(),
+               "all_reduce has bruck, slices, hosts over the network and one_shot, shares"));
   EXPECT_TRUE(contains(parse_forced("reduction:tree").status().message(),
                        "\"reduction\" is no collective"));
   EXPECT_TRUE(contains(parse_forced("all_reduce").status().message(), "MUSTER_ALGORITHM"));
@@ -460,7 +466,7 @@ TEST(Tuning, TheFirstMembersCountsForAll) {
 TEST(Tuning, AFileThatIsWrongEndsTheMakingOnAllRanks) {
   const testing::ScratchFolder scratch;
   const std::string path = scratch.file("tuning");
-  std::ofstream(path) << "version = 1\nlinks.all_reduce.2 = slow\n";
+  std::ofstream(path) << "version = 1\nnetwork.all_reduce.2 = slow\n";
   for (const bool exists : {true, false}) {
     const Variable named("MUSTER_TUNING", exists ? path : path + ".not");
     for (Wire wire : {Wire::loopback, Wire::region}) {
@@ -486,7 +492,7 @@ TEST(Tuning, AFileThatIsWrongEndsTheMakingOnAllRanks) {
 TEST(Tuning, ComesFromWhereTheEnvironmentSays) {
   const testing::ScratchFolder scratch;
   const std::string path = scratch.file("mine");
-  std::ofstream(path) << "version = 1\nlinks.all_reduce.2 = slices\n";
+  std::ofstream(path) << "version = 1\nnetwork.all_reduce.2 = slices\n";
   ::unsetenv("MUSTER_TUNING");
   {
     const Variable named("MUSTER_TUNING", path);

@@ -36,10 +36,10 @@ std::shared_ptr<const Tuning> drawn_tuning(int rank, int ranks) {
   std::mt19937_64 random(testing::test_seed() * 31 +
                          static_cast<std::uint64_t>(100 * ranks + rank));
   auto tuning = std::make_shared<Tuning>();
-  for (const Ground ground : {Ground::links, Ground::region}) {
+  for (const Medium medium : {Medium::network, Medium::shared_memory}) {
     for (const Op op : {Op::broadcast, Op::all_reduce, Op::reduce, Op::all_gather,
                         Op::reduce_scatter, Op::gather, Op::scatter}) {
-      const auto row = algorithms_of(ground, op);
+      const auto row = algorithms_of(medium, op);
       if (random() % 2 == 0) tuning->forced.emplace_back(op, row[random() % row.size()]);
     }
   }

@@ -160,7 +160,7 @@ class Talk {
     }
   }
 
-  /// For the making of the group that was decided upon: whether another attempt has begun
+  /// For the creation of the group that was decided upon: whether another attempt has begun
   /// meanwhile.
   Status overtaken(const SurvivorViews::View& decided) {
     take();
@@ -303,15 +303,15 @@ Result<Shrunk> shrink(std::shared_ptr<transport::Fabric> fabric, Lineage lineage
     lineage.out = view.out;
     lineage.attempts = view.attempt;
     if (!decided) return decided.with_context(what);
-    CommunicatorOptions making = options;
+    CommunicatorOptions creation = options;
     std::vector<int> left;
     for (std::size_t i = 0; i < lineage.members.size(); ++i) {
       if (!lineage.out[i]) left.push_back(lineage.members[i]);
     }
-    making.terms = "attempt " + std::to_string(lineage.attempts) + " of " + what;
-    making.timeout = deadline - fabric->clock().now();
-    making.give_up = [&] { return talk.overtaken(view); };
-    auto made = Communicator::create(fabric, std::move(left), std::move(making));
+    creation.terms = "attempt " + std::to_string(lineage.attempts) + " of " + what;
+    creation.timeout = deadline - fabric->clock().now();
+    creation.give_up = [&] { return talk.overtaken(view); };
+    auto made = Communicator::create(fabric, std::move(left), std::move(creation));
     if (made.ok()) return Shrunk{std::move(*made), std::move(lineage)};
     // Somebody has died or given up meanwhile: the next attempt leaves it out. All else is not to
     // be mended by trying again.

@@ -35,7 +35,7 @@ class Line {
     auto place = this->place();
     if (!place) return place.status();
     std::vector<Tuning::Step> rule;
-    const auto row = algorithms_of(place->ground, place->op);
+    const auto row = algorithms_of(place->medium, place->op);
     auto next = row.begin();
     const auto parts = parts_of(value_, ',');
     for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -45,7 +45,7 @@ class Line {
       if (found == row.end()) {
         return wrong(quoted(name_of(step->algorithm)) + " cannot stand there; " +
                      std::string(info(place->op).name) + " over " +
-                     std::string(name_of(place->ground)) + " has, in this order, " + names_of(row));
+                     std::string(name_of(place->medium)) + " has, in this order, " + names_of(row));
       }
       if (!rule.empty() && rule.back().up_to >= step->up_to)
         return wrong("sizes must grow from left to right in " + quoted(value_));
@@ -62,16 +62,16 @@ class Line {
     const auto parts = parts_of(key_, '.');
     if (parts.size() != 3)
       return wrong(quoted(key_) +
-                   " should be GROUND.OPERATION.RANKS, as in links.all_reduce.4, or a "
+                   " should be MEDIUM.OPERATION.RANKS, as in network.all_reduce.4, or a "
                    "name that muster tunables lists");
-    if (parts[0] != "links" && parts[0] != "region")
-      return wrong(quoted(parts[0]) + " should be links or region");
+    if (parts[0] != "network" && parts[0] != "shared_memory")
+      return wrong(quoted(parts[0]) + " should be network or shared_memory");
     const auto op = op_named(parts[1]);
     if (!op) return wrong(quoted(parts[1]) + " is no collective; there are " + ops_known());
     const auto ranks = number_of_text(parts[2]);
     if (!ranks || *ranks < 1 || *ranks > 10'000'000)
       return wrong(quoted(parts[2]) + " should be a number of ranks");
-    return Tuning::Place{parts[0] == "links" ? Ground::links : Ground::region, *op,
+    return Tuning::Place{parts[0] == "network" ? Medium::network : Medium::shared_memory, *op,
                          static_cast<int>(*ranks)};
   }
 
@@ -99,23 +99,24 @@ class Line {
 
 /// Whether the last of its algorithms is for groups over several hosts.
 bool goes_by_hosts(Op op) {
-  const Algorithm last = algorithms_of(Ground::links, op).back();
+  const Algorithm last = algorithms_of(Medium::network, op).back();
   return last == Algorithm::hosts || last == Algorithm::ring;
 }
 
 /// One host, where it was measured, does not tell of several: what goes on without a limit there
 /// gives way where it would without a file.
-bool gives_way(Op op, int ranks, Standing standing) {
-  if (standing.several_on_each_host(ranks)) return goes_by_hosts(op);
+bool gives_way(Op op, int ranks, GroupPlacement placement) {
+  if (placement.several_on_each_host(ranks)) return goes_by_hosts(op);
   return op == Op::reduce &&
-         standing.per_host < ranks;  // the wire to the root has to take what on one host memory did
+         placement.per_host <
+             ranks;  // the wire to the root has to take what on one host memory did
 }
 
 /// Where an algorithm ends without a file, on ranks that stand so.
-std::uint64_t bound_over_hosts(Op op, Algorithm algorithm, int ranks, Standing standing) {
-  const auto row = algorithms_of(Ground::links, op);
+std::uint64_t bound_over_hosts(Op op, Algorithm algorithm, int ranks, GroupPlacement placement) {
+  const auto row = algorithms_of(Medium::network, op);
   const auto place = std::find(row.begin(), row.end(), algorithm) - row.begin();
-  const Selection defaults(Ground::links, ranks, standing);
+  const Selection defaults(Medium::network, ranks, placement);
   const auto& bounds = defaults.bounds()[static_cast<std::size_t>(op)];
   return static_cast<std::size_t>(place) < bounds.size() ? bounds[static_cast<std::size_t>(place)]
                                                          : Selection::kAlways;
@@ -149,14 +150,14 @@ Result<Tuning> parse_tuning(std::string_view text, const std::string& name) {
 
 std::string print_tuning(const Tuning& tuning) {
   std::string text =
-      "# Which algorithm runs, by size: GROUND.OPERATION.RANKS = ALGORITHM <= BYTES, ..., "
+      "# Which algorithm runs, by size: MEDIUM.OPERATION.RANKS = ALGORITHM <= BYTES, ..., "
       "ALGORITHM\n"
       "# Written by muster bench --tune; docs/user/performance.md tells more.\n"
       "version = " +
       std::to_string(kTuningVersion) + "\n";
   for (const auto& [number, value] : tuning.numbers) text += number + " = " + value + "\n";
   for (const auto& [place, rule] : tuning.rules) {
-    text += std::string(name_of(place.ground)) + "." + std::string(info(place.op).name) + "." +
+    text += std::string(name_of(place.medium)) + "." + std::string(info(place.op).name) + "." +
             std::to_string(place.ranks) + " =";
     for (std::size_t i = 0; i < rule.size(); ++i) {
       text += (i > 0 ? ", " : " ") + std::string(name_of(rule[i].algorithm));
@@ -182,15 +183,15 @@ Result<std::vector<std::pair<Op, Algorithm>>> parse_forced(const std::string& te
     bool known = false;
     if (const auto named = algorithm_named(words.back()); named.has_value() && words.size() == 2) {
       algorithm = *named;
-      for (const Ground ground : {Ground::links, Ground::region}) {
-        const auto row = algorithms_of(ground, *op);
+      for (const Medium medium : {Medium::network, Medium::shared_memory}) {
+        const auto row = algorithms_of(medium, *op);
         known = known || std::find(row.begin(), row.end(), algorithm) != row.end();
       }
     }
     if (!known) {
       return wrong(std::string(info(*op).name) + " has " +
-                   names_of(algorithms_of(Ground::links, *op)) + " over links and " +
-                   names_of(algorithms_of(Ground::region, *op)) + " over a host's region");
+                   names_of(algorithms_of(Medium::network, *op)) + " over the network and " +
+                   names_of(algorithms_of(Medium::shared_memory, *op)) + " in shared memory");
     }
     forced.emplace_back(*op, algorithm);
   }
@@ -215,24 +216,24 @@ Result<Tuning> tuning_of_environment() {
   return tuning;
 }
 
-Selection select(const Tuning& tuning, Ground ground, int ranks, Standing standing) {
-  Selection selection(ground, ranks, standing);
+Selection select(const Tuning& tuning, Medium medium, int ranks, GroupPlacement placement) {
+  Selection selection(medium, ranks, placement);
   for (const auto& [place, rule] :
        tuning.rules) {  // by growing numbers of ranks: the last that fits counts
-    if (place.ground != ground || place.ranks > ranks ||
+    if (place.medium != medium || place.ranks > ranks ||
         2 * static_cast<std::int64_t>(place.ranks) <= ranks)
       continue;
     bool as_without = false;  // from here on
-    for (const Algorithm each : algorithms_of(ground, place.op)) {
+    for (const Algorithm each : algorithms_of(medium, place.op)) {
       const auto step = std::find_if(rule.begin(), rule.end(),
                                      [each](const Tuning::Step& s) { return s.algorithm == each; });
       const std::uint64_t up_to = step == rule.end() ? 0 : step->up_to;
       std::uint64_t bound = step == rule.end()            ? 0
                             : up_to == Selection::kAlways ? up_to
                                                           : up_to + 1;
-      as_without = as_without || (ground == Ground::links && up_to == Selection::kAlways &&
-                                  gives_way(place.op, ranks, standing));
-      if (as_without) bound = bound_over_hosts(place.op, each, ranks, standing);
+      as_without = as_without || (medium == Medium::network && up_to == Selection::kAlways &&
+                                  gives_way(place.op, ranks, placement));
+      if (as_without) bound = bound_over_hosts(place.op, each, ranks, placement);
       selection.set_bound(place.op, each, bound);
     }
   }

@@ -1,8 +1,8 @@
 /// What the tuning file (base/tuning_file.h) says of algorithms: from which size on which one
 /// runs, by what a group runs over, operation and number of ranks.
 ///
-///   links.all_reduce.4 = bruck <= 16384, slices
-///   region.all_reduce.2 = one_shot <= 8 KiB, shares
+///   network.all_reduce.4 = bruck <= 16384, slices
+///   shared_memory.all_reduce.2 = one_shot <= 8 KiB, shares
 ///
 /// The line of the largest number of ranks that is not above a group's decides, if it is more than
 /// half of it; where there is none the defaults of `Selection` do.
@@ -23,7 +23,7 @@ namespace muster::collective {
 
 struct Tuning {
   struct Place {
-    Ground ground;
+    Medium medium;
     Op op;
     int ranks;
     auto operator<=>(const Place&) const = default;
@@ -38,7 +38,7 @@ struct Tuning {
       numbers;                               ///< of base/tunables.h, kept as they are
   std::map<Place, std::vector<Step>> rules;  ///< growing sizes; the last step has no limit
   std::vector<std::pair<Op, Algorithm>>
-      forced;  ///< for every size, number of ranks and ground that has it
+      forced;  ///< for every size, number of ranks and medium that has it
 };
 
 /// Code::invalid_argument with `name`, the line and what to do. `name` is what the text comes from,
@@ -53,6 +53,6 @@ Result<std::vector<std::pair<Op, Algorithm>>> parse_forced(const std::string& te
 Result<Tuning> tuning_of_environment();
 
 /// The selection of a group; its first member's counts.
-Selection select(const Tuning& tuning, Ground ground, int ranks, Standing standing = {});
+Selection select(const Tuning& tuning, Medium medium, int ranks, GroupPlacement placement = {});
 
 }  // namespace muster::collective

@@ -107,7 +107,7 @@ void TorchJob::close(Duration limit) {
     const std::lock_guard lock(mutex_);
     if (std::exchange(closed_, true)) return;
   }
-  if (job_->witness) job_->witness->stop();
+  if (job_->peer_traces) job_->peer_traces->stop();
   const bool whole = world_->failure().ok();
   world_->set_timeout(std::min(world_->timeout(), limit));
   const auto status = whole ? world_->close() : world_->failure();

@@ -3,8 +3,8 @@
 #include <random>
 #include <thread>
 
+#include "muster/group/creation_order.h"
 #include "muster/group/job.h"
-#include "muster/group/making_order.h"
 #include "muster/group/test_ranks.h"
 #include "muster/group/world.h"
 #include "muster/testing/seed.h"
@@ -166,14 +166,14 @@ TEST(Groups, DestroyTellsWhatNobodyWasTold) {
   });
 }
 
-// spec: D8 which overlapping makings wait for each other for ever
-TEST(MakingOrder, FindsWhatCanNeverEnd) {
-  using group::stuck_makings;
-  using Waiting = std::vector<group::WaitingMaking>;
+// spec: D8 which overlapping creations wait for each other for ever
+TEST(CreationOrder, FindsWhatCanNeverEnd) {
+  using group::stuck_creations;
+  using Waiting = std::vector<group::WaitingCreation>;
   const auto names = [](const Waiting& waiting) {
     std::vector<std::string> out;
-    for (const auto& making : stuck_makings(waiting))
-      out.push_back(making.name + "@" + std::to_string(making.rank));
+    for (const auto& creation : stuck_creations(waiting))
+      out.push_back(creation.name + "@" + std::to_string(creation.rank));
     return out;
   };
   // One that waits for a rank that waits for nothing, and one behind it.
@@ -181,7 +181,7 @@ TEST(MakingOrder, FindsWhatCanNeverEnd) {
   // Two that wait for each other, and one behind them.
   EXPECT_EQ(names({{0, "a", "a", {0, 1}}, {1, "b", "b", {0, 1, 2}}, {3, "c", "c", {0, 3}}}),
             (std::vector<std::string>{"a@0", "b@1", "c@3"}));
-  // The same, but another thread of rank 1 is in a making that can go on, and may come to "a"
+  // The same, but another thread of rank 1 is in a creation that can go on, and may come to "a"
   // afterwards.
   EXPECT_TRUE(names({{0, "a", "a", {0, 1}}, {1, "b", "b", {0, 1}}, {1, "d", "d", {1, 4}}}).empty());
   // Both are in both, from two threads each.

@@ -92,22 +92,22 @@ bool all_in(std::span<const int> ranks, const std::vector<int>& others) {
   });
 }
 
-/// All ranks make this very call: what the first member of the group offers, told in the round in
+/// All ranks make this very call: what the first member of the group proposes, told in the round in
 /// which they find that out.
-collective::Offer agree_on_call(const Group& world, const group::Job& job,
-                                const std::vector<int>& ranks, const BackendConfig& config,
-                                const std::string& call, TimePoint deadline,
-                                const std::function<Status()>& give_up) {
-  static_assert(sizeof(collective::Offer) == sizeof(group::CallNote));
-  const auto mine = group::offer_group(job, ranks, config);
+collective::GroupProposal agree_on_call(const Group& world, const group::Job& job,
+                                        const std::vector<int>& ranks, const BackendConfig& config,
+                                        const std::string& call, TimePoint deadline,
+                                        const std::function<Status()>& give_up) {
+  static_assert(sizeof(collective::GroupProposal) == sizeof(group::CallNote));
+  const auto mine = group::propose_group(job, ranks, config);
   try {
     const auto notes =
         group::compare_calls(world, call, deadline, give_up, std::bit_cast<group::CallNote>(mine));
-    return std::bit_cast<collective::Offer>(notes[static_cast<std::size_t>(ranks.front())]);
+    return std::bit_cast<collective::GroupProposal>(notes[static_cast<std::size_t>(ranks.front())]);
   } catch (const DistError&) {
     // Where the calls differ everybody sees that; where the default group has failed, somebody may
     // have been through already and accept.
-    if (world->failure().ok()) collective::Communicator::withdraw(*job.fabric, mine);
+    if (world->failure().ok()) collective::Communicator::cancel(*job.fabric, mine);
     throw;
   }
 }
@@ -151,7 +151,7 @@ void destroy_process_group(const Group& group) {
     const auto failure = closed->failure();
     blamed.insert(blamed.end(), failure.ranks().begin(), failure.ranks().end());
   }
-  if (closing.job && closing.job->witness) closing.job->witness->stop();
+  if (closing.job && closing.job->peer_traces) closing.job->peer_traces->stop();
   if (closing.job && closing.job->responder) closing.job->responder->stop();
   for (auto& closed : closing.groups) {
     // Where rank 0 serves the store, that server must be gone before any rank returns, so that the
@@ -201,42 +201,43 @@ Group new_group(const NewGroupOptions& options) {
   const auto call = "new_group(ranks=" + list(ranks) + ", backend=" + config.text() +
                     ", timeout=" + describe(timeout) +
                     (options.use_local_synchronization ? ", use_local_synchronization)" : ")");
-  collective::Offer offer;
+  collective::GroupProposal proposal;
   if (options.use_local_synchronization) {
     if (std::find(ranks.begin(), ranks.end(), job->rank) == ranks.end())
       return group::make_group(job, group::name_of(*job, ranks), ranks, std::move(config), timeout);
   } else {
-    // Another rank may be in a making of which only the members know, and wait for this one there.
+    // Another rank may be in a creation of which only the members know, and wait for this one
+    // there.
     auto meeting = job->order->begin(
         job->store, {job->rank, scope->unique_name("new_group of all ranks") + job->era, call,
                      all_ranks(job->world_size), true});
     try {
-      offer =
+      proposal =
           agree_on_call(world, *job, ranks, config, call, deadline, [&] { return meeting.look(); });
     } catch (const DistError& error) {
-      // Who has found this making stuck may be in another call of the default group by now, which
+      // Who has found this creation stuck may be in another call of the default group by now, which
       // is all that this rank has seen of it.
       if (error.code() == Code::mismatch) group::check(meeting.verdict());
       throw;
     }
   }
   auto name = scope->unique_name(group::name_of(*job, ranks));
-  // Nobody else knows of a making that only the members call: whether it can ever end is for them
+  // Nobody else knows of a creation that only the members call: whether it can ever end is for them
   // to find out.
-  auto making = job->order->begin(options.use_local_synchronization ? job->store : nullptr,
-                                  {job->rank, name + job->era, call, ranks});
+  auto creation = job->order->begin(options.use_local_synchronization ? job->store : nullptr,
+                                    {job->rank, name + job->era, call, ranks});
   const group::Meeting meeting{.terms = options.use_local_synchronization ? call : "",
-                               .give_up = [&] { return making.look(); },
+                               .give_up = [&] { return creation.look(); },
                                .pg_options = options.pg_options,
                                .deadline = deadline,
-                               .offer = offer};
+                               .proposal = proposal};
   Group group;
   try {
     group = group::make_group(job, std::move(name), std::move(ranks), std::move(config), timeout,
                               meeting);
   } catch (const DistError&) {
-    const auto verdict = making.verdict();
-    if (making.stops_default_group()) world->abort(verdict.message());
+    const auto verdict = creation.verdict();
+    if (creation.stops_default_group()) world->abort(verdict.message());
     group::check(verdict);
     throw;
   }

@@ -58,7 +58,7 @@ collective::CommunicatorOptions communicator_options(const Job& job, const Backe
   options.name = name;
   options.terms = job.era;
   options.timeout = timeout;
-  options.witness = job.witness;
+  options.peer_traces = job.peer_traces;
   options.use_region = !(backend == Backend::TCP);
   return options;
 }
@@ -85,8 +85,8 @@ std::shared_ptr<ProcessGroupBackend> make_registered(const Job& job,
   return made;
 }
 
-/// The one that an offer is for.
-const Backend* offered(const BackendConfig& config) {
+/// The one that a proposal is for.
+const Backend* proposed(const BackendConfig& config) {
   const auto& entries = config.entries();
   const auto found =
       std::ranges::find_if(entries, [](const auto& entry) { return is_native(entry.second); });
@@ -108,8 +108,8 @@ std::shared_ptr<ProcessGroupBackend> make_backend(const Job& job, const Backend&
   options.give_up = meeting.give_up;
   auto members = in_fabric(job, ranks);
   auto communicator =
-      meeting.offer.channel != 0
-          ? collective::Communicator::accept(job.fabric, std::move(members), meeting.offer,
+      meeting.proposal.channel != 0
+          ? collective::Communicator::commit(job.fabric, std::move(members), meeting.proposal,
                                              std::move(options))
           : collective::Communicator::create(job.fabric, std::move(members), std::move(options));
   return std::make_shared<NativeBackend>(backend, take(std::move(communicator)), ranks);
@@ -155,10 +155,11 @@ void keep_record(Job& job) {
     if (hosts[static_cast<std::size_t>(rank)] != hosts[static_cast<std::size_t>(job.rank)])
       elsewhere.push_back(rank);
   }
-  job.witness = std::make_shared<trace::Witness>(job.recorder, job.store, std::move(elsewhere));
+  job.peer_traces =
+      std::make_shared<trace::PeerTraces>(job.recorder, job.store, std::move(elsewhere));
   job.responder = trace::Responder::start(job.recorder, job.store);
   if (logs(LogLevel::info))
-    job.long_waits = std::make_shared<trace::LongWaits>(job.recorder, job.witness, job.rank);
+    job.long_waits = std::make_shared<trace::LongWaits>(job.recorder, job.peer_traces, job.rank);
 }
 
 constexpr std::size_t kRanksShown = 16;
@@ -210,7 +211,7 @@ std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& conf
   job->rank = found.rank;
   job->world_size = found.world_size;
   job->name = found.job;
-  job->order = std::make_shared<MakingOrder>(found.world_size);
+  job->order = std::make_shared<CreationOrder>(found.world_size);
   job->fabric_ranks.resize(static_cast<std::size_t>(found.world_size));
   std::iota(job->fabric_ranks.begin(), job->fabric_ranks.end(), 0);
   job->fabric = meet_others(found, fabric);
@@ -232,7 +233,7 @@ Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<
   if (parts.rank >= 0)
     make_backends(parts, [&](const Backend& backend) {
       auto made = make_backend(*job, backend, parts.name, parts.ranks, timeout, meeting);
-      if (is_native(backend)) meeting.offer = {};  // it is good for one
+      if (is_native(backend)) meeting.proposal = {};  // it is good for one
       return made;
     });
   auto made = std::make_shared<ProcessGroup>(std::move(parts));
@@ -252,12 +253,12 @@ Group make_default_group(const std::shared_ptr<Job>& job, const std::string& nam
   }
 }
 
-collective::Offer offer_group(const Job& job, const std::vector<int>& ranks,
-                              const BackendConfig& config) {
-  const auto* backend = offered(config);
+collective::GroupProposal propose_group(const Job& job, const std::vector<int>& ranks,
+                                        const BackendConfig& config) {
+  const auto* backend = proposed(config);
   if (backend == nullptr || ranks.front() != job.rank) return {};
-  return collective::Communicator::offer(*job.fabric, in_fabric(job, ranks),
-                                         communicator_options(job, *backend, {}, {}));
+  return collective::Communicator::propose(*job.fabric, in_fabric(job, ranks),
+                                           communicator_options(job, *backend, {}, {}));
 }
 
 std::string name_of(const Job& job, const std::vector<int>& ranks) {

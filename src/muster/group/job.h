@@ -11,14 +11,14 @@
 #include "muster/base/clock.h"
 #include "muster/collective/communicator.h"
 #include "muster/group/backend_name.h"
-#include "muster/group/making_order.h"
+#include "muster/group/creation_order.h"
 #include "muster/group/process_group.h"
 #include "muster/store/rendezvous.h"
 #include "muster/store/store.h"
 #include "muster/trace/long_waits.h"
+#include "muster/trace/peer_traces.h"
 #include "muster/trace/recorder.h"
 #include "muster/trace/responder.h"
-#include "muster/trace/witness.h"
 #include "muster/transport/fabric.h"
 
 namespace muster {
@@ -37,9 +37,9 @@ struct Job {
   /// after it was shrunk.
   std::vector<int> fabric_ranks;
   std::string era;  ///< tells groups of before and after a shrinking apart
-  std::shared_ptr<MakingOrder> order;
-  std::shared_ptr<trace::Recorder> recorder;  ///< of this rank's calls; null: none is kept
-  std::shared_ptr<trace::Witness> witness;    ///< null without a recorder
+  std::shared_ptr<CreationOrder> order;
+  std::shared_ptr<trace::Recorder> recorder;       ///< of this rank's calls; null: none is kept
+  std::shared_ptr<trace::PeerTraces> peer_traces;  ///< null without a recorder
   std::shared_ptr<trace::Responder>
       responder;  ///< to those who ask over the store; null where nobody can
   std::shared_ptr<trace::LongWaits> long_waits;  ///< null where the log does not show them
@@ -58,13 +58,13 @@ struct Meeting {
   std::optional<TimePoint> deadline = {};  ///< absent: the group's timeout from now on
   /// The first member's, which came to all where they compared their calls: for the first native
   /// backend, which then waits for nobody.
-  collective::Offer offer = {};
+  collective::GroupProposal proposal = {};
 };
 
-/// What this rank, as the first of `ranks`, offers to them; else nothing. It is withdrawn where
+/// What this rank, as the first of `ranks`, proposes to them; else nothing. It is cancelled where
 /// they turn out to make something else.
-collective::Offer offer_group(const Job& job, const std::vector<int>& ranks,
-                              const BackendConfig& config);
+collective::GroupProposal propose_group(const Job& job, const std::vector<int>& ranks,
+                                        const BackendConfig& config);
 
 /// Every member calls it; `ranks` in group order. Blocks until all members have, up to the
 /// meeting's deadline; `timeout` is the group's own, for its calls. A process that is not in

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "muster/base/shared_slot.h"
+#include "muster/base/atomic_shared_ptr.h"
 #include "muster/group/process_group.h"
 #include "muster/store/store.h"
 
@@ -64,7 +64,7 @@ class WorldScope {
   /// The default group; before init_process_group throws DistError naming `caller`.
   Group world(std::string_view caller) const;
   /// The same for the length of one call, without a lock; null before init_process_group.
-  using Hold = SharedSlot<ProcessGroup>::Hold;
+  using Hold = AtomicSharedPtr<ProcessGroup>::Hold;
   Hold hold() const { return Hold(held_); }
   std::shared_ptr<group::Job> job(std::string_view caller) const;
 
@@ -103,7 +103,7 @@ class WorldScope {
   mutable std::mutex mutex_;
   std::shared_ptr<group::Job> job_;
   Group world_;
-  SharedSlot<ProcessGroup> held_;  // the same
+  AtomicSharedPtr<ProcessGroup> held_;  // the same
   std::vector<Group> groups_;
   std::map<std::string, std::uint64_t> counts_;
   int process_ = 0;  // where it was opened: a forked child must not say goodbye for its parent

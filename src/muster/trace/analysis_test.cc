@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "muster/trace/witness.h"
+#include "muster/trace/peer_traces.h"
 
 namespace muster::trace {
 namespace {
@@ -200,40 +200,38 @@ TEST(Analysis, RatesCoverTheWindow) {
   EXPECT_EQ(rates.operations, 0);
 }
 
-TEST(Testify, WhoHasNotEnteredIsMissingEvenWhereAnotherIsAwaited) {
+TEST(PeerReport, WhoHasNotEnteredIsMissingEvenWhereAnotherIsAwaited) {
   auto job = job_of(4, 5);
   for (const int rank : {0, 1, 3}) enter(job.ranks[static_cast<std::size_t>(rank)], 6);
   const std::vector<int> members = {0, 1, 2, 3};
   // Rank 3 waits for rank 1 in a tree; rank 1 waits for rank 2.
-  const auto testimony = testify(job, "default", 6, members, 3, {1});
-  EXPECT_EQ(testimony.missing, std::vector<int>{2});
-  EXPECT_NE(testimony.text.find("rank 2 has not entered this call"), std::string::npos)
-      << testimony.text;
-  EXPECT_NE(testimony.text.find("rank 2 (its process is gone)'s last call there is number 5, "
-                                "all_reduce of 16 bytes (float32 [4]), completed"),
+  const auto report = report_peers(job, "default", 6, members, 3, {1});
+  EXPECT_EQ(report.missing, std::vector<int>{2});
+  EXPECT_NE(report.text.find("rank 2 has not entered this call"), std::string::npos) << report.text;
+  EXPECT_NE(report.text.find("rank 2 (its process is gone)'s last call there is number 5, "
+                             "all_reduce of 16 bytes (float32 [4]), completed"),
             std::string::npos)
-      << testimony.text;
-  EXPECT_NE(testimony.text.find("ranks 0 and 1 have entered it"), std::string::npos)
-      << testimony.text;
+      << report.text;
+  EXPECT_NE(report.text.find("ranks 0 and 1 have entered it"), std::string::npos) << report.text;
 }
 
-TEST(Testify, WhereAllHaveEnteredTheAwaitedStay) {
+TEST(PeerReport, WhereAllHaveEnteredTheAwaitedStay) {
   auto job = job_of(3, 5);
   for (auto& trace : job.ranks) enter(trace, 6);
   const std::vector<int> members = {0, 1, 2};
-  EXPECT_EQ(testify(job, "default", 6, members, 0, {1}).missing, std::vector<int>{1});
+  EXPECT_EQ(report_peers(job, "default", 6, members, 0, {1}).missing, std::vector<int>{1});
   // Nothing of this rank itself: nothing is concluded.
-  EXPECT_EQ(testify(JobTrace{}, "default", 6, members, 0, {1}).text, "");
+  EXPECT_EQ(report_peers(JobTrace{}, "default", 6, members, 0, {1}).text, "");
 }
 
-TEST(Testify, ALargeJobsTextStaysShort) {
+TEST(PeerReport, ALargeJobsTextStaysShort) {
   auto job = job_of(64, 5);
   std::vector<int> members;
   for (int rank = 0; rank < 64; ++rank) members.push_back(rank);
   enter(job.ranks[0], 6);
-  const auto testimony = testify(job, "default", 6, members, 0, {1});
-  EXPECT_EQ(testimony.missing, std::vector<int>{1});
-  EXPECT_LT(testimony.text.size(), 3000u);
+  const auto report = report_peers(job, "default", 6, members, 0, {1});
+  EXPECT_EQ(report.missing, std::vector<int>{1});
+  EXPECT_LT(report.text.size(), 3000u);
 }
 
 TEST(Latest, TravelsAsBytesAndBrokenOnesAreRefused) {

@@ -48,13 +48,13 @@ std::string describe_wait(const Record& call, const JobTrace& job, int rank, std
   text += " on group " + (group != nullptr ? group->name : "?") + " has waited for " +
           muster::describe(waited);
   if (group == nullptr || call.sequence == 0) return text;
-  const auto known = testify(job, group->name, call.sequence, group->members, rank, {}).text;
+  const auto known = report_peers(job, group->name, call.sequence, group->members, rank, {}).text;
   return known.empty() ? text : text + "; " + known;
 }
 
 LongWaits::LongWaits(std::shared_ptr<const Recorder> recorder,
-                     std::shared_ptr<const Witness> witness, int rank)
-    : recorder_(std::move(recorder)), witness_(std::move(witness)), rank_(rank) {
+                     std::shared_ptr<const PeerTraces> peer_traces, int rank)
+    : recorder_(std::move(recorder)), peer_traces_(std::move(peer_traces)), rank_(rank) {
   auto thread = start_thread("the thread that tells of long waits", [this] { watch(); });
   if (thread.ok()) {
     thread_ = std::move(*thread);
@@ -87,7 +87,7 @@ void LongWaits::watch() {
     if (const auto mine = read_trace(recorder_->path())) {
       const auto now = wall_now_ns();
       const auto due = reports.due(*mine, now);
-      const JobTrace job = due.empty() ? JobTrace() : witness_->look();
+      const JobTrace job = due.empty() ? JobTrace() : peer_traces_->look();
       for (const auto* call : due) log(LogLevel::info, describe_wait(*call, job, rank_, now));
     }
     guard.lock();

@@ -12,9 +12,9 @@
 
 #include "muster/base/clock.h"
 #include "muster/base/fork_guard.h"
+#include "muster/trace/peer_traces.h"
 #include "muster/trace/reader.h"
 #include "muster/trace/recorder.h"
-#include "muster/trace/witness.h"
 
 namespace muster::trace {
 
@@ -38,7 +38,7 @@ std::string describe_wait(const Record& call, const JobTrace& job, int rank, std
 /// A thread that looks at this rank's trace once a second; info. It costs calls nothing.
 class LongWaits {
  public:
-  LongWaits(std::shared_ptr<const Recorder> recorder, std::shared_ptr<const Witness> witness,
+  LongWaits(std::shared_ptr<const Recorder> recorder, std::shared_ptr<const PeerTraces> peer_traces,
             int rank);
   ~LongWaits();
   LongWaits(const LongWaits&) = delete;
@@ -48,7 +48,7 @@ class LongWaits {
   void watch();
 
   const std::shared_ptr<const Recorder> recorder_;
-  const std::shared_ptr<const Witness> witness_;
+  const std::shared_ptr<const PeerTraces> peer_traces_;
   const int rank_;
   ProcessMark mark_;
   std::mutex lock_;

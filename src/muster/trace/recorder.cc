@@ -223,7 +223,7 @@ void Recorder::begin(std::uint16_t group, const Call& call, TimePoint now,
   ticket.sequence = call.sequence;
   ticket.start_ns = nanoseconds(now);
   ticket.group = group;
-  if (!bias_.enter()) return begin_among_others(group, call, ticket);
+  if (!biased_lock_.enter()) return begin_among_others(group, call, ticket);
   // Nobody else can have a ticket or claim an entry meanwhile.
   const std::uint64_t number =
       std::atomic_ref(header_->tickets).load(std::memory_order_relaxed) + 1;
@@ -232,13 +232,13 @@ void Recorder::begin(std::uint16_t group, const Call& call, TimePoint now,
   std::atomic_ref(entry.stamp).store(2 * number + 1, std::memory_order_relaxed);
   write(entry, group, call, ticket.start_ns);
   store(entry.stamp, 2 * number);
-  bias_.leave();
+  biased_lock_.leave();
   ticket.number = number;
 }
 
 /// Where several threads make calls.
 void Recorder::begin_among_others(std::uint16_t group, const Call& call, Ticket& ticket) noexcept {
-  bias_.revoke();
+  biased_lock_.revoke();
   std::uint64_t number = 0;
   Entry* const entry = claim(number);
   if (entry == nullptr) return;

@@ -2,14 +2,14 @@
 ///
 /// What lives in `trace/`: the file's format (`format.h`), its writer (here), its reader
 /// (`reader.h`), what can be concluded from the files of a job (`analysis.h`), and what a rank can
-/// find out about the others when a deadline has passed (`witness.h`). May include base/ and
+/// find out about the others when a deadline has passed (`peer_traces.h`). May include base/ and
 /// store/. Test it alone: `ctest -R '^trace'`.
 ///
 /// The ring is a file mapped shared: the kernel keeps it whatever ends the process. Recording a
 /// call takes no lock, no allocation and no system call; slots are claimed with one
-/// compare-and-swap (while one thread alone makes calls, with plain stores: `base/bias.h`), and
-/// where two threads meet in one slot (the ring is too small for what is under way) the later call
-/// is not recorded and counted as dropped.
+/// compare-and-swap (while one thread alone makes calls, with plain stores: `base/biased_lock.h`),
+/// and where two threads meet in one slot (the ring is too small for what is under way) the later
+/// call is not recorded and counted as dropped.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@
 #include <string_view>
 #include <vector>
 
-#include "muster/base/bias.h"
+#include "muster/base/biased_lock.h"
 #include "muster/base/clock.h"
 #include "muster/base/dtype.h"
 #include "muster/base/fork_guard.h"
@@ -129,7 +129,7 @@ class Recorder {
   std::string directory_, path_;
   GuardedDescriptor file_;
   ProcessMark mark_;
-  Bias bias_;  // of the threads that call
+  BiasedLock biased_lock_;  // of the threads that call
   std::byte* memory_ = nullptr;
   std::size_t bytes_ = 0;
   FileHeader* header_ = nullptr;

@@ -35,7 +35,7 @@ std::string answer_key(const std::string& id, int rank) {
 }
 std::string published_key(int rank) {
   return "trace/" + std::to_string(rank);
-}  // witness.cc writes it
+}  // peer_traces.cc writes it
 
 struct Announcement {
   std::string job;

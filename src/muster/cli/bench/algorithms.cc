@@ -21,19 +21,19 @@ namespace muster::cli::bench {
 namespace {
 
 using collective::Algorithm;
-using collective::Ground;
+using collective::Medium;
 using collective::Op;
 using collective::Selection;
 using collective::Tuning;
 
-Ground ground_of(const std::string& transport) {
-  return transport == "tcp" ? Ground::links : Ground::region;
+Medium ground_of(const std::string& transport) {
+  return transport == "tcp" ? Medium::network : Medium::shared_memory;
 }
 
 /// Those that one host can try: sums from host to host need several. And of two that send the same
 /// messages one: between two ranks each side of a ring is straight to the other.
-std::vector<Algorithm> rivals(Ground ground, Op op, int ranks) {
-  const auto row = algorithms_of(ground, op);
+std::vector<Algorithm> rivals(Medium medium, Op op, int ranks) {
+  const auto row = algorithms_of(medium, op);
   std::vector<Algorithm> here;
   std::copy_if(row.begin(), row.end(), std::back_inserter(here), [ranks](Algorithm algorithm) {
     return algorithm != Algorithm::hosts && (algorithm != Algorithm::ring || ranks > 2);
@@ -59,7 +59,7 @@ class Race {
     field.threads = contest.threads;
     field.tensors =
         false;  // the engine alone: what stands above it costs the same whatever the algorithm
-    for (const Algorithm algorithm : rivals(race->ground_, op, ranks)) {
+    for (const Algorithm algorithm : rivals(race->medium_, op, ranks)) {
       const std::string name(name_of(algorithm));
       const std::string own = race->folder_.path() + "/" + name;
       std::filesystem::create_directory(own);
@@ -93,7 +93,7 @@ class Race {
     Lap lap{bytes, {}};
     std::vector<std::size_t> able;
     for (std::size_t i = 0; i < runners_.size(); ++i) {
-      if (bytes <= most_bytes(ground_, op_, runners_[i].first, ranks_)) able.push_back(i);
+      if (bytes <= most_bytes(medium_, op_, runners_[i].first, ranks_)) able.push_back(i);
     }
     if (able.size() < 2) return lap;
     const Cell cell{
@@ -127,21 +127,21 @@ class Race {
   const std::string& transport() const { return transport_; }
   std::string title() const {
     return std::string(info(op_).name) + ", " + std::to_string(ranks_) + " ranks over " +
-           std::string(name_of(ground_));
+           std::string(name_of(medium_));
   }
-  Ground ground() const { return ground_; }
+  Medium medium() const { return medium_; }
 
  private:
   Race(const Contest& contest, const std::string& transport, Op op, int ranks)
       : contest_(contest),
         transport_(transport),
-        ground_(ground_of(transport)),
+        medium_(ground_of(transport)),
         op_(op),
         ranks_(ranks) {}
 
   const Contest& contest_;
   const std::string transport_;
-  const Ground ground_;
+  const Medium medium_;
   const Op op_;
   const int ranks_;
   const TemporaryFolder folder_{"muster-bench-"};
@@ -189,10 +189,10 @@ std::size_t laps_in(const Contest& contest) {
   return laps;
 }
 
-std::string lap_text(Op op, int ranks, Ground ground, const Lap& lap) {
+std::string lap_text(Op op, int ranks, Medium medium, const Lap& lap) {
   char head[96];
   std::snprintf(head, sizeof head, "%-11s %4d ranks  %-6s %8s", std::string(info(op).name).c_str(),
-                ranks, std::string(name_of(ground)).c_str(), size_text(lap.bytes).c_str());
+                ranks, std::string(name_of(medium)).c_str(), size_text(lap.bytes).c_str());
   std::string text = head;
   for (const auto& [algorithm, us] : lap.us) {
     char part[64];
@@ -313,19 +313,19 @@ Status tune(const Contest& contest, const std::string& path) {
       if (rounds->empty()) continue;
       Lap lap{bytes, {}};
       for (const Lap& round : *rounds) lap.take_less(round);
-      print_line(lap_text(op, ranks, race.ground(), lap));
+      print_line(lap_text(op, ranks, race.medium(), lap));
       laps.push_back(std::move(lap));
     }
     if (laps.empty()) return Status();
-    const auto row = rivals(race.ground(), op, ranks);
+    const auto row = rivals(race.medium(), op, ranks);
     auto rule = fit(row, laps);
     // Beyond what was measured the most scalable one goes on, where only it can.
-    const std::uint64_t most = most_bytes(race.ground(), op, rule.back().algorithm, ranks);
+    const std::uint64_t most = most_bytes(race.medium(), op, rule.back().algorithm, ranks);
     if (rule.back().algorithm != row.back() && most != Selection::kAlways) {
       rule.back().up_to = most;
       rule.push_back({row.back()});
     }
-    tuning->rules[{race.ground(), op, ranks}] = std::move(rule);
+    tuning->rules[{race.medium(), op, ranks}] = std::move(rule);
     return Status();
   });
   if (!raced) return raced;
@@ -354,8 +354,8 @@ constexpr double kSuspicion = 1.05;
 /// The agreed numbers of the table, and how many of the cells that each decides are right.
 class Tally {
  public:
-  void count(Ground ground, Op op, bool wrong) {
-    const std::string operation = std::string(name_of(ground)) + "." + std::string(info(op).name);
+  void count(Medium medium, Op op, bool wrong) {
+    const std::string operation = std::string(name_of(medium)) + "." + std::string(info(op).name);
     for (const Tunable* row : tunables_deciding(operation)) {
       auto& [cells, bad] = rows_[row];
       ++cells;
@@ -451,7 +451,7 @@ Status check_selection(const Contest& contest) {
   Tally tally;
   const Status raced = for_each_race(contest, [&](Race& race, Op op, int ranks) {
     const Selection selection =
-        select(*tuning, race.ground(), ranks,
+        select(*tuning, race.medium(), ranks,
                {.per_host = ranks,
                 .per_core = ranks_per_core(static_cast<std::size_t>(ranks), usable_cores())});
     for (const std::uint64_t bytes : contest.sizes) {
@@ -468,13 +468,13 @@ Status check_selection(const Contest& contest) {
       }
       ++cells;
       if (judge(choice.laps, choice.selected, kSuspicion).upset) {
-        print_line(lap_text(op, ranks, race.ground(), middle_of(choice.laps)) +
+        print_line(lap_text(op, ranks, race.medium(), middle_of(choice.laps)) +
                    " | may be wrong, looked at again below");
         choice.laps.clear();  // they were chosen for being bad
         suspects.push_back(std::move(choice));
       } else {
         choice.print("");
-        tally.count(race.ground(), op, false);
+        tally.count(race.medium(), op, false);
       }
     }
     return Status();

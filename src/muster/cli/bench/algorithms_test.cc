@@ -13,7 +13,7 @@ namespace muster::cli::bench {
 namespace {
 
 using collective::Algorithm;
-using collective::Ground;
+using collective::Medium;
 using collective::Op;
 using collective::Selection;
 using testing::contents;
@@ -141,9 +141,9 @@ TEST(Bench, TunesAndReadsWhatItWrote) {
   ASSERT_EQ(tuned.code, 0) << tuned.err;
   const auto rules = collective::parse_tuning(contents(file), file);
   ASSERT_TRUE(rules.ok()) << rules.status().message();
-  EXPECT_TRUE(rules->rules.contains({Ground::links, Op::all_reduce, 2}));
-  EXPECT_TRUE(rules->rules.contains({Ground::links, Op::broadcast, 2}));
-  EXPECT_TRUE(rules->rules.contains({Ground::region, Op::all_reduce, 2}));
+  EXPECT_TRUE(rules->rules.contains({Medium::network, Op::all_reduce, 2}));
+  EXPECT_TRUE(rules->rules.contains({Medium::network, Op::broadcast, 2}));
+  EXPECT_TRUE(rules->rules.contains({Medium::shared_memory, Op::all_reduce, 2}));
   EXPECT_EQ(rules->rules.size(), 3u);
 
   // How quick they were must not decide a test; that every cell is there must. Between two ranks
@@ -154,7 +154,7 @@ TEST(Bench, TunesAndReadsWhatItWrote) {
   EXPECT_EQ(count_of(checked.out, "| selected: "), 2) << checked.out << checked.err;
   EXPECT_EQ(checked.code, count_of(checked.out, "WRONG") > 0 ? 1 : 0) << checked.err;
 
-  std::ofstream(file) << "version = 1\nlinks.all_reduce.2 = fast\n";
+  std::ofstream(file) << "version = 1\nnetwork.all_reduce.2 = fast\n";
   const Outcome wrong = run(with({"--engine", "--transport", "tcp"}), {{"MUSTER_TUNING", file}});
   EXPECT_EQ(wrong.code, 1);
   EXPECT_EQ(count_of(wrong.err, "line 2: \"fast\" is no algorithm"), 1) << wrong.err;
@@ -164,8 +164,8 @@ TEST(Bench, TunesAndReadsWhatItWrote) {
 TEST(Bench, LooksAgainAtWhatMayBeWrong) {
   testing::Fifo scratch;  // for its folder
   const std::string file = scratch.folder() + "/tuning";
-  std::ofstream(file) << "version = 1\nlinks.reduce.2 = slices\n";  // a message more, and nothing
-                                                                    // that it would save
+  std::ofstream(file) << "version = 1\nnetwork.reduce.2 = slices\n";  // a message more, and nothing
+                                                                      // that it would save
   const Outcome checked =
       run({"bench", "--check-selection", "--op", "reduce", "--sizes", "8,64", "--ranks", "2",
            "--seconds", "0.01", "--rounds", "1", "--transport", "tcp"},
@@ -186,7 +186,7 @@ TEST(Bench, TunesPiecesWhereATreeIsMoreThanItsRoot) {
   ASSERT_EQ(tuned.code, 0) << tuned.err;
   const auto rules = collective::parse_tuning(contents(file), file);
   ASSERT_TRUE(rules.ok()) << rules.status().message();
-  EXPECT_TRUE(rules->rules.contains({Ground::links, Op::gather, 4}));
+  EXPECT_TRUE(rules->rules.contains({Medium::network, Op::gather, 4}));
   EXPECT_EQ(rules->rules.size(), 1u) << "of two ranks both are the same";
   EXPECT_EQ(count_of(tuned.out, "| tree "), 1) << tuned.out;
   EXPECT_EQ(count_of(tuned.out, "| direct "), 1) << tuned.out;

@@ -13,7 +13,7 @@ namespace muster::cli::bench {
 namespace {
 
 using collective::Algorithm;
-using collective::Ground;
+using collective::Medium;
 using collective::Op;
 namespace plan = collective::plan;
 
@@ -40,7 +40,7 @@ struct Prediction {
 /// Those of muster first.
 std::vector<Prediction> algorithms_for(Op op, plan::Crew crew) {
   std::vector<Prediction> all;
-  const auto row = algorithms_of(Ground::links, op);
+  const auto row = algorithms_of(Medium::network, op);
   for (const Algorithm algorithm : row)
     all.push_back({algorithm, plan::work_of(op, algorithm, crew), true});
   for (int other = 0; other < collective::kAlgorithms; ++other) {
@@ -59,7 +59,7 @@ int ranks_per_host(const Simulation& simulation, int ranks) {
 }
 
 /// What a group of the crew goes by.
-collective::Standing standing_of(plan::Crew crew) {
+collective::GroupPlacement placement_of(plan::Crew crew) {
   return {.per_host = crew.ranks % crew.ranks_per_host == 0 ? crew.ranks_per_host : 1};
 }
 
@@ -89,8 +89,8 @@ std::string line_of(Op op, plan::Crew crew, std::uint64_t bytes, const std::vect
   for (const Prediction& each : all) {
     // What is never used for calls of this size is no rival.
     const bool able =
-        bytes <= most_bytes(Ground::links, op, each.algorithm, crew.ranks) &&
-        (each.algorithm != Algorithm::hosts || standing_of(crew).several_on_each_host(crew.ranks));
+        bytes <= most_bytes(Medium::network, op, each.algorithm, crew.ranks) &&
+        (each.algorithm != Algorithm::hosts || placement_of(crew).several_on_each_host(crew.ranks));
     line += " | " + std::string(name_of(each.algorithm)) + (each.ours ? " " : " (model) ") +
             (able ? seconds_text(each.seconds) : "-");
     if (each.algorithm == selected) picked = &each;
@@ -132,7 +132,7 @@ Status simulate(const Simulation& simulation) {
       const plan::Crew crew{ranks, ranks_per_host(simulation, ranks)};
       auto all = algorithms_for(*op, crew);
       const collective::Selection selection =
-          collective::select(*tuning, Ground::links, ranks, standing_of(crew));
+          collective::select(*tuning, Medium::network, ranks, placement_of(crew));
       const std::vector<std::uint64_t> sizes =
           *op == Op::barrier ? std::vector<std::uint64_t>{0} : simulation.sizes;
       for (const std::uint64_t bytes : sizes) {

@@ -40,12 +40,12 @@ Result<StartPlan> plan_openmpi(const Field& field, const std::string& folder) {
   if (!program) return program.status();
   StartPlan plan{
       "openmpi", {"mpirun.openmpi", "--allow-run-as-root", "-n", std::to_string(field.ranks)}, {}};
-  const bool crowded = field.ranks > usable_cores();
+  const bool oversubscribed = field.ranks > usable_cores();
   const std::vector<std::string> bound = {"--bind-to", "core"};
   const std::vector<std::string> yielding = {"--oversubscribe", "--bind-to",           "none",
                                              "--mca",           "mpi_yield_when_idle", "1"};
-  plan.command.insert(plan.command.end(), crowded ? yielding.begin() : bound.begin(),
-                      crowded ? yielding.end() : bound.end());
+  plan.command.insert(plan.command.end(), oversubscribed ? yielding.begin() : bound.begin(),
+                      oversubscribed ? yielding.end() : bound.end());
   if (field.transport == "tcp")
     plan.command.insert(plan.command.end(), {"--mca", "pml", "ob1", "--mca", "btl", "tcp,self"});
   plan.command.insert(plan.command.end(), {*program, folder});

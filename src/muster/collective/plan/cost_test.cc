@@ -158,7 +158,7 @@ TEST(Cost, RanksAlgorithmsBySize) {
 TEST(Cost, OfAHundredThousandRanks) {
   const Machine machine;
   for (int op = 0; op < kCollectives; ++op) {
-    for (const Algorithm algorithm : algorithms_of(Ground::links, static_cast<Op>(op))) {
+    for (const Algorithm algorithm : algorithms_of(Medium::network, static_cast<Op>(op))) {
       const double seconds = predict(static_cast<Op>(op), algorithm, 1e6, machine, {100'000, 8});
       EXPECT_GT(seconds, machine.latency);
       EXPECT_LT(seconds, 1e4) << info(static_cast<Op>(op)).name;

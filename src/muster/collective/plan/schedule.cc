@@ -39,7 +39,7 @@ bool Schedule::exists(Op op, Algorithm algorithm) {
   if (op == Op::all_reduce &&
       (algorithm == Algorithm::ring || algorithm == Algorithm::recursive_doubling))
     return true;
-  const auto row = algorithms_of(Ground::links, op);
+  const auto row = algorithms_of(Medium::network, op);
   return std::find(row.begin(), row.end(), algorithm) != row.end();
 }
 

@@ -62,7 +62,7 @@ std::string prove_kind(const Kind& kind, int size, int root, int per_host) {
 
 TEST(Schedule, ThereIsOneForEveryAlgorithmOverLinks) {
   for (int op = 0; op < kCollectives; ++op) {
-    for (const Algorithm algorithm : algorithms_of(Ground::links, static_cast<Op>(op)))
+    for (const Algorithm algorithm : algorithms_of(Medium::network, static_cast<Op>(op)))
       EXPECT_TRUE(Schedule::exists(static_cast<Op>(op), algorithm))
           << info(static_cast<Op>(op)).name;
   }

@@ -129,7 +129,7 @@ bool InlineTransfer::try_inline(const Args& args, StartingCall& starting) {
   if (segment.size() == 1 || my_.channel.failed() || call.sequence != segment.sequence() + 1 ||
       (call.flags & kRefused) != 0)
     return false;
-  const CachedPlan& cached = plans_(outline_of(args), [&] {
+  const CachedPlan& cached = plans_(signature_of(args), [&] {
     return is_small(args) ? CachedPlan{my_.planner.plan(args), true} : CachedPlan{};
   });
   if (!cached.is_small) return false;

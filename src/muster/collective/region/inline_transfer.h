@@ -50,7 +50,7 @@ class InlineTransfer final : public RegionInline {
 
   MemberParts& my_;
   shm::CorePlacement cores_;
-  Recall<CachedPlan> plans_;
+  CallCache<CachedPlan> plans_;
   bool published_ = false;
   bool waited_ = false;  // in vain, for the others' lines or for room
 };

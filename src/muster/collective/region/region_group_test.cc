@@ -42,7 +42,7 @@ const char* seed_text() {
 
 // All sizes of one operation, back to back on one group for each number of members, stepped in
 // random order.
-void run_operation(Op op, bool uneven, bool crowded = false) {
+void run_operation(Op op, bool uneven, bool oversubscribed = false) {
   SCOPED_TRACE(seed_text());
   std::vector<int> sizes(std::begin(kSizes), std::end(kSizes));
   if (testing::kSanitized && !testing::long_tests()) {
@@ -52,7 +52,7 @@ void run_operation(Op op, bool uneven, bool crowded = false) {
   }
   for (int members : sizes) {
     Random random(testing::test_seed() + static_cast<std::uint64_t>(members));
-    RegionJob job(members, {}, {}, crowded);
+    RegionJob job(members, {}, {}, oversubscribed);
     std::vector<std::unique_ptr<TestCall>> calls;
     std::uint64_t sequence = 0;
     const int rounds = testing::test_rounds(testing::kSanitized ? 1 : 2, 12);
@@ -297,9 +297,9 @@ TEST(RegionGroup, AMemberWithNothingToTakeHasDoneWithTheOthersMemory) {
 // would gain the root little
 TEST(RegionGroup, GiversOfAReduceAreThroughBeforeTheRootBegins) {
   for (const int members : {2, 3}) {
-    for (const bool crowded : {false, true}) {
+    for (const bool oversubscribed : {false, true}) {
       Random random(testing::test_seed());
-      RegionJob job(members, {}, {}, crowded);
+      RegionJob job(members, {}, {}, oversubscribed);
       CallShape shape;
       shape.op = Op::reduce;
       shape.dtype = DType::float32;
@@ -308,13 +308,14 @@ TEST(RegionGroup, GiversOfAReduceAreThroughBeforeTheRootBegins) {
       shape.root = 0;
       shape.arena = 0;
       for (std::uint64_t sequence = 1; sequence < 5; ++sequence) {
-        SCOPED_TRACE(std::to_string(members) + (crowded ? " crowded, call " : ", call ") +
+        SCOPED_TRACE(std::to_string(members) +
+                     (oversubscribed ? " oversubscribed, call " : ", call ") +
                      std::to_string(sequence));
         TestCall call(shape, members, sequence, random);
         std::vector<Task<Status>> givers;
         for (int member = 1; member < members; ++member) {
           givers.push_back(job.run(member, call.args(member), call.fingerprint(member)));
-          EXPECT_EQ(givers.back().step(), members == 2 || crowded);
+          EXPECT_EQ(givers.back().step(), members == 2 || oversubscribed);
         }
         auto root = job.run(0, call.args(0), call.fingerprint(0));
         bool done = false;
@@ -439,10 +440,10 @@ TEST(RegionGroup, WhatIsThereFirstIsTakenFirst) {
 // arena has been read when its owner returns.
 TEST(RegionGroup, WhoSharesACoreDoesNotWaitForReadersOfItsArena) {
   for (const Op op : {Op::all_to_all, Op::reduce_scatter, Op::reduce}) {
-    for (const bool crowded : {true, false}) {
+    for (const bool oversubscribed : {true, false}) {
       for (const std::size_t count : {9'000, 900'000}) {
         Random random(1);
-        RegionJob job(3, {}, {}, crowded);
+        RegionJob job(3, {}, {}, oversubscribed);
         CallShape shape;
         shape.op = op;
         shape.count = count;
@@ -459,7 +460,7 @@ TEST(RegionGroup, WhoSharesACoreDoesNotWaitForReadersOfItsArena) {
         }
         bool done = false;
         for (int step = 0; step < 50 && !done; ++step) done = tasks[2].step();
-        EXPECT_EQ(done, crowded && count < 10'000) << info(op).name << " of " << count;
+        EXPECT_EQ(done, oversubscribed && count < 10'000) << info(op).name << " of " << count;
         EXPECT_TRUE(finish(tasks));
       }
     }
@@ -469,10 +470,10 @@ TEST(RegionGroup, WhoSharesACoreDoesNotWaitForReadersOfItsArena) {
 // A caller's thread attends to a call until it cannot get on without others; what it leaves goes on
 // as any task does.
 TEST(RegionGroup, AThreadAttendsToItsCallForAMoment) {
-  for (const bool crowded : {false, true}) {
-    SCOPED_TRACE(crowded ? "on one core" : "a core each");
+  for (const bool oversubscribed : {false, true}) {
+    SCOPED_TRACE(oversubscribed ? "on one core" : "a core each");
     Random random(testing::test_seed());
-    RegionJob job(3, {}, {}, crowded);
+    RegionJob job(3, {}, {}, oversubscribed);
     const TimePoint never = TimePoint::max();
     TestCall sum({.op = Op::all_reduce, .dtype = DType::int32, .count = 64 * 1024, .arena = 0}, 3,
                  1, random);
@@ -514,9 +515,9 @@ TEST(RegionGroup, AThreadAttendsToItsCallForAMoment) {
 // However well it gets on: deadlines are for others to look at, and they wait until the thread lets
 // go of the call.
 TEST(RegionGroup, AThreadThatGetsOnLooksAtItsDeadline) {
-  for (const bool crowded : {false, true}) {
+  for (const bool oversubscribed : {false, true}) {
     Random random(testing::test_seed());
-    RegionJob job(2, {}, {}, crowded);
+    RegionJob job(2, {}, {}, oversubscribed);
     // More than is moved between two looks, from the arena, where nothing has to be waited for.
     TestCall call({.op = Op::broadcast,
                    .dtype = DType::uint8,
@@ -540,16 +541,16 @@ TEST(RegionGroup, AThreadThatGetsOnLooksAtItsDeadline) {
 // A small call that has waited for the others in vain, where they share its core, does not do so
 // twice.
 TEST(RegionGroup, ALateCallIsWaitedForOnce) {
-  for (const bool crowded : {false, true}) {
+  for (const bool oversubscribed : {false, true}) {
     Random random(testing::test_seed());
-    RegionJob job(2, {}, {}, crowded);
+    RegionJob job(2, {}, {}, oversubscribed);
     TestCall call({.op = Op::all_reduce, .dtype = DType::int32, .count = 2}, 2, 1, random);
     job.channels[0]->begin(call.fingerprint(0));
     ASSERT_FALSE(try_inline(*job.groups[0], call.args(0), call.fingerprint(0)));
     Task<Status> first = job.groups[0]->run(call.args(0), call.fingerprint(0));
     job.channels[1]->begin(call.fingerprint(1));
     ASSERT_TRUE(try_inline(*job.groups[1], call.args(1), call.fingerprint(1)));
-    EXPECT_EQ(job.groups[0]->inline_calls().drive_until(first, TimePoint::max()), !crowded);
+    EXPECT_EQ(job.groups[0]->inline_calls().drive_until(first, TimePoint::max()), !oversubscribed);
     ASSERT_TRUE(first.step());
     for (int member = 0; member < 2; ++member) EXPECT_TRUE(call.check(member));
 
@@ -631,11 +632,11 @@ Status drive(Task<Status>& task, shm::Mailbox& mailbox) {
 // Ranks as threads on one mapping, asleep when there is nothing to do.
 TEST(RegionThreads, SleepWhenThereIsNothingToDo) {
   SCOPED_TRACE(seed_text());
-  for (const auto& [members, crowded] : {std::pair{2, false}, {4, false}, {4, true}}) {
+  for (const auto& [members, oversubscribed] : {std::pair{2, false}, {4, false}, {4, true}}) {
     SCOPED_TRACE(::testing::Message()
-                 << members << (crowded ? " members on one core" : " members"));
+                 << members << (oversubscribed ? " members on one core" : " members"));
     Random random(testing::test_seed() + 77);
-    RegionJob job(members, {}, {}, crowded);
+    RegionJob job(members, {}, {}, oversubscribed);
     std::vector<std::unique_ptr<TestCall>> calls;
     const auto count = static_cast<std::size_t>(testing::test_rounds(300, 5000));
     for (std::size_t i = 1; i <= count; ++i) {

@@ -148,11 +148,11 @@ inline bool try_inline(RegionGroup& group, const Args& args, const transport::Fi
 class RegionJob {
  public:
   /// `reads`: whether members can read each other's memory where it is, as the system may forbid;
-  /// by seed and size where it does not matter. `crowded`: whether the ranks share one core or have
-  /// one each; else as on this machine.
+  /// by seed and size where it does not matter. `oversubscribed`: whether the ranks share one core
+  /// or have one each; else as on this machine.
   explicit RegionJob(int size, const shm::ArenaLookup& lookup = {}, std::optional<bool> reads = {},
-                     std::optional<bool> crowded = {}) {
-    if (crowded) fabric.shared_cores = *crowded ? 1 : size;
+                     std::optional<bool> oversubscribed = {}) {
+    if (oversubscribed) fabric.shared_cores = *oversubscribed ? 1 : size;
     shm::RegionShape shape;
     for (int member = 0; member < size; ++member) shape.ranks.push_back(job_rank(member));
     shape.ring_bytes = 4096;
@@ -176,8 +176,9 @@ class RegionJob {
     auto segment = regions[0]->claim(RegionGroup::segment_bytes(size));
     EXPECT_TRUE(segment.ok()) << segment.status().message();
     segment_ = *segment;
-    const Selection selection(Ground::region, size,
-                              {.per_host = size, .per_core = crowded.value_or(false) ? 2 : 1});
+    const Selection selection(
+        Medium::shared_memory, size,
+        {.per_host = size, .per_core = oversubscribed.value_or(false) ? 2 : 1});
     for (int member = 0; member < size; ++member) {
       groups.push_back(
           RegionGroup::attach(*regions[at(member)], *segment, *channels[at(member)], selection));

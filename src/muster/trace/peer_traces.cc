@@ -1,4 +1,4 @@
-#include "muster/trace/witness.h"
+#include "muster/trace/peer_traces.h"
 
 #include <algorithm>
 #include <chrono>
@@ -56,8 +56,8 @@ std::optional<RankTrace> decode_latest(std::string_view bytes) {
   return std::move(sent->trace);
 }
 
-Witness::Witness(std::shared_ptr<Recorder> recorder, std::shared_ptr<store::Store> store,
-                 std::vector<int> elsewhere)
+PeerTraces::PeerTraces(std::shared_ptr<Recorder> recorder, std::shared_ptr<store::Store> store,
+                       std::vector<int> elsewhere)
     : recorder_(std::move(recorder)), elsewhere_(std::move(elsewhere)) {
   if (elsewhere_.empty() || store == nullptr) return;
   auto clone = store->clone();
@@ -68,9 +68,9 @@ Witness::Witness(std::shared_ptr<Recorder> recorder, std::shared_ptr<store::Stor
   if (thread.ok()) thread_ = std::move(*thread);  // else the others do without
 }
 
-Witness::~Witness() { stop(); }
+PeerTraces::~PeerTraces() { stop(); }
 
-void Witness::stop() {
+void PeerTraces::stop() {
   if (mark_.forked()) {
     if (thread_.joinable()) thread_.detach();  // the parent's
     return;
@@ -85,7 +85,7 @@ void Witness::stop() {
   store_ = nullptr;
 }
 
-void Witness::publish() {
+void PeerTraces::publish() {
   std::uint64_t told = 0;
   const int rank = [&] {
     const auto mine = read_trace(recorder_->path());
@@ -102,7 +102,7 @@ void Witness::publish() {
   }
 }
 
-JobTrace Witness::look(std::span<const int> only) const {
+JobTrace PeerTraces::look(std::span<const int> only) const {
   const auto wanted = [&](int rank) {
     return only.empty() || std::find(only.begin(), only.end(), rank) != only.end();
   };
@@ -142,7 +142,7 @@ JobTrace Witness::look(std::span<const int> only) const {
   return job;
 }
 
-std::string Witness::tell(const std::string& group, std::span<const int> ranks) const {
+std::string PeerTraces::tell(const std::string& group, std::span<const int> ranks) const {
   if (ranks.empty()) return {};
   const auto job = look(ranks.first(std::min(ranks.size(), kTold)));
   std::string text;
@@ -153,11 +153,11 @@ std::string Witness::tell(const std::string& group, std::span<const int> ranks) 
   return text.size() > kLongestText ? std::string() : text;
 }
 
-Testimony testify(const JobTrace& job, const std::string& group, std::uint64_t sequence,
-                  std::span<const int> members, int me, const std::vector<int>& awaited) {
-  Testimony testimony{awaited, {}};
+PeerReport report_peers(const JobTrace& job, const std::string& group, std::uint64_t sequence,
+                        std::span<const int> members, int me, const std::vector<int>& awaited) {
+  PeerReport report{awaited, {}};
   const auto* mine = job.rank(me);
-  if (mine == nullptr || group_meant(*mine, group, members) == nullptr) return testimony;
+  if (mine == nullptr || group_meant(*mine, group, members) == nullptr) return report;
   const auto now = wall_now_ns();
   std::vector<int> outside, inside, unknown;
   for (const int member : members) {
@@ -173,7 +173,7 @@ Testimony testify(const JobTrace& job, const std::string& group, std::uint64_t s
   std::copy_if(outside.begin(), outside.end(), std::back_inserter(late),
                [&](int rank) { return contains(awaited, rank); });
   if (late.empty()) late = outside;
-  if (!late.empty()) testimony.missing = late;
+  if (!late.empty()) report.missing = late;
 
   std::vector<std::string> sentences;
   if (!outside.empty())
@@ -183,7 +183,7 @@ Testimony testify(const JobTrace& job, const std::string& group, std::uint64_t s
     sentences.push_back(list_ranks(inside) + (inside.size() == 1 ? " has" : " have") +
                         " entered it");
   if (!unknown.empty()) sentences.push_back("nothing is known of " + list_ranks(unknown));
-  std::vector<int> order = testimony.missing;
+  std::vector<int> order = report.missing;
   for (const auto* rest : {&outside, &inside}) {
     for (const int rank : *rest) {
       if (!contains(order, rank)) order.push_back(rank);
@@ -197,10 +197,10 @@ Testimony testify(const JobTrace& job, const std::string& group, std::uint64_t s
         last_act(*trace, there != nullptr ? there->name : group + " of these members", now));
   }
   for (const auto& sentence : sentences) {
-    if (testimony.text.size() + sentence.size() > kLongestText) break;
-    testimony.text += (testimony.text.empty() ? "" : "; ") + sentence;
+    if (report.text.size() + sentence.size() > kLongestText) break;
+    report.text += (report.text.empty() ? "" : "; ") + sentence;
   }
-  return testimony;
+  return report;
 }
 
 }  // namespace muster::trace

@@ -24,14 +24,14 @@
 
 namespace muster::trace {
 
-class Witness {
+class PeerTraces {
  public:
   /// `elsewhere`: the ranks of other hosts. Where there are any, starts a thread that publishes
   /// over a clone of `store` with short timeouts.
-  Witness(std::shared_ptr<Recorder> recorder, std::shared_ptr<store::Store> store,
-          std::vector<int> elsewhere);
-  ~Witness();
-  Witness(const Witness&) = delete;
+  PeerTraces(std::shared_ptr<Recorder> recorder, std::shared_ptr<store::Store> store,
+             std::vector<int> elsewhere);
+  ~PeerTraces();
+  PeerTraces(const PeerTraces&) = delete;
 
   /// What the ranks (all, where `only` is empty) did last, as far as it can be known; `records` may
   /// be cut down to the latest of each group. Blocks for some seconds at most, and only where there
@@ -60,12 +60,12 @@ class Witness {
 /// Who holds up call `sequence` of `group`, of its `members`, and the sentences that say so: what
 /// each of them did last. `awaited` is what the caller knows of itself: of them those that have not
 /// entered the call are meant, else other members that have not, else `awaited`.
-struct Testimony {
+struct PeerReport {
   std::vector<int> missing;
   std::string text;  ///< empty where nothing is known
 };
-Testimony testify(const JobTrace& job, const std::string& group, std::uint64_t sequence,
-                  std::span<const int> members, int me, const std::vector<int>& awaited);
+PeerReport report_peers(const JobTrace& job, const std::string& group, std::uint64_t sequence,
+                        std::span<const int> members, int me, const std::vector<int>& awaited);
 
 /// A trace cut down to the latest call of each group, as bytes and back.
 std::string encode_latest(const RankTrace& trace);

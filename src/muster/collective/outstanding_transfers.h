@@ -16,11 +16,11 @@ namespace muster::collective {
 
 /// A transfer that fails, fails the channel: then all others end too, so that waiting for
 /// `all_done` always ends and leaves every buffer quiet.
-class Flight {
+class OutstandingTransfers {
  public:
   static constexpr int kLanes = 20;
 
-  explicit Flight(transport::Channel& channel)
+  explicit OutstandingTransfers(transport::Channel& channel)
       : channel_(channel), heard_(channel.members().size()) {}
 
   void begin(const transport::Fingerprint& call) {

@@ -1,4 +1,4 @@
-#include "muster/base/bias.h"
+#include "muster/base/biased_lock.h"
 
 #include <gtest/gtest.h>
 
@@ -9,27 +9,27 @@
 namespace muster {
 namespace {
 
-/// A number that grows without atomic additions while one thread is favoured.
+/// A number that grows without atomic additions while one thread owns the lock.
 class Number {
  public:
   void add() {
-    if (bias_.enter()) {
+    if (biased_lock_.enter()) {
       value_.store(value_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-      bias_.leave();
+      biased_lock_.leave();
       return;
     }
-    bias_.revoke();
+    biased_lock_.revoke();
     value_.fetch_add(1, std::memory_order_relaxed);
   }
   std::uint64_t value() const { return value_; }
 
  private:
-  Bias bias_;
+  BiasedLock biased_lock_;
   std::atomic<std::uint64_t> value_{0};
 };
 
-TEST(Bias, FavoursTheFirstThread) {
-  Bias bias;
+TEST(BiasedLock, FavoursTheFirstThread) {
+  BiasedLock bias;
   if (!takes_host_barriers()) {
     EXPECT_FALSE(bias.enter());
     return;
@@ -43,21 +43,21 @@ TEST(Bias, FavoursTheFirstThread) {
   bias.leave();
 }
 
-TEST(Bias, IsOverOnceRevoked) {
-  Bias bias;
+TEST(BiasedLock, IsOverOnceRevoked) {
+  BiasedLock bias;
   static_cast<void>(bias.enter() ? bias.leave() : void());
   std::thread([&] { bias.revoke(); }).join();
   EXPECT_FALSE(bias.enter());
   bias.revoke();
   EXPECT_FALSE(bias.enter());
-  Bias unused;
+  BiasedLock unused;
   unused.revoke();
   EXPECT_FALSE(unused.enter());
 }
 
-TEST(Bias, WaitsForWhoIsInside) {
-  if (!takes_host_barriers()) GTEST_SKIP() << "nobody is favoured here";
-  Bias bias;
+TEST(BiasedLock, WaitsForWhoIsInside) {
+  if (!takes_host_barriers()) GTEST_SKIP() << "nobody is the owner here";
+  BiasedLock bias;
   ASSERT_TRUE(bias.enter());
   std::atomic<bool> began{false}, over{false};
   int seen = 0, inside = 0;
@@ -79,7 +79,7 @@ TEST(Bias, WaitsForWhoIsInside) {
 }
 
 // One number after another, so that there are many moments in which the second thread comes.
-TEST(Bias, LosesNothingWhenAnotherThreadComes) {
+TEST(BiasedLock, LosesNothingWhenAnotherThreadComes) {
   constexpr int kNumbers = 300, kOthers = 2;
   constexpr std::uint64_t kAdded = 200;
   std::vector<Number> numbers(kNumbers);

@@ -1,4 +1,4 @@
-#include "muster/base/shared_slot.h"
+#include "muster/base/atomic_shared_ptr.h"
 
 #include <gtest/gtest.h>
 
@@ -18,9 +18,9 @@ struct Counted {
   std::atomic<int>& count;
   bool alive = true;
 };
-using Slot = SharedSlot<Counted>;
+using Slot = AtomicSharedPtr<Counted>;
 
-TEST(SharedSlot, HoldsWhatStandsThereUntilTheLastLetsGo) {
+TEST(AtomicSharedPtr, HoldsWhatStandsThereUntilTheLastLetsGo) {
   std::atomic<int> count{0};
   Slot slot;
   EXPECT_EQ(Slot::Hold(slot).get(), nullptr);
@@ -40,7 +40,7 @@ TEST(SharedSlot, HoldsWhatStandsThereUntilTheLastLetsGo) {
   EXPECT_EQ(count, 0);
 }
 
-TEST(SharedSlot, LeavesOneThatOthersOwnTooToThem) {
+TEST(AtomicSharedPtr, LeavesOneThatOthersOwnTooToThem) {
   std::atomic<int> count{0};
   auto owned = std::make_shared<Counted>(count);
   Slot slot;
@@ -53,7 +53,7 @@ TEST(SharedSlot, LeavesOneThatOthersOwnTooToThem) {
 }
 
 // The first thread that holds only writes it down; another one changes the place.
-TEST(SharedSlot, KeepsWhatTheFavouredThreadHoldsWhileAnotherChangesThePlace) {
+TEST(AtomicSharedPtr, KeepsWhatTheOwnerHoldsWhileAnotherChangesThePlace) {
   std::atomic<int> count{0};
   Slot slot;
   slot.set(std::make_shared<Counted>(count));
@@ -80,14 +80,14 @@ TEST(SharedSlot, KeepsWhatTheFavouredThreadHoldsWhileAnotherChangesThePlace) {
 
 // The place changes all the time while one thread holds what it finds there for a moment: at
 // whichever moment that is seen, what moves out goes, and goes once.
-TEST(SharedSlot, LosesNothingOfWhatOneThreadHoldsForAMoment) {
+TEST(AtomicSharedPtr, LosesNothingOfWhatOneThreadHoldsForAMoment) {
   constexpr int kRounds = 20'000;
   std::atomic<int> count{0};
   std::atomic<bool> over{false};
   Slot slot;
   std::thread changing;
   {
-    const Slot::Hold first(slot);  // this thread is favoured
+    const Slot::Hold first(slot);  // this thread is the owner
     changing = std::thread([&] {
       for (int round = 0; round < kRounds; ++round) slot.set(std::make_shared<Counted>(count));
       over = true;
@@ -105,7 +105,7 @@ TEST(SharedSlot, LosesNothingOfWhatOneThreadHoldsForAMoment) {
   EXPECT_EQ(count, 0);
 }
 
-TEST(SharedSlot, ThreadsNeverSeeWhatIsGone) {
+TEST(AtomicSharedPtr, ThreadsNeverSeeWhatIsGone) {
   constexpr int kThreads = 4, kRounds = 5000;
   std::atomic<int> count{0};
   std::atomic<bool> wrong{false}, over{false};

@@ -1,4 +1,4 @@
-// Groups that all ranks make: what their first member offers in the round in which the calls are
+// Groups that all ranks make: what their first member proposes in the round in which the calls are
 // compared.
 #include <algorithm>
 #include <cstdlib>
@@ -44,7 +44,7 @@ TEST(OfferedGroups, AreMadeWithoutAnotherThread) {
 }
 
 // spec: D1 a mismatch is an error naming both calls, and leaves nothing behind: what first members
-// had offered is taken back
+// had proposed is taken back
 TEST(OfferedGroups, OfDifferentCallsAreTakenBack) {
   on_ranks(3, [](int rank) {
     auto* const region = WorldScope::current()->job("test")->fabric->region();
@@ -61,7 +61,7 @@ TEST(OfferedGroups, OfDifferentCallsAreTakenBack) {
     };
     const auto before = room();
     for (int i = 0; i < 20; ++i) {
-      // Two first members, which offer both; and one whose group is of another backend.
+      // Two first members, which proposal both; and one whose group is of another backend.
       const auto said = message_of<DistError>([&] {
         new_group({.ranks = rank == 0 ? Members{0, 2} : Members{1, 2},
                    .backend = rank == 2 ? "tcp" : "native"});
@@ -74,7 +74,7 @@ TEST(OfferedGroups, OfDifferentCallsAreTakenBack) {
   });
 }
 
-// spec: D1 groups whose first member offers nothing are agreed on by their members: tuned ones,
+// spec: D1 groups whose first member proposes nothing are agreed on by their members: tuned ones,
 // those of one rank, several backends
 TEST(OfferedGroups, WithoutAnOffer) {
   ::setenv("MUSTER_ALGORITHM", "all_reduce:shares", 1);

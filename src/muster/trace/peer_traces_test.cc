@@ -1,4 +1,4 @@
-#include "muster/trace/witness.h"
+#include "muster/trace/peer_traces.h"
 
 #include <gtest/gtest.h>
 
@@ -27,10 +27,10 @@ class TwoHosts : public ::testing::Test {
   }
   /// Whether rank 0 comes to hear that rank 1 has made `calls` calls: after exactly one change
   /// since the last time, rank 1 publishes once.
-  bool hears(const Witness& witness, std::uint64_t calls) {
+  bool hears(const PeerTraces& peer_traces, std::uint64_t calls) {
     const std::string key = "trace/1";
     if (!store_->wait(std::span(&key, 1), std::chrono::seconds(60))) return false;
-    const auto job = witness.look();
+    const auto job = peer_traces.look();
     static_cast<void>(store_->delete_key(key));
     return job.rank(1) != nullptr && job.rank(1)->calls == calls;
   }
@@ -45,15 +45,15 @@ TEST_F(TwoHosts, TheOtherHostsLastCallComesThroughTheStore) {
   call(1, 1, true);
   call(0, 1, true);
   call(0, 2, false);
-  Witness mine(recorders_[0], store_, {1}), theirs(recorders_[1], store_, {0});
+  PeerTraces mine(recorders_[0], store_, {1}), theirs(recorders_[1], store_, {0});
   const std::string key = "trace/1";
   ASSERT_TRUE(store_->wait(std::span(&key, 1), std::chrono::seconds(60)).ok());
   const std::vector<int> members = {0, 1};
-  const auto testimony = testify(mine.look(), "default", 2, members, 0, {1});
-  EXPECT_EQ(testimony.missing, std::vector<int>{1});
-  EXPECT_NE(testimony.text.find("rank 1's last call there is number 1, all_reduce, completed"),
+  const auto report = report_peers(mine.look(), "default", 2, members, 0, {1});
+  EXPECT_EQ(report.missing, std::vector<int>{1});
+  EXPECT_NE(report.text.find("rank 1's last call there is number 1, all_reduce, completed"),
             std::string::npos)
-      << testimony.text;
+      << report.text;
   EXPECT_NE(mine.tell("default", std::vector<int>{1}).find("rank 1's last call"),
             std::string::npos);
   ASSERT_TRUE(hears(mine, 1));
@@ -65,7 +65,7 @@ TEST_F(TwoHosts, TheOtherHostsLastCallComesThroughTheStore) {
 }
 
 TEST_F(TwoHosts, RanksOfOneHostPublishNothing) {
-  const Witness mine(recorders_[0], store_, {});
+  const PeerTraces mine(recorders_[0], store_, {});
   call(0, 1, true);
   EXPECT_NE(mine.look().rank(0), nullptr);
   EXPECT_EQ(*store_->num_keys(), 0);

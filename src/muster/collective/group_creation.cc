@@ -1,6 +1,6 @@
-// How groups are made: alone, by an agreement of their members, by an offer that came with another
-// call, or by dividing a group that stands.
-#include "muster/collective/making.h"
+// How groups are made: alone, by an agreement of their members, by a proposal that came with
+// another call, or by dividing a group that stands.
+#include "muster/collective/group_creation.h"
 
 #include <algorithm>
 #include <optional>
@@ -38,41 +38,41 @@ Status check_members(const transport::Fabric& fabric, const std::vector<int>& me
 Result<Agreement> open_alone(transport::Fabric& fabric, const std::vector<int>& members) {
   auto channel = fabric.open(fabric.next_channel_id(), members);
   if (!channel.ok()) return channel.status();
-  return Agreement{std::move(*channel), {kNoSegment, Selection(Ground::links, 1).bounds()}};
+  return Agreement{std::move(*channel), {kNoSegment, Selection(Medium::network, 1).bounds()}};
 }
 
 // What the first member of a group hands to all. Where the region is full, the group runs over
 // links, on every member.
-Result<Handout> hand_out(transport::Fabric& fabric, const Tuning* given,
-                         std::span<const int> members, bool use_region) {
+Result<GroupDescriptor> describe_group(transport::Fabric& fabric, const Tuning* given,
+                                       std::span<const int> members, bool use_region) {
   Result<Tuning> tuning = given != nullptr ? *given : tuning_of_environment();
   if (!tuning.ok()) return tuning.status();
-  Handout handout{kNoSegment, {}};
+  GroupDescriptor descriptor{kNoSegment, {}};
   const int size = static_cast<int>(members.size());
   if (use_region) {
     auto segment = fabric.region()->claim(RegionGroup::segment_bytes(size));
-    if (segment.ok()) handout.segment = *segment;
+    if (segment.ok()) descriptor.segment = *segment;
   }
-  const Ground ground = handout.segment == kNoSegment ? Ground::links : Ground::region;
-  handout.bounds = select(*tuning, ground, size, standing_of(fabric, members)).bounds();
-  return handout;
+  const Medium medium = descriptor.segment == kNoSegment ? Medium::network : Medium::shared_memory;
+  descriptor.bounds = select(*tuning, medium, size, placement_of(fabric, members)).bounds();
+  return descriptor;
 }
 
 // Of a group that no tuning changes.
-Selection::Bounds bounds_of(const transport::Fabric& fabric, const Offer& offer,
+Selection::Bounds bounds_of(const transport::Fabric& fabric, const GroupProposal& proposal,
                             std::span<const int> members) {
-  const Ground ground = offer.segment == kNoSegment ? Ground::links : Ground::region;
-  return Selection(ground, static_cast<int>(members.size()), standing_of(fabric, members),
+  const Medium medium = proposal.segment == kNoSegment ? Medium::network : Medium::shared_memory;
+  return Selection(medium, static_cast<int>(members.size()), placement_of(fabric, members),
                    default_tunables())
       .bounds();
 }
 
-void release_segment(transport::Fabric& fabric, const Offer& offer) {
-  if (offer.segment != kNoSegment && fabric.region() != nullptr)
-    fabric.region()->release(offer.segment);
+void release_segment(transport::Fabric& fabric, const GroupProposal& proposal) {
+  if (proposal.segment != kNoSegment && fabric.region() != nullptr)
+    fabric.region()->release(proposal.segment);
 }
 
-std::string making(const CommunicatorOptions& options) {
+std::string creation_text(const CommunicatorOptions& options) {
   return "making " +
          (options.name.empty() ? std::string("a group") : "group '" + options.name + "'");
 }
@@ -80,7 +80,7 @@ std::string making(const CommunicatorOptions& options) {
 // What each member of a divided group says.
 struct SplitNote {
   std::uint64_t id = 0;  // of the first member of a part: its channel; kGivenUp
-  Handout handout = {};
+  GroupDescriptor descriptor = {};
 };
 constexpr std::uint64_t kGivenUp = ~std::uint64_t{0};
 
@@ -117,10 +117,11 @@ class Split {
       for (const int position : *part)
         members.push_back(parent_.members()[static_cast<std::size_t>(position)]);
     }
-    Result<Handout> mine = Handout{kNoSegment, {}};
+    Result<GroupDescriptor> mine = GroupDescriptor{kNoSegment, {}};
     SplitNote note;
     if (!members.empty() && members.front() == fabric_.rank()) {
-      mine = hand_out(fabric_, tuning, members, use_region && share_a_region(fabric_, members));
+      mine =
+          describe_group(fabric_, tuning, members, use_region && share_a_region(fabric_, members));
       note = mine.ok() ? SplitNote{fabric_.next_channel_id(), *mine} : SplitNote{kGivenUp, {}};
     }
     if (Status heard = gather(note); !heard) return heard;
@@ -134,7 +135,7 @@ class Split {
     const SplitNote& told = notes_[static_cast<std::size_t>(part->front())];
     auto channel = fabric_.open(static_cast<std::uint32_t>(told.id), members);
     if (!channel.ok()) return channel.status();
-    return std::optional<Agreement>(Agreement{std::move(*channel), told.handout});
+    return std::optional<Agreement>(Agreement{std::move(*channel), told.descriptor});
   }
 
  private:
@@ -166,14 +167,14 @@ class Split {
 
 }  // namespace
 
-Standing standing_of(const transport::Fabric& fabric, std::span<const int> members) {
+GroupPlacement placement_of(const transport::Fabric& fabric, std::span<const int> members) {
   const auto hosts = fabric.hosts();
   std::vector<int> theirs;
   for (const int member : members) theirs.push_back(hosts[static_cast<std::size_t>(member)]);
-  Standing standing{.per_host = ranks_per_host(theirs)};
-  if (static_cast<std::size_t>(standing.per_host) == members.size())
-    standing.per_core = ranks_per_core(members.size(), fabric.cores());
-  return standing;
+  GroupPlacement placement{.per_host = ranks_per_host(theirs)};
+  if (static_cast<std::size_t>(placement.per_host) == members.size())
+    placement.per_core = ranks_per_core(members.size(), fabric.cores());
+  return placement;
 }
 
 bool share_a_region(transport::Fabric& fabric, std::span<const int> members) {
@@ -197,60 +198,62 @@ std::shared_ptr<Shared> shared_of(transport::Fabric& fabric) {
 Result<std::shared_ptr<Communicator>> Communicator::create(
     std::shared_ptr<transport::Fabric> fabric, std::vector<int> members,
     CommunicatorOptions options) {
-  const std::string what = making(options);
+  const std::string what = creation_text(options);
   if (Status valid = check_members(*fabric, members); !valid) return valid.with_context(what);
   const TimePoint deadline = deadline_after(fabric->clock(), options.timeout);
   const bool region = options.use_region && share_a_region(*fabric, members);
-  const auto decide = [&] { return hand_out(*fabric, options.tuning.get(), members, region); };
-  const auto take_back = [&](const Handout& handout) {
-    if (handout.segment != kNoSegment) fabric->region()->release(handout.segment);
+  const auto decide = [&] {
+    return describe_group(*fabric, options.tuning.get(), members, region);
+  };
+  const auto release = [&](const GroupDescriptor& descriptor) {
+    if (descriptor.segment != kNoSegment) fabric->region()->release(descriptor.segment);
   };
   const std::string key =
       options.terms.empty() ? options.name : options.name + "\n" + options.terms;
   auto agreed = members.size() == 1
                     ? open_alone(*fabric, members)
                     : agree(*fabric, members, key, shared_of(*fabric)->next_use(members, key),
-                            deadline, decide, take_back, options.give_up);
+                            deadline, decide, release, options.give_up);
   if (!agreed.ok()) {
     Status failure = agreed.status();
-    if (failure.code() == Code::timed_out && options.witness)
+    if (failure.code() == Code::timed_out && options.peer_traces)
       failure = Status(failure.code(),
-                       failure.message() + options.witness->tell(options.name, failure.ranks()),
+                       failure.message() + options.peer_traces->tell(options.name, failure.ranks()),
                        failure.ranks());
     return failure.with_context(what + " on rank " + std::to_string(fabric->rank()));
   }
   return assemble(std::move(fabric), std::move(agreed).value(), std::move(options.name),
-                  std::move(options.witness));
+                  std::move(options.peer_traces));
 }
 
-Offer Communicator::offer(transport::Fabric& fabric, const std::vector<int>& members,
-                          const CommunicatorOptions& options) {
+GroupProposal Communicator::propose(transport::Fabric& fabric, const std::vector<int>& members,
+                                    const CommunicatorOptions& options) {
   if (!check_members(fabric, members) || members.size() < 2 || members.front() != fabric.rank())
     return {};
-  const auto handout = hand_out(fabric, options.tuning.get(), members,
-                                options.use_region && share_a_region(fabric, members));
-  if (!handout.ok()) return {};  // `create` says so, to all
-  const Offer made{fabric.next_channel_id(), handout->segment};
-  if (made.channel != 0 && handout->bounds == bounds_of(fabric, made, members)) return made;
+  const auto descriptor = describe_group(fabric, options.tuning.get(), members,
+                                         options.use_region && share_a_region(fabric, members));
+  if (!descriptor.ok()) return {};  // `create` says so, to all
+  const GroupProposal made{fabric.next_channel_id(), descriptor->segment};
+  if (made.channel != 0 && descriptor->bounds == bounds_of(fabric, made, members)) return made;
   release_segment(fabric, made);
   return {};
 }
 
-void Communicator::withdraw(transport::Fabric& fabric, const Offer& offer) {
-  if (offer.channel != 0) release_segment(fabric, offer);
+void Communicator::cancel(transport::Fabric& fabric, const GroupProposal& proposal) {
+  if (proposal.channel != 0) release_segment(fabric, proposal);
 }
 
-Result<std::shared_ptr<Communicator>> Communicator::accept(
-    std::shared_ptr<transport::Fabric> fabric, std::vector<int> members, const Offer& offer,
-    CommunicatorOptions options) {
-  const std::string what = making(options);
+Result<std::shared_ptr<Communicator>> Communicator::commit(
+    std::shared_ptr<transport::Fabric> fabric, std::vector<int> members,
+    const GroupProposal& proposal, CommunicatorOptions options) {
+  const std::string what = creation_text(options);
   if (Status valid = check_members(*fabric, members); !valid) return valid.with_context(what);
-  const Handout handout{offer.segment, bounds_of(*fabric, offer, members)};
-  auto channel = fabric->open(static_cast<std::uint32_t>(offer.channel), std::move(members));
+  const GroupDescriptor descriptor{proposal.segment, bounds_of(*fabric, proposal, members)};
+  auto channel = fabric->open(static_cast<std::uint32_t>(proposal.channel), std::move(members));
   if (!channel.ok())
     return channel.status().with_context(what + " on rank " + std::to_string(fabric->rank()));
-  return assemble(std::move(fabric), Agreement{std::move(*channel), handout},
-                  std::move(options.name), std::move(options.witness));
+  return assemble(std::move(fabric), Agreement{std::move(*channel), descriptor},
+                  std::move(options.name), std::move(options.peer_traces));
 }
 
 Result<std::shared_ptr<Communicator>> Communicator::split(
@@ -259,11 +262,12 @@ Result<std::shared_ptr<Communicator>> Communicator::split(
   const auto fabric = fabric_of(*parent);
   Split split(*parent, parts, deadline_after(fabric->clock(), options.timeout));
   Status valid = split.check();
-  if (!valid) return valid.with_context(making(options));
+  if (!valid) return valid.with_context(creation_text(options));
   auto agreed = split.agree(options.use_region, options.tuning.get());
-  if (!agreed.ok()) return agreed.status().with_context(making(options));
+  if (!agreed.ok()) return agreed.status().with_context(creation_text(options));
   if (!agreed->has_value()) return std::shared_ptr<Communicator>();
-  return assemble(fabric, std::move(**agreed), std::move(options.name), std::move(options.witness));
+  return assemble(fabric, std::move(**agreed), std::move(options.name),
+                  std::move(options.peer_traces));
 }
 
 }  // namespace muster::collective

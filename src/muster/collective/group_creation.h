@@ -1,5 +1,5 @@
-/// Between the making of a group (`making.cc`) and the group itself (`communicator.cc`). Private to
-/// `collective/`.
+/// Between the making of a group (`group_creation.cc`) and the group itself (`communicator.cc`).
+/// Private to `collective/`.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,11 @@
 
 namespace muster::collective {
 
-/// Where a group's handout names none: it runs over links.
+/// Where a group's descriptor names none: it runs over links.
 inline constexpr std::uint64_t kNoSegment = ~std::uint64_t{0};
 
 /// Of a group of these members.
-Standing standing_of(const transport::Fabric& fabric, std::span<const int> members);
+GroupPlacement placement_of(const transport::Fabric& fabric, std::span<const int> members);
 
 /// What the communicators of one fabric share.
 struct Shared final : transport::Fabric::Companion {
@@ -38,7 +38,7 @@ std::shared_ptr<Shared> shared_of(transport::Fabric& fabric);
 /// The group that its members have agreed on. Local.
 std::shared_ptr<Communicator> assemble(std::shared_ptr<transport::Fabric> fabric, Agreement agreed,
                                        std::string name,
-                                       std::shared_ptr<const trace::Witness> witness);
+                                       std::shared_ptr<const trace::PeerTraces> peer_traces);
 std::shared_ptr<transport::Fabric> fabric_of(Communicator& group);
 
 }  // namespace muster::collective

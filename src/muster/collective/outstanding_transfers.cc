@@ -1,10 +1,10 @@
-#include "muster/collective/flight.h"
+#include "muster/collective/outstanding_transfers.h"
 
 #include <algorithm>
 
 namespace muster::collective {
 
-std::vector<int> Flight::awaited() const {
+std::vector<int> OutstandingTransfers::awaited() const {
   std::vector<int> ranks;
   for (const bool receives : {true, false}) {
     for (const Lane& lane : lanes_) {

@@ -1,5 +1,5 @@
-// Making and closing groups.
-#include "muster/collective/making.h"
+// Creating and closing groups.
+#include "muster/collective/group_creation.h"
 #include "muster/collective/communicator_test_job.h"
 #include "muster/collective/tuning.h"
 
@@ -8,31 +8,31 @@ namespace {
 
 using namespace communicator_test;
 
-// By it every member works out for itself what an offered group runs by.
-TEST(Making, EveryMemberKnowsHowItsGroupStands) {
+// By it every member works out for itself what an proposed group runs by.
+TEST(GroupCreation, EveryMemberKnowsHowItsGroupStands) {
   for (Wire wire : testing::kWiresAndHosts) {
     run_ranks(6, wire, [&](int, std::shared_ptr<transport::Fabric> fabric) {
-      const auto standing = [&](std::vector<int> members) {
-        const Standing found = standing_of(*fabric, members);
+      const auto placement = [&](std::vector<int> members) {
+        const GroupPlacement found = placement_of(*fabric, members);
         return std::pair(found.per_host, found.per_core);
       };
       const auto crowd = [&](int ranks) { return (ranks + fabric->cores() - 1) / fabric->cores(); };
       if (wire == Wire::hosts) {
-        EXPECT_EQ(standing({0, 1, 2, 3, 4, 5}), std::pair(2, 1));
-        EXPECT_EQ(standing({2, 3}), std::pair(2, crowd(2)));
-        EXPECT_EQ(standing({0, 2, 4}), std::pair(1, 1));
+        EXPECT_EQ(placement({0, 1, 2, 3, 4, 5}), std::pair(2, 1));
+        EXPECT_EQ(placement({2, 3}), std::pair(2, crowd(2)));
+        EXPECT_EQ(placement({0, 2, 4}), std::pair(1, 1));
       } else if (wire == Wire::mixed) {
-        EXPECT_EQ(standing({0, 2, 4, 1, 3, 5}), std::pair(3, 1));
-        EXPECT_EQ(standing({1, 3, 5}), std::pair(3, crowd(3)));
+        EXPECT_EQ(placement({0, 2, 4, 1, 3, 5}), std::pair(3, 1));
+        EXPECT_EQ(placement({1, 3, 5}), std::pair(3, crowd(3)));
       } else if (wire != Wire::loopback) {
-        EXPECT_EQ(standing({0, 1, 2, 3, 4, 5}), std::pair(6, crowd(6)));
-        EXPECT_EQ(standing({4}), std::pair(1, 1));
+        EXPECT_EQ(placement({0, 1, 2, 3, 4, 5}), std::pair(6, crowd(6)));
+        EXPECT_EQ(placement({4}), std::pair(1, 1));
       }
     });
   }
 }
 
-TEST(Making, GroupsOfEveryShape) {
+TEST(GroupCreation, GroupsOfEveryShape) {
   for (Wire wire : testing::kWires) {
     run_ranks(4, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
       const Group world = make(fabric, {0, 1, 2, 3}, "world");
@@ -65,19 +65,19 @@ TEST(Making, GroupsOfEveryShape) {
   }
 }
 
-TEST(Making, AnOfferIsAcceptedWithoutWaiting) {
+TEST(GroupCreation, AnOfferIsAcceptedWithoutWaiting) {
   for (Wire wire : testing::kWires) {
-    Offer told;
+    GroupProposal told;
     std::barrier all(3);
     run_ranks(3, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
       const std::vector<int> members{2, 0, 1};
       CommunicatorOptions options;
-      options.name = "offered";
-      const Offer mine = Communicator::offer(*fabric, members, options);
+      options.name = "proposed";
+      const GroupProposal mine = Communicator::propose(*fabric, members, options);
       EXPECT_EQ(mine.channel != 0, rank == 2) << "the first member's, nobody else's";
       if (rank == 2) told = mine;
       all.arrive_and_wait();
-      const auto accept = [&] { return Communicator::accept(fabric, members, told, options); };
+      const auto accept = [&] { return Communicator::commit(fabric, members, told, options); };
       // The others come when the first has long begun its call.
       if (rank != 2) all.arrive_and_wait();
       const auto group = accept();
@@ -90,76 +90,77 @@ TEST(Making, AnOfferIsAcceptedWithoutWaiting) {
       EXPECT_EQ(out[0], 7);
       EXPECT_EQ((*group)->rank(), (rank + 1) % 3);
       EXPECT_TRUE((*group)->close(soon()).ok());
-      EXPECT_FALSE(accept().ok()) << "an offer is good for one group";
+      EXPECT_FALSE(accept().ok()) << "a proposal is good for one group";
     });
   }
 }
 
 // What nobody accepts does not stay taken: the region has room for far fewer.
-TEST(Making, WithdrawnOffersGiveTheirRegionBack) {
+TEST(GroupCreation, WithdrawnOffersGiveTheirRegionBack) {
   run_ranks(2, Wire::region, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
     if (rank != 0) return;
     ASSERT_NE(fabric->region(), nullptr);
-    const Offer first = Communicator::offer(*fabric, {0, 1}, {});
-    Communicator::withdraw(*fabric, first);
+    const GroupProposal first = Communicator::propose(*fabric, {0, 1}, {});
+    Communicator::cancel(*fabric, first);
     for (int i = 0; i < 1000; ++i) {
-      const Offer offer = Communicator::offer(*fabric, {0, 1}, {});
-      ASSERT_EQ(offer.segment, first.segment);
-      ASSERT_NE(offer.channel, first.channel);
-      Communicator::withdraw(*fabric, offer);
+      const GroupProposal proposal = Communicator::propose(*fabric, {0, 1}, {});
+      ASSERT_EQ(proposal.segment, first.segment);
+      ASSERT_NE(proposal.channel, first.channel);
+      Communicator::cancel(*fabric, proposal);
     }
-    Communicator::withdraw(*fabric, Offer{});  // there was none: nothing happens
+    Communicator::cancel(*fabric, GroupProposal{});  // there was none: nothing happens
   });
 }
 
-// Where the region is full an offer says so, and the group runs over links on all members.
-TEST(Making, OffersOfAFullRegionAreForLinks) {
-  Offer told;
+// Where the region is full a proposal says so, and the group runs over links on all members.
+TEST(GroupCreation, OffersOfAFullRegionAreForLinks) {
+  GroupProposal told;
   std::barrier all(2);
   run_ranks(2, Wire::region, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
-    std::vector<Offer> taken;
+    std::vector<GroupProposal> taken;
     for (; rank == 0; taken.push_back(told)) {
-      told = Communicator::offer(*fabric, {0, 1}, {});
+      told = Communicator::propose(*fabric, {0, 1}, {});
       ASSERT_NE(told.channel, 0u);
       if (told.segment == kNoSegment) break;
     }
     all.arrive_and_wait();
-    const auto group = Communicator::accept(fabric, {0, 1}, told, {});
+    const auto group = Communicator::commit(fabric, {0, 1}, told, {});
     ASSERT_TRUE(group.ok()) << group.status().message();
     Values out(1);
     EXPECT_TRUE((*group)->run(all_reduce({1}, out), soon()).ok());
     EXPECT_EQ(out[0], 2);
     EXPECT_TRUE((*group)->close(soon()).ok());
-    for (const Offer& offer : taken) Communicator::withdraw(*fabric, offer);
+    for (const GroupProposal& proposal : taken) Communicator::cancel(*fabric, proposal);
   });
 }
 
-// A tuning is the first member's to tell: it does not fit into an offer.
-TEST(Making, TunedGroupsAreNotOffered) {
+// A tuning is the first member's to tell: it does not fit into a proposal.
+TEST(GroupCreation, TunedGroupsAreNotOffered) {
   run_ranks(2, Wire::region, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
     CommunicatorOptions options;
     auto tuning = std::make_shared<Tuning>();
     tuning->forced = {{Op::all_reduce, Algorithm::shares}};
     options.tuning = tuning;
-    EXPECT_EQ(Communicator::offer(*fabric, {rank, 1 - rank}, options).channel, 0u);
+    EXPECT_EQ(Communicator::propose(*fabric, {rank, 1 - rank}, options).channel, 0u);
   });
 }
 
 // Members of which one dies between its word and the answer.
-TEST(Making, WhatReachesNobodyIsTakenBack) {
+TEST(GroupCreation, WhatReachesNobodyIsTakenBack) {
   testing::RankThreadsOptions options;
   options.ranks = 2;
   options.wire = Wire::region;
   options.hub = transport::make_loopback_hub(2, true, 2);
   run_ranks(options, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
-    std::vector<Handout> taken_back;
-    const auto hand_out = [&]() -> Result<Handout> {
+    std::vector<GroupDescriptor> taken_back;
+    const auto describe_group = [&]() -> Result<GroupDescriptor> {
       options.hub->kill(1);
       fabric->wait([&] { return !fabric->death_of(1).ok(); }, soon());
-      return Handout{7, {}};
+      return GroupDescriptor{7, {}};
     };
-    const auto agreed = agree(*fabric, {0, 1}, "cut", 0, soon(), hand_out,
-                              [&](const Handout& handout) { taken_back.push_back(handout); });
+    const auto agreed =
+        agree(*fabric, {0, 1}, "cut", 0, soon(), describe_group,
+              [&](const GroupDescriptor& descriptor) { taken_back.push_back(descriptor); });
     EXPECT_FALSE(agreed.ok());
     if (rank != 0) return;
     EXPECT_EQ(agreed.status().ranks(), std::vector<int>{1}) << agreed.status().message();
@@ -169,7 +170,7 @@ TEST(Making, WhatReachesNobodyIsTakenBack) {
 }
 
 // A thread that waits looks after something else now and then, and what it finds may end its wait.
-TEST(Making, WhoWaitsLooksAround) {
+TEST(GroupCreation, WhoWaitsLooksAround) {
   for (Wire wire : testing::kWires) {
     std::barrier all(2);
     run_ranks(2, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
@@ -195,7 +196,7 @@ TEST(Making, WhoWaitsLooksAround) {
 }
 
 // Two threads of every rank make groups at the same time.
-TEST(Making, GroupsFromTwoThreadsAtOnce) {
+TEST(GroupCreation, GroupsFromTwoThreadsAtOnce) {
   run_ranks(3, Wire::loopback, [&](int, std::shared_ptr<transport::Fabric> fabric) {
     const auto loop = [&](const std::string& name) {
       for (int i = 0; i < 20; ++i) {
@@ -214,7 +215,7 @@ TEST(Making, GroupsFromTwoThreadsAtOnce) {
   });
 }
 
-TEST(Making, AMissingMemberIsNamedAndDisturbsNobody) {
+TEST(GroupCreation, AMissingMemberIsNamedAndDisturbsNobody) {
   run_ranks(3, Wire::loopback, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
     const Group world = make(fabric, {0, 1, 2}, "world");
     ASSERT_TRUE(world);
@@ -240,7 +241,7 @@ TEST(Making, AMissingMemberIsNamedAndDisturbsNobody) {
   });
 }
 
-TEST(Making, WrongMembersAreRefused) {
+TEST(GroupCreation, WrongMembersAreRefused) {
   run_ranks(2, Wire::loopback, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
     for (const std::vector<int>& members :
          {std::vector<int>{}, {1 - rank}, {0, 1, 1}, {0, 1, 2}, {-1, 0, 1}}) {
@@ -252,7 +253,7 @@ TEST(Making, WrongMembersAreRefused) {
 }
 
 // The region's memory comes back with every group that is closed.
-TEST(Making, ClosedGroupsGiveTheirRegionBack) {
+TEST(GroupCreation, ClosedGroupsGiveTheirRegionBack) {
   run_ranks(2, Wire::region, [&](int, std::shared_ptr<transport::Fabric> fabric) {
     for (int i = 0; i < 50; ++i) {
       const Group group = make(fabric, {0, 1}, "passing");
@@ -266,7 +267,7 @@ TEST(Making, ClosedGroupsGiveTheirRegionBack) {
 
 // A process that drops a group after closing it, and then ends, says goodbye first: the progress
 // thread must not be its last owner. spec: B10 destroy_process_group ends in good order
-TEST(Making, ClosedGroupsAreHeldByTheirUserOnly) {
+TEST(GroupCreation, ClosedGroupsAreHeldByTheirUserOnly) {
   run_ranks(3, Wire::loopback, [&](int, std::shared_ptr<transport::Fabric> fabric) {
     for (int i = 0; i < 100; ++i) {
       Group group = make(fabric, {0, 1, 2}, "dropped");

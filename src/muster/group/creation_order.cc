@@ -1,4 +1,4 @@
-#include "muster/group/making_order.h"
+#include "muster/group/creation_order.h"
 
 #include <algorithm>
 #include <numeric>
@@ -13,14 +13,14 @@ namespace {
 
 constexpr Duration kShowAfter = std::chrono::seconds(1);
 constexpr Duration kLookEvery = std::chrono::milliseconds(500);
-/// So long nothing may change before makings count as stuck.
+/// So long nothing may change before creations count as stuck.
 constexpr Duration kSettled = std::chrono::seconds(4);
 constexpr std::uint32_t kMaxMembers = 1u << 20;
 /// The first letter of a verdict.
 constexpr char kStopsDefaultGroup = '!', kSparesDefaultGroup = ' ';
 
-std::string key_of(int rank) { return "making/" + std::to_string(rank); }
-std::string verdict_key(const std::string& name) { return "making/stuck/" + name; }
+std::string key_of(int rank) { return "creation/" + std::to_string(rank); }
+std::string verdict_key(const std::string& name) { return "creation/stuck/" + name; }
 
 std::string listed(const std::vector<int>& ranks) {
   std::string out;
@@ -28,50 +28,50 @@ std::string listed(const std::vector<int>& ranks) {
   return out;
 }
 
-std::string encode(const std::vector<WaitingMaking>& makings) {
+std::string encode(const std::vector<WaitingCreation>& creations) {
   ByteWriter out;
-  for (const auto& making : makings) {
-    out.put_text(making.name)
-        .put_text(making.call)
-        .put(static_cast<std::uint8_t>(making.in_default_group ? 1 : 0));
-    out.put(static_cast<std::uint32_t>(making.members.size()));
-    for (const int member : making.members) out.put(static_cast<std::int32_t>(member));
+  for (const auto& creation : creations) {
+    out.put_text(creation.name)
+        .put_text(creation.call)
+        .put(static_cast<std::uint8_t>(creation.in_default_group ? 1 : 0));
+    out.put(static_cast<std::uint32_t>(creation.members.size()));
+    for (const int member : creation.members) out.put(static_cast<std::int32_t>(member));
   }
   return out.take();
 }
 
-std::vector<WaitingMaking> decode(int rank, const std::string& bytes) {
-  std::vector<WaitingMaking> makings;
+std::vector<WaitingCreation> decode(int rank, const std::string& bytes) {
+  std::vector<WaitingCreation> creations;
   ByteReader in(bytes);
   while (in.ok() && in.left() > 0) {
-    WaitingMaking making;
-    making.rank = rank;
-    making.name = std::string(in.get_text());
-    making.call = std::string(in.get_text());
-    making.in_default_group = in.get<std::uint8_t>() != 0;
+    WaitingCreation creation;
+    creation.rank = rank;
+    creation.name = std::string(in.get_text());
+    creation.call = std::string(in.get_text());
+    creation.in_default_group = in.get<std::uint8_t>() != 0;
     const auto members = in.get<std::uint32_t>();
     if (!in.ok() || members > kMaxMembers) break;
     for (std::uint32_t i = 0; i < members && in.ok(); ++i)
-      making.members.push_back(in.get<std::int32_t>());
-    if (in.ok()) makings.push_back(std::move(making));
+      creation.members.push_back(in.get<std::int32_t>());
+    if (in.ok()) creations.push_back(std::move(creation));
   }
-  return makings;
+  return creations;
 }
 
 }  // namespace
 
-std::vector<WaitingMaking> stuck_makings(const std::vector<WaitingMaking>& waiting) {
-  std::map<std::string, const WaitingMaking*> candidates;
+std::vector<WaitingCreation> stuck_creations(const std::vector<WaitingCreation>& waiting) {
+  std::map<std::string, const WaitingCreation*> candidates;
   std::map<int, std::set<std::string>> of_rank;
-  for (const auto& making : waiting) {
-    candidates.emplace(making.name, &making);
-    of_rank[making.rank].insert(making.name);
+  for (const auto& creation : waiting) {
+    candidates.emplace(creation.name, &creation);
+    of_rank[creation.rank].insert(creation.name);
   }
   // All are suspected; those that may go on are taken out until none is.
-  const auto hopeless = [&](const WaitingMaking& making) {
-    return std::any_of(making.members.begin(), making.members.end(), [&](int member) {
+  const auto hopeless = [&](const WaitingCreation& creation) {
+    return std::any_of(creation.members.begin(), creation.members.end(), [&](int member) {
       const auto at = of_rank.find(member);
-      if (at == of_rank.end() || at->second.count(making.name) > 0) return false;
+      if (at == of_rank.end() || at->second.count(creation.name) > 0) return false;
       return std::all_of(at->second.begin(), at->second.end(),
                          [&](const std::string& name) { return candidates.count(name) > 0; });
     });
@@ -84,15 +84,15 @@ std::vector<WaitingMaking> stuck_makings(const std::vector<WaitingMaking>& waiti
       at = keep ? std::next(at) : candidates.erase(at);
     }
   }
-  std::vector<WaitingMaking> stuck;
-  for (const auto& making : waiting)
-    if (candidates.count(making.name) > 0) stuck.push_back(making);
+  std::vector<WaitingCreation> stuck;
+  for (const auto& creation : waiting)
+    if (candidates.count(creation.name) > 0) stuck.push_back(creation);
   return stuck;
 }
 
-std::string describe_stuck(const std::vector<WaitingMaking>& stuck) {
+std::string describe_stuck(const std::vector<WaitingCreation>& stuck) {
   std::map<std::string, std::vector<int>> calls;
-  for (const auto& making : stuck) calls[making.call].push_back(making.rank);
+  for (const auto& creation : stuck) calls[creation.call].push_back(creation.rank);
   std::string text =
       "the members of overlapping groups make them in different orders and wait for each other: ";
   bool first = true;
@@ -104,25 +104,26 @@ std::string describe_stuck(const std::vector<WaitingMaking>& stuck) {
   return text + "; make the groups in one order on all ranks";
 }
 
-MakingOrder::Making MakingOrder::begin(std::shared_ptr<store::Store> store, WaitingMaking mine) {
-  return Making(*this, std::move(store), std::move(mine));
+CreationOrder::Creation CreationOrder::begin(std::shared_ptr<store::Store> store,
+                                             WaitingCreation mine) {
+  return Creation(*this, std::move(store), std::move(mine));
 }
 
-MakingOrder::Making::Making(MakingOrder& order, std::shared_ptr<store::Store> store,
-                            WaitingMaking mine)
+CreationOrder::Creation::Creation(CreationOrder& order, std::shared_ptr<store::Store> store,
+                                  WaitingCreation mine)
     : order_(order),
       store_(std::move(store)),
       mine_(std::move(mine)),
       next_look_(steady_clock().now() + kShowAfter) {}
 
-MakingOrder::Making::~Making() {
+CreationOrder::Creation::~Creation() {
   if (!shown_) return;
   const std::lock_guard lock(order_.mutex_);
   std::erase(order_.mine_, mine_);
   static_cast<void>(store_->set(key_of(mine_.rank), encode(order_.mine_)));
 }
 
-Status MakingOrder::Making::show() {
+Status CreationOrder::Creation::show() {
   const std::lock_guard lock(order_.mutex_);
   order_.mine_.push_back(mine_);
   shown_ = true;
@@ -131,8 +132,8 @@ Status MakingOrder::Making::show() {
 
 /// What these ranks, and all that they may have to wait for, wait in. A store that does not answer
 /// shows nothing.
-std::vector<WaitingMaking> MakingOrder::Making::waiting_of(std::vector<int> to_ask) {
-  std::vector<WaitingMaking> all;
+std::vector<WaitingCreation> CreationOrder::Creation::waiting_of(std::vector<int> to_ask) {
+  std::vector<WaitingCreation> all;
   std::set<int> asked;
   while (!to_ask.empty()) {
     const int rank = to_ask.back();
@@ -143,9 +144,9 @@ std::vector<WaitingMaking> MakingOrder::Making::waiting_of(std::vector<int> to_a
     if (!shown.ok() || !*shown) continue;
     const auto bytes = store_->get(key);
     if (!bytes.ok()) continue;
-    for (auto& making : decode(rank, *bytes)) {
-      to_ask.insert(to_ask.end(), making.members.begin(), making.members.end());
-      all.push_back(std::move(making));
+    for (auto& creation : decode(rank, *bytes)) {
+      to_ask.insert(to_ask.end(), creation.members.begin(), creation.members.end());
+      all.push_back(std::move(creation));
     }
   }
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
@@ -154,7 +155,7 @@ std::vector<WaitingMaking> MakingOrder::Making::waiting_of(std::vector<int> to_a
   return all;
 }
 
-Status MakingOrder::Making::verdict() {
+Status CreationOrder::Creation::verdict() {
   if (store_ == nullptr) return {};
   const std::string key = verdict_key(mine_.name);
   const auto told = store_->check({&key, 1});
@@ -165,7 +166,7 @@ Status MakingOrder::Making::verdict() {
   return Status(Code::mismatch, text->substr(1));
 }
 
-Status MakingOrder::Making::look() {
+Status CreationOrder::Creation::look() {
   const TimePoint now = steady_clock().now();
   if (store_ == nullptr || now < next_look_) return {};
   Status found = look_around();
@@ -173,18 +174,19 @@ Status MakingOrder::Making::look() {
   return found;
 }
 
-Status MakingOrder::Making::look_around() {
+Status CreationOrder::Creation::look_around() {
   if (!shown_) {
     static_cast<void>(show());
     return {};
   }
   if (Status told = verdict(); !told.ok()) return told;
-  auto stuck = stuck_makings(waiting_of(mine_.members));
-  const bool hit = std::any_of(stuck.begin(), stuck.end(),
-                               [this](const auto& making) { return making.name == mine_.name; });
+  auto stuck = stuck_creations(waiting_of(mine_.members));
+  const bool hit = std::any_of(stuck.begin(), stuck.end(), [this](const auto& creation) {
+    return creation.name == mine_.name;
+  });
   const TimePoint now = steady_clock().now();
   if (!hit || stuck != stuck_) {
-    stuck_ = hit ? std::move(stuck) : std::vector<WaitingMaking>();
+    stuck_ = hit ? std::move(stuck) : std::vector<WaitingCreation>();
     stuck_since_ = now;
     return {};
   }
@@ -193,11 +195,12 @@ Status MakingOrder::Making::look_around() {
   // up.
   std::vector<int> all(static_cast<std::size_t>(order_.world_size_));
   std::iota(all.begin(), all.end(), 0);
-  stuck = stuck_makings(waiting_of(std::move(all)));
+  stuck = stuck_creations(waiting_of(std::move(all)));
   const std::string text = describe_stuck(stuck);
-  stops_default_group_ = std::ranges::any_of(stuck, &WaitingMaking::in_default_group);
+  stops_default_group_ = std::ranges::any_of(stuck, &WaitingCreation::in_default_group);
   const std::string told = (stops_default_group_ ? kStopsDefaultGroup : kSparesDefaultGroup) + text;
-  for (const auto& making : stuck) static_cast<void>(store_->set(verdict_key(making.name), told));
+  for (const auto& creation : stuck)
+    static_cast<void>(store_->set(verdict_key(creation.name), told));
   return Status(Code::mismatch, text);
 }
 
