@@ -5,8 +5,8 @@ import threading
 import pytest
 import torch
 import torch.distributed
-from faces import FACES, WAIT, model, on_ranks, sampled
-from ranks import meeting_file
+from faces import FACES, WAIT, model, on_ranks
+from ranks import meeting_file, sampled
 from torch.distributed.algorithms.ddp_comm_hooks import (
     post_localSGD_hook,
     powerSGD_hook,

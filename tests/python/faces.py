@@ -2,9 +2,6 @@
 
 import datetime
 import faulthandler
-import itertools
-import os
-import random
 
 import torch
 import torch.distributed
@@ -72,20 +69,3 @@ def on_ranks(size, face, body, *arguments):
         return result
 
     return run_ranks(size, rank_body)
-
-
-def sampled(count, *axes):
-    """`count` tuples of the product of `axes`, drawn by MUSTER_TEST_SEED; all of them in long runs.
-
-    Each value of every axis is in at least one tuple if `count` is no less than the longest axis.
-    """
-    every = list(itertools.product(*axes))
-    if os.environ.get("MUSTER_TEST_LONG"):
-        return every
-    draw = random.Random(int(os.environ.get("MUSTER_TEST_SEED", "0")))
-    columns = []
-    for axis in axes:
-        column = [value for _ in range(-(-count // len(axis))) for value in axis][:count]
-        draw.shuffle(column)
-        columns.append(column)
-    return list(zip(*columns))

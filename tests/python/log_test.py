@@ -7,7 +7,7 @@ import sys
 import textwrap
 
 import pytest
-from ranks import meeting_file, reserve_port
+from ranks import meeting_file, reserve_port, sampled
 
 PROGRAM = textwrap.dedent("""
     import os, sys, time
@@ -155,8 +155,7 @@ def test_who_has_not_come_is_told():
 
 
 # A wrong MUSTER_TUNE of any rank ends the job on all ranks, with what is wrong and whose it is.
-@pytest.mark.parametrize("whose", [(0,), (1,), (0, 1)])
-@pytest.mark.parametrize("how", ["native", "sockets"])
+@pytest.mark.parametrize("whose, how", sampled(3, [(0,), (1,), (0, 1)], ["native", "sockets"]))
 def test_a_wrong_tunable_fails_every_rank(whose, how):
     where = meeting_file()
     ranks = [

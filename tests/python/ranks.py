@@ -1,7 +1,9 @@
 """Ranks as forked processes of a test: torch is imported once, and a rank's failure is the test's."""
 
+import itertools
 import multiprocessing
 import os
+import random
 import traceback
 
 import pytest
@@ -53,3 +55,20 @@ def run_ranks(count, body, *arguments, killed=()):
                 rank.kill()
             rank.join()
     return [returned.get(rank) for rank in range(count)]
+
+
+def sampled(count, *axes):
+    """`count` tuples of the product of `axes`, drawn by MUSTER_TEST_SEED; all of them in long runs.
+
+    Each value of every axis is in at least one tuple if `count` is no less than the longest axis.
+    """
+    every = list(itertools.product(*axes))
+    if os.environ.get("MUSTER_TEST_LONG"):
+        return every
+    draw = random.Random(int(os.environ.get("MUSTER_TEST_SEED", "0")))
+    columns = []
+    for axis in axes:
+        column = [value for _ in range(-(-count // len(axis))) for value in axis][:count]
+        draw.shuffle(column)
+        columns.append(column)
+    return list(zip(*columns))
