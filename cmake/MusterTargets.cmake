@@ -31,6 +31,8 @@ target_compile_features(muster_flags INTERFACE cxx_std_20)
 target_compile_options(muster_flags INTERFACE $<BUILD_INTERFACE:-Wall;-Wextra$<$<BOOL:${MUSTER_WERROR}>:;-Werror>>)
 # g++ 12 takes `"text" + std::string` for an overlapping copy (GCC bug 105651).
 target_compile_options(muster_flags INTERFACE $<BUILD_INTERFACE:$<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>>)
+# Precompiled headers without the times of their sources are the same in every clone: ccache finds what was compiled with them.
+target_compile_options(muster_flags INTERFACE "$<BUILD_INTERFACE:$<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>>")
 include(MusterSanitizers)
 
 # What is tested is compiled as it is used; the tests themselves and the examples need not be fast, but built soon: a quarter less time with
