@@ -265,8 +265,8 @@ TEST(GroupCreation, ClosedGroupsGiveTheirRegionBack) {
   });
 }
 
-// A process that drops a group after closing it, and then ends, says goodbye first: the progress
-// thread must not be its last owner. spec: B10 destroy_process_group ends in good order
+// A process that drops a group after closing it, and then ends, closes its links first: the
+// progress thread must not be its last owner. spec: B10 destroy_process_group ends in good order
 TEST(GroupCreation, ClosedGroupsAreHeldByTheirUserOnly) {
   run_ranks(3, Wire::loopback, [&](int, std::shared_ptr<transport::Fabric> fabric) {
     for (int i = 0; i < 100; ++i) {
