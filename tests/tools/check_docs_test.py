@@ -47,6 +47,13 @@ class CheckDocs(unittest.TestCase):
         self.refuses("README.md", "[gone](docs/index.md#gone)\n", "no heading makes this anchor")
         self.refuses("README.md", "[gone](#no-heading)\n", "no heading makes this anchor")
 
+    def test_refuses_the_name_of_a_file_that_there_is_not(self):
+        self.assertEqual(
+            run({**GOOD, "src/a.h": "", "x.md": "`a.h` `src/a.h` `torch/b.h`\n"})[0], 0
+        )
+        self.refuses("README.md", "in `gone.h`\n", "README.md:4: gone.h: there is no such file")
+        self.refuses("README.md", "in `x/guide.cc`\n", "x/guide.cc: there is no such file")
+
     def test_refuses_a_page_that_no_table_of_contents_names(self):
         code, output = run({**GOOD, "docs/lost.md": "# Lost\n"})
         self.assertEqual(code, 1)
