@@ -5,9 +5,7 @@
 namespace muster {
 namespace {
 
-using Row = EnvironmentVariable;
-
-constexpr Row kJob[] = {
+constexpr EnvironmentVariable kJob[] = {
     {"RANK, WORLD_SIZE", "",
      "This process's rank and the number of ranks, for env://. Without them the variables of srun "
      "and mpirun below are used."},
@@ -27,7 +25,7 @@ constexpr Row kJob[] = {
      "meet over that store; C++ programs cannot."},
 };
 
-constexpr Row kSecurity[] = {
+constexpr EnvironmentVariable kSecurity[] = {
     {"MUSTER_SECRET", "",
      "The job's secret, at least 16 characters, the same on all ranks. Without a secret only "
      "processes of the same user on the same host can join. `muster run` makes one for a job on "
@@ -40,14 +38,14 @@ constexpr Row kSecurity[] = {
      "0 makes object collectives and remote calls in Python refuse pickles that can run code."},
 };
 
-constexpr Row kNetwork[] = {
+constexpr EnvironmentVariable kNetwork[] = {
     {"MUSTER_SOCKET_IFNAME", "",
      "Network interfaces for links between hosts, separated by commas. Every rank must name "
      "equally many. Without it: the address from which the store is reached."},
     {"GLOO_SOCKET_IFNAME", "", "The same, if MUSTER_SOCKET_IFNAME is unset."},
 };
 
-constexpr Row kMemory[] = {
+constexpr EnvironmentVariable kMemory[] = {
     {"MUSTER_SHARE_MEMORY", "",
      "1 puts all CPU tensors into memory that the ranks of the host share. 0 keeps even the "
      "gradients of DistributedDataParallel out of it."},
@@ -61,7 +59,7 @@ constexpr Row kMemory[] = {
      "\"link_spin=20us\". The page of tunables lists the names."},
 };
 
-constexpr Row kDiagnosis[] = {
+constexpr EnvironmentVariable kDiagnosis[] = {
     {"MUSTER_LOG_LEVEL", "warning",
      "error, warning, info, debug or trace. It overrides the level that the two variables of "
      "torch give."},
@@ -79,7 +77,7 @@ constexpr Row kDiagnosis[] = {
     {"PYTHONBREAKPOINT", "", "What `breakpoint(rank)` opens in Python instead of pdb."},
 };
 
-constexpr Row kLaunching[] = {
+constexpr EnvironmentVariable kLaunching[] = {
     {"PET_NAME", "",
      "An option of `muster run` that has a value, for every NAME: PET_NPROC_PER_NODE=4."},
     {"MUSTER_PYTHON", "",
@@ -102,7 +100,7 @@ constexpr Row kLaunching[] = {
      "Where the tuning file, traces and this user's own key are looked for."},
 };
 
-constexpr Row kSchedulers[] = {
+constexpr EnvironmentVariable kSchedulers[] = {
     {"SLURM_PROCID, SLURM_NTASKS, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_NTASKS_PER_NODE, "
      "SLURM_NODEID, SLURM_NNODES, SLURM_STEP_NUM_NODES, SLURM_JOB_ID, SLURM_STEP_ID, SLURM_STEPID",
      "", "Set by srun."},
@@ -116,7 +114,7 @@ constexpr Row kSchedulers[] = {
      "", "Set by MVAPICH2."},
 };
 
-constexpr Row kWorkers[] = {
+constexpr EnvironmentVariable kWorkers[] = {
     {"RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, ROLE_RANK, "
      "ROLE_WORLD_SIZE, ROLE_NAME, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RESTART_COUNT, "
      "TORCHELASTIC_MAX_RESTARTS, TORCHELASTIC_RUN_ID, PYTHON_EXEC",
@@ -126,14 +124,14 @@ constexpr Row kWorkers[] = {
     {"OMP_NUM_THREADS", "", "The cores divided by the workers, unless it is set."},
 };
 
-constexpr Row kLogged[] = {
+constexpr EnvironmentVariable kLogged[] = {
     {"CUDA_VISIBLE_DEVICES, MASTER_ADDR, MASTER_PORT, NCCL_DEBUG, NCCL_IB_TIMEOUT, NCCL_NTHREADS, "
      "NCCL_SOCKET_IFNAME, TORCH_NCCL_ASYNC_ERROR_HANDLING, NCCL_ASYNC_ERROR_HANDLING, "
      "TORCH_NCCL_BLOCKING_WAIT, NCCL_BLOCKING_WAIT, GLOO_DEVICE_TRANSPORT",
      "", "Shown by DistributedDataParallel's log, as torch's log shows them; not used otherwise."},
 };
 
-constexpr Row kBuilding[] = {
+constexpr EnvironmentVariable kBuilding[] = {
     {"MUSTER_LIBTORCH, LIBTORCH", "",
      "An unpacked LibTorch to build against instead of a wheel's."},
     {"MUSTER_TORCH, MUSTER_BROWSER, MUSTER_RIVALS, MUSTER_CHECKS, MUSTER_DOCS", "",
@@ -203,7 +201,7 @@ std::string environment_page() {
       "true, yes or on, and 0,\nfalse, no or off.\n";
   for (const EnvironmentSection& section : kSections) {
     page += "\n## " + std::string(section.title) + "\n\n";
-    for (const Row& row : section.variables) {
+    for (const EnvironmentVariable& row : section.variables) {
       page += "-";
       wrap(page, as_code(row.name) +
                      (row.standard.empty() ? "" : " (default: " + std::string(row.standard) + ")") +
