@@ -10,7 +10,7 @@
 namespace muster::cli {
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kEnvironmentHelp =
     "muster environment               the variables that muster reads and that are set here\n"
     "muster environment --all         all variables that muster reads, with what they do\n"
     "muster environment --markdown    their page of the documentation\n";
@@ -36,13 +36,13 @@ void print_set(const std::string& name, std::set<std::string>& printed) {
 int run_environment(const std::vector<std::string>& arguments) {
   const std::string argument = arguments.empty() ? "" : arguments.front();
   if (argument == "--help" || argument == "-h") {
-    std::cout << kHelp;
+    std::cout << kEnvironmentHelp;
     return 0;
   }
   const bool all = argument == "--all";
   if (arguments.size() > 1 || (!arguments.empty() && !all && argument != "--markdown")) {
     std::cerr << "muster environment: \"" << arguments.back() << "\" is not understood\n\n"
-              << kHelp;
+              << kEnvironmentHelp;
     return kUsageError;
   }
   if (argument == "--markdown") {
