@@ -21,6 +21,8 @@ DOXYGEN = ROOT / "build/doxygen"
 
 project = "muster"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "breathe"]
+# Single backticks in docstrings.
+default_role = "code"
 highlight_language = "none"
 html_theme = "furo"
 html_title = "muster"
