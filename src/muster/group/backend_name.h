@@ -1,4 +1,4 @@
-/// Names of backends: one (`Backend`), and one per device (`BackendConfig`).
+/// Names of backends: a single one (`Backend`), and one per device type (`BackendConfig`).
 #pragma once
 
 #include <c10/core/DeviceType.h>
@@ -21,17 +21,17 @@ class Store;                       // store.h
 struct DistributedBackendOptions;  // backend_registry.h
 struct ProcessGroupOptions;        // pg_options.h
 
-/// Enum-like: its values are lower-case names. `native` is muster's own CPU engine, `gloo` another
-/// name for it, `tcp` the same without shared memory.
+/// A backend's lower-case name; enum-like. `native` is muster's own CPU engine, `gloo` an alias of
+/// it, and `tcp` the same engine without shared memory.
 class Backend {
  public:
-  /// Parses either case; an unknown name throws DistError with the list of the known ones.
-  /// "undefined" is no valid argument.
+  /// Parses `name`, ignoring case. Throws DistError listing the known names if it is unknown.
+  /// "undefined" is not accepted.
   explicit Backend(std::string_view name);
 
-  /// Makes `name` (in lower case) a backend of this process; see backend_registry.h for what the
-  /// function gets and gives. `devices`: the kinds that it serves where a group names it without
-  /// one; empty: cpu and cuda. Throws where there is such a backend already.
+  /// Registers `name` (converted to lower case) as a backend of this process. backend_registry.h
+  /// specifies `func`. `devices` are the device types it serves if a group requests it without
+  /// naming devices; empty: cpu and cuda. Throws if the name is taken.
   static void register_backend(
       const std::string& name,
       std::function<std::shared_ptr<ProcessGroupBackend>(
@@ -45,7 +45,7 @@ class Backend {
                                    func,
                                bool extended_api, const std::vector<std::string>& devices = {});
 
-  static const Backend UNDEFINED;  ///< what a field holds before it is set
+  static const Backend UNDEFINED;  ///< the value of an unset field
   static const Backend NATIVE;
   static const Backend GLOO;
   static const Backend TCP;
@@ -61,9 +61,9 @@ class Backend {
     return out << backend.name_;
   }
 
-  /// Whether this build can make it.
+  /// Whether this build has the backend.
   bool is_available() const;
-  /// Of groups that are made without one: 30 minutes, 10 for nccl.
+  /// Timeout of groups created without one: 30 minutes, 10 for nccl.
   Duration default_timeout() const;
   /// Every name that the constructor accepts, in lower case.
   static std::vector<std::string> known();
@@ -71,23 +71,22 @@ class Backend {
  private:
   struct Literal {};
   constexpr Backend(Literal, std::string_view name) : name_(name) {}
-  std::string_view name_;  // of a constant or of a registered backend: lives for ever
+  std::string_view name_;  // points to a constant or a registered backend's name; never freed
 };
 
-/// Which backend serves which kind of device: "native", or "cpu:native,cuda:nccl". Absent: native
-/// for CPU tensors, nccl for CUDA tensors where the build has it.
+/// Maps device types to backends: "native", or "cpu:native,cuda:nccl". Without text: native for CPU
+/// tensors, and nccl for CUDA tensors if the build has it.
 class BackendConfig {
  public:
-  /// Throws DistError naming the part of the text that cannot be read.
+  /// Throws DistError naming the part of the text it cannot parse.
   static BackendConfig parse(const std::optional<std::string>& text);
 
-  /// Absent where no backend serves such tensors.
+  /// Empty if no backend serves such tensors.
   std::optional<Backend> for_device(c10::DeviceType device) const;
   const std::vector<std::pair<c10::DeviceType, Backend>>& entries() const { return entries_; }
-  /// The lower-case text that was asked for; where none was, "cpu:native" (or
-  /// "cpu:native,cuda:nccl").
+  /// The requested text in lower case; if none was given, "cpu:native" or "cpu:native,cuda:nccl".
   const std::string& text() const { return text_; }
-  /// nccl's where it is the only backend, else 30 minutes.
+  /// 10 minutes if nccl is the only backend, otherwise 30 minutes.
   Duration default_timeout() const;
 
  private:
@@ -103,14 +102,14 @@ inline constexpr Backend Backend::NCCL{Literal{}, "nccl"};
 inline constexpr Backend Backend::MPI{Literal{}, "mpi"};
 inline constexpr Backend Backend::UCC{Literal{}, "ucc"};
 
-/// True wherever muster compiles.
+/// Always true.
 bool is_available();
-/// `gloo` is another name for the native engine, which is always there.
+/// Always true: `gloo` is an alias of the native engine.
 bool is_gloo_available();
 bool is_mpi_available();
 bool is_nccl_available();
 bool is_ucc_available();
-/// Whether TORCHELASTIC_RUN_ID is set, as the launcher does.
+/// Whether TORCHELASTIC_RUN_ID is set; the launcher sets it.
 bool is_torchelastic_launched();
 
 }  // namespace muster

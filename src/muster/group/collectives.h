@@ -1,13 +1,16 @@
-/// The collectives, with torch's names and keywords: keyword arguments are fields of an options
-/// struct.
+/// The collectives, with torch's names. Python's keyword arguments are fields of an options struct.
 ///
-/// Every member calls them, in the same order. They are synchronous: the result is there on return;
-/// with `async_op` they return a Work at once. A process that is not a member of `group` gets no
-/// Work and its tensors stay as they are. `group` null is the default group; `src` and `dst` are
-/// ranks of the default group, `group_src` and `group_dst` ranks of `group` (give one of the two).
-/// `timeout` absent is the group's. Tensors may be any shape, also not contiguous; every dtype can
-/// be moved, the twelve of docs/user/groups.md can be reduced. Errors: DistError for what the
-/// caller must change, DistBackendError for what failed, with the ranks at fault.
+/// Every member calls each collective, in the same order. A call is synchronous: the result is
+/// there on return. With `async_op` it returns a Work immediately. On a process that is not a
+/// member of `group`, the call returns null and leaves the tensors unchanged.
+///
+/// A null `group` is the default group. `src` and `dst` are ranks of the default group; `group_src`
+/// and `group_dst` are ranks of `group`. Give one of the two. If `timeout` is absent, the group's
+/// applies. Tensors may have any shape and need not be contiguous. Every dtype can be moved;
+/// docs/user/groups.md lists the twelve that can be reduced.
+///
+/// Errors: DistError for what the caller must change; DistBackendError for what failed at run time,
+/// with the ranks at fault.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,7 +34,7 @@ struct BroadcastOptions {
   std::optional<int> group_src = {};
   std::optional<Duration> timeout = {};
 };
-/// The root's values go to all; as many elements everywhere.
+/// Copies the root's values to all members. Every member's tensor has the same number of elements.
 WorkRef broadcast(const at::Tensor& tensor, const BroadcastOptions& options);
 
 struct AllReduceOptions {
@@ -40,7 +43,7 @@ struct AllReduceOptions {
   bool async_op = false;
   std::optional<Duration> timeout = {};
 };
-/// In place; the same bits on every rank.
+/// Reduces in place. Every rank gets bitwise identical results.
 WorkRef all_reduce(const at::Tensor& tensor, const AllReduceOptions& options = {});
 
 struct ReduceOptions {
@@ -51,7 +54,7 @@ struct ReduceOptions {
   std::optional<int> group_dst = {};
   std::optional<Duration> timeout = {};
 };
-/// In place on dst; elsewhere the tensor is left as it was.
+/// Reduces in place on dst; other ranks' tensors are unchanged.
 WorkRef reduce(const at::Tensor& tensor, const ReduceOptions& options);
 
 struct CollectiveOptions {
@@ -59,17 +62,17 @@ struct CollectiveOptions {
   bool async_op = false;
   std::optional<Duration> timeout = {};
 };
-/// tensor_list[r] becomes the tensor of rank r; sizes may differ between ranks.
+/// tensor_list[r] receives the tensor of rank r. Sizes may differ between ranks.
 WorkRef all_gather(const TensorList& tensor_list, const at::Tensor& tensor,
                    const CollectiveOptions& options = {});
-/// The same size on every rank. The output is the inputs concatenated along dimension 0, or stacked
-/// along a new first dimension.
+/// Every rank's input has the same size. The output is the inputs concatenated along dimension 0 or
+/// stacked along a new first dimension.
 WorkRef all_gather_into_tensor(const at::Tensor& output_tensor, const at::Tensor& input_tensor,
                                const CollectiveOptions& options = {});
 
 struct GatherOptions {
-  TensorList gather_list = {};  ///< on dst one tensor per member, of equal sizes; elsewhere empty
-  std::optional<int> dst = {};  ///< absent, and no group_dst: 0
+  TensorList gather_list = {};  ///< on dst, one tensor per member, of equal sizes; elsewhere empty
+  std::optional<int> dst = {};  ///< default without group_dst: 0
   Group group = nullptr;
   bool async_op = false;
   std::optional<int> group_dst = {};
@@ -78,8 +81,8 @@ struct GatherOptions {
 WorkRef gather(const at::Tensor& tensor, const GatherOptions& options = {});
 
 struct ScatterOptions {
-  TensorList scatter_list = {};  ///< on src one tensor per member, of equal sizes; elsewhere empty
-  std::optional<int> src = {};   ///< absent, and no group_src: 0
+  TensorList scatter_list = {};  ///< on src, one tensor per member, of equal sizes; elsewhere empty
+  std::optional<int> src = {};   ///< default without group_src: 0
   Group group = nullptr;
   bool async_op = false;
   std::optional<int> group_src = {};
@@ -93,44 +96,46 @@ struct ReduceScatterOptions {
   bool async_op = false;
   std::optional<Duration> timeout = {};
 };
-/// input_list[r] of all ranks, reduced, becomes the output of rank r; sizes may differ between r.
+/// The output of rank r receives the reduction of every rank's input_list[r]. Sizes may differ
+/// between r.
 WorkRef reduce_scatter(const at::Tensor& output, const TensorList& input_list,
                        const ReduceScatterOptions& options = {});
-/// The input is the members' parts concatenated along dimension 0, or stacked along a first
+/// The input is one part per member, concatenated along dimension 0 or stacked along a first
 /// dimension.
 WorkRef reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
                               const ReduceScatterOptions& options = {});
 
 struct AllToAllSingleOptions {
-  std::vector<std::int64_t> output_split_sizes =
-      {};  ///< rows of dimension 0 that come from each member; empty: equal parts
-  std::vector<std::int64_t> input_split_sizes =
-      {};  ///< rows that go to each member; empty: equal parts
+  /// Rows of dimension 0 received from each member; empty: equal parts.
+  std::vector<std::int64_t> output_split_sizes = {};
+  /// Rows of dimension 0 sent to each member; empty: equal parts.
+  std::vector<std::int64_t> input_split_sizes = {};
   Group group = nullptr;
   bool async_op = false;
   std::optional<Duration> timeout = {};
 };
 WorkRef all_to_all_single(const at::Tensor& output, const at::Tensor& input,
                           const AllToAllSingleOptions& options = {});
-/// input_tensor_list[r] becomes output_tensor_list[me] of rank r; sizes may differ.
+/// Sends input_tensor_list[r] to rank r and receives output_tensor_list[r] from it. Sizes may
+/// differ.
 WorkRef all_to_all(const TensorList& output_tensor_list, const TensorList& input_tensor_list,
                    const CollectiveOptions& options = {});
 
 struct BarrierOptions {
   Group group = nullptr;
   bool async_op = false;
-  std::vector<int> device_ids = {};  ///< of no meaning to backends of the CPU
+  std::vector<int> device_ids = {};  ///< ignored by CPU backends
   std::optional<Duration> timeout = {};
 };
 WorkRef barrier(const BarrierOptions& options = {});
 
-/// Several tensors of one dtype as one message.
+/// Reduces several tensors of one dtype in one operation.
 WorkRef all_reduce_coalesced(const TensorList& tensors, const AllReduceOptions& options = {});
-/// output_tensor_lists[r][i] becomes input_tensor_list[i] of rank r.
+/// output_tensor_lists[r][i] receives input_tensor_list[i] of rank r.
 WorkRef all_gather_coalesced(const std::vector<TensorList>& output_tensor_lists,
                              const TensorList& input_tensor_list,
                              const CollectiveOptions& options = {});
-/// input_tensor_lists[r][i] of all ranks, reduced, becomes output_tensors[i] of rank r.
+/// output_tensors[i] of rank r receives the reduction of every rank's input_tensor_lists[r][i].
 WorkRef reduce_scatter_coalesced(const TensorList& output_tensors,
                                  const std::vector<TensorList>& input_tensor_lists,
                                  const ReduceScatterOptions& options = {});

@@ -1,5 +1,5 @@
-/// Finding out what goes wrong in a job: a barrier that names who is missing, debug levels, a
-/// breakpoint on one rank, timeouts and aborts.
+/// Debugging a job: a barrier that names missing ranks, debug levels, a breakpoint on one rank,
+/// timeouts and aborts.
 #pragma once
 
 #include <functional>
@@ -14,38 +14,38 @@ namespace muster {
 
 struct MonitoredBarrierOptions {
   Group group = nullptr;
-  std::optional<Duration> timeout = {};  ///< absent: the group's
-  bool wait_all_ranks = false;  ///< rank 0 names every rank that is missing, not only the first
+  std::optional<Duration> timeout = {};  ///< default: the group's
+  bool wait_all_ranks = false;  ///< true: rank 0 names every missing rank, not only the first
 };
-/// Returns once all members have come. Otherwise rank 0 of the group throws DistBackendError with
-/// torch's text, "Rank 1 failed to pass monitoredBarrier in 2000 ms", and what it saw ("Original
-/// exception:"); `ranks()` are those missing, as ranks of the default group (before any shrinking).
-/// All others fail with its verdict, those that come too late as well; they wait for it a little
-/// beyond the timeout. The group stays usable. On every backend: where none of the group's can
-/// carry messages of CPU tensors it goes through the job's store. A process that is no member
-/// returns at once.
+/// Returns once all members have arrived. Otherwise, group rank 0 throws DistBackendError with
+/// torch's text, "Rank 1 failed to pass monitoredBarrier in 2000 ms", and the error it saw
+/// ("Original exception:"); `ranks()` are the missing ranks of the default group (before any
+/// shrinking). Every other member fails with rank 0's verdict, even one that arrives late. Members
+/// wait for the verdict up to 10 s beyond the timeout. The group stays usable. Works on every
+/// backend: if none of the group's backends carries messages of CPU tensors, the barrier uses the
+/// job's store. Returns immediately on a non-member.
 void monitored_barrier(const MonitoredBarrierOptions& options = {});
 
-/// What TORCH_DISTRIBUTED_DEBUG says now; DistError where it says none of OFF, INFO and DETAIL.
-/// `set_debug_level` and `get_debug_level` are in base/debug_level.h.
+/// Sets the debug level from TORCH_DISTRIBUTED_DEBUG. Throws DistError if it is not OFF, INFO or
+/// DETAIL. `set_debug_level` and `get_debug_level` are in base/debug_level.h.
 void set_debug_level_from_env();
 
-/// All ranks of the default group call it: `rank` stops for a debugger, the others wait without
-/// limit until it goes on. Meanwhile no rank of the job counts as dead for being silent. Calls
-/// under way on other groups and threads keep the deadlines that they began with: give those groups
-/// a long timeout (`set_timeout`) before the calls that may be caught by it.
+/// Stops `rank` for a debugger. All ranks of the default group call it; the others wait without
+/// limit until `rank` continues. During that time no silent rank of the job is declared dead. Calls
+/// in flight on other groups and threads keep their deadlines; give those groups a long timeout
+/// (`set_timeout`) beforehand.
 void breakpoint(int rank = 0);
-/// What stopping is, on the rank that does: at first SIGTRAP where a debugger is attached to the
-/// process, else SIGSTOP, after a line in the log that says how to attach one. Returns what it was.
-/// Thread-safe.
+/// Sets the function that stops the rank and returns the previous one. The default raises SIGTRAP
+/// if a debugger is attached to the process; otherwise it logs how to attach one and raises
+/// SIGSTOP. Thread-safe.
 std::function<void()> set_breakpoint_hook(std::function<void()> hook);
 
-/// The timeout of the group's later calls that name none; those under way keep theirs. This process
-/// only.
+/// Sets the timeout of the group's later calls that give none, in this process only. Calls in
+/// flight keep theirs.
 void set_timeout(Duration timeout, const Group& group = nullptr);
-/// Ends everything in flight on the group and tells the other members, whose calls fail too, naming
-/// this rank and the reason. What comes later on the group fails in the same way;
-/// destroy_process_group is still due.
+/// Aborts everything in flight on the group. The other members' calls fail too, with an error that
+/// names this rank and the reason. Later calls on the group fail in the same way.
+/// destroy_process_group must still be called.
 void abort_process_group(const Group& group = nullptr,
                          const std::string& reason = "abort_process_group was called");
 

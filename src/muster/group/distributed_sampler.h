@@ -1,6 +1,6 @@
-/// Which samples of a data set a rank works on, by torch's rules
-/// (torch.utils.data.DistributedSampler): the same seed and epoch give the same samples as there,
-/// so that a job may change its language in the middle.
+/// Divides a data set's samples among ranks by the rules of torch.utils.data.DistributedSampler.
+/// The same seed and epoch give the same samples as in torch, so a job may be continued in the
+/// other language.
 #pragma once
 
 #include <cstdint>
@@ -10,25 +10,26 @@
 namespace muster {
 
 struct DistributedSamplerOptions {
-  std::optional<int> num_replicas = {};  ///< absent: the default group's size
-  std::optional<int> rank = {};          ///< absent: this process's rank in it
+  std::optional<int> num_replicas = {};  ///< default: the default group's size
+  std::optional<int> rank = {};          ///< default: this process's rank in the default group
   bool shuffle = true;
-  std::uint64_t seed = 0;  ///< the same on all ranks
-  bool drop_last = false;  ///< leave the tail out, so that all ranks have as many; else the first
-                           ///< samples are repeated for that
+  std::uint64_t seed = 0;  ///< must be equal on all ranks
+  /// All ranks get the same number of samples. True drops the tail; false repeats the first
+  /// samples.
+  bool drop_last = false;
 };
 
-/// A value; one thread at a time.
+/// Copyable. Not thread-safe.
 class DistributedSampler {
  public:
   using Options = DistributedSamplerOptions;
   explicit DistributedSampler(std::int64_t dataset_size, const Options& options = {});
 
-  /// Another epoch, another order (with `shuffle`): call it on every rank before each epoch.
+  /// Selects the epoch's order (with `shuffle`). Call it on every rank before each epoch.
   void set_epoch(std::uint64_t epoch) { epoch_ = epoch; }
   std::uint64_t epoch() const { return epoch_; }
-  /// This rank's samples of the epoch, `size()` of them: every num_replicas-th of the common order,
-  /// from `rank` on.
+  /// This rank's `size()` samples of the epoch: every num_replicas-th of the common order, starting
+  /// at `rank`.
   std::vector<std::int64_t> indices() const;
   std::int64_t size() const { return num_samples_; }
 

@@ -1,5 +1,5 @@
-/// The exceptions that users catch. From `group/` up, a failure that the torch-free half reports as
-/// a `Status` is thrown as one of these; code and ranks at fault travel with it.
+/// The exceptions that users catch. In `group/` and above, a `Status` from the torch-free half is
+/// thrown as one of these, with its code and the ranks at fault.
 #pragma once
 
 #include <stdexcept>
@@ -11,7 +11,7 @@
 
 namespace muster {
 
-/// The base of all: also wrong arguments (Code::invalid_argument) and calls before
+/// Base class. Thrown as such for invalid arguments (Code::invalid_argument) and for calls before
 /// init_process_group.
 class DistError : public std::runtime_error {
  public:
@@ -22,7 +22,7 @@ class DistError : public std::runtime_error {
       : std::runtime_error(message), code_(code), ranks_(std::move(ranks)) {}
 
   Code code() const noexcept { return code_; }
-  /// Ranks of the job at fault; empty where none is to blame.
+  /// Job ranks at fault; empty if none is to blame.
   const std::vector<int>& ranks() const noexcept { return ranks_; }
 
  private:
@@ -30,7 +30,7 @@ class DistError : public std::runtime_error {
   std::vector<int> ranks_;
 };
 
-/// An operation failed in its backend, or the backend does not have it.
+/// An operation failed in its backend, or the backend does not support it.
 class DistBackendError : public DistError {
  public:
   using DistError::DistError;
@@ -42,7 +42,7 @@ class DistNetworkError : public DistError {
   using DistError::DistError;
 };
 
-/// A store, or the initialisation that goes through it, failed or timed out.
+/// A store operation failed or timed out, or the initialisation that uses the store did.
 class DistStoreError : public DistError {
  public:
   using DistError::DistError;
@@ -50,11 +50,11 @@ class DistStoreError : public DistError {
 
 namespace group {
 
-/// Throws `failure` (which must not be a success) as the class that its code asks for: network and
-/// refused as DistNetworkError, store as DistStoreError, invalid_argument as DistError, all else as
+/// Throws `failure`, which must not be ok. Network and refused become DistNetworkError, store
+/// becomes DistStoreError, invalid_argument becomes DistError, and every other code becomes
 /// DistBackendError.
 [[noreturn]] void raise(const Status& failure);
-/// The same for what happens in a store: timeouts are DistStoreError too.
+/// As `raise` for store operations, whose timeouts are DistStoreError too.
 [[noreturn]] void raise_from_store(const Status& failure);
 
 inline void check(const Status& status) {

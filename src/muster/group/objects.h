@@ -1,14 +1,16 @@
-/// Objects of any type that cereal can serialise, with torch's names and keywords (keyword
-/// arguments are fields of an options struct).
+/// Collectives on objects of any type that cereal can serialise, with torch's names. Python's
+/// keyword arguments are fields of an options struct.
 ///
 /// A type is serialised by a member `template <class Archive> void serialize(Archive& archive) {
-/// archive(a, b); }` or a free function of that name; it is made by its default constructor.
-/// Containers of the standard library need cereal's header (`<cereal/types/map.hpp>`); text and
-/// vectors are here. Blocking. Every member throws the same DistError where lists, roots, types or
-/// calls do not fit; lists are written only when everything has come. Objects are no code: nothing
-/// that arrives is executed. Each rank may give `group::kObjectLimit` bytes to one call. `src` and
-/// `dst` are ranks of the default group, `group_src` and `group_dst` ranks of `group`. A
-/// non-member's lists stay as they are.
+/// archive(a, b); }` or by a free function of that name, and needs a default constructor. Strings
+/// and vectors work out of the box; other standard containers need cereal's header
+/// (`<cereal/types/map.hpp>`).
+///
+/// All calls block. If lists, roots, types or calls do not match, every member throws the same
+/// DistError. Lists are written only after everything has arrived. Objects are data: nothing
+/// received is executed. Each rank may contribute at most `group::kObjectLimit` (4 GiB) to one
+/// call. `src` and `dst` are ranks of the default group; `group_src` and `group_dst` are ranks of
+/// `group`. On a non-member, lists stay unchanged.
 #pragma once
 
 #include <cereal/archives/binary.hpp>
@@ -32,7 +34,7 @@
 namespace muster {
 namespace group {
 
-/// Equal for equal types of one build.
+/// A hash of T's name: equal for equal types within one build.
 template <class T>
 std::uint64_t object_type() {
   std::uint64_t hash = 0xcbf29ce484222325u;
@@ -53,7 +55,7 @@ template <class T>
 T unpack_object(std::string_view bytes, std::string_view call) {
   struct View : std::streambuf {
     explicit View(std::string_view bytes) {
-      auto* begin = const_cast<char*>(bytes.data());  // a streambuf that is read only
+      auto* begin = const_cast<char*>(bytes.data());  // this streambuf is only read
       setg(begin, begin, begin + bytes.size());
     }
     bool at_end() const { return gptr() == egptr(); }
@@ -91,13 +93,13 @@ void unpack_into(std::vector<T>& list, const ObjectBytes& all, std::string_view 
 }  // namespace group
 
 struct BroadcastObjectOptions {
-  std::optional<int> src = {};  ///< absent, and no group_src: 0
+  std::optional<int> src = {};  ///< default without group_src: 0
   Group group = nullptr;
   std::optional<at::Device> device = {};
   std::optional<int> group_src = {};
   std::optional<Duration> timeout = {};
 };
-/// The root's list goes to all; lists of the same length everywhere.
+/// Copies the root's list to all members. Every list has the same length.
 template <class T>
 void broadcast_object_list(std::vector<T>& object_list,
                            const BroadcastObjectOptions& options = {}) {
@@ -112,7 +114,7 @@ struct ObjectOptions {
   Group group = nullptr;
   std::optional<Duration> timeout = {};
 };
-/// object_list[r] becomes the object of rank r; the list is as long as the group.
+/// object_list[r] receives the object of rank r. The list is as long as the group.
 template <class T>
 void all_gather_object(std::vector<T>& object_list, const std::type_identity_t<T>& obj,
                        const ObjectOptions& options = {}) {
@@ -123,13 +125,13 @@ void all_gather_object(std::vector<T>& object_list, const std::type_identity_t<T
 }
 
 struct GatherObjectOptions {
-  std::optional<int> dst = {};  ///< absent, and no group_dst: 0
+  std::optional<int> dst = {};  ///< default without group_dst: 0
   Group group = nullptr;
   std::optional<int> group_dst = {};
   std::optional<Duration> timeout = {};
 };
-/// On dst a list as long as the group, whose entry r becomes the object of rank r; elsewhere none
-/// or an empty one.
+/// On dst, the list is as long as the group and entry r receives the object of rank r. Elsewhere it
+/// is null or empty.
 template <class T>
 void gather_object(const T& obj, std::type_identity_t<std::vector<T>>* object_gather_list = nullptr,
                    const GatherObjectOptions& options = {}) {
@@ -147,8 +149,8 @@ struct ScatterObjectOptions {
   std::optional<int> group_src = {};
   std::optional<Duration> timeout = {};
 };
-/// Entry r of the root's input list becomes entry 0 of rank r's output list, whose other entries
-/// stay. Off src the input list is of no meaning.
+/// Entry r of the root's input list becomes entry 0 of rank r's output list; that list's other
+/// entries are unchanged. The input list is ignored on other ranks.
 template <class T>
 void scatter_object_list(std::vector<T>& scatter_object_output_list,
                          const std::type_identity_t<std::vector<T>>& scatter_object_input_list = {},
@@ -176,14 +178,14 @@ void send_object_list(const std::vector<T>& object_list, const SendObjectOptions
 }
 
 struct RecvObjectOptions {
-  std::optional<int> src = {};  ///< absent, and no group_src: from any rank
+  std::optional<int> src = {};  ///< default without group_src: any rank
   Group group = nullptr;
   std::optional<at::Device> device = {};
   std::optional<int> group_src = {};
   std::optional<Duration> timeout = {};
 };
-/// The list must be as long as the one that was sent. Returns the sender's rank (of the default
-/// group); -1 for a non-member.
+/// The list must be as long as the one sent. Returns the sender's rank in the default group; -1 on
+/// a non-member.
 template <class T>
 int recv_object_list(std::vector<T>& object_list, const RecvObjectOptions& options = {}) {
   const auto came =

@@ -1,4 +1,4 @@
-/// Options that only one kind of backend understands.
+/// Backend-specific options.
 #pragma once
 
 #include <string_view>
@@ -7,16 +7,16 @@
 
 namespace muster {
 
-/// Options of one kind of backend; the native one has none.
+/// Base class of the options of one backend. The native backend has none.
 struct ProcessGroupOptions {
   virtual ~ProcessGroupOptions() = default;
-  /// The backend they are for; UNDEFINED: one that a program has registered. And how people write
-  /// their type.
+  /// The backend these options are for (UNDEFINED: one that a program registered), and the name of
+  /// their type in error messages.
   virtual Backend backend() const { return Backend::UNDEFINED; }
   virtual std::string_view type_name() const { return "options for a registered backend"; }
 };
 
-/// torch's name for what belongs to the nccl backend.
+/// torch's name for the nccl backend's options.
 struct ProcessGroupNCCL {
   struct Options : ProcessGroupOptions {
     explicit Options(bool is_high_priority_stream = false)
@@ -24,12 +24,12 @@ struct ProcessGroupNCCL {
     Backend backend() const override { return Backend::NCCL; }
     std::string_view type_name() const override { return "ProcessGroupNCCL.Options"; }
 
-    bool is_high_priority_stream;  ///< its kernels run on CUDA streams of high priority
+    bool is_high_priority_stream;  ///< run NCCL kernels on high-priority CUDA streams
   };
 };
 
-/// Throws DistBackendError (Code::unsupported) where no backend of `config` can use `options`,
-/// naming both. Null is always right.
+/// Throws DistBackendError (Code::unsupported), naming both, if no backend of `config` accepts
+/// `options`. Null is always accepted.
 void check_pg_options(const ProcessGroupOptions* options, const BackendConfig& config,
                       std::string_view caller);
 

@@ -1,9 +1,9 @@
-/// Messages between two ranks. `dst`, `src` and `peer` are ranks of the default group, `group_dst`
-/// and `group_src` ranks of `group`.
+/// Messages between two ranks. `dst`, `src` and `peer` are ranks of the default group; `group_dst`,
+/// `group_src` and `group_peer` are ranks of `group`.
 ///
-/// Messages of one tag between two ranks keep their order; different tags may overtake. Sending to
-/// oneself is an error. A message whose bytes or dtype are not those of the receiver's tensor
-/// throws on the receiver, naming both.
+/// Messages between two ranks with the same tag arrive in order; messages with different tags may
+/// overtake each other. Sending to oneself is an error. If a message's size or dtype differs from
+/// the receiver's tensor, the receiver throws an error that names both.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,19 +25,19 @@ struct SendOptions {
   std::optional<int> group_dst = {};
   std::optional<Duration> timeout = {};
 };
-/// The tensor may be changed on return.
+/// Blocks until the tensor may be modified.
 void send(const at::Tensor& tensor, const SendOptions& options);
-/// None for a non-member.
+/// Returns null on a non-member. The tensor must not be modified until the Work has completed.
 WorkRef isend(at::Tensor tensor, const SendOptions& options);
 
 struct RecvOptions {
-  std::optional<int> src = {};  ///< absent, and no group_src: from any rank
+  std::optional<int> src = {};  ///< default without group_src: any rank
   Group group = nullptr;
   std::int64_t tag = 0;
   std::optional<int> group_src = {};
   std::optional<Duration> timeout = {};
 };
-/// Returns the sender's rank (of the default group); -1 for a non-member.
+/// Returns the sender's rank in the default group; -1 on a non-member.
 int recv(at::Tensor tensor, const RecvOptions& options = {});
 WorkRef irecv(at::Tensor tensor, const RecvOptions& options = {});
 
@@ -46,7 +46,7 @@ class P2POp {
  public:
   using Send = WorkRef (*)(at::Tensor, const SendOptions&);
   using Recv = WorkRef (*)(at::Tensor, const RecvOptions&);
-  /// `peer` is a rank of the default group, `group_peer` one of `group`; give one of the two.
+  /// Give either `peer`, a rank of the default group, or `group_peer`, a rank of `group`.
   P2POp(Send op, at::Tensor tensor, std::optional<int> peer, Group group = nullptr,
         std::int64_t tag = 0, std::optional<int> group_peer = {});
   P2POp(Recv op, at::Tensor tensor, std::optional<int> peer, Group group = nullptr,
@@ -61,8 +61,9 @@ class P2POp {
   std::int64_t tag_;
   std::optional<int> group_peer_;
 };
-/// Any mix in any order that matches the peers'; never deadlocks; any subset of the ranks may call
-/// it. One Work per operation, none for a non-member.
+/// Starts any mix of sends and receives whose order matches the peers'. Never deadlocks; any subset
+/// of the ranks may call it. Returns one Work per operation, none for operations on groups this
+/// process is not a member of.
 std::vector<WorkRef> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list);
 
 }  // namespace muster

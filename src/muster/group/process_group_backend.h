@@ -1,13 +1,17 @@
-/// What carries out the calls of a group: the contract that an author of a backend reads. One
-/// implementation for each kind in `backends/`; others are registered (`backend_registry.h`).
+/// The contract for a backend, which carries out a group's calls. muster's own backends are in
+/// `backends/`; others are registered (`backend_registry.h`).
 ///
-/// Who calls it: the group, with calls that it has checked (`Call`), from any number of threads at
-/// once. Collectives must end in the order in which they were submitted; messages may overtake
-/// them. Ownership: the group holds its backends until it ends, after `close` or without it; Works
-/// may outlive both and must hold what they need. A `Call` is the caller's: what a backend needs of
-/// it after `submit` has returned, it copies or moves out. A backend that takes memory leaves a
-/// synchronous call as it is, unless that is a receive from any rank: it may be prepared, and come
-/// again.
+/// Threads: the group calls a backend from any number of threads at once. Every call it submits has
+/// passed its checks (`Call`), except refused calls.
+///
+/// Order: collectives must complete in the order they were submitted. Point-to-point messages may
+/// overtake collectives.
+///
+/// Ownership: the group holds its backends until it is destroyed, with or without a prior `close`.
+/// A Work may outlive the group and the backend and must hold whatever it needs. A `Call` belongs
+/// to the caller: a backend copies or moves out what it needs after `submit` returns. A backend
+/// with `takes_memory` must leave a synchronous call unmodified, except a receive from any rank,
+/// because a prepared call is submitted again.
 #pragma once
 
 #include <c10/core/DeviceType.h>
@@ -29,68 +33,66 @@ namespace muster {
 using collective::Op;
 class Call;  // call.h
 
-/// What a backend has. The same for as long as it lives.
+/// Fixed properties of a backend.
 struct BackendCapabilities {
-  std::string_view name = {};  ///< lower-case, that it was asked for by; the backend's own memory
-  /// It takes calls on dense memory of the CPU as spans (`Call::args`), holds tensors only where a
-  /// call goes on after `submit`, and numbers, records and times its calls itself
-  /// (`collective::CallRecord`). False: every call comes with its tensors, and started; it is
-  /// recorded as over once `submit` has returned no Work, or the Work that it returned has ended.
+  /// The name the backend was requested by, in lower case. The backend owns the memory.
+  std::string_view name = {};
+  /// True: the backend takes dense CPU memory as spans (`Call::args`), holds tensors only if a call
+  /// outlives `submit`, and numbers, records and times its calls itself (`collective::CallRecord`).
+  /// False: every call arrives with its tensors and already numbered; it is recorded as finished
+  /// when `submit` returns null or when the returned Work ends.
   bool takes_memory = false;
-  bool scaled_sums = false;  ///< AVG and PREMUL_SUM
-  /// All members are on one host and read each other's memory, so that nothing need be copied of
-  /// tensors in shared memory.
+  bool scaled_sums = false;  ///< supports AVG and PREMUL_SUM
+  /// All members are on one host and read each other's memory, so tensors in shared memory are not
+  /// copied.
   bool shares_memory = false;
 };
 
-/// How its calls have gone so far.
+/// The outcome of a backend's calls so far.
 struct BackendState {
-  Status failure = {};  ///< why the group can no longer be used; success while it can
-  /// Whether a call or a Work has shown that to the user: what nobody has seen is thrown when the
-  /// group is destroyed.
+  Status failure = {};  ///< why the group is unusable; ok while it is usable
+  /// Whether a call or a Work has shown `failure` to the user. A failure nobody has seen is thrown
+  /// when the group is destroyed.
   bool failure_was_shown = true;
-  std::uint64_t collectives = 0;  ///< made so far, where it numbers them itself
+  std::uint64_t collectives = 0;  ///< submitted so far, if the backend numbers them
 };
 
-/// Stretches of the caller's thread that a backend may make use of.
+/// Declarations about the calling thread that a backend may exploit.
 enum class BackendScope : std::uint8_t {
-  /// The thread drives the calls that it starts: by `Work::is_completed` now and then, and by
-  /// waiting for them in the end.
+  /// The thread makes progress on the calls it starts: it polls `Work::is_completed` from time to
+  /// time and eventually waits for each.
   drive_here,
-  /// Small messages that the thread sends travel together (`transport::SendBatch`, whose rules
-  /// hold).
+  /// Small messages the thread sends are coalesced; the rules of `transport::SendBatch` apply.
   send_together,
 };
 
-/// Everything here is inline, so that a plugin needs no symbol of the program that loads it.
+/// Entirely inline, so that a plugin needs no symbol of the program that loads it.
 class ProcessGroupBackend {
  public:
   virtual ~ProcessGroupBackend() = default;
 
-  /// Asked in every call: it costs no more than to return what is there.
+  /// Called for every submitted call; must only return a stored value.
   virtual const BackendCapabilities& capabilities() const = 0;
-  /// Whether it can do `op` on such tensors. On false, `why` says what is missing, as the end of a
-  /// sentence.
+  /// Whether the backend supports `op` on such tensors. On false, sets `*why` to what is missing,
+  /// phrased as the end of a sentence.
   virtual bool supports(Op op, at::ScalarType dtype, c10::DeviceType device,
                         std::string* why) const = 0;
-  /// Carries out one call. Synchronous ones are done on return and may give no Work; a receive from
-  /// any rank always gives one. What has failed is thrown, with the ranks at fault; the deadline
-  /// (`Call::record`) is kept. A call that is refused (`Call::is_refused`) is one that this member
-  /// could not make: it counts, and is told to the other members where they would wait for it; it
-  /// never blocks.
+  /// Carries out one call. A synchronous call is complete on return and may return null; a receive
+  /// from any rank always returns a Work. Failures are thrown, with the ranks at fault. The call's
+  /// timeout (`Call::record`) must be honoured. If `Call::is_refused`, this member could not make
+  /// the call: the backend counts it, tells the members that would wait for it, and never blocks.
   virtual WorkRef submit(Call& call) = 0;
-  /// Begins such a stretch, which ends with what is returned, on the same thread; null where it
-  /// makes no difference here.
+  /// Starts a scope on the calling thread. It ends when the returned object is destroyed, on the
+  /// same thread. Null if the backend does not use it.
   virtual std::shared_ptr<void> scope(BackendScope kind) = 0;
 
   /// Never blocks.
   virtual BackendState state() const = 0;
-  /// Orderly end, called by every member, once: what is in flight ends, and calls that a member
-  /// has skipped are found. Back by the deadline.
+  /// Orderly shutdown, called once by every member: waits for calls in flight and detects calls
+  /// that some member skipped. Returns by the deadline.
   virtual Status close(TimePoint deadline) = 0;
-  /// Ends everything in flight with an error that gives the reason, tells the other members, and
-  /// makes every later call fail. From any thread, also while others are in `submit` or `close`;
-  /// never blocks.
+  /// Fails everything in flight with `reason`, tells the other members, and makes every later call
+  /// fail. May be called from any thread, also during `submit` or `close`; never blocks.
   virtual void abort(const std::string& reason) = 0;
 };
 

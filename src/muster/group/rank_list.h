@@ -1,4 +1,4 @@
-/// Ranks as people read them.
+/// Formats ranks for messages.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-/// A list of ranks that may be left out: `new_group({.ranks = {0, 1}})`.
+/// An optional list of ranks: `new_group({.ranks = {0, 1}})`.
 #pragma once
 
 #include <initializer_list>
@@ -8,7 +8,7 @@
 
 namespace muster {
 
-/// Made without a list (`{}`, `std::nullopt`) it means all ranks; an empty vector is an empty list.
+/// Without a list (`{}`, `std::nullopt`) it means all ranks. An empty vector is an empty list.
 class Ranks {
  public:
   Ranks() = default;
@@ -18,7 +18,7 @@ class Ranks {
   Ranks(std::optional<std::vector<int>> list) : list_(std::move(list)) {}
 
   bool has_value() const { return list_.has_value(); }
-  /// Only where there is a list.
+  /// Requires has_value().
   const std::vector<int>& value() const { return *list_; }
   std::vector<int> value_or(std::vector<int> all) const { return list_ ? *list_ : std::move(all); }
 

@@ -1,4 +1,4 @@
-/// How values are combined: torch's ReduceOp, which may carry a factor.
+/// The reduction operation: torch's ReduceOp, including the factor of PREMUL_SUM.
 #pragma once
 
 #include "muster/collective/op.h"
@@ -10,7 +10,8 @@ class ReduceOp {
   enum Kind { SUM, PRODUCT, MIN, MAX, BAND, BOR, BXOR, AVG, PREMUL_SUM };
 
   constexpr ReduceOp(Kind kind = SUM) : kind_(kind) {}
-  /// Each rank's input times its `factor`, then summed (torch's _make_nccl_premul_sum).
+  /// Multiplies each rank's input by that rank's `factor`, then sums (torch's
+  /// _make_nccl_premul_sum).
   static constexpr ReduceOp premul_sum(double factor) {
     ReduceOp op(PREMUL_SUM);
     op.factor_ = factor;
@@ -29,7 +30,7 @@ class ReduceOp {
 static_assert(ReduceOp(ReduceOp::PREMUL_SUM).engine() == collective::Reduce::premul_sum);
 static_assert(ReduceOp(ReduceOp::BAND).engine() == collective::Reduce::band);
 
-/// The deprecated spelling of ReduceOp: only these four.
+/// torch's deprecated spelling of ReduceOp; it has only these four.
 struct reduce_op {
   static constexpr ReduceOp SUM{ReduceOp::SUM};
   static constexpr ReduceOp PRODUCT{ReduceOp::PRODUCT};

@@ -1,18 +1,18 @@
-/// A function in n processes or n threads of this one: torch.multiprocessing.spawn.
+/// Runs a function in n processes or in n threads of this process: torch.multiprocessing.spawn.
 ///
-/// The first failure ends the others and is thrown as SpawnError, with the failed rank and its
-/// text. Processes are forks of this one: call it before the process has started threads or torch
-/// has computed in parallel. Threads cannot be ended from outside: their groups are aborted, so
-/// that they leave their collectives with an error.
+/// The first failure ends the other ranks and is thrown as SpawnError, with the failed rank and its
+/// text. Processes are forked, so spawn them before this process starts threads or torch computes
+/// in parallel. Threads cannot be killed: their groups are aborted, so that their collectives
+/// throw.
 ///
-/// With threads, a rank's default group and what was made from it are bound to its thread
-/// (`WorldScope`): init_process_group, the calls that name no group and destroy_process_group see
-/// the group of the thread they are made on; an init_process_group that is told nothing joins the
-/// ranks of this spawn. A helper thread that a rank starts has none: give it the group itself, or
-/// bind it (`WorldScope::Binding`). When fn returns, what the rank has not destroyed goes, without
-/// the orderly end that destroy_process_group is; fn, its arguments and all threads are gone when
-/// `spawn` or `join` has returned, or the context is destroyed. What fn refers to must live until
-/// then.
+/// In threads mode, each rank's thread has its own default group and derived groups (`WorldScope`).
+/// init_process_group, calls that name no group, and destroy_process_group refer to the group of
+/// the calling thread. init_process_group without arguments joins the ranks of this spawn. A helper
+/// thread started by a rank has no default group: pass it the group, or bind it
+/// (`WorldScope::Binding`). When fn returns, groups the rank did not destroy are dropped without
+/// the orderly shutdown of destroy_process_group. fn, its arguments and all threads are destroyed
+/// by the time `spawn` or `join` returns or the context is destroyed; anything fn refers to must
+/// live until then.
 #pragma once
 
 #include <sys/types.h>
@@ -35,30 +35,31 @@ struct SpawnOptions {
   int nprocs = 1;
   bool join = true;
   SpawnMode mode = SpawnMode::processes;
-  Duration shutdown_timeout = std::chrono::seconds(
-      10);  ///< between SIGTERM and SIGKILL for those that another's failure ends
+  /// Time between SIGTERM and SIGKILL for processes that another rank's failure ends.
+  Duration shutdown_timeout = std::chrono::seconds(10);
 };
 
-/// A rank of a spawn failed: `what()` starts with it, `ranks()` are those at fault.
+/// A spawned rank failed. `what()` starts with that rank; `ranks()` are the ranks at fault.
 class SpawnError : public DistError {
  public:
   using DistError::DistError;
 };
 
-/// Ranks that run, for `join = false`. Destroying it kills processes and waits for threads, which
-/// must come to an end by themselves. One thread at a time.
+/// Running ranks, for `join = false`. The destructor kills processes but only waits for threads,
+/// which must end by themselves. Not thread-safe.
 class SpawnContext {
  public:
   virtual ~SpawnContext() = default;
-  /// True once all have ended well, false when `timeout` passed first; throws the first failure.
+  /// Returns true once all ranks have succeeded, false if `timeout` expires first. Throws the first
+  /// failure.
   virtual bool join(std::optional<Duration> timeout = {}) = 0;
-  /// By rank; none for threads.
+  /// Process ids by rank; empty for threads.
   virtual std::vector<pid_t> pids() const = 0;
 };
 
 namespace group {
-/// What a body throws that tells its failure in two lengths: `what()` for the one who joins,
-/// `brief()` for the errors of the other ranks.
+/// An exception for a body that reports its failure in two lengths: `what()` for the caller of
+/// join, `brief()` for the other ranks' errors.
 class RankFailure : public DistError {
  public:
   RankFailure(const std::string& text, std::string brief, std::vector<int> earlier, int rank)
@@ -66,7 +67,7 @@ class RankFailure : public DistError {
         brief_(std::move(brief)),
         earlier_(std::move(earlier)) {}
   const std::string& brief() const noexcept { return brief_; }
-  /// The ranks whose failure led to this one.
+  /// The ranks whose failure caused this one.
   const std::vector<int>& earlier() const noexcept { return earlier_; }
 
  private:
@@ -78,8 +79,8 @@ std::unique_ptr<SpawnContext> spawn_ranks(std::function<void(int)> body,
                                           const SpawnOptions& options);
 }  // namespace group
 
-/// Runs fn(i, args...) for i from 0 to nprocs - 1. With `join` returns null when all have ended
-/// well, else what to join.
+/// Runs fn(i, args...) for i = 0 .. nprocs - 1. With `join`, returns null once all have succeeded;
+/// otherwise returns the context to join.
 template <class Function, class... Arguments>
 std::unique_ptr<SpawnContext> spawn(Function fn, std::tuple<Arguments...> args,
                                     const SpawnOptions& options) {

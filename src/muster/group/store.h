@@ -1,15 +1,14 @@
-/// Key-value stores as users see them: torch's names, errors thrown. Each wraps a `store::Store`,
+/// Key-value stores with torch's names and with errors as exceptions. Each wraps a `store::Store`,
 /// which does the work.
 ///
-/// All calls are thread-safe. Values are bytes, any bytes, up to 1 GiB each; keys likewise, up to
-/// 16 KiB; one request with all that it carries up to 1088 MiB. Where a timeout may be given,
-/// absent means `timeout()`, 300 s at first, and negative means no limit.
+/// All calls are thread-safe. Values are arbitrary bytes, up to 1 GiB each; keys likewise, up to 16
+/// KiB. One request, with everything it carries, may have up to 1088 MiB. An absent `timeout`
+/// argument means `timeout()`, which is 300 s at first; a negative one means no limit.
 ///
-/// Errors: DistStoreError for what the store refuses (a number expected and none there, delete_key
-/// on a file) and for a timeout (Code::timed_out), naming the keys and the time waited;
-/// DistNetworkError where the server is gone, or refuses this process (the secret); DistError
-/// (Code::invalid_argument) for keys, values and numbers beyond the limits, before anything is
-/// sent.
+/// Errors: DistStoreError for what the store refuses (add on a value that is no number, delete_key
+/// on a FileStore) and for a timeout (Code::timed_out; the error names the keys and the time
+/// waited). DistNetworkError if the server is gone or rejects this process's secret. DistError
+/// (Code::invalid_argument) for keys, values and numbers beyond the limits; nothing is sent then.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +24,7 @@
 
 namespace muster {
 
-/// A queue from which nobody wanted to wait for a value had none.
+/// A non-blocking queue_pop found the queue empty.
 class QueueEmptyError : public DistStoreError {
  public:
   using DistStoreError::DistStoreError;
@@ -36,55 +35,56 @@ class Store {
   using Keys = std::vector<std::string>;
   virtual ~Store() = default;
 
-  /// Overwrites.
+  /// Stores `value`, overwriting any earlier one.
   void set(std::string_view key, std::string_view value);
-  /// Blocks until the key is there.
+  /// Blocks until the key exists.
   std::string get(std::string_view key);
-  /// Adds to a decimal number (missing: 0) and returns the sum; DistStoreError where the value is
-  /// no number or the sum is beyond 64 bits.
+  /// Adds `amount` to the decimal number stored (0 if missing) and returns the sum. DistStoreError
+  /// if the value is no number or the sum exceeds 64 bits.
   std::int64_t add(std::string_view key, std::int64_t amount);
-  /// Writes where the value is `expected_value`, or the key is missing and that is empty; returns
-  /// the value now stored.
+  /// Writes `desired_value` if the stored value equals `expected_value`, or if the key is missing
+  /// and `expected_value` is empty. Returns the value stored afterwards; if the key is missing and
+  /// `expected_value` is not empty, writes nothing and returns `expected_value`.
   std::string compare_set(std::string_view key, std::string_view expected_value,
                           std::string_view desired_value);
-  /// Blocks until all keys are there; the timeout's error names those that are missing.
+  /// Blocks until all keys exist. A timeout error names the missing ones.
   void wait(const Keys& keys, std::optional<Duration> timeout = {});
-  /// TCPStore counts the key that coordinates its workers too.
+  /// On a TCPStore, the count includes the key that coordinates its workers.
   std::int64_t num_keys();
-  /// Whether there was such a key. FileStore throws.
+  /// Returns whether the key existed. A FileStore throws.
   bool delete_key(std::string_view key);
-  /// Of this object's later calls, and of no other user's; a PrefixStore sets that of the store it
-  /// stands on.
+  /// Sets the timeout of later calls on this object only. On a PrefixStore, sets that of the
+  /// underlying store.
   void set_timeout(Duration timeout);
   Duration timeout() const;
 
-  /// Whether all keys are there. Never blocks for them.
+  /// Returns whether all keys exist. Never waits for them.
   bool check(const Keys& keys);
   void append(std::string_view key, std::string_view value);
-  /// Blocks until all keys are there.
+  /// Blocks until all keys exist.
   std::vector<std::string> multi_get(const Keys& keys);
-  /// As many values as keys; all at once.
+  /// Stores all values in one atomic step; needs one value per key.
   void multi_set(const Keys& keys, const std::vector<std::string>& values);
-  /// Queues are apart from the keys.
+  /// Queues and keys have separate namespaces.
   void queue_push(std::string_view key, std::string_view value);
-  /// First in, first out among all users; with `block` waits for a value, else QueueEmptyError when
-  /// the queue is empty.
+  /// First in, first out across all clients. With `block`, waits for a value; without, throws
+  /// QueueEmptyError if the queue is empty.
   std::string queue_pop(std::string_view key, bool block = true);
   std::int64_t queue_len(std::string_view key);
   std::vector<std::string> list_keys();
-  /// Another user of the same data, with a connection of its own where there are connections.
+  /// Another client of the same data, with its own connection if the store uses connections.
   std::shared_ptr<Store> clone();
-  /// Returns when `members` users have called it with this key.
+  /// Returns once `members` clients have called it with this key.
   void barrier(std::string_view key, int members, std::optional<Duration> timeout = {});
-  /// Every member gives a value under its index, from 0, and gets all of them in order; at the
-  /// timeout `ranks()` of the error are the missing.
+  /// Each member contributes a value under its index, from 0, and receives all of them in order. On
+  /// a timeout, `ranks()` of the error lists the missing indices.
   std::vector<std::string> all_gather(std::string_view key, int index, int members,
                                       std::string_view value, std::optional<Duration> timeout = {});
 
-  /// What does the work. Never null.
+  /// The wrapped store. Never null.
   const std::shared_ptr<store::Store>& engine() const { return engine_; }
 
-  /// Wraps any store of the torch-free half.
+  /// Wraps a store of the torch-free half.
   explicit Store(std::shared_ptr<store::Store> engine);
 
  private:
@@ -92,22 +92,23 @@ class Store {
 };
 
 struct TCPStoreOptions {
-  std::optional<int> world_size =
-      {};  ///< users, the server's own included; absent or negative: any number
+  /// Number of clients, including the server's own; absent or negative: any number.
+  std::optional<int> world_size = {};
   bool is_master = false;
   Duration timeout = store::kDefaultTimeout;
   bool wait_for_workers = true;
   bool multi_tenant = false;
-  /// Master only (elsewhere an error): serve on this bound TCP socket; `port` is then its port or
-  /// 0. The constructor owns it from the start: it is closed with the server, at once where the
-  /// constructor throws, and where `multi_tenant` finds a server that is there already.
+  /// Master only (an error elsewhere): serve on this bound TCP socket. `port` must be its port or
+  /// 0. The constructor takes ownership immediately. The socket is closed with the server; at once
+  /// if the constructor throws or if `multi_tenant` finds an existing server.
   std::optional<int> master_listen_fd = {};
 };
 
 class TCPStore : public Store {
  public:
-  /// On the master, port 0 picks a free one. Blocks until the server is there, on the master with a
-  /// world size until all users have come; one timeout for all of it.
+  /// On the master, port 0 picks a free port. Blocks until the server is reachable; with
+  /// `wait_for_workers` and a world size, the master also waits for all clients. One timeout covers
+  /// all of it.
   TCPStore(std::string host_name, std::uint16_t port, const TCPStoreOptions& options = {});
   const std::string& host() const;
   std::uint16_t port() const;

@@ -1,4 +1,4 @@
-/// Dividing a group into several, and going on without ranks that are lost.
+/// Divides a group into several, and shrinks a group after the loss of ranks.
 #pragma once
 
 #include <memory>
@@ -14,32 +14,32 @@
 namespace muster {
 
 struct SplitGroupOptions {
-  std::optional<Duration> timeout =
-      {};  ///< of making it, as a whole, and of its calls; absent: the parent's
-  std::optional<std::string> backend =
-      {};  ///< some of the parent's "device:backend" pairs, or its own text; absent: all of them
+  /// Applies to the creation as a whole and to the new group's calls. Default: the parent's.
+  std::optional<Duration> timeout = {};
+  /// A subset of the parent's "device:backend" pairs, or its own text. Default: all of them.
+  std::optional<std::string> backend = {};
   std::shared_ptr<ProcessGroupOptions> pg_options = nullptr;  ///< as in init_process_group
 };
-/// Divides `parent` (null: the default group). Every member of it calls it with the same lists of
-/// ranks of the parent (`split_ranks`), which must not overlap; a difference throws on all, naming
-/// both calls. A list's order is the order of its group. A member that is in no list gets a group
-/// of rank -1. However many lists: one agreement.
+/// Divides `parent` (null: the default group). Every member calls it with the same lists of the
+/// parent's ranks, which must not overlap; a mismatch throws on all of them and names both calls.
+/// Group ranks follow the order of each list. Returns the caller's group; a member in no list gets
+/// a group whose rank is -1. Takes one round of agreement, however many lists there are.
 Group split_group(const Group& parent, const std::vector<std::vector<int>>& split_ranks,
                   const SplitGroupOptions& options = {});
 
 struct NewSubgroupsOptions {
-  Group group = nullptr;  ///< what is divided; all its members call it
+  Group group = nullptr;  ///< the group to divide; all its members call it
   std::optional<Duration> timeout = {};
   std::optional<std::string> backend = {};
   std::shared_ptr<ProcessGroupOptions> pg_options = nullptr;
 };
-/// Groups of `group_size` consecutive ranks each; `group_size` absent: one group per host. First
-/// this process's own, then all of them (those of others with rank -1). Throws where the number of
-/// ranks is not a multiple of `group_size`.
+/// Makes groups of `group_size` consecutive ranks; without `group_size`, one group per host.
+/// Returns the caller's own group, then all groups; groups of other ranks have rank -1. Throws if
+/// `group_size` does not divide the number of ranks.
 std::pair<Group, std::vector<Group>> new_subgroups(std::optional<int> group_size = {},
                                                    const NewSubgroupsOptions& options = {});
-/// Groups of the listed ranks (of the default group), which must not overlap; some ranks may be in
-/// none: their own has rank -1.
+/// Makes groups of the listed ranks of the default group, which must not overlap. A rank in no list
+/// gets an own group whose rank is -1.
 std::pair<Group, std::vector<Group>> new_subgroups_by_enumeration(
     const std::vector<std::vector<int>>& ranks_per_subgroup_list,
     const NewSubgroupsOptions& options = {});
@@ -47,20 +47,22 @@ std::pair<Group, std::vector<Group>> new_subgroups_by_enumeration(
 enum class ShrinkFlags { SHRINK_DEFAULT, SHRINK_ABORT };
 struct ShrinkGroupOptions {
   Group group = nullptr;
-  ShrinkFlags shrink_flags = ShrinkFlags::SHRINK_DEFAULT;  ///< SHRINK_ABORT: ends first what is in
-                                                           ///< flight on the group, on all members
-  std::optional<Duration> timeout = {};  ///< of making it and of its calls; absent: the group's
+  ShrinkFlags shrink_flags =
+      ShrinkFlags::SHRINK_DEFAULT;  ///< SHRINK_ABORT first aborts everything in flight on the
+                                    ///< group, on all members
+  std::optional<Duration> timeout =
+      {};  ///< for the creation and the new group's calls; default: the group's
   std::shared_ptr<ProcessGroupOptions> pg_options = nullptr;
 };
-/// A group of those members of `group` that are left: without the ranks of the group that are
-/// listed, and without those that have died or die meanwhile. Every survivor calls it, typically
-/// after a call has thrown because of a death; those that are listed must not. The survivors agree
-/// among themselves, whoever died: no store and no rank 0 is needed. A living member that does not
-/// call is named at the timeout.
+/// Creates a group of the surviving members of `group`: all except `ranks_to_exclude` (ranks of the
+/// group) and those that have died or die during the call. Every survivor calls it, typically after
+/// a call threw because of a death; excluded ranks must not. The survivors agree among themselves
+/// without a store and without rank 0. On timeout, the error names the live members that did not
+/// call.
 ///
-/// Where the default group is shrunk, the new one takes its place: its ranks are numbered anew from
-/// 0, and all other groups end. Errors go on naming ranks by their first numbers. Another group
-/// stays as it is and should be destroyed.
+/// Shrinking the default group replaces it: ranks are renumbered from 0, and all other groups end.
+/// Errors keep naming ranks by their original numbers. Shrinking another group leaves it as it is;
+/// destroy it afterwards.
 Group shrink_group(const std::vector<int>& ranks_to_exclude = {},
                    const ShrinkGroupOptions& options = {});
 

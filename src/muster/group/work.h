@@ -1,4 +1,4 @@
-/// A started operation.
+/// A handle to a started operation.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,34 +12,33 @@
 #include "muster/base/clock.h"
 
 namespace c10::ivalue {
-struct Future;  // <ATen/core/ivalue.h>, for those who use it
+struct Future;  // <ATen/core/ivalue.h>; include it to use futures
 }
 
 namespace muster {
 
-/// Thread-safe. Tensors of the call must stay as they are until it is completed; the Work holds
-/// them. It may be dropped: the operation goes on.
+/// Thread-safe. The call's tensors must not be modified until it has completed; the Work keeps them
+/// alive. Dropping a Work does not cancel the operation.
 class Work {
  public:
   virtual ~Work() = default;
 
-  /// Whether it has ended, well or badly. Never blocks.
+  /// True once the operation has succeeded or failed. Never blocks.
   virtual bool is_completed() = 0;
-  /// Whether it has ended well.
+  /// True once the operation has succeeded. Never blocks.
   virtual bool is_success() = 0;
-  /// Returns true once it is completed; throws what it failed with. When `timeout` passes first,
-  /// throws DistBackendError (Code::timed_out) and leaves the operation going. The operation has
-  /// its own deadline, the group's timeout, in any case.
+  /// Blocks until the operation completes. Returns true, or throws the operation's error. If
+  /// `timeout` expires first, throws DistBackendError (Code::timed_out); the operation goes on. The
+  /// operation's own timeout applies in any case.
   virtual bool wait(std::optional<Duration> timeout = {}) = 0;
-  /// Completed with the list of output tensors, or with the error. Its callbacks run on threads of
-  /// their own (base/callback_executor.h), those of a group's collectives one after another; they
-  /// may wait for other calls. Where it is asked for in a backward pass it is completed once the
-  /// pass has made all its calls, or its thread waits for it.
+  /// A future that completes with the list of output tensors, or with the error. Its callbacks run
+  /// on dedicated threads (base/callback_executor.h) and may wait for other calls; callbacks of one
+  /// group's collectives run one at a time. A future requested during a backward pass completes
+  /// once the pass has made all its calls, or once the pass's thread waits for it.
   virtual c10::intrusive_ptr<c10::ivalue::Future> get_future() = 0;
-  /// Receives, once completed: the rank of the default group that sent the message. -1 for other
-  /// operations.
+  /// For a completed receive: the sender's rank in the default group. -1 for other operations.
   virtual int source_rank() = 0;
-  /// What it failed with; null while it has not.
+  /// The operation's error; null if it has not failed.
   virtual std::exception_ptr exception() = 0;
   /// The output tensors.
   virtual std::vector<at::Tensor> result() = 0;

@@ -1,5 +1,4 @@
-/// Where the default group stands: the only state of the API level that is not in an object of the
-/// user's.
+/// Holds the default group: the only global state of the API.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +19,7 @@ namespace muster {
 namespace group {
 struct Job;  // job.h
 
-/// Where a rank that is a thread of `spawn` belongs: what init_process_group goes by there when it
-/// is told nothing.
+/// The place of a rank that is a thread of `spawn`. init_process_group without arguments uses it.
 struct Seat {
   std::shared_ptr<store::Store> store;
   int rank = -1;
@@ -29,17 +27,16 @@ struct Seat {
 };
 }  // namespace group
 
-/// The default group and the groups made after it. One belongs to the process; where ranks are
-/// threads, each rank's thread binds one of its own
-/// (`Binding`; `spawn` does that). Objects capture their group when they are made and never look
-/// here again. Thread-safe.
+/// The default group and the groups made from it. One scope belongs to the process. If ranks are
+/// threads, each rank's thread binds its own (`Binding`; `spawn` does so). Objects capture their
+/// group at construction and never look it up again. Thread-safe.
 class WorldScope {
  public:
-  /// The calling thread's, else the process's.
+  /// The calling thread's scope if one is bound, otherwise the process's.
   static const std::shared_ptr<WorldScope>& current();
 
-  /// Makes `scope` the calling thread's as long as it lives. Also for helper threads of a rank that
-  /// is a thread.
+  /// Binds `scope` to the calling thread for the lifetime of this object. Also for helper threads
+  /// of a rank that is a thread.
   class Binding {
    public:
     explicit Binding(std::shared_ptr<WorldScope> scope);
@@ -58,44 +55,46 @@ class WorldScope {
   WorldScope(const WorldScope&) = delete;
   WorldScope& operator=(const WorldScope&) = delete;
 
-  /// Without a store in the process's own scope.
+  /// Has no store in the process's own scope.
   const group::Seat& seat() const { return seat_; }
   bool initialized() const;
-  /// The default group; before init_process_group throws DistError naming `caller`.
+  /// The default group. Before init_process_group, throws DistError naming `caller`.
   Group world(std::string_view caller) const;
-  /// The same for the length of one call, without a lock; null before init_process_group.
+  /// The default group for the duration of one call, without a lock; null before
+  /// init_process_group.
   using Hold = AtomicSharedPtr<ProcessGroup>::Hold;
   Hold hold() const { return Hold(held_); }
   std::shared_ptr<group::Job> job(std::string_view caller) const;
 
-  /// Throws when there is a default group already.
+  /// Sets job and default group. Throws if there is a default group already.
   void open(std::shared_ptr<group::Job> job, Group world);
   void add(Group group);
-  /// The group of that name (`ProcessGroup::name`) of which this process is a member, the default
-  /// group too; null where there is none.
+  /// The group with that name (`ProcessGroup::name`), including the default group, if this process
+  /// is a member; otherwise null.
   Group find(std::string_view name) const;
-  /// After the default group was shrunk: its successor takes its place. Returns all groups that
-  /// there were, which end with it.
+  /// Replaces the default group after it was shrunk. Returns all previous groups, which end with
+  /// it.
   std::vector<Group> replace(std::shared_ptr<group::Job> job, Group world);
-  /// Takes out `group`, or everything for the default group (null or itself): the groups to close,
-  /// youngest first, and the job where all of it ends.
+  /// Removes `group`, or everything if `group` is null or the default group. Returns the groups to
+  /// close, youngest first, and the job if everything ends.
   struct Closing {
     std::vector<Group> groups;
     std::shared_ptr<group::Job> job;
   };
   Closing remove(const Group& group, std::string_view caller);
-  /// Ends everything in flight on all groups and tells the other members.
+  /// Aborts everything in flight on all groups and tells the other members.
   void abort(const std::string& reason);
-  /// This rank has failed: the other ranks of its job are told `why` at once, and all its groups
-  /// end. `earlier` as `transport::Fabric::fail_rank` takes it.
+  /// Reports this rank's failure: tells the other ranks of its job `why` at once and aborts all its
+  /// groups. `earlier` is passed to `transport::Fabric::fail_rank`.
   void fail(const std::string& why, const std::vector<int>& earlier);
-  /// Another rank that is a thread of this process has failed, for `why`: ends everything in
-  /// flight.
+  /// Aborts everything in flight because `culprit`, another rank that is a thread of this process,
+  /// failed with `why`.
   void end_after(const WorldScope& culprit, const std::string& why);
-  /// Lets everything go without closing it: the other members see this rank leave. In a forked
-  /// child, where it is the parent's, forgets it.
+  /// Drops everything without closing it; the other members see this rank leave. In a forked child,
+  /// forgets the parent's groups and leaves them untouched.
   void drop();
-  /// `text`, then "text (2)", "text (3)", ...: tells groups of the same description apart.
+  /// Returns `text`, then "text (2)", "text (3)", ...: distinguishes groups of the same
+  /// description.
   std::string unique_name(const std::string& text);
 
  private:
@@ -103,10 +102,10 @@ class WorldScope {
   mutable std::mutex mutex_;
   std::shared_ptr<group::Job> job_;
   Group world_;
-  AtomicSharedPtr<ProcessGroup> held_;  // the same
+  AtomicSharedPtr<ProcessGroup> held_;  // world_, for lock-free reads
   std::vector<Group> groups_;
   std::map<std::string, std::uint64_t> counts_;
-  int process_ = 0;  // where it was opened: a forked child must not say goodbye for its parent
+  int process_ = 0;  // process that opened it: a forked child must not close for its parent
 };
 
 }  // namespace muster

@@ -1,15 +1,15 @@
-/// A grid of ranks, with a group for every line along every dimension
+/// A grid of ranks, with a process group for every line along every dimension
 /// (torch.distributed.device_mesh).
 ///
-/// What lives in `mesh/`: DeviceMesh and init_device_mesh, on top of `split_group` of the default
-/// group. `muster/device_mesh.h` is its public door. May include group/ and what stands below it.
-/// Test it alone: `ctest -R '^mesh'`.
+/// `mesh/` holds DeviceMesh and init_device_mesh, built on `split_group` of the default group.
+/// Users include `muster/device_mesh.h`. It may include group/ and the layers below. Its tests:
+/// `ctest -R '^mesh'`.
 ///
-/// Values of a mesh are ranks of the default group. For [[0, 1, 2, 3], [4, 5, 6, 7]] the groups
-/// along dimension 0 are (0, 4) to (3, 7), those along dimension 1 the rows. All ranks of the
-/// default group call what makes groups (the constructor, init_device_mesh, flatten, unflatten),
-/// those that are not in the mesh too. All groups along one dimension cost one agreement. What
-/// ranks pass differently, or pass wrong, throws DistError on every rank.
+/// The values of a mesh are ranks of the default group. For [[0, 1, 2, 3], [4, 5, 6, 7]], the
+/// groups along dimension 0 are (0, 4) to (3, 7); those along dimension 1 are the rows. Functions
+/// that create groups (the constructor, init_device_mesh, flatten, unflatten) are called by all
+/// ranks of the default group, including those outside the mesh. All groups along one dimension
+/// take one round of agreement. Invalid or mismatched arguments throw DistError on every rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,8 +30,8 @@
 
 namespace muster {
 
-/// An array of ranks: an integer tensor of any shape, or nested lists, as in `{{0, 1}, {2, 3}}`.
-/// All lists of one level must be of one length.
+/// An array of ranks: an integer tensor of any shape, or nested lists such as `{{0, 1}, {2, 3}}`.
+/// All lists of one level must have the same length.
 class MeshRanks {
  public:
   MeshRanks(const at::Tensor& ranks);
@@ -44,8 +44,8 @@ class MeshRanks {
 
   const std::vector<int>& values() const { return values_; }  ///< in row-major order
   const std::vector<int>& shape() const { return shape_; }
-  /// What is wrong with it, if anything: found when it was made, thrown by who uses it, so that all
-  /// ranks learn of it.
+  /// What is wrong with the array, or empty. Found at construction and thrown by the function that
+  /// uses the array, so that all ranks learn of it.
   const std::string& trouble() const { return trouble_; }
 
  private:
@@ -54,8 +54,8 @@ class MeshRanks {
   std::string trouble_;
 };
 
-/// What the groups along one dimension run on, where that is not what the default group runs on. A
-/// dimension that has neither keeps it.
+/// Backend and options of the groups along one dimension. A dimension with neither uses the default
+/// group's.
 struct DimensionBackend {
   std::optional<std::string> backend = {};                    ///< as `NewGroupOptions::backend`
   std::shared_ptr<ProcessGroupOptions> pg_options = nullptr;  ///< as in init_process_group
@@ -63,45 +63,46 @@ struct DimensionBackend {
 
 struct DeviceMeshOptions {
   std::vector<std::string> mesh_dim_names = {};  ///< one per dimension, all different; or none
-  bool _init_process_groups = true;  ///< false: a layout without groups; nobody is talked to
-  std::vector<DimensionBackend> backend_override =
-      {};  ///< one per dimension; or none. Such groups cost an agreement each
-  /// Groups keep the order of the mesh's ranks. False: they are sorted, as new_group sorts them,
-  /// and the default group serves for every dimension of all ranks.
+  bool _init_process_groups = true;  ///< false: a layout without groups or communication
+  /// One per dimension, or none. Each such group takes its own round of agreement.
+  std::vector<DimensionBackend> backend_override = {};
+  /// True: group ranks follow the mesh's order. False: they are sorted, as in new_group, and the
+  /// default group is used for every dimension that covers all ranks.
   bool preserve_rank_order = false;
-  /// This process's rank, for a layout without groups; absent: that in the default group.
+  /// This process's rank, for a layout without groups. Default: its rank in the default group.
   std::optional<int> _rank = {};
 };
 
-/// All that makes a mesh equal to another, as plain values. Groups are known by name.
+/// A mesh's identity as plain values. Groups are identified by name.
 struct DeviceMeshDescription {
   struct Part {
-    std::vector<std::vector<int>> axes;  ///< as mesh::MeshAxis, in the list `ranks`
+    std::vector<std::vector<int>> axes;  ///< as mesh::MeshAxis: offsets in `ranks`
     std::vector<std::string> names;
-    std::vector<std::string> group_names;  ///< this process's group along each axis; or none
+    std::vector<std::string> group_names;  ///< this process's group along each axis, or empty
   };
   std::string device_type;
   std::vector<int> ranks;  ///< of the root mesh, in row-major order
   bool preserve_rank_order = false;
   int rank = -1;
   Part root;
-  std::map<std::string, Part> flattened;  ///< of the root mesh, by name
-  Part part;                              ///< the mesh itself
+  std::map<std::string, Part> flattened;  ///< flattened parts of the root mesh, by name
+  Part part;                              ///< this mesh
 };
 
-/// Immutable, but for what `flatten` adds to its root mesh; copies share everything. Its groups are
-/// of the default group and end with it. Thread-safe, except that what makes groups is called by
-/// all ranks in one order.
+/// Immutable, except that `flatten` adds to the root mesh; copies share all state. Its groups are
+/// made from the default group and end with it. Thread-safe, except that all ranks must call
+/// functions that create groups in the same order.
 ///
-/// Slices, flattened and unflattened meshes know their root mesh: the one that was made of ranks.
+/// Slices, flattened meshes and unflattened meshes refer to their root mesh, the one constructed
+/// from ranks.
 class DeviceMesh {
  public:
   DeviceMesh(const std::string& device_type, const MeshRanks& mesh,
              const DeviceMeshOptions& options = {});
 
-  /// A mesh on groups that are there: groups[i] is this process's along dimension i. Talks to
-  /// nobody. Throws where a group's members are not those of this process's line. `mesh` may be
-  /// left out for one group: its ranks in their order.
+  /// A mesh on existing groups; groups[i] is this process's group along dimension i. No
+  /// communication. Throws if a group's members differ from the mesh line through this process.
+  /// With one group, `mesh` may be omitted; it is then the group's ranks in order.
   static DeviceMesh from_groups(const std::vector<Group>& groups, const std::string& device_type,
                                 const std::optional<MeshRanks>& mesh = {},
                                 const std::vector<std::string>& mesh_dim_names = {});
@@ -111,15 +112,16 @@ class DeviceMesh {
   at::Tensor mesh() const;
   int ndim() const;
   std::vector<std::int64_t> shape() const;
-  /// Of one dimension (below 0: counted from the last); of all together where none is given.
+  /// Size of one dimension (negative: counted from the last), or of the whole mesh if none is
+  /// given.
   std::int64_t size(std::optional<int> mesh_dim = {}) const;
-  /// Empty where it has no names.
+  /// Empty if the dimensions have no names.
   const std::vector<std::string>& mesh_dim_names() const;
   bool preserve_rank_order() const;
 
-  /// A dimension by number (below 0: counted from the last) or name; left out: the only one of a
-  /// mesh that has one. Names of flattened parts of the root mesh are dimensions too, in the calls
-  /// below.
+  /// A dimension by number (negative: counted from the last) or by name; the default is the only
+  /// dimension of a one-dimensional mesh. The functions below also accept names of flattened parts
+  /// of the root mesh.
   class Dimension {
    public:
     Dimension() = default;
@@ -131,55 +133,54 @@ class DeviceMesh {
     friend class DeviceMesh;
     std::variant<std::monostate, int, std::string> which_;
   };
-  /// The group of the line along a dimension on which this process stands.
+  /// The group of the line along a dimension that contains this process.
   Group get_group(const Dimension& mesh_dim = {}) const;
   std::vector<Group> get_all_groups() const;
   /// This process's rank in the default group.
   int get_rank() const;
-  /// Its rank in the group along a dimension; in a mesh without groups its position. Throws where
-  /// it is not in the mesh.
+  /// This process's rank in the group along a dimension; in a mesh without groups, its position.
+  /// Throws if the process is not in the mesh.
   int get_local_rank(const Dimension& mesh_dim = {}) const;
-  /// Its position along each dimension; absent where it is not in the mesh.
+  /// This process's position along each dimension; empty if it is not in the mesh.
   std::optional<std::vector<int>> get_coordinate() const;
 
-  /// The part of the mesh along the named dimensions on which this process stands, with those in
-  /// the order given; where it is not in the mesh, the first part. Names of flattened parts count
-  /// too on the root mesh. Talks to nobody.
+  /// The sub-mesh along the named dimensions, in the given order, that contains this process; the
+  /// first one if the process is not in the mesh. On the root mesh, names of flattened parts are
+  /// accepted too. No communication.
   DeviceMesh slice(const std::vector<std::string>& names) const;
   DeviceMesh operator[](const std::string& name) const { return slice({name}); }
   DeviceMesh operator[](std::initializer_list<std::string> names) const { return slice(names); }
-  /// All dimensions as one, with a group of its own, named `mesh_dim_name` or, left out, by its
+  /// Merges all dimensions into one, with its own group, named `mesh_dim_name` or, by default, the
   /// dimensions' names joined with '_'. All ranks call it on their own slices of the same mesh. The
-  /// root mesh keeps it: a second call gives the same, for other dimensions under a name that is
-  /// taken it throws.
+  /// root mesh caches it: a repeated call returns the same mesh, and a name already used for other
+  /// dimensions throws.
   DeviceMesh flatten(const std::optional<std::string>& mesh_dim_name = {},
                      const DimensionBackend& backend_override = {}) const;
-  /// One dimension as several, in rows, of these sizes and names, each with groups of its own. All
-  /// ranks call it. backend_override: one per new dimension; or none.
+  /// Splits one dimension in row-major order into several with these sizes and names, each with its
+  /// own groups. All ranks call it. backend_override has one entry per new dimension, or none.
   DeviceMesh unflatten(const Dimension& dim, const std::vector<int>& mesh_sizes,
                        const std::vector<std::string>& mesh_dim_names,
                        const std::vector<DimensionBackend>& backend_override = {}) const;
-  /// The dimensions of several parts of one root mesh as one mesh, on their groups. Talks to
-  /// nobody.
+  /// Combines the dimensions of several parts of one root mesh into one mesh, on their groups. No
+  /// communication.
   static DeviceMesh concatenate(const std::vector<DeviceMesh>& meshes);
-  /// All lines along a dimension, each as a mesh of its own; with a group that on which this
-  /// process stands.
+  /// All lines along a dimension as one-dimensional meshes. The one that contains this process has
+  /// a group.
   std::vector<DeviceMesh> lines(const std::string& mesh_dim_name) const;
   DeviceMesh root() const;
-  /// What `flatten` has made of the root mesh, by name.
+  /// Meshes made by `flatten` on the root mesh, by name.
   std::map<std::string, DeviceMesh> flattened() const;
 
-  /// Aborts the groups of all dimensions and of all flattened parts (abort_process_group). Throws
-  /// on a mesh that is not its own root.
+  /// Aborts the groups of all dimensions and all flattened parts (abort_process_group). Throws on a
+  /// mesh that is not its own root.
   void abort() const;
 
   DeviceMeshDescription describe() const;
-  /// The mesh that was described, for this process's rank in the default group or, without one, the
-  /// described rank. It has the groups of those names where this process has all of them, else
-  /// none.
+  /// Recreates a described mesh for this process's rank in the default group or, without one, for
+  /// the described rank. It uses groups by name if this process has all of them, otherwise none.
   static DeviceMesh from_description(const DeviceMeshDescription& description);
 
-  /// Makes a mesh the calling thread's current one while it lives. Scopes nest.
+  /// Makes a mesh the calling thread's current one during its lifetime. Scopes nest.
   class Scope {
    public:
     explicit Scope(const DeviceMesh& mesh);
@@ -187,11 +188,11 @@ class DeviceMesh {
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
   };
-  /// Throws where the thread is in no scope.
+  /// The innermost scope's mesh; throws if the thread is in no scope.
   static DeviceMesh current();
 
-  /// The same dimensions of root meshes of the same ranks, with the same names, on the same kind of
-  /// device, with groups in the same order.
+  /// Equal if they are the same dimensions of root meshes with equal ranks, names, device type and
+  /// group rank order.
   friend bool operator==(const DeviceMesh& a, const DeviceMesh& b);
 
  private:
@@ -212,8 +213,8 @@ struct InitDeviceMeshOptions {
   std::vector<std::string> mesh_dim_names = {};
   std::vector<DimensionBackend> backend_override = {};  ///< as in DeviceMeshOptions
 };
-/// A mesh of all ranks in order, of the shape given: its product is the world size. Makes the
-/// default group (from env://) where there is none. Blocks until all ranks have called it.
+/// A mesh of all ranks in order. The product of `mesh_shape` must be the world size. Initialises
+/// the default group (from env://) if there is none. Blocks until all ranks have called it.
 DeviceMesh init_device_mesh(const std::string& device_type, const std::vector<int>& mesh_shape,
                             const InitDeviceMeshOptions& options = {});
 

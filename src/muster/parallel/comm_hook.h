@@ -1,5 +1,4 @@
-/// What happens to a bucket of gradients between backward and the optimizer: plain averaging, or
-/// something of the user's.
+/// Communication hooks: how a bucket of gradients is averaged between backward and the optimizer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,41 +11,42 @@
 
 namespace muster {
 
-/// One bucket on its way. The tensors alias the reducer's memory; they are valid until the hook's
-/// result has been taken.
+/// One bucket. The tensors alias the reducer's memory and are valid until the hook's result has
+/// been consumed.
 struct GradBucket {
-  std::size_t index = 0;  ///< buckets come in this order, the same on every rank
-  bool is_last = false;   ///< of this backward pass
-  /// All gradients of the bucket, one dimension; this rank's own sums, not divided. Complex
-  /// gradients are pairs of reals.
+  std::size_t index = 0;  ///< buckets are communicated in this order, equal on all ranks
+  bool is_last = false;   ///< last bucket of this backward pass
+  /// All gradients of the bucket as a one-dimensional tensor: this rank's sums, not divided.
+  /// Complex gradients are stored as pairs of reals.
   at::Tensor buffer = {};
-  std::vector<at::Tensor> gradients =
-      {};  ///< views of `buffer`, shaped like their parameters; pairs in one more dimension, of two
+  /// Views of `buffer`, shaped like their parameters; complex ones have a trailing dimension of
+  /// size 2.
+  std::vector<at::Tensor> gradients = {};
   std::vector<at::Tensor> parameters = {};
-  /// The model's own, of the ranks that train together. What hooks communicate belongs on it: a
-  /// failure in backward, which leaves the other ranks in the middle of a bucket, ends the calls on
-  /// this group; on another they wait until its timeout.
+  /// The model's group. Hooks should communicate on it: a failure in backward aborts the calls on
+  /// this group, while calls on another group wait for their timeout.
   Group group = nullptr;
 };
 
-/// Starts the communication of a bucket and returns at once what finishes it: a function that
-/// blocks and gives the gradients for the optimizer, as many elements as `buffer`, of any floating
-/// dtype (it may be `buffer` itself). Called under backward, in bucket order, on every rank;
-/// finished in the same order at backward's end. What it throws comes out of backward.
+/// Starts the communication of a bucket and immediately returns a function that finishes it. That
+/// function blocks and returns the gradients for the optimizer: as many elements as `buffer`, of
+/// any floating dtype (it may be `buffer` itself). The hook runs during backward, in bucket order,
+/// on every rank; the finishing functions run in the same order at the end of backward. Exceptions
+/// propagate out of backward.
 using CommHook = std::function<std::function<at::Tensor()>(const GradBucket& bucket)>;
 
-/// The average over `group` (null: the bucket's own, which is what one wants): what happens without
-/// a hook, up to where the division is done.
+/// Averages over `group` (null: the bucket's own group, the usual choice). The same as without a
+/// hook, except for where the division takes place.
 CommHook all_reduce_hook(const Group& group = nullptr);
-/// The same, with what travels cast to float16 or bfloat16 and divided first: half the bytes, fewer
-/// bits.
+/// As all_reduce_hook, but divides first and sends float16 or bfloat16: half the bytes at lower
+/// precision.
 CommHook fp16_compress_hook(const Group& group = nullptr);
 CommHook bf16_compress_hook(const Group& group = nullptr);
 
 namespace parallel {
 
-/// What a hook that was given `given` communicates on: that, else the bucket's own group, else, for
-/// a bucket that no model made, the default group.
+/// The group for a hook constructed with `given`: `given`, otherwise the bucket's group, otherwise
+/// (a bucket not made by a model) the default group.
 Group group_of(const GradBucket& bucket, const Group& given);
 
 }  // namespace parallel

@@ -1,9 +1,8 @@
-/// DataParallel: one process, several copies of a module, each on a thread with its part of the
-/// batch.
+/// DataParallel: several replicas of a module in one process, each on its own thread with its part
+/// of the batch.
 ///
-/// For several devices of one process, and for tests of it on the CPU; with more than one process,
-/// and mostly even with one, the other class, DistributedDataParallel, is faster. After
-/// torch.nn.DataParallel.
+/// For several devices of one process, and for CPU tests of it. DistributedDataParallel is faster
+/// with several processes, and usually even with one. Modelled on torch.nn.DataParallel.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,17 +27,17 @@
 namespace muster {
 
 struct DataParallelOptions {
-  std::optional<std::vector<int>> device_ids =
-      {};  ///< CUDA devices, one copy on each; absent: all, for a module on a CUDA device
-  std::optional<int> output_device = {};  ///< absent: device_ids[0]
-  std::int64_t dim = 0;  ///< which dimension of the inputs is divided, and of the outputs is joined
-  int replicas = 1;      ///< copies of a module on the CPU; for such a module instead of device_ids
+  /// CUDA devices, one replica on each. Default: all, for a module on a CUDA device.
+  std::optional<std::vector<int>> device_ids = {};
+  std::optional<int> output_device = {};  ///< default: device_ids[0]
+  std::int64_t dim = 0;  ///< dimension along which inputs are split and outputs are joined
+  int replicas = 1;      ///< replicas of a CPU module, instead of device_ids
 };
 
 namespace parallel {
 
-/// The same structure (vectors, arrays, maps, optionals, pairs, tuples) with `change(tensor)` for
-/// each tensor in it; all else is copied.
+/// Returns a copy of a structure (vectors, arrays, maps, optionals, pairs, tuples) with every
+/// tensor replaced by `change(tensor)`.
 template <class Change>
 at::Tensor map_tensors(const at::Tensor& tensor, Change& change) {
   return change(tensor);
@@ -94,7 +93,7 @@ std::map<K, T> map_tensors(const std::map<K, T>& map, Change& change) {
   return mapped;
 }
 
-/// The tensors of some structures, in order.
+/// The tensors in some structures, in order.
 template <class... T>
 std::vector<at::Tensor> tensors_in(const T&... values) {
   std::vector<at::Tensor> found;
@@ -106,30 +105,31 @@ std::vector<at::Tensor> tensors_in(const T&... values) {
   return found;
 }
 
-/// The copies and their threads, without the module's type.
+/// The replicas and their threads, independent of the module's type.
 class ReplicaSet {
  public:
-  /// `original` must have its parameters and buffers on the first of its devices. Throws DistError
-  /// for options that do not fit it.
+  /// `original` must have its parameters and buffers on its first device. Throws DistError if the
+  /// options do not fit it.
   ReplicaSet(torch::nn::Module& original, const DataParallelOptions& options);
 
   std::size_t size() const { return replicas_.size(); }
   torch::nn::Module& operator[](std::size_t index) { return *replicas_[index]; }
 
-  /// How many parts the inputs make: at most `size()`, fewer where the dimension is shorter. Throws
-  /// where tensors of the inputs would make different numbers of them.
+  /// Number of parts the inputs are split into: `size()`, or fewer if the dimension is shorter.
+  /// Throws if input tensors would be split into different numbers of parts.
   std::size_t parts(const std::vector<at::Tensor>& inputs) const;
-  /// Part `index` of an input on its device; a tensor of no dimension goes whole to each.
+  /// Part `index` of an input, on its device. A zero-dimensional tensor goes to every part.
   at::Tensor part(const at::Tensor& input, std::size_t index) const;
-  /// The parts of an output as one tensor; those of no dimension as a vector.
+  /// Joins the parts of an output into one tensor; zero-dimensional parts become a vector.
   at::Tensor joined(const std::vector<at::Tensor>& parts) const;
 
-  /// Gives the first `count` copies the original's values: their parameters' gradients flow to the
-  /// original's, summed in the copies' order. On the first copy buffers are the original's own, so
-  /// what forward writes to them stays; on the others it is lost.
+  /// Copies the original's values to the first `count` replicas. Gradients of their parameters flow
+  /// to the original's, summed in replica order. The first replica uses the original's buffers, so
+  /// forward's writes to them persist; on other replicas they are lost.
   void refresh(std::size_t count);
-  /// body(0) to body(count - 1), each on its device, with this thread's modes, the first on this
-  /// thread. Once all have ended, throws what the first of those threw that failed.
+  /// Runs body(0) .. body(count - 1), each on its device and with this thread's autograd modes;
+  /// body(0) runs on this thread. After all have ended, throws the exception of the lowest index
+  /// that failed.
   void run(std::size_t count, const std::function<void(std::size_t)>& body) const;
 
  private:
@@ -142,18 +142,18 @@ class ReplicaSet {
 
 }  // namespace parallel
 
-/// `Module` is a module holder (`Linear`, `Sequential`, what TORCH_MODULE makes) or a shared_ptr to
-/// a module, of a class that can be cloned (torch::nn::Cloneable, or a clone() of its own). The
-/// copies are made once, at construction; before each forward they get the module's parameters,
-/// buffers and training mode. What else is changed in the module later (a dropout's rate, say) they
-/// do not see. One thread at a time.
+/// `Module` is a module holder (`Linear`, `Sequential`, any TORCH_MODULE type) or a shared_ptr to a
+/// module, of a class that can be cloned (torch::nn::Cloneable, or its own clone()). Replicas are
+/// created once, at construction. Before each forward they receive the module's parameters, buffers
+/// and training mode, but no other later change to the module, such as a dropout rate. Not
+/// thread-safe.
 ///
 ///   DataParallel<Net> model(net, {.device_ids = std::vector<int>{0, 1}});
 ///   loss_of(model(inputs), targets).backward();   // net's gradients are those of the whole batch
 ///
-/// Inputs may lie on any device. All tensors in the arguments are divided along `dim`, as at::chunk
-/// does; all else is given to each copy. Outputs are tensors, or vectors, maps, optionals, pairs
-/// and tuples of them: they are joined along `dim` on the output device.
+/// Inputs may be on any device. Every tensor in the arguments is split along `dim`, as by
+/// at::chunk; other arguments are passed to every replica. Outputs are tensors, or vectors, maps,
+/// optionals, pairs and tuples of them; they are joined along `dim` on the output device.
 template <class Module>
 class DataParallel {
  public:
@@ -186,7 +186,7 @@ class DataParallel {
  private:
   using Inner = std::decay_t<decltype(*std::declval<Module&>())>;
 
-  /// The first output's structure, with each tensor joined with those in its place of the others.
+  /// The first output's structure, each tensor joined with its counterparts in the other outputs.
   template <class Output>
   Output joined(const std::vector<std::optional<Output>>& outputs) const {
     std::vector<std::vector<at::Tensor>> tensors;

@@ -1,8 +1,8 @@
-/// DistributedDataParallel: one copy of a module on every rank, each fed its own part of the data,
-/// all kept the same.
+/// DistributedDataParallel: one replica of a module on every rank, each fed its own part of the
+/// data, all kept equal.
 ///
-/// At construction rank 0's parameters and buffers go to all; in every backward pass the gradients
-/// are averaged, overlapped with the pass itself; any optimizer then works as it does on one
+/// Construction broadcasts rank 0's parameters and buffers. Every backward pass averages the
+/// gradients, overlapped with the pass itself. Any optimizer then works as it does in a single
 /// process. Source: torch.nn.parallel.DistributedDataParallel.
 #pragma once
 
@@ -35,59 +35,61 @@ class Module;
 namespace muster {
 
 struct DistributedDataParallelOptions {
-  std::optional<std::vector<int>> device_ids =
-      {};  ///< the one accelerator of the module; absent for modules on the CPU or on several
-           ///< devices
-  std::optional<int> output_device = {};  ///< absent: device_ids[0]
-  int dim = 0;                            ///< taken for torch's sake; inputs are not divided here
-  bool broadcast_buffers = true;          ///< rank 0's buffers go to all before forward
-  bool init_sync = true;  ///< false: the modules are known to be the same; nothing is compared or
-                          ///< sent at the construction
+  /// The module's single accelerator. Empty for modules on the CPU or on several devices.
+  std::optional<std::vector<int>> device_ids = {};
+  std::optional<int> output_device = {};  ///< default: device_ids[0]
+  int dim = 0;                    ///< accepted for compatibility with torch; inputs are not split
+  bool broadcast_buffers = true;  ///< broadcast rank 0's buffers before forward
+  /// False: the modules are known to be equal; construction neither compares nor broadcasts.
+  bool init_sync = true;
   Group process_group = nullptr;  ///< null: the default group
-  double bucket_cap_mb = 25;      ///< MiB of gradients that travel together
-  bool find_unused_parameters =
-      false;  ///< forward may leave parameters out, and the loss outputs; they count as zero
-  bool check_reduction = false;  ///< taken for torch's sake, which has deprecated it: a reduction
-                                 ///< is always finished or an error
-  bool gradient_as_bucket_view =
-      false;                  ///< gradients alias the buckets: saves their memory and a copy
-  bool static_graph = false;  ///< every iteration uses the same parameters, as often as the first
-  /// Parameters whose gradients travel together, and not before `param_to_hook_all_reduce` has its
-  /// own: the two go together.
+  double bucket_cap_mb = 25;      ///< MiB of gradients per bucket
+  /// Forward may leave parameters unused, and outputs may be left out of the loss; their gradients
+  /// count as zero.
+  bool find_unused_parameters = false;
+  /// Accepted for compatibility with torch (deprecated there). A reduction always finishes or
+  /// throws.
+  bool check_reduction = false;
+  /// Gradients alias the buckets, which saves their memory and a copy.
+  bool gradient_as_bucket_view = false;
+  /// Every iteration uses the same parameters, each as often as in the first.
+  bool static_graph = false;
+  /// Parameters whose gradients are reduced together, after `param_to_hook_all_reduce` has its own
+  /// gradient. Set both or neither.
   std::vector<std::pair<std::string, at::Tensor>> delay_all_reduce_named_params = {};
   at::Tensor param_to_hook_all_reduce = {};
-  std::optional<MixedPrecision> mixed_precision =
-      {};  ///< then gradient_as_bucket_view has no effect
+  /// If set, gradient_as_bucket_view has no effect.
+  std::optional<MixedPrecision> mixed_precision = {};
 };
 
 namespace parallel {
 
-/// What is the same for every module: the state of DistributedDataParallel without the module's
-/// type.
+/// The part of DistributedDataParallel that does not depend on the module's type.
 class DataParallelCore {
  public:
-  /// Collective: all members of the group, with modules of the same parameters and buffers; else
-  /// throws DistError on all, naming what differs. The module is shared where a shared_ptr owns it,
-  /// else it must outlive this.
+  /// Collective over the group, with modules of equal parameters and buffers; otherwise throws
+  /// DistError on all members and names the difference. The module is shared if a shared_ptr owns
+  /// it; otherwise it must outlive this object.
   DataParallelCore(torch::nn::Module& module, const DistributedDataParallelOptions& options);
-  /// The same of a module that is not C++'s.
+  /// As above, for a module of another language.
   DataParallelCore(const ModuleParts& parts, const DistributedDataParallelOptions& options,
                    const BackwardFrame& frame);
   ~DataParallelCore();
 
-  /// `module` is what forward will run on: the one that was wrapped, as it was then, else throws
-  /// DistError. What goes wrong here on one rank ends the other ranks' calls on the model too.
+  /// Called before forward. `module` must be the wrapped module with unchanged parameters;
+  /// otherwise throws DistError. A failure on one rank also ends the other ranks' calls on the
+  /// model.
   void before_forward(const torch::nn::Module& module);
-  /// The same of a module that is not C++'s: its parameters as they are now, by registration, and
-  /// what tells the name of one.
+  /// As above, for a module of another language: its current parameters in registration order, and
+  /// a function that names one.
   void before_forward(const std::vector<at::Tensor>& parameters,
                       const std::function<std::string(std::size_t)>& name_of);
   void after_forward(const std::vector<at::Tensor>& outputs);
-  /// Throws DistError where the last iteration was not finished, and ends the other ranks' waiting
-  /// for it. Before what is not the model's own call: the notice of the next iteration, or the end
-  /// of this rank's inputs.
+  /// Throws DistError if the last iteration was not finished, and ends the other ranks' wait for
+  /// it. Called before any communication that is not the model's own: the notice of the next
+  /// iteration, or the end of this rank's inputs.
   void end_iteration();
-  /// Whether arguments of forward go through `changed` first.
+  /// Whether forward's arguments must pass through `changed`.
   bool changes_arguments() const;
   at::Tensor changed(const at::Tensor& argument) const;
 
@@ -97,8 +99,8 @@ class DataParallelCore {
 
   void set_require_sync(bool on);
   bool require_sync() const;
-  /// Whether a pass that begins now will average, if it trains anything: this thread records
-  /// gradients, and outside of no_sync.
+  /// Whether a backward pass that begins now averages gradients: this thread records gradients and
+  /// is outside no_sync.
   bool syncs() const;
   void register_comm_hook(CommHook hook);
   void set_sample_rate(int iterations);
@@ -118,7 +120,7 @@ class DataParallelCore {
 template <class Module>
 auto& dereference(Module& module) {
   if constexpr (requires { module->named_parameters(); }) {
-    return *module;  // a holder or a smart pointer
+    return *module;  // a module holder or a smart pointer
   } else if constexpr (requires { module.ptr(); }) {
     return *module.ptr();  // AnyModule
   } else {
@@ -128,10 +130,10 @@ auto& dereference(Module& module) {
 
 }  // namespace parallel
 
-/// `Module` is a torch::nn module holder (`Linear`, `Sequential`, what TORCH_MODULE makes), a
-/// shared_ptr to a module, or AnyModule; it is shared, not copied. Made by all members of the
-/// group, then used alike on all. One thread at a time. Must not outlive destroy_process_group in
-/// use. Neither copied nor moved: autograd knows where it stands.
+/// `Module` is a torch::nn module holder (`Linear`, `Sequential`, any TORCH_MODULE type), a
+/// shared_ptr to a module, or AnyModule; it is shared, not copied. All members of the group
+/// construct it and then use it alike. Not thread-safe. Must not be used after
+/// destroy_process_group. Neither copyable nor movable, because autograd holds its address.
 ///
 ///   DistributedDataParallel<Net> model(net);
 ///   auto loss = loss_of(model.forward(inputs), targets);
@@ -144,9 +146,9 @@ class DistributedDataParallel final : public Joinable {
                                    const DistributedDataParallelOptions& options = {})
       : module_(std::move(module)), core_(parallel::dereference(module_), options) {}
 
-  /// The module's own forward. Its tensors are what the loss is made of: results of types that
-  /// parallel::collect_tensors does not know do not compile. With device_ids, tensors among the
-  /// arguments that lie elsewhere are copied to the device first.
+  /// Runs the module's forward. Compute the loss from the tensors it returns; result types unknown
+  /// to parallel::collect_tensors do not compile. With device_ids, tensor arguments on other
+  /// devices are first copied to that device.
   template <class... Arguments>
   auto forward(Arguments&&... arguments) {
     if (takes_part_in_join() && core_.syncs()) core_.end_iteration();
@@ -171,18 +173,19 @@ class DistributedDataParallel final : public Joinable {
   Module& module() { return module_; }
   const Module& module() const { return module_; }
   const Group& process_group() const { return core_.group(); }
-  /// device_ids[0] where device_ids is given and no other; absent for modules on the CPU or on
-  /// several devices.
+  /// The output_device option, or device_ids[0]; empty for modules on the CPU or on several
+  /// devices.
   std::optional<int> output_device() const { return core_.output_device(); }
 
-  /// While it lives, backward adds gradients up on this rank only; the first backward pass of a
-  /// forward made after it averages the sums.
+  /// While the returned object lives, backward accumulates gradients on this rank only. The first
+  /// backward pass of a forward made after it averages the sums.
   using NoSync = parallel::NoSync<parallel::DataParallelCore>;
   [[nodiscard]] NoSync no_sync() { return NoSync(core_); }
 
-  /// A Join of this model alone. A rank that has run out of inputs gives zeros to the others'
-  /// averages, which are divided by all ranks or, without divide_by_initial_world_size, by those
-  /// that still have inputs; at the end the last ranks' weights go to all.
+  /// A Join of this model alone. A rank that has run out of inputs contributes zeros to the other
+  /// ranks' averages, which are divided by the number of all ranks or, without
+  /// divide_by_initial_world_size, of those that still have inputs. At the end the weights of the
+  /// last ranks are broadcast.
   [[nodiscard]] Join join(const JoinOptions& options = {}) { return Join({this}, options); }
   std::unique_ptr<JoinHook> join_hook(const JoinOptions& options) override {
     return core_.join_hook(options);
@@ -191,12 +194,12 @@ class DistributedDataParallel final : public Joinable {
   Group join_process_group() const override { return core_.join_process_group(); }
   void end_of_inputs() override { core_.end_iteration(); }
 
-  /// One hook, before the first backward pass, on all ranks.
+  /// Sets the communication hook. Call it once, before the first backward pass, on all ranks.
   void register_comm_hook(CommHook hook) { core_.register_comm_hook(std::move(hook)); }
-  /// At debug level DETAIL, times are logged for the first ten iterations and then for each
-  /// `iterations`th; 100 at first.
+  /// At debug level DETAIL, timings are logged for the first 10 iterations and then for every
+  /// `iterations`-th; initially 100.
   void set_runtime_logging_sample_rate(int iterations) { core_.set_sample_rate(iterations); }
-  /// Bytes of the buckets in their order; it changes once, at the forward after the first backward.
+  /// Bucket sizes in bytes, in order. They change once, at the forward after the first backward.
   std::vector<std::int64_t> bucket_bytes() const { return core_.bucket_bytes(); }
 
  private:

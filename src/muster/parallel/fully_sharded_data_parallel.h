@@ -1,11 +1,10 @@
-/// FullyShardedDataParallel: one model on all ranks, each fed its own part of the data, of which
-/// every rank keeps only a share: of the parameters, of their gradients, and so of what the
-/// optimizer keeps.
+/// FullyShardedDataParallel: data-parallel training in which every rank stores only its shard of
+/// the parameters, the gradients and the optimizer state.
 ///
-/// A model is divided into units. A unit's parameters are gathered when its forward begins and
-/// given back when it ends, gathered once more for its part of backward, and given back with the
-/// gradients, of which each rank keeps the averages of its shard. So a rank holds one unit whole at
-/// a time, and 1/n of all else. Source: torch.distributed.fsdp.
+/// A model is divided into units. A unit's parameters are all-gathered when its forward begins and
+/// freed when it ends, then gathered again for its part of backward and freed after it; of the
+/// averaged gradients each rank keeps its shard. A rank thus holds one whole unit at a time, and
+/// 1/n of everything else. Source: torch.distributed.fsdp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,15 +28,15 @@
 
 namespace muster {
 
-/// Whether an element of a torch::nn::Sequential, with so many parameters that are in no unit yet,
-/// becomes a unit.
+/// Decides whether an element of a torch::nn::Sequential becomes a unit. `parameters` is the number
+/// of its parameter elements that are in no unit yet.
 using AutoWrapPolicy =
     std::function<bool(const torch::nn::Module& module, std::int64_t parameters)>;
 
-/// Elements with at least so many parameters. Source:
+/// Selects elements with at least `min_num_params` parameters. Source:
 /// torch.distributed.fsdp.wrap.size_based_auto_wrap_policy.
 AutoWrapPolicy size_based_auto_wrap_policy(std::int64_t min_num_params = 100'000'000);
-/// Elements of these types: `module_wrap_policy<BlockImpl>()`. Source:
+/// Selects elements of these types: `module_wrap_policy<BlockImpl>()`. Source:
 /// torch.distributed.fsdp.wrap.ModuleWrapPolicy.
 template <class... Modules>
 AutoWrapPolicy module_wrap_policy() {
@@ -47,36 +46,38 @@ AutoWrapPolicy module_wrap_policy() {
 }
 
 enum class ShardingStrategy {
-  FULL_SHARD,     ///< whole parameters are given back between forward and backward
-  SHARD_GRAD_OP,  ///< they stay until backward: one all_gather less, and the memory of all of them
+  /// Free whole parameters between forward and backward.
+  /// Keep them until backward: saves one all_gather and takes the memory of all parameters.
+  FULL_SHARD,
+  SHARD_GRAD_OP,
 };
 
 struct FullyShardedDataParallelOptions {
-  Group process_group = nullptr;  ///< the ranks that share the model; null: the default group
-  /// Which elements of Sequentials inside the module become units of their own; their forward takes
-  /// and gives one tensor. Absent: none.
+  Group process_group = nullptr;  ///< the ranks that shard the model; null: the default group
+  /// Selects the elements of Sequentials inside the module that become units; their forward takes
+  /// and returns one tensor. Default: none.
   AutoWrapPolicy auto_wrap_policy = {};
   ShardingStrategy sharding_strategy = ShardingStrategy::FULL_SHARD;
-  std::optional<MixedPrecision> mixed_precision =
-      {};  ///< keep_low_precision_grads: not here, gradients are in the shards' type
-  bool sync_module_states =
-      true;  ///< rank 0's values go to all first; false: each rank keeps its shard of its own
+  /// keep_low_precision_grads is not supported: gradients have the shards' dtype.
+  std::optional<MixedPrecision> mixed_precision = {};
+  /// True: broadcast rank 0's values first. False: each rank keeps the shard of its own values.
+  bool sync_module_states = true;
 };
 
-/// Tensors by their names, in the order of registration.
+/// Named tensors in registration order.
 using StateDict = std::vector<std::pair<std::string, at::Tensor>>;
 
 namespace parallel {
 
 class ShardedUnit;
 
-/// What is the same for every module.
+/// The part of FullyShardedDataParallel that does not depend on the module's type.
 class ShardedCore {
  public:
   ShardedCore(torch::nn::Module& module, const FullyShardedDataParallelOptions& options);
   ~ShardedCore();
 
-  /// `inputs`: the tensors among forward's arguments; returns what comes in their place.
+  /// `inputs` are the tensors among forward's arguments. Returns their replacements.
   std::vector<at::Tensor> before_forward(std::vector<at::Tensor> inputs);
   void after_forward(const std::vector<at::Tensor>& outputs);
   void leave_forward() noexcept;
@@ -104,8 +105,8 @@ template <class T>
 using HeldArgument =
     std::conditional_t<holds_tensors<std::remove_cvref_t<T>>, std::remove_cvref_t<T>, T&&>;
 
-/// `forward(arguments...)` between the core's two halves; tensors among the arguments are what
-/// before_forward() makes of them.
+/// Calls `forward(arguments...)` between the core's before_forward() and after_forward(), with the
+/// tensor arguments replaced by before_forward().
 template <class Forward, class... Arguments>
 auto through_unit(ShardedCore& core, const Forward& forward, Arguments&&... arguments) {
   std::tuple<HeldArgument<Arguments>...> held(std::forward<Arguments>(arguments)...);
@@ -134,10 +135,10 @@ auto through_unit(ShardedCore& core, const Forward& forward, Arguments&&... argu
 
 }  // namespace parallel
 
-/// `Module` is a holder (`Linear`, `Sequential`, what TORCH_MODULE makes) or a shared_ptr to a
-/// module. The module's parameters stay the tensors that they are, under their names; between
-/// passes each holds, in one dimension, the elements of it that lie on this rank. An optimizer made
-/// from them after this works on those. Copies are the same unit.
+/// `Module` is a module holder (`Linear`, `Sequential`, any TORCH_MODULE type) or a shared_ptr to a
+/// module. The module's parameters remain the same tensors under the same names. Between passes
+/// each parameter is one-dimensional and holds the elements stored on this rank; an optimizer
+/// constructed from them afterwards works on those. Copies refer to the same unit.
 ///
 ///   FullyShardedDataParallel<Net> model(net, {.auto_wrap_policy =
 ///       module_wrap_policy<BlockImpl>()});
@@ -146,7 +147,7 @@ auto through_unit(ShardedCore& core, const Forward& forward, Arguments&&... argu
 ///   loss_of(model(inputs), targets).backward();
 ///   optimizer.step();
 ///
-/// Units inside a module of one's own are members of it, which wrap what it registers:
+/// A module may declare units itself, as members that wrap its registered submodules:
 ///
 ///   struct NetImpl : torch::nn::Module {
 ///     NetImpl() : in(register_module("in", torch::nn::Linear(8, 8))), unit(in) {}
@@ -155,8 +156,8 @@ auto through_unit(ShardedCore& core, const Forward& forward, Arguments&&... argu
 ///     muster::FullyShardedDataParallel<torch::nn::Linear> unit;
 ///   };
 ///
-/// Made by all members of the group, then used alike on all: construction, forward and backward are
-/// collective. One thread at a time. Throws DistError on all members where their modules differ; a
+/// All members of the group construct it and then use it alike: construction, forward and backward
+/// are collective. Not thread-safe. Throws DistError on all members if their modules differ; a
 /// backward pass that fails on one rank fails on all.
 template <class Module>
 class FullyShardedDataParallel {
@@ -165,10 +166,11 @@ class FullyShardedDataParallel {
                                     const FullyShardedDataParallelOptions& options = {})
       : module_(std::move(module)),
         core_(std::make_shared<parallel::ShardedCore>(*module_, options)) {}
-  /// None yet.
+  /// Empty; assign a unit before use.
   FullyShardedDataParallel(std::nullptr_t) : module_(nullptr) {}
 
-  /// The module's own forward, on its whole parameters. Its tensors are what the loss is made of.
+  /// Runs the module's forward on its whole parameters. Compute the loss from the tensors it
+  /// returns.
   template <class... Arguments>
   auto forward(Arguments&&... arguments) {
     const auto inner = [this](auto&&... each) {
@@ -184,22 +186,22 @@ class FullyShardedDataParallel {
   Module& module() { return module_; }
   const Module& module() const { return module_; }
   const Group& process_group() const { return core_->group(); }
-  /// This one and those inside.
+  /// Number of units: this one and those inside it.
   std::size_t units() const { return core_->units(); }
-  /// Bytes that whole parameters take on this rank now, of this unit and those inside.
+  /// Bytes of whole parameters on this rank now, in this unit and those inside it.
   std::int64_t unsharded_bytes() const { return core_->unsharded_bytes(); }
 
-  /// While it lives, backward adds whole gradients up on this rank; the first backward pass after
-  /// it averages the sums. That takes the memory of all gradients; drop_gradients() forgets them.
+  /// While the returned object lives, backward accumulates unsharded gradients on this rank. The
+  /// first backward pass after it averages the sums. This takes the memory of all gradients;
+  /// drop_gradients() discards them.
   using NoSync = parallel::NoSync<parallel::ShardedCore>;
   [[nodiscard]] NoSync no_sync() { return NoSync(*core_); }
-  /// Forgets what backward has added up inside of no_sync(), which zero_grad() of an optimizer does
-  /// not reach.
+  /// Discards gradients accumulated inside no_sync(), which an optimizer's zero_grad() does not
+  /// reach.
   void drop_gradients() { core_->drop_gradients(); }
 
-  /// While it lives, the module's parameters are whole on every rank: to look at, or to
-  /// torch::save. `writeback`: what has been changed in them on this rank counts for its shard.
-  /// Collective.
+  /// While the object lives, the module's parameters are whole on every rank, for reading or
+  /// torch::save. `writeback` keeps this rank's changes to its own shard. Collective.
   class FullParams {
    public:
     FullParams(parallel::ShardedCore& core, bool writeback) : core_(core), writeback_(writeback) {
@@ -217,20 +219,20 @@ class FullyShardedDataParallel {
     return FullParams(*core_, writeback);
   }
 
-  /// Collective: whole parameters and buffers by name, on the CPU, on rank 0; with rank0_only off
-  /// on every rank, else empty on the others.
+  /// Collective. Returns whole parameters and buffers by name, on the CPU: on rank 0 only and empty
+  /// elsewhere, or on every rank if `rank0_only` is false.
   StateDict state_dict(bool rank0_only = true) { return core_->state_dict(rank0_only); }
-  /// This rank's shards, and the buffers: views of what the model has. For a job of the same number
-  /// of ranks.
+  /// This rank's shards and buffers, as views of the model's. Can be loaded only with the same
+  /// number of ranks.
   StateDict sharded_state_dict() { return core_->sharded_state_dict(); }
-  /// Each rank takes its shards of whole values, which it is given on every rank. Names and sizes
-  /// must be the module's.
+  /// Each rank takes its shards from whole values, given on every rank. Names and sizes must match
+  /// the module's.
   void load_state_dict(const StateDict& state) { core_->load_state_dict(state); }
   void load_sharded_state_dict(const StateDict& state) { core_->load_sharded_state_dict(state); }
 
-  /// Collective: the norm of all gradients over all ranks, which are multiplied so that it is at
-  /// most `max_norm`. torch's own function sees only one rank's shards, and scales every rank's by
-  /// another factor.
+  /// Collective. Computes the norm of all gradients over all ranks and scales them so that it is at
+  /// most `max_norm`. Returns the norm before scaling. torch's own function sees only one rank's
+  /// shards and would scale each rank differently.
   double clip_grad_norm_(double max_norm, double norm_type = 2) {
     return core_->clip_grad_norm(max_norm, norm_type);
   }
@@ -240,7 +242,7 @@ class FullyShardedDataParallel {
   std::shared_ptr<parallel::ShardedCore> core_;
 };
 
-/// The same in a word.
+/// Shorthand for the constructor.
 template <class Module>
 FullyShardedDataParallel<Module> fully_shard(Module module,
                                              const FullyShardedDataParallelOptions& options = {}) {

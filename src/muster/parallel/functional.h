@@ -1,9 +1,8 @@
-/// Collectives that gradients flow through: torch.distributed.nn.functional's, in namespace
-/// muster::nn.
+/// Differentiable collectives: torch.distributed.nn.functional's, in namespace muster::nn.
 ///
-/// They return their results and leave their inputs alone. Backward is a collective too: every
-/// member of the group that called forward must come to backward, through the same calls. Gradients
-/// are torch's, of every order:
+/// They return their results and do not modify their inputs. Backward is a collective too: every
+/// member that called forward must run backward through the same calls. Gradients equal torch's and
+/// are differentiable again:
 ///
 ///   forward                                 backward, of the gradients of its results
 ///   all_reduce(op)                          all_reduce(op): right for SUM and AVG
@@ -12,11 +11,11 @@
 ///   gather(dst), scatter(src)               scatter from dst, gather to src
 ///   all_gather, all_gather_into_tensor      reduce_scatter(SUM), reduce_scatter_tensor(SUM)
 ///   reduce_scatter(op)                      all_gather
-///   all_to_all, all_to_all_single           the same, the other way
+///   all_to_all, all_to_all_single           the same in the opposite direction
 ///
-/// They are synchronous. A null group is the default group; `src` and `dst` are ranks of the
-/// default group. A process that is not a member gets its input back, or no tensors. Errors are
-/// those of the calls in group/collectives.h, from forward or from backward.
+/// All are synchronous. A null group is the default group; `src` and `dst` are ranks of the default
+/// group. A non-member gets its input back, or no tensors. Errors are those of group/collectives.h,
+/// thrown from forward or backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,8 +34,8 @@ namespace muster::nn {
 
 struct CallOptions {
   Group group = nullptr;
-  std::optional<Duration> timeout = {};  ///< of forward and of backward; absent: the group's
-  parallel::BackwardFrame _frame = {};   ///< of backward, for bindings of other languages
+  std::optional<Duration> timeout = {};  ///< for forward and backward; default: the group's
+  parallel::BackwardFrame _frame = {};   ///< of backward, for bindings to other languages
 };
 
 struct ReductionOptions {
@@ -48,38 +47,39 @@ struct ReductionOptions {
 
 at::Tensor all_reduce(const at::Tensor& tensor, const ReductionOptions& options = {});
 
-/// As many elements everywhere.
+/// Every member's tensor has the same number of elements.
 at::Tensor broadcast(const at::Tensor& tensor, int src, const CallOptions& options = {});
 
-/// The result is on dst; elsewhere it is the input's values.
+/// Returns the result on dst and the input's values elsewhere.
 at::Tensor reduce(const at::Tensor& tensor, int dst, const ReductionOptions& options = {});
 
-/// One tensor for each member, of equal sizes; off dst they are zeros, which belong into the loss
-/// so that backward comes to them.
+/// Returns one tensor per member, of equal sizes. On ranks other than dst they are zeros; include
+/// them in the loss so that backward reaches them.
 TensorList gather(const at::Tensor& tensor, int dst = 0, const CallOptions& options = {});
 
-/// `tensors`: one for each member, of equal sizes; off src their values do not matter.
+/// `tensors` holds one tensor per member, of equal sizes; on ranks other than src their values are
+/// ignored.
 at::Tensor scatter(const TensorList& tensors, int src = 0, const CallOptions& options = {});
 
-/// One tensor for each member, of equal sizes.
+/// Returns one tensor per member, of equal sizes.
 TensorList all_gather(const at::Tensor& tensor, const CallOptions& options = {});
 
 /// Fills `output_tensor` with the members' tensors, concatenated along dimension 0 or stacked along
-/// a new one; the result shares its memory.
+/// a new one. The result shares its memory.
 at::Tensor all_gather_into_tensor(const at::Tensor& output_tensor, const at::Tensor& input_tensor,
                                   const CallOptions& options = {});
 
-/// input_list[r] of all members, reduced, becomes the output of member r; sizes may differ between
+/// Member r's output receives the reduction of all members' input_list[r]; sizes may differ between
 /// r. The result shares the memory of `output`.
 at::Tensor reduce_scatter(const at::Tensor& output, const TensorList& input_list,
                           const ReductionOptions& options = {});
 
-/// input_tensor_list[r] becomes output_tensor_list[me] of member r; sizes may differ. The results
-/// are the tensors of output_tensor_list.
+/// Sends input_tensor_list[r] to member r and receives output_tensor_list[r] from it; sizes may
+/// differ. The results are the tensors of output_tensor_list.
 TensorList all_to_all(const TensorList& output_tensor_list, const TensorList& input_tensor_list,
                       const CallOptions& options = {});
 
-/// Rows of dimension 0 go to the members as the splits say, empty ones for equal parts. The result
+/// Splits dimension 0 among the members as given; empty split sizes mean equal parts. The result
 /// shares the memory of `output`.
 at::Tensor all_to_all_single(const at::Tensor& output, const at::Tensor& input,
                              const std::vector<std::int64_t>& output_split_sizes = {},

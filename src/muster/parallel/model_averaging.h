@@ -1,4 +1,4 @@
-/// Averaging the weights of the ranks' models instead of their gradients, now and then.
+/// Periodic averaging of the ranks' model weights, instead of their gradients.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,31 +11,32 @@
 
 namespace muster {
 
-/// Every member's parameters become their average over `group` (null: the default group), where
-/// they have a gradient: those that are not trained stay. All members give the same parameters,
-/// with gradients for the same ones. Nothing happens on a non-member.
+/// Replaces every parameter that has a gradient by its average over `group` (null: the default
+/// group). Parameters without a gradient are unchanged. All members pass the same parameters, with
+/// gradients for the same ones. Does nothing on a non-member.
 void average_parameters(const std::vector<at::Tensor>& parameters, const Group& group = nullptr);
 
 struct PeriodicModelAveragerOptions {
-  std::int64_t period = 1;        ///< steps from one average to the next
-  std::int64_t warmup_steps = 0;  ///< steps before the first; there the gradients are averaged
+  std::int64_t period = 1;  ///< steps between averages
+  std::int64_t warmup_steps =
+      0;  ///< steps before the first average; average gradients during these
   Group process_group = nullptr;  ///< null: the default group
 };
 
-/// torch.distributed.algorithms.model_averaging.averagers.PeriodicModelAverager. Made alike on all
-/// ranks.
+/// torch.distributed.algorithms.model_averaging.averagers.PeriodicModelAverager. All ranks
+/// construct it with the same options.
 class PeriodicModelAverager {
  public:
   using Options = PeriodicModelAveragerOptions;
-  /// Throws DistError for a period below 1 or negative warmup_steps.
+  /// Throws DistError if the period is below 1 or warmup_steps is negative.
   explicit PeriodicModelAverager(const Options& options);
 
-  /// After each step of the optimizer: averages in step warmup_steps (counted from 0) and every
+  /// Call after each optimizer step. Averages in step warmup_steps (counted from 0) and every
   /// `period` steps from there.
   void average_parameters(const std::vector<at::Tensor>& parameters);
   void average_parameters(const torch::optim::Optimizer& optimizer);
 
-  /// Steps so far; set it when training goes on from a checkpoint.
+  /// Steps so far. Set it when resuming from a checkpoint.
   std::int64_t step() const { return step_; }
   void set_step(std::int64_t step) { step_ = step; }
 

@@ -1,5 +1,5 @@
-/// Post-local SGD: averaging every gradient at first, then only inside small groups, with the
-/// models averaged now and then.
+/// Post-local SGD: averages gradients globally at first, then only within small groups, and
+/// averages the models periodically.
 ///
 /// Lin, Stich, Patel, Jaggi, "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020; names as in
 /// torch's ddp_comm_hooks and algorithms.model_averaging.
@@ -16,16 +16,17 @@
 namespace muster {
 
 struct PostLocalSGDOptions {
-  Group process_group = nullptr;  ///< averages the first passes; null: the model's own
-  Group subgroup = nullptr;  ///< this rank's, averages the later ones; null: the ranks of one host
-                             ///< (every rank of the job makes it then)
-  std::int64_t start_localSGD_iter = 100;     ///< backward passes that everybody averages
-  bool post_local_gradient_allreduce = true;  ///< false: later gradients are not averaged at all
+  Group process_group = nullptr;  ///< averages the first passes; null: the model's group
+  /// This rank's group for averaging the later passes. Null: the ranks of one host; every rank of
+  /// the job then takes part in creating it.
+  Group subgroup = nullptr;
+  std::int64_t start_localSGD_iter = 100;     ///< backward passes averaged globally
+  bool post_local_gradient_allreduce = true;  ///< false: later gradients are not averaged
 };
 
 class PostLocalSGDState {
  public:
-  /// Collective where it has to make `subgroup`.
+  /// Collective if it must create `subgroup`.
   explicit PostLocalSGDState(const PostLocalSGDOptions& options = {});
   const PostLocalSGDOptions& options() const { return options_; }
   /// Backward passes so far.
@@ -37,7 +38,7 @@ class PostLocalSGDState {
   std::int64_t iteration_ = 0;
 };
 
-/// Use it with a PeriodicModelAverager whose warmup_steps are start_localSGD_iter.
+/// Use it with a PeriodicModelAverager whose warmup_steps equal start_localSGD_iter.
 CommHook post_localSGD_hook(std::shared_ptr<PostLocalSGDState> state);
 
 }  // namespace muster

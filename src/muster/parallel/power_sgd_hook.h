@@ -1,5 +1,5 @@
-/// PowerSGD: a communication hook that sends two thin factors of each gradient matrix instead of
-/// the matrix.
+/// PowerSGD: a communication hook that sends two low-rank factors of each gradient matrix instead
+/// of the matrix.
 ///
 /// Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
 /// Optimization", NeurIPS 2019; names and defaults are those of
@@ -26,34 +26,39 @@ class OutputArchive;
 namespace muster {
 
 struct PowerSGDOptions {
-  Group process_group = nullptr;  ///< null: the model's own
-  int matrix_approximation_rank =
-      1;  ///< columns of the factors: more is nearer to the gradient, and more to send
-  std::int64_t start_powerSGD_iter = 1000;  ///< backward passes that average everything first
-  double min_compression_rate =
-      2;  ///< a matrix is sent whole unless its factors are smaller by more than this
-  bool use_error_feedback = true;  ///< what was lost is added to the next gradient
-  bool warm_start = true;          ///< start from the last factors, not from random ones
-  double orthogonalization_epsilon =
-      0;  ///< added to the length of a single column before it is divided by it
-  std::uint64_t random_seed = 0;  ///< the same on all ranks
-  std::int64_t compression_stats_logging_frequency =
-      10'000;  ///< backward passes between two lines in the log (info)
-  bool batch_tensors_with_same_shape = false;  ///< multiply matrices of one shape as one batch
+  Group process_group = nullptr;  ///< null: the model's group
+  /// Columns of the factors. A higher rank is more accurate and sends more.
+  int matrix_approximation_rank = 1;
+  /// Backward passes without compression at the start.
+  std::int64_t start_powerSGD_iter = 1000;
+  /// A matrix is compressed only if its factors are smaller by more than this ratio.
+  double min_compression_rate = 2;
+  /// Add the approximation error to the next gradient.
+  bool use_error_feedback = true;
+  /// Start from the previous factors instead of random ones.
+  bool warm_start = true;
+  /// Added to a column's norm before dividing by it.
+  double orthogonalization_epsilon = 0;
+  /// Must be equal on all ranks.
+  std::uint64_t random_seed = 0;
+  /// Backward passes between two log lines (level info).
+  std::int64_t compression_stats_logging_frequency = 10'000;
+  /// Multiply matrices of equal shape as one batch.
+  bool batch_tensors_with_same_shape = false;
 };
 
-/// The settings, and what the hook remembers from pass to pass: a copy of the gradients for error
-/// feedback, and the factors. For one model, in whose backward passes alone it is used.
+/// The options and the hook's state between passes: the error-feedback copy of the gradients, and
+/// the factors. For one model, used only in its backward passes.
 class PowerSGDState {
  public:
-  /// Throws DistError for a rank or a rate that is not positive, and for start_powerSGD_iter below
-  /// 2 with error feedback or warm start: the buckets change after the first pass.
+  /// Throws DistError if the rank or the rate is not positive, or if start_powerSGD_iter is below 2
+  /// with error feedback or warm start: the buckets change after the first pass.
   explicit PowerSGDState(const PowerSGDOptions& options = {});
 
   const PowerSGDOptions& options() const { return options_; }
   /// Backward passes so far.
   std::int64_t iteration() const { return iteration_; }
-  /// Elements that passes with compression had, and that travelled for them.
+  /// Elements before and after compression, over all compressed passes.
   struct Stats {
     std::int64_t before = 0;
     std::int64_t after = 0;
@@ -63,9 +68,9 @@ class PowerSGDState {
   };
   Stats compression_stats() const { return stats_; }
 
-  /// What is remembered, for a checkpoint: each rank saves and loads its own, for errors differ
-  /// between ranks. Options are not part of it. The first pass after `load` averages everything: a
-  /// model that was made anew lays its buckets out after it.
+  /// Save and load the state for a checkpoint. Each rank saves and loads its own, because errors
+  /// differ between ranks. Options are not included. The first pass after `load` is not compressed,
+  /// because a newly constructed model lays out its buckets after it.
   void save(torch::serialize::OutputArchive& archive) const;
   void load(torch::serialize::InputArchive& archive);
 
@@ -76,8 +81,8 @@ class PowerSGDState {
 
   /// Matrices of one shape.
   struct Block {
-    std::vector<at::Tensor>
-        places;           // where they lie in the bucket, or the bucket itself with `batched`
+    // Their locations in the bucket, or the bucket itself if `batched`.
+    std::vector<at::Tensor> places;
     at::Tensor matrices;  // count x rows x columns
     at::Tensor p, q;      // count x rows x rank, count x columns x rank
   };
@@ -106,14 +111,14 @@ class PowerSGDState {
   Stats stats_;
 };
 
-/// Each gradient of two or more dimensions as a matrix of its first dimension by the rest; sparse
-/// ones travel whole. All ranks get the same bits.
+/// Treats each gradient of two or more dimensions as a matrix of its first dimension by the rest;
+/// sparse gradients are sent whole. All ranks get bitwise identical results.
 ///
 ///   auto state = std::make_shared<PowerSGDState>(PowerSGDOptions{.matrix_approximation_rank = 2,
 ///       .start_powerSGD_iter = 100});
 ///   model.register_comm_hook(powerSGD_hook(state));
 CommHook powerSGD_hook(std::shared_ptr<PowerSGDState> state);
-/// Each bucket as one square matrix: quicker, and further from the gradients.
+/// Treats each bucket as one square matrix: faster, but less accurate.
 CommHook batched_powerSGD_hook(std::shared_ptr<PowerSGDState> state);
 
 }  // namespace muster

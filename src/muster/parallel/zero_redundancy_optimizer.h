@@ -1,10 +1,10 @@
-/// ZeroRedundancyOptimizer: an optimizer whose state is divided among the ranks.
+/// ZeroRedundancyOptimizer: an optimizer whose state is sharded across ranks.
 ///
-/// Each parameter belongs to one rank, which keeps its state, updates it and sends it to the
-/// others: a rank holds about 1/n of what Adam and its like remember. Gradients must be the same on
-/// all ranks (DistributedDataParallel sees to it); then the weights are, bit for bit, what the
-/// undivided optimizer makes of them. After torch.distributed.optim.ZeroRedundancyOptimizer;
-/// Rajbhandari et al., "ZeRO", SC 2020, the first of its stages.
+/// Each parameter is assigned to one rank, which keeps its state, updates it and broadcasts it; a
+/// rank holds about 1/n of the state of an optimizer such as Adam. Gradients must be equal on all
+/// ranks, as with DistributedDataParallel; the weights are then bitwise equal to those of the
+/// unsharded optimizer. Modelled on torch.distributed.optim.ZeroRedundancyOptimizer; Rajbhandari et
+/// al., "ZeRO", SC 2020, stage 1.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,23 +30,24 @@ namespace muster {
 
 struct ZeroRedundancyOptions {
   Group process_group = nullptr;  ///< null: the default group
-  bool parameters_as_bucket_view =
-      false;  ///< a rank's parameters lie in one piece of memory and travel as one message
-  bool overlap_with_ddp =
-      false;  ///< backward takes the step (`hook_with_zero_step`); `step` does nothing
+  /// A rank's parameters are contiguous in memory and are sent as one message.
+  bool parameters_as_bucket_view = false;
+  /// Backward performs the step (`hook_with_zero_step`); `step` does nothing.
+  bool overlap_with_ddp = false;
 };
 
 namespace parallel {
 
-/// Which rank keeps each parameter: group by group, the largest first, each to the rank that has
-/// the fewest elements so far. `elements[g][i]` is the size of parameter i of group g; the result
-/// has the same shape. Later groups do not change what earlier ones got.
+/// Assigns each parameter to a rank: group by group, largest first, each to the rank with the
+/// fewest elements so far. `elements[g][i]` is the size of parameter i of group g; the result has
+/// the same shape. Later groups do not change earlier assignments.
 std::vector<std::vector<int>> shard_parameters(
     const std::vector<std::vector<std::int64_t>>& elements, int ranks);
 
-/// All of ZeroRedundancyOptimizer but the type of optimizer. `param_groups()` are those of the
-/// whole: what is set there (a learning rate, by hand or by a scheduler) counts from the next step
-/// on. `state()` is empty: what this rank remembers is in `local()`.
+/// The part of ZeroRedundancyOptimizer that does not depend on the optimizer's type.
+/// `param_groups()` are those of the whole optimizer: a change there, such as a learning rate set
+/// by hand or by a scheduler, takes effect from the next step. `state()` is empty; this rank's
+/// state is in `local()`.
 class ShardedOptimizer : public torch::optim::Optimizer, public Joinable {
  public:
   using ParamGroups = std::vector<torch::optim::OptimizerParamGroup>;
@@ -57,30 +58,32 @@ class ShardedOptimizer : public torch::optim::Optimizer, public Joinable {
                    const ZeroRedundancyOptions& options);
   ~ShardedOptimizer() override;
 
-  /// All members call it alike. Hides the base's, which is not virtual: call it on this type.
+  /// Every member calls it with the same group. Hides the base's non-virtual method; call it on
+  /// this type.
   void add_param_group(const torch::optim::OptimizerParamGroup& param_group);
 
-  /// Updates this rank's parameters, then all members meet to send theirs. What the closure gives,
-  /// where there is one. Where updating throws on one rank, the group fails with that as its reason
-  /// and the others throw too. With overlap_with_ddp backward has taken the step: does nothing.
+  /// Updates this rank's parameters; then all members broadcast theirs. Returns the closure's
+  /// result, if there is a closure. If an update throws on one rank, the group fails for that
+  /// reason and the other ranks throw too. With overlap_with_ddp it does nothing, because backward
+  /// has performed the step.
   at::Tensor step(LossClosure closure = nullptr) override;
 
-  /// Collects the state of all members on rank `to` of the group. Every member calls it.
+  /// Collects all members' state on rank `to` of the group. Every member calls it.
   void consolidate_state_dict(int to = 0);
-  /// The whole optimizer as it was at the last `consolidate_state_dict`, in the form in which an
-  /// undivided one saves itself; so either can load it. Throws DistError on a rank that it was not
-  /// collected on. `torch::save` of this object does the same.
+  /// Writes the whole optimizer as of the last `consolidate_state_dict`, in the format of an
+  /// unsharded one, so that either can load it. Throws DistError on a rank that did not collect it.
+  /// `torch::save` does the same.
   void save(torch::serialize::OutputArchive& archive) const override;
-  /// What an undivided optimizer or `save` wrote, at any number of ranks: this rank's part of it is
-  /// kept. Every member loads the same.
+  /// Reads what an unsharded optimizer or `save` wrote, with any number of ranks, and keeps this
+  /// rank's part. Every member loads the same.
   void load(torch::serialize::InputArchive& archive) override;
-  /// The same as bytes.
+  /// As `save` and `load`, with bytes.
   std::string state_dict() const;
   void load_state_dict(const std::string& bytes);
 
-  /// This rank's part; it belongs to this object.
+  /// This rank's part of the optimizer; owned by this object.
   torch::optim::Optimizer& local();
-  /// The rank (of the group) that keeps a parameter of this optimizer.
+  /// The group rank that owns a parameter of this optimizer.
   int rank_of(const at::Tensor& parameter) const;
 
   std::unique_ptr<JoinHook> join_hook(const JoinOptions& options) override;
@@ -97,10 +100,10 @@ CommHook hook_with_step(CommHook hook, ShardedOptimizer& optimizer);
 
 }  // namespace parallel
 
-/// `Wrapped` is any class of torch::optim that treats each parameter by itself (SGD, Adam, AdamW,
-/// Adagrad, RMSprop, one of yours): made from a list of parameter groups and its options. LBFGS
-/// looks at all parameters together and cannot be divided. Made by all members of the group with
-/// parameters of the same shapes, else throws on all. Used by one thread; the tensors must outlive
+/// `Wrapped` is any class of torch::optim that treats each parameter separately (SGD, Adam, AdamW,
+/// Adagrad, RMSprop, or your own), constructed from parameter groups and options. LBFGS uses all
+/// parameters together and cannot be sharded. All members of the group construct it with parameters
+/// of equal shapes; otherwise it throws on all of them. Not thread-safe. The tensors must outlive
 /// it.
 ///
 ///   ZeroRedundancyOptimizer<torch::optim::Adam> optimizer(net->parameters(),
@@ -130,12 +133,12 @@ class ZeroRedundancyOptimizer : public parallel::ShardedOptimizer {
             std::move(defaults), options) {}
 };
 
-/// For a model whose optimizer has `overlap_with_ddp`: the averaging that `hook` does, and each
-/// bucket's step as soon as it is averaged, while later buckets still travel. Backward then returns
-/// with the new weights on every rank; there is nothing left for `step`. Without
-/// find_unused_parameters: parameters that nobody used are updated as with zero gradients; and
-/// without mixed_precision, which throws, or delayed parameters, which no hook sees. The optimizer
-/// must outlive the model's use of it.
+/// For a model whose optimizer has `overlap_with_ddp`: averages as `hook` does, and performs each
+/// bucket's step as soon as the bucket is averaged, while later buckets are still in flight. When
+/// backward returns, every rank has the new weights and `step` has nothing to do.
+/// find_unused_parameters is not supported: unused parameters are updated as with zero gradients.
+/// mixed_precision throws. Delayed parameters are not updated, because no hook sees them. The
+/// optimizer must outlive the model's use of it.
 ///
 ///   model.register_comm_hook(hook_with_zero_step(all_reduce_hook(), optimizer));
 inline CommHook hook_with_zero_step(CommHook hook, parallel::ShardedOptimizer& optimizer) {

@@ -1,24 +1,24 @@
-/// One worker's end of all calls: requests and answers over a fabric, many in flight to every peer,
-/// answered in any order.
+/// One worker's endpoint of all calls: requests and replies over a fabric, many in flight to every
+/// peer, answered in any order.
 ///
-/// What lives in `rpc/`: the wire form (`message.h`, no torch), values (`value.h`), this agent, the
-/// registry of functions (`function.h`), and what users see (`rpc.h`). It stands on transport/ and
-/// knows no sockets: the same agent runs over the in-memory fabric. Of group/ it uses the
-/// exceptions only. Test it alone: `ctest -R rpc`.
+/// `rpc/` holds the wire format (`message.h`, no torch), values (`value.h`), this agent, the
+/// function registry (`function.h`) and the user interface (`rpc.h`). It builds on transport/ and
+/// uses no sockets itself: the same agent runs over the in-memory fabric. From group/ it uses only
+/// the exceptions. Its tests: `ctest -R rpc`.
 ///
-/// Threads. Whoever waits for an answer drives the fabric on its own thread: no hand-over between
-/// the bytes and the waiting caller. While nobody waits, the agent's listener thread does; asleep
-/// it is woken through the fabric's mailbox. Handlers that say they are short run on the thread
-/// that found the message; all others on a pool of at most `num_worker_threads` threads, which
-/// start when first needed. Futures' callbacks run on threads of the CallbackExecutor: they may
+/// Threads. A thread that waits for a reply drives the fabric itself, so there is no thread switch
+/// between the bytes and the waiting caller. While no thread waits, the agent's listener thread
+/// drives it; when asleep, it is woken through the fabric's mailbox. Short handlers run on the
+/// thread that received the message; all others run on a pool of at most `num_worker_threads`
+/// threads, started on demand. Callbacks of futures run on threads of the CallbackExecutor and may
 /// wait for one another to any depth.
 ///
-/// Failure. A peer that dies, leaves or sends what cannot be read fails exactly the calls that wait
-/// for it, at once, naming it; calls to others go on. A call that nobody waits for any more
-/// (timeout) is cancelled over there where it has not begun.
+/// Failure. A peer that dies, leaves or sends an unreadable message immediately fails exactly the
+/// calls that wait for it, with an error that names it; other calls continue. A call that times out
+/// is cancelled on the callee if it has not started there.
 ///
-/// Back-pressure is the channel's: a peer that does not take its messages leaves them with the
-/// sender, within the fabric's credit.
+/// Back-pressure is the channel's: messages that a peer does not accept stay with the sender,
+/// within the fabric's credit.
 #pragma once
 
 #include <atomic>
@@ -50,34 +50,34 @@
 namespace muster::rpc {
 
 struct CallOptions {
-  std::optional<Duration> timeout = {};  ///< zero: never; absent: the agent's
+  std::optional<Duration> timeout = {};  ///< zero: no limit; default: the agent's
 };
 
 struct AgentOptions {
   Duration rpc_timeout = kDefaultRpcTimeout;
   int num_worker_threads = kDefaultWorkerThreads;
   std::map<std::string, DeviceMap> device_maps;  ///< this worker's, by callee
-  /// The maps of the others to this worker, by caller: answers use their inverse.
+  /// The other workers' maps to this worker, by caller; replies use their inverse.
   std::map<std::string, DeviceMap> maps_of_callers;
-  BindThread bind_thread;  ///< bound to every thread that the agent starts, as long as it runs
-  /// Held until all workers have come to the graceful end, else until this one ends: the store by
-  /// which they met.
+  BindThread bind_thread;  ///< bound to every thread the agent starts while it runs
+  /// Kept alive until all workers have reached the graceful shutdown, or until this agent is
+  /// destroyed: the store through which they met.
   std::shared_ptr<void> meeting_place;
 };
 
 class Agent final : public std::enable_shared_from_this<Agent>, private InboxEvents {
  public:
-  /// `names[rank]`, all different. The fabric must be this agent's alone: calls use its
-  /// `agreements()` channel. Handlers may be added until `start`; messages that come before wait.
+  /// `names[rank]`, all different. The fabric must be used by this agent only: calls use its
+  /// `agreements()` channel. Handlers may be added until `start`; earlier messages are held back.
   static std::shared_ptr<Agent> create(std::shared_ptr<transport::Fabric> fabric,
                                        const std::vector<std::string>& names, AgentOptions options);
-  /// Ends at once, as `stop`.
+  /// Calls `stop`.
   ~Agent();
   void start();
 
   const WorkerInfo& self() const { return workers_.self(); }
   std::span<const WorkerInfo> workers() const { return workers_.all(); }
-  /// Throws DistError naming those there are.
+  /// Throws DistError listing the workers if `to` is not one of them.
   const WorkerInfo& worker(const To& to) const { return workers_.find(to); }
   transport::Fabric& fabric() { return *fabric_; }
   const Clock& clock() const { return fabric_->clock(); }
@@ -86,7 +86,7 @@ class Agent final : public std::enable_shared_from_this<Agent>, private InboxEve
 
   // ---- calling
 
-  /// What to call. `fill` packs the arguments, on the calling thread, before `call` returns; it may
+  /// A call to make. `fill` packs the arguments on the calling thread before `call` returns; it may
   /// throw.
   struct Call {
     int to = -1;
@@ -96,34 +96,34 @@ class Agent final : public std::enable_shared_from_this<Agent>, private InboxEve
     CallOptions options;
     bool observed = true;  ///< the observer sees it
   };
-  /// Sends, never waits for the answer. Arguments are copied where they are not sent at once: later
-  /// changes do not show. The returned number is for `cancel`. Throws what `fill` throws, and
-  /// DistError for a worker that is not there; a dead one fails the completion.
+  /// Sends the call without waiting for the reply. Arguments that are not sent immediately are
+  /// copied; later changes to them have no effect. Returns a number for `cancel`. Throws what
+  /// `fill` throws, and DistError for an unknown worker; a dead worker fails the completion.
   std::uint64_t call(Call call, Completion completion);
-  /// Sends and waits for the answer; tensors are read while it waits. Errors are in the answer.
-  /// Throws as `call`. Once `unwanted()` holds (whoever makes that true calls `wake`) the call is
-  /// given up as at its timeout, with Code::aborted.
+  /// Sends the call and waits for the reply; tensors are read during the wait. Errors are returned
+  /// in the answer; throws as `call` does. Once `unwanted()` returns true (the thread that makes it
+  /// true calls `wake`), the call is abandoned as on a timeout, with Code::aborted.
   Answer call_sync(Call call, const std::function<bool()>& unwanted = {});
-  /// A message that wants no answer. To a lost worker: nothing happens.
+  /// Sends a message that expects no reply. Does nothing if the worker is lost.
   void post(Call message);
-  /// Gives a call up: its completion gets `error`, unless it is completed already; the other side
-  /// is told.
+  /// Abandons a call: its completion receives `error` unless it has already completed, and the
+  /// callee is told.
   void cancel(std::uint64_t call, std::exception_ptr error);
 
   // ---- serving
 
-  /// What answers messages of this kind, in place of who did before.
+  /// Sets the handler of messages of this kind, replacing the previous one.
   void on(Kind kind, Handler handler) { server_.on(kind, std::move(handler)); }
-  /// At most one; null: none. Before the first call.
+  /// Sets the observer; null: none. Call before the first call.
   void observe(std::shared_ptr<Observer> observer) { server_.observe(std::move(observer)); }
   void add_drain(std::shared_ptr<Drain> drain);
-  /// Hears of every worker that is lost (died, left before its time, broke the protocol), on a
-  /// worker thread.
+  /// `callback` runs on a worker thread for every worker that is lost: died, left early or violated
+  /// the protocol.
   void on_loss(std::function<void(int worker, const Status& why)> callback);
-  /// Why `worker` cannot be called any more; success while it can.
+  /// Why `worker` can no longer be called; ok while it can.
   Status lost(int worker) const { return calls_.why_lost(worker); }
-  /// Keeps for ever what must live as long as the agent (contexts of the layers above). By type,
-  /// made by the first who asks.
+  /// Returns the object of type T owned by this agent (contexts of the layers above); the first
+  /// caller creates it.
   template <class T>
   std::shared_ptr<T> companion(const std::function<std::shared_ptr<T>()>& make) {
     const std::lock_guard lock(companions_.mutex);
@@ -134,41 +134,42 @@ class Agent final : public std::enable_shared_from_this<Agent>, private InboxEve
 
   // ---- threads
 
-  /// True once `done()` holds, false at the deadline; drives messages meanwhile. `done` is asked
-  /// often and must be quick.
+  /// Drives messages until `done()` returns true, or returns false at the deadline. `done` is
+  /// called often and must be fast.
   bool wait(const std::function<bool()>& done, TimePoint deadline);
-  /// What a thread waits for with `wait` has changed.
+  /// Wakes threads in `wait` to re-evaluate their condition.
   void wake();
-  /// On a worker thread. False where it will not run: the agent has ended, or gets no thread.
+  /// Runs `task` on a worker thread. Returns false if it will not run because the agent has ended
+  /// or no thread is available.
   bool run_later(std::function<void()> task) { return pool_.run(std::move(task)); }
-  /// Code of the user's, on a thread of its own, bound as a worker thread is. It may wait for other
-  /// callbacks. The end of the agent waits until it has returned.
+  /// Runs user code on its own thread, bound like a worker thread. It may wait for other callbacks.
+  /// The agent's shutdown waits for it to return.
   void run_callback(std::function<void()> callback) {
     pool_.run_callback(shared_from_this(), std::move(callback));
   }
 
   // ---- the end
 
-  /// Waits until every worker has come here and nothing is under way anywhere: calls answered,
-  /// drains idle. Then `stop`. At the deadline throws DistError (timed_out) naming the workers that
-  /// it waits for; the agent is stopped then too.
+  /// Waits until every worker has called it and nothing is in flight anywhere (calls answered,
+  /// drains idle), then calls `stop`. At the deadline throws DistError (timed_out) naming the
+  /// workers it waits for; the agent is stopped then too.
   void shut_down(Duration timeout);
-  /// Ends here and now: calls under way fail with Code::aborted, handlers that run are waited for.
+  /// Stops immediately: calls in flight fail with Code::aborted; running handlers are waited for.
   void stop();
   bool running() const { return life_.state() == AgentLife::State::running; }
 
-  /// How much happened, for tests and benchmarks.
+  /// Counters for tests and benchmarks.
   struct Counts {
     std::uint64_t calls = 0;        ///< sent
     std::uint64_t requests = 0;     ///< handled here
-    std::uint64_t inline_runs = 0;  ///< of those, on the thread that found them
-    std::size_t in_flight = 0;      ///< calls without an answer
+    std::uint64_t inline_runs = 0;  ///< requests handled on the receiving thread
+    std::size_t in_flight = 0;      ///< calls without a reply
   };
   Counts counts() const;
 
  private:
   class Closing;
-  /// Until when a call may take.
+  /// A call's time limit.
   struct Limit {
     Duration timeout{};
     TimePoint deadline = TimePoint::max();
@@ -209,7 +210,7 @@ class Agent final : public std::enable_shared_from_this<Agent>, private InboxEve
     std::map<const std::type_info*, std::shared_ptr<void>> by_type;
   } companions_;
   std::unique_ptr<Closing> closing_;
-  std::mutex ending_mutex_;  // one thread ends it
+  std::mutex ending_mutex_;  // serialises shutdown
 };
 
 }  // namespace muster::rpc

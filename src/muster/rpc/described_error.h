@@ -1,4 +1,4 @@
-/// What another language's function has thrown.
+/// An exception thrown by a function of another language.
 #pragma once
 
 #include <stdexcept>
@@ -8,8 +8,8 @@
 
 namespace muster::rpc {
 
-/// It has been described already, and goes to the caller as that; `type` is the other language's
-/// name of it.
+/// Carries a ready description, which is sent to the caller unchanged; `type` is the exception's
+/// name in the other language.
 class DescribedError : public std::runtime_error {
  public:
   explicit DescribedError(ErrorText error)

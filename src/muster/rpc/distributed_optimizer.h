@@ -1,5 +1,4 @@
-/// An optimizer over parameters that live on several workers:
-/// torch.distributed.optim.DistributedOptimizer.
+/// An optimizer over parameters on several workers: torch.distributed.optim.DistributedOptimizer.
 ///
 ///     DistributedOptimizer<torch::optim::SGD> optimizer(module.remote_parameters(),
 ///         torch::optim::SGDOptions(0.05));
@@ -7,18 +6,17 @@
 ///     ... backward(context.context_id(), {loss}) ...
 ///     optimizer.step(context.context_id());
 ///
-/// Each owner makes one optimizer of its parameters; `step` has all of them apply the gradients of
-/// one context. Every optimizer of torch but LBFGS, which asks for the loss again and again; one of
-/// your own after `register_optimizer` on all workers.
+/// Each owner makes one optimizer of its parameters; `step` applies the gradients of one context on
+/// all owners. Supports every optimizer of torch except LBFGS, which evaluates the loss repeatedly,
+/// and your own after `register_optimizer` on all workers.
 ///
 /// Several trainers may step at once, through one optimizer or through their own over the same
-/// parameters. Their steps do not trample: on an owner one step runs after the other, whole, each
-/// from the parameters that the one before it left. A step's gradients come from its own context
-/// and are given to the optimizer for the time of that step alone, so none sees another's; the
-/// parameters' own `grad()` is not touched. The optimizer writes through views with a version count
-/// of their own: what another trainer's forward has saved stays usable, as with torch's functional
-/// optimizers. Its backward then sees the newer values, which is what training without a barrier
-/// between trainers (Hogwild) means: trainers that must not have that wait for each other.
+/// parameters. Each owner runs the steps one after the other, and each step starts from the
+/// parameters the previous one left. A step's gradients come from its own context and are visible
+/// to the optimizer only during that step; the parameters' `grad()` is not touched. The optimizer
+/// writes through views with their own version counter, so tensors saved by another trainer's
+/// forward stay usable, as with torch's functional optimizers. That trainer's backward then uses
+/// the newer values (Hogwild); trainers that must not see them need a barrier.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -35,15 +33,15 @@
 
 namespace muster::rpc {
 
-/// Makes an optimizer of `parameters`; `options`: as pack_options wrote them.
+/// Makes an optimizer of `parameters`. `options` is the output of pack_options.
 using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(
     std::vector<at::Tensor> parameters, const std::string& options)>;
 void register_optimizer(const std::string& name, const std::type_info& type, MakeOptimizer make);
 std::string pack_options(const torch::optim::OptimizerOptions& options);
 void unpack_options(const std::string& bytes, torch::optim::OptimizerOptions& options);
 
-/// On every worker that is to run it, under the same name. Options: serialisable as torch's, made
-/// of nothing or of a learning rate.
+/// Registers an optimizer; call it on every worker that is to run it, under the same name. Options
+/// must be serialisable like torch's and constructible from nothing or from a learning rate.
 template <class Optimizer, class Options>
 void register_optimizer(const std::string& name) {
   register_optimizer(name, typeid(Optimizer),
@@ -63,17 +61,18 @@ void register_optimizer(const std::string& name) {
 
 namespace detail {
 
-/// What an owner keeps.
+/// The optimizer on an owner.
 struct OwnerOptimizer {
   struct State;
   std::shared_ptr<State> state;
 };
-/// One per owner of `parameters`, all made when it returns; throws what their making threw.
+/// Makes one optimizer per owner of `parameters` and waits for all of them; throws what a
+/// constructor threw.
 std::vector<RRef<OwnerOptimizer>> make_optimizers(const std::type_info& type,
                                                   const std::vector<RRef<at::Tensor>>& parameters,
                                                   const torch::optim::OptimizerOptions& options);
 void step(const std::vector<RRef<OwnerOptimizer>>& optimizers, std::int64_t context_id);
-/// Done when a worker's layers start.
+/// Called when a worker's extensions are installed.
 void register_optimizer_functions();
 
 }  // namespace detail
@@ -81,13 +80,14 @@ void register_optimizer_functions();
 template <class Optimizer>
 class DistributedOptimizer {
  public:
-  /// `parameters`: tensors, of any owners, each once. Blocks until all owners have made theirs.
+  /// `parameters` may have any owners; each is given once. Blocks until every owner has made its
+  /// optimizer.
   DistributedOptimizer(const std::vector<RRef<at::Tensor>>& parameters,
                        const torch::optim::OptimizerOptions& options)
       : optimizers_(detail::make_optimizers(typeid(Optimizer), parameters, options)) {}
 
-  /// One step on every owner with the gradients that the context has there; a parameter without one
-  /// stays as it is. Blocks until all have stepped; then throws the first failure.
+  /// Performs one step on every owner with the context's gradients there; a parameter without a
+  /// gradient is unchanged. Blocks until all have stepped, then throws the first failure.
   void step(std::int64_t context_id) { detail::step(optimizers_, context_id); }
 
  private:

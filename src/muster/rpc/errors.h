@@ -1,9 +1,9 @@
-/// How what was thrown over there is thrown here.
+/// How exceptions of the callee are rethrown in the caller.
 ///
-/// A standard exception, torch's c10::Error and muster's own come back as the same type (or one
-/// derived from it) with the text, the worker's name and, where it is known, the place; any other
-/// type as DistBackendError, with its name. All of them are RemoteError besides: `catch (const
-/// rpc::RemoteError& e) { e.worker(); e.type(); }`.
+/// A standard exception, torch's c10::Error and muster's own errors are rethrown as the same type
+/// or a derived one, with the text, the worker's name and, if known, the location. Any other type
+/// becomes a DistBackendError with the type's name. All of them also derive from RemoteError:
+/// `catch (const rpc::RemoteError& e) { e.worker(); e.type(); }`.
 #pragma once
 
 #include <exception>
@@ -14,7 +14,7 @@
 
 namespace muster::rpc {
 
-/// What is known of where an exception came from. Not an exception by itself.
+/// The origin of a remote exception. Not an exception by itself.
 class RemoteError {
  public:
   RemoteError(std::string worker, int worker_id, ErrorText error)
@@ -24,9 +24,9 @@ class RemoteError {
   int worker_id() const noexcept { return worker_id_; }
   /// "std::out_of_range".
   const std::string& type() const noexcept { return error_.type; }
-  /// Its own words, without those about the worker.
+  /// The original message, without the worker's name.
   const std::string& text() const noexcept { return error_.text; }
-  /// Frames over there, where its type keeps them; else empty.
+  /// The callee's stack frames if its type records them; otherwise empty.
   const std::string& trace() const noexcept { return error_.trace; }
 
  private:
@@ -35,9 +35,9 @@ class RemoteError {
   ErrorText error_;
 };
 
-/// What an exception tells of itself.
+/// Describes an exception for the wire.
 ErrorText describe_exception(const std::exception_ptr& error);
-/// The exception to throw here: "worker 'ps' (rank 1): std::out_of_range in 'lookup': no such key".
+/// The exception to rethrow: "worker 'ps' (rank 1): std::out_of_range in 'lookup': no such key".
 std::exception_ptr remote_exception(const std::string& worker, int worker_id,
                                     const std::string& function, ErrorText error);
 

@@ -1,12 +1,12 @@
-/// The functions that calls may run, by name.
+/// The registry of functions that other workers may call, by name.
 ///
-/// `register_function("lookup", lookup)` on the worker that is to run it (usually everywhere);
-/// arguments and results are of any type that `value.h` can carry. A function that returns
-/// `Future<T>` frees its thread at once and answers when the future is done (torch:
-/// async_execution). Numbers are converted where nothing is lost, so that `3` may be given for a
-/// double; everything else must be of the same type on both sides, else the call fails saying which
-/// argument differs. torch's operators that compute tensors need no registration: "aten::add";
-/// others need `allow_operator`. One registry per process; thread-safe.
+/// Call `register_function("lookup", lookup)` on the worker that is to run it, usually on all.
+/// Arguments and results may have any type `value.h` can serialise. A function that returns
+/// `Future<T>` frees its thread and replies when the future completes (torch: async_execution).
+/// Numbers are converted if the conversion is lossless, so `3` may be passed for a double; every
+/// other argument must have the same type on both sides, or the call fails with an error naming the
+/// argument. torch's operators that compute tensors ("aten::add") need no registration; others need
+/// `allow_operator`. One registry per process; thread-safe.
 #pragma once
 
 #include <cmath>
@@ -26,12 +26,12 @@
 
 namespace muster::rpc {
 
-/// How a function is run.
+/// Where a function runs.
 enum class Runs : std::uint8_t {
-  pooled,  ///< on a worker thread; may wait, call others, take its time
-  /// On the thread that found the call, perhaps one that waits for another answer: no hand-over. It
-  /// must take some microseconds at most, wait for nothing and take no lock that is held during
-  /// calls.
+  pooled,  ///< on a worker thread; may block and make calls
+  /// On the thread that received the call, possibly one waiting for another reply; avoids a thread
+  /// switch. The function must take at most a few microseconds, must not block, and must not take a
+  /// lock that is held during calls.
   at_once,
 };
 
@@ -41,8 +41,7 @@ struct FunctionOptions {
 
 namespace detail {
 
-/// What stands before every argument and result, so that both sides know what they speak of: the
-/// kind of number, or the type's hash.
+/// Precedes every argument and result on the wire: the kind of number, or a type hash.
 enum class Tag : std::uint8_t {
   object = 0,
   boolean,
@@ -76,24 +75,23 @@ constexpr Tag tag_of() {
     return Tag::object;
 }
 
-/// Equal for equal types of one build.
+/// Equal for equal types within one build.
 std::uint64_t hash_of_name(const char* name);
 template <class T>
 std::uint64_t type_hash() {
   static const std::uint64_t hash = hash_of_name(typeid(T).name());
   return hash;
 }
-/// A type's name as people write it.
+/// A type's readable name.
 std::string type_name(const std::type_info& type);
-/// Remembers which name a hash is of, for messages.
+/// Records the type of a hash, for error messages.
 void know_type(std::uint64_t hash, const std::type_info& type);
 std::string known_type(std::uint64_t hash);
 [[noreturn]] void wrong_type(std::string_view what, const std::string& wanted, Tag came,
                              std::uint64_t hash);
 [[noreturn]] void wrong_number(std::string_view what, const std::string& wanted);
 
-/// Text in any of its forms travels as std::string, what cannot be stored (references, const) as
-/// the plain type.
+/// The type an argument is sent as: std::string for any string type, otherwise the decayed type.
 template <class T>
 using Carried = std::conditional_t<std::is_convertible_v<const std::decay_t<T>&, std::string_view>,
                                    std::string, std::decay_t<T>>;
@@ -132,7 +130,7 @@ To convert_number(From from, std::string_view what) {
   return static_cast<To>(from);
 }
 
-/// Reads what put_typed wrote as a T; throws ValueError naming `what` ("argument 2 of 'lookup'").
+/// Reads a T written by put_typed. Throws ValueError naming `what` ("argument 2 of 'lookup'").
 template <class T>
 T get_typed(ValueInput& archive, std::string_view what) {
   Tag tag{};
@@ -166,7 +164,7 @@ T get_typed(ValueInput& archive, std::string_view what) {
   }
 }
 
-/// How many there are, then each.
+/// Writes the number of arguments, then each.
 template <class... A>
 void put_arguments(Value& value, Passage& passage, const A&... arguments) {
   if constexpr (sizeof...(A) == 0) {
@@ -204,7 +202,7 @@ void put_result(Value& value, Passage& passage, const R& result) {
   ValueOutput archive(value, passage);
   put_typed<R>(archive, result);
 }
-/// A call that wants no value takes any.
+/// R = void accepts any result.
 template <class R>
 R get_result(std::string_view function, const Value& value, Passage& passage) {
   if constexpr (!std::is_void_v<R>) {
@@ -237,7 +235,7 @@ struct IsFuture<Future<T>> : std::true_type {
 
 }  // namespace detail
 
-/// `value`, to stay here.
+/// Wraps `value` to be kept on this worker.
 template <class T>
 KeptValue kept_of(T value) {
   auto object = std::make_shared<T>(std::move(value));
@@ -252,18 +250,17 @@ KeptValue kept_of(T value) {
   return kept;
 }
 
-/// A registered function without its types.
+/// A registered function with its types erased.
 struct Function {
   std::string name;
   Runs runs = Runs::pooled;
-  /// Unpacks the arguments, runs it and answers.
+  /// Unpacks the arguments, runs the function and replies.
   std::function<void(Request&)> serve;
 };
 
-/// By its name; null where there is none. What was found stays as long as the process.
+/// Null if there is none. The result is valid until the process exits.
 const Function* find_function(std::string_view name);
-/// Name under which this very function was registered; throws DistError where it was not.
-/// `address`: of a plain function.
+/// The name this plain function was registered under; throws DistError if it was not.
 std::string name_of_function(const void* address);
 void add_function(Function function, const void* address);
 
@@ -286,7 +283,7 @@ inline void send_nothing(const ResponderRef& responder) {
 
 }  // namespace detail
 
-/// Answers `responder` with what `compute()` returns: a value, nothing, or a future.
+/// Replies to `responder` with the result of `compute()`: a value, nothing, or a future.
 template <class R, class Compute>
 void answer(const ResponderRef& responder, Compute compute) {
   if constexpr (detail::IsFuture<R>::value) {
@@ -317,9 +314,9 @@ void answer(const ResponderRef& responder, Compute compute) {
   }
 }
 
-/// Makes `function` callable under `name`, for every agent of this process; a second function under
-/// one name throws DistError. `function`: a plain function or any object with one operator();
-/// called from many threads at once.
+/// Makes `function` callable under `name` for every agent of this process. Throws DistError if the
+/// name is taken. `function` is a plain function or an object with one operator(); it is called
+/// from many threads at once.
 template <class F>
 void register_function(std::string name, F function, FunctionOptions options = {}) {
   using Types = detail::Signature<F>;
@@ -342,23 +339,23 @@ void register_function(std::string name, F function, FunctionOptions options = {
   add_function(std::move(erased), address);
 }
 
-/// The handler of Kind::call: registered functions and torch's operators.
+/// The handler for Kind::call: registered functions and torch's operators.
 Handler function_handler();
-/// Runs one of torch's operators ("aten::add") on arguments that came with put_arguments. The
-/// overload is the first whose arguments fit. Throws DistError where none does, and (Code::refused)
-/// where other workers may not call it.
+/// Runs a torch operator ("aten::add") on arguments written by put_arguments. Uses the first
+/// overload whose arguments match. Throws DistError if none does, and (Code::refused) if other
+/// workers may not call it.
 void serve_operator(Request& request);
-/// Whether there is an operator of that name.
+/// Whether torch has an operator of that name.
 bool is_operator(std::string_view name);
-/// Whether it is one of the operators that any worker may call: those that compute tensors from
-/// their arguments and touch nothing else (`allowed_operators.cc` lists them).
+/// Whether it is an operator that any worker may call: one that computes tensors from its arguments
+/// without side effects (listed in `allowed_operators.cc`).
 bool is_computing_operator(std::string_view name);
-/// Whether other workers may call it by name here.
+/// Whether other workers may call it by name on this process.
 bool is_allowed_operator(std::string_view name);
-/// Lets other workers call an operator by name on this process that they may not call otherwise:
-/// one of a library of your own ("mylib::scale"), or one of torch's that does more than compute.
-/// Stays so for the life of the process. Thread-safe. Throws DistError (Code::invalid_argument)
-/// where torch has no such operator: load the library that defines it first.
+/// Lets other workers call an operator on this process by name although it is not a computing
+/// operator: one of your own library ("mylib::scale"), or one of torch's with side effects. Lasts
+/// until the process exits. Thread-safe. Throws DistError (Code::invalid_argument) if torch has no
+/// such operator; load the library that defines it first.
 void allow_operator(const std::string& name);
 
 }  // namespace muster::rpc

@@ -1,8 +1,8 @@
-/// Values that are still to come: what rpc_async returns, what a function over there returns to
-/// free its thread (SPEC "async_execution").
+/// Futures: returned by rpc_async, and by functions that free their thread before they reply (SPEC
+/// "async_execution").
 ///
-/// A `Future<T>` is a handle to shared state; copies see the same value. Whoever waits for one that
-/// belongs to an agent drives that agent's messages meanwhile, on its own thread. Thread-safe.
+/// A `Future<T>` is a handle to shared state; copies see the same value. A thread that waits for a
+/// future of an agent drives that agent's messages meanwhile. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@ namespace muster::rpc {
 
 class Agent;
 
-/// The part of a future's state that does not depend on its type. Always held by shared pointers.
+/// The type-independent part of a future's state. Always held by shared_ptr.
 class FutureCore : public std::enable_shared_from_this<FutureCore> {
  public:
   explicit FutureCore(std::weak_ptr<Agent> agent) : agent_(std::move(agent)) {}
@@ -34,15 +34,15 @@ class FutureCore : public std::enable_shared_from_this<FutureCore> {
   FutureCore& operator=(const FutureCore&) = delete;
 
   bool done() const { return done_.load(std::memory_order_acquire); }
-  /// False at the deadline.
+  /// Returns false if the deadline passes first.
   bool wait_until(TimePoint deadline) const;
   std::exception_ptr error() const { return error_; }
   const std::weak_ptr<Agent>& agent() const { return agent_; }
-  /// The first completion counts; false for later ones.
+  /// Only the first completion counts; returns false for later ones.
   bool fail(std::exception_ptr error);
 
  protected:
-  /// Takes the right to complete; then write the value and call `publish`.
+  /// Claims the right to complete. The caller then writes the value and calls `publish`.
   bool claim() { return !claimed_.exchange(true, std::memory_order_acq_rel); }
   void publish();
   /// As FutureState::then.
@@ -70,10 +70,9 @@ class FutureState final : public FutureCore {
     return true;
   }
   const Stored& value() const { return *value_; }
-  /// Calls `callback(state)`: at once where this is done; else once it is, on a thread for
-  /// callbacks (where there is no agent: on the thread that completes it). The state that it is
-  /// called with is this one: a callback that holds it itself would keep a state alive whose value
-  /// never comes.
+  /// Calls `callback(state)`: immediately if this is done; otherwise on completion, on a callback
+  /// thread, or on the completing thread if there is no agent. `callback` must use its argument
+  /// rather than capture this state, which would otherwise never be freed if it never completes.
   template <class F>
   void then(F callback) {
     call_when_done([this, callback = std::move(callback)]() mutable {
@@ -94,19 +93,20 @@ class Future {
 
   bool valid() const { return state_ != nullptr; }
   bool done() const { return state_->done(); }
-  /// Blocks; throws what went wrong, here or over there. May be called again.
+  /// Blocks until done. Returns the value or throws the error, local or remote. May be called
+  /// repeatedly.
   T wait() const {
     state_->wait_until(TimePoint::max());
     if (auto error = state_->error()) std::rethrow_exception(error);
     if constexpr (!std::is_void_v<T>) return state_->value();
   }
-  /// False at the deadline.
+  /// Returns false if the deadline passes first.
   bool wait_until(TimePoint deadline) const { return state_->wait_until(deadline); }
-  /// Null while it is not done, or went well.
+  /// Null if not done or successful.
   std::exception_ptr error() const { return state_->done() ? state_->error() : nullptr; }
 
-  /// What `callback(future)` returns, once this is done (also where it failed: `wait` inside
-  /// throws); its exceptions are the new future's.
+  /// Returns a future of `callback(future)`, which runs once this future is done, also if it failed
+  /// (`wait` inside the callback then throws). Exceptions of the callback fail the new future.
   template <class F>
   auto then(F callback) const -> Future<std::invoke_result_t<F, Future<T>>> {
     using U = std::invoke_result_t<F, Future<T>>;
@@ -133,8 +133,8 @@ class Future {
   std::shared_ptr<State> state_;
 };
 
-/// The other end. A promise that goes without a value fails its future. The second value throws
-/// std::logic_error.
+/// The completing end of a future. Destroying the last copy without a value fails the future. A
+/// second value throws std::logic_error.
 template <class T>
 class Promise {
  public:
@@ -165,13 +165,13 @@ class Promise {
   std::shared_ptr<Holder> holder_;
 };
 
-/// The agent that the calling thread's promises belong to: null before init_rpc.
+/// The agent that promises made by the calling thread belong to; null before init_rpc.
 std::weak_ptr<Agent> agent_of_thread();
 
 template <class T>
 Promise<T>::Promise() : Promise(agent_of_thread()) {}
 
-/// A future that is done.
+/// A future that is already done.
 template <class T>
 Future<std::decay_t<T>> made_ready(T&& value) {
   auto state = std::make_shared<FutureState<std::decay_t<T>>>(std::weak_ptr<Agent>());
@@ -179,8 +179,8 @@ Future<std::decay_t<T>> made_ready(T&& value) {
   return Future<std::decay_t<T>>(std::move(state));
 }
 
-/// The values of all, in order, once all are there; throws the first one's error by position after
-/// all are done.
+/// Waits for all futures and returns their values in order. If some failed, throws the error of the
+/// first by position.
 template <class T>
 std::vector<T> wait_all(const std::vector<Future<T>>& futures) {
   for (const auto& future : futures) future.wait_until(TimePoint::max());

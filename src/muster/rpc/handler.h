@@ -1,5 +1,5 @@
-/// What the layers above give to an agent: handlers of requests, an observer of calls, and those
-/// who take part in its end.
+/// The interfaces an agent offers to the layers above: request handlers, a call observer, and
+/// participants in the shutdown.
 #pragma once
 
 #include <exception>
@@ -14,78 +14,80 @@
 
 namespace muster::rpc {
 
-/// How a request is answered: once, from any thread, now or later. One that is dropped without an
-/// answer fails the call.
+/// Replies to a request once, from any thread, now or later. Dropping it without a reply fails the
+/// call.
 class Responder {
  public:
   virtual ~Responder() = default;
-  /// Packs and sends the result. `fill(value, passage)` runs on this thread. Where it throws, that
-  /// is the answer.
+  /// Packs and sends the result. `fill(value, passage)` runs on this thread; if it throws, the
+  /// exception is the reply.
   virtual void reply(const std::function<void(Value&, Passage&)>& fill) = 0;
   virtual void fail(std::exception_ptr error) = 0;
-  /// Nobody waits for the answer any more.
+  /// True if the caller no longer waits for the reply.
   virtual bool cancelled() const = 0;
-  /// Where the result is not to travel but to stay, as it is: then `keep` takes it in place of
+  /// True if the result is to stay on this worker unserialised; then call `keep` instead of
   /// `reply`.
   virtual bool keeps() const { return false; }
   virtual void keep(KeptValue) {}
 };
 using ResponderRef = std::shared_ptr<Responder>;
 
-/// A message that wants something of this worker.
+/// A message this worker must handle.
 struct Request {
   int from = -1;
   Kind kind = Kind::call;
   Parcel parcel;
-  TimePoint deadline = TimePoint::max();  ///< after which nobody waits for the answer
-  ResponderRef responder;                 ///< null where no answer is wanted
-  /// For unpacking the parcel: unpack<T>(parcel.value, *passage). What it gets to wait for is
-  /// waited for before the answer leaves.
+  TimePoint deadline = TimePoint::max();  ///< the caller stops waiting then
+  ResponderRef responder;                 ///< null if no reply is expected
+  /// For unpacking the parcel: unpack<T>(parcel.value, *passage). The reply is held back until the
+  /// conditions registered in it hold (`Passage::before_answer`).
   std::shared_ptr<Passage> passage;
 };
 
 struct Handler {
-  /// Exceptions become the answer.
+  /// Exceptions become the reply.
   std::function<void(Request)> run;
-  /// Whether this one never waits and takes some microseconds at most: then it runs on the thread
-  /// that found it, which may be a caller's. Empty: never.
+  /// True if handling this request never blocks and takes a few microseconds at most; it then runs
+  /// on the receiving thread, possibly a caller's. Empty: never.
   std::function<bool(const Request&)> is_short;
 };
 
-/// Sees what leaves and arrives with calls (Kind::call, and other kinds that ask for it): by it
-/// autograd records its send and receive functions and tells the other side which context they
-/// belong to.
+/// Sees the values of calls (Kind::call, and other kinds on request) as they are sent and received.
+/// Autograd uses it to record send and receive functions and to pass the context id.
 class Observer {
  public:
-  /// What belongs to one request while it is handled here. `enter` and `leave` are called around
-  /// its handler on the thread that runs it.
+  /// Per-request state. `enter` and `leave` are called around its handler, on the thread that runs
+  /// it.
   struct Scope {
     virtual ~Scope() = default;
     virtual void enter() {}
     virtual void leave() {}
   };
   virtual ~Observer() = default;
-  /// The caller's thread, once per call, before the value is sent. May write `note` and replace
-  /// tensors. True: the answer is of interest, and the other side's observer sees the request.
+  /// Called on the caller's thread, once per call, before the value is sent. May write `note` and
+  /// replace tensors. Returns true if the observer also wants the reply and the callee's observer
+  /// must see the request.
   virtual bool request_leaves(int to, Parcel& parcel) = 0;
-  /// The callee, on the thread that is to run the handler. May replace tensors. May return null.
+  /// Called on the callee, on the thread that will run the handler. May replace tensors. May return
+  /// null.
   virtual std::shared_ptr<Scope> request_arrives(int from, Parcel& parcel) = 0;
-  /// The callee, before a result (not an error) is sent, with what request_arrives returned.
+  /// Called on the callee before a result (not an error) is sent, with what request_arrives
+  /// returned.
   virtual void reply_leaves(int to, Parcel& parcel, const std::shared_ptr<Scope>& scope) = 0;
-  /// The caller, before the result is handed over. Any thread.
+  /// Called on the caller, on any thread, before the result is delivered.
   virtual void reply_arrives(int from, Parcel& parcel) = 0;
 };
 
-/// Takes part in the graceful end. All calls come on the thread that shuts down.
+/// Takes part in the graceful shutdown. All calls come from the thread that shuts down.
 class Drain {
  public:
   virtual ~Drain() = default;
-  /// Every worker has come to its shutdown; from now on nothing new is made by users.
+  /// Every worker has called shutdown; users create nothing new from now on.
   virtual void begin() {}
-  /// Asked again and again while messages are driven: nothing of this worker waits for others, or
-  /// is held by others, any more.
+  /// Polled while messages are driven. True once nothing of this worker waits for other workers or
+  /// is held by them.
   virtual bool idle() = 0;
-  /// "3 references to worker 'ps'", for the error at the deadline; empty where it is idle.
+  /// "3 references to worker 'ps'", for the timeout error; empty if idle.
   virtual std::string waits_for() const { return {}; }
 };
 

@@ -1,5 +1,5 @@
-/// What each worker tells the others of itself when they meet: its name, and its device maps, since
-/// answers use the maps of those who asked.
+/// Data each worker sends to the others when it joins: its name, and its device maps, because
+/// replies use the caller's maps.
 #pragma once
 
 #include <map>
@@ -15,7 +15,7 @@ struct Introduction {
 };
 
 std::string introduce(const std::string& name, const RpcBackendOptions& options);
-/// Throws DistError where the text, which `rank` has sent, cannot be read.
+/// Throws DistError if the text sent by `rank` is malformed.
 Introduction read_introduction(const std::string& text, int rank);
 
 }  // namespace muster::rpc

@@ -1,4 +1,4 @@
-/// A value of any type that stays where it was made: what RRefs refer to on their owner.
+/// A value of any type kept on the worker that made it: the referent of an RRef on its owner.
 #pragma once
 
 #include <functional>
@@ -11,17 +11,17 @@
 
 namespace muster::rpc {
 
-/// Whether values of this type can travel. What cannot (a module, an object with threads) may still
-/// be referred to.
+/// Whether values of this type can be serialised. Other types (a module, an object with threads)
+/// may still be referenced.
 template <class T>
 inline constexpr bool kTravels = cereal::traits::is_output_serializable<T, ValueOutput>::value&&
     cereal::traits::is_input_serializable<T, ValueInput>::value;
 
-/// Shared, and changed by whoever refers to it: its type's own rules on threads hold.
+/// Shared and mutable by every holder; the type's own thread-safety rules apply.
 struct KeptValue {
   const std::type_info* type = nullptr;
   std::shared_ptr<void> object;
-  /// Packs a copy as a function's result; null where it cannot travel.
+  /// Packs a copy as a function's result; null if the type cannot be serialised.
   std::function<void(Value&, Passage&)> pack;
 };
 

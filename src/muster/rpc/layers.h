@@ -1,10 +1,10 @@
-/// What stands on the agent: remote references, distributed autograd, optimizers.
+/// The layers above the agent: remote references, distributed autograd, optimizers.
 #pragma once
 
 namespace muster::rpc {
 
 class Agent;
-/// Gives the agent their handlers; before it starts.
+/// Installs their handlers; call before the agent starts.
 void install_layers(Agent& agent);
 
 }  // namespace muster::rpc

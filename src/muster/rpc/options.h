@@ -1,4 +1,4 @@
-/// Who takes part, and what init_rpc may be told. torch.distributed.rpc's names and defaults.
+/// Workers and the options of init_rpc, with torch.distributed.rpc's names and defaults.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -17,7 +17,7 @@ inline constexpr int kDefaultWorkerThreads = 16;
 inline constexpr Duration kDefaultRpcTimeout = std::chrono::seconds(60);
 inline constexpr const char* kDefaultInitMethod = "env://";
 
-/// A worker by name and number. Only the layer makes them: ask get_worker_info.
+/// A worker's name and id. Obtain one from get_worker_info.
 class WorkerInfo {
  public:
   const std::string& name() const { return name_; }
@@ -31,7 +31,7 @@ class WorkerInfo {
   int id_ = -1;
 };
 
-/// A worker as a caller names it: by name, rank or WorkerInfo.
+/// A call's destination: a worker's name, rank or WorkerInfo.
 class To {
  public:
   To(const char* name) : name_(name) {}
@@ -39,7 +39,7 @@ class To {
   To(std::string_view name) : name_(name) {}
   To(int id) : id_(id) {}
   To(const WorkerInfo& worker) : id_(worker.id()) {}
-  const std::string& name() const { return name_; }  ///< empty where it is given by number
+  const std::string& name() const { return name_; }  ///< empty if given by number
   int id() const { return id_; }
 
  private:
@@ -47,8 +47,7 @@ class To {
   int id_ = -1;
 };
 
-/// A device as the keys of device maps take it: an index (of CUDA), text ("cuda:1", "cpu") or a
-/// device.
+/// A device in a device map: a CUDA index, text ("cuda:1", "cpu") or a device.
 class DeviceName {
  public:
   DeviceName(int index);
@@ -62,27 +61,29 @@ class DeviceName {
   at::Device device_;
 };
 
-/// This worker's devices to the callee's; one to one.
+/// Maps this worker's devices to the callee's, one to one.
 using DeviceMap = std::map<DeviceName, DeviceName>;
 
 struct RpcBackendOptions {
-  Duration rpc_timeout = kDefaultRpcTimeout;       ///< of calls that say none; zero: never
-  std::string init_method = kDefaultInitMethod;    ///< as init_process_group's
-  int num_worker_threads = kDefaultWorkerThreads;  ///< of functions that calls run here; at least 1
-  std::map<std::string, DeviceMap> device_maps;    ///< by callee
-  std::vector<DeviceName> devices;                 ///< empty: those of `device_maps`
-  bool shared_memory = true;                       ///< false: sockets only, also within a host
+  Duration rpc_timeout = kDefaultRpcTimeout;  ///< timeout of calls that give none; zero: no limit
+  std::string init_method = kDefaultInitMethod;  ///< as in init_process_group
+  /// Threads that run called functions on this worker; at least 1.
+  int num_worker_threads = kDefaultWorkerThreads;
+  std::map<std::string, DeviceMap> device_maps;  ///< by callee
+  std::vector<DeviceName> devices;               ///< empty: those in `device_maps`
+  /// False: sockets only, even within a host.
+  bool shared_memory = true;
 
-  /// Adds to what was set before; throws DistError where two devices would become one, or a device
-  /// another than before.
+  /// Adds to the maps set before. Throws DistError if two devices would map to one, or if a device
+  /// is already mapped to another.
   RpcBackendOptions& set_device_map(const std::string& to, const DeviceMap& map);
-  /// CUDA devices only, as torch's.
+  /// CUDA devices only, as in torch.
   RpcBackendOptions& set_devices(std::vector<DeviceName> devices);
 };
-/// torch's name for the options of its default backend: the native agent takes the same.
+/// torch's name for its default backend's options; the native agent takes the same ones.
 using TensorPipeRpcBackendOptions = RpcBackendOptions;
 
-/// Throws DistError where timeouts, thread counts, devices or maps cannot be meant.
+/// Throws DistError if timeouts, thread counts, devices or maps are invalid.
 void check_options(const RpcBackendOptions& options);
 
 }  // namespace muster::rpc

@@ -1,6 +1,6 @@
-/// A torch::nn module that lives on another worker: torch.distributed.nn.RemoteModule.
+/// A torch::nn module on another worker: torch.distributed.nn.RemoteModule.
 ///
-///     // everywhere: how it is made of its arguments
+///     // on every worker: how to construct it
 ///     rpc::register_remote_module<EncoderImpl, int, int>("encoder");
 ///     rpc::RemoteModule<EncoderImpl> encoder("worker1/cpu", "encoder", 64, 32);
 ///     // or forward_async
@@ -8,11 +8,10 @@
 ///     DistributedOptimizer<torch::optim::SGD> optimizer(encoder.remote_parameters(),
 ///         torch::optim::SGDOptions(0.1));
 ///
-/// In a context of distributed autograd gradients flow through it. forward takes what the module's
-/// own forward takes. "worker1" alone means its cpu; a CUDA device moves the module there, inputs
-/// are moved to it, and outputs come back as device maps say (to the CPU where they go by none).
-/// Without init_rpc there is none. The module lives as long as a RemoteModule or an RRef to it
-/// does.
+/// In a distributed autograd context, gradients flow through it. forward takes the arguments of the
+/// module's forward. "worker1" alone means its CPU. On a CUDA device, the module and its inputs are
+/// moved there, and outputs return by the device maps, or to the CPU if no map applies. Requires
+/// init_rpc. The module lives as long as a RemoteModule or an RRef to it.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -28,7 +27,7 @@
 
 namespace muster::rpc {
 
-/// What the worker of a remote module keeps: the module itself, on its device.
+/// The module on its worker and the device it is on.
 template <class Module>
 struct ModuleHere {
   std::shared_ptr<Module> module;
@@ -38,7 +37,7 @@ struct ModuleHere {
 
 namespace detail {
 
-/// "worker1/cuda:0" in its parts; throws DistError where it is no such text.
+/// Parses "worker1/cuda:0". Throws DistError if the text is malformed.
 std::pair<std::string, at::Device> parse_remote_device(const std::string& text);
 
 inline std::string maker_of(const std::string& name) { return "muster::module::" + name; }
@@ -82,8 +81,8 @@ using Forward = ForwardOf<Module, decltype(&Module::forward)>;
 
 }  // namespace detail
 
-/// On every worker that is to hold such modules. Module: an Impl class with one forward; Arguments:
-/// those of the constructor that it is made with.
+/// Registers a module class; call it on every worker that is to hold such modules. Module: an Impl
+/// class with one forward. Arguments: those of the constructor to use.
 template <class Module, class... Arguments>
 void register_remote_module(const std::string& name) {
   register_function(detail::maker_of(name), [](const std::string& device, Arguments... arguments) {
@@ -105,7 +104,7 @@ class RemoteModule {
  public:
   using Result = typename detail::Forward<Module>::Result;
 
-  /// Makes it there and waits for it; throws what its constructor threw.
+  /// Constructs the module there and waits for it; throws what its constructor threw.
   template <class... Arguments>
   RemoteModule(const std::string& remote_device, std::string name, const Arguments&... arguments)
       : name_(std::move(name)) {
@@ -123,12 +122,13 @@ class RemoteModule {
   Future<Result> forward_async(const Arguments&... arguments) const {
     return module_.rpc_async().template call<Result>(detail::forward_of(name_), arguments...);
   }
-  /// The output stays on the module's worker: to be passed on to where it is needed.
+  /// The output stays on the module's worker, to be passed to a worker that needs it.
   template <class... Arguments>
   RRef<Result> forward_rref(const Arguments&... arguments) const {
     return module_.remote().template call<Result>(detail::forward_of(name_), arguments...);
   }
-  /// Of all submodules too where `recurse`; in the order of Module::parameters().
+  /// The module's parameters, with `recurse` those of submodules too, in the order of
+  /// Module::parameters().
   std::vector<RRef<at::Tensor>> remote_parameters(bool recurse = true) const {
     return module_.rpc_sync().template call<std::vector<RRef<at::Tensor>>>(
         detail::parameters_of(name_), recurse);

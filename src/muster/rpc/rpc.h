@@ -1,4 +1,5 @@
-/// Calls to functions on other workers: torch.distributed.rpc's names in namespace `muster::rpc`.
+/// Remote procedure calls between workers: torch.distributed.rpc's names in namespace
+/// `muster::rpc`.
 ///
 ///     rpc::register_function("scale", [](at::Tensor t, double by) { return t * by; });
 ///     rpc::init_rpc("worker0", {.rank = 0, .world_size = 2});
@@ -6,10 +7,10 @@
 ///     auto later = rpc::rpc_async<at::Tensor>("worker1", "aten::add", torch::ones({2}), 3);
 ///     rpc::shutdown();
 ///
-/// What travels stands in `value.h`, what functions may be in `function.h`. Errors are DistError
-/// and its kin (group/errors.h) and what `errors.h` makes of exceptions over there. Everything but
-/// init_rpc and shutdown is thread-safe. A worker is a process, or a thread that has bound a scope
-/// of its own (`RpcScope`).
+/// `value.h` specifies which types can be sent, `function.h` which functions can be called. Errors
+/// are DistError and its subclasses (group/errors.h); `errors.h` specifies how the callee's
+/// exceptions appear here. Everything except init_rpc and shutdown is thread-safe. A worker is a
+/// process, or a thread with its own scope (`RpcScope`).
 #pragma once
 
 #include <functional>
@@ -30,11 +31,11 @@
 
 namespace muster::rpc {
 
-/// Where the agent of a worker stands. One belongs to the process; where workers are threads of one
-/// process, each binds one of its own. An agent's worker threads belong to its worker's scope.
+/// Holds a worker's agent. One scope belongs to the process; if workers are threads of one process,
+/// each binds its own. An agent's worker threads use its worker's scope.
 class RpcScope {
  public:
-  /// The calling thread's, else the process's.
+  /// The calling thread's scope if one is bound, otherwise the process's.
   static const std::shared_ptr<RpcScope>& current();
   class Binding {
    public:
@@ -56,17 +57,18 @@ class RpcScope {
  private:
   mutable std::mutex mutex_;
   std::shared_ptr<Agent> agent_;
-  int process_ = 0;  // where it was opened: a forked child must not end its parent's
+  int process_ = 0;  // process that opened it: a forked child must not close its parent's
 };
 
-/// The calling worker's agent; before init_rpc throws DistError naming `caller`.
+/// The calling worker's agent. Before init_rpc, throws DistError naming `caller`.
 std::shared_ptr<Agent> current_agent(std::string_view caller);
 
-/// A kind of agent, by name. `TENSORPIPE` is torch's name for its default and here an alias of the
-/// native one.
+/// The name of a kind of agent. `TENSORPIPE` is torch's default and here an alias of the native
+/// one.
 class BackendType {
  public:
-  explicit BackendType(std::string_view name);  ///< throws DistError where nobody has registered it
+  /// Throws DistError if the name is not registered.
+  explicit BackendType(std::string_view name);
   static const BackendType NATIVE;
   static const BackendType TENSORPIPE;
   const std::string& name() const { return name_; }  ///< in upper case
@@ -76,55 +78,57 @@ class BackendType {
   std::string name_;
 };
 
-/// What a backend is asked to make.
+/// Arguments for constructing an agent.
 struct BackendRequest {
   std::string name;
   int rank = -1;
   int world_size = -1;
   RpcBackendOptions options;
-  std::shared_ptr<store::Store> store;  ///< null: options.init_method says where to meet
+  std::shared_ptr<store::Store> store;  ///< null: use options.init_method
   Duration join_timeout = std::chrono::minutes(30);
 };
-/// Makes an agent that has met the others and is not started.
+/// Makes an agent that is connected to the other workers but not started.
 using InitBackend = std::function<std::shared_ptr<Agent>(const BackendRequest&)>;
-/// Throws where the name is taken.
+/// Throws if the name is taken.
 BackendType register_backend(const std::string& name, InitBackend init);
 bool backend_registered(const std::string& name);
 
 struct InitRpcOptions {
-  std::optional<BackendType> backend = {};  ///< absent: native
+  std::optional<BackendType> backend = {};  ///< default: native
   int rank = -1;                            ///< -1: from the init method or the environment
   int world_size = -1;
   RpcBackendOptions rpc_backend_options = {};
-  std::shared_ptr<store::Store> store =
-      nullptr;  ///< in place of the init method; needs rank and world size
-  Duration join_timeout = std::chrono::minutes(
-      30);  ///< until all workers have come; init_rpc throws naming those that have not
+  /// Replaces the init method; requires rank and world size.
+  std::shared_ptr<store::Store> store = nullptr;
+  /// Time limit for all workers to join; the error names the missing ones.
+  Duration join_timeout = std::chrono::minutes(30);
 };
-/// Joins the workers of the job as `name`; blocks until all have. Names are unique (letters,
-/// digits, '_', '-', ':'; at most 128), else every worker throws DistError naming those that took
-/// the same. A second call without shutdown throws. Starts RPC only: no process group.
+/// Joins the job's workers as `name` and blocks until all have joined. Names must be unique, use
+/// only letters, digits, '_', '-' and ':', and have at most 128 characters. On a duplicate, every
+/// worker throws DistError naming the workers that share it. A second call without shutdown throws.
+/// Starts RPC only, no process group.
 void init_rpc(const std::string& name, const InitRpcOptions& options = {});
-/// Joins over a fabric that stands already (tests, simulations). `names[rank]`.
+/// Joins over an existing fabric (tests, simulations). `names[rank]` is the name of each worker.
 void init_rpc_on(std::unique_ptr<transport::Fabric> fabric, const std::vector<std::string>& names,
                  const RpcBackendOptions& options = {});
 bool is_initialized();
-/// What the layers above (references, autograd) do with every agent before it starts: install their
-/// handlers, observer and drains. Add before the first init_rpc.
+/// Functions that the layers above (references, autograd) run on every agent before it starts, to
+/// install handlers, an observer and drains. Add to it before the first init_rpc.
 std::vector<std::function<void(Agent&)>>& extensions();
 
-/// Ends RPC of this worker. Graceful: waits until all workers have called it and nothing is under
-/// way anywhere; at the timeout (zero: never) throws naming the workers that it waits for.
-/// Otherwise ends at once: what is under way fails, here and for those who wait for it.
+/// Ends RPC on this worker. If `graceful`, waits until all workers have called it and nothing is in
+/// flight anywhere; when `timeout` (zero: no limit) expires, throws an error naming the workers it
+/// waits for. Otherwise ends immediately: calls in flight fail, here and on the workers that wait
+/// for them.
 void shutdown(bool graceful = true, Duration timeout = Duration::zero());
 
-/// Of this worker.
+/// This worker's name and id.
 WorkerInfo get_worker_info();
-/// Throws DistError naming those there are.
+/// Throws DistError listing the existing workers if `worker` is not one of them.
 WorkerInfo get_worker_info(const To& worker);
 std::vector<WorkerInfo> get_worker_infos();
 Duration get_rpc_timeout();
-/// Of calls from now on that say none.
+/// Timeout of later calls that give none.
 void set_rpc_timeout(Duration timeout);
 
 namespace detail {
@@ -136,7 +140,7 @@ Agent::Call make_call(const Agent& agent, const To& to, std::string name,
   call.to = agent.worker(to).id();
   call.name = std::move(name);
   call.options = options;
-  // Run before the call returns: references will do.
+  // `fill` runs before the call returns, so capturing references is safe.
   call.fill = [&](Value& value, Passage& passage) { put_arguments(value, passage, arguments...); };
   return call;
 }
@@ -173,7 +177,7 @@ Future<R> call_later(const To& to, std::string name, const CallOptions& options,
   return Future<R>(std::move(state));
 }
 
-/// What a call of a function that returns R gives.
+/// The result type of calling a function that returns R.
 template <class R>
 struct Unwrapped {
   using Type = std::remove_cvref_t<R>;
@@ -185,8 +189,9 @@ struct Unwrapped<Future<T>> {
 
 }  // namespace detail
 
-/// Runs the function registered as `name` (or torch's operator) on worker `to` and returns its
-/// result, or throws what it threw. R: the result's type; void takes any result and drops it.
+/// Runs the function registered as `name`, or torch's operator of that name, on worker `to`.
+/// Returns its result of type R, or throws its exception. R = void accepts any result and discards
+/// it.
 template <class R = void, class... A>
 R rpc_sync(const To& to, std::string name, const A&... arguments) {
   return detail::call_and_wait<R>(to, std::move(name), CallOptions{}, arguments...);
@@ -195,8 +200,8 @@ template <class R = void, class... A>
 R rpc_sync(const To& to, std::string name, const CallOptions& options, const A&... arguments) {
   return detail::call_and_wait<R>(to, std::move(name), options, arguments...);
 }
-/// The same without waiting. Arguments are read before it returns: later changes to them do not
-/// show.
+/// As rpc_sync, without waiting. Arguments are read before it returns; later changes to them have
+/// no effect.
 template <class R = void, class... A>
 Future<R> rpc_async(const To& to, std::string name, const A&... arguments) {
   return detail::call_later<R>(to, std::move(name), CallOptions{}, arguments...);
@@ -207,8 +212,8 @@ Future<R> rpc_async(const To& to, std::string name, const CallOptions& options,
   return detail::call_later<R>(to, std::move(name), options, arguments...);
 }
 
-/// The same by a plain function that was registered, here and there, under one name: arguments are
-/// converted to its parameters' types before they leave.
+/// As above, with a plain function registered on both workers under one name. Arguments are
+/// converted to its parameter types before they are sent.
 template <class R, class... P>
 auto rpc_sync(const To& to, R (*function)(P...),
               const std::type_identity_t<detail::Carried<P>>&... arguments) {

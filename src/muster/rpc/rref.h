@@ -6,11 +6,11 @@
 ///     at::Tensor rows = rpc::rpc_sync<at::Tensor>("trainer", "lookup", table, indices);
 ///     at::Tensor copy = table.to_here();
 ///
-/// A value lives on its owner as long as any worker holds an RRef to it, or one is on its way in a
-/// call or an answer (rref_protocol.h says how). T is any type that a registered function returns;
-/// only to_here needs one that can travel. RRefs are handles: copies are cheap and refer to the
-/// same value. Thread-safe, the value itself as its type is. A worker's death fails the references
-/// to its values by name.
+/// A value lives on its owner as long as any worker holds an RRef to it or one is in transit in a
+/// call or a reply (rref_protocol.h). T is any type a registered function returns; only to_here
+/// requires one that can be sent. RRefs are handles: copies are cheap and refer to the same value.
+/// RRefs are thread-safe; the value is as thread-safe as its type. When a worker dies, references
+/// to its values fail with an error that names it.
 #pragma once
 
 #include <memory>
@@ -30,8 +30,8 @@ class RRef;
 
 namespace detail {
 
-/// The value behind `held`, on its owner, once it is made; throws what its making threw. `what`:
-/// the caller, for errors.
+/// On the owner: waits for the value behind `held` and returns it; throws what its creation threw.
+/// `what` names the caller in errors.
 const KeptValue& kept_value(const RRefHandle& held, std::string_view what,
                             TimePoint deadline = TimePoint::max());
 [[noreturn]] void wrong_kept_type(const std::type_info& kept, const std::type_info& wanted);
@@ -52,8 +52,8 @@ class RemoteProxy;
 template <class T>
 class RRef {
  public:
-  RRef() = default;  ///< refers to nothing
-  /// A value of this worker.
+  RRef() = default;  ///< an empty reference
+  /// Makes `value` a value owned by this worker.
   explicit RRef(T value)
       : held_(RRefContext::of(*current_agent("RRef"))->keep_here(kept_of<T>(std::move(value)))) {}
   explicit RRef(RRefHold held) : held_(std::move(held)) {}
@@ -65,15 +65,15 @@ class RRef {
   }
   std::string owner_name() const { return owner().name(); }
 
-  /// The value itself, on the owner; waits until it is made and throws what its making threw.
-  /// Elsewhere throws DistError.
+  /// The value itself; on the owner only, elsewhere throws DistError. Waits until it is created;
+  /// throws what its creation threw.
   T& local_value() const {
     const KeptValue& kept = detail::kept_value(held("local_value"), "local_value");
     if (*kept.type != typeid(T)) detail::wrong_kept_type(*kept.type, typeid(T));
     return *std::static_pointer_cast<T>(kept.object);
   }
-  /// A copy of the value (on the owner: the value). Blocks; throws what its making threw. In a
-  /// context of distributed autograd gradients flow back through it.
+  /// Returns a copy of the value (on the owner: the value). Blocks; throws what its creation threw.
+  /// In a distributed autograd context, gradients flow back through it.
   T to_here(const CallOptions& options = {}) const {
     static_assert(kTravels<T>,
                   "values of this type cannot travel: call functions on them where they are "
@@ -83,21 +83,21 @@ class RRef {
     if (answer.error) std::rethrow_exception(answer.error);
     return detail::get_result<T>("to_here", answer.parcel.value, *answer.passage);
   }
-  /// Whether the owner counts this reference; on the owner always true.
+  /// Whether the owner has counted this reference; always true on the owner.
   bool confirmed_by_owner() const {
     return held("confirmed_by_owner").context().confirmed(held_->reference());
   }
 
-  /// Backward from the value, which must be a scalar tensor: in distributed autograd's context, or
-  /// without one (-1) on the owner alone.
+  /// Runs backward from the value, a scalar tensor: in a distributed autograd context, or with -1
+  /// locally on the owner only.
   void backward(std::int64_t dist_autograd_ctx_id = -1, bool retain_graph = false) const {
     static_assert(std::is_same_v<T, at::Tensor>, "backward needs a reference to a tensor");
     detail::backward(held("backward"), dist_autograd_ctx_id, retain_graph);
   }
 
-  /// Functions on the value, run by its owner: `ref.rpc_sync().call<R>("name", more...)` runs the
-  /// function registered as "name" with this reference as its first argument (an `RRef<T>`, whose
-  /// local_value() there is the value). What comes back: an R, a Future<R>, an RRef<R>.
+  /// Calls functions on the owner: `ref.rpc_sync().call<R>("name", more...)` runs the function
+  /// registered as "name" with this reference as its first argument, an `RRef<T>` whose
+  /// local_value() is the value there. The three return an R, a Future<R> and an RRef<R>.
   SyncProxy<T> rpc_sync(const CallOptions& options = {}) const;
   AsyncProxy<T> rpc_async(const CallOptions& options = {}) const;
   RemoteProxy<T> remote(const CallOptions& options = {}) const;
@@ -125,8 +125,8 @@ void CEREAL_LOAD_FUNCTION_NAME(ValueInput& archive, RRef<T>& rref) {
   rref = RRef<T>(RRefContext::of(*archive.passage().agent)->load(archive));
 }
 
-/// Has worker `to` run the function registered as `name` and keep its result. Returns at once; what
-/// goes wrong is thrown by to_here.
+/// Runs the function registered as `name` on worker `to`, which keeps the result. Returns
+/// immediately; errors are thrown by to_here.
 template <class T, class... A>
 RRef<T> remote(const To& to, std::string name, const CallOptions& options, const A&... arguments) {
   const auto agent = current_agent("remote");
@@ -141,7 +141,7 @@ RRef<T> remote(const To& to, std::string name, const A&... arguments) {
   return remote<T>(to, std::move(name), CallOptions{}, arguments...);
 }
 
-/// Functions on the value of an RRef, run by its owner with the RRef as their first argument.
+/// Calls functions on an RRef's owner with the RRef as their first argument.
 template <class T>
 class RRefProxy {
  public:

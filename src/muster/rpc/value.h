@@ -1,13 +1,12 @@
-/// What travels: the bytes of any type that cereal can serialise, and beside them the tensors that
-/// it holds, out of band.
+/// Serialised values: the bytes of any type cereal can serialise, with the tensors in it sent out
+/// of band.
 ///
 /// A type is serialised by a member `template <class Archive> void serialize(Archive& archive) {
-/// archive(a, b); }` or a free function of that name, as everywhere with cereal; at::Tensor may
-/// stand anywhere inside. Shape, stride and dtype are kept; a tensor that came is the receiver's
-/// own. Types that must know where they go (references to remote values) overload
-/// `save(ValueOutput&, const T&)` and `load(ValueInput&, T&)` in their namespace and ask the
-/// archive for its `passage()`. Every length is checked against what is left before anything is
-/// allocated.
+/// archive(a, b); }` or by a free function of that name, as always with cereal. It may contain
+/// at::Tensor anywhere. Shape, stride and dtype are preserved; the receiver owns the tensors it
+/// receives. A type that depends on its destination, such as an RRef, overloads `save(ValueOutput&,
+/// const T&)` and `load(ValueInput&, T&)` in its namespace and uses the archive's `passage()`.
+/// Every length is checked against the remaining bytes before anything is allocated.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,31 +34,31 @@ namespace muster::rpc {
 
 class Agent;
 
-/// Bytes, and the tensors that they name by position.
+/// Bytes, and the tensors they refer to by index.
 struct Value {
   std::string bytes;
   std::vector<at::Tensor> tensors;
 };
 
-/// A value on its way, with what goes along.
+/// A value in transit, with its function name and note.
 struct Parcel {
-  std::string name;  ///< of the function
-  std::string note;  ///< the observer's (autograd)
+  std::string name;  ///< the function's name
+  std::string note;  ///< written by the observer (autograd)
   Value value;
 };
 
-/// Where a value goes or comes from, for types that must know.
+/// The source or destination of a value, for types that depend on it.
 struct Passage {
-  Agent* agent = nullptr;  ///< null where a value is only packed (tests)
-  int peer = -1;           ///< the worker that it goes to, or comes from
-  /// Saving: what is kept until the message's fate is known: its answer has come or its call has
-  /// failed; until it was sent, where none is wanted.
+  Agent* agent = nullptr;  ///< null if the value is only packed (tests)
+  int peer = -1;           ///< the destination or source worker
+  /// When saving: objects kept alive until the message's outcome is known. With a reply expected,
+  /// that is when the reply arrives or the call fails; without, when the message has been sent.
   std::vector<std::shared_ptr<void>> kept;
-  /// Loading, on the callee: asked before the answer leaves, which waits until all of them say
-  /// true. They must not block; whoever makes one true calls Agent::wake.
+  /// When loading on the callee: the reply is held back until all of these return true. They must
+  /// not block; a thread that makes one true calls Agent::wake.
   std::vector<std::function<bool()>> before_answer;
-  /// Saving: told at the end whether the value has certainly come: its answer is there, or it is an
-  /// answer itself and has been sent.
+  /// When saving: called at the end, with true if the value has certainly arrived: its reply came,
+  /// or it was itself a reply and has been sent.
   std::vector<std::function<void(bool arrived)>> fates;
   bool arrived = false;
 
@@ -67,15 +66,15 @@ struct Passage {
   Passage(Agent* agent, int peer) : agent(agent), peer(peer) {}
   Passage(const Passage&) = delete;
   Passage& operator=(const Passage&) = delete;
-  /// What was saved along with the value, for as long as it must be kept; null where that is
-  /// nothing. Leaves this one empty.
+  /// Moves out everything saved along with the value, for as long as it must be kept; null if there
+  /// is nothing.
   std::shared_ptr<Passage> take();
   ~Passage() {
     for (const auto& fate : fates) fate(arrived);
   }
 };
 
-/// A value that cannot be read as what is wanted; what() says why.
+/// A value cannot be read as the expected type; what() gives the reason.
 class ValueError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -156,7 +155,7 @@ void CEREAL_SAVE_FUNCTION_NAME(ValueOutput& archive, const cereal::SizeTag<T>& t
   const auto size = static_cast<std::uint64_t>(tag.size);
   archive.put(&size, sizeof size);
 }
-/// Whatever is counted takes at least a byte each.
+/// Every counted element takes at least one byte.
 template <class T>
 void CEREAL_LOAD_FUNCTION_NAME(ValueInput& archive, cereal::SizeTag<T>& tag) {
   std::uint64_t size = 0;
@@ -189,7 +188,7 @@ void pack(Value& value, Passage& passage, const T& object) {
   ValueOutput archive(value, passage);
   archive(object);
 }
-/// The whole of `value` as a T; throws ValueError.
+/// Reads all of `value` as a T; throws ValueError.
 template <class T>
 T unpack(const Value& value, Passage& passage) {
   ValueInput archive(value, passage);
@@ -202,30 +201,29 @@ T unpack(const Value& value, Passage& passage) {
 // ---- tensors on the wire
 // ---------------------------------------------------------------------------------------------
 
-/// How a tensor travels. `data` lies in `source`, which must be kept until it was sent.
+/// A tensor to be sent. `data` points into `source`, which must be kept until it has been sent.
 struct TensorOut {
   TensorHead head;
   at::Tensor source;
   ConstBytes data;
-  bool ours = false;  ///< `source` is a copy that nobody else has
+  bool ours = false;  ///< `source` is a private copy
 };
-/// Which device of the receiver a tensor of this device becomes there; throws where there is none
-/// (device maps).
+/// Maps a sender's device to the receiver's (device maps); throws if there is no mapping.
 using DeviceMapping = std::function<at::Device(at::Device)>;
-/// Dense memory is sent as it lies; what has holes is packed first. Throws for layouts that cannot
-/// travel.
+/// Dense memory is sent as it is; a tensor with gaps is packed first. Throws for layouts that
+/// cannot be sent.
 TensorOut describe_tensor(const at::Tensor& tensor, const DeviceMapping& device);
-/// From here on changes of the tensor that was described do not show.
+/// Makes a private copy, so later changes to the described tensor have no effect.
 void make_ours(TensorOut& tensor);
 
-/// Memory for the bytes of a tensor that is to come. Code::internal where sizes, type and bytes do
-/// not fit, Code::exhausted without memory.
+/// Memory for a tensor to be received. Fails with Code::internal if sizes, dtype and byte count are
+/// inconsistent, and with Code::exhausted if out of memory.
 struct TensorIn {
   c10::Storage memory;
   MutableBytes data;
 };
 Result<TensorIn> allocate_tensor(const TensorHead& head);
-/// The tensor that the bytes in `memory` are.
+/// Makes the tensor whose bytes are in `memory`.
 at::Tensor assemble_tensor(const TensorHead& head, TensorIn memory);
 
 }  // namespace muster::rpc

@@ -1,5 +1,5 @@
-/// What the processes of a job shout to a multicast group until they have found each other:
-/// datagrams of one fixed size, signed with the job's secret. Values and bytes; no I/O.
+/// Multicast announcements by which the processes of a job find each other: fixed-size datagrams
+/// signed with the job's secret. Encoding only; no I/O.
 #pragma once
 
 #include <array>
@@ -14,19 +14,20 @@
 namespace muster::store {
 
 struct Announcement {
-  std::uint64_t id = 0;  ///< the process's own number
+  std::uint64_t id = 0;  ///< the process's unique number
   std::int32_t rank = -1;
   std::int32_t world_size = 0;
   std::uint16_t store_port = 0;  ///< 0: no store yet
 };
-/// Of the job's name: tells jobs that share an address and a secret apart.
+/// Hash of the job's name: distinguishes jobs that share an address and a secret.
 using GroupHash = std::array<std::byte, 16>;
 
 inline constexpr std::size_t kAnnouncementBytes =
     8 + sizeof(GroupHash) + 8 + 4 + 4 + 2 + sizeof(Secret::Proof);
 
 std::string encode(const Announcement& announcement, const GroupHash& group, const Secret& secret);
-/// Nothing for whatever is not of this job: nothing is read before the signature has been checked.
+/// Empty for packets that do not belong to this job. No field is read before the signature is
+/// verified.
 std::optional<Announcement> decode_announcement(std::string_view packet, const GroupHash& group,
                                                 const Secret& secret);
 

@@ -1,12 +1,12 @@
-/// A map of texts in a file that several processes change: a log of transactions, each under an
-/// fcntl lock of the whole file, mirrored in memory.
+/// A string map in a file shared by several processes: a log of transactions, each written under an
+/// fcntl lock of the whole file and mirrored in memory.
 ///
 ///   file         "muster store 1\n\0", then transactions
 ///   transaction  length (u32), checksum (u32), then changes: kind (u8: put, append, erase), key
 ///                length (u32), value length (u32), key, value
-/// A process that dies while it writes leaves a broken tail, which the next one cuts off. The locks
-/// are those of open file descriptions (F_OFD_SETLK): they hold between threads too, and closing
-/// another descriptor of the file does not lose them.
+/// A process that dies while writing leaves a torn tail, which the next writer truncates. Locks are
+/// open-file-description locks (F_OFD_SETLK): they also exclude threads of one process, and closing
+/// another descriptor of the file does not release them.
 #pragma once
 
 #include <functional>
@@ -26,17 +26,17 @@ class FileLog {
  public:
   using Map = std::unordered_map<std::string, std::string>;
 
-  /// What happens under one lock: sees its own changes; they are written together at the end, or
-  /// not at all.
+  /// The operations under one lock. A transaction sees its own changes; they are written together
+  /// at the end, or not at all.
   class Transaction {
    public:
     const Map& map() const { return log_.map_; }
-    /// Null where there is no such key. Valid until the next change.
+    /// Null if the key is missing. Valid until the next change.
     const std::string* find(const std::string& key) const;
     void put(const std::string& key, std::string_view value);
     void append(const std::string& key, std::string_view value);
     void erase(const std::string& key);
-    /// Removes the file itself; whoever holds it open sees that in its next transaction.
+    /// Removes the file itself. Other processes notice in their next transaction.
     void remove_file() { remove_file_ = true; }
 
    private:
@@ -48,18 +48,17 @@ class FileLog {
     bool remove_file_ = false;
   };
 
-  /// Makes the file when it is missing; its directory must exist.
+  /// Creates the file if it is missing; its directory must exist.
   static Result<std::shared_ptr<FileLog>> open(std::string path);
 
-  /// Waits for the lock until the deadline (Code::timed_out), reads what others wrote, calls
-  /// `body`, writes what it changed. Code::closed when the file has been removed or replaced
-  /// meanwhile. Thread-safe.
+  /// Waits for the lock until the deadline (Code::timed_out), reads what others wrote, calls `body`
+  /// and writes its changes. Code::closed if the file has been removed or replaced. Thread-safe.
   Status transact(TimePoint deadline, const std::function<void(Transaction&)>& body);
-  /// Blocks until `condition`, asked in a transaction each time that the file has changed, is true:
-  /// success; else Code::timed_out.
+  /// Blocks until `condition` returns true. It is evaluated in a transaction each time the file has
+  /// changed. Code::timed_out at the deadline.
   Status transact_until(TimePoint deadline, const std::function<bool(Transaction&)>& condition);
-  /// The same for a condition that changes nothing. The file is read without the lock: many that
-  /// wait for the last of them do not keep each other from it.
+  /// As transact_until, for a condition that changes nothing. Reads the file without the lock, so
+  /// that many waiting processes do not block the one they wait for.
   Status await(TimePoint deadline, const std::function<bool(const Map&)>& condition);
   const std::string& path() const { return path_; }
 

@@ -1,5 +1,5 @@
-/// Barrier and all_gather among the users of a file: the rules of `StoreTable`, kept in the file
-/// itself.
+/// Barrier and all_gather among the clients of a file, with the rules of `StoreTable` and their
+/// state in the file.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,18 @@
 
 namespace muster::store {
 
-/// One member's way through one meeting. Every call but `finished` stands within a transaction.
+/// One member's participation in one meeting. Every call except `finished` is made inside a
+/// transaction.
 class FileMeeting {
  public:
   explicit FileMeeting(const Request& request);
 
-  /// Joins the round that is going on. False: `reply()` says why not.
+  /// Joins the current round. On false, `reply()` holds the reason.
   bool arrive(FileLog::Transaction& file);
-  /// True once this member's round has come to its end, well or not; `reply()` holds how. Call
-  /// until then; only reads, so that no transaction is needed.
+  /// True once this member's round has ended, successfully or not; `reply()` holds the result. Call
+  /// until then. Only reads, so it needs no transaction.
   bool finished(const FileLog::Map& map);
-  /// Ends the round for all who are in it, unless it has ended meanwhile. `reply()` holds how.
+  /// Ends the round for all its members, unless it has ended already. `reply()` holds the result.
   void give_up(FileLog::Transaction& file, Duration waited);
   Reply& reply() { return reply_; }
 
@@ -35,8 +36,8 @@ class FileMeeting {
   std::string outcome_key(std::uint64_t round) const;
 
   Op op_;
-  std::string key_;   // of the user
-  std::string name_;  // of the records in the file
+  std::string key_;   // the caller's key
+  std::string name_;  // name of its records in the file
   std::int32_t index_;
   std::int32_t members_;
   std::string_view value_;

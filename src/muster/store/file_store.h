@@ -1,4 +1,4 @@
-/// A store in a file. Private to `store/`: the rendezvous builds on more than the factory shows.
+/// A store in a file. Private to `store/`; the rendezvous needs more than the factory offers.
 #pragma once
 
 #include <functional>
@@ -9,16 +9,16 @@
 
 namespace muster::store {
 
-/// The store over an open file. `goodbye` runs when the last clone is gone, unless the process is a
-/// forked child's copy.
+/// Makes a store on an open file. `goodbye` runs when the last clone is destroyed, except in a
+/// forked child.
 std::shared_ptr<Store> make_file_store_over(std::shared_ptr<FileLog> log, Duration timeout,
                                             std::function<void(FileLog&)> goodbye);
 
-/// Keys of the file that are no user's keys begin with this; users' begin with 'k', meetings' with
-/// 'b', 'g', 'v' and 'o', queues' with 'q'.
+/// Prefix of keys in the file that are not user keys. User keys begin with 'k', meetings with 'b',
+/// 'g', 'v' and 'o', queues with 'q'.
 inline constexpr char kFileOwnKey = 'm';
 
-/// How long the last words of a process that leaves may wait for the file.
+/// Time limit for a leaving process's last transaction.
 inline constexpr Duration kFileGoodbyeLimit = std::chrono::seconds(5);
 
 }  // namespace muster::store

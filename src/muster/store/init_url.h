@@ -1,5 +1,4 @@
-/// The init method's text in parts: `tcp://host:port?rank=0&world_size=4`, `file:///path`,
-/// `env://`.
+/// Parses init methods: `tcp://host:port?rank=0&world_size=4`, `file:///path`, `env://`.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +19,9 @@ struct InitUrl {
   std::optional<int> world_size;
 };
 
-/// Errors name the part that is wrong and show the whole.
+/// Errors name the invalid part and show the whole text.
 Result<InitUrl> parse_init_url(const std::string& text);
-/// A whole decimal number in [low, high], or nothing.
+/// Parses a decimal integer in [low, high]; otherwise empty.
 std::optional<std::int64_t> whole_number(const std::string& text, std::int64_t low,
                                          std::int64_t high);
 

@@ -1,5 +1,4 @@
-/// The last step of every rendezvous: all ranks meet in one all_gather of the store that they have
-/// found.
+/// The last step of every rendezvous: all ranks meet in one all_gather on the store they found.
 #pragma once
 
 #include <memory>
@@ -11,32 +10,33 @@
 namespace muster::store {
 
 struct JoinOptions {
-  int rank = -1;  ///< -1: the lowest that is free
+  int rank = -1;  ///< -1: the lowest free rank
   int world_size = 1;
   std::string group_name;
-  std::string scope;  ///< more that keeps meetings apart (a restart's number)
+  std::string scope;  ///< further distinguishes meetings, such as a restart number
   std::string where;  ///< "at tcp://host:port", for messages
   TimePoint deadline;
-  bool attend = true;  ///< a TCP store, which says once for its life whose it is, tells the others
-                       ///< when this rank goes
+  /// Declare this rank to a TCP store (`TcpStore::attend`), so that the other ranks learn when it
+  /// leaves. Possible once per store object.
+  bool attend = true;
 };
 
-/// The key under which the ranks meet to join, and what the job is called once they have: by the
-/// tokens that all of them brought.
+/// The key under which the ranks meet to join, and the job's name derived from the tokens all of
+/// them contributed.
 std::string join_key(const std::string& scope, const std::string& group_name);
 bool is_join_key(std::string_view key);
 std::string job_of(std::string_view join_key, std::string_view all_tokens);
 
-/// "rank 1 of 4 cannot join the job at tcp://host:port", for messages; "this process of 4" where
-/// the rank is to be assigned.
+/// "rank 1 of 4 cannot join the job at tcp://host:port", for messages; "this process of 4" if the
+/// rank is to be assigned.
 std::string cannot_join(int rank, const JoinOptions& options);
 
-/// Fills store (prefixed with a text that no other run has), rank, world_size and job. At the
-/// deadline Code::timed_out naming the ranks that did not come; a rank taken twice or another world
-/// size is Code::mismatch.
+/// Fills store (with a prefix unique to this run), rank, world_size and job. Fails at the deadline
+/// with Code::timed_out naming the missing ranks, and with Code::mismatch on a duplicate rank or a
+/// different world size.
 Result<Rendezvous> join(const std::shared_ptr<Store>& store, const JoinOptions& options);
 
-// The ways that need more than a page, each in a file of its own. `rank` may be -1.
+// Rendezvous by file and by multicast. `rank` may be -1.
 Result<Rendezvous> rendezvous_by_file(const std::string& path, JoinOptions options);
 Result<Rendezvous> rendezvous_by_multicast(const std::string& host, std::uint16_t port,
                                            JoinOptions options);

@@ -1,4 +1,4 @@
-/// From an init method to a store, a rank and a world size: env://, tcp://, file://.
+/// Turns an init method (env://, tcp://, file://) into a store, a rank and a world size.
 #pragma once
 
 #include <memory>
@@ -10,10 +10,11 @@ namespace muster::store {
 
 struct RendezvousOptions {
   std::string init_method = "env://";
-  int rank = -1;  ///< -1: from the URL's query, the environment, or assigned (tcp://, file://:
-                  ///< first come, first numbered)
-  int world_size = -1;     ///< -1: from the URL's query or the environment
-  std::string group_name;  ///< keeps jobs that share one address or file apart
+  /// -1: taken from the URL's query or the environment, or assigned in order of arrival (tcp://,
+  /// file://).
+  int rank = -1;
+  int world_size = -1;     ///< -1: taken from the URL's query or the environment
+  std::string group_name;  ///< separates jobs that share one address or file
   Duration timeout = std::chrono::minutes(30);
 };
 
@@ -21,19 +22,20 @@ struct Rendezvous {
   std::shared_ptr<Store> store;  ///< already prefixed for this job
   int rank = 0;
   int world_size = 1;
-  std::string host;       ///< address of the store, for choosing an interface; empty for file://
-  bool any_host = false;  ///< other hosts may come though there is no address: file://
-  std::string job;        ///< text that tells this job from others; the same on all ranks
+  std::string host;  ///< address of the store, used to choose an interface; empty for file://
+  /// Other hosts may join although there is no address: file://.
+  bool any_host = false;
+  std::string job;  ///< unique to this job, equal on all ranks
 };
 
-/// Blocks until every rank has joined. Errors name what is missing or malformed (variable, URL
-/// part) and, at the timeout, the ranks that did not come. Multicast addresses
-/// (`tcp://[ff15::1]:29500`, `tcp://239.1.1.1:29500`) find the peers by multicast and assign ranks.
+/// Blocks until every rank has joined. Errors name what is missing or malformed (a variable, a part
+/// of the URL); a timeout error names the ranks that did not join. With a multicast address
+/// (`tcp://[ff15::1]:29500`, `tcp://239.1.1.1:29500`), peers find each other by multicast and ranks
+/// are assigned.
 Result<Rendezvous> rendezvous(const RendezvousOptions& options);
 
-/// The same on a store that the ranks have already: `rank` and `world_size` are given,
-/// `init_method` is not looked at. The n-th time on one store makes the n-th job. The store's own
-/// timeout stays as it is.
+/// Rendezvous over an existing store. `rank` and `world_size` are required; `init_method` is
+/// ignored. The n-th call on a store makes its n-th job. The store's timeout is not changed.
 Result<Rendezvous> rendezvous_over(std::shared_ptr<Store> store, const RendezvousOptions& options);
 
 }  // namespace muster::store

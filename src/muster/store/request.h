@@ -1,5 +1,5 @@
-/// One request to a store and its reply, as values: the single shape that hash store, file store,
-/// wire protocol and server share.
+/// A store request and its reply as values, used by the hash store, the file store, the wire
+/// protocol and the server.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace muster::store {
 
-/// Numbers stand on the wire: never change one, add at the end.
+/// Values are part of the wire protocol: never change one, append only.
 enum class Op : std::uint8_t {
   set = 1,
   get,
@@ -41,8 +41,8 @@ inline constexpr std::uint8_t kLastOp = static_cast<std::uint8_t>(Op::count_join
 /// "set", "get", ...
 std::string_view name_of(Op op);
 
-/// Views into the caller's memory; they need to live only as long as the call that takes the
-/// request.
+/// Holds views into the caller's memory, which must live until the call that takes the request
+/// returns.
 struct Request {
   Op op = Op::get;
   Duration timeout{-1};      ///< how long it may block; negative: no limit
@@ -53,7 +53,7 @@ struct Request {
   std::vector<std::string_view> values{};  ///< compare_set: expected, desired
 };
 
-/// Shared so that a thousand readers of one value cost one copy.
+/// Shared, so that many readers of one value cost one copy.
 using Value = std::shared_ptr<const std::string>;
 
 struct Reply {
@@ -62,15 +62,15 @@ struct Reply {
   std::vector<Value> values;
 };
 
-/// Are keys and values in number and size what the op takes? Otherwise Code::invalid_argument in
-/// words.
+/// Checks that number and size of keys and values suit the op; otherwise Code::invalid_argument
+/// with an explanation.
 Status validate(const Request& request);
 
-/// `"a", "b" and 3 more`: keys for a message, cut where they are long or many, unprintable bytes
-/// escaped.
+/// `"a", "b" and 3 more`: keys formatted for a message, truncated if long or many, with unprintable
+/// bytes escaped.
 std::string quoted(const std::vector<std::string_view>& keys);
 std::string quoted(std::string_view key);
-/// "1, 2 and 5", cut where there are many.
+/// "1, 2 and 5", truncated if there are many.
 std::string listed(const std::vector<int>& numbers);
 /// "rank 1", "ranks 1, 2 and 5".
 std::string named_ranks(const std::vector<int>& ranks);

@@ -1,5 +1,5 @@
-/// `Store` spelled once on top of `call(Request) -> Reply`; the kinds differ only in how they
-/// answer a request.
+/// Implements `Store` on top of `call(Request) -> Reply`. The kinds differ only in how they answer
+/// a request.
 #pragma once
 
 #include <atomic>
@@ -88,7 +88,7 @@ class RequestStore : public Base {
   }
 
  protected:
-  /// Carries out a valid request; blocks up to its timeout where the operation blocks.
+  /// Carries out a valid request. A blocking operation blocks up to the request's timeout.
   virtual Reply call(const Request& request) = 0;
 
  private:

@@ -1,9 +1,10 @@
-/// Key-value stores through which ranks find each other, and the rendezvous on top of them.
+/// Key-value stores through which ranks find each other, and the rendezvous built on them.
 ///
-/// What lives here: `Store` and its kinds (hash, file, tcp, prefix) behind `factory.h`; the store's
-/// wire protocol as a byte-in, byte-out state machine; `rendezvous.h` (env://, tcp://, file://).
-/// May include base/ only. Test it alone: `ctest -R store`. Behaviour follows torch.distributed's
-/// stores; where its documents disagree, see docs/user/stores.md.
+/// `store/` holds `Store` and its kinds (hash, file, tcp, prefix) behind `factory.h`, the store's
+/// wire protocol as a byte-in, byte-out state machine, and `rendezvous.h` (env://, tcp://,
+/// file://). It may include base/ only. Its tests: `ctest -R store`. Behaviour follows
+/// torch.distributed's stores; docs/user/stores.md covers cases in which torch's documents are
+/// inconsistent.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +26,8 @@ inline constexpr std::size_t kMaxKeyBytes = std::size_t{16} << 10;   // limit: p
 inline constexpr std::size_t kMaxValueBytes = std::size_t{1} << 30;  // limit: protocol
 
 /// All calls are thread-safe. Blocking calls take an optional timeout (absent: `timeout()`;
-/// negative: no limit) and fail with Code::timed_out naming keys and time waited; other failures
-/// are Code::store, Code::refused or Code::network. Values are bytes: any byte, up to
+/// negative: no limit) and fail with Code::timed_out, naming the keys and the time waited. Other
+/// failures are Code::store, Code::refused or Code::network. Values are arbitrary bytes, up to
 /// kMaxValueBytes.
 class Store {
  public:
@@ -34,14 +35,14 @@ class Store {
   virtual ~Store() = default;
 
   virtual Status set(std::string_view key, std::string_view value) = 0;
-  /// Blocks until the key is there.
+  /// Blocks until the key exists.
   virtual Result<std::string> get(std::string_view key, Timeout timeout = {}) = 0;
-  /// Adds to a decimal number (missing: 0) and returns the sum; `get` then gives its text. On
-  /// anything else Code::store.
+  /// Adds to the decimal number stored (0 if missing) and returns the sum, which `get` returns as
+  /// text. Code::store if the value is not a number.
   virtual Result<std::int64_t> add(std::string_view key, std::int64_t amount) = 0;
-  /// Writes `desired` where the value equals `expected`, or the key is missing and `expected` is
-  /// empty. Returns the value now stored; with the key missing and `expected` not empty writes
-  /// nothing and returns `expected`.
+  /// Writes `desired` if the value equals `expected`, or if the key is missing and `expected` is
+  /// empty. Returns the value stored afterwards; if the key is missing and `expected` is not empty,
+  /// writes nothing and returns `expected`.
   virtual Result<std::string> compare_set(std::string_view key, std::string_view expected,
                                           std::string_view desired) = 0;
   virtual Status wait(std::span<const std::string> keys, Timeout timeout = {}) = 0;
@@ -55,22 +56,23 @@ class Store {
   virtual Status multi_set(std::span<const std::string> keys,
                            std::span<const std::string> values) = 0;
   virtual Status queue_push(std::string_view key, std::string_view value) = 0;
-  /// First in, first out among all users; with `block` waits for a value, else Code::store when the
-  /// queue is empty.
+  /// First in, first out across all clients. With `block`, waits for a value; without, Code::store
+  /// if the queue is empty.
   virtual Result<std::string> queue_pop(std::string_view key, bool block = true,
                                         Timeout timeout = {}) = 0;
   virtual Result<std::int64_t> queue_len(std::string_view key) = 0;
   virtual Result<std::vector<std::string>> list_keys() = 0;
-  /// Returns when `members` users have called it with this key; then the key may be used again. At
-  /// the timeout says how many came.
+  /// Returns once `members` clients have called it with this key, which may then be used again. A
+  /// timeout error gives the number that arrived.
   virtual Status barrier(std::string_view key, int members, Timeout timeout = {}) = 0;
-  /// Every member gives its value under its index and gets all, in order. One request and one reply
-  /// each; at the timeout names the missing indices (in `ranks()`).
+  /// Each member contributes its value under its index and receives all of them in order. One
+  /// request and one reply per member. On a timeout, `ranks()` of the error lists the missing
+  /// indices.
   virtual Result<std::vector<std::string>> all_gather(std::string_view key, int index, int members,
                                                       std::string_view value,
                                                       Timeout timeout = {}) = 0;
 
-  /// Another user of the same data with a connection of its own where there are connections.
+  /// Another client of the same data, with its own connection if the store uses connections.
   virtual Result<std::shared_ptr<Store>> clone() = 0;
   virtual Duration timeout() const = 0;
   virtual void set_timeout(Duration timeout) = 0;

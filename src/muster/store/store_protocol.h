@@ -1,5 +1,5 @@
-/// What crosses the wire between a TCP store's client and server, once the handshake is done:
-/// frames of bounded length, little-endian.
+/// The wire protocol between a TCP store's client and server after the handshake: frames of bounded
+/// length, little-endian.
 ///
 ///   frame    length of what follows (u32), version (u8), op or code (u8), zero (u16), id (u64),
 ///            body
@@ -8,8 +8,8 @@
 ///            the values' bytes
 ///   reply    number (i64), message length (u32), ranks (u32), values (u32), length of each value
 ///            (u32), message, each rank (i32), the values' bytes
-/// A reply carries the id of its request; replies come in the order in which they are ready. Bytes
-/// in, bytes out; no I/O.
+/// A reply carries its request's id. Replies are sent in the order they become ready. Encoding
+/// only; no I/O.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +25,9 @@
 namespace muster::store {
 
 inline constexpr std::uint8_t kStoreProtocolVersion = 1;
-/// What Handshake compares as the build of a store: "store" and the version.
+/// The build number a store presents to Handshake: "store" and the version.
 inline constexpr std::uint64_t kStoreBuild = 0x73746f7265000000u | kStoreProtocolVersion;
-/// What both sides of a store's connection say of themselves.
+/// The handshake of both sides of a store connection.
 inline Handshake::Hello store_hello(const std::string& job) {
   return {.role = Handshake::Role::store,
           .rank = -1,
@@ -36,12 +36,12 @@ inline Handshake::Hello store_hello(const std::string& job) {
           .build = kStoreBuild,
           .note = 0};
 }
-/// The longest frame: one value of the greatest size with room for keys.
+/// The longest frame: one value of maximum size plus room for keys.
 inline constexpr std::size_t kMaxFrameBytes =
     (std::size_t{1} << 30) + (std::size_t{64} << 20);  // limit: protocol
 
-/// Everything of a frame but the values' bytes, which follow as they are: large values are sent
-/// from where they lie. Empty when the frame would be longer than kMaxFrameBytes.
+/// Encodes a frame up to the values' bytes, which follow unchanged so that large values are sent
+/// without a copy. Empty if the frame would exceed kMaxFrameBytes.
 std::string encode_head(const Request& request, std::uint64_t id);
 std::string encode_head(const Reply& reply, std::uint64_t id);
 
@@ -53,22 +53,22 @@ struct WireReply {
   std::uint64_t id = 0;
   Reply reply;
 };
-/// `frame` without its length. Anything that does not fit exactly is an error.
+/// `frame` excludes its length. A frame that is too short or too long is an error.
 Result<WireRequest> decode_request(std::string_view frame);
 Result<WireReply> decode_reply(std::string_view frame);
 
-/// Cuts a stream of bytes into frames. Holds only what has come: a length that lies costs nothing.
+/// Splits a byte stream into frames. Holds only received bytes, so a false length costs no memory.
 class FrameReader {
  public:
   void feed(ConstBytes bytes);
-  /// The next whole frame without its length; valid until the next `feed`.
+  /// The next complete frame without its length; valid until the next `feed`.
   std::optional<std::string_view> next();
-  /// The stream announced a frame that is too short or too long; nothing more will come out.
+  /// The stream announced a frame of invalid length; no more frames follow.
   bool broken() const { return broken_; }
-  /// Bytes of the frame begun that are still to come; 0 if its length is not known yet.
+  /// Bytes missing from the current frame; 0 if its length is not known yet.
   std::size_t outstanding() const;
   std::size_t held() const { return buffer_.capacity(); }
-  /// Gives a large buffer back once everything in it has been taken out; frames handed out die.
+  /// Frees a large buffer once all its frames have been read; invalidates returned frames.
   void trim();
 
  private:

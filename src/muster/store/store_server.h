@@ -1,14 +1,14 @@
-/// The TCP store's server without its sockets: bytes and the time come in, bytes and wishes go out.
-/// `tcp_server.cc` feeds it from Asio; tests, fuzzers and a simulator feed it from memory. One
-/// thread at a time.
+/// The TCP store's server without sockets: bytes and the time go in, bytes and requested actions
+/// come out. `tcp_server.cc` drives it with Asio; tests, fuzzers and a simulator drive it from
+/// memory. Not thread-safe.
 ///
-/// What it promises whoever connects:
-///  - no request is parsed before the secret is proved, within `greeting_limit`: over TCP by TLS
-///  (`base/tls_session.h`), over a Unix socket by the plain handshake; at most `max_strangers` may
-///  be at it, the oldest goes first;
-///  - a connection that does not take its replies is not read from any more once `max_output` of
-///  them wait; it holds up nobody else;
-///  - only bytes that have come are held: a length that lies ends the connection.
+/// Guarantees:
+/// * No request is parsed before the client has proved the secret, within `greeting_limit`: over
+///   TCP by TLS (`base/tls_session.h`), over a Unix socket by the plain handshake. At most
+///   `max_strangers` clients may be unauthenticated; the oldest is dropped first.
+/// * The server stops reading from a connection that has `max_output` bytes of replies waiting.
+///   Other connections are not affected.
+/// * Only received bytes are held. A frame with a false length ends the connection.
 #pragma once
 
 #include <cstdint>
@@ -35,41 +35,41 @@ class StoreServer {
     Duration greeting_limit = std::chrono::seconds(5);
     std::size_t max_strangers = 256;
     std::size_t max_output = std::size_t{8} << 20;  // limit: memory
-    std::size_t max_parked = 1024;  ///< requests of one connection that wait at the same time
+    std::size_t max_parked = 1024;                  ///< blocked requests per connection
   };
   explicit StoreServer(Options options);
   ~StoreServer();
 
-  // What happened.
-  /// How a connection has come. A Unix socket's other end is this user's process on this host, so
-  /// what crosses it need not be encrypted.
+  // Events.
+  /// The transport of a connection. The peer of a Unix socket is a process of this user on this
+  /// host, so the data need not be encrypted.
   enum class Way : std::uint8_t { unix_socket, tcp_same_host, tcp };
-  /// `peer` is for messages. Numbers are never used twice.
+  /// `peer` is for messages. Connection numbers are never reused.
   void on_open(Connection connection, const std::string& peer, Way way, TimePoint now);
   void on_bytes(Connection connection, ConstBytes bytes, TimePoint now);
-  /// The connection is gone for whatever reason.
+  /// The connection has ended for any reason.
   void on_closed(Connection connection, TimePoint now);
-  /// `count` bytes of its pieces are on their way.
+  /// `count` bytes of its output have been written.
   void on_written(Connection connection, std::size_t count, TimePoint now);
-  /// To be called at `next_timer()` or later.
+  /// Call at `next_timer()` or later.
   void on_time(TimePoint now);
 
-  // What is to be done about it.
-  /// Connections for which something has changed since the last call: output, the wish to read, or
-  /// the wish to close.
+  // Requested actions.
+  /// Connections whose output, wants_read or wants_close has changed since the last call.
   std::vector<Connection> take_changed();
-  /// The first pieces of waiting output, at most `most`. Valid until the next call of any `on_`.
+  /// The first pieces of pending output, at most `most`. Valid until the next call of any `on_`
+  /// function.
   std::vector<ConstBytes> output(Connection connection, std::size_t most) const;
   bool wants_read(Connection connection) const;
-  /// To be closed as soon as what fits of its output is written (a refusal fits; a stranger that
-  /// does not read it loses it).
+  /// Close it once as much of its output as fits has been written. A refusal fits; an
+  /// unauthenticated client that does not read loses it.
   bool wants_close(Connection connection) const;
   TimePoint next_timer() const;
 
   std::size_t connections() const { return clients_.size(); }
-  /// From the network, whose secret is not proved yet.
+  /// Unauthenticated network connections.
   std::size_t strangers() const;
-  /// Bytes held for a connection: input not parsed yet.
+  /// Bytes of unparsed input held for a connection.
   std::size_t held(Connection connection) const;
 
  private:
@@ -89,13 +89,14 @@ class StoreServer {
   void close(Client& client);
   void forget_stranger(Client& client);
   bool choked(const Client& client) const;
-  /// Goes on with requests that were left lying while their connection was choked.
+  /// Resumes requests that were deferred while their connection had too much output.
   void resume(TimePoint now);
 
   const Options options_;
   StoreTable table_;
   std::unordered_map<Connection, Client> clients_;
-  std::list<std::pair<TimePoint, Connection>> strangers_;  // oldest first: all have the same limit
+  std::list<std::pair<TimePoint, Connection>>
+      strangers_;  // oldest first; all have the same time limit
   std::unordered_map<Ticket, Asker> askers_;
   Ticket next_ticket_ = 1;
   std::set<Connection> changed_;

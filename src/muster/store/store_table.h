@@ -1,9 +1,9 @@
-/// What a store holds and who waits for what: the state machine behind the hash store and the TCP
+/// A store's contents and its blocked requests: the state machine behind the hash store and the TCP
 /// server.
 ///
-/// No I/O, no clock, no locks: requests and the time come in, answers go out. A request that cannot
-/// be answered yet is parked under the ticket of whoever asked, until it can, its deadline passes
-/// (`expire`) or the asker is gone (`drop`).
+/// No I/O, no clock, no locks: requests and the time go in, answers come out. A request that cannot
+/// be answered yet is parked under its caller's ticket until it can be answered, its deadline
+/// passes (`expire`) or its caller disconnects (`drop`).
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ namespace muster::store {
 
 class StoreTable {
  public:
-  /// Chosen by the asker; unique among those that are parked.
+  /// Chosen by the caller; unique among parked requests.
   using Ticket = std::uint64_t;
   struct Answer {
     Ticket ticket = 0;
@@ -31,20 +31,20 @@ class StoreTable {
   };
   using Answers = std::vector<Answer>;
 
-  /// Answers `request` or parks it. `answers` gets everything that it brought about: its own reply,
-  /// and those of others that it set free.
+  /// Answers `request` or parks it. Appends to `answers` its reply and the replies of requests it
+  /// unblocked.
   void submit(Ticket ticket, const Request& request, TimePoint now, Answers& answers);
   /// Answers every request whose deadline has passed.
   void expire(TimePoint now, Answers& answers);
-  /// The asker is gone and wants no answer. Those who met it in a barrier or all_gather are told:
-  /// without it they cannot come to an end.
+  /// The caller has disconnected. The other members of its barrier or all_gather get an error,
+  /// because they cannot complete without it.
   void drop(Ticket ticket, TimePoint now, Answers& answers);
-  /// The earliest deadline of the parked; max if none.
+  /// The earliest deadline of parked requests; max if none.
   TimePoint next_deadline() const;
-  /// Sentences for a log about the meetings that have waited for members for ten seconds, and then
-  /// for twice as long, and so on: who is missing. Each is said once.
+  /// Log messages about meetings that have waited 10 s for members, then 20 s, and so on, with the
+  /// missing members. Each is returned once.
   std::vector<std::string> overdue(TimePoint now);
-  /// When `overdue` has something to say; max if never.
+  /// When `overdue` next returns a message; max if never.
   TimePoint next_overdue() const;
   std::size_t parked() const { return parked_.size(); }
   std::size_t keys() const { return values_.size(); }
@@ -63,30 +63,30 @@ class StoreTable {
   struct Parked {
     Op op = Op::get;
     std::vector<std::string> keys;
-    std::size_t at = 0;  // get, wait, multi_get: the key that it waits for now
+    std::size_t at = 0;  // get, wait, multi_get: index of the key it waits for
     std::int32_t index = 0;
     TimePoint since;
     TimePoint deadline;
   };
-  /// A barrier or all_gather on its way.
+  /// A barrier or all_gather in progress.
   struct Meeting {
     std::int32_t members = 0;
-    std::map<std::int32_t, std::pair<Ticket, Value>>
-        present;  // a barrier numbers its members as they come
+    // A barrier numbers its members in order of arrival.
+    std::map<std::int32_t, std::pair<Ticket, Value>> present;
     std::int32_t next_index = 0;
     TimePoint since = {};
     TimePoint overdue = {};
   };
-  /// What became of a failed all_gather, kept for the members that had not come yet: they learn it
-  /// at once instead of waiting in vain.
+  /// The outcome of a failed all_gather, kept for members that have not arrived yet: they fail
+  /// immediately.
   struct Obituary {
     Status cause;
     std::set<std::int32_t> untold;
   };
   using MeetingKey = std::pair<Op, std::string>;
-  /// Who attends a job (the prefix of its keys): a member that goes is named in every meeting of
-  /// all members that would need it. Before there is a job, its members attend the meeting in which
-  /// they join it.
+  /// The members of a job, by the prefix of its keys. A member that disconnects is named in every
+  /// meeting of all members that needs it. Before the job exists, its members attend the meeting in
+  /// which they join it.
   struct Attendance {
     std::int32_t members = 0;
     std::map<std::int32_t, Ticket> present;
@@ -99,12 +99,12 @@ class StoreTable {
                     Answers& answers);
   Reply append(std::string_view key, std::string_view value, Answers& answers);
   Reply queue_push(std::string_view key, std::string_view value, Answers& answers);
-  /// Stores and frees those who waited for the key.
+  /// Stores the value and unblocks requests that waited for the key.
   void put(std::string_view key, std::string_view value, Answers& answers);
 
   void park(Ticket ticket, const Request& request, TimePoint now);
   void unpark(Ticket ticket);
-  /// Looks for the next missing key from `at` on; none: the reply is complete.
+  /// Finds the next missing key from `at`; if none, the reply is complete.
   bool find_missing(Parked& parked) const;
   Reply found(const Parked& parked) const;
   void submit_waiting(Ticket ticket, const Request& request, TimePoint now, Answers& answers);
@@ -115,9 +115,9 @@ class StoreTable {
   void depart_while_joining(const std::string& key, std::int32_t index, const Status& cause,
                             Answers& answers);
   void forget_arrival(const std::string& key, std::int32_t index);
-  /// All have met to join: those who attended the meeting attend the job.
+  /// All ranks have joined: the meeting's attendees now attend the job.
   void settle_attendance(const std::string& key, const Meeting& complete);
-  /// Why a meeting of `members` under `key` cannot come to its end, or success.
+  /// Why a meeting of `members` under `key` cannot complete, or ok.
   Status absence(std::string_view key, std::int32_t members, const Meeting* meeting,
                  std::int32_t self) const;
   void fail_meeting(const MeetingKey& key, const Status& cause, Answers& answers);
@@ -125,10 +125,10 @@ class StoreTable {
   static std::vector<int> absent(std::int32_t members, const Meeting* meeting);
 
   TextMap<MutableValue> values_;
-  TextMap<std::deque<Value>> queues_;  // none is empty
+  TextMap<std::deque<Value>> queues_;  // no entry is empty
   std::unordered_map<Ticket, Parked> parked_;
   std::set<std::pair<TimePoint, Ticket>> deadlines_;
-  TextMap<std::vector<Ticket>> awaited_;       // key -> who waits for it now
+  TextMap<std::vector<Ticket>> awaited_;       // key -> requests that wait for it now
   TextMap<std::deque<Ticket>> queue_waiters_;  // first come, first served
   std::map<MeetingKey, Meeting> meetings_;
   std::map<MeetingKey, Obituary> obituaries_;

@@ -1,6 +1,6 @@
 /// A client's connection to a TCP store: blocking, one request at a time, with deadlines. Within a
-/// host it goes over the Unix socket that the server has beside its port, else over TCP, encrypted
-/// (`base/tls_session.h`). One thread at a time.
+/// host it uses the Unix socket beside the server's port; otherwise TCP with encryption
+/// (`base/tls_session.h`). Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -23,31 +23,30 @@ struct TcpEndpoint {
   std::uint16_t port = 0;
   Secret secret;
   std::string job;
-  bool within_host = true;  ///< by the server's Unix socket where it is on this host
+  bool within_host = true;  ///< use the server's Unix socket if it is on this host
   /// "the store at node1:29500".
   std::string name() const;
 };
 
 class TcpConnection {
  public:
-  /// Tries again until the deadline while nobody listens there; a refused handshake ends it at
-  /// once, with the reason. `was_there`: the server is known to have been up, so that a port where
-  /// nobody listens any more means that it has gone (Code::network). What takes longer than
-  /// `patience` is told once, as a warning in the log.
+  /// Retries until the deadline while nothing listens there. A refused handshake fails immediately
+  /// with the reason. `was_there`: the server is known to have been up, so a closed port means that
+  /// it has exited (Code::network). Logs one warning after `patience`.
   static Result<std::unique_ptr<TcpConnection>> open(const TcpEndpoint& endpoint,
                                                      TimePoint deadline, bool was_there,
                                                      Duration patience = std::chrono::seconds(5),
                                                      const Resolver& resolver = ask_resolver);
 
-  /// One write of the request, then reads until the reply is there: the first look for a moment
-  /// (`look`), then asleep in the kernel. After a failure of the connection itself (`broken`) it
-  /// can only be thrown away: the reply may still come.
+  /// Sends the request in one write and waits for the reply: first polls (`look`), then sleeps in
+  /// the kernel. After a connection failure (`broken`) the object must be discarded, because the
+  /// reply may still arrive.
   Reply exchange(const Request& request, TimePoint deadline);
-  /// Sends a request and waits for nothing. Its reply, if one comes, is not for this connection's
-  /// other calls: use it for nothing else.
+  /// Sends a request without waiting for its reply, which would be taken for that of a later call.
+  /// Use the connection for nothing else afterwards.
   Status post(const Request& request, TimePoint deadline);
   bool broken() const { return broken_; }
-  /// In a forked child: it has no connection any more.
+  /// True in a forked child, in which the connection is unusable.
   bool forked() const { return mark_.forked(); }
 
  private:
@@ -59,10 +58,10 @@ class TcpConnection {
   Status send_all(std::vector<ConstBytes> pieces, TimePoint deadline);
   Status send_bytes(std::span<ConstBytes> pieces, TimePoint deadline);
   ssize_t look();
-  /// Receives what there is, waiting for the first byte.
+  /// Receives the available bytes; waits for the first one.
   Result<ConstBytes> receive(TimePoint deadline);
   Result<ConstBytes> receive_bytes(TimePoint deadline);
-  /// How long the next call into the kernel may block; false when the deadline has passed.
+  /// Sets how long the next system call may block; false if the deadline has passed.
   bool arm(int option, Duration& armed, TimePoint deadline);
   Status closed() const;
   Reply fail(Status status);
@@ -70,15 +69,15 @@ class TcpConnection {
   GuardedDescriptor socket_;
   ProcessMark mark_;
   std::string name_;
-  std::optional<TlsSession> tls_;  // over TCP
+  std::optional<TlsSession> tls_;  // over TCP only
   std::vector<std::byte> buffer_;
-  std::vector<std::byte> plain_;  // what was decrypted last
+  std::vector<std::byte> plain_;  // the most recently decrypted bytes
   FrameReader frames_;
   std::uint64_t next_id_ = 1;
   Duration receive_limit_{0};
   Duration send_limit_{0};
-  int misses_ = 0;    // in a row, of `look`
-  int unlooked_ = 0;  // answers that are still slept for at once
+  int misses_ = 0;    // current backoff of polling, in replies
+  int unlooked_ = 0;  // replies still to be received without polling first
   bool broken_ = false;
 };
 

@@ -13,19 +13,20 @@
 namespace muster::store {
 
 struct TcpServerOptions {
-  std::string
-      host;  ///< a name or address of this host: nothing else is listened on. Empty: all interfaces
+  /// A name or address of this host; listens on nothing else. Empty: all interfaces.
+  std::string host;
   std::uint16_t port = 0;
-  Descriptor listener;  ///< a bound TCP socket to serve on instead; `port` is then its port or 0
+  /// A bound TCP socket to serve on instead; `port` must then be its port or 0.
+  Descriptor listener;
   Secret secret;
   std::string job;
-  TimePoint deadline = TimePoint::max();  ///< for finding the addresses of `host`
+  TimePoint deadline = TimePoint::max();  ///< for resolving `host`
 };
 
 class TcpServer {
  public:
   static Result<std::shared_ptr<TcpServer>> start(TcpServerOptions options);
-  /// Sends what is waiting to be sent, for at most a second, and closes everything.
+  /// Sends pending output for at most 1 s, then closes everything.
   virtual ~TcpServer() = default;
   virtual std::uint16_t port() const = 0;
 };

@@ -1,4 +1,4 @@
-/// How the sockets of the TCP store are set up, on both ends.
+/// Socket options of the TCP store, for both ends.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,13 @@
 
 namespace muster::store {
 
-/// Sends small messages at once, and notices a host that has vanished without a word within half a
-/// minute.
+/// Disables Nagle's algorithm and detects a vanished host within 30 s.
 void tune_tcp(int socket);
 
-/// Under which Unix socket clients of the same host and user find the store that listens at
-/// `address`: with its port, and its host unless it listens everywhere.
+/// Name of the Unix socket through which clients of the same host and user reach the store
+/// listening at `address`: contains its port, and its host unless it listens on all interfaces.
 std::string local_name_of(const SocketAddress& address);
-/// The same of a store that listens everywhere.
+/// As above, for a store that listens on all interfaces.
 std::string local_name_of(std::uint16_t port);
 
 }  // namespace muster::store

@@ -1,11 +1,11 @@
-/// How long tests of this folder wait for what is to happen at once.
+/// Time limits of this folder's tests.
 #pragma once
 
 #include "muster/base/clock.h"
 
 namespace muster::store {
 
-/// A limit for defects.
+/// Reached only if there is a defect.
 inline constexpr Duration kLong = std::chrono::seconds(60);
 
 }  // namespace muster::store
