@@ -1,12 +1,11 @@
 /// One call of any operation, from the user's function to the backend.
 ///
-/// A function of `collectives.h` or `point_to_point.h` builds it on the stack (`calls.h`,
-/// `call_builder.h`). The first problem is noted, and building stops; `explain` puts it in words,
-/// where the call is refused. Of dense tensors in the CPU's
-/// memory nothing is held: the call has their memory. Others are copied to such (`stage`). What
-/// must outlive the function (an asynchronous call), or goes to a backend that works on tensors,
-/// has the tensors too (`hold`). Until then tensors, lists and options that the function was given
-/// must outlive the call.
+/// A function of `collectives.h` or `point_to_point.h` builds the call on its stack (`calls.h`,
+/// `call_builder.h`). Building stops at the first problem, which is recorded; `explain` describes
+/// it when the call is refused. For dense CPU tensors, the call stores only their memory. Other
+/// tensors are copied to dense memory (`stage`). A call that outlives the function (asynchronous),
+/// or that goes to a backend working on tensors, also holds the tensors (`hold`). Before `hold`,
+/// the function's tensors, lists and options must outlive the call.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,7 +33,7 @@ namespace group {
 class Staging;  // backends/staging.h
 }
 
-/// What a function is called, a literal.
+/// The name of a public function; a literal.
 struct FunctionName {
   std::string_view text;
   trace::Name traced;
@@ -42,39 +41,39 @@ struct FunctionName {
   constexpr FunctionName(const char* name) : FunctionName(std::string_view(name)) {}
 };
 
-/// The tensors of a call that holds them: one slice for each member where `collective::info(op)`
-/// says that a side lists, else exactly one. In place, both sides have the same tensor; a broadcast
-/// has outputs alone, a reduce outputs on the root alone.
+/// The tensors of a call after `hold`. A side has one slice per member if `collective::info(op)`
+/// says that it is a list, otherwise exactly one slice. In place, both sides have the same tensor.
+/// A broadcast has only outputs; a reduce has outputs on the root only.
 struct CallTensors {
   Slices inputs, outputs;
-  std::shared_ptr<group::Staging> staging = {};  ///< null where their memory is used as it is
-  c10::DimVector shape = {};                     ///< that is recorded
+  std::shared_ptr<group::Staging> staging = {};  ///< null if the tensors' memory is used directly
+  c10::DimVector shape = {};                     ///< shape in the recorded trace
 };
 
-/// The first thing that is wrong with a call.
+/// The first problem of a call.
 enum class Problem : std::uint8_t {
   none,
-  not_a_member,  ///< of the group: the call does nothing
+  not_a_member,  ///< not an error: the call does nothing
   no_such_rank,
   peer_is_self,
   negative_tag,
-  reserved_tag,  ///< the groups' own
+  reserved_tag,  ///< reserved for the groups themselves
   no_tensors,
   lists_differ,
   whole_and_part,
   splits,
   kind,        ///< undefined, sparse, nested or quantized
-  difference,  ///< in dtype or device; or an output overlaps itself
-  number,      ///< of slices
+  difference,  ///< dtype or device differs, or an output overlaps itself
+  number,      ///< wrong number of slices
   elements,
-  memory,  ///< outputs that overlap one another, or an input
+  memory,  ///< an output overlaps another output or an input
   reduction,
 };
 
-/// What is wrong there: a tensor of a slice, or a rank that was given.
+/// The tensor or rank at fault.
 struct Culprit {
   bool output = false;
-  std::size_t index = 0;  ///< of the slice
+  std::size_t index = 0;  ///< index of the slice
   const at::Tensor* tensor = nullptr;
   std::string_view keyword = {};
   std::optional<int> global = {}, local = {};
@@ -89,7 +88,7 @@ class Call {
   ~Call() = default;
 
   // For backends.
-  collective::Args args;  ///< ranks in it are positions in the group
+  collective::Args args;  ///< ranks in it are group ranks
   collective::CallRecord record;
   Op op() const { return args.op; }
   std::string_view name() const { return record.name; }
@@ -98,40 +97,40 @@ class Call {
                ? ReduceOp::premul_sum(args.factor)
                : ReduceOp(static_cast<ReduceOp::Kind>(args.reduce));
   }
-  /// `submit` should return before it is done.
+  /// True if `submit` should return before the call completes.
   bool is_async() const { return record.traced.async; }
   void make_async() { record.traced.async = true; }
   bool is_message() const { return collective::is_message(args.op); }
-  /// Of a collective: its number in the group, from 1, once it has started.
+  /// The collective's number in the group, from 1; set when it starts.
   std::uint64_t number() const { return record.traced.sequence; }
   bool is_refused() const { return refused_; }
   ProcessGroup& group() const { return *group_; }
-  /// All of its memory is dense and the CPU's: `args` has it.
+  /// All of its memory is dense CPU memory and is in `args`.
   bool is_dense() const { return dense_; }
-  /// Of the tensors, once they are held.
+  /// The tensors; requires `hold`.
   const Slices& inputs() const { return tensors_->inputs; }
   const Slices& outputs() const { return tensors_->outputs; }
-  /// Keeps the tensors. While the arguments of the function that was called are there. Like
-  /// `stage`, before the call starts: what is thrown there refuses it.
+  /// Holds the tensors. Call while the function's arguments are alive and, like `stage`, before the
+  /// call starts; an exception here refuses the call.
   void hold();
-  /// Where it is not dense: holds the tensors, and copies them to memory that is; at every call
-  /// anew, for a run of its own.
+  /// For a call that is not dense: holds the tensors and copies them to dense memory. Each call of
+  /// `stage` copies again, for another run.
   void stage();
-  /// Whether `finish` runs operators of torch's, which may be slow, and the user's where a tensor
-  /// is of a class of theirs.
+  /// Whether `finish` runs torch operators. These may be slow, and may be user code if a tensor has
+  /// a user-defined class.
   bool copies_back() const;
-  /// After success: copies back into tensors that are not dense, and tells autograd of what has
-  /// been written, unless torch's backends say nothing of it either.
+  /// Call after success. Copies results back into tensors that are not dense, and marks outputs as
+  /// written for autograd, except in calls for which torch's backends do not.
   void finish() {
     if (tensors_ != nullptr || !quiet_) note_writes();
   }
   const group::Staging* staging() const { return tensors_ ? tensors_->staging.get() : nullptr; }
 
   Problem problem() const { return problem_; }
-  /// Throws DistError that says what is wrong and what to do about it.
+  /// Throws a DistError that describes the problem and a remedy.
   [[noreturn]] void explain() const;
   void mark_refused() { refused_ = true; }
-  /// On which kind of device, by its first tensor; none for a barrier.
+  /// The device type of the first tensor; empty for a barrier.
   std::optional<c10::DeviceType> device() const {
     if (like_type_ != at::ScalarType::Undefined) return device_;
     const bool known = culprit_.tensor != nullptr && culprit_.tensor->defined();
@@ -139,11 +138,11 @@ class Call {
   }
   at::ScalarType dtype() const { return like_type_; }
   std::string device_text() const { return like_->device().str(); }
-  /// Right, and on dense memory of the CPU.
+  /// Valid, and on dense CPU memory.
   bool is_plain() const { return dense_ && problem_ == Problem::none; }
-  /// For another run of the same call, by itself.
+  /// An independent copy for another run.
   Call again() const;
-  /// For another run of this call.
+  /// Resets this call for another run.
   void rearm();
 
  private:

@@ -1,6 +1,6 @@
-/// How a `Call` is built: a few forms of signature serve all operations. In place; one tensor, a
-/// list, or the parts of one tensor in or out; splits; coalesced lists; a root; a message. The
-/// first problem is noted in the call, and what follows does nothing.
+/// Builds a `Call`. A few forms cover all operations: in place; one tensor, a list, or the parts of
+/// one tensor on either side; splits; coalesced lists; a root; a message. The first problem is
+/// recorded in the call; later steps do nothing.
 #pragma once
 
 #include <cstdint>
@@ -22,34 +22,35 @@ class CallBuilder {
             std::optional<int> fallback = {});
   void peer(std::string_view keyword, std::optional<int> global, std::optional<int> local,
             std::int64_t tag);
-  /// Of a message; all that a receive from any rank says of its sender.
+  /// A message's tag; used alone for a receive from any rank.
   void tag(std::int64_t tag);
-  /// It writes without a word to autograd, as torch's backends do wherever they copy nothing.
+  /// The call does not mark its outputs as written for autograd, as torch's backends do not if they
+  /// copy nothing.
   void writes_quietly() { call_.quiet_ = true; }
 
-  // Its tensors; inputs before outputs. Each is the whole of that side.
+  // The tensors, inputs before outputs. Each function sets one whole side.
   void in_place(const at::Tensor& tensor);
   void in_place_coalesced(const TensorList& tensors);
   void give(const at::Tensor& tensor);
   void get(const at::Tensor& tensor);
   void give(const TensorList& tensors) { list(tensors, false); }
   void get(const TensorList& tensors) { list(tensors, true); }
-  /// Every member's part of `whole` is shaped like `part`: concatenated along dimension 0 or
-  /// stacked along a new one. Gives one and gets the other.
+  /// Each member's part of `whole` has the shape of `part`; parts are concatenated along dimension
+  /// 0 or stacked along a new one. Sets both sides: one is `whole`, the other `part`.
   void give_parts(const at::Tensor& whole, const at::Tensor& part);
   void get_parts(const at::Tensor& whole, const at::Tensor& part);
-  /// Dimension 0 of each in pieces of so many rows, or in equal ones where none are given.
+  /// Splits dimension 0 of each tensor into pieces of the given sizes; empty: equal pieces.
   void exchange_splits(const at::Tensor& output, const at::Tensor& input,
                        const std::vector<std::int64_t>& output_sizes,
                        const std::vector<std::int64_t>& input_sizes);
-  /// `lists` has a list like `tensors` for each member.
+  /// `lists` has one list per member with as many tensors as `tensors`.
   void give_coalesced(const TensorList& tensors, const std::vector<TensorList>& lists);
   void get_coalesced(const std::vector<TensorList>& lists, const TensorList& tensors);
-  /// Memory instead of tensors, for backends that take it.
+  /// Memory instead of tensors, for backends with `takes_memory`.
   void give_memory(at::ScalarType type, ConstBytes memory);
   void get_memory(MutableBytes memory);
   void reduces(const ReduceOp& op);
-  /// Once all is said.
+  /// Call last.
   void check();
 
  private:
@@ -59,7 +60,7 @@ class CallBuilder {
   }
   bool note(Problem problem, bool output, std::size_t index, const at::Tensor& tensor);
   void note_rank(std::string_view keyword, std::optional<int> global, std::optional<int> local);
-  /// The first tensor gives dtype and device; the others must agree.
+  /// Checks one tensor. The first one sets dtype and device; later ones must match.
   bool take(const at::Tensor& tensor, bool output, std::size_t index) {
     if (group::is_plain(tensor)) [[likely]] {
       const at::ScalarType type = tensor.scalar_type();

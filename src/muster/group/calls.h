@@ -1,8 +1,7 @@
-/// The collectives of `collectives.h` and messages as `Call`s, one function for each with its
-/// arguments. For those functions, and for calls that are laid out once and made often
-/// (`ProcessGroup::prepare`). `options.group` is of no meaning here. Nothing is thrown: what is
-/// wrong stands in the call. The call points to its arguments: tensors, lists and options must
-/// outlive it until `prepare` or `submit` returns.
+/// Builds the `Call` of each function of `collectives.h` and of messages. Used by those functions
+/// and by calls prepared for repeated use (`ProcessGroup::prepare`). `options.group` is ignored.
+/// Nothing is thrown; problems are recorded in the call. The call points to its arguments: tensors,
+/// lists and options must outlive it until `prepare` or `submit` returns.
 #pragma once
 
 #include "muster/group/call.h"
@@ -36,7 +35,7 @@ Call all_gather_coalesced(ProcessGroup& group, const std::vector<TensorList>& ou
 Call reduce_scatter_coalesced(ProcessGroup& group, const TensorList& output_tensors,
                               const std::vector<TensorList>& input_tensor_lists,
                               const ReduceScatterOptions& options);
-/// `name`: of the function that is called for it.
+/// `name` is the public function's name.
 Call send(ProcessGroup& group, const at::Tensor& tensor, const SendOptions& options,
           const FunctionName& name, bool async_op);
 Call recv(ProcessGroup& group, const at::Tensor& tensor, const RecvOptions& options,

@@ -1,11 +1,10 @@
-/// Finds creations of groups that wait for each other for ever: members that make overlapping
-/// groups in different orders.
+/// Detects deadlocked group creations: members that create overlapping groups in different orders.
 ///
-/// While a rank waits in a creation of which only the members know (`use_local_synchronization`),
-/// it shows in the store what it waits in. A creation is stuck when one of its members is not in it
-/// and all that this member is in are stuck themselves. Another thread of that member might still
-/// come; so creations count as stuck only when nothing of the picture has changed for a while. Who
-/// finds that tells all members.
+/// While a rank waits in a creation that only the members know of (`use_local_synchronization`), it
+/// publishes the creation in the store. A creation is stuck if one of its members is not in it and
+/// all creations this member is in are stuck. Another thread of that member might still arrive, so
+/// creations count as stuck only after nothing has changed for 4 s. The rank that detects this
+/// tells all members.
 #pragma once
 
 #include <cstdint>
@@ -21,20 +20,21 @@
 
 namespace muster::group {
 
-/// One rank's waiting in one creation.
+/// One rank that waits in one creation.
 struct WaitingCreation {
   int rank = -1;
-  std::string name;  ///< of the group, the same on all its members
-  std::string call;  ///< as the user made it
+  std::string name;  ///< the group's name, equal on all members
+  std::string call;  ///< the user's call
   std::vector<int> members;
-  bool in_default_group = false;  ///< it waits in a call of the default group
+  bool in_default_group = false;  ///< waits in a call of the default group
   friend bool operator==(const WaitingCreation&, const WaitingCreation&) = default;
 };
 
-/// Those of `waiting` that can never end, unless a rank makes a further group from another thread.
+/// The entries of `waiting` that can never complete, unless a rank creates another group from
+/// another thread.
 std::vector<WaitingCreation> stuck_creations(const std::vector<WaitingCreation>& waiting);
 
-/// What is wrong with them, as a sentence that names every call.
+/// An error message that names every call.
 std::string describe_stuck(const std::vector<WaitingCreation>& stuck);
 
 /// The creations that this rank waits in. Thread-safe.
@@ -43,14 +43,14 @@ class CreationOrder {
   class Creation;
   explicit CreationOrder(int world_size) : world_size_(world_size) {}
 
-  /// `store` may be null: then nothing is found.
+  /// If `store` is null, nothing is detected.
   Creation begin(std::shared_ptr<store::Store> store, WaitingCreation mine);
 
  private:
   friend class Creation;
   const int world_size_;
   std::mutex mutex_;
-  std::vector<WaitingCreation> mine_;  // those that are shown
+  std::vector<WaitingCreation> mine_;  // published creations
 };
 
 class CreationOrder::Creation {
@@ -60,13 +60,12 @@ class CreationOrder::Creation {
   Creation(const Creation&) = delete;
   Creation& operator=(const Creation&) = delete;
 
-  /// Called often while the creation waits; a failure (Code::mismatch, naming the calls) where it
-  /// is stuck.
+  /// Call often while the creation waits. Fails (Code::mismatch, naming the calls) if it is stuck.
   Status look();
-  /// Whether others have found it stuck by now: its failure is then the reason for whatever else
-  /// went wrong with it.
+  /// Fails if another rank has found this creation stuck; that failure is then the cause of any
+  /// other error of the creation.
   Status verdict();
-  /// Whether, where it is stuck, others wait in the default group: that one cannot go on then.
+  /// Whether, in the deadlock, other ranks wait in the default group, which then cannot continue.
   bool stops_default_group() const { return stops_default_group_; }
 
  private:
@@ -80,7 +79,7 @@ class CreationOrder::Creation {
   TimePoint next_look_;
   bool shown_ = false;
   bool stops_default_group_ = false;
-  std::vector<WaitingCreation> stuck_;  // as of the last look
+  std::vector<WaitingCreation> stuck_;  // at the last check
   TimePoint stuck_since_{};
 };
 

@@ -1,6 +1,5 @@
-/// At TORCH_DISTRIBUTED_DEBUG=DETAIL: what is added to the report of a mismatch, namely shapes and
-/// call stacks of both sides. The engine finds mismatches by itself; nothing is exchanged before
-/// one is found.
+/// With TORCH_DISTRIBUTED_DEBUG=DETAIL: adds shapes and call stacks of both sides to the report of
+/// a mismatch. The engine detects mismatches itself; nothing is exchanged before one is found.
 #pragma once
 
 #include <functional>
@@ -10,13 +9,13 @@
 
 namespace muster::group {
 
-/// `backend.submit(call)`, a collective; a mismatch that it ends in, at once or in `Work::wait`, is
-/// thrown with the details of this rank's call and of the others', which they leave in the job's
-/// store; waits at most two seconds for them.
+/// Calls `backend.submit(call)` for a collective. A mismatch, thrown there or by `Work::wait`, is
+/// rethrown with this rank's details and those the other ranks publish in the job's store. Waits at
+/// most 2 s for them.
 WorkRef submit_with_details(ProcessGroupBackend& backend, Call& call);
 
-/// Where another language is around C++: `told` says in lines where it has called from, on the
-/// thread of the call; empty where it has not. Called before there are groups.
+/// For language bindings: `told` returns the caller's stack as lines of text, on the thread of the
+/// call; empty if there is none. Set it before any group exists.
 void set_caller_stack(std::function<std::string()> told);
 
 }  // namespace muster::group

@@ -1,4 +1,4 @@
-/// Texts among the members of a group, for agreements between calls.
+/// Exchanges text among the members of a group, for agreement between calls.
 #pragma once
 
 #include <array>
@@ -12,21 +12,21 @@
 
 namespace muster::group {
 
-/// Every member gives a text and gets all of them, in group order. Two all_gathers of the group,
-/// both done by the deadline; absent: the group's timeout from now on. `give_up` is asked now and
-/// then while it waits; its failure aborts the group, so that every member learns it, and is
-/// thrown.
+/// Each member contributes a text and receives all of them in group order. Two all_gathers, both
+/// completed by the deadline (default: the group's timeout from now). `give_up` is polled during
+/// the wait; if it fails, the group is aborted, so that every member learns of it, and the failure
+/// is thrown.
 std::vector<std::string> exchange_text(const Group& group, const std::string& mine,
                                        std::optional<TimePoint> deadline = {},
                                        const std::function<Status()>& give_up = {});
 
-/// What a member tells beside its call. Call and note together fit into a control line of the
+/// A note a member sends with its call. Call and note together fit in one control line of the
 /// engine.
 using CallNote = std::array<std::int64_t, 2>;
 
-/// Every member describes the groups that it is about to make. Throws on every member where one
-/// makes other ones, naming both calls. One all_gather where all are the same. Returns the members'
-/// notes, in group order.
+/// Each member describes the groups it is about to create. If one differs, throws on every member
+/// and names both calls. Takes one all_gather if all are equal. Returns the members' notes in group
+/// order.
 std::vector<CallNote> compare_calls(const Group& group, const std::string& mine,
                                     std::optional<TimePoint> deadline = {},
                                     const std::function<Status()>& give_up = {},

@@ -1,4 +1,4 @@
-/// What a function was given for one side of its call, as it was given: no tensor is held.
+/// The arguments for one side of a call, as passed by the caller; does not hold tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,8 +10,8 @@
 namespace muster {
 
 using TensorList = std::vector<at::Tensor>;
-/// What one member gives to, or gets from, one other: usually one tensor; the coalesced forms have
-/// several, which travel back to back.
+/// What one member exchanges with one other: usually one tensor; several, back to back, for
+/// coalesced calls.
 using Slice = c10::SmallVector<at::Tensor, 1>;
 using Slices = c10::SmallVector<Slice, 1>;
 
@@ -21,17 +21,18 @@ struct GivenTensors {
   enum class Form : std::uint8_t { nothing, tensor, list, parts, splits, coalesced, lists };
 
   Form form = Form::nothing;
-  const at::Tensor* tensors = nullptr;  ///< the first of `count`
+  const at::Tensor* tensors = nullptr;  ///< first of `count`
   std::size_t count = 0;
-  const at::Tensor* part = nullptr;                  ///< parts: shaped like each
-  const std::vector<std::int64_t>* sizes = nullptr;  ///< splits: rows; empty: equal ones
+  const at::Tensor* part = nullptr;  ///< parts: has the shape of each part
+  const std::vector<std::int64_t>* sizes =
+      nullptr;  ///< splits: rows per piece; empty: equal pieces
   const std::vector<TensorList>* lists = nullptr;
 
-  /// Whether it is one piece of memory.
+  /// Whether the side is one contiguous piece of memory.
   bool is_one() const {
     return form == Form::tensor || form == Form::parts || form == Form::splits;
   }
-  /// For a group of so many members, as a backend that works on tensors has them.
+  /// The slices for a group of `members`, for a backend that works on tensors.
   Slices slices(int members) const;
 };
 

@@ -1,5 +1,5 @@
-/// What all groups of one job share in this process: store, fabric, and how groups are made on
-/// them.
+/// State shared by all groups of one job in this process (store, fabric), and the creation of
+/// groups.
 #pragma once
 
 #include <functional>
@@ -30,75 +30,76 @@ namespace muster::group {
 struct Job {
   int rank = 0;
   int world_size = 1;
-  std::string name;  ///< the same on all ranks
+  std::string name;  ///< equal on all ranks
   std::shared_ptr<store::Store> store;
   std::shared_ptr<transport::Fabric> fabric;
-  /// First number (in the fabric) of each rank of the default group: other ones than 0, 1, 2, ...
-  /// after it was shrunk.
+  /// Fabric rank of each rank of the default group: 0, 1, 2, ... until the group is shrunk.
   std::vector<int> fabric_ranks;
-  std::string era;  ///< tells groups of before and after a shrinking apart
+  std::string era;  ///< distinguishes groups before and after a shrink
   std::shared_ptr<CreationOrder> order;
-  std::shared_ptr<trace::Recorder> recorder;       ///< of this rank's calls; null: none is kept
+  std::shared_ptr<trace::Recorder> recorder;       ///< records this rank's calls; null: disabled
   std::shared_ptr<trace::PeerTraces> peer_traces;  ///< null without a recorder
-  std::shared_ptr<trace::Responder>
-      responder;  ///< to those who ask over the store; null where nobody can
-  std::shared_ptr<trace::LongWaits> long_waits;  ///< null where the log does not show them
+  /// Answers requests over the store; null if there can be none.
+  std::shared_ptr<trace::Responder> responder;
+  std::shared_ptr<trace::LongWaits> long_waits;  ///< null if the log does not show them
 };
 
-/// Meets the other ranks over the store, up to the deadline; `timeout` is the default group's.
-/// Throws naming the ranks that did not come, or whose backend or interfaces differ.
+/// Connects to the other ranks through the store by the deadline. `timeout` is the default group's.
+/// Throws an error that names the ranks that did not come, or whose backend or interfaces differ.
 std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& config,
                               Duration timeout, TimePoint deadline);
 
-/// How the members of a group that is being made meet.
+/// Parameters of a group's creation.
 struct Meeting {
-  std::string terms = {};  ///< what must be equal on all: members with other terms do not meet
-  std::function<Status()> give_up = {};  ///< asked while it waits; its failure ends the making
-  std::shared_ptr<ProcessGroupOptions> pg_options = nullptr;  ///< for backends that take some
-  std::optional<TimePoint> deadline = {};  ///< absent: the group's timeout from now on
-  /// The first member's, which came to all where they compared their calls: for the first native
-  /// backend, which then waits for nobody.
+  std::string terms =
+      {};  ///< must be equal on all members; members with different terms do not meet
+  std::function<Status()> give_up = {};  ///< polled during the wait; its failure ends the creation
+  std::shared_ptr<ProcessGroupOptions> pg_options = nullptr;  ///< for backends that accept them
+  std::optional<TimePoint> deadline = {};  ///< default: the group's timeout from now
+  /// The first member's proposal, received by all members when they compared calls. Used by the
+  /// first native backend, which then waits for no other member.
   collective::GroupProposal proposal = {};
 };
 
-/// What this rank, as the first of `ranks`, proposes to them; else nothing. It is cancelled where
-/// they turn out to make something else.
+/// The proposal of this rank, if it is the first of `ranks`; otherwise empty. Must be cancelled if
+/// the members' calls differ.
 collective::GroupProposal propose_group(const Job& job, const std::vector<int>& ranks,
                                         const BackendConfig& config);
 
-/// Every member calls it; `ranks` in group order. Blocks until all members have, up to the
-/// meeting's deadline; `timeout` is the group's own, for its calls. A process that is not in
-/// `ranks` gets a non-member's group at once.
+/// Creates a group; every member calls it. `ranks` are in group order. Blocks until all members
+/// have called, up to the meeting's deadline. `timeout` is for the group's calls. A process that is
+/// not in `ranks` immediately gets a non-member's group.
 Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<int> ranks,
                  BackendConfig config, Duration timeout, Meeting meeting = {});
 
-/// The default group of a job. Where it cannot be made the job ends: the others are told that this
-/// rank gives up, and why.
+/// Creates the default group of a job. On failure the job ends: the other ranks are told that this
+/// rank has failed, and why.
 Group make_default_group(const std::shared_ptr<Job>& job, const std::string& name,
                          BackendConfig config, Duration timeout, const Meeting& meeting);
 
-/// What a group of these ranks of the default group is called: "[0, 2]", and after a shrinking "[0,
-/// 2] of default shrunk".
+/// The name of a group of these ranks of the default group: "[0, 2]", or "[0, 2] of default shrunk"
+/// after a shrink.
 std::string name_of(const Job& job, const std::vector<int>& ranks);
 
-/// Every member of `parent` calls it with the same parts (positions in it, disjoint). The group of
-/// part number `own`; null where that is -1. Of the meeting: its options and deadline.
+/// Every member of `parent` calls it with the same disjoint parts (ranks of `parent`). Returns the
+/// group of part number `own`; null if that is -1. Uses only the options and the deadline of
+/// `meeting`.
 Group split_group(const std::shared_ptr<Job>& job, const ProcessGroup& parent,
                   const std::vector<std::vector<int>>& parts, int own, std::string name,
                   BackendConfig config, Duration timeout, const Meeting& meeting);
 
 struct ShrunkGroup {
   Group group;
-  std::shared_ptr<Job>
-      job;  ///< as the ranks see it from now on, where the default group was shrunk; else as before
+  /// The job from now on; a new one if the default group was shrunk.
+  std::shared_ptr<Job> job;
 };
-/// Every survivor calls it; `exclude`: positions in `old`. `timeout`: of making it, as a whole, and
-/// of its calls.
+/// Every survivor calls it. `exclude` are ranks of `old`. `timeout` is for the creation as a whole
+/// and for the new group's calls.
 ShrunkGroup shrink_group(const std::shared_ptr<Job>& job, const ProcessGroup& old,
                          const std::vector<int>& exclude, bool of_world, Duration timeout,
                          std::shared_ptr<ProcessGroupOptions> pg_options);
 
-/// Number of the host of a rank of the default group.
+/// Host number of a rank of the default group.
 int host_of(const Job& job, int rank);
 
 }  // namespace muster::group

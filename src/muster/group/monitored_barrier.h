@@ -1,6 +1,6 @@
-/// What the two ways to carry out a monitored barrier share: over messages
-/// (`monitored_barrier.cc`), and over the store for groups whose backends move no bytes between
-/// processors' memories.
+/// Shared by the two implementations of the monitored barrier: by messages
+/// (`monitored_barrier.cc`), and through the store for groups whose backends do not transfer CPU
+/// memory.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,17 @@
 
 namespace muster::group {
 
-/// How much longer than the timeout the others wait for rank 0's verdict.
+/// Extra time beyond the timeout that members wait for rank 0's verdict.
 constexpr Duration kVerdictGrace = std::chrono::seconds(10);
 
-/// torch's text. `ranks`: those missing, by their first numbers.
+/// torch's error text. `ranks` are the missing ones, by their original ranks.
 std::string failed_text(const std::vector<int>& ranks, Duration timeout, const std::string& why);
 
-/// Throws what a rank that has come throws, when rank 0 says `text` about the missing ones.
+/// Throws the error of a rank that arrived, given rank 0's `text` about the missing ranks.
 [[noreturn]] void tell_verdict(const ProcessGroup& group, const std::string& text,
                                std::vector<int> missing);
 
-/// Number `barrier` of this group, of more than one member.
+/// Runs barrier number `barrier` of this group, which has more than one member.
 void monitored_barrier_over_store(ProcessGroup& group, std::int64_t barrier, Duration timeout,
                                   bool all);
 

@@ -1,4 +1,4 @@
-/// Tensors whose memory can be used as it is.
+/// Tensors whose memory can be used directly.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,17 +8,16 @@
 namespace muster::group {
 
 namespace plain_detail {
-/// What every dense tensor of the CPU may have besides being that: autograd and the like, which do
-/// not change what its memory is.
+/// Keys a dense CPU tensor may have that do not affect its memory, such as autograd's.
 inline constexpr c10::DispatchKeySet kHarmless({c10::DispatchKey::AutogradFunctionality,
                                                 c10::DispatchKey::ADInplaceOrView,
                                                 c10::DispatchKey::AutocastCPU});
 inline constexpr c10::DispatchKeySet kDense(c10::DispatchKey::CPU);
 }  // namespace plain_detail
 
-/// Whether the bytes from its data pointer on are its elements in order, in the host's memory: it
-/// is dense, on the CPU, contiguous, and neither conjugated, negated, quantized, nested nor a
-/// tensor of another kind.
+/// Whether the tensor's elements are contiguous in order from its data pointer in host memory:
+/// dense, on the CPU, contiguous, and neither conjugated, negated, quantized, nested nor of another
+/// kind.
 inline bool is_plain(const at::Tensor& tensor) {
   const c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();  // an undefined one has no keys
   if ((impl->key_set().raw_repr() & ~plain_detail::kHarmless.raw_repr()) ==
@@ -30,13 +29,13 @@ inline bool is_plain(const at::Tensor& tensor) {
          !impl->key_set().has(c10::DispatchKey::Python);
 }
 
-/// Whether its elements are one strided array of numbers, wherever that is.
+/// Whether the tensor is a strided array of plain elements, on any device.
 inline bool is_one_array(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_quantized() &&
          !tensor.is_nested();
 }
 
-/// Of a plain tensor.
+/// Requires is_plain(tensor).
 inline std::size_t plain_size(const at::Tensor& tensor) {
   const c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
   return static_cast<std::size_t>(impl->numel()) * impl->itemsize();
@@ -48,7 +47,7 @@ inline MutableBytes plain_mutable_bytes(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data_ptr()), plain_size(tensor)};
 }
 
-/// Tells autograd that a call has written it. Tensors of inference mode count nothing.
+/// Marks the tensor as modified for autograd. Inference tensors have no version counter.
 inline void mark_written(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }

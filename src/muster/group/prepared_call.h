@@ -1,4 +1,4 @@
-/// A call that is checked and laid out once and made often, as MPI's persistent requests are.
+/// A call that is checked once and submitted repeatedly, like MPI's persistent requests.
 #pragma once
 
 #include <memory>
@@ -8,20 +8,18 @@
 
 namespace muster {
 
-/// `ProcessGroup::prepare` makes it, and it holds the tensors. Each must keep its storage and its
-/// shape as long as it lives (no `set_`, no `resize_`): its memory is looked up once. On the native
-/// backend a synchronous call on contiguous tensors takes no memory of its own after the
-/// first ones.
+/// Made by `ProcessGroup::prepare`; holds the tensors. Each tensor must keep its storage and shape
+/// (no `set_`, no `resize_`), because its memory is looked up only once. On the native backend,
+/// repeated synchronous calls on contiguous tensors allocate no memory.
 class PreparedCall {
  public:
-  /// Of a process that is no member.
+  /// For a non-member.
   PreparedCall() = default;
-  /// `stays`: submitting the call leaves it as it was.
+  /// `stays`: submitting does not modify the call.
   PreparedCall(Group group, Call call, bool stays)
       : group_(std::move(group)), call_(std::make_unique<Call>(std::move(call))), stays_(stays) {}
 
-  /// What ProcessGroup::submit does, but for the checks. One at a time: a Work that it returns is
-  /// waited for before the next.
+  /// As ProcessGroup::submit, without the checks. Wait for a returned Work before the next submit.
   WorkRef submit();
 
  private:

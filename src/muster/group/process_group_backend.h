@@ -9,9 +9,9 @@
 ///
 /// Ownership: the group holds its backends until it is destroyed, with or without a prior `close`.
 /// A Work may outlive the group and the backend and must hold whatever it needs. A `Call` belongs
-/// to the caller: a backend copies or moves out what it needs after `submit` returns. A backend
-/// with `takes_memory` must leave a synchronous call unmodified, except a receive from any rank,
-/// because a prepared call is submitted again.
+/// to the caller: a backend copies or moves out what it needs after `submit` returns. A prepared
+/// call is submitted repeatedly, so a backend with `takes_memory` must not modify a synchronous
+/// call, except a receive from any rank.
 #pragma once
 
 #include <c10/core/DeviceType.h>

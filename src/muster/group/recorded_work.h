@@ -1,4 +1,4 @@
-/// An asynchronous call of a backend that records nothing itself.
+/// A Work that records the end of an asynchronous call, for backends that record nothing.
 #pragma once
 
 #include <memory>
@@ -12,8 +12,8 @@
 
 namespace muster::group {
 
-/// Forwards to the backend's Work, and records the call's end with the first who sees it: by
-/// `wait`, by asking, or by the future. Of a Work that is dropped before, the end is recorded then.
+/// Forwards to the backend's Work. Records the call's end when it is first observed by `wait`, a
+/// query or the future; if the Work is dropped earlier, then.
 class RecordedWork final : public Work, public std::enable_shared_from_this<RecordedWork> {
  public:
   RecordedWork(WorkRef work, trace::Mark mark) : work_(std::move(work)), mark_(std::move(mark)) {}
@@ -27,7 +27,7 @@ class RecordedWork final : public Work, public std::enable_shared_from_this<Reco
   std::vector<at::Tensor> result() override { return work_->result(); }
 
  private:
-  /// Null: it ended well.
+  /// Null: the call succeeded.
   void record(const std::exception_ptr& error);
 
   const WorkRef work_;

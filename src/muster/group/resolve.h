@@ -1,5 +1,4 @@
-/// From what users give (a group or none, ranks of the default group or of the group) to what a
-/// call holds.
+/// Resolves user arguments: a group or null, and ranks of the default group or of the group.
 #pragma once
 
 #include <optional>
@@ -10,12 +9,12 @@
 
 namespace muster::group {
 
-/// `group`, or the default group; null where this process is no member, so that the call does
-/// nothing. Before init_process_group throws.
+/// `group`, or the default group if null. Returns null on a non-member, whose calls do nothing.
+/// Throws before init_process_group.
 Group acting(const Group& group, std::string_view call);
 
-/// The same for the length of one call, without a lock or a count where it is the default group;
-/// the group also of a process that is no member.
+/// As `acting`, for the duration of one call; takes no lock and no reference count for the default
+/// group. Also returns the group of a non-member.
 class ActingGroup {
  public:
   ActingGroup(const Group& given, std::string_view call)
@@ -34,8 +33,8 @@ class ActingGroup {
   ProcessGroup* group_;
 };
 
-/// The position in `group` of the rank that was given in one of two ways; `fallback` (a rank of the
-/// default group) where neither was, or an error that names `keyword`.
+/// The group rank of a rank given in one of two ways. If neither is given, uses `fallback`, a rank
+/// of the default group, or throws an error that names `keyword`.
 int group_rank(const ProcessGroup& group, std::string_view keyword, std::optional<int> global_rank,
                std::optional<int> local_rank, std::optional<int> fallback = {});
 

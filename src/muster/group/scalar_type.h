@@ -1,4 +1,4 @@
-/// torch's scalar types as the engine's element types.
+/// Maps torch's scalar types to the engine's element types.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -7,8 +7,8 @@
 
 namespace muster::group {
 
-/// Types that the engine cannot reduce become `raw8` to `raw64` by their width. A complex128-wide
-/// type beyond those is not known to torch.
+/// Types the engine cannot reduce become `raw8` to `raw64` by width. torch has no other 16-byte
+/// type.
 inline DType to_dtype(at::ScalarType type) {
   switch (type) {
     case at::kBool: return DType::boolean;

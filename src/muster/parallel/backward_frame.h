@@ -1,4 +1,4 @@
-/// Calls of autograd's threads into muster, where another language is around both.
+/// Hooks for bindings of another language around communication on autograd's threads.
 #pragma once
 
 #include <functional>
@@ -7,12 +7,12 @@
 
 namespace muster::parallel {
 
-/// What a language around C++ has to do where autograd's threads communicate.
+/// Callbacks of a language binding, used where autograd's threads communicate.
 struct BackwardFrame {
-  /// Called in the handler of what is about to leave backward; may throw another exception in its
-  /// place.
+  /// Called in the handler of an exception that is about to leave backward; may throw another one
+  /// instead.
   std::function<void()> throw_as = {};
-  /// Calls `wait`, once, on the same thread, which blocks on `group` until what backward needs is
+  /// Must call `wait` once, on the same thread. `wait` blocks on `group` until backward's data is
   /// there.
   std::function<void(const Group& group, const std::function<void()>& wait)> wait_in = {};
 };

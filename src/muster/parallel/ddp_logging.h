@@ -1,5 +1,5 @@
-/// What DistributedDataParallel writes to the log, in the words of torch's documents: what it was
-/// made of, and where its time goes.
+/// DistributedDataParallel's log messages, in the wording of torch's documentation: construction
+/// options and timing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,8 +13,8 @@
 
 namespace muster::parallel {
 
-/// What one model was made of. The fields of the block that name environment variables are read
-/// when it is written.
+/// The options a model was constructed with. Fields that name environment variables are read when
+/// the block is written.
 struct ConstructionFacts {
   std::string module_name = {};
   int rank = 0;
@@ -26,30 +26,31 @@ struct ConstructionFacts {
   bool gradient_as_bucket_view = false;
   std::optional<std::vector<int>> device_ids = {};
   std::optional<int> output_device = {};
-  std::vector<at::Tensor> parameters = {};      ///< those that are trained
-  std::vector<std::int64_t> bucket_sizes = {};  ///< bytes, in order
+  std::vector<at::Tensor> parameters = {};      ///< those that require gradients
+  std::vector<std::int64_t> bucket_sizes = {};  ///< in bytes, in order
 };
 
-/// `[Rank 0]: DDP Initialized with:` and a line for each field, in the documents' order; what is
-/// unset is `N/A`.
+/// `[Rank 0]: DDP Initialized with:` and one line per field, in the documentation's order; unset
+/// fields are `N/A`.
 std::string construction_block(const ConstructionFacts& facts);
-/// Logs the block at level info where TORCH_DISTRIBUTED_DEBUG is INFO or DETAIL.
+/// Logs the block at level info if TORCH_DISTRIBUTED_DEBUG is INFO or DETAIL.
 void log_construction(const ConstructionFacts& facts);
 
-/// The class's own name, as Python would say it: no namespaces, and no `Impl` at the end where a
-/// module holder has cut it off.
+/// The class name as in Python: without namespaces, and without the `Impl` suffix that a module
+/// holder removes.
 std::string module_name_of(const std::string& type_name);
 
-/// Moments of one training iteration.
+/// Timestamps of one training iteration.
 struct IterationTimes {
   TimePoint forward_start{};
-  TimePoint backward_start{};  ///< forward has returned; as in torch, the loss counts as backward
-  TimePoint comm_start{};      ///< the first bucket is on its way
-  TimePoint backward_end{};    ///< the last gradient is there
-  TimePoint comm_end{};        ///< the last bucket is averaged
+  TimePoint
+      backward_start{};    ///< forward returned; as in torch, computing the loss counts as backward
+  TimePoint comm_start{};  ///< the first bucket was launched
+  TimePoint backward_end{};  ///< the last gradient arrived
+  TimePoint comm_end{};      ///< the last bucket was averaged
 };
 
-/// Averages over the iterations that were sampled: the first ten, then each `sample_rate`th.
+/// Averages over the sampled iterations: the first 10, then every `sample_rate`-th.
 class RuntimeStatistics {
  public:
   static constexpr int kSampleRate = 100;
@@ -57,7 +58,7 @@ class RuntimeStatistics {
   void set_sample_rate(int iterations) { rate_ = iterations; }
   bool samples(std::int64_t iteration) const { return iteration <= 10 || iteration % rate_ == 0; }
   void add(const IterationTimes& times);
-  /// `[Rank r / n] Training M unused_parameter_size=..` and the four averages, in nanoseconds.
+  /// `[Rank r / n] Training M unused_parameter_size=..` and the four averages in nanoseconds.
   std::string text(const std::string& module_name, int rank, int world_size,
                    std::int64_t unused_bytes) const;
 

@@ -1,4 +1,4 @@
-/// When a backward pass ends.
+/// Callbacks at the end of a backward pass.
 #pragma once
 
 #include <torch/csrc/autograd/engine.h>
@@ -9,14 +9,14 @@
 
 namespace muster::parallel {
 
-/// Called within a backward pass: at its end autograd calls `at_end`, whose exceptions leave the
-/// pass. Where an exception ends the pass before, `when_broken` is called instead. Either runs on
-/// one of autograd's threads or on the one that called backward.
+/// Must be called within a backward pass. Autograd calls `at_end` at its end, and its exceptions
+/// propagate out of the pass. If an exception ends the pass earlier, `when_broken` is called
+/// instead. Either runs on one of autograd's threads or on the thread that called backward.
 template <class AtEnd, class WhenBroken>
 void at_end_of_backward(AtEnd at_end, WhenBroken when_broken) {
   static_assert(std::is_nothrow_invocable_v<WhenBroken&>,
                 "it is called where an exception is under way");
-  /// Lives as long as autograd keeps the callback: after an exception it is dropped uncalled.
+  /// Destroyed with autograd's callback; after an exception, without having been called.
   struct Watch {
     Watch(AtEnd&& at_end, WhenBroken&& when_broken)
         : at_end(std::move(at_end)), when_broken(std::move(when_broken)) {}

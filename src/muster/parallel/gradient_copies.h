@@ -1,4 +1,4 @@
-/// Moves gradients into their buckets and averages back. Private to the reducer; under its lock.
+/// Copies gradients into buckets and averages back. Private to the reducer; called under its lock.
 #pragma once
 
 #include <torch/types.h>
@@ -16,30 +16,32 @@ namespace muster::parallel {
 
 class GradientCopies {
  public:
-  /// All of these must outlive this.
+  /// The arguments must outlive this object.
   GradientCopies(GradientLayout& layout, const ParameterUse& use, const ReducerOptions& options);
 
   void set_divisor(int ranks) { divisor_ = ranks; }
-  /// A communication hook divides.
+  /// A communication hook will divide.
   void leave_undivided() { hooked_ = true; }
 
   void begin_pass();
-  /// Of the gradient that arrives just now; `given` is what autograd has accumulated. It keeps that
-  /// until its hooks have run, and may have made it the gradient itself.
+  /// Records how many tensors own the arriving gradient's memory. `given` is what autograd
+  /// accumulated; autograd keeps it until its hooks have run, and may have made it the gradient
+  /// itself.
   void note_owners(std::size_t index, const std::vector<at::Tensor>& given);
-  /// Into its bucket, divided unless a hook or the reduction does that; or left where it lies.
+  /// Copies the gradient into its bucket, divided unless a hook or the reduction divides; or leaves
+  /// it to be reduced in place.
   void fill(std::size_t index, const GradientHooks& hooks);
-  /// Of a rank that had no input: adds nothing to the averages.
+  /// For a rank without input: contributes zeros to the averages.
   void fill_with_zeros(GradientBucket& bucket);
-  /// For what was not divided when it was filled in.
+  /// The reduction for gradients that fill() did not divide.
   ReduceOp averaging(at::ScalarType dtype) const;
 
-  /// The averages become the gradients.
+  /// Stores the averages as the gradients.
   void give_back(GradientBucket& bucket, const at::Tensor& averaged);
-  /// Gradients of a rank that had no input, for an optimizer that steps all the same.
+  /// Stores the averages on a rank without input, for an optimizer that steps regardless.
   void keep_averages(const GradientBucket& bucket, const at::Tensor& averaged);
 
-  /// How many gradients of this pass travel where they lie.
+  /// Number of gradients of this pass that are reduced in place.
   std::size_t in_place() const { return in_place_; }
 
  private:
@@ -55,7 +57,7 @@ class GradientCopies {
   const ReducerOptions& options_;
   double divisor_;
   bool hooked_ = false;
-  /// How many tensors hold the memory of the gradient that arrives just now, if no user's does.
+  /// Number of tensors that own the arriving gradient's memory if no user tensor does.
   struct {
     std::size_t index = SIZE_MAX;
     std::size_t count = 1;

@@ -1,4 +1,4 @@
-/// Hooks on the nodes of autograd that accumulate gradients. Private to the reducer.
+/// Hooks on autograd's gradient accumulators. Private to the reducer.
 #pragma once
 
 #include <torch/csrc/autograd/function_hook.h>
@@ -16,27 +16,27 @@ namespace muster::parallel {
 
 class GradientHooks {
  public:
-  /// Makes the hook of the leaf with this number.
+  /// Makes the hook of leaf `index`.
   using MakeHook =
       std::function<std::unique_ptr<torch::autograd::FunctionPostHook>(std::size_t index)>;
 
-  /// On each of the leaves. One that is frozen for now has no node.
+  /// Attaches a hook to each leaf. A leaf that is frozen has no accumulator.
   GradientHooks(std::vector<at::Tensor> leaves, MakeHook make);
   ~GradientHooks() { detach(); }
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
 
-  /// The leaves have new nodes.
+  /// Reattaches to the leaves' new accumulators.
   void attach_anew();
-  /// After torch::load, which gives a parameter other memory, and where one was frozen or is
-  /// trained again, autograd knows the parameter anew, without our hook.
+  /// Reattaches where autograd has replaced an accumulator, dropping our hook: after torch::load,
+  /// which replaces a parameter's memory, and after a parameter was frozen or unfrozen.
   void follow_changes();
   void detach();
-  /// Whether there is no other hook on the leaf.
+  /// Whether ours is the only hook on the leaf.
   bool is_only_one(std::size_t index) const {
     return accumulators_[index]->post_hooks().size() == 1;
   }
-  /// Those of the first `count` leaves on which the outputs do not depend.
+  /// Those of the first `count` leaves that the outputs do not depend on.
   std::vector<std::size_t> unused_by(std::span<const at::Tensor> outputs, std::size_t count) const;
 
  private:
@@ -48,7 +48,7 @@ class GradientHooks {
 
   const std::vector<at::Tensor> leaves_;
   const MakeHook make_;
-  std::vector<NodeRef> accumulators_;  // null for what is frozen
+  std::vector<NodeRef> accumulators_;  // null for frozen leaves
   std::vector<std::uintptr_t> keys_;
 };
 

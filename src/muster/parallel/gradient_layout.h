@@ -1,5 +1,5 @@
-/// Which gradients travel together, and where they lie meanwhile. Private to the reducer; under its
-/// lock.
+/// The assignment of gradients to buckets and their memory. Private to the reducer; called under
+/// its lock.
 #pragma once
 
 #include <torch/types.h>
@@ -17,21 +17,24 @@ namespace muster::parallel {
 
 struct GradientBucket {
   BucketIndices indices;
-  bool sparse = false;                // then of one parameter, and `memory` is this pass's gradient
-  bool alone = false;                 // of one large parameter
-  at::ScalarType dtype = at::kFloat;  // of the gradients in it
-  at::Tensor memory;    // what travels; of one that is alone: made when its gradient cannot travel
-                        // where it lies
-  at::Tensor in_place;  // the memory of such a gradient, while it travels
-  std::vector<at::Tensor> views;  // of the memory; complex ones too, which travel as pairs of reals
+  bool sparse = false;                // one sparse parameter; `memory` is this pass's gradient
+  bool alone = false;                 // one large parameter
+  at::ScalarType dtype = at::kFloat;  // of its gradients
+  // The memory that is reduced. For a bucket with `alone`, allocated only if the gradient cannot be
+  // reduced in place.
+  at::Tensor memory;
+  at::Tensor in_place;  // a gradient's own memory while it is reduced in place
+  // Views of `memory`, one per gradient; complex gradients are reduced as pairs of reals.
+  std::vector<at::Tensor> views;
   std::size_t pending = 0;
   WorkRef work;
-  std::function<at::Tensor()> finish;  // with a hook
+  std::function<at::Tensor()> finish;  // set if there is a hook
 };
 
 class GradientLayout {
  public:
-  /// `options` must outlive this. `any_operation`: the group's backend has AVG and PREMUL_SUM.
+  /// `options` must outlive this object. `any_operation`: the group's backend supports AVG and
+  /// PREMUL_SUM.
   GradientLayout(std::vector<at::Tensor> parameters, const ReducerOptions& options,
                  bool any_operation);
 
@@ -40,19 +43,19 @@ class GradientLayout {
   std::vector<GradientBucket>& buckets() { return buckets_; }
   const std::vector<GradientBucket>& buckets() const { return buckets_; }
   GradientBucket& bucket_of(std::size_t index) { return buckets_[places_[index].bucket]; }
-  /// Where the gradient lies in its bucket.
+  /// The gradient's view of its bucket.
   const at::Tensor& view(std::size_t index);
   void give_memory(GradientBucket& bucket);
 
-  /// By the order of the parameters, as long as that of the gradients is not known.
+  /// Lays out buckets in parameter order, until the order of the gradients is known.
   void lay_out_first();
   void lay_out_by(const std::vector<std::size_t>& order);
-  /// A communication hook is given whole buckets.
+  /// For a communication hook, which receives whole buckets: reduces no gradient in place.
   void keep_buckets_whole() {
     hooked_ = true;
     lay_out_first();
   }
-  /// Bytes of the gradients that travel alone.
+  /// Sizes in bytes of gradients reduced in place.
   std::vector<std::size_t> bytes_alone() const;
   std::vector<std::int64_t> bucket_bytes() const;
 

@@ -1,4 +1,5 @@
-/// Forward and backward in a narrower type than the one that parameters are kept and updated in.
+/// Mixed precision: forward and backward in a lower-precision dtype than the one parameters are
+/// stored and updated in.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,53 +10,56 @@
 
 namespace muster {
 
-/// After torch's _MixedPrecision for DistributedDataParallel. What is not given stays as it is;
-/// only floating-point tensors are cast.
+/// Modelled on torch's _MixedPrecision for DistributedDataParallel. An empty option leaves the
+/// dtype unchanged. Only floating-point tensors are cast.
 struct MixedPrecision {
-  std::optional<at::ScalarType> param_dtype =
-      {};  ///< of parameters from forward to the end of backward, and of forward's inputs
-  std::optional<at::ScalarType> reduce_dtype =
-      {};  ///< what gradients travel as; absent: param_dtype
-  std::optional<at::ScalarType> buffer_dtype = {};  ///< of buffers, from the construction on
-  bool keep_low_precision_grads = false;  ///< gradients stay in param_dtype after backward
-  bool cast_forward_inputs =
-      true;  ///< floating-point tensors among forward's arguments become param_dtype
+  /// Dtype of parameters from forward to the end of backward, and of forward's inputs.
+  std::optional<at::ScalarType> param_dtype = {};
+  /// Dtype in which gradients are reduced; default: param_dtype.
+  std::optional<at::ScalarType> reduce_dtype = {};
+  /// Dtype of buffers from construction on.
+  std::optional<at::ScalarType> buffer_dtype = {};
+  /// Gradients stay in param_dtype after backward.
+  bool keep_low_precision_grads = false;
+  /// Cast floating-point tensors among forward's arguments to param_dtype.
+  bool cast_forward_inputs = true;
 };
 
 namespace parallel {
 
-/// In that type, where there is one and it is a floating-point tensor.
+/// Casts `tensor` to `dtype` if `dtype` is given and the tensor is floating-point.
 at::Tensor cast_floating_point(const at::Tensor& tensor, std::optional<at::ScalarType> dtype);
-/// The same of tensors that stay the tensors that they are.
+/// As cast_floating_point, in place: each tensor keeps its identity.
 void cast_in_place(const std::vector<at::Tensor>& tensors, std::optional<at::ScalarType> dtype);
 
-/// The parameters of one module between their two types. One thread at a time. In a shared_ptr.
+/// Switches the parameters of one module between the two dtypes. Not thread-safe. Owned by a
+/// shared_ptr.
 class LowPrecision : public std::enable_shared_from_this<LowPrecision> {
  public:
   /// Casts the buffers.
   LowPrecision(std::vector<at::Tensor> parameters, const std::vector<at::Tensor>& buffers,
                const MixedPrecision& config);
 
-  /// Gives the parameters memory in param_dtype; true where it did. Gradients that they had stay as
-  /// they are, and add up in their own type.
+  /// Switches the parameters to param_dtype. Returns whether it did. Existing gradients are
+  /// unchanged and accumulate in their own dtype.
   bool lower();
-  /// The full parameters are back; gradients get the type that they are to have for the optimizer.
+  /// Switches back to the full parameters, and casts gradients to the dtype the optimizer expects.
   void restore();
-  /// Between the two.
+  /// True between lower() and restore().
   bool is_low() const { return !full_.empty(); }
-  /// After a forward pass that records gradients: what it has made of the parameters needs them as
-  /// they are until its backward. The end of that calls restore() where gradients come, `trained`;
-  /// where all is frozen, this sees to it.
+  /// Call after a forward pass that records gradients: its graph needs the parameters as they are
+  /// until its backward ends. If gradients are produced (`trained`), the end of backward calls
+  /// restore(); if every parameter is frozen, this object does.
   void watch(const std::vector<at::Tensor>& outputs, bool trained);
-  /// restore(), unless a pass that was watched may still be followed by its backward.
+  /// restore(), unless the backward of a watched pass may still come.
   void restore_if_over();
-  /// An argument of forward.
+  /// Casts an argument of forward.
   at::Tensor cast(const at::Tensor& input) const;
 
  private:
   std::vector<at::Tensor> parameters_;
-  std::vector<at::Tensor> full_;  // what restore() brings back; empty while nothing is lowered
-  // Live as long as outputs do that were watched.
+  std::vector<at::Tensor> full_;  // what restore() restores; empty while not lowered
+  // Expire with the watched outputs.
   std::weak_ptr<const void> trained_, frozen_;
   MixedPrecision config_;
 };

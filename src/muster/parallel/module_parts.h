@@ -1,4 +1,4 @@
-/// What DistributedDataParallel knows of a module.
+/// DistributedDataParallel's view of a module.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,31 +15,30 @@ class Module;
 
 namespace muster::parallel {
 
-/// What is known of a module, whatever language it is written in.
+/// Parameters and buffers of a module in any language.
 struct ModuleParts {
   struct Named {
     std::string name;
     at::Tensor tensor;
-    bool sparse = false;  ///< a parameter whose gradients will be
+    bool sparse = false;  ///< its gradients will be sparse
   };
   std::string class_name;  ///< for the log
-  std::vector<Named>
-      parameters;  ///< by registration; shared ones may be there as often as they are registered
+  /// In registration order. A shared parameter may appear once per registration.
+  std::vector<Named> parameters;
   std::vector<Named> buffers;
   std::shared_ptr<const void> keeps_alive = {};
-  /// The buffers as they are now, where others may come in their place; called before they travel.
+  /// Returns the current buffers, for modules that replace them; called before they are broadcast.
   std::function<std::vector<at::Tensor>()> buffers_now = {};
 };
 
-/// Of a module of C++'s.
+/// The parts of a C++ module.
 ModuleParts parts_of(torch::nn::Module& module);
 
-/// Each tensor once, under its first name: one may be registered in several modules. Undefined ones
-/// are left out.
+/// Removes duplicates, keeping each tensor's first name, and undefined tensors. A tensor may be
+/// registered in several modules.
 std::vector<ModuleParts::Named> once_each(const std::vector<ModuleParts::Named>& registered);
 
-/// What `module.parameters()` gives, in its order, without a copy of every name. `expected`: about
-/// how many.
+/// Same as `module.parameters()`, without copying names. `expected` is an estimate of their number.
 std::vector<at::Tensor> parameters_of(const torch::nn::Module& module, std::size_t expected);
 
 }  // namespace muster::parallel

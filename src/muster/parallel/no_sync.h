@@ -1,10 +1,10 @@
-/// What no_sync() of a wrapper returns.
+/// The return type of a wrapper's no_sync().
 #pragma once
 
 namespace muster::parallel {
 
-/// While it lives, backward only adds gradients up on this rank. `Core` has require_sync() and
-/// set_require_sync(bool), and outlives it.
+/// While it lives, backward accumulates gradients on this rank only. `Core` has require_sync() and
+/// set_require_sync(bool) and outlives it.
 template <class Core>
 class NoSync {
  public:

@@ -1,4 +1,4 @@
-/// Many tensors from one member of a group to the others, in few messages.
+/// Broadcasts many tensors from one member of a group in few messages.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,24 +9,23 @@
 
 namespace muster::parallel {
 
-/// Keeps the memory in which small tensors are packed, for the next call. Used by one thread at a
-/// time.
+/// Keeps its packing buffer for the next call. Not thread-safe.
 class PackedBroadcast {
  public:
-  /// Whether autograd counts the values as a change in place.
+  /// Whether autograd sees the new values as an in-place change.
   enum class Autograd { told, not_told };
 
-  /// Gives every member `root`'s values (a rank of `group`). All members pass tensors of the same
-  /// sizes, dtypes and kinds of device in the same order; strides are each member's own. Small
-  /// tensors of the CPU travel as one message whatever their dtypes, those of an accelerator as one
-  /// of each dtype, others alone. Where autograd is not told, a graph made before may still run
-  /// backward over the tensors, as over a module's buffers that a second forward pass brings up to
-  /// date. Blocks until this member's part is done. Throws what broadcast() throws.
+  /// Broadcasts the tensors of `root`, a rank of `group`. All members pass tensors of equal sizes,
+  /// dtypes and device types in the same order; strides may differ. Small CPU tensors are sent as
+  /// one message regardless of dtype, small accelerator tensors as one per dtype, and all others
+  /// separately. With Autograd::not_told, a graph recorded earlier can still run backward over the
+  /// tensors, as when a second forward pass updates a module's buffers. Blocks until this member's
+  /// part is done. Throws as broadcast() does.
   void send_from(const Group& group, int root, const std::vector<at::Tensor>& tensors,
                  Autograd autograd = Autograd::told);
 
  private:
-  at::Tensor memory_;  // bytes
+  at::Tensor memory_;  // packing buffer, as bytes
 };
 
 }  // namespace muster::parallel

@@ -1,4 +1,5 @@
-/// Which parameters a pass uses, here and on other ranks. Private to the reducer; under its lock.
+/// Tracks the parameters a pass uses, on this rank and on others. Private to the reducer; called
+/// under its lock.
 #pragma once
 
 #include <torch/types.h>
@@ -16,16 +17,16 @@ namespace muster::parallel {
 
 class ParameterUse {
  public:
-  /// `options` must outlive this.
+  /// `options` must outlive this object.
   ParameterUse(std::size_t parameters, const ReducerOptions& options);
 
   // ---- here, in this pass
 
-  /// Before backward on `outputs`.
+  /// Call before backward on `outputs`.
   void begin_pass(const GradientHooks& hooks, std::span<const at::Tensor> outputs);
   void note_gradient(std::size_t index) { mask_.mutable_data_ptr<int>()[index] = 1; }
   bool got_gradient(std::size_t index) const { return mask_.const_data_ptr<int>()[index] != 0; }
-  /// Parameters that will get no gradient in this pass; nothing when asked again.
+  /// Parameters that get no gradient in this pass; empty on later calls.
   std::vector<std::size_t> take_unused() {
     return std::exchange(unused_taken_, true) ? std::vector<std::size_t>() : unused_;
   }
@@ -37,35 +38,37 @@ class ParameterUse {
   void count_first(std::size_t index) {
     if (++static_counts_[index] == 1) static_order_.push_back(index);
   }
-  /// Whether more gradients of the parameter come in this pass.
+  /// Whether the parameter gets further gradients in this pass.
   bool comes_again(std::size_t index) { return options_.static_graph && --static_left_[index] > 0; }
-  /// The first pass is over: only now is known which gradients come, and how often. All parameters,
-  /// in the order in which they came.
+  /// Ends the first pass, which determines which gradients come and how often. Returns all
+  /// parameters in the order their gradients came.
   std::vector<std::size_t> end_first_static_pass();
-  /// Once for all passes: what no rank's graph holds will never get a gradient.
+  /// Called once: determines the parameters that no rank's graph uses.
   void learn_static_use();
 
   // ---- on all ranks
 
-  /// Whether each pass has to find out.
+  /// Whether use must be exchanged in each pass.
   bool is_shared() const { return options_.find_unused_parameters && !options_.static_graph; }
   void share(bool async);
   void wait_shared();
-  /// Such a parameter keeps what it had, so that an optimizer leaves it alone.
+  /// True if no rank used the parameter; it keeps its old gradient, so that an optimizer leaves it
+  /// unchanged.
   bool nobody_used(std::size_t index) const;
   void clear() { mask_.zero_(); }
 
  private:
   const ReducerOptions& options_;
-  at::Tensor mask_;  // 1 for each parameter that got a gradient here since the last reduction; then
-                     // the sum over the ranks
+  // 1 for each parameter that got a gradient here since the last reduction; after share(), the sum
+  // over ranks.
+  at::Tensor mask_;
   WorkRef sharing_;
-  std::vector<std::size_t> unused_;  // found in this pass's graph
+  std::vector<std::size_t> unused_;  // according to this pass's graph
   bool unused_taken_ = false;
   bool static_known_ = false;
-  std::vector<bool> static_use_;    // by any rank; empty until it is known
-  std::vector<int> static_counts_;  // how often each gradient came in the first pass
-  std::vector<int> static_left_;    // and will still come in this one
+  std::vector<bool> static_use_;    // used by any rank; empty until known
+  std::vector<int> static_counts_;  // gradients per parameter in the first pass
+  std::vector<int> static_left_;    // gradients still to come in this pass
   std::vector<std::size_t> static_order_;
 };
 

@@ -1,4 +1,4 @@
-/// What this process knows of objects that are not its own, by their addresses.
+/// A process-wide map from object addresses to values.
 #pragma once
 
 #include <mutex>
@@ -6,7 +6,7 @@
 
 namespace muster::parallel {
 
-/// Whoever puts an object in takes it out before it may be gone. Thread-safe.
+/// The caller must remove an object before it is destroyed. Thread-safe.
 template <class Value>
 class ProcessTable {
  public:
@@ -18,7 +18,7 @@ class ProcessTable {
     const std::lock_guard lock(mutex_);
     values_.erase(object);
   }
-  /// What stands for it; a value-initialized one for what is not there.
+  /// The object's value; value-initialised if there is none.
   Value find(const void* object) const {
     const std::lock_guard lock(mutex_);
     const auto found = values_.find(object);

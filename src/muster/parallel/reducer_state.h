@@ -1,4 +1,4 @@
-/// What a Reducer consists of. Private to `reducer.cc` (before backward) and `reducer_backward.cc`
+/// The state of a Reducer. Private to `reducer.cc` (before backward) and `reducer_backward.cc`
 /// (during and after it).
 #pragma once
 
@@ -26,18 +26,19 @@ struct Reducer::State : std::enable_shared_from_this<State> {
   struct Hook;
   /// One backward pass.
   struct Pass {
-    /// What is done with gradients that come: `done` is after a pass that was reduced, before the
-    /// next forward.
+    /// Treatment of arriving gradients. `done`: after a reduced pass, before the next forward.
     enum class Mode { local, reduce, done } mode = Mode::local;
-    bool under_way = false;  // gradients have come that are not averaged yet
+    bool under_way = false;  // some gradients have come that are not averaged yet
     bool end_queued = false;
     bool gave_gradients = false;
-    bool released = false;    // see ReducerOptions::held_until
-    bool one_by_one = false;  // at the end, where no core is free: each call is done before the
-                              // next begins, and needs no Work and no other thread
-    bool launching = false;   // a thread is in a hook, perhaps without the lock: it launches what
-                              // comes meanwhile too
-    std::size_t next = 0;     // the bucket to be launched next
+    bool released = false;  // see ReducerOptions::held_until
+    // Used at the end if no core is free: each call completes before the next begins, and needs
+    // neither a Work nor another thread.
+    bool one_by_one = false;
+    // A thread is in a hook, possibly without the lock; it also launches buckets that become ready
+    // meanwhile.
+    bool launching = false;
+    std::size_t next = 0;  // next bucket to launch
     std::vector<bool> ready;
   };
 
@@ -68,7 +69,7 @@ struct Reducer::State : std::enable_shared_from_this<State> {
   void finish_pass();
   at::Tensor finish_bucket(Bucket& bucket);
   void end_statistics();
-  /// In place of it.
+  /// Instead of it.
   void shadow();
 
   bool is_held() const { return options.held_until.defined() && !pass.released; }
@@ -82,14 +83,15 @@ struct Reducer::State : std::enable_shared_from_this<State> {
 
   mutable std::mutex mutex;
   Pass pass;
-  std::optional<group::SharedSizes> shared_sizes;  // of gradients that travel where they lie
-  std::shared_ptr<void> driving;     // from the first gradient to the end, where this thread is to
-                                     // move what travels
-  std::vector<std::size_t> arrived;  // order of the first pass
+  std::optional<group::SharedSizes> shared_sizes;  // of gradients reduced in place
+  // Set from the first gradient to the end if this thread must drive the communication.
+  std::shared_ptr<void> driving;
+  std::vector<std::size_t> arrived;  // order of the gradients in the first pass
   bool has_rebuilt = false;
   std::exception_ptr failure;
-  std::exception_ptr refused;  // of a second backward pass: forgotten at the next forward, told to
-                               // the others where there is none
+  // Error of a second backward pass: cleared at the next forward; reported to the other ranks if
+  // none follows.
+  std::exception_ptr refused;
   struct {
     std::int64_t iteration = 0;
     IterationTimes times;

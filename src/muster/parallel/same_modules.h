@@ -1,5 +1,5 @@
-/// Whether the ranks train the same module: gradients are laid out by its parameters, and ranks
-/// that do that differently would meet in the middle of backward.
+/// Checks that the ranks train the same module. Buckets are laid out by its parameters; a mismatch
+/// would surface in the middle of backward.
 #pragma once
 
 #include <string>
@@ -9,12 +9,12 @@
 
 namespace muster::parallel {
 
-/// A line each, of all that must agree.
+/// One line for each property that must agree.
 std::string described(const std::vector<ModuleParts::Named>& tensors);
 std::string described(const DistributedDataParallelOptions& options);
 
-/// Collective. Throws on every rank, naming the first line that differs and the rank, where the
-/// members' descriptions are not the same. `what`: the class that is being made.
+/// Collective. If the members' descriptions differ, throws on every rank an error that names the
+/// first differing line and the rank. `what` is the class being constructed.
 void compare_modules(const std::string& what, const Group& group, const std::string& mine);
 
 }  // namespace muster::parallel

@@ -1,4 +1,4 @@
-/// The norm of gradients of which every rank has its shards.
+/// The norm of sharded gradients.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,10 +9,10 @@ namespace muster::parallel {
 
 class ShardedUnit;
 
-/// Collective: the norm of all gradients of these units together, over all ranks; gradients are
-/// multiplied so that it is at most `max_norm`, as torch.nn.utils.clip_grad_norm_ does. `others`:
-/// gradients of tensors that every rank has whole; where they differ the ranks' mean counts.
-/// `norm_type`: infinity or positive. All units are of one group.
+/// Collective. Computes the norm of all gradients of these units over all ranks and scales the
+/// gradients so that it is at most `max_norm`, as torch.nn.utils.clip_grad_norm_ does. `others` are
+/// gradients of tensors that every rank holds whole; if they differ between ranks, their mean
+/// counts. `norm_type` is infinity or positive. All units must be of one group.
 double clip_grad_norm(const std::vector<ShardedUnit*>& units, const std::vector<at::Tensor>& others,
                       double max_norm, double norm_type);
 

@@ -1,12 +1,11 @@
-/// Parameters that are divided among the ranks: each keeps one of equally long shards, and has them
-/// whole only while they are needed.
+/// Sharded parameters: each rank stores one shard, all shards have the same length, and the
+/// parameters are whole only while needed.
 ///
-/// Those of one dtype lie one behind the other in one flat piece, which is cut into as many shards
-/// as there are ranks. A parameter stays the tensor that it was; what it holds is either all of its
-/// values (unsharded) or, in one dimension, those of them that lie in this rank's shard (sharded;
-/// there may be none). After: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data
-/// Parallel", VLDB 2023; Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
-/// Parameter Models", SC 2020.
+/// Parameters of one dtype are concatenated into one flat tensor, which is cut into one shard per
+/// rank. A parameter keeps its identity as a tensor. It contains either all of its values
+/// (unsharded) or, in one dimension, those in this rank's shard, possibly none (sharded). Zhao et
+/// al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023; Rajbhandari
+/// et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,22 +22,22 @@
 namespace muster::parallel {
 
 struct ShardingOptions {
-  Group group = nullptr;  ///< a shard on each of its members
-  std::optional<at::ScalarType> param_dtype =
-      {};  ///< of unsharded parameters of floating point; absent: their own
-  std::optional<at::ScalarType> reduce_dtype =
-      {};  ///< what gradients travel as; absent: that of the unsharded parameters
-  /// The same on all members, and another for each set of parameters: reductions of two sets differ
-  /// in length then, and ranks that are out of step with each other are told, where equal ones
-  /// would mix.
+  Group group = nullptr;  ///< each member stores one shard
+  /// Dtype of unsharded floating-point parameters; default: their own.
+  std::optional<at::ScalarType> param_dtype = {};
+  /// Dtype in which gradients are reduced; default: that of the unsharded parameters.
+  std::optional<at::ScalarType> reduce_dtype = {};
+  /// Equal on all members and unique to each set of parameters. It changes the length of
+  /// reductions, so that ranks out of step get a mismatch error instead of mixing two sets.
   int number = 0;
 };
 
-/// One thread at a time. All members call what is collective alike. A parameter's gradient is of
-/// the form in which it is seen: while it is whole, its shard's gradient is kept aside.
+/// Not thread-safe. All members make the collective calls alike. A parameter's `grad()` has the
+/// form of the parameter; while the parameter is whole, the shard's gradient is kept separately.
 class ShardedParameters {
  public:
-  /// Shards them as they are; each of them once, strided, all on one device. Sends nothing.
+  /// Shards the parameters' current values. Parameters must be distinct, strided and on one device.
+  /// No communication.
   ShardedParameters(std::vector<ModuleParts::Named> parameters, ShardingOptions options);
   ShardedParameters(const ShardedParameters&) = delete;
   ShardedParameters& operator=(const ShardedParameters&) = delete;
@@ -46,62 +45,62 @@ class ShardedParameters {
   std::size_t size() const { return parameters_.size(); }
   const at::Tensor& operator[](std::size_t index) const { return parameters_[index].tensor; }
   const std::string& name(std::size_t index) const { return parameters_[index].name; }
-  /// Of the whole parameter.
+  /// The shape of the whole parameter.
   at::IntArrayRef sizes_of(std::size_t index) const { return whole_[index].sizes(); }
   bool is_unsharded() const { return is_unsharded_; }
   bool any_trained() const;
-  /// Whether it lies in the memory of the unsharded parameters.
+  /// Whether `tensor` uses the memory of the unsharded parameters.
   bool is_in_unsharded(const at::Tensor& tensor) const;
-  /// Bytes that the unsharded parameters hold now.
+  /// Bytes of memory of the unsharded parameters now.
   std::int64_t unsharded_bytes() const;
 
-  /// Collective, where the memory is not there or `gather_anew`. A graph that was made before sees
-  /// the values again.
+  /// Makes the parameters whole. Collective if their memory is absent or `gather_anew` is set. A
+  /// graph recorded earlier sees the values again.
   void unshard(bool gather_anew);
-  /// `keep_memory`: for a graph that is about to need the values; else the memory is given back.
+  /// Makes the parameters sharded. `keep_memory` keeps the whole values for a graph that is about
+  /// to need them; otherwise the memory is freed.
   void reshard(bool keep_memory);
 
-  /// While unsharded: takes the parameters' gradients and adds them to those that were taken
-  /// before. `will_wait`: more are to come before they are reduced; they add up in the type in
-  /// which they will travel.
+  /// While unsharded: moves the parameters' gradients out and adds them to those collected earlier.
+  /// `will_wait`: more will be collected before the reduction; they accumulate in the dtype of the
+  /// reduction.
   void collect_gradients(bool will_wait);
-  /// Collective: what was collected is averaged over the ranks, and each rank's shards of it added
-  /// to the shards' gradients; a parameter of which no rank has collected one keeps what it has.
+  /// Collective. Averages the collected gradients over the ranks and adds each rank's shards to the
+  /// shards' gradients. A parameter for which no rank collected a gradient keeps its old one.
   void reduce_gradients();
   void drop_gradients();
 
-  /// Collective, in any form: the values of each whole parameter, in its own dtype; those that are
-  /// lent as they are.
+  /// Collective, in either form. Returns the values of each whole parameter in its own dtype; lent
+  /// parameters as they are.
   std::vector<at::Tensor> full() const;
-  /// The same of other tensors of which there is one for each parameter, as long as its shard here,
-  /// all of one dtype.
+  /// As full(), for other tensors: one per parameter, as long as its shard here, all of one dtype.
   std::vector<at::Tensor> full_of(const std::vector<at::Tensor>& shards) const;
-  /// This rank's shard of `whole`, which has the sizes of parameter `index`: a copy.
+  /// A copy of this rank's shard of `whole`, which has the shape of parameter `index`.
   at::Tensor shard_of(std::size_t index, const at::Tensor& whole) const;
-  /// While sharded: gives the parameter this rank's shard of other values.
+  /// While sharded: sets the parameter to this rank's shard of `whole`.
   void set(std::size_t index, const at::Tensor& whole);
 
-  /// Shows tensors of whole values, as full() gives them, in the parameters' place.
+  /// Replaces the parameters' values by whole tensors, as returned by full().
   void lend(const std::vector<at::Tensor>& whole);
-  /// And ends that. `keep_values`: the shards become what the parameters hold now.
+  /// Ends lend(). `keep_values`: updates the shards from the parameters' values.
   void take_back(bool keep_values);
 
  private:
-  /// What lies in one piece of memory.
+  /// Parameters in one allocation.
   struct Flat {
     at::TensorOptions options;
     at::ScalarType unsharded_dtype, reduced_dtype;
     std::vector<std::size_t> indices;
-    std::int64_t shard_elements = 0;  // the same on every rank
+    std::int64_t shard_elements = 0;  // equal on every rank
     at::Tensor shard;
-    at::Tensor unsharded;  // its memory comes and goes under the tensors that lie in it
+    at::Tensor unsharded;  // its memory is allocated and freed; tensors in it persist
     bool is_there = false;
   };
   struct Place {
     std::size_t flat = 0;
     std::int64_t at = 0, elements = 0;
   };
-  /// Elements of a parameter that lie in the shard of one rank.
+  /// The elements of a parameter in one rank's shard.
   struct Stretch {
     int rank = 0;
     std::int64_t in_shard = 0, in_parameter = 0, elements = 0;
@@ -122,8 +121,8 @@ class ShardedParameters {
   std::vector<Flat> flats_;
   std::vector<Place> places_;
   std::vector<at::Tensor> shards_, whole_;   // the two forms
-  std::vector<at::Tensor> shard_gradients_;  // while the parameters are whole
-  std::vector<at::Tensor> sums_;             // of whole gradients, that are not reduced yet
+  std::vector<at::Tensor> shard_gradients_;  // set while the parameters are whole
+  std::vector<at::Tensor> sums_;             // sums of whole gradients not reduced yet
   bool is_unsharded_ = false, is_lent_ = false;
 };
 

@@ -1,4 +1,4 @@
-/// The tensors inside arguments and results of a forward: collecting them, and replacing them.
+/// Collects and replaces the tensors inside arguments and results of a forward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,8 +14,8 @@
 
 namespace muster::parallel {
 
-/// Appends the tensors inside a forward's result. For a type of your own, overload it beside that
-/// type.
+/// Appends the tensors inside a forward's result to `found`. For your own type, overload it in that
+/// type's namespace.
 inline void collect_tensors(const at::Tensor& tensor, std::vector<at::Tensor>& found) {
   found.push_back(tensor);
 }
@@ -61,7 +61,7 @@ void collect_tensors(const std::map<K, T>& map, std::vector<at::Tensor>& found) 
   for (const auto& [key, each] : map) collect_tensors(each, found);
 }
 
-/// Whether values of the type can have tensors in them that `replace_tensors` finds.
+/// Whether values of type T can contain tensors that `replace_tensors` finds.
 template <class T>
 inline constexpr bool holds_tensors = std::is_same_v<T, at::Tensor>;
 template <class A, class B>
@@ -79,8 +79,8 @@ inline constexpr bool holds_tensors<std::map<K, T>> = holds_tensors<T>;
 
 using TensorMap = std::function<at::Tensor(const at::Tensor&)>;
 
-/// Puts `replacement(t)` in the place of each tensor t inside `value`; does nothing to types that
-/// hold none.
+/// Replaces each tensor t inside `value` by `replacement(t)`. Does nothing for types that contain
+/// none.
 template <class T>
 void replace_tensors(T& value, const TensorMap& replacement) {
   if constexpr (std::is_same_v<T, at::Tensor>) {

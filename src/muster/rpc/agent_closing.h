@@ -1,11 +1,11 @@
-/// How all workers end together. Private to the agent.
+/// The graceful shutdown of all workers. Private to the agent.
 ///
-/// The lowest worker that is still there leads. Everybody tells it when it comes to its shutdown;
-/// once all have, it asks rounds of questions: how many requests were sent and handled, is anything
-/// under way? Two rounds in a row with the same numbers, where everybody was idle both times and
-/// every request that was sent was handled, mean that nothing is on its way either; then it says so
-/// and all go. (Mattern's four-counter method.) A worker that is lost is not waited for; if it led,
-/// the next one starts anew.
+/// The lowest live worker is the leader. Each worker tells it when it starts its shutdown. Once all
+/// have, the leader runs rounds of queries: number of requests sent and handled, and whether
+/// anything is in flight. Two consecutive rounds with equal numbers, in which every worker was idle
+/// and every request sent had been handled, prove that nothing is in transit; the leader then tells
+/// all workers to exit. (Mattern's four-counter method.) Lost workers are not waited for; if the
+/// leader is lost, the next one starts over.
 #pragma once
 
 #include <atomic>
@@ -31,10 +31,10 @@ class Agent::Closing {
 
   void add_drain(std::shared_ptr<Drain> drain) { drains_.push_back(std::move(drain)); }
 
-  /// On the thread that shuts down. Success once all may go; timed_out naming those that it waits
-  /// for.
+  /// Runs on the thread that shuts down. Ok once all may exit; timed_out naming the workers it
+  /// waits for.
   Status run(TimePoint deadline);
-  /// A message of another's closing; any thread.
+  /// Receives another worker's closing message; any thread.
   void take(Request request);
 
  private:
@@ -60,22 +60,22 @@ class Agent::Closing {
   std::vector<Note> notes_;
   std::atomic<std::size_t> note_count_{0};
 
-  // Of the thread that shuts down.
+  // Used only by the thread that shuts down.
   bool begun_ = false;
   bool closed_ = false;
   int leader_ = -1;
   std::set<int> here_;
-  /// The leader's questions.
+  /// The leader's rounds of queries.
   struct {
     std::uint64_t number = 0;
     bool asked = false;
     std::map<int, Note> answers;
-    std::map<int, Note> before;  // of the round before
+    std::map<int, Note> before;  // of the previous round
     TimePoint next = TimePoint::min();
     Duration pause = std::chrono::microseconds(200);  // limit: load of an end that takes long
   } round_;
-  std::string told_;         // whom the leader waits for, as it last said
-  std::string leader_says_;  // the same, as this worker heard it
+  std::string told_;         // workers the leader waits for, as last announced
+  std::string leader_says_;  // the same, as received by this worker
 };
 
 }  // namespace muster::rpc

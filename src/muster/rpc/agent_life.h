@@ -1,4 +1,4 @@
-/// Whether an agent runs, and who is inside.
+/// An agent's state and the number of threads using it.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@ class AgentLife {
 
   State state() const { return state_.load(); }
   bool stopped() const { return state_.load(std::memory_order_relaxed) == State::stopped; }
-  /// False where it was started or stopped before.
+  /// Returns false if it was started or stopped before.
   bool start() {
     auto made = State::made;
     return state_.compare_exchange_strong(made, State::running);
@@ -20,7 +20,7 @@ class AgentLife {
   void stop() { state_.store(State::stopped); }
   bool in_use() const { return users_.load() > 0; }
 
-  /// While it lives the agent does not end. False where it has ended.
+  /// Delays the agent's end during its lifetime. False if the agent has ended already.
   class Use {
    public:
     explicit Use(AgentLife& life) : life_(life) {
@@ -39,7 +39,7 @@ class AgentLife {
 
  private:
   std::atomic<State> state_{State::made};
-  std::atomic<int> users_{0};  // threads inside, which the end waits for
+  std::atomic<int> users_{0};  // threads in use; the shutdown waits for them
 };
 
 }  // namespace muster::rpc

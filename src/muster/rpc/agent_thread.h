@@ -1,4 +1,4 @@
-/// A thread of an agent, for as long as it runs.
+/// Marks a thread as belonging to an agent while it runs.
 #pragma once
 
 #include <functional>
@@ -8,7 +8,7 @@ namespace muster::rpc {
 
 class Agent;
 
-/// Which worker a thread belongs to, where workers are threads of one process.
+/// Binds a thread to its worker if workers are threads of one process.
 using BindThread = std::function<std::shared_ptr<void>()>;
 
 class AgentThread {

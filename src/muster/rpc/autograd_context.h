@@ -1,5 +1,5 @@
-/// One worker's part of distributed autograd: the contexts it knows, and what calls leave in them.
-/// Users see `dist_autograd.h`.
+/// One worker's part of distributed autograd: its contexts and what calls record in them. Users see
+/// `dist_autograd.h`.
 #pragma once
 
 #include <torch/csrc/autograd/edge.h>
@@ -29,7 +29,7 @@ inline constexpr Kind kAutogradRelease =
 
 class AutogradPass;
 
-/// Tensors came with a message; their gradients go back where the message came from. Stock autograd
+/// Marks tensors received with a message; their gradients go back to the sender. Stock autograd
 /// cannot run it.
 struct ReceiveNode final : torch::autograd::Node {
   ReceiveNode(std::int64_t context, int from, std::int64_t message)
@@ -41,13 +41,13 @@ struct ReceiveNode final : torch::autograd::Node {
   const std::int64_t message;
 };
 
-/// What this worker knows of one context.
+/// This worker's state of one context.
 struct AutogradContext {
   explicit AutogradContext(std::int64_t id) : id(id) {}
   const std::int64_t id;
-  std::mutex mutex;  // for all below, and for the passes
-  std::map<std::int64_t, torch::autograd::edge_list>
-      sent;             // by message: where the gradients of its tensors go
+  std::mutex mutex;  // guards everything below and the passes
+  // By message: edges that receive the gradients of its tensors.
+  std::map<std::int64_t, torch::autograd::edge_list> sent;
   std::set<int> peers;  // workers that may know this context
   dist_autograd::Gradients gradients;
   std::map<std::int64_t, std::shared_ptr<AutogradPass>> passes;
@@ -55,7 +55,7 @@ struct AutogradContext {
 
 class DistAutograd final : public Observer, public std::enable_shared_from_this<DistAutograd> {
  public:
-  /// Gives the agent its handlers and this as its observer; before it starts.
+  /// Installs the agent's handlers and this observer; call before the agent starts.
   static void install(const std::shared_ptr<Agent>& agent);
   static std::shared_ptr<DistAutograd> of(Agent& agent);
   explicit DistAutograd(Agent& agent)
@@ -65,9 +65,9 @@ class DistAutograd final : public Observer, public std::enable_shared_from_this<
 
   std::int64_t new_context();
   void release(std::int64_t id);
-  /// Throws DistError where it is unknown.
+  /// Throws DistError if the context is unknown.
   std::shared_ptr<AutogradContext> find(std::int64_t id) const;
-  /// `done` is called once, with what went wrong, on any thread.
+  /// `done` is called once, with the error or null, on any thread.
   void backward(std::int64_t id, const std::vector<at::Tensor>& roots, bool retain_graph,
                 dist_autograd::Mode mode, std::function<void(std::exception_ptr)> done);
   std::shared_ptr<Agent> agent() const;
@@ -94,15 +94,15 @@ class DistAutograd final : public Observer, public std::enable_shared_from_this<
   const int workers_;
   mutable std::mutex mutex_;
   std::map<std::int64_t, std::shared_ptr<AutogradContext>> contexts_;
-  std::set<std::int64_t> released_;  // the last ones: late messages do not bring them back
+  std::set<std::int64_t> released_;  // most recently released; late messages do not recreate them
   std::deque<std::int64_t> released_order_;
-  std::int64_t next_ = 1;  // of contexts, messages and passes
+  std::int64_t next_ = 1;  // next id of contexts, messages and passes
   friend class AutogradPass;
 };
 
-/// `task`, to be run in the calling thread's context.
+/// Wraps `task` to run in the calling thread's context.
 std::function<void()> keep_autograd_context(std::function<void()> task);
-/// The owner's part of RRef::backward.
+/// The owner's side of RRef::backward.
 void serve_rref_backward(const Request& request);
 
 }  // namespace muster::rpc

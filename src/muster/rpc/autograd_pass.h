@@ -1,15 +1,16 @@
-/// One backward pass on one worker: which nodes of the local graph wait for how many gradients, and
-/// when the whole job's pass is done.
+/// One backward pass on one worker: counts the gradients each node of the local graph waits for,
+/// and detects when the job-wide pass is done.
 ///
-/// The pass is a diffusing computation: gradients (and, before them in SMART mode, marks) travel
-/// from the worker with the roots to others and may come back. Its end is found as Dijkstra and
-/// Scholten do: the first message that sets an idle worker to work is answered when that worker has
-/// nothing left to do and all its own messages have been answered; all further ones are answered at
-/// once. When the worker with the roots is idle and answered, everything is. (E. W. Dijkstra, C. S.
-/// Scholten: Termination detection for diffusing computations, 1980.)
+/// The pass is a diffusing computation: gradients (and, before them in SMART mode, marks) go from
+/// the root worker to others and may come back. Termination is detected with the Dijkstra-Scholten
+/// algorithm. The first message that activates an idle worker is answered once that worker has
+/// nothing left to do and all its own messages are answered; later messages are answered
+/// immediately. When the root worker is idle and all its messages are answered, the pass is done.
+/// (E. W. Dijkstra, C. S. Scholten: Termination detection for diffusing computations, 1980.)
 ///
-/// Nodes are called here, not by torch's engine, which can begin a graph at its roots only; what it
-/// does around a call (hooks, release of saved values, the check of shapes) is done likewise.
+/// Nodes are called here, not by torch's engine, which can only start a graph at its roots.
+/// Everything the engine does around a call (hooks, release of saved values, shape checks) is
+/// reproduced.
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
@@ -28,7 +29,7 @@
 
 namespace muster::rpc {
 
-/// What every message of a pass says first.
+/// The header of every message of a pass.
 struct PassHead {
   std::int64_t context = 0;
   std::int64_t pass = 0;
@@ -43,14 +44,14 @@ class AutogradPass : public std::enable_shared_from_this<AutogradPass> {
                const PassHead& head)
       : autograd_(std::move(autograd)), context_(std::move(context)), head_(head) {}
 
-  /// On the worker with the roots: all phases, one after the other.
+  /// On the root worker: runs all phases.
   void start(const std::vector<at::Tensor>& roots, Done done);
-  /// Gradients of what `message` carried have come. `answered` tells their sender.
+  /// Receives gradients of the tensors sent with `message`. `answered` notifies their sender.
   void gradients(std::int64_t message, std::vector<at::Tensor> gradients, Done answered);
-  /// The roots depend on what `message` carried.
+  /// Marks that the roots depend on the tensors sent with `message`.
   void mark(std::int64_t message, Done answered);
-  /// Ends it here and, through here, everywhere else; `answered` gets the first trouble. The pass
-  /// has been taken out of its context.
+  /// Ends the pass here and, transitively, on all other workers. `answered` receives the first
+  /// error. The pass has been removed from its context.
   void finish(Done answered);
 
  private:
@@ -60,7 +61,7 @@ class AutogradPass : public std::enable_shared_from_this<AutogradPass> {
   using Lock = std::unique_lock<std::mutex>;
   struct State {
     NodeRef node;
-    int waits = 0;  // for so many gradients
+    int waits = 0;  // gradients it waits for
     bool begun = false;
     bool run = false;
     std::vector<at::Tensor> inputs;
@@ -70,7 +71,7 @@ class AutogradPass : public std::enable_shared_from_this<AutogradPass> {
     std::vector<at::Tensor> gradients;
   };
 
-  // With the context's mutex held.
+  // Require the context's mutex.
   Edges edges_of(std::int64_t message) const;
   void count(const Edges& entry);
   void prepare();
@@ -80,10 +81,10 @@ class AutogradPass : public std::enable_shared_from_this<AutogradPass> {
   void note_error(std::exception_ptr error);
   std::string blocked() const;
 
-  /// Whether the caller's message is to be answered at once; else `answered` is kept.
+  /// Whether to answer the caller's message immediately; otherwise `answered` is kept.
   bool engage(Done& answered);
-  /// Works until nothing is ready, unless another thread does; then looks whether this worker is
-  /// done. Takes the lock and gives it up.
+  /// Runs nodes until none is ready, unless another thread does; then checks whether this worker is
+  /// done. Takes over the lock and releases it.
   void work(Lock lock);
   void settle(Lock lock);
   void run(State& state);
@@ -97,7 +98,7 @@ class AutogradPass : public std::enable_shared_from_this<AutogradPass> {
   const std::shared_ptr<AutogradContext> context_;
   const PassHead head_;
 
-  // All below: the context's mutex.
+  // Guarded by the context's mutex.
   Done engaged_;
   int unanswered_ = 0;
   bool working_ = false;
@@ -106,9 +107,9 @@ class AutogradPass : public std::enable_shared_from_this<AutogradPass> {
   Edges roots_;
   std::vector<Arrival> arrivals_;
   std::unordered_map<Node*, State> states_;
-  std::multimap<std::uint64_t, State*> ready_;  // the youngest node last
+  std::multimap<std::uint64_t, State*> ready_;  // newest node last
   std::set<std::int64_t> marked_;
-  std::map<Node*, NodeRef> walked_;  // and keeps them alive
+  std::map<Node*, NodeRef> walked_;  // keeps the nodes alive
   std::set<int> told_;
 };
 

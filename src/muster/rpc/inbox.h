@@ -1,4 +1,5 @@
-/// What comes to an agent: heads, and what follows them, until a message is whole. Thread-safe.
+/// Receives an agent's messages: heads and their separate parts, until a message is complete.
+/// Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -18,13 +19,13 @@ namespace muster::rpc {
 
 /// The tag of a message's head.
 inline constexpr std::uint64_t kHeadTag = 0;
-/// Nothing is ever sent under it: the receive that waits for it ends with the peer.
+/// Never sent: a receive posted with this tag ends when the peer does.
 inline constexpr std::uint64_t kSentinelTag = ~std::uint64_t{0};
 
 class InboxEvents {
  public:
   virtual void on_message(int from, const Head& head, Parcel parcel) = 0;
-  /// `from` has ended, or sent what cannot be taken.
+  /// `from` has ended or sent an invalid message.
   virtual void on_loss(int from, const Status& why) = 0;
 
  protected:
@@ -33,15 +34,16 @@ class InboxEvents {
 
 class Inbox {
  public:
-  /// `calls` says who is lost: messages of those are dropped.
+  /// `calls` knows the lost workers; messages from them are dropped.
   Inbox(transport::Channel& channel, int self, const CallTable& calls, InboxEvents& events);
   ~Inbox();
 
-  /// From here on this worker learns of the peer's end.
+  /// Starts monitoring the peer's end.
   void contact(int peer);
-  /// Takes what has come and hands it on, outside of the lock. Says whether there was anything.
+  /// Receives available messages and delivers them, outside the lock. Returns whether there were
+  /// any.
   bool look();
-  /// No message is half here.
+  /// No message is partially received.
   bool empty();
 
  private:
@@ -65,10 +67,10 @@ class Inbox {
   InboxEvents& events_;
   std::vector<Peer> peers_;
 
-  std::mutex mutex_;  // held while looking only
+  std::mutex mutex_;  // held only in look()
   std::vector<Slot> slots_;
-  std::size_t unposted_ = 0;  // slots whose message was taken; posted again when there is time, or
-                              // half of them are
+  // Slots whose message was consumed; reposted when there is time, or when half of them are.
+  std::size_t unposted_ = 0;
   std::vector<std::unique_ptr<std::byte[]>> spares_;
   std::vector<int> contacted_;
   std::vector<std::shared_ptr<Inbound>> inbound_;

@@ -16,14 +16,14 @@ namespace muster::rpc {
 
 class Listener {
  public:
-  /// `progress`: takes what has come, and says whether there was anything.
+  /// `progress` receives available messages and returns whether there were any.
   Listener(transport::Fabric& fabric, std::function<bool()> progress)
       : fabric_(fabric), progress_(std::move(progress)) {}
 
   Status start(const Agent* agent, const BindThread& bind);
   void stop();
 
-  /// Around a caller that drives messages itself: the listener keeps away.
+  /// Scope of a caller that drives messages itself; the listener pauses.
   class Driver {
    public:
     explicit Driver(Listener& listener) : listener_(listener) {
@@ -37,7 +37,7 @@ class Listener {
    private:
     Listener& listener_;
   };
-  /// Of all threads that wait here: see `CoreOffer`.
+  /// Shared by all waiting threads; see `CoreOffer`.
   std::atomic<int>& idle_polls() { return idle_polls_; }
 
  private:
@@ -51,7 +51,8 @@ class Listener {
   std::atomic<bool> stopped_{false};
   std::atomic<int> drivers_{0};
   std::atomic<std::uint64_t> entries_{0};
-  std::atomic<int> idle_polls_{CoreOffer::many_polls()};  // before a waiter offers its core
+  std::atomic<int> idle_polls_{
+      CoreOffer::many_polls()};  // polls before a waiting thread offers its core
   std::atomic<bool> dozing_{false};
   std::mutex mutex_;
   std::condition_variable wanted_;

@@ -1,4 +1,4 @@
-/// What leaves an agent: requests and answers as messages of the channel. Thread-safe.
+/// Sends an agent's requests and replies as channel messages. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -20,22 +20,22 @@
 
 namespace muster::rpc {
 
-/// Which large tensors are copied before they are sent: those of arguments that are read later, or
-/// of results that others have too.
+/// Which large tensors are copied before sending: arguments read after the call returns, or results
+/// with other owners.
 enum class Copies : std::uint8_t { none, where_shared, all };
 
-/// Where tensors may go.
+/// Device maps for outgoing tensors.
 struct DeviceMaps {
-  std::map<std::string, DeviceMap> ours;     ///< this worker's, by callee
-  std::map<std::string, DeviceMap> callers;  ///< the others' to this worker, by caller: answers use
-                                             ///< their inverse
+  std::map<std::string, DeviceMap> ours;  ///< this worker's, by callee
+  /// The other workers' maps to this worker, by caller; replies use their inverse.
+  std::map<std::string, DeviceMap> callers;
 };
 
-/// A message until all of it is sent: what its bytes lie in.
+/// A message in transmission, with the memory it is sent from.
 struct OutboundMessage {
   int to = -1;
   std::uint64_t call = 0;
-  bool is_call = false;  // ours; else an answer, or it wants none
+  bool is_call = false;  // a call of this worker; otherwise a reply, or a message without one
   EncodedMessage encoded;
   std::string payload;
   std::vector<TensorOut> tensors;
@@ -48,7 +48,7 @@ struct OutboundMessage {
 
 class Outbox {
  public:
-  /// `channel`, `workers` and `inbox` must outlive this.
+  /// `channel`, `workers` and `inbox` must outlive this object.
   Outbox(transport::Channel& channel, const WorkerTable& workers, DeviceMaps maps, Inbox& inbox)
       : channel_(channel),
         workers_(workers),
@@ -57,25 +57,25 @@ class Outbox {
         next_tags_(static_cast<std::size_t>(workers.size())) {}
 
   OutboundMessage prepare(int to, Head head, Parcel parcel, Copies copies);
-  /// Sends as much as goes at once and keeps the rest. Where it throws, nothing of the message is
-  /// read any more, and nobody will handle it.
+  /// Sends what can be sent immediately and keeps the rest. If it throws, no part of the message is
+  /// read any more and the peer will not handle it.
   void launch(OutboundMessage message);
-  /// Drops what has been sent. Returns the calls that could not be: refused alone, while their
-  /// worker is there.
+  /// Drops messages that have been sent. Returns calls whose own transfer failed although their
+  /// worker is not lost.
   struct Refused {
     int to = -1;
     std::uint64_t call = 0;
     Status why;
   };
   std::vector<Refused> sweep();
-  /// What is still to be sent of a call that was given up is not read any more afterwards.
+  /// Cancels the unsent rest of an abandoned call; its memory is not read afterwards.
   void withdraw(std::uint64_t call);
   bool empty() const { return count_.load(std::memory_order_relaxed) == 0; }
   void clear() { messages_.clear(); }
 
-  /// The same for a call or a message without an answer: one that the other side handles.
+  /// As launch, for a message the peer will handle: a call, or a message without a reply.
   void launch_counted(OutboundMessage message);
-  /// How many of these there were.
+  /// Number of messages launched that way.
   std::uint64_t sent() const { return sent_.load(); }
 
  private:

@@ -1,4 +1,4 @@
-/// Handles the requests of others, and answers them. Thread-safe.
+/// Handles other workers' requests and replies to them. Thread-safe.
 #pragma once
 
 #include <array>
@@ -22,21 +22,22 @@ class Agent;
 
 class RequestServer {
  public:
-  /// All of these must outlive this. `agent` owns it: passages name it, and answers keep it alive.
+  /// The arguments must outlive this object. `agent` owns it; passages refer to the agent, and
+  /// replies keep it alive.
   RequestServer(Agent& agent, AgentLife& life, Outbox& outbox, WorkerPool& pool)
       : agent_(agent), life_(life), outbox_(outbox), pool_(pool) {}
 
-  /// What answers messages of this kind, in place of who did before.
+  /// Sets the handler of messages of this kind, replacing the previous one.
   void on(Kind kind, Handler handler);
-  /// At most one; before the first call.
+  /// Sets the only observer; call before the first call.
   void observe(std::shared_ptr<Observer> observer) { observer_ = std::move(observer); }
   Observer* observer() const { return observer_.get(); }
 
   void take(int from, const Head& head, Parcel parcel);
   void cancel(int from, std::uint64_t call);
-  /// Nobody waits for what `peer` asked for.
+  /// Cancels all requests of `peer`.
   void cancel_all_of(int peer);
-  /// Sends the answers that waited for something that is there now.
+  /// Sends the replies whose conditions now hold.
   void send_held_back();
   bool holds_back() const { return held_back_count_.load(std::memory_order_relaxed) > 0; }
 
@@ -61,10 +62,10 @@ class RequestServer {
 
   std::mutex mutex_;
   std::map<std::pair<int, std::uint64_t>, std::weak_ptr<Answering>> serving_;
-  std::vector<std::function<bool()>> held_back_;  // answers that wait for something; true once sent
+  std::vector<std::function<bool()>> held_back_;  // delayed replies; return true once sent
   std::atomic<std::size_t> held_back_count_{0};
   std::atomic<std::int64_t> unanswered_{0};
-  std::atomic<std::uint64_t> handled_{0};  // of others' here
+  std::atomic<std::uint64_t> handled_{0};  // requests handled here
   std::atomic<std::uint64_t> inline_runs_{0};
 };
 

@@ -1,7 +1,7 @@
-/// Remote references of one worker: the protocol's ledger (rref_protocol.h), the values that live
-/// here, and the messages between them and an agent. Users see `rref.h`.
+/// One worker's remote references: the protocol's ledger (rref_protocol.h), the values kept here,
+/// and their messages through an agent. Users see `rref.h`.
 ///
-/// Thread-safe. No lock is held while messages are sent, values are made or let go.
+/// Thread-safe. No lock is held while messages are sent or values are created or destroyed.
 #pragma once
 
 #include <functional>
@@ -20,17 +20,17 @@
 
 namespace muster::rpc {
 
-/// Kinds of messages of this layer.
-inline constexpr Kind kRRefCreate = Kind::rref_first;  ///< run a function, keep its result
+/// Message kinds of this layer.
+inline constexpr Kind kRRefCreate = Kind::rref_first;  ///< run a function and keep its result
 inline constexpr Kind kRRefProtocol = static_cast<Kind>(static_cast<int>(Kind::rref_first) + 1);
 inline constexpr Kind kRRefFetch = static_cast<Kind>(static_cast<int>(Kind::rref_first) + 2);
 inline constexpr Kind kRRefBackward = static_cast<Kind>(static_cast<int>(Kind::rref_first) + 3);
 
 class RRefContext;
-/// A value that is kept here, or still being made.
+/// A value kept here, or still being created.
 using RRefSlot = std::shared_ptr<FutureState<KeptValue>>;
 
-/// A reference that is held; let go with the last copy of the shared pointer to it.
+/// A held reference; released with the last shared_ptr to it.
 class RRefHandle {
  public:
   RRefHandle(std::shared_ptr<RRefContext> context, RRefReference reference, RRefSlot slot,
@@ -45,9 +45,9 @@ class RRefHandle {
   RRefContext& context() const { return *context_; }
   const RRefReference& reference() const { return reference_; }
   bool is_owner() const { return !reference_.fork; }
-  /// On the owner; else null.
+  /// Null except on the owner.
   const RRefSlot& slot() const { return slot_; }
-  /// Why it is of no use, where that was known when it came.
+  /// Why it is unusable, if known when it was received.
   const Status& failure() const { return failure_; }
 
  private:
@@ -60,35 +60,35 @@ using RRefHold = std::shared_ptr<RRefHandle>;
 
 class RRefContext : public Drain, public std::enable_shared_from_this<RRefContext> {
  public:
-  /// Gives the agent its handlers; before it starts.
+  /// Installs the agent's handlers; call before it starts.
   static void install(const std::shared_ptr<Agent>& agent);
   static std::shared_ptr<RRefContext> of(Agent& agent);
 
   explicit RRefContext(const std::shared_ptr<Agent>& agent);
 
-  /// Throws DistError once the agent is gone.
+  /// Throws DistError once the agent is destroyed.
   std::shared_ptr<Agent> agent() const;
   int self() const { return self_; }
 
   RRefHold keep_here(KeptValue value);
-  /// Has `to` run the function `name` and keep what it returns; `fill` packs the arguments. Does
-  /// not wait.
+  /// Runs the function `name` on `to`, which keeps the result; `fill` packs the arguments. Does not
+  /// block.
   RRefHold create_at(int to, std::string name, const std::function<void(Value&, Passage&)>& fill,
                      const CallOptions& options);
 
-  /// A reference on its way into or out of a call or an answer.
+  /// Write a reference to, or read one from, a call or a reply.
   void save(ValueOutput& archive, const RRefHold& held);
   RRefHold load(ValueInput& archive);
 
   bool confirmed(const RRefReference& reference) const;
-  /// Throws where it will never be good again.
+  /// Throws if the reference has failed permanently.
   void check(const RRefHandle& held) const;
   void drop(const RRefReference& reference);
 
-  /// The value of an RRef here that another worker named by its id, perhaps before the call that
-  /// makes it has come; null where there is none.
+  /// The value of an RRef owned here, by the id another worker gave, possibly before the call that
+  /// creates it arrives; null if there is none.
   RRefSlot find(const RRefId& rref);
-  /// Values kept here.
+  /// Number of values kept here.
   std::size_t owned() const;
 
   void begin() override;
@@ -100,7 +100,7 @@ class RRefContext : public Drain, public std::enable_shared_from_this<RRefContex
   struct End;
   RRefSlot slot_of_locked(const RRefId& rref);
   RRefHold hold_locked(const RRefReference& reference, Status failure = {});
-  /// Does what the ledger has decided; `lock` is released. `lost_some`: calls or workers have been
+  /// Carries out the ledger's effects; releases `lock`. `lost_some`: calls or workers have been
   /// lost.
   void follow(std::unique_lock<std::mutex> lock, bool lost_some = false);
   void on_create(Request request);
@@ -119,11 +119,11 @@ class RRefContext : public Drain, public std::enable_shared_from_this<RRefContex
   mutable std::mutex mutex_;
   RRefLedger ledger_;
   std::map<RRefId, RRefSlot> slots_;
-  std::map<RRefReference, Status> failed_;  // until let go
-  int looks_without_end_ = 0;               // of the graceful end, with no call under way
+  std::map<RRefReference, Status> failed_;  // until released
+  int looks_without_end_ = 0;               // polls of the graceful shutdown with no call in flight
 };
 
-/// Throws where nothing of the kind is registered on this worker; else runs it on the request.
+/// Runs the requested function; throws if it is not registered on this worker.
 void serve_function(Request& request);
 
 void encode_rref(ValueOutput& archive, const RRefId& rref);

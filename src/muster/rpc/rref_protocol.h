@@ -1,40 +1,42 @@
-/// Who keeps a remote value alive: the protocol behind RRefs, free of torch, threads and I/O.
+/// Reference counting of remote values: the protocol behind RRefs, without torch, threads or I/O.
 /// Events go in, messages come out.
 ///
-/// A value lives on its owner. Whoever else refers to it holds a fork: a reference with an identity
-/// of its own that the owner counts. The value goes when the owner counts no fork and no local
-/// handle any more. Two promises carry everything:
-///   1. a holder that lets its fork go tells the owner (release), and only after the owner has
-///       confirmed that it counts the fork;
-///   2. whoever passes a fork on to another worker keeps its own until the new one is confirmed by
-///      the owner.
+/// A value lives on its owner. Every other worker that refers to it holds a fork: a reference with
+/// its own identity that the owner counts. The value is destroyed when the owner counts no fork and
+/// no local handle. Two invariants carry the protocol:
+///   1. A holder that drops its fork tells the owner (release), but only after the owner has
+///      confirmed that it counts the fork.
+///   2. A worker that passes a fork on keeps its own until the owner has confirmed the new one.
 ///
-///   what happens                     message                        what answers it
-///   the value is made by a call      caller --create--> owner       owner --confirm--> caller
-///   the owner passes it on           owner --fork--> user           counted when sent: nothing
+///   event                            message                        reply
+///   a call creates the value         caller --create--> owner       owner --confirm--> caller
+///   the owner passes it on           owner --fork--> user           none: counted when sent
 ///   a user passes it to the owner    user --fork--> owner           owner --accept--> user
 ///   a user passes it to a user       user --fork--> child           child --register--> owner,
 ///                                                                   owner --confirm--> child,
 ///                                                                   child --accept--> user
-///   a fork is let go                 user --release--> owner
-///   a call with a fork or a create   sender --withdraw--> receiver  as if the fork had come and
-///   in it failed: did it arrive?                                    been let go where it had not
-///                                                                   come; else not at all
-///   the owner cannot count the fork  owner --gone--> user           (the value was never made, or
+///   a fork is dropped                user --release--> owner
+///   a call carrying a fork or a      sender --withdraw--> receiver  if it had not arrived: as if
+///   it create failed                                                   had arrived and been
+///   dropped;
+///                                                                   otherwise none
+///   the owner cannot count the fork  owner --gone--> user           (the value was never created,
+///   or
 ///                                                                   went with its last holder)
 ///
-/// Messages may be late, overtake each other and come several times. Each bears a number of its
-/// sender and receiver; the receiver keeps the numbers that it has seen as one counter and the few
-/// beyond it, so that a second delivery changes nothing and memory stays flat. Messages that travel
-/// alone are kept until acknowledged, to be sent again. A create and a fork travel inside a call;
-/// whoever made the call says `lost` where it failed.
+/// Messages may be late, reordered and duplicated. Each has a number per sender and receiver. The
+/// receiver records the numbers seen as one counter and a few numbers beyond it, so that a
+/// duplicate has no effect and memory stays bounded. Messages sent on their own are kept until
+/// acknowledged, for retransmission. A create and a fork travel inside a call; if the call fails,
+/// its maker reports `lost`.
 ///
-/// A worker's death takes its forks with it, and its values: references to those fail by name. A
-/// reference that its giver had passed on and the owner had not confirmed when the giver died may
-/// be too late; it then fails by name too. A confirmed one is never lost while its owner lives.
+/// A worker's death removes its forks and its values; references to those values fail with an error
+/// that names it. If a giver dies after passing on a reference that the owner has not confirmed,
+/// the reference may arrive too late; it then fails in the same way. A confirmed reference is never
+/// lost while its owner lives.
 ///
-/// After the remote reference protocol of torch.distributed.rpc, from which it differs in the
-/// numbers, in withdrawal and in naming deaths.
+/// Based on the remote reference protocol of torch.distributed.rpc; differs in message numbers,
+/// withdrawal and the naming of deaths.
 #pragma once
 
 #include <compare>
@@ -51,7 +53,7 @@
 
 namespace muster::rpc {
 
-/// A value. The creator numbers those that it makes on each owner.
+/// Identifies a value. The creator numbers the values it creates on each owner.
 struct RRefId {
   std::int32_t creator = -1;
   std::int32_t owner = -1;
@@ -59,7 +61,7 @@ struct RRefId {
   friend auto operator<=>(const RRefId&, const RRefId&) = default;
 };
 
-/// A reference on another worker than the owner. Numbered per maker and holder.
+/// Identifies a reference held outside the owner. Numbered per maker and holder.
 struct ForkId {
   std::int32_t maker = -1;
   std::int32_t holder = -1;
@@ -67,7 +69,7 @@ struct ForkId {
   friend auto operator<=>(const ForkId&, const ForkId&) = default;
 };
 
-/// What a worker holds: a fork, or without one a handle on the owner itself.
+/// A reference held by a worker: a fork, or without one a handle on the owner itself.
 struct RRefReference {
   RRefId rref;
   std::optional<ForkId> fork = {};
@@ -93,21 +95,21 @@ struct RRefMessage {
   RRefMessageKind kind = RRefMessageKind::create;
   RRefId rref;
   ForkId fork;
-  bool counted = false;            ///< fork: the owner has sent it and counts it already
-  RRefMessageKind withdrawn = {};  ///< withdraw: what did not arrive, and its number
+  bool counted = false;            ///< fork: sent by the owner, which already counts it
+  RRefMessageKind withdrawn = {};  ///< withdraw: kind and number of the message to withdraw
   std::uint64_t withdrawn_number = 0;
-  std::string reason = {};  ///< gone: a sentence
+  std::string reason = {};  ///< gone: the reason
   friend auto operator<=>(const RRefMessage&, const RRefMessage&) = default;
 };
 
 std::string encode(const RRefMessage& message);
-/// Checks form only; what the message says is checked by the ledger that receives it.
+/// Checks the encoding only; the receiving ledger checks the content.
 Result<RRefMessage> decode_rref_message(std::string_view bytes);
 
-/// Numbers seen so far: all up to one, and some beyond.
+/// The set of numbers seen: all up to a counter, and some beyond.
 class SeenNumbers {
  public:
-  /// Whether `number` (from 1 on) comes for the first time.
+  /// Records `number` (from 1); returns whether it is new.
   bool first(std::uint64_t number);
   bool contains(std::uint64_t number) const {
     return number <= all_up_to_ || beyond_.contains(number);
@@ -119,27 +121,27 @@ class SeenNumbers {
   std::set<std::uint64_t> beyond_;
 };
 
-/// What is to be done, in any order.
+/// Actions to carry out, in any order.
 struct RRefEffects {
-  std::vector<RRefMessage> send;  ///< alone; until acknowledged
-  std::vector<RRefId> drop;       ///< values here that nobody refers to any more
-  std::vector<ForkId> confirmed;  ///< forks here that the owner counts from now on
-  std::vector<std::pair<RRefReference, Status>>
-      failed;  ///< references here that will never be good again; still to be let go
+  std::vector<RRefMessage> send;  ///< to be sent on their own until acknowledged
+  std::vector<RRefId> drop;       ///< values here without references
+  std::vector<ForkId> confirmed;  ///< forks here that the owner now counts
+  /// References here that have failed permanently; still to be dropped.
+  std::vector<std::pair<RRefReference, Status>> failed;
 };
 
-/// The workers that have died, and why.
+/// Dead workers and the causes.
 class DeadWorkers {
  public:
-  /// False where that was known.
+  /// Returns false if already known.
   bool add(std::int32_t worker, const Status& cause) { return all_.emplace(worker, cause).second; }
   bool contains(std::int32_t worker) const { return all_.contains(worker); }
-  /// Success while it lives.
+  /// Ok while it lives.
   Status cause(std::int32_t worker) const {
     const auto found = all_.find(worker);
     return found == all_.end() ? Status() : found->second;
   }
-  /// "; <cause>" for each.
+  /// "; <cause>" for each dead worker.
   std::string causes() const;
   const std::map<std::int32_t, Status>& all() const { return all_; }
 
@@ -147,89 +149,89 @@ class DeadWorkers {
   std::map<std::int32_t, Status> all_;
 };
 
-/// One worker's part. Not thread-safe. A value type: tests copy it at every step.
+/// One worker's ledger. Not thread-safe. A value type: tests copy it at every step.
 class RRefLedger {
  public:
   explicit RRefLedger(std::int32_t self) : self_(self) {}
 
-  // What the application does. After each call, and each event below, `take_effects` has what
-  // follows from it.
+  // Actions of the application. After each of these and each event below, `take_effects` returns
+  // the resulting effects.
 
-  /// A value made here by its owner, with one handle.
+  /// Creates a value owned by this worker, with one handle.
   RRefReference create_here();
   struct Created {
     RRefReference reference;
-    RRefMessage message;  ///< to travel with the call that makes the value
+    RRefMessage message;  ///< to be sent with the call that creates the value
   };
-  /// A value to be made by a call to another worker. Fails where that has died.
+  /// Prepares a value to be created by a call to `owner`. Fails if `owner` is dead.
   Result<Created> create_at(std::int32_t owner);
-  /// A reference for worker `to` (any, also this one), to travel inside a call or a reply. Fails
-  /// where the reference has, or `to` has died.
+  /// Makes a reference for worker `to`, possibly this one, to be sent inside a call or a reply.
+  /// Fails if the reference has failed or `to` is dead.
   Result<RRefMessage> fork(const RRefReference& held, std::int32_t to);
-  /// Lets go of a reference that was created or received here. Of none that is unknown: after
-  /// `drop_forks` nothing is left to let go.
+  /// Drops a reference created or received here. Does nothing for an unknown one, as after
+  /// `drop_forks`.
   void drop(const RRefReference& held);
-  /// Lets go of all forks that the application still holds: the end of the job.
+  /// Drops all forks the application still holds, at the end of the job.
   void drop_forks();
 
-  // What happens.
+  // Events.
 
   struct Received {
-    RRefReference reference;  ///< held from now on; of a create: the owner's handle for the call
-                              ///< that makes the value
-    Status status;            ///< why it is of no use, where that is known already
+    /// The reference now held; for a create, the owner's handle for the call that creates the
+    /// value.
+    RRefReference reference;
+    Status status;  ///< why it is unusable, if already known
   };
-  /// `message` has come. A reference where it is a create or a fork that comes for the first time.
-  /// A failure where the message makes no sense: the sender is of another version or lies; nothing
-  /// has changed.
+  /// Receives `message`. Returns a reference for the first arrival of a create or a fork. Fails,
+  /// changing nothing, if the message is invalid: the sender has another version or lies.
   Result<std::optional<Received>> receive(const RRefMessage& message);
-  /// `peer` has taken message `number`.
+  /// `peer` has processed message `number`.
   void acknowledged(std::int32_t peer, std::uint64_t number);
-  /// Sends again what has not been acknowledged.
+  /// Retransmits unacknowledged messages.
   void resend();
-  /// The call that carried this create or fork has failed, and may or may not have arrived.
+  /// The call that carried this create or fork has failed; the message may or may not have arrived.
   void lost(const RRefMessage& message);
-  /// All calls are over: what was passed on and has not been accepted may have come in an answer
-  /// that nobody read. Once for each.
+  /// All calls are over: withdraws, once each, forks passed on but not accepted, which may have
+  /// been sent in a reply nobody read.
   void withdraw_passed_on();
-  /// `cause` says who, in a sentence. What still comes from there is not listened to.
+  /// `cause` names the worker. Later messages from it are ignored.
   void worker_died(std::int32_t worker, const Status& cause);
 
   RRefEffects take_effects() { return std::exchange(effects_, {}); }
 
-  // Questions.
+  // Queries.
 
-  /// Success, also for a fork that waits for its confirmation; else why the reference is of no use.
+  /// Ok, also for an unconfirmed fork; otherwise why the reference is unusable.
   Status state(const RRefReference& held) const;
   /// Whether the owner counts it; always true on the owner.
   bool confirmed(const RRefReference& held) const;
-  /// Nothing is held, owned or waited for.
+  /// True if nothing is held, owned or awaited.
   bool empty() const;
-  /// No fork is held here and no message is on its way: what the end of a job waits for, once all
-  /// forks have been let go.
+  /// True if no fork is held here and no message is unacknowledged: the condition for the end of a
+  /// job after all forks have been dropped.
   bool forks_settled() const { return forks_.empty() && unacknowledged_.empty(); }
   std::size_t owned() const { return owned_.size(); }
-  /// Whether a value of this worker is there or may still come: others may hear of it, and ask for
-  /// it, before the call that makes it is here.
+  /// Whether a value owned here exists or may still be created: other workers may hear of it and
+  /// ask for it before the call that creates it arrives.
   bool expects(const RRefId& rref) const {
     return owned_.contains(rref) || (!was_created(rref) && !dead_.contains(rref.creator));
   }
-  /// Workers whose forks keep values here alive, or whose answers forks here wait for.
+  /// Workers whose forks keep values here alive, or whose replies forks here wait for.
   std::set<std::int32_t> waiting_for() const;
-  /// All of the state as text: equal texts, equal states.
+  /// The whole state as text: equal texts mean equal states.
   std::string text() const;
 
  private:
   enum class ForkState : std::uint8_t { unconfirmed, confirmed, failed };
   struct Owned {
-    bool created = false;    // false: others know of it before the call that makes it has come
-    int handles = 0;         // references on this worker, also those on their way from here to here
-    std::set<ForkId> forks;  // counted
+    bool created = false;  // false: others know of it before the call that creates it has arrived
+    int handles = 0;  // references on this worker, including those in transit from here to here
+    std::set<ForkId> forks;    // counted forks
     std::set<ForkId> waiting;  // to be confirmed once the value is created
   };
   struct Fork {
     RRefId rref;
-    std::optional<std::int32_t> parent;  // who waits to hear that this fork is confirmed
+    std::optional<std::int32_t> parent;  // worker that waits for this fork's confirmation
     ForkState state = ForkState::unconfirmed;
     bool held = true;
     std::set<ForkId> children;  // passed on, not yet accepted
@@ -269,7 +271,7 @@ class RRefLedger {
     std::uint64_t message = 0;
     bool withdrawn = false;
   };
-  std::map<ForkId, PassedOn> passed_on_;  // from forks here, and not yet accepted
+  std::map<ForkId, PassedOn> passed_on_;  // passed on from forks here, not yet accepted
   std::map<std::int32_t, std::uint64_t> next_message_, next_rref_,
       next_fork_;                                                   // per receiver, owner, holder
   std::map<std::int32_t, SeenNumbers> messages_seen_, rrefs_seen_;  // per sender, creator

@@ -1,9 +1,8 @@
-/// Memory of large tensors that came in messages, kept for the next ones: fresh memory of that size
-/// costs more than the copy into it, since every page of it is found and cleared by the kernel on
-/// first use.
+/// Recycles the memory of large received tensors. Fresh memory of that size costs more than the
+/// copy into it, because the kernel maps and clears every page on first use.
 ///
-/// A few pieces per process, the latest ones; the kernel may take what lies in them back whenever
-/// it needs memory. Thread-safe.
+/// Keeps a few of the most recent blocks per process; the kernel may reclaim their pages under
+/// memory pressure. Thread-safe.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -12,10 +11,9 @@
 
 namespace muster::rpc {
 
-/// `bytes` of memory from torch's allocator; when they are let go they are kept for another call of
-/// this, where they are many.
+/// Allocates `bytes` from torch's allocator. A large block is kept for reuse when it is freed.
 c10::DataPtr allocate_or_reuse(std::size_t bytes);
-/// Gives back what is kept.
+/// Frees the kept blocks.
 void drop_spare_memory();
 
 }  // namespace muster::rpc

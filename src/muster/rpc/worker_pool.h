@@ -1,4 +1,4 @@
-/// An agent's threads for handlers, started when first needed.
+/// An agent's handler threads, started on demand.
 #pragma once
 
 #include <atomic>
@@ -22,16 +22,15 @@ class WorkerPool {
   WorkerPool(const Agent* agent, int most, BindThread bind)
       : agent_(agent), most_(most), bind_(std::move(bind)) {}
 
-  /// False where it will not run: the pool was stopped, or gets no thread.
+  /// Returns false if the task will not run because the pool is stopped or no thread is available.
   bool run(Task task);
-  /// Code of the user's, on a thread of its own (base/callback_executor.h), bound as the pool's
-  /// are: it may wait for other callbacks. `join` waits until it has returned, `owner` lives until
-  /// then.
+  /// Runs user code on its own thread (base/callback_executor.h), bound like the pool's threads; it
+  /// may wait for other callbacks. `join` waits for it to return, and `owner` lives until then.
   void run_callback(std::shared_ptr<const void> owner, Task callback);
-  /// Lets threads end once nothing waits.
+  /// Lets threads exit once no task waits.
   void stop();
   void join();
-  /// No task and no callback waits or runs.
+  /// No task and no callback is waiting or running.
   bool idle() const { return busy_.load() == 0; }
 
  private:
@@ -47,7 +46,7 @@ class WorkerPool {
   std::vector<std::thread> threads_;
   int idle_threads_ = 0;
   bool stopped_ = false;
-  std::atomic<std::int64_t> busy_{0};  // tasks and callbacks that wait or run
+  std::atomic<std::int64_t> busy_{0};  // tasks and callbacks waiting or running
 };
 
 }  // namespace muster::rpc

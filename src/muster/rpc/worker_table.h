@@ -1,4 +1,4 @@
-/// The workers of a job by name and number, and the errors that name them. Constant once made.
+/// A job's workers by name and id, and errors that name them. Immutable.
 #pragma once
 
 #include <exception>
@@ -15,7 +15,7 @@ namespace muster::rpc {
 
 class WorkerTable {
  public:
-  /// `names[rank]`. Throws where they are not all proper and different.
+  /// `names[rank]`. Throws if a name is invalid or duplicate.
   WorkerTable(const std::vector<std::string>& names, int self);
 
   int self_id() const { return self_; }
@@ -24,7 +24,7 @@ class WorkerTable {
   std::span<const WorkerInfo> all() const { return workers_; }
   int size() const { return static_cast<int>(workers_.size()); }
   bool contains(int id) const { return id >= 0 && id < size(); }
-  /// Throws DistError naming those there are.
+  /// Throws DistError listing the workers if there is no such worker.
   const WorkerInfo& find(const To& to) const;
 
   /// "worker 'ps' (rank 3)".

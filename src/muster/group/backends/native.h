@@ -1,4 +1,4 @@
-/// muster's own engine as a backend: tensors become spans for a `collective::Communicator`.
+/// muster's own engine as a backend: passes tensors as spans to a `collective::Communicator`.
 #pragma once
 
 #include <atomic>
@@ -12,12 +12,12 @@
 
 namespace muster::group {
 
-/// Every operation and dtype, on CPU tensors; those that are not contiguous go through contiguous
-/// copies, those on an accelerator through pinned memory of the host.
+/// Supports every operation and dtype. CPU tensors that are not contiguous are copied to contiguous
+/// memory, accelerator tensors to pinned host memory.
 class NativeBackend : public ProcessGroupBackend {
  public:
-  /// `name` is the one that the user asked for: native, gloo or tcp.
-  /// `ranks`: of the default group, by position in the communicator.
+  /// `name` is the requested name: native, gloo or tcp. `ranks` are ranks of the default group,
+  /// indexed by rank of the communicator.
   NativeBackend(std::string name, std::shared_ptr<collective::Communicator> communicator,
                 std::vector<int> ranks);
 
@@ -36,8 +36,8 @@ class NativeBackend : public ProcessGroupBackend {
   WorkRef submit_async(Call& call);
   WorkRef refuse(const Call& call);
   std::shared_ptr<void> drive_here();
-  /// Throws `status`; where the engine found the arguments wrong, the others are told as of any
-  /// refused call.
+  /// Throws `status`. If the engine found the arguments invalid, the other members are told, as for
+  /// any refused call.
   [[noreturn]] void fail(Call& call, const Status& status);
 
   const std::string name_;
@@ -47,7 +47,7 @@ class NativeBackend : public ProcessGroupBackend {
   std::atomic<bool> refused_{false};
   const std::shared_ptr<CallbackLane> callbacks_ = std::make_shared<CallbackLane>();
   const std::shared_ptr<std::atomic<bool>> shown_ =
-      std::make_shared<std::atomic<bool>>(false);  // the Works', too
+      std::make_shared<std::atomic<bool>>(false);  // shared with the Works
 };
 
 }  // namespace muster::group

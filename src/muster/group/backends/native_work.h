@@ -1,4 +1,4 @@
-/// The Work of the native backend: a pending call of the engine and the tensors it works on.
+/// The native backend's Work: a pending call of the engine and its tensors.
 #pragma once
 
 #include <atomic>
@@ -19,24 +19,24 @@
 
 namespace muster::group {
 
-/// What the calls of one backend have in common.
+/// Shared by the calls of one backend.
 struct NativeContext {
   std::shared_ptr<collective::Communicator> communicator;
-  std::shared_ptr<const std::vector<int>> ranks;  ///< of the default group, by position
-  std::shared_ptr<std::atomic<bool>> shown;  ///< whether anybody has seen a failure of the group
-  /// The order in which the futures of collectives are completed.
+  std::shared_ptr<const std::vector<int>> ranks;  ///< ranks of the default group, by group rank
+  std::shared_ptr<std::atomic<bool>> shown;       ///< whether a failure of the group has been shown
+  /// Serialises the completion of collectives' futures.
   std::shared_ptr<CallbackLane> callbacks = {};
 };
 
-/// Of tensors on an accelerator it is completed once its outputs' copies are enqueued: they are
-/// usable on the stream that was current where the call was made, and after `wait` on the caller's
-/// current one.
+/// For accelerator tensors, the Work completes once the copies of its outputs are enqueued. The
+/// outputs can be used on the stream that was current when the call was made and, after `wait`, on
+/// the caller's current stream.
 class NativeWork : public Work, public std::enable_shared_from_this<NativeWork> {
  public:
   static std::shared_ptr<NativeWork> create(Call call, NativeContext context);
-  /// Until it is tracked, for the thread that starts it.
+  /// The call, for the thread that starts it; only before `track`.
   Call& given() { return call_; }
-  /// Once: what was started of the call. From then on that holds this Work until it is done.
+  /// Call once with the started call, which then holds this Work until it is done.
   void track(collective::PendingRef pending);
 
   bool is_completed() override;
@@ -48,35 +48,35 @@ class NativeWork : public Work, public std::enable_shared_from_this<NativeWork> 
   std::vector<at::Tensor> result() override;
 
  private:
-  /// How a future that was asked for comes to its end: its callbacks are the user's.
+  /// Completes a requested future, whose callbacks are user code.
   struct Delivery;
 
   NativeWork(Call call, NativeContext context);
-  /// The accelerator's side, or null.
+  /// The accelerator's copies, or null.
   const DeviceCopies* device() const;
   void settle(const Status& status);
   bool try_finish(const Status& status);
   void finish(const Status& status);
   bool wait_until_completed(TimePoint deadline);
   [[noreturn]] void throw_late(Duration timeout, const Status& status) const;
-  /// The user sees what it failed with.
+  /// Records that the user sees the error.
   void show_error() { *context_.shown = true; }
   void deliver(const std::shared_ptr<Delivery>& delivery);
   void post(const std::shared_ptr<Delivery>& delivery);
   void wait_for_future();
   void end(c10::ivalue::Future& future);
 
-  NativeContext context_;  // its communicator until it is completed
+  NativeContext context_;  // holds its communicator until completed
   collective::PendingRef pending_;
   Call call_;
   trace::Mark mark_;          // of the recorded call
   std::exception_ptr error_;  // written before completed_
-  // By the thread that does what is left once the engine is done.
+  // Set by the thread that finishes the call after the engine is done.
   std::atomic<bool> claimed_{false};
-  std::atomic<bool> completed_{false};  // that is done; set under mutex_
-  std::mutex mutex_;                    // no code of others runs under it
+  std::atomic<bool> completed_{false};  // finished; set under mutex_
+  std::mutex mutex_;                    // no user code runs under it
   std::condition_variable completion_;
-  std::shared_ptr<Delivery> delivery_;  // once there is a future
+  std::shared_ptr<Delivery> delivery_;  // set once there is a future
 };
 
 }  // namespace muster::group

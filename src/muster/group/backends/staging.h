@@ -1,4 +1,4 @@
-/// From tensors to spans and back, for one call.
+/// Copies one call's tensors to spans and back.
 #pragma once
 
 #include <memory>
@@ -10,22 +10,22 @@
 
 namespace muster::group {
 
-/// The memory that a call works on whose tensors are not all dense and the CPU's. A slice that is
-/// one such tensor is used where it is; any other goes through a flat copy, which for tensors on an
-/// accelerator is pinned memory of the host.
+/// The memory of a call whose tensors are not all dense and on the CPU. A slice that is one dense
+/// CPU tensor is used directly. Any other slice is copied to a flat buffer, which is pinned host
+/// memory for accelerator tensors.
 class Staging {
  public:
-  /// Puts the memory in `args`. `at_root` tells whether this member is the call's root.
+  /// Sets the memory in `args`. `at_root` tells whether this member is the call's root.
   Staging(const CallTensors& tensors, collective::Args& args, bool at_root);
 
-  /// Copies flat inputs anew from the tensors, for another run.
+  /// Copies the inputs again, for another run.
   void refill();
   bool copies_back() const { return !copies_back_.empty(); }
-  /// After success: copies flat outputs back into the tensors, where `quiet` without a word to
-  /// autograd. On an accelerator the copies are enqueued on the stream that was current where the
-  /// call was made.
+  /// Call after success. Copies flat outputs back into the tensors; `quiet` does not mark them as
+  /// written for autograd. On an accelerator, the copies are enqueued on the stream that was
+  /// current when the call was made.
   void finish(bool quiet);
-  /// The accelerator's side, or null where the tensors are on the CPU.
+  /// The accelerator's copies, or null for CPU tensors.
   const DeviceCopies* device() const { return device_.get(); }
 
  private:
