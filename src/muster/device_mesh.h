@@ -1,5 +1,5 @@
-/// Ranks laid out on a grid: torch.distributed.device_mesh in namespace `muster`. See
-/// muster/distributed.h for all else.
+/// Grids of ranks: torch.distributed.device_mesh in namespace `muster`. See muster/distributed.h
+/// for everything else.
 #pragma once
 
 #include "muster/mesh/device_mesh.h"

@@ -1,9 +1,9 @@
-/// The C++ interface of muster, in one include: torch.distributed's names in namespace `muster`.
+/// The C++ interface of muster in one include: torch.distributed's names in namespace `muster`.
 ///
 /// Stores, init_process_group, groups, point-to-point calls, collectives, spawn and the sampler. It
-/// includes torch's tensor class only; what else of torch a program uses it includes itself.
-/// Keyword arguments of the Python names are fields of an options struct: `all_reduce(tensor, {.op
-/// = ReduceOp::MAX, .async_op = true})`.
+/// includes only torch's tensor class; include whatever else of torch the program uses. Python's
+/// keyword arguments are fields of an options struct: `all_reduce(tensor, {.op = ReduceOp::MAX,
+/// .async_op = true})`.
 #pragma once
 
 #include "muster/group/backend_name.h"

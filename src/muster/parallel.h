@@ -1,7 +1,6 @@
-/// Training one model on several ranks, in one include: DistributedDataParallel and its
-/// communication hooks, Join for uneven inputs, an optimizer whose state is divided among the
-/// ranks, averaging of models, collectives that gradients flow through; and DataParallel for the
-/// devices of one process.
+/// Data-parallel training in one include: DistributedDataParallel and its communication hooks,
+/// FullyShardedDataParallel, Join for uneven inputs, ZeroRedundancyOptimizer, model averaging and
+/// differentiable collectives; and DataParallel for the devices of one process.
 #pragma once
 
 #include "muster/parallel/comm_hook.h"

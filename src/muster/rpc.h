@@ -1,5 +1,5 @@
-/// Calls between workers and what stands on them, in one include: torch.distributed.rpc's,
-/// .autograd's, .optim's and .nn's names in namespace `muster::rpc`.
+/// Remote procedure calls and the layers above them in one include: the names of
+/// torch.distributed.rpc, .autograd, .optim and .nn in namespace `muster::rpc`.
 #pragma once
 
 #include "muster/rpc/dist_autograd.h"

@@ -17,7 +17,7 @@ struct Row {
   bool available;
 };
 
-// The one place that says what this build has.
+// The backends this build has.
 constexpr std::array<Row, 6> kBackends{{
     {Backend::NATIVE, true},
     {Backend::GLOO, true},
@@ -101,7 +101,7 @@ BackendConfig BackendConfig::parse(const std::optional<std::string>& text) {
   }
   config.text_ = lower(*text);
   if (config.text_.find(':') == std::string::npos) {
-    // One name for all: each backend says itself which devices it can serve.
+    // One name for all devices: each backend declares the devices it serves.
     const Backend backend(config.text_);
     if (const auto* registered = group::registered_backend(backend.name())) {
       for (const auto device : registered->devices) config.entries_.emplace_back(device, backend);

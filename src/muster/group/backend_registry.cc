@@ -14,8 +14,8 @@
 namespace muster {
 namespace {
 
-// Names of backends are known to the whole process, like the libraries that bring them. Entries are
-// never changed or taken out.
+// Backend names are process-wide, like the libraries that register them. Entries are never changed
+// or removed.
 struct Registry {
   std::mutex mutex;
   std::map<std::string, group::RegisteredBackend, std::less<>> backends;

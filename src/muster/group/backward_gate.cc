@@ -14,7 +14,7 @@
 namespace muster::group {
 namespace {
 
-/// By autograd's number of the pass: threads of several devices may work on one.
+/// By autograd's id of the pass: threads of several devices may work on one pass.
 struct Gates {
   std::mutex mutex;
   std::unordered_map<int, std::weak_ptr<BackwardGate>> of_pass;
@@ -24,7 +24,7 @@ Gates& gates() {
   return *all;
 }
 
-/// Held by autograd until the pass is gone, also after an exception.
+/// Held by autograd until the pass ends, also by an exception.
 struct Ender {
   explicit Ender(std::shared_ptr<BackwardGate> ends) : gate(std::move(ends)) {}
   Ender(const Ender&) = delete;
@@ -78,7 +78,7 @@ void BackwardGate::run(CallbackExecutor::Job job, const c10::ivalue::Future* fut
   {
     const std::lock_guard guard(lock_);
     if (outer_) return outer_->run(std::move(job), future);
-    if (is_open_) return job();  // under the lock: in their order
+    if (is_open_) return job();  // under the lock, to keep the order
     watch = held_.empty();
     held_.push_back({std::move(job), future});
   }
@@ -86,7 +86,7 @@ void BackwardGate::run(CallbackExecutor::Job job, const c10::ivalue::Future* fut
 }
 
 void BackwardGate::open() {
-  std::vector<Held> held;  // ends after the lock
+  std::vector<Held> held;  // destroyed after the lock is released
   const std::lock_guard guard(lock_);
   is_open_ = true;
   held.swap(held_);
@@ -98,7 +98,7 @@ void BackwardGate::end() {
     const std::lock_guard guard(gates().mutex);
     gates().of_pass.erase(pass_);
   }
-  // The pass that this one was inside of goes on, on this thread.
+  // The enclosing pass continues on this thread.
   const bool inside = torch::autograd::get_current_graph_task_id() >= 0;
   auto outer = inside ? of_this_pass() : nullptr;
   if (!outer) return open();
@@ -118,7 +118,7 @@ bool BackwardGate::look(TimePoint now) {
     const bool waits = word && std::ranges::any_of(held_, [&](const Held& each) {
                          return lies_in(*word, each.future);
                        });
-    // One that sleeps in a call, or until a time, does not wait for callbacks.
+    // A thread that sleeps in a call or until a given time does not wait for callbacks.
     const bool sleeps = !word || *word != nullptr;
     const auto asleep = sleeps ? tunables().backward_standstill : tunables().callback_longest;
     opens = rest_.stands_still(now, latest_call_, asleep) || waits;

@@ -39,7 +39,7 @@ Call::Call(Call&& other) noexcept
       get_(other.get_),
       culprit_(other.culprit_),
       tensors_(std::move(other.tensors_)) {
-  other.record.recorder = nullptr;  // what is recorded of it goes along
+  other.record.recorder = nullptr;  // the recording moves along
 }
 
 Call Call::again() const {
@@ -65,8 +65,8 @@ void Call::rearm() {
   if (!has_timeout_) record.timeout = group_->timeout();
 }
 
-/// `prepare` runs operators of torch's, and the user's where a tensor is of a class of theirs. An
-/// exception of theirs goes on as it is: it says more than its text.
+/// `prepare` runs torch operators, or user code if a tensor has a user-defined class. Other
+/// exceptions propagate unchanged, because their type carries information.
 template <class Prepare>
 void Call::or_refuse(Prepare prepare) {
   try {
@@ -92,8 +92,7 @@ void Call::hold() {
   });
 }
 
-/// What is recorded must not end with the tensor that had it: of parts and splits only views are
-/// held.
+/// The recorded shape must outlive the original tensor: for parts and splits, only views are held.
 void Call::keep_shape(at::IntArrayRef shape) {
   tensors_->shape.assign(shape.begin(), shape.end());
   record.traced.shape = {tensors_->shape.data(), tensors_->shape.size()};

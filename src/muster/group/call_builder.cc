@@ -14,7 +14,7 @@ using group::GivenTensors;
 
 namespace {
 
-/// Beyond that the engine's check, which sorts them, is quicker than a look at every two.
+/// Above this number of pairs, the engine's check, which sorts, is faster than comparing all pairs.
 constexpr std::size_t kMostPairs = 40;
 
 bool apart(ConstBytes a, ConstBytes b) {
@@ -22,7 +22,7 @@ bool apart(ConstBytes a, ConstBytes b) {
          b.data() + b.size() <= a.data();
 }
 
-/// From the first to the last of slices that lie in order.
+/// The memory from the first to the last of consecutive slices.
 template <class T>
 ConstBytes span_of(const collective::SliceList<T>& slices) {
   if (slices.empty()) return {};
@@ -30,7 +30,7 @@ ConstBytes span_of(const collective::SliceList<T>& slices) {
   return {slices.front().data(), last.data() + last.size()};
 }
 
-/// Several of its elements in one place. Contiguous memory is asked first: that costs nothing.
+/// Whether several elements share memory. Tests contiguity first, which is cheap.
 bool overlaps_itself(const at::Tensor& tensor) {
   return !tensor.is_contiguous() && at::has_internal_overlap(tensor) == at::MemOverlap::Yes;
 }
@@ -107,7 +107,7 @@ void CallBuilder::push(const at::Tensor& tensor, bool output) {
   }
 }
 
-/// Where the memory is not known before it is staged.
+/// Used if the memory is not known before staging.
 void CallBuilder::push_length(std::size_t bytes, bool output) {
   if (output) {
     call_.args.outputs.push_back({static_cast<std::byte*>(nullptr), bytes});
@@ -196,7 +196,7 @@ void CallBuilder::push_parts(const at::Tensor& whole, bool output) {
   push_pieces(whole, output, [length](std::size_t) { return length; });
 }
 
-/// So many bytes for each member, one after another.
+/// Appends consecutive pieces, `length(member)` bytes for each member.
 template <class Length>
 void CallBuilder::push_pieces(const at::Tensor& tensor, bool output, Length length) {
   if (!call_.dense_) {
@@ -304,7 +304,8 @@ void CallBuilder::reduces(const ReduceOp& op) {
   call_.args.factor = op.factor();
 }
 
-/// Whether no output overlaps another or an input; false where that is not found out here.
+/// Whether no output overlaps another output or an input; false if there are too many pairs to
+/// check.
 bool CallBuilder::memory_is_apart() const {
   const auto& in = call_.args.inputs;
   const auto& out = call_.args.outputs;
@@ -321,14 +322,14 @@ bool CallBuilder::memory_is_apart() const {
   return true;
 }
 
-/// The engine's check, which sorts what it compares.
+/// The engine's check, which sorts the slices.
 bool CallBuilder::memory_is_valid() const {
   return collective::validate(call_.args, call_.group_->rank(), call_.group_->size()).ok();
 }
 
 void CallBuilder::check() {
   if (call_.problem_ != Problem::none) return;
-  if (!call_.args.checked) {  // it is not in place
+  if (!call_.args.checked) {  // not in place
     if (group::find_wrong_number(call_.args, call_.group_->rank(), call_.group_->size()))
       return note(Problem::number);
     if (group::find_unequal(call_.args, call_.group_->rank())) return note(Problem::elements);
@@ -349,8 +350,9 @@ void CallBuilder::check() {
   }
   if (!collective::info(call_.args.op).reduces || call_.like_type_ == at::ScalarType::Undefined)
     return;
-  const bool sums = call_.args.reduce == collective::Reduce::sum ||
-                    call_.args.reduce == collective::Reduce::avg;  // of whatever can be reduced
+  const bool sums =
+      call_.args.reduce == collective::Reduce::sum ||
+      call_.args.reduce == collective::Reduce::avg;  // supported for every reducible type
   if (!is_reducible(call_.args.dtype) ||
       (!sums && !collective::reduce_supports(call_.args.reduce, call_.args.dtype, nullptr)))
     note(Problem::reduction);

@@ -1,4 +1,4 @@
-// What is wrong with a call that is refused, in words: what was expected, what came, what to do.
+// Error messages of refused calls: what was expected, what was given, what to do.
 #include <string>
 
 #include "muster/collective/call.h"

@@ -5,14 +5,14 @@
 #include "muster/group/resolve.h"
 #include "muster/group/sparse.h"
 
-// Each operation twice: what its call is, and the function that makes it.
+// For each operation: a function that builds its call, and the public function that submits it.
 namespace muster {
 
 using group::ActingGroup;
 
 namespace {
 
-/// Builds the call on the group that is meant, and makes it.
+/// Builds the call on the selected group and submits it.
 template <class Options, class Build>
 WorkRef make(const Options& options, std::string_view name, Build build) {
   const ActingGroup group(options.group, name);

@@ -13,10 +13,10 @@ namespace {
 
 constexpr Duration kShowAfter = std::chrono::seconds(1);
 constexpr Duration kLookEvery = std::chrono::milliseconds(500);
-/// So long nothing may change before creations count as stuck.
+/// Time without change after which creations count as stuck.
 constexpr Duration kSettled = std::chrono::seconds(4);
 constexpr std::uint32_t kMaxMembers = 1u << 20;
-/// The first letter of a verdict.
+/// The first character of a verdict.
 constexpr char kStopsDefaultGroup = '!', kSparesDefaultGroup = ' ';
 
 std::string key_of(int rank) { return "creation/" + std::to_string(rank); }
@@ -67,7 +67,8 @@ std::vector<WaitingCreation> stuck_creations(const std::vector<WaitingCreation>&
     candidates.emplace(creation.name, &creation);
     of_rank[creation.rank].insert(creation.name);
   }
-  // All are suspected; those that may go on are taken out until none is.
+  // Starts with all creations and repeatedly removes those that may continue, until none is left to
+  // remove.
   const auto hopeless = [&](const WaitingCreation& creation) {
     return std::any_of(creation.members.begin(), creation.members.end(), [&](int member) {
       const auto at = of_rank.find(member);
@@ -130,8 +131,8 @@ Status CreationOrder::Creation::show() {
   return store_->set(key_of(mine_.rank), encode(order_.mine_));
 }
 
-/// What these ranks, and all that they may have to wait for, wait in. A store that does not answer
-/// shows nothing.
+/// The creations in which these ranks, and all ranks they may have to wait for, are waiting. An
+/// unresponsive store yields none.
 std::vector<WaitingCreation> CreationOrder::Creation::waiting_of(std::vector<int> to_ask) {
   std::vector<WaitingCreation> all;
   std::set<int> asked;
@@ -191,8 +192,8 @@ Status CreationOrder::Creation::look_around() {
     return {};
   }
   if (now - stuck_since_ < kSettled) return {};
-  // Others wait behind them, whom nobody here waits for: they must be told too, before these give
-  // up.
+  // Other ranks may be blocked behind these creations without being waited for here. They must be
+  // told too, before these creations fail.
   std::vector<int> all(static_cast<std::size_t>(order_.world_size_));
   std::iota(all.begin(), all.end(), 0);
   stuck = stuck_creations(waiting_of(std::move(all)));

@@ -17,7 +17,7 @@
 namespace muster {
 namespace {
 
-/// Stops the calling process until somebody has looked at it.
+/// Stops the calling process for a debugger.
 void stop_for_debugger() {
   std::ifstream status("/proc/self/status");
   bool traced = false;
@@ -41,7 +41,7 @@ std::function<void()>& hook() {
   return current;
 }
 
-/// A barrier that nobody's patience ends.
+/// A barrier without a timeout.
 void meet_without_limit(const Group& world) {
   Call call(*world, Op::barrier, "breakpoint", Duration(-1));
   world->submit(call);
@@ -60,7 +60,7 @@ void breakpoint(int rank) {
   const auto scope = WorldScope::current();
   const auto world = scope->world("breakpoint");
   const auto job = scope->job("breakpoint");
-  world->global_rank_of(rank);  // throws where there is no such rank
+  world->global_rank_of(rank);  // throws if there is no such rank
   struct Suspended {
     explicit Suspended(transport::Fabric& fabric) : fabric(fabric) {
       fabric.suspend_heartbeats(true);
@@ -69,7 +69,7 @@ void breakpoint(int rank) {
     transport::Fabric& fabric;
   };
   const Suspended suspended(*job->fabric);
-  meet_without_limit(world);  // from here on nobody judges anybody's silence
+  meet_without_limit(world);  // from here on no rank is declared dead for silence
   std::exception_ptr thrown;
   if (world->rank() == rank) {
     std::function<void()> stop;

@@ -1,7 +1,7 @@
-/// An accelerator for tests, in the host's memory: what is enqueued on one of its streams is done
-/// when somebody waits for it, and not before. Whoever uses a result without having waited for it,
-/// or without being ordered behind it, sees the bytes that were there. Copies are enqueued; what
-/// computes waits for its arguments, computes on the CPU and is done when it returns.
+/// A fake accelerator for tests, in host memory. Work enqueued on one of its streams runs only when
+/// a thread waits for it. Reading a result without waiting for it or ordering after it yields the
+/// old bytes. Copies are enqueued. Computations wait for their arguments, run on the CPU and are
+/// complete on return.
 #pragma once
 
 #include <ATen/DeviceAccelerator.h>
@@ -34,7 +34,7 @@ namespace muster::testing::deferred {
 inline constexpr auto kType = c10::DeviceType::PrivateUse1;
 inline constexpr c10::DeviceIndex kDevices = 8;
 
-/// All streams of all devices: what each has been given, and how much of that is done.
+/// The tasks of all streams of all devices, and how many of each stream's are done.
 class Timeline {
  public:
   static Timeline& get() {
@@ -51,7 +51,7 @@ class Timeline {
     const std::lock_guard lock(mutex_);
     return streams_[key(stream)].tasks.size();
   }
-  /// Does what was enqueued up to `end`.
+  /// Runs the tasks enqueued up to `end`.
   void drain(const c10::Stream& stream, std::size_t end) {
     const std::lock_guard lock(mutex_);
     auto& line = streams_[key(stream)];
@@ -136,7 +136,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
 };
 
-/// Memory that starts with bytes that mean nothing, so that what is read too early shows.
+/// Memory filled with garbage, so that premature reads are detected.
 struct Memory final : c10::Allocator {
   c10::DataPtr allocate(std::size_t bytes) override {
     void* memory = std::malloc(bytes + 1);
@@ -149,7 +149,7 @@ struct Memory final : c10::Allocator {
   }
 };
 
-/// Pinned memory of the host.
+/// Pinned host memory.
 struct PinnedMemory final : c10::Allocator {
   c10::DataPtr allocate(std::size_t bytes) override {
     if (refused) TORCH_CHECK(false, "this device pins no memory");
@@ -214,14 +214,15 @@ inline at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
                                            dtype.value_or(at::kFloat));
 }
 
-/// The same bytes as a tensor of the CPU, which holds them.
+/// The same memory as a CPU tensor, which keeps it alive.
 inline at::Tensor seen_by_host(const at::Tensor& tensor) {
   return at::from_blob(
       tensor.data_ptr(), tensor.sizes(), tensor.strides(), [storage = tensor.storage()](void*) {},
       at::TensorOptions(tensor.scalar_type()));
 }
 
-/// On the current stream. Like CUDA's: what is not pinned is copied before this returns.
+/// Copies on the current stream. As with CUDA, memory that is not pinned is copied before this
+/// returns.
 inline at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   const auto device = from.is_cpu() ? to.device() : from.device();
   const auto stream = c10::impl::VirtualGuardImpl(kType).getStream(device);
@@ -234,7 +235,7 @@ inline at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool n
   return to;
 }
 
-/// Done when it returns, as what computes it is.
+/// Complete on return, like computations.
 inline at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
   if (to.sizes() != from.sizes()) to.resize_(from.sizes());
   return copy_from(from, to, false);
@@ -244,8 +245,8 @@ inline void compute_on_the_cpu(const c10::OperatorHandle& op, torch::jit::Stack*
   at::native::cpu_fallback(op, stack);
 }
 
-/// Makes torch know the device, as "deferred", in this process. Autograd counts the devices once,
-/// at the first backward pass: before that.
+/// Registers the device with torch, as "deferred", in this process. Call it before the first
+/// backward pass, at which autograd counts the devices.
 inline void install() {
   static const bool once = [] {
     c10::register_privateuse1_backend("deferred");
@@ -276,7 +277,7 @@ inline void install() {
   static_cast<void>(once);
 }
 
-/// `tensor` on a device; its copying is enqueued, not done.
+/// Copies `tensor` to a device; the copy is enqueued, not done.
 inline at::Tensor on_device(const at::Tensor& tensor, int device) {
   const auto pinned =
       at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().pinned_memory(true));
@@ -287,7 +288,7 @@ inline at::Tensor on_device(const at::Tensor& tensor, int device) {
   return result.copy_(pinned, /*non_blocking=*/true);
 }
 
-/// What is in its memory now, whatever is still enqueued.
+/// The current content of its memory, ignoring enqueued work.
 inline at::Tensor now(const at::Tensor& tensor) { return seen_by_host(tensor).clone(); }
 
 }  // namespace muster::testing::deferred

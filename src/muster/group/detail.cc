@@ -17,14 +17,14 @@ namespace muster::group {
 namespace {
 
 constexpr Duration kPatience = std::chrono::seconds(2);
-constexpr std::size_t kMostRanks = 8;  // whose sides are shown
+constexpr std::size_t kMostRanks = 8;  // limit of ranks shown
 
-/// One member's call, as it is told to the others.
+/// One member's call, as published to the others.
 struct Side {
   std::string call;    // "all_reduce"
   std::string shapes;  // "10", "2, 3; 4"
-  std::string caller;  // as the language around says it
-  CallStack stack;     // shown where that says nothing
+  std::string caller;  // as reported by the language binding
+  CallStack stack;     // shown if `caller` is empty
 
   std::string called_from() const { return caller.empty() ? stack.text() : caller; }
 };
@@ -109,7 +109,7 @@ class Detail {
     return out.empty() ? "unknown" : out;
   }
 
-  /// Leaves this rank's side for the others and gets theirs; empty for those that have not left any
+  /// Publishes this rank's side and waits for the other ranks' sides; empty for those not published
   /// in time.
   std::vector<std::string> others_sides(const std::vector<int>& others,
                                         const std::string& mine) const {
@@ -137,7 +137,7 @@ bool concerns(const DistError& error) {
   return error.code() == Code::mismatch || error.code() == Code::timed_out;
 }
 
-/// Adds the details to what the Work of an asynchronous call fails with.
+/// Adds the details to the error of an asynchronous call's Work.
 class DetailedWork final : public Work {
  public:
   DetailedWork(WorkRef work, Detail detail) : work_(std::move(work)), detail_(std::move(detail)) {}
@@ -150,7 +150,7 @@ class DetailedWork final : public Work {
       if (!concerns(error) || !work_->is_completed()) throw;
     }
     try {
-      // The wait may have reached its limit just when the call ended: its own result counts.
+      // The wait may have expired just when the call ended; then its own result counts.
       return work_->wait({});
     } catch (const DistError& error) {
       if (!concerns(error)) throw;
@@ -183,7 +183,7 @@ class DetailedWork final : public Work {
       std::rethrow_exception(done.exception_ptr());
     } catch (const DistError& error) {
       if (!concerns(error)) return future->setErrorIfNeeded(std::current_exception());
-      // Waits for what the others tell: not on the thread that asks for the future.
+      // Waits for the other ranks' sides, so not on the thread that requested the future.
       CallbackExecutor::of_process().run([future, detail, error, scope] {
         const WorldScope::Binding bound(scope.lock());  // callbacks make calls on its groups
         try {

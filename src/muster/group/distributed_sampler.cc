@@ -39,7 +39,7 @@ std::vector<std::int64_t> DistributedSampler::indices() const {
   }
   std::vector<std::int64_t> mine;
   mine.reserve(static_cast<std::size_t>(num_samples_));
-  // Past the end the order starts again: that is the padding.
+  // Past the end, the order wraps around: the padding.
   for (std::int64_t i = 0; i < num_samples_; ++i)
     mine.push_back(order[static_cast<std::size_t>((rank_ + i * num_replicas_) % dataset_size_)]);
   return mine;

@@ -19,12 +19,11 @@
 namespace muster::group {
 namespace {
 
-// Of one text: what a member claims is checked before memory is taken for it.
+// Limit for one text; a member's announced size is checked before memory is allocated.
 constexpr std::int64_t kMaxBytes = std::int64_t{16} << 20;
 constexpr Duration kAskEvery = std::chrono::milliseconds(500);
 
-/// The engine's group that carries calls on the CPU's memory; null where a backend of another kind
-/// does.
+/// The engine's communicator for CPU memory; null if another backend serves the CPU.
 collective::Communicator* native_engine(const ProcessGroup& group) {
   for (const auto& [device, backend] : group.parts().backends) {
     if (device != c10::DeviceType::CPU) continue;
@@ -34,7 +33,7 @@ collective::Communicator* native_engine(const ProcessGroup& group) {
   return nullptr;
 }
 
-/// `call` waits for others in the group, on this thread, which asks `give_up` meanwhile.
+/// Runs `call`, which waits for other members on this thread and polls `give_up` meanwhile.
 template <class Call>
 void asking_meanwhile(ProcessGroup& group, collective::Communicator& engine,
                       const std::function<Status()>& give_up, Call call) {
@@ -68,7 +67,7 @@ void carry_out(ProcessGroup& group, Call call, const std::function<Status()>& gi
       work->wait(kAskEvery);
       return;
     } catch (const DistError&) {
-      // It may have ended just then: its own result counts, not that of the wait.
+      // The call may just have ended; then its own result counts, not the wait's.
       if (work->is_completed()) {
         work->wait();
         return;
@@ -83,7 +82,7 @@ void carry_out(ProcessGroup& group, Call call, const std::function<Status()>& gi
 
 constexpr FunctionName kExchange = "exchange_text";
 
-/// What a member says of its text before it shows it, and its note.
+/// A member's announcement of its text (size and hash), and its note.
 struct Announced {
   std::int64_t bytes = 0;
   decltype(short_hash("")) hash{};
@@ -102,7 +101,8 @@ std::vector<Announced> announce(ProcessGroup& group, const std::string& mine, co
   std::vector<Announced> all(static_cast<std::size_t>(group.size()));
   Call call(group, Op::all_gather, kExchange, time_left(steady_clock(), limit));
   if (native_engine(group) != nullptr) {
-    // Without tensors, which take longer to make than all else that making a group needs.
+    // Uses memory instead of tensors; creating tensors takes longer than the rest of a group's
+    // creation.
     CallBuilder(call).give_memory(at::kLong, std::as_bytes(std::span(&own, 1)));
     for (auto& one : all) CallBuilder(call).get_memory(std::as_writable_bytes(std::span(&one, 1)));
     carry_out(group, std::move(call), give_up);

@@ -85,15 +85,15 @@ std::vector<int> checked_ranks(const NewGroupOptions& options, int world_size) {
   return options.sort_ranks ? ranks : given;
 }
 
-/// Whether these are some, all of whom are among `others`.
+/// Whether `ranks` is a non-empty subset of `others`.
 bool all_in(std::span<const int> ranks, const std::vector<int>& others) {
   return !ranks.empty() && std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
     return std::find(others.begin(), others.end(), rank) != others.end();
   });
 }
 
-/// All ranks make this very call: what the first member of the group proposes, told in the round in
-/// which they find that out.
+/// Checks that all ranks make this call, and returns the proposal the first member sent in the same
+/// round.
 collective::GroupProposal agree_on_call(const Group& world, const group::Job& job,
                                         const std::vector<int>& ranks, const BackendConfig& config,
                                         const std::string& call, TimePoint deadline,
@@ -105,8 +105,8 @@ collective::GroupProposal agree_on_call(const Group& world, const group::Job& jo
         group::compare_calls(world, call, deadline, give_up, std::bit_cast<group::CallNote>(mine));
     return std::bit_cast<collective::GroupProposal>(notes[static_cast<std::size_t>(ranks.front())]);
   } catch (const DistError&) {
-    // Where the calls differ everybody sees that; where the default group has failed, somebody may
-    // have been through already and accept.
+    // If the calls differ, every rank sees that. If the default group has failed, another rank may
+    // have completed the round and commit.
     if (world->failure().ok()) collective::Communicator::cancel(*job.fabric, mine);
     throw;
   }
@@ -131,7 +131,7 @@ void init_process_group(const InitProcessGroupOptions& options) {
   group::share_memory_if_asked(options.share_memory);
   const auto timeout = options.timeout.value_or(config.default_timeout());
   const auto deadline = deadline_after(
-      steady_clock(), timeout);  // of the whole: every stage gets what the earlier ones have left
+      steady_clock(), timeout);  // for everything: each stage gets the remaining time
 
   auto job = group::open_job(find_job(options, scope->seat(), deadline), config, timeout, deadline);
   auto world = group::make_default_group(job, "default", std::move(config), timeout,
@@ -143,9 +143,10 @@ void destroy_process_group(const Group& group) {
   if (group && !group->is_member()) return;
   auto closing = WorldScope::current()->remove(group, "destroy_process_group");
   Status first;
-  bool whole = true;  // nothing of the job ever failed here
-  std::vector<int>
-      blamed;  // whom this process has been told of: one death ends all groups with that rank
+  bool whole = true;  // no group of the job ever failed here
+  // Ranks whose failure this process has already been shown. One death ends all groups with that
+  // rank.
+  std::vector<int> blamed;
   for (const auto& closed : closing.groups) {
     if (!closed->is_member() || closed->failure().ok() || !closed->failure_was_shown()) continue;
     const auto failure = closed->failure();
@@ -154,9 +155,9 @@ void destroy_process_group(const Group& group) {
   if (closing.job && closing.job->peer_traces) closing.job->peer_traces->stop();
   if (closing.job && closing.job->responder) closing.job->responder->stop();
   for (auto& closed : closing.groups) {
-    // Where rank 0 serves the store, that server must be gone before any rank returns, so that the
-    // address can be used again at once: rank 0 lets it go before the default group, the last to
-    // close, brings all ranks together.
+    // If rank 0 serves the store, the server must be gone before any rank returns, so that the
+    // address can be reused immediately. Rank 0 releases it before the default group, the last to
+    // close, synchronises all ranks.
     if (closing.job && closed == closing.groups.back() && closing.job->rank == 0)
       closing.job->store.reset();
     if (!closed->is_member()) continue;
@@ -206,8 +207,7 @@ Group new_group(const NewGroupOptions& options) {
     if (std::find(ranks.begin(), ranks.end(), job->rank) == ranks.end())
       return group::make_group(job, group::name_of(*job, ranks), ranks, std::move(config), timeout);
   } else {
-    // Another rank may be in a creation of which only the members know, and wait for this one
-    // there.
+    // Another rank may be waiting for this one in a creation that only its members know of.
     auto meeting = job->order->begin(
         job->store, {job->rank, scope->unique_name("new_group of all ranks") + job->era, call,
                      all_ranks(job->world_size), true});
@@ -215,15 +215,15 @@ Group new_group(const NewGroupOptions& options) {
       proposal =
           agree_on_call(world, *job, ranks, config, call, deadline, [&] { return meeting.look(); });
     } catch (const DistError& error) {
-      // Who has found this creation stuck may be in another call of the default group by now, which
-      // is all that this rank has seen of it.
+      // The rank that found this creation stuck may already be in another call of the default
+      // group; this rank then sees only that mismatch.
       if (error.code() == Code::mismatch) group::check(meeting.verdict());
       throw;
     }
   }
   auto name = scope->unique_name(group::name_of(*job, ranks));
-  // Nobody else knows of a creation that only the members call: whether it can ever end is for them
-  // to find out.
+  // Only the members know of a creation with use_local_synchronization, so they must detect a
+  // deadlock.
   auto creation = job->order->begin(options.use_local_synchronization ? job->store : nullptr,
                                     {job->rank, name + job->era, call, ranks});
   const group::Meeting meeting{.terms = options.use_local_synchronization ? call : "",

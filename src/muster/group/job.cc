@@ -30,7 +30,7 @@ bool is_native(const Backend& backend) {
   return backend == Backend::NATIVE || backend == Backend::GLOO || backend == Backend::TCP;
 }
 
-/// Whether the job's CPU tensors may go through shared memory.
+/// Whether the job may use shared memory for CPU tensors.
 bool shares_memory(const BackendConfig& config) {
   const auto backend = config.for_device(c10::DeviceType::CPU);
   return !backend || !(*backend == Backend::TCP);
@@ -85,7 +85,7 @@ std::shared_ptr<ProcessGroupBackend> make_registered(const Job& job,
   return made;
 }
 
-/// The one that a proposal is for.
+/// The backend that a proposal is for.
 const Backend* proposed(const BackendConfig& config) {
   const auto& entries = config.entries();
   const auto found =
@@ -115,7 +115,7 @@ std::shared_ptr<ProcessGroupBackend> make_backend(const Job& job, const Backend&
   return std::make_shared<NativeBackend>(backend, take(std::move(communicator)), ranks);
 }
 
-/// One backend for each name in the configuration, made by `make`.
+/// Creates one backend per name in the configuration with `make`.
 template <class Make>
 void make_backends(ProcessGroupParts& parts, Make make) {
   std::vector<std::pair<Backend, std::shared_ptr<ProcessGroupBackend>>> made;
@@ -127,8 +127,8 @@ void make_backends(ProcessGroupParts& parts, Make make) {
   }
 }
 
-/// What a group has of its job, before its backends are made: their making is already told of under
-/// its name. `parts.ranks` is set.
+/// Sets a group's job-related parts before its backends are created, because logs and traces of the
+/// creation already use its name. `parts.ranks` must be set.
 void join_job(ProcessGroupParts& parts, const Job& job, std::string name, Duration timeout) {
   parts.name = std::move(name);
   parts.timeout = timeout;
@@ -145,7 +145,7 @@ const NativeBackend* native_of(const ProcessGroup& group, const Backend& backend
   return nullptr;
 }
 
-/// From here on this rank's calls are recorded, and those of the others can be looked up.
+/// Starts recording this rank's calls and serving requests for them.
 void keep_record(Job& job) {
   job.recorder = take(trace::Recorder::from_environment(job.name, job.rank, job.world_size));
   if (!job.recorder) return;
@@ -183,7 +183,7 @@ void log_job(const Job& job, const BackendConfig& config, Duration timeout, Dura
                           (job.recorder ? "; trace in " + job.recorder->directory() : ""));
 }
 
-/// `group` was made since `begin`.
+/// Logs that `group` was created, starting at `begin`.
 void log_group(const ProcessGroup& group, TimePoint begin) {
   if (!logs(LogLevel::info) || !group.is_member()) return;
   log(LogLevel::info,
@@ -233,7 +233,7 @@ Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<
   if (parts.rank >= 0)
     make_backends(parts, [&](const Backend& backend) {
       auto made = make_backend(*job, backend, parts.name, parts.ranks, timeout, meeting);
-      if (is_native(backend)) meeting.proposal = {};  // it is good for one
+      if (is_native(backend)) meeting.proposal = {};  // a proposal is good for one group
       return made;
     });
   auto made = std::make_shared<ProcessGroup>(std::move(parts));
@@ -312,8 +312,8 @@ ShrunkGroup shrink_group(const std::shared_ptr<Job>& job, const ProcessGroup& ol
   std::vector<int> left_out;
   for (const int position : exclude)
     left_out.push_back(in_fabric(*job, {old.global_rank_of(position)}).front());
-  // The same on all survivors, however often each of them has shrunk the group by now: they meet by
-  // it.
+  // Equal on all survivors, however often each of them has shrunk the group: they meet by this
+  // name.
   const auto name = before.lineage ? old.name() : old.name() + " shrunk";
   const auto& first = before.config.entries().front().second;
   auto options = communicator_options(*job, first, name, timeout);

@@ -1,12 +1,12 @@
-// The barrier that names who is missing: `debug.h`.
+// The barrier that names missing ranks: `debug.h`.
 //
-// Messages, all of one size and each kind under a tag of its own, with the number of the barrier in
-// them, so that those of a barrier that failed are told from the next one's:
-//   token    every other member -> rank 0: it has come
-//   hello    rank 0 -> every other member: it has come
-//   verdict  rank 0 -> every other member: all have come, or the text that rank 0 throws
-// Who waits for rank 0 waits for the hello up to the timeout; from then on rank 0 needs at most its
-// own timeout for the verdict.
+// Three kinds of messages of equal size, each with its own tag. They carry the barrier's number, so
+// that leftovers of a failed barrier are not taken for the next one's:
+//   token    every other member -> rank 0: it has arrived
+//   hello    rank 0 -> every other member: it has arrived
+//   verdict  rank 0 -> every other member: all have arrived, or the text rank 0 throws
+// Members wait for the hello up to the timeout. After it, rank 0 needs at most its own timeout to
+// send the verdict.
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -26,12 +26,12 @@
 namespace muster {
 namespace {
 
-/// Below the engine's own tags, where no program is likely to have any.
+/// Just below the engine's tags, where programs are unlikely to have any.
 enum Tag : std::int64_t { kToken = (std::int64_t{1} << 62) - 0x6D62, kHello, kVerdict };
-/// What each message is.
+/// The content of each message.
 struct Message {
   std::int64_t barrier = 0;
-  std::int64_t code = 0;  // of the verdict
+  std::int64_t code = 0;  // the verdict's
   std::int64_t ranks = 0;
   std::int64_t bytes = 0;
   std::int32_t missing[32] = {};
@@ -59,11 +59,11 @@ Sent exchange(ProcessGroup& group, Op op, int peer, Tag tag, Sent sent, Duration
 void send(ProcessGroup& group, int peer, Tag tag, const Message& message) {
   Sent sent;
   *sent.message = message;
-  exchange(group, Op::send, peer, tag, std::move(sent),
-           Duration(-1));  // the Work goes on by itself
+  // The Work need not be kept.
+  exchange(group, Op::send, peer, tag, std::move(sent), Duration(-1));
 }
 
-/// The message of this barrier; those of earlier ones, which this rank gave up, are passed over.
+/// Receives the message of this barrier; skips those of earlier barriers that this rank abandoned.
 Message receive(ProcessGroup& group, int peer, Tag tag, std::int64_t barrier, TimePoint deadline) {
   for (;;) {
     const auto got =
@@ -73,8 +73,8 @@ Message receive(ProcessGroup& group, int peer, Tag tag, std::int64_t barrier, Ti
   }
 }
 
-/// Why a rank is missing, where it is only late: what it did last, from its trace. Where that is
-/// not on this host, the receive's own words.
+/// For a rank that is only late: the last act in its trace. If the trace is not on this host, the
+/// receive's own error.
 std::string why_late(const ProcessGroup& group, int rank, const DistError& error) {
   const auto& recorder = group.parts().recorder;
   if (error.code() != Code::timed_out || recorder == nullptr) return error.what();
@@ -89,7 +89,7 @@ std::string why_late(const ProcessGroup& group, int rank, const DistError& error
 }
 
 struct Findings {
-  std::vector<int> missing;  // by their first numbers
+  std::vector<int> missing;  // by their original ranks
   Code code = Code::ok;
   std::string why;
 
@@ -117,8 +117,7 @@ Findings collect(ProcessGroup& group, std::int64_t barrier, TimePoint deadline, 
       found.add(group, ranks[i], error);
     }
   }
-  // Where the group itself has failed, it knows better whose fault that is than the receives that
-  // it took along.
+  // If the group itself has failed, its failure names the cause better than the receives it ended.
   if (const auto failure = group.failure(); !failure.ok() && !failure.ranks().empty()) {
     found.missing = failure.ranks();
     found.code = failure.code();
@@ -143,8 +142,8 @@ void lead(ProcessGroup& group, std::int64_t barrier, Duration timeout, bool all)
   try {
     for (int peer = 1; peer < size; ++peer) send(group, peer, kVerdict, verdict);
   } catch (const DistError&) {
-    if (found.missing.empty())
-      throw;  // else they learn from the group's failure why there is no verdict
+    // Otherwise the group's failure tells them why there is no verdict.
+    if (found.missing.empty()) throw;
   }
   if (!found.missing.empty()) throw DistBackendError(text, found.code, found.missing);
 }
@@ -170,7 +169,7 @@ void follow(ProcessGroup& group, std::int64_t barrier, Duration timeout) {
                       std::vector<int>(verdict.missing, verdict.missing + ranks));
 }
 
-/// Whether the group has a backend that messages can go through.
+/// Whether a backend of the group can carry the messages.
 bool moves_bytes(const ProcessGroup& group) {
   const auto& backends = group.parts().backends;
   return std::any_of(

@@ -1,9 +1,8 @@
 // The monitored barrier of groups whose backends cannot carry its messages. Keys of barrier n of a
-// group, in the job's store:
-//   <member>  it has come          hello    rank 0 has come
-//   verdict   rank 0's: empty where all have come, else the missing ranks and the text that it
-//             throws
-//   left      counts who has read the verdict; the last one removes what is left
+// group in the job's store:
+//   <member>  it has arrived        hello    rank 0 has arrived
+//   verdict   rank 0's: empty if all have arrived, else the missing ranks and the text it throws
+//   left      counts members that have read the verdict; the last one deletes the remaining keys
 #include <algorithm>
 #include <chrono>
 #include <optional>
@@ -77,7 +76,7 @@ class StoreBarrier {
   }
   void forget(const std::string& key) {
     static_cast<void>(store_->delete_key(prefix_ + key));
-  }  // a file store keeps them
+  }  // a file store cannot delete
 
   bool has_come(int member) {
     const std::string key = prefix_ + std::to_string(member);

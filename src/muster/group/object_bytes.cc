@@ -21,20 +21,20 @@ constexpr std::array<std::string_view, 5> kNames{"broadcast_object_list", "all_g
                                                  "gather_object", "scatter_object_list",
                                                  "send_object_list"};
 constexpr std::string_view kReceive = "recv_object_list";
-/// Users' messages never meet these: a tensor is no answer to a list of objects.
+/// Reserved tags, so that a tensor never matches a list of objects.
 constexpr std::int64_t kNoteTag = (std::int64_t{1} << 62) - 2;
 constexpr std::int64_t kBytesTag = kNoteTag + 1;
 
 std::string_view name_of(Kind kind) { return kNames[static_cast<std::size_t>(kind)]; }
 
-/// What a member tells of its call before any object travels.
+/// A member's description of its call, sent before any object.
 struct Note {
   Kind kind = Kind::broadcast;
   std::int64_t root = -1;
-  std::int64_t length = 0;  // of the list, where all must have the same
+  std::int64_t length = 0;  // list length, if it must be equal on all members
   std::uint64_t type = 0;
   std::int64_t bytes = 0;
-  char refused[152] = {};  // why this member's call cannot be carried out; empty: it can
+  char refused[152] = {};  // why this member's call is invalid; empty: it is valid
 };
 static_assert(sizeof(Note) == 192);
 
@@ -64,7 +64,7 @@ at::Device device_for(const ProcessGroup& group, std::optional<at::Device> devic
   return at::Device(cpu ? at::kCPU : at::kCUDA);
 }
 
-/// A list as one block: each object's length, then the objects.
+/// Encodes a list as one block: each object's length, then the objects.
 std::string join(const ObjectBytes& objects) {
   std::size_t total = objects.size() * sizeof(std::uint64_t);
   for (const auto& object : objects) total += object.size();
@@ -81,7 +81,7 @@ std::string join(const ObjectBytes& objects) {
   return block;
 }
 
-/// Null where the block is not a list of `length` objects.
+/// Empty if the block is not a list of `length` objects.
 std::optional<ObjectBytes> parts_of(std::string_view block, std::size_t length) {
   if (length > block.size() / sizeof(std::uint64_t)) return {};
   std::size_t at = length * sizeof(std::uint64_t);
@@ -97,7 +97,8 @@ std::optional<ObjectBytes> parts_of(std::string_view block, std::size_t length) 
   return objects;
 }
 
-/// One collective of one member: its note, the others' notes, and the steps that follow.
+/// One member's side of one collective: its note, the other members' notes, and the steps that
+/// follow.
 class Exchange {
  public:
   Exchange(const ObjectCall& call, Group group, Kind kind)
@@ -114,8 +115,8 @@ class Exchange {
   const ProcessGroup& group() const { return *group_; }
   const Note& note(int member) const { return notes_[static_cast<std::size_t>(member)]; }
 
-  /// `prepare(note)` fills this member's note and may throw; then all compare. Throws on every
-  /// member where the calls do not fit.
+  /// `prepare(note)` fills this member's note and may throw; then all members compare notes. Throws
+  /// on every member if the calls do not match.
   template <class Prepare>
   void agree(Prepare prepare) {
     std::exception_ptr problem;
@@ -131,7 +132,7 @@ class Exchange {
     compare();
   }
 
-  /// Broadcasts `block` from the root; elsewhere returns it.
+  /// Broadcasts `block` from the root; returns it on other members.
   std::string broadcast(const std::string& block) {
     auto tensor = rank() == root() ? to_tensor(device_, block.data(), block.size())
                                    : bytes_on(device_, note(root()).bytes);
@@ -145,7 +146,7 @@ class Exchange {
     all_gather(to_tensor(device_, object.data(), object.size()), received);
     return texts_of(received);
   }
-  /// `give[r]` goes to r, `take[r]` bytes come from r.
+  /// Sends `give[r]` to r and receives `take[r]` bytes from r.
   ObjectBytes all_to_all(const ObjectBytes& give, const std::vector<std::int64_t>& take) {
     TensorList given, received;
     for (const auto& object : give)
@@ -157,7 +158,7 @@ class Exchange {
     submit(call);
     return texts_of(received);
   }
-  /// The root's numbers, one per member.
+  /// Broadcasts the sizes of the root's objects, one per member.
   std::vector<std::int64_t> broadcast_sizes(const ObjectBytes& objects) {
     std::vector<std::int64_t> sizes(static_cast<std::size_t>(size()));
     for (std::size_t i = 0; i < objects.size(); ++i)
@@ -223,7 +224,7 @@ class Exchange {
     }
   }
 
-  /// Every member holds the same notes in the same order, so every member finds the same fault.
+  /// All members have the same notes in the same order, so all find the same fault.
   void compare() const {
     for (int member = 0; member < size(); ++member) {
       if (const auto& theirs = note(member); theirs.kind != note(0).kind)
@@ -278,7 +279,7 @@ void need_length(const char* list, std::size_t length, int wanted) {
             std::to_string(wanted) + ", one entry per member of the group");
 }
 
-/// What `pack` gives must be `count` objects; their bytes for the note.
+/// Runs `pack`, which must return `count` objects within the size limit.
 ObjectBytes packed(const PackObjects& pack, std::size_t count) {
   auto objects = pack();
   if (objects.size() != count)

@@ -92,7 +92,7 @@ P2POp::P2POp(Recv op, at::Tensor tensor, std::optional<int> peer, Group group, s
 std::vector<WorkRef> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list) {
   static constexpr FunctionName kName = "batch_isend_irecv";
   std::vector<WorkRef> works;
-  std::shared_ptr<void> together;  // for all: the groups of a job share its connections
+  std::shared_ptr<void> together;  // one for all groups: they share the job's connections
   for (const auto& op : p2p_op_list) {
     const group::ActingGroup group(op.group_, kName.text);
     if (!group->is_member()) continue;

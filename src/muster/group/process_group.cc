@@ -16,8 +16,8 @@
 namespace muster {
 namespace {
 
-/// "native:all_reduce", torch's way to name them, with the tensors where an observer wants inputs.
-/// `label` lives as long as `range`.
+/// Starts a profiler range named as by torch, "native:all_reduce", with the tensors if an observer
+/// needs inputs. `label` must live as long as `range`.
 void begin_range(at::RecordFunction& range, std::string& label, const ProcessGroupBackend& backend,
                  Call& call) {
   label = std::string(backend.capabilities().name) + ":" + std::string(call.name());
@@ -30,7 +30,7 @@ void begin_range(at::RecordFunction& range, std::string& label, const ProcessGro
   range.before(std::string_view(label), &tensors);
 }
 
-/// "[0, 2]", or how many they are.
+/// "[0, 2]", or their number if there are many.
 std::string shown_ranks(const std::vector<int>& ranks) {
   return ranks.size() <= 16 ? group::list(ranks) : std::to_string(ranks.size()) + " others";
 }
@@ -50,7 +50,7 @@ WorkRef BackendCalls::submit(Call& call) {
   }
 }
 
-/// An asynchronous one is recorded as under way until its Work has ended.
+/// An asynchronous call is recorded as in flight until its Work has ended.
 WorkRef BackendCalls::submit_with_tensors(Call& call) {
   call.hold();
   number(call);
@@ -107,7 +107,7 @@ ProcessGroup::ProcessGroup(ProcessGroupParts parts)
 }
 
 WorkRef ProcessGroup::submit(Call& call) {
-  // Where no profiler runs, a look at the thread's list of observers.
+  // Without a profiler, this only checks the thread's list of observers.
   auto observers = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
   if (!call.is_plain() || memory_backend_ == nullptr || observers.has_value() ||
       get_debug_level() == DebugLevel::DETAIL) [[unlikely]]
@@ -138,8 +138,8 @@ PreparedCall ProcessGroup::prepare(Call call) {
   if (call.problem() == Problem::not_a_member) return {};
   const bool takes_memory = checked(call).backend().capabilities().takes_memory;
   call.hold();
-  // What goes on by itself, belongs to a stream, or went to a backend that keeps it, has tensors of
-  // its own.
+  // Each run needs its own tensors if the call is asynchronous, uses a stream, or goes to a backend
+  // that keeps it.
   const bool from_any = call.op() == Op::recv && call.args.root == kAnyRank;
   const auto device = call.device();
   const bool stays =
@@ -169,7 +169,7 @@ void ProcessGroup::count_refused(const Call& call) {
   count_refused(call.op(), call.name(), call.device());
 }
 
-/// By the backend that would have made it, or else the first.
+/// Counted by the backend that would have carried it out, otherwise by the first.
 void ProcessGroup::count_refused(Op op, std::string_view name,
                                  std::optional<c10::DeviceType> device) {
   if (collective::is_message(op)) return;
@@ -201,7 +201,7 @@ BackendCalls& ProcessGroup::checked(const Call& call) {
 
 BackendCalls& ProcessGroup::backend_for(const Call& call) {
   const auto device = call.device();
-  if (!device) return calls_.front();  // a barrier: any of them will do
+  if (!device) return calls_.front();  // a barrier: any backend will do
   if (BackendCalls* const calls = calls_on(*device)) {
     const ProcessGroupBackend& backend = calls->backend();
     std::string why;

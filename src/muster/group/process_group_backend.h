@@ -51,8 +51,8 @@ struct BackendCapabilities {
 /// The outcome of a backend's calls so far.
 struct BackendState {
   Status failure = {};  ///< why the group is unusable; ok while it is usable
-  /// Whether a call or a Work has shown `failure` to the user. A failure nobody has seen is thrown
-  /// when the group is destroyed.
+  /// Whether a call or a Work has shown `failure` to the user. Otherwise destroying the group
+  /// throws it.
   bool failure_was_shown = true;
   std::uint64_t collectives = 0;  ///< submitted so far, if the backend numbers them
 };

@@ -15,9 +15,10 @@
 namespace muster {
 
 struct group::SharedSizes::Wanted {
-  shm::Arena* arena = nullptr;               // that keeps what is freed of them
-  std::vector<std::size_t> sizes;            // ascending
-  std::atomic<const void*> thread{nullptr};  // that has begun it: where its t_wanted stands
+  shm::Arena* arena = nullptr;     // keeps freed memory of these sizes
+  std::vector<std::size_t> sizes;  // ascending
+  std::atomic<const void*> thread{
+      nullptr};  // the thread that began it, by the address of its t_wanted
 };
 
 namespace {
@@ -25,8 +26,8 @@ namespace {
 using shm::Arena;
 using Wanted = group::SharedSizes::Wanted;
 
-// What this thread makes in shared memory just now, and what it did before and has not put away.
-// The plain pointer is what allocations look at, at the thread's very end too.
+// The SharedSizes this thread has begun, including ended ones not yet removed. Allocations read the
+// plain pointer, which is safe even during thread exit.
 struct AllWanted {
   ~AllWanted();
   std::vector<std::shared_ptr<const Wanted>> each;
@@ -47,7 +48,7 @@ bool is_wanted(std::size_t bytes) {
 
 constexpr std::size_t kPrivateUpTo = SharedAllocatorOptions{}.private_up_to;
 constexpr std::size_t kNothing = std::numeric_limits<std::size_t>::max();
-// Above what libraries usually give their allocators.
+// Higher than the usual priority of libraries' allocators.
 constexpr std::uint8_t kPriority = 200;
 
 class SharedAllocator final : public c10::Allocator {
@@ -92,7 +93,8 @@ class SharedAllocator final : public c10::Allocator {
     arena->free(static_cast<std::byte*>(memory));
   }
 
-  static inline c10::DeleterFnPtr free_below_ = nullptr;  // torch frees by a plain function
+  static inline c10::DeleterFnPtr free_below_ =
+      nullptr;  // torch frees through a plain function pointer
   c10::Allocator* const below_;
   std::atomic<std::size_t> private_up_to_{kNothing};
   std::atomic<std::uint64_t> fallbacks_{0};
@@ -100,14 +102,14 @@ class SharedAllocator final : public c10::Allocator {
 
 std::atomic<SharedAllocator*> g_installed{nullptr};
 
-// Stays for the life of the process: tensors that it made may outlive everything.
+// Never destroyed: tensors it allocated may outlive everything.
 SharedAllocator& installed() {
   static SharedAllocator* const one = [] {
     c10::Allocator* below = c10::GetCPUAllocator();
     if (below->raw_deleter() == nullptr) below = c10::GetDefaultCPUAllocator();
     auto* const made = new SharedAllocator(below);
-    std::atomic_thread_fence(std::memory_order_release);  // for threads that allocate meanwhile:
-                                                          // torch keeps a plain pointer
+    // For threads that allocate concurrently: torch stores a plain pointer.
+    std::atomic_thread_fence(std::memory_order_release);
     c10::SetCPUAllocator(made, kPriority);
     g_installed.store(made, std::memory_order_release);
     return made;
@@ -165,7 +167,7 @@ group::SharedSizes::SharedSizes(std::vector<std::size_t> bytes) {
   if (bytes.empty() || !take(env_flag("MUSTER_SHARE_MEMORY")).value_or(true)) return;
   const auto arena = Arena::of_process();
   if (!arena || c10::GetCPUAllocator()->raw_deleter() == nullptr)
-    return;  // all of it stays private, then
+    return;  // then everything stays private
   installed();
   std::ranges::sort(bytes);
   kept_ = std::accumulate(bytes.begin(), bytes.end(), std::size_t{0});
@@ -177,7 +179,7 @@ group::SharedSizes::SharedSizes(std::vector<std::size_t> bytes) {
 
 group::SharedSizes::~SharedSizes() {
   end();
-  // A forked child's arena is another one, which keeps nothing for this.
+  // A forked child has another arena, which keeps nothing for this object.
   if (wanted_ && wanted_->arena == Arena::if_made())
     wanted_->arena->keep_more(-static_cast<std::ptrdiff_t>(kept_));
 }

@@ -19,7 +19,7 @@ namespace {
 constexpr std::string_view kName = "all_reduce";
 constexpr std::size_t kMaxDimensions = 16;
 
-/// What the members compare before anything else. All words are int64.
+/// Properties the members compare first. All words are int64.
 struct Facts {
   std::int64_t nonzero = 0;
   std::int64_t dtype = 0;
@@ -65,7 +65,7 @@ void check(const at::Tensor& tensor, ReduceOp op) {
     invalid(why);
 }
 
-/// Over before anybody could wait for it.
+/// A Work that is complete from the start.
 class FinishedWork final : public Work {
  public:
   explicit FinishedWork(at::Tensor tensor) : tensor_(std::move(tensor)) {}
@@ -86,7 +86,7 @@ class FinishedWork final : public Work {
   at::Tensor tensor_;
 };
 
-/// Every member's tensor, of sizes that may differ.
+/// Gathers every member's tensor; sizes may differ.
 std::vector<at::Tensor> gather(ProcessGroup& group, const at::Tensor& mine,
                                std::vector<at::Tensor> outputs, std::optional<Duration> timeout) {
   Call call(group, Op::all_gather, FunctionName(kName), timeout);
@@ -116,7 +116,7 @@ std::vector<Facts> compare(ProcessGroup& group, const Facts& mine,
                           ", rank " + std::to_string(other) + " gave " + text_of(facts[member]) +
                           "; all must be alike",
                       Code::mismatch, {first, other});
-    double places = 1;  // a coalesced tensor has no more values than places
+    double places = 1;  // a coalesced tensor has at most as many values as places
     for (std::int64_t i = 0; i < facts[member].sparse_dimensions; ++i)
       places *= static_cast<double>(facts[member].sizes[i]);
     if (facts[member].nonzero < 0 || static_cast<double>(facts[member].nonzero) > places)
@@ -150,8 +150,8 @@ WorkRef all_reduce_sparse(const at::Tensor& tensor, const AllReduceOptions& opti
   }
   indices = gather(*group, mine.indices(), std::move(indices), options.timeout);
   values = gather(*group, mine.values(), std::move(values), options.timeout);
-  // torch adds no sparse 16-bit floats; they are added in float32 and rounded once, as dense ones
-  // are.
+  // torch cannot add sparse 16-bit floats. They are added in float32 and rounded once, like dense
+  // ones.
   const bool narrow = mine.scalar_type() == at::kHalf || mine.scalar_type() == at::kBFloat16;
   at::Tensor sum;
   for (std::size_t member = 0; member < facts.size(); ++member) {

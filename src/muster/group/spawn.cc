@@ -12,12 +12,12 @@ namespace muster::group {
 namespace {
 
 struct Outcome {
-  Status status;             ///< for the one who joins
+  Status status;             ///< for the caller of join
   std::string brief;         ///< for the other ranks
-  std::vector<int> earlier;  ///< as `transport::Fabric::fail_rank` takes it
+  std::vector<int> earlier;  ///< for `transport::Fabric::fail_rank`
 };
 
-/// Runs one rank's body and puts what it throws in words.
+/// Runs one rank's body and converts its exception.
 Outcome run_rank(const std::function<void(int)>& body, int rank) {
   try {
     body(rank);
@@ -63,8 +63,8 @@ class ThreadContext : public SpawnContext {
         auto& outcome = outcomes_[static_cast<std::size_t>(rank)] = run_rank(body, rank);
         return outcome.status;
       };
-      // The others learn of a failure only after it was noted: what they then fail with is no first
-      // failure.
+      // The other ranks are told of a failure only after it is recorded, so that their resulting
+      // errors do not count as the first failure.
       const auto tell = [this](int culprit, const Status& failure) { end_after(culprit, failure); };
       const auto leave = [this](int rank) {
         const auto& scope = scopes_[static_cast<std::size_t>(rank)];
@@ -95,9 +95,9 @@ class ThreadContext : public SpawnContext {
 
   std::vector<std::shared_ptr<WorldScope>> scopes_;
   std::vector<Outcome> outcomes_;  // each written by its rank's thread
-  std::shared_ptr<Interruption> interruption_ =
-      std::make_shared<Interruption>();  // for those that still wait for the others to come
-  std::shared_future<Status> result_;    // waits for the threads when it is destroyed
+  // For ranks that still wait for others to join.
+  std::shared_ptr<Interruption> interruption_ = std::make_shared<Interruption>();
+  std::shared_future<Status> result_;  // waits for the threads on destruction
 };
 
 }  // namespace
@@ -114,7 +114,7 @@ std::unique_ptr<SpawnContext> spawn_ranks(std::function<void(int)> body,
     engine.shutdown_timeout = options.shutdown_timeout;
     const auto child = [body = std::move(body)](int rank) {
       const auto scope = WorldScope::current();
-      scope->drop();  // what the parent had
+      scope->drop();  // the parent's groups
       auto outcome = run_rank(body, rank);
       if (!outcome.status.ok()) scope->fail(outcome.brief, outcome.earlier);
       scope->drop();

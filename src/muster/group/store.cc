@@ -81,7 +81,7 @@ void Store::queue_push(std::string_view key, std::string_view value) {
 }
 std::string Store::queue_pop(std::string_view key, bool block) {
   auto popped = engine_->queue_pop(key, block);
-  // All engines say it in these words, which come from the server as they are.
+  // Every engine uses this wording; the server's text arrives unchanged.
   if (!popped.ok() && popped.status().code() == Code::store &&
       popped.status().message().ends_with("the queue is empty"))
     throw QueueEmptyError(popped.status());

@@ -38,7 +38,7 @@ void check_disjoint(const std::vector<std::vector<int>>& lists, int size, const 
   }
 }
 
-/// `wanted` of the parent's backends.
+/// The `wanted` subset of the parent's backends.
 BackendConfig part_of(const BackendConfig& have, const std::optional<std::string>& wanted,
                       const std::string& call) {
   if (!wanted) return have;
@@ -179,7 +179,7 @@ Group shrink_group(const std::vector<int>& ranks_to_exclude, const ShrinkGroupOp
     invalid("shrink_group: this process is not a member of group " + old->name());
   std::set<int> excluded;
   for (const int rank : ranks_to_exclude) {
-    old->global_rank_of(rank);  // throws where there is no such rank
+    old->global_rank_of(rank);  // throws if there is no such rank
     if (!excluded.insert(rank).second)
       invalid("shrink_group: ranks_to_exclude names rank " + std::to_string(rank) + " twice");
     if (rank == old->rank())

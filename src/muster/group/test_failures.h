@@ -1,4 +1,4 @@
-/// Failures of processes, stores and addresses, and what the user reads: the third part of
+/// Failures of processes, stores and addresses, and the resulting error messages: the third part of
 /// docs/user/errors.md (misuse_test.cc writes it).
 #pragma once
 
@@ -21,7 +21,7 @@
 
 namespace muster::testing {
 
-/// What `call` throws; empty where it throws nothing.
+/// The message of `call`'s exception; empty if it throws none.
 inline std::string thrown_by(const std::function<void()>& call) {
   try {
     call();
@@ -31,7 +31,8 @@ inline std::string thrown_by(const std::function<void()>& call) {
   return {};
 }
 
-/// Plays each failure with ranks as processes and keeps what one of them, the reader, is told.
+/// Produces each failure with ranks as processes and records the message that one of them, the
+/// reader, receives.
 class FailureGallery {
  public:
   struct Row {
@@ -47,10 +48,10 @@ class FailureGallery {
 
  private:
   static constexpr Duration kLong = std::chrono::seconds(120);
-  static constexpr Duration kShort = std::chrono::seconds(2);  // of what must run out
+  static constexpr Duration kShort = std::chrono::seconds(2);  // a timeout that must expire
 
-  /// What all ranks of a row have: an address where nobody listens yet, a file that is not there
-  /// yet, and a count of steps.
+  /// Shared by the ranks of one row: an address with no listener yet, a file that does not exist
+  /// yet, and a step counter.
   struct Stage {
     std::uint16_t port = reserve_port();
     ScratchFolder folder;
@@ -58,7 +59,7 @@ class FailureGallery {
 
     std::string address() const { return "tcp://127.0.0.1:" + std::to_string(port); }
     std::string file() const { return "file://" + folder.file("meeting"); }
-    /// Until the ranks together have taken so many steps.
+    /// Waits until the ranks have taken this many steps in total.
     void await(int count) { EXPECT_TRUE(steps.wait_for(count, kLong)); }
   };
   using Body = std::function<std::string(Stage&, int rank)>;
@@ -78,7 +79,7 @@ class FailureGallery {
     return text;
   }
 
-  /// The others may hang or wait for ever: they are killed once the reader has its message.
+  /// The other ranks may hang; they are killed once the reader has its message.
   void play(const char* done, const char* part, int ranks, int reader, const Body& body) {
     SCOPED_TRACE(done);
     Stage stage;
@@ -110,7 +111,8 @@ class FailureGallery {
         {.init_method = where, .timeout = timeout, .world_size = world_size, .rank = rank});
   }
 
-  /// Rank 1 of two does `end` once the first call is over on both and rank 0 is in the second.
+  /// Of two ranks, rank 1 runs `end` after the first call has completed on both and rank 0 is in
+  /// the second.
   void lost(const char* done, const char* part, const std::function<void()>& end) {
     play(done, part, 2, 0, [&](Stage& stage, int rank) {
       join_job(stage.file(), rank, 2);

@@ -1,4 +1,4 @@
-/// Ranks as threads through the public interface, for the tests of this folder.
+/// Runs ranks as threads through the public interface, for this folder's tests.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -36,8 +36,8 @@ inline void on_ranks(int count, const std::function<void(int)>& body,
   spawn(rank_body, {.nprocs = count, .mode = SpawnMode::threads});
 }
 
-/// `std::latch` for ranks of `on_ranks`: where one of them has failed, and so may never count down,
-/// the others' waits throw.
+/// A `std::latch` for ranks of `on_ranks`. If a rank fails and therefore may never count down, the
+/// other ranks' waits throw.
 class RankLatch {
  public:
   explicit RankLatch(int count) : left_(count) {}
@@ -61,7 +61,7 @@ class RankLatch {
 
 #define EXPECT_SAME(a, b) EXPECT_TRUE(torch::equal(a, b)) << (a) << "\nand\n" << (b)
 
-/// What rank `rank` gives in most tests: small whole numbers of any type, others on every rank.
+/// The input of rank `rank` in most tests: small integers of any type, different on every rank.
 inline at::Tensor values(int rank, at::IntArrayRef shape, at::ScalarType dtype = at::kFloat) {
   const auto count = c10::multiply_integers(shape);
   auto numbers = (torch::arange(count, at::kLong) * 3 + rank * 5).remainder(7) + 1;
@@ -79,7 +79,7 @@ inline const std::vector<at::ScalarType> kMovable{
     at::kFloat8_e4m3fnuz, at::kFloat8_e8m0fnu, at::kUInt16,
     at::kUInt32,          at::kUInt64,         at::kComplexHalf};
 
-/// Bytes that no other rank has, as any type.
+/// Bytes unique to the rank, viewed as any type.
 inline at::Tensor raw(int rank, std::int64_t elements, at::ScalarType dtype) {
   const auto bytes = static_cast<std::int64_t>(c10::elementSize(dtype)) * elements;
   return (torch::arange(bytes, torch::kInt64) * 7 + rank * 31)
@@ -91,14 +91,14 @@ inline bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
   return torch::equal(a.contiguous().view(at::kByte), b.contiguous().view(at::kByte));
 }
 
-/// All elements in a row, apart from any graph.
+/// All elements as one dimension, detached.
 inline at::Tensor flat(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> parts;
   for (const auto& tensor : tensors) parts.push_back(tensor.detach().reshape({-1}));
   return torch::cat(parts);
 }
 
-/// The reduction of values(0..n-1) in the order of ranks, computed by torch.
+/// The reduction of values(0..n-1) in rank order, computed by torch.
 inline at::Tensor reduced(int ranks, at::IntArrayRef shape, at::ScalarType dtype, ReduceOp op) {
   const bool narrow = dtype == at::kHalf || dtype == at::kBFloat16;
   const auto wide = narrow ? at::kFloat : dtype;

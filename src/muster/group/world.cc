@@ -51,8 +51,8 @@ void WorldScope::drop() {
   }
   if (job == nullptr) return;
   if (process_ != ::getpid()) {
-    // A forked child: the connections are the parent's, and their destructors must not run here.
-    // The memory goes with the process.
+    // In a forked child the connections belong to the parent, so their destructors must not run
+    // here. The memory is freed with the process.
     new auto(std::move(job));
     new auto(std::move(groups));
     return;
@@ -170,7 +170,7 @@ std::vector<Group> WorldScope::replace(std::shared_ptr<group::Job> job, Group wo
   auto before = std::exchange(groups_, {});
   before.push_back(std::exchange(world_, std::move(world)));
   held_.set(world_);
-  job_.swap(job);  // the old one ends after the lock
+  job_.swap(job);  // the old job is destroyed after the lock is released
   counts_.clear();
   return before;
 }

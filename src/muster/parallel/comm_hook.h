@@ -35,8 +35,8 @@ struct GradBucket {
 /// propagate out of backward.
 using CommHook = std::function<std::function<at::Tensor()>(const GradBucket& bucket)>;
 
-/// Averages over `group` (null: the bucket's own group, the usual choice). The same as without a
-/// hook, except for where the division takes place.
+/// Averages over `group` (null: the bucket's own group, the usual choice). Equivalent to no hook,
+/// except that the hook divides instead of the reducer.
 CommHook all_reduce_hook(const Group& group = nullptr);
 /// As all_reduce_hook, but divides first and sends float16 or bfloat16: half the bytes at lower
 /// precision.

@@ -99,10 +99,10 @@ class JoinNotice {
 ///   });                       // here every rank has run out, and the models are equal again
 ///
 /// All members of the group construct and finish it. `run(body)` calls `body()` and then
-/// `finish()`; an exception of body propagates, and this rank then shadows nobody. The destructor
-/// never communicates: if a Join is destroyed unfinished, the other ranks wait for this rank until
-/// their deadline. That is logged as an error unless an exception is propagating. Use it from one
-/// thread; the joinables must outlive it.
+/// `finish()`. If body throws, the exception propagates and `finish()` is not called. The
+/// destructor never communicates: if a Join is destroyed unfinished, the other ranks wait for this
+/// rank until their deadline. That is logged as an error unless an exception is propagating. Use it
+/// from one thread; the joinables must outlive it.
 class Join {
  public:
   using Options = JoinOptions;

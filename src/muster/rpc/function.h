@@ -26,7 +26,7 @@
 
 namespace muster::rpc {
 
-/// Where a function runs.
+/// The thread a function runs on.
 enum class Runs : std::uint8_t {
   pooled,  ///< on a worker thread; may block and make calls
   /// On the thread that received the call, possibly one waiting for another reply; avoids a thread

@@ -192,7 +192,7 @@ class RRefLedger {
   /// The call that carried this create or fork has failed; the message may or may not have arrived.
   void lost(const RRefMessage& message);
   /// All calls are over: withdraws, once each, forks passed on but not accepted, which may have
-  /// been sent in a reply nobody read.
+  /// been in a reply that was never read.
   void withdraw_passed_on();
   /// `cause` names the worker. Later messages from it are ignored.
   void worker_died(std::int32_t worker, const Status& cause);

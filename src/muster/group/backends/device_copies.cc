@@ -17,7 +17,7 @@ at::Tensor DeviceCopies::host_memory(std::int64_t elements, at::ScalarType dtype
     try {
       return at::empty({elements}, options.pinned_memory(true));
     } catch (const c10::Error&) {
-      pins_ = false;  // the device's own code does not offer it
+      pins_ = false;  // not supported by the device's implementation
     }
   }
   return at::empty({elements}, options);

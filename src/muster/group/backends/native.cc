@@ -12,7 +12,7 @@
 namespace muster::group {
 namespace {
 
-/// Found before anything was sent, so that nobody else knows of it.
+/// The error was found before anything was sent, so other members do not know of it.
 bool is_refusal(const Status& status) {
   return status.code() == Code::invalid_argument || status.code() == Code::unsupported;
 }
@@ -50,7 +50,7 @@ WorkRef NativeBackend::submit(Call& call) {
   return nullptr;
 }
 
-/// The Work holds the call, whose memory the engine works on, until it is over.
+/// The Work holds the call, whose memory the engine uses, until it completes.
 WorkRef NativeBackend::submit_async(Call& given) {
   given.hold();
   const auto work =
@@ -60,7 +60,7 @@ WorkRef NativeBackend::submit_async(Call& given) {
   if (!call.record.started && !call.is_message()) {
     if (const auto status = pending->wait(TimePoint::max()); is_refusal(status)) fail(call, status);
   }
-  call.record.on_started(0);  // where it could not be: it is recorded all the same
+  call.record.on_started(0);  // if it did not start, it is recorded all the same
   const bool waits = !call.is_async();
   work->track(std::move(pending));
   if (waits) work->wait();
@@ -77,8 +77,8 @@ std::shared_ptr<void> NativeBackend::drive_here() {
   if (std::ranges::any_of(communicator_->members(), elsewhere))
     return nullptr;  // a network needs no core of this host
   const auto here = std::count(hosts.begin(), hosts.end(), mine);
-  const auto threads =
-      here * (at::get_num_threads() + 1);  // one more each, to drive calls while the others compute
+  // Each rank needs one more thread to drive calls while the others compute.
+  const auto threads = here * (at::get_num_threads() + 1);
   return fabric.cores() >= threads ? nullptr : communicator_->drive_here();
 }
 
@@ -87,7 +87,7 @@ std::shared_ptr<void> NativeBackend::scope(BackendScope kind) {
   struct Stretch {
     explicit Stretch(std::shared_ptr<collective::Communicator> in)
         : communicator(std::move(in)), batch(communicator->channel().fabric()) {}
-    const std::shared_ptr<collective::Communicator> communicator;  // and with it the fabric
+    const std::shared_ptr<collective::Communicator> communicator;  // keeps the fabric alive
     transport::SendBatch batch;
   };
   return std::make_shared<Stretch>(communicator_);
@@ -109,8 +109,8 @@ WorkRef NativeBackend::refuse(const Call& call) {
 BackendState NativeBackend::state() const {
   BackendState state{communicator_->failure(), shown_->load(), communicator_->sequence()};
   if (state.failure_was_shown || !refused_) return state;
-  // Where the others' calls failed because of this process's, it has thrown the reason for that
-  // already.
+  // If the other members' calls failed because of this process's refused call, it has already
+  // thrown the reason.
   const int me = communicator_->members()[static_cast<std::size_t>(communicator_->rank())];
   const auto& ranks = state.failure.ranks();
   state.failure_was_shown = std::find(ranks.begin(), ranks.end(), me) != ranks.end();

@@ -12,26 +12,26 @@ namespace muster::group {
 
 namespace {
 
-/// So long a wait for a call waits for the future of the same call too, which another thread
-/// completes. It need not come sooner than the callbacks of earlier calls have returned.
+/// How long a wait for a call also waits for the call's future, which another thread completes. The
+/// future need not complete before the callbacks of earlier calls have returned.
 constexpr auto kForTheFuture = std::chrono::milliseconds(100);
 
 }  // namespace
 
 struct NativeWork::Delivery {
   c10::intrusive_ptr<c10::ivalue::Future> future;
-  std::shared_ptr<CallbackLane> lane;  // null: in no order
-  std::shared_ptr<BackwardGate> gate;  // null: at once
-  std::optional<CallbackLane::Busy>
-      waited_for;  // the callback that has asked for the future may wait for it
-  std::weak_ptr<WorldScope>
-      world;  // where it was asked for: callbacks make calls on groups of theirs
+  std::shared_ptr<CallbackLane> lane;  // null: unordered
+  std::shared_ptr<BackwardGate> gate;  // null: immediately
+  // The callback that requested the future may wait for it.
+  std::optional<CallbackLane::Busy> waited_for;
+  // The scope of the request: callbacks make calls on its groups.
+  std::weak_ptr<WorldScope> world;
   std::atomic<bool> posted{false};
   bool ended = false;  // under the Work's mutex
 };
 
 std::shared_ptr<NativeWork> NativeWork::create(Call call, NativeContext context) {
-  // The end of tensors may take Python's lock, which the engine's own thread must not wait for.
+  // Destroying tensors may take Python's GIL, which the engine's thread must not wait for.
   const auto destroy = [](NativeWork* work) {
     if (!CallbackExecutor::spares_this_thread()) {
       delete work;
@@ -61,17 +61,17 @@ void NativeWork::track(collective::PendingRef pending) {
   pending_ = std::move(pending);
   if (std::exchange(call_.record.recorder, nullptr) != nullptr)
     mark_ = trace::Mark(call_.group().parts().recorder, call_.record.ticket);
-  // Holds the tensors until the engine is done with them, also when the user drops the Work.
+  // Keeps the tensors alive until the engine is done with them, even if the user drops the Work.
   try {
     pending_->when_settled(
         [self = shared_from_this()](const Status& status) { self->settle(status); });
-  } catch (const std::bad_alloc&) {  // the call is under way and nobody would end it
+  } catch (const std::bad_alloc&) {  // the call is in flight and would never be finished
     settle(pending_->wait(TimePoint::max()));
   }
 }
 
-/// On whichever thread has found out, under the engine's lock. Copies may run code of the user's,
-/// where a tensor is of a class of theirs.
+/// Runs on the thread that detected completion, under the engine's lock. Copies may run user code
+/// if a tensor has a user-defined class.
 void NativeWork::settle(const Status& status) {
   if (!status.ok() || !call_.copies_back()) {
     try_finish(status);
@@ -81,8 +81,8 @@ void NativeWork::settle(const Status& status) {
   }
 }
 
-/// Does what is left to do once the engine is done with `status`. False where another thread does
-/// or did.
+/// Finishes the call after the engine has completed it with `status`. Returns false if another
+/// thread does or did.
 bool NativeWork::try_finish(const Status& status) {
   if (claimed_.exchange(true)) return false;
   finish(status);
@@ -90,8 +90,8 @@ bool NativeWork::try_finish(const Status& status) {
 }
 
 void NativeWork::finish(const Status& status) {
-  const auto let_go =
-      std::move(context_.communicator);  // a Work that is kept keeps no connections and no threads
+  // A completed Work must not keep connections and threads alive.
+  const auto let_go = std::move(context_.communicator);
   try {
     check(status.ok() ? status : status.with_context(call_.name()));
     call_.finish();
@@ -110,7 +110,7 @@ void NativeWork::finish(const Status& status) {
   if (delivery) deliver(delivery);
 }
 
-/// Once it is completed: ends the future where and when its callbacks may run.
+/// After completion: completes the future when and on the thread its callbacks may run.
 void NativeWork::deliver(const std::shared_ptr<Delivery>& delivery) {
   if (!delivery->gate || error_) return post(delivery);
   delivery->gate->run([self = shared_from_this(), delivery] { self->post(delivery); },
@@ -128,20 +128,20 @@ void NativeWork::post(const std::shared_ptr<Delivery>& delivery) {
                  : CallbackExecutor::of_process().run(std::move(end));
 }
 
-/// Who has waited for the call and has its future finds that completed too.
+/// After a wait for the call, its future should be completed too.
 void NativeWork::wait_for_future() {
   std::unique_lock lock(mutex_);
   const auto delivery = delivery_;
   if (!delivery || delivery->ended) return;
   lock.unlock();
   if (delivery->lane && delivery->lane->runs_on_this_thread())
-    return;        // it comes after this callback
-  post(delivery);  // whoever waits in a backward pass waits here on every rank
+    return;        // the future completes after this callback
+  post(delivery);  // a wait in a backward pass happens on every rank
   lock.lock();
   completion_.wait_for(lock, kForTheFuture, [&] { return delivery->ended; });
 }
 
-/// A future of tensors on an accelerator remembers what its device is still to do on the current
+/// A future of accelerator tensors records the work its device still has to do on the current
 /// stream.
 void NativeWork::end(c10::ivalue::Future& future) {
   if (error_) {
@@ -156,8 +156,8 @@ void NativeWork::end(c10::ivalue::Future& future) {
 
 bool NativeWork::is_completed() {
   if (completed_.load(std::memory_order_acquire)) return true;
-  // The engine's notice may be just about to run on another thread: whoever sees the end first does
-  // what is left.
+  // The engine's notification may be about to run on another thread; the first to see the end
+  // finishes the call.
   if (!pending_->done()) return false;
   try_finish(pending_->wait(TimePoint::max()));
   return completed_.load(std::memory_order_acquire);
@@ -188,7 +188,7 @@ bool NativeWork::wait(std::optional<Duration> timeout) {
   if (!completed_.load(std::memory_order_acquire)) {
     const auto deadline = timeout ? deadline_after(steady_clock(), *timeout) : TimePoint::max();
     auto status = pending_->wait(deadline);
-    if (status.code() == Code::timed_out) {  // it, or this wait
+    if (status.code() == Code::timed_out) {  // the call, or this wait
       if (!pending_->done()) throw_late(*timeout, status);
       status = pending_->wait(TimePoint::max());
     }
@@ -220,7 +220,7 @@ c10::intrusive_ptr<c10::ivalue::Future> NativeWork::get_future() {
     delivery->waited_for.emplace();
   }
   delivery->world = WorldScope::current();
-  // The first of its callbacks: it is completed, and the others are about to run.
+  // Runs as the first callback: the future is complete, and the others are about to run.
   delivery->future->addCallback([weak = weak_from_this()](c10::ivalue::Future&) {
     const auto self = weak.lock();
     if (!self) return;
@@ -237,12 +237,12 @@ c10::intrusive_ptr<c10::ivalue::Future> NativeWork::get_future() {
     delivery_ = delivery;
     if (!completed_.load(std::memory_order_relaxed)) return delivery->future;
   }
-  // It was completed before anybody asked. In a backward pass that makes no difference, or it would
-  // on some ranks alone.
+  // Completed before the request. In a backward pass the gate still applies, because on other ranks
+  // the call may not have completed yet.
   if (delivery->gate) {
     deliver(delivery);
   } else {
-    end(*delivery->future);  // nobody has given it a callback yet
+    end(*delivery->future);  // it has no callbacks yet
     delivery->waited_for.reset();
   }
   return delivery->future;

@@ -11,7 +11,7 @@ namespace {
 
 bool is_plain(const Slice& slice) { return slice.size() == 1 && group::is_plain(slice.front()); }
 
-/// Calls visit(part of the flat tensor in the piece's shape, piece) for each piece.
+/// Calls visit(flat part with the piece's shape, piece) for each piece.
 template <class Visit>
 void each_part(const at::Tensor& flat, const Slice& slice, Visit visit) {
   std::int64_t at = 0;
@@ -29,7 +29,7 @@ Staging::Staging(const CallTensors& tensors, collective::Args& args, bool at_roo
     device_ = std::make_unique<DeviceCopies>(slice.front().device());
   args.inputs.clear();
   args.outputs.clear();
-  // In place: one buffer, filled, for both sides.
+  // In place: one filled buffer for both sides.
   const bool in_place =
       args.op == Op::all_reduce || (args.op == Op::reduce && !tensors.outputs.empty());
   for (const auto& output : tensors.outputs)
