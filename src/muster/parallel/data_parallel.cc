@@ -18,7 +18,7 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-/// Backward of "this parameter's value went to each copy".
+/// Backward of copying a parameter's value to each replica.
 struct SumOfCopies : autograd::Node {
   explicit SumOfCopies(c10::Device device) : device(device) {}
   autograd::variable_list apply(autograd::variable_list&& gradients) override {
@@ -146,7 +146,7 @@ void ReplicaSet::refresh(std::size_t count) {
       their_buffers[i].set_data(buffers[i].detach().to(devices_[index], buffers[i].scalar_type(),
                                                        /*non_blocking=*/false, /*copy=*/index > 0));
     replicas_[index]->train(original_.is_training());
-    // Parents come before their children, whose own mode has the last word.
+    // Parents come before their children, so a child's own mode is set last.
     const auto inner = original_.modules(/*include_self=*/false),
                copies = replicas_[index]->modules(/*include_self=*/false);
     for (std::size_t i = 0; i < std::min(inner.size(), copies.size()); ++i)
@@ -162,8 +162,8 @@ void ReplicaSet::run(std::size_t count, const std::function<void(std::size_t)>& 
       const at::ThreadLocalStateGuard same_modes(modes);
       const c10::OptionalDeviceGuard on(
           devices_[index].is_cuda() ? std::optional<c10::Device>(devices_[index]) : std::nullopt);
-      // The copies are the parallelism: kernels that start threads of their own would fight over
-      // the cores.
+      // The replicas are the parallelism; kernels that start their own threads would compete for
+      // cores.
       const c10::ParallelGuard alone(count > 1 || c10::ParallelGuard::is_enabled());
       body(index);
     } catch (...) {

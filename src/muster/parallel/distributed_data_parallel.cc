@@ -81,7 +81,7 @@ void check_options(const std::vector<Named>& parameters,
            "}, and the module is on " + device.str() + "; move the module there first");
 }
 
-/// What a parameter was when the module was wrapped.
+/// A parameter's properties when the module was wrapped.
 struct Wrapped {
   at::Tensor tensor;
   std::vector<std::int64_t> sizes;
@@ -89,7 +89,7 @@ struct Wrapped {
   bool trained;
 };
 
-/// The module as it was when it was wrapped.
+/// The module's properties when it was wrapped.
 class WrappedModule {
  public:
   WrappedModule() = default;
@@ -103,13 +103,13 @@ class WrappedModule {
   const std::string& name() const { return name_; }
   void set_module(const torch::nn::Module& module) { module_ = &module; }
   bool is(const torch::nn::Module& module) const { return &module == module_; }
-  /// Parameters, shared ones as often as they are registered.
+  /// Number of parameters; a shared one counts once per registration.
   std::size_t size() const { return parameters_.size(); }
-  /// Buffers may be other tensors than before.
+  /// Updates `buffers` if the module has replaced them.
   void follow_buffers(std::vector<at::Tensor>& buffers) const {
     if (buffers_now_) buffers = buffers_now_();
   }
-  /// Throws where the parameters are not what they were. `low`: they are in low precision now.
+  /// Throws if the parameters have changed. `low`: they are in low precision now.
   void check_unchanged(const std::vector<at::Tensor>& present,
                        const std::function<std::string(std::size_t)>& name_of, bool low,
                        const DistributedDataParallelOptions& options) const;
@@ -120,10 +120,10 @@ class WrappedModule {
 
  private:
   std::string name_;
-  const torch::nn::Module* module_ = nullptr;  // null where it is not C++'s
-  std::vector<Wrapped> parameters_;            // by registration
+  const torch::nn::Module* module_ = nullptr;  // null for a module of another language
+  std::vector<Wrapped> parameters_;            // in registration order
   std::shared_ptr<const void> keeps_alive_;
-  std::function<std::vector<at::Tensor>()> buffers_now_;  // null where they stay the same tensors
+  std::function<std::vector<at::Tensor>()> buffers_now_;  // null if they are never replaced
 };
 
 void WrappedModule::check_unchanged(const std::vector<at::Tensor>& present,
@@ -164,23 +164,23 @@ struct DataParallelCore::State {
   /// One iteration inside a Join.
   struct Iteration {
     bool syncs = false, reduces = false;
-    int last = -1;  // the last rank that has inputs; -1 where none has
+    int last = -1;  // the last rank that has inputs; -1: none
   };
 
   Group given;
-  Group group;                // of this module alone
-  std::vector<Group> groups;  // one for each reducer; `group` is the first
+  Group group;                // used by this module only
+  std::vector<Group> groups;  // one per reducer; `group` is the first
   std::vector<at::Tensor> parameters, buffers;
   WrappedModule module;
   DistributedDataParallelOptions options;
   bool require_sync = true;
   bool buffers_may_differ = true;
-  const Shadow* joined = nullptr;  // while a Join is on
-  bool frozen = false;  // in the last forward that records gradients, every parameter was
+  const Shadow* joined = nullptr;  // set during a Join
+  bool frozen = false;             // in the last recording forward, every parameter was frozen
   PackedBroadcast packed;
   std::shared_ptr<LowPrecision> low;
-  std::vector<std::unique_ptr<Reducer>>
-      reducers;  // the module's own, and that of delayed parameters; one of them may be missing
+  // The module's own, and that of delayed parameters; one of them may be missing.
+  std::vector<std::unique_ptr<Reducer>> reducers;
   bool has_main = false;
 
   void send_parameters(int group_rank) { packed.send_from(group, group_rank, parameters); }
@@ -194,7 +194,8 @@ struct DataParallelCore::State {
   void add_reducer(std::vector<Named> parameters, ReducerOptions reducing);
   void log_block(const std::vector<Named>& all) const;
   bool syncs() const { return at::GradMode::is_enabled() && require_sync; }
-  /// Whether the pass that begins now will average. Where nothing is trained, there is nothing to.
+  /// Whether the pass that begins now averages gradients; if every parameter is frozen, there are
+  /// none.
   bool reduces() const { return syncs() && !frozen; }
   void prepare();
   void refuse_call(const std::exception& why) const;
@@ -202,7 +203,7 @@ struct DataParallelCore::State {
   Iteration meet_in_join(const Iteration& mine, bool active);
 };
 
-/// What a rank without inputs does in place of forward and backward.
+/// The actions of a rank without inputs, instead of forward and backward.
 class DataParallelCore::Shadow final : public JoinHook {
  public:
   Shadow(State& state, const JoinOptions& options) : state_(state), options_(options) {}
@@ -333,10 +334,9 @@ DataParallelCore::~DataParallelCore() {
 }
 
 // ---- each iteration
-// --------------------------------------------------------------------------------------------------
 
 void DataParallelCore::State::prepare() {
-  // Rank 0 may have run out of inputs, and its buffers may be old.
+  // Rank 0 may have run out of inputs and have outdated buffers.
   const int source =
       joined != nullptr ? meet_in_join({.syncs = syncs(), .reduces = reduces()}, true).last : 0;
   if (syncs()) {
@@ -351,7 +351,8 @@ void DataParallelCore::State::prepare() {
   if (options.broadcast_buffers && buffers_may_differ) send_buffers(source);
 }
 
-/// A graph of an earlier forward pass, whose backward is still to come, may hold them.
+/// Not seen by autograd: the graph of an earlier forward, whose backward is still to come, may hold
+/// the buffers.
 void DataParallelCore::State::send_buffers(int group_rank) {
   module.follow_buffers(buffers);
   if (!buffers.empty())
@@ -368,21 +369,21 @@ void DataParallelCore::end_iteration() {
   }
 }
 
-/// Nobody shall wait for this rank's gradients. Where all members have the same to say, each throws
-/// its own.
+/// Ends the other ranks' wait for this rank's gradients. If all members refuse, each throws its own
+/// error.
 void DataParallelCore::State::refuse_call(const std::exception& why) const {
   for (const Group& each : groups) {
     if (!each->failure().ok()) continue;
     try {
       each->refuse(Op::all_reduce, "DistributedDataParallel", why);
     } catch (const DistError&) {
-      // The caller throws what it was.
+      // The caller rethrows the original error.
     }
   }
 }
 
-/// The same where it is not known which call they make next. The first cause stays, where there is
-/// one.
+/// As refuse_call, if the other ranks' next call is unknown: aborts. An earlier failure of a group
+/// stays its cause.
 void DataParallelCore::State::end_calls(const std::exception& why) const {
   for (const Group& each : groups)
     each->abort("on rank " + std::to_string(each->rank()) + ": " + why.what());
@@ -421,11 +422,11 @@ void DataParallelCore::before_forward(const std::vector<at::Tensor>& parameters,
 void DataParallelCore::after_forward(const std::vector<at::Tensor>& outputs) {
   State& state = *state_;
   const bool records = at::GradMode::is_enabled();
-  // As in torch: buffers are sent again after each pass under synchronisation, not between passes
-  // whose gradients only add up.
+  // As in torch: buffers are broadcast again after each synchronised pass, not between passes that
+  // only accumulate gradients.
   state.buffers_may_differ = state.syncs();
-  // A pass in which all is frozen gives no gradient: what the reducers expect of an earlier
-  // forward's backward stays.
+  // A pass with all parameters frozen yields no gradients; the reducers keep expecting the backward
+  // of an earlier forward.
   for (const auto& reducer : state.reducers) {
     if (state.reduces()) {
       reducer->prepare_backward(outputs);
@@ -449,10 +450,9 @@ at::Tensor DataParallelCore::changed(const at::Tensor& argument) const {
 }
 
 // ---- uneven inputs
-// ---------------------------------------------------------------------------------------------------
 
-/// Before each iteration inside a Join, after its notice: every rank says whether it has inputs and
-/// what it will do with them.
+/// Before each iteration inside a Join, after its notice: every rank announces whether it has
+/// inputs and what it will do with them.
 DataParallelCore::State::Iteration DataParallelCore::State::meet_in_join(const Iteration& mine,
                                                                          bool active) {
   constexpr std::int64_t kActive = 1, kSyncs = 2, kReduces = 4;
@@ -515,7 +515,6 @@ c10::Device DataParallelCore::join_device() const { return state_->parameters.fr
 Group DataParallelCore::join_process_group() const { return state_->given; }
 
 // ---- what users ask for
-// ----------------------------------------------------------------------------------------------
 
 void DataParallelCore::set_require_sync(bool on) { state_->require_sync = on; }
 bool DataParallelCore::require_sync() const { return state_->require_sync; }

@@ -24,7 +24,7 @@ namespace {
   group::invalid("FullyShardedDataParallel: " + text);
 }
 
-/// Of the modules of this process that have one of their own.
+/// The units of modules of this process.
 ProcessTable<ShardedUnit*>& units_of_modules() {
   static ProcessTable<ShardedUnit*> table;
   return table;
@@ -35,7 +35,7 @@ std::string joined(const std::string& path, const std::string& name) {
   return path.empty() ? name : path + "." + name;
 }
 
-/// What of `module` is in no unit inside of it, by name.
+/// Collects by name the parameters and buffers of `module` that are in no inner unit.
 void collect_own(const torch::nn::Module& module, const std::string& path, ModuleParts& parts) {
   for (const auto& item : module.named_parameters(/*recurse=*/false))
     parts.parameters.push_back({joined(path, item.key()), item.value()});
@@ -62,8 +62,8 @@ std::int64_t parameters_without_unit(const torch::nn::Module& module) {
   return elements;
 }
 
-/// An element of a Sequential with a unit of its own, in the element's place. It is registered as
-/// before: names stay.
+/// Replaces an element of a Sequential by the element with its own unit. It is registered as
+/// before, so names are unchanged.
 struct ShardedElement : torch::nn::Module {
   ShardedElement(torch::nn::AnyModule element, const FullyShardedDataParallelOptions& options)
       : element(std::move(element)), core(*this->element.ptr(), options) {}
@@ -81,7 +81,7 @@ struct ShardedElement : torch::nn::Module {
   ShardedCore core;
 };
 
-/// Inner ones first. What stands in several places is wrapped once.
+/// Wraps inner elements first. A module in several places is wrapped once.
 void wrap_elements(torch::nn::Module& module, const FullyShardedDataParallelOptions& options,
                    std::unordered_map<const torch::nn::Module*, torch::nn::AnyModule>& wrapped) {
   if (unit_of(module) != nullptr) return;
@@ -128,7 +128,7 @@ struct ShardedCore::State {
   ~State() {
     if (unit) units_of_modules().take_out(module);
   }
-  /// This one and those inside.
+  /// This unit and those inside it.
   std::vector<ShardedUnit*> units() const {
     std::vector<ShardedUnit*> all;
     collect(*module, all);
@@ -207,10 +207,9 @@ std::int64_t ShardedCore::unsharded_bytes() const {
 }
 
 // ---- state
-// -----------------------------------------------------------------------------------------------------------
 
-/// `visit(unit)` gives a tensor for each parameter of the unit, or none. In the order of the
-/// module's registration.
+/// `visit(unit)` returns one tensor per parameter of the unit, or none. The result is in
+/// registration order.
 template <class Visit>
 StateDict ShardedCore::State::gather(Visit visit) const {
   std::map<const void*, at::Tensor> values;

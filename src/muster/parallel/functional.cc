@@ -44,10 +44,10 @@ struct Collective : torch::CustomClassHolder {
   parallel::BackwardFrame frame;
   ReduceOp op = ReduceOp::SUM;
   int root = 0;                 // a rank of the default group
-  bool zeros_off_root = false;  // of a reduce
+  bool zeros_off_root = false;  // for a reduce
   Splits output_splits, input_splits;
-  Shapes shapes;  // of the results, of a kind whose inputs do not tell and whose caller gives no
-                  // memory
+  Shapes shapes;  // shapes of the results, if they follow neither from the inputs nor from the
+                  // caller's outputs
 
   variable_list run(at::TensorList inputs, variable_list outputs) const;
   c10::intrusive_ptr<Collective> adjoint(at::TensorList inputs) const;
@@ -128,7 +128,7 @@ variable_list Collective::run(at::TensorList inputs, variable_list outputs) cons
   return outputs;
 }
 
-/// What gradients of the results go through to become those of the inputs.
+/// The collective that maps gradients of the results to gradients of the inputs.
 CollectiveRef Collective::adjoint(at::TensorList inputs) const {
   const auto of = [&](Kind other) {
     auto made = c10::make_intrusive<Collective>(other);
@@ -173,7 +173,7 @@ CollectiveRef Collective::adjoint(at::TensorList inputs) const {
 }
 
 struct Communicate : torch::autograd::Function<Communicate> {
-  /// `outputs`: the caller's memory for the results; null: it is made here.
+  /// `outputs` is the caller's memory for the results; null: allocated here.
   static variable_list forward(torch::autograd::AutogradContext* ctx, at::TensorList inputs,
                                const CollectiveRef& call, const TensorList* outputs) {
     ctx->saved_data["adjoint"] = at::IValue::make_capsule(call->adjoint(inputs));
@@ -221,8 +221,8 @@ variable_list results(const CollectiveRef& call, at::TensorList inputs,
   return Communicate::apply(inputs, call, outputs);
 }
 
-/// Of a call that writes into one tensor of the caller's. That one stays outside of the graph, as
-/// torch keeps it, so that it may be written again.
+/// For a call that writes into one tensor of the caller. As in torch, that tensor stays outside the
+/// graph, so that it can be written again.
 Tensor result(const CollectiveRef& call, at::TensorList inputs, const Tensor& output) {
   const TensorList outputs{output.detach()};
   return results(call, inputs, &outputs)[0];

@@ -11,21 +11,21 @@
 namespace muster::parallel {
 namespace {
 
-/// How many tensors that nobody but autograd knows of hold the memory of `gradient`, itself among
-/// them, while its hook runs.
+/// Number of tensors owning the memory of `gradient`, including itself, if only autograd refers to
+/// them while its hook runs.
 std::size_t autograds_owners(const at::Tensor& gradient, const std::vector<at::Tensor>& given) {
   if (!gradient.defined() || gradient.layout() != at::kStrided || given.size() != 1) return 1;
-  const at::Tensor& source = given.front();  // of which autograd may have made the gradient
+  const at::Tensor& source = given.front();  // autograd may have made the gradient from it
   if (!source.defined() || source.use_count() != 1 || source.layout() != at::kStrided ||
       !gradient.is_alias_of(source))
     return 1;
   if (!source.is_view()) return 2;
-  const at::TensorBase base = source._base();  // a matrix of which the source is the transpose
+  const at::TensorBase base = source._base();  // e.g. the matrix whose transpose is the source
   return base.use_count() == 2 ? 3 : 2;
 }
 
-/// Whether the elements of both are their memory, in the same order: most gradients are so small
-/// that calling an operator on them takes longer than what it does.
+/// Whether both tensors have their elements in memory in the same order. Most gradients are so
+/// small that calling an operator costs more than its work.
 bool lie_alike(const at::Tensor& a, const at::Tensor& b) {
   const auto plain = [](const at::Tensor& tensor) {
     return tensor.is_cpu() && tensor.layout() == at::kStrided &&
@@ -61,8 +61,8 @@ void GradientCopies::note_owners(std::size_t index, const std::vector<at::Tensor
 
 // ---- into the buckets
 
-/// Whether nobody but the parameter and this reducer knows of this pass's gradient, and it lies as
-/// the others' do.
+/// Whether only the parameter and this reducer refer to this pass's gradient, and its layout is the
+/// same on all ranks.
 bool GradientCopies::travels_in_place(std::size_t index, const at::Tensor& gradient,
                                       const GradientHooks& hooks) const {
   const at::Tensor& parameter = layout_.parameters()[index];
@@ -106,7 +106,7 @@ void GradientCopies::fill(std::size_t index, const GradientHooks& hooks) {
     place.copy_(gradient.detach());
   } else if (place.scalar_type() != gradient.scalar_type()) {
     place.copy_(gradient.detach())
-        .div_(divisor_);  // the product would have the narrower type's bits
+        .div_(divisor_);  // the product would have only the narrower type's precision
   } else if (lie_alike(place, gradient)) {
     multiply(place, gradient, static_cast<float>(1.0 / divisor_));
   } else {
@@ -115,7 +115,7 @@ void GradientCopies::fill(std::size_t index, const GradientHooks& hooks) {
   if (options_.gradient_as_bucket_view) gradient = place;
 }
 
-/// A gradient of a parameter that was left out.
+/// The sparse gradient of an unused parameter.
 at::Tensor GradientCopies::no_values(const at::Tensor& parameter) const {
   const auto options_of = at::TensorOptions(layout_.travels_as(parameter))
                               .device(parameter.device())
@@ -123,7 +123,7 @@ at::Tensor GradientCopies::no_values(const at::Tensor& parameter) const {
   return at::_sparse_coo_tensor_with_dims(1, parameter.dim() - 1, parameter.sizes(), options_of);
 }
 
-/// The bucket is the gradient itself, as sparse as it came.
+/// The bucket's memory is the sparse gradient itself.
 void GradientCopies::fill_sparse(std::size_t index) {
   const at::NoGradGuard no_grad;
   const at::Tensor& gradient = layout_.parameters()[index].grad();
@@ -147,7 +147,7 @@ void GradientCopies::fill_with_zeros(GradientBucket& bucket) {
   bucket.memory.zero_();
 }
 
-/// The mean of many 16-bit floats may fit where their sum does not.
+/// The mean of many 16-bit floats may be representable when their sum is not.
 ReduceOp GradientCopies::averaging(at::ScalarType dtype) const {
   const bool wide = dtype == at::kFloat || dtype == at::kDouble;
   return wide && divisor_ == options_.group->size() ? ReduceOp(ReduceOp::AVG)
@@ -163,7 +163,7 @@ void GradientCopies::give_back(GradientBucket& bucket, const at::Tensor& average
     bucket.memory = at::Tensor();
   } else if (bucket.in_place.defined()) {
     const at::Tensor& parameter = layout_.parameters()[first];
-    // The user may have put another tensor in its place meanwhile.
+    // The user may have replaced the gradient meanwhile.
     if (!parameter.grad().defined() || !parameter.grad().is_alias_of(bucket.in_place))
       give_back_dense(first, shaped_like(bucket.in_place, 0, parameter));
     bucket.in_place = at::Tensor();
@@ -206,7 +206,7 @@ void GradientCopies::keep_averages(const GradientBucket& bucket, const at::Tenso
   for (const std::size_t index : bucket.indices) {
     at::Tensor& gradient = layout_.parameters()[index].mutable_grad();
     if (use_.nobody_used(index)) {
-      gradient.reset();  // an optimizer is not to step by one of an earlier iteration
+      gradient.reset();  // an optimizer must not use a gradient of an earlier iteration
     } else if (bucket.sparse) {
       gradient = averaged.to(layout_.parameters()[index].scalar_type());
     } else if (options_.gradient_as_bucket_view) {

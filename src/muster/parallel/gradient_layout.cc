@@ -111,13 +111,13 @@ void GradientLayout::give_memory(GradientBucket& bucket) {
 void GradientLayout::lay_out_first() {
   std::vector<std::size_t> order(size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  // If the first pass will tell the order, it may as well run with as few buckets as possible.
+  // If the first pass determines the order, it uses as few buckets as possible.
   const bool will_rebuild = options_.static_graph || !options_.find_unused_parameters;
   auto plan = will_rebuild ? plan_buckets(facts(), order, INT64_MAX, INT64_MAX)
                            : plan_buckets(facts(), order, options_.first_bucket_bytes,
                                           options_.bucket_cap_bytes);
-  // Gradients come last parameter first, so a bucket is complete with the one of its first
-  // parameter.
+  // Gradients come in reverse parameter order, so a bucket is complete with its first parameter's
+  // gradient.
   const auto first_of = [](const BucketIndices& indices) {
     return *std::min_element(indices.begin(), indices.end());
   };

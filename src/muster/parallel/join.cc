@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::int64_t kMuchSkew = 1000;
 
-/// One entry per rank, so that everybody sees who has run out.
+/// One entry per rank, so that all ranks see which have run out.
 at::Tensor flags(const Group& group, c10::Device device, bool has_inputs) {
   auto all = at::zeros({group->size()}, at::TensorOptions(at::kInt));
   if (has_inputs) all[group->rank()].fill_(1);
@@ -91,7 +91,7 @@ void Join::finish() {
   if (!options_.enable) return;
   if (joinables_.front()->join_ != this)
     group::invalid("Join: finish() was called before, or the Join has failed");
-  // The hooks make the joinables' own calls, which are no inputs of this rank.
+  // The hooks call the joinables, which must not send notices for these calls.
   leave();
   for (Joinable* joinable : joinables_) joinable->end_of_inputs();
   bool is_last = true;

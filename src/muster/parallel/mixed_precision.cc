@@ -47,7 +47,7 @@ void LowPrecision::restore() {
   }
 }
 
-/// Several forwards before one backward are one graph, whose hooks die with it.
+/// Several forwards before one backward share one token, which the hooks on their graph hold.
 void LowPrecision::watch(const std::vector<at::Tensor>& outputs, bool trained) {
   auto& graph = trained ? trained_ : frozen_;
   auto token = graph.lock();

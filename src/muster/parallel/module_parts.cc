@@ -27,8 +27,7 @@ void mark_sparse(const torch::nn::Module& module, std::vector<ModuleParts::Named
     });
 }
 
-/// Shows a module's own parameters as they are; what is public gives them out with copies of their
-/// names.
+/// Accesses a module's own parameters directly; the public interface copies their names.
 struct Peek : torch::nn::Module {
   static const auto& own_parameters(const torch::nn::Module& module) {
     return module.*&Peek::parameters_;

@@ -15,9 +15,9 @@
 namespace muster::parallel {
 namespace {
 
-/// Up to this many bytes a tensor is packed: copying it twice costs less than a message of its own.
+/// Tensors up to this size are packed: copying twice costs less than a separate message.
 constexpr std::size_t kSmallTensor = fixed::kLeastMessage;
-/// Each piece begins where any dtype may.
+/// Alignment of each piece, sufficient for any dtype.
 constexpr std::int64_t kAlignment = 16;
 
 bool is_small(const at::Tensor& tensor) { return tensor.nbytes() <= kSmallTensor; }
@@ -27,7 +27,7 @@ std::int64_t room_for(const at::Tensor& tensor) {
   return (static_cast<std::int64_t>(tensor.nbytes()) + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-/// The piece of `memory` from byte `at` on that holds the tensor's elements.
+/// The piece of `memory` from byte `at` that holds the tensor's elements.
 at::Tensor piece_of(const at::Tensor& memory, std::int64_t at, const at::Tensor& tensor) {
   return memory.narrow(0, at, static_cast<std::int64_t>(tensor.nbytes()))
       .view(tensor.scalar_type())
@@ -42,8 +42,7 @@ void pack(const at::Tensor& tensor, const at::Tensor& memory, std::int64_t at) {
   }
 }
 
-/// What detach() gives counts changes together with its source, what variable_data() gives on its
-/// own.
+/// detach() shares the source's version counter; variable_data() has its own.
 at::Tensor written(const at::Tensor& tensor, PackedBroadcast::Autograd autograd) {
   return autograd == PackedBroadcast::Autograd::told ? tensor.detach() : tensor.variable_data();
 }
@@ -73,8 +72,8 @@ void PackedBroadcast::send_from(const Group& group, int root,
     works.push_back(group->submit(call));
   };
   std::int64_t bytes = 0;
-  std::vector<TensorList> on_devices;  // each of one dtype and device, in the order in which those
-                                       // come: ranks number devices differently
+  // Each of one dtype and device, in order of appearance, because ranks number devices differently.
+  std::vector<TensorList> on_devices;
   for (const at::Tensor& tensor : tensors) {
     if (is_packed(tensor)) {
       bytes += room_for(tensor);

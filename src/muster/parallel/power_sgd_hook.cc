@@ -17,7 +17,7 @@
 namespace muster {
 namespace {
 
-/// `flat` gives its next elements to `shape`.
+/// Takes the next elements of `flat`, in the given shape.
 at::Tensor next_piece(const at::Tensor& flat, std::int64_t& at, at::IntArrayRef shape) {
   const auto count = c10::multiply_integers(shape);
   return flat.narrow(0, std::exchange(at, at + count), count).view(shape);
@@ -31,12 +31,12 @@ at::Tensor flattened(const std::vector<at::Tensor>& tensors) {
 
 }  // namespace
 
-/// One bucket between the start of its communication and its end.
+/// One bucket between start and end of its communication.
 struct PowerSGDState::Pass {
   GradBucket bucket;
   Group group;
   bool batched = false;
-  std::vector<at::Tensor> whole;  // travel uncompressed
+  std::vector<at::Tensor> whole;  // sent uncompressed
   at::Tensor whole_flat;
   WorkRef whole_work;
   std::vector<Block> blocks;
@@ -59,7 +59,6 @@ PowerSGDState::PowerSGDState(const PowerSGDOptions& options)
 }
 
 // ---- start of a bucket
-// -----------------------------------------------------------------------------------------------
 
 PowerSGDState::Finish PowerSGDState::average(const GradBucket& bucket) const {
   at::Tensor sum = bucket.buffer;
@@ -146,7 +145,7 @@ std::vector<PowerSGDState::Block> PowerSGDState::blocks_of(
   return blocks;
 }
 
-/// What is compressed; the other gradients of the bucket go to `whole`.
+/// The compressed gradients; the bucket's other gradients go to `whole`.
 std::vector<PowerSGDState::Block> PowerSGDState::plan(const GradBucket& bucket, bool batched,
                                                       std::vector<at::Tensor>& whole) {
   if (batched) {
@@ -165,8 +164,8 @@ std::vector<PowerSGDState::Block> PowerSGDState::plan(const GradBucket& bucket, 
   return blocks_of(compressed);
 }
 
-/// Gives each block the columns that it is multiplied by: the last ones, or random ones, the same
-/// on every rank; orthonormal.
+/// Sets the matrix each block is multiplied by: the previous factors or random ones, equal on every
+/// rank; orthonormal.
 at::Tensor PowerSGDState::factors(std::vector<Block>& blocks, Memory& memory,
                                   const at::TensorOptions& options) {
   std::vector<std::vector<std::int64_t>> shapes;
@@ -189,8 +188,8 @@ at::Tensor PowerSGDState::factors(std::vector<Block>& blocks, Memory& memory,
   return q;
 }
 
-/// In place, by columns. Several columns by QR, which stays orthonormal where they depend on each
-/// other; a column of zeros stays one.
+/// Orthonormalises columns in place. Several columns use QR, which also handles dependent columns;
+/// a zero column stays zero.
 void PowerSGDState::orthogonalize(at::Tensor matrices) const {
   if (matrices.size(2) == 1) {
     const auto length = at::linalg_vector_norm(matrices, 2, at::IntArrayRef{1}, true) +
@@ -204,7 +203,6 @@ void PowerSGDState::orthogonalize(at::Tensor matrices) const {
 }
 
 // ---- its end
-// ---------------------------------------------------------------------------------------------------------
 
 at::Tensor PowerSGDState::finish(Pass& pass) {
   const at::NoGradGuard no_grad;
@@ -250,7 +248,6 @@ void PowerSGDState::count(const GradBucket& bucket) {
 }
 
 // ---- checkpoints
-// -----------------------------------------------------------------------------------------------------
 
 void PowerSGDState::save(torch::serialize::OutputArchive& archive) const {
   archive.write("iteration", torch::tensor(iteration_, at::kLong));

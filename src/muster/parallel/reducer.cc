@@ -42,7 +42,7 @@ Reducer::State::State(std::vector<at::Tensor> parameters, ReducerOptions given)
   expect_sizes();
 }
 
-/// Autograd makes gradients that travel where they lie in shared memory.
+/// Lets autograd allocate gradients that are reduced in place in shared memory.
 void Reducer::State::expect_sizes() {
   if (options.group->shares_memory()) shared_sizes.emplace(layout.bytes_alone());
 }
@@ -90,7 +90,7 @@ void Reducer::State::check_finished() const {
       Code::invalid_argument, {options.group->rank()});
 }
 
-/// Rank 0's order of arrival becomes everybody's.
+/// All ranks adopt rank 0's order of arrival.
 void Reducer::State::rebuild() {
   has_rebuilt = true;
   auto order = torch::tensor(std::vector<std::int64_t>(arrived.begin(), arrived.end()), at::kLong);
@@ -111,8 +111,8 @@ void Reducer::State::arm(std::span<const at::Tensor> outputs) {
   use.begin_pass(*hooks, outputs);
 }
 
-/// So that the reducer hears of a backward pass before its first gradient. Leaves would keep their
-/// hooks for ever.
+/// Notifies the reducer of a backward pass before its first gradient. Leaves are skipped, because
+/// they would keep their hooks for ever.
 void Reducer::State::watch_backward(std::span<const at::Tensor> outputs) {
   pass.end_queued = false;
   pass.gave_gradients = false;

@@ -11,14 +11,13 @@
 namespace muster::parallel {
 namespace {
 
-/// At its end other threads drive what is left.
+/// When it is destroyed, other threads take over driving the remaining calls.
 struct Rest {
   std::shared_ptr<void>& driving;
   ~Rest() { driving.reset(); }
 };
 
-/// While it lives the caller's lock is free: hooks are the user's code, and may ask the model
-/// things.
+/// Releases the caller's lock during its lifetime: hooks are user code and may call the model.
 class Unlocked {
  public:
   explicit Unlocked(std::mutex& mutex) : mutex_(mutex) { mutex_.unlock(); }
@@ -30,7 +29,7 @@ class Unlocked {
   std::mutex& mutex_;
 };
 
-/// Buckets are launched by one thread at a time, in their order.
+/// Marks that a thread is launching: one thread at a time launches buckets, in order.
 class Launching {
  public:
   explicit Launching(bool& flag) : flag_(flag) { flag_ = true; }
@@ -60,13 +59,13 @@ void Reducer::State::begin_backward() {
   if (shared_sizes) shared_sizes->begin();
 }
 
-/// With what its handler holds.
+/// Rethrows the current exception.
 void Reducer::State::leave_backward() const {
   if (options.frame.throw_as) options.frame.throw_as();
   throw;
 }
 
-/// `given` is what autograd has accumulated (`GradientCopies::note_owners`).
+/// `given` is what autograd accumulated (`GradientCopies::note_owners`).
 void Reducer::State::on_gradient(std::size_t index, const std::vector<at::Tensor>& given) {
   const std::lock_guard lock(mutex);
   copies.note_owners(index, given);
@@ -125,8 +124,8 @@ void Reducer::State::mark_ready(std::size_t index) {
   if (--layout.bucket_of(index).pending == 0) launch_full();
 }
 
-/// Where no core is free nothing can overlap: what travels in the middle of backward only takes
-/// core and cache away from it.
+/// With no free core, nothing can overlap; communication during backward would only take core and
+/// cache away from it.
 void Reducer::State::launch_full() {
   const std::vector<Bucket>& buckets = layout.buckets();
   if (driving && !pass.released) return;
@@ -143,8 +142,8 @@ void Reducer::State::launch(std::size_t number) {
   if (number == 0) timing.times.comm_start = steady_clock().now();
   Bucket& bucket = layout.buckets()[number];
   if (!hook) {
-    if (bucket.sparse)
-      return;  // those need several rounds, which nobody should wait for in the middle of backward
+    // Sparse buckets take several rounds, which must not block the middle of backward.
+    if (bucket.sparse) return;
     const at::Tensor& travels = bucket.in_place.defined() ? bucket.in_place : bucket.memory;
     const ReduceOp op = bucket.alone ? copies.averaging(travels.scalar_type()) : ReduceOp::SUM;
     bucket.work =
@@ -199,8 +198,8 @@ void Reducer::State::reduce_rest() {
   pass.one_by_one = std::exchange(driving, nullptr) != nullptr;
   if (use.is_first_static_pass())
     for (const std::size_t index : use.end_first_static_pass()) mark_ready(index);
-  // Outputs may be left out of the loss too: what they alone depend on gets no gradient in this
-  // pass.
+  // Outputs may also be left out of the loss; parameters only they depend on get no gradient in
+  // this pass.
   if (use.is_shared())
     for (std::size_t i = 0; i < layout.size(); ++i)
       if (!pass.ready[i]) mark_ready(i);
@@ -221,8 +220,9 @@ void Reducer::State::left_in_the_middle() noexcept {
   tell_others();
 }
 
-/// They wait for gradients that will not come. Where the group has failed already its first cause
-/// stays; destroying it need not throw that on top of what backward throws.
+/// Aborts the group, because the other ranks wait for gradients that will not come. If the group
+/// has already failed, its first cause stays; destroying it need not throw that in addition to
+/// backward's exception.
 void Reducer::State::tell_others() const noexcept {
   try {
     std::string why;
@@ -271,8 +271,8 @@ void Reducer::State::finish_pass() {
   pass.mode = Pass::Mode::done;
   pass.under_way = false;
   end_statistics();
-  // If unused parameters are looked for, the order may differ from pass to pass: the buckets stay
-  // as they are.
+  // With find_unused_parameters the order may differ from pass to pass, so the buckets are not
+  // rebuilt.
   if (use.is_shared()) has_rebuilt = true;
 }
 

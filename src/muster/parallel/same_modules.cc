@@ -30,14 +30,16 @@ std::string first_line_that_differs(const std::string& ours, const std::string& 
 
 std::string described(const std::vector<Named>& tensors) {
   std::string text;
-  std::vector<c10::Device> devices;  // in their order: the ranks' own differ in their numbers
+  std::vector<c10::Device> devices;  // in order of appearance: device numbers differ between ranks
   for (const auto& [name, tensor, sparse] : tensors) {
     text += name + " " + c10::str(tensor.sizes()) + " " + c10::toString(tensor.scalar_type());
     const auto place = std::find(devices.begin(), devices.end(), tensor.device()) - devices.begin();
     if (place == std::ssize(devices)) devices.push_back(tensor.device());
     if (place > 0) text += " on device " + std::to_string(place + 1);
     if (!tensor.is_contiguous())
-      text += " strides " + c10::str(tensor.strides());  // gradients travel as their parameters lie
+      text +=
+          " strides " +
+          c10::str(tensor.strides());  // gradients are reduced in their parameters' memory layout
     text += tensor.requires_grad() ? " trained" : "";
     text += sparse ? " sparse\n" : "\n";
   }

@@ -12,7 +12,8 @@
 namespace muster::parallel {
 namespace {
 
-/// Of all elements: to the power of `type`, or with infinity the largest; NaN where one is.
+/// Sum of the elements' absolute values to the power of `type`, or with infinity their maximum; NaN
+/// if any element is.
 double part_of_norm(const std::vector<at::Tensor>& gradients, double type) {
   double sum = 0;
   for (const at::Tensor& gradient : gradients) {
@@ -28,7 +29,7 @@ double part_of_norm(const std::vector<at::Tensor>& gradients, double type) {
   return sum;
 }
 
-/// Of one number of each rank; NaN where one is.
+/// Reduces one number per rank; NaN if any is.
 double over_ranks(double mine, ReduceOp op, const Group& group, at::Device device) {
   const at::Tensor both =
       at::tensor({std::isnan(mine) ? 0. : mine, std::isnan(mine) ? 1. : 0.}, at::kDouble)
@@ -52,7 +53,7 @@ double clip_grad_norm(const std::vector<ShardedUnit*>& units, const std::vector<
       if (const at::Tensor& gradient = unit->parameters()[i].grad(); gradient.defined())
         mine.push_back(gradient);
   const Group& group = units.front()->group();
-  at::Device device = at::kCPU;  // the ranks' may differ in their numbers only
+  at::Device device = at::kCPU;  // ranks' devices may differ only in their index
   for (ShardedUnit* unit : units)
     if (unit->parameters().size() > 0) device = unit->parameters()[0].device();
   const double shards = part_of_norm(mine, norm_type), whole = part_of_norm(others, norm_type);

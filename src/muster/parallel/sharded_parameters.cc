@@ -17,16 +17,16 @@
 namespace muster::parallel {
 namespace {
 
-// Whole parameters and shards begin where the widest loads like it.
+// Alignment of whole parameters and shards, for the widest loads.
 constexpr std::int64_t kAlignment = 64;  // bytes
-constexpr int kLengths = 64;             // of reductions that are equally long else
+constexpr int kLengths = 64;             // distinct lengths of otherwise equally long reductions
 
 std::int64_t rounded_up(std::int64_t value, std::int64_t step) {
   return (value + step - 1) / step * step;
 }
 
-/// The memory of `tensor`, element by element as it lies, where it lies like `like`; else in a copy
-/// that does.
+/// The elements of `tensor` as one dimension, in the memory order of `like`; a copy if the layouts
+/// differ.
 at::Tensor in_memory_order(const at::Tensor& tensor, const at::Tensor& like) {
   const auto flat = [](const at::Tensor& dense) {
     return at::empty({0}, dense.options())
@@ -41,7 +41,7 @@ at::Tensor in_memory_order(const at::Tensor& tensor, const at::Tensor& like) {
   return flat(copy);
 }
 
-/// Memory for `tensor`, whose own has been given back.
+/// Allocates memory for `tensor` after it was freed.
 void give_memory(const at::Tensor& tensor) {
   const at::Tensor fresh = unset_memory(tensor.numel(), tensor.options());
   tensor.storage().set_nbytes(fresh.storage().nbytes());
@@ -67,14 +67,14 @@ ShardedParameters::ShardedParameters(std::vector<ModuleParts::Named> parameters,
   lay_out();
 }
 
-/// In steps of how many elements things are aligned.
+/// The alignment in elements.
 std::int64_t ShardedParameters::aligned_elements(const Flat& flat) {
   const auto narrowest =
       std::min(c10::elementSize(flat.unsharded_dtype), flat.options.dtype().itemsize());
   return std::max<std::int64_t>(1, kAlignment / static_cast<std::int64_t>(narrowest));
 }
 
-/// Shards them: what the parameters held is free after it, if nobody else holds it.
+/// Shards the parameters. Their former memory is freed unless it is held elsewhere.
 void ShardedParameters::lay_out() {
   const int ranks = options_.group->size();
   std::vector<std::int64_t> elements;
@@ -84,7 +84,7 @@ void ShardedParameters::lay_out() {
     const bool floats = tensor.is_floating_point();
     const at::ScalarType whole_dtype =
         floats ? options_.param_dtype.value_or(tensor.scalar_type()) : tensor.scalar_type();
-    // Those that are not trained lie apart: their gradients need not travel.
+    // Parameters that are not trained are stored separately: their gradients need not be reduced.
     auto flat = std::find_if(flats_.begin(), flats_.end(), [&](const Flat& each) {
       return each.options.dtype() == tensor.dtype() &&
              parameters_[each.indices.front()].tensor.requires_grad() == tensor.requires_grad();
@@ -166,17 +166,16 @@ std::int64_t ShardedParameters::unsharded_bytes() const {
 }
 
 // ---- the two forms
-// ---------------------------------------------------------------------------------------------------
 
-/// A shard's gradient waits until its parameter is seen as a shard again.
+/// A shard's gradient is kept separately until its parameter is a shard again.
 void ShardedParameters::show_whole(const std::vector<at::Tensor>& whole) {
   check_unchanged();
   for (std::size_t i = 0; i < size(); ++i) {
     const at::Tensor& parameter = parameters_[i].tensor;
     shard_gradients_[i] = std::exchange(parameter.mutable_grad(), at::Tensor());
     parameter.set_data(whole[i]);
-    // A graph of the shard, which a program may keep, would have gradients come in the shard's
-    // sizes.
+    // A graph of the shard, which the program may keep, would deliver gradients of the shard's
+    // size.
     const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameter);
     if (accumulator && !accumulator->input_metadata(0).is_same_shape(parameter))
       torch::autograd::impl::get_autograd_meta(parameter)->grad_accumulator_.reset();
@@ -198,7 +197,7 @@ void ShardedParameters::gather(Flat& flat) {
   all_gather_into_tensor(flat.unsharded, shard, {.group = options_.group});
 }
 
-/// What has come into the parameters' place otherwise would be lost.
+/// Throws if a parameter has been replaced; the replacement would be lost.
 void ShardedParameters::check_unchanged() const {
   for (std::size_t i = 0; i < size(); ++i) {
     const at::Tensor& tensor = parameters_[i].tensor;
@@ -230,7 +229,6 @@ void ShardedParameters::reshard(bool keep_memory) {
 }
 
 // ---- gradients
-// -------------------------------------------------------------------------------------------------------
 
 void ShardedParameters::collect_gradients(bool will_wait) {
   const at::NoGradGuard no_grad;
@@ -257,9 +255,9 @@ void ShardedParameters::reduce_gradients() {
       reduce(flat);
 }
 
-/// Each rank's shard of the gradients is followed by a number for each parameter, which is more
-/// than zero where any rank has a gradient of it: one call for both. Behind that it is as much
-/// longer as these parameters' number says.
+/// Each rank's shard of the gradients is followed by one number per parameter, which is positive if
+/// any rank has a gradient of it, so that one call does both. Padding after it makes the length
+/// depend on these parameters' number.
 void ShardedParameters::reduce(const Flat& flat) {
   const int ranks = options_.group->size();
   const auto parameters = static_cast<std::int64_t>(flat.indices.size());
@@ -275,7 +273,7 @@ void ShardedParameters::reduce(const Flat& flat) {
     for (const Stretch& stretch : stretches_of(i)) {
       at::Tensor to = all.select(0, stretch.rank).narrow(0, stretch.in_shard, stretch.elements);
       const at::Tensor from = values.narrow(0, stretch.in_parameter, stretch.elements);
-      // Divided in the type that it travels in.
+      // Divides in the dtype of the reduction.
       from.scalar_type() == to.scalar_type() ? at::mul_out(to, from, factor)
                                              : to.copy_(from).mul_(factor);
     }
@@ -296,7 +294,6 @@ void ShardedParameters::reduce(const Flat& flat) {
 }
 
 // ---- whole values
-// ----------------------------------------------------------------------------------------------------
 
 std::vector<at::Tensor> ShardedParameters::full() const {
   if (is_lent_) {

@@ -72,34 +72,33 @@ bool is_sharded(const at::Tensor& parameter) {
   return sharded_parameters().find(parameter.unsafeGetTensorImpl());
 }
 
-/// The units on one group's ranks: their calls travel in a group of their own, so that nobody
-/// else's come between them.
+/// The units on one group's ranks. Their calls use a separate group, so that no other calls come
+/// between them.
 struct ShardedUnit::Family {
-  /// And that group, which the units hold. Collective where there is none yet, or a failure has
-  /// ended it.
+  /// Returns the family and its group, which the units hold. Collective if there is no group yet or
+  /// it has failed.
   static std::pair<std::shared_ptr<Family>, Group> of(const Group& given);
 
   std::weak_ptr<ProcessGroup> group;
   int made = 0;
-  std::vector<std::weak_ptr<State>> units;  // in the order in which every member makes them
+  std::vector<std::weak_ptr<State>> units;  // in the order of construction, equal on all members
   int in_forward = 0;
 };
 
 struct ShardedUnit::State : std::enable_shared_from_this<State> {
-  using NodeRef = std::remove_cvref_t<
-      decltype(std::declval<const at::Tensor&>().grad_fn())>;  // which pointer it is depends on
-                                                               // torch's version
+  // The pointer type depends on torch's version.
+  using NodeRef = std::remove_cvref_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;
   struct Gate;
-  /// One forward pass of the unit, as its graph knows it.
+  /// One forward pass of the unit, referenced by its graph.
   struct Call {
-    std::uint64_t begun = 0;  // in which backward pass
+    std::uint64_t begun = 0;  // backward pass in which its part began; 0: none
   };
   using CallRef = std::shared_ptr<Call>;
-  /// And while it goes on. The gate must not hold what is behind it.
+  /// A forward pass in progress. The gate must not hold the tensors behind it.
   struct Running {
     CallRef call = std::make_shared<Call>();
-    std::vector<std::pair<at::Tensor, std::int64_t>> given =
-        {};  // inputs behind the gate and their versions
+    // Inputs behind the gate and their versions.
+    std::vector<std::pair<at::Tensor, std::int64_t>> given = {};
   };
 
   State(std::vector<ModuleParts::Named> named, const ShardedUnitOptions& given,
@@ -138,22 +137,22 @@ struct ShardedUnit::State : std::enable_shared_from_this<State> {
   std::shared_ptr<const void> keeps_alive;
 
   std::recursive_mutex mutex;
-  std::vector<Running> in_forward;  // one inside the other
-  bool was_root = false;            // the last time, outside of backward
+  std::vector<Running> in_forward;  // nested passes, outermost first
+  bool was_root = false;            // outermost in the last forward outside of backward
   bool summoned = false;
   bool require_sync = true;
-  /// A backward pass that has come to this unit.
+  /// The backward pass that has reached this unit.
   struct {
     bool awaits_end = false;
     std::uint64_t number = 1;
-    int parts = 0;      // calls whose part of the pass has begun and not ended
-    bool due = false;   // gradients may have come
-    bool owes = false;  // and were not reduced
+    int parts = 0;      // calls whose part of the pass has begun but not ended
+    bool due = false;   // gradients may have arrived
+    bool owes = false;  // gradients arrived and were not reduced
   } pass;
   std::exception_ptr failure;
 };
 
-/// In front of a forward's inputs.
+/// The node in front of a forward's inputs.
 struct ShardedUnit::State::Gate final : torch::autograd::Node {
   Gate(std::shared_ptr<State> state, CallRef call, torch::autograd::edge_list&& next)
       : Node(std::move(next)), state(std::move(state)), call(std::move(call)) {}
@@ -189,9 +188,8 @@ std::pair<std::shared_ptr<ShardedUnit::Family>, Group> ShardedUnit::Family::of(c
 }
 
 // ---- forward
-// ---------------------------------------------------------------------------------------------------------
 
-/// One node for all of them, so that it is reached once.
+/// Puts one node in front of all inputs, so that it is reached once.
 void ShardedUnit::State::put_gate(Running& running, std::vector<at::Tensor>& inputs) {
   if (!at::GradMode::is_enabled()) return;
   std::vector<at::Tensor*> wanting;
@@ -219,7 +217,7 @@ void ShardedUnit::State::hook_outputs(const CallRef& call, std::span<const at::T
           [state = shared_from_this(), call](const at::Tensor&) { state->begin_part(*call); });
 }
 
-/// What comes while the parameter is sharded would not be averaged.
+/// Gradients that arrive while the parameter is sharded would not be averaged.
 void ShardedUnit::State::hook_parameters() {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (!parameters[i].requires_grad()) continue;
@@ -233,7 +231,7 @@ void ShardedUnit::State::hook_parameters() {
                "gave its tensors in a type that is not "
                "searched for them");
       };
-      // Whole by unshard(), it may be used anywhere.
+      // After unshard(), the whole parameter may be used anywhere.
       alive->step_of_backward(check, [&] {
         alive->expect_end_of_pass();
         alive->pass.due = true;
@@ -243,10 +241,9 @@ void ShardedUnit::State::hook_parameters() {
 }
 
 // ---- backward
-// --------------------------------------------------------------------------------------------------------
 
-/// What `check` throws, every rank does. Where `step` fails the others wait for this rank's part of
-/// what will not come.
+/// `check` throws on every rank alike. If `step` fails, the other ranks wait for this rank, so the
+/// group is aborted.
 template <class Check, class Step>
 void ShardedUnit::State::step_of_backward(Check check, Step step) {
   try {
@@ -282,7 +279,7 @@ void ShardedUnit::State::begin_part(Call& call) {
   });
 }
 
-/// A pass may end without having come to a gate.
+/// A pass may end without reaching a gate.
 void ShardedUnit::State::expect_end_of_pass() {
   if (std::exchange(pass.awaits_end, true)) return;
   const auto self = shared_from_this();
@@ -319,7 +316,7 @@ void ShardedUnit::State::end_pass() {
                    });
 }
 
-/// By units that this pass has not come to.
+/// Reduces gradients owed by units this pass has not reached.
 void ShardedUnit::State::reduce_what_is_owed() {
   for (const auto& each : family->units) {
     const auto unit = each.lock();
@@ -339,7 +336,7 @@ void ShardedUnit::State::left_in_the_middle() noexcept {
   fail();
 }
 
-/// The parameters are to be looked at whatever has happened.
+/// Reshards even after a failure, so that the parameters can be inspected.
 void ShardedUnit::State::fail() noexcept {
   try {
     parameters.reshard(false);
@@ -362,7 +359,6 @@ std::string ShardedUnit::State::why() const {
 }
 
 // ---- the unit
-// --------------------------------------------------------------------------------------------------------
 
 ShardedUnit::ShardedUnit(const ModuleParts& parts, const ShardedUnitOptions& options) {
   const Group given = options.group ? options.group : default_group();
@@ -399,8 +395,8 @@ std::vector<at::Tensor> ShardedUnit::before_forward(std::vector<at::Tensor> inpu
   state.check_failure();
   if (state.summoned) refuse("forward while the full parameters are summoned: end that first");
   state.parameters.unshard(/*gather_anew=*/true);
-  // Recomputed in backward, for a checkpoint, a unit is called from there and not from the one
-  // around it.
+  // When recomputed in backward for a checkpoint, a unit is called from backward, not from its
+  // enclosing unit.
   const bool outermost = state.family->in_forward++ == 0;
   if (!in_backward()) state.was_root = outermost;
   state.in_forward.emplace_back();
@@ -445,10 +441,10 @@ void ShardedUnit::after_forward(std::span<const at::Tensor> outputs) {
                      });
   if (found) state.hook_outputs(call, outputs);
   if (!state.in_forward.empty()) return;
-  // A forward inside of backward, of a checkpoint: what it has saved is needed at once.
+  // A checkpoint's forward inside backward: the saved values are needed immediately.
   if (in_backward()) return state.expect_end_of_pass();
-  // Where no output is found that wants a gradient, the memory stays all the same if there may be a
-  // graph that cannot be seen from here.
+  // If no output that requires a gradient is found, the memory is still kept if there may be a
+  // graph that is not visible here.
   const bool hidden = !found && (!given.empty() || state.parameters.any_trained());
   state.parameters.reshard(/*keep_memory=*/records &&
                            (hidden || (found && !state.options.reshard_after_forward)));

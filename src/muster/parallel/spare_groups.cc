@@ -16,14 +16,14 @@
 namespace muster::parallel {
 namespace {
 
-/// What tells a spare from others: its name, and how many calls this member has made on it. Empty
-/// where it has failed.
+/// Identifies a pooled group: its name and the number of calls this member has made on it. Empty if
+/// it has failed.
 std::string key_of(const Group& group) {
   if (group == nullptr || !group->failure().ok()) return "";
   return group->name() + ' ' + std::to_string(group->collective_count());
 }
 
-/// Held by nobody here: the default group's end is theirs.
+/// Weak references: the groups end with the default group.
 using Spares = std::vector<std::weak_ptr<ProcessGroup>>;
 
 class Shelf {
@@ -37,7 +37,7 @@ class Shelf {
     std::erase_if(spares_, [](const auto& entry) { return entry.first.expired(); });
     spares_[given].push_back(group);
   }
-  /// Those that still work, by key.
+  /// Usable groups, by key.
   std::map<std::string, Group> whole(const Group& given) {
     const std::lock_guard lock(mutex_);
     std::map<std::string, Group> whole;

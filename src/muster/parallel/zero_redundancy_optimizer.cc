@@ -72,7 +72,7 @@ std::string described(const ParamGroups& groups) {
   return text;
 }
 
-/// Throws on every rank where the ranks' parameters differ.
+/// Throws on every rank if the ranks' parameters differ.
 void compare(const Group& group, const std::string& mine) {
   const auto all = group::exchange_text(group, mine);
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
@@ -99,14 +99,13 @@ void copy_options(const ParamGroups& from, ParamGroups& to) {
 }  // namespace
 
 // ---- state
-// -----------------------------------------------------------------------------------------------------------
 
 struct ShardedOptimizer::State {
   struct Bucket {
     int owner = 0;
     at::Tensor memory;
     std::vector<at::Tensor> parameters;
-    std::vector<at::Tensor> places;  // of the parameters in `memory`
+    std::vector<at::Tensor> places;  // the parameters' locations in `memory`
   };
 
   Group group;
@@ -121,7 +120,7 @@ struct ShardedOptimizer::State {
   std::unordered_map<const void*, Owned> owner_of;  // by TensorImpl
   std::vector<Bucket> buckets;                      // with parameters_as_bucket_view
   std::vector<WorkRef> on_their_way;                // with overlap_with_ddp
-  std::vector<std::string> collected;               // local optimizers as the ranks saved them
+  std::vector<std::string> collected;               // serialised local optimizers by rank
 
   void divide(const ParamGroups& groups);
   OptimizerParamGroup part(const ParamGroups& groups, std::size_t group_index, int rank) const;
@@ -166,7 +165,7 @@ ParamGroups ShardedOptimizer::State::parts(const ParamGroups& groups, int rank) 
   return mine;
 }
 
-/// Moves the parameters into one piece of memory for each rank, dtype and device.
+/// Moves the parameters into one allocation per rank, dtype and device.
 void ShardedOptimizer::State::lay_out(const ParamGroups& groups) {
   const at::NoGradGuard no_grad;
   std::map<std::tuple<int, int, std::string>, std::vector<at::Tensor>> kinds;
@@ -193,8 +192,8 @@ void ShardedOptimizer::State::lay_out(const ParamGroups& groups) {
   take_back();
 }
 
-/// Parameters that lie elsewhere (at first, and after torch::load, which gives them memory of its
-/// own) come to their places.
+/// Moves parameters with other memory (initially, and after torch::load, which replaces it) into
+/// the buckets.
 void ShardedOptimizer::State::take_back() {
   const at::NoGradGuard no_grad;
   for (Bucket& bucket : buckets)
@@ -211,7 +210,7 @@ void ShardedOptimizer::State::send(const at::Tensor& tensor, int owner) {
         broadcast(tensor, {.group = group, .async_op = true, .group_src = owner}));
 }
 
-/// Nobody shall wait for parameters that this rank will not send.
+/// Aborts the group, because other ranks would wait for parameters this rank will not send.
 void ShardedOptimizer::State::end_calls(const std::exception& why) const {
   if (!group->failure().ok()) return;
   const auto* of_torch = dynamic_cast<const c10::Error*>(&why);
@@ -220,13 +219,13 @@ void ShardedOptimizer::State::end_calls(const std::exception& why) const {
                std::to_string(group->first_rank_of(group->rank())) + ": " + reason);
 }
 
-/// The same where the others may well have failed alike: then the group goes on.
+/// As end_calls, if the other ranks may have failed alike: then the group stays usable.
 void ShardedOptimizer::State::refuse_step(const std::exception& why) const {
   if (!group->failure().ok()) return;
   try {
     group->refuse(Op::broadcast, "ZeroRedundancyOptimizer", why);
   } catch (const DistError&) {
-    // The caller throws what it was.
+    // The caller rethrows the original error.
   }
 }
 
@@ -246,8 +245,8 @@ void ShardedOptimizer::State::share(const ParamGroups& groups) {
   wait_for_all();
 }
 
-/// The step for one bucket that has been averaged, on autograd's thread. DDP sets the gradients
-/// after it: until then they lie in the bucket. Gives the averages back.
+/// Steps one averaged bucket, on autograd's thread. DDP sets the gradients afterwards; until then
+/// they are in the bucket. Returns the averages.
 at::Tensor ShardedOptimizer::State::step_bucket(const ParamGroups& groups, const GradBucket& bucket,
                                                 at::Tensor averaged) {
   const at::NoGradGuard no_grad;
@@ -302,7 +301,7 @@ void ShardedOptimizer::State::step_only(const std::vector<at::Tensor>& parameter
     local->param_groups()[g].params() = std::move(all[g]);
 }
 
-/// The undivided optimizer, without state.
+/// The unsharded optimizer, without state.
 std::unique_ptr<torch::optim::Optimizer> ShardedOptimizer::State::whole(
     const ParamGroups& groups) const {
   auto optimizer = make(groups);
@@ -311,7 +310,6 @@ std::unique_ptr<torch::optim::Optimizer> ShardedOptimizer::State::whole(
 }
 
 // ---- the face
-// --------------------------------------------------------------------------------------------------------
 
 ShardedOptimizer::ShardedOptimizer(const ParamGroups& param_groups,
                                    std::unique_ptr<torch::optim::OptimizerOptions> defaults,
@@ -432,11 +430,9 @@ int ShardedOptimizer::rank_of(const at::Tensor& parameter) const {
 }
 
 // ---- join and overlap
-// ------------------------------------------------------------------------------------------------
 
 std::unique_ptr<JoinHook> ShardedOptimizer::join_hook(const JoinOptions&) {
-  // A rank without inputs still has its parameters to update, with the gradients that the others'
-  // inputs gave.
+  // A rank without inputs must still update its parameters with the other ranks' gradients.
   struct Hook : JoinHook {
     explicit Hook(ShardedOptimizer& optimizer) : optimizer(optimizer) {}
     void main_hook() override {

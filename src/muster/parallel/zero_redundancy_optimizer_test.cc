@@ -327,7 +327,6 @@ TEST(ZeroStep, GivesTheClosuresLoss) {
 }
 
 // ---- with DistributedDataParallel
-// --------------------------------------------------------------------------------------
 
 struct NetImpl : nn::Module {
   NetImpl()

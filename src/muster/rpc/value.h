@@ -121,7 +121,6 @@ class ValueInput : public cereal::InputArchive<ValueInput, cereal::AllowEmptyCla
 };
 
 // ---- cereal's side of the two archives
-// -------------------------------------------------------------------------------
 
 template <class T>
 requires std::is_arithmetic_v<T>
@@ -199,7 +198,6 @@ T unpack(const Value& value, Passage& passage) {
 }
 
 // ---- tensors on the wire
-// ---------------------------------------------------------------------------------------------
 
 /// A tensor to be sent. `data` points into `source`, which must be kept until it has been sent.
 struct TensorOut {
