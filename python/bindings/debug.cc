@@ -5,7 +5,7 @@
 
 #include "bindings.h"
 #include "blocking.h"
-#include "muster/group/detail.h"
+#include "muster/group/debug_detail.h"
 #include "muster/group/shared_allocator.h"
 #include "muster/group/shared_tensor.h"
 

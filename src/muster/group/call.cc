@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "muster/group/backends/staging.h"
+#include "muster/group/dense_tensor.h"
 #include "muster/group/errors.h"
-#include "muster/group/plain_tensor.h"
 
 namespace muster {
 Call::Call(ProcessGroup& group, Op op, const FunctionName& name,
@@ -29,14 +29,14 @@ Call::Call(Call&& other) noexcept
       group_(other.group_),
       problem_(other.problem_),
       dense_(other.dense_),
-      quiet_(other.quiet_),
+      keeps_versions_(other.keeps_versions_),
       refused_(other.refused_),
       has_timeout_(other.has_timeout_),
       device_(other.device_),
       like_type_(other.like_type_),
       like_(other.like_),
-      give_(other.give_),
-      get_(other.get_),
+      input_args_(other.input_args_),
+      output_args_(other.output_args_),
       culprit_(other.culprit_),
       tensors_(std::move(other.tensors_)) {
   other.record.recorder = nullptr;  // the recording moves along
@@ -49,7 +49,7 @@ Call Call::again() const {
   call.args = args;
   call.record.traced = record.traced;
   call.dense_ = dense_;
-  call.quiet_ = quiet_;
+  call.keeps_versions_ = keeps_versions_;
   call.device_ = device_;
   call.like_type_ = like_type_;
   call.tensors_ = std::make_unique<CallTensors>(CallTensors{inputs(), outputs()});
@@ -85,8 +85,8 @@ void Call::hold() {
   if (tensors_) return;
   or_refuse([this] {
     auto tensors = std::make_unique<CallTensors>();
-    tensors->inputs = give_.slices(group_->size());
-    tensors->outputs = get_.slices(group_->size());
+    tensors->inputs = input_args_.slices(group_->size());
+    tensors->outputs = output_args_.slices(group_->size());
     tensors_ = std::move(tensors);
     keep_shape({record.traced.shape.data(), record.traced.shape.size()});
   });
@@ -112,17 +112,18 @@ void Call::stage() {
 bool Call::copies_back() const { return staging() != nullptr && staging()->copies_back(); }
 
 void Call::note_writes() {
-  if (tensors_ && tensors_->staging) tensors_->staging->finish(quiet_);
-  if (quiet_) return;
+  if (tensors_ && tensors_->staging) tensors_->staging->finish(keeps_versions_);
+  if (keeps_versions_) return;
   if (tensors_ == nullptr) {
-    for (std::size_t i = 0; i < get_.count; ++i) group::mark_written(get_.tensors[i]);
-    if (get_.lists == nullptr) return;
-    for (const auto& list : *get_.lists)
+    for (std::size_t i = 0; i < output_args_.count; ++i)
+      group::mark_written(output_args_.tensors[i]);
+    if (output_args_.lists == nullptr) return;
+    for (const auto& list : *output_args_.lists)
       for (const auto& tensor : list) group::mark_written(tensor);
     return;
   }
   for (const auto& slice : tensors_->outputs) {
-    if (slice.size() == 1 && group::is_plain(slice.front())) group::mark_written(slice.front());
+    if (slice.size() == 1 && group::is_dense_cpu(slice.front())) group::mark_written(slice.front());
   }
 }
 

@@ -122,7 +122,7 @@ class Call {
   /// Call after success. Copies results back into tensors that are not dense, and marks outputs as
   /// written for autograd, except in calls for which torch's backends do not.
   void finish() {
-    if (tensors_ != nullptr || !quiet_) note_writes();
+    if (tensors_ != nullptr || !keeps_versions_) note_writes();
   }
   const group::Staging* staging() const { return tensors_ ? tensors_->staging.get() : nullptr; }
 
@@ -139,7 +139,7 @@ class Call {
   at::ScalarType dtype() const { return like_type_; }
   std::string device_text() const { return like_->device().str(); }
   /// Valid, and on dense CPU memory.
-  bool is_plain() const { return dense_ && problem_ == Problem::none; }
+  bool is_valid_dense() const { return dense_ && problem_ == Problem::none; }
   /// An independent copy for another run.
   Call again() const;
   /// Resets this call for another run.
@@ -157,13 +157,13 @@ class Call {
   ProcessGroup* group_;
   Problem problem_ = Problem::none;
   bool dense_ = true;
-  bool quiet_ = false;
+  bool keeps_versions_ = false;
   bool refused_ = false;
   bool has_timeout_ = false;
   c10::DeviceType device_ = c10::DeviceType::CPU;
   at::ScalarType like_type_ = at::ScalarType::Undefined;
   const at::Tensor* like_ = nullptr;  // the first tensor
-  group::GivenTensors give_, get_;
+  group::GivenTensors input_args_, output_args_;
   Culprit culprit_;
   std::unique_ptr<CallTensors> tensors_;
 };

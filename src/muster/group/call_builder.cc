@@ -84,12 +84,12 @@ void CallBuilder::tag(std::int64_t tag) {
   if (call_.args.tag >= collective::kFirstReservedTag) note(Problem::reserved_tag);
 }
 
-bool CallBuilder::take_unusual(const at::Tensor& tensor, bool output, std::size_t index) {
+bool CallBuilder::check_tensor_slowly(const at::Tensor& tensor, bool output, std::size_t index) {
   if (call_.problem_ != Problem::none) return false;
   if (!group::is_one_array(tensor)) return note(Problem::kind, output, index, tensor);
-  call_.dense_ = call_.dense_ && group::is_plain(tensor);
+  call_.dense_ = call_.dense_ && group::is_dense_cpu(tensor);
   if (call_.like_ == nullptr) {
-    take_first(tensor, tensor.scalar_type());
+    set_first_tensor(tensor, tensor.scalar_type());
     call_.device_ = tensor.device().type();
   }
   if (tensor.scalar_type() != call_.like_->scalar_type() ||
@@ -101,9 +101,9 @@ bool CallBuilder::take_unusual(const at::Tensor& tensor, bool output, std::size_
 void CallBuilder::push(const at::Tensor& tensor, bool output) {
   if (!call_.dense_) return push_length(bytes_of(tensor), output);
   if (output) {
-    call_.args.outputs.push_back(group::plain_mutable_bytes(tensor));
+    call_.args.outputs.push_back(group::dense_mutable_bytes(tensor));
   } else {
-    call_.args.inputs.push_back(group::plain_bytes(tensor));
+    call_.args.inputs.push_back(group::dense_bytes(tensor));
   }
 }
 
@@ -120,21 +120,23 @@ void CallBuilder::in_place(const at::Tensor& tensor) {
   if (call_.problem_ != Problem::none) return;
   const bool reads = call_.args.op != Op::broadcast;
   const bool writes = call_.args.op != Op::reduce || call_.at_root();
-  if (reads) call_.give_ = {.form = GivenTensors::Form::tensor, .tensors = &tensor, .count = 1};
-  if (writes) call_.get_ = {.form = GivenTensors::Form::tensor, .tensors = &tensor, .count = 1};
-  if (!take(tensor, !reads, 0)) return;
+  if (reads)
+    call_.input_args_ = {.form = GivenTensors::Form::tensor, .tensors = &tensor, .count = 1};
+  if (writes)
+    call_.output_args_ = {.form = GivenTensors::Form::tensor, .tensors = &tensor, .count = 1};
+  if (!check_tensor(tensor, !reads, 0)) return;
   if (!call_.dense_) [[unlikely]] {
-    if (writes && !take(tensor, true, 0)) return;
+    if (writes && !check_tensor(tensor, true, 0)) return;
     if (reads) push_length(bytes_of(tensor), false);
     if (writes) push_length(bytes_of(tensor), true);
     call_.args.each = bytes_of(tensor);
   } else if (writes) {
-    const auto memory = group::plain_mutable_bytes(tensor);
+    const auto memory = group::dense_mutable_bytes(tensor);
     call_.args.outputs.push_back(memory);
     if (reads) call_.args.inputs.push_back(memory);
     call_.args.each = memory.size();
   } else {
-    call_.args.inputs.push_back(group::plain_bytes(tensor));
+    call_.args.inputs.push_back(group::dense_bytes(tensor));
     call_.args.each = call_.args.inputs.front().size();
   }
   call_.record.traced.bytes = call_.args.each;
@@ -147,16 +149,16 @@ void CallBuilder::in_place_coalesced(const TensorList& tensors) {
   coalesced(tensors, true);
 }
 
-void CallBuilder::give(const at::Tensor& tensor) {
+void CallBuilder::add_input(const at::Tensor& tensor) {
   if (call_.problem_ != Problem::none) return;
-  call_.give_ = {.form = GivenTensors::Form::tensor, .tensors = &tensor, .count = 1};
-  if (take(tensor, false, 0)) push(tensor, false);
+  call_.input_args_ = {.form = GivenTensors::Form::tensor, .tensors = &tensor, .count = 1};
+  if (check_tensor(tensor, false, 0)) push(tensor, false);
 }
 
-void CallBuilder::get(const at::Tensor& tensor) {
+void CallBuilder::add_output(const at::Tensor& tensor) {
   if (call_.problem_ != Problem::none) return;
-  call_.get_ = {.form = GivenTensors::Form::tensor, .tensors = &tensor, .count = 1};
-  if (take(tensor, true, 0)) push(tensor, true);
+  call_.output_args_ = {.form = GivenTensors::Form::tensor, .tensors = &tensor, .count = 1};
+  if (check_tensor(tensor, true, 0)) push(tensor, true);
 }
 
 void CallBuilder::list(const TensorList& tensors, bool output) {
@@ -164,21 +166,21 @@ void CallBuilder::list(const TensorList& tensors, bool output) {
   side(output) = {
       .form = GivenTensors::Form::list, .tensors = tensors.data(), .count = tensors.size()};
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (!take(tensors[i], output, i)) return;
+    if (!check_tensor(tensors[i], output, i)) return;
     push(tensors[i], output);
   }
 }
 
-void CallBuilder::give_parts(const at::Tensor& whole, const at::Tensor& part) {
+void CallBuilder::add_input_parts(const at::Tensor& whole, const at::Tensor& part) {
   if (!fits(whole, part, false)) return;
   push_parts(whole, false);
   call_.record.traced.shape = {part.sizes().data(), part.sizes().size()};
-  get(part);
+  add_output(part);
 }
 
-void CallBuilder::get_parts(const at::Tensor& whole, const at::Tensor& part) {
+void CallBuilder::add_output_parts(const at::Tensor& whole, const at::Tensor& part) {
   if (!fits(whole, part, true)) return;
-  give(part);
+  add_input(part);
   push_parts(whole, true);
 }
 
@@ -191,7 +193,7 @@ bool CallBuilder::fits(const at::Tensor& whole, const at::Tensor& part, bool out
 }
 
 void CallBuilder::push_parts(const at::Tensor& whole, bool output) {
-  if (call_.problem_ != Problem::none || !take(whole, output, 0)) return;
+  if (call_.problem_ != Problem::none || !check_tensor(whole, output, 0)) return;
   const std::size_t length = bytes_of(whole) / call_.members();
   push_pieces(whole, output, [length](std::size_t) { return length; });
 }
@@ -203,11 +205,11 @@ void CallBuilder::push_pieces(const at::Tensor& tensor, bool output, Length leng
     for (std::size_t member = 0; member < call_.members(); ++member)
       push_length(length(member), output);
   } else if (output) {
-    std::byte* at = group::plain_mutable_bytes(tensor).data();
+    std::byte* at = group::dense_mutable_bytes(tensor).data();
     for (std::size_t member = 0; member < call_.members(); at += length(member++))
       call_.args.outputs.push_back({at, length(member)});
   } else {
-    const std::byte* at = group::plain_bytes(tensor).data();
+    const std::byte* at = group::dense_bytes(tensor).data();
     for (std::size_t member = 0; member < call_.members(); at += length(member++))
       call_.args.inputs.push_back({at, length(member)});
   }
@@ -229,7 +231,7 @@ void CallBuilder::splits(const at::Tensor& tensor, const std::vector<std::int64_
     note(Problem::splits, output, 0, tensor);
     return;
   }
-  if (!take(tensor, output, 0)) return;
+  if (!check_tensor(tensor, output, 0)) return;
   const auto rows = static_cast<std::size_t>(tensor.size(0));
   const std::size_t row = rows == 0 ? 0 : bytes_of(tensor) / rows;
   push_pieces(tensor, output, [&](std::size_t member) {
@@ -244,7 +246,7 @@ void CallBuilder::coalesced(const TensorList& tensors, bool output) {
       .form = GivenTensors::Form::coalesced, .tensors = tensors.data(), .count = tensors.size()};
   std::size_t bytes = 0;
   for (const auto& tensor : tensors) {
-    if (!take(tensor, output, 0)) return;
+    if (!check_tensor(tensor, output, 0)) return;
     bytes += bytes_of(tensor);
   }
   call_.dense_ = call_.dense_ && tensors.size() == 1;
@@ -257,7 +259,7 @@ void CallBuilder::lists(const std::vector<TensorList>& lists, bool output) {
   for (std::size_t i = 0; i < lists.size(); ++i) {
     std::size_t bytes = 0;
     for (const auto& tensor : lists[i]) {
-      if (!take(tensor, output, i)) return;
+      if (!check_tensor(tensor, output, i)) return;
       bytes += bytes_of(tensor);
     }
     call_.dense_ = call_.dense_ && lists[i].size() == 1;
@@ -272,32 +274,34 @@ bool CallBuilder::same_lists(const TensorList& tensors, const std::vector<Tensor
   return call_.problem_ == Problem::none;
 }
 
-void CallBuilder::give_coalesced(const TensorList& tensors, const std::vector<TensorList>& each) {
-  call_.give_ = {.form = GivenTensors::Form::lists, .lists = &each};
-  call_.get_ = {
+void CallBuilder::add_input_coalesced(const TensorList& tensors,
+                                      const std::vector<TensorList>& each) {
+  call_.input_args_ = {.form = GivenTensors::Form::lists, .lists = &each};
+  call_.output_args_ = {
       .form = GivenTensors::Form::coalesced, .tensors = tensors.data(), .count = tensors.size()};
   if (!same_lists(tensors, each)) return;
   lists(each, false);
   coalesced(tensors, true);
 }
 
-void CallBuilder::get_coalesced(const std::vector<TensorList>& each, const TensorList& tensors) {
-  call_.give_ = {
+void CallBuilder::add_output_coalesced(const std::vector<TensorList>& each,
+                                       const TensorList& tensors) {
+  call_.input_args_ = {
       .form = GivenTensors::Form::coalesced, .tensors = tensors.data(), .count = tensors.size()};
-  call_.get_ = {.form = GivenTensors::Form::lists, .lists = &each};
+  call_.output_args_ = {.form = GivenTensors::Form::lists, .lists = &each};
   if (!same_lists(tensors, each)) return;
   coalesced(tensors, false);
   lists(each, true);
 }
 
-void CallBuilder::give_memory(at::ScalarType type, ConstBytes memory) {
+void CallBuilder::add_input_memory(at::ScalarType type, ConstBytes memory) {
   call_.like_type_ = type;
   call_.args.dtype = group::to_dtype(type);
   call_.record.traced.dtype = static_cast<std::uint8_t>(call_.args.dtype);
   call_.args.inputs.push_back(memory);
 }
 
-void CallBuilder::get_memory(MutableBytes memory) { call_.args.outputs.push_back(memory); }
+void CallBuilder::add_output_memory(MutableBytes memory) { call_.args.outputs.push_back(memory); }
 
 void CallBuilder::reduces(const ReduceOp& op) {
   call_.args.reduce = op.engine();
@@ -309,7 +313,8 @@ void CallBuilder::reduces(const ReduceOp& op) {
 bool CallBuilder::memory_is_apart() const {
   const auto& in = call_.args.inputs;
   const auto& out = call_.args.outputs;
-  if (call_.give_.is_one() && call_.get_.is_one()) return apart(span_of(in), span_of(out));
+  if (call_.input_args_.is_one() && call_.output_args_.is_one())
+    return apart(span_of(in), span_of(out));
   if (out.size() * in.size() + out.size() * (out.size() - 1) / 2 > kMostPairs) return false;
   for (std::size_t i = 0; i < out.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j) {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "muster/group/call.h"
-#include "muster/group/plain_tensor.h"
+#include "muster/group/dense_tensor.h"
 #include "muster/group/scalar_type.h"
 
 namespace muster {
@@ -26,60 +26,60 @@ class CallBuilder {
   void tag(std::int64_t tag);
   /// The call does not mark its outputs as written for autograd, as torch's backends do not if they
   /// copy nothing.
-  void writes_quietly() { call_.quiet_ = true; }
+  void keeps_versions() { call_.keeps_versions_ = true; }
 
   // The tensors, inputs before outputs. Each function sets one whole side.
   void in_place(const at::Tensor& tensor);
   void in_place_coalesced(const TensorList& tensors);
-  void give(const at::Tensor& tensor);
-  void get(const at::Tensor& tensor);
-  void give(const TensorList& tensors) { list(tensors, false); }
-  void get(const TensorList& tensors) { list(tensors, true); }
+  void add_input(const at::Tensor& tensor);
+  void add_output(const at::Tensor& tensor);
+  void add_input(const TensorList& tensors) { list(tensors, false); }
+  void add_output(const TensorList& tensors) { list(tensors, true); }
   /// Each member's part of `whole` has the shape of `part`; parts are concatenated along dimension
   /// 0 or stacked along a new one. Sets both sides: one is `whole`, the other `part`.
-  void give_parts(const at::Tensor& whole, const at::Tensor& part);
-  void get_parts(const at::Tensor& whole, const at::Tensor& part);
+  void add_input_parts(const at::Tensor& whole, const at::Tensor& part);
+  void add_output_parts(const at::Tensor& whole, const at::Tensor& part);
   /// Splits dimension 0 of each tensor into pieces of the given sizes; empty: equal pieces.
   void exchange_splits(const at::Tensor& output, const at::Tensor& input,
                        const std::vector<std::int64_t>& output_sizes,
                        const std::vector<std::int64_t>& input_sizes);
   /// `lists` has one list per member with as many tensors as `tensors`.
-  void give_coalesced(const TensorList& tensors, const std::vector<TensorList>& lists);
-  void get_coalesced(const std::vector<TensorList>& lists, const TensorList& tensors);
+  void add_input_coalesced(const TensorList& tensors, const std::vector<TensorList>& lists);
+  void add_output_coalesced(const std::vector<TensorList>& lists, const TensorList& tensors);
   /// Memory instead of tensors, for backends with `takes_memory`.
-  void give_memory(at::ScalarType type, ConstBytes memory);
-  void get_memory(MutableBytes memory);
+  void add_input_memory(at::ScalarType type, ConstBytes memory);
+  void add_output_memory(MutableBytes memory);
   void reduces(const ReduceOp& op);
   /// Call last.
   void check();
 
  private:
-  group::GivenTensors& side(bool output) { return output ? call_.get_ : call_.give_; }
+  group::GivenTensors& side(bool output) { return output ? call_.output_args_ : call_.input_args_; }
   void note(Problem problem) {
     if (call_.problem_ == Problem::none) call_.problem_ = problem;
   }
   bool note(Problem problem, bool output, std::size_t index, const at::Tensor& tensor);
   void note_rank(std::string_view keyword, std::optional<int> global, std::optional<int> local);
   /// Checks one tensor. The first one sets dtype and device; later ones must match.
-  bool take(const at::Tensor& tensor, bool output, std::size_t index) {
-    if (group::is_plain(tensor)) [[likely]] {
+  bool check_tensor(const at::Tensor& tensor, bool output, std::size_t index) {
+    if (group::is_dense_cpu(tensor)) [[likely]] {
       const at::ScalarType type = tensor.scalar_type();
       if (call_.like_type_ == type && call_.device_ == c10::DeviceType::CPU) return true;
       if (call_.like_type_ == at::ScalarType::Undefined) {
-        take_first(tensor, type);
+        set_first_tensor(tensor, type);
         return true;
       }
     }
-    return take_unusual(tensor, output, index);
+    return check_tensor_slowly(tensor, output, index);
   }
-  void take_first(const at::Tensor& tensor, at::ScalarType type) {
+  void set_first_tensor(const at::Tensor& tensor, at::ScalarType type) {
     call_.like_ = &tensor;
     call_.like_type_ = type;
     call_.args.dtype = group::to_dtype(type);
     call_.record.traced.dtype = static_cast<std::uint8_t>(call_.args.dtype);
     call_.record.traced.shape = {tensor.sizes().data(), tensor.sizes().size()};
   }
-  bool take_unusual(const at::Tensor& tensor, bool output, std::size_t index);
+  bool check_tensor_slowly(const at::Tensor& tensor, bool output, std::size_t index);
   void push(const at::Tensor& tensor, bool output);
   void push_length(std::size_t bytes, bool output);
   template <class Length>

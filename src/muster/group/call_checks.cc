@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "muster/group/plain_tensor.h"
+#include "muster/group/dense_tensor.h"
 
 namespace muster::group {
 namespace {
@@ -26,7 +26,7 @@ Layout layout_of(const at::Tensor& whole, const at::Tensor& part, int members) {
 
 bool holds_parts(const at::Tensor& whole, const at::Tensor& part, int members) {
   if (!whole.defined() || !part.defined()) return false;
-  if (is_plain(whole)) [[likely]]
+  if (is_dense_cpu(whole)) [[likely]]
     return whole.numel() == members * part.numel();
   return layout_of(whole, part, members) != Layout::none;
 }

@@ -121,19 +121,19 @@ void Call::explain() const {
       invalid("needs a tag below 2^62 and got " + std::to_string(record.traced.tag));
     case Problem::no_tensors: invalid("the list of tensors is empty; give it at least one");
     case Problem::lists_differ: {
-      const bool outputs = get_.form == group::GivenTensors::Form::lists;
-      const auto& one = outputs ? give_ : get_;
+      const bool outputs = output_args_.form == group::GivenTensors::Form::lists;
+      const auto& one = outputs ? input_args_ : output_args_;
       explain_lists(outputs ? "output_tensor_lists" : "input_tensor_lists",
-                    *(outputs ? get_ : give_).lists,
+                    *(outputs ? output_args_ : input_args_).lists,
                     TensorList(one.tensors, one.tensors + one.count), rank);
     }
     case Problem::whole_and_part: {
       const group::GivenTensors& side =
-          get_.form == group::GivenTensors::Form::parts ? get_ : give_;
+          output_args_.form == group::GivenTensors::Form::parts ? output_args_ : input_args_;
       explain_parts(*side.tensors, *side.part, members);
     }
     case Problem::splits: {
-      const group::GivenTensors& side = culprit_.output ? get_ : give_;
+      const group::GivenTensors& side = culprit_.output ? output_args_ : input_args_;
       explain_splits(*side.tensors, *side.sizes, members, culprit_.output ? "output" : "input");
     }
     case Problem::kind: explain_kind(which, *culprit_.tensor);

@@ -29,7 +29,7 @@ Call calls::broadcast(ProcessGroup& group, const at::Tensor& tensor,
   CallBuilder build(call);
   build.root("src", options.src, options.group_src);
   build.in_place(tensor);
-  build.writes_quietly();
+  build.keeps_versions();
   build.check();
   return call;
 }
@@ -46,7 +46,7 @@ Call calls::all_reduce(ProcessGroup& group, const at::Tensor& tensor,
   CallBuilder build(call);
   build.in_place(tensor);
   build.reduces(options.op);
-  build.writes_quietly();
+  build.keeps_versions();
   build.check();
   return call;
 }
@@ -66,7 +66,7 @@ Call calls::reduce(ProcessGroup& group, const at::Tensor& tensor, const ReduceOp
   build.root("dst", options.dst, options.group_dst);
   build.in_place(tensor);
   build.reduces(options.op);
-  build.writes_quietly();
+  build.keeps_versions();
   build.check();
   return call;
 }
@@ -81,8 +81,8 @@ Call calls::all_gather(ProcessGroup& group, const TensorList& tensor_list, const
   static constexpr FunctionName kName = "all_gather";
   Call call(group, Op::all_gather, kName, options.timeout, options.async_op);
   CallBuilder build(call);
-  build.give(tensor);
-  build.get(tensor_list);
+  build.add_input(tensor);
+  build.add_output(tensor_list);
   build.check();
   return call;
 }
@@ -100,7 +100,7 @@ Call calls::all_gather_into_tensor(ProcessGroup& group, const at::Tensor& output
   static constexpr FunctionName kName = "all_gather_into_tensor";
   Call call(group, Op::all_gather, kName, options.timeout, options.async_op);
   CallBuilder build(call);
-  build.get_parts(output_tensor, input_tensor);
+  build.add_output_parts(output_tensor, input_tensor);
   build.check();
   return call;
 }
@@ -117,8 +117,8 @@ Call calls::gather(ProcessGroup& group, const at::Tensor& tensor, const GatherOp
   Call call(group, Op::gather, kName, options.timeout, options.async_op);
   CallBuilder build(call);
   build.root("dst", options.dst, options.group_dst, 0);
-  build.give(tensor);
-  build.get(options.gather_list);
+  build.add_input(tensor);
+  build.add_output(options.gather_list);
   build.check();
   return call;
 }
@@ -133,9 +133,9 @@ Call calls::scatter(ProcessGroup& group, const at::Tensor& tensor, const Scatter
   Call call(group, Op::scatter, kName, options.timeout, options.async_op);
   CallBuilder build(call);
   build.root("src", options.src, options.group_src, 0);
-  build.give(options.scatter_list);
-  build.get(tensor);
-  build.writes_quietly();
+  build.add_input(options.scatter_list);
+  build.add_output(tensor);
+  build.keeps_versions();
   build.check();
   return call;
 }
@@ -150,8 +150,8 @@ Call calls::reduce_scatter(ProcessGroup& group, const at::Tensor& output,
   static constexpr FunctionName kName = "reduce_scatter";
   Call call(group, Op::reduce_scatter, kName, options.timeout, options.async_op);
   CallBuilder build(call);
-  build.give(input_list);
-  build.get(output);
+  build.add_input(input_list);
+  build.add_output(output);
   build.reduces(options.op);
   build.check();
   return call;
@@ -169,7 +169,7 @@ Call calls::reduce_scatter_tensor(ProcessGroup& group, const at::Tensor& output,
   static constexpr FunctionName kName = "reduce_scatter_tensor";
   Call call(group, Op::reduce_scatter, kName, options.timeout, options.async_op);
   CallBuilder build(call);
-  build.give_parts(input, output);
+  build.add_input_parts(input, output);
   build.reduces(options.op);
   build.check();
   return call;
@@ -188,7 +188,7 @@ Call calls::all_to_all_single(ProcessGroup& group, const at::Tensor& output,
   Call call(group, Op::all_to_all, kName, options.timeout, options.async_op);
   CallBuilder build(call);
   build.exchange_splits(output, input, options.output_split_sizes, options.input_split_sizes);
-  build.writes_quietly();
+  build.keeps_versions();
   build.check();
   return call;
 }
@@ -205,8 +205,8 @@ Call calls::all_to_all(ProcessGroup& group, const TensorList& output_tensor_list
   static constexpr FunctionName kName = "all_to_all";
   Call call(group, Op::all_to_all, kName, options.timeout, options.async_op);
   CallBuilder build(call);
-  build.give(input_tensor_list);
-  build.get(output_tensor_list);
+  build.add_input(input_tensor_list);
+  build.add_output(output_tensor_list);
   build.check();
   return call;
 }
@@ -253,7 +253,7 @@ Call calls::all_gather_coalesced(ProcessGroup& group,
   static constexpr FunctionName kName = "all_gather_coalesced";
   Call call(group, Op::all_gather, kName, options.timeout, options.async_op);
   CallBuilder build(call);
-  build.get_coalesced(output_tensor_lists, input_tensor_list);
+  build.add_output_coalesced(output_tensor_lists, input_tensor_list);
   build.check();
   return call;
 }
@@ -272,7 +272,7 @@ Call calls::reduce_scatter_coalesced(ProcessGroup& group, const TensorList& outp
   static constexpr FunctionName kName = "reduce_scatter_coalesced";
   Call call(group, Op::reduce_scatter, kName, options.timeout, options.async_op);
   CallBuilder build(call);
-  build.give_coalesced(output_tensors, input_tensor_lists);
+  build.add_input_coalesced(output_tensors, input_tensor_lists);
   build.reduces(options.op);
   build.check();
   return call;

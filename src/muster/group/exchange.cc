@@ -21,7 +21,7 @@ namespace {
 
 // Limit for one text; a member's announced size is checked before memory is allocated.
 constexpr std::int64_t kMaxBytes = std::int64_t{16} << 20;
-constexpr Duration kAskEvery = std::chrono::milliseconds(500);
+constexpr Duration kPollInterval = std::chrono::milliseconds(500);
 
 /// The engine's communicator for CPU memory; null if another backend serves the CPU.
 collective::Communicator* native_engine(const ProcessGroup& group) {
@@ -35,36 +35,36 @@ collective::Communicator* native_engine(const ProcessGroup& group) {
 
 /// Runs `call`, which waits for other members on this thread and polls `give_up` meanwhile.
 template <class Call>
-void asking_meanwhile(ProcessGroup& group, collective::Communicator& engine,
-                      const std::function<Status()>& give_up, Call call) {
-  Status hopeless;
-  const auto looking = engine.on_idle([&] {
-    if (!hopeless.ok()) return;
-    hopeless = give_up();
-    if (!hopeless.ok()) group.abort(hopeless.message());
+void run_polling(ProcessGroup& group, collective::Communicator& engine,
+                 const std::function<Status()>& give_up, Call call) {
+  Status aborted;
+  const auto idle_callback = engine.on_idle([&] {
+    if (!aborted.ok()) return;
+    aborted = give_up();
+    if (!aborted.ok()) group.abort(aborted.message());
   });
   try {
     call();
   } catch (const DistError&) {
-    if (hopeless.ok()) throw;
+    if (aborted.ok()) throw;
   }
-  if (!hopeless.ok()) raise(hopeless);
+  if (!aborted.ok()) raise(aborted);
 }
 
-void carry_out(ProcessGroup& group, Call call, const std::function<Status()>& give_up) {
+void run(ProcessGroup& group, Call call, const std::function<Status()>& give_up) {
   CallBuilder(call).check();
   if (!give_up) {
     group.submit(call);
     return;
   }
   if (auto* engine = native_engine(group))
-    return asking_meanwhile(group, *engine, give_up, [&] { group.submit(call); });
+    return run_polling(group, *engine, give_up, [&] { group.submit(call); });
   call.make_async();
   const auto work = group.submit(call);
   if (work == nullptr) return;
   for (;;) {
     try {
-      work->wait(kAskEvery);
+      work->wait(kPollInterval);
       return;
     } catch (const DistError&) {
       // The call may just have ended; then its own result counts, not the wait's.
@@ -83,47 +83,49 @@ void carry_out(ProcessGroup& group, Call call, const std::function<Status()>& gi
 constexpr FunctionName kExchange = "exchange_text";
 
 /// A member's announcement of its text (size and hash), and its note.
-struct Announced {
+struct Announcement {
   std::int64_t bytes = 0;
   decltype(short_hash("")) hash{};
   CallNote note{};
-  bool same_text(const Announced& other) const {
+  bool same_text(const Announcement& other) const {
     return bytes == other.bytes && hash == other.hash;
   }
 };
 constexpr std::int64_t kAnnouncedWords = 5;
-static_assert(std::is_trivially_copyable_v<Announced> &&
-              sizeof(Announced) == kAnnouncedWords * sizeof(std::int64_t));
+static_assert(std::is_trivially_copyable_v<Announcement> &&
+              sizeof(Announcement) == kAnnouncedWords * sizeof(std::int64_t));
 
-std::vector<Announced> announce(ProcessGroup& group, const std::string& mine, const CallNote& note,
-                                TimePoint limit, const std::function<Status()>& give_up) {
-  const Announced own{static_cast<std::int64_t>(mine.size()), short_hash(mine), note};
-  std::vector<Announced> all(static_cast<std::size_t>(group.size()));
+std::vector<Announcement> announce(ProcessGroup& group, const std::string& mine,
+                                   const CallNote& note, TimePoint limit,
+                                   const std::function<Status()>& give_up) {
+  const Announcement own{static_cast<std::int64_t>(mine.size()), short_hash(mine), note};
+  std::vector<Announcement> all(static_cast<std::size_t>(group.size()));
   Call call(group, Op::all_gather, kExchange, time_left(steady_clock(), limit));
   if (native_engine(group) != nullptr) {
     // Uses memory instead of tensors; creating tensors takes longer than the rest of a group's
     // creation.
-    CallBuilder(call).give_memory(at::kLong, std::as_bytes(std::span(&own, 1)));
-    for (auto& one : all) CallBuilder(call).get_memory(std::as_writable_bytes(std::span(&one, 1)));
-    carry_out(group, std::move(call), give_up);
+    CallBuilder(call).add_input_memory(at::kLong, std::as_bytes(std::span(&own, 1)));
+    for (auto& one : all)
+      CallBuilder(call).add_output_memory(std::as_writable_bytes(std::span(&one, 1)));
+    run(group, std::move(call), give_up);
     return all;
   }
   auto word = at::empty({kAnnouncedWords}, at::kLong);
   std::memcpy(word.mutable_data_ptr(), &own, sizeof own);
   auto words = at::empty({group.size(), kAnnouncedWords}, at::kLong);
-  CallBuilder(call).get_parts(words, word);
-  carry_out(group, std::move(call), give_up);
-  std::memcpy(all.data(), words.const_data_ptr(), all.size() * sizeof(Announced));
+  CallBuilder(call).add_output_parts(words, word);
+  run(group, std::move(call), give_up);
+  std::memcpy(all.data(), words.const_data_ptr(), all.size() * sizeof(Announcement));
   return all;
 }
 
-std::vector<std::string> show(ProcessGroup& group, const std::string& mine,
-                              const std::vector<Announced>& announced, TimePoint limit,
-                              const std::function<Status()>& give_up) {
+std::vector<std::string> gather_texts(ProcessGroup& group, const std::string& mine,
+                                      const std::vector<Announcement>& announced, TimePoint limit,
+                                      const std::function<Status()>& give_up) {
   Call texts(group, Op::all_gather, kExchange, time_left(steady_clock(), limit));
   auto text = at::empty({static_cast<std::int64_t>(mine.size())}, at::kByte);
   if (!mine.empty()) std::memcpy(text.mutable_data_ptr(), mine.data(), mine.size());
-  CallBuilder(texts).give(text);
+  CallBuilder(texts).add_input(text);
   std::vector<at::Tensor> received;
   for (std::size_t i = 0; i < announced.size(); ++i) {
     const auto bytes = announced[i].bytes;
@@ -132,8 +134,8 @@ std::vector<std::string> show(ProcessGroup& group, const std::string& mine,
               std::to_string(bytes) + " bytes");
     received.push_back(at::empty({bytes}, at::kByte));
   }
-  CallBuilder(texts).get(received);
-  carry_out(group, std::move(texts), give_up);
+  CallBuilder(texts).add_output(received);
+  run(group, std::move(texts), give_up);
   std::vector<std::string> all;
   for (const auto& one : received)
     all.emplace_back(static_cast<const char*>(one.const_data_ptr()),
@@ -151,7 +153,7 @@ std::vector<std::string> exchange_text(const Group& group, const std::string& mi
                                        std::optional<TimePoint> deadline,
                                        const std::function<Status()>& give_up) {
   const auto limit = limit_of(*group, deadline);
-  return show(*group, mine, announce(*group, mine, {}, limit, give_up), limit, give_up);
+  return gather_texts(*group, mine, announce(*group, mine, {}, limit, give_up), limit, give_up);
 }
 
 std::vector<CallNote> compare_calls(const Group& group, const std::string& mine,
@@ -159,13 +161,13 @@ std::vector<CallNote> compare_calls(const Group& group, const std::string& mine,
                                     const std::function<Status()>& give_up, const CallNote& note) {
   const auto limit = limit_of(*group, deadline);
   const auto announced = announce(*group, mine, note, limit, give_up);
-  if (std::ranges::all_of(announced,
-                          [&](const Announced& one) { return one.same_text(announced.front()); })) {
+  if (std::ranges::all_of(
+          announced, [&](const Announcement& one) { return one.same_text(announced.front()); })) {
     std::vector<CallNote> notes;
     for (const auto& one : announced) notes.push_back(one.note);
     return notes;
   }
-  const auto calls = show(*group, mine, announced, limit, give_up);
+  const auto calls = gather_texts(*group, mine, announced, limit, give_up);
   for (std::size_t i = 1; i < calls.size(); ++i) {
     if (calls[i] == calls[0]) continue;
     const auto rank = [&](std::size_t position) {

@@ -3,7 +3,7 @@
 #include <random>
 #include <thread>
 
-#include "muster/group/creation_order.h"
+#include "muster/group/creation_deadlock.h"
 #include "muster/group/job.h"
 #include "muster/group/test_ranks.h"
 #include "muster/group/world.h"
@@ -167,7 +167,7 @@ TEST(Groups, DestroyTellsWhatNobodyWasTold) {
 }
 
 // spec: D8 which overlapping creations wait for each other for ever
-TEST(CreationOrder, FindsWhatCanNeverEnd) {
+TEST(CreationDeadlockDetector, FindsWhatCanNeverEnd) {
   using group::stuck_creations;
   using Waiting = std::vector<group::WaitingCreation>;
   const auto names = [](const Waiting& waiting) {

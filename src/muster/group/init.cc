@@ -33,21 +33,21 @@ void check_available(const BackendConfig& config) {
 }
 
 void check_options(const InitProcessGroupOptions& options) {
-  const auto say = [](const std::string& text) { group::invalid("init_process_group: " + text); };
+  const auto fail = [](const std::string& text) { group::invalid("init_process_group: " + text); };
   if (options.store && options.init_method)
-    say("store and init_method exclude each other; give one of them");
+    fail("store and init_method exclude each other; give one of them");
   if (options.store && (options.rank < 0 || options.world_size < 1))
-    say("store needs rank and world_size too; got rank " + std::to_string(options.rank) +
-        " and world_size " + std::to_string(options.world_size));
+    fail("store needs rank and world_size too; got rank " + std::to_string(options.rank) +
+         " and world_size " + std::to_string(options.world_size));
   if (options.world_size == 0 || options.world_size < -1)
-    say("world_size " + std::to_string(options.world_size) + " is not a number of ranks");
+    fail("world_size " + std::to_string(options.world_size) + " is not a number of ranks");
   if (options.rank < -1 || (options.world_size > 0 && options.rank >= options.world_size))
-    say("rank " + std::to_string(options.rank) + " is not in 0 to world_size - 1" +
-        (options.world_size > 0 ? " = " + std::to_string(options.world_size - 1) : ""));
+    fail("rank " + std::to_string(options.rank) + " is not in 0 to world_size - 1" +
+         (options.world_size > 0 ? " = " + std::to_string(options.world_size - 1) : ""));
 }
 
-store::Rendezvous find_job(const InitProcessGroupOptions& options, const group::Seat& seat,
-                           TimePoint deadline) {
+store::Rendezvous find_job(const InitProcessGroupOptions& options,
+                           const group::SpawnedRank& spawned_rank, TimePoint deadline) {
   store::RendezvousOptions rendezvous;
   rendezvous.init_method = options.init_method.value_or("env://");
   rendezvous.rank = options.rank;
@@ -55,10 +55,11 @@ store::Rendezvous find_job(const InitProcessGroupOptions& options, const group::
   rendezvous.group_name = options.group_name;
   rendezvous.timeout = time_left(steady_clock(), deadline);
   auto store = options.store ? options.store->engine() : nullptr;
-  if (seat.store && !store && !options.init_method && options.rank < 0 && options.world_size < 0) {
-    store = seat.store;
-    rendezvous.rank = seat.rank;
-    rendezvous.world_size = seat.world_size;
+  if (spawned_rank.store && !store && !options.init_method && options.rank < 0 &&
+      options.world_size < 0) {
+    store = spawned_rank.store;
+    rendezvous.rank = spawned_rank.rank;
+    rendezvous.world_size = spawned_rank.world_size;
   }
   auto found =
       store ? store::rendezvous_over(std::move(store), rendezvous) : store::rendezvous(rendezvous);
@@ -86,7 +87,7 @@ std::vector<int> checked_ranks(const NewGroupOptions& options, int world_size) {
 }
 
 /// Whether `ranks` is a non-empty subset of `others`.
-bool all_in(std::span<const int> ranks, const std::vector<int>& others) {
+bool is_subset(std::span<const int> ranks, const std::vector<int>& others) {
   return !ranks.empty() && std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
     return std::find(others.begin(), others.end(), rank) != others.end();
   });
@@ -112,7 +113,7 @@ collective::GroupProposal agree_on_call(const Group& world, const group::Job& jo
   }
 }
 
-Group named(const Group& group, std::string_view caller) {
+Group group_or_default(const Group& group, std::string_view caller) {
   return group ? group : WorldScope::current()->world(caller);
 }
 
@@ -133,7 +134,8 @@ void init_process_group(const InitProcessGroupOptions& options) {
   const auto deadline = deadline_after(
       steady_clock(), timeout);  // for everything: each stage gets the remaining time
 
-  auto job = group::open_job(find_job(options, scope->seat(), deadline), config, timeout, deadline);
+  auto job = group::open_job(find_job(options, scope->spawned_rank(), deadline), config, timeout,
+                             deadline);
   auto world = group::make_default_group(job, "default", std::move(config), timeout,
                                          {.pg_options = options.pg_options, .deadline = deadline});
   scope->open(std::move(job), std::move(world));
@@ -143,14 +145,14 @@ void destroy_process_group(const Group& group) {
   if (group && !group->is_member()) return;
   auto closing = WorldScope::current()->remove(group, "destroy_process_group");
   Status first;
-  bool whole = true;  // no group of the job ever failed here
+  bool never_failed = true;  // no group of the job ever failed here
   // Ranks whose failure this process has already been shown. One death ends all groups with that
   // rank.
-  std::vector<int> blamed;
+  std::vector<int> reported_ranks;
   for (const auto& closed : closing.groups) {
     if (!closed->is_member() || closed->failure().ok() || !closed->failure_was_shown()) continue;
     const auto failure = closed->failure();
-    blamed.insert(blamed.end(), failure.ranks().begin(), failure.ranks().end());
+    reported_ranks.insert(reported_ranks.end(), failure.ranks().begin(), failure.ranks().end());
   }
   if (closing.job && closing.job->peer_traces) closing.job->peer_traces->stop();
   if (closing.job && closing.job->responder) closing.job->responder->stop();
@@ -162,13 +164,15 @@ void destroy_process_group(const Group& group) {
       closing.job->store.reset();
     if (!closed->is_member()) continue;
     const auto known = closed->failure();
-    whole = whole && known.ok();
-    const bool seen = !known.ok() && (closed->failure_was_shown() || all_in(known.ranks(), blamed));
+    never_failed = never_failed && known.ok();
+    const bool seen =
+        !known.ok() && (closed->failure_was_shown() || is_subset(known.ranks(), reported_ranks));
     auto status = closed->close();
     if (!seen && first.ok()) first = known.ok() ? std::move(status) : known;
     closed.reset();
   }
-  if (closing.job && closing.job->recorder && whole && first.ok()) closing.job->recorder->remove();
+  if (closing.job && closing.job->recorder && never_failed && first.ok())
+    closing.job->recorder->remove();
   closing.job.reset();
   if (!first.ok()) group::raise(first.with_context("destroy_process_group"));
 }
@@ -178,11 +182,11 @@ void note_failure(const std::string& why) { transport::note_process_failure(why)
 bool is_initialized() { return WorldScope::current()->initialized(); }
 Group default_group() { return WorldScope::current()->world("default_group"); }
 
-int get_rank(const Group& group) { return named(group, "get_rank")->rank(); }
-int get_world_size(const Group& group) { return named(group, "get_world_size")->size(); }
+int get_rank(const Group& group) { return group_or_default(group, "get_rank")->rank(); }
+int get_world_size(const Group& group) { return group_or_default(group, "get_world_size")->size(); }
 
 std::string get_backend(const Group& group) {
-  const auto which = named(group, "get_backend");
+  const auto which = group_or_default(group, "get_backend");
   if (!which->is_member())
     group::invalid("get_backend: this process is not a member of group " + which->name());
   return which->backend();
@@ -208,33 +212,35 @@ Group new_group(const NewGroupOptions& options) {
       return group::make_group(job, group::name_of(*job, ranks), ranks, std::move(config), timeout);
   } else {
     // Another rank may be waiting for this one in a creation that only its members know of.
-    auto meeting = job->order->begin(
+    auto creation = job->creation_deadlocks->begin(
         job->store, {job->rank, scope->unique_name("new_group of all ranks") + job->era, call,
                      all_ranks(job->world_size), true});
     try {
-      proposal =
-          agree_on_call(world, *job, ranks, config, call, deadline, [&] { return meeting.look(); });
+      proposal = agree_on_call(world, *job, ranks, config, call, deadline,
+                               [&] { return creation.poll(); });
     } catch (const DistError& error) {
       // The rank that found this creation stuck may already be in another call of the default
       // group; this rank then sees only that mismatch.
-      if (error.code() == Code::mismatch) group::check(meeting.verdict());
+      if (error.code() == Code::mismatch) group::check(creation.verdict());
       throw;
     }
   }
   auto name = scope->unique_name(group::name_of(*job, ranks));
   // Only the members know of a creation with use_local_synchronization, so they must detect a
   // deadlock.
-  auto creation = job->order->begin(options.use_local_synchronization ? job->store : nullptr,
-                                    {job->rank, name + job->era, call, ranks});
-  const group::Meeting meeting{.terms = options.use_local_synchronization ? call : "",
-                               .give_up = [&] { return creation.look(); },
-                               .pg_options = options.pg_options,
-                               .deadline = deadline,
-                               .proposal = proposal};
+  auto creation =
+      job->creation_deadlocks->begin(options.use_local_synchronization ? job->store : nullptr,
+                                     {job->rank, name + job->era, call, ranks});
+  const group::CreationOptions creation_options{
+      .terms = options.use_local_synchronization ? call : "",
+      .give_up = [&] { return creation.poll(); },
+      .pg_options = options.pg_options,
+      .deadline = deadline,
+      .proposal = proposal};
   Group group;
   try {
     group = group::make_group(job, std::move(name), std::move(ranks), std::move(config), timeout,
-                              meeting);
+                              creation_options);
   } catch (const DistError&) {
     const auto verdict = creation.verdict();
     if (creation.stops_default_group()) world->abort(verdict.message());
@@ -246,13 +252,13 @@ Group new_group(const NewGroupOptions& options) {
 }
 
 int get_group_rank(const Group& group, int global_rank) {
-  return named(group, "get_group_rank")->group_rank_of(global_rank);
+  return group_or_default(group, "get_group_rank")->group_rank_of(global_rank);
 }
 int get_global_rank(const Group& group, int group_rank) {
-  return named(group, "get_global_rank")->global_rank_of(group_rank);
+  return group_or_default(group, "get_global_rank")->global_rank_of(group_rank);
 }
 std::vector<int> get_process_group_ranks(const Group& group) {
-  return named(group, "get_process_group_ranks")->ranks();
+  return group_or_default(group, "get_process_group_ranks")->ranks();
 }
 
 }  // namespace muster

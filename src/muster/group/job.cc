@@ -63,13 +63,11 @@ collective::CommunicatorOptions communicator_options(const Job& job, const Backe
   return options;
 }
 
-std::shared_ptr<ProcessGroupBackend> make_registered(const Job& job,
-                                                     const RegisteredBackend& backend,
-                                                     const std::string& name,
-                                                     const std::vector<int>& ranks,
-                                                     Duration timeout, const Meeting& meeting) {
+std::shared_ptr<ProcessGroupBackend> make_registered(
+    const Job& job, const RegisteredBackend& backend, const std::string& name,
+    const std::vector<int>& ranks, Duration timeout, const CreationOptions& creation) {
   DistributedBackendOptions options;
-  options.group_id = name + job.era + meeting.terms;
+  options.group_id = name + job.era + creation.terms;
   options.store = std::make_shared<Store>(
       store::make_prefix_store("backend/" + backend.name + "/" + options.group_id, job.store));
   options.group_rank =
@@ -77,7 +75,7 @@ std::shared_ptr<ProcessGroupBackend> make_registered(const Job& job,
   options.group_size = static_cast<int>(ranks.size());
   options.timeout = timeout;
   options.global_ranks_in_group = ranks;
-  auto made = backend.make(options, meeting.pg_options);
+  auto made = backend.make(options, creation.pg_options);
   if (made == nullptr)
     throw DistBackendError("the function that backend '" + backend.name +
                                "' was registered with made nothing for group " + name,
@@ -96,20 +94,20 @@ const Backend* proposed(const BackendConfig& config) {
 std::shared_ptr<ProcessGroupBackend> make_backend(const Job& job, const Backend& backend,
                                                   const std::string& name,
                                                   const std::vector<int>& ranks, Duration timeout,
-                                                  const Meeting& meeting) {
+                                                  const CreationOptions& creation) {
   if (const auto* registered = registered_backend(backend.name()))
-    return make_registered(job, *registered, name, ranks, timeout, meeting);
+    return make_registered(job, *registered, name, ranks, timeout, creation);
   if (!is_native(backend))
     throw DistBackendError("backend '" + std::string(backend) + "' is not in this build of muster",
                            Code::unsupported);
   auto options = communicator_options(job, backend, name, timeout);
-  if (meeting.deadline) options.timeout = time_left(job.fabric->clock(), *meeting.deadline);
-  options.terms += meeting.terms;
-  options.give_up = meeting.give_up;
+  if (creation.deadline) options.timeout = time_left(job.fabric->clock(), *creation.deadline);
+  options.terms += creation.terms;
+  options.give_up = creation.give_up;
   auto members = in_fabric(job, ranks);
   auto communicator =
-      meeting.proposal.channel != 0
-          ? collective::Communicator::commit(job.fabric, std::move(members), meeting.proposal,
+      creation.proposal.channel != 0
+          ? collective::Communicator::commit(job.fabric, std::move(members), creation.proposal,
                                              std::move(options))
           : collective::Communicator::create(job.fabric, std::move(members), std::move(options));
   return std::make_shared<NativeBackend>(backend, take(std::move(communicator)), ranks);
@@ -211,7 +209,7 @@ std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& conf
   job->rank = found.rank;
   job->world_size = found.world_size;
   job->name = found.job;
-  job->order = std::make_shared<CreationOrder>(found.world_size);
+  job->creation_deadlocks = std::make_shared<CreationDeadlockDetector>(found.world_size);
   job->fabric_ranks.resize(static_cast<std::size_t>(found.world_size));
   std::iota(job->fabric_ranks.begin(), job->fabric_ranks.end(), 0);
   job->fabric = meet_others(found, fabric);
@@ -222,7 +220,7 @@ std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& conf
 }
 
 Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<int> ranks,
-                 BackendConfig config, Duration timeout, Meeting meeting) {
+                 BackendConfig config, Duration timeout, CreationOptions creation) {
   const auto begin = steady_clock().now();
   ProcessGroupParts parts;
   parts.config = std::move(config);
@@ -232,8 +230,8 @@ Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<
   join_job(parts, *job, std::move(name), timeout);
   if (parts.rank >= 0)
     make_backends(parts, [&](const Backend& backend) {
-      auto made = make_backend(*job, backend, parts.name, parts.ranks, timeout, meeting);
-      if (is_native(backend)) meeting.proposal = {};  // a proposal is good for one group
+      auto made = make_backend(*job, backend, parts.name, parts.ranks, timeout, creation);
+      if (is_native(backend)) creation.proposal = {};  // a proposal is good for one group
       return made;
     });
   auto made = std::make_shared<ProcessGroup>(std::move(parts));
@@ -242,11 +240,11 @@ Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<
 }
 
 Group make_default_group(const std::shared_ptr<Job>& job, const std::string& name,
-                         BackendConfig config, Duration timeout, const Meeting& meeting) {
+                         BackendConfig config, Duration timeout, const CreationOptions& creation) {
   std::vector<int> ranks(static_cast<std::size_t>(job->world_size));
   std::iota(ranks.begin(), ranks.end(), 0);
   try {
-    return make_group(job, name, std::move(ranks), std::move(config), timeout, meeting);
+    return make_group(job, name, std::move(ranks), std::move(config), timeout, creation);
   } catch (const DistError& error) {
     job->fabric->fail_rank(error.what(), error.ranks());
     throw;
@@ -267,7 +265,7 @@ std::string name_of(const Job& job, const std::vector<int>& ranks) {
 
 Group split_group(const std::shared_ptr<Job>& job, const ProcessGroup& parent,
                   const std::vector<std::vector<int>>& parts, int own, std::string name,
-                  BackendConfig config, Duration timeout, const Meeting& meeting) {
+                  BackendConfig config, Duration timeout, const CreationOptions& creation) {
   const auto begin = steady_clock().now();
   ProcessGroupParts made;
   if (own >= 0) {
@@ -282,9 +280,9 @@ Group split_group(const std::shared_ptr<Job>& job, const ProcessGroup& parent,
     const auto* native = native_of(parent, backend);
     if (native == nullptr)
       return own < 0 ? nullptr
-                     : make_backend(*job, backend, made.name, made.ranks, timeout, meeting);
+                     : make_backend(*job, backend, made.name, made.ranks, timeout, creation);
     auto options = communicator_options(*job, backend, made.name, timeout);
-    if (meeting.deadline) options.timeout = time_left(job->fabric->clock(), *meeting.deadline);
+    if (creation.deadline) options.timeout = time_left(job->fabric->clock(), *creation.deadline);
     auto communicator =
         take(collective::Communicator::split(native->communicator(), parts, std::move(options)));
     if (communicator == nullptr) return nullptr;
@@ -338,12 +336,12 @@ ShrunkGroup shrink_group(const std::shared_ptr<Job>& job, const ProcessGroup& ol
   parts.config = before.config;
   join_job(parts, *now, name, timeout);
   parts.lineage = std::make_shared<const collective::Lineage>(shrunk.lineage);
-  const Meeting meeting{
+  const CreationOptions creation{
       "attempt " + std::to_string(shrunk.lineage.attempts), {}, std::move(pg_options), deadline};
   make_backends(parts, [&](const Backend& backend) -> std::shared_ptr<ProcessGroupBackend> {
     if (backend == first && is_native(backend))
       return std::make_shared<NativeBackend>(backend, shrunk.communicator, parts.ranks);
-    return make_backend(*now, backend, name, parts.ranks, timeout, meeting);
+    return make_backend(*now, backend, name, parts.ranks, timeout, creation);
   });
   auto group = std::make_shared<ProcessGroup>(std::move(parts));
   log_group(*group, begin);

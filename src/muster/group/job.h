@@ -11,7 +11,7 @@
 #include "muster/base/clock.h"
 #include "muster/collective/communicator.h"
 #include "muster/group/backend_name.h"
-#include "muster/group/creation_order.h"
+#include "muster/group/creation_deadlock.h"
 #include "muster/group/process_group.h"
 #include "muster/store/rendezvous.h"
 #include "muster/store/store.h"
@@ -36,7 +36,7 @@ struct Job {
   /// Fabric rank of each rank of the default group: 0, 1, 2, ... until the group is shrunk.
   std::vector<int> fabric_ranks;
   std::string era;  ///< distinguishes groups before and after a shrink
-  std::shared_ptr<CreationOrder> order;
+  std::shared_ptr<CreationDeadlockDetector> creation_deadlocks;
   std::shared_ptr<trace::Recorder> recorder;       ///< records this rank's calls; null: disabled
   std::shared_ptr<trace::PeerTraces> peer_traces;  ///< null without a recorder
   /// Answers requests over the store; null if there can be none.
@@ -50,7 +50,7 @@ std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& conf
                               Duration timeout, TimePoint deadline);
 
 /// Parameters of a group's creation.
-struct Meeting {
+struct CreationOptions {
   std::string terms =
       {};  ///< must be equal on all members; members with different terms do not meet
   std::function<Status()> give_up = {};  ///< polled during the wait; its failure ends the creation
@@ -67,15 +67,15 @@ collective::GroupProposal propose_group(const Job& job, const std::vector<int>& 
                                         const BackendConfig& config);
 
 /// Creates a group; every member calls it. `ranks` are in group order. Blocks until all members
-/// have called, up to the meeting's deadline. `timeout` is for the group's calls. A process that is
-/// not in `ranks` immediately gets a non-member's group.
+/// have called, up to the deadline of `creation`. `timeout` is for the group's calls. A process
+/// that is not in `ranks` immediately gets a non-member's group.
 Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<int> ranks,
-                 BackendConfig config, Duration timeout, Meeting meeting = {});
+                 BackendConfig config, Duration timeout, CreationOptions creation = {});
 
 /// Creates the default group of a job. On failure the job ends: the other ranks are told that this
 /// rank has failed, and why.
 Group make_default_group(const std::shared_ptr<Job>& job, const std::string& name,
-                         BackendConfig config, Duration timeout, const Meeting& meeting);
+                         BackendConfig config, Duration timeout, const CreationOptions& creation);
 
 /// The name of a group of these ranks of the default group: "[0, 2]", or "[0, 2] of default shrunk"
 /// after a shrink.
@@ -83,10 +83,10 @@ std::string name_of(const Job& job, const std::vector<int>& ranks);
 
 /// Every member of `parent` calls it with the same disjoint parts (ranks of `parent`). Returns the
 /// group of part number `own`; null if that is -1. Uses only the options and the deadline of
-/// `meeting`.
+/// `creation`.
 Group split_group(const std::shared_ptr<Job>& job, const ProcessGroup& parent,
                   const std::vector<std::vector<int>>& parts, int own, std::string name,
-                  BackendConfig config, Duration timeout, const Meeting& meeting);
+                  BackendConfig config, Duration timeout, const CreationOptions& creation);
 
 struct ShrunkGroup {
   Group group;

@@ -50,7 +50,8 @@ struct Sent {
 Sent exchange(ProcessGroup& group, Op op, int peer, Tag tag, Sent sent, Duration timeout) {
   Call call(group, op, "monitored_barrier", timeout, true);
   CallBuilder(call).peer("peer", {}, peer, tag);
-  op == Op::send ? CallBuilder(call).give(sent.tensor) : CallBuilder(call).get(sent.tensor);
+  op == Op::send ? CallBuilder(call).add_input(sent.tensor)
+                 : CallBuilder(call).add_output(sent.tensor);
   CallBuilder(call).check();
   sent.work = group.submit(call);
   return sent;
@@ -165,12 +166,12 @@ void follow(ProcessGroup& group, std::int64_t barrier, Duration timeout) {
   if (verdict.code == static_cast<std::int64_t>(Code::ok)) return;
   const auto ranks = std::clamp<std::int64_t>(verdict.ranks, 0, std::size(verdict.missing));
   const auto bytes = std::clamp<std::int64_t>(verdict.bytes, 0, sizeof verdict.text);
-  group::tell_verdict(group, std::string(verdict.text, static_cast<std::size_t>(bytes)),
-                      std::vector<int>(verdict.missing, verdict.missing + ranks));
+  group::throw_verdict(group, std::string(verdict.text, static_cast<std::size_t>(bytes)),
+                       std::vector<int>(verdict.missing, verdict.missing + ranks));
 }
 
 /// Whether a backend of the group can carry the messages.
-bool moves_bytes(const ProcessGroup& group) {
+bool has_message_backend(const ProcessGroup& group) {
   const auto& backends = group.parts().backends;
   return std::any_of(
       backends.begin(), backends.end(), [why = std::string()](const auto& entry) mutable {
@@ -188,7 +189,7 @@ void monitored_barrier(const MonitoredBarrierOptions& options) {
   const auto barrier = static_cast<std::int64_t>(group->next_monitored_barrier());
   if (group->size() == 1) return;
   const auto timeout = options.timeout.value_or(group->timeout());
-  if (!moves_bytes(*group)) {
+  if (!has_message_backend(*group)) {
     group::monitored_barrier_over_store(*group, barrier, timeout, options.wait_all_ranks);
   } else if (group->rank() == 0) {
     lead(*group, barrier, timeout, options.wait_all_ranks);

@@ -19,8 +19,8 @@ constexpr Duration kVerdictGrace = std::chrono::seconds(10);
 std::string failed_text(const std::vector<int>& ranks, Duration timeout, const std::string& why);
 
 /// Throws the error of a rank that arrived, given rank 0's `text` about the missing ranks.
-[[noreturn]] void tell_verdict(const ProcessGroup& group, const std::string& text,
-                               std::vector<int> missing);
+[[noreturn]] void throw_verdict(const ProcessGroup& group, const std::string& text,
+                                std::vector<int> missing);
 
 /// Runs barrier number `barrier` of this group, which has more than one member.
 void monitored_barrier_over_store(ProcessGroup& group, std::int64_t barrier, Duration timeout,

@@ -38,21 +38,21 @@ class StoreBarrier {
   }
 
   void lead(bool all) {
-    ask(store_->set(prefix_ + "hello", ""));
+    check(store_->set(prefix_ + "hello", ""));
     std::vector<int> missing;
     for (int member = 1; member < group_.size() && (all || missing.empty()); ++member)
-      if (!has_come(member)) missing.push_back(group_.first_rank_of(member));
+      if (!has_arrived(member)) missing.push_back(group_.first_rank_of(member));
     const auto why = "monitored_barrier on group " + group_.name() + ": nothing came of " +
                      (missing.size() == 1 ? "it" : "them") + " through the job's store; see what " +
                      (missing.size() == 1 ? "it is" : "they are") + " doing (`muster trace`)";
     const auto text = failed_text(missing, timeout_, why);
-    ask(store_->set(prefix_ + "verdict", encode(missing, text)));
+    check(store_->set(prefix_ + "verdict", encode(missing, text)));
     if (!missing.empty()) throw DistBackendError(text, Code::timed_out, missing);
-    for (int member = 1; member < group_.size(); ++member) forget(std::to_string(member));
+    for (int member = 1; member < group_.size(); ++member) remove_key(std::to_string(member));
   }
 
   void follow() {
-    ask(store_->set(prefix_ + std::to_string(group_.rank()), ""));
+    check(store_->set(prefix_ + std::to_string(group_.rank()), ""));
     wait_for_leader("hello", deadline_);
     auto limit = deadline_after(steady_clock(), timeout_);
     if (limit < TimePoint::max() - kVerdictGrace) limit += kVerdictGrace;
@@ -60,38 +60,38 @@ class StoreBarrier {
     if (verdict.empty()) {
       const auto left = store_->add(prefix_ + "left", 1);
       if (!left.ok() || *left < group_.size() - 1) return;
-      for (const char* key : {"hello", "verdict", "left"}) forget(key);
+      for (const char* key : {"hello", "verdict", "left"}) remove_key(key);
       return;
     }
     ByteReader in(verdict);
     const std::string text(in.get_text());
     std::vector<int> missing;
     while (in.ok() && in.left() > 0) missing.push_back(in.get<int>());
-    tell_verdict(group_, text, std::move(missing));
+    throw_verdict(group_, text, std::move(missing));
   }
 
  private:
-  static void ask(const Status& status) {
+  static void check(const Status& status) {
     if (!status.ok()) raise_from_store(status.with_context("monitored_barrier"));
   }
-  void forget(const std::string& key) {
+  void remove_key(const std::string& key) {
     static_cast<void>(store_->delete_key(prefix_ + key));
   }  // a file store cannot delete
 
-  bool has_come(int member) {
+  bool has_arrived(int member) {
     const std::string key = prefix_ + std::to_string(member);
     const auto there = store_->check({&key, 1});
-    ask(there.status());
+    check(there.status());
     if (*there) return true;
     const auto status = store_->wait({&key, 1}, time_left(steady_clock(), deadline_));
-    if (status.code() != Code::timed_out) ask(status);
+    if (status.code() != Code::timed_out) check(status);
     return status.ok();
   }
 
   std::string wait_for_leader(const char* key, TimePoint limit) {
     const auto value = store_->get(prefix_ + key, time_left(steady_clock(), limit));
     if (value.ok()) return *value;
-    if (value.status().code() != Code::timed_out) ask(value.status());
+    if (value.status().code() != Code::timed_out) check(value.status());
     const std::vector<int> leader{group_.first_rank_of(0)};
     throw DistBackendError(failed_text(leader, timeout_, value.status().message()), Code::timed_out,
                            leader);
@@ -114,7 +114,7 @@ std::string failed_text(const std::vector<int>& ranks, Duration timeout, const s
          " ms\n Original exception:\n" + why;
 }
 
-void tell_verdict(const ProcessGroup& group, const std::string& text, std::vector<int> missing) {
+void throw_verdict(const ProcessGroup& group, const std::string& text, std::vector<int> missing) {
   throw DistBackendError("Rank " + std::to_string(group.first_rank_of(group.rank())) +
                              " reached monitoredBarrier, which failed; rank " +
                              std::to_string(group.first_rank_of(0)) + " says: " + text,

@@ -127,7 +127,7 @@ class Exchange {
       std::strncpy(mine_.refused, error.what(), sizeof mine_.refused - 1);
       if (mine_.refused[0] == 0) mine_.refused[0] = '?';
     }
-    share_notes();
+    exchange_notes();
     if (problem) rethrow(problem);
     compare();
   }
@@ -153,8 +153,8 @@ class Exchange {
       given.push_back(to_tensor(device_, object.data(), object.size()));
     for (const auto bytes : take) received.push_back(bytes_on(device_, bytes));
     Call call = begin(Op::all_to_all);
-    CallBuilder(call).give(given);
-    CallBuilder(call).get(received);
+    CallBuilder(call).add_input(given);
+    CallBuilder(call).add_output(received);
     submit(call);
     return texts_of(received);
   }
@@ -195,8 +195,8 @@ class Exchange {
   }
   void all_gather(const at::Tensor& mine, const TensorList& received) {
     Call call = begin(Op::all_gather);
-    CallBuilder(call).give(mine);
-    CallBuilder(call).get(received);
+    CallBuilder(call).add_input(mine);
+    CallBuilder(call).add_output(received);
     submit(call);
   }
   static ObjectBytes texts_of(const TensorList& tensors) {
@@ -205,7 +205,7 @@ class Exchange {
     return texts;
   }
 
-  void share_notes() {
+  void exchange_notes() {
     notes_.resize(static_cast<std::size_t>(size()));
     TensorList received;
     for (int member = 0; member < size(); ++member)
@@ -228,7 +228,7 @@ class Exchange {
   void compare() const {
     for (int member = 0; member < size(); ++member) {
       if (const auto& theirs = note(member); theirs.kind != note(0).kind)
-        differ(member, called(note(0)), called(theirs));
+        throw_mismatch(member, called(note(0)), called(theirs));
     }
     for (int member = 0; member < size(); ++member) {
       const auto& theirs = note(member);
@@ -238,13 +238,13 @@ class Exchange {
                  "; correct the call there",
              Code::invalid_argument, {global});
       if (theirs.root != note(0).root)
-        differ(member, "it with root " + std::to_string(note(0).root),
-               "it with root " + std::to_string(theirs.root));
+        throw_mismatch(member, "it with root " + std::to_string(note(0).root),
+                       "it with root " + std::to_string(theirs.root));
       if (theirs.length != note(0).length)
-        differ(member, "it with a list of length " + std::to_string(note(0).length),
-               "it with a list of length " + std::to_string(theirs.length));
+        throw_mismatch(member, "it with a list of length " + std::to_string(note(0).length),
+                       "it with a list of length " + std::to_string(theirs.length));
       if (theirs.type != note(0).type && theirs.type != 0 && note(0).type != 0)
-        differ(member, "it with objects of one type", "it with objects of another type");
+        throw_mismatch(member, "it with objects of one type", "it with objects of another type");
       if (theirs.bytes < 0 || theirs.bytes > kObjectLimit)
         fail("rank " + std::to_string(global) + " announced " + std::to_string(theirs.bytes) +
                  " bytes, and one rank may give " + std::to_string(kObjectLimit),
@@ -255,7 +255,8 @@ class Exchange {
     return static_cast<std::uint64_t>(note.kind) < kNames.size() ? std::string(name_of(note.kind))
                                                                  : "an unknown object collective";
   }
-  [[noreturn]] void differ(int member, const std::string& first, const std::string& other) const {
+  [[noreturn]] void throw_mismatch(int member, const std::string& first,
+                                   const std::string& other) const {
     const int zero = group_->first_rank_of(0), theirs = group_->first_rank_of(member);
     fail("rank " + std::to_string(zero) + " called " + first + ", rank " + std::to_string(theirs) +
              " called " + other + "; every member must make the same call",
@@ -307,9 +308,9 @@ std::optional<ObjectBytes> broadcast_objects(const ObjectCall& call, ObjectRank 
     block = join(packed(pack, length));
     note.bytes = static_cast<std::int64_t>(block.size());
   });
-  const auto came = exchange.broadcast(block);
+  const auto received = exchange.broadcast(block);
   if (exchange.rank() == exchange.root()) return {};
-  auto objects = parts_of(came, length);
+  auto objects = parts_of(received, length);
   if (!objects) exchange.fail("what came is no list of " + std::to_string(length) + " objects");
   return objects;
 }
@@ -404,7 +405,7 @@ void send_objects(const ObjectCall& call, ObjectRank dst, const PackObjects& pac
     Call message(*group, Op::send, FunctionName(name), call.timeout);
     CallBuilder build(message);
     build.peer("dst", {}, peer, tag);
-    build.give(tensor);
+    build.add_input(tensor);
     build.check();
     group->submit(message);
   };
@@ -427,7 +428,7 @@ ReceivedObjects recv_objects(const ObjectCall& call, ObjectRank src, std::size_t
     Call message(*group, Op::recv, FunctionName(kReceive), call.timeout);
     CallBuilder build(message);
     from == kAnyRank ? build.tag(tag) : build.peer("src", {}, from, tag);
-    build.get(tensor);
+    build.add_output(tensor);
     build.check();
     const auto work = group->submit(message);
     if (work == nullptr) return group->global_rank_of(from);

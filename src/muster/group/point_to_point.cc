@@ -14,7 +14,7 @@ Call calls::send(ProcessGroup& group, const at::Tensor& tensor, const SendOption
   Call call(group, Op::send, name, options.timeout, async_op);
   CallBuilder build(call);
   build.peer("dst", options.dst, options.group_dst, options.tag);
-  build.give(tensor);
+  build.add_input(tensor);
   build.check();
   return call;
 }
@@ -28,8 +28,8 @@ Call calls::recv(ProcessGroup& group, const at::Tensor& tensor, const RecvOption
   } else {
     build.peer("src", options.src, options.group_src, options.tag);
   }
-  build.get(tensor);
-  build.writes_quietly();
+  build.add_output(tensor);
+  build.keeps_versions();
   build.check();
   return call;
 }
@@ -100,8 +100,8 @@ std::vector<WorkRef> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list) {
     Call call(*group, op.sends_ ? Op::send : Op::recv, kName, {}, true);
     CallBuilder build(call);
     build.peer("peer", op.peer_, op.group_peer_, op.tag_);
-    op.sends_ ? build.give(op.tensor_) : build.get(op.tensor_);
-    build.writes_quietly();
+    op.sends_ ? build.add_input(op.tensor_) : build.add_output(op.tensor_);
+    build.keeps_versions();
     build.check();
     auto work = group->submit(call);
     if (work) works.push_back(std::move(work));

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "muster/base/debug_level.h"
-#include "muster/group/detail.h"
+#include "muster/group/debug_detail.h"
 #include "muster/group/errors.h"
 #include "muster/group/prepared_call.h"
 #include "muster/group/rank_list.h"
@@ -41,7 +41,7 @@ WorkRef BackendCalls::submit(Call& call) {
   call.record.recorded_group = recorded_as_;
   try {
     if (!backend_.capabilities().takes_memory) return submit_with_tensors(call);
-    auto work = hand_on(call);
+    auto work = dispatch(call);
     call.record.on_ended();
     return work;
   } catch (const std::exception& error) {
@@ -53,13 +53,13 @@ WorkRef BackendCalls::submit(Call& call) {
 /// An asynchronous call is recorded as in flight until its Work has ended.
 WorkRef BackendCalls::submit_with_tensors(Call& call) {
   call.hold();
-  number(call);
+  assign_number(call);
   const bool goes_on = call.is_async();
   trace::Mark mark;
   if (std::exchange(call.record.recorder, nullptr) != nullptr)
     mark = trace::Mark(call.group().parts().recorder, call.record.ticket);
   try {
-    auto work = hand_on(call);
+    auto work = dispatch(call);
     if (work == nullptr || !goes_on) return work;
     return std::make_shared<group::RecordedWork>(std::move(work), std::move(mark));
   } catch (const std::exception& error) {
@@ -68,24 +68,25 @@ WorkRef BackendCalls::submit_with_tensors(Call& call) {
   }
 }
 
-WorkRef BackendCalls::hand_on(Call& call) {
+WorkRef BackendCalls::dispatch(Call& call) {
   return !call.is_message() && get_debug_level() == DebugLevel::DETAIL
              ? group::submit_with_details(backend_, call)
              : backend_.submit(call);
 }
 
 void BackendCalls::refuse(Call& call) {
-  if (!backend_.capabilities().takes_memory) number(call);
+  if (!backend_.capabilities().takes_memory) assign_number(call);
   backend_.submit(call);
 }
 
-void BackendCalls::number(Call& call) {
-  call.record.on_started(call.is_message() ? 0 : made_.fetch_add(1, std::memory_order_relaxed) + 1);
+void BackendCalls::assign_number(Call& call) {
+  call.record.on_started(call.is_message() ? 0
+                                           : count_.fetch_add(1, std::memory_order_relaxed) + 1);
 }
 
-std::uint64_t BackendCalls::made() const {
+std::uint64_t BackendCalls::count() const {
   return backend_.capabilities().takes_memory ? backend_.state().collectives
-                                              : made_.load(std::memory_order_relaxed);
+                                              : count_.load(std::memory_order_relaxed);
 }
 
 ProcessGroup::ProcessGroup(ProcessGroupParts parts)
@@ -109,9 +110,9 @@ ProcessGroup::ProcessGroup(ProcessGroupParts parts)
 WorkRef ProcessGroup::submit(Call& call) {
   // Without a profiler, this only checks the thread's list of observers.
   auto observers = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
-  if (!call.is_plain() || memory_backend_ == nullptr || observers.has_value() ||
+  if (!call.is_valid_dense() || memory_backend_ == nullptr || observers.has_value() ||
       get_debug_level() == DebugLevel::DETAIL) [[unlikely]]
-    return submit_unusual(call, observers ? &*observers : nullptr);
+    return submit_slow(call, observers ? &*observers : nullptr);
   try {
     auto work = memory_backend_->submit(call);
     call.record.on_ended();
@@ -122,7 +123,7 @@ WorkRef ProcessGroup::submit(Call& call) {
   }
 }
 
-WorkRef ProcessGroup::submit_unusual(Call& call, at::StepCallbacks* observers) {
+WorkRef ProcessGroup::submit_slow(Call& call, at::StepCallbacks* observers) {
   if (call.problem() == Problem::not_a_member) return nullptr;
   BackendCalls& calls = checked(call);
   std::string label;
@@ -276,7 +277,7 @@ bool ProcessGroup::shares_memory() const {
 }
 
 std::uint64_t ProcessGroup::collective_count() const {
-  return calls_.empty() ? 0 : calls_.front().made();
+  return calls_.empty() ? 0 : calls_.front().count();
 }
 
 Status ProcessGroup::close() {

@@ -44,7 +44,7 @@ struct ProcessGroupParts {
   BackendConfig config;
   Duration timeout = std::chrono::minutes(30);
   /// The job's store, while the job lives. Members publish their side of a mismatch there
-  /// (`detail.h`).
+  /// (`debug_detail.h`).
   std::weak_ptr<store::Store> store = {};
   /// The backend of each device type; empty on a non-member.
   std::vector<std::pair<c10::DeviceType, std::shared_ptr<ProcessGroupBackend>>> backends;
@@ -64,18 +64,18 @@ class BackendCalls {
       : backend_(backend), recorded_as_(recorded_as) {}
   ProcessGroupBackend& backend() const { return backend_; }
   /// Collectives submitted so far.
-  std::uint64_t made() const;
+  std::uint64_t count() const;
   WorkRef submit(Call& call);
   void refuse(Call& call);
 
  private:
   WorkRef submit_with_tensors(Call& call);
-  WorkRef hand_on(Call& call);
-  void number(Call& call);
+  WorkRef dispatch(Call& call);
+  void assign_number(Call& call);
 
   ProcessGroupBackend& backend_;
-  const std::uint16_t recorded_as_;     // the recorder's id for these calls
-  std::atomic<std::uint64_t> made_{0};  // used only if the backend does not number its calls
+  const std::uint16_t recorded_as_;      // the recorder's id for these calls
+  std::atomic<std::uint64_t> count_{0};  // used only if the backend does not number its calls
 };
 
 /// Thread-safe. A non-member process also holds a ProcessGroup: its rank and size are -1, and calls
@@ -91,9 +91,9 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// Runs submit's checks once. The result may be submitted any number of times.
   PreparedCall prepare(Call call);
   /// This member cannot make its call. Throws `why` with rank, group and `name` added. A refused
-  /// collective still takes a sequence number and is announced to the other members, so that none
-  /// waits for this one. If another member made a valid call under that number, the group fails; if
-  /// every member's call was refused, the group stays usable.
+  /// collective still takes a sequence number and is announced to the other members, so that
+  /// none waits for this one. If another member made a valid call under that number, the
+  /// group fails; if every member's call was refused, the group stays usable.
   [[noreturn]] void refuse(Op op, std::string_view name, const std::exception& why);
   [[noreturn]] void refuse(const Call& call, const std::exception& why);
   /// As `refuse`, but does not throw.
@@ -147,7 +147,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   std::shared_ptr<store::Store> store() const { return parts_.store.lock(); }
 
  private:
-  WorkRef submit_unusual(Call& call, at::StepCallbacks* observers);
+  WorkRef submit_slow(Call& call, at::StepCallbacks* observers);
   /// Throws and refuses the call if it is invalid.
   BackendCalls& checked(const Call& call);
   BackendCalls& backend_for(const Call& call);

@@ -90,8 +90,8 @@ class FinishedWork final : public Work {
 std::vector<at::Tensor> gather(ProcessGroup& group, const at::Tensor& mine,
                                std::vector<at::Tensor> outputs, std::optional<Duration> timeout) {
   Call call(group, Op::all_gather, FunctionName(kName), timeout);
-  CallBuilder(call).give(mine);
-  CallBuilder(call).get(outputs);
+  CallBuilder(call).add_input(mine);
+  CallBuilder(call).add_output(outputs);
   CallBuilder(call).check();
   group.submit(call);
   return outputs;

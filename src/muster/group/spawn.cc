@@ -54,7 +54,7 @@ class ThreadContext : public SpawnContext {
     const auto store = store::make_hash_store();
     outcomes_.resize(static_cast<std::size_t>(count));
     for (int rank = 0; rank < count; ++rank)
-      scopes_.push_back(std::make_shared<WorldScope>(Seat{store, rank, count}));
+      scopes_.push_back(std::make_shared<WorldScope>(SpawnedRank{store, rank, count}));
     result_ = std::async(std::launch::async, [this, body = std::move(body), count] {
       const auto rank_body = [&](int rank) {
         const auto& scope = scopes_[static_cast<std::size_t>(rank)];

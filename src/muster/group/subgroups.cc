@@ -111,7 +111,7 @@ std::pair<Group, std::vector<Group>> with_own(const Group& parent, std::vector<G
   return {std::move(mine), std::move(groups)};
 }
 
-Group or_default(const Group& group, std::string_view caller) {
+Group group_or_default(const Group& group, std::string_view caller) {
   return group ? group : WorldScope::current()->world(caller);
 }
 
@@ -119,7 +119,7 @@ Group or_default(const Group& group, std::string_view caller) {
 
 Group split_group(const Group& parent, const std::vector<std::vector<int>>& split_ranks,
                   const SplitGroupOptions& options) {
-  const auto from = or_default(parent, "split_group");
+  const auto from = group_or_default(parent, "split_group");
   int own = -1;
   auto groups = divide(from, split_ranks, "split_group", options, own);
   return with_own(from, std::move(groups), own).first;
@@ -127,7 +127,7 @@ Group split_group(const Group& parent, const std::vector<std::vector<int>>& spli
 
 std::pair<Group, std::vector<Group>> new_subgroups(std::optional<int> group_size,
                                                    const NewSubgroupsOptions& options) {
-  const auto parent = or_default(options.group, "new_subgroups");
+  const auto parent = group_or_default(options.group, "new_subgroups");
   if (!parent->is_member())
     invalid("new_subgroups: this process is not a member of group " + parent->name());
   const int size = parent->size();
@@ -155,7 +155,7 @@ std::pair<Group, std::vector<Group>> new_subgroups(std::optional<int> group_size
 std::pair<Group, std::vector<Group>> new_subgroups_by_enumeration(
     const std::vector<std::vector<int>>& ranks_per_subgroup_list,
     const NewSubgroupsOptions& options) {
-  const auto parent = or_default(options.group, "new_subgroups_by_enumeration");
+  const auto parent = group_or_default(options.group, "new_subgroups_by_enumeration");
   if (!parent->is_member())
     invalid("new_subgroups_by_enumeration: this process is not a member of group " +
             parent->name());

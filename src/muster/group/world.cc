@@ -46,7 +46,7 @@ void WorldScope::drop() {
     job = std::exchange(job_, nullptr);
     groups = std::exchange(groups_, {});
     groups.insert(groups.begin(), std::exchange(world_, nullptr));
-    held_.set(nullptr);
+    world_hold_.set(nullptr);
     counts_.clear();
   }
   if (job == nullptr) return;
@@ -124,7 +124,7 @@ void WorldScope::open(std::shared_ptr<group::Job> job, Group world) {
                    ": there is a default group already; call destroy_process_group first");
   job_ = std::move(job);
   world_ = std::move(world);
-  held_.set(world_);
+  world_hold_.set(world_);
   process_ = ::getpid();
 }
 
@@ -149,7 +149,7 @@ WorldScope::Closing WorldScope::remove(const Group& group, std::string_view call
   if (group == nullptr || group == world_) {
     closing.groups.assign(groups_.rbegin(), groups_.rend());
     closing.groups.push_back(std::exchange(world_, nullptr));
-    held_.set(nullptr);
+    world_hold_.set(nullptr);
     closing.job = std::exchange(job_, nullptr);
     groups_.clear();
     counts_.clear();
@@ -169,7 +169,7 @@ std::vector<Group> WorldScope::replace(std::shared_ptr<group::Job> job, Group wo
   const std::lock_guard lock(mutex_);
   auto before = std::exchange(groups_, {});
   before.push_back(std::exchange(world_, std::move(world)));
-  held_.set(world_);
+  world_hold_.set(world_);
   job_.swap(job);  // the old job is destroyed after the lock is released
   counts_.clear();
   return before;

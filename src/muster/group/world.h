@@ -20,7 +20,7 @@ namespace group {
 struct Job;  // job.h
 
 /// The place of a rank that is a thread of `spawn`. init_process_group without arguments uses it.
-struct Seat {
+struct SpawnedRank {
   std::shared_ptr<store::Store> store;
   int rank = -1;
   int world_size = -1;
@@ -50,20 +50,20 @@ class WorldScope {
   };
 
   WorldScope() = default;
-  explicit WorldScope(group::Seat seat) : seat_(std::move(seat)) {}
+  explicit WorldScope(group::SpawnedRank spawned_rank) : spawned_rank_(std::move(spawned_rank)) {}
   ~WorldScope();
   WorldScope(const WorldScope&) = delete;
   WorldScope& operator=(const WorldScope&) = delete;
 
   /// Has no store in the process's own scope.
-  const group::Seat& seat() const { return seat_; }
+  const group::SpawnedRank& spawned_rank() const { return spawned_rank_; }
   bool initialized() const;
   /// The default group. Before init_process_group, throws DistError naming `caller`.
   Group world(std::string_view caller) const;
   /// The default group for the duration of one call, without a lock; null before
   /// init_process_group.
   using Hold = AtomicSharedPtr<ProcessGroup>::Hold;
-  Hold hold() const { return Hold(held_); }
+  Hold hold() const { return Hold(world_hold_); }
   std::shared_ptr<group::Job> job(std::string_view caller) const;
 
   /// Sets job and default group. Throws if there is a default group already.
@@ -98,11 +98,11 @@ class WorldScope {
   std::string unique_name(const std::string& text);
 
  private:
-  const group::Seat seat_ = {};
+  const group::SpawnedRank spawned_rank_ = {};
   mutable std::mutex mutex_;
   std::shared_ptr<group::Job> job_;
   Group world_;
-  AtomicSharedPtr<ProcessGroup> held_;  // world_, for lock-free reads
+  AtomicSharedPtr<ProcessGroup> world_hold_;  // world_, for lock-free reads
   std::vector<Group> groups_;
   std::map<std::string, std::uint64_t> counts_;
   int process_ = 0;  // process that opened it: a forked child must not close for its parent

@@ -11,11 +11,11 @@
 #include "muster/group/errors.h"
 #include "muster/group/init.h"
 #include "muster/parallel/ddp_logging.h"
+#include "muster/parallel/group_pool.h"
 #include "muster/parallel/module_parts.h"
 #include "muster/parallel/packed_broadcast.h"
 #include "muster/parallel/reducer.h"
 #include "muster/parallel/same_modules.h"
-#include "muster/parallel/spare_groups.h"
 
 namespace muster::parallel {
 namespace {
@@ -227,7 +227,7 @@ void DataParallelCore::State::add_reducer(std::vector<Named> of, ReducerOptions 
     reducing.names.push_back(parameter.name);
     reducing.sparse.push_back(parameter.sparse);
   }
-  reducing.group = take_group(given);
+  reducing.group = acquire_group(given);
   groups.push_back(reducing.group);
   group = groups.front();
   reducers.push_back(std::make_unique<Reducer>(std::move(trained), std::move(reducing)));
@@ -326,11 +326,11 @@ DataParallelCore::DataParallelCore(const ModuleParts& parts,
 }
 
 DataParallelCore::~DataParallelCore() {
-  const bool over = std::ranges::all_of(state_->reducers,
-                                        [](const auto& reducer) { return reducer->is_quiet(); });
+  const bool over =
+      std::ranges::all_of(state_->reducers, [](const auto& reducer) { return reducer->is_idle(); });
   state_->reducers.clear();
   if (!over) return;
-  for (const Group& each : state_->groups) give_group_back(state_->given, each);
+  for (const Group& each : state_->groups) release_group(state_->given, each);
 }
 
 // ---- each iteration
@@ -402,7 +402,7 @@ void DataParallelCore::begin_forward(Check check_unchanged) {
   }
   state.prepare();
   if (state.low && state.low->lower())
-    for (const auto& reducer : state.reducers) reducer->follow_parameters();
+    for (const auto& reducer : state.reducers) reducer->reattach_hooks();
 }
 
 void DataParallelCore::before_forward(const torch::nn::Module& module) {

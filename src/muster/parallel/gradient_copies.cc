@@ -4,8 +4,8 @@
 
 #include <cstring>
 
+#include "muster/group/dense_tensor.h"
 #include "muster/group/errors.h"
-#include "muster/group/plain_tensor.h"
 #include "muster/parallel/flat_memory.h"
 
 namespace muster::parallel {
@@ -13,7 +13,7 @@ namespace {
 
 /// Number of tensors owning the memory of `gradient`, including itself, if only autograd refers to
 /// them while its hook runs.
-std::size_t autograds_owners(const at::Tensor& gradient, const std::vector<at::Tensor>& given) {
+std::size_t autograd_owner_count(const at::Tensor& gradient, const std::vector<at::Tensor>& given) {
   if (!gradient.defined() || gradient.layout() != at::kStrided || given.size() != 1) return 1;
   const at::Tensor& source = given.front();  // autograd may have made the gradient from it
   if (!source.defined() || source.use_count() != 1 || source.layout() != at::kStrided ||
@@ -26,7 +26,7 @@ std::size_t autograds_owners(const at::Tensor& gradient, const std::vector<at::T
 
 /// Whether both tensors have their elements in memory in the same order. Most gradients are so
 /// small that calling an operator costs more than its work.
-bool lie_alike(const at::Tensor& a, const at::Tensor& b) {
+bool same_memory_order(const at::Tensor& a, const at::Tensor& b) {
   const auto plain = [](const at::Tensor& tensor) {
     return tensor.is_cpu() && tensor.layout() == at::kStrided &&
            tensor.scalar_type() == at::kFloat && !tensor.is_neg() &&
@@ -55,23 +55,23 @@ void GradientCopies::begin_pass() {
   }
 }
 
-void GradientCopies::note_owners(std::size_t index, const std::vector<at::Tensor>& given) {
-  owners_ = {index, autograds_owners(layout_.parameters()[index].grad(), given)};
+void GradientCopies::record_owners(std::size_t index, const std::vector<at::Tensor>& given) {
+  owners_ = {index, autograd_owner_count(layout_.parameters()[index].grad(), given)};
 }
 
 // ---- into the buckets
 
 /// Whether only the parameter and this reducer refer to this pass's gradient, and its layout is the
 /// same on all ranks.
-bool GradientCopies::travels_in_place(std::size_t index, const at::Tensor& gradient,
-                                      const GradientHooks& hooks) const {
+bool GradientCopies::can_reduce_in_place(std::size_t index, const at::Tensor& gradient,
+                                         const GradientHooks& hooks) const {
   const at::Tensor& parameter = layout_.parameters()[index];
   const bool same_layout = gradient.strides() == parameter.strides() ||
                            (gradient.is_contiguous() && parameter.is_contiguous());
   const std::size_t expected = owners_.index == index ? owners_.count : 1;
-  return use_.got_gradient(index) && gradient.scalar_type() == layout_.bucket_of(index).dtype &&
+  return use_.has_gradient(index) && gradient.scalar_type() == layout_.bucket_of(index).dtype &&
          !gradient.requires_grad() && !gradient.is_neg() && gradient.is_cpu() &&
-         gradient.is_non_overlapping_and_dense() && same_layout && hooks.is_only_one(index) &&
+         gradient.is_non_overlapping_and_dense() && same_layout && hooks.is_only_hook(index) &&
          gradient.storage().use_count() == expected;
 }
 
@@ -81,7 +81,7 @@ void GradientCopies::fill(std::size_t index, const GradientHooks& hooks) {
   at::Tensor& gradient = layout_.parameters()[index].mutable_grad();
   GradientBucket& bucket = layout_.bucket_of(index);
   if (bucket.alone && gradient.defined() && !gradient.is_sparse() &&
-      travels_in_place(index, gradient, hooks)) {
+      can_reduce_in_place(index, gradient, hooks)) {
     bucket.in_place =
         at::empty({0}, gradient.options())
             .set_(gradient.storage(), gradient.storage_offset(), {gradient.numel()}, {1});
@@ -107,7 +107,7 @@ void GradientCopies::fill(std::size_t index, const GradientHooks& hooks) {
   } else if (place.scalar_type() != gradient.scalar_type()) {
     place.copy_(gradient.detach())
         .div_(divisor_);  // the product would have only the narrower type's precision
-  } else if (lie_alike(place, gradient)) {
+  } else if (same_memory_order(place, gradient)) {
     multiply(place, gradient, static_cast<float>(1.0 / divisor_));
   } else {
     at::mul_out(place, gradient.detach(), at::native::wrapped_scalar_tensor(1.0 / divisor_));
@@ -116,8 +116,8 @@ void GradientCopies::fill(std::size_t index, const GradientHooks& hooks) {
 }
 
 /// The sparse gradient of an unused parameter.
-at::Tensor GradientCopies::no_values(const at::Tensor& parameter) const {
-  const auto options_of = at::TensorOptions(layout_.travels_as(parameter))
+at::Tensor GradientCopies::empty_sparse_gradient(const at::Tensor& parameter) const {
+  const auto options_of = at::TensorOptions(layout_.reduction_dtype(parameter))
                               .device(parameter.device())
                               .layout(at::kSparse);
   return at::_sparse_coo_tensor_with_dims(1, parameter.dim() - 1, parameter.sizes(), options_of);
@@ -129,21 +129,21 @@ void GradientCopies::fill_sparse(std::size_t index) {
   const at::Tensor& gradient = layout_.parameters()[index].grad();
   at::Tensor& memory = layout_.bucket_of(index).memory;
   if (!gradient.defined()) {
-    memory = no_values(layout_.parameters()[index]);
+    memory = empty_sparse_gradient(layout_.parameters()[index]);
     return;
   }
   memory = (gradient.is_sparse() ? gradient.detach() : gradient.detach().to_sparse(1))
-               .to(layout_.travels_as(layout_.parameters()[index]));
+               .to(layout_.reduction_dtype(layout_.parameters()[index]));
   memory = hooked_ ? memory.clone() : memory.div(divisor_);
 }
 
 void GradientCopies::fill_with_zeros(GradientBucket& bucket) {
   bucket.pending = 0;
   if (bucket.sparse) {
-    bucket.memory = no_values(layout_.parameters()[bucket.indices.front()]);
+    bucket.memory = empty_sparse_gradient(layout_.parameters()[bucket.indices.front()]);
     return;
   }
-  if (!bucket.memory.defined()) layout_.give_memory(bucket);
+  if (!bucket.memory.defined()) layout_.allocate_memory(bucket);
   bucket.memory.zero_();
 }
 
@@ -156,24 +156,24 @@ ReduceOp GradientCopies::averaging(at::ScalarType dtype) const {
 
 // ---- and back
 
-void GradientCopies::give_back(GradientBucket& bucket, const at::Tensor& averaged) {
+void GradientCopies::store_averages(GradientBucket& bucket, const at::Tensor& averaged) {
   const std::size_t first = bucket.indices.front();
   if (bucket.sparse) {
-    give_back_sparse(first, averaged);
+    store_sparse(first, averaged);
     bucket.memory = at::Tensor();
   } else if (bucket.in_place.defined()) {
     const at::Tensor& parameter = layout_.parameters()[first];
     // The user may have replaced the gradient meanwhile.
     if (!parameter.grad().defined() || !parameter.grad().is_alias_of(bucket.in_place))
-      give_back_dense(first, shaped_like(bucket.in_place, 0, parameter));
+      store_dense(first, shaped_like(bucket.in_place, 0, parameter));
     bucket.in_place = at::Tensor();
   } else {
-    for (const std::size_t index : bucket.indices) give_back_dense(index, layout_.view(index));
+    for (const std::size_t index : bucket.indices) store_dense(index, layout_.view(index));
   }
 }
 
-void GradientCopies::give_back_dense(std::size_t index, const at::Tensor& averaged) {
-  if (use_.nobody_used(index)) return;
+void GradientCopies::store_dense(std::size_t index, const at::Tensor& averaged) {
+  if (use_.is_unused_everywhere(index)) return;
   at::Tensor& gradient = layout_.parameters()[index].mutable_grad();
   if (options_.gradient_as_bucket_view) {
     if (!gradient.defined() || !gradient.is_alias_of(averaged)) gradient = averaged;
@@ -185,7 +185,7 @@ void GradientCopies::give_back_dense(std::size_t index, const at::Tensor& averag
         averaged.to(at::promote_types(gradient.scalar_type(), averaged.scalar_type()), false, true);
   } else if (!gradient.defined()) {
     gradient = averaged.clone();
-  } else if (lie_alike(gradient, averaged)) {
+  } else if (same_memory_order(gradient, averaged)) {
     std::memcpy(gradient.mutable_data_ptr(), averaged.const_data_ptr(), gradient.nbytes());
     group::mark_written(gradient);
   } else {
@@ -193,8 +193,8 @@ void GradientCopies::give_back_dense(std::size_t index, const at::Tensor& averag
   }
 }
 
-void GradientCopies::give_back_sparse(std::size_t index, const at::Tensor& averaged) {
-  if (use_.nobody_used(index)) return;
+void GradientCopies::store_sparse(std::size_t index, const at::Tensor& averaged) {
+  if (use_.is_unused_everywhere(index)) return;
   at::Tensor& gradient = layout_.parameters()[index].mutable_grad();
   const bool dense = gradient.defined() && !gradient.is_sparse();
   const at::Tensor back = averaged.to(
@@ -202,10 +202,11 @@ void GradientCopies::give_back_sparse(std::size_t index, const at::Tensor& avera
   gradient = dense ? back.to_dense() : back;
 }
 
-void GradientCopies::keep_averages(const GradientBucket& bucket, const at::Tensor& averaged) {
+void GradientCopies::store_averages_without_input(const GradientBucket& bucket,
+                                                  const at::Tensor& averaged) {
   for (const std::size_t index : bucket.indices) {
     at::Tensor& gradient = layout_.parameters()[index].mutable_grad();
-    if (use_.nobody_used(index)) {
+    if (use_.is_unused_everywhere(index)) {
       gradient.reset();  // an optimizer must not use a gradient of an earlier iteration
     } else if (bucket.sparse) {
       gradient = averaged.to(layout_.parameters()[index].scalar_type());

@@ -21,13 +21,13 @@ class GradientCopies {
 
   void set_divisor(int ranks) { divisor_ = ranks; }
   /// A communication hook will divide.
-  void leave_undivided() { hooked_ = true; }
+  void set_hooked() { hooked_ = true; }
 
   void begin_pass();
   /// Records how many tensors own the arriving gradient's memory. `given` is what autograd
   /// accumulated; autograd keeps it until its hooks have run, and may have made it the gradient
   /// itself.
-  void note_owners(std::size_t index, const std::vector<at::Tensor>& given);
+  void record_owners(std::size_t index, const std::vector<at::Tensor>& given);
   /// Copies the gradient into its bucket, divided unless a hook or the reduction divides; or leaves
   /// it to be reduced in place.
   void fill(std::size_t index, const GradientHooks& hooks);
@@ -37,20 +37,20 @@ class GradientCopies {
   ReduceOp averaging(at::ScalarType dtype) const;
 
   /// Stores the averages as the gradients.
-  void give_back(GradientBucket& bucket, const at::Tensor& averaged);
+  void store_averages(GradientBucket& bucket, const at::Tensor& averaged);
   /// Stores the averages on a rank without input, for an optimizer that steps regardless.
-  void keep_averages(const GradientBucket& bucket, const at::Tensor& averaged);
+  void store_averages_without_input(const GradientBucket& bucket, const at::Tensor& averaged);
 
   /// Number of gradients of this pass that are reduced in place.
   std::size_t in_place() const { return in_place_; }
 
  private:
-  bool travels_in_place(std::size_t index, const at::Tensor& gradient,
-                        const GradientHooks& hooks) const;
+  bool can_reduce_in_place(std::size_t index, const at::Tensor& gradient,
+                           const GradientHooks& hooks) const;
   void fill_sparse(std::size_t index);
-  at::Tensor no_values(const at::Tensor& parameter) const;
-  void give_back_dense(std::size_t index, const at::Tensor& averaged);
-  void give_back_sparse(std::size_t index, const at::Tensor& averaged);
+  at::Tensor empty_sparse_gradient(const at::Tensor& parameter) const;
+  void store_dense(std::size_t index, const at::Tensor& averaged);
+  void store_sparse(std::size_t index, const at::Tensor& averaged);
 
   GradientLayout& layout_;
   const ParameterUse& use_;

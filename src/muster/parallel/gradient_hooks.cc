@@ -26,15 +26,14 @@ void GradientHooks::detach() {
   keys_.clear();
 }
 
-void GradientHooks::attach_anew() {
+void GradientHooks::reattach() {
   detach();
   attach();
 }
 
-void GradientHooks::follow_changes() {
+void GradientHooks::reattach_if_changed() {
   for (std::size_t i = 0; i < accumulators_.size(); ++i) {
-    if (torch::autograd::impl::grad_accumulator(leaves_[i]) != accumulators_[i])
-      return attach_anew();
+    if (torch::autograd::impl::grad_accumulator(leaves_[i]) != accumulators_[i]) return reattach();
   }
 }
 

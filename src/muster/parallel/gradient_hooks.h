@@ -27,13 +27,13 @@ class GradientHooks {
   GradientHooks& operator=(const GradientHooks&) = delete;
 
   /// Reattaches to the leaves' new accumulators.
-  void attach_anew();
+  void reattach();
   /// Reattaches where autograd has replaced an accumulator, dropping our hook: after torch::load,
   /// which replaces a parameter's memory, and after a parameter was frozen or unfrozen.
-  void follow_changes();
+  void reattach_if_changed();
   void detach();
   /// Whether ours is the only hook on the leaf.
-  bool is_only_one(std::size_t index) const {
+  bool is_only_hook(std::size_t index) const {
     return accumulators_[index]->post_hooks().size() == 1;
   }
   /// Those of the first `count` leaves that the outputs do not depend on.

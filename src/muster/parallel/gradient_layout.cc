@@ -34,32 +34,32 @@ std::string GradientLayout::names_of(const std::vector<std::size_t>& indices) co
   return text;
 }
 
-at::ScalarType GradientLayout::travels_as(const at::Tensor& parameter) const {
+at::ScalarType GradientLayout::reduction_dtype(const at::Tensor& parameter) const {
   return parameter.is_floating_point() ? options_.reduce_dtype.value_or(parameter.scalar_type())
                                        : parameter.scalar_type();
 }
 
-bool GradientLayout::goes_alone(const at::Tensor& parameter) const {
+bool GradientLayout::is_reduced_alone(const at::Tensor& parameter) const {
   return !hooked_ && !options_.gradient_as_bucket_view && any_operation_ && parameter.is_cpu() &&
-         parameter.is_floating_point() && travels_as(parameter) == parameter.scalar_type() &&
+         parameter.is_floating_point() && reduction_dtype(parameter) == parameter.scalar_type() &&
          static_cast<std::int64_t>(parameter.nbytes()) >= options_.in_place_bytes;
 }
 
 const at::Tensor& GradientLayout::view(std::size_t index) {
   GradientBucket& bucket = bucket_of(index);
-  if (!bucket.memory.defined()) give_memory(bucket);
+  if (!bucket.memory.defined()) allocate_memory(bucket);
   return bucket.views[places_[index].slot];
 }
 
 std::vector<ParameterFacts> GradientLayout::facts() const {
   std::vector<ParameterFacts> all;
   for (std::size_t i = 0; i < size(); ++i) {
-    const at::ScalarType dtype = travels_as(parameters_[i]);
+    const at::ScalarType dtype = reduction_dtype(parameters_[i]);
     all.push_back(
         {.bytes = parameters_[i].numel() * static_cast<std::int64_t>(c10::elementSize(dtype)),
          .dtype = dtype,
          .device = parameters_[i].device(),
-         .alone = is_sparse(i) || goes_alone(parameters_[i])});
+         .alone = is_sparse(i) || is_reduced_alone(parameters_[i])});
   }
   return all;
 }
@@ -76,16 +76,16 @@ void GradientLayout::lay_out(const std::vector<BucketIndices>& plan) {
     for (std::size_t slot = 0; slot < indices.size(); ++slot)
       places_[indices[slot]] = {made.size(), slot};
     if (!bucket.sparse) {
-      bucket.dtype = travels_as(parameters_[indices.front()]);
-      bucket.alone = goes_alone(parameters_[indices.front()]);
-      if (!bucket.alone) give_memory(bucket);
+      bucket.dtype = reduction_dtype(parameters_[indices.front()]);
+      bucket.alone = is_reduced_alone(parameters_[indices.front()]);
+      if (!bucket.alone) allocate_memory(bucket);
     }
     made.push_back(std::move(bucket));
   }
   buckets_ = std::move(made);
 }
 
-void GradientLayout::give_memory(GradientBucket& bucket) {
+void GradientLayout::allocate_memory(GradientBucket& bucket) {
   const at::NoGradGuard no_grad;
   std::int64_t elements = 0;
   for (const std::size_t index : bucket.indices) elements += parameters_[index].numel();
@@ -130,7 +130,7 @@ void GradientLayout::lay_out_by(const std::vector<std::size_t>& order) {
   lay_out(plan_buckets(facts(), order, options_.first_bucket_bytes, options_.bucket_cap_bytes));
 }
 
-std::vector<std::size_t> GradientLayout::bytes_alone() const {
+std::vector<std::size_t> GradientLayout::in_place_sizes() const {
   std::vector<std::size_t> bytes;
   for (const GradientBucket& bucket : buckets_)
     if (bucket.alone) bytes.push_back(parameters_[bucket.indices.front()].nbytes());
@@ -140,9 +140,9 @@ std::vector<std::size_t> GradientLayout::bytes_alone() const {
 std::vector<std::int64_t> GradientLayout::bucket_bytes() const {
   std::vector<std::int64_t> bytes;
   for (const GradientBucket& bucket : buckets_) {
-    const at::Tensor& travels =
+    const at::Tensor& reduced_memory =
         bucket.sparse || bucket.alone ? parameters_[bucket.indices.front()] : bucket.memory;
-    bytes.push_back(static_cast<std::int64_t>(travels.nbytes()));
+    bytes.push_back(static_cast<std::int64_t>(reduced_memory.nbytes()));
   }
   return bytes;
 }

@@ -45,18 +45,18 @@ class GradientLayout {
   GradientBucket& bucket_of(std::size_t index) { return buckets_[places_[index].bucket]; }
   /// The gradient's view of its bucket.
   const at::Tensor& view(std::size_t index);
-  void give_memory(GradientBucket& bucket);
+  void allocate_memory(GradientBucket& bucket);
 
   /// Lays out buckets in parameter order, until the order of the gradients is known.
   void lay_out_first();
   void lay_out_by(const std::vector<std::size_t>& order);
   /// For a communication hook, which receives whole buckets: reduces no gradient in place.
-  void keep_buckets_whole() {
+  void set_hooked() {
     hooked_ = true;
     lay_out_first();
   }
   /// Sizes in bytes of gradients reduced in place.
-  std::vector<std::size_t> bytes_alone() const;
+  std::vector<std::size_t> in_place_sizes() const;
   std::vector<std::int64_t> bucket_bytes() const;
 
   std::string name(std::size_t index) const;
@@ -64,7 +64,7 @@ class GradientLayout {
   bool is_sparse(std::size_t index) const {
     return index < options_.sparse.size() && options_.sparse[index];
   }
-  at::ScalarType travels_as(const at::Tensor& parameter) const;
+  at::ScalarType reduction_dtype(const at::Tensor& parameter) const;
 
  private:
   struct Place {
@@ -72,7 +72,7 @@ class GradientLayout {
     std::size_t slot = 0;
   };
 
-  bool goes_alone(const at::Tensor& parameter) const;
+  bool is_reduced_alone(const at::Tensor& parameter) const;
   std::vector<ParameterFacts> facts() const;
   void lay_out(const std::vector<BucketIndices>& plan);
 

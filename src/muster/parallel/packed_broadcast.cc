@@ -10,7 +10,7 @@
 #include "muster/base/tunables_fixed.h"
 #include "muster/group/call_builder.h"
 #include "muster/group/collectives.h"
-#include "muster/group/plain_tensor.h"
+#include "muster/group/dense_tensor.h"
 
 namespace muster::parallel {
 namespace {
@@ -35,7 +35,7 @@ at::Tensor piece_of(const at::Tensor& memory, std::int64_t at, const at::Tensor&
 }
 
 void pack(const at::Tensor& tensor, const at::Tensor& memory, std::int64_t at) {
-  if (group::is_plain(tensor)) {
+  if (group::is_dense_cpu(tensor)) {
     std::memcpy(memory.data_ptr<std::uint8_t>() + at, tensor.const_data_ptr(), tensor.nbytes());
   } else {
     piece_of(memory, at, tensor).copy_(tensor);
@@ -49,7 +49,7 @@ at::Tensor written(const at::Tensor& tensor, PackedBroadcast::Autograd autograd)
 
 void unpack(const at::Tensor& tensor, const at::Tensor& memory, std::int64_t at,
             PackedBroadcast::Autograd autograd) {
-  if (!group::is_plain(tensor)) {
+  if (!group::is_dense_cpu(tensor)) {
     written(tensor, autograd).copy_(piece_of(memory, at, tensor));
     return;
   }

@@ -23,29 +23,29 @@ void ParameterUse::begin_pass(const GradientHooks& hooks, std::span<const at::Te
 
 std::vector<std::size_t> ParameterUse::end_first_static_pass() {
   static_known_ = true;
-  learn_static_use();
+  exchange_static_use();
   for (std::size_t i = 0; i < static_counts_.size(); ++i)
     if (static_counts_[i] == 0) static_order_.push_back(i);
   return static_order_;
 }
 
-void ParameterUse::learn_static_use() {
+void ParameterUse::exchange_static_use() {
   if (!static_use_.empty()) return;
   all_reduce(mask_, {.group = options_.group});
-  for (std::size_t i = 0; i < static_counts_.size(); ++i) static_use_.push_back(got_gradient(i));
+  for (std::size_t i = 0; i < static_counts_.size(); ++i) static_use_.push_back(has_gradient(i));
 }
 
-void ParameterUse::share(bool async) {
-  sharing_ = all_reduce(mask_, {.group = options_.group, .async_op = async});
+void ParameterUse::exchange(bool async) {
+  exchange_work_ = all_reduce(mask_, {.group = options_.group, .async_op = async});
 }
 
-void ParameterUse::wait_shared() {
-  if (sharing_) std::exchange(sharing_, nullptr)->wait();
+void ParameterUse::wait_for_exchange() {
+  if (exchange_work_) std::exchange(exchange_work_, nullptr)->wait();
 }
 
-bool ParameterUse::nobody_used(std::size_t index) const {
+bool ParameterUse::is_unused_everywhere(std::size_t index) const {
   if (options_.static_graph) return !static_use_[index];
-  return is_shared() && !got_gradient(index);
+  return is_exchanged() && !has_gradient(index);
 }
 
 }  // namespace muster::parallel

@@ -23,7 +23,7 @@ struct Reducer::State::Hook final : torch::autograd::FunctionPostHook {
     try {
       index == kRelease ? alive->release() : alive->on_gradient(index, inputs);
     } catch (...) {
-      alive->leave_backward();
+      alive->rethrow();
     }
     return outputs;
   }
@@ -39,12 +39,12 @@ Reducer::State::State(std::vector<at::Tensor> parameters, ReducerOptions given)
       use(layout.size(), options),
       copies(layout, use, options) {
   pass.ready.assign(layout.size(), false);
-  expect_sizes();
+  share_in_place_gradients();
 }
 
 /// Lets autograd allocate gradients that are reduced in place in shared memory.
-void Reducer::State::expect_sizes() {
-  if (options.group->shares_memory()) shared_sizes.emplace(layout.bytes_alone());
+void Reducer::State::share_in_place_gradients() {
+  if (options.group->shares_memory()) shared_sizes.emplace(layout.in_place_sizes());
 }
 
 void Reducer::State::attach() {
@@ -68,7 +68,7 @@ void Reducer::State::check_finished() const {
       throw DistBackendError(kFailedBefore + error.what(), Code::aborted, {options.group->rank()});
     }
   }
-  if (!pass.under_way) return;
+  if (!pass.in_flight) return;
   std::vector<std::size_t> missing;
   for (std::size_t i = 0; i < pass.ready.size(); ++i)
     if (!pass.ready[i]) missing.push_back(i);
@@ -92,19 +92,19 @@ void Reducer::State::check_finished() const {
 
 /// All ranks adopt rank 0's order of arrival.
 void Reducer::State::rebuild() {
-  has_rebuilt = true;
+  is_rebuilt = true;
   auto order = torch::tensor(std::vector<std::int64_t>(arrived.begin(), arrived.end()), at::kLong);
   broadcast(order, {.group = options.group, .group_src = 0});
   const auto* first = order.const_data_ptr<std::int64_t>();
   layout.lay_out_by(std::vector<std::size_t>(first, first + order.numel()));
-  expect_sizes();
+  share_in_place_gradients();
 }
 
 void Reducer::State::arm(std::span<const at::Tensor> outputs) {
   pass.mode = Pass::Mode::reduce;
   pass.next = 0;
   pass.released = false;
-  pass.one_by_one = false;
+  pass.sequential = false;
   pass.ready.assign(layout.size(), false);
   copies.begin_pass();
   timing.times.backward_start = steady_clock().now();
@@ -115,7 +115,7 @@ void Reducer::State::arm(std::span<const at::Tensor> outputs) {
 /// they would keep their hooks for ever.
 void Reducer::State::watch_backward(std::span<const at::Tensor> outputs) {
   pass.end_queued = false;
-  pass.gave_gradients = false;
+  pass.has_gradients = false;
   for (const at::Tensor& output : outputs) {
     if (!output.defined() || !output.requires_grad() || output.is_leaf()) continue;
     output.register_hook([state = weak_from_this()](const at::Tensor&) {
@@ -144,7 +144,7 @@ Reducer::~Reducer() {
   const std::lock_guard lock(state_->mutex);
   if (!state_->refused) return;
   state_->failure = state_->refused;
-  state_->tell_others();
+  state_->abort_group();
 }
 
 void Reducer::check_finished() const {
@@ -156,10 +156,10 @@ void Reducer::prepare_forward() {
   const std::lock_guard lock(state_->mutex);
   state_->check_finished();
   state_->refused = nullptr;
-  state_->hooks->follow_changes();
+  state_->hooks->reattach_if_changed();
   ++state_->timing.iteration;
   state_->timing.times.forward_start = steady_clock().now();
-  if (!state_->has_rebuilt && state_->arrived.size() == state_->layout.size()) state_->rebuild();
+  if (!state_->is_rebuilt && state_->arrived.size() == state_->layout.size()) state_->rebuild();
 }
 
 void Reducer::prepare_backward(std::span<const at::Tensor> outputs) {
@@ -184,20 +184,20 @@ void Reducer::set_divisor(int ranks) {
   state_->copies.set_divisor(ranks);
 }
 
-void Reducer::follow_parameters() {
+void Reducer::reattach_hooks() {
   const std::lock_guard lock(state_->mutex);
-  state_->hooks->attach_anew();
+  state_->hooks->reattach();
 }
 
 void Reducer::set_hook(CommHook hook) {
   const std::lock_guard lock(state_->mutex);
   if (state_->hook) group::invalid("a communication hook was registered before; a model takes one");
-  if (state_->pass.under_way || !state_->arrived.empty())
+  if (state_->pass.in_flight || !state_->arrived.empty())
     group::invalid("register the communication hook before the first backward pass");
   state_->hook = std::move(hook);
-  state_->copies.leave_undivided();
-  state_->layout.keep_buckets_whole();
-  state_->expect_sizes();
+  state_->copies.set_hooked();
+  state_->layout.set_hooked();
+  state_->share_in_place_gradients();
 }
 
 void Reducer::set_sample_rate(int iterations) {
@@ -216,14 +216,14 @@ std::size_t Reducer::in_place() const {
   return state_->copies.in_place();
 }
 
-bool Reducer::is_quiet() const {
+bool Reducer::is_idle() const {
   const std::lock_guard lock(state_->mutex);
-  return !state_->pass.under_way && !state_->failure && !state_->refused;
+  return !state_->pass.in_flight && !state_->failure && !state_->refused;
 }
 
 bool Reducer::rebuilt() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->has_rebuilt;
+  return state_->is_rebuilt;
 }
 
 }  // namespace muster::parallel

@@ -89,7 +89,7 @@ class Reducer {
   void set_divisor(int ranks);
   /// Call after parameters were given memory of another dtype, which makes autograd replace their
   /// accumulators.
-  void follow_parameters();
+  void reattach_hooks();
 
   /// Replaces averaging; call before the first backward pass.
   void set_hook(CommHook hook);
@@ -102,7 +102,7 @@ class Reducer {
   std::size_t in_place() const;
   /// True if nothing is in flight: every gradient that came is averaged, and no pass failed or was
   /// refused.
-  bool is_quiet() const;
+  bool is_idle() const;
   /// Whether the buckets follow the order of the gradients.
   bool rebuilt() const;
 

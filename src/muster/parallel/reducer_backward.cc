@@ -12,9 +12,9 @@ namespace muster::parallel {
 namespace {
 
 /// When it is destroyed, other threads take over driving the remaining calls.
-struct Rest {
+struct DriverReset {
   std::shared_ptr<void>& driving;
-  ~Rest() { driving.reset(); }
+  ~DriverReset() { driving.reset(); }
 };
 
 /// Releases the caller's lock during its lifetime: hooks are user code and may call the model.
@@ -30,12 +30,12 @@ class Unlocked {
 };
 
 /// Marks that a thread is launching: one thread at a time launches buckets, in order.
-class Launching {
+class LaunchScope {
  public:
-  explicit Launching(bool& flag) : flag_(flag) { flag_ = true; }
-  ~Launching() { flag_ = false; }
-  Launching(const Launching&) = delete;
-  Launching& operator=(const Launching&) = delete;
+  explicit LaunchScope(bool& flag) : flag_(flag) { flag_ = true; }
+  ~LaunchScope() { flag_ = false; }
+  LaunchScope(const LaunchScope&) = delete;
+  LaunchScope& operator=(const LaunchScope&) = delete;
 
  private:
   bool& flag_;
@@ -51,26 +51,26 @@ void Reducer::State::begin_backward() {
     try {
       self->end_backward();
     } catch (...) {
-      self->leave_backward();
+      self->rethrow();
     }
   };
   at_end_of_backward(at_end,
-                     [self = shared_from_this()]() noexcept { self->left_in_the_middle(); });
+                     [self = shared_from_this()]() noexcept { self->on_broken_backward(); });
   if (shared_sizes) shared_sizes->begin();
 }
 
 /// Rethrows the current exception.
-void Reducer::State::leave_backward() const {
+void Reducer::State::rethrow() const {
   if (options.frame.throw_as) options.frame.throw_as();
   throw;
 }
 
-/// `given` is what autograd accumulated (`GradientCopies::note_owners`).
+/// `given` is what autograd accumulated (`GradientCopies::record_owners`).
 void Reducer::State::on_gradient(std::size_t index, const std::vector<at::Tensor>& given) {
   const std::lock_guard lock(mutex);
-  copies.note_owners(index, given);
-  use.note_gradient(index);
-  pass.gave_gradients = true;
+  copies.record_owners(index, given);
+  use.record_gradient(index);
+  pass.has_gradients = true;
   if (failure) return;
   if (pass.mode == Pass::Mode::local) {
     if (options.on_backward_end) begin_backward();
@@ -86,11 +86,11 @@ void Reducer::State::on_gradient(std::size_t index, const std::vector<at::Tensor
   }
   begin_backward();
   try {
-    pass.under_way = true;
+    pass.in_flight = true;
     if (!driving && !hook) driving = options.group->drive_here();
-    if (use.is_first_static_pass()) return use.count_first(index);
+    if (use.is_first_static_pass()) return use.record_first_pass(index);
     for (const std::size_t unused : use.take_unused()) mark_ready(unused);
-    if (!use.comes_again(index)) mark_ready(index);
+    if (!use.has_more_gradients(index)) mark_ready(index);
   } catch (...) {
     failure = std::current_exception();
     throw;
@@ -119,7 +119,7 @@ void Reducer::State::mark_ready(std::size_t index) {
                         "does the same, or call backward once",
                     Code::invalid_argument, {options.group->rank()});
   pass.ready[index] = true;
-  if (!has_rebuilt) arrived.push_back(index);
+  if (!is_rebuilt) arrived.push_back(index);
   copies.fill(index, *hooks);
   if (--layout.bucket_of(index).pending == 0) launch_full();
 }
@@ -129,13 +129,13 @@ void Reducer::State::mark_ready(std::size_t index) {
 void Reducer::State::launch_full() {
   const std::vector<Bucket>& buckets = layout.buckets();
   if (driving && !pass.released) return;
-  if (is_held() || pass.launching || pass.next == buckets.size()) return;
-  const Launching one(pass.launching);
+  if (is_held() || pass.is_launching || pass.next == buckets.size()) return;
+  const LaunchScope one(pass.is_launching);
   const auto now = steady_clock().now();
   while (pass.next < buckets.size() && buckets[pass.next].pending == 0) launch(pass.next++);
   if (pass.next < buckets.size()) return;
   timing.times.backward_end = now;
-  if (use.is_shared()) use.share(!pass.one_by_one);
+  if (use.is_exchanged()) use.exchange(!pass.sequential);
 }
 
 void Reducer::State::launch(std::size_t number) {
@@ -144,10 +144,11 @@ void Reducer::State::launch(std::size_t number) {
   if (!hook) {
     // Sparse buckets take several rounds, which must not block the middle of backward.
     if (bucket.sparse) return;
-    const at::Tensor& travels = bucket.in_place.defined() ? bucket.in_place : bucket.memory;
-    const ReduceOp op = bucket.alone ? copies.averaging(travels.scalar_type()) : ReduceOp::SUM;
-    bucket.work =
-        all_reduce(travels, {.op = op, .group = options.group, .async_op = !pass.one_by_one});
+    const at::Tensor& reduced_memory = bucket.in_place.defined() ? bucket.in_place : bucket.memory;
+    const ReduceOp op =
+        bucket.alone ? copies.averaging(reduced_memory.scalar_type()) : ReduceOp::SUM;
+    bucket.work = all_reduce(reduced_memory,
+                             {.op = op, .group = options.group, .async_op = !pass.sequential});
     return;
   }
   GradBucket given{.index = number,
@@ -176,10 +177,10 @@ void Reducer::State::end_backward() {
     const std::lock_guard lock(mutex);
     pass.end_queued = false;
     if (shared_sizes) shared_sizes->end();
-    const Rest rest{driving};
-    if (failure || !pass.gave_gradients) return;
+    const DriverReset rest{driving};
+    if (failure || !pass.has_gradients) return;
     try {
-      if (pass.mode == Pass::Mode::reduce && pass.under_way) {
+      if (pass.mode == Pass::Mode::reduce && pass.in_flight) {
         group::BackwardGate::open_this_pass();
         pass.released = true;
         const auto finish = [this] { reduce_rest(); };
@@ -187,7 +188,7 @@ void Reducer::State::end_backward() {
       }
     } catch (...) {
       failure = std::current_exception();
-      tell_others();
+      abort_group();
       throw;
     }
   }
@@ -195,19 +196,19 @@ void Reducer::State::end_backward() {
 }
 
 void Reducer::State::reduce_rest() {
-  pass.one_by_one = std::exchange(driving, nullptr) != nullptr;
+  pass.sequential = std::exchange(driving, nullptr) != nullptr;
   if (use.is_first_static_pass())
     for (const std::size_t index : use.end_first_static_pass()) mark_ready(index);
   // Outputs may also be left out of the loss; parameters only they depend on get no gradient in
   // this pass.
-  if (use.is_shared())
+  if (use.is_exchanged())
     for (std::size_t i = 0; i < layout.size(); ++i)
       if (!pass.ready[i]) mark_ready(i);
   launch_full();
   if (pass.next == layout.buckets().size()) finish_pass();
 }
 
-void Reducer::State::left_in_the_middle() noexcept {
+void Reducer::State::on_broken_backward() noexcept {
   const std::lock_guard lock(mutex);
   pass.end_queued = false;
   if (shared_sizes) shared_sizes->end();
@@ -217,13 +218,13 @@ void Reducer::State::left_in_the_middle() noexcept {
     failure = std::make_exception_ptr(
         DistError("an exception ended backward in the middle, before all gradients were averaged",
                   Code::aborted, {options.group->rank()}));
-  tell_others();
+  abort_group();
 }
 
 /// Aborts the group, because the other ranks wait for gradients that will not come. If the group
 /// has already failed, its first cause stays; destroying it need not throw that in addition to
 /// backward's exception.
-void Reducer::State::tell_others() const noexcept {
+void Reducer::State::abort_group() const noexcept {
   try {
     std::string why;
     try {
@@ -265,15 +266,15 @@ at::Tensor Reducer::State::finish_bucket(Bucket& bucket) {
 
 void Reducer::State::finish_pass() {
   const at::NoGradGuard no_grad;
-  use.wait_shared();
-  for (Bucket& bucket : layout.buckets()) copies.give_back(bucket, finish_bucket(bucket));
+  use.wait_for_exchange();
+  for (Bucket& bucket : layout.buckets()) copies.store_averages(bucket, finish_bucket(bucket));
   use.clear();
   pass.mode = Pass::Mode::done;
-  pass.under_way = false;
+  pass.in_flight = false;
   end_statistics();
   // With find_unused_parameters the order may differ from pass to pass, so the buckets are not
   // rebuilt.
-  if (use.is_shared()) has_rebuilt = true;
+  if (use.is_exchanged()) is_rebuilt = true;
 }
 
 void Reducer::State::end_statistics() {
@@ -292,30 +293,30 @@ void Reducer::State::end_statistics() {
 
 void Reducer::State::shadow() {
   const at::NoGradGuard no_grad;
-  const Rest rest{driving};
+  const DriverReset rest{driving};
   try {
     use.clear();
     pass.next = 0;
     pass.released = true;
-    pass.one_by_one = false;
+    pass.sequential = false;
     for (Bucket& bucket : layout.buckets()) copies.fill_with_zeros(bucket);
-    if (options.static_graph) use.learn_static_use();
+    if (options.static_graph) use.exchange_static_use();
     launch_full();
-    use.wait_shared();
+    use.wait_for_exchange();
     for (Bucket& bucket : layout.buckets()) {
-      copies.keep_averages(bucket, finish_bucket(bucket));
+      copies.store_averages_without_input(bucket, finish_bucket(bucket));
       if (bucket.sparse) bucket.memory = at::Tensor();
     }
     use.clear();
     pass.mode = Pass::Mode::done;
-    if (!has_rebuilt && arrived.empty()) {
+    if (!is_rebuilt && arrived.empty()) {
       arrived.resize(layout.size());
       std::iota(arrived.begin(), arrived.end(), std::size_t{0});
     }
-    if (use.is_shared()) has_rebuilt = true;
+    if (use.is_exchanged()) is_rebuilt = true;
   } catch (...) {
     failure = std::current_exception();
-    tell_others();
+    abort_group();
     throw;
   }
 }

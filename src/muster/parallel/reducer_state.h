@@ -28,23 +28,23 @@ struct Reducer::State : std::enable_shared_from_this<State> {
   struct Pass {
     /// Treatment of arriving gradients. `done`: after a reduced pass, before the next forward.
     enum class Mode { local, reduce, done } mode = Mode::local;
-    bool under_way = false;  // some gradients have come that are not averaged yet
+    bool in_flight = false;  // some gradients have come that are not averaged yet
     bool end_queued = false;
-    bool gave_gradients = false;
+    bool has_gradients = false;
     bool released = false;  // see ReducerOptions::held_until
     // Used at the end if no core is free: each call completes before the next begins, and needs
     // neither a Work nor another thread.
-    bool one_by_one = false;
+    bool sequential = false;
     // A thread is in a hook, possibly without the lock; it also launches buckets that become ready
     // meanwhile.
-    bool launching = false;
+    bool is_launching = false;
     std::size_t next = 0;  // next bucket to launch
     std::vector<bool> ready;
   };
 
   State(std::vector<at::Tensor> parameters, ReducerOptions given);
   void attach();
-  void expect_sizes();
+  void share_in_place_gradients();
 
   // Before backward.
   void check_finished() const;
@@ -63,9 +63,9 @@ struct Reducer::State : std::enable_shared_from_this<State> {
   // After it.
   void end_backward();
   void reduce_rest();
-  [[noreturn]] void leave_backward() const;
-  void left_in_the_middle() noexcept;
-  void tell_others() const noexcept;
+  [[noreturn]] void rethrow() const;
+  void on_broken_backward() noexcept;
+  void abort_group() const noexcept;
   void finish_pass();
   at::Tensor finish_bucket(Bucket& bucket);
   void end_statistics();
@@ -87,7 +87,7 @@ struct Reducer::State : std::enable_shared_from_this<State> {
   // Set from the first gradient to the end if this thread must drive the communication.
   std::shared_ptr<void> driving;
   std::vector<std::size_t> arrived;  // order of the gradients in the first pass
-  bool has_rebuilt = false;
+  bool is_rebuilt = false;
   std::exception_ptr failure;
   // Error of a second backward pass: cleared at the next forward; reported to the other ranks if
   // none follows.

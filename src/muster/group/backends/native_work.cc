@@ -14,7 +14,7 @@ namespace {
 
 /// How long a wait for a call also waits for the call's future, which another thread completes. The
 /// future need not complete before the callbacks of earlier calls have returned.
-constexpr auto kForTheFuture = std::chrono::milliseconds(100);
+constexpr auto kFutureGrace = std::chrono::milliseconds(100);
 
 }  // namespace
 
@@ -138,7 +138,7 @@ void NativeWork::wait_for_future() {
     return;        // the future completes after this callback
   post(delivery);  // a wait in a backward pass happens on every rank
   lock.lock();
-  completion_.wait_for(lock, kForTheFuture, [&] { return delivery->ended; });
+  completion_.wait_for(lock, kFutureGrace, [&] { return delivery->ended; });
 }
 
 /// A future of accelerator tensors records the work its device still has to do on the current
@@ -177,7 +177,7 @@ bool NativeWork::wait_until_completed(TimePoint deadline) {
   return true;
 }
 
-void NativeWork::throw_late(Duration timeout, const Status& status) const {
+void NativeWork::throw_timeout(Duration timeout, const Status& status) const {
   raise(Status(Code::timed_out,
                std::string(call_.name()) + " was not done within the " + describe(timeout) +
                    " that wait() was given; it goes on",
@@ -189,10 +189,10 @@ bool NativeWork::wait(std::optional<Duration> timeout) {
     const auto deadline = timeout ? deadline_after(steady_clock(), *timeout) : TimePoint::max();
     auto status = pending_->wait(deadline);
     if (status.code() == Code::timed_out) {  // the call, or this wait
-      if (!pending_->done()) throw_late(*timeout, status);
+      if (!pending_->done()) throw_timeout(*timeout, status);
       status = pending_->wait(TimePoint::max());
     }
-    if (!try_finish(status) && !wait_until_completed(deadline)) throw_late(*timeout, status);
+    if (!try_finish(status) && !wait_until_completed(deadline)) throw_timeout(*timeout, status);
   }
   wait_for_future();
   if (!error_) {

@@ -58,7 +58,7 @@ class NativeWork : public Work, public std::enable_shared_from_this<NativeWork> 
   bool try_finish(const Status& status);
   void finish(const Status& status);
   bool wait_until_completed(TimePoint deadline);
-  [[noreturn]] void throw_late(Duration timeout, const Status& status) const;
+  [[noreturn]] void throw_timeout(Duration timeout, const Status& status) const;
   /// Records that the user sees the error.
   void show_error() { *context_.shown = true; }
   void deliver(const std::shared_ptr<Delivery>& delivery);

@@ -4,12 +4,14 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
-#include "muster/group/plain_tensor.h"
+#include "muster/group/dense_tensor.h"
 
 namespace muster::group {
 namespace {
 
-bool is_plain(const Slice& slice) { return slice.size() == 1 && group::is_plain(slice.front()); }
+bool is_dense_cpu(const Slice& slice) {
+  return slice.size() == 1 && group::is_dense_cpu(slice.front());
+}
 
 /// Calls visit(flat part with the piece's shape, piece) for each piece.
 template <class Visit>
@@ -59,23 +61,23 @@ at::Tensor Staging::flat_like(const Slice& slice) {
 
 ConstBytes Staging::stage_input(const Slice& slice) {
   if (slice.empty()) return {};
-  if (is_plain(slice)) return plain_bytes(slice.front());
+  if (is_dense_cpu(slice)) return dense_bytes(slice.front());
   const auto memory = flat_like(slice);
   copy_in(memory, slice);
   copies_in_.emplace_back(memory, slice);
-  return plain_bytes(memory);
+  return dense_bytes(memory);
 }
 
 MutableBytes Staging::stage_output(const Slice& slice, bool filled) {
   if (slice.empty()) return {};
-  if (is_plain(slice)) return plain_mutable_bytes(slice.front());
+  if (is_dense_cpu(slice)) return dense_mutable_bytes(slice.front());
   const auto memory = flat_like(slice);
   if (filled) {
     copy_in(memory, slice);
     copies_in_.emplace_back(memory, slice);
   }
   copies_back_.emplace_back(memory, slice);
-  return plain_mutable_bytes(memory);
+  return dense_mutable_bytes(memory);
 }
 
 void Staging::refill() {

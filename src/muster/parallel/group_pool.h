@@ -10,10 +10,10 @@ namespace muster::parallel {
 /// Returns a group of the ranks of `given` with no other user: one that all members have released
 /// after equally many calls, otherwise a new one. Every member calls it, in the order of its calls
 /// on `given`.
-Group take_group(const Group& given);
+Group acquire_group(const Group& given);
 
-/// Releases a group returned by `take_group(given)`, on which this member has nothing in flight.
+/// Releases a group returned by `acquire_group(given)`, on which this member has nothing in flight.
 /// Never blocks.
-void give_group_back(const Group& given, const Group& group);
+void release_group(const Group& given, const Group& group);
 
 }  // namespace muster::parallel

@@ -1,4 +1,4 @@
-#include "muster/group/creation_order.h"
+#include "muster/group/creation_deadlock.h"
 
 #include <algorithm>
 #include <numeric>
@@ -11,13 +11,13 @@
 namespace muster::group {
 namespace {
 
-constexpr Duration kShowAfter = std::chrono::seconds(1);
-constexpr Duration kLookEvery = std::chrono::milliseconds(500);
+constexpr Duration kPublishAfter = std::chrono::seconds(1);
+constexpr Duration kPollInterval = std::chrono::milliseconds(500);
 /// Time without change after which creations count as stuck.
-constexpr Duration kSettled = std::chrono::seconds(4);
+constexpr Duration kSettleTime = std::chrono::seconds(4);
 constexpr std::uint32_t kMaxMembers = 1u << 20;
 /// The first character of a verdict.
-constexpr char kStopsDefaultGroup = '!', kSparesDefaultGroup = ' ';
+constexpr char kStopsDefaultGroup = '!', kKeepsDefaultGroup = ' ';
 
 std::string key_of(int rank) { return "creation/" + std::to_string(rank); }
 std::string verdict_key(const std::string& name) { return "creation/stuck/" + name; }
@@ -69,7 +69,7 @@ std::vector<WaitingCreation> stuck_creations(const std::vector<WaitingCreation>&
   }
   // Starts with all creations and repeatedly removes those that may continue, until none is left to
   // remove.
-  const auto hopeless = [&](const WaitingCreation& creation) {
+  const auto is_stuck = [&](const WaitingCreation& creation) {
     return std::any_of(creation.members.begin(), creation.members.end(), [&](int member) {
       const auto at = of_rank.find(member);
       if (at == of_rank.end() || at->second.count(creation.name) > 0) return false;
@@ -80,7 +80,7 @@ std::vector<WaitingCreation> stuck_creations(const std::vector<WaitingCreation>&
   for (bool changed = true; changed;) {
     changed = false;
     for (auto at = candidates.begin(); at != candidates.end();) {
-      const bool keep = hopeless(*at->second);
+      const bool keep = is_stuck(*at->second);
       changed = changed || !keep;
       at = keep ? std::next(at) : candidates.erase(at);
     }
@@ -105,35 +105,37 @@ std::string describe_stuck(const std::vector<WaitingCreation>& stuck) {
   return text + "; make the groups in one order on all ranks";
 }
 
-CreationOrder::Creation CreationOrder::begin(std::shared_ptr<store::Store> store,
-                                             WaitingCreation mine) {
+CreationDeadlockDetector::Creation CreationDeadlockDetector::begin(
+    std::shared_ptr<store::Store> store, WaitingCreation mine) {
   return Creation(*this, std::move(store), std::move(mine));
 }
 
-CreationOrder::Creation::Creation(CreationOrder& order, std::shared_ptr<store::Store> store,
-                                  WaitingCreation mine)
-    : order_(order),
+CreationDeadlockDetector::Creation::Creation(CreationDeadlockDetector& detector,
+                                             std::shared_ptr<store::Store> store,
+                                             WaitingCreation mine)
+    : detector_(detector),
       store_(std::move(store)),
       mine_(std::move(mine)),
-      next_look_(steady_clock().now() + kShowAfter) {}
+      next_poll_(steady_clock().now() + kPublishAfter) {}
 
-CreationOrder::Creation::~Creation() {
-  if (!shown_) return;
-  const std::lock_guard lock(order_.mutex_);
-  std::erase(order_.mine_, mine_);
-  static_cast<void>(store_->set(key_of(mine_.rank), encode(order_.mine_)));
+CreationDeadlockDetector::Creation::~Creation() {
+  if (!published_) return;
+  const std::lock_guard lock(detector_.mutex_);
+  std::erase(detector_.mine_, mine_);
+  static_cast<void>(store_->set(key_of(mine_.rank), encode(detector_.mine_)));
 }
 
-Status CreationOrder::Creation::show() {
-  const std::lock_guard lock(order_.mutex_);
-  order_.mine_.push_back(mine_);
-  shown_ = true;
-  return store_->set(key_of(mine_.rank), encode(order_.mine_));
+Status CreationDeadlockDetector::Creation::publish() {
+  const std::lock_guard lock(detector_.mutex_);
+  detector_.mine_.push_back(mine_);
+  published_ = true;
+  return store_->set(key_of(mine_.rank), encode(detector_.mine_));
 }
 
 /// The creations in which these ranks, and all ranks they may have to wait for, are waiting. An
 /// unresponsive store yields none.
-std::vector<WaitingCreation> CreationOrder::Creation::waiting_of(std::vector<int> to_ask) {
+std::vector<WaitingCreation> CreationDeadlockDetector::Creation::waiting_of(
+    std::vector<int> to_ask) {
   std::vector<WaitingCreation> all;
   std::set<int> asked;
   while (!to_ask.empty()) {
@@ -141,8 +143,8 @@ std::vector<WaitingCreation> CreationOrder::Creation::waiting_of(std::vector<int
     to_ask.pop_back();
     if (!asked.insert(rank).second) continue;
     const std::string key = key_of(rank);
-    const auto shown = store_->check({&key, 1});
-    if (!shown.ok() || !*shown) continue;
+    const auto exists = store_->check({&key, 1});
+    if (!exists.ok() || !*exists) continue;
     const auto bytes = store_->get(key);
     if (!bytes.ok()) continue;
     for (auto& creation : decode(rank, *bytes)) {
@@ -156,52 +158,53 @@ std::vector<WaitingCreation> CreationOrder::Creation::waiting_of(std::vector<int
   return all;
 }
 
-Status CreationOrder::Creation::verdict() {
+Status CreationDeadlockDetector::Creation::verdict() {
   if (store_ == nullptr) return {};
   const std::string key = verdict_key(mine_.name);
-  const auto told = store_->check({&key, 1});
-  if (!told.ok() || !*told) return {};
+  const auto exists = store_->check({&key, 1});
+  if (!exists.ok() || !*exists) return {};
   const auto text = store_->get(key);
   if (!text.ok() || text->empty()) return {};
   stops_default_group_ = text->front() == kStopsDefaultGroup;
   return Status(Code::mismatch, text->substr(1));
 }
 
-Status CreationOrder::Creation::look() {
+Status CreationDeadlockDetector::Creation::poll() {
   const TimePoint now = steady_clock().now();
-  if (store_ == nullptr || now < next_look_) return {};
-  Status found = look_around();
-  next_look_ = steady_clock().now() + kLookEvery;
+  if (store_ == nullptr || now < next_poll_) return {};
+  Status found = detect();
+  next_poll_ = steady_clock().now() + kPollInterval;
   return found;
 }
 
-Status CreationOrder::Creation::look_around() {
-  if (!shown_) {
-    static_cast<void>(show());
+Status CreationDeadlockDetector::Creation::detect() {
+  if (!published_) {
+    static_cast<void>(publish());
     return {};
   }
-  if (Status told = verdict(); !told.ok()) return told;
+  if (Status failure = verdict(); !failure.ok()) return failure;
   auto stuck = stuck_creations(waiting_of(mine_.members));
-  const bool hit = std::any_of(stuck.begin(), stuck.end(), [this](const auto& creation) {
+  const bool includes_mine = std::any_of(stuck.begin(), stuck.end(), [this](const auto& creation) {
     return creation.name == mine_.name;
   });
   const TimePoint now = steady_clock().now();
-  if (!hit || stuck != stuck_) {
-    stuck_ = hit ? std::move(stuck) : std::vector<WaitingCreation>();
+  if (!includes_mine || stuck != stuck_) {
+    stuck_ = includes_mine ? std::move(stuck) : std::vector<WaitingCreation>();
     stuck_since_ = now;
     return {};
   }
-  if (now - stuck_since_ < kSettled) return {};
+  if (now - stuck_since_ < kSettleTime) return {};
   // Other ranks may be blocked behind these creations without being waited for here. They must be
   // told too, before these creations fail.
-  std::vector<int> all(static_cast<std::size_t>(order_.world_size_));
+  std::vector<int> all(static_cast<std::size_t>(detector_.world_size_));
   std::iota(all.begin(), all.end(), 0);
   stuck = stuck_creations(waiting_of(std::move(all)));
   const std::string text = describe_stuck(stuck);
   stops_default_group_ = std::ranges::any_of(stuck, &WaitingCreation::in_default_group);
-  const std::string told = (stops_default_group_ ? kStopsDefaultGroup : kSparesDefaultGroup) + text;
+  const std::string verdict_text =
+      (stops_default_group_ ? kStopsDefaultGroup : kKeepsDefaultGroup) + text;
   for (const auto& creation : stuck)
-    static_cast<void>(store_->set(verdict_key(creation.name), told));
+    static_cast<void>(store_->set(verdict_key(creation.name), verdict_text));
   return Status(Code::mismatch, text);
 }
 

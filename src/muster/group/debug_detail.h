@@ -14,8 +14,8 @@ namespace muster::group {
 /// most 2 s for them.
 WorkRef submit_with_details(ProcessGroupBackend& backend, Call& call);
 
-/// For language bindings: `told` returns the caller's stack as lines of text, on the thread of the
-/// call; empty if there is none. Set it before any group exists.
-void set_caller_stack(std::function<std::string()> told);
+/// For language bindings: `caller` returns the caller's stack as lines of text, on the thread of
+/// the call; empty if there is none. Set it before any group exists.
+void set_caller_stack(std::function<std::string()> caller);
 
 }  // namespace muster::group

@@ -1,4 +1,4 @@
-#include "muster/group/detail.h"
+#include "muster/group/debug_detail.h"
 
 #include <ATen/core/ivalue.h>
 
@@ -16,8 +16,8 @@
 namespace muster::group {
 namespace {
 
-constexpr Duration kPatience = std::chrono::seconds(2);
-constexpr std::size_t kMostRanks = 8;  // limit of ranks shown
+constexpr Duration kPeerSidesTimeout = std::chrono::seconds(2);
+constexpr std::size_t kMaxRanksShown = 8;  // limit of ranks shown
 
 /// One member's call, as published to the others.
 struct Side {
@@ -30,8 +30,8 @@ struct Side {
 };
 
 std::function<std::string()>& caller_stack() {
-  static auto* const told = new std::function<std::string()>;
-  return *told;
+  static auto* const caller = new std::function<std::string()>;
+  return *caller;
 }
 
 std::string shapes_of(Call& call) {
@@ -50,16 +50,16 @@ std::string shapes_of(Call& call) {
 }
 
 /// torch's spelling in its reports: ALLREDUCE.
-std::string shouted(std::string_view name) {
+std::string torch_spelling(std::string_view name) {
   std::string out;
   for (const char c : name)
     if (c != '_') out += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   return out;
 }
 
-class Detail {
+class MismatchReport {
  public:
-  Detail(const ProcessGroup& group, Call& call)
+  MismatchReport(const ProcessGroup& group, Call& call)
       : me_(group.first_rank_of(group.rank())),
         members_(group.parts().first_ranks),
         store_(group.parts().store),
@@ -75,21 +75,21 @@ class Detail {
     if (others.empty())
       std::copy_if(members_.begin(), members_.end(), std::back_inserter(others),
                    [&](int rank) { return rank != me_; });
-    if (others.size() > kMostRanks) others.resize(kMostRanks);
+    if (others.size() > kMaxRanksShown) others.resize(kMaxRanksShown);
     const auto mine =
         side_.call + " with shapes " + side_.shapes + ", called from\n" + side_.called_from();
     if (error.code() == Code::timed_out) {
-      throw DistBackendError(text + "\nRanks stuck before the collective " + shouted(side_.call) +
-                                 ": " + listed(error.ranks()) + "\nRank " + std::to_string(me_) +
-                                 ": " + mine,
+      throw DistBackendError(text + "\nRanks stuck before the collective " +
+                                 torch_spelling(side_.call) + ": " + listed(error.ranks()) +
+                                 "\nRank " + std::to_string(me_) + ": " + mine,
                              error.code(), error.ranks());
     }
-    const auto sides = others_sides(others, mine);
+    const auto sides = peer_sides(others, mine);
     const bool same_call = std::all_of(sides.begin(), sides.end(), [&](const auto& side) {
       return side.starts_with(side_.call + " with");
     });
     if (same_call && !sides.empty()) {
-      text += "\nError when verifying shape tensors for collective " + shouted(side_.call) +
+      text += "\nError when verifying shape tensors for collective " + torch_spelling(side_.call) +
               " on rank " + std::to_string(me_) +
               ". This likely indicates that input shapes into the collective are mismatched across "
               "ranks. Got shapes: " +
@@ -111,12 +111,12 @@ class Detail {
 
   /// Publishes this rank's side and waits for the other ranks' sides; empty for those not published
   /// in time.
-  std::vector<std::string> others_sides(const std::vector<int>& others,
-                                        const std::string& mine) const {
+  std::vector<std::string> peer_sides(const std::vector<int>& others,
+                                      const std::string& mine) const {
     const auto store = store_.lock();
     if (store == nullptr) return {};
     static_cast<void>(store->set(key_ + std::to_string(me_), mine).ok());
-    const auto deadline = deadline_after(steady_clock(), kPatience);
+    const auto deadline = deadline_after(steady_clock(), kPeerSidesTimeout);
     std::vector<std::string> sides;
     for (const int rank : others) {
       const auto side =
@@ -133,27 +133,28 @@ class Detail {
   Side side_;
 };
 
-bool concerns(const DistError& error) {
+bool is_reportable(const DistError& error) {
   return error.code() == Code::mismatch || error.code() == Code::timed_out;
 }
 
 /// Adds the details to the error of an asynchronous call's Work.
 class DetailedWork final : public Work {
  public:
-  DetailedWork(WorkRef work, Detail detail) : work_(std::move(work)), detail_(std::move(detail)) {}
+  DetailedWork(WorkRef work, MismatchReport detail)
+      : work_(std::move(work)), detail_(std::move(detail)) {}
   bool is_completed() override { return work_->is_completed(); }
   bool is_success() override { return work_->is_success(); }
   bool wait(std::optional<Duration> timeout) override {
     try {
       return work_->wait(timeout);
     } catch (const DistError& error) {
-      if (!concerns(error) || !work_->is_completed()) throw;
+      if (!is_reportable(error) || !work_->is_completed()) throw;
     }
     try {
       // The wait may have expired just when the call ended; then its own result counts.
       return work_->wait({});
     } catch (const DistError& error) {
-      if (!concerns(error)) throw;
+      if (!is_reportable(error)) throw;
       detail_.report(error);
     }
   }
@@ -166,7 +167,7 @@ class DetailedWork final : public Work {
       future = future_ = c10::make_intrusive<c10::ivalue::Future>(plain->elementType());
     }
     plain->addCallback([future, detail = detail_, scope = std::weak_ptr(WorldScope::current())](
-                           c10::ivalue::Future& done) { pass_on(done, future, detail, scope); });
+                           c10::ivalue::Future& done) { forward(done, future, detail, scope); });
     return future;
   }
   int source_rank() override { return work_->source_rank(); }
@@ -176,13 +177,13 @@ class DetailedWork final : public Work {
  private:
   using FutureRef = c10::intrusive_ptr<c10::ivalue::Future>;
 
-  static void pass_on(c10::ivalue::Future& done, const FutureRef& future, const Detail& detail,
-                      const std::weak_ptr<WorldScope>& scope) {
+  static void forward(c10::ivalue::Future& done, const FutureRef& future,
+                      const MismatchReport& detail, const std::weak_ptr<WorldScope>& scope) {
     if (!done.hasError()) return future->markCompleted(done.constValue());
     try {
       std::rethrow_exception(done.exception_ptr());
     } catch (const DistError& error) {
-      if (!concerns(error)) return future->setErrorIfNeeded(std::current_exception());
+      if (!is_reportable(error)) return future->setErrorIfNeeded(std::current_exception());
       // Waits for the other ranks' sides, so not on the thread that requested the future.
       CallbackExecutor::of_process().run([future, detail, error, scope] {
         const WorldScope::Binding bound(scope.lock());  // callbacks make calls on its groups
@@ -198,23 +199,23 @@ class DetailedWork final : public Work {
   }
 
   WorkRef work_;
-  Detail detail_;
+  MismatchReport detail_;
   std::mutex mutex_;
   FutureRef future_;
 };
 
 }  // namespace
 
-void set_caller_stack(std::function<std::string()> told) { caller_stack() = std::move(told); }
+void set_caller_stack(std::function<std::string()> caller) { caller_stack() = std::move(caller); }
 
 WorkRef submit_with_details(ProcessGroupBackend& backend, Call& call) {
-  Detail detail(call.group(), call);
+  MismatchReport detail(call.group(), call);
   try {
     auto work = backend.submit(call);
     return work == nullptr ? nullptr
                            : std::make_shared<DetailedWork>(std::move(work), std::move(detail));
   } catch (const DistError& error) {
-    if (!concerns(error)) throw;
+    if (!is_reportable(error)) throw;
     detail.report(error);
   }
 }

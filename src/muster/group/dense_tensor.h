@@ -7,21 +7,21 @@
 
 namespace muster::group {
 
-namespace plain_detail {
+namespace dense_detail {
 /// Keys a dense CPU tensor may have that do not affect its memory, such as autograd's.
-inline constexpr c10::DispatchKeySet kHarmless({c10::DispatchKey::AutogradFunctionality,
-                                                c10::DispatchKey::ADInplaceOrView,
-                                                c10::DispatchKey::AutocastCPU});
-inline constexpr c10::DispatchKeySet kDense(c10::DispatchKey::CPU);
-}  // namespace plain_detail
+inline constexpr c10::DispatchKeySet kIgnoredKeys({c10::DispatchKey::AutogradFunctionality,
+                                                   c10::DispatchKey::ADInplaceOrView,
+                                                   c10::DispatchKey::AutocastCPU});
+inline constexpr c10::DispatchKeySet kDenseKeys(c10::DispatchKey::CPU);
+}  // namespace dense_detail
 
 /// Whether the tensor's elements are contiguous in order from its data pointer in host memory:
 /// dense, on the CPU, contiguous, and neither conjugated, negated, quantized, nested nor of another
 /// kind.
-inline bool is_plain(const at::Tensor& tensor) {
+inline bool is_dense_cpu(const at::Tensor& tensor) {
   const c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();  // an undefined one has no keys
-  if ((impl->key_set().raw_repr() & ~plain_detail::kHarmless.raw_repr()) ==
-      plain_detail::kDense.raw_repr()) [[likely]]
+  if ((impl->key_set().raw_repr() & ~dense_detail::kIgnoredKeys.raw_repr()) ==
+      dense_detail::kDenseKeys.raw_repr()) [[likely]]
     return impl->is_contiguous();
   return tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided &&
          tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg() &&
@@ -35,16 +35,16 @@ inline bool is_one_array(const at::Tensor& tensor) {
          !tensor.is_nested();
 }
 
-/// Requires is_plain(tensor).
-inline std::size_t plain_size(const at::Tensor& tensor) {
+/// Requires is_dense_cpu(tensor).
+inline std::size_t dense_size(const at::Tensor& tensor) {
   const c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
   return static_cast<std::size_t>(impl->numel()) * impl->itemsize();
 }
-inline ConstBytes plain_bytes(const at::Tensor& tensor) {
-  return {static_cast<const std::byte*>(tensor.const_data_ptr()), plain_size(tensor)};
+inline ConstBytes dense_bytes(const at::Tensor& tensor) {
+  return {static_cast<const std::byte*>(tensor.const_data_ptr()), dense_size(tensor)};
 }
-inline MutableBytes plain_mutable_bytes(const at::Tensor& tensor) {
-  return {static_cast<std::byte*>(tensor.data_ptr()), plain_size(tensor)};
+inline MutableBytes dense_mutable_bytes(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.data_ptr()), dense_size(tensor)};
 }
 
 /// Marks the tensor as modified for autograd. Inference tensors have no version counter.

@@ -1,4 +1,4 @@
-#include "muster/group/plain_tensor.h"
+#include "muster/group/dense_tensor.h"
 
 #include <c10/core/InferenceMode.h>
 
@@ -29,10 +29,10 @@ TEST(PlainTensors, AreThoseWhoseMemoryCanBeUsedAsItIs) {
            {torch::tensor(1.5), 4},
            {torch::ones({2}, torch::kComplexDouble), 32},
            {torch::ones({3}, torch::kBool), 3}}) {
-    EXPECT_TRUE(is_plain(tensor)) << tensor.toString();
-    EXPECT_EQ(plain_size(tensor), bytes);
-    EXPECT_EQ(plain_bytes(tensor).data(), tensor.const_data_ptr());
-    EXPECT_EQ(plain_mutable_bytes(tensor).data(), tensor.data_ptr());
+    EXPECT_TRUE(is_dense_cpu(tensor)) << tensor.toString();
+    EXPECT_EQ(dense_size(tensor), bytes);
+    EXPECT_EQ(dense_bytes(tensor).data(), tensor.const_data_ptr());
+    EXPECT_EQ(dense_mutable_bytes(tensor).data(), tensor.data_ptr());
   }
   const auto complex = torch::ones({2, 2}, torch::kComplexFloat);
   const auto negated = at::imag(complex.conj());
@@ -40,7 +40,7 @@ TEST(PlainTensors, AreThoseWhoseMemoryCanBeUsedAsItIs) {
   for (const auto& tensor :
        {at::Tensor(), dense.t(), dense.slice(1, 0, 2), complex.conj(), negated, dense.to_sparse(),
         dense.to(torch::kMeta), at::_efficientzerotensor({3}, torch::kFloat)}) {
-    EXPECT_FALSE(is_plain(tensor)) << tensor.toString();
+    EXPECT_FALSE(is_dense_cpu(tensor)) << tensor.toString();
   }
 }
 

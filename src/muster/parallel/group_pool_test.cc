@@ -1,4 +1,4 @@
-#include "muster/parallel/spare_groups.h"
+#include "muster/parallel/group_pool.h"
 
 #include <gtest/gtest.h>
 
@@ -12,20 +12,20 @@
 namespace muster::testing {
 namespace {
 
-using parallel::give_group_back;
-using parallel::take_group;
+using parallel::acquire_group;
+using parallel::release_group;
 
 // One model after another, as a search over parameters makes them: they share one group.
 TEST(SpareGroups, AreTakenAgain) {
   on_ranks(3, [](int) {
     std::set<std::string> names;
     for (int model = 0; model < 10; ++model) {
-      const Group group = take_group(default_group());
+      const Group group = acquire_group(default_group());
       auto tensor = torch::ones({2});
       all_reduce(tensor, {.group = group});
       EXPECT_SAME(tensor, torch::full({2}, 3.0));
       names.insert(group->name());
-      give_group_back(default_group(), group);
+      release_group(default_group(), group);
     }
     EXPECT_EQ(names.size(), 1U);
   });
@@ -35,19 +35,19 @@ TEST(SpareGroups, AreTakenAgain) {
 // nobody's.
 TEST(SpareGroups, AreOnlyThoseThatAllMembersGaveBackAlike) {
   on_ranks(2, [](int rank) {
-    const Group kept = take_group(default_group());
-    if (rank == 0) give_group_back(default_group(), kept);
-    const Group other = take_group(default_group());
+    const Group kept = acquire_group(default_group());
+    if (rank == 0) release_group(default_group(), kept);
+    const Group other = acquire_group(default_group());
     EXPECT_NE(kept->name(), other->name());
-    give_group_back(default_group(), other);
-    if (rank == 1) give_group_back(default_group(), kept);
-    const Group first = take_group(default_group());
-    const Group second = take_group(default_group());
+    release_group(default_group(), other);
+    if (rank == 1) release_group(default_group(), kept);
+    const Group first = acquire_group(default_group());
+    const Group second = acquire_group(default_group());
     EXPECT_EQ((std::set{first->name(), second->name()}), (std::set{kept->name(), other->name()}));
 
     if (rank == 0) all_reduce(torch::ones({2}), {.group = first, .async_op = true});
-    give_group_back(default_group(), first);
-    const Group third = take_group(default_group());
+    release_group(default_group(), first);
+    const Group third = acquire_group(default_group());
     EXPECT_EQ((std::set{first->name(), second->name()}).count(third->name()), 0U);
     auto tensor = torch::ones({2});
     all_reduce(tensor, {.group = third});
@@ -59,12 +59,12 @@ TEST(SpareGroups, AreOnlyThoseThatAllMembersGaveBackAlike) {
 TEST(SpareGroups, OfOneGroupAreNotAnothers) {
   on_ranks(2, [](int) {
     const Group given = new_group();
-    const Group one = take_group(default_group());
-    give_group_back(default_group(), one);
-    EXPECT_NE(take_group(given)->name(), one->name());
+    const Group one = acquire_group(default_group());
+    release_group(default_group(), one);
+    EXPECT_NE(acquire_group(given)->name(), one->name());
   });
   on_ranks(2, [](int) {
-    EXPECT_TRUE(take_group(default_group())->failure().ok());
+    EXPECT_TRUE(acquire_group(default_group())->failure().ok());
   });  // those of the job before are gone
 }
 

@@ -1,4 +1,4 @@
-#include "muster/parallel/spare_groups.h"
+#include "muster/parallel/group_pool.h"
 
 #include <algorithm>
 #include <iterator>
@@ -24,13 +24,13 @@ std::string key_of(const Group& group) {
 }
 
 /// Weak references: the groups end with the default group.
-using Spares = std::vector<std::weak_ptr<ProcessGroup>>;
+using Groups = std::vector<std::weak_ptr<ProcessGroup>>;
 
-class Shelf {
+class GroupPool {
  public:
-  static Shelf& of_process() {
-    static Shelf shelf;
-    return shelf;
+  static GroupPool& of_process() {
+    static GroupPool pool;
+    return pool;
   }
   void put(const Group& given, const Group& group) {
     const std::lock_guard lock(mutex_);
@@ -56,7 +56,7 @@ class Shelf {
 
  private:
   std::mutex mutex_;
-  std::map<std::weak_ptr<ProcessGroup>, Spares, std::owner_less<>> spares_;
+  std::map<std::weak_ptr<ProcessGroup>, Groups, std::owner_less<>> spares_;
 };
 
 std::set<std::string> lines_of(const std::string& text) {
@@ -68,9 +68,9 @@ std::set<std::string> lines_of(const std::string& text) {
 
 }  // namespace
 
-Group take_group(const Group& given) {
-  auto& shelf = Shelf::of_process();
-  auto mine = shelf.whole(given);
+Group acquire_group(const Group& given) {
+  auto& pool = GroupPool::of_process();
+  auto mine = pool.whole(given);
   std::string text;
   for (const auto& [key, group] : mine) text += key + '\n';
   std::set<std::string> common = lines_of(text);
@@ -84,13 +84,13 @@ Group take_group(const Group& given) {
                       .backend = given->backend(),
                       .use_local_synchronization = true});
   const Group group = mine[*common.begin()];
-  shelf.remove(given, group);
+  pool.remove(given, group);
   group->set_timeout(given->timeout());
   return group;
 }
 
-void give_group_back(const Group& given, const Group& group) {
-  if (group->failure().ok()) Shelf::of_process().put(given, group);
+void release_group(const Group& given, const Group& group) {
+  if (group->failure().ok()) GroupPool::of_process().put(given, group);
 }
 
 }  // namespace muster::parallel

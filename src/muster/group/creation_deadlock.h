@@ -38,10 +38,10 @@ std::vector<WaitingCreation> stuck_creations(const std::vector<WaitingCreation>&
 std::string describe_stuck(const std::vector<WaitingCreation>& stuck);
 
 /// The creations that this rank waits in. Thread-safe.
-class CreationOrder {
+class CreationDeadlockDetector {
  public:
   class Creation;
-  explicit CreationOrder(int world_size) : world_size_(world_size) {}
+  explicit CreationDeadlockDetector(int world_size) : world_size_(world_size) {}
 
   /// If `store` is null, nothing is detected.
   Creation begin(std::shared_ptr<store::Store> store, WaitingCreation mine);
@@ -53,15 +53,16 @@ class CreationOrder {
   std::vector<WaitingCreation> mine_;  // published creations
 };
 
-class CreationOrder::Creation {
+class CreationDeadlockDetector::Creation {
  public:
-  Creation(CreationOrder& order, std::shared_ptr<store::Store> store, WaitingCreation mine);
+  Creation(CreationDeadlockDetector& detector, std::shared_ptr<store::Store> store,
+           WaitingCreation mine);
   ~Creation();
   Creation(const Creation&) = delete;
   Creation& operator=(const Creation&) = delete;
 
   /// Call often while the creation waits. Fails (Code::mismatch, naming the calls) if it is stuck.
-  Status look();
+  Status poll();
   /// Fails if another rank has found this creation stuck; that failure is then the cause of any
   /// other error of the creation.
   Status verdict();
@@ -69,15 +70,15 @@ class CreationOrder::Creation {
   bool stops_default_group() const { return stops_default_group_; }
 
  private:
-  Status look_around();
-  Status show();
+  Status detect();
+  Status publish();
   std::vector<WaitingCreation> waiting_of(std::vector<int> ranks);
 
-  CreationOrder& order_;
+  CreationDeadlockDetector& detector_;
   const std::shared_ptr<store::Store> store_;
   const WaitingCreation mine_;
-  TimePoint next_look_;
-  bool shown_ = false;
+  TimePoint next_poll_;
+  bool published_ = false;
   bool stops_default_group_ = false;
   std::vector<WaitingCreation> stuck_;  // at the last check
   TimePoint stuck_since_{};
