@@ -295,7 +295,7 @@ Group split_group(const std::shared_ptr<Job>& job, const ProcessGroup& parent,
 }
 
 ShrunkGroup shrink_group(const std::shared_ptr<Job>& job, const ProcessGroup& old,
-                         const std::vector<int>& exclude, bool of_world, Duration timeout,
+                         const std::vector<int>& exclude, bool is_default_group, Duration timeout,
                          std::shared_ptr<ProcessGroupOptions> pg_options) {
   const auto begin = steady_clock().now();
   const auto deadline = deadline_after(job->fabric->clock(), timeout);
@@ -319,7 +319,7 @@ ShrunkGroup shrink_group(const std::shared_ptr<Job>& job, const ProcessGroup& ol
 
   const auto members = shrunk.communicator->members();
   auto now = job;
-  if (of_world) {
+  if (is_default_group) {
     now = std::make_shared<Job>(*job);
     now->fabric_ranks.assign(members.begin(), members.end());
     now->world_size = static_cast<int>(members.size());

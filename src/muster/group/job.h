@@ -96,7 +96,7 @@ struct ShrunkGroup {
 /// Every survivor calls it. `exclude` are ranks of `old`. `timeout` is for the creation as a whole
 /// and for the new group's calls.
 ShrunkGroup shrink_group(const std::shared_ptr<Job>& job, const ProcessGroup& old,
-                         const std::vector<int>& exclude, bool of_world, Duration timeout,
+                         const std::vector<int>& exclude, bool is_default_group, Duration timeout,
                          std::shared_ptr<ProcessGroupOptions> pg_options);
 
 /// Host number of a rank of the default group.

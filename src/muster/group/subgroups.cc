@@ -189,10 +189,10 @@ Group shrink_group(const std::vector<int>& ranks_to_exclude, const ShrinkGroupOp
   check_pg_options(options.pg_options.get(), old->parts().config, "shrink_group");
   if (options.shrink_flags == ShrinkFlags::SHRINK_ABORT)
     old->abort("shrink_group was called with SHRINK_ABORT");
-  const bool of_world = old == world;
-  auto shrunk = group::shrink_group(job, *old, ranks_to_exclude, of_world,
+  const bool is_default_group = old == world;
+  auto shrunk = group::shrink_group(job, *old, ranks_to_exclude, is_default_group,
                                     options.timeout.value_or(old->timeout()), options.pg_options);
-  if (of_world) {
+  if (is_default_group) {
     for (const auto& ended : scope->replace(shrunk.job, shrunk.group))
       ended->abort("the default group was shrunk");
   } else {

@@ -42,14 +42,14 @@ at::Tensor in_memory_order(const at::Tensor& tensor, const at::Tensor& like) {
 }
 
 /// Allocates memory for `tensor` after it was freed.
-void give_memory(const at::Tensor& tensor) {
+void allocate_memory(const at::Tensor& tensor) {
   const at::Tensor fresh = unset_memory(tensor.numel(), tensor.options());
   tensor.storage().set_nbytes(fresh.storage().nbytes());
   tensor.storage().set_data_ptr_noswap(
       fresh.storage().set_data_ptr(at::DataPtr(nullptr, tensor.device())));
 }
 
-void take_memory(const at::Tensor& tensor) {
+void free_memory(const at::Tensor& tensor) {
   tensor.storage().set_data_ptr_noswap(at::DataPtr(nullptr, tensor.device()));
   tensor.storage().set_nbytes(0);
 }
@@ -118,21 +118,21 @@ void ShardedParameters::lay_out() {
     for (const std::size_t i : flat.indices) {
       const at::Tensor& tensor = parameters_[i].tensor;
       whole_[i] = shaped_like(flat.unsharded, places_[i].at, tensor);
-      const Stretch stretch = mine(i);
+      const ShardRange range = own_range(i);
       shards_[i] =
-          shaped_like(flat.shard, stretch.in_shard, at::empty({stretch.elements}, flat.options));
+          shaped_like(flat.shard, range.in_shard, at::empty({range.elements}, flat.options));
       shards_[i].copy_(shard_of(i, tensor));
       tensor.mutable_grad().reset();
       tensor.set_data(shards_[i]);
     }
-    take_memory(flat.unsharded);
+    free_memory(flat.unsharded);
   }
 }
 
-std::vector<ShardedParameters::Stretch> ShardedParameters::stretches_of(std::size_t index) const {
+std::vector<ShardedParameters::ShardRange> ShardedParameters::ranges_of(std::size_t index) const {
   const Place& place = places_[index];
   const std::int64_t shard = flats_[place.flat].shard_elements;
-  std::vector<Stretch> all;
+  std::vector<ShardRange> all;
   for (std::int64_t at = place.at; at < place.at + place.elements;) {
     const std::int64_t end = std::min((at / shard + 1) * shard, place.at + place.elements);
     all.push_back({static_cast<int>(at / shard), at % shard, at - place.at, end - at});
@@ -141,10 +141,10 @@ std::vector<ShardedParameters::Stretch> ShardedParameters::stretches_of(std::siz
   return all;
 }
 
-ShardedParameters::Stretch ShardedParameters::mine(std::size_t index) const {
+ShardedParameters::ShardRange ShardedParameters::own_range(std::size_t index) const {
   const int rank = options_.group->rank();
-  for (const Stretch& stretch : stretches_of(index))
-    if (stretch.rank == rank) return stretch;
+  for (const ShardRange& range : ranges_of(index))
+    if (range.rank == rank) return range;
   return {.rank = rank};
 }
 
@@ -191,8 +191,8 @@ void ShardedParameters::show_shards() {
 }
 
 void ShardedParameters::gather(Flat& flat) {
-  if (!flat.is_there) give_memory(flat.unsharded);
-  flat.is_there = true;
+  if (!flat.is_allocated) allocate_memory(flat.unsharded);
+  flat.is_allocated = true;
   const at::Tensor shard = flat.shard.to(flat.unsharded_dtype);
   all_gather_into_tensor(flat.unsharded, shard, {.group = options_.group});
 }
@@ -215,7 +215,7 @@ void ShardedParameters::unshard(bool gather_anew) {
   if (is_unsharded_) return;
   const at::NoGradGuard no_grad;
   for (Flat& flat : flats_)
-    if (!flat.is_there || gather_anew) gather(flat);
+    if (!flat.is_allocated || gather_anew) gather(flat);
   show_whole(whole_);
   is_unsharded_ = true;
 }
@@ -225,7 +225,7 @@ void ShardedParameters::reshard(bool keep_memory) {
   if (std::exchange(is_unsharded_, false)) show_shards();
   if (keep_memory) return;
   for (Flat& flat : flats_)
-    if (std::exchange(flat.is_there, false)) take_memory(flat.unsharded);
+    if (std::exchange(flat.is_allocated, false)) free_memory(flat.unsharded);
 }
 
 // ---- gradients
@@ -270,9 +270,9 @@ void ShardedParameters::reduce(const Flat& flat) {
     if (!sums_[i].defined()) continue;
     all.select(1, flat.shard_elements + slot).fill_(1);
     const at::Tensor values = in_memory_order(std::exchange(sums_[i], at::Tensor()), whole_[i]);
-    for (const Stretch& stretch : stretches_of(i)) {
-      at::Tensor to = all.select(0, stretch.rank).narrow(0, stretch.in_shard, stretch.elements);
-      const at::Tensor from = values.narrow(0, stretch.in_parameter, stretch.elements);
+    for (const ShardRange& range : ranges_of(i)) {
+      at::Tensor to = all.select(0, range.rank).narrow(0, range.in_shard, range.elements);
+      const at::Tensor from = values.narrow(0, range.in_parameter, range.elements);
       // Divides in the dtype of the reduction.
       from.scalar_type() == to.scalar_type() ? at::mul_out(to, from, factor)
                                              : to.copy_(from).mul_(factor);
@@ -287,7 +287,7 @@ void ShardedParameters::reduce(const Flat& flat) {
   for (std::int64_t slot = 0; slot < parameters; ++slot) {
     if (used.const_data_ptr<float>()[slot] == 0) continue;
     const std::size_t i = flat.indices[static_cast<std::size_t>(slot)];
-    const at::Tensor average = shaped_like(averages, mine(i).in_shard, shards_[i]);
+    const at::Tensor average = shaped_like(averages, own_range(i).in_shard, shards_[i]);
     at::Tensor& sum = is_unsharded_ ? shard_gradients_[i] : parameters_[i].tensor.mutable_grad();
     sum.defined() ? void(sum.add_(average)) : void(sum = average);
   }
@@ -296,7 +296,7 @@ void ShardedParameters::reduce(const Flat& flat) {
 // ---- whole values
 
 std::vector<at::Tensor> ShardedParameters::full() const {
-  if (is_lent_) {
+  if (shows_full_) {
     std::vector<at::Tensor> all;
     for (const auto& parameter : parameters_) all.push_back(parameter.tensor.detach());
     return all;
@@ -312,12 +312,12 @@ std::vector<at::Tensor> ShardedParameters::full_of(const std::vector<at::Tensor>
     const auto options = flat.options.dtype(shards[flat.indices.front()].scalar_type());
     const at::Tensor shard = flat_memory(flat.shard_elements, options);
     for (const std::size_t i : flat.indices) {
-      const Stretch stretch = mine(i);
-      if (shards[i].numel() != stretch.elements)
-        group::invalid(name(i) + " has " + std::to_string(stretch.elements) +
+      const ShardRange range = own_range(i);
+      if (shards[i].numel() != range.elements)
+        group::invalid(name(i) + " has " + std::to_string(range.elements) +
                        " elements on this rank, and " + std::to_string(shards[i].numel()) +
                        " were given for it");
-      shard.narrow(0, stretch.in_shard, stretch.elements).copy_(shards[i].view({-1}));
+      shard.narrow(0, range.in_shard, range.elements).copy_(shards[i].view({-1}));
     }
     const at::Tensor flat_values =
         unset_memory(flat.shard_elements * options_.group->size(), options);
@@ -332,9 +332,9 @@ at::Tensor ShardedParameters::shard_of(std::size_t index, const at::Tensor& whol
   if (whole.sizes() != sizes_of(index))
     group::invalid(name(index) + " has the sizes " + c10::str(sizes_of(index)) +
                    ", and a tensor of " + c10::str(whole.sizes()) + " was given for it");
-  const Stretch stretch = mine(index);
+  const ShardRange range = own_range(index);
   return in_memory_order(whole, whole_[index])
-      .narrow(0, stretch.in_parameter, stretch.elements)
+      .narrow(0, range.in_parameter, range.elements)
       .clone();
 }
 
@@ -344,13 +344,13 @@ void ShardedParameters::set(std::size_t index, const at::Tensor& whole) {
   shards_[index].copy_(shard_of(index, whole));
 }
 
-void ShardedParameters::lend(const std::vector<at::Tensor>& whole) {
+void ShardedParameters::show_full(const std::vector<at::Tensor>& whole) {
   const at::NoGradGuard no_grad;
   show_whole(whole);
-  is_lent_ = true;
+  shows_full_ = true;
 }
 
-void ShardedParameters::take_back(bool keep_values) {
+void ShardedParameters::end_show_full(bool keep_values) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> values(keep_values ? size() : 0);
   std::exception_ptr failure;
@@ -361,7 +361,7 @@ void ShardedParameters::take_back(bool keep_values) {
     failure = std::current_exception();
   }
   show_shards();
-  is_lent_ = false;
+  shows_full_ = false;
   if (failure) std::rethrow_exception(failure);
 }
 

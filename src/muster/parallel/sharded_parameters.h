@@ -70,8 +70,8 @@ class ShardedParameters {
   void reduce_gradients();
   void drop_gradients();
 
-  /// Collective, in either form. Returns the values of each whole parameter in its own dtype; lent
-  /// parameters as they are.
+  /// Collective, in either form. Returns the values of each whole parameter in its own dtype; after
+  /// show_full(), the tensors shown.
   std::vector<at::Tensor> full() const;
   /// As full(), for other tensors: one per parameter, as long as its shard here, all of one dtype.
   std::vector<at::Tensor> full_of(const std::vector<at::Tensor>& shards) const;
@@ -81,9 +81,9 @@ class ShardedParameters {
   void set(std::size_t index, const at::Tensor& whole);
 
   /// Replaces the parameters' values by whole tensors, as returned by full().
-  void lend(const std::vector<at::Tensor>& whole);
-  /// Ends lend(). `keep_values`: updates the shards from the parameters' values.
-  void take_back(bool keep_values);
+  void show_full(const std::vector<at::Tensor>& whole);
+  /// Ends show_full(). `keep_values`: updates the shards from the parameters' values.
+  void end_show_full(bool keep_values);
 
  private:
   /// Parameters in one allocation.
@@ -94,22 +94,22 @@ class ShardedParameters {
     std::int64_t shard_elements = 0;  // equal on every rank
     at::Tensor shard;
     at::Tensor unsharded;  // its memory is allocated and freed; tensors in it persist
-    bool is_there = false;
+    bool is_allocated = false;
   };
   struct Place {
     std::size_t flat = 0;
     std::int64_t at = 0, elements = 0;
   };
   /// The elements of a parameter in one rank's shard.
-  struct Stretch {
+  struct ShardRange {
     int rank = 0;
     std::int64_t in_shard = 0, in_parameter = 0, elements = 0;
   };
 
   static std::int64_t aligned_elements(const Flat& flat);
   void lay_out();
-  std::vector<Stretch> stretches_of(std::size_t index) const;
-  Stretch mine(std::size_t index) const;
+  std::vector<ShardRange> ranges_of(std::size_t index) const;
+  ShardRange own_range(std::size_t index) const;
   void check_unchanged() const;
   void gather(Flat& flat);
   void show_whole(const std::vector<at::Tensor>& whole);
@@ -123,7 +123,7 @@ class ShardedParameters {
   std::vector<at::Tensor> shards_, whole_;   // the two forms
   std::vector<at::Tensor> shard_gradients_;  // set while the parameters are whole
   std::vector<at::Tensor> sums_;             // sums of whole gradients not reduced yet
-  bool is_unsharded_ = false, is_lent_ = false;
+  bool is_unsharded_ = false, shows_full_ = false;
 };
 
 }  // namespace muster::parallel

@@ -116,11 +116,11 @@ struct ShardedUnit::State : std::enable_shared_from_this<State> {
   void end_part(Call& call);
   void end_pass();
   void reduce_if_due();
-  void reduce_what_is_owed();
+  void reduce_pending();
   template <class Check, class Step>
   void step_of_backward(Check check, Step step);
   void expect_end_of_pass();
-  void left_in_the_middle() noexcept;
+  void on_broken_backward() noexcept;
   void fail() noexcept;
   void check_failure() const {
     if (failure)
@@ -145,9 +145,9 @@ struct ShardedUnit::State : std::enable_shared_from_this<State> {
   struct {
     bool awaits_end = false;
     std::uint64_t number = 1;
-    int parts = 0;      // calls whose part of the pass has begun but not ended
-    bool due = false;   // gradients may have arrived
-    bool owes = false;  // gradients arrived and were not reduced
+    int parts = 0;  // calls whose part of the pass has begun but not ended
+    bool may_have_gradients = false;
+    bool has_unreduced = false;  // gradients arrived and were not reduced
   } pass;
   std::exception_ptr failure;
 };
@@ -234,7 +234,7 @@ void ShardedUnit::State::hook_parameters() {
       // After unshard(), the whole parameter may be used anywhere.
       alive->step_of_backward(check, [&] {
         alive->expect_end_of_pass();
-        alive->pass.due = true;
+        alive->pass.may_have_gradients = true;
       });
     });
   }
@@ -274,7 +274,7 @@ void ShardedUnit::State::begin_part(Call& call) {
   step_of_backward(check, [&] {
     expect_end_of_pass();
     if (std::exchange(call.begun, pass.number) != pass.number) ++pass.parts;
-    pass.due = true;
+    pass.may_have_gradients = true;
     parameters.unshard(/*gather_anew=*/false);
   });
 }
@@ -284,7 +284,7 @@ void ShardedUnit::State::expect_end_of_pass() {
   if (std::exchange(pass.awaits_end, true)) return;
   const auto self = shared_from_this();
   at_end_of_backward([self] { self->end_pass(); },
-                     [self]() noexcept { self->left_in_the_middle(); });
+                     [self]() noexcept { self->on_broken_backward(); });
 }
 
 void ShardedUnit::State::end_part(Call& call) {
@@ -297,9 +297,9 @@ void ShardedUnit::State::end_part(Call& call) {
 
 void ShardedUnit::State::reduce_if_due() {
   if (parameters.is_unsharded()) parameters.collect_gradients(/*will_wait=*/!require_sync);
-  if (std::exchange(pass.due, false)) pass.owes = true;
-  if (pass.owes && require_sync) {
-    pass.owes = false;
+  if (std::exchange(pass.may_have_gradients, false)) pass.has_unreduced = true;
+  if (pass.has_unreduced && require_sync) {
+    pass.has_unreduced = false;
     parameters.reduce_gradients();
   }
   parameters.reshard(/*keep_memory=*/false);
@@ -312,21 +312,22 @@ void ShardedUnit::State::end_pass() {
                      ++pass.number;
                      pass.parts = 0;
                      reduce_if_due();
-                     reduce_what_is_owed();
+                     reduce_pending();
                    });
 }
 
 /// Reduces gradients owed by units this pass has not reached.
-void ShardedUnit::State::reduce_what_is_owed() {
+void ShardedUnit::State::reduce_pending() {
   for (const auto& each : family->units) {
     const auto unit = each.lock();
     if (!unit) continue;
     const std::lock_guard lock(unit->mutex);
-    if (unit->pass.owes && unit->require_sync && !unit->pass.awaits_end) unit->reduce_if_due();
+    if (unit->pass.has_unreduced && unit->require_sync && !unit->pass.awaits_end)
+      unit->reduce_if_due();
   }
 }
 
-void ShardedUnit::State::left_in_the_middle() noexcept {
+void ShardedUnit::State::on_broken_backward() noexcept {
   const std::lock_guard lock(mutex);
   pass.awaits_end = false;
   if (failure) return;
@@ -477,7 +478,7 @@ bool ShardedUnit::require_sync() const { return state_->require_sync; }
 void ShardedUnit::drop_gradients() {
   const std::lock_guard lock(state_->mutex);
   state_->parameters.drop_gradients();
-  state_->pass.owes = false;
+  state_->pass.has_unreduced = false;
 }
 ShardedParameters& ShardedUnit::parameters() { return state_->parameters; }
 const Group& ShardedUnit::group() const { return state_->group; }
@@ -490,7 +491,7 @@ void ShardedUnit::summon() {
     refuse("the full parameters cannot be summoned inside of a forward or backward pass");
   if (state.parameters.is_unsharded() || state.summoned)
     refuse("the parameters are not sharded now: reshard(), or end the summoning before, first");
-  state.parameters.lend(state.parameters.full());
+  state.parameters.show_full(state.parameters.full());
   state.summoned = true;
 }
 
@@ -498,7 +499,7 @@ void ShardedUnit::end_summon(bool writeback) {
   const std::lock_guard lock(state_->mutex);
   if (!state_->summoned) return;
   state_->summoned = false;
-  state_->parameters.take_back(writeback);
+  state_->parameters.end_show_full(writeback);
 }
 
 bool ShardedUnit::is_summoned() const { return state_->summoned; }

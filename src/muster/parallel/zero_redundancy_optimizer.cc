@@ -119,14 +119,14 @@ struct ShardedOptimizer::State {
   };
   std::unordered_map<const void*, Owned> owner_of;  // by TensorImpl
   std::vector<Bucket> buckets;                      // with parameters_as_bucket_view
-  std::vector<WorkRef> on_their_way;                // with overlap_with_ddp
+  std::vector<WorkRef> in_flight;                   // with overlap_with_ddp
   std::vector<std::string> collected;               // serialised local optimizers by rank
 
   void divide(const ParamGroups& groups);
   OptimizerParamGroup part(const ParamGroups& groups, std::size_t group_index, int rank) const;
   ParamGroups parts(const ParamGroups& groups, int rank) const;
   void lay_out(const ParamGroups& groups);
-  void take_back();
+  void restore_buckets();
   void share(const ParamGroups& groups);
   void send(const at::Tensor& tensor, int owner);
   void end_calls(const std::exception& why) const;
@@ -189,12 +189,12 @@ void ShardedOptimizer::State::lay_out(const ParamGroups& groups) {
     }
     buckets.push_back(std::move(bucket));
   }
-  take_back();
+  restore_buckets();
 }
 
 /// Moves parameters with other memory (initially, and after torch::load, which replaces it) into
 /// the buckets.
-void ShardedOptimizer::State::take_back() {
+void ShardedOptimizer::State::restore_buckets() {
   const at::NoGradGuard no_grad;
   for (Bucket& bucket : buckets)
     for (std::size_t i = 0; i < bucket.parameters.size(); ++i) {
@@ -206,8 +206,7 @@ void ShardedOptimizer::State::take_back() {
 
 void ShardedOptimizer::State::send(const at::Tensor& tensor, int owner) {
   if (tensor.numel() > 0)
-    on_their_way.push_back(
-        broadcast(tensor, {.group = group, .async_op = true, .group_src = owner}));
+    in_flight.push_back(broadcast(tensor, {.group = group, .async_op = true, .group_src = owner}));
 }
 
 /// Aborts the group, because other ranks would wait for parameters this rank will not send.
@@ -230,12 +229,12 @@ void ShardedOptimizer::State::refuse_step(const std::exception& why) const {
 }
 
 void ShardedOptimizer::State::wait_for_all() {
-  for (const WorkRef& work : std::exchange(on_their_way, {})) work->wait();
+  for (const WorkRef& work : std::exchange(in_flight, {})) work->wait();
 }
 
 void ShardedOptimizer::State::share(const ParamGroups& groups) {
   if (options.parameters_as_bucket_view) {
-    take_back();
+    restore_buckets();
     for (const Bucket& bucket : buckets) send(bucket.memory, bucket.owner);
   } else {
     for (std::size_t g = 0; g < groups.size(); ++g)
