@@ -24,8 +24,8 @@ struct GivenTensors {
   const at::Tensor* tensors = nullptr;  ///< first of `count`
   std::size_t count = 0;
   const at::Tensor* part = nullptr;  ///< parts: has the shape of each part
-  const std::vector<std::int64_t>* sizes =
-      nullptr;  ///< splits: rows per piece; empty: equal pieces
+  /// Splits: rows per piece; empty: equal pieces.
+  const std::vector<std::int64_t>* sizes = nullptr;
   const std::vector<TensorList>* lists = nullptr;
 
   /// Whether the side is one contiguous piece of memory.

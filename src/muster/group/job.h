@@ -51,8 +51,8 @@ std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& conf
 
 /// Parameters of a group's creation.
 struct CreationOptions {
-  std::string terms =
-      {};  ///< must be equal on all members; members with different terms do not meet
+  /// Must be equal on all members; members with different terms do not meet.
+  std::string terms = {};
   std::function<Status()> give_up = {};  ///< polled during the wait; its failure ends the creation
   std::shared_ptr<ProcessGroupOptions> pg_options = nullptr;  ///< for backends that accept them
   std::optional<TimePoint> deadline = {};  ///< default: the group's timeout from now

@@ -56,16 +56,16 @@ SharedAllocatorStats shared_allocator_stats();
 void trim_shared_allocator();
 
 namespace group {
-/// Enables the shared allocator if `wanted`, or MUSTER_SHARE_MEMORY if `wanted` is empty, says so.
-/// Throws DistError if the variable is neither true nor false.
+/// Enables the shared allocator if `wanted` is true, or if `wanted` is empty and
+/// MUSTER_SHARE_MEMORY is true. Throws DistError if the variable is neither true nor false.
 void share_memory_if_asked(std::optional<bool> wanted);
 
-/// Puts tensors of given sizes made by one thread into shared memory, whether or not the shared
-/// allocator is enabled: for tensors a library will pass to collectives but torch allocates. Other
-/// tensors are unaffected. MUSTER_SHARE_MEMORY=0 disables it. It installs the allocator for the
-/// whole process, so, as for `use_shared_allocator`, no other thread should create tensors
-/// meanwhile. While the object lives, freed memory of such tensors is kept for later ones, in
-/// addition to `SharedAllocatorOptions::keep`.
+/// Places the tensors of given sizes that one thread creates in shared memory, whether or not the
+/// shared allocator is enabled. A library uses it for tensors that torch allocates and that will be
+/// passed to collectives. Other tensors are unaffected. MUSTER_SHARE_MEMORY=0 disables it. It
+/// installs the allocator for the whole process, so no other thread should create tensors
+/// meanwhile, as for `use_shared_allocator`. While the object lives, freed memory of such tensors
+/// is kept for later ones, in addition to `SharedAllocatorOptions::keep`.
 class SharedSizes {
  public:
   /// `bytes` lists the size of each such tensor. Sizes up to 16 KiB are ignored.

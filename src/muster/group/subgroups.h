@@ -47,11 +47,10 @@ std::pair<Group, std::vector<Group>> new_subgroups_by_enumeration(
 enum class ShrinkFlags { SHRINK_DEFAULT, SHRINK_ABORT };
 struct ShrinkGroupOptions {
   Group group = nullptr;
-  ShrinkFlags shrink_flags =
-      ShrinkFlags::SHRINK_DEFAULT;  ///< SHRINK_ABORT first aborts everything in flight on the
-                                    ///< group, on all members
-  std::optional<Duration> timeout =
-      {};  ///< for the creation and the new group's calls; default: the group's
+  /// SHRINK_ABORT first aborts everything in flight on the group, on all members.
+  ShrinkFlags shrink_flags = ShrinkFlags::SHRINK_DEFAULT;
+  /// Applies to the creation and to the new group's calls. Default: the group's.
+  std::optional<Duration> timeout = {};
   std::shared_ptr<ProcessGroupOptions> pg_options = nullptr;
 };
 /// Creates a group of the surviving members of `group`: all except `ranks_to_exclude` (ranks of the

@@ -18,8 +18,8 @@ void average_parameters(const std::vector<at::Tensor>& parameters, const Group& 
 
 struct PeriodicModelAveragerOptions {
   std::int64_t period = 1;  ///< steps between averages
-  std::int64_t warmup_steps =
-      0;  ///< steps before the first average; average gradients during these
+  /// Steps before the first average. Average the gradients during these.
+  std::int64_t warmup_steps = 0;
   Group process_group = nullptr;  ///< null: the default group
 };
 
