@@ -1,5 +1,4 @@
-// What happens where the ranks do not call the same: every pair of calls, with ranks as threads and
-// as processes.
+// Mismatched calls: every pair of different calls, with ranks as threads and as processes.
 #include <unistd.h>
 
 #include <atomic>
@@ -14,8 +13,8 @@ using testing::message_of;
 using testing::on_ranks;
 
 struct GroupCall {
-  const char* op;      ///< as errors name it
-  const char* detail;  ///< what else of it they name
+  const char* op;      ///< the call's name in errors
+  const char* detail;  ///< other details in errors
   std::function<void(int rank, const Group& group)> make;
 };
 
@@ -27,7 +26,7 @@ TensorList tensors(int count, int elements) {
 TensorList only(bool wanted, const TensorList& list) { return wanted ? list : TensorList{}; }
 
 /// Every collective, and all_reduce and broadcast with another dtype, op, root and size. Any two of
-/// them disagree.
+/// them mismatch.
 const std::vector<GroupCall>& all_calls() {
   static const std::vector<GroupCall> all{
       {"all_reduce", "SUM, float32, 4",
@@ -76,8 +75,8 @@ const std::vector<GroupCall>& all_calls() {
   return all;
 }
 
-/// What rank `rank` of three sees where rank `odd` calls `b` and the others `a`; empty where it is
-/// as it should be.
+/// Of three ranks, rank `odd` calls `b` and the others `a`. Returns what is wrong with rank
+/// `rank`'s error; empty if it is as expected.
 std::string fault_of(int rank, int odd, const GroupCall& a, const GroupCall& b,
                      const Group& group) {
   const auto pair = std::string(a.op) + "(" + a.detail + ") and, on rank " + std::to_string(odd) +
@@ -85,7 +84,7 @@ std::string fault_of(int rank, int odd, const GroupCall& a, const GroupCall& b,
   try {
     (rank == odd ? b : a).make(rank, group);
     for (int next = 0; next < 3; ++next)
-      barrier({.group = group});  // who had returned learns it at its next call
+      barrier({.group = group});  // a rank that had returned learns it at its next call
   } catch (const DistError& error) {
     const std::string text = error.what();
     if (error.code() != Code::mismatch) return pair + " failed otherwise: " + text + "\n";
@@ -99,7 +98,7 @@ std::string fault_of(int rank, int odd, const GroupCall& a, const GroupCall& b,
   return pair + " saw nothing\n";
 }
 
-/// All pairs; rank 0 or rank 2 is the odd one.
+/// All pairs; rank 0 or rank 2 differs.
 std::string faults_of(int rank) {
   std::string faults;
   for (std::size_t i = 0; i < all_calls().size(); ++i)
@@ -175,7 +174,7 @@ TEST(Agreement, ReturnedRanksLearnItAtDestroy) {
         }
         return false;
       };
-      // A small broadcast's root returns at once.
+      // A small broadcast's root returns immediately.
       const bool told = expect([&] { broadcast(torch::zeros({rank == 2 ? 2 : 1}), {.src = 0}); });
       if (told) return destroy_process_group();
       expect([] { destroy_process_group(); });
@@ -197,8 +196,9 @@ TEST(Agreement, SkippedCallIsNamedAtTheDeadline) {
           if (rank == 1) {  // it should have made two
             over.wait();
             const auto text = message_of<DistBackendError>([] { barrier(); });
-            EXPECT_HAS(text, "all_reduce(SUM, float32, 4 elements)");  // rank 0's deadline, or that
-                                                                       // it still was in it
+            EXPECT_HAS(text,
+                       "all_reduce(SUM, float32, 4 elements)");  // rank 0's deadline, or that rank
+                                                                 // 0 was still in the call
             return;
           }
           try {

@@ -1,4 +1,4 @@
-// Backends: every operation of every name, and those that programs register.
+// Every operation of every built-in backend name, and registered backends.
 #include <atomic>
 #include <functional>
 #include <mutex>
@@ -17,7 +17,7 @@ namespace {
 using testing::message_of;
 using testing::on_ranks;
 
-/// Has nothing but barriers, and counts them.
+/// Supports only barriers, and counts them.
 class BarrierBackend final : public ProcessGroupBackend {
  public:
   explicit BarrierBackend(std::atomic<int>& barriers) : barriers_(barriers) {}
@@ -82,7 +82,7 @@ TEST(RegisteredBackend, IsUsedByItsName) {
   EXPECT_EQ(barriers, 2);
 }
 
-/// Takes every call away and does it when its Work is waited for: a receive writes nines.
+/// Keeps every call and carries it out when its Work is waited for; a receive writes nines.
 class LaterBackend final : public ProcessGroupBackend {
  public:
   const BackendCapabilities& capabilities() const override {
@@ -140,7 +140,8 @@ trace::RankTrace recorded_here() {
   return recorded.ok() ? *std::move(recorded) : trace::RankTrace();
 }
 
-// An asynchronous call is recorded as under way until its Work has ended, whoever keeps the call.
+// An asynchronous call is recorded as in flight until its Work has ended, even if the backend keeps
+// the call.
 TEST(RegisteredBackend, CallsAreRecordedUntilTheirWorksEnd) {
   register_later();
   on_ranks(
@@ -160,7 +161,7 @@ TEST(RegisteredBackend, CallsAreRecordedUntilTheirWorksEnd) {
       "later");
 }
 
-// It may take the call away; a prepared one comes again all the same.
+// A backend may keep the call; a prepared call can still be submitted again.
 TEST(RegisteredBackend, MayTakeTheCallAway) {
   register_later();
   on_ranks(
@@ -178,7 +179,7 @@ TEST(RegisteredBackend, MayTakeTheCallAway) {
       "later");
 }
 
-// A synchronous receive has its data on return, also where the backend gives a Work for it.
+// A synchronous receive has its data on return, even if the backend returns a Work.
 TEST(RegisteredBackend, ReceivesHaveTheirDataOnReturn) {
   register_later();
   on_ranks(
@@ -194,7 +195,7 @@ TEST(RegisteredBackend, ReceivesHaveTheirDataOnReturn) {
       "later");
 }
 
-// The calls of each backend of a group have numbers of their own, and stand apart in the trace.
+// Each backend of a group numbers its own calls, and the trace separates them.
 TEST(RegisteredBackend, BackendsOfOneGroupAreNumberedApart) {
   register_later();
   on_ranks(
@@ -215,7 +216,7 @@ TEST(RegisteredBackend, BackendsOfOneGroupAreNumberedApart) {
       "cpu:native,meta:later");
 }
 
-// A refused call is told to the others by the backend that would have made it.
+// A refused call is announced by the backend that would have carried it out.
 TEST(RegisteredBackend, RefusalsGoToTheBackendOfTheTensors) {
   register_later();
   for (const auto& wrong :
@@ -250,7 +251,7 @@ TEST(RegisteredBackend, MonitoredBarrierNeedsNothingOfIt) {
       [&](int rank) {
         for (int i = 0; i < 3; ++i) monitored_barrier();
         monitored_barrier({.wait_all_ranks = true});
-        // Rank 1 does not come to the next one.
+        // Rank 1 skips the next barrier.
         if (rank == 1) {
           late.wait();
           EXPECT_HAS(message_of<DistBackendError>([] { monitored_barrier(); }),
@@ -311,7 +312,7 @@ TEST(RegisteredBackend, ExtendedFormGetsBothOptions) {
                                   .pg_options = std::make_shared<CountingOptions>()});
     if (rank == 1) return;
     auto tensor = torch::ones({1});
-    all_reduce(tensor, {.group = group});  // the tensor's device picks the native one
+    all_reduce(tensor, {.group = group});  // the tensor's device selects the native backend
     EXPECT_EQ(tensor.item<float>(), 2);
   });
   EXPECT_EQ(value, 14);

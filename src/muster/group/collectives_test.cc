@@ -60,7 +60,7 @@ TEST(Collectives, OperationsThatOnlyMoveTakeEveryDtype) {
     auto dtypes = kReducible;
     dtypes.insert(dtypes.end(), kMovable.begin(), kMovable.end());
     for (const auto dtype : dtypes) {
-      if (dtype == at::kBool) continue;  // raw bytes are no bools
+      if (dtype == at::kBool) continue;  // arbitrary bytes are not valid bools
       const TensorList mine{raw(rank, 3, dtype), raw(rank + 2, 3, dtype)};
       TensorList pair{torch::zeros({3}, dtype), torch::zeros({3}, dtype)};
       gather(mine[0], {.gather_list = rank == 1 ? pair : TensorList{}, .dst = 1});
@@ -126,8 +126,7 @@ TEST(Collectives, GatherFillsTheListOnDst) {
                  "as many elements");
       EXPECT_HAS(message_of<DistError>([&] { gather(tensor); }), "3 output tensors");
     } else {
-      for (int call = 0; call < 2;
-           ++call)  // as many refused calls as rank 0 makes: nobody waits for anybody
+      for (int call = 0; call < 2; ++call)  // as many refused calls as on rank 0, so no rank waits
         EXPECT_HAS(message_of<DistError>([&] {
                      gather(tensor, {.gather_list = {tensor, tensor, tensor}});
                    }),
@@ -260,7 +259,7 @@ TEST(Collectives, AsynchronousCallsGiveWork) {
     EXPECT_EQ(work == nullptr, rank == 0);
     if (work) work->wait();
     EXPECT_SAME(tensor, torch::full({2}, rank == 0 ? 0.0 : 3.0));
-    // Every other call of a non-member does nothing too.
+    // Every other call of a non-member does nothing either.
     broadcast(tensor, {.src = 1, .group = group});
     reduce(tensor, {.dst = 2, .group = group});
     TensorList list{torch::zeros({2}), torch::zeros({2})};
@@ -436,8 +435,7 @@ TEST(Collectives, SkippedCallIsNamedAtDestroy) {
     init_process_group(
         {.timeout = std::chrono::seconds(60), .world_size = 2, .rank = rank, .store = store});
     auto tensor = torch::full({2}, static_cast<double>(rank));
-    const int calls =
-        rank == 0 ? 3 : 2;  // the root of a small broadcast does not wait for the others
+    const int calls = rank == 0 ? 3 : 2;  // the root of a small broadcast does not wait
     std::vector<WorkRef> works;
     for (int i = 0; i < calls; ++i)
       works.push_back(broadcast(tensor, {.src = 0, .async_op = true}));
@@ -492,7 +490,7 @@ TEST(Collectives, TellAutogradOfWhatIsGathered) {
     const auto weight = torch::ones({4}).requires_grad_();
     const auto loss = (weight * weight).sum();
     all_gather_into_tensor(weight, input);
-    EXPECT_THROW(loss.backward(), std::exception);  // needs the value that was overwritten
+    EXPECT_THROW(loss.backward(), std::exception);  // needs the overwritten value
     TensorList parts{torch::ones({2}), torch::ones({2})};
     all_gather(parts, input);
     all_to_all(parts, {input, input});
@@ -504,7 +502,7 @@ TEST(Collectives, TellAutogradOfWhatIsGathered) {
   });
 }
 
-// Buffers from the arena and ordinary ones, mixed among the ranks.
+// Some ranks use buffers from the arena, others private ones.
 TEST(Collectives, SharedAndPrivateBuffersMix) {
   on_ranks(3, [](int rank) {
     for (const std::int64_t elements : {std::int64_t{0}, std::int64_t{3}, std::int64_t{100003}}) {

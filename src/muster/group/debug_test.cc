@@ -35,7 +35,7 @@ TEST(MonitoredBarrier, PassesWhenAllCome) {
             EXPECT_GE(came.load(), 4 * round);
           }
           const auto pair = new_group({.ranks = {1, 3}});
-          monitored_barrier({.group = pair});  // nothing on 0 and 2
+          monitored_barrier({.group = pair});  // does nothing on ranks 0 and 2
           const auto alone = new_group({.ranks = {rank}, .use_local_synchronization = true});
           monitored_barrier({.group = alone, .timeout = milliseconds(1)});
         },
@@ -64,12 +64,12 @@ TEST(MonitoredBarrier, NamesTheFirstMissing) {
       }
       seen.set_value();
     } else {
-      if (rank != 3) over.wait();  // 1 and 2 come too late
+      if (rank != 3) over.wait();  // ranks 1 and 2 arrive late
       const auto said =
           message_of<DistBackendError>([] { monitored_barrier({.timeout = seconds(60)}); });
       EXPECT_HAS(said, "Rank 1 failed to pass monitoredBarrier in 2000 ms");
     }
-    // The group goes on, and nothing of the barrier that failed is taken for the next one.
+    // The group stays usable, and messages of the failed barrier are not taken for the next one's.
     for (int round = 0; round < 3; ++round) monitored_barrier({.timeout = seconds(60)});
     auto tensor = torch::ones({1});
     all_reduce(tensor);
@@ -226,7 +226,7 @@ TEST_F(DebugLevels, RanksStuckBefore) {
   spawn(ranks, {.nprocs = 2, .mode = SpawnMode::threads});
 }
 
-// Without DETAIL nothing of it is said.
+// Without DETAIL the error has no details.
 TEST_F(DebugLevels, NoDetailUnlessAskedFor) {
   set_debug_level(DebugLevel::INFO);
   on_ranks(2, [](int rank) {
@@ -354,13 +354,13 @@ TEST(Breakpoint, HeartbeatsWaitToo) {
   siginfo_t info{};
   ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(context->pids()[1]), &info, WSTOPPED), 0);
   EXPECT_EQ(info.si_status, SIGSTOP);
-  EXPECT_FALSE(context->join(seconds(4)));  // beyond the limit of 2.5 s for a silent rank
+  EXPECT_FALSE(context->join(seconds(4)));  // longer than the limit of 2.5 s for a silent rank
   ::kill(context->pids()[1], SIGCONT);
   EXPECT_TRUE(context->join(seconds(120)));
   ::unlink(file.c_str());
 }
 
-// The timeout of later calls, and the end of everything in flight, at the interface.
+// set_timeout and abort_process_group.
 TEST(Groups, SetTimeout) {
   std::promise<void> seen;
   const auto over = seen.get_future().share();
@@ -391,7 +391,7 @@ TEST(Groups, Abort) {
     EXPECT_HAS(said, "the loss is not a number");
     EXPECT_HAS(said, "rank 0");
     EXPECT_THROW(barrier({.group = group}), DistBackendError);
-    barrier();  // other groups go on
+    barrier();  // other groups are unaffected
   });
   EXPECT_HAS(message_of<DistError>([] { abort_process_group(); }), "abort_process_group");
 }

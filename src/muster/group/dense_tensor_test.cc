@@ -44,7 +44,8 @@ TEST(PlainTensors, AreThoseWhoseMemoryCanBeUsedAsItIs) {
   }
 }
 
-// What a plain call is called, and that one which did not wait says no more than that.
+// Dense calls are recorded under their names. A call that did not wait is recorded with a duration
+// of 1 ns.
 TEST(PlainCalls, AreRecorded) {
   on_ranks(2, [](int rank) {
     const auto latest = [] {

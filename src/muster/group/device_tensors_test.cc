@@ -16,14 +16,14 @@ using deferred::on_device;
 
 constexpr int kRanks = 3;
 
-/// Runs `body` on ranks whose groups serve the accelerator too.
+/// Runs `body` on ranks whose groups also serve the accelerator.
 void on_devices(const std::function<void(int)>& body) {
   deferred::install();
   on_ranks(kRanks, body, "cpu:native,deferred:native");
 }
 
-/// Checks that `call` gives tensors of the device what it gives tensors of the CPU. `call(place)`
-/// takes its tensors through `place`.
+/// Checks that `call` gives device tensors the same results as CPU tensors. `call(place)` passes
+/// its tensors through `place`.
 using Place = std::function<at::Tensor(const at::Tensor&)>;
 void expect_alike(int rank, const char* what,
                   const std::function<std::vector<at::Tensor>(const Place&)>& call) {
@@ -149,7 +149,8 @@ TEST(DeviceTensors, AWorkIsCompletedOnceItsOutputIsEnqueued) {
     EXPECT_TRUE(work->wait());
     EXPECT_TRUE(work->is_completed());
     EXPECT_TRUE(work->is_success());
-    EXPECT_SAME(deferred::now(tensor), values(rank, {4}));  // the copy back stands on the stream
+    EXPECT_SAME(deferred::now(tensor),
+                values(rank, {4}));  // the copy back is enqueued on the stream
     const auto used = at::empty_like(tensor).copy_(tensor, /*non_blocking=*/true);
     EXPECT_SAME(used.cpu(), reduced(kRanks, {4}, at::kFloat, ReduceOp::SUM));
   });

@@ -1,4 +1,4 @@
-// What the others are told of a process that ends without destroy_process_group.
+// Errors of the other ranks when a process ends without destroy_process_group.
 #include <sys/resource.h>
 
 #include <cstdlib>
@@ -17,9 +17,10 @@ using testing::ScratchFolder;
 using testing::SharedCounter;
 
 constexpr auto kLimit = std::chrono::seconds(60);
-constexpr auto kTimeout = std::chrono::seconds(300);  // of the groups: nobody may wait for it
+constexpr auto kTimeout = std::chrono::seconds(300);  // the groups' timeout; must never be reached
 
-/// Three ranks, of which rank 2 does `end`, and the others `call`; what these read.
+/// Of three ranks, rank 2 runs `end` and the others `call`; returns the messages of the others'
+/// errors.
 std::vector<std::string> survivors_of(const std::function<void()>& end,
                                       const std::function<void()>& call,
                                       const std::string& backend) {

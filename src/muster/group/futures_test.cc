@@ -1,4 +1,4 @@
-// Futures of calls: their callbacks are the user's.
+// Futures of calls and their callbacks.
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 
@@ -14,8 +14,8 @@ namespace {
 using testing::on_ranks;
 using FutureRef = c10::intrusive_ptr<c10::ivalue::Future>;
 
-/// The sum of `value` over the ranks, by a call whose callback waits for another one of its kind,
-/// `depth` deep. On `groups` in turn.
+/// Sums `value` over the ranks with a call whose callback waits for another such call, nested
+/// `depth` deep, alternating between `groups`.
 FutureRef nested(const at::Tensor& value, std::vector<Group> groups, int depth) {
   const auto work = all_reduce(value, {.group = groups.front(), .async_op = true});
   std::rotate(groups.begin(), groups.begin() + 1, groups.end());
@@ -58,7 +58,7 @@ TEST(Futures, CallbacksMayThrow) {
           throw std::runtime_error("from a callback of the test's");
         });
       } catch (const std::runtime_error&) {
-        // It was done already: then this thread has called it.
+        // It was already complete, so this thread has run the callback.
       }
       work->wait();
     }

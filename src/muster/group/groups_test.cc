@@ -1,4 +1,4 @@
-// Groups of every kind, their ranks, and many of them at once.
+// Groups of every kind, their ranks, and many groups at once.
 #include <algorithm>
 #include <random>
 #include <thread>
@@ -105,7 +105,7 @@ TEST(Groups, OverlappingGroupsInDifferentOrders) {
 // both, never a hang: where only members call, in a circle of three too
 TEST(Groups, OverlappingGroupsInDifferentOrdersWhereOnlyMembersCall) {
   on_ranks(4, [](int rank) {
-    // 0 and 3 wait for each other in two calls; 0, 1 and 2 in a circle.
+    // Ranks 0 and 3 wait for each other in two calls; ranks 0, 1 and 2 in a cycle.
     const Ranks first = rank == 0   ? Ranks{0, 1}
                         : rank == 1 ? Ranks{1, 2}
                         : rank == 2 ? Ranks{0, 2}
@@ -135,7 +135,7 @@ TEST(Groups, MadeByItsMembersAgainstMadeByAll) {
     EXPECT_HAS(said,
                "ranks 1, 2 wait in new_group(ranks=[0, 1], backend=cpu:native, timeout=5 min)");
     EXPECT_HAS(message_of<DistError>([] { barrier(); }),
-               "use_local_synchronization");  // the default group has lost its step
+               "use_local_synchronization");  // the default group is out of step
   });
 }
 
@@ -176,15 +176,15 @@ TEST(CreationDeadlockDetector, FindsWhatCanNeverEnd) {
       out.push_back(creation.name + "@" + std::to_string(creation.rank));
     return out;
   };
-  // One that waits for a rank that waits for nothing, and one behind it.
+  // One creation waits for a rank that waits for nothing; another is blocked behind it.
   EXPECT_TRUE(names({{0, "a", "a", {0, 1}}, {2, "b", "b", {0, 2}}}).empty());
-  // Two that wait for each other, and one behind them.
+  // Two creations wait for each other; a third is blocked behind them.
   EXPECT_EQ(names({{0, "a", "a", {0, 1}}, {1, "b", "b", {0, 1, 2}}, {3, "c", "c", {0, 3}}}),
             (std::vector<std::string>{"a@0", "b@1", "c@3"}));
-  // The same, but another thread of rank 1 is in a creation that can go on, and may come to "a"
+  // The same, but another thread of rank 1 is in a creation that can continue, and may enter "a"
   // afterwards.
   EXPECT_TRUE(names({{0, "a", "a", {0, 1}}, {1, "b", "b", {0, 1}}, {1, "d", "d", {1, 4}}}).empty());
-  // Both are in both, from two threads each.
+  // Both ranks are in both creations, with two threads each.
   EXPECT_TRUE(names({{0, "a", "a", {0, 1}},
                      {0, "b", "b", {0, 1}},
                      {1, "a", "a", {0, 1}},
@@ -224,7 +224,7 @@ TEST(Groups, RootsInBothNumberings) {
   on_ranks(4, [](int rank) {
     const auto group = new_group({.ranks = Ranks{1, 3}});
     if (rank % 2 == 0) return;
-    const bool last = rank == 3;  // rank 1 of the group
+    const bool last = rank == 3;  // group rank 1
     const auto own = torch::full({2}, rank);
     for (const bool global : {true, false}) {
       const std::optional<int> in_default = global ? std::optional<int>(3) : std::nullopt;
@@ -361,7 +361,7 @@ TEST(Subgroups, SplitHasItsOwnDeadline) {
       EXPECT_EQ(error.ranks(), Ranks{1});
     }
     EXPECT_LT(std::chrono::steady_clock::now() - begin,
-              seconds(30));  // the default group's is 60 s
+              seconds(30));  // the default group's timeout is 60 s
     over.count_down();
   });
 }
@@ -412,7 +412,7 @@ TEST(Groups, ManyAtOnceFromSeveralThreads) {
     std::vector<Group> groups;
     for (const auto& ranks : members) groups.push_back(new_group({.ranks = ranks}));
     const auto work_through = [&](int thread) {
-      // Every thread has groups of its own; each rank goes through them in another order.
+      // Every thread has its own groups; each rank uses them in a different order.
       std::vector<int> own;
       for (int i = thread; i < kGroups; i += kThreads)
         if (groups[static_cast<std::size_t>(i)]->is_member()) own.push_back(i);
@@ -485,8 +485,8 @@ TEST(ShrinkGroup, OfLivingRanks) {
   });
 }
 
-// After the default group was shrunk errors and reports go on naming ranks by their first numbers,
-// in the group's new name.
+// After the default group is shrunk, errors and reports keep naming ranks by their original
+// numbers, under the group's new name.
 TEST(ShrinkGroup, ErrorsGoOnNamingFirstRanks) {
   testing::RankLatch over(2);
   on_ranks(4, [&](int rank) {
@@ -508,7 +508,7 @@ TEST(ShrinkGroup, ErrorsGoOnNamingFirstRanks) {
     const auto recorded = trace::read_trace(WorldScope::current()->job("test")->recorder->path());
     ASSERT_TRUE(recorded.ok()) << recorded.status().message();
     EXPECT_EQ(recorded->latest()->name, "broadcast");
-    EXPECT_EQ(recorded->latest()->peer, 2);  // a file is called by its rank's first number, too
+    EXPECT_EQ(recorded->latest()->peer, 2);  // trace files too are named by original rank
     EXPECT_EQ(recorded->group("default shrunk")->members, (Ranks{1, 2, 3}));
     if (rank == 2) {
       over.wait();
@@ -520,7 +520,7 @@ TEST(ShrinkGroup, ErrorsGoOnNamingFirstRanks) {
       ADD_FAILURE() << "rank 2 was not waited for";
     } catch (const DistError& error) {
       const std::string said = error.what();
-      // The first to give up tells the others.
+      // The first rank to fail tells the others.
       EXPECT_EQ(error.ranks(), Ranks{2}) << said;
       EXPECT_HAS(said, "rank 2 has not entered this call");
       EXPECT_HAS(said, "group 'default shrunk'");

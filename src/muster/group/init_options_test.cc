@@ -1,5 +1,5 @@
-// What init_process_group and new_group do with their options: one deadline for all stages,
-// defaults, pg_options, the device's backend.
+// Options of init_process_group and new_group: one deadline for all stages, defaults, pg_options,
+// backend per device.
 
 #include <cstdlib>
 #include <future>
@@ -43,8 +43,7 @@ class Environment {
   std::map<std::string, std::string> before_;
 };
 
-/// Keeps the time limits of all requests. One that has no limit of its own would be one that
-/// escapes the deadline.
+/// Records the time limits of all requests. A request without a limit would escape the deadline.
 class RecordingStore : public store::RequestStore<store::Store> {
  public:
   explicit RecordingStore(std::shared_ptr<store::Store> inner)
@@ -107,7 +106,7 @@ TEST(InitDeadline, NoStageStartsTheClockAnew) {
     EXPECT_LT(limits.front(), seconds(120));
     for (std::size_t i = 1; i < limits.size(); ++i)
       EXPECT_LT(limits[i], limits[i - 1]) << "request " << i;
-    EXPECT_EQ(store->timeout(), minutes(30));  // the store is the user's
+    EXPECT_EQ(store->timeout(), minutes(30));  // the user's store
   }
 }
 
@@ -229,7 +228,7 @@ TEST(TCPStoreDefaults, AreTheDocuments) {
   EXPECT_TRUE(options.wait_for_workers);
   EXPECT_FALSE(options.multi_tenant);
   EXPECT_EQ(options.master_listen_fd, std::nullopt);
-  // world_size None: nobody is waited for
+  // world_size None: waits for no client
   const TCPStore master("127.0.0.1", 0, {.is_master = true});
   EXPECT_EQ(master.timeout(), seconds(300));
   EXPECT_EQ(TCPStore("127.0.0.1", master.port()).timeout(), seconds(300));  // is_master False
@@ -253,7 +252,7 @@ TEST(TCPStoreDefaults, ListenDescriptorNeedsTheMaster) {
              "-5");
 }
 
-/// Notes what it was asked to do.
+/// Records its calls.
 class FakeBackend : public ProcessGroupBackend {
  public:
   explicit FakeBackend(std::string name) : name_(std::move(name)), has_{.name = name_} {}

@@ -256,7 +256,7 @@ TEST(Init, GroupNameKeepsJobsApart) {
   spawn(ranks, {.nprocs = 4, .mode = SpawnMode::threads});
 }
 
-// Ranks that come with different backends are told so, by rank.
+// Ranks with different backends get an error that names them.
 TEST(Init, DifferentBackendsAreNamed) {
   const auto store = std::make_shared<HashStore>();
   const auto ranks = [&](int rank) {
@@ -462,7 +462,7 @@ TEST(DistributedSampler, DividesByTorchsRules) {
   EXPECT_THROW(DistributedSampler(0, {.num_replicas = 2, .rank = 1}), DistError);
 }
 
-// Every sample is somebody's, whatever the sizes; the ranks have as many each.
+// Every sample belongs to some rank, for any sizes; all ranks have equally many.
 TEST(DistributedSampler, CoversTheDataSet) {
   for (std::int64_t size = 1; size <= 20; ++size) {
     for (int replicas = 1; replicas <= 8; ++replicas) {
@@ -485,7 +485,7 @@ TEST(DistributedSampler, CoversTheDataSet) {
   }
 }
 
-// The group's rank and size where none are given.
+// Rank and size default to the group's.
 TEST(DistributedSampler, AsksTheDefaultGroup) {
   on_ranks(2, [](int rank) {
     EXPECT_EQ(DistributedSampler(4, {.shuffle = false}).indices(),

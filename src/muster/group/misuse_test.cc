@@ -1,4 +1,4 @@
-// Wrong calls, and what the user reads. `tools/errors_gallery` writes the same messages to
+// Invalid calls and their error messages. `tools/errors_gallery` writes the same messages to
 // docs/user/errors.md.
 #include <atomic>
 #include <cstdlib>
@@ -18,8 +18,8 @@ namespace {
 using testing::on_ranks;
 using testing::thrown_by;
 
-/// A wrong call on rank 1 of three, and the proper call that the others make meanwhile (none for
-/// messages: nobody waits for those).
+/// An invalid call on rank 1 of three, and the valid call the others make meanwhile (none for
+/// messages, which no rank waits for).
 struct Misuse {
   std::string done;  ///< for the gallery
   std::string part;  ///< of the message
@@ -190,7 +190,7 @@ struct Seen {
   std::string others[2];  ///< on ranks 0 and 2
   std::string next;       ///< on rank 1, at its next call
 };
-/// Rank 1 calls wrongly, the others properly and then again, as a program would.
+/// Rank 1 makes an invalid call, the others a valid one and then another, as a program would.
 Seen play(const Misuse& misuse, const char* backend) {
   Seen seen;
   on_ranks(
@@ -222,8 +222,8 @@ TEST(Misuse, OfOneRankIsAnErrorOnEveryRank) {
       EXPECT_HAS(seen.wrong, "on rank 1");
       if (!misuse.right) continue;
       for (const auto& text : seen.others) EXPECT_HAS(text, "rank 1");
-      // The news are of the call, not of a timeout; the object collectives tell why, and their
-      // group goes on.
+      // The error is about the call, not about a timeout; object collectives give the reason, and
+      // their group stays usable.
       const bool objects = seen.wrong.find("object") != std::string::npos;
       if (objects) continue;
       for (const auto& text : seen.others)
@@ -233,7 +233,7 @@ TEST(Misuse, OfOneRankIsAnErrorOnEveryRank) {
   }
 }
 
-// A call that every rank makes wrongly leaves the group usable.
+// A call that is invalid on every rank leaves the group usable.
 TEST(Misuse, OfAllRanksLeavesTheGroupUsable) {
   for (const char* backend : {"native", "tcp"}) {
     on_ranks(
@@ -258,7 +258,8 @@ TEST(Misuse, OfAllRanksLeavesTheGroupUsable) {
 TEST(Misuse, OfTensorsThatCannotBeStagedIsToldToTheOthers) {
   const auto csr = torch::eye(6).to_sparse_csr();
   const auto nested = at::_nested_tensor_from_tensor_list({zeros({2, 2}), zeros({4, 2})});
-  const auto endless = zeros({1}).expand({std::int64_t{1} << 46});  // read, so no expanded output
+  const auto endless =
+      zeros({1}).expand({std::int64_t{1} << 46});  // read only, so expanded tensors are allowed
   const Duration hour = std::chrono::hours(1);
   const std::vector<std::pair<std::string, std::function<void()>>> wrong{
       {"can't allocate memory", [&] { reduce(endless, {.dst = 0}); }},
@@ -282,7 +283,7 @@ TEST(Misuse, OfTensorsThatCannotBeStagedIsToldToTheOthers) {
   }
 }
 
-// Of few slices every two are compared, many are sorted.
+// Few slices are compared pairwise, many are sorted.
 TEST(Misuse, SlicesThatOverlapAreRefused) {
   constexpr int kRoot = 1;
   const auto parts = [](const at::Tensor& whole, int number, int apart) {
@@ -331,15 +332,17 @@ TEST(Misuse, SlicesThatOverlapAreRefused) {
       SCOPED_TRACE(wrong.what + std::string(" on ") + std::to_string(ranks));
       on_ranks(ranks, [&](int rank) {
         const auto text = thrown_by([&] { wrong.call(rank, ranks, zeros({2 * ranks})); });
-        thrown_by(
-            [] { barrier(); });  // who has not heard yet that a root was refused hears it here
+        thrown_by([] {
+          barrier();
+        });  // a rank that has not yet learned of the refused root learns it here
         if (rank == kRoot) EXPECT_HAS(text, "give every slice memory of its own");
       });
     }
   }
 }
 
-// The rank whose call was refused may do something else for long: the others have the news at once.
+// The rank whose call was refused may be busy for a long time; the other ranks are told
+// immediately.
 TEST(Misuse, OthersDoNotWaitForTheNextCallOfTheRefusedRank) {
   for (const char* backend : {"native", "tcp"}) {
     testing::RankLatch told(2);
@@ -363,7 +366,7 @@ TEST(Misuse, OthersDoNotWaitForTheNextCallOfTheRefusedRank) {
   }
 }
 
-/// Calls that do not fit together, as rank 0 of two reads them.
+/// Mismatched calls, as reported on rank 0 of two.
 std::vector<std::pair<std::string, std::string>> disagreements() {
   std::vector<std::pair<std::string, std::string>> rows;
   const auto two = [&](const char* done, const std::function<std::string(int)>& body) {
@@ -388,7 +391,7 @@ std::vector<std::pair<std::string, std::string>> disagreements() {
   });
   testing::RankLatch over(1);
   two("rank 1 does not call all_reduce within the timeout", [&](int rank) {
-    if (rank == 1) return over.wait(), thrown_by([] { barrier(); });  // learns it too
+    if (rank == 1) return over.wait(), thrown_by([] { barrier(); });  // also gets the error
     const auto text =
         thrown_by([] { all_reduce(zeros({4}), {.timeout = std::chrono::milliseconds(200)}); });
     over.count_down();
@@ -417,7 +420,8 @@ std::vector<std::pair<std::string, std::string>> disagreements() {
   });
   testing::RankLatch missed(1);
   two("rank 1 does not come to monitored_barrier", [&](int rank) {
-    if (rank == 1) return missed.wait(), thrown_by([] { monitored_barrier(); });  // learns it too
+    if (rank == 1)
+      return missed.wait(), thrown_by([] { monitored_barrier(); });  // also gets the error
     const auto text =
         thrown_by([] { monitored_barrier({.timeout = std::chrono::milliseconds(200)}); });
     missed.count_down();
@@ -453,7 +457,7 @@ std::vector<std::pair<std::string, std::string>> disagreements() {
 }
 
 std::string steady(const std::string& text) {
-  // Times differ from run to run, and a row of a table is one line.
+  // Durations vary between runs, and a table row is one line.
   return std::regex_replace(std::regex_replace(text, std::regex("\n ?"), "<br>"),
                             std::regex(R"(\b\d+(\.\d+)? ?(ns|us|ms|s|min)\b)"), "<time>");
 }
@@ -476,7 +480,7 @@ wrong call, the group stays usable.
 
 std::string page() {
   const testing::FailureGallery
-      failures;  // first: they fork, which a process with other threads should not
+      failures;  // first, because they fork, which a process with threads should not do
   std::ostringstream out;
   out << kHead;
   for (const auto& misuse : misuses())
@@ -492,7 +496,7 @@ std::string page() {
   return out.str();
 }
 
-/// docs/user/errors.md of the source tree: MUSTER_SOURCE_DIR, or above this program.
+/// docs/user/errors.md of the source tree: under MUSTER_SOURCE_DIR, or above this program.
 std::filesystem::path page_path() {
   if (const char* root = std::getenv("MUSTER_SOURCE_DIR"))
     return std::filesystem::path(root) / "docs/user/errors.md";
@@ -503,7 +507,7 @@ std::filesystem::path page_path() {
   return folder / "docs/user/errors.md";
 }
 
-// The page of all messages is that of this build.
+// docs/user/errors.md matches this build's messages.
 TEST(Misuse, TheGalleryIsUpToDate) {
   const auto now = page();
   if (std::getenv("MUSTER_WRITE_GALLERY") != nullptr) {

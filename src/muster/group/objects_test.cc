@@ -132,7 +132,7 @@ TEST(Objects, ListsOfTheWrongLengthAreErrorsOnEveryRank) {
     EXPECT_EQ(one[0], 7);
     EXPECT_EQ(list, std::vector<int>(wrong(3, 4), 7));  // nothing was written
     std::vector<int> fine(3);
-    all_gather_object(fine, rank);  // and the group goes on
+    all_gather_object(fine, rank);  // and the group stays usable
     EXPECT_EQ(fine, (std::vector<int>{0, 1, 2}));
   });
   EXPECT_EQ(named.load(), 18);
@@ -153,13 +153,13 @@ TEST(Objects, ReceiverNamesAListOfAnotherLength) {
     EXPECT_HAS(text, "has 1");
     EXPECT_HAS(message_of<DistError>([&] { recv_object_list(list); }), "another type");
     EXPECT_EQ(list, std::vector<int>{7});
-    EXPECT_EQ(recv_object_list(list), 0);  // the next one is taken
+    EXPECT_EQ(recv_object_list(list), 0);  // the next message is received
     EXPECT_EQ(list, std::vector<int>{5});
   });
 }
 
-// Roots, types and calls that differ, and what cannot be serialised, are told to every rank, and
-// the group goes on.
+// Differing roots, types and calls, and objects that cannot be serialised, are reported on every
+// rank, and the group stays usable.
 TEST(Objects, DifferentCallsAreNamedOnEveryRank) {
   std::atomic<int> named{0};
   on_ranks(3, [&](int rank) {
@@ -228,7 +228,7 @@ TEST(Objects, TravelBetweenProcesses) {
   }
 }
 
-// Bytes that are no object of this type are an error, whatever they claim.
+// Bytes that do not decode as this type are an error, whatever sizes they claim.
 TEST(Objects, BytesThatAreNoObjectAreRefused) {
   const auto bytes = group::pack_object(std::vector<std::string>{"a", "b"});
   EXPECT_EQ(group::unpack_object<std::vector<std::string>>(bytes, "call").at(1), "b");

@@ -129,7 +129,7 @@ TEST(Work, TellsWhenItIsDone) {
       EXPECT_HAS(message_of<DistBackendError>([&] { work->wait(std::chrono::milliseconds(20)); }),
                  "20 ms");
       auto future = work->get_future();
-      send(tensor, {.dst = 1});  // now the other may answer
+      send(tensor, {.dst = 1});  // now the peer may reply
       EXPECT_TRUE(work->wait());
       EXPECT_TRUE(work->is_completed());
       EXPECT_TRUE(work->is_success());
@@ -194,7 +194,7 @@ TEST(PointToPoint, ReceiverSeesWhatDoesNotFit) {
       EXPECT_HAS(dtype, "int32");
       EXPECT_HAS(dtype, "float32");
       auto fits = torch::zeros({4});
-      recv(fits, {.src = 0, .tag = 3});  // the group goes on
+      recv(fits, {.src = 0, .tag = 3});  // the group stays usable
       EXPECT_SAME(fits, torch::full({4}, 5.0));
     }
   });
@@ -227,7 +227,7 @@ TEST(Batch, RingInBothDirectionsNeverDeadlocks) {
   }
 }
 
-// What a batch sends to a peer leaves in one write, or few.
+// A batch's messages to one peer are sent in one or few writes.
 TEST(Batch, SmallMessagesToAPeerTravelTogether) {
   on_ranks(2, [](int rank) {
     constexpr int kMessages = 20;
@@ -248,7 +248,7 @@ TEST(Batch, SmallMessagesToAPeerTravelTogether) {
     auto token = torch::zeros({1});
     for (const int sender : {0, 1})
       rank == sender ? send(token, {.dst = peer})
-                     : void(recv(token, {.src = peer}));  // the link is up
+                     : void(recv(token, {.src = peer}));  // the link is connected
     const auto before = fabric.traffic();
     const auto works = batch_isend_irecv(operations);
     const auto after = fabric.traffic();
@@ -316,7 +316,7 @@ TEST(PointToPoint, EveryDtypeTravels) {
   });
 }
 
-// Tags from 2^62 up are the groups' own: their messages come by them.
+// Tags from 2^62 on are reserved for the groups' own messages.
 TEST(PointToPoint, TagsOfTheGroupsAreRefused) {
   on_ranks(2, [](int rank) {
     constexpr std::int64_t kFirst = std::int64_t{1} << 62;

@@ -8,8 +8,7 @@
 #include "muster/group/world.h"
 #include "muster/trace/reader.h"
 
-// Counts what this thread takes from the heap, where it asks for that. Sanitizers bring an operator
-// new of their own.
+// Counts this thread's heap allocations on request. Sanitizers have their own operator new.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define MUSTER_COUNTS_ALLOCATIONS 1
 namespace {
@@ -33,8 +32,8 @@ using testing::on_ranks;
 using testing::reduced;
 using testing::values;
 
-// A prepared call is started often, works on what the tensors hold then, and mixes with ordinary
-// calls.
+// A prepared call is submitted repeatedly, uses the tensors' current values, and mixes with
+// ordinary calls.
 TEST(PreparedCalls, StartAsOftenAsOneLikes) {
   for (const char* backend : {"native", "tcp"}) {
     on_ranks(
@@ -69,7 +68,7 @@ TEST(PreparedCalls, StartAsOftenAsOneLikes) {
   }
 }
 
-// Checked when it is made; nothing on a non-member.
+// Checked by prepare; does nothing on a non-member.
 TEST(PreparedCalls, AreCheckedWhenTheyAreMade) {
   on_ranks(3, [](int rank) {
     const auto world = default_group();
@@ -84,7 +83,7 @@ TEST(PreparedCalls, AreCheckedWhenTheyAreMade) {
   });
 }
 
-// A receive from any rank goes on by itself: each round has a call of its own.
+// A receive from any rank is asynchronous: each round needs its own call.
 TEST(PreparedCalls, ReceiveFromAnyRankAgainAndAgain) {
   for (const char* backend : {"native", "tcp"}) {
     on_ranks(
@@ -108,7 +107,7 @@ TEST(PreparedCalls, ReceiveFromAnyRankAgainAndAgain) {
   }
 }
 
-// What is recorded of a call outlives the tensors it was given; of splits, views alone are held.
+// A call's record outlives its tensors; for splits, only views are held.
 TEST(PreparedCalls, KeepTheShapeThatIsRecorded) {
   on_ranks(2, [](int) {
     const auto group = default_group();
@@ -133,8 +132,8 @@ TEST(PreparedCalls, KeepTheShapeThatIsRecorded) {
 }
 
 #ifdef MUSTER_COUNTS_ALLOCATIONS
-// After the first few starts nothing is taken from the heap, for sizes that fit the line, the slot
-// and neither.
+// After the first few submissions nothing is allocated, for sizes that fit the line, the slot and
+// neither.
 TEST(PreparedCalls, TakeNoMemoryOnceTheyRun) {
   on_ranks(2, [](int) {
     const auto group = default_group();
@@ -148,8 +147,7 @@ TEST(PreparedCalls, TakeNoMemoryOnceTheyRun) {
           group->prepare(calls::reduce_scatter_tensor(*group, tensor, whole, {}))};
       for (auto& call : prepared) {
         for (int i = 0; i < 20; ++i) call.submit();
-        std::size_t least =
-            1000000;  // of ten rounds: a rank that has to sleep for the other may take some then
+        std::size_t least = 1000000;  // in ten rounds: a rank that has to sleep may allocate
         for (int round = 0; round < 10; ++round) {
           taken = 0;
           counting = true;

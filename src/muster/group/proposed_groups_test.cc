@@ -1,5 +1,5 @@
-// Groups that all ranks make: what their first member proposes in the round in which the calls are
-// compared.
+// Groups created by all ranks, whose first member's proposal travels in the round that compares the
+// calls.
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -49,7 +49,7 @@ TEST(OfferedGroups, OfDifferentCallsAreTakenBack) {
   on_ranks(3, [](int rank) {
     auto* const region = WorldScope::current()->job("test")->fabric->region();
     ASSERT_NE(region, nullptr);
-    const auto room = [&] {  // where the next two groups of that size would stand
+    const auto room = [&] {  // the region slots the next two groups of that size would use
       barrier();
       std::vector<std::uint64_t> found;
       for (int i = 0; i < 2 && rank == 0; ++i)
@@ -61,7 +61,7 @@ TEST(OfferedGroups, OfDifferentCallsAreTakenBack) {
     };
     const auto before = room();
     for (int i = 0; i < 20; ++i) {
-      // Two first members, which proposal both; and one whose group is of another backend.
+      // Two groups whose first members both propose; and one group with another backend.
       const auto said = message_of<DistError>([&] {
         new_group({.ranks = rank == 0 ? Members{0, 2} : Members{1, 2},
                    .backend = rank == 2 ? "tcp" : "native"});

@@ -95,7 +95,7 @@ TEST(Reductions, ImpossibleReductionsAreNamed) {
     EXPECT_HAS(message_of<DistError>([&] { reduce(torch::zeros({2}, at::kUInt16), {.dst = 0}); }),
                "reduce");
     auto after = torch::ones({2});
-    all_reduce(after);  // the group was not touched
+    all_reduce(after);  // the group is unaffected
     EXPECT_SAME(after, torch::full({2}, 2.0));
   });
 }
@@ -120,7 +120,8 @@ TEST(Reductions, PremulSumCarriesItsFactor) {
 // spec: F15 16-bit floats accumulate in float32 and round once; MIN and MAX pass NaN on
 TEST(Reductions, SixteenBitFloatsRoundOnce) {
   on_ranks(4, [](int rank) {
-    // 256 + 1 + 1 + 1: bfloat16 has 8 bits, so that rounding after each step would lose every one.
+    // 256 + 1 + 1 + 1: bfloat16 has 8 significant bits, so rounding after each step would lose
+    // every 1.
     auto tensor = torch::full({3}, rank == 0 ? 256.0 : 1.0, at::kBFloat16);
     all_reduce(tensor);
     EXPECT_SAME(tensor, torch::full({3}, 259.0).to(at::kBFloat16));

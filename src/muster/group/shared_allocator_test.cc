@@ -1,6 +1,5 @@
-// The shared allocator: where ordinary tensors stand, that every collective on them gives what it
-// gives on private ones, and what must not go wrong with forks, threads, exhaustion and ranks that
-// die or come late.
+// The shared allocator: placement of ordinary tensors, equal results of every collective on shared
+// and private tensors, and forks, threads, exhaustion and ranks that die or are late.
 #include "muster/group/shared_allocator.h"
 
 #include <ATen/Parallel.h>
@@ -31,7 +30,7 @@ constexpr auto kLimit = std::chrono::seconds(60);
 constexpr std::int64_t kMiB = 1 << 20;
 constexpr std::size_t kMega = kMiB;
 
-/// On for a scope.
+/// Enables the allocator for a scope.
 class Sharing {
  public:
   explicit Sharing(const SharedAllocatorOptions& options = {}) { use_shared_allocator(options); }
@@ -41,7 +40,7 @@ class Sharing {
 
 at::Tensor bytes(std::int64_t count) { return at::empty({count}, at::kByte); }
 
-/// A name that is not there yet, for ranks to meet by.
+/// An unused file name for a rendezvous.
 std::string meeting_file() {
   static int made = 0;
   const auto path = std::string(::testing::TempDir()) + "shared_" + std::to_string(::getpid()) +
@@ -119,7 +118,7 @@ TEST(SharedAllocator, BelongsToInitProcessGroup) {
   EXPECT_FALSE(in_shared_memory(bytes(kMiB))) << "the options that were given before are kept";
 }
 
-// For a reducer, whose gradients autograd makes.
+// For a reducer, whose gradients autograd allocates.
 TEST(SharedAllocator, TensorsOfGivenSizesStandInTheArenaWhileAThreadSaysSo) {
   group::SharedSizes sizes({100'000, 50'000, 1000}), others({70'000});
   EXPECT_FALSE(in_shared_memory(bytes(50'000)));
@@ -141,8 +140,8 @@ TEST(SharedAllocator, TensorsOfGivenSizesStandInTheArenaWhileAThreadSaysSo) {
     EXPECT_TRUE(in_shared_memory(bytes(50'000)));
   }).join();
   EXPECT_FALSE(in_shared_memory(bytes(50'000))) << "it has begun elsewhere since";
-  std::thread([] {  // the sizes outlive whoever gave them, as long as the thread looks at them;
-                    // AddressSanitizer would tell
+  std::thread([] {  // the sizes outlive their owner while the thread uses them; AddressSanitizer
+                    // would detect otherwise
     std::optional<group::SharedSizes> gone(std::in_place, std::vector<std::size_t>{60'000});
     gone->begin();
     gone.reset();
@@ -166,7 +165,7 @@ TEST(SharedAllocator, WhatWillBeMadeAgainIsKept) {
   }
   use_shared_allocator(options);
   EXPECT_GE(returned_by(), 4 * kMega);
-  use_shared_allocator();  // as other tests have it
+  use_shared_allocator();  // as other tests expect it
 }
 
 TEST(SharedAllocator, TheEnvironmentKeepsTensorsOfGivenSizesPrivate) {
@@ -177,7 +176,8 @@ TEST(SharedAllocator, TheEnvironmentKeepsTensorsOfGivenSizesPrivate) {
   EXPECT_FALSE(in_shared_memory(bytes(100'000)));
 }
 
-/// Every collective on tensors of `elements` for each rank, made now; "" or what came out wrong.
+/// Runs every collective on newly created tensors of `elements` per rank; returns "" or the first
+/// wrong result.
 std::string play_all(int rank, int size, std::int64_t elements) {
   const auto mine = values(rank, {elements}), wide = values(rank, {elements * size});
   const auto sum = testing::reduced(size, {elements}, at::kFloat, ReduceOp::SUM);
@@ -229,7 +229,7 @@ std::string play_all(int rank, int size, std::int64_t elements) {
 TEST(SharedAllocator, EveryCollectiveBetweenProcesses) {
   struct Scene {
     bool read_only;
-    int private_rank;  // makes private tensors; -1: nobody
+    int private_rank;  // rank with private tensors; -1: none
   };
   for (const auto& scene : {Scene{false, -1}, Scene{true, 2}}) {
     const auto file = meeting_file();
@@ -258,8 +258,8 @@ TEST(SharedAllocator, EveryCollectiveBetweenThreads) {
   }
 }
 
-// Sizes from nothing to some MiB on several threads, each tensor filled, checked and freed by
-// another thread's turn; what is freed goes back.
+// Sizes from zero to several MiB on several threads; each tensor is filled, then checked and freed
+// on another thread; freed memory is returned.
 TEST(SharedAllocator, ThreadsMakeAndDropTensors) {
   const auto taken = shared_allocator_stats().bytes_in_use;
   {
@@ -302,8 +302,8 @@ TEST(SharedAllocator, ThreadsMakeAndDropTensors) {
   const Sharing defaults;
 }
 
-// A data loader's worker: it reads what it inherited, writes to its own copy of it, and makes
-// private tensors.
+// A data loader's worker reads inherited tensors, writes to its own copies, and allocates
+// privately.
 TEST(SharedAllocator, ForkedChildAllocatesPrivately) {
   const Sharing on;
   auto inherited = torch::full({100'000}, 7);
@@ -311,14 +311,14 @@ TEST(SharedAllocator, ForkedChildAllocatesPrivately) {
   const auto before = shared_allocator_stats();
   const pid_t child = ::fork();
   if (child == 0) {
-    at::set_num_threads(1);  // the threads of torch are not there
+    at::set_num_threads(1);  // torch's threads do not exist in the child
     at::Tensor made = at::empty({100'000}, at::kLong).fill_(3);
     const bool apart = !in_shared_memory(made) && !shared_allocator_stats().enabled;
     const bool readable = inherited.eq(7).all().item<bool>() && dropped.eq(8).all().item<bool>();
     inherited.fill_(9);
     const bool own_copy = (inherited + made).eq(12).all().item<bool>();
     dropped.reset();
-    // A rank of its own may have an arena of its own.
+    // A child that becomes a rank may create its own arena.
     use_shared_allocator();
     const bool again = in_shared_memory(at::empty({100'000}));
     made.reset();
@@ -348,22 +348,22 @@ TEST(SharedAllocator, WithoutRoomTensorsArePrivate) {
   EXPECT_LE(shared_allocator_stats().bytes_reserved, shared_allocator_stats().limit);
   for (int i = 0; i < 6; ++i)
     EXPECT_TRUE(all[static_cast<std::size_t>(i)].eq(i).all().item<bool>());
-  // More than there is anywhere is torch's error, as ever.
+  // Exhausting all memory is torch's usual error.
   EXPECT_ANY_THROW(bytes(std::int64_t{1} << 50));
   all.clear();
   EXPECT_TRUE(in_shared_memory(bytes(6 * kMiB))) << "there is room again";
   use_shared_allocator();
 }
 
-/// Reduces tensors made anew for every round until that fails; whom the failure names, or what went
-/// wrong.
+/// Reduces newly created tensors each round until a call fails; returns the rank the failure names,
+/// or what went wrong.
 std::string reduce_until_failure(int size, SharedCounter& rounds) {
   for (;;) {
     auto x = torch::ones({kMiB / 2});
     try {
       all_reduce(x);
     } catch (const DistError& error) {
-      // The memory of the failed call is used again at once.
+      // The failed call's memory is reused immediately.
       x = torch::full({kMiB / 2}, 5);
       for (int i = 0; i < 20; ++i) {
         const auto y = torch::full({kMiB / 2}, i);
@@ -379,8 +379,8 @@ std::string reduce_until_failure(int size, SharedCounter& rounds) {
   }
 }
 
-// A rank is killed while others read its memory and write to it: they get an error that names it,
-// no signal, and their memory stays their own.
+// A rank is killed while others read and write its memory: they get an error that names it and no
+// signal, and keep their own memory intact.
 TEST(SharedAllocator, RankKilledWhileOthersReadItsMemory) {
   const auto file = meeting_file();
   SharedCounter rounds;
@@ -395,8 +395,8 @@ TEST(SharedAllocator, RankKilledWhileOthersReadItsMemory) {
     EXPECT_EQ(ends[rank].report, "names 1") << "rank " << rank;
 }
 
-// A rank comes so late that the others have given up, freed their tensors and used the memory for
-// something else: it must not touch that.
+// A rank is so late that the others have timed out, freed their tensors and reused the memory: it
+// must not touch that memory.
 TEST(SharedAllocator, RankThatComesTooLateTouchesNothing) {
   const auto file = meeting_file();
   SharedCounter others_done;

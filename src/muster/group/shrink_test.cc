@@ -1,4 +1,4 @@
-// Shrinking groups whose members really die: processes and SIGKILL.
+// Shrinking groups after real deaths of processes (SIGKILL).
 #include <signal.h>
 
 #include <sstream>
@@ -17,8 +17,8 @@ using testing::SharedCounter;
 constexpr auto kShrinkLimit = seconds(180);
 constexpr int kRanks = 5;
 
-/// Reduces in a loop; where that fails goes on with the survivors; ends once `left` ranks have made
-/// rounds together. "rank/size sum".
+/// Reduces in a loop and shrinks on failure; ends once `left` ranks have completed rounds together.
+/// Returns "rank/size sum".
 std::string survive(int rank, const std::string& meeting, int left, SharedCounter& rounds) {
   init_process_group({.backend = "native",
                       .init_method = "file://" + meeting,
@@ -46,8 +46,8 @@ std::string survive(int rank, const std::string& meeting, int left, SharedCounte
   return said.str();
 }
 
-/// Kills the groups of victims one after another, each as soon as the survivors of the one before
-/// work again.
+/// Kills the sets of victims one after another, each once the survivors of the previous one work
+/// again.
 void play(const std::vector<std::vector<int>>& waves) {
   const testing::ScratchFolder scratch;
   SharedCounter rounds;

@@ -15,7 +15,7 @@ namespace {
 
 using testing::message_of;
 
-/// A file that is not there yet, for init and for what ranks leave behind.
+/// An unused file name, for init and for what ranks leave behind.
 std::string new_file(const std::string& name) {
   auto path =
       std::string(::testing::TempDir()) + "spawn_" + std::to_string(::getpid()) + "_" + name;
@@ -63,7 +63,8 @@ TEST(Spawn, AWorkThatIsKeptKeepsNoConnectionsAndNoThreads) {
     kept.at(static_cast<std::size_t>(rank))->wait();
     destroy_process_group();
   };
-  spawn(job, {.nprocs = 3, .mode = SpawnMode::threads});  // what a process opens once, it keeps
+  spawn(job,
+        {.nprocs = 3, .mode = SpawnMode::threads});  // descriptors a process opens once and keeps
   kept = {};
   const std::size_t files = entries_of("/proc/self/fd"), threads = entries_of("/proc/self/task");
   spawn(job, {.nprocs = 3, .mode = SpawnMode::threads});
@@ -95,8 +96,8 @@ TEST(Spawn, ThreadsMeetByThemselves) {
   EXPECT_EQ(sum, 27);
 }
 
-// What tests of ranks as threads wait for each other with: one that fails early fails its test,
-// rather than hang it.
+// Synchronises ranks as threads in tests; a rank that fails early fails its test instead of hanging
+// it.
 TEST(Spawn, ARankThatFailsEndsTheWaitsOfOthersForIt) {
   testing::RankLatch never(1);
   EXPECT_HAS(message_of<SpawnError>([&] {
@@ -141,7 +142,7 @@ TEST(Spawn, ProcessFailureComesBackWithRankAndText) {
           join_its_job(file, i, 3);
           if (i == 1) throw std::runtime_error("the data of rank one is bad");
           auto tensor = torch::zeros({4});
-          for (;;) all_reduce(tensor);  // ended by the failure of rank 1
+          for (;;) all_reduce(tensor);  // ended by rank 1's failure
         },
         {.nprocs = 3});
     ADD_FAILURE() << "threw nothing";
@@ -257,7 +258,8 @@ TEST(Init, InterfaceListsOfDifferentLengthsAreNamed) {
       {.nprocs = 2});
 }
 
-// A dead process's rank stands in every survivor's error, not the rank of one that gave up first.
+// Every survivor's error names the dead process's rank, not the rank that failed first because of
+// it.
 TEST(Spawn, SurvivorsNameTheDeadRank) {
   const auto file = new_file("dying");
   spawn(
@@ -270,7 +272,7 @@ TEST(Spawn, SurvivorsNameTheDeadRank) {
           int status;
           ::wait(&status);
         }
-        all_reduce(tensor);  // the death of a child of a rank is not the rank's
+        all_reduce(tensor);  // the death of a rank's child is not the rank's
         destroy_process_group();
       },
       {.nprocs = 4});
@@ -280,7 +282,7 @@ TEST(Spawn, SurvivorsNameTheDeadRank) {
   try {
     spawn(
         [&](int i) {
-          ::signal(SIGTERM, SIG_IGN);  // the others' end is to let each speak
+          ::signal(SIGTERM, SIG_IGN);  // so that each rank can report before it ends
           join_its_job(again, i, 4);
           auto tensor = torch::zeros({1000});
           try {

@@ -42,7 +42,7 @@ TEST(BucketPlan, DtypesAndDevicesDoNotShareABucket) {
   auto facts = of_bytes({10, 10, 10, 10, 10});
   facts[1].dtype = facts[3].dtype = at::kDouble;
   facts[4].device = c10::Device(at::kMeta);
-  // Doubles are full at 20 bytes; of the others the one that was begun first comes first.
+  // The doubles' bucket is full at 20 bytes; of the others, the one started first comes first.
   EXPECT_EQ(plan_buckets(facts, in_order(5), 20, 1000),
             (std::vector<BucketIndices>{{0, 2}, {1, 3}, {4}}));
   EXPECT_EQ(plan_buckets(facts, in_order(5), 1000, 1000),

@@ -64,7 +64,7 @@ TEST_P(Checkpoint, OfRank0IsWhereAllGoOn) {
       archive.write("optimizer", of_optimizer);
       archive.save_to(path);
     }
-    barrier();  // nobody reads before it is written
+    barrier();  // no rank reads before it is written
     const auto saved = flat(net->parameters());
     train(model, optimizer, 3, 6);
 
@@ -72,8 +72,8 @@ TEST_P(Checkpoint, OfRank0IsWhereAllGoOn) {
     DistributedDataParallel<TwoLayers> resumed(other);
     torch::optim::SGD other_optimizer(other->parameters(), options);
     torch::serialize::InputArchive archive, of_net, of_optimizer;
-    archive.load_from(path, torch::Device(torch::kCPU));  // the map: whatever device rank 0 saved
-                                                          // from, it comes to this rank's own
+    archive.load_from(path, torch::Device(torch::kCPU));  // the device map: whatever device rank 0
+                                                          // saved from, load to this rank's own
     archive.read("net", of_net);
     archive.read("optimizer", of_optimizer);
     EXPECT_FALSE(torch::equal(flat(other->parameters()), saved));

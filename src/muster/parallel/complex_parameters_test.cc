@@ -22,7 +22,7 @@ at::Tensor waves(at::IntArrayRef sizes, double salt) {
   return torch::complex(torch::sin(numbers * 12.9), torch::cos(numbers * 7.3)).view(sizes) * 0.4;
 }
 
-/// Real in, complex within.
+/// Real inputs, complex parameters.
 struct WavesImpl : nn::Module {
   WavesImpl()
       : in(register_module("in", nn::Linear(nn::LinearOptions(4, 6).bias(false)))),
@@ -48,7 +48,7 @@ at::Tensor rows_of(int rank, int step) {
 }
 torch::optim::SGDOptions sgd() { return torch::optim::SGDOptions(0.3).momentum(0.5); }
 
-/// All numbers of some parameters.
+/// All values of some parameters.
 at::Tensor parts_of(const std::vector<at::Tensor>& parameters) {
   std::vector<at::Tensor> parts;
   for (const at::Tensor& each : parameters)
@@ -120,8 +120,8 @@ TEST(ComplexParameters, GoThroughEveryHook) {
     return std::make_shared<PowerSGDState>(PowerSGDOptions{
         .matrix_approximation_rank = 1000, .start_powerSGD_iter = 2, .min_compression_rate = 1e-9});
   };
-  // In 16 bits what comes is near; else it is the same within rounding. Local steps that are
-  // averaged after each are those of all.
+  // With 16 bits the result is close, otherwise equal up to rounding. Averaging after every local
+  // step equals averaging gradients.
   const std::vector<std::pair<std::function<CommHook()>, double>> hooks{
       {[] { return all_reduce_hook(); }, 1e-12},
       {[] { return fp16_compress_hook(); }, 5e-3},
@@ -160,7 +160,7 @@ TEST(ComplexParameters, AreAveraged) {
     optimizer.step();
     PeriodicModelAverager averager({.period = 1});
     averager.average_parameters(optimizer);
-    // One step from the same point: the average of the steps is the step of the average.
+    // One step from the same point: the average of the steps is the step of the averages.
     Waves other;
     torch::optim::SGD whole(other->parameters(), torch::optim::SGDOptions(0.3));
     for (int each = 0; each < 2; ++each) (other(rows_of(each, 0)).square().mean() / 2).backward();

@@ -116,7 +116,7 @@ TEST(DataParallelGradients, AddUpAndCanBeLeftOut) {
   EXPECT_LT(difference(net->in->weight.grad(), once), 1e-14);
 }
 
-/// Every copy waits for the others inside forward, which only threads of their own can.
+/// Every replica waits for the others inside forward, which requires one thread per replica.
 struct MeetImpl : nn::Cloneable<MeetImpl> {
   explicit MeetImpl(std::barrier<>* meeting) : meeting(meeting) {}
   void reset() override {}
@@ -141,7 +141,7 @@ TEST(DataParallelThreads, RunTheCopiesAtTheSameTime) {
   EXPECT_EQ(different.size(), 4u);
 }
 
-/// Arguments and results of every shape.
+/// Arguments and results of every structure.
 struct MixedImpl : nn::Cloneable<MixedImpl> {
   void reset() override {}
   std::pair<std::vector<at::Tensor>, std::map<std::string, at::Tensor>> forward(

@@ -22,7 +22,7 @@ namespace {
 namespace nn = torch::nn;
 using Options = DistributedDataParallelOptions;
 
-/// Two layers, of which `second` may be left out.
+/// Two layers; `second` may be unused.
 struct PairImpl : nn::Module {
   PairImpl()
       : first(register_module("first", nn::Linear(4, 6))),
@@ -40,7 +40,7 @@ TORCH_MODULE(Pair);
 
 at::Tensor fours(int rank) { return torch::ones({2, 4}) * (rank + 1); }
 
-/// What rank 0 of `ranks`, which does nothing wrong, is told when `wrong` happens on the last: in
+/// The error of rank 0, which does nothing wrong, when `wrong` happens on the last of `ranks`: in
 /// the same step or the next.
 std::string told(int ranks,
                  const std::function<void(DistributedDataParallel<Pair>&, int rank)>& wrong,
@@ -51,7 +51,7 @@ std::string told(int ranks,
     DistributedDataParallel<Pair> model(Pair{});
     if (with_hook) model.register_comm_hook(all_reduce_hook());
     model(fours(rank)).sum().backward();
-    barrier();  // nobody is still in the first step
+    barrier();  // no rank is still in the first step
     if (rank == ranks - 1) return wrong(model, rank);
     const auto said = message_of<DistError>([&] {
       for (int step = 0; step < 3; ++step) model(fours(rank)).sum().backward();
@@ -65,7 +65,7 @@ std::string told(int ranks,
     try {
       destroy_process_group();
     } catch (const DistError&) {
-      // A group that failed may say so once more.
+      // Destroying a failed group may throw again.
     }
   };
   spawn(whole, {.nprocs = ranks, .mode = SpawnMode::threads});
@@ -126,7 +126,7 @@ TEST(DdpFailures, ASecondBackwardOfOneRankIsToldToTheOthersWhereItEndsThere) {
   }
 }
 
-// A rank that goes on does what the others do, and nobody is stopped.
+// A rank that continues makes the same calls as the others; nothing fails.
 TEST(DdpFailures, ASecondBackwardOfOneRankMayBeCaught) {
   on_ranks(3, [](int rank) {
     DistributedDataParallel<Pair> model(Pair{});
@@ -143,8 +143,8 @@ TEST(DdpFailures, ASecondBackwardOfOneRankMayBeCaught) {
   });
 }
 
-// As processes, of which one leaves with its exception, of ours or of autograd's own, which has
-// freed the graph.
+// As processes, one of which exits with an exception: ours, or autograd's own after the graph was
+// freed.
 TEST(DdpFailures, ASecondBackwardOfAProcessEndsTheOthers) {
   for (const bool retains : {true, false}) {
     const ScratchFolder folder;
@@ -192,7 +192,7 @@ struct Stop : std::runtime_error {
   Stop() : std::runtime_error("the batch is poisoned") {}
 };
 
-// Before the first gradient and between two of them; also where a hook averages.
+// Before the first gradient and between two of them; also with a hook that averages.
 TEST(DdpFailures, AnExceptionInBackwardEndsAllAndIsNamed) {
   for (const auto& [early, with_hook] :
        {std::pair{true, false}, {false, false}, {true, true}, {false, true}}) {
@@ -217,8 +217,8 @@ TEST(DdpFailures, AnExceptionInBackwardEndsAllAndIsNamed) {
   }
 }
 
-// As processes, of which one leaves with its exception: those that wait for its gradients learn of
-// it before it is gone.
+// As processes, one of which exits with an exception: the ranks that wait for its gradients learn
+// of it before it is gone.
 TEST(DdpFailures, AnExceptionInBackwardOfAProcessIsNamed) {
   const ScratchFolder folder;
   RankProcesses ranks(3, [&](int rank) -> std::string {

@@ -52,7 +52,7 @@ int steps_of(int rank) {
   return 3 + 2 * ((rank * 2) % 3);
 }  // 3, 7, 5, 3: rank 0 is among the first to run out
 
-/// All ranks' batches on one process, divided as a Join does.
+/// All ranks' batches in one process, divided as by a Join.
 at::Tensor alone(int ranks, bool by_all, int epochs) {
   Embedded net;
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.2).momentum(0.5));
@@ -77,8 +77,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, UnevenInputs, ::testing::Values(1, 2, 3, 4));
 // spec: K4 join
 TEST_P(UnevenInputs, TrainAsOneProcessWouldOnAll) {
   const int ranks = GetParam();
-  // The rank with most steps has its optimizer step as often as the reference; one epoch, so that
-  // momentum of the others does not matter.
+  // The rank with the most steps makes as many optimizer steps as the reference; one epoch only, so
+  // that the other ranks' momentum does not matter.
   for (const bool by_all : {true, false}) {
     const auto expected = alone(ranks, by_all, 1);
     const std::vector<Options> variants{{},
@@ -157,7 +157,7 @@ TEST(UnevenInputs, MayStopAllInstead) {
       });
     });
     EXPECT_HAS(text, "rank 0 has run out of inputs");
-    model(words(rank, 0)).square().sum().backward();  // the model goes on
+    model(words(rank, 0)).square().sum().backward();  // the model stays usable
   });
 }
 
@@ -241,15 +241,15 @@ TEST(UnevenInputs, NameTheParameterThatALossLeftOut) {
         try {
           destroy_process_group();
         } catch (const DistError&) {
-          // A group that failed may say so once more.
+          // Destroying a failed group may throw again.
         }
       };
       spawn(whole, {.nprocs = 2, .mode = SpawnMode::threads});
     }
 }
 
-// An optimizer on a rank that shadows steps by what the others' gradients are, not by one of an
-// earlier iteration.
+// The optimizer on a shadowing rank uses the other ranks' gradients, not those of an earlier
+// iteration.
 TEST(UnevenInputs, KeepNoGradientThatNobodyHas) {
   on_ranks(2, [](int rank) {
     Heads net;

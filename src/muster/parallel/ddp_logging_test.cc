@@ -21,7 +21,7 @@ using parallel::IterationTimes;
 using parallel::module_name_of;
 using parallel::RuntimeStatistics;
 
-/// The documents' net.
+/// The network of torch's documentation.
 struct TwoLinLayerNetImpl : nn::Module {
   TwoLinLayerNetImpl()
       : a(register_module("a", nn::Linear(nn::LinearOptions(10, 10).bias(false)))),
@@ -31,7 +31,7 @@ struct TwoLinLayerNetImpl : nn::Module {
 };
 TORCH_MODULE(TwoLinLayerNet);
 
-/// The levels as they were, afterwards.
+/// Restores the levels.
 class Levels {
  public:
   explicit Levels(DebugLevel debug) {
@@ -86,7 +86,7 @@ TEST(DdpLogging, TheBlockOfTheDocumentsNetIsTheDocuments) {
       threads("NCCL_NTHREADS", nullptr), interface("NCCL_SOCKET_IFNAME", nullptr);
   const Levels levels(DebugLevel::INFO);
   TwoLinLayerNet net;
-  // As on the documents' two GPUs.
+  // As on the two GPUs of the documentation.
   const parallel::ConstructionFacts facts{.module_name = module_name_of(net->name()),
                                           .rank = 0,
                                           .world_size = 2,

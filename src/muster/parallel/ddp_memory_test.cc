@@ -25,8 +25,7 @@ namespace nn = torch::nn;
 namespace optim = torch::optim;
 using Options = DistributedDataParallelOptions;
 
-/// Big enough that one gradient that is kept in each step shows, and that one travels where it
-/// lies.
+/// Large enough that one leaked gradient per step is noticed, and that one is reduced in place.
 struct LargeImpl : nn::Module {
   explicit LargeImpl(bool sparse)
       : table(register_module("table", nn::Embedding(nn::EmbeddingOptions(50, 64).sparse(sparse)))),
@@ -38,13 +37,13 @@ struct LargeImpl : nn::Module {
 };
 TORCH_MODULE(Large);
 
-/// A way to train.
+/// One configuration of training.
 struct Way {
   const char* name;
   Options options = {};
   std::function<CommHook()> hook = {};
-  bool zero = false;   // the optimizer is divided, with two tensors of state for each parameter
-  bool joins = false;  // rank 1 has inputs for three steps of five
+  bool zero = false;   // sharded optimizer with two state tensors per parameter
+  bool joins = false;  // rank 1 has inputs for three of five steps
 };
 
 CommHook power_sgd() {
@@ -73,8 +72,8 @@ const std::vector<Way> kWays{
      .zero = true,
      .joins = true},
 };
-/// Whose share of an ordinary run is always the same: two of those that only have other options,
-/// and two of the others.
+/// The subset tested in an ordinary run: always two that differ only in options, and two of the
+/// others.
 constexpr std::size_t kPlain = 4, kOfEach = 2;
 
 std::vector<Way> drawn() {
@@ -144,7 +143,7 @@ TEST(DdpMemory, DoesNotGrow) {
       MemoryInUse before;
       for (int round = 0; round < rounds; ++round) {
         if (round == warm_up) {
-          barrier();  // neither rank is in the middle of a step
+          barrier();  // neither rank is inside a step
           before = memory_in_use();
           barrier();
         }

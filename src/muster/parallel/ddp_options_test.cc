@@ -27,7 +27,7 @@ void fill(nn::Module& module, double salt = 0) {
   }
 }
 
-/// Words to a number: a table of words, shared with the way out where asked for.
+/// Maps words to a number: an embedding table, optionally shared with the output layer.
 struct WordsImpl : nn::Module {
   explicit WordsImpl(bool sparse)
       : table(register_module("table", nn::Embedding(nn::EmbeddingOptions(10, 4).sparse(sparse)))),
@@ -87,7 +87,7 @@ TEST(SparseGradients, GoThroughHooksAndMayBeMissing) {
       EXPECT_SAME(words->table->weight.grad().to_dense(), plain->table->weight.grad().to_dense());
     }
   });
-  // Rank 1 uses the way out only.
+  // Rank 1 uses only the output layer.
   struct EitherImpl : WordsImpl {
     EitherImpl() : WordsImpl(true) {}
     at::Tensor forward(const at::Tensor& words, bool reads) {
@@ -198,7 +198,7 @@ TEST(MixedPrecision, DividesInTheWiderType) {
   });
 }
 
-// Ranks that lay gradients out differently would meet in the middle of backward.
+// Ranks with different bucket layouts would otherwise fail in the middle of backward.
 TEST(Options, MustBeTheSameOnAllRanks) {
   on_ranks(2, [](int rank) {
     nn::Linear net(2, 2);
@@ -245,7 +245,7 @@ TEST(MixedPrecision, EachPartCanBeHadAlone) {
   });
 }
 
-/// Its arguments of all kinds.
+/// Takes arguments of all kinds.
 struct ManyImpl : nn::Module {
   ManyImpl() : weight(register_parameter("weight", torch::ones({1}))) {}
   at::Tensor forward(const at::Tensor& x, std::vector<at::Tensor>& list,
@@ -406,7 +406,7 @@ TEST(FindUnused, OutputsMayBeLeftOutOfTheLoss) {
   });
 }
 
-/// What the ranks' gradients of a Chain average to, parameter by parameter.
+/// The averages of the ranks' gradients of a Chain, per parameter.
 std::vector<at::Tensor> averages(int ranks, const std::vector<int>& salts) {
   std::vector<at::Tensor> all;
   Chain alone;
@@ -501,7 +501,7 @@ TEST(MixedPrecision, SeveralForwardsMayComeBeforeOneBackward) {
         EXPECT_LT((parameter.grad() - expected[i]).abs().max().item<double>(), 1e-5)
             << "step " << step;
       }
-      model(rows(rank));  // its outputs are dropped, so that no backward can follow
+      model(rows(rank));  // its outputs are dropped, so no backward can follow
       evaluate();
       EXPECT_EQ(net->a->weight.scalar_type(), at::kDouble);
     }

@@ -30,7 +30,7 @@ using Options = DistributedDataParallelOptions;
 
 constexpr std::int64_t kSamples = 24;
 
-/// Two layers of which one may be left out, and one that is shared.
+/// Two layers, one of which may be unused, and a shared one.
 struct NetImpl : nn::Module {
   explicit NetImpl(at::ScalarType dtype = at::kDouble)
       : in(register_module("in", nn::Linear(5, 8))),
@@ -48,7 +48,7 @@ struct NetImpl : nn::Module {
 TORCH_MODULE(Net);
 
 Net net_of(std::uint64_t seed, at::ScalarType dtype = at::kDouble) {
-  // One generator for all ranks that are threads: values of their own instead.
+  // Ranks as threads share one generator, so values are set explicitly.
   Net net(dtype);
   const torch::NoGradGuard no_grad;
   std::uint64_t salt = seed;
@@ -73,7 +73,7 @@ at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target) {
   return (output - target).square().mean();
 }
 
-/// Twenty steps on the whole batch by one process.
+/// Twenty steps on the whole batch in one process.
 at::Tensor trained_alone(int steps, at::ScalarType dtype = at::kDouble, bool uses_side = true) {
   Net net = net_of(1, dtype);
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
@@ -88,7 +88,7 @@ at::Tensor trained_alone(int steps, at::ScalarType dtype = at::kDouble, bool use
 at::Tensor trained_together(
     int rank, int ranks, int steps, const Options& options, bool uses_side = true,
     const std::function<void(DistributedDataParallel<Net>&)>& prepare = {}) {
-  Net net = net_of(1 + static_cast<std::uint64_t>(rank));  // rank 0's counts
+  Net net = net_of(1 + static_cast<std::uint64_t>(rank));  // rank 0's values are used
   DistributedDataParallel<Net> model(net, options);
   if (prepare) prepare(model);
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
@@ -199,7 +199,7 @@ TEST(Construction, SendsParametersAndBuffersOfRank0) {
   });
 }
 
-// Another forward pass brings the buffers up to date that the graph of the first holds.
+// A second forward pass updates buffers that the first pass's graph holds.
 TEST(Buffers, MayTravelBetweenAForwardPassAndItsBackward) {
   on_ranks(2, [](int rank) {
     nn::Sequential net(nn::Linear(3, 3), nn::BatchNorm1d(3));
@@ -218,7 +218,7 @@ TEST(Buckets, TravelDuringBackward) {
   on_ranks(2, [](int) {
     nn::Sequential net(nn::Linear(8, 8), nn::Linear(8, 8), nn::Linear(8, 8));
     DistributedDataParallel<nn::Sequential> model(net, {.bucket_cap_mb = 0.0001});
-    std::vector<bool> whole;  // for each bucket, whether all gradients were there when it started
+    std::vector<bool> whole;  // for each bucket, whether all gradients had come when it started
     model.register_comm_hook([&](const GradBucket& bucket) {
       whole.push_back(net->parameters().front().grad().defined());
       return all_reduce_hook()(bucket);
@@ -242,8 +242,8 @@ TEST(Buffers, OfRank0GoToAllBeforeEachForward) {
       DistributedDataParallel<nn::Sequential> model(net, {.broadcast_buffers = sends});
       for (int step = 0; step < 3; ++step)
         model.forward(torch::full({4, 3}, rank * 10.0)).sum().backward();
-      // Means move by a tenth towards the batch's; only what came since the last exchange may
-      // differ.
+      // Running means move by a tenth towards the batch's; only the part since the last broadcast
+      // may differ.
       const auto mine = net->buffers()[0];
       auto zero = mine.clone();
       broadcast(zero, {.src = 0});
@@ -467,7 +467,7 @@ TEST(Modules, OfAnyKindCanBeWrapped) {
   });
 }
 
-// What a model was given to reduce on goes to the next one.
+// A model's group is reused by the next model.
 TEST(Modules, ShareAGroupOneAfterAnother) {
   on_ranks(2, [](int) {
     std::set<std::string> names;
@@ -479,7 +479,7 @@ TEST(Modules, ShareAGroupOneAfterAnother) {
     EXPECT_EQ(names.size(), 1U);
     {
       DistributedDataParallel<nn::Linear> left(nn::Linear(3, 2));
-      barrier();  // both have made theirs
+      barrier();  // both have created theirs
       left.process_group()->abort("the end of this one");
     }
     DistributedDataParallel<nn::Linear> model(nn::Linear(3, 2));

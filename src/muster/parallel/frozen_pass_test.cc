@@ -15,7 +15,7 @@ namespace {
 namespace nn = torch::nn;
 using Options = DistributedDataParallelOptions;
 
-/// With buffers that each forward in training changes.
+/// Has buffers that every training forward changes.
 struct JudgeImpl : nn::Module {
   JudgeImpl()
       : in(register_module("in", nn::Linear(4, 6))),
@@ -44,8 +44,8 @@ void freeze(nn::Module& module, bool frozen) {
   for (auto& each : module.parameters()) each.requires_grad_(!frozen);
 }
 
-/// Inputs learn from the frozen judge, then the judge from them. `judge(rank)` is called as often
-/// on all.
+/// Inputs learn from the frozen judge, then the judge from them. `judge(rank)` is called equally
+/// often on all ranks.
 template <class Call>
 void step_in_turn(nn::Module& module, torch::optim::Optimizer& optimizer, at::Tensor rows,
                   Call judge) {
@@ -58,8 +58,8 @@ void step_in_turn(nn::Module& module, torch::optim::Optimizer& optimizer, at::Te
   optimizer.step();
 }
 
-/// By one rank, the first of `ranks`, whose loss is the mean of all ranks' and whose batch norm
-/// sees each rank's rows by themselves. Its buffers do not matter to training.
+/// Runs on the first of `ranks` alone: its loss is the mean of all ranks' losses, and its batch
+/// norm sees each rank's rows separately. Its buffers do not affect training.
 at::Tensor trained_alone(int ranks, int steps) {
   Judge judge;
   torch::optim::SGD optimizer(judge->parameters(), torch::optim::SGDOptions(0.1).momentum(0.5));

@@ -28,7 +28,7 @@ at::Tensor trained_alone(int steps) {
 }
 
 at::Tensor trained_together(int rank, int ranks, int steps, const Options& options) {
-  Net net = net_of(1 + static_cast<std::uint64_t>(rank));  // rank 0's counts
+  Net net = net_of(1 + static_cast<std::uint64_t>(rank));  // rank 0's values are used
   FullyShardedDataParallel<Net> model(net, options);
   torch::optim::Adam optimizer(net->parameters(), torch::optim::AdamOptions(0.01));
   for (int step = 0; step < steps; ++step) {
@@ -78,8 +78,8 @@ TEST(ShardedTraining, IsThatOfDistributedDataParallel) {
   });
 }
 
-// Sums of several passes, with and without no_sync; the optimizer's zero_grad does not reach what
-// waits, drop_gradients does.
+// Sums of several passes, with and without no_sync. The optimizer's zero_grad does not reach
+// pending sums; drop_gradients does.
 TEST(ShardedTraining, GradientsAddUp) {
   on_ranks(2, [&](int rank) {
     Net alone = net_of(1);
@@ -115,7 +115,7 @@ TEST(ShardedTraining, GradientsAddUp) {
   });
 }
 
-// What no_sync has left is averaged in the next pass, also where that does not come to the unit.
+// Sums from no_sync are averaged in the next pass, even if it does not reach the unit.
 TEST(ShardedTraining, SumsOfUnitsThatAPassLeavesOutAreAveragedInIt) {
   on_ranks(2, [&](int rank) {
     nn::Linear left(3, 3), right(3, 3);
@@ -135,7 +135,7 @@ TEST(ShardedTraining, SumsOfUnitsThatAPassLeavesOutAreAveragedInIt) {
   });
 }
 
-/// Of whose second layer a rank may make no use.
+/// A rank may leave the second layer unused.
 struct PartsImpl : nn::Module {
   PartsImpl()
       : always(register_module("always", nn::Linear(5, 5))),
@@ -183,7 +183,7 @@ TEST(ShardedTraining, RanksMayUseOtherParameters) {
   });
 }
 
-/// The same layer twice in a row, and another in between whose inputs want gradients.
+/// The same layer twice in a row, with another in between whose inputs require gradients.
 struct TwiceImpl : nn::Module {
   TwiceImpl() : layer(register_module("layer", nn::Linear(5, 5))) { to(at::kDouble); }
   at::Tensor forward(at::Tensor x) {
@@ -221,7 +221,7 @@ TEST(ShardedTraining, AUnitMayRunSeveralTimesInAPass) {
   });
 }
 
-/// Calls its own unit once more from inside.
+/// Calls its own unit recursively.
 struct InwardImpl : nn::Module {
   InwardImpl() : layer(register_module("layer", nn::Linear(5, 5))) { to(at::kDouble); }
   at::Tensor forward(const at::Tensor& x, int deeper) {
@@ -255,7 +255,7 @@ TEST(ShardedTraining, AUnitMayCallItself) {
   });
 }
 
-// A graph holds what it needs.
+// A graph keeps the values it needs.
 TEST(ShardedTraining, TheModelMayGoBeforeItsBackward) {
   on_ranks(2, [&](int rank) {
     Net alone = net_of(1), mine = net_of(1);
@@ -274,7 +274,7 @@ TEST(ShardedTraining, TheModelMayGoBeforeItsBackward) {
   });
 }
 
-// Views of conjugates, as autograd gives them.
+// Conjugate views, as autograd produces them.
 TEST(ShardedTraining, ComplexParameters) {
   struct TurnImpl : nn::Module {
     TurnImpl() {
@@ -298,7 +298,7 @@ TEST(ShardedTraining, ComplexParameters) {
   });
 }
 
-// What travels is divided in the type that it travels in.
+// Gradients are divided in the dtype of the reduction.
 TEST(ShardedTraining, SmallGradientsSurviveTheDivision) {
   on_ranks(3, [&](int) {
     Typed net;
@@ -312,7 +312,7 @@ TEST(ShardedTraining, SmallGradientsSurviveTheDivision) {
   });
 }
 
-// A graph may be kept and gone through again; gradients add up.
+// A retained graph may be traversed again; gradients accumulate.
 TEST(ShardedTraining, AGraphMayBeUsedTwice) {
   on_ranks(2, [&](int rank) {
     Net alone = net_of(1), mine = net_of(1);
@@ -353,8 +353,8 @@ TEST(ShardedTraining, AnElementMayStandInSeveralPlaces) {
   });
 }
 
-// Frozen parameters are sharded too; parameters of fewer elements than there are ranks leave some
-// of these without any.
+// Frozen parameters are sharded too. A parameter with fewer elements than ranks leaves some ranks
+// without elements.
 TEST(ShardedTraining, FrozenAndSmallParameters) {
   on_ranks(4, [&](int rank) {
     Net mine = net_of(1), alone = net_of(1);

@@ -15,7 +15,7 @@ namespace {
 using parallel::acquire_group;
 using parallel::release_group;
 
-// One model after another, as a search over parameters makes them: they share one group.
+// Models created one after another, as in a hyperparameter search, share one group.
 TEST(SpareGroups, AreTakenAgain) {
   on_ranks(3, [](int) {
     std::set<std::string> names;
@@ -31,8 +31,7 @@ TEST(SpareGroups, AreTakenAgain) {
   });
 }
 
-// A group that one member still has, or has called more often, or that has failed on it, is
-// nobody's.
+// A group that one member still holds, has called more often, or has seen fail is not reused.
 TEST(SpareGroups, AreOnlyThoseThatAllMembersGaveBackAlike) {
   on_ranks(2, [](int rank) {
     const Group kept = acquire_group(default_group());
@@ -65,7 +64,7 @@ TEST(SpareGroups, OfOneGroupAreNotAnothers) {
   });
   on_ranks(2, [](int) {
     EXPECT_TRUE(acquire_group(default_group())->failure().ok());
-  });  // those of the job before are gone
+  });  // the previous job's groups are gone
 }
 
 }  // namespace

@@ -14,7 +14,7 @@
 namespace muster::testing {
 namespace {
 
-/// Counts the inputs of all ranks; what the hooks did is written down.
+/// Counts the inputs of all ranks and records the hooks' calls.
 class Counter : public Joinable {
  public:
   explicit Counter(Group group = nullptr) : group_(group ? std::move(group) : default_group()) {}
@@ -65,7 +65,7 @@ class Counter : public Joinable {
 class Ranks : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Joining, Ranks, ::testing::Values(1, 2, 3, 4));
 
-/// Rank 0 has most inputs where `first_has_most`, else the last.
+/// Rank 0 has the most inputs if `first_has_most`, otherwise the last rank.
 int inputs_of(int rank, int ranks, bool first_has_most) {
   return 2 + 3 * (first_has_most ? ranks - 1 - rank : rank);
 }
@@ -121,7 +121,7 @@ TEST_P(Ranks, ShadowEveryJoinable) {
   });
 }
 
-// A Join for each epoch, with the same joinables.
+// One Join per epoch, with the same joinables.
 TEST_P(Ranks, JoinAgain) {
   const int ranks = GetParam();
   on_ranks(ranks, [&](int rank) {
@@ -159,7 +159,7 @@ TEST_P(Ranks, AllStopWhereOneHasRunOut) {
     EXPECT_EQ(seen, 2);
     EXPECT_EQ(counter.count, 2 * ranks);
     EXPECT_TRUE(counter.post_hooks.empty());
-    counter.add(1);  // the group is whole
+    counter.add(1);  // the group is usable
   });
 }
 

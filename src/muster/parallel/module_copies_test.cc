@@ -57,7 +57,7 @@ TEST(ModuleCopies, OfOneRankWaitForNobody) {
       broadcast(first, {.src = 0});
       EXPECT_SAME(first, flat(net->parameters()));
 
-      // What all ranks clone can be wrapped anew.
+      // A module cloned on all ranks can be wrapped again.
       CopiedNet again(std::dynamic_pointer_cast<CopiedNetImpl>(net->clone()));
       DistributedDataParallel<CopiedNet> other(again);
       for (auto* each : {&model, &other}) {

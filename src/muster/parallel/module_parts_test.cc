@@ -11,7 +11,7 @@ namespace {
 
 namespace nn = torch::nn;
 
-/// A module within a module, one that is registered twice, a bias that is not there.
+/// A nested module, a module registered twice, and a missing bias.
 struct Nested : nn::Module {
   nn::Linear shared{register_module("shared", nn::Linear(3, 3))};
   nn::Sequential inner{register_module(

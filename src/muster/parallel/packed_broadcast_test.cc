@@ -9,8 +9,8 @@ namespace {
 
 using parallel::PackedBroadcast;
 
-/// Small and large, of several dtypes, one with gaps, one turned about on some ranks, a scalar, and
-/// nothing at all.
+/// Small and large tensors of several dtypes, one with gaps, one transposed on some ranks, a
+/// scalar, and an empty one.
 std::vector<at::Tensor> tensors_of(int rank) {
   const auto numbers = [&](at::IntArrayRef sizes, at::ScalarType dtype) {
     return torch::arange(100 * rank, 100 * rank + c10::multiply_integers(sizes), torch::kFloat64)
@@ -64,7 +64,7 @@ TEST(PackedBroadcast, NeedNotTellAutograd) {
   });
 }
 
-// What lies between the elements of a tensor with gaps is not the tensor's.
+// Memory between the elements of a tensor with gaps is not written.
 TEST(PackedBroadcast, LeavesWhatLiesBetween) {
   on_ranks(2, [](int rank) {
     const auto whole = torch::full({10, 3}, rank);

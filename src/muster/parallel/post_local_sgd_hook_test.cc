@@ -24,7 +24,7 @@ nn::Linear net_of_zeros() {
   return net;
 }
 
-/// A gradient of rank + 1 on each rank, `passes` times; what each pass left.
+/// Averages a gradient of rank + 1 on each rank, `passes` times; returns each pass's result.
 std::vector<double> gradients(int rank, int passes, const CommHook& hook) {
   auto net = net_of_zeros();
   DistributedDataParallel<nn::Linear> model(net);
@@ -83,7 +83,7 @@ TEST(PeriodicModelAverager, AveragesEveryPeriodAfterTheWarmUp) {
       EXPECT_SAME(frozen, torch::full({2}, rank + 0.5));
     }
     EXPECT_EQ(averager.step(), 9);
-    averager.set_step(11);  // from a checkpoint: the next average is due at once
+    averager.set_step(11);  // resumed from a checkpoint: the next average is due immediately
     averager.average_parameters(optimizer);
     EXPECT_EQ(trained[0].item<float>(), 9);
   });

@@ -22,7 +22,7 @@ namespace {
 
 namespace nn = torch::nn;
 
-/// A bucket as the reducer would hand it over: two matrices of one shape, one of another, a bias.
+/// A bucket as passed by the reducer: two matrices of one shape, one of another, and a bias.
 struct Bucket {
   explicit Bucket(at::ScalarType dtype = at::kDouble) {
     const std::vector<std::vector<std::int64_t>> shapes{{12, 9}, {7}, {12, 9}, {20, 3, 4}};
@@ -37,7 +37,7 @@ struct Bucket {
       at += count;
     }
   }
-  /// What this rank's backward would give in each pass of `salt`.
+  /// This rank's gradients in each pass of `salt`.
   static at::Tensor gradient(const at::Tensor& like, int rank, int salt = 0) {
     const auto seed = static_cast<std::uint64_t>(100 * salt + rank);
     return at::randn({like.numel()}, at::detail::createCPUGenerator(seed), at::kDouble)
@@ -151,7 +151,7 @@ TEST(PowerSGDHook, SendsWholeWhatIsNotWorthCompressing) {
         EXPECT_EQ(state->compression_stats().before, 0);
         continue;
       }
-      // 12 x 9 in 21 elements: a rate of 5.1. 20 x 12 in 32: 7.5. The bias is no matrix.
+      // 12 x 9 in 21 elements: a ratio of 5.1. 20 x 12 in 32: 7.5. The bias is not a matrix.
       EXPECT_GT(difference(got.narrow(0, 0, 108), truth.narrow(0, 0, 108)), 0.1);
       EXPECT_LT(difference(got.narrow(0, 108, 7), truth.narrow(0, 108, 7)), 1e-15);
       EXPECT_EQ(state->compression_stats().before, 463);
@@ -177,7 +177,7 @@ TEST(PowerSGDHook, StandsGradientsOfZero) {
   });
 }
 
-/// A teacher's matrix is found from samples that are shared out.
+/// Learns a teacher's matrix from samples divided among the ranks.
 double loss_after(int rank, int ranks, int steps, const CommHook& hook) {
   const auto number = [](std::int64_t rows, std::int64_t columns, std::uint64_t seed) {
     return at::randn({rows, columns}, at::detail::createCPUGenerator(seed), at::kDouble);
@@ -226,7 +226,7 @@ TEST_P(PowerSGD, TrainsAModelWithOneColumn) {
   });
 }
 
-// What a checkpoint of each rank holds: with it the passes after it are the same, bit for bit.
+// Each rank's checkpoint suffices to make the following passes bitwise equal.
 TEST_P(PowerSGD, GoesOnFromWhatItSaved) {
   on_ranks(GetParam(), [](int rank) {
     for (const bool warm : {true, false}) {

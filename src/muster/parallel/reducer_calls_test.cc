@@ -1,4 +1,4 @@
-// What a pass asks of the group, and what it gives small gradients.
+// The calls a pass makes on the group, and the averages of small gradients.
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
@@ -34,7 +34,7 @@ std::vector<trace::Record> calls_of(const std::string& name) {
   return trace->records;
 }
 
-// Where this thread would drive them anyway, it makes one call after the other, without a Work for
+// If this thread has to drive the calls anyway, it makes them one after another, without a Work for
 // each.
 TEST(ReducerCalls, AreHandedOverOnlyWhereACoreIsFree) {
   on_ranks(2, [](int rank) {
@@ -65,14 +65,14 @@ TEST(ReducerCalls, AreHandedOverOnlyWhereACoreIsFree) {
   });
 }
 
-// Another language holds a lock around backward, which it lets go of there.
+// A language binding holds a lock around backward and releases it during waits.
 TEST(ReducerCalls, AreMadeWhereTheFrameWaits) {
   on_ranks(2, [](int rank) {
     const Tensors parameters{torch::zeros({40}).requires_grad_(),
                              torch::zeros({50}).requires_grad_()};
     const Tensors gradients{torch::full({40}, rank + 1.0), torch::full({50}, rank + 2.0)};
     const auto group = new_group();
-    if (group->drive_here() == nullptr) return;  // they may begin earlier
+    if (group->drive_here() == nullptr) return;  // they may start earlier
     std::size_t waits = 0, before = 0, after = 0;
     const auto wait_in = [&](const Group&, const std::function<void()>& wait) {
       before = calls_of("all_reduce").size();
@@ -91,8 +91,8 @@ TEST(ReducerCalls, AreMadeWhereTheFrameWaits) {
   });
 }
 
-// As torch's own: each is divided, then they are added up. Layouts of either kind give the same
-// bits.
+// As in torch: each gradient is divided, then they are summed. Both layouts give bitwise equal
+// results.
 TEST(ReducerCalls, GiveSmallGradientsTheBitsOfTorchsOperators) {
   on_ranks(3, [](int rank) {
     const auto leaf = [](at::MemoryFormat format) {
@@ -110,7 +110,7 @@ TEST(ReducerCalls, GiveSmallGradientsTheBitsOfTorchsOperators) {
     Tensors gradients;
     for (std::size_t i = 0; i < parameters.size(); ++i) gradients.push_back(gradient_of(rank, i));
     for (const bool otherwise : {false, true}) {
-      // The second time the gradient of the first lies otherwise than its parameter.
+      // In the second pass the first parameter's gradient has another layout than its parameter.
       for (const auto& parameter : parameters) parameter.mutable_grad().reset();
       if (otherwise)
         parameters[0].mutable_grad() =

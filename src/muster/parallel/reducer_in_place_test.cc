@@ -1,4 +1,4 @@
-// Large gradients travel by themselves, where they lie.
+// Large gradients are reduced separately and in place.
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
@@ -20,7 +20,7 @@ using Tensors = std::vector<at::Tensor>;
 
 constexpr std::int64_t kAlways = 1, kNever = INT64_MAX;
 
-/// Leaves of three layouts, the same on every rank.
+/// Leaves with three layouts, equal on every rank.
 Tensors leaves() {
   const auto leaf = [](std::initializer_list<std::int64_t> shape,
                        at::MemoryFormat format = at::MemoryFormat::Contiguous) {
@@ -29,7 +29,7 @@ Tensors leaves() {
   return {leaf({30, 20}), leaf({7}), leaf({4, 3, 5, 2}, at::MemoryFormat::ChannelsLast)};
 }
 
-/// What a rank's gradient of leaf `index` is in pass `pass`.
+/// A rank's gradient of leaf `index` in pass `pass`.
 at::Tensor gradient_of(int rank, std::size_t index, int pass, const at::Tensor& leaf) {
   const auto numbers = torch::arange(leaf.numel(), at::kDouble) +
                        static_cast<double>(31 * rank + 7 * pass + static_cast<int>(index));
@@ -57,8 +57,8 @@ void expect_near(const at::Tensor& value, const at::Tensor& expected) {
   EXPECT_LT((value - expected).abs().max().item<double>(), 1e-14);
 }
 
-/// `prepare` puts parameters into another state before each pass, on some ranks.
-/// `expected`: how many gradients travel where they lie, on rank 0 and on rank 1.
+/// `prepare` changes the parameters' state before each pass, on some ranks. `expected` is the
+/// number of gradients reduced in place on rank 0 and on rank 1.
 void check(int ranks, std::int64_t in_place_bytes, std::array<std::size_t, 2> expected,
            const std::function<void(int rank, Tensors&)>& prepare) {
   on_ranks(ranks, [&](int rank) {
@@ -128,13 +128,13 @@ TEST(InPlace, AutogradMakesLargeGradientsInSharedMemory) {
     for (const auto& parameter : parameters) parameter.mutable_grad().reset();
     pass([&](const auto& outputs) {
       reducer.skip_backward(outputs);
-    });  // what gradients add up in is made here
+    });  // accumulators are created here
     pass([&](const auto& outputs) { reducer.prepare_backward(outputs); });
     expect_near(parameters[0].grad(), 2 * mean);
   });
 }
 
-// As two models under one loss have them, and a model with parameters whose reduction is delayed.
+// As with two models under one loss, and with delayed parameters.
 TEST(InPlace, TwoReducersOfOneBackwardBothShare) {
   on_ranks(2, [](int rank) {
     const auto leaf = [](std::int64_t rows) {
@@ -209,14 +209,14 @@ TEST(InPlace, GradientsOfSeveralPassesAddUpFirst) {
     auto parameters = leaves();
     Reducer reducer(parameters, {.group = new_group(), .in_place_bytes = kAlways});
     run_pass(reducer, parameters, rank, 0);
-    run_pass(reducer, parameters, rank, 1);  // on top of the averages of the first
+    run_pass(reducer, parameters, rank, 1);  // added to the averages of the first
     for (std::size_t i = 0; i < parameters.size(); ++i)
       expect_near(parameters[i].grad(),
                   mean_of(2, i, 0, parameters[i]) + mean_of(2, i, 1, parameters[i]));
   });
 }
 
-// What is narrow for the time of a pass still travels as it was said.
+// Parameters in low precision during a pass are still reduced in the configured dtype.
 TEST(InPlace, ANarrowGradientTravelsAsReduceDtypeSays) {
   on_ranks(2, [](int rank) {
     const Tensors parameters{torch::zeros({40}, at::kFloat).requires_grad_(),
@@ -227,7 +227,7 @@ TEST(InPlace, ANarrowGradientTravelsAsReduceDtypeSays) {
                                  .reduce_dtype = at::kFloat});
     reducer.prepare_forward();
     auto loss = (parameters[0] * (1.0f + static_cast<float>(rank) / 1024)).sum();
-    if (rank == 0) loss = loss + parameters[1].sum();  // the other rank gives zeros, as float32
+    if (rank == 0) loss = loss + parameters[1].sum();  // the other rank contributes float32 zeros
     reducer.prepare_backward(std::array{loss});
     loss.backward();
     EXPECT_EQ(reducer.in_place(), rank == 0 ? 2u : 1u);
@@ -236,7 +236,8 @@ TEST(InPlace, ANarrowGradientTravelsAsReduceDtypeSays) {
   });
 }
 
-// Both read the gradient when it comes; neither may write there before the other has.
+// Both reducers read the gradient when it arrives; neither may overwrite it before the other has
+// read it.
 TEST(InPlace, AParameterOfTwoReducersIsCopiedByBoth) {
   on_ranks(2, [](int rank) {
     const Tensors parameters{torch::zeros({50}, at::kDouble).requires_grad_()};
@@ -253,7 +254,7 @@ TEST(InPlace, AParameterOfTwoReducersIsCopiedByBoth) {
   });
 }
 
-// Small parameters before and behind large ones: nothing waits for the first layer's.
+// Small parameters before and after large ones: no bucket waits for the first layer's gradients.
 TEST(InPlace, BucketsStandInTheOrderInWhichTheyAreComplete) {
   on_ranks(1, [](int) {
     const auto leaf = [](std::int64_t elements) {

@@ -22,8 +22,8 @@ std::vector<at::Tensor> weights() {
   return all;
 }
 
-/// By both schedulers of torch's, with two groups of parameters. Learning rates of the groups after
-/// each step.
+/// Uses both of torch's schedulers with two parameter groups; records the groups' learning rates
+/// after each step.
 template <class Options, class Optimizer>
 std::vector<double> scheduled(Optimizer& optimizer, const std::vector<at::Tensor>& all) {
   optim::StepLR steps(optimizer, 2, 0.5);

@@ -42,7 +42,7 @@ TEST(ShardedFailures, AnExceptionInBackwardReachesTheOthers) {
     } else {
       EXPECT_HAS(message_of<DistError>([&] { loss.backward(); }), "rank 1");
     }
-    EXPECT_EQ(fragile->linear->weight.dim(), 1);  // and can be looked at
+    EXPECT_EQ(fragile->linear->weight.dim(), 1);  // and can be inspected
     EXPECT_HAS(message_of<DistError>([&] { model(share(inputs(), rank, 3)); }), "cannot go on");
   });
 }
@@ -97,7 +97,7 @@ TEST(ShardedFailures, WhatWouldGoWrongUnseenIsRefused) {
   });
 }
 
-// A gradient that comes while its parameter is sharded would not be averaged.
+// A gradient that arrives while its parameter is sharded would not be averaged.
 TEST(ShardedFailures, AParameterUsedOutsideOfItsForwardIsNamed) {
   on_ranks(2, [&](int) {
     Net net = net_of(1);
@@ -112,7 +112,7 @@ TEST(ShardedFailures, AParameterUsedOutsideOfItsForwardIsNamed) {
   });
 }
 
-/// Changes what it was given, or gives what is its own.
+/// Modifies its input, or returns its own parameter.
 struct RudeImpl : nn::Module {
   RudeImpl() : weight(register_parameter("weight", torch::ones({5}, at::kDouble))) {}
   at::Tensor forward(at::Tensor x, bool in_place) {
@@ -133,12 +133,12 @@ TEST(ShardedFailures, WhatForwardMayNotDoIsSaid) {
     EXPECT_EQ(model.unsharded_bytes(), 0);
     model(torch::ones({5}, at::kDouble), true)
         .sum()
-        .backward();  // of what wants no gradient it may be done
+        .backward();  // allowed for tensors that require no gradient
     EXPECT_TRUE(rude->weight.grad().defined());
   });
 }
 
-// A failure ends the calls of the models that there are; one that is made after it works.
+// A failure aborts the calls of existing models; a model created afterwards works.
 TEST(ShardedFailures, AModelMadeAfterAFailureWorks) {
   on_ranks(2, [&](int rank) {
     Fragile fragile;

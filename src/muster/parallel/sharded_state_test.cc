@@ -74,8 +74,8 @@ TEST(ShardedState, SummonedParametersCanBeSavedLoadedAndChanged) {
   });
 }
 
-// Rank 0's values, buffers too, are everybody's where sync_module_states is on; else each rank has
-// its shard of its own.
+// With sync_module_states, every rank gets rank 0's values, including buffers; without, each rank
+// keeps the shard of its own.
 TEST(ShardedState, ComesFromRankZeroWhereAskedFor) {
   on_ranks(2, [&](int rank) {
     Typed synced, own;

@@ -72,7 +72,7 @@ TEST_P(ShardedMemory, HoldsOneNthOfTheBytes) {
     torch::optim::Adam optimizer(layers->parameters());
     model(torch::ones({2, 96})).square().sum().backward();
     optimizer.step();
-    // What memory there is, and not only what is seen of it.
+    // Actual memory, not only the visible tensors.
     std::map<const void*, std::int64_t> parameters, gradients;
     std::int64_t state = 0;
     for (const auto& parameter : layers->parameters()) {
@@ -154,7 +154,7 @@ TEST(ShardedUnits, MayBeMembersOfAModule) {
   });
 }
 
-/// A layer for whose weight forward asks, before and behind it.
+/// A layer whose forward inspects its weight, before and after use.
 struct WatchedImpl : nn::Module {
   WatchedImpl() : linear(register_module("linear", nn::Linear(6, 6))) { to(at::kDouble); }
   at::Tensor forward(const at::Tensor& x) {
@@ -179,7 +179,7 @@ TEST(ShardedUnits, AreWholeWhileTheyAreNeeded) {
           both,
           {.auto_wrap_policy = module_wrap_policy<WatchedImpl>(), .sharding_strategy = strategy});
       ASSERT_EQ(model.units(), 3u);
-      // What a graph keeps of a weight is in this memory, whose size says whether it is there.
+      // The graph's reference to a weight uses this memory; its size tells whether it is allocated.
       const auto expect_given_back = [&](const char* when) {
         EXPECT_EQ(model.unsharded_bytes(), 0) << when;
         for (const auto& each : {first, second}) EXPECT_EQ(each->linear->weight.dim(), 1) << when;
@@ -207,8 +207,8 @@ TEST(ShardedUnits, AreWholeWhileTheyAreNeeded) {
   });
 }
 
-/// The most that the units together hold while `model` runs forward and backward, looked at
-/// wherever a layer is done.
+/// The maximum memory of all units while `model` runs forward and backward, sampled after each
+/// layer.
 struct CountedImpl : nn::Module {
   explicit CountedImpl(std::int64_t width)
       : linear(register_module("linear", nn::Linear(width, width))) {}

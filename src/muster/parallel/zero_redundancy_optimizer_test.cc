@@ -30,7 +30,7 @@ namespace nn = torch::nn;
 namespace optim = torch::optim;
 using ParamGroup = optim::OptimizerParamGroup;
 
-/// Seven parameters of many sizes, the same on every rank and every call.
+/// Seven parameters of different sizes, equal on every rank and call.
 std::vector<at::Tensor> parameters() {
   std::vector<at::Tensor> all;
   int salt = 0;
@@ -45,7 +45,7 @@ std::vector<at::Tensor> parameters() {
   return all;
 }
 
-/// What DistributedDataParallel would leave: the same gradients on every rank, others in each step.
+/// As after DistributedDataParallel: equal gradients on every rank, different in each step.
 void set_gradients(const std::vector<at::Tensor>& all, int step) {
   int salt = step * 31;
   for (at::Tensor parameter : all) {
@@ -69,7 +69,7 @@ void expect_same(const std::vector<at::Tensor>& ours, const std::vector<at::Tens
                                                                   << theirs[i];
 }
 
-/// One optimizer class with its options, whole and divided.
+/// One optimizer class with its options, unsharded and sharded.
 struct Kind {
   std::string name;
   std::function<std::unique_ptr<optim::Optimizer>(std::vector<at::Tensor>)> whole;
@@ -102,7 +102,7 @@ TEST(ShardParameters, GivesTheLargestToTheLeastLoaded) {
   using Owners = std::vector<std::vector<int>>;
   EXPECT_EQ(parallel::shard_parameters({{1, 10, 4, 6}}, 2), (Owners{{0, 0, 1, 1}}));
   EXPECT_EQ(parallel::shard_parameters({{5, 5, 5}}, 4), (Owners{{0, 1, 2}}));
-  // Loads go on from group to group, so a group that comes later changes nothing before it.
+  // Loads carry over between groups, so a later group does not change earlier assignments.
   EXPECT_EQ(parallel::shard_parameters({{8}, {3, 3}, {1}}, 2), (Owners{{0}, {1, 1}, {1}}));
   EXPECT_EQ(parallel::shard_parameters({{4, 2}}, 1), (Owners{{0, 0}}));
 }
@@ -144,7 +144,7 @@ TEST_P(Zero, KeepsParameterGroups) {
     auto optimizer = make(groups);
     train(*optimizer, all, 0, 3);
     static_cast<optim::AdamOptions&>(optimizer->param_groups()[1].options())
-        .lr(0.001);  // the class's default: no wish to inherit
+        .lr(0.001);  // the class's default, not a request to inherit
     train(*optimizer, all, 3, 5);
     optimizer->add_param_group(
         ParamGroup({all[5], all[6]}, std::make_unique<optim::AdamOptions>(0.2)));
@@ -246,7 +246,7 @@ TEST(ZeroState, OfAnUndividedOptimizerIsLoadedWithItsOptions) {
   });
 }
 
-// What torch::load does to a parameter: it has other memory then.
+// Like torch::load: replaces a parameter's memory.
 TEST(ZeroBuckets, TakeBackParametersThatWereLoaded) {
   const auto alone = parameters();
   optim::SGD whole(alone, optim::SGDOptions(0.1));
@@ -266,12 +266,12 @@ TEST(ZeroBuckets, TakeBackParametersThatWereLoaded) {
   });
 }
 
-// Adam takes no sparse gradients, which only the rank notices that keeps the parameter.
+// Adam rejects sparse gradients; only the parameter's owner notices.
 TEST(ZeroStep, ThatThrowsOnOneRankEndsAllWithTheReason) {
   for (const bool views : {false, true}) {
     const auto store = std::make_shared<HashStore>();
     std::barrier made(
-        2);  // the failure may not come while the other rank still makes its optimizer
+        2);  // the failure must not occur while the other rank is still constructing its optimizer
     const auto body = [&](int rank) {
       init_process_group(
           {.timeout = std::chrono::seconds(60), .world_size = 2, .rank = rank, .store = store});
@@ -293,7 +293,7 @@ TEST(ZeroStep, ThatThrowsOnOneRankEndsAllWithTheReason) {
       try {
         destroy_process_group();
       } catch (const DistError&) {
-        // A group that failed may say so once more.
+        // Destroying a failed group may throw again.
       }
     };
     spawn(body, {.nprocs = 2, .mode = SpawnMode::threads});
@@ -450,8 +450,8 @@ TEST_P(Zero, JoinsWithItsModel) {
 
 // spec: K8 overlap and mixed precision
 TEST(ZeroErrors, RefuseOverlapWithMixedPrecision) {
-  on_ranks(1, [](int) {  // of several, each would also hear of the others' failure, at the latest
-                         // when it destroys the groups
+  on_ranks(1, [](int) {  // With several, each would also learn of the others' failure, at the
+                         // latest when it destroys the groups.
     Net net;
     DistributedDataParallel<Net> model(
         net, {.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}});
