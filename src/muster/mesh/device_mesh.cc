@@ -55,7 +55,7 @@ void check_names(const std::vector<std::string>& names, std::size_t dimensions,
             "' twice; the names must differ");
 }
 
-/// `world_size`: absent where there is no default group.
+/// `world_size` is empty if there is no default group.
 void check_ranks(const MeshRanks& mesh, std::optional<int> world_size, const std::string& caller) {
   if (!mesh.trouble().empty()) invalid(caller + ": " + mesh.trouble());
   if (mesh.values().empty()) invalid(caller + ": the mesh holds no rank");
@@ -115,15 +115,15 @@ MeshRanks::MeshRanks(const std::vector<std::vector<int>>& rows) {
 struct DeviceMesh::Part {
   std::vector<MeshAxis> axes;
   std::vector<std::string> names;
-  std::vector<Group> groups;  // this process's, by axis; empty without groups
+  std::vector<Group> groups;  // this process's groups by axis; empty without groups
 
-  // Found by Root::place.
+  // Set by Root::place.
   std::vector<int> shape = {};
-  std::vector<int> ranks = {};  // of the copy on which this process stands, in row-major order
+  std::vector<int> ranks = {};  // ranks of the copy that contains this process, in row-major order
   std::optional<std::vector<int>> coordinate = {};
 };
 
-/// What all parts of a mesh share. Parts do not know it, so that the flattened ones may live in it.
+/// Shared by all parts of a mesh. Parts do not refer to it, so that it can own the flattened ones.
 struct DeviceMesh::Root {
   const std::string device_type;
   const std::vector<int> ranks;
@@ -147,8 +147,8 @@ struct DeviceMesh::Root {
     return at == flattened.end() ? nullptr : at->second;
   }
 
-  /// Finds where this process stands in a part whose axes are set. A rank that is in none of its
-  /// copies sees the first.
+  /// Locates this process in a part whose axes are set. A rank in none of its copies gets the
+  /// first.
   std::shared_ptr<const Part> place(Part part, const std::string& caller) const {
     part.shape = mesh::shape_of(part.axes);
     const auto begins = mesh::origins(part.axes, count());
@@ -182,7 +182,7 @@ struct DeviceMesh::Root {
     return all;
   }
 
-  /// This process's group among those of all lines along an axis.
+  /// Creates the groups of all lines along an axis; returns this process's.
   Group divide(const MeshAxis& axis, const DimensionBackend& on, const std::string& caller) const {
     auto parts = lines(axis, caller);
     if (!preserve_rank_order)
@@ -276,8 +276,8 @@ DeviceMesh DeviceMesh::from_groups(const std::vector<Group>& groups, const std::
     if (!root->whole->coordinate && !groups[dim]->is_member()) continue;
     auto line = root->place({.axes = {axes[dim]}, .names = {}, .groups = {}}, caller)->ranks;
     if (!root->whole->coordinate) line.clear();
-    // Groups of a mesh are sorted unless it preserves its order; a mesh of one is in its group's
-    // order.
+    // Groups of a mesh are sorted unless it preserves its order; a one-dimensional mesh has its
+    // group's order.
     auto same = groups[dim]->ranks();
     auto sorted = line;
     std::sort(sorted.begin(), sorted.end());

@@ -91,7 +91,7 @@ TEST(DeviceMesh, OnGroupsAndBackendsOfItsOwn) {
   });
 }
 
-/// A port that was free a moment ago.
+/// A port that was recently free.
 std::uint16_t free_port() {
   return TCPStore("127.0.0.1", 0, {.is_master = true, .wait_for_workers = false}).port();
 }

@@ -18,7 +18,7 @@ TEST(MeshAxis, JoinsAndDivides) {
   EXPECT_EQ(*origins(axes, 12), (Values{0}));
   EXPECT_FALSE(origins({{axes[0], axes[0]}}, 12).has_value());
   EXPECT_FALSE(
-      origins({{MeshAxis{0, 4, 8}, MeshAxis{0, 1, 2}}}, 12).has_value());  // 3 stands in no copy
+      origins({{MeshAxis{0, 4, 8}, MeshAxis{0, 1, 2}}}, 12).has_value());  // no copy contains 3
   EXPECT_EQ(coordinate_of({2, 2, 3}, 7), (Values{1, 0, 1}));
 }
 

@@ -1,6 +1,6 @@
-/// A worker's fabric with a gate in it: the thread that is about to send one certain message stands
-/// still there until it is let through, or its process has been killed. So a test stops a job at
-/// any moment of a protocol, and sees what a death does to it just then.
+/// A worker's fabric with a gate: the thread about to send one selected message blocks there until
+/// it is released or its process has been killed. Tests use it to stop a job at any point of a
+/// protocol and to observe a death at that point.
 #pragma once
 
 #include <atomic>
@@ -15,8 +15,7 @@
 
 namespace muster::rpc::testing {
 
-/// What a message is, in a word or two: "call hold", "reply", "create", "fetch", "closing",
-/// "register", "confirm".
+/// A message's label: "call hold", "reply", "create", "fetch", "closing", "register", "confirm".
 inline std::string label_of(ConstBytes bytes) {
   const auto head = decode(bytes);
   if (!head.ok()) return "no message";
@@ -35,8 +34,8 @@ inline std::string label_of(ConstBytes bytes) {
   return "call " + std::string(head->name);
 }
 
-/// A moment of a job: worker `from` is about to send the first message of this label to worker
-/// `to`; or, with no `to`, to do what it says.
+/// A point in a job: worker `from` is about to send the first message with this label to worker
+/// `to`, or, without `to`, to perform the labelled action.
 struct Moment {
   const char* label;
   int from;
@@ -59,7 +58,7 @@ struct Gate {
   const Moment moment;
   muster::testing::SharedCounter reached;
   muster::testing::SharedCounter open;
-  std::atomic<bool> passed{false};  // each process has its own
+  std::atomic<bool> passed{false};  // one per process
 };
 
 class GatedChannel final : public transport::Channel {
@@ -95,7 +94,7 @@ class GatedChannel final : public transport::Channel {
   Gate& gate_;
 };
 
-/// `inner` as it is, but for the channel that calls use.
+/// Forwards to `inner`, except for the channel that calls use.
 class GatedFabric final : public transport::Fabric {
  public:
   GatedFabric(std::unique_ptr<transport::Fabric> inner, Gate& gate)

@@ -1,4 +1,4 @@
-/// What tests of this folder say about exceptions and about what is to happen soon.
+/// Helpers of this folder's tests for exceptions and eventual conditions.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 
 namespace muster::rpc::testing {
 
-/// The message of the exception that `call` throws; a test failure where it throws none.
+/// The message of `call`'s exception; a test failure if it throws none.
 template <class Call>
 std::string thrown_by(Call call) {
   try {
@@ -27,7 +27,7 @@ std::string thrown_by(Call call) {
     EXPECT_NE(said.find(part), std::string::npos) << "in: " << said;         \
   } while (false)
 
-/// Waits for `condition`, driving messages; the limit is for defects.
+/// Waits for `condition`, driving messages; the limit is reached only if there is a defect.
 inline bool soon(const std::function<bool()>& condition) {
   const auto agent = current_agent("soon");
   return agent->wait(condition, agent->clock().now() + std::chrono::seconds(60));

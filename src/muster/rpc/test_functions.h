@@ -1,5 +1,4 @@
-/// What the workers of this folder's tests can do: functions registered once per process, and gates
-/// that they wait at.
+/// Functions of this folder's test workers, registered once per process, and gates they wait at.
 #pragma once
 
 #include <torch/types.h>
@@ -48,7 +47,7 @@ struct Row {
   }
 };
 
-/// A gate that functions wait at until a test opens it. One per name, process-wide: the workers are
+/// Gates that functions wait at until a test opens them. Process-wide, because the workers are
 /// threads of one process.
 struct Gates {
   std::mutex mutex;
@@ -62,7 +61,7 @@ inline Gates gates;
 inline std::atomic<int> next_gate{0};
 inline std::atomic<int> entered{0};
 
-/// How many callbacks have run, each of which waits for the next one: `depth` of them.
+/// Runs `depth` nested callbacks, each waiting for the next; returns their number.
 inline Future<int> callbacks_that_wait(int worker, int depth) {
   const int gate = next_gate++;
   const auto count = rpc_async<int>(worker, "later", gate).then([=](const Future<int>& answer) {
@@ -96,7 +95,7 @@ struct Registered {
       for (const auto& tensor : tensors) sum = sum + tensor.sum();
       return sum;
     });
-    // Asks the next worker, and so on: many calls nested in one another.
+    // Calls the next worker, which calls the next, and so on: deeply nested calls.
     register_function("chain", [](int hops) -> std::string {
       const auto self = get_worker_info();
       if (hops == 0) return self.name();

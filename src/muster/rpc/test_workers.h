@@ -1,4 +1,4 @@
-/// Workers as threads of this process over the in-memory fabric, for the tests of this folder.
+/// Runs workers as threads of this process over the in-memory fabric, for this folder's tests.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ using muster::testing::message_of;
 
 inline constexpr Duration kSoon = std::chrono::seconds(60);
 
-/// One job; worker r is called "worker<r>".
+/// One job; worker r is named "worker<r>".
 struct Workers {
   explicit Workers(int count, RpcBackendOptions options = {})
       : count(count), options(std::move(options)), hub(transport::make_loopback_hub(count, true)) {}
@@ -30,7 +30,7 @@ struct Workers {
     transport::FabricOptions mine;
     mine.rank = rank;
     mine.world_size = count;
-    mine.heartbeat_limit = std::chrono::seconds(30);  // a loaded machine is not dead
+    mine.heartbeat_limit = std::chrono::seconds(30);  // tolerates a loaded machine
     auto made = transport::Fabric::create(
         mine, hub->connector(rank),
         [this, rank](const std::string& round, const std::string& text) {
@@ -45,7 +45,7 @@ struct Workers {
     for (int rank = 0; rank < count; ++rank) all.push_back(name(rank));
     return all;
   }
-  /// Every worker on a thread of its own: init, body, shutdown where the body has not done it.
+  /// Runs each worker on its own thread: init, body, and shutdown unless the body did it.
   void run(const std::function<void(int)>& body, bool graceful = true) {
     std::vector<std::thread> threads;
     for (int rank = 0; rank < count; ++rank) {
@@ -68,7 +68,7 @@ struct Workers {
   int count;
   RpcBackendOptions options;
   std::shared_ptr<transport::LoopbackHub> hub;
-  /// What `run` puts around each worker's fabric; null: nothing.
+  /// Wraps each worker's fabric in `run`; null: no wrapper.
   std::function<std::unique_ptr<transport::Fabric>(std::unique_ptr<transport::Fabric>)> wrap;
 };
 

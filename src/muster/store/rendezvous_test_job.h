@@ -1,5 +1,5 @@
-/// For tests of the rendezvous: ranks as threads and as processes, the environment that they see,
-/// and what they must find.
+/// Support for rendezvous tests: ranks as threads and as processes, their environment, and the
+/// expected results.
 #pragma once
 
 #include "muster/store/rendezvous.h"
@@ -84,7 +84,7 @@ inline std::vector<RendezvousOptions> ranks_of(const std::string& method, int wo
   return all;
 }
 
-/// All have met: every rank once, one job, and a store that carries words between them.
+/// Expects that all ranks have met: each rank once, one job, and a working store.
 inline void expect_met(const Results& results) {
   std::set<int> ranks;
   std::set<std::string> jobs;
@@ -107,7 +107,7 @@ inline void expect_met(const Results& results) {
   }
 }
 
-/// Runs `body` in a child process; true when it returned true.
+/// Runs `body` in a child process; succeeded() tells whether it returned true.
 class Child {
  public:
   explicit Child(const std::function<bool()>& body) : pid_(::fork()) {

@@ -1,5 +1,4 @@
-/// Test support: the store's server without its sockets, on a clock that stands where the test puts
-/// it.
+/// Test support: the store's server without sockets, on a clock controlled by the test.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +19,7 @@ inline const Secret kSecret = Secret::given("the secret of the server's tests");
 using std::chrono::seconds;
 using Connection = StoreServer::Connection;
 
-/// A server and what each connection has been sent.
+/// A server and the output of each connection.
 class Bench {
  public:
   explicit Bench(StoreServer::Options options = {.secret = kSecret, .job = "job"})
@@ -47,7 +46,7 @@ class Bench {
     closed_[connection] = true;
     pump();
   }
-  /// Writes everything that is to be written, except to those that do not read.
+  /// Writes all pending output, except to connections that do not read.
   void pump() {
     for (auto changed = server.take_changed(); !changed.empty(); changed = server.take_changed()) {
       for (const Connection connection : changed) {
@@ -71,7 +70,7 @@ class Bench {
     deaf_[connection] = deaf;
     if (!deaf) {
       server.on_written(connection, 0, now);
-      // Whatever waits is written now, as a socket that becomes writable would.
+      // Writes pending output now, as for a socket that becomes writable.
       for (auto pieces = server.output(connection, 3); !pieces.empty();
            pieces = server.output(connection, 3)) {
         sent_[connection].append(as_text(pieces[0]));
