@@ -33,7 +33,7 @@ struct Ender {
   const std::shared_ptr<BackwardGate> gate;
 };
 
-bool lies_in(const void* word, const c10::ivalue::Future* future) {
+bool is_inside(const void* word, const c10::ivalue::Future* future) {
   return !std::less<>()(word, static_cast<const void*>(future)) &&
          std::less<>()(word, static_cast<const void*>(future + 1));
 }
@@ -116,7 +116,7 @@ bool BackwardGate::look(TimePoint now) {
     if (is_open_ || outer_) return false;
     const auto word = rest_.sleeps_on();
     const bool waits = word && std::ranges::any_of(held_, [&](const Held& each) {
-                         return lies_in(*word, each.future);
+                         return is_inside(*word, each.future);
                        });
     // A thread that sleeps in a call or until a given time does not wait for callbacks.
     const bool sleeps = !word || *word != nullptr;

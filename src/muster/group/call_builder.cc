@@ -15,7 +15,7 @@ using group::GivenTensors;
 namespace {
 
 /// Above this number of pairs, the engine's check, which sorts, is faster than comparing all pairs.
-constexpr std::size_t kMostPairs = 40;
+constexpr std::size_t kMaxPairs = 40;
 
 bool apart(ConstBytes a, ConstBytes b) {
   return a.empty() || b.empty() || a.data() + a.size() <= b.data() ||
@@ -315,7 +315,7 @@ bool CallBuilder::memory_is_apart() const {
   const auto& out = call_.args.outputs;
   if (call_.input_args_.is_one() && call_.output_args_.is_one())
     return apart(span_of(in), span_of(out));
-  if (out.size() * in.size() + out.size() * (out.size() - 1) / 2 > kMostPairs) return false;
+  if (out.size() * in.size() + out.size() * (out.size() - 1) / 2 > kMaxPairs) return false;
   for (std::size_t i = 0; i < out.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j) {
       if (!apart(out[i], out[j])) return false;

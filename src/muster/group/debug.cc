@@ -42,7 +42,7 @@ std::function<void()>& hook() {
 }
 
 /// A barrier without a timeout.
-void meet_without_limit(const Group& world) {
+void barrier_without_timeout(const Group& world) {
   Call call(*world, Op::barrier, "breakpoint", Duration(-1));
   world->submit(call);
 }
@@ -69,7 +69,7 @@ void breakpoint(int rank) {
     transport::Fabric& fabric;
   };
   const Suspended suspended(*job->fabric);
-  meet_without_limit(world);  // from here on no rank is declared dead for silence
+  barrier_without_timeout(world);  // from here on no rank is declared dead for silence
   std::exception_ptr thrown;
   if (world->rank() == rank) {
     std::function<void()> stop;
@@ -83,7 +83,7 @@ void breakpoint(int rank) {
       thrown = std::current_exception();
     }
   }
-  meet_without_limit(world);
+  barrier_without_timeout(world);
   if (thrown) std::rethrow_exception(thrown);
 }
 

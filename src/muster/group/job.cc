@@ -36,8 +36,8 @@ bool shares_memory(const BackendConfig& config) {
   return !backend || !(*backend == Backend::TCP);
 }
 
-std::shared_ptr<transport::Fabric> meet_others(const store::Rendezvous& found,
-                                               const transport::JobFabricOptions& options) {
+std::shared_ptr<transport::Fabric> connect_ranks(const store::Rendezvous& found,
+                                                 const transport::JobFabricOptions& options) {
   auto joined = transport::join_fabric(found, options);
   if (joined.status().code() != Code::mismatch) return take(std::move(joined));
   throw DistError(
@@ -212,7 +212,7 @@ std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& conf
   job->creation_deadlocks = std::make_shared<CreationDeadlockDetector>(found.world_size);
   job->fabric_ranks.resize(static_cast<std::size_t>(found.world_size));
   std::iota(job->fabric_ranks.begin(), job->fabric_ranks.end(), 0);
-  job->fabric = meet_others(found, fabric);
+  job->fabric = connect_ranks(found, fabric);
   job->store = std::move(found.store);
   keep_record(*job);
   log_job(*job, config, timeout, steady_clock().now() - begin);

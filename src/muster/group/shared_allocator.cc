@@ -47,7 +47,7 @@ bool is_wanted(std::size_t bytes) {
 }
 
 constexpr std::size_t kPrivateUpTo = SharedAllocatorOptions{}.private_up_to;
-constexpr std::size_t kNothing = std::numeric_limits<std::size_t>::max();
+constexpr std::size_t kDisabled = std::numeric_limits<std::size_t>::max();
 // Higher than the usual priority of libraries' allocators.
 constexpr std::uint8_t kPriority = 200;
 
@@ -71,7 +71,7 @@ class SharedAllocator final : public c10::Allocator {
   void use_above(std::size_t private_up_to) {
     private_up_to_.store(private_up_to, std::memory_order_relaxed);
   }
-  bool enabled() const { return private_up_to_.load(std::memory_order_relaxed) != kNothing; }
+  bool enabled() const { return private_up_to_.load(std::memory_order_relaxed) != kDisabled; }
   std::uint64_t fallbacks() const { return fallbacks_.load(std::memory_order_relaxed); }
 
  private:
@@ -96,7 +96,7 @@ class SharedAllocator final : public c10::Allocator {
   static inline c10::DeleterFnPtr free_below_ =
       nullptr;  // torch frees through a plain function pointer
   c10::Allocator* const below_;
-  std::atomic<std::size_t> private_up_to_{kNothing};
+  std::atomic<std::size_t> private_up_to_{kDisabled};
   std::atomic<std::uint64_t> fallbacks_{0};
 };
 
@@ -121,7 +121,8 @@ SharedAllocator& installed() {
 
 void use_shared_allocator(const SharedAllocatorOptions& options) {
   if (!options.enabled) {
-    if (auto* const there = g_installed.load(std::memory_order_acquire)) there->use_above(kNothing);
+    if (auto* const there = g_installed.load(std::memory_order_acquire))
+      there->use_above(kDisabled);
     return;
   }
   auto* const arena = group::take(Arena::of_process());

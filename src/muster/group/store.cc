@@ -7,12 +7,12 @@
 namespace muster {
 namespace {
 
-void check_store(const Status& status) {
+void throw_if_failed(const Status& status) {
   if (!status.ok()) group::raise_from_store(status);
 }
 
 template <class T>
-T take_store(Result<T> result) {
+T unwrap(Result<T> result) {
   if (!result.ok()) group::raise_from_store(result.status());
   return std::move(result).value();
 }
@@ -31,7 +31,7 @@ std::shared_ptr<store::Store> open_tcp(std::string host, std::uint16_t port,
     group::invalid("TCPStore: master_listen_fd " + std::to_string(*options.master_listen_fd) +
                    " is no descriptor; leave it out for none");
   engine.listen_descriptor = options.master_listen_fd.value_or(-1);
-  return take_store(store::make_tcp_store(std::move(engine)));
+  return unwrap(store::make_tcp_store(std::move(engine)));
 }
 
 const store::TcpStore& tcp(const Store& store) {
@@ -48,36 +48,36 @@ std::shared_ptr<store::Store> engine_of(const std::shared_ptr<Store>& store) {
 Store::Store(std::shared_ptr<store::Store> engine) : engine_(std::move(engine)) {}
 
 void Store::set(std::string_view key, std::string_view value) {
-  check_store(engine_->set(key, value));
+  throw_if_failed(engine_->set(key, value));
 }
-std::string Store::get(std::string_view key) { return take_store(engine_->get(key)); }
+std::string Store::get(std::string_view key) { return unwrap(engine_->get(key)); }
 std::int64_t Store::add(std::string_view key, std::int64_t amount) {
-  return take_store(engine_->add(key, amount));
+  return unwrap(engine_->add(key, amount));
 }
 std::string Store::compare_set(std::string_view key, std::string_view expected_value,
                                std::string_view desired_value) {
-  return take_store(engine_->compare_set(key, expected_value, desired_value));
+  return unwrap(engine_->compare_set(key, expected_value, desired_value));
 }
 void Store::wait(const Keys& keys, std::optional<Duration> timeout) {
-  check_store(engine_->wait(keys, timeout));
+  throw_if_failed(engine_->wait(keys, timeout));
 }
-std::int64_t Store::num_keys() { return take_store(engine_->num_keys()); }
-bool Store::delete_key(std::string_view key) { return take_store(engine_->delete_key(key)); }
+std::int64_t Store::num_keys() { return unwrap(engine_->num_keys()); }
+bool Store::delete_key(std::string_view key) { return unwrap(engine_->delete_key(key)); }
 void Store::set_timeout(Duration timeout) { engine_->set_timeout(timeout); }
 Duration Store::timeout() const { return engine_->timeout(); }
 
-bool Store::check(const Keys& keys) { return take_store(engine_->check(keys)); }
+bool Store::check(const Keys& keys) { return unwrap(engine_->check(keys)); }
 void Store::append(std::string_view key, std::string_view value) {
-  check_store(engine_->append(key, value));
+  throw_if_failed(engine_->append(key, value));
 }
 std::vector<std::string> Store::multi_get(const Keys& keys) {
-  return take_store(engine_->multi_get(keys));
+  return unwrap(engine_->multi_get(keys));
 }
 void Store::multi_set(const Keys& keys, const std::vector<std::string>& values) {
-  check_store(engine_->multi_set(keys, values));
+  throw_if_failed(engine_->multi_set(keys, values));
 }
 void Store::queue_push(std::string_view key, std::string_view value) {
-  check_store(engine_->queue_push(key, value));
+  throw_if_failed(engine_->queue_push(key, value));
 }
 std::string Store::queue_pop(std::string_view key, bool block) {
   auto popped = engine_->queue_pop(key, block);
@@ -85,20 +85,18 @@ std::string Store::queue_pop(std::string_view key, bool block) {
   if (!popped.ok() && popped.status().code() == Code::store &&
       popped.status().message().ends_with("the queue is empty"))
     throw QueueEmptyError(popped.status());
-  return take_store(std::move(popped));
+  return unwrap(std::move(popped));
 }
-std::int64_t Store::queue_len(std::string_view key) { return take_store(engine_->queue_len(key)); }
-std::vector<std::string> Store::list_keys() { return take_store(engine_->list_keys()); }
-std::shared_ptr<Store> Store::clone() {
-  return std::make_shared<Store>(take_store(engine_->clone()));
-}
+std::int64_t Store::queue_len(std::string_view key) { return unwrap(engine_->queue_len(key)); }
+std::vector<std::string> Store::list_keys() { return unwrap(engine_->list_keys()); }
+std::shared_ptr<Store> Store::clone() { return std::make_shared<Store>(unwrap(engine_->clone())); }
 void Store::barrier(std::string_view key, int members, std::optional<Duration> timeout) {
-  check_store(engine_->barrier(key, members, timeout));
+  throw_if_failed(engine_->barrier(key, members, timeout));
 }
 std::vector<std::string> Store::all_gather(std::string_view key, int index, int members,
                                            std::string_view value,
                                            std::optional<Duration> timeout) {
-  return take_store(engine_->all_gather(key, index, members, value, timeout));
+  return unwrap(engine_->all_gather(key, index, members, value, timeout));
 }
 
 TCPStore::TCPStore(std::string host_name, std::uint16_t port, const TCPStoreOptions& options)
@@ -107,8 +105,7 @@ const std::string& TCPStore::host() const { return tcp(*this).host(); }
 std::uint16_t TCPStore::port() const { return tcp(*this).port(); }
 
 FileStore::FileStore(std::string file_name, int world_size)
-    : Store(take_store(store::make_file_store(file_name, world_size))),
-      path_(std::move(file_name)) {}
+    : Store(unwrap(store::make_file_store(file_name, world_size))), path_(std::move(file_name)) {}
 
 HashStore::HashStore() : Store(store::make_hash_store()) {}
 

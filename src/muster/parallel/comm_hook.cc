@@ -16,11 +16,11 @@ Group parallel::group_of(const GradBucket& bucket, const Group& given) {
 
 namespace {
 
-CommHook averaging(const Group& given, std::optional<at::ScalarType> travels_as) {
-  return [given, travels_as](const GradBucket& bucket) {
+CommHook averaging(const Group& given, std::optional<at::ScalarType> compressed_dtype) {
+  return [given, compressed_dtype](const GradBucket& bucket) {
     const Group group = parallel::group_of(bucket, given);
     const auto ranks = static_cast<double>(get_world_size(group));
-    at::Tensor sum = travels_as ? bucket.buffer.to(*travels_as) : bucket.buffer;
+    at::Tensor sum = compressed_dtype ? bucket.buffer.to(*compressed_dtype) : bucket.buffer;
     sum.div_(ranks);
     auto work = all_reduce(sum, {.group = group, .async_op = true});
     return [sum, work] {

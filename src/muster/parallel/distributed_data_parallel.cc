@@ -200,7 +200,7 @@ struct DataParallelCore::State {
   void prepare();
   void refuse_call(const std::exception& why) const;
   void end_calls(const std::exception& why) const;
-  Iteration meet_in_join(const Iteration& mine, bool active);
+  Iteration exchange_join_state(const Iteration& mine, bool active);
 };
 
 /// The actions of a rank without inputs, instead of forward and backward.
@@ -337,8 +337,9 @@ DataParallelCore::~DataParallelCore() {
 
 void DataParallelCore::State::prepare() {
   // Rank 0 may have run out of inputs and have outdated buffers.
-  const int source =
-      joined != nullptr ? meet_in_join({.syncs = syncs(), .reduces = reduces()}, true).last : 0;
+  const int source = joined != nullptr
+                         ? exchange_join_state({.syncs = syncs(), .reduces = reduces()}, true).last
+                         : 0;
   if (syncs()) {
     try {
       for (const auto& reducer : reducers)
@@ -356,7 +357,7 @@ void DataParallelCore::State::prepare() {
 void DataParallelCore::State::send_buffers(int group_rank) {
   module.follow_buffers(buffers);
   if (!buffers.empty())
-    packed.send_from(group, group_rank, buffers, PackedBroadcast::Autograd::not_told);
+    packed.send_from(group, group_rank, buffers, PackedBroadcast::Autograd::bypass);
 }
 
 void DataParallelCore::end_iteration() {
@@ -453,8 +454,8 @@ at::Tensor DataParallelCore::changed(const at::Tensor& argument) const {
 
 /// Before each iteration inside a Join, after its notice: every rank announces whether it has
 /// inputs and what it will do with them.
-DataParallelCore::State::Iteration DataParallelCore::State::meet_in_join(const Iteration& mine,
-                                                                         bool active) {
+DataParallelCore::State::Iteration DataParallelCore::State::exchange_join_state(
+    const Iteration& mine, bool active) {
   constexpr std::int64_t kActive = 1, kSyncs = 2, kReduces = 4;
   const std::int64_t says =
       (active ? kActive : 0) | (mine.syncs ? kSyncs : 0) | (mine.reduces ? kReduces : 0);
@@ -487,7 +488,7 @@ DataParallelCore::State::Iteration DataParallelCore::State::meet_in_join(const I
 
 void DataParallelCore::Shadow::main_hook() {
   const at::NoGradGuard no_grad;
-  const State::Iteration met = state_.meet_in_join({}, false);
+  const State::Iteration met = state_.exchange_join_state({}, false);
   if (met.reduces)
     for (const auto& reducer : state_.reducers) reducer->prepare_forward();
   if (state_.options.broadcast_buffers && state_.buffers_may_differ) state_.send_buffers(met.last);
@@ -497,7 +498,7 @@ void DataParallelCore::Shadow::main_hook() {
 }
 
 void DataParallelCore::Shadow::post_hook(bool is_last_joiner) {
-  const int source = state_.meet_in_join({}, is_last_joiner).last;
+  const int source = state_.exchange_join_state({}, is_last_joiner).last;
   if (source < 0) return;
   state_.send_parameters(source);
   if (state_.options.broadcast_buffers) state_.send_buffers(source);

@@ -126,7 +126,7 @@ struct ShardedCore::State {
   std::unique_ptr<ShardedUnit> unit;
 
   ~State() {
-    if (unit) units_of_modules().take_out(module);
+    if (unit) units_of_modules().remove(module);
   }
   /// This unit and those inside it.
   std::vector<ShardedUnit*> units() const {

@@ -13,7 +13,7 @@
 namespace muster {
 namespace {
 
-constexpr std::int64_t kMuchSkew = 1000;
+constexpr std::int64_t kSkewWarningSteps = 1000;
 
 /// One entry per rank, so that all ranks see which have run out.
 at::Tensor flags(const Group& group, c10::Device device, bool has_inputs) {
@@ -107,9 +107,9 @@ void Join::finish() {
 
 void Join::shadow(const at::Tensor& active, std::int64_t iteration) {
   if (options_.throw_on_early_termination) stop(active);
-  if (iteration == kMuchSkew)
+  if (iteration == kSkewWarningSteps)
     log(LogLevel::warning, "Join: this rank ran out of inputs more than " +
-                               std::to_string(kMuchSkew) +
+                               std::to_string(kSkewWarningSteps) +
                                " iterations before the others; share the inputs more evenly, a "
                                "rank that only shadows does no work");
   for (const auto& hook : hooks_) hook->main_hook();

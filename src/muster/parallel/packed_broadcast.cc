@@ -44,7 +44,7 @@ void pack(const at::Tensor& tensor, const at::Tensor& memory, std::int64_t at) {
 
 /// detach() shares the source's version counter; variable_data() has its own.
 at::Tensor written(const at::Tensor& tensor, PackedBroadcast::Autograd autograd) {
-  return autograd == PackedBroadcast::Autograd::told ? tensor.detach() : tensor.variable_data();
+  return autograd == PackedBroadcast::Autograd::notify ? tensor.detach() : tensor.variable_data();
 }
 
 void unpack(const at::Tensor& tensor, const at::Tensor& memory, std::int64_t at,
@@ -54,7 +54,7 @@ void unpack(const at::Tensor& tensor, const at::Tensor& memory, std::int64_t at,
     return;
   }
   std::memcpy(tensor.data_ptr(), memory.const_data_ptr<std::uint8_t>() + at, tensor.nbytes());
-  if (autograd == PackedBroadcast::Autograd::told) group::mark_written(tensor);
+  if (autograd == PackedBroadcast::Autograd::notify) group::mark_written(tensor);
 }
 
 }  // namespace

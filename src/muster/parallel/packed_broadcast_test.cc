@@ -55,7 +55,7 @@ TEST(PackedBroadcast, GivesEveryMemberTheRootsValues) {
 TEST(PackedBroadcast, NeedNotTellAutograd) {
   on_ranks(2, [](int rank) {
     const auto tensors = tensors_of(rank);
-    PackedBroadcast().send_from(default_group(), 0, tensors, PackedBroadcast::Autograd::not_told);
+    PackedBroadcast().send_from(default_group(), 0, tensors, PackedBroadcast::Autograd::bypass);
     const auto expected = tensors_of(0);
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       EXPECT_SAME(tensors[i], expected[i]);

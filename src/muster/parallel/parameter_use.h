@@ -27,7 +27,7 @@ class ParameterUse {
   void record_gradient(std::size_t index) { mask_.mutable_data_ptr<int>()[index] = 1; }
   bool has_gradient(std::size_t index) const { return mask_.const_data_ptr<int>()[index] != 0; }
   /// Parameters that get no gradient in this pass; empty on later calls.
-  std::vector<std::size_t> take_unused() {
+  std::vector<std::size_t> consume_unused() {
     return std::exchange(unused_taken_, true) ? std::vector<std::size_t>() : unused_;
   }
   const std::vector<std::size_t>& unused() const { return unused_; }

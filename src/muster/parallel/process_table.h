@@ -14,7 +14,7 @@ class ProcessTable {
     const std::lock_guard lock(mutex_);
     values_[object] = value;
   }
-  void take_out(const void* object) {
+  void remove(const void* object) {
     const std::lock_guard lock(mutex_);
     values_.erase(object);
   }

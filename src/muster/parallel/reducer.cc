@@ -9,7 +9,7 @@
 namespace muster::parallel {
 namespace {
 
-const std::string kFailedBefore =
+const std::string kEarlierFailure =
     "an earlier reduction of the gradients failed, and this model cannot go on: ";
 
 }  // namespace
@@ -63,9 +63,10 @@ void Reducer::State::check_finished() const {
     try {
       std::rethrow_exception(failure);
     } catch (const DistError& error) {
-      throw DistBackendError(kFailedBefore + error.what(), error.code(), error.ranks());
+      throw DistBackendError(kEarlierFailure + error.what(), error.code(), error.ranks());
     } catch (const std::exception& error) {
-      throw DistBackendError(kFailedBefore + error.what(), Code::aborted, {options.group->rank()});
+      throw DistBackendError(kEarlierFailure + error.what(), Code::aborted,
+                             {options.group->rank()});
     }
   }
   if (!pass.in_flight) return;

@@ -89,7 +89,7 @@ void Reducer::State::on_gradient(std::size_t index, const std::vector<at::Tensor
     pass.in_flight = true;
     if (!driving && !hook) driving = options.group->drive_here();
     if (use.is_first_static_pass()) return use.record_first_pass(index);
-    for (const std::size_t unused : use.take_unused()) mark_ready(unused);
+    for (const std::size_t unused : use.consume_unused()) mark_ready(unused);
     if (!use.has_more_gradients(index)) mark_ready(index);
   } catch (...) {
     failure = std::current_exception();

@@ -19,7 +19,7 @@ namespace {
 
 // Alignment of whole parameters and shards, for the widest loads.
 constexpr std::int64_t kAlignment = 64;  // bytes
-constexpr int kLengths = 64;             // distinct lengths of otherwise equally long reductions
+constexpr int kDistinctLengths = 64;     // of otherwise equally long reductions
 
 std::int64_t rounded_up(std::int64_t value, std::int64_t step) {
   return (value + step - 1) / step * step;
@@ -261,7 +261,7 @@ void ShardedParameters::reduce_gradients() {
 void ShardedParameters::reduce(const Flat& flat) {
   const int ranks = options_.group->size();
   const auto parameters = static_cast<std::int64_t>(flat.indices.size());
-  const std::int64_t length = flat.shard_elements + parameters + options_.number % kLengths;
+  const std::int64_t length = flat.shard_elements + parameters + options_.number % kDistinctLengths;
   const auto options = flat.options.dtype(flat.reduced_dtype);
   const at::Tensor all = flat_memory(ranks * length, options).view({ranks, -1});
   const at::Tensor factor = at::native::wrapped_scalar_tensor(1.0 / ranks);

@@ -387,7 +387,7 @@ ShardedUnit::ShardedUnit(const ModuleParts& parts, const ShardedUnitOptions& opt
 
 ShardedUnit::~ShardedUnit() {
   for (std::size_t i = 0; i < state_->parameters.size(); ++i)
-    sharded_parameters().take_out(state_->parameters[i].unsafeGetTensorImpl());
+    sharded_parameters().remove(state_->parameters[i].unsafeGetTensorImpl());
 }
 
 std::vector<at::Tensor> ShardedUnit::before_forward(std::vector<at::Tensor> inputs) {
