@@ -20,10 +20,10 @@ struct MonitoredBarrierOptions {
 /// Returns once all members have arrived. Otherwise, group rank 0 throws DistBackendError with
 /// torch's text, "Rank 1 failed to pass monitoredBarrier in 2000 ms", and the error it saw
 /// ("Original exception:"); `ranks()` are the missing ranks of the default group (before any
-/// shrinking). Every other member fails with rank 0's verdict, even one that arrives late. Members
-/// wait for the verdict up to 10 s beyond the timeout. The group stays usable. Works on every
-/// backend: if none of the group's backends carries messages of CPU tensors, the barrier uses the
-/// job's store. Returns immediately on a non-member.
+/// shrinking). Every other member fails with rank 0's verdict, even one that arrives late. After
+/// rank 0 has arrived, members wait for its verdict for the timeout plus 10 s. The group stays
+/// usable. Works on every backend: if none of the group's backends carries messages of CPU tensors,
+/// the barrier uses the job's store. Returns immediately on a non-member.
 void monitored_barrier(const MonitoredBarrierOptions& options = {});
 
 /// Sets the debug level from TORCH_DISTRIBUTED_DEBUG. Throws DistError if it is not OFF, INFO or
