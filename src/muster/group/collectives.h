@@ -78,6 +78,7 @@ struct GatherOptions {
   std::optional<int> group_dst = {};
   std::optional<Duration> timeout = {};
 };
+/// Gathers the tensors of all members, which have equal sizes, in gather_list on dst.
 WorkRef gather(const at::Tensor& tensor, const GatherOptions& options = {});
 
 struct ScatterOptions {
@@ -88,6 +89,7 @@ struct ScatterOptions {
   std::optional<int> group_src = {};
   std::optional<Duration> timeout = {};
 };
+/// Copies scatter_list[r] of src to the tensor of rank r.
 WorkRef scatter(const at::Tensor& tensor, const ScatterOptions& options = {});
 
 struct ReduceScatterOptions {
@@ -114,6 +116,8 @@ struct AllToAllSingleOptions {
   bool async_op = false;
   std::optional<Duration> timeout = {};
 };
+/// Splits the input along dimension 0, sends piece r to rank r, and concatenates the received
+/// pieces in rank order in the output.
 WorkRef all_to_all_single(const at::Tensor& output, const at::Tensor& input,
                           const AllToAllSingleOptions& options = {});
 /// Sends input_tensor_list[r] to rank r and receives output_tensor_list[r] from it. Sizes may
@@ -127,6 +131,7 @@ struct BarrierOptions {
   std::vector<int> device_ids = {};  ///< ignored by CPU backends
   std::optional<Duration> timeout = {};
 };
+/// Returns, or its Work completes, once all members have called it.
 WorkRef barrier(const BarrierOptions& options = {});
 
 /// Reduces several tensors of one dtype in one operation.

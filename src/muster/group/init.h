@@ -52,6 +52,7 @@ void destroy_process_group(const Group& group = nullptr);
 /// Thread-safe.
 void note_failure(const std::string& why);
 
+/// Whether there is a default group.
 bool is_initialized();
 /// The default group.
 Group default_group();

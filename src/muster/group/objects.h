@@ -170,6 +170,7 @@ struct SendObjectOptions {
   std::optional<int> group_dst = {};
   std::optional<Duration> timeout = {};
 };
+/// Sends a list of objects to one rank, which calls recv_object_list.
 template <class T>
 void send_object_list(const std::vector<T>& object_list, const SendObjectOptions& options) {
   group::send_objects({options.group, options.device, options.timeout, group::object_type<T>()},

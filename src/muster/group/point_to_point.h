@@ -39,6 +39,7 @@ struct RecvOptions {
 };
 /// Returns the sender's rank in the default group; -1 on a non-member.
 int recv(at::Tensor tensor, const RecvOptions& options = {});
+/// Returns null on a non-member. The tensor must not be used until the Work has completed.
 WorkRef irecv(at::Tensor tensor, const RecvOptions& options = {});
 
 /// One operation of a batch: `op` is `isend` or `irecv` itself.

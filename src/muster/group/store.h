@@ -60,6 +60,7 @@ class Store {
 
   /// Returns whether all keys exist. Never waits for them.
   bool check(const Keys& keys);
+  /// Appends `value` to the stored bytes; creates the key if it is missing.
   void append(std::string_view key, std::string_view value);
   /// Blocks until all keys exist.
   std::vector<std::string> multi_get(const Keys& keys);
@@ -104,6 +105,7 @@ struct TCPStoreOptions {
   std::optional<int> master_listen_fd = {};
 };
 
+/// A store on a TCP server, which one process, the master, hosts.
 class TCPStore : public Store {
  public:
   /// On the master, port 0 picks a free port. Blocks until the server is reachable; with
@@ -114,6 +116,8 @@ class TCPStore : public Store {
   std::uint16_t port() const;
 };
 
+/// A store in a file that all clients can open. The last of `world_size` clients to be destroyed
+/// removes the file; with a negative `world_size` the file stays.
 class FileStore : public Store {
  public:
   explicit FileStore(std::string file_name, int world_size = -1);
@@ -123,11 +127,13 @@ class FileStore : public Store {
   std::string path_;
 };
 
+/// A store in the memory of this process, for threads.
 class HashStore : public Store {
  public:
   HashStore();
 };
 
+/// Prepends `prefix` and "/" to every key of another store.
 class PrefixStore : public Store {
  public:
   PrefixStore(std::string prefix, std::shared_ptr<Store> store);

@@ -111,6 +111,7 @@ void init_rpc(const std::string& name, const InitRpcOptions& options = {});
 /// Joins over an existing fabric (tests, simulations). `names[rank]` is the name of each worker.
 void init_rpc_on(std::unique_ptr<transport::Fabric> fabric, const std::vector<std::string>& names,
                  const RpcBackendOptions& options = {});
+/// Whether init_rpc has been called on this worker, and shutdown has not.
 bool is_initialized();
 /// Functions that the layers above (references, autograd) run on every agent before it starts, to
 /// install handlers, an observer and drains. Add to it before the first init_rpc.
