@@ -1,6 +1,6 @@
-/// A whole job of the remote references' protocol, played in every order of events: workers'
-/// ledgers, the wire between them, and the programs that hold references. After every event:
-/// nothing that a worker holds has been dropped. At every end: nothing is left.
+/// A complete job of the remote reference protocol, run in every order of events: the workers'
+/// ledgers, the wire between them, and programs that hold references. Checks after every event that
+/// nothing a worker holds has been dropped, and at every end that nothing is left.
 #pragma once
 
 #include <algorithm>
@@ -17,14 +17,14 @@
 
 namespace muster::rpc::rref_test {
 
-// What a worker's program does with its variables; a variable holds one reference.
+// A step of a worker's program; a variable holds one reference.
 struct Step {
   enum Do { create_here, create_at, pass, drop } what;
   int variable;
   int to = -1;           // create_at, pass: worker
-  int to_variable = -1;  // ... and where the reference that arrives is put
+  int to_variable = -1;  // ... and the variable for the arriving reference
 };
-// Runs in order once its trigger holds a reference; without a trigger from the start.
+// Runs in order once its trigger variable holds a reference; without a trigger, from the start.
 struct Thread {
   int worker;
   int trigger;
@@ -32,7 +32,7 @@ struct Thread {
 };
 struct Budget {
   int duplicates = 0;  // deliveries that leave the message on the wire
-  int losses = 0;      // calls that fail, having arrived or not
+  int losses = 0;      // calls that fail, whether or not they arrived
   int deaths = 0;
   int left() const { return duplicates + losses + deaths; }
 };
@@ -45,11 +45,12 @@ struct Flying {
 
 struct Variable {
   std::optional<RRefReference> reference;
-  bool filled = false;  // once
+  bool filled = false;  // set once
   bool failed = false;
 };
 
-// A whole job: workers' ledgers, the wire, and what the programs hold. Copied at every branching.
+// A complete job: the workers' ledgers, the wire, and the programs' variables. Copied at every
+// branch.
 struct Job {
   Job(int workers, int variables, const std::vector<Thread>* threads, Budget budget)
       : threads(threads),
@@ -71,7 +72,7 @@ struct Job {
   std::vector<std::vector<bool>> noticed;  // [by][whom]
   std::vector<Flying> wire;
   std::set<RRefId> dropped;
-  std::set<ForkId> arrived;  // second deliveries carry nothing
+  std::set<ForkId> arrived;  // duplicates carry nothing
   int created = 0;
   bool someone_died = false, something_lost = false;
   std::string trouble;
@@ -80,7 +81,7 @@ struct Job {
   Variable& variable(int index) { return variables[static_cast<std::size_t>(index)]; }
   bool lives(int worker) const { return alive[static_cast<std::size_t>(worker)]; }
 
-  // The next event of each sort: 0.. threads, then deliveries and so on. Each is a function to call
+  // All possible next events: steps of threads, deliveries, and so on. Each is a function to call
   // on a copy.
   std::vector<std::function<void(Job&)>> events() const {
     std::vector<std::function<void(Job&)>> all;
@@ -89,7 +90,7 @@ struct Job {
     }
     for (std::size_t index = 0; index < wire.size(); ++index) {
       if (index > 0 && !(wire[index - 1] < wire[index]))
-        continue;  // the same message twice: one event
+        continue;  // the same message twice is one event
       const RRefMessage& message = wire[index].message;
       if (!lives(message.to)) continue;
       all.push_back([index](Job& job) { job.deliver(index, false); });
@@ -183,7 +184,7 @@ struct Job {
     follow(flying.message.to);
   }
 
-  // A call fails on its caller; what it carried may still come.
+  // A call fails on its caller; its message may still arrive.
   void lose(std::size_t index, bool for_good) {
     const Flying flying = wire[index];
     --budget.losses;
@@ -206,7 +207,7 @@ struct Job {
     follow(by);
   }
 
-  // Puts what follows on the wire, and looks whether something went too early.
+  // Puts the resulting messages on the wire, and checks that nothing was dropped too early.
   void follow(int worker) {
     const RRefEffects effects = ledger(worker).take_effects();
     for (const RRefMessage& message : effects.send) {
@@ -304,8 +305,8 @@ struct Scenario {
 inline constexpr Step::Do kHere = Step::create_here, kAt = Step::create_at, kPass = Step::pass,
                           kDrop = Step::drop;
 
-// Worker 0 is mostly the caller, 1 the owner, 2 another user. The owner's handle for the running
-// call is a variable like others.
+// Worker 0 is usually the caller, 1 the owner, 2 another user. The owner's handle for the running
+// call is an ordinary variable.
 inline const std::vector<Scenario>& scenarios() {
   static const std::vector<Scenario> all = {
       {"made over there and let go",
@@ -383,7 +384,7 @@ struct Played {
   std::string trouble;
 };
 
-// Every order of events, until the first trouble or the limit.
+// Runs every order of events, until the first problem or the time limit.
 inline Played play_all(const Scenario& scenario, Budget budget,
                        std::chrono::duration<double> limit) {
   const auto begin = std::chrono::steady_clock::now();
@@ -394,13 +395,13 @@ inline Played play_all(const Scenario& scenario, Budget budget,
     return Played{seen.size(), false, std::string(scenario.name) + ": " + job.trouble};
   };
   while (!open.empty() && std::chrono::steady_clock::now() - begin < limit) {
-    // At random: where not all is played, it is a sample of all depths. A long run keeps fewer in
-    // hand by going deep.
+    // In random order, so that an incomplete run samples all depths. A long run goes depth-first,
+    // which keeps fewer states.
     if (!muster::testing::long_tests()) std::swap(open[random() % open.size()], open.back());
     Job job = std::move(open.back());
     open.pop_back();
-    bool only_faults =
-        true;  // duplicates, losses and deaths need not happen: an end is where nothing else can
+    // Duplicates, losses and deaths need not happen: a state is an end if nothing else can happen.
+    bool only_faults = true;
     for (const auto& event : job.events()) {
       Job next = job;
       event(next);
