@@ -16,8 +16,8 @@ struct JoinOptions {
   std::string scope;  ///< further distinguishes meetings, such as a restart number
   std::string where;  ///< "at tcp://host:port", for messages
   TimePoint deadline;
-  /// Declare this rank to a TCP store (`TcpStore::attend`), so that the other ranks learn when it
-  /// leaves. Possible once per store object.
+  /// Declare this rank to a TCP store, so that the other ranks learn when it leaves. Possible once
+  /// per store object.
   bool attend = true;
 };
 
