@@ -367,7 +367,7 @@ TEST(RegisteredBackend, DividedAndShrunkGroupsGetTheirOptions) {
   EXPECT_EQ(value, 28);
 }
 
-// spec: A11 from a plugin library too: what is no plugin is named
+// spec: A11 from a plugin library too: a library that is not a plugin is named
 TEST(Plugin, WrongLibrariesAreNamed) {
   EXPECT_HAS(message_of<DistError>([] { load_backend_plugin("/no/such/library.so"); }),
              "/no/such/library.so cannot be loaded");

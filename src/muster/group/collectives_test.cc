@@ -426,8 +426,8 @@ TEST(Collectives, RootsMustBeNamed) {
   });
 }
 
-// spec: F18 a skipped call that leaves identical ones is named at destroy; B10 destroy throws what
-// nobody was told of
+// spec: F18 a skipped call among identical ones is named at destroy; B10 destroy throws a failure
+// not yet shown
 TEST(Collectives, SkippedCallIsNamedAtDestroy) {
   const auto store = std::make_shared<HashStore>();
   std::atomic<int> named{0};
@@ -455,8 +455,8 @@ TEST(Collectives, SkippedCallIsNamedAtDestroy) {
   EXPECT_EQ(named.load(), 2);
 }
 
-// spec: A2 what a call writes in place is no change to autograd, as in torch: views of parameters
-// can be reduced, and used further
+// spec: A2 an in-place result is not a change to autograd, as in torch: views of parameters can be
+// reduced, and used further
 TEST(Collectives, WriteInPlaceWithoutAWordToAutograd) {
   on_ranks(2, [](int rank) {
     for (const bool contiguous : {true, false}) {
@@ -482,8 +482,8 @@ TEST(Collectives, WriteInPlaceWithoutAWordToAutograd) {
   });
 }
 
-// spec: A2 what a call writes into a list of tensors, or into one of all members' parts, is a
-// change to autograd, as in torch
+// spec: A2 a result in a list of tensors, or in one tensor of all members' parts, is a change to
+// autograd, as in torch
 TEST(Collectives, TellAutogradOfWhatIsGathered) {
   on_ranks(2, [](int rank) {
     const auto input = torch::full({2}, rank + 1.0);

@@ -22,7 +22,7 @@ using std::chrono::seconds;
 using testing::message_of;
 using testing::on_ranks;
 
-// spec: H1 monitored_barrier passes where all come, on native, gloo, tcp; on groups
+// spec: H1 monitored_barrier passes if all arrive, on native, gloo, tcp; on groups
 TEST(MonitoredBarrier, PassesWhenAllCome) {
   for (const char* backend : {"native", "gloo", "tcp"}) {
     std::atomic<int> came{0};

@@ -156,7 +156,7 @@ TEST(DeviceTensors, AWorkIsCompletedOnceItsOutputIsEnqueued) {
   });
 }
 
-// spec: F21 what the device does after a wait on another stream comes after the output
+// spec: F21 device work enqueued after a wait on another stream runs after the output
 TEST(DeviceTensors, WaitOrdersAnotherStreamBehindTheOutput) {
   on_devices([](int rank) {
     const auto device = static_cast<c10::DeviceIndex>(rank);

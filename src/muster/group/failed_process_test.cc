@@ -68,7 +68,7 @@ void expect_told(const std::function<void()>& end, const std::string& reason) {
   }
 }
 
-// spec: H7 an exception that nobody catches stands in the errors of the others
+// spec: H7 an uncaught exception appears in the other ranks' errors
 TEST(ProcessEnd, AnUncaughtExceptionIsTold) {
   const auto end = [] { std::thread([] { throw std::runtime_error("the batch is bad"); }).join(); };
   expect_told(end, "rank 2 failed: std::runtime_error: the batch is bad");
@@ -81,7 +81,7 @@ TEST(ProcessEnd, AnExitStatusIsTold) {
               "destroy_process_group");
 }
 
-// spec: H7 what the program has noted; the first reason counts
+// spec: H7 note_failure; the first reason counts
 TEST(ProcessEnd, ANotedFailureIsTold) {
   const auto end = [] {
     note_failure("the batch is bad");
@@ -97,8 +97,8 @@ TEST(ProcessEnd, ACallThatNeedsAnEndedRankSaysSo) {
               "rank 2's process has ended, and called no destroy_process_group before");
 }
 
-// spec: B10 H a rank that just ends: the others may close their groups, and what it sent before is
-// there
+// spec: B10 H a rank that just ends: the others may close their groups, and its earlier messages
+// are delivered
 TEST(ProcessEnd, OthersCloseTheirGroupsWithoutIt) {
   for (const auto* backend : {"native", "tcp"}) {
     const auto end = [] {

@@ -67,7 +67,7 @@ TEST(Futures, CallbacksMayThrow) {
   });
 }
 
-// spec: E3 get_future: who has waited for the Work finds its future completed
+// spec: E3 get_future: after a wait for the Work, its future is completed
 TEST(Futures, AreCompletedOnceTheWorkWasWaitedFor) {
   on_ranks(2, [](int) {
     for (int i = 0; i < 200; ++i) {

@@ -45,7 +45,7 @@ TEST(Groups, EveryArgumentOfNewGroup) {
       "gloo");
 }
 
-// spec: D1 the group's order is that of the list where it is not to be sorted
+// spec: D1 the group keeps the list's order if sorting is off
 TEST(Groups, OrderOfTheList) {
   on_ranks(3, [](int rank) {
     const auto turned = new_group({.ranks = Ranks{2, 0}, .sort_ranks = false});
@@ -102,7 +102,7 @@ TEST(Groups, OverlappingGroupsInDifferentOrders) {
 }
 
 // spec: D8 overlapping groups made in different orders by different members end in an error naming
-// both, never a hang: where only members call, in a circle of three too
+// both, never a hang: if only members call, also in a cycle of three
 TEST(Groups, OverlappingGroupsInDifferentOrdersWhereOnlyMembersCall) {
   on_ranks(4, [](int rank) {
     // Ranks 0 and 3 wait for each other in two calls; ranks 0, 1 and 2 in a cycle.
@@ -139,8 +139,8 @@ TEST(Groups, MadeByItsMembersAgainstMadeByAll) {
   });
 }
 
-// spec: F18 destroy throws what has failed and nobody was told of, whenever the news came; what a
-// call has thrown it does not repeat
+// spec: F18 destroy throws a failure not yet shown, whenever it arrived; it does not repeat what a
+// call has thrown
 TEST(Groups, DestroyTellsWhatNobodyWasTold) {
   on_ranks(2, [](int rank) {
     for (int round = 0; round < 20; ++round) {
@@ -366,7 +366,7 @@ TEST(Subgroups, SplitHasItsOwnDeadline) {
   });
 }
 
-// spec: D7 new_subgroups(group_size), and one group per host where no size is given;
+// spec: D7 new_subgroups(group_size), and one group per host without a size;
 // new_subgroups_by_enumeration
 TEST(Subgroups, OfEqualSizeAndByEnumeration) {
   on_ranks(4, [](int rank) {
@@ -442,8 +442,8 @@ TEST(Groups, ManyAtOnceFromSeveralThreads) {
   });
 }
 
-// spec: D7 shrink_group with ranks to exclude: the new default group's ranks are numbered anew,
-// groups can be made in it
+// spec: D7 shrink_group with ranks to exclude: the new default group's ranks are renumbered, groups
+// can be made in it
 TEST(ShrinkGroup, OfLivingRanks) {
   on_ranks(4, [](int rank) {
     const auto odd = new_group({.ranks = Ranks{1, 3}});

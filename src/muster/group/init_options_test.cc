@@ -83,7 +83,7 @@ class RecordingStore : public store::RequestStore<store::Store> {
   std::promise<void> first_call_;
 };
 
-// spec: B1 blocks up to one timeout: with a late rank every stage gets what the earlier ones have
+// spec: B1 blocks up to one timeout: with a late rank every stage gets the time the earlier ones
 // left
 TEST(InitDeadline, NoStageStartsTheClockAnew) {
   const auto inner = store::make_hash_store();
@@ -277,8 +277,8 @@ class FakeBackend : public ProcessGroupBackend {
   const BackendCapabilities has_;
 };
 
-// spec: A7 the tensor's device picks the backend of each call; A6 what it lacks throws, naming the
-// backend and the operation
+// spec: A7 the tensor's device selects the backend of each call; A6 an unsupported operation
+// throws, naming the backend and the operation
 TEST(DevicePicksTheBackend, OnEachCall) {
   const auto cpu = std::make_shared<FakeBackend>("first"),
              meta = std::make_shared<FakeBackend>("second");

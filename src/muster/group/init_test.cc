@@ -274,8 +274,7 @@ TEST(Init, DifferentBackendsAreNamed) {
   spawn(ranks, {.nprocs = 2, .mode = SpawnMode::threads});
 }
 
-// spec: B4 timeout: what users get where they ask for none is 30 minutes; B13 timeout None; B14
-// timeout 30 minutes
+// spec: B4 timeout: the default is 30 minutes; B13 timeout None; B14 timeout 30 minutes
 TEST(Init, TimeoutIsThirtyMinutes) {
   const auto ranks = [store = std::make_shared<HashStore>()](int rank) {
     init_process_group({.world_size = 2, .rank = rank, .store = store});

@@ -211,8 +211,8 @@ Seen play(const Misuse& misuse, const char* backend) {
   return seen;
 }
 
-// spec: F18 a call that one rank could not make ends in an error on every rank, and nobody hangs;
-// H7 DistError
+// spec: F18 a call that one rank could not make ends in an error on every rank, without a hang; H7
+// DistError
 TEST(Misuse, OfOneRankIsAnErrorOnEveryRank) {
   for (const char* backend : {"native", "tcp"}) {
     for (const auto& misuse : misuses()) {
@@ -253,8 +253,8 @@ TEST(Misuse, OfAllRanksLeavesTheGroupUsable) {
   }
 }
 
-// spec: F18 what is thrown while a call is laid out or staged counts as a refused call: the others
-// learn it at once, though they have an hour
+// spec: F18 an exception while a call is prepared or staged counts as a refused call: the others
+// learn it immediately, though their timeout is an hour
 TEST(Misuse, OfTensorsThatCannotBeStagedIsToldToTheOthers) {
   const auto csr = torch::eye(6).to_sparse_csr();
   const auto nested = at::_nested_tensor_from_tensor_list({zeros({2, 2}), zeros({4, 2})});

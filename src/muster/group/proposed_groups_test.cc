@@ -25,8 +25,8 @@ int sum_in(const Group& group, int mine) {
   return tensor.item<int>();
 }
 
-// spec: D1 one round of the default group is all that a new one takes: nobody waits elsewhere, and
-// no thread is started for it
+// spec: D1 a new group takes one round of the default group: no other waits, and no thread is
+// started
 TEST(OfferedGroups, AreMadeWithoutAnotherThread) {
   on_ranks(3, [](int rank) {
     const auto threads = [] {
@@ -43,8 +43,8 @@ TEST(OfferedGroups, AreMadeWithoutAnotherThread) {
   });
 }
 
-// spec: D1 a mismatch is an error naming both calls, and leaves nothing behind: what first members
-// had proposed is taken back
+// spec: D1 a mismatch is an error naming both calls, and leaves nothing behind: first members'
+// proposals are cancelled
 TEST(OfferedGroups, OfDifferentCallsAreTakenBack) {
   on_ranks(3, [](int rank) {
     auto* const region = WorldScope::current()->job("test")->fabric->region();

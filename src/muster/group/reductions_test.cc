@@ -76,7 +76,7 @@ TEST(Reductions, BitOperations) {
   });
 }
 
-// spec: F14 what a dtype does not have is a clear error; F15 types that can only be moved
+// spec: F14 an operation that a dtype lacks is a clear error; F15 types that can only be moved
 TEST(Reductions, ImpossibleReductionsAreNamed) {
   on_ranks(2, [](int) {
     for (const ReduceOp op : {ReduceOp::BAND, ReduceOp::BOR, ReduceOp::BXOR}) {

@@ -46,7 +46,7 @@ TEST(Sparse, AllReduceAddsWhatTheRanksHave) {
   }
 }
 
-// spec: F22 sparse tensors that do not fit are named on every rank, and the group goes on
+// spec: F22 mismatched sparse tensors are named on every rank, and the group stays usable
 TEST(Sparse, DifferentTensorsAreNamedOnEveryRank) {
   std::atomic<int> named{0};
   on_ranks(3, [&](int rank) {

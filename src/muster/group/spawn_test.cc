@@ -53,7 +53,7 @@ std::size_t entries_of(const char* folder) {
                                                 std::filesystem::directory_iterator()));
 }
 
-// spec: B10 E3 after destroy nothing of the job is left, also where somebody keeps a Work
+// spec: B10 E3 after destroy nothing of the job is left, even if a Work is kept
 TEST(Spawn, AWorkThatIsKeptKeepsNoConnectionsAndNoThreads) {
   std::array<WorkRef, 3> kept;
   const auto job = [&](int rank) {

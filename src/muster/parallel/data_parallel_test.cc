@@ -93,7 +93,7 @@ TEST_P(Copies, GiveTheSameBitsEachTime) {
   }
 }
 
-// spec: K6 gradients of several backward passes add up, and stay away where none are wanted
+// spec: K6 gradients of several backward passes accumulate, and stay undefined if none are required
 TEST(DataParallelGradients, AddUpAndCanBeLeftOut) {
   auto net = filled(Scaled());
   DataParallel<Scaled> model(net, {.replicas = 2});

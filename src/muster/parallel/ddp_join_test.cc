@@ -116,7 +116,7 @@ TEST_P(UnevenInputs, TrainAsOneProcessWouldOnAll) {
   }
 }
 
-// spec: K7 again in each epoch, together with what comes between
+// spec: K7 again in each epoch, with other calls between epochs
 TEST(UnevenInputs, JoinInEachEpochAndTrainEvenlyBetween) {
   on_ranks(3, [](int rank) {
     Embedded net;

@@ -444,7 +444,8 @@ TEST(FindUnused, ParametersMayBeFrozenForAWhile) {
   });
 }
 
-// spec: K1 static_graph: what one rank uses is averaged, what nobody uses is left alone
+// spec: K1 static_graph: a parameter one rank uses is averaged, a parameter no rank uses is
+// unchanged
 TEST(StaticGraph, LeavesAloneWhatNobodyUses) {
   struct ThreeImpl : nn::Module {
     ThreeImpl()

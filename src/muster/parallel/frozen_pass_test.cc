@@ -102,7 +102,7 @@ TEST(FrozenPasses, LeaveTrainingAsItIs) {
   }
 }
 
-// spec: K7 and inside a Join, where the others' buffers still travel
+// spec: K7 and inside a Join, in which the others' buffers are still broadcast
 TEST(FrozenPasses, AreShadowedInAJoin) {
   on_ranks(3, [](int rank) {
     Judge judge;

@@ -38,7 +38,7 @@ std::vector<double> gradients(int rank, int passes, const CommHook& hook) {
   return all;
 }
 
-// spec: K4 post-local SGD: everybody first, then the subgroup, or nobody
+// spec: K4 post-local SGD: all ranks first, then the subgroup, or none
 TEST(PostLocalSGDHook, AveragesTogetherFirstAndNearbyLater) {
   on_ranks(4, [](int rank) {
     const auto pair = new_subgroups(2).first;

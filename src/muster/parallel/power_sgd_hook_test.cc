@@ -113,7 +113,7 @@ TEST_P(PowerSGD, GivesTheSameBitsEverywhere) {
   });
 }
 
-// spec: K4 the PowerSGD hook: error feedback sends in time what one pass could not
+// spec: K4 the PowerSGD hook: error feedback eventually sends what one pass could not
 TEST_P(PowerSGD, MakesGoodItsErrorsInLaterPasses) {
   const int ranks = GetParam();
   constexpr int kPasses = 150;

@@ -96,7 +96,7 @@ TEST(ShardedState, ComesFromRankZeroWhereAskedFor) {
   });
 }
 
-// spec: M2 loading reshards: what 2 ranks saved, 3 ranks load
+// spec: M2 loading reshards: 3 ranks load the state saved by 2
 TEST(ShardedState, GoesToAnotherNumberOfRanks) {
   std::stringstream file;
   on_ranks(2, [&](int rank) {

@@ -171,7 +171,7 @@ TEST_P(Zero, KeepsParameterGroups) {
   });
 }
 
-// spec: K8 the state of all ranks on one; what was saved goes on undivided, and divided among
+// spec: K8 the state of all ranks on one; saved state can be loaded unsharded, and sharded over
 // another number of ranks
 TEST_P(Zero, StateGoesOnAtAnyNumberOfRanks) {
   const int ranks = GetParam();
@@ -433,8 +433,8 @@ std::vector<at::Tensor> trained_unevenly(int rank, bool divides, bool overlaps,
   return net->parameters();
 }
 
-// spec: K7 DDP and ZeroRedundancyOptimizer in one Join: the weights of the rank that trains to the
-// end are everybody's, bit for bit those that an undivided optimizer makes
+// spec: K7 DDP and ZeroRedundancyOptimizer in one Join: all ranks get the weights of the rank that
+// trains to the end, bitwise equal to those of an unsharded optimizer
 TEST_P(Zero, JoinsWithItsModel) {
   on_ranks(GetParam(), [](int rank) {
     for (const bool overlaps : {false, true})
