@@ -12,7 +12,7 @@ namespace muster::group {
 namespace {
 
 constexpr Duration kPublishAfter = std::chrono::seconds(1);
-constexpr Duration kPollInterval = std::chrono::milliseconds(500);
+constexpr Duration kDetectInterval = std::chrono::milliseconds(500);
 /// Time without change after which creations count as stuck.
 constexpr Duration kSettleTime = std::chrono::seconds(4);
 constexpr std::uint32_t kMaxMembers = 1u << 20;
@@ -173,7 +173,7 @@ Status CreationDeadlockDetector::Creation::poll() {
   const TimePoint now = steady_clock().now();
   if (store_ == nullptr || now < next_poll_) return {};
   Status found = detect();
-  next_poll_ = steady_clock().now() + kPollInterval;
+  next_poll_ = steady_clock().now() + kDetectInterval;
   return found;
 }
 

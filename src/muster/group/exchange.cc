@@ -21,7 +21,7 @@ namespace {
 
 // Limit for one text; a member's announced size is checked before memory is allocated.
 constexpr std::int64_t kMaxBytes = std::int64_t{16} << 20;
-constexpr Duration kPollInterval = std::chrono::milliseconds(500);
+constexpr Duration kAbortPollInterval = std::chrono::milliseconds(500);
 
 /// The engine's communicator for CPU memory; null if another backend serves the CPU.
 collective::Communicator* native_engine(const ProcessGroup& group) {
@@ -64,7 +64,7 @@ void run(ProcessGroup& group, Call call, const std::function<Status()>& give_up)
   if (work == nullptr) return;
   for (;;) {
     try {
-      work->wait(kPollInterval);
+      work->wait(kAbortPollInterval);
       return;
     } catch (const DistError&) {
       // The call may just have ended; then its own result counts, not the wait's.

@@ -10,6 +10,7 @@
 #include "muster/group/exchange.h"
 #include "muster/group/job.h"
 #include "muster/group/rank_list.h"
+#include "muster/group/resolve.h"
 #include "muster/group/shared_allocator.h"
 #include "muster/group/world.h"
 #include "muster/store/rendezvous.h"
@@ -18,6 +19,7 @@
 namespace muster {
 namespace {
 
+using group::group_or_default;
 using group::list;
 
 void check_available(const BackendConfig& config) {
@@ -111,10 +113,6 @@ collective::GroupProposal agree_on_call(const Group& world, const group::Job& jo
     if (world->failure().ok()) collective::Communicator::cancel(*job.fabric, mine);
     throw;
   }
-}
-
-Group group_or_default(const Group& group, std::string_view caller) {
-  return group ? group : WorldScope::current()->world(caller);
 }
 
 }  // namespace

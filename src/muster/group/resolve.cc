@@ -7,8 +7,12 @@
 
 namespace muster::group {
 
+Group group_or_default(const Group& group, std::string_view call) {
+  return group ? group : WorldScope::current()->world(call);
+}
+
 Group acting(const Group& group, std::string_view call) {
-  auto which = group ? group : WorldScope::current()->world(call);
+  auto which = group_or_default(group, call);
   return which->is_member() ? which : nullptr;
 }
 

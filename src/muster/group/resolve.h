@@ -9,6 +9,9 @@
 
 namespace muster::group {
 
+/// `group`, or the default group if null. Throws before init_process_group.
+Group group_or_default(const Group& group, std::string_view call);
+
 /// `group`, or the default group if null. Returns null on a non-member, whose calls do nothing.
 /// Throws before init_process_group.
 Group acting(const Group& group, std::string_view call);

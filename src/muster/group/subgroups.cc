@@ -8,11 +8,13 @@
 #include "muster/group/exchange.h"
 #include "muster/group/job.h"
 #include "muster/group/rank_list.h"
+#include "muster/group/resolve.h"
 #include "muster/group/world.h"
 
 namespace muster {
 namespace {
 
+using group::group_or_default;
 using group::invalid;
 using group::list;
 
@@ -109,10 +111,6 @@ std::pair<Group, std::vector<Group>> with_own(const Group& parent, std::vector<G
                                               int own) {
   auto mine = own >= 0 ? groups[static_cast<std::size_t>(own)] : no_group(parent);
   return {std::move(mine), std::move(groups)};
-}
-
-Group group_or_default(const Group& group, std::string_view caller) {
-  return group ? group : WorldScope::current()->world(caller);
 }
 
 }  // namespace
