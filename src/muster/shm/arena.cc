@@ -22,11 +22,11 @@
 namespace muster::shm {
 namespace {
 
-// What is quarantined is asked about at most so often.
+// Minimum time between two checks of the quarantine.
 constexpr Duration kBetweenLooks = std::chrono::milliseconds(10);  // limit: of system calls
 
-/// The pages that [range) fills. The first and the last page of its block count as filled: of what
-/// else stands there nothing is large enough to be lent by itself.
+/// The pages that [range) covers. The first and the last page of its block count as covered: the
+/// rest of such a page is too small to be granted separately.
 ArenaHeap::Range whole_pages(const ArenaHeap::Range& range, const ArenaHeap::Range& block) {
   constexpr std::size_t kPage = ArenaHeap::kPage;
   const std::uint64_t end = range.offset + range.bytes, block_end = block.offset + block.bytes;
@@ -52,7 +52,7 @@ class ProcessArena final : public Arena {
   void set_limits(const ArenaLimits& limits) override;
   void keep_more(std::ptrdiff_t bytes) override;
   std::optional<std::uint64_t> offset_of(const std::byte* memory, std::size_t bytes) const override;
-  /// The same of memory that is this process's alone for now.
+  /// The same, also for memory that is currently isolated from peers.
   std::optional<std::uint64_t> position_of(const std::byte* memory, std::size_t bytes) const {
     return pages_->position_of(memory, bytes);
   }
@@ -91,19 +91,19 @@ class ProcessArena final : public Arena {
   const std::unique_ptr<ArenaPages> pages_;
   GuardedDescriptor readable_;
   std::atomic<bool> read_only_{false};
-  ProcessArena* inherited_;  // of the process that this one was forked from
+  ProcessArena* inherited_;  // arena of the process that this one was forked from
   ProcessMark mark_;
   mutable std::mutex lock_;
   ArenaHeap heap_;
   Quarantine quarantine_;
-  std::atomic<bool> quarantines_{false};  // there is something in it
+  std::atomic<bool> quarantines_{false};  // not empty
   TimePoint next_look_{};
   std::size_t keep_ = ArenaLimits().keep, kept_besides_ = 0;
   std::uint64_t returned_ = 0;
   std::uint64_t allocations_ = 0;
 };
 
-// Arenas live as long as the process: tensors may outlive every group.
+// Arenas are never destroyed, because tensors may outlive every group.
 std::atomic<ProcessArena*> g_arena{nullptr};
 
 void keep_own_copy_in_child() {
@@ -128,7 +128,8 @@ Result<std::byte*> ProcessArena::allocate(std::size_t bytes) {
   if (const auto memory = try_allocate(bytes, refused)) return *memory;
   const bool came_back = look_at_quarantine(true);
   ArenaStats now = stats();
-  // What is kept may stand in the way: of a block in one piece, of the limit, or of the system.
+  // Kept memory may be in the way: too fragmented, counted against the limit, or needed by the
+  // system.
   if ((came_back || now.bytes_kept > 0) &&
       bytes <= now.most - std::min(now.most, now.bytes_in_use + now.bytes_quarantined)) {
     trim();
@@ -159,7 +160,7 @@ std::optional<std::byte*> ProcessArena::try_allocate(std::size_t bytes, bool& re
   if (taken->cold.bytes == 0) return pages_->at(taken->offset);
   // Without the lock: it may take milliseconds.
   const bool warmed = pages_->warm(taken->cold);
-  if (!warmed) pages_->punch({taken->cold});  // some of it may have been given
+  if (!warmed) pages_->punch({taken->cold});  // part of it may be committed
   const std::lock_guard hold(lock_);
   if (warmed) {
     heap_.warmed(*taken);
@@ -172,8 +173,8 @@ std::optional<std::byte*> ProcessArena::try_allocate(std::size_t bytes, bool& re
 }
 
 void ProcessArena::free(std::byte* memory) {
-  // What a child drops may still be in use in its parent, whose bookkeeping the child has only a
-  // copy of.
+  // A child must not free inherited memory: the parent may still use it, and the child has only a
+  // copy of the bookkeeping.
   if (memory == nullptr || forked()) return;
   const auto offset = position_of(memory, 0);
   for (const ProcessArena* parent = inherited_; !offset && parent != nullptr;
@@ -232,11 +233,11 @@ void ProcessArena::quarantine(const std::byte* memory, std::size_t bytes,
   }
 }
 
-/// To ask who holds what takes system calls: now and then, unless `at_once`. Whether a block has
-/// come back.
+/// Frees quarantined blocks that no peer holds any more. Checking takes system calls, so it is
+/// rate-limited unless `at_once`. Returns whether a block was freed.
 bool ProcessArena::look_at_quarantine(bool at_once) {
   if (!quarantines_.load(std::memory_order_relaxed)) return false;
-  Quarantine::Over over;  // its holders go without the lock: they may unmap a region
+  Quarantine::Over over;  // predicates are destroyed without the lock: they may unmap a region
   std::vector<ArenaHeap::Range> holes;
   {
     const std::lock_guard hold(lock_);
@@ -319,13 +320,13 @@ Arena* Arena::if_made() {
 
 Result<Arena*> Arena::of_process() {
   if (Arena* const arena = if_made()) return arena;
-  // No lock: one held by another thread at a fork would stay held in the child.
+  // No lock: if another thread held it during a fork, it would stay locked in the child.
   ProcessArena* there = g_arena.load(std::memory_order_acquire);
   auto made = ProcessArena::make(there);
   if (!made) return made.status();
   if (g_arena.compare_exchange_strong(there, made->get(), std::memory_order_acq_rel))
     return static_cast<Arena*>(made->release());
-  return static_cast<Arena*>(there);  // another thread was faster
+  return static_cast<Arena*>(there);  // another thread installed its arena first
 }
 
 }  // namespace muster::shm

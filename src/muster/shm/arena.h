@@ -1,9 +1,10 @@
-/// A growing heap over a memfd that local peers map on first use: buffers taken from it need no
-/// copying in and out. One per process; address space is reserved once, memory is committed as it
-/// is used and given back by punching holes; the memfd is sealed against shrinking only.
+/// A growing heap over a memfd that local peers map on first use. Peers access its buffers in
+/// place, so collectives need no copies in and out. There is one arena per process. Address space
+/// is reserved once; memory is committed on use and returned by punching holes. The memfd is sealed
+/// against shrinking only.
 ///
-/// Memory is there when `allocate` returns: who writes to it meets no bus error later. A forked
-/// child keeps what it inherited as its own copy: what it writes does not show in its parent.
+/// Memory is committed before `allocate` returns, so a later write cannot raise SIGBUS. A forked
+/// child keeps a private copy of what it inherited: its writes are not visible in the parent.
 #pragma once
 
 #include <cstddef>
@@ -17,63 +18,61 @@
 namespace muster::shm {
 
 struct ArenaLimits {
-  std::size_t most =
-      0;  ///< bytes with memory at one time; 0: what the machine or the control group has
-  std::size_t keep =
-      std::size_t{256}
-      << 20;  ///< bytes of freed memory that stay for the next request; what is more goes back
+  /// Maximum committed bytes; 0: the limit of the machine or the control group.
+  std::size_t most = 0;
+  /// Freed bytes that stay committed for later requests; more than that is returned.
+  std::size_t keep = std::size_t{256} << 20;
 };
 
 struct ArenaStats {
   std::size_t bytes_in_use = 0;
-  std::size_t bytes_kept = 0;         ///< free, with memory
-  std::size_t bytes_quarantined = 0;  ///< freed, but kept out of use: a peer may still write to it
-  std::size_t most = 0;               ///< the limit of all three together
-  std::uint64_t bytes_returned = 0;   ///< to the system, so far
-  std::uint64_t allocations = 0;      ///< so far
+  std::size_t bytes_kept = 0;         ///< free but still committed
+  std::size_t bytes_quarantined = 0;  ///< freed, but a peer may still write to it
+  std::size_t most = 0;               ///< limit on the sum of the three above
+  std::uint64_t bytes_returned = 0;   ///< returned to the system, cumulative
+  std::uint64_t allocations = 0;      ///< cumulative
 };
 
 class Arena {
  public:
-  /// The process's arena, made on first use. A forked child makes one of its own: its parent's is
-  /// none of its business any more (what it inherited can be read and written; allocating from that
-  /// object fails with Code::aborted, freeing to either does nothing).
+  /// The process's arena, created on first use. A forked child creates its own. It can read and
+  /// write the inherited memory, but allocating from the inherited arena fails with Code::aborted,
+  /// and freeing to it does nothing.
   static Result<Arena*> of_process();
-  /// The process's arena where one has been made already, else null.
+  /// The process's arena if it exists, else null.
   static Arena* if_made();
-  /// The process's arena, or one inherited over a fork, where `memory` lies in it; else null.
-  /// Cheap.
+  /// The arena that contains `memory`: the process's own, or one inherited across a fork. Null if
+  /// there is none. Takes no lock.
   static Arena* holder_of(const std::byte* memory);
   virtual ~Arena() = default;
 
-  /// 64-byte aligned memory, zeroed only where it is fresh; zero bytes give a valid pointer.
+  /// Returns 64-byte aligned memory. Only fresh memory is zeroed. Zero bytes give a valid pointer.
   /// Thread-safe. Code::exhausted names the limit.
   virtual Result<std::byte*> allocate(std::size_t bytes) = 0;
   virtual void free(std::byte* memory) = 0;
-  /// A peer may still write to [memory, memory + bytes), in use now, for as long as `held()`. What
-  /// it writes does not show here from now on: the memory becomes this process's alone, with what
-  /// stands there, until it is freed, and `offset_of` does not know it any more. (Not so of small
-  /// blocks, of pages that it fills in part only but at the ends of a block, and where the system
-  /// has no memory.) Once freed it gets no other use as long as it is held.
-  /// Asked now and then, on any thread, when memory is taken or given back; not any more once it
-  /// has said no.
+  /// Isolates [memory, memory + bytes), which is in use, because a peer may still write to it as
+  /// long as `held()` is true. The peer's writes are not visible here from now on: the memory keeps
+  /// its contents but becomes private to this process until it is freed, and `offset_of` no longer
+  /// finds it. (Exceptions: small blocks, pages in the middle of a block that are only partly
+  /// covered, and a system without free memory.) Once freed, the memory is not reused while it is
+  /// held. `held` is called on any thread when memory is allocated or freed, and never again after
+  /// it has returned false.
   virtual void quarantine(const std::byte* memory, std::size_t bytes,
                           std::function<bool()> held) = 0;
-  /// Gives all memory that is kept for later back to the system. Looks at what is quarantined
-  /// first.
+  /// Returns all kept memory to the system. Checks quarantined memory first.
   virtual void trim() = 0;
-  /// Holds for what is allocated and freed from now on.
+  /// Applies to later allocations and frees.
   virtual void set_limits(const ArenaLimits& limits) = 0;
-  /// Adds to `ArenaLimits::keep`, whatever that is or becomes; negative to take back what was
-  /// added. For users who know what they will free and ask for again.
+  /// Adds to `ArenaLimits::keep`, including later values of it; negative to undo. For callers that
+  /// will free memory and allocate the same amount again.
   virtual void keep_more(std::ptrdiff_t bytes) = 0;
-  /// Where [memory, memory + bytes) stands in the arena for peers, if it lies in it.
+  /// The arena offset of [memory, memory + bytes) for peers, if the arena contains it.
   virtual std::optional<std::uint64_t> offset_of(const std::byte* memory,
                                                  std::size_t bytes) const = 0;
-  /// The memory at [offset, offset + bytes); null where that lies outside.
+  /// The memory at [offset, offset + bytes); null if out of range.
   virtual std::byte* at(std::uint64_t offset, std::size_t bytes) const = 0;
-  /// Peers that map the arena from now on can read it only, and those that have mapped it before
-  /// are not asked to write.
+  /// Peers that map the arena from now on can only read it. Peers that have mapped it already are
+  /// not asked to write.
   virtual void make_read_only() = 0;
   virtual bool is_read_only() const = 0;
   virtual int descriptor() const = 0;  ///< the memfd, for passing to local peers

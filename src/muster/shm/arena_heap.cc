@@ -9,14 +9,14 @@ namespace {
 constexpr std::size_t kSpan = 64 * 1024;  // limit: eight of the largest small blocks
 constexpr std::size_t kSpanPages = kSpan / ArenaHeap::kPage;
 constexpr std::uint32_t kSpanPage = 0x8000'0000;  // limit: a bit
-// Blocks of up to so many pages wait in a list for a request of their size; up to so many bytes in
-// all.
+// Freed blocks of up to this many pages wait in a list for a request of the same size, up to this
+// many bytes in all.
 constexpr std::size_t kQuickPages = 256;                    // limit: of what waits
 constexpr std::size_t kQuickBytes = std::size_t{32} << 20;  // limit: of what waits
 
 constexpr std::size_t up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
 
-// 64, 128, ... 1024 in steps of 64, then four to each doubling up to 8 KiB.
+// Classes: 64, 128, ... 1024 in steps of 64, then four per doubling up to 8 KiB.
 constexpr std::size_t kFineClasses = 1024 / ArenaHeap::kAlignment;  // limit: of a table
 constexpr std::size_t kClasses = kFineClasses + 4 * 3;              // limit: of a table
 
@@ -173,7 +173,7 @@ std::optional<ArenaHeap::Pages> ArenaHeap::take_pages(std::size_t bytes) {
     return Pages{offset, false};
   }
   if (const auto offset = warm_.take(bytes)) return Pages{*offset, false};
-  if (quick_bytes_ >= bytes) {  // joined they may do
+  if (quick_bytes_ >= bytes) {  // merged, they may suffice
     flush_quick();
     if (const auto offset = warm_.take(bytes)) return Pages{*offset, false};
   }
@@ -213,8 +213,7 @@ bool ArenaHeap::free(std::uint64_t offset, std::vector<Range>& punch) {
     quick_bytes_ += bytes;
     if (quick_bytes_ > kQuickBytes) flush_quick();
   }
-  // A little more than needed, so that not every block that is freed after this one costs a call to
-  // the system.
+  // Shrink to 15/16 of `keep_`, so that not every later free costs a system call.
   if (bytes_kept() > keep_) shrink_to(keep_ - keep_ / 16, punch);
   return true;
 }

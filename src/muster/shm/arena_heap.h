@@ -1,12 +1,12 @@
-/// Which bytes of an arena are taken: pure bookkeeping over offsets, kept outside the memory that
-/// it describes (peers can write there).
+/// Allocation state of an arena: bookkeeping over offsets, stored outside the memory that it
+/// describes, because peers can write to that memory.
 ///
-/// Small blocks (up to 8 KiB) come in classes of size, cut from spans; larger ones are whole pages.
-/// Free pages are either warm (the system has given memory for them, which the next user gets as it
-/// is) or cold (it has not, or got it back); neighbours of one kind are joined. The best fit among
-/// the warm is taken first, then the best fit among the cold. Freed blocks of up to 1 MiB wait in
-/// lists by size at first, since the next request is often the same. Of what is warm beyond a limit
-/// the ends of the largest blocks are named for punching. Not thread-safe.
+/// Small blocks (up to 8 KiB) come in size classes cut from spans; larger blocks are whole pages.
+/// Free pages are either warm (committed) or cold (not committed, or returned to the system).
+/// Adjacent ranges of one kind are merged. Allocation takes the best fit among warm ranges, then
+/// among cold ones. Freed blocks of up to 1 MiB first go to free lists by size, since the next
+/// request is often the same. When more memory is warm than `keep` allows, the ends of the largest
+/// warm ranges are returned for punching. Not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@
 
 namespace muster::shm {
 
-/// Free stretches of an arena, all of one kind, joined where they touch.
+/// Free ranges of an arena, all of one kind; adjacent ranges are merged.
 class FreePages {
  public:
   struct Range {
@@ -29,11 +29,11 @@ class FreePages {
   std::size_t bytes() const { return bytes_; }
   bool empty() const { return at_.empty(); }
   void insert(Range range);
-  /// Cuts `bytes` off the start of the smallest stretch that has as many.
+  /// Cuts `bytes` off the start of the smallest range that is large enough.
   std::optional<std::uint64_t> take(std::size_t bytes);
-  /// Cuts up to `bytes` off the end of the largest.
+  /// Cuts up to `bytes` off the end of the largest range.
   Range take_end_of_largest(std::size_t bytes);
-  /// The stretch that ends at `end`, taken out.
+  /// Removes and returns the range that ends at `end`.
   std::optional<Range> take_before(std::uint64_t end);
 
  private:
@@ -52,37 +52,37 @@ class ArenaHeap {
   static constexpr std::size_t kSmall = 8 * 1024;  // limit: two pages
   using Range = FreePages::Range;
 
-  /// A block that is taken. Where `cold` has bytes, the caller gets memory for those pages and says
-  /// `warmed` or `refused` before anything else happens to the block.
+  /// An allocated block. If `cold` is not empty, the caller must commit those pages and call
+  /// `warmed` or `refused` before anything else is done with the block.
   struct Taken {
     std::uint64_t offset = 0;
     Range cold;
   };
 
-  /// `space`: bytes of the arena. `limit`: how many of them may have memory at one time. `keep`:
-  /// how many of those may be free.
+  /// `space`: bytes of the arena. `limit`: maximum committed bytes. `keep`: maximum committed bytes
+  /// that are free.
   ArenaHeap(std::size_t space, std::size_t limit, std::size_t keep)
       : space_(space), limit_(limit), keep_(keep) {}
 
-  /// Nothing when no room is left. There may be some once everything that is kept has been punched.
+  /// Nothing if no room is left. Punching all kept memory may make room.
   std::optional<Taken> allocate(std::size_t bytes);
   void warmed(const Taken& block);
   void refused(const Taken& block);
-  /// False where no block begins at `offset`. Appends what should be given back to the system; it
-  /// is nobody's until it is `punched`.
+  /// Returns false if no block begins at `offset`. Appends to `punch` the ranges to return to the
+  /// system; they belong to no one until `punched` is called.
   bool free(std::uint64_t offset, std::vector<Range>& punch);
-  /// Of the block in use that begins at `offset`; 0 where none does.
+  /// Size of the block in use that begins at `offset`; 0 if there is none.
   std::size_t bytes_at(std::uint64_t offset) const;
-  /// The block in use of whole pages that `offset` lies in; no bytes where it lies in none.
+  /// The multi-page block in use that contains `offset`; empty if there is none.
   Range pages_around(std::uint64_t offset) const;
-  /// Appends all that is kept.
+  /// Appends everything that is kept.
   void trim(std::vector<Range>& punch) { shrink_to(0, punch); }
   void punched(const Range& range);
 
-  /// Of what is allocated from now on.
+  /// Applies to later allocations.
   void set_limits(std::size_t limit, std::size_t keep);
   std::size_t limit() const { return limit_; }
-  std::uint64_t end() const { return end_; }  ///< what lies above is free
+  std::uint64_t end() const { return end_; }  ///< everything above is free
   std::size_t bytes_in_use() const { return in_use_; }
   std::size_t bytes_kept() const { return warm_.bytes() + quick_bytes_; }
 
@@ -103,18 +103,18 @@ class ArenaHeap {
   std::size_t space_;
   std::size_t limit_;
   std::size_t keep_;
-  std::uint64_t end_ = 0;  // what lies above is cold
+  std::uint64_t end_ = 0;  // everything above is cold
   std::size_t in_use_ = 0;
-  std::size_t in_spans_ = 0;  // pages of spans, warm for ever
+  std::size_t in_spans_ = 0;  // pages of spans; they stay warm
   std::size_t in_blocks_ = 0;
-  std::size_t punching_ = 0;  // named for punching, not punched yet
+  std::size_t punching_ = 0;  // returned for punching, not punched yet
   FreePages warm_;
   FreePages cold_;
-  // Of each page: 0; the number of pages of the block in use that begins there; or kSpanPage + the
-  // class of the span that it belongs to.
+  // One entry per page: 0, the page count of the block in use that begins here, or kSpanPage + the
+  // size class of the span that contains it.
   std::vector<std::uint32_t> pages_;
   std::vector<std::vector<std::uint64_t>> small_free_;  // by class
-  std::vector<std::vector<std::uint64_t>> quick_;       // freed blocks by number of pages
+  std::vector<std::vector<std::uint64_t>> quick_;       // freed blocks by page count
   std::size_t quick_bytes_ = 0;
 };
 

@@ -22,7 +22,7 @@ using Range = ArenaHeap::Range;
 constexpr std::size_t kLeastAddressSpace = std::size_t{64} << 30;  // limit: of address space
 constexpr std::size_t kMostAddressSpace = std::size_t{1} << 40;    // limit: of address space
 constexpr std::size_t kFewestUseful = std::size_t{1} << 28;        // limit: of address space
-// For requests from this size on the system is asked what it has before it is made to give it.
+// Requests of at least this size first check how much memory the system has available.
 constexpr std::size_t kAskedBytes = std::size_t{16} << 20;  // limit: what a machine can lack
 constexpr int kPopulateWrite = 23;  // limit: MADV_POPULATE_WRITE (Linux 5.14), for old C libraries
 
@@ -80,7 +80,7 @@ bool ArenaPages::warm(const Range& range) {
                        static_cast<off_t>(range.bytes));
   } while (done != 0 && errno == EINTR);
   return done == 0 || errno == EOPNOTSUPP ||
-         errno == ENOSYS;  // where it cannot be had ahead, it comes with the first touch
+         errno == ENOSYS;  // not supported: memory is committed on first touch
 }
 
 void ArenaPages::punch(const std::vector<Range>& ranges) {
@@ -92,7 +92,7 @@ void ArenaPages::punch(const std::vector<Range>& ranges) {
   }
 }
 
-/// A forked child finds the one or the other whole.
+/// Published as a whole, so that a forked child sees either the old or the new set.
 void ArenaPages::publish_isolated() {
   delete isolated_now_.exchange(isolated_.empty() ? nullptr : new PageRanges(isolated_),
                                 std::memory_order_acq_rel);
@@ -135,7 +135,7 @@ bool ArenaPages::rejoin(const Range& block) {
   if (isolated_.empty()) return all;
   for (const auto& range : isolated_.take_within(block)) {
     const bool shared = map_pages(range, MAP_SHARED);
-    if (!shared) isolated_.insert(range);  // such a block is lost
+    if (!shared) isolated_.insert(range);  // this block is lost
     all = all && shared;
   }
   publish_isolated();
@@ -147,7 +147,7 @@ void ArenaPages::keep_own_copy(std::uint64_t end) {
   const PageRanges none;
   const PageRanges* const isolated = isolated_now_.load(std::memory_order_acquire);
   (isolated != nullptr ? *isolated : none).each_gap({0, end}, [this](const Range& range) {
-    // Elsewhere first: a mapping over the old one that failed would leave nothing.
+    // Map elsewhere first: a failed MAP_FIXED over the old mapping would leave a hole.
     void* const copy =
         ::mmap(nullptr, range.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
                for_children_.get(), static_cast<off_t>(range.offset));

@@ -1,5 +1,5 @@
-/// The memory file of an arena and this process's mapping of it: pages get memory, give it back,
-/// and become this process's alone for a while.
+/// The memory file of an arena and this process's mapping of it. Commits pages, returns them, and
+/// isolates them from peers.
 #pragma once
 
 #include <atomic>
@@ -19,13 +19,13 @@
 
 namespace muster::shm {
 
-/// What says "under the lock" is called under the arena's lock.
+/// Methods marked "Under the lock" require the arena's lock.
 class ArenaPages {
  public:
   using Range = ArenaHeap::Range;
 
-  /// A file for up to `limit` bytes, of its whole size at once: no mapping of a peer ever ends
-  /// before an offset that is handed out.
+  /// Creates a file for up to `limit` bytes at its full size, so that no peer's mapping ends before
+  /// an allocated offset.
   static Result<std::unique_ptr<ArenaPages>> make(std::size_t limit);
   ArenaPages(Descriptor file, Descriptor for_children, std::shared_ptr<SharedMapping> mapping)
       : file_(std::move(file)),
@@ -34,37 +34,35 @@ class ArenaPages {
 
   std::size_t bytes() const { return mapping_->bytes(); }
   std::byte* at(std::uint64_t offset) const { return mapping_->memory() + offset; }
-  /// Where memory stands in the mapping, if it lies in it.
+  /// Offset of the memory in the mapping, if the mapping contains it.
   std::optional<std::uint64_t> position_of(const std::byte* memory, std::size_t bytes) const;
   int descriptor() const { return file_.get(); }
-  /// A descriptor of the same file that can only read; none if /proc is not there.
+  /// A read-only descriptor of the same file; none if /proc is not mounted.
   Descriptor open_read_only() const;
 
-  /// Makes the system give memory for all pages of a range, now: later it could only end the
-  /// process.
+  /// Commits all pages of a range now; without memory, a later access would kill the process.
   bool warm(const Range& range);
   void punch(const std::vector<Range>& ranges);
 
-  /// The parts of a range that are shared with peers, which are to be isolated: they count as
-  /// isolated from now on. Under the lock.
+  /// Marks the parts of a range that are still shared with peers as isolated and returns them.
+  /// Under the lock.
   std::vector<Range> begin_isolation(const Range& range);
-  /// Breaks the sharing of such a part, for as long as its block is in use. No store of this
-  /// process is lost meanwhile: one that comes before its page is copied is copied with it. False
-  /// if no memory is left for the copy; `cancel_isolation` must follow.
+  /// Breaks the sharing of such a part while its block is in use. No store of this process is lost:
+  /// a store that precedes the copy of its page is copied with it. Returns false if no memory is
+  /// left for the copy; the caller must then call `cancel_isolation`.
   bool isolate(const Range& range);
   /// Under the lock.
   void cancel_isolation(const Range& range);
-  /// Shares the pages of a block again that has been freed. False: the block is lost. Under the
-  /// lock.
+  /// Shares the pages of a freed block again. Returns false if the block is lost. Under the lock.
   bool rejoin(const Range& block);
   /// Without the lock.
   bool has_isolated() const { return isolated_now_.load(std::memory_order_acquire) != nullptr; }
   /// Under the lock.
   bool is_isolated(const Range& range) const { return isolated_.touches(range); }
 
-  /// In a child, right after the fork, where only this thread runs: gives it a copy of its own of
-  /// what lies below `end`. Takes no lock. If that fails the child goes on sharing pages. What was
-  /// its parent's alone is a copy already.
+  /// Call in a child right after fork, while only one thread runs. Gives the child a private copy
+  /// of everything below `end`. Takes no lock. On failure the child goes on sharing pages. Pages
+  /// that were isolated in the parent are already copies.
   void keep_own_copy(std::uint64_t end);
 
  private:
@@ -72,7 +70,7 @@ class ArenaPages {
   bool map_pages(const Range& range, int how);
 
   GuardedDescriptor file_;
-  Descriptor for_children_;  // of the same file; closed once a child has copied its memory from it
+  Descriptor for_children_;  // same file; closed once a child has copied its memory from it
   std::shared_ptr<SharedMapping> mapping_;
   PageRanges isolated_;                                   // of blocks in use
   std::atomic<const PageRanges*> isolated_now_{nullptr};  // the same for a forked child; null: none

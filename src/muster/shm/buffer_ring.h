@@ -1,4 +1,4 @@
-/// A member's windows or result buffers: which one comes next, and who may still read each.
+/// A member's windows or result buffers: which one is next, and which peers may still read each.
 #pragma once
 
 #include <array>
@@ -9,30 +9,30 @@
 
 namespace muster::shm {
 
-/// The last use of a buffer. It is free again once `counter` of every peer, or of `reader`, has
+/// The last use of a buffer. The buffer is free once `counter` of every peer, or of `reader`, has
 /// reached `until`.
 struct BufferUse {
   Position until = 0;
   Counter counter = Counter::drained;
-  int reader = -1;  ///< the only one; -1: all peers
+  int reader = -1;  ///< the only reader; -1: all peers
   bool pending = false;
 };
 
 class BufferRing {
  public:
-  /// Where the next buffer stands in the ring, as a line tells it.
+  /// Index of the next buffer in the ring, as published in a line.
   std::uint8_t next() const { return static_cast<std::uint8_t>(next_ % fixed::kWindows); }
   const BufferUse& last_use_of_next() const { return uses_[next_ % fixed::kWindows]; }
-  /// Takes the next buffer, which must be free, and returns its number.
+  /// Acquires the next buffer, which must be free, and returns its number.
   std::size_t take(Position until, Counter counter, int reader) {
     uses_[next_ % fixed::kWindows] = {until, counter, reader, true};
     return next_++;
   }
-  /// Every peer has finished with all of them.
+  /// Every peer has finished with all buffers.
   void release_all() {
     for (BufferUse& use : uses_) use.pending = false;
   }
-  /// The same for those whose last use is more than `age` before `now`.
+  /// The same for buffers whose last use is more than `age` before `now`.
   void release_older(Position now, Position age) {
     for (BufferUse& use : uses_) use.pending = use.pending && now - use.until <= age;
   }

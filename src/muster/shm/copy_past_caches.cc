@@ -10,7 +10,7 @@ namespace muster::shm {
 
 #if defined(__x86_64__)
 void copy_past_caches(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
-  // Whole lines only: of a part the rest would have to be read.
+  // Whole lines only: a partial streaming store would have to read the rest of the line.
   const std::size_t head = std::min(
       bytes, (kCopiedLine - reinterpret_cast<std::uintptr_t>(to) % kCopiedLine) % kCopiedLine);
   std::memcpy(to, from, head);

@@ -1,20 +1,19 @@
-/// Copies into memory that nobody will find in a cache again.
+/// Non-temporal copies, for data that does not fit the caches.
 ///
-/// An ordinary store takes the line that it writes into from memory first. Where what is written
-/// together is more than the caches hold, that reading is for nothing, and it drives out what
-/// others need: stores that go past the caches then take little more than half the time. Measured
-/// on EPYC (Zen 4, 32 MiB of last cache), from a warm 16 KiB at a time: 8 MiB 465 -> 376 us, 16 MiB
-/// 1114 -> 768, 64 MiB 4879
-/// -> 3072; below that it is slower, 4 MiB 107 -> 192. The C library does so too, but judges by one
-/// copy alone, and ours come in pieces.
+/// An ordinary store first reads the line that it writes. When all concurrent writers together
+/// exceed the caches, that read is wasted and evicts data that other ranks need. Streaming stores
+/// then take little more than half the time. Measured on EPYC (Zen 4, 32 MiB last-level cache),
+/// from a warm 16 KiB at a time: 8 MiB 465 -> 376 us, 16 MiB 1114 -> 768, 64 MiB 4879 -> 3072.
+/// Below that they are slower: 4 MiB 107 -> 192. The C library has the same optimization, but
+/// decides by the size of a single copy, and muster copies in pieces.
 #pragma once
 
 #include <cstddef>
 
 namespace muster::shm {
 
-/// Like memcpy. It pays from `tunables().past_caches` bytes on, of all that write at once on a
-/// host. What is written can be published to other threads as after any other store.
+/// Like memcpy. Pays off from `tunables().past_caches` bytes on, counted over all concurrent
+/// writers on a host. The data can be published to other threads as after ordinary stores.
 void copy_past_caches(std::byte* to, const std::byte* from, std::size_t bytes) noexcept;
 
 }  // namespace muster::shm

@@ -1,4 +1,4 @@
-/// On which processors the members of a group run, as far as they have said.
+/// The processors on which the members of a group run, as far as they have published them.
 #pragma once
 
 #include <sched.h>
@@ -10,14 +10,14 @@
 
 namespace muster::shm {
 
-/// Where the members run that a member waits for.
+/// Where the awaited members run.
 enum class Missing : std::uint8_t {
   nobody,
-  elsewhere,  ///< all of them on other processors than its own
-  here,       ///< some may need its processor
+  elsewhere,  ///< all on other processors than this member's
+  here,       ///< at least one may need this processor
 };
 
-/// Of the members in [first, last).
+/// Among the members in [first, last).
 template <class IsMissing, class IsElsewhere>
 Missing missing_among(int first, int last, IsMissing is_missing, IsElsewhere is_elsewhere) {
   Missing found = Missing::nobody;
@@ -33,7 +33,7 @@ class CorePlacement {
  public:
   explicit CorePlacement(GroupSegment& segment) : segment_(segment) {}
 
-  /// Tells the peers on which processor this thread runs.
+  /// Publishes the processor on which this thread runs.
   void publish() {
     const auto core = static_cast<std::uint32_t>(::sched_getcpu() + 1);
     if (core != core_)

@@ -11,12 +11,13 @@ class DirectReads {
  public:
   DirectReads(GroupSegment& segment, GroupPeers& peers) : segment_(segment), peers_(peers) {}
 
-  /// Finds out once whether this member can read every peer's memory, and says so if it can.
+  /// Tests once whether this member can read every peer's memory, and publishes a positive result.
   void offer();
-  /// Whether every peer has said that it can read this member's memory.
+  /// Whether every peer has published that it can read this member's memory.
   bool all_peers_read();
-  /// Whether peers can read this memory: not what a device's driver has mapped (pinned memory), and
-  /// none once the process has closed itself to others (`PR_SET_DUMPABLE`). Tries both ends.
+  /// Whether peers can read this memory. They cannot read memory mapped by a device driver (pinned
+  /// memory), nor any memory of a process that is not dumpable (`PR_SET_DUMPABLE`). Tests the first
+  /// and the last byte.
   bool readable(ConstBytes memory);
 
  private:

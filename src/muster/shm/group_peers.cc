@@ -29,7 +29,7 @@ void GroupPeers::wake() {
 #if defined(__SANITIZE_THREAD__)
   for (Mailbox* mailbox : others_) mailbox->wake();
 #else
-  // At most one fence for all peers. It orders what was published before the look for sleepers
+  // At most one fence for all peers. It orders the publication before the check for sleepers
   // (`Mailbox::wake`).
   if (barriers_ || (barriers_ = all_send_barriers())) {
     meet_host_barrier();

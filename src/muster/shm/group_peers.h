@@ -1,5 +1,5 @@
-/// The members of a group as ranks of this host: their mailboxes, arenas, processes and memory, by
-/// position in the group.
+/// The members of a group as ranks of this host, indexed by group position: their mailboxes,
+/// arenas, processes and memory.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +15,12 @@ namespace muster::shm {
 
 class GroupPeers {
  public:
-  /// `members`: job ranks in group order, all of them in `region`. `rank`: the caller's position.
+  /// `members`: job ranks in group order, all in `region`. `rank`: the caller's position.
   GroupPeers(HostRegion& region, std::span<const int> members, int rank);
   GroupPeers(const GroupPeers&) = delete;
   GroupPeers& operator=(const GroupPeers&) = delete;
 
-  /// Wakes the peers that sleep, after something was published for them.
+  /// Wakes sleeping peers after something was published for them.
   void wake();
   void wake_self() { region_.mailbox(local_[static_cast<std::size_t>(rank_)]).wake(); }
 
@@ -43,9 +43,9 @@ class GroupPeers {
 
   HostRegion& region_;
   const int rank_;
-  std::vector<int> local_;  // the members' positions in the region
+  std::vector<int> local_;  // position in the region, by member
   std::vector<Mailbox*> others_;
-  bool barriers_ = false;  // every sleeping peer sends barriers: waking needs no fence
+  bool barriers_ = false;  // every sleeping peer sends barriers, so waking needs no fence
 };
 
 }  // namespace muster::shm

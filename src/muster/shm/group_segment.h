@@ -1,5 +1,5 @@
-/// One member's view of its group's segment: where each line, counter and buffer stands, which call
-/// is under way, and who has aborted one.
+/// One member's view of its group's segment: addresses of lines, counters and buffers, the current
+/// call, and which members have aborted.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace muster::shm {
 
-/// Not thread-safe; other members see only what it stores in the segment.
+/// Not thread-safe. Other members see only what it stores in the segment.
 class GroupSegment {
  public:
   /// `segment`: `SegmentLayout::total` bytes, zeroed before any member sees them.
@@ -22,10 +22,10 @@ class GroupSegment {
   int rank() const { return rank_; }
   const SegmentLayout& layout() const { return layout_; }
 
-  /// The number of the call under way, or of the last one. 0: none yet.
+  /// Sequence number of the current call, or of the last one. 0: no call yet.
   std::uint64_t sequence() const { return sequence_; }
   void set_sequence(std::uint64_t sequence) { sequence_ = sequence; }
-  /// A step of the call under way, and the end of that call.
+  /// Position of a step of the current call, and of its end.
   Position at_step(std::uint64_t step) const { return position(sequence_, step); }
   Position at_end() const { return end_of(sequence_); }
 
@@ -34,7 +34,7 @@ class GroupSegment {
   }
   Line& line(int member) const { return line(member, sequence_); }
   Line& my_line() const { return line(rank_, sequence_); }
-  /// Whether a member has published its line of the call under way.
+  /// Whether a member has published its line of the current call.
   bool has_begun(int member) const {
     return line(member).sequence.load(std::memory_order_acquire) == sequence_;
   }
@@ -43,7 +43,7 @@ class GroupSegment {
     return base_ + layout_.slot(member, sequence);
   }
   std::byte* slot(int member) const { return slot(member, sequence_); }
-  /// The table at the start of that slot: a slice for each member.
+  /// The table at the start of that slot, one slice per member.
   Slice* table(int member) const { return reinterpret_cast<Slice*>(slot(member)); }
   std::byte* window(int member, std::size_t number) const {
     return base_ + layout_.window(member, number);
@@ -62,9 +62,9 @@ class GroupSegment {
     progress(rank_).counters[static_cast<int>(counter)].store(position, std::memory_order_release);
   }
 
-  /// Whether a peer has aborted the call under way or an earlier one.
+  /// Whether a peer has aborted the current call or an earlier one.
   bool peer_aborted() const;
-  /// Says that this member aborts the call under way. False where it has aborted one before.
+  /// Publishes that this member aborts the current call. False if it has aborted one before.
   bool mark_aborted();
 
  private:

@@ -21,10 +21,10 @@ std::optional<std::size_t> number_in(const std::filesystem::path& path) {
   std::ifstream file(path);
   std::size_t value = 0;
   if (file >> value) return value;
-  return std::nullopt;  // not there, or "max"
+  return std::nullopt;  // missing, or "max"
 }
 
-/// The numbers behind some names, summed, of a file of lines "name number".
+/// In a file of lines "name number": the sum of the numbers of `names`.
 std::optional<std::size_t> field_of(const std::filesystem::path& path,
                                     std::initializer_list<const char*> names) {
   std::ifstream file(path);
@@ -60,7 +60,7 @@ HostMemory host_memory(const std::string& root) {
             .value_or(0);
     const auto cached =
         field_of(folder / "memory.stat", {"inactive_file", "active_file"}).value_or(0);
-    const std::size_t taken = used - std::min(used, cached);  // the cache gives way
+    const std::size_t taken = used - std::min(used, cached);  // page cache can be evicted
     memory.available = std::min(memory.available, limit - std::min(limit, taken));
   }
   return memory;

@@ -1,4 +1,4 @@
-/// How much memory there is for this process: of the machine and of its control groups.
+/// The memory available to this process, by the machine and by its control groups.
 #pragma once
 
 #include <cstddef>
@@ -7,12 +7,12 @@
 namespace muster::shm {
 
 struct HostMemory {
-  std::size_t limit = 0;  ///< what this process could ever have
-  std::size_t available =
-      0;  ///< what it could have now without others being driven out; an estimate
+  std::size_t limit = 0;  ///< upper bound for this process
+  /// Estimate of what it could get now without evicting others.
+  std::size_t available = 0;
 };
 
-/// Reads the system's files; some ten microseconds. `root`: where /proc and /sys stand, for tests.
+/// Reads files of /proc and /sys; takes tens of microseconds. `root`: their prefix, for tests.
 HostMemory host_memory(const std::string& root = "");
 
 }  // namespace muster::shm

@@ -1,5 +1,5 @@
-/// A cache line through vector registers, for copies that do more with it than memcpy. Private to
-/// shm/; the functions are x86-64's only.
+/// Moves a cache line through vector registers, for copies that do more than memcpy. Private to
+/// shm/; the functions exist on x86-64 only.
 #pragma once
 
 #include <cstddef>
@@ -18,20 +18,20 @@ struct CopiedLine {
   __m128i parts[kCopiedLine / sizeof(__m128i)];
 };
 
-/// From anywhere.
+/// Any alignment.
 inline CopiedLine load_line(const std::byte* from) noexcept {
   CopiedLine line;
   for (std::size_t i = 0; i < std::size(line.parts); ++i)
     line.parts[i] = _mm_loadu_si128(reinterpret_cast<const __m128i_u*>(from) + i);
   return line;
 }
-/// To anywhere.
+/// Any alignment.
 inline void store_line(std::byte* to, const CopiedLine& line) noexcept {
   for (std::size_t i = 0; i < std::size(line.parts); ++i)
     _mm_storeu_si128(reinterpret_cast<__m128i_u*>(to) + i, line.parts[i]);
 }
-/// Past the caches, to the start of a line. These stores keep no order by themselves: an _mm_sfence
-/// makes them visible.
+/// Non-temporal, to the start of a line. These stores are weakly ordered: _mm_sfence makes them
+/// visible.
 inline void stream_line(std::byte* to, const CopiedLine& line) noexcept {
   for (std::size_t i = 0; i < std::size(line.parts); ++i)
     _mm_stream_si128(reinterpret_cast<__m128i*>(to) + i, line.parts[i]);

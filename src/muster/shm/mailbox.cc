@@ -15,10 +15,10 @@
 namespace muster::shm {
 namespace {
 
-// Longer than anybody sleeps; keeps the seconds within what every kernel takes.
+// Longer than any sleep, and within the range that every kernel accepts.
 constexpr Duration kLongestSleep = std::chrono::hours(1);  // limit: of futex
 
-// Not FUTEX_PRIVATE: the word may lie in memory that several processes have mapped.
+// Not FUTEX_PRIVATE: several processes may map the word.
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, Duration limit) {
   const auto nanoseconds = std::clamp(limit, Duration::zero(), kLongestSleep).count();
   timespec relative{};
@@ -28,8 +28,7 @@ void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, Durati
           nullptr, 0);
 }
 
-// ThreadSanitizer does not know fences; it does know read-modify-writes, which order the same way
-// here.
+// ThreadSanitizer does not support fences. A read-modify-write has the same ordering effect here.
 #if defined(__SANITIZE_THREAD__)
 void full_fence(std::atomic<std::uint32_t>& word) { word.fetch_add(0, std::memory_order_seq_cst); }
 #else
@@ -44,13 +43,12 @@ static_assert(sizeof(Mailbox) == 64 && std::atomic<std::uint32_t>::is_always_loc
                   std::atomic<std::uint64_t>::is_always_lock_free,
               "a mailbox is one cache line that processes share");
 
-// Publish, fence, look for sleepers here; announce, fence, look at what was published there: one of
-// the two sees the other.
+// The waker publishes, fences, then checks for sleepers. The sleeper announces itself, fences, then
+// polls. At least one of the two sees the other.
 void Mailbox::wake() {
   full_fence(sleepers);
   if (sleepers.load(std::memory_order_relaxed) == 0) return;
-  // A sleeper between its announcement and its sleep holds a ticket that is out of date from here
-  // on.
+  // Invalidates the ticket of a sleeper between its announcement and its sleep.
   word.fetch_add(1, std::memory_order_acq_rel);
   if (syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr,
               nullptr, 0) > 0)

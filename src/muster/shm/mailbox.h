@@ -1,11 +1,11 @@
-/// Where the threads of one rank sleep, and how others wake them.
+/// How the threads of one rank sleep and how other ranks and threads wake them.
 ///
-/// A mailbox is one cache line. Local peers have it mapped (it lies in the host region where there
-/// is one), so that whoever publishes something for a rank (bytes in a shared ring, a control line,
-/// an answer) wakes it without a system call where nobody sleeps. Sockets' news reach it through
-/// the watcher, which wakes it after each pass that got on. No wake-up is lost: a sleeper announces
-/// itself, then looks again, then sleeps; a waker publishes, then looks for sleepers (both with
-/// sequentially consistent order in between; the sleeper pays for both where it sends barriers).
+/// A mailbox is one cache line. Local peers map it (it lies in the host region if there is one), so
+/// a publisher of ring bytes, a control line or an answer wakes the rank without a system call when
+/// no thread sleeps. Socket events reach it through the watcher, which wakes it after each pass
+/// that made progress. No wakeup is lost: a sleeper announces itself, polls once more, then sleeps;
+/// a waker publishes, then checks for sleepers. Both need sequentially consistent order between the
+/// two steps; a sleeper that sends barriers provides it for both.
 #pragma once
 
 #include <atomic>
@@ -16,36 +16,36 @@
 namespace muster::shm {
 
 struct alignas(64) Mailbox {
-  std::atomic<std::uint32_t> word{0};  ///< the futex; grows by one with every wake-up
+  std::atomic<std::uint32_t> word{0};  ///< the futex word; incremented by every wakeup
   std::atomic<std::uint32_t> sleepers{0};
-  std::atomic<std::uint64_t> heartbeat{0};  ///< grows by one per beat of the owner's watcher
-  std::atomic<std::uint32_t> pid{0};        ///< 0: not there yet
-  std::atomic<std::uint32_t> aborted{
-      0};  ///< the owner's own word that it has left (its end is no death): one of the two below
-  std::atomic<std::uint32_t> troubled{
-      0};  ///< the owner knows of a failure: if it ends now, that is why
-  /// The owner's sleepers send a barrier (`base/host_barrier.h`) between their announcement and
-  /// their look: who publishes for them and takes such barriers needs no fence of its own before it
-  /// looks for sleepers. Set before the owner has met anybody, if at all.
+  std::atomic<std::uint64_t> heartbeat{0};  ///< incremented by each beat of the owner's watcher
+  std::atomic<std::uint32_t> pid{0};        ///< 0: not present yet
+  /// Set by an owner that leaves, so its end is no death: one of the two constants below.
+  std::atomic<std::uint32_t> aborted{0};
+  /// The owner knows of a failure: if it ends now, that is the cause.
+  std::atomic<std::uint32_t> troubled{0};
+  /// The owner's sleepers send a barrier (`base/host_barrier.h`) between announcement and last
+  /// poll. A publisher that receives such barriers needs no fence before it checks for sleepers.
+  /// Set before the owner meets any peer, if at all.
   std::atomic<std::uint32_t> sends_barriers{0};
 
-  static constexpr std::uint32_t kLeft = 1;  ///< in good order
-  /// Its process ended and had not closed its groups.
+  static constexpr std::uint32_t kLeft = 1;  ///< closed cleanly
+  /// The process ended without closing its groups.
   static constexpr std::uint32_t kUnclosed = 2;  // limit: a name
 
-  /// After publishing: wakes every sleeper; costs a fence and a load where there is none.
+  /// Call after publishing. Wakes every sleeper; costs a fence and a load if there is none.
   void wake();
-  /// The same without the fence, which the caller has passed since it published, or the sleepers
-  /// send.
+  /// The same without the fence: either the caller has passed one since it published, or the
+  /// sleepers send barriers.
   void wake_announced() {
     if (sleepers.load(std::memory_order_relaxed) != 0) wake();
   }
-  /// Announces a sleeper; returns the ticket for `sleep`. The caller must then look once more at
-  /// what it waits for.
+  /// Announces a sleeper and returns the ticket for `sleep`. The caller must poll once more before
+  /// it sleeps.
   std::uint32_t prepare_sleep();
-  /// Sleeps until woken or for `limit` (may return early). Ends the announcement.
+  /// Sleeps until woken or for `limit`; may return early. Withdraws the announcement.
   void sleep(std::uint32_t ticket, Duration limit);
-  /// Ends the announcement without sleeping.
+  /// Withdraws the announcement without sleeping.
   void cancel_sleep();
 };
 

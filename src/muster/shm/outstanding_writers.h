@@ -1,4 +1,4 @@
-/// Peers that may be in the middle of a store into this process's memory, after a call has failed.
+/// Peers that may be in the middle of a store into this process's memory after a call has failed.
 #pragma once
 
 #include <memory>
@@ -10,17 +10,17 @@
 
 namespace muster::shm {
 
-/// Asked by the arena's quarantine, which may outlive the group and its member. A peer is taken for
-/// dead only when its process has ended: one that is silent may have been stopped.
+/// Called by the arena's quarantine, which may outlive the group and its member. A peer counts as
+/// dead only when its process has ended; a silent peer may just be stopped.
 class OutstandingWriters {
  public:
-  /// `region` keeps `Progress` where it is. (The segment of a group that failed is not given back.)
+  /// `region` keeps `Progress` mapped. (The segment of a failed group is not freed.)
   explicit OutstandingWriters(std::shared_ptr<void> region) : region_(std::move(region)) {}
   /// `peer` has finished once its counter `done` has reached `end`.
   void add(const Progress& peer, Counter done, Position end, std::shared_ptr<ProcessEnd> process) {
     peers_.push_back({&peer, done, end, std::move(process)});
   }
-  /// Whether any may still store. Once not, never again.
+  /// Whether any peer may still store. Never true again after it has returned false.
   bool operator()();
 
  private:

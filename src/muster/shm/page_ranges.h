@@ -1,4 +1,4 @@
-/// Ranges of an arena that do not overlap, few of them. Not thread-safe.
+/// A small set of disjoint ranges of an arena. Not thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -16,12 +16,12 @@ class PageRanges {
   using Range = FreePages::Range;
 
   bool empty() const { return ends_.empty(); }
-  /// One that overlaps with none.
+  /// `range` must not overlap any other.
   void insert(const Range& range) {
     if (range.bytes > 0) ends_.emplace(range.offset, range.offset + range.bytes);
   }
   void erase(const Range& range) { ends_.erase(range.offset); }
-  /// Those that lie in `block`, taken out.
+  /// Removes and returns the ranges inside `block`.
   std::vector<Range> take_within(const Range& block) {
     std::vector<Range> taken;
     const auto first = ends_.lower_bound(block.offset);
@@ -36,7 +36,7 @@ class PageRanges {
     each_gap(range, [&](const Range& gap) { free += gap.bytes; });
     return free < range.bytes;
   }
-  /// Calls visit(Range) with each part of `range` that lies in none, in order.
+  /// Calls visit(Range) for each part of `range` that no stored range covers, in order.
   template <class Visit>
   void each_gap(const Range& range, Visit visit) const {
     std::uint64_t at = range.offset;
@@ -53,7 +53,7 @@ class PageRanges {
   }
 
  private:
-  std::map<std::uint64_t, std::uint64_t> ends_;  // by beginning
+  std::map<std::uint64_t, std::uint64_t> ends_;  // by begin
 };
 
 }  // namespace muster::shm

@@ -1,5 +1,4 @@
-/// Sends for memory that is touched soon, so that it is on its way while this thread does other
-/// things.
+/// Prefetches of memory that is accessed soon.
 #pragma once
 
 #include <cstddef>
@@ -8,13 +7,11 @@
 
 namespace muster::shm {
 
-/// For memory that will be written: its lines are taken from other caches.
+/// For memory that will be written: takes exclusive ownership of its lines.
 inline void prefetch_to_write(const std::byte* memory, std::size_t bytes) {
   for (std::size_t at = 0; at < bytes; at += kCacheLine) {
 #if defined(__x86_64__)
-    asm volatile("prefetchw %0"
-                 :
-                 : "m"(memory[at]));  // does nothing on a processor that does not know it
+    asm volatile("prefetchw %0" : : "m"(memory[at]));  // a no-op on processors without it
 #else
     __builtin_prefetch(memory + at, 1);
 #endif

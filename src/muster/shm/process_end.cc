@@ -18,7 +18,7 @@ FoundProcess open_process(std::uint32_t pid, std::uint64_t start_time, Descripto
   };
   Descriptor opened(static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0)));
   if (!opened) return errno == ESRCH ? FoundProcess::gone : hindered();
-  // Looked at after it was opened: the descriptor stays with the process that had the number then.
+  // Checked after the open: the descriptor keeps referring to the process that had the pid then.
   const auto start = process_start(pid);
   if (!start) return hindered();
   if (*start != start_time) return FoundProcess::gone;

@@ -1,5 +1,4 @@
-/// Whether a process of this host has ended, for who asks now and then. (`ProcessWatch` tells it
-/// unasked.)
+/// Whether a process of this host has ended, by polling. (`ProcessWatch` notifies instead.)
 #pragma once
 
 #include <cstdint>
@@ -10,21 +9,21 @@
 namespace muster::shm {
 
 enum class FoundProcess : std::uint8_t {
-  running,  ///< as far as it could be opened: it may have ended without having been waited for
+  running,  ///< the process could be opened; it may be a zombie
   gone,
-  no_room,  ///< no descriptor is left for it
-  unknown,  ///< this system does not tell (no permission, a kernel before pidfd)
+  no_room,  ///< out of descriptors
+  unknown,  ///< not supported here (no permission, or a kernel without pidfd)
 };
-/// Opens the process `pid` that started at `start_time` (pids are used again) into `process`: a
-/// pidfd, readable once it has ended.
+/// Opens the process `pid` that started at `start_time` (pids are reused) into `process`: a pidfd,
+/// readable once the process has ended.
 FoundProcess open_process(std::uint32_t pid, std::uint64_t start_time, Descriptor& process);
 
 /// Not thread-safe.
 class ProcessEnd {
  public:
   ProcessEnd(std::uint32_t pid, std::uint64_t start_time) : pid_(pid), start_time_(start_time) {}
-  /// A system call, the first time a few. False where the system does not tell, as long as the
-  /// process's number is not another's.
+  /// Costs one system call, on first use several. If the system does not support it, returns false
+  /// until the pid belongs to another process.
   bool seen();
 
  private:

@@ -15,7 +15,7 @@ bool Quarantine::overlaps(const Range& block) const {
 bool Quarantine::keep(Range block) {
   if (!overlaps(block)) return false;
   const auto is_it = [&](const Range& kept) { return kept.offset == block.offset; };
-  if (std::any_of(kept_.begin(), kept_.end(), is_it)) return true;  // freed twice: once is enough
+  if (std::any_of(kept_.begin(), kept_.end(), is_it)) return true;  // a double free; ignore it
   kept_.push_back(block);
   bytes_ += block.bytes;
   return true;

@@ -1,10 +1,10 @@
-/// Which bytes of an arena are kept out of use, since a peer of a failed call may still write to
-/// them: one that was stopped in the middle of a store does so when it goes on. Pure bookkeeping
-/// over offsets.
+/// Ranges of an arena that must not be reused, because a peer of a failed call may still write to
+/// them: a peer that was stopped in the middle of a store finishes it when it continues.
+/// Bookkeeping over offsets only.
 ///
-/// A failed call adds what it has lent, with somebody to ask who holds it still. A block that the
-/// program frees meanwhile is kept here where it overlaps with such a range, and given back once
-/// nobody holds any of it. Not thread-safe.
+/// A failed call adds the ranges that it exposed, each with a predicate that says whether a peer
+/// still holds it. A block that the program frees is kept here if it overlaps such a range, and
+/// freed once no part of it is held. Not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -19,22 +19,21 @@ namespace muster::shm {
 class Quarantine {
  public:
   using Range = FreePages::Range;
-  /// Whether a peer may still write; once not, never again.
+  /// Whether a peer may still write. Never true again after it has returned false.
   using Held = std::function<bool()>;
   struct Over {
-    std::vector<std::uint64_t> blocks;  ///< where those begin that are to be freed now
-    std::vector<Held>
-        held;  ///< of what nobody holds any more, for the caller to drop outside of its lock
+    std::vector<std::uint64_t> blocks;  ///< offsets of blocks to free now
+    std::vector<Held> held;  ///< predicates that are done; the caller destroys them unlocked
   };
 
   void add(Range range, Held held) { lent_.push_back({range, std::move(held)}); }
   bool empty() const { return lent_.empty(); }
-  /// Takes a block over that has just been freed; false where no part of it is held, as far as is
-  /// known.
+  /// Takes over a block that has just been freed. Returns false if no part of it is known to be
+  /// held.
   bool keep(Range block);
-  /// Asks who holds what. Blocks are given once.
+  /// Calls the predicates. Each block is returned once.
   Over sweep();
-  std::size_t bytes() const { return bytes_; }  ///< of the blocks kept
+  std::size_t bytes() const { return bytes_; }  ///< total size of the kept blocks
 
  private:
   struct Lent {

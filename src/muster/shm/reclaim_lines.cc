@@ -32,13 +32,13 @@ void reclaim_lines(const std::byte* memory, std::size_t bytes) noexcept {
 void copy_and_reclaim_lines(std::byte* to, const std::byte* from, std::size_t bytes,
                             bool past_caches) noexcept {
   if (past_caches) {
-    // One after the other: stores past the caches stall where others come between.
+    // In two passes: streaming stores stall when other stores are interleaved.
     copy_past_caches(to, from, bytes);
     return reclaim_lines(from, bytes);
   }
   std::size_t at = 0;
 #if defined(__x86_64__)
-  // Copying first and handing back what was copied takes a third longer.
+  // Reclaiming in a second pass takes a third longer.
   for (; quicker && at + kCopiedLine <= bytes; at += kCopiedLine) {
     const CopiedLine line = load_line(from + at);
     store_line(to + at, line);

@@ -1,4 +1,4 @@
-/// What lies where in a host region. Private to `region_memory.cc` and its parts.
+/// Layout of a host region. Private to `region_memory.cc` and its parts.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@ inline constexpr std::uint32_t kRegionVersion = 3;                 // limit: a v
 inline constexpr std::size_t kRegionPage = 4096;                   // limit: of memory
 inline constexpr int kSegmentClasses = 48;                         // limit: powers of two
 
-/// Words that processes share must be usable without a lock.
+/// Words shared between processes must be lock-free.
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
               std::atomic<std::uint32_t>::is_always_lock_free);
 
@@ -27,8 +27,8 @@ struct RegionHeader {
   std::uint64_t segment_bytes;
   std::uint64_t total_bytes;
   std::uint64_t nonce;
-  /// The heap (`segment_heap.h`): units handed out by the end so far, and a stack of free blocks
-  /// for each class of size.
+  /// State of the heap (`segment_heap.h`): the number of units below its end, and a stack of free
+  /// blocks for each size class.
   alignas(128) std::atomic<std::uint64_t> heap_end;
   std::atomic<std::uint64_t> free_blocks[kSegmentClasses];
 };
@@ -38,29 +38,29 @@ struct alignas(64) Doorbell {
   std::atomic<std::uint32_t> opened;
 };
 
-/// Of one place: what shows another process that it can read its owner's memory: `word` stands at
-/// `address` there.
+/// Per rank: lets another process test whether it can read this rank's memory. The value `word` is
+/// stored at `address` there.
 struct alignas(64) Card {
   std::atomic<std::uint32_t> process;
   std::atomic<std::uint64_t> address;
-  std::atomic<std::uint64_t> word;  ///< written last; 0: not there yet
+  std::atomic<std::uint64_t> word;  ///< written last; 0: not present yet
 };
 
-/// Of one ordered pair. Writer and reader each own a pair of cache lines; counts grow for ever and
-/// are never reset. What a writer asks of the reader before every message lies apart: the reader's
-/// position changes with every message, and each look at its line would fetch it anew.
+/// Per ordered pair. Writer and reader each own a pair of cache lines. Counts only grow.
+/// `reader_gone`, which the writer checks before every message, has its own lines: the reader's
+/// position changes with every message, so each check would miss the cache.
 struct RingControl {
   alignas(128) std::atomic<std::uint64_t> tail;  ///< bytes published
   std::atomic<std::uint32_t> opened;
   std::atomic<std::uint32_t> ended;         ///< the writer publishes nothing more
-  std::atomic<std::uint32_t> writer_waits;  ///< set by a writer that found no room, taken back by
-                                            ///< the reader that makes some
+  std::atomic<std::uint32_t> writer_waits;  ///< set by a writer that found no room, cleared by the
+                                            ///< reader that makes room
   alignas(128) std::atomic<std::uint64_t> head;         ///< bytes consumed
-  alignas(128) std::atomic<std::uint32_t> reader_gone;  ///< nobody reads any more
+  alignas(128) std::atomic<std::uint32_t> reader_gone;  ///< the reader is gone
 };
 static_assert(sizeof(RingControl) == 384);
 
-/// Of one unit of the heap, used where a block begins.
+/// Per unit of the heap; used at the start of a block.
 struct SegmentEntry {
   std::atomic<std::uint32_t> state;  ///< 0, or 1 + class of the block in use that begins here
   std::atomic<std::uint32_t> next;   ///< the next free block of this class: 1 + its unit, or 0

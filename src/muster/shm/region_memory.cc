@@ -26,9 +26,8 @@ std::byte* own_arena_at(std::uint64_t offset, std::size_t bytes) {
   return arena.ok() ? (*arena)->at(offset, bytes) : nullptr;
 }
 
-// Differs from job to job, from rank to rank and from view to view: another process that has the
-// number of the one meant, as this one itself may where the other counts processes for itself, does
-// not hold it there.
+// Unique per job, rank and view. If the pid belongs to another process (possibly this one, if the
+// peer is in another pid namespace), that process does not hold this word at the address.
 std::uint64_t word_of(const RegionShape& shape, int local_rank, const void* view) {
   const std::uint64_t rank = static_cast<std::uint64_t>(local_rank) << 48;
   const std::uint64_t mixed = (shape.nonce ^ rank ^ reinterpret_cast<std::uint64_t>(view) ^
@@ -149,16 +148,16 @@ bool RegionView::can_read(int local_rank) {
 }
 
 bool RegionView::keeps_memory(int local_rank) {
-  if (!can_read(local_rank)) return true;  // it may; nobody can tell
+  if (!can_read(local_rank)) return true;  // unknown; assume that it does
   std::byte some;
   if (read(local_rank, card(local_rank).address.load(std::memory_order_relaxed), {&some, 1}))
     return true;
   return reach_[static_cast<std::size_t>(local_rank)].load(std::memory_order_relaxed) !=
-         Reach::yes;  // forbidden by now
+         Reach::yes;  // reading is now forbidden
 }
 
-// Every time the card's word comes along, out of the same process by the same call: its number may
-// have gone to another.
+// Every read also fetches the word from the same process in the same system call, because the pid
+// may have been reused.
 bool RegionView::read(int local_rank, std::uint64_t address, MutableBytes to) {
   const Card& theirs = card(local_rank);
   const std::uint64_t word = theirs.word.load(std::memory_order_acquire);
@@ -171,7 +170,7 @@ bool RegionView::read(int local_rank, std::uint64_t address, MutableBytes to) {
         {reinterpret_cast<void*>(address), to.size()}};
     const ssize_t got = ::process_vm_readv(process, here, 2, there, 2, 0);
     if (got < 0 &&
-        (errno == EPERM || errno == ENOSYS)) {  // from now on: groups that come later shall not try
+        (errno == EPERM || errno == ENOSYS)) {  // remember, so that later groups do not try
       reach_[static_cast<std::size_t>(local_rank)].store(Reach::no, std::memory_order_relaxed);
     }
     const auto copied = static_cast<std::size_t>(std::max<ssize_t>(got, 0));

@@ -70,7 +70,7 @@ class RegionView final : public HostRegion {
   ProcessOf processes_;
   SegmentHeap heap_;
   ProcessMark mark_;
-  const std::uint64_t word_;  // what my card says
+  const std::uint64_t word_;  // the word in this rank's card
   std::vector<std::atomic<Reach>> reach_;
 };
 

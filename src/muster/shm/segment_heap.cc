@@ -11,7 +11,7 @@
 namespace muster::shm {
 namespace {
 
-// A stack's head: a count of changes above, 1 + the unit of its first block below.
+// Head of a stack: an ABA counter in the upper half, 1 + the unit of the first block in the lower.
 constexpr std::uint64_t head_of(std::uint64_t old, std::uint32_t first) {
   return (((old >> 32) + 1) << 32) | first;
 }
@@ -24,10 +24,9 @@ bool SegmentHeap::pop(int size_class, std::uint32_t& unit) {
   std::uint64_t head = stack.load(std::memory_order_acquire);
   while (first_of(head) != 0) {
     const std::uint32_t candidate = first_of(head) - 1;
-    if (candidate >= units_)
-      return false;  // only a member that writes where it should not can do that
-    // May be read while another rank takes the block away and links it elsewhere: the count in the
-    // head then makes the exchange fail.
+    if (candidate >= units_) return false;  // only a stray write by a peer can cause this
+    // Another rank may pop the block and relink it during this read. The counter in the head then
+    // makes the exchange fail.
     const std::uint32_t next = entries_[candidate].next.load(std::memory_order_relaxed);
     if (stack.compare_exchange_weak(head, head_of(head, next), std::memory_order_acq_rel,
                                     std::memory_order_acquire)) {
@@ -107,7 +106,7 @@ void discard_pages(std::byte* memory, std::size_t bytes) {
   if (whole == 0) return;
   std::byte* const inner = memory + ahead;
   if (::madvise(inner, whole, MADV_REMOVE) == 0) return;
-  // Not a shared mapping of a file: then private memory, which reads as zero after MADV_DONTNEED.
+  // Not a shared file mapping: then private memory, which reads as zero after MADV_DONTNEED.
   const bool is_private = errno == EINVAL || errno == EACCES;
   if (is_private && ::madvise(inner, whole, MADV_DONTNEED) == 0) return;
   std::memset(inner, 0, whole);

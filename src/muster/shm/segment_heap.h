@@ -1,11 +1,11 @@
-/// The heap of a host region, shared by processes of which any may die at any instruction: no lock,
-/// so nobody can die holding one.
+/// The heap of a host region. Processes share it, and any of them may die at any instruction; it is
+/// lock-free, so none can die holding a lock.
 ///
-/// Blocks are powers of two of a unit. Free ones of a class form a stack (Treiber's, its head with
-/// a count against ABA); when a stack is empty the end of the heap moves up, and at the very end
-/// larger blocks are halved. A rank that dies between taking a block and telling anybody loses that
-/// block, no more. What lies in blocks that are free is zero: `release` gives their pages back to
-/// the system before anybody can claim them.
+/// Block sizes are powers of two of a unit. The free blocks of a size class form a Treiber stack,
+/// whose head has a counter against ABA. When a stack is empty, the end of the heap moves up; at
+/// the limit, larger blocks are split. A rank that dies between claiming a block and publishing its
+/// offset loses that block and nothing else. Free blocks are zero: `release` returns their pages to
+/// the system before any rank can claim them.
 #pragma once
 
 #include <cstddef>
@@ -20,13 +20,13 @@ inline constexpr std::size_t kSegmentUnit = 4096;  // limit: a page
 
 class SegmentHeap {
  public:
-  /// `entries` has one entry per unit of `memory`, all of it zero at first.
+  /// `entries` has one zeroed entry per unit of `memory`.
   SegmentHeap(RegionHeader& header, SegmentEntry* entries, std::byte* memory, std::size_t units)
       : header_(header), entries_(entries), memory_(memory), units_(units) {}
 
-  /// Offset within the heap.
+  /// Returns the offset within the heap.
   Result<std::uint64_t> claim(std::size_t bytes);
-  /// False where `offset` is no block in use (nothing is done then).
+  /// Returns false and does nothing if no block in use begins at `offset`.
   bool release(std::uint64_t offset);
 
  private:
@@ -41,8 +41,8 @@ class SegmentHeap {
   std::size_t units_;
 };
 
-/// Zeroes [memory, memory + bytes) by giving its whole pages back to the system where that can be
-/// done, both for shared mappings and private ones; both ends page aligned or not.
+/// Zeroes [memory, memory + bytes). Returns whole pages to the system where possible. Works for
+/// shared and private mappings and for unaligned ends.
 void discard_pages(std::byte* memory, std::size_t bytes);
 
 }  // namespace muster::shm

@@ -1,12 +1,12 @@
-/// What a group's segment of the host region looks like. Arithmetic and plain structs;
-/// docs/internals/shm.md explains the protocol.
-/// - lines: for every member a ring of control lines, one for each call under way
-/// - progress: for every member one line of counters
-/// - staging: for every member a small slot for each line, fixed::kWindows windows (inputs on
-///   their way out), fixed::kWindows results (reduced slices)
+/// Layout of a group's segment of the host region: arithmetic and plain structs.
+/// docs/shared-memory-engine.md explains the protocol.
+/// - lines: per member, a ring of control lines, one per outstanding call
+/// - progress: per member, one line of counters
+/// - staging: per member, a small slot per line, fixed::kWindows windows (outgoing inputs) and
+///   fixed::kWindows results (reduced slices)
 ///
-/// Everything has a single writer, its member, and nothing is ever reset. (Readers of staged memory
-/// reclaim its lines, which leaves what stands there: `shm/reclaim_lines.h`.)
+/// Every word has a single writer, its member, and nothing is ever reset. (Readers of staged memory
+/// reclaim its lines, which leaves the values unchanged: `shm/reclaim_lines.h`.)
 #pragma once
 
 #include <algorithm>
@@ -20,57 +20,57 @@ namespace muster::shm {
 
 inline constexpr std::size_t kCacheLine = 64;  // limit: of every processor that muster knows
 
-/// Slices of at least this size are read directly from the giver's memory (process_vm_readv). Below
-/// it, staging is faster.
+/// Slices of at least this size are read directly from the sender's memory (process_vm_readv).
+/// Below it, staging is faster.
 inline std::size_t direct_read_bytes(std::size_t members) {
   return members == 2 ? tunables().direct_read_pair : tunables().direct_read;
 }
 
-/// Where a member's data stands.
+/// Where a member's data is.
 enum class BufferLocation : std::uint8_t {
   nothing,   ///< no bytes
   line,      ///< in the control line
   slot,      ///< in the slot beside it
-  line_row,  ///< slices for all other members, equally long, one after another in the line
+  line_row,  ///< equally long slices for all other members, contiguous, in the line
   slot_row,  ///< the same in the slot, without a table
-  window,    ///< passes through the windows, one after another
-  arena,     ///< where it is: at an offset of the member's arena
-  memory,    ///< where it is: at an address of the member's process, which its reader copies from
+  window,    ///< in the windows, chunk by chunk
+  arena,     ///< in place: at an offset of the member's arena
+  memory,    ///< in place: at an address of the member's process; the reader copies from there
 };
 
-/// Whether readers go to the member's own memory. It must wait for them then.
+/// Whether readers access the member's own memory. The member must then wait for them.
 constexpr bool in_place(BufferLocation location) {
   return location == BufferLocation::arena || location == BufferLocation::memory;
 }
 
-/// Whether the data stands in a slot or passes through windows, whose lines the writer fills again
-/// once all have read them.
+/// Whether the data is in a slot or passes through windows. The writer refills those lines once all
+/// readers have finished.
 constexpr bool is_staged(BufferLocation location) {
   return location == BufferLocation::slot || location == BufferLocation::slot_row ||
          location == BufferLocation::window;
 }
 
-/// Whether it is a row of equally long slices, one for each other member.
+/// Whether it is a row of equally long slices, one per other member.
 constexpr bool is_row(BufferLocation location) {
   return location == BufferLocation::line_row || location == BufferLocation::slot_row;
 }
 
-/// Which slice of a member's row is for `reader`.
+/// Index in a member's row of the slice for `reader`.
 constexpr std::size_t place_in_row(int member, int reader) {
   return static_cast<std::size_t>(reader < member ? reader : reader - 1);
 }
 
-/// One call of one member. Written before `sequence` is stored; overwritten only once every member
+/// One call of one member. Written before `sequence` is stored; overwritten only after every member
 /// has `seen` it.
 struct alignas(2 * kCacheLine) Line {
-  std::atomic<std::uint64_t> sequence;  ///< of the call that stands here
+  std::atomic<std::uint64_t> sequence;  ///< of the call in this line
   std::uint64_t seen;  ///< the writer has finished with every member's lines up to this sequence
   std::uint8_t op, dtype, reduce, flags;
   std::int32_t root;
   std::uint64_t count;
   std::uint64_t digest;
-  std::uint64_t bytes;  ///< of the input; of all slices together if there is one for each member
-  /// Of the input. With slices: a row, `slot` or else `window`, whatever the table says of each.
+  std::uint64_t bytes;  ///< of the input; with a slice per member, of all slices together
+  /// Of the input. With slices: a row, `slot` or `window`, whatever the table says of each slice.
   BufferLocation location;
   BufferLocation output_location;  ///< `arena`: peers may store results straight into the output
   std::uint8_t first_window;
@@ -80,7 +80,7 @@ struct alignas(2 * kCacheLine) Line {
       std::uint64_t input;   ///< arena offset, or address
       std::uint64_t output;  ///< arena offset
     };
-    std::byte payload[fixed::kInlineBytes];  ///< where `location` says that it stands in the line
+    std::byte payload[fixed::kInlineBytes];  ///< if `location` is in the line
   };
 };
 static_assert(sizeof(Line) == 2 * kCacheLine &&
@@ -88,7 +88,7 @@ static_assert(sizeof(Line) == 2 * kCacheLine &&
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 /// A point in the life of the group: call and step. Counters hold positions, so a member that has
-/// finished a call has passed all its steps, however many those were. Wraps around; compare with
+/// finished a call has passed all its steps, however many there were. Wraps around; compare with
 /// `reached`.
 using Position = std::uint64_t;
 constexpr Position position(std::uint64_t sequence, std::uint64_t step) {
@@ -98,35 +98,35 @@ constexpr Position end_of(std::uint64_t sequence) { return position(sequence + 1
 constexpr bool reached(Position counter, Position wanted) {
   return static_cast<std::int64_t>(counter - wanted) >= 0;
 }
-/// Positions compare over half of their range, 2^39 calls. After this many calls every member
-/// brings up to date what it keeps of earlier ones.
+/// Positions compare correctly over half of their range, 2^39 calls. After this many calls every
+/// member refreshes the positions that it keeps of earlier calls.
 inline constexpr std::uint64_t kRefreshEvery = std::uint64_t{1} << 32;  // limit: of a counter
 
 enum class Counter : std::uint8_t {
   filled,   ///< windows filled
-  reduced,  ///< slices reduced: the others' inputs read, the results stored
-  drained,  ///< windows, results and arena memory of the others read
+  reduced,  ///< slices reduced: peers' inputs read, results stored
+  drained,  ///< peers' windows, results and arena memory read
 };
 inline constexpr int kCounters = 3;  // limit: of the enum
 
 struct alignas(2 * kCacheLine) Progress {
   std::atomic<Position> counters[kCounters];
-  /// Like Line::seen, brought up to date while the member waits for a free line.
+  /// Like Line::seen; updated while the member waits for a free line.
   std::atomic<std::uint64_t> seen;
-  /// Sequence of the call that failed on this member; 0: none has. Final.
+  /// Sequence of the call that failed on this member; 0: none. Never cleared.
   std::atomic<std::uint64_t> aborted;
-  /// 1: the member can copy from the memory of all others. Final.
+  /// 1: the member can read the memory of all others. Never cleared.
   std::atomic<std::uint32_t> reads;
-  /// 1 + the processor on which the member was when it last blocked in a call; 0: not known.
+  /// 1 + the processor on which the member last blocked in a call; 0: unknown.
   std::atomic<std::uint32_t> core;
 };
 
-/// An entry of the table at the start of a slot, if a member gives each member its own slice.
+/// An entry of the table at the start of a slot, for operations with a slice per member.
 struct Slice {
   std::uint64_t bytes;
-  std::uint64_t where;  ///< byte of the slot, offset in the arena, or address
+  std::uint64_t where;  ///< byte of the slot, arena offset, or address
   BufferLocation location;
-  bool granted;  ///< stands in the arena, and its only reader reclaims its lines
+  bool granted;  ///< in the arena, and its only reader reclaims its lines
   std::byte spare[6];
 };
 static_assert(sizeof(Slice) == 24);
@@ -170,17 +170,17 @@ struct SegmentLayout {
   }
 
   std::size_t members;
-  std::uint64_t slots;      ///< of each member, a power of two; as many lines
-  std::size_t table_bytes;  ///< at the start of a slot, for slices
+  std::uint64_t slots;      ///< per member, a power of two; also the number of lines
+  std::size_t table_bytes;  ///< at the start of a slot
   std::size_t slot_bytes;   ///< table and payload
   std::size_t window_bytes;
-  std::size_t column_bytes;  ///< of a window, where it carries a slice for each member; a multiple
-                             ///< of every element's size
+  std::size_t column_bytes;  ///< of a window that carries one slice per member; a multiple of every
+                             ///< element size
   std::size_t result_bytes;  ///< one member's share of a window
   std::size_t lines_stride;
   std::size_t staging;
   std::size_t staging_stride;
-  std::size_t total;  ///< with room to align the start
+  std::size_t total;  ///< including room to align the start
 
  private:
   static constexpr std::size_t kPage = 4096;  // limit: of memory
@@ -189,8 +189,8 @@ struct SegmentLayout {
   std::size_t stage(int member) const { return staging + index(member) * staging_stride; }
 };
 
-/// The part of `length` elements that `member` of `members` reduces: in order, all but the last of
-/// them equal and a multiple of `grain`.
+/// The part of `length` elements that `member` of `members` reduces. Parts are in order; all but
+/// the last nonempty one are equal and a multiple of `grain`.
 struct Share {
   std::size_t begin = 0;
   std::size_t end = 0;

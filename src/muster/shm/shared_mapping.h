@@ -1,6 +1,5 @@
-/// Memory files (memfd) and their mappings. Ranks that are threads of one process meet the same
-/// file several times: they share ONE mapping of it, so that an address means the same to all of
-/// them.
+/// Memory files (memfd) and their mappings. Ranks that are threads of one process open the same
+/// file several times; they share ONE mapping, so an address means the same to all of them.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +11,8 @@
 
 namespace muster::shm {
 
-/// A new memory file of `bytes`, sparse, close-on-exec, sealed against shrinking (no peer can make
-/// our mapping fault) and against other seals.
+/// Creates a memory file of `bytes`: sparse, close-on-exec, sealed against shrinking (no peer can
+/// make our mapping fault) and against further seals.
 Result<Descriptor> make_memory_file(const char* name, std::size_t bytes);
 
 class SharedMapping {
@@ -25,7 +24,7 @@ class SharedMapping {
 
   std::byte* memory() const { return memory_; }
   std::size_t bytes() const { return bytes_; }
-  /// True in a child of the process that made it: what stands there may be its own copy by now.
+  /// True in a forked child of the process that made it: its contents may be a private copy by now.
   bool forked() const { return mark_.forked(); }
 
  private:
@@ -34,10 +33,9 @@ class SharedMapping {
   ProcessMark mark_;
 };
 
-/// The process's mapping of the whole file behind `descriptor`: made now, or the one that is there;
-/// for reading only where a descriptor that can do no more is the first. Code::refused where the
-/// file is smaller than `at_least` or could be shrunk by somebody (it must be a memory file with
-/// the seal). Thread-safe.
+/// The process's mapping of the whole file behind `descriptor`; created if there is none. It is
+/// read-only if the descriptor that creates it is. Code::refused if the file is smaller than
+/// `at_least` or could be shrunk (it must be a memory file with the seal). Thread-safe.
 Result<std::shared_ptr<SharedMapping>> map_shared(int descriptor, std::size_t at_least);
 
 }  // namespace muster::shm

@@ -6,8 +6,8 @@
 namespace muster {
 namespace {
 
-// Where the last offer has helped.
-constexpr int kPollsOnOneCore = 2;  // limit: at once, but for what comes at the next poll
+constexpr int kPollsOnOneCore = 2;  // limit: used after a yield that helped; the news may still
+                                    // come with the next poll
 
 }  // namespace
 
@@ -20,7 +20,7 @@ void CoreOffer::polled(bool news) {
     const TimePoint before = steady_clock().now();
     yield_core();
     const Duration took = steady_clock().now() - before;
-    // For longer, and it was not the peer that took it.
+    // Another thread ran during the yield, and not for longer than a peer's turn takes.
     helped_ = took > tunables().offer_taken && took < tunables().peer_yield;
   }
 }

@@ -1,4 +1,5 @@
-/// Polling inside somebody else's wait, for an answer that a thread on the same core may owe.
+/// Yields for a poll nested in another component's wait loop: the peer that owes the answer may
+/// need this core.
 #pragma once
 
 #include <atomic>
@@ -8,23 +9,23 @@
 
 namespace muster {
 
-/// Offers the core after a number of polls without news. An answer from a peer that polls on
-/// another core comes sooner; one from a peer that was put on this core comes only then, and where
-/// that has just been so, the core is offered almost at once. One object a wait; what it learns
-/// stays in `polls`, which many threads may share.
+/// Yields the core after a number of polls without news. A peer that polls on another core answers
+/// before that. A peer on this core can answer only after the yield; once that has happened, the
+/// next yield comes after 2 polls. Use one object per wait; the learned poll count lives in
+/// `polls`, which several threads may share.
 class CoreOffer {
  public:
   static int many_polls() { return static_cast<int>(tunables().offer_polls); }
 
-  /// `polls`: begins at `many_polls`.
+  /// `polls`: initialize with `many_polls()`.
   explicit CoreOffer(std::atomic<int>& polls) : polls_(polls) {}
-  /// After each poll.
+  /// Call after each poll.
   void polled(bool news);
 
  private:
   std::atomic<int>& polls_;
-  int idle_ = 0;  // polls without news
-  bool helped_ = false;
+  int idle_ = 0;         // polls without news
+  bool helped_ = false;  // the last yield ran the awaited peer
 };
 
 }  // namespace muster

@@ -1,19 +1,21 @@
-/// wait/: how a thread waits for what another thread, or another rank of the host, does soon.
+/// wait/: how a thread waits for an event that another thread, or another rank on this host, is
+/// about to produce.
 ///
-/// There is one policy. On a core of its own a waiter polls with a pause between; on a core that
-/// it shares, and once its pauses are used up, it gives the core away between polls; then the
-/// `SpinWait` is over, and the waiter sleeps or leaves the rest to somebody else:
+/// There is one policy. With a dedicated core, the waiter spins: it polls with a pause in between.
+/// On a shared core, or once its pauses are used up, it yields the core between polls. When the
+/// budget is exhausted, the `SpinWait` is over, and the waiter sleeps or leaves the work to another
+/// thread:
 ///
 ///   SpinWait spin(SpinBudget::before_sleep(topology));
 ///   while (!poll()) {
 ///     if (!spin.pause(clock_now)) sleep_until_woken();
 ///   }
 ///
-/// `SpinBudget` has the budget of every waiter, base/tunables.cc the numbers (link_spin,
-/// peer_pauses and the like), and `topology.h` says whether ranks share cores. `yield_until` waits
-/// for another thread of this process that is in the middle of what is waited for. `CoreOffer` is
-/// for a poll within somebody else's wait. No other file pauses or yields. Stands on base/ alone
-/// and knows no rank: test it by `ctest -R '^wait\.'`.
+/// `SpinBudget` lists the budget of every waiter. The numbers are in base/tunables.cc (link_spin,
+/// peer_pauses and so on). `topology.h` says whether ranks share cores. `yield_until` waits for
+/// another thread of this process that is already executing the awaited step. `CoreOffer` is for a
+/// poll nested in another component's wait loop. No other file pauses or yields. Depends on base/
+/// only and knows no ranks. Tests: `ctest -R '^wait\.'`.
 #pragma once
 
 #include <limits>
@@ -25,7 +27,7 @@
 
 namespace muster {
 
-/// Some tens of nanoseconds; leaves the core's units to its other hardware thread meanwhile.
+/// Takes tens of nanoseconds and frees the core's execution units for its other hardware thread.
 inline void pause_once() noexcept {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -36,10 +38,10 @@ inline void pause_once() noexcept {
 #endif
 }
 
-/// Gives the core to any other thread that is ready to run on it.
+/// Yields the core to any other thread that is ready to run on it.
 inline void yield_core() noexcept { std::this_thread::yield(); }
 
-/// Returns once `done()`. Only for what another thread of this process is about to do.
+/// Yields until `done()`. Only for a step that another thread of this process is about to finish.
 template <class Done>
 void yield_until(const Done& done) {
   while (!done()) yield_core();
@@ -50,47 +52,47 @@ inline constinit thread_local bool woke_sleeper = false;
 inline constinit thread_local bool made_progress = false;
 }  // namespace wait_detail
 
-/// This thread has just woken a sleeper, which may have been put on this thread's core, behind it.
-/// Its next `SpinWait` begins by giving the core away.
+/// Records that this thread has just woken a sleeper. The scheduler may have queued the sleeper on
+/// this thread's core, so this thread's next `SpinWait` starts with a yield.
 inline void note_wakeup() noexcept { wait_detail::woke_sleeper = true; }
-/// Whether that was noted since this thread last asked.
+/// Returns whether a wakeup was recorded since the last call on this thread, and clears it.
 inline bool take_wakeup() noexcept { return std::exchange(wait_detail::woke_sleeper, false); }
 
-/// What this thread waits for has got on, though not to its end: it keeps polling as long again
-/// before it sleeps. Not for a thread that only looks after others' work: it would take the cores
-/// of those that compute.
+/// Records that the awaited work has advanced but not finished: this thread polls for another full
+/// budget before it sleeps. Not for a thread that only drives other threads' work, since that would
+/// take cores from ranks that compute.
 inline void note_progress() noexcept { wait_detail::made_progress = true; }
-/// Whether that was noted since this thread last asked.
+/// Returns whether progress was recorded since the last call on this thread, and clears it.
 inline bool take_progress() noexcept { return std::exchange(wait_detail::made_progress, false); }
 
-/// How far a wait goes before it is over.
+/// How long a wait spins and yields before it is over.
 struct SpinBudget {
   static constexpr int kNoLimit = std::numeric_limits<int>::max();
 
-  int pauses = 0;            ///< at most so many, each followed by a poll,
-  Duration spin{};           ///< and for so long from the first; zero: the count alone decides
-  Duration yield{};          ///< then the core is given away until so long after the first poll
-  int pauses_on_shared = 0;  ///< a shared core is kept so long where the waiter asks for that
+  int pauses = 0;            ///< maximum number of pauses; a poll follows each
+  Duration spin{};           ///< time limit for the pauses, from the first poll; zero: no limit
+  Duration yield{};          ///< yield after the pauses, until this long after the first poll
+  int pauses_on_shared = 0;  ///< extra pauses on a shared core between two yields (`keeps_core`)
 
-  /// For whatever comes over links: then the thread sleeps (`Fabric::wait`).
+  /// For anything that arrives over links. Afterwards the thread sleeps (`Fabric::wait`).
   static SpinBudget before_sleep(const Topology& topology);
-  /// For all members of a small call, or for one peer's message in shared memory: then the wait
-  /// goes on in `Fabric::wait`.
+  /// For all peers of a small call, or for one peer's message in shared memory. Afterwards the wait
+  /// continues in `Fabric::wait`.
   static SpinBudget for_peers(const Topology& topology);
-  /// For a call that is under way already; its owner looks at the clock.
+  /// For a call that has already started; its owner checks the clock.
   static SpinBudget for_started_call(const Topology& topology);
-  /// For a server's answer on a socket: then the thread blocks in recv.
+  /// For a server's reply on a socket. Afterwards the thread blocks in recv.
   static SpinBudget for_answer();
 };
 
-/// One wait. Of one thread.
+/// One wait of one thread.
 class SpinWait {
  public:
   explicit SpinWait(const SpinBudget& budget) : budget_(budget) {}
 
-  /// Between two polls. False: the budget is used up. `now` gives the time and is asked only where
-  /// the budget has a time. `pauses`: so many in a row. `keeps_core`: nobody who shares this core
-  /// is waited for.
+  /// Call between two polls. Returns false when the budget is used up. `now` returns the time; it
+  /// is called only if the budget has a time limit. `pauses`: number of pauses in a row.
+  /// `keeps_core`: no awaited rank shares this core.
   template <class Now>
   bool pause(const Now& now, int pauses = 1, bool keeps_core = false) {
     if (over_) return false;
@@ -115,15 +117,15 @@ class SpinWait {
     return true;
   }
 
-  /// Something has come: a shared core is kept anew for what is still missing.
+  /// Something arrived: a shared core may again be kept for `pauses_on_shared` pauses.
   void keep_core_anew() { kept_ = 0; }
-  /// Something has come: the whole budget counts anew.
+  /// Something arrived: start over with the full budget.
   void restart() {
     paused_ = 0;
     first_ = TimePoint::max();
     over_ = false;
   }
-  /// The budget is used up, whatever is left of it.
+  /// Ends the wait, whatever is left of the budget.
   void finish() { over_ = true; }
 
  private:
@@ -134,9 +136,9 @@ class SpinWait {
 
   const SpinBudget budget_;
   int paused_ = 0;
-  int kept_ = 0;  // polls since the core was last given away
+  int kept_ = 0;  // polls since the last yield
   bool over_ = false;
-  TimePoint first_ = TimePoint::max();  // when the time was asked first
+  TimePoint first_ = TimePoint::max();  // first time the clock was read
 };
 
 }  // namespace muster

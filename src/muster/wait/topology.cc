@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kMostThreads = 1 << 13;
 
-/// Of a list of the kernel's, "0-3,8".
+/// Parses a CPU list in the kernel's format, such as "0-3,8".
 std::vector<int> numbers_in(std::string_view list) {
   std::vector<int> numbers;
   const char* const end = list.data() + list.size();
@@ -45,7 +45,7 @@ std::vector<int> allowed_threads(const std::string& root) {
       std::string_view(status).substr(status.find_first_not_of(" \t", at + kField.size())));
 }
 
-/// Of one control group; 0: none.
+/// CPU limit of one control group; 0: none.
 double quota_of(const ControlGroup& group) {
   std::string text;
   if (group.unified) {
@@ -67,7 +67,7 @@ std::vector<int> own_cores(const std::string& root) {
   const std::string cpus = root + "/sys/devices/system/cpu/";
   if (small_file(cpus + "smt/active").value_or("1").starts_with('0')) return threads;
   std::vector<int> cores;
-  std::vector<bool> told(kMostThreads);  // a sibling has
+  std::vector<bool> told(kMostThreads);  // already counted through a sibling
   for (const int thread : threads) {
     if (told[static_cast<std::size_t>(thread)]) continue;
     const auto list =

@@ -1,4 +1,4 @@
-/// The cores of this host that the process may use, and how many ranks share each of them.
+/// The cores of this host that the process may use, and how many ranks share each core.
 #pragma once
 
 #include <algorithm>
@@ -10,23 +10,23 @@
 
 namespace muster {
 
-/// The cores of this process's affinity mask, in order, each named by its first hardware thread:
-/// two threads of one core share what a rank that computes or spins needs. Where the system does
-/// not tell, every hardware thread is a core. `root`: where /proc and /sys stand, for tests.
+/// The cores in this process's affinity mask, ascending. Each core is named by its first hardware
+/// thread: two hardware threads of one core do not count twice, because they compete for the same
+/// units. If the system does not report siblings, every hardware thread counts as a core. `root`:
+/// prefix of /proc and /sys, for tests.
 std::vector<int> own_cores(const std::string& root = "");
 
-/// How many CPUs' time the control groups of this process allow it, versions 2 and 1; 0: as many as
-/// there are.
+/// The CPU limit of this process's control groups (v1 and v2), in CPUs. 0: unlimited.
 double cpu_quota(const std::string& root = "");
 
-/// So many of `cores` can be kept busy within a quota: at least 1. A part of a core is none to spin
-/// on.
+/// The number of `cores` that can be kept busy within a quota: at least 1. Fractions of a core are
+/// dropped, since a rank cannot spin on them.
 int cores_within(std::size_t cores, double quota);
 /// For this process alone; read once.
 int usable_cores();
 
-/// Ranks of one host for each of its `cores` (at least 1), rounded up: 1 where every rank has a
-/// core.
+/// Ranks of one host divided by its `cores` (at least 1), rounded up. 1 means that every rank has
+/// its own core.
 inline int ranks_per_core(std::size_t ranks, int cores) {
   const auto count = static_cast<std::size_t>(cores);
   return static_cast<int>((ranks + count - 1) / count);
@@ -41,11 +41,12 @@ struct Topology {
   Topology(std::size_t ranks, int usable)
       : cores(usable), ranks_per_core(muster::ranks_per_core(ranks, usable)) {}
 
-  /// Every rank has a core of its own and may spin there.
+  /// Every rank has a core of its own and may spin on it.
   bool dedicated() const { return ranks_per_core == 1; }
   bool oversubscribed() const { return ranks_per_core > 1; }
-  /// `once` for each rank that shares a core, at most eight: a thread that gives its core away
-  /// sees all of them come round in that time, and stays below what counts as late.
+  /// `once` times the number of ranks per core, capped at 8. A thread that yields its core gets it
+  /// back within this time, and the cap keeps the wait below the point at which a rank counts as
+  /// late.
   Duration rounds(Duration once) const { return once * std::clamp(ranks_per_core, 1, 8); }
 };
 
