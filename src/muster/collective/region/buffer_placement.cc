@@ -49,8 +49,8 @@ std::size_t BufferPlacement::place_input(const Args& args, const TransferPlan& p
   return 0;
 }
 
-/// A slice for each member: all of them in the slot if they fit, else each in the arena, in this
-/// member's memory or in its column of the windows.
+/// One slice per member. If they all fit, they go into the slot. Otherwise each stays in the arena,
+/// stays in this member's memory, or goes into its column of the windows.
 std::size_t BufferPlacement::place_slices(const Args& args, const TransferPlan& plan) {
   Line& mine = segment_.my_line();
   const int rank = segment_.rank(), size = segment_.size();
@@ -70,14 +70,14 @@ std::size_t BufferPlacement::place_slices(const Args& args, const TransferPlan& 
   }
   const bool fits = mine.bytes <= fixed::kSlotBytes;
   const bool copies = planner_.copies_from_arena(args.op, mine.bytes);
-  // All slices or none: a reader that has returned with its own then knows that the others' stand
-  // there too.
+  // All slices or none: a reader that returns with its own slice then knows that the peers' slices
+  // are in the same kind of memory.
   const bool stays = plan.single_reader && largest >= shm::direct_read_bytes(layout.members) &&
                      direct_reads_.all_peers_read() &&
                      std::all_of(args.inputs.begin(), args.inputs.end(),
                                  [&](ConstBytes input) { return direct_reads_.readable(input); });
-  // The one reader that reduces a slice owns its lines until it says that it is done, as long as
-  // they stay in its caches.
+  // The only reader of a slice that is reduced owns its lines until it has finished. That pays off
+  // while the lines stay in its caches.
   const bool grants = plan.combines && shm::writes_back_lines() &&
                       mine.bytes * layout.members <= fixed::kReclaimFewBytes;
   mine.location = mine.bytes == 0 ? BufferLocation::nothing
@@ -114,7 +114,7 @@ std::size_t BufferPlacement::place_slices(const Args& args, const TransferPlan& 
   return windows;
 }
 
-/// Slices that are all equally long stand one after another, without a table.
+/// Equally long slices are contiguous, without a table.
 void BufferPlacement::place_row(const Args& args, const TransferPlan& plan) {
   Line& mine = segment_.my_line();
   const int rank = segment_.rank();

@@ -1,5 +1,5 @@
-/// Where a member puts what it gives: in its line, in the slot beside it, through its windows, or
-/// not at all, if peers can read it where it is.
+/// Where a member puts its input for the others: in its line, in the slot beside it, in its
+/// windows, or nowhere if peers can read it in place.
 #pragma once
 
 #include <cstddef>
@@ -28,17 +28,16 @@ class BufferPlacement {
         planner_(planner),
         arena_(arena) {}
 
-  /// Decides where this member's data of the call under way stands and says so in its line; puts it
-  /// there if that is the line or the slot. Returns the number of windows that the call has to
-  /// fill.
+  /// Chooses where this member's data of the current call goes and records that in its line. Copies
+  /// the data if it goes into the line or the slot. Returns the number of windows that the call has
+  /// to fill.
   std::size_t place(const Args& args, const TransferPlan& plan);
-  /// Whether readers of what was placed go to memory that is not the segment's: this member must
-  /// wait for them.
+  /// Whether readers access memory outside the segment. This member must then wait for them.
   bool readers_come_here(const TransferPlan& plan) const;
 
-  /// Where memory stands in the arena; nothing for memory elsewhere.
+  /// The arena offset of the memory; nothing if it is not in the arena.
   std::optional<std::uint64_t> arena_offset(ConstBytes memory) const;
-  /// The same for memory that peers may store into.
+  /// The same for memory that peers may write.
   std::optional<std::uint64_t> writable_offset(ConstBytes memory) const;
 
  private:

@@ -1,4 +1,4 @@
-/// How a member's call ends in failure: what it says, whom it names, what it tells its peers.
+/// How a member's call fails: the error text, the ranks that it names, the notice to peers.
 #pragma once
 
 #include <cstddef>
@@ -30,11 +30,11 @@ class CallFailure {
 
   /// Fails the channel; returns its first cause.
   Status refuse(Status cause);
-  /// The same, but first waits for a better cause: a peer that cannot be reached may be dead, and a
-  /// peer that has aborted says why, or else the call's deadline ends this.
+  /// The same, but first waits for a better cause. If a peer cannot be reached, it may be dead; if
+  /// a peer has aborted, its cause follows. The call's deadline bounds the wait.
   Task<Status> refuse_late(Status cause);
-  /// Says that this member's call ends in failure: whoever has read its memory must not trust that,
-  /// whoever stores into it must stop.
+  /// Publishes that this member's call fails. Peers that have read its memory must not trust the
+  /// data, and peers that store into it must stop.
   void abort();
   /// Waits for the cause after a peer has aborted.
   Task<Status> cause();
@@ -43,7 +43,8 @@ class CallFailure {
   Status unexpected_size(const Args& args, int member, std::uint64_t given, std::uint64_t expected);
   Status cannot_map(int member, std::uint64_t bytes) const;
   Status cannot_read(int member, std::uint64_t bytes) const;
-  /// A cause that has no other words: what `args`' call met on this member.
+  /// For a cause without a text of its own, such as an exception on this member in the call of
+  /// `args`.
   Status failed_here(const Args& args, const Status& cause);
 
  private:

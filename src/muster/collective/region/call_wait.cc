@@ -18,7 +18,7 @@ bool CallWait::is_behind(int member) const {
 
 std::vector<int> CallWait::awaited() const {
   std::vector<int> late;    // have not begun this call
-  std::vector<int> waited;  // have not come as far as this task needs
+  std::vector<int> waited;  // are behind what this task needs
   for (int member = 0; member < segment_.size(); ++member) {
     if ((target_.only >= 0 && target_.only != member) || !is_behind(member)) continue;
     waited.push_back(job_rank(channel_, member));

@@ -1,5 +1,5 @@
-/// What a member's running task waits for: the conditions that it awaits, and which members have
-/// not met them yet.
+/// The conditions that a member's running task waits for, and the members that have not met them
+/// yet.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ class CallWait {
 
   void for_nothing() { target_.what = What::nothing; }
   void for_room() { target_ = {What::room}; }
-  /// `only`: one member's; -1: all members'.
+  /// `only`: one member; -1: all members.
   void for_lines(int only = -1) { target_ = {What::lines, shm::Counter::filled, only}; }
   void for_counter(shm::Counter counter, shm::Position until, int only = -1) {
     target_ = {What::counter, counter, only, until};
@@ -59,14 +59,14 @@ class CallWait {
   Reached is_free(const shm::BufferRing& ring) {
     const shm::BufferUse& use = ring.last_use_of_next();
     if (use.pending) return reached(use.counter, use.until, use.reader);
-    return {segment_, use.counter, 0, segment_.rank()};  // holds at once
+    return {segment_, use.counter, 0, segment_.rank()};  // an empty range: true at once
   }
   Reached reached(shm::Counter counter, shm::Position until, int only = -1) {
     for_counter(counter, until, only);
     return {segment_, counter, until, only};
   }
-  /// The same as `is_free`, and looks at the peers' lines up to `limit` meanwhile: a peer that has
-  /// called something else may never empty the buffer.
+  /// Like `is_free`, but also polls the peers' lines up to `limit`: a peer that has made a
+  /// different call may never drain the buffer, and its line shows that.
   class FreeOrSeen {
    public:
     FreeOrSeen(Reached free, ControlLines& lines, std::uint64_t limit)
@@ -86,9 +86,9 @@ class CallWait {
     return {is_free(ring), lines_, limit};
   }
 
-  /// `co_await holds(condition)` of a call that is published: waits until the condition holds, or
-  /// the channel has failed, and returns whether it holds. What was there before the failure
-  /// counts: the member that failed the channel had seen it, or done it.
+  /// `co_await holds(condition)` in a published call: waits until the condition holds or the
+  /// channel has failed, and returns whether it holds. Data that arrived before the failure counts,
+  /// because the member that failed the channel had read it or produced it.
   template <class Condition>
   class Holds {
     struct Either {
@@ -121,11 +121,10 @@ class CallWait {
     return Holds<Condition>(channel_, std::move(condition));
   }
 
-  /// Whether `member` has not done yet what the task waits for, if only of another member. (A
-  /// member that has no part in it never does.)
+  /// Whether `member` has not yet done what the task waits for, even if the task waits for another
+  /// member only. (Always true for a member that has no part in it.)
   bool is_behind(int member) const;
-  /// The job ranks that the task waits for; only those that have not begun the call, if there are
-  /// any.
+  /// Job ranks that the task waits for. If some of them have not begun the call, only those.
   std::vector<int> awaited() const;
 
  private:

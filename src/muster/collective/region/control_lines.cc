@@ -13,8 +13,8 @@ namespace {
 using shm::Line;
 using transport::Fingerprint;
 
-// A line holds the fields of a fingerprint in the same order. They are copied in words of 8 bytes,
-// since a load that is wider than the stores before it waits for them.
+// A line holds the fields of a fingerprint in the same order. They are copied in 8-byte words,
+// because a load wider than the preceding stores cannot be forwarded from the store buffer.
 constexpr std::size_t kKind = offsetof(Fingerprint, op), kLineKind = offsetof(Line, op);
 constexpr std::size_t kKindBytes = sizeof(Fingerprint) - kKind;
 static_assert(offsetof(Line, dtype) - kLineKind == offsetof(Fingerprint, dtype) - kKind &&
@@ -55,7 +55,7 @@ bool ControlLines::finds_room() {
     std::uint64_t& known = known_seen_[index];
     if (known + slots < sequence)
       known = std::max(known, segment_.progress(member).seen.load(std::memory_order_acquire));
-    // A peer that has published a line of this very call has found this room before.
+    // A peer that has published its line of this call has already found this room.
     if (known + slots < sequence && segment_.has_begun(member)) known = sequence - slots;
     seen_of_all = std::min(seen_of_all, next_[index] - 1);
     by_all = std::min({by_all, known, next_[index] - 1});
@@ -74,8 +74,8 @@ bool ControlLines::finds_room() {
 void ControlLines::publish(const Fingerprint& call) {
   const std::uint64_t sequence = segment_.sequence();
   copy_words(calls_[sequence % fixed::kRegionSlots], call);
-  // A look at a line takes it from its writer's cache. The lines of peers that nothing is read from
-  // are therefore looked at in batches, often enough that no peer waits for that.
+  // Reading a line takes it from its writer's cache. Lines of peers that this member does not read
+  // from are therefore polled in batches, often enough that no peer has to wait.
   std::uint64_t seen = sequence - 1;
   for (int member = 0; member < segment_.size(); ++member) {
     if (member == segment_.rank()) continue;
@@ -98,7 +98,7 @@ bool ControlLines::see_all(std::uint64_t limit) {
   return all;
 }
 
-// Once two calls did not agree, none is compared any more.
+// After the first mismatch nothing is compared any more.
 bool ControlLines::compare(int member, const Line& line, std::uint64_t sequence) {
   if (!agreed_) return false;
   Fingerprint& theirs = heard_[static_cast<std::size_t>(member)];
@@ -114,10 +114,10 @@ bool ControlLines::compare_by_rules(int member, const Fingerprint& theirs,
                                     const Fingerprint& mine) {
   if (fingerprint_rules().agree(theirs, mine)) return true;
   agreed_ = false;
-  channel_.begin(mine);  // an inline call has not told the channel
+  channel_.begin(mine);  // an inline call has not set the channel's current call
   channel_.compare(member, theirs);
   if (channel_.failed()) return false;
-  // The channel no longer knew the call.
+  // The channel had already moved on from that call.
   const int rank = segment_.rank();
   channel_.fail(Status(
       Code::mismatch,

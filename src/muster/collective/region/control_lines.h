@@ -1,8 +1,8 @@
-/// One member's control lines: it publishes one for each call, looks at its peers' and compares
-/// their calls with its own.
+/// One member's control lines: publishes one per call, polls the peers' lines and compares their
+/// calls with its own.
 ///
-/// A member may run ahead. If a call reads nothing from a peer, that peer's line is looked at
-/// later, at the latest before the ring of lines comes round (`has_room`).
+/// A member may run ahead. If a call reads nothing from a peer, that peer's line is polled later,
+/// at the latest before the ring of lines wraps around (`has_room`).
 #pragma once
 
 #include <algorithm>
@@ -24,17 +24,17 @@ class ControlLines {
   ControlLines(const ControlLines&) = delete;
   ControlLines& operator=(const ControlLines&) = delete;
 
-  /// Whether the line of the call under way may be written: every peer has finished with the one
-  /// that stands there, and this member with theirs of that call.
+  /// Whether the line of the current call may be written: every peer has finished with its old
+  /// contents, and this member has finished with the peers' lines of that old call.
   bool has_room() {
     return segment_.sequence() <= known_by_all_ + segment_.layout().slots || finds_room();
   }
-  /// Publishes this member's line, whose data and locations have been written.
+  /// Publishes this member's line. Its data and locations must have been written.
   void publish(const transport::Fingerprint& call);
 
-  /// Looks at `member`'s lines up to `limit`; true once it has seen that one, and all agree. The
-  /// data of the call under way still has to be read: the member learns that it was from this
-  /// member's next line.
+  /// Polls `member`'s lines up to `limit`. Returns true once that line has been seen and all calls
+  /// agree. The data of the current call must still be read; this member's next line tells the peer
+  /// that it was.
   bool see(int member, std::uint64_t limit) {
     std::uint64_t& next = next_[static_cast<std::size_t>(member)];
     while (next <= limit) {
@@ -46,19 +46,19 @@ class ControlLines {
   bool see(int member) { return see(member, segment_.sequence()); }
   bool see_all(std::uint64_t limit);
 
-  /// False once two members have made different calls: nothing can be read any more.
+  /// False once two members have made different calls. No line can be trusted then.
   bool agreed() const { return agreed_; }
-  /// The latest call of a member that this one has looked at.
+  /// The latest call of a member that this one has seen.
   const transport::Fingerprint& heard(int member) const {
     return heard_[static_cast<std::size_t>(member)];
   }
-  /// Whether this member waits for `member` before it may write the line of the call under way.
+  /// Whether this member must wait for `member` before it may write the line of the current call.
   bool lacks_room_of(int member) const {
     const auto index = static_cast<std::size_t>(member);
     return std::min(known_seen_[index], next_[index] - 1) + segment_.layout().slots <
            segment_.sequence();
   }
-  /// As if all members had made the calls up to `sequence`.
+  /// For tests: as if all members had made the calls up to `sequence`.
   void count_from(std::uint64_t sequence);
 
  private:
@@ -79,10 +79,10 @@ class ControlLines {
   shm::GroupSegment& segment_;
   shm::GroupPeers& peers_;
   transport::Channel& channel_;
-  std::vector<std::uint64_t> next_;            // the next line to look at, of each member
-  std::vector<std::uint64_t> known_seen_;      // what each member is known to have seen
-  std::vector<transport::Fingerprint> heard_;  // the latest call seen of each member
-  std::uint64_t known_by_all_ = 0;  // all members have seen these calls, and this one theirs
+  std::vector<std::uint64_t> next_;            // per member: the next line to poll
+  std::vector<std::uint64_t> known_seen_;      // per member: what it is known to have seen
+  std::vector<transport::Fingerprint> heard_;  // per member: its latest call seen here
+  std::uint64_t known_by_all_ = 0;  // up to here all members have seen each other's calls
   std::array<transport::Fingerprint, fixed::kRegionSlots>
       calls_{};  // this member's, to compare with
   bool agreed_ = true;

@@ -18,9 +18,9 @@ using shm::BufferLocation;
 using shm::Line;
 using shm::Missing;
 
-// So many pauses go before a look that costs more than a poll: at the clock, or at lines that peers
-// are writing.
-constexpr int kPausesPerLook = 8;  // limit: of what such looks cost
+// Pauses before each check that costs more than a poll: reading the clock, or lines that peers are
+// writing.
+constexpr int kPausesPerLook = 8;  // limit: the cost of such a check
 
 auto clock_of(const MemberParts& parts) {
   return [&clock = parts.channel.fabric().clock()] { return clock.now(); };
@@ -28,10 +28,10 @@ auto clock_of(const MemberParts& parts) {
 
 }  // namespace
 
-/// Once this member has published its line, sends for what the others give it, if that is much:
-/// they mostly have written it just then too. And for what the next call will write, if that is as
-/// large as this one: lines that others have read have to come back from their caches first, which
-/// takes as long as the data itself.
+/// Called after this member has published its line. Prefetches the peers' slots if this call uses
+/// slots, since the peers have probably just written theirs too. Also prefetches for writing the
+/// line and slot of the next call, assuming it has the same size: lines in readers' caches must be
+/// invalidated first, which takes as long as the copy itself.
 void InlineTransfer::prefetch_this_and_next(const TransferPlan& plan) const {
   const shm::GroupSegment& segment = my_.segment;
   const int rank = segment.rank();
@@ -60,7 +60,7 @@ void InlineTransfer::prefetch_this_and_next(const TransferPlan& plan) const {
   shm::prefetch_to_write(segment.slot(rank, next), staged);
 }
 
-/// A member that takes, gives nothing and finds the givers ahead sends for what they have given in
+/// A member that only receives, and finds the senders ahead, prefetches their lines and slots of
 /// the next call.
 void InlineTransfer::prefetch_next_of(const TransferPlan& plan) const {
   const shm::GroupSegment& segment = my_.segment;
@@ -84,8 +84,8 @@ bool InlineTransfer::is_small(const Args& args) const {
          (!info(args.op).reduces || info(args.op).lists_input || my_.one_shot(args.op, bytes));
 }
 
-/// A member that is ahead of the others by the whole ring polls less often: each look at their
-/// lines takes those from them.
+/// A member that is ahead of the others by the whole ring polls less often, because each poll takes
+/// the peers' lines from their caches.
 bool InlineTransfer::await_room() {
   SpinWait spin(SpinBudget::for_peers(my_.topology));
   while (may_wait() && spin.pause(clock_of(my_), kPausesPerLook)) {
@@ -94,17 +94,18 @@ bool InlineTransfer::await_room() {
   return false;
 }
 
-/// Looks at the lines of all that `plan` takes from, and polls for those that are missing.
-/// `at_once`: whether all were there already.
+/// Polls the lines of all members that `plan` reads from until none is missing. `at_once`: whether
+/// all were there at the first poll.
 bool InlineTransfer::see_sources(const TransferPlan& plan, bool& at_once) {
   int source = plan.first;
   at_once = see_from(plan, source);
   if (!at_once && !await_sources(plan, source)) return false;
-  return my_.lines.agreed();  // an earlier call may have differed; this one may read nothing
+  return my_.lines.agreed();  // an earlier call may have differed, and this one may read nothing
 }
 
-/// When oversubscribed, keeps spinning briefly if every missing peer runs on another core: peers on
-/// this core are waiting too, and yielding would cost a full scheduling round.
+/// When oversubscribed, keeps spinning for at most `shared_core_pauses` if every missing peer runs
+/// on another core: peers on this core are waiting too, and yielding would cost a full scheduling
+/// round.
 bool InlineTransfer::await_sources(const TransferPlan& plan, int source) {
   SpinWait spin(SpinBudget::for_peers(my_.topology));
   const int rank = my_.segment.rank();
@@ -167,8 +168,8 @@ bool InlineTransfer::try_inline(const Args& args, StartingCall& starting) {
   return true;
 }
 
-/// Takes what all sources give. False, with nothing done, if something does not stand beside its
-/// line.
+/// Copies or reduces the data of all sources. Returns false, with nothing done, if any data is not
+/// in a line or slot.
 bool InlineTransfer::take_staged(const Args& args, const TransferPlan& plan) {
   const int rank = my_.segment.rank();
   SourceTable& sources = my_.sources;
@@ -209,8 +210,8 @@ bool InlineTransfer::drive_until(Task<Status>& task, TimePoint deadline) {
       std::min(deadline, now() + (shared_core ? budget.yield : tunables().round_trip));
   SpinWait spin(budget);
   std::size_t turns = 0;
-  // Polls since no member is missing. The first finds what came meanwhile; after that it is not the
-  // members that are waited for.
+  // Polls since no member was missing. The first such poll picks up what arrived meanwhile; after
+  // that, the wait is not for members.
   int idle = 0;
   for (int polls = 1; !task.step(); ++polls) {
     const bool got_on = task.turns() != std::exchange(turns, task.turns());

@@ -1,8 +1,8 @@
-/// What a caller's thread does by itself: a small call without a task (`try_inline`), and the first
-/// moments of a larger one (`drive_until`).
+/// The parts of a call that run on the caller's thread: a small call as a whole, without a task
+/// (`try_inline`), and the start of a larger one (`drive_until`).
 ///
-/// A small call writes its line, polls for the others' lines and takes what they hold. If a peer is
-/// not that quick, or something is out of the ordinary, `RegionMember::run` goes on from there.
+/// A small call writes its line, polls for the peers' lines and copies their data. If a peer is
+/// late, or anything unusual happens, `RegionMember::run` continues from there.
 #pragma once
 
 #include "muster/base/clock.h"
@@ -23,7 +23,7 @@ class InlineTransfer final : public RegionInline {
   bool try_inline(const Args& args, StartingCall& starting) override;
   bool may_block() const override { return my_.may_block; }
   bool drive_until(Task<Status>& task, TimePoint deadline) override;
-  /// Whether `try_inline` has published the call under way and left the rest to a task.
+  /// Whether `try_inline` has published the current call and left the rest to a task.
   bool is_published() const { return published_; }
   /// The task has taken over.
   void hand_over() { published_ = false; }
@@ -31,14 +31,14 @@ class InlineTransfer final : public RegionInline {
  private:
   struct CachedPlan {
     TransferPlan transfer;
-    bool is_small = false;  // all that this member gives fits beside its line
+    bool is_small = false;  // this member's whole input fits into its line or slot
   };
 
   bool is_small(const Args& args) const;
   bool await_room();
   bool see_sources(const TransferPlan& plan, bool& at_once);
   bool await_sources(const TransferPlan& plan, int source);
-  /// Looks at the lines of the sources from `source` on, up to the first that is missing.
+  /// Polls the lines of the sources from `source` on, up to the first missing one.
   bool see_from(const TransferPlan& plan, int& source) {
     while (source < plan.last && (source == my_.segment.rank() || my_.lines.see(source))) ++source;
     return source >= plan.last;
@@ -52,7 +52,7 @@ class InlineTransfer final : public RegionInline {
   shm::CorePlacement cores_;
   CallCache<CachedPlan> plans_;
   bool published_ = false;
-  bool waited_ = false;  // in vain, for the others' lines or for room
+  bool waited_ = false;  // the last wait, for lines or for room, timed out
 };
 
 }  // namespace muster::collective::region

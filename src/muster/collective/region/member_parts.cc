@@ -8,7 +8,7 @@ bool YieldMeter::due(std::size_t bytes) {
   moved_ += bytes;
   if (moved_ < tunables().work_quantum) return false;
   moved_ = 0;
-  peers_.wake_self();  // nobody else will
+  peers_.wake_self();  // no peer would
   return true;
 }
 
@@ -39,8 +39,8 @@ void MemberParts::begin_call(std::uint64_t sequence) {
     refresh();
 }
 
-// This member's counters have passed all earlier calls. Windows that were used before the ring of
-// lines has come round are free: all members have finished with those calls.
+// This member's counters have passed all earlier calls. A window last used more than one ring of
+// lines ago is free, because all members have finished with that call.
 void MemberParts::refresh() {
   const shm::Position now = segment.at_step(0);
   for (const shm::Counter each :

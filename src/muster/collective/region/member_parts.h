@@ -1,5 +1,4 @@
-/// The parts of one member's side of a group, and how its three ways to carry out a call share
-/// them.
+/// The parts of one member's side of a group, shared by the three ways to execute a call.
 #pragma once
 
 #include <cstddef>
@@ -24,13 +23,13 @@
 
 namespace muster::collective::region {
 
-/// Tells a task that it has moved much since it last gave its thread away.
+/// Tells a task when it has moved enough data to yield its thread.
 class YieldMeter {
  public:
   explicit YieldMeter(shm::GroupPeers& peers) : peers_(peers) {}
   /// `if (meter.due(bytes)) co_await YieldMeter::yield();`
   bool due(std::size_t bytes);
-  /// Gives the thread away once.
+  /// Yields the thread once.
   static auto yield() {
     return until([asked = 0]() mutable { return asked++ > 0; });
   }
@@ -45,11 +44,11 @@ struct MemberParts {
               const Selection& selection, ArenaOf arena);
 
   void begin_call(std::uint64_t sequence);
-  /// For tests: as if the calls up to `sequence` had been made, by all members, without windows.
-  /// All earlier calls have ended everywhere.
+  /// For tests: as if all members had made the calls up to `sequence`, without windows. All earlier
+  /// calls must have ended everywhere.
   void count_from(std::uint64_t sequence);
-  /// Whether every reader reduces such an all_reduce or reduce for itself; else each member reduces
-  /// its share.
+  /// Whether every reader computes this all_reduce or reduce for itself. Otherwise each member
+  /// reduces its share.
   bool one_shot(Op op, std::size_t bytes) const {
     return selection.choose(op, bytes) == Algorithm::one_shot;
   }
@@ -57,7 +56,7 @@ struct MemberParts {
   transport::Channel& channel;
   const Selection selection;
   const Topology topology;
-  const bool may_block;  ///< the thread may wait: the other ranks are not its own fibers
+  const bool may_block;  ///< the thread may block: the other ranks are not fibers of it
   shm::GroupSegment segment;
   shm::GroupPeers peers;
   shm::DirectReads direct_reads;

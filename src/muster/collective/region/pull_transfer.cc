@@ -27,7 +27,7 @@ void PullTransfer::fill_window(const Args& args, const TransferPlan& plan, std::
   }
 }
 
-/// Whether the chunk of `step` of what `source` gives can be read.
+/// Whether the chunk of `step` of `source` can be read.
 bool PullTransfer::available(const TransferPlan& plan, int source, std::size_t step) {
   if (step == 0) return my_.lines.see(source);
   const Source& from = my_.sources[source];
@@ -35,8 +35,8 @@ bool PullTransfer::available(const TransferPlan& plan, int source, std::size_t s
   return shm::reached(my_.segment.counter(source, Counter::filled), my_.segment.at_step(step + 1));
 }
 
-/// The sources of the step that begins. Of several that are there each member begins at its own
-/// neighbour, so that not all read from one at once.
+/// Lists the sources of the step that begins. Each member starts at its own neighbour, so that not
+/// all of them read from one source at once.
 void PullTransfer::line_up(const TransferPlan& plan) {
   left_.clear();
   const int sources = plan.last - plan.first, rank = my_.segment.rank();
@@ -46,7 +46,7 @@ void PullTransfer::line_up(const TransferPlan& plan) {
   }
 }
 
-/// Takes what all sources give in `step`, whose data is there first first.
+/// Reads from all sources in `step`, in the order in which their data becomes available.
 Task<Status> PullTransfer::take_step(const Args& args, const TransferPlan& plan, std::size_t step) {
   const auto there = [&](int source) { return available(plan, source, step); };
   line_up(plan);
@@ -89,8 +89,8 @@ Task<Status> PullTransfer::take_step(const Args& args, const TransferPlan& plan,
   co_return Status();
 }
 
-/// Reduces the chunk of `step` of all members into the output. False if a peer has aborted, which
-/// may have other uses for what it granted.
+/// Reduces the chunk of `step` of all members into the output. Returns false if a peer has aborted,
+/// since that peer may reuse the memory that it granted.
 bool PullTransfer::combine(const Args& args, const TransferPlan& plan, std::size_t step) {
   const int rank = my_.segment.rank();
   const MutableBytes out = args.outputs[0];
@@ -110,8 +110,8 @@ bool PullTransfer::combine(const Args& args, const TransferPlan& plan, std::size
   return true;
 }
 
-/// Until all readers have finished with this member's own memory. Those may have all else that they
-/// need, if somebody else gives them that, so they get time for it after a failure too.
+/// Waits until all readers have finished with this member's own memory. After a failure the readers
+/// still get time to finish: they may have everything else that they need from other members.
 Task<Status> PullTransfer::await_readers(const TransferPlan& plan) {
   const shm::Position end = my_.segment.at_end();
   if (co_await my_.wait.holds(my_.wait.reached(Counter::drained, end, plan.reader)))
@@ -126,7 +126,7 @@ Task<Status> PullTransfer::run(const Args& args, const transport::Fingerprint& c
                                bool published) {
   const TransferPlan plan = my_.planner.plan(args);
   shm::GroupSegment& segment = my_.segment;
-  // What was published inline needs no window.
+  // An inline call that was published has no windows.
   const std::size_t windows = published ? 0 : my_.placement.place(args, plan);
   if (windows > 0) {
     co_await my_.wait.holds(my_.wait.is_emptied(my_.windows, segment.sequence() - 1));
@@ -146,7 +146,7 @@ Task<Status> PullTransfer::run(const Args& args, const transport::Fingerprint& c
   const std::size_t steps = std::max<std::size_t>({windows, plan.takes, 1});
   for (std::size_t step = 0; step < steps; ++step) {
     if (my_.sources.reads_in_place() && my_.channel.failed() && segment.peer_aborted())
-      co_return my_.channel.failure();  // what is read may be anything
+      co_return my_.channel.failure();  // the data read may be garbage
     if (step + 1 < windows) {
       if (!co_await my_.wait.holds(my_.wait.is_emptied(my_.windows, segment.sequence())))
         co_return my_.channel.failure();
@@ -160,20 +160,20 @@ Task<Status> PullTransfer::run(const Args& args, const transport::Fingerprint& c
     }
     if (plan.combines && !takes_nothing && step < plan.takes) {
       if (!combine(args, plan, step)) {
-        my_.failure.abort();  // the peer that aborted first waits to hear that this one stopped
+        my_.failure.abort();  // the peer that aborted first waits until this one has stopped
         co_return co_await my_.failure.cause();
       }
       if (my_.meter.due(plan.chunk * segment.layout().members)) co_await YieldMeter::yield();
     }
     if (drains_) {
-      // With the last of what this member takes, although others may have more windows to fill for
-      // somebody else.
+      // After the last chunk that this member reads, its position is the end of the call, even if
+      // peers still fill windows for other readers.
       segment.advance(Counter::drained,
                       step + 1 < plan.takes ? segment.at_step(step + 1) : segment.at_end());
       my_.peers.wake();
     }
   }
-  // The root of a scatter: nobody shall wait for windows while it copies what it keeps.
+  // The root of a scatter copies its own slice last, so that no peer waits for windows meanwhile.
   if (takes_nothing) copy_own(args, plan, segment.rank());
   if (readers_come_here) co_return co_await await_readers(plan);
   co_return Status();

@@ -1,10 +1,10 @@
-/// Calls whose data only moves towards its readers: each member says where its data stands, each
-/// reader takes what it needs, chunk by chunk, and reduces it on the way if the operation reduces.
-/// Small all_reduces too: every member then reduces everything.
+/// Calls that only move data towards its readers. Each member publishes where its data is; each
+/// reader copies what it needs, chunk by chunk, and reduces it on the way if the operation reduces.
+/// Also small all_reduces, in which every member reduces everything.
 ///
-/// The giver alone chooses how its data travels, source by source (by size and by kind of memory),
-/// so nothing has to be agreed. A giver returns as soon as all is staged; it waits for its readers
-/// only if they read its own memory.
+/// The sender alone chooses how its data travels, depending on its size and memory, so nothing has
+/// to be agreed on. A sender returns once all its data is staged; it waits for readers only if they
+/// read its own memory.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ class PullTransfer {
  public:
   explicit PullTransfer(MemberParts& parts) : my_(parts) {}
 
-  /// `published`: this member's line is out already, with all that it gives.
+  /// `published`: this member's line has been published already, with all its data.
   Task<Status> run(const Args& args, const transport::Fingerprint& call, bool published);
 
  private:
@@ -34,8 +34,8 @@ class PullTransfer {
   Task<Status> await_readers(const TransferPlan& plan);
 
   MemberParts& my_;
-  std::vector<int> left_;  // sources of the step that have not been read
-  bool drains_ = false;    // a peer waits to hear that this member has read
+  std::vector<int> left_;  // sources of this step that have not been read yet
+  bool drains_ = false;    // a peer waits for this member's drained counter
 };
 
 }  // namespace muster::collective::region

@@ -14,9 +14,9 @@ namespace muster::collective::region {
 
 using shm::Counter;
 
-/// Each peer (or `only`) has finished its part, has aborted, is dead, or has not begun. One that
-/// begins later sees first that this member has aborted: `publish` and `abort` both have a full
-/// fence between their store and their look, or `abort` sends one to all.
+/// Whether each peer (or `only`) has finished its part, has aborted, is dead, or has not begun. A
+/// peer that begins later sees the abort first: `publish` and `abort` both have a full fence
+/// between their store and their load, or `abort` sends a barrier to all processors.
 bool Quiescence::quiesced(Counter done, int only) const {
   for (int member = 0; member < segment_.size(); ++member) {
     if (member == segment_.rank() || (only >= 0 && member != only)) continue;
@@ -67,7 +67,8 @@ void Quiescence::quarantine(const Args& args) noexcept try {
       std::string("memory that a failed call has lent cannot be kept out of use: ") + error.what());
 }
 
-// Unlike `quiesced` takes no peer for dead whose process is there: it may only have been stopped.
+// Unlike `quiesced`, this counts a peer as dead only if its process has ended: a silent peer may
+// just be stopped.
 void Quiescence::quarantine(ConstBytes memory, Counter done, int only) {
   shm::Arena* const arena = arena_();
   if (arena == nullptr) return;

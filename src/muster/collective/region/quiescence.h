@@ -1,5 +1,5 @@
-/// Which of the caller's memory the peers may be writing to in the call under way, and how a failed
-/// call takes it back.
+/// Which of the caller's buffers peers may be writing to in the current call, and how a failed call
+/// gets them back.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,11 @@
 
 namespace muster::collective::region {
 
-/// After a failure a member waits this long for the next sign of peers that may be storing into its
-/// output, or reading its input. They give one at every window.
+/// After a failure, a member waits this long for each sign of progress from peers that may be
+/// storing into its output or reading its input. They make progress with every window.
 inline constexpr Duration kQuiesceLimit = std::chrono::milliseconds(50);  // limit: patience
 
-/// Finds out whether memory lies in the arena that peers can map: the process's own, another one in
-/// tests.
+/// Returns the arena that peers can map: the process's own, or another one in tests.
 using ArenaOf = shm::Arena* (*)();
 
 class Quiescence {
@@ -32,16 +31,18 @@ class Quiescence {
   void begin_call() { exposed_ = Exposed::nothing; }
   /// Peers may store into this member's output from now on.
   void expose_output() { exposed_ = Exposed::output; }
-  /// Peers may reclaim the lines of the inputs that are granted to them in this member's table.
+  /// Peers may reclaim the lines of the inputs that this member's table grants to them.
   void expose_inputs() { exposed_ = Exposed::inputs; }
 
-  /// Gives peers that have begun the call time to finish with this member's memory, as long as they
-  /// get on: until all counters (or that of `only`) have reached the call's end.
+  /// Waits for peers that have begun the call to finish with this member's memory, until all
+  /// counters (or that of `only`) have reached the call's end. Gives up when they stop making
+  /// progress.
   Task<> quiesce(shm::Counter done, int only = -1);
-  /// The same for what is exposed.
+  /// The same for the exposed memory.
   Task<> quiesce_exposed();
-  /// After a failure that this member has told: keeps what is exposed out of use as long as a peer
-  /// may store into it, which was stopped in the middle of a store and finishes it when it goes on.
+  /// Call after a failure that this member has published. Keeps exposed memory out of use as long
+  /// as a peer may store into it: a peer that was stopped in the middle of a store finishes it when
+  /// it continues.
   void quarantine(const Args& args) noexcept;
 
  private:

@@ -21,7 +21,7 @@ std::unique_ptr<RegionGroup> RegionGroup::attach(shm::HostRegion& region, std::u
 namespace region {
 namespace {
 
-// Orders reads of a peer's own memory before a look at whether that peer has aborted.
+// Orders reads of a peer's own memory before the check whether that peer has aborted.
 void fence_reads() {
 #if !defined(__SANITIZE_THREAD__)
   std::atomic_thread_fence(std::memory_order_acquire);
@@ -43,7 +43,7 @@ Task<Status> RegionMember::run(const Args& args, const transport::Fingerprint& c
   }
   inline_.hand_over();
   if (!published) parts_.begin_call(call.sequence);
-  // Tells the peers also if this task is destroyed before its end.
+  // Also tells the peers if this task is destroyed before its end.
   struct Guard {
     MemberParts* parts;
     const Args& args;
@@ -58,7 +58,7 @@ Task<Status> RegionMember::run(const Args& args, const transport::Fingerprint& c
   Status status;
   try {
     status = co_await run_call(args, call, published);
-  } catch (...) {  // its frame may not have been had
+  } catch (...) {  // including bad_alloc for the coroutine frame
     status = status_of_exception();
   }
   parts_.wait.for_nothing();
@@ -66,7 +66,7 @@ Task<Status> RegionMember::run(const Args& args, const transport::Fingerprint& c
     guard.parts = nullptr;
     co_return status;
   }
-  // What was thrown is known to this member alone so far.
+  // Only this member knows about an exception so far.
   if (!parts_.channel.failed()) status = parts_.failure.failed_here(args, status);
   parts_.failure.abort();
   static_cast<void>(co_await parts_.quiescence.quiesce_exposed());
@@ -84,7 +84,8 @@ Task<Status> RegionMember::run_call(const Args& args, const transport::Fingerpri
     parts_.wait.for_room();
     co_await until([&] { return parts_.channel.failed() || parts_.lines.has_room(); });
     if (parts_.channel.failed()) co_return parts_.channel.failure();
-    if ((call.flags & kRefused) != 0) {  // only the line: its readers see why nothing follows
+    if ((call.flags & kRefused) != 0) {  // publish only the line, which tells readers why no data
+                                         // follows
       shm::Line& mine = parts_.segment.my_line();
       mine.location = shm::BufferLocation::nothing;
       mine.bytes = 0;
@@ -101,8 +102,8 @@ Task<Status> RegionMember::run_call(const Args& args, const transport::Fingerpri
     status = co_await pull_.run(args, call, published);
   }
   if (!status || !parts_.sources.reads_in_place()) co_return status;
-  // A member that failed in this call may have given its memory away while it was read here. The
-  // cause is on its way.
+  // A member that failed in this call may have reused its memory during the read. Its cause is on
+  // the way.
   fence_reads();
   if (!parts_.segment.peer_aborted()) co_return status;
   co_return co_await parts_.failure.cause();

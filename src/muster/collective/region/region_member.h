@@ -1,28 +1,28 @@
-/// One member's side of the protocol on a group's segment: `RegionGroup` as the sum of its parts.
+/// One member's side of the protocol on a group's segment: composes `RegionGroup` from its parts.
 ///
 /// collective/region/: the collectives of a group whose members all share one host region.
-/// - `control_lines.h`: publishes this member's calls, looks at the peers' and compares them.
-/// - `buffer_placement.h`: where what this member gives stands.
-/// - `transfer_plan.h`: who gives and who takes, in which pieces.
+/// - `control_lines.h`: publishes this member's calls, polls the peers' and compares them.
+/// - `buffer_placement.h`: where this member's input is placed.
+/// - `transfer_plan.h`: which members send and receive, in which chunks.
 /// - `pull_transfer.h`, `share_reduction.h`: the two algorithms, as tasks.
 /// - `inline_transfer.h`: small calls on the caller's thread, without a task.
-/// - `source_table.h`: what the peers give, and how it is read, reduced and reclaimed.
+/// - `source_table.h`: the peers' inputs, and how they are read, reduced and reclaimed.
 /// - `call_wait.h`: what the running task waits for.
-/// - `call_failure.h`, `quiescence.h`: how a call ends in failure.
+/// - `call_failure.h`, `quiescence.h`: how a call fails.
 ///
-/// Private to this folder, behind `collective/region_group.h`. Stands on shm/, which has the layout
-/// of the segment (`shm/segment_layout.h`), and on a channel for comparing and failing. Test it
-/// alone: `ctest -R '^collective\.Region'`. docs/internals/shm.md explains the protocol.
+/// Private to this folder, behind `collective/region_group.h`. Depends on shm/, which defines the
+/// layout of the segment (`shm/segment_layout.h`), and on a channel to compare calls and to fail.
+/// Tests: `ctest -R '^collective\.Region'`. docs/shared-memory-engine.md explains the protocol.
 ///
-/// The calls of a group are numbered from 1 without gaps. In each, a member publishes one control
-/// line and looks at the lines of those it reads from. It may run ahead. Data too large for the
-/// line or its slot passes through the windows, or is read where it is.
+/// The calls of a group are numbered from 1 without gaps. In each call a member publishes one
+/// control line and polls the lines of the members that it reads from. It may run ahead. Data too
+/// large for the line or its slot passes through the windows or is read in place.
 ///
-/// What has come counts, also after the channel has failed: a member that has published its line
-/// fails only if something that it needs of the call is not there. So if one has returned with data
-/// of all, all do, whatever that one does to the group next. What it gave stands in the segment as
-/// it was, since no call follows; what it gave where it is has been read, since it waited for all
-/// readers; and what others give where it is they leave to their readers while those get on
+/// Data that has arrived counts even after the channel has failed: a member that has published its
+/// line fails only if data that it needs is missing. So if one member returns with everyone's data,
+/// all do, whatever that member does to the group next. Its staged input stays in the segment,
+/// since no call follows; its input read in place has been read, since it waited for all readers;
+/// and senders leave memory that is read in place to the readers as long as those make progress
 /// (`Quiescence`).
 #pragma once
 

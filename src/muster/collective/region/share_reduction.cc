@@ -14,8 +14,8 @@ using shm::BufferLocation;
 using shm::Counter;
 using shm::Line;
 
-/// Bytes of a round if the root reduces for others: they fill some while it reduces one, and all of
-/// those stay in the caches.
+/// Bytes per round if the root reduces for others. The others fill one window while the root
+/// reduces another, and all of those fit into the caches.
 std::size_t round_for_root(std::size_t members, std::size_t bytes) {
   if (members > 2) return fixed::kWindowBytes / 2;
   return std::clamp(shm::align_up(bytes / 16, shm::kCacheLine), 2 * fixed::kSlotBytes,
@@ -43,7 +43,7 @@ ReductionPlan ShareReduction::plan(const Args& args) {
   return plan;
 }
 
-/// Says in this member's line where its input and output stand.
+/// Records in this member's line where its input and output are.
 void ShareReduction::place(ReductionPlan& plan) {
   const int rank = my_.segment.rank();
   const auto input = plan.scaled || my_.planner.copies_from_arena(plan.args.op, plan.input.size())
@@ -65,7 +65,7 @@ void ShareReduction::place(ReductionPlan& plan) {
   my_.sources[rank] = {mine.location, nullptr, mine.bytes, 0, mine.first_window};
 }
 
-/// Whether all memory of others that this member is to read or write can be. All lines have been
+/// Whether all peers' memory that this member reads or writes is mapped. All lines must have been
 /// seen.
 bool ShareReduction::all_mapped(const ReductionPlan& plan) {
   bool all = true;
@@ -79,7 +79,7 @@ bool ShareReduction::all_mapped(const ReductionPlan& plan) {
   return all;
 }
 
-/// Reads from the lines, all seen by now, where the others' inputs and outputs stand.
+/// Looks up the peers' inputs and outputs from their lines, which have all been seen.
 Status ShareReduction::resolve(ReductionPlan& plan) {
   for (int member = 0; member < my_.segment.size(); ++member) {
     std::byte*& output = outputs_[static_cast<std::size_t>(member)];
@@ -124,12 +124,12 @@ void ShareReduction::fill_and_tell(const ReductionPlan& plan, std::size_t round)
   my_.peers.wake();
 }
 
-/// Which member reduces `member`'s share. All lines have been seen.
+/// The member that reduces `member`'s share. All lines must have been seen.
 int ShareReduction::reducer(const ReductionPlan& plan, int member) const {
   return plan.by_root && my_.sources[member].location != BufferLocation::arena ? plan.root : member;
 }
 
-/// Now that all lines have been seen: whether there are other reducers than the root.
+/// All lines have been seen: finds out whether any member besides the root reduces.
 void ShareReduction::settle(ReductionPlan& plan) {
   if (!plan.by_root) return;
   int others = 0;
@@ -148,8 +148,8 @@ void ShareReduction::settle(ReductionPlan& plan) {
   }
 }
 
-/// Reduces this member's shares of a round and hands them on. False if a peer has aborted
-/// meanwhile, whose memory must be left alone from then on.
+/// Reduces this member's shares of a round and passes on the results. Returns false if a peer has
+/// aborted meanwhile; its memory must not be touched any more.
 bool ShareReduction::reduce_shares(const ReductionPlan& plan, std::size_t round) {
   const int rank = my_.segment.rank();
   std::byte* buffer = nullptr;
@@ -164,12 +164,12 @@ bool ShareReduction::reduce_shares(const ReductionPlan& plan, std::size_t round)
   return true;
 }
 
-/// Leaves the result in `buffer` too, unless that is null.
+/// Also leaves the result in `buffer`, unless that is null.
 bool ShareReduction::reduce_share(const ReductionPlan& plan, std::size_t round, shm::Share share,
                                   std::byte* buffer) {
   const int rank = my_.segment.rank();
   const std::size_t first =
-      (plan.start(round) + share.begin) * plan.element;  // byte of the whole input
+      (plan.start(round) + share.begin) * plan.element;  // byte offset in the whole input
   const std::size_t bytes = share.count() * plan.element;
   for (std::size_t at = 0; at < bytes; at += fixed::kCacheBlock) {
     if (my_.segment.peer_aborted()) return false;
@@ -183,7 +183,7 @@ bool ShareReduction::reduce_share(const ReductionPlan& plan, std::size_t round, 
                          share.begin * plan.element + at
                    : (member == rank ? plan.input.data() : source.data) + first + at;
     }
-    // The result stands first where it is wanted anyway.
+    // Compute the result where it is needed anyway, and copy it from there.
     std::byte* to = nullptr;
     if (plan.wants(rank)) {
       to = plan.args.outputs[0].data() + first + at;
@@ -217,7 +217,7 @@ void ShareReduction::copy_result(const ReductionPlan& plan, int member, std::siz
   }
 }
 
-/// The rest of a member's part that reduces nothing.
+/// The remaining rounds of a member that reduces nothing.
 Task<Status> ShareReduction::give(const ReductionPlan& plan) {
   for (std::size_t round = 1; round < plan.rounds; ++round) {
     if (!co_await my_.wait.holds(my_.wait.is_emptied(my_.windows, my_.segment.sequence())))
@@ -228,11 +228,12 @@ Task<Status> ShareReduction::give(const ReductionPlan& plan) {
   co_return Status();
 }
 
-/// Waits for the windows of a round, and for a result buffer, and reduces.
+/// Waits for the windows of a round and for a free result buffer, then reduces.
 Task<Status> ShareReduction::reduce_round(const ReductionPlan& plan, std::size_t round) {
   shm::GroupSegment& segment = my_.segment;
   for (int member = 0; member < segment.size(); ++member) {
-    if (round == 0 && !(plan.late && member == plan.root)) continue;  // filled before its line
+    // filled before the line was published
+    if (round == 0 && !(plan.late && member == plan.root)) continue;
     if (member == segment.rank() || my_.sources[member].location != BufferLocation::window)
       continue;
     if (!co_await my_.wait.holds(
@@ -253,7 +254,7 @@ Task<Status> ShareReduction::reduce_round(const ReductionPlan& plan, std::size_t
   co_return Status();
 }
 
-/// Copies the others' results of a round.
+/// Copies the peers' results of a round.
 Task<Status> ShareReduction::copy_results(const ReductionPlan& plan, std::size_t round) {
   shm::GroupSegment& segment = my_.segment;
   for (int step = 1; step < segment.size(); ++step) {
@@ -278,7 +279,7 @@ Task<Status> ShareReduction::run(const Args& args, const transport::Fingerprint&
   if (plan.staged) {
     co_await my_.wait.holds(my_.wait.is_emptied(my_.windows, segment.sequence() - 1));
     if (my_.channel.failed()) co_return my_.channel.failure();
-    // A root that reduces for all has to fill a window too if it learns that others reduce
+    // The root cannot know yet whether others reduce. If they do, it fills its window later
     // (`settle`).
     if (!plan.by_root || !is_root || plan.scaled) fill_input(plan, 0);
   }
@@ -296,8 +297,8 @@ Task<Status> ShareReduction::run(const Args& args, const transport::Fingerprint&
   if (!resolved) co_return co_await my_.failure.refuse_late(std::move(resolved));
   settle(plan);
 
-  // Filling is one window ahead of reducing, and reducing one ahead of copying: no member waits for
-  // what has only just begun.
+  // Filling is one window ahead of reducing, and reducing is one ahead of copying, so no member
+  // waits for a step that has only just begun.
   for (std::size_t turn = 0; turn < plan.rounds + 1; ++turn) {
     if (plan.staged && turn + 1 < plan.rounds) {
       if (!co_await my_.wait.holds(my_.wait.is_free(my_.windows))) co_return my_.channel.failure();

@@ -1,15 +1,15 @@
-/// Large all_reduces and reduces: each member reduces its share of every window and hands the
-/// result to all, or to the root.
+/// Large all_reduces and reduces: each member reduces its share of every window and passes the
+/// result to all members, or to the root.
 ///
-/// An input in the arena is read where it is. A private one passes through its owner's windows,
-/// except for the share that the owner reduces itself. A result is stored straight into outputs in
-/// the arena; for private outputs it stands in the reducer's result buffer until they have copied
-/// it. Every mix of the two works, member by member. In-place reduction is safe: each share of the
-/// input is read only by its reducer, which writes the result after the read.
+/// An input in the arena is read in place. A private input passes through its owner's windows,
+/// except for the share that the owner reduces itself. A result is stored directly into outputs in
+/// the arena. For private outputs it stays in the reducer's result buffer until they have copied
+/// it. The choice is made member by member, and every mix works. In-place reduction is safe: each
+/// share of the input is read only by its reducer, which writes the result after the read.
 ///
-/// A private result has to be handed on, and a reduce's result goes to one member only. So between
-/// two members, and if members share cores, the root of a reduce also takes the shares of those
-/// with private inputs. They give and are done.
+/// A private result must be copied once more, and the result of a reduce goes to one member only.
+/// So with two members, or on shared cores, the root of a reduce also reduces the shares of members
+/// with private inputs. Those members only stage their input.
 #pragma once
 
 #include <algorithm>
@@ -26,24 +26,24 @@
 
 namespace muster::collective::region {
 
-/// How one such call is carried out.
+/// How one such call is executed.
 struct ReductionPlan {
   const Args& args;
   ConstBytes input;
   std::size_t element = 1;
-  std::size_t grain = 1;  ///< elements in a cache line
+  std::size_t grain = 1;  ///< elements per cache line
   std::size_t count = 0;
   std::size_t window = 0;  ///< elements
   std::size_t rounds = 0;
-  int root = -1;                  ///< the only member that wants the result; -1: all do
-  bool scaled = false;            ///< premul_sum: windows hold the product, this member's share too
-  bool staged = false;            ///< this member's input passes through its windows
-  bool copies = false;            ///< this member copies results out of the others' buffers
-  bool offers = false;            ///< a peer copies results out of this member's buffer
-  bool reclaims = false;          ///< this member reclaims what it reads in windows,
-  bool reclaims_results = false;  ///< and in result buffers
+  int root = -1;          ///< the only member that receives the result; -1: all
+  bool scaled = false;    ///< premul_sum: windows hold the product, including this member's share
+  bool staged = false;    ///< this member's input passes through its windows
+  bool copies = false;    ///< this member copies results from peers' result buffers
+  bool offers = false;    ///< a peer copies results from this member's result buffer
+  bool reclaims = false;  ///< this member reclaims the lines that it reads in windows
+  bool reclaims_results = false;  ///< and those in result buffers
   bool by_root = false;           ///< the root reduces the shares of members with private inputs
-  bool late = false;  ///< the root fills its first window after its line: only then it knows
+  bool late = false;  ///< the root fills its first window after publishing its line, once it knows
                       ///< that others reduce
 
   void cut(std::size_t bytes) {
@@ -83,7 +83,7 @@ class ShareReduction {
   void copy_result(const ReductionPlan& plan, int member, std::size_t round);
 
   MemberParts& my_;
-  std::vector<std::byte*> outputs_;  // peers' outputs in the arena; null: elsewhere
+  std::vector<std::byte*> outputs_;  // peers' outputs in the arena; null: not in the arena
 };
 
 }  // namespace muster::collective::region

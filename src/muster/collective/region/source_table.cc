@@ -75,8 +75,8 @@ Status SourceTable::resolve_share(const Args& args, int member, std::size_t byte
   return {};
 }
 
-/// Not data in windows or in a member's own memory, whoever that is for: its giver waits to hear
-/// that all have done with it, this member too.
+/// Excludes windows and a member's own memory, even if meant for another reader: the sender waits
+/// for the drained counter of every member, including this one.
 bool SourceTable::resolve_staged(const Args& args, const TransferPlan& plan, int member) {
   const Line& theirs = segment_.line(member);
   Source& source = (*this)[member];

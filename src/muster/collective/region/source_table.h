@@ -1,4 +1,4 @@
-/// What each member gives in the call under way, as its line says, and how this member reads or
+/// Each member's input in the current call, as its line describes it, and how this member reads or
 /// reduces it.
 #pragma once
 
@@ -17,12 +17,12 @@ namespace muster::collective::region {
 
 struct Source {
   shm::BufferLocation location = shm::BufferLocation::nothing;
-  const std::byte* data = nullptr;  ///< not of windows, nor of the member's process
+  const std::byte* data = nullptr;  ///< null for windows and for memory of another process
   std::size_t bytes = 0;
-  std::size_t column = 0;  ///< where this member's part of each window starts
+  std::size_t column = 0;  ///< start of this member's part in each window
   std::size_t first_window = 0;
   std::uint64_t address = 0;  ///< in the member's process
-  bool granted = false;       ///< in its arena: this member reclaims its lines
+  bool granted = false;       ///< in its arena, and this member reclaims its lines
 };
 
 class SourceTable {
@@ -39,43 +39,44 @@ class SourceTable {
   Source& operator[](int member) { return sources_[static_cast<std::size_t>(member)]; }
   const Source& operator[](int member) const { return sources_[static_cast<std::size_t>(member)]; }
 
-  /// Whether memory of `member` that this one is to read can be read. Its line has been seen.
+  /// Whether `member`'s memory that this member has to read is mapped. Its line must have been
+  /// seen.
   bool mapped(const TransferPlan& plan, int member);
-  /// Reads from the line, and table, of a member where its data stands.
+  /// Looks up a member's data from its line and table.
   Status resolve(const Args& args, const TransferPlan& plan, int member);
-  /// The same of a line that gives one input to everybody, of `bytes`, which is to be reduced.
+  /// The same for a line with one input of `bytes` for all members, which is to be reduced.
   Status resolve_share(const Args& args, int member, std::size_t bytes);
-  /// The same for data that stands beside the line, of a small call. False if it does not, or has
-  /// another size than expected.
+  /// The same for data beside the line of a small call. Returns false if the data is elsewhere or
+  /// its size differs from what is expected.
   bool resolve_staged(const Args& args, const TransferPlan& plan, int member);
-  /// Memory of a member's arena that it has told in its line.
+  /// Memory of a member's arena that its line refers to.
   std::byte* arena_at(int member, std::uint64_t offset, std::size_t bytes) {
     return peers_.arena_at(member, offset, bytes);
   }
 
-  /// What is taken from a member in `step`: `bytes` of it, from `at` on. From its process in large
-  /// pieces, since each is a system call.
+  /// The part of a member's input that is read in `step`: `bytes` from `at` on. Reads from another
+  /// process use large pieces, since each is a system call.
   struct Piece {
     std::size_t at;
     std::size_t bytes;
   };
   Piece piece(const TransferPlan& plan, int member, std::size_t step) const;
-  /// Where the chunk of `step` stands, unless in the member's process.
+  /// Address of the chunk of `step`, unless it is in another process.
   const std::byte* chunk(const TransferPlan& plan, int member, std::size_t step) const;
   /// Copies a piece into the output.
   Status take(const Args& args, const TransferPlan& plan, int member, std::size_t step);
 
-  /// What `reduce` reads next, of each member.
+  /// Per member, the address that `reduce` reads next.
   const std::byte*& input(int member) { return inputs_[static_cast<std::size_t>(member)]; }
-  /// Reduces the inputs of all members into `bytes` from `to` on, and leaves them behind what was
-  /// reduced. `reclaims`: the lines of those that are staged for this member alone, or granted to
-  /// it.
+  /// Reduces the inputs of all members into `bytes` from `to` on, and advances the input addresses
+  /// past what was reduced. `reclaims`: also reclaims the lines that only this member reads, either
+  /// staged or granted.
   void reduce(const Args& args, bool reclaims, std::byte* to, std::size_t bytes);
 
-  /// Whether this call reads peers' own memory: if one of them aborts, what was read may be
-  /// anything.
+  /// Whether this call reads peers' own memory. If such a peer aborts, the data read may be
+  /// garbage.
   bool reads_in_place() const { return reads_in_place_; }
-  /// Whether it writes to peers' own memory.
+  /// Whether this call writes to peers' own memory.
   bool uses_grants() const { return uses_grants_; }
 
  private:

@@ -7,7 +7,7 @@
 namespace muster::collective::region {
 namespace {
 
-/// By all members that take something: each takes as much as this one.
+/// On all receiving members together; each receives as much as this one.
 std::size_t written_together(const Args& args, std::size_t members) {
   std::size_t bytes = 0;
   for (const MutableBytes output : args.outputs) bytes += output.size();
@@ -40,20 +40,20 @@ TransferPlan TransferPlanner::plan(const Args& args) const {
   for (int source = plan.first; source < plan.last; ++source) {
     if (source == rank_ && !plan.combines) continue;
     plan.takes = std::max(plan.takes, chunks_in(taken_from(args, source).size(), plan.chunk));
-    if (!table.lists_output) break;  // the same for all
+    if (!table.lists_output) break;  // all outputs are the same
   }
   plan.reclaims = reclaims(args, plan);
   plan.past_caches =
       !plan.combines && written_together(args, layout_.members) >= tunables().past_caches;
-  // The windows of a large broadcast stand in all readers' caches. An ordinary store would have to
-  // take them from there, line by line.
+  // The windows of a large broadcast are in all readers' caches. Ordinary stores would have to take
+  // ownership line by line.
   plan.stages_past_caches = plan.past_caches && args.op == Op::broadcast && size() > 2;
   return plan;
 }
 
-/// Between two members, one fills a window while the other empties the one before. Data that would
-/// fit into one goes in several too, as many as can be filled without waiting. (Several readers
-/// that share cores are better served by few windows.)
+/// With two members, one fills a window while the other drains the previous one. Data that would
+/// fit into one window is split as well, into as many as can be filled without waiting. (For
+/// several readers on shared cores, few windows are faster.)
 std::size_t TransferPlanner::relayed_chunk(const Args& args, const TransferPlan& plan) const {
   const int other = 1 - rank_;
   const std::size_t bytes =
@@ -62,8 +62,8 @@ std::size_t TransferPlanner::relayed_chunk(const Args& args, const TransferPlan&
                     fixed::kReduceChunk);
 }
 
-/// On hosts of two cores. Lines go back and forth between those then, which is quicker than their
-/// owner taking them from both, as long as what is written stays in the caches.
+/// Only on hosts with two cores. The lines then move between those two cores, which is faster than
+/// invalidating both copies, as long as the data stays in the caches.
 bool TransferPlanner::several_reclaim(Op op, std::size_t written) const {
   const std::size_t most = op == Op::broadcast                  ? fixed::kReclaimBytes
                            : layout_.members <= fixed::kWindows ? fixed::kReclaimFewBytes
@@ -72,10 +72,10 @@ bool TransferPlanner::several_reclaim(Op op, std::size_t written) const {
          written <= most;
 }
 
-/// What stands in windows and slots for this member alone, unless it is so little that it was
-/// fetched ahead; and what `several_reclaim`.
+/// Reclaims staged data that only this member reads, unless it is small enough to have been
+/// prefetched, and data for which `several_reclaim` holds.
 bool TransferPlanner::reclaims(const Args& args, const TransferPlan& plan) const {
-  if (!shm::writes_back_lines() || plan.scaled) return false;  // a product is for its giver too
+  if (!shm::writes_back_lines() || plan.scaled) return false;  // the sender reads its product too
   const bool read_by_several = args.op == Op::broadcast || (!plan.lists && plan.reader < 0);
   if (read_by_several && size() > 2 &&
       (plan.combines || !several_reclaim(args.op, written_together(args, layout_.members))))
@@ -88,7 +88,7 @@ bool TransferPlanner::reclaims(const Args& args, const TransferPlan& plan) const
   return most > fixed::kInlineCopy;
 }
 
-/// When ranks share cores, waiting until the last reader had its turn takes longer than the copy.
+/// On shared cores, waiting until the last reader has been scheduled takes longer than the copy.
 bool TransferPlanner::copies_from_arena(Op op, std::size_t given) const {
   return topology_.oversubscribed() &&
          (op == Op::reduce || op == Op::reduce_scatter || op == Op::all_to_all) &&

@@ -1,5 +1,5 @@
-/// Who gives and who takes in a call, and in which pieces: what follows from the call's operation,
-/// sizes and root, and from the group. Pure functions of that.
+/// Which members send and receive in a call, and in which chunks: pure functions of the call's
+/// operation, sizes and root, and of the group.
 #pragma once
 
 #include <cstddef>
@@ -14,20 +14,20 @@
 
 namespace muster::collective::region {
 
-/// A call whose data only moves towards its readers.
+/// A call that only moves data towards its readers.
 struct TransferPlan {
   bool gives = false;
-  bool lists = false;          ///< a slice for each member
-  bool combines = false;       ///< the readers reduce what they take
-  bool scaled = false;         ///< premul_sum: what is given is the product
-  bool single_reader = false;  ///< each giver's data, and it has more than one reader in all
-  bool reclaims = false;  ///< this member reclaims the lines of what it reads where that is staged
+  bool lists = false;               ///< the input has one slice per member
+  bool combines = false;            ///< readers reduce the data that they read
+  bool scaled = false;              ///< premul_sum: the data is the product
+  bool single_reader = false;       ///< each slice has one reader; all members share the copying
+  bool reclaims = false;            ///< this member reclaims the lines of staged data that it reads
   bool past_caches = false;         ///< all members together write more than the caches hold
-  bool stages_past_caches = false;  ///< so does the giver when it stages
-  int reader = -1;                  ///< the only one; -1: everybody else
-  int first = 0, last = 0;          ///< takes from members [first, last)
-  std::size_t chunk = 0;            ///< bytes of a step
-  std::size_t takes = 0;            ///< steps of what is taken
+  bool stages_past_caches = false;  ///< the sender also stages with streaming stores
+  int reader = -1;                  ///< the only reader; -1: all others
+  int first = 0, last = 0;          ///< reads from members [first, last)
+  std::size_t chunk = 0;            ///< bytes per step
+  std::size_t takes = 0;            ///< number of steps that read
 };
 
 class TransferPlanner {
@@ -37,10 +37,11 @@ class TransferPlanner {
 
   TransferPlan plan(const Args& args) const;
 
-  /// Whether several readers of the same lines each reclaim them, in a call in which all members
-  /// together write so much.
+  /// Whether several readers reclaim the same lines in a call that writes `written` bytes on all
+  /// members together.
   bool several_reclaim(Op op, std::size_t written) const;
-  /// Whether members stage copies of so much that each gives, though it stands in the arena.
+  /// Whether members stage copies of inputs that are in the arena, for inputs of `given` bytes
+  /// each.
   bool copies_from_arena(Op op, std::size_t given) const;
 
  private:
@@ -53,14 +54,14 @@ class TransferPlanner {
   const int rank_;
 };
 
-/// What this member gives `reader`.
+/// This member's data for `reader`.
 inline ConstBytes given_to(const Args& args, const TransferPlan& plan, int reader) {
   if (args.op == Op::broadcast) return args.outputs[0];
   const std::size_t index = plan.lists ? static_cast<std::size_t>(reader) : 0;
   return index < args.inputs.size() ? args.inputs[index] : ConstBytes();
 }
 
-/// Where this member takes, or reduces, what `source` gives.
+/// The output into which this member copies or reduces the data of `source`.
 inline MutableBytes taken_from(const Args& args, int source) {
   const std::size_t index = info(args.op).lists_output ? static_cast<std::size_t>(source) : 0;
   return index < args.outputs.size() ? args.outputs[index] : MutableBytes();
@@ -76,16 +77,16 @@ inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes,
   }
 }
 
-/// Puts a part of what this member gives into its line, slot or window.
+/// Copies a part of this member's data into its line, slot or window.
 inline void stage(const Args& args, const TransferPlan& plan, std::byte* to, ConstBytes from) {
   if (!plan.scaled) return copy_bytes(to, from.data(), from.size(), plan.stages_past_caches);
   scale(to, from.data(), elements_in(from.size(), args.dtype), args.dtype, args.factor);
 }
 
-/// Copies what a member gives itself, if nothing is reduced.
+/// Copies this member's own slice to itself, unless the operation reduces.
 void copy_own(const Args& args, const TransferPlan& plan, int rank);
 
-/// Steps of `chunk`. Nearly always one or none, for which a division would cost more than the rest.
+/// Number of steps of `chunk`. Nearly always 0 or 1, so the division is avoided.
 inline std::size_t chunks_in(std::size_t bytes, std::size_t chunk) {
   if (bytes <= chunk) return bytes == 0 ? 0 : 1;
   return (bytes + chunk - 1) / chunk;
