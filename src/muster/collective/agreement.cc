@@ -12,13 +12,13 @@ namespace muster::collective {
 namespace {
 
 constexpr auto kCancelLimit = std::chrono::seconds(1);
-/// How often a member that waits looks whether there is still hope.
+/// How often a waiting member checks for deaths and for `give_up`.
 constexpr auto kLook =
-    std::chrono::milliseconds(50);  // limit: how late a cancelled creation is noticed
+    std::chrono::milliseconds(50);  // limit: delay until a cancelled creation is noticed
 
 enum class Kind : std::uint32_t { ready = 1, settled, failed };
 
-/// Why the first member ended it, in the word of a note of kind `failed`.
+/// The first member's reason, in `word` of a `failed` note.
 constexpr std::uint64_t kLate = 0;
 constexpr std::uint64_t kLost = 1;
 
@@ -26,15 +26,15 @@ struct Note {
   Kind kind = Kind::ready;
   std::uint32_t id = 0;
   std::uint64_t word = 0;
-  std::uint32_t missing = 0;  // how many of `ranks` hold a missing (or lost) rank
+  std::uint32_t missing = 0;  // number of missing (or lost) ranks in `ranks`
   std::int32_t ranks[13] = {};
-  GroupDescriptor descriptor = {};  // of a note of kind `settled`
+  GroupDescriptor descriptor = {};  // set in a `settled` note
   char said[240] =
       {};  // of a note of kind `failed` that blames no rank: the beginning of the cause
 };
 static_assert(sizeof(Note) == 72 + sizeof(GroupDescriptor) + 240);
 
-// Messages of one group's making meet under this tag and no others.
+// Only messages of this group's creation match this tag.
 std::uint64_t tag_of(std::vector<int> members, const std::string& name, std::uint64_t use) {
   std::sort(members.begin(), members.end());
   ByteWriter key;
@@ -60,8 +60,8 @@ class Talk {
     header_.op = static_cast<std::uint8_t>(Op::send);
   }
 
-  // Nobody is told before all have come, and what is told then is final: the id is the first
-  // member's to give.
+  // The first member tells no one before all have reported. What it tells then is final, because
+  // the id is its own.
   Result<Agreement> lead(const std::function<Result<GroupDescriptor>()>& describe_group,
                          const std::function<void(const GroupDescriptor&)>& release) {
     if (Status heard = collect(Kind::ready); !heard) return heard;
@@ -82,7 +82,7 @@ class Talk {
 
   Result<Agreement> follow() {
     const Status sent = tell(members_[0], {Kind::ready});
-    // A first member that is not there any more may have said why before it went.
+    // If the first member has gone, it may have sent the reason first.
     if (!sent && sent.code() != Code::closed) return sent;
     if (Status heard = collect(Kind::settled); !heard) return heard;
     if (!sent) return sent;
@@ -94,8 +94,8 @@ class Talk {
  private:
   bool leads() const { return fabric_.rank() == members_[0]; }
 
-  // One note from everybody (the first member) or from the first member (all others); what came
-  // stands in `notes_`.
+  // Receives one note from each member (on the first member) or from the first member (on the
+  // others) into `notes_`.
   Status collect(Kind expected) {
     std::vector<transport::TransferRef> receives(members_.size());
     for (std::size_t i = 0; i < members_.size(); ++i) {
@@ -142,7 +142,8 @@ class Talk {
     return status;
   }
 
-  // Until `over` holds (true) or the limit has passed (false); a failure where there is no hope.
+  // Waits until `over` holds (true) or the limit passes (false). Returns a failure if the creation
+  // cannot succeed any more.
   Result<bool> wait(const std::function<bool()>& over, TimePoint limit) {
     for (TimePoint now = fabric_.clock().now();; now = fabric_.clock().now()) {
       const TimePoint look = limit - now > kLook ? now + kLook : limit;
@@ -157,7 +158,7 @@ class Talk {
     }
   }
 
-  // The first member tells the others, who wait for it alone.
+  // On the first member: notifies the others, which wait for it alone.
   Status lost(Status why) {
     if (!leads()) return why;
     Note failed{Kind::failed};
@@ -220,7 +221,7 @@ class Talk {
   Status tell_all(const Note& note, bool& some_know) {
     for (std::size_t i = 1; i < members_.size(); ++i) {
       Status sent = tell(members_[i], note);
-      // What was not sent in time may be on its way all the same.
+      // A note that was not sent in time may still arrive.
       some_know = some_know || sent.ok() || sent.code() == Code::timed_out;
       if (!sent) return sent;
     }
@@ -233,7 +234,7 @@ class Talk {
     return *sent ? Status() : late(Kind::settled, {rank});
   }
 
-  // Whether it went out before the deadline.
+  // Whether the note was sent before the deadline.
   Result<bool> send(int rank, const Note& note) {
     auto copy = std::make_unique<Note>(note);
     const auto transfer =

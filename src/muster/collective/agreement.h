@@ -1,5 +1,5 @@
-/// How the members of a new group agree on the id of its channel, over a channel that all ranks of
-/// the job share and that outlives deaths.
+/// How the members of a new group agree on its channel id, over a channel that all ranks of the job
+/// share and that survives the death of ranks.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,12 @@
 
 namespace muster::collective {
 
-/// After the deadline the others give the first member so long to tell who is missing.
+/// After the deadline, the other members wait this much longer for the first member's report of who
+/// is missing.
 inline constexpr Duration kVerdictGrace =
-    std::chrono::milliseconds(50);  // limit: patience of a failure
+    std::chrono::milliseconds(50);  // limit: delay of an error
 
-/// What the first member hands to all. Goes over the wire as it is.
+/// What the first member sends to all others. Also the wire format.
 struct GroupDescriptor {
   std::uint64_t segment = 0;  ///< of the host's region
   Selection::Bounds bounds{};
@@ -32,15 +33,15 @@ struct Agreement {
 };
 
 /// Every member calls it with the same members, name and `use` (how many groups of these members
-/// and this name it has made before). Blocks. All tell the first member that they are there; once
-/// it has heard of everybody it gives the channel one of its own ids, which nobody else gives out,
-/// and tells all: one note from each and one to each. `describe_group` is called on the first
-/// member once all have come; where it fails, the making does, on all. At the deadline the missing
-/// members are named, and the first member tells those that came. A member's death ends it on all
-/// others with that death. `release` is called with what `describe_group` gave where no other
-/// member has got it and none will; where some have got it, the channel fails with the cause, on
-/// them too. `give_up` (may be empty) is asked now and then while it waits; the failure that it
-/// gives ends the agreement. Nobody else is disturbed.
+/// and this name it has created before). Blocks. Every member reports to the first one. Once all
+/// have, the first member gives the channel one of its own ids, which no other rank uses, and sends
+/// it to all: one note from each member and one to each. `describe_group` runs on the first member
+/// after all have reported; if it fails, creation fails on all members. At the deadline the error
+/// names the missing members, and the first member tells those that reported. The death of a member
+/// ends the agreement on all others with that death as the cause. `release` is called with the
+/// result of `describe_group` if no other member has received it or will; if some have, the channel
+/// fails with the cause, also on them. `give_up` (may be empty) is polled during the wait; if it
+/// returns a failure, the agreement ends with it. Other ranks are not involved.
 Result<Agreement> agree(transport::Fabric& fabric, const std::vector<int>& members,
                         const std::string& name, std::uint64_t use, TimePoint deadline,
                         const std::function<Result<GroupDescriptor>()>& describe_group,

@@ -139,8 +139,8 @@ class Check {
     std::size_t index;
   };
 
-  // This member's own input and output may be the very same memory; nothing else that is written
-  // may overlap anything.
+  // This member's own input and output may be the same memory. No other output may overlap
+  // anything.
   bool may_coincide(const Piece& input, const Piece& output) const {
     const auto me = static_cast<std::size_t>(rank_);
     if (row_.lists_input && input.index != me) return false;
@@ -172,7 +172,7 @@ class Check {
                         {out.data(), out.data() + out.size(), true, 0});
     }
     if (!writes_output()) return {};
-    thread_local std::vector<Piece> pieces;  // kept: a steady state takes nothing from the heap
+    thread_local std::vector<Piece> pieces;  // reused: no allocation in steady state
     pieces.clear();
     pieces.reserve(args_.inputs.size() + args_.outputs.size());
     for (std::size_t i = 0; reads_input() && i < args_.inputs.size(); ++i) {
@@ -183,8 +183,8 @@ class Check {
       const ConstBytes out = args_.outputs[i];
       if (!out.empty()) pieces.push_back({out.data(), out.data() + out.size(), true, i});
     }
-    // By start; inputs may overlap each other, so every piece is held against the furthest end of
-    // either kind seen so far.
+    // Sorted by begin. Inputs may overlap each other, so each piece is compared with the furthest
+    // end of either kind so far.
     std::sort(pieces.begin(), pieces.end(),
               [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
     const Piece* furthest[2] = {nullptr, nullptr};
@@ -206,7 +206,7 @@ class Check {
   const bool root_;
 };
 
-// Equal lists give equal digests on every machine; 0 is kept for "nothing to compare".
+// Equal lists have equal digests on every machine; 0 means "nothing to compare".
 template <class Slices>
 std::uint64_t digest_of(const Slices& slices, DType dtype) {
   std::uint64_t hash = 0xcbf29ce484222325u;

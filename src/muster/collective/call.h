@@ -1,4 +1,4 @@
-/// One call, checked before anything is sent, and told to the other members in 32 bytes.
+/// Validation of a call before anything is sent, and its 32-byte fingerprint for the other members.
 #pragma once
 
 #include <array>
@@ -12,23 +12,22 @@
 
 namespace muster::collective {
 
-/// Whether the member at position `rank` of a group of `size` may make this call: the number of
-/// slices, their lengths, overlaps, the root, the reduction; of a message its other end and its
-/// tag. Code::invalid_argument or Code::unsupported, with what was expected and what came. What
-/// only the root reads or writes is ignored elsewhere.
+/// Whether the member at position `rank` of a group of `size` may make this call. Checks the number
+/// of slices, their lengths and overlaps, the root and the reduction; for a message, its peer and
+/// tag. Code::invalid_argument or Code::unsupported, with what was expected and what was passed.
+/// Slices that only the root reads or writes are ignored on other members.
 Status validate(const Args& args, int rank, int size);
 
-/// What all members must agree on in this call; `args` are valid.
+/// The properties of this call that all members must agree on; `args` must be valid.
 transport::Fingerprint fingerprint_of(const Args& args, std::uint64_t sequence);
-/// What a member tells of a call that it could not make.
+/// The fingerprint of a call that a member could not make.
 transport::Fingerprint refusal_of(Op op, std::uint64_t sequence);
 
-/// What a call is, but for where its memory lies: calls of one group with the same signature
-/// compare, and move, in the same way.
+/// Everything about a call except its addresses. Calls of one group with the same signature compare
+/// and move data in the same way.
 struct CallSignature {
-  std::uint64_t kind = 0;  // operation, element type, reduction and root
-  std::uint64_t each =
-      Args::kUnsaid;  // unsaid: slices may be of any length, and the signature says nothing
+  std::uint64_t kind = 0;              // operation, element type, reduction and root
+  std::uint64_t each = Args::kUnsaid;  // unsaid: slices of any length; such calls are not cached
   bool operator==(const CallSignature&) const = default;
 };
 inline CallSignature signature_of(const Args& args) {
@@ -38,12 +37,12 @@ inline CallSignature signature_of(const Args& args) {
           args.each};
 }
 
-/// What was found out about the calls of a group by their signatures: the same ones come again and
-/// again. Of two that meet in a place the later one stays.
+/// Caches what was computed for calls of a group, by signature: programs repeat the same calls. On
+/// a collision the later entry replaces the earlier one.
 template <class Facts>
 class CallCache {
  public:
-  /// `find_out()` where they are not known. Good until the next call.
+  /// Computes the value with `find_out()` on a miss. The reference is valid until the next call.
   template <class FindOut>
   const Facts& operator()(const CallSignature& signature, const FindOut& find_out) {
     if (signature.each == Args::kUnsaid) return unsaid_ = find_out();
@@ -70,7 +69,7 @@ class CallCache {
   Facts unsaid_{};
 };
 
-/// "ranks 1, 2 and 5", "rank 1".
+/// For example "ranks 1, 2 and 5" or "rank 1".
 std::string describe_ranks(const std::vector<int>& ranks);
 
 }  // namespace muster::collective

@@ -10,7 +10,7 @@ void CallRecord::tell() noexcept {
       std::string line = "group " + std::string(group) + ": " + std::string(name);
       if (traced.sequence != 0) line += " #" + std::to_string(traced.sequence);
       log(LogLevel::trace, line);
-    } catch (const std::bad_alloc&) {  // one line less
+    } catch (const std::bad_alloc&) {  // skip the log line
     }
   }
   if (when_started != nullptr) (*when_started)();

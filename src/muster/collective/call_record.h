@@ -1,5 +1,5 @@
-/// What is told of a call besides its memory: to the outstanding recorder, to the log, in errors;
-/// and how long it may take. Data alone: who makes a call fills it in, the engine goes by it.
+/// A call's metadata, for the flight recorder, the log and errors, and its deadline. Plain data:
+/// the caller fills it in, the engine reads it.
 #pragma once
 
 #include <cstdint>
@@ -13,41 +13,41 @@
 
 namespace muster::collective {
 
-/// Lives as long as the caller waits for its call; of a call that goes on without the caller, until
-/// it has been started.
+/// Must live until the caller's wait for the call ends; for a call that continues without the
+/// caller, until it has been started.
 struct CallRecord {
   CallRecord() = default;
-  /// Of a call of which nothing is recorded.
+  /// For a call that is not recorded.
   explicit CallRecord(TimePoint until) : deadline(until) {}
 
-  // By the caller.
-  std::string_view name = {};           ///< of the function that was called; a literal
-  std::string_view group = {};          ///< its name, for the log
-  trace::Recorder* recorder = nullptr;  ///< null: it is not recorded
-  std::uint16_t recorded_group = 0;     ///< what the recorder calls the group
-  trace::Call traced = {};              ///< what is recorded, but for the number
-  Duration timeout{-1};                 ///< from the start; below zero: none
-  TimePoint deadline{};                 ///< the epoch: counted from the start by `timeout`
-  TimePoint begun{};                    ///< the epoch where the deadline was given: not known
+  // Set by the caller.
+  std::string_view name = {};           ///< of the called function; a literal
+  std::string_view group = {};          ///< name of the group, for the log
+  trace::Recorder* recorder = nullptr;  ///< null: not recorded
+  std::uint16_t recorded_group = 0;     ///< the recorder's id of the group
+  trace::Call traced = {};              ///< what is recorded, except the sequence number
+  Duration timeout{-1};                 ///< from the start; negative: none
+  TimePoint deadline{};                 ///< epoch: computed from `timeout` at the start
+  TimePoint begun{};                    ///< epoch if the deadline was given: unknown
   /// For tests: called once the call has started.
   const std::function<void()>* when_started = nullptr;
 
-  // By the engine.
+  // Set by the engine.
   bool started = false;
-  /// The call was over as soon as it had started: what it needed was there, and it has not waited.
+  /// The call completed when it started, without waiting.
   bool completed_inline = false;
   trace::Ticket ticket = {};
 
-  /// Counts the deadline from now on.
+  /// Starts the deadline.
   void arm() noexcept {
     if (deadline != TimePoint()) return;
     begun = quick_now();
     const bool unlimited = timeout < Duration::zero() || timeout >= TimePoint::max() - begun;
     deadline = unlimited ? TimePoint::max() : begun + timeout;
   }
-  /// The call has got its number (0: a message) and the other members may know of it. Every call
-  /// comes by here once, on the thread that makes it, before it waits for longer than some
-  /// microseconds; the first time counts.
+  /// The call has its sequence number (0: a message), and the other members may know of it. Runs
+  /// once per call, on the calling thread, before that thread waits for more than a few
+  /// microseconds. Later invocations do nothing.
   void on_started(std::uint64_t number) noexcept {
     if (started) return;
     started = true;
@@ -57,7 +57,7 @@ struct CallRecord {
     if (logs_calls() || when_started != nullptr) [[unlikely]]
       tell();
   }
-  /// It has ended, well or badly.
+  /// The call has ended, successfully or not.
   void on_ended() noexcept {
     if (recorder != nullptr) recorder->end(ticket, completed_inline ? begun : quick_now());
   }

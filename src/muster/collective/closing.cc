@@ -43,7 +43,7 @@ Status Closing::part_as_first(TimePoint deadline) {
   std::vector<int> missing;
   const auto all_leave = [&] {
     queue_.with_control([&](Control& control) { missing = control.not_leaving(); });
-    // A rank whose process has ended tells nothing any more. It made all calls that needed it.
+    // A rank whose process has ended reports no more. It made all calls that needed it.
     if (group_.channel->someone_left())
       std::erase_if(missing, [this](int rank) { return !group_.fabric->gone(rank).ok(); });
     return missing.empty() || group_.channel->failed();
@@ -79,7 +79,7 @@ Status Closing::part(TimePoint deadline) {
     return released || group_.channel->failed() ||
            (group_.channel->someone_left() && !group_.fabric->gone(group_.job_rank_of(0)).ok());
   };
-  // The first member knows who is missing: it gets the chance to say so.
+  // The first member knows which members are missing: give it time to report them.
   const TimePoint limit =
       deadline < TimePoint::max() - kVerdictGrace ? deadline + kVerdictGrace : deadline;
   if (!driver_.drive_until(let_go, limit))

@@ -1,5 +1,5 @@
-/// The orderly end of a communicator: what is in outstanding ends, then all members compare how
-/// many calls they have made. The first member hears from all others and lets them go.
+/// The orderly end of a communicator: outstanding calls complete, then all members compare how many
+/// calls they have made. The first member collects the counts and releases the others.
 #pragma once
 
 #include <vector>
@@ -10,13 +10,14 @@
 
 namespace muster::collective {
 
-/// Used by the one thread that closes.
+/// Used by the closing thread only.
 class Closing {
  public:
   Closing(const GroupContext& group, Driver& driver, CollectiveQueue& queue, PointToPoint& messages)
       : group_(group), driver_(driver), queue_(queue), messages_(messages) {}
 
-  /// The group's failure, if it has any: also that a member is missing or has skipped a call.
+  /// Returns the group's failure if there is one, including a member that is missing or has skipped
+  /// a call.
   Status run(TimePoint deadline);
 
  private:
@@ -24,7 +25,7 @@ class Closing {
   Status part(TimePoint deadline);
   Status part_as_first(TimePoint deadline);
   Status late(const std::vector<int>& missing, const char* what);
-  /// Runs `work(control)` under the drive lock, now.
+  /// Runs `work(control)` under the drive lock and returns when it is done.
   template <class Work>
   void with_control(Work work) {
     driver_.drive_until([&] { return queue_.with_control(work); }, TimePoint::max());

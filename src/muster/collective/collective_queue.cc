@@ -12,10 +12,10 @@
 namespace muster::collective {
 namespace {
 
-/// A call that has waited so long tells those it waits for what it is; then again, a few times,
-/// later.
-constexpr auto kReminder = std::chrono::milliseconds(100);  // limit: patience
-constexpr int kReminders = 5;                               // limit: patience
+/// A call that has waited this long tells the awaited members which call it is; then again with
+/// growing intervals.
+constexpr auto kReminder = std::chrono::milliseconds(100);  // limit: delay of a diagnosis
+constexpr int kReminders = 5;                               // limit: number of notes
 
 }  // namespace
 
@@ -58,7 +58,8 @@ Status CollectiveQueue::run(Driver& driver, const Args& args, CallRecord& record
   return wait_for(driver, operation);
 }
 
-/// Returns once the call has ended, whatever is thrown meanwhile: its memory is the caller's.
+/// Returns once the call has ended, even if an exception is thrown meanwhile, because its memory
+/// belongs to the caller.
 Status CollectiveQueue::wait_for(Driver& driver, const Operation& operation) {
   while (!operation.published()) {
     try {
@@ -102,8 +103,8 @@ std::uint64_t CollectiveQueue::refuse(std::shared_ptr<Driver> driver, Op op) {
 
 void CollectiveQueue::begin(Operation& operation, LinkGroup& links) {
   operation.begun_ = true;
-  // What the others have been told already goes on: all that it needs may have come before the
-  // failure.
+  // A call that peers have been told about runs even so: everything that it needs may have arrived
+  // before the failure.
   if (group_.channel->failed() && !operation.remembered_) return;
   group_.channel->begin(operation.call_);
   if (!operation.remembered_) control_.begin(operation.call_);
@@ -113,8 +114,8 @@ void CollectiveQueue::begin(Operation& operation, LinkGroup& links) {
   operation.links_ = &links;
 }
 
-// Small calls behind a small one that is under way begin too, and go on as far as they can: their
-// messages need not wait for its answers.
+// Starts small calls that follow a small running call, and advances them: their messages need not
+// wait for its replies.
 void CollectiveQueue::pipeline(const Operation& first) {
   if (region_ || calls_.state().number() == first.call_.sequence) return;
   std::array<Operation*, fixed::kInFlight> window;
@@ -134,7 +135,7 @@ void CollectiveQueue::pipeline(const Operation& first) {
   }
 }
 
-// Of the call under way.
+// Transfers of the running call.
 const OutstandingTransfers& CollectiveQueue::outstanding() {
   const Operation* running = calls_.front();
   return (running != nullptr && running->links_ != nullptr ? *running->links_ : links_)
@@ -143,17 +144,17 @@ const OutstandingTransfers& CollectiveQueue::outstanding() {
 
 Status CollectiveQueue::outcome(Operation& operation) {
   Status status = operation.task_.valid() ? operation.task_.peek() : group_.channel->failure();
-  // What was under way beside a call that failed, and got through, comes after it all the same.
+  // A pipelined call that completed after an earlier one failed fails too.
   if (status.ok() && broken_) status = group_.channel->failure();
   if (status.ok()) return status;
   broken_ = true;
-  // The channel's failure is the first cause; what this task saw may only be what followed from it.
+  // The channel's failure is the first cause; this task may only have seen its consequences.
   if (group_.channel->failed()) status = group_.channel->failure();
   return status.with_context(group_.call_text(operation.call_));
 }
 
-/// Of a call whose task has ended. One that has failed by itself, by an exception, has told nobody
-/// yet, and leaves transfers under way, which end with the channel.
+/// For a call whose task has ended. If it failed by an exception, no peer knows yet, and its
+/// transfers are outstanding until the channel ends.
 bool CollectiveQueue::comes_to_rest(Operation& operation) {
   if (!operation.task_.valid() || operation.task_.peek().ok()) [[likely]]
     return true;
@@ -166,7 +167,7 @@ bool CollectiveQueue::comes_to_rest(Operation& operation) {
   return operation.links_ == nullptr || operation.links_->at_rest();
 }
 
-/// What ended in a pass; let go of once no lock is held.
+/// The calls that ended in a pass; released without holding a lock.
 struct CollectiveQueue::Ended {
   struct Call {
     std::shared_ptr<Operation> operation;
@@ -178,11 +179,11 @@ struct CollectiveQueue::Ended {
   bool any = false;
 };
 
-/// What a call that has come to rest ended in.
+/// Completes a call without outstanding transfers.
 void CollectiveQueue::finish(Operation& operation, Ended& ended) {
   Status status = outcome(operation);
   const bool shared = operation.self_ != nullptr;
-  if (shared) ended.shared.emplace_back();  // from here on nothing throws
+  if (shared) ended.shared.emplace_back();  // nothing below throws
   calls_.remove(operation);
   operation.task_ = Task<Status>();
   ended.any = true;
@@ -204,8 +205,7 @@ void CollectiveQueue::drive_pass(Ended& ended, int self) {
   if (control_.news()) control_.poll();
   std::optional<transport::SendBatch> batch;
   while (Operation* operation = calls_.front()) {
-    // With others behind it, what it sends may travel with what they send; a call alone sends
-    // sooner without.
+    // If other calls follow, their messages share writes. A single call is faster without a batch.
     if (!region_ && !batch && calls_.state().number() != operation->call_.sequence)
       batch.emplace(*group_.fabric);
     if (!operation->begun_) begin(*operation, links_);
@@ -215,7 +215,7 @@ void CollectiveQueue::drive_pass(Ended& ended, int self) {
     if (self > 0 && task.turns() != turns) note_progress();
     if (!over) {
       if (region_ && group_.channel->someone_left() && waits_for_one_that_left())
-        continue;  // ends it
+        continue;  // the next step ends it
       return pipeline(*operation);
     }
     if (!comes_to_rest(*operation)) return;
@@ -238,8 +238,8 @@ void CollectiveQueue::advance(const std::atomic<int>& waiting, int self) {
   if (ended.any && waiting.load() > self) group_.fabric->wake();
 }
 
-/// In a region no message tells that nothing more comes of a member: its line is missing, or its
-/// part of the call. Fails the channel then; what a member did before it left counts.
+/// In a region, no message announces that a member sends nothing more: its line or its data is just
+/// missing. Fails the channel in that case. Data that a member provided before it left counts.
 bool CollectiveQueue::waits_for_one_that_left() {
   if (group_.channel->failed()) return false;
   for (const int rank : region_->awaited()) {
@@ -298,8 +298,8 @@ void CollectiveQueue::check_deadlines(TimePoint now) {
   if (!drive.owns_lock() || group_.channel->failed()) return;
   const Operation* const late = calls_.find_late(now);
   if (late == nullptr) return;
-  // Whom this member waits for may itself wait for another: who has not entered the call is asked
-  // of the traces.
+  // An awaited member may itself wait for another one, so the traces tell which members have not
+  // entered the call.
   trace::PeerReport known{awaited(), {}};
   if (group_.peer_traces) {
     const Operation* running = calls_.front();
@@ -312,7 +312,7 @@ void CollectiveQueue::check_deadlines(TimePoint now) {
 
 void CollectiveQueue::remind(TimePoint now) {
   if (region_ != nullptr || group_.size() == 1)
-    return;  // in a region everybody sees everybody's control line
+    return;  // in a region every member sees every control line
   const std::unique_lock drive(calls_.state(), std::try_to_lock);
   if (!drive.owns_lock() || group_.channel->failed()) return;
   control_.all_sent();

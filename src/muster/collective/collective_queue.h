@@ -1,7 +1,7 @@
-/// The collectives of one communicator: numbered when they are called, run in that order by whoever
-/// waits. Over links, small calls that stand behind one another and share no memory are under way
-/// together: what one pass over them sends leaves in one write for each link
-/// (`transport/send_batch.h`), and they end in their order.
+/// The collectives of one communicator. They are numbered when they are called, and any waiting
+/// thread runs them in that order. Over links, consecutive small calls with disjoint memory are
+/// pipelined: the messages that one pass sends to a peer leave in one write per link
+/// (`transport/send_batch.h`), and the calls complete in order.
 #pragma once
 
 #include <array>
@@ -26,48 +26,48 @@ class InlineCall;
 
 class CollectiveQueue {
  public:
-  /// `region` is null where the group runs over links, with the algorithms that `bounds` say.
+  /// `region` is null if the group runs over links, with the algorithms that `bounds` select.
   CollectiveQueue(const GroupContext& group, std::unique_ptr<RegionGroup> region,
                   const Selection::Bounds& bounds);
 
-  /// A valid call whose caller waits for it, after those before it; where it has had its turn as
-  /// an `InlineCall`, it goes on from there.
+  /// Runs a valid call after all earlier ones; the caller waits. If the call has been started as an
+  /// `InlineCall`, it continues from there.
   Status run(Driver& driver, const Args& args, CallRecord& record, InlineCall& begun);
-  /// Queues a valid call, which holds `owner` until it is over. Throws nothing once it is queued.
-  /// `beside`: another thread than this one has promised to drive calls, and knows nothing of this
+  /// Queues a valid call, which holds `owner` until it has ended. Does not throw once the call is
+  /// queued. `beside`: a different thread has promised to drive calls and does not know about this
   /// one.
   std::shared_ptr<Operation> start(std::shared_ptr<Driver> driver, Args args, CallRecord& record,
                                    std::shared_ptr<void> owner, bool beside);
-  /// Queues the news that this member's next call, an `op`, was refused; its number.
+  /// Queues a notice that this member's next call, an `op`, was refused. Returns its number.
   std::uint64_t refuse(std::shared_ptr<Driver> driver, Op op);
 
-  /// Goes on as far as it can, unless another thread is doing that just now; what is thrown
-  /// meanwhile fails the group. `waiting` threads wait for the group; `self` is how many of them
-  /// this one is, 1 or 0.
+  /// Runs the queue as far as possible, unless another thread is doing that. An exception fails the
+  /// group. `waiting`: number of threads that wait for the group; `self`: how many of them this
+  /// thread is, 1 or 0.
   void advance(const std::atomic<int>& waiting, int self);
   bool empty() const { return !calls_.state().queued(); }
-  /// Whether a call that was started `beside` is under way.
+  /// Whether a call started with `beside` is outstanding.
   bool has_calls_beside() const { return beside_.load(std::memory_order_relaxed) > 0; }
-  /// Of the latest call.
+  /// Number of the latest call.
   std::uint64_t number() const { return calls_.state().number(); }
-  /// Grows when a call is added that the waiting threads' limits do not know of.
+  /// Incremented when a call is added whose deadline the waiting threads do not know.
   std::uint64_t additions() const { return additions_.load(std::memory_order_relaxed); }
   const GroupContext& group() const { return group_; }
   /// Null over links.
   RegionGroup* region() const { return region_.get(); }
 
-  /// The earliest of the queued calls; max where none can be missed any more.
+  /// The earliest deadline of the queued calls; max if none can be missed any more.
   TimePoint next_deadline();
-  /// Fails the channel where a call is past its deadline, naming the ranks that the running one
-  /// waits for.
+  /// Fails the channel if a call is past its deadline. The error names the ranks that the running
+  /// call waits for.
   void check_deadlines(TimePoint now);
-  /// Tells the members that the running call has waited for long what it is.
+  /// If the running call has waited long enough, tells the awaited members which call it is.
   void remind(TimePoint now);
-  /// The thread that waits for a call is being ended: takes it out. No other may be in it then.
+  /// Removes a call whose waiting thread is being terminated. No other thread may be in it.
   void abandon(Operation& operation);
 
-  /// Calls `work(control)` under the drive lock; false, without calling it, where another thread
-  /// holds that now.
+  /// Calls `work(control)` under the drive lock. Returns false without calling it if another thread
+  /// holds the lock.
   template <class Work>
   bool with_control(Work work) {
     const std::unique_lock drive(calls_.state(), std::try_to_lock);
@@ -76,7 +76,7 @@ class CollectiveQueue {
     work(control_);
     return true;
   }
-  /// Orderly end: lets go of the region.
+  /// Orderly end: detaches from the region.
   void drop_region();
 
  private:
@@ -96,12 +96,12 @@ class CollectiveQueue {
 
   const GroupContext& group_;
   OperationList calls_;
-  CallCache<transport::Fingerprint> call_cache_;  // under the drive lock
+  CallCache<transport::Fingerprint> call_cache_;  // protected by the drive lock
   Control control_;
-  const Selection selection_;  // over links
-  LinkGroup links_;            // of the call that began as the first in the queue
-  std::array<std::unique_ptr<LinkGroup>, fixed::kInFlight>
-      pipelined_;  // of the others, by sequence; made when first used
+  const Selection selection_;  // used over links
+  LinkGroup links_;            // of the call that started at the head of the queue
+  // Of the others, by sequence; created on first use.
+  std::array<std::unique_ptr<LinkGroup>, fixed::kInFlight> pipelined_;
   std::unique_ptr<RegionGroup> region_;
   bool broken_ = false;  // a call has failed
   std::atomic<std::uint64_t> additions_{0};

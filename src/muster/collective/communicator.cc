@@ -25,11 +25,11 @@
 namespace muster::collective {
 namespace {
 
-/// How often a thread that waits looks after reminders, in the first second and later.
-constexpr auto kEarlyLook = std::chrono::milliseconds(100);  // limit: patience
+/// How often a waiting thread checks for reminders, in the first second and later.
+constexpr auto kEarlyLook = std::chrono::milliseconds(100);  // limit: delay of a diagnosis
 constexpr auto kLateLook = std::chrono::seconds(1);
-/// The latter where it has something of its own to look after too.
-constexpr auto kOwnLook = std::chrono::milliseconds(500);  // limit: patience
+/// The latter for a thread with idle callbacks.
+constexpr auto kOwnLook = std::chrono::milliseconds(500);  // limit: delay of a callback
 
 class GroupCommunicator final : public Communicator,
                                 public Driver,
@@ -104,12 +104,12 @@ class GroupCommunicator final : public Communicator,
       messages_.sweep();
     });
   }
-  /// What `work` throws ends the group: it stands for all of its calls.
+  /// An exception in `work` fails the group, because `work` serves all of its calls.
   template <class Work>
   void guarded(Work work) {
     try {
       work();
-    } catch (const abi::__forced_unwind&) {  // the thread is being ended
+    } catch (const abi::__forced_unwind&) {  // the thread is being terminated
       throw;
     } catch (...) {
       static_cast<void>(group_.fail_by_exception());
@@ -119,11 +119,13 @@ class GroupCommunicator final : public Communicator,
   void watch(bool soon) {
     if (group_.fabric->threads()) shared_->progress.watch(shared_from_this(), soon);
   }
-  /// Of a call, an `op`, that could not be made: the others would wait for it.
+  /// For a call, an `op`, that could not be started: fails the group, since the others would wait
+  /// for it.
   PendingRef not_made(Op op, const Status& why);
   PendingRef start_collective(Args args, CallRecord& record, std::shared_ptr<void> owner);
   Status run_message(const Args& args, CallRecord& record);
-  // What this thread has finished must not look like work that it leaves to others.
+  // Publishes messages that this thread has completed, so that they do not look like work for
+  // others.
   bool leave(bool reached) {
     guarded([&] { messages_.sweep(); });
     return reached;
@@ -135,8 +137,8 @@ class GroupCommunicator final : public Communicator,
   const std::shared_ptr<Shared> shared_;
   std::uint64_t segment_;
   std::atomic<int> waiting_threads_{0};
-  std::atomic<int> driving_{0};  // see drive_here()
-  DrivingThread driver_;         // of those that do
+  std::atomic<int> driving_{0};  // number of drive_here() objects
+  DrivingThread driver_;         // the thread that holds the latest one
   IdleCallbacks idle_callbacks_;
   std::atomic<bool> closed_{false};
   PointToPoint messages_;
@@ -144,7 +146,7 @@ class GroupCommunicator final : public Communicator,
   RegionInline* region_;  // of the queue's region; null over links
 };
 
-/// A thread that drives the communicator by waiting for it.
+/// A thread that drives the communicator while it waits.
 class GroupCommunicator::DriverScope {
  public:
   explicit DriverScope(GroupCommunicator& owner) : owner_(owner) {
@@ -157,7 +159,7 @@ class GroupCommunicator::DriverScope {
 
  private:
   GroupCommunicator& owner_;
-  const CallbackLane::Busy busy_;  // where it is a callback that waits
+  const CallbackLane::Busy busy_;  // if the waiting thread runs a callback
 };
 
 bool GroupCommunicator::drive_until(const std::function<bool()>& done, TimePoint limit) {
@@ -213,7 +215,7 @@ Status GroupCommunicator::run(const Args& args, CallRecord& record) {
     try {
       over = call.may_start() && ((region_ != nullptr && region_->try_inline(args, call)) ||
                                   call.run_first_steps(*this));
-    } catch (...) {  // it fails the call, which ends like any other that has failed
+    } catch (...) {  // fails the call, which then ends like any other failed call
       static_cast<void>(group_.fail_by_exception(&call.fingerprint));
     }
   }
@@ -223,8 +225,9 @@ Status GroupCommunicator::run(const Args& args, CallRecord& record) {
   return {};
 }
 
-/// Whatever is thrown once the message is on its way, it is over in the end: its memory is the
-/// caller's. A failure ends the group: what may still write into that memory ends with it.
+/// Returns only after the message has ended, even if an exception is thrown once it is posted,
+/// because its memory belongs to the caller. A failure fails the group, which also ends other
+/// accesses to that memory.
 Status GroupCommunicator::run_message(const Args& args, CallRecord& record) {
   if (args.root == transport::kAnyMember) return start(args, record, {})->wait(TimePoint::max());
   transport::TransferRef transfer;
@@ -234,7 +237,7 @@ Status GroupCommunicator::run_message(const Args& args, CallRecord& record) {
     const auto message = messages_.follow(shared_from_this(), args, transfer, record.deadline);
     if (!message->published()) watch(false);
     return message->wait(TimePoint::max());
-  } catch (const abi::__forced_unwind&) {  // the thread is being ended
+  } catch (const abi::__forced_unwind&) {  // the thread is being terminated
     throw;
   } catch (...) {
     Status why = group_.fail_by_exception();
@@ -263,7 +266,7 @@ PendingRef GroupCommunicator::start(Args args, CallRecord& record, std::shared_p
     const auto message = messages_.start(shared_from_this(), args, record, std::move(owner));
     if (!message->published()) watch(false);
     return message;
-  } catch (...) {  // of messages too: what may still write into the caller's memory ends with it
+  } catch (...) {  // messages too: failing the group ends accesses to the caller's memory
     return not_made(op, status_of_exception());
   }
 }
@@ -273,16 +276,15 @@ PendingRef GroupCommunicator::start_collective(Args args, CallRecord& record,
   const bool beside = driving_.load() > 0 && !driver_.is_this_thread();
   const auto operation =
       queue_.start(shared_from_this(), std::move(args), record, std::move(owner), beside);
-  const bool driven = has_driver();  // whoever leaves after this sees the call
+  const bool driven = has_driver();  // a driver that leaves later sees the call
   if (driven) {
-    group_.fabric->wake();  // its limit does not know of this deadline
+    group_.fabric->wake();  // its wait does not know this deadline
   } else if (group_.fabric->threads()) {
-    advance();  // where all others have come already, nobody need be woken
+    advance();  // if all peers are ready, no thread need be woken
     if (operation->published() && !busy()) return operation;
   }
   watch(!driven);
-  if (driven && !has_driver())
-    shared_->progress.notify();  // it has left before the call was watched
+  if (driven && !has_driver()) shared_->progress.notify();  // it left before the call was watched
   return operation;
 }
 
@@ -351,7 +353,7 @@ Status GroupCommunicator::close(TimePoint deadline) {
   shared_->progress.forget(*this);
   region_ = nullptr;
   queue_.drop_region();
-  // After a failure another member may still look at the region: then its segment stays taken.
+  // After a failure another member may still read the region, so the segment is not freed.
   if (status.ok() && rank() == 0 && segment_ != kNoSegment)
     group_.fabric->region()->release(segment_);
   segment_ = kNoSegment;

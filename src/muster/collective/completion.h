@@ -1,4 +1,4 @@
-/// The finished or unfinished state of a started call.
+/// The state of a started call.
 #pragma once
 
 #include <atomic>
@@ -13,13 +13,13 @@
 
 namespace muster::collective {
 
-/// Thread-safe. Whoever publishes runs the notices, and destroys them once no lock is held.
+/// Thread-safe. The publishing thread runs the notices, and destroys them without holding a lock.
 class Completion : public Pending {
  public:
   using Notices = std::vector<std::function<void(const Status&)>>;
 
   bool published() const { return done_.load(std::memory_order_acquire); }
-  /// Once `published`.
+  /// Only after `published`.
   const Status& status() const { return status_; }
 
   void when_done(std::function<void(const Status&)> callback) override {
@@ -41,7 +41,7 @@ class Completion : public Pending {
   std::size_t bytes() const override { return 0; }
 
  protected:
-  /// Only the first publication counts; the notices to run are returned.
+  /// Only the first publication counts. Returns the notices to run.
   Notices publish(Status status) {
     const std::lock_guard guard(lock_);
     if (published()) return {};
@@ -49,8 +49,8 @@ class Completion : public Pending {
     done_.store(true);
     return std::exchange(notices_, {});
   }
-  /// For a call that nobody but its waiting thread knows: touches nothing once that thread can see
-  /// it.
+  /// For a call that only its waiting thread knows: accesses nothing after that thread can see the
+  /// result.
   void publish_unshared(Status status) {
     status_ = std::move(status);
     done_.store(true);
@@ -64,7 +64,7 @@ class Completion : public Pending {
   Notices notices_;
 };
 
-/// A call that was over before it began.
+/// A call that ended before it began.
 class Finished final : public Completion {
  public:
   explicit Finished(Status status) { publish_unshared(std::move(status)); }

@@ -11,10 +11,11 @@ namespace {
 constexpr std::uint64_t kControlTag = kFirstReservedTag;
 constexpr auto kCancelLimit = std::chrono::seconds(1);
 
-/// Calls of members that are ahead, per member: only refused calls can be more than one.
+/// Notes kept per member for calls that have not begun here: only refused calls can be more than
+/// one ahead.
 constexpr std::size_t kKeptNotes = 64;  // limit: memory
 
-/// Calls that agree give the same number.
+/// Equal for calls that agree.
 std::uint64_t add_to(std::uint64_t history, const transport::Fingerprint& call) {
   const bool refused = (call.flags & kRefused) != 0;
   const auto mix = [&](std::uint64_t word) {
@@ -40,7 +41,7 @@ std::string numbered(const transport::Fingerprint& call) {
 Control::~Control() {
   cancel();
   if (!quiet() && !group_.fabric->wait([this] { return quiet(); }, group_.now() + kCancelLimit)) {
-    static_cast<void>(inbox_.release());  // the fabric may still write there
+    static_cast<void>(inbox_.release());  // the fabric may still write to it
   }
   for (Sent& sent : sent_) {
     if (!sent.transfer->done())
@@ -77,8 +78,7 @@ bool Control::all_sent() {
 void Control::poll() {
   all_sent();
   while (!stopped_ && news()) {
-    if (!receive_->status()
-             .ok()) {  // the channel has failed; a note of a wrong size is no member's doing
+    if (!receive_->status().ok()) {  // the channel has failed; members send no note of a wrong size
       stopped_ = true;
       return;
     }
@@ -109,7 +109,7 @@ void Control::take(int member, const Note& note) {
   }
 }
 
-// Some hundred bytes for each member, which a group needs only at its end.
+// Allocated at the end of a group, because it takes hundreds of bytes per member.
 void Control::note_left(int member, const Left& left) {
   if (left_.empty()) left_.resize(static_cast<std::size_t>(group_.size()));
   left_[static_cast<std::size_t>(member)] = left;
@@ -223,8 +223,8 @@ Status Control::compare_leaving() const {
                 fewer);
 }
 
-// As many calls everywhere; but a member may have returned from a call before the news of another's
-// different one came.
+// All members made the same number of calls. A member may still have returned from a call before
+// the notice of another's different call arrived.
 Status Control::compare_histories() const {
   for (std::size_t member = 1; member < left_.size(); ++member) {
     if (!left_[member] || left_[member]->history == left_[0]->history) continue;

@@ -1,11 +1,10 @@
-/// Notes between the members of a group beside their collectives: what a member waits in, and the
-/// comparison at the end.
+/// Notes between the members of a group, separate from their collectives: which call a member waits
+/// in, and the comparison at the end.
 ///
-/// Messages of a collective carry its fingerprint, so most disagreements show by themselves. What
-/// does not: two members that both wait for the other (each thinks that the other is the root), and
-/// a member that skipped a call and leaves. So a member that has waited for a while tells those it
-/// waits for what it is in, and a member that leaves tells the first one how many calls it has
-/// made.
+/// Messages of a collective carry its fingerprint, so most disagreements are detected there. Two
+/// are not: two members that wait for each other (each takes the other for the root), and a member
+/// that skipped a call and closes. So a member that has waited for 100 ms tells the awaited members
+/// which call it is in, and a closing member tells the first one how many calls it has made.
 #pragma once
 
 #include <array>
@@ -22,7 +21,7 @@
 
 namespace muster::collective {
 
-/// Tags from here up are not for users.
+/// Tags from here on are reserved.
 inline constexpr std::uint64_t kFirstReservedTag = std::uint64_t{1} << 62;
 
 /// Not thread-safe: used under the communicator's drive lock.
@@ -31,33 +30,33 @@ class Control {
   explicit Control(const GroupContext& group) : group_(group) {}
   ~Control();
 
-  /// From now on notes are taken. Not for groups of one.
+  /// Starts receiving notes. Not for groups of one.
   void listen();
   bool news() const { return receive_ != nullptr && !stopped_ && receive_->done(); }
-  /// Takes the notes that have come; fails the channel where they show a disagreement.
+  /// Processes received notes. Fails the channel if they show a disagreement.
   void poll();
-  /// This member's next call: remembered for later comparisons and held against the notes that came
+  /// Records this member's next call for later comparison, and compares it with notes that arrived
   /// before it.
   void begin(const transport::Fingerprint& call);
-  /// The call that began last; sequence 0 where there is none.
+  /// The latest call; sequence 0 if there is none.
   const transport::Fingerprint& latest() const { return latest_; }
 
-  /// Tells all others that `latest()` was refused here: they may be waiting for it.
+  /// Tells all others, which may be waiting for it, that `latest()` was refused here.
   void tell_refused();
   /// Tells a member that this one waits for it in `call`.
   void tell_waiting(int member, const transport::Fingerprint& call);
-  /// Tells the first member that this one leaves after `latest()`.
+  /// Tells the first member that this one closes after `latest()`.
   void tell_leaving();
-  /// The first member: who has not told yet (job ranks).
+  /// On the first member: the members that have not reported yet (job ranks).
   std::vector<int> not_leaving() const;
-  /// The first member, once all have told that ever will: success if these have made the same
-  /// calls, else who skipped some.
+  /// On the first member, once all members that ever will have reported: success if they have made
+  /// the same calls, otherwise an error that names those that skipped some.
   Status compare_leaving() const;
-  /// The first member lets all others go.
+  /// The first member releases all others.
   void tell_released();
   bool released() const { return released_; }
   bool all_sent();
-  /// Stops listening; `quiet` once nothing of it is under way.
+  /// Stops receiving; `quiet` once no receive is outstanding.
   void cancel();
   bool quiet() const { return receive_ == nullptr || receive_->done(); }
 
@@ -68,7 +67,7 @@ class Control {
   struct Note {
     Kind kind;
     transport::Fingerprint call;
-    std::uint64_t history = 0;  // of all calls made; with `leaving`
+    std::uint64_t history = 0;  // digest of all calls; with `leaving`
     Told last = {};             // the latest calls, by sequence; with `leaving`
   };
   static_assert(sizeof(Note) == 48 + 32 * kTold);
@@ -94,11 +93,11 @@ class Control {
 
   const GroupContext& group_;
   transport::Fingerprint latest_;
-  std::array<transport::Fingerprint, 256>
-      recent_{};  // by sequence; members are never further apart than a region's ring of lines
-  std::vector<std::pair<int, transport::Fingerprint>>
-      waiting_;                            // members' calls that have not begun here
-  std::vector<std::optional<Left>> left_;  // of every member, once one has told; before that none
+  // By sequence; members are never further apart than a region's ring of lines.
+  std::array<transport::Fingerprint, 256> recent_{};
+  // Members' calls that have not begun here.
+  std::vector<std::pair<int, transport::Fingerprint>> waiting_;
+  std::vector<std::optional<Left>> left_;  // per member; empty until the first note
   std::uint64_t history_ = 0;
   bool leaving_ = false;
   bool released_ = false;

@@ -1,4 +1,4 @@
-/// What the parts of one communicator need of it.
+/// What the parts of one communicator need from it.
 #pragma once
 
 #include <functional>
@@ -11,12 +11,13 @@ namespace muster::collective {
 
 class Driver : public Progressable {
  public:
-  /// Drives all of the communicator's work on this thread until `done()`; false when `limit` has
-  /// passed first.
+  /// Drives all of the communicator's work on this thread until `done()`; returns false if `limit`
+  /// passes first.
   virtual bool drive_until(const std::function<bool()>& done, TimePoint limit) = 0;
-  /// A thread that computes looks in: goes on as far as it can, and need not be helped for a while.
+  /// For a thread that polls between its own work: advances as far as possible. The progress thread
+  /// then stays away for `driver_trust`.
   virtual void poll_between_compute() = 0;
-  /// This thread has finished what others may have waited behind without driving the communicator.
+  /// This thread is done with work that may have blocked others without driving the communicator.
   virtual void notify_progress_thread() = 0;
 };
 

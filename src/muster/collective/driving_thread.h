@@ -1,5 +1,5 @@
-/// Whether a thread that has promised to drive calls while it computes is still at that, or stands
-/// still and needs help.
+/// Whether a thread that has promised to drive calls between its own work still runs, or is blocked
+/// and needs help.
 #pragma once
 
 #include <pthread.h>
@@ -12,10 +12,10 @@
 
 namespace muster::collective {
 
-/// Thread-safe. Of several threads the last one counts.
+/// Thread-safe. If several threads have promised, only the last one counts.
 class DrivingThread {
  public:
-  /// The calling thread is it, and drives just now.
+  /// The calling thread is the driver and drives now.
   void is_here(TimePoint now) {
     clockid_t clock{};
     if (::pthread_getcpuclockid(::pthread_self(), &clock) != 0) clock = kNoClock;
@@ -29,7 +29,8 @@ class DrivingThread {
     return ::pthread_getcpuclockid(::pthread_self(), &clock) == 0 && clock_.load() == clock;
   }
 
-  /// It has been here lately, or has had a core for a good part of the time since anybody asked.
+  /// Whether it was here recently, or used its core for at least a quarter of the time since it was
+  /// last seen.
   bool is_at_work(TimePoint now) {
     const TimePoint seen = seen_.load();
     if (now < seen + tunables().driver_trust) return true;
@@ -40,7 +41,7 @@ class DrivingThread {
   }
 
  private:
-  static constexpr clockid_t kNoClock = -1;  // of no thread
+  static constexpr clockid_t kNoClock = -1;  // no thread
 
   /// Processor time; zero for a thread that has ended.
   static Duration used(clockid_t clock) {

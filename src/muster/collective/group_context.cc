@@ -26,7 +26,7 @@ Status GroupContext::fail_by_exception(const transport::Fingerprint* call) const
   };
   try {
     return fail(status_of_exception());
-  } catch (const abi::__forced_unwind&) {  // the others wait for what the thread was in
+  } catch (const abi::__forced_unwind&) {  // the others wait for the call that this thread was in
     static_cast<void>(fail(task_detail::thread_ended()));
     throw;
   }

@@ -1,5 +1,5 @@
-// How groups are made: alone, by an agreement of their members, by a proposal that came with
-// another call, or by dividing a group that stands.
+// Group creation: by an agreement of the members, from a piggybacked proposal, or by splitting an
+// existing group; groups of one are local.
 #include "muster/collective/group_creation.h"
 
 #include <algorithm>
@@ -34,15 +34,15 @@ Status check_members(const transport::Fabric& fabric, const std::vector<int>& me
   return {};
 }
 
-// Where nobody else must agree.
+// For a group of one, which needs no agreement.
 Result<Agreement> open_alone(transport::Fabric& fabric, const std::vector<int>& members) {
   auto channel = fabric.open(fabric.next_channel_id(), members);
   if (!channel.ok()) return channel.status();
   return Agreement{std::move(*channel), {kNoSegment, Selection(Medium::network, 1).bounds()}};
 }
 
-// What the first member of a group hands to all. Where the region is full, the group runs over
-// links, on every member.
+// The descriptor that the first member sends to all others. If the region is full, the group runs
+// over links, on every member.
 Result<GroupDescriptor> describe_group(transport::Fabric& fabric, const Tuning* given,
                                        std::span<const int> members, bool use_region) {
   Result<Tuning> tuning = given != nullptr ? *given : tuning_of_environment();
@@ -58,7 +58,7 @@ Result<GroupDescriptor> describe_group(transport::Fabric& fabric, const Tuning* 
   return descriptor;
 }
 
-// Of a group that no tuning changes.
+// For a group without a tuning.
 Selection::Bounds bounds_of(const transport::Fabric& fabric, const GroupProposal& proposal,
                             std::span<const int> members) {
   const Medium medium = proposal.segment == kNoSegment ? Medium::network : Medium::shared_memory;
@@ -77,9 +77,9 @@ std::string creation_text(const CommunicatorOptions& options) {
          (options.name.empty() ? std::string("a group") : "group '" + options.name + "'");
 }
 
-// What each member of a divided group says.
+// What each member contributes to a split.
 struct SplitNote {
-  std::uint64_t id = 0;  // of the first member of a part: its channel; kGivenUp
+  std::uint64_t id = 0;  // from the first member of a part: its channel; or kGivenUp
   GroupDescriptor descriptor = {};
 };
 constexpr std::uint64_t kGivenUp = ~std::uint64_t{0};
@@ -139,7 +139,7 @@ class Split {
   }
 
  private:
-  // The job rank of a member that cannot go on, or -1.
+  // The job rank of a member that cannot continue, or -1.
   int given_up() const {
     const auto found = std::find_if(notes_.begin(), notes_.end(),
                                     [](const SplitNote& note) { return note.id == kGivenUp; });
@@ -232,7 +232,7 @@ GroupProposal Communicator::propose(transport::Fabric& fabric, const std::vector
     return {};
   const auto descriptor = describe_group(fabric, options.tuning.get(), members,
                                          options.use_region && share_a_region(fabric, members));
-  if (!descriptor.ok()) return {};  // `create` says so, to all
+  if (!descriptor.ok()) return {};  // `create` reports the failure on all members
   const GroupProposal made{fabric.next_channel_id(), descriptor->segment};
   if (made.channel != 0 && descriptor->bounds == bounds_of(fabric, made, members)) return made;
   release_segment(fabric, made);

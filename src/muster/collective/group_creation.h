@@ -1,4 +1,4 @@
-/// Between the making of a group (`group_creation.cc`) and the group itself (`communicator.cc`).
+/// Interface between group creation (`group_creation.cc`) and the group itself (`communicator.cc`).
 /// Private to `collective/`.
 #pragma once
 
@@ -18,24 +18,24 @@
 
 namespace muster::collective {
 
-/// Where a group's descriptor names none: it runs over links.
+/// Value of a descriptor without a segment: the group runs over links.
 inline constexpr std::uint64_t kNoSegment = ~std::uint64_t{0};
 
-/// Of a group of these members.
+/// Placement of a group of these members.
 GroupPlacement placement_of(const transport::Fabric& fabric, std::span<const int> members);
 
-/// What the communicators of one fabric share.
+/// State shared by the communicators of one fabric.
 struct Shared final : transport::Fabric::Companion {
   Progress progress;
   std::mutex lock;
   std::map<std::pair<std::vector<int>, std::string>, std::uint64_t> uses;
 
-  /// How many groups of these members and this name have been agreed on before.
+  /// How many groups of these members and this name have been created before; increments it.
   std::uint64_t next_use(std::vector<int> members, const std::string& name);
 };
 std::shared_ptr<Shared> shared_of(transport::Fabric& fabric);
 
-/// The group that its members have agreed on. Local.
+/// Builds the group that its members have agreed on. Local.
 std::shared_ptr<Communicator> assemble(std::shared_ptr<transport::Fabric> fabric, Agreement agreed,
                                        std::string name,
                                        std::shared_ptr<const trace::PeerTraces> peer_traces);

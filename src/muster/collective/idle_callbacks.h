@@ -1,4 +1,4 @@
-/// What threads want to be done now and then while they wait in a communicator.
+/// Callbacks that threads want called while they wait in a communicator.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,7 @@
 
 namespace muster::collective {
 
-/// Thread-safe. What a thread leaves here is called on that thread alone, so that it may end with
-/// it.
+/// Thread-safe. A callback runs only on the thread that added it, so it may terminate that thread.
 class IdleCallbacks {
  public:
   using Look = std::function<void()>;
@@ -29,10 +28,10 @@ class IdleCallbacks {
     count_.store(looks_.size());
   }
 
-  /// Calls what this thread has left here; whether there was any.
+  /// Runs this thread's callbacks. Returns whether there are any.
   bool look() const {
     if (count_.load(std::memory_order_relaxed) == 0)
-      return false;  // this thread sees what it has left itself
+      return false;  // this thread always sees its own additions
     std::vector<const Look*> mine;
     {
       const std::lock_guard guard(lock_);

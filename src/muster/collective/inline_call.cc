@@ -16,7 +16,7 @@ bool InlineCall::run_first_steps(Driver& driver) {
   return true;
 }
 
-/// Leaves the task where it is not over in the time of a round trip, or has failed.
+/// Leaves the rest in `task_` if it does not complete within a round trip, or has failed.
 bool InlineCall::over_links() {
   if (!memory_of(args_).small) return false;
   const GroupContext& group = queue_.group_;
@@ -29,8 +29,8 @@ bool InlineCall::over_links() {
   return group.fabric->wait([this] { return task_.step(); }, end) && task_.peek().ok();
 }
 
-/// Told before its first byte moves: a member that is killed meanwhile was in it. For a moment the
-/// thread looks at nothing but what the call waits for.
+/// Recorded before the first byte moves, so that the traces of a killed member show the call. For
+/// up to one round trip, the thread polls only for this call.
 bool InlineCall::in_region() {
   record.completed_inline = false;
   queue_.group_.channel->begin(fingerprint);

@@ -1,5 +1,5 @@
-/// A blocking collective in the hands of its caller's thread: while nobody drives the group and
-/// nothing is queued, it needs no place in the queue.
+/// A blocking collective driven by its caller's thread. As long as no thread drives the group and
+/// nothing is queued, the call needs no queue entry.
 #pragma once
 
 #include <mutex>
@@ -11,10 +11,10 @@
 
 namespace muster::collective {
 
-/// Used by one thread, on whose stack it stands.
+/// Used by one thread, on whose stack it lives.
 class InlineCall final : public StartingCall {
  public:
-  /// Takes the drive lock and the next number where both are to be had.
+  /// Takes the drive lock and the next number if both are available.
   InlineCall(CollectiveQueue& queue, const Args& args, CallRecord& record)
       : StartingCall(record, &queue.control_), queue_(queue), args_(args) {
     const std::uint64_t number = queue.calls_.state().try_lock_as_next();
@@ -24,19 +24,20 @@ class InlineCall final : public StartingCall {
          number);
   }
 
-  /// It holds the lock.
+  /// Whether it holds the lock.
   bool has_turn() const { return turn_.owns_lock(); }
   void end_turn() { turn_.unlock(); }
-  /// Before it starts: the notes that have come are read. False where the group has failed.
+  /// Call before the start: processes received notes. Returns false if the group has failed.
   bool may_start() {
     if (queue_.control_.news()) [[unlikely]]
       queue_.control_.poll();
     return !queue_.group_.channel->failed();
   }
-  /// A call that is more than a line, where nothing else of the group is to be done meanwhile: its
-  /// first moment. True: it is over, with success. Else `take_task` has what is left.
+  /// Starts a call that does not fit into a control line, if the group has no other work, and
+  /// drives it for a bounded time. Returns true if it completed successfully; otherwise `take_task`
+  /// has the rest.
   bool run_first_steps(Driver& driver);
-  /// Not valid where it has not begun.
+  /// Invalid if the call has not begun.
   Task<Status> take_task() { return std::move(task_); }
 
  private:

@@ -1,9 +1,9 @@
-/// Elementwise reductions over plain memory, one for every (dtype, reduction).
+/// Elementwise reductions over plain memory, one per (dtype, reduction).
 ///
-/// Any byte but 0 is a true bool, and results are 0 or 1: sum, max and bor are "or"; product, min,
-/// band and avg (the share of trues, truncated) are "and"; bxor tells whether an odd number is
-/// true. Integers wrap around. The loops are compiled for several instruction sets, picked when
-/// first used, without contraction into fused operations: every machine computes the same bits.
+/// Any nonzero byte is a true bool, and results are 0 or 1: sum, max and bor are "or"; product,
+/// min, band and avg (the share of trues, truncated) are "and"; bxor is parity. Integers wrap
+/// around. The loops are compiled for several instruction sets, selected on first use, and without
+/// contraction into fused operations, so every machine computes the same bits.
 #pragma once
 
 #include <cstddef>
@@ -16,26 +16,26 @@
 
 namespace muster::collective {
 
-/// `out[i] = inputs[0][i] op inputs[1][i] op ...`, in the order of the inputs, for `count`
+/// Computes `out[i] = inputs[0][i] op inputs[1][i] op ...`, in the order of the inputs, for `count`
 /// elements. `out` may be one of the inputs. 16-bit floats accumulate in float32 and round once;
-/// min and max pass NaN on; avg and premul_sum add like sum (see `scale` and `finish`). Bitwise the
-/// same whatever the alignment.
+/// min and max propagate NaN; avg and premul_sum add like sum (see `scale` and `finish_average`).
+/// Results do not depend on alignment.
 void reduce_many(std::byte* out, std::span<const std::byte* const> inputs, std::size_t count,
                  DType dtype, Reduce reduce);
 
-/// The same where `inputs` are those of all members: what a collective returns. An avg is divided
-/// by their number before the one rounding, so 16-bit floats neither round twice nor overflow on
-/// the way.
+/// The same if `inputs` are those of all members: the result of a collective. An avg is divided by
+/// their number before the only rounding, so 16-bit floats neither round twice nor overflow in
+/// between.
 void reduce_complete(std::byte* out, std::span<const std::byte* const> inputs, std::size_t count,
                      DType dtype, Reduce reduce);
 
-/// `data[i] *= factor` before a premul_sum; for complex types both parts; for integers in double,
-/// truncated.
+/// Computes `out[i] = in[i] * factor`, before a premul_sum. For complex types both parts; for
+/// integers in double, truncated.
 void scale(std::byte* out, const std::byte* in, std::size_t count, DType dtype, double factor);
-/// The division at the end of an avg: by `members`; integers truncate towards zero.
+/// The division at the end of an avg, by `members`. Integers truncate towards zero.
 void finish_average(std::byte* data, std::size_t count, DType dtype, int members);
 
-/// 16-bit floats to and from float32, for partial sums that travel wide between hosts.
+/// Convert 16-bit floats to and from float32, for partial sums between hosts.
 void widen(float* out, const std::byte* in, std::size_t count, DType dtype);
 void narrow(std::byte* out, const float* in, std::size_t count, DType dtype);
 

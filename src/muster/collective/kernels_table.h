@@ -1,4 +1,4 @@
-/// What one instruction set's compilation of `kernels_body.inc` hands to `kernels.cc`. Private to
+/// The functions that one compilation of `kernels_body.inc` provides to `kernels.cc`. Private to
 /// the kernels.
 #pragma once
 
@@ -9,15 +9,15 @@
 
 namespace muster::collective::kernels {
 
-/// `divisor` > 0 divides (complex: both parts) before the one rounding.
+/// If `divisor` > 0, divides (complex: both parts) before the only rounding.
 using ReduceFunction = void (*)(std::byte* out, const std::byte* const* inputs,
                                 std::size_t input_count, std::size_t count, int divisor);
 using ScaleFunction = void (*)(std::byte* out, const std::byte* in, std::size_t count,
                                double factor);
 using DivideFunction = void (*)(std::byte* data, std::size_t count, int divisor);
 
-/// Null where a reduction is not defined. Complex rows count parts, not elements: the caller
-/// doubles `count`.
+/// Null if a reduction is not defined. Complex rows count parts, not elements: the caller doubles
+/// `count`.
 struct Table {
   ReduceFunction reduce[kReducibleDTypes][kReduces];
   ScaleFunction scale[kReducibleDTypes];

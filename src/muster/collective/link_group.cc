@@ -84,10 +84,10 @@ Task<Status> LinkGroup::barrier() {
   co_return co_await finish();
 }
 
-// Chunks go down one behind the other: a member passes on the first while the next arrives.
+// Chunks are pipelined: a member forwards one while the next arrives.
 template <class Plan>
 Task<Status> LinkGroup::broadcast(const Args& args, Plan plan) {
-  constexpr int kWindow = fixed::kForwardDepth;  // lanes of arrivals, and of departures
+  constexpr int kWindow = fixed::kForwardDepth;  // slots for arrivals, and as many for departures
   const MutableBytes data = args.outputs[0];
   const std::size_t chunks = plan::messages_for(data.size(), fixed::kFragmentBytes);
   const auto chunk = [&](std::size_t k) {
@@ -145,9 +145,9 @@ Task<Status> LinkGroup::all_reduce_small(const Args& args) {
 
 static_assert(fixed::kEagerBytes == transport::kEagerBytes);
 
-// The root reduces a chunk while it is still in its caches and the next one arrives.
+// The root reduces a chunk while it is still in the cache and the next one arrives.
 Task<Status> LinkGroup::reduce_direct(const Args& args) {
-  constexpr std::size_t kWindow = fixed::kReduceDepth;  // chunk k uses lane k % kWindow
+  constexpr std::size_t kWindow = fixed::kReduceDepth;  // chunk k uses slot k % kWindow
   constexpr int kInvitations = kWindow;
   enum Tag : std::uint64_t { kPart, kInvitation };
   const bool root = rank_ == args.root;
@@ -157,8 +157,7 @@ Task<Status> LinkGroup::reduce_direct(const Args& args) {
   const std::size_t longest =
       std::min(bytes, invites ? fixed::kEagerBytes : plan::direct_chunk_bytes(size_));
   const std::size_t chunks = plan::messages_for(bytes, longest);
-  // Of each chunk under way: what the others give, and last the product where the contribution is
-  // one.
+  // Per outstanding chunk: the others' contributions, then the product if the operation scales.
   const std::size_t arrivals = root ? at(size_ - 1) : 0;
   const std::size_t blocks = arrivals + (scaled ? 1 : 0);
   std::byte* const memory = scratch(longest * blocks * std::min(chunks, kWindow));
@@ -209,7 +208,7 @@ Task<Status> LinkGroup::reduce_direct(const Args& args) {
   co_return status;
 }
 
-// Where the slices of a reduction lie, and the temporary memory through which their chunks pass.
+// The slices of a reduction, and the temporary memory through which their chunks pass.
 struct LinkGroup::Reduction {
   const Args& args;
   const int rank;
@@ -236,8 +235,8 @@ struct LinkGroup::Reduction {
     chunks = plan::messages_for(longest, chunk_elements);
   }
 
-  // In elements; begin counts from the start of the tensor for all_reduce and reduce, from that of
-  // the owner's own slice for reduce_scatter.
+  // In elements. `begin` counts from the start of the tensor for all_reduce and reduce, and from
+  // the start of the owner's slice for reduce_scatter.
   plan::Slice slice(int owner) const {
     if (args.op == Op::reduce_scatter) return {0, args.inputs[at(owner)].size() / width};
     return plan::slice_of(args.inputs[0].size() / width, size, owner);
@@ -252,8 +251,8 @@ struct LinkGroup::Reduction {
     return args.inputs[args.op == Op::reduce_scatter ? at(owner) : 0].subspan(part.begin * width,
                                                                               part.count * width);
   }
-  // Everybody meets everybody at least once, so that calls are compared even where slices are
-  // empty.
+  // Every pair of members exchanges at least one message, so that calls are compared even if slices
+  // are empty.
   bool exchanged(int owner, std::size_t k) const { return k == 0 || chunk(owner, k).count > 0; }
 
   bool has_output() const { return !to_root || rank == args.root; }
@@ -262,8 +261,8 @@ struct LinkGroup::Reduction {
   }
 
   std::size_t slot_bytes() const { return (chunk_elements * width + 63) / 64 * 64; }
-  // Two slots per member for what arrives, two for scaled parts before they leave, two for results
-  // that are not kept here.
+  // Two slots per member for arrivals, two for scaled parts before they are sent, two for results
+  // that this member does not keep.
   std::size_t memory_bytes() const { return slot_bytes() * at(2 * size * (scaled ? 2 : 1) + 2); }
   std::byte* arrival(int member, std::size_t k) const {
     return memory + slot_bytes() * (2 * at(member) + k % 2);
@@ -281,7 +280,7 @@ Task<Status> LinkGroup::reduce_by_slices(const Args& args) {
     kArrivals = 0,
     kDepartures = 2,
     kResults = 4
-  };  // two of each: chunk k uses lane + k % 2
+  };  // two of each: chunk k uses slot + k % 2
   enum Tag : std::uint64_t { kPart, kResult };
   Reduction job(args, rank_, size_);
   job.memory = scratch(job.memory_bytes());
@@ -411,7 +410,7 @@ Task<Status> LinkGroup::scatter(const Args& args) {
   co_return co_await finish();
 }
 
-// At most `kExchanges` are under way at a time.
+// At most `kExchanges` are outstanding at a time.
 Task<Status> LinkGroup::all_to_all(const Args& args) {
   constexpr int kExchanges = fixed::kInFlight;
   const plan::PairwisePlan plan{rank_, size_};

@@ -1,15 +1,15 @@
-/// The collectives of a group over the links of its channel: for groups that do not all share one
-/// host region. Used by `Communicator` alone.
+/// The collectives of a group over the links of its channel, for groups that do not share one host
+/// region. Used only by `Communicator`.
 ///
-/// Every result is computed in one place from all members' contributions in the order of their
-/// ranks, then handed out: the same bits on every member, every run, and one rounding for 16-bit
-/// floats. Which algorithm runs is the `Selection`'s to say. Temporary memory is at most 512 KiB
-/// per member (1 MiB for a premul_sum; between two 2 MiB), whatever the size of the call, with the
-/// defaults, and all pieces of a gather or scatter along a tree; see `most_bytes`.
+/// Every result is computed in one place, from all members' contributions in rank order, and then
+/// distributed: the same bits on every member and in every run, and one rounding for 16-bit floats.
+/// The `Selection` chooses the algorithm. With the default selection, temporary memory is at most
+/// 512 KiB per member (1 MiB for a premul_sum, 2 MiB with two members), plus all pieces of a gather
+/// or scatter along a tree; see `most_bytes`.
 ///
-/// What each algorithm sends is told a second time in `plan/schedule.h`, for the proof and the cost
-/// model; a test holds the two together. Of a root's invitations to a direct reduce, which carry
-/// nothing, schedules do not tell.
+/// `plan/schedule.h` describes the messages of each algorithm a second time, for the proof and the
+/// cost model; a test compares the two. Schedules omit the root's ready-to-receive messages in a
+/// direct reduce, which carry no data.
 #pragma once
 
 #include <cstddef>
@@ -34,13 +34,13 @@ class LinkGroup {
         size_(channel.size()),
         outstanding_(channel) {}
 
-  /// One collective, one at a time; `args` are valid and, like `call`, outlive the task. No
-  /// transfer is under way when it ends.
+  /// Runs one collective, one at a time. `args` must be valid and, like `call`, outlive the task.
+  /// No transfer is outstanding when it ends.
   Task<Status> run(const Args& args, const transport::Fingerprint& call);
   /// What the running task waits for.
   const OutstandingTransfers& outstanding() const { return outstanding_; }
-  /// Whether nothing of the last task is under way. A task that has thrown leaves something behind,
-  /// which ends with the channel.
+  /// Whether no transfer of the last task is outstanding. A task that has thrown leaves some, which
+  /// end with the channel.
   bool at_rest() { return outstanding_.all_done(); }
 
  private:
@@ -48,13 +48,13 @@ class LinkGroup {
   class HostReduction;
 
   Task<Status> barrier();
-  /// Down a `TreePlan` or a `ChainPlan`.
+  /// Along a `TreePlan` or a `ChainPlan`.
   template <class Plan>
   Task<Status> broadcast(const Args& args, Plan plan);
   Task<Status> all_reduce_small(const Args& args);
   Task<Status> reduce_direct(const Args& args);
-  /// all_reduce, reduce and reduce_scatter of any size: every member reduces one slice and hands it
-  /// to whom it concerns.
+  /// all_reduce, reduce and reduce_scatter of any size: every member reduces one slice and sends
+  /// the result to the members that need it.
   Task<Status> reduce_by_slices(const Args& args);
   /// The same from host to host (`link_hosts.cc`).
   Task<Status> reduce_by_hosts(const Args& args);
@@ -63,7 +63,7 @@ class LinkGroup {
   Task<Status> all_gather_direct(const Args& args);
   Task<Status> gather(const Args& args);
   Task<Status> scatter(const Args& args);
-  /// The same for small pieces, those of a subtree together (`link_tree.cc`).
+  /// The same for small pieces; the pieces of a subtree share a message (`link_tree.cc`).
   Task<Status> gather_along_tree(const Args& args);
   Task<Status> scatter_along_tree(const Args& args);
   Task<Status> take_pieces(const Args& args);
@@ -72,18 +72,18 @@ class LinkGroup {
   Task<Status> pass_down(const Args& args);
   Task<Status> all_to_all(const Args& args);
 
-  /// Sends the `held[0]` bytes at position 0 around until positions 0 to size - 1 are filled
-  /// (`BruckPlan`); `starts[i]` is where position i begins, `starts[size]` the end.
+  /// Circulates blocks (`BruckPlan`): starts with the `held[0]` bytes at position 0 and ends with
+  /// positions 0 to size - 1 filled. Position i begins at `starts[i]`; `starts[size]` is the end.
   Task<Status> gather_rotated(std::byte* blocks, const std::vector<std::size_t>& starts);
-  /// Waits for all that is under way and says how it went.
+  /// Waits for all outstanding transfers and returns the outcome.
   Task<Status> finish();
 
-  /// At least `bytes`, 64-byte aligned, kept for the next call where it is not large.
+  /// At least `bytes`, 64-byte aligned; kept for the next call unless it is large.
   std::byte* scratch(std::size_t bytes);
   void drop_large_scratch();
-  /// Nothing where they are the same memory.
+  /// No-op if both are the same memory.
   static void copy(MutableBytes to, ConstBytes from);
-  /// This member's contribution as it goes into the sum.
+  /// This member's contribution as an operand of the sum.
   static void contribute(std::byte* to, ConstBytes from, const Args& args);
 
   struct AlignedDelete {

@@ -1,10 +1,10 @@
-// Reductions of members that stand host by host (`plan::HostsPlan`). Within a host every member
-// sends each of the others its part of that one's lane; the sums go from host to host; what an
-// all_reduce has summed goes back the same way, and to all of each host. All of that in chunks, one
-// behind the other: the last host finishes the first while the first host sums the next ones.
+// Reductions for ranks numbered host by host (`plan::HostsPlan`). Within a host, every member sends
+// each other member its part of that member's lane. The sums go from host to host. The results of
+// an all_reduce go back the same way, and to all ranks of each host. All of it is pipelined in
+// chunks: the last host completes the first chunk while the first host sums the next ones.
 //
-// The bits are those of every other algorithm: a sum that leaves a host is that of all ranks so
-// far, in their order, with nothing rounded. Of 16-bit floats it travels as float32.
+// The bits are those of every other algorithm: a sum that leaves a host is the sum of all ranks so
+// far, in rank order, without rounding. Sums of 16-bit floats travel as float32.
 #include <algorithm>
 
 #include "muster/collective/kernels.h"
@@ -17,8 +17,8 @@ namespace {
 
 std::size_t as_index(int index) { return static_cast<std::size_t>(index); }
 
-/// How the elements of a reduction are cut into lanes, runs and chunks. Chunk t of a lane is a part
-/// of its run t / (chunks of a run).
+/// How the elements of a reduction are divided into lanes, runs and chunks. Chunk t of a lane is a
+/// part of its run t / (chunks per run).
 class HostChunks {
  public:
   HostChunks(const plan::HostsPlan& plan, const Args& args)
@@ -37,17 +37,17 @@ class HostChunks {
   }
 
   std::size_t width() const { return width_; }
-  /// Every member has a slice of its own.
+  /// Every member has its own slice (reduce_scatter).
   bool listed() const { return listed_; }
   bool to_all() const { return to_all_; }
-  /// The most elements of a chunk.
+  /// The maximum number of elements in a chunk.
   std::size_t elements() const { return elements_; }
-  /// Chunks of a lane.
+  /// Number of chunks in a lane.
   std::size_t total() const { return of_run_ * as_index(runs()); }
 
   int run_of(std::size_t t) const { return static_cast<int>(t / of_run_); }
   std::size_t count(int place, std::size_t t) const { return chunk(place, t).count; }
-  /// The first of a run always, so that calls are compared even if it is empty.
+  /// The first chunk of a run always, so that calls are compared even if it is empty.
   bool exchanged(int place, std::size_t t) const { return t % of_run_ == 0 || count(place, t) > 0; }
   ConstBytes input(int place, std::size_t t) const {
     const plan::Slice part = chunk(place, t);
@@ -58,20 +58,21 @@ class HostChunks {
     const plan::Slice part = chunk(place, t);
     return args_.outputs[0].subspan(part.begin * width_, part.count * width_);
   }
-  /// Gets the result of this member's lane from the last host; of an all_reduce all members do.
+  /// The rank that receives the result of this member's lane from the last host; for an all_reduce
+  /// all members do.
   int target(std::size_t t) const {
     return listed_ ? plan_.rank_of(run_of(t), plan_.place()) : args_.root;
   }
 
  private:
-  // A lane is one run of the tensor; in a reduce_scatter as many as there are hosts, of the members
-  // at its place.
+  // A lane is one run of the tensor. For reduce_scatter it is one run per host, for the members at
+  // its place.
   int runs() const { return listed_ ? plan_.hosts() : 1; }
   plan::Slice whole(int place, int run) const {
     if (listed_) return {0, args_.inputs[as_index(plan_.rank_of(run, place))].size() / width_};
     return plan::slice_of(args_.inputs[0].size() / width_, plan_.per_host, place);
   }
-  // In elements of its input.
+  // In elements of the input.
   plan::Slice chunk(int place, std::size_t t) const {
     const plan::Slice run = whole(place, run_of(t));
     const plan::Slice part = plan::chunk_of(run.count, elements_, t % of_run_);
@@ -84,11 +85,12 @@ class HostChunks {
   const bool listed_;
   const bool to_all_;
   std::size_t elements_ = 0;
-  std::size_t of_run_ = 0;  // chunks
+  std::size_t of_run_ = 0;  // chunks per run
 };
 
-/// Memory for chunks on their way: kDeep slots for every neighbour's parts, as many for products
-/// before they leave, two sums that come, two that go, and two more to make wide sums in.
+/// Memory for chunks in flight: kDeep slots for each neighbour's parts, as many for products before
+/// they are sent, kDeep for incoming sums, kDeep for outgoing ones, and two more to compute wide
+/// sums in.
 class HostScratch {
  public:
   static constexpr std::size_t kDeep = fixed::kReduceDepth;
@@ -145,7 +147,7 @@ class LinkGroup::HostReduction {
     scratch_.set_memory(group.scratch(scratch_.bytes()));
   }
 
-  /// Does all that can be done now; whether that was anything.
+  /// Does everything that is possible now. Returns whether anything was.
   bool go_on() {
     bool moved = false;
     while (outstanding_.ok() && (send_parts() || sum_chunk() || expect_results() || pass_on()))
@@ -155,7 +157,7 @@ class LinkGroup::HostReduction {
   bool over() const { return summed_ == chunks_.total() && passed_ == chunks_.total(); }
 
  private:
-  // Of each kind several: chunk t uses lane + t % kDeep, or t % kFar.
+  // Several slots of each kind: chunk t uses slot + t % kDeep, or t % kFar.
   static constexpr std::size_t kDeep = HostScratch::kDeep, kFar = fixed::kForwardDepth;
   enum Lane : int {
     kParts = 0,
@@ -174,7 +176,7 @@ class LinkGroup::HostReduction {
   }
   std::size_t sum_width() const { return wide_ ? sizeof(float) : chunks_.width(); }
 
-  /// Sends the neighbours their parts of the next chunk, and awaits those of this member's lane.
+  /// Sends the neighbours their parts of the next chunk, and posts receives for this member's lane.
   bool send_parts() {
     const std::size_t t = sent_;
     if (t == chunks_.total() || t == summed_ + kDeep || !outstanding_.done(lane(kDepartures, t)))
@@ -202,7 +204,7 @@ class LinkGroup::HostReduction {
     return true;
   }
 
-  /// Adds what this host gives to the next chunk of this member's lane, and sends the sum on.
+  /// Adds this host's parts to the next chunk of this member's lane, and sends the sum on.
   bool sum_chunk() {
     const std::size_t t = summed_;
     if (t == sent_ || !outstanding_.done(lane(kParts, t)) || !outstanding_.done(lane(kSums, t)) ||
@@ -237,7 +239,7 @@ class LinkGroup::HostReduction {
       outstanding_.send(lane(kOut, t), chunks_.target(t), kResult, {result, bytes});
   }
 
-  /// What has come from the host before, then this host's members in their order.
+  /// Adds the sum from the previous host, then this host's members in order.
   void add_up(std::size_t t, std::byte* to) {
     std::size_t number = 0;
     if (plan_.previous() >= 0) inputs_[number++] = scratch_.sum_before(t);
@@ -273,9 +275,9 @@ class LinkGroup::HostReduction {
     }
   }
 
-  /// Awaits the results of the next chunk that come to this member's output. Those of the
-  /// neighbours' lanes hold up nothing but those that come kFar later: neighbours that waited for
-  /// each other before they send would wait for ever.
+  /// Posts receives for the results of the next chunk of this member's output. Results from the
+  /// neighbours' lanes only block chunks kFar later. Otherwise neighbours that wait for each other
+  /// before sending would deadlock.
   bool expect_results() {
     const std::size_t t = expected_;
     if (t == chunks_.total() || t == passed_ + kFar || !outstanding_.done(lane(kNear, t)) ||
@@ -305,7 +307,7 @@ class LinkGroup::HostReduction {
     return true;
   }
 
-  /// Sends the next chunk of an all_reduce's result back, and to the neighbours.
+  /// Sends the next chunk of an all_reduce's result to the previous host and to the neighbours.
   bool pass_on() {
     const std::size_t t = passed_;
     if (t == expected_ || (chunks_.to_all() && plan_.next() < 0 && t == summed_)) return false;
@@ -329,11 +331,11 @@ class LinkGroup::HostReduction {
   const Args& args_;
   const plan::HostsPlan plan_;
   const bool wide_;    // sums are float32
-  const bool scaled_;  // premul_sum: what is given is the product
+  const bool scaled_;  // premul_sum: members send the product
   const HostChunks chunks_;
   HostScratch scratch_;
   std::vector<const std::byte*> inputs_;
-  std::size_t sent_ = 0, summed_ = 0, expected_ = 0, passed_ = 0;  // chunks
+  std::size_t sent_ = 0, summed_ = 0, expected_ = 0, passed_ = 0;  // numbers of chunks
 };
 
 Task<Status> LinkGroup::reduce_by_hosts(const Args& args) {

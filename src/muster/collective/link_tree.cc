@@ -1,10 +1,10 @@
-// Gather and scatter of small pieces along a binomial tree (`plan::TreePlan`): the root exchanges a
-// few messages with a few members, each of which passes on the pieces of the ranks below it as one.
-// These are a run of ranks from the member's own on, and travel in that order.
+// Gather and scatter of small pieces along a binomial tree (`plan::TreePlan`). The root exchanges
+// log2(n) messages with its children; each member forwards the pieces of the ranks below it as one
+// message. A subtree is a run of ranks starting at its top, and its pieces are sent in that order.
 //
-// Memory: a member with others below it holds the pieces of its subtree, at most half of all; the
-// root those of the subtrees whose slices do not lie side by side in the caller's memory, at most
-// all but its own. `most_bytes` limits it.
+// Memory: a member with children holds the pieces of its subtree, at most half of all. The root
+// holds those of the subtrees whose slices are not contiguous in the caller's memory, at most all
+// but its own. `most_bytes` limits it.
 #include <optional>
 
 #include "muster/collective/link_group.h"
@@ -15,7 +15,7 @@ namespace {
 
 std::size_t as_size(int number) { return static_cast<std::size_t>(number); }
 
-/// The slices of a subtree, which are all as long.
+/// The slices of a subtree; all have the same length.
 template <class Bytes>
 class PieceRun {
  public:
@@ -28,7 +28,7 @@ class PieceRun {
   const Bytes& operator[](std::size_t index) const {
     return slices_[as_size(plan::wrap(top_.rank + static_cast<int>(index), top_.size))];
   }
-  /// Where they lie side by side.
+  /// As one range, if they are contiguous.
   std::optional<Bytes> as_one() const {
     for (std::size_t i = 1; i < count(); ++i) {
       if ((*this)[i - 1].data() + each() != (*this)[i].data()) return std::nullopt;
@@ -41,7 +41,7 @@ class PieceRun {
   const plan::TreePlan top_;
 };
 
-/// Of the root's slices, those that have to travel through other memory.
+/// Bytes of the root's slices that must pass through scratch memory.
 template <class Bytes>
 std::size_t bytes_apart(const SliceList<Bytes>& slices, const plan::TreePlan& root) {
   std::size_t bytes = 0;
@@ -52,7 +52,7 @@ std::size_t bytes_apart(const SliceList<Bytes>& slices, const plan::TreePlan& ro
   return bytes;
 }
 
-/// Which of a subtree's pieces are those of the subtree of its top's child.
+/// The range of a subtree's pieces that belongs to a child of its top.
 plan::Slice part_of(const plan::TreePlan& tree, int child) {
   const plan::TreePlan below = tree.below(child);
   return {as_size(plan::wrap(below.rank - tree.rank, tree.size)), as_size(below.subtree())};
@@ -81,7 +81,7 @@ Task<Status> LinkGroup::take_pieces(const Args& args) {
     outstanding_.receive(lane(child), tree.child(child), 0, *place);
   }
   copy(args.outputs[as_size(rank_)], args.inputs[0]);
-  // The last has the smallest subtree, and comes first.
+  // The last child has the smallest subtree, and its message arrives first.
   for (int child = tree.children() - 1; child >= 0 && apart > 0 && outstanding_.ok(); --child) {
     if (staged[as_size(child)] == nullptr) continue;
     co_await until([&] { return outstanding_.done(lane(child)); });

@@ -8,7 +8,7 @@ namespace {
 constexpr std::array<std::string_view, kReduces> kReduceNames{
     "SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG", "PREMUL_SUM"};
 
-// Fingerprints come from the wire too, so numbers outside the tables are told as numbers.
+// Fingerprints also come from the wire, so numbers outside the tables are printed as numbers.
 std::string op_text(std::uint8_t op) {
   return op < kOps ? std::string(kOpTable[op].name) : "operation " + std::to_string(op);
 }
@@ -23,7 +23,7 @@ std::string dtype_text(std::uint8_t dtype) {
 
 class Rules final : public transport::FingerprintRules {
  public:
-  // Whoever makes a fingerprint leaves at their defaults the fields that need not agree (`call.h`).
+  // Fields that need not agree keep their defaults in a fingerprint (`call.h`).
   bool agree(const transport::Fingerprint& a, const transport::Fingerprint& b) const override {
     if (((a.flags | b.flags) & kRefused) != 0) return (a.flags & b.flags & kRefused) != 0;
     return a.op == b.op && a.dtype == b.dtype && a.reduce == b.reduce && a.root == b.root &&

@@ -1,5 +1,5 @@
-/// The table of operations: written once, read by selection, logs, errors, Python, the outstanding
-/// recorder and the fingerprint.
+/// The table of operations, shared by selection, logs, errors, Python, the flight recorder and the
+/// fingerprint.
 #pragma once
 
 #include <array>
@@ -31,23 +31,23 @@ inline constexpr int kOps = 11;
 enum class Reduce : std::uint8_t { sum, product, min, max, band, bor, bxor, avg, premul_sum };
 inline constexpr int kReduces = 9;
 
-/// In `Fingerprint::flags`: the member could not carry the call out, because of its arguments. It
-/// counts as a call all the same.
+/// In `Fingerprint::flags`: the member could not execute the call because of its arguments. It
+/// still counts as a call.
 inline constexpr std::uint8_t kRefused = 1;
 
-/// How members' sizes compare.
+/// How the members' sizes relate.
 enum class SizeRule : std::uint8_t {
-  equal,  ///< every member gives the same number of elements
-  free,   ///< sizes may differ between members (uneven forms)
+  equal,  ///< every member passes the same number of elements
+  free,   ///< sizes may differ between members
   none,   ///< no data
 };
 
 struct OpInfo {
-  std::string_view name;  ///< torch's: "all_reduce"
+  std::string_view name;  ///< torch's name, such as "all_reduce"
   bool rooted;
   bool reduces;
-  bool lists_input;   ///< one slice per member goes in
-  bool lists_output;  ///< one slice per member comes out
+  bool lists_input;   ///< one input slice per member
+  bool lists_output;  ///< one output slice per member
   SizeRule size_rule;
 };
 inline constexpr std::array<OpInfo, kOps> kOpTable{{
@@ -65,14 +65,14 @@ inline constexpr std::array<OpInfo, kOps> kOpTable{{
     {"recv", false, false, false, false, SizeRule::free},
 }};
 inline const OpInfo& info(Op op) { return kOpTable[static_cast<std::size_t>(op)]; }
-/// From one member to another, and no call of the group's.
+/// A point-to-point message, not a call of the group.
 constexpr bool is_message(Op op) { return op == Op::send || op == Op::recv; }
-/// torch's: "SUM", "PREMUL_SUM".
+/// torch's names, such as "SUM" and "PREMUL_SUM".
 std::string_view name_of(Reduce reduce);
-/// Whether `reduce` is defined on `dtype`; if not, why (for the error's text).
+/// Whether `reduce` is defined on `dtype`. If not, `why` receives the reason for the error text.
 bool reduce_supports(Reduce reduce, DType dtype, std::string* why = nullptr);
 
-/// The rules of this table for the transport. Lives for ever.
+/// The rules of this table for the transport. Never destroyed.
 const transport::FingerprintRules& fingerprint_rules();
 
 }  // namespace muster::collective

@@ -1,4 +1,4 @@
-/// A collective that stands in a communicator's queue.
+/// A collective in a communicator's queue.
 #pragma once
 
 #include <cstdint>
@@ -14,23 +14,24 @@ namespace muster::collective {
 
 class CollectiveQueue;
 
-/// From the first to behind the last byte that a call reads, or writes; empty where there is none.
+/// The range from the first to past the last byte that a call reads, or writes; empty if there is
+/// none.
 struct MemoryRange {
   std::uintptr_t low = 0, high = 0;
   bool meets(const MemoryRange& other) const { return low < other.high && other.low < high; }
 };
 
-/// What must be known of a call for others to be under way beside it.
+/// The properties that decide whether other calls may be pipelined with this one.
 struct CallMemory {
   MemoryRange reads, writes;
-  bool small = false;  ///< it may be
+  bool small = false;  ///< small enough to be pipelined
   bool is_apart(const CallMemory& other) const {
     return !writes.meets(other.writes) && !writes.meets(other.reads) && !reads.meets(other.writes);
   }
 };
 CallMemory memory_of(const Args& args);
 
-/// Shared where it was started, on the stack of its thread where it blocks.
+/// A started call is shared; a blocking call lives on its thread's stack.
 class Operation final : public Completion {
  public:
   Operation(CollectiveQueue& queue, std::shared_ptr<Driver> driver, TimePoint deadline)
@@ -46,8 +47,8 @@ class Operation final : public Completion {
   std::shared_ptr<Driver> driver() const;
 
   CollectiveQueue& queue_;
-  std::shared_ptr<Driver> driver_;  // of a started call, until it is over
-  std::shared_ptr<void> owner_;     // of its memory, so long too
+  std::shared_ptr<Driver> driver_;  // for a started call, until it has ended
+  std::shared_ptr<void> owner_;     // of its memory; also until it has ended
   Operation* next_ = nullptr;       // in the queue
   std::shared_ptr<Operation> self_;
   Args owned_;
@@ -59,9 +60,9 @@ class Operation final : public Completion {
   bool queued_ = false;
   bool begun_ = false;
   bool beside_ = false;
-  bool remembered_ = false;     // the control knows of it
-  CallMemory memory_;           // over links
-  LinkGroup* links_ = nullptr;  // once it has begun there
+  bool remembered_ = false;     // recorded in `Control`
+  CallMemory memory_;           // used over links
+  LinkGroup* links_ = nullptr;  // set once it has begun over links
   Task<Status> task_;
 };
 

@@ -1,4 +1,4 @@
-/// The calls that stand in a communicator's queue, and their numbers.
+/// The calls in a communicator's queue, and their numbers.
 #pragma once
 
 #include <cstddef>
@@ -13,25 +13,25 @@ namespace muster::collective {
 
 class Operation;
 
-/// Thread-safe. A list, so that a call takes its place without memory.
+/// Thread-safe. An intrusive list, so that queueing needs no memory.
 class OperationList {
  public:
-  /// Who drives, and how many calls there have been: this one word numbers all calls of a group.
+  /// The drive lock and the number of calls so far: one word numbers all calls of a group.
   QueueState& state() { return state_; }
   const QueueState& state() const { return state_; }
 
-  /// At the end, with the next number, which it returns: once it stands there, another thread may
-  /// end it.
+  /// Appends the call and returns its number, the next one. Once appended, another thread may
+  /// complete it.
   std::uint64_t push_back(Operation& operation, bool refused) noexcept;
-  /// A call that has its number, before those that came later. Under the drive lock.
+  /// Inserts a call that already has its number before the later ones. Under the drive lock.
   void push_front(Operation& operation) noexcept;
   void remove(Operation& operation) noexcept;
   Operation* front() const;
-  /// The first ones; how many they are.
+  /// Copies the first calls into `window` and returns how many there are.
   std::size_t first(std::span<Operation*> window) const;
-  /// The earliest of all.
+  /// The earliest deadline of all.
   TimePoint next_deadline() const;
-  /// The one whose deadline was first past; null where none is.
+  /// The call with the earliest deadline that has passed; null if there is none.
   const Operation* find_late(TimePoint now) const;
 
  private:

@@ -1,4 +1,4 @@
-/// The transfers that a running collective has posted, in lanes that can be waited for one by one.
+/// The transfers that a running collective has posted, in slots that can be waited for one by one.
 #pragma once
 
 #include <array>
@@ -14,8 +14,8 @@
 
 namespace muster::collective {
 
-/// A transfer that fails, fails the channel: then all others end too, so that waiting for
-/// `all_done` always ends and leaves every buffer quiet.
+/// A failed transfer fails the channel, which ends all others. So waiting for `all_done` always
+/// ends, and no buffer is in use afterwards.
 class OutstandingTransfers {
  public:
   static constexpr int kLanes = 20;
@@ -34,7 +34,7 @@ class OutstandingTransfers {
     post(lane, member, true, [&] { return channel_.receive(member, tag, data, call_); });
   }
 
-  /// Whether nothing of this lane is under way; asked often.
+  /// Whether this slot has no outstanding transfer; called often.
   bool done(int lane) {
     Lane& mine = lanes_[static_cast<std::size_t>(lane)];
     for (; mine.settled < mine.posted.size(); ++mine.settled) {
@@ -56,9 +56,9 @@ class OutstandingTransfers {
   bool ok() const { return status_.ok(); }
   const Status& status() const { return status_; }
 
-  /// Job ranks of the members that the open receives, else the open sends, wait for.
+  /// Job ranks that the open receives wait for; if there are none, those of the open sends.
   std::vector<int> awaited() const;
-  /// The latest call that a message of this member told of; sequence 0 where none has come.
+  /// The latest call in a message from this member; sequence 0 if there is none.
   const transport::Fingerprint& heard(int member) const {
     return heard_[static_cast<std::size_t>(member)];
   }
@@ -74,7 +74,7 @@ class OutstandingTransfers {
     std::size_t settled = 0;
   };
 
-  /// The place first: a transfer that has been posted must be known here.
+  /// Creates the entry first: a posted transfer must be known here.
   template <class Start>
   void post(int lane, int member, bool receives, Start start) {
     auto& posted = lanes_[static_cast<std::size_t>(lane)].posted;
@@ -102,7 +102,7 @@ class OutstandingTransfers {
   transport::Fingerprint call_;
   Status status_;
   std::array<Lane, kLanes> lanes_;
-  std::uint32_t used_ = 0;  // a bit for each lane with something in it
+  std::uint32_t used_ = 0;  // one bit per non-empty slot
   static_assert(kLanes <= 32);
   std::vector<transport::Fingerprint> heard_;
 };

@@ -11,7 +11,7 @@ using Message = PointToPoint::Message;
 
 namespace {
 
-/// Of a send or recv.
+/// For a send or recv.
 std::size_t message_bytes(const Args& args) {
   return args.op == Op::recv ? args.outputs.front().size() : args.inputs.front().size();
 }
@@ -114,8 +114,8 @@ Status Message::wait(TimePoint deadline) {
   return status();
 }
 
-/// A place among the open messages, taken before the message is on its way: what comes after that
-/// must not fail.
+/// Reserves an entry among the open messages before the message is posted: nothing after that may
+/// fail.
 class PointToPoint::Place {
  public:
   explicit Place(PointToPoint& all) : all_(all) {
@@ -203,20 +203,20 @@ std::shared_ptr<Message> PointToPoint::make(std::shared_ptr<Driver> driver, cons
   return std::make_shared<Message>(group_, std::move(driver), envelope, deadline, std::move(owner));
 }
 
-/// Looks after a message that is on its way.
+/// Tracks an outstanding message.
 void PointToPoint::track(Place&, const std::shared_ptr<Message>& message) {
   if (message->settle()) return;
   std::string cancelled;
   {
     const std::lock_guard guard(lock_);
-    open_.push_back(message);  // into its place
+    open_.push_back(message);  // room was reserved
     open_count_.store(open_.size());
     if (message->envelope_.receives) cancelled = cancelled_;
   }
   if (!cancelled.empty()) message->take_back(Status(Code::aborted, cancelled));
 }
 
-// Notices run within `settle`, so it is called without the lock.
+// Notices run inside `settle`, so it is called without the lock.
 void PointToPoint::sweep() {
   if (empty()) return;
   std::vector<std::shared_ptr<Message>> over;

@@ -20,29 +20,28 @@ class PointToPoint {
 
   class Message;
 
-  /// Posts the message that valid `args` tell of, which holds `owner` until it is over. What is
-  /// thrown is thrown before the message is on its way, or by the channel, which has to be failed
-  /// then.
+  /// Posts the message described by valid `args` and holds `owner` until it has ended. An exception
+  /// is thrown either before the message is posted, or by the channel, which must then be failed.
   std::shared_ptr<Message> start(std::shared_ptr<Driver> driver, const Args& args,
                                  CallRecord& record, std::shared_ptr<void> owner);
-  /// The whole message, from or to a named member, where it has gone at once or comes in the time
-  /// of a round trip: then nobody need look after it. Else it is on its way, and `follow` does.
-  /// Throws as `start`. Null: it is over, with success. `alone`: the caller's thread has nothing
-  /// else of the group to do.
+  /// Runs a whole message from or to a named member, if it completes inline or within one round
+  /// trip. Returns null if it has completed successfully; otherwise the message is outstanding and
+  /// needs `follow`. Throws like `start`. `alone`: the caller's thread has no other work of the
+  /// group.
   transport::TransferRef run_inline(const Args& args, CallRecord& record, bool alone);
-  /// Looks after a message of this thread's that is on its way.
+  /// Tracks an outstanding message of this thread.
   std::shared_ptr<Message> follow(std::shared_ptr<Driver> driver, const Args& args,
                                   const transport::TransferRef& transfer, TimePoint deadline);
 
-  /// Publishes the messages that are over. Never blocks.
+  /// Publishes messages that have ended. Never blocks.
   void sweep();
   bool empty() const { return open_count_.load() == 0; }
   TimePoint next_deadline();
-  /// Takes back what is past its deadline.
+  /// Cancels messages that are past their deadline.
   void check_deadlines(TimePoint now);
-  /// Whether no send is under way.
+  /// Whether no send is outstanding.
   bool sends_over();
-  /// Takes back every receive that nothing has come for, and any that is posted after.
+  /// Cancels every receive without a matching message, and all that are posted later.
   void cancel_receives(const std::string& why);
 
  private:
@@ -56,9 +55,9 @@ class PointToPoint {
   const GroupContext& group_;
   std::mutex lock_;
   std::vector<std::shared_ptr<Message>> open_;
-  std::size_t reserved_ = 0;  // places in it for messages that are being posted
+  std::size_t reserved_ = 0;  // room in `open_` for messages that are being posted
   std::atomic<std::size_t> open_count_{0};
-  std::string cancelled_;  // why receives are taken back; empty: they are not
+  std::string cancelled_;  // why receives are cancelled; empty: they are not
 };
 
 class PointToPoint::Message final : public Completion {
@@ -84,19 +83,20 @@ class PointToPoint::Message final : public Completion {
 
  private:
   friend class PointToPoint;
-  /// Publishes the transfer's end if it has come; says whether the message is over.
+  /// Publishes the transfer's result if it has ended. Returns whether the message has ended.
   bool settle();
-  /// Takes it back; it then ends with `why` unless it had already succeeded.
+  /// Cancels the transfer. The message ends with `why` unless it had already succeeded.
   void take_back(Status why);
   void check_deadline(TimePoint now);
   std::string text() const;
   std::shared_ptr<Driver> driver();
 
   const GroupContext& group_;
-  std::shared_ptr<Driver> driver_;  // until it is over
+  std::shared_ptr<Driver> driver_;  // until it has ended
   const Envelope envelope_;
-  transport::TransferRef transfer_;  // once it is on its way, before anybody else knows of it
-  std::shared_ptr<void> owner_;      // of its memory, until it is over
+  transport::TransferRef transfer_;  // set once posted, before any other thread knows of the
+                                     // message
+  std::shared_ptr<void> owner_;      // of its memory, until it has ended
   const TimePoint made_;
   const TimePoint deadline_;
   bool taken_back_ = false;

@@ -8,22 +8,22 @@
 #include "muster/base/tunables.h"
 
 namespace muster::collective {
-// Outlives the handle where the thread itself drops the last owner of it.
+// Outlives the handle if this thread drops the last owner of the handle.
 struct Progress::Shared {
   std::mutex lock;
   std::condition_variable changed;
   std::vector<std::shared_ptr<Progressable>> work;
-  std::size_t entered = 0;  // `work` has room for so many
+  std::size_t entered = 0;  // `work` has room for this many
   std::atomic<bool> kicked{false};
   std::atomic<transport::Fabric*> sleeping_in{nullptr};
-  bool drowsy = false;  // may take longer than a tick to look again
+  bool drowsy = false;  // may take longer than a tick to check again
   bool stop = false;
-  // A pass over a batch, which owns what is in it.
+  // A pass over a batch, which owns its elements.
   bool driving = false;
   std::uint64_t passes = 0;
   std::condition_variable passed;
   std::thread::id thread;
-  std::vector<std::shared_ptr<Progressable>> batch, finished;  // the thread's own
+  std::vector<std::shared_ptr<Progressable>> batch, finished;  // used by the thread only
 
   void run();
   void kick();
@@ -56,20 +56,20 @@ void Progress::Shared::nap(std::unique_lock<std::mutex>& guard, int& idle_ticks)
     idle_ticks = 0;
   } else {
     changed.wait_for(guard,
-                     tunables().progress_idle_tick);  // all that is watched has a driver, which may
-                                                      // leave without a word once it is done
+                     tunables().progress_idle_tick);  // every object has a driver, which may leave
+                                                      // without notice once it is done
   }
   drowsy = false;
 }
 
-/// Of the batch.
+/// For the batch.
 TimePoint Progress::Shared::next_deadline() const {
   TimePoint earliest = TimePoint::max();
   for (const auto& driven : batch) earliest = std::min(earliest, driven->next_deadline());
   return earliest;
 }
 
-/// Where `limit`, the earliest of the batch, has passed.
+/// If `limit`, the earliest deadline of the batch, has passed.
 void Progress::Shared::check_deadlines(TimePoint limit) {
   const TimePoint now = batch.front()->fabric()->clock().now();
   if (now < limit) return;
@@ -92,17 +92,17 @@ void Progress::Shared::drive() {
   sleeping_in.store(fabric.get());
   fabric->wait(pass, limit);
   sleeping_in.store(nullptr);
-  check_deadlines(limit);  // also where there was news: one group's may come without end
+  check_deadlines(limit);  // even if there was news: one group's news may never stop
 }
 
-/// `visit()` without the lock, with all that is watched as the batch; then lets go of what is over.
+/// Calls `visit()` without the lock, with all watched objects as the batch, then releases those
+/// that are done.
 template <class Visit>
 void Progress::Shared::visit(std::unique_lock<std::mutex>& guard, Visit visit) {
   try {
     batch = work;
     finished.reserve(work.size());
-  } catch (
-      const std::bad_alloc&) {  // there may be some in a moment; nobody who waits depends on it
+  } catch (const std::bad_alloc&) {  // retry later; no waiting thread depends on this
     batch.clear();
     changed.wait_for(guard, tunables().progress_tick);
     return;
@@ -113,14 +113,13 @@ void Progress::Shared::visit(std::unique_lock<std::mutex>& guard, Visit visit) {
   guard.lock();
   std::erase_if(work, [&](const auto& driven) {
     const auto known =
-        std::find(batch.begin(), batch.end(), driven);  // what came later is looked at next time
+        std::find(batch.begin(), batch.end(), driven);  // later additions are checked next time
     if (known == batch.end() || driven->busy()) return false;
     finished.push_back(driven);
     return true;
   });
   guard.unlock();
-  finished
-      .clear();  // may drop the last owner of a communicator, and with it of this thread's handle
+  finished.clear();  // may drop the last owner of a communicator, and with it this thread's handle
   batch.clear();
   guard.lock();
   driving = false;
@@ -139,7 +138,7 @@ void Progress::Shared::run() {
                                  [](const auto& driven) { return !driven->has_driver(); });
     if (!any) {
       nap(guard, idle_ticks);
-      // Who attends by promise alone, and computes, does not look at deadlines.
+      // A thread that drives between its own work does not check deadlines.
       if (stop || work.empty()) continue;
       visit(guard, [this] { check_deadlines(next_deadline()); });
       continue;
@@ -203,7 +202,7 @@ void Progress::watch(std::shared_ptr<Progressable> work, bool soon) noexcept {
 }
 
 void Progress::forget(const Progressable& work) {
-  std::vector<std::shared_ptr<Progressable>> forgotten;  // goes after the lock
+  std::vector<std::shared_ptr<Progressable>> forgotten;  // destroyed after the lock is released
   std::unique_lock guard(shared_->lock);
   for (auto& driven : shared_->work) {
     if (driven.get() == &work) forgotten.push_back(std::move(driven));

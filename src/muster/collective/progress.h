@@ -1,5 +1,5 @@
-/// The thread that advances what was started and that nobody waits for: one per fabric, made when
-/// first needed, asleep whenever there is nothing to do or somebody else does it.
+/// The thread that advances started calls for which no thread waits: one per fabric, created on
+/// first use, asleep while there is nothing to do or another thread does it.
 #pragma once
 
 #include <atomic>
@@ -15,19 +15,19 @@
 
 namespace muster::collective {
 
-/// Something with work under way. All calls are thread-safe and never block.
+/// An object with outstanding work. All methods are thread-safe and never block.
 class Progressable {
  public:
   virtual ~Progressable() = default;
   virtual std::shared_ptr<transport::Fabric> fabric() = 0;
-  /// Goes on as far as it can.
+  /// Advances as far as possible.
   virtual void advance() = 0;
-  /// Fails what is past its deadline.
+  /// Fails calls that are past their deadline.
   virtual void check_deadlines(TimePoint now) = 0;
   virtual bool busy() = 0;
-  /// Whether some thread drives it, by waiting for it or between its own work.
+  /// Whether a thread drives it, by waiting for it or by polling between its own work.
   virtual bool has_driver() = 0;
-  /// The latter alone: then there is time until the next look.
+  /// Only the latter: the progress thread then need not check again at once.
   virtual bool is_polled_between_compute() { return false; }
   virtual TimePoint next_deadline() = 0;
 };
@@ -35,27 +35,26 @@ class Progressable {
 class Progress {
  public:
   Progress();
-  /// Joins the thread; nothing may be watched any more.
+  /// Joins the thread. Nothing may be watched any more.
   ~Progress();
 
-  /// Makes room to watch one more, until `leave`. May throw for want of memory.
+  /// Reserves room to watch one more object, until `leave`. May throw std::bad_alloc.
   void enter();
   void leave();
-  /// Starts the thread where it does not run yet. Code::exhausted where there is none to be had:
-  /// then nothing is watched.
+  /// Starts the thread if it is not running. Code::exhausted if no thread can be created; nothing
+  /// is watched then.
   Status prepare();
 
-  /// Advances `work`, one of those that have entered, until it is not busy, whenever nobody attends
-  /// to it. With `soon` false (a wait is likely to follow at once) the thread may take a
-  /// millisecond to notice, and a thread that is awake anyway costs the caller no system call.
-  /// Throws nothing.
+  /// Advances `work`, which must have entered, until it is not busy, whenever it has no driver.
+  /// With `soon` false (a wait is likely to follow at once), the thread may take a millisecond to
+  /// notice, and a thread that is awake anyway costs the caller no system call. Does not throw.
   void watch(std::shared_ptr<Progressable> work, bool soon) noexcept;
-  /// Lets go of `work`, which has nothing under way any more. Afterwards the thread holds neither
-  /// it nor its fabric: whoever drops them last is the caller, and the goodbye of the fabric is
-  /// said before the caller goes on. Blocks for the rest of one pass.
+  /// Releases `work`, which has nothing outstanding any more. Afterwards the thread holds neither
+  /// it nor its fabric, so the caller may drop the last reference, and the fabric's close message
+  /// has been sent when the caller continues. Blocks for the rest of one pass.
   void forget(const Progressable& work);
-  /// What is watched has changed: a driving thread has left, a deadline is nearer, something was
-  /// aborted.
+  /// The watched objects have changed: a driving thread has left, a deadline is earlier, or
+  /// something was aborted.
   void notify();
 
  private:

@@ -1,5 +1,5 @@
-/// Who drives a queue of calls, whether any stand in it, and how many there have been: one word, so
-/// that a call that finds nobody there takes the lock and its number at one stroke.
+/// The drive lock, the non-empty flag and the call counter of a queue in one word, so that a call
+/// that finds the queue idle takes the lock and its number in one atomic operation.
 #pragma once
 
 #include <atomic>
@@ -10,13 +10,13 @@
 
 namespace muster::collective {
 
-/// Thread-safe. Every access is sequentially consistent: who fails to take the lock counts on its
-/// holder to see what it did before. As long as one thread alone makes the calls, it holds the lock
-/// by being inside the bias.
+/// Thread-safe. Every access is sequentially consistent: a thread that fails to take the lock
+/// relies on the holder to see what it stored before. As long as only one thread makes calls, it
+/// holds the lock by being inside the biased lock.
 class QueueState {
  public:
-  /// The drive lock, for `std::unique_lock` and the like: held for one pass, or by a call for a
-  /// moment, and mostly only tried.
+  /// The drive lock, for `std::unique_lock` and the like. Held for one pass or for a bounded part
+  /// of one call, and usually only tried.
   bool try_lock() {
     biased_lock_.revoke_unless_owner();
     if (biased_.load(std::memory_order_relaxed)) return false;  // this thread is inside
@@ -34,11 +34,10 @@ class QueueState {
     }
   }
 
-  /// Where nobody drives and nothing is queued: takes the lock, and returns the number of the call
-  /// that goes first. Else 0.
+  /// If no thread drives and nothing is queued: takes the lock and returns the number of the next
+  /// call. Otherwise returns 0.
   std::uint64_t try_lock_as_next() {
-    if (biased_.load(std::memory_order_relaxed))
-      return 0;  // somebody is inside, perhaps this thread
+    if (biased_.load(std::memory_order_relaxed)) return 0;  // a thread is inside, perhaps this one
     if (biased_lock_.enter()) {
       const std::uint64_t seen = word_.load(std::memory_order_relaxed);
       if (seen <= kNumbers) [[likely]] {
@@ -55,11 +54,11 @@ class QueueState {
     return seen + 1;
   }
 
-  /// Before the queue's lock is taken for one of the next two: what waits for a holder of the drive
-  /// lock must hold nothing that it may need.
+  /// Call before taking the queue's lock for one of the next two methods: a thread that waits for
+  /// the holder of the drive lock must hold no lock that the holder may need.
   void prepare() { biased_lock_.revoke_unless_owner(); }
-  /// The number of a call that stands in the queue from now on. Under the queue's lock, so that
-  /// numbers and places agree.
+  /// Marks the queue non-empty and returns the number of the call being queued. Under the queue's
+  /// lock, so that numbers follow queue order.
   std::uint64_t queue_next() {
     std::uint64_t seen = word_.load();
     while (!word_.compare_exchange_weak(seen, (seen + 1) | kQueued)) {
@@ -69,7 +68,7 @@ class QueueState {
   /// Under the queue's lock.
   void set_queued(bool any) { any ? word_.fetch_or(kQueued) : word_.fetch_and(~kQueued); }
   bool queued() const { return (word_.load() & kQueued) != 0; }
-  /// Of the latest call.
+  /// Number of the latest call.
   std::uint64_t number() const { return word_.load() & kNumbers; }
 
  private:

@@ -1,6 +1,6 @@
 /// The collectives of a group whose members all share one host region: one control line and a ring
-/// of staging slots per member; buffers in the arena are used where they are. Used by
-/// `Communicator` alone.
+/// of staging slots per member; buffers in the arena are used in place. Used only by
+/// `Communicator`.
 #pragma once
 
 #include <cstddef>
@@ -21,21 +21,21 @@ namespace muster::collective {
 
 struct StartingCall;  // starting_call.h
 
-/// What a caller's thread does by itself, of the calls of one group.
+/// The parts of calls that run on the caller's thread.
 class RegionInline {
  public:
-  /// The whole of a small call, without a task: true if it has ended, with success. Else
-  /// `RegionGroup::run` must follow with the same call, before any other, and goes on from where
-  /// this stopped. Waits for the others no longer than `drive_until`. `call.on_started` once it has
-  /// published the call, or before it waits for room to do so. A call that is too large is not
-  /// begun.
+  /// Runs a whole small call without a task. Returns true if it has completed successfully.
+  /// Otherwise `RegionGroup::run` must follow with the same call, before any other, and continues
+  /// from where this stopped. Waits for peers no longer than `drive_until`. Invokes
+  /// `call.on_started` after publishing the call, or before waiting for room to do so. Returns
+  /// false for calls that are too large, without starting them.
   virtual bool try_inline(const Args& args, StartingCall& call) = 0;
-  /// Whether the caller's thread may wait for the others: they are not its own fibers.
+  /// Whether the caller's thread may block: the other ranks are not fibers of it.
   virtual bool may_block() const = 0;
-  /// Goes on with a task of `run`, while the thread does nothing else, until it has ended (true) or
-  /// the time for that is used up: 50 us if every rank has a core, else 0.1 ms for each rank that
-  /// shares one, up to 0.8 ms; none if `try_inline` has waited for the others in vain on a shared
-  /// core. Looks at `deadline` whenever the task has got on. `step()` goes on with what is left.
+  /// Runs a task of `run` on this otherwise idle thread. Returns true if it has completed, false
+  /// when its time is up: 50 us with dedicated cores; on shared cores 0.1 ms per rank of a core, at
+  /// most 0.8 ms, or zero if `try_inline` has already waited in vain. Checks `deadline` after each
+  /// step that makes progress. `step()` continues with the rest.
   virtual bool drive_until(Task<Status>& task, TimePoint deadline) = 0;
 
  protected:
@@ -44,29 +44,30 @@ class RegionInline {
 
 class RegionGroup {
  public:
-  /// Bytes that a group of `members` takes of the region.
+  /// Bytes that a group of `members` claims from the region.
   static std::size_t segment_bytes(int members);
 
-  /// `segment` was claimed by one member, is zeroed, and its offset is the same on all; `channel`'s
-  /// members are all in `region`. `selection` is the same on all too. Local: waits for nobody.
+  /// One member has claimed `segment`, which is zeroed and has the same offset on all members. All
+  /// of `channel`'s members are in `region`. `selection` is the same on all members too. Local,
+  /// does not wait.
   static std::unique_ptr<RegionGroup> attach(shm::HostRegion& region, std::uint64_t segment,
                                              transport::Channel& channel,
                                              const Selection& selection);
   virtual ~RegionGroup() = default;
 
-  /// One collective (any op of info() but send and recv), resumable; nothing inside blocks. `args`
+  /// Runs one collective (any op but send and recv) as a resumable task that never blocks. `args`
   /// and `call` must outlive the task; `call.sequence` numbers the group's calls without gaps.
   /// Publishes `call`, compares it with every other member's (`Channel::compare`), and ends with
-  /// the channel's failure if the channel has failed (asked in every wait). A member that returns
-  /// success may overwrite its buffers at once, arena or not. Wakes the mailboxes of members it has
-  /// published something for.
+  /// the channel's failure if the channel has failed (checked in every wait). A member that returns
+  /// success may overwrite its buffers at once, in the arena or not. Wakes the mailboxes of members
+  /// that it has published something for.
   virtual Task<Status> run(const Args& args, const transport::Fingerprint& call) = 0;
-  /// What a caller's thread does by itself. Good as long as the group.
+  /// The inline part of calls. Valid as long as the group.
   virtual RegionInline& inline_calls() = 0;
-  /// Job ranks whose line the running task waits for: for deadline errors.
+  /// Job ranks whose lines the running task waits for, for deadline errors.
   virtual std::vector<int> awaited() const = 0;
-  /// The latest call of the member at a position of the group that this member has looked at;
-  /// sequence 0 if it has seen none.
+  /// The latest call of the member at a group position that this member has seen; sequence 0 if
+  /// none.
   virtual transport::Fingerprint heard(int member) const = 0;
 };
 

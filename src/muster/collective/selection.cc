@@ -22,25 +22,26 @@ constexpr std::array<std::string_view, kAlgorithms> kNames{"dissemination",
                                                            "recursive_doubling",
                                                            "hosts"};
 
-/// Up to this much in all, everybody gathers everything: so many more bytes cost less than so many
-/// more messages.
+/// Up to this many bytes in total, gathering everything on every rank is faster: the extra bytes
+/// cost less than extra messages.
 std::uint64_t gathered_bytes(const Tunables& table, int ranks) {
   const auto each = std::max<std::uint64_t>(static_cast<std::uint64_t>(ranks), fixed::kWideGroup);
   return std::min<std::uint64_t>(each * table.gathered_per_rank, fixed::kGatheredMost);
 }
 
-/// A sum waits at every host on its way: below so much, what all send to all takes less. Each of a
-/// host's ranks but one is a tensor less through its network; a hop takes as long as so many bytes
-/// of that, and a chunk's part for every lane. By the model (`plan/cost.h`).
+/// Sums from host to host wait at every host, so below this size the direct exchange is faster.
+/// Each rank of a host beyond the first saves one tensor through the host's network; a hop costs as
+/// much as `host_hop` bytes of that, plus `host_lane` for each lane's part of a chunk. From the
+/// model (`plan/cost.h`).
 std::uint64_t worth_the_hops(const Tunables& table, int ranks, int per_host) {
   const auto lanes = static_cast<std::uint64_t>(per_host),
              hosts = static_cast<std::uint64_t>(ranks) / lanes;
   return hosts * (table.host_hop + table.host_lane * lanes) / (lanes - 1);
 }
 
-/// Along a tree the root sends or takes a message for each step and not for each rank, but waits
-/// for every step in turn. By the model, with a message's overhead as the unit: a hop costs one at
-/// both ends, and its way.
+/// Along a tree the root sends or receives one message per step instead of one per rank, but waits
+/// for the steps in turn. From the model, in units of a message's overhead: a hop costs one at both
+/// ends, plus its latency.
 bool worth_the_steps(const Tunables& table, int ranks, int per_host) {
   const auto doublings = [](int number) {
     return std::bit_width(static_cast<unsigned>(number)) - 1;
@@ -112,7 +113,7 @@ std::span<const Algorithm> algorithms_of(Medium medium, Op op) {
 }
 
 std::uint64_t most_bytes(Medium medium, Op op, Algorithm algorithm, int ranks) {
-  // What every reader reads for itself must stand beside the line: the output may be the input.
+  // Data that every reader reads itself must be in the line or slot: the output may be the input.
   if (algorithm == Algorithm::one_shot) return fixed::kSlotBytes;
   if (medium != Medium::network) return Selection::kAlways;
   if (algorithm == Algorithm::bruck)
@@ -158,28 +159,27 @@ Selection::Selection(Medium medium, int ranks, GroupPlacement placement, const T
   const bool oversubscribed = placement.per_core > 1,
              heavily_oversubscribed = placement.per_core > 2;
   if (medium == Medium::shared_memory) {
-    // Ranks that share cores pay more for each time that they wait for one another.
+    // On shared cores, each wait for another rank costs more.
     for (const Op op : {Op::all_reduce, Op::reduce})
       set_bound(op, Algorithm::one_shot, table.one_shot(oversubscribed) / members + 1);
     return;
   }
-  // A chain pays once its chunks are more than its ranks. Where more than two share a core, they
-  // gain nothing by being busy all at once: what copies least and waits least takes least, until
-  // the one that takes everything is what all wait for.
+  // A chain pays off once there are more chunks than ranks. With more than two ranks per core,
+  // ranks gain nothing from working at the same time: the algorithm with the fewest copies and
+  // waits wins.
   set_bound(
       Op::broadcast, Algorithm::tree,
       ranks < 4 || heavily_oversubscribed ? kAlways : 2 * fixed::kFragmentBytes * members + 1);
-  // Between two ranks as many bytes travel whatever the algorithm, so the one with the fewest
-  // rounds wins, until what it holds meanwhile leaves the caches.
+  // Between two ranks every algorithm sends the same number of bytes, so the one with the fewest
+  // rounds wins, until its temporary data no longer fits the caches.
   const std::uint64_t gathered = gathered_bytes(table, ranks);
   const std::uint64_t if_oversubscribed =
       oversubscribed ? table.shared_exchange * few / std::max(few, members) : 0;
   set_bound(
       Op::all_reduce, Algorithm::bruck,
       (ranks == 2 ? table.pair_exchange : std::max(if_oversubscribed, gathered / members)) + 1);
-  // A root that does everything alone is no loss where there is hardly a core besides its own (two,
-  // or three for four ranks), until it has to listen to very many. What more cores are worth has
-  // not been measured.
+  // A root that reduces alone loses nothing if there are hardly any other cores (two, or three for
+  // four ranks), up to `few_ranks` ranks. More cores have not been measured.
   const bool hardly_others = oversubscribed && ranks <= 2 * placement.per_core;
   const std::uint64_t when_oversubscribed =
       hardly_others ? 2 * table.shared_reduce
@@ -193,17 +193,17 @@ Selection::Selection(Medium medium, int ranks, GroupPlacement placement, const T
                        worth_the_steps(table, ranks, placement.per_host);
   for (const Op op : {Op::gather, Op::scatter})
     set_bound(op, Algorithm::tree, by_tree ? gathered + 1 : 0);
-  // Who shares its core with the root is waited for by the root's next message, whoever that is
-  // for: so it sends few.
+  // The root's next message to any rank waits for the rank that shares the root's core, so the root
+  // should send few messages.
   if (oversubscribed)
     set_bound(Op::scatter, Algorithm::tree,
               std::clamp<std::uint64_t>(table.shared_scatter / members, table.shared_scatter / 8,
                                         table.shared_scatter / 4) +
                   1);
   const bool several = placement.several_on_each_host(ranks);
-  // A ring spares the network's switches many streams at once; few ranks do not need that, and it
-  // takes a round for each. But a host of several gets everything once by a ring, else once for
-  // each of them.
+  // A ring avoids many simultaneous streams through the network's switches. With few ranks that is
+  // not needed, and a ring takes one round per rank. With several ranks per host, though, a ring
+  // sends everything to a host once, and the direct exchange once per rank.
   set_bound(Op::all_gather, Algorithm::direct,
             ranks > table.few_ranks ? 0
             : several               ? table.ring_from + 1
@@ -218,7 +218,7 @@ void Selection::set_bound(Op op, Algorithm algorithm, std::uint64_t bound) {
   for (std::size_t k = 0; k + 1 < row.size(); ++k) {
     if (row[k] != algorithm) continue;
     if (algorithm == Algorithm::one_shot)
-      bound = std::max<std::uint64_t>(bound, 1);  // of nothing there are no shares
+      bound = std::max<std::uint64_t>(bound, 1);  // empty data has no shares
     const std::uint64_t most = most_bytes(medium_, op, algorithm, ranks_);
     bounds_[index(op)][k] = most == kAlways ? bound : std::min(bound, most + 1);
   }
@@ -242,7 +242,7 @@ std::string text_of(const Selection& selection) {
       const bool last = k + 1 == row.size();
       const auto bound =
           last ? Selection::kAlways : selection.bounds()[static_cast<std::size_t>(number)][k];
-      if (bound <= covered) continue;  // never
+      if (bound <= covered) continue;  // never chosen
       covered = bound;
       line +=
           (line.empty() ? "" : ", then ") + std::string(name_of(selection.choose(op, bound - 1)));

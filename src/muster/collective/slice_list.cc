@@ -7,7 +7,7 @@
 namespace muster::collective::slice_list_detail {
 namespace {
 
-/// The size of a first list.
+/// Size of a list's first allocation.
 constexpr std::size_t kLeastBytes = 1024;  // limit: the slices of 64 members
 
 struct Spare {
@@ -16,7 +16,7 @@ struct Spare {
 };
 /// A call has two sides.
 constinit thread_local std::array<Spare, 2> spares{};
-/// Lists may outlive the thread's own objects: those of a global object, at the process's end.
+/// Lists in global objects outlive the thread's own objects at process exit.
 constinit thread_local bool over = false;
 struct Owner {
   ~Owner() {
@@ -41,7 +41,7 @@ void* take_memory(std::size_t& bytes) {
 
 void give_memory_back(void* memory, std::size_t bytes) noexcept {
   if (!over) {
-    owner.used = true;  // makes it, so that it ends with the thread
+    owner.used = true;  // constructs it, so that it is destroyed with the thread
     Spare& smaller = spares[0].bytes <= spares[1].bytes ? spares[0] : spares[1];
     if (smaller.bytes < bytes) memory = std::exchange(smaller, {memory, bytes}).memory;
   }

@@ -1,5 +1,5 @@
-/// The slices of one side of a call: two stand in the list itself; of more the memory comes from
-/// the thread's last lists, so that calls that come again and again take nothing from the heap.
+/// The slices of one side of a call. The list itself holds two; memory for more is recycled per
+/// thread, so repeated calls do not allocate.
 #pragma once
 
 #include <algorithm>
@@ -12,12 +12,12 @@
 namespace muster::collective {
 
 namespace slice_list_detail {
-/// At least `bytes`; how many they are is written there.
+/// Returns at least `bytes` and stores the actual size there.
 void* take_memory(std::size_t& bytes);
 void give_memory_back(void* memory, std::size_t bytes) noexcept;
 }  // namespace slice_list_detail
 
-/// `T` is a span of bytes. Not thread-safe; may be destroyed on another thread than its maker.
+/// `T` is a span of bytes. Not thread-safe; may be destroyed on another thread.
 template <class T>
 class SliceList {
   static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>);
@@ -62,7 +62,7 @@ class SliceList {
 
   void push_back(const T& slice) {
     if (size_ == capacity_) [[unlikely]] {
-      const T kept = slice;  // it may stand in the list
+      const T kept = slice;  // it may be in the list
       grow();
       slices_[size_++] = kept;
       return;

@@ -1,5 +1,4 @@
-/// A call that its caller's thread has taken in hand, under the drive lock, before it stands in the
-/// queue.
+/// A call that its caller's thread has started under the drive lock, before it is in the queue.
 #pragma once
 
 #include <cstdint>
@@ -11,23 +10,23 @@
 namespace muster::collective {
 
 struct StartingCall {
-  /// `control` null: nobody compares calls later (in tests of a part alone).
+  /// `control` null: calls are not compared later (for tests of single parts).
   explicit StartingCall(CallRecord& given, Control* later = nullptr)
       : record(given), control(later) {}
 
-  /// It is `call`, as this number.
+  /// Sets the call and its number.
   void take(const transport::Fingerprint& call, std::uint64_t number) {
     transport::copy_words(fingerprint, call);
     fingerprint.sequence = number;
   }
-  /// Remembers the call for later comparisons; before anything of it is sent to members that may
-  /// already have told what they are in.
+  /// Records the call for later comparison. Must precede any message of it, since the receivers may
+  /// already have reported the calls that they are in.
   void remember() noexcept {
     if (remembered) return;
     remembered = true;
     if (control != nullptr) control->begin(fingerprint);
   }
-  /// The other members can see the call.
+  /// The other members can see the call now.
   void on_started() noexcept {
     remember();
     record.on_started(fingerprint.sequence);

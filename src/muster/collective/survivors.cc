@@ -54,11 +54,10 @@ std::vector<int> SurvivorViews::awaited() const {
 
 namespace {
 
-/// How often a member looks again whom the fabric has found dead meanwhile.
-constexpr auto kLook = std::chrono::milliseconds(50);  // limit: patience of a failure
-/// When a member first asks again those that it has not heard from; then after twice as long, and
-/// so on.
-constexpr auto kAskAgain = std::chrono::milliseconds(250);  // limit: patience of a failure
+/// How often a member checks which ranks the fabric has found dead.
+constexpr auto kLook = std::chrono::milliseconds(50);  // limit: delay of an error
+/// When a member first asks the silent members again; each later interval is twice as long.
+constexpr auto kAskAgain = std::chrono::milliseconds(250);  // limit: delay of an error
 
 std::uint64_t tag_of(const Lineage& lineage) {
   ByteWriter key;
@@ -70,8 +69,8 @@ std::uint64_t tag_of(const Lineage& lineage) {
   return number | kFirstReservedTag;
 }
 
-/// `asks`: the receiver is to tell its view, also where it has told it before. (Who succeeds stops
-/// listening; what it was told then is lost.)
+/// `asks`: the receiver must send its view even if it has sent it before. (A member that succeeds
+/// stops listening, and loses views that arrive then.)
 std::string encode(const SurvivorViews::View& view, bool asks) {
   ByteWriter out;
   out.put(view.attempt).put(static_cast<std::uint8_t>(asks));
@@ -98,7 +97,7 @@ SurvivorViews::View decode(const std::string& bytes, std::size_t members) {
   return view;
 }
 
-/// The views' way over the fabric.
+/// Sends and receives views over the fabric.
 class Talk {
  public:
   Talk(transport::Fabric& fabric, const Lineage& lineage, SurvivorViews& views)
@@ -125,7 +124,7 @@ class Talk {
                          [&](const Sent& sent) { return over(sent.transfer); });
     };
     if (!fabric_.wait(quiet, fabric_.clock().now() + std::chrono::seconds(1))) {
-      // Memory that the fabric may still write to stays.
+      // Leaks memory that the fabric may still write to.
       new auto(std::move(inboxes_));
       new auto(std::move(sent_));
     }
@@ -136,7 +135,7 @@ class Talk {
     TimePoint ask_at = fabric_.clock().now() + patience;
     while (true) {
       take();
-      if (channel_.failed()) return channel_.failure();  // the others have given this rank up
+      if (channel_.failed()) return channel_.failure();  // the others have excluded this rank
       if (views_.excluded()) {
         return Status(Code::peer_failed,
                       "the other members have counted rank " + std::to_string(fabric_.rank()) +
@@ -160,8 +159,7 @@ class Talk {
     }
   }
 
-  /// For the creation of the group that was decided upon: whether another attempt has begun
-  /// meanwhile.
+  /// For the creation of the decided group: whether another attempt has begun meanwhile.
   Status overtaken(const SurvivorViews::View& decided) {
     take();
     if (channel_.failed()) return channel_.failure();
@@ -191,7 +189,7 @@ class Talk {
     }
   }
 
-  // Takes what has come and looks for more.
+  // Processes received views and posts new receives.
   void take() {
     if (channel_.failed()) return;
     for (int member = 0; member < static_cast<int>(receives_.size()); ++member) {
@@ -216,8 +214,8 @@ class Talk {
     std::erase_if(sent_, [](const Sent& sent) { return sent.transfer->done(); });
   }
 
-  // Whether there is something to take, or the last note has gone out. What comes from those that
-  // are out is not taken.
+  // Whether a view can be processed, or the last note has been sent. Views from excluded members
+  // are ignored.
   bool moved() const {
     if (channel_.failed() || (views_.decided() && all_sent())) return true;
     for (int member = 0; member < static_cast<int>(receives_.size()); ++member) {
@@ -226,7 +224,7 @@ class Talk {
     }
     return false;
   }
-  // What this member leaves unsent nobody else would hear.
+  // Views that this member does not send reach the receiver from no one else.
   bool all_sent() const {
     return std::all_of(sent_.begin(), sent_.end(), [this](const Sent& sent) {
       return sent.transfer->done() || !views_.counts_in(sent.member);
@@ -313,8 +311,8 @@ Result<Shrunk> shrink(std::shared_ptr<transport::Fabric> fabric, Lineage lineage
     creation.give_up = [&] { return talk.overtaken(view); };
     auto made = Communicator::create(fabric, std::move(left), std::move(creation));
     if (made.ok()) return Shrunk{std::move(*made), std::move(lineage)};
-    // Somebody has died or given up meanwhile: the next attempt leaves it out. All else is not to
-    // be mended by trying again.
+    // A member has died or given up meanwhile: the next attempt excludes it. Retrying does not help
+    // with any other failure.
     const Code code = made.status().code();
     const bool again = code == Code::peer_failed || code == Code::closed || code == Code::aborted ||
                        code == Code::refused;

@@ -1,16 +1,17 @@
 /// How the survivors of a group agree on who is left, while more of them may die.
 ///
 /// Two stages, repeated until both succeed without a death in between:
-///   1. Views. A member's view is (attempt, who is out). It tells everybody whom it does not count
-///      out, again whenever the view grows: by a member that turns out to be gone, or by another's
-///      view, which it joins (the higher attempt, the union of those that are out). When all that
-///      it still counts in have told it exactly its own view, it decides.
-///   2. Those decided upon make a group, which succeeds only where all of them have decided the
-///      same and are alive. Who fails in it starts the next attempt with what it knows now; so
-///      does, later, who succeeded in it with a member that died meanwhile: shrinking the new group
-///      continues the attempts of the old one, which is where both meet.
-/// Nobody leads the first stage, so that any rank may die in it, rank 0 too. It costs n * (n - 1)
-/// notes for every view.
+///   1. Views. A member's view is (attempt, excluded members). It sends its view to every member
+///      that it does not exclude, again whenever the view grows: because a member is found dead,
+///      or by joining another member's view (the higher attempt, the union of the exclusions).
+///      When all members that it still includes have sent exactly its own view, it decides.
+///   2. The members decided upon create a group, which succeeds only if all of them have decided
+///      the same and are alive. A member that fails in it starts the next attempt with what it
+///      knows then. So does, later, a member that succeeded in it with a member that has died
+///      meanwhile: shrinking the new group continues the attempts of the old one, so both meet
+///      again.
+/// The first stage has no leader, so any rank may die in it, including rank 0. It costs n * (n - 1)
+/// notes per view.
 #pragma once
 
 #include <cstdint>
@@ -26,32 +27,32 @@
 
 namespace muster::collective {
 
-/// The first stage of one member as a state machine: no I/O, no clock. Members are positions in the
-/// group that is being shrunk first.
+/// The first stage on one member, as a state machine without I/O or clock. Members are positions in
+/// the group that was shrunk first.
 class SurvivorViews {
  public:
-  /// `out`: by position, who is counted out from the start.
+  /// `out`: by position, the members excluded from the start.
   SurvivorViews(int self, std::vector<bool> out, std::uint32_t attempt);
 
-  /// What a member tells.
+  /// What a member sends.
   struct View {
     std::uint32_t attempt = 0;
     std::vector<bool> out;
     friend bool operator==(const View&, const View&) = default;
   };
   const View& view() const { return view_; }
-  /// Whether the view must be told (again) to all that it counts in; asking takes note that it is.
+  /// Whether the view must be sent (again) to all members that it includes; clears the flag.
   bool take_news();
-  /// The next attempt, with what is known.
+  /// Starts the next attempt with the current knowledge.
   void start_over();
   void heard(int member, const View& theirs);
   void gone(int member);
-  /// Everybody that the view counts in has told exactly this view.
+  /// Whether every member that the view includes has sent exactly this view.
   bool decided() const;
-  /// Another member has counted this one out.
+  /// Whether another member has excluded this one.
   bool excluded() const { return view_.out[static_cast<std::size_t>(self_)]; }
   bool counts_in(int member) const { return !view_.out[static_cast<std::size_t>(member)]; }
-  /// Who is counted in and has not told this view yet.
+  /// The included members that have not sent this view yet.
   std::vector<int> awaited() const;
 
  private:
@@ -60,28 +61,28 @@ class SurvivorViews {
   const int self_;
   View view_;
   bool news_ = true;
-  std::vector<std::optional<View>> told_;  // the latest of each member
+  std::vector<std::optional<View>> told_;  // the latest view of each member
 };
 
-/// What connects a group with those it was shrunk from; part of what survivors meet by.
+/// Links a group with those it was shrunk from; part of the key under which survivors meet.
 struct Lineage {
-  std::string name;            ///< of the group that was shrunk first, with what tells it apart
+  std::string name;            ///< of the group that was shrunk first, made unique
   std::vector<int> members;    ///< its members (job ranks)
-  std::vector<bool> out;       ///< by position in `members`: who was left behind by now
-  std::uint32_t attempts = 0;  ///< made by now
+  std::vector<bool> out;       ///< by position in `members`: excluded so far
+  std::uint32_t attempts = 0;  ///< made so far
 };
 
 struct Shrunk {
   std::shared_ptr<Communicator> communicator;
-  Lineage lineage;  ///< for shrinking it in turn
+  Lineage lineage;  ///< for shrinking it again
 };
 
-/// Every survivor of the group that `lineage` describes calls it; blocks until those that are left
-/// have agreed and made a group of their own, in the order of the old one. `exclude`: job ranks
-/// that are to be left behind though they may be alive; the same on all callers, and they must not
-/// call. A member that is alive and does not call is waited for, up to `options.timeout`, and then
-/// named. A caller that the others have counted out gets a failure. Works whatever has happened to
-/// the group's own channel.
+/// Every survivor of the group that `lineage` describes calls it. Blocks until the survivors have
+/// agreed and created a group of their own, in the order of the old one. `exclude`: job ranks to
+/// leave behind even if they are alive; the same on all callers, and those ranks must not call. A
+/// member that is alive but does not call is waited for, up to `options.timeout`, and then named. A
+/// caller that the others have excluded gets a failure. Works in any state of the group's own
+/// channel.
 Result<Shrunk> shrink(std::shared_ptr<transport::Fabric> fabric, Lineage lineage,
                       const std::vector<int>& exclude, const CommunicatorOptions& options);
 

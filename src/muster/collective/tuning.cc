@@ -26,7 +26,7 @@ std::string ops_known() {
   return text;
 }
 
-/// One line of the file, its errors without the line's number.
+/// One line of the file. Its errors do not contain the line number.
 class Line {
  public:
   Line(std::string_view key, std::string_view value) : key_(key), value_(value) {}
@@ -97,22 +97,22 @@ class Line {
   std::string_view key_, value_;
 };
 
-/// Whether the last of its algorithms is for groups over several hosts.
+/// Whether the last of its algorithms is for groups on several hosts.
 bool goes_by_hosts(Op op) {
   const Algorithm last = algorithms_of(Medium::network, op).back();
   return last == Algorithm::hosts || last == Algorithm::ring;
 }
 
-/// One host, where it was measured, does not tell of several: what goes on without a limit there
-/// gives way where it would without a file.
+/// A measurement on one host says nothing about several hosts. An algorithm that is unlimited in
+/// the file ends where the defaults end it.
 bool gives_way(Op op, int ranks, GroupPlacement placement) {
   if (placement.several_on_each_host(ranks)) return goes_by_hosts(op);
   return op == Op::reduce &&
          placement.per_host <
-             ranks;  // the wire to the root has to take what on one host memory did
+             ranks;  // the network link to the root replaces the memory of one host
 }
 
-/// Where an algorithm ends without a file, on ranks that stand so.
+/// The bound of an algorithm in the defaults, for ranks with this placement.
 std::uint64_t bound_over_hosts(Op op, Algorithm algorithm, int ranks, GroupPlacement placement) {
   const auto row = algorithms_of(Medium::network, op);
   const auto place = std::find(row.begin(), row.end(), algorithm) - row.begin();
@@ -218,12 +218,11 @@ Result<Tuning> tuning_of_environment() {
 
 Selection select(const Tuning& tuning, Medium medium, int ranks, GroupPlacement placement) {
   Selection selection(medium, ranks, placement);
-  for (const auto& [place, rule] :
-       tuning.rules) {  // by growing numbers of ranks: the last that fits counts
+  for (const auto& [place, rule] : tuning.rules) {  // in order of ranks: the last that fits applies
     if (place.medium != medium || place.ranks > ranks ||
         2 * static_cast<std::int64_t>(place.ranks) <= ranks)
       continue;
-    bool as_without = false;  // from here on
+    bool as_without = false;  // from here on use the defaults
     for (const Algorithm each : algorithms_of(medium, place.op)) {
       const auto step = std::find_if(rule.begin(), rule.end(),
                                      [each](const Tuning::Step& s) { return s.algorithm == each; });

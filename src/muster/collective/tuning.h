@@ -1,11 +1,11 @@
-/// What the tuning file (base/tuning_file.h) says of algorithms: from which size on which one
-/// runs, by what a group runs over, operation and number of ranks.
+/// The part of the tuning file (base/tuning_file.h) about algorithms: from which size on each one
+/// runs, by medium, operation and number of ranks.
 ///
 ///   network.all_reduce.4 = bruck <= 16384, slices
 ///   shared_memory.all_reduce.2 = one_shot <= 8 KiB, shares
 ///
-/// The line of the largest number of ranks that is not above a group's decides, if it is more than
-/// half of it; where there is none the defaults of `Selection` do.
+/// The line with the largest number of ranks that does not exceed the group's applies, if it is
+/// more than half of the group's. Otherwise the defaults of `Selection` apply.
 #pragma once
 
 #include <compare>
@@ -28,31 +28,30 @@ struct Tuning {
     int ranks;
     auto operator<=>(const Place&) const = default;
   };
-  /// An algorithm and the largest call that is its.
+  /// An algorithm and the largest call that it takes.
   struct Step {
     Algorithm algorithm;
     std::uint64_t up_to = Selection::kAlways;
     bool operator==(const Step&) const = default;
   };
-  std::map<std::string, std::string, std::less<>>
-      numbers;                               ///< of base/tunables.h, kept as they are
-  std::map<Place, std::vector<Step>> rules;  ///< growing sizes; the last step has no limit
-  std::vector<std::pair<Op, Algorithm>>
-      forced;  ///< for every size, number of ranks and medium that has it
+  /// Overrides of tunables (base/tunables.h), unparsed.
+  std::map<std::string, std::string, std::less<>> numbers;
+  std::map<Place, std::vector<Step>> rules;  ///< in order of size; the last step has no limit
+  /// For every size and number of ranks, on every medium that has the algorithm.
+  std::vector<std::pair<Op, Algorithm>> forced;
 };
 
-/// Code::invalid_argument with `name`, the line and what to do. `name` is what the text comes from,
-/// for errors.
+/// Code::invalid_argument with `name`, the line and what to do. `name`: where the text comes from.
 Result<Tuning> parse_tuning(std::string_view text, const std::string& name);
 std::string print_tuning(const Tuning& tuning);
-/// "all_reduce:bruck,broadcast:chain", what MUSTER_ALGORITHM holds.
+/// Parses MUSTER_ALGORITHM, such as "all_reduce:bruck,broadcast:chain".
 Result<std::vector<std::pair<Op, Algorithm>>> parse_forced(const std::string& text);
 
-/// What the file at `tuning_path()` says (nothing where there is none, unless MUSTER_TUNING names
-/// it), and MUSTER_ALGORITHM. Fails also where an override of a number could not be taken.
+/// The file at `tuning_path()` (empty if there is none, unless MUSTER_TUNING names it), and
+/// MUSTER_ALGORITHM. Also fails if an override of a tunable is invalid.
 Result<Tuning> tuning_of_environment();
 
-/// The selection of a group; its first member's counts.
+/// The selection of a group; only its first member's counts.
 Selection select(const Tuning& tuning, Medium medium, int ranks, GroupPlacement placement = {});
 
 }  // namespace muster::collective

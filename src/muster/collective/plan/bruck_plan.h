@@ -4,10 +4,10 @@
 
 namespace muster::collective::plan {
 
-/// All-gather in ceil(log2(size)) steps for any size (Bruck et al., 1997). Blocks stand in rotated
-/// order: position i holds the block of rank `owner(i)`, position 0 one's own. Step s sends the
-/// first `count(s)` positions down by 2^s and receives as many from 2^s up, to stand behind those
-/// already there.
+/// All-gather in ceil(log2(size)) steps for any size (Bruck et al., 1997). Blocks are in rotated
+/// order: position i holds the block of rank `owner(i)`, position 0 the rank's own. Step s sends
+/// the first `count(s)` positions to the rank 2^s below and receives as many from the rank 2^s
+/// above, which are appended.
 struct BruckPlan {
   int rank;
   int size;
@@ -22,8 +22,8 @@ struct BruckPlan {
   int owner(int position) const { return wrap(rank + position, size); }
 };
 
-/// A barrier in as many steps: after step s a rank knows that the 2^(s+1) - 1 ranks below it have
-/// come.
+/// A barrier in the same number of steps: after step s, a rank knows that the 2^(s+1) - 1 ranks
+/// below it have arrived.
 struct DisseminationPlan {
   int rank;
   int size;

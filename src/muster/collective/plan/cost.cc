@@ -12,13 +12,13 @@
 namespace muster::collective::plan {
 namespace {
 
-/// Whether ranks do different things at different times.
+/// Whether ranks do different things at different times, so that messages must be simulated.
 bool is_played(Algorithm algorithm) {
   return algorithm == Algorithm::tree || algorithm == Algorithm::chain ||
          algorithm == Algorithm::hosts;
 }
 
-/// The bytes of a message in parts of the call's.
+/// The bytes of a message as a fraction of the call's bytes.
 double share_of(Op op, const Cargo& cargo, int ranks) {
   const bool each_gives_all = op == Op::all_reduce || op == Op::reduce;
   switch (cargo.kind) {
@@ -38,7 +38,7 @@ bool is_added(Op op, const Cargo& cargo) {
   return info(op).reduces && cargo.kind != Cargo::Kind::result;
 }
 
-/// What the ranks of one host do in a step.
+/// The work of one host's ranks in a step.
 struct HostStep {
   double messages = 0, host_bytes = 0, added_bytes = 0;  // of the busiest rank
   double out = 0, in = 0;                                // of the host
@@ -79,16 +79,17 @@ double busy_seconds(const Work& work, double bytes, const Machine& machine) {
                   work.host_bytes / machine.host_bandwidth + work.added_bytes / machine.reduction);
 }
 
-/// At least one: an empty one where there is nothing.
+/// At least one; it is empty if there is no data.
 double chunks_for(double bytes, double most) { return std::max(1.0, std::ceil(bytes / most)); }
 
-/// A tree or a chain, message by message: when the last rank has its first chunk, and how long the
-/// busiest place works for each chunk behind it. `bytes_to(child)`: of a chunk on its way there.
+/// A tree or a chain, message by message: the time at which the last rank has its first chunk, plus
+/// the work of the busiest place for each later chunk. `bytes_to(child)`: size of a chunk on the
+/// way to that child.
 template <class Plan, class Bytes>
 double predict_down(double chunks, const Bytes& bytes_to, const Machine& machine, Crew crew) {
   const auto per_host = crew.ranks_per_host;
   std::vector<double> network(static_cast<std::size_t>((crew.ranks + per_host - 1) / per_host),
-                              0);  // a host's is free from then on
+                              0);  // time from which a host's network is free
   std::vector<double> network_work(network.size(), 0);
   double end = 0, busiest = 0;
   using Arrival = std::pair<double, int>;
@@ -133,8 +134,8 @@ double predict_broadcast(double bytes, const Machine& machine, Crew crew) {
       chunks, [=](int) { return bytes / chunks; }, machine, crew);
 }
 
-/// A scatter; a gather sends the same messages the other way in the opposite order, and takes as
-/// long.
+/// For a scatter. A gather sends the same messages in the opposite direction and order, and takes
+/// as long.
 double predict_pieces(double bytes, const Machine& machine, Crew crew) {
   const auto below = [=](int child) {
     return bytes / crew.ranks * TreePlan{child, crew.ranks, 0}.subtree();
@@ -142,9 +143,9 @@ double predict_pieces(double bytes, const Machine& machine, Crew crew) {
   return predict_down<TreePlan>(1, below, machine, crew);
 }
 
-/// Sums that go from host to host, all lanes at once: the way of the first chunk of each, and how
-/// long the busiest place works for each chunk behind it. The last host may have fewer ranks; it
-/// counts as the others.
+/// Sums from host to host, all lanes at once: the path of the first chunk of each lane, plus the
+/// work of the busiest place for each later chunk. The last host may have fewer ranks; it is
+/// counted like the others.
 double predict_hosts(Op op, double bytes, const Machine& machine, Crew crew) {
   const double each = crew.ranks_per_host, others = each - 1;
   const double hosts = std::ceil(crew.ranks / each);
@@ -152,7 +153,7 @@ double predict_hosts(Op op, double bytes, const Machine& machine, Crew crew) {
       HostsPlan::chunk_bytes(static_cast<std::size_t>(bytes / each), static_cast<int>(hosts)));
   const double chunks = chunks_for(bytes / each, most);
   const double chunk = bytes / each / chunks;
-  const double message = 2 * machine.overhead;  // at both of its ends
+  const double message = 2 * machine.overhead;  // both ends
   const double near = chunk / machine.host_bandwidth, far = each * chunk / machine.bandwidth,
                add = chunk / machine.reduction;
   const double collect = others * (message + near + add) + (others > 0 ? machine.host_latency : 0);
@@ -185,7 +186,7 @@ double chunks_of(Op op, Algorithm algorithm, double bytes, int ranks) {
 Work work_of(Op op, Algorithm algorithm, Crew crew) {
   Work work;
   if (is_played(algorithm)) return work;
-  // The first host has the root. Where the first ranks pair up, rank 1 takes part for two.
+  // The first host has the root. If the first ranks pair up, rank 1 takes part for two.
   const int first = algorithm == Algorithm::recursive_doubling && crew.ranks > 1
                         ? 1 / crew.ranks_per_host * crew.ranks_per_host
                         : 0;

@@ -1,17 +1,16 @@
-/// How long a collective over links takes by an algorithm, from its schedule and a few figures of
-/// the machine: for any number of ranks, in no time.
+/// Predicts how long a collective takes over links, from its algorithm's schedule and a few machine
+/// parameters, for any number of ranks, without running it.
 ///
-/// What is modelled: a message costs each of its ends `overhead`, arrives `latency` later
-/// (`host_latency` within a host), and its bytes pass at the bandwidth of the host's network, one
-/// after another and shared by all ranks of the host, or at `host_bandwidth` within it; adding
-/// received bytes takes time; chunks follow each other through slices, trees and chains. Not
-/// modelled: switches between hosts that are themselves shared, ranks that come late, memory of
-/// different speeds, questions before large messages and invitations to them, and the region of a
-/// host: groups of one host run over that.
+/// Modelled: a message costs each end `overhead` and arrives `latency` later (`host_latency` within
+/// a host). Its bytes are serialized at the bandwidth of the host's network, which all ranks of the
+/// host share, or at `host_bandwidth` within the host. Adding received bytes takes time. Chunks are
+/// pipelined through slices, trees and chains. Not modelled: shared switches between hosts, late
+/// ranks, memory of different speeds, the RTS/CTS exchange before large messages, ready-to-receive
+/// messages, and the host region, which groups on one host use.
 ///
-/// Where all ranks do the same, those of one host stand for all; trees and chains are played
-/// message by message; for sums from host to host the first chunk is followed on its way, and the
-/// busiest host works on those behind it.
+/// If all ranks do the same, the ranks of one host stand for all. Trees and chains are simulated
+/// message by message. For sums from host to host, the first chunk is followed on its way, and the
+/// busiest host processes the chunks behind it.
 #pragma once
 
 #include "muster/collective/op.h"
@@ -19,14 +18,14 @@
 
 namespace muster::collective::plan {
 
-/// Seconds, and bytes a second.
+/// In seconds and bytes per second.
 struct Machine {
   double overhead = 1.5e-6;
   double latency = 15e-6;
   double host_latency = 3e-6;
-  double bandwidth = 3e9;       ///< of a host's network, each way
+  double bandwidth = 3e9;       ///< of a host's network, per direction
   double host_bandwidth = 4e9;  ///< between two ranks of a host
-  double reduction = 8e9;       ///< bytes added to others
+  double reduction = 8e9;       ///< bytes added to a sum
 };
 
 struct Crew {
@@ -34,24 +33,24 @@ struct Crew {
   int ranks_per_host = 1;
 };
 
-/// The part of an operation by an algorithm that does not depend on its size: sums over its steps
-/// of the slowest rank's share. Bytes are in parts of the call's.
+/// The size-independent cost of an algorithm: sums over its steps of the slowest rank's share.
+/// Bytes are fractions of the call's bytes.
 struct Work {
   double hops = 0;           ///< steps that wait for another host
-  double host_hops = 0;      ///< that wait for a rank of the same host
+  double host_hops = 0;      ///< steps that wait for a rank on the same host
   double messages = 0;       ///< sent or received by one rank
   double network_bytes = 0;  ///< through one host's network
   double host_bytes = 0;     ///< received by one rank from its own host
   double added_bytes = 0;
 };
-/// Of an algorithm whose ranks all do the same, but for a root on rank 0: neither tree nor chain,
-/// nor from host to host.
+/// For an algorithm in which all ranks do the same, except for a root at rank 0: not for trees,
+/// chains or sums from host to host.
 Work work_of(Op op, Algorithm algorithm, Crew crew);
 
-/// Seconds. `bytes` as `muster bench` counts: each rank's tensor for reductions and broadcast, all
-/// pieces together elsewhere. The root is rank 0.
+/// Seconds. `bytes` as `muster bench` counts them: each rank's tensor for reductions and broadcast,
+/// all pieces together otherwise. The root is rank 0.
 double predict(Op op, Algorithm algorithm, double bytes, const Machine& machine, Crew crew);
-/// The same with what `work_of` has found.
+/// The same with a precomputed `work_of`.
 double predict(Op op, Algorithm algorithm, double bytes, const Machine& machine, Crew crew,
                const Work& work);
 

@@ -4,8 +4,8 @@
 
 namespace muster::collective::plan {
 
-/// Every rank meets every other once: in step s (from 1) it sends s ranks up and receives from s
-/// ranks down, so that no rank is the target of two in one step.
+/// Every rank meets every other once: in step s (from 1) it sends to the rank s above and receives
+/// from the rank s below, so no rank is the target of two in one step.
 struct PairwisePlan {
   int rank;
   int size;

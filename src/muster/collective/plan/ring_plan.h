@@ -4,8 +4,8 @@
 
 namespace muster::collective::plan {
 
-/// All-gather around a ring: in step s every rank passes on the block that it got in step s - 1
-/// (its own first).
+/// All-gather around a ring: in step s every rank forwards the block that it received in step s - 1
+/// (its own in step 0).
 struct RingPlan {
   int rank;
   int size;

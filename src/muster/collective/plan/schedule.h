@@ -1,6 +1,5 @@
-/// What a rank sends and receives under an algorithm over links, step by step, told without doing
-/// it: what the proof of the plans and the cost model read. Computed from (rank, size) like the
-/// plans; no list, no I/O.
+/// What a rank sends and receives in an algorithm over links, step by step. The proof of the plans
+/// and the cost model read it. Computed from (rank, size) like the plans: no lists, no I/O.
 #pragma once
 
 #include <variant>
@@ -16,16 +15,16 @@
 
 namespace muster::collective::plan {
 
-/// What a message holds, in terms of whose contributions.
+/// The contents of a message, in terms of the ranks' contributions.
 struct Cargo {
   enum class Kind {
-    token,    ///< nothing but the news that `count` ranks from `first` on have come
+    token,    ///< no data: `count` ranks from `first` on have arrived
     whole,    ///< the root's data
-    block,    ///< all that each of `count` ranks from `first` on contributes (and wrapping around)
-    piece,    ///< what rank `first` contributes for its receiver
-    pieces,   ///< what the root has for each of `count` ranks from `first` on (and wrapping around)
-    partial,  ///< slice `slice` summed over `count` ranks from `first` on; -1: of everything
-    result,   ///< slice `slice`, reduced; -1: everything
+    block,    ///< the contributions of `count` ranks from `first` on (wrapping around)
+    piece,    ///< the contribution of rank `first` for its receiver
+    pieces,   ///< the root's data for each of `count` ranks from `first` on (wrapping around)
+    partial,  ///< slice `slice` summed over `count` ranks from `first` on; -1: all slices
+    result,   ///< slice `slice`, reduced; -1: all slices
   };
   Kind kind = Kind::token;
   int first = 0;
@@ -39,11 +38,12 @@ struct Transfer {
   Cargo cargo;
 };
 
-/// The messages of a step leave once all of the step before have come. Every pattern has
+/// The messages of a step are sent once all messages of the previous step have arrived. Every
+/// pattern has
 ///   steps(), sends(step), send(step, index), receives(step), receive(step, index)
 namespace pattern {
 
-/// As many out as in, in every step.
+/// One message out and one in per step.
 struct Dissemination {
   DisseminationPlan plan;
   int steps() const { return plan.steps(); }
@@ -85,7 +85,7 @@ struct Ring {
   }
 };
 
-/// Everybody sends its block to everybody.
+/// Every rank sends its block to every other.
 struct Spread {
   PairwisePlan plan;
   int steps() const { return plan.size > 1 ? 1 : 0; }
@@ -99,8 +99,8 @@ struct Spread {
   }
 };
 
-/// Everybody sends everybody a piece; where slices are reduced, their owners then hand the results
-/// to all, to the root, or to nobody.
+/// Every rank sends a piece to every other. If slices are reduced, their owners then send the
+/// results to all, to the root, or to no rank.
 struct Slices {
   enum class Then { nobody, root, all };
   PairwisePlan plan;
@@ -125,8 +125,8 @@ struct Slices {
   static Cargo result(int slice) { return {Cargo::Kind::result, 0, 1, slice}; }
 };
 
-/// Sums that go from host to host. The results go back the same way and to all of each host,
-/// straight to the root, or each to its owner.
+/// Sums go from host to host. The results go back the same way and to all ranks of each host,
+/// directly to the root, or each to its owner.
 struct Hosts {
   using Then = Slices::Then;
   HostsPlan plan;
@@ -173,7 +173,7 @@ struct Hosts {
   }
   Transfer receive(int step, int index) const {
     if (step == 0) {
-      // From the nearest on, so that what has come is always of ranks side by side.
+      // From the nearest on, so that the received ranks are always contiguous.
       const int nth = index / slices();
       const int from = plan.neighbour(nth < plan.place() ? plan.place() - 1 - nth : nth + 1);
       return {from, {Cargo::Kind::partial, from, 1, slice(plan.place(), index % slices())}};
@@ -191,9 +191,9 @@ struct Hosts {
 
  private:
   int others() const { return plan.per_host - 1; }
-  /// The places of this host but this rank's own.
+  /// The places on this host, without this rank's own.
   int other(int index) const { return index < plan.place() ? index : index + 1; }
-  /// Of a lane: one, or everybody's own slice.
+  /// Slices of a lane: one, or one per host for reduce_scatter.
   int slices() const { return then == Then::nobody ? plan.hosts() : 1; }
   int slice(int place, int index) const {
     return then == Then::nobody ? plan.rank_of(index, place) : place;
@@ -203,7 +203,7 @@ struct Hosts {
   }
 };
 
-/// From the root downwards.
+/// From the root down.
 template <class Plan>
 struct Down {
   Plan plan;
@@ -215,7 +215,7 @@ struct Down {
   Cargo whole() const { return {Cargo::Kind::whole, plan.root, 1, 0}; }
 };
 
-/// Up to the root: everybody passes on what its subtree contributes, as one message.
+/// Up to the root: every rank forwards the contributions of its subtree as one message.
 struct Collect {
   TreePlan plan;
   int steps() const { return 2; }
@@ -228,7 +228,7 @@ struct Collect {
   }
 };
 
-/// And down from the root: everybody gets what is for its subtree.
+/// Down from the root: every rank receives the pieces of its subtree.
 struct Deal {
   TreePlan plan;
   int steps() const { return 2; }
@@ -241,7 +241,7 @@ struct Deal {
   }
 };
 
-/// Everybody sends its block straight to the root.
+/// Every rank sends its block directly to the root.
 struct ToRoot {
   PairwisePlan plan;
   int root;
@@ -254,7 +254,7 @@ struct ToRoot {
   }
 };
 
-/// The root sends everybody a piece.
+/// The root sends every rank a piece.
 struct FromRoot {
   PairwisePlan plan;
   int root;
@@ -323,13 +323,12 @@ using Pattern = std::variant<pattern::Dissemination, pattern::Bruck, pattern::Ri
 
 class Schedule {
  public:
-  /// Whether `op` can be done by `algorithm` over links, by muster or by a plan that it is compared
-  /// with.
+  /// Whether `algorithm` implements `op` over links, in muster or in a reference plan.
   static bool exists(Op op, Algorithm algorithm);
-  /// Of an algorithm that exists. `per_host` divides `size`; `hosts` alone goes by it.
+  /// For an algorithm that exists. `per_host` divides `size`; only `hosts` uses it.
   Schedule(Op op, Algorithm algorithm, int rank, int size, int root, int per_host = 1);
 
-  /// Into how many slices a reduction is cut.
+  /// Number of slices that a reduction is cut into.
   int slices() const { return slices_; }
   int steps() const {
     return std::visit([](const auto& p) { return p.steps(); }, pattern_);

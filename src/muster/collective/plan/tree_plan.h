@@ -6,8 +6,8 @@
 
 namespace muster::collective::plan {
 
-/// A binomial tree below `root`: depth and the root's children are ceil(log2(size)). Children come
-/// with the largest subtree first, which is the one to serve first.
+/// A binomial tree below `root`. Its depth and the root's number of children are ceil(log2(size)).
+/// The child with the largest subtree comes first and should be served first.
 struct TreePlan {
   int rank;
   int size;
@@ -25,18 +25,18 @@ struct TreePlan {
   }
   int child(int index) const { return at(place() + (1 << (children() - 1 - index))); }
   TreePlan below(int index) const { return {child(index), size, root}; }
-  /// The ranks of this one's subtree: so many from its own on, wrapping around.
+  /// Number of ranks in this rank's subtree: contiguous from its own, wrapping around.
   int subtree() const { return std::min(lowest_bit(), size - place()); }
 
  private:
   int place() const { return wrap(rank - root, size); }
   int at(int position) const { return wrap(position + root, size); }
-  // A place owns the places that differ from it in lower bits only; the root owns all.
+  // A place owns the places that differ from it only in lower bits; the root owns all.
   int lowest_bit() const { return place() == 0 ? 1 << doubling_steps(size) : place() & -place(); }
 };
 
-/// From the root to the next rank, from there to the next, to the last: the longest way and the
-/// least work for the busiest rank.
+/// From the root to the next rank and so on to the last: the longest path, and the least work for
+/// the busiest rank.
 struct ChainPlan {
   int rank;
   int size;

@@ -83,8 +83,7 @@ class ControlLines {
   std::vector<std::uint64_t> known_seen_;      // per member: what it is known to have seen
   std::vector<transport::Fingerprint> heard_;  // per member: its latest call seen here
   std::uint64_t known_by_all_ = 0;  // up to here all members have seen each other's calls
-  std::array<transport::Fingerprint, fixed::kRegionSlots>
-      calls_{};  // this member's, to compare with
+  std::array<transport::Fingerprint, fixed::kRegionSlots> calls_{};  // this member's
   bool agreed_ = true;
 };
 
