@@ -13,7 +13,7 @@ namespace {
 
 constexpr auto kCancelLimit = std::chrono::seconds(1);
 /// How often a waiting member checks for deaths and for `give_up`.
-constexpr auto kLook =
+constexpr auto kCheckInterval =
     std::chrono::milliseconds(50);  // limit: delay until a cancelled creation is noticed
 
 enum class Kind : std::uint32_t { ready = 1, settled, failed };
@@ -46,10 +46,10 @@ std::uint64_t tag_of(std::vector<int> members, const std::string& name, std::uin
   return number | kFirstReservedTag;
 }
 
-class Talk {
+class AgreementProtocol {
  public:
-  Talk(transport::Fabric& fabric, const std::vector<int>& members, std::uint64_t tag,
-       TimePoint deadline, const std::function<Status()>& give_up)
+  AgreementProtocol(transport::Fabric& fabric, const std::vector<int>& members, std::uint64_t tag,
+                    TimePoint deadline, const std::function<Status()>& give_up)
       : fabric_(fabric),
         channel_(fabric.agreements()),
         members_(members),
@@ -72,7 +72,7 @@ class Talk {
     Note settled{Kind::settled, (*channel)->id()};
     settled.descriptor = *descriptor;
     bool some_know = false;
-    if (Status sent = tell_all(settled, some_know); !sent) {
+    if (Status sent = send_to_all(settled, some_know); !sent) {
       if (!some_know && release) release(*descriptor);
       if (some_know) (*channel)->fail(sent);
       return lost(std::move(sent));
@@ -81,7 +81,7 @@ class Talk {
   }
 
   Result<Agreement> follow() {
-    const Status sent = tell(members_[0], {Kind::ready});
+    const Status sent = send_in_time(members_[0], {Kind::ready});
     // If the first member has gone, it may have sent the reason first.
     if (!sent && sent.code() != Code::closed) return sent;
     if (Status heard = collect(Kind::settled); !heard) return heard;
@@ -120,13 +120,13 @@ class Talk {
     const auto waited = wait(over, limit);
     Status status = waited.ok() ? Status() : waited.status();
     std::vector<int> missing;
-    bool quiet = true;
+    bool all_done = true;
     for (std::size_t i = 0; i < members_.size(); ++i) {
       if (receives[i] == nullptr) continue;
       if (!receives[i]->done()) {
         missing.push_back(members_[i]);
         channel_.cancel(receives[i]);
-        quiet = quiet && receives[i]->done();
+        all_done = all_done && receives[i]->done();
       } else if (status.ok() && !receives[i]->status().ok()) {
         status = receives[i]->status();
       }
@@ -135,7 +135,7 @@ class Talk {
       return std::all_of(receives.begin(), receives.end(),
                          [](const auto& r) { return r == nullptr || r->done(); });
     };
-    if (!quiet) fabric_.wait(ended, fabric_.clock().now() + kCancelLimit);
+    if (!all_done) fabric_.wait(ended, fabric_.clock().now() + kCancelLimit);
     if (!status.ok()) return lost(std::move(status));
     if (!*waited) return late(expected, std::move(missing));
     if (!leads() && notes_[0].kind == Kind::failed) return verdict(notes_[0]);
@@ -146,14 +146,14 @@ class Talk {
   // cannot succeed any more.
   Result<bool> wait(const std::function<bool()>& over, TimePoint limit) {
     for (TimePoint now = fabric_.clock().now();; now = fabric_.clock().now()) {
-      const TimePoint look = limit - now > kLook ? now + kLook : limit;
-      if (fabric_.wait(over, look)) return true;
-      if (look == limit) return false;
+      const TimePoint next_check = limit - now > kCheckInterval ? now + kCheckInterval : limit;
+      if (fabric_.wait(over, next_check)) return true;
+      if (next_check == limit) return false;
       for (const int member : members_) {
         if (Status death = fabric_.death_of(member); !death.ok()) return death;
       }
       if (give_up_) {
-        if (Status hopeless = give_up_(); !hopeless.ok()) return hopeless;
+        if (Status failure = give_up_(); !failure.ok()) return failure;
       }
     }
   }
@@ -218,9 +218,9 @@ class Talk {
                   missing);
   }
 
-  Status tell_all(const Note& note, bool& some_know) {
+  Status send_to_all(const Note& note, bool& some_know) {
     for (std::size_t i = 1; i < members_.size(); ++i) {
-      Status sent = tell(members_[i], note);
+      Status sent = send_in_time(members_[i], note);
       // A note that was not sent in time may still arrive.
       some_know = some_know || sent.ok() || sent.code() == Code::timed_out;
       if (!sent) return sent;
@@ -228,7 +228,7 @@ class Talk {
     return {};
   }
 
-  Status tell(int rank, const Note& note) {
+  Status send_in_time(int rank, const Note& note) {
     const auto sent = send(rank, note);
     if (!sent.ok()) return sent.status();
     return *sent ? Status() : late(Kind::settled, {rank});
@@ -268,8 +268,8 @@ Result<Agreement> agree(transport::Fabric& fabric, const std::vector<int>& membe
                         const std::function<Result<GroupDescriptor>()>& describe_group,
                         const std::function<void(const GroupDescriptor&)>& release,
                         const std::function<Status()>& give_up) {
-  Talk talk(fabric, members, tag_of(members, name, use), deadline, give_up);
-  return fabric.rank() == members[0] ? talk.lead(describe_group, release) : talk.follow();
+  AgreementProtocol protocol(fabric, members, tag_of(members, name, use), deadline, give_up);
+  return fabric.rank() == members[0] ? protocol.lead(describe_group, release) : protocol.follow();
 }
 
 }  // namespace muster::collective

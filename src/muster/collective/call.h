@@ -26,8 +26,9 @@ transport::Fingerprint refusal_of(Op op, std::uint64_t sequence);
 /// Everything about a call except its addresses. Calls of one group with the same signature compare
 /// and move data in the same way.
 struct CallSignature {
-  std::uint64_t kind = 0;              // operation, element type, reduction and root
-  std::uint64_t each = Args::kUnsaid;  // unsaid: slices of any length; such calls are not cached
+  std::uint64_t kind = 0;  // operation, element type, reduction and root
+  std::uint64_t each =
+      Args::kUnknownLength;  // unsaid: slices of any length; such calls are not cached
   bool operator==(const CallSignature&) const = default;
 };
 inline CallSignature signature_of(const Args& args) {
@@ -45,7 +46,7 @@ class CallCache {
   /// Computes the value with `find_out()` on a miss. The reference is valid until the next call.
   template <class FindOut>
   const Facts& operator()(const CallSignature& signature, const FindOut& find_out) {
-    if (signature.each == Args::kUnsaid) return unsaid_ = find_out();
+    if (signature.each == Args::kUnknownLength) return uncached_ = find_out();
     Entry& entry = entries_[place_of(signature)];
     if (entry.signature != signature) [[unlikely]] {
       entry.facts = find_out();
@@ -66,7 +67,7 @@ class CallCache {
   }
 
   std::array<Entry, std::size_t{1} << kPlaceBits> entries_{};
-  Facts unsaid_{};
+  Facts uncached_{};
 };
 
 /// For example "ranks 1, 2 and 5" or "rank 1".

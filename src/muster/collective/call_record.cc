@@ -4,7 +4,7 @@
 
 namespace muster::collective {
 
-void CallRecord::tell() noexcept {
+void CallRecord::log_start() noexcept {
   if (logs_calls() && !group.empty()) {
     try {
       std::string line = "group " + std::string(group) + ": " + std::string(name);

@@ -55,7 +55,7 @@ struct CallRecord {
     traced.sequence = number;
     if (recorder != nullptr) recorder->begin(recorded_group, traced, begun, ticket);
     if (logs_calls() || when_started != nullptr) [[unlikely]]
-      tell();
+      log_start();
   }
   /// The call has ended, successfully or not.
   void on_ended() noexcept {
@@ -67,7 +67,7 @@ struct CallRecord {
 
  private:
   static bool logs_calls() noexcept { return logs(LogLevel::trace); }
-  void tell() noexcept;
+  void log_start() noexcept;
 };
 
 }  // namespace muster::collective

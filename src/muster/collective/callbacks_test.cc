@@ -13,8 +13,8 @@ void join(std::promise<void>& over) {
   ASSERT_EQ(over.get_future().wait_for(seconds(60)), std::future_status::ready);
 }
 
-/// `depth` calls, each started by the callback of the one before, which waits for it. On `groups`
-/// in turn.
+/// A chain of `depth` calls, each started and awaited by the callback of the one before, on
+/// `groups` in turn.
 void nest(std::vector<Group> groups, int depth, const std::function<void(bool right)>& then) {
   const auto in = std::make_shared<Values>(100, groups.front()->rank() + 1),
              out = std::make_shared<Values>(100);
@@ -47,8 +47,7 @@ TEST(Callbacks, WaitForCallsWhoseCallbacksWait) {
   }
 }
 
-// spec: F1 async_op: what a callback throws neither ends the process nor holds up what comes after
-// it
+// spec: F1 async_op: an exception in a callback neither ends the process nor delays later calls
 TEST(Callbacks, MayThrow) {
   for (Wire wire : testing::kWires) {
     with_group(2, wire, [](int rank, Communicator& group) {
@@ -67,7 +66,7 @@ TEST(Callbacks, MayThrow) {
   }
 }
 
-// spec: E3 timeouts: a deadline fires whatever callbacks do, for those who wait, poll, or do
+// spec: E3 timeouts: a deadline fires whatever callbacks do, for threads that wait, poll, or do
 // nothing
 TEST(Callbacks, ThatNeverReturnTakeNoTimeoutAway) {
   for (Wire wire : testing::kWires) {
@@ -108,7 +107,8 @@ TEST(Callbacks, ThatNeverReturnTakeNoTimeoutAway) {
   }
 }
 
-// spec: E3 timeouts: who has promised to drive its calls, and only polls, sees its own deadline
+// spec: E3 timeouts: a thread that has promised to drive its calls, and only polls, sees its own
+// deadline
 TEST(Callbacks, WhoPollsChecksItsOwnDeadline) {
   for (Wire wire : testing::kWires) {
     with_group(2, wire, [](int rank, Communicator& group) {

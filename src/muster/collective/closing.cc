@@ -7,7 +7,7 @@ namespace muster::collective {
 
 Status Closing::run(TimePoint deadline) {
   Status status = drain(deadline);
-  if (status.ok() && group_.size() > 1) status = part(deadline);
+  if (status.ok() && group_.size() > 1) status = agree_to_close(deadline);
   messages_.cancel_receives("its group has been closed");
   return status;
 }
@@ -24,37 +24,37 @@ Status Closing::late(const std::vector<int>& missing, const char* what) {
 }
 
 Status Closing::drain(TimePoint deadline) {
-  const bool quiet =
-      driver_.drive_until([this] { return queue_.empty() && messages_.sends_over(); }, deadline);
-  if (!quiet) {
+  const bool drained =
+      driver_.drive_until([this] { return queue_.empty() && messages_.sends_done(); }, deadline);
+  if (!drained) {
     group_.channel->fail(Status(Code::timed_out,
                                 "rank " + std::to_string(group_.job_rank()) + " closes " +
                                     group_.text() +
                                     " while calls or messages are under way that did not end in "
                                     "time; wait for them before closing",
                                 {group_.job_rank()}));
-    driver_.drive_until([this] { return queue_.empty() && messages_.sends_over(); },
+    driver_.drive_until([this] { return queue_.empty() && messages_.sends_done(); },
                         TimePoint::max());
   }
   return group_.channel->failure();
 }
 
-Status Closing::part_as_first(TimePoint deadline) {
+Status Closing::close_as_first(TimePoint deadline) {
   std::vector<int> missing;
-  const auto all_leave = [&] {
-    queue_.with_control([&](Control& control) { missing = control.not_leaving(); });
+  const auto all_close = [&] {
+    queue_.with_control([&](Control& control) { missing = control.not_closing(); });
     // A rank whose process has ended reports no more. It made all calls that needed it.
     if (group_.channel->someone_left())
       std::erase_if(missing, [this](int rank) { return !group_.fabric->gone(rank).ok(); });
     return missing.empty() || group_.channel->failed();
   };
   missing = {-1};
-  if (!driver_.drive_until(all_leave, deadline)) return late(missing, "to close it too");
+  if (!driver_.drive_until(all_close, deadline)) return late(missing, "to close it too");
   if (group_.channel->failed()) return group_.channel->failure();
   Status same;
   with_control([&](Control& control) {
-    same = control.compare_leaving();
-    if (same.ok()) control.tell_released();
+    same = control.compare_reports();
+    if (same.ok()) control.release_all();
   });
   if (!same.ok()) {
     group_.channel->fail(same);
@@ -70,11 +70,11 @@ Status Closing::part_as_first(TimePoint deadline) {
   return group_.channel->failure();
 }
 
-Status Closing::part(TimePoint deadline) {
-  with_control([](Control& control) { control.tell_leaving(); });
-  if (group_.rank() == 0) return part_as_first(deadline);
+Status Closing::agree_to_close(TimePoint deadline) {
+  with_control([](Control& control) { control.report_closing(); });
+  if (group_.rank() == 0) return close_as_first(deadline);
   bool released = false;
-  const auto let_go = [&] {
+  const auto may_leave = [&] {
     queue_.with_control([&](Control& control) { released = control.released(); });
     return released || group_.channel->failed() ||
            (group_.channel->someone_left() && !group_.fabric->gone(group_.job_rank_of(0)).ok());
@@ -82,7 +82,7 @@ Status Closing::part(TimePoint deadline) {
   // The first member knows which members are missing: give it time to report them.
   const TimePoint limit =
       deadline < TimePoint::max() - kVerdictGrace ? deadline + kVerdictGrace : deadline;
-  if (!driver_.drive_until(let_go, limit))
+  if (!driver_.drive_until(may_leave, limit))
     return late({group_.job_rank_of(0)}, "to hear from all and let the others go");
   return group_.channel->failure();
 }

@@ -22,8 +22,8 @@ class Closing {
 
  private:
   Status drain(TimePoint deadline);
-  Status part(TimePoint deadline);
-  Status part_as_first(TimePoint deadline);
+  Status agree_to_close(TimePoint deadline);
+  Status close_as_first(TimePoint deadline);
   Status late(const std::vector<int>& missing, const char* what);
   /// Runs `work(control)` under the drive lock and returns when it is done.
   template <class Work>

@@ -36,21 +36,21 @@ void CollectiveQueue::abandon(Operation& operation) {
 }
 
 Status CollectiveQueue::run(Driver& driver, const Args& args, CallRecord& record,
-                            InlineCall& begun) {
+                            InlineCall& started_inline) {
   record.arm();
   record.completed_inline = false;
   Operation operation(*this, nullptr, record.deadline);
   operation.args_ = &args;
   operation.made_ = record.begun == TimePoint() ? group_.now() : record.begun;
   if (region_ == nullptr) operation.memory_ = memory_of(args);
-  if (begun.has_turn()) {
-    operation.call_ = begun.fingerprint;
-    operation.remembered_ = begun.remembered;
-    operation.task_ = begun.take_task();
+  if (started_inline.holds_lock()) {
+    operation.call_ = started_inline.fingerprint;
+    operation.remembered_ = started_inline.remembered;
+    operation.task_ = started_inline.release_task();
     operation.begun_ = operation.task_.valid();
     if (operation.begun_) operation.links_ = &links_;
     calls_.push_front(operation);
-    begun.end_turn();
+    started_inline.release_lock();
   } else {
     calls_.push_back(operation, false);
   }
@@ -73,18 +73,18 @@ Status CollectiveQueue::wait_for(Driver& driver, const Operation& operation) {
 
 std::shared_ptr<Operation> CollectiveQueue::start(std::shared_ptr<Driver> driver, Args args,
                                                   CallRecord& record, std::shared_ptr<void> owner,
-                                                  bool beside) {
+                                                  bool unknown_to_driver) {
   record.arm();
   auto operation = std::make_shared<Operation>(*this, std::move(driver), record.deadline);
   operation->owned_ = std::move(args);
   operation->args_ = &operation->owned_;
   operation->owner_ = std::move(owner);
   operation->self_ = operation;
-  operation->beside_ = beside;
+  operation->unknown_to_driver_ = unknown_to_driver;
   operation->made_ = group_.now();
   if (region_ == nullptr) operation->memory_ = memory_of(operation->owned_);
   const std::uint64_t number = calls_.push_back(*operation, false);
-  if (beside) beside_.fetch_add(1);
+  if (unknown_to_driver) unknown_to_driver_.fetch_add(1);
   additions_.fetch_add(1);
   record.on_started(number);
   return operation;
@@ -108,7 +108,8 @@ void CollectiveQueue::begin(Operation& operation, LinkGroup& links) {
   if (group_.channel->failed() && !operation.remembered_) return;
   group_.channel->begin(operation.call_);
   if (!operation.remembered_) control_.begin(operation.call_);
-  if ((operation.call_.flags & kRefused) != 0 && region_ == nullptr) return control_.tell_refused();
+  if ((operation.call_.flags & kRefused) != 0 && region_ == nullptr)
+    return control_.report_refused();
   operation.task_ = region_ ? region_->run(*operation.args_, operation.call_)
                             : links.run(*operation.args_, operation.call_);
   operation.links_ = &links;
@@ -155,7 +156,7 @@ Status CollectiveQueue::outcome(Operation& operation) {
 
 /// For a call whose task has ended. If it failed by an exception, no peer knows yet, and its
 /// transfers are outstanding until the channel ends.
-bool CollectiveQueue::comes_to_rest(Operation& operation) {
+bool CollectiveQueue::has_quiesced(Operation& operation) {
   if (!operation.task_.valid() || operation.task_.peek().ok()) [[likely]]
     return true;
   if (!group_.channel->failed()) {
@@ -164,7 +165,7 @@ bool CollectiveQueue::comes_to_rest(Operation& operation) {
         Status(why.code(), group_.call_text(operation.call_) + " failed there: " + why.message(),
                why.ranks().empty() ? std::vector<int>{group_.job_rank()} : why.ranks()));
   }
-  return operation.links_ == nullptr || operation.links_->at_rest();
+  return operation.links_ == nullptr || operation.links_->quiesced();
 }
 
 /// The calls that ended in a pass; released without holding a lock.
@@ -190,7 +191,7 @@ void CollectiveQueue::finish(Operation& operation, Ended& ended) {
   if (!shared) return operation.publish_unshared(std::move(status));
   Ended::Call& call = ended.shared.back();
   call.operation = std::move(operation.self_);
-  if (operation.beside_) beside_.fetch_sub(1);
+  if (operation.unknown_to_driver_) unknown_to_driver_.fetch_sub(1);
   call.notices = operation.publish(std::move(status));
   {
     const std::lock_guard guard(operation.lock_);
@@ -214,11 +215,11 @@ void CollectiveQueue::drive_pass(Ended& ended, int self) {
     const bool over = !task.valid() || task.step();
     if (self > 0 && task.turns() != turns) note_progress();
     if (!over) {
-      if (region_ && group_.channel->someone_left() && waits_for_one_that_left())
+      if (region_ && group_.channel->someone_left() && fail_if_awaited_left())
         continue;  // the next step ends it
       return pipeline(*operation);
     }
-    if (!comes_to_rest(*operation)) return;
+    if (!has_quiesced(*operation)) return;
     finish(*operation, ended);
   }
 }
@@ -240,7 +241,7 @@ void CollectiveQueue::advance(const std::atomic<int>& waiting, int self) {
 
 /// In a region, no message announces that a member sends nothing more: its line or its data is just
 /// missing. Fails the channel in that case. Data that a member provided before it left counts.
-bool CollectiveQueue::waits_for_one_that_left() {
+bool CollectiveQueue::fail_if_awaited_left() {
   if (group_.channel->failed()) return false;
   for (const int rank : region_->awaited()) {
     Status left = group_.fabric->gone(rank);
@@ -322,7 +323,7 @@ void CollectiveQueue::remind(TimePoint now) {
   ++running->reminders_;
   for (int rank : awaited()) {
     const auto members = group_.channel->members();
-    control_.tell_waiting(
+    control_.report_waiting(
         static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin()),
         running->call_);
   }

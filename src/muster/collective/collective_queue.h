@@ -32,12 +32,12 @@ class CollectiveQueue {
 
   /// Runs a valid call after all earlier ones; the caller waits. If the call has been started as an
   /// `InlineCall`, it continues from there.
-  Status run(Driver& driver, const Args& args, CallRecord& record, InlineCall& begun);
+  Status run(Driver& driver, const Args& args, CallRecord& record, InlineCall& started_inline);
   /// Queues a valid call, which holds `owner` until it has ended. Does not throw once the call is
-  /// queued. `beside`: a different thread has promised to drive calls and does not know about this
-  /// one.
+  /// queued. `unknown_to_driver`: a different thread has promised to drive calls and does not know
+  /// about this one.
   std::shared_ptr<Operation> start(std::shared_ptr<Driver> driver, Args args, CallRecord& record,
-                                   std::shared_ptr<void> owner, bool beside);
+                                   std::shared_ptr<void> owner, bool unknown_to_driver);
   /// Queues a notice that this member's next call, an `op`, was refused. Returns its number.
   std::uint64_t refuse(std::shared_ptr<Driver> driver, Op op);
 
@@ -46,8 +46,10 @@ class CollectiveQueue {
   /// thread is, 1 or 0.
   void advance(const std::atomic<int>& waiting, int self);
   bool empty() const { return !calls_.state().queued(); }
-  /// Whether a call started with `beside` is outstanding.
-  bool has_calls_beside() const { return beside_.load(std::memory_order_relaxed) > 0; }
+  /// Whether a call started with `unknown_to_driver` is outstanding.
+  bool has_calls_unknown_to_driver() const {
+    return unknown_to_driver_.load(std::memory_order_relaxed) > 0;
+  }
   /// Number of the latest call.
   std::uint64_t number() const { return calls_.state().number(); }
   /// Incremented when a call is added whose deadline the waiting threads do not know.
@@ -87,10 +89,10 @@ class CollectiveQueue {
   void begin(Operation& operation, LinkGroup& links);
   void pipeline(const Operation& first);
   const OutstandingTransfers& outstanding();
-  bool comes_to_rest(Operation& operation);
+  bool has_quiesced(Operation& operation);
   Status outcome(Operation& operation);
   void finish(Operation& operation, Ended& ended);
-  bool waits_for_one_that_left();
+  bool fail_if_awaited_left();
   std::vector<int> awaited();
   std::string late_text(const Operation& late, TimePoint now, const trace::PeerReport& known);
 
@@ -105,7 +107,7 @@ class CollectiveQueue {
   std::unique_ptr<RegionGroup> region_;
   bool broken_ = false;  // a call has failed
   std::atomic<std::uint64_t> additions_{0};
-  std::atomic<int> beside_{0};
+  std::atomic<int> unknown_to_driver_{0};
 };
 
 }  // namespace muster::collective

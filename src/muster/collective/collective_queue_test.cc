@@ -1,5 +1,4 @@
-// Small calls that are started together over links are under way together; nobody can tell but by
-// the time that they take.
+// Pipelining of small calls over links: visible only in the time that they take.
 #include <array>
 #include <atomic>
 #include <random>
@@ -54,7 +53,7 @@ TEST(Together, BatchesOfSmallCallsEndRightAndInTheirOrder) {
             ASSERT_TRUE(status.ok()) << status.message();
             EXPECT_TRUE(right(i)) << "call " << i;
           }
-          ASSERT_TRUE(group.close(in_a_minute()).ok());  // no callback is under way any more
+          ASSERT_TRUE(group.close(in_a_minute()).ok());  // no callback is running any more
           for (std::size_t i = 0; i < kCalls; ++i) {
             EXPECT_EQ(called[i].load(), 1) << "call " << i;
             EXPECT_EQ(early[i].load(), 0)
@@ -65,8 +64,8 @@ TEST(Together, BatchesOfSmallCallsEndRightAndInTheirOrder) {
   }
 }
 
-// Three hosts of two: so many bytes go in several chunks, and would be small enough to be under way
-// together.
+// On three hosts of two ranks, calls of this size use several chunks and are small enough to be
+// pipelined.
 TEST(Together, CallsInSeveralChunksKeepThemApart) {
   constexpr int kRanks = 6;
   constexpr std::size_t kCalls = 20, kEach = 525;
@@ -95,8 +94,8 @@ TEST(Together, CallsInSeveralChunksKeepThemApart) {
   });
 }
 
-// Every member is the root of some, and passes the pieces of others on in calls in which it gives
-// nothing itself.
+// Every member is the root of some calls, and forwards the pieces of others in calls to which it
+// contributes nothing.
 TEST(Together, CallsAlongTreesKeepThemApart) {
   constexpr int kRanks = 7;
   constexpr std::size_t kCalls = 42;
@@ -135,8 +134,8 @@ TEST(Together, CallsAlongTreesKeepThemApart) {
   }
 }
 
-// Batches as long as may be under way at once: what they send to a member in one round stands
-// together.
+// Batches of the maximum pipeline depth: the messages that they send to a member in one pass share
+// a write.
 TEST(Together, MessagesOfCallsStartedTogetherShareWrites) {
   constexpr std::size_t kCalls = 8;
   for (const int ranks : {2, 4}) {
@@ -176,8 +175,9 @@ TEST(Together, CallsOnTheSameMemoryGoOneAfterAnother) {
   }
 }
 
-// The root of a small broadcast is through with its part at once. What it has been told before
-// still counts. spec: F18 a refused call, where its member has said so before the other's begins
+// The root of a small broadcast completes its part at once. Notices that it received before still
+// count.
+// spec: F18 a refused call, where its member has said so before the other's begins
 TEST(Together, ACallKnownToBeRefusedElsewhereFails) {
   for (Wire wire : {Wire::loopback, Wire::tcp}) {
     with_group(
@@ -189,7 +189,7 @@ TEST(Together, ACallKnownToBeRefusedElsewhereFails) {
             ASSERT_TRUE(group.send(0, 1, bytes(values), DType::int64, in_a_minute())
                             ->wait(in_a_minute())
                             .ok());
-            // Until the other's failure has come: it reads what is sent here.
+            // Until the other rank's failure arrives: it reads what is sent here.
             while (group.failure().ok()) group.channel().fabric().poll();
             return;
           }
@@ -205,7 +205,8 @@ TEST(Together, ACallKnownToBeRefusedElsewhereFails) {
   }
 }
 
-// One of many queued calls is another on one rank: all from it on fail, with both calls named.
+// One of many queued calls differs on one rank: all calls from that one on fail, with both calls
+// named.
 // spec: F18 different calls, queued behind others
 TEST(Together, ADifferentCallFailsThoseFromItOn) {
   for (Wire wire : {Wire::loopback, Wire::shm}) {

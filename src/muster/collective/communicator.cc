@@ -26,10 +26,11 @@ namespace muster::collective {
 namespace {
 
 /// How often a waiting thread checks for reminders, in the first second and later.
-constexpr auto kEarlyLook = std::chrono::milliseconds(100);  // limit: delay of a diagnosis
-constexpr auto kLateLook = std::chrono::seconds(1);
+constexpr auto kEarlyCheckInterval = std::chrono::milliseconds(100);  // limit: delay of a diagnosis
+constexpr auto kLateCheckInterval = std::chrono::seconds(1);
 /// The latter for a thread with idle callbacks.
-constexpr auto kOwnLook = std::chrono::milliseconds(500);  // limit: delay of a callback
+constexpr auto kIdleCallbackInterval =
+    std::chrono::milliseconds(500);  // limit: delay of a callback
 
 class GroupCommunicator final : public Communicator,
                                 public Driver,
@@ -58,7 +59,7 @@ class GroupCommunicator final : public Communicator,
   Status run(const Args& args, CallRecord& record) override;
   PendingRef start(Args args, CallRecord& record, std::shared_ptr<void> owner) override;
   std::shared_ptr<void> drive_here() override;
-  std::shared_ptr<void> on_idle(std::function<void()> look) override;
+  std::shared_ptr<void> on_idle(std::function<void()> callback) override;
   std::uint64_t refuse(Op op) override;
   void abort(const std::string& reason) override;
   Status close(TimePoint deadline) override;
@@ -74,7 +75,8 @@ class GroupCommunicator final : public Communicator,
   bool busy() override { return !queue_.empty() || !messages_.empty(); }
   bool has_driver() override {
     return waiting_threads_.load() > 0 ||
-           (driving_.load() > 0 && !queue_.has_calls_beside() && driver_.is_at_work(group_.now()));
+           (driving_.load() > 0 && !queue_.has_calls_unknown_to_driver() &&
+            driver_.is_at_work(group_.now()));
   }
   bool is_polled_between_compute() override {
     return waiting_threads_.load() == 0 && driving_.load() > 0;
@@ -121,12 +123,12 @@ class GroupCommunicator final : public Communicator,
   }
   /// For a call, an `op`, that could not be started: fails the group, since the others would wait
   /// for it.
-  PendingRef not_made(Op op, const Status& why);
+  PendingRef fail_start(Op op, const Status& why);
   PendingRef start_collective(Args args, CallRecord& record, std::shared_ptr<void> owner);
   Status run_message(const Args& args, CallRecord& record);
   // Publishes messages that this thread has completed, so that they do not look like work for
   // others.
-  bool leave(bool reached) {
+  bool finish_driving(bool reached) {
     guarded([&] { messages_.sweep(); });
     return reached;
   }
@@ -172,21 +174,23 @@ bool GroupCommunicator::drive_until(const std::function<bool()>& done, TimePoint
       return done() || owner.queue_.additions() != additions;
     }
   };
-  const DriverScope presence(*this);
+  const DriverScope scope(*this);
   advance_as(1);
-  if (done()) return leave(true);
+  if (done()) return finish_driving(true);
   const TimePoint began = group_.now();
-  Duration late = kLateLook;
+  Duration check_interval = kLateCheckInterval;
   for (TimePoint now = began;;) {
     const Pass pass{*this, done, queue_.additions()};
-    const TimePoint look = now + (now - began < kLateLook ? Duration(kEarlyLook) : late);
-    group_.fabric->wait([&pass] { return pass(); }, std::min({limit, next_deadline(), look}));
-    if (done()) return leave(true);
+    const TimePoint next_check =
+        now + (now - began < kLateCheckInterval ? Duration(kEarlyCheckInterval) : check_interval);
+    group_.fabric->wait([&pass] { return pass(); }, std::min({limit, next_deadline(), next_check}));
+    if (done()) return finish_driving(true);
     now = group_.now();
     check_deadlines(now);
     queue_.remind(now);
-    late = idle_callbacks_.look() ? Duration(kOwnLook) : Duration(kLateLook);
-    if (now >= limit) return leave(done());
+    check_interval =
+        idle_callbacks_.run() ? Duration(kIdleCallbackInterval) : Duration(kLateCheckInterval);
+    if (now >= limit) return finish_driving(done());
   }
 }
 
@@ -210,17 +214,17 @@ Status GroupCommunicator::run(const Args& args, CallRecord& record) {
   }
   if (is_message(args.op)) return run_message(args, record);
   InlineCall call(queue_, args, record);
-  bool over = false;
-  if (call.has_turn()) {
+  bool completed = false;
+  if (call.holds_lock()) {
     try {
-      over = call.may_start() && ((region_ != nullptr && region_->try_inline(args, call)) ||
-                                  call.run_first_steps(*this));
+      completed = call.check_notes() && ((region_ != nullptr && region_->try_inline(args, call)) ||
+                                         call.run_bounded(*this));
     } catch (...) {  // fails the call, which then ends like any other failed call
       static_cast<void>(group_.fail_by_exception(&call.fingerprint));
     }
   }
-  if (!over) return queue_.run(*this, args, record, call);
-  call.end_turn();
+  if (!completed) return queue_.run(*this, args, record, call);
+  call.release_lock();
   if (!queue_.empty() || has_driver()) notify_progress_thread();
   return {};
 }
@@ -247,7 +251,7 @@ Status GroupCommunicator::run_message(const Args& args, CallRecord& record) {
   }
 }
 
-PendingRef GroupCommunicator::not_made(Op op, const Status& why) {
+PendingRef GroupCommunicator::fail_start(Op op, const Status& why) {
   const Status cause(why.code(),
                      "rank " + std::to_string(group_.job_rank()) + " could not make its call of " +
                          std::string(info(op).name) + " in " + group_.text() + ": " + why.message(),
@@ -260,37 +264,39 @@ PendingRef GroupCommunicator::not_made(Op op, const Status& why) {
 PendingRef GroupCommunicator::start(Args args, CallRecord& record, std::shared_ptr<void> owner) {
   if (Status valid = check(args); !valid) return std::make_shared<Finished>(std::move(valid));
   const Op op = args.op;
-  if (Status ready = prepare(); !ready) return not_made(op, ready);
+  if (Status ready = prepare(); !ready) return fail_start(op, ready);
   try {
     if (!is_message(op)) return start_collective(std::move(args), record, std::move(owner));
     const auto message = messages_.start(shared_from_this(), args, record, std::move(owner));
     if (!message->published()) watch(false);
     return message;
   } catch (...) {  // messages too: failing the group ends accesses to the caller's memory
-    return not_made(op, status_of_exception());
+    return fail_start(op, status_of_exception());
   }
 }
 
 PendingRef GroupCommunicator::start_collective(Args args, CallRecord& record,
                                                std::shared_ptr<void> owner) {
-  const bool beside = driving_.load() > 0 && !driver_.is_this_thread();
-  const auto operation =
-      queue_.start(shared_from_this(), std::move(args), record, std::move(owner), beside);
-  const bool driven = has_driver();  // a driver that leaves later sees the call
-  if (driven) {
+  const bool unknown_to_driver = driving_.load() > 0 && !driver_.is_this_thread();
+  const auto operation = queue_.start(shared_from_this(), std::move(args), record, std::move(owner),
+                                      unknown_to_driver);
+  const bool has_other_driver = has_driver();  // a driver that leaves later sees the call
+  if (has_other_driver) {
     group_.fabric->wake();  // its wait does not know this deadline
   } else if (group_.fabric->threads()) {
     advance();  // if all peers are ready, no thread need be woken
     if (operation->published() && !busy()) return operation;
   }
-  watch(!driven);
-  if (driven && !has_driver()) shared_->progress.notify();  // it left before the call was watched
+  watch(!has_other_driver);
+  if (has_other_driver && !has_driver())
+    shared_->progress.notify();  // it left before the call was watched
   return operation;
 }
 
 std::shared_ptr<void> GroupCommunicator::drive_here() {
   struct Driving {
-    explicit Driving(std::shared_ptr<GroupCommunicator> driven) : group(std::move(driven)) {
+    explicit Driving(std::shared_ptr<GroupCommunicator> communicator)
+        : group(std::move(communicator)) {
       group->driver_.is_here(group->group_.now());
       group->driving_.fetch_add(1);
     }
@@ -303,17 +309,17 @@ std::shared_ptr<void> GroupCommunicator::drive_here() {
   return std::make_shared<Driving>(shared_from_this());
 }
 
-std::shared_ptr<void> GroupCommunicator::on_idle(std::function<void()> look) {
-  struct Looking {
-    Looking(std::shared_ptr<GroupCommunicator> in, std::function<void()> what)
-        : group(std::move(in)), look(std::move(what)) {
-      group->idle_callbacks_.add(look);
+std::shared_ptr<void> GroupCommunicator::on_idle(std::function<void()> callback) {
+  struct IdleScope {
+    IdleScope(std::shared_ptr<GroupCommunicator> in, std::function<void()> what)
+        : group(std::move(in)), callback(std::move(what)) {
+      group->idle_callbacks_.add(callback);
     }
-    ~Looking() { group->idle_callbacks_.remove(look); }
+    ~IdleScope() { group->idle_callbacks_.remove(callback); }
     const std::shared_ptr<GroupCommunicator> group;
-    const std::function<void()> look;
+    const std::function<void()> callback;
   };
-  return std::make_shared<Looking>(shared_from_this(), std::move(look));
+  return std::make_shared<IdleScope>(shared_from_this(), std::move(callback));
 }
 
 std::uint64_t GroupCommunicator::refuse(Op op) {
@@ -328,7 +334,7 @@ std::uint64_t GroupCommunicator::refuse(Op op) {
     }
   }
   if (!failed.ok()) {
-    not_made(op, failed);
+    fail_start(op, failed);
     return 0;
   }
   watch(true);

@@ -58,8 +58,8 @@ struct Args {
   SliceList<MutableBytes> outputs = {};
   /// The length of every slice, set by a caller that has checked that they are all equal. Saves
   /// computing it again.
-  std::size_t each = kUnsaid;
-  static constexpr std::size_t kUnsaid = ~std::size_t{0};
+  std::size_t each = kUnknownLength;
+  static constexpr std::size_t kUnknownLength = ~std::size_t{0};
   /// Set by a caller that has checked that `validate` (call.h) would succeed.
   bool checked = false;
 };
@@ -172,10 +172,10 @@ class Communicator {
   /// elsewhere, the progress thread notices within 50 ms and helps. For machines without a spare
   /// core for the progress thread.
   virtual std::shared_ptr<void> drive_here() = 0;
-  /// While the returned object lives, the calling thread calls `look` at intervals of up to 1 s
-  /// while it waits in a call of this communicator. `look` may abort the communicator. Must be
+  /// While the returned object lives, the calling thread calls `callback` at least every 500 ms
+  /// while it waits in a call of this communicator. `callback` may abort the communicator. Must be
   /// destroyed on the same thread.
-  virtual std::shared_ptr<void> on_idle(std::function<void()> look) = 0;
+  virtual std::shared_ptr<void> on_idle(std::function<void()> callback) = 0;
 
   /// Reports that this member could not make its next call, an `op`, because of its arguments. It
   /// counts as a call: the other members are told, and if one of them has made a valid call with

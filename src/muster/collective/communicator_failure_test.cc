@@ -30,8 +30,8 @@ TEST(Failure, ADeadlineNamesWhoIsMissing) {
           }
           gate.arrive_and_wait();
           if (rank == 1) {
-            // In a region all that it needs of the missed call is there; then it learns that it was
-            // waited for.
+            // In a region, all data of the missed call is there; afterwards the rank learns that
+            // others waited for it.
             Status next = group.run(all_reduce({1}, out), soon());
             if (next.ok()) next = group.run(all_reduce({1}, out), soon());
             EXPECT_EQ(next.code(), Code::timed_out) << next.message();
@@ -78,14 +78,16 @@ TEST(Failure, DifferentCallsAreNamedOnEveryRank) {
   };
   for (bool region : {false, true}) {
     for (const Case& each : cases) {
-      // The odd one is 0, so that with different roots 0 waits for 1 and 1 for 0.
+      // The odd rank is 0, so with different roots 0 waits for 1 and 1 for 0.
       with_group(
           3, Wire::region,
           [&](int rank, Communicator& group) {
             Values in(4, 1), out(4);
             const TimePoint began = steady_clock().now();
             Status status = group.run((rank == 0 ? each.odd : each.usual)(in, out), soon());
-            if (status.ok()) status = group.close(soon());  // it had returned before anybody knew
+            if (status.ok())
+              status = group.close(soon());  // it had returned before the mismatch
+                                             // was known
             EXPECT_LT(steady_clock().now() - began, seconds(10));
             EXPECT_EQ(status.code(), Code::mismatch)
                 << each.what << " on rank " << rank << ": " << status.message();
@@ -98,9 +100,9 @@ TEST(Failure, DifferentCallsAreNamedOnEveryRank) {
   }
 }
 
-// By its own size the odd one exchanges with the root, or the root with all, while the others use a
-// tree: messages come for which nobody waits. spec: F18 different sizes, where they choose
-// different algorithms
+// With its own size the odd rank exchanges with the root, or the root with all, while the others
+// use a tree: messages arrive that no rank waits for.
+// spec: F18 different sizes, where they choose different algorithms
 TEST(Failure, DifferentSizesThatChooseDifferentAlgorithmsAreNamed) {
   constexpr int kRanks = 8;
   const testing::ScratchFolder scratch;
@@ -113,7 +115,9 @@ TEST(Failure, DifferentSizesThatChooseDifferentAlgorithmsAreNamed) {
         const std::size_t count = rank == odd ? 8 : 4;
         Values mine(count), all(kRanks * count);
         Status status = group.run(pieces(op, mine, all, 0, group), soon());
-        if (status.ok()) status = group.close(soon());  // it had returned before anybody knew
+        if (status.ok())
+          status = group.close(soon());  // it had returned before the mismatch was
+                                         // known
         EXPECT_EQ(status.code(), Code::mismatch)
             << "rank " << rank << ", rank " << odd << " is odd: " << status.message();
         EXPECT_TRUE(contains(status.message(), "4 elements") &&
@@ -149,8 +153,8 @@ TEST(Failure, ASkippedLastCallIsNamedAtClose) {
         3, Wire::region,
         [](int rank, Communicator& group) {
           Values value(1);
-          // A broadcast's root leaves at once, so nothing but the comparison at the end shows that
-          // rank 2 did not come.
+          // The root of a broadcast completes at once, so only the comparison at the end shows that
+          // rank 2 skipped the call.
           ASSERT_TRUE(group.run(broadcast(value, 0), soon()).ok());
           Status status;
           if (rank != 2) status = group.run(broadcast(value, 0), soon());
@@ -196,8 +200,8 @@ TEST(Failure, AnAbortEndsTheCallsOfAllMembers) {
   }
 }
 
-// A child made by fork has the parent's memory, shared regions too: nothing that it calls may reach
-// the group.
+// A forked child has the parent's memory, including shared regions: none of its calls may reach the
+// group.
 TEST(Failure, AForkedChildIsKeptOutOfItsParentsGroups) {
   for (Wire wire : {Wire::loopback, Wire::region, Wire::shm}) {
     std::barrier gate(2);
@@ -237,12 +241,12 @@ TEST(Failure, ADeadRankIsNamedByAllSurvivors) {
     int victim;
     std::size_t count;
   };
-  // Along the tree of four, rank 2 passes on what rank 3 gives or gets.
+  // In the tree of four ranks, rank 2 forwards what rank 3 sends or receives.
   const Variable forced("MUSTER_ALGORITHM", "gather:tree,scatter:tree,reduce:direct");
   std::vector<Case> cases{{Op::all_reduce, 3, 30'000}};
   for (const int victim : {0, 3}) {
     for (const std::size_t count : {12'000, 100'000})
-      cases.push_back({Op::reduce, victim, count});  // invited; in several chunks
+      cases.push_back({Op::reduce, victim, count});  // uses ready-to-receive; several chunks
   }
   for (const Op op : {Op::gather, Op::scatter}) {
     for (const int victim : {0, 2, 3}) {

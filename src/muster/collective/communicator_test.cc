@@ -1,4 +1,4 @@
-// Calls that are queued.
+// Queued calls.
 #include <algorithm>
 #include <array>
 #include <ctime>
@@ -41,7 +41,7 @@ TEST(Queue, StartedCallsRunInTheirOrder) {
         EXPECT_TRUE(pending[i]->wait(soon()).ok());
         EXPECT_TRUE(right(i)) << "call " << i;
       }
-      ASSERT_TRUE(group.close(soon()).ok());  // no callback is under way any more
+      ASSERT_TRUE(group.close(soon()).ok());  // no callback is running any more
       for (std::size_t i = 0; i < kCalls; ++i) {
         EXPECT_EQ(called[i].load(), 1) << "call " << i;
         EXPECT_EQ(early[i].load(), 0)
@@ -60,14 +60,13 @@ TEST(Queue, DroppedAndUnwaitedCallsGoOn) {
       group.start(all_reduce(in, out), soon())->when_done([&](const Status& status) {
         done.store(status.ok());
       });
-      while (!done.load()) std::this_thread::yield();  // the progress thread alone drives it
+      while (!done.load()) std::this_thread::yield();  // only the progress thread drives it
       EXPECT_EQ(out[39'999], 3);
     });
   }
 }
 
-// Both ranks look after their calls themselves for a while; what one leaves behind, the progress
-// thread ends.
+// Both ranks drive their calls themselves at first; the progress thread completes the rest.
 TEST(Queue, WhoDrivesHereMayLeave) {
   for (Wire wire : testing::kWires) {
     with_group(2, wire, [](int rank, Communicator& group) {
@@ -88,7 +87,7 @@ TEST(Queue, WhoDrivesHereMayLeave) {
   }
 }
 
-// Both ranks have said that they drive, and stand still elsewhere.
+// Both ranks have promised to drive, and block elsewhere.
 TEST(Queue, WhoDrivesHereAndStandsStillIsHelped) {
   for (Wire wire : testing::kWires) {
     with_group(2, wire, [](int rank, Communicator& group) {
@@ -105,7 +104,7 @@ TEST(Queue, WhoDrivesHereAndStandsStillIsHelped) {
   }
 }
 
-/// Notes that a call has started, and what is to be done then.
+/// Records that a call has started, and then runs an action.
 struct Told {
   explicit Told(std::function<void()> then = {}, Duration limit = seconds(20))
       : note([this, then = std::move(then)] {
@@ -121,8 +120,8 @@ struct Told {
   int times = 0;
 };
 
-// Rank 1 returns and ends the group while rank 0, which has told its part, has not looked at
-// anything yet. The second time rank 1 gives more than stands beside a line.
+// Rank 1 returns and ends the group while rank 0 has published its call but not polled yet. In the
+// second round, rank 1 sends more than fits into a line or slot.
 TEST(Queue, AFailureDoesNotOvertakeWhatCameBeforeIt) {
   for (const std::size_t count : {std::size_t{1}, std::size_t{50'000}}) {
     with_group(2, Wire::shm, [&](int rank, Communicator& group) {
@@ -152,7 +151,7 @@ TEST(Queue, AFailureDoesNotOvertakeWhatCameBeforeIt) {
   }
 }
 
-// What it did before it began to wait belongs to the time that a deadline allows.
+// The time before the wait began counts towards the deadline.
 TEST(Queue, AMissedDeadlineTellsTheWholeOfTheWait) {
   for (const std::size_t count : {std::size_t{1}, std::size_t{50'000}}) {
     with_group(2, Wire::shm, [&](int rank, Communicator& group) {
@@ -167,8 +166,8 @@ TEST(Queue, AMissedDeadlineTellsTheWholeOfTheWait) {
   }
 }
 
-// Three ranks with a core each: a call too large to stand beside a line has its caller's thread for
-// a moment, and stands in the queue after that.
+// Three ranks with dedicated cores: a call too large for a line is driven by its caller's thread
+// for one round trip, and is queued after that.
 TEST(Queue, ALargerCallIsToldOnce) {
   with_group(3, Wire::region, [](int rank, Communicator& group) {
     for (const std::size_t count : {5'000, 50'000, 500'000}) {
@@ -185,8 +184,8 @@ TEST(Queue, ALargerCallIsToldOnce) {
   });
 }
 
-// Rank 2 comes when the others' calls have left their threads' hands for the queue: another thread
-// of theirs has found it there.
+// Rank 2 arrives when the others' calls have moved from their threads to the queue, where another
+// thread of theirs finds them.
 TEST(Queue, ALargerCallThatMustWaitLetsOthersIn) {
   constexpr std::size_t kCount = 50'000;
   std::barrier gate(3);
@@ -217,7 +216,7 @@ TEST(Queue, ALargerCallThatMustWaitLetsOthersIn) {
   });
 }
 
-// Its deadline may pass before a round trip's time has, or after.
+// The deadline may pass within the time of a round trip, or later.
 TEST(Queue, ALargerCallThatIsMissedNamesWhoIsMissing) {
   for (const Duration limit : {Duration::zero(), Duration(milliseconds(200))}) {
     std::barrier both(2), gate(3);
@@ -228,7 +227,7 @@ TEST(Queue, ALargerCallThatIsMissedNamesWhoIsMissing) {
         const Status late = group.run(all_reduce(mine, sum), told.record);
         EXPECT_EQ(late.code(), Code::timed_out) << late.message();
         const std::vector<int> missing =
-            late.ranks();  // without time to wait in, whoever looks first misses everybody
+            late.ranks();  // without time to wait, the first member to check misses all others
         EXPECT_TRUE(std::find(missing.begin(), missing.end(), 2) != missing.end())
             << late.message();
         if (limit > Duration::zero()) {
@@ -253,7 +252,7 @@ TEST(DrivingThread, IsAtWorkWhileItComputes) {
   };
   const Duration kWhile = 2 * tunables().driver_trust;
   DrivingThread driver;
-  EXPECT_FALSE(driver.is_at_work(in(kWhile)));  // nobody yet
+  EXPECT_FALSE(driver.is_at_work(in(kWhile)));  // no thread yet
   TimePoint now = steady_clock().now();
   driver.is_here(now);
   EXPECT_TRUE(driver.is_at_work(now));
@@ -263,7 +262,7 @@ TEST(DrivingThread, IsAtWorkWhileItComputes) {
     now += kWhile;
     EXPECT_TRUE(driver.is_at_work(now));
   }
-  now += std::chrono::hours(1);  // in which it computes no more than this test
+  now += std::chrono::hours(1);  // during which it computes no more than this test
   EXPECT_FALSE(driver.is_at_work(now));
   driver.is_here(now);
   EXPECT_TRUE(driver.is_at_work(now));
@@ -271,8 +270,8 @@ TEST(DrivingThread, IsAtWorkWhileItComputes) {
   EXPECT_FALSE(driver.is_at_work(now + kWhile));  // it has ended
 }
 
-// Each rank waits in another group first, and drives only that; the other one is looked after all
-// the same.
+// Each rank first waits in another group and drives only that one; the progress thread drives the
+// other.
 TEST(Queue, WhoDrivesTwoGroupsMayWaitInEither) {
   for (Wire wire : testing::kWires) {
     run_ranks(2, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {

@@ -1,4 +1,4 @@
-/// For tests of communicators: groups of ranks that are threads, and calls on values.
+/// Test support for communicators: groups whose ranks are threads, and calls on values.
 #pragma once
 
 #include "muster/collective/communicator.h"
@@ -56,8 +56,7 @@ inline void with_group(int ranks, Wire wire,
   });
 }
 
-/// The same where only the ranks' own threads do anything: calls that are started stand in the
-/// queue until somebody waits.
+/// The same without a progress thread: started calls stay in the queue until a rank's thread waits.
 inline void with_group_alone(int ranks,
                              const std::function<void(int rank, Communicator& group)>& body) {
   testing::RankThreadsOptions options;
@@ -68,7 +67,7 @@ inline void with_group_alone(int ranks,
   });
 }
 
-/// A variable of this process while it lives; no rank runs when it comes and goes.
+/// Sets an environment variable while it lives; no rank may run when it is created or destroyed.
 class Variable {
  public:
   Variable(const char* name, const std::string& value) : name_(name) {
@@ -101,8 +100,8 @@ inline Args broadcast(Values& values, int root) {
   args.outputs = {bytes(values)};
   return args;
 }
-/// A gather of `mine` or a scatter into it. `all` has one behind the other what the root gets or
-/// gives, and is used there alone.
+/// A gather of `mine` or a scatter into it. `all`: on the root, the concatenated pieces; unused
+/// elsewhere.
 inline Args pieces(Op op, Values& mine, Values& all, int root, const Communicator& group) {
   Args args;
   args.op = op;

@@ -40,7 +40,8 @@ std::string numbered(const transport::Fingerprint& call) {
 
 Control::~Control() {
   cancel();
-  if (!quiet() && !group_.fabric->wait([this] { return quiet(); }, group_.now() + kCancelLimit)) {
+  if (!quiesced() &&
+      !group_.fabric->wait([this] { return quiesced(); }, group_.now() + kCancelLimit)) {
     static_cast<void>(inbox_.release());  // the fabric may still write to it
   }
   for (Sent& sent : sent_) {
@@ -85,24 +86,24 @@ void Control::poll() {
     const int member = receive_->source();
     const Note note = *inbox_;
     post();
-    take(member, note);
+    handle(member, note);
   }
 }
 
-void Control::take(int member, const Note& note) {
+void Control::handle(int member, const Note& note) {
   switch (note.kind) {
     case Kind::waiting:
       if (note.call.sequence <= latest_.sequence) {
         compare(member, note.call);
-      } else if (leaving_) {
+      } else if (closing_) {
         fail_skipped(group_.rank(), latest_, note.call);
       } else if (waiting_.size() < kKeptNotes * static_cast<std::size_t>(group_.size())) {
         waiting_.emplace_back(member, note.call);
       }
       return;
-    case Kind::leaving:
-      note_left(member, {note.call, note.history, note.last});
-      if (!leaving_ && note.call.sequence < latest_.sequence)
+    case Kind::closing:
+      record_report(member, {note.call, note.history, note.last});
+      if (!closing_ && note.call.sequence < latest_.sequence)
         fail_skipped(member, note.call, latest_);
       return;
     case Kind::released: released_ = true; return;
@@ -110,9 +111,9 @@ void Control::take(int member, const Note& note) {
 }
 
 // Allocated at the end of a group, because it takes hundreds of bytes per member.
-void Control::note_left(int member, const Left& left) {
-  if (left_.empty()) left_.resize(static_cast<std::size_t>(group_.size()));
-  left_[static_cast<std::size_t>(member)] = left;
+void Control::record_report(int member, const ClosingReport& report) {
+  if (reports_.empty()) reports_.resize(static_cast<std::size_t>(group_.size()));
+  reports_[static_cast<std::size_t>(member)] = report;
 }
 
 void Control::begin(const transport::Fingerprint& call) {
@@ -126,8 +127,8 @@ void Control::begin(const transport::Fingerprint& call) {
     std::erase_if(waiting_,
                   [&](const auto& known) { return known.second.sequence <= call.sequence; });
   }
-  for (int member = 0; member < static_cast<int>(left_.size()); ++member) {
-    const auto& last = left_[static_cast<std::size_t>(member)];
+  for (int member = 0; member < static_cast<int>(reports_.size()); ++member) {
+    const auto& last = reports_[static_cast<std::size_t>(member)];
     if (last && last->call.sequence < call.sequence) return fail_skipped(member, last->call, call);
   }
 }
@@ -161,60 +162,61 @@ void Control::fail_skipped(int member, const transport::Fingerprint& last,
              {culprit}));
 }
 
-void Control::tell_waiting(int member, const transport::Fingerprint& call) {
+void Control::report_waiting(int member, const transport::Fingerprint& call) {
   send(member, {Kind::waiting, call});
 }
 
-void Control::tell_refused() {
+void Control::report_refused() {
   for (int member = 0; member < group_.size(); ++member) {
-    if (member != group_.rank()) tell_waiting(member, latest_);
+    if (member != group_.rank()) report_waiting(member, latest_);
   }
 }
 
-Control::Left Control::leaving_note() const {
-  Left left{latest_, history_, {}};
-  for (std::uint64_t i = 0; i < kTold && i < latest_.sequence; ++i) {
+Control::ClosingReport Control::closing_report() const {
+  ClosingReport report{latest_, history_, {}};
+  for (std::uint64_t i = 0; i < kLastCalls && i < latest_.sequence; ++i) {
     const std::uint64_t sequence = latest_.sequence - i;
-    left.last[sequence % kTold] = recent_[sequence % recent_.size()];
+    report.last[sequence % kLastCalls] = recent_[sequence % recent_.size()];
   }
-  return left;
+  return report;
 }
 
-void Control::tell_leaving() {
-  leaving_ = true;
-  const Left left = leaving_note();
-  note_left(group_.rank(), left);
+void Control::report_closing() {
+  closing_ = true;
+  const ClosingReport report = closing_report();
+  record_report(group_.rank(), report);
   for (const auto& known : waiting_) {
     if (known.second.sequence > latest_.sequence)
       return fail_skipped(group_.rank(), latest_, known.second);
   }
-  if (group_.rank() != 0) send(0, {Kind::leaving, latest_, left.history, left.last});
+  if (group_.rank() != 0) send(0, {Kind::closing, latest_, report.history, report.last});
 }
 
-std::vector<int> Control::not_leaving() const {
+std::vector<int> Control::not_closing() const {
   std::vector<int> ranks;
   for (std::size_t member = 0; member < static_cast<std::size_t>(group_.size()); ++member) {
-    if (left_.empty() || !left_[member])
+    if (reports_.empty() || !reports_[member])
       ranks.push_back(group_.job_rank_of(static_cast<int>(member)));
   }
   return ranks;
 }
 
-Status Control::compare_leaving() const {
+Status Control::compare_reports() const {
   const auto made = [](const auto& last) { return last ? last->call.sequence : 0; };
-  const auto most = std::max_element(
-      left_.begin(), left_.end(), [&](const auto& a, const auto& b) { return made(a) < made(b); });
+  const auto most =
+      std::max_element(reports_.begin(), reports_.end(),
+                       [&](const auto& a, const auto& b) { return made(a) < made(b); });
   std::vector<int> fewer;
   std::string calls;
-  for (std::size_t member = 0; member < left_.size(); ++member) {
-    const auto& last = left_[member];
+  for (std::size_t member = 0; member < reports_.size(); ++member) {
+    const auto& last = reports_[member];
     if (!last || made(last) == made(*most)) continue;
     fewer.push_back(group_.job_rank_of(static_cast<int>(member)));
     calls += "rank " + std::to_string(fewer.back()) + " made " + std::to_string(made(last)) +
              " (the last: " + numbered(last->call) + "), ";
   }
   if (fewer.empty()) return compare_histories();
-  const int whole = group_.job_rank_of(static_cast<int>(most - left_.begin()));
+  const int whole = group_.job_rank_of(static_cast<int>(most - reports_.begin()));
   return Status(Code::mismatch,
                 "the members of " + group_.text() + " close it after different numbers of calls: " +
                     calls + "rank " + std::to_string(whole) + " made " +
@@ -226,21 +228,21 @@ Status Control::compare_leaving() const {
 // All members made the same number of calls. A member may still have returned from a call before
 // the notice of another's different call arrived.
 Status Control::compare_histories() const {
-  for (std::size_t member = 1; member < left_.size(); ++member) {
-    if (!left_[member] || left_[member]->history == left_[0]->history) continue;
+  for (std::size_t member = 1; member < reports_.size(); ++member) {
+    if (!reports_[member] || reports_[member]->history == reports_[0]->history) continue;
     const int first = group_.job_rank_of(0), other = group_.job_rank_of(static_cast<int>(member));
     std::string calls;
-    for (std::uint64_t i = std::min<std::uint64_t>(kTold, latest_.sequence); i > 0 && calls.empty();
-         --i) {
-      const std::uint64_t at = (latest_.sequence - i + 1) % kTold;
-      const auto &ours = left_[0]->last[at], &theirs = left_[member]->last[at];
+    for (std::uint64_t i = std::min<std::uint64_t>(kLastCalls, latest_.sequence);
+         i > 0 && calls.empty(); --i) {
+      const std::uint64_t at = (latest_.sequence - i + 1) % kLastCalls;
+      const auto &ours = reports_[0]->last[at], &theirs = reports_[member]->last[at];
       if (fingerprint_rules().agree(ours, theirs)) continue;
       calls = "rank " + std::to_string(first) + " called " + numbered(ours) + " while rank " +
               std::to_string(other) + " called " + numbered(theirs);
     }
     if (calls.empty())
       calls = "ranks " + std::to_string(first) + " and " + std::to_string(other) +
-              " differ in a call before the last " + std::to_string(kTold) + " of " +
+              " differ in a call before the last " + std::to_string(kLastCalls) + " of " +
               std::to_string(latest_.sequence);
     return Status(Code::mismatch,
                   "the members of " + group_.text() + " made different calls: " + calls +
@@ -250,7 +252,7 @@ Status Control::compare_histories() const {
   return {};
 }
 
-void Control::tell_released() {
+void Control::release_all() {
   for (int member = 1; member < group_.size(); ++member) send(member, {Kind::released, latest_});
 }
 

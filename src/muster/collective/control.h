@@ -42,39 +42,39 @@ class Control {
   const transport::Fingerprint& latest() const { return latest_; }
 
   /// Tells all others, which may be waiting for it, that `latest()` was refused here.
-  void tell_refused();
+  void report_refused();
   /// Tells a member that this one waits for it in `call`.
-  void tell_waiting(int member, const transport::Fingerprint& call);
+  void report_waiting(int member, const transport::Fingerprint& call);
   /// Tells the first member that this one closes after `latest()`.
-  void tell_leaving();
+  void report_closing();
   /// On the first member: the members that have not reported yet (job ranks).
-  std::vector<int> not_leaving() const;
+  std::vector<int> not_closing() const;
   /// On the first member, once all members that ever will have reported: success if they have made
   /// the same calls, otherwise an error that names those that skipped some.
-  Status compare_leaving() const;
+  Status compare_reports() const;
   /// The first member releases all others.
-  void tell_released();
+  void release_all();
   bool released() const { return released_; }
   bool all_sent();
-  /// Stops receiving; `quiet` once no receive is outstanding.
+  /// Stops receiving; `quiesced` once no receive is outstanding.
   void cancel();
-  bool quiet() const { return receive_ == nullptr || receive_->done(); }
+  bool quiesced() const { return receive_ == nullptr || receive_->done(); }
 
  private:
-  enum class Kind : std::uint64_t { waiting = 1, leaving, released };
-  static constexpr std::size_t kTold = 8;
-  using Told = std::array<transport::Fingerprint, kTold>;
+  enum class Kind : std::uint64_t { waiting = 1, closing, released };
+  static constexpr std::size_t kLastCalls = 8;
+  using LastCalls = std::array<transport::Fingerprint, kLastCalls>;
   struct Note {
     Kind kind;
     transport::Fingerprint call;
-    std::uint64_t history = 0;  // digest of all calls; with `leaving`
-    Told last = {};             // the latest calls, by sequence; with `leaving`
+    std::uint64_t history = 0;  // digest of all calls; with `closing`
+    LastCalls last = {};        // the latest calls, by sequence; with `closing`
   };
-  static_assert(sizeof(Note) == 48 + 32 * kTold);
-  struct Left {
+  static_assert(sizeof(Note) == 48 + 32 * kLastCalls);
+  struct ClosingReport {
     transport::Fingerprint call;
     std::uint64_t history = 0;
-    Told last = {};
+    LastCalls last = {};
   };
   struct Sent {
     std::unique_ptr<Note> note;
@@ -83,10 +83,10 @@ class Control {
 
   void post();
   void send(int member, const Note& note);
-  Left leaving_note() const;
+  ClosingReport closing_report() const;
   Status compare_histories() const;
-  void take(int member, const Note& note);
-  void note_left(int member, const Left& left);
+  void handle(int member, const Note& note);
+  void record_report(int member, const ClosingReport& report);
   void compare(int member, const transport::Fingerprint& theirs);
   void fail_skipped(int member, const transport::Fingerprint& last,
                     const transport::Fingerprint& mine);
@@ -97,9 +97,9 @@ class Control {
   std::array<transport::Fingerprint, 256> recent_{};
   // Members' calls that have not begun here.
   std::vector<std::pair<int, transport::Fingerprint>> waiting_;
-  std::vector<std::optional<Left>> left_;  // per member; empty until the first note
+  std::vector<std::optional<ClosingReport>> reports_;  // per member; empty until the first note
   std::uint64_t history_ = 0;
-  bool leaving_ = false;
+  bool closing_ = false;
   bool released_ = false;
   bool stopped_ = false;
   std::unique_ptr<Note> inbox_;

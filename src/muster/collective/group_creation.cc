@@ -82,7 +82,7 @@ struct SplitNote {
   std::uint64_t id = 0;  // from the first member of a part: its channel; or kGivenUp
   GroupDescriptor descriptor = {};
 };
-constexpr std::uint64_t kGivenUp = ~std::uint64_t{0};
+constexpr std::uint64_t kFailed = ~std::uint64_t{0};
 
 class Split {
  public:
@@ -122,27 +122,27 @@ class Split {
     if (!members.empty() && members.front() == fabric_.rank()) {
       mine =
           describe_group(fabric_, tuning, members, use_region && share_a_region(fabric_, members));
-      note = mine.ok() ? SplitNote{fabric_.next_channel_id(), *mine} : SplitNote{kGivenUp, {}};
+      note = mine.ok() ? SplitNote{fabric_.next_channel_id(), *mine} : SplitNote{kFailed, {}};
     }
     if (Status heard = gather(note); !heard) return heard;
-    if (const int who = given_up(); who >= 0) {
+    if (const int who = failed_member(); who >= 0) {
       if (mine.ok() && mine->segment != kNoSegment) fabric_.region()->release(mine->segment);
       if (!mine.ok()) return mine.status();
       return Status(Code::aborted,
                     "rank " + std::to_string(who) + " gave it up; its own error says why");
     }
     if (members.empty()) return std::optional<Agreement>();
-    const SplitNote& told = notes_[static_cast<std::size_t>(part->front())];
-    auto channel = fabric_.open(static_cast<std::uint32_t>(told.id), members);
+    const SplitNote& first_note = notes_[static_cast<std::size_t>(part->front())];
+    auto channel = fabric_.open(static_cast<std::uint32_t>(first_note.id), members);
     if (!channel.ok()) return channel.status();
-    return std::optional<Agreement>(Agreement{std::move(*channel), told.descriptor});
+    return std::optional<Agreement>(Agreement{std::move(*channel), first_note.descriptor});
   }
 
  private:
   // The job rank of a member that cannot continue, or -1.
-  int given_up() const {
+  int failed_member() const {
     const auto found = std::find_if(notes_.begin(), notes_.end(),
-                                    [](const SplitNote& note) { return note.id == kGivenUp; });
+                                    [](const SplitNote& note) { return note.id == kFailed; });
     return found == notes_.end()
                ? -1
                : parent_.members()[static_cast<std::size_t>(found - notes_.begin())];
@@ -202,7 +202,7 @@ Result<std::shared_ptr<Communicator>> Communicator::create(
   if (Status valid = check_members(*fabric, members); !valid) return valid.with_context(what);
   const TimePoint deadline = deadline_after(fabric->clock(), options.timeout);
   const bool region = options.use_region && share_a_region(*fabric, members);
-  const auto decide = [&] {
+  const auto describe = [&] {
     return describe_group(*fabric, options.tuning.get(), members, region);
   };
   const auto release = [&](const GroupDescriptor& descriptor) {
@@ -213,7 +213,7 @@ Result<std::shared_ptr<Communicator>> Communicator::create(
   auto agreed = members.size() == 1
                     ? open_alone(*fabric, members)
                     : agree(*fabric, members, key, shared_of(*fabric)->next_use(members, key),
-                            deadline, decide, release, options.give_up);
+                            deadline, describe, release, options.give_up);
   if (!agreed.ok()) {
     Status failure = agreed.status();
     if (failure.code() == Code::timed_out && options.peer_traces)

@@ -1,4 +1,4 @@
-// Creating and closing groups.
+// Creation and closing of groups.
 #include "muster/collective/group_creation.h"
 #include "muster/collective/communicator_test_job.h"
 #include "muster/collective/tuning.h"
@@ -8,7 +8,7 @@ namespace {
 
 using namespace communicator_test;
 
-// By it every member works out for itself what an proposed group runs by.
+// The placement from which every member computes the selection of a proposed group.
 TEST(GroupCreation, EveryMemberKnowsHowItsGroupStands) {
   for (Wire wire : testing::kWiresAndHosts) {
     run_ranks(6, wire, [&](int, std::shared_ptr<transport::Fabric> fabric) {
@@ -95,7 +95,7 @@ TEST(GroupCreation, AnOfferIsAcceptedWithoutWaiting) {
   }
 }
 
-// What nobody accepts does not stay taken: the region has room for far fewer.
+// Segments of cancelled proposals are freed: the region has room for far fewer.
 TEST(GroupCreation, WithdrawnOffersGiveTheirRegionBack) {
   run_ranks(2, Wire::region, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
     if (rank != 0) return;
@@ -108,11 +108,11 @@ TEST(GroupCreation, WithdrawnOffersGiveTheirRegionBack) {
       ASSERT_NE(proposal.channel, first.channel);
       Communicator::cancel(*fabric, proposal);
     }
-    Communicator::cancel(*fabric, GroupProposal{});  // there was none: nothing happens
+    Communicator::cancel(*fabric, GroupProposal{});  // an empty proposal: no-op
   });
 }
 
-// Where the region is full a proposal says so, and the group runs over links on all members.
+// If the region is full, the proposal says so, and the group runs over links on all members.
 TEST(GroupCreation, OffersOfAFullRegionAreForLinks) {
   GroupProposal told;
   std::barrier all(2);
@@ -134,7 +134,7 @@ TEST(GroupCreation, OffersOfAFullRegionAreForLinks) {
   });
 }
 
-// A tuning is the first member's to tell: it does not fit into a proposal.
+// Only the first member can distribute a tuning, and a tuning does not fit into a proposal.
 TEST(GroupCreation, TunedGroupsAreNotOffered) {
   run_ranks(2, Wire::region, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
     CommunicatorOptions options;
@@ -145,7 +145,7 @@ TEST(GroupCreation, TunedGroupsAreNotOffered) {
   });
 }
 
-// Members of which one dies between its word and the answer.
+// A member dies between the report and the reply.
 TEST(GroupCreation, WhatReachesNobodyIsTakenBack) {
   testing::RankThreadsOptions options;
   options.ranks = 2;
@@ -169,7 +169,7 @@ TEST(GroupCreation, WhatReachesNobodyIsTakenBack) {
   });
 }
 
-// A thread that waits looks after something else now and then, and what it finds may end its wait.
+// A waiting thread runs its idle callbacks, which may end the wait.
 TEST(GroupCreation, WhoWaitsLooksAround) {
   for (Wire wire : testing::kWires) {
     std::barrier all(2);
@@ -195,7 +195,7 @@ TEST(GroupCreation, WhoWaitsLooksAround) {
   }
 }
 
-// Two threads of every rank make groups at the same time.
+// Two threads of every rank create groups concurrently.
 TEST(GroupCreation, GroupsFromTwoThreadsAtOnce) {
   run_ranks(3, Wire::loopback, [&](int, std::shared_ptr<transport::Fabric> fabric) {
     const auto loop = [&](const std::string& name) {
@@ -252,7 +252,7 @@ TEST(GroupCreation, WrongMembersAreRefused) {
   });
 }
 
-// The region's memory comes back with every group that is closed.
+// Every closed group frees its segment of the region.
 TEST(GroupCreation, ClosedGroupsGiveTheirRegionBack) {
   run_ranks(2, Wire::region, [&](int, std::shared_ptr<transport::Fabric> fabric) {
     for (int i = 0; i < 50; ++i) {
@@ -265,8 +265,9 @@ TEST(GroupCreation, ClosedGroupsGiveTheirRegionBack) {
   });
 }
 
-// A process that drops a group after closing it, and then ends, closes its links first: the
-// progress thread must not be its last owner. spec: B10 destroy_process_group ends in good order
+// A process that closes and drops a group and then exits must send its close message first: the
+// progress thread must not be the group's last owner.
+// spec: B10 destroy_process_group ends in good order
 TEST(GroupCreation, ClosedGroupsAreHeldByTheirUserOnly) {
   run_ranks(3, Wire::loopback, [&](int, std::shared_ptr<transport::Fabric> fabric) {
     for (int i = 0; i < 100; ++i) {

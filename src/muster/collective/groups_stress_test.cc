@@ -1,5 +1,5 @@
-// Many groups with overlapping members at once, and groups made by division: threads as ranks, so
-// that the thread sanitizer sees all of it.
+// Many groups with overlapping members at once, and groups created by splitting. Ranks are threads,
+// so that ThreadSanitizer sees all of it.
 #include <gtest/gtest.h>
 
 #include <algorithm>

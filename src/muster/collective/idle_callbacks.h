@@ -15,36 +15,36 @@ namespace muster::collective {
 /// Thread-safe. A callback runs only on the thread that added it, so it may terminate that thread.
 class IdleCallbacks {
  public:
-  using Look = std::function<void()>;
+  using Callback = std::function<void()>;
 
-  void add(const Look& look) {
+  void add(const Callback& callback) {
     const std::lock_guard guard(lock_);
-    looks_.emplace_back(std::this_thread::get_id(), &look);
-    count_.store(looks_.size());
+    callbacks_.emplace_back(std::this_thread::get_id(), &callback);
+    count_.store(callbacks_.size());
   }
-  void remove(const Look& look) {
+  void remove(const Callback& callback) {
     const std::lock_guard guard(lock_);
-    std::erase_if(looks_, [&](const auto& entry) { return entry.second == &look; });
-    count_.store(looks_.size());
+    std::erase_if(callbacks_, [&](const auto& entry) { return entry.second == &callback; });
+    count_.store(callbacks_.size());
   }
 
   /// Runs this thread's callbacks. Returns whether there are any.
-  bool look() const {
+  bool run() const {
     if (count_.load(std::memory_order_relaxed) == 0)
       return false;  // this thread always sees its own additions
-    std::vector<const Look*> mine;
+    std::vector<const Callback*> mine;
     {
       const std::lock_guard guard(lock_);
-      for (const auto& [thread, look] : looks_)
-        if (thread == std::this_thread::get_id()) mine.push_back(look);
+      for (const auto& [thread, callback] : callbacks_)
+        if (thread == std::this_thread::get_id()) mine.push_back(callback);
     }
-    for (const Look* look : mine) (*look)();
+    for (const Callback* callback : mine) (*callback)();
     return !mine.empty();
   }
 
  private:
   mutable std::mutex lock_;
-  std::vector<std::pair<std::thread::id, const Look*>> looks_;
+  std::vector<std::pair<std::thread::id, const Callback*>> callbacks_;
   std::atomic<std::size_t> count_{0};
 };
 

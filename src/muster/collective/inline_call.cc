@@ -3,16 +3,16 @@
 #include <algorithm>
 
 #include "muster/base/tunables.h"
-#include "muster/collective/alone.h"
+#include "muster/collective/single_rank.h"
 
 namespace muster::collective {
 
-bool InlineCall::run_first_steps(Driver& driver) {
+bool InlineCall::run_bounded(Driver& driver) {
   if (queue_.region_ != nullptr)
     return queue_.region_->inline_calls().may_block() && !driver.busy() && in_region();
   if (queue_.group_.size() > 1) return !driver.busy() && over_links();
   on_started();
-  run_alone(args_);
+  run_single_rank(args_);
   return true;
 }
 

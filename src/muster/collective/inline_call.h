@@ -19,26 +19,26 @@ class InlineCall final : public StartingCall {
       : StartingCall(record, &queue.control_), queue_(queue), args_(args) {
     const std::uint64_t number = queue.calls_.state().try_lock_as_next();
     if (number == 0) return;
-    turn_ = std::unique_lock(queue.calls_.state(), std::adopt_lock);
-    take(queue.call_cache_(signature_of(args), [&args] { return fingerprint_of(args, 0); }),
-         number);
+    lock_ = std::unique_lock(queue.calls_.state(), std::adopt_lock);
+    assign(queue.call_cache_(signature_of(args), [&args] { return fingerprint_of(args, 0); }),
+           number);
   }
 
   /// Whether it holds the lock.
-  bool has_turn() const { return turn_.owns_lock(); }
-  void end_turn() { turn_.unlock(); }
+  bool holds_lock() const { return lock_.owns_lock(); }
+  void release_lock() { lock_.unlock(); }
   /// Call before the start: processes received notes. Returns false if the group has failed.
-  bool may_start() {
+  bool check_notes() {
     if (queue_.control_.news()) [[unlikely]]
       queue_.control_.poll();
     return !queue_.group_.channel->failed();
   }
   /// Starts a call that does not fit into a control line, if the group has no other work, and
-  /// drives it for a bounded time. Returns true if it completed successfully; otherwise `take_task`
-  /// has the rest.
-  bool run_first_steps(Driver& driver);
+  /// drives it for a bounded time. Returns true if it completed successfully; otherwise
+  /// `release_task` has the rest.
+  bool run_bounded(Driver& driver);
   /// Invalid if the call has not begun.
-  Task<Status> take_task() { return std::move(task_); }
+  Task<Status> release_task() { return std::move(task_); }
 
  private:
   bool over_links();
@@ -46,7 +46,7 @@ class InlineCall final : public StartingCall {
 
   CollectiveQueue& queue_;
   const Args& args_;
-  std::unique_lock<QueueState> turn_;
+  std::unique_lock<QueueState> lock_;
   Task<Status> task_;
 };
 

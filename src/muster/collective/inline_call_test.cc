@@ -1,5 +1,5 @@
-// The one lock that is held while other ranks are waited for: the drive lock, during an inline
-// call's turn. The bound is counted on a clock that only the wait moves.
+// The only lock held while waiting for other ranks: the drive lock during an inline call. The bound
+// is counted on a clock that only the wait advances.
 #include "muster/collective/inline_call.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ class StillClock final : public Clock {
   TimePoint time{seconds(1)};
 };
 
-/// A transfer that nobody answers.
+/// A transfer without a reply.
 struct Unanswered final : transport::Transfer {
   void end() {
     status_ = Status(Code::aborted, "taken back");
@@ -31,7 +31,7 @@ struct Unanswered final : transport::Transfer {
   }
 };
 
-/// A group of two whose other member never comes.
+/// A group of two whose other member never arrives.
 class LonelyChannel final : public transport::Channel {
  public:
   explicit LonelyChannel(transport::Fabric& fabric) : fabric_(fabric) {}
@@ -61,7 +61,7 @@ class LonelyChannel final : public transport::Channel {
   const std::vector<int> members_{0, 1};
 };
 
-/// Waits in it take all the time that they are given.
+/// Waits in it always use up their time limit.
 class LonelyFabric final : public transport::Fabric {
  public:
   int rank() const override { return 0; }
@@ -129,13 +129,13 @@ TEST(InlineCall, HoldsTheDriveLockForARoundTripAtMost) {
   const Args args = all_reduce(in, out);
   CallRecord record(TimePoint::max());
   InlineCall call(queue, args, record);
-  ASSERT_TRUE(call.has_turn());
-  ASSERT_TRUE(call.may_start());
-  EXPECT_FALSE(call.run_first_steps(driver)) << "the other member has not come";
+  ASSERT_TRUE(call.holds_lock());
+  ASSERT_TRUE(call.check_notes());
+  EXPECT_FALSE(call.run_bounded(driver)) << "the other member has not come";
   ASSERT_EQ(waits.size(), 1u) << "it waits once, then gives the lock back";
   EXPECT_LE(waits.front(), tunables().round_trip);
   EXPECT_TRUE(is_held());
-  call.end_turn();
+  call.release_lock();
   EXPECT_FALSE(is_held());
 }
 
@@ -152,8 +152,8 @@ TEST(InlineCall, ADeadlineEndsItsTurnEarlier) {
   const Args args = all_reduce(in, out);
   CallRecord record(group.now() + std::chrono::microseconds(3));
   InlineCall call(queue, args, record);
-  ASSERT_TRUE(call.has_turn());
-  EXPECT_FALSE(call.run_first_steps(driver));
+  ASSERT_TRUE(call.holds_lock());
+  EXPECT_FALSE(call.run_bounded(driver));
   EXPECT_EQ(waited, std::chrono::microseconds(3));
 }
 

@@ -19,7 +19,7 @@
 namespace muster::collective {
 namespace {
 
-#if defined(__SANITIZE_THREAD__)  // which has nothing to find where one thread computes
+#if defined(__SANITIZE_THREAD__)  // no races to find in a single thread
 constexpr std::size_t kBig = 2311;
 #else
 constexpr std::size_t kBig = 9001;  // more than one block of every type, and prime
@@ -81,8 +81,8 @@ TEST(Kernels, EveryBfloatConverts) {
   }
 }
 
-// Between every two neighbours: the middle goes to the even one, anything beside the middle to the
-// nearer.
+// For every two neighbours: the midpoint rounds to the even one, values beside it to the nearer
+// one.
 void check_rounding(DType dtype, int largest_finite) {
   for (int bits = 0; bits < largest_finite; ++bits) {
     const float low = widened(dtype, static_cast<std::uint16_t>(bits));
@@ -90,7 +90,7 @@ void check_rounding(DType dtype, int largest_finite) {
     const float middle =
         static_cast<float>((static_cast<double>(low) + static_cast<double>(high)) / 2);
     if (!(low < middle && middle < high))
-      continue;  // bfloat16 neighbours among the smallest subnormals still have one
+      continue;  // the smallest subnormal bfloat16 neighbours have a value between them
     const int even = bits % 2 == 0 ? bits : bits + 1;
     ASSERT_EQ(narrowed(dtype, middle), even) << bits;
     ASSERT_EQ(narrowed(dtype, -middle), even | 0x8000) << bits;
@@ -115,8 +115,8 @@ TEST(Kernels, BfloatsRoundToNearestEven) {
   EXPECT_EQ(narrowed(DType::bfloat16, std::numeric_limits<float>::max()), 0x7f80);
 }
 
-// Compared with the direct computation: one element at a time, in the order of the inputs, with
-// none of the kernels' code.
+// Compared with a direct computation: one element at a time, in the order of the inputs, without
+// any kernel code.
 using testing::combine;
 
 template <class T>
@@ -140,7 +140,7 @@ void check_plain(DType dtype, Reduce kind, int inputs, std::size_t count, std::m
   for (int k = 1; k < inputs; ++k) {
     for (std::size_t i = 0; i < count; ++i) expected[i] = combine<T>(kind, expected[i], data[k][i]);
   }
-  // Into the last input's own memory: the output may be one of the inputs.
+  // Into the last input's memory: the output may be one of the inputs.
   auto* out = reinterpret_cast<std::byte*>(data[inputs - 1].data());
   function(out, pointers.data(), pointers.size(), count, 0);
   for (std::size_t i = 0; i < count; ++i) {
@@ -230,8 +230,7 @@ TEST(Kernels, SixteenBitFloatsRoundOnce) {
   }
 }
 
-// 1 + 2^-11 + 2^-11 is 1 + 2^-10 where the sum is kept wide, and 1 where every addition rounds to a
-// half.
+// 1 + 2^-11 + 2^-11 is 1 + 2^-10 with a float32 sum, and 1 if every addition rounds to a half.
 TEST(Kernels, HalfSumsKeepWhatEveryStepWouldLose) {
   const std::uint16_t one = 0x3c00;
   const std::uint16_t tiny = 0x1000;
@@ -306,7 +305,7 @@ TEST(Kernels, AveragesDivideOnceAndTruncate) {
             std::complex<float>(2, 4));
   EXPECT_EQ(average(DType::complex128, std::vector<std::complex<double>>{{1, 2}, {3, 6}}),
             std::complex<double>(2, 4));
-  // 300 members divide an int8, which cannot hold 300.
+  // 300 members divide an int8 sum; int8 cannot hold 300.
   std::vector<std::int8_t> many(300, 0);
   many[0] = 100;
   EXPECT_EQ(average(DType::int8, many), 0);
@@ -346,7 +345,7 @@ TEST(Kernels, ComplexSumsAddParts) {
   EXPECT_EQ(out, std::complex<double>(111, 222));
 }
 
-/// Random bits, but none of a NaN: which of two NaNs comes out is left to the compiler.
+/// Random bits without NaNs: which of two NaNs results is up to the compiler.
 std::vector<std::byte> random_values(DType dtype, std::size_t bytes, std::mt19937_64& random) {
   std::vector<std::byte> values(bytes);
   for (std::byte& value : values) value = static_cast<std::byte>(random());
@@ -356,12 +355,12 @@ std::vector<std::byte> random_values(DType dtype, std::size_t bytes, std::mt1993
   const std::size_t width = size_of(dtype) / (complex ? 2 : 1);
   if (floats) {
     for (std::size_t i = width - 1; i < bytes; i += width)
-      values[i] &= std::byte{0xbf};  // the highest bit of the exponent
+      values[i] &= std::byte{0xbf};  // the highest exponent bit
   }
   return values;
 }
 
-/// What every function of a table makes of the same values, one after the other.
+/// The concatenated results of every function of a table on the same values.
 std::vector<std::byte> results_of(const kernels::Table& table, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   std::vector<std::byte> all;
@@ -373,7 +372,7 @@ std::vector<std::byte> results_of(const kernels::Table& table, std::uint64_t see
     const auto dtype = static_cast<DType>(number);
     const bool complex = dtype == DType::complex64 || dtype == DType::complex128;
     const std::size_t bytes =
-        kBig * size_of(dtype) / (complex ? 2 : 1);  // of complex types parts are counted
+        kBig * size_of(dtype) / (complex ? 2 : 1);  // complex types count parts
     const auto first = random_values(dtype, bytes, random),
                second = random_values(dtype, bytes, random),
                third = random_values(dtype, bytes, random);
@@ -422,7 +421,7 @@ TEST(Kernels, EveryInstructionSetComputesTheSameBits) {
   }
 }
 
-// The same bits wherever the memory starts.
+// Same bits at every alignment.
 TEST(Kernels, AlignmentChangesNothing) {
   std::vector<float> a(kBig), b(kBig), expected(kBig);
   std::mt19937 random(3);

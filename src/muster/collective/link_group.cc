@@ -54,21 +54,24 @@ Task<Status> LinkGroup::finish() {
 
 Task<Status> LinkGroup::run(const Args& args, const transport::Fingerprint& call) {
   outstanding_.begin(call);
-  const Algorithm way = selection_.choose(args.op, selected_bytes(args, size_));
-  if (way == Algorithm::hosts) return reduce_by_hosts(args);
+  const Algorithm algorithm = selection_.choose(args.op, selected_bytes(args, size_));
+  if (algorithm == Algorithm::hosts) return reduce_by_hosts(args);
   switch (args.op) {
     case Op::broadcast:
-      return way == Algorithm::chain ? broadcast(args, plan::ChainPlan{rank_, size_, args.root})
-                                     : broadcast(args, plan::TreePlan{rank_, size_, args.root});
+      return algorithm == Algorithm::chain
+                 ? broadcast(args, plan::ChainPlan{rank_, size_, args.root})
+                 : broadcast(args, plan::TreePlan{rank_, size_, args.root});
     case Op::all_reduce:
-      return way == Algorithm::bruck ? all_reduce_small(args) : reduce_by_slices(args);
-    case Op::reduce: return way == Algorithm::direct ? reduce_direct(args) : reduce_by_slices(args);
+      return algorithm == Algorithm::bruck ? all_reduce_small(args) : reduce_by_slices(args);
+    case Op::reduce:
+      return algorithm == Algorithm::direct ? reduce_direct(args) : reduce_by_slices(args);
     case Op::reduce_scatter: return reduce_by_slices(args);
     case Op::all_gather:
-      if (way == Algorithm::bruck) return all_gather_small(args);
-      return way == Algorithm::direct ? all_gather_direct(args) : all_gather_ring(args);
-    case Op::gather: return way == Algorithm::tree ? gather_along_tree(args) : gather(args);
-    case Op::scatter: return way == Algorithm::tree ? scatter_along_tree(args) : scatter(args);
+      if (algorithm == Algorithm::bruck) return all_gather_small(args);
+      return algorithm == Algorithm::direct ? all_gather_direct(args) : all_gather_ring(args);
+    case Op::gather: return algorithm == Algorithm::tree ? gather_along_tree(args) : gather(args);
+    case Op::scatter:
+      return algorithm == Algorithm::tree ? scatter_along_tree(args) : scatter(args);
     case Op::all_to_all: return all_to_all(args);
     default: return barrier();
   }
@@ -148,14 +151,14 @@ static_assert(fixed::kEagerBytes == transport::kEagerBytes);
 // The root reduces a chunk while it is still in the cache and the next one arrives.
 Task<Status> LinkGroup::reduce_direct(const Args& args) {
   constexpr std::size_t kWindow = fixed::kReduceDepth;  // chunk k uses slot k % kWindow
-  constexpr int kInvitations = kWindow;
-  enum Tag : std::uint64_t { kPart, kInvitation };
+  constexpr int kRtrSlot = kWindow;
+  enum Tag : std::uint64_t { kPart, kReadyToReceive };
   const bool root = rank_ == args.root;
   const bool scaled = args.reduce == Reduce::premul_sum;
   const std::size_t bytes = args.inputs[0].size();
-  const bool invites = plan::direct_invites(bytes, size_);
+  const bool uses_rtr = plan::direct_uses_rtr(bytes, size_);
   const std::size_t longest =
-      std::min(bytes, invites ? fixed::kEagerBytes : plan::direct_chunk_bytes(size_));
+      std::min(bytes, uses_rtr ? fixed::kEagerBytes : plan::direct_chunk_bytes(size_));
   const std::size_t chunks = plan::messages_for(bytes, longest);
   // Per outstanding chunk: the others' contributions, then the product if the operation scales.
   const std::size_t arrivals = root ? at(size_ - 1) : 0;
@@ -173,11 +176,11 @@ Task<Status> LinkGroup::reduce_direct(const Args& args) {
   };
   const plan::PairwisePlan peers{rank_, size_};
   const auto post = [&](std::size_t k) {
-    const int lane = static_cast<int>(k % kWindow);
-    if (!root) return outstanding_.send(lane, args.root, kPart, contribution(k));
+    const int slot = static_cast<int>(k % kWindow);
+    if (!root) return outstanding_.send(slot, args.root, kPart, contribution(k));
     const std::size_t theirs = plan::chunk_of(bytes, longest, k).count;
     for (int step = 1; step <= peers.steps(); ++step)
-      outstanding_.receive(lane, peers.source(step), kPart, {block(k, at(step - 1)), theirs});
+      outstanding_.receive(slot, peers.source(step), kPart, {block(k, at(step - 1)), theirs});
   };
   std::vector<const std::byte*> inputs(root ? at(size_) : 0);
   const auto reduce_chunk = [&](std::size_t k) {
@@ -189,14 +192,14 @@ Task<Status> LinkGroup::reduce_direct(const Args& args) {
                     elements_in(mine.size(), args.dtype), args.dtype, args.reduce);
   };
 
-  if (invites && !root) {
-    outstanding_.receive(kInvitations, args.root, kInvitation, {});
-    co_await until([&] { return outstanding_.done(kInvitations); });
+  if (uses_rtr && !root) {
+    outstanding_.receive(kRtrSlot, args.root, kReadyToReceive, {});
+    co_await until([&] { return outstanding_.done(kRtrSlot); });
   }
   for (std::size_t k = 0; k < std::min(chunks, kWindow) && outstanding_.ok(); ++k) post(k);
-  if (invites && root)
+  if (uses_rtr && root)
     for (int step = 1; step <= peers.steps(); ++step)
-      outstanding_.send(kInvitations, peers.source(step), kInvitation, {});
+      outstanding_.send(kRtrSlot, peers.source(step), kReadyToReceive, {});
   for (std::size_t k = 0; k < chunks; ++k) {
     co_await until([&] { return outstanding_.done(static_cast<int>(k % kWindow)); });
     if (!outstanding_.ok()) break;
@@ -260,23 +263,23 @@ struct LinkGroup::Reduction {
     return args.outputs[0].data() + chunk(owner, k).begin * width;
   }
 
-  std::size_t slot_bytes() const { return (chunk_elements * width + 63) / 64 * 64; }
-  // Two slots per member for arrivals, two for scaled parts before they are sent, two for results
+  std::size_t buffer_bytes() const { return (chunk_elements * width + 63) / 64 * 64; }
+  // Two buffers per member for arrivals, two for scaled parts before they are sent, two for results
   // that this member does not keep.
-  std::size_t memory_bytes() const { return slot_bytes() * at(2 * size * (scaled ? 2 : 1) + 2); }
+  std::size_t memory_bytes() const { return buffer_bytes() * at(2 * size * (scaled ? 2 : 1) + 2); }
   std::byte* arrival(int member, std::size_t k) const {
-    return memory + slot_bytes() * (2 * at(member) + k % 2);
+    return memory + buffer_bytes() * (2 * at(member) + k % 2);
   }
   std::byte* departure(int member, std::size_t k) const {
-    return memory + slot_bytes() * (2 * at(size + member) + k % 2);
+    return memory + buffer_bytes() * (2 * at(size + member) + k % 2);
   }
   std::byte* passing(std::size_t k) const {
-    return memory + slot_bytes() * (at(2 * size * (scaled ? 2 : 1)) + k % 2);
+    return memory + buffer_bytes() * (at(2 * size * (scaled ? 2 : 1)) + k % 2);
   }
 };
 
 Task<Status> LinkGroup::reduce_by_slices(const Args& args) {
-  enum Lane {
+  enum Slot {
     kArrivals = 0,
     kDepartures = 2,
     kResults = 4
@@ -316,16 +319,16 @@ Task<Status> LinkGroup::reduce_by_slices(const Args& args) {
     reduce_complete(out, inputs, mine.size() / job.width, args.dtype, args.reduce);
   };
   const auto post_results = [&](std::size_t k, const std::byte* result) {
-    const int lane = kResults + static_cast<int>(k % 2);
+    const int slot = kResults + static_cast<int>(k % 2);
     const std::size_t own = job.chunk(rank_, k).count * job.width;
     for (int step = 1; step <= peers.steps(); ++step) {
       const int from = peers.source(step);
       const std::size_t theirs = job.chunk(from, k).count * job.width;
       if (theirs > 0 && (job.to_all || (job.to_root && rank_ == args.root)))
-        outstanding_.receive(lane, from, kResult, {job.output(from, k), theirs});
+        outstanding_.receive(slot, from, kResult, {job.output(from, k), theirs});
       const int to = peers.target(step);
       if (own > 0 && (job.to_all || (job.to_root && to == args.root)))
-        outstanding_.send(lane, to, kResult, {result, own});
+        outstanding_.send(slot, to, kResult, {result, own});
     }
   };
 
@@ -415,11 +418,11 @@ Task<Status> LinkGroup::all_to_all(const Args& args) {
   constexpr int kExchanges = fixed::kInFlight;
   const plan::PairwisePlan plan{rank_, size_};
   for (int step = 1; step <= plan.steps() && outstanding_.ok(); ++step) {
-    const int lane = step % kExchanges;
-    co_await until([&] { return outstanding_.done(lane); });
+    const int slot = step % kExchanges;
+    co_await until([&] { return outstanding_.done(slot); });
     if (!outstanding_.ok()) break;
-    outstanding_.receive(lane, plan.source(step), 0, args.outputs[at(plan.source(step))]);
-    outstanding_.send(lane, plan.target(step), 0, args.inputs[at(plan.target(step))]);
+    outstanding_.receive(slot, plan.source(step), 0, args.outputs[at(plan.source(step))]);
+    outstanding_.send(slot, plan.target(step), 0, args.inputs[at(plan.target(step))]);
   }
   copy(args.outputs[at(rank_)], args.inputs[at(rank_)]);
   co_return co_await finish();

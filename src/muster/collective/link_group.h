@@ -41,7 +41,7 @@ class LinkGroup {
   const OutstandingTransfers& outstanding() const { return outstanding_; }
   /// Whether no transfer of the last task is outstanding. A task that has thrown leaves some, which
   /// end with the channel.
-  bool at_rest() { return outstanding_.all_done(); }
+  bool quiesced() { return outstanding_.all_done(); }
 
  private:
   struct Reduction;
@@ -66,10 +66,10 @@ class LinkGroup {
   /// The same for small pieces; the pieces of a subtree share a message (`link_tree.cc`).
   Task<Status> gather_along_tree(const Args& args);
   Task<Status> scatter_along_tree(const Args& args);
-  Task<Status> take_pieces(const Args& args);
-  Task<Status> pass_up(const Args& args);
-  Task<Status> hand_pieces(const Args& args);
-  Task<Status> pass_down(const Args& args);
+  Task<Status> receive_pieces(const Args& args);
+  Task<Status> forward_up(const Args& args);
+  Task<Status> send_pieces(const Args& args);
+  Task<Status> forward_down(const Args& args);
   Task<Status> all_to_all(const Args& args);
 
   /// Circulates blocks (`BruckPlan`): starts with the `held[0]` bytes at position 0 and ends with

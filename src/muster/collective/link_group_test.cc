@@ -1,7 +1,8 @@
-// What the engine does over links, on channels of memory, one thread for all ranks: every
-// algorithm, for many numbers of ranks and sizes that divide and do not, gives what it should and
-// sends exactly what its schedule says (of larger calls several messages for one, and the
-// invitations to a direct reduce). So what is proven of schedules holds for the engine.
+// Runs the engine over links on in-memory channels, with one thread for all ranks. For many numbers
+// of ranks and for sizes that do and do not divide, every algorithm must give the right result and
+// send exactly what its schedule says. (Larger calls may use several messages for one, and direct
+// reduces send ready-to-receive messages.) So whatever is proven about schedules holds for the
+// engine.
 #include "muster/collective/link_group.h"
 
 #include <gtest/gtest.h>
@@ -41,8 +42,8 @@ class MemoryTransfer final : public transport::Transfer {
   MutableBytes to_;
 };
 
-/// What has been sent and not been received, what is awaited, and a list of all. A send is over,
-/// and its memory read, when it is received.
+/// The messages that were sent and not received, the posted receives, and a log of all messages. A
+/// send completes, and its memory is read, when it is received.
 struct Wires {
   struct Message {
     ConstBytes data;
@@ -57,9 +58,9 @@ struct Wires {
   std::map<Place, std::deque<std::shared_ptr<MemoryTransfer>>> receives;
   std::map<std::pair<int, int>, std::vector<std::size_t>> sent;  // sizes, by (from, to)
   std::map<std::pair<int, int>, std::size_t>
-      uncalled;  // of these, with bytes and before there was a receive
+      uncalled;  // those with data that were sent before a receive was posted
   std::map<std::pair<int, int>, std::size_t>
-      called;  // receives that stood from there when an empty one was sent back
+      called;  // receives from there that were posted when an empty message was sent back
 };
 
 class MemoryChannel final : public transport::Channel {
@@ -111,7 +112,7 @@ class MemoryChannel final : public transport::Channel {
   std::vector<int> members_;
 };
 
-/// Element `i` of what `rank` gives to `to`.
+/// Element `i` that `rank` sends to `to`.
 std::int64_t given(int rank, int to, std::size_t i) {
   return 1'000'003LL * (rank + 1) + 1009LL * to + static_cast<std::int64_t>(i);
 }
@@ -132,7 +133,7 @@ class Play {
         out_(at(size)),
         args_(at(size)) {}
 
-  /// What is wrong, or nothing.
+  /// Returns an error text, or "".
   std::string run() {
     Selection selection(Medium::network, size_, {.per_host = per_host_});
     selection.force(op_, algorithm_);
@@ -163,16 +164,17 @@ class Play {
   }
   /// After `run`: the sizes of the messages between two ranks, in order.
   const std::vector<std::size_t>& sent(int from, int to) { return wires_.sent[{from, to}]; }
-  /// After `run`: how many of these, empty ones aside, were sent before the receiver waited for
-  /// them.
+  /// After `run`: how many of these, without empty ones, were sent before the receiver had posted a
+  /// receive.
   std::size_t uncalled(int from, int to) { return wires_.uncalled[{from, to}]; }
-  /// After `run`: for how many of these `to` waited when it last sent `from` an empty message.
+  /// After `run`: how many receives from `from` were posted when `to` last sent it an empty
+  /// message.
   std::size_t called(int from, int to) { return wires_.called[{from, to}]; }
-  /// Of more elements a reduction's slices may go in several messages.
+  /// With more elements, a reduction's slices may use several messages.
   static constexpr std::size_t kOneChunk = fixed::kReduceChunk / kWidth;
 
  private:
-  // Elements that `from` gives to `to`.
+  // Number of elements that `from` sends to `to`.
   std::size_t elements(int from, int to) const {
     if (!uneven_) return count_;
     const int pick = op_ == Op::all_gather       ? from
@@ -276,7 +278,7 @@ class Play {
     return elements_in * kWidth;
   }
 
-  /// Between each pair of ranks, in order. Empty results need not be sent.
+  /// Compares the messages of each pair of ranks, in order. Empty results need not be sent.
   std::string sent_as_told() {
     std::map<std::pair<int, int>, std::vector<std::size_t>> told;
     for (int rank = 0; rank < size_; ++rank) {
@@ -302,7 +304,7 @@ class Play {
   const Op op_;
   const Algorithm algorithm_;
   const int size_, per_host_, root_;
-  const std::size_t gap_;  // between slices: those that lie side by side may travel as one
+  const std::size_t gap_;  // between slices; contiguous ones may travel as one message
   const std::size_t count_;
   const bool uneven_;
   Wires wires_;
@@ -311,8 +313,8 @@ class Play {
   transport::Fingerprint call_{1};
 };
 
-/// A reduction of random bits (a reduce in several chunks) on all ranks by one algorithm; all
-/// outputs, one behind the other.
+/// The concatenated outputs of one algorithm's reduction of random bits on all ranks (a reduce uses
+/// several chunks).
 class BitsOf {
  public:
   BitsOf(Op op, DType dtype, Reduce reduce, std::size_t bytes, int size, int per_host,
@@ -324,7 +326,7 @@ class BitsOf {
         size_(size),
         per_host_(per_host),
         in_place_(in_place) {}
-  /// Of each part: for a reduce what comes in several chunks, and what the root invites.
+  /// Sizes per part: for a reduce, one with several chunks and one that uses ready-to-receive.
   static std::vector<std::size_t> sizes(Op op) {
     if (op == Op::reduce) return {600'011, 100'003};
     return {op == Op::reduce_scatter ? 41'000u : 83'003u};
@@ -375,7 +377,7 @@ class BitsOf {
       const std::uint64_t word = random();
       std::memcpy(in.data() + i, &word, std::min(sizeof(word), in.size() - i));
     }
-    // Numbers of a moderate size: no type has infinities there, nor numbers that are none.
+    // Clears the high exponent bits: no type has infinities or NaNs then.
     for (std::size_t i = width - 1; i < in.size(); i += width) in[i] &= std::byte{0x3f};
     args.op = op_;
     args.dtype = dtype_;
@@ -426,7 +428,7 @@ TEST(LinkGroup, AllAlgorithmsGiveTheSameBits) {
   }
 }
 
-// A root that reduces alone needs little memory, whatever the size.
+// A root that reduces alone needs bounded memory, whatever the size.
 TEST(LinkGroup, ADirectReduceComesInChunks) {
   for (const int size : {2, 5, 17}) {
     const std::size_t chunk = plan::direct_chunk_bytes(size), rest = 40;
@@ -444,26 +446,26 @@ TEST(LinkGroup, ADirectReduceComesInChunks) {
   }
 }
 
-// What two messages carry that need not ask comes in two; of several members only once the root has
-// said that it is ready.
+// Data of at most two eager messages is sent in two messages; with more than two members, only
+// after the root's ready-to-receive.
 TEST(LinkGroup, ADirectReduceOfAFewMessagesIsInvited) {
   const std::size_t half = fixed::kEagerBytes;
   for (const int size : {2, 3, 5}) {
     for (const std::size_t bytes : {half, half + 8, 2 * half, 2 * half + 8}) {
       Play play(Op::reduce, Algorithm::direct, size, 1, 1, bytes / sizeof(std::int64_t), false);
       ASSERT_EQ(play.run(), "") << size << " ranks, " << bytes << " bytes";
-      const bool invited = size > 2 && bytes > half && bytes <= 2 * half;
+      const bool uses_rtr = size > 2 && bytes > half && bytes <= 2 * half;
       for (int rank = 0; rank < size; ++rank) {
         if (rank == 1) continue;
         // Rank 0 runs before the root.
-        EXPECT_EQ(play.uncalled(rank, 1), rank == 0 && !invited ? play.sent(0, 1).size() : 0u)
+        EXPECT_EQ(play.uncalled(rank, 1), rank == 0 && !uses_rtr ? play.sent(0, 1).size() : 0u)
             << size << " ranks, " << bytes << " bytes";
-        EXPECT_EQ(play.called(rank, 1), invited ? 2u : 0u)
+        EXPECT_EQ(play.called(rank, 1), uses_rtr ? 2u : 0u)
             << size << " ranks, " << bytes << " bytes";
-        EXPECT_EQ(play.sent(1, rank), std::vector<std::size_t>(invited ? 1 : 0))
+        EXPECT_EQ(play.sent(1, rank), std::vector<std::size_t>(uses_rtr ? 1 : 0))
             << size << " ranks, " << bytes << " bytes";
-        EXPECT_EQ(play.sent(rank, 1), invited ? (std::vector<std::size_t>{half, bytes - half})
-                                              : std::vector<std::size_t>{bytes});
+        EXPECT_EQ(play.sent(rank, 1), uses_rtr ? (std::vector<std::size_t>{half, bytes - half})
+                                               : std::vector<std::size_t>{bytes});
       }
     }
   }
@@ -482,7 +484,7 @@ TEST(LinkGroup, DoesWhatTheSchedulesSay) {
     for (const Algorithm algorithm : algorithms_of(Medium::network, op)) {
       for (const int size : sizes) {
         for (int per_host = 1; per_host <= size; ++per_host) {
-          // One host, or hosts of one rank, are not for it.
+          // `hosts` does not apply to one host, or to hosts of one rank.
           const bool by_hosts = algorithm == Algorithm::hosts;
           if (by_hosts ? size % per_host != 0 || per_host == 1 || per_host == size : per_host > 1)
             continue;

@@ -88,42 +88,42 @@ class HostChunks {
   std::size_t of_run_ = 0;  // chunks per run
 };
 
-/// Memory for chunks in flight: kDeep slots for each neighbour's parts, as many for products before
-/// they are sent, kDeep for incoming sums, kDeep for outgoing ones, and two more to compute wide
-/// sums in.
+/// Memory for chunks in flight: kDeep buffers for each neighbour's parts, as many for products
+/// before they are sent, kDeep for incoming sums, kDeep for outgoing ones, and two more to compute
+/// wide sums in.
 class HostScratch {
  public:
   static constexpr std::size_t kDeep = fixed::kReduceDepth;
 
-  HostScratch(int per_host, bool scaled, bool wide, std::size_t slot_bytes, std::size_t sum_bytes)
+  HostScratch(int per_host, bool scaled, bool wide, std::size_t buffer_bytes, std::size_t sum_bytes)
       : per_host_(per_host),
-        slots_(kDeep * as_index(per_host) * (scaled ? 2 : 1)),
+        buffers_(kDeep * as_index(per_host) * (scaled ? 2 : 1)),
         sums_(2 * kDeep + (wide ? 2 : 0)),
-        slot_bytes_(round_up(slot_bytes)),
+        buffer_bytes_(round_up(buffer_bytes)),
         sum_bytes_(round_up(sum_bytes)) {}
 
-  std::size_t bytes() const { return slots_ * slot_bytes_ + sums_ * sum_bytes_; }
+  std::size_t bytes() const { return buffers_ * buffer_bytes_ + sums_ * sum_bytes_; }
   void set_memory(std::byte* memory) { memory_ = memory; }
 
   std::byte* arrival(int place, std::size_t t) const {
-    return memory_ + slot_bytes_ * (kDeep * as_index(place) + t % kDeep);
+    return memory_ + buffer_bytes_ * (kDeep * as_index(place) + t % kDeep);
   }
   std::byte* departure(int place, std::size_t t) const { return arrival(per_host_ + place, t); }
-  std::byte* sum_before(std::size_t t) const { return sum(t % kDeep); }
-  std::byte* going(std::size_t t) const { return sum(kDeep + t % kDeep); }
+  std::byte* incoming_sum(std::size_t t) const { return sum(t % kDeep); }
+  std::byte* outgoing_sum(std::size_t t) const { return sum(kDeep + t % kDeep); }
   float* wide_sum() const { return reinterpret_cast<float*>(sum(2 * kDeep)); }
   float* wide_part() const { return reinterpret_cast<float*>(sum(2 * kDeep + 1)); }
 
  private:
   static std::size_t round_up(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
   std::byte* sum(std::size_t number) const {
-    return memory_ + slots_ * slot_bytes_ + number * sum_bytes_;
+    return memory_ + buffers_ * buffer_bytes_ + number * sum_bytes_;
   }
 
   const int per_host_;
-  const std::size_t slots_;
+  const std::size_t buffers_;
   const std::size_t sums_;
-  const std::size_t slot_bytes_;
+  const std::size_t buffer_bytes_;
   const std::size_t sum_bytes_;
   std::byte* memory_ = nullptr;
 };
@@ -148,18 +148,19 @@ class LinkGroup::HostReduction {
   }
 
   /// Does everything that is possible now. Returns whether anything was.
-  bool go_on() {
+  bool advance() {
     bool moved = false;
-    while (outstanding_.ok() && (send_parts() || sum_chunk() || expect_results() || pass_on()))
+    while (outstanding_.ok() &&
+           (send_parts() || sum_chunk() || post_result_receives() || forward_results()))
       moved = true;
     return moved;
   }
-  bool over() const { return summed_ == chunks_.total() && passed_ == chunks_.total(); }
+  bool done() const { return summed_ == chunks_.total() && forwarded_ == chunks_.total(); }
 
  private:
   // Several slots of each kind: chunk t uses slot + t % kDeep, or t % kFar.
   static constexpr std::size_t kDeep = HostScratch::kDeep, kFar = fixed::kForwardDepth;
-  enum Lane : int {
+  enum SlotKind : int {
     kParts = 0,
     kDepartures = 2,
     kSums = 4,
@@ -169,9 +170,9 @@ class LinkGroup::HostReduction {
     kBack = 16
   };
   enum Tag : std::uint64_t { kPart, kSum, kResult };
-  static_assert(kBack + kFar <= OutstandingTransfers::kLanes);
+  static_assert(kBack + kFar <= OutstandingTransfers::kSlots);
 
-  static int lane(Lane first, std::size_t chunk) {
+  static int slot(SlotKind first, std::size_t chunk) {
     return static_cast<int>(first) + static_cast<int>(chunk % (first < kResults ? kDeep : kFar));
   }
   std::size_t sum_width() const { return wide_ ? sizeof(float) : chunks_.width(); }
@@ -179,18 +180,18 @@ class LinkGroup::HostReduction {
   /// Sends the neighbours their parts of the next chunk, and posts receives for this member's lane.
   bool send_parts() {
     const std::size_t t = sent_;
-    if (t == chunks_.total() || t == summed_ + kDeep || !outstanding_.done(lane(kDepartures, t)))
+    if (t == chunks_.total() || t == summed_ + kDeep || !outstanding_.done(slot(kDepartures, t)))
       return false;
     const int own = plan_.place();
     const std::size_t elements = chunks_.count(own, t);
     for (int place = 0; place < plan_.per_host && chunks_.exchanged(own, t); ++place) {
       if (place != own)
-        outstanding_.receive(lane(kParts, t), plan_.neighbour(place), kPart,
+        outstanding_.receive(slot(kParts, t), plan_.neighbour(place), kPart,
                              {scratch_.arrival(place, t), elements * chunks_.width()});
     }
     if (plan_.previous() >= 0 && chunks_.exchanged(own, t))
-      outstanding_.receive(lane(kSums, t), plan_.previous(), kSum,
-                           {scratch_.sum_before(t), elements * sum_width()});
+      outstanding_.receive(slot(kSums, t), plan_.previous(), kSum,
+                           {scratch_.incoming_sum(t), elements * sum_width()});
     for (int place = 0; place < plan_.per_host; ++place) {
       if (place == own || !chunks_.exchanged(place, t)) continue;
       ConstBytes part = chunks_.input(place, t);
@@ -198,7 +199,7 @@ class LinkGroup::HostReduction {
         contribute(scratch_.departure(place, t), part, args_);
         part = {scratch_.departure(place, t), part.size()};
       }
-      outstanding_.send(lane(kDepartures, t), plan_.neighbour(place), kPart, part);
+      outstanding_.send(slot(kDepartures, t), plan_.neighbour(place), kPart, part);
     }
     ++sent_;
     return true;
@@ -207,14 +208,15 @@ class LinkGroup::HostReduction {
   /// Adds this host's parts to the next chunk of this member's lane, and sends the sum on.
   bool sum_chunk() {
     const std::size_t t = summed_;
-    if (t == sent_ || !outstanding_.done(lane(kParts, t)) || !outstanding_.done(lane(kSums, t)) ||
-        !outstanding_.done(lane(kOut, t)) || !outstanding_.ok())
+    if (t == sent_ || !outstanding_.done(slot(kParts, t)) || !outstanding_.done(slot(kSums, t)) ||
+        !outstanding_.done(slot(kOut, t)) || !outstanding_.ok())
       return false;
     if (chunks_.exchanged(plan_.place(), t)) {
       if (plan_.next() >= 0) {
-        add_up(t, scratch_.going(t));
-        outstanding_.send(lane(kOut, t), plan_.next(), kSum,
-                          {scratch_.going(t), chunks_.count(plan_.place(), t) * sum_width()});
+        add_parts(t, scratch_.outgoing_sum(t));
+        outstanding_.send(
+            slot(kOut, t), plan_.next(), kSum,
+            {scratch_.outgoing_sum(t), chunks_.count(plan_.place(), t) * sum_width()});
       } else {
         finish_chunk(t);
       }
@@ -228,21 +230,21 @@ class LinkGroup::HostReduction {
                                   ? chunks_.output(plan_.place(), t)
                                   : MutableBytes();
     const std::size_t bytes = chunks_.count(plan_.place(), t) * chunks_.width();
-    std::byte* result = mine.data() != nullptr ? mine.data() : scratch_.going(t);
+    std::byte* result = mine.data() != nullptr ? mine.data() : scratch_.outgoing_sum(t);
     std::byte* sum = wide_ ? reinterpret_cast<std::byte*>(scratch_.wide_sum()) : result;
-    add_up(t, sum);
+    add_parts(t, sum);
     const std::size_t elements = chunks_.count(plan_.place(), t);
     const DType dtype = wide_ ? DType::float32 : args_.dtype;
     if (args_.reduce == Reduce::avg) finish_average(sum, elements, dtype, plan_.size);
     if (wide_) narrow(result, scratch_.wide_sum(), elements, args_.dtype);
-    if (result == scratch_.going(t) && bytes > 0)
-      outstanding_.send(lane(kOut, t), chunks_.target(t), kResult, {result, bytes});
+    if (result == scratch_.outgoing_sum(t) && bytes > 0)
+      outstanding_.send(slot(kOut, t), chunks_.target(t), kResult, {result, bytes});
   }
 
   /// Adds the sum from the previous host, then this host's members in order.
-  void add_up(std::size_t t, std::byte* to) {
+  void add_parts(std::size_t t, std::byte* to) {
     std::size_t number = 0;
-    if (plan_.previous() >= 0) inputs_[number++] = scratch_.sum_before(t);
+    if (plan_.previous() >= 0) inputs_[number++] = scratch_.incoming_sum(t);
     for (int place = 0; place < plan_.per_host; ++place) {
       const std::byte* part = scratch_.arrival(place, t);
       if (place == plan_.place()) {
@@ -278,16 +280,16 @@ class LinkGroup::HostReduction {
   /// Posts receives for the results of the next chunk of this member's output. Results from the
   /// neighbours' lanes only block chunks kFar later. Otherwise neighbours that wait for each other
   /// before sending would deadlock.
-  bool expect_results() {
+  bool post_result_receives() {
     const std::size_t t = expected_;
-    if (t == chunks_.total() || t == passed_ + kFar || !outstanding_.done(lane(kNear, t)) ||
+    if (t == chunks_.total() || t == forwarded_ + kFar || !outstanding_.done(slot(kNear, t)) ||
         !outstanding_.ok())
       return false;
     const int last = plan_.hosts() - 1;
-    const auto await = [&](Lane first, int from, int place) {
+    const auto await = [&](SlotKind first, int from, int place) {
       const MutableBytes to =
           chunks_.count(place, t) > 0 ? chunks_.output(place, t) : MutableBytes();
-      if (!to.empty()) outstanding_.receive(lane(first, t), from, kResult, to);
+      if (!to.empty()) outstanding_.receive(slot(first, t), from, kResult, to);
     };
     if (chunks_.to_all()) {
       if (plan_.next() >= 0) await(kResults, plan_.next(), plan_.place());
@@ -308,22 +310,22 @@ class LinkGroup::HostReduction {
   }
 
   /// Sends the next chunk of an all_reduce's result to the previous host and to the neighbours.
-  bool pass_on() {
-    const std::size_t t = passed_;
+  bool forward_results() {
+    const std::size_t t = forwarded_;
     if (t == expected_ || (chunks_.to_all() && plan_.next() < 0 && t == summed_)) return false;
-    if (!outstanding_.done(lane(kResults, t)) || !outstanding_.done(lane(kBack, t)) ||
+    if (!outstanding_.done(slot(kResults, t)) || !outstanding_.done(slot(kBack, t)) ||
         !outstanding_.ok())
       return false;
     if (chunks_.to_all() && chunks_.count(plan_.place(), t) > 0) {
       const MutableBytes result = chunks_.output(plan_.place(), t);
       if (plan_.previous() >= 0)
-        outstanding_.send(lane(kBack, t), plan_.previous(), kResult, result);
+        outstanding_.send(slot(kBack, t), plan_.previous(), kResult, result);
       for (int place = 0; place < plan_.per_host; ++place) {
         if (place != plan_.place())
-          outstanding_.send(lane(kBack, t), plan_.neighbour(place), kResult, result);
+          outstanding_.send(slot(kBack, t), plan_.neighbour(place), kResult, result);
       }
     }
-    ++passed_;
+    ++forwarded_;
     return true;
   }
 
@@ -335,13 +337,13 @@ class LinkGroup::HostReduction {
   const HostChunks chunks_;
   HostScratch scratch_;
   std::vector<const std::byte*> inputs_;
-  std::size_t sent_ = 0, summed_ = 0, expected_ = 0, passed_ = 0;  // numbers of chunks
+  std::size_t sent_ = 0, summed_ = 0, expected_ = 0, forwarded_ = 0;  // numbers of chunks
 };
 
 Task<Status> LinkGroup::reduce_by_hosts(const Args& args) {
   HostReduction job(*this, args);
-  while (outstanding_.ok() && !job.over()) {
-    co_await until([&] { return job.go_on() || !outstanding_.ok(); });
+  while (outstanding_.ok() && !job.done()) {
+    co_await until([&] { return job.advance() || !outstanding_.ok(); });
   }
   Status status = co_await finish();
   drop_large_scratch();

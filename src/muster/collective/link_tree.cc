@@ -43,7 +43,7 @@ class PieceRun {
 
 /// Bytes of the root's slices that must pass through scratch memory.
 template <class Bytes>
-std::size_t bytes_apart(const SliceList<Bytes>& slices, const plan::TreePlan& root) {
+std::size_t scattered_bytes(const SliceList<Bytes>& slices, const plan::TreePlan& root) {
   std::size_t bytes = 0;
   for (int child = 0; child < root.children(); ++child) {
     const PieceRun pieces(slices, root.below(child));
@@ -61,15 +61,15 @@ plan::Slice part_of(const plan::TreePlan& tree, int child) {
 }  // namespace
 
 Task<Status> LinkGroup::gather_along_tree(const Args& args) {
-  return rank_ == args.root ? take_pieces(args) : pass_up(args);
+  return rank_ == args.root ? receive_pieces(args) : forward_up(args);
 }
 
-Task<Status> LinkGroup::take_pieces(const Args& args) {
+Task<Status> LinkGroup::receive_pieces(const Args& args) {
   const plan::TreePlan tree{rank_, size_, args.root};
-  const auto lane = [](int child) { return child % OutstandingTransfers::kLanes; };
+  const auto slot = [](int child) { return child % OutstandingTransfers::kSlots; };
   const auto pieces_of = [&](int child) { return PieceRun(args.outputs, tree.below(child)); };
-  const std::size_t apart = bytes_apart(args.outputs, tree);
-  std::byte* next = apart > 0 ? scratch(apart) : nullptr;
+  const std::size_t scattered = scattered_bytes(args.outputs, tree);
+  std::byte* next = scattered > 0 ? scratch(scattered) : nullptr;
   std::vector<std::byte*> staged(as_size(tree.children()), nullptr);
   for (int child = 0; child < tree.children(); ++child) {
     const auto pieces = pieces_of(child);
@@ -78,13 +78,13 @@ Task<Status> LinkGroup::take_pieces(const Args& args) {
       place = MutableBytes(staged[as_size(child)] = next, pieces.size());
       next += pieces.size();
     }
-    outstanding_.receive(lane(child), tree.child(child), 0, *place);
+    outstanding_.receive(slot(child), tree.child(child), 0, *place);
   }
   copy(args.outputs[as_size(rank_)], args.inputs[0]);
   // The last child has the smallest subtree, and its message arrives first.
-  for (int child = tree.children() - 1; child >= 0 && apart > 0 && outstanding_.ok(); --child) {
+  for (int child = tree.children() - 1; child >= 0 && scattered > 0 && outstanding_.ok(); --child) {
     if (staged[as_size(child)] == nullptr) continue;
-    co_await until([&] { return outstanding_.done(lane(child)); });
+    co_await until([&] { return outstanding_.done(slot(child)); });
     if (!outstanding_.ok()) break;
     const auto pieces = pieces_of(child);
     for (std::size_t i = 0; i < pieces.count(); ++i)
@@ -95,7 +95,7 @@ Task<Status> LinkGroup::take_pieces(const Args& args) {
   co_return status;
 }
 
-Task<Status> LinkGroup::pass_up(const Args& args) {
+Task<Status> LinkGroup::forward_up(const Args& args) {
   const plan::TreePlan tree{rank_, size_, args.root};
   ConstBytes pieces = args.inputs[0];
   if (tree.children() > 0) {
@@ -116,14 +116,14 @@ Task<Status> LinkGroup::pass_up(const Args& args) {
 }
 
 Task<Status> LinkGroup::scatter_along_tree(const Args& args) {
-  return rank_ == args.root ? hand_pieces(args) : pass_down(args);
+  return rank_ == args.root ? send_pieces(args) : forward_down(args);
 }
 
-Task<Status> LinkGroup::hand_pieces(const Args& args) {
+Task<Status> LinkGroup::send_pieces(const Args& args) {
   const plan::TreePlan tree{rank_, size_, args.root};
   const auto pieces_of = [&](int child) { return PieceRun(args.inputs, tree.below(child)); };
-  const std::size_t apart = bytes_apart(args.inputs, tree);
-  std::byte* next = apart > 0 ? scratch(apart) : nullptr;
+  const std::size_t scattered = scattered_bytes(args.inputs, tree);
+  std::byte* next = scattered > 0 ? scratch(scattered) : nullptr;
   for (int child = 0; child < tree.children(); ++child) {
     const auto pieces = pieces_of(child);
     auto place = pieces.as_one();
@@ -140,7 +140,7 @@ Task<Status> LinkGroup::hand_pieces(const Args& args) {
   co_return status;
 }
 
-Task<Status> LinkGroup::pass_down(const Args& args) {
+Task<Status> LinkGroup::forward_down(const Args& args) {
   const plan::TreePlan tree{rank_, size_, args.root};
   const std::size_t each = args.outputs[0].size();
   const bool last = tree.children() == 0;

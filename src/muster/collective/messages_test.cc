@@ -14,7 +14,7 @@ TEST(Messages, KeepTheirOrderWithinATag) {
   for (Wire wire : testing::kWires) {
     with_group(2, wire, [](int rank, Communicator& group) {
       constexpr int kMessages = 20;
-      std::vector<Values> data(2 * kMessages, Values(3000));  // some ask first
+      std::vector<Values> data(2 * kMessages, Values(3000));  // some are above the eager threshold
       std::vector<PendingRef> pending;
       for (int i = 0; i < kMessages; ++i) {
         for (int tag : {5, 6}) {
@@ -150,8 +150,8 @@ Args message(Op op, int peer, std::uint64_t tag, Values& values) {
   return args;
 }
 
-// spec: E1 send and recv block; their order with those that were posted; beside a collective that
-// has been started
+// spec: E1 blocking send and recv; their order among posted ones; concurrently with a started
+// collective
 TEST(Messages, ThatBlockKeepTheirPlaceAmongTheOthers) {
   for (Wire wire : testing::kWires) {
     with_group(2, wire, [](int rank, Communicator& group) {
@@ -182,7 +182,7 @@ TEST(Messages, ThatBlockKeepTheirPlaceAmongTheOthers) {
   }
 }
 
-// spec: E4 E1 one that blocks and does not fit, or has no end, or no end that could be
+// spec: E4 E1 blocking messages that do not fit, or have no peer, or an invalid one
 TEST(Messages, ThatBlockFailAsTheOthersDo) {
   for (Wire wire : {Wire::loopback, Wire::tcp, Wire::region}) {
     with_group(2, wire, [](int rank, Communicator& group) {
@@ -221,7 +221,7 @@ TEST(Messages, ThatAGroupMeetsAsItClosesAreTakenBack) {
     with_group(2, wire, [](int rank, Communicator& group) {
       Values value(1);
       std::latch posted(1), closed(1);
-      const std::function<void()> between = [&] {  // on its way, and nobody looks after it yet
+      const std::function<void()> between = [&] {  // posted, but not tracked yet
         posted.count_down();
         closed.wait();
       };
@@ -255,7 +255,7 @@ TEST(Messages, WrongPeersAndTagsAreRefused) {
   });
 }
 
-// spec: E3 get_future: the callback runs once, without anybody waiting
+// spec: E3 get_future: the callback runs once, without a waiting thread
 TEST(Messages, CallBackWithoutAWait) {
   for (Wire wire : testing::kWires) {
     with_group(2, wire, [](int rank, Communicator& group) {

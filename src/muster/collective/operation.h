@@ -59,7 +59,7 @@ class Operation final : public Completion {
   int reminders_ = 0;
   bool queued_ = false;
   bool begun_ = false;
-  bool beside_ = false;
+  bool unknown_to_driver_ = false;
   bool remembered_ = false;     // recorded in `Control`
   CallMemory memory_;           // used over links
   LinkGroup* links_ = nullptr;  // set once it has begun over links

@@ -18,7 +18,7 @@ namespace muster::collective {
 /// ends, and no buffer is in use afterwards.
 class OutstandingTransfers {
  public:
-  static constexpr int kLanes = 20;
+  static constexpr int kSlots = 20;
 
   explicit OutstandingTransfers(transport::Channel& channel)
       : channel_(channel), heard_(channel.members().size()) {}
@@ -27,24 +27,24 @@ class OutstandingTransfers {
     call_ = call;
     status_ = Status();
   }
-  void send(int lane, int member, std::uint64_t tag, ConstBytes data) {
-    post(lane, member, false, [&] { return channel_.send(member, tag, data, call_); });
+  void send(int slot, int member, std::uint64_t tag, ConstBytes data) {
+    post(slot, member, false, [&] { return channel_.send(member, tag, data, call_); });
   }
-  void receive(int lane, int member, std::uint64_t tag, MutableBytes data) {
-    post(lane, member, true, [&] { return channel_.receive(member, tag, data, call_); });
+  void receive(int slot, int member, std::uint64_t tag, MutableBytes data) {
+    post(slot, member, true, [&] { return channel_.receive(member, tag, data, call_); });
   }
 
   /// Whether this slot has no outstanding transfer; called often.
-  bool done(int lane) {
-    Lane& mine = lanes_[static_cast<std::size_t>(lane)];
-    for (; mine.settled < mine.posted.size(); ++mine.settled) {
-      const Posted& posted = mine.posted[mine.settled];
+  bool done(int slot) {
+    Slot& entry = slots_[static_cast<std::size_t>(slot)];
+    for (; entry.settled < entry.posted.size(); ++entry.settled) {
+      const Posted& posted = entry.posted[entry.settled];
       if (!posted.transfer->done()) return false;
       settle(posted);
     }
-    mine.posted.clear();
-    mine.settled = 0;
-    used_ &= ~(1u << lane);
+    entry.posted.clear();
+    entry.settled = 0;
+    used_ &= ~(1u << slot);
     return true;
   }
   bool all_done() {
@@ -69,15 +69,15 @@ class OutstandingTransfers {
     int member;
     bool receives;
   };
-  struct Lane {
+  struct Slot {
     std::vector<Posted> posted;
     std::size_t settled = 0;
   };
 
   /// Creates the entry first: a posted transfer must be known here.
   template <class Start>
-  void post(int lane, int member, bool receives, Start start) {
-    auto& posted = lanes_[static_cast<std::size_t>(lane)].posted;
+  void post(int slot, int member, bool receives, Start start) {
+    auto& posted = slots_[static_cast<std::size_t>(slot)].posted;
     posted.push_back({nullptr, member, receives});
     try {
       posted.back().transfer = start();
@@ -85,7 +85,7 @@ class OutstandingTransfers {
       posted.pop_back();
       throw;
     }
-    used_ |= 1u << lane;
+    used_ |= 1u << slot;
   }
   void settle(const Posted& posted) {
     if (posted.transfer->status().ok()) {
@@ -101,9 +101,9 @@ class OutstandingTransfers {
   transport::Channel& channel_;
   transport::Fingerprint call_;
   Status status_;
-  std::array<Lane, kLanes> lanes_;
+  std::array<Slot, kSlots> slots_;
   std::uint32_t used_ = 0;  // one bit per non-empty slot
-  static_assert(kLanes <= 32);
+  static_assert(kSlots <= 32);
   std::vector<transport::Fingerprint> heard_;
 };
 

@@ -53,12 +53,12 @@ bool Message::settle() {
   if (published()) return true;
   if (!transfer_->done()) return false;
   Status status = transfer_->status();
-  std::shared_ptr<Driver> let_go;
+  std::shared_ptr<Driver> dropped_driver;
   std::shared_ptr<void> owner;
   {
     const std::lock_guard guard(lock_);
-    if (!status.ok() && taken_back_ && !group_.channel->failed()) status = why_;
-    let_go = std::move(driver_);
+    if (!status.ok() && cancel_requested_ && !group_.channel->failed()) status = cancel_reason_;
+    dropped_driver = std::move(driver_);
     owner = std::move(owner_);
   }
   const Notices notices = publish(status.ok() ? status : status.with_context(text()));
@@ -66,12 +66,12 @@ bool Message::settle() {
   return true;
 }
 
-void Message::take_back(Status why) {
+void Message::cancel(Status why) {
   {
     const std::lock_guard guard(lock_);
-    if (taken_back_ || published()) return;
-    taken_back_ = true;
-    why_ = std::move(why);
+    if (cancel_requested_ || published()) return;
+    cancel_requested_ = true;
+    cancel_reason_ = std::move(why);
   }
   group_.channel->cancel(transfer_);
 }
@@ -81,12 +81,12 @@ void Message::check_deadline(TimePoint now) {
   std::vector<int> ranks;
   if (envelope_.member != transport::kAnyMember)
     ranks.push_back(group_.job_rank_of(envelope_.member));
-  const std::string known = group_.peer_traces && !ranks.empty()
-                                ? group_.peer_traces->tell(group_.name, ranks)
-                                : std::string();
-  take_back(Status(
+  const std::string last_call = group_.peer_traces && !ranks.empty()
+                                    ? group_.peer_traces->tell(group_.name, ranks)
+                                    : std::string();
+  cancel(Status(
       Code::timed_out,
-      "nothing came of it in " + describe(now - made_) + known +
+      "nothing came of it in " + describe(now - made_) + last_call +
           (envelope_.receives ? "; see whether the sender has sent with this tag"
                               : "; see whether the receiver has posted a receive with this tag"),
       std::move(ranks)));
@@ -116,20 +116,20 @@ Status Message::wait(TimePoint deadline) {
 
 /// Reserves an entry among the open messages before the message is posted: nothing after that may
 /// fail.
-class PointToPoint::Place {
+class PointToPoint::Reservation {
  public:
-  explicit Place(PointToPoint& all) : all_(all) {
+  explicit Reservation(PointToPoint& all) : all_(all) {
     const std::lock_guard guard(all_.lock_);
     const std::size_t wanted = all_.open_.size() + all_.reserved_ + 1;
     if (all_.open_.capacity() < wanted) all_.open_.reserve(2 * wanted);
     ++all_.reserved_;
   }
-  ~Place() {
+  ~Reservation() {
     const std::lock_guard guard(all_.lock_);
     --all_.reserved_;
   }
-  Place(const Place&) = delete;
-  Place& operator=(const Place&) = delete;
+  Reservation(const Reservation&) = delete;
+  Reservation& operator=(const Reservation&) = delete;
 
  private:
   PointToPoint& all_;
@@ -138,11 +138,11 @@ class PointToPoint::Place {
 std::shared_ptr<Message> PointToPoint::start(std::shared_ptr<Driver> driver, const Args& args,
                                              CallRecord& record, std::shared_ptr<void> owner) {
   record.arm();
-  Place place(*this);
+  Reservation reservation(*this);
   const auto message = make(std::move(driver), args, record.deadline, std::move(owner));
   message->transfer_ = post(args);
   record.on_started(0);
-  track(place, message);
+  track(reservation, message);
   return message;
 }
 
@@ -165,13 +165,13 @@ transport::TransferRef PointToPoint::receive_inline(const Args& args, CallRecord
     return group_.channel->try_receive(args.root, args.tag, args.outputs.front(),
                                        header_of(args.dtype));
   };
-  TryReceive taken = alone ? receive() : TryReceive::needs_transfer;
-  record.completed_inline = taken == TryReceive::received;
-  const bool came = taken == TryReceive::not_yet && group_.fabric->spin_for_peer(rank);
-  if (came) taken = receive();
-  if (taken == TryReceive::received) return nullptr;
+  TryReceive received = alone ? receive() : TryReceive::needs_transfer;
+  record.completed_inline = received == TryReceive::received;
+  const bool arrived = received == TryReceive::not_yet && group_.fabric->spin_for_peer(rank);
+  if (arrived) received = receive();
+  if (received == TryReceive::received) return nullptr;
   auto transfer = post(args);
-  if (came && !transfer->done()) group_.fabric->poll_peer(rank);
+  if (arrived && !transfer->done()) group_.fabric->poll_peer(rank);
   if (alone && !transfer->done())
     group_.fabric->wait([&transfer] { return transfer->done(); },
                         std::min(record.deadline, group_.now() + tunables().round_trip));
@@ -189,10 +189,10 @@ transport::TransferRef PointToPoint::post(const Args& args) {
 std::shared_ptr<Message> PointToPoint::follow(std::shared_ptr<Driver> driver, const Args& args,
                                               const transport::TransferRef& transfer,
                                               TimePoint deadline) {
-  Place place(*this);
+  Reservation reservation(*this);
   const auto message = make(std::move(driver), args, deadline, nullptr);
   message->transfer_ = transfer;
-  track(place, message);
+  track(reservation, message);
   return message;
 }
 
@@ -204,7 +204,7 @@ std::shared_ptr<Message> PointToPoint::make(std::shared_ptr<Driver> driver, cons
 }
 
 /// Tracks an outstanding message.
-void PointToPoint::track(Place&, const std::shared_ptr<Message>& message) {
+void PointToPoint::track(Reservation&, const std::shared_ptr<Message>& message) {
   if (message->settle()) return;
   std::string cancelled;
   {
@@ -213,7 +213,7 @@ void PointToPoint::track(Place&, const std::shared_ptr<Message>& message) {
     open_count_.store(open_.size());
     if (message->envelope_.receives) cancelled = cancelled_;
   }
-  if (!cancelled.empty()) message->take_back(Status(Code::aborted, cancelled));
+  if (!cancelled.empty()) message->cancel(Status(Code::aborted, cancelled));
 }
 
 // Notices run inside `settle`, so it is called without the lock.
@@ -243,7 +243,7 @@ TimePoint PointToPoint::next_deadline() {
   TimePoint earliest = TimePoint::max();
   for (const auto& message : open_) {
     const std::lock_guard message_guard(message->lock_);
-    if (!message->taken_back_) earliest = std::min(earliest, message->deadline_);
+    if (!message->cancel_requested_) earliest = std::min(earliest, message->deadline_);
   }
   return earliest;
 }
@@ -258,7 +258,7 @@ void PointToPoint::check_deadlines(TimePoint now) {
   for (const auto& message : open) message->check_deadline(now);
 }
 
-bool PointToPoint::sends_over() {
+bool PointToPoint::sends_done() {
   const std::lock_guard guard(lock_);
   return std::none_of(open_.begin(), open_.end(), [](const auto& message) {
     return !message->envelope_.receives && !message->transfer_->done();
@@ -273,7 +273,7 @@ void PointToPoint::cancel_receives(const std::string& why) {
     cancelled_ = why;
   }
   for (const auto& message : open) {
-    if (message->envelope_.receives) message->take_back(Status(Code::aborted, why));
+    if (message->envelope_.receives) message->cancel(Status(Code::aborted, why));
   }
 }
 

@@ -40,7 +40,7 @@ class PointToPoint {
   /// Cancels messages that are past their deadline.
   void check_deadlines(TimePoint now);
   /// Whether no send is outstanding.
-  bool sends_over();
+  bool sends_done();
   /// Cancels every receive without a matching message, and all that are posted later.
   void cancel_receives(const std::string& why);
 
@@ -49,8 +49,8 @@ class PointToPoint {
   transport::TransferRef receive_inline(const Args& args, CallRecord& record, bool alone);
   std::shared_ptr<Message> make(std::shared_ptr<Driver> driver, const Args& args,
                                 TimePoint deadline, std::shared_ptr<void> owner);
-  class Place;
-  void track(Place& place, const std::shared_ptr<Message>& message);
+  class Reservation;
+  void track(Reservation& place, const std::shared_ptr<Message>& message);
 
   const GroupContext& group_;
   std::mutex lock_;
@@ -86,7 +86,7 @@ class PointToPoint::Message final : public Completion {
   /// Publishes the transfer's result if it has ended. Returns whether the message has ended.
   bool settle();
   /// Cancels the transfer. The message ends with `why` unless it had already succeeded.
-  void take_back(Status why);
+  void cancel(Status why);
   void check_deadline(TimePoint now);
   std::string text() const;
   std::shared_ptr<Driver> driver();
@@ -99,8 +99,8 @@ class PointToPoint::Message final : public Completion {
   std::shared_ptr<void> owner_;      // of its memory, until it has ended
   const TimePoint made_;
   const TimePoint deadline_;
-  bool taken_back_ = false;
-  Status why_;
+  bool cancel_requested_ = false;
+  Status cancel_reason_;
 };
 
 }  // namespace muster::collective

@@ -9,14 +9,14 @@
 
 namespace muster::collective {
 // Outlives the handle if this thread drops the last owner of the handle.
-struct Progress::Shared {
+struct Progress::State {
   std::mutex lock;
   std::condition_variable changed;
   std::vector<std::shared_ptr<Progressable>> work;
   std::size_t entered = 0;  // `work` has room for this many
   std::atomic<bool> kicked{false};
   std::atomic<transport::Fabric*> sleeping_in{nullptr};
-  bool drowsy = false;  // may take longer than a tick to check again
+  bool sleeps_long = false;  // may take longer than a tick to check again
   bool stop = false;
   // A pass over a batch, which owns its elements.
   bool driving = false;
@@ -27,7 +27,7 @@ struct Progress::Shared {
 
   void run();
   void kick();
-  void nap(std::unique_lock<std::mutex>& guard, int& idle_ticks);
+  void wait_idle(std::unique_lock<std::mutex>& guard, int& idle_ticks);
   void drive();
   void check_deadlines(TimePoint limit);
   TimePoint next_deadline() const;
@@ -36,21 +36,21 @@ struct Progress::Shared {
 };
 
 /// Under the lock.
-void Progress::Shared::kick() {
+void Progress::State::kick() {
   kicked.store(true);
   if (transport::Fabric* fabric = sleeping_in.load()) fabric->wake();
 }
 
-void Progress::Shared::nap(std::unique_lock<std::mutex>& guard, int& idle_ticks) {
+void Progress::State::wait_idle(std::unique_lock<std::mutex>& guard, int& idle_ticks) {
   if (idle_ticks++ < tunables().progress_linger / tunables().progress_tick) {
-    const bool modest =
-        !work.empty() && std::all_of(work.begin(), work.end(), [](const auto& driven) {
-          return driven->is_polled_between_compute();
+    const bool all_polled =
+        !work.empty() && std::all_of(work.begin(), work.end(), [](const auto& item) {
+          return item->is_polled_between_compute();
         });
-    changed.wait_for(guard, modest ? tunables().driver_trust : tunables().progress_tick);
+    changed.wait_for(guard, all_polled ? tunables().driver_trust : tunables().progress_tick);
     return;
   }
-  drowsy = true;
+  sleeps_long = true;
   if (work.empty()) {
     changed.wait(guard, [&] { return stop || kicked.load(); });
     idle_ticks = 0;
@@ -59,35 +59,35 @@ void Progress::Shared::nap(std::unique_lock<std::mutex>& guard, int& idle_ticks)
                      tunables().progress_idle_tick);  // every object has a driver, which may leave
                                                       // without notice once it is done
   }
-  drowsy = false;
+  sleeps_long = false;
 }
 
 /// For the batch.
-TimePoint Progress::Shared::next_deadline() const {
+TimePoint Progress::State::next_deadline() const {
   TimePoint earliest = TimePoint::max();
-  for (const auto& driven : batch) earliest = std::min(earliest, driven->next_deadline());
+  for (const auto& item : batch) earliest = std::min(earliest, item->next_deadline());
   return earliest;
 }
 
 /// If `limit`, the earliest deadline of the batch, has passed.
-void Progress::Shared::check_deadlines(TimePoint limit) {
+void Progress::State::check_deadlines(TimePoint limit) {
   const TimePoint now = batch.front()->fabric()->clock().now();
   if (now < limit) return;
-  for (const auto& driven : batch) driven->check_deadlines(now);
+  for (const auto& item : batch) item->check_deadlines(now);
 }
 
-void Progress::Shared::drive() {
+void Progress::State::drive() {
   const std::shared_ptr<transport::Fabric> fabric = batch.front()->fabric();
   const TimePoint limit = next_deadline();
   const auto pass = [&] {
-    bool unattended = false;
-    for (const auto& driven : batch) {
-      if (driven->has_driver()) continue;
-      driven->advance();
-      if (!driven->busy()) return true;
-      unattended = true;
+    bool undriven = false;
+    for (const auto& item : batch) {
+      if (item->has_driver()) continue;
+      item->advance();
+      if (!item->busy()) return true;
+      undriven = true;
     }
-    return !unattended || kicked.load();
+    return !undriven || kicked.load();
   };
   sleeping_in.store(fabric.get());
   fabric->wait(pass, limit);
@@ -98,7 +98,7 @@ void Progress::Shared::drive() {
 /// Calls `visit()` without the lock, with all watched objects as the batch, then releases those
 /// that are done.
 template <class Visit>
-void Progress::Shared::visit(std::unique_lock<std::mutex>& guard, Visit visit) {
+void Progress::State::visit(std::unique_lock<std::mutex>& guard, Visit visit) {
   try {
     batch = work;
     finished.reserve(work.size());
@@ -111,11 +111,11 @@ void Progress::Shared::visit(std::unique_lock<std::mutex>& guard, Visit visit) {
   guard.unlock();
   visit();
   guard.lock();
-  std::erase_if(work, [&](const auto& driven) {
-    const auto known =
-        std::find(batch.begin(), batch.end(), driven);  // later additions are checked next time
-    if (known == batch.end() || driven->busy()) return false;
-    finished.push_back(driven);
+  std::erase_if(work, [&](const auto& item) {
+    const auto in_batch =
+        std::find(batch.begin(), batch.end(), item);  // later additions are checked next time
+    if (in_batch == batch.end() || item->busy()) return false;
+    finished.push_back(item);
     return true;
   });
   guard.unlock();
@@ -127,17 +127,17 @@ void Progress::Shared::visit(std::unique_lock<std::mutex>& guard, Visit visit) {
   passed.notify_all();
 }
 
-void Progress::Shared::run() {
+void Progress::State::run() {
   int idle_ticks = 0;
   CallbackExecutor::spare_this_thread();
   std::unique_lock guard(lock);
   thread = std::this_thread::get_id();
   while (!stop) {
     kicked.store(false);
-    const bool any = std::any_of(work.begin(), work.end(),
-                                 [](const auto& driven) { return !driven->has_driver(); });
-    if (!any) {
-      nap(guard, idle_ticks);
+    const bool needs_driving =
+        std::any_of(work.begin(), work.end(), [](const auto& item) { return !item->has_driver(); });
+    if (!needs_driving) {
+      wait_idle(guard, idle_ticks);
       // A thread that drives between its own work does not check deadlines.
       if (stop || work.empty()) continue;
       visit(guard, [this] { check_deadlines(next_deadline()); });
@@ -148,15 +148,15 @@ void Progress::Shared::run() {
   }
 }
 
-Progress::Progress() : shared_(std::make_shared<Shared>()) {}
+Progress::Progress() : state_(std::make_shared<State>()) {}
 
 Progress::~Progress() {
   {
-    const std::lock_guard guard(shared_->lock);
-    shared_->stop = true;
-    shared_->kicked.store(true);
+    const std::lock_guard guard(state_->lock);
+    state_->stop = true;
+    state_->kicked.store(true);
   }
-  shared_->changed.notify_all();
+  state_->changed.notify_all();
   if (!thread_.joinable()) return;
   if (thread_.get_id() == std::this_thread::get_id()) {
     thread_.detach();
@@ -166,14 +166,14 @@ Progress::~Progress() {
 }
 
 void Progress::enter() {
-  const std::lock_guard guard(shared_->lock);
-  shared_->work.reserve(shared_->entered + 1);
-  ++shared_->entered;
+  const std::lock_guard guard(state_->lock);
+  state_->work.reserve(state_->entered + 1);
+  ++state_->entered;
 }
 
 void Progress::leave() {
-  const std::lock_guard guard(shared_->lock);
-  --shared_->entered;
+  const std::lock_guard guard(state_->lock);
+  --state_->entered;
 }
 
 Status Progress::prepare() {
@@ -181,7 +181,7 @@ Status Progress::prepare() {
   const std::lock_guard guard(starting_);
   if (running_.load()) return {};
   auto thread = start_thread(
-      "the thread that advances what was started", [shared = shared_] { shared->run(); },
+      "the thread that advances what was started", [state = state_] { state->run(); },
       Signals::inherited);
   if (!thread.ok()) return thread.status();
   thread_ = std::move(*thread);
@@ -193,34 +193,33 @@ void Progress::watch(std::shared_ptr<Progressable> work, bool soon) noexcept {
   if (!running_.load(std::memory_order_acquire)) return;
   bool wake = soon;
   {
-    const std::lock_guard guard(shared_->lock);
-    if (std::find(shared_->work.begin(), shared_->work.end(), work) == shared_->work.end())
-      shared_->work.push_back(std::move(work));
-    wake = wake || shared_->drowsy;
+    const std::lock_guard guard(state_->lock);
+    if (std::find(state_->work.begin(), state_->work.end(), work) == state_->work.end())
+      state_->work.push_back(std::move(work));
+    wake = wake || state_->sleeps_long;
   }
   if (wake) notify();
 }
 
 void Progress::forget(const Progressable& work) {
   std::vector<std::shared_ptr<Progressable>> forgotten;  // destroyed after the lock is released
-  std::unique_lock guard(shared_->lock);
-  for (auto& driven : shared_->work) {
-    if (driven.get() == &work) forgotten.push_back(std::move(driven));
+  std::unique_lock guard(state_->lock);
+  for (auto& item : state_->work) {
+    if (item.get() == &work) forgotten.push_back(std::move(item));
   }
-  std::erase(shared_->work, nullptr);
-  if (!shared_->driving || shared_->thread == std::this_thread::get_id()) return;
-  shared_->kick();
-  shared_->passed.wait(guard, [this, pass = shared_->passes] {
-    return !shared_->driving || shared_->passes != pass;
-  });
+  std::erase(state_->work, nullptr);
+  if (!state_->driving || state_->thread == std::this_thread::get_id()) return;
+  state_->kick();
+  state_->passed.wait(
+      guard, [this, pass = state_->passes] { return !state_->driving || state_->passes != pass; });
 }
 
 void Progress::notify() {
   {
-    const std::lock_guard guard(shared_->lock);
-    shared_->kick();
+    const std::lock_guard guard(state_->lock);
+    state_->kick();
   }
-  shared_->changed.notify_one();
+  state_->changed.notify_one();
 }
 
 }  // namespace muster::collective

@@ -58,8 +58,8 @@ class Progress {
   void notify();
 
  private:
-  struct Shared;
-  std::shared_ptr<Shared> shared_;
+  struct State;
+  std::shared_ptr<State> state_;
   std::mutex starting_;
   std::atomic<bool> running_{false};
   std::thread thread_;

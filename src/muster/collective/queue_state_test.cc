@@ -13,7 +13,7 @@ namespace {
 TEST(QueueState, NumbersCallsAndKnowsItsHolder) {
   QueueState state;
   EXPECT_EQ(state.try_lock_as_next(), 1u);
-  // This thread is inside: it cannot come in once more, by either way.
+  // This thread is inside: it cannot enter again, in either way.
   EXPECT_FALSE(state.try_lock());
   EXPECT_EQ(state.try_lock_as_next(), 0u);
   state.unlock();
@@ -25,19 +25,19 @@ TEST(QueueState, NumbersCallsAndKnowsItsHolder) {
   state.prepare();
   EXPECT_EQ(state.queue_next(), 3u);
   EXPECT_TRUE(state.queued());
-  EXPECT_EQ(state.try_lock_as_next(), 0u);  // something goes before it
+  EXPECT_EQ(state.try_lock_as_next(), 0u);  // something is queued before it
   state.set_queued(false);
   EXPECT_EQ(state.try_lock_as_next(), 4u);
   EXPECT_EQ(state.number(), 4u);
   state.unlock();
 }
 
-// A thread that makes all calls, and others that come at some time: nobody is inside beside
-// another, and no number is given twice.
+// One thread that makes all calls, and others that come at any time: no two threads are inside at
+// once, and no number is used twice.
 TEST(QueueState, ExcludesWhoeverComesLater) {
   constexpr int kStates = 200, kOthers = 2, kCalls = 100;
   std::vector<QueueState> states(kStates);
-  std::vector<std::set<std::uint64_t>> numbers(kStates);  // guarded by the state
+  std::vector<std::set<std::uint64_t>> numbers(kStates);  // protected by the state
   std::atomic<int> at{-1};
   std::atomic<bool> twice{false};
   const auto call = [&](int which) {

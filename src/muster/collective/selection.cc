@@ -33,7 +33,7 @@ std::uint64_t gathered_bytes(const Tunables& table, int ranks) {
 /// Each rank of a host beyond the first saves one tensor through the host's network; a hop costs as
 /// much as `host_hop` bytes of that, plus `host_lane` for each lane's part of a chunk. From the
 /// model (`plan/cost.h`).
-std::uint64_t worth_the_hops(const Tunables& table, int ranks, int per_host) {
+std::uint64_t hosts_bound(const Tunables& table, int ranks, int per_host) {
   const auto lanes = static_cast<std::uint64_t>(per_host),
              hosts = static_cast<std::uint64_t>(ranks) / lanes;
   return hosts * (table.host_hop + table.host_lane * lanes) / (lanes - 1);
@@ -42,7 +42,7 @@ std::uint64_t worth_the_hops(const Tunables& table, int ranks, int per_host) {
 /// Along a tree the root sends or receives one message per step instead of one per rank, but waits
 /// for the steps in turn. From the model, in units of a message's overhead: a hop costs one at both
 /// ends, plus its latency.
-bool worth_the_steps(const Tunables& table, int ranks, int per_host) {
+bool tree_pays_off(const Tunables& table, int ranks, int per_host) {
   const auto doublings = [](int number) {
     return std::bit_width(static_cast<unsigned>(number)) - 1;
   };
@@ -173,24 +173,23 @@ Selection::Selection(Medium medium, int ranks, GroupPlacement placement, const T
   // Between two ranks every algorithm sends the same number of bytes, so the one with the fewest
   // rounds wins, until its temporary data no longer fits the caches.
   const std::uint64_t gathered = gathered_bytes(table, ranks);
-  const std::uint64_t if_oversubscribed =
+  const std::uint64_t shared_exchange =
       oversubscribed ? table.shared_exchange * few / std::max(few, members) : 0;
-  set_bound(
-      Op::all_reduce, Algorithm::bruck,
-      (ranks == 2 ? table.pair_exchange : std::max(if_oversubscribed, gathered / members)) + 1);
+  set_bound(Op::all_reduce, Algorithm::bruck,
+            (ranks == 2 ? table.pair_exchange : std::max(shared_exchange, gathered / members)) + 1);
   // A root that reduces alone loses nothing if there are hardly any other cores (two, or three for
   // four ranks), up to `few_ranks` ranks. More cores have not been measured.
-  const bool hardly_others = oversubscribed && ranks <= 2 * placement.per_core;
-  const std::uint64_t when_oversubscribed =
-      hardly_others ? 2 * table.shared_reduce
-                    : std::min<std::uint64_t>(table.shared_reduce, fixed::kGatheredMost / members);
-  const bool by_root = ranks == 2 || (hardly_others && ranks <= table.few_ranks);
+  const bool few_cores = oversubscribed && ranks <= 2 * placement.per_core;
+  const std::uint64_t shared_reduce =
+      few_cores ? 2 * table.shared_reduce
+                : std::min<std::uint64_t>(table.shared_reduce, fixed::kGatheredMost / members);
+  const bool by_root = ranks == 2 || (few_cores && ranks <= table.few_ranks);
   set_bound(Op::reduce, Algorithm::direct,
-            by_root ? kAlways : (oversubscribed ? when_oversubscribed : gathered / members) + 1);
+            by_root ? kAlways : (oversubscribed ? shared_reduce : gathered / members) + 1);
   set_bound(Op::all_gather, Algorithm::bruck,
             ranks == 2 ? 0 : (oversubscribed ? gathered / 2 : gathered) + 1);
-  const bool by_tree = ranks > table.few_ranks && !oversubscribed &&
-                       worth_the_steps(table, ranks, placement.per_host);
+  const bool by_tree =
+      ranks > table.few_ranks && !oversubscribed && tree_pays_off(table, ranks, placement.per_host);
   for (const Op op : {Op::gather, Op::scatter})
     set_bound(op, Algorithm::tree, by_tree ? gathered + 1 : 0);
   // The root's next message to any rank waits for the rank that shares the root's core, so the root
@@ -208,9 +207,10 @@ Selection::Selection(Medium medium, int ranks, GroupPlacement placement, const T
             ranks > table.few_ranks ? 0
             : several               ? table.ring_from + 1
                                     : kAlways);
-  const std::uint64_t hopped = several ? worth_the_hops(table, ranks, placement.per_host) : kAlways;
+  const std::uint64_t hosts_from =
+      several ? hosts_bound(table, ranks, placement.per_host) : kAlways;
   for (const Op op : {Op::all_reduce, Op::reduce, Op::reduce_scatter})
-    set_bound(op, Algorithm::slices, hopped);
+    set_bound(op, Algorithm::slices, hosts_from);
 }
 
 void Selection::set_bound(Op op, Algorithm algorithm, std::uint64_t bound) {

@@ -1,4 +1,4 @@
-// Which algorithm runs: the defaults, the tuning file, its errors, and that a group's members
+// Algorithm selection: the defaults, the tuning file and its errors, and that a group's members
 // agree.
 #include "muster/collective/selection.h"
 
@@ -56,7 +56,7 @@ TEST(Selection, DefaultsGiveWayByWhatIsGathered) {
   }
 }
 
-// spec: H2 the table of algorithms by size, for people: what it says is what is chosen
+// spec: H2 the table of algorithms by size, as text: it says what is chosen
 TEST(Selection, IsTold) {
   Selection region(Medium::shared_memory, 4);
   const auto told = text_of(region);
@@ -103,7 +103,7 @@ TEST(Selection, NothingIsChosenBeyondWhatItCanDo) {
   links.force(Op::all_gather, Algorithm::direct);
   for (const std::uint64_t bytes : {std::uint64_t{0}, 64 * kKiB, std::uint64_t{1} << 40})
     EXPECT_EQ(links.choose(Op::all_gather, bytes), Algorithm::direct);
-  links.force(Op::broadcast, Algorithm::one_shot);  // has none
+  links.force(Op::broadcast, Algorithm::one_shot);  // not available for this operation
   EXPECT_EQ(links.bounds(),
             [] {
               Selection same(Medium::network, 4);
@@ -149,8 +149,8 @@ TEST(Selection, SmallPiecesGoAsTheModelSays) {
       if (ranks % per_host != 0) continue;
       const Algorithm chosen =
           Selection(Medium::network, ranks, {.per_host = per_host}).choose(Op::gather, 64);
-      const auto seconds = [&](Algorithm way) {
-        return plan::predict(Op::gather, way, 64, kUsual, {ranks, per_host});
+      const auto seconds = [&](Algorithm algorithm) {
+        return plan::predict(Op::gather, algorithm, 64, kUsual, {ranks, per_host});
       };
       EXPECT_LE(seconds(chosen),
                 1.1 * std::min(seconds(Algorithm::tree), seconds(Algorithm::direct)))
@@ -159,7 +159,7 @@ TEST(Selection, SmallPiecesGoAsTheModelSays) {
   }
 }
 
-// What a member knows of the others' pieces must not matter.
+// A member's knowledge of the others' pieces must not matter.
 TEST(Selection, EveryMemberSeesTheSameSize) {
   std::vector<std::byte> memory(1024);
   const auto part = [&](std::size_t index) { return std::span(memory).subspan(index * 24, 24); };
@@ -344,7 +344,7 @@ TEST(Tuning, NumbersOfTheTableDecideWhereNoLineDoes) {
   EXPECT_EQ(overridden.choose(Op::all_reduce, 4 * kKiB), Algorithm::bruck);
   EXPECT_EQ(overridden.choose(Op::all_reduce, 4 * kKiB + 1), Algorithm::slices);
   EXPECT_EQ(Selection(Medium::network, 2).choose(Op::all_reduce, 4 * kKiB + 1), Algorithm::bruck);
-  // What `--check-selection` counts for each of them is an operation that has a choice.
+  // `--check-selection` counts an operation that has a choice for each of them.
   for (const Tunable& row : tunable_rows()) {
     std::string_view rest = row.decides;
     while (!rest.empty()) {
@@ -423,8 +423,8 @@ TEST(Tuning, AnAlgorithmCanBeForced) {
   EXPECT_TRUE(contains(parse_forced("all_reduce").status().message(), "MUSTER_ALGORITHM"));
 }
 
-// Every rank has another opinion; members that chose differently would wait for each other's
-// messages for ever.
+// Every rank has a different tuning. If members chose differently, they would wait for each other's
+// messages forever.
 TEST(Tuning, TheFirstMembersCountsForAll) {
   for (Wire wire : testing::kWiresAndHosts) {
     run_ranks(4, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {

@@ -17,10 +17,10 @@ struct Spare {
 /// A call has two sides.
 constinit thread_local std::array<Spare, 2> spares{};
 /// Lists in global objects outlive the thread's own objects at process exit.
-constinit thread_local bool over = false;
+constinit thread_local bool destroyed = false;
 struct Owner {
   ~Owner() {
-    over = true;
+    destroyed = true;
     for (Spare& spare : spares) ::operator delete(std::exchange(spare, {}).memory);
   }
   bool used = false;
@@ -29,7 +29,7 @@ thread_local Owner owner;
 
 }  // namespace
 
-void* take_memory(std::size_t& bytes) {
+void* acquire_memory(std::size_t& bytes) {
   for (Spare& spare : spares) {
     if (spare.bytes < bytes) continue;
     bytes = spare.bytes;
@@ -39,8 +39,8 @@ void* take_memory(std::size_t& bytes) {
   return ::operator new(bytes);
 }
 
-void give_memory_back(void* memory, std::size_t bytes) noexcept {
-  if (!over) {
+void release_memory(void* memory, std::size_t bytes) noexcept {
+  if (!destroyed) {
     owner.used = true;  // constructs it, so that it is destroyed with the thread
     Spare& smaller = spares[0].bytes <= spares[1].bytes ? spares[0] : spares[1];
     if (smaller.bytes < bytes) memory = std::exchange(smaller, {memory, bytes}).memory;

@@ -13,8 +13,8 @@ namespace muster::collective {
 
 namespace slice_list_detail {
 /// Returns at least `bytes` and stores the actual size there.
-void* take_memory(std::size_t& bytes);
-void give_memory_back(void* memory, std::size_t bytes) noexcept;
+void* acquire_memory(std::size_t& bytes);
+void release_memory(void* memory, std::size_t bytes) noexcept;
 }  // namespace slice_list_detail
 
 /// `T` is a span of bytes. Not thread-safe; may be destroyed on another thread.
@@ -34,7 +34,7 @@ class SliceList {
   template <class Range>
   requires kIsOther<Range> SliceList(const Range& slices) { append(slices); }
   SliceList(const SliceList& other) { append(other); }
-  SliceList(SliceList&& other) noexcept { take(other); }
+  SliceList(SliceList&& other) noexcept { move_from(other); }
   SliceList& operator=(const SliceList& other) {
     if (this == &other) return *this;
     clear();
@@ -44,7 +44,7 @@ class SliceList {
   SliceList& operator=(SliceList&& other) noexcept {
     if (this == &other) return *this;
     free();
-    take(other);
+    move_from(other);
     return *this;
   }
   ~SliceList() { free(); }
@@ -85,7 +85,7 @@ class SliceList {
   }
   [[gnu::noinline]] void grow() {
     std::size_t bytes = 2 * capacity_ * sizeof(T);
-    auto* const larger = static_cast<T*>(slice_list_detail::take_memory(bytes));
+    auto* const larger = static_cast<T*>(slice_list_detail::acquire_memory(bytes));
     std::copy_n(slices_, size_, larger);
     free();
     slices_ = larger;
@@ -93,9 +93,9 @@ class SliceList {
   }
   void free() noexcept {
     if (capacity_ > kInside) [[unlikely]]
-      slice_list_detail::give_memory_back(slices_, capacity_ * sizeof(T));
+      slice_list_detail::release_memory(slices_, capacity_ * sizeof(T));
   }
-  void take(SliceList& other) noexcept {
+  void move_from(SliceList& other) noexcept {
     size_ = other.size_;
     capacity_ = other.capacity_;
     slices_ =

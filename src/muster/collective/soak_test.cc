@@ -1,6 +1,6 @@
-// Ten million calls of four processes, in long runs: every kind of call, sizes from nothing to 16
-// MiB, blocking and several at once, on memory of their own and in the arena; every result looked
-// at, and memory that stays what it was.
+// Ten million calls of four processes in long runs: every kind of call, sizes from nothing to 16
+// MiB, blocking and several at once, on private memory and in the arena. Every result is checked,
+// and memory use must stay constant.
 
 #include <gtest/gtest.h>
 
@@ -36,7 +36,7 @@ constexpr std::size_t kOften = (std::size_t{64} << 10) / sizeof(Value);
 constexpr std::uint64_t kRareCall = 10'000;
 constexpr int kAtOnce = 4;
 
-/// The same number on every rank for the same question.
+/// Returns the same number on every rank for the same arguments.
 std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {
   std::uint64_t x = a * 0x9e3779b97f4a7c15 + b * 0xd1342543de82ef95 + 1;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
@@ -44,10 +44,11 @@ std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {
   return x ^ (x >> 31);
 }
 
-/// Every operation, `send` as a ring of messages; and as the last kind several all_reduces at once.
+/// Every operation, with `send` as a ring of messages; the last kind is several all_reduces at
+/// once.
 constexpr std::uint64_t kOps = static_cast<std::uint64_t>(Op::send) + 1;
 
-/// What is called under a number, by all ranks alike.
+/// The call that all ranks make under a number.
 struct Step {
   Step(std::uint64_t seed, std::uint64_t number) : number(number) {
     const std::uint64_t kind = mixed(seed, 4 * number) % (kOps + 1);
@@ -67,10 +68,10 @@ struct Step {
   Op op;
   bool several;
   int root;
-  std::size_t count;  ///< elements, of each slice where there are several
+  std::size_t count;  ///< elements; per slice if there are several
 };
 
-/// Element `i` of what `from` gives `to` (0 where all are given the same).
+/// Element `i` that `from` sends to `to` (0 if all receive the same).
 Value given(std::uint64_t number, int from, int to) {
   return static_cast<Value>(number % 4096 * 4096) + from * 64 + to * 8;
 }
@@ -82,7 +83,7 @@ Value summed(std::uint64_t number, int to) {
 void fill(std::span<Value> values, Value first) {
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = first + static_cast<Value>(i & 7);
 }
-/// `times`: of the ramp that every rank adds.
+/// `times`: factor of the ramp that every rank adds.
 bool holds(std::span<const Value> values, Value first, Value times = 1) {
   Value wrong = 0;
   for (std::size_t i = 0; i < values.size(); ++i)
@@ -90,7 +91,7 @@ bool holds(std::span<const Value> values, Value first, Value times = 1) {
   return wrong == 0;
 }
 
-/// One rank's buffers: of its own, and in the arena.
+/// One rank's buffers, private and in the arena.
 class Buffers {
  public:
   Buffers() : own_(2 * kMost) {
@@ -110,7 +111,7 @@ class Player {
  public:
   explicit Player(Communicator& world) : world_(world), me_(world.rank()) {}
 
-  /// What is wrong, or nothing.
+  /// Returns an error text, or "".
   std::string play(const Step& step, std::uint64_t seed) {
     const std::uint64_t draw =
         mixed(seed ^ 0x5eed, step.number * kRanks + static_cast<std::uint64_t>(me_));
@@ -195,7 +196,7 @@ class Player {
     return {};
   }
 
-  /// To the next rank, from the one before.
+  /// To the next rank, from the previous one.
   Status ring(const Step& step) {
     const int next = (me_ + 1) % kRanks, before = (me_ + kRanks - 1) % kRanks;
     const std::span<Value> in = in_.first(step.count), out = out_.first(step.count);
@@ -236,7 +237,7 @@ class Player {
   bool right_ = true;
 };
 
-/// Of physical memory, while nobody does anything.
+/// Physical memory of all ranks, while all are idle.
 std::int64_t memory_of_all(Communicator& world) {
   const TimePoint deadline = steady_clock().now() + seconds(60);
   std::int64_t bytes = -1;
@@ -253,8 +254,7 @@ std::string soak(int rank, const std::string& store, std::uint64_t calls) {
   options.rank = rank;
   options.world_size = kRanks;
   options.store_path = store;
-  options.heartbeat_limit =
-      Duration::zero();  // a machine that runs other tests beside this one may be late
+  options.heartbeat_limit = Duration::zero();  // other tests may slow this machine down
   auto job = testing::join_process_job(options);
   if (!job.ok()) return job.status().message();
   constexpr std::int64_t kMemoryLimit = std::int64_t{8} << 20;

@@ -15,7 +15,7 @@ struct StartingCall {
       : record(given), control(later) {}
 
   /// Sets the call and its number.
-  void take(const transport::Fingerprint& call, std::uint64_t number) {
+  void assign(const transport::Fingerprint& call, std::uint64_t number) {
     transport::copy_words(fingerprint, call);
     fingerprint.sequence = number;
   }

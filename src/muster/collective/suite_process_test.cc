@@ -1,6 +1,6 @@
 // The cells of the suite with ranks that are processes: over shared memory, over sockets alone, and
-// over both at once. Every process has its own engine, arena and threads here, as in a real job.
-// Sampled within a budget, more of it with MUSTER_TEST_LONG=1; and a soak.
+// over both at once. Every process has its own engine, arena and threads, as in a real job. Sampled
+// within a budget, with more samples if MUSTER_TEST_LONG=1; and a soak.
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -29,17 +29,17 @@ namespace {
 using std::chrono::seconds;
 using Seconds = std::chrono::duration<double>;
 
-/// The order of play among processes: the first rank opens one block of cells after another until
-/// the time is over, the others follow.
+/// Synchronizes processes: the first rank opens one block of cells after another until the time is
+/// up, and the others follow.
 class Referee {
  public:
-  /// Asked by rank 0 before block `number`, in order.
+  /// Called by rank 0 before block `number`, in order.
   bool open(int number, bool go_on) {
     if (!go_on) closed_.add(number + 1);
     opened_.add(1);
     return go_on;
   }
-  /// Asked by the others; false where the play has ended before that block, or rank 0 is gone.
+  /// Called by the others; false if the run has ended before that block, or rank 0 is gone.
   bool wait_for(int number) {
     return opened_.wait_for(number + 1, seconds(180)) &&
            (closed_.value() == 0 || number < closed_.value() - 1);
@@ -49,16 +49,16 @@ class Referee {
   testing::SharedCounter opened_, closed_;
 };
 
-/// What a job of processes plays.
+/// The program of a job of processes.
 struct Play {
   Wire wire = Wire::shm;
   int ranks = 2;
   Seconds budget{1};
   std::function<Cell(std::size_t)> cell;  ///< the same on every rank
-  std::size_t cells = 0;                  ///< at most so many
-  std::size_t at_least = 0;               ///< whatever the budget
-  /// Runs on each rank when the ranks have met, before block `number` of cells; says what is wrong,
-  /// or nothing.
+  std::size_t cells = 0;                  ///< at most this many
+  std::size_t at_least = 0;               ///< at least this many, whatever the budget
+  /// Runs on each rank after the ranks have met, before block `number` of cells. Returns an error
+  /// text, or "".
   std::function<std::string(int rank, int number)> watch;
 };
 constexpr std::size_t kBlock = 2;
@@ -71,12 +71,11 @@ testing::ProcessJobOptions job_options(const Play& play, int rank, const std::st
   options.shared_memory = play.wire != Wire::tcp;
   options.host_label = testing::host_label(play.wire, rank);
   options.timeout = seconds(60);
-  options.heartbeat_limit =
-      Duration::zero();  // a machine that runs other tests beside this one may be late
+  options.heartbeat_limit = Duration::zero();  // other tests may slow this machine down
   return options;
 }
 
-// The number of cells played, or a text that begins otherwise and says what was wrong.
+// Returns the number of cells played, or an error text that does not start with a digit.
 std::string play_rank(const Play& play, int rank, const std::string& store_path, Referee& referee) {
   auto job = testing::join_process_job(job_options(play, rank, store_path));
   if (!job.ok()) {
@@ -110,7 +109,7 @@ std::string play_rank(const Play& play, int rank, const std::string& store_path,
   return closed.ok() ? std::to_string(played) : "close: " + closed.message();
 }
 
-/// Plays on processes; the number of cells, 0 where something was wrong.
+/// Runs on processes. Returns the number of cells, 0 on an error.
 std::size_t play_on_processes(const Play& play) {
   const testing::ScratchFolder scratch;
   Referee referee;
@@ -138,8 +137,9 @@ constexpr int kProcessRanks[] = {2, 3, 4, 8};
 class CollectiveProcessSuite : public testing::SampledCells<std::tuple<Wire, int>> {};
 
 // spec: F2 broadcast, F3 all_reduce, F4 reduce, F5 all_gather, F7 gather, F8 scatter, F9
-// reduce_scatter, F12 all_to_all between processes spec: F15 every dtype between processes spec: A1
-// shared memory off: tcp alone, between processes
+// reduce_scatter, F12 all_to_all between processes
+// spec: F15 every dtype between processes
+// spec: A1 shared memory off: tcp alone, between processes
 TEST_P(CollectiveProcessSuite, EveryCellMatchesTheDirectComputation) {
   const auto [wire, ranks] = GetParam();
   const std::uint64_t seed = testing::test_seed();
@@ -197,11 +197,11 @@ INSTANTIATE_TEST_SUITE_P(All, CollectiveProcessSuite,
                                   std::to_string(std::get<1>(cell.param));
                          });
 
-// In the first blocks of a soak every operation is played at its largest, so that what is kept for
-// later is there.
+// The first blocks of a soak play every operation at its largest size, so that all kept memory is
+// allocated.
 constexpr int kWarm = 9;
 
-/// A rank's resources after a warm-up, and what has come to them since.
+/// A rank's resources after a warm-up, and their growth since then.
 class Ledger {
  public:
   explicit Ledger(Seconds warm_up) : warm_up_(std::chrono::duration_cast<Duration>(warm_up)) {}
@@ -225,7 +225,7 @@ class Ledger {
     if (descriptors != descriptors_)
       return std::to_string(descriptors_) + " descriptors became " + std::to_string(descriptors);
     if (!testing::long_tests() || !testing::kMemoryTells)
-      return "";  // in a moment not everything has been used once
+      return "";  // a short run does not use everything once
     const auto memory = testing::memory_in_use();
     if (memory.own > memory_.own + kMemoryLimit || memory.shared > memory_.shared + kMemoryLimit) {
       return "memory grew from " + std::to_string(memory_.own) + " bytes of its own and " +
@@ -243,7 +243,7 @@ class Ledger {
 
 class CollectiveSoak : public ::testing::TestWithParam<Wire> {};
 
-// Random calls of random sizes for a minute in long runs, for a moment in others.
+// Random calls of random sizes: for a minute in long runs, for seconds otherwise.
 // spec: F15 F16 long runs leave nothing behind: memory and descriptors stay what they were
 TEST_P(CollectiveSoak, MemoryAndDescriptorsStayFlat) {
   const std::uint64_t seed = testing::test_seed();
@@ -269,7 +269,7 @@ TEST_P(CollectiveSoak, MemoryAndDescriptorsStayFlat) {
                 random(), kSoakRanks};
   };
   Ledger ledger(play.budget /
-                (testing::long_tests() ? 3 : 1000));  // each process has its own once it is forked
+                (testing::long_tests() ? 3 : 1000));  // each forked process has its own
   play.watch = [&](int, int block) { return ledger.watch(block); };
   const std::size_t played = play_on_processes(play);
   ASSERT_GE(played, std::size_t{2}) << "replay with MUSTER_TEST_SEED=" << seed;

@@ -1,7 +1,7 @@
-// Every operation x element type x reduction x number of ranks x wire, against a direct
+// Every operation x element type x reduction x number of ranks x wire, compared with a direct
 // computation: sizes from nothing to more than every chunk, even and uneven, in place or not,
 // private and arena memory mixed among the ranks, blocking and started. Sampled within a budget;
-// whole with MUSTER_TEST_LONG=1. A failure prints the cell and the seed that replays it.
+// complete with MUSTER_TEST_LONG=1. A failure prints the cell and the seed that replays it.
 
 #include <gtest/gtest.h>
 
@@ -30,8 +30,8 @@
 namespace muster::collective::suite {
 namespace {
 
-/// Another one for every rank, of which the first's must count: some operations by any of their
-/// algorithms, the others by the defaults.
+/// A different tuning on every rank, of which only the first member's must apply: some operations
+/// by a random algorithm, the others by the defaults.
 std::shared_ptr<const Tuning> drawn_tuning(int rank, int ranks) {
   std::mt19937_64 random(testing::test_seed() * 31 +
                          static_cast<std::uint64_t>(100 * ranks + rank));
@@ -58,16 +58,16 @@ Result<std::shared_ptr<Communicator>> create_whole_group(
   return Communicator::create(fabric, members, options);
 }
 
-/// All ranks play the cells in the same order, until the time is over or something is wrong; says
-/// how many were played.
+/// All ranks play the cells in the same order until the time is up or a cell fails. Returns the
+/// number of cells played.
 std::size_t play_all(Wire wire, int ranks, const std::vector<Cell>& cells,
                      std::chrono::duration<double> budget, std::string& trouble) {
   constexpr std::size_t kBlock = 2;
-  std::optional<std::chrono::steady_clock::time_point> end;  // from when the ranks have met
+  std::optional<std::chrono::steady_clock::time_point> end;  // set when the ranks have met
   std::mutex lock;
   std::atomic<bool> go_on{true};
   std::atomic<std::size_t> played{0};
-  // Of the block that is played: made and dropped while no rank plays.
+  // Of the current block; created and dropped while no rank plays.
   std::size_t next = 0;
   std::vector<std::unique_ptr<Answers>> answers;
   const auto decide = [&]() noexcept {
@@ -120,10 +120,12 @@ class CollectiveSuite : public testing::SampledCells<std::tuple<Wire, int>> {};
 // spec: F13 barrier
 // spec: F14 SUM PRODUCT MIN MAX BAND BOR BXOR AVG PREMUL_SUM
 // spec: F15 every dtype; operations that only move bytes take every width; MIN and MAX pass NaN on;
-// 16-bit floats round once spec: F16 zero-element tensors, one-rank groups spec: F19 PREMUL_SUM
-// multiplies each rank's input; AVG: the sum in the order of ranks, then one division; integers
-// truncate spec: F20 ranks that do not need the list give none spec: A1 shared memory off: tcp
-// alone
+// 16-bit floats round once
+// spec: F16 zero-element tensors, one-rank groups
+// spec: F19 PREMUL_SUM multiplies each rank's input; AVG: the sum in the order of ranks, then one
+// division; integers truncate
+// spec: F20 ranks that do not need the list give none
+// spec: A1 shared memory off: tcp alone
 TEST_P(CollectiveSuite, EveryCellMatchesTheDirectComputation) {
   const auto [wire, ranks] = GetParam();
   const std::uint64_t seed = testing::test_seed();
@@ -135,7 +137,7 @@ TEST_P(CollectiveSuite, EveryCellMatchesTheDirectComputation) {
   std::string trouble;
   const std::size_t played = play_all(wire, ranks, cells, budget, trouble);
   ASSERT_TRUE(trouble.empty()) << trouble << "replay with MUSTER_TEST_SEED=" << seed;
-  // A short budget still plays something on every wire at every number of ranks; a whole one plays
+  // A short budget still plays cells on every wire with every number of ranks; a full run plays
   // all.
   ASSERT_GE(played, testing::whole_matrices() ? cells.size() : std::size_t{2});
   std::cout << "played " << played << " of " << cells.size() << " cells with seed " << seed << "\n";
@@ -148,9 +150,10 @@ std::shared_ptr<Communicator> whole_group(const std::shared_ptr<transport::Fabri
   return group.ok() ? *group : nullptr;
 }
 
-// The last to come is another rank in each round; it comes when all others have said that they are
-// about to enter. spec: F13 barrier: nobody leaves before the last has come, over links and over
-// shared memory, blocking and started
+// A different rank is last in each round; it enters when all others have announced that they are
+// about to.
+// spec: F13 barrier: nobody leaves before the last has come, over links and over shared memory,
+// blocking and started
 TEST_P(CollectiveSuite, BarrierHoldsEveryone) {
   const auto [wire, number] = GetParam();
   const int ranks = number;
@@ -179,9 +182,9 @@ TEST_P(CollectiveSuite, BarrierHoldsEveryone) {
   }
 }
 
-// A one, and from every other rank half of the last place of one: where every addition rounded,
-// they would all be lost (ties to even). spec: F15 16-bit floats accumulate in float32 and round
-// once
+// A one, and from every other rank half of its last place: if every addition rounded, they would
+// all be lost (ties to even).
+// spec: F15 16-bit floats accumulate in float32 and round once
 TEST_P(CollectiveSuite, SixteenBitSumsRoundOnce) {
   const auto [wire, number] = GetParam();
   const int ranks = number;

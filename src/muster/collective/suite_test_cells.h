@@ -1,6 +1,5 @@
-/// Test support for the suites over all operations: one call with everything random about it (a
-/// cell), how a rank plays it, what must come out, and how the cells of a number of ranks are
-/// drawn.
+/// Test support for the suites over all operations: one random call (a cell), how a rank plays it,
+/// the expected result, and how the cells for a number of ranks are drawn.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +39,7 @@ struct Cell {
   bool arena(int rank, int which) const { return (seed >> (16 + 2 * (rank % 8) + which)) % 2 == 1; }
   double factor(int rank) const { return 0.5 * (rank + 1); }
 
-  // Elements that `from` gives to `to`.
+  // Number of elements that `from` sends to `to`.
   std::size_t elements(int from, int to) const {
     if (op == Op::barrier) return 0;
     if (!uneven()) return count;
@@ -60,7 +59,7 @@ struct Cell {
   }
 };
 
-/// Memory of one side, from the arena or not, with a guard before and behind.
+/// Memory of one side, in the arena or private, with guards around it.
 class Memory {
  public:
   Memory(std::size_t bytes, bool arena) : bytes_(bytes) {
@@ -100,8 +99,8 @@ class Memory {
   std::byte* memory_ = nullptr;
 };
 
-/// What every rank gives in a cell and what must come out, each computed once, by whoever asks
-/// first. Ranks that are threads share one.
+/// Every rank's input in a cell and the expected output, each computed once, on first use. Ranks
+/// that are threads share one.
 class Answers {
  public:
   explicit Answers(const Cell& cell)
@@ -124,7 +123,7 @@ class Answers {
     });
     return slot.bytes;
   }
-  /// The reduction of what all give to `to`.
+  /// The reduction of all inputs for `to`.
   const std::vector<std::byte>& reduced(int to) {
     if (!info(cell_.op).lists_input) to = 0;
     Once& slot = reduced_[static_cast<std::size_t>(to)];
@@ -155,7 +154,7 @@ class Answers {
   std::vector<Once> reduced_;
 };
 
-/// One rank's part in one cell: makes the call and says what is wrong, or nothing.
+/// One rank's part in one cell: makes the call and returns an error text, or "".
 class Player {
  public:
   Player(Answers& answers, int rank) : answers_(answers), cell_(answers.cell()), rank_(rank) {}
@@ -221,7 +220,7 @@ class Player {
     }
     if (!lists_input()) args.inputs.push_back(fill(input.all(), rank_));
     if (cell_.in_place() && root()) make_in_place(args);
-    // Members that neither read nor write a side need not give it.
+    // Members that neither read nor write a side need not pass it.
     if (!root() && cell_.op == Op::scatter && (cell_.seed >> 40) % 2 == 0) args.inputs.clear();
     if (!root() && cell_.op == Op::gather && (cell_.seed >> 40) % 2 == 0) args.outputs.clear();
     if (!root() && cell_.op == Op::reduce && (cell_.seed >> 40) % 2 == 0) args.outputs.clear();
@@ -234,7 +233,7 @@ class Player {
     return where;
   }
 
-  // This member's own input and output become the same memory.
+  // Makes this member's own input and output the same memory.
   void make_in_place(Args& args) {
     in_place_ = true;
     const auto me = static_cast<std::size_t>(rank_);
@@ -305,8 +304,8 @@ inline std::vector<Kind> all_kinds() {
   return kinds;
 }
 
-// Nothing, one, primes, just beside the limits of the algorithms, and more than two chunks of every
-// one of them.
+// Nothing, one, primes, sizes beside the limits of the algorithms, and more than two chunks of
+// each.
 inline std::vector<std::size_t> counts_of(Op op, DType dtype, int ranks) {
   const std::size_t width = size_of(dtype);
   const std::size_t parts =
@@ -317,7 +316,7 @@ inline std::vector<std::size_t> counts_of(Op op, DType dtype, int ranks) {
                                   1009,
                                   65536 / width / static_cast<std::size_t>(ranks) + 1,
                                   (parts * 600 * 1024 + 8) / width + 1};
-  if (op == Op::reduce) counts.push_back(96 * 1024 / width + 1);  // what a root of several invites
+  if (op == Op::reduce) counts.push_back(96 * 1024 / width + 1);  // uses ready-to-receive
   return counts;
 }
 
@@ -326,7 +325,7 @@ inline std::vector<Cell> draw_cells(std::mt19937_64& random, int ranks) {
   for (const Kind& kind : all_kinds()) {
     for (std::size_t count : counts_of(kind.op, kind.dtype, ranks)) {
       const bool large =
-          count * size_of(kind.dtype) > 100'000;  // a sample has room for a few of them
+          count * size_of(kind.dtype) > 100'000;  // a sample has room for only a few of them
       if (!large || testing::long_tests() || random() % 4 == 0)
         cells.push_back({kind.op, kind.dtype, kind.reduce, count, random(), ranks});
     }

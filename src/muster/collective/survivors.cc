@@ -12,13 +12,13 @@
 namespace muster::collective {
 
 SurvivorViews::SurvivorViews(int self, std::vector<bool> out, std::uint32_t attempt)
-    : self_(self), view_{attempt, std::move(out)}, told_(view_.out.size()) {}
+    : self_(self), view_{attempt, std::move(out)}, received_(view_.out.size()) {}
 
-bool SurvivorViews::take_news() { return std::exchange(news_, false); }
+bool SurvivorViews::take_changed() { return std::exchange(changed_, false); }
 
 void SurvivorViews::start_over() {
   ++view_.attempt;
-  news_ = true;
+  changed_ = true;
 }
 
 void SurvivorViews::grow(const View& other) {
@@ -27,11 +27,11 @@ void SurvivorViews::grow(const View& other) {
   for (std::size_t i = 0; i < joined.out.size(); ++i) joined.out[i] = joined.out[i] || other.out[i];
   if (joined == view_) return;
   view_ = std::move(joined);
-  news_ = true;
+  changed_ = true;
 }
 
 void SurvivorViews::heard(int member, const View& theirs) {
-  told_[static_cast<std::size_t>(member)] = theirs;
+  received_[static_cast<std::size_t>(member)] = theirs;
   grow(theirs);
 }
 
@@ -41,13 +41,13 @@ void SurvivorViews::gone(int member) {
   grow(known);
 }
 
-bool SurvivorViews::decided() const { return !news_ && !excluded() && awaited().empty(); }
+bool SurvivorViews::decided() const { return !changed_ && !excluded() && awaited().empty(); }
 
 std::vector<int> SurvivorViews::awaited() const {
   std::vector<int> members;
-  for (std::size_t i = 0; i < told_.size(); ++i) {
+  for (std::size_t i = 0; i < received_.size(); ++i) {
     const auto member = static_cast<int>(i);
-    if (member != self_ && counts_in(member) && told_[i] != view_) members.push_back(member);
+    if (member != self_ && includes(member) && received_[i] != view_) members.push_back(member);
   }
   return members;
 }
@@ -55,9 +55,9 @@ std::vector<int> SurvivorViews::awaited() const {
 namespace {
 
 /// How often a member checks which ranks the fabric has found dead.
-constexpr auto kLook = std::chrono::milliseconds(50);  // limit: delay of an error
+constexpr auto kCheckInterval = std::chrono::milliseconds(50);  // limit: delay of an error
 /// When a member first asks the silent members again; each later interval is twice as long.
-constexpr auto kAskAgain = std::chrono::milliseconds(250);  // limit: delay of an error
+constexpr auto kFirstRetry = std::chrono::milliseconds(250);  // limit: delay of an error
 
 std::uint64_t tag_of(const Lineage& lineage) {
   ByteWriter key;
@@ -69,11 +69,11 @@ std::uint64_t tag_of(const Lineage& lineage) {
   return number | kFirstReservedTag;
 }
 
-/// `asks`: the receiver must send its view even if it has sent it before. (A member that succeeds
-/// stops listening, and loses views that arrive then.)
-std::string encode(const SurvivorViews::View& view, bool asks) {
+/// `asks_reply`: the receiver must send its view even if it has sent it before. (A member that
+/// succeeds stops listening, and loses views that arrive then.)
+std::string encode(const SurvivorViews::View& view, bool asks_reply) {
   ByteWriter out;
-  out.put(view.attempt).put(static_cast<std::uint8_t>(asks));
+  out.put(view.attempt).put(static_cast<std::uint8_t>(asks_reply));
   for (std::size_t i = 0; i < view.out.size(); i += 8) {
     std::uint8_t bits = 0;
     for (std::size_t bit = 0; bit < 8 && i + bit < view.out.size(); ++bit) {
@@ -85,7 +85,7 @@ std::string encode(const SurvivorViews::View& view, bool asks) {
 }
 
 constexpr std::size_t kHead = sizeof(std::uint32_t) + 1;
-bool asks(const std::string& bytes) { return bytes[kHead - 1] != 0; }
+bool asks_reply(const std::string& bytes) { return bytes[kHead - 1] != 0; }
 
 SurvivorViews::View decode(const std::string& bytes, std::size_t members) {
   SurvivorViews::View view;
@@ -98,9 +98,9 @@ SurvivorViews::View decode(const std::string& bytes, std::size_t members) {
 }
 
 /// Sends and receives views over the fabric.
-class Talk {
+class ViewExchange {
  public:
-  Talk(transport::Fabric& fabric, const Lineage& lineage, SurvivorViews& views)
+  ViewExchange(transport::Fabric& fabric, const Lineage& lineage, SurvivorViews& views)
       : fabric_(fabric),
         channel_(fabric.agreements()),
         lineage_(lineage),
@@ -110,12 +110,12 @@ class Talk {
         inboxes_(lineage.members.size(), encode(views.view(), false)) {
     header_.op = static_cast<std::uint8_t>(Op::send);
   }
-  ~Talk() {
+  ~ViewExchange() {
     for (auto& receive : receives_) {
       if (receive != nullptr) channel_.cancel(receive);
     }
     for (auto& sent : sent_) channel_.cancel(sent.transfer);
-    const auto quiet = [this] {
+    const auto all_done = [this] {
       const auto over = [](const transport::TransferRef& transfer) {
         return transfer == nullptr || transfer->done();
       };
@@ -123,7 +123,7 @@ class Talk {
              std::all_of(sent_.begin(), sent_.end(),
                          [&](const Sent& sent) { return over(sent.transfer); });
     };
-    if (!fabric_.wait(quiet, fabric_.clock().now() + std::chrono::seconds(1))) {
+    if (!fabric_.wait(all_done, fabric_.clock().now() + std::chrono::seconds(1))) {
       // Leaks memory that the fabric may still write to.
       new auto(std::move(inboxes_));
       new auto(std::move(sent_));
@@ -131,10 +131,10 @@ class Talk {
   }
 
   Status decide(TimePoint deadline) {
-    Duration patience = kAskAgain;
-    TimePoint ask_at = fabric_.clock().now() + patience;
+    Duration retry_interval = kFirstRetry;
+    TimePoint retry_at = fabric_.clock().now() + retry_interval;
     while (true) {
-      take();
+      process_views();
       if (channel_.failed()) return channel_.failure();  // the others have excluded this rank
       if (views_.excluded()) {
         return Status(Code::peer_failed,
@@ -142,26 +142,27 @@ class Talk {
                           " out; it cannot go on with them",
                       {fabric_.rank()});
       }
-      if (views_.take_news()) {
-        tell_all();
+      if (views_.take_changed()) {
+        send_to_all();
         continue;
       }
       if (views_.decided() && all_sent()) return {};
       const TimePoint now = fabric_.clock().now();
       if (now >= deadline) return late();
-      look_for_deaths();
-      if (now >= ask_at) {
-        for (const int member : views_.awaited()) tell(member, true);
-        patience *= 2;
-        ask_at = now + patience;
+      check_for_deaths();
+      if (now >= retry_at) {
+        for (const int member : views_.awaited()) send_view(member, true);
+        retry_interval *= 2;
+        retry_at = now + retry_interval;
       }
-      fabric_.wait([this] { return moved(); }, std::min<TimePoint>(deadline, now + kLook));
+      fabric_.wait([this] { return has_news(); },
+                   std::min<TimePoint>(deadline, now + kCheckInterval));
     }
   }
 
   /// For the creation of the decided group: whether another attempt has begun meanwhile.
-  Status overtaken(const SurvivorViews::View& decided) {
-    take();
+  Status superseded(const SurvivorViews::View& decided) {
+    process_views();
     if (channel_.failed()) return channel_.failure();
     if (views_.view() == decided) return {};
     return Status(Code::aborted, "the survivors have begun another attempt");
@@ -177,32 +178,32 @@ class Talk {
   int job_rank(int member) const { return lineage_.members[static_cast<std::size_t>(member)]; }
   bool is_self(int member) const { return job_rank(member) == fabric_.rank(); }
 
-  void tell(int member, bool asking) {
-    auto bytes = std::make_unique<std::string>(encode(views_.view(), asking));
+  void send_view(int member, bool asks_reply) {
+    auto bytes = std::make_unique<std::string>(encode(views_.view(), asks_reply));
     auto transfer =
         channel_.send(job_rank(member), tag_, std::as_bytes(std::span(*bytes)), header_);
     sent_.push_back({member, std::move(bytes), std::move(transfer)});
   }
-  void tell_all() {
+  void send_to_all() {
     for (int member = 0; member < static_cast<int>(receives_.size()); ++member) {
-      if (!is_self(member) && views_.counts_in(member)) tell(member, false);
+      if (!is_self(member) && views_.includes(member)) send_view(member, false);
     }
   }
 
   // Processes received views and posts new receives.
-  void take() {
+  void process_views() {
     if (channel_.failed()) return;
     for (int member = 0; member < static_cast<int>(receives_.size()); ++member) {
       auto& receive = receives_[static_cast<std::size_t>(member)];
       auto& inbox = inboxes_[static_cast<std::size_t>(member)];
-      while (!is_self(member) && views_.counts_in(member)) {
+      while (!is_self(member) && views_.includes(member)) {
         if (receive == nullptr)
           receive = channel_.receive(job_rank(member), tag_,
                                      std::as_writable_bytes(std::span(inbox)), header_);
         if (!receive->done()) break;
         if (receive->status().ok()) {
           views_.heard(member, decode(inbox, receives_.size()));
-          if (asks(inbox) && views_.counts_in(member)) tell(member, false);
+          if (asks_reply(inbox) && views_.includes(member)) send_view(member, false);
         } else if (channel_.failed()) {
           return;
         } else {
@@ -216,23 +217,23 @@ class Talk {
 
   // Whether a view can be processed, or the last note has been sent. Views from excluded members
   // are ignored.
-  bool moved() const {
+  bool has_news() const {
     if (channel_.failed() || (views_.decided() && all_sent())) return true;
     for (int member = 0; member < static_cast<int>(receives_.size()); ++member) {
       const auto& receive = receives_[static_cast<std::size_t>(member)];
-      if (receive != nullptr && receive->done() && views_.counts_in(member)) return true;
+      if (receive != nullptr && receive->done() && views_.includes(member)) return true;
     }
     return false;
   }
   // Views that this member does not send reach the receiver from no one else.
   bool all_sent() const {
     return std::all_of(sent_.begin(), sent_.end(), [this](const Sent& sent) {
-      return sent.transfer->done() || !views_.counts_in(sent.member);
+      return sent.transfer->done() || !views_.includes(sent.member);
     });
   }
-  void look_for_deaths() {
+  void check_for_deaths() {
     for (int member = 0; member < static_cast<int>(receives_.size()); ++member) {
-      if (!is_self(member) && views_.counts_in(member) && !fabric_.death_of(job_rank(member)).ok())
+      if (!is_self(member) && views_.includes(member) && !fabric_.death_of(job_rank(member)).ok())
         views_.gone(member);
     }
   }
@@ -266,7 +267,7 @@ Result<int> own_position(const Lineage& lineage, int rank) {
   return static_cast<int>(at - lineage.members.begin());
 }
 
-Status leave_out(Lineage& lineage, const std::vector<int>& exclude) {
+Status exclude_ranks(Lineage& lineage, const std::vector<int>& exclude) {
   for (const int rank : exclude) {
     const auto position = own_position(lineage, rank);
     if (!position.ok())
@@ -287,36 +288,36 @@ Result<Shrunk> shrink(std::shared_ptr<transport::Fabric> fabric, Lineage lineage
   lineage.out.resize(lineage.members.size());
   const auto self = own_position(lineage, fabric->rank());
   if (!self.ok()) return self.status().with_context(what);
-  if (Status valid = leave_out(lineage, exclude); !valid) return valid.with_context(what);
+  if (Status valid = exclude_ranks(lineage, exclude); !valid) return valid.with_context(what);
   if (lineage.out[static_cast<std::size_t>(*self)])
     return Status(Code::invalid_argument, "rank " + std::to_string(fabric->rank()) +
                                               " is to be left out and must not call it")
         .with_context(what);
   SurvivorViews views(*self, lineage.out, lineage.attempts + 1);
   const Lineage origin = lineage;
-  Talk talk(*fabric, origin, views);
+  ViewExchange exchange(*fabric, origin, views);
   while (true) {
-    const Status decided = talk.decide(deadline);
+    const Status decided = exchange.decide(deadline);
     const SurvivorViews::View view = views.view();
     lineage.out = view.out;
     lineage.attempts = view.attempt;
     if (!decided) return decided.with_context(what);
     CommunicatorOptions creation = options;
-    std::vector<int> left;
+    std::vector<int> survivors;
     for (std::size_t i = 0; i < lineage.members.size(); ++i) {
-      if (!lineage.out[i]) left.push_back(lineage.members[i]);
+      if (!lineage.out[i]) survivors.push_back(lineage.members[i]);
     }
     creation.terms = "attempt " + std::to_string(lineage.attempts) + " of " + what;
     creation.timeout = deadline - fabric->clock().now();
-    creation.give_up = [&] { return talk.overtaken(view); };
-    auto made = Communicator::create(fabric, std::move(left), std::move(creation));
-    if (made.ok()) return Shrunk{std::move(*made), std::move(lineage)};
+    creation.give_up = [&] { return exchange.superseded(view); };
+    auto created = Communicator::create(fabric, std::move(survivors), std::move(creation));
+    if (created.ok()) return Shrunk{std::move(*created), std::move(lineage)};
     // A member has died or given up meanwhile: the next attempt excludes it. Retrying does not help
     // with any other failure.
-    const Code code = made.status().code();
+    const Code code = created.status().code();
     const bool again = code == Code::peer_failed || code == Code::closed || code == Code::aborted ||
                        code == Code::refused;
-    if (!again || fabric->clock().now() >= deadline) return made.status().with_context(what);
+    if (!again || fabric->clock().now() >= deadline) return created.status().with_context(what);
     if (views.view() == view) views.start_over();
   }
 }

@@ -42,7 +42,7 @@ class SurvivorViews {
   };
   const View& view() const { return view_; }
   /// Whether the view must be sent (again) to all members that it includes; clears the flag.
-  bool take_news();
+  bool take_changed();
   /// Starts the next attempt with the current knowledge.
   void start_over();
   void heard(int member, const View& theirs);
@@ -51,7 +51,7 @@ class SurvivorViews {
   bool decided() const;
   /// Whether another member has excluded this one.
   bool excluded() const { return view_.out[static_cast<std::size_t>(self_)]; }
-  bool counts_in(int member) const { return !view_.out[static_cast<std::size_t>(member)]; }
+  bool includes(int member) const { return !view_.out[static_cast<std::size_t>(member)]; }
   /// The included members that have not sent this view yet.
   std::vector<int> awaited() const;
 
@@ -60,8 +60,8 @@ class SurvivorViews {
 
   const int self_;
   View view_;
-  bool news_ = true;
-  std::vector<std::optional<View>> told_;  // the latest view of each member
+  bool changed_ = true;
+  std::vector<std::optional<View>> received_;  // the latest view of each member
 };
 
 /// Links a group with those it was shrunk from; part of the key under which survivors meet.

@@ -1,5 +1,5 @@
-// How survivors agree on who is left: the state machine, and threads as ranks. Whole jobs with
-// kills: testing/sim_shrink_test.cc.
+// How survivors agree on who is left: the state machine, and ranks as threads. Whole jobs with
+// kills are in testing/sim_shrink_test.cc.
 #include "muster/collective/survivors.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,8 @@ using testing::RankThreadsOptions;
 using testing::run_ranks;
 using testing::Wire;
 
-/// Members' machines joined by queues; a seed decides which message is next and who dies when.
+/// Members' state machines joined by queues. A seed decides which message is next, and which member
+/// dies when.
 class Crowd {
  public:
   Crowd(int members, std::uint64_t seed)
@@ -32,21 +33,21 @@ class Crowd {
     dead_.resize(static_cast<std::size_t>(members));
   }
 
-  /// Until nothing moves any more; `deaths` are spread over the run.
+  /// Runs until nothing moves any more; `deaths` are spread over the run.
   void run(std::vector<int> deaths) {
     const int n = static_cast<int>(machines_.size());
     while (true) {
       std::vector<std::pair<int, int>> choices;
       for (int a = 0; a < n; ++a) {
-        if (alive(a) && machines_[index(a)].take_news()) {
+        if (alive(a) && machines_[index(a)].take_changed()) {
           for (int b = 0; b < n; ++b) {
-            if (a != b && machines_[index(a)].counts_in(b))
+            if (a != b && machines_[index(a)].includes(b))
               queue(a, b).push_back(machines_[index(a)].view());
           }
         }
         for (int b = 0; b < n; ++b) {
           if (alive(b) && !queue(a, b).empty()) choices.emplace_back(a, b);
-          if (alive(b) && !alive(a) && queue(a, b).empty() && machines_[index(b)].counts_in(a))
+          if (alive(b) && !alive(a) && queue(a, b).empty() && machines_[index(b)].includes(a))
             choices.emplace_back(a, b);
         }
       }
@@ -74,7 +75,7 @@ class Crowd {
   std::deque<SurvivorViews::View>& queue(int from, int to) {
     return queues_[index(from) * machines_.size() + index(to)];
   }
-  // Dies in the middle of telling: only some get what it told last.
+  // Dies while sending: only some members receive its last view.
   void kill(int member) {
     dead_[index(member)] = true;
     for (int b = 0; b < static_cast<int>(machines_.size()); ++b) {
@@ -106,7 +107,7 @@ TEST(SurvivorViews, AllDecideTheSameWhoeverDies) {
       if (!crowd.alive(i)) continue;
       ASSERT_TRUE(crowd.machine(i).decided()) << "run " << run << ", member " << i;
       for (int j = 0; j < members; ++j)
-        ASSERT_EQ(crowd.machine(i).counts_in(j), crowd.alive(j))
+        ASSERT_EQ(crowd.machine(i).includes(j), crowd.alive(j))
             << "run " << run << ", member " << i;
     }
   }
@@ -121,7 +122,7 @@ TEST(SurvivorViews, AMemberThatOthersCountedOutKnowsIt) {
 
 TEST(SurvivorViews, AViewOfAnEarlierAttemptDecidesNothing) {
   SurvivorViews views(0, {false, false}, 2);
-  EXPECT_TRUE(views.take_news());
+  EXPECT_TRUE(views.take_changed());
   views.heard(1, {1, {false, false}});
   EXPECT_FALSE(views.decided());
   EXPECT_EQ(views.awaited(), std::vector<int>{1});
@@ -155,7 +156,7 @@ TEST(Shrink, GoesOnWithTheSurvivorsOfTwoDeaths) {
     options.ranks = 5;
     options.wire = wire;
     options.hub = transport::make_loopback_hub(5, wire == Wire::region, 5);
-    std::barrier done(5);  // nobody dies while others still need it
+    std::barrier done(5);  // no rank dies while others still need it
     run_ranks(options, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
       auto world = Communicator::create(fabric, {0, 1, 2, 3, 4}, named("world"));
       ASSERT_TRUE(world.ok()) << world.status().message();

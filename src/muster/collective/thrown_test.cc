@@ -1,4 +1,4 @@
-// What the system refuses in the middle of a call (memory, threads), and what is thrown there: an
+// The system refuses memory or threads in the middle of a call, or an exception is thrown there: an
 // error of the call, on every member.
 #include <cstdlib>
 #include <new>
@@ -9,8 +9,7 @@
 
 namespace {
 
-// So many of the next requests for aligned memory are refused: the scratch memory of a call is
-// such.
+// Number of the next aligned allocations to refuse; a call's scratch memory is one.
 std::atomic<int> refused_scratch{0};
 
 }  // namespace
@@ -34,7 +33,7 @@ namespace {
 
 using namespace communicator_test;
 
-/// What each rank was told: all the same culprit, who is one of them.
+/// The status of each rank: all must name the same culprit, which is a member.
 class Told {
  public:
   explicit Told(int ranks) : statuses_(static_cast<std::size_t>(ranks)) {}
@@ -77,7 +76,9 @@ TEST(Thrown, NoScratchMemoryIsAnErrorOfTheCall) {
       for (const bool started : {false, true}) {
         SCOPED_TRACE(std::string(info(op).name) + " of " + std::to_string(elements) +
                      (started ? ", started" : ""));
-        if (op == Op::all_gather && elements > 100) continue;  // goes straight into the outputs
+        if (op == Op::all_gather && elements > 100)
+          continue;  // this case receives directly into
+                     // the outputs
         Told told(kRanks);
         std::barrier armed(kRanks);
         with_group(
@@ -98,7 +99,7 @@ TEST(Thrown, NoScratchMemoryIsAnErrorOfTheCall) {
               Values one(1);
               if (status.ok())
                 status = group.run(all_reduce({1}, one),
-                                   soon());  // it had what it needed, and learns it now
+                                   soon());  // it had all its data, and learns of the failure now
               told.note(rank, status);
               armed.arrive_and_wait();
             },
@@ -165,7 +166,7 @@ TEST(Thrown, ACallHoldsWhatItWorksOn) {
         EXPECT_TRUE(call->wait(soon()).ok());
         EXPECT_TRUE(message->wait(soon()).ok());
         while (!known.expired())
-          std::this_thread::yield();  // the thread that saw the end may be about to let go
+          std::this_thread::yield();  // the thread that saw the end may still hold it
       }
       EXPECT_TRUE(group.close(soon()).ok());
     });
@@ -188,8 +189,8 @@ TEST(Thrown, WhatIsThrownInAWaitEndsTheGroup) {
         gate.arrive_and_wait();
         Status status = group.run(all_reduce({1}, out), soon());
         if (status.ok())
-          status =
-              group.run(all_reduce({1}, out), soon());  // it had what it needed, and learns it now
+          status = group.run(all_reduce({1}, out), soon());  // it had all its data, and learns of
+                                                             // the failure now
         told.note(rank, status);
       }
     });
@@ -207,7 +208,7 @@ TEST(Thrown, AThreadThatIsEndedInACallEndsTheGroup) {
       Values out(1), beside(1);
       const auto learn = [&](Values& values) {
         Status status;
-        while (status.ok())  // a call that has what it needs may still end well
+        while (status.ok())  // a call that has all its data may still succeed
           status = group.run(all_reduce({1}, values), soon());
         told.note(rank, status);
       };

@@ -98,22 +98,22 @@ class Line {
 };
 
 /// Whether the last of its algorithms is for groups on several hosts.
-bool goes_by_hosts(Op op) {
+bool has_multi_host_algorithm(Op op) {
   const Algorithm last = algorithms_of(Medium::network, op).back();
   return last == Algorithm::hosts || last == Algorithm::ring;
 }
 
 /// A measurement on one host says nothing about several hosts. An algorithm that is unlimited in
 /// the file ends where the defaults end it.
-bool gives_way(Op op, int ranks, GroupPlacement placement) {
-  if (placement.several_on_each_host(ranks)) return goes_by_hosts(op);
+bool default_bound_applies(Op op, int ranks, GroupPlacement placement) {
+  if (placement.several_on_each_host(ranks)) return has_multi_host_algorithm(op);
   return op == Op::reduce &&
          placement.per_host <
              ranks;  // the network link to the root replaces the memory of one host
 }
 
 /// The bound of an algorithm in the defaults, for ranks with this placement.
-std::uint64_t bound_over_hosts(Op op, Algorithm algorithm, int ranks, GroupPlacement placement) {
+std::uint64_t default_bound(Op op, Algorithm algorithm, int ranks, GroupPlacement placement) {
   const auto row = algorithms_of(Medium::network, op);
   const auto place = std::find(row.begin(), row.end(), algorithm) - row.begin();
   const Selection defaults(Medium::network, ranks, placement);
@@ -222,7 +222,7 @@ Selection select(const Tuning& tuning, Medium medium, int ranks, GroupPlacement 
     if (place.medium != medium || place.ranks > ranks ||
         2 * static_cast<std::int64_t>(place.ranks) <= ranks)
       continue;
-    bool as_without = false;  // from here on use the defaults
+    bool use_defaults = false;
     for (const Algorithm each : algorithms_of(medium, place.op)) {
       const auto step = std::find_if(rule.begin(), rule.end(),
                                      [each](const Tuning::Step& s) { return s.algorithm == each; });
@@ -230,9 +230,9 @@ Selection select(const Tuning& tuning, Medium medium, int ranks, GroupPlacement 
       std::uint64_t bound = step == rule.end()            ? 0
                             : up_to == Selection::kAlways ? up_to
                                                           : up_to + 1;
-      as_without = as_without || (medium == Medium::network && up_to == Selection::kAlways &&
-                                  gives_way(place.op, ranks, placement));
-      if (as_without) bound = bound_over_hosts(place.op, each, ranks, placement);
+      use_defaults = use_defaults || (medium == Medium::network && up_to == Selection::kAlways &&
+                                      default_bound_applies(place.op, ranks, placement));
+      if (use_defaults) bound = default_bound(place.op, each, ranks, placement);
       selection.set_bound(place.op, each, bound);
     }
   }

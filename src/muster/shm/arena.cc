@@ -23,7 +23,7 @@ namespace muster::shm {
 namespace {
 
 // Minimum time between two checks of the quarantine.
-constexpr Duration kBetweenLooks = std::chrono::milliseconds(10);  // limit: of system calls
+constexpr Duration kSweepInterval = std::chrono::milliseconds(10);  // limit: of system calls
 
 /// The pages that [range) covers. The first and the last page of its block count as covered: the
 /// rest of such a page is too small to be granted separately.
@@ -82,10 +82,10 @@ class ProcessArena final : public Arena {
 
  private:
   std::optional<std::byte*> try_allocate(std::size_t bytes, bool& refused);
-  void give_back(const std::vector<ArenaHeap::Range>& holes);
-  bool look_at_quarantine(bool at_once);
-  std::size_t most_kept() const {
-    return keep_ + std::min(kept_besides_, std::numeric_limits<std::size_t>::max() - keep_);
+  void return_holes(const std::vector<ArenaHeap::Range>& holes);
+  bool sweep_quarantine(bool at_once);
+  std::size_t keep_limit() const {
+    return keep_ + std::min(extra_keep_, std::numeric_limits<std::size_t>::max() - keep_);
   }
 
   const std::unique_ptr<ArenaPages> pages_;
@@ -97,8 +97,8 @@ class ProcessArena final : public Arena {
   ArenaHeap heap_;
   Quarantine quarantine_;
   std::atomic<bool> quarantines_{false};  // not empty
-  TimePoint next_look_{};
-  std::size_t keep_ = ArenaLimits().keep, kept_besides_ = 0;
+  TimePoint next_sweep_{};
+  std::size_t keep_ = ArenaLimits().keep, extra_keep_ = 0;
   std::uint64_t returned_ = 0;
   std::uint64_t allocations_ = 0;
 };
@@ -123,14 +123,14 @@ Result<std::byte*> ProcessArena::allocate(std::size_t bytes) {
   if (forked())
     return Status(Code::aborted,
                   "a forked child cannot take memory from its parent's shared arena");
-  look_at_quarantine(false);
+  sweep_quarantine(false);
   bool refused = false;
   if (const auto memory = try_allocate(bytes, refused)) return *memory;
-  const bool came_back = look_at_quarantine(true);
+  const bool freed = sweep_quarantine(true);
   ArenaStats now = stats();
   // Kept memory may be in the way: too fragmented, counted against the limit, or needed by the
   // system.
-  if ((came_back || now.bytes_kept > 0) &&
+  if ((freed || now.bytes_kept > 0) &&
       bytes <= now.most - std::min(now.most, now.bytes_in_use + now.bytes_quarantined)) {
     trim();
     refused = false;
@@ -150,7 +150,7 @@ Result<std::byte*> ProcessArena::allocate(std::size_t bytes) {
 }
 
 std::optional<std::byte*> ProcessArena::try_allocate(std::size_t bytes, bool& refused) {
-  std::optional<ArenaHeap::Taken> taken;
+  std::optional<ArenaHeap::Allocation> taken;
   {
     const std::lock_guard hold(lock_);
     taken = heap_.allocate(bytes);
@@ -195,11 +195,11 @@ void ProcessArena::free(std::byte* memory) {
         "memory was given back to the shared arena that was not taken from it; ignored");
     return;
   }
-  give_back(holes);
-  look_at_quarantine(false);
+  return_holes(holes);
+  sweep_quarantine(false);
 }
 
-void ProcessArena::give_back(const std::vector<ArenaHeap::Range>& holes) {
+void ProcessArena::return_holes(const std::vector<ArenaHeap::Range>& holes) {
   if (holes.empty()) return;
   pages_->punch(holes);
   const std::lock_guard hold(lock_);
@@ -213,15 +213,15 @@ void ProcessArena::quarantine(const std::byte* memory, std::size_t bytes,
                               std::function<bool()> held) {
   const auto offset = position_of(memory, bytes);
   if (forked() || !offset || bytes == 0) return;
-  std::vector<ArenaHeap::Range> alone;
+  std::vector<ArenaHeap::Range> shared_parts;
   {
     const std::lock_guard hold(lock_);
     quarantine_.add({*offset, bytes}, std::move(held));
     quarantines_.store(true, std::memory_order_relaxed);
     const ArenaHeap::Range block = heap_.pages_around(*offset);
-    alone = pages_->begin_isolation(whole_pages({*offset, bytes}, block));
+    shared_parts = pages_->begin_isolation(whole_pages({*offset, bytes}, block));
   }
-  for (const auto& range : alone) {
+  for (const auto& range : shared_parts) {
     if (pages_->isolate(range)) continue;
     log(LogLevel::warning, "a peer that is stopped in a call which failed may still write to " +
                                std::to_string(range.bytes) +
@@ -235,32 +235,32 @@ void ProcessArena::quarantine(const std::byte* memory, std::size_t bytes,
 
 /// Frees quarantined blocks that no peer holds any more. Checking takes system calls, so it is
 /// rate-limited unless `at_once`. Returns whether a block was freed.
-bool ProcessArena::look_at_quarantine(bool at_once) {
+bool ProcessArena::sweep_quarantine(bool at_once) {
   if (!quarantines_.load(std::memory_order_relaxed)) return false;
   Quarantine::Over over;  // predicates are destroyed without the lock: they may unmap a region
   std::vector<ArenaHeap::Range> holes;
   {
     const std::lock_guard hold(lock_);
     const TimePoint now = steady_clock().now();
-    if (!at_once && now < next_look_) return false;
-    next_look_ = now + kBetweenLooks;
+    if (!at_once && now < next_sweep_) return false;
+    next_sweep_ = now + kSweepInterval;
     over = quarantine_.sweep();
     for (const std::uint64_t block : over.blocks) heap_.free(block, holes);
     quarantines_.store(!quarantine_.empty(), std::memory_order_relaxed);
   }
-  give_back(holes);
+  return_holes(holes);
   return !over.blocks.empty();
 }
 
 void ProcessArena::trim() {
   if (forked()) return;
-  look_at_quarantine(true);
+  sweep_quarantine(true);
   std::vector<ArenaHeap::Range> holes;
   {
     const std::lock_guard hold(lock_);
     heap_.trim(holes);
   }
-  give_back(holes);
+  return_holes(holes);
 }
 
 void ProcessArena::set_limits(const ArenaLimits& limits) {
@@ -269,7 +269,7 @@ void ProcessArena::set_limits(const ArenaLimits& limits) {
   {
     const std::lock_guard hold(lock_);
     keep_ = limits.keep;
-    kept = most_kept();
+    kept = keep_limit();
     heap_.set_limits(most, kept);
   }
   const ArenaStats now = stats();
@@ -279,8 +279,8 @@ void ProcessArena::set_limits(const ArenaLimits& limits) {
 
 void ProcessArena::keep_more(std::ptrdiff_t bytes) {
   const std::lock_guard hold(lock_);
-  kept_besides_ += static_cast<std::size_t>(bytes);
-  heap_.set_limits(heap_.limit(), most_kept());
+  extra_keep_ += static_cast<std::size_t>(bytes);
+  heap_.set_limits(heap_.limit(), keep_limit());
 }
 
 void ProcessArena::make_read_only() {

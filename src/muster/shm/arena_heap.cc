@@ -60,12 +60,12 @@ void FreePages::insert(Range range) {
     range.bytes += next->second;
     next = remove(next);
   }
-  if (auto before = take_before(range.offset))
+  if (auto before = remove_before(range.offset))
     range = {before->offset, before->bytes + range.bytes};
   add(range);
 }
 
-std::optional<FreePages::Range> FreePages::take_before(std::uint64_t end) {
+std::optional<FreePages::Range> FreePages::remove_before(std::uint64_t end) {
   const auto next = at_.lower_bound(end);
   if (next == at_.begin()) return std::nullopt;
   const auto before = std::prev(next);
@@ -84,7 +84,7 @@ std::optional<std::uint64_t> FreePages::take(std::size_t bytes) {
   return range.offset;
 }
 
-FreePages::Range FreePages::take_end_of_largest(std::size_t bytes) {
+FreePages::Range FreePages::cut_end_of_largest(std::size_t bytes) {
   const auto largest = std::prev(by_size_.end());
   const Range range{largest->second, largest->first};
   remove(at_.find(range.offset));
@@ -104,7 +104,7 @@ void ArenaHeap::set_limits(std::size_t limit, std::size_t keep) {
   keep_ = keep;
 }
 
-std::optional<ArenaHeap::Taken> ArenaHeap::allocate(std::size_t bytes) {
+std::optional<ArenaHeap::Allocation> ArenaHeap::allocate(std::size_t bytes) {
   if (bytes > space_) return std::nullopt;
   if (bytes <= kSmall) return allocate_small(bytes);
   const std::size_t rounded = up(bytes, kPage);
@@ -113,14 +113,14 @@ std::optional<ArenaHeap::Taken> ArenaHeap::allocate(std::size_t bytes) {
   page(pages->offset) = static_cast<std::uint32_t>(rounded / kPage);
   in_use_ += rounded;
   in_blocks_ += rounded;
-  return Taken{pages->offset, {pages->offset, pages->cold ? rounded : 0}};
+  return Allocation{pages->offset, {pages->offset, pages->cold ? rounded : 0}};
 }
 
-std::optional<ArenaHeap::Taken> ArenaHeap::allocate_small(std::size_t bytes) {
+std::optional<ArenaHeap::Allocation> ArenaHeap::allocate_small(std::size_t bytes) {
   if (small_free_.empty()) small_free_.resize(kClasses);
   const std::size_t size_class = class_of(bytes);
   auto& list = small_free_[size_class];
-  Taken taken;
+  Allocation taken;
   if (list.empty()) {
     const auto span = take_pages(kSpan);
     if (!span) return std::nullopt;
@@ -145,12 +145,12 @@ void ArenaHeap::list_rest_of_span(std::uint64_t span, std::uint64_t taken) {
   }
 }
 
-void ArenaHeap::warmed(const Taken& block) {
+void ArenaHeap::warmed(const Allocation& block) {
   if ((page(block.cold.offset) & kSpanPage) != 0)
     list_rest_of_span(block.cold.offset, block.offset);
 }
 
-void ArenaHeap::refused(const Taken& block) {
+void ArenaHeap::refused(const Allocation& block) {
   const std::uint32_t kind = page(block.cold.offset);
   if ((kind & kSpanPage) != 0) {
     in_use_ -= bytes_of_class(kind - kSpanPage);
@@ -245,7 +245,7 @@ void ArenaHeap::flush_quick() {
 void ArenaHeap::shrink_to(std::size_t bytes, std::vector<Range>& punch) {
   flush_quick();
   while (warm_.bytes() > bytes) {
-    punch.push_back(warm_.take_end_of_largest(up(warm_.bytes() - bytes, kPage)));
+    punch.push_back(warm_.cut_end_of_largest(up(warm_.bytes() - bytes, kPage)));
     punching_ += punch.back().bytes;
   }
 }
@@ -258,7 +258,7 @@ void ArenaHeap::punched(const Range& range) {
 void ArenaHeap::add_cold(const Range& range) {
   if (range.offset + range.bytes != end_) return cold_.insert(range);
   end_ = range.offset;
-  if (const auto before = cold_.take_before(end_)) end_ = before->offset;
+  if (const auto before = cold_.remove_before(end_)) end_ = before->offset;
 }
 
 }  // namespace muster::shm

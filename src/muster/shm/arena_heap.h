@@ -32,9 +32,9 @@ class FreePages {
   /// Cuts `bytes` off the start of the smallest range that is large enough.
   std::optional<std::uint64_t> take(std::size_t bytes);
   /// Cuts up to `bytes` off the end of the largest range.
-  Range take_end_of_largest(std::size_t bytes);
+  Range cut_end_of_largest(std::size_t bytes);
   /// Removes and returns the range that ends at `end`.
-  std::optional<Range> take_before(std::uint64_t end);
+  std::optional<Range> remove_before(std::uint64_t end);
 
  private:
   using Map = std::map<std::uint64_t, std::size_t>;
@@ -54,7 +54,7 @@ class ArenaHeap {
 
   /// An allocated block. If `cold` is not empty, the caller must commit those pages and call
   /// `warmed` or `refused` before anything else is done with the block.
-  struct Taken {
+  struct Allocation {
     std::uint64_t offset = 0;
     Range cold;
   };
@@ -65,9 +65,9 @@ class ArenaHeap {
       : space_(space), limit_(limit), keep_(keep) {}
 
   /// Nothing if no room is left. Punching all kept memory may make room.
-  std::optional<Taken> allocate(std::size_t bytes);
-  void warmed(const Taken& block);
-  void refused(const Taken& block);
+  std::optional<Allocation> allocate(std::size_t bytes);
+  void warmed(const Allocation& block);
+  void refused(const Allocation& block);
   /// Returns false if no block begins at `offset`. Appends to `punch` the ranges to return to the
   /// system; they belong to no one until `punched` is called.
   bool free(std::uint64_t offset, std::vector<Range>& punch);
@@ -91,7 +91,7 @@ class ArenaHeap {
     std::uint64_t offset;
     bool cold;
   };
-  std::optional<Taken> allocate_small(std::size_t bytes);
+  std::optional<Allocation> allocate_small(std::size_t bytes);
   std::optional<Pages> take_pages(std::size_t bytes);
   std::optional<Pages> take_cold(std::size_t bytes);
   void list_rest_of_span(std::uint64_t span, std::uint64_t taken);

@@ -133,7 +133,7 @@ bool ArenaPages::map_pages(const Range& range, int how) {
 bool ArenaPages::rejoin(const Range& block) {
   bool all = true;
   if (isolated_.empty()) return all;
-  for (const auto& range : isolated_.take_within(block)) {
+  for (const auto& range : isolated_.remove_within(block)) {
     const bool shared = map_pages(range, MAP_SHARED);
     if (!shared) isolated_.insert(range);  // this block is lost
     all = all && shared;

@@ -25,9 +25,8 @@
 namespace muster::shm {
 namespace {
 
-// Takes and frees at random beside a plain map of what is used and a map of which pages have
-// memory: no two blocks touch, what is said to be warm is, what is to be punched is nobody's,
-// limits hold.
+// Allocates and frees at random, next to a plain map of used bytes and a map of committed pages:
+// blocks do not overlap, warm pages are committed, ranges to be punched are unused, limits hold.
 TEST(ArenaHeap, BlocksAreAlignedApartAndComeBack) {
   constexpr std::size_t kSpace = std::size_t{1} << 30, kLimit = std::size_t{24} << 20,
                         kKeep = std::size_t{1} << 20;
@@ -94,7 +93,7 @@ TEST(ArenaHeap, BlocksAreAlignedApartAndComeBack) {
       used.erase(at);
       ASSERT_LE(heap.bytes_kept(), kKeep);
     }
-    // Now and then what was named for punching is still under way.
+    // Sometimes earlier ranges are still being punched.
     if (random() % 3 == 0) continue;
     for (const auto& range : punch) {
       const auto inside = used.lower_bound(range.offset);
@@ -129,7 +128,7 @@ TEST(ArenaHeap, NeighboursAreJoinedAndTheLimitHolds) {
   EXPECT_EQ(heap.allocate(1 << 20).value().offset, 0u);
 }
 
-// What is freed is taken again as it is, without asking the system.
+// Freed memory is reused as it is, without a system call.
 TEST(ArenaHeap, FreedBlocksStayWarm) {
   ArenaHeap heap(std::size_t{1} << 30, std::size_t{1} << 30, std::size_t{64} << 20);
   std::vector<ArenaHeap::Range> punch;
@@ -201,7 +200,7 @@ TEST(Arena, LargeBlocksGiveTheirPagesBack) {
   arena.set_limits({});
 }
 
-// Memory is there once it is allocated: nobody learns by a signal that it is not.
+// Memory is committed once it is allocated: accesses raise no signal.
 TEST(Arena, MemoryIsThereBeforeItIsTouched) {
   Arena& arena = **Arena::of_process();
   const auto pages = [&] {
@@ -224,7 +223,7 @@ TEST(Arena, LimitIsKept) {
   std::byte* const half = arena.allocate(std::size_t{4} << 20).value();
   EXPECT_EQ(arena.allocate(std::size_t{9} << 20).status().code(), Code::exhausted);
   arena.free(half);
-  // The kept half is in the way of one that needs all of it, and gives way.
+  // The kept half is in the way of an allocation that needs everything, and is returned.
   std::byte* const whole = arena.allocate(std::size_t{6} << 20).value();
   arena.free(whole);
   arena.set_limits({});
@@ -283,7 +282,7 @@ TEST(Arena, WhatIsQuarantinedGetsNoOtherUseOnceFreed) {
   }
 }
 
-// The limit holds for all; where it is reached, what nobody holds any more is found.
+// The limit applies to the sum; when it is reached, memory that no peer holds any more is found.
 TEST(Arena, WhatIsQuarantinedCountsForTheLimit) {
   constexpr std::size_t kBytes = std::size_t{32} << 20;
   Arena& arena = **Arena::of_process();
@@ -336,7 +335,7 @@ TEST(Arena, WhatIsQuarantinedIsTheProcesssOwnAsLongAsItIsInUse) {
   std::byte* const memory = arena.allocate(kBytes).value();
   std::fill_n(memory, kBytes, std::byte{1});
   PeersView peer(arena, memory, kBytes);
-  for (int again = 0; again < 2; ++again) {  // of two calls that failed
+  for (int again = 0; again < 2; ++again) {  // two failed calls
     arena.quarantine(memory, kBytes, [&held] { return held; });
     EXPECT_TRUE(all_are(memory, kBytes, 1));
     peer.fill(std::byte{9});
@@ -372,7 +371,7 @@ TEST(Arena, WhatIsQuarantinedIsTheProcesssOwnAsLongAsItIsInUse) {
   arena.free(next);
 }
 
-// A slice: what stands beside it in its block may be lent to others, who write to it.
+// A slice: the rest of its block may be granted to other peers, which write to it.
 TEST(Arena, WhatIsQuarantinedOfABlockLeavesTheRestShared) {
   constexpr std::size_t kPage = ArenaHeap::kPage, kBytes = 10 * kPage;
   Arena& arena = **Arena::of_process();
@@ -394,8 +393,8 @@ TEST(Arena, WhatIsQuarantinedOfABlockLeavesTheRestShared) {
   EXPECT_EQ(arena.stats().bytes_quarantined, 0u);
 }
 
-// Another thread writes to what stands beside it all the while.
-#if !defined(__SANITIZE_THREAD__)  // which takes the change of the mapping for a write
+// Another thread writes next to it all the time.
+#if !defined(__SANITIZE_THREAD__)  // it takes the remapping for a write
 TEST(Arena, NoStoreIsLostWhileMemoryBecomesTheProcesssOwn) {
   constexpr std::size_t kPage = ArenaHeap::kPage, kPages = 500;
   Arena& arena = **Arena::of_process();
@@ -423,7 +422,7 @@ TEST(Arena, NoStoreIsLostWhileMemoryBecomesTheProcesssOwn) {
 }
 #endif
 
-// Beside a plain set of bytes.
+// Compared with a plain set of bytes.
 TEST(PageRanges, AreWhatAPlainSetWouldBe) {
   PageRanges ranges;
   std::vector<bool> taken(300);
@@ -434,7 +433,7 @@ TEST(PageRanges, AreWhatAPlainSetWouldBe) {
     for (std::size_t at = begin; at < begin + bytes; ++at) any = any || taken[at];
     ASSERT_EQ(ranges.touches({begin, bytes}), any);
     if (random() % 4 == 0) {
-      for (const auto& range : ranges.take_within({begin, bytes})) {
+      for (const auto& range : ranges.remove_within({begin, bytes})) {
         ASSERT_TRUE(range.offset >= begin && range.offset + range.bytes <= begin + bytes);
         for (std::size_t at = range.offset; at < range.offset + range.bytes; ++at)
           taken[at] = false;
@@ -508,8 +507,8 @@ TEST(Arena, FilesThatCouldShrinkAreNotMapped) {
   EXPECT_EQ(map_shared(sealed->get(), 8193).status().code(), Code::refused);
 }
 
-// A data loader's worker is forked while tensors stand in the arena: it may read them and write to
-// its own copy; what it frees stays its parent's.
+// A data loader's worker is forked while tensors are in the arena: it may read them and write to
+// its own copy. Memory that it frees stays allocated in the parent.
 TEST(Arena, ForkedChildNeitherTakesNorFrees) {
   Arena& arena = **Arena::of_process();
   std::byte* const memory = arena.allocate(100).value();
@@ -521,7 +520,7 @@ TEST(Arena, ForkedChildNeitherTakesNorFrees) {
     arena.free(memory);
     const bool refused = arena.allocate(10).status().code() == Code::aborted &&
                          ::fcntl(arena.descriptor(), F_GETFD) == -1;
-    // It may have one of its own, which leaves what it inherited alone.
+    // The child may create its own arena, which leaves the inherited memory alone.
     Arena& own = **Arena::of_process();
     std::byte* const mine = own.allocate(100).value();
     std::memset(mine, 9, 100);
@@ -547,8 +546,8 @@ TEST(Arena, ForkedChildNeitherTakesNorFrees) {
   arena.free(memory);
 }
 
-// A child that joins a job as a rank of its own maps its parent's arena like any other peer's: not
-// the copy that it inherited.
+// A child that joins a job as its own rank maps its parent's arena like any other peer's, not the
+// inherited copy.
 TEST(Arena, ForkedChildMapsTheParentsFileAnew) {
   Arena& arena = **Arena::of_process();
   std::byte* const memory = arena.allocate(64).value();

@@ -15,8 +15,8 @@ namespace {
 
 using std::chrono::seconds;
 
-// Two threads hand a number to and fro ten thousand times; a lost wake-up would take a whole minute
-// each and so pass the limit.
+// Two threads pass a number back and forth ten thousand times. A lost wakeup would cost a whole
+// minute each and exceed the limit.
 void hand_to_and_fro(bool barriers) {
   constexpr int kRounds = 10'000;
   Mailbox boxes[2];
@@ -96,7 +96,7 @@ TEST(Mailbox, SleepsNoLongerThanItsLimit) {
   box.sleep(ticket, std::chrono::milliseconds(1));
   EXPECT_EQ(box.sleepers.load(), 0u);
   box.sleep((box.prepare_sleep(), 12345u),
-            seconds(60));  // a ticket that is out of date never sleeps
+            seconds(60));  // an outdated ticket never sleeps
   EXPECT_EQ(box.sleepers.load(), 0u);
 }
 

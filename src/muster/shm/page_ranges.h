@@ -22,7 +22,7 @@ class PageRanges {
   }
   void erase(const Range& range) { ends_.erase(range.offset); }
   /// Removes and returns the ranges inside `block`.
-  std::vector<Range> take_within(const Range& block) {
+  std::vector<Range> remove_within(const Range& block) {
     std::vector<Range> taken;
     const auto first = ends_.lower_bound(block.offset);
     auto last = first;

@@ -13,14 +13,14 @@
 namespace muster::shm {
 
 FoundProcess open_process(std::uint32_t pid, std::uint64_t start_time, Descriptor& process) {
-  const auto hindered = [] {
+  const auto failure = [] {
     return lacks_room(errno) ? FoundProcess::no_room : FoundProcess::unknown;
   };
   Descriptor opened(static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0)));
-  if (!opened) return errno == ESRCH ? FoundProcess::gone : hindered();
+  if (!opened) return errno == ESRCH ? FoundProcess::gone : failure();
   // Checked after the open: the descriptor keeps referring to the process that had the pid then.
   const auto start = process_start(pid);
-  if (!start) return hindered();
+  if (!start) return failure();
   if (*start != start_time) return FoundProcess::gone;
   process = std::move(opened);
   return FoundProcess::running;

@@ -6,9 +6,9 @@
 namespace muster::shm {
 
 bool Quarantine::overlaps(const Range& block) const {
-  return std::any_of(lent_.begin(), lent_.end(), [&](const Lent& lent) {
-    return lent.range.offset < block.offset + block.bytes &&
-           block.offset < lent.range.offset + lent.range.bytes;
+  return std::any_of(exposed_.begin(), exposed_.end(), [&](const ExposedRange& exposed) {
+    return exposed.range.offset < block.offset + block.bytes &&
+           block.offset < exposed.range.offset + exposed.range.bytes;
   });
 }
 
@@ -23,10 +23,11 @@ bool Quarantine::keep(Range block) {
 
 Quarantine::Over Quarantine::sweep() {
   Over over;
-  const auto done = std::stable_partition(lent_.begin(), lent_.end(),
-                                          [](const Lent& lent) { return lent.held(); });
-  for (auto lent = done; lent != lent_.end(); ++lent) over.held.push_back(std::move(lent->held));
-  lent_.erase(done, lent_.end());
+  const auto done = std::stable_partition(
+      exposed_.begin(), exposed_.end(), [](const ExposedRange& exposed) { return exposed.held(); });
+  for (auto exposed = done; exposed != exposed_.end(); ++exposed)
+    over.held.push_back(std::move(exposed->held));
+  exposed_.erase(done, exposed_.end());
   if (over.held.empty()) return over;
   std::erase_if(kept_, [&](const Range& block) {
     if (overlaps(block)) return false;

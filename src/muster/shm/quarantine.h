@@ -26,8 +26,8 @@ class Quarantine {
     std::vector<Held> held;  ///< predicates that are done; the caller destroys them unlocked
   };
 
-  void add(Range range, Held held) { lent_.push_back({range, std::move(held)}); }
-  bool empty() const { return lent_.empty(); }
+  void add(Range range, Held held) { exposed_.push_back({range, std::move(held)}); }
+  bool empty() const { return exposed_.empty(); }
   /// Takes over a block that has just been freed. Returns false if no part of it is known to be
   /// held.
   bool keep(Range block);
@@ -36,13 +36,13 @@ class Quarantine {
   std::size_t bytes() const { return bytes_; }  ///< total size of the kept blocks
 
  private:
-  struct Lent {
+  struct ExposedRange {
     Range range;
     Held held;
   };
   bool overlaps(const Range& block) const;
 
-  std::vector<Lent> lent_;
+  std::vector<ExposedRange> exposed_;
   std::vector<Range> kept_;
   std::size_t bytes_ = 0;
 };

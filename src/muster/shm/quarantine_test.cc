@@ -10,7 +10,7 @@
 namespace muster::shm {
 namespace {
 
-/// Somebody who holds memory until told.
+/// A holder of memory until released.
 struct Holder {
   std::shared_ptr<bool> holds = std::make_shared<bool>(true);
   Quarantine::Held held() const {
@@ -50,7 +50,7 @@ TEST(Quarantine, WhatWasGivenUpBeforeItWasFreedIsNotKept) {
   EXPECT_FALSE(quarantine.keep({4096, 8192}));
 }
 
-// Beside a plain list: random ranges, blocks and holders that let go in any order.
+// Compared with a plain list: random ranges, blocks, and holders that release in any order.
 TEST(Quarantine, IsWhatAPlainListWouldBe) {
   struct Range {
     std::uint64_t begin, end;

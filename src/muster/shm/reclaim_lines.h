@@ -17,9 +17,9 @@ namespace muster::shm {
 /// Whether several readers may reclaim the same memory concurrently. It is harmless, since all
 /// write the value that is already there, but a race detector reports it.
 #if defined(__SANITIZE_THREAD__)
-inline constexpr bool kSeveralReclaim = false;
+inline constexpr bool kConcurrentReclaim = false;
 #else
-inline constexpr bool kSeveralReclaim = true;
+inline constexpr bool kConcurrentReclaim = true;
 #endif
 
 /// Whether reclaiming pays off on this CPU (AMD). On others the functions below only read.
@@ -27,8 +27,8 @@ bool writes_back_lines() noexcept;
 
 /// Takes exclusive ownership of the lines of `bytes` that the caller has read. The memory must be
 /// writable, and no other thread may write it concurrently except to reclaim it
-/// (`kSeveralReclaim`). Only `bytes` are written, so the rest of the first and last line may belong
-/// to others.
+/// (`kConcurrentReclaim`). Only `bytes` are written, so the rest of the first and last line may
+/// belong to others.
 void reclaim_lines(const std::byte* memory, std::size_t bytes) noexcept;
 
 /// Copies `bytes` and reclaims them line by line. With `past_caches` it copies everything with

@@ -36,7 +36,7 @@ TEST(ReclaimLines, CopiesAndLeavesWhatStandsThere) {
   }
 }
 
-// Slices of several readers lie side by side, in the same lines too.
+// Slices of several readers are adjacent, and share lines.
 TEST(ReclaimLines, NeighboursInALineMayBeAnybodys) {
   constexpr std::size_t kBytes = 1000;
   auto memory = numbered(2 * kBytes);
@@ -57,7 +57,7 @@ TEST(ReclaimLines, NeighboursInALineMayBeAnybodys) {
 }
 
 TEST(ReclaimLines, SeveralReadersHandTheSameBack) {
-  if (!kSeveralReclaim || !writes_back_lines())
+  if (!kConcurrentReclaim || !writes_back_lines())
     GTEST_SKIP() << "no reader reclaims lines here, or a race detector is looking";
   constexpr std::size_t kBytes = 10'000;
   auto memory = numbered(kBytes);

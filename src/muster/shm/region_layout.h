@@ -40,7 +40,7 @@ struct alignas(64) Doorbell {
 
 /// Per rank: lets another process test whether it can read this rank's memory. The value `word` is
 /// stored at `address` there.
-struct alignas(64) Card {
+struct alignas(64) ReadProbe {
   std::atomic<std::uint32_t> process;
   std::atomic<std::uint64_t> address;
   std::atomic<std::uint64_t> word;  ///< written last; 0: not present yet
@@ -70,7 +70,8 @@ struct RegionLayout {
   std::size_t places;
   std::size_t ring_bytes;
   std::size_t units;
-  std::size_t mailboxes, doorbells, cards, controls, entries, rings, segments, total;  ///< offsets
+  std::size_t mailboxes, doorbells, read_probes, controls, entries, rings, segments,
+      total;  ///< offsets
 };
 
 RegionLayout layout_of(const RegionShape& shape);

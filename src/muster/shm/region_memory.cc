@@ -46,8 +46,8 @@ RegionLayout layout_of(const RegionShape& shape) {
   const std::size_t pairs = layout.places * layout.places;
   layout.mailboxes = kRegionPage;
   layout.doorbells = layout.mailboxes + page_up(layout.places * sizeof(Mailbox));
-  layout.cards = layout.doorbells + page_up(layout.places * sizeof(Doorbell));
-  layout.controls = layout.cards + page_up(layout.places * sizeof(Card));
+  layout.read_probes = layout.doorbells + page_up(layout.places * sizeof(Doorbell));
+  layout.controls = layout.read_probes + page_up(layout.places * sizeof(ReadProbe));
   layout.entries = layout.controls + page_up(pairs * sizeof(RingControl));
   layout.rings = layout.entries + page_up(layout.units * sizeof(SegmentEntry));
   layout.segments = layout.rings + pairs * layout.ring_bytes;
@@ -126,40 +126,40 @@ RegionView::RegionView(std::byte* memory, const RegionShape& shape, int local_ra
       heap_(*reinterpret_cast<RegionHeader*>(memory), at_as<SegmentEntry>(layout_.entries),
             memory + layout_.segments, layout_.units),
       word_(word_of(shape, local_rank, this)),
-      reach_(ranks_.size()) {
+      read_access_(ranks_.size()) {
   if (!shape.readable) return;
-  Card& mine = card(local_rank_);
+  ReadProbe& mine = read_probe(local_rank_);
   mine.process.store(static_cast<std::uint32_t>(::getpid()), std::memory_order_relaxed);
   mine.address.store(reinterpret_cast<std::uint64_t>(&word_), std::memory_order_relaxed);
   mine.word.store(word_, std::memory_order_release);
 }
 
 bool RegionView::can_read(int local_rank) {
-  std::atomic<Reach>& reach = reach_[static_cast<std::size_t>(local_rank)];
-  if (const Reach known = reach.load(std::memory_order_relaxed); known != Reach::unknown)
-    return known == Reach::yes;
-  const std::uint64_t word = card(local_rank).word.load(std::memory_order_acquire);
+  std::atomic<ReadAccess>& access = read_access_[static_cast<std::size_t>(local_rank)];
+  if (const ReadAccess known = access.load(std::memory_order_relaxed); known != ReadAccess::unknown)
+    return known == ReadAccess::yes;
+  const std::uint64_t word = read_probe(local_rank).word.load(std::memory_order_acquire);
   if (word == 0 || mark_.forked()) return false;
   std::byte some;
   const bool reads =
-      read(local_rank, card(local_rank).address.load(std::memory_order_relaxed), {&some, 1});
-  reach.store(reads ? Reach::yes : Reach::no, std::memory_order_relaxed);
+      read(local_rank, read_probe(local_rank).address.load(std::memory_order_relaxed), {&some, 1});
+  access.store(reads ? ReadAccess::yes : ReadAccess::no, std::memory_order_relaxed);
   return reads;
 }
 
 bool RegionView::keeps_memory(int local_rank) {
   if (!can_read(local_rank)) return true;  // unknown; assume that it does
   std::byte some;
-  if (read(local_rank, card(local_rank).address.load(std::memory_order_relaxed), {&some, 1}))
+  if (read(local_rank, read_probe(local_rank).address.load(std::memory_order_relaxed), {&some, 1}))
     return true;
-  return reach_[static_cast<std::size_t>(local_rank)].load(std::memory_order_relaxed) !=
-         Reach::yes;  // reading is now forbidden
+  return read_access_[static_cast<std::size_t>(local_rank)].load(std::memory_order_relaxed) !=
+         ReadAccess::yes;  // reading is now forbidden
 }
 
 // Every read also fetches the word from the same process in the same system call, because the pid
 // may have been reused.
 bool RegionView::read(int local_rank, std::uint64_t address, MutableBytes to) {
-  const Card& theirs = card(local_rank);
+  const ReadProbe& theirs = read_probe(local_rank);
   const std::uint64_t word = theirs.word.load(std::memory_order_acquire);
   const auto process = static_cast<pid_t>(theirs.process.load(std::memory_order_relaxed));
   while (word != 0 && !to.empty()) {
@@ -171,7 +171,8 @@ bool RegionView::read(int local_rank, std::uint64_t address, MutableBytes to) {
     const ssize_t got = ::process_vm_readv(process, here, 2, there, 2, 0);
     if (got < 0 &&
         (errno == EPERM || errno == ENOSYS)) {  // remember, so that later groups do not try
-      reach_[static_cast<std::size_t>(local_rank)].store(Reach::no, std::memory_order_relaxed);
+      read_access_[static_cast<std::size_t>(local_rank)].store(ReadAccess::no,
+                                                               std::memory_order_relaxed);
     }
     const auto copied = static_cast<std::size_t>(std::max<ssize_t>(got, 0));
     if (copied <= sizeof(found) || found != word) return false;

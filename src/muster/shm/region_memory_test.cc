@@ -62,15 +62,15 @@ TEST_P(RegionMemory, HeapThatIsFullSaysSoAndServesAgainAfterARelease) {
   EXPECT_EQ(region->claim(std::size_t{1} << 40).status().code(), Code::exhausted);
   EXPECT_EQ(region->claim(SIZE_MAX).status().code(), Code::exhausted);
   region->release(taken.back());
-  region->release(taken.back());  // once more does no harm
-  // The larger block is halved for small ones when the end is reached.
+  region->release(taken.back());  // a second release is a no-op
+  // At the limit, the larger block is split for small ones.
   EXPECT_TRUE(region->claim(10).ok());
   EXPECT_TRUE(region->claim(10).ok());
   EXPECT_FALSE(region->claim(100'000).ok());
 }
 
-// Threads claim, fill, check and release: no block is ever handed out twice, and what is claimed is
-// zero.
+// Threads claim, fill, check and release: no block is claimed twice at a time, and claimed memory
+// is zero.
 TEST_P(RegionMemory, HeapStandsConcurrentClaims) {
   TestRegion memory(shape_of(4), GetParam());
   std::vector<std::thread> threads;
@@ -147,8 +147,8 @@ TEST(RegionMemoryFile, HeaderThatLiesIsRefused) {
             Code::refused);
 }
 
-// Processes are killed at random moments of claiming and releasing: the survivor goes on, and never
-// gets what somebody else holds.
+// Processes are killed at random moments of claiming and releasing: the survivor continues, and
+// never gets a block that another process holds.
 TEST(RegionMemoryProcesses, HeapSurvivesRanksThatAreKilledWhileTheyUseIt) {
   TestRegion memory(shape_of(3, 4096, std::size_t{1} << 28), true);
   auto region = memory.open(0);
@@ -178,8 +178,8 @@ TEST(RegionMemoryProcesses, HeapSurvivesRanksThatAreKilledWhileTheyUseIt) {
   EXPECT_TRUE(region->claim(std::size_t{1} << 20).ok());
 }
 
-// A place is readable once its owner is there, and only where its card is right about what stands
-// in the owner's memory.
+// A rank's memory is readable once the rank is present, and only if the word at the probe's address
+// matches.
 TEST(RegionMemoryProcesses, MemoryOfAnotherProcessIsReadWhereItIs) {
   TestRegion memory(shape_of(3), true);
   auto region = memory.open(0);
@@ -211,12 +211,13 @@ TEST(RegionMemoryProcesses, MemoryOfAnotherProcessIsReadWhereItIs) {
   for (std::size_t i = 0; i < copy.size(); ++i) ASSERT_EQ(copy[i], pattern(i));
   EXPECT_FALSE(region->read(1, 16, copy));
 
-  auto* cards = reinterpret_cast<Card*>(memory.memory + layout_of(memory.shape).cards);
-  const std::uint64_t word = cards[1].word;
-  cards[1].word = word + 2;  // of another process that has its number
+  auto* read_probes =
+      reinterpret_cast<ReadProbe*>(memory.memory + layout_of(memory.shape).read_probes);
+  const std::uint64_t word = read_probes[1].word;
+  read_probes[1].word = word + 2;  // of another process that reused its pid
   EXPECT_FALSE(memory.open(2)->can_read(1));
   EXPECT_FALSE(region->read(1, address, copy)) << "nor does who has read there before";
-  cards[1].word = word;
+  read_probes[1].word = word;
   EXPECT_TRUE(region->read(1, address, copy));
 
   ASSERT_EQ(::write(over[1], "!", 1), 1);
@@ -227,8 +228,8 @@ TEST(RegionMemoryProcesses, MemoryOfAnotherProcessIsReadWhereItIs) {
   for (const int end : {told[0], told[1], over[0], over[1]}) ::close(end);
 }
 
-// The kernel's page of clock data stands for what drivers map: its own process reads it, nobody
-// else may.
+// The kernel's page of clock data (vvar) stands for driver mappings: only its own process can read
+// it.
 TEST(RegionMemoryProcesses, MemoryThatADriverHasMappedIsNotReadable) {
   TestRegion memory(shape_of(1), true);
   auto region = memory.open(0);

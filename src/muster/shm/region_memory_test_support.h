@@ -22,7 +22,7 @@ inline RegionShape shape_of(int ranks, std::size_t ring_bytes = 4096,
   return shape;
 }
 
-/// A region of each kind of memory: what peers of other processes map, and what threads share.
+/// A region in each kind of memory: mapped by peer processes, and shared by threads.
 struct TestRegion {
   explicit TestRegion(const RegionShape& with, bool memory_file) : shape(with) {
     const std::size_t bytes = region_bytes(shape);
@@ -53,7 +53,7 @@ inline std::byte pattern(std::uint64_t at) {
   return static_cast<std::byte>((at * 131) ^ (at >> 8) ^ (at >> 16));
 }
 
-/// Runs `body` in a forked child; its exit code is 0 where it returned true.
+/// Runs `body` in a forked child; its exit code is 0 if it returned true.
 template <class Body>
 pid_t in_child(Body body) {
   const pid_t child = ::fork();

@@ -47,13 +47,15 @@ class RegionView final : public HostRegion {
   bool keeps_memory(int local_rank) override;
   bool read(int local_rank, std::uint64_t address, MutableBytes to) override;
 
-  Card& card(int local_rank) { return at_as<Card>(layout_.cards)[local_rank]; }
+  ReadProbe& read_probe(int local_rank) {
+    return at_as<ReadProbe>(layout_.read_probes)[local_rank];
+  }
   Doorbell& doorbell(int local_rank) { return at_as<Doorbell>(layout_.doorbells)[local_rank]; }
   SharedRing ring(int from, int to);
   const std::shared_ptr<void>& owner() const { return owner_; }
 
  private:
-  enum class Reach : std::uint8_t { unknown, yes, no };
+  enum class ReadAccess : std::uint8_t { unknown, yes, no };
 
   template <class T>
   T* at_as(std::size_t offset) {
@@ -71,7 +73,7 @@ class RegionView final : public HostRegion {
   SegmentHeap heap_;
   ProcessMark mark_;
   const std::uint64_t word_;  // the word in this rank's card
-  std::vector<std::atomic<Reach>> reach_;
+  std::vector<std::atomic<ReadAccess>> read_access_;
 };
 
 }  // namespace muster::shm

@@ -67,15 +67,15 @@ std::vector<int> own_cores(const std::string& root) {
   const std::string cpus = root + "/sys/devices/system/cpu/";
   if (small_file(cpus + "smt/active").value_or("1").starts_with('0')) return threads;
   std::vector<int> cores;
-  std::vector<bool> told(kMostThreads);  // already counted through a sibling
+  std::vector<bool> counted(kMostThreads);  // already counted through a sibling
   for (const int thread : threads) {
-    if (told[static_cast<std::size_t>(thread)]) continue;
+    if (counted[static_cast<std::size_t>(thread)]) continue;
     const auto list =
         small_file(cpus + "cpu" + std::to_string(thread) + "/topology/thread_siblings_list");
     auto siblings = numbers_in(list.value_or(""));
     if (siblings.empty()) siblings = {thread};
     cores.push_back(siblings.front());
-    for (const int sibling : siblings) told[static_cast<std::size_t>(sibling)] = true;
+    for (const int sibling : siblings) counted[static_cast<std::size_t>(sibling)] = true;
   }
   std::ranges::sort(cores);
   return cores;

@@ -10,7 +10,7 @@
 namespace muster {
 namespace {
 
-/// A made-up /proc and /sys.
+/// A simulated /proc and /sys.
 class Cores : public ::testing::Test {
  protected:
   void write(const std::string& path, const std::string& text) {
@@ -41,7 +41,7 @@ TEST_F(Cores, CountsTheHardwareThreadsOfOneCoreOnce) {
     siblings(core, std::to_string(core) + "," + std::to_string(core + 4));
     siblings(core + 4, std::to_string(core) + "," + std::to_string(core + 4));
   }
-  siblings(3, "3");  // a core without a second thread beside those that have one
+  siblings(3, "3");  // a core with a single thread next to those with two
   siblings(7, "7");
   EXPECT_EQ(own_cores(root_), (Numbers{0, 1, 2, 3, 7}));
   allow("0-3");

@@ -13,7 +13,7 @@ namespace muster::collective::plan {
 namespace {
 
 /// Whether ranks do different things at different times, so that messages must be simulated.
-bool is_played(Algorithm algorithm) {
+bool is_simulated(Algorithm algorithm) {
   return algorithm == Algorithm::tree || algorithm == Algorithm::chain ||
          algorithm == Algorithm::hosts;
 }
@@ -172,9 +172,9 @@ double predict_hosts(Op op, double bytes, const Machine& machine, Crew crew) {
 double chunks_of(Op op, Algorithm algorithm, double bytes, int ranks) {
   if (!info(op).reduces) return 1;
   if (algorithm == Algorithm::direct) {
-    const bool invites = direct_invites(static_cast<std::size_t>(bytes), ranks);
+    const bool uses_rtr = direct_uses_rtr(static_cast<std::size_t>(bytes), ranks);
     return chunks_for(
-        bytes, static_cast<double>(invites ? fixed::kEagerBytes : direct_chunk_bytes(ranks)));
+        bytes, static_cast<double>(uses_rtr ? fixed::kEagerBytes : direct_chunk_bytes(ranks)));
   }
   return algorithm == Algorithm::slices
              ? chunks_for(bytes / ranks, static_cast<double>(fixed::kReduceChunk))
@@ -185,7 +185,7 @@ double chunks_of(Op op, Algorithm algorithm, double bytes, int ranks) {
 
 Work work_of(Op op, Algorithm algorithm, Crew crew) {
   Work work;
-  if (is_played(algorithm)) return work;
+  if (is_simulated(algorithm)) return work;
   // The first host has the root. If the first ranks pair up, rank 1 takes part for two.
   const int first = algorithm == Algorithm::recursive_doubling && crew.ranks > 1
                         ? 1 / crew.ranks_per_host * crew.ranks_per_host

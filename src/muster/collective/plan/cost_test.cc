@@ -1,4 +1,4 @@
-// The cost model against times worked out by hand.
+// The cost model, compared with times computed by hand.
 #include "muster/collective/plan/cost.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@ namespace muster::collective::plan {
 namespace {
 
 constexpr double kFar = 8192, kNear = 1024,
-                 kAdd = 65536;  // seconds for a byte: powers of two, so that sums are exact
+                 kAdd = 65536;  // seconds per byte: powers of two, so that sums are exact
 constexpr Machine kMachine{.overhead = 1,
                            .latency = 100,
                            .host_latency = 10,
@@ -44,12 +44,12 @@ TEST(Cost, OfTreesAndChainsFollowsTheMessages) {
   const auto cost = [](Algorithm algorithm, double bytes, int ranks) {
     return predict(Op::broadcast, algorithm, bytes, kMachine, {ranks, 1});
   };
-  // The root serves rank 2 first, which then serves rank 3; a message takes its sender 1 + bytes,
-  // and 100 + 1 until it is taken.
+  // The root first serves rank 2, which then serves rank 3. A message costs its sender 1 + bytes,
+  // and arrives 100 + 1 later.
   EXPECT_DOUBLE_EQ(cost(Algorithm::tree, 1, 4), 2 * (1 + kFar + 100 + 1));
   EXPECT_DOUBLE_EQ(cost(Algorithm::chain, 1, 4), 3 * (1 + kFar + 100 + 1));
-  // In four chunks: behind the first, the root sends each to two; in a chain everybody takes and
-  // sends it once, but the network is slower.
+  // In four chunks: behind the first, the root sends each to two ranks. In a chain every rank
+  // receives and sends each once, but the network is slower.
   const double chunk = static_cast<double>(fixed::kFragmentBytes) * kFar;
   EXPECT_DOUBLE_EQ(cost(Algorithm::tree, 4.0 * fixed::kFragmentBytes, 4),
                    2 * (1 + chunk + 100 + 1) + 3 * 2 * chunk);
@@ -62,9 +62,10 @@ TEST(Cost, OfPiecesAlongATreeFollowsTheMessages) {
     const auto cost = [op](double bytes, Crew crew) {
       return predict(op, Algorithm::tree, bytes, kMachine, crew);
     };
-    // Two pieces to rank 2, one of them on to rank 3; the root's own way to rank 1 is shorter.
+    // Two pieces to rank 2, one of which goes on to rank 3; the root's direct path to rank 1 is
+    // shorter.
     EXPECT_DOUBLE_EQ(cost(4, {4, 1}), 2 * (1 + 100 + 1) + (2 + 1) * kFar);
-    // Rank 2 is on another host, rank 3 beside it.
+    // Rank 2 is on another host, rank 3 on the same host as rank 2.
     EXPECT_DOUBLE_EQ(cost(4, {4, 2}), (1 + 100 + 1 + 2 * kFar) + (1 + 10 + 1 + kNear));
     EXPECT_DOUBLE_EQ(cost(3, {3, 3}), (1 + kNear) + (1 + kNear) + 10 + 1)
         << "both are the root's own";
@@ -74,10 +75,10 @@ TEST(Cost, OfPiecesAlongATreeFollowsTheMessages) {
 
 TEST(Cost, RanksOfAHostShareItsNetwork) {
   const Crew crew{4, 2};
-  // Around the ring one rank of each host sends away and one stays inside.
+  // Around the ring, one rank of each host sends to another host and one stays inside.
   EXPECT_DOUBLE_EQ(predict(Op::all_gather, Algorithm::ring, 4, kMachine, crew),
                    3 * (2 + 100 + kFar + kNear));
-  // Both ranks send both of the other host's ranks a piece, and one to each other.
+  // Both ranks send one piece to each of the other host's ranks, and one to each other.
   EXPECT_DOUBLE_EQ(predict(Op::all_to_all, Algorithm::direct, 4, kMachine, crew),
                    6 + 100 + 4 * kFar + kNear);
   // All on one host.
@@ -91,23 +92,23 @@ TEST(Cost, SumsGoFromHostToHost) {
   const auto cost = [](Op op, double bytes, Crew crew) {
     return predict(op, Algorithm::hosts, bytes, kMachine, crew);
   };
-  // Three hosts of two, two lanes of four bytes: each lane's owner has one neighbour's part, two
-  // hops with sums, two back, one to the neighbour.
+  // Three hosts of two ranks, two lanes of four bytes: each lane's owner receives one neighbour's
+  // part; then two hops with sums, two back, one to the neighbour.
   const double collect = 2 + 10 + 4 * (kNear + kAdd), hop = 2 + 100 + 8 * kFar,
                spread = 2 + 10 + 4 * kNear;
   EXPECT_DOUBLE_EQ(cost(Op::all_reduce, 8, {6, 2}),
                    collect + 2 * (hop + 4 * kAdd) + 2 * hop + spread);
-  // The last host sends its results straight to the root, or to everybody.
+  // The last host sends its results directly to the root, or to every rank.
   EXPECT_DOUBLE_EQ(cost(Op::reduce, 8, {6, 2}), collect + 2 * (hop + 4 * kAdd) + hop);
   EXPECT_DOUBLE_EQ(cost(Op::reduce_scatter, 8, {6, 2}), cost(Op::reduce, 8, {6, 2}));
-  // Six chunks in a lane and not three: where adding is slow, each of them takes its owner two
-  // messages with the neighbour each way and two with other hosts, and two additions.
+  // Six chunks per lane instead of three. If adding is slow, each chunk costs its owner two
+  // messages with the neighbour in each direction, two with other hosts, and two additions.
   const double chunk = static_cast<double>(fixed::kReduceChunk);
   EXPECT_DOUBLE_EQ(
       cost(Op::all_reduce, 12 * chunk, {6, 2}),
       cost(Op::all_reduce, 6 * chunk, {6, 2}) + 3 * (4 * 2 + 2 * chunk * (kNear + kAdd)));
-  // Else the network of the host in the middle passes two sums and two results for each, one behind
-  // the other.
+  // Otherwise the network of the middle host is the bottleneck: two sums and two results per chunk,
+  // serialized.
   Machine quick = kMachine;
   quick.reduction = 1 / kNear;
   const auto quickly = [&](double bytes) {
@@ -117,7 +118,7 @@ TEST(Cost, SumsGoFromHostToHost) {
 }
 
 TEST(Cost, ChunksToARootFollowEachOther) {
-  // Three ranks, four chunks of each: latency is paid once, the root's two messages a chunk and its
+  // Three ranks, four chunks each: latency is paid once, the root's two messages per chunk and its
   // work for each.
   const double bytes = 4.0 * static_cast<double>(direct_chunk_bytes(3));
   EXPECT_NEAR(predict(Op::reduce, Algorithm::direct, bytes, kMachine, {3, 1}) /
@@ -133,8 +134,8 @@ TEST(Cost, ChunksOfSlicesFollowEachOther) {
               1, 1e-12);
 }
 
-// What everybody knows of these algorithms comes out: few steps win small calls, few bytes win
-// large ones.
+// The textbook ranking of these algorithms: few steps win for small calls, few bytes for large
+// ones.
 TEST(Cost, RanksAlgorithmsBySize) {
   const Machine machine;
   for (const int ranks : {8, 64, 1000}) {
@@ -154,7 +155,7 @@ TEST(Cost, RanksAlgorithmsBySize) {
   }
 }
 
-// A look at one host is enough.
+// One host stands for all.
 TEST(Cost, OfAHundredThousandRanks) {
   const Machine machine;
   for (int op = 0; op < kCollectives; ++op) {

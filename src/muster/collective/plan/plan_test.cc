@@ -1,4 +1,4 @@
-// Plans are run symbolically: a block is the set of ranks whose contribution it holds.
+// Plans are executed symbolically: a block is the set of ranks whose contribution it holds.
 
 #include <gtest/gtest.h>
 
@@ -49,12 +49,12 @@ TEST(Slices, ARootThatReducesAloneHoldsLittle) {
 TEST(Slices, ARootInvitesSeveralToWhatTwoMessagesCarry) {
   for (const int size : {3, 9, 32}) {
     for (const std::size_t bytes : {std::size_t{0}, fixed::kEagerBytes, 2 * fixed::kEagerBytes + 1})
-      EXPECT_FALSE(direct_invites(bytes, size)) << bytes;
+      EXPECT_FALSE(direct_uses_rtr(bytes, size)) << bytes;
     for (const std::size_t bytes : {fixed::kEagerBytes + 1, 2 * fixed::kEagerBytes})
-      EXPECT_TRUE(direct_invites(bytes, size)) << bytes;
+      EXPECT_TRUE(direct_uses_rtr(bytes, size)) << bytes;
   }
   for (const int size : {1, 2, 64})
-    EXPECT_FALSE(direct_invites(2 * fixed::kEagerBytes, size)) << size;
+    EXPECT_FALSE(direct_uses_rtr(2 * fixed::kEagerBytes, size)) << size;
 }
 
 TEST(Slices, NothingGoesInOneMessage) {
@@ -217,7 +217,7 @@ TEST(TreePlan, ASubtreeIsARunOfRanks) {
       for (int rank = 0; rank < size; ++rank) {
         const TreePlan plan{rank, size, root};
         int next = rank + 1;
-        for (int index = plan.children() - 1; index >= 0; --index) {  // the smallest is next to it
+        for (int index = plan.children() - 1; index >= 0; --index) {  // the smallest is adjacent
           ASSERT_EQ(plan.child(index), wrap(next, size));
           ASSERT_EQ(plan.below(index).rank, plan.child(index));
           next += plan.below(index).subtree();

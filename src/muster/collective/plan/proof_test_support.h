@@ -1,5 +1,5 @@
 /// Runs the schedules of all ranks against each other without data: every rank holds sets of
-/// contributions, every message moves one. Says what is wrong, or nothing.
+/// contributions, and every message moves one. Returns an error text, or "".
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace muster::collective::plan {
 
-/// A set of (rank, member) pairs, a bit each.
+/// A set of (rank, member) pairs, one bit each.
 class Table {
  public:
   explicit Table(int size)
@@ -18,7 +18,7 @@ class Table {
   bool has(int rank, int member) const {
     return (words_[at(rank, member) / 64] >> at(rank, member) % 64 & 1) != 0;
   }
-  /// False where it was there.
+  /// False if it was already in the set.
   bool add(int rank, int member) {
     if (has(rank, member)) return false;
     words_[at(rank, member) / 64] |= std::uint64_t{1} << at(rank, member) % 64;
@@ -36,7 +36,7 @@ class Table {
   std::vector<int> counts_;
 };
 
-/// `Plans` gives the schedule of each rank: `plans(rank)` has steps(), sends(step), send(step,
+/// `Plans` returns the schedule of each rank: `plans(rank)` has steps(), sends(step), send(step,
 /// index), receives(step), receive(step, index).
 template <class Plans>
 class Proof {
@@ -60,11 +60,11 @@ class Proof {
       if (op == Op::scatter) pieces_.add(root, rank);
     }
     if (op == Op::reduce_scatter || op == Op::reduce || op == Op::all_reduce) {
-      for (int rank = 0; rank < size; ++rank) reduce(rank);  // alone, all is there
+      for (int rank = 0; rank < size; ++rank) reduce(rank);  // with one rank, everything is there
     }
   }
 
-  /// What is wrong, or nothing.
+  /// Returns an error text, or "".
   std::string run() {
     for (int rank = 0; rank < size_ && wrong_.empty(); ++rank) enter(rank, 0);
     for (bool moved = true; moved && wrong_.empty();) {
@@ -157,8 +157,8 @@ class Proof {
   bool has_come(int rank, int step, int place, const Transfer& in) {
     const auto sender = plans_(in.peer);
     const int reached = step_[index(in.peer)];
-    // In most plans the i-th message of a step is the peer's i-th of the same step, or its message
-    // for the i-th rank behind it.
+    // In most plans, the i-th message of a step is the peer's i-th of the same step, or its message
+    // for the i-th rank after it.
     for (const int guess : {place, wrap(rank - in.peer, size_) - 1}) {
       if (step < sender.steps() && guess < sender.sends(step) &&
           fits(sender.send(step, guess), rank, in.cargo))
@@ -217,7 +217,7 @@ class Proof {
       case Kind::partial: return merge(sum(rank, cargo.slice), cargo);
       case Kind::result:
         if (cargo.slice >= 0) return results_.add(rank, cargo.slice);
-        // To a rank that has given its part away.
+        // To a rank that has sent its part.
         if (sum(rank, -1).count == size_) return false;
         sum(rank, -1).count = size_;
         return true;
@@ -225,7 +225,7 @@ class Proof {
     return false;
   }
 
-  /// Ranges side by side become one.
+  /// Merges adjacent ranges.
   bool merge(Sum& mine, const Cargo& theirs) const {
     if (mine.count + theirs.count > size_) return false;
     if (wrap(theirs.first + theirs.count, size_) == mine.first) {
@@ -259,12 +259,12 @@ class Proof {
       case Op::broadcast: return whole_[index(rank)];
       case Op::all_reduce: return everything;
       case Op::reduce: return rank == root_ ? everything : nothing;
-      // On a way through others, each has passed on all that it has, or all but its own.
+      // Along a path through other ranks, each has forwarded all that it has, or all but its own.
       case Op::gather:
         return rank == root_ ? everything : blocks_.count(rank) == handed_[index(rank)];
       case Op::scatter:
         return pieces_.has(rank, rank) && pieces_.count(rank) == 1 + handed_[index(rank)];
-      // Who hands the others their results has seen them.
+      // A rank that sends results to others has seen them.
       case Op::reduce_scatter:
         return results_.has(rank, rank) && results_.count(rank) <= 1 + handed_[index(rank)];
       case Op::all_to_all: return pieces_.count(rank) == size_;
@@ -275,10 +275,10 @@ class Proof {
   const Op op_;
   const int size_, root_;
   const Plans& plans_;
-  Table blocks_, pieces_, results_;  // a piece by its giver; of a scatter by whom it is for
+  Table blocks_, pieces_, results_;  // pieces: by sender; for a scatter by receiver
   std::vector<bool> whole_;
   std::vector<int> handed_;  // results, blocks and pieces sent, by rank
-  std::vector<Sum> sums_;    // by rank and slice; made when first used
+  std::vector<Sum> sums_;    // by rank and slice; created on first use
   std::vector<Sum> sums_of_all_;
   std::vector<int> step_;
   std::int64_t sent_ = 0, received_ = 0;

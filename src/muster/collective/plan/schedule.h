@@ -121,7 +121,7 @@ struct Slices {
     const int from = plan.source(index + 1);
     return {from, step == 0 ? piece(from) : result(from)};
   }
-  static Cargo piece(int giver) { return {Cargo::Kind::piece, giver, 1, 0}; }
+  static Cargo piece(int sender) { return {Cargo::Kind::piece, sender, 1, 0}; }
   static Cargo result(int slice) { return {Cargo::Kind::result, 0, 1, slice}; }
 };
 

@@ -1,6 +1,7 @@
-// Every algorithm over links, proven for every number of ranks to 64 and for some to 4,096: each
-// rank ends with exactly the contributions it should, nothing is sent before it is there, nothing
-// comes twice, nothing is left over, nobody waits for ever. And the proof is proven: plans with one
+// Proves every algorithm over links for every number of ranks to 64 and for some to 4,096: each
+// rank ends with exactly the contributions that it should have, nothing is sent before it is
+// available, arrives twice or is left over, and no rank waits forever. The proof itself is tested:
+// plans with one change fail it.
 // thing changed fail it.
 #include "muster/collective/plan/schedule.h"
 
@@ -26,7 +27,7 @@ struct Kind {
            std::to_string(size) + " ranks, " + std::to_string(per_host) + " on a host, root " +
            std::to_string(root);
   }
-  /// The numbers of ranks on a host that make a difference.
+  /// The numbers of ranks per host that make a difference.
   std::vector<int> crews(int size) const {
     std::vector<int> found{1};
     for (int each = 2; each <= size && algorithm == Algorithm::hosts; ++each) {
@@ -47,7 +48,7 @@ std::vector<Kind> all_kinds() {
   return kinds;
 }
 
-/// Messages that a rank sends in all grow with the number of ranks.
+/// Whether the number of messages per rank grows with the number of ranks.
 bool meets_all(const Kind& kind) {
   return kind.algorithm == Algorithm::ring || kind.algorithm == Algorithm::slices ||
          kind.algorithm == Algorithm::hosts || kind.op == Op::all_to_all ||
@@ -82,13 +83,13 @@ TEST(Schedule, EveryRankEndsWithWhatItShouldForEverySizeTo64) {
   }
 }
 
-// With all messages of all ranks at 4,096 ranks a long run alone has time for.
+// Only a long run has time for patterns in which every rank meets every other at 4,096 ranks.
 TEST(Schedule, AndForSomeSizesTo4096) {
   std::mt19937_64 random(testing::test_seed());
   for (const Kind& kind : all_kinds()) {
     const bool sums_of_slices =
         kind.op == Op::all_reduce &&
-        kind.algorithm == Algorithm::ring;  // takes the cube of the ranks in time
+        kind.algorithm == Algorithm::ring;  // time grows with the cube of the ranks
     const int most = sums_of_slices                              ? 200
                      : !meets_all(kind) || testing::long_tests() ? kMostRanks
                                                                  : 300;
@@ -118,7 +119,7 @@ constexpr Change kChanges[] = {
     Change::step_left_out, Change::sends_left_out, Change::receives_left_out, Change::other_target,
     Change::other_source,  Change::other_cargo,    Change::sent_twice};
 
-/// A schedule that is wrong in one place.
+/// A schedule with one error.
 class Mutant {
  public:
   Mutant(Schedule schedule, int size, Change change, int step)
@@ -162,7 +163,7 @@ class Mutant {
   int at_;
 };
 
-/// Whether the change changes anything.
+/// Whether the change has any effect.
 bool applies(const Schedule& schedule, int step, Change change) {
   const bool sends = schedule.sends(step) > 0, receives = schedule.receives(step) > 0;
   switch (change) {

@@ -52,7 +52,7 @@ constexpr std::size_t direct_chunk_bytes(int size) {
 /// Whether the root of a direct reduce sends ready-to-receive to the others once its receives are
 /// posted, so that they can send their data in two eager messages. Not with two members: neither
 /// waits long for RTS/CTS there, and larger chunks are worth the exchange.
-constexpr bool direct_invites(std::size_t bytes, int size) {
+constexpr bool direct_uses_rtr(std::size_t bytes, int size) {
   return size > 2 && bytes > fixed::kEagerBytes && bytes <= 2 * fixed::kEagerBytes &&
          direct_chunk_bytes(size) > fixed::kEagerBytes;
 }

@@ -17,14 +17,14 @@ std::size_t BufferPlacement::place(const Args& args, const TransferPlan& plan) {
   Line& mine = segment_.my_line();
   mine.location = BufferLocation::nothing;
   mine.bytes = 0;
-  if (!plan.gives && !(plan.scaled && plan.last > 0)) return 0;
-  return plan.lists ? place_slices(args, plan) : place_input(args, plan);
+  if (!plan.sends && !(plan.scaled && plan.last > 0)) return 0;
+  return plan.per_member ? place_slices(args, plan) : place_input(args, plan);
 }
 
 std::size_t BufferPlacement::place_input(const Args& args, const TransferPlan& plan) {
   Line& mine = segment_.my_line();
   const shm::SegmentLayout& layout = segment_.layout();
-  const ConstBytes input = given_to(args, plan, 0);
+  const ConstBytes input = input_for(args, plan, 0);
   mine.bytes = input.size();
   mine.first_window = windows_.next();
   if (input.empty()) {
@@ -64,7 +64,7 @@ std::size_t BufferPlacement::place_slices(const Args& args, const TransferPlan& 
   mine.first_window = windows_.next();
   for (int reader = 0; reader < size; ++reader) {
     const std::size_t bytes =
-        reader != rank || plan.scaled ? given_to(args, plan, reader).size() : 0;
+        reader != rank || plan.scaled ? input_for(args, plan, reader).size() : 0;
     mine.bytes += bytes;
     largest = std::max(largest, bytes);
   }
@@ -72,10 +72,11 @@ std::size_t BufferPlacement::place_slices(const Args& args, const TransferPlan& 
   const bool copies = planner_.copies_from_arena(args.op, mine.bytes);
   // All slices or none: a reader that returns with its own slice then knows that the peers' slices
   // are in the same kind of memory.
-  const bool stays = plan.single_reader && largest >= shm::direct_read_bytes(layout.members) &&
-                     direct_reads_.all_peers_read() &&
-                     std::all_of(args.inputs.begin(), args.inputs.end(),
-                                 [&](ConstBytes input) { return direct_reads_.readable(input); });
+  const bool reads_directly =
+      plan.single_reader && largest >= shm::direct_read_bytes(layout.members) &&
+      direct_reads_.all_peers_read() &&
+      std::all_of(args.inputs.begin(), args.inputs.end(),
+                  [&](ConstBytes input) { return direct_reads_.readable(input); });
   // The only reader of a slice that is reduced owns its lines until it has finished. That pays off
   // while the lines stay in its caches.
   const bool grants = plan.combines && shm::writes_back_lines() &&
@@ -89,7 +90,7 @@ std::size_t BufferPlacement::place_slices(const Args& args, const TransferPlan& 
   bool granted = false;
   for (int reader = 0; reader < size; ++reader) {
     const ConstBytes input =
-        reader != rank || plan.scaled ? given_to(args, plan, reader) : ConstBytes();
+        reader != rank || plan.scaled ? input_for(args, plan, reader) : ConstBytes();
     Slice& slice = table[reader];
     slice = {input.size(), at, fits ? BufferLocation::slot : BufferLocation::window, false, {}};
     if (input.empty()) {
@@ -103,7 +104,7 @@ std::size_t BufferPlacement::place_slices(const Args& args, const TransferPlan& 
       slice.where = *offset;
       slice.granted = grants && writable_offset(input);
       granted = granted || slice.granted;
-    } else if (stays) {
+    } else if (reads_directly) {
       slice.location = BufferLocation::memory;
       slice.where = reinterpret_cast<std::uint64_t>(input.data());
     } else {
@@ -125,15 +126,15 @@ void BufferPlacement::place_row(const Args& args, const TransferPlan& plan) {
   std::byte* to = mine.location == BufferLocation::line_row ? mine.payload : segment_.slot(rank);
   for (int reader = 0; reader < segment_.size(); ++reader) {
     if (reader == rank) continue;
-    stage(args, plan, to, given_to(args, plan, reader));
+    stage(args, plan, to, input_for(args, plan, reader));
     to += args.each;
   }
 }
 
-bool BufferPlacement::readers_come_here(const TransferPlan& plan) const {
+bool BufferPlacement::has_in_place_readers(const TransferPlan& plan) const {
   const Line& mine = segment_.my_line();
-  if (!plan.gives || shm::in_place(mine.location)) return plan.gives;
-  if (!plan.lists || mine.location != BufferLocation::window) return false;
+  if (!plan.sends || shm::in_place(mine.location)) return plan.sends;
+  if (!plan.per_member || mine.location != BufferLocation::window) return false;
   const Slice* const table = segment_.table(segment_.rank());
   return std::any_of(table, table + segment_.size(),
                      [](const Slice& slice) { return shm::in_place(slice.location); });

@@ -33,7 +33,7 @@ class BufferPlacement {
   /// to fill.
   std::size_t place(const Args& args, const TransferPlan& plan);
   /// Whether readers access memory outside the segment. This member must then wait for them.
-  bool readers_come_here(const TransferPlan& plan) const;
+  bool has_in_place_readers(const TransferPlan& plan) const;
 
   /// The arena offset of the memory; nothing if it is not in the arena.
   std::optional<std::uint64_t> arena_offset(ConstBytes memory) const;

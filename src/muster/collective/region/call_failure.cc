@@ -22,7 +22,7 @@ Status CallFailure::refuse(Status cause) {
   return channel_.failed() ? channel_.failure() : cause;
 }
 
-Task<Status> CallFailure::refuse_late(Status cause) {
+Task<Status> CallFailure::fail_after_grace(Status cause) {
   const Clock& clock = channel_.fabric().clock();
   const TimePoint limit = clock.now() + kQuiesceLimit;
   co_await until(

@@ -32,7 +32,7 @@ class CallFailure {
   Status refuse(Status cause);
   /// The same, but first waits for a better cause. If a peer cannot be reached, it may be dead; if
   /// a peer has aborted, its cause follows. The call's deadline bounds the wait.
-  Task<Status> refuse_late(Status cause);
+  Task<Status> fail_after_grace(Status cause);
   /// Publishes that this member's call fails. Peers that have read its memory must not trust the
   /// data, and peers that store into it must stop.
   void abort();

@@ -67,13 +67,13 @@ class CallWait {
   }
   /// Like `is_free`, but also polls the peers' lines up to `limit`: a peer that has made a
   /// different call may never drain the buffer, and its line shows that.
-  class FreeOrSeen {
+  class FreeOrPolled {
    public:
-    FreeOrSeen(Reached free, ControlLines& lines, std::uint64_t limit)
+    FreeOrPolled(Reached free, ControlLines& lines, std::uint64_t limit)
         : free_(free), lines_(lines), limit_(limit) {}
     bool operator()() {
       if (free_()) return true;
-      lines_.see_all(limit_);
+      lines_.poll_all(limit_);
       return false;
     }
 
@@ -82,7 +82,7 @@ class CallWait {
     ControlLines& lines_;
     std::uint64_t limit_;
   };
-  FreeOrSeen is_emptied(const shm::BufferRing& ring, std::uint64_t limit) {
+  FreeOrPolled is_drained(const shm::BufferRing& ring, std::uint64_t limit) {
     return {is_free(ring), lines_, limit};
   }
 

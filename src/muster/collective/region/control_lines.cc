@@ -44,9 +44,9 @@ ControlLines::ControlLines(shm::GroupSegment& segment, shm::GroupPeers& peers,
       known_seen_(segment.layout().members, 0),
       heard_(segment.layout().members) {}
 
-bool ControlLines::finds_room() {
+bool ControlLines::update_room() {
   const std::uint64_t sequence = segment_.sequence(), slots = segment_.layout().slots;
-  see_all(sequence - 1);
+  poll_all(sequence - 1);
   std::uint64_t by_all = sequence;
   std::uint64_t seen_of_all = sequence - 1;
   for (int member = 0; member < segment_.size(); ++member) {
@@ -80,7 +80,7 @@ void ControlLines::publish(const Fingerprint& call) {
   for (int member = 0; member < segment_.size(); ++member) {
     if (member == segment_.rank()) continue;
     const std::uint64_t& next = next_[static_cast<std::size_t>(member)];
-    if (next + segment_.layout().slots / 8 <= sequence) see(member, sequence - 1);
+    if (next + segment_.layout().slots / 8 <= sequence) poll(member, sequence - 1);
     seen = std::min(seen, next - 1);
   }
   Line& mine = segment_.my_line();
@@ -90,10 +90,10 @@ void ControlLines::publish(const Fingerprint& call) {
   peers_.wake();
 }
 
-bool ControlLines::see_all(std::uint64_t limit) {
+bool ControlLines::poll_all(std::uint64_t limit) {
   bool all = true;
   for (int member = 0; member < segment_.size(); ++member) {
-    if (member != segment_.rank()) all = see(member, limit) && all;
+    if (member != segment_.rank()) all = poll(member, limit) && all;
   }
   return all;
 }

@@ -27,7 +27,7 @@ class ControlLines {
   /// Whether the line of the current call may be written: every peer has finished with its old
   /// contents, and this member has finished with the peers' lines of that old call.
   bool has_room() {
-    return segment_.sequence() <= known_by_all_ + segment_.layout().slots || finds_room();
+    return segment_.sequence() <= known_by_all_ + segment_.layout().slots || update_room();
   }
   /// Publishes this member's line. Its data and locations must have been written.
   void publish(const transport::Fingerprint& call);
@@ -35,16 +35,16 @@ class ControlLines {
   /// Polls `member`'s lines up to `limit`. Returns true once that line has been seen and all calls
   /// agree. The data of the current call must still be read; this member's next line tells the peer
   /// that it was.
-  bool see(int member, std::uint64_t limit) {
+  bool poll(int member, std::uint64_t limit) {
     std::uint64_t& next = next_[static_cast<std::size_t>(member)];
     while (next <= limit) {
-      if (!look(member, next)) return false;
+      if (!poll_line(member, next)) return false;
       ++next;
     }
     return true;
   }
-  bool see(int member) { return see(member, segment_.sequence()); }
-  bool see_all(std::uint64_t limit);
+  bool poll(int member) { return poll(member, segment_.sequence()); }
+  bool poll_all(std::uint64_t limit);
 
   /// False once two members have made different calls. No line can be trusted then.
   bool agreed() const { return agreed_; }
@@ -53,7 +53,7 @@ class ControlLines {
     return heard_[static_cast<std::size_t>(member)];
   }
   /// Whether this member must wait for `member` before it may write the line of the current call.
-  bool lacks_room_of(int member) const {
+  bool lacks_room_from(int member) const {
     const auto index = static_cast<std::size_t>(member);
     return std::min(known_seen_[index], next_[index] - 1) + segment_.layout().slots <
            segment_.sequence();
@@ -62,7 +62,7 @@ class ControlLines {
   void count_from(std::uint64_t sequence);
 
  private:
-  bool look(int member, std::uint64_t sequence) {
+  bool poll_line(int member, std::uint64_t sequence) {
     const shm::Line& theirs = segment_.line(member, sequence);
     if (theirs.sequence.load(std::memory_order_acquire) != sequence ||
         !compare(member, theirs, sequence))
@@ -71,7 +71,7 @@ class ControlLines {
     seen = std::max(seen, theirs.seen);
     return true;
   }
-  bool finds_room();
+  bool update_room();
   bool compare(int member, const shm::Line& line, std::uint64_t sequence);
   bool compare_by_rules(int member, const transport::Fingerprint& theirs,
                         const transport::Fingerprint& mine);

@@ -20,7 +20,7 @@ using shm::Missing;
 
 // Pauses before each check that costs more than a poll: reading the clock, or lines that peers are
 // writing.
-constexpr int kPausesPerLook = 8;  // limit: the cost of such a check
+constexpr int kPausesPerCheck = 8;  // limit: the cost of such a check
 
 auto clock_of(const MemberParts& parts) {
   return [&clock = parts.channel.fabric().clock()] { return clock.now(); };
@@ -88,18 +88,18 @@ bool InlineTransfer::is_small(const Args& args) const {
 /// the peers' lines from their caches.
 bool InlineTransfer::await_room() {
   SpinWait spin(SpinBudget::for_peers(my_.topology));
-  while (may_wait() && spin.pause(clock_of(my_), kPausesPerLook)) {
+  while (may_wait() && spin.pause(clock_of(my_), kPausesPerCheck)) {
     if (my_.lines.has_room()) return true;
   }
   return false;
 }
 
-/// Polls the lines of all members that `plan` reads from until none is missing. `at_once`: whether
+/// Polls the lines of all members that `plan` reads from until none is missing. `no_wait`: whether
 /// all were there at the first poll.
-bool InlineTransfer::see_sources(const TransferPlan& plan, bool& at_once) {
+bool InlineTransfer::poll_sources(const TransferPlan& plan, bool& no_wait) {
   int source = plan.first;
-  at_once = see_from(plan, source);
-  if (!at_once && !await_sources(plan, source)) return false;
+  no_wait = poll_from(plan, source);
+  if (!no_wait && !await_sources(plan, source)) return false;
   return my_.lines.agreed();  // an earlier call may have differed, and this one may read nothing
 }
 
@@ -111,21 +111,21 @@ bool InlineTransfer::await_sources(const TransferPlan& plan, int source) {
   const int rank = my_.segment.rank();
   const bool all_on_shared_cores =
       my_.topology.oversubscribed() && plan.last - plan.first == my_.segment.size();
-  const auto is_missing = [&](int member) { return member != rank && !my_.lines.see(member); };
+  const auto is_missing = [&](int member) { return member != rank && !my_.lines.poll(member); };
   const auto is_elsewhere = [&](int member) { return cores_.is_elsewhere(member); };
   do {
     const bool keeps_core =
         all_on_shared_cores &&
         shm::missing_among(source, plan.last, is_missing, is_elsewhere) != Missing::here;
     if (!may_wait() || !spin.pause(clock_of(my_), 1, keeps_core)) return false;
-  } while (!see_from(plan, source));
+  } while (!poll_from(plan, source));
   return true;
 }
 
 bool InlineTransfer::try_inline(const Args& args, StartingCall& starting) {
   const transport::Fingerprint& call = starting.fingerprint;
-  bool& at_once = starting.record.completed_inline;
-  waited_ = false;
+  bool& no_wait = starting.record.completed_inline;
+  wait_timed_out_ = false;
   shm::GroupSegment& segment = my_.segment;
   if (segment.size() == 1 || my_.channel.failed() || call.sequence != segment.sequence() + 1 ||
       (call.flags & kRefused) != 0)
@@ -141,7 +141,7 @@ bool InlineTransfer::try_inline(const Args& args, StartingCall& starting) {
     starting.on_started();
     if (!await_room()) {
       segment.set_sequence(call.sequence - 1);
-      waited_ = true;
+      wait_timed_out_ = true;
       return false;
     }
   }
@@ -154,15 +154,15 @@ bool InlineTransfer::try_inline(const Args& args, StartingCall& starting) {
     cores_.publish();
   }
   if (room) starting.on_started();
-  if (!see_sources(plan, at_once)) {
-    waited_ = true;
+  if (!poll_sources(plan, no_wait)) {
+    wait_timed_out_ = true;
     return false;
   }
-  if (at_once && !plan.gives) prefetch_next_of(plan);
-  at_once = at_once && room;
-  if (!take_staged(args, plan)) return false;
+  if (no_wait && !plan.sends) prefetch_next_of(plan);
+  no_wait = no_wait && room;
+  if (!read_staged(args, plan)) return false;
   published_ = false;
-  if (segment.size() == 2 && plan.gives && plan.last > 0 && !plan.scaled)
+  if (segment.size() == 2 && plan.sends && plan.last > 0 && !plan.scaled)
     shm::reclaim_lines(segment.line(1 - segment.rank()).payload,
                        1);  // its line, the first half of it
   return true;
@@ -170,7 +170,7 @@ bool InlineTransfer::try_inline(const Args& args, StartingCall& starting) {
 
 /// Copies or reduces the data of all sources. Returns false, with nothing done, if any data is not
 /// in a line or slot.
-bool InlineTransfer::take_staged(const Args& args, const TransferPlan& plan) {
+bool InlineTransfer::read_staged(const Args& args, const TransferPlan& plan) {
   const int rank = my_.segment.rank();
   SourceTable& sources = my_.sources;
   for (int source = plan.first; source < plan.last; ++source) {
@@ -180,9 +180,9 @@ bool InlineTransfer::take_staged(const Args& args, const TransferPlan& plan) {
   if (plan.combines) {
     for (int source = plan.first; source < plan.last; ++source) {
       sources.input(source) =
-          source != rank || plan.scaled ? sources[source].data : given_to(args, plan, rank).data();
+          source != rank || plan.scaled ? sources[source].data : input_for(args, plan, rank).data();
     }
-    if (plan.takes > 0)
+    if (plan.read_steps > 0)
       sources.reduce(args, plan.reclaims, args.outputs[0].data(), args.outputs[0].size());
     return true;
   }
@@ -190,7 +190,7 @@ bool InlineTransfer::take_staged(const Args& args, const TransferPlan& plan) {
   for (int source = plan.first; source < plan.last; ++source) {
     const Source& from = sources[source];
     if (source == rank || from.bytes == 0) continue;
-    std::byte* const to = taken_from(args, source).data();
+    std::byte* const to = output_for(args, source).data();
     if (plan.reclaims && shm::is_staged(from.location)) {
       shm::copy_and_reclaim_lines(to, from.data, from.bytes);
     } else {
@@ -202,7 +202,7 @@ bool InlineTransfer::take_staged(const Args& args, const TransferPlan& plan) {
 
 bool InlineTransfer::drive_until(Task<Status>& task, TimePoint deadline) {
   const bool shared_core = my_.topology.oversubscribed();
-  if (std::exchange(waited_, false) && shared_core) return false;
+  if (std::exchange(wait_timed_out_, false) && shared_core) return false;
   if (shared_core) cores_.publish();
   const auto now = clock_of(my_);
   const SpinBudget budget = SpinBudget::for_started_call(my_.topology);
@@ -214,9 +214,9 @@ bool InlineTransfer::drive_until(Task<Status>& task, TimePoint deadline) {
   // that, the wait is not for members.
   int idle = 0;
   for (int polls = 1; !task.step(); ++polls) {
-    const bool got_on = task.turns() != std::exchange(turns, task.turns());
-    if ((got_on || polls % kPausesPerLook == 0) && now() >= end) return false;
-    if (got_on) spin.keep_core_anew();
+    const bool progressed = task.turns() != std::exchange(turns, task.turns());
+    if ((progressed || polls % kPausesPerCheck == 0) && now() >= end) return false;
+    if (progressed) spin.keep_core_anew();
     const Missing missing =
         shared_core
             ? shm::missing_among(

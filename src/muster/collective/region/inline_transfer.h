@@ -26,7 +26,7 @@ class InlineTransfer final : public RegionInline {
   /// Whether `try_inline` has published the current call and left the rest to a task.
   bool is_published() const { return published_; }
   /// The task has taken over.
-  void hand_over() { published_ = false; }
+  void on_task_started() { published_ = false; }
 
  private:
   struct CachedPlan {
@@ -36,14 +36,14 @@ class InlineTransfer final : public RegionInline {
 
   bool is_small(const Args& args) const;
   bool await_room();
-  bool see_sources(const TransferPlan& plan, bool& at_once);
+  bool poll_sources(const TransferPlan& plan, bool& no_wait);
   bool await_sources(const TransferPlan& plan, int source);
   /// Polls the lines of the sources from `source` on, up to the first missing one.
-  bool see_from(const TransferPlan& plan, int& source) {
-    while (source < plan.last && (source == my_.segment.rank() || my_.lines.see(source))) ++source;
+  bool poll_from(const TransferPlan& plan, int& source) {
+    while (source < plan.last && (source == my_.segment.rank() || my_.lines.poll(source))) ++source;
     return source >= plan.last;
   }
-  bool take_staged(const Args& args, const TransferPlan& plan);
+  bool read_staged(const Args& args, const TransferPlan& plan);
   void prefetch_this_and_next(const TransferPlan& plan) const;
   void prefetch_next_of(const TransferPlan& plan) const;
   bool may_wait() const { return !my_.channel.failed() && my_.may_block; }
@@ -52,7 +52,7 @@ class InlineTransfer final : public RegionInline {
   shm::CorePlacement cores_;
   CallCache<CachedPlan> plans_;
   bool published_ = false;
-  bool waited_ = false;  // the last wait, for lines or for room, timed out
+  bool wait_timed_out_ = false;  // the last wait, for lines or for room, timed out
 };
 
 }  // namespace muster::collective::region

@@ -26,16 +26,16 @@ class PullTransfer {
   Task<Status> run(const Args& args, const transport::Fingerprint& call, bool published);
 
  private:
-  void line_up(const TransferPlan& plan);
+  void order_sources(const TransferPlan& plan);
   void fill_window(const Args& args, const TransferPlan& plan, std::size_t step);
   bool available(const TransferPlan& plan, int source, std::size_t step);
-  Task<Status> take_step(const Args& args, const TransferPlan& plan, std::size_t step);
+  Task<Status> read_step(const Args& args, const TransferPlan& plan, std::size_t step);
   bool combine(const Args& args, const TransferPlan& plan, std::size_t step);
   Task<Status> await_readers(const TransferPlan& plan);
 
   MemberParts& my_;
-  std::vector<int> left_;  // sources of this step that have not been read yet
-  bool drains_ = false;    // a peer waits for this member's drained counter
+  std::vector<int> unread_;            // sources of this step that have not been read yet
+  bool must_publish_drained_ = false;  // a peer waits for this member's drained counter
 };
 
 }  // namespace muster::collective::region

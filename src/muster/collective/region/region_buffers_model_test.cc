@@ -1,10 +1,10 @@
-// Windows, results and counters of the shared region (`PullTransfer`, `ShareReduction`) as a
-// model, explored in every interleaving of its accesses to shared memory.
+// Model of the windows, results and counters of the shared region (`PullTransfer`,
+// `ShareReduction`), explored in every interleaving of its accesses to shared memory.
 //
-// Two windows and two results a member, so that each is reused within a few calls. In each state
-// that can be reached: nobody writes what somebody else reads; what is read is what was meant;
-// somebody can go on until all are done. Removing any one wait makes a test fail; the test at the
-// end checks that for those that are easiest to forget.
+// Each member has two windows and two results, so that each is reused within a few calls. In every
+// reachable state: no member writes what another one reads, every read returns the intended data,
+// and some member can continue until all are done. Removing any one wait makes a test fail; the
+// test at the end checks that for the waits that are easiest to forget.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -25,29 +25,29 @@ using shm::Position;
 using shm::position;
 using shm::reached;
 
-// Reading includes handing back, which is over before the counter says that the reader is done:
-// nobody but readers is there meanwhile. A member is a list of steps; each touches shared memory
-// once. Counters never fall, so a state is how far each member has come.
+// Reading includes reclaiming, which ends before the counter says that the reader is done: only
+// readers access the buffer meanwhile. A member is a list of steps, each of which accesses shared
+// memory once. Counters never decrease, so a state is the position of each member.
 struct Step {
   enum class Kind { raise, wait, begin_write, end_write, begin_read, end_read } kind;
-  int counter = 0;  // raise, wait: which of `owner`'s counters
+  int counter = 0;  // raise, wait: index of `owner`'s counter
   int owner = 0;
   Position position = 0;
-  int buffer = 0;  // begin_*, end_*: of `owner`
-  int tag = 0;     // what is written, what must be read
+  int buffer = 0;  // begin_*, end_*: buffer of `owner`
+  int tag = 0;     // the data written, or to be read
 };
 
 enum ModelCounter { kLine, kFilled, kReduced, kDrained, kModelCounters };
 constexpr int kModelWindows = 2;
-// Buffers of a member: two windows, two results, the input in the arena, the output in the arena by
-// shares.
+// Buffers of a member: two windows, two results, the input in the arena, and the output in the
+// arena, by shares.
 constexpr int kFirstResult = kModelWindows, kArenaInput = 2 * kModelWindows,
               kArenaOutput = kArenaInput + 1;
 constexpr int kBuffers = kArenaOutput + 3;
 
 class BufferModel {
  public:
-  // How far each member has come, then what stands in each buffer.
+  // The position of each member, then the contents of each buffer.
   using State = std::vector<std::int16_t>;
 
   explicit BufferModel(std::vector<std::vector<Step>> programs) : programs_(std::move(programs)) {
@@ -91,8 +91,8 @@ class BufferModel {
     return static_cast<std::size_t>(state[member]);
   }
 
-  // Nobody else is inside the same buffer where one of the two writes; what is read is what was
-  // meant.
+  // No other member is inside the same buffer if one of the two writes; every read returns the
+  // intended data.
   std::string check(const State& state, std::size_t member, const Step& step,
                     std::int16_t content) const {
     if (step.kind != Step::Kind::begin_write && step.kind != Step::Kind::begin_read) return "";
@@ -117,14 +117,15 @@ class BufferModel {
       counters_;  // of each member after each of its steps
 };
 
-// Writes down what a member does, as `pull` and `reduce_shares` do it. It follows the others'
-// cursors too, which lines tell in truth.
+// Records the steps of a member, as `pull` and `reduce_shares` execute them. It also follows the
+// other members' cursors, which lines carry in reality.
 class Script {
  public:
   Script(int me, int members, std::vector<Step>& out, bool forgets)
       : me_(me), members_(members), out_(out), forgets_(forgets) {}
 
-  // All members give `steps` windows to all; `arena`: the members whose input is read where it is.
+  // Every member sends `steps` windows to all. `arena`: bit mask of members whose input is read in
+  // place.
   void all_gather(std::uint64_t call, int steps, unsigned arena) {
     const auto in_arena = [&](int member) { return (arena >> member & 1) != 0; };
     const auto first = windows_;
@@ -157,8 +158,8 @@ class Script {
     }
   }
 
-  // In rounds: fill one ahead, reduce my share, hand it on; `arena`: the members whose buffer, in
-  // place, lies in the arena.
+  // In rounds: fill one ahead, reduce this member's share, pass it on. `arena`: bit mask of members
+  // whose buffer, used in place, is in the arena.
   void all_reduce(std::uint64_t call, int rounds, unsigned arena) {
     const auto in_arena = [&](int member) { return (arena >> member & 1) != 0; };
     const auto offers = [&](int member) { return (arena | 1u << member) != (1u << members_) - 1; };
@@ -188,8 +189,8 @@ class Script {
         if (offers(me_)) wait_free(result);
         for (int other = 0; other < members_; ++other) {
           if (other == me_) continue;
-          // A share in the arena is one buffer here for all rounds: only the first finds the input
-          // in it.
+          // A share in the arena is one buffer here for all rounds: only the first round finds the
+          // input in it.
           if (!in_arena(other)) {
             read(other, (first_window[index(other)] + turn) % kModelWindows,
                  tag(call, other, turn));
@@ -219,7 +220,7 @@ class Script {
       }
     }
     wait_all(kReduced, end_of(call));
-    // The caller looks at its output, then may do with it what it likes.
+    // The caller checks its output, and may then overwrite it.
     for (int other = 0; other < members_; ++other) {
       if (other != me_ && in_arena(me_))
         read(me_, kArenaOutput + other, tag(call, other, 100 + rounds - 1));
@@ -229,9 +230,9 @@ class Script {
     for (int window = 0; window < kModelWindows; ++window) free_[index(window)] = {};
   }
 
-  // The same with a root that wants the result and takes the shares of all whose input is private.
-  // They give and are done; so only the root finds out whether others reduce, and then fills its
-  // first window, late.
+  // The same with a root that receives the result and reduces the shares of all members with
+  // private inputs. Those only stage their input. So only the root finds out whether others reduce,
+  // and then fills its first window late.
   void reduce(std::uint64_t call, int rounds, int root, unsigned arena) {
     const auto in_arena = [&](int member) { return (arena >> member & 1) != 0; };
     const bool at_root = me_ == root, root_gives = !in_arena(root) && arena != 0;
@@ -258,7 +259,7 @@ class Script {
         write(me_, kArenaOutput + share, tag(call, me_, 0));  // the caller
       raise(kDrained, end_of(call));
     } else {
-      wait_free(windows_[index(me_)] % kModelWindows);  // whether or not the root is to fill it
+      wait_free(windows_[index(me_)] % kModelWindows);  // whether or not the root will fill it
     }
     raise(kLine, position(call, 0));
     for (int other = 0; other < members_; ++other) {
@@ -369,7 +370,7 @@ class Script {
   struct Free {
     int counter = 0;
     Position position = 0;
-    int reader = -1;  // the only one; -1: all
+    int reader = -1;  // the only reader; -1: all
   };
   int me_;
   int members_;

@@ -31,8 +31,8 @@ std::vector<Task<Status>> start(RegionJob& job, const TestCall& call) {
   return tasks;
 }
 
-// A failure in the middle of any operation, at any point of it, ends every member's task at once
-// with that failure.
+// A failure in the middle of any operation, at any point, ends every member's task at once with
+// that failure.
 TEST(RegionFailure, EndsEveryTaskPromptly) {
   Random random(testing::test_seed());
   for (int op = 0; op <= static_cast<int>(Op::barrier); ++op) {
@@ -40,7 +40,7 @@ TEST(RegionFailure, EndsEveryTaskPromptly) {
       const int members = 2 + static_cast<int>(draw(random, 3));
       RegionJob job(members);
       const std::size_t counts[] = {
-          3, 3000, testing::kSanitized ? 150'000u : 400'000u};  // the last: several windows
+          3, 3000, testing::kSanitized ? 150'000u : 400'000u};  // the last uses several windows
       TestCall call(shape_of(static_cast<Op>(op), counts[draw(random, 3)], 0.5), members, 1,
                     random);
       auto tasks = start(job, call);
@@ -53,11 +53,11 @@ TEST(RegionFailure, EndsEveryTaskPromptly) {
       ASSERT_TRUE(finish(tasks, 20)) << call.describe();
       for (int member = 0; member < members; ++member) {
         Status status = tasks[RegionJob::at(member)].result();
-        if (status) continue;  // had all it needed before
+        if (status) continue;  // it had all its data before
         EXPECT_EQ(status.ranks(), std::vector<int>{99}) << call.describe();
       }
       EXPECT_FALSE(job.channels[0]->failure().ok());
-      // And so does every later call.
+      // Every later call fails too.
       TestCall next(shape_of(Op::barrier, 0, 0), members, 2, random);
       auto more = start(job, next);
       ASSERT_TRUE(finish(more, 1));
@@ -66,8 +66,8 @@ TEST(RegionFailure, EndsEveryTaskPromptly) {
   }
 }
 
-// Who has returned has done so with data of all: the others have all they need too, and return with
-// it whatever fails then.
+// A member that has returned had all members' data. The others have everything that they need too,
+// and return success whatever fails then.
 TEST(RegionFailure, WhatOneHasReturnedFromAllReturnFrom) {
   Random random(testing::test_seed());
   for (const Op op :
@@ -78,7 +78,7 @@ TEST(RegionFailure, WhatOneHasReturnedFromAllReturnFrom) {
         RegionJob job(members);
         const double arena = static_cast<double>(draw(random, 2));
         std::uint64_t sequence = 1;
-        if (draw(random, 2) == 0) {  // all have seen then who can read whose memory
+        if (draw(random, 2) == 0) {  // afterwards all know who can read whose memory
           TestCall before(shape_of(op, count, arena), members, sequence++, random);
           auto first = start(job, before);
           ASSERT_TRUE(finish(first)) << before.describe();
@@ -103,7 +103,7 @@ TEST(RegionFailure, WhatOneHasReturnedFromAllReturnFrom) {
   }
 }
 
-// The giver of arena memory fails while a member reads it: that member cannot know what it read, so
+// The sender of arena memory fails while a member reads it. The reader cannot know what it read, so
 // it does not report success.
 TEST(RegionFailure, ArenaReadFromAMemberThatGaveUpIsNoSuccess) {
   Random random(1);
@@ -111,14 +111,14 @@ TEST(RegionFailure, ArenaReadFromAMemberThatGaveUpIsNoSuccess) {
   TestCall call(shape_of(Op::broadcast, 100'000, 1), 2, 1, random);
   auto tasks = start(job, call);
   EXPECT_FALSE(tasks[0].step());
-  tasks[0] = {};  // its owner dropped it: the memory may be anything from now on
+  tasks[0] = {};  // its owner dropped it: the memory may hold anything now
   for (int i = 0; i < 10; ++i) EXPECT_FALSE(tasks[1].step());
   job.channels[1]->fail(Status(Code::timed_out, "too late", {10}));
   EXPECT_TRUE(tasks[1].step());
   EXPECT_EQ(tasks[1].result().code(), Code::timed_out);
 }
 
-// The same where it is read in the giver's process; and where that memory has gone.
+// The same if the data is read in the sender's process, and if that memory is gone.
 TEST(RegionFailure, MemoryReadFromAMemberThatGaveUpIsNoSuccess) {
   for (const bool unmapped : {false, true}) {
     SCOPED_TRACE(unmapped);
@@ -128,7 +128,7 @@ TEST(RegionFailure, MemoryReadFromAMemberThatGaveUpIsNoSuccess) {
     shape.dtype = DType::uint8;
     TestCall first(shape, 3, 1, random);
     auto tasks = start(job, first);
-    ASSERT_TRUE(finish(tasks));  // from now on the giver knows that its readers can
+    ASSERT_TRUE(finish(tasks));  // the sender now knows that its readers can read its memory
 
     TestCall call(shape, 3, 2, random);
     Args given = call.args(0);
@@ -141,7 +141,7 @@ TEST(RegionFailure, MemoryReadFromAMemberThatGaveUpIsNoSuccess) {
     EXPECT_FALSE(tasks[0].step());
     if (unmapped) {
       ::munmap(mapping, direct_read_bytes(3));
-      while (!tasks[1].step()) std::this_thread::yield();  // a better cause may come for a moment
+      while (!tasks[1].step()) std::this_thread::yield();  // it waits for a better cause
       const Status status = tasks[1].result();
       EXPECT_EQ(status.code(), Code::peer_failed);
       EXPECT_EQ(status.ranks(), std::vector<int>{job_rank(0)});
@@ -151,7 +151,7 @@ TEST(RegionFailure, MemoryReadFromAMemberThatGaveUpIsNoSuccess) {
       ASSERT_TRUE(tasks[0].step());
       continue;
     }
-    tasks[0] = {};  // its owner dropped it: the memory may be anything from now on
+    tasks[0] = {};  // its owner dropped it: the memory may hold anything now
     for (int i = 0; i < 10; ++i) EXPECT_FALSE(tasks[1].step());
     job.channels[1]->fail(Status(Code::timed_out, "too late", {10}));
     EXPECT_TRUE(tasks[1].step());
@@ -160,8 +160,8 @@ TEST(RegionFailure, MemoryReadFromAMemberThatGaveUpIsNoSuccess) {
   }
 }
 
-/// all_to_all of three: the first gives slices that are read in its memory, the others little,
-/// which stands beside their lines.
+/// all_to_all of three: the first member sends slices that are read in place, the others small ones
+/// that fit into lines or slots.
 class OneGivesMuch {
  public:
   explicit OneGivesMuch(std::uint64_t sequence) {
@@ -200,20 +200,20 @@ class OneGivesMuch {
   std::vector<transport::Fingerprint> calls_;
 };
 
-// One has read all, and nobody needs to read it: it returns. So the one whose memory is read must
-// leave it to the third too.
+// The second member has read all its data and is read by no one: it returns. So the member whose
+// memory is read must leave it to the third member too.
 TEST(RegionFailure, WhoIsReadInItsMemoryLeavesItToThoseThatHaveBegun) {
   RegionJob job(3, {}, true);
   const OneGivesMuch before(1), call(2);
   auto first = before.start(job);
-  ASSERT_TRUE(finish(first));  // from now on the first knows that the others can read there
+  ASSERT_TRUE(finish(first));  // the first now knows that the others can read its memory
   auto tasks = call.start(job);
   EXPECT_FALSE(tasks[2].step());
   EXPECT_FALSE(tasks[0].step());
   const auto comes_through = [&](int reader) {
     return tasks[RegionJob::at(reader)].step() || tasks[RegionJob::at(reader)].step();
   };
-  ASSERT_TRUE(comes_through(1));  // in two steps, if that was much
+  ASSERT_TRUE(comes_through(1));  // in two steps if it was large
   ASSERT_TRUE(tasks[1].result().ok());
   job.channels[1]->fail(Status(Code::aborted, "it went its way", {job_rank(1)}));
   EXPECT_FALSE(tasks[0].step());
@@ -224,8 +224,8 @@ TEST(RegionFailure, WhoIsReadInItsMemoryLeavesItToThoseThatHaveBegun) {
   for (int member = 0; member < 3; ++member) EXPECT_TRUE(call.right(member));
 }
 
-// A root that nobody gives anything fails at once: whoever still reads does not depend on others'
-// having returned.
+// A root without any senders fails at once: its readers do not depend on whether others have
+// returned.
 TEST(RegionFailure, ARootThatIsReadInItsMemoryFailsAtOnce) {
   Random random(1);
   RegionJob job(3, {}, true);
@@ -243,7 +243,7 @@ TEST(RegionFailure, ARootThatIsReadInItsMemoryFailsAtOnce) {
   ASSERT_TRUE(finish(tasks));
 }
 
-// It waits for windows that its root will never empty.
+// The sender waits for windows that its root will never drain.
 TEST(RegionFailure, AGiverOfAReduceSeesThatItsRootCallsSomethingElse) {
   Random random(1);
   RegionJob job(2);
@@ -260,8 +260,8 @@ TEST(RegionFailure, AGiverOfAReduceSeesThatItsRootCallsSomethingElse) {
   EXPECT_EQ(job.channels[0]->failure().code(), Code::mismatch);
 }
 
-// Who gives without waiting, a reduce or a gather, sees it at its next call: there it waits for the
-// windows of the call before.
+// A sender that does not wait, in a reduce or a gather, sees the mismatch at its next call, when it
+// waits for the windows of the previous one.
 TEST(RegionFailure, AGiverThatIsThroughSeesItAtItsNextCall) {
   for (const Op op : {Op::reduce, Op::gather}) {
     SCOPED_TRACE(info(op).name);
@@ -286,7 +286,7 @@ TEST(RegionFailure, AGiverThatIsThroughSeesItAtItsNextCall) {
   }
 }
 
-// What a process has closed to others (prctl), they do not try to read.
+// Peers do not try to read memory of a process that is not dumpable (prctl).
 TEST(RegionFailure, MemoryOfAProcessThatIsClosedToOthersGoesThroughWindows) {
   Random random(1);
   RegionJob job(3, {}, true);
@@ -297,7 +297,7 @@ TEST(RegionFailure, MemoryOfAProcessThatIsClosedToOthersGoesThroughWindows) {
     ASSERT_EQ(::prctl(PR_SET_DUMPABLE, closed ? 0 : 1), 0);
     TestCall call(shape, 3, sequence, random);
     auto tasks = start(job, call);
-    // A root whose slices all stand in windows is done; one that is read waits.
+    // A root with all slices in windows is done; a root that is read in place waits.
     EXPECT_EQ(tasks[0].step(), (closed || sequence == 1) && job.windows_hold(shape.count))
         << sequence;
     EXPECT_EQ(job.stays(0, sequence, 1), !closed && sequence > 1) << sequence;
@@ -306,8 +306,7 @@ TEST(RegionFailure, MemoryOfAProcessThatIsClosedToOthersGoesThroughWindows) {
   }
 }
 
-// A member that failed may use its output for something else: no peer that comes later stores into
-// it.
+// A member that failed may reuse its output: no peer that begins later stores into it.
 TEST(RegionFailure, NobodyStoresIntoTheOutputOfAMemberThatGaveUp) {
   Random random(1);
   RegionJob job(2);
@@ -327,7 +326,7 @@ TEST(RegionFailure, NobodyStoresIntoTheOutputOfAMemberThatGaveUp) {
   EXPECT_TRUE(tasks[1].step());
 }
 
-/// A member fails in a call that a peer has begun and another one has not.
+/// A member fails in a call that one peer has begun and another one has not.
 void expect_to_wait_for_whoever_has_begun(Op op, std::size_t count) {
   for (const bool dies : {false, true}) {
     Random random(1);
@@ -349,19 +348,19 @@ void expect_to_wait_for_whoever_has_begun(Op op, std::size_t count) {
   }
 }
 
-// The other way round: a peer may be storing already, so the failed member's task ends when the
-// peer has noticed, or is dead.
+// The reverse: a peer may be storing already, so the failed member's task ends when the peer has
+// noticed, or is dead.
 TEST(RegionFailure, AFailedMemberWaitsForPeersThatMayBeStoringIntoItsOutput) {
   expect_to_wait_for_whoever_has_begun(Op::all_reduce, 400'000);
 }
 
-// The same of inputs in the arena whose reader writes their lines back.
+// The same for inputs in the arena whose reader reclaims their lines.
 TEST(RegionFailure, AFailedMemberWaitsForPeersThatMayBeHandingItsInputsBack) {
   if (!shm::writes_back_lines()) GTEST_SKIP() << "no reader reclaims lines here";
   expect_to_wait_for_whoever_has_begun(Op::reduce_scatter, 40'000);
 }
 
-/// In memory that other calls have left behind.
+/// In memory that earlier calls have used.
 void expect_right_sums(Buffer& first, Buffer& second) {
   RegionJob job(2);
   const MutableBytes both[] = {first.bytes(), second.bytes()};
@@ -387,8 +386,8 @@ void expect_right_sums(Buffer& first, Buffer& second) {
   }
 }
 
-/// A member of three fails in a call that a peer has begun, and which that peer does not go on
-/// with; or its task is dropped there.
+/// A member of three fails in a call, or its task is dropped, after a peer has begun that call and
+/// stopped in it.
 void expect_what_is_lent_to_be_quarantined(Op op, bool dropped) {
   shm::Arena& arena = **shm::Arena::of_process();
   constexpr int kMembers = 3;
@@ -418,7 +417,7 @@ void expect_what_is_lent_to_be_quarantined(Op op, bool dropped) {
     failed = {};
   } else {
     job.channels[0]->fail(Status(Code::timed_out, "too late"));
-    while (!failed.step()) std::this_thread::yield();  // gives up waiting after a while
+    while (!failed.step()) std::this_thread::yield();  // gives up waiting after 50 ms
   }
   expect_right_sums(*memory[0], *memory[2]);
   arena.trim();
@@ -427,15 +426,15 @@ void expect_what_is_lent_to_be_quarantined(Op op, bool dropped) {
   arena.trim();
   EXPECT_GE(arena.stats().bytes_quarantined, before.bytes_quarantined + kEach);
   EXPECT_EQ(arena.stats().bytes_kept, 0u);
-  job.groups[0].reset();  // it is the memory's affair, not the member's
+  job.groups[0].reset();  // the quarantine outlives the member
   job.channels[1]->fail(Status(Code::timed_out, "too late"));
   EXPECT_TRUE(stopped.step());
   arena.trim();
   EXPECT_EQ(arena.stats().bytes_quarantined, before.bytes_quarantined);
 }
 
-// It does not wait for ever. What a peer may still be storing into then gets no other use before
-// that peer has given up.
+// The failed member does not wait forever. Memory that a peer may still write to is then not reused
+// before that peer has aborted.
 // spec: D7 who goes on after a failure does so with memory that a stopped rank which comes back
 // leaves alone
 TEST(RegionFailure, WhatAPeerMayBeStoringIntoIsQuarantined) {
@@ -449,8 +448,8 @@ TEST(RegionFailure, WhatAPeerMayBeHandingBackIsQuarantined) {
     expect_what_is_lent_to_be_quarantined(Op::reduce_scatter, dropped);
 }
 
-// Who has all it needs, but one of whom has given up, does not touch what that one lent, and fails
-// with it.
+// A member that has all its data, but whose peer has aborted, does not touch the memory that the
+// peer granted, and fails with it.
 TEST(RegionFailure, NobodyReducesWhatWasLentByAMemberThatGaveUp) {
   if (!shm::writes_back_lines()) GTEST_SKIP() << "no reader reclaims lines here";
   Random random(1);
@@ -543,12 +542,12 @@ TEST(RegionFailure, ArenaThatCannotBeMappedIsNamed) {
     auto tasks = start(job, call);
     ASSERT_TRUE(finish(
         tasks,
-        std::numeric_limits<int>::max()));  // a death that explains it would have some time to show
+        std::numeric_limits<int>::max()));  // a death that explains it would have had time to show
     EXPECT_EQ(tasks[1].result().code(), Code::exhausted);
   }
 }
 
-// A deadline names those who have not come, not those who wait for them in turn.
+// A deadline error names the members that have not arrived, not those that wait for them in turn.
 TEST(RegionFailure, NamesThoseWhoAreMissing) {
   Random random(1);
   for (const std::size_t count : {std::size_t{1}, std::size_t{400'000}}) {
@@ -568,8 +567,8 @@ TEST(RegionFailure, NamesThoseWhoAreMissing) {
   }
 }
 
-// Who gives small data does not wait for its readers, up to the length of the ring; then it waits
-// for those who have not come.
+// A sender of small data does not wait for its readers, up to the length of the ring. Then it waits
+// for those that have not arrived.
 TEST(RegionFailure, AGiverRunsAheadByTheRingOfLines) {
   Random random(1);
   RegionJob job(3);
@@ -593,7 +592,7 @@ TEST(RegionFailure, AGiverRunsAheadByTheRingOfLines) {
   }
 }
 
-// And it goes on as they come, however seldom they look at each other's lines.
+// And it continues as they arrive, however rarely the members poll each other's lines.
 TEST(RegionFailure, AGiverGoesOnAsItsReadersCome) {
   Random random(1);
   for (const Op op : {Op::broadcast, Op::gather}) {
@@ -612,7 +611,7 @@ TEST(RegionFailure, AGiverGoesOnAsItsReadersCome) {
       EXPECT_TRUE(!over || call(sequence).check(member));
       return over;
     };
-    // Of a gather one member gives and the other two are behind it: the root, and the other giver.
+    // In a gather one member sends, and two are behind it: the root and the other sender.
     const int ahead = op == Op::broadcast ? 0 : 1;
     for (std::uint64_t sequence = 1; sequence <= kRegionSlots; ++sequence)
       ASSERT_TRUE(play(ahead, sequence)) << sequence;
@@ -626,7 +625,7 @@ TEST(RegionFailure, AGiverGoesOnAsItsReadersCome) {
         ASSERT_TRUE(play(0, sequence));
       }
     }
-    // They tell in batches of an eighth.
+    // Members publish `seen` in batches of an eighth of the ring.
     for (std::uint64_t sequence = kRegionSlots + 1;
          sequence <= kRegionSlots + kCome - kRegionSlots / 8; ++sequence)
       ASSERT_TRUE(play(ahead, sequence)) << sequence;

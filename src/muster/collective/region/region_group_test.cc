@@ -19,7 +19,7 @@ constexpr int kSizes[] = {2, 3, 4, 5, 8};
 constexpr std::size_t kMostBytes =
     testing::kSanitized ? 12'000'000 : 40'000'000;  // in all buffers of a call
 
-// Element counts around every border: the line, the slot, a share, a window, several windows.
+// Element counts around every limit: the line, the slot, a share, a window, several windows.
 std::vector<std::size_t> counts_for(Op op, DType dtype, int members, Random& random) {
   const std::size_t element = size_of(dtype);
   const SegmentLayout layout(members);
@@ -40,8 +40,8 @@ const char* seed_text() {
   return text.c_str();
 }
 
-// All sizes of one operation, back to back on one group for each number of members, stepped in
-// random order.
+// All sizes of one operation, back to back on one group per number of members, stepped in random
+// order.
 void run_operation(Op op, bool uneven, bool oversubscribed = false) {
   SCOPED_TRACE(seed_text());
   std::vector<int> sizes(std::begin(kSizes), std::end(kSizes));
@@ -83,11 +83,11 @@ void run_operation(Op op, bool uneven, bool oversubscribed = false) {
 
 // spec: F2 broadcast over shared memory, every size class, root and mix of memory
 TEST(RegionGroup, Broadcast) { run_operation(Op::broadcast, false); }
-// spec: F2 the same where several readers hand their root's lines back
+// spec: F2 the same where several readers reclaim their root's lines
 TEST(RegionGroup, BroadcastToRanksThatShareCores) { run_operation(Op::broadcast, false, true); }
 // spec: F3 all_reduce over shared memory: in place or not, the same bits on every rank
 TEST(RegionGroup, AllReduce) { run_operation(Op::all_reduce, false); }
-// spec: F3 the same where all members hand each other's results back
+// spec: F3 the same where all members reclaim each other's results
 TEST(RegionGroup, AllReduceOfRanksThatShareCores) { run_operation(Op::all_reduce, false, true); }
 // spec: F4 reduce over shared memory: the root holds the result, the others' tensors are left as
 // they were
@@ -96,7 +96,7 @@ TEST(RegionGroup, Reduce) { run_operation(Op::reduce, false); }
 TEST(RegionGroup, ReduceOfRanksThatShareCores) { run_operation(Op::reduce, false, true); }
 // spec: F5 all_gather over shared memory
 TEST(RegionGroup, AllGather) { run_operation(Op::all_gather, false); }
-// spec: F5 the same where all members hand each other's lines back
+// spec: F5 the same where all members reclaim each other's lines
 TEST(RegionGroup, AllGatherOfRanksThatShareCores) { run_operation(Op::all_gather, true, true); }
 // spec: F5 all_gather of uneven sizes over shared memory
 TEST(RegionGroup, AllGatherUneven) { run_operation(Op::all_gather, true); }
@@ -106,7 +106,7 @@ TEST(RegionGroup, Gather) { run_operation(Op::gather, false); }
 TEST(RegionGroup, Scatter) { run_operation(Op::scatter, false); }
 // spec: F9 reduce_scatter over shared memory
 TEST(RegionGroup, ReduceScatter) { run_operation(Op::reduce_scatter, false); }
-// spec: F9 the same where ranks share cores: what stands in the arena is staged too
+// spec: F9 the same where ranks share cores: data in the arena is staged too
 TEST(RegionGroup, ReduceScatterOfRanksThatShareCores) {
   run_operation(Op::reduce_scatter, true, true);
 }
@@ -114,7 +114,7 @@ TEST(RegionGroup, ReduceScatterOfRanksThatShareCores) {
 TEST(RegionGroup, ReduceScatterUneven) { run_operation(Op::reduce_scatter, true); }
 // spec: F12 all_to_all over shared memory
 TEST(RegionGroup, AllToAll) { run_operation(Op::all_to_all, false); }
-// spec: F12 the same where ranks share cores: what stands in the arena is staged too
+// spec: F12 the same where ranks share cores: data in the arena is staged too
 TEST(RegionGroup, AllToAllOfRanksThatShareCores) { run_operation(Op::all_to_all, true, true); }
 // spec: F11 uneven and empty splits, over shared memory; F12 uneven lists
 TEST(RegionGroup, AllToAllUneven) { run_operation(Op::all_to_all, true); }
@@ -172,8 +172,9 @@ TEST(RegionGroup, AWindowOfAVeryLargeGroupHasAColumnForEveryMember) {
   }
 }
 
-// Windows that were used long ago, and counters that have not moved since, mean what they say after
-// more calls than positions tell apart. spec: F3 F7 a group of any age
+// Windows last used long ago, and counters that have not moved since, still compare correctly after
+// more calls than positions can tell apart.
+// spec: F3 F7 a group of any age
 TEST(RegionGroup, CallsGoOnAfterHalfOfAllPositions) {
   constexpr int kMembers = 3;
   Random random(testing::test_seed());
@@ -191,12 +192,12 @@ TEST(RegionGroup, CallsGoOnAfterHalfOfAllPositions) {
                                                    kMembers, ++sequence, random));
       return run_in_random_order(job, calls, random);
     };
-    // Goes through several windows.
+    // Passes through several windows.
     constexpr std::size_t kLarge = 160'000;
     ASSERT_TRUE(play(Op::all_reduce, kLarge)) << info(between).name;
     for (int jump = 1; jump <= 3; ++jump) {
-      // As a group that makes small calls, which use no windows, and brings itself up to date now
-      // and then.
+      // As in a group that makes small calls, which use no windows, and refreshes itself
+      // periodically.
       const std::uint64_t half = std::uint64_t{1} << 39;
       const std::uint64_t target = sequence / kRefreshEvery * kRefreshEvery +
                                    half / 2 * static_cast<std::uint64_t>(jump % 3 + 1);
@@ -212,9 +213,10 @@ TEST(RegionGroup, CallsGoOnAfterHalfOfAllPositions) {
   }
 }
 
-// With many members the columns of a window are narrow: what one of them takes may be more than a
-// step although all of it stands beside the lines. The last to come finds all lines and needs no
-// task. spec: F9 reduce_scatter, uneven, on 32 ranks
+// With many members the columns of a window are narrow: a member's data may exceed one step
+// although all of it is in lines and slots. The last member to arrive finds all lines and needs no
+// task.
+// spec: F9 reduce_scatter, uneven, on 32 ranks
 TEST(RegionGroup, SmallCallsOfManyMembersAreReducedWhole) {
   constexpr int kMembers = 32;
   constexpr std::size_t kLong = 3072;
@@ -254,9 +256,10 @@ TEST(RegionGroup, SmallCallsOfManyMembersAreReducedWhole) {
   }
 }
 
-// Who gives and takes nothing may find all lines at once. Yet the others wait to hear that it has
-// done with the memory that they have given to read, though none of it was for this member. spec:
-// F12 an uneven exchange that leaves a member out
+// A member that sends and receives nothing may find all lines at once. The others still wait for
+// its drained counter before they reuse memory that is read in place, even though none of it was
+// for this member.
+// spec: F12 an uneven exchange that leaves a member out
 TEST(RegionGroup, AMemberWithNothingToTakeHasDoneWithTheOthersMemory) {
   constexpr std::size_t kBytes = 100'000;
   RegionJob job(3, {}, {}, false);
@@ -293,8 +296,8 @@ TEST(RegionGroup, AMemberWithNothingToTakeHasDoneWithTheOthersMemory) {
   EXPECT_TRUE(second.result().ok());
 }
 
-// spec: F4 reduce of private memory: who only gives is through once all is staged, where its core
-// would gain the root little
+// spec: F4 reduce of private memory: a member that only sends is done once its input is staged, if
+// its core would help the root little
 TEST(RegionGroup, GiversOfAReduceAreThroughBeforeTheRootBegins) {
   for (const int members : {2, 3}) {
     for (const bool oversubscribed : {false, true}) {
@@ -331,11 +334,12 @@ TEST(RegionGroup, GiversOfAReduceAreThroughBeforeTheRootBegins) {
   }
 }
 
-// A giver whose reader can read its memory leaves large slices where they are, once the reader has
-// said so, and waits for it. Else they pass through windows; where those hold them all it waits for
-// nobody. spec: F8 scatter of private memory, copied once
+// A sender whose reader can read its memory leaves large slices in place, once the reader has said
+// so, and waits for it. Otherwise they pass through windows; if those hold them all, the sender
+// does not wait.
+// spec: F8 scatter of private memory, copied once
 TEST(RegionGroup, LargeSlicesAreCopiedFromWhereTheyAre) {
-  // After so much a task gives its thread away once.
+  // After this many bytes a task yields its thread once.
   const std::size_t kPause = tunables().work_quantum;
   for (const bool reads : {true, false}) {
     Random random(testing::test_seed());
@@ -374,8 +378,8 @@ TEST(RegionGroup, LargeSlicesAreCopiedFromWhereTheyAre) {
   }
 }
 
-// What all write together is more than the caches hold: it is written past them, from windows and
-// from the arena, whole lines and parts.
+// All members together write more than the caches hold: streaming stores are used, from windows and
+// from the arena, for whole lines and parts.
 TEST(RegionGroup, WhatIsLargerThanTheCachesComesWhole) {
   const std::pair<Op, int> cases[] = {{Op::all_gather, 2}, {Op::broadcast, 3}};
   for (const auto& [op, members] : cases) {
@@ -402,8 +406,8 @@ TEST(RegionGroup, WhatIsLargerThanTheCachesComesWhole) {
   }
 }
 
-// Nobody waits for one while another's data is there: the last of those that are read in turn comes
-// last, and all else has been read.
+// No member waits for one source while another's data is available: here the source that is first
+// in order arrives last, and all others have been read by then.
 TEST(RegionGroup, WhatIsThereFirstIsTakenFirst) {
   for (const Op op : {Op::all_gather, Op::all_to_all, Op::gather}) {
     for (int missing = 1; missing < 4; ++missing) {
@@ -436,7 +440,7 @@ TEST(RegionGroup, WhatIsThereFirstIsTakenFirst) {
   }
 }
 
-// Where members share cores, each leaves a copy of little and goes on; else what stands in the
+// On shared cores, each member stages a copy of small data and continues; otherwise data in the
 // arena has been read when its owner returns.
 TEST(RegionGroup, WhoSharesACoreDoesNotWaitForReadersOfItsArena) {
   for (const Op op : {Op::all_to_all, Op::reduce_scatter, Op::reduce}) {
@@ -467,8 +471,8 @@ TEST(RegionGroup, WhoSharesACoreDoesNotWaitForReadersOfItsArena) {
   }
 }
 
-// A caller's thread attends to a call until it cannot get on without others; what it leaves goes on
-// as any task does.
+// A caller's thread drives a call until it cannot continue without the others; the rest continues
+// as a task.
 TEST(RegionGroup, AThreadAttendsToItsCallForAMoment) {
   for (const bool oversubscribed : {false, true}) {
     SCOPED_TRACE(oversubscribed ? "on one core" : "a core each");
@@ -512,13 +516,13 @@ TEST(RegionGroup, AThreadAttendsToItsCallForAMoment) {
   }
 }
 
-// However well it gets on: deadlines are for others to look at, and they wait until the thread lets
-// go of the call.
+// Even a call that makes progress must stop for its deadline: deadlines are checked elsewhere,
+// after the thread has released the call.
 TEST(RegionGroup, AThreadThatGetsOnLooksAtItsDeadline) {
   for (const bool oversubscribed : {false, true}) {
     Random random(testing::test_seed());
     RegionJob job(2, {}, {}, oversubscribed);
-    // More than is moved between two looks, from the arena, where nothing has to be waited for.
+    // More than is moved between two checks of the clock, from the arena, without any wait.
     TestCall call({.op = Op::broadcast,
                    .dtype = DType::uint8,
                    .count = 10 * 1024 * 1024,
@@ -538,8 +542,8 @@ TEST(RegionGroup, AThreadThatGetsOnLooksAtItsDeadline) {
   }
 }
 
-// A small call that has waited for the others in vain, where they share its core, does not do so
-// twice.
+// On shared cores, a small call that has already waited in vain for the others does not wait a
+// second time.
 TEST(RegionGroup, ALateCallIsWaitedForOnce) {
   for (const bool oversubscribed : {false, true}) {
     Random random(testing::test_seed());
@@ -554,7 +558,7 @@ TEST(RegionGroup, ALateCallIsWaitedForOnce) {
     ASSERT_TRUE(first.step());
     for (int member = 0; member < 2; ++member) EXPECT_TRUE(call.check(member));
 
-    // One that goes on without its moment leaves nothing behind for the next.
+    // A call that continues without `drive_until` leaves nothing behind for the next.
     TestCall late({.op = Op::all_reduce, .dtype = DType::int32, .count = 2}, 2, 2, random);
     job.channels[0]->begin(late.fingerprint(0));
     ASSERT_FALSE(try_inline(*job.groups[0], late.args(0), late.fingerprint(0)));
@@ -589,9 +593,9 @@ TEST(RegionGroup, WhoIsMissingOnTheOwnCoreCountsMost) {
   EXPECT_EQ(among({1, 3}, {3}), Missing::here);
 }
 
-// Every operation after every other, members running ahead as far as they may: no line, slot or
-// window is overwritten too early. spec: F15 every dtype of the table is drawn; F16 zero elements
-// among them
+// Every operation after every other, with members running ahead as far as they can: no line, slot
+// or window is overwritten too early.
+// spec: F15 every dtype of the table is drawn; F16 zero elements among them
 TEST(RegionGroup, RandomCallsBackToBack) {
   SCOPED_TRACE(seed_text());
   const int rounds = testing::test_rounds(testing::kSanitized ? 4 : 12, 400);
@@ -613,7 +617,7 @@ TEST(RegionGroup, RandomCallsBackToBack) {
   }
 }
 
-// Waits as a real rank does: looks a few times, then sleeps until woken.
+// Waits as a real rank does: polls several times, then sleeps until woken.
 Status drive(Task<Status>& task, shm::Mailbox& mailbox) {
   for (;;) {
     for (int look = 0; look < 20; ++look) {
@@ -625,11 +629,11 @@ Status drive(Task<Status>& task, shm::Mailbox& mailbox) {
       mailbox.cancel_sleep();
       return task.result();
     }
-    mailbox.sleep(ticket, std::chrono::seconds(20));  // a lost wake-up makes the test crawl
+    mailbox.sleep(ticket, std::chrono::seconds(20));  // a lost wakeup makes the test very slow
   }
 }
 
-// Ranks as threads on one mapping, asleep when there is nothing to do.
+// Ranks as threads on one mapping; they sleep when there is nothing to do.
 TEST(RegionThreads, SleepWhenThereIsNothingToDo) {
   SCOPED_TRACE(seed_text());
   for (const auto& [members, oversubscribed] : {std::pair{2, false}, {4, false}, {4, true}}) {

@@ -1,10 +1,11 @@
-// Control lines of the shared region, run-ahead and late looks (`ControlLines::has_room`,
-// `see`, `publish`) as a model, explored in every interleaving of its accesses to shared memory.
+// Model of the control lines of the shared region, with members running ahead and polling late
+// (`ControlLines::has_room`, `poll`, `publish`), explored in every interleaving of its accesses to
+// shared memory.
 //
-// Rings of two, so that every line is reused within a few calls. In each state that can be reached:
-// nobody writes what somebody else reads; what is read is what was meant; somebody can go on until
-// all are done. Removing any one wait makes the test fail; the tests at the end check that for what
-// is easiest to forget.
+// Rings of two, so that every line is reused within a few calls. In every reachable state: no
+// member writes what another one reads, every read returns the intended data, and some member can
+// continue until all are done. Removing any one wait makes the test fail; the tests at the end
+// check that for the waits that are easiest to forget.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -22,8 +23,8 @@ namespace {
 constexpr int kMembers = 3;
 constexpr int kRing = 2;
 
-// What a call needs of the others' lines: those of all, of one root (who needs none), or, at the
-// root, of all (others none).
+// The lines that a call needs: those of all members, that of one root (which needs none), or, on
+// the root, those of all (others need none).
 struct ModelCall {
   enum class Needs { all, from_root, at_root } needs = Needs::all;
   int root = 0;
@@ -42,9 +43,9 @@ enum class Stage : std::uint8_t { room, payload, sequence, read, done };
 
 struct LineState {
   struct Shared {
-    std::array<std::uint8_t, kRing> sequence{};  // what readers look at first
+    std::array<std::uint8_t, kRing> sequence{};  // polled by readers
     std::array<std::uint8_t, kRing>
-        payload{};  // the call whose payload stands there; 255: being written
+        payload{};                           // the call whose payload is there; 255: being written
     std::array<std::uint8_t, kRing> told{};  // Line::seen
     std::uint8_t seen = 0;                   // Progress::seen
     auto operator<=>(const Shared&) const = default;
@@ -64,9 +65,9 @@ struct LineState {
 };
 
 struct LineRules {
-  bool word = true;       // a waiting member brings Progress::seen up to date
-  bool others = true;     // room waits for what others have seen
-  bool published = true;  // who has published this call has found room
+  bool word = true;       // a waiting member updates Progress::seen
+  bool others = true;     // room waits for what the others have seen
+  bool published = true;  // a member that has published this call has found room
 };
 
 class LineModel {
@@ -90,7 +91,7 @@ class LineModel {
   }
   static std::size_t slot(int call) { return static_cast<std::size_t>(call % kRing); }
 
-  // One look at the next line of `other`, up to `limit`; false where there is nothing new.
+  // One poll of the next line of `other`, up to `limit`; false if there is nothing new.
   bool look(LineState& state, int member, int other, int limit) const {
     auto& mine = state.local[static_cast<std::size_t>(member)];
     auto& next = mine.next[static_cast<std::size_t>(other)];
@@ -111,7 +112,7 @@ class LineModel {
     return static_cast<std::uint8_t>(seen);
   }
 
-  // Every access to shared memory is a step of its own; those that change nothing are left out.
+  // Every access to shared memory is one step; steps without an effect are omitted.
   std::string step(const LineState& state, int member, std::vector<LineState>& out) const {
     const auto index = static_cast<std::size_t>(member);
     const auto& mine = at(state, member);
@@ -151,8 +152,8 @@ class LineModel {
         return "";
       }
       case Stage::payload: {
-        // Overwriting: every member must have looked at what stood here, and must have read it if
-        // it needed it.
+        // Overwriting: every member must have polled the old line, and must have read its payload
+        // if it needed it.
         for (int other = 0; other < kMembers && call > kRing; ++other) {
           if (other == member) continue;
           const auto& reader = at(state, other);
@@ -241,7 +242,7 @@ const std::vector<std::vector<ModelCall>> kLinePrograms{
     {{Needs::at_root, 1}, {Needs::from_root, 0}, {Needs::all}, {Needs::at_root, 0}},
 };
 
-// The model itself has no threads: sanitizers look at one program.
+// The model has no threads: under sanitizers one program is enough.
 constexpr std::size_t kStride = testing::kSanitized ? 6 : 3;
 
 TEST(RegionLinesModel, LinesAreReusedOnlyWhenAllHaveDoneWithThem) {
@@ -250,7 +251,7 @@ TEST(RegionLinesModel, LinesAreReusedOnlyWhenAllHaveDoneWithThem) {
        number += testing::whole_matrices() ? 1 : kStride) {
     auto program = kLinePrograms[number];
     if (!testing::whole_matrices())
-      program.resize(3);  // the first reuse; four calls have some millions of states
+      program.resize(3);  // the first reuse; four calls have millions of states
     std::size_t visited = 0;
     EXPECT_EQ(explore(LineState{}, LineModel(program), &visited), "");
     states += visited;

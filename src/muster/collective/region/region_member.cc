@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "muster/base/exception_status.h"
-#include "muster/collective/alone.h"
+#include "muster/collective/single_rank.h"
 #include "muster/shm/segment_layout.h"
 
 namespace muster::collective {
@@ -41,7 +41,7 @@ Task<Status> RegionMember::run(const Args& args, const transport::Fingerprint& c
                                    " was started on a shared region after call " +
                                    std::to_string(sequence)));
   }
-  inline_.hand_over();
+  inline_.on_task_started();
   if (!published) parts_.begin_call(call.sequence);
   // Also tells the peers if this task is destroyed before its end.
   struct Guard {
@@ -76,7 +76,7 @@ Task<Status> RegionMember::run(const Args& args, const transport::Fingerprint& c
 Task<Status> RegionMember::run_call(const Args& args, const transport::Fingerprint& call,
                                     bool published) {
   if (parts_.segment.size() == 1) {
-    run_alone(args);
+    run_single_rank(args);
     co_return Status();
   }
   bool by_shares = false;

@@ -1,6 +1,6 @@
 #pragma once
 
-// For models of the region's protocol: every state that any order of its steps can reach.
+// For models of the region's protocol: explores every state reachable in any order of steps.
 #include <functional>
 #include <string>
 #include <string_view>
@@ -22,8 +22,8 @@ struct HashOfState {
   }
 };
 
-/// Visits every state that `next` reaches from `first`; "" or what is wrong. `next` appends the
-/// successors, or returns what is wrong.
+/// Visits every state that `next` reaches from `first`. Returns an error text, or "". `next`
+/// appends the successors, or returns an error text.
 template <class State, class Next>
 std::string explore(const State& first, Next next, std::size_t* visited = nullptr) {
   std::unordered_set<State, HashOfState> known{first};

@@ -1,4 +1,4 @@
-// The region between real processes: what threads on one mapping cannot show.
+// The region between real processes: covers what threads on one mapping cannot.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -26,8 +26,8 @@ namespace {
 constexpr int kProcesses = 4;
 constexpr std::size_t kCount = 300'000;
 
-// Sums float64 buffers, in the arena on the ranks of `in_arena`, private on the others; "" or what
-// went wrong.
+// Sums float64 buffers, in the arena on the ranks of `in_arena`, private on the others. Returns an
+// error text, or "".
 std::string sum_on(int rank, unsigned in_arena, bool read_only, Communicator& world) {
   const std::size_t bytes = kCount * sizeof(double);
   std::vector<std::byte> own(bytes);
@@ -57,9 +57,9 @@ std::string sum_on(int rank, unsigned in_arena, bool read_only, Communicator& wo
   return "";
 }
 
-// All ranks map each other's arenas in the same call, each while it is asked for its own; to write
-// to them too, or only to read. spec: F3 all_reduce between processes, arena and private buffers
-// mixed
+// All ranks map each other's arenas in the same call, each while it is asked for its own, for
+// writing or for reading only.
+// spec: F3 all_reduce between processes, arena and private buffers mixed
 TEST(RegionProcesses, AllMapEachOthersArenasInOneCall) {
   struct Case {
     unsigned in_arena;
@@ -86,11 +86,10 @@ TEST(RegionProcesses, AllMapEachOthersArenasInOneCall) {
   }
 }
 
-// ---- peers that are stopped in the middle of a store
-// -----------------------------------------------------------------
+// Peers that are stopped in the middle of a store.
 
-/// In the rank that is to be stopped: what it has mapped of the others' arenas is closed to stores,
-/// and the first one stops it in its tracks. When it goes on, it finishes that store.
+/// In the rank to be stopped: write-protects its mappings of the others' arenas, so that the first
+/// store stops it. When it continues, it finishes that store.
 class StopAtTheFirstStore {
  public:
   static void arm(testing::SharedCounter& stopped) {
@@ -130,14 +129,15 @@ class StopAtTheFirstStore {
 
 struct StoppedInACall {
   Op op;
-  bool found_dead;  // the call fails since the stopped rank does not answer; else at its deadline
-  bool goes_on;     // else it is killed
-  bool
-      keeps;  // the others go on with the tensors of that call; else they free them and make others
+  bool found_dead;  // the call fails because the stopped rank does not respond; otherwise at its
+                    // deadline
+  bool goes_on;     // otherwise it is killed
+  bool keeps;  // the others keep the tensors of that call; otherwise they free and replace them
 };
 
-/// Of three ranks the last one is stopped while it stores into the others' outputs. Those free them
-/// when their calls have failed, make others and fill them; then it goes on, or dies.
+/// The last of three ranks is stopped while it stores into the others' outputs. Those free them
+/// when their calls have failed, create new ones and fill them; then the stopped rank continues, or
+/// dies.
 class StoppedPeer {
  public:
   explicit StoppedPeer(const StoppedInACall& run) : run_(run) {}
@@ -226,7 +226,7 @@ class StoppedPeer {
     refilled_.add(1);
     if (!over_.wait_for(1, std::chrono::seconds(30))) return "the stopped rank did not go on";
     const auto limit = steady_clock().now() + std::chrono::seconds(20);
-    do {  // no process is gone at once
+    do {  // a process does not disappear at once
       arena.trim();
     } while (arena.stats().bytes_quarantined != 0 && steady_clock().now() < limit);
     if (arena.stats().bytes_quarantined != 0)

@@ -47,7 +47,7 @@ inline std::size_t draw(Random& random, std::size_t below) {
   return std::uniform_int_distribution<std::size_t>(0, below - 1)(random);
 }
 
-/// What a member asks of its fabric when a call has failed: time and deaths.
+/// The parts of a fabric that a member needs after a failure: time and deaths.
 class TestFabric final : public transport::Fabric {
  public:
   int rank() const override { return 0; }
@@ -73,10 +73,10 @@ class TestFabric final : public transport::Fabric {
   int cores() const override { return shared_cores > 0 ? shared_cores : usable_cores(); }
 
   int dead = -1;
-  int shared_cores = 0;  // by all ranks; 0: those of this machine
+  int shared_cores = 0;  // by all ranks; 0: as on this machine
 };
 
-/// The failure of one member's channel reaches the others when `spread` says so.
+/// The failure of one member's channel reaches the others if `spread` is set.
 class TestChannel final : public transport::Channel {
  public:
   TestChannel(std::vector<int> members, int rank, TestFabric& fabric)
@@ -131,12 +131,12 @@ class TestChannel final : public transport::Channel {
   Status failure_;
 };
 
-/// Job rank 10 + 3 * member, so that members and ranks are never mixed up.
+/// Job rank 10 + 3 * member, so that confusing members and ranks is detected.
 inline int job_rank(int member) { return 10 + 3 * member; }
 
 /// A call as its caller's thread starts it.
 struct InlineStart {
-  explicit InlineStart(const transport::Fingerprint& call) { starting.take(call, call.sequence); }
+  explicit InlineStart(const transport::Fingerprint& call) { starting.assign(call, call.sequence); }
   CallRecord record{TimePoint::max()};
   StartingCall starting{record};
 };
@@ -147,9 +147,9 @@ inline bool try_inline(RegionGroup& group, const Args& args, const transport::Fi
 
 class RegionJob {
  public:
-  /// `reads`: whether members can read each other's memory where it is, as the system may forbid;
-  /// by seed and size where it does not matter. `oversubscribed`: whether the ranks share one core
-  /// or have one each; else as on this machine.
+  /// `reads`: whether members can read each other's memory in place; if unset, depends on seed and
+  /// size. `oversubscribed`: whether the ranks share one core or have one each; if unset, as on
+  /// this machine.
   explicit RegionJob(int size, const shm::ArenaLookup& lookup = {}, std::optional<bool> reads = {},
                      std::optional<bool> oversubscribed = {}) {
     if (oversubscribed) fabric.shared_cores = *oversubscribed ? 1 : size;
@@ -185,8 +185,8 @@ class RegionJob {
     }
   }
   static std::size_t at(int member) { return static_cast<std::size_t>(member); }
-  /// Whether the slice that `giver` has for `reader` in a call is to be read in its own memory. Of
-  /// a call whose slices do not fit its slot.
+  /// Whether `giver`'s slice for `reader` is read in place, in a call whose slices do not fit into
+  /// its slot.
   bool stays(int giver, std::uint64_t sequence, int reader) {
     const auto begin =
         shm::align_up(reinterpret_cast<std::uintptr_t>(regions[0]->at(segment_)), sizeof(Line));
@@ -194,16 +194,16 @@ class RegionJob {
                                           SegmentLayout(size()).slot(giver, sequence))[reader]
                .location == BufferLocation::memory;
   }
-  /// Whether a giver's windows hold slices so long whole: it is done then before anybody has read
-  /// them.
+  /// Whether a member's windows hold slices of this length completely: it is then done before any
+  /// member has read them.
   bool windows_hold(std::size_t bytes) const {
     return bytes <= kWindows * SegmentLayout(size()).column_bytes;
   }
   int size() const { return static_cast<int>(groups.size()); }
   Task<Status> run(int member, const Args& args, const transport::Fingerprint& call) {
     channels[at(member)]->begin(call);
-    // Half of the small calls begin inline, as those of a communicator do: in one thread
-    // nobody else's line is there yet, so that they go on as tasks.
+    // Half of the small calls begin inline, as in a communicator. In one thread no other member's
+    // line is there yet, so they continue as tasks.
     const bool begins_inline =
         (call.sequence + static_cast<std::uint64_t>(member) + testing::test_seed()) % 2 == 0;
     return begins_inline ? begin_inline(*groups[at(member)], args, call)
@@ -236,7 +236,7 @@ inline bool finish(std::vector<Task<Status>>& tasks, int passes = 1000) {
   return false;
 }
 
-/// Memory with guards around it, of its own or in the arena.
+/// Memory with guards around it, private or in the arena.
 class Buffer {
  public:
   Buffer(std::size_t bytes, bool in_arena) : bytes_(bytes) {
@@ -272,7 +272,7 @@ class Buffer {
   std::byte* memory_ = nullptr;
 };
 
-/// Random bits that are finite numbers where the type has others.
+/// Random bits; finite numbers for floating-point types.
 inline void fill_random(MutableBytes bytes, DType dtype, Random& random) {
   for (std::size_t i = 0; i < bytes.size(); i += 8) {
     const std::uint64_t word = random();
@@ -295,10 +295,10 @@ struct CallShape {
   Op op = Op::barrier;
   DType dtype = DType::float32;
   Reduce reduce = Reduce::sum;
-  std::size_t count = 0;  ///< elements; of each slice where a side lists
-  bool uneven = false;    ///< slices differ, some are empty
+  std::size_t count = 0;  ///< elements; per slice if a side lists
+  bool uneven = false;    ///< slices differ in length, some are empty
   int root = 0;
-  double arena = 0.5;  ///< share of the buffers that lie in the arena
+  double arena = 0.5;  ///< fraction of the buffers in the arena
   double factor = 0.5;
 };
 
@@ -308,7 +308,7 @@ class TestCall {
   TestCall(const CallShape& shape, int size, std::uint64_t sequence, Random& random)
       : shape_(shape), size_(size), sequence_(sequence), members_(static_cast<std::size_t>(size)) {
     const OpInfo& row = info(shape.op);
-    // counts[s][r]: elements that s gives r.
+    // counts[s][r]: elements that s sends to r.
     std::vector<std::vector<std::size_t>> counts(
         members_.size(), std::vector<std::size_t>(members_.size(), shape.count));
     if (shape.uneven) vary(counts, random);
@@ -320,8 +320,8 @@ class TestCall {
   const Args& args(int member) const { return at(member).args; }
   const transport::Fingerprint& fingerprint(int member) const { return at(member).call; }
 
-  /// Once `member` has returned: its outputs hold what they should, its inputs what they did; then
-  /// all of it is overwritten, as a caller may.
+  /// Call once `member` has returned: checks its outputs and that its inputs are unchanged, then
+  /// overwrites them all, as a caller may.
   ::testing::AssertionResult check(int member) {
     Member& mine = members_[static_cast<std::size_t>(member)];
     for (std::size_t i = 0; i < mine.args.outputs.size(); ++i) {
@@ -394,8 +394,7 @@ class TestCall {
     }
   }
 
-  // Some callers say that all slices are equally long, where they are; others leave that to be
-  // found out.
+  // Some callers say that all slices are equally long, if they are; others do not.
   static void say_equal(Args& args, Random& random) {
     std::vector<std::size_t> lengths;
     for (const ConstBytes input : args.inputs) lengths.push_back(input.size());
@@ -520,8 +519,8 @@ class TestCall {
   std::vector<Member> members_;
 };
 
-/// Steps the members through `calls` in one thread, in an order drawn at random; members run ahead
-/// of each other as far as they can. False where nothing moves any more or a result is wrong.
+/// Steps the members through `calls` in one thread, in random order; members run ahead of each
+/// other as far as they can. False if nothing moves any more or a result is wrong.
 inline ::testing::AssertionResult run_in_random_order(RegionJob& job,
                                                       std::vector<std::unique_ptr<TestCall>>& calls,
                                                       Random& random) {
@@ -533,7 +532,7 @@ inline ::testing::AssertionResult run_in_random_order(RegionJob& job,
   std::size_t left = runners.size();
   std::size_t idle = 0;
   while (left > 0) {
-    // Now one at random, now the same many times, so that it runs ahead of all others.
+    // Either one random member, or the same one many times, so that it runs ahead of all others.
     const int member = static_cast<int>(draw(random, runners.size()));
     for (std::size_t burst = draw(random, 4) == 0 ? 50 : 1; burst > 0; --burst) {
       Runner& runner = runners[static_cast<std::size_t>(member)];

@@ -31,15 +31,16 @@ ReductionPlan ShareReduction::plan(const Args& args) {
   plan.grain = shm::kCacheLine / plan.element;
   plan.count = plan.input.size() / plan.element;
   plan.root = args.op == Op::reduce ? args.root : -1;
-  plan.by_root = plan.root >= 0 && (members == 2 || (my_.topology.oversubscribed() &&
-                                                     plan.input.size() <= fixed::kReclaimBytes));
-  plan.cut(plan.by_root ? round_for_root(members, plan.input.size())
-                        : my_.segment.layout().window_bytes);
+  plan.root_reduces =
+      plan.root >= 0 && (members == 2 || (my_.topology.oversubscribed() &&
+                                          plan.input.size() <= fixed::kReclaimBytes));
+  plan.cut(plan.root_reduces ? round_for_root(members, plan.input.size())
+                             : my_.segment.layout().window_bytes);
   plan.scaled = args.reduce == Reduce::premul_sum;
   plan.reclaims = shm::writes_back_lines();
   plan.reclaims_results =
       plan.reclaims && (plan.root >= 0 || members == 2 ||
-                        my_.planner.several_reclaim(args.op, members * plan.input.size()));
+                        my_.planner.concurrent_reclaim(args.op, members * plan.input.size()));
   return plan;
 }
 
@@ -50,9 +51,9 @@ void ShareReduction::place(ReductionPlan& plan) {
                          ? std::nullopt
                          : my_.placement.arena_offset(plan.input);
   const auto output =
-      plan.wants(rank) ? my_.placement.writable_offset(plan.args.outputs[0]) : std::nullopt;
+      plan.needs_result(rank) ? my_.placement.writable_offset(plan.args.outputs[0]) : std::nullopt;
   plan.staged = !input;
-  plan.copies = plan.wants(rank) && !output;
+  plan.copies = plan.needs_result(rank) && !output;
   if (output) my_.quiescence.expose_output();
   Line& mine = my_.segment.my_line();
   mine.bytes = plan.input.size();
@@ -72,8 +73,9 @@ bool ShareReduction::all_mapped(const ReductionPlan& plan) {
   for (int member = 0; member < my_.segment.size(); ++member) {
     if (member == my_.segment.rank()) continue;
     const Line& theirs = my_.segment.line(member);
-    const bool arena = theirs.location == BufferLocation::arena ||
-                       (plan.wants(member) && theirs.output_location == BufferLocation::arena);
+    const bool arena =
+        theirs.location == BufferLocation::arena ||
+        (plan.needs_result(member) && theirs.output_location == BufferLocation::arena);
     all = (!arena || my_.peers.arena_ready(member)) && all;
   }
   return all;
@@ -88,13 +90,13 @@ Status ShareReduction::resolve(ReductionPlan& plan) {
     if (Status resolved = my_.sources.resolve_share(plan.args, member, plan.input.size());
         !resolved)
       return resolved;
-    if (!plan.wants(member)) continue;
+    if (!plan.needs_result(member)) continue;
     const Line& theirs = my_.segment.line(member);
     if (theirs.output_location == BufferLocation::arena) {
       output = my_.peers.arena_at(member, theirs.output, plan.input.size());
       if (output == nullptr) return my_.failure.cannot_map(member, plan.input.size());
     } else {
-      plan.offers = true;
+      plan.publishes_results = true;
     }
   }
   return {};
@@ -108,7 +110,7 @@ void ShareReduction::fill_input(const ReductionPlan& plan, std::size_t round) {
   const std::size_t length = plan.length(round);
   if (plan.scaled) {
     scale(to, from, length, plan.args.dtype, plan.args.factor);
-  } else if (plan.by_root && rank != plan.root) {
+  } else if (plan.root_reduces && rank != plan.root) {
     std::memcpy(to, from, length * plan.element);
   } else {
     const shm::Share mine = plan.share(round, my_.segment.layout().members, rank);
@@ -118,7 +120,7 @@ void ShareReduction::fill_input(const ReductionPlan& plan, std::size_t round) {
   }
 }
 
-void ShareReduction::fill_and_tell(const ReductionPlan& plan, std::size_t round) {
+void ShareReduction::fill_and_publish(const ReductionPlan& plan, std::size_t round) {
   fill_input(plan, round);
   my_.segment.advance(Counter::filled, my_.segment.at_step(round + 1));
   my_.peers.wake();
@@ -126,21 +128,22 @@ void ShareReduction::fill_and_tell(const ReductionPlan& plan, std::size_t round)
 
 /// The member that reduces `member`'s share. All lines must have been seen.
 int ShareReduction::reducer(const ReductionPlan& plan, int member) const {
-  return plan.by_root && my_.sources[member].location != BufferLocation::arena ? plan.root : member;
+  return plan.root_reduces && my_.sources[member].location != BufferLocation::arena ? plan.root
+                                                                                    : member;
 }
 
 /// All lines have been seen: finds out whether any member besides the root reduces.
-void ShareReduction::settle(ReductionPlan& plan) {
-  if (!plan.by_root) return;
+void ShareReduction::assign_root_shares(ReductionPlan& plan) {
+  if (!plan.root_reduces) return;
   int others = 0;
   for (int member = 0; member < my_.segment.size(); ++member)
     others += my_.sources[member].location == BufferLocation::arena ? 1 : 0;
   if (others == my_.segment.size())  // no member has filled a window
     return plan.cut(my_.segment.layout().window_bytes);
-  plan.late = others > 0 && my_.sources[plan.root].location == BufferLocation::window;
+  plan.root_fills_late = others > 0 && my_.sources[plan.root].location == BufferLocation::window;
   if (my_.segment.rank() != plan.root) return;
-  if (plan.late) {
-    fill_and_tell(plan, 0);
+  if (plan.root_fills_late) {
+    fill_and_publish(plan, 0);
   } else if (others == 0) {
     plan.staged = plan.scaled;
     plan.copies = false;
@@ -153,7 +156,7 @@ void ShareReduction::settle(ReductionPlan& plan) {
 bool ShareReduction::reduce_shares(const ReductionPlan& plan, std::size_t round) {
   const int rank = my_.segment.rank();
   std::byte* buffer = nullptr;
-  if (plan.offers)
+  if (plan.publishes_results)
     buffer = my_.segment.result(
         rank, my_.results.take(my_.segment.at_step(round + 1), Counter::drained, plan.root));
   for (int member = 0; member < my_.segment.size(); ++member) {
@@ -185,7 +188,7 @@ bool ShareReduction::reduce_share(const ReductionPlan& plan, std::size_t round, 
     }
     // Compute the result where it is needed anyway, and copy it from there.
     std::byte* to = nullptr;
-    if (plan.wants(rank)) {
+    if (plan.needs_result(rank)) {
       to = plan.args.outputs[0].data() + first + at;
     } else if (buffer != nullptr) {
       to = buffer + at;
@@ -218,11 +221,11 @@ void ShareReduction::copy_result(const ReductionPlan& plan, int member, std::siz
 }
 
 /// The remaining rounds of a member that reduces nothing.
-Task<Status> ShareReduction::give(const ReductionPlan& plan) {
+Task<Status> ShareReduction::stage_rest(const ReductionPlan& plan) {
   for (std::size_t round = 1; round < plan.rounds; ++round) {
-    if (!co_await my_.wait.holds(my_.wait.is_emptied(my_.windows, my_.segment.sequence())))
+    if (!co_await my_.wait.holds(my_.wait.is_drained(my_.windows, my_.segment.sequence())))
       co_return my_.channel.failure();
-    fill_and_tell(plan, round);
+    fill_and_publish(plan, round);
     if (my_.meter.due(plan.length(round) * plan.element)) co_await YieldMeter::yield();
   }
   co_return Status();
@@ -233,14 +236,14 @@ Task<Status> ShareReduction::reduce_round(const ReductionPlan& plan, std::size_t
   shm::GroupSegment& segment = my_.segment;
   for (int member = 0; member < segment.size(); ++member) {
     // filled before the line was published
-    if (round == 0 && !(plan.late && member == plan.root)) continue;
+    if (round == 0 && !(plan.root_fills_late && member == plan.root)) continue;
     if (member == segment.rank() || my_.sources[member].location != BufferLocation::window)
       continue;
     if (!co_await my_.wait.holds(
             my_.wait.reached(Counter::filled, segment.at_step(round + 1), member)))
       co_return my_.channel.failure();
   }
-  if (plan.offers) {
+  if (plan.publishes_results) {
     if (!co_await my_.wait.holds(my_.wait.is_free(my_.results))) co_return my_.channel.failure();
   }
   if (!reduce_shares(plan, round)) {
@@ -277,32 +280,32 @@ Task<Status> ShareReduction::run(const Args& args, const transport::Fingerprint&
   place(plan);
   const bool is_root = plan.root == segment.rank();
   if (plan.staged) {
-    co_await my_.wait.holds(my_.wait.is_emptied(my_.windows, segment.sequence() - 1));
+    co_await my_.wait.holds(my_.wait.is_drained(my_.windows, segment.sequence() - 1));
     if (my_.channel.failed()) co_return my_.channel.failure();
     // The root cannot know yet whether others reduce. If they do, it fills its window later
-    // (`settle`).
-    if (!plan.by_root || !is_root || plan.scaled) fill_input(plan, 0);
+    // (`assign_root_shares`).
+    if (!plan.root_reduces || !is_root || plan.scaled) fill_input(plan, 0);
   }
-  const bool reduces = !plan.by_root || is_root || !plan.staged;
+  const bool reduces = !plan.root_reduces || is_root || !plan.staged;
   if (!reduces) segment.advance(Counter::reduced, segment.at_end());
   if (!plan.copies) segment.advance(Counter::drained, segment.at_end());
   my_.lines.publish(call);
-  if (!reduces) co_return co_await give(plan);
+  if (!reduces) co_return co_await stage_rest(plan);
 
   my_.wait.for_lines();
-  if (!co_await my_.wait.holds([&] { return my_.lines.see_all(segment.sequence()); }))
+  if (!co_await my_.wait.holds([&] { return my_.lines.poll_all(segment.sequence()); }))
     co_return my_.channel.failure();
   if (!co_await my_.wait.holds([&] { return all_mapped(plan); })) co_return my_.channel.failure();
   Status resolved = resolve(plan);
-  if (!resolved) co_return co_await my_.failure.refuse_late(std::move(resolved));
-  settle(plan);
+  if (!resolved) co_return co_await my_.failure.fail_after_grace(std::move(resolved));
+  assign_root_shares(plan);
 
   // Filling is one window ahead of reducing, and reducing is one ahead of copying, so no member
   // waits for a step that has only just begun.
   for (std::size_t turn = 0; turn < plan.rounds + 1; ++turn) {
     if (plan.staged && turn + 1 < plan.rounds) {
       if (!co_await my_.wait.holds(my_.wait.is_free(my_.windows))) co_return my_.channel.failure();
-      fill_and_tell(plan, turn + 1);
+      fill_and_publish(plan, turn + 1);
     }
     if (turn < plan.rounds) {
       if (Status reduced = co_await reduce_round(plan, turn); !reduced) co_return reduced;

@@ -35,22 +35,22 @@ struct ReductionPlan {
   std::size_t count = 0;
   std::size_t window = 0;  ///< elements
   std::size_t rounds = 0;
-  int root = -1;          ///< the only member that receives the result; -1: all
-  bool scaled = false;    ///< premul_sum: windows hold the product, including this member's share
-  bool staged = false;    ///< this member's input passes through its windows
-  bool copies = false;    ///< this member copies results from peers' result buffers
-  bool offers = false;    ///< a peer copies results from this member's result buffer
-  bool reclaims = false;  ///< this member reclaims the lines that it reads in windows
-  bool reclaims_results = false;  ///< and those in result buffers
-  bool by_root = false;           ///< the root reduces the shares of members with private inputs
-  bool late = false;  ///< the root fills its first window after publishing its line, once it knows
-                      ///< that others reduce
+  int root = -1;        ///< the only member that receives the result; -1: all
+  bool scaled = false;  ///< premul_sum: windows hold the product, including this member's share
+  bool staged = false;  ///< this member's input passes through its windows
+  bool copies = false;  ///< this member copies results from peers' result buffers
+  bool publishes_results = false;  ///< a peer copies results from this member's result buffer
+  bool reclaims = false;           ///< this member reclaims the lines that it reads in windows
+  bool reclaims_results = false;   ///< and those in result buffers
+  bool root_reduces = false;       ///< the root reduces the shares of members with private inputs
+  bool root_fills_late = false;    ///< the root fills its first window after publishing its line,
+                                   ///< once it knows that others reduce
 
   void cut(std::size_t bytes) {
     window = bytes / element;
     rounds = (count + window - 1) / window;
   }
-  bool wants(int member) const { return root < 0 || root == member; }
+  bool needs_result(int member) const { return root < 0 || root == member; }
   std::size_t start(std::size_t round) const { return round * window; }
   std::size_t length(std::size_t round) const { return std::min(window, count - start(round)); }
   shm::Share share(std::size_t round, std::size_t members, int member) const {
@@ -68,15 +68,15 @@ class ShareReduction {
  private:
   ReductionPlan plan(const Args& args);
   void place(ReductionPlan& plan);
-  Task<Status> give(const ReductionPlan& plan);
+  Task<Status> stage_rest(const ReductionPlan& plan);
   bool all_mapped(const ReductionPlan& plan);
   Status resolve(ReductionPlan& plan);
-  void settle(ReductionPlan& plan);
+  void assign_root_shares(ReductionPlan& plan);
   int reducer(const ReductionPlan& plan, int member) const;
   Task<Status> reduce_round(const ReductionPlan& plan, std::size_t round);
   Task<Status> copy_results(const ReductionPlan& plan, std::size_t round);
   void fill_input(const ReductionPlan& plan, std::size_t round);
-  void fill_and_tell(const ReductionPlan& plan, std::size_t round);
+  void fill_and_publish(const ReductionPlan& plan, std::size_t round);
   bool reduce_shares(const ReductionPlan& plan, std::size_t round);
   bool reduce_share(const ReductionPlan& plan, std::size_t round, shm::Share share,
                     std::byte* buffer);

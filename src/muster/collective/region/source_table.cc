@@ -14,7 +14,7 @@ using shm::Slice;
 bool SourceTable::mapped(const TransferPlan& plan, int member) {
   const Line& theirs = segment_.line(member);
   const bool arena = theirs.location == BufferLocation::arena ||
-                     (plan.lists && theirs.location == BufferLocation::window &&
+                     (plan.per_member && theirs.location == BufferLocation::window &&
                       segment_.table(member)[segment_.rank()].location == BufferLocation::arena);
   return !arena || peers_.arena_ready(member);
 }
@@ -30,7 +30,7 @@ Status SourceTable::resolve(const Args& args, const TransferPlan& plan, int memb
   if (shm::is_row(theirs.location)) {
     source.bytes /= layout.members - 1;
     in_slot = source.bytes * shm::place_in_row(member, rank);
-  } else if (plan.lists && theirs.location != BufferLocation::nothing) {
+  } else if (plan.per_member && theirs.location != BufferLocation::nothing) {
     const Slice slice = segment_.table(member)[rank];
     source.location = slice.location;
     source.bytes = slice.bytes;
@@ -39,7 +39,7 @@ Status SourceTable::resolve(const Args& args, const TransferPlan& plan, int memb
     source.column = static_cast<std::size_t>(rank) * layout.column_bytes;
     where = in_slot = slice.where;
   }
-  const std::size_t expected = taken_from(args, member).size();
+  const std::size_t expected = output_for(args, member).size();
   if (source.bytes != expected)
     return failure_.unexpected_size(args, member, source.bytes, expected);
   switch (source.location) {
@@ -83,7 +83,7 @@ bool SourceTable::resolve_staged(const Args& args, const TransferPlan& plan, int
   source.location = theirs.location;
   if (source.location == BufferLocation::window || shm::in_place(source.location)) return false;
   source.bytes = theirs.bytes;
-  const std::size_t expected = taken_from(args, member).size();
+  const std::size_t expected = output_for(args, member).size();
   if (source.location == BufferLocation::line) {
     source.data = theirs.payload;
   } else if (shm::is_row(source.location)) {
@@ -95,7 +95,7 @@ bool SourceTable::resolve_staged(const Args& args, const TransferPlan& plan, int
   } else if (source.location == BufferLocation::slot) {
     const std::byte* const slot = segment_.slot(member);
     source.data = slot + segment_.layout().table_bytes;
-    if (plan.lists) {
+    if (plan.per_member) {
       const Slice& mine = segment_.table(member)[segment_.rank()];
       source.bytes = mine.bytes;
       source.data = slot + mine.where;
@@ -123,7 +123,7 @@ const std::byte* SourceTable::chunk(const TransferPlan& plan, int member, std::s
 Status SourceTable::take(const Args& args, const TransferPlan& plan, int member, std::size_t step) {
   const Source& source = (*this)[member];
   const Piece part = piece(plan, member, step);
-  const MutableBytes to = taken_from(args, member).subspan(part.at, part.bytes);
+  const MutableBytes to = output_for(args, member).subspan(part.at, part.bytes);
   if (source.location == BufferLocation::memory) {
     if (!peers_.read(member, source.address + part.at, to))
       return failure_.cannot_read(member, part.bytes);

@@ -22,11 +22,12 @@ TransferPlan TransferPlanner::plan(const Args& args) const {
   const bool to_root = args.op == Op::reduce || args.op == Op::gather;
   const bool root = args.root == rank_;
   TransferPlan plan;
-  plan.gives = from_root ? root : to_root ? !root : true;
-  plan.lists = table.lists_input;
+  plan.sends = from_root ? root : to_root ? !root : true;
+  plan.per_member = table.lists_input;
   plan.combines = table.reduces;
   plan.scaled = table.reduces && args.reduce == Reduce::premul_sum;
-  plan.single_reader = !plan.combines && (plan.lists || (args.op == Op::all_gather && size() == 2));
+  plan.single_reader =
+      !plan.combines && (plan.per_member || (args.op == Op::all_gather && size() == 2));
   plan.reader = to_root ? args.root : -1;
   if (from_root && !root) {
     plan.first = args.root;
@@ -34,12 +35,13 @@ TransferPlan TransferPlanner::plan(const Args& args) const {
   } else if (!from_root && (!to_root || root)) {
     plan.last = size();
   }
-  plan.chunk = plan.lists ? layout_.column_bytes : layout_.window_bytes;
+  plan.chunk = plan.per_member ? layout_.column_bytes : layout_.window_bytes;
   if (size() == 2 && (from_root || to_root) && !plan.combines)
     plan.chunk = std::min(plan.chunk, relayed_chunk(args, plan));
   for (int source = plan.first; source < plan.last; ++source) {
     if (source == rank_ && !plan.combines) continue;
-    plan.takes = std::max(plan.takes, chunks_in(taken_from(args, source).size(), plan.chunk));
+    plan.read_steps =
+        std::max(plan.read_steps, chunks_in(output_for(args, source).size(), plan.chunk));
     if (!table.lists_output) break;  // all outputs are the same
   }
   plan.reclaims = reclaims(args, plan);
@@ -57,33 +59,33 @@ TransferPlan TransferPlanner::plan(const Args& args) const {
 std::size_t TransferPlanner::relayed_chunk(const Args& args, const TransferPlan& plan) const {
   const int other = 1 - rank_;
   const std::size_t bytes =
-      plan.gives ? given_to(args, plan, other).size() : taken_from(args, other).size();
+      plan.sends ? input_for(args, plan, other).size() : output_for(args, other).size();
   return std::clamp(shm::align_up(bytes / fixed::kWindows, shm::kCacheLine), fixed::kSlotBytes,
                     fixed::kReduceChunk);
 }
 
 /// Only on hosts with two cores. The lines then move between those two cores, which is faster than
 /// invalidating both copies, as long as the data stays in the caches.
-bool TransferPlanner::several_reclaim(Op op, std::size_t written) const {
+bool TransferPlanner::concurrent_reclaim(Op op, std::size_t written) const {
   const std::size_t most = op == Op::broadcast                  ? fixed::kReclaimBytes
                            : layout_.members <= fixed::kWindows ? fixed::kReclaimFewBytes
                                                                 : 0;
-  return shm::kSeveralReclaim && topology_.cores <= 2 && shm::writes_back_lines() &&
+  return shm::kConcurrentReclaim && topology_.cores <= 2 && shm::writes_back_lines() &&
          written <= most;
 }
 
 /// Reclaims staged data that only this member reads, unless it is small enough to have been
-/// prefetched, and data for which `several_reclaim` holds.
+/// prefetched, and data for which `concurrent_reclaim` holds.
 bool TransferPlanner::reclaims(const Args& args, const TransferPlan& plan) const {
   if (!shm::writes_back_lines() || plan.scaled) return false;  // the sender reads its product too
-  const bool read_by_several = args.op == Op::broadcast || (!plan.lists && plan.reader < 0);
+  const bool read_by_several = args.op == Op::broadcast || (!plan.per_member && plan.reader < 0);
   if (read_by_several && size() > 2 &&
-      (plan.combines || !several_reclaim(args.op, written_together(args, layout_.members))))
+      (plan.combines || !concurrent_reclaim(args.op, written_together(args, layout_.members))))
     return false;
   if (args.op == Op::broadcast) return true;
   std::size_t most = 0;
   for (int source = plan.first; source < plan.last; ++source) {
-    if (source != rank_) most = std::max(most, taken_from(args, source).size());
+    if (source != rank_) most = std::max(most, output_for(args, source).size());
   }
   return most > fixed::kInlineCopy;
 }
@@ -98,8 +100,8 @@ bool TransferPlanner::copies_from_arena(Op op, std::size_t given) const {
 void copy_own(const Args& args, const TransferPlan& plan, int rank) {
   if (plan.combines || args.op == Op::broadcast || args.op == Op::barrier) return;
   if ((args.op == Op::gather || args.op == Op::scatter) && args.root != rank) return;
-  const ConstBytes mine = given_to(args, plan, rank);
-  const MutableBytes to = taken_from(args, rank);
+  const ConstBytes mine = input_for(args, plan, rank);
+  const MutableBytes to = output_for(args, rank);
   copy_bytes(to.data(), mine.data(), std::min(mine.size(), to.size()), plan.past_caches);
 }
 

@@ -16,8 +16,8 @@ namespace muster::collective::region {
 
 /// A call that only moves data towards its readers.
 struct TransferPlan {
-  bool gives = false;
-  bool lists = false;               ///< the input has one slice per member
+  bool sends = false;
+  bool per_member = false;          ///< the input has one slice per member
   bool combines = false;            ///< readers reduce the data that they read
   bool scaled = false;              ///< premul_sum: the data is the product
   bool single_reader = false;       ///< each slice has one reader; all members share the copying
@@ -27,7 +27,7 @@ struct TransferPlan {
   int reader = -1;                  ///< the only reader; -1: all others
   int first = 0, last = 0;          ///< reads from members [first, last)
   std::size_t chunk = 0;            ///< bytes per step
-  std::size_t takes = 0;            ///< number of steps that read
+  std::size_t read_steps = 0;       ///< number of steps that read
 };
 
 class TransferPlanner {
@@ -39,7 +39,7 @@ class TransferPlanner {
 
   /// Whether several readers reclaim the same lines in a call that writes `written` bytes on all
   /// members together.
-  bool several_reclaim(Op op, std::size_t written) const;
+  bool concurrent_reclaim(Op op, std::size_t written) const;
   /// Whether members stage copies of inputs that are in the arena, for inputs of `given` bytes
   /// each.
   bool copies_from_arena(Op op, std::size_t given) const;
@@ -55,14 +55,14 @@ class TransferPlanner {
 };
 
 /// This member's data for `reader`.
-inline ConstBytes given_to(const Args& args, const TransferPlan& plan, int reader) {
+inline ConstBytes input_for(const Args& args, const TransferPlan& plan, int reader) {
   if (args.op == Op::broadcast) return args.outputs[0];
-  const std::size_t index = plan.lists ? static_cast<std::size_t>(reader) : 0;
+  const std::size_t index = plan.per_member ? static_cast<std::size_t>(reader) : 0;
   return index < args.inputs.size() ? args.inputs[index] : ConstBytes();
 }
 
 /// The output into which this member copies or reduces the data of `source`.
-inline MutableBytes taken_from(const Args& args, int source) {
+inline MutableBytes output_for(const Args& args, int source) {
   const std::size_t index = info(args.op).lists_output ? static_cast<std::size_t>(source) : 0;
   return index < args.outputs.size() ? args.outputs[index] : MutableBytes();
 }

@@ -1,4 +1,4 @@
-#include "muster/collective/alone.h"
+#include "muster/collective/single_rank.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,7 +7,7 @@
 
 namespace muster::collective {
 
-void run_alone(const Args& args) {
+void run_single_rank(const Args& args) {
   if (args.op == Op::barrier || args.op == Op::broadcast) return;
   const ConstBytes input = args.inputs[0];
   const MutableBytes out = args.outputs[0];

@@ -6,6 +6,6 @@
 namespace muster::collective {
 
 /// `args`: a valid call of a group with one member.
-void run_alone(const Args& args);
+void run_single_rank(const Args& args);
 
 }  // namespace muster::collective
