@@ -202,16 +202,16 @@ class AgreementProtocol {
       for (const int rank : missing) {
         if (Status death = fabric_.death_of(rank); !death.ok()) return death;
       }
-      return Status(
-          missing.empty() ? Code::aborted : Code::peer_failed,
-          "rank " + std::to_string(members_[0]) + " gave it up" +
-              (missing.empty()
-                   ? ": " + std::string(note.said, ::strnlen(note.said, sizeof note.said))
-                   : " because " + describe_ranks(missing) + " cannot take part any more"),
-          missing);
+      return Status(missing.empty() ? Code::aborted : Code::peer_failed,
+                    "rank " + std::to_string(members_[0]) + " cancelled it" +
+                        (missing.empty()
+                             ? ": " + std::string(note.said, ::strnlen(note.said, sizeof note.said))
+                             : " because " + describe_ranks(missing) + " can no longer take part"),
+                    missing);
     }
     return Status(Code::timed_out,
-                  describe_ranks(missing) + " did not call it within the timeout, says rank " +
+                  describe_ranks(missing) +
+                      " did not call it within the timeout, as reported by rank " +
                       std::to_string(members_[0]) +
                       "; every member must make the group, in the same order and with the same "
                       "ranks and name",

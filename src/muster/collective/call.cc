@@ -79,7 +79,7 @@ class Check {
     const auto whole = [&](const char* side, std::size_t index, std::size_t bytes) {
       if (bytes % width == 0) return Status();
       return invalid(std::string("got ") + side + " " + std::to_string(index) + " of " +
-                     std::to_string(bytes) + " bytes, which is no whole number of " +
+                     std::to_string(bytes) + " bytes, which is not a whole number of " +
                      std::string(name_of(args_.dtype)) + " elements of " + std::to_string(width));
     };
     for (std::size_t i = 0; reads_input() && i < args_.inputs.size(); ++i) {

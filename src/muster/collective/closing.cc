@@ -18,7 +18,7 @@ Status Closing::late(const std::vector<int>& missing, const char* what) {
              "rank " + std::to_string(group_.job_rank()) + " closes " + group_.text() +
                  " and waited for " + describe_ranks(missing) + " " + what +
                  (group_.peer_traces ? group_.peer_traces->tell(group_.name, missing) : "") +
-                 "; see whether they still are in a call",
+                 "; check whether they are still in a call",
              missing));
   return group_.channel->failure();
 }
@@ -30,7 +30,7 @@ Status Closing::drain(TimePoint deadline) {
     group_.channel->fail(Status(Code::timed_out,
                                 "rank " + std::to_string(group_.job_rank()) + " closes " +
                                     group_.text() +
-                                    " while calls or messages are under way that did not end in "
+                                    " while calls or messages are outstanding that did not end in "
                                     "time; wait for them before closing",
                                 {group_.job_rank()}));
     driver_.drive_until([this] { return queue_.empty() && messages_.sends_done(); },
@@ -83,7 +83,7 @@ Status Closing::agree_to_close(TimePoint deadline) {
   const TimePoint limit =
       deadline < TimePoint::max() - kVerdictGrace ? deadline + kVerdictGrace : deadline;
   if (!driver_.drive_until(may_leave, limit))
-    return late({group_.job_rank_of(0)}, "to hear from all and let the others go");
+    return late({group_.job_rank_of(0)}, "to collect all reports and release the other members");
   return group_.channel->failure();
 }
 

@@ -273,7 +273,7 @@ std::string CollectiveQueue::late_text(const Operation& late, TimePoint now,
     text += ", queued behind " + fingerprint_rules().describe(running->call_) + ", call " +
             std::to_string(running->call_.sequence) + ",";
   }
-  text += missing.empty() ? ", for nobody in particular" : " for " + describe_ranks(missing);
+  text += missing.empty() ? ", for no particular rank" : " for " + describe_ranks(missing);
   if (!known.text.empty()) text += ": " + known.text;
   for (int member = 0; known.text.empty() && member < group_.size(); ++member) {
     const int rank = group_.job_rank_of(member);

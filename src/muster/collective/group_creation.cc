@@ -129,7 +129,7 @@ class Split {
       if (mine.ok() && mine->segment != kNoSegment) fabric_.region()->release(mine->segment);
       if (!mine.ok()) return mine.status();
       return Status(Code::aborted,
-                    "rank " + std::to_string(who) + " gave it up; its own error says why");
+                    "rank " + std::to_string(who) + " cancelled it; see the error on that rank");
     }
     if (members.empty()) return std::optional<Agreement>();
     const SplitNote& first_note = notes_[static_cast<std::size_t>(part->front())];

@@ -59,7 +59,7 @@ Status Operation::wait(TimePoint deadline) {
   if (driver != nullptr && !driver->drive_until([this] { return published(); }, deadline)) {
     return Status(Code::timed_out, "the wait for " + fingerprint_rules().describe(call_) + " of " +
                                        queue_.group().here() +
-                                       " has reached its own limit; the call goes on");
+                                       " timed out; the call itself continues");
   }
   return status();
 }

@@ -86,7 +86,7 @@ void Message::check_deadline(TimePoint now) {
                                     : std::string();
   cancel(Status(
       Code::timed_out,
-      "nothing came of it in " + describe(now - made_) + last_call +
+      "it did not complete within " + describe(now - made_) + last_call +
           (envelope_.receives ? "; see whether the sender has sent with this tag"
                               : "; see whether the receiver has posted a receive with this tag"),
       std::move(ranks)));
@@ -107,8 +107,8 @@ Status Message::wait(TimePoint deadline) {
   if (settle()) return status();
   const auto driver = this->driver();
   if (driver != nullptr && !driver->drive_until([this] { return settle(); }, deadline)) {
-    return Status(Code::timed_out,
-                  "the wait for the " + text() + " has reached its own limit; the call goes on");
+    return Status(Code::timed_out, "the wait for the " + text() +
+                                       " timed out; the message itself is still outstanding");
   }
   settle();
   return status();

@@ -181,8 +181,7 @@ Status Progress::prepare() {
   const std::lock_guard guard(starting_);
   if (running_.load()) return {};
   auto thread = start_thread(
-      "the thread that advances what was started", [state = state_] { state->run(); },
-      Signals::inherited);
+      "the progress thread", [state = state_] { state->run(); }, Signals::inherited);
   if (!thread.ok()) return thread.status();
   thread_ = std::move(*thread);
   running_.store(true, std::memory_order_release);

@@ -368,29 +368,30 @@ TEST(Tuning, WrongLinesAreNamed) {
   for (const auto& [line, what] : std::initializer_list<std::pair<std::string, std::string>>{
            {"link_spin = soon", "\"soon\" is no value of link_spin; write a time"},
            {"eager = 1 MiB", "cannot be changed"},
-           {"link_spin = 1 us\nlink_spin = 1 us", "stands there twice"},
+           {"link_spin = 1 us\nlink_spin = 1 us", "appears twice"},
            {"link_spun = 1 us", "or a name that muster tunables lists"},
            {"network.all_reduce.2", "is not KEY = VALUE"},
            {"network.all_reduce.2 =", "is not KEY = VALUE"},
            {"network.all_reduce = slices", "MEDIUM.OPERATION.RANKS"},
            {"wires.all_reduce.2 = slices", "\"wires\" should be network or shared_memory"},
            {"network.all_reduction.2 = slices",
-            "\"all_reduction\" is no collective; there are broadcast, all_reduce"},
+            "\"all_reduction\" is not a collective; there are broadcast, all_reduce"},
            {"network.all_reduce.two = slices", "\"two\" should be a number of ranks"},
-           {"network.all_reduce.2 = slice", "\"slice\" is no algorithm"},
+           {"network.all_reduce.2 = slice", "\"slice\" is not an algorithm"},
            {"network.all_reduce.2 = tree",
-            "\"tree\" cannot stand there; all_reduce over links has, in this order, bruck, slices, "
+            "\"tree\" is not allowed here; all_reduce over network has, in this order, bruck, "
+            "slices, "
             "hosts"},
-           {"network.all_reduce.2 = slices <= 4, bruck", "cannot stand there"},
+           {"network.all_reduce.2 = slices <= 4, bruck", "is not allowed here"},
            {"network.gather.16 = direct <= 4, tree",
-            "\"tree\" cannot stand there; gather over links has, in this order, tree, direct"},
+            "\"tree\" is not allowed here; gather over network has, in this order, tree, direct"},
            {"network.all_reduce.2 = bruck, slices", "\"bruck\" needs a limit"},
-           {"network.all_reduce.2 = bruck <= some, slices", "\"some\" is no size"},
-           {"network.all_reduce.2 = bruck <= 99999999999999999999, slices", "is no size"},
+           {"network.all_reduce.2 = bruck <= some, slices", "\"some\" is not a size"},
+           {"network.all_reduce.2 = bruck <= 99999999999999999999, slices", "is not a size"},
            {"network.all_reduce.2 = bruck <= 4", "the last algorithm has no limit"},
            {"network.all_gather.2 = bruck <= 9, direct <= 8, ring", "sizes must grow"},
            {"version = 2", "version 2 of the file is not known"},
-           {"network.all_reduce.2 = slices\nnetwork.all_reduce.2 = slices", "stands there twice"},
+           {"network.all_reduce.2 = slices\nnetwork.all_reduce.2 = slices", "appears twice"},
        }) {
     const std::string said = error(line);
     EXPECT_TRUE(contains(said, what)) << line << ": " << said;
@@ -419,7 +420,7 @@ TEST(Tuning, AnAlgorithmCanBeForced) {
       contains(parse_forced("all_reduce:tree").status().message(),
                "all_reduce has bruck, slices, hosts over the network and one_shot, shares"));
   EXPECT_TRUE(contains(parse_forced("reduction:tree").status().message(),
-                       "\"reduction\" is no collective"));
+                       "\"reduction\" is not a collective"));
   EXPECT_TRUE(contains(parse_forced("all_reduce").status().message(), "MUSTER_ALGORITHM"));
 }
 
@@ -478,10 +479,10 @@ TEST(Tuning, AFileThatIsWrongEndsTheMakingOnAllRanks) {
         ASSERT_FALSE(made.ok());
         const std::string said = made.status().message();
         EXPECT_TRUE(
-            contains(said, exists ? "tuning file " + path + ", line 2: \"slow\" is no algorithm"
+            contains(said, exists ? "tuning file " + path + ", line 2: \"slow\" is not an algorithm"
                                   : "cannot be read"))
             << said;
-        EXPECT_EQ(contains(said, "rank 0 gave it up: "), rank == 1) << said;
+        EXPECT_EQ(contains(said, "rank 0 cancelled it: "), rank == 1) << said;
         options.tuning = std::make_shared<Tuning>();
         EXPECT_TRUE(Communicator::create(fabric, {0, 1}, options).ok()) << "the job goes on";
       });

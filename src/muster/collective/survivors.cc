@@ -138,8 +138,8 @@ class ViewExchange {
       if (channel_.failed()) return channel_.failure();  // the others have excluded this rank
       if (views_.excluded()) {
         return Status(Code::peer_failed,
-                      "the other members have counted rank " + std::to_string(fabric_.rank()) +
-                          " out; it cannot go on with them",
+                      "the other members have excluded rank " + std::to_string(fabric_.rank()) +
+                          " from the shrunk group; it cannot continue with them",
                       {fabric_.rank()});
       }
       if (views_.take_changed()) {
@@ -243,7 +243,7 @@ class ViewExchange {
     for (const int member : views_.awaited()) missing.push_back(job_rank(member));
     return Status(Code::timed_out,
                   describe_ranks(missing) +
-                      " did not call it within the timeout, though alive; every survivor must "
+                      " did not call it within the timeout although alive; every survivor must "
                       "shrink the group",
                   missing);
   }

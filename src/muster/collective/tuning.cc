@@ -43,7 +43,7 @@ class Line {
       if (!step) return step.status();
       const auto found = std::find(next, row.end(), step->algorithm);
       if (found == row.end()) {
-        return wrong(quoted(name_of(step->algorithm)) + " cannot stand there; " +
+        return wrong(quoted(name_of(step->algorithm)) + " is not allowed here; " +
                      std::string(info(place->op).name) + " over " +
                      std::string(name_of(place->medium)) + " has, in this order, " + names_of(row));
       }
@@ -67,7 +67,7 @@ class Line {
     if (parts[0] != "network" && parts[0] != "shared_memory")
       return wrong(quoted(parts[0]) + " should be network or shared_memory");
     const auto op = op_named(parts[1]);
-    if (!op) return wrong(quoted(parts[1]) + " is no collective; there are " + ops_known());
+    if (!op) return wrong(quoted(parts[1]) + " is not a collective; there are " + ops_known());
     const auto ranks = number_of_text(parts[2]);
     if (!ranks || *ranks < 1 || *ranks > 10'000'000)
       return wrong(quoted(parts[2]) + " should be a number of ranks");
@@ -79,7 +79,7 @@ class Line {
     const std::size_t sign = text.find("<=");
     const auto name = trimmed(text.substr(0, sign));
     const auto algorithm = algorithm_named(name);
-    if (!algorithm) return wrong(quoted(name) + " is no algorithm");
+    if (!algorithm) return wrong(quoted(name) + " is not an algorithm");
     if (last) {
       if (sign != std::string_view::npos)
         return wrong("the last algorithm has no limit, but " + quoted(text) + " gives one");
@@ -90,7 +90,7 @@ class Line {
     const auto up_to = size_of_text(trimmed(text.substr(sign + 2)));
     if (!up_to)
       return wrong(quoted(trimmed(text.substr(sign + 2))) +
-                   " is no size; write bytes, as in 65536 or 64 KiB");
+                   " is not a size; write bytes, as in 65536 or 64 KiB");
     return Tuning::Step{*algorithm, *up_to};
   }
 
@@ -143,7 +143,7 @@ Result<Tuning> parse_tuning(std::string_view text, const std::string& name) {
       if (!read) return fail(read.status().message());
       added = tuning.rules.insert(std::move(*read)).second;
     }
-    if (!added) return fail(quoted(line.key) + " stands there twice");
+    if (!added) return fail(quoted(line.key) + " appears twice");
   }
   return tuning;
 }
@@ -178,7 +178,7 @@ Result<std::vector<std::pair<Op, Algorithm>>> parse_forced(const std::string& te
   for (const auto part : parts_of(text, ',')) {
     const auto words = parts_of(part, ':');
     const auto op = op_named(words[0]);
-    if (!op) return wrong(quoted(words[0]) + " is no collective; there are " + ops_known());
+    if (!op) return wrong(quoted(words[0]) + " is not a collective; there are " + ops_known());
     Algorithm algorithm{};
     bool known = false;
     if (const auto named = algorithm_named(words.back()); named.has_value() && words.size() == 2) {

@@ -122,7 +122,7 @@ Result<std::unique_ptr<ProcessArena>> ProcessArena::make(ProcessArena* inherited
 Result<std::byte*> ProcessArena::allocate(std::size_t bytes) {
   if (forked())
     return Status(Code::aborted,
-                  "a forked child cannot take memory from its parent's shared arena");
+                  "a forked child cannot allocate memory from its parent's shared arena");
   sweep_quarantine(false);
   bool refused = false;
   if (const auto memory = try_allocate(bytes, refused)) return *memory;
@@ -137,16 +137,15 @@ Result<std::byte*> ProcessArena::allocate(std::size_t bytes) {
     if (const auto memory = try_allocate(bytes, refused)) return *memory;
     now = stats();
   }
-  return Status(Code::exhausted,
-                "the shared arena has no room for " + std::to_string(bytes) +
-                    " bytes: " + std::to_string(now.bytes_in_use) + " of " +
-                    std::to_string(now.most) + " are in use" +
-                    (now.bytes_quarantined > 0
-                         ? ", " + std::to_string(now.bytes_quarantined) +
-                               " more are kept out of use, since a peer that is stopped "
-                               "in a call which failed may still write to them"
-                         : "") +
-                    (refused ? ", and the system gives no more memory" : ""));
+  return Status(
+      Code::exhausted,
+      "the shared arena has no room for " + std::to_string(bytes) + " bytes: " +
+          std::to_string(now.bytes_in_use) + " of " + std::to_string(now.most) + " are in use" +
+          (now.bytes_quarantined > 0 ? ", " + std::to_string(now.bytes_quarantined) +
+                                           " more are quarantined, because a stopped peer of a "
+                                           "failed call may still write to them"
+                                     : "") +
+          (refused ? ", and the system has no more memory" : ""));
 }
 
 std::optional<std::byte*> ProcessArena::try_allocate(std::size_t bytes, bool& refused) {
@@ -192,7 +191,7 @@ void ProcessArena::free(std::byte* memory) {
   }
   if (!known) {
     log(LogLevel::error,
-        "memory was given back to the shared arena that was not taken from it; ignored");
+        "memory was freed to the shared arena that was not allocated from it; ignored");
     return;
   }
   return_holes(holes);
@@ -223,11 +222,11 @@ void ProcessArena::quarantine(const std::byte* memory, std::size_t bytes,
   }
   for (const auto& range : shared_parts) {
     if (pages_->isolate(range)) continue;
-    log(LogLevel::warning, "a peer that is stopped in a call which failed may still write to " +
+    log(LogLevel::warning, "a stopped peer of a failed call may still write to " +
                                std::to_string(range.bytes) +
-                               " bytes of that call's memory when it goes on: no memory is left "
-                               "for a copy of them; make new "
-                               "tensors instead of using the call's again");
+                               " bytes of that call's memory when it continues, because no memory "
+                               "is left to copy them; create new tensors instead of reusing the "
+                               "call's");
     const std::lock_guard hold(lock_);
     pages_->cancel_isolation(range);
   }
@@ -289,7 +288,7 @@ void ProcessArena::make_read_only() {
     readable_ = GuardedDescriptor(pages_->open_read_only());
     if (!readable_)
       log(LogLevel::warning,
-          "the shared arena cannot be opened for reading only: /proc is not there; peers are "
+          "the shared arena cannot be opened read-only, because /proc is not mounted; peers are "
           "trusted not to write");
   }
   read_only_.store(true, std::memory_order_release);

@@ -294,7 +294,7 @@ TEST(Arena, WhatIsQuarantinedCountsForTheLimit) {
   arena.set_limits({.most = arena.bytes_in_use() + kBytes + kBytes / 2, .keep = 0});
   const auto none = arena.allocate(kBytes);
   EXPECT_EQ(none.status().code(), Code::exhausted);
-  EXPECT_NE(none.status().message().find(std::to_string(kBytes) + " more are kept out of use"),
+  EXPECT_NE(none.status().message().find(std::to_string(kBytes) + " more are quarantined"),
             std::string::npos)
       << none.status().message();
   held = false;

@@ -52,7 +52,7 @@ SharedMapping::~SharedMapping() { ::munmap(memory_, bytes_); }
 Result<std::shared_ptr<SharedMapping>> map_shared(int descriptor, std::size_t at_least) {
   struct stat file {};
   if (::fstat(descriptor, &file) != 0)
-    return Status(Code::refused, "cannot look at a memory file: " + errno_text(errno));
+    return Status(Code::refused, "cannot stat a memory file: " + errno_text(errno));
   const auto bytes = static_cast<std::size_t>(file.st_size);
   if (bytes < at_least || bytes == 0) {
     return Status(Code::refused, "a memory file that a peer passed has " + std::to_string(bytes) +
@@ -62,7 +62,7 @@ Result<std::shared_ptr<SharedMapping>> map_shared(int descriptor, std::size_t at
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
     return Status(Code::refused,
                   "a memory file that a peer passed is not sealed against shrinking: it could be "
-                  "cut off under our feet");
+                  "truncated while in use");
   }
   Mappings& all = mappings();
   const std::lock_guard hold(all.lock);

@@ -157,7 +157,7 @@ TEST(Bench, TunesAndReadsWhatItWrote) {
   std::ofstream(file) << "version = 1\nnetwork.all_reduce.2 = fast\n";
   const Outcome wrong = run(with({"--engine", "--transport", "tcp"}), {{"MUSTER_TUNING", file}});
   EXPECT_EQ(wrong.code, 1);
-  EXPECT_EQ(count_of(wrong.err, "line 2: \"fast\" is no algorithm"), 1) << wrong.err;
+  EXPECT_EQ(count_of(wrong.err, "line 2: \"fast\" is not an algorithm"), 1) << wrong.err;
   std::filesystem::remove_all(scratch.folder() + "/settings");
 }
 

@@ -64,9 +64,9 @@ Status CallFailure::unexpected_size(const Args& args, int member, std::uint64_t 
 
 Status CallFailure::cannot_map(int member, std::uint64_t bytes) const {
   return Status(Code::exhausted,
-                text(segment_.rank()) + " cannot map the arena of " + text(member) + ", where " +
-                    std::to_string(bytes) + " bytes of this call stand; look at " +
-                    "the limits of address space, mappings and descriptors (ulimit -v, "
+                text(segment_.rank()) + " cannot map the arena of " + text(member) +
+                    ", which holds " + std::to_string(bytes) + " bytes of this call; check " +
+                    "the limits on address space, mappings and descriptors (ulimit -v, "
                     "vm.max_map_count, ulimit -n)",
                 {job_rank(channel_, segment_.rank())});
 }
@@ -75,8 +75,8 @@ Status CallFailure::cannot_read(int member, std::uint64_t bytes) const {
   return Status(Code::peer_failed,
                 text(segment_.rank()) + " cannot read " + std::to_string(bytes) +
                     " bytes of this call in the memory of " + text(member) +
-                    ": that process has gone, has given the memory back in the middle of the call, "
-                    "or lets nobody read it any more",
+                    ": that process has ended, has freed the memory during the call, or no longer "
+                    "permits reads",
                 {job_rank(channel_, member)});
 }
 

@@ -64,7 +64,8 @@ void Quiescence::quarantine(const Args& args) noexcept try {
   }
 } catch (const std::exception& error) {
   log(LogLevel::error,
-      std::string("memory that a failed call has lent cannot be kept out of use: ") + error.what());
+      std::string("cannot quarantine memory that a failed call has exposed to peers: ") +
+          error.what());
 }
 
 // Unlike `quiesced`, this counts a peer as dead only if its process has ended: a silent peer may

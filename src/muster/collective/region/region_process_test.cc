@@ -220,7 +220,7 @@ class StoppedPeer {
     arena.free(output);
     const bool lends = run_.op != Op::reduce || rank == 0;
     if (const auto stats = arena.stats(); stats.bytes_quarantined != (lends ? kBytes : 0))
-      return std::to_string(stats.bytes_quarantined) + " bytes are kept out of use";
+      return std::to_string(stats.bytes_quarantined) + " bytes are quarantined";
     const std::byte* const other = make(kPattern);
     const std::byte* const another = make(kPattern);
     refilled_.add(1);
