@@ -68,7 +68,7 @@ TEST(Callbacks, MayThrow) {
 
 // spec: E3 timeouts: a deadline fires whatever callbacks do, for threads that wait, poll, or do
 // nothing
-TEST(Callbacks, ThatNeverReturnTakeNoTimeoutAway) {
+TEST(Callbacks, ThatNeverReturnDoNotDelayTimeouts) {
   for (Wire wire : testing::kWires) {
     std::promise<void> end;
     const std::shared_future<void> ended = end.get_future().share();
@@ -109,7 +109,7 @@ TEST(Callbacks, ThatNeverReturnTakeNoTimeoutAway) {
 
 // spec: E3 timeouts: a thread that has promised to drive its calls, and only polls, sees its own
 // deadline
-TEST(Callbacks, WhoPollsChecksItsOwnDeadline) {
+TEST(Callbacks, APollingThreadChecksItsOwnDeadline) {
   for (Wire wire : testing::kWires) {
     with_group(2, wire, [](int rank, Communicator& group) {
       if (rank == 0) {

@@ -14,7 +14,7 @@ using namespace communicator_test;
 TimePoint in_a_minute() { return in(seconds(60)); }
 
 // spec: F1 async_op; results and their order are those of calls one after another
-TEST(Together, BatchesOfSmallCallsEndRightAndInTheirOrder) {
+TEST(Together, BatchesOfSmallCallsCompleteInOrder) {
   for (Wire wire : testing::kWires) {
     constexpr int kRanks = 3;
     with_group(
@@ -155,7 +155,7 @@ TEST(Together, MessagesOfCallsStartedTogetherShareWrites) {
   }
 }
 
-TEST(Together, CallsOnTheSameMemoryGoOneAfterAnother) {
+TEST(Together, CallsOnTheSameMemoryAreSerialized) {
   for (Wire wire : {Wire::loopback, Wire::tcp}) {
     with_group(
         2, wire,
@@ -178,7 +178,7 @@ TEST(Together, CallsOnTheSameMemoryGoOneAfterAnother) {
 // The root of a small broadcast completes its part at once. Notices that it received before still
 // count.
 // spec: F18 a refused call, where its member has said so before the other's begins
-TEST(Together, ACallKnownToBeRefusedElsewhereFails) {
+TEST(Together, ACallRefusedOnAnotherRankFails) {
   for (Wire wire : {Wire::loopback, Wire::tcp}) {
     with_group(
         2, wire,
@@ -208,7 +208,7 @@ TEST(Together, ACallKnownToBeRefusedElsewhereFails) {
 // One of many queued calls differs on one rank: all calls from that one on fail, with both calls
 // named.
 // spec: F18 different calls, queued behind others
-TEST(Together, ADifferentCallFailsThoseFromItOn) {
+TEST(Together, ADifferentCallFailsItselfAndLaterCalls) {
   for (Wire wire : {Wire::loopback, Wire::shm}) {
     with_group(
         2, wire,

@@ -9,7 +9,7 @@ namespace {
 
 using namespace communicator_test;
 
-TEST(Failure, ADeadlineNamesWhoIsMissing) {
+TEST(Failure, ADeadlineNamesTheMissingRank) {
   for (bool region : {false, true}) {
     std::barrier gate(3);
     with_group(
@@ -202,7 +202,7 @@ TEST(Failure, AnAbortEndsTheCallsOfAllMembers) {
 
 // A forked child has the parent's memory, including shared regions: none of its calls may reach the
 // group.
-TEST(Failure, AForkedChildIsKeptOutOfItsParentsGroups) {
+TEST(Failure, AForkedChildCannotUseItsParentsGroups) {
   for (Wire wire : {Wire::loopback, Wire::region, Wire::shm}) {
     std::barrier gate(2);
     with_group(2, wire, [&](int rank, Communicator& group) {

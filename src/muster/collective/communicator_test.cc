@@ -51,7 +51,7 @@ TEST(Queue, StartedCallsRunInTheirOrder) {
   }
 }
 
-TEST(Queue, DroppedAndUnwaitedCallsGoOn) {
+TEST(Queue, DroppedAndUnwaitedCallsContinue) {
   for (Wire wire : testing::kWires) {
     with_group(2, wire, [](int rank, Communicator& group) {
       Values out(40'000);
@@ -67,7 +67,7 @@ TEST(Queue, DroppedAndUnwaitedCallsGoOn) {
 }
 
 // Both ranks drive their calls themselves at first; the progress thread completes the rest.
-TEST(Queue, WhoDrivesHereMayLeave) {
+TEST(Queue, ADrivingThreadMayLeave) {
   for (Wire wire : testing::kWires) {
     with_group(2, wire, [](int rank, Communicator& group) {
       const Values in(40'000, rank + 1);
@@ -88,7 +88,7 @@ TEST(Queue, WhoDrivesHereMayLeave) {
 }
 
 // Both ranks have promised to drive, and block elsewhere.
-TEST(Queue, WhoDrivesHereAndStandsStillIsHelped) {
+TEST(Queue, ABlockedDrivingThreadIsHelped) {
   for (Wire wire : testing::kWires) {
     with_group(2, wire, [](int rank, Communicator& group) {
       const Values in(300'000, rank + 1);
@@ -122,7 +122,7 @@ struct Told {
 
 // Rank 1 returns and ends the group while rank 0 has published its call but not polled yet. In the
 // second round, rank 1 sends more than fits into a line or slot.
-TEST(Queue, AFailureDoesNotOvertakeWhatCameBeforeIt) {
+TEST(Queue, AFailureDoesNotOvertakeEarlierData) {
   for (const std::size_t count : {std::size_t{1}, std::size_t{50'000}}) {
     with_group(2, Wire::shm, [&](int rank, Communicator& group) {
       Values mine(rank == 0 ? 1 : count, rank + 1), first(1), second(count);
@@ -152,7 +152,7 @@ TEST(Queue, AFailureDoesNotOvertakeWhatCameBeforeIt) {
 }
 
 // The time before the wait began counts towards the deadline.
-TEST(Queue, AMissedDeadlineTellsTheWholeOfTheWait) {
+TEST(Queue, AMissedDeadlineReportsTheWholeWait) {
   for (const std::size_t count : {std::size_t{1}, std::size_t{50'000}}) {
     with_group(2, Wire::shm, [&](int rank, Communicator& group) {
       if (rank == 1) return;
@@ -168,7 +168,7 @@ TEST(Queue, AMissedDeadlineTellsTheWholeOfTheWait) {
 
 // Three ranks with dedicated cores: a call too large for a line is driven by its caller's thread
 // for one round trip, and is queued after that.
-TEST(Queue, ALargerCallIsToldOnce) {
+TEST(Queue, ALargerCallIsReportedOnce) {
   with_group(3, Wire::region, [](int rank, Communicator& group) {
     for (const std::size_t count : {5'000, 50'000, 500'000}) {
       for (int turn = 0; turn < 20; ++turn) {
@@ -217,7 +217,7 @@ TEST(Queue, ALargerCallThatMustWaitLetsOthersIn) {
 }
 
 // The deadline may pass within the time of a round trip, or later.
-TEST(Queue, ALargerCallThatIsMissedNamesWhoIsMissing) {
+TEST(Queue, ALargerCallNamesTheMissingRank) {
   for (const Duration limit : {Duration::zero(), Duration(milliseconds(200))}) {
     std::barrier both(2), gate(3);
     with_group(3, Wire::region, [&](int rank, Communicator& group) {
@@ -272,7 +272,7 @@ TEST(DrivingThread, IsAtWorkWhileItComputes) {
 
 // Each rank first waits in another group and drives only that one; the progress thread drives the
 // other.
-TEST(Queue, WhoDrivesTwoGroupsMayWaitInEither) {
+TEST(Queue, ADrivingThreadMayWaitInEitherGroup) {
   for (Wire wire : testing::kWires) {
     run_ranks(2, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
       const Group groups[] = {make(fabric, {0, 1}, "a"), make(fabric, {0, 1}, "b")};

@@ -9,7 +9,7 @@ namespace {
 using namespace communicator_test;
 
 // The placement from which every member computes the selection of a proposed group.
-TEST(GroupCreation, EveryMemberKnowsHowItsGroupStands) {
+TEST(GroupCreation, EveryMemberComputesTheSamePlacement) {
   for (Wire wire : testing::kWiresAndHosts) {
     run_ranks(6, wire, [&](int, std::shared_ptr<transport::Fabric> fabric) {
       const auto placement = [&](std::vector<int> members) {
@@ -65,7 +65,7 @@ TEST(GroupCreation, GroupsOfEveryShape) {
   }
 }
 
-TEST(GroupCreation, AnOfferIsAcceptedWithoutWaiting) {
+TEST(GroupCreation, AProposalIsCommittedWithoutWaiting) {
   for (Wire wire : testing::kWires) {
     GroupProposal told;
     std::barrier all(3);
@@ -96,7 +96,7 @@ TEST(GroupCreation, AnOfferIsAcceptedWithoutWaiting) {
 }
 
 // Segments of cancelled proposals are freed: the region has room for far fewer.
-TEST(GroupCreation, WithdrawnOffersGiveTheirRegionBack) {
+TEST(GroupCreation, CancelledProposalsFreeTheirSegment) {
   run_ranks(2, Wire::region, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
     if (rank != 0) return;
     ASSERT_NE(fabric->region(), nullptr);
@@ -113,7 +113,7 @@ TEST(GroupCreation, WithdrawnOffersGiveTheirRegionBack) {
 }
 
 // If the region is full, the proposal says so, and the group runs over links on all members.
-TEST(GroupCreation, OffersOfAFullRegionAreForLinks) {
+TEST(GroupCreation, ProposalsWithAFullRegionUseLinks) {
   GroupProposal told;
   std::barrier all(2);
   run_ranks(2, Wire::region, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
@@ -135,7 +135,7 @@ TEST(GroupCreation, OffersOfAFullRegionAreForLinks) {
 }
 
 // Only the first member can distribute a tuning, and a tuning does not fit into a proposal.
-TEST(GroupCreation, TunedGroupsAreNotOffered) {
+TEST(GroupCreation, TunedGroupsAreNotProposed) {
   run_ranks(2, Wire::region, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
     CommunicatorOptions options;
     auto tuning = std::make_shared<Tuning>();
@@ -146,7 +146,7 @@ TEST(GroupCreation, TunedGroupsAreNotOffered) {
 }
 
 // A member dies between the report and the reply.
-TEST(GroupCreation, WhatReachesNobodyIsTakenBack) {
+TEST(GroupCreation, UndeliveredDescriptorsAreReleased) {
   testing::RankThreadsOptions options;
   options.ranks = 2;
   options.wire = Wire::region;
@@ -170,7 +170,7 @@ TEST(GroupCreation, WhatReachesNobodyIsTakenBack) {
 }
 
 // A waiting thread runs its idle callbacks, which may end the wait.
-TEST(GroupCreation, WhoWaitsLooksAround) {
+TEST(GroupCreation, AWaitingThreadRunsIdleCallbacks) {
   for (Wire wire : testing::kWires) {
     std::barrier all(2);
     run_ranks(2, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
@@ -215,7 +215,7 @@ TEST(GroupCreation, GroupsFromTwoThreadsAtOnce) {
   });
 }
 
-TEST(GroupCreation, AMissingMemberIsNamedAndDisturbsNobody) {
+TEST(GroupCreation, AMissingMemberIsNamedWithoutDisturbingOthers) {
   run_ranks(3, Wire::loopback, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
     const Group world = make(fabric, {0, 1, 2}, "world");
     ASSERT_TRUE(world);
@@ -253,7 +253,7 @@ TEST(GroupCreation, WrongMembersAreRefused) {
 }
 
 // Every closed group frees its segment of the region.
-TEST(GroupCreation, ClosedGroupsGiveTheirRegionBack) {
+TEST(GroupCreation, ClosedGroupsFreeTheirSegment) {
   run_ranks(2, Wire::region, [&](int, std::shared_ptr<transport::Fabric> fabric) {
     for (int i = 0; i < 50; ++i) {
       const Group group = make(fabric, {0, 1}, "passing");
@@ -268,7 +268,7 @@ TEST(GroupCreation, ClosedGroupsGiveTheirRegionBack) {
 // A process that closes and drops a group and then exits must send its close message first: the
 // progress thread must not be the group's last owner.
 // spec: B10 destroy_process_group ends in good order
-TEST(GroupCreation, ClosedGroupsAreHeldByTheirUserOnly) {
+TEST(GroupCreation, ClosedGroupsAreHeldOnlyByTheirUser) {
   run_ranks(3, Wire::loopback, [&](int, std::shared_ptr<transport::Fabric> fabric) {
     for (int i = 0; i < 100; ++i) {
       Group group = make(fabric, {0, 1, 2}, "dropped");

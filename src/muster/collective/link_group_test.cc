@@ -448,7 +448,7 @@ TEST(LinkGroup, ADirectReduceComesInChunks) {
 
 // Data of at most two eager messages is sent in two messages; with more than two members, only
 // after the root's ready-to-receive.
-TEST(LinkGroup, ADirectReduceOfAFewMessagesIsInvited) {
+TEST(LinkGroup, ADirectReduceOfTwoEagerMessagesUsesReadyToReceive) {
   const std::size_t half = fixed::kEagerBytes;
   for (const int size : {2, 3, 5}) {
     for (const std::size_t bytes : {half, half + 8, 2 * half, 2 * half + 8}) {
@@ -473,7 +473,7 @@ TEST(LinkGroup, ADirectReduceOfAFewMessagesIsInvited) {
 
 // spec: F2 F3 F4 F5 F7 F8 F9 F11 F13 uneven and empty slices, every root, every algorithm over
 // links
-TEST(LinkGroup, DoesWhatTheSchedulesSay) {
+TEST(LinkGroup, SendsWhatTheSchedulesSay) {
   std::vector<int> sizes{1, 2, 3, 4, 5, 8, 12, 13, 17};
   if (testing::long_tests()) {
     sizes.resize(64);

@@ -116,7 +116,7 @@ TEST(Messages, LargeOnesCrossWithoutDeadlock) {
   }
 }
 
-TEST(Messages, PastTheirDeadlineNameThePeerAndHurtNothingElse) {
+TEST(Messages, PastTheirDeadlineNameThePeerOnly) {
   with_group(2, Wire::loopback, [](int rank, Communicator& group) {
     if (rank == 0) {
       Values value(4);
@@ -152,7 +152,7 @@ Args message(Op op, int peer, std::uint64_t tag, Values& values) {
 
 // spec: E1 blocking send and recv; their order among posted ones; concurrently with a started
 // collective
-TEST(Messages, ThatBlockKeepTheirPlaceAmongTheOthers) {
+TEST(Messages, BlockingOnesKeepTheirOrder) {
   for (Wire wire : testing::kWires) {
     with_group(2, wire, [](int rank, Communicator& group) {
       Values mine{rank}, sum{0};
@@ -183,7 +183,7 @@ TEST(Messages, ThatBlockKeepTheirPlaceAmongTheOthers) {
 }
 
 // spec: E4 E1 blocking messages that do not fit, or have no peer, or an invalid one
-TEST(Messages, ThatBlockFailAsTheOthersDo) {
+TEST(Messages, BlockingOnesFailLikeTheOthers) {
   for (Wire wire : {Wire::loopback, Wire::tcp, Wire::region}) {
     with_group(2, wire, [](int rank, Communicator& group) {
       Values value(2), large(200'000);
@@ -216,7 +216,7 @@ TEST(Messages, ThatBlockFailAsTheOthersDo) {
   }
 }
 
-TEST(Messages, ThatAGroupMeetsAsItClosesAreTakenBack) {
+TEST(Messages, ThatAreOpenWhenAGroupClosesAreCancelled) {
   for (Wire wire : testing::kWires) {
     with_group(2, wire, [](int rank, Communicator& group) {
       Values value(1);

@@ -34,7 +34,7 @@ TEST(QueueState, NumbersCallsAndKnowsItsHolder) {
 
 // One thread that makes all calls, and others that come at any time: no two threads are inside at
 // once, and no number is used twice.
-TEST(QueueState, ExcludesWhoeverComesLater) {
+TEST(QueueState, ExcludesLaterThreads) {
   constexpr int kStates = 200, kOthers = 2, kCalls = 100;
   std::vector<QueueState> states(kStates);
   std::vector<std::set<std::uint64_t>> numbers(kStates);  // protected by the state

@@ -23,7 +23,7 @@ using namespace communicator_test;
 constexpr std::uint64_t kKiB = 1024;
 TimePoint in_a_minute() { return in(seconds(60)); }
 
-TEST(Selection, DefaultsGiveWayByWhatIsGathered) {
+TEST(Selection, DefaultsDependOnTheGatheredBytes) {
   for (const int ranks : {1, 2, 3, 8, 1000}) {
     const Selection links(Medium::network, ranks);
     const std::uint64_t gathered = ranks == 1000 ? 4000 * kKiB : 64 * kKiB;
@@ -57,7 +57,7 @@ TEST(Selection, DefaultsGiveWayByWhatIsGathered) {
 }
 
 // spec: H2 the table of algorithms by size, as text: it says what is chosen
-TEST(Selection, IsTold) {
+TEST(Selection, IsPrintedAsText) {
   Selection region(Medium::shared_memory, 4);
   const auto told = text_of(region);
   const std::string small(name_of(region.choose(Op::all_reduce, 0))),
@@ -74,7 +74,7 @@ TEST(Selection, IsTold) {
       << "one rank a host has no sums of its own";
 }
 
-TEST(Selection, RanksThatShareCoresSendFewMessages) {
+TEST(Selection, OversubscribedRanksSendFewMessages) {
   for (const int ranks : {4, 8, 64}) {
     const Selection links(Medium::network, ranks, {.per_host = ranks, .per_core = ranks / 2});
     const std::uint64_t each = ranks == 64 ? 4 * kKiB : 32 * kKiB;
@@ -87,7 +87,7 @@ TEST(Selection, RanksThatShareCoresSendFewMessages) {
   }
 }
 
-TEST(Selection, NothingIsChosenBeyondWhatItCanDo) {
+TEST(Selection, NothingIsChosenBeyondItsLimit) {
   Selection region(Medium::shared_memory, 2);
   region.force(Op::all_reduce, Algorithm::one_shot);
   EXPECT_EQ(region.choose(Op::all_reduce, fixed::kSlotBytes), Algorithm::one_shot);
@@ -178,7 +178,7 @@ TEST(Selection, EveryMemberSeesTheSameSize) {
   EXPECT_EQ(fingerprint_of(other, 1).count, 3u);
 }
 
-TEST(Selection, KnowsWhoStandsHostByHost) {
+TEST(Selection, DetectsRanksNumberedHostByHost) {
   const auto each = [](std::vector<int> hosts) { return ranks_per_host(hosts); };
   EXPECT_EQ(each({0, 0, 1, 1}), 2);
   EXPECT_EQ(each({7, 7, 7, 2, 2, 2, 5, 5, 5}), 3);
@@ -191,7 +191,7 @@ TEST(Selection, KnowsWhoStandsHostByHost) {
   EXPECT_EQ(each({0, 0, 1, 1, 0, 0}), 1) << "a host comes twice";
 }
 
-TEST(Selection, RanksThatShareCoresCopyAndWaitLeast) {
+TEST(Selection, OversubscribedRanksCopyAndWaitLeast) {
   const Selection links(Medium::network, 8, {.per_host = 8, .per_core = 4});
   EXPECT_EQ(links.choose(Op::reduce, 1024 * 1024 * kKiB), Algorithm::direct);
   EXPECT_EQ(links.choose(Op::all_gather, 32 * kKiB), Algorithm::bruck);
@@ -209,7 +209,7 @@ TEST(Selection, RanksThatShareCoresCopyAndWaitLeast) {
   EXPECT_EQ(three_to_a_core.choose(Op::broadcast, 1024 * 1024 * kKiB), Algorithm::tree);
 }
 
-TEST(Selection, TheRootReducesAloneWhereOthersCouldHardlyHelp) {
+TEST(Selection, TheRootReducesAloneWithFewCores) {
   const auto most = [](int ranks, int per_core) {
     const Selection links(Medium::network, ranks, {.per_host = ranks, .per_core = per_core});
     std::uint64_t kib = 1;
@@ -230,7 +230,7 @@ TEST(Selection, TheRootReducesAloneWhereOthersCouldHardlyHelp) {
   EXPECT_EQ(most(4, 1), 16u) << "a core each";
 }
 
-TEST(Selection, RanksThatShareCoresReadMoreForThemselves) {
+TEST(Selection, OversubscribedRanksUseOneShotForLargerSizes) {
   for (const int per_core : {1, 2, 4}) {
     const Selection region(Medium::shared_memory, 8, {.per_host = 8, .per_core = per_core});
     const std::uint64_t most = (per_core > 1 ? 16 : 8) * kKiB;
@@ -264,7 +264,7 @@ TEST(Selection, SumsGoFromHostToHostWhereThereAreSeveralOfSeveralRanks) {
   }
 }
 
-TEST(Selection, AFileMeasuredOnOneHostDoesNotTellOfSeveral) {
+TEST(Selection, AFileMeasuredOnOneHostDoesNotApplyToSeveral) {
   const auto tuning = parse_tuning(
       "version = 1\nnetwork.all_reduce.8 = bruck <= 256 KiB, slices\nnetwork.reduce.8 = slices <= "
       "1 "
@@ -307,7 +307,7 @@ TEST(Selection, AFileMeasuredOnOneHostDoesNotTellOfSeveral) {
   EXPECT_EQ(tuned.choose(Op::scatter, 2 * kKiB + 1), Algorithm::direct);
 }
 
-TEST(Tuning, LinesOfTheNearestNumberOfRanksCount) {
+TEST(Tuning, LinesOfTheNearestNumberOfRanksApply) {
   const auto tuning = parse_tuning(
       "# a comment\n"
       "version = 1\n"
@@ -426,7 +426,7 @@ TEST(Tuning, AnAlgorithmCanBeForced) {
 
 // Every rank has a different tuning. If members chose differently, they would wait for each other's
 // messages forever.
-TEST(Tuning, TheFirstMembersCountsForAll) {
+TEST(Tuning, TheFirstMembersTuningAppliesToAll) {
   for (Wire wire : testing::kWiresAndHosts) {
     run_ranks(4, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
       CommunicatorOptions options;
@@ -464,7 +464,7 @@ TEST(Tuning, TheFirstMembersCountsForAll) {
   }
 }
 
-TEST(Tuning, AFileThatIsWrongEndsTheMakingOnAllRanks) {
+TEST(Tuning, AnInvalidFileFailsCreationOnAllRanks) {
   const testing::ScratchFolder scratch;
   const std::string path = scratch.file("tuning");
   std::ofstream(path) << "version = 1\nnetwork.all_reduce.2 = slow\n";

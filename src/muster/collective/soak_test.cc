@@ -138,11 +138,11 @@ class Player {
     fill(values, first);
     args_.inputs.push_back(bytes(values));
   }
-  void give_each(const Step& step) {
+  void send_each(const Step& step) {
     for (int to = 0; to < kRanks; ++to) give(part(in_, step, to), given(step.number, me_, to));
   }
   void take(std::span<Value> values) { args_.outputs.push_back(std::as_writable_bytes(values)); }
-  void take_each(const Step& step) {
+  void receive_each(const Step& step) {
     for (int from = 0; from < kRanks; ++from) take(part(out_, step, from));
   }
   void expect(std::span<const Value> values, Value first, Value times = 1) {
@@ -162,21 +162,21 @@ class Player {
         take(out);
         break;
       case Op::scatter:
-        if (root) give_each(step);
+        if (root) send_each(step);
         take(out);
         break;
       case Op::reduce_scatter:
-        give_each(step);
+        send_each(step);
         take(out);
         break;
       case Op::all_to_all:
-        give_each(step);
-        take_each(step);
+        send_each(step);
+        receive_each(step);
         break;
       case Op::gather:
       case Op::all_gather:
         give(in, given(n, me_, 0));
-        if (root || step.op == Op::all_gather) take_each(step);
+        if (root || step.op == Op::all_gather) receive_each(step);
         break;
       default:
         give(in, given(n, me_, 0));

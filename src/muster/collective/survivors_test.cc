@@ -91,7 +91,7 @@ class Crowd {
 
 // spec: D7 shrink after a failure: whoever dies and whenever, the survivors decide on the same
 // members, all of them alive
-TEST(SurvivorViews, AllDecideTheSameWhoeverDies) {
+TEST(SurvivorViews, AllDecideTheSameWhicheverMemberDies) {
   const int runs = testing::long_tests() ? 20000 : 1000;
   for (int run = 0; run < runs; ++run) {
     std::mt19937_64 random(testing::test_seed() + static_cast<std::uint64_t>(run));
@@ -113,7 +113,7 @@ TEST(SurvivorViews, AllDecideTheSameWhoeverDies) {
   }
 }
 
-TEST(SurvivorViews, AMemberThatOthersCountedOutKnowsIt) {
+TEST(SurvivorViews, AnExcludedMemberLearnsIt) {
   SurvivorViews views(1, {false, false, false}, 1);
   views.heard(0, {1, {false, true, false}});
   EXPECT_TRUE(views.excluded());
@@ -150,7 +150,7 @@ CommunicatorOptions named(const std::string& name) {
 
 // spec: D7 shrink: survivors go on in a new group after the death of any rank, and again after the
 // next
-TEST(Shrink, GoesOnWithTheSurvivorsOfTwoDeaths) {
+TEST(Shrink, ContinuesWithTheSurvivorsOfTwoDeaths) {
   for (const Wire wire : {Wire::loopback, Wire::region}) {
     RankThreadsOptions options;
     options.ranks = 5;
@@ -191,7 +191,7 @@ TEST(Shrink, GoesOnWithTheSurvivorsOfTwoDeaths) {
 }
 
 // spec: D7 shrink leaves out living ranks where asked to, and a caller that is left out is told
-TEST(Shrink, LeavesOutWhoIsToBeLeftOut) {
+TEST(Shrink, ExcludesTheGivenRanks) {
   run_ranks(3, Wire::loopback, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
     auto shrunk = shrink(fabric, {"world", {0, 1, 2}, {}, 0}, {1}, named("left"));
     if (rank == 1) {

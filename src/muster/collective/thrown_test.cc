@@ -142,7 +142,7 @@ TEST(Thrown, NoProgressThreadIsAnErrorOfTheCall) {
 }
 
 // spec: E3 what a started call works on is held until the call is over, whoever else lets go of it
-TEST(Thrown, ACallHoldsWhatItWorksOn) {
+TEST(Thrown, ACallHoldsItsBuffers) {
   for (const Wire wire : {Wire::loopback, Wire::region, Wire::tcp}) {
     std::barrier gate(2);
     with_group(2, wire, [&](int rank, Communicator& group) {
@@ -175,7 +175,7 @@ TEST(Thrown, ACallHoldsWhatItWorksOn) {
 
 // spec: H7 what is thrown while a thread waits in a call is the call's error, and nobody works on
 // its memory when it returns
-TEST(Thrown, WhatIsThrownInAWaitEndsTheGroup) {
+TEST(Thrown, AnExceptionInAWaitFailsTheGroup) {
   for (const Wire wire : {Wire::loopback, Wire::region}) {
     Told told(2);
     std::barrier gate(2);
@@ -200,7 +200,7 @@ TEST(Thrown, WhatIsThrownInAWaitEndsTheGroup) {
 
 // spec: H7 a thread that is ended in a call (pthread_exit, pthread_cancel) ends the group, also for
 // a thread of its rank that waits in another call, beside it
-TEST(Thrown, AThreadThatIsEndedInACallEndsTheGroup) {
+TEST(Thrown, AThreadTerminatedInACallFailsTheGroup) {
   for (const Wire wire : {Wire::loopback, Wire::region}) {
     Told told(2);
     std::barrier gate(2);

@@ -113,7 +113,7 @@ TEST(ArenaHeap, BlocksAreAlignedApartAndComeBack) {
   EXPECT_EQ(heap.bytes_kept(), 0u);
 }
 
-TEST(ArenaHeap, NeighboursAreJoinedAndTheLimitHolds) {
+TEST(ArenaHeap, NeighboursAreMergedAndTheLimitHolds) {
   ArenaHeap heap(std::size_t{1} << 20, std::size_t{1} << 20, 0);
   std::vector<std::uint64_t> quarters;
   std::vector<ArenaHeap::Range> punch;
@@ -178,7 +178,7 @@ TEST(Arena, TooMuchIsRefusedByName) {
       << memory.status().message();
 }
 
-TEST(Arena, LargeBlocksGiveTheirPagesBack) {
+TEST(Arena, LargeBlocksReturnTheirPages) {
   Arena& arena = **Arena::of_process();
   const auto pages = [&] {
     struct stat file {};
@@ -201,7 +201,7 @@ TEST(Arena, LargeBlocksGiveTheirPagesBack) {
 }
 
 // Memory is committed once it is allocated: accesses raise no signal.
-TEST(Arena, MemoryIsThereBeforeItIsTouched) {
+TEST(Arena, MemoryIsCommittedBeforeItIsTouched) {
   Arena& arena = **Arena::of_process();
   const auto pages = [&] {
     struct stat file {};
@@ -254,7 +254,7 @@ TEST(Arena, PeersThatMayOnlyReadCannotMapItToWrite) {
 
 // spec: D7 memory that a stopped peer may still write to gets no other use until that peer has
 // given it up
-TEST(Arena, WhatIsQuarantinedGetsNoOtherUseOnceFreed) {
+TEST(Arena, QuarantinedMemoryIsNotReusedOnceFreed) {
   Arena& arena = **Arena::of_process();
   for (const std::size_t bytes : {std::size_t{100}, std::size_t{100'000}, std::size_t{5'000'000}}) {
     SCOPED_TRACE(bytes);
@@ -283,7 +283,7 @@ TEST(Arena, WhatIsQuarantinedGetsNoOtherUseOnceFreed) {
 }
 
 // The limit applies to the sum; when it is reached, memory that no peer holds any more is found.
-TEST(Arena, WhatIsQuarantinedCountsForTheLimit) {
+TEST(Arena, QuarantinedMemoryCountsForTheLimit) {
   constexpr std::size_t kBytes = std::size_t{32} << 20;
   Arena& arena = **Arena::of_process();
   arena.trim();
@@ -328,7 +328,7 @@ bool all_are(const std::byte* memory, std::size_t bytes, int value) {
 
 // spec: D7 who goes on after a failure does so with memory that a stopped rank which comes back
 // leaves alone
-TEST(Arena, WhatIsQuarantinedIsTheProcesssOwnAsLongAsItIsInUse) {
+TEST(Arena, QuarantinedMemoryIsPrivateWhileInUse) {
   constexpr std::size_t kBytes = 50 * ArenaHeap::kPage + 100;
   Arena& arena = **Arena::of_process();
   bool held = true;
@@ -372,7 +372,7 @@ TEST(Arena, WhatIsQuarantinedIsTheProcesssOwnAsLongAsItIsInUse) {
 }
 
 // A slice: the rest of its block may be granted to other peers, which write to it.
-TEST(Arena, WhatIsQuarantinedOfABlockLeavesTheRestShared) {
+TEST(Arena, QuarantiningAPartLeavesTheRestShared) {
   constexpr std::size_t kPage = ArenaHeap::kPage, kBytes = 10 * kPage;
   Arena& arena = **Arena::of_process();
   std::byte* const memory = arena.allocate(kBytes).value();
@@ -395,7 +395,7 @@ TEST(Arena, WhatIsQuarantinedOfABlockLeavesTheRestShared) {
 
 // Another thread writes next to it all the time.
 #if !defined(__SANITIZE_THREAD__)  // it takes the remapping for a write
-TEST(Arena, NoStoreIsLostWhileMemoryBecomesTheProcesssOwn) {
+TEST(Arena, NoStoreIsLostDuringIsolation) {
   constexpr std::size_t kPage = ArenaHeap::kPage, kPages = 500;
   Arena& arena = **Arena::of_process();
   std::byte* const memory = arena.allocate(kPages * kPage).value();
@@ -423,7 +423,7 @@ TEST(Arena, NoStoreIsLostWhileMemoryBecomesTheProcesssOwn) {
 #endif
 
 // Compared with a plain set of bytes.
-TEST(PageRanges, AreWhatAPlainSetWouldBe) {
+TEST(PageRanges, MatchAPlainSet) {
   PageRanges ranges;
   std::vector<bool> taken(300);
   std::mt19937_64 random(3);

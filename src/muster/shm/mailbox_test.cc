@@ -17,7 +17,7 @@ using std::chrono::seconds;
 
 // Two threads pass a number back and forth ten thousand times. A lost wakeup would cost a whole
 // minute each and exceed the limit.
-void hand_to_and_fro(bool barriers) {
+void pass_back_and_forth(bool barriers) {
   constexpr int kRounds = 10'000;
   Mailbox boxes[2];
   for (Mailbox& box : boxes) box.sends_barriers = barriers;
@@ -56,12 +56,12 @@ void hand_to_and_fro(bool barriers) {
   EXPECT_EQ(boxes[1].sleepers.load(), 0u);
 }
 
-TEST(Mailbox, LosesNoWakeUpBetweenThreads) { hand_to_and_fro(false); }
+TEST(Mailbox, LosesNoWakeupBetweenThreads) { pass_back_and_forth(false); }
 
-TEST(Mailbox, LosesNoneWhereItsSleepersSendBarriers) {
+TEST(Mailbox, LosesNoWakeupIfSleepersSendBarriers) {
   if (!takes_host_barriers())
     GTEST_SKIP() << "this system knows no such barriers, or this build does not";
-  hand_to_and_fro(true);
+  pass_back_and_forth(true);
 }
 
 TEST(Mailbox, WakesASleeperInAnotherProcess) {

@@ -20,7 +20,7 @@ struct Holder {
 
 // spec: D7 memory that a stopped peer may still write to gets no other use until that peer has
 // given it up
-TEST(Quarantine, KeepsABlockUntilNobodyHoldsAnyPartOfIt) {
+TEST(Quarantine, KeepsABlockWhileAnyPartIsHeld) {
   Quarantine quarantine;
   const Holder first, second;
   quarantine.add({100, 50}, first.held());
@@ -41,7 +41,7 @@ TEST(Quarantine, KeepsABlockUntilNobodyHoldsAnyPartOfIt) {
   EXPECT_TRUE(quarantine.sweep().blocks.empty()) << "blocks are given once";
 }
 
-TEST(Quarantine, WhatWasGivenUpBeforeItWasFreedIsNotKept) {
+TEST(Quarantine, MemoryReleasedBeforeItIsFreedIsNotKept) {
   Quarantine quarantine;
   const Holder holder;
   quarantine.add({4096, 8192}, holder.held());
@@ -51,7 +51,7 @@ TEST(Quarantine, WhatWasGivenUpBeforeItWasFreedIsNotKept) {
 }
 
 // Compared with a plain list: random ranges, blocks, and holders that release in any order.
-TEST(Quarantine, IsWhatAPlainListWouldBe) {
+TEST(Quarantine, MatchesAPlainList) {
   struct Range {
     std::uint64_t begin, end;
     Holder holder;

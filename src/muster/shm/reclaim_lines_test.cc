@@ -16,7 +16,7 @@ std::vector<std::byte> numbered(std::size_t bytes, int salt = 0) {
   return all;
 }
 
-TEST(ReclaimLines, CopiesAndLeavesWhatStandsThere) {
+TEST(ReclaimLines, CopiesAndPreservesTheSource) {
   for (const std::size_t bytes : {0, 1, 63, 64, 65, 2047, 2048, 2049, 4095, 4096, 4097, 100'000}) {
     for (const std::size_t shift : {0, 1, 40}) {
       for (const bool past_caches : {false, true}) {
@@ -37,7 +37,7 @@ TEST(ReclaimLines, CopiesAndLeavesWhatStandsThere) {
 }
 
 // Slices of several readers are adjacent, and share lines.
-TEST(ReclaimLines, NeighboursInALineMayBeAnybodys) {
+TEST(ReclaimLines, TheRestOfALineMayBelongToOthers) {
   constexpr std::size_t kBytes = 1000;
   auto memory = numbered(2 * kBytes);
   const auto before = memory;
@@ -56,7 +56,7 @@ TEST(ReclaimLines, NeighboursInALineMayBeAnybodys) {
   EXPECT_TRUE(std::equal(memory.begin() + kBytes, memory.end(), after.begin()));
 }
 
-TEST(ReclaimLines, SeveralReadersHandTheSameBack) {
+TEST(ReclaimLines, SeveralReadersReclaimTheSameLines) {
   if (!kConcurrentReclaim || !writes_back_lines())
     GTEST_SKIP() << "no reader reclaims lines here, or a race detector is looking";
   constexpr std::size_t kBytes = 10'000;

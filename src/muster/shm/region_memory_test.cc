@@ -71,7 +71,7 @@ TEST_P(RegionMemory, HeapThatIsFullSaysSoAndServesAgainAfterARelease) {
 
 // Threads claim, fill, check and release: no block is claimed twice at a time, and claimed memory
 // is zero.
-TEST_P(RegionMemory, HeapStandsConcurrentClaims) {
+TEST_P(RegionMemory, HeapSupportsConcurrentClaims) {
   TestRegion memory(shape_of(4), GetParam());
   std::vector<std::thread> threads;
   std::atomic<int> faults{0};
@@ -106,7 +106,7 @@ TEST_P(RegionMemory, HeapStandsConcurrentClaims) {
   EXPECT_EQ(faults.load(), 0);
 }
 
-TEST(RegionMemoryFile, ReleasedSegmentsGiveTheirPagesBack) {
+TEST(RegionMemoryFile, ReleasedSegmentsReturnTheirPages) {
   TestRegion memory(shape_of(2), true);
   auto region = memory.open(0);
   const auto blocks = [&] {
@@ -180,7 +180,7 @@ TEST(RegionMemoryProcesses, HeapSurvivesRanksThatAreKilledWhileTheyUseIt) {
 
 // A rank's memory is readable once the rank is present, and only if the word at the probe's address
 // matches.
-TEST(RegionMemoryProcesses, MemoryOfAnotherProcessIsReadWhereItIs) {
+TEST(RegionMemoryProcesses, MemoryOfAnotherProcessIsReadInPlace) {
   TestRegion memory(shape_of(3), true);
   auto region = memory.open(0);
   auto neighbour = memory.open(2);  // a thread of this process

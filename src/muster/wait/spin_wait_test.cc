@@ -34,7 +34,7 @@ class SpinWaits : public ::testing::Test {
   int asked_ = 0;
 };
 
-TEST_F(SpinWaits, CountsPausesAndDoesNotAskTheTime) {
+TEST_F(SpinWaits, CountsPausesWithoutReadingTheClock) {
   SpinWait spin({.pauses = 7});
   EXPECT_EQ(polls_until_over(spin), 7);
   EXPECT_FALSE(spin.pause(now()));
@@ -66,7 +66,7 @@ TEST_F(SpinWaits, SpinsThenYieldsByTheTimeSinceTheFirstPoll) {
   EXPECT_FALSE(spin.pause(now()));
 }
 
-TEST_F(SpinWaits, KeepsASharedCoreAsLongAsItIsAskedTo) {
+TEST_F(SpinWaits, KeepsASharedCoreForItsPauses) {
   SpinWait spin({.yield = microseconds(100), .pauses_on_shared = 3});
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(spin.pause(now(), 1, true));
   EXPECT_EQ(asked_, 0);
@@ -81,7 +81,7 @@ TEST_F(SpinWaits, KeepsASharedCoreAsLongAsItIsAskedTo) {
   EXPECT_FALSE(spin.pause(now()));
 }
 
-TEST_F(SpinWaits, GivesTheCoreAwayFirstAfterAWakeup) {
+TEST_F(SpinWaits, YieldsFirstAfterAWakeup) {
   note_wakeup();
   SpinWait spin({.pauses = 9});
   EXPECT_TRUE(spin.pause(now(), 8));
@@ -90,7 +90,7 @@ TEST_F(SpinWaits, GivesTheCoreAwayFirstAfterAWakeup) {
   EXPECT_FALSE(spin.pause(now(), 8));
 }
 
-TEST_F(SpinWaits, TakesANoteOnce) {
+TEST_F(SpinWaits, ConsumesANoteOnce) {
   EXPECT_FALSE(take_progress());
   note_progress();
   EXPECT_TRUE(take_progress());
@@ -134,7 +134,7 @@ TEST_F(SpinWaits, AWaitForPeersIsShortOnEveryTopology) {
   }
 }
 
-TEST_F(SpinWaits, AnOfferIsRepeatedUntilThereIsNews) {
+TEST_F(SpinWaits, CoreOfferIsRepeatedUntilThereIsNews) {
   std::atomic<int> polls{CoreOffer::many_polls()};
   CoreOffer offer(polls);
   for (int i = 0; i < 3 * CoreOffer::many_polls(); ++i) offer.polled(false);

@@ -46,7 +46,7 @@ TEST(Slices, ARootThatReducesAloneHoldsLittle) {
   EXPECT_EQ(direct_chunk_bytes(100'000), 4u * 1024);
 }
 
-TEST(Slices, ARootInvitesSeveralToWhatTwoMessagesCarry) {
+TEST(Slices, ARootSendsReadyToReceiveForTwoMessages) {
   for (const int size : {3, 9, 32}) {
     for (const std::size_t bytes : {std::size_t{0}, fixed::kEagerBytes, 2 * fixed::kEagerBytes + 1})
       EXPECT_FALSE(direct_uses_rtr(bytes, size)) << bytes;
@@ -169,7 +169,7 @@ TEST(BruckPlan, EveryRankEndsWithEveryBlockInItsPlace) {
 }
 
 // spec: F13 barrier
-TEST(DisseminationPlan, NobodyLeavesBeforeAllHaveCome) {
+TEST(DisseminationPlan, NoRankLeavesBeforeAllHaveArrived) {
   for (int size = 1; size <= kLargest; ++size) {
     std::vector<std::set<int>> known(size);
     for (int rank = 0; rank < size; ++rank) known[rank] = {rank};

@@ -68,7 +68,7 @@ TEST(RegionFailure, EndsEveryTaskPromptly) {
 
 // A member that has returned had all members' data. The others have everything that they need too,
 // and return success whatever fails then.
-TEST(RegionFailure, WhatOneHasReturnedFromAllReturnFrom) {
+TEST(RegionFailure, IfOneMemberSucceedsAllDo) {
   Random random(testing::test_seed());
   for (const Op op :
        {Op::barrier, Op::all_reduce, Op::all_gather, Op::reduce_scatter, Op::all_to_all}) {
@@ -105,7 +105,7 @@ TEST(RegionFailure, WhatOneHasReturnedFromAllReturnFrom) {
 
 // The sender of arena memory fails while a member reads it. The reader cannot know what it read, so
 // it does not report success.
-TEST(RegionFailure, ArenaReadFromAMemberThatGaveUpIsNoSuccess) {
+TEST(RegionFailure, ArenaReadFromAnAbortedMemberIsNoSuccess) {
   Random random(1);
   RegionJob job(2);
   TestCall call(shape_of(Op::broadcast, 100'000, 1), 2, 1, random);
@@ -119,7 +119,7 @@ TEST(RegionFailure, ArenaReadFromAMemberThatGaveUpIsNoSuccess) {
 }
 
 // The same if the data is read in the sender's process, and if that memory is gone.
-TEST(RegionFailure, MemoryReadFromAMemberThatGaveUpIsNoSuccess) {
+TEST(RegionFailure, MemoryReadFromAnAbortedMemberIsNoSuccess) {
   for (const bool unmapped : {false, true}) {
     SCOPED_TRACE(unmapped);
     Random random(1);
@@ -162,9 +162,9 @@ TEST(RegionFailure, MemoryReadFromAMemberThatGaveUpIsNoSuccess) {
 
 /// all_to_all of three: the first member sends slices that are read in place, the others small ones
 /// that fit into lines or slots.
-class OneGivesMuch {
+class OneSendsMuch {
  public:
-  explicit OneGivesMuch(std::uint64_t sequence) {
+  explicit OneSendsMuch(std::uint64_t sequence) {
     for (int member = 0; member < kMembers; ++member) {
       Args& mine = args_.emplace_back();
       mine.op = Op::all_to_all;
@@ -202,22 +202,22 @@ class OneGivesMuch {
 
 // The second member has read all its data and is read by no one: it returns. So the member whose
 // memory is read must leave it to the third member too.
-TEST(RegionFailure, WhoIsReadInItsMemoryLeavesItToThoseThatHaveBegun) {
+TEST(RegionFailure, AMemberReadInPlaceWaitsForReadersThatHaveBegun) {
   RegionJob job(3, {}, true);
-  const OneGivesMuch before(1), call(2);
+  const OneSendsMuch before(1), call(2);
   auto first = before.start(job);
   ASSERT_TRUE(finish(first));  // the first now knows that the others can read its memory
   auto tasks = call.start(job);
   EXPECT_FALSE(tasks[2].step());
   EXPECT_FALSE(tasks[0].step());
-  const auto comes_through = [&](int reader) {
+  const auto completes = [&](int reader) {
     return tasks[RegionJob::at(reader)].step() || tasks[RegionJob::at(reader)].step();
   };
-  ASSERT_TRUE(comes_through(1));  // in two steps if it was large
+  ASSERT_TRUE(completes(1));  // in two steps if it was large
   ASSERT_TRUE(tasks[1].result().ok());
   job.channels[1]->fail(Status(Code::aborted, "it went its way", {job_rank(1)}));
   EXPECT_FALSE(tasks[0].step());
-  EXPECT_TRUE(comes_through(2));
+  EXPECT_TRUE(completes(2));
   EXPECT_TRUE(tasks[2].result().ok()) << "it has all it needs";
   EXPECT_TRUE(tasks[0].step());
   EXPECT_TRUE(tasks[0].result().ok());
@@ -226,7 +226,7 @@ TEST(RegionFailure, WhoIsReadInItsMemoryLeavesItToThoseThatHaveBegun) {
 
 // A root without any senders fails at once: its readers do not depend on whether others have
 // returned.
-TEST(RegionFailure, ARootThatIsReadInItsMemoryFailsAtOnce) {
+TEST(RegionFailure, ARootReadInPlaceFailsAtOnce) {
   Random random(1);
   RegionJob job(3, {}, true);
   CallShape shape = shape_of(Op::scatter, direct_read_bytes(3), 0);
@@ -244,7 +244,7 @@ TEST(RegionFailure, ARootThatIsReadInItsMemoryFailsAtOnce) {
 }
 
 // The sender waits for windows that its root will never drain.
-TEST(RegionFailure, AGiverOfAReduceSeesThatItsRootCallsSomethingElse) {
+TEST(RegionFailure, ASenderOfAReduceSeesThatItsRootCallsSomethingElse) {
   Random random(1);
   RegionJob job(2);
   CallShape shape = shape_of(Op::broadcast, 1 << 20, 0);
@@ -262,7 +262,7 @@ TEST(RegionFailure, AGiverOfAReduceSeesThatItsRootCallsSomethingElse) {
 
 // A sender that does not wait, in a reduce or a gather, sees the mismatch at its next call, when it
 // waits for the windows of the previous one.
-TEST(RegionFailure, AGiverThatIsThroughSeesItAtItsNextCall) {
+TEST(RegionFailure, ASenderThatIsDoneSeesItAtItsNextCall) {
   for (const Op op : {Op::reduce, Op::gather}) {
     SCOPED_TRACE(info(op).name);
     Random random(1);
@@ -287,7 +287,7 @@ TEST(RegionFailure, AGiverThatIsThroughSeesItAtItsNextCall) {
 }
 
 // Peers do not try to read memory of a process that is not dumpable (prctl).
-TEST(RegionFailure, MemoryOfAProcessThatIsClosedToOthersGoesThroughWindows) {
+TEST(RegionFailure, MemoryOfANonDumpableProcessGoesThroughWindows) {
   Random random(1);
   RegionJob job(3, {}, true);
   CallShape shape = shape_of(Op::scatter, direct_read_bytes(3), 0);
@@ -307,7 +307,7 @@ TEST(RegionFailure, MemoryOfAProcessThatIsClosedToOthersGoesThroughWindows) {
 }
 
 // A member that failed may reuse its output: no peer that begins later stores into it.
-TEST(RegionFailure, NobodyStoresIntoTheOutputOfAMemberThatGaveUp) {
+TEST(RegionFailure, OutputsOfAnAbortedMemberAreNotWritten) {
   Random random(1);
   RegionJob job(2);
   for (auto& channel : job.channels) channel->spread = nullptr;
@@ -327,7 +327,7 @@ TEST(RegionFailure, NobodyStoresIntoTheOutputOfAMemberThatGaveUp) {
 }
 
 /// A member fails in a call that one peer has begun and another one has not.
-void expect_to_wait_for_whoever_has_begun(Op op, std::size_t count) {
+void expect_to_wait_for_peers_that_have_begun(Op op, std::size_t count) {
   for (const bool dies : {false, true}) {
     Random random(1);
     RegionJob job(3, {}, {}, false);
@@ -351,13 +351,13 @@ void expect_to_wait_for_whoever_has_begun(Op op, std::size_t count) {
 // The reverse: a peer may be storing already, so the failed member's task ends when the peer has
 // noticed, or is dead.
 TEST(RegionFailure, AFailedMemberWaitsForPeersThatMayBeStoringIntoItsOutput) {
-  expect_to_wait_for_whoever_has_begun(Op::all_reduce, 400'000);
+  expect_to_wait_for_peers_that_have_begun(Op::all_reduce, 400'000);
 }
 
 // The same for inputs in the arena whose reader reclaims their lines.
-TEST(RegionFailure, AFailedMemberWaitsForPeersThatMayBeHandingItsInputsBack) {
+TEST(RegionFailure, AFailedMemberWaitsForPeersThatMayReclaimItsInputs) {
   if (!shm::writes_back_lines()) GTEST_SKIP() << "no reader reclaims lines here";
-  expect_to_wait_for_whoever_has_begun(Op::reduce_scatter, 40'000);
+  expect_to_wait_for_peers_that_have_begun(Op::reduce_scatter, 40'000);
 }
 
 /// In memory that earlier calls have used.
@@ -388,7 +388,7 @@ void expect_right_sums(Buffer& first, Buffer& second) {
 
 /// A member of three fails in a call, or its task is dropped, after a peer has begun that call and
 /// stopped in it.
-void expect_what_is_lent_to_be_quarantined(Op op, bool dropped) {
+void expect_exposed_memory_to_be_quarantined(Op op, bool dropped) {
   shm::Arena& arena = **shm::Arena::of_process();
   constexpr int kMembers = 3;
   constexpr std::size_t kEach = 400'000;
@@ -437,20 +437,20 @@ void expect_what_is_lent_to_be_quarantined(Op op, bool dropped) {
 // before that peer has aborted.
 // spec: D7 who goes on after a failure does so with memory that a stopped rank which comes back
 // leaves alone
-TEST(RegionFailure, WhatAPeerMayBeStoringIntoIsQuarantined) {
+TEST(RegionFailure, MemoryThatAPeerMayWriteIsQuarantined) {
   for (const bool dropped : {false, true})
-    expect_what_is_lent_to_be_quarantined(Op::all_reduce, dropped);
+    expect_exposed_memory_to_be_quarantined(Op::all_reduce, dropped);
 }
 
-TEST(RegionFailure, WhatAPeerMayBeHandingBackIsQuarantined) {
+TEST(RegionFailure, MemoryThatAPeerMayReclaimIsQuarantined) {
   if (!shm::writes_back_lines()) GTEST_SKIP() << "no reader reclaims lines here";
   for (const bool dropped : {false, true})
-    expect_what_is_lent_to_be_quarantined(Op::reduce_scatter, dropped);
+    expect_exposed_memory_to_be_quarantined(Op::reduce_scatter, dropped);
 }
 
 // A member that has all its data, but whose peer has aborted, does not touch the memory that the
 // peer granted, and fails with it.
-TEST(RegionFailure, NobodyReducesWhatWasLentByAMemberThatGaveUp) {
+TEST(RegionFailure, GrantedInputsOfAnAbortedMemberAreNotReduced) {
   if (!shm::writes_back_lines()) GTEST_SKIP() << "no reader reclaims lines here";
   Random random(1);
   RegionJob job(2);
@@ -548,7 +548,7 @@ TEST(RegionFailure, ArenaThatCannotBeMappedIsNamed) {
 }
 
 // A deadline error names the members that have not arrived, not those that wait for them in turn.
-TEST(RegionFailure, NamesThoseWhoAreMissing) {
+TEST(RegionFailure, NamesTheMissingMembers) {
   Random random(1);
   for (const std::size_t count : {std::size_t{1}, std::size_t{400'000}}) {
     RegionJob job(3);
@@ -569,7 +569,7 @@ TEST(RegionFailure, NamesThoseWhoAreMissing) {
 
 // A sender of small data does not wait for its readers, up to the length of the ring. Then it waits
 // for those that have not arrived.
-TEST(RegionFailure, AGiverRunsAheadByTheRingOfLines) {
+TEST(RegionFailure, ASenderRunsAheadByTheRingOfLines) {
   Random random(1);
   RegionJob job(3);
   CallShape shape = shape_of(Op::broadcast, 100, 0);
@@ -593,7 +593,7 @@ TEST(RegionFailure, AGiverRunsAheadByTheRingOfLines) {
 }
 
 // And it continues as they arrive, however rarely the members poll each other's lines.
-TEST(RegionFailure, AGiverGoesOnAsItsReadersCome) {
+TEST(RegionFailure, ASenderContinuesAsItsReadersArrive) {
   Random random(1);
   for (const Op op : {Op::broadcast, Op::gather}) {
     RegionJob job(3);

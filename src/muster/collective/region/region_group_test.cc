@@ -260,7 +260,7 @@ TEST(RegionGroup, SmallCallsOfManyMembersAreReducedWhole) {
 // its drained counter before they reuse memory that is read in place, even though none of it was
 // for this member.
 // spec: F12 an uneven exchange that leaves a member out
-TEST(RegionGroup, AMemberWithNothingToTakeHasDoneWithTheOthersMemory) {
+TEST(RegionGroup, AMemberWithNothingToReadReportsDrained) {
   constexpr std::size_t kBytes = 100'000;
   RegionJob job(3, {}, {}, false);
   std::vector<Buffer> given, taken;
@@ -298,7 +298,7 @@ TEST(RegionGroup, AMemberWithNothingToTakeHasDoneWithTheOthersMemory) {
 
 // spec: F4 reduce of private memory: a member that only sends is done once its input is staged, if
 // its core would help the root little
-TEST(RegionGroup, GiversOfAReduceAreThroughBeforeTheRootBegins) {
+TEST(RegionGroup, SendersOfAReduceFinishBeforeTheRootBegins) {
   for (const int members : {2, 3}) {
     for (const bool oversubscribed : {false, true}) {
       Random random(testing::test_seed());
@@ -338,7 +338,7 @@ TEST(RegionGroup, GiversOfAReduceAreThroughBeforeTheRootBegins) {
 // so, and waits for it. Otherwise they pass through windows; if those hold them all, the sender
 // does not wait.
 // spec: F8 scatter of private memory, copied once
-TEST(RegionGroup, LargeSlicesAreCopiedFromWhereTheyAre) {
+TEST(RegionGroup, LargeSlicesAreReadInPlace) {
   // After this many bytes a task yields its thread once.
   const std::size_t kPause = tunables().work_quantum;
   for (const bool reads : {true, false}) {
@@ -380,7 +380,7 @@ TEST(RegionGroup, LargeSlicesAreCopiedFromWhereTheyAre) {
 
 // All members together write more than the caches hold: streaming stores are used, from windows and
 // from the arena, for whole lines and parts.
-TEST(RegionGroup, WhatIsLargerThanTheCachesComesWhole) {
+TEST(RegionGroup, DataLargerThanTheCachesArrivesIntact) {
   const std::pair<Op, int> cases[] = {{Op::all_gather, 2}, {Op::broadcast, 3}};
   for (const auto& [op, members] : cases) {
     for (const double arena : {0.0, 1.0}) {
@@ -408,7 +408,7 @@ TEST(RegionGroup, WhatIsLargerThanTheCachesComesWhole) {
 
 // No member waits for one source while another's data is available: here the source that is first
 // in order arrives last, and all others have been read by then.
-TEST(RegionGroup, WhatIsThereFirstIsTakenFirst) {
+TEST(RegionGroup, AvailableSourcesAreReadFirst) {
   for (const Op op : {Op::all_gather, Op::all_to_all, Op::gather}) {
     for (int missing = 1; missing < 4; ++missing) {
       SCOPED_TRACE(::testing::Message() << info(op).name << " without member " << missing);
@@ -442,7 +442,7 @@ TEST(RegionGroup, WhatIsThereFirstIsTakenFirst) {
 
 // On shared cores, each member stages a copy of small data and continues; otherwise data in the
 // arena has been read when its owner returns.
-TEST(RegionGroup, WhoSharesACoreDoesNotWaitForReadersOfItsArena) {
+TEST(RegionGroup, OversubscribedMembersDoNotWaitForArenaReaders) {
   for (const Op op : {Op::all_to_all, Op::reduce_scatter, Op::reduce}) {
     for (const bool oversubscribed : {true, false}) {
       for (const std::size_t count : {9'000, 900'000}) {
@@ -473,7 +473,7 @@ TEST(RegionGroup, WhoSharesACoreDoesNotWaitForReadersOfItsArena) {
 
 // A caller's thread drives a call until it cannot continue without the others; the rest continues
 // as a task.
-TEST(RegionGroup, AThreadAttendsToItsCallForAMoment) {
+TEST(RegionGroup, AThreadDrivesItsCallForABoundedTime) {
   for (const bool oversubscribed : {false, true}) {
     SCOPED_TRACE(oversubscribed ? "on one core" : "a core each");
     Random random(testing::test_seed());
@@ -518,7 +518,7 @@ TEST(RegionGroup, AThreadAttendsToItsCallForAMoment) {
 
 // Even a call that makes progress must stop for its deadline: deadlines are checked elsewhere,
 // after the thread has released the call.
-TEST(RegionGroup, AThreadThatGetsOnLooksAtItsDeadline) {
+TEST(RegionGroup, AThreadThatProgressesChecksItsDeadline) {
   for (const bool oversubscribed : {false, true}) {
     Random random(testing::test_seed());
     RegionJob job(2, {}, {}, oversubscribed);
@@ -544,7 +544,7 @@ TEST(RegionGroup, AThreadThatGetsOnLooksAtItsDeadline) {
 
 // On shared cores, a small call that has already waited in vain for the others does not wait a
 // second time.
-TEST(RegionGroup, ALateCallIsWaitedForOnce) {
+TEST(RegionGroup, ALateCallIsPolledForOnlyOnce) {
   for (const bool oversubscribed : {false, true}) {
     Random random(testing::test_seed());
     RegionJob job(2, {}, {}, oversubscribed);
@@ -580,7 +580,7 @@ TEST(RegionGroup, ALateCallIsWaitedForOnce) {
   }
 }
 
-TEST(RegionGroup, WhoIsMissingOnTheOwnCoreCountsMost) {
+TEST(RegionGroup, AMissingMemberOnTheSameCoreCountsMost) {
   const auto among = [](const std::set<int>& missing, const std::set<int>& elsewhere) {
     return missing_among(
         1, 4, [&](int member) { return missing.contains(member); },

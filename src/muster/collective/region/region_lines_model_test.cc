@@ -245,7 +245,7 @@ const std::vector<std::vector<ModelCall>> kLinePrograms{
 // The model has no threads: under sanitizers one program is enough.
 constexpr std::size_t kStride = testing::kSanitized ? 6 : 3;
 
-TEST(RegionLinesModel, LinesAreReusedOnlyWhenAllHaveDoneWithThem) {
+TEST(RegionLinesModel, LinesAreReusedOnlyAfterAllHaveReadThem) {
   std::size_t states = 0;
   for (std::size_t number = 0; number < kLinePrograms.size();
        number += testing::whole_matrices() ? 1 : kStride) {

@@ -218,8 +218,8 @@ class StoppedPeer {
       return holds(output) ? "done" : "a late store reached a tensor that has other values by now";
     }
     arena.free(output);
-    const bool lends = run_.op != Op::reduce || rank == 0;
-    if (const auto stats = arena.stats(); stats.bytes_quarantined != (lends ? kBytes : 0))
+    const bool exposes = run_.op != Op::reduce || rank == 0;
+    if (const auto stats = arena.stats(); stats.bytes_quarantined != (exposes ? kBytes : 0))
       return std::to_string(stats.bytes_quarantined) + " bytes are quarantined";
     const std::byte* const other = make(kPattern);
     const std::byte* const another = make(kPattern);
@@ -242,7 +242,7 @@ class StoppedPeer {
 
 // spec: D7 who goes on after a failure does so with memory that a stopped rank which comes back
 // leaves alone
-TEST(RegionProcesses, APeerThatWasStoppedInAStoreFindsNoOtherUseOfThatMemory) {
+TEST(RegionProcesses, MemoryIsNotReusedWhileAPeerIsStoppedInAStore) {
   constexpr bool kDeadline = false, kFoundDead = true, kKilled = false, kGoesOn = true,
                  kFreed = false, kKept = true;
   for (const StoppedInACall& run : {
