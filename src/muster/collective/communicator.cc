@@ -36,17 +36,17 @@ class GroupCommunicator final : public Communicator,
                                 public Driver,
                                 public std::enable_shared_from_this<GroupCommunicator> {
  public:
-  GroupCommunicator(GroupContext group, std::shared_ptr<Shared> shared,
+  GroupCommunicator(GroupContext group, std::shared_ptr<FabricState> shared,
                     std::unique_ptr<RegionGroup> region, const GroupDescriptor& descriptor)
       : group_(std::move(group)),
-        shared_(std::move(shared)),
+        fabric_state_(std::move(shared)),
         segment_(descriptor.segment),
         messages_(group_),
         queue_(group_, std::move(region), descriptor.bounds),
         region_(queue_.region() != nullptr ? &queue_.region()->inline_calls() : nullptr) {
-    shared_->progress.enter();
+    fabric_state_->progress.enter();
   }
-  ~GroupCommunicator() override { shared_->progress.leave(); }
+  ~GroupCommunicator() override { fabric_state_->progress.leave(); }
 
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
@@ -93,7 +93,7 @@ class GroupCommunicator final : public Communicator,
     if (has_driver()) {
       group_.fabric->wake();
     } else if (busy() && group_.fabric->threads()) {
-      shared_->progress.notify();
+      fabric_state_->progress.notify();
     }
   }
 
@@ -117,9 +117,11 @@ class GroupCommunicator final : public Communicator,
       static_cast<void>(group_.fail_by_exception());
     }
   }
-  Status prepare() { return group_.fabric->threads() ? shared_->progress.prepare() : Status(); }
+  Status prepare() {
+    return group_.fabric->threads() ? fabric_state_->progress.prepare() : Status();
+  }
   void watch(bool soon) {
-    if (group_.fabric->threads()) shared_->progress.watch(shared_from_this(), soon);
+    if (group_.fabric->threads()) fabric_state_->progress.watch(shared_from_this(), soon);
   }
   /// For a call, an `op`, that could not be started: fails the group, since the others would wait
   /// for it.
@@ -136,7 +138,7 @@ class GroupCommunicator final : public Communicator,
 
   const ProcessMark mark_;
   const GroupContext group_;
-  const std::shared_ptr<Shared> shared_;
+  const std::shared_ptr<FabricState> fabric_state_;
   std::uint64_t segment_;
   std::atomic<int> waiting_threads_{0};
   std::atomic<int> driving_{0};  // number of drive_here() objects
@@ -289,7 +291,7 @@ PendingRef GroupCommunicator::start_collective(Args args, CallRecord& record,
   }
   watch(!has_other_driver);
   if (has_other_driver && !has_driver())
-    shared_->progress.notify();  // it left before the call was watched
+    fabric_state_->progress.notify();  // it left before the call was watched
   return operation;
 }
 
@@ -356,7 +358,7 @@ Status GroupCommunicator::close(TimePoint deadline) {
   if (mark_.forked() || closed_.exchange(true)) return {};
   Status status = Closing(group_, *this, queue_, messages_).run(deadline);
   drive_until([this] { return !busy(); }, TimePoint::max());
-  shared_->progress.forget(*this);
+  fabric_state_->progress.forget(*this);
   region_ = nullptr;
   queue_.drop_region();
   // After a failure another member may still read the region, so the segment is not freed.
@@ -408,7 +410,7 @@ std::shared_ptr<Communicator> assemble(std::shared_ptr<transport::Fabric> fabric
     log(LogLevel::debug, "group " + name + ", algorithms over " +
                              (in_region ? "shared memory" : "links") + ":" + text_of(used));
   }
-  auto shared = shared_of(*fabric);
+  auto shared = fabric_state_of(*fabric);
   GroupContext context{std::move(fabric), std::move(agreed.channel), std::move(name),
                        std::move(peer_traces)};
   return std::make_shared<GroupCommunicator>(std::move(context), std::move(shared),

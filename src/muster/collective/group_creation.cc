@@ -35,7 +35,7 @@ Status check_members(const transport::Fabric& fabric, const std::vector<int>& me
 }
 
 // For a group of one, which needs no agreement.
-Result<Agreement> open_alone(transport::Fabric& fabric, const std::vector<int>& members) {
+Result<Agreement> open_single_rank(transport::Fabric& fabric, const std::vector<int>& members) {
   auto channel = fabric.open(fabric.next_channel_id(), members);
   if (!channel.ok()) return channel.status();
   return Agreement{std::move(*channel), {kNoSegment, Selection(Medium::network, 1).bounds()}};
@@ -184,15 +184,15 @@ bool share_a_region(transport::Fabric& fabric, std::span<const int> members) {
       members, [&](int member) { return std::ranges::find(local, member) != local.end(); });
 }
 
-std::uint64_t Shared::next_use(std::vector<int> members, const std::string& name) {
+std::uint64_t FabricState::next_use(std::vector<int> members, const std::string& name) {
   std::sort(members.begin(), members.end());
   const std::lock_guard guard(lock);
   return uses[{std::move(members), name}]++;
 }
 
-std::shared_ptr<Shared> shared_of(transport::Fabric& fabric) {
-  return std::static_pointer_cast<Shared>(
-      fabric.companion([] { return std::make_shared<Shared>(); }));
+std::shared_ptr<FabricState> fabric_state_of(transport::Fabric& fabric) {
+  return std::static_pointer_cast<FabricState>(
+      fabric.companion([] { return std::make_shared<FabricState>(); }));
 }
 
 Result<std::shared_ptr<Communicator>> Communicator::create(
@@ -211,8 +211,8 @@ Result<std::shared_ptr<Communicator>> Communicator::create(
   const std::string key =
       options.terms.empty() ? options.name : options.name + "\n" + options.terms;
   auto agreed = members.size() == 1
-                    ? open_alone(*fabric, members)
-                    : agree(*fabric, members, key, shared_of(*fabric)->next_use(members, key),
+                    ? open_single_rank(*fabric, members)
+                    : agree(*fabric, members, key, fabric_state_of(*fabric)->next_use(members, key),
                             deadline, describe, release, options.give_up);
   if (!agreed.ok()) {
     Status failure = agreed.status();

@@ -25,7 +25,7 @@ inline constexpr std::uint64_t kNoSegment = ~std::uint64_t{0};
 GroupPlacement placement_of(const transport::Fabric& fabric, std::span<const int> members);
 
 /// State shared by the communicators of one fabric.
-struct Shared final : transport::Fabric::Companion {
+struct FabricState final : transport::Fabric::Companion {
   Progress progress;
   std::mutex lock;
   std::map<std::pair<std::vector<int>, std::string>, std::uint64_t> uses;
@@ -33,7 +33,7 @@ struct Shared final : transport::Fabric::Companion {
   /// How many groups of these members and this name have been created before; increments it.
   std::uint64_t next_use(std::vector<int> members, const std::string& name);
 };
-std::shared_ptr<Shared> shared_of(transport::Fabric& fabric);
+std::shared_ptr<FabricState> fabric_state_of(transport::Fabric& fabric);
 
 /// Builds the group that its members have agreed on. Local.
 std::shared_ptr<Communicator> assemble(std::shared_ptr<transport::Fabric> fabric, Agreement agreed,

@@ -253,26 +253,26 @@ class Play {
     return true;
   }
 
-  std::size_t bytes_of(const plan::Cargo& cargo, int slices, int from, int to) const {
+  std::size_t bytes_of(const plan::Payload& payload, int slices, int from, int to) const {
     std::size_t elements_in = 0;
-    switch (cargo.kind) {
-      case plan::Cargo::Kind::token: break;
-      case plan::Cargo::Kind::whole: elements_in = count_; break;
-      case plan::Cargo::Kind::block:
-        for (int i = 0; i < cargo.count; ++i)
-          elements_in += elements(plan::wrap(cargo.first + i, size_), to);
+    switch (payload.kind) {
+      case plan::Payload::Kind::token: break;
+      case plan::Payload::Kind::whole: elements_in = count_; break;
+      case plan::Payload::Kind::block:
+        for (int i = 0; i < payload.count; ++i)
+          elements_in += elements(plan::wrap(payload.first + i, size_), to);
         break;
-      case plan::Cargo::Kind::pieces:
-        for (int i = 0; i < cargo.count; ++i)
-          elements_in += elements(from, plan::wrap(cargo.first + i, size_));
+      case plan::Payload::Kind::pieces:
+        for (int i = 0; i < payload.count; ++i)
+          elements_in += elements(from, plan::wrap(payload.first + i, size_));
         break;
-      case plan::Cargo::Kind::piece:
+      case plan::Payload::Kind::piece:
         elements_in =
             info(op_).lists_input ? elements(from, to) : plan::slice_of(count_, size_, to).count;
         break;
       default:
-        elements_in = info(op_).lists_input ? elements(from, cargo.slice)
-                                            : plan::slice_of(count_, slices, cargo.slice).count;
+        elements_in = info(op_).lists_input ? elements(from, payload.slice)
+                                            : plan::slice_of(count_, slices, payload.slice).count;
         break;
     }
     return elements_in * kWidth;
@@ -286,8 +286,8 @@ class Play {
       for (int step = 0; step < schedule.steps(); ++step) {
         for (int i = 0; i < schedule.sends(step); ++i) {
           const plan::Transfer out = schedule.send(step, i);
-          const std::size_t bytes = bytes_of(out.cargo, schedule.slices(), rank, out.peer);
-          if (bytes > 0 || out.cargo.kind != plan::Cargo::Kind::result)
+          const std::size_t bytes = bytes_of(out.payload, schedule.slices(), rank, out.peer);
+          if (bytes > 0 || out.payload.kind != plan::Payload::Kind::result)
             told[{rank, out.peer}].push_back(bytes);
         }
       }

@@ -19,23 +19,23 @@ bool is_simulated(Algorithm algorithm) {
 }
 
 /// The bytes of a message as a fraction of the call's bytes.
-double share_of(Op op, const Cargo& cargo, int ranks) {
+double share_of(Op op, const Payload& payload, int ranks) {
   const bool each_gives_all = op == Op::all_reduce || op == Op::reduce;
-  switch (cargo.kind) {
-    case Cargo::Kind::token: return 0;
-    case Cargo::Kind::whole: return 1;
-    case Cargo::Kind::block:
-      return each_gives_all ? cargo.count : static_cast<double>(cargo.count) / ranks;
-    case Cargo::Kind::pieces: return static_cast<double>(cargo.count) / ranks;
-    case Cargo::Kind::piece: return 1.0 / ranks;
-    case Cargo::Kind::partial:
-    case Cargo::Kind::result: return cargo.slice < 0 ? 1 : 1.0 / ranks;
+  switch (payload.kind) {
+    case Payload::Kind::token: return 0;
+    case Payload::Kind::whole: return 1;
+    case Payload::Kind::block:
+      return each_gives_all ? payload.count : static_cast<double>(payload.count) / ranks;
+    case Payload::Kind::pieces: return static_cast<double>(payload.count) / ranks;
+    case Payload::Kind::piece: return 1.0 / ranks;
+    case Payload::Kind::partial:
+    case Payload::Kind::result: return payload.slice < 0 ? 1 : 1.0 / ranks;
   }
   return 0;
 }
 
-bool is_added(Op op, const Cargo& cargo) {
-  return info(op).reduces && cargo.kind != Cargo::Kind::result;
+bool is_added(Op op, const Payload& payload) {
+  return info(op).reduces && payload.kind != Payload::Kind::result;
 }
 
 /// The work of one host's ranks in a step.
@@ -57,14 +57,14 @@ HostStep step_of(Op op, Algorithm algorithm, Crew crew, int step, int first) {
     for (int i = 0; i < sends; ++i) {
       const Transfer out = schedule.send(step, i);
       (inside(out.peer) ? host.near : host.far) = true;
-      if (!inside(out.peer)) host.out += share_of(op, out.cargo, crew.ranks);
+      if (!inside(out.peer)) host.out += share_of(op, out.payload, crew.ranks);
     }
     for (int i = 0; i < receives; ++i) {
       const Transfer in = schedule.receive(step, i);
-      const double share = share_of(op, in.cargo, crew.ranks);
+      const double share = share_of(op, in.payload, crew.ranks);
       (inside(in.peer) ? host.near : host.far) = true;
       (inside(in.peer) ? near_bytes : host.in) += share;
-      if (is_added(op, in.cargo)) added += share;
+      if (is_added(op, in.payload)) added += share;
     }
     host.messages = std::max(host.messages, static_cast<double>(sends + receives));
     host.host_bytes = std::max(host.host_bytes, near_bytes);

@@ -91,7 +91,7 @@ class Proof {
   }
 
  private:
-  using Kind = Cargo::Kind;
+  using Kind = Payload::Kind;
   /// A sum over `count` ranks from `first` on.
   struct Sum {
     int first = 0, count = 0;
@@ -110,25 +110,25 @@ class Proof {
     return found;
   }
 
-  bool holds(int rank, int to, const Cargo& cargo) {
+  bool holds(int rank, int to, const Payload& payload) {
     const auto all = [&](const Table& table) {
-      for (int i = 0; i < cargo.count; ++i) {
-        if (!table.has(rank, wrap(cargo.first + i, size_))) return false;
+      for (int i = 0; i < payload.count; ++i) {
+        if (!table.has(rank, wrap(payload.first + i, size_))) return false;
       }
-      return cargo.count > 0 && cargo.count <= size_;
+      return payload.count > 0 && payload.count <= size_;
     };
-    switch (cargo.kind) {
+    switch (payload.kind) {
       case Kind::token:
       case Kind::block: return all(blocks_);
       case Kind::whole: return whole_[index(rank)];
-      case Kind::piece: return cargo.first == rank && op_ != Op::scatter && to >= 0;
+      case Kind::piece: return payload.first == rank && op_ != Op::scatter && to >= 0;
       case Kind::pieces: return op_ == Op::scatter && all(pieces_);
       case Kind::partial:
-        return sum(rank, cargo.slice).first == cargo.first &&
-               sum(rank, cargo.slice).count == cargo.count;
+        return sum(rank, payload.slice).first == payload.first &&
+               sum(rank, payload.slice).count == payload.count;
       case Kind::result:
-        return cargo.slice < 0 ? sum(rank, -1).count == size_
-                               : cargo.slice < size_ && results_.has(rank, cargo.slice);
+        return payload.slice < 0 ? sum(rank, -1).count == size_
+                                 : payload.slice < size_ && results_.has(rank, payload.slice);
     }
     return false;
   }
@@ -141,16 +141,17 @@ class Proof {
       const Transfer out = plan.send(step, i);
       if (out.peer < 0 || out.peer >= size_ || out.peer == rank)
         return fail(rank, step, "sends to " + std::to_string(out.peer));
-      if (!holds(rank, out.peer, out.cargo)) return fail(rank, step, "sends what it does not have");
-      if (out.cargo.kind == Kind::result) ++handed_[index(rank)];
-      if (out.cargo.kind == Kind::block || out.cargo.kind == Kind::pieces)
-        handed_[index(rank)] += out.cargo.count;
+      if (!holds(rank, out.peer, out.payload))
+        return fail(rank, step, "sends what it does not have");
+      if (out.payload.kind == Kind::result) ++handed_[index(rank)];
+      if (out.payload.kind == Kind::block || out.payload.kind == Kind::pieces)
+        handed_[index(rank)] += out.payload.count;
       ++sent_;
     }
   }
 
-  static bool fits(const Transfer& out, int to, const Cargo& cargo) {
-    return out.peer == to && out.cargo == cargo;
+  static bool fits(const Transfer& out, int to, const Payload& payload) {
+    return out.peer == to && out.payload == payload;
   }
 
   /// Whether the message has left its sender.
@@ -161,12 +162,12 @@ class Proof {
     // for the i-th rank after it.
     for (const int guess : {place, wrap(rank - in.peer, size_) - 1}) {
       if (step < sender.steps() && guess < sender.sends(step) &&
-          fits(sender.send(step, guess), rank, in.cargo))
+          fits(sender.send(step, guess), rank, in.payload))
         return step <= reached;
     }
     for (int other = 0; other < sender.steps() && other <= reached; ++other) {
       for (int i = 0; i < sender.sends(other); ++i) {
-        if (fits(sender.send(other, i), rank, in.cargo)) return true;
+        if (fits(sender.send(other, i), rank, in.payload)) return true;
       }
     }
     return false;
@@ -184,7 +185,7 @@ class Proof {
       if (!has_come(rank, step, i, in)) return false;
     }
     for (int i = 0; i < plan.receives(step); ++i) {
-      if (!take(rank, plan.receive(step, i).cargo)) {
+      if (!take(rank, plan.receive(step, i).payload)) {
         fail(rank, step, "gets what it has, or what is of no use to it");
         return false;
       }
@@ -194,29 +195,29 @@ class Proof {
     return true;
   }
 
-  bool take(int rank, const Cargo& cargo) {
-    switch (cargo.kind) {
+  bool take(int rank, const Payload& payload) {
+    switch (payload.kind) {
       case Kind::token:
-        for (int i = 0; i < cargo.count; ++i) blocks_.add(rank, wrap(cargo.first + i, size_));
+        for (int i = 0; i < payload.count; ++i) blocks_.add(rank, wrap(payload.first + i, size_));
         return true;
       case Kind::block:
-        for (int i = 0; i < cargo.count; ++i) {
-          if (!blocks_.add(rank, wrap(cargo.first + i, size_))) return false;
+        for (int i = 0; i < payload.count; ++i) {
+          if (!blocks_.add(rank, wrap(payload.first + i, size_))) return false;
         }
         return true;
       case Kind::whole:
         if (whole_[index(rank)]) return false;
         whole_[index(rank)] = true;
         return true;
-      case Kind::piece: return pieces_.add(rank, cargo.first);
+      case Kind::piece: return pieces_.add(rank, payload.first);
       case Kind::pieces:
-        for (int i = 0; i < cargo.count; ++i) {
-          if (!pieces_.add(rank, wrap(cargo.first + i, size_))) return false;
+        for (int i = 0; i < payload.count; ++i) {
+          if (!pieces_.add(rank, wrap(payload.first + i, size_))) return false;
         }
         return true;
-      case Kind::partial: return merge(sum(rank, cargo.slice), cargo);
+      case Kind::partial: return merge(sum(rank, payload.slice), payload);
       case Kind::result:
-        if (cargo.slice >= 0) return results_.add(rank, cargo.slice);
+        if (payload.slice >= 0) return results_.add(rank, payload.slice);
         // To a rank that has sent its part.
         if (sum(rank, -1).count == size_) return false;
         sum(rank, -1).count = size_;
@@ -226,7 +227,7 @@ class Proof {
   }
 
   /// Merges adjacent ranges.
-  bool merge(Sum& mine, const Cargo& theirs) const {
+  bool merge(Sum& mine, const Payload& theirs) const {
     if (mine.count + theirs.count > size_) return false;
     if (wrap(theirs.first + theirs.count, size_) == mine.first) {
       mine.first = theirs.first;

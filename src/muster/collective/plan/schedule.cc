@@ -7,29 +7,31 @@ namespace {
 
 Pattern pattern_of(Op op, Algorithm algorithm, int rank, int size, int root, int per_host) {
   const PairwisePlan pairs{rank, size};
-  using Then = pattern::Slices::Then;
-  const Then then = op == Op::all_reduce ? Then::all : op == Op::reduce ? Then::root : Then::nobody;
+  using ResultTo = pattern::Slices::ResultTo;
+  const ResultTo result_to = op == Op::all_reduce ? ResultTo::all
+                             : op == Op::reduce   ? ResultTo::root
+                                                  : ResultTo::none;
   switch (algorithm) {
     case Algorithm::dissemination: return pattern::Dissemination{{rank, size}};
     case Algorithm::tree:
-      if (op == Op::gather) return pattern::Collect{{rank, size, root}};
-      if (op == Op::scatter) return pattern::Deal{{rank, size, root}};
-      return pattern::Down<TreePlan>{{rank, size, root}};
-    case Algorithm::chain: return pattern::Down<ChainPlan>{{rank, size, root}};
+      if (op == Op::gather) return pattern::TreeGather{{rank, size, root}};
+      if (op == Op::scatter) return pattern::TreeScatter{{rank, size, root}};
+      return pattern::Broadcast<TreePlan>{{rank, size, root}};
+    case Algorithm::chain: return pattern::Broadcast<ChainPlan>{{rank, size, root}};
     case Algorithm::bruck: return pattern::Bruck{{rank, size}};
     case Algorithm::ring:
       if (op == Op::all_reduce) return pattern::RingReduce{{rank, size}};
       return pattern::Ring{{rank, size}};
     case Algorithm::recursive_doubling: return pattern::RecursiveDoubling{{rank, size}};
-    case Algorithm::slices: return pattern::Slices{pairs, then, root};
-    case Algorithm::hosts: return pattern::Hosts{{rank, size, per_host}, then, root};
+    case Algorithm::slices: return pattern::Slices{pairs, result_to, root};
+    case Algorithm::hosts: return pattern::Hosts{{rank, size, per_host}, result_to, root};
     default: break;
   }
   switch (op) {
-    case Op::all_gather: return pattern::Spread{pairs};
-    case Op::scatter: return pattern::FromRoot{pairs, root};
-    case Op::all_to_all: return pattern::Slices{pairs, Then::nobody, root};
-    default: return pattern::ToRoot{pairs, root};
+    case Op::all_gather: return pattern::DirectAllGather{pairs};
+    case Op::scatter: return pattern::DirectScatter{pairs, root};
+    case Op::all_to_all: return pattern::Slices{pairs, ResultTo::none, root};
+    default: return pattern::DirectGather{pairs, root};
   }
 }
 

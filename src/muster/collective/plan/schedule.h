@@ -16,7 +16,7 @@
 namespace muster::collective::plan {
 
 /// The contents of a message, in terms of the ranks' contributions.
-struct Cargo {
+struct Payload {
   enum class Kind {
     token,    ///< no data: `count` ranks from `first` on have arrived
     whole,    ///< the root's data
@@ -30,12 +30,12 @@ struct Cargo {
   int first = 0;
   int count = 1;
   int slice = 0;
-  bool operator==(const Cargo&) const = default;
+  bool operator==(const Payload&) const = default;
 };
 
 struct Transfer {
   int peer = -1;
-  Cargo cargo;
+  Payload payload;
 };
 
 /// The messages of a step are sent once all messages of the previous step have arrived. Every
@@ -53,8 +53,8 @@ struct Dissemination {
   Transfer receive(int step, int) const {
     return {plan.source(step), known(plan.source(step), step)};
   }
-  Cargo known(int rank, int step) const {
-    return {Cargo::Kind::token, wrap(rank - (1 << step) + 1, plan.size), 1 << step, 0};
+  Payload known(int rank, int step) const {
+    return {Payload::Kind::token, wrap(rank - (1 << step) + 1, plan.size), 1 << step, 0};
   }
 };
 
@@ -63,12 +63,12 @@ struct Bruck {
   int steps() const { return plan.steps(); }
   int sends(int) const { return 1; }
   Transfer send(int step, int) const {
-    return {plan.target(step), {Cargo::Kind::block, plan.rank, plan.count(step), 0}};
+    return {plan.target(step), {Payload::Kind::block, plan.rank, plan.count(step), 0}};
   }
   int receives(int) const { return 1; }
   Transfer receive(int step, int) const {
     return {plan.source(step),
-            {Cargo::Kind::block, plan.owner(plan.distance(step)), plan.count(step), 0}};
+            {Payload::Kind::block, plan.owner(plan.distance(step)), plan.count(step), 0}};
   }
 };
 
@@ -77,70 +77,70 @@ struct Ring {
   int steps() const { return plan.steps(); }
   int sends(int) const { return 1; }
   Transfer send(int step, int) const {
-    return {plan.next(), {Cargo::Kind::block, plan.sent_block(step), 1, 0}};
+    return {plan.next(), {Payload::Kind::block, plan.sent_block(step), 1, 0}};
   }
   int receives(int) const { return 1; }
   Transfer receive(int step, int) const {
-    return {plan.previous(), {Cargo::Kind::block, plan.received_block(step), 1, 0}};
+    return {plan.previous(), {Payload::Kind::block, plan.received_block(step), 1, 0}};
   }
 };
 
 /// Every rank sends its block to every other.
-struct Spread {
+struct DirectAllGather {
   PairwisePlan plan;
   int steps() const { return plan.size > 1 ? 1 : 0; }
   int sends(int) const { return plan.steps(); }
   Transfer send(int, int index) const {
-    return {plan.target(index + 1), {Cargo::Kind::block, plan.rank, 1, 0}};
+    return {plan.target(index + 1), {Payload::Kind::block, plan.rank, 1, 0}};
   }
   int receives(int) const { return plan.steps(); }
   Transfer receive(int, int index) const {
-    return {plan.source(index + 1), {Cargo::Kind::block, plan.source(index + 1), 1, 0}};
+    return {plan.source(index + 1), {Payload::Kind::block, plan.source(index + 1), 1, 0}};
   }
 };
 
 /// Every rank sends a piece to every other. If slices are reduced, their owners then send the
 /// results to all, to the root, or to no rank.
 struct Slices {
-  enum class Then { nobody, root, all };
+  enum class ResultTo { none, root, all };
   PairwisePlan plan;
-  Then then;
+  ResultTo result_to;
   int root;
-  int steps() const { return plan.size == 1 ? 0 : then == Then::nobody ? 1 : 2; }
+  int steps() const { return plan.size == 1 ? 0 : result_to == ResultTo::none ? 1 : 2; }
   int sends(int step) const {
-    return step == 0 || then == Then::all ? plan.steps() : plan.rank == root ? 0 : 1;
+    return step == 0 || result_to == ResultTo::all ? plan.steps() : plan.rank == root ? 0 : 1;
   }
   Transfer send(int step, int index) const {
-    const int to = step == 0 || then == Then::all ? plan.target(index + 1) : root;
+    const int to = step == 0 || result_to == ResultTo::all ? plan.target(index + 1) : root;
     return {to, step == 0 ? piece(plan.rank) : result(plan.rank)};
   }
   int receives(int step) const {
-    return step == 0 || then == Then::all || plan.rank == root ? plan.steps() : 0;
+    return step == 0 || result_to == ResultTo::all || plan.rank == root ? plan.steps() : 0;
   }
   Transfer receive(int step, int index) const {
     const int from = plan.source(index + 1);
     return {from, step == 0 ? piece(from) : result(from)};
   }
-  static Cargo piece(int sender) { return {Cargo::Kind::piece, sender, 1, 0}; }
-  static Cargo result(int slice) { return {Cargo::Kind::result, 0, 1, slice}; }
+  static Payload piece(int sender) { return {Payload::Kind::piece, sender, 1, 0}; }
+  static Payload result(int slice) { return {Payload::Kind::result, 0, 1, slice}; }
 };
 
 /// Sums go from host to host. The results go back the same way and to all ranks of each host,
 /// directly to the root, or each to its owner.
 struct Hosts {
-  using Then = Slices::Then;
+  using ResultTo = Slices::ResultTo;
   HostsPlan plan;
-  Then then;
+  ResultTo result_to;
   int root;
-  int steps() const { return plan.size == 1 ? 0 : then == Then::all ? 4 : 3; }
+  int steps() const { return plan.size == 1 ? 0 : result_to == ResultTo::all ? 4 : 3; }
   int sends(int step) const {
     switch (step) {
       case 0: return others() * slices();
       case 2:
-        return plan.next() >= 0       ? slices()
-               : then == Then::root   ? (plan.rank == root ? 0 : 1)
-               : then == Then::nobody ? plan.hosts() - 1
-                                      : 0;
+        return plan.next() >= 0              ? slices()
+               : result_to == ResultTo::root ? (plan.rank == root ? 0 : 1)
+               : result_to == ResultTo::none ? plan.hosts() - 1
+                                             : 0;
       case 3: return (plan.previous() >= 0 ? 1 : 0) + others();
       default: return 0;
     }
@@ -149,11 +149,11 @@ struct Hosts {
     if (step == 0) {
       const int place = other(index / slices());
       return {plan.neighbour(place),
-              {Cargo::Kind::partial, plan.rank, 1, slice(place, index % slices())}};
+              {Payload::Kind::partial, plan.rank, 1, slice(place, index % slices())}};
     }
     if (step == 2) {
       if (plan.next() >= 0) return {plan.next(), sum(plan.host(), index)};
-      const int to = then == Then::root ? root : plan.rank_of(index, plan.place());
+      const int to = result_to == ResultTo::root ? root : plan.rank_of(index, plan.place());
       return {to, Slices::result(slice(plan.place(), index))};
     }
     const bool back = plan.previous() >= 0 && index == 0;
@@ -165,7 +165,7 @@ struct Hosts {
       case 0: return others() * slices();
       case 1: return plan.previous() >= 0 ? slices() : 0;
       case 2:
-        if (then == Then::root)
+        if (result_to == ResultTo::root)
           return plan.rank != root ? 0 : plan.per_host - (plan.next() >= 0 ? 0 : 1);
         return plan.next() >= 0 ? 1 : 0;
       default: return others();
@@ -176,12 +176,12 @@ struct Hosts {
       // From the nearest on, so that the received ranks are always contiguous.
       const int nth = index / slices();
       const int from = plan.neighbour(nth < plan.place() ? plan.place() - 1 - nth : nth + 1);
-      return {from, {Cargo::Kind::partial, from, 1, slice(plan.place(), index % slices())}};
+      return {from, {Payload::Kind::partial, from, 1, slice(plan.place(), index % slices())}};
     }
     if (step == 1) return {plan.previous(), sum(plan.host() - 1, index)};
     if (step == 2) {
-      if (then == Then::all) return {plan.next(), Slices::result(plan.place())};
-      if (then == Then::nobody)
+      if (result_to == ResultTo::all) return {plan.next(), Slices::result(plan.place())};
+      if (result_to == ResultTo::none)
         return {plan.rank_of(plan.hosts() - 1, plan.place()), Slices::result(plan.rank)};
       const int place = plan.next() >= 0 ? index : other(index);
       return {plan.rank_of(plan.hosts() - 1, place), Slices::result(place)};
@@ -194,68 +194,68 @@ struct Hosts {
   /// The places on this host, without this rank's own.
   int other(int index) const { return index < plan.place() ? index : index + 1; }
   /// Slices of a lane: one, or one per host for reduce_scatter.
-  int slices() const { return then == Then::nobody ? plan.hosts() : 1; }
+  int slices() const { return result_to == ResultTo::none ? plan.hosts() : 1; }
   int slice(int place, int index) const {
-    return then == Then::nobody ? plan.rank_of(index, place) : place;
+    return result_to == ResultTo::none ? plan.rank_of(index, place) : place;
   }
-  Cargo sum(int last_host, int index) const {
-    return {Cargo::Kind::partial, 0, (last_host + 1) * plan.per_host, slice(plan.place(), index)};
+  Payload sum(int last_host, int index) const {
+    return {Payload::Kind::partial, 0, (last_host + 1) * plan.per_host, slice(plan.place(), index)};
   }
 };
 
 /// From the root down.
 template <class Plan>
-struct Down {
+struct Broadcast {
   Plan plan;
   int steps() const { return 2; }
   int sends(int step) const { return step == 1 ? plan.children() : 0; }
   Transfer send(int, int index) const { return {plan.child(index), whole()}; }
   int receives(int step) const { return step == 0 && plan.parent() >= 0 ? 1 : 0; }
   Transfer receive(int, int) const { return {plan.parent(), whole()}; }
-  Cargo whole() const { return {Cargo::Kind::whole, plan.root, 1, 0}; }
+  Payload whole() const { return {Payload::Kind::whole, plan.root, 1, 0}; }
 };
 
 /// Up to the root: every rank forwards the contributions of its subtree as one message.
-struct Collect {
+struct TreeGather {
   TreePlan plan;
   int steps() const { return 2; }
   int sends(int step) const { return step == 1 && plan.parent() >= 0 ? 1 : 0; }
   Transfer send(int, int) const { return {plan.parent(), blocks(plan)}; }
   int receives(int step) const { return step == 0 ? plan.children() : 0; }
   Transfer receive(int, int index) const { return {plan.child(index), blocks(plan.below(index))}; }
-  static Cargo blocks(const TreePlan& top) {
-    return {Cargo::Kind::block, top.rank, top.subtree(), 0};
+  static Payload blocks(const TreePlan& top) {
+    return {Payload::Kind::block, top.rank, top.subtree(), 0};
   }
 };
 
 /// Down from the root: every rank receives the pieces of its subtree.
-struct Deal {
+struct TreeScatter {
   TreePlan plan;
   int steps() const { return 2; }
   int sends(int step) const { return step == 1 ? plan.children() : 0; }
   Transfer send(int, int index) const { return {plan.child(index), pieces(plan.below(index))}; }
   int receives(int step) const { return step == 0 && plan.parent() >= 0 ? 1 : 0; }
   Transfer receive(int, int) const { return {plan.parent(), pieces(plan)}; }
-  static Cargo pieces(const TreePlan& top) {
-    return {Cargo::Kind::pieces, top.rank, top.subtree(), 0};
+  static Payload pieces(const TreePlan& top) {
+    return {Payload::Kind::pieces, top.rank, top.subtree(), 0};
   }
 };
 
 /// Every rank sends its block directly to the root.
-struct ToRoot {
+struct DirectGather {
   PairwisePlan plan;
   int root;
   int steps() const { return 1; }
   int sends(int) const { return plan.rank == root ? 0 : 1; }
-  Transfer send(int, int) const { return {root, {Cargo::Kind::block, plan.rank, 1, 0}}; }
+  Transfer send(int, int) const { return {root, {Payload::Kind::block, plan.rank, 1, 0}}; }
   int receives(int) const { return plan.rank == root ? plan.steps() : 0; }
   Transfer receive(int, int index) const {
-    return {plan.source(index + 1), {Cargo::Kind::block, plan.source(index + 1), 1, 0}};
+    return {plan.source(index + 1), {Payload::Kind::block, plan.source(index + 1), 1, 0}};
   }
 };
 
 /// The root sends every rank a piece.
-struct FromRoot {
+struct DirectScatter {
   PairwisePlan plan;
   int root;
   int steps() const { return 1; }
@@ -265,22 +265,22 @@ struct FromRoot {
   }
   int receives(int) const { return plan.rank == root ? 0 : 1; }
   Transfer receive(int, int) const { return {root, piece(plan.rank)}; }
-  static Cargo piece(int receiver) { return {Cargo::Kind::pieces, receiver, 1, 0}; }
+  static Payload piece(int receiver) { return {Payload::Kind::pieces, receiver, 1, 0}; }
 };
 
 struct RingReduce {
   RingReducePlan plan;
   int steps() const { return plan.steps(); }
   int sends(int) const { return 1; }
-  Transfer send(int step, int) const { return {plan.next(), cargo(plan, step)}; }
+  Transfer send(int step, int) const { return {plan.next(), payload(plan, step)}; }
   int receives(int) const { return 1; }
   Transfer receive(int step, int) const {
-    return {plan.previous(), cargo({plan.previous(), plan.size}, step)};
+    return {plan.previous(), payload({plan.previous(), plan.size}, step)};
   }
-  static Cargo cargo(const RingReducePlan& sender, int step) {
+  static Payload payload(const RingReducePlan& sender, int step) {
     const int slice = sender.sent_slice(step);
     if (!sender.sums(step)) return Slices::result(slice);
-    return {Cargo::Kind::partial, slice, step + 1, slice};
+    return {Payload::Kind::partial, slice, step + 1, slice};
   }
 };
 
@@ -288,10 +288,10 @@ struct RecursiveDoubling {
   RecursiveDoublingPlan plan;
   int steps() const { return plan.steps(); }
   int sends(int step) const { return takes_part(step, true) ? 1 : 0; }
-  Transfer send(int step, int) const { return {peer(step), cargo(plan, step)}; }
+  Transfer send(int step, int) const { return {peer(step), payload(plan, step)}; }
   int receives(int step) const { return takes_part(step, false) ? 1 : 0; }
   Transfer receive(int step, int) const {
-    return {peer(step), cargo({peer(step), plan.size}, step)};
+    return {peer(step), payload({peer(step), plan.size}, step)};
   }
 
  private:
@@ -305,21 +305,22 @@ struct RecursiveDoubling {
   int peer(int step) const {
     return fold(step) || unfold(step) ? plan.pair() : plan.partner(step - (plan.folds() ? 1 : 0));
   }
-  Cargo cargo(const RecursiveDoublingPlan& sender, int step) const {
-    if (fold(step)) return {Cargo::Kind::partial, sender.rank, 1, -1};
+  Payload payload(const RecursiveDoublingPlan& sender, int step) const {
+    if (fold(step)) return {Payload::Kind::partial, sender.rank, 1, -1};
     if (unfold(step)) return Slices::result(-1);
     const int exchange = step - (plan.folds() ? 1 : 0);
     const int begin = sender.sum_begin(sender.position(), exchange);
-    return {Cargo::Kind::partial, begin, sender.sum_end(sender.position(), exchange) - begin, -1};
+    return {Payload::Kind::partial, begin, sender.sum_end(sender.position(), exchange) - begin, -1};
   }
 };
 
 }  // namespace pattern
 
-using Pattern = std::variant<pattern::Dissemination, pattern::Bruck, pattern::Ring, pattern::Spread,
-                             pattern::Slices, pattern::Down<TreePlan>, pattern::Down<ChainPlan>,
-                             pattern::Collect, pattern::Deal, pattern::Hosts, pattern::ToRoot,
-                             pattern::FromRoot, pattern::RingReduce, pattern::RecursiveDoubling>;
+using Pattern =
+    std::variant<pattern::Dissemination, pattern::Bruck, pattern::Ring, pattern::DirectAllGather,
+                 pattern::Slices, pattern::Broadcast<TreePlan>, pattern::Broadcast<ChainPlan>,
+                 pattern::TreeGather, pattern::TreeScatter, pattern::Hosts, pattern::DirectGather,
+                 pattern::DirectScatter, pattern::RingReduce, pattern::RecursiveDoubling>;
 
 class Schedule {
  public:

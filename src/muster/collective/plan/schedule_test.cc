@@ -112,12 +112,12 @@ enum class Change {
   receives_left_out,
   other_target,
   other_source,
-  other_cargo,
+  other_payload,
   sent_twice
 };
 constexpr Change kChanges[] = {
     Change::step_left_out, Change::sends_left_out, Change::receives_left_out, Change::other_target,
-    Change::other_source,  Change::other_cargo,    Change::sent_twice};
+    Change::other_source,  Change::other_payload,  Change::sent_twice};
 
 /// A schedule with one error.
 class Mutant {
@@ -136,7 +136,7 @@ class Mutant {
     Transfer out = schedule_.send(step, std::min(index, schedule_.sends(step) - 1));
     if (step != at_ || index != 0) return out;
     if (change_ == Change::other_target) out.peer = (out.peer + 1) % size_;
-    if (change_ == Change::other_cargo) alter(out.cargo);
+    if (change_ == Change::other_payload) alter(out.payload);
     return out;
   }
   int receives(int step) const {
@@ -152,10 +152,10 @@ class Mutant {
   }
 
  private:
-  void alter(Cargo& cargo) const {
-    cargo.first = (cargo.first + 1) % size_;
-    cargo.slice = (cargo.slice + 1) % size_;
-    if (cargo.kind == Cargo::Kind::whole) cargo.kind = Cargo::Kind::block;
+  void alter(Payload& payload) const {
+    payload.first = (payload.first + 1) % size_;
+    payload.slice = (payload.slice + 1) % size_;
+    if (payload.kind == Payload::Kind::whole) payload.kind = Payload::Kind::block;
   }
   Schedule schedule_;
   int size_;
