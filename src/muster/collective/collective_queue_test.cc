@@ -14,7 +14,7 @@ using namespace communicator_test;
 TimePoint in_a_minute() { return in(seconds(60)); }
 
 // spec: F1 async_op; results and their order are those of calls one after another
-TEST(Together, BatchesOfSmallCallsCompleteInOrder) {
+TEST(Pipelining, BatchesOfSmallCallsCompleteInOrder) {
   for (Wire wire : testing::kWires) {
     constexpr int kRanks = 3;
     with_group(
@@ -66,7 +66,7 @@ TEST(Together, BatchesOfSmallCallsCompleteInOrder) {
 
 // On three hosts of two ranks, calls of this size use several chunks and are small enough to be
 // pipelined.
-TEST(Together, CallsInSeveralChunksKeepThemApart) {
+TEST(Pipelining, CallsInSeveralChunksAreSerialized) {
   constexpr int kRanks = 6;
   constexpr std::size_t kCalls = 20, kEach = 525;
   const Variable by_hosts("MUSTER_ALGORITHM", "reduce_scatter:hosts");
@@ -96,7 +96,7 @@ TEST(Together, CallsInSeveralChunksKeepThemApart) {
 
 // Every member is the root of some calls, and forwards the pieces of others in calls to which it
 // contributes nothing.
-TEST(Together, CallsAlongTreesKeepThemApart) {
+TEST(Pipelining, CallsAlongTreesAreSerialized) {
   constexpr int kRanks = 7;
   constexpr std::size_t kCalls = 42;
   const Variable by_tree("MUSTER_ALGORITHM", "gather:tree,scatter:tree");
@@ -136,7 +136,7 @@ TEST(Together, CallsAlongTreesKeepThemApart) {
 
 // Batches of the maximum pipeline depth: the messages that they send to a member in one pass share
 // a write.
-TEST(Together, MessagesOfCallsStartedTogetherShareWrites) {
+TEST(Pipelining, MessagesOfCallsStartedTogetherShareWrites) {
   constexpr std::size_t kCalls = 8;
   for (const int ranks : {2, 4}) {
     with_group_alone(ranks, [&](int rank, Communicator& group) {
@@ -155,7 +155,7 @@ TEST(Together, MessagesOfCallsStartedTogetherShareWrites) {
   }
 }
 
-TEST(Together, CallsOnTheSameMemoryAreSerialized) {
+TEST(Pipelining, CallsOnTheSameMemoryAreSerialized) {
   for (Wire wire : {Wire::loopback, Wire::tcp}) {
     with_group(
         2, wire,
@@ -178,7 +178,7 @@ TEST(Together, CallsOnTheSameMemoryAreSerialized) {
 // The root of a small broadcast completes its part at once. Notices that it received before still
 // count.
 // spec: F18 a refused call, where its member has said so before the other's begins
-TEST(Together, ACallRefusedOnAnotherRankFails) {
+TEST(Pipelining, ACallRefusedOnAnotherRankFails) {
   for (Wire wire : {Wire::loopback, Wire::tcp}) {
     with_group(
         2, wire,
@@ -208,7 +208,7 @@ TEST(Together, ACallRefusedOnAnotherRankFails) {
 // One of many queued calls differs on one rank: all calls from that one on fail, with both calls
 // named.
 // spec: F18 different calls, queued behind others
-TEST(Together, ADifferentCallFailsItselfAndLaterCalls) {
+TEST(Pipelining, ADifferentCallFailsItselfAndLaterCalls) {
   for (Wire wire : {Wire::loopback, Wire::shm}) {
     with_group(
         2, wire,

@@ -89,8 +89,8 @@ class Crowd {
   std::vector<std::deque<SurvivorViews::View>> queues_;
 };
 
-// spec: D7 shrink after a failure: whoever dies and whenever, the survivors decide on the same
-// members, all of them alive
+// spec: D7 shrink after a failure: whichever member dies, and whenever, the survivors decide on the
+// same members, all of them alive
 TEST(SurvivorViews, AllDecideTheSameWhicheverMemberDies) {
   const int runs = testing::long_tests() ? 20000 : 1000;
   for (int run = 0; run < runs; ++run) {

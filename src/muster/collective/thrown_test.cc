@@ -141,7 +141,8 @@ TEST(Thrown, NoProgressThreadIsAnErrorOfTheCall) {
   }
 }
 
-// spec: E3 what a started call works on is held until the call is over, whoever else lets go of it
+// spec: E3 what a started call works on is held until the call has ended, even if no one else holds
+// it
 TEST(Thrown, ACallHoldsItsBuffers) {
   for (const Wire wire : {Wire::loopback, Wire::region, Wire::tcp}) {
     std::barrier gate(2);

@@ -260,18 +260,18 @@ TEST(Arena, QuarantinedMemoryIsNotReusedOnceFreed) {
     SCOPED_TRACE(bytes);
     const std::size_t in_use = arena.bytes_in_use();
     bool held = true;
-    std::byte* const lent = arena.allocate(bytes).value();
+    std::byte* const exposed = arena.allocate(bytes).value();
     std::byte* const other = arena.allocate(bytes).value();
-    arena.quarantine(lent + bytes / 2, 10, [&held] { return held; });
+    arena.quarantine(exposed + bytes / 2, 10, [&held] { return held; });
     EXPECT_EQ(arena.stats().bytes_quarantined, 0u) << "it is in use as before";
-    arena.free(lent);
+    arena.free(exposed);
     arena.free(other);
     EXPECT_GE(arena.stats().bytes_quarantined, bytes);
     EXPECT_LT(arena.stats().bytes_quarantined, bytes + ArenaHeap::kPage);
     EXPECT_EQ(arena.bytes_in_use(), in_use);
     for (int i = 0; i < 3; ++i) {
       std::byte* const next = arena.allocate(bytes).value();
-      EXPECT_NE(next, lent);
+      EXPECT_NE(next, exposed);
       arena.free(next);
       arena.trim();
     }
@@ -288,9 +288,9 @@ TEST(Arena, QuarantinedMemoryCountsForTheLimit) {
   Arena& arena = **Arena::of_process();
   arena.trim();
   bool held = true;
-  std::byte* const lent = arena.allocate(kBytes).value();
-  arena.quarantine(lent, kBytes, [&held] { return held; });
-  arena.free(lent);
+  std::byte* const exposed = arena.allocate(kBytes).value();
+  arena.quarantine(exposed, kBytes, [&held] { return held; });
+  arena.free(exposed);
   arena.set_limits({.most = arena.bytes_in_use() + kBytes + kBytes / 2, .keep = 0});
   const auto none = arena.allocate(kBytes);
   EXPECT_EQ(none.status().code(), Code::exhausted);
