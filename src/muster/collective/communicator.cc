@@ -76,13 +76,13 @@ class GroupCommunicator final : public Communicator,
   bool has_driver() override {
     return waiting_threads_.load() > 0 ||
            (driving_.load() > 0 && !queue_.has_calls_unknown_to_driver() &&
-            driver_.is_at_work(group_.now()));
+            driver_.is_running(group_.now()));
   }
   bool is_polled_between_compute() override {
     return waiting_threads_.load() == 0 && driving_.load() > 0;
   }
   void poll_between_compute() override {
-    if (driving_.load() > 0) driver_.is_here(group_.now());
+    if (driving_.load() > 0) driver_.note_driving(group_.now());
     advance();
   }
   TimePoint next_deadline() override {
@@ -299,7 +299,7 @@ std::shared_ptr<void> GroupCommunicator::drive_here() {
   struct Driving {
     explicit Driving(std::shared_ptr<GroupCommunicator> communicator)
         : group(std::move(communicator)) {
-      group->driver_.is_here(group->group_.now());
+      group->driver_.note_driving(group->group_.now());
       group->driving_.fetch_add(1);
     }
     ~Driving() {

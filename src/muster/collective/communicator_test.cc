@@ -244,7 +244,7 @@ TEST(Queue, ALargerCallNamesTheMissingRank) {
   }
 }
 
-TEST(DrivingThread, IsAtWorkWhileItComputes) {
+TEST(DrivingThread, IsRunningWhileItComputes) {
   const auto computed = [] {
     timespec time{};
     ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -252,22 +252,22 @@ TEST(DrivingThread, IsAtWorkWhileItComputes) {
   };
   const Duration kWhile = 2 * tunables().driver_trust;
   DrivingThread driver;
-  EXPECT_FALSE(driver.is_at_work(in(kWhile)));  // no thread yet
+  EXPECT_FALSE(driver.is_running(in(kWhile)));  // no thread yet
   TimePoint now = steady_clock().now();
-  driver.is_here(now);
-  EXPECT_TRUE(driver.is_at_work(now));
+  driver.note_driving(now);
+  EXPECT_TRUE(driver.is_running(now));
   for (int turn = 0; turn < 3; ++turn) {
     for (const Duration until = computed() + kWhile; computed() < until;) {
     }
     now += kWhile;
-    EXPECT_TRUE(driver.is_at_work(now));
+    EXPECT_TRUE(driver.is_running(now));
   }
   now += std::chrono::hours(1);  // during which it computes no more than this test
-  EXPECT_FALSE(driver.is_at_work(now));
-  driver.is_here(now);
-  EXPECT_TRUE(driver.is_at_work(now));
-  std::thread([&] { driver.is_here(now); }).join();
-  EXPECT_FALSE(driver.is_at_work(now + kWhile));  // it has ended
+  EXPECT_FALSE(driver.is_running(now));
+  driver.note_driving(now);
+  EXPECT_TRUE(driver.is_running(now));
+  std::thread([&] { driver.note_driving(now); }).join();
+  EXPECT_FALSE(driver.is_running(now + kWhile));  // it has ended
 }
 
 // Each rank first waits in another group and drives only that one; the progress thread drives the

@@ -16,7 +16,7 @@ namespace muster::collective {
 class DrivingThread {
  public:
   /// The calling thread is the driver and drives now.
-  void is_here(TimePoint now) {
+  void note_driving(TimePoint now) {
     clockid_t clock{};
     if (::pthread_getcpuclockid(::pthread_self(), &clock) != 0) clock = kNoClock;
     clock_.store(clock);
@@ -31,7 +31,7 @@ class DrivingThread {
 
   /// Whether it was here recently, or used its core for at least a quarter of the time since it was
   /// last seen.
-  bool is_at_work(TimePoint now) {
+  bool is_running(TimePoint now) {
     const TimePoint seen = seen_.load();
     if (now < seen + tunables().driver_trust) return true;
     const Duration used_now = used(clock_.load()), before = used_.exchange(used_now);

@@ -9,15 +9,15 @@ namespace muster::collective {
 
 bool InlineCall::run_bounded(Driver& driver) {
   if (queue_.region_ != nullptr)
-    return queue_.region_->inline_calls().may_block() && !driver.busy() && in_region();
-  if (queue_.group_.size() > 1) return !driver.busy() && over_links();
+    return queue_.region_->inline_calls().may_block() && !driver.busy() && run_in_region();
+  if (queue_.group_.size() > 1) return !driver.busy() && run_over_links();
   on_started();
   run_single_rank(args_);
   return true;
 }
 
 /// Leaves the rest in `task_` if it does not complete within a round trip, or has failed.
-bool InlineCall::over_links() {
+bool InlineCall::run_over_links() {
   if (!memory_of(args_).small) return false;
   const GroupContext& group = queue_.group_;
   group.channel->begin(fingerprint);
@@ -31,7 +31,7 @@ bool InlineCall::over_links() {
 
 /// Recorded before the first byte moves, so that the traces of a killed member show the call. For
 /// up to one round trip, the thread polls only for this call.
-bool InlineCall::in_region() {
+bool InlineCall::run_in_region() {
   record.completed_inline = false;
   queue_.group_.channel->begin(fingerprint);
   on_started();

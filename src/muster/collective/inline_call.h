@@ -41,8 +41,8 @@ class InlineCall final : public StartingCall {
   Task<Status> release_task() { return std::move(task_); }
 
  private:
-  bool over_links();
-  bool in_region();
+  bool run_over_links();
+  bool run_in_region();
 
   CollectiveQueue& queue_;
   const Args& args_;

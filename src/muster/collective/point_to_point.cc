@@ -146,8 +146,8 @@ std::shared_ptr<Message> PointToPoint::start(std::shared_ptr<Driver> driver, con
   return message;
 }
 
-transport::TransferRef PointToPoint::run_inline(const Args& args, CallRecord& record, bool alone) {
-  if (args.op == Op::recv) return receive_inline(args, record, alone);
+transport::TransferRef PointToPoint::run_inline(const Args& args, CallRecord& record, bool idle) {
+  if (args.op == Op::recv) return receive_inline(args, record, idle);
   auto transfer = group_.channel->try_send_inline(args.root, args.tag, args.inputs.front(),
                                                   header_of(args.dtype));
   record.on_started(0);
@@ -157,7 +157,7 @@ transport::TransferRef PointToPoint::run_inline(const Args& args, CallRecord& re
 }
 
 transport::TransferRef PointToPoint::receive_inline(const Args& args, CallRecord& record,
-                                                    bool alone) {
+                                                    bool idle) {
   using transport::TryReceive;
   record.on_started(0);
   const int rank = group_.job_rank_of(args.root);
@@ -165,14 +165,14 @@ transport::TransferRef PointToPoint::receive_inline(const Args& args, CallRecord
     return group_.channel->try_receive(args.root, args.tag, args.outputs.front(),
                                        header_of(args.dtype));
   };
-  TryReceive received = alone ? receive() : TryReceive::needs_transfer;
+  TryReceive received = idle ? receive() : TryReceive::needs_transfer;
   record.completed_inline = received == TryReceive::received;
   const bool arrived = received == TryReceive::not_yet && group_.fabric->spin_for_peer(rank);
   if (arrived) received = receive();
   if (received == TryReceive::received) return nullptr;
   auto transfer = post(args);
   if (arrived && !transfer->done()) group_.fabric->poll_peer(rank);
-  if (alone && !transfer->done())
+  if (idle && !transfer->done())
     group_.fabric->wait([&transfer] { return transfer->done(); },
                         std::min(record.deadline, group_.now() + tunables().round_trip));
   if (transfer->done() && transfer->status().ok()) return nullptr;

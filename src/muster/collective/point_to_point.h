@@ -26,9 +26,9 @@ class PointToPoint {
                                  CallRecord& record, std::shared_ptr<void> owner);
   /// Runs a whole message from or to a named member, if it completes inline or within one round
   /// trip. Returns null if it has completed successfully; otherwise the message is outstanding and
-  /// needs `follow`. Throws like `start`. `alone`: the caller's thread has no other work of the
+  /// needs `follow`. Throws like `start`. `idle`: the caller's thread has no other work of the
   /// group.
-  transport::TransferRef run_inline(const Args& args, CallRecord& record, bool alone);
+  transport::TransferRef run_inline(const Args& args, CallRecord& record, bool idle);
   /// Tracks an outstanding message of this thread.
   std::shared_ptr<Message> follow(std::shared_ptr<Driver> driver, const Args& args,
                                   const transport::TransferRef& transfer, TimePoint deadline);
@@ -46,7 +46,7 @@ class PointToPoint {
 
  private:
   transport::TransferRef post(const Args& args);
-  transport::TransferRef receive_inline(const Args& args, CallRecord& record, bool alone);
+  transport::TransferRef receive_inline(const Args& args, CallRecord& record, bool idle);
   std::shared_ptr<Message> make(std::shared_ptr<Driver> driver, const Args& args,
                                 TimePoint deadline, std::shared_ptr<void> owner);
   class Reservation;

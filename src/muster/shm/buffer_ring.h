@@ -24,7 +24,7 @@ class BufferRing {
   std::uint8_t next() const { return static_cast<std::uint8_t>(next_ % fixed::kWindows); }
   const BufferUse& last_use_of_next() const { return uses_[next_ % fixed::kWindows]; }
   /// Acquires the next buffer, which must be free, and returns its number.
-  std::size_t take(Position until, Counter counter, int reader) {
+  std::size_t acquire(Position until, Counter counter, int reader) {
     uses_[next_ % fixed::kWindows] = {until, counter, reader, true};
     return next_++;
   }

@@ -33,7 +33,7 @@ auto clock_of(const MemberParts& parts) {
 /// line and slot of the next call, assuming it has the same size: lines in readers' caches must be
 /// invalidated first, which takes as long as the copy itself.
 void InlineTransfer::prefetch_this_and_next(const TransferPlan& plan) const {
-  const shm::GroupSegment& segment = my_.segment;
+  const shm::GroupSegment& segment = parts_.segment;
   const int rank = segment.rank();
   const std::uint64_t next = segment.sequence() + 1;
   const Line& mine = segment.my_line();
@@ -63,7 +63,7 @@ void InlineTransfer::prefetch_this_and_next(const TransferPlan& plan) const {
 /// A member that only receives, and finds the senders ahead, prefetches their lines and slots of
 /// the next call.
 void InlineTransfer::prefetch_next_of(const TransferPlan& plan) const {
-  const shm::GroupSegment& segment = my_.segment;
+  const shm::GroupSegment& segment = parts_.segment;
   const std::uint64_t next = segment.sequence() + 1;
   for (int source = plan.first; source < plan.last; ++source) {
     if (source == segment.rank()) continue;
@@ -81,15 +81,15 @@ bool InlineTransfer::is_small(const Args& args) const {
   std::size_t bytes = args.op == Op::broadcast ? args.outputs[0].size() : 0;
   for (const ConstBytes input : args.inputs) bytes += input.size();
   return bytes <= fixed::kSlotBytes &&
-         (!info(args.op).reduces || info(args.op).lists_input || my_.one_shot(args.op, bytes));
+         (!info(args.op).reduces || info(args.op).lists_input || parts_.one_shot(args.op, bytes));
 }
 
 /// A member that is ahead of the others by the whole ring polls less often, because each poll takes
 /// the peers' lines from their caches.
 bool InlineTransfer::await_room() {
-  SpinWait spin(SpinBudget::for_peers(my_.topology));
-  while (may_wait() && spin.pause(clock_of(my_), kPausesPerCheck)) {
-    if (my_.lines.has_room()) return true;
+  SpinWait spin(SpinBudget::for_peers(parts_.topology));
+  while (may_wait() && spin.pause(clock_of(parts_), kPausesPerCheck)) {
+    if (parts_.lines.has_room()) return true;
   }
   return false;
 }
@@ -100,24 +100,24 @@ bool InlineTransfer::poll_sources(const TransferPlan& plan, bool& no_wait) {
   int source = plan.first;
   no_wait = poll_from(plan, source);
   if (!no_wait && !await_sources(plan, source)) return false;
-  return my_.lines.agreed();  // an earlier call may have differed, and this one may read nothing
+  return parts_.lines.agreed();  // an earlier call may have differed, and this one may read nothing
 }
 
 /// When oversubscribed, keeps spinning for at most `shared_core_pauses` if every missing peer runs
 /// on another core: peers on this core are waiting too, and yielding would cost a full scheduling
 /// round.
 bool InlineTransfer::await_sources(const TransferPlan& plan, int source) {
-  SpinWait spin(SpinBudget::for_peers(my_.topology));
-  const int rank = my_.segment.rank();
+  SpinWait spin(SpinBudget::for_peers(parts_.topology));
+  const int rank = parts_.segment.rank();
   const bool all_on_shared_cores =
-      my_.topology.oversubscribed() && plan.last - plan.first == my_.segment.size();
-  const auto is_missing = [&](int member) { return member != rank && !my_.lines.poll(member); };
+      parts_.topology.oversubscribed() && plan.last - plan.first == parts_.segment.size();
+  const auto is_missing = [&](int member) { return member != rank && !parts_.lines.poll(member); };
   const auto is_elsewhere = [&](int member) { return cores_.is_elsewhere(member); };
   do {
     const bool keeps_core =
         all_on_shared_cores &&
         shm::missing_among(source, plan.last, is_missing, is_elsewhere) != Missing::here;
-    if (!may_wait() || !spin.pause(clock_of(my_), 1, keeps_core)) return false;
+    if (!may_wait() || !spin.pause(clock_of(parts_), 1, keeps_core)) return false;
   } while (!poll_from(plan, source));
   return true;
 }
@@ -126,17 +126,17 @@ bool InlineTransfer::try_inline(const Args& args, StartingCall& starting) {
   const transport::Fingerprint& call = starting.fingerprint;
   bool& no_wait = starting.record.completed_inline;
   wait_timed_out_ = false;
-  shm::GroupSegment& segment = my_.segment;
-  if (segment.size() == 1 || my_.channel.failed() || call.sequence != segment.sequence() + 1 ||
+  shm::GroupSegment& segment = parts_.segment;
+  if (segment.size() == 1 || parts_.channel.failed() || call.sequence != segment.sequence() + 1 ||
       (call.flags & kRefused) != 0)
     return false;
   const CachedPlan& cached = plans_(signature_of(args), [&] {
-    return is_small(args) ? CachedPlan{my_.planner.plan(args), true} : CachedPlan{};
+    return is_small(args) ? CachedPlan{parts_.planner.plan(args), true} : CachedPlan{};
   });
   if (!cached.is_small) return false;
   const TransferPlan& plan = cached.transfer;
-  my_.begin_call(call.sequence);
-  const bool room = my_.lines.has_room();
+  parts_.begin_call(call.sequence);
+  const bool room = parts_.lines.has_room();
   if (!room) {
     starting.on_started();
     if (!await_room()) {
@@ -145,10 +145,10 @@ bool InlineTransfer::try_inline(const Args& args, StartingCall& starting) {
       return false;
     }
   }
-  my_.placement.place(args, plan);
-  my_.lines.publish(call);
+  parts_.placement.place(args, plan);
+  parts_.lines.publish(call);
   published_ = true;
-  if (my_.topology.dedicated()) {
+  if (parts_.topology.dedicated()) {
     prefetch_this_and_next(plan);
   } else {
     cores_.publish();
@@ -171,8 +171,8 @@ bool InlineTransfer::try_inline(const Args& args, StartingCall& starting) {
 /// Copies or reduces the data of all sources. Returns false, with nothing done, if any data is not
 /// in a line or slot.
 bool InlineTransfer::read_staged(const Args& args, const TransferPlan& plan) {
-  const int rank = my_.segment.rank();
-  SourceTable& sources = my_.sources;
+  const int rank = parts_.segment.rank();
+  SourceTable& sources = parts_.sources;
   for (int source = plan.first; source < plan.last; ++source) {
     if ((source != rank || plan.scaled) && !sources.resolve_staged(args, plan, source))
       return false;
@@ -201,11 +201,11 @@ bool InlineTransfer::read_staged(const Args& args, const TransferPlan& plan) {
 }
 
 bool InlineTransfer::drive_until(Task<Status>& task, TimePoint deadline) {
-  const bool shared_core = my_.topology.oversubscribed();
+  const bool shared_core = parts_.topology.oversubscribed();
   if (std::exchange(wait_timed_out_, false) && shared_core) return false;
   if (shared_core) cores_.publish();
-  const auto now = clock_of(my_);
-  const SpinBudget budget = SpinBudget::for_started_call(my_.topology);
+  const auto now = clock_of(parts_);
+  const SpinBudget budget = SpinBudget::for_started_call(parts_.topology);
   const TimePoint end =
       std::min(deadline, now() + (shared_core ? budget.yield : tunables().round_trip));
   SpinWait spin(budget);
@@ -217,12 +217,12 @@ bool InlineTransfer::drive_until(Task<Status>& task, TimePoint deadline) {
     const bool progressed = task.turns() != std::exchange(turns, task.turns());
     if ((progressed || polls % kPausesPerCheck == 0) && now() >= end) return false;
     if (progressed) spin.keep_core_anew();
-    const Missing missing =
-        shared_core
-            ? shm::missing_among(
-                  0, my_.segment.size(), [&](int member) { return my_.wait.is_behind(member); },
-                  [&](int member) { return cores_.is_elsewhere(member); })
-            : Missing::elsewhere;
+    const Missing missing = shared_core
+                                ? shm::missing_among(
+                                      0, parts_.segment.size(),
+                                      [&](int member) { return parts_.wait.is_behind(member); },
+                                      [&](int member) { return cores_.is_elsewhere(member); })
+                                : Missing::elsewhere;
     idle = missing == Missing::nobody ? idle + 1 : 0;
     if (!may_wait() || !spin.pause(now, 1, missing == Missing::elsewhere || idle == 1))
       return false;

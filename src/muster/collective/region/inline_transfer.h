@@ -18,10 +18,10 @@ namespace muster::collective::region {
 
 class InlineTransfer final : public RegionInline {
  public:
-  explicit InlineTransfer(MemberParts& parts) : my_(parts), cores_(parts.segment) {}
+  explicit InlineTransfer(MemberParts& parts) : parts_(parts), cores_(parts.segment) {}
 
   bool try_inline(const Args& args, StartingCall& starting) override;
-  bool may_block() const override { return my_.may_block; }
+  bool may_block() const override { return parts_.may_block; }
   bool drive_until(Task<Status>& task, TimePoint deadline) override;
   /// Whether `try_inline` has published the current call and left the rest to a task.
   bool is_published() const { return published_; }
@@ -40,15 +40,16 @@ class InlineTransfer final : public RegionInline {
   bool await_sources(const TransferPlan& plan, int source);
   /// Polls the lines of the sources from `source` on, up to the first missing one.
   bool poll_from(const TransferPlan& plan, int& source) {
-    while (source < plan.last && (source == my_.segment.rank() || my_.lines.poll(source))) ++source;
+    while (source < plan.last && (source == parts_.segment.rank() || parts_.lines.poll(source)))
+      ++source;
     return source >= plan.last;
   }
   bool read_staged(const Args& args, const TransferPlan& plan);
   void prefetch_this_and_next(const TransferPlan& plan) const;
   void prefetch_next_of(const TransferPlan& plan) const;
-  bool may_wait() const { return !my_.channel.failed() && my_.may_block; }
+  bool may_wait() const { return !parts_.channel.failed() && parts_.may_block; }
 
-  MemberParts& my_;
+  MemberParts& parts_;
   shm::CorePlacement cores_;
   CallCache<CachedPlan> plans_;
   bool published_ = false;

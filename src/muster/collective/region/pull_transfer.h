@@ -20,7 +20,7 @@ namespace muster::collective::region {
 
 class PullTransfer {
  public:
-  explicit PullTransfer(MemberParts& parts) : my_(parts) {}
+  explicit PullTransfer(MemberParts& parts) : parts_(parts) {}
 
   /// `published`: this member's line has been published already, with all its data.
   Task<Status> run(const Args& args, const transport::Fingerprint& call, bool published);
@@ -33,7 +33,7 @@ class PullTransfer {
   bool combine(const Args& args, const TransferPlan& plan, std::size_t step);
   Task<Status> await_readers(const TransferPlan& plan);
 
-  MemberParts& my_;
+  MemberParts& parts_;
   std::vector<int> unread_;            // sources of this step that have not been read yet
   bool must_publish_drained_ = false;  // a peer waits for this member's drained counter
 };

@@ -25,76 +25,78 @@ std::size_t round_for_root(std::size_t members, std::size_t bytes) {
 }  // namespace
 
 ReductionPlan ShareReduction::plan(const Args& args) {
-  const std::size_t members = my_.segment.layout().members;
+  const std::size_t members = parts_.segment.layout().members;
   ReductionPlan plan{args, args.inputs[0]};
   plan.element = size_of(args.dtype);
   plan.grain = shm::kCacheLine / plan.element;
   plan.count = plan.input.size() / plan.element;
   plan.root = args.op == Op::reduce ? args.root : -1;
   plan.root_reduces =
-      plan.root >= 0 && (members == 2 || (my_.topology.oversubscribed() &&
+      plan.root >= 0 && (members == 2 || (parts_.topology.oversubscribed() &&
                                           plan.input.size() <= fixed::kReclaimBytes));
   plan.cut(plan.root_reduces ? round_for_root(members, plan.input.size())
-                             : my_.segment.layout().window_bytes);
+                             : parts_.segment.layout().window_bytes);
   plan.scaled = args.reduce == Reduce::premul_sum;
   plan.reclaims = shm::writes_back_lines();
   plan.reclaims_results =
       plan.reclaims && (plan.root >= 0 || members == 2 ||
-                        my_.planner.concurrent_reclaim(args.op, members * plan.input.size()));
+                        parts_.planner.concurrent_reclaim(args.op, members * plan.input.size()));
   return plan;
 }
 
 /// Records in this member's line where its input and output are.
 void ShareReduction::place(ReductionPlan& plan) {
-  const int rank = my_.segment.rank();
-  const auto input = plan.scaled || my_.planner.copies_from_arena(plan.args.op, plan.input.size())
-                         ? std::nullopt
-                         : my_.placement.arena_offset(plan.input);
-  const auto output =
-      plan.needs_result(rank) ? my_.placement.writable_offset(plan.args.outputs[0]) : std::nullopt;
+  const int rank = parts_.segment.rank();
+  const auto input =
+      plan.scaled || parts_.planner.copies_from_arena(plan.args.op, plan.input.size())
+          ? std::nullopt
+          : parts_.placement.arena_offset(plan.input);
+  const auto output = plan.needs_result(rank)
+                          ? parts_.placement.writable_offset(plan.args.outputs[0])
+                          : std::nullopt;
   plan.staged = !input;
   plan.copies = plan.needs_result(rank) && !output;
-  if (output) my_.quiescence.expose_output();
-  Line& mine = my_.segment.my_line();
+  if (output) parts_.quiescence.expose_output();
+  Line& mine = parts_.segment.my_line();
   mine.bytes = plan.input.size();
   mine.location = input ? BufferLocation::arena : BufferLocation::window;
   mine.output_location = output ? BufferLocation::arena : BufferLocation::window;
   mine.input = input.value_or(0);
   mine.output = output.value_or(0);
-  mine.first_window = my_.windows.next();
-  mine.first_result = my_.results.next();
-  my_.sources[rank] = {mine.location, nullptr, mine.bytes, 0, mine.first_window};
+  mine.first_window = parts_.windows.next();
+  mine.first_result = parts_.results.next();
+  parts_.sources[rank] = {mine.location, nullptr, mine.bytes, 0, mine.first_window};
 }
 
 /// Whether all peers' memory that this member reads or writes is mapped. All lines must have been
 /// seen.
 bool ShareReduction::all_mapped(const ReductionPlan& plan) {
   bool all = true;
-  for (int member = 0; member < my_.segment.size(); ++member) {
-    if (member == my_.segment.rank()) continue;
-    const Line& theirs = my_.segment.line(member);
+  for (int member = 0; member < parts_.segment.size(); ++member) {
+    if (member == parts_.segment.rank()) continue;
+    const Line& theirs = parts_.segment.line(member);
     const bool arena =
         theirs.location == BufferLocation::arena ||
         (plan.needs_result(member) && theirs.output_location == BufferLocation::arena);
-    all = (!arena || my_.peers.arena_ready(member)) && all;
+    all = (!arena || parts_.peers.arena_ready(member)) && all;
   }
   return all;
 }
 
 /// Looks up the peers' inputs and outputs from their lines, which have all been seen.
 Status ShareReduction::resolve(ReductionPlan& plan) {
-  for (int member = 0; member < my_.segment.size(); ++member) {
+  for (int member = 0; member < parts_.segment.size(); ++member) {
     std::byte*& output = outputs_[static_cast<std::size_t>(member)];
     output = nullptr;
-    if (member == my_.segment.rank()) continue;
-    if (Status resolved = my_.sources.resolve_share(plan.args, member, plan.input.size());
+    if (member == parts_.segment.rank()) continue;
+    if (Status resolved = parts_.sources.resolve_share(plan.args, member, plan.input.size());
         !resolved)
       return resolved;
     if (!plan.needs_result(member)) continue;
-    const Line& theirs = my_.segment.line(member);
+    const Line& theirs = parts_.segment.line(member);
     if (theirs.output_location == BufferLocation::arena) {
-      output = my_.peers.arena_at(member, theirs.output, plan.input.size());
-      if (output == nullptr) return my_.failure.cannot_map(member, plan.input.size());
+      output = parts_.peers.arena_at(member, theirs.output, plan.input.size());
+      if (output == nullptr) return parts_.failure.cannot_map(member, plan.input.size());
     } else {
       plan.publishes_results = true;
     }
@@ -103,9 +105,9 @@ Status ShareReduction::resolve(ReductionPlan& plan) {
 }
 
 void ShareReduction::fill_input(const ReductionPlan& plan, std::size_t round) {
-  const int rank = my_.segment.rank();
-  std::byte* const to = my_.segment.window(
-      rank, my_.windows.take(my_.segment.at_step(round + 1), Counter::reduced, -1));
+  const int rank = parts_.segment.rank();
+  std::byte* const to = parts_.segment.window(
+      rank, parts_.windows.acquire(parts_.segment.at_step(round + 1), Counter::reduced, -1));
   const std::byte* const from = plan.input.data() + plan.start(round) * plan.element;
   const std::size_t length = plan.length(round);
   if (plan.scaled) {
@@ -113,7 +115,7 @@ void ShareReduction::fill_input(const ReductionPlan& plan, std::size_t round) {
   } else if (plan.root_reduces && rank != plan.root) {
     std::memcpy(to, from, length * plan.element);
   } else {
-    const shm::Share mine = plan.share(round, my_.segment.layout().members, rank);
+    const shm::Share mine = plan.share(round, parts_.segment.layout().members, rank);
     std::memcpy(to, from, mine.begin * plan.element);
     std::memcpy(to + mine.end * plan.element, from + mine.end * plan.element,
                 (length - mine.end) * plan.element);
@@ -122,46 +124,47 @@ void ShareReduction::fill_input(const ReductionPlan& plan, std::size_t round) {
 
 void ShareReduction::fill_and_publish(const ReductionPlan& plan, std::size_t round) {
   fill_input(plan, round);
-  my_.segment.advance(Counter::filled, my_.segment.at_step(round + 1));
-  my_.peers.wake();
+  parts_.segment.advance(Counter::filled, parts_.segment.at_step(round + 1));
+  parts_.peers.wake();
 }
 
 /// The member that reduces `member`'s share. All lines must have been seen.
 int ShareReduction::reducer(const ReductionPlan& plan, int member) const {
-  return plan.root_reduces && my_.sources[member].location != BufferLocation::arena ? plan.root
-                                                                                    : member;
+  return plan.root_reduces && parts_.sources[member].location != BufferLocation::arena ? plan.root
+                                                                                       : member;
 }
 
 /// All lines have been seen: finds out whether any member besides the root reduces.
 void ShareReduction::assign_root_shares(ReductionPlan& plan) {
   if (!plan.root_reduces) return;
   int others = 0;
-  for (int member = 0; member < my_.segment.size(); ++member)
-    others += my_.sources[member].location == BufferLocation::arena ? 1 : 0;
-  if (others == my_.segment.size())  // no member has filled a window
-    return plan.cut(my_.segment.layout().window_bytes);
-  plan.root_fills_late = others > 0 && my_.sources[plan.root].location == BufferLocation::window;
-  if (my_.segment.rank() != plan.root) return;
+  for (int member = 0; member < parts_.segment.size(); ++member)
+    others += parts_.sources[member].location == BufferLocation::arena ? 1 : 0;
+  if (others == parts_.segment.size())  // no member has filled a window
+    return plan.cut(parts_.segment.layout().window_bytes);
+  plan.root_fills_late = others > 0 && parts_.sources[plan.root].location == BufferLocation::window;
+  if (parts_.segment.rank() != plan.root) return;
   if (plan.root_fills_late) {
     fill_and_publish(plan, 0);
   } else if (others == 0) {
     plan.staged = plan.scaled;
     plan.copies = false;
-    my_.segment.advance(Counter::drained, my_.segment.at_end());
+    parts_.segment.advance(Counter::drained, parts_.segment.at_end());
   }
 }
 
 /// Reduces this member's shares of a round and passes on the results. Returns false if a peer has
 /// aborted meanwhile; its memory must not be touched any more.
 bool ShareReduction::reduce_shares(const ReductionPlan& plan, std::size_t round) {
-  const int rank = my_.segment.rank();
+  const int rank = parts_.segment.rank();
   std::byte* buffer = nullptr;
   if (plan.publishes_results)
-    buffer = my_.segment.result(
-        rank, my_.results.take(my_.segment.at_step(round + 1), Counter::drained, plan.root));
-  for (int member = 0; member < my_.segment.size(); ++member) {
+    buffer = parts_.segment.result(rank, parts_.results.acquire(parts_.segment.at_step(round + 1),
+                                                                Counter::drained, plan.root));
+  for (int member = 0; member < parts_.segment.size(); ++member) {
     if (reducer(plan, member) == rank &&
-        !reduce_share(plan, round, plan.share(round, my_.segment.layout().members, member), buffer))
+        !reduce_share(plan, round, plan.share(round, parts_.segment.layout().members, member),
+                      buffer))
       return false;
   }
   return true;
@@ -170,19 +173,19 @@ bool ShareReduction::reduce_shares(const ReductionPlan& plan, std::size_t round)
 /// Also leaves the result in `buffer`, unless that is null.
 bool ShareReduction::reduce_share(const ReductionPlan& plan, std::size_t round, shm::Share share,
                                   std::byte* buffer) {
-  const int rank = my_.segment.rank();
+  const int rank = parts_.segment.rank();
   const std::size_t first =
       (plan.start(round) + share.begin) * plan.element;  // byte offset in the whole input
   const std::size_t bytes = share.count() * plan.element;
   for (std::size_t at = 0; at < bytes; at += fixed::kCacheBlock) {
-    if (my_.segment.peer_aborted()) return false;
+    if (parts_.segment.peer_aborted()) return false;
     const std::size_t block = std::min(fixed::kCacheBlock, bytes - at);
-    for (int member = 0; member < my_.segment.size(); ++member) {
-      const Source& source = my_.sources[member];
+    for (int member = 0; member < parts_.segment.size(); ++member) {
+      const Source& source = parts_.sources[member];
       const bool windowed =
           member == rank ? plan.scaled : source.location == BufferLocation::window;
-      my_.sources.input(member) =
-          windowed ? my_.segment.window(member, source.first_window + round) +
+      parts_.sources.input(member) =
+          windowed ? parts_.segment.window(member, source.first_window + round) +
                          share.begin * plan.element + at
                    : (member == rank ? plan.input.data() : source.data) + first + at;
     }
@@ -195,7 +198,7 @@ bool ShareReduction::reduce_share(const ReductionPlan& plan, std::size_t round, 
     } else {
       to = outputs_[static_cast<std::size_t>(plan.root)] + first + at;
     }
-    my_.sources.reduce(plan.args, plan.reclaims, to, block);
+    parts_.sources.reduce(plan.args, plan.reclaims, to, block);
     if (buffer != nullptr && to != buffer + at) std::memcpy(buffer + at, to, block);
     for (std::byte* output : outputs_) {
       if (output != nullptr && to != output + first + at)
@@ -207,9 +210,9 @@ bool ShareReduction::reduce_share(const ReductionPlan& plan, std::size_t round, 
 
 /// Copies `member`'s share of a round from its result buffer into this member's output.
 void ShareReduction::copy_result(const ReductionPlan& plan, int member, std::size_t round) {
-  const shm::Share share = plan.share(round, my_.segment.layout().members, member);
+  const shm::Share share = plan.share(round, parts_.segment.layout().members, member);
   const std::byte* const from =
-      my_.segment.result(member, my_.segment.line(member).first_result + round);
+      parts_.segment.result(member, parts_.segment.line(member).first_result + round);
   std::byte* const to =
       plan.args.outputs[0].data() + (plan.start(round) + share.begin) * plan.element;
   const std::size_t bytes = share.count() * plan.element;
@@ -223,65 +226,67 @@ void ShareReduction::copy_result(const ReductionPlan& plan, int member, std::siz
 /// The remaining rounds of a member that reduces nothing.
 Task<Status> ShareReduction::stage_rest(const ReductionPlan& plan) {
   for (std::size_t round = 1; round < plan.rounds; ++round) {
-    if (!co_await my_.wait.holds(my_.wait.is_drained(my_.windows, my_.segment.sequence())))
-      co_return my_.channel.failure();
+    if (!co_await parts_.wait.holds(
+            parts_.wait.is_drained(parts_.windows, parts_.segment.sequence())))
+      co_return parts_.channel.failure();
     fill_and_publish(plan, round);
-    if (my_.meter.due(plan.length(round) * plan.element)) co_await YieldMeter::yield();
+    if (parts_.meter.due(plan.length(round) * plan.element)) co_await YieldMeter::yield();
   }
   co_return Status();
 }
 
 /// Waits for the windows of a round and for a free result buffer, then reduces.
 Task<Status> ShareReduction::reduce_round(const ReductionPlan& plan, std::size_t round) {
-  shm::GroupSegment& segment = my_.segment;
+  shm::GroupSegment& segment = parts_.segment;
   for (int member = 0; member < segment.size(); ++member) {
     // filled before the line was published
     if (round == 0 && !(plan.root_fills_late && member == plan.root)) continue;
-    if (member == segment.rank() || my_.sources[member].location != BufferLocation::window)
+    if (member == segment.rank() || parts_.sources[member].location != BufferLocation::window)
       continue;
-    if (!co_await my_.wait.holds(
-            my_.wait.reached(Counter::filled, segment.at_step(round + 1), member)))
-      co_return my_.channel.failure();
+    if (!co_await parts_.wait.holds(
+            parts_.wait.reached(Counter::filled, segment.at_step(round + 1), member)))
+      co_return parts_.channel.failure();
   }
   if (plan.publishes_results) {
-    if (!co_await my_.wait.holds(my_.wait.is_free(my_.results))) co_return my_.channel.failure();
+    if (!co_await parts_.wait.holds(parts_.wait.is_free(parts_.results)))
+      co_return parts_.channel.failure();
   }
   if (!reduce_shares(plan, round)) {
-    my_.failure.abort();  // the peer that aborted first waits to hear that this one stopped
-    co_return co_await my_.failure.cause();
+    parts_.failure.abort();  // the peer that aborted first waits to hear that this one stopped
+    co_return co_await parts_.failure.cause();
   }
   segment.advance(Counter::reduced,
                   round + 1 < plan.rounds ? segment.at_step(round + 1) : segment.at_end());
-  my_.peers.wake();
-  if (my_.meter.due(plan.length(round) * plan.element)) co_await YieldMeter::yield();
+  parts_.peers.wake();
+  if (parts_.meter.due(plan.length(round) * plan.element)) co_await YieldMeter::yield();
   co_return Status();
 }
 
 /// Copies the peers' results of a round.
 Task<Status> ShareReduction::copy_results(const ReductionPlan& plan, std::size_t round) {
-  shm::GroupSegment& segment = my_.segment;
+  shm::GroupSegment& segment = parts_.segment;
   for (int step = 1; step < segment.size(); ++step) {
     const int member = (segment.rank() + step) % segment.size();
     if (reducer(plan, member) == segment.rank()) continue;
-    if (!co_await my_.wait.holds(
-            my_.wait.reached(Counter::reduced, segment.at_step(round + 1), member)))
-      co_return my_.channel.failure();
+    if (!co_await parts_.wait.holds(
+            parts_.wait.reached(Counter::reduced, segment.at_step(round + 1), member)))
+      co_return parts_.channel.failure();
     copy_result(plan, member, round);
   }
   segment.advance(Counter::drained,
                   round + 1 < plan.rounds ? segment.at_step(round + 1) : segment.at_end());
-  my_.peers.wake();
+  parts_.peers.wake();
   co_return Status();
 }
 
 Task<Status> ShareReduction::run(const Args& args, const transport::Fingerprint& call) {
-  shm::GroupSegment& segment = my_.segment;
+  shm::GroupSegment& segment = parts_.segment;
   ReductionPlan plan = this->plan(args);
   place(plan);
   const bool is_root = plan.root == segment.rank();
   if (plan.staged) {
-    co_await my_.wait.holds(my_.wait.is_drained(my_.windows, segment.sequence() - 1));
-    if (my_.channel.failed()) co_return my_.channel.failure();
+    co_await parts_.wait.holds(parts_.wait.is_drained(parts_.windows, segment.sequence() - 1));
+    if (parts_.channel.failed()) co_return parts_.channel.failure();
     // The root cannot know yet whether others reduce. If they do, it fills its window later
     // (`assign_root_shares`).
     if (!plan.root_reduces || !is_root || plan.scaled) fill_input(plan, 0);
@@ -289,22 +294,24 @@ Task<Status> ShareReduction::run(const Args& args, const transport::Fingerprint&
   const bool reduces = !plan.root_reduces || is_root || !plan.staged;
   if (!reduces) segment.advance(Counter::reduced, segment.at_end());
   if (!plan.copies) segment.advance(Counter::drained, segment.at_end());
-  my_.lines.publish(call);
+  parts_.lines.publish(call);
   if (!reduces) co_return co_await stage_rest(plan);
 
-  my_.wait.for_lines();
-  if (!co_await my_.wait.holds([&] { return my_.lines.poll_all(segment.sequence()); }))
-    co_return my_.channel.failure();
-  if (!co_await my_.wait.holds([&] { return all_mapped(plan); })) co_return my_.channel.failure();
+  parts_.wait.for_lines();
+  if (!co_await parts_.wait.holds([&] { return parts_.lines.poll_all(segment.sequence()); }))
+    co_return parts_.channel.failure();
+  if (!co_await parts_.wait.holds([&] { return all_mapped(plan); }))
+    co_return parts_.channel.failure();
   Status resolved = resolve(plan);
-  if (!resolved) co_return co_await my_.failure.fail_after_grace(std::move(resolved));
+  if (!resolved) co_return co_await parts_.failure.fail_after_grace(std::move(resolved));
   assign_root_shares(plan);
 
   // Filling is one window ahead of reducing, and reducing is one ahead of copying, so no member
   // waits for a step that has only just begun.
   for (std::size_t turn = 0; turn < plan.rounds + 1; ++turn) {
     if (plan.staged && turn + 1 < plan.rounds) {
-      if (!co_await my_.wait.holds(my_.wait.is_free(my_.windows))) co_return my_.channel.failure();
+      if (!co_await parts_.wait.holds(parts_.wait.is_free(parts_.windows)))
+        co_return parts_.channel.failure();
       fill_and_publish(plan, turn + 1);
     }
     if (turn < plan.rounds) {
@@ -314,9 +321,9 @@ Task<Status> ShareReduction::run(const Args& args, const transport::Fingerprint&
       if (Status copied = co_await copy_results(plan, turn - 1); !copied) co_return copied;
     }
   }
-  if (!co_await my_.wait.holds(my_.wait.reached(Counter::reduced, segment.at_end())))
-    co_return my_.channel.failure();
-  my_.windows.release_all();
+  if (!co_await parts_.wait.holds(parts_.wait.reached(Counter::reduced, segment.at_end())))
+    co_return parts_.channel.failure();
+  parts_.windows.release_all();
   co_return Status();
 }
 

@@ -61,7 +61,7 @@ struct ReductionPlan {
 class ShareReduction {
  public:
   explicit ShareReduction(MemberParts& parts)
-      : my_(parts), outputs_(parts.segment.layout().members) {}
+      : parts_(parts), outputs_(parts.segment.layout().members) {}
 
   Task<Status> run(const Args& args, const transport::Fingerprint& call);
 
@@ -82,7 +82,7 @@ class ShareReduction {
                     std::byte* buffer);
   void copy_result(const ReductionPlan& plan, int member, std::size_t round);
 
-  MemberParts& my_;
+  MemberParts& parts_;
   std::vector<std::byte*> outputs_;  // peers' outputs in the arena; null: not in the arena
 };
 

@@ -120,7 +120,8 @@ const std::byte* SourceTable::chunk(const TransferPlan& plan, int member, std::s
   return segment_.window(member, source.first_window + step) + source.column;
 }
 
-Status SourceTable::take(const Args& args, const TransferPlan& plan, int member, std::size_t step) {
+Status SourceTable::copy_piece(const Args& args, const TransferPlan& plan, int member,
+                               std::size_t step) {
   const Source& source = (*this)[member];
   const Piece part = piece(plan, member, step);
   const MutableBytes to = output_for(args, member).subspan(part.at, part.bytes);

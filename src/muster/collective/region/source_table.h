@@ -64,7 +64,7 @@ class SourceTable {
   /// Address of the chunk of `step`, unless it is in another process.
   const std::byte* chunk(const TransferPlan& plan, int member, std::size_t step) const;
   /// Copies a piece into the output.
-  Status take(const Args& args, const TransferPlan& plan, int member, std::size_t step);
+  Status copy_piece(const Args& args, const TransferPlan& plan, int member, std::size_t step);
 
   /// Per member, the address that `reduce` reads next.
   const std::byte*& input(int member) { return inputs_[static_cast<std::size_t>(member)]; }
