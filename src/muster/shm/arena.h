@@ -21,7 +21,7 @@ struct ArenaLimits {
   /// Maximum committed bytes; 0: the limit of the machine or the control group.
   std::size_t most = 0;
   /// Freed bytes that stay committed for later requests; more than that is returned.
-  std::size_t keep = std::size_t{256} << 20;
+  std::size_t keep = std::size_t{256} << 20;  // limit: a default that users set
 };
 
 struct ArenaStats {
