@@ -33,9 +33,8 @@ class InlineCall final : public StartingCall {
       queue_.control_.poll();
     return !queue_.group_.channel->failed();
   }
-  /// Starts a call that does not fit into a control line, if the group has no other work, and
-  /// drives it for a bounded time. Returns true if it completed successfully; otherwise
-  /// `release_task` has the rest.
+  /// Starts the call as a task, if the group has no other work, and drives it for a bounded time.
+  /// Returns true if it completed successfully; otherwise `release_task` has the rest.
   bool run_bounded(Driver& driver);
   /// Invalid if the call has not begun.
   Task<Status> release_task() { return std::move(task_); }
