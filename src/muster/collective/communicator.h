@@ -7,8 +7,8 @@
 /// Collectives of one communicator run and complete in the order in which they were started; a
 /// blocking call first drives earlier ones on the caller's thread. Point-to-point messages run
 /// concurrently with them. Two communicators may be used from two threads in any order. Locks are
-/// per communicator; none is held while waiting, except for one bounded wait (docs/collectives.md,
-/// "Locks").
+/// per communicator; none is held while waiting, except for one bounded wait
+/// (docs/internals/collectives.md, "Locks").
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 /// Layout of a group's segment of the host region: arithmetic and plain structs.
-/// docs/shared-memory-engine.md explains the protocol.
+/// docs/internals/shm.md explains the protocol.
 /// - lines: per member, a ring of control lines, one per outstanding call
 /// - progress: per member, one line of counters
 /// - staging: per member, a small slot per line, fixed::kWindows windows (outgoing inputs) and

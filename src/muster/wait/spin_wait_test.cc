@@ -111,7 +111,8 @@ TEST_F(SpinWaits, BudgetsFollowTheTopology) {
   EXPECT_EQ(SpinBudget::for_answer().pauses, 0);
 }
 
-// An inline call holds the drive lock of its group during this wait (docs/collectives.md, "Locks").
+// An inline call holds the drive lock of its group during this wait
+// (docs/internals/collectives.md, "Locks").
 TEST_F(SpinWaits, AWaitForPeersIsShortOnEveryTopology) {
   const Tunables& numbers = default_tunables();
   for (const int cores : {1, 2, 8, 64}) {

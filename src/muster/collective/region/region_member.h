@@ -12,7 +12,7 @@
 ///
 /// Private to this folder, behind `collective/region_group.h`. Depends on shm/, which defines the
 /// layout of the segment (`shm/segment_layout.h`), and on a channel to compare calls and to fail.
-/// Tests: `ctest -R '^collective\.Region'`. docs/shared-memory-engine.md explains the protocol.
+/// Tests: `ctest -R '^collective\.Region'`. docs/internals/shm.md explains the protocol.
 ///
 /// The calls of a group are numbered from 1 without gaps. In each call a member publishes one
 /// control line and polls the lines of the members that it reads from. It may run ahead. Data too
