@@ -29,7 +29,7 @@ struct Note {
   std::uint32_t missing = 0;  // number of missing (or lost) ranks in `ranks`
   std::int32_t ranks[13] = {};
   GroupDescriptor descriptor = {};  // set in a `settled` note
-  char said[240] =
+  char text[240] =
       {};  // of a note of kind `failed` that blames no rank: the beginning of the cause
 };
 static_assert(sizeof(Note) == 72 + sizeof(GroupDescriptor) + 240);
@@ -66,16 +66,16 @@ class AgreementProtocol {
                          const std::function<void(const GroupDescriptor&)>& release) {
     if (Status heard = collect(Kind::ready); !heard) return heard;
     auto channel = fabric_.open(fabric_.next_channel_id(), members_);
-    if (!channel.ok()) return lost(channel.status());
+    if (!channel.ok()) return abandon(channel.status());
     auto descriptor = describe_group();
-    if (!descriptor.ok()) return lost(descriptor.status());
+    if (!descriptor.ok()) return abandon(descriptor.status());
     Note settled{Kind::settled, (*channel)->id()};
     settled.descriptor = *descriptor;
     bool some_know = false;
     if (Status sent = send_to_all(settled, some_know); !sent) {
       if (!some_know && release) release(*descriptor);
       if (some_know) (*channel)->fail(sent);
-      return lost(std::move(sent));
+      return abandon(std::move(sent));
     }
     return Agreement{std::move(*channel), *descriptor};
   }
@@ -103,7 +103,7 @@ class AgreementProtocol {
       receives[i] = channel_.receive(members_[i], tag_,
                                      std::as_writable_bytes(std::span(&notes_[i], 1)), header_);
     }
-    const auto over = [&] {
+    const auto is_done = [&] {
       bool all = true;
       for (const auto& receive : receives) {
         if (receive == nullptr) continue;
@@ -117,7 +117,7 @@ class AgreementProtocol {
     };
     TimePoint limit = deadline_;
     if (!leads() && limit < TimePoint::max() - kVerdictGrace) limit += kVerdictGrace;
-    const auto waited = wait(over, limit);
+    const auto waited = wait(is_done, limit);
     Status status = waited.ok() ? Status() : waited.status();
     std::vector<int> missing;
     bool all_done = true;
@@ -136,18 +136,18 @@ class AgreementProtocol {
                          [](const auto& r) { return r == nullptr || r->done(); });
     };
     if (!all_done) fabric_.wait(ended, fabric_.clock().now() + kCancelLimit);
-    if (!status.ok()) return lost(std::move(status));
-    if (!*waited) return late(expected, std::move(missing));
+    if (!status.ok()) return abandon(std::move(status));
+    if (!*waited) return timeout_error(expected, std::move(missing));
     if (!leads() && notes_[0].kind == Kind::failed) return verdict(notes_[0]);
     return status;
   }
 
-  // Waits until `over` holds (true) or the limit passes (false). Returns a failure if the creation
-  // cannot succeed any more.
-  Result<bool> wait(const std::function<bool()>& over, TimePoint limit) {
+  // Waits until `is_done` holds (true) or the limit passes (false). Returns a failure if the
+  // creation cannot succeed any more.
+  Result<bool> wait(const std::function<bool()>& is_done, TimePoint limit) {
     for (TimePoint now = fabric_.clock().now();; now = fabric_.clock().now()) {
       const TimePoint next_check = limit - now > kCheckInterval ? now + kCheckInterval : limit;
-      if (fabric_.wait(over, next_check)) return true;
+      if (fabric_.wait(is_done, next_check)) return true;
       if (next_check == limit) return false;
       for (const int member : members_) {
         if (Status death = fabric_.death_of(member); !death.ok()) return death;
@@ -159,14 +159,14 @@ class AgreementProtocol {
   }
 
   // On the first member: notifies the others, which wait for it alone.
-  Status lost(Status why) {
+  Status abandon(Status why) {
     if (!leads()) return why;
     Note failed{Kind::failed};
     failed.word = kLost;
     for (int rank : why.ranks()) {
       if (failed.missing < std::size(failed.ranks)) failed.ranks[failed.missing++] = rank;
     }
-    if (why.ranks().empty()) why.message().copy(failed.said, sizeof failed.said - 1);
+    if (why.ranks().empty()) why.message().copy(failed.text, sizeof failed.text - 1);
     for (std::size_t i = 1; i < members_.size(); ++i) {
       const auto& ranks = why.ranks();
       if (std::find(ranks.begin(), ranks.end(), members_[i]) == ranks.end())
@@ -175,7 +175,7 @@ class AgreementProtocol {
     return why;
   }
 
-  Status late(Kind expected, std::vector<int> missing) {
+  Status timeout_error(Kind expected, std::vector<int> missing) {
     std::sort(missing.begin(), missing.end());
     if (leads()) {
       Note failed{Kind::failed};
@@ -205,7 +205,7 @@ class AgreementProtocol {
       return Status(missing.empty() ? Code::aborted : Code::peer_failed,
                     "rank " + std::to_string(members_[0]) + " cancelled it" +
                         (missing.empty()
-                             ? ": " + std::string(note.said, ::strnlen(note.said, sizeof note.said))
+                             ? ": " + std::string(note.text, ::strnlen(note.text, sizeof note.text))
                              : " because " + describe_ranks(missing) + " can no longer take part"),
                     missing);
     }
@@ -231,7 +231,7 @@ class AgreementProtocol {
   Status send_in_time(int rank, const Note& note) {
     const auto sent = send(rank, note);
     if (!sent.ok()) return sent.status();
-    return *sent ? Status() : late(Kind::settled, {rank});
+    return *sent ? Status() : timeout_error(Kind::settled, {rank});
   }
 
   // Whether the note was sent before the deadline.
@@ -239,14 +239,14 @@ class AgreementProtocol {
     auto copy = std::make_unique<Note>(note);
     const auto transfer =
         channel_.send(rank, tag_, std::as_bytes(std::span(copy.get(), 1)), header_);
-    const auto over = [&] { return transfer->done(); };
-    const auto waited = wait(over, deadline_);
+    const auto is_done = [&] { return transfer->done(); };
+    const auto waited = wait(is_done, deadline_);
     if (waited.ok() && *waited) {
       if (!transfer->status().ok()) return transfer->status();
       return true;
     }
     channel_.cancel(transfer);
-    if (!fabric_.wait(over, fabric_.clock().now() + kCancelLimit))
+    if (!fabric_.wait(is_done, fabric_.clock().now() + kCancelLimit))
       static_cast<void>(copy.release());
     return waited;
   }

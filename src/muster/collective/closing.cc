@@ -12,7 +12,7 @@ Status Closing::run(TimePoint deadline) {
   return status;
 }
 
-Status Closing::late(const std::vector<int>& missing, const char* what) {
+Status Closing::fail_timed_out(const std::vector<int>& missing, const char* what) {
   group_.channel->fail(
       Status(Code::timed_out,
              "rank " + std::to_string(group_.job_rank()) + " closes " + group_.text() +
@@ -49,7 +49,7 @@ Status Closing::close_as_first(TimePoint deadline) {
     return missing.empty() || group_.channel->failed();
   };
   missing = {-1};
-  if (!driver_.drive_until(all_close, deadline)) return late(missing, "to close it too");
+  if (!driver_.drive_until(all_close, deadline)) return fail_timed_out(missing, "to close it too");
   if (group_.channel->failed()) return group_.channel->failure();
   Status same;
   with_control([&](Control& control) {
@@ -83,7 +83,8 @@ Status Closing::agree_to_close(TimePoint deadline) {
   const TimePoint limit =
       deadline < TimePoint::max() - kVerdictGrace ? deadline + kVerdictGrace : deadline;
   if (!driver_.drive_until(may_leave, limit))
-    return late({group_.job_rank_of(0)}, "to collect all reports and release the other members");
+    return fail_timed_out({group_.job_rank_of(0)},
+                          "to collect all reports and release the other members");
   return group_.channel->failure();
 }
 

@@ -24,7 +24,7 @@ class Closing {
   Status drain(TimePoint deadline);
   Status agree_to_close(TimePoint deadline);
   Status close_as_first(TimePoint deadline);
-  Status late(const std::vector<int>& missing, const char* what);
+  Status fail_timed_out(const std::vector<int>& missing, const char* what);
   /// Runs `work(control)` under the drive lock and returns when it is done.
   template <class Work>
   void with_control(Work work) {

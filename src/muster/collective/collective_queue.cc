@@ -41,7 +41,7 @@ Status CollectiveQueue::run(Driver& driver, const Args& args, CallRecord& record
   record.completed_inline = false;
   Operation operation(*this, nullptr, record.deadline);
   operation.args_ = &args;
-  operation.made_ = record.begun == TimePoint() ? group_.now() : record.begun;
+  operation.created_at_ = record.begun == TimePoint() ? group_.now() : record.begun;
   if (region_ == nullptr) operation.memory_ = memory_of(args);
   if (started_inline.holds_lock()) {
     operation.call_ = started_inline.fingerprint;
@@ -81,7 +81,7 @@ std::shared_ptr<Operation> CollectiveQueue::start(std::shared_ptr<Driver> driver
   operation->owner_ = std::move(owner);
   operation->self_ = operation;
   operation->unknown_to_driver_ = unknown_to_driver;
-  operation->made_ = group_.now();
+  operation->created_at_ = group_.now();
   if (region_ == nullptr) operation->memory_ = memory_of(operation->owned_);
   const std::uint64_t number = calls_.push_back(*operation, false);
   if (unknown_to_driver) unknown_to_driver_.fetch_add(1);
@@ -95,7 +95,7 @@ std::uint64_t CollectiveQueue::refuse(std::shared_ptr<Driver> driver, Op op) {
   operation->owned_.op = op;
   operation->args_ = &operation->owned_;
   operation->self_ = operation;
-  operation->made_ = group_.now();
+  operation->created_at_ = group_.now();
   const std::uint64_t number = calls_.push_back(*operation, true);
   additions_.fetch_add(1);
   return number;
@@ -261,12 +261,12 @@ std::vector<int> CollectiveQueue::awaited() {
   return region_ ? region_->awaited() : outstanding().awaited();
 }
 
-std::string CollectiveQueue::late_text(const Operation& late, TimePoint now,
-                                       const trace::PeerReport& known) {
+std::string CollectiveQueue::deadline_text(const Operation& late, TimePoint now,
+                                           const trace::PeerReport& known) {
   const auto& missing = known.missing;
   const Operation* running = calls_.front();
   std::string text = "rank " + std::to_string(group_.job_rank()) + " waited " +
-                     describe(now - late.made_) + " in " +
+                     describe(now - late.created_at_) + " in " +
                      fingerprint_rules().describe(late.call_) + ", call " +
                      std::to_string(late.call_.sequence) + " of " + group_.text();
   if (running != &late && running != nullptr) {
@@ -308,7 +308,7 @@ void CollectiveQueue::check_deadlines(TimePoint now) {
     known = trace::report_peers(group_.peer_traces->look(), group_.name, sequence,
                                 group_.channel->members(), group_.job_rank(), known.missing);
   }
-  group_.channel->fail(Status(Code::timed_out, late_text(*late, now, known), known.missing));
+  group_.channel->fail(Status(Code::timed_out, deadline_text(*late, now, known), known.missing));
 }
 
 void CollectiveQueue::remind(TimePoint now) {
@@ -319,7 +319,8 @@ void CollectiveQueue::remind(TimePoint now) {
   control_.all_sent();
   Operation* running = calls_.front();
   if (running == nullptr || !running->begun_ || running->reminders_ >= kReminders) return;
-  if (now - running->made_ < kReminder * (std::int64_t{1} << (2 * running->reminders_))) return;
+  if (now - running->created_at_ < kReminder * (std::int64_t{1} << (2 * running->reminders_)))
+    return;
   ++running->reminders_;
   for (int rank : awaited()) {
     const auto members = group_.channel->members();

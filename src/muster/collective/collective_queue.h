@@ -94,7 +94,7 @@ class CollectiveQueue {
   void finish(Operation& operation, Ended& ended);
   bool fail_if_awaited_left();
   std::vector<int> awaited();
-  std::string late_text(const Operation& late, TimePoint now, const trace::PeerReport& known);
+  std::string deadline_text(const Operation& late, TimePoint now, const trace::PeerReport& known);
 
   const GroupContext& group_;
   OperationList calls_;

@@ -125,11 +125,11 @@ class Split {
       note = mine.ok() ? SplitNote{fabric_.next_channel_id(), *mine} : SplitNote{kFailed, {}};
     }
     if (Status heard = gather(note); !heard) return heard;
-    if (const int who = failed_member(); who >= 0) {
+    if (const int failed_rank = failed_member(); failed_rank >= 0) {
       if (mine.ok() && mine->segment != kNoSegment) fabric_.region()->release(mine->segment);
       if (!mine.ok()) return mine.status();
-      return Status(Code::aborted,
-                    "rank " + std::to_string(who) + " cancelled it; see the error on that rank");
+      return Status(Code::aborted, "rank " + std::to_string(failed_rank) +
+                                       " cancelled it; see the error on that rank");
     }
     if (members.empty()) return std::optional<Agreement>();
     const SplitNote& first_note = notes_[static_cast<std::size_t>(part->front())];

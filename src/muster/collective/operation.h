@@ -55,7 +55,7 @@ class Operation final : public Completion {
   const Args* args_ = nullptr;
   transport::Fingerprint call_;
   const TimePoint deadline_;
-  TimePoint made_;
+  TimePoint created_at_;
   int reminders_ = 0;
   bool queued_ = false;
   bool begun_ = false;

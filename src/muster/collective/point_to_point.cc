@@ -31,7 +31,7 @@ Message::Message(const GroupContext& group, std::shared_ptr<Driver> driver, Enve
       driver_(std::move(driver)),
       envelope_(envelope),
       owner_(std::move(owner)),
-      made_(group.now()),
+      created_at_(group.now()),
       deadline_(deadline) {}
 
 std::shared_ptr<Driver> Message::driver() {
@@ -86,7 +86,7 @@ void Message::check_deadline(TimePoint now) {
                                     : std::string();
   cancel(Status(
       Code::timed_out,
-      "it did not complete within " + describe(now - made_) + last_call +
+      "it did not complete within " + describe(now - created_at_) + last_call +
           (envelope_.receives ? "; see whether the sender has sent with this tag"
                               : "; see whether the receiver has posted a receive with this tag"),
       std::move(ranks)));

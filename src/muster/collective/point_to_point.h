@@ -97,7 +97,7 @@ class PointToPoint::Message final : public Completion {
   transport::TransferRef transfer_;  // set once posted, before any other thread knows of the
                                      // message
   std::shared_ptr<void> owner_;      // of its memory, until it has ended
-  const TimePoint made_;
+  const TimePoint created_at_;
   const TimePoint deadline_;
   bool cancel_requested_ = false;
   Status cancel_reason_;

@@ -148,7 +148,7 @@ class ViewExchange {
       }
       if (views_.decided() && all_sent()) return {};
       const TimePoint now = fabric_.clock().now();
-      if (now >= deadline) return late();
+      if (now >= deadline) return timeout_error();
       check_for_deaths();
       if (now >= retry_at) {
         for (const int member : views_.awaited()) send_view(member, true);
@@ -238,7 +238,7 @@ class ViewExchange {
     }
   }
 
-  Status late() const {
+  Status timeout_error() const {
     std::vector<int> missing;
     for (const int member : views_.awaited()) missing.push_back(job_rank(member));
     return Status(Code::timed_out,

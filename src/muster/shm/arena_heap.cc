@@ -120,28 +120,28 @@ std::optional<ArenaHeap::Allocation> ArenaHeap::allocate_small(std::size_t bytes
   if (small_free_.empty()) small_free_.resize(kClasses);
   const std::size_t size_class = class_of(bytes);
   auto& list = small_free_[size_class];
-  Allocation taken;
+  Allocation allocated;
   if (list.empty()) {
     const auto span = take_pages(kSpan);
     if (!span) return std::nullopt;
     in_spans_ += kSpan;
     for (std::size_t at = 0; at < kSpanPages; ++at)
       page(span->offset + at * kPage) = static_cast<std::uint32_t>(kSpanPage + size_class);
-    taken = {span->offset, {span->offset, span->cold ? kSpan : 0}};
-    if (!span->cold) list_rest_of_span(span->offset, taken.offset);
+    allocated = {span->offset, {span->offset, span->cold ? kSpan : 0}};
+    if (!span->cold) list_rest_of_span(span->offset, allocated.offset);
   } else {
-    taken.offset = list.back();
+    allocated.offset = list.back();
     list.pop_back();
   }
   in_use_ += bytes_of_class(size_class);
-  return taken;
+  return allocated;
 }
 
-void ArenaHeap::list_rest_of_span(std::uint64_t span, std::uint64_t taken) {
+void ArenaHeap::list_rest_of_span(std::uint64_t span, std::uint64_t allocated) {
   const std::size_t size_class = page(span) - kSpanPage;
   const std::size_t block = bytes_of_class(size_class);
   for (std::size_t at = kSpan / block; at-- > 0;) {
-    if (span + at * block != taken) small_free_[size_class].push_back(span + at * block);
+    if (span + at * block != allocated) small_free_[size_class].push_back(span + at * block);
   }
 }
 

@@ -94,7 +94,7 @@ class ArenaHeap {
   std::optional<Allocation> allocate_small(std::size_t bytes);
   std::optional<Pages> take_pages(std::size_t bytes);
   std::optional<Pages> take_cold(std::size_t bytes);
-  void list_rest_of_span(std::uint64_t span, std::uint64_t taken);
+  void list_rest_of_span(std::uint64_t span, std::uint64_t allocated);
   void flush_quick();
   void shrink_to(std::size_t bytes, std::vector<Range>& punch);
   void add_cold(const Range& range);

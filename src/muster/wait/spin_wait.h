@@ -95,7 +95,7 @@ class SpinWait {
   /// `keeps_core`: no awaited rank shares this core.
   template <class Now>
   bool pause(const Now& now, int pauses = 1, bool keeps_core = false) {
-    if (over_) return false;
+    if (finished_) return false;
     if (paused_ < budget_.pauses &&
         (budget_.spin == Duration::zero() || since_first(now()) < budget_.spin)) {
       if (paused_ == 0 && take_wakeup()) {
@@ -123,10 +123,10 @@ class SpinWait {
   void restart() {
     paused_ = 0;
     first_ = TimePoint::max();
-    over_ = false;
+    finished_ = false;
   }
   /// Ends the wait, whatever is left of the budget.
-  void finish() { over_ = true; }
+  void finish() { finished_ = true; }
 
  private:
   Duration since_first(TimePoint now) {
@@ -137,7 +137,7 @@ class SpinWait {
   const SpinBudget budget_;
   int paused_ = 0;
   int kept_ = 0;  // polls since the last yield
-  bool over_ = false;
+  bool finished_ = false;
   TimePoint first_ = TimePoint::max();  // first time the clock was read
 };
 

@@ -108,18 +108,18 @@ double predict_down(double chunks, const Bytes& bytes_to, const Machine& machine
                    near = bytes_to(child) / machine.host_bandwidth;
       now += machine.overhead;
       work += machine.overhead;
-      double there = 0;
+      double arrival = 0;
       if (child / per_host == rank / per_host) {
         now += near;
         work += near;
-        there = now + machine.host_latency;
+        arrival = now + machine.host_latency;
       } else {
         now = std::max(now, network[host]) + far;
         network[host] = now;
         network_work[host] += far;
-        there = now + machine.latency;
+        arrival = now + machine.latency;
       }
-      arrivals.emplace(there + machine.overhead, child);
+      arrivals.emplace(arrival + machine.overhead, child);
     }
     busiest = std::max(busiest, work);
   }

@@ -50,7 +50,7 @@ class Proof {
         pieces_(size),
         results_(size),
         whole_(index(size)),
-        handed_(index(size)),
+        payloads_sent_(index(size)),
         step_(index(size), -1) {
     for (int rank = 0; rank < size; ++rank) {
       sums_of_all_.push_back({rank, 1});
@@ -143,9 +143,9 @@ class Proof {
         return fail(rank, step, "sends to " + std::to_string(out.peer));
       if (!holds(rank, out.peer, out.payload))
         return fail(rank, step, "sends what it does not have");
-      if (out.payload.kind == Kind::result) ++handed_[index(rank)];
+      if (out.payload.kind == Kind::result) ++payloads_sent_[index(rank)];
       if (out.payload.kind == Kind::block || out.payload.kind == Kind::pieces)
-        handed_[index(rank)] += out.payload.count;
+        payloads_sent_[index(rank)] += out.payload.count;
       ++sent_;
     }
   }
@@ -155,7 +155,7 @@ class Proof {
   }
 
   /// Whether the message has left its sender.
-  bool has_come(int rank, int step, int place, const Transfer& in) {
+  bool has_arrived(int rank, int step, int place, const Transfer& in) {
     const auto sender = plans_(in.peer);
     const int reached = step_[index(in.peer)];
     // In most plans, the i-th message of a step is the peer's i-th of the same step, or its message
@@ -182,10 +182,10 @@ class Proof {
         fail(rank, step, "receives from " + std::to_string(in.peer));
         return false;
       }
-      if (!has_come(rank, step, i, in)) return false;
+      if (!has_arrived(rank, step, i, in)) return false;
     }
     for (int i = 0; i < plan.receives(step); ++i) {
-      if (!take(rank, plan.receive(step, i).payload)) {
+      if (!accept(rank, plan.receive(step, i).payload)) {
         fail(rank, step, "gets what it has, or what is of no use to it");
         return false;
       }
@@ -195,7 +195,7 @@ class Proof {
     return true;
   }
 
-  bool take(int rank, const Payload& payload) {
+  bool accept(int rank, const Payload& payload) {
     switch (payload.kind) {
       case Kind::token:
         for (int i = 0; i < payload.count; ++i) blocks_.add(rank, wrap(payload.first + i, size_));
@@ -262,12 +262,12 @@ class Proof {
       case Op::reduce: return rank == root_ ? everything : nothing;
       // Along a path through other ranks, each has forwarded all that it has, or all but its own.
       case Op::gather:
-        return rank == root_ ? everything : blocks_.count(rank) == handed_[index(rank)];
+        return rank == root_ ? everything : blocks_.count(rank) == payloads_sent_[index(rank)];
       case Op::scatter:
-        return pieces_.has(rank, rank) && pieces_.count(rank) == 1 + handed_[index(rank)];
+        return pieces_.has(rank, rank) && pieces_.count(rank) == 1 + payloads_sent_[index(rank)];
       // A rank that sends results to others has seen them.
       case Op::reduce_scatter:
-        return results_.has(rank, rank) && results_.count(rank) <= 1 + handed_[index(rank)];
+        return results_.has(rank, rank) && results_.count(rank) <= 1 + payloads_sent_[index(rank)];
       case Op::all_to_all: return pieces_.count(rank) == size_;
       default: return false;
     }
@@ -278,8 +278,8 @@ class Proof {
   const Plans& plans_;
   Table blocks_, pieces_, results_;  // pieces: by sender; for a scatter by receiver
   std::vector<bool> whole_;
-  std::vector<int> handed_;  // results, blocks and pieces sent, by rank
-  std::vector<Sum> sums_;    // by rank and slice; created on first use
+  std::vector<int> payloads_sent_;  // results, blocks and pieces sent, by rank
+  std::vector<Sum> sums_;           // by rank and slice; created on first use
   std::vector<Sum> sums_of_all_;
   std::vector<int> step_;
   std::int64_t sent_ = 0, received_ = 0;
