@@ -179,6 +179,7 @@ class AgreementProtocol {
     std::sort(missing.begin(), missing.end());
     if (leads()) {
       Note failed{Kind::failed};
+      failed.word = kLate;
       for (int rank : missing) {
         if (failed.missing < std::size(failed.ranks)) failed.ranks[failed.missing++] = rank;
       }
