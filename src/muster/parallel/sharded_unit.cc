@@ -28,8 +28,13 @@ namespace {
   group::invalid("FullyShardedDataParallel: " + text);
 }
 
-ProcessTable<bool>& sharded_parameters() {
-  static ProcessTable<bool> table;
+/// A parameter's place in its unit.
+struct PlaceInUnit {
+  const ShardedParameters* parameters = nullptr;
+  std::size_t index = 0;
+};
+ProcessTable<PlaceInUnit>& sharded_parameters() {
+  static ProcessTable<PlaceInUnit> table;
   return table;
 }
 
@@ -69,7 +74,16 @@ bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; 
 }  // namespace
 
 bool is_sharded(const at::Tensor& parameter) {
-  return sharded_parameters().find(parameter.unsafeGetTensorImpl());
+  return sharded_parameters().find(parameter.unsafeGetTensorImpl()).parameters != nullptr;
+}
+
+std::optional<ShardedPart> sharded_part(const at::Tensor& parameter) {
+  const auto [parameters, index] = sharded_parameters().find(parameter.unsafeGetTensorImpl());
+  if (parameters == nullptr) return {};
+  if (parameters->is_unsharded())
+    refuse("'" + parameters->name(index) +
+           "' is whole now, and its shard was asked for: ask between passes, after reshard()");
+  return ShardedPart{parameters->sizes_of(index).vec(), parameters->first_of(index)};
 }
 
 /// The units on one group's ranks. Their calls use a separate group, so that no other calls come
@@ -381,8 +395,8 @@ ShardedUnit::ShardedUnit(const ModuleParts& parts, const ShardedUnitOptions& opt
   auto& siblings = family.first->units;
   std::erase_if(siblings, [](const auto& each) { return each.expired(); });
   siblings.push_back(state_);
-  for (const auto& each : parameters)
-    sharded_parameters().put(each.tensor.unsafeGetTensorImpl(), true);
+  for (std::size_t i = 0; i < state_->parameters.size(); ++i)
+    sharded_parameters().put(state_->parameters[i].unsafeGetTensorImpl(), {&state_->parameters, i});
 }
 
 ShardedUnit::~ShardedUnit() {

@@ -14,7 +14,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -89,5 +91,15 @@ class ShardedUnit {
 
 /// Whether the tensor is a parameter of an existing unit.
 bool is_sharded(const at::Tensor& parameter);
+
+/// What a parameter of a unit holds between passes: one stretch of the row-major elements of the
+/// whole.
+struct ShardedPart {
+  std::vector<std::int64_t> sizes;  ///< of the whole parameter
+  std::int64_t first = 0;           ///< this rank's first element; as many follow as it holds
+};
+/// None for a tensor that is no parameter of a unit. Throws DistError where the parameter is whole
+/// now, within a pass or by unshard().
+std::optional<ShardedPart> sharded_part(const at::Tensor& parameter);
 
 }  // namespace muster::parallel
