@@ -1,0 +1,66 @@
+// The unsharded export, and folders that others wrote.
+
+#include "muster/shards/convert.h"
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "muster/shards/test_states.h"
+
+namespace muster::shards {
+namespace {
+
+using namespace shards::testing;
+
+// spec: S3 the unsharded export: whole tensors by their names without the prefix, in files of the
+// given size, and an index of them
+TEST(Convert, ExportsWholeTensorsAndReadsThemBack) {
+  const TemporaryFolder folder("muster-shards-");
+  save_as(Way::fsdp, 3, {.path = folder.path() + "/c", .step = {}, .durable = false});
+  const auto index = open_index(folder.path() + "/c");
+  ASSERT_TRUE(index.ok());
+  const std::string out = folder.path() + "/out";
+  ASSERT_TRUE(export_whole(*index, out, {.prefix = "model.", .file_bytes = 250}).ok());
+  const auto map =
+      nlohmann::json::parse(*read_text(out + "/model.safetensors.index.json", 1'000'000));
+  EXPECT_EQ(map["weight_map"].size(), 6u);
+  for (const auto& [name, file] : map["weight_map"].items())
+    EXPECT_TRUE(std::filesystem::exists(out + "/" + file.get<std::string>())) << name;
+  EXPECT_TRUE(map["weight_map"].contains("conv.weight"));
+  const auto exported = open_safetensors(out);
+  ASSERT_TRUE(exported.ok()) << exported.status().message();
+  EXPECT_GT(exported->files.size(), 1u);
+  Reader one(*index), other(*exported);
+  for (const auto& [name, tensor] : exported->tensors) {
+    Shard shard{name, tensor.dtype, tensor.sizes, {box_of(tensor.sizes)}};
+    std::vector<std::byte> a(static_cast<std::size_t>(shard.elements() * 8)), b = a;
+    ASSERT_TRUE(other.read(shard, a).ok());
+    shard.name = "model." + name;
+    ASSERT_TRUE(one.read(shard, b).ok());
+    EXPECT_EQ(a, b) << name;
+  }
+  EXPECT_FALSE(export_whole(*index, out).ok());
+  EXPECT_FALSE(export_whole(*index, out + "2", {.prefix = "nobody."}).ok());
+}
+
+// spec: S3 a folder of torch's writer has no index of muster's: its headers say all, and it becomes
+// a checkpoint
+TEST(Convert, ReadsAndImportsShardedSafetensors) {
+  const TemporaryFolder folder("muster-shards-");
+  const std::string path = folder.path() + "/c", made = folder.path() + "/made";
+  save_as(Way::mesh, 4, {.path = path, .step = {}, .durable = false});
+  std::filesystem::remove(path + "/muster.json");
+  EXPECT_FALSE(open_index(path).ok());
+  const auto index = open_safetensors(path);
+  ASSERT_TRUE(index.ok()) << index.status().message();
+  EXPECT_EQ(wrong_when_loaded(*index, Way::fsdp, 3), 0);
+  ASSERT_TRUE(import_safetensors(*index, made).ok());
+  const auto imported = open_index(made);
+  ASSERT_TRUE(imported.ok());
+  EXPECT_EQ(wrong_when_loaded(*imported, Way::zero, 2), 0);
+  std::filesystem::remove(path + "/shard-00003-model-00001-of-00001.safetensors");
+  EXPECT_FALSE(open_safetensors(path).ok());
+}
+
+}  // namespace
+}  // namespace muster::shards

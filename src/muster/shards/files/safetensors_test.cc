@@ -1,0 +1,68 @@
+// Headers of safetensors files: written, read back, refused.
+
+#include "muster/shards/files/safetensors.h"
+
+#include <gtest/gtest.h>
+
+namespace muster::shards {
+namespace {
+
+std::vector<HeaderEntry> entries() {
+  return {{"w", "F32", {{2, 0}, {2, 4}}, 0, 0}, {"s", "I64", {{}, {}}, 0, 0}};
+}
+
+std::string refusal(const std::string& json, std::uint64_t bytes) {
+  const auto read = read_header(json, bytes);
+  return read.ok() ? "" : read.status().message();
+}
+
+// spec: S3 the header has torch's words, and what it says is read back
+TEST(Safetensors, HeadersAreReadBack) {
+  auto written = entries();
+  const std::string bytes = write_header(written);
+  EXPECT_EQ(bytes.size() % 8, 0u);
+  EXPECT_NE(bytes.find(R"("DCP_VERSION":"1.0")"), std::string::npos);
+  EXPECT_NE(bytes.find(R"({\"w\":{\"saved_offsets\":[2,0]},\"s\":{\"saved_offsets\":[]}})"),
+            std::string::npos);
+  const auto read = read_header(std::string_view(bytes).substr(8), 40);
+  ASSERT_TRUE(read.ok()) << read.status().message();
+  ASSERT_EQ(read->size(), 2u);
+  EXPECT_EQ((*read)[0].name, "w");
+  EXPECT_EQ((*read)[0].box, written[0].box);
+  EXPECT_EQ((*read)[1].begin, 32u);
+  EXPECT_EQ((*read)[1].end, 40u);
+}
+
+// spec: S4 offsets outside of the file, out of order or overlapping are refused by name
+TEST(Safetensors, WhatCannotBeIsRefusedByName) {
+  const auto one = [](const std::string& rest) { return R"({"w":{)" + rest + "}}"; };
+  EXPECT_EQ(refusal(one(R"("dtype":"F32","shape":[2],"data_offsets":[0,8])"), 8), "");
+  for (const std::string& bad : {
+           one(R"("dtype":"F31","shape":[2],"data_offsets":[0,8])"),
+           one(R"("dtype":"F32","shape":[3],"data_offsets":[0,8])"),
+           one(R"("dtype":"F32","shape":[-2],"data_offsets":[0,8])"),
+           one(R"("dtype":"F32","shape":[2.0],"data_offsets":[0,8])"),
+           one(R"("dtype":"F32","shape":[2],"data_offsets":[8,0])"),
+           one(R"("dtype":"F32","shape":[2],"data_offsets":[0,8,9])"),
+           one(R"("dtype":"F32","shape":[2])"),
+           one(R"("dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8])"),
+           one(R"("dtype":"F32","shape":[2],"data_offsets":[0,8],"more":1)"),
+           one(R"("dtype":"F32","shape":[3],"data_offsets":[0,12])"),
+           one(R"("dtype":"F32","shape":[1],"data_offsets":[4,8])"),
+           std::string(R"({"w":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},)"
+                       R"("w":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})"),
+           std::string(R"({"v":{"dtype":"U8","shape":[5],"data_offsets":[0,5]},)"
+                       R"("w":{"dtype":"U8","shape":[5],"data_offsets":[3,8]}})"),
+           std::string(R"({"__metadata__":{"DCP_SHARDING_INFO":"{}"},)"
+                       R"("w":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})"),
+       })
+    EXPECT_NE(refusal(bad, 8).find("'w'"), std::string::npos) << bad << ": " << refusal(bad, 8);
+  EXPECT_NE(refusal("[]", 0), "");
+  EXPECT_NE(refusal(" {}", 0), "");
+  EXPECT_NE(refusal("", 0), "");
+  EXPECT_NE(refusal("{}", 1), "");
+  EXPECT_NE(refusal(R"({"__metadata__":{"a":1}})", 0), "");
+}
+
+}  // namespace
+}  // namespace muster::shards

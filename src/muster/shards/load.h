@@ -1,0 +1,47 @@
+/// Loading: each rank reads from the checkpoint's files the bytes that it needs, however they were
+/// divided when they were saved.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "muster/base/status.h"
+#include "muster/shards/files/disk.h"
+#include "muster/shards/files/index.h"
+#include "muster/shards/plan/division.h"
+
+namespace muster::shards {
+
+/// One thread at a time; the index must outlive it.
+class Reader {
+ public:
+  explicit Reader(const Index& index) : index_(index) {}
+
+  /// Fills `to`, the memory of `wanted`. Fails naming tensor and file: where the checkpoint has no
+  /// such tensor, or another type or sizes; where a file was cut off, its header altered, or the
+  /// bytes of a piece that is read whole do not fit their digest.
+  Status read(const Shard& wanted, std::span<std::byte> to);
+
+  /// Of tensors, so far.
+  std::uint64_t bytes_read() const { return bytes_read_; }
+
+ private:
+  Result<const FileReader*> file(const std::string& name);
+  Status read_box(const StoredTensor& tensor, const Box& wanted, std::byte* to);
+  Status read_piece(const StoredTensor& tensor, const StoredPiece& piece, const Box& common,
+                    const Box& wanted, std::byte* to);
+
+  const Index& index_;
+  std::map<std::string, FileReader> files_;
+  std::uint64_t bytes_read_ = 0;
+};
+
+/// Everything that is wrong with a checkpoint's files, a sentence each that names file and tensor;
+/// empty where every byte is as it was saved.
+std::vector<std::string> verify(const Index& index);
+
+}  // namespace muster::shards

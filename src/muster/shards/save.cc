@@ -1,0 +1,243 @@
+#include "muster/shards/save.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <ctime>
+#include <filesystem>
+#include <span>
+#include <system_error>
+
+#include "muster/shards/files/digest.h"
+#include "muster/shards/files/disk.h"
+#include "muster/shards/files/safetensors.h"
+#include "muster/shards/plan/element_type.h"
+
+namespace muster::shards {
+namespace {
+
+constexpr const char* kSaving = ".saving";
+
+Status refuse_save(const std::string& why) {
+  return {Code::invalid_argument, "checkpoint: " + why};
+}
+
+std::string staging_of(const SaveOptions& options) { return options.path + kSaving; }
+
+/// Rank 0's part of the beginning.
+Status make_staging(const SaveOptions& options) {
+  const std::string index = options.path + "/" + kIndexName;
+  if (exists(options.path)) {
+    if (exists(index) && !options.overwrite)
+      return refuse_save(options.path + " is a checkpoint already, and overwrite is off");
+    std::error_code error;
+    if (!exists(index) && !std::filesystem::is_empty(options.path, error))
+      return refuse_save(options.path +
+                         " is there and is no checkpoint; its files are not replaced: save under "
+                         "another name");
+  }
+  const std::string staging = staging_of(options);
+  if (Status removed = remove_folder(staging); !removed) return removed;
+  return make_folder(staging);
+}
+
+/// Writes one file; adds it to this rank's part of the index.
+Status write_file(const PlannedSave& plan, const WrittenFile& file,
+                  std::span<const std::byte* const> data, Index& part) {
+  std::vector<HeaderEntry> entries;
+  for (const WrittenPiece& piece : file.pieces)
+    entries.push_back({piece.name, piece.dtype, piece.box, 0, 0});
+  const std::string header = write_header(entries);
+  if (header.size() > kHeaderLimit)
+    return refuse_save(file.file + " would have a header of " + std::to_string(header.size()) +
+                       " bytes, more than readers of safetensors take: divide the state");
+  auto writer = FileWriter::create(staging_of(plan.options) + "/" + file.file);
+  if (!writer) return writer.status();
+  if (Status done = writer->write(std::as_bytes(std::span(header))); !done) return done;
+  for (std::size_t i = 0; i < file.pieces.size(); ++i) {
+    const WrittenPiece& piece = file.pieces[i];
+    const std::span bytes(data[i], static_cast<std::size_t>(PlannedSave::bytes_of(piece)));
+    if (Status done = writer->write(bytes); !done)
+      return done.with_context("tensor '" + piece.name + "'");
+    StoredTensor& tensor = part.tensors[piece.name];
+    tensor.dtype = piece.dtype;
+    tensor.sizes = piece.sizes;
+    tensor.pieces.push_back(
+        {file.file, piece.box, header.size() + entries[i].begin, digest_of(bytes)});
+  }
+  if (Status done = writer->close(plan.options.durable); !done) return done;
+  part.files[file.file] = {header.size() + (entries.empty() ? 0 : entries.back().end),
+                           header.size(), digest_of(header)};
+  return {};
+}
+
+Status write_files(const PlannedSave& plan, int rank, const std::vector<const std::byte*>& data,
+                   Index& part) {
+  std::size_t next = 0;
+  for (const WrittenFile& file : plan.files) {
+    if (file.rank != rank) continue;
+    const auto of_file = std::span(data).subspan(next, file.pieces.size());
+    if (Status done = write_file(plan, file, of_file, part); !done) return done;
+    next += file.pieces.size();
+  }
+  return {};
+}
+
+std::string now_text() {
+  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  std::tm parts{};
+  ::gmtime_r(&now, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
+}
+
+/// Rank 0's part of the end.
+Status commit(const PlannedSave& plan, const std::vector<std::string>& parts,
+              const std::string& values) {
+  const SaveOptions& options = plan.options;
+  const std::string staging = staging_of(options);
+  Index index;
+  index.step = options.step;
+  index.world_size = static_cast<int>(parts.size());
+  index.saved_at = now_text();
+  index.values = values;
+  for (const std::string& part : parts)
+    if (Status added = add_files(index, part); !added) return added;
+  const std::string text = text_of_index(index);
+  if (const auto read = read_index(text); !read)  // nothing is committed that could not be loaded
+    return read.status().with_context("checkpoint: the index that was to be written");
+  if (Status done = write_text(staging + "/" + kIndexName, text, options.durable); !done)
+    return done;
+  if (Status done = put_in_place(staging, options.path); !done) return done;
+  if (options.durable)
+    if (Status done = sync_folder(folder_of(options.path)); !done) return done;
+  if (Status done = remove_checkpoint(staging); !done) return done;  // what was replaced
+  if (options.keep_last <= 0) return {};
+  auto kept = checkpoints_in(folder_of(options.path));
+  const std::string mine = std::filesystem::path(options.path).filename().string();
+  std::erase_if(kept, [&](const std::string& each) {
+    return std::filesystem::path(each).filename().string() == mine;
+  });
+  const auto others = static_cast<std::size_t>(options.keep_last - 1);
+  for (std::size_t i = 0; i + others < kept.size(); ++i)
+    if (Status done = remove_checkpoint(kept[i]); !done) return done;
+  return {};
+}
+
+std::vector<std::string> folders_in(const std::string& folder) {
+  std::vector<std::string> found;
+  std::error_code error;
+  for (auto at = std::filesystem::directory_iterator(folder, error);
+       !error && at != std::filesystem::directory_iterator(); at.increment(error))
+    if (at->is_directory(error)) found.push_back(folder + "/" + at->path().filename().string());
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+}  // namespace
+
+Result<std::vector<std::string>> exchange_or_fail(const Ranks& ranks, const Status& mine,
+                                                  const std::string& text) {
+  if (ranks.size == 1) {
+    if (!mine) return mine;
+    return std::vector<std::string>{text};
+  }
+  auto all = ranks.exchange(mine.ok() ? "+" + text : "-" + mine.message());
+  if (!all) return all.status();
+  if (!mine) return mine;
+  for (std::size_t rank = 0; rank < all->size(); ++rank) {
+    std::string& each = (*all)[rank];
+    if (each.empty() || each.front() != '+')
+      return Status(Code::peer_failed,
+                    "rank " + std::to_string(rank) + ": " + each.substr(each.empty() ? 0 : 1));
+    each.erase(0, 1);
+  }
+  return all;
+}
+
+std::vector<const WrittenPiece*> PlannedSave::pieces_of(int rank) const {
+  std::vector<const WrittenPiece*> pieces;
+  for (const WrittenFile& file : files)
+    if (file.rank == rank)
+      for (const WrittenPiece& piece : file.pieces) pieces.push_back(&piece);
+  return pieces;
+}
+
+std::int64_t PlannedSave::bytes_of(const WrittenPiece& piece) {
+  return piece.box.elements() * element_bytes(piece.dtype);
+}
+
+Result<PlannedSave> plan_save(const std::vector<Shard>& shards, const SaveOptions& options,
+                              const Ranks& ranks, const Status& before) {
+  PlannedSave plan{.options = options, .files = {}};
+  plan.options.path = without_slash(options.path);
+  Status mine = before;
+  if (mine.ok() && options.path.empty()) mine = refuse_save("a path is needed to save to");
+  if (mine.ok() && ranks.rank == 0) mine = make_staging(plan.options);
+  const auto texts = exchange_or_fail(ranks, mine, text_of_shards(shards));
+  if (!texts) return texts.status();
+  std::vector<std::vector<Shard>> all;
+  for (const std::string& text : *texts) {
+    auto read = read_shards(text);
+    if (!read) return read.status();
+    all.push_back(std::move(*read));
+  }
+  auto files = plan_files(all);  // the same on all ranks, and so is its failure
+  if (!files) return files.status();
+  plan.files = std::move(*files);
+  return plan;
+}
+
+Status finish_save(const PlannedSave& plan, const std::vector<const std::byte*>& data,
+                   const std::string& values, const Ranks& ranks) {
+  Index part;
+  const Status written = write_files(plan, ranks.rank, data, part);
+  // The names of the files are in the folder's own memory, which rank 0 brings to the disk with the
+  // index; on a network's file system each host's must be.
+  const Status mine =
+      written.ok() && plan.options.durable ? sync_folder(staging_of(plan.options)) : written;
+  const auto parts = exchange_or_fail(ranks, mine, text_of_files(part));
+  if (!parts) return parts.status();
+  const Status committed = ranks.rank == 0 ? commit(plan, *parts, values) : Status();
+  return exchange_or_fail(ranks, committed, {}).status();
+}
+
+Status save(const std::vector<Shard>& shards, const std::vector<const std::byte*>& data,
+            const std::string& values, const SaveOptions& options, const Ranks& ranks) {
+  const auto plan = plan_save(shards, options, ranks);
+  if (!plan) return plan.status();
+  std::vector<const std::byte*> of_pieces;
+  for (const WrittenPiece* piece : plan->pieces_of(ranks.rank))
+    for (std::size_t i = 0; i < shards.size(); ++i)
+      if (shards[i].name == piece->name)
+        of_pieces.push_back(data[i] + piece->first_element * element_bytes(piece->dtype));
+  return finish_save(*plan, of_pieces, values, ranks);
+}
+
+std::vector<std::string> checkpoints_in(const std::string& folder) {
+  std::vector<std::pair<std::filesystem::file_time_type, std::string>> found;
+  for (const std::string& each : folders_in(folder)) {
+    std::error_code error;
+    const auto time = std::filesystem::last_write_time(each + "/" + kIndexName, error);
+    if (!error && !each.ends_with(kSaving)) found.emplace_back(time, each);
+  }
+  std::sort(found.begin(), found.end());
+  std::vector<std::string> names;
+  for (auto& [time, name] : found) names.push_back(std::move(name));
+  return names;
+}
+
+std::vector<std::string> unfinished_in(const std::string& folder) {
+  auto found = folders_in(folder);
+  std::erase_if(found, [](const std::string& each) { return !each.ends_with(kSaving); });
+  return found;
+}
+
+Status remove_checkpoint(const std::string& path) {
+  ::unlink((path + "/" + kIndexName).c_str());
+  return remove_folder(path);
+}
+
+}  // namespace muster::shards

@@ -1,0 +1,75 @@
+/// Saving: what the ranks have becomes one checkpoint, or nothing does.
+///
+/// The ranks write into `<path>.saving`. When all have told that their files are on the disk, rank
+/// 0 writes the index and gives the folder its name: that rename is the commit, and what was there
+/// before is whole until then. Free of torch and of any network: `Exchange` is all that ranks need
+/// of each other, so a test plays them in one thread or many.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "muster/base/status.h"
+#include "muster/shards/files/index.h"
+#include "muster/shards/plan/division.h"
+
+namespace muster::shards {
+
+/// Every rank gives a text and gets all of them, by rank. Blocks; fails on all ranks where one is
+/// gone.
+using Exchange = std::function<Result<std::vector<std::string>>(const std::string& mine)>;
+
+struct Ranks {
+  int rank = 0;
+  int size = 1;
+  Exchange exchange = {};  ///< not called where size is 1
+};
+
+/// Each rank's text; or on all ranks the first failure, naming its rank. Collective.
+Result<std::vector<std::string>> exchange_or_fail(const Ranks& ranks, const Status& mine,
+                                                  const std::string& text);
+
+struct SaveOptions {
+  std::string path;                  ///< the folder of this checkpoint
+  std::optional<std::int64_t> step;  ///< stored, and shown by `muster checkpoint`
+  bool overwrite = true;             ///< else a checkpoint at `path` is refused
+  int keep_last = 0;                 ///< of those in the folder around it; 0: all
+  bool durable = true;               ///< on the disk when it returns; off for tests
+};
+
+/// What this rank writes, and in which order; `files` of all ranks.
+struct PlannedSave {
+  SaveOptions options;
+  std::vector<WrittenFile> files;
+
+  /// This rank's pieces, in the order in which they are written.
+  std::vector<const WrittenPiece*> pieces_of(int rank) const;
+  static std::int64_t bytes_of(const WrittenPiece& piece);
+};
+
+/// Collective: agrees who writes what, and makes the folder. Brief: no tensor is looked at.
+/// `before`: why this rank has no shards; then it fails on all ranks.
+Result<PlannedSave> plan_save(const std::vector<Shard>& shards, const SaveOptions& options,
+                              const Ranks& ranks, const Status& before = {});
+
+/// Collective: writes and commits. `data[i]`: the bytes of `pieces_of(rank)[i]`, which stay as they
+/// are until it returns. `values`: JSON; rank 0's counts.
+Status finish_save(const PlannedSave& plan, const std::vector<const std::byte*>& data,
+                   const std::string& values, const Ranks& ranks);
+
+/// The two at once; `data[i]`: the memory of `shards[i]`.
+Status save(const std::vector<Shard>& shards, const std::vector<const std::byte*>& data,
+            const std::string& values, const SaveOptions& options, const Ranks& ranks);
+
+/// The folders in `folder` that are checkpoints, oldest first, by the time of their commit.
+std::vector<std::string> checkpoints_in(const std::string& folder);
+/// Those in `folder` that a save began and never committed.
+std::vector<std::string> unfinished_in(const std::string& folder);
+/// Removes the index first, then all else: what is left of it after a kill is no checkpoint.
+Status remove_checkpoint(const std::string& path);
+
+}  // namespace muster::shards
