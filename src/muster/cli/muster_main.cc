@@ -5,6 +5,7 @@
 
 #include "muster/cli/bench/bench.h"
 #include "muster/cli/bench/engine_worker.h"
+#include "muster/cli/checkpoint.h"
 #include "muster/cli/doctor.h"
 #include "muster/cli/environment.h"
 #include "muster/cli/parse.h"
@@ -30,6 +31,9 @@ constexpr const char* kHelp =
     "                                                what a job's ranks called last, live or dead, "
     "and who is behind\n"
     "  muster top [the same choices] [--once]        what a job's ranks are in, refreshed\n"
+    "  muster checkpoint ls|show|verify|convert      sharded checkpoints: what is there, whether "
+    "it "
+    "is whole, other forms of it\n"
     "  muster tunables                               the performance numbers in force, and how to "
     "override them\n"
     "  muster environment                            the environment variables that muster reads\n"
@@ -59,6 +63,7 @@ int main(int count, char** words) {
   if (command == "doctor") return muster::cli::run_doctor(rest);
   if (command == "trace") return muster::cli::run_trace(rest);
   if (command == "environment") return muster::cli::run_environment(rest);
+  if (command == "checkpoint") return muster::cli::run_checkpoint(rest);
   if (command == "tunables") return muster::cli::run_tunables(rest);
   if (command == "top") return muster::cli::run_top(rest);
   const bool version = command == "--version",

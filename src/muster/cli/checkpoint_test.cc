@@ -1,0 +1,93 @@
+// `muster checkpoint` as its user runs it.
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "muster/base/temporary_folder.h"
+#include "muster/shards/save.h"
+
+namespace muster::cli {
+namespace {
+
+struct Ended {
+  int code = 0;
+  std::string text;
+};
+
+Ended run(const std::string& arguments) {
+  const std::string line = std::string(MUSTER_COMMAND) + " checkpoint " + arguments + " 2>&1";
+  std::FILE* const pipe = ::popen(line.c_str(), "r");
+  Ended ended;
+  char part[512];
+  while (std::fgets(part, sizeof part, pipe) != nullptr) ended.text += part;
+  const int status = ::pclose(pipe);
+  ended.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return ended;
+}
+
+class CheckpointCommand : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const std::vector<float> weights(12, 1.5F);
+    const shards::Shard shard{"model.w", "F32", {3, 4}, {shards::box_of({3, 4})}};
+    const Status saved =
+        shards::save({shard}, {reinterpret_cast<const std::byte*>(weights.data())},
+                     R"({"epoch": 3})", {.path = path, .step = 70, .durable = false}, {});
+    ASSERT_TRUE(saved.ok()) << saved.message();
+  }
+  TemporaryFolder folder{"muster-cli-"};
+  std::string path = folder.path() + "/step-70";
+};
+
+// spec: S7 ls, show and verify say what is there
+TEST_F(CheckpointCommand, TellsWhatIsThere) {
+  std::filesystem::create_directory(folder.path() + "/step-80.saving");
+  const Ended ls = run("ls " + folder.path());
+  EXPECT_EQ(ls.code, 0);
+  EXPECT_NE(ls.text.find("step-70"), std::string::npos) << ls.text;
+  EXPECT_NE(ls.text.find("never finished"), std::string::npos) << ls.text;
+  const Ended show = run("show " + path);
+  EXPECT_EQ(show.code, 0);
+  EXPECT_NE(show.text.find("step 70"), std::string::npos) << show.text;
+  EXPECT_NE(show.text.find("model.w"), std::string::npos) << show.text;
+  EXPECT_NE(show.text.find("epoch = 3"), std::string::npos) << show.text;
+  EXPECT_EQ(run("verify " + path).code, 0);
+  EXPECT_EQ(run("verify " + folder.path()).code, 1);
+  EXPECT_EQ(run("ls " + folder.path() + "/nowhere").code, 1);
+  EXPECT_EQ(run("frobnicate").code, 2);
+  EXPECT_EQ(run("").code, 2);
+}
+
+// spec: S7 verify names what is damaged, and ends with 1
+TEST_F(CheckpointCommand, FindsDamage) {
+  const std::string file = path + "/shard-00001-model-00001-of-00001.safetensors";
+  std::fstream(file, std::ios::in | std::ios::out | std::ios::ate | std::ios::binary)
+      .seekp(-1, std::ios::end)
+      .put('x');
+  const Ended verify = run("verify " + path);
+  EXPECT_EQ(verify.code, 1);
+  EXPECT_NE(verify.text.find("'model.w'"), std::string::npos) << verify.text;
+  EXPECT_NE(verify.text.find("shard-00001"), std::string::npos) << verify.text;
+}
+
+// spec: S7 convert: to whole safetensors files and back; what only torch reads is said so
+TEST_F(CheckpointCommand, Converts) {
+  const std::string out = folder.path() + "/out", back = folder.path() + "/back";
+  const Ended exported = run("convert --prefix model. " + path + " " + out);
+  EXPECT_EQ(exported.code, 0) << exported.text;
+  EXPECT_TRUE(std::filesystem::exists(out + "/model.safetensors.index.json"));
+  EXPECT_EQ(run("convert " + out + " " + back).code, 0);
+  EXPECT_EQ(run("verify " + back).code, 0);
+  EXPECT_EQ(run("convert " + path + " " + out).code, 1);
+  const Ended torch = run("convert " + path + " x.pt");
+  EXPECT_EQ(torch.code, 1);
+  EXPECT_NE(torch.text.find("python -m muster.checkpoint"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace muster::cli
