@@ -57,8 +57,8 @@ function(muster_install_package)
   # Without torch its layers' headers stay out too.
   set(excluded PATTERN testing EXCLUDE PATTERN cli EXCLUDE REGEX "[/_]test(_[a-z_]+)?\\.h$" EXCLUDE)
   if(NOT MUSTER_TORCH)
-    list(APPEND excluded PATTERN group EXCLUDE PATTERN mesh EXCLUDE PATTERN parallel EXCLUDE PATTERN rpc EXCLUDE PATTERN compat EXCLUDE
-         PATTERN distributed.h EXCLUDE PATTERN device_mesh.h EXCLUDE PATTERN "parallel.h" EXCLUDE
+    list(APPEND excluded PATTERN group EXCLUDE PATTERN mesh EXCLUDE PATTERN parallel EXCLUDE PATTERN checkpoint EXCLUDE PATTERN rpc EXCLUDE PATTERN compat EXCLUDE
+         PATTERN distributed.h EXCLUDE PATTERN device_mesh.h EXCLUDE PATTERN "parallel.h" EXCLUDE PATTERN "checkpoint.h" EXCLUDE
          PATTERN "rpc.h" EXCLUDE)
   endif()
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/src/muster DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h" ${excluded})

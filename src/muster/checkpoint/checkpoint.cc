@@ -1,0 +1,96 @@
+#include "muster/checkpoint/checkpoint.h"
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "muster/group/errors.h"
+#include "muster/group/init.h"
+#include "muster/shards/files/index.h"
+#include "muster/shards/save.h"
+
+namespace muster::checkpoint {
+namespace {
+
+Group group_of(const Group& given) {
+  if (given) return given;
+  return is_initialized() ? default_group() : nullptr;
+}
+
+/// The saver of a group, whose saves wait for each other; of a process alone, one for null.
+std::shared_ptr<Saver> saver_of(const Group& group) {
+  struct Known {
+    std::weak_ptr<ProcessGroup> group;
+    std::shared_ptr<Saver> saver;
+  };
+  static std::mutex mutex;
+  static std::map<const void*, Known> all;
+  const std::lock_guard lock(mutex);
+  std::erase_if(all, [](const auto& each) { return each.first && each.second.group.expired(); });
+  Known& known = all[group.get()];
+  if (!known.saver || (group && known.group.lock() != group))
+    known = {group, std::make_shared<Saver>(group)};
+  return known.saver;
+}
+
+int rank_in(const Group& group) { return group ? group->rank() : 0; }
+
+shards::SaveOptions options_of(const std::string& path, const SaveOptions& options) {
+  return {.path = path,
+          .step = options.step,
+          .overwrite = options.overwrite,
+          .keep_last = options.keep_last};
+}
+
+/// What is to be saved; where that throws on one rank, the others are told.
+struct Contents {
+  std::vector<Item> items;
+  std::string values;
+
+  Contents(const State& state, int rank, Saver& saver) try
+      : items(StateAccess::items(state, rank)), values(StateAccess::values(state)) {
+  } catch (const std::exception& error) {
+    saver.fail(error);
+    throw;
+  }
+};
+
+}  // namespace
+
+void save(const State& state, const std::string& path, const SaveOptions& options) {
+  const Group group = group_of(options.process_group);
+  const auto saver = saver_of(group);
+  const Contents contents(state, rank_in(group), *saver);
+  saver->save(contents.items, contents.values, options_of(path, options));
+}
+
+Saving async_save(const State& state, const std::string& path, const SaveOptions& options) {
+  const Group group = group_of(options.process_group);
+  const auto saver = saver_of(group);
+  const Contents contents(state, rank_in(group), *saver);
+  return saver->async_save(contents.items, contents.values, options_of(path, options));
+}
+
+std::optional<std::string> latest(const std::string& folder) {
+  auto all = shards::checkpoints_in(folder);
+  if (all.empty()) return {};
+  return std::move(all.back());
+}
+
+void load(State& state, const std::string& path, const LoadOptions& options) {
+  const shards::Ranks ranks = ranks_of(group_of(options.process_group));
+  const auto index =
+      options.safetensors ? shards::open_safetensors(path) : shards::open_index(path);
+  Status mine = index.status();
+  std::vector<Item> items;
+  try {
+    if (mine.ok()) items = StateAccess::wanted(state, *index, ranks.rank);
+  } catch (const DistError& error) {
+    mine = Status(error.code(), error.what());
+  }
+  group::check(shards::exchange_or_fail(ranks, mine, {}).status());
+  load_items(*index, items, ranks);
+  StateAccess::finish(state, *index, /*with_values=*/!options.safetensors);
+}
+
+}  // namespace muster::checkpoint

@@ -1,0 +1,285 @@
+#include "muster/checkpoint/engine.h"
+
+#include <c10/util/Exception.h>
+#include <torch/types.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <thread>
+#include <utility>
+
+#include "muster/group/errors.h"
+#include "muster/group/exchange.h"
+#include "muster/group/plain_tensor.h"
+#include "muster/parallel/spare_groups.h"
+#include "muster/shards/load.h"
+#include "muster/shards/plan/element_type.h"
+
+namespace muster::checkpoint {
+namespace {
+
+/// Between two pieces of a copy.
+constexpr std::int64_t kAlignment = 64;
+
+at::Tensor on_cpu(const at::Tensor& tensor) {
+  return tensor.detach().resolve_conj().resolve_neg().to(at::kCPU).contiguous();
+}
+
+std::byte* memory_of(const at::Tensor& tensor) {
+  return static_cast<std::byte*>(tensor.mutable_data_ptr());
+}
+
+/// What this rank writes: memory of the items where it can be used as it is, or of copies.
+struct PieceData {
+  std::vector<const std::byte*> pointers;
+  std::vector<at::Tensor> keeps_alive;
+};
+
+/// For each of the plan's pieces: the item that it is a part of.
+std::vector<const Item*> items_of(const std::vector<const shards::WrittenPiece*>& pieces,
+                                  const std::vector<Item>& items) {
+  std::map<std::string_view, const Item*> by_name;
+  for (const Item& item : items) by_name[item.name] = &item;
+  std::vector<const Item*> found;
+  for (const auto* piece : pieces) found.push_back(by_name.at(piece->name));
+  return found;
+}
+
+std::int64_t first_byte(const shards::WrittenPiece& piece) {
+  return piece.first_element * shards::element_bytes(piece.dtype);
+}
+
+PieceData in_place(const shards::PlannedSave& plan, int rank, const std::vector<Item>& items) {
+  PieceData data;
+  const auto pieces = plan.pieces_of(rank);
+  const auto of = items_of(pieces, items);
+  std::map<const Item*, at::Tensor> flat;  // an item of several boxes is several pieces
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    auto& tensor = flat[of[i]];
+    if (!tensor.defined()) {
+      tensor = group::is_plain(of[i]->tensor) ? of[i]->tensor : on_cpu(of[i]->tensor);
+      data.keeps_alive.push_back(tensor);
+    }
+    data.pointers.push_back(static_cast<const std::byte*>(tensor.const_data_ptr()) +
+                            first_byte(*pieces[i]));
+  }
+  return data;
+}
+
+/// Copied into `memory`, which grows where it is too small.
+PieceData copied(const shards::PlannedSave& plan, int rank, const std::vector<Item>& items,
+                 at::Tensor& memory) {
+  const PieceData from = in_place(plan, rank, items);
+  const auto pieces = plan.pieces_of(rank);
+  std::vector<std::int64_t> places;
+  std::int64_t bytes = 0;
+  for (const auto* piece : pieces) {
+    places.push_back(bytes);
+    bytes += (shards::PlannedSave::bytes_of(*piece) + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  if (!memory.defined() || memory.numel() < bytes) {
+    memory.reset();  // before there is another one
+    memory = at::empty({bytes}, at::kByte);
+  }
+  PieceData data;
+  data.keeps_alive.push_back(memory);
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    std::byte* to = memory_of(memory) + places[i];
+    const auto size = static_cast<std::size_t>(shards::PlannedSave::bytes_of(*pieces[i]));
+    if (size > 0) std::memcpy(to, from.pointers[i], size);
+    data.pointers.push_back(to);
+  }
+  return data;
+}
+
+Status status_of(const std::exception& error) {
+  if (const auto* known = dynamic_cast<const DistError*>(&error))
+    return {known->code(), known->what(), known->ranks()};
+  if (const auto* of_torch = dynamic_cast<const c10::Error*>(&error))
+    return {Code::internal, std::string("checkpoint: ") + of_torch->what_without_backtrace()};
+  return {Code::internal, std::string("checkpoint: ") + error.what()};
+}
+
+}  // namespace
+
+shards::Ranks ranks_of(const Group& group) {
+  if (!group) return {};
+  if (!group->is_member())
+    group::invalid("checkpoint: this rank is no member of the group that was given");
+  return {group->rank(), group->size(),
+          [group](const std::string& mine) -> Result<std::vector<std::string>> {
+            try {
+              return group::exchange_text(group, mine);
+            } catch (const std::exception& error) {
+              return status_of(error);
+            }
+          }};
+}
+
+// ---- saving
+
+struct Saver::Saving::State {
+  mutable std::mutex mutex;
+  mutable std::condition_variable changed;
+  std::optional<Status> result;
+  bool was_shown = false;
+};
+
+struct Saver::State {
+  // Not kept alive: where they are destroyed, nothing of the job shall be left.
+  std::weak_ptr<ProcessGroup> given;
+  std::weak_ptr<ProcessGroup> own;  // where the saver's thread meets the others'
+  std::optional<shards::Ranks> alone_or_foreign;
+  at::Tensor memory;
+  std::shared_ptr<Saving::State> last;
+  std::thread thread;
+
+  Group alive() const {
+    const Group locked = given.lock();
+    if (!locked) group::invalid("checkpoint: the group of this save has been destroyed");
+    return locked;
+  }
+  shards::Ranks here() const { return alone_or_foreign ? *alone_or_foreign : ranks_of(alive()); }
+  shards::Ranks behind() {
+    if (alone_or_foreign) return here();
+    Group meets = own.lock();
+    if (!meets || !meets->failure().ok()) own = meets = parallel::take_group(alive());
+    return ranks_of(meets);
+  }
+  shards::PlannedSave plan(const std::vector<Item>& items, const shards::SaveOptions& options,
+                           const shards::Ranks& ranks) const {
+    std::vector<shards::Shard> shards;
+    Status mine;
+    try {
+      for (const Item& item : items) shards.push_back(shard_of(item));
+    } catch (const std::exception& error) {
+      mine = status_of(error);
+    }
+    return group::take(shards::plan_save(shards, options, ranks, mine));
+  }
+  /// Waits for the last save; throws its failure once.
+  void finish_last() {
+    if (thread.joinable()) thread.join();
+    if (!last) return;
+    const auto ended = std::exchange(last, nullptr);
+    const std::lock_guard lock(ended->mutex);
+    if (ended->was_shown || ended->result->ok()) return;
+    group::raise(ended->result->with_context("the save before this one"));
+  }
+};
+
+Saver::Saver(const Group& group) : state_(std::make_unique<State>()) {
+  state_->given = group;
+  if (!group) state_->alone_or_foreign.emplace();
+}
+Saver::Saver(shards::Ranks ranks) : state_(std::make_unique<State>()) {
+  state_->alone_or_foreign = std::move(ranks);
+}
+
+void Saver::fail(const std::exception& why) noexcept {
+  try {
+    static_cast<void>(shards::exchange_or_fail(state_->here(), status_of(why), {}));
+  } catch (const std::exception&) {
+    // The group is gone, and nobody waits on it.
+  }
+}
+
+Saver::~Saver() {
+  if (state_->thread.joinable()) state_->thread.join();
+}
+
+void Saver::Saving::wait() {
+  std::unique_lock lock(state_->mutex);
+  state_->changed.wait(lock, [&] { return state_->result.has_value(); });
+  state_->was_shown = true;
+  group::check(*state_->result);
+}
+
+bool Saver::Saving::done() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->result.has_value();
+}
+
+void Saver::save(const std::vector<Item>& items, const std::string& values,
+                 const shards::SaveOptions& options) {
+  state_->finish_last();
+  const shards::Ranks ranks = state_->here();
+  const auto plan = state_->plan(items, options, ranks);
+  const PieceData data = in_place(plan, ranks.rank, items);
+  group::check(shards::finish_save(plan, data.pointers, values, ranks));
+}
+
+Saver::Saving Saver::async_save(const std::vector<Item>& items, const std::string& values,
+                                const shards::SaveOptions& options) {
+  state_->finish_last();
+  const shards::Ranks ranks = state_->here(), behind = state_->behind();
+  auto plan = state_->plan(items, options, ranks);
+  auto data = copied(plan, ranks.rank, items, state_->memory);
+  Saving saving;
+  saving.state_ = state_->last = std::make_shared<Saving::State>();
+  state_->thread = std::thread(
+      [plan = std::move(plan), data = std::move(data), values, behind, ended = saving.state_] {
+        const Status result = [&] {
+          try {
+            return shards::finish_save(plan, data.pointers, values, behind);
+          } catch (const std::exception& error) {
+            return Status(Code::internal, std::string("checkpoint: ") + error.what());
+          }
+        }();
+        const std::lock_guard lock(ended->mutex);
+        ended->result = result;
+        ended->changed.notify_all();
+      });
+  return saving;
+}
+
+// ---- loading
+
+namespace {
+
+/// Through memory of the stored type where the tensor's own cannot take the bytes.
+Status load_item(shards::Reader& reader, const shards::Index& index, const Item& item) {
+  shards::Shard wanted = shard_of(item);
+  at::Tensor target = item.tensor.detach();
+  const auto stored = index.tensors.find(item.name);
+  at::ScalarType type = target.scalar_type();
+  if (stored != index.tensors.end() && stored->second.dtype != wanted.dtype &&
+      stored->second.sizes == item.sizes) {
+    const at::ScalarType other = scalar_type_of(stored->second.dtype);
+    if (other != at::ScalarType::Undefined && at::canCast(other, type)) {
+      type = other;
+      wanted = {item.name, stored->second.dtype, item.sizes, item.boxes};
+    }
+  }
+  const bool direct = group::is_plain(target) && type == target.scalar_type();
+  const at::Tensor memory =
+      direct ? target : at::empty(target.sizes(), at::TensorOptions(type).device(at::kCPU));
+  const std::span bytes(memory_of(memory), static_cast<std::size_t>(memory.nbytes()));
+  if (const Status read = reader.read(wanted, bytes); !read) return read;
+  if (!direct) target.copy_(memory);
+  return {};
+}
+
+}  // namespace
+
+void load_items(const shards::Index& index, const std::vector<Item>& items,
+                const shards::Ranks& ranks) {
+  const at::NoGradGuard no_grad;
+  shards::Reader reader(index);
+  Status mine;
+  try {
+    for (const Item& item : items) {
+      mine = load_item(reader, index, item);
+      if (!mine) break;
+    }
+  } catch (const std::exception& error) {
+    mine = status_of(error);
+  }
+  group::check(shards::exchange_or_fail(ranks, mine, {}).status());
+}
+
+}  // namespace muster::checkpoint

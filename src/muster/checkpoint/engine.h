@@ -1,0 +1,66 @@
+/// Items to files and back, over a process group.
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "muster/checkpoint/items.h"
+#include "muster/group/process_group.h"
+#include "muster/shards/files/index.h"
+#include "muster/shards/save.h"
+
+namespace muster::checkpoint {
+
+/// Saves that may go on behind the program's back, one after the other, of one group. All members
+/// make the same calls in the same order; one thread at a time.
+class Saver {
+ public:
+  /// `group` null: this process alone.
+  explicit Saver(const Group& group);
+  /// Ranks that are no members of a muster group: `ranks.exchange` is called on the caller's thread
+  /// and on the saver's own, never on both at once.
+  explicit Saver(shards::Ranks ranks);
+  ~Saver();
+  Saver(const Saver&) = delete;
+  Saver& operator=(const Saver&) = delete;
+
+  /// The end of one save, for as many threads as like.
+  class Saving {
+   public:
+    /// Blocks until the checkpoint is there; throws DistError on all ranks where one has failed.
+    void wait();
+    bool done() const;
+
+   private:
+    friend class Saver;
+    struct State;
+    std::shared_ptr<State> state_;
+  };
+
+  /// In place of a save that this rank cannot begin: the other ranks throw `why` from theirs.
+  void fail(const std::exception& why) noexcept;
+
+  /// Collective. First waits for the last save, and throws what nobody has asked it for.
+  void save(const std::vector<Item>& items, const std::string& values,
+            const shards::SaveOptions& options);
+  /// Returns when what this rank will write has been copied; the items may change from then on. The
+  /// memory of the copy stays for the next save.
+  Saving async_save(const std::vector<Item>& items, const std::string& values,
+                    const shards::SaveOptions& options);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// The ranks of a group; null: this process alone.
+shards::Ranks ranks_of(const Group& group);
+
+/// Fills the items' tensors from the checkpoint; of another floating-point or integer type, with a
+/// cast. Collective by `ranks`: throws DistError on all ranks where it fails on one.
+void load_items(const shards::Index& index, const std::vector<Item>& items,
+                const shards::Ranks& ranks);
+
+}  // namespace muster::checkpoint

@@ -1,0 +1,48 @@
+/// Tensors of this rank as parts of whole ones, for both languages.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "muster/shards/plan/box.h"
+#include "muster/shards/plan/division.h"
+
+namespace muster::checkpoint {
+
+/// A rank's part of a tensor. The elements of `tensor`, row-major, are those of `boxes`, one box
+/// behind the other.
+struct Item {
+  std::string name;
+  at::Tensor tensor;
+  shards::Extent sizes;  ///< of the whole tensor
+  std::vector<shards::Box> boxes;
+};
+
+/// The whole tensor.
+Item whole_item(std::string name, const at::Tensor& tensor);
+/// The box at `offsets`, of the tensor's sizes. A box without elements is nothing.
+Item box_item(std::string name, const at::Tensor& tensor, shards::Extent sizes,
+              shards::Extent offsets);
+/// As many row-major elements of the whole as `tensor` has, from `first` on.
+Item stretch_item(std::string name, const at::Tensor& tensor, const shards::Extent& sizes,
+                  std::int64_t first);
+/// A parameter of a module: its stretch where FSDP has sharded it, else the whole. Throws DistError
+/// where it is gathered now.
+Item parameter_item(std::string name, const at::Tensor& parameter);
+/// Something of an optimizer's that belongs to a parameter: divided as the parameter is where it
+/// has as many elements in the same shape, else whole.
+Item state_item(std::string name, const at::Tensor& tensor, const at::Tensor& parameter);
+
+/// As the files have it. A type that safetensors does not name (complex128 and the like) is stored
+/// as U8 with a last dimension of the bytes of an element. Throws DistError naming the tensor where
+/// it is not dense.
+shards::Shard shard_of(const Item& item);
+
+/// The type of a stored tensor; Undefined for a name that torch has no type for.
+at::ScalarType scalar_type_of(std::string_view dtype);
+
+}  // namespace muster::checkpoint
