@@ -40,6 +40,7 @@ void bind_debug(pybind11::module_& module);
 void bind_spawn(pybind11::module_& module);
 void bind_mesh(pybind11::module_& module);
 void bind_parallel(pybind11::module_& module);
+void bind_checkpoint(pybind11::module_& module);
 void bind_functional(pybind11::module_& module);
 void bind_registry(pybind11::module_& module);
 void bind_torch_backend(pybind11::module_& module);

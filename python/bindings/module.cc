@@ -69,6 +69,7 @@ PYBIND11_MODULE(_C, module) {
   bind_spawn(module);
   bind_mesh(module);
   bind_parallel(module);
+  bind_checkpoint(module);
   bind_functional(module);
   bind_registry(module);
   bind_rpc(module);

@@ -242,6 +242,7 @@ def __getattr__(name):
     if name in (
         "algorithms",
         "autograd",
+        "checkpoint",
         "device_mesh",
         "distributed",
         "fsdp",

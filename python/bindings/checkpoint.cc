@@ -1,0 +1,183 @@
+// muster.checkpoint's C++ half: parts of tensors to files and back. Nested dictionaries, modules
+// and optimizers are Python's (python/muster/checkpoint).
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <variant>
+#include <vector>
+
+#include "bindings.h"
+#include "blocking.h"
+#include "muster/checkpoint/engine.h"
+#include "muster/group/errors.h"
+#include "muster/parallel/sharded_unit.h"
+#include "muster/shards/convert.h"
+#include "muster/shards/load.h"
+#include "no_gil.h"
+
+namespace muster::python {
+namespace {
+
+namespace py = pybind11;
+using Released = py::call_guard<py::gil_scoped_release>;
+using checkpoint::Item;
+using checkpoint::Saver;
+
+/// (name, tensor, sizes of the whole, place): the place is None for the whole tensor, a list for
+/// the offsets of a box, a number for the first element of a stretch.
+using GivenItem = std::tuple<std::string, at::Tensor, std::vector<std::int64_t>,
+                             std::variant<std::monostate, std::int64_t, std::vector<std::int64_t>>>;
+
+std::vector<Item> items_of(const std::vector<GivenItem>& given) {
+  std::vector<Item> items;
+  for (const auto& [name, tensor, sizes, place] : given) {
+    if (const auto* first = std::get_if<std::int64_t>(&place))
+      items.push_back(checkpoint::stretch_item(name, tensor, sizes, *first));
+    else if (const auto* offsets = std::get_if<std::vector<std::int64_t>>(&place))
+      items.push_back(checkpoint::box_item(name, tensor, sizes, *offsets));
+    else
+      items.push_back(checkpoint::whole_item(name, tensor));
+  }
+  return items;
+}
+
+/// The ranks of one save or load: a group of muster's, None for this process alone, or (rank, size,
+/// function) where the function takes a text and gives the list of all ranks' texts.
+using Foreign = std::tuple<int, int, py::function>;
+using Members = std::variant<std::monostate, Group, Foreign>;
+
+shards::Ranks foreign_ranks(const Foreign& members) {
+  const auto& [rank, size, function] = members;
+  return {rank, size,
+          [function = kept(function)](const std::string& mine) -> Result<std::vector<std::string>> {
+            const py::gil_scoped_acquire held;
+            try {
+              std::vector<std::string> all;
+              for (const auto& each : (*function)(py::bytes(mine)))
+                all.push_back(each.cast<std::string>());
+              return all;
+            } catch (py::error_already_set& error) {
+              return Status(Code::peer_failed, error.what());
+            }
+          }};
+}
+
+shards::Ranks ranks_of(const Members& members) {
+  if (const auto* foreign = std::get_if<Foreign>(&members)) return foreign_ranks(*foreign);
+  const auto* group = std::get_if<Group>(&members);
+  return checkpoint::ranks_of(group != nullptr ? *group : nullptr);
+}
+
+Group group_of(const Members& members) {
+  const auto* group = std::get_if<Group>(&members);
+  return group != nullptr ? *group : nullptr;
+}
+
+shards::SaveOptions options_of(const std::string& path, std::optional<std::int64_t> step,
+                               bool overwrite, int keep_last) {
+  return {.path = path, .step = step, .overwrite = overwrite, .keep_last = keep_last};
+}
+
+void bind_index(py::module_& module) {
+  py::class_<shards::Index>(module, "_CheckpointIndex")
+      .def_static(
+          "open",
+          [](const std::string& folder, bool safetensors) {
+            return group::take(safetensors ? shards::open_safetensors(folder)
+                                           : shards::open_index(folder));
+          },
+          Released())
+      .def_readonly("folder", &shards::Index::folder)
+      .def_readonly("step", &shards::Index::step)
+      .def_readonly("world_size", &shards::Index::world_size)
+      .def_readonly("saved_at", &shards::Index::saved_at)
+      .def_readonly("values", &shards::Index::values)
+      .def_property_readonly("tensors",
+                             [](const shards::Index& self) {
+                               std::map<std::string, std::pair<std::string, shards::Extent>> all;
+                               for (const auto& [name, tensor] : self.tensors)
+                                 all[name] = {tensor.dtype, tensor.sizes};
+                               return all;
+                             })
+      .def("verify", &shards::verify, Released())
+      .def(
+          "export",
+          [](const shards::Index& self, const std::string& folder, const std::string& prefix,
+             std::int64_t file_bytes) {
+            group::check(shards::export_whole(self, folder, {prefix, file_bytes}));
+          },
+          py::arg("folder"), py::arg("prefix"), py::arg("file_bytes"), Released());
+}
+
+void bind_saver(py::module_& module) {
+  py::class_<Saver::Saving>(module, "_CheckpointSaving")
+      .def("wait", &Saver::Saving::wait, Released())
+      .def("done", &Saver::Saving::done);
+  py::class_<Saver, std::shared_ptr<Saver>>(module, "_CheckpointSaver", let_go_without_gil<Saver>())
+      .def(py::init([](const Members& members) {
+        if (const auto* foreign = std::get_if<Foreign>(&members))
+          return std::make_shared<Saver>(foreign_ranks(*foreign));
+        return std::make_shared<Saver>(group_of(members));
+      }))
+      .def("fail",
+           [](Saver& self, const std::string& why) {
+             const py::gil_scoped_release released;
+             self.fail(DistError(why));
+           })
+      .def("save",
+           [](Saver& self, const std::vector<GivenItem>& items, const std::string& values,
+              const std::string& path, std::optional<std::int64_t> step, bool overwrite,
+              int keep_last) {
+             const auto all = items_of(items);
+             blocking(nullptr, [&] {
+               self.save(all, values, options_of(path, step, overwrite, keep_last));
+             });
+           })
+      .def("async_save", [](Saver& self, const std::vector<GivenItem>& items,
+                            const std::string& values, const std::string& path,
+                            std::optional<std::int64_t> step, bool overwrite, int keep_last) {
+        const auto all = items_of(items);
+        return blocking(nullptr, [&] {
+          return self.async_save(all, values, options_of(path, step, overwrite, keep_last));
+        });
+      });
+}
+
+}  // namespace
+
+void bind_checkpoint(py::module_& module) {
+  bind_index(module);
+  bind_saver(module);
+  module.def("_checkpoint_load", [](const shards::Index& index, const std::vector<GivenItem>& items,
+                                    const Members& members) {
+    const auto all = items_of(items);
+    const auto ranks = ranks_of(members);
+    blocking(group_of(members), [&] { checkpoint::load_items(index, all, ranks); });
+  });
+  // Every rank tells whether it can go on; a text is why it cannot. Raises on all where one cannot.
+  module.def("_checkpoint_agree",
+             [](const Members& members, const std::optional<std::string>& why) {
+               const auto ranks = ranks_of(members);
+               const Status mine = why ? Status(Code::invalid_argument, *why) : Status();
+               blocking(group_of(members),
+                        [&] { group::check(shards::exchange_or_fail(ranks, mine, {}).status()); });
+             });
+  module.def(
+      "_checkpoint_import",
+      [](const std::string& from, const std::string& to) {
+        const auto index = group::take(shards::open_safetensors(from));
+        group::check(shards::import_safetensors(index, to));
+      },
+      Released());
+  module.def("_checkpoints_in", &shards::checkpoints_in, Released());
+  module.def("_sharded_part",
+             [](const at::Tensor& parameter)
+                 -> std::optional<std::pair<std::vector<std::int64_t>, std::int64_t>> {
+               const auto part = parallel::sharded_part(parameter);
+               if (!part) return {};
+               return std::pair(part->sizes, part->first);
+             });
+}
+
+}  // namespace muster::python

@@ -1,0 +1,54 @@
+"""python -m muster.checkpoint FROM TO: the conversions that need Python; `muster checkpoint` has the others, and ls, show and verify.
+
+FROM and TO: a checkpoint of muster's (a folder with muster.json), a file of torch.save (its name ends in .pt, .pth or .bin), a `.distcp` folder of
+torch.distributed.checkpoint (as FROM; torch unpickles its metadata, so only folders that you trust), a folder of safetensors files.
+"""
+
+import argparse
+import os
+import sys
+
+from muster import DistError
+
+from . import convert
+
+
+def _is_file_of_torch(path):
+    return path.endswith((".pt", ".pth", ".bin"))
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        prog="python -m muster.checkpoint",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("source", metavar="FROM")
+    parser.add_argument("target", metavar="TO")
+    parser.add_argument(
+        "--prefix",
+        metavar="TEXT",
+        help="write whole safetensors files of the tensors whose names begin with TEXT, such as model.",
+    )
+    given = parser.parse_args()
+    try:
+        if given.prefix is not None:
+            convert.export_safetensors(given.source, given.target, prefix=given.prefix)
+        elif _is_file_of_torch(given.source):
+            convert.from_torch_save(given.source, given.target)
+        elif os.path.exists(os.path.join(given.source, ".metadata")):
+            convert.from_torch_dcp(given.source, given.target)
+        elif _is_file_of_torch(given.target):
+            convert.to_torch_save(given.source, given.target)
+        elif os.path.exists(os.path.join(given.source, "muster.json")):
+            parser.error(
+                f"{given.source} is a checkpoint already: name a .pt file, or give --prefix"
+            )
+        else:
+            convert.from_safetensors(given.source, given.target)
+    except (DistError, OSError) as error:
+        sys.exit(f"muster.checkpoint: {error}")
+
+
+if __name__ == "__main__":
+    main()

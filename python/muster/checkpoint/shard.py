@@ -1,0 +1,91 @@
+"""A part of a tensor, and which part of it other tensors are."""
+
+import dataclasses
+import sys
+
+import torch
+
+from muster import _C
+
+
+@dataclasses.dataclass
+class Shard:
+    """This rank's part of a whole tensor, for values of a state that are no parameters of a sharded module.
+
+    tensor: what this rank has. size: of the whole tensor. offsets: where the box that `tensor` is begins, a number per dimension; or one
+    number: `tensor` is the stretch of the whole's row-major elements from that one on."""
+
+    tensor: torch.Tensor
+    size: tuple
+    offsets: object
+
+
+def refuse(text):
+    """Raises what bad arguments raise."""
+    raise _C.DistArgumentError(f"checkpoint: {text}")
+
+
+def is_dtensor(value):
+    """Of stock torch's; not imported for programs that have none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def item(name, value):
+    """(name, tensor, size of the whole, place) as the C++ half takes it, of a tensor of any kind; None where this rank has nothing of it."""
+    if isinstance(value, Shard):
+        tensor, size, place = value.tensor, list(value.size), value.offsets
+        return (name, tensor, size, place if isinstance(place, int) else list(place))
+    if is_dtensor(value):
+        chunks = value.__create_chunk_list__()
+        if not chunks:
+            return None
+        if len(chunks) > 1:
+            refuse(f"'{name}' is a DTensor of several pieces on a rank, which are not saved")
+        local = value.to_local()
+        local = local.wait() if hasattr(local, "wait") else local
+        return (name, local, list(value.size()), list(chunks[0].offsets))
+    part = _C._sharded_part(value)
+    if part is not None:
+        return (name, value, *part)
+    return (name, value, list(value.shape), None)
+
+
+def is_tensor(value):
+    """Whether `item` takes it."""
+    return isinstance(value, (torch.Tensor, Shard))
+
+
+def beside(name, value, parameter):
+    """The item of a tensor that an optimizer keeps of a parameter: divided as that is where it is like it."""
+    if not is_dtensor(value) and value.shape == parameter.shape:
+        part = _C._sharded_part(parameter)
+        if part is not None:
+            return (name, value, *part)
+    return item(name, value)
+
+
+def whole_size(parameter):
+    """Of the whole parameter, as a list."""
+    part = None if is_dtensor(parameter) else _C._sharded_part(parameter)
+    return list(parameter.shape) if part is None else part[0]
+
+
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
