@@ -14,6 +14,7 @@
 #include <iostream>
 #include <limits>
 #include <span>
+#include <sstream>
 #include <thread>
 
 #include "muster/base/socket_address.h"
@@ -59,6 +60,17 @@ struct Prepared {
   JobSecret secret;
   NodeJob job;
   std::unique_ptr<NodeLink> link;  ///< with several nodes
+};
+
+/// Where redirected output goes.
+struct LogPlace {
+  std::string base;  ///< empty: nothing is redirected
+  std::vector<std::string> folders;
+  std::string path() const {
+    std::string whole = base;
+    for (const std::string& each : folders) whole += "/" + each;
+    return whole;
+  }
 };
 
 /// What the agent sleeps on: descriptors and one timer.
@@ -150,10 +162,10 @@ class Agent {
  public:
   Agent(const RunOptions& options, Prepared prepared, SignalWatch& signals);
   /// The exit code.
-  Result<int> run(const Program& program, const std::string& log_folder);
+  Result<int> run(const Program& program, const LogPlace& logs);
 
  private:
-  Status open(const std::string& log_folder);
+  Status open(const LogPlace& logs);
   void wait_and_dispatch();
   void read_ends(std::vector<int> local_ranks);
   void happen(const AgentEvent& event);
@@ -210,13 +222,13 @@ Agent::Agent(const RunOptions& options, Prepared prepared, SignalWatch& signals)
   records_.resize(ranks_.size());
 }
 
-Status Agent::open(const std::string& log_folder) {
+Status Agent::open(const LogPlace& logs) {
   if (Status opened = wakeups_.open(); !opened) return opened;
   wakeups_.watch(signals_.descriptor(), false, pack(Source::signals, 0));
   if (link_) wakeups_.watch(link_->descriptor(), false, pack(Source::nodes, 0));
-  log_folder_ = log_folder;
+  log_folder_ = logs.path();
   output_ = std::make_unique<WorkerOutput>(
-      OutputPlan{options_.redirects, options_.tee, options_.shown_ranks, log_folder},
+      OutputPlan{options_.redirects, options_.tee, options_.shown_ranks, logs.base, logs.folders},
       EventSource{[this](int fd, bool writable, std::uint64_t token) {
                     wakeups_.watch(fd, writable, pack(Source::output, token));
                   },
@@ -224,9 +236,9 @@ Status Agent::open(const std::string& log_folder) {
   return {};
 }
 
-Result<int> Agent::run(const Program& program, const std::string& log_folder) {
+Result<int> Agent::run(const Program& program, const LogPlace& logs) {
   commands_.set_program(program);
-  if (Status opened = open(log_folder); !opened) return opened;
+  if (Status opened = open(logs); !opened) return opened;
   happen(Begin{});
   while (!finished_) wait_and_dispatch();
   report();
@@ -454,23 +466,26 @@ Result<Program> resolve_program(const RunOptions& options) {
   return program;
 }
 
-// Where redirected output goes; made when nothing was said.
-Result<std::string> log_folder(const RunOptions& options, const NodeJob& job) {
+// A folder is made when none was named.
+Result<LogPlace> log_place(const RunOptions& options, const NodeJob& job) {
   const auto any = [](const std::vector<Streams>& list) {
     return std::any_of(list.begin(), list.end(),
                        [](Streams streams) { return streams != Streams::none; });
   };
-  if (!any(options.redirects) && !any(options.tee)) return std::string();
-  std::string base = options.log_dir.value_or("");
-  if (base.empty()) {
+  if (!any(options.redirects) && !any(options.tee)) return LogPlace{};
+  LogPlace place{options.log_dir.value_or(""), {}};
+  std::istringstream id(job.run_id);
+  for (std::string part; std::getline(id, part, '/');) {
+    if (!part.empty()) place.folders.push_back(part);
+  }
+  if (place.base.empty()) {
     auto made = make_temporary_folder("muster_");
     if (!made) return made.status();
-    base = std::move(*made);
-    std::cerr << options.command << ": logs are in " << base << std::endl;
+    place.base = std::move(*made);
+    std::cerr << options.command << ": logs are in " << place.base << std::endl;
   }
-  base += "/" + job.run_id;
-  if (job.nodes.size() > 1) base += "/node_" + std::to_string(job.node);
-  return base;
+  if (job.nodes.size() > 1) place.folders.push_back("node_" + std::to_string(job.node));
+  return place;
 }
 
 Result<Prepared> prepare(const RunOptions& options) {
@@ -525,7 +540,7 @@ Result<int> try_job(const RunOptions& options) {
   if (!signals) return signals.status();
   auto prepared = prepare_or_be_stopped(options, *signals);
   if (!prepared) return prepared.status();
-  auto logs = log_folder(options, prepared->job);
+  auto logs = log_place(options, prepared->job);
   if (!logs) return logs.status();
   return Agent(options, std::move(*prepared), *signals).run(*program, *logs);
 }

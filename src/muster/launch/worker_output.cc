@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <filesystem>
 
+#include "muster/base/own_files.h"
 #include "muster/base/socket_address.h"
 #include "muster/base/tunables_fixed.h"
 
@@ -69,17 +70,27 @@ Result<WorkerOutput::Ends> WorkerOutput::open(int local_rank, int rank, int atte
   return Ends{std::move(*out), std::move(*err)};
 }
 
-Result<Descriptor> WorkerOutput::open_file(const std::string& path) {
+/// Below the folder that the user named, everything is this user's alone to write: others may have
+/// been there first.
+Result<Descriptor> WorkerOutput::open_file(const std::vector<std::string>& folders,
+                                           const std::string& name) {
+  const OwnRules rules{.name = "the folder of logs"};
   std::error_code error;
-  std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
-  if (error)
+  std::filesystem::create_directories(plan_.log_base, error);
+  Descriptor folder(::open(plan_.log_base.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!folder)
     return Status(Code::invalid_argument,
-                  "cannot make the directory of the log file " + path + ": " + error.message());
-  Descriptor file(::open(path.c_str(), O_CREAT | O_TRUNC | O_RDWR | O_APPEND | O_CLOEXEC, 0666));
-  if (!file)
-    return Status(Code::invalid_argument,
-                  "cannot open the log file " + path + ": " + errno_text(errno));
-  return file;
+                  "cannot open the folder of logs " + plan_.log_base + ": " + errno_text(errno));
+  std::string path = plan_.log_base;
+  for (const std::string& each : folders) {
+    auto next = make_own_folder(each, rules, 0755, folder.get());
+    if (!next) return next.status().with_context("in " + path);
+    folder = std::move(*next);
+    path += "/" + each;
+  }
+  auto file = open_own_file(name, O_CREAT | O_TRUNC | O_RDWR | O_APPEND, {.name = "the log file"},
+                            0644, folder.get());
+  return file ? std::move(file) : Result<Descriptor>(file.status().with_context("in " + path));
 }
 
 Result<Descriptor> WorkerOutput::open_stream(int local_rank, int rank, int attempt, Streams which) {
@@ -94,9 +105,10 @@ Result<Descriptor> WorkerOutput::open_stream(int local_rank, int rank, int attem
   if (shown) stream->sink = (which == Streams::out ? sinks_.front() : sinks_.back()).get();
   stream->lines = LinePrefixer("[" + std::to_string(rank) + "] ");
   if (redirected || teed) {
-    const std::string folder =
-        plan_.log_folder + "/attempt_" + std::to_string(attempt) + "/" + std::to_string(local_rank);
-    auto file = open_file(folder + (which == Streams::out ? "/stdout.log" : "/stderr.log"));
+    std::vector<std::string> folders = plan_.log_folders;
+    folders.insert(folders.end(),
+                   {"attempt_" + std::to_string(attempt), std::to_string(local_rank)});
+    auto file = open_file(folders, which == Streams::out ? "stdout.log" : "stderr.log");
     if (!file) return file.status();
     stream->file = std::move(*file);
   }

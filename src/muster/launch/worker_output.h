@@ -27,7 +27,8 @@ struct EventSource {
 struct OutputPlan {
   std::vector<Streams> redirects, tee;
   std::optional<std::set<int>> shown_ranks;
-  std::string log_folder;  ///< of this job on this node; empty where nothing is redirected
+  std::string log_base;  ///< the folder that the user named; empty where nothing is redirected
+  std::vector<std::string> log_folders{};  ///< below it: of this job on this node
 };
 
 class WorkerOutput {
@@ -59,7 +60,7 @@ class WorkerOutput {
   struct Stream;
   struct Sink;
   Result<Descriptor> open_stream(int local_rank, int rank, int attempt, Streams which);
-  Result<Descriptor> open_file(const std::string& path);
+  Result<Descriptor> open_file(const std::vector<std::string>& folders, const std::string& name);
   void read_some(Stream& stream);
   void close(Stream& stream);
   void settle(Sink& sink);

@@ -11,6 +11,7 @@
 
 #include "muster/base/bytes.h"
 #include "muster/base/interruption.h"
+#include "muster/base/own_files.h"
 #include "muster/base/socket_address.h"
 #include "muster/base/tunables.h"
 
@@ -103,15 +104,9 @@ Result<std::shared_ptr<FileLog>> FileLog::open(std::string path) {
 }
 
 Status FileLog::reopen() {
-  Descriptor file(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  if (!file && errno == ENOENT)
-    return Status(Code::store,
-                  "cannot make the store's file " + path_ + ": its directory does not exist");
-  if (!file) return failed("open", path_);
-  struct stat info {};
-  if (::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode))
-    return Status(Code::store, path_ + " is no regular file; a store needs one");
-  file_ = GuardedDescriptor(std::move(file));
+  auto file = open_own_file(path_, O_RDWR | O_CREAT, {.name = "the store's file"});
+  if (!file) return Status(Code::store, file.status().message());
+  file_ = GuardedDescriptor(std::move(*file));
   mark_ = ProcessMark();
   map_.clear();
   read_to_ = 0;

@@ -48,7 +48,8 @@ class FileLog {
     bool remove_file_ = false;
   };
 
-  /// Creates the file if it is missing; its directory must exist.
+  /// Creates the file if it is missing; its directory must exist. Refuses a link, and a file that
+  /// another user owns or can write (`own_files.h`).
   static Result<std::shared_ptr<FileLog>> open(std::string path);
 
   /// Waits for the lock until the deadline (Code::timed_out), reads what others wrote, calls `body`

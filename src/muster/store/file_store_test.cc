@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -89,6 +90,27 @@ TEST_F(FileStoreTest, BadPathsAreNamed) {
   const Status folder = make_file_store(directory).status();
   EXPECT_FALSE(folder.ok());
   EXPECT_NE(folder.message().find(directory), std::string::npos) << folder.message();
+}
+
+// spec: W3 a store's file is this user's alone to write, and no link: else it is refused by name
+TEST_F(FileStoreTest, FilesOfOthersAreRefused) {
+  const auto refused = [&](const std::string& at, const std::string& why) {
+    const Status status = make_file_store(at).status();
+    EXPECT_EQ(status.code(), Code::store);
+    EXPECT_NE(status.message().find("the store's file " + at), std::string::npos)
+        << status.message();
+    EXPECT_NE(status.message().find(why), std::string::npos) << status.message();
+  };
+  open();
+  ::chmod(path.c_str(), 0662);
+  refused(path, "mode 0662");
+  ::chmod(path.c_str(), 0644);
+  EXPECT_TRUE(make_file_store(path).ok()) << "others may read it if its owner wants that";
+  std::filesystem::create_symlink(path, folder.file("link"));
+  refused(folder.file("link"), "symbolic link");
+  if (::geteuid() != 0) return;
+  ASSERT_EQ(::chown(path.c_str(), 65534, 65534), 0);
+  refused(path, "belongs to user 65534");
 }
 
 // A writer that died in the middle leaves any number of the bytes of its last transaction.

@@ -1,23 +1,22 @@
 #include "muster/trace/reader.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <map>
-#include <memory>
+#include <span>
 
 #include "muster/base/clock.h"
-#include "muster/base/descriptor.h"
 #include "muster/base/dtype.h"
+#include "muster/base/own_files.h"
 #include "muster/base/process_start.h"
 #include "muster/base/socket_address.h"
 #include "muster/trace/run_directory.h"
@@ -32,24 +31,48 @@ std::string text_of(const char (&field)[Size]) {
   return std::string(field, ::strnlen(field, Size));
 }
 
-/// A file mapped for reading, as long as this lives.
-class Mapping {
+/// A trace's file, read piece by piece. A mapping would end this process (SIGBUS) where somebody
+/// cuts the file short, and the header could change after it has been judged.
+class TraceFile {
  public:
-  Mapping(int file, std::size_t bytes)
-      : bytes_(bytes), memory_(::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file, 0)) {}
-  ~Mapping() {
-    if (*this) ::munmap(memory_, bytes_);
-  }
-  Mapping(const Mapping&) = delete;
-  explicit operator bool() const { return memory_ != MAP_FAILED; }
+  explicit TraceFile(int file) : file_(file) {}
+
+  /// Copies what stands at `offset` once the copies before it are made; nothing where the file ends
+  /// before that.
   template <class T>
-  const T* at(std::size_t offset) const {
-    return reinterpret_cast<const T*>(static_cast<const std::byte*>(memory_) + offset);
+  void read(std::size_t offset, std::span<T> out) {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    const auto bytes = std::as_writable_bytes(out);
+    std::size_t have = 0;
+    while (have < bytes.size()) {
+      const ssize_t n = ::pread(file_, bytes.data() + have, bytes.size() - have,
+                                static_cast<off_t>(offset + have));
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) break;
+      have += static_cast<std::size_t>(n);
+    }
+    std::memset(bytes.data() + have, 0, bytes.size() - have);
+    if (have < bytes.size()) cut_short_ = true;
+    std::atomic_thread_fence(std::memory_order_seq_cst);
   }
+  bool cut_short() const { return cut_short_; }
 
  private:
-  std::size_t bytes_;
-  void* memory_;
+  const int file_;
+  bool cut_short_ = false;
+};
+
+/// Three copies of the same things, one after the other. A stamp that is even, and the same in the
+/// first and the last, says that its owner wrote nothing while the middle one was copied.
+template <class T>
+struct Copies {
+  explicit Copies(std::size_t count) : before(count), middle(count), after(count) {}
+  void read(TraceFile& file, std::size_t offset, std::size_t count) {
+    file.read(offset, std::span(before).first(count));
+    file.read(offset, std::span(middle).first(count));
+    file.read(offset, std::span(after).first(count));
+  }
+  std::vector<T> before, middle, after;
 };
 
 bool is_whole(const FileHeader& header, std::size_t bytes) {
@@ -64,39 +87,57 @@ bool is_whole(const FileHeader& header, std::size_t bytes) {
          kHeaderBytes + kGroups * sizeof(GroupSlot) + std::size_t{header.entries} * sizeof(Entry);
 }
 
-GroupTrace group_of(const GroupSlot& slot) {
+/// `completed` is from a copy that is older than `slot`: a call is started before it is completed.
+GroupTrace group_of(const GroupSlot& slot, std::uint64_t completed) {
   GroupTrace group;
   group.name =
       text_of(slot.name) + (slot.occurrence > 1 ? " #" + std::to_string(slot.occurrence) : "");
   group.size = slot.size;
   group.rank = slot.rank;
   for (int member = 0; member < kMembersShown; ++member) {
-    if ((load(slot.members[static_cast<std::size_t>(member) / 64]) >> (member % 64) & 1) != 0)
+    if ((slot.members[static_cast<std::size_t>(member) / 64] >> (member % 64) & 1) != 0)
       group.members.push_back(member);
   }
-  // In this order: a call is started before it is completed.
-  group.completed = load(slot.completed);
-  group.started = load(slot.started);
+  group.completed = completed;
+  group.started = slot.started;
   return group;
 }
 
-/// False where the entry is empty; counts torn ones.
-bool copy(const Entry& entry, Body& body, std::uint64_t& outcome, std::uint64_t& ticket,
-          std::uint64_t& torn) {
-  for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    const std::uint64_t before = load(entry.stamp);
-    if (before == 0) return false;
-    if ((before & 1) != 0) continue;
-    Words words;
-    for (std::size_t i = 0; i < words.size(); ++i) words[i] = load(entry.words[i]);
-    outcome = load(entry.outcome);
-    if (load(entry.stamp) != before) continue;
-    body = std::bit_cast<Body>(words);
-    ticket = before / 2;
-    return true;
+enum class Found : std::uint8_t { nothing, entry, torn };
+
+Found look_at(const Copies<Entry>& copies, std::size_t at) {
+  const std::uint64_t stamp = copies.before[at].stamp;
+  if (stamp == 0) return Found::nothing;
+  return (stamp & 1) == 0 && copies.after[at].stamp == stamp ? Found::entry : Found::torn;
+}
+
+/// Calls `take(body, outcome, ticket)` for each of the ring's entries; returns how many changed
+/// whenever they were read.
+template <class Take>
+std::uint64_t each_entry(TraceFile& file, std::size_t offset, std::size_t entries,
+                         const Take& take) {
+  constexpr std::size_t kBlock = 512;
+  std::uint64_t torn = 0;
+  Copies<Entry> block(kBlock), one(1);
+  const auto take_from = [&](const Copies<Entry>& copies, std::size_t at) {
+    const Entry& entry = copies.middle[at];
+    take(std::bit_cast<Body>(entry.words), entry.outcome, copies.before[at].stamp / 2);
+  };
+  for (std::size_t first = 0; first < entries && !file.cut_short(); first += kBlock) {
+    const std::size_t count = std::min(kBlock, entries - first);
+    block.read(file, offset + first * sizeof(Entry), count);
+    for (std::size_t at = 0; at < count; ++at) {
+      Found found = look_at(block, at);
+      if (found == Found::entry) take_from(block, at);
+      for (int attempt = 1; found == Found::torn && attempt < kAttempts; ++attempt) {
+        one.read(file, offset + (first + at) * sizeof(Entry), 1);
+        found = look_at(one, 0);
+        if (found == Found::entry) take_from(one, 0);
+      }
+      if (found == Found::torn) ++torn;
+    }
   }
-  ++torn;
-  return false;
+  return torn;
 }
 
 Record record_of(const Body& body, std::uint64_t outcome, std::uint64_t ticket,
@@ -125,20 +166,17 @@ Record record_of(const Body& body, std::uint64_t outcome, std::uint64_t ticket,
   return record;
 }
 
-void copy_failure(const FileHeader& header, std::int64_t to_wall, RankTrace& trace) {
-  trace.failures = load(header.failures);
+void copy_failure(TraceFile& file, std::int64_t to_wall, RankTrace& trace) {
+  Copies<FileHeader> header(1);
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    const std::uint64_t before = load(header.failure_stamp);
-    if (before == 0) return;
-    if ((before & 1) != 0) continue;
-    std::array<std::uint64_t, std::tuple_size_v<decltype(FileHeader::failure)>> words;
-    for (std::size_t i = 0; i < words.size(); ++i) words[i] = load(header.failure[i]);
-    const auto at = static_cast<std::int64_t>(
-        std::atomic_ref(const_cast<std::int64_t&>(header.failure_at_ns)).load());
-    if (load(header.failure_stamp) != before) continue;
-    const char* text = reinterpret_cast<const char*>(words.data());
-    trace.failure.assign(text, ::strnlen(text, sizeof words));
-    trace.failure_at_ns = at + to_wall;
+    header.read(file, 0, 1);
+    const std::uint64_t stamp = header.before[0].failure_stamp;
+    if (stamp == 0) return;
+    if ((stamp & 1) != 0 || header.after[0].failure_stamp != stamp) continue;
+    const FileHeader& found = header.middle[0];
+    const char* text = reinterpret_cast<const char*>(found.failure.data());
+    trace.failure.assign(text, ::strnlen(text, sizeof found.failure));
+    trace.failure_at_ns = found.failure_at_ns + to_wall;
     return;
   }
 }
@@ -178,21 +216,16 @@ std::int64_t wall_now_ns() {
 }
 
 Result<RankTrace> read_trace(const std::string& path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+  const auto opened = open_own_file(path, O_RDONLY, {.name = "the trace", .root_may_look = true});
+  if (!opened) return opened.status();
   struct stat info {};
-  if (!file || ::fstat(file.get(), &info) != 0)
-    return Status(Code::invalid_argument, "cannot open " + path + ": " + errno_text(errno));
-  if (!S_ISREG(info.st_mode) || (info.st_uid != ::geteuid() && ::geteuid() != 0))
-    return Status(Code::refused, path + " is not a file of this user");
-  const auto bytes = static_cast<std::size_t>(info.st_size);
-  const auto damaged =
-      Status(Code::invalid_argument, path + " is no whole trace of this version of muster");
-  if (bytes < kHeaderBytes) return damaged;
-  const Mapping mapping(file.get(), bytes);
-  if (!mapping)
-    return Status(Code::invalid_argument, "cannot map " + path + ": " + errno_text(errno));
-  const FileHeader& header = *mapping.at<FileHeader>(0);
-  if (!is_whole(header, bytes)) return damaged;
+  if (::fstat(opened->get(), &info) != 0)
+    return Status(Code::invalid_argument, "cannot look at " + path + ": " + errno_text(errno));
+  TraceFile file(opened->get());
+  FileHeader header{};
+  file.read(0, std::span(&header, 1));
+  if (!is_whole(header, static_cast<std::size_t>(info.st_size)))
+    return Status(Code::invalid_argument, path + " is no whole trace of this version of muster");
 
   RankTrace trace;
   trace.path = path;
@@ -204,27 +237,32 @@ Result<RankTrace> read_trace(const std::string& path) {
   trace.world_size = header.world_size;
   trace.pid = header.pid;
   trace.since_ns = header.wall_base_ns;
-  trace.life = life_of(file.get(), header.pid, trace.boot);
+  trace.life = life_of(opened->get(), header.pid, trace.boot);
   // On the writer's host and boot both clocks are at hand now: steps of the wall clock since the
   // start are taken out.
   const std::int64_t to_wall =
       trace.life == Life::gone ? header.wall_base_ns - header.mono_base_ns
                                : wall_now_ns() - steady_clock().now().time_since_epoch().count();
-  const auto groups = std::min<std::uint64_t>(load(header.group_count), kGroups);
-  for (std::uint64_t i = 0; i < groups; ++i)
-    trace.groups.push_back(group_of(mapping.at<GroupSlot>(kHeaderBytes)[i]));
-  trace.calls = load(header.tickets);
-  trace.dropped = load(header.dropped);
-  const Entry* entries = mapping.at<Entry>(kHeaderBytes + kGroups * sizeof(GroupSlot));
-  for (std::uint32_t i = 0; i < header.entries && groups > 0; ++i) {
-    Body body;
-    std::uint64_t outcome = 0, ticket = 0;
-    if (copy(entries[i], body, outcome, ticket, trace.torn))
-      trace.records.push_back(record_of(body, outcome, ticket, to_wall, trace.groups.size()));
-  }
+  const auto groups =
+      static_cast<std::size_t>(std::min<std::uint64_t>(header.group_count, kGroups));
+  std::vector<GroupSlot> before(groups), slots(groups);
+  file.read(kHeaderBytes, std::span(before));
+  file.read(kHeaderBytes, std::span(slots));
+  for (std::size_t i = 0; i < groups; ++i)
+    trace.groups.push_back(group_of(slots[i], before[i].completed));
+  trace.calls = header.tickets;
+  trace.dropped = header.dropped;
+  trace.failures = header.failures;
+  trace.torn =
+      each_entry(file, kHeaderBytes + kGroups * sizeof(GroupSlot), groups > 0 ? header.entries : 0,
+                 [&](const Body& body, std::uint64_t outcome, std::uint64_t ticket) {
+                   trace.records.push_back(record_of(body, outcome, ticket, to_wall, groups));
+                 });
   std::sort(trace.records.begin(), trace.records.end(),
             [](const auto& a, const auto& b) { return a.ticket < b.ticket; });
-  copy_failure(header, to_wall, trace);
+  copy_failure(file, to_wall, trace);
+  if (file.cut_short())
+    return Status(Code::invalid_argument, path + " was cut short while it was read");
   return trace;
 }
 

@@ -243,6 +243,26 @@ TEST_F(RecorderTest, ReadersFollowNoLinksAndRefuseDamage) {
   EXPECT_FALSE(read_trace(copy).ok());
 }
 
+// spec: W3 a trace that is cut short under its reader is an error, not the reader's end
+TEST_F(RecorderTest, AFileThatIsCutShortMeanwhileIsAnError) {
+  auto recorder = make("a job", 0, 1 << 15);
+  recorder->add_group("default", kWorld, 0);  // without one nobody reads the calls
+  const std::string copy = base_ + "/copy";
+  fs::copy_file(recorder->path(), copy);
+  const auto size = fs::file_size(copy);
+  const pid_t reader = ::fork();
+  if (reader == 0) {
+    for (int look = 0; look < 300; ++look) static_cast<void>(read_trace(copy).ok());
+    ::_exit(0);
+  }
+  int ended = 0;
+  while (::waitpid(reader, &ended, WNOHANG) == 0) {
+    fs::resize_file(copy, kHeaderBytes);
+    fs::resize_file(copy, size);
+  }
+  EXPECT_TRUE(WIFEXITED(ended)) << "ended by signal " << WTERMSIG(ended);
+}
+
 TEST_F(RecorderTest, AGoodEndRemovesTheFileAndABadOneLeavesIt) {
   auto good = make("a job", 0);
   auto bad = make("a job", 1);

@@ -12,7 +12,7 @@
 #include <memory>
 
 #include "muster/base/env.h"
-#include "muster/base/socket_address.h"
+#include "muster/base/own_files.h"
 
 namespace muster::trace {
 namespace {
@@ -38,21 +38,14 @@ std::vector<std::string> names_in(int directory) {
   return names;
 }
 
-Status refuse(const std::string& path, const std::string& why) {
-  return Status(Code::refused, "the directory for traces, " + path + ", " + why +
-                                   "; name another with MUSTER_RUN_DIR");
+OwnRules rules_for(unsigned closed) {
+  return {.name = "the directory for traces", .closed = closed};
 }
 
-Result<Descriptor> checked(int parent, const std::string& name, const std::string& path,
-                           mode_t closed_to_others) {
-  Descriptor directory(
-      ::openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  struct stat info {};
-  if (!directory || ::fstat(directory.get(), &info) != 0)
-    return refuse(path, "cannot be opened: " + errno_text(errno));
-  if (info.st_uid != ::geteuid() || (info.st_mode & closed_to_others) != 0)
-    return refuse(path, "must belong to this user and be closed to others");
-  return directory;
+Result<Descriptor> or_another(Result<Descriptor> directory, const std::string& within = "") {
+  if (directory) return directory;
+  return Status(Code::refused,
+                directory.status().message() + within + "; or name another with MUSTER_RUN_DIR");
 }
 
 bool has_live_rank(int job) {
@@ -86,15 +79,13 @@ std::string job_folder(const std::string& job) {
 std::string trace_name(int rank) { return "rank" + std::to_string(rank) + ".trace"; }
 
 Result<Descriptor> open_job_directory(const std::string& base, const std::string& folder) {
-  if (::mkdir(base.c_str(), 0700) != 0 && errno != EEXIST)
-    return refuse(base, "cannot be made: " + errno_text(errno));
-  const auto parent = checked(AT_FDCWD, base, base, 022);
+  const auto parent = or_another(make_own_folder(base, rules_for(022)));
   if (!parent) return parent.status();
-  const bool first = ::mkdirat(parent->get(), folder.c_str(), 0700) == 0;
-  if (!first && errno != EEXIST)
-    return refuse(base + "/" + folder, "cannot be made: " + errno_text(errno));
-  if (first) prune(base);
-  return checked(parent->get(), folder, base + "/" + folder, 077);
+  struct stat info {};
+  const bool first = ::fstatat(parent->get(), folder.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0;
+  auto made = make_own_folder(folder, rules_for(077), 0700, parent->get());
+  if (first && made) prune(base);
+  return or_another(std::move(made), " (in " + base + ")");
 }
 
 bool is_live(int trace_file) {
@@ -126,7 +117,7 @@ void prune(const std::string& base) {
   std::size_t kept = 0;
   for (const auto& [path, changed] : list_jobs(base)) {
     if (++kept <= kKeptJobs && changed >= oldest) continue;
-    const auto job = checked(AT_FDCWD, path, path, 077);
+    const auto job = open_own_folder(path, rules_for(077));
     if (!job || has_live_rank(job->get())) continue;
     for (const auto& name : names_in(job->get())) {
       if (is_trace(name)) ::unlinkat(job->get(), name.c_str(), 0);

@@ -1,0 +1,42 @@
+/// Files and folders that nobody but this user can have written.
+///
+/// A path may lead through places that others can write to (/tmp, a shared project), so what is
+/// found there is looked at before it is believed: it must belong to this user and be closed to the
+/// others, as ssh and munge ask of their keys. Links are not followed in the last place, a pipe in
+/// a file's place is not waited for, and it is the opened file that is looked at, not what the path
+/// leads to afterwards. The containing folders are not judged: whoever can write there can put
+/// another file in the place, and that one is refused.
+#pragma once
+
+#include <fcntl.h>
+
+#include <string>
+
+#include "muster/base/descriptor.h"
+#include "muster/base/status.h"
+
+namespace muster {
+
+struct OwnRules {
+  std::string name;            ///< what messages call it: "the store's file"
+  unsigned closed = 022;       ///< permissions that others must not have; 077: none at all
+  bool from_root = false;      ///< may be root's too, and then readable by its group
+  bool root_may_look = false;  ///< a process of root may open everybody's
+};
+
+/// Opens or makes (`flags` with O_CREAT; `mode`) a regular file. O_TRUNC empties it once it has
+/// been judged. A relative `path` is looked up in the opened folder `at`. Code::refused for a link,
+/// another user's file and loose permissions; Code::invalid_argument where it cannot be opened. The
+/// message names the path and what to change.
+Result<Descriptor> open_own_file(const std::string& path, int flags, const OwnRules& rules,
+                                 unsigned mode = 0600, int at = AT_FDCWD);
+
+/// Opens a folder to look at it and to open what it holds. Errors as above.
+Result<Descriptor> open_own_folder(const std::string& path, const OwnRules& rules,
+                                   int at = AT_FDCWD);
+
+/// Makes the folder `path` (one level, `mode`) unless it is there, and opens it.
+Result<Descriptor> make_own_folder(const std::string& path, const OwnRules& rules,
+                                   unsigned mode = 0700, int at = AT_FDCWD);
+
+}  // namespace muster
