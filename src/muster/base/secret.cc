@@ -2,56 +2,109 @@
 
 #include <fcntl.h>
 #include <sodium.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 
-#include "muster/base/descriptor.h"
 #include "muster/base/env.h"
+#include "muster/base/own_files.h"
+#include "muster/base/secret_strength.h"
 #include "muster/base/socket_address.h"
 
 namespace muster {
 namespace {
 
-constexpr std::size_t kShortestText = 16;  // limit: a secret that cannot be guessed
 constexpr std::size_t kLongestFile = std::size_t{64} << 10;  // limit: a file that is no secret
 constexpr std::size_t kHostKeyBytes = 32;
 constexpr char kEverybodyKnows[] = "muster: this job runs without a secret";
+constexpr std::string_view kSealedTitle = "muster secret\n";
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL;
+
+/// A text that is wiped at the end.
+struct Wiped {
+  explicit Wiped(std::string given) : text(std::move(given)) {}
+  Wiped(Wiped&&) = default;
+  ~Wiped() { ::sodium_memzero(text.data(), text.size()); }
+  SecretBytes kept() const { return SecretBytes(as_bytes(text)); }
+  std::string text;
+};
 
 /// The whole of a small file; an error text names what the system said.
-Result<std::string> read_small_file(int file, const std::string& name) {
-  std::string contents;
-  char piece[4096];
-  for (;;) {
-    const ssize_t n = ::read(file, piece, sizeof piece);
+Result<Wiped> read_small_file(int file, const std::string& name) {
+  Wiped contents{std::string(kLongestFile + 1, '\0')};
+  std::size_t have = 0;
+  while (have < contents.text.size()) {
+    const ssize_t n = ::pread(file, contents.text.data() + have, contents.text.size() - have,
+                              static_cast<off_t>(have));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return Status(Code::refused, "cannot read " + name + ": " + errno_text(errno));
-    if (n == 0) return contents;
-    contents.append(piece, static_cast<std::size_t>(n));
-    if (contents.size() > kLongestFile)
-      return Status(Code::invalid_argument, name + " is longer than 64 KiB: that is not a secret");
+    if (n == 0) {
+      contents.text.resize(have);
+      return contents;
+    }
+    have += static_cast<std::size_t>(n);
   }
+  return Status(Code::invalid_argument, name + " is longer than 64 KiB: that is not a secret");
 }
 
-Result<std::string> secret_from_file(const std::string& path) {
-  const std::string name = "the secret's file " + path + " (MUSTER_SECRET_FILE)";
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file)
-    return Status(Code::invalid_argument, "cannot open " + name + ": " + errno_text(errno));
-  auto contents = read_small_file(file.get(), name);
-  if (!contents) return contents;
-  while (!contents->empty() && (contents->back() == '\n' || contents->back() == '\r'))
-    contents->pop_back();
-  if (contents->size() < kShortestText) {
-    return Status(Code::invalid_argument, name + " holds " + std::to_string(contents->size()) +
-                                              " characters; a secret needs at least 16");
+Result<SecretBytes> key_from_file(const std::string& path) {
+  const OwnRules rules{
+      .name = "the secret's file (MUSTER_SECRET_FILE)", .closed = 077, .from_root = true};
+  const auto file = open_own_file(path, O_RDONLY, rules);
+  if (!file) return file.status();
+  const std::string name = rules.name + " " + path;
+  auto contents = read_small_file(file->get(), name);
+  if (!contents) return contents.status();
+  std::string& text = contents->text;
+  while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
+  return key_of_text(contents->kept(), name);
+}
+
+/// The sealed file of a launcher behind `descriptor`, if it is one.
+std::optional<Wiped> read_sealed(int descriptor) {
+  struct stat info {};
+  if (::fcntl(descriptor, F_GET_SEALS) != kSeals || ::fstat(descriptor, &info) != 0 ||
+      info.st_uid != ::geteuid())
+    return std::nullopt;
+  auto contents = read_small_file(descriptor, "the secret of a launcher");
+  if (!contents || !contents->text.starts_with(kSealedTitle)) return std::nullopt;
+  return Wiped(contents->text.substr(kSealedTitle.size()));
+}
+
+/// `place`: PID:FD. The descriptor may be inherited; a program that a worker starts without it
+/// finds it with the launcher.
+Result<SecretBytes> key_from_launcher(const std::string& place) {
+  const std::string name = "MUSTER_SECRET_FD";
+  const auto colon = place.find(':');
+  const std::string process = place.substr(0, colon),
+                    number = colon == std::string::npos ? "" : place.substr(colon + 1);
+  const auto is_number = [](const std::string& text) {
+    return !text.empty() && text.size() < 10 &&
+           text.find_first_not_of("0123456789") == std::string::npos;
+  };
+  if (!is_number(process) || !is_number(number))
+    return Status(Code::invalid_argument,
+                  name + " is \"" + place + "\"; a launcher writes PROCESS:DESCRIPTOR there");
+  if (const auto inherited = read_sealed(std::stoi(number)))
+    return key_of_text(inherited->kept(), name);
+  const Descriptor with_launcher(
+      ::open(("/proc/" + process + "/fd/" + number).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (with_launcher) {
+    if (const auto found = read_sealed(with_launcher.get()))
+      return key_of_text(found->kept(), name);
   }
-  return contents;
+  return Status(Code::invalid_argument,
+                name + " is " + place + ", and there is no secret: this process did not inherit " +
+                    "the descriptor, and its launcher has ended or is out of sight; set "
+                    "MUSTER_SECRET or MUSTER_SECRET_FILE");
 }
 
 std::string path_of_host_directory() {
@@ -60,24 +113,12 @@ std::string path_of_host_directory() {
 }
 
 Result<Descriptor> open_host_directory(const std::string& path) {
-  if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
-    return Status(
-        Code::refused,
-        "cannot make " + path + ", where this host's secret would be kept: " + errno_text(errno) +
-            "; set MUSTER_SECRET to the same text of at least 16 characters on all ranks");
-  }
-  Descriptor directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  struct stat info {};
-  if (!directory || ::fstat(directory.get(), &info) != 0) {
-    return Status(Code::refused, "cannot open the directory of this host's secret, " + path + ": " +
-                                     errno_text(errno));
-  }
-  if (info.st_uid != ::geteuid() || (info.st_mode & 077) != 0) {
-    return Status(Code::refused, "the directory of this host's secret, " + path +
-                                     ", must belong to this user and be closed to all others (mode "
-                                     "0700); remove it, or set MUSTER_SECRET on all ranks");
-  }
-  return directory;
+  auto directory =
+      make_own_folder(path, {.name = "the directory of this host's secret", .closed = 077});
+  if (directory) return directory;
+  return Status(Code::refused, directory.status().message() +
+                                   "; or set MUSTER_SECRET to the same text on all ranks "
+                                   "(`muster secret` makes one)");
 }
 
 /// Puts a new random key in place unless another process was faster; either way one whole key is
@@ -93,6 +134,7 @@ Status place_host_key(int directory, const std::string& path) {
   if (!file) return Status(Code::refused, "cannot write into " + path + ": " + errno_text(errno));
   const bool written =
       ::write(file.get(), key.data(), key.size()) == static_cast<ssize_t>(key.size());
+  ::sodium_memzero(key.data(), key.size());
   const bool placed =
       written &&
       (::linkat(directory, temporary.c_str(), directory, "secret", 0) == 0 || errno == EEXIST);
@@ -104,24 +146,26 @@ Status place_host_key(int directory, const std::string& path) {
   return {};
 }
 
-Result<std::string> host_key() {
+bool is_there(int directory, const char* name) {
+  struct stat info {};
+  return ::fstatat(directory, name, &info, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
+Result<SecretBytes> host_key() {
   const std::string path = path_of_host_directory();
   const auto directory = open_host_directory(path);
   if (!directory) return directory.status();
-  for (int attempt = 0; attempt < 2; ++attempt) {
-    const Descriptor file(::openat(directory->get(), "secret", O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
-    if (file) {
-      auto key = read_small_file(file.get(), path + "/secret");
-      if (key && key->size() != kHostKeyBytes)
-        return Status(Code::refused,
-                      path + "/secret is damaged; remove it and start the job again");
-      return key;
-    }
-    if (errno != ENOENT)
-      return Status(Code::refused, "cannot open " + path + "/secret: " + errno_text(errno));
+  if (!is_there(directory->get(), "secret")) {
     if (Status placed = place_host_key(directory->get(), path); !placed) return placed;
   }
-  return Status(Code::refused, path + "/secret vanishes as soon as it is made");
+  const OwnRules rules{.name = "this host's secret", .closed = 077};
+  const auto file = open_own_file("secret", O_RDONLY, rules, 0, directory->get());
+  if (!file) return file.status().with_context("in " + path);
+  auto key = read_small_file(file->get(), path + "/secret");
+  if (!key) return key.status();
+  if (key->text.size() != kHostKeyBytes)
+    return Status(Code::refused, path + "/secret is damaged; remove it and start the job again");
+  return key->kept();
 }
 
 Secret::Proof hmac(ConstBytes key, ConstBytes message) {
@@ -146,27 +190,39 @@ Result<std::string> host_directory() {
 }
 
 Result<Secret> Secret::from_environment() {
-  if (auto text = env_text("MUSTER_SECRET")) {
-    if (text->size() < kShortestText) {
-      return Status(Code::invalid_argument, "MUSTER_SECRET has " + std::to_string(text->size()) +
-                                                " characters; a secret needs at least 16");
-    }
-    return given(std::move(*text));
-  }
-  if (const auto path = env_text("MUSTER_SECRET_FILE")) {
-    auto text = secret_from_file(*path);
-    if (!text) return text.status();
-    return given(std::move(*text));
-  }
+  const auto made_of = [](Kind kind, Result<SecretBytes> key) -> Result<Secret> {
+    if (!key) return key.status();
+    return Secret(kind, std::move(*key));
+  };
+  if (auto text = env_text("MUSTER_SECRET"))
+    return made_of(Kind::given, key_of_text(Wiped(std::move(*text)).kept(), "MUSTER_SECRET"));
+  if (const auto place = env_text("MUSTER_SECRET_FD"))
+    return made_of(Kind::given, key_from_launcher(*place));
+  if (const auto path = env_text("MUSTER_SECRET_FILE"))
+    return made_of(Kind::given, key_from_file(*path));
   const auto insecure = env_flag("MUSTER_INSECURE");
   if (!insecure) return insecure.status();
-  if (insecure->value_or(false)) return Secret(Kind::open, kEverybodyKnows);
-  auto key = host_key();
-  if (!key) return key.status();
-  return Secret(Kind::host, std::move(*key));
+  if (insecure->value_or(false)) return Secret(Kind::open, SecretBytes(as_bytes(kEverybodyKnows)));
+  return made_of(Kind::host, host_key());
 }
 
-Secret Secret::given(std::string text) { return Secret(Kind::given, std::move(text)); }
+Secret Secret::given(std::string_view text) {
+  return Secret(Kind::given, SecretBytes(as_bytes(text)));
+}
+
+Result<Descriptor> Secret::sealed() const {
+  Descriptor file(::memfd_create("muster-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const std::array<iovec, 2> parts{
+      iovec{const_cast<char*>(kSealedTitle.data()), kSealedTitle.size()},
+      iovec{const_cast<std::byte*>(key_.view().data()), key_.size()}};
+  if (!file || ::fchmod(file.get(), 0600) != 0 ||
+      ::writev(file.get(), parts.data(), parts.size()) !=
+          static_cast<ssize_t>(kSealedTitle.size() + key_.size()) ||
+      ::fcntl(file.get(), F_ADD_SEALS, kSeals) != 0)
+    return Status(Code::exhausted,
+                  "cannot make a memory file to hand the secret to workers: " + errno_text(errno));
+  return file;
+}
 
 std::string Secret::random_text() {
   std::array<std::byte, 32> bytes;
@@ -174,10 +230,10 @@ std::string Secret::random_text() {
   return hexadecimal(bytes);
 }
 
-Secret::Proof Secret::prove(ConstBytes message) const { return hmac(as_bytes(key_), message); }
+Secret::Proof Secret::prove(ConstBytes message) const { return hmac(key_.view(), message); }
 
 Secret::Proof Secret::derive(std::string_view purpose) const {
-  Proof extracted = hmac(as_bytes("muster"), as_bytes(key_));
+  Proof extracted = hmac(as_bytes("muster"), key_.view());
   std::string info(purpose);
   info.push_back(1);  // the first block, and the only one
   const Proof key = hmac(extracted, as_bytes(info));

@@ -1,13 +1,19 @@
 /// The job's secret and the proofs made with it.
 ///
-/// Every connection of a job, store or link, proves the same secret both ways (`handshake.h`).
-/// Where it comes from, first match:
-///  1. `MUSTER_SECRET` (any text of at least 16 characters) or the contents of the file
-///      `MUSTER_SECRET_FILE`: kind `given`;
-///  2. `MUSTER_INSECURE=1`: kind `open`, a constant that everybody knows, to be said aloud;
-///  3. neither: kind `host`, 32 random bytes in a directory that only this user can read on this
-///     host (`$XDG_RUNTIME_DIR/muster` or `/tmp/muster-UID`, mode 0700, owner checked), so that
-///     ranks of one user on one host find each other and nobody else does.
+/// Every connection of a job, store or link, proves the same secret both ways (`handshake.h`,
+/// `tls_session.h`). Where it comes from, first match:
+///  1. `MUSTER_SECRET`, a text: kind `given`. What `muster secret` makes is used as it is; any
+///  other
+///     text is stretched (Argon2id), and refused below 16 characters or 8 different ones;
+///  2. `MUSTER_SECRET_FD`, PID:FD: what a launcher hands to its workers, in a sealed memory file
+///     that they inherit, or find with the launcher while it lives; kind `given`;
+///  3. the contents of the file `MUSTER_SECRET_FILE`, this user's or root's and closed to all
+///     others: kind `given`;
+///  4. `MUSTER_INSECURE=1`: kind `open`, a constant that everybody knows, to be said aloud;
+///  5. none of them: kind `host`, 32 random bytes in a directory that only this user can read on
+///     this host (`$XDG_RUNTIME_DIR/muster` or `/tmp/muster-UID`, mode 0700, owner checked), so
+///     that ranks of one user on one host find each other and nobody else does.
+/// Its bytes are left out of core dumps and wiped with the last copy (`secret_bytes.h`).
 #pragma once
 
 #include <array>
@@ -16,6 +22,8 @@
 #include <string_view>
 
 #include "muster/base/bytes.h"
+#include "muster/base/descriptor.h"
+#include "muster/base/secret_bytes.h"
 #include "muster/base/status.h"
 
 namespace muster {
@@ -25,24 +33,29 @@ class Secret {
   enum class Kind : std::uint8_t { given = 1, open = 2, host = 3 };
   using Proof = std::array<std::byte, 32>;
 
-  /// As described above; an unreadable file or a too short secret is an error that names the
-  /// variable.
+  /// As described above; an unreadable file or a secret that is too weak is an error that names
+  /// the variable.
   static Result<Secret> from_environment();
-  static Secret given(std::string text);
-  /// 256 random bits as 64 hexadecimal digits: what a launcher makes for its job.
+  /// With `text` as its key: for random texts, and for tests.
+  static Secret given(std::string_view text);
+  /// 256 random bits as 64 hexadecimal digits: what `muster secret` prints, and what a launcher
+  /// makes for its job.
   static std::string random_text();
 
   Kind kind() const { return kind_; }
   /// HMAC-SHA256 of `message` keyed with the secret.
   Proof prove(ConstBytes message) const;
+  /// The secret in a sealed memory file, closed on exec. A process that inherits it, and finds
+  /// "PID:FD" in MUSTER_SECRET_FD, has the same secret.
+  Result<Descriptor> sealed() const;
   /// A key of its own for `purpose`, which tells nothing of the secret or of other keys
   /// (HKDF-SHA256, RFC 5869).
   Proof derive(std::string_view purpose) const;
 
  private:
-  Secret(Kind kind, std::string key) : kind_(kind), key_(std::move(key)) {}
+  Secret(Kind kind, SecretBytes key) : kind_(kind), key_(std::move(key)) {}
   Kind kind_;
-  std::string key_;
+  SecretBytes key_;
 };
 
 /// A directory of this user on this host, where the secret of jobs without a given one lies: made

@@ -3,8 +3,10 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -21,18 +23,26 @@ namespace {
 class SecretTest : public ::testing::Test {
  protected:
   SecretTest() {
-    for (const char* name : {"MUSTER_SECRET", "MUSTER_SECRET_FILE", "MUSTER_INSECURE"})
+    for (const char* name :
+         {"MUSTER_SECRET", "MUSTER_SECRET_FD", "MUSTER_SECRET_FILE", "MUSTER_INSECURE"})
       ::unsetenv(name);
     ::setenv("XDG_RUNTIME_DIR", directory.c_str(), 1);
   }
   ~SecretTest() override {
-    for (const char* name :
-         {"MUSTER_SECRET", "MUSTER_SECRET_FILE", "MUSTER_INSECURE", "XDG_RUNTIME_DIR"})
+    for (const char* name : {"MUSTER_SECRET", "MUSTER_SECRET_FD", "MUSTER_SECRET_FILE",
+                             "MUSTER_INSECURE", "XDG_RUNTIME_DIR"})
       ::unsetenv(name);
   }
   static bool same(const Secret& a, const Secret& b) {
     const auto message = as_bytes("message");
     return equal_in_constant_time(a.prove(message), b.prove(message));
+  }
+  /// A file of this user with these permissions.
+  std::string file_of(const std::string& name, const std::string& text, mode_t mode = 0600) {
+    const std::string path = directory + "/" + name;
+    std::ofstream(path) << text;
+    ::chmod(path.c_str(), mode);
+    return path;
   }
   testing::ScratchFolder folder;
   const std::string directory = folder.path();
@@ -72,9 +82,7 @@ TEST_F(SecretTest, GivenByVariableOrFile) {
   const auto variable = Secret::from_environment();
   ASSERT_TRUE(variable.ok());
   EXPECT_EQ(variable->kind(), Secret::Kind::given);
-  EXPECT_TRUE(same(*variable, Secret::given("sixteen letters!")));
-  const std::string path = directory + "/file";
-  std::ofstream(path) << "sixteen letters!\n";
+  const std::string path = file_of("file", "sixteen letters!\n");
   ::setenv("MUSTER_SECRET_FILE", path.c_str(), 1);
   ::unsetenv("MUSTER_SECRET");
   const auto file = Secret::from_environment();
@@ -92,10 +100,113 @@ TEST_F(SecretTest, ErrorsNameTheVariable) {
   ::setenv("MUSTER_SECRET_FILE", "/no/such/file", 1);
   EXPECT_NE(Secret::from_environment().status().message().find("MUSTER_SECRET_FILE"),
             std::string::npos);
-  const std::string path = directory + "/short";
-  std::ofstream(path) << "short";
+  const std::string path = file_of("short", "short");
   ::setenv("MUSTER_SECRET_FILE", path.c_str(), 1);
   EXPECT_NE(Secret::from_environment().status().message().find("5 characters"), std::string::npos);
+}
+
+// spec: W4 a chosen text is stretched: what is captured tells nothing that a hash could be tried
+// against; the same text gives the same key in every process
+TEST_F(SecretTest, ChosenTextsAreStretchedAndRandomOnesAreNot) {
+  ::setenv("MUSTER_SECRET", "sixteen letters!", 1);
+  const auto chosen = Secret::from_environment();
+  ASSERT_TRUE(chosen.ok()) << chosen.status().message();
+  EXPECT_FALSE(same(*chosen, Secret::given("sixteen letters!")));
+  // Argon2id, 3 passes over 64 MiB, one lane, salt "muster secret v1", 32 bytes.
+  EXPECT_TRUE(same(
+      *chosen, Secret::given("3d90880037f0c9fac3a1ec3380ce227753227fe1085408843b1b9a1aba85d18b")));
+  const std::string random = Secret::random_text();
+  ::setenv("MUSTER_SECRET", random.c_str(), 1);
+  EXPECT_TRUE(same(*Secret::from_environment(), Secret::given(random)));
+}
+
+// spec: W4 weak secrets are refused, and the message says what makes a good one
+TEST_F(SecretTest, TextsOfFewCharactersAreRefused) {
+  for (const char* weak : {"aaaaaaaaaaaaaaaaaaaaaaaa", "passwordpassword", "12341234123412341234",
+                           "0000000000000000000000000000000000000000000000000000000000000000"}) {
+    ::setenv("MUSTER_SECRET", weak, 1);
+    const Status refused = Secret::from_environment().status();
+    EXPECT_EQ(refused.code(), Code::invalid_argument) << weak;
+    EXPECT_NE(refused.message().find("MUSTER_SECRET is made of"), std::string::npos)
+        << refused.message();
+    EXPECT_NE(refused.message().find("muster secret"), std::string::npos) << refused.message();
+  }
+}
+
+// spec: W3 a secret's file that others can read, or that is another user's or a link, is refused by
+// name
+TEST_F(SecretTest, FilesThatOthersReadAreRefused) {
+  const auto refused = [&](const std::string& path, const std::string& why) {
+    ::setenv("MUSTER_SECRET_FILE", path.c_str(), 1);
+    const Status status = Secret::from_environment().status();
+    EXPECT_EQ(status.code(), Code::refused) << path;
+    EXPECT_NE(status.message().find(path), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find(why), std::string::npos) << status.message();
+  };
+  const std::string text = "sixteen letters!";
+  refused(file_of("group", text, 0640), "mode 0640");
+  refused(file_of("world", text, 0604), "chmod go-rwx");
+  std::filesystem::create_symlink(file_of("good", text), directory + "/link");
+  refused(directory + "/link", "symbolic link");
+}
+
+// spec: W4 workers inherit the secret in a sealed memory file; one without the descriptor finds it
+// with the launcher
+TEST_F(SecretTest, HandedDownInASealedFile) {
+  const Secret mine = Secret::given(Secret::random_text());
+  auto file = mine.sealed();
+  ASSERT_TRUE(file.ok()) << file.status().message();
+  EXPECT_LT(::write(file->get(), "x", 1), 0) << "nobody can change it any more";
+  EXPECT_LT(::ftruncate(file->get(), 0), 0);
+  const auto found = [&](const std::string& place) {
+    ::setenv("MUSTER_SECRET_FD", place.c_str(), 1);
+    return Secret::from_environment();
+  };
+  const std::string own = std::to_string(::getpid()), number = std::to_string(file->get());
+  for (const std::string& place : {"1:" + number, own + ":" + number}) {
+    const auto secret = found(place);
+    ASSERT_TRUE(secret.ok()) << secret.status().message();
+    EXPECT_TRUE(same(*secret, mine));
+  }
+  // Another file at that number here: the launcher's own is looked at.
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::close(file->get());
+    const auto secret = found(std::to_string(::getppid()) + ":" + number);
+    ::_exit(secret.ok() && same(*secret, mine) ? 0 : 1);
+  }
+  int ended = 1;
+  ::waitpid(child, &ended, 0);
+  EXPECT_EQ(ended, 0);
+  file->reset();
+  for (const std::string& place : {own + ":" + number, std::string("nonsense"), std::string("7:")})
+    EXPECT_NE(found(place).status().message().find("MUSTER_SECRET_FD is"), std::string::npos);
+  ::setenv("MUSTER_SECRET", "sixteen letters!", 1);
+  EXPECT_TRUE(found("nonsense").ok()) << "the variable goes before it";
+}
+
+/// Whether core dumps leave out the page at `address` ("dd" among its flags).
+bool is_left_out_of_dumps(const void* address) {
+  std::ifstream maps("/proc/self/smaps");
+  const auto wanted = reinterpret_cast<std::uintptr_t>(address);
+  bool within = false;
+  for (std::string line; std::getline(maps, line);) {
+    std::uintptr_t begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2)
+      within = begin <= wanted && wanted < end;
+    if (within && line.starts_with("VmFlags:")) return line.find(" dd") != std::string::npos;
+  }
+  return false;
+}
+
+// spec: W4 core dumps leave the secret out
+TEST_F(SecretTest, DumpsLeaveItOut) {
+  const SecretBytes bytes(as_bytes("a key"));
+  const std::string ordinary = "a text that is longer than what a string keeps inside";
+  EXPECT_TRUE(is_left_out_of_dumps(bytes.view().data()));
+  EXPECT_FALSE(is_left_out_of_dumps(ordinary.data()));
+  const SecretBytes copy = bytes;
+  EXPECT_EQ(copy.view().data(), bytes.view().data()) << "one place, however many hold it";
 }
 
 TEST_F(SecretTest, InsecureMustBeSaidAloud) {
@@ -135,7 +246,7 @@ TEST_F(SecretTest, HostKeyInAnOpenDirectoryIsRefused) {
   ::chmod((directory + "/muster").c_str(), 0755);
   const Status open = Secret::from_environment().status();
   EXPECT_EQ(open.code(), Code::refused);
-  EXPECT_NE(open.message().find("0700"), std::string::npos) << open.message();
+  EXPECT_NE(open.message().find("chmod go-rwx"), std::string::npos) << open.message();
   std::filesystem::remove(directory + "/muster");
   std::filesystem::create_directory(directory + "/elsewhere");
   std::filesystem::create_directory_symlink(directory + "/elsewhere", directory + "/muster");
@@ -146,7 +257,7 @@ TEST_F(SecretTest, HostKeyInAnOpenDirectoryIsRefused) {
 TEST_F(SecretTest, DamagedHostKeyIsReported) {
   std::filesystem::create_directory(directory + "/muster");
   ::chmod((directory + "/muster").c_str(), 0700);
-  std::ofstream(directory + "/muster/secret") << "short";
+  file_of("muster/secret", "short");
   EXPECT_NE(Secret::from_environment().status().message().find("damaged"), std::string::npos);
 }
 

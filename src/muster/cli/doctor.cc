@@ -79,7 +79,7 @@ void look_at_secret(Findings& findings) {
   if (!secret) return findings.warn("secret", secret.status().message());
   switch (secret->kind()) {
     case Secret::Kind::given:
-      return findings.say("secret", "given (MUSTER_SECRET or MUSTER_SECRET_FILE)");
+      return findings.say("secret", "given (MUSTER_SECRET, MUSTER_SECRET_FILE or by a launcher)");
     case Secret::Kind::open:
       return findings.warn("secret", "none: MUSTER_INSECURE lets everybody in");
     case Secret::Kind::host:

@@ -10,6 +10,7 @@
 #include "muster/cli/environment.h"
 #include "muster/cli/parse.h"
 #include "muster/cli/run_arguments.h"
+#include "muster/cli/secret.h"
 #include "muster/cli/trace.h"
 #include "muster/cli/tunables.h"
 #include "muster/launch/agent.h"
@@ -25,6 +26,7 @@ constexpr const char* kHelp =
     "options\n"
     "  muster bench [options]                        how long collectives take between processes "
     "of this machine\n"
+    "  muster secret [-o FILE]                       a secret for a job of several nodes\n"
     "  muster doctor                                 what this machine offers and what is wrong "
     "with it\n"
     "  muster trace [--job NAME | --pid PID | --dir DIR | --store HOST:PORT] [-o FILE]\n"
@@ -61,6 +63,7 @@ int main(int count, char** words) {
   if (command == "bench") return muster::cli::run_bench(rest);
   if (command == "bench-worker") return muster::cli::bench::run_engine_worker(rest);
   if (command == "doctor") return muster::cli::run_doctor(rest);
+  if (command == "secret") return muster::cli::run_secret(rest);
   if (command == "trace") return muster::cli::run_trace(rest);
   if (command == "environment") return muster::cli::run_environment(rest);
   if (command == "checkpoint") return muster::cli::run_checkpoint(rest);

@@ -46,15 +46,17 @@ TEST(Run, TellsWorkersWhatTheyAre) {
       "$ROLE_WORLD_SIZE $ROLE_NAME $MASTER_ADDR "
       "$TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_MAX_RESTARTS $TORCHELASTIC_RUN_ID $PYTHON_EXEC "
       "${MUSTER_AGENT_STORE%:*} "
-      "$(test \"$MASTER_PORT\" -gt 0 && echo port) ${#MUSTER_SECRET}";
+      "$(test \"$MASTER_PORT\" -gt 0 && echo port) $(tail -n 1 /dev/fd/${MUSTER_SECRET_FD#*:} | wc "
+      "-c) ${MUSTER_SECRET-none}";
   const Outcome outcome = run(shell(2, script,
                                     {"--rdzv-id", "job7", "--max-restarts", "3", "--role",
                                      "trainer", "--local-addr", "localhost"}),
                               {{"PYTHON_EXEC", "/opt/python"}});
   EXPECT_EQ(outcome.code, 0);
-  EXPECT_EQ(sorted_lines(outcome.out),
-            (Lines{"[0] 2 0 0 0 0 2 2 trainer localhost 0 3 job7 /opt/python localhost port 64",
-                   "[1] 2 1 1 0 1 2 2 trainer localhost 0 3 job7 /opt/python localhost port 64"}));
+  EXPECT_EQ(
+      sorted_lines(outcome.out),
+      (Lines{"[0] 2 0 0 0 0 2 2 trainer localhost 0 3 job7 /opt/python localhost port 64 none",
+             "[1] 2 1 1 0 1 2 2 trainer localhost 0 3 job7 /opt/python localhost port 64 none"}));
 }
 
 // spec: J8 MASTER_ADDR is the full host name of rank 0; TORCHELASTIC_RUN_ID and ROLE_NAME have
@@ -442,30 +444,92 @@ TEST(Run, ExplainsMistakes) {
   check({"walk"}, 2, "walk");
 }
 
-// spec: J3 the job's secret is made anew for every job, handed down by the environment and in no
-// argument list
-TEST(Run, KeepsTheSecretOutOfArguments) {
-  Launched launched(shell(2, "echo secret=$MUSTER_SECRET.; exec sleep infinity"));
+/// Prints the secret that a worker has inherited.
+const std::string kTellSecret = "echo secret=$(tail -n 1 /dev/fd/${MUSTER_SECRET_FD#*:}).";
+
+// spec: J3 the job's secret is made anew for every job, and in no argument list; W4 and in no
+// environment: workers inherit a sealed file
+TEST(Run, KeepsTheSecretOutOfArgumentsAndEnvironments) {
+  Launched launched(shell(2, kTellSecret + "; exec sleep infinity"));
   ASSERT_TRUE(launched.wait_for_output(".\n", 2));
   std::string everything;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc"))
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
     everything += contents(entry.path().string() + "/cmdline");
+    everything += contents(entry.path().string() + "/environ");
+  }
   launched.signal(SIGTERM);
   const Outcome outcome = launched.finish();
   const std::size_t at = outcome.out.find("secret=") + 7;
   const std::string secret = outcome.out.substr(at, outcome.out.find('.', at) - at);
   EXPECT_EQ(secret.size(), 64u);
   EXPECT_EQ(count_of(outcome.out, secret), 2);
-  EXPECT_TRUE(contains(everything, "echo secret=")) << "the scan saw no worker";
+  EXPECT_TRUE(contains(everything, "MUSTER_SECRET_FD=")) << "the scan saw no worker";
   EXPECT_FALSE(contains(everything, secret));
   EXPECT_FALSE(contains(outcome.err, secret));
-  EXPECT_FALSE(contains(run(shell(1, "echo secret=$MUSTER_SECRET.")).out, secret));
+  EXPECT_FALSE(contains(run(shell(1, kTellSecret)).out, secret));
+}
+
+// spec: W4 a program that a worker starts without the descriptor finds the secret all the same
+TEST(Run, ProgramsOfWorkersFindTheSecret) {
+  const std::string script =
+      "exec bash -c 'fd=${MUSTER_SECRET_FD#*:}; exec {fd}<&-; exec " + kWorker + " meet'";
+  const Outcome outcome = run(shell(2, script));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(sorted_lines(outcome.out), (Lines{"[0] met 01", "[1] met 01"}));
+}
+
+// spec: W7 with one node nothing listens but on loopback, whatever the host is called
+TEST(Run, ListensOnLoopbackWithOneNode) {
+  const Outcome outcome = run(shell(1, "echo $MUSTER_AGENT_STORE $MASTER_ADDR"));
+  EXPECT_TRUE(outcome.out.starts_with("[0] localhost:")) << outcome.out;
+  EXPECT_TRUE(outcome.out.ends_with(" " + launch::full_host_name() + "\n")) << outcome.out;
+}
+
+// spec: W3 logs go through no link and to no other user's file: what others laid is refused by name
+TEST(Run, RefusesLogsThroughLinks) {
+  Fifo folder;
+  const std::string precious = folder.folder() + "/precious";
+  std::ofstream(precious) << "text";
+  const auto refused = [&](const std::string& id, const std::string& why) {
+    const Outcome outcome = run(
+        shell(1, "echo out", {"--rdzv-id", id, "--log-dir", folder.folder(), "--redirects", "3"}));
+    EXPECT_EQ(outcome.code, 1) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, why)) << outcome.err;
+  };
+  std::filesystem::create_directories(folder.folder() + "/a/attempt_0/0");
+  std::filesystem::create_symlink(precious, folder.folder() + "/a/attempt_0/0/stdout.log");
+  refused("a", "symbolic link");
+  EXPECT_EQ(contents(precious), "text");
+  std::filesystem::create_directory(folder.folder() + "/b");
+  ::chmod((folder.folder() + "/b").c_str(), 0777);
+  refused("b", "can be written by others");
+}
+
+// spec: W4 `muster secret` makes a random one; a file of it is nobody else's, and never an old one
+TEST(MusterSecret, MakesOne) {
+  const Outcome first = run({"secret"}), second = run({"secret"});
+  EXPECT_EQ(first.code, 0);
+  EXPECT_EQ(first.out.size(), 65u);
+  EXPECT_NE(first.out, second.out);
+  Fifo folder;
+  const std::string path = folder.folder() + "/secret";
+  EXPECT_EQ(run({"secret", "-o", path}).code, 0);
+  EXPECT_EQ(contents(path).size(), 65u);
+  EXPECT_EQ(std::filesystem::status(path).permissions(),
+            std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+  const Outcome again = run({"secret", "-o", path});
+  EXPECT_EQ(again.code, 1);
+  EXPECT_TRUE(contains(again.err, path)) << again.err;
+  EXPECT_EQ(run(shell(1, "true"), {{"MUSTER_SECRET_FILE", path}}).code, 0);
 }
 
 // spec: J3 a secret that the user has given is the job's
 TEST(Run, TakesAGivenSecret) {
-  EXPECT_EQ(run(shell(1, "echo $MUSTER_SECRET"), {{"MUSTER_SECRET", "correct horse battery"}}).out,
-            "[0] correct horse battery\n");
+  const Launched::Variables given = {{"MUSTER_SECRET", "correct horse battery"}};
+  const std::string first = run(shell(1, kTellSecret), given).out;
+  EXPECT_EQ(first.size(), std::string("[0] secret=.\n").size() + 64);
+  EXPECT_EQ(run(shell(1, kTellSecret), given).out, first);
+  EXPECT_EQ(run(shell(1, "echo ${MUSTER_SECRET-none}"), given).out, "[0] none\n");
   const Outcome outcome = run(shell(1, "true"), {{"MUSTER_SECRET", "short"}});
   EXPECT_EQ(outcome.code, 1);
   EXPECT_TRUE(contains(outcome.err, "MUSTER_SECRET")) << outcome.err;

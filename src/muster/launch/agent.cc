@@ -57,7 +57,7 @@ struct Program {
 
 /// What stands before the first worker is started.
 struct Prepared {
-  JobSecret secret;
+  Descriptor secret_file;  ///< for the workers; none: they find the secret as this process does
   NodeJob job;
   std::unique_ptr<NodeLink> link;  ///< with several nodes
 };
@@ -192,6 +192,7 @@ class Agent {
   Wakeups wakeups_;
   std::unique_ptr<WorkerOutput> output_;
   std::unique_ptr<NodeLink> link_;
+  Descriptor secret_file_;
   std::vector<RunningWorker> workers_;
   std::vector<WorkerRecord> records_;
   std::deque<AgentEvent> events_;
@@ -211,7 +212,10 @@ Agent::Agent(const RunOptions& options, Prepared prepared, SignalWatch& signals)
   commands_.told.max_restarts = options_.max_restarts;
   if (options_.agent_store)
     commands_.told.agent_store = endpoint_text({job_.master_addr, job_.master_port});
-  commands_.told.secret = std::move(prepared.secret.hand_down);
+  if (prepared.secret_file)
+    commands_.told.secret_place =
+        std::to_string(::getpid()) + ":" + std::to_string(prepared.secret_file.get());
+  secret_file_ = std::move(prepared.secret_file);
   if (options_.workers > 1)
     commands_.told.threads = std::max(1, allowed_cores() / options_.workers);
   rules_.workers = options_.workers;
@@ -345,6 +349,7 @@ Status Agent::start_one(int local_rank, int attempt, int* exit_code) {
   WorkerCommand command = commands_.command_of(ranks, local_rank, attempt);
   command.out = ends->out.get();
   command.err = ends->err.get();
+  command.passed_on = secret_file_.get();
   auto started = start_worker(command, signals_.previous_mask(), exit_code);
   if (!started) return started.status();
   wakeups_.watch(started->pidfd.get(), false,
@@ -491,15 +496,21 @@ Result<LogPlace> log_place(const RunOptions& options, const NodeJob& job) {
 Result<Prepared> prepare(const RunOptions& options) {
   auto secret = job_secret(options);
   if (!secret) return secret.status();
-  auto job = join_nodes(options, secret->secret);
+  auto job = join_nodes(options, *secret);
   if (!job) return job.status();
+  Descriptor secret_file;
+  if (secret->kind() == Secret::Kind::given) {
+    auto sealed = secret->sealed();
+    if (!sealed) return sealed.status();
+    secret_file = std::move(*sealed);
+  }
   std::unique_ptr<NodeLink> link;
   if (job->nodes.size() > 1) {
     auto opened = NodeLink::open(*job);
     if (!opened) return opened.status();
     link = std::move(*opened);
   }
-  return Prepared{std::move(*secret), std::move(*job), std::move(link)};
+  return Prepared{std::move(secret_file), std::move(*job), std::move(link)};
 }
 
 /// `prepare` on a thread of its own: names, stores and other nodes may keep it waiting for the

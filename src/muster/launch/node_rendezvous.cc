@@ -120,15 +120,17 @@ Status Joining::connect(const Place& place) {
   return {};
 }
 
-// One node that was given no address: by its full name where that is really this machine, else by
-// loopback.
+// One node that was given no address: the store listens on loopback. Workers are told the host's
+// full name (J8) where that is really this machine; what listens there is up to their program.
 Status Joining::open_alone() {
   const bool assigned = options_.rendezvous == RendezvousKind::assigned_ranks;
   const std::uint16_t usual = options_.standalone || assigned ? 0 : kStaticPort;
   const std::uint16_t port = options_.master_port.value_or(usual);
-  std::vector<std::string> names = {host_name_, "localhost", "127.0.0.1", "::1"};
+  std::vector<std::string> names = {"localhost", "127.0.0.1", "::1"};
   if (options_.local_addr) names = {*options_.local_addr};
   if (options_.master_addr) names = {*options_.master_addr};
+  const bool told = options_.local_addr || options_.master_addr;
+  if (!told && is_here(host_name_, deadline_)) job_.program_addr = host_name_;
   Status last;
   for (const std::string& name : names) {
     auto socket = listen_at(name, port, deadline_);
@@ -240,7 +242,7 @@ Status Joining::exchange() {
 
 // The store has a port already, and stock torch's rank 0 opens a store of its own at MASTER_PORT.
 Status Joining::choose_program_place() {
-  job_.program_addr = job_.master_addr;
+  if (job_.program_addr.empty()) job_.program_addr = job_.master_addr;
   job_.program_port = job_.master_port;
   if (!options_.agent_store) return {};
   auto port = ReservedPort::take();
@@ -297,19 +299,13 @@ Result<NodeJob> Joining::run() {
 
 }  // namespace
 
-Result<JobSecret> job_secret(const RunOptions& options) {
-  const bool given = env_text("MUSTER_SECRET") || env_text("MUSTER_SECRET_FILE");
+Result<Secret> job_secret(const RunOptions& options) {
+  const bool given =
+      env_text("MUSTER_SECRET") || env_text("MUSTER_SECRET_FD") || env_text("MUSTER_SECRET_FILE");
   auto insecure = env_flag("MUSTER_INSECURE");
   if (!insecure) return insecure.status();
-  if (given || insecure->value_or(false)) {
-    auto secret = Secret::from_environment();
-    if (!secret) return secret.status();
-    return JobSecret{*secret, {}};
-  }
-  if (options.nodes == 1) {
-    std::string text = Secret::random_text();
-    return JobSecret{Secret::given(text), text};
-  }
+  if (given || insecure->value_or(false)) return Secret::from_environment();
+  if (options.nodes == 1) return Secret::given(Secret::random_text());
   std::string master = options.master_addr.value_or("127.0.0.1");
   if (options.endpoint) {
     auto endpoint = parse_endpoint("--rdzv-endpoint", *options.endpoint);
@@ -320,17 +316,14 @@ Result<JobSecret> job_secret(const RunOptions& options) {
     return Status(Code::refused, "this job has " + std::to_string(options.nodes) +
                                      " nodes and node 0 is " + master +
                                      ", which is not this machine, but no secret was given: start "
-                                     "every node with the same MUSTER_SECRET (at least 16 "
-                                     "characters, for example from `openssl rand -hex 32`) or "
-                                     "MUSTER_SECRET_FILE in its environment");
+                                     "every node with the same MUSTER_SECRET (`muster secret` "
+                                     "makes one) or MUSTER_SECRET_FILE in its environment");
   }
   log(LogLevel::warning,
       "no MUSTER_SECRET was given: only nodes of this user on this machine can join; for other "
       "machines start every node with the "
       "same MUSTER_SECRET or MUSTER_SECRET_FILE");
-  auto secret = Secret::from_environment();
-  if (!secret) return secret.status();
-  return JobSecret{*secret, {}};
+  return Secret::from_environment();
 }
 
 Result<NodeJob> join_nodes(const RunOptions& options, const Secret& secret) {

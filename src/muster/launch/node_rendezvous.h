@@ -15,16 +15,11 @@
 
 namespace muster::launch {
 
-/// The secret that the job's connections prove, and how workers learn it.
-struct JobSecret {
-  Secret secret;
-  std::optional<std::string>
-      hand_down;  ///< the value of MUSTER_SECRET for workers; absent: they inherit what is needed
-};
-/// The user's (MUSTER_SECRET, MUSTER_SECRET_FILE, MUSTER_INSECURE) or, with one node, a fresh
-/// random one. Several nodes without any: an error on those that are not on the host of `master`;
-/// on that host its own secret, which reaches this user's processes there only.
-Result<JobSecret> job_secret(const RunOptions& options);
+/// The secret that the job's connections prove: the user's (MUSTER_SECRET, MUSTER_SECRET_FILE,
+/// MUSTER_INSECURE), that of the launcher whose worker this is, or, with one node, a fresh random
+/// one. Several nodes without any: an error on those that are not on the host of `master`; on that
+/// host its own secret, which reaches this user's processes there only.
+Result<Secret> job_secret(const RunOptions& options);
 
 /// A job as an agent sees it once all nodes have come.
 struct NodeJob {

@@ -29,7 +29,8 @@ struct ChildPlan {
   char* const* arguments;
   char* const* environment;
   int in, out, err;
-  int verdict;  // pipe end that exec closes; holds errno where it fails
+  int passed_on;  // -1: none
+  int verdict;    // pipe end that exec closes; holds errno where it fails
   const sigset_t* mask;
 };
 
@@ -56,6 +57,7 @@ struct ChildPlan {
   // Close-on-exec for whatever some library left open without it; the verdict pipe must live until
   // exec.
   ::close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
+  if (plan.passed_on >= 0 && ::fcntl(plan.passed_on, F_SETFD, 0) != 0) give_up(plan);
   ::execve(plan.file, plan.arguments, plan.environment);
   give_up(plan);
 }
@@ -104,8 +106,9 @@ Result<StartedWorker> start_worker(const WorkerCommand& command, const sigset_t&
   Descriptor in(command.quiet_input ? ::open("/dev/null", O_RDONLY | O_CLOEXEC) : -1);
   const auto arguments = pointers(command.arguments);
   const auto environment = pointers(command.environment);
-  const ChildPlan plan{command.file.c_str(), arguments.data(), environment.data(), in.get(),
-                       out->get(),           err->get(),       verdict_out.get(),  &mask};
+  const ChildPlan plan{
+      command.file.c_str(), arguments.data(),  environment.data(), in.get(), out->get(),
+      err->get(),           command.passed_on, verdict_out.get(),  &mask};
 
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();

@@ -20,6 +20,7 @@ struct WorkerCommand {
   int out = 1;
   int err = 2;
   bool quiet_input = false;  ///< standard input is /dev/null; else inherited
+  int passed_on = -1;        ///< a descriptor that the worker inherits under its number; not owned
 };
 
 struct StartedWorker {
@@ -28,9 +29,9 @@ struct StartedWorker {
 };
 
 /// Starts it in a process group of its own, with the signal mask `mask`, default signal actions (an
-/// ignored SIGHUP stays ignored), nothing inherited but the three streams, and SIGKILL coming when
-/// the calling thread ends. Fails with Code::invalid_argument where the program cannot be executed;
-/// `exit_code` then is what a shell would say (127 not found, 126 otherwise).
+/// ignored SIGHUP stays ignored), nothing inherited but the three streams and `passed_on`, and
+/// SIGKILL coming when the calling thread ends. Fails with Code::invalid_argument where the program
+/// cannot be executed; `exit_code` then is what a shell would say (127 not found, 126 otherwise).
 Result<StartedWorker> start_worker(const WorkerCommand& command, const sigset_t& mask,
                                    int* exit_code);
 

@@ -37,7 +37,10 @@ Environment worker_environment(const Environment& inherited, const JobEnvironmen
   result.erase("TORCHELASTIC_USE_AGENT_STORE");
   result.erase("MUSTER_AGENT_STORE");
   if (job.agent_store) result["MUSTER_AGENT_STORE"] = *job.agent_store;
-  if (job.secret) result["MUSTER_SECRET"] = *job.secret;
+  if (job.secret_place) {
+    result.erase("MUSTER_SECRET");  // whoever lists a worker's environment shall not find it
+    result["MUSTER_SECRET_FD"] = *job.secret_place;
+  }
   if (job.threads) result.emplace("OMP_NUM_THREADS", std::to_string(*job.threads));
   return result;
 }

@@ -20,16 +20,16 @@ struct JobEnvironment {
   std::optional<std::string>
       agent_store{};   ///< HOST:PORT of the launcher's store; absent: it serves none
   std::string python;  ///< PYTHON_EXEC
-  std::optional<std::string>
-      secret{};                  ///< MUSTER_SECRET to hand down; absent: whatever is inherited
-  std::optional<int> threads{};  ///< OMP_NUM_THREADS where the user has set none
+  std::optional<std::string> secret_place{};  ///< MUSTER_SECRET_FD, in place of the variables that
+                                              ///< hold a secret; absent: whatever is inherited
+  std::optional<int> threads{};               ///< OMP_NUM_THREADS where the user has set none
 };
 
 using Environment = std::map<std::string, std::string>;
 
 /// This process's environment.
 Environment inherited_environment();
-/// `inherited` with J5's variables, MUSTER_AGENT_STORE, and the secret on top.
+/// `inherited` with J5's variables, MUSTER_AGENT_STORE, and where the secret is on top.
 Environment worker_environment(const Environment& inherited, const JobEnvironment& job,
                                const WorkerRanks& ranks, int restart_count);
 

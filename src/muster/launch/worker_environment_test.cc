@@ -69,10 +69,11 @@ TEST(WorkerEnvironment, SaysEverything) {
                            .max_restarts = 3,
                            .agent_store = "host.example:1233",
                            .python = "/usr/bin/python3",
-                           .secret = "0123456789abcdef",
+                           .secret_place = "77:5",
                            .threads = 2};
   const auto result = worker_environment({{"HOME", "/h"},
                                           {"RANK", "99"},
+                                          {"MUSTER_SECRET", "words of the user's"},
                                           {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                                           {"MUSTER_AGENT_STORE", "[::1]:9"}},
                                          job, assign_ranks(three_nodes(), 2)[0], 1);
@@ -94,7 +95,7 @@ TEST(WorkerEnvironment, SaysEverything) {
                                 {"TORCHELASTIC_RUN_ID", "job7"},
                                 {"PYTHON_EXEC", "/usr/bin/python3"},
                                 {"MUSTER_AGENT_STORE", "host.example:1233"},
-                                {"MUSTER_SECRET", "0123456789abcdef"},
+                                {"MUSTER_SECRET_FD", "77:5"},
                                 {"OMP_NUM_THREADS", "2"}};
   EXPECT_EQ(result, expected);
 }
@@ -105,7 +106,7 @@ TEST(WorkerEnvironment, LeavesTheUsersThreads) {
   job.threads = 2;
   const auto result = worker_environment({{"OMP_NUM_THREADS", "8"}}, job, {}, 0);
   EXPECT_EQ(result.at("OMP_NUM_THREADS"), "8");
-  EXPECT_FALSE(result.contains("MUSTER_SECRET"));
+  EXPECT_FALSE(result.contains("MUSTER_SECRET_FD"));
 }
 
 }  // namespace

@@ -224,6 +224,32 @@ TEST(Rendezvous, EnvironmentWithArguments) {
   EXPECT_TRUE(one.succeeded());
 }
 
+// spec: W7 rank 0 without MASTER_ADDR listens on loopback and on the interface that leads to peers,
+// not on all; where one is named, there
+TEST(Rendezvous, RankZeroWithoutAnAddressListensWhereItIsAsked) {
+  const std::string port = std::to_string(testing::reserve_port());
+  const Environment environment({{"MASTER_PORT", port}});
+  Child alone([] {
+    const auto joined = rendezvous({"env://", 0, 1, "", kLong});
+    return joined.ok() && !listens_everywhere() && listening_addresses().contains("127.0.0.1");
+  });
+  EXPECT_TRUE(alone.succeeded());
+  Child named([] {
+    ::setenv("MUSTER_SOCKET_IFNAME", "lo", 1);
+    const auto joined = rendezvous({"env://", 0, 1, "", kLong});
+    for (const std::string& host : listening_addresses()) {
+      if (!host.starts_with("127.") && host != "::1") return false;
+    }
+    return joined.ok();
+  });
+  EXPECT_TRUE(named.succeeded());
+  Child unknown([] {
+    ::setenv("MUSTER_SOCKET_IFNAME", "no-such-interface", 1);
+    return mentions(rendezvous({"env://", 0, 1, "", kLong}).status(), "no-such-interface");
+  });
+  EXPECT_TRUE(unknown.succeeded());
+}
+
 // spec: B9 a missing or malformed variable is named
 TEST(Rendezvous, EnvironmentErrorsNameTheVariable) {
   const std::map<std::string, std::string> good = {
@@ -341,8 +367,10 @@ TEST(Rendezvous, EnvironmentWithTheLaunchersStore) {
   options.host = "127.0.0.1";
   options.port = 0;
   options.is_server = true;
-  options.secret = Secret::given("the secret of the rendezvous tests");
-  const auto launcher = make_tcp_store(options);
+  const auto launcher = [&] {
+    const Environment environment({});
+    return make_tcp_store(options);
+  }();
   ASSERT_TRUE(launcher.ok());
   const std::string place = "127.0.0.1:" + std::to_string((*launcher)->port());
   for (const std::string restart : {"0", "1"}) {
