@@ -1,23 +1,33 @@
 #include "muster/store/announcement.h"
 
+#include <algorithm>
+
 #include "muster/base/bytes.h"
 
 namespace muster::store {
 namespace {
 
-constexpr std::array<char, 8> kMagic{'m', 'u', 's', 't', 'e', 'r', 'm', '1'};
+constexpr std::array<char, 8> kMagic{'m', 'u', 's', 't', 'e', 'r', 'm', '2'};
 constexpr std::size_t kBodyBytes = kAnnouncementBytes - sizeof(Secret::Proof);
 
 }  // namespace
 
 std::string encode(const Announcement& announcement, const GroupHash& group, const Secret& secret) {
+  std::string host = announcement.store_host.substr(0, kHostBytes);
+  host.resize(kHostBytes, '\0');
   ByteWriter out;
   out.put(kMagic)
       .put(group)
       .put(announcement.id)
       .put(announcement.rank)
       .put(announcement.world_size)
-      .put(announcement.store_port);
+      .put(announcement.store_port)
+      .put_bytes(host)
+      .put(announcement.count);
+  for (std::size_t i = 0; i < kEchoes; ++i) {
+    const Echo echo = i < announcement.heard.size() ? announcement.heard[i] : Echo{};
+    out.put(echo.id).put(echo.count);
+  }
   const Secret::Proof proof = secret.prove(as_bytes(out.view()));
   return out.take() + std::string(as_text(proof));
 }
@@ -35,7 +45,23 @@ std::optional<Announcement> decode_announcement(std::string_view packet, const G
   announcement.rank = in.get<std::int32_t>();
   announcement.world_size = in.get<std::int32_t>();
   announcement.store_port = in.get<std::uint16_t>();
+  const auto host = in.get<std::array<char, kHostBytes>>();
+  announcement.store_host.assign(host.begin(), std::find(host.begin(), host.end(), '\0'));
+  announcement.count = in.get<std::uint32_t>();
+  for (std::size_t i = 0; i < kEchoes; ++i) {
+    Echo echo;
+    echo.id = in.get<std::uint64_t>();
+    echo.count = in.get<std::uint32_t>();
+    if (echo.id != 0) announcement.heard.push_back(echo);
+  }
   return announcement;
+}
+
+bool is_fresh(const Announcement& said, std::uint64_t id, std::uint32_t count,
+              std::uint32_t window) {
+  return std::any_of(said.heard.begin(), said.heard.end(), [&](const Echo& echo) {
+    return echo.id == id && echo.count <= count && count - echo.count < window;
+  });
 }
 
 }  // namespace muster::store

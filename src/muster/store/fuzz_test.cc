@@ -280,7 +280,13 @@ TEST(AnnouncementFuzz, DamagedDatagramsAreNotBelieved) {
   Fuzz fuzz(8);
   GroupHash group{}, other{};
   other[3] = std::byte{1};
-  const Announcement said{.id = 77, .rank = 3, .world_size = 8, .store_port = 29500};
+  const Announcement said{.id = 77,
+                          .rank = 3,
+                          .world_size = 8,
+                          .store_port = 29500,
+                          .store_host = "2001:db8::17",
+                          .count = 5,
+                          .heard = {{78, 4}, {79, 1}}};
   const std::string good = encode(said, group, bench::kSecret);
   const auto back = decode_announcement(good, group, bench::kSecret);
   ASSERT_TRUE(back.has_value());
@@ -288,6 +294,10 @@ TEST(AnnouncementFuzz, DamagedDatagramsAreNotBelieved) {
   EXPECT_EQ(back->rank, said.rank);
   EXPECT_EQ(back->world_size, said.world_size);
   EXPECT_EQ(back->store_port, said.store_port);
+  EXPECT_EQ(back->store_host, said.store_host);
+  EXPECT_EQ(back->count, said.count);
+  ASSERT_EQ(back->heard.size(), 2u);
+  EXPECT_EQ(back->heard[1].id, 79u);
   EXPECT_FALSE(decode_announcement(good, other, bench::kSecret));
   EXPECT_FALSE(
       decode_announcement(good, group, Secret::given("another secret, as long as needed")));

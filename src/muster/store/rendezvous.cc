@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "muster/base/env.h"
+#include "muster/base/interfaces.h"
 #include "muster/base/scheduler.h"
 #include "muster/base/secret.h"
 #include "muster/base/socket_address.h"
@@ -73,7 +74,8 @@ Status check_range(const JoinOptions& options, bool may_assign) {
 enum class Host { never, first_come, rank_zero };
 
 struct TcpRendezvous {
-  std::string host;  // empty: this is rank 0 and was not told where; see `host_of_rank_zero`
+  std::string host;
+  std::vector<std::string> also_at{};  // to listen at
   std::uint16_t port = 0;
   Host hosts = Host::rank_zero;
   JoinOptions join;
@@ -84,6 +86,7 @@ Result<std::shared_ptr<TcpStore>> open_store(const TcpRendezvous& way, const Sec
   TcpStoreOptions options;
   options.host = way.host;
   options.port = way.port;
+  options.also_at = way.also_at;
   options.secret = secret;
   options.timeout = time_left(steady_clock(), way.join.deadline);
   // A group name says that several jobs may share this address: whoever comes first hosts the store
@@ -146,11 +149,22 @@ Result<Rendezvous> rendezvous_by_tcp(TcpRendezvous way) {
 }
 
 /// Rank 0 without MASTER_ADDR: the others have been told some address of this host, so it listens
-/// on all, unless only this host may come anyway.
-Result<std::string> host_of_rank_zero() {
+/// on loopback and, unless only this host may come, at the address of the interface that is named,
+/// else of the one that leads to other hosts.
+Status place_of_rank_zero(TcpRendezvous& way) {
   const auto secret = Secret::from_environment();
   if (!secret) return secret.status();
-  return secret->kind() == Secret::Kind::host ? std::string("localhost") : std::string();
+  way.host = "localhost";
+  if (secret->kind() == Secret::Kind::host) return {};
+  way.also_at = {"127.0.0.1", "::1", "127.0.1.1"};  // the last: what Debian calls a host by
+  if (const auto names = named_interfaces(); !names.empty()) {
+    const auto there = interface_addresses(names.front());
+    if (!there) return there.status();
+    way.host = there->front().host();
+  } else if (const auto address = address_of_default_route()) {
+    way.host = address->host();
+  }
+  return {};
 }
 
 /// For ranks of another launcher on one host, which need to be told no address.
@@ -206,9 +220,7 @@ Status place_of_master(const JoinOptions& join, std::uint16_t port,
   if (const auto host = env_text("MASTER_ADDR")) {
     way.host = *host;
   } else if (join.rank == 0 && !agent) {
-    auto chosen = host_of_rank_zero();
-    if (!chosen) return chosen.status();
-    way.host = *chosen;
+    if (Status placed = place_of_rank_zero(way); !placed) return placed;
   } else if (as_scheduled(join, scheduler) && scheduler->one_host) {
     way.host = "localhost";
   } else {
@@ -248,8 +260,7 @@ Result<Rendezvous> rendezvous_by_environment(JoinOptions join) {
       env_integer("TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<std::int64_t>::max());
   if (!restart) return restart.status();
   if (way.hosts == Host::never) join.scope = "restart " + std::to_string(restart->value_or(0));
-  join.where = "the job at " + (way.host.empty() ? std::string("this host") : way.host) + ":" +
-               std::to_string(way.port) + " (env://)";
+  join.where = "the job at " + way.host + ":" + std::to_string(way.port) + " (env://)";
   way.join = std::move(join);
   return rendezvous_by_tcp(way);
 }
@@ -305,7 +316,7 @@ Result<Rendezvous> rendezvous(const RendezvousOptions& options) {
       joined = rendezvous_by_multicast(url->host, url->port, std::move(join));
     } else {
       const Host hosts = join.rank < 0 ? Host::first_come : Host::rank_zero;
-      joined = rendezvous_by_tcp({url->host, url->port, hosts, std::move(join)});
+      joined = rendezvous_by_tcp({url->host, {}, url->port, hosts, std::move(join)});
     }
   }
   if (joined) joined->store->set_timeout(options.timeout);

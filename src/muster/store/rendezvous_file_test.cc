@@ -1,6 +1,7 @@
-// How ranks find each other by a file, a given store, or a multicast address.
+// How ranks find each other by a file or a given store.
 #include "muster/store/rendezvous_test_job.h"
 
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -195,34 +196,24 @@ TEST(Rendezvous, GroupNamesShareAFile) {
   EXPECT_FALSE(std::filesystem::exists(directory.path() + "/job"));
 }
 
-// spec: B6 a multicast address finds the peers and assigns ranks
-TEST(Rendezvous, Multicast) {
-  const Environment environment({});
-  const int other = ::getpid() % 250 + 1;  // apart from other runs of this test
-  for (const std::string& host :
-       {"239.77.1." + std::to_string(other), "[ff15::77:" + std::to_string(other) + "]"}) {
-    const std::string method = "tcp://" + host + ":" + std::to_string(20000 + ::getpid() % 10000);
-    const Results first = on_threads(ranks_of(method, 4, false));
-    expect_met(first);
-    expect_met(on_threads(ranks_of(method, 3, true)));
-  }
-}
-
-// spec: B6 multicast: jobs with different group names or secrets do not see each other; who is
-// missing is said
-TEST(Rendezvous, MulticastKeepsJobsApart) {
-  const Environment environment({});
-  const std::string method = "tcp://239.77.2." + std::to_string(::getpid() % 250 + 1) + ":" +
-                             std::to_string(20000 + ::getpid() % 10000);
-  Child other_secret([&] {
-    ::setenv("MUSTER_SECRET", "quite another secret", 1);
-    return rendezvous({method, -1, 2, "red", seconds(1)}).status().code() == Code::timed_out;
-  });
-  const auto results =
-      on_threads({{method, -1, 2, "red", seconds(1)}, {method, 1, 2, "blue", seconds(1)}});
-  EXPECT_TRUE(mentions(results[0].status(), "1 of 2 processes")) << results[0].status().message();
-  EXPECT_EQ(results[1].status().ranks(), std::vector<int>{0}) << results[1].status().message();
-  EXPECT_TRUE(other_secret.succeeded());
+// spec: W3 a meeting file through a link, of another user or open to all is refused by name
+TEST(Rendezvous, FilesThatOthersCouldHaveLaidAreRefused) {
+  const testing::ScratchFolder directory;
+  const auto refused = [&](const std::string& path, const std::string& why) {
+    const Status status = rendezvous({"file://" + path, 0, 1, "", kShort}).status();
+    EXPECT_FALSE(status.ok()) << path;
+    EXPECT_TRUE(mentions(status, path) && mentions(status, why)) << status.message();
+  };
+  std::ofstream(directory.file("mine")) << "";
+  std::filesystem::create_symlink(directory.file("mine"), directory.file("link"));
+  refused(directory.file("link"), "symbolic link");
+  std::ofstream(directory.file("open")) << "";
+  ::chmod(directory.file("open").c_str(), 0666);
+  refused(directory.file("open"), "chmod go-w");
+  if (::geteuid() != 0) return;
+  std::ofstream(directory.file("theirs")) << "";
+  ASSERT_EQ(::chown(directory.file("theirs").c_str(), 65534, 65534), 0);
+  refused(directory.file("theirs"), "belongs to user 65534");
 }
 
 }  // namespace

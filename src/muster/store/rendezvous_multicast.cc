@@ -1,5 +1,3 @@
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -15,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "muster/base/interfaces.h"
 #include "muster/base/secret.h"
 #include "muster/base/socket_address.h"
 #include "muster/base/thread_start.h"
@@ -24,9 +23,11 @@
 #include "muster/store/request.h"
 
 // Every process announces itself to the group again and again, signed with the job's secret: a
-// number of its own, the rank that it was given (if any), and, once it has opened the store, its
-// port. When all are known, the one with the smallest number opens the store; the others meet it
-// there. All go on announcing until they have met, so that whoever listens late hears everybody.
+// number of its own, the rank that it was given (if any), what it has heard of the others, and,
+// once it has opened the store, its address. Who has heard this process lately counts
+// (announcement.h); recordings of earlier runs do not. When all are known, the one with the
+// smallest number opens the store; the others meet it there. All go on announcing until they have
+// met, so that whoever listens late hears everybody.
 
 namespace muster::store {
 namespace {
@@ -36,28 +37,16 @@ using std::chrono::seconds;
 
 constexpr Duration kInterval = milliseconds(50);  // limit: load of a network
 constexpr Duration kForgotten = seconds(3);       // who has not been heard for so long has given up
+constexpr std::uint32_t kWindow = kForgotten / kInterval;
+constexpr std::size_t kMostHeard = 1U << 14;  // limit: memory that recordings can take
 
-std::vector<unsigned> interfaces(int family) {
-  std::vector<unsigned> indices;
-  ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) return indices;
-  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != family ||
-        (entry->ifa_flags & IFF_UP) == 0)
-      continue;
-    const unsigned index = ::if_nametoindex(entry->ifa_name);
-    if (index != 0 && std::find(indices.begin(), indices.end(), index) == indices.end())
-      indices.push_back(index);
-  }
-  ::freeifaddrs(list);
-  return indices;
-}
-
-/// A socket in the group on every interface that takes it.
+/// A socket in the group on the interfaces that lead to peers, as far as they take it.
 class GroupSocket {
  public:
-  static Result<GroupSocket> open(const SocketAddress& group) {
+  static Result<GroupSocket> open(const SocketAddress& group, bool others_may_come) {
     GroupSocket made(group);
+    const auto interfaces = interfaces_towards(group, others_may_come);
+    if (!interfaces) return interfaces.status();
     const auto failed = [&](const std::string& what) {
       return Status(Code::network, "cannot " + what + " the multicast group " + group.text() +
                                        ": " + errno_text(errno));
@@ -69,14 +58,18 @@ class GroupSocket {
     ::setsockopt(made.socket_.get(), SOL_SOCKET, SO_REUSEADDR, &on,
                  sizeof on);  // all processes of a host listen on one port
     if (::bind(made.socket_.get(), group.raw(), group.length()) != 0) return failed("listen to");
-    for (const unsigned index : interfaces(group.family())) {
-      if (made.enter(index)) made.interfaces_.push_back(index);
+    for (const GroupInterface& each : *interfaces) {
+      if (!made.enter(each.index)) continue;
+      made.interfaces_.push_back(each.index);
+      made.reachable_at_ = each.address.host();
     }
     if (made.interfaces_.empty()) return failed("join");
     return made;
   }
 
   int descriptor() const { return socket_.get(); }
+  /// This host's address on the interface that reaches furthest.
+  const std::string& reachable_at() const { return reachable_at_; }
 
   void send(std::string_view packet) const {
     for (const unsigned index : interfaces_) {
@@ -113,14 +106,18 @@ class GroupSocket {
   SocketAddress group_;
   Descriptor socket_;
   std::vector<unsigned> interfaces_;
+  std::string reachable_at_;
 };
+
+/// "fe80::1%eth0" without the scope, which has a meaning on its own host only.
+std::string without_scope(const std::string& host) { return host.substr(0, host.find('%')); }
 
 /// Announces and listens on a thread of its own until it is destroyed.
 class Crier {
  public:
   struct Peer {
     Announcement said;
-    SocketAddress from;
+    std::string scope;  ///< of the interface that it was heard on: "%eth0", or nothing
     TimePoint heard;
   };
   using Peers = std::map<std::uint64_t, Peer>;
@@ -140,8 +137,9 @@ class Crier {
     return {};
   }
 
-  void open_store(std::uint16_t port) {
+  void open_store(const std::string& host, std::uint16_t port) {
     const std::lock_guard lock(mutex_);
+    self_.store_host = without_scope(host);
     self_.store_port = port;
   }
 
@@ -166,17 +164,28 @@ class Crier {
     TimePoint next = steady_clock().now();
     while (!stop_) {
       if (steady_clock().now() >= next) {
-        std::string packet;
-        {
-          const std::lock_guard lock(mutex_);
-          packet = encode(self_, group_, secret_);
-        }
-        socket_.send(packet);
+        socket_.send(next_packet());
         next = steady_clock().now() + kInterval;
       }
       pollfd waiting{socket_.descriptor(), POLLIN, 0};
       if (::poll(&waiting, 1, static_cast<int>(kInterval / milliseconds(1) / 2)) > 0) hear();
     }
+  }
+
+  std::string next_packet() {
+    const std::lock_guard lock(mutex_);
+    ++self_.count;
+    self_.heard.clear();
+    const TimePoint now = steady_clock().now();
+    std::erase_if(heard_, [&](const auto& entry) { return entry.second.at + kForgotten < now; });
+    // In turns, where there are more than an announcement holds.
+    auto next = heard_.upper_bound(last_echo_);
+    for (std::size_t i = 0; i < std::min(kEchoes, heard_.size()); ++i, ++next) {
+      if (next == heard_.end()) next = heard_.begin();
+      self_.heard.push_back({next->first, next->second.count});
+      last_echo_ = next->first;
+    }
+    return encode(self_, group_, secret_);
   }
 
   void hear() {
@@ -188,26 +197,46 @@ class Crier {
     if (n < 0) return;
     const auto said = decode_announcement({packet, static_cast<std::size_t>(n)}, group_, secret_);
     if (!said || said->id == self_.id) return;
-    const SocketAddress from(reinterpret_cast<const sockaddr*>(&name), length);
+    const std::string from = SocketAddress(reinterpret_cast<const sockaddr*>(&name), length).host();
     const std::lock_guard lock(mutex_);
+    const TimePoint now = steady_clock().now();
+    if (heard_.size() < kMostHeard || heard_.contains(said->id)) {
+      Heard& heard = heard_[said->id];
+      heard = {std::max(heard.count, said->count), now};
+    }
+    // Everything up to here may be a recording; who has heard this process lately is none.
+    if (!is_fresh(*said, self_.id, self_.count, kWindow)) return;
     Peer& peer = peers_[said->id];
+    peer.heard = now;
+    if (said->count < peer.said.count) return;
     peer.said = *said;
-    peer.heard = steady_clock().now();
-    if (peer.from.length() == 0 || peer.from.is_loopback())
-      peer.from = from;  // an address that reaches further is the better one
+    const auto scope = from.find('%');
+    if (scope != std::string::npos) peer.scope = from.substr(scope);
     changed_.notify_all();
   }
 
+  struct Heard {
+    std::uint32_t count = 0;
+    TimePoint at;
+  };
   const GroupSocket socket_;
   std::mutex mutex_;
   std::condition_variable changed_;
   Announcement self_;
   const GroupHash group_;
   const Secret secret_;
-  Peers peers_;
+  std::map<std::uint64_t, Heard> heard_;  // signed, and perhaps long ago
+  std::uint64_t last_echo_ = 0;
+  Peers peers_;  // those that have heard this process lately
   std::atomic<bool> stop_ = false;
   std::thread thread_;
 };
+
+/// Where its store is: an address of a link alone needs this host's name of the link.
+std::string address_of(const Crier::Peer& peer) {
+  const std::string& host = peer.said.store_host;
+  return host.starts_with("fe80:") ? host + peer.scope : host;
+}
 
 /// Given ranks stay; the others get what is free, in the order of their numbers. The same on every
 /// process.
@@ -255,8 +284,10 @@ Result<Rendezvous> rendezvous_by_multicast(const std::string& host, std::uint16_
                                            JoinOptions options) {
   const auto secret = Secret::from_environment();
   if (!secret) return secret.status();
-  auto socket = GroupSocket::open(*SocketAddress::numeric(host, port));
+  const bool this_host_only = secret->kind() == Secret::Kind::host;
+  auto socket = GroupSocket::open(*SocketAddress::numeric(host, port), !this_host_only);
   if (!socket) return socket.status();
+  const std::string own_host = this_host_only ? "localhost" : socket->reachable_at();
   Announcement self;
   fill_random(std::as_writable_bytes(std::span(&self.id, 1)));
   self.rank = options.rank;
@@ -271,14 +302,13 @@ Result<Rendezvous> rendezvous_by_multicast(const std::string& host, std::uint16_
   if (!all) return incomplete(peers, options);
   options.rank = rank_of(self.id, peers, options.world_size);
   const std::uint64_t first = peers.begin()->first;
-  const bool this_host_only = secret->kind() == Secret::Kind::host;
 
   TcpStoreOptions store_options;
   store_options.secret = *secret;
   store_options.timeout = time_left(steady_clock(), options.deadline);
   store_options.is_server = first == self.id;
   if (store_options.is_server) {
-    store_options.host = this_host_only ? "localhost" : "";
+    store_options.host = own_host;
     store_options.port = 0;
   } else {
     const auto opened = [&](const Crier::Peers& heard) {
@@ -289,12 +319,13 @@ Result<Rendezvous> rendezvous_by_multicast(const std::string& host, std::uint16_
                                          ": all processes were heard, but the one that opens the "
                                          "store did not say where in time");
     }
-    store_options.host = this_host_only ? "localhost" : peers.at(first).from.host();
-    store_options.port = peers.at(first).said.store_port;
+    const Crier::Peer& server = peers.at(first);
+    store_options.host = this_host_only ? "localhost" : address_of(server);
+    store_options.port = server.said.store_port;
   }
   const auto store = make_tcp_store(store_options);
   if (!store) return store.status().with_context(cannot_join(options.rank, options));
-  if (store_options.is_server) crier.open_store((*store)->port());
+  if (store_options.is_server) crier.open_store(own_host, (*store)->port());
   auto joined = join(*store, options);
   if (joined) joined->host = (*store)->host();
   return joined;

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "muster/base/socket_address.h"
 #include "muster/store/factory.h"
 #include "muster/store/test_limits.h"
 #include "muster/testing/reserved_port.h"
@@ -37,7 +38,8 @@ class Environment {
     for (const char* name :
          {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "MUSTER_AGENT_STORE",
           "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "MUSTER_SECRET",
-          "MUSTER_SECRET_FILE", "MUSTER_INSECURE",
+          "MUSTER_SECRET_FD", "MUSTER_SECRET_FILE", "MUSTER_INSECURE", "MUSTER_SOCKET_IFNAME",
+          "GLOO_SOCKET_IFNAME",
           // of a scheduler that these tests may run under
           "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
       change(name, "");
@@ -134,6 +136,25 @@ class Child {
  private:
   pid_t pid_;
 };
+
+/// The addresses at which this process listens for TCP connections, without ports.
+inline std::set<std::string> listening_addresses() {
+  std::set<std::string> hosts;
+  for (int fd = 0; fd < 1024; ++fd) {
+    int listens = 0;
+    socklen_t length = sizeof listens;
+    if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0 || listens == 0)
+      continue;
+    const auto name = SocketAddress::local_of(fd);
+    if (name.ok() && (name->family() == AF_INET || name->family() == AF_INET6))
+      hosts.insert(name->host());
+  }
+  return hosts;
+}
+inline bool listens_everywhere() {
+  const auto hosts = listening_addresses();
+  return hosts.contains("0.0.0.0") || hosts.contains("::");
+}
 
 inline bool mentions(const Status& status, const std::string& text) {
   return status.message().find(text) != std::string::npos;

@@ -393,6 +393,12 @@ Result<std::shared_ptr<TcpServer>> TcpServer::start(TcpServerOptions options) {
   auto listeners = options.listener ? adopt(std::move(options.listener), options.port)
                                     : listen_at(options.host, options.port, options.deadline);
   if (!listeners) return listeners.status();
+  const auto bound = SocketAddress::local_of(listeners->front().get());
+  for (const std::string& more : options.also_at) {
+    const auto address = SocketAddress::numeric(more, bound ? bound->port() : options.port);
+    if (!address) return address.status().with_context("an address for the store to listen at");
+    if (auto socket = listen_on(*address, kBacklog)) listeners->push_back(std::move(*socket));
+  }
   auto server = std::make_shared<AsioServer>(std::move(options), std::move(*listeners));
   if (Status serves = server->serve(); !serves) return serves;
   return std::shared_ptr<TcpServer>(std::move(server));

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "muster/base/clock.h"
 #include "muster/base/descriptor.h"
@@ -15,6 +16,7 @@ namespace muster::store {
 struct TcpServerOptions {
   /// A name or address of this host; listens on nothing else. Empty: all interfaces.
   std::string host;
+  std::vector<std::string> also_at;  ///< as in TcpStoreOptions
   std::uint16_t port = 0;
   /// A bound TCP socket to serve on instead; `port` must then be its port or 0.
   Descriptor listener;

@@ -229,8 +229,8 @@ Result<std::shared_ptr<TcpStore>> make_tcp_store(TcpStoreOptions options) {
                        options.within_host};
   std::shared_ptr<TcpServer> server;
   if (options.is_server) {
-    TcpServerOptions wanted{options.host,    options.port, std::move(listener),
-                            *options.secret, options.job,  deadline};
+    TcpServerOptions wanted{options.host,    options.also_at, options.port, std::move(listener),
+                            *options.secret, options.job,     deadline};
     auto started = options.multi_tenant ? shared_server(std::move(wanted))
                                         : TcpServer::start(std::move(wanted));
     if (!started) return started.status();
