@@ -20,11 +20,13 @@
 #include "muster/cli/parse.h"
 #include "muster/launch/host.h"
 #include "muster/launch/process.h"
+#include "muster/store/factory.h"
 
 namespace muster::cli {
 namespace {
 
 constexpr Duration kResolverLimit = std::chrono::seconds(20);
+constexpr Duration kJobLimit = std::chrono::seconds(4);
 
 class Findings {
  public:
@@ -120,6 +122,24 @@ void look_at_interfaces(Findings& findings) {
   ::freeifaddrs(list);
 }
 
+/// What the store of a running job says of those that it turned away.
+void look_at_job(Findings& findings, const std::string& place) {
+  const auto endpoint = launch::parse_endpoint("--job", place);
+  if (!endpoint) return findings.warn("job", endpoint.status().message());
+  store::TcpStoreOptions options;
+  options.host = endpoint->host;
+  if (endpoint->port) options.port = *endpoint->port;
+  options.timeout = kJobLimit;
+  const auto store = store::make_tcp_store(options);
+  const auto refused = store ? (*store)->count_refusals() : Result<std::int64_t>(store.status());
+  if (!refused) return findings.warn("job", refused.status().message());
+  findings.judge(*refused == 0, "strangers",
+                 *refused == 0 ? "the job's store has turned nobody away"
+                               : "connections that the job's store has turned away: " +
+                                     std::to_string(*refused) +
+                                     "; the log of its host says which");
+}
+
 }  // namespace
 
 int run_doctor(const std::vector<std::string>& arguments) {
@@ -127,8 +147,14 @@ int run_doctor(const std::vector<std::string>& arguments) {
       "What this machine offers to a job, and what is in the way of one. Exit code 1 where "
       "something is.",
       "muster doctor");
+  std::string job;
+  app.add_option("--job", job,
+                 "also ask the running job whose store is served there (MUSTER_AGENT_STORE of its "
+                 "ranks) whom it turned away; needs the job's secret in the environment")
+      ->option_text("HOST:PORT");
   if (const auto stop = parse(app, arguments)) return *stop;
   Findings findings;
+  if (!job.empty()) look_at_job(findings, job);
   utsname system{};
   ::uname(&system);
   findings.say("muster", MUSTER_VERSION);

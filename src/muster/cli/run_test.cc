@@ -505,6 +505,24 @@ TEST(Run, RefusesLogsThroughLinks) {
   refused("b", "can be written by others");
 }
 
+// spec: W1 who has the secret learns how many have tried without it
+TEST(Doctor, TellsHowManyWereTurnedAway) {
+  const std::string port = std::to_string(muster::testing::reserve_port());
+  const std::string place = "localhost:" + port;
+  const Launched::Variables secret = {{"MUSTER_SECRET", "the secret of this test"}};
+  Launched launched(shell(1, "echo started; exec sleep infinity",
+                          {"--master-port", port, "--local-addr", "localhost"}),
+                    secret);
+  ASSERT_TRUE(launched.wait_for_output("started"));
+  EXPECT_TRUE(contains(run({"doctor", "--job", place}, secret).out, "turned nobody away"));
+  const Outcome stranger =
+      run({"doctor", "--job", place}, {{"MUSTER_SECRET", "a guess of a stranger"}});
+  EXPECT_EQ(stranger.code, 1);
+  EXPECT_TRUE(contains(run({"doctor", "--job", place}, secret).out, "turned away: 1;"));
+  launched.signal(SIGTERM);
+  launched.finish();
+}
+
 // spec: W4 `muster secret` makes a random one; a file of it is nobody else's, and never an old one
 TEST(MusterSecret, MakesOne) {
   const Outcome first = run({"secret"}), second = run({"secret"});

@@ -50,6 +50,8 @@ class TcpStore : public Store {
   virtual Status attend(const std::string& job, int rank, int world_size) = 0;
   /// Number of times all ranks of a job have met in this store to join it.
   virtual Result<std::int64_t> count_joins() { return std::int64_t{0}; }
+  /// How many connections the server has turned away.
+  virtual Result<std::int64_t> count_refusals() { return std::int64_t{0}; }
 };
 
 /// A client started before the server waits for it; `timeout` limits the whole call. After 5 s

@@ -21,12 +21,17 @@ struct Shape {
 };
 
 constexpr std::array<Shape, kLastOp + 1> kShapes{{
-    {"no operation", 0, 0}, {"set", 1, 1},        {"get", 1, 0},          {"add", 1, 0},
-    {"compare_set", 1, 2},  {"wait", kAny, 0},    {"num_keys", 0, 0},     {"delete_key", 1, 0},
-    {"check", kAny, 0},     {"append", 1, 1},     {"multi_get", kAny, 0}, {"multi_set", kAny, kAny},
-    {"queue_push", 1, 1},   {"queue_pop", 1, 0},  {"queue_len", 1, 0},    {"list_keys", 0, 0},
-    {"barrier", 1, 0},      {"all_gather", 1, 1}, {"attend", 1, 0},       {"leave", 1, 0},
-    {"count_joins", 0, 0},
+    {"no operation", 0, 0}, {"set", 1, 1},
+    {"get", 1, 0},          {"add", 1, 0},
+    {"compare_set", 1, 2},  {"wait", kAny, 0},
+    {"num_keys", 0, 0},     {"delete_key", 1, 0},
+    {"check", kAny, 0},     {"append", 1, 1},
+    {"multi_get", kAny, 0}, {"multi_set", kAny, kAny},
+    {"queue_push", 1, 1},   {"queue_pop", 1, 0},
+    {"queue_len", 1, 0},    {"list_keys", 0, 0},
+    {"barrier", 1, 0},      {"all_gather", 1, 1},
+    {"attend", 1, 0},       {"leave", 1, 0},
+    {"count_joins", 0, 0},  {"count_refusals", 0, 0},
 }};
 
 constexpr int kMostMembers = 1 << 20;  // limit: a number that is a mistake

@@ -35,8 +35,9 @@ enum class Op : std::uint8_t {
   attend,
   leave,
   count_joins,
+  count_refusals,
 };
-inline constexpr std::uint8_t kLastOp = static_cast<std::uint8_t>(Op::count_joins);
+inline constexpr std::uint8_t kLastOp = static_cast<std::uint8_t>(Op::count_refusals);
 
 /// "set", "get", ...
 std::string_view name_of(Op op);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "muster/base/log.h"
+#include "muster/base/refusals.h"
 #include "muster/base/tunables_fixed.h"
 
 namespace muster::store {
@@ -68,9 +69,10 @@ StoreServer::~StoreServer() = default;
 
 void StoreServer::on_open(Connection connection, const std::string& peer, Way way, TimePoint now) {
   if (options_.secret.kind() == Secret::Kind::host && way == Way::tcp) {
-    log(LogLevel::warning,
-        "the store refused " + peer +
-            ": it is not on this host, and without MUSTER_SECRET only this host's ranks may join");
+    refuse("the store refused " + peer +
+               ": it is not on this host, and without MUSTER_SECRET only this host's ranks may "
+               "join",
+           now);
     const auto [entry, fresh] = clients_.try_emplace(connection, connection, peer);
     entry->second.greeting = false;
     entry->second.closing = true;
@@ -99,7 +101,7 @@ void StoreServer::on_bytes(Connection connection, ConstBytes bytes, TimePoint no
   if (entry == clients_.end() || entry->second.closing) return;
   Client& client = entry->second;
   if (client.tls) client.tls->feed(std::exchange(bytes, {}));
-  if (client.greeting) greet(client, bytes);
+  if (client.greeting) greet(client, bytes, now);
   if (client.greeting || client.closing) return;
   if (client.tls && !decrypt(client)) return;
   client.input.feed(bytes);
@@ -107,7 +109,11 @@ void StoreServer::on_bytes(Connection connection, ConstBytes bytes, TimePoint no
   resume(now);
 }
 
-void StoreServer::greet(Client& client, ConstBytes& bytes) {
+void StoreServer::refuse(const std::string& sentence, TimePoint now) {
+  if (const auto line = refusals_.note(sentence, now)) log(LogLevel::warning, *line);
+}
+
+void StoreServer::greet(Client& client, ConstBytes& bytes, TimePoint now) {
   if (client.handshake) {
     bytes = bytes.subspan(client.handshake->feed(bytes));
     if (std::string out = client.handshake->take_output(); !out.empty()) {
@@ -119,7 +125,7 @@ void StoreServer::greet(Client& client, ConstBytes& bytes) {
   const bool failed = client.tls ? client.tls->failed() : client.handshake->failed();
   if (failed) {
     const Status& why = client.tls ? client.tls->failure() : client.handshake->failure();
-    log(LogLevel::info, "the store refused " + client.peer + ": " + why.message());
+    refuse("the store refused " + client.peer + ": " + why.message(), now);
     return close(client);
   }
   if (client.tls ? !client.tls->done() : !client.handshake->done()) return;
@@ -174,7 +180,11 @@ void StoreServer::serve(Client& client, TimePoint now) {
     askers_[ticket] = {client.number, wire->id};
     client.parked.insert(ticket);
     StoreTable::Answers answers;
-    table_.submit(ticket, wire->request, now, answers);
+    if (wire->request.op == Op::count_refusals) {
+      answers.push_back({ticket, {{}, static_cast<std::int64_t>(refusals_.count()), {}}});
+    } else {
+      table_.submit(ticket, wire->request, now, answers);
+    }
     answer(answers);
   }
   client.input.trim();
@@ -278,9 +288,9 @@ void StoreServer::resume(TimePoint now) {
 void StoreServer::on_time(TimePoint now) {
   while (!strangers_.empty() && strangers_.front().first <= now) {
     Client& client = clients_.at(strangers_.front().second);
-    log(LogLevel::info, "the store closes its connection to " + client.peer +
-                            ": it did not prove the job's secret within " +
-                            describe(options_.greeting_limit));
+    refuse("the store closes its connection to " + client.peer +
+               ": it did not prove the job's secret within " + describe(options_.greeting_limit),
+           now);
     close(client);
   }
   StoreTable::Answers answers;

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "muster/base/handshake.h"
+#include "muster/base/refusals.h"
 #include "muster/base/tls_session.h"
 #include "muster/store/store_protocol.h"
 #include "muster/store/store_table.h"
@@ -80,7 +81,8 @@ class StoreServer {
     std::uint64_t id = 0;
   };
 
-  void greet(Client& client, ConstBytes& bytes);
+  void refuse(const std::string& sentence, TimePoint now);
+  void greet(Client& client, ConstBytes& bytes, TimePoint now);
   bool decrypt(Client& client);
   void encrypt(Client& client);
   void serve(Client& client, TimePoint now);
@@ -94,6 +96,7 @@ class StoreServer {
 
   const Options options_;
   StoreTable table_;
+  RefusalCount refusals_;
   std::unordered_map<Connection, Client> clients_;
   std::list<std::pair<TimePoint, Connection>>
       strangers_;  // oldest first; all have the same time limit

@@ -224,6 +224,23 @@ TEST(StoreProtocol, RepliesBothWays) {
   }
 }
 
+// spec: W1 those that do not prove the secret are counted, for whoever has it to ask
+TEST(StoreServer, CountsThoseItTurnsAway) {
+  Bench bench;
+  const auto refused = [&] {
+    const Connection rank = bench.authenticated();
+    bench.feed(rank, whole({.op = Op::count_refusals}, 1));
+    return bench.replies(rank).at(0).reply.number;
+  };
+  EXPECT_EQ(refused(), 0);
+  const Connection stranger = bench.open();
+  bench.feed(stranger, std::string(128, 'x'));
+  EXPECT_EQ(refused(), 1);
+  bench.open();
+  bench.advance(seconds(6));
+  EXPECT_EQ(refused(), 2) << "who says nothing";
+}
+
 // spec: C2 a lying length is refused before it allocates
 TEST(StoreProtocol, LyingLengths) {
   for (const std::uint32_t length :

@@ -73,6 +73,7 @@ Reply StoreTable::execute(const Request& request, Answers& answers) {
       return {{}, 1, {}};
     }
     case Op::count_joins: return {{}, joins_, {}};
+    case Op::count_refusals: return {{}, 0, {}};  // a server's own
     case Op::num_keys: return {{}, static_cast<std::int64_t>(values_.size()), {}};
     case Op::delete_key: {
       const auto entry = values_.find(key);

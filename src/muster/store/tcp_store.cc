@@ -93,6 +93,12 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
     return reply.number;
   }
 
+  Result<std::int64_t> count_refusals() override {
+    Reply reply = call({.op = Op::count_refusals});
+    if (!reply.status.ok()) return reply.status;
+    return reply.number;
+  }
+
   Result<std::shared_ptr<Store>> clone() override {
     auto copy = std::make_shared<TcpStoreClient>(endpoint_, server_, timeout(), host_rank_);
     if (Status connected = copy->connect(deadline_after(steady_clock(), timeout()), true);

@@ -1,0 +1,30 @@
+#include "muster/base/refusals.h"
+
+namespace muster {
+namespace {
+
+constexpr Duration kBetweenLines = std::chrono::seconds(1);
+
+}  // namespace
+
+std::optional<std::string> RefusalCount::note(std::string_view sentence, TimePoint now) {
+  const std::lock_guard lock(mutex_);
+  ++count_;
+  if (told_ && now < *told_ + kBetweenLines) {
+    ++untold_;
+    return std::nullopt;
+  }
+  std::string line(sentence);
+  if (untold_ > 0)
+    line += " (and " + std::to_string(untold_) + " more that were turned away since the last line)";
+  told_ = now;
+  untold_ = 0;
+  return line;
+}
+
+std::uint64_t RefusalCount::count() const {
+  const std::lock_guard lock(mutex_);
+  return count_;
+}
+
+}  // namespace muster
