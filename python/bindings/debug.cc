@@ -129,7 +129,7 @@ void bind_debug(py::module_& module) {
       "read them. Sizes in bytes: private_up_to, "
       "of "
       "tensors that stay private; limit, of all (None: what the machine allows); keep, of freed "
-      "memory. read_only: others may not write.");
+      "memory. read_only: others map it for reading only.");
   module.def(
       "shared_allocator_stats",
       [] {

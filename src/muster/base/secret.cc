@@ -68,11 +68,12 @@ Result<SecretBytes> key_from_file(const std::string& path) {
   return key_of_text(contents->kept(), name);
 }
 
-/// The sealed file of a launcher behind `descriptor`, if it is one.
-std::optional<Wiped> read_sealed(int descriptor) {
+/// The sealed file of a launcher behind `descriptor`, if it is one. What was inherited may be
+/// another user's, where a worker has changed its own.
+std::optional<Wiped> read_sealed(int descriptor, bool inherited) {
   struct stat info {};
   if (::fcntl(descriptor, F_GET_SEALS) != kSeals || ::fstat(descriptor, &info) != 0 ||
-      info.st_uid != ::geteuid())
+      (!inherited && info.st_uid != ::geteuid()))
     return std::nullopt;
   auto contents = read_small_file(descriptor, "the secret of a launcher");
   if (!contents || !contents->text.starts_with(kSealedTitle)) return std::nullopt;
@@ -93,12 +94,12 @@ Result<SecretBytes> key_from_launcher(const std::string& place) {
   if (!is_number(process) || !is_number(number))
     return Status(Code::invalid_argument,
                   name + " is \"" + place + "\"; a launcher writes PROCESS:DESCRIPTOR there");
-  if (const auto inherited = read_sealed(std::stoi(number)))
+  if (const auto inherited = read_sealed(std::stoi(number), true))
     return key_of_text(inherited->kept(), name);
   const Descriptor with_launcher(
       ::open(("/proc/" + process + "/fd/" + number).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (with_launcher) {
-    if (const auto found = read_sealed(with_launcher.get()))
+    if (const auto found = read_sealed(with_launcher.get(), false))
       return key_of_text(found->kept(), name);
   }
   return Status(Code::invalid_argument,

@@ -25,8 +25,9 @@ struct SharedAllocatorOptions {
   std::optional<std::size_t> limit = {};
   /// Bytes of freed memory kept for later tensors; more than that is returned to the system.
   std::size_t keep = std::size_t{256} << 20;
-  /// Other ranks may read this process's tensors but not write them. all_reduce and reduce then
-  /// copy results out; other calls are as fast. Cannot be undone. A rank that mapped the arena
+  /// Other ranks map this process's tensors for reading only. all_reduce and reduce then copy
+  /// results out; other calls are as fast. Prevents mistakes, not malice: a process of the same
+  /// user can open the memory for writing again. Cannot be undone. A rank that mapped the arena
   /// earlier could still write.
   bool read_only = false;
 };

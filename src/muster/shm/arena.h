@@ -71,8 +71,8 @@ class Arena {
                                                  std::size_t bytes) const = 0;
   /// The memory at [offset, offset + bytes); null if out of range.
   virtual std::byte* at(std::uint64_t offset, std::size_t bytes) const = 0;
-  /// Peers that map the arena from now on can only read it. Peers that have mapped it already are
-  /// not asked to write.
+  /// Peers that map the arena from now on map it for reading only, which prevents mistakes, not
+  /// malice. Peers that have mapped it already are not asked to write.
   virtual void make_read_only() = 0;
   virtual bool is_read_only() const = 0;
   virtual int descriptor() const = 0;  ///< the memfd, for passing to local peers
