@@ -136,8 +136,7 @@ void look_at_job(Findings& findings, const std::string& place) {
   findings.judge(*refused == 0, "strangers",
                  *refused == 0 ? "the job's store has turned nobody away"
                                : "connections that the job's store has turned away: " +
-                                     std::to_string(*refused) +
-                                     "; the log of its host says which");
+                                     std::to_string(*refused) + "; the log of its host says which");
 }
 
 }  // namespace

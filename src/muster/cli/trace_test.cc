@@ -95,12 +95,12 @@ TEST(TraceCommand, AStoreWithoutAJobSaysSo) {
   served.host = "127.0.0.1";
   served.port = 0;
   served.is_server = true;
-  served.secret = Secret::given("the secret of this test");
+  const std::string secret = Secret::random_text();
+  served.secret = Secret::given(secret);
   const auto store = store::make_tcp_store(served);
   ASSERT_TRUE(store.ok()) << store.status().message();
   const auto place = "127.0.0.1:" + std::to_string((*store)->port());
-  const auto none =
-      run({"top", "--once", "--store", place}, {{"MUSTER_SECRET", "the secret of this test"}});
+  const auto none = run({"top", "--once", "--store", place}, {{"MUSTER_SECRET", secret}});
   EXPECT_EQ(none.code, 1);
   EXPECT_TRUE(has(none.err, "no job that can be asked runs on this store")) << none.err;
   const auto stranger =
