@@ -167,7 +167,7 @@ class Agent {
  private:
   Status open(const LogPlace& logs);
   void wait_and_dispatch();
-  void read_ends(std::vector<int> local_ranks);
+  void read_ends(const std::vector<int>& local_ranks);
   void happen(const AgentEvent& event);
   void act(const AgentAction& action);
   void start_workers(int attempt);
@@ -279,12 +279,12 @@ void Agent::wait_and_dispatch() {
       case Source::output: output_->ready(index); break;
     }
   }
-  read_ends(std::move(ended));
+  read_ends(ended);
 }
 
 // Of those found ended at once, one that a signal ended is rather the cause; the others may have
 // failed because of it.
-void Agent::read_ends(std::vector<int> local_ranks) {
+void Agent::read_ends(const std::vector<int>& local_ranks) {
   std::vector<WorkerEnded> ends;
   for (int local_rank : local_ranks) {
     RunningWorker& worker = workers_[static_cast<std::size_t>(local_rank)];

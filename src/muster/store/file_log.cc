@@ -329,7 +329,7 @@ Status FileLog::write_changes(const std::string& changes) {
                                read_to_ + static_cast<std::int64_t>(written));
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {
-      const Status status = failed("write to", path_);
+      Status status = failed("write to", path_);
       // The mirror holds what the file does not: both begin anew from the file.
       map_.clear();
       if (::ftruncate(file_.get(), read_to_) == 0) read_to_ = 0;

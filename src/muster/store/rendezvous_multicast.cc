@@ -123,7 +123,7 @@ class Crier {
   using Peers = std::map<std::uint64_t, Peer>;
 
   Crier(GroupSocket socket, Announcement self, const GroupHash& group, const Secret& secret)
-      : socket_(std::move(socket)), self_(self), group_(group), secret_(secret) {}
+      : socket_(std::move(socket)), self_(std::move(self)), group_(group), secret_(secret) {}
   ~Crier() {
     stop_ = true;
     if (thread_.joinable()) thread_.join();
@@ -260,6 +260,7 @@ int rank_of(std::uint64_t id, const Crier::Peers& peers, int world_size) {
 
 Status incomplete(const Crier::Peers& peers, const JoinOptions& options) {
   std::vector<int> missing;
+  missing.reserve(static_cast<std::size_t>(options.world_size));
   int given = 0;
   std::string sizes;
   for (int rank = 0; rank < options.world_size; ++rank) missing.push_back(rank);

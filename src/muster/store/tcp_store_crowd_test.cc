@@ -25,7 +25,7 @@ class User {
   explicit User(std::uint16_t port) : connection_(port) {
     Handshake::Hello hello;
     hello.build = kStoreBuild;
-    authenticated_ = connection_.authenticate(kSecret, hello);
+    authenticated_ = connection_.authenticate(kTcpSecret, hello);
   }
   bool authenticated() const { return authenticated_; }
 

@@ -68,7 +68,7 @@ TEST_F(Strangers, RefusalsSayWhy) {
   const Status secret = make_tcp_store(options).status();
   EXPECT_EQ(secret.code(), Code::refused);
   EXPECT_TRUE(mentions(secret, "MUSTER_SECRET")) << secret.message();
-  options.secret = kSecret;
+  options.secret = kTcpSecret;
   options.job = "another job";
   const Status job = make_tcp_store(options).status();
   EXPECT_EQ(job.code(), Code::refused);
@@ -137,7 +137,7 @@ TEST_F(Strangers, AThousandSilentConnections) {
   std::mt19937_64 random(testing::test_seed());
   const testing::DescriptorLimit enough(4096);
   const std::string greeting =
-      Handshake(Handshake::Side::connector, hello(), kSecret).take_output();
+      Handshake(Handshake::Side::connector, hello(), kTcpSecret).take_output();
   std::vector<std::unique_ptr<Stranger>> strangers;
   for (int i = 0; i < 1000; ++i) {
     strangers.push_back(std::make_unique<Stranger>(server->port()));
@@ -154,7 +154,7 @@ TEST_F(Strangers, LyingLengths) {
   for (const std::uint32_t length :
        {0u, 1u, 11u, static_cast<std::uint32_t>(kMaxFrameBytes) + 1, 0xffffffffu}) {
     Stranger liar(server->port());
-    ASSERT_TRUE(liar.authenticate(kSecret, hello()));
+    ASSERT_TRUE(liar.authenticate(kTcpSecret, hello()));
     ByteWriter lie;
     lie.put(length).put_bytes("some bytes");
     liar.send(lie.view());
@@ -166,7 +166,7 @@ TEST_F(Strangers, LyingLengths) {
   ::getrusage(RUSAGE_SELF, &before);
   for (int i = 0; i < 50; ++i) {
     patient.push_back(std::make_unique<Stranger>(server->port()));
-    ASSERT_TRUE(patient.back()->authenticate(kSecret, hello()));
+    ASSERT_TRUE(patient.back()->authenticate(kTcpSecret, hello()));
     ByteWriter claim;
     claim.put(static_cast<std::uint32_t>(kMaxFrameBytes));
     patient.back()->send(claim.view());
@@ -182,7 +182,7 @@ TEST_F(Strangers, LyingLengths) {
     const std::uint32_t huge = 0xfffffff0u;
     std::memcpy(bad.data() + at, &huge, sizeof huge);
     Stranger liar(server->port());
-    ASSERT_TRUE(liar.authenticate(kSecret, hello()));
+    ASSERT_TRUE(liar.authenticate(kTcpSecret, hello()));
     liar.send(bad);
     EXPECT_EQ(liar.read_to_end(), "") << at;
   }
@@ -194,7 +194,7 @@ TEST_F(Strangers, LyingLengths) {
 TEST_F(Strangers, SlowReader) {
   ASSERT_TRUE(client->set("large", std::string(1 << 20, 'x')).ok());
   Stranger slow(server->port());
-  ASSERT_TRUE(slow.authenticate(kSecret, hello()));
+  ASSERT_TRUE(slow.authenticate(kTcpSecret, hello()));
   const std::string frame =
       encode_head(Request{.op = Op::get, .timeout = kLong, .keys = {"large"}}, 1);
   std::size_t sent = 0;
@@ -216,7 +216,7 @@ TEST_F(Strangers, SlowReader) {
 // spec: C7 a request cut into single bytes, and many requests in one piece, mean the same
 TEST_F(Strangers, RequestsInPieces) {
   Stranger odd(server->port());
-  ASSERT_TRUE(odd.authenticate(kSecret, hello()));
+  ASSERT_TRUE(odd.authenticate(kTcpSecret, hello()));
   std::string all =
       encode_head(Request{.op = Op::set, .keys = {"odd"}, .values = {"value"}}, 7) + "value";
   for (const char byte : all) ASSERT_TRUE(odd.send({&byte, 1}));

@@ -411,7 +411,7 @@ TEST(TcpStore, HostSecret) {
     client.secret.reset();
     const auto joined = make_tcp_store(client);
     if (!joined.ok() || !(*joined)->set("key", "value").ok()) return 2;
-    client.secret = kSecret;
+    client.secret = kTcpSecret;
     return make_tcp_store(client).status().code() == Code::refused ? 0 : 3;
   });
   EXPECT_EQ(failures, 0);

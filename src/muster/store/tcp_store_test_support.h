@@ -13,7 +13,7 @@
 
 namespace muster::store {
 
-inline const Secret kSecret = Secret::given("the secret of the tcp store's tests");
+inline const Secret kTcpSecret = Secret::given("the secret of the tcp store's tests");
 
 inline TcpStoreOptions server_options(const std::string& host = "127.0.0.1",
                                       std::uint16_t port = 0) {
@@ -22,7 +22,7 @@ inline TcpStoreOptions server_options(const std::string& host = "127.0.0.1",
   options.port = port;
   options.is_server = true;
   options.timeout = kLong;
-  options.secret = kSecret;
+  options.secret = kTcpSecret;
   return options;
 }
 

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <ctime>
 #include <memory>
+#include <utility>
 
 #include "muster/base/env.h"
 #include "muster/base/own_files.h"
@@ -104,7 +105,9 @@ std::vector<JobDirectory> list_jobs(const std::string& base) {
         ::fstatat(parent.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0 ||
         !S_ISDIR(info.st_mode))
       continue;
-    jobs.push_back({base + "/" + name,
+    std::string path = base;
+    path.append("/").append(name);
+    jobs.push_back({std::move(path),
                     std::int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec});
   }
   std::sort(jobs.begin(), jobs.end(),
