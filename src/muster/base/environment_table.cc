@@ -27,10 +27,14 @@ constexpr EnvironmentVariable kJob[] = {
 
 constexpr EnvironmentVariable kSecurity[] = {
     {"MUSTER_SECRET", "",
-     "The job's secret, at least 16 characters, the same on all ranks. Without a secret only "
-     "processes of the same user on the same host can join. `muster run` makes one for a job on "
-     "one node."},
-    {"MUSTER_SECRET_FILE", "", "A file that holds the secret. MUSTER_SECRET takes precedence."},
+     "The job's secret, at least 16 characters, the same on all ranks; `muster secret` makes one. "
+     "Without a secret only processes of the same user on the same host can join. `muster run` "
+     "makes one for a job on one node."},
+    {"MUSTER_SECRET_FD", "",
+     "PROCESS:DESCRIPTOR of the sealed file in which `muster run` hands the secret to workers. "
+     "MUSTER_SECRET takes precedence."},
+    {"MUSTER_SECRET_FILE", "",
+     "A file that holds the secret, closed to other users. The two above take precedence."},
     {"MUSTER_INSECURE", "off",
      "1 lets processes of any host join without a secret. Use it only on networks that you trust. "
      "A secret that is given takes precedence."},
@@ -119,8 +123,8 @@ constexpr EnvironmentVariable kWorkers[] = {
      "ROLE_WORLD_SIZE, ROLE_NAME, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RESTART_COUNT, "
      "TORCHELASTIC_MAX_RESTARTS, TORCHELASTIC_RUN_ID, PYTHON_EXEC",
      "", "As under torchrun."},
-    {"MUSTER_AGENT_STORE, MUSTER_SECRET", "",
-     "See above; the secret only if the launcher has made it."},
+    {"MUSTER_AGENT_STORE, MUSTER_SECRET_FD", "",
+     "See above. MUSTER_SECRET is removed from their environment."},
     {"OMP_NUM_THREADS", "", "The cores divided by the workers, unless it is set."},
 };
 
