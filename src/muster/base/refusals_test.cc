@@ -5,7 +5,7 @@
 namespace muster {
 namespace {
 
-// spec: W1 strangers are counted, and told of once a second at most
+// spec: W1 refusals are counted, and logged once a second at most
 TEST(Refusals, OneLineASecond) {
   RefusalCount refusals;
   const TimePoint begin{};

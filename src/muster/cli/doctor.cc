@@ -133,7 +133,7 @@ void look_at_job(Findings& findings, const std::string& place) {
   const auto store = store::make_tcp_store(options);
   const auto refused = store ? (*store)->count_refusals() : Result<std::int64_t>(store.status());
   if (!refused) return findings.warn("job", refused.status().message());
-  findings.judge(*refused == 0, "strangers",
+  findings.judge(*refused == 0, "refusals",
                  *refused == 0 ? "the job's store has turned nobody away"
                                : "connections that the job's store has turned away: " +
                                      std::to_string(*refused) + "; the log of its host says which");

@@ -233,8 +233,8 @@ TEST(StoreServer, CountsThoseItTurnsAway) {
     return bench.replies(rank).at(0).reply.number;
   };
   EXPECT_EQ(refused(), 0);
-  const Connection stranger = bench.open();
-  bench.feed(stranger, std::string(128, 'x'));
+  const Connection silent = bench.open();
+  bench.feed(silent, std::string(128, 'x'));
   EXPECT_EQ(refused(), 1);
   bench.open();
   bench.advance(seconds(6));
