@@ -48,7 +48,7 @@ Environment worker_environment(const Environment& inherited, const JobEnvironmen
 std::vector<std::string> flatten(const Environment& environment) {
   std::vector<std::string> result;
   result.reserve(environment.size());
-  for (const auto& [name, value] : environment) result.push_back(name + "=" + value);
+  for (const auto& [name, value] : environment) result.emplace_back(name).append("=").append(value);
   return result;
 }
 

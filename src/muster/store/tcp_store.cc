@@ -204,7 +204,7 @@ Status arrive(TcpStoreClient& store) {
 /// server may wait for it: the word goes on from one to the next.
 Status wait_for_workers(TcpStoreClient& store, int world_size, TimePoint deadline) {
   const TimePoint begin = steady_clock().now();
-  const Status popped =
+  Status popped =
       store.queue_pop(complete_key(world_size), true, time_left(steady_clock(), deadline)).status();
   if (popped) return store.queue_push(complete_key(world_size), "");
   if (popped.code() != Code::timed_out) return popped;
