@@ -2,9 +2,9 @@
 /// signed with the job's secret. Encoding only; no I/O.
 ///
 /// A signature alone can be replayed. Every process therefore counts its announcements under a
-/// random number and repeats the counts that it has heard of others. A process that repeats a recent
-/// count of this one has heard it lately, which no recording has. The address of the store is signed
-/// too; that of the datagram proves nothing.
+/// random number and repeats the counts that it has heard of others. A process that repeats a
+/// recent count of this one has heard it lately, which no recording has. The address of the store
+/// is signed too; that of the datagram proves nothing.
 #pragma once
 
 #include <array>

@@ -15,8 +15,8 @@ namespace muster::store {
 struct TcpStoreOptions {
   std::string host = "localhost";
   std::uint16_t port = 29500;  ///< server: 0 picks a free port
-  /// Server: further numeric addresses to listen at, with the same port. Those that this host lacks,
-  /// or where the port is taken, are left out.
+  /// Server: further numeric addresses to listen at, with the same port. Those that this host
+  /// lacks, or where the port is taken, are left out.
   std::vector<std::string> also_at;
   /// Number of clients, including the server's own; absent or negative: any number.
   std::optional<int> world_size;
