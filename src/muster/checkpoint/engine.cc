@@ -12,10 +12,10 @@
 #include <thread>
 #include <utility>
 
+#include "muster/group/dense_tensor.h"
 #include "muster/group/errors.h"
 #include "muster/group/exchange.h"
-#include "muster/group/plain_tensor.h"
-#include "muster/parallel/spare_groups.h"
+#include "muster/parallel/group_pool.h"
 #include "muster/shards/load.h"
 #include "muster/shards/plan/element_type.h"
 
@@ -61,7 +61,7 @@ PieceData in_place(const shards::PlannedSave& plan, int rank, const std::vector<
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     auto& tensor = flat[of[i]];
     if (!tensor.defined()) {
-      tensor = group::is_plain(of[i]->tensor) ? of[i]->tensor : on_cpu(of[i]->tensor);
+      tensor = group::is_dense_cpu(of[i]->tensor) ? of[i]->tensor : on_cpu(of[i]->tensor);
       data.keeps_alive.push_back(tensor);
     }
     data.pointers.push_back(static_cast<const std::byte*>(tensor.const_data_ptr()) +
@@ -147,7 +147,7 @@ struct Saver::State {
   shards::Ranks behind() {
     if (alone_or_foreign) return here();
     Group meets = own.lock();
-    if (!meets || !meets->failure().ok()) own = meets = parallel::take_group(alive());
+    if (!meets || !meets->failure().ok()) own = meets = parallel::acquire_group(alive());
     return ranks_of(meets);
   }
   shards::PlannedSave plan(const std::vector<Item>& items, const shards::SaveOptions& options,
@@ -255,7 +255,7 @@ Status load_item(shards::Reader& reader, const shards::Index& index, const Item&
       wanted = {item.name, stored->second.dtype, item.sizes, item.boxes};
     }
   }
-  const bool direct = group::is_plain(target) && type == target.scalar_type();
+  const bool direct = group::is_dense_cpu(target) && type == target.scalar_type();
   const at::Tensor memory =
       direct ? target : at::empty(target.sizes(), at::TensorOptions(type).device(at::kCPU));
   const std::span bytes(memory_of(memory), static_cast<std::size_t>(memory.nbytes()));

@@ -48,7 +48,7 @@ class ShardedParameters {
   /// The shape of the whole parameter.
   at::IntArrayRef sizes_of(std::size_t index) const { return whole_[index].sizes(); }
   /// Of the row-major elements of the whole parameter, the first one in this rank's shard.
-  std::int64_t first_of(std::size_t index) const { return mine(index).in_parameter; }
+  std::int64_t first_of(std::size_t index) const { return own_range(index).in_parameter; }
   bool is_unsharded() const { return is_unsharded_; }
   bool any_trained() const;
   /// Whether `tensor` uses the memory of the unsharded parameters.
