@@ -29,6 +29,19 @@ class Backend(str):
     NCCL = "nccl"
     MPI = "mpi"
     UCC = "ucc"
+    XCCL = "xccl"
+
+    backend_list: list[str] = _C.known_backends()  #: with those that are registered
+    default_device_backend_map: dict[str, str] = {"cpu": NATIVE, "cuda": NCCL}
+    #: From names to the kinds of devices that they serve.
+    backend_capability: dict[str, list[str]] = {
+        NATIVE: ["cpu", "cuda"],
+        GLOO: ["cpu", "cuda"],
+        TCP: ["cpu", "cuda"],
+        NCCL: ["cuda"],
+        MPI: ["cpu"],
+        UCC: ["cpu", "cuda"],
+    }
 
     def __new__(cls, name: str) -> "Backend":
         if not isinstance(name, str):
@@ -53,6 +66,8 @@ class Backend(str):
         kinds = [] if devices is None else [devices] if isinstance(devices, str) else list(devices)
         _C._register_backend(name.lower(), func, extended_api, kinds)
         setattr(cls, name.upper(), name.lower())
+        cls.backend_list.append(name.lower())
+        cls.backend_capability[name.lower()] = kinds or ["cpu", "cuda"]
 
 
 class reduce_op:
@@ -143,7 +158,7 @@ def get_default_backend_for_device(device: str | torch.device) -> str:
     """The name of the backend that serves such tensors (a torch.device, or its text) where a group names none. Raises ValueError for kinds
     that none serves."""
     kind = torch.device(device).type
-    name = {"cpu": "native", "cuda": "nccl"}.get(kind)
+    name = Backend.default_device_backend_map.get(kind)
     if name is None:
         raise ValueError(f"no backend of muster's serves tensors on {kind}")
     return name

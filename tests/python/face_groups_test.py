@@ -1,0 +1,183 @@
+"""ProcessGroup, Work, Store and ReduceOp as libraries use torch's: their methods, hooks, options, and stores written in Python."""
+
+import datetime
+
+import pytest
+import torch
+from thread_ranks import on_threads
+
+import muster as dist
+from muster import options
+from muster.distributed import distributed_c10d as c10d
+
+SHORT = datetime.timedelta(seconds=30)
+
+
+def ranks_as(size, value):
+    return [[torch.tensor([float(value)]) for _ in range(size)]]
+
+
+# spec: U2 every collective as a method of ProcessGroup
+def test_calls_as_methods():
+    def body(rank, size):
+        group = dist.group.WORLD
+        x = torch.tensor([rank + 1.0])
+        work = group.allreduce(x)
+        assert work.wait() and x.item() == 3
+        x, y = torch.tensor([float(rank)]), torch.tensor([10.0 * rank])
+        several = group.allreduce([x, y], options.AllreduceOptions(reduceOp=dist.ReduceOp.MAX))
+        several.wait()
+        assert (x.item(), y.item()) == (1, 10) and several.is_success() and several.is_completed()
+        assert several.result() == [x, y] and several.exception() is None
+        assert several.get_future().wait() == [x, y]
+        group.allreduce(x, dist.ReduceOp.SUM, SHORT).wait()
+        assert x.item() == 2
+        group.allreduce_coalesced([x, y]).wait()
+        assert (x.item(), y.item()) == (4, 20)
+
+        x = torch.tensor([float(rank)])
+        group.broadcast(x, 1).wait()
+        assert x.item() == 1
+        x = torch.tensor([rank + 1.0])
+        group.reduce(x, 1, dist.ReduceOp.PRODUCT).wait()
+        assert x.item() == (2 if rank == 1 else 1)
+
+        mine, outputs = torch.tensor([float(rank)]), ranks_as(size, -1)
+        group.allgather(outputs, [mine]).wait()
+        assert [each.item() for each in outputs[0]] == [0, 1]
+        outputs = ranks_as(size, -1)
+        group.allgather(outputs[0], mine).wait()
+        assert [each.item() for each in outputs[0]] == [0, 1]
+        whole = torch.empty(size)
+        group._allgather_base(whole, mine).wait()
+        assert whole.tolist() == [0, 1]
+        group.all_gather_single_coalesced([whole], [mine + 1]).wait()
+        assert whole.tolist() == [1, 2]
+        lists = [[torch.empty(1)] for _ in range(size)]
+        group.allgather_coalesced(lists, [mine]).wait()
+        assert [each[0].item() for each in lists] == [0, 1]
+
+        part = torch.empty(1)
+        group.reduce_scatter([part], [[torch.tensor([1.0]), torch.tensor([5.0])]]).wait()
+        assert part.item() == (2, 10)[rank]
+        group.reduce_scatter_single(part, torch.tensor([3.0, 4.0])).wait()
+        assert part.item() == (6, 8)[rank]
+        group.reduce_scatter_tensor_coalesced([part], [torch.tensor([1.0, 2.0])]).wait()
+        assert part.item() == (2, 4)[rank]
+
+        gathered = ranks_as(size, -1) if rank == 0 else []
+        group.gather(gathered, [mine], options.GatherOptions(rootRank=0)).wait()
+        assert rank == 1 or [each.item() for each in gathered[0]] == [0, 1]
+        group.gather_single(whole, mine + 5, options.GatherOptions(rootRank=1)).wait()
+        assert rank == 0 or whole.tolist() == [5, 6]
+        given = [[torch.tensor([7.0]), torch.tensor([8.0])]] if rank == 1 else []
+        group.scatter([part], given, options.ScatterOptions(rootRank=1)).wait()
+        assert part.item() == (7, 8)[rank]
+
+        outputs = ranks_as(size, -1)[0]
+        group.alltoall(
+            outputs, [torch.tensor([10.0 * rank]), torch.tensor([10.0 * rank + 1])]
+        ).wait()
+        assert [each.item() for each in outputs] == [rank, 10 + rank]
+        group.alltoall_base(whole, torch.tensor([10.0 * rank, 10.0 * rank + 1]), [], []).wait()
+        assert whole.tolist() == [rank, 10 + rank]
+
+        if rank == 0:
+            group.send([torch.tensor([4.0])], 1, 9).wait()
+            group.send([torch.tensor([5.0])], 1, 9).wait()
+        else:
+            group.recv([part], 0, 9).wait()
+            assert part.item() == 4
+            work = group.recv_anysource([part], 9)
+            work.wait()
+            assert part.item() == 5 and work.source_rank() == 0
+        assert group.barrier().wait() and group.barrier(timeout=SHORT).wait()
+        group.monitored_barrier(SHORT)
+        group.allreduce(torch.ones(1)).block_current_stream()
+        assert group.allreduce(torch.ones(1)).get_future_result().wait() == 0
+        group._wait_for_pending_works()
+
+        half = group.split_group([rank])
+        assert half.size() == 1 and dist.get_process_group_ranks(half) == [rank]
+        group.set_timeout(SHORT)
+        assert group._device_types == [torch.device("cpu")]
+
+    on_threads(2, body)
+
+
+# spec: U2 what libraries ask of groups
+def test_groups_say_what_they_are():
+    def body(rank, size):
+        group = dist.new_group([1, 0])
+        world = dist.group.WORLD
+        assert c10d._resolve_process_group(c10d._get_process_group_name(world)) == world
+        assert c10d._get_group_size_by_name(world.group_name) == 2
+        assert c10d._get_default_group() == dist.group.WORLD
+        with pytest.raises(ValueError, match="no group named 'other'"):
+            c10d._resolve_process_group("other")
+        assert c10d._get_pg_default_device(group).type == c10d._get_object_coll_device() == "cpu"
+        tensors = [torch.full((3,), float(rank)), torch.full((2,), rank)]
+        c10d._broadcast_coalesced(group, tensors, 1 << 20, 1)
+        assert tensors[0].tolist() == [1, 1, 1] and tensors[1].tolist() == [1, 1]
+        data, length = c10d._object_to_tensor({"a": rank}, "cpu", group)
+        assert c10d._tensor_to_object(data, length, group) == {"a": rank}
+        with c10d._coalescing_manager(group) as manager:
+            x = torch.ones(1)
+            manager.append(dist.all_reduce(x, group=group, async_op=True))
+        assert x.item() == 2
+        group.shutdown()
+
+    on_threads(2, body)
+
+
+# spec: U2 register_rendezvous_handler: a scheme of the program's own
+def test_handlers_of_schemes():
+    store, asked = dist.HashStore(), []
+
+    def handler(url, timeout=None, **_):
+        asked.append((url, timeout))
+        yield store, int(url.partition("rank=")[2][0]), 2
+
+    dist.register_rendezvous_handler("mine", handler)
+    with pytest.raises(RuntimeError, match="mine://"):
+        dist.register_rendezvous_handler("mine", handler)
+    with pytest.raises(RuntimeError, match="tcp://"):
+        dist.register_rendezvous_handler("tcp", handler)
+    with pytest.raises(RuntimeError, match="No rendezvous handler for other://"):
+        dist.rendezvous("other://x", 0, 1)
+    with pytest.raises(ValueError, match="rank"):
+        next(dist.rendezvous("file:///tmp/unused"))
+
+    def body(rank):
+        dist.init_process_group(init_method="mine://here", rank=rank, world_size=2)
+        x = torch.tensor([1.0])
+        dist.all_reduce(x)
+        assert x.item() == 2
+        dist.destroy_process_group()
+
+    dist.spawn(body, nprocs=2, threads=True)
+    assert {url for url, _ in asked} == {
+        "mine://here?rank=0&world_size=2",
+        "mine://here?rank=1&world_size=2",
+    }
+
+
+def test_rendezvous_by_file_and_address(tmp_path):
+    store, rank, size = next(dist.rendezvous(f"file://{tmp_path}/meeting", 0, 1))
+    assert isinstance(store, dist.FileStore) and (rank, size) == (0, 1)
+    store, rank, size = next(dist.rendezvous("tcp://127.0.0.1:0?rank=0&world_size=1"))
+    store.set("x", "y")
+    assert store.get("x") == b"y" and store.host == "127.0.0.1"
+
+
+def test_backends_by_device():
+    config = dist.BackendConfig("cpu:gloo,cuda:nccl")
+    assert config.get_device_backend_map() == {"cpu": "gloo", "cuda": "nccl"}
+    assert repr(config) == "cpu:gloo,cuda:nccl"
+    assert dist.BackendConfig(dist.Backend.GLOO).device_backend_map["cpu"] == "gloo"
+    with pytest.raises(ValueError, match="cpu"):
+        dist.BackendConfig("cpu:gloo,cpu:gloo")
+    assert "native" in dist.Backend.backend_list
+    dist.BuiltinCommHookType.ALLREDUCE, dist.BarrierOptions(), dist.AllToAllOptions()
+    dist.ReduceScatterOptions(), dist.AllreduceCoalescedOptions(), dist.ReduceOptions()
+    dist.AllreduceOptions(), dist.BroadcastOptions(), dist.GatherOptions(), dist.ScatterOptions()
