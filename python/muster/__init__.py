@@ -15,7 +15,11 @@ if _torch.__version__.split("+")[0] != _BUILT_FOR:
         f"Install torch {_BUILT_FOR}, or build muster again with this torch (pip install --no-build-isolation --force-reinstall muster-dist)."
     )
 
-from . import _failure  # noqa: E402,F401  the other ranks are told why this process fails
+from . import (  # noqa: E402
+    _failure,  # noqa: F401  the other ranks are told why this process fails
+    _modules,
+    process_group,  # noqa: F401  gives groups their methods
+)
 from ._C import (
     DebugLevel,
     DeviceMesh,
@@ -61,7 +65,6 @@ from ._C import (
     get_world_size,
     in_shared_memory,
     init_device_mesh,
-    init_process_group,
     irecv,
     is_gloo_available,
     is_initialized,
@@ -126,10 +129,33 @@ from .objects import (
     scatter_object_list,
     send_object_list,
 )
+from .options import (
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BackendConfig,
+    BarrierOptions,
+    BroadcastOptions,
+    BuiltinCommHookType,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
+from .rendezvous import init_process_group, register_rendezvous_handler, rendezvous
 from .spawning import spawn
 
+_modules.install()
+
 __all__ = [
+    "AllToAllOptions",
+    "AllreduceCoalescedOptions",
+    "AllreduceOptions",
     "Backend",
+    "BackendConfig",
+    "BarrierOptions",
+    "BroadcastOptions",
+    "BuiltinCommHookType",
     "DebugLevel",
     "DeviceMesh",
     "DistArgumentError",
@@ -139,6 +165,7 @@ __all__ = [
     "DistStoreError",
     "DistributedBackendOptions",
     "FileStore",
+    "GatherOptions",
     "GradBucket",
     "GroupMember",
     "HashStore",
@@ -149,9 +176,12 @@ __all__ = [
     "ProcessGroupNCCL",
     "QueueEmptyError",
     "ReduceOp",
+    "ReduceOptions",
+    "ReduceScatterOptions",
     "Request",
     "SHRINK_ABORT",
     "SHRINK_DEFAULT",
+    "ScatterOptions",
     "SpawnError",
     "Store",
     "TCPStore",
@@ -220,6 +250,8 @@ __all__ = [
     "reduce_scatter_coalesced",
     "reduce_scatter_single",
     "reduce_scatter_tensor",
+    "register_rendezvous_handler",
+    "rendezvous",
     "scatter",
     "scatter_object_list",
     "send",
@@ -239,18 +271,25 @@ __all__ = [
 
 def __getattr__(name):
     # What few programs use is imported when they ask for it.
+    import importlib
+
     if name in (
         "algorithms",
         "autograd",
         "checkpoint",
         "device_mesh",
         "distributed",
+        "distributed_c10d",
+        "elastic",
         "fsdp",
+        "launcher",
         "nn",
         "optim",
         "rpc",
     ):
-        import importlib
-
         return importlib.import_module("." + name, __name__)
+    if name == "GroupName":
+        return importlib.import_module(".distributed_c10d", __name__).GroupName
+    if name in _modules.REFUSED:
+        raise AttributeError(f"there is no muster.{name}: {_modules.REFUSED[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

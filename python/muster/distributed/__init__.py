@@ -1,4 +1,4 @@
-"""muster's names under torch.distributed's path: `muster.distributed.nn.functional` for `torch.distributed.nn.functional`."""
+"""muster's names under torch.distributed's path: `muster.distributed.fsdp` is `muster.fsdp`, and so on for every module."""
 
 from typing import Any
 
@@ -9,8 +9,4 @@ __all__ = _muster.__all__
 
 
 def __getattr__(name: str) -> Any:
-    if name == "nn":  # torch.distributed's, which is a part of muster's
-        import importlib
-
-        return importlib.import_module(".nn", __name__)
     return getattr(_muster, name)
