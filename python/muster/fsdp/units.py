@@ -4,7 +4,8 @@ import torch
 from torch.utils import _pytree
 
 from muster import _C
-from muster.nn.modules_in_use import refuse_sync_batch_norm, tensors_in
+from muster.nn import sync_batch_norm
+from muster.nn.modules_in_use import tensors_in
 
 from .options import native
 
@@ -80,7 +81,7 @@ def _own(module, ignored):
 
 def make_unit(module, ignored, group, precision, reshard_after_forward, sync_module_states):
     """Collective: of what is in no unit inside of `module` and not among `ignored` (ids of parameters and buffers)."""
-    refuse_sync_batch_norm(module, "FullyShardedDataParallel")
+    sync_batch_norm.adopt(module)
     if isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)):
         refuse(f"nobody calls the forward of a {type(module).__name__}: shard the modules in it")
     parameters, buffers = _own(module, ignored)

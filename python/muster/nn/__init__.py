@@ -12,4 +12,8 @@ def __getattr__(name):
 
         api = importlib.import_module(".api", __name__)
         return api if name == "api" else api.RemoteModule
+    if name == "SyncBatchNorm":
+        from .sync_batch_norm import SyncBatchNorm
+
+        return SyncBatchNorm
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
