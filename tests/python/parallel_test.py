@@ -297,18 +297,6 @@ def killed_in_backward(rank, size):
         dist.destroy_process_group()
 
 
-def sync_batch_norm_is_refused(rank, size):
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.SyncBatchNorm(4))
-    with pytest.raises(
-        dist.DistArgumentError, match="1: SyncBatchNorm sums up over a group of torch.distributed's"
-    ):
-        DistributedDataParallel(model)
-
-
-def test_sync_batch_norm_is_refused_where_it_would_not_sync():
-    on_ranks(2, sync_batch_norm_is_refused)
-
-
 def samples(rank, size):
     data = list(range(11))
     sampler = DistributedSampler(data, seed=3)

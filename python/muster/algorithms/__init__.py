@@ -1,3 +1,5 @@
-"""torch.distributed.algorithms' names: uneven inputs (`join`) and communication hooks (`ddp_comm_hooks`)."""
+"""torch.distributed.algorithms' names: uneven inputs (`join`), communication hooks (`ddp_comm_hooks`) and averages of parameters
+(`model_averaging`)."""
 
+from . import model_averaging  # noqa: F401
 from .join import Join, Joinable, JoinHook  # noqa: F401

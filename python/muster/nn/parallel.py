@@ -5,15 +5,34 @@ import dataclasses
 
 import torch
 from torch.nn import DataParallel  # noqa: F401  threads of one process, as they are
+from torch.nn.parallel import data_parallel, gather, parallel_apply, replicate, scatter
+from torch.nn.parallel.scatter_gather import scatter_kwargs
 from torch.utils import _pytree
 
 import muster as dist
 from muster import _C
+from muster.algorithms.ddp_comm_hooks import default_hooks
 from muster.algorithms.ddp_comm_hooks.default_hooks import NativeHook
+from muster.algorithms.ddp_comm_hooks.optimizer_overlap_hooks import (
+    _hook_then_optimizer,
+    _OptimizerHookState,
+    _OptimizersOfParameters,
+)
 from muster.algorithms.join import Join, Joinable, JoinHook
-from muster.nn.modules_in_use import refuse_sync_batch_norm, tensors_in
+from muster.nn import sync_batch_norm
+from muster.nn.modules_in_use import tensors_in
+from muster.options import BuiltinCommHookType
 
-__all__ = ["DistributedDataParallel", "DataParallel", "MixedPrecision"]
+__all__ = [
+    "DataParallel",
+    "DistributedDataParallel",
+    "MixedPrecision",
+    "data_parallel",
+    "gather",
+    "parallel_apply",
+    "replicate",
+    "scatter",
+]
 
 
 @dataclasses.dataclass
@@ -45,6 +64,18 @@ class _Shadow(JoinHook):
         self._of_model.post_hook(is_last_joiner)
 
 
+def _index_of(device):
+    """Of an accelerator, given as that, as text or as a torch.device."""
+    if isinstance(device, int):
+        return device
+    index = torch.device(device).index
+    if index is None:
+        raise _C.DistArgumentError(
+            f"DistributedDataParallel: {device!r} in device_ids needs an index, as cuda:0 has; device_ids is None for modules on the CPU"
+        )
+    return index
+
+
 class DistributedDataParallel(torch.nn.Module, Joinable):
     """One copy of `module` on every rank, each fed its own part of the data, all kept the same.
 
@@ -66,8 +97,9 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
     gradients travel together, after that one's. mixed_precision: a `MixedPrecision`. dim, check_reduction,
     skip_all_reduce_unused_params, batched_grad_copy and lazy_bucket_allocation are taken and change nothing.
 
-    Raises ValueError (DistArgumentError) for options that do not fit, for a module without a trained parameter and for one with SyncBatchNorm
-    where torch.distributed has no group; in forward, DistError for
+    SyncBatchNorm modules inside become muster's, in place: `muster.nn.SyncBatchNorm`.
+
+    Raises ValueError (DistArgumentError) for options that do not fit and for a module without a trained parameter; in forward, DistError for
     parameters that took no part in the last loss, by name, and for a module that was changed after it was wrapped. A rank that dies in
     backward makes backward raise DistBackendError on all others, with its number.
     """
@@ -111,19 +143,10 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
             raise _C.DistArgumentError(
                 "DistributedDataParallel: delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time"
             )
-        refuse_sync_batch_norm(module, "DistributedDataParallel")
+        sync_batch_norm.adopt(module)
         self.module = module
         self.dim = dim
-        self.device_ids = (
-            None
-            if device_ids is None
-            else [
-                torch.device("cuda", each).index
-                if isinstance(each, int)
-                else torch.device(each).index
-                for each in device_ids
-            ]
-        )
+        self.device_ids = None if device_ids is None else [_index_of(each) for each in device_ids]
         self.broadcast_buffers = (
             broadcast_buffers is not False and forward_sync_buffers is not False
         )
@@ -153,11 +176,24 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
             mixed_precision=mixed_precision,
         )
         self._requires_sync = True
+        self._hook = None  # the state and the hook that were registered
+        self._iterations = 0
+        self._own_optimizers = None
         self._made_core = None
         self._made_core = self._make_core()
         devices = {each.device for each in self._present()}
         self.device, self.is_multi_device_module = self._present()[0].device, len(devices) > 1
         self.device_type = self.device.type
+        self._take_over_optimizers()
+
+    def _take_over_optimizers(self):
+        """Of parameters that step in backward (torch.distributed.optim._apply_optimizer_in_backward)."""
+        stepped = [each for each in self._present() if hasattr(each, "_in_backward_optimizers")]
+        if not stepped:
+            return
+        self._own_optimizers = _OptimizersOfParameters(stepped)
+        state = _OptimizerHookState(self._own_optimizers, stepped)
+        self.register_comm_hook(None, _hook_then_optimizer(default_hooks.allreduce_hook, state))
 
     def _named(self, tensors):
         return [
@@ -220,6 +256,9 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
             if self._join is not None and self._core.syncs:
                 self._core.end_iteration()
             Join.notify_join_context(self)
+            self._iterations += 1
+            if self._own_optimizers is not None and torch.is_grad_enabled():
+                self._own_optimizers.forget_gradients()
             self._core.before_forward(
                 self._present() if torch.is_grad_enabled() else [], self._names
             )
@@ -281,10 +320,11 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         be called, ValueError (DistArgumentError) for a second hook."""
         if isinstance(hook, NativeHook):
             self._core.register_comm_hook(hook.native(state))
-            return
-        if not callable(hook):
+        elif not callable(hook):
             raise TypeError("Communication hook must be callable.")
-        self._core.register_comm_hook(lambda bucket: hook(state, bucket))
+        else:
+            self._core.register_comm_hook(lambda bucket: hook(state, bucket))
+        self._hook = state, hook
 
     # ---- uneven inputs ----
 
@@ -329,13 +369,96 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         """At debug level DETAIL, times are logged for the first ten iterations and then for each `sample_rate`th; 100 at first."""
         self._core.set_sample_rate(sample_rate)
 
+    def _register_builtin_comm_hook(self, comm_hook_type):
+        """A hook by its BuiltinCommHookType: what it does is `default_hooks`' of that name, in C++."""
+        hooks = {
+            BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
+            BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
+        }
+        self.register_comm_hook(None, hooks[BuiltinCommHookType(int(comm_hook_type))])
+
+    def _register_fused_optim(self, optim, *args, optim_params=None, **kwargs):
+        """Backward takes the step of an optimizer of that class (one that `as_functional_optim` knows), made with the rest of the arguments:
+        each parameter's as soon as its gradient is averaged. optim_params: those that it steps; None: all. Raises ValueError for other
+        classes, and (DistArgumentError) where there is a hook."""
+        from torch.distributed.optim import as_functional_optim  # it takes a second to import
+
+        made = as_functional_optim(optim, *args, **kwargs)
+        params = None if optim_params is None else list(optim_params)
+        state = _OptimizerHookState(made, params)
+        hook = _hook_then_optimizer(default_hooks.allreduce_hook, state)
+        self.register_comm_hook(None, hook)
+
+    def _set_static_graph(self):
+        """As the option of that name, before the first forward; where communication hooks are, they stay to be registered."""
+        if self.static_graph:
+            return
+        if self._iterations:
+            raise _C.DistArgumentError(
+                "DistributedDataParallel: _set_static_graph comes before the first forward"
+            )
+        self.static_graph = self._options["static_graph"] = True
+        self._made_core = self._make_core()
+        self._made_core.require_sync = self._requires_sync
+        if self._hook is not None:
+            self.register_comm_hook(*self._hook)
+
+    def _get_ddp_logging_data(self):
+        """What it was made with, and what its buckets are, by torch's names: text and numbers."""
+        parameters = self._present()
+        ids = self.device_ids or []
+        return {
+            "world_size": self.process_group.size(),
+            "rank": self.process_group.rank(),
+            "module_name": type(self.module).__name__,
+            "backend_name": self.process_group.name(),
+            "device_ids": ", ".join(map(str, ids)),
+            "output_device": -1 if self.output_device is None else self.output_device,
+            "broadcast_buffers": int(self.broadcast_buffers),
+            "bucket_cap_bytes": self.bucket_bytes_cap,
+            "find_unused_parameters": int(self.find_unused_parameters),
+            "gradient_as_bucket_view": int(self.gradient_as_bucket_view),
+            "static_graph": int(self.static_graph),
+            "is_multi_device_module": int(self.is_multi_device_module),
+            "num_parameter_tensors": len(parameters),
+            "total_parameter_size_bytes": sum(each.nbytes for each in parameters),
+            "dtypes": ", ".join(
+                sorted({str(each.dtype).removeprefix("torch.") for each in parameters})
+            ),
+            "bucket_sizes": ", ".join(map(str, self.bucket_bytes())),
+            "has_rebuilt_buckets": int(self._core.buckets_rebuilt()),
+            "comm_hook": "" if self._hook is None else getattr(self._hook[1], "__name__", "hook"),
+            "iteration": self._iterations,
+        }
+
+    def scatter(self, inputs, kwargs, device_ids):
+        """Arguments cut along `dim`, one part for each device, as DataParallel does: lists of arguments and of keyword arguments."""
+        return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim)
+
+    def to_kwargs(self, inputs, kwargs, device_id):
+        """Arguments whose tensors lie on that device: a list of them, and one of keyword arguments, of one entry each."""
+        device = torch.device("cuda", device_id) if isinstance(device_id, int) else device_id
+        moved = _pytree.tree_map_only(
+            torch.Tensor, lambda each: each.to(device), (tuple(inputs), dict(kwargs))
+        )
+        return [moved[0]], [moved[1]]
+
+    def gather(self, outputs, output_device):
+        """Outputs of several devices, put together along `dim` on one."""
+        return gather(outputs, output_device, dim=self.dim)
+
+    def will_sync_module_buffers(self):
+        """Whether the next forward sends rank 0's buffers to all."""
+        has_buffers = bool(self._named(self.module.named_buffers()))
+        return self.require_backward_grad_sync and self.broadcast_buffers and has_buffers
+
     def bucket_bytes(self):
         """Bytes of the buckets in their order; it changes once, at the forward after the first backward."""
         return self._core.bucket_bytes()
 
     def __getstate__(self):
         state = {name: value for name, value in self.__dict__.items() if name != "_join"}
-        state["_made_core"] = None
+        state["_made_core"] = state["_hook"] = state["_own_optimizers"] = None
         state["_options"] = dict(self._options, process_group=None)
         return state
 

@@ -2,7 +2,7 @@
 
 from .lazily import Lazily
 
-__all__ = ["hook_with_zero_step"]
+__all__ = ["hook_with_zero_step", "hook_with_zero_step_interleaved"]
 
 
 def hook_with_zero_step(hook, ddp, zero, shard_buckets=False):
@@ -31,3 +31,8 @@ def hook_with_zero_step(hook, ddp, zero, shard_buckets=False):
         return Lazily(stepped)
 
     return with_step
+
+
+def hook_with_zero_step_interleaved(hook, ddp, zero, shard_buckets=False):
+    """torch's form that steps between two buckets' averages: `hook_with_zero_step` does."""
+    return hook_with_zero_step(hook, ddp, zero, shard_buckets)

@@ -62,6 +62,16 @@ class PowerSGDState:
         """Backward passes so far."""
         return self._native.iteration
 
+    @property
+    def total_numel_before_compression(self):
+        """Elements of the passes with compression."""
+        return self._native.compression_stats()[1]
+
+    @property
+    def total_numel_after_compression(self):
+        """What travelled for them."""
+        return self._native.compression_stats()[2]
+
     def compression_stats(self):
         """(rate, elements before, elements after) of the passes with compression."""
         return self._native.compression_stats()

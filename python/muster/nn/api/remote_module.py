@@ -85,8 +85,9 @@ class RemoteModule(torch.nn.Module):
         self.on, self.device, self.module_rref = worker, device, module_rref
 
     @staticmethod
-    def init_from_module_rref(remote_device, module_rref):
-        """Another handle to a module that is there already: `module_rref` is an RRef to it."""
+    def init_from_module_rref(remote_device, module_rref, _module_interface_cls=None):
+        """Another handle to a module that is there already: `module_rref` is an RRef to it. _module_interface_cls is taken for torch's
+        sake."""
         worker, device = _parsed(remote_device)
         owner = module_rref.owner_name()
         if owner != worker:
