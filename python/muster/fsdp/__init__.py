@@ -2,7 +2,13 @@
 ranks."""
 
 from . import wrap
-from .fully_shard import FSDPModule, fully_shard, register_fsdp_forward_method
+from .fully_shard import (
+    FSDPModule,
+    UnshardHandle,
+    fully_shard,
+    register_fsdp_forward_method,
+    share_comm_ctx,
+)
 from .fully_sharded_data_parallel import FullyShardedDataParallel
 from .gradients import clip_grad_norm_
 from .model_state import StateDictOptions, get_model_state_dict, set_model_state_dict
@@ -11,11 +17,18 @@ from .options import (
     CPUOffload,
     FullOptimStateDictConfig,
     FullStateDictConfig,
+    LocalOptimStateDictConfig,
+    LocalStateDictConfig,
     MixedPrecision,
     MixedPrecisionPolicy,
     OffloadPolicy,
+    OptimStateDictConfig,
+    OptimStateKeyType,
+    ShardedOptimStateDictConfig,
     ShardedStateDictConfig,
     ShardingStrategy,
+    StateDictConfig,
+    StateDictSettings,
     StateDictType,
 )
 from .sharded_grad_scaler import ShardedGradScaler
@@ -38,10 +51,19 @@ __all__ = [
     "FullStateDictConfig",
     "FullOptimStateDictConfig",
     "ShardedStateDictConfig",
+    "LocalStateDictConfig",
+    "StateDictConfig",
+    "StateDictSettings",
+    "OptimStateDictConfig",
+    "LocalOptimStateDictConfig",
+    "ShardedOptimStateDictConfig",
+    "OptimStateKeyType",
     "clip_grad_norm_",
     "get_model_state_dict",
     "set_model_state_dict",
     "register_fsdp_forward_method",
+    "share_comm_ctx",
+    "UnshardHandle",
     "ShardedGradScaler",
     "wrap",
 ]

@@ -10,6 +10,13 @@ from .gradients import clip_grad_norm_
 from .options import MixedPrecisionPolicy
 
 
+class UnshardHandle:
+    """What `unshard(async_op=True)` gives."""
+
+    def wait(self):
+        """Returns at once: the parameters are there."""
+
+
 class FSDPModule:
     """What `fully_shard` makes of a module, besides what it is."""
 
@@ -32,11 +39,10 @@ class FSDPModule:
         return other
 
     def unshard(self, async_op=False):
-        """Collective: the whole parameters stand in their places until `reshard()`, or the end of the next forward or backward. async_op=True is
-        refused."""
-        if async_op:
-            units.refuse("unshard gathers at once: async_op=True is not there")
+        """Collective: the whole parameters stand in their places until `reshard()`, or the end of the next forward or backward. With async_op
+        an UnshardHandle, though they are there when it returns."""
         self._fsdp_unit.unshard()
+        return UnshardHandle() if async_op else None
 
     def reshard(self):
         """Gives the whole parameters back."""
@@ -65,6 +71,10 @@ class FSDPModule:
 
     def set_is_last_backward(self, is_last_backward):
         """Taken for torch's sake: every backward pass ends by itself."""
+
+
+def share_comm_ctx(modules):
+    """Accepted for torch's sake: units of one group have their calls in one order anyway."""
 
 
 def register_fsdp_forward_method(module, method_name):

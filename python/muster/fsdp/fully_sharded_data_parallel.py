@@ -9,7 +9,13 @@ from muster import _C
 from . import state_dict as states
 from . import units
 from .gradients import clip_grad_norm_
-from .options import FullStateDictConfig, ShardedStateDictConfig, ShardingStrategy, StateDictType
+from .options import (
+    FullStateDictConfig,
+    ShardedStateDictConfig,
+    ShardingStrategy,
+    StateDictSettings,
+    StateDictType,
+)
 from .wrap import as_call
 
 
@@ -226,6 +232,15 @@ class FullyShardedDataParallel(torch.nn.Module):
         finally:
             for each, state in zip(models, before):
                 each._fsdp_state = state
+
+    @staticmethod
+    def get_state_dict_type(module):
+        """What `set_state_dict_type` was told of the models inside of `module`: a StateDictSettings. Raises ValueError (DistArgumentError) where
+        there is none, or where they differ."""
+        found = [each._fsdp_state for each in FullyShardedDataParallel.fsdp_modules(module)]
+        if not found or any(each != found[0] for each in found):
+            units.refuse("get_state_dict_type: the models inside have no one state dict type")
+        return StateDictSettings(*found[0])
 
     def state_dict(self, *args, destination=None, prefix="", keep_vars=False):
         """The module's, by its own names. Whole parameters, as copies, on every rank or on rank 0: collective. Or this rank's shards

@@ -64,26 +64,73 @@ class StateDictType(enum.Enum):
 
 
 @dataclasses.dataclass
-class FullStateDictConfig:
-    """What whole parameters come as."""
+class StateDictConfig:
+    """What parameters come as."""
 
     offload_to_cpu: bool = False  #: on the CPU
+
+
+@dataclasses.dataclass
+class FullStateDictConfig(StateDictConfig):
+    """What whole parameters come as."""
+
     rank0_only: bool = False  #: on the group's rank 0; the others get an empty dictionary
 
 
 @dataclasses.dataclass
-class ShardedStateDictConfig:
-    """What shards come as."""
-
-    offload_to_cpu: bool = False  #: on the CPU, as copies
+class LocalStateDictConfig(StateDictConfig):
+    """What this rank's shards come as."""
 
 
 @dataclasses.dataclass
-class FullOptimStateDictConfig:
-    """What an optimizer's whole state comes as."""
+class ShardedStateDictConfig(StateDictConfig):
+    """What shards come as; on the CPU as copies."""
+
+    _use_dtensor: bool = False  #: taken for torch's sake: shards are plain tensors
+
+
+@dataclasses.dataclass
+class OptimStateDictConfig:
+    """What an optimizer's state comes as."""
 
     offload_to_cpu: bool = True  #: on the CPU
+
+
+@dataclasses.dataclass
+class FullOptimStateDictConfig(OptimStateDictConfig):
+    """What an optimizer's whole state comes as."""
+
     rank0_only: bool = False  #: on the group's rank 0; the others get an empty one
+
+
+@dataclasses.dataclass
+class LocalOptimStateDictConfig(OptimStateDictConfig):
+    """What the state of this rank's shards comes as."""
+
+    offload_to_cpu: bool = False
+
+
+@dataclasses.dataclass
+class ShardedOptimStateDictConfig(OptimStateDictConfig):
+    """What the state of shards comes as."""
+
+    _use_dtensor: bool = False  #: taken for torch's sake: shards are plain tensors
+
+
+@dataclasses.dataclass
+class StateDictSettings:
+    """What `set_state_dict_type` was told."""
+
+    state_dict_type: StateDictType
+    state_dict_config: StateDictConfig
+    optim_state_dict_config: OptimStateDictConfig
+
+
+class OptimStateKeyType(enum.Enum):
+    """By what an optimizer's state names parameters."""
+
+    PARAM_NAME = enum.auto()
+    PARAM_ID = enum.auto()
 
 
 @dataclasses.dataclass
