@@ -12,25 +12,36 @@ import atexit
 
 from .. import _C
 from .._C import BackendType, RpcBackendOptions, RRef, WorkerInfo
-from . import functions
+from . import backend_registry, constants, functions, options  # noqa: F401
+from .backend_registry import (
+    backend_registered,
+    construct_rpc_backend_options,
+    init_backend,
+    register_backend,
+)
 from .inside import Future, dumps, name_of  # noqa: F401
 from .policy import in_force, policy_of
 
 __all__ = [
     "BackendType",
     "Future",
+    "ProcessGroupRpcBackendOptions",
     "RRef",
     "RpcBackendOptions",
     "TensorPipeRpcBackendOptions",
     "WorkerInfo",
     "allow_operator",
+    "backend_registered",
+    "construct_rpc_backend_options",
     "functions",
     "get_rpc_timeout",
     "get_worker_info",
     "get_worker_infos",
+    "init_backend",
     "init_rpc",
     "is_available",
     "is_initialized",
+    "register_backend",
     "remote",
     "rpc_async",
     "rpc_sync",
@@ -40,7 +51,7 @@ __all__ = [
 
 UNSET_RPC_TIMEOUT = -1.0
 # torch's names.
-TensorPipeRpcBackendOptions = RpcBackendOptions
+TensorPipeRpcBackendOptions = ProcessGroupRpcBackendOptions = RpcBackendOptions
 PyRRef = RRef
 
 

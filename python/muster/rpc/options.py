@@ -1,0 +1,5 @@
+"""torch.distributed.rpc.options' name."""
+
+from .._C import RpcBackendOptions as TensorPipeRpcBackendOptions
+
+__all__ = ["TensorPipeRpcBackendOptions"]
