@@ -1,0 +1,91 @@
+"""`python -m muster.run`: `muster run`, for programs and people that call torch.distributed.run. docs/launching.md has its options.
+
+`main`, `run`, `get_args_parser`, `parse_args`, `config_from_args`, `elastic_launch` and `LaunchConfig` are what libraries take from
+torch.distributed.run. The last three are torch's: their workers meet over its agent's store, where muster's init_process_group finds them.
+"""
+
+import argparse
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["command", "main", "run"]
+
+
+def command() -> str:
+    """Where the program `muster` is: beside the package's build, among the environment's scripts, or in PATH. Raises FileNotFoundError."""
+    package = pathlib.Path(__file__).parent
+    # In a build the files are links to the tree's: `__file__` names the link.
+    for folder in (package.parents[1] / "bin", pathlib.Path(sysconfig.get_path("scripts"))):
+        if os.access(folder / "muster", os.X_OK):
+            return str(folder / "muster")
+    found = shutil.which("muster")
+    if found is None:
+        raise FileNotFoundError(
+            "muster.run: there is no program `muster` beside this package, among the environment's scripts or in PATH; install the wheel, or "
+            "build the tree (make build)"
+        )
+    return found
+
+
+def _environment() -> dict[str, str]:
+    """That of the workers: this interpreter's."""
+    return {**os.environ, "PYTHON_EXEC": os.environ.get("PYTHON_EXEC", sys.executable)}
+
+
+def options_of(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
+    """The options, without the program, that `parser` makes these of; those that have its defaults are left out."""
+    options = []
+    for action in parser._actions:
+        value = getattr(args, action.dest, action.default)
+        if not action.option_strings or value == action.default or value is None:
+            continue
+        name = max(action.option_strings, key=len)
+        options += [name] if action.nargs == 0 else [name, str(value)]
+    return options
+
+
+def run(args: argparse.Namespace) -> None:
+    """Runs what `parse_args` has read, and returns when all workers have ended well; else raises subprocess.CalledProcessError."""
+    program = [args.training_script, *args.training_script_args]
+    line = [command(), "run", *options_of(args, get_args_parser()), *program]
+    subprocess.run(line, check=True, env=_environment())
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """`muster run` with these arguments (None: the program's own), in place of this process or, with args, as its child. Raises SystemExit
+    with the exit code of the rank that failed first."""
+    given = sys.argv[1:] if args is None else list(args)
+    line = [command(), "run", *given]
+    if args is None:
+        os.execve(line[0], line, _environment())
+    status = subprocess.run(line, env=_environment()).returncode
+    if status != 0:
+        raise SystemExit(status)
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    import torch.distributed.run  # it takes a second to import
+
+    try:
+        return getattr(torch.distributed.run, name)
+    except AttributeError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+
+
+def get_args_parser() -> argparse.ArgumentParser:
+    """torch.distributed.run's parser: muster's options have its names."""
+    import torch.distributed.run
+
+    return torch.distributed.run.get_args_parser()
+
+
+if __name__ == "__main__":
+    main()
