@@ -1,0 +1,177 @@
+"""Modules by torch's paths, entry points, and tools/face, which compares all names."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import muster as dist
+import muster.distributed as by_path
+
+TREE = pathlib.Path(__file__).parents[2]
+
+
+# spec: A8 F14 F19 U1 every public name of torch.distributed is muster's, or listed with the reason
+def test_tool_compares_all_names():
+    run = subprocess.run(
+        [sys.executable, TREE / "tools/face"], capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stderr
+
+
+# spec: U2 the stubs of the extension fit what programs write
+def test_types_are_checked():
+    mypy = TREE / ".cache/checks/bin/mypy"
+    if not mypy.exists():
+        pytest.skip("MUSTER_CHECKS=ON tools/setup brings mypy, which CI has")
+    run = subprocess.run([TREE / "tools/check_types"], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_modules_by_torchs_path():
+    import muster.distributed.algorithms.ddp_comm_hooks.default_hooks as by_long_path
+    import muster.distributed.fsdp
+    import muster.distributed.nn.functional
+    from muster.algorithms.ddp_comm_hooks import default_hooks
+    from muster.distributed.distributed_c10d import all_reduce, group
+
+    assert by_long_path is default_hooks and muster.distributed.fsdp is muster.fsdp
+    assert muster.distributed.nn.functional is muster.nn.functional
+    assert all_reduce is dist.all_reduce is by_path.all_reduce and group is dist.group
+    assert muster.fsdp.__spec__.name == "muster.fsdp"
+
+
+# spec: U5 muster.elastic: record, events, agent classes
+def test_elastic_is_torchs():
+    import torch.distributed.elastic.agent.server as theirs
+
+    from muster.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+    from muster.elastic.agent.server import WorkerSpec
+    from muster.elastic.multiprocessing import errors
+
+    assert errors.record is record and issubclass(ChildFailedError, Exception)
+    assert WorkerSpec is theirs.WorkerSpec and theirs.__spec__.name.startswith("torch.")
+
+
+@pytest.mark.parametrize("name", ["tensor", "tensor.parallel", "pipelining"])
+def test_what_is_refused_says_what_to_use(name):
+    for path in ("muster", "muster.distributed"):
+        with pytest.raises(
+            ModuleNotFoundError, match=rf"torch\.distributed\.{name.partition('.')[0]}.*'muster'"
+        ):
+            __import__(f"{path}.{name}")
+    with pytest.raises(AttributeError, match="torch.distributed"):
+        getattr(dist, name.partition(".")[0])
+    with pytest.raises(ModuleNotFoundError, match="muster.nothing"):
+        import muster.nothing  # noqa: F401
+    with pytest.raises(ModuleNotFoundError):
+        import muster.distributed.nothing  # noqa: F401
+
+
+# spec: U4 U5 what programs for torch's RPC name
+def test_rpc_names():
+    from muster import rpc
+    from muster.rpc.backend_registry import register_backend
+
+    options = rpc.ProcessGroupRpcBackendOptions()
+    assert options.num_worker_threads == rpc.constants.DEFAULT_NUM_WORKER_THREADS == 16
+    assert rpc.backend_registered("TENSORPIPE") and not rpc.backend_registered("MINE")
+    made = rpc.construct_rpc_backend_options(rpc.BackendType.TENSORPIPE, rpc_timeout=5)
+    assert made.rpc_timeout == 5
+    with pytest.raises(ValueError, match="'MINE'"):
+        rpc.construct_rpc_backend_options("MINE")
+    with pytest.raises(RuntimeError, match="already registered"):
+        register_backend("TENSORPIPE", None, None)
+    with pytest.raises(NotImplementedError, match="torch.distributed.rpc"):
+        register_backend("MINE", None, None)
+
+
+PROGRAM = """
+import sys
+import torch
+import muster as dist
+from muster.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    dist.init_process_group()
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    print("ended", dist.get_rank(), x.item(), sys.argv[1:], flush=True)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    return file
+
+
+def started(*arguments):
+    run = subprocess.run(
+        [sys.executable, "-m", *map(str, arguments)], capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stderr
+    return sorted(
+        line.partition("ended ")[2] for line in run.stdout.splitlines() if "ended" in line
+    )
+
+
+# spec: U5 python -m muster.run
+def test_run_as_a_module(program):
+    lines = started("muster.run", "--standalone", "--nproc-per-node", 2, program, "--steps", 3)
+    assert lines == [f"{rank} 2.0 ['--steps', '3']" for rank in range(2)]
+
+
+# spec: U5 python -m muster.launch
+def test_launch_as_a_module(program):
+    lines = started("muster.launch", "--standalone", "--nproc-per-node=2", program, "x")
+    assert lines == [f"{rank} 2.0 ['--local-rank={rank}', 'x']" for rank in range(2)]
+
+
+# spec: U5 what libraries call of torch.distributed.run
+def test_run_for_libraries(program, capfd):
+    import muster.run
+
+    assert os.access(muster.run.command(), os.X_OK)
+    parsed = muster.run.parse_args(
+        ["--standalone", "--nproc-per-node", "1", "--redirects", "0", str(program), "--x"]
+    )
+    muster.run.run(parsed)
+    assert capfd.readouterr().out.count("['--x']") == 1
+    with pytest.raises(SystemExit):
+        muster.run.main(["--standalone", str(program.with_name("absent.py"))])
+    with pytest.raises(AttributeError, match="nothing"):
+        muster.run.nothing  # noqa: B018
+
+
+def trained(rank_given):
+    import torch
+
+    dist.init_process_group()
+    x = torch.tensor([float(rank_given)])
+    dist.all_reduce(x)
+    dist.destroy_process_group()
+    return x.item()
+
+
+# spec: U5 elastic_launch: workers of torch's agent meet by muster
+def test_functions_are_launched():
+    from muster.run import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        start_method="fork",
+    )
+    assert elastic_launch(config, trained)(4) == {0: 8.0, 1: 8.0}
