@@ -1,0 +1,29 @@
+"""A program for tools/check_types: what it calls has the types that it says."""
+
+import datetime
+
+import torch
+
+import muster as dist
+from muster.options import AllreduceOptions
+
+
+def main(rank: int, size: int) -> float:
+    store: dist.Store = dist.PrefixStore("p", dist.HashStore())
+    dist.init_process_group(store=store, rank=rank, world_size=size)
+    x = torch.ones(2)
+    work = dist.all_reduce(x, dist.ReduceOp.SUM, async_op=True)
+    assert work is not None
+    ended: bool = work.wait(datetime.timedelta(seconds=5))
+    group: dist.ProcessGroup = dist.new_group([0, 1])
+    group.allreduce([x], AllreduceOptions(reduceOp=dist.ReduceOp.MAX)).wait()
+
+    names: list[str] = [group.group_name, group.name(), dist.get_backend(group)]
+    try:
+        dist.barrier(group)
+    except dist.DistBackendError as error:
+        print(error)
+    objects: list[object] = [None] * size
+    dist.all_gather_object(objects, {"rank": rank})
+    print(ended, names, objects)
+    return float(size)
