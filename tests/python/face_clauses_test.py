@@ -1,0 +1,208 @@
+"""Clauses of the acceptance list that the other files name and do not try in Python."""
+
+import inspect
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from rpc_workers import on_workers
+from thread_ranks import on_threads, row, same
+
+import muster as dist
+from muster.nn.parallel import DataParallel, DistributedDataParallel
+
+
+# spec: D5 D9 meshes of eight ranks: rows and columns, and refusals on every rank
+def test_meshes_of_eight():
+    from muster.device_mesh import DeviceMesh, init_device_mesh
+
+    def body(rank, size):
+        mesh = DeviceMesh("cpu", [[0, 1, 2, 3], [4, 5, 6, 7]], mesh_dim_names=("rows", "columns"))
+        x = row(rank)
+        dist.all_reduce(x, group=mesh.get_group(0))
+        same(x, row(rank % 4) + row(rank % 4 + 4))
+        x = row(rank)
+        dist.all_reduce(x, group=mesh.get_group(1))
+        first = rank // 4 * 4
+        same(x, sum(row(each) for each in range(first, first + 4)))
+        assert mesh.get_coordinate() == (rank // 4, rank % 4)
+        for refused in (
+            lambda: init_device_mesh("cpu", (2, 3)),
+            lambda: init_device_mesh("cpu", (2, 4), mesh_dim_names=("x", "x")),
+            lambda: init_device_mesh("cpu", (2, 4), mesh_dim_names=("x",)),
+            lambda: init_device_mesh("cpu", (2, 4) if rank else (4, 2)),
+        ):
+            with pytest.raises(dist.DistError):
+                refused()
+        with pytest.raises(TypeError):
+            init_device_mesh("cpu", (8,), ("x",))
+
+    on_threads(8, body)
+
+
+def test_a_mesh_makes_the_default_group():
+    from muster.device_mesh import init_device_mesh
+
+    def body(rank):
+        assert not dist.is_initialized()
+        mesh = init_device_mesh("cpu", (2,))
+        assert dist.is_initialized() and dist.get_world_size() == 2 == mesh.size()
+        dist.destroy_process_group()
+
+    dist.spawn(body, nprocs=2, threads=True)
+
+
+# spec: G3 where lists are given, and what is written
+def test_lists_of_object_collectives():
+    def body(rank, size):
+        found = [None] * size if rank == 0 else None
+        dist.gather_object(rank, found)
+        assert found == ([0, 1, 2] if rank == 0 else None)
+        wrong = [None] * (size - 1) if rank == 0 else None
+        with pytest.raises(ValueError):
+            dist.gather_object(rank, wrong)
+        mine = ["before", "stays"]
+        given = {0: ["a", "b", "c"], 1: None, 2: ["any", "list"]}[rank]
+        dist.scatter_object_list(mine, given, src=0)
+        assert mine == ["abc"[rank], "stays"]
+        with pytest.raises(ValueError):
+            dist.scatter_object_list([] if rank == 1 else [None], given, src=0)
+        objects = [rank, None]
+        dist.broadcast_object_list(objects, src=2, device=torch.device("cpu"))
+        assert objects == [2, None]
+        defaults = inspect.signature(dist.broadcast_object_list).parameters
+        assert defaults["src"].default is defaults["device"].default is None
+
+    on_threads(3, body)
+
+
+# spec: H2 variables when the process starts
+@pytest.mark.parametrize("text, level", [("DETAIL", "DETAIL"), ("info", "INFO"), (None, "OFF")])
+def test_debug_level_at_the_start(text, level):
+    environment = {n: v for n, v in os.environ.items() if n != "TORCH_DISTRIBUTED_DEBUG"}
+    if text is not None:
+        environment["TORCH_DISTRIBUTED_DEBUG"] = text
+    program = "import muster; print(muster.get_debug_level().name)"
+    run = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    assert run.stdout.strip() == level, run.stderr
+
+
+def model_of(value):
+    model = torch.nn.Linear(3, 2, bias=False)
+    torch.nn.init.constant_(model.weight, value)
+    return model
+
+
+# spec: K1 in Python: process_group and dim
+def test_models_on_a_group_of_their_own():
+    def body(rank, size):
+        pair = dist.new_group([0, 2])
+        if rank == 1:
+            return
+        model = DistributedDataParallel(model_of(rank + 1.0), process_group=pair, dim=1)
+        assert model.process_group == pair and model.dim == 1
+        same(model.module.weight.detach(), torch.full((2, 3), 1.0))
+        model(torch.full((1, 3), rank + 1.0)).sum().backward()
+        same(model.module.weight.grad, torch.full((2, 3), 2.0))
+
+    on_threads(3, body)
+
+
+# spec: K9 in Python: defaults, several ids, output_device, nothing moves without ids
+def test_devices_of_models():
+    options = inspect.signature(DistributedDataParallel).parameters
+    assert options["dim"].default == 0
+    for name in ("device_ids", "output_device", "process_group", "bucket_cap_mb"):
+        assert options[name].default is None
+    for name in ("find_unused_parameters", "check_reduction", "static_graph"):
+        assert options[name].default is False
+    assert inspect.signature(DataParallel).parameters["dim"].default == 0
+
+    def body(rank, size):
+        model = DistributedDataParallel(model_of(1.0))
+        assert model.broadcast_buffers and model.device_ids is None and model.output_device is None
+        seen = []
+        model.module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        x = torch.ones(1, 3)
+        model(x)
+        assert seen[0] is x
+        with pytest.raises(ValueError, match="needs an index"):
+            DistributedDataParallel(model_of(1.0), device_ids=["cpu"])
+
+    on_threads(2, body)
+
+
+class Counter:
+    """What a worker counts for others."""
+
+    def __init__(self):
+        self.value = torch.nn.Parameter(torch.ones(2))
+
+    def times(self, factor):
+        return self.value * factor
+
+    def parameter(self):
+        return dist.rpc.RRef(self.value)
+
+
+def several_contexts(rank):
+    """Two threads, each with a context and an optimizer's step of its own; a process group beside them."""
+    import threading
+
+    rpc, autograd = dist.rpc, dist.autograd
+    assert not dist.is_initialized()
+    if rank == 1:
+        return None
+    counter = rpc.remote("worker1", Counter)
+    parameter = counter.rpc_sync().parameter()
+    optimizer = dist.optim.DistributedOptimizer(torch.optim.SGD, [parameter], lr=0.5)
+    gradients = {}
+
+    def train(factor):
+        with autograd.context() as context:
+            loss = counter.rpc_sync().times(factor).sum()
+            autograd.backward(context, [loss])
+            gradients[factor] = rpc.rpc_sync("worker1", _gradient, (context, parameter)).tolist()
+            optimizer.step(context)
+
+    threads = [threading.Thread(target=train, args=(factor,)) for factor in (1.0, 3.0)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    return gradients, parameter.to_here().tolist()
+
+
+def _gradient(context, parameter):
+    return dist.autograd.get_gradients(context)[parameter.local_value()]
+
+
+# spec: N14 init_rpc starts no process group; several contexts at once; step(context)
+def test_contexts_beside_each_other():
+    gradients, value = on_workers(2, several_contexts)[0]
+    assert gradients == {1.0: [1, 1], 3.0: [3, 3]}
+    assert value == [-1, -1]  # 1 - 0.5 * (1 + 3)
+
+
+def members(rank):
+    """RRef and WorkerInfo as their users see them."""
+    rpc = dist.rpc
+    me = rpc.get_worker_info()
+    assert (me.name, me.id) == (f"worker{rank}", rank)
+    with pytest.raises(TypeError):
+        rpc.WorkerInfo("other", 1)
+    own = rpc.RRef(torch.ones(1, requires_grad=True))
+    assert own.confirmed_by_owner() and own.is_owner() and own.owner() == me
+    with dist.autograd.context() as context:
+        rpc.RRef((own.local_value() * 3).sum()).backward(context)
+        assert dist.autograd.get_gradients(context)[own.local_value()].tolist() == [3]
+    return True
+
+
+# spec: N11 get_worker_info, WorkerInfo, RRef.backward, confirmed_by_owner
+def test_members_of_references():
+    assert on_workers(2, members) == [True, True]
