@@ -3,12 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdlib>
 #include <string>
+#include <string_view>
 
 #include "muster/base/env.h"
 #include "muster/base/handshake.h"
 #include "muster/base/socket_address.h"
+#include "muster/base/tls_session.h"
 #include "muster/testing/fuzz.h"
 
 namespace muster {
@@ -80,6 +83,64 @@ TEST(HandshakeFuzz, DamagedAnswersProveNothing) {
     if (sent.starts_with(answer)) continue;  // noise may mend what was cut off
     feed(fuzz, connector, sent);
     EXPECT_FALSE(connector.done()) << "round " << round;
+  }
+}
+
+/// What can be decrypted of what has come.
+std::string all_of(TlsSession& session) {
+  std::string text(64 * 1024, '\0');
+  const MutableBytes piece = std::as_writable_bytes(std::span(text));
+  const auto got = session.done() ? session.read({&piece, 1}) : Result<std::size_t>(0);
+  text.resize(got.ok() ? *got : 0);
+  return text;
+}
+
+// spec: C2 unauthenticated peers: whatever comes instead of a TLS connection's bytes, before or
+// after it is open, is refused; nothing is read that nobody has said
+TEST(TlsSessionFuzz, DamagedConnectionsSayNothing) {
+  Fuzz fuzz(5);
+  testing::FuzzRun run(300);
+  for (int round = 0; run.goes_on(); ++round) {
+    SCOPED_TRACE(round);
+    Handshake::Hello near = introduction(3), far = introduction(5);
+    near.payloads = far.payloads = static_cast<Handshake::Payloads>(fuzz.below(2));
+    std::array<TlsSession, 2> sides{TlsSession(Side::connector, near, kFuzzSecret),
+                                    TlsSession(Side::acceptor, far, kFuzzSecret)};
+    std::array<std::string, 2> said, heard;
+    std::size_t intact = fuzz.below(12);  // turns, before one is damaged
+    for (int turn = 0; turn < 16; ++turn) {
+      const std::size_t me = static_cast<std::size_t>(turn) % 2;
+      if (sides[me].done()) {
+        const std::string text = fuzz.noise(fuzz.one_in(2) ? 100 : 20'000);
+        const ConstBytes piece = as_bytes(text);
+        if (const auto taken = sides[me].write({&piece, 1}); taken.ok())
+          said[me] += text.substr(0, *taken);
+      }
+      std::string bytes = sides[me].take_output();
+      if (intact-- == 0) bytes = fuzz.one_in(4) ? fuzz.noise(300) : fuzz.damaged(bytes);
+      for (const auto piece : fuzz.pieces(bytes)) sides[1 - me].feed(as_bytes(piece));
+      heard[1 - me] += all_of(sides[1 - me]);
+      EXPECT_LE(sides[me].output().size(), 64 * 1024u);
+    }
+    for (const std::size_t me : {0, 1})
+      ASSERT_TRUE(std::string_view(said[me]).starts_with(heard[1 - me]));
+  }
+}
+
+// spec: C2 unauthenticated peers: a whole greeting and then anything but TLS
+TEST(TlsSessionFuzz, NoiseBehindAGreetingIsRefused) {
+  Fuzz fuzz(6);
+  for (testing::FuzzRun run(500); run.goes_on();) {
+    TlsSession connector(Side::connector, introduction(3), kFuzzSecret),
+        acceptor(Side::acceptor, introduction(5), kFuzzSecret);
+    const std::string flight = connector.take_output();
+    // Sometimes it looks like a record.
+    std::string noise = fuzz.noise(fuzz.one_in(10) ? 20'000 : 2000);
+    if (fuzz.one_in(2)) noise.insert(0, flight.substr(128, 1 + fuzz.below(200)));
+    acceptor.feed(as_bytes(flight).first(128));
+    for (const auto piece : fuzz.pieces(noise)) acceptor.feed(as_bytes(piece));
+    EXPECT_FALSE(acceptor.done());
+    EXPECT_LE(acceptor.output().size(), 4096u);
   }
 }
 

@@ -8,7 +8,8 @@ namespace {
 // Greeting: where each field stands. What is left up to 128 bytes is zero and part of what is
 // proved.
 constexpr std::size_t kMagicAt = 0, kProtocolAt = 8, kRoleAt = 10, kKindAt = 11, kRankAt = 12,
-                      kWorldAt = 16, kJobAt = 24, kBuildAt = 40, kNoteAt = 48, kNonceAt = 56;
+                      kWorldAt = 16, kJobAt = 24, kBuildAt = 40, kNoteAt = 48, kNonceAt = 56,
+                      kPayloadsAt = 88;
 constexpr std::array<char, 8> kMagic{'m', 'u', 's', 't', 'e', 'r', '\r', '\n'};
 constexpr std::size_t kNonceBytes = 32;
 using JobHash = std::array<std::byte, 16>;
@@ -38,8 +39,22 @@ std::string role_name(std::uint8_t role) {
     case Handshake::Role::link: return "link";
     case Handshake::Role::region: return "region";
     case Handshake::Role::rendezvous: return "rendezvous";
+    case Handshake::Role::rpc: return "remote call";
+    case Handshake::Role::launcher: return "launcher";
+    case Handshake::Role::observer: return "observer";
   }
   return "role " + std::to_string(role);
+}
+
+std::string payloads_name(std::uint8_t payloads) {
+  switch (static_cast<Handshake::Payloads>(payloads)) {
+    case Handshake::Payloads::encrypted: return "encrypts all it sends (MUSTER_TLS is not set)";
+    case Handshake::Payloads::authenticated:
+      return "leaves payloads unencrypted (MUSTER_TLS=control)";
+    case Handshake::Payloads::plain:
+      return "leaves payloads unencrypted and unauthenticated (MUSTER_TLS=control-plain)";
+  }
+  return "protects payloads in way " + std::to_string(payloads);
 }
 
 std::string kind_name(std::uint8_t kind) {
@@ -65,8 +80,18 @@ Greeting greeting_of(const Handshake::Hello& hello, Secret::Kind kind) {
   set_field(greeting, kJobAt, short_hash(hello.job));
   set_field(greeting, kBuildAt, hello.build);
   set_field(greeting, kNoteAt, hello.note);
+  set_field(greeting, kPayloadsAt, hello.payloads);
   fill_random(MutableBytes(greeting).subspan(kNonceAt, kNonceBytes));
   return greeting;
+}
+
+Handshake::Role role_of(const Greeting& greeting) {
+  return field<Handshake::Role>(greeting, kRoleAt);
+}
+
+void take_role(Greeting& mine, const Greeting& theirs, std::span<const Handshake::Role> served) {
+  if (std::ranges::find(served, role_of(theirs)) != served.end())
+    set_field(mine, kRoleAt, role_of(theirs));
 }
 
 Handshake::Peer peer_of(const Greeting& greeting) {
@@ -122,6 +147,13 @@ Difference difference(const Greeting& mine, const Greeting& theirs) {
                                     other + " has " + digits_of(their_build) +
                                     "; run the same version of muster everywhere"};
   }
+  const auto my_payloads = field<std::uint8_t>(mine, kPayloadsAt),
+             their_payloads = field<std::uint8_t>(theirs, kPayloadsAt);
+  if (my_payloads != their_payloads) {
+    return {Verdict::bad_payloads, "this side " + payloads_name(my_payloads) + ", " + other + " " +
+                                       payloads_name(their_payloads) +
+                                       "; set MUSTER_TLS to the same on all ranks"};
+  }
   return {};
 }
 
@@ -140,6 +172,9 @@ std::string refusal_text(Handshake::Verdict verdict) {
     case Verdict::bad_job: return "the other side belongs to another job";
     case Verdict::bad_build: return "the other side is another build of muster";
     case Verdict::bad_kind: return "the other side uses another kind of secret";
+    case Verdict::bad_payloads:
+      return "the other side protects payloads in another way; set MUSTER_TLS to the same on all "
+             "ranks";
     case Verdict::accepted: break;
   }
   return "the other side answered with the unknown verdict " +

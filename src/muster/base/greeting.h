@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <string>
 
 #include "muster/base/bytes.h"
@@ -18,6 +19,10 @@ using Greeting = std::array<std::byte, 128>;
 
 /// With a nonce of its own.
 Greeting greeting_of(const Handshake::Hello& hello, Secret::Kind kind);
+
+/// `mine` speaks in the role that `theirs` asks for, if that is one of `served`.
+void take_role(Greeting& mine, const Greeting& theirs, std::span<const Handshake::Role> served);
+Handshake::Role role_of(const Greeting& greeting);
 
 /// What the sender says of itself.
 Handshake::Peer peer_of(const Greeting& greeting);

@@ -13,7 +13,7 @@ constexpr std::size_t kProofBytes = sizeof(Secret::Proof);
 }  // namespace
 
 Handshake::Handshake(Side side, const Hello& hello, const Secret& secret)
-    : side_(side), secret_(secret), mine_(greeting_of(hello, secret.kind())) {
+    : side_(side), secret_(secret), also_(hello.also), mine_(greeting_of(hello, secret.kind())) {
   if (side == Side::connector) output_.append(as_text(mine_));
 }
 
@@ -51,7 +51,10 @@ void Handshake::eat_greeting() {
   peer_ = peer_of(theirs_);
   // The acceptor greets even where it refuses, so that the other side can say what differs; a
   // greeting gives nothing away.
-  if (side_ == Side::acceptor) output_.append(as_text(mine_));
+  if (side_ == Side::acceptor) {
+    take_role(mine_, theirs_, also_);
+    output_.append(as_text(mine_));
+  }
   if (auto found = difference(mine_, theirs_); found.verdict != Verdict::accepted)
     return fail(found.verdict, std::move(found.message));
   if (side_ == Side::acceptor) {

@@ -1,5 +1,6 @@
-/// The greeting that every connection starts with: fixed sizes, both sides prove the job's secret
-/// before anything else is parsed. Bytes in, bytes out; no I/O, no clock.
+/// What a connection within a host starts with, over a Unix socket: fixed sizes, both sides prove
+/// the job's secret before anything else is parsed. Connections over TCP use `tls_session.h`, with
+/// the same greeting. Bytes in, bytes out; no I/O, no clock.
 ///
 ///   connector -> acceptor   Greeting (128 bytes: magic, protocol, role, secret kind, rank, world
 ///                           size, job hash, build hash, nonce, note)
@@ -16,6 +17,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "muster/base/bytes.h"
 #include "muster/base/secret.h"
@@ -23,12 +25,26 @@
 
 namespace muster {
 
-inline constexpr std::uint16_t kProtocolVersion = 2;
+inline constexpr std::uint16_t kProtocolVersion = 3;
 
 class Handshake {
  public:
   enum class Side : std::uint8_t { connector, acceptor };
-  enum class Role : std::uint8_t { store = 1, link = 2, region = 3, rendezvous = 4 };
+  enum class Role : std::uint8_t {
+    store = 1,
+    link = 2,
+    region = 3,
+    rendezvous = 4,
+    rpc = 5,       ///< a link between workers of remote calls
+    launcher = 6,  ///< a launcher's connection to the job's store
+    observer = 7   ///< somebody who looks at a running job through its store
+  };
+  /// How the payloads of a link over TCP travel. Everything else is always encrypted.
+  enum class Payloads : std::uint8_t {
+    encrypted = 0,
+    authenticated = 1,  ///< readable on the way, not changeable
+    plain = 2           ///< readable and changeable on the way
+  };
   enum class Verdict : std::uint8_t {
     accepted = 0,
     bad_magic,
@@ -38,7 +54,8 @@ class Handshake {
     bad_build,
     bad_kind,
     bad_proof,
-    unwelcome
+    unwelcome,
+    bad_payloads
   };
 
   struct Hello {
@@ -49,6 +66,9 @@ class Handshake {
         job;  ///< hashed; empty matches only empty. Stores and links of one job use the same text
     std::uint64_t build = 0;  ///< hash of what both sides must share; 0 is not compared
     std::uint64_t note = 0;   ///< free for the role (a stream number, say)
+    Payloads payloads = Payloads::encrypted;  ///< must be the same on both sides
+    /// Acceptor: roles that are served besides `role`, which answers as the one that was asked for.
+    std::vector<Role> also = {};
   };
   /// What the other side said, trustworthy once `done()`.
   struct Peer {
@@ -88,6 +108,7 @@ class Handshake {
 
   Side side_;
   Secret secret_;
+  std::vector<Role> also_;
   State state_ = State::greeting;
   std::array<std::byte, kGreetingBytes> mine_{};
   std::array<std::byte, kGreetingBytes> theirs_{};

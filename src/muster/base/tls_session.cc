@@ -7,19 +7,32 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <limits>
 #include <utility>
 
+#include "muster/base/byte_buffer.h"
 #include "muster/base/greeting.h"
+#include "muster/base/payload_cipher.h"
+#include "muster/base/tunables_fixed.h"
 
 namespace muster {
 namespace {
 
 constexpr std::string_view kIdentity = "muster";
-/// A record's most.
+/// A record's most, what stands before it, and what encryption may add.
 constexpr std::size_t kRecordBytes = 16 * 1024;  // limit: TLS's own
+constexpr std::size_t kRecordHeader = 5, kRecordExtra = 256;
+/// A peer of ours says less than a kilobyte before it has proved the secret.
+constexpr std::size_t kMostUnproved = 8 * 1024;  // limit: of unauthenticated peers
 /// So much output may wait before `write` takes no more.
-constexpr std::size_t kMostOutput = 256 * 1024;  // limit: memory
+constexpr std::size_t kMostOutput = fixed::kIoBuffer;
+/// Pieces of at least this size travel outside of TLS records; so much of one at a time.
+constexpr std::size_t kLeastPayload = fixed::kSmallMessage;
+constexpr std::size_t kPayloadBytes = fixed::kIoBuffer;
+constexpr std::size_t kSectionHeader = sizeof(std::uint32_t);
+/// After so many payloads, 64 GiB at most, they get a new key.
+constexpr std::uint64_t kPayloadsPerKey = std::uint64_t{1} << 20;  // limit: the cipher's own
+constexpr std::uint32_t kOutside = std::uint32_t{1} << 31;
+constexpr const char* kTampers = "; somebody on the network tampers with this connection";
 /// Content types of TLS records are from here to there; no verdict is among them.
 constexpr int kFirstContentType = 20, kLastContentType = 24;
 constexpr std::size_t kBindingBytes = crypto_hash_sha256_BYTES;
@@ -42,50 +55,6 @@ Binding binding_of(const Greeting& connector, const Greeting& acceptor) {
   return binding;
 }
 
-/// Bytes that come at one end and go at the other.
-class Buffer {
- public:
-  ConstBytes bytes() const { return ConstBytes(memory_.get() + begin_, end_ - begin_); }
-  /// Room for so many more behind them.
-  MutableBytes room(std::size_t more) {
-    if (capacity_ - end_ < more) {
-      const std::size_t held = end_ - begin_;
-      if (capacity_ < held + more) {
-        capacity_ = std::max(held + more, 2 * capacity_);
-        std::unique_ptr<std::byte[]> larger(new std::byte[capacity_]);
-        std::memcpy(larger.get(), memory_.get() + begin_, held);
-        memory_ = std::move(larger);
-      } else {
-        std::memmove(memory_.get(), memory_.get() + begin_, held);
-      }
-      begin_ = 0;
-      end_ = held;
-    }
-    return MutableBytes(memory_.get() + end_, more);
-  }
-  void came(std::size_t bytes) { end_ += bytes; }
-  void append(ConstBytes more) {
-    if (more.empty()) return;
-    std::memcpy(room(more.size()).data(), more.data(), more.size());
-    came(more.size());
-  }
-  void append(std::byte one) { append(ConstBytes(&one, 1)); }
-  void drop(std::size_t bytes) {
-    begin_ += bytes;
-    if (begin_ < end_) return;
-    begin_ = end_ = 0;
-    if (capacity_ > kKept) {
-      memory_ = std::make_unique<std::byte[]>(0);
-      capacity_ = 0;
-    }
-  }
-
- private:
-  static constexpr std::size_t kKept = 64 * 1024;  // limit: memory of an idle connection
-  std::unique_ptr<std::byte[]> memory_ = std::make_unique<std::byte[]>(0);
-  std::size_t capacity_ = 0, begin_ = 0, end_ = 0;
-};
-
 /// The library's own words for its latest error; empties its list.
 std::string library_error() {
   const unsigned long code = ERR_peek_last_error();
@@ -99,30 +68,54 @@ std::string library_error() {
 struct TlsSession::Connection {
   enum class State : std::uint8_t { greeting, handshake, binding, done, failed };
 
-  Connection(Side which, const Handshake::Hello& hello, const Secret& secret,
+  Connection(Side which, const Handshake::Hello& hello, const Secret& job_secret,
              std::uint64_t bytes_per_key);
   Connection(const Connection&) = delete;
   ~Connection() { sodium_memzero(key.data(), key.size()); }
 
-  void go_on();
+  void go_on(std::size_t came);
   bool begin_tls();
   bool eat_greeting();
   bool shake_hands();
   bool compare_bindings();
   void fail(Code code, Verdict why, std::string message);
+  Status tampered(const std::string& how);
   bool encrypt(ConstBytes plain);
   Result<std::size_t> decrypt(MutableBytes to);
+  std::size_t whole_record() const;
+  bool has_record() const;
+
+  bool take_payload_key(bool of_connector, PayloadCipher& cipher);
+  bool send_payload(ConstBytes payload);
+  Result<std::size_t> read_section(MutableBytes to);
+  Result<std::size_t> begin_section();
+  Result<std::size_t> open_payload(MutableBytes to);
+  std::size_t tag_bytes() const {
+    return payloads == Payloads::plain ? 0 : PayloadCipher::kTagBytes;
+  }
 
   const Side side;
+  const Payloads payloads;
+  const std::vector<Handshake::Role> also;
+  const std::string job;
+  const Secret secret;
   State state = State::greeting;
   Greeting mine, theirs{};
-  Secret::Proof key;
+  Secret::Proof key{};
   std::unique_ptr<SSL, FreeSsl> ssl;
-  Buffer input;               // what the library has not read
-  Buffer output;              // what has not been sent
+  ByteBuffer input;           // what the library has not read
+  std::size_t of_record = 0;  // how much of the record at its front the library has yet to read
+  std::size_t unproved = 0;   // bytes that came before the other side has proved the secret
+  ByteBuffer output;          // what has not been sent
   std::string answer;         // of the binding, so far
-  std::uint64_t written = 0;  // under the present key
+  std::uint64_t written = 0;  // under the present key, as if records were full
   const std::uint64_t per_key;
+  PayloadCipher sends, receives;
+  // Of the section that is being read.
+  std::array<std::byte, kSectionHeader> section{};
+  std::size_t section_have = 0;  // bytes of its header
+  std::size_t inside_left = 0, outside_left = 0;
+  std::size_t opened = 0;  // of a payload that is decrypted and stands at the front of `input`
   bool unwelcome = false;
   bool answered = false;  // the acceptor has said something behind its greeting
   Handshake::Peer peer;
@@ -185,14 +178,16 @@ int find_key(SSL* ssl, const unsigned char* identity, std::size_t length, SSL_SE
 int read_bytes(BIO* bio, char* to, std::size_t most, std::size_t* count) {
   auto& connection = *static_cast<Connection*>(BIO_get_data(bio));
   BIO_clear_retry_flags(bio);
-  const ConstBytes waiting = connection.input.bytes();
-  *count = std::min(most, waiting.size());
+  // One record at a time: what follows may not be the library's.
+  if (connection.of_record == 0) connection.of_record = connection.whole_record();
+  *count = std::min(most, connection.of_record);
   if (*count == 0) {
     BIO_set_retry_read(bio);
     return 0;
   }
-  std::memcpy(to, waiting.data(), *count);
+  std::memcpy(to, connection.input.bytes().data(), *count);
   connection.input.drop(*count);
+  connection.of_record -= *count;
   return 1;
 }
 
@@ -237,9 +232,6 @@ SSL_CTX* context() {
     SSL_CTX_set_verify(ctx, SSL_VERIFY_PEER, nullptr);
     SSL_CTX_set_psk_use_session_callback(ctx, use_key);
     SSL_CTX_set_psk_find_session_callback(ctx, find_key);
-    // Several records are read at a time.
-    SSL_CTX_set_read_ahead(ctx, 1);
-    SSL_CTX_set_default_read_buffer_len(ctx, 4 * kRecordBytes);
     return ctx;
   }();
   return made;
@@ -247,13 +239,15 @@ SSL_CTX* context() {
 
 }  // namespace
 
-TlsSession::Connection::Connection(Side which, const Handshake::Hello& hello, const Secret& secret,
-                                   std::uint64_t bytes_per_key)
-    : side(which), mine(greeting_of(hello, secret.kind())), per_key(bytes_per_key) {
-  std::string purpose =
-      "muster tls, role " + std::to_string(static_cast<int>(hello.role)) + ", job ";
-  purpose.append(as_text(short_hash(hello.job)));
-  key = secret.derive(purpose);
+TlsSession::Connection::Connection(Side which, const Handshake::Hello& hello,
+                                   const Secret& job_secret, std::uint64_t bytes_per_key)
+    : side(which),
+      payloads(hello.payloads),
+      also(hello.also),
+      job(hello.job),
+      secret(job_secret),
+      mine(greeting_of(hello, job_secret.kind())),
+      per_key(bytes_per_key) {
   if (side == Side::connector) output.append(mine);  // the other one answers
   // An acceptor spends nothing on a stranger who has not even greeted.
   if (side == Side::connector && begin_tls()) {
@@ -263,6 +257,10 @@ TlsSession::Connection::Connection(Side which, const Handshake::Hello& hello, co
 }
 
 bool TlsSession::Connection::begin_tls() {
+  std::string purpose =
+      "muster tls, role " + std::to_string(static_cast<int>(role_of(mine))) + ", job ";
+  purpose.append(as_text(short_hash(job)));
+  key = secret.derive(purpose);
   SSL_CTX* const common = context();
   ssl.reset(common != nullptr ? SSL_new(common) : nullptr);
   BIO* bytes = ssl != nullptr ? BIO_new(byte_method()) : nullptr;
@@ -280,7 +278,7 @@ bool TlsSession::Connection::begin_tls() {
   return true;
 }
 
-void TlsSession::Connection::go_on() {
+void TlsSession::Connection::go_on(std::size_t came) {
   for (bool more = true; more;) {
     switch (state) {
       case State::greeting: more = eat_greeting(); break;
@@ -290,6 +288,10 @@ void TlsSession::Connection::go_on() {
       case State::failed: return;
     }
   }
+  unproved += came;
+  if (state != State::done && state != State::failed && unproved > kMostUnproved)
+    fail(Code::refused, Verdict::bad_proof,
+         whom(peer.rank) + " says much and does not prove this job's secret");
 }
 
 bool TlsSession::Connection::eat_greeting() {
@@ -306,7 +308,10 @@ bool TlsSession::Connection::eat_greeting() {
   if (have < theirs.size()) return false;
   input.drop(have);
   peer = peer_of(theirs);
-  if (side == Side::acceptor) output.append(mine);
+  if (side == Side::acceptor) {
+    take_role(mine, theirs, also);
+    output.append(mine);
+  }
   if (auto found = difference(mine, theirs); found.verdict != Verdict::accepted) {
     if (side == Side::acceptor) output.append(static_cast<std::byte>(found.verdict));
     fail(Code::refused, found.verdict, std::move(found.message));
@@ -337,10 +342,13 @@ bool TlsSession::Connection::shake_hands() {
       fail(Code::refused, Verdict::bad_proof,
            whom(peer.rank) +
                " did not prove this job's secret; set the same MUSTER_SECRET on all ranks "
-               "(without it all ranks must run on one host as one user) [TLS: " +
+               "(without it all ranks must run on one host as one user), unless somebody on the "
+               "network tampers with this connection [TLS: " +
                said + "]");
     } else {
-      fail(Code::refused, Verdict::bad_proof, refusal_text(Verdict::bad_proof));
+      fail(Code::refused, Verdict::bad_proof,
+           refusal_text(Verdict::bad_proof) +
+               ", unless somebody on the network tampers with this connection [TLS: " + said + "]");
     }
     return false;
   }
@@ -373,8 +381,7 @@ bool TlsSession::Connection::compare_bindings() {
   const Binding binding = binding_of(connects ? mine : theirs, connects ? theirs : mine);
   if (!equal_in_constant_time(as_bytes(answer).subspan(connects ? 1 : 0), binding)) {
     fail(Code::network, Verdict::bad_proof,
-         "the greetings were changed on the way to or from " + whom(peer.rank) +
-             "; somebody on the network tampers with this connection");
+         "the greetings were changed on the way to or from " + whom(peer.rank) + kTampers);
     return false;
   }
   const auto said = connects ? static_cast<Verdict>(answer[0]) : Verdict::accepted;
@@ -403,34 +410,156 @@ bool TlsSession::Connection::encrypt(ConstBytes plain) {
     written = 0;
   }
   while (!plain.empty()) {
-    ERR_clear_error();
     std::size_t taken = 0;
     if (SSL_write_ex(ssl.get(), plain.data(), plain.size(), &taken) != 1) {
       fail(Code::network, Verdict::accepted, "could not encrypt: " + library_error());
       return false;
     }
     plain = plain.subspan(taken);
-    written += taken;
+    written += kRecordBytes;
   }
   return true;
 }
 
 Result<std::size_t> TlsSession::Connection::decrypt(MutableBytes to) {
   std::size_t got = 0;
-  ERR_clear_error();
-  const int result = SSL_read_ex(ssl.get(), to.data(), to.size(), &got);
-  if (result == 1) return got;
-  switch (SSL_get_error(ssl.get(), result)) {
-    case SSL_ERROR_WANT_READ: return std::size_t{0};
-    case SSL_ERROR_ZERO_RETURN:
-      fail(Code::closed, Verdict::accepted, whom(peer.rank) + " has closed the connection");
-      break;
-    default:
-      fail(Code::network, Verdict::accepted,
-           "what came from " + whom(peer.rank) + " was changed on the way (" + library_error() +
-               "); somebody on the network tampers with this connection");
-  }
+  if (!has_record()) return got;
+  if (SSL_read_ex(ssl.get(), to.data(), to.size(), &got) == 1) return got;
+  // SSL_get_error would count errors that others have left in this thread's list, and emptying that
+  // each time costs as much as decrypting a small message.
+  if (SSL_want_read(ssl.get())) return std::size_t{0};
+  return tampered(library_error());
+}
+
+Status TlsSession::Connection::tampered(const std::string& how) {
+  fail(Code::network, Verdict::accepted,
+       "what came from " + whom(peer.rank) + " was changed on the way (" + how + ")" + kTampers);
   return failure;
+}
+
+/// The length of the record at the front of the input, or what is there of something that is none
+/// (the library finds out); 0 where it is not whole yet.
+std::size_t TlsSession::Connection::whole_record() const {
+  const ConstBytes came = input.bytes();
+  if (came.size() < kRecordHeader) return 0;
+  const int type = std::to_integer<int>(came[0]);
+  const std::size_t length =
+      std::to_integer<std::size_t>(came[3]) << 8 | std::to_integer<std::size_t>(came[4]);
+  if (type < kFirstContentType || type > kLastContentType || length > kRecordBytes + kRecordExtra)
+    return came.size();
+  return came.size() < kRecordHeader + length ? 0 : kRecordHeader + length;
+}
+
+bool TlsSession::Connection::has_record() const {
+  return SSL_pending(ssl.get()) > 0 || of_record > 0 || whole_record() > 0;
+}
+
+// ---- payloads
+
+/// The key of the next payloads, which both sides export from the connection (RFC 8446, 7.5).
+bool TlsSession::Connection::take_payload_key(bool of_connector, PayloadCipher& cipher) {
+  constexpr std::string_view kLabel = "EXPORTER-muster-payloads";
+  std::array<unsigned char, 9> which{static_cast<unsigned char>(of_connector ? 1 : 0)};
+  const std::uint64_t number = cipher.count() / kPayloadsPerKey;
+  std::memcpy(which.data() + 1, &number, sizeof number);
+  std::array<unsigned char, PayloadCipher::kKeyBytes> key_bytes;
+  const bool made =
+      SSL_export_keying_material(ssl.get(), key_bytes.data(), key_bytes.size(), kLabel.data(),
+                                 kLabel.size(), which.data(), which.size(), 1) == 1 &&
+      cipher.use(key_bytes.data());
+  sodium_memzero(key_bytes.data(), key_bytes.size());
+  return made;
+}
+
+bool TlsSession::Connection::send_payload(ConstBytes payload) {
+  const MutableBytes to = output.room(payload.size() + tag_bytes());
+  PayloadCipher::Tag tag;
+  bool made = payloads == Payloads::plain || sends.count() % kPayloadsPerKey != 0 ||
+              take_payload_key(side == Side::connector, sends);
+  if (payloads == Payloads::encrypted) {
+    made = made && sends.encrypt(payload, to.data(), tag);
+  } else {
+    std::memcpy(to.data(), payload.data(), payload.size());
+    if (payloads == Payloads::authenticated)
+      made = made && sends.authenticate(to.first(payload.size()), tag);
+  }
+  if (!made) {
+    fail(Code::network, Verdict::accepted, "could not encrypt: " + library_error());
+    return false;
+  }
+  std::memcpy(to.data() + payload.size(), tag.data(), tag_bytes());
+  output.came(to.size());
+  return true;
+}
+
+/// From one section at most; 0 where nothing whole has come.
+Result<std::size_t> TlsSession::Connection::read_section(MutableBytes to) {
+  for (;;) {
+    if (opened > 0) {
+      const std::size_t bytes = std::min(to.size(), opened);
+      std::memcpy(to.data(), input.bytes().data(), bytes);
+      opened -= bytes;
+      input.drop(bytes + (opened == 0 ? tag_bytes() : 0));
+      return bytes;
+    }
+    if (inside_left > 0) {
+      auto got = decrypt(to.first(std::min(to.size(), inside_left)));
+      if (got.ok()) inside_left -= *got;
+      return got;
+    }
+    if (outside_left > 0) {
+      auto bytes = open_payload(to);
+      if (!bytes.ok() || *bytes > 0 || opened == 0) return bytes;
+      continue;
+    }
+    auto begun = begin_section();
+    if (!begun.ok() || *begun == 0) return begun;
+  }
+}
+
+/// Reads a header; 0 where it is not there yet.
+Result<std::size_t> TlsSession::Connection::begin_section() {
+  while (section_have < kSectionHeader) {
+    auto got = decrypt(MutableBytes(section).subspan(section_have));
+    if (!got.ok() || *got == 0) return got;
+    section_have += *got;
+  }
+  section_have = 0;
+  std::uint32_t header;
+  std::memcpy(&header, section.data(), sizeof header);
+  const std::size_t length = header & ~kOutside;
+  if (length == 0 || length > kPayloadBytes) return tampered("a section of a wrong length");
+  ((header & kOutside) != 0 ? outside_left : inside_left) = length;
+  return length;
+}
+
+/// Straight to where it goes if it fits there; else it is opened where it is. 0 for that, and where
+/// it has not come yet.
+Result<std::size_t> TlsSession::Connection::open_payload(MutableBytes to) {
+  const std::size_t bytes = outside_left;
+  if (input.bytes().size() < bytes + tag_bytes()) return std::size_t{0};
+  const ConstBytes sealed = input.bytes().first(bytes);
+  const bool fits = bytes <= to.size();
+  if (payloads != Payloads::plain) {
+    PayloadCipher::Tag tag, right;
+    std::memcpy(tag.data(), sealed.data() + bytes, tag.size());
+    bool good = receives.count() % kPayloadsPerKey != 0 ||
+                take_payload_key(side == Side::acceptor, receives);
+    if (payloads == Payloads::encrypted) {
+      good = good && receives.decrypt(sealed, fits ? to.data() : input.front(), tag);
+    } else {
+      good = good && receives.authenticate(sealed, right) && equal_in_constant_time(tag, right);
+    }
+    if (!good) return tampered("the tag of a payload is wrong");
+  }
+  outside_left = 0;
+  if (!fits) {
+    opened = bytes;
+    return std::size_t{0};
+  }
+  if (payloads != Payloads::encrypted) std::memcpy(to.data(), sealed.data(), bytes);
+  input.drop(bytes + tag_bytes());
+  return bytes;
 }
 
 TlsSession::TlsSession(Side side, const Handshake::Hello& hello, const Secret& secret,
@@ -442,12 +571,12 @@ TlsSession& TlsSession::operator=(TlsSession&&) noexcept = default;
 
 void TlsSession::feed(ConstBytes ciphertext) {
   connection_->input.append(ciphertext);
-  connection_->go_on();
+  connection_->go_on(ciphertext.size());
 }
 MutableBytes TlsSession::room(std::size_t bytes) { return connection_->input.room(bytes); }
 void TlsSession::came(std::size_t bytes) {
   connection_->input.came(bytes);
-  connection_->go_on();
+  connection_->go_on(bytes);
 }
 std::size_t TlsSession::unread() const { return connection_->input.bytes().size(); }
 
@@ -466,33 +595,62 @@ TlsSession::Verdict TlsSession::verdict() const { return connection_->verdict; }
 const Handshake::Peer& TlsSession::peer() const { return connection_->peer; }
 void TlsSession::set_unwelcome() { connection_->unwelcome = true; }
 
+namespace {
+
+/// Sections that share a record.
+class Record {
+ public:
+  std::size_t room() const { return bytes_.size() - kSectionHeader - filled_; }
+  void add(ConstBytes more) {
+    std::memcpy(bytes_.data() + filled_, more.data(), more.size());
+    filled_ += more.size();
+  }
+  /// Begins with one of what was added, and ends with the announcement of a payload of `outside`
+  /// bytes, if any. Empty where there is neither.
+  ConstBytes take(std::size_t outside) {
+    const auto inside =
+        static_cast<std::uint32_t>(std::exchange(filled_, kSectionHeader) - kSectionHeader);
+    const std::size_t begin = inside > 0 ? 0 : kSectionHeader;
+    std::size_t end = kSectionHeader + inside;
+    std::memcpy(bytes_.data(), &inside, sizeof inside);
+    if (outside > 0) {
+      const std::uint32_t announced = static_cast<std::uint32_t>(outside) | kOutside;
+      std::memcpy(bytes_.data() + end, &announced, sizeof announced);
+      end += kSectionHeader;
+    }
+    return ConstBytes(bytes_).subspan(begin, end - begin);
+  }
+
+ private:
+  std::array<std::byte, kRecordBytes> bytes_;
+  std::size_t filled_ = kSectionHeader;
+};
+
+}  // namespace
+
 Result<std::size_t> TlsSession::write(std::span<const ConstBytes> pieces) {
   if (failed()) return failure();
+  Connection& to = *connection_;
+  Record record;
   std::size_t taken = 0;
-  std::array<std::byte, kRecordBytes> gathered;
-  std::size_t filled = 0;
-  const auto flush = [&] {
-    const std::size_t bytes = std::exchange(filled, 0);
-    return bytes == 0 || connection_->encrypt(ConstBytes(gathered).first(bytes));
-  };
   for (ConstBytes piece : pieces) {
-    while (!piece.empty()) {
-      if (output().size() >= kMostOutput) break;
-      // A whole record is encrypted where it lies; less is gathered with what follows.
-      const std::size_t bytes = std::min(piece.size(), kRecordBytes - filled);
-      if (bytes == kRecordBytes) {
-        if (!connection_->encrypt(piece.first(bytes))) return failure();
+    while (!piece.empty() && output().size() < kMostOutput) {
+      std::size_t bytes = 0;
+      if (piece.size() >= kLeastPayload) {
+        bytes = std::min(piece.size(), kPayloadBytes);
+        if (!to.encrypt(record.take(bytes)) || !to.send_payload(piece.first(bytes)))
+          return failure();
       } else {
-        std::memcpy(gathered.data() + filled, piece.data(), bytes);
-        filled += bytes;
-        if (filled == kRecordBytes && !flush()) return failure();
+        if (record.room() == 0 && !to.encrypt(record.take(0))) return failure();
+        bytes = std::min(piece.size(), record.room());
+        record.add(piece.first(bytes));
       }
       taken += bytes;
       piece = piece.subspan(bytes);
     }
     if (!piece.empty()) break;
   }
-  if (!flush()) return failure();
+  if (!to.encrypt(record.take(0))) return failure();
   return taken;
 }
 
@@ -501,7 +659,7 @@ Result<std::size_t> TlsSession::read(std::span<const MutableBytes> pieces) {
   std::size_t total = 0;
   for (MutableBytes piece : pieces) {
     while (!piece.empty()) {
-      const auto got = connection_->decrypt(piece);
+      const auto got = connection_->read_section(piece);
       if (!got.ok()) return total > 0 ? Result<std::size_t>(total) : got;
       if (*got == 0) return total;
       total += *got;
@@ -509,6 +667,15 @@ Result<std::size_t> TlsSession::read(std::span<const MutableBytes> pieces) {
     }
   }
   return total;
+}
+
+bool TlsSession::readable() const {
+  const Connection& from = *connection_;
+  if (from.state == Connection::State::failed || from.opened > 0) return true;
+  if (from.state != Connection::State::done) return false;
+  if (from.outside_left > 0)
+    return from.input.bytes().size() >= from.outside_left + from.tag_bytes();
+  return from.has_record();
 }
 
 }  // namespace muster

@@ -11,6 +11,19 @@
 /// connection. Greetings travel in the clear, so that both sides can say what differs; inside the
 /// connection both compare what they have seen of them. There are no certificates, tickets or early
 /// data. Sources: RFC 8446 and 9257 (external keys), RFC 5869 (HKDF).
+///
+/// OpenSSL's record layer copies every byte three times. So large pieces travel outside of it: the
+/// encrypted stream is a row of sections, each behind 4 bytes:
+///
+///   length u32                  so many bytes follow
+///   length u32, highest bit set a payload of so many bytes follows outside, right behind the
+///   record
+///                               that ends with this
+///
+/// A payload is encrypted by AES-128-GCM and followed by its tag of 16 bytes, with keys that both
+/// sides export from the connection and the payload's number as nonce. Its place and length stand
+/// in the record. `Handshake::Payloads` other than `encrypted`, for networks that are trusted,
+/// leave a payload as it is, behind it a tag (`authenticated`) or nothing (`plain`).
 #pragma once
 
 #include <cstddef>
@@ -31,9 +44,10 @@ class TlsSession {
  public:
   using Side = Handshake::Side;
   using Verdict = Handshake::Verdict;
+  using Payloads = Handshake::Payloads;
 
-  /// AES-GCM is safe for 2^24.5 full records under one key (RFC 8446, 5.5); a new key is taken
-  /// after so many bytes, long before.
+  /// AES-GCM is safe for 2^24.5 records under one key (RFC 8446, 5.5); a new key is taken after so
+  /// many bytes, each record counted as a full one: after 2^22.
   static constexpr std::uint64_t kBytesPerKey = std::uint64_t{64} << 30;  // limit: the cipher's own
 
   TlsSession(Side side, const Handshake::Hello& hello, const Secret& secret,
@@ -67,11 +81,13 @@ class TlsSession {
   /// Acceptor: refuses a peer that is who it says but is not wanted now. Before `done`.
   void set_unwelcome();
 
-  /// Encrypts from the pieces in order and says how many bytes; 0 while 256 KiB of output wait to
+  /// Encrypts from the pieces in order and says how many bytes; 0 while 64 KiB of output wait to
   /// be sent. After a failure: that.
   Result<std::size_t> write(std::span<const ConstBytes> pieces);
   /// Decrypts into the pieces in order and says how many bytes; 0 where nothing whole has come.
   Result<std::size_t> read(std::span<const MutableBytes> pieces);
+  /// Whether `read` has something to give, or to say, of what has come already.
+  bool readable() const;
 
   struct Connection;  ///< private to tls_session.cc
 

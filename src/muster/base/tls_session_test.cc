@@ -112,16 +112,22 @@ TEST(TlsSession, LargeDataArrivesWhole) {
 }
 
 TEST(TlsSession, NewKeysAreTakenAndNobodyNotices) {
-  TlsSession connector(Side::connector, hello(3), kSecret, 1000);
-  TlsSession acceptor(Side::acceptor, hello(5), kSecret, 1000);
-  talk(connector, acceptor);
-  for (int i = 0; i < 100; ++i) {
-    const std::string text = "message " + std::to_string(i) + std::string(100, '.');
-    ASSERT_TRUE(write(connector, text).ok());
-    ASSERT_TRUE(write(acceptor, text).ok());
+  for (const auto payloads : {Handshake::Payloads::encrypted, Handshake::Payloads::authenticated,
+                              Handshake::Payloads::plain}) {
+    auto near = hello(3), far = hello(5);
+    near.payloads = far.payloads = payloads;
+    TlsSession connector(Side::connector, near, kSecret, 1000);  // a key for each record
+    TlsSession acceptor(Side::acceptor, far, kSecret, 1000);
     talk(connector, acceptor);
-    ASSERT_EQ(*read(acceptor), text);
-    ASSERT_EQ(*read(connector), text);
+    for (int i = 0; i < 100; ++i) {
+      const std::string text =
+          "message " + std::to_string(i) + std::string(i % 2 == 0 ? 0 : 9000, '.');
+      ASSERT_TRUE(write(connector, text).ok());
+      ASSERT_TRUE(write(acceptor, text).ok());
+      talk(connector, acceptor, 1000);
+      ASSERT_EQ(*read(acceptor), text);
+      ASSERT_EQ(*read(connector), text);
+    }
   }
 }
 
