@@ -98,7 +98,8 @@ def test_debug_says_what_runs_over_what():
         ), text
     for rank, text in enumerate(said("sockets", "debug")):
         assert re.search(
-            rf"links to rank {1 - rank} over TCP \(shared memory is off\), from [\d.]+:\d+ \(\w+\)",
+            rf"links to rank {1 - rank} over TCP \(shared memory is off\), "
+            r"encrypted \(TLS 1.3\), from [\d.]+:\d+ \(\w+\)",
             text,
         ), text
         assert re.search(

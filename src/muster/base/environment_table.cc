@@ -47,6 +47,10 @@ constexpr EnvironmentVariable kNetwork[] = {
      "Network interfaces for links between hosts, separated by commas. Every rank must name "
      "equally many. Without it: the address from which the store is reached."},
     {"GLOO_SOCKET_IFNAME", "", "The same, if MUSTER_SOCKET_IFNAME is unset."},
+    {"MUSTER_TLS", "full",
+     "What of a link over TCP is encrypted, the same on all ranks. \"control\" leaves payloads of "
+     "tensors readable but authenticated, \"control-plain\" neither. Use these only on networks "
+     "that you trust."},
 };
 
 constexpr EnvironmentVariable kMemory[] = {

@@ -105,8 +105,11 @@ bool Acceptor::accept_from(int listener, TimePoint now) {
   if (options_.admit && !options_.admit(socket.get())) return true;
   if (pending_.size() >= options_.most_pending) drop(pending_.begin());
   const int fd = socket.get();
-  pending_.emplace_back(GuardedDescriptor(std::move(socket)), Handshake::Side::acceptor,
-                        options_.hello, secret_, false, now, now + options_.handshake_limit);
+  pending_.emplace_back(GuardedDescriptor(std::move(socket)), options_.hello, secret_,
+                        PendingConnection::Options{.side = Handshake::Side::acceptor,
+                                                   .way = options_.way,
+                                                   .since = now,
+                                                   .limit = now + options_.handshake_limit});
   const auto connection = std::prev(pending_.end());
   by_descriptor_[fd] = connection;
   epoll_event event{};
@@ -150,12 +153,11 @@ void Acceptor::advance(Pending::iterator connection) {
       drop(connection);
       return;
     case PendingConnection::Progress::done: {
-      const Handshake::Peer peer = connection->handshake().peer();
       ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection->descriptor(), nullptr);
       by_descriptor_.erase(connection->descriptor());
-      GuardedDescriptor socket = connection->take_socket();
+      AuthenticatedSocket socket = connection->take();
       pending_.erase(connection);
-      options_.arrived(std::move(socket), peer);
+      options_.arrived(std::move(socket));
       return;
     }
   }

@@ -2,10 +2,10 @@
 /// the job's secret get further.
 ///
 /// Unauthenticated peers cost little. A connection that has not finished its handshake holds its
-/// socket and a few hundred bytes, is closed after five seconds, and makes room for a newer one if
-/// there are too many. When the process has no descriptor left, the oldest pending connections are
-/// closed first, then one descriptor held in reserve serves, then accepting pauses until there are
-/// descriptors again.
+/// socket and a few hundred bytes (50 KiB from a TLS greeting of the right form on), is closed
+/// after five seconds, and makes room for a newer one if there are too many. When the process has
+/// no descriptor left, the oldest pending connections are closed first, then one descriptor held in
+/// reserve serves, then accepting pauses until there are descriptors again.
 #pragma once
 
 #include <functional>
@@ -25,6 +25,7 @@ namespace muster::transport {
 
 struct AcceptorOptions {
   Handshake::Hello hello;
+  Way way = Way::tcp;  ///< what the listening sockets are
   std::size_t most_pending = 256;
   Duration handshake_limit = std::chrono::seconds(5);  // limit: of a handshake
   /// Looks at a socket before anything is read from it; false closes it. Empty: everybody may try.
@@ -32,7 +33,7 @@ struct AcceptorOptions {
   /// Whether a peer is wanted now (`PendingConnection::Welcome`).
   PendingConnection::Welcome welcome = [](const Handshake::Peer&) { return true; };
   /// A peer that has proved the secret.
-  std::function<void(GuardedDescriptor socket, const Handshake::Peer& peer)> arrived;
+  std::function<void(AuthenticatedSocket)> arrived;
 };
 
 /// Not thread-safe.

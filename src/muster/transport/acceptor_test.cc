@@ -36,9 +36,7 @@ class Hall {
     options.hello = hello();
     options.most_pending = most;
     options.handshake_limit = limit;
-    options.arrived = [this](GuardedDescriptor socket, const Handshake::Peer&) {
-      arrived.push_back(std::move(socket));
-    };
+    options.arrived = [this](AuthenticatedSocket socket) { arrived.push_back(std::move(socket)); };
     acceptor = std::make_unique<Acceptor>(std::move(options), Secret::given(kSecret));
     Descriptor listener = std::move(*listen_on(*SocketAddress::numeric("127.0.0.1", 0), 1024));
     address = *SocketAddress::local_of(listener.get());
@@ -61,9 +59,8 @@ class Hall {
   /// A peer with the secret gets through.
   bool serves() {
     const std::size_t before = arrived.size();
-    PendingConnection connection(GuardedDescriptor(testing::dial(address)),
-                                 Handshake::Side::connector, hello(), Secret::given(kSecret), false,
-                                 TimePoint{}, soon());
+    PendingConnection connection(GuardedDescriptor(testing::dial(address)), hello(),
+                                 Secret::given(kSecret), {.limit = soon()});
     PendingConnection::Progress progress{};
     return until([&] {
       progress = connection.advance([](const Handshake::Peer&) { return true; });
@@ -74,7 +71,7 @@ class Hall {
   std::unique_ptr<Acceptor> acceptor;
   std::optional<TimePoint> held;
   SocketAddress address;
-  std::vector<GuardedDescriptor> arrived;
+  std::vector<AuthenticatedSocket> arrived;
 };
 
 TEST(Acceptor, TheOldestPendingOneMakesRoomForANewOne) {

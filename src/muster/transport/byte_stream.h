@@ -29,9 +29,15 @@ class ByteStream {
   /// Done with the first `bytes` of what `look` has just named.
   virtual void drop([[maybe_unused]] std::size_t bytes) {}
 
+  /// Whether something that `write` took has still to be sent, by the next `write`, of nothing if
+  /// need be, once the descriptor takes more.
+  virtual bool has_unsent() const { return false; }
+  /// Whether `read` has something to give, or to say, of which the descriptor does not tell.
+  virtual bool holds_more() const { return false; }
+
   /// For epoll: readable when `read` may get on. -1 where the owner's mailbox is woken instead.
   virtual int descriptor() const = 0;
-  /// "tcp", "shm", "loopback", "sim".
+  /// "tcp" (encrypted), "shm", "loopback", "sim".
   virtual const char* kind() const = 0;
 };
 

@@ -28,7 +28,10 @@ std::size_t ChannelSender::send_inline(int rank, std::uint64_t tag, ConstBytes d
     return 0;
   const FrameHeader header = eager_header(core_.id, tag, data.size(), call);
   std::size_t took = core_.links.writer.batch(*link, header, data);
-  if (took == 0) took = link->write_inline(header, data);
+  if (took == 0) {
+    took = link->write_inline(header, data);
+    if (link->has_output()) core_.links.writer.mark_dirty(*link);
+  }
   if (took == 0) return 0;
   ++engine.pass.traffic.messages;
   credit.spend(data.size());

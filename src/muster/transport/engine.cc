@@ -168,7 +168,7 @@ bool Engine::everything_said() {
   return std::none_of(links.begin(), links.end(), [this](const auto& link) {
     if (!link || !context_.ranks.gone(link->peer()).ok()) return false;
     if (!link->up()) return link->flags.connecting;
-    return link->protocol.out.has_output() ||
+    return link->has_output() ||
            (link->has_descriptor() && !link->close.acknowledged && !link->close.received);
   });
 }

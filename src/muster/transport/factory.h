@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "muster/base/handshake.h"
 #include "muster/base/secret.h"
 #include "muster/base/status.h"
 #include "muster/base/tunables_fixed.h"
@@ -24,6 +25,8 @@ struct ConnectorOptions {
   std::size_t ring_bytes = fixed::kFragmentBytes / 2;  ///< of each ordered pair's shared ring
   std::size_t segment_bytes =
       std::size_t{1} << 33;  ///< address space for groups' segments and staging, taken as used
+  Handshake::Role role = Handshake::Role::link;
+  Handshake::Payloads payloads = Handshake::Payloads::encrypted;  ///< the same on every rank
   /// For tests: ranks with different labels do not count as one host.
   std::string host_label;
 };

@@ -37,6 +37,11 @@ void FailureDetector::on_stream_end(Link& link, const Status& why) {
   if (link.close.received) return leave(peer);
   if (has_left(word)) return suspect_left(peer);
   if (reason.code() == Code::internal) return declare_dead(peer, reason);
+  if (reason.code() == Code::refused)
+    return declare_dead(peer, Status(Code::peer_failed,
+                                     "the " + kind + " connection to " + rank_text(peer) +
+                                         " is cut: " + reason.message(),
+                                     {peer}));
   suspect(peer, word == OwnWord::troubled ? kHoldForGivenUp : kHoldForCause,
           Status(Code::peer_failed,
                  rank_text(peer) + " is gone: its " + kind +

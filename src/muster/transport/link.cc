@@ -29,12 +29,13 @@ bool Link::header_alone() const {
 }
 
 // Where a descriptor tells when there is more, a stream that gave or took less than it might is not
-// asked again: that would be a system call for nothing.
+// asked again: that would be a system call for nothing. What a stream holds itself nobody tells of,
+// so that is read to its end.
 
 bool Link::read_some() {
   const bool tells_of_news = has_descriptor();
   std::size_t total = 0;
-  while (up() && total < fixed::kIoShare) {
+  while (up() && (total < fixed::kIoShare || stream->holds_more())) {
     std::array<MutableBytes, 2> pieces;
     const std::size_t count = protocol.in.input(pieces, header_alone());
     const std::size_t room = total_of(std::span<const MutableBytes>(pieces.data(), count));
@@ -54,7 +55,7 @@ bool Link::read_some() {
                      {peer_});
       return true;
     }
-    if (*got < room && tells_of_news) break;
+    if (*got < room && tells_of_news && !stream->holds_more()) break;
   }
   return total > 0;
 }
@@ -98,24 +99,22 @@ bool Link::write_some() {
   const bool tells_of_news = has_descriptor();
   std::size_t total = 0;
   flags.stuck = false;
-  while (up() && total < fixed::kIoShare && protocol.out.has_output()) {
+  while (up() && total < fixed::kIoShare && has_output()) {
     std::array<ConstBytes, FrameWriter::kMaxPieces> pieces;
-    const std::size_t count = protocol.out.output(pieces);
+    const std::size_t count = protocol.out.has_output() ? protocol.out.output(pieces) : 0;
     const std::size_t offered = total_of(std::span<const ConstBytes>(pieces.data(), count));
     const Result<std::size_t> took = stream->write(std::span(pieces.data(), count));
     if (!took) {
       write_failure = took.status();
       break;
     }
-    if (*took == 0) {
-      flags.stuck = true;
-      break;
+    if (*took > 0) {
+      total += *took;
+      ++engine_.pass.traffic.writes;
+      protocol.out.sent(*took);
     }
-    total += *took;
-    ++engine_.pass.traffic.writes;
-    protocol.out.sent(*took);
-    if (*took < offered && tells_of_news) {
-      flags.stuck = protocol.out.has_output();
+    if (*took == 0 || (*took < offered && tells_of_news) || stream->has_unsent()) {
+      flags.stuck = has_output();
       break;
     }
   }

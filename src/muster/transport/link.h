@@ -49,7 +49,9 @@ class Link final {
   bool has_descriptor() const { return up() && stream->descriptor() >= 0; }
   /// Whether its stream stands or is on its way.
   bool up_or_connecting() const { return up() || flags.connecting; }
-  bool busy() const { return !messages.empty() || protocol.out.has_output(); }
+  bool busy() const { return !messages.empty() || has_output(); }
+  /// Whether something waits to be written, in the protocol or in the stream.
+  bool has_output() const { return protocol.out.has_output() || (up() && stream->has_unsent()); }
 
   /// Reads and writes what is possible now, within a share of one pass. True where anything moved.
   bool read_some();

@@ -17,6 +17,7 @@ Status LinkPoller::open() {
 void LinkPoller::add(Link& link) {
   if (!link.has_descriptor() || !ready_) return plain_.push_back(&link);
   end_aside();
+  if (link.stream->holds_more()) holding_.push_back(&link);
   ready_->add(link.stream->descriptor(), link.peer());
   with_descriptor_.push_back(&link);
 }
@@ -44,6 +45,12 @@ bool LinkPoller::read(Link& link) {
   const bool moved = link.read_some();
   link.flags.in_service = false;
   if (!link.ended.ok()) engine_.failures->on_stream_end(link, link.ended);
+  return moved;
+}
+
+bool LinkPoller::read_holding() {
+  bool moved = false;
+  for (Link* link : std::exchange(holding_, {})) moved |= read(*link);
   return moved;
 }
 

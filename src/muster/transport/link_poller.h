@@ -35,7 +35,7 @@ class LinkPoller {
   /// Reads every link that may have something. Calls `writable(link)` for those that take more.
   template <class Writable>
   bool poll(bool may_set_aside, const Writable& writable) {
-    bool moved = false;
+    bool moved = read_holding();
     if (ready_) {
       const bool few = with_descriptor_.size() <= kFew;
       const bool all = !few || (!aside_ && ++passes_ % kPlainPasses == 0);
@@ -74,6 +74,7 @@ class LinkPoller {
     }
     return moved;
   }
+  bool read_holding();
   bool poll_few();
   bool poll_plain();
   void set_aside();
@@ -83,7 +84,8 @@ class LinkPoller {
   std::unique_ptr<ReadySet> ready_;  // null without threads
   std::vector<Link*> plain_;         // null: ended in this pass
   std::vector<Link*> with_descriptor_;
-  bool aside_ = false;  // those with a descriptor are not in the set
+  std::vector<Link*> holding_;  // new ones whose stream came with something to read
+  bool aside_ = false;          // those with a descriptor are not in the set
   std::uint64_t passes_ = 0;
 };
 

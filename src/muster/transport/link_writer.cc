@@ -42,14 +42,14 @@ void LinkWriter::release_batches() {
 void LinkWriter::flush() {
   for (std::size_t i = 0; i < dirty_.size();) {
     Link& link = *dirty_[i];
-    if (link.up() && link.protocol.out.has_output() && !link.flags.in_service) link.write_some();
+    if (link.up() && link.has_output() && !link.flags.in_service) link.write_some();
     if (!link.write_failure.ok() && link.up()) {
       // Why the peer is gone may still be waiting to be read.
       poller_.read(link);
       if (link.up()) engine_.failures->on_stream_end(link, link.write_failure);
     }
-    poller_.poll_for_room(link, link.flags.stuck && link.protocol.out.has_output());
-    if (link.up() && link.protocol.out.has_output()) {
+    poller_.poll_for_room(link, link.flags.stuck && link.has_output());
+    if (link.up() && link.has_output()) {
       ++i;
       continue;
     }
@@ -61,8 +61,7 @@ void LinkWriter::flush() {
 
 bool LinkWriter::could_write_more() const {
   return std::any_of(dirty_.begin(), dirty_.end(), [](const Link* link) {
-    return link->up() && !link->flags.stuck && !link->flags.in_service &&
-           link->protocol.out.has_output();
+    return link->up() && !link->flags.stuck && !link->flags.in_service && link->has_output();
   });
 }
 

@@ -29,24 +29,24 @@ Status LocalServer::listen(const std::string& name, const Handshake::Hello& hell
   if (!listener) return listener.status();
   AcceptorOptions options;
   options.hello = hello;
+  options.way = Way::unix_socket;
   options.admit = is_same_user;
-  options.arrived = [this](GuardedDescriptor socket, const Handshake::Peer& peer) {
-    answer(std::move(socket), peer);
-  };
+  options.arrived = [this](const AuthenticatedSocket& asks) { answer(asks); };
   acceptor_ = std::make_unique<Acceptor>(std::move(options), secret);
   return acceptor_->serve(std::move(*listener));
 }
 
 /// A local rank that has proved the secret asks for memory.
-void LocalServer::answer(GuardedDescriptor socket, const Handshake::Peer& peer) const {
-  switch (static_cast<Want>(peer.note)) {
-    case Want::region: return answer_with(socket.get(), region_file_.get());
+void LocalServer::answer(const AuthenticatedSocket& asks) const {
+  const int socket = asks.socket.get();
+  switch (static_cast<Want>(asks.peer.note)) {
+    case Want::region: return answer_with(socket, region_file_.get());
     case Want::arena: {
       const shm::Arena* const arena = shm::Arena::if_made();
-      return answer_with(socket.get(), arena != nullptr ? arena->descriptor() : -1);
+      return answer_with(socket, arena != nullptr ? arena->descriptor() : -1);
     }
   }
-  answer_with(socket.get(), -1);
+  answer_with(socket, -1);
 }
 
 void LocalServer::serve() {

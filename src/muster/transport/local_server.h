@@ -31,7 +31,7 @@ class LocalServer {
   TimePoint next_timer() const { return acceptor_->next_timer(); }
 
  private:
-  void answer(GuardedDescriptor socket, const Handshake::Peer& peer) const;
+  void answer(const AuthenticatedSocket& asks) const;
   void serve();
 
   std::unique_ptr<Acceptor> acceptor_;

@@ -106,8 +106,8 @@ Result<Descriptor> fetch_locally(const std::string& name, Want want, Handshake::
                                      " is run by another user: it is not a rank of this job");
   }
   hello.note = static_cast<std::uint64_t>(want);
-  PendingConnection connection(GuardedDescriptor(std::move(*socket)), Handshake::Side::connector,
-                               hello, secret, false, TimePoint{}, deadline);
+  PendingConnection connection(GuardedDescriptor(std::move(*socket)), hello, secret,
+                               {.way = Way::unix_socket, .limit = deadline});
   for (;;) {
     const auto progress = connection.advance([](const Handshake::Peer&) { return true; });
     if (progress == PendingConnection::Progress::failed) return connection.failure();

@@ -13,28 +13,49 @@
 namespace muster::transport {
 namespace {
 
-// What each side receives in the handshake (`handshake.h`): a greeting, then a proof; or a
+// What each side receives over a Unix socket (`handshake.h`): a greeting, then a proof; or a
 // greeting, then a verdict and a proof.
 constexpr std::size_t kGreetingBytes = 128;
 constexpr std::size_t kConnectorSends = kGreetingBytes + 32;
 constexpr std::size_t kAcceptorSends = kGreetingBytes + 1 + 32;
+constexpr std::size_t kMostAtOnce = 1024;  // limit: of unauthenticated peers
 
 bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
 }  // namespace
 
-PendingConnection::PendingConnection(GuardedDescriptor socket, Handshake::Side side,
-                                     const Handshake::Hello& hello, const Secret& secret,
-                                     bool connecting, TimePoint since, TimePoint limit)
+PendingConnection::PendingConnection(GuardedDescriptor socket, const Handshake::Hello& hello,
+                                     const Secret& secret, const Options& options)
     : socket_(std::move(socket)),
-      handshake_(side, hello, secret),
-      side_(side),
-      connecting_(connecting),
-      since_(since),
-      limit_(limit) {}
+      talk_(options.way == Way::tcp
+                ? Talk(std::in_place_type<TlsSession>, options.side, hello, secret)
+                : Talk(std::in_place_type<Handshake>, options.side, hello, secret)),
+      options_(options) {}
+
+bool PendingConnection::done() const {
+  return std::visit([](const auto& talk) { return talk.done(); }, talk_);
+}
+
+bool PendingConnection::failed() const {
+  return std::visit([](const auto& talk) { return talk.failed(); }, talk_);
+}
+
+const Handshake::Peer& PendingConnection::peer() const {
+  return std::visit([](const auto& talk) -> const Handshake::Peer& { return talk.peer(); }, talk_);
+}
+
+Handshake::Verdict PendingConnection::verdict() const {
+  return std::visit([](const auto& talk) { return talk.verdict(); }, talk_);
+}
+
+AuthenticatedSocket PendingConnection::take() {
+  AuthenticatedSocket taken{std::move(socket_), std::nullopt, peer()};
+  if (auto* tls = std::get_if<TlsSession>(&talk_)) taken.tls.emplace(std::move(*tls));
+  return taken;
+}
 
 std::uint32_t PendingConnection::epoll_events() const {
-  if (connecting_) return EPOLLOUT;
+  if (options_.connecting) return EPOLLOUT;
   return outbox_.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT;
 }
 
@@ -48,7 +69,7 @@ bool PendingConnection::finish_connect() {
   socklen_t length = sizeof error;
   ::getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &length);
   if (error == 0) {
-    if (SocketAddress::peer_of(socket_.get()).ok()) connecting_ = false;
+    if (SocketAddress::peer_of(socket_.get()).ok()) options_.connecting = false;
     return true;
   }
   nobody_there_ = error == ECONNREFUSED;
@@ -57,7 +78,7 @@ bool PendingConnection::finish_connect() {
 }
 
 bool PendingConnection::flush() {
-  outbox_ += handshake_.take_output();
+  outbox_ += std::visit([](auto& talk) { return talk.take_output(); }, talk_);
   while (!outbox_.empty()) {
     const ssize_t sent =
         ::send(socket_.get(), outbox_.data(), outbox_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -72,14 +93,17 @@ bool PendingConnection::flush() {
   return true;
 }
 
+/// The greeting is taken alone, so that the peer can be asked about before its proof is looked at.
+std::size_t PendingConnection::wanted() const {
+  if (received_ < kGreetingBytes) return kGreetingBytes - received_;
+  if (options_.way == Way::tcp) return kMostAtOnce;
+  const bool accepts = options_.side == Handshake::Side::acceptor;
+  return (accepts ? kConnectorSends : kAcceptorSends) - received_;
+}
+
 int PendingConnection::receive_some(const Welcome& welcome) {
-  // The greeting is taken alone, so that the peer can be asked about before its proof is looked at.
-  const std::size_t all = side_ == Handshake::Side::acceptor ? kConnectorSends : kAcceptorSends;
-  const std::size_t wanted =
-      received_ < kGreetingBytes ? kGreetingBytes - received_ : all - received_;
-  std::array<std::byte, kAcceptorSends> input;
-  const ssize_t got =
-      ::recv(socket_.get(), input.data(), std::min(wanted, input.size()), MSG_DONTWAIT);
+  std::array<std::byte, kMostAtOnce> input;
+  const ssize_t got = ::recv(socket_.get(), input.data(), wanted(), MSG_DONTWAIT);
   if (got < 0 && errno == EINTR) return 1;
   if (got < 0 && would_block(errno)) return 0;
   if (got <= 0) {
@@ -87,30 +111,39 @@ int PendingConnection::receive_some(const Welcome& welcome) {
                        : Status(Code::closed, "the other side hung up during the handshake");
     return -1;
   }
-  if (side_ == Handshake::Side::acceptor && received_ >= kGreetingBytes &&
-      !welcome(handshake_.peer()))
-    handshake_.set_unwelcome();
+  if (options_.side == Handshake::Side::acceptor && received_ >= kGreetingBytes && !welcome(peer()))
+    std::visit([](auto& talk) { talk.set_unwelcome(); }, talk_);
   received_ += static_cast<std::size_t>(got);
-  handshake_.feed(ConstBytes(input).first(static_cast<std::size_t>(got)));
+  const ConstBytes bytes = ConstBytes(input).first(static_cast<std::size_t>(got));
+  std::visit([bytes](auto& talk) { talk.feed(bytes); }, talk_);
   return 1;
 }
 
+/// What was sent together with a greeting that is refused: left unread it would take the refusal
+/// back when the socket is closed.
+void PendingConnection::drain() const {
+  std::array<std::byte, kMostAtOnce> ignored;
+  [[maybe_unused]] const ssize_t got =
+      ::recv(socket_.get(), ignored.data(), ignored.size(), MSG_DONTWAIT);
+}
+
 PendingConnection::Progress PendingConnection::advance(const Welcome& welcome) {
-  if (connecting_ && !finish_connect()) return Progress::failed;
-  if (connecting_) return Progress::waiting;
+  if (options_.connecting && !finish_connect()) return Progress::failed;
+  if (options_.connecting) return Progress::waiting;
   if (!flush()) return Progress::failed;
-  while (!handshake_.done() && !handshake_.failed()) {
+  while (!done() && !failed()) {
     const int got = receive_some(welcome);
     if (got < 0) return Progress::failed;
     if (got == 0) break;
-    if (!flush() && !handshake_.failed()) return Progress::failed;
+    if (!flush() && !failed()) return Progress::failed;
   }
-  if (handshake_.failed()) {
+  if (failed()) {
+    drain();
     ::shutdown(socket_.get(), SHUT_WR);  // lets a refusal that is on its way arrive
-    return fail(handshake_.failure());
+    return fail(std::visit([](const auto& talk) { return talk.failure(); }, talk_));
   }
   // The acceptor's proof must have left before the stream's first bytes may follow it.
-  return handshake_.done() && outbox_.empty() ? Progress::done : Progress::waiting;
+  return done() && outbox_.empty() ? Progress::done : Progress::waiting;
 }
 
 }  // namespace muster::transport

@@ -1,16 +1,28 @@
-/// One socket on its way through the handshake, from either side. Never reads a byte beyond it:
-/// what follows belongs to the stream.
+/// One socket on its way to being a peer's, from either side: over TCP through a TLS handshake,
+/// over a Unix socket through the mutual proof of the job's secret.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
+#include <variant>
 
 #include "muster/base/clock.h"
 #include "muster/base/fork_guard.h"
 #include "muster/base/handshake.h"
+#include "muster/base/tls_session.h"
 
 namespace muster::transport {
+
+enum class Way : std::uint8_t { unix_socket, tcp };
+
+/// A socket whose other side has proved the job's secret.
+struct AuthenticatedSocket {
+  GuardedDescriptor socket;
+  std::optional<TlsSession> tls;  ///< over TCP: done, and may hold what followed the handshake
+  Handshake::Peer peer;
+};
 
 class PendingConnection {
  public:
@@ -19,43 +31,54 @@ class PendingConnection {
   /// itself is not proved yet.
   using Welcome = std::function<bool(const Handshake::Peer&)>;
 
-  /// `connecting`: the socket's connect is still under way.
-  PendingConnection(GuardedDescriptor socket, Handshake::Side side, const Handshake::Hello& hello,
-                    const Secret& secret, bool connecting, TimePoint since, TimePoint limit);
+  struct Options {
+    Handshake::Side side = Handshake::Side::connector;
+    Way way = Way::tcp;
+    bool connecting = false;  ///< the socket's connect is still under way
+    TimePoint since{};
+    TimePoint limit = TimePoint::max();
+  };
+  PendingConnection(GuardedDescriptor socket, const Handshake::Hello& hello, const Secret& secret,
+                    const Options& options);
 
   /// Goes on as far as it can without waiting. Takes account of `welcome` on the acceptor's side.
+  /// Over a Unix socket no byte beyond the handshake is read.
   Progress advance(const Welcome& welcome);
   /// Once failed: a refusal (Code::refused), or what became of the socket (Code::network,
   /// Code::closed).
   const Status& failure() const { return failure_; }
-  const Handshake& handshake() const { return handshake_; }
+  const Handshake::Peer& peer() const;
+  /// Why the handshake failed; `accepted` while it has not.
+  Handshake::Verdict verdict() const;
   /// The other side wants no second connection with us: a crossing was lost.
-  bool lost_crossing() const {
-    return handshake_.failed() && handshake_.verdict() == Handshake::Verdict::unwelcome;
-  }
+  bool lost_crossing() const { return verdict() == Handshake::Verdict::unwelcome; }
   /// The connect itself was answered by "nobody listens here".
   bool nobody_there() const { return nobody_there_; }
 
   int descriptor() const { return socket_.get(); }
   std::uint32_t epoll_events() const;
-  GuardedDescriptor take_socket() { return std::move(socket_); }
-  TimePoint since() const { return since_; }
-  TimePoint limit() const { return limit_; }
+  /// Once done; nothing is left here then.
+  AuthenticatedSocket take();
+  TimePoint since() const { return options_.since; }
+  TimePoint limit() const { return options_.limit; }
 
  private:
+  using Talk = std::variant<Handshake, TlsSession>;
+
+  bool done() const;
+  bool failed() const;
+  std::size_t wanted() const;
   bool finish_connect();
   bool flush();
   /// 0 where nothing more is there now; -1 where the socket failed or ended.
   int receive_some(const Welcome& welcome);
+  void drain() const;
   Progress fail(Status status);
 
   GuardedDescriptor socket_;
-  Handshake handshake_;
-  Handshake::Side side_;
-  bool connecting_;
+  Talk talk_;
+  Options options_;
   bool nobody_there_ = false;
-  TimePoint since_;
-  TimePoint limit_;
   std::string outbox_;
   std::size_t received_ = 0;
   Status failure_;

@@ -10,6 +10,7 @@
 
 #include "muster/base/host_barrier.h"
 #include "muster/base/log.h"
+#include "muster/base/tls_setting.h"
 #include "muster/base/tunables.h"
 #include "muster/transport/listen_addresses.h"
 #include "muster/wait/topology.h"
@@ -55,7 +56,7 @@ std::uint64_t random_number() {
 
 /// Of what both ends of a link or a region must share.
 std::uint64_t build_hash() {
-  const auto hash = short_hash("muster transport: frames 3, region 2, contact 2");
+  const auto hash = short_hash("muster transport: frames 3, region 2, contact 3");
   std::uint64_t value = 0;
   std::memcpy(&value, hash.data(), sizeof value);
   return value | 1;  // 0 would not be compared
@@ -80,12 +81,13 @@ Result<std::string> SocketConnector::own_address(TimePoint deadline) {
   self.local_name = "muster-" + std::to_string(name_parts[0]) + "-" + std::to_string(name_parts[1]);
 
   Handshake::Hello hello;
-  hello.role = Handshake::Role::link;
+  hello.role = options_.role;
   hello.rank = options_.rank;
   hello.world_size = options_.world_size;
   hello.job = options_.job;
   hello.build = build_hash();
   hello.note = self.nonce;
+  hello.payloads = options_.payloads;
 
   if (Status made = wakeups_.open(); !made) return made;
   // Without a secret no process beyond this host can be a rank.
@@ -183,6 +185,7 @@ std::string SocketConnector::describe_links(const MeetingVerdict& own) const {
   if (elsewhere.empty()) return text;
   text += (here.empty() ? " to " : "; to ") + some_of(elsewhere) + " over TCP";
   if (!own.reason.empty()) text += " (" + own.reason + ")";
+  text += ", " + describe(options_.payloads);
   for (const auto& address : links_->addresses())
     text += (&address == &links_->addresses().front() ? ", from " : " and ") + address.text() +
             interface_of(address);

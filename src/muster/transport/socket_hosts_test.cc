@@ -54,13 +54,11 @@ TEST(SocketConnectorStrangers, WrongSecretOldLifeAndSecondStreamAreTurnedAway) {
         hello.world_size = 2;
         hello.job = "test";
         hello.note = nonce;
-        PendingConnection connection(GuardedDescriptor(testing::dial(target.addresses[0])),
-                                     Handshake::Side::connector, hello, secret, false, TimePoint{},
-                                     soon());
+        PendingConnection connection(GuardedDescriptor(testing::dial(target.addresses[0])), hello,
+                                     secret, {.limit = soon()});
         for (;;) {
           const auto progress = connection.advance([](const Handshake::Peer&) { return true; });
-          if (progress != PendingConnection::Progress::waiting)
-            return connection.handshake().verdict();
+          if (progress != PendingConnection::Progress::waiting) return connection.verdict();
           pollfd wait{connection.descriptor(), POLLIN, 0};
           ::poll(&wait, 1, 100);
         }

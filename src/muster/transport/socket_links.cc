@@ -13,6 +13,7 @@
 
 #include "muster/base/log.h"
 #include "muster/transport/tcp_stream.h"
+#include "muster/transport/tls_stream.h"
 
 namespace muster::transport {
 namespace {
@@ -30,15 +31,13 @@ constexpr int kBacklog = 1024;                // limit: of a socket
 SocketLinks::SocketLinks(Handshake::Hello hello, Secret secret)
     : hello_(hello),
       secret_(secret),
-      acceptor_(
-          AcceptorOptions{.hello = hello,
-                          .admit = {},
-                          .welcome = [this](const Handshake::Peer& peer) { return welcomes(peer); },
-                          .arrived =
-                              [this](GuardedDescriptor socket, const Handshake::Peer& peer) {
-                                establish(peer.rank, std::move(socket));
-                              }},
-          std::move(secret)) {}
+      acceptor_(AcceptorOptions{
+                    .hello = hello,
+                    .way = Way::tcp,
+                    .admit = {},
+                    .welcome = [this](const Handshake::Peer& peer) { return welcomes(peer); },
+                    .arrived = [this](AuthenticatedSocket with) { establish(std::move(with)); }},
+                std::move(secret)) {}
 
 Status SocketLinks::listen(const std::vector<SocketAddress>& addresses, bool pinned) {
   pinned_ = pinned;
@@ -122,8 +121,10 @@ void SocketLinks::start(int to, Attempt& attempt, TimePoint now) {
     return retry(attempt, now);
   }
   attempt.connection = std::make_unique<PendingConnection>(
-      GuardedDescriptor(std::move(socket)), Handshake::Side::connector, hello_, secret_, true, now,
-      std::min(attempt.deadline, now + kHandshakeLimit));
+      GuardedDescriptor(std::move(socket)), hello_, secret_,
+      PendingConnection::Options{.connecting = true,
+                                 .since = now,
+                                 .limit = std::min(attempt.deadline, now + kHandshakeLimit)});
 }
 
 void SocketLinks::advance(int to, TimePoint now) {
@@ -142,7 +143,7 @@ void SocketLinks::advance(int to, TimePoint now) {
 }
 
 void SocketLinks::finish(int to, Attempt& attempt) {
-  const Handshake::Peer& who = attempt.connection->handshake().peer();
+  const Handshake::Peer& who = attempt.connection->peer();
   if (who.rank != to || who.note != peer(to).nonce || who.world_size != hello_.world_size) {
     return fail(
         to, Status(Code::refused,
@@ -153,20 +154,22 @@ void SocketLinks::finish(int to, Attempt& attempt) {
                    {to}));
   }
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, attempt.connection->descriptor(), nullptr);
-  establish(to, attempt.connection->take_socket());
+  establish(attempt.connection->take());
 }
 
-void SocketLinks::establish(int with, GuardedDescriptor socket) {
-  attempts_.erase(with);
-  linked_[static_cast<std::size_t>(with)] = true;
+void SocketLinks::establish(AuthenticatedSocket with) {
+  const int rank = with.peer.rank;
+  attempts_.erase(rank);
+  linked_[static_cast<std::size_t>(rank)] = true;
   if (logs(LogLevel::debug)) {
-    const auto here = SocketAddress::local_of(socket.get()),
-               there = SocketAddress::peer_of(socket.get());
+    const auto here = SocketAddress::local_of(with.socket.get()),
+               there = SocketAddress::peer_of(with.socket.get());
     log(LogLevel::debug,
-        "connected to " + peer(with).name + " over TCP" +
+        "connected to " + peer(rank).name + " over TCP" +
             (here && there ? ", from " + here->text() + " to " + there->text() : std::string()));
   }
-  events_->on_stream(with, make_tcp_stream(std::move(socket)));
+  events_->on_stream(
+      rank, make_tls_stream(make_tcp_stream(std::move(with.socket)), std::move(*with.tls)));
 }
 
 void SocketLinks::on_failure(int to, Attempt& attempt, TimePoint now) {

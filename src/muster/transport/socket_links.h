@@ -70,7 +70,7 @@ class SocketLinks {
   void on_failure(int peer, Attempt& attempt, TimePoint now);
   void retry(Attempt& attempt, TimePoint now);
   void fail(int peer, Status cause);
-  void establish(int peer, GuardedDescriptor socket);
+  void establish(AuthenticatedSocket with);
   const Peer& peer(int rank) const { return book_[static_cast<std::size_t>(rank)]; }
 
   Handshake::Hello hello_;

@@ -1,4 +1,5 @@
-/// A byte stream over a connected, authenticated socket.
+/// A byte stream over a connected socket, as it is: what goes between processes stands on it
+/// (`tls_stream.h`).
 #pragma once
 
 #include <memory>
