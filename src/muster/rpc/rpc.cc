@@ -12,6 +12,7 @@
 #include "muster/rpc/introduction.h"
 #include "muster/rpc/layers.h"
 #include "muster/store/rendezvous.h"
+#include "muster/store/signed_texts.h"
 #include "muster/transport/job_fabric.h"
 
 namespace muster::rpc {
@@ -88,9 +89,12 @@ std::shared_ptr<Agent> init_native(const BackendRequest& request) {
     group::raise_from_store(found.status().with_context("init_rpc of '" + request.name + "'"));
 
   // Together with the names go the maps, since answers use the maps of those who asked.
-  auto all = found->store->all_gather("workers", found->rank, found->world_size,
-                                      introduce(request.name, request.options),
-                                      time_left(steady_clock(), deadline));
+  const auto secret = Secret::from_environment();
+  if (!secret.ok()) group::raise_from_store(secret.status().with_context("init_rpc"));
+  const store::SignedTexts texts(*secret, found->job, found->world_size);
+  auto all = texts.all_gather(*found->store, "workers", found->rank,
+                              introduce(request.name, request.options),
+                              time_left(steady_clock(), deadline));
   if (!all.ok())
     group::raise_from_store(
         all.status().with_context("init_rpc: '" + request.name + "' waits for the other workers"));
@@ -109,6 +113,7 @@ std::shared_ptr<Agent> init_native(const BackendRequest& request) {
 
   options.meeting_place = found->store;
   transport::JobFabricOptions fabric;
+  fabric.role = Handshake::Role::rpc;
   fabric.timeout = request.join_timeout;
   fabric.deadline = deadline;
   fabric.shared_memory = request.options.shared_memory;

@@ -6,6 +6,7 @@
 #include "muster/base/secret.h"
 #include "muster/store/factory.h"
 #include "muster/store/request.h"
+#include "muster/store/signed_texts.h"
 
 namespace muster::store {
 namespace {
@@ -66,6 +67,9 @@ Result<Rendezvous> join(const std::shared_ptr<Store>& store, const JoinOptions& 
   // on the same store, finds no old marks. What the members throw together makes a name that nobody
   // had before.
   const std::string key = join_key(options.scope, options.group_name);
+  const auto secret = Secret::from_environment();
+  if (!secret) return secret.status().with_context(cannot_join(options.rank, options));
+  const SignedTexts texts(*secret, {}, options.world_size);
   const std::string token = random_token();
   int rank = std::max(options.rank, 0);
   const auto tcp = options.attend ? std::dynamic_pointer_cast<TcpStore>(store) : nullptr;
@@ -78,7 +82,8 @@ Result<Rendezvous> join(const std::shared_ptr<Store>& store, const JoinOptions& 
     if (Status attends = attend(key); !attends) return explain(attends, rank, options);
   }
   const auto joins = tcp ? tcp->count_joins() : Result<std::int64_t>(std::int64_t{1});
-  auto tokens = store->all_gather(key, rank, options.world_size, token,
+  std::string mine = texts.sign(key, rank, token);
+  auto tokens = store->all_gather(key, rank, options.world_size, mine,
                                   time_left(steady_clock(), options.deadline));
   // Nobody has joined through it before, so it was this run's: no other one comes in its place.
   if (tokens.status().code() == Code::network && joins && *joins == 0)
@@ -86,10 +91,14 @@ Result<Rendezvous> join(const std::shared_ptr<Store>& store, const JoinOptions& 
                     tokens.status().ranks());
   while (options.rank < 0 && tokens.status().code() == Code::mismatch &&
          ++rank < options.world_size) {
-    tokens = store->all_gather(key, rank, options.world_size, token,
+    mine = texts.sign(key, rank, token);
+    tokens = store->all_gather(key, rank, options.world_size, mine,
                                time_left(steady_clock(), options.deadline));
   }
   if (!tokens) return explain(tokens.status(), options.rank < 0 ? -1 : rank, options);
+  // Each rank's own token is among them, so nobody can play what an earlier job has put there.
+  if (const auto right = texts.open(key, rank, mine, *tokens); !right)
+    return explain(right.status(), rank, options);
   std::string all;
   for (const std::string& each : *tokens) all += each;
   Rendezvous joined;

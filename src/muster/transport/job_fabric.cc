@@ -6,7 +6,9 @@
 #include "muster/base/bytes.h"
 #include "muster/base/env.h"
 #include "muster/base/secret.h"
+#include "muster/base/tls_setting.h"
 #include "muster/base/tunables.h"
+#include "muster/store/signed_texts.h"
 #include "muster/transport/factory.h"
 #include "muster/transport/process_failure.h"
 
@@ -26,6 +28,16 @@ std::vector<std::string> interfaces_from_environment() {
 }
 
 namespace {
+
+/// What lies in the store carries a proof of the secret.
+Exchange exchange_signed(const store::Rendezvous& found, const Secret& secret, TimePoint deadline) {
+  const store::SignedTexts texts(secret, found.job, found.world_size);
+  return [=, store = found.store, rank = found.rank](const std::string& round,
+                                                     const std::string& mine) {
+    return texts.all_gather(*store, "fabric/" + round, rank, mine,
+                            time_left(steady_clock(), deadline));
+  };
+}
 
 /// With the ranks' addresses, so that it takes no round of its own. A rank whose overrides of
 /// numbers are wrong says so, and no rank goes on.
@@ -67,6 +79,8 @@ Result<std::shared_ptr<Fabric>> join_fabric(const store::Rendezvous& found,
                                             const JobFabricOptions& options) {
   auto secret = Secret::from_environment();
   if (!secret) return secret.status();
+  const auto payloads = payloads_from_environment();
+  if (!payloads) return payloads.status();
 
   ConnectorOptions connector;
   connector.rank = found.rank;
@@ -76,6 +90,8 @@ Result<std::shared_ptr<Fabric>> join_fabric(const store::Rendezvous& found,
   connector.interfaces = options.interfaces;
   connector.towards = found.host;
   connector.any_host = found.any_host;
+  connector.role = options.role;
+  connector.payloads = *payloads;
   if (options.ring_bytes) connector.ring_bytes = *options.ring_bytes;
 
   FabricOptions fabric;
@@ -85,9 +101,8 @@ Result<std::shared_ptr<Fabric>> join_fabric(const store::Rendezvous& found,
   fabric.deadline = options.deadline;
   fabric.rules = options.rules;
 
-  auto exchange = compare_on_the_way(
-      exchange_over(found.store, "fabric", found.rank, found.world_size, options.deadline),
-      options.terms);
+  auto exchange =
+      compare_on_the_way(exchange_signed(found, *secret, options.deadline), options.terms);
   auto made = Fabric::create(
       fabric, make_socket_connector(std::move(connector), std::move(*secret)), exchange);
   if (!made) return made.status();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "muster/base/clock.h"
+#include "muster/base/handshake.h"
 #include "muster/base/status.h"
 #include "muster/store/rendezvous.h"
 #include "muster/transport/fabric.h"
@@ -26,12 +27,14 @@ struct JobFabricOptions {
   Duration timeout = std::chrono::minutes(30);  ///< as in FabricOptions
   TimePoint deadline = TimePoint::max();
   const FingerprintRules* rules = nullptr;
+  Handshake::Role role = Handshake::Role::link;  ///< of its links: they have keys of their own
   /// What else must be the same on every rank, as people read it. It travels with the ranks'
   /// addresses; where it is not, Code::mismatch with rank 0's and the other's, naming that one.
   std::string terms = {};
 };
 
-/// Sockets, and shared memory within a host, with the secret of the environment. Blocks until all
+/// Sockets, and shared memory within a host, with the secret of the environment. What ranks tell
+/// each other through the store carries a proof of that (`store/signed_texts.h`). Blocks until all
 /// ranks have met, up to the deadline. Where the process fails, the other ranks are told
 /// (process_failure.h).
 Result<std::shared_ptr<Fabric>> join_fabric(const store::Rendezvous& found,
