@@ -126,6 +126,7 @@ class Choice {
     const auto endpoint = endpoint_of(store_text_);
     if (!endpoint) return endpoint.status();
     store::TcpStoreOptions options;
+    options.role = Handshake::Role::observer;
     options.host = endpoint->host;
     options.port = *endpoint->port;
     options.timeout = kConnectLimit;

@@ -95,6 +95,7 @@ Status Joining::serve(Descriptor socket, const std::string& name) {
   tcp.wait_for_workers = false;
   tcp.listen_descriptor = socket.release();
   tcp.secret = secret_;
+  tcp.role = Handshake::Role::launcher;
   auto store = store::make_tcp_store(tcp);
   if (!store) return store.status().with_context("serving the job's store at " + bound->text());
   job_.store = *store;
@@ -108,6 +109,7 @@ Status Joining::connect(const Place& place) {
   tcp.timeout = options_.join_timeout;
   tcp.wait_for_workers = false;
   tcp.secret = secret_;
+  tcp.role = Handshake::Role::launcher;
   auto store = store::make_tcp_store(tcp);
   if (!store) {
     return store.status().with_context("joining the job at " + place.host + ":" +

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "muster/base/handshake.h"
 #include "muster/base/secret.h"
 #include "muster/store/store.h"
 
@@ -34,6 +35,8 @@ struct TcpStoreOptions {
   std::string job;               ///< as in Handshake::Hello; empty unless the job has a name
   /// The rank that hosts the server, named in errors if the connection to it is lost; -1: no rank.
   int host_rank = -1;
+  /// Client: store, launcher or observer. Each has keys of its own.
+  Handshake::Role role = Handshake::Role::store;
   /// True: a client on the server's host connects through a Unix socket. False: always TCP.
   bool within_host = true;
 };

@@ -169,9 +169,9 @@ TEST(StoreServerFuzz, StrangersGetNowhereOverTcp) {
 TEST(StoreServerFuzz, StrangersGetNowhere) {
   Fuzz fuzz(5);
   Bench bench;
-  const std::string greeting =
-      Handshake(Handshake::Side::connector, {.job = "job", .build = kStoreBuild}, bench::kSecret)
-          .take_output();
+  const std::string greeting = Handshake(Handshake::Side::connector,
+                                         {.job = "job", .build = kStoreBuild}, bench::kServerSecret)
+                                   .take_output();
   for (testing::FuzzRun run(2000); run.goes_on();) {
     const auto stranger = bench.open();
     const std::string bytes =
@@ -207,7 +207,7 @@ class LyingServer {
       const Descriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
       TlsSession session(Handshake::Side::acceptor,
                          {.role = Handshake::Role::store, .job = "job", .build = kStoreBuild},
-                         bench::kSecret);
+                         bench::kServerSecret);
       std::string input(4096, '\0'), request(4096, '\0');
       const MutableBytes asked(reinterpret_cast<std::byte*>(request.data()), request.size());
       bool came = false;
@@ -250,7 +250,7 @@ TEST(StoreClientFuzz, AnswersThatLieAreErrors) {
   options.host = "127.0.0.1";
   options.port = server.port();
   options.timeout = kLong;
-  options.secret = bench::kSecret;
+  options.secret = bench::kServerSecret;
   options.job = "job";
   options.within_host = false;
   const std::vector<std::string> keys = {"a", "b"};
@@ -287,8 +287,8 @@ TEST(AnnouncementFuzz, DamagedDatagramsAreNotBelieved) {
                           .store_host = "2001:db8::17",
                           .count = 5,
                           .heard = {{78, 4}, {79, 1}}};
-  const std::string good = encode(said, group, bench::kSecret);
-  const auto back = decode_announcement(good, group, bench::kSecret);
+  const std::string good = encode(said, group, bench::kServerSecret);
+  const auto back = decode_announcement(good, group, bench::kServerSecret);
   ASSERT_TRUE(back.has_value());
   EXPECT_EQ(back->id, said.id);
   EXPECT_EQ(back->rank, said.rank);
@@ -298,14 +298,14 @@ TEST(AnnouncementFuzz, DamagedDatagramsAreNotBelieved) {
   EXPECT_EQ(back->count, said.count);
   ASSERT_EQ(back->heard.size(), 2u);
   EXPECT_EQ(back->heard[1].id, 79u);
-  EXPECT_FALSE(decode_announcement(good, other, bench::kSecret));
+  EXPECT_FALSE(decode_announcement(good, other, bench::kServerSecret));
   EXPECT_FALSE(
       decode_announcement(good, group, Secret::given("another secret, as long as needed")));
   for (std::size_t cut = 0; cut < good.size(); ++cut)
-    EXPECT_FALSE(decode_announcement(good.substr(0, cut), group, bench::kSecret)) << cut;
+    EXPECT_FALSE(decode_announcement(good.substr(0, cut), group, bench::kServerSecret)) << cut;
   for (testing::FuzzRun run(2000); run.goes_on();) {
     const std::string bad = fuzz.one_in(8) ? fuzz.noise(2 * good.size()) : fuzz.damaged(good);
-    EXPECT_EQ(decode_announcement(bad, group, bench::kSecret).has_value(), bad == good);
+    EXPECT_EQ(decode_announcement(bad, group, bench::kServerSecret).has_value(), bad == good);
   }
 }
 

@@ -27,14 +27,13 @@ namespace muster::store {
 inline constexpr std::uint8_t kStoreProtocolVersion = 1;
 /// The build number a store presents to Handshake: "store" and the version.
 inline constexpr std::uint64_t kStoreBuild = 0x73746f7265000000u | kStoreProtocolVersion;
-/// The handshake of both sides of a store connection.
-inline Handshake::Hello store_hello(const std::string& job) {
-  return {.role = Handshake::Role::store,
-          .rank = -1,
-          .world_size = -1,
-          .job = job,
-          .build = kStoreBuild,
-          .note = 0};
+/// What both sides of a store's connection say of themselves: a client in its role, the server as
+/// one that serves all of them.
+inline Handshake::Hello store_hello(const std::string& job,
+                                    Handshake::Role role = Handshake::Role::store) {
+  Handshake::Hello hello{.role = role, .job = job, .build = kStoreBuild};
+  hello.also = {Handshake::Role::launcher, Handshake::Role::observer};
+  return hello;
 }
 /// The longest frame: one value of maximum size plus room for keys.
 inline constexpr std::size_t kMaxFrameBytes =

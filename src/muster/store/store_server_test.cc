@@ -48,7 +48,7 @@ TEST(StoreServer, AnswersAtTheDeadline) {
 
 // spec: C2 strangers have five seconds, the oldest of too many goes first
 TEST(StoreServer, StrangersHaveLimits) {
-  Bench bench({.secret = kSecret, .job = "job", .max_strangers = 3});
+  Bench bench({.secret = kServerSecret, .job = "job", .max_strangers = 3});
   std::vector<Connection> strangers;
   for (int i = 0; i < 4; ++i) strangers.push_back(bench.open(Bench::Way::tcp));
   EXPECT_TRUE(bench.closed(strangers[0]));
@@ -86,7 +86,7 @@ TEST(StoreServer, HostSecretWantsThisHost) {
 
 // spec: C2 bounded output: who does not read is not read from, and goes on where it stopped
 TEST(StoreServer, WhoDoesNotReadIsNotReadFrom) {
-  Bench bench({.secret = kSecret, .job = "job", .max_output = 100000});
+  Bench bench({.secret = kServerSecret, .job = "job", .max_output = 100000});
   const auto slow = bench.authenticated(), other = bench.authenticated();
   bench.feed(other, set("large", std::string(60000, 'x'), 1));
   bench.set_deaf(slow, true);
@@ -106,7 +106,7 @@ TEST(StoreServer, WhoDoesNotReadIsNotReadFrom) {
 // spec: C2 a limited number of requests of one connection may wait; the rest is taken up as they
 // are answered
 TEST(StoreServer, ParkedRequestsAreBounded) {
-  Bench bench({.secret = kSecret, .job = "job", .max_parked = 4});
+  Bench bench({.secret = kServerSecret, .job = "job", .max_parked = 4});
   const auto greedy = bench.authenticated(), other = bench.authenticated();
   std::string requests;
   for (std::uint64_t id = 1; id <= 10; ++id) requests += get("key " + std::to_string(id), id);

@@ -14,7 +14,7 @@
 
 namespace muster::store::bench {
 
-inline const Secret kSecret = Secret::given("the secret of the server's tests");
+inline const Secret kServerSecret = Secret::given("the secret of the server's tests");
 
 using std::chrono::seconds;
 using Connection = StoreServer::Connection;
@@ -22,7 +22,7 @@ using Connection = StoreServer::Connection;
 /// A server and the output of each connection.
 class Bench {
  public:
-  explicit Bench(StoreServer::Options options = {.secret = kSecret, .job = "job"})
+  explicit Bench(StoreServer::Options options = {.secret = kServerSecret, .job = "job"})
       : server(std::move(options)) {}
 
   using Way = StoreServer::Way;
@@ -81,7 +81,8 @@ class Bench {
   }
   Connection authenticated() {
     const Connection connection = open();
-    Handshake handshake(Handshake::Side::connector, {.job = "job", .build = kStoreBuild}, kSecret);
+    Handshake handshake(Handshake::Side::connector, {.job = "job", .build = kStoreBuild},
+                        kServerSecret);
     while (!handshake.done() && !handshake.failed()) {
       feed(connection, handshake.take_output());
       const std::string bytes = take(connection);

@@ -235,7 +235,7 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
 }
 
 Status TcpConnection::shake_hands(const TcpEndpoint& endpoint, Way way, TimePoint deadline) {
-  const Handshake::Hello hello = store_hello(endpoint.job);
+  const Handshake::Hello hello = store_hello(endpoint.job, endpoint.role);
   if (way == Way::unix_socket) {
     Handshake handshake(Handshake::Side::connector, hello, endpoint.secret);
     return shake_hands(handshake, deadline);

@@ -23,6 +23,7 @@ struct TcpEndpoint {
   std::uint16_t port = 0;
   Secret secret;
   std::string job;
+  Handshake::Role role = Handshake::Role::store;
   bool within_host = true;  ///< use the server's Unix socket if it is on this host
   /// "the store at node1:29500".
   std::string name() const;

@@ -231,8 +231,8 @@ Result<std::shared_ptr<TcpStore>> make_tcp_store(TcpStoreOptions options) {
     if (!secret) return secret.status();
     options.secret = std::move(*secret);
   }
-  TcpEndpoint endpoint{options.host, options.port, *options.secret, options.job,
-                       options.within_host};
+  TcpEndpoint endpoint{options.host, options.port, *options.secret,
+                       options.job,  options.role, options.within_host};
   std::shared_ptr<TcpServer> server;
   if (options.is_server) {
     TcpServerOptions wanted{options.host,    options.also_at, options.port, std::move(listener),
