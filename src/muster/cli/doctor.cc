@@ -17,6 +17,7 @@
 #include "muster/base/scheduler.h"
 #include "muster/base/secret.h"
 #include "muster/base/socket_address.h"
+#include "muster/base/tls_setting.h"
 #include "muster/cli/parse.h"
 #include "muster/launch/host.h"
 #include "muster/launch/process.h"
@@ -89,6 +90,14 @@ void look_at_secret(Findings& findings) {
                           "this user's on this host; `muster run` makes one per job, several nodes "
                           "need MUSTER_SECRET");
   }
+}
+
+void look_at_encryption(Findings& findings) {
+  const auto payloads = payloads_from_environment();
+  if (!payloads) return findings.warn("encryption", payloads.status().message());
+  const std::string text = "TCP between processes is " + describe(*payloads);
+  if (*payloads == Handshake::Payloads::encrypted) return findings.say("encryption", text);
+  findings.warn("encryption", text);
 }
 
 /// What env:// makes of it.
@@ -179,6 +188,7 @@ int run_doctor(const std::vector<std::string>& arguments) {
       launch::open_pidfd(::getpid()).ok(), "pidfd",
       launch::open_pidfd(::getpid()).ok() ? "works" : "does not work: Linux 5.3 is needed");
   look_at_secret(findings);
+  look_at_encryption(findings);
   look_at_interfaces(findings);
   look_at_scheduler(findings);
   return findings.troubled() ? 1 : 0;

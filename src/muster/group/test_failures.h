@@ -85,8 +85,8 @@ class FailureGallery {
     Stage stage;
     SharedCounter told;
     RankProcesses processes(ranks, [&](int rank) {
-      for (const char* name :
-           {"MUSTER_SECRET", "MUSTER_SECRET_FILE", "MUSTER_INSECURE", "MUSTER_SOCKET_IFNAME"})
+      for (const char* name : {"MUSTER_SECRET", "MUSTER_SECRET_FILE", "MUSTER_INSECURE",
+                               "MUSTER_SOCKET_IFNAME", "MUSTER_TLS"})
         ::unsetenv(name);
       std::string text;
       try {
