@@ -2,6 +2,7 @@
 /// processes. Only `sim_*.cc` include it.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <functional>
 #include <map>
@@ -94,6 +95,7 @@ class SimJob final : public Clock {
 
   bool partitioned(int a, int b) const;
   std::unique_ptr<ByteStream> stream_between(int from, int to);
+  std::array<std::unique_ptr<ByteStream>, 2> encrypted_streams(int from, int to);
   void request_stream(int from, int to);
   void tell(int rank, Duration after, std::function<void()> news);
   HostRegion* region_of(int rank);

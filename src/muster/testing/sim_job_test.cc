@@ -204,6 +204,7 @@ SimOptions draw_options(std::uint64_t seed, bool faults) {
   const int hosts = 1 + static_cast<int>(random() % 3);
   for (int r = 0; r < n; ++r) options.hosts.push_back(r * hosts / n);
   options.regions = random() % 4 != 0;
+  options.encrypted = random() % 4 == 0;
   if (!faults) return options;
   SimFault fault;
   fault.at = TimePoint(std::chrono::seconds(1)) + std::chrono::microseconds(random() % 40000);

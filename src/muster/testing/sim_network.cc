@@ -3,9 +3,14 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
+#include <tuple>
+#include <utility>
 
+#include "muster/base/tls_session.h"
 #include "muster/collective/op.h"
 #include "muster/testing/sim_job.h"
+#include "muster/transport/tls_stream.h"
 
 namespace muster::testing {
 namespace {
@@ -181,6 +186,21 @@ std::unique_ptr<ByteStream> SimJob::stream_between(int from, int to) {
   return std::make_unique<SimStream>(*this, pipe(from, to), pipe(to, from));
 }
 
+/// As those of real ranks on two hosts, once they have shaken hands.
+std::array<std::unique_ptr<ByteStream>, 2> SimJob::encrypted_streams(int from, int to) {
+  const auto session = [](TlsSession::Side side, int rank) {
+    return TlsSession(side, {.role = Handshake::Role::link, .rank = rank, .job = "sim"}, secret());
+  };
+  TlsSession connector = session(TlsSession::Side::connector, from),
+             acceptor = session(TlsSession::Side::acceptor, to);
+  while (!connector.done() || !acceptor.done()) {
+    acceptor.feed(as_bytes(connector.take_output()));
+    connector.feed(as_bytes(acceptor.take_output()));
+  }
+  return {transport::make_tls_stream(stream_between(from, to), std::move(connector)),
+          transport::make_tls_stream(stream_between(to, from), std::move(acceptor))};
+}
+
 void SimJob::request_stream(int from, int to) {
   auto& opened = pipes_[static_cast<std::size_t>(from)][static_cast<std::size_t>(to)];
   if (opened && !opened->ended && !process(to).killed)
@@ -195,8 +215,12 @@ void SimJob::request_stream(int from, int to) {
     return;
   }
   if (partitioned(from, to)) return;  // never answered; heartbeats and deadlines must do
-  for (const auto& [mine, theirs] : {std::pair(from, to), std::pair(to, from)}) {
-    auto stream = std::make_shared<std::unique_ptr<ByteStream>>(stream_between(mine, theirs));
+  const bool encrypted = options_.encrypted && host_of(from) != host_of(to);
+  auto streams = encrypted ? encrypted_streams(from, to)
+                           : std::array{stream_between(from, to), stream_between(to, from)};
+  for (const auto& [mine, theirs, made] :
+       {std::tuple(from, to, &streams[0]), std::tuple(to, from, &streams[1])}) {
+    auto stream = std::make_shared<std::unique_ptr<ByteStream>>(std::move(*made));
     tell(mine, delay(), [this, mine = mine, theirs = theirs, stream] {
       process(mine).events->on_stream(theirs, std::move(*stream));
     });
@@ -352,6 +376,7 @@ std::string describe_options(const SimOptions& options) {
   std::string text = "seed " + std::to_string(options.seed) + ", hosts ";
   for (const int host : options.hosts) text += std::to_string(host);
   text += options.regions ? ", regions" : ", no regions";
+  if (options.encrypted) text += ", encrypted";
   for (const SimFault& fault : options.faults) {
     const char* kinds[] = {"kill", "stop", "partition"};
     text +=

@@ -36,6 +36,7 @@ struct SimOptions {
   std::uint64_t seed = 1;
   std::vector<int> hosts;  ///< host number of every rank; its size is the world size
   bool regions = true;     ///< ranks of one host share a region; false: streams only
+  bool encrypted = false;  ///< streams between hosts carry TLS
   Duration min_delay = std::chrono::microseconds(5);
   Duration max_delay = std::chrono::milliseconds(2);
   Duration heartbeat_limit = std::chrono::milliseconds(2500);

@@ -32,6 +32,7 @@ SimOptions draw_options(std::uint64_t seed) {
   const int hosts = 1 + static_cast<int>(random() % 3);
   for (int r = 0; r < n; ++r) options.hosts.push_back(r * hosts / n);
   options.regions = random() % 2 == 0;
+  options.encrypted = random() % 4 == 0;
   const int deaths = 1 + static_cast<int>(random() % static_cast<unsigned>(std::min(3, n - 1)));
   std::vector<int> victims(static_cast<std::size_t>(n));
   std::iota(victims.begin(), victims.end(), 0);
