@@ -37,7 +37,8 @@ Status opened(const std::string& put) {
   return texts().open("round", 0, mine, {mine, put}).status();
 }
 
-// Of another job, round, rank, world size, secret; changed; cut; replaced.
+// spec: W2 a text of another job, round, rank, world size or secret, or one that was changed, cut
+// or replaced, is refused by name
 TEST(SignedTexts, WhatSomebodyElseWroteIsRefusedByName) {
   EXPECT_TRUE(opened(texts().sign("round", 1, "theirs")).ok());
   std::string changed = texts().sign("round", 1, "theirs");

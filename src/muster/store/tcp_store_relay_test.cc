@@ -42,6 +42,7 @@ TEST_P(TcpStoreRelay, WhatIsPassedOnAsItIsWorks) {
 }
 
 // One byte is changed, somewhere in what is said before the connection is open or after.
+// spec: W1 a relay that alters a byte between a store and its client gets nothing accepted
 TEST_P(TcpStoreRelay, NothingIsAcceptedThatWasChanged) {
   std::mt19937_64 random(testing::test_seed() + static_cast<std::uint64_t>(GetParam()));
   ASSERT_TRUE(server->set("key", std::string(3000, 'x')).ok());

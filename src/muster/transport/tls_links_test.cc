@@ -121,6 +121,7 @@ TEST_P(RelayedLinks, WhatIsPassedOnAsItIsWorks) {
   for (const Status& end : job.talk(3'000'000)) EXPECT_TRUE(end.ok()) << end.message();
 }
 
+// spec: W1 a relay that alters a byte of a link ends it, and the error names tampering
 TEST_P(RelayedLinks, WhatIsChangedEndsTheLinkAndSaysSo) {
   std::mt19937_64 random(testing::test_seed());
   for (int attempt = 0; attempt < testing::test_rounds(5, 50); ++attempt) {
