@@ -12,6 +12,7 @@ from ranks import meeting_file, run_ranks
 from rpc_workers import on_workers
 
 import muster as dist
+from muster.nn.api import remote_module
 
 rpc = dist.rpc
 
@@ -155,9 +156,38 @@ def test_listed_functions_are_called_and_others_are_not():
             counter.rpc_sync()._hidden()
         with pytest.raises(PermissionError, match="is not among what other workers may call"):
             rpc.rpc_sync(other, torch.Size, ([1],))
+        for dtype in (-1, 200):
+            with pytest.raises(TypeError, match="give a torch.dtype"):
+                rpc.rpc_sync(other, torch.ops.aten.view, (torch.ones(2), dtype))
+        viewed = rpc.rpc_sync(other, torch.ops.aten.view, (torch.ones(2), torch.float64))
+        assert viewed.numel() == 1
         assert rpc.rpc_sync(other, double, (3,)) == 6  # the workers go on
 
     bounded(body, double, Counter, torch.add, torch.Tensor.neg)
+
+
+class Unlisted(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(2, 2)
+
+
+def unlisted_module():
+    return rpc.RRef(Unlisted())
+
+
+# spec: W5 RPC calls only what the callee allows: a reference to a module that is not listed does not make it callable
+def test_modules_that_are_not_listed_are_not_called():
+    def body(rank):
+        other = f"worker{1 - rank}"
+        module = rpc.rpc_sync(other, unlisted_module)
+        for function, arguments in (
+            (remote_module._forward, ("cpu", (torch.ones(2),), {})),
+            (remote_module._parameters, (True,)),
+        ):
+            with pytest.raises(PermissionError, match="Unlisted.forward is not among"):
+                rpc.rpc_sync(other, function, (module, *arguments))
+
+    bounded(body, unlisted_module)
 
 
 # spec: W5 RPC: what a pickle calls while it is read

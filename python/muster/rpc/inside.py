@@ -176,6 +176,26 @@ class Later:
         self.future = future
 
 
+_OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+_ENUMERATORS = ("ScalarType", "Layout", "MemoryFormat")
+
+
+def _check_enumerators(operator, arguments, named):
+    """Refuses numbers in place of a dtype, a layout or a memory format: torch looks them up in tables without checking."""
+    if isinstance(operator, torch._ops.OpOverload):
+        overloads = [operator]
+    else:
+        overloads = [getattr(operator, each) for each in operator.overloads()]
+    for overload in overloads:
+        for place, argument in enumerate(overload._schema.arguments):
+            value = arguments[place] if place < len(arguments) else named.get(argument.name)
+            kind = str(argument.real_type).removeprefix("Optional[").rstrip("]")
+            if kind in _ENUMERATORS and type(value) is int:
+                raise TypeError(
+                    f"{operator}: {argument.name} is {value}; give a torch.dtype, torch.layout or torch.memory_format"
+                )
+
+
 def serve(data, tensors, references, answer):
     """Runs the function of a call. Returns its result, or LATER where `answer` will get it."""
     function, arguments, named = loads(data, tensors, references)
@@ -188,6 +208,8 @@ def serve(data, tensors, references, answer):
         raise PermissionError(
             f"{name_of(function)} is not among what other workers may call here: give it to init_rpc(functions=[...]) on this worker"
         )
+    if in_force.policy is not None and isinstance(function, _OPERATORS):
+        _check_enumerators(function, arguments, named)
     result = function(*arguments, **named)
     del arguments, named
     if isinstance(result, Later):
@@ -211,14 +233,19 @@ def serve(data, tensors, references, answer):
     return LATER
 
 
-def call_method(reference, name, arguments, named):
-    """On the owner of `reference`: a method of its value."""
-    value = reference.local_value()
+def check_method(value, name):
+    """Raises PermissionError unless other workers may call this method of `value` here."""
     if in_force.policy is not None and not in_force.policy.may_call_method(value, name):
         raise PermissionError(
             f"{type(value).__qualname__}.{name} is not among what other workers may call here: those are the public methods that the classes "
             "listed by init_rpc(functions=[...]) on this worker define themselves, and inherited ones that are listed"
         )
+
+
+def call_method(reference, name, arguments, named):
+    """On the owner of `reference`: a method of its value."""
+    value = reference.local_value()
+    check_method(value, name)
     method = getattr(value, name)
     result = method(*arguments, **named)
     return Later(result) if hasattr(method, "_wrapped_async_rpc_function") else result

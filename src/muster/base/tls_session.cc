@@ -550,7 +550,11 @@ Result<std::size_t> TlsSession::Connection::open_payload(MutableBytes to) {
     } else {
       good = good && receives.authenticate(sealed, right) && equal_in_constant_time(tag, right);
     }
-    if (!good) return tampered("the tag of a payload is wrong");
+    if (!good) {
+      // Nobody may see what was decrypted before its tag was checked.
+      if (fits && payloads == Payloads::encrypted) std::memset(to.data(), 0, bytes);
+      return tampered("the tag of a payload is wrong");
+    }
   }
   outside_left = 0;
   if (!fits) {

@@ -12,8 +12,9 @@ namespace {
 /// too. Left out: what opens files or shared memory, wraps or reveals memory that it was not given
 /// (uninitialised tensors, storages, strides over other elements, formats that are not checked),
 /// changes state of the process, and kernels that trust their caller (backward passes, those of
-/// one library, ctc_loss). A call may still end the callee: torch divides the least integer by -1.
-/// Sorted.
+/// one library, ctc_loss, embedding_bag with its offsets, recurrent layers with their states).
+/// Enumerators such as dtypes are checked by `operators.cc`. A call may still end the callee: torch
+/// divides the least integer by -1. Sorted.
 // clang-format off
 constexpr std::array kComputing = std::to_array<std::string_view>({
     "abs", "absolute", "acos", "acosh", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
@@ -38,7 +39,7 @@ constexpr std::array kComputing = std::to_array<std::string_view>({
     "cumprod", "cumsum", "cumulative_trapezoid", "deg2rad", "det", "detach", "detach_copy",
     "diag", "diag_embed", "diagflat", "diagonal", "diagonal_copy", "diagonal_scatter", "diff",
     "digamma", "dim", "dist", "div", "divide", "dot", "dropout", "dsplit", "dstack", "einsum",
-    "elu", "embedding", "embedding_bag", "eq", "equal", "erf", "erfc", "erfinv", "exp", "exp2",
+    "elu", "embedding", "eq", "equal", "erf", "erfc", "erfinv", "exp", "exp2",
     "expand", "expand_as", "expand_copy", "expm1", "exponential", "eye",
     "feature_alpha_dropout", "feature_dropout", "fft_fft", "fft_fft2", "fft_fftfreq",
     "fft_fftn", "fft_fftshift", "fft_hfft", "fft_hfft2", "fft_hfftn", "fft_ifft", "fft_ifft2",
@@ -48,7 +49,7 @@ constexpr std::array kComputing = std::to_array<std::string_view>({
     "float_power", "floor", "floor_divide", "fmax", "fmin", "fmod", "frac", "frexp",
     "frobenius_norm", "full", "full_like", "gather", "gcd", "ge", "gelu", "geometric", "geqrf",
     "ger", "get_device", "glu", "gradient", "greater", "greater_equal", "grid_sampler",
-    "grid_sampler_2d", "grid_sampler_3d", "group_norm", "gru", "gru_cell", "gt",
+    "grid_sampler_2d", "grid_sampler_3d", "group_norm", "gru_cell", "gt",
     "hamming_window", "hann_window", "hardshrink", "hardsigmoid", "hardswish", "hardtanh",
     "heaviside", "hinge_embedding_loss", "histc", "histogram", "histogramdd", "hsplit",
     "hstack", "huber_loss", "hypot", "i0", "igamma", "igammac", "im2col", "imag", "index",
@@ -70,7 +71,7 @@ constexpr std::array kComputing = std::to_array<std::string_view>({
     "linalg_vecdot", "linalg_vector_norm", "linear", "linspace", "log", "log10", "log1p",
     "log2", "log_normal", "log_sigmoid", "log_softmax", "logaddexp", "logaddexp2",
     "logcumsumexp", "logdet", "logical_and", "logical_not", "logical_or", "logical_xor",
-    "logit", "logspace", "logsumexp", "lstm", "lstm_cell", "lt", "lu_solve", "lu_unpack", "mH",
+    "logit", "logspace", "logsumexp", "lstm_cell", "lt", "lu_solve", "lu_unpack", "mH",
     "mT", "margin_ranking_loss", "masked_fill", "masked_scatter", "masked_select", "matmul",
     "matrix_H", "matrix_exp", "matrix_power", "max", "max_pool1d", "max_pool1d_with_indices",
     "max_pool2d", "max_pool3d", "maximum", "mean", "median", "meshgrid", "min", "minimum",
@@ -88,7 +89,7 @@ constexpr std::array kComputing = std::to_array<std::string_view>({
     "reciprocal", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "relu", "relu6",
     "remainder", "renorm", "repeat", "repeat_interleave", "replication_pad1d",
     "replication_pad2d", "replication_pad3d", "requires_grad", "reshape", "reshape_as",
-    "resolve_conj", "resolve_neg", "rms_norm", "rnn_relu", "rnn_relu_cell", "rnn_tanh",
+    "resolve_conj", "resolve_neg", "rms_norm", "rnn_relu_cell",
     "rnn_tanh_cell", "roll", "rot90", "round", "row_stack", "rrelu", "rsqrt", "rsub",
     "scalar_tensor", "scaled_dot_product_attention", "scatter", "scatter_add", "scatter_reduce",
     "searchsorted", "select", "select_copy", "select_scatter", "selu", "sgn", "sigmoid", "sign",

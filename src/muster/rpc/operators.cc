@@ -121,6 +121,29 @@ bool fits(const c10::IValue& value, const c10::Argument& argument) {
   return value.type()->isSubtypeOf(*type);
 }
 
+/// Whether a number that stands for a dtype, a layout or a memory format is one of them: torch
+/// looks them up in tables without checking.
+bool is_enumerator(const c10::IValue& value, const c10::Argument& argument) {
+  if (!value.isInt()) return true;
+  c10::TypePtr type = argument.real_type();
+  if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+  std::int64_t count = 0;
+  switch (type->kind()) {
+    case c10::TypeKind::ScalarTypeType:
+      if (value.toInt() == static_cast<std::int64_t>(c10::ScalarType::Undefined)) return false;
+      count = static_cast<std::int64_t>(c10::ScalarType::NumOptions);
+      break;
+    case c10::TypeKind::LayoutType:
+      count = static_cast<std::int64_t>(c10::Layout::NumOptions);
+      break;
+    case c10::TypeKind::MemoryFormatType:
+      count = static_cast<std::int64_t>(c10::MemoryFormat::NumOptions);
+      break;
+    default: return true;
+  }
+  return value.toInt() >= 0 && value.toInt() < count;
+}
+
 /// The stack for this overload: what was given, then defaults. False where it does not fit.
 bool complete(const c10::FunctionSchema& schema, const std::vector<c10::IValue>& given,
               torch::jit::Stack& stack) {
@@ -131,7 +154,7 @@ bool complete(const c10::FunctionSchema& schema, const std::vector<c10::IValue>&
     // As everywhere in torch, a whole number will do for a fraction.
     if (value.isInt() && arguments[i].type()->kind() == c10::TypeKind::FloatType)
       value = static_cast<double>(value.toInt());
-    if (!fits(value, arguments[i])) return false;
+    if (!fits(value, arguments[i]) || !is_enumerator(value, arguments[i])) return false;
     stack.push_back(std::move(value));
   }
   for (std::size_t i = given.size(); i < arguments.size(); ++i) {

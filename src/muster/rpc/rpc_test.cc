@@ -130,11 +130,19 @@ TEST(Rpc, OperatorsThatDoMoreThanComputeMustBeAllowed) {
     EXPECT_HAS(refusal, "'aten::from_file' is not among the operators that other workers may call");
     EXPECT_HAS(refusal, "allow_operator(\"aten::from_file\")");
     for (const char* name :
-         {"aten::empty_like", "aten::set_", "aten::threshold_backward", "mkl::_mkl_linear"})
+         {"aten::empty_like", "aten::set_", "aten::threshold_backward", "mkl::_mkl_linear",
+          "aten::lstm", "aten::embedding_bag"})
       EXPECT_HAS(
           message_of<DistError>([&] { rpc_sync<at::Tensor>(other, name, torch::ones({1})); }),
           "is not among the operators");
     EXPECT_EQ(rpc_sync<at::Tensor>(other, "aten::add_", torch::ones({1}), 1).item<float>(), 2.0F);
+    // A number in a dtype's place is looked at before torch looks it up in its tables.
+    for (const int dtype : {-1, 200})
+      EXPECT_HAS(message_of<DistError>(
+                     [&] { rpc_sync<at::Tensor>(other, "aten::view", torch::ones({2}), dtype); }),
+                 "aten::view");
+    const int doubles = static_cast<int>(torch::kDouble);
+    EXPECT_EQ(rpc_sync<at::Tensor>(other, "aten::view", torch::ones({2}), doubles).numel(), 1);
   });
   allow_operator("aten::special_softmax");  // allowed already: nothing changes
   EXPECT_FALSE(is_allowed_operator("aten::empty_like"));

@@ -3,6 +3,7 @@
 import torch
 
 from ... import rpc
+from ...rpc import inside
 
 
 def _parsed(remote_device):
@@ -47,13 +48,16 @@ def _module_of(reference):
 
 def _forward(module, device, args, kwargs):
     local = _module_of(module)
+    inside.check_method(local, "forward")
     if torch.device(device).type == "cpu":
         return local(*args, **kwargs)
     return _moved(local(*_moved(args, device), **_moved(kwargs, device)), "cpu")
 
 
 def _parameters(module, recurse):
-    return [rpc.RRef(each) for each in _module_of(module).parameters(recurse)]
+    local = _module_of(module)
+    inside.check_method(local, "forward")
+    return [rpc.RRef(each) for each in local.parameters(recurse)]
 
 
 def _without(name):
