@@ -111,6 +111,7 @@ WorkRef ProcessGroup::submit(Call& call) {
   // Without a profiler, this only checks the thread's list of observers.
   auto observers = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
   if (!call.is_valid_dense() || memory_backend_ == nullptr || observers.has_value() ||
+      observer_.load(std::memory_order_relaxed) != nullptr ||
       get_debug_level() == DebugLevel::DETAIL) [[unlikely]]
     return submit_slow(call, observers ? &*observers : nullptr);
   try {
@@ -132,7 +133,27 @@ WorkRef ProcessGroup::submit_slow(Call& call, at::StepCallbacks* observers) {
     range.emplace(std::move(*observers));
     begin_range(*range, label, calls.backend(), call);
   }
-  return calls.submit(call);
+  CallObserver* const observer = this->observer();
+  if (observer == nullptr) return calls.submit(call);
+  call.hold();
+  try {
+    observer->on_call(call);
+  } catch (...) {
+    count_refused(call);
+    throw;
+  }
+  auto work = calls.submit(call);
+  observer->on_submitted(call, work);
+  return work;
+}
+
+void ProcessGroup::observe(std::shared_ptr<CallObserver> observer) {
+  CallObserver* none = nullptr;
+  if (!observer_.compare_exchange_strong(none, observer.get()))
+    group::invalid("group " + parts_.name +
+                   " has an observer already, which stays until the group ends; let that one pass "
+                   "its calls on");
+  owned_observer_ = std::move(observer);
 }
 
 PreparedCall ProcessGroup::prepare(Call call) {
@@ -293,6 +314,7 @@ Status ProcessGroup::close() {
 }
 
 void ProcessGroup::abort(const std::string& reason) {
+  if (CallObserver* const observer = this->observer()) observer->on_abort();
   aborted_ = true;
   for (const auto& [device, backend] : parts_.backends) backend->abort(reason);
 }

@@ -57,6 +57,20 @@ struct ProcessGroupParts {
 
 class PreparedCall;
 
+/// Sees a group's calls, on the threads that make them. Several threads may call it at once.
+class CallObserver {
+ public:
+  virtual ~CallObserver() = default;
+  /// A valid call is about to start. The call holds its tensors. An exception refuses the call, as
+  /// `ProcessGroup::refuse` does, and reaches the caller unchanged.
+  virtual void on_call(const Call& call) = 0;
+  /// A synchronous call has succeeded, or an asynchronous one has started and `work` is its Work.
+  /// The tensors may have moved into `work`. An exception reaches the caller; the call goes on.
+  virtual void on_submitted(const Call& call, const WorkRef& work) = 0;
+  /// This process is about to abort the group. Called on any thread.
+  virtual void on_abort() noexcept = 0;
+};
+
 /// One backend of a group and the calls made through it. Each backend numbers its own calls.
 class BackendCalls {
  public:
@@ -131,6 +145,12 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   Status close();
   void abort(const std::string& reason);
 
+  /// Shows `observer` every later call, until the group ends. A group has at most one observer: a
+  /// second one throws DistError. Without an observer, a call costs one load more.
+  void observe(std::shared_ptr<CallObserver> observer);
+  /// Null if there is none.
+  CallObserver* observer() const { return observer_.load(std::memory_order_acquire); }
+
   /// `ProcessGroupBackend::scope` of the backend for CPU tensors, or of the first backend if there
   /// is none; null on a non-member.
   std::shared_ptr<void> drive_here() const { return scope(BackendScope::drive_here); }
@@ -161,10 +181,12 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
 
   ProcessGroupParts parts_;
   ProcessGroupBackend* memory_backend_ = nullptr;  // the first backend, if it takes CPU memory
+  std::atomic<CallObserver*> observer_{nullptr};   // owned_observer_, which every call reads
   std::atomic<Duration> timeout_;
   std::deque<BackendCalls> calls_;  // in order of backends
   std::atomic<std::uint64_t> monitored_barriers_{0};
   std::atomic<bool> aborted_{false};  // by this process
+  std::shared_ptr<CallObserver> owned_observer_;
 };
 using Group = std::shared_ptr<ProcessGroup>;
 

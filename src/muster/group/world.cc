@@ -142,6 +142,11 @@ Group WorldScope::find(std::string_view name) const {
   return at == groups_.end() ? nullptr : *at;
 }
 
+std::size_t WorldScope::group_count() const {
+  const std::lock_guard lock(mutex_);
+  return groups_.size() + (world_ != nullptr ? 1 : 0);
+}
+
 WorldScope::Closing WorldScope::remove(const Group& group, std::string_view caller) {
   const std::lock_guard lock(mutex_);
   if (world_ == nullptr) not_initialized(caller);

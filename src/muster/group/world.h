@@ -72,6 +72,8 @@ class WorldScope {
   /// The group with that name (`ProcessGroup::name`), including the default group, if this process
   /// is a member; otherwise null.
   Group find(std::string_view name) const;
+  /// Number of groups this process is a member of, including the default group.
+  std::size_t group_count() const;
   /// Replaces the default group after it was shrunk. Returns all previous groups, which end with
   /// it.
   std::vector<Group> replace(std::shared_ptr<group::Job> job, Group world);
