@@ -3,6 +3,7 @@
 #include "bindings.h"
 #include "blocking.h"
 #include "muster/group/store.h"
+#include "python_store.h"
 
 namespace muster::python {
 namespace {
@@ -17,9 +18,14 @@ std::vector<py::bytes> as_bytes(const std::vector<std::string>& values) {
 }  // namespace
 
 void bind_stores(py::module_& module) {
-  py::class_<Store, std::shared_ptr<Store>>(
+  py::class_<Store, DerivedStore, std::shared_ptr<Store>>(
       module, "Store",
-      "Keys and values that all ranks see. Values are text or bytes, and come back as bytes.")
+      "Keys and values that all ranks see. Values are text or bytes, and come back as bytes. A "
+      "subclass implements `set(key, value)`, `get(key)`, which blocks until the key exists, and "
+      "`add(key, amount)`; if they are used, also `compare_set(key, expected, desired)`, "
+      "`check(keys)`, `wait(keys, timeout)`, `delete_key(key)`, `num_keys()` and `append(key, "
+      "value)`. Values are passed to it as bytes. It is called on any thread, with the GIL.")
+      .def(py::init_alias<>())
       .def(
           "set",
           [](Store& self, std::string_view key, std::string_view value) {
@@ -126,6 +132,9 @@ void bind_stores(py::module_& module) {
           [](Store& self) { return blocking_on_store([&] { return self.list_keys(); }); },
           "All keys.")
       .def(
+          "has_extended_api", [](const Store&) { return true; },
+          "True: every store has append, multi_get and multi_set.")
+      .def(
           "clone", [](Store& self) { return blocking_on_store([&] { return self.clone(); }); },
           "Another user of the same data, with a connection of its own where there are "
           "connections.")
@@ -157,14 +166,17 @@ void bind_stores(py::module_& module) {
       "the "
       "constructor waits for all of them. multi_tenant: instances of one process with the same "
       "address share a server. master_listen_fd: a "
-      "socket that is bound already. use_libuv is taken for torch's sake. Raises DistStoreError "
+      "socket that is bound already. use_libuv is taken for torch's sake; wait_for_worker is "
+      "torch's old name of wait_for_workers. Raises DistStoreError "
       "where the server does not answer in time, DistNetworkError where the port cannot be served "
       "at or the server does not accept this "
       "process's "
       "secret.")
       .def(py::init([](std::string host_name, std::uint16_t port, std::optional<int> world_size,
                        bool is_master, Duration timeout, bool wait_for_workers, bool multi_tenant,
-                       std::optional<int> master_listen_fd, bool) {
+                       std::optional<int> master_listen_fd, bool,
+                       std::optional<bool> wait_for_worker) {
+             wait_for_workers = wait_for_worker.value_or(wait_for_workers);
              const TCPStoreOptions options{world_size,       is_master,    timeout,
                                            wait_for_workers, multi_tenant, master_listen_fd};
              return blocking_on_store(
@@ -173,7 +185,11 @@ void bind_stores(py::module_& module) {
            py::arg("host_name"), py::arg("port"), py::arg("world_size") = py::none(),
            py::arg("is_master") = false, py::arg("timeout") = store::kDefaultTimeout,
            py::arg("wait_for_workers") = true, py::arg("multi_tenant") = false,
-           py::arg("master_listen_fd") = py::none(), py::arg("use_libuv") = true)
+           py::arg("master_listen_fd") = py::none(), py::arg("use_libuv") = true,
+           py::arg("wait_for_worker") = py::none())
+      .def_property_readonly(
+          "libuvBackend", [](const TCPStore&) { return false; },
+          "False: muster's server does not use libuv.")
       .def_property_readonly("host", &TCPStore::host)
       .def_property_readonly("port", &TCPStore::port);
   py::class_<FileStore, Store, std::shared_ptr<FileStore>>(
@@ -189,8 +205,20 @@ void bind_stores(py::module_& module) {
       .def(py::init<>());
   py::class_<PrefixStore, Store, std::shared_ptr<PrefixStore>>(
       module, "PrefixStore", "Another store, with `prefix` before all keys; prefixes nest.")
-      .def(py::init<std::string, std::shared_ptr<Store>>(), py::arg("prefix"), py::arg("store"))
-      .def_property_readonly("underlying_store", &PrefixStore::underlying_store);
+      .def(py::init([](std::string prefix, const std::shared_ptr<Store>& store) {
+             return std::make_shared<PrefixStore>(std::move(prefix), kept_store(store));
+           }),
+           py::arg("prefix"), py::arg("store"))
+      .def_property_readonly("underlying_store", &PrefixStore::underlying_store)
+      .def_property_readonly(
+          "_underlying_non_prefix_store",
+          [](const PrefixStore& self) {
+            auto store = self.underlying_store();
+            while (const auto* prefix = dynamic_cast<const PrefixStore*>(store.get()))
+              store = prefix->underlying_store();
+            return store;
+          },
+          "The store below all prefixes.");
 }
 
 }  // namespace muster::python
