@@ -58,6 +58,9 @@ void bind_errors(py::module_& module) {
   classes.error =
       make(module, "DistError", PyExc_RuntimeError,
            "The base of all. `ranks`: those at fault; `code`: what kind of failure, as a word.");
+  py::object base = py::reinterpret_borrow<py::object>(classes.error);
+  base.attr("ranks") = py::tuple();  // for errors that a program constructs itself
+  base.attr("code") = "";
   const auto both = py::make_tuple(py::handle(classes.error), py::handle(PyExc_ValueError));
   classes.argument = make(module, "DistArgumentError", both.ptr(),
                           "A wrong argument, or a call out of its turn: a ValueError too.");

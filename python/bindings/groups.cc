@@ -11,14 +11,17 @@
 #include "blocking.h"
 #include "muster/compat/torch_store.h"
 #include "muster/group/backend_name.h"
+#include "muster/group/call.h"
 #include "muster/group/errors.h"
 #include "muster/group/init.h"
 #include "muster/group/reduce_op.h"
 #include "muster/group/store.h"
 #include "muster/group/subgroups.h"
 #include "muster/group/work.h"
+#include "muster/group/world.h"
 #include "no_gil.h"
 #include "pg_options.h"
+#include "python_store.h"
 
 namespace muster::python {
 namespace {
@@ -52,22 +55,37 @@ void check_device_id(const DeviceId& given, const std::string& call) {
 }
 
 std::shared_ptr<Store> store_of(const AnyStore& given) {
-  if (const auto* own = std::get_if<std::shared_ptr<Store>>(&given)) return *own;
+  if (const auto* own = std::get_if<std::shared_ptr<Store>>(&given)) return kept_store(*own);
   // The caller may block on it from another thread; a clone has a connection of its own.
   return std::make_shared<Store>(
       compat::adapt_store(std::get<c10::intrusive_ptr<c10d::Store>>(given)->clone()));
 }
 
-/// What programs call their groups, which nothing but programs reads. With the GIL.
-std::map<std::weak_ptr<ProcessGroup>, std::string, std::owner_less<>>& descriptions() {
-  static auto* all = new std::map<std::weak_ptr<ProcessGroup>, std::string, std::owner_less<>>;
+/// What a program attached to a group. Muster itself does not use it.
+struct Notes {
+  Text description;
+  std::optional<at::Device> device;
+};
+
+/// Guarded by the GIL.
+std::map<std::weak_ptr<ProcessGroup>, Notes, std::owner_less<>>& notes() {
+  static auto* all = new std::map<std::weak_ptr<ProcessGroup>, Notes, std::owner_less<>>;
   return *all;
 }
 
+Notes& notes_on(const Group& group) {
+  std::erase_if(notes(), [](const auto& each) { return each.first.expired(); });
+  return notes()[group];
+}
+
 Group described(Group group, const Text& group_desc) {
-  std::erase_if(descriptions(), [](const auto& each) { return each.first.expired(); });
-  if (group_desc) descriptions()[group] = *group_desc;
+  if (group_desc) notes_on(group).description = group_desc;
   return group;
+}
+
+void bind_device(const Group& group, const DeviceId& device_id) {
+  if (device_id && std::holds_alternative<at::Device>(*device_id))
+    notes_on(group).device = std::get<at::Device>(*device_id);
 }
 
 using Divided = std::pair<Group, std::vector<Group>>;
@@ -77,26 +95,91 @@ Divided described(Divided groups, const Text& group_desc) {
 }
 
 std::string description_of(const Group& group) {
-  const auto at = descriptions().find(group);
-  if (at != descriptions().end()) return at->second;
+  const auto at = notes().find(group);
+  if (at != notes().end() && at->second.description) return *at->second.description;
   return is_initialized() && group == default_group() ? "default_pg" : "undefined";
 }
+
+PrefixStore store_of_group(const ProcessGroup& self) {
+  const auto job = self.store();
+  if (job == nullptr)
+    throw DistStoreError("group " + self.name() + " has no store: its job has ended");
+  return {"groups/" + self.name(), std::make_shared<Store>(job)};
+}
+
+/// Passes a group's calls to the methods `call`, `submitted` and `aborted` of a Python object.
+class PythonObserver final : public CallObserver {
+ public:
+  explicit PythonObserver(py::object hooks) : hooks_(kept(std::move(hooks))) {}
+  const py::object& hooks() const { return *hooks_; }
+
+  void on_call(const Call& call) override {
+    const py::gil_scoped_acquire held;
+    const bool has_root = !call.is_message() && call.args.root >= 0;
+    hooks_->attr("call")(call.name(), flat(call.inputs()), flat(call.outputs()), call.is_async(),
+                         has_root ? call.args.root : -1);
+  }
+  void on_submitted(const Call& call, const WorkRef& work) override {
+    const py::gil_scoped_acquire held;
+    std::shared_ptr<GroupWork> shown;
+    if (work != nullptr)
+      shown = std::make_shared<GroupWork>(GroupWork{work, call.group().shared_from_this()});
+    hooks_->attr("submitted")(call.name(), call.is_async(), shown);
+  }
+  /// Python reports what a hook raises here as "Exception ignored", since the abort must go on.
+  void on_abort() noexcept override {
+    if (is_python_ending()) return;
+    const py::gil_scoped_acquire held;
+    try {
+      hooks_->attr("aborted")();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("an abort hook of muster.ProcessGroup");
+    }
+  }
+
+ private:
+  static std::vector<at::Tensor> flat(const Slices& slices) {
+    std::vector<at::Tensor> tensors;
+    for (const Slice& slice : slices) tensors.insert(tensors.end(), slice.begin(), slice.end());
+    return tensors;
+  }
+
+  const std::shared_ptr<py::object> hooks_;
+};
+
+py::object hooks_of(const ProcessGroup& self) {
+  const auto* const observer = dynamic_cast<const PythonObserver*>(self.observer());
+  return observer == nullptr ? py::object(py::none()) : observer->hooks();
+}
+
+void set_hooks(ProcessGroup& self, py::object hooks) {
+  self.observe(std::make_shared<PythonObserver>(std::move(hooks)));
+}
+
+constexpr std::pair<const char*, ReduceOp::Kind> kKinds[] = {
+    {"SUM", ReduceOp::SUM},   {"PRODUCT", ReduceOp::PRODUCT}, {"MIN", ReduceOp::MIN},
+    {"MAX", ReduceOp::MAX},   {"BAND", ReduceOp::BAND},       {"BOR", ReduceOp::BOR},
+    {"BXOR", ReduceOp::BXOR}, {"AVG", ReduceOp::AVG},         {"PREMUL_SUM", ReduceOp::PREMUL_SUM}};
 
 void bind_reduce_op(py::module_& module) {
   py::class_<ReduceOp> op(module, "ReduceOp",
                           "How values are combined. PREMUL_SUM by itself has the factor 1.");
-  constexpr std::pair<const char*, ReduceOp::Kind> kKinds[] = {
-      {"SUM", ReduceOp::SUM},
-      {"PRODUCT", ReduceOp::PRODUCT},
-      {"MIN", ReduceOp::MIN},
-      {"MAX", ReduceOp::MAX},
-      {"BAND", ReduceOp::BAND},
-      {"BOR", ReduceOp::BOR},
-      {"BXOR", ReduceOp::BXOR},
-      {"AVG", ReduceOp::AVG},
-      {"PREMUL_SUM", ReduceOp::PREMUL_SUM}};
   for (const auto& [name, kind] : kKinds) op.attr(name) = ReduceOp(kind);
+  op.attr("RedOpType") = op;  // the values' class in torch
   op.def(py::init<const ReduceOp&>(), py::arg("op"))
+      .def_property_readonly(
+          "op", [](const ReduceOp& self) { return ReduceOp(self.kind()); },
+          "The operation without its factor.")
+      .def_property_readonly(
+          "factor", [](const ReduceOp& self) { return self.factor(); },
+          "PREMUL_SUM multiplies each rank's input by it; 1 for other operations.")
+      .def_property_readonly(
+          "name", [](const ReduceOp& self) { return kKinds[self.kind()].first; },
+          "For example `SUM`.")
+      .def_property_readonly(
+          "value", [](const ReduceOp& self) { return static_cast<int>(self.kind()); },
+          "The operation's number in torch.")
+      .def("__int__", [](const ReduceOp& self) { return static_cast<int>(self.kind()); })
       .def(py::self == py::self)
       .def(py::pickle(
           [](const ReduceOp& self) {
@@ -176,7 +259,7 @@ void bind_work(py::module_& module) {
 }  // namespace
 
 void describe_group(const Group& group, const std::string& description) {
-  if (description_of(group) == "undefined") descriptions()[group] = description;
+  if (description_of(group) == "undefined") notes_on(group).description = description;
 }
 
 void bind_groups(py::module_& module) {
@@ -202,6 +285,31 @@ void bind_groups(py::module_& module) {
       .def_property_readonly(
           "group_desc", &description_of,
           "What it was made with; `default_pg` of the default group, else `undefined`.")
+      .def(
+          "_set_group_desc",
+          [](const Group& self, std::string description) {
+            notes_on(self).description = std::move(description);
+          },
+          py::arg("group_desc"), "Sets `group_desc`.")
+      .def_property(
+          "bound_device_id",
+          [](const Group& self) {
+            const auto at = notes().find(self);
+            return at == notes().end() ? std::nullopt : at->second.device;
+          },
+          [](const Group& self, std::optional<at::Device> device) {
+            notes_on(self).device = device;
+          },
+          "The device_id it was made with, or None. Muster uses the tensors' devices instead.")
+      .def_property_readonly("timeout", &ProcessGroup::timeout,
+                             "Timeout of calls that give none: datetime.timedelta.")
+      .def("get_group_store", &store_of_group,
+           "A part of the job's store for this group's keys. Raises DistStoreError if the job has "
+           "ended.")
+      .def("_get_sequence_number_for_group", &ProcessGroup::collective_count,
+           "Number of collectives this member has submitted.")
+      .def_property("_hooks", &hooks_of, &set_hooks,
+                    "The observer of its calls (hooks.py), or None; can be set once.")
       .def("__bool__", &ProcessGroup::is_member)
       // Where torch has one value for every group that this process is no member of, programs
       // compare with it.
@@ -266,6 +374,7 @@ void bind_groups(py::module_& module) {
                                         .share_memory = share_memory};
         meet_by_torchrun(options);
         blocking_on_store([&] { init_process_group(options); });
+        bind_device(default_group(), device_id);
       },
       py::arg("backend") = py::none(), py::arg("init_method") = py::none(),
       py::arg("timeout") = py::none(), py::arg("world_size") = -1, py::arg("rank") = -1,
@@ -301,6 +410,9 @@ void bind_groups(py::module_& module) {
   module.def("is_initialized", &is_initialized,
              "Whether this process (or thread, where ranks are threads) has a default group.");
   module.def("default_group", &default_group);
+  module.def("_find_group",
+             [](const std::string& name) { return WorldScope::current()->find(name); });
+  module.def("_group_count", [] { return WorldScope::current()->group_count(); });
   module.def("get_rank", &get_rank, py::arg("group") = py::none(),
              "This process's rank in the group (None: the default one); -1 for a non-member.");
   module.def("get_world_size", &get_world_size, py::arg("group") = py::none(),
@@ -330,7 +442,9 @@ void bind_groups(py::module_& module) {
                                       .pg_options = pg_options_of(pg_options),
                                       .use_local_synchronization = use_local_synchronization,
                                       .sort_ranks = sort_ranks};
-        return described(blocking(nullptr, [&] { return new_group(options); }), group_desc);
+        const auto made = blocking(nullptr, [&] { return new_group(options); });
+        bind_device(made, device_id);
+        return described(made, group_desc);
       },
       py::arg("ranks") = py::none(), py::arg("timeout") = py::none(),
       py::arg("backend") = py::none(), py::arg("pg_options") = py::none(),

@@ -12,6 +12,7 @@
 #include "muster/group/store.h"
 #include "muster/rpc/autograd_context.h"
 #include "no_gil.h"
+#include "python_store.h"
 #include "rpc_values.h"
 #include "rpc_waiting.h"
 
@@ -385,11 +386,13 @@ std::vector<rpc::DeviceName> devices_of(const py::sequence& given) {
 
 void bind_options(py::module_& module) {
   using Options = rpc::RpcBackendOptions;
-  py::class_<Options>(module, "RpcBackendOptions",
-                      "What init_rpc may be told: times in seconds, devices as indices of CUDA's, "
-                      "text or torch.device.")
+  py::class_<Options>(
+      module, "RpcBackendOptions",
+      "What init_rpc may be told: times in seconds, devices as indices of CUDA's, "
+      "text or torch.device. _transports and _channels are accepted for torch's sake.")
       .def(py::init([](int threads, double timeout, std::string init_method, const py::object& maps,
-                       const py::object& devices, bool shared_memory) {
+                       const py::object& devices, bool shared_memory, const py::object&,
+                       const py::object&) {
              Options options;
              options.num_worker_threads = threads;
              options.rpc_timeout = duration_of(timeout, "rpc_timeout");
@@ -406,7 +409,8 @@ void bind_options(py::module_& module) {
            py::kw_only(), py::arg("num_worker_threads") = rpc::kDefaultWorkerThreads,
            py::arg("rpc_timeout") = seconds_of(rpc::kDefaultRpcTimeout),
            py::arg("init_method") = rpc::kDefaultInitMethod, py::arg("device_maps") = py::none(),
-           py::arg("devices") = py::none(), py::arg("shared_memory") = true)
+           py::arg("devices") = py::none(), py::arg("shared_memory") = true,
+           py::arg("_transports") = py::none(), py::arg("_channels") = py::none())
       .def_readwrite("num_worker_threads", &Options::num_worker_threads)
       .def_readwrite("init_method", &Options::init_method)
       .def_readwrite("shared_memory", &Options::shared_memory)
@@ -490,7 +494,7 @@ void bind_life(py::module_& module) {
                options.rank = rank;
                options.world_size = world_size;
                if (given) options.rpc_backend_options = *given;
-               if (store) options.store = store->engine();
+               if (store) options.store = kept_store(store)->engine();
                blocking_on_store([&] { rpc::init_rpc(name, options); });
              });
   module.def("_shutdown_rpc", [](bool graceful, double timeout) {
