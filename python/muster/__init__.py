@@ -18,6 +18,7 @@ if _torch.__version__.split("+")[0] != _BUILT_FOR:
 from . import (  # noqa: E402
     _failure,  # noqa: F401  the other ranks are told why this process fails
     _modules,
+    hooks,  # noqa: F401  gives groups the methods that register hooks
     process_group,  # noqa: F401  gives groups their methods
 )
 from ._C import (
@@ -112,6 +113,7 @@ from .names import (
     get_backend_config,
     get_default_backend_for_device,
     get_node_local_rank,
+    get_pg_count,
     group,
     is_available,
     is_backend_available,
@@ -218,6 +220,7 @@ __all__ = [
     "get_global_rank",
     "get_group_rank",
     "get_node_local_rank",
+    "get_pg_count",
     "get_process_group_ranks",
     "get_rank",
     "get_world_size",

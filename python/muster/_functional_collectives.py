@@ -1,7 +1,8 @@
 """torch.distributed._functional_collectives' names: collectives that return their results and leave their inputs as they are.
 
-A group is a ProcessGroup, a DeviceMesh of one dimension, a (mesh, dimension) pair, the default group's name, or the list of its ranks. Results are there when a call returns: `wait_tensor` gives its argument. Gradients flow through the calls whose names
-end in `_autograd`, and through those of `muster.nn.functional`. What `muster`'s calls of the same kind raise, these raise.
+A group is a ProcessGroup, its name (`group_name`), a DeviceMesh of one dimension, a (mesh, dimension) pair, or the list of ranks of an
+existing group. Results are there when a call returns: `wait_tensor` gives its argument. Gradients flow through the calls whose names end
+in `_autograd`, and through those of `muster.nn.functional`. What `muster`'s calls of the same kind raise, these raise.
 """
 
 import contextlib

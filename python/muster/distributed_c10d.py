@@ -62,6 +62,15 @@ def _get_default_group() -> ProcessGroup:
     return _C.default_group()
 
 
+def _get_default_store() -> Store:
+    """The default group's part of the job's store."""
+    return _C.default_group().get_group_store()
+
+
+def _get_process_group_store(pg: ProcessGroup) -> Store:
+    return pg.get_group_store()
+
+
 def _group_or_default_group(group: ProcessGroup | None = None) -> ProcessGroup:
     return _C.default_group() if group is None else group
 
@@ -85,9 +94,9 @@ def _get_process_group_name(pg: ProcessGroup) -> str:
 
 
 def _resolve_process_group(group_name: str) -> ProcessGroup:
-    """The default group, by its `group_name`. Raises ValueError (DistArgumentError) for another name."""
-    found = _C.default_group()
-    if found.group_name != group_name:
+    """The group with that `group_name`. Raises ValueError (DistArgumentError) if this process has none."""
+    found = _C._find_group(group_name)
+    if found is None:
         raise _C.DistArgumentError(
             f"this process has no group named {group_name!r}; _get_process_group_name(group) gives a group's name"
         )

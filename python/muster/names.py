@@ -182,6 +182,11 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     )
 
 
+def get_pg_count() -> int:
+    """Number of groups this process is a member of, including the default group and groups that models made for themselves."""
+    return _C._group_count()
+
+
 def supports_complex(reduceOp: _C.ReduceOp) -> bool:
     """Whether complex tensors can be combined by it."""
     op = _C.ReduceOp

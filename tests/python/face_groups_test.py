@@ -1,6 +1,8 @@
 """ProcessGroup, Work, Store and ReduceOp as libraries use torch's: their methods, hooks, options, and stores written in Python."""
 
 import datetime
+import sys
+import threading
 
 import pytest
 import torch
@@ -31,7 +33,7 @@ def test_calls_as_methods():
         assert several.result() == [x, y] and several.exception() is None
         assert several.get_future().wait() == [x, y]
         group.allreduce(x, dist.ReduceOp.SUM, SHORT).wait()
-        assert x.item() == 2
+        assert x.item() == 2 and group.timeout > SHORT
         group.allreduce_coalesced([x, y]).wait()
         assert (x.item(), y.item()) == (4, 20)
 
@@ -93,28 +95,40 @@ def test_calls_as_methods():
             assert part.item() == 5 and work.source_rank() == 0
         assert group.barrier().wait() and group.barrier(timeout=SHORT).wait()
         group.monitored_barrier(SHORT)
+        before = group._get_sequence_number_for_group()
         group.allreduce(torch.ones(1)).block_current_stream()
+        assert group._get_sequence_number_for_group() == before + 1
         assert group.allreduce(torch.ones(1)).get_future_result().wait() == 0
         group._wait_for_pending_works()
 
         half = group.split_group([rank])
         assert half.size() == 1 and dist.get_process_group_ranks(half) == [rank]
         group.set_timeout(SHORT)
+        assert group.timeout == SHORT
         assert group._device_types == [torch.device("cpu")]
 
     on_threads(2, body)
 
 
-# spec: U2 what libraries ask of groups
+# spec: U2 a group's store, device, names and end
 def test_groups_say_what_they_are():
     def body(rank, size):
-        group = dist.new_group([1, 0])
-        world = dist.group.WORLD
-        assert c10d._resolve_process_group(c10d._get_process_group_name(world)) == world
-        assert c10d._get_group_size_by_name(world.group_name) == 2
+        group = dist.new_group([1, 0], group_desc="pair", device_id=torch.device("cpu", 0))
+        assert group.bound_device_id == torch.device("cpu", 0)
+        assert dist.group.WORLD.bound_device_id is None
+        group._set_group_desc("two")
+        assert group.group_desc == "two"
+        store = group.get_group_store()
+        if rank == 0:
+            store.set("x", "1")
+        assert store.get("x") == b"1"
+        assert not c10d._get_default_store().check(["x"])
+        assert c10d._resolve_process_group(c10d._get_process_group_name(group)) == group
+        assert c10d._get_group_size_by_name(group.group_name) == 2
         assert c10d._get_default_group() == dist.group.WORLD
         with pytest.raises(ValueError, match="no group named 'other'"):
             c10d._resolve_process_group("other")
+        assert dist.get_pg_count() == 2
         assert c10d._get_pg_default_device(group).type == c10d._get_object_coll_device() == "cpu"
         tensors = [torch.full((3,), float(rank)), torch.full((2,), rank)]
         c10d._broadcast_coalesced(group, tensors, 1 << 20, 1)
@@ -126,8 +140,137 @@ def test_groups_say_what_they_are():
             manager.append(dist.all_reduce(x, group=group, async_op=True))
         assert x.item() == 2
         group.shutdown()
+        assert dist.get_pg_count() == 1
 
     on_threads(2, body)
+    assert dist.get_pg_count() == 0
+
+
+# spec: U2 hooks before and after calls, and at an abort
+def test_hooks_see_calls():
+    def body(rank, size):
+        group = dist.new_group()
+        before, after, ended = [], [], []
+        group.register_pre_hook(1, before.append)
+        group.register_post_hook(2, after.append)
+        group.register_abort_hook(3, lambda: ended.append(rank))
+        x = torch.ones(3)
+        dist.all_reduce(x, group=group)
+        work = dist.broadcast(x, group_src=1, group=group, async_op=True)
+        work.wait()
+        names = [each.name for each in before]
+        assert names == [each.name for each in after]
+        assert names == [options.HookOpName.ALLREDUCE, options.HookOpName.BROADCAST]
+        assert [each.op_id for each in before] == [each.op_id for each in after] == [1, 2]
+        assert [each.async_op for each in before] == [False, True]
+        assert before[0].input_tensors[0].data_ptr() == x.data_ptr()
+        assert (before[0].root, before[1].root) == (-1, 1)
+        assert after[0].work is None and after[1].work.is_completed()
+        dist.all_reduce(x)  # of another group
+        group.unregister_pre_hook(1)
+        with pytest.raises(KeyError):
+            group.unregister_pre_hook(1)
+        dist.barrier(group)
+        assert len(before) == 2 and after[2].name is options.HookOpName.BARRIER
+
+        def refuse(call):
+            raise ZeroDivisionError("not now")
+
+        group.register_pre_hook(4, refuse)
+        with pytest.raises(ZeroDivisionError, match="not now"):
+            dist.barrier(group)
+        dist.barrier()
+        group.abort()
+        assert ended == [rank]
+        with pytest.raises(dist.DistError):
+            group.unregister_pre_hook(4)
+            dist.barrier(group)
+
+    on_threads(2, body)
+
+
+# spec: U2 a pre-hook that raises on one member fails the call on the others
+def test_hooks_that_raise(monkeypatch):
+    ignored = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda told: ignored.append(told.exc_type))
+
+    def refuse(*call):
+        raise ZeroDivisionError("not now")
+
+    def body(rank, size):
+        group = dist.new_group()
+        if rank == 0:
+            group.register_pre_hook(1, refuse)
+            group.register_abort_hook(2, refuse)
+        with pytest.raises(ZeroDivisionError if rank == 0 else dist.DistError):
+            dist.barrier(group)
+        group.abort()
+        assert dist.get_pg_count() == 2
+
+    on_threads(2, body)
+    assert ignored == [ZeroDivisionError]  # the abort went on
+
+
+class Dictionary(dist.Store):
+    """A store of this process alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.values = {}
+        self.changed = threading.Condition()
+
+    def set(self, key, value):
+        with self.changed:
+            self.values[key] = value
+            self.changed.notify_all()
+
+    def get(self, key):
+        self.wait([key], SHORT)
+        return self.values[key]
+
+    def add(self, key, amount):
+        with self.changed:
+            self.values[key] = str(int(self.values.get(key, b"0")) + amount).encode()
+            self.changed.notify_all()
+            return int(self.values[key])
+
+    def wait(self, keys, timeout):
+        with self.changed:
+            if not self.changed.wait_for(
+                lambda: all(key in self.values for key in keys), timeout.total_seconds()
+            ):
+                raise TimeoutError(f"no {keys}")
+
+    def check(self, keys):
+        return all(key in self.values for key in keys)
+
+
+# spec: U2 a Store subclassed in Python meets the ranks of a job
+def test_store_subclass():
+    store = Dictionary()
+
+    def body(rank):
+        dist.init_process_group(store=store, rank=rank, world_size=2)
+        x = torch.tensor([rank + 1.0])
+        dist.all_reduce(x)
+        assert x.item() == 3
+        dist.destroy_process_group()
+
+    dist.spawn(body, nprocs=2, threads=True)
+    assert store.values
+
+    prefixed = dist.PrefixStore("p", store)
+    prefixed.set("k", "v")
+    assert store.values["p/k"] == b"v" and prefixed.get("k") == b"v"
+    assert dist.Store.check(store, ["p/k"])
+    assert prefixed._underlying_non_prefix_store.check(["p/k"])
+    with pytest.raises(dist.DistStoreError, match="Dictionary.*has no method delete_key"):
+        prefixed.delete_key("k")
+    with pytest.raises(dist.DistStoreError, match="p/absent.*not there after 5 ms"):
+        prefixed.wait(["absent"], datetime.timedelta(milliseconds=5))
+    kept = dist.PrefixStore("q", Dictionary())  # nothing else holds it
+    kept.set("k", "v")
+    assert kept.get("k") == b"v"
 
 
 # spec: U2 register_rendezvous_handler: a scheme of the program's own
@@ -167,7 +310,31 @@ def test_rendezvous_by_file_and_address(tmp_path):
     assert isinstance(store, dist.FileStore) and (rank, size) == (0, 1)
     store, rank, size = next(dist.rendezvous("tcp://127.0.0.1:0?rank=0&world_size=1"))
     store.set("x", "y")
-    assert store.get("x") == b"y" and store.host == "127.0.0.1"
+    assert store.get("x") == b"y" and store.host == "127.0.0.1" and not store.libuvBackend
+
+
+# spec: U2 ReduceOp's attributes, the maker of PREMUL_SUM
+def test_reduce_op_says_what_it_is():
+    double = dist._make_nccl_premul_sum(2.0)
+    assert (
+        double.factor == 2.0
+        and double.op == dist.ReduceOp.PREMUL_SUM
+        and double.name == "PREMUL_SUM"
+    )
+    assert dist.ReduceOp.MAX.name == "MAX" and int(dist.ReduceOp.AVG) == dist.ReduceOp.AVG.value
+    assert dist.ReduceOp.RedOpType.SUM == dist.ReduceOp(dist.ReduceOp.SUM)
+
+    def body(rank, size):
+        x = torch.tensor([3.0])
+        dist.all_reduce(x, double)
+        assert x.item() == 12
+
+    on_threads(2, body)
+
+
+def test_errors_that_programs_construct():
+    error = dist.DistBackendError("by hand")
+    assert error.ranks == () and error.code == "" and isinstance(error, RuntimeError)
 
 
 def test_backends_by_device():

@@ -75,7 +75,7 @@ def test_rpc_names():
     from muster import rpc
     from muster.rpc.backend_registry import register_backend
 
-    options = rpc.ProcessGroupRpcBackendOptions()
+    options = rpc.ProcessGroupRpcBackendOptions(_transports=["uv"], _channels=["basic"])
     assert options.num_worker_threads == rpc.constants.DEFAULT_NUM_WORKER_THREADS == 16
     assert rpc.backend_registered("TENSORPIPE") and not rpc.backend_registered("MINE")
     made = rpc.construct_rpc_backend_options(rpc.BackendType.TENSORPIPE, rpc_timeout=5)

@@ -128,6 +128,7 @@ SILENT = {
     "get_backend",
     "get_backend_config",
     "get_debug_level",
+    "get_pg_count",
     "get_process_group_ranks",
     "get_rank",
     "get_world_size",

@@ -255,7 +255,7 @@ def test_functional_collectives():
         assert funcol.all_reduce(x, "avg", [0, 1]).tolist() == [[1.5, 2]]
         assert funcol.wait_tensor(funcol.broadcast(x, 1, group)).tolist() == [[2, 2]]
         assert funcol.all_gather_tensor(x, 0, group).tolist() == [[1, 2], [2, 2]]
-        assert funcol.all_gather_single(x, 1, "default").tolist() == [[1, 2, 2, 2]]
+        assert funcol.all_gather_single(x, 1, group.group_name).tolist() == [[1, 2, 2, 2]]
         assert funcol.reduce_scatter_tensor(x, "sum", 1, group).tolist() == [[(3, 4)[rank]]]
         many = funcol.reduce_scatter_single_coalesced([x, x], "sum", [1, 1], group)
         assert [each.item() for each in many] == [(3, 4)[rank]] * 2

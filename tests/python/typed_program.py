@@ -5,7 +5,11 @@ import datetime
 import torch
 
 import muster as dist
-from muster.options import AllreduceOptions
+from muster.options import AllreduceOptions, PreHookArgs
+
+
+class Kept(dist.Store):
+    def set(self, key: str, value: str | bytes) -> None: ...
 
 
 def main(rank: int, size: int) -> float:
@@ -18,12 +22,20 @@ def main(rank: int, size: int) -> float:
     group: dist.ProcessGroup = dist.new_group([0, 1])
     group.allreduce([x], AllreduceOptions(reduceOp=dist.ReduceOp.MAX)).wait()
 
+    def before(call: PreHookArgs) -> None:
+        print(call.name, call.root)
+
+    group.register_pre_hook(1, before)
     names: list[str] = [group.group_name, group.name(), dist.get_backend(group)]
+    where: torch.device | None = group.bound_device_id
+    found: dist.Store = group.get_group_store()
     try:
         dist.barrier(group)
     except dist.DistBackendError as error:
-        print(error)
+        ranks: list[int] = list(error.ranks)
+        print(error.code, ranks)
+    factor: float = dist.ReduceOp.PREMUL_SUM.factor
     objects: list[object] = [None] * size
     dist.all_gather_object(objects, {"rank": rank})
-    print(ended, names, objects)
-    return float(size)
+    print(ended, names, where, found, objects)
+    return factor
