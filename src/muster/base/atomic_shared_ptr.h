@@ -81,7 +81,7 @@ class AtomicSharedPtr {
  private:
   static constexpr int kHolderBits = 16;
   static constexpr std::uint64_t kHolders = (std::uint64_t{1} << kHolderBits) - 1;
-
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): a word holds an address beside the count
   static Node* node_in(std::uint64_t word) { return reinterpret_cast<Node*>(word >> kHolderBits); }
 
   static void settle(Node* node, std::int64_t change) {
