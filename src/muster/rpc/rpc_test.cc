@@ -129,9 +129,8 @@ TEST(Rpc, OperatorsThatDoMoreThanComputeMustBeAllowed) {
         [&] { rpc_sync<at::Tensor>(other, "aten::from_file", "/etc/hostname", true, 8); });
     EXPECT_HAS(refusal, "'aten::from_file' is not among the operators that other workers may call");
     EXPECT_HAS(refusal, "allow_operator(\"aten::from_file\")");
-    for (const char* name :
-         {"aten::empty_like", "aten::set_", "aten::threshold_backward", "mkl::_mkl_linear",
-          "aten::lstm", "aten::embedding_bag"})
+    for (const char* name : {"aten::empty_like", "aten::set_", "aten::threshold_backward",
+                             "mkl::_mkl_linear", "aten::lstm", "aten::embedding_bag"})
       EXPECT_HAS(
           message_of<DistError>([&] { rpc_sync<at::Tensor>(other, name, torch::ones({1})); }),
           "is not among the operators");
