@@ -13,8 +13,8 @@ struct RendezvousOptions {
   /// -1: taken from the URL's query or the environment, or assigned in order of arrival (tcp://,
   /// file://).
   int rank = -1;
-  int world_size = -1;     ///< -1: taken from the URL's query or the environment
-  std::string group_name;  ///< separates jobs that share one address or file
+  int world_size = -1;          ///< -1: taken from the URL's query or the environment
+  std::string group_name = {};  ///< separates jobs that share one address or file
   Duration timeout = std::chrono::minutes(30);
 };
 
