@@ -21,6 +21,8 @@ def encode(value, name):
 
     if isinstance(value, float) and not math.isfinite(value):
         return wrapped("float", repr(value))
+    if type(value) is int and not -(2**63) <= value < 2**64:
+        return wrapped("int", hex(value))  # as a number of JSON's it would be read as a float
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, bytes):
@@ -55,6 +57,13 @@ def _base(value):
     return next(each for each in (bool, int, float, str) if isinstance(value, each))
 
 
+def _dtype(name):
+    from .shard import refuse
+
+    found = getattr(torch, name, None) if isinstance(name, str) else None
+    return found if isinstance(found, torch.dtype) else refuse(f"torch has no dtype {name!r}")
+
+
 def decode(value):
     """The way back."""
     if isinstance(value, list):
@@ -65,12 +74,13 @@ def decode(value):
         return {key: decode(each) for key, each in value.items()}
     of = value["of"]
     return {
+        "int": lambda: int(of, 16),
         "float": lambda: float(of),
         "bytes": lambda: base64.b64decode(of),
         "size": lambda: torch.Size(of),
         "tuple": lambda: tuple(decode(of)),
         "set": lambda: set(decode(of)),
-        "dtype": lambda: getattr(torch, of),
+        "dtype": lambda: _dtype(of),
         "device": lambda: torch.device(of),
         "dict": lambda: {decode(key): decode(each) for key, each in of},
     }[value[_KIND]]()
