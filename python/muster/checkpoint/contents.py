@@ -4,6 +4,9 @@ Names are the keys on the way, joined by dots: {"model": {"w": t}} has "model.w"
 put before them; an optimizer's `state.<parameter>.<key>`, as torch's state dicts have them.
 """
 
+import json
+import sys
+
 import torch
 
 from muster import _C
@@ -121,6 +124,7 @@ class _Optimizer:
             if name.startswith(prefix):
                 parameter, _, key = name[len(prefix) :].rpartition(".")
                 stored.setdefault(parameter, {})[key] = about
+        self._compare(json.loads(index.values).get(f"{self.key}.param_groups"))
         self.made = {}
         for parameter in self._owned():
             of = stored.get(self.names[id(parameter)], {})
@@ -129,6 +133,25 @@ class _Optimizer:
             }
             for key, tensor in self.made[parameter].items():
                 yield beside(self._name(parameter, key), tensor, parameter)
+
+    def _compare(self, saved):
+        """Refuses other parameters than were saved: their state would be left out unsaid. None: safetensors files of others."""
+        if saved is None:
+            return
+        mine = self.values()[f"{self.key}.param_groups"]
+        if len(mine) != len(saved):
+            refuse(f"'{self.key}' has {len(mine)} parameter groups, and {len(saved)} were saved")
+        for number, (here, there) in enumerate(zip(mine, saved, strict=True)):
+            here, there = set(here["params"]), set(map(str, there.get("params", here["params"])))
+            if here == there:
+                continue
+            why = ""
+            if all(map(str.isdigit, here)) != all(map(str.isdigit, there)):
+                why = ": parameters go by number where no module is in the state; give the optimizer with its module at both times, or at neither"
+            refuse(
+                f"'{self.key}': group {number} was saved with the parameters {_some(there - here)} that it has not here, and has "
+                f"{_some(here - there)} that were not saved in it{why}"
+            )
 
     @staticmethod
     def _memory(parameter, key, dtype, size):
@@ -149,11 +172,7 @@ class _Optimizer:
             }
         if values is None:
             return
-        groups = values[f"{self.key}.param_groups"]
-        if len(groups) != len(self.whole.param_groups):
-            refuse(
-                f"'{self.key}' has {len(self.whole.param_groups)} parameter groups, and {len(groups)} were saved"
-            )
+        groups = _named(values, f"{self.key}.param_groups")
         for number, saved in enumerate(groups):
             kept = {key: value for key, value in saved.items() if key != "params"}
             for group in {
@@ -165,6 +184,58 @@ class _Optimizer:
                         group[key].fill_(value)
                     else:
                         group[key] = value
+
+
+def _some(names):
+    return str(sorted(names)[:5]) + (" and more" if len(names) > 5 else "")
+
+
+def _units():
+    """Those of `muster.fsdp` in this process."""
+    module = sys.modules.get("muster.fsdp.units")
+    return list(module.alive) if module else []
+
+
+def _is_shard(parameter):
+    try:
+        return _C._sharded_part(parameter) is not None
+    except _C.DistError:  # whole now
+        return False
+
+
+def _refuse_shard(name, value):
+    """What `state_dict()` of a sharded module has shares its memory, and looks like a whole tensor."""
+    if type(value) is not torch.Tensor or not value.numel() or _C._sharded_part(value) is not None:
+        return
+    memory = value.untyped_storage().data_ptr()
+    for unit in _units():
+        for each in unit.parameters():
+            if memory and each.untyped_storage().data_ptr() == memory and _is_shard(each):
+                refuse(
+                    f"'{name}' is this rank's shard of a parameter of a sharded module: give the module itself, not its state_dict()"
+                )
+
+
+def _refuse_state_of_shards(name, value):
+    """What `state_dict()` of an optimizer has of shards: by number, and none of more than one dimension."""
+    if (
+        set(value) != {"state", "param_groups"}
+        or not isinstance(value["state"], dict)
+        or not _units()
+    ):
+        return
+    of = [each for key, each in value["state"].items() if type(key) is int]
+    tensors = [
+        each
+        for state in of
+        if isinstance(state, dict)
+        for each in state.values()
+        if isinstance(each, torch.Tensor) and each.dim()
+    ]
+    if tensors and all(type(each) is torch.Tensor and each.dim() == 1 for each in tensors):
+        refuse(
+            f"'{name}' is what an optimizer of sharded parameters has on this rank: give the optimizer itself, not its state_dict()"
+        )
 
 
 class Contents:
@@ -180,6 +251,7 @@ class Contents:
             for key, module in self._modules.items()
             for name, each in module.named_parameters()
         }
+        self._taken = set()  # names
         self._tensors = []  # (name, tensor or Shard)
         self._values = {}
         self._optimizers = []
@@ -200,14 +272,17 @@ class Contents:
 
     def _walk(self, name, value, holder, key):
         if is_tensor(value):
-            self._tensors.append((name, value))
+            _refuse_shard(name, value)
+            self._tensor(name, value)
         elif isinstance(value, torch.nn.Module):
             self._module(name, _unwrapped(value))
         elif isinstance(value, torch.optim.Optimizer):
+            self._claim(f"{name}.param_groups")
             self._optimizers.append(_Optimizer(name, value, self._names))
         elif isinstance(value, RandomState):
             self._random[name] = value
         elif isinstance(value, dict) and not isinstance(value, Shard):
+            _refuse_state_of_shards(name, value)
             for inner, each in value.items():
                 self._walk(f"{name}.{inner}", each, value, inner)
         elif isinstance(value, (list, tuple)) and _holds_tensors(value):
@@ -224,18 +299,36 @@ class Contents:
         else:
             self._value(name, value, lambda read: holder.__setitem__(key, read))
 
+    def _claim(self, name):
+        if name in self._taken:
+            refuse(
+                f"'{name}' is there twice: the keys on the way to a value are joined by dots, and those of two values come to the same"
+            )
+        self._taken.add(name)
+
+    def _tensor(self, name, value):
+        self._claim(name)
+        self._tensors.append((name, value))
+
     def _value(self, name, value, put):
+        self._claim(name)
         self._values[name] = value
         self._fill.append(lambda values: put(_named(values, name)))
 
     def _module(self, name, module):
         for path, each in _module_tensors(module):
-            self._tensors.append((f"{name}.{path}", each))
+            if path.rpartition(".")[2] == "_flat_param":
+                refuse(
+                    f"'{name}.{path}' is a flat parameter of torch's FullyShardedDataParallel, in which the names and sizes of the module's "
+                    "own are not told apart: shard the module by muster.fsdp, or by torch's fully_shard, whose parameters are DTensors"
+                )
+            self._tensor(f"{name}.{path}", each)
         for path, part in _with_extra_state(module):
             self._value(f"{name}.{path}", part.get_extra_state(), part.set_extra_state)
 
     def _stateful(self, name, value):
         state = value.state_dict()
+        _refuse_state_of_shards(name, state)
         for key, each in state.items():
             self._walk(f"{name}.{key}", each, state, key)
         self._fill.append(lambda _: value.load_state_dict(state))

@@ -1,5 +1,7 @@
 """A module and its unit: the parameters of it that are gathered and given back together."""
 
+import weakref
+
 import torch
 from torch.utils import _pytree
 
@@ -26,6 +28,7 @@ def refuse_copy(*_):
     )
 
 
+alive = weakref.WeakSet()  # all units of this process
 _C._ShardedUnit.__reduce_ex__ = refuse_copy  # whoever copies or pickles a module comes to its unit
 
 
@@ -100,7 +103,7 @@ def make_unit(module, ignored, group, precision, reshard_after_forward, sync_mod
             f"{', '.join(meta)}: on the meta device parameters have no values; give the module some first (to_empty, and its own initialisation)"
         )
     precision, cast_root_forward_inputs = native(precision)
-    return _C._ShardedUnit(
+    unit = _C._ShardedUnit(
         type(module).__name__,
         parameters,
         buffers,
@@ -110,6 +113,8 @@ def make_unit(module, ignored, group, precision, reshard_after_forward, sync_mod
         reshard_after_forward,
         sync_module_states,
     )
+    alive.add(unit)
+    return unit
 
 
 def run(unit, forward, args, kwargs):
