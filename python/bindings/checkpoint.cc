@@ -13,6 +13,7 @@
 #include "muster/group/errors.h"
 #include "muster/parallel/sharded_unit.h"
 #include "muster/shards/convert.h"
+#include "muster/shards/files/digest.h"
 #include "muster/shards/load.h"
 #include "no_gil.h"
 
@@ -29,8 +30,14 @@ using checkpoint::Saver;
 using GivenItem = std::tuple<std::string, at::Tensor, std::vector<std::int64_t>,
                              std::variant<std::monostate, std::int64_t, std::vector<std::int64_t>>>;
 
-std::vector<Item> items_of(const std::vector<GivenItem>& given) {
-  std::vector<Item> items;
+/// Made before ranks meet: one that a rank has wrong fails there, where the others can be told.
+struct Items {
+  std::vector<Item> all;
+};
+
+Items items_of(const std::vector<GivenItem>& given) {
+  Items made;
+  std::vector<Item>& items = made.all;
   for (const auto& [name, tensor, sizes, place] : given) {
     if (const auto* first = std::get_if<std::int64_t>(&place))
       items.push_back(checkpoint::stretch_item(name, tensor, sizes, *first));
@@ -39,7 +46,7 @@ std::vector<Item> items_of(const std::vector<GivenItem>& given) {
     else
       items.push_back(checkpoint::whole_item(name, tensor));
   }
-  return items;
+  return made;
 }
 
 /// The ranks of one save or load: a group of muster's, None for this process alone, or (rank, size,
@@ -100,6 +107,9 @@ void bind_index(py::module_& module) {
                                  all[name] = {tensor.dtype, tensor.sizes};
                                return all;
                              })
+      .def_property_readonly(
+          "digest",
+          [](const shards::Index& self) { return shards::digest_of(shards::text_of_index(self)); })
       .def("verify", &shards::verify, Released())
       .def(
           "export",
@@ -111,35 +121,37 @@ void bind_index(py::module_& module) {
 }
 
 void bind_saver(py::module_& module) {
+  py::class_<Items>(module, "_CheckpointItems").def(py::init(&items_of));
   py::class_<Saver::Saving>(module, "_CheckpointSaving")
       .def("wait", &Saver::Saving::wait, Released())
+      .def("wait_unheard", &Saver::Saving::wait_unheard, Released())
       .def("done", &Saver::Saving::done);
   py::class_<Saver, std::shared_ptr<Saver>>(module, "_CheckpointSaver", let_go_without_gil<Saver>())
-      .def(py::init([](const Members& members) {
-        if (const auto* foreign = std::get_if<Foreign>(&members))
-          return std::make_shared<Saver>(foreign_ranks(*foreign));
-        return std::make_shared<Saver>(group_of(members));
-      }))
+      .def_static("of",
+                  [](const Members& members) {
+                    if (const auto* foreign = std::get_if<Foreign>(&members))
+                      return std::make_shared<Saver>(foreign_ranks(*foreign));
+                    const Group group = group_of(members);
+                    const py::gil_scoped_release released;
+                    return checkpoint::saver_of(group);
+                  })
       .def("fail",
            [](Saver& self, const std::string& why) {
              const py::gil_scoped_release released;
              self.fail(DistError(why));
            })
       .def("save",
-           [](Saver& self, const std::vector<GivenItem>& items, const std::string& values,
-              const std::string& path, std::optional<std::int64_t> step, bool overwrite,
-              int keep_last) {
-             const auto all = items_of(items);
+           [](Saver& self, const Items& items, const std::string& values, const std::string& path,
+              std::optional<std::int64_t> step, bool overwrite, int keep_last) {
              blocking(nullptr, [&] {
-               self.save(all, values, options_of(path, step, overwrite, keep_last));
+               self.save(items.all, values, options_of(path, step, overwrite, keep_last));
              });
            })
-      .def("async_save", [](Saver& self, const std::vector<GivenItem>& items,
-                            const std::string& values, const std::string& path,
-                            std::optional<std::int64_t> step, bool overwrite, int keep_last) {
-        const auto all = items_of(items);
+      .def("async_save", [](Saver& self, const Items& items, const std::string& values,
+                            const std::string& path, std::optional<std::int64_t> step,
+                            bool overwrite, int keep_last) {
         return blocking(nullptr, [&] {
-          return self.async_save(all, values, options_of(path, step, overwrite, keep_last));
+          return self.async_save(items.all, values, options_of(path, step, overwrite, keep_last));
         });
       });
 }
@@ -149,20 +161,20 @@ void bind_saver(py::module_& module) {
 void bind_checkpoint(py::module_& module) {
   bind_index(module);
   bind_saver(module);
-  module.def("_checkpoint_load", [](const shards::Index& index, const std::vector<GivenItem>& items,
+  module.def("_checkpoint_load", [](const shards::Index& index, const Items& items,
                                     const Members& members) {
-    const auto all = items_of(items);
     const auto ranks = ranks_of(members);
-    blocking(group_of(members), [&] { checkpoint::load_items(index, all, ranks); });
+    blocking(group_of(members), [&] { checkpoint::load_items(index, items.all, ranks); });
   });
-  // Every rank tells whether it can go on; a text is why it cannot. Raises on all where one cannot.
-  module.def("_checkpoint_agree",
-             [](const Members& members, const std::optional<std::string>& why) {
-               const auto ranks = ranks_of(members);
-               const Status mine = why ? Status(Code::invalid_argument, *why) : Status();
-               blocking(group_of(members),
-                        [&] { group::check(shards::exchange_or_fail(ranks, mine, {}).status()); });
-             });
+  // Every rank tells whether it can go on, and a text, of which it gets everybody's. `why` it
+  // cannot is raised on all.
+  module.def("_checkpoint_agree", [](const Members& members, const std::optional<std::string>& why,
+                                     const std::string& text) {
+    const auto ranks = ranks_of(members);
+    const Status mine = why ? Status(Code::invalid_argument, *why) : Status();
+    return blocking(group_of(members),
+                    [&] { return group::take(shards::exchange_or_fail(ranks, mine, text)); });
+  });
   module.def(
       "_checkpoint_import",
       [](const std::string& from, const std::string& to) {

@@ -1,9 +1,11 @@
 """`muster.checkpoint`: states of every kind, saved by some ranks and loaded by others, here and by stock torch."""
 
+import concurrent.futures
 import json
 import os
 import pickle
 import random
+import resource
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from sharded_models import Block, Net, assert_same, loss_of
 from training import on_ranks
 
 import muster as dist
-from muster import checkpoint
+from muster import checkpoint, fsdp
 from muster.checkpoint import FileSystemWriter, HuggingFaceStorageReader, RandomState, Shard
 from muster.fsdp import FSDP, fully_shard
 from muster.nn.parallel import DistributedDataParallel
@@ -333,3 +335,125 @@ def test_conversions(tmp_path):
     exported = {"model": Net(seed=10)}
     checkpoint.load(exported, checkpoint_id=path)
     assert_same(other.state_dict(), exported["model"].state_dict(), 0)
+
+
+def one_saver(rank, size):
+    def saver_of(group):
+        return checkpoint.saving._saver(checkpoint.ranks.Members(group))
+
+    first, other = saver_of(None), dist.new_group([0, 1])
+    assert saver_of(dist.group.WORLD) is first
+    assert saver_of(other) is saver_of(other) is not first
+
+
+# spec: S5 what writes in the background lives as long as the group, whose object in Python ends with the call
+def test_a_group_has_one_saver():
+    on_ranks(2, one_saver)
+
+
+def unheard(rank, size, folder):
+    state = {"t": torch.ones(1000)}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == 1:
+        state = {"u": torch.ones(1000)}
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    future = checkpoint.async_save(state, checkpoint_id=f"{folder}/lost")
+    concurrent.futures.wait([future])
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    if rank == 0:
+        assert isinstance(future.exception(), dist.DistError)
+    with pytest.raises(dist.DistError, match="the save before this one"):
+        checkpoint.save(state, checkpoint_id=f"{folder}/c")
+    checkpoint.save(state, checkpoint_id=f"{folder}/c")
+    assert sorted(whole_tensors(f"{folder}/c")) == ["t", "u"]
+
+
+# spec: S4 a failure that one rank has not asked for is thrown on all by the next save
+def test_the_failure_of_an_asynchronous_save_is_heard(tmp_path):
+    on_ranks(2, unheard, str(tmp_path))
+
+
+def wrong_on_one(rank, size, folder):
+    for number in range(2):
+        checkpoint.save({"t": torch.full((4,), float(number))}, checkpoint_id=f"{folder}/{number}")
+    loaded = {"t": torch.zeros(4)}
+    with pytest.raises(dist.DistError, match="different checkpoints.*/0 saved.*rank 1 .*/1 saved"):
+        checkpoint.load(loaded, checkpoint_id=f"{folder}/{rank}")
+    assert loaded["t"].tolist() == [0, 0, 0, 0]
+    for size_of, offsets in (((4,), (0, 0)), ("four", (0,)), ((4,), None)):
+        shard = Shard(torch.ones(4), size_of, offsets) if rank == 1 else torch.ones(4)
+        for call in (checkpoint.save, checkpoint.async_save, checkpoint.load):
+            with pytest.raises(Exception, match="'t'|not iterable"):
+                call({"t": shard}, checkpoint_id=f"{folder}/0")
+    checkpoint.load(loaded, checkpoint_id=f"{folder}/0")
+
+
+# spec: S4 what the ranks would load differs, or one of them has it wrong: refused on all
+def test_what_one_rank_has_wrong_is_refused_on_all(tmp_path):
+    on_ranks(2, wrong_on_one, str(tmp_path))
+
+
+def test_an_optimizer_of_other_parameters_is_refused(tmp_path):
+    path = str(tmp_path / "c")
+    model, optimizer, _ = trained("plain", steps=1)
+    checkpoint.save({"model": model, "optimizer": optimizer}, checkpoint_id=path)
+    with pytest.raises(dist.DistError, match="go by number"):
+        checkpoint.load({"optimizer": optimizer}, checkpoint_id=path)
+    with pytest.raises(dist.DistError, match=r"\['blocks\.0.* has not here.*\['model\.blocks\.0"):
+        checkpoint.load(
+            {"model": model, "other": Net(2), "optimizer": optimizer}, checkpoint_id=path
+        )
+    fewer = torch.optim.Adam(model.blocks.parameters(), lr=0.01)
+    with pytest.raises(dist.DistError, match="'scale'"):
+        checkpoint.load({"model": model, "optimizer": fewer}, checkpoint_id=path)
+    checkpoint.load({"model": model, "optimizer": optimizer}, checkpoint_id=path)
+
+
+def dictionaries_of_shards(rank, size, path):
+    for way in ("fully_shard", "fsdp"):
+        model, optimizer, _ = trained(way, steps=1)
+        with pytest.raises(dist.DistError, match="give the optimizer itself"):
+            checkpoint.save({"optimizer": optimizer.state_dict()}, checkpoint_id=path)
+        if way == "fsdp":
+            assert model.state_dict()["scale"].dim() == 0
+            FSDP.set_state_dict_type(model, fsdp.StateDictType.SHARDED_STATE_DICT)
+        with pytest.raises(dist.DistError, match="give the module itself"):
+            checkpoint.save({"model": model.state_dict()}, checkpoint_id=path)
+    plain, optimizer, _ = trained("plain", steps=1)
+    state = {"model": plain.state_dict(), "optimizer": optimizer.state_dict()}
+    checkpoint.save(state, checkpoint_id=path)
+    del model
+
+
+def test_dictionaries_of_shards_are_refused(tmp_path):
+    on_ranks(2, dictionaries_of_shards, str(tmp_path / "c"))
+
+
+def test_flat_parameters_of_stock_torch_are_refused(tmp_path):
+    theirs.init_process_group("gloo", store=theirs.HashStore(), rank=0, world_size=1)
+    try:
+        model = theirs.fsdp.FullyShardedDataParallel(Block(4), device_id=torch.device("cpu"))
+        with pytest.raises(dist.DistError, match="_flat_param.*fully_shard"):
+            checkpoint.save({"model": model}, checkpoint_id=tmp_path / "c", no_dist=True)
+    finally:
+        theirs.destroy_process_group()
+
+
+def test_numbers_of_any_length_and_names_of_two_values(tmp_path):
+    path = tmp_path / "c"
+    saved = {"n": [2**63, 2**64, -(2**63) - 1, 10**30, -(2**63)]}
+    checkpoint.save(saved, checkpoint_id=path)
+    loaded = {"n": None}
+    checkpoint.load(loaded, checkpoint_id=path)
+    assert loaded == saved and all(type(each) is int for each in loaded["n"])
+    for twice in (1, torch.ones(1)):
+        with pytest.raises(dist.DistError, match=r"'a\.b' is there twice"):
+            checkpoint.save({"a": {"b": twice}, "a.b": 2}, checkpoint_id=path)
+
+
+# spec: S6 what a file says is no way to anything of torch's but its types
+def test_a_dtype_that_is_none_is_refused():
+    assert checkpoint.values.decode({"__muster__": "dtype", "of": "int8"}) is torch.int8
+    for name in ("load", "ops", "nothing", 3):
+        with pytest.raises(dist.DistError, match="no dtype"):
+            checkpoint.values.decode({"__muster__": "dtype", "of": name})

@@ -67,7 +67,7 @@ class Members:
 
     def __init__(self, process_group=None, no_dist=False):
         self.rank, self.size, self.native = 0, 1, None
-        self.key = None
+        self.key = None  # the group where it is stock torch's
         if no_dist:
             return
         if process_group is None and _C.is_initialized():
@@ -76,7 +76,7 @@ class Members:
             process_group = muster.group.WORLD
         if isinstance(process_group, _C.ProcessGroup):
             self.rank, self.size = process_group.rank(), process_group.size()
-            self.native = self.key = process_group
+            self.native = process_group
             return
         stock = torch.distributed
         if process_group is None and not (stock.is_available() and stock.is_initialized()):

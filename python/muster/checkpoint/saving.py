@@ -1,6 +1,7 @@
 """save, load and async_save."""
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import threading
@@ -13,21 +14,49 @@ from .ranks import Members
 from .shard import refuse
 from .storage import FileSystemReader, FileSystemWriter
 
-_savers = weakref.WeakKeyDictionary()  # by group: saves wait for each other
-
-
-class _Alone:
-    """In place of a group."""
-
-
-_alone = _Alone()
+_savers = weakref.WeakKeyDictionary()  # by group of stock torch's: saves wait for each other
 
 
 def _saver(members):
-    key = _alone if members.key is None else members.key
-    if key not in _savers:
-        _savers[key] = _C._CheckpointSaver(members.native)
-    return _savers[key]
+    if members.key is None:
+        return _C._CheckpointSaver.of(members.native)
+    if members.key not in _savers:
+        _savers[members.key] = _C._CheckpointSaver.of(members.native)
+    return _savers[members.key]
+
+
+class _Future(concurrent.futures.Future):
+    """Of a save. Who asks it how that ended has heard of a failure."""
+
+    def __init__(self, saving):
+        super().__init__()
+        self._saving = saving
+
+    def exception(self, timeout=None):
+        error = super().exception(timeout)
+        if error is not None:
+            with contextlib.suppress(Exception):
+                self._saving.wait()
+        return error
+
+    def result(self, timeout=None):
+        self.exception(timeout)
+        return super().result(timeout)
+
+
+def _items(of):
+    """As the C++ half has them, naming the one that it cannot take."""
+    try:
+        return _C._CheckpointItems(of)
+    except TypeError:
+        for each in of:
+            try:
+                _C._CheckpointItems([each])
+            except TypeError:
+                refuse(
+                    f"'{each[0]}': a Shard has a tensor, the size of the whole as whole numbers, and as offsets such numbers or one"
+                )
+        raise
 
 
 def _no_planner(planner):
@@ -54,7 +83,7 @@ def _begin(call, state_dict, checkpoint_id, storage_writer, planner, process_gro
         _no_planner(planner)
         writer, path = _writer(checkpoint_id, storage_writer)
         contents = Contents(state_dict, members.rank)
-        items, values = contents.items(), json.dumps(contents.values())
+        items, values = _items(contents.items()), json.dumps(contents.values())
     except Exception as error:
         saver.fail(str(error))  # the other ranks raise it too
         raise
@@ -101,18 +130,29 @@ def async_save(
     saving = _begin(
         "async_save", state_dict, checkpoint_id, storage_writer, planner, process_group, no_dist
     )
-    future = concurrent.futures.Future()
+    future = _Future(saving)
     future.set_running_or_notify_cancel()
 
     def end():
         try:
-            saving.wait()
+            saving.wait_unheard()
             future.set_result(None)
         except BaseException as error:
             future.set_exception(error)
 
     threading.Thread(target=end, name="muster-checkpoint").start()
     return future
+
+
+def _refuse_different(told):
+    """On every rank where two have opened different checkpoints."""
+    first, *others = map(json.loads, told)
+    for rank, each in enumerate(others, 1):
+        if each[0] != first[0]:
+            refuse(
+                f"the ranks load different checkpoints: rank 0 {first[1]} saved at {first[2]}, rank {rank} {each[1]} saved at {each[2]}; "
+                "give all the same one (ask latest() on one rank and broadcast its answer)"
+            )
 
 
 def load(
@@ -130,6 +170,7 @@ def load(
     and file, where one has no such tensor or value, other sizes, or damaged bytes."""
     members = Members(process_group, no_dist)
     contents = index = items = why = None
+    mine = ""
     try:
         _no_planner(planner)
         reader = storage_reader or FileSystemReader(
@@ -145,15 +186,17 @@ def load(
             os.fspath(checkpoint_id or reader.path), reader.safetensors
         )
         contents = Contents(state_dict, members.rank)
-        items = contents.wanted(index)
+        items = _items(contents.wanted(index))
+        mine = json.dumps([index.digest, index.folder, index.saved_at])
     except Exception as error:
         why = error
     try:
-        _C._checkpoint_agree(members.native, None if why is None else str(why))
+        told = _C._checkpoint_agree(members.native, None if why is None else str(why), mine)
     except Exception:
         if why is not None:
             raise why from None
         raise
+    _refuse_different(told)
     _C._checkpoint_load(index, items, members.native)
     contents.fill(None if reader.safetensors else json.loads(index.values))
 

@@ -1,7 +1,5 @@
 #include "muster/checkpoint/checkpoint.h"
 
-#include <map>
-#include <mutex>
 #include <utility>
 
 #include "muster/group/errors.h"
@@ -15,22 +13,6 @@ namespace {
 Group group_of(const Group& given) {
   if (given) return given;
   return is_initialized() ? default_group() : nullptr;
-}
-
-/// The saver of a group, whose saves wait for each other; of a process alone, one for null.
-std::shared_ptr<Saver> saver_of(const Group& group) {
-  struct Known {
-    std::weak_ptr<ProcessGroup> group;
-    std::shared_ptr<Saver> saver;
-  };
-  static std::mutex mutex;
-  static std::map<const void*, Known> all;
-  const std::lock_guard lock(mutex);
-  std::erase_if(all, [](const auto& each) { return each.first && each.second.group.expired(); });
-  Known& known = all[group.get()];
-  if (!known.saver || (group && known.group.lock() != group))
-    known = {group, std::make_shared<Saver>(group)};
-  return known.saver;
 }
 
 int rank_in(const Group& group) { return group ? group->rank() : 0; }

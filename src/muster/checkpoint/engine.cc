@@ -150,25 +150,26 @@ struct Saver::State {
     if (!meets || !meets->failure().ok()) own = meets = parallel::acquire_group(alive());
     return ranks_of(meets);
   }
+  /// `mine`: why this rank cannot save; then all ranks throw it.
   shards::PlannedSave plan(const std::vector<Item>& items, const shards::SaveOptions& options,
-                           const shards::Ranks& ranks) const {
+                           const shards::Ranks& ranks, Status mine) const {
     std::vector<shards::Shard> shards;
-    Status mine;
     try {
-      for (const Item& item : items) shards.push_back(shard_of(item));
+      if (mine.ok())
+        for (const Item& item : items) shards.push_back(shard_of(item));
     } catch (const std::exception& error) {
       mine = status_of(error);
     }
     return group::take(shards::plan_save(shards, options, ranks, mine));
   }
-  /// Waits for the last save; throws its failure once.
-  void finish_last() {
+  /// Waits for the last save; its failure once, where nobody has heard of it.
+  Status finish_last() {
     if (thread.joinable()) thread.join();
-    if (!last) return;
+    if (!last) return {};
     const auto ended = std::exchange(last, nullptr);
     const std::lock_guard lock(ended->mutex);
-    if (ended->was_shown || ended->result->ok()) return;
-    group::raise(ended->result->with_context("the save before this one"));
+    if (ended->was_shown || ended->result->ok()) return {};
+    return ended->result->with_context("the save before this one");
   }
 };
 
@@ -199,6 +200,12 @@ void Saver::Saving::wait() {
   group::check(*state_->result);
 }
 
+void Saver::Saving::wait_unheard() const {
+  std::unique_lock lock(state_->mutex);
+  state_->changed.wait(lock, [&] { return state_->result.has_value(); });
+  group::check(*state_->result);
+}
+
 bool Saver::Saving::done() const {
   const std::lock_guard lock(state_->mutex);
   return state_->result.has_value();
@@ -206,18 +213,19 @@ bool Saver::Saving::done() const {
 
 void Saver::save(const std::vector<Item>& items, const std::string& values,
                  const shards::SaveOptions& options) {
-  state_->finish_last();
+  const Status before = state_->finish_last();
   const shards::Ranks ranks = state_->here();
-  const auto plan = state_->plan(items, options, ranks);
+  const auto plan = state_->plan(items, options, ranks, before);
   const PieceData data = in_place(plan, ranks.rank, items);
   group::check(shards::finish_save(plan, data.pointers, values, ranks));
 }
 
 Saver::Saving Saver::async_save(const std::vector<Item>& items, const std::string& values,
                                 const shards::SaveOptions& options) {
-  state_->finish_last();
-  const shards::Ranks ranks = state_->here(), behind = state_->behind();
-  auto plan = state_->plan(items, options, ranks);
+  const Status before = state_->finish_last();
+  const shards::Ranks ranks = state_->here();
+  auto plan = state_->plan(items, options, ranks, before);
+  const shards::Ranks behind = state_->behind();  // collective: when all are known to go on
   auto data = copied(plan, ranks.rank, items, state_->memory);
   Saving saving;
   saving.state_ = state_->last = std::make_shared<Saving::State>();
@@ -235,6 +243,21 @@ Saver::Saving Saver::async_save(const std::vector<Item>& items, const std::strin
         ended->changed.notify_all();
       });
   return saving;
+}
+
+std::shared_ptr<Saver> saver_of(const Group& group) {
+  struct Known {
+    std::weak_ptr<ProcessGroup> group;
+    std::shared_ptr<Saver> saver;
+  };
+  static std::mutex mutex;
+  static std::map<const void*, Known> all;
+  const std::lock_guard lock(mutex);
+  std::erase_if(all, [](const auto& each) { return each.first && each.second.group.expired(); });
+  Known& known = all[group.get()];
+  if (!known.saver || (group && known.group.lock() != group))
+    known = {group, std::make_shared<Saver>(group)};
+  return known.saver;
 }
 
 // ---- loading

@@ -32,6 +32,8 @@ class Saver {
     /// Blocks until the checkpoint is there; throws DistError on all ranks where one has failed.
     void wait();
     bool done() const;
+    /// The same on behalf of nobody: the next save throws the failure again.
+    void wait_unheard() const;
 
    private:
     friend class Saver;
@@ -42,7 +44,8 @@ class Saver {
   /// In place of a save that this rank cannot begin: the other ranks throw `why` from theirs.
   void fail(const std::exception& why) noexcept;
 
-  /// Collective. First waits for the last save, and throws what nobody has asked it for.
+  /// Collective. First waits for the last save, and throws, on all ranks, what nobody on one of
+  /// them has asked it for.
   void save(const std::vector<Item>& items, const std::string& values,
             const shards::SaveOptions& options);
   /// Returns when what this rank will write has been copied; the items may change from then on. The
@@ -54,6 +57,10 @@ class Saver {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// The saver of a group, whose saves wait for each other; of a process alone, one for null. It
+/// lives as long as the group. Any thread.
+std::shared_ptr<Saver> saver_of(const Group& group);
 
 /// The ranks of a group; null: this process alone.
 shards::Ranks ranks_of(const Group& group);
