@@ -10,7 +10,6 @@ namespace muster::shards {
 namespace {
 
 using nlohmann::json;
-using nlohmann::ordered_json;
 
 constexpr const char* kMetadata = "__metadata__";
 constexpr const char* kSharding = "DCP_SHARDING_INFO";
@@ -90,7 +89,7 @@ Status read_sharding(const json& metadata, std::vector<HeaderEntry>& entries) {
 }  // namespace
 
 std::string write_header(std::vector<HeaderEntry>& entries, bool sharded) {
-  ordered_json header, sharding = ordered_json::object();
+  json header = json::object(), sharding = json::object();
   header[kMetadata] = {{"format", "pt"}};
   std::uint64_t at = 0;
   for (HeaderEntry& entry : entries) {

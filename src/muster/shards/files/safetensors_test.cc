@@ -22,7 +22,7 @@ TEST(Safetensors, HeadersAreReadBack) {
   const std::string bytes = write_header(written);
   EXPECT_EQ(bytes.size() % 8, 0u);
   EXPECT_NE(bytes.find(R"("DCP_VERSION":"1.0")"), std::string::npos);
-  EXPECT_NE(bytes.find(R"({\"w\":{\"saved_offsets\":[2,0]},\"s\":{\"saved_offsets\":[]}})"),
+  EXPECT_NE(bytes.find(R"({\"s\":{\"saved_offsets\":[]},\"w\":{\"saved_offsets\":[2,0]}})"),
             std::string::npos);
   const auto read = read_header(std::string_view(bytes).substr(8), 40);
   ASSERT_TRUE(read.ok()) << read.status().message();
@@ -31,6 +31,18 @@ TEST(Safetensors, HeadersAreReadBack) {
   EXPECT_EQ((*read)[0].box, written[0].box);
   EXPECT_EQ((*read)[1].begin, 32u);
   EXPECT_EQ((*read)[1].end, 40u);
+}
+
+// spec: S3 a header of many tensors takes time in proportion to them: 60,000 take a moment
+TEST(Safetensors, ManyTensorsAreWritten) {
+  std::vector<HeaderEntry> many;
+  many.reserve(60'000);
+  for (int i = 0; i < 60'000; ++i)
+    many.push_back({"layers." + std::to_string(i) + ".weight", "F32", {{0}, {1}}, 0, 0});
+  const std::string bytes = write_header(many);
+  EXPECT_EQ(many.back().end, many.size() * 4);
+  EXPECT_NE(bytes.find("\"layers.59999.weight\":{\"data_offsets\":[239996,240000]"),
+            std::string::npos);
 }
 
 // spec: S4 offsets outside of the file, out of order or overlapping are refused by name
