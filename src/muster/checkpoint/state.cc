@@ -2,7 +2,10 @@
 
 #include <torch/types.h>
 
+#include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 
@@ -27,6 +30,31 @@ struct Entry {
   std::function<void(const json& values, const shards::Index&)> read = {};
 };
 
+// What JSON has no number for is written as Python's values are.
+constexpr const char* kKind = "__muster__";
+
+json encoded(double value) {
+  if (std::isfinite(value)) return value;
+  return {{kKind, "float"}, {"of", std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf"}};
+}
+template <class T>
+const T& encoded(const T& value) {
+  return value;
+}
+
+/// Throws json::exception.
+template <class T>
+T decoded(const json& value) {
+  if constexpr (std::is_same_v<T, double>)
+    if (value.is_object() && value.value(kKind, "") == "float") {
+      const std::string of = value.at("of");
+      if (of == "nan") return std::numeric_limits<double>::quiet_NaN();
+      if (of == "inf") return std::numeric_limits<double>::infinity();
+      if (of == "-inf") return -std::numeric_limits<double>::infinity();
+    }
+  return value.get<T>();
+}
+
 /// `value[name]`, a complaint where there is none or of another type.
 template <class T>
 void read_value(const json& values, const shards::Index& index, const std::string& name, T& value) {
@@ -34,7 +62,7 @@ void read_value(const json& values, const shards::Index& index, const std::strin
   if (found == values.end())
     group::invalid("checkpoint: " + index.folder + " has no value '" + name + "'");
   try {
-    value = found->template get<T>();
+    value = decoded<T>(*found);
   } catch (const json::exception&) {
     group::invalid("checkpoint: the value '" + name + "' of " + index.folder + " is " +
                    found->dump() + ", which is of another type");
@@ -43,7 +71,7 @@ void read_value(const json& values, const shards::Index& index, const std::strin
 
 template <class T>
 Entry value_entry(const std::string& name, T& value) {
-  return {.values = [name, &value](json& values) { values[name] = value; },
+  return {.values = [name, &value](json& values) { values[name] = encoded(value); },
           .read = [name, &value](
                       const json& values,
                       const shards::Index& index) { read_value(values, index, name, value); }};
@@ -284,7 +312,14 @@ std::string StateAccess::values(const State& state) {
   json values = json::object();
   for (const Entry& entry : state.entries_->all)
     if (entry.values) entry.values(values);
-  return values.dump(-1, ' ', false, json::error_handler_t::replace);
+  for (const auto& [name, value] : values.items()) try {
+      static_cast<void>(json(name).dump());
+      static_cast<void>(value.dump());
+    } catch (const json::exception&) {
+      group::invalid("checkpoint: the value '" + name +
+                     "' has text that is not UTF-8, which JSON cannot hold: add bytes as a tensor");
+    }
+  return values.dump();
 }
 
 std::vector<Item> StateAccess::wanted(State& state, const shards::Index& index, int rank) {

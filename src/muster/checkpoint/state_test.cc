@@ -13,6 +13,8 @@
 #include <torch/optim/sgd.h>
 
 #include <array>
+#include <cmath>
+#include <limits>
 #include <map>
 #include <optional>
 
@@ -227,6 +229,27 @@ TEST(CheckpointState, ValuesSamplersAndRandomStatesComeBack) {
   other.add_tensor("strided", cast);
   load(other, path);
   EXPECT_SAME(cast, torch::arange(12).view({3, 4}).t().to(at::kFloat));
+}
+
+// spec: S1 values: numbers that JSON has no form for come back; text that it cannot hold is named
+TEST(CheckpointState, ValuesThatJsonLacks) {
+  const TemporaryFolder folder("muster-checkpoint-");
+  const std::string path = folder.path() + "/c";
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  double best = kInfinity, worst = -kInfinity, loss = std::numeric_limits<double>::quiet_NaN();
+  State state;
+  state.add_value("best", best).add_value("worst", worst).add_value("loss", loss);
+  save(state, path);
+  EXPECT_HAS(shards::open_index(path)->values, R"("best":{"__muster__":"float","of":"inf"})");
+  best = worst = loss = 0;
+  load(state, path);
+  EXPECT_EQ(best, kInfinity);
+  EXPECT_EQ(worst, -kInfinity);
+  EXPECT_TRUE(std::isnan(loss));
+  std::string name = "caf\xe9";
+  State other;
+  other.add_value("note", name);
+  EXPECT_HAS(testing::message_of<DistError>([&] { save(other, path); }), "'note'");
 }
 
 // spec: S5 the program may change everything when async_save returns; the next save waits for it
