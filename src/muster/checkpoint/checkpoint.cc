@@ -5,6 +5,7 @@
 #include "muster/group/errors.h"
 #include "muster/group/init.h"
 #include "muster/shards/files/index.h"
+#include "muster/shards/load.h"
 #include "muster/shards/save.h"
 
 namespace muster::checkpoint {
@@ -70,7 +71,7 @@ void load(State& state, const std::string& path, const LoadOptions& options) {
   } catch (const DistError& error) {
     mine = Status(error.code(), error.what());
   }
-  group::check(shards::exchange_or_fail(ranks, mine, {}).status());
+  group::check(shards::agree_on_index(ranks, mine, index.ok() ? index->digest : std::string()));
   load_items(*index, items, ranks);
   StateAccess::finish(state, *index, /*with_values=*/!options.safetensors);
 }

@@ -51,7 +51,8 @@ std::optional<std::string> latest(const std::string& folder);
 
 /// Fills the state from the checkpoint in the folder `path`, which every rank can read. Collective.
 /// Throws DistError on all ranks, naming file and tensor: where one has no such tensor or value,
-/// other sizes, or damaged bytes; tensors that were read before that have been filled.
+/// other sizes, damaged bytes, or another checkpoint at that path than rank 0 has; tensors that
+/// were read before that have been filled.
 void load(State& state, const std::string& path, const LoadOptions& options = {});
 
 }  // namespace muster::checkpoint

@@ -252,6 +252,27 @@ TEST(CheckpointState, ValuesThatJsonLacks) {
   EXPECT_HAS(testing::message_of<DistError>([&] { save(other, path); }), "'note'");
 }
 
+// spec: S4 ranks that open different checkpoints are told so, all of them, before anything is
+// filled
+TEST(CheckpointState, RanksLoadTheSameCheckpoint) {
+  const TemporaryFolder folder("muster-checkpoint-");
+  const std::string old = folder.path() + "/old", fresh = folder.path() + "/new";
+  on_ranks(3, [&](int rank) {
+    const auto tensor = at::zeros({4});
+    State state;
+    state.add_tensor("t", tensor);
+    save(state, old);
+    tensor.fill_(1);
+    save(state, fresh);
+    tensor.fill_(2);
+    EXPECT_HAS(testing::message_of<DistError>([&] { load(state, rank == 2 ? old : fresh); }),
+               "rank 2 has opened another checkpoint");
+    EXPECT_TRUE(tensor.eq(2).all().item<bool>());
+    load(state, fresh);
+    EXPECT_TRUE(tensor.eq(1).all().item<bool>());
+  });
+}
+
 // spec: S5 the program may change everything when async_save returns; the next save waits for it
 TEST(CheckpointState, AnAsynchronousSaveHasWhatWasThere) {
   const TemporaryFolder folder("muster-checkpoint-");

@@ -128,6 +128,17 @@ Status Reader::read_piece(const StoredTensor& tensor, const StoredPiece& piece, 
   return {};
 }
 
+Status agree_on_index(const Ranks& ranks, const Status& mine, const std::string& digest) {
+  const auto digests = exchange_or_fail(ranks, mine, digest);
+  if (!digests) return digests.status();
+  for (std::size_t rank = 1; rank < digests->size(); ++rank)
+    if ((*digests)[rank] != digests->front())
+      return refuse_load("rank " + std::to_string(rank) +
+                         " has opened another checkpoint than rank 0: their indexes differ; let "
+                         "rank 0 choose one, and load it from a folder that all ranks share");
+  return {};
+}
+
 std::vector<std::string> verify(const Index& index) {
   std::vector<std::string> wrong;
   std::map<std::string, FileReader> files;

@@ -13,6 +13,7 @@
 #include "muster/shards/files/disk.h"
 #include "muster/shards/files/index.h"
 #include "muster/shards/plan/division.h"
+#include "muster/shards/save.h"
 
 namespace muster::shards {
 
@@ -39,6 +40,10 @@ class Reader {
   std::map<std::string, FileReader> files_;
   std::uint64_t bytes_read_ = 0;
 };
+
+/// Collective: whether all ranks have opened the same checkpoint. `mine`: why this rank has none;
+/// `digest`: its index's. Fails on all ranks where one has none or another one.
+Status agree_on_index(const Ranks& ranks, const Status& mine, const std::string& digest);
 
 /// Everything that is wrong with a checkpoint's files, a sentence each that names file and tensor;
 /// empty where every byte is as it was saved.

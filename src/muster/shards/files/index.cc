@@ -159,6 +159,7 @@ Result<Index> read_index(std::string_view text) {
     Index index;
     index.world_size = all.at("world_size");
     index.saved_at = all.at("saved_at");
+    index.digest = digest_of(signed_text);
     index.values = all.at("values").dump();
     if (all.contains("step")) index.step = all.at("step").get<std::int64_t>();
     if (Status added = merge_files(index, all); !added) return added;
@@ -219,6 +220,7 @@ Result<Index> open_safetensors(const std::string& folder) {
       return added.with_context("checkpoint: " + index.folder + "/" + name);
   if (Status good = check_tensors(index); !good)
     return good.with_context("checkpoint: " + index.folder);
+  index.digest = digest_of(text_of_files(index));
   return index;
 }
 

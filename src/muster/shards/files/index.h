@@ -44,6 +44,7 @@ struct Index {
   std::optional<std::int64_t> step;
   int world_size = 1;         ///< of the job that saved it
   std::string saved_at;       ///< "2024-06-07T12:00:00Z"
+  std::string digest;         ///< of itself; in a folder that others wrote, of all headers
   std::string values = "{}";  ///< what is no tensor, as JSON
   std::map<std::string, StoredFile> files;
   std::map<std::string, StoredTensor> tensors;
