@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "muster/base/descriptor.h"
+#include "muster/shards/files/digest.h"
 #include "muster/shards/test_states.h"
 #include "muster/testing/budget.h"
 
@@ -221,6 +222,36 @@ TEST(Commit, KeepsTheLast) {
   std::filesystem::create_directory(folder.path() + "/other");
   EXPECT_EQ(checkpoints_in(folder.path()).size(), 2u);
   EXPECT_TRUE(unfinished_in(folder.path()).empty());
+}
+
+/// One rank that writes one tensor.
+Status save_bytes(const std::vector<std::byte>& bytes, const SaveOptions& options) {
+  const Extent sizes{static_cast<std::int64_t>(bytes.size())};
+  return save({{"t", "U8", sizes, {box_of(sizes)}}}, {bytes.data()}, "{}", options, {});
+}
+
+// spec: S4 altered: pieces are hashed block by block, and each block counts
+TEST(Commit, EveryBlockOfAPieceCounts) {
+  const TemporaryFolder folder("muster-shards-");
+  std::vector<std::byte> bytes(3 * kDigestBlock + 1000), loaded(bytes.size());
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 31 >> 3);
+  const std::string path = folder.path() + "/c";
+  ASSERT_TRUE(save_bytes(bytes, {.path = path, .step = {}, .durable = false}).ok());
+  const auto index = open_index(path);
+  ASSERT_TRUE(index.ok()) << index.status().message();
+  const StoredTensor& tensor = index->tensors.at("t");
+  const StoredPiece& piece = tensor.pieces.front();
+  EXPECT_EQ(piece.digest, digest_of(bytes));
+  const Shard wanted{"t", "U8", tensor.sizes, {box_of(tensor.sizes)}};
+  ASSERT_TRUE(Reader(*index).read(wanted, loaded).ok());
+  EXPECT_EQ(loaded, bytes);
+  const std::string file = path + "/" + piece.file, good = contents(file);
+  for (std::size_t at = piece.at; at < good.size(); at += kDigestBlock) {
+    std::string bad = good;
+    bad[at] = static_cast<char>(bad[at] ^ 1);
+    write_contents(file, bad);
+    EXPECT_NE(Reader(*index).read(wanted, loaded).message().find("digest"), std::string::npos);
+  }
 }
 
 // spec: S4 what is no checkpoint, or must not be replaced, is left alone; all ranks say so

@@ -1,6 +1,7 @@
 #include "muster/shards/load.h"
 
 #include <cstring>
+#include <optional>
 
 #include "muster/shards/files/digest.h"
 #include "muster/shards/files/safetensors.h"
@@ -34,6 +35,17 @@ class RunReader {
       if (Status read = file_.read_at(at, buffer_); !read) return read;
     }
     std::memcpy(to.data(), buffer_.data() + (at - begin_), to.size());
+    return {};
+  }
+  /// One run that is a whole piece, hashed block by block while it is in the cache.
+  Status read_whole(std::uint64_t at, std::span<std::byte> to, Digest& digest) {
+    bytes_read_ += to.size();
+    for (; !to.empty(); to = to.subspan(std::min(kDigestBlock, to.size()))) {
+      const auto block = to.first(std::min(kDigestBlock, to.size()));
+      if (Status read = file_.read_at(at, block); !read) return read;
+      digest.add(block);
+      at += block.size();
+    }
     return {};
   }
   std::uint64_t bytes_read() const { return bytes_read_; }
@@ -108,21 +120,20 @@ Status Reader::read_piece(const StoredTensor& tensor, const StoredPiece& piece, 
   const std::uint64_t bytes = static_cast<std::uint64_t>(piece.box.elements()) * width;
   RunReader runs(**opened, piece.at + bytes);
   Status done;
-  std::uint64_t in_one_run = 0;
-  std::byte* one_run = nullptr;
+  std::optional<Digest> digest;
   for_each_run(common, piece.box, wanted,
                [&](std::int64_t from, std::int64_t into, std::int64_t elements) {
                  if (!done) return;
                  const std::span part(to + static_cast<std::uint64_t>(into) * width,
                                       static_cast<std::uint64_t>(elements) * width);
-                 done = runs.read(piece.at + static_cast<std::uint64_t>(from) * width, part);
-                 in_one_run = part.size();
-                 one_run = part.data();
+                 if (part.size() == bytes && !piece.digest.empty())
+                   done = runs.read_whole(piece.at, part, digest.emplace());
+                 else
+                   done = runs.read(piece.at + static_cast<std::uint64_t>(from) * width, part);
                });
   bytes_read_ += runs.bytes_read();
   if (!done) return done;
-  if (in_one_run == bytes && !piece.digest.empty() &&
-      digest_of(std::span<const std::byte>(one_run, bytes)) != piece.digest)
+  if (digest && digest->text() != piece.digest)
     return refuse_load("the piece at " + text_of(piece.box.offsets) + " in " + index_.folder + "/" +
                        piece.file + " does not fit its digest: it is altered");
   return {};

@@ -58,13 +58,18 @@ Status write_file(const PlannedSave& plan, const WrittenFile& file,
   for (std::size_t i = 0; i < file.pieces.size(); ++i) {
     const WrittenPiece& piece = file.pieces[i];
     const std::span bytes(data[i], static_cast<std::size_t>(PlannedSave::bytes_of(piece)));
-    if (Status done = writer->write(bytes); !done)
-      return done.with_context("tensor '" + piece.name + "'");
+    Digest digest;
+    for (std::size_t at = 0; at < bytes.size(); at += kDigestBlock) {
+      const auto block = bytes.subspan(at, std::min(kDigestBlock, bytes.size() - at));
+      digest.add(block);  // and is written from the cache
+      if (Status done = writer->write(block); !done)
+        return done.with_context("tensor '" + piece.name + "'");
+    }
     StoredTensor& tensor = part.tensors[piece.name];
     tensor.dtype = piece.dtype;
     tensor.sizes = piece.sizes;
     tensor.pieces.push_back(
-        {file.file, piece.box, header.size() + entries[i].begin, digest_of(bytes)});
+        {file.file, piece.box, header.size() + entries[i].begin, digest.text()});
   }
   if (Status done = writer->close(plan.options.durable); !done) return done;
   part.files[file.file] = {header.size() + (entries.empty() ? 0 : entries.back().end),

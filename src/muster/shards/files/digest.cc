@@ -8,8 +8,9 @@
 
 namespace muster::shards {
 
-std::string digest_of(std::span<const std::byte> bytes) {
-  const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
+namespace {
+
+std::string digits_of(const XXH128_hash_t& hash) {
   std::array<char, 40> text{};
   std::snprintf(text.data(), text.size(), "%016llx%016llx",
                 static_cast<unsigned long long>(hash.high64),
@@ -17,8 +18,27 @@ std::string digest_of(std::span<const std::byte> bytes) {
   return text.data();
 }
 
+}  // namespace
+
+std::string digest_of(std::span<const std::byte> bytes) {
+  return digits_of(XXH3_128bits(bytes.data(), bytes.size()));
+}
+
 std::string digest_of(std::string_view text) {
   return digest_of(std::as_bytes(std::span(text.data(), text.size())));
 }
+
+struct Digest::State {
+  XXH3_state_t hash;
+};
+
+Digest::Digest() : state_(std::make_unique<State>()) { XXH3_128bits_reset(&state_->hash); }
+Digest::~Digest() = default;
+
+void Digest::add(std::span<const std::byte> bytes) {
+  XXH3_128bits_update(&state_->hash, bytes.data(), bytes.size());
+}
+
+std::string Digest::text() const { return digits_of(XXH3_128bits_digest(&state_->hash)); }
 
 }  // namespace muster::shards
