@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -228,6 +229,130 @@ TEST(Commit, KeepsTheLast) {
 Status save_bytes(const std::vector<std::byte>& bytes, const SaveOptions& options) {
   const Extent sizes{static_cast<std::int64_t>(bytes.size())};
   return save({{"t", "U8", sizes, {box_of(sizes)}}}, {bytes.data()}, "{}", options, {});
+}
+Status save_small(const std::string& path, int keep_last = 0) {
+  return save_bytes(std::vector<std::byte>(8),
+                    {.path = path, .step = {}, .keep_last = keep_last, .durable = false});
+}
+
+bool is_whole(const std::string& path) {
+  const auto index = open_index(path);
+  return index.ok() && verify(*index).empty();
+}
+
+// spec: S4 what a symbolic link leads to is neither replaced nor removed
+TEST(Commit, LinksAreNotFollowed) {
+  const TemporaryFolder folder("muster-shards-");
+  const std::string run = folder.path() + "/run", precious = folder.path() + "/precious";
+  ASSERT_TRUE(save_small(precious).ok());
+  std::filesystem::create_directory(run);
+  std::filesystem::create_directory_symlink(precious, run + "/best");
+  std::filesystem::create_directory_symlink(precious, run + "/c.saving");
+  for (const std::string step : {"/1", "/2"}) ASSERT_TRUE(save_small(run + step, 1).ok());
+  EXPECT_EQ(checkpoints_in(run), (std::vector{run + "/best", run + "/2"}));
+  for (const std::string path : {"/best", "/best/", "/c"})
+    EXPECT_NE(save_small(run + path).message().find("symbolic link"), std::string::npos) << path;
+  EXPECT_FALSE(remove_checkpoint(run + "/best").ok());
+  EXPECT_TRUE(std::filesystem::is_symlink(run + "/best"));
+  EXPECT_TRUE(std::filesystem::is_symlink(run + "/c.saving"));
+  EXPECT_TRUE(is_whole(precious));
+}
+
+// spec: S4 a checkpoint is not replaced while its folder has files that are none of its own
+TEST(Commit, OtherFilesInACheckpointStay) {
+  const TemporaryFolder folder("muster-shards-");
+  const std::string path = folder.path() + "/c", notes = path + "/notes.txt";
+  ASSERT_TRUE(save_small(path).ok());
+  write_contents(notes, "text");
+  EXPECT_NE(save_small(path).message().find("'notes.txt'"), std::string::npos);
+  EXPECT_EQ(contents(notes), "text");
+  EXPECT_TRUE(is_whole(path));
+  std::filesystem::remove(notes);
+  EXPECT_TRUE(save_small(path).ok());
+  write_contents(path + "/muster.json", "{}");
+  EXPECT_NE(save_small(path).message().find("is not replaced"), std::string::npos);
+}
+
+// spec: S7 the order is that of the commits, whatever the times of the files are
+TEST(Commit, OrderIsThatOfTheCommits) {
+  const TemporaryFolder folder("muster-shards-");
+  const std::string first = folder.path() + "/b", second = folder.path() + "/a";
+  ASSERT_TRUE(save_small(first).ok());
+  ASSERT_TRUE(save_small(second).ok());
+  for (const std::string& path : {first, second})
+    EXPECT_EQ(committed_ns_of(path), open_index(path)->committed_ns);
+  std::filesystem::last_write_time(
+      first + "/muster.json",
+      std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
+  EXPECT_EQ(checkpoints_in(folder.path()), (std::vector{first, second}));
+  ASSERT_TRUE(save_small(folder.path() + "/c", 2).ok());
+  EXPECT_EQ(checkpoints_in(folder.path()), (std::vector{second, folder.path() + "/c"}));
+}
+
+// spec: S4 nothing is committed of which rank 0 does not see all files; all ranks say so
+TEST(Commit, RankZeroSeesAllFiles) {
+  const TemporaryFolder folder("muster-shards-");
+  std::filesystem::create_directories(folder.path() + "/elsewhere/c.saving");
+  on_threads(2, [&](const Ranks& ranks) {
+    RankState state(Way::fsdp, ranks.rank, ranks.size);
+    auto plan = plan_save(state.shards, {.path = folder.path() + "/c", .durable = false}, ranks);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    if (ranks.rank == 1) plan->options.path = folder.path() + "/elsewhere/c";
+    const std::vector<std::byte> bytes(1 << 16);
+    const std::vector<const std::byte*> data(plan->pieces_of(ranks.rank).size(), bytes.data());
+    EXPECT_NE(finish_save(*plan, data, "{}", ranks).message().find("rank 0 cannot see"),
+              std::string::npos);
+  });
+  EXPECT_FALSE(exists(folder.path() + "/c"));
+  EXPECT_TRUE(unfinished_in(folder.path()).empty());
+}
+
+// spec: S4 a save that fails leaves nothing behind, unless a rank may still write
+TEST(Commit, AFailedSaveLeavesNothing) {
+  const TemporaryFolder folder("muster-shards-");
+  const std::string path = folder.path() + "/c";
+  on_threads(2, [&](const Ranks& ranks) {
+    RankState state(Way::fsdp, ranks.rank, ranks.size);
+    const SaveOptions options{.path = path, .step = {}, .durable = false};
+    const Status before = ranks.rank == 1 ? Status(Code::invalid_argument, "no state") : Status();
+    EXPECT_FALSE(plan_save(state.shards, options, ranks, before).ok());
+    if (ranks.rank == 0) EXPECT_FALSE(exists(path + ".saving"));
+    auto plan = plan_save(state.shards, options, ranks);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    if (ranks.rank == 1) plan->options.path = folder.path() + "/not/there";
+    const std::vector<std::byte> bytes(1 << 16);
+    const std::vector<const std::byte*> data(plan->pieces_of(ranks.rank).size(), bytes.data());
+    EXPECT_NE(finish_save(*plan, data, "{}", ranks).message().find("cannot create"),
+              std::string::npos);
+    if (ranks.rank == 0) EXPECT_FALSE(exists(path + ".saving"));
+  });
+  const Ranks alone{0, 2, [](const std::string&) {
+                      return Result<std::vector<std::string>>(Status(Code::peer_failed, "gone"));
+                    }};
+  EXPECT_FALSE(plan_save({}, {.path = path, .durable = false}, alone).ok());
+  EXPECT_EQ(unfinished_in(folder.path()), std::vector{path + ".saving"});
+}
+
+// spec: S7 what killed saves left is removed with old checkpoints, and what others write now is not
+TEST(Commit, OldUnfinishedSavesArePruned) {
+  const TemporaryFolder folder("muster-shards-");
+  const auto now = std::filesystem::file_time_type::clock::now();
+  const auto leave = [&](const std::string& name, auto time) {
+    const std::string path = folder.path() + "/" + name;
+    std::filesystem::create_directory(path);
+    write_contents(path + "/shard", "bytes");
+    std::filesystem::last_write_time(path + "/shard", time);
+    std::filesystem::last_write_time(path, now - std::chrono::hours(2));
+    return path;
+  };
+  leave("killed.saving", now - std::chrono::hours(1));
+  const std::string live = leave("live.saving", now + std::chrono::hours(1));
+  ASSERT_TRUE(save_small(folder.path() + "/1", 3).ok());
+  ASSERT_TRUE(save_small(folder.path() + "/2").ok());
+  EXPECT_EQ(unfinished_in(folder.path()).size(), 2u);
+  ASSERT_TRUE(save_small(folder.path() + "/3", 3).ok());
+  EXPECT_EQ(unfinished_in(folder.path()), std::vector{live});
+  EXPECT_EQ(checkpoints_in(folder.path()).size(), 3u);
 }
 
 // spec: S4 altered: pieces are hashed block by block, and each block counts

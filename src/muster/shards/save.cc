@@ -25,12 +25,49 @@ Status refuse_save(const std::string& why) {
 
 std::string staging_of(const SaveOptions& options) { return options.path + kSaving; }
 
+bool is_link(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::is_symlink(path, error);
+}
+
+Status refuse_link(const std::string& path) {
+  return refuse_save(path +
+                     " is a symbolic link, and what it leads to is not replaced or removed: give "
+                     "the name of a folder");
+}
+
+Status refuse_foreign(const std::string& path, const std::string& name) {
+  return refuse_save(path + " has '" + name +
+                     "', which is no part of the checkpoint and would be removed with it: move it "
+                     "or save under another name");
+}
+
+/// Refuses a checkpoint whose folder has more than its index names: overwriting it removes all.
+Status check_only_own_files(const std::string& path) {
+  const auto index = open_index(path);
+  if (!index)
+    return index.status().with_context("checkpoint: " + path +
+                                       " is not replaced, because its index does not tell which "
+                                       "files are its own; remove it or save under another name");
+  std::error_code error;
+  for (auto at = std::filesystem::directory_iterator(path, error);
+       !error && at != std::filesystem::directory_iterator(); at.increment(error)) {
+    const std::string name = at->path().filename().string();
+    if (name != kIndexName && !index->files.contains(name)) return refuse_foreign(path, name);
+  }
+  return {};
+}
+
 /// Rank 0's part of the beginning.
 Status make_staging(const SaveOptions& options) {
   const std::string index = options.path + "/" + kIndexName;
+  for (const std::string& path : {options.path, staging_of(options)})
+    if (is_link(path)) return refuse_link(path);
   if (exists(options.path)) {
     if (exists(index) && !options.overwrite)
       return refuse_save(options.path + " is a checkpoint already, and overwrite is off");
+    if (exists(index))
+      if (Status own = check_only_own_files(options.path); !own) return own;
     std::error_code error;
     if (!exists(index) && !std::filesystem::is_empty(options.path, error))
       return refuse_save(options.path +
@@ -98,7 +135,31 @@ std::string now_text() {
   return text;
 }
 
-/// Rank 0's part of the end.
+std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+/// Looks whether rank 0 sees what all ranks wrote.
+Status check_files(const std::string& staging, const Index& index) {
+  for (const auto& [name, file] : index.files) {
+    std::string path = staging;
+    path.append("/").append(name);
+    std::error_code error;
+    const auto bytes = std::filesystem::file_size(path, error);
+    if (error)
+      return refuse_save("rank 0 cannot see " + path + ", which a rank has written: " +
+                         error.message() + "; save to a folder that all ranks share");
+    if (bytes != file.bytes)
+      return refuse_save(path + " has " + std::to_string(bytes) + " bytes for rank 0 and not the " +
+                         std::to_string(file.bytes) +
+                         " that a rank has written; save to a folder that all ranks share");
+  }
+  return {};
+}
+
+/// Rank 0's part of the end, up to the commit.
 Status commit(const PlannedSave& plan, const std::vector<std::string>& parts,
               const std::string& values) {
   const SaveOptions& options = plan.options;
@@ -107,29 +168,77 @@ Status commit(const PlannedSave& plan, const std::vector<std::string>& parts,
   index.step = options.step;
   index.world_size = static_cast<int>(parts.size());
   index.saved_at = now_text();
+  index.committed_ns = now_ns();
   index.values = values;
   for (const std::string& part : parts)
     if (Status added = add_files(index, part); !added) return added;
+  if (Status there = check_files(staging, index); !there) return there;
   const std::string text = text_of_index(index);
   if (const auto read = read_index(text); !read)  // nothing is committed that could not be loaded
     return read.status().with_context("checkpoint: the index that was to be written");
   if (Status done = write_text(staging + "/" + kIndexName, text, options.durable); !done)
     return done;
-  if (Status done = put_in_place(staging, options.path); !done) return done;
+  return put_in_place(staging, options.path);
+}
+
+/// The last change of anything in a folder, in nanoseconds since 1970.
+std::int64_t last_change_ns(const std::string& folder) {
+  std::int64_t last = changed_ns(folder);
+  std::error_code error;
+  for (auto at = std::filesystem::directory_iterator(folder, error);
+       !error && at != std::filesystem::directory_iterator(); at.increment(error))
+    last = std::max(last, changed_ns(at->path().string()));
+  return last;
+}
+
+/// Rank 0's part after the commit: removes what was replaced and what is more than `keep_last`.
+Status clean_up(const SaveOptions& options) {
+  const std::string folder = folder_of(options.path);
   if (options.durable)
-    if (Status done = sync_folder(folder_of(options.path)); !done) return done;
-  if (Status done = remove_checkpoint(staging); !done) return done;  // what was replaced
+    if (Status done = sync_folder(folder); !done) return done;
+  if (Status done = remove_checkpoint(staging_of(options)); !done) return done;
   if (options.keep_last <= 0) return {};
-  auto kept = checkpoints_in(folder_of(options.path));
+  auto kept = checkpoints_in(folder);
   const std::string mine = std::filesystem::path(options.path).filename().string();
   std::erase_if(kept, [&](const std::string& each) {
-    return std::filesystem::path(each).filename().string() == mine;
+    return is_link(each) || std::filesystem::path(each).filename().string() == mine;
   });
+  if (kept.empty()) return {};
+  // A save that goes on beside this one has written since the checkpoint before this one.
+  const std::int64_t before = committed_ns_of(kept.back());
+  for (const std::string& each : unfinished_in(folder))
+    if (!is_link(each) && last_change_ns(each) < before)
+      if (Status done = remove_checkpoint(each); !done) return done;
   const auto others = static_cast<std::size_t>(options.keep_last - 1);
   for (std::size_t i = 0; i + others < kept.size(); ++i)
     if (Status done = remove_checkpoint(kept[i]); !done) return done;
   return {};
 }
+
+/// An exchange that tells whether all ranks took part in the last one: then none of them writes.
+class NotedExchange {
+ public:
+  explicit NotedExchange(const Ranks& ranks) : all_took_part_(ranks.size == 1) {
+    ranks_ = {ranks.rank, ranks.size, [this, &ranks](const std::string& mine) {
+                auto all = ranks.exchange(mine);
+                all_took_part_ = all.ok();
+                return all;
+              }};
+  }
+  NotedExchange(const NotedExchange&) = delete;
+  NotedExchange& operator=(const NotedExchange&) = delete;
+
+  const Ranks& ranks() const { return ranks_; }
+  /// Rank 0 removes the staging folder of a save that failed, unless a rank may still write there.
+  void remove_staging(const SaveOptions& options) const {
+    if (ranks_.rank == 0 && all_took_part_)
+      static_cast<void>(remove_checkpoint(staging_of(options)));
+  }
+
+ private:
+  bool all_took_part_;
+  Ranks ranks_;
+};
 
 std::vector<std::string> folders_in(const std::string& folder) {
   std::vector<std::string> found;
@@ -181,8 +290,12 @@ Result<PlannedSave> plan_save(const std::vector<Shard>& shards, const SaveOption
   Status mine = before;
   if (mine.ok() && options.path.empty()) mine = refuse_save("a path is needed to save to");
   if (mine.ok() && ranks.rank == 0) mine = make_staging(plan.options);
-  const auto texts = exchange_or_fail(ranks, mine, text_of_shards(shards));
-  if (!texts) return texts.status();
+  const NotedExchange noted(ranks);
+  const auto texts = exchange_or_fail(noted.ranks(), mine, text_of_shards(shards));
+  if (!texts) {
+    if (mine.ok()) noted.remove_staging(plan.options);
+    return texts.status();
+  }
   std::vector<std::vector<Shard>> all;
   for (const std::string& text : *texts) {
     auto read = read_shards(text);
@@ -190,7 +303,10 @@ Result<PlannedSave> plan_save(const std::vector<Shard>& shards, const SaveOption
     all.push_back(std::move(*read));
   }
   auto files = plan_files(all);  // the same on all ranks, and so is its failure
-  if (!files) return files.status();
+  if (!files) {
+    noted.remove_staging(plan.options);
+    return files.status();
+  }
   plan.files = std::move(*files);
   return plan;
 }
@@ -203,9 +319,20 @@ Status finish_save(const PlannedSave& plan, const std::vector<const std::byte*>&
   // index; on a network's file system each host's must be.
   const Status mine =
       written.ok() && plan.options.durable ? sync_folder(staging_of(plan.options)) : written;
-  const auto parts = exchange_or_fail(ranks, mine, text_of_files(part));
-  if (!parts) return parts.status();
-  const Status committed = ranks.rank == 0 ? commit(plan, *parts, values) : Status();
+  const NotedExchange noted(ranks);
+  const auto parts = exchange_or_fail(noted.ranks(), mine, text_of_files(part));
+  if (!parts) {
+    noted.remove_staging(plan.options);
+    return parts.status();
+  }
+  Status committed;
+  if (ranks.rank == 0) {
+    committed = commit(plan, *parts, values);
+    if (committed.ok())
+      committed = clean_up(plan.options);
+    else
+      noted.remove_staging(plan.options);
+  }
   return exchange_or_fail(ranks, committed, {}).status();
 }
 
@@ -222,14 +349,13 @@ Status save(const std::vector<Shard>& shards, const std::vector<const std::byte*
 }
 
 std::vector<std::string> checkpoints_in(const std::string& folder) {
-  std::vector<std::pair<std::filesystem::file_time_type, std::string>> found;
-  for (const std::string& each : folders_in(folder)) {
-    std::error_code error;
-    const auto time = std::filesystem::last_write_time(each + "/" + kIndexName, error);
-    if (!error && !each.ends_with(kSaving)) found.emplace_back(time, each);
-  }
+  std::vector<std::pair<std::int64_t, std::string>> found;
+  for (const std::string& each : folders_in(folder))
+    if (!each.ends_with(kSaving) && exists(each + "/" + kIndexName))
+      found.emplace_back(committed_ns_of(each), each);
   std::sort(found.begin(), found.end());
   std::vector<std::string> names;
+  names.reserve(found.size());
   for (auto& [time, name] : found) names.push_back(std::move(name));
   return names;
 }
@@ -241,6 +367,7 @@ std::vector<std::string> unfinished_in(const std::string& folder) {
 }
 
 Status remove_checkpoint(const std::string& path) {
+  if (is_link(path)) return refuse_link(path);
   ::unlink((path + "/" + kIndexName).c_str());
   return remove_folder(path);
 }

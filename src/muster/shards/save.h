@@ -70,6 +70,7 @@ std::vector<std::string> checkpoints_in(const std::string& folder);
 /// Those in `folder` that a save began and never committed.
 std::vector<std::string> unfinished_in(const std::string& folder);
 /// Removes the index first, then all else: what is left of it after a kill is no checkpoint.
+/// Refuses a symbolic link.
 Status remove_checkpoint(const std::string& path);
 
 }  // namespace muster::shards

@@ -108,6 +108,12 @@ Status sync_folder(const std::string& path) {
 
 bool exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
 
+std::int64_t changed_ns(const std::string& path) {
+  struct stat about {};
+  if (::stat(path.c_str(), &about) != 0) return 0;
+  return about.st_mtim.tv_sec * std::int64_t{1'000'000'000} + about.st_mtim.tv_nsec;
+}
+
 std::string without_slash(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   return path;

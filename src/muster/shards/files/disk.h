@@ -51,6 +51,9 @@ Status write_text(const std::string& path, std::string_view text, bool durable);
 Status sync_folder(const std::string& path);
 
 bool exists(const std::string& path);
+/// When a file's contents or a folder's names last changed, in nanoseconds since 1970; 0 where
+/// there is none.
+std::int64_t changed_ns(const std::string& path);
 /// The folder that the path stands in: "." for a name alone.
 std::string folder_of(const std::string& path);
 /// Without slashes at its end.

@@ -1,6 +1,8 @@
 #include "muster/shards/files/index.h"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <system_error>
@@ -18,6 +20,8 @@ using nlohmann::json;
 constexpr const char* kFormat = "muster checkpoint 1";
 constexpr std::uint64_t kIndexLimit = 1'000'000'000;
 constexpr std::size_t kDigits = 32;
+/// How an index begins: its keys are sorted, and this is the first of them.
+constexpr std::string_view kBeginning = "{\n \"committed_ns\": ";
 
 Status refuse_index(const std::string& why) { return {Code::invalid_argument, why}; }
 
@@ -135,6 +139,7 @@ std::string text_of_index(const Index& index) {
   all["format"] = kFormat;
   all["world_size"] = index.world_size;
   all["saved_at"] = index.saved_at;
+  all["committed_ns"] = index.committed_ns;
   all["values"] = json::parse(index.values, nullptr, false);
   if (index.step) all["step"] = *index.step;
   std::string text = all.dump(1, ' ', false, json::error_handler_t::replace);
@@ -159,6 +164,7 @@ Result<Index> read_index(std::string_view text) {
     Index index;
     index.world_size = all.at("world_size");
     index.saved_at = all.at("saved_at");
+    index.committed_ns = all.value("committed_ns", std::int64_t{0});
     index.digest = digest_of(signed_text);
     index.values = all.at("values").dump();
     if (all.contains("step")) index.step = all.at("step").get<std::int64_t>();
@@ -200,6 +206,21 @@ Result<Index> open_index(const std::string& folder) {
   if (!index) return index.status().with_context("checkpoint: " + path);
   index->folder = without_slash(folder);
   return index;
+}
+
+std::int64_t committed_ns_of(const std::string& folder) {
+  const std::string path = folder + "/" + kIndexName;
+  std::array<char, kBeginning.size() + 24> text{};
+  const auto file = FileReader::open(path);
+  if (file.ok() && file->bytes() > text.size() &&
+      file->read_at(0, std::as_writable_bytes(std::span(text))).ok() &&
+      std::string_view(text.data(), kBeginning.size()) == kBeginning) {
+    std::int64_t time = 0;
+    const auto read =
+        std::from_chars(text.data() + kBeginning.size(), text.data() + text.size(), time);
+    if (read.ec == std::errc() && time > 0) return time;
+  }
+  return changed_ns(path);
 }
 
 Result<Index> open_safetensors(const std::string& folder) {
