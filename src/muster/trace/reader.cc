@@ -51,8 +51,10 @@ class TraceFile {
       if (n <= 0) break;
       have += static_cast<std::size_t>(n);
     }
-    std::memset(bytes.data() + have, 0, bytes.size() - have);
-    if (have < bytes.size()) cut_short_ = true;
+    if (have < bytes.size()) {
+      std::memset(bytes.data() + have, 0, bytes.size() - have);
+      cut_short_ = true;
+    }
     std::atomic_thread_fence(std::memory_order_seq_cst);
   }
   bool cut_short() const { return cut_short_; }
