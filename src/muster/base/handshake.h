@@ -62,8 +62,8 @@ class Handshake {
     Role role = Role::store;
     std::int32_t rank = -1;        ///< -1: none yet
     std::int32_t world_size = -1;  ///< -1: unknown
-    std::string
-        job;  ///< hashed; empty matches only empty. Stores and links of one job use the same text
+    /// Hashed; empty matches only empty. Stores and links of one job use the same text.
+    std::string job = {};
     std::uint64_t build = 0;  ///< hash of what both sides must share; 0 is not compared
     std::uint64_t note = 0;   ///< free for the role (a stream number, say)
     Payloads payloads = Payloads::encrypted;  ///< must be the same on both sides
