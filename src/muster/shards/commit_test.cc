@@ -316,7 +316,9 @@ TEST(Commit, AFailedSaveLeavesNothing) {
     const SaveOptions options{.path = path, .step = {}, .durable = false};
     const Status before = ranks.rank == 1 ? Status(Code::invalid_argument, "no state") : Status();
     EXPECT_FALSE(plan_save(state.shards, options, ranks, before).ok());
-    if (ranks.rank == 0) EXPECT_FALSE(exists(path + ".saving"));
+    if (ranks.rank == 0) {
+      EXPECT_FALSE(exists(path + ".saving"));
+    }
     auto plan = plan_save(state.shards, options, ranks);
     ASSERT_TRUE(plan.ok()) << plan.status().message();
     if (ranks.rank == 1) plan->options.path = folder.path() + "/not/there";
@@ -324,7 +326,9 @@ TEST(Commit, AFailedSaveLeavesNothing) {
     const std::vector<const std::byte*> data(plan->pieces_of(ranks.rank).size(), bytes.data());
     EXPECT_NE(finish_save(*plan, data, "{}", ranks).message().find("cannot create"),
               std::string::npos);
-    if (ranks.rank == 0) EXPECT_FALSE(exists(path + ".saving"));
+    if (ranks.rank == 0) {
+      EXPECT_FALSE(exists(path + ".saving"));
+    }
   });
   const Ranks alone{0, 2, [](const std::string&) {
                       return Result<std::vector<std::string>>(Status(Code::peer_failed, "gone"));

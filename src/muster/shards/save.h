@@ -34,11 +34,11 @@ Result<std::vector<std::string>> exchange_or_fail(const Ranks& ranks, const Stat
                                                   const std::string& text);
 
 struct SaveOptions {
-  std::string path;                  ///< the folder of this checkpoint
-  std::optional<std::int64_t> step;  ///< stored, and shown by `muster checkpoint`
-  bool overwrite = true;             ///< else a checkpoint at `path` is refused
-  int keep_last = 0;                 ///< of those in the folder around it; 0: all
-  bool durable = true;               ///< on the disk when it returns; off for tests
+  std::string path;                       ///< the folder of this checkpoint
+  std::optional<std::int64_t> step = {};  ///< stored, and shown by `muster checkpoint`
+  bool overwrite = true;                  ///< else a checkpoint at `path` is refused
+  int keep_last = 0;                      ///< of those in the folder around it; 0: all
+  bool durable = true;                    ///< on the disk when it returns; off for tests
 };
 
 /// What this rank writes, and in which order; `files` of all ranks.
