@@ -32,6 +32,8 @@ constexpr std::size_t kSectionHeader = sizeof(std::uint32_t);
 /// After so many payloads, 64 GiB at most, they get a new key.
 constexpr std::uint64_t kPayloadsPerKey = std::uint64_t{1} << 20;  // limit: the cipher's own
 constexpr std::uint32_t kOutside = std::uint32_t{1} << 31;
+constexpr const char* kUnlessTampered =
+    ", unless somebody on the network tampers with this connection";
 constexpr const char* kTampers = "; somebody on the network tampers with this connection";
 /// Content types of TLS records are from here to there; no verdict is among them.
 constexpr int kFirstContentType = 20, kLastContentType = 24;
@@ -329,7 +331,8 @@ bool TlsSession::Connection::shake_hands() {
     const int first = std::to_integer<int>(came.front());
     if (first < kFirstContentType || first > kLastContentType) {
       const auto said = static_cast<Verdict>(first);
-      fail(Code::refused, said, refusal_text(said));
+      fail(Code::refused, said,
+           refusal_text(said) + (said == Verdict::bad_proof ? kUnlessTampered : ""));
       return false;
     }
   }
@@ -346,9 +349,7 @@ bool TlsSession::Connection::shake_hands() {
                "network tampers with this connection [TLS: " +
                said + "]");
     } else {
-      fail(Code::refused, Verdict::bad_proof,
-           refusal_text(Verdict::bad_proof) +
-               ", unless somebody on the network tampers with this connection [TLS: " + said + "]");
+      fail(Code::refused, Verdict::bad_proof, refusal_text(Verdict::bad_proof) + kUnlessTampered);
     }
     return false;
   }

@@ -152,8 +152,10 @@ bool RegionView::keeps_memory(int local_rank) {
   std::byte some;
   if (read(local_rank, read_probe(local_rank).address.load(std::memory_order_relaxed), {&some, 1}))
     return true;
-  return read_access_[static_cast<std::size_t>(local_rank)].load(std::memory_order_relaxed) !=
-         ReadAccess::yes;  // reading is now forbidden
+  // A process in the middle of exec() refuses reads for a moment: the next look decides.
+  ReadAccess refused = ReadAccess::no;
+  return read_access_[static_cast<std::size_t>(local_rank)].compare_exchange_strong(
+      refused, ReadAccess::yes, std::memory_order_relaxed);
 }
 
 // Every read also fetches the word from the same process in the same system call, because the pid
