@@ -167,9 +167,11 @@ bool RegionView::read(int local_rank, std::uint64_t address, MutableBytes to) {
   while (word != 0 && !to.empty()) {
     std::uint64_t found = 0;
     const iovec here[] = {{&found, sizeof(found)}, {to.data(), to.size()}};
+    // NOLINTBEGIN(performance-no-int-to-ptr): addresses of the other process
     const iovec there[] = {
         {reinterpret_cast<void*>(theirs.address.load(std::memory_order_relaxed)), sizeof(found)},
         {reinterpret_cast<void*>(address), to.size()}};
+    // NOLINTEND(performance-no-int-to-ptr)
     const ssize_t got = ::process_vm_readv(process, here, 2, there, 2, 0);
     if (got < 0 &&
         (errno == EPERM || errno == ENOSYS)) {  // remember, so that later groups do not try
