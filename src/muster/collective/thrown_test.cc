@@ -15,7 +15,8 @@ std::atomic<int> refused_scratch{0};
 }  // namespace
 
 [[gnu::noinline]] void* operator new(std::size_t bytes, std::align_val_t alignment) {
-  if (refused_scratch.load() > 0 && refused_scratch.fetch_sub(1) > 0) throw std::bad_alloc();
+  for (int left = refused_scratch.load(); left > 0;)
+    if (refused_scratch.compare_exchange_weak(left, left - 1)) throw std::bad_alloc();
   const auto grain = static_cast<std::size_t>(alignment);
   void* const memory = std::aligned_alloc(grain, (bytes + grain - 1) / grain * grain);
   if (memory == nullptr) throw std::bad_alloc();
