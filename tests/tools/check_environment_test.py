@@ -1,10 +1,9 @@
 """tools/check_environment, on small trees made for each rule."""
 
 import pathlib
-import subprocess
-import sys
-import tempfile
 import unittest
+
+from trees import run_over
 
 TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "check_environment"
 
@@ -20,13 +19,7 @@ GOOD = {
 
 
 def run(files):
-    with tempfile.TemporaryDirectory() as folder:
-        for name, text in files.items():
-            path = pathlib.Path(folder) / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        done = subprocess.run([sys.executable, "-B", TOOL, folder], capture_output=True, text=True)
-        return done.returncode, done.stdout
+    return run_over(TOOL, files)
 
 
 class CheckEnvironment(unittest.TestCase):

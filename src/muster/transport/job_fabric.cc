@@ -1,10 +1,8 @@
 #include "muster/transport/job_fabric.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "muster/base/bytes.h"
-#include "muster/base/env.h"
 #include "muster/base/secret.h"
 #include "muster/base/tls_setting.h"
 #include "muster/base/tunables.h"
@@ -13,20 +11,6 @@
 #include "muster/transport/process_failure.h"
 
 namespace muster::transport {
-
-std::vector<std::string> interfaces_from_environment() {
-  auto text = env_text("MUSTER_SOCKET_IFNAME");
-  if (!text) text = env_text("GLOO_SOCKET_IFNAME");
-  std::vector<std::string> names;
-  if (!text) return names;
-  for (std::size_t at = 0; at <= text->size();) {
-    const auto end = std::min(text->find(',', at), text->size());
-    if (end > at) names.push_back(text->substr(at, end - at));
-    at = end + 1;
-  }
-  return names;
-}
-
 namespace {
 
 /// What lies in the store carries a proof of the secret.
@@ -50,23 +34,27 @@ Exchange compare_on_the_way(Exchange exchange, const std::string& terms) {
         exchange(round, ByteWriter().put_text(terms).put_text(refusal).put_bytes(mine).take());
     if (!all) return all;
     std::string first;
+    const auto failure_of = [&first](std::size_t at, bool readable, const std::string& refused,
+                                     const std::string& theirs) {
+      const std::string who = "rank " + std::to_string(at);
+      const std::vector<int> ranks{static_cast<int>(at)};
+      if (!readable)
+        return Status(Code::refused,
+                      "what " + who + " published cannot be read: it runs another build", ranks);
+      if (!refused.empty())
+        return Status(Code::invalid_argument, who + " cannot take part: " + refused, ranks);
+      if (at > 0 && theirs != first)
+        return Status(Code::mismatch, "rank 0 came with " + first + ", " + who + " with " + theirs,
+                      ranks);
+      return Status();
+    };
     for (std::size_t rank = 0; rank < all->size(); ++rank) {
       std::string& said = (*all)[rank];
       ByteReader in(said);
       const std::string theirs(in.get_text());
       const std::string refused(in.get_text());
-      const std::string who = "rank " + std::to_string(rank);
-      if (!in.ok())
-        return Status(Code::refused,
-                      "what " + who + " published cannot be read: it runs another build",
-                      {static_cast<int>(rank)});
-      if (!refused.empty())
-        return Status(Code::invalid_argument, who + " cannot take part: " + refused,
-                      {static_cast<int>(rank)});
+      if (Status failure = failure_of(rank, in.ok(), refused, theirs); !failure) return failure;
       if (rank == 0) first = theirs;
-      if (theirs != first)
-        return Status(Code::mismatch, "rank 0 came with " + first + ", " + who + " with " + theirs,
-                      {static_cast<int>(rank)});
       said.erase(0, said.size() - in.left());
     }
     return all;

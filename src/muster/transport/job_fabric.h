@@ -9,19 +9,16 @@
 
 #include "muster/base/clock.h"
 #include "muster/base/handshake.h"
+#include "muster/base/interfaces.h"
 #include "muster/base/status.h"
 #include "muster/store/rendezvous.h"
 #include "muster/transport/fabric.h"
 
 namespace muster::transport {
 
-/// The network interfaces that the user names: `MUSTER_SOCKET_IFNAME`, else `GLOO_SOCKET_IFNAME`,
-/// separated by commas.
-std::vector<std::string> interfaces_from_environment();
-
 struct JobFabricOptions {
   bool shared_memory = true;  ///< false: sockets only, also within a host
-  std::vector<std::string> interfaces = interfaces_from_environment();
+  std::vector<std::string> interfaces = named_interfaces();
   std::optional<std::size_t> ring_bytes =
       {};  ///< of each ordered pair's shared ring; absent: the fabric's
   Duration timeout = std::chrono::minutes(30);  ///< as in FabricOptions

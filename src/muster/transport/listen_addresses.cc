@@ -1,24 +1,10 @@
 #include "muster/transport/listen_addresses.h"
 
-#include <optional>
 #include <string>
 
+#include "muster/base/interfaces.h"
+
 namespace muster::transport {
-namespace {
-
-/// The address from which this host reaches the world, if there is a way to it. Nothing is sent:
-/// the targets are documentation's.
-std::optional<SocketAddress> address_of_default_route() {
-  for (const char* anywhere : {"198.51.100.1", "2001:db8::1"}) {
-    const auto target = SocketAddress::numeric(anywhere, 9);
-    if (!target) continue;
-    const auto address = address_towards(*target);
-    if (address && !address->is_loopback()) return *address;
-  }
-  return {};
-}
-
-}  // namespace
 
 Result<std::vector<SocketAddress>> addresses_to_listen_on(const ConnectorOptions& options,
                                                           bool others_may_come,
