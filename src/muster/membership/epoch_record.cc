@@ -1,0 +1,59 @@
+#include "muster/base/bytes.h"
+#include "muster/membership/membership.h"
+
+namespace muster::membership {
+namespace {
+
+constexpr std::uint8_t kVersion = 1;
+
+Status foreign(const std::string& what) {
+  return Status(Code::mismatch, "the record of the job's epoch " + what +
+                                    "; run the same muster on all nodes, and give every job an "
+                                    "--rdzv-id of its own");
+}
+
+}  // namespace
+
+std::string encode(const Epoch& epoch) {
+  ByteWriter writer;
+  writer.put(kVersion)
+      .put(epoch.number)
+      .put(static_cast<std::uint8_t>(epoch.state))
+      .put(epoch.restarts)
+      .put(epoch.exit_code)
+      .put_text(epoch.reason)
+      .put(static_cast<std::uint32_t>(epoch.members.size()));
+  for (const Member& member : epoch.members)
+    writer.put(member.slot).put_text(member.name).put_text(member.value);
+  return writer.take();
+}
+
+Result<Epoch> decode_epoch(std::string_view record) {
+  ByteReader reader(record);
+  if (reader.get<std::uint8_t>() != kVersion) return foreign("is of another version of muster");
+  Epoch epoch;
+  epoch.number = reader.get<std::int64_t>();
+  const auto state = reader.get<std::uint8_t>();
+  epoch.restarts = reader.get<std::int32_t>();
+  epoch.exit_code = reader.get<std::int32_t>();
+  epoch.reason = reader.get_text();
+  const auto count = reader.get<std::uint32_t>();
+  std::int32_t last = -1;
+  for (std::uint32_t i = 0; i < count && reader.ok(); ++i) {
+    Member member;
+    member.slot = reader.get<std::int32_t>();
+    member.name = reader.get_text();
+    member.value = reader.get_text();
+    if (!reader.ok()) break;
+    if (member.slot <= last) return foreign("has slots that are not in order");
+    last = member.slot;
+    epoch.members.push_back(std::move(member));
+  }
+  if (!reader.at_end()) return foreign("is torn");
+  if (epoch.number < 1 || epoch.restarts < 0 || state > static_cast<std::uint8_t>(JobState::failed))
+    return foreign("holds numbers that no epoch has");
+  epoch.state = static_cast<JobState>(state);
+  return epoch;
+}
+
+}  // namespace muster::membership

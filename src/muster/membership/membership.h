@@ -1,0 +1,125 @@
+/// Who is in the job: names that nodes hold, changes that they watch, and the epoch that they
+/// commit.
+///
+/// `membership/` has the interface `Membership`, its kinds behind `factory.h`, and `next_epoch.h`,
+/// which decides from what a watch tells who shall be in the next epoch. Nothing here agrees on
+/// anything by itself: each kind rests on one place that puts changes in order (etcd, the store
+/// that node 0's agent serves, a resource of Kubernetes). May include base/ and store/. Its tests:
+/// `ctest -R membership`; `testing/membership_suite_test.h` runs over every kind.
+///
+/// The contract that every kind keeps:
+/// * All changes of a job are in one order. A revision numbers them; revisions only grow. The epoch
+///   has its place in that order too.
+/// * A name is held by at most one `Hold`. It is free again when the hold is destroyed, at once
+///   where the kind sees that the process has ended, and at the latest `ttl` after the last word
+///   that reached the service. A holder that was declared gone cannot come back as the same hold.
+/// * A watcher sees the last value of each name and may miss values between. It never misses that
+///   a hold ended and another began: then `Change::since` differs.
+/// * The number of the epoch is a fencing token: a commit with an older one, or on top of an older
+///   one, is refused by an error that says both numbers.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "muster/base/clock.h"
+#include "muster/base/status.h"
+
+namespace muster::membership {
+
+/// One node of an epoch. A node keeps its slot from epoch to epoch; ranks are given in the order
+/// of the slots, of which some may be empty.
+struct Member {
+  std::int32_t slot = 0;
+  std::string name;   ///< that it holds
+  std::string value;  ///< of its hold, when the epoch was decided
+  friend bool operator==(const Member&, const Member&) = default;
+};
+
+enum class JobState : std::uint8_t {
+  running = 0,
+  succeeded = 1,  ///< all workers of all members have ended well
+  failed = 2      ///< `reason` and `exit_code` say why
+};
+
+struct Epoch {
+  std::int64_t number = 0;  ///< from 1; 0: nothing has been committed
+  JobState state = JobState::running;
+  std::int32_t restarts = 0;      ///< how many failures of workers the job has used up
+  std::int32_t exit_code = 0;     ///< of a job that has failed
+  std::string reason;             ///< why there is a new epoch: a sentence for people
+  std::vector<Member> members{};  ///< in ascending order of slots; empty once the job has ended
+  friend bool operator==(const Epoch&, const Epoch&) = default;
+};
+
+/// How an epoch lies in the service. `decode` refuses what `encode` could not have written.
+std::string encode(const Epoch& epoch);
+Result<Epoch> decode_epoch(std::string_view record);
+
+/// What has become of one name.
+struct Change {
+  std::string name;
+  std::optional<std::string> value;  ///< absent: nobody holds it any more
+  std::int64_t since = 0;  ///< the revision at which this hold began; of a name that is gone, 0
+};
+
+/// What a watcher learns at once. Empty after a timeout.
+struct Update {
+  std::int64_t revision = 0;  ///< up to which it knows everything
+  /// True: `changes` are all names that are held now; those that it does not name are gone.
+  bool snapshot = false;
+  std::vector<Change> changes{};
+  std::optional<Epoch> epoch{};     ///< the last one committed, if that is news
+  std::int64_t epoch_revision = 0;  ///< of `epoch`: what `commit` expects
+};
+
+/// A name that this process holds. Renewed by the kind's own thread. Destroying it frees the name
+/// (waits at most about a second for the service). Thread-safe.
+class Hold {
+ public:
+  virtual ~Hold() = default;
+  /// Another value for the name; watchers are told. Code::refused once the hold has been lost.
+  virtual Status set(std::string_view value) = 0;
+  /// Not ok once it is known to be lost: its time ran out or the service has gone.
+  virtual Status state() const = 0;
+};
+
+/// A position in the order of changes. `next` is for one thread, `close` for any.
+class Watch {
+ public:
+  virtual ~Watch() = default;
+  /// Blocks until there is something new; an empty Update after `timeout` (negative: no limit). The
+  /// first call returns at once, with a snapshot and, where there is one, the epoch. Code::aborted
+  /// after `close`; Code::network where the service is gone for good (kinds with several servers
+  /// try the others first).
+  virtual Result<Update> next(Duration timeout) = 0;
+  /// Ends `next`, now and for ever.
+  virtual void close() = 0;
+};
+
+/// One job, as one process sees it. Thread-safe. Every call takes at most the time that the kind
+/// was made with and then is Code::timed_out.
+class Membership {
+ public:
+  virtual ~Membership() = default;
+  /// Takes `name` with `value`. Code::refused, saying what its holder says of itself, where
+  /// somebody else holds it. `ttl`: how long the service waits for a sign of life before it lets
+  /// go; kinds have a least one and round up.
+  virtual Result<std::unique_ptr<Hold>> hold(std::string_view name, std::string_view value,
+                                             Duration ttl) = 0;
+  /// Watches all names that begin with `prefix` (empty: all), and the epoch.
+  virtual Result<std::unique_ptr<Watch>> watch(std::string_view prefix) = 0;
+  /// Makes `epoch` the job's epoch if the present one is still that of `expected_revision` (0:
+  /// there is none yet) and has a lower number; returns the new revision. Otherwise Code::refused
+  /// with both numbers: the watch tells what came instead. An error of another code leaves open
+  /// whether it was committed.
+  virtual Result<std::int64_t> commit(const Epoch& epoch, std::int64_t expected_revision) = 0;
+  /// "agent", "etcd", "slurm", "kubernetes".
+  virtual const char* kind() const = 0;
+};
+
+}  // namespace muster::membership

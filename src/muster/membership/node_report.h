@@ -1,0 +1,35 @@
+/// What a node says of itself in the value of its hold.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "muster/base/status.h"
+
+namespace muster::membership {
+
+enum class NodePhase : std::uint8_t {
+  waiting = 0,    ///< wants to be in an epoch
+  running = 1,    ///< its workers of `epoch` run
+  succeeded = 2,  ///< its workers of `epoch` have all ended well
+  failed = 3,     ///< a worker of `epoch` has failed: all shall start again, or the job ends
+  stopped = 4,    ///< it has failed in a way that no restart mends: the job shall end
+  leaving = 5     ///< it goes in good order, and shall have no seat any more
+};
+
+struct NodeReport {
+  NodePhase phase = NodePhase::waiting;
+  std::int64_t epoch = 0;         ///< that the phase belongs to; what is said of another is void
+  std::int32_t wanted_slot = -1;  ///< the only one that it may have; -1: any
+  std::int32_t exit_code = 0;     ///< failed, stopped: what the job would end with
+  std::string host;
+  std::string reason;   ///< failed, stopped: a sentence
+  std::string details;  ///< the launcher's own words, opaque here
+  friend bool operator==(const NodeReport&, const NodeReport&) = default;
+};
+
+std::string encode(const NodeReport& report);
+Result<NodeReport> decode_report(std::string_view record);
+
+}  // namespace muster::membership
