@@ -1,6 +1,7 @@
 // A save that is killed, refused or altered afterwards never costs the checkpoint before it.
 
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -205,6 +206,17 @@ TEST_F(Damaged, LostFilesAreNamed) {
   EXPECT_NE(complaint().find("is no checkpoint"), std::string::npos);
   std::filesystem::remove_all(path);
   EXPECT_NE(complaint().find("is not there"), std::string::npos);
+}
+
+// spec: S4 altered: a pipe in the place of a file is refused, not waited for
+TEST_F(Damaged, PipesAreRefused) {
+  const std::string index = path + "/muster.json";
+  std::filesystem::remove(index);
+  ASSERT_EQ(::mkfifo(index.c_str(), 0600), 0);
+  const auto opened = open_index(path);
+  ASSERT_FALSE(opened.ok());
+  EXPECT_NE(opened.status().message().find("is no file"), std::string::npos)
+      << opened.status().message();
 }
 
 // spec: S7 keep the last n: the newest ones, never fewer

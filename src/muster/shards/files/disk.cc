@@ -49,7 +49,8 @@ Status FileWriter::close(bool durable) {
 }
 
 Result<FileReader> FileReader::open(const std::string& path) {
-  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // A pipe of that name would otherwise be waited for.
+  Descriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   if (!file) return failed("open", path, errno);
   struct stat about {};
   if (::fstat(file.get(), &about) != 0) return failed("open", path, errno);

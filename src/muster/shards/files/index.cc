@@ -9,6 +9,7 @@
 
 #include "muster/shards/files/digest.h"
 #include "muster/shards/files/disk.h"
+#include "muster/shards/files/json_text.h"
 #include "muster/shards/files/safetensors.h"
 #include "muster/shards/plan/element_type.h"
 
@@ -156,8 +157,10 @@ Result<Index> read_index(std::string_view text) {
   const std::string_view signed_text = text.substr(0, text.size() - ending);
   if (digest_of(signed_text) != text.substr(text.size() - ending + before.size(), kDigits))
     return refuse_index("it does not fit its digest: it is altered");
+  const auto parsed = parse_object(text);
+  if (!parsed) return parsed.status();
   try {
-    const json all = json::parse(text);
+    const json& all = *parsed;
     if (all.at("format") != kFormat)
       return refuse_index("its format is " + all.at("format").dump() + " and not '" + kFormat +
                           "'");

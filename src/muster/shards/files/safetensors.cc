@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <set>
 
+#include "muster/shards/files/json_text.h"
 #include "muster/shards/plan/element_type.h"
 
 namespace muster::shards {
@@ -29,18 +29,6 @@ bool read_extent(const json& list, Extent& extent) {
     extent.push_back(each.get<std::int64_t>());
   }
   return true;
-}
-
-/// Refuses names that are there twice, of which a parser would keep the last.
-json parse_once(std::string_view text, std::string& twice) {
-  std::set<std::string> seen;
-  const auto callback = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (event == json::parse_event_t::key && depth == 1 &&
-        !seen.insert(parsed.get<std::string>()).second)
-      twice = parsed.get<std::string>();
-    return true;
-  };
-  return json::parse(text.begin(), text.end(), callback, /*allow_exceptions=*/false);
 }
 
 Status read_entry(const std::string& name, const json& value, HeaderEntry& entry) {
@@ -73,12 +61,12 @@ Status read_sharding(const json& metadata, std::vector<HeaderEntry>& entries) {
     if (!each.is_string()) return refuse_header("__metadata__ is no object of texts");
   const auto found = metadata.find(kSharding);
   if (found == metadata.end()) return {};
-  const json sharding = json::parse(found->get_ref<const std::string&>(), nullptr, false);
-  if (!sharding.is_object()) return refuse_header("DCP_SHARDING_INFO is no JSON object");
+  const auto sharding = parse_object(found->get_ref<const std::string&>());
+  if (!sharding) return sharding.status().with_context("DCP_SHARDING_INFO");
   for (HeaderEntry& entry : entries) {
-    const auto of = sharding.find(entry.name);
+    const auto of = sharding->find(entry.name);
     Extent offsets;
-    if (of == sharding.end() || !of->is_object() || !of->contains(kOffsets) ||
+    if (of == sharding->end() || !of->is_object() || !of->contains(kOffsets) ||
         !read_extent((*of)[kOffsets], offsets) || offsets.size() != entry.box.sizes.size())
       return refuse_tensor(entry.name, "has no offsets of its dimensions in DCP_SHARDING_INFO");
     entry.box.offsets = std::move(offsets);
@@ -114,18 +102,16 @@ std::string write_header(std::vector<HeaderEntry>& entries, bool sharded) {
 }
 
 Result<std::vector<HeaderEntry>> read_header(std::string_view text, std::uint64_t data_bytes) {
-  std::string twice;
-  const json header = parse_once(text, twice);
-  if (!header.is_object() || text.empty() || text.front() != '{')
-    return refuse_header("the header is no JSON object");
-  if (!twice.empty()) return refuse_tensor(twice, "stands twice in the header");
+  if (text.empty() || text.front() != '{') return refuse_header("the header is no JSON object");
+  const auto header = parse_object(text);
+  if (!header) return header.status().with_context("the header");
   std::vector<HeaderEntry> entries;
-  for (const auto& [name, value] : header.items()) {
+  for (const auto& [name, value] : header->items()) {
     if (name == kMetadata) continue;
     entries.emplace_back();
     if (Status read = read_entry(name, value, entries.back()); !read) return read;
   }
-  if (const auto metadata = header.find(kMetadata); metadata != header.end())
+  if (const auto metadata = header->find(kMetadata); metadata != header->end())
     if (Status read = read_sharding(*metadata, entries); !read) return read;
   std::sort(entries.begin(), entries.end(), [](const HeaderEntry& a, const HeaderEntry& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);

@@ -34,7 +34,7 @@ TEST(Safetensors, HeadersAreReadBack) {
 }
 
 // spec: S3 a header of many tensors takes time in proportion to them: 60,000 take a moment
-TEST(Safetensors, ManyTensorsAreWritten) {
+TEST(Safetensors, ManyTensorsAreWrittenAndRead) {
   std::vector<HeaderEntry> many;
   many.reserve(60'000);
   for (int i = 0; i < 60'000; ++i)
@@ -43,6 +43,19 @@ TEST(Safetensors, ManyTensorsAreWritten) {
   EXPECT_EQ(many.back().end, many.size() * 4);
   EXPECT_NE(bytes.find("\"layers.59999.weight\":{\"data_offsets\":[239996,240000]"),
             std::string::npos);
+  const auto read = read_header(std::string_view(bytes).substr(8), many.back().end);
+  ASSERT_TRUE(read.ok()) << read.status().message();
+  EXPECT_EQ(read->size(), many.size());
+}
+
+// spec: S4 altered: values nested so deep that they would exhaust the stack are refused
+TEST(Safetensors, DeepNestingIsRefused) {
+  const std::string deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
+  EXPECT_NE(refusal("{\"w\":" + deep + "}", 0).find("nests more than"), std::string::npos);
+  std::string sharding = R"({"__metadata__":{"DCP_SHARDING_INFO":"{\"w\":)";
+  sharding.append(deep).append(R"(}"}})");
+  EXPECT_NE(refusal(sharding, 0).find("nests more than"), std::string::npos);
+  EXPECT_NE(refusal("{\"w\":", 0).find("no JSON from byte"), std::string::npos);
 }
 
 // spec: S4 offsets outside of the file, out of order or overlapping are refused by name
