@@ -14,6 +14,9 @@
 namespace muster::shards {
 namespace {
 
+/// What an export is called until it is whole.
+constexpr const char* kWriting = ".writing";
+
 struct Exported {
   std::string name;  ///< in the checkpoint
   HeaderEntry entry;
@@ -50,6 +53,20 @@ Status refuse_existing(const std::string& folder) {
           "checkpoint: " + folder + " is there already: give the name of a new folder"};
 }
 
+/// Writes the files and, last, their index.
+Status write_export(const Index& index, const std::string& folder,
+                    std::vector<std::vector<Exported>>& files, std::int64_t total) {
+  Reader reader(index);
+  nlohmann::json map = nlohmann::json::object();
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    const std::string name = file_name(i + 1, files.size());
+    if (Status done = write_whole(reader, folder + "/" + name, files[i]); !done) return done;
+    for (const Exported& each : files[i]) map[each.entry.name] = name;
+  }
+  const nlohmann::json text{{"metadata", {{"total_size", total}}}, {"weight_map", map}};
+  return write_text(folder + "/model.safetensors.index.json", text.dump(2) + "\n", true);
+}
+
 }  // namespace
 
 Status export_whole(const Index& index, const std::string& folder, const ExportOptions& options) {
@@ -73,16 +90,16 @@ Status export_whole(const Index& index, const std::string& folder, const ExportO
                                         " has no tensor whose name "
                                         "begins with '" +
                                         options.prefix + "'"};
-  if (Status made = make_folder(folder); !made) return made;
-  Reader reader(index);
-  nlohmann::json map = nlohmann::json::object();
-  for (std::size_t i = 0; i < files.size(); ++i) {
-    const std::string name = file_name(i + 1, files.size());
-    if (Status done = write_whole(reader, folder + "/" + name, files[i]); !done) return done;
-    for (const Exported& each : files[i]) map[each.entry.name] = name;
-  }
-  const nlohmann::json text{{"metadata", {{"total_size", total}}}, {"weight_map", map}};
-  return write_text(folder + "/model.safetensors.index.json", text.dump(2) + "\n", true);
+  const std::string staging = without_slash(folder) + kWriting;
+  if (exists(staging))
+    return {Code::invalid_argument, "checkpoint: " + staging +
+                                        " is there already: another export writes it, or one that "
+                                        "was killed has left it; remove it where none runs"};
+  if (Status made = make_folder(staging); !made) return made;
+  Status done = write_export(index, staging, files, total);
+  if (done.ok()) done = put_in_place(staging, without_slash(folder));
+  if (!done) static_cast<void>(remove_folder(staging));
+  return done;
 }
 
 Status import_safetensors(const Index& index, const std::string& folder) {

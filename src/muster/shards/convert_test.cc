@@ -40,7 +40,24 @@ TEST(Convert, ExportsWholeTensorsAndReadsThemBack) {
     EXPECT_EQ(a, b) << name;
   }
   EXPECT_FALSE(export_whole(*index, out).ok());
+  EXPECT_FALSE(std::filesystem::exists(out + ".writing"));
   EXPECT_FALSE(export_whole(*index, out + "2", {.prefix = "nobody."}).ok());
+}
+
+// spec: S4 atomic: an export that fails, or is killed, leaves nothing under its name
+TEST(Convert, AnExportIsWholeOrNotThere) {
+  const TemporaryFolder folder("muster-shards-");
+  save_as(Way::fsdp, 2, {.path = folder.path() + "/c", .step = {}, .durable = false});
+  auto index = open_index(folder.path() + "/c");
+  ASSERT_TRUE(index.ok());
+  const std::string out = folder.path() + "/out";
+  std::filesystem::create_directory(out + ".writing");  // as one that was killed leaves it
+  EXPECT_NE(export_whole(*index, out).message().find("out.writing"), std::string::npos);
+  std::filesystem::remove(out + ".writing");
+  std::filesystem::resize_file(folder.path() + "/c/shard-00002-model-00001-of-00001.safetensors",
+                               100);
+  EXPECT_FALSE(export_whole(*index, out).ok());
+  EXPECT_FALSE(std::filesystem::exists(out) || std::filesystem::exists(out + ".writing"));
 }
 
 // spec: S3 a folder of torch's writer has no index of muster's: its headers say all, and it becomes
