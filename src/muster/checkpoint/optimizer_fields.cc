@@ -11,6 +11,7 @@
 #include <tuple>
 #include <typeinfo>
 
+#include "muster/checkpoint/json_values.h"
 #include "muster/group/errors.h"
 
 namespace muster::checkpoint {
@@ -102,7 +103,7 @@ std::unique_ptr<OptimizerParamState> new_state_for(const OptimizerOptions& optio
 std::string text_of_options(const OptimizerOptions& options) {
   json all = json::object();
   const auto copy = options.clone();
-  visit_options(*copy, [&all](const char* name, auto& option) { all[name] = option; });
+  visit_options(*copy, [&all](const char* name, auto& option) { all[name] = encoded(option); });
   return all.dump();
 }
 
@@ -111,8 +112,13 @@ void read_options(OptimizerOptions& options, const std::string& text) {
   if (!all.is_object()) return;
   visit_options(options, [&all](const char* name, auto& option) {
     const auto found = all.find(name);
-    if (found != all.end())
-      option = found->template get<std::remove_reference_t<decltype(option)>>();
+    if (found == all.end()) return;
+    try {
+      option = decoded<std::remove_reference_t<decltype(option)>>(*found);
+    } catch (const json::exception&) {
+      group::invalid(std::string("checkpoint: the optimizer's option '") + name +
+                     "' was saved as " + found->dump() + ", which is of another type");
+    }
   });
 }
 

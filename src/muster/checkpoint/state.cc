@@ -2,13 +2,11 @@
 
 #include <torch/types.h>
 
-#include <cmath>
-#include <limits>
 #include <nlohmann/json.hpp>
-#include <type_traits>
 #include <unordered_map>
 #include <utility>
 
+#include "muster/checkpoint/json_values.h"
 #include "muster/checkpoint/optimizer_fields.h"
 #include "muster/group/errors.h"
 #include "muster/parallel/sharded_unit.h"
@@ -29,31 +27,6 @@ struct Entry {
   std::function<void()> filled = {};  ///< after the tensors have been loaded
   std::function<void(const json& values, const shards::Index&)> read = {};
 };
-
-// What JSON has no number for is written as Python's values are.
-constexpr const char* kKind = "__muster__";
-
-json encoded(double value) {
-  if (std::isfinite(value)) return value;
-  return {{kKind, "float"}, {"of", std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf"}};
-}
-template <class T>
-const T& encoded(const T& value) {
-  return value;
-}
-
-/// Throws json::exception.
-template <class T>
-T decoded(const json& value) {
-  if constexpr (std::is_same_v<T, double>)
-    if (value.is_object() && value.value(kKind, "") == "float") {
-      const std::string of = value.at("of");
-      if (of == "nan") return std::numeric_limits<double>::quiet_NaN();
-      if (of == "inf") return std::numeric_limits<double>::infinity();
-      if (of == "-inf") return -std::numeric_limits<double>::infinity();
-    }
-  return value.get<T>();
-}
 
 /// `value[name]`, a complaint where there is none or of another type.
 template <class T>

@@ -252,6 +252,27 @@ TEST(CheckpointState, ValuesThatJsonLacks) {
   EXPECT_HAS(testing::message_of<DistError>([&] { save(other, path); }), "'note'");
 }
 
+// spec: S1 optimizers: options that JSON has no number for come back; of another type, they are
+// named
+TEST(CheckpointState, OptionsThatJsonLacks) {
+  const TemporaryFolder folder("muster-checkpoint-");
+  const auto optimizer_of = [](torch::nn::LinearImpl& net, double decay) {
+    return torch::optim::SGD(net.parameters(), torch::optim::SGDOptions(0.1).weight_decay(decay));
+  };
+  Linear net(2, 2);
+  auto saved = optimizer_of(*net, std::numeric_limits<double>::infinity());
+  State state;
+  state.add_optimizer("optimizer", saved, *net);
+  save(state, folder.path() + "/c");
+  auto loaded = optimizer_of(*net, 0);
+  State other;
+  other.add_optimizer("optimizer", loaded, *net);
+  load(other, folder.path() + "/c");
+  const auto& options = static_cast<torch::optim::SGDOptions&>(loaded.param_groups()[0].options());
+  EXPECT_EQ(options.weight_decay(), std::numeric_limits<double>::infinity());
+  EXPECT_EQ(options.lr(), 0.1);
+}
+
 // spec: S4 ranks that open different checkpoints are told so, all of them, before anything is
 // filled
 TEST(CheckpointState, RanksLoadTheSameCheckpoint) {
