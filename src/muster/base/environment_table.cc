@@ -16,6 +16,9 @@ constexpr EnvironmentVariable kJob[] = {
     {"MUSTER_AGENT_STORE", "",
      "HOST:PORT of the store that the launcher serves. Set by `muster run`; every rank is then a "
      "client of that store."},
+    {"MUSTER_EPOCH", "",
+     "Number of the epoch (the set of nodes) that this process belongs to. Set by `muster run` with "
+     "several nodes; the launcher's store refuses processes of earlier epochs."},
     {"TORCHELASTIC_RESTART_COUNT", "0",
      "Which restart of the job this is. Ranks of different restarts do not meet each other."},
     {"TORCHELASTIC_RUN_ID", "none",
@@ -127,7 +130,7 @@ constexpr EnvironmentVariable kWorkers[] = {
      "ROLE_WORLD_SIZE, ROLE_NAME, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RESTART_COUNT, "
      "TORCHELASTIC_MAX_RESTARTS, TORCHELASTIC_RUN_ID, PYTHON_EXEC",
      "", "As under torchrun."},
-    {"MUSTER_AGENT_STORE, MUSTER_SECRET_FD", "",
+    {"MUSTER_AGENT_STORE, MUSTER_SECRET_FD, MUSTER_EPOCH", "",
      "See above. MUSTER_SECRET is removed from their environment."},
     {"OMP_NUM_THREADS", "", "The cores divided by the workers, unless it is set."},
 };

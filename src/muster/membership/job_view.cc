@@ -11,6 +11,7 @@ constexpr std::size_t kTroublesKept = 16;  // limit: memory for a host
 
 std::size_t JobView::apply(const Update& update, TimePoint now) {
   if (began_ == TimePoint::max()) began_ = now;
+  revision_ = update.revision;
   std::size_t looked_at = update.changes.size();
   if (update.snapshot) {
     std::set<std::string> named;

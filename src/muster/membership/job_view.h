@@ -46,6 +46,8 @@ class JobView {
   /// nobody can read (of another version) are taken for absent nodes, and named by `unreadable()`.
   std::size_t apply(const Update& update, TimePoint now);
 
+  /// Up to which the view knows everything.
+  std::int64_t revision() const { return revision_; }
   const Epoch& epoch() const { return epoch_; }
   std::int64_t epoch_revision() const { return epoch_revision_; }
   const std::unordered_map<std::string, Node>& nodes() const { return nodes_; }
@@ -86,6 +88,7 @@ class JobView {
   void lose(int slot, bool blamed, TimePoint now);
   void trouble(const std::string& host, TimePoint now);
 
+  std::int64_t revision_ = 0;
   Epoch epoch_;
   std::int64_t epoch_revision_ = 0;
   std::unordered_map<std::string, Node> nodes_;

@@ -9,6 +9,7 @@
 
 #include "muster/base/handshake.h"
 #include "muster/base/secret.h"
+#include "muster/store/server_connection.h"
 #include "muster/store/store.h"
 
 namespace muster::store {
@@ -39,6 +40,10 @@ struct TcpStoreOptions {
   Handshake::Role role = Handshake::Role::store;
   /// True: a client on the server's host connects through a Unix socket. False: always TCP.
   bool within_host = true;
+  /// Client: the epoch of the job that this process belongs to; 0: none. Once a later one has been
+  /// committed to `epoch_record`, the server refuses whatever this client asks for (Code::refused).
+  std::int64_t epoch = 0;
+  std::string epoch_record;
 };
 
 /// A store on a TCP server.
@@ -55,6 +60,8 @@ class TcpStore : public Store {
   virtual Result<std::int64_t> count_joins() { return std::int64_t{0}; }
   /// How many connections the server has turned away.
   virtual Result<std::int64_t> count_refusals() { return std::int64_t{0}; }
+  /// Another connection to the same server; the store may go before it.
+  virtual Result<std::unique_ptr<ServerConnection>> connect(TimePoint deadline) = 0;
 };
 
 /// A client started before the server waits for it; `timeout` limits the whole call. After 5 s

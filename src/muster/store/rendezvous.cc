@@ -78,6 +78,7 @@ struct TcpRendezvous {
   std::vector<std::string> also_at{};  // to listen at
   std::uint16_t port = 0;
   Host hosts = Host::rank_zero;
+  std::int64_t epoch = 0;  // of a job whose nodes may change; 0: they do not
   JoinOptions join;
 };
 
@@ -88,6 +89,9 @@ Result<std::shared_ptr<TcpStore>> open_store(const TcpRendezvous& way, const Sec
   options.port = way.port;
   options.also_at = way.also_at;
   options.secret = secret;
+  options.epoch = way.epoch;
+  if (way.epoch > 0)
+    options.epoch_record = epoch_record(env_text("TORCHELASTIC_RUN_ID").value_or(""));
   options.timeout = time_left(steady_clock(), way.join.deadline);
   // A group name says that several jobs may share this address: whoever comes first hosts the store
   // for all of them.
@@ -260,6 +264,12 @@ Result<Rendezvous> rendezvous_by_environment(JoinOptions join) {
       env_integer("TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<std::int64_t>::max());
   if (!restart) return restart.status();
   if (way.hosts == Host::never) join.scope = "restart " + std::to_string(restart->value_or(0));
+  const auto epoch = env_integer("MUSTER_EPOCH", 0, std::numeric_limits<std::int64_t>::max());
+  if (!epoch) return epoch.status();
+  if (way.hosts == Host::never && epoch->value_or(0) > 0) {
+    way.epoch = **epoch;
+    join.scope = "epoch " + std::to_string(way.epoch);
+  }
   join.where = "the job at " + way.host + ":" + std::to_string(way.port) + " (env://)";
   way.join = std::move(join);
   return rendezvous_by_tcp(way);
@@ -277,6 +287,9 @@ std::string served_at(std::shared_ptr<Store> store) {
 }
 
 }  // namespace
+
+std::string launcher_prefix(const std::string& run_id) { return "muster/run/" + run_id + "/"; }
+std::string epoch_record(const std::string& run_id) { return launcher_prefix(run_id) + "epoch"; }
 
 Result<Rendezvous> rendezvous_over(std::shared_ptr<Store> store, const RendezvousOptions& options) {
   JoinOptions join;
@@ -316,7 +329,7 @@ Result<Rendezvous> rendezvous(const RendezvousOptions& options) {
       joined = rendezvous_by_multicast(url->host, url->port, std::move(join));
     } else {
       const Host hosts = join.rank < 0 ? Host::first_come : Host::rank_zero;
-      joined = rendezvous_by_tcp({url->host, {}, url->port, hosts, std::move(join)});
+      joined = rendezvous_by_tcp({url->host, {}, url->port, hosts, 0, std::move(join)});
     }
   }
   if (joined) joined->store->set_timeout(options.timeout);

@@ -28,6 +28,11 @@ struct Rendezvous {
   std::string job;  ///< unique to this job, equal on all ranks
 };
 
+/// What a launcher's own keys begin with in the store that it serves.
+std::string launcher_prefix(const std::string& run_id);
+/// Where the epochs of a job are committed there (`lease_table.h`).
+std::string epoch_record(const std::string& run_id);
+
 /// Blocks until every rank has joined. Errors name what is missing or malformed (a variable, a part
 /// of the URL); a timeout error names the ranks that did not join. With a multicast address
 /// (`tcp://[ff15::1]:29500`, `tcp://239.1.1.1:29500`), peers find each other by multicast and ranks

@@ -32,6 +32,10 @@ constexpr std::array<Shape, kLastOp + 1> kShapes{{
     {"barrier", 1, 0},      {"all_gather", 1, 1},
     {"attend", 1, 0},       {"leave", 1, 0},
     {"count_joins", 0, 0},  {"count_refusals", 0, 0},
+    {"hold", 1, 1},         {"renew", 1, 0},
+    {"stay", 1, 0},         {"release", 1, 0},
+    {"watch", 2, 0},        {"commit", 1, 2},
+    {"enter", 1, 0},
 }};
 
 constexpr int kMostMembers = 1 << 20;  // limit: a number that is a mistake

@@ -36,8 +36,15 @@ enum class Op : std::uint8_t {
   leave,
   count_joins,
   count_refusals,
+  hold,  // from here on: lease_table.h
+  renew,
+  stay,
+  release,
+  watch,
+  commit,
+  enter,
 };
-inline constexpr std::uint8_t kLastOp = static_cast<std::uint8_t>(Op::count_refusals);
+inline constexpr std::uint8_t kLastOp = static_cast<std::uint8_t>(Op::enter);
 
 /// "set", "get", ...
 std::string_view name_of(Op op);

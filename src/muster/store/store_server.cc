@@ -58,6 +58,8 @@ struct StoreServer::Client {
   std::size_t output_at = 0;  // bytes of the first piece that are written
   std::size_t output_bytes = 0;
   std::set<Ticket> parked;
+  std::string record;      // of the epochs that it lives by; see Op::enter
+  std::int64_t epoch = 0;  // 0: none
   bool closing = false;
 };
 
@@ -180,12 +182,19 @@ void StoreServer::serve(Client& client, TimePoint now) {
     askers_[ticket] = {client.number, wire->id};
     client.parked.insert(ticket);
     StoreTable::Answers answers;
-    if (wire->request.op == Op::count_refusals) {
+    if (wire->request.op == Op::enter && !wire->request.keys.empty()) {
+      client.record = wire->request.keys[0];
+      client.epoch = wire->request.number;
+    }
+    if (is_of_the_past(client)) {
+      answers.push_back({ticket, {table_.leases().refusal_of(client.record, client.epoch), 0, {}}});
+    } else if (wire->request.op == Op::count_refusals) {
       answers.push_back({ticket, {{}, static_cast<std::int64_t>(refusals_.count()), {}}});
     } else {
       table_.submit(ticket, wire->request, now, answers);
     }
     answer(answers);
+    if (wire->request.op == Op::commit) refuse_the_past(now);
   }
   client.input.trim();
   if (client.input.broken()) {
@@ -194,6 +203,24 @@ void StoreServer::serve(Client& client, TimePoint now) {
     return close(client);
   }
   changed_.insert(client.number);
+}
+
+bool StoreServer::is_of_the_past(const Client& client) const {
+  return client.epoch > 0 && table_.leases().epoch_of(client.record) > client.epoch;
+}
+
+/// What clients of older epochs wait for will not come.
+void StoreServer::refuse_the_past(TimePoint now) {
+  for (auto& [number, client] : clients_) {
+    if (client.parked.empty() || !is_of_the_past(client)) continue;
+    const Status refusal = table_.leases().refusal_of(client.record, client.epoch);
+    StoreTable::Answers answers;
+    for (const Ticket ticket : client.parked) {
+      answers.push_back({ticket, {refusal, 0, {}}});
+      table_.drop(ticket, now, answers);
+    }
+    answer(answers);
+  }
 }
 
 void StoreServer::answer(StoreTable::Answers& answers) {

@@ -86,6 +86,8 @@ class StoreServer {
   bool decrypt(Client& client);
   void encrypt(Client& client);
   void serve(Client& client, TimePoint now);
+  bool is_of_the_past(const Client& client) const;
+  void refuse_the_past(TimePoint now);
   void answer(StoreTable::Answers& answers);
   void send(Client& client, std::uint64_t id, Reply reply);
   void close(Client& client);

@@ -30,6 +30,7 @@ void StoreTable::submit(Ticket ticket, const Request& request, TimePoint now, An
     answers.push_back({ticket, {std::move(valid), 0, {}}});
     return;
   }
+  if (LeaseTable::serves(request.op)) return leases_.submit(ticket, request, now, answers);
   switch (request.op) {
     case Op::get:
     case Op::wait:
@@ -73,7 +74,8 @@ Reply StoreTable::execute(const Request& request, Answers& answers) {
       return {{}, 1, {}};
     }
     case Op::count_joins: return {{}, joins_, {}};
-    case Op::count_refusals: return {{}, 0, {}};  // a server's own
+    case Op::count_refusals:
+    case Op::enter: return {{}, 0, {}};  // a server's own
     case Op::num_keys: return {{}, static_cast<std::int64_t>(values_.size()), {}};
     case Op::delete_key: {
       const auto entry = values_.find(key);
@@ -475,6 +477,7 @@ Status StoreTable::timeout_of(const Parked& parked, TimePoint now) const {
 }
 
 void StoreTable::expire(TimePoint now, Answers& answers) {
+  leases_.expire(now, answers);
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
     const Ticket ticket = deadlines_.begin()->second;
     const Parked& parked = parked_.at(ticket);
@@ -529,6 +532,7 @@ TimePoint StoreTable::next_overdue() const {
 }
 
 void StoreTable::drop(Ticket ticket, TimePoint now, Answers& answers) {
+  if (leases_.drop(ticket, answers)) return;
   const auto entry = parked_.find(ticket);
   if (entry == parked_.end()) return;
   const Parked& parked = entry->second;
@@ -568,7 +572,8 @@ void StoreTable::drop(Ticket ticket, TimePoint now, Answers& answers) {
 }
 
 TimePoint StoreTable::next_deadline() const {
-  return deadlines_.empty() ? TimePoint::max() : deadlines_.begin()->first;
+  return std::min(leases_.next_deadline(),
+                  deadlines_.empty() ? TimePoint::max() : deadlines_.begin()->first);
 }
 
 }  // namespace muster::store

@@ -17,19 +17,17 @@
 #include <vector>
 
 #include "muster/base/clock.h"
+#include "muster/store/answers.h"
+#include "muster/store/lease_table.h"
 #include "muster/store/request.h"
 
 namespace muster::store {
 
 class StoreTable {
  public:
-  /// Chosen by the caller; unique among parked requests.
-  using Ticket = std::uint64_t;
-  struct Answer {
-    Ticket ticket = 0;
-    Reply reply;
-  };
-  using Answers = std::vector<Answer>;
+  using Ticket = store::Ticket;
+  using Answer = store::Answer;
+  using Answers = store::Answers;
 
   /// Answers `request` or parks it. Appends to `answers` its reply and the replies of requests it
   /// unblocked.
@@ -48,6 +46,7 @@ class StoreTable {
   TimePoint next_overdue() const;
   std::size_t parked() const { return parked_.size(); }
   std::size_t keys() const { return values_.size(); }
+  const LeaseTable& leases() const { return leases_; }
 
  private:
   struct Hash {
@@ -134,6 +133,7 @@ class StoreTable {
   std::map<MeetingKey, Obituary> obituaries_;
   std::map<std::string, Attendance> attendances_;
   std::int64_t joins_ = 0;
+  LeaseTable leases_;
 };
 
 }  // namespace muster::store

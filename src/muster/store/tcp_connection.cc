@@ -157,6 +157,17 @@ Status both(const Status& first, const Status& second) {
   return Status(code, first.message() + "; " + second.message());
 }
 
+/// Says which epoch it is of. An older one than the job's is refused at once.
+Result<std::unique_ptr<TcpConnection>> entered(const TcpEndpoint& endpoint,
+                                               std::unique_ptr<TcpConnection> connection,
+                                               TimePoint deadline) {
+  if (endpoint.epoch == 0) return connection;
+  const Reply reply = connection->exchange(
+      {.op = Op::enter, .number = endpoint.epoch, .keys = {endpoint.epoch_record}}, deadline);
+  if (!reply.status) return reply.status.with_context(endpoint.name());
+  return connection;
+}
+
 }  // namespace
 
 std::string TcpEndpoint::name() const {
@@ -196,7 +207,7 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
           new TcpConnection(std::move(*socket), endpoint.name()));
       Status greeted =
           connection->shake_hands(endpoint, way, std::min(deadline, now() + kGreetingLimit));
-      if (greeted) return connection;
+      if (greeted) return entered(endpoint, std::move(connection), deadline);
       if (greeted.code() == Code::refused) return greeted.with_context(endpoint.name());
       met = both(met, greeted);
       if (greeted.code() == Code::timed_out && ++silences == kMostSilences) {
@@ -378,6 +389,8 @@ Status TcpConnection::closed() const {
   return Status(Code::network,
                 name_ + " closed the connection; the process that hosts it has probably ended");
 }
+
+void TcpConnection::shut_down() { ::shutdown(socket_.get(), SHUT_RDWR); }
 
 Reply TcpConnection::fail(Status status) {
   broken_ = true;

@@ -25,6 +25,8 @@ struct TcpEndpoint {
   std::string job;
   Handshake::Role role = Handshake::Role::store;
   bool within_host = true;  ///< use the server's Unix socket if it is on this host
+  std::int64_t epoch = 0;   ///< 0: none; else each connection begins with Op::enter
+  std::string epoch_record{};
   /// "the store at node1:29500".
   std::string name() const;
 };
@@ -47,6 +49,8 @@ class TcpConnection {
   /// Use the connection for nothing else afterwards.
   Status post(const Request& request, TimePoint deadline);
   bool broken() const { return broken_; }
+  /// Ends what waits and comes, from any thread.
+  void shut_down();
   /// True in a forked child, in which the connection is unusable.
   bool forked() const { return mark_.forked(); }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -23,6 +24,35 @@ Duration grace(Duration timeout) {
   return std::clamp<Duration>(timeout / 10, std::chrono::seconds(1), std::chrono::seconds(10));
 }
 
+class OwnConnection final : public ServerConnection {
+ public:
+  explicit OwnConnection(std::unique_ptr<TcpConnection> connection)
+      : connection_(std::move(connection)) {}
+
+  Reply exchange(const Request& request, TimePoint deadline) override {
+    if (Status valid = validate(request); !valid) return {std::move(valid), 0, {}};
+    if (!broken_) return {broken_, 0, {}};
+    Reply reply = connection_->exchange(request, deadline);
+    if (!connection_->broken()) return reply;
+    broken_ =
+        cut_ ? Status(Code::aborted, "this end closed the connection to the store") : reply.status;
+    return {broken_, 0, {}};
+  }
+  Status post(const Request& request, TimePoint deadline) override {
+    if (Status valid = validate(request); !valid) return valid;
+    return connection_->post(request, deadline);
+  }
+  void cut() override {
+    cut_ = true;
+    connection_->shut_down();
+  }
+
+ private:
+  const std::unique_ptr<TcpConnection> connection_;
+  std::atomic<bool> cut_ = false;
+  Status broken_;
+};
+
 /// A connection per concurrent caller, so that a `get` that blocks holds up nobody; those not in
 /// use are kept for the next.
 class TcpStoreClient final : public RequestStore<TcpStore> {
@@ -42,7 +72,7 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
     static_cast<void>(ignored);  // a server that is gone needs no goodbye
   }
 
-  Status connect(TimePoint deadline, bool was_there = false) {
+  Status begin(TimePoint deadline, bool was_there = false) {
     auto connection = TcpConnection::open(endpoint_, deadline, was_there);
     if (!connection) return connection.status();
     give_back(std::move(*connection));
@@ -99,10 +129,15 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
     return reply.number;
   }
 
+  Result<std::unique_ptr<ServerConnection>> connect(TimePoint deadline) override {
+    auto connection = TcpConnection::open(endpoint_, deadline, true);
+    if (!connection) return lost(connection.status());
+    return std::unique_ptr<ServerConnection>(new OwnConnection(std::move(*connection)));
+  }
+
   Result<std::shared_ptr<Store>> clone() override {
     auto copy = std::make_shared<TcpStoreClient>(endpoint_, server_, timeout(), host_rank_);
-    if (Status connected = copy->connect(deadline_after(steady_clock(), timeout()), true);
-        !connected)
+    if (Status connected = copy->begin(deadline_after(steady_clock(), timeout()), true); !connected)
       return lost(connected);
     return std::shared_ptr<Store>(std::move(copy));
   }
@@ -231,8 +266,8 @@ Result<std::shared_ptr<TcpStore>> make_tcp_store(TcpStoreOptions options) {
     if (!secret) return secret.status();
     options.secret = std::move(*secret);
   }
-  TcpEndpoint endpoint{options.host, options.port, *options.secret,
-                       options.job,  options.role, options.within_host};
+  TcpEndpoint endpoint{options.host, options.port,        *options.secret, options.job,
+                       options.role, options.within_host, options.epoch,   options.epoch_record};
   std::shared_ptr<TcpServer> server;
   if (options.is_server) {
     TcpServerOptions wanted{options.host,    options.also_at, options.port, std::move(listener),
@@ -246,7 +281,7 @@ Result<std::shared_ptr<TcpStore>> make_tcp_store(TcpStoreOptions options) {
   }
   auto store = std::make_shared<TcpStoreClient>(std::move(endpoint), std::move(server),
                                                 options.timeout, options.host_rank);
-  if (Status connected = store->connect(deadline); !connected) return connected;
+  if (Status connected = store->begin(deadline); !connected) return connected;
   const int world_size = options.world_size.value_or(-1);
   if (world_size > 0) {
     if (Status arrived = arrive(*store); !arrived) return arrived;

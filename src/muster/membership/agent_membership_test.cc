@@ -1,0 +1,91 @@
+#include "muster/membership/factory.h"
+#include "muster/membership/testing/membership_suite_test.h"
+
+namespace muster::membership::testing {
+namespace {
+
+using std::chrono::seconds;
+
+struct AgentKind {
+  AgentKind() {
+    store::TcpStoreOptions serving = options();
+    serving.port = 0;
+    serving.is_server = true;
+    server = *store::make_tcp_store(serving);
+  }
+  static std::string missing() { return {}; }
+  Duration ttl() const { return seconds(2); }
+  std::unique_ptr<Membership> open() const {
+    store::TcpStoreOptions joining = options();
+    joining.port = server->port();
+    auto store = store::make_tcp_store(joining);
+    if (!store) {
+      ADD_FAILURE() << store.status().message();
+      return nullptr;
+    }
+    return std::move(*make_agent_membership(*store, "job", seconds(30)));
+  }
+
+  static store::TcpStoreOptions options() {
+    store::TcpStoreOptions options;
+    options.host = "127.0.0.1";
+    options.secret = Secret::given("a secret for the tests");
+    options.role = Handshake::Role::launcher;
+    options.wait_for_workers = false;
+    options.timeout = seconds(60);
+    return options;
+  }
+
+  std::shared_ptr<store::TcpStore> server;
+};
+
+INSTANTIATE_TYPED_TEST_SUITE_P(Agent, MembershipSuite, AgentKind);
+
+// spec: L1 agent: a watcher learns that the serving agent is gone
+TEST(AgentMembership, TheEndOfTheServerEndsAWatch) {
+  AgentKind kind;
+  const auto membership = kind.open();
+  auto watch = membership->watch("");
+  ASSERT_TRUE(watch.ok()) << watch.status().message();
+  ASSERT_TRUE((*watch)->next(kPatience).ok());
+  std::thread ending([&] { kind.server.reset(); });
+  const auto ended = (*watch)->next(Duration(-1));
+  ending.join();
+  ASSERT_FALSE(ended.ok());
+  EXPECT_EQ(ended.status().code(), Code::network) << ended.status().message();
+}
+
+// spec: L5 store requests of an older epoch are refused by name, also one that waits already
+TEST(AgentMembership, StoreRequestsOfAnOlderEpochAreRefused) {
+  AgentKind kind;
+  const auto membership = kind.open();
+  Epoch epoch{1, JobState::running, 0, 0, "a test", {{0, "node/a", ""}}};
+  const auto first = membership->commit(epoch, 0);
+  ASSERT_TRUE(first.ok()) << first.status().message();
+  store::TcpStoreOptions of_worker = AgentKind::options();
+  of_worker.port = kind.server->port();
+  of_worker.role = Handshake::Role::store;
+  of_worker.epoch = 1;
+  of_worker.epoch_record = "muster/run/job/epoch";
+  const auto old = store::make_tcp_store(of_worker);
+  ASSERT_TRUE(old.ok()) << old.status().message();
+  ASSERT_TRUE((*old)->set("key", "value").ok());
+  Status waited;
+  std::thread waiting([&] { waited = (*old)->get("never").status(); });
+  epoch.number = 2;
+  ASSERT_TRUE(membership->commit(epoch, *first).ok());
+  waiting.join();
+  const auto set = (*old)->set("key", "late"), made = store::make_tcp_store(of_worker).status();
+  for (const Status& refused : {waited, set, made}) {
+    EXPECT_EQ(refused.code(), Code::refused) << refused.message();
+    EXPECT_NE(refused.message().find("belongs to epoch 1"), std::string::npos) << refused.message();
+    EXPECT_NE(refused.message().find("at epoch 2"), std::string::npos) << refused.message();
+  }
+  of_worker.epoch = 2;
+  const auto young = store::make_tcp_store(of_worker);
+  ASSERT_TRUE(young.ok()) << young.status().message();
+  EXPECT_EQ(*(*young)->get("key"), "value");
+}
+
+}  // namespace
+}  // namespace muster::membership::testing

@@ -1,0 +1,21 @@
+/// Makes memberships. Their classes are private to `membership/`.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "muster/membership/membership.h"
+#include "muster/store/factory.h"
+
+namespace muster::membership {
+
+/// Kind "agent": the server of `store`, which node 0's agent runs, keeps the names and the epoch.
+/// The end of a holder's connection ends its holds at once; `ttl` is for hosts that fall silent.
+/// That agent is a single point of failure: with it the membership is gone, and `Watch::next` fails
+/// with Code::network. `run_id`: the job's name; several jobs may share one server. `timeout`: of
+/// each call.
+Result<std::unique_ptr<Membership>> make_agent_membership(std::shared_ptr<store::TcpStore> store,
+                                                          const std::string& run_id,
+                                                          Duration timeout);
+
+}  // namespace muster::membership

@@ -1,0 +1,20 @@
+/// Answers of a store's state machines to requests that may have waited.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "muster/store/request.h"
+
+namespace muster::store {
+
+/// Chosen by whoever asks; unique among requests that wait.
+using Ticket = std::uint64_t;
+
+struct Answer {
+  Ticket ticket = 0;
+  Reply reply;
+};
+using Answers = std::vector<Answer>;
+
+}  // namespace muster::store
