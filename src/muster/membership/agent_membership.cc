@@ -164,11 +164,11 @@ class LeaseKeeper {
       for (const auto& lease : leases) {
         if (!state(*lease)) continue;
         (void)note(*lease, ask({.op = Op::renew,
-                          .timeout = lease->ttl,
-                          .number = lease->number,
-                          .keys = {lease->name}},
-                         lease->ttl)
-                         .status);
+                                .timeout = lease->ttl,
+                                .number = lease->number,
+                                .keys = {lease->name}},
+                               lease->ttl)
+                               .status);
       }
       lock.lock();
     }

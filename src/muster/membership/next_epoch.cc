@@ -223,7 +223,7 @@ Epoch make_epoch(const JobView& view, const Decision& decision) {
   if (decision.state != JobState::running) return epoch;
   std::map<int, std::string> names;
   for (const auto& [slot, seat] : view.seats()) {
-    if (!view.lost().contains(slot)) names.emplace(slot, seat.name);
+    if (seat.present) names.emplace(slot, seat.name);
   }
   for (const auto& [slot, name] : decision.seated) names.emplace(slot, name);
   for (const auto& [slot, name] : names)
