@@ -17,7 +17,8 @@ constexpr EnvironmentVariable kJob[] = {
      "HOST:PORT of the store that the launcher serves. Set by `muster run`; every rank is then a "
      "client of that store."},
     {"MUSTER_EPOCH", "",
-     "Number of the epoch (the set of nodes) that this process belongs to. Set by `muster run` with "
+     "Number of the epoch (the set of nodes) that this process belongs to. Set by `muster run` "
+     "with "
      "several nodes; the launcher's store refuses processes of earlier epochs."},
     {"TORCHELASTIC_RESTART_COUNT", "0",
      "Which restart of the job this is. Ranks of different restarts do not meet each other."},

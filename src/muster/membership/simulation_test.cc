@@ -133,7 +133,7 @@ double cost_of_an_event(int size) {
 // spec: L1 1,000 nodes join, die and come back in one thread; what an event costs each node does
 // not grow with their number
 TEST(SimMembership, AThousandNodes) {
-  const int most = muster::testing::long_tests() ? 1000 : 400;
+  const int most = muster::testing::long_tests() ? 1000 : 200;
   const double small = cost_of_an_event(10), large = cost_of_an_event(most);
   std::printf("a node dies or comes: %.1f looked at by each of 10 nodes, %.1f by each of %d\n",
               small, large, most);
