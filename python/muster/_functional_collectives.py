@@ -1,20 +1,23 @@
 """torch.distributed._functional_collectives' names: collectives that return their results and leave their inputs as they are.
 
 A group is a ProcessGroup, its name (`group_name`), a DeviceMesh of one dimension, a (mesh, dimension) pair, or the list of ranks of an
-existing group. Results are there when a call returns: `wait_tensor` gives its argument. Gradients flow through the calls whose names end
-in `_autograd`, and through those of `muster.nn.functional`. What `muster`'s calls of the same kind raise, these raise.
+existing group. Results are there when a call returns: `wait_tensor` gives its argument. Gradients flow through all calls, those whose names
+end in `_autograd` and the others alike. What `muster`'s calls of the same kind raise, these raise.
+
+torch.compile traces these calls: they are operators of the library `muster` (_functional_operators.py). The calls that give a Work
+(`isend_inplace`, `irecv_inplace`) are none.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import _C
+from . import _functional_operators as operators
 from .distributed_c10d import _resolve_process_group
-from .nn import functional
 
 Tensors = list[Tensor]
 RANK_TYPES = (
@@ -25,44 +28,72 @@ REDUCE_OP_TO_STR = {
     getattr(_C.ReduceOp, name): name.lower()
     for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 }
-_OPERATIONS = {name: op for op, name in REDUCE_OP_TO_STR.items()}
 
 
-def _op(given: str | _C.ReduceOp) -> _C.ReduceOp:
-    if isinstance(given, _C.ReduceOp):
-        return given
-    if given.lower() not in _OPERATIONS:
-        raise ValueError(f"{given!r} is no reduction; they are {', '.join(_OPERATIONS)}")
-    return _OPERATIONS[given.lower()]
-
-
-def _group(given: Any) -> _C.ProcessGroup:
+def _name(given: Any) -> str:
+    """The group's name: what the operators take. torch.compile follows these lines, and looks once at what they call; numbers go there as
+    text, by which it knows them."""
     if given is None:
-        return _C.default_group()
-    if isinstance(given, _C.ProcessGroup):
-        return given
+        return _name_of_default()
     if isinstance(given, str):
-        return _resolve_process_group(given)
+        return given
+    if isinstance(given, _C.ProcessGroup):
+        return given.group_name
     if isinstance(given, _C.DeviceMesh):
-        return given.get_group()
+        return _name_in_mesh(given, "")
     if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], _C.DeviceMesh):
-        return given[0].get_group(given[1])
-    if isinstance(given, (list, tuple)):
-        lists = given if given and isinstance(given[0], (list, tuple)) else [given]
-        mine = next((each for each in lists if _C.get_rank() in each), None)
-        if mine is None:
-            raise _C.DistArgumentError(f"this rank is in none of {list(given)}")
-        if list(mine) == _C.get_process_group_ranks(_C.default_group()):
-            return _C.default_group()
-        return _resolve_process_group(str(list(mine)))
+        return _name_in_mesh(given[0], f"{given[1]}")
+    if isinstance(given, (list, tuple)) and given:
+        lists = given if isinstance(given[0], (list, tuple)) else [given]
+        return _name_of_ranks(";".join([" ".join([f"{rank}" for rank in one]) for one in lists]))
     raise ValueError(
         f"a group is a ProcessGroup, its name, a DeviceMesh, (mesh, dimension) or a list of ranks, not {given!r}"
     )
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    """Its values in memory of their own order."""
-    return tensor.detach().contiguous()
+@torch.compiler.assume_constant_result
+def _name_of_default() -> str:
+    return _C.default_group().group_name
+
+
+@torch.compiler.assume_constant_result
+def _name_in_mesh(mesh: _C.DeviceMesh, dimension: str) -> str:
+    """dimension: a name or a number; empty for the only one."""
+    if not dimension:
+        return mesh.get_group().group_name
+    is_number = dimension.lstrip("-").isdigit()
+    return mesh.get_group(int(dimension) if is_number else dimension).group_name
+
+
+@torch.compiler.assume_constant_result
+def _name_of_ranks(lists: str) -> str:
+    """Of the list that has this rank, of those that semicolons part."""
+    ranks = [[int(rank) for rank in one.split()] for one in lists.split(";")]
+    mine = next((each for each in ranks if _C.get_rank() in each), None)
+    if mine is None:
+        raise _C.DistArgumentError(f"this rank is in none of {ranks}")
+    if mine == _C.get_process_group_ranks(_C.default_group()):
+        return _name_of_default()
+    return _resolve_process_group(str(mine)).group_name
+
+
+@torch.compiler.assume_constant_result
+def _size_and_rank(name: str) -> tuple[int, int]:
+    members = _resolve_process_group(name)
+    return members.size(), members.rank()
+
+
+@torch.compiler.assume_constant_result
+def _op(given: str | _C.ReduceOp) -> str:
+    """As the operators take it: a name, and premul_sum's factor behind it."""
+    if isinstance(given, _C.ReduceOp):
+        name = given.name.lower()
+        return f"{name}:{given.factor!r}" if name == "premul_sum" else name
+    if given.lower() not in REDUCE_OP_TO_STR.values():
+        raise ValueError(
+            f"{given!r} is no reduction; they are {', '.join(REDUCE_OP_TO_STR.values())}"
+        )
+    return given.lower()
 
 
 def wait_tensor(tensor: Tensor) -> Tensor:
@@ -76,37 +107,28 @@ def wait_tensors(tensors: Tensors) -> Tensors:
 
 
 def broadcast(self: Tensor, src: int, group: RANK_TYPES, tag: str = "") -> Tensor:
-    """src's tensor, on every member. src: a rank of the group."""
-    result = _whole(self).clone()
-    _C.broadcast(result, None, _group(group), False, src)
-    return result
+    """src's tensor, on every member. src: a rank of the group. Backward sums up all members' gradients on src; they are zero elsewhere."""
+    return operators.broadcast(self, src, _name(group))
 
 
 def all_reduce(
     self: Tensor, reduceOp: str | _C.ReduceOp, group: RANK_TYPES, tag: str = ""
 ) -> Tensor:
-    """All members' tensors combined. reduceOp: `sum`, `avg`, `product`, `min`, `max`, `band`, `bor`, `bxor`, or a ReduceOp."""
-    result = _whole(self).clone()
-    _C.all_reduce(result, _op(reduceOp), _group(group))
-    return result
+    """All members' tensors combined. reduceOp: `sum`, `avg`, `product`, `min`, `max`, `band`, `bor`, `bxor`, or a ReduceOp. Backward of
+    sums and averages is the same call for the gradients; of `min` and `max` the members that hold the result share its gradient."""
+    return operators.all_reduce(self, _op(reduceOp), _name(group))
 
 
 def all_reduce_coalesced(
     self: Tensors, reduceOp: str | _C.ReduceOp, group: RANK_TYPES, tag: str = ""
 ) -> Tensors:
     """`all_reduce` of several tensors, as one call."""
-    results = [_whole(each).clone() for each in self]
-    _C.all_reduce_coalesced(results, _op(reduceOp), _group(group))
-    return results
+    return operators.all_reduce_coalesced(self, _op(reduceOp), _name(group))
 
 
 def all_gather_single(self: Tensor, gather_dim: int, group: RANK_TYPES, tag: str = "") -> Tensor:
-    """The members' tensors, concatenated along gather_dim."""
-    members = _group(group)
-    given = _whole(self)
-    parts = given.new_empty(members.size(), *given.shape)
-    _C.all_gather_into_tensor(parts, given, members)
-    return torch.cat(list(parts.unbind()), gather_dim)
+    """The members' tensors, concatenated along gather_dim. Backward sums up every member's gradients of this member's tensor."""
+    return operators.all_gather(self, gather_dim, _name(group))
 
 
 def all_gather_single_coalesced(self: Tensors, group: RANK_TYPES, tag: str = "") -> Tensors:
@@ -114,24 +136,12 @@ def all_gather_single_coalesced(self: Tensors, group: RANK_TYPES, tag: str = "")
     return [all_gather_single(each, 0, group, tag) for each in self]
 
 
-def _pieces(tensor: Tensor, dim: int, size: int) -> Tensor:
-    """One for each member, one after another along dimension 0."""
-    if tensor.size(dim) % size:
-        raise _C.DistArgumentError(
-            f"dimension {dim} of {list(tensor.shape)} cannot be cut into {size} parts of one size"
-        )
-    return torch.cat(tensor.chunk(size, dim)) if dim % tensor.dim() else tensor
-
-
 def reduce_scatter_single(
     self: Tensor, reduceOp: str, scatter_dim: int, group: RANK_TYPES, tag: str = ""
 ) -> Tensor:
-    """This member's part, along scatter_dim, of all members' tensors combined."""
-    members = _group(group)
-    given = _pieces(_whole(self), scatter_dim, members.size()).contiguous()
-    result = given.new_empty(given.size(0) // members.size(), *given.shape[1:])
-    _C.reduce_scatter_tensor(result, given, _op(reduceOp), members)
-    return result
+    """This member's part, along scatter_dim, of all members' tensors combined. Backward of `sum` gathers the members' gradients; for `avg`
+    each is divided by their number."""
+    return operators.reduce_scatter(self, _op(reduceOp), scatter_dim, _name(group))
 
 
 def reduce_scatter_single_coalesced(
@@ -144,12 +154,6 @@ def reduce_scatter_single_coalesced(
     ]
 
 
-def _rows_received(self: Tensor, output: Sequence[int] | None, input: Sequence[int] | None) -> int:
-    if (output is None) != (input is None):
-        raise _C.DistArgumentError("give output_split_sizes and input_split_sizes, or neither")
-    return self.size(0) if output is None else sum(output)
-
-
 def all_to_all_single(
     self: Tensor,
     output_split_sizes: list[int] | None,
@@ -157,65 +161,26 @@ def all_to_all_single(
     group: RANK_TYPES,
     tag: str = "",
 ) -> Tensor:
-    """The rows of dimension 0 that the members send, as many to and from each as the splits say; None for equal parts."""
-    given = _whole(self)
-    rows = _rows_received(given, output_split_sizes, input_split_sizes)
-    result = given.new_empty(rows, *given.shape[1:])
-    _C.all_to_all_single(result, given, output_split_sizes, input_split_sizes, _group(group))
-    return result
+    """The rows of dimension 0 that the members send, as many to and from each as the splits say; None for equal parts. Backward is the way
+    back."""
+    if (output_split_sizes is None) != (input_split_sizes is None):
+        raise _C.DistArgumentError("give output_split_sizes and input_split_sizes, or neither")
+    return operators.all_to_all(self, output_split_sizes, input_split_sizes, _name(group))
 
 
 def permute_tensor(self: Tensor, src_dst: list[int], group: RANK_TYPES, tag: str = "") -> Tensor:
     """The elements that come to this member where member m sends its tensor to member src_dst[m], in one dimension; all tensors have one
     size."""
-    members = _group(group)
+    name = _name(group)
+    size, rank = _size_and_rank(name)
     flat = self.reshape(-1)
-    counts_out, counts_in = [0] * members.size(), [0] * members.size()
+    counts_out, counts_in = [0] * size, [0] * size
     for source, target in enumerate(src_dst):
-        if source == members.rank():
+        if source == rank:
             counts_out[target] = flat.numel()
-        if target == members.rank():
+        if target == rank:
             counts_in[source] = flat.numel()
-    return all_to_all_single(flat, counts_in, counts_out, members, tag)
-
-
-# ---- with gradients
-
-
-def all_gather_single_autograd(
-    self: Tensor, gather_dim: int, group: RANK_TYPES, tag: str = ""
-) -> Tensor:
-    """`all_gather_single`; backward sums up every member's gradients of this member's tensor."""
-    return torch.cat(list(functional.all_gather(self.contiguous(), _group(group))), gather_dim)
-
-
-def reduce_scatter_single_autograd(
-    self: Tensor, reduceOp: str, scatter_dim: int, group: RANK_TYPES, tag: str = ""
-) -> Tensor:
-    """`reduce_scatter_single`; backward gathers the members' gradients, each divided by their number for `avg`."""
-    members = _group(group)
-    parts = [each.contiguous() for each in self.chunk(members.size(), scatter_dim)]
-    average = _op(reduceOp) == _C.ReduceOp.AVG
-    output = torch.empty_like(parts[members.rank()])
-    summed = functional.reduce_scatter(
-        output, parts, _C.ReduceOp.SUM if average else _op(reduceOp), members
-    )
-    return summed / members.size() if average else summed
-
-
-def all_to_all_single_autograd(
-    self: Tensor,
-    output_split_sizes: list[int] | None,
-    input_split_sizes: list[int] | None,
-    group: RANK_TYPES,
-    tag: str = "",
-) -> Tensor:
-    """`all_to_all_single`; backward is the way back."""
-    rows = _rows_received(self, output_split_sizes, input_split_sizes)
-    output = self.new_empty(rows, *self.shape[1:])
-    return functional.all_to_all_single(
-        output, self.contiguous(), output_split_sizes, input_split_sizes, _group(group)
-    )
+    return all_to_all_single(flat, counts_in, counts_out, name, tag)
 
 
 # ---- into tensors that are given: torch replaces muster's own calls by these where it traces
@@ -231,7 +196,7 @@ def all_gather_tensor_inplace(
 ) -> Tensor:
     """output_tensor, filled by `all_gather_single`. async_op must be False, as in torch."""
     _refuse_async(async_op)
-    return output_tensor.copy_(all_gather_single(input_tensor, gather_dim, _group(group), tag))
+    return output_tensor.copy_(all_gather_single(input_tensor, gather_dim, group, tag))
 
 
 def reduce_scatter_tensor_inplace(
@@ -245,7 +210,7 @@ def reduce_scatter_tensor_inplace(
 ) -> Tensor:
     """output, filled by `reduce_scatter_single`. async_op must be False, as in torch."""
     _refuse_async(async_op)
-    return output.copy_(reduce_scatter_single(input, op, scatter_dim, _group(group), tag))
+    return output.copy_(reduce_scatter_single(input, op, scatter_dim, group, tag))
 
 
 def all_reduce_inplace(
@@ -253,7 +218,7 @@ def all_reduce_inplace(
 ) -> Tensor:
     """tensor, filled by `all_reduce`. async_op must be False, as in torch."""
     _refuse_async(async_op)
-    return tensor.copy_(all_reduce(tensor, op, _group(group), tag))
+    return tensor.copy_(all_reduce(tensor, op, group, tag))
 
 
 def all_to_all_inplace(
@@ -267,9 +232,7 @@ def all_to_all_inplace(
 ) -> Tensor:
     """output, filled by `all_to_all_single`. async_op must be False, as in torch."""
     _refuse_async(async_op)
-    return output.copy_(
-        all_to_all_single(input, output_split_sizes, input_split_sizes, _group(group), tag)
-    )
+    return output.copy_(all_to_all_single(input, output_split_sizes, input_split_sizes, group, tag))
 
 
 def all_gather_inplace(
@@ -277,7 +240,7 @@ def all_gather_inplace(
 ) -> Tensors:
     """tensor_list, filled by `all_gather`. async_op must be False, as in torch."""
     _refuse_async(async_op)
-    _C.all_gather(tensor_list, _whole(tensor), _group(group))
+    operators.all_gather_into(tensor_list, tensor, _name(group))
     return tensor_list
 
 
@@ -291,7 +254,7 @@ def reduce_scatter_inplace(
 ) -> Tensor:
     """output, filled by `reduce_scatter`. async_op must be False, as in torch."""
     _refuse_async(async_op)
-    _C.reduce_scatter(output, [_whole(each) for each in input_list], _op(op), _group(group))
+    operators.reduce_scatter_into(output, input_list, _op(op), _name(group))
     return output
 
 
@@ -326,15 +289,7 @@ def batch_p2p_ops_inplace(
     group_name: RANK_TYPES,
 ) -> Tensors:
     """The tensors, once all messages have come and gone: op_list has `isend` and `irecv`, peer_list ranks of the group."""
-    members = _group(group_name)
-    works = _C.batch_of_messages(
-        [
-            (op == "isend", tensor, None, members, tag, peer)
-            for op, peer, tag, tensor in zip(op_list, peer_list, tag_list, tensors, strict=True)
-        ]
-    )
-    for work in works:
-        work.wait()
+    operators.messages(op_list, peer_list, tag_list, tensors, _name(group_name))
     return tensors
 
 
@@ -350,6 +305,11 @@ def allow_inflight_collective_as_graph_input_ctx(value: bool = True) -> Iterator
     """Nothing: no result is under way when its call returns."""
     yield
 
+
+# Gradients flow through all of them.
+all_gather_single_autograd = all_gather_single
+reduce_scatter_single_autograd = reduce_scatter_single
+all_to_all_single_autograd = all_to_all_single
 
 # The older names.
 all_gather_tensor = all_gather_single
