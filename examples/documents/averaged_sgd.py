@@ -1,6 +1,7 @@
 """Distributed synchronous SGD by hand, of the training tutorial, on digits instead of the tutorial's own data."""
 
 import pathlib
+import random
 from math import ceil
 
 import torch
@@ -8,7 +9,6 @@ import torch.nn.functional as F
 import torch.optim as optim
 
 import muster as dist
-from muster.utils.data import DistributedSampler
 
 DIGITS = pathlib.Path(__file__).parents[1] / "data/digits.csv"
 
@@ -22,8 +22,12 @@ def partition_dataset():
         ]
     )
     data = torch.utils.data.TensorDataset(rows[:, :-1] / 16, rows[:, -1].long())
-    bsz = 128 // dist.get_world_size()
-    return torch.utils.data.DataLoader(data, batch_size=bsz, sampler=DistributedSampler(data)), bsz
+    size = dist.get_world_size()
+    bsz = 128 // size
+    indexes = list(range(len(data)))
+    random.Random(1234).shuffle(indexes)
+    partition = torch.utils.data.Subset(data, indexes[dist.get_rank() :: size])
+    return torch.utils.data.DataLoader(partition, batch_size=bsz, shuffle=True), bsz
 
 
 def Net():
@@ -47,7 +51,7 @@ def run(rank, size):
     torch.manual_seed(1234)
     train_set, bsz = partition_dataset()
     model = Net()
-    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    optimizer = optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
 
     num_batches = ceil(len(train_set.dataset) / float(bsz))
     for epoch in range(10):

@@ -1,4 +1,4 @@
-"""Uneven inputs, of the training tutorial, on the CPU."""
+"""Uneven inputs, of the training tutorial."""
 
 import os
 
@@ -19,7 +19,7 @@ def worker(rank):
     os.environ.setdefault("MASTER_PORT", "29500")
     dist.init_process_group(BACKEND, rank=rank, world_size=WORLD_SIZE)
 
-    model = DDP(torch.nn.Linear(1, 1))
+    model = DDP(torch.nn.Linear(1, 1).to(rank), device_ids=[rank])
     # Rank 1 gets one more input than rank 0
     inputs = [torch.tensor([1]).float() for _ in range(NUM_INPUTS + rank)]
 

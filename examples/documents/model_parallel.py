@@ -1,4 +1,4 @@
-"""demo_model_parallel of the training tutorial; both devices are the CPU."""
+"""demo_model_parallel of the training tutorial: two devices for each process."""
 
 import torch
 import torch.nn as nn
@@ -29,8 +29,8 @@ def demo_model_parallel(rank, world_size):
     setup(rank, world_size)
 
     # setup mp_model and devices for this process
-    dev0 = "cpu"
-    dev1 = "cpu"
+    dev0 = rank * 2
+    dev1 = rank * 2 + 1
     mp_model = ToyMpModel(dev0, dev1)
     ddp_mp_model = DDP(mp_model)
 
@@ -48,4 +48,7 @@ def demo_model_parallel(rank, world_size):
 
 
 if __name__ == "__main__":
-    run_demo(demo_model_parallel, 2)
+    n_gpus = torch.accelerator.device_count()
+    assert n_gpus >= 2, f"Requires at least 2 GPUs to run, but got {n_gpus}"
+    world_size = n_gpus // 2
+    run_demo(demo_model_parallel, world_size)

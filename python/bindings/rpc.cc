@@ -388,7 +388,7 @@ void bind_options(py::module_& module) {
   using Options = rpc::RpcBackendOptions;
   py::class_<Options>(
       module, "RpcBackendOptions",
-      "What init_rpc may be told: times in seconds, devices as indices of CUDA's, "
+      "What init_rpc may be told: times in seconds, devices as indices of the accelerator's, "
       "text or torch.device. _transports and _channels are accepted for torch's sake.")
       .def(py::init([](int threads, double timeout, std::string init_method, const py::object& maps,
                        const py::object& devices, bool shared_memory, const py::object&,
@@ -449,7 +449,7 @@ void bind_options(py::module_& module) {
           "set_devices",
           [](Options& self, const py::sequence& devices) { self.set_devices(devices_of(devices)); },
           py::arg("devices"),
-          "The CUDA devices of this worker that calls use; where none are given, those of its "
+          "The accelerators of this worker that calls use; where none are given, those of its "
           "device maps.");
 
   py::class_<rpc::BackendType>(
@@ -513,6 +513,8 @@ void bind_life(py::module_& module) {
     return worker.is_none() ? rpc::get_worker_info() : rpc::get_worker_info(to_of(worker));
   });
   module.def("_worker_infos", &rpc::get_worker_infos);
+  module.def("_has_device_map",
+             [](const py::object& to) { return !rpc::get_device_map(to_of(to)).empty(); });
   module.def("_rpc_timeout", [] { return seconds_of(rpc::get_rpc_timeout()); });
   module.def("_set_rpc_timeout",
              [](double seconds) { rpc::set_rpc_timeout(duration_of(seconds, "set_rpc_timeout")); });

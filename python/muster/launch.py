@@ -2,6 +2,7 @@
 `--local-rank`, unless --use-env is given. New programs read LOCAL_RANK: `python -m muster.run`."""
 
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -23,11 +24,17 @@ def launch(args: Sequence[str]) -> None:
 run = _run.run
 
 
+def _plain(word: str) -> str:
+    """--use-env where it has torch's older value: `--use-env=True`."""
+    return "--use-env" if re.fullmatch("--use[-_]env=[Tt]rue", word) else word
+
+
 def _line(given: Sequence[str]) -> list[str]:
     """What to run `muster run` with."""
     from torch.distributed.launch import parse_args
 
-    parsed = parse_args(list(given))
+    given = [_plain(each) for each in given]
+    parsed = parse_args(given)
     program = [parsed.training_script, *parsed.training_script_args]
     options = [
         each

@@ -223,5 +223,43 @@ TEST(DdpDevices, DeviceIdsThatCannotBeAreRefused) {
   });
 }
 
+/// With a clone() of its own: Cloneable's sets data of another type, which torch refuses for
+/// devices of vendors.
+struct DoubledImpl : nn::Module {
+  explicit DoubledImpl(at::Device device)
+      : weight(register_parameter("weight", torch::full({3}, 2.0, at::kDouble).to(device))) {}
+  std::shared_ptr<nn::Module> clone(const std::optional<at::Device>& device = {}) const override {
+    return std::make_shared<DoubledImpl>(device.value_or(weight.device()));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    EXPECT_EQ(x.device(), weight.device());
+    return x * weight;
+  }
+  at::Tensor weight;
+};
+TORCH_MODULE(Doubled);
+
+// spec: K6 replicas on several devices: the batch is split, outputs come to the first one or to
+// output_device, gradients are summed
+// spec: K10 the input may be on any device
+TEST(DdpDevices, ReplicasOnSeveralDevices) {
+  deferred::install();
+  Doubled net(device(0));
+  for (const auto& [output, expected] :
+       {std::pair(std::optional<int>(), 0), std::pair(std::optional<int>(2), 2)}) {
+    DataParallel<Doubled> model(net,
+                                {.device_ids = std::vector<int>{0, 1, 2}, .output_device = output});
+    for (const auto from : {at::Device(at::kCPU), device(1), device(5)}) {
+      net->zero_grad();
+      const auto out = model(batch(0, 0).to(from));
+      EXPECT_EQ(out.device(), device(expected));
+      EXPECT_LT((out.cpu() - batch(0, 0) * 2).abs().max().item<double>(), 1e-12);
+      out.sum().backward();
+      EXPECT_EQ(net->weight.grad().device(), device(0));
+      EXPECT_LT((net->weight.grad().cpu() - batch(0, 0).sum(0)).abs().max().item<double>(), 1e-12);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace muster::testing

@@ -3,7 +3,6 @@
 import ast
 import importlib.util
 import os
-import pathlib
 import re
 import runpy
 import subprocess
@@ -13,13 +12,11 @@ from datetime import timedelta
 
 import pytest
 import torch
+from document_programs import PROGRAMS, RUN, environment_of, said_by
 from ranks import meeting_file, reserve_port, run_ranks
 
 import muster as dist
 import muster.torch
-
-PROGRAMS = pathlib.Path(__file__).parents[2] / "examples/documents"
-MUSTER = pathlib.Path(dist.__file__).parents[2] / "bin/muster"
 
 
 def each(what, *values):
@@ -129,103 +126,63 @@ def test_session(name):
     dist.spawn(run, nprocs=size, threads=True)
 
 
-ONES = [[1.0] * 3] * 3
-CALLED = (
-    ["tensor([4., 4.])"] * 2
-    + ["tensor([6., 6.])", "torch.Size([2, 2])"]
-    + ["tensor([[1., 1., 1., 1.]])"] * 2
-    + ["torch.Size([2, 2])", "torch.Size([128, 30])", f"{ONES} {ONES}"]
-)
-LAUNCHED = [
-    line
-    for rank in range(2)
-    for line in (
-        f"Initializing process group with: {{'MASTER_ADDR': 'here', 'MASTER_PORT': '#', 'RANK': '{rank}', 'WORLD_SIZE': '2'}}",
-        f"world_size = 2, rank = {rank}, backend=gloo",
-        f"rank = {rank}, world_size = 2",
-    )
-]
-# How each starts, and what its two processes say together.
-STARTED = {
-    "ddp": (
-        None,
-        [
-            f"Running {what} example on rank {rank}."
-            for what in ("basic DDP", "DDP checkpoint")
-            for rank in range(2)
-        ],
-    ),
-    "model_parallel": (
-        None,
-        [f"Running DDP with model parallel example on rank {rank}." for rank in range(2)],
-    ),
-    "spmd_main": ("launch", LAUNCHED),
-    "elastic_ddp": (
-        "run",
-        [f"Start running basic DDP example on rank {rank}." for rank in range(2)],
-    ),
-    "two_layer_net": (None, ["init model", "init ddp", "train", "True"] * 2),
-    "join": (
-        None,
-        [f"Rank {rank} has exhausted all {5 + rank} of its inputs!" for rank in range(2)],
-    ),
-    "calls": ("run", CALLED),
-}
-
-
-def printed_by(name, launcher, *arguments):
-    """What the program says, line by line, without the launcher's marks, numbers of processes, addresses and ports."""
-    environment = {
-        name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"
-    }  # whole lines, then
-    if launcher is None:
-        environment["MASTER_PORT"] = str(reserve_port())
-    start = [MUSTER, launcher, "--standalone", "--nproc-per-node", "2"] if launcher else []
-    environment["PATH"] = (
-        f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"  # `launch` looks for python there
-    )
-    python = [] if launcher == "launch" else [sys.executable]
-    ended = subprocess.run(
-        [*start, *python, PROGRAMS / f"{name}.py", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=environment,
-    )
-    assert ended.returncode == 0, ended.stderr
-    plain = re.sub(r"(?m)^(\[\d+\] )+", "", ended.stdout)
-    plain = re.sub(
-        r"'MASTER_ADDR': '[^']*', 'MASTER_PORT': '\d+'",
-        "'MASTER_ADDR': 'here', 'MASTER_PORT': '#'",
-        plain,
-    )
-    return [line for line in plain.splitlines() if line]
-
-
-# spec: P1 the tutorial's demo_basic, demo_checkpoint, demo_model_parallel, spmd_main, elastic_ddp and Join, the reference's net of two layers,
-# spec: P1 the guide's calls to another worker
-@pytest.mark.parametrize("name", STARTED)
-def test_program(name):
-    launcher, said = STARTED[name]
-    assert sorted(printed_by(name, launcher)) == sorted(said)
-
-
-# spec: P1 gradients averaged by hand: the loss falls, on both ranks
+# spec: P1 gradients averaged by hand, at the documents' rates: the loss falls, and both ranks come to the same losses as one process
 def test_averaged_sgd():
-    said = [
-        re.fullmatch(r"Rank  (\d) , epoch  (\d) :  (\S+)", line).groups()
-        for line in printed_by("averaged_sgd", "run")
+    def losses_of(processes):
+        line = (*RUN[:4], processes, sys.executable)
+        said = [
+            re.fullmatch(r"Rank  (\d) , epoch  (\d) :  (\S+)", line).groups()
+            for line in said_by("averaged_sgd", line=line)
+        ]
+        ranks = range(processes)
+        return [[float(loss) for its, _, loss in said if its == str(rank)] for rank in ranks]
+
+    (alone,), together = losses_of(1), losses_of(2)
+    means = [sum(each) / 2 for each in zip(*together, strict=True)]
+    assert len(means) == 10 and means == sorted(means, reverse=True), means
+    assert means == pytest.approx(alone, rel=0.05)
+
+
+# spec: P1 a collective in torch's profiler, as a row of its table
+def test_profile():
+    said = "\n".join(said_by("profiler", line=RUN))
+    assert re.search(r"native:all_reduce .* 1\s*$", said, re.M), said
+
+
+# spec: P1 the ways to meet: tcp, file and env with ranks, file without
+# spec: B6 B8 ranks that are assigned; one file for two jobs
+def test_ways_to_meet(tmp_path):
+    port = reserve_port()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, PROGRAMS / "init_methods.py", "--rank", str(rank)]
+            + ["--address", f"127.0.0.1:{port}", "--file", str(tmp_path / "sharedfile")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment_of(),
+        )
+        for rank in range(4)
     ]
-    for rank in "01":
-        losses = [float(loss) for its_rank, _, loss in said if its_rank == rank]
-        assert len(losses) == 10 and losses[-1] < losses[0] / 4, losses
+    said = []
+    try:
+        for rank in ranks:
+            output, errors = rank.communicate(timeout=240)
+            assert rank.returncode == 0, errors
+            said += output.splitlines()
+    finally:
+        for rank in ranks:
+            rank.kill()
+    ways = ("tcp", "file", "env", "file, ranks assigned")
+    assert sorted(said) == sorted(f"{way}: [0, 1, 2, 3]" for way in ways)
 
 
 # spec: P1 FSDP save: every rank asks for the state, rank 0 saves the whole model
 # spec: M2 what it saves is a plain model's
 def test_fsdp_save(tmp_path):
     saved = tmp_path / "mnist_cnn.pt"
-    losses = [float(line.split()[-1]) for line in printed_by("fsdp", "run", "--save-model", saved)]
+    said = said_by("fsdp", "--save-model", saved, line=RUN)
+    losses = [float(line.split()[-1]) for line in said]
     assert len(losses) == 3 and losses[-1] < losses[0] / 3
     fsdp = runpy.run_path(str(PROGRAMS / "fsdp.py"))
     model = fsdp["Net"]()
@@ -234,10 +191,13 @@ def test_fsdp_save(tmp_path):
     assert (model(images).argmax(1) == labels).float().mean() > 0.9
 
 
-# spec: P1 the reference's monitored barrier names the rank that did not come
+# spec: P1 the reference's monitored barriers name the rank that did not come, and with wait_all_ranks all that did not
 def test_monitored_barrier():
-    first, *_ = printed_by("monitored_barrier", None)
-    assert first == "Rank 1 failed to pass monitoredBarrier in 2000 ms"
+    said = "\n".join(said_by("monitored_barrier"))
+    assert said.startswith(
+        "Rank 1 failed to pass monitoredBarrier in 2000 ms\n Original exception:"
+    )
+    assert re.search(r"Ranks 1, 2 failed to pass monitoredBarrier in 2000 ms", said), said
 
 
 class ToyModel(torch.nn.Module):

@@ -108,6 +108,8 @@ BackendConfig BackendConfig::parse(const std::optional<std::string>& text) {
       return config;
     }
     config.entries_ = {{c10::DeviceType::CPU, backend}, {c10::DeviceType::CUDA, backend}};
+    if (accelerator_type() != c10::DeviceType::CUDA)
+      config.entries_.emplace_back(accelerator_type(), backend);
     return config;
   }
   for (std::size_t at = 0; at <= config.text_.size();) {
@@ -131,6 +133,11 @@ std::optional<Backend> BackendConfig::for_device(c10::DeviceType device) const {
   for (const auto& [type, backend] : entries_)
     if (type == device) return backend;
   return std::nullopt;
+}
+
+c10::DeviceType accelerator_type() {
+  return c10::is_privateuse1_backend_registered() ? c10::DeviceType::PrivateUse1
+                                                  : c10::DeviceType::CUDA;
 }
 
 Duration BackendConfig::default_timeout() const {

@@ -102,6 +102,10 @@ inline constexpr Backend Backend::NCCL{Literal{}, "nccl"};
 inline constexpr Backend Backend::MPI{Literal{}, "mpi"};
 inline constexpr Backend Backend::UCC{Literal{}, "ucc"};
 
+/// The kind of device that a plain number names: the accelerator that a vendor has registered with
+/// torch (PrivateUse1), else CUDA. Whether there is one is not asked.
+c10::DeviceType accelerator_type();
+
 /// Always true.
 bool is_available();
 /// Always true: `gloo` is an alias of the native engine.

@@ -10,6 +10,7 @@
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/resize_native.h>
 #include <ATen/ops/set_native.h>
@@ -32,7 +33,10 @@
 namespace muster::testing::deferred {
 
 inline constexpr auto kType = c10::DeviceType::PrivateUse1;
-inline constexpr c10::DeviceIndex kDevices = 8;
+inline constexpr c10::DeviceIndex kDevices = 8;  // at most
+
+/// How many there are; set it before `install`.
+inline std::atomic<c10::DeviceIndex> device_count{kDevices};
 
 /// The tasks of all streams of all devices, and how many of each stream's are done.
 class Timeline {
@@ -56,6 +60,14 @@ class Timeline {
     const std::lock_guard lock(mutex_);
     auto& line = streams_[key(stream)];
     while (line.done < end) std::exchange(line.tasks[line.done++], nullptr)();
+  }
+  std::vector<c10::Stream> streams_of(c10::DeviceIndex device) {
+    const std::lock_guard lock(mutex_);
+    std::vector<c10::Stream> streams;
+    for (const auto& [place, line] : streams_)
+      if (place.first == device)
+        streams.emplace_back(c10::Stream::UNSAFE, c10::Device(kType, device), place.second);
+    return streams;
   }
   bool is_done(const c10::Stream& stream, std::size_t end) {
     const std::lock_guard lock(mutex_);
@@ -102,12 +114,16 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getDefaultStream(c10::Device device) const override {
     return stream_of(device.index(), 0);
   }
+  c10::Stream getNewStream(c10::Device device, int) const override {
+    static std::atomic<c10::StreamId> last{0};
+    return stream_of(device.has_index() ? device.index() : current_device, ++last);
+  }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     const auto old = std::exchange(current_streams[static_cast<std::size_t>(stream.device_index())],
                                    stream.id());
     return stream_of(stream.device_index(), old);
   }
-  c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
+  c10::DeviceIndex deviceCount() const noexcept override { return device_count.load(); }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
     delete static_cast<Mark*>(event);
   }
@@ -132,6 +148,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeStream(const c10::Stream& stream) const override {
     Timeline::get().drain(stream, Timeline::get().length(stream));
+  }
+  void synchronizeDevice(c10::DeviceIndex device) const override {
+    for (const auto& stream : Timeline::get().streams_of(device)) synchronizeStream(stream);
   }
   void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
 };
@@ -185,7 +204,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
-  c10::DeviceIndex deviceCount() const override { return kDevices; }
+  c10::DeviceIndex deviceCount() const override { return device_count.load(); }
   c10::DeviceIndex getCurrentDevice() const override { return current_device; }
   bool isPinnedPtr(const void* memory) const override { return PinnedMemory::holds(memory); }
   at::Allocator* getPinnedMemoryAllocator() const override {
@@ -219,6 +238,11 @@ inline at::Tensor seen_by_host(const at::Tensor& tensor) {
   return at::from_blob(
       tensor.data_ptr(), tensor.sizes(), tensor.strides(), [storage = tensor.storage()](void*) {},
       at::TensorOptions(tensor.scalar_type()));
+}
+
+inline at::Tensor& set_storage(at::Tensor& tensor, at::Storage source) {
+  const auto size = static_cast<std::int64_t>(source.nbytes() / tensor.element_size());
+  return at::native::set_storage_cpu_(tensor, std::move(source), 0, {size}, {});
 }
 
 /// Copies on the current stream. As with CUDA, memory that is not pinned is copied before this
@@ -266,6 +290,7 @@ inline void install() {
     kernels.impl("resize_", static_cast<const at::Tensor& (*)(const at::Tensor&, at::IntArrayRef,
                                                               std::optional<at::MemoryFormat>)>(
                                 &at::native::resize_));
+    kernels.impl("set_.source_Storage", &set_storage);
     kernels.impl("set_.source_Storage_storage_offset", &at::native::set_storage_cpu_);
     kernels.impl("_copy_from", &copy_from);
     kernels.impl("_copy_from_and_resize", &copy_from_and_resize);

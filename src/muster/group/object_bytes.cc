@@ -61,7 +61,7 @@ at::Device device_for(const ProcessGroup& group, std::optional<at::Device> devic
   if (device) return *device;
   const bool cpu =
       BackendConfig::parse(group.backend()).for_device(c10::DeviceType::CPU).has_value();
-  return at::Device(cpu ? at::kCPU : at::kCUDA);
+  return at::Device(cpu ? at::kCPU : accelerator_type());
 }
 
 /// Encodes a list as one block: each object's length, then the objects.

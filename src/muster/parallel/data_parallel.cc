@@ -1,8 +1,8 @@
 #include "muster/parallel/data_parallel.h"
 
 #include <ATen/ThreadLocalState.h>
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/ParallelGuard.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -38,23 +38,23 @@ std::vector<c10::Device> devices_for(const torch::nn::Module& module,
   auto tensors = module.parameters();
   for (const at::Tensor& buffer : module.buffers()) tensors.push_back(buffer);
   const c10::Device device = tensors.empty() ? c10::Device(at::kCPU) : tensors.front().device();
-  if (!device.is_cuda()) {
+  if (device.is_cpu()) {
     if (options.device_ids)
-      group::invalid("DataParallel: device_ids are CUDA devices, and the module is on " +
-                     device.str() + "; move it there, or set replicas");
+      group::invalid(
+          "DataParallel: device_ids are devices of an accelerator, and the module is on " +
+          device.str() + "; move it there, or set replicas");
     if (options.output_device)
-      group::invalid("DataParallel: output_device needs a module on CUDA devices");
+      group::invalid("DataParallel: output_device needs a module on an accelerator");
     if (options.replicas < 1) group::invalid("DataParallel: replicas must be at least 1");
   }
   std::vector<c10::Device> devices;
   if (options.device_ids) {
     for (const int id : *options.device_ids)
-      devices.emplace_back(at::kCUDA, static_cast<c10::DeviceIndex>(id));
+      devices.emplace_back(device.type(), static_cast<c10::DeviceIndex>(id));
     if (devices.empty()) group::invalid("DataParallel: device_ids is empty");
-  } else if (device.is_cuda()) {
-    const auto count = static_cast<std::uint8_t>(at::detail::getCUDAHooks().deviceCount());
-    for (int id = 0; id < count; ++id)
-      devices.emplace_back(at::kCUDA, static_cast<c10::DeviceIndex>(id));
+  } else if (!device.is_cpu()) {
+    const auto count = c10::impl::VirtualGuardImpl(device.type()).deviceCount();
+    for (c10::DeviceIndex id = 0; id < count; ++id) devices.emplace_back(device.type(), id);
   } else {
     devices.assign(static_cast<std::size_t>(options.replicas), device);
   }
@@ -87,10 +87,10 @@ std::shared_ptr<torch::nn::Module> copy_of(const torch::nn::Module& module, c10:
 
 ReplicaSet::ReplicaSet(torch::nn::Module& original, const DataParallelOptions& options)
     : original_(original), devices_(devices_for(original, options)), dim_(options.dim) {
-  output_device_ =
-      options.output_device
-          ? c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(*options.output_device))
-          : devices_.front();
+  output_device_ = options.output_device
+                       ? c10::Device(devices_.front().type(),
+                                     static_cast<c10::DeviceIndex>(*options.output_device))
+                       : devices_.front();
   for (const c10::Device device : devices_) replicas_.push_back(copy_of(original, device));
 }
 
@@ -161,7 +161,7 @@ void ReplicaSet::run(std::size_t count, const std::function<void(std::size_t)>& 
     try {
       const at::ThreadLocalStateGuard same_modes(modes);
       const c10::OptionalDeviceGuard on(
-          devices_[index].is_cuda() ? std::optional<c10::Device>(devices_[index]) : std::nullopt);
+          devices_[index].is_cpu() ? std::nullopt : std::optional<c10::Device>(devices_[index]));
       // The replicas are the parallelism; kernels that start their own threads would compete for
       // cores.
       const c10::ParallelGuard alone(count > 1 || c10::ParallelGuard::is_enabled());

@@ -27,7 +27,7 @@
 namespace muster {
 
 struct DataParallelOptions {
-  /// CUDA devices, one replica on each. Default: all, for a module on a CUDA device.
+  /// Devices of the module's accelerator, one replica on each. Default: all of them.
   std::optional<std::vector<int>> device_ids = {};
   std::optional<int> output_device = {};  ///< default: device_ids[0]
   std::int64_t dim = 0;  ///< dimension along which inputs are split and outputs are joined

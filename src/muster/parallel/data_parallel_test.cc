@@ -228,7 +228,7 @@ TEST(DataParallelErrors, AreThoseOfTheFirstCopyThatFailed) {
 TEST(DataParallelErrors, NameWhatToChange) {
   EXPECT_HAS(message_of<DistError>(
                  [] { DataParallel<Scaled>(Scaled(), {.device_ids = std::vector<int>{0}}); }),
-             "device_ids are CUDA devices, and the module is on cpu");
+             "device_ids are devices of an accelerator, and the module is on cpu");
   EXPECT_HAS(message_of<DistError>([] { DataParallel<Scaled>(Scaled(), {.output_device = 0}); }),
              "output_device needs");
   EXPECT_HAS(message_of<DistError>([] { DataParallel<Scaled>(Scaled(), {.replicas = 0}); }),

@@ -80,12 +80,15 @@ void Reducer::State::check_finished() const {
     indices += std::to_string(index);
   }
   throw DistError(
-      "Expected to have finished reduction in the prior iteration before starting a new one: some "
-      "parameters took no part in the loss of "
-      "the last backward pass, so their buckets still wait for them. Let every output of forward "
-      "feed the loss, or set "
-      "find_unused_parameters where the model leaves parts out.\nParameters which did not receive "
-      "grad for rank " +
+      "Expected to have finished reduction in the prior iteration before starting a new one. This "
+      "error indicates that your module has parameters that were not used in producing loss. You "
+      "can enable unused parameter detection by passing the keyword argument "
+      "`find_unused_parameters=True` to `torch.nn.parallel.DistributedDataParallel`, and by making "
+      "sure all `forward` function outputs participate in calculating loss. If you already have "
+      "done the above, then the distributed data parallel module wasn't able to locate the output "
+      "tensors in the return value of your module's `forward` function. Please include the loss "
+      "function and the structure of the return value of `forward` of your module when reporting "
+      "this issue (e.g. list, dict, iterable).\nParameters which did not receive grad for rank " +
           rank + ": " + layout.names_of(missing) +
           "\nParameter indices which did not receive grad for rank " + rank + ": " + indices,
       Code::invalid_argument, {options.group->rank()});

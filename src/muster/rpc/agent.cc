@@ -41,6 +41,11 @@ Agent::Agent(std::shared_ptr<transport::Fabric> fabric, const std::vector<std::s
 
 Agent::~Agent() { stop(); }
 
+DeviceMap Agent::device_map(const WorkerInfo& worker) const {
+  const auto map = options_.device_maps.find(worker.name());
+  return map == options_.device_maps.end() ? DeviceMap() : map->second;
+}
+
 void Agent::start() {
   if (!life_.start() || !fabric_->threads()) return;
   if (const Status started = listener_.start(this, options_.bind_thread); !started)

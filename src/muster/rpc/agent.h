@@ -81,6 +81,8 @@ class Agent final : public std::enable_shared_from_this<Agent>, private InboxEve
   const WorkerInfo& worker(const To& to) const { return workers_.find(to); }
   transport::Fabric& fabric() { return *fabric_; }
   const Clock& clock() const { return fabric_->clock(); }
+  /// This worker's device map to `worker`; empty: none.
+  DeviceMap device_map(const WorkerInfo& worker) const;
   Duration rpc_timeout() const { return Duration(rpc_timeout_.load()); }
   void set_rpc_timeout(Duration timeout) { rpc_timeout_.store(timeout.count()); }
 

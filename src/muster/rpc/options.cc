@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "muster/group/backend_name.h"
 #include "muster/group/errors.h"
 
 namespace muster::rpc {
@@ -11,7 +12,7 @@ at::Device parse(const std::string& text) {
   try {
     return at::Device(text);
   } catch (const std::exception&) {
-    group::invalid("'" + text + "' is no device; say \"cuda:1\", \"cpu\", or an index of CUDA");
+    group::invalid("'" + text + "' is no device; say \"cuda:1\", \"cpu\", or an index");
   }
 }
 
@@ -35,7 +36,8 @@ void merge(DeviceMap& map, const DeviceMap& added, const std::string& to) {
 
 }  // namespace
 
-DeviceName::DeviceName(int index) : device_(at::kCUDA, static_cast<c10::DeviceIndex>(index)) {
+DeviceName::DeviceName(int index)
+    : device_(accelerator_type(), static_cast<c10::DeviceIndex>(index)) {
   if (index < 0 || index > 127) group::invalid(std::to_string(index) + " is no index of a device");
 }
 DeviceName::DeviceName(const char* text) : device_(parse(text)) {}
@@ -55,8 +57,8 @@ RpcBackendOptions& RpcBackendOptions::set_device_map(const std::string& to, cons
 
 RpcBackendOptions& RpcBackendOptions::set_devices(std::vector<DeviceName> given) {
   for (const auto& device : given) {
-    if (device.device().type() != at::kCUDA)
-      group::invalid("set_devices takes CUDA devices; " + device.device().str() + " is none");
+    if (device.device().is_cpu())
+      group::invalid("set_devices takes accelerators; " + device.device().str() + " is none");
   }
   devices = std::move(given);
   return *this;
@@ -78,7 +80,7 @@ void check_options(const RpcBackendOptions& options) {
         const bool listed = std::any_of(
             options.devices.begin(), options.devices.end(),
             [&device = from](const DeviceName& d) { return d.device() == device.device(); });
-        if (from.device().type() == at::kCUDA && !listed)
+        if (!from.device().is_cpu() && !listed)
           group::invalid("the device map to worker '" + to + "' names " + from.device().str() +
                          ", which is not among `devices`");
       }

@@ -47,7 +47,8 @@ class To {
   int id_ = -1;
 };
 
-/// A device in a device map: a CUDA index, text ("cuda:1", "cpu") or a device.
+/// A device in a device map: an index, of the machine's accelerator (of CUDA where there is none),
+/// text ("cuda:1", "cpu") or a device.
 class DeviceName {
  public:
   DeviceName(int index);
@@ -77,7 +78,7 @@ struct RpcBackendOptions {
   /// Adds to the maps set before. Throws DistError if two devices would map to one, or if a device
   /// is already mapped to another.
   RpcBackendOptions& set_device_map(const std::string& to, const DeviceMap& map);
-  /// CUDA devices only, as in torch.
+  /// Accelerators only, as in torch.
   RpcBackendOptions& set_devices(std::vector<DeviceName> devices);
 };
 /// torch's name for its default backend's options; the native agent takes the same ones.

@@ -266,6 +266,10 @@ WorkerInfo get_worker_info() { return current_agent("get_worker_info")->self(); 
 WorkerInfo get_worker_info(const To& worker) {
   return current_agent("get_worker_info")->worker(worker);
 }
+DeviceMap get_device_map(const To& worker) {
+  const auto agent = current_agent("get_device_map");
+  return agent->device_map(agent->worker(worker));
+}
 std::vector<WorkerInfo> get_worker_infos() {
   const auto agent = current_agent("get_worker_infos");
   return {agent->workers().begin(), agent->workers().end()};

@@ -128,6 +128,8 @@ WorkerInfo get_worker_info();
 /// Throws DistError listing the existing workers if `worker` is not one of them.
 WorkerInfo get_worker_info(const To& worker);
 std::vector<WorkerInfo> get_worker_infos();
+/// This worker's device map to `worker`, of init_rpc's options; empty: none.
+DeviceMap get_device_map(const To& worker);
 Duration get_rpc_timeout();
 /// Timeout of later calls that give none.
 void set_rpc_timeout(Duration timeout);

@@ -2,7 +2,7 @@
 
 import torch
 
-from ... import rpc
+from ... import _C, rpc
 from ...rpc import inside
 
 
@@ -46,12 +46,13 @@ def _module_of(reference):
     return module
 
 
-def _forward(module, device, args, kwargs):
+def _forward(module, device, args, kwargs, stays=False):
     local = _module_of(module)
     inside.check_method(local, "forward")
     if torch.device(device).type == "cpu":
         return local(*args, **kwargs)
-    return _moved(local(*_moved(args, device), **_moved(kwargs, device)), "cpu")
+    given = local(*_moved(args, device), **_moved(kwargs, device))
+    return given if stays else _moved(given, "cpu")
 
 
 def _parameters(module, recurse):
@@ -73,8 +74,8 @@ class RemoteModule(torch.nn.Module):
     """A module on another worker, torch.distributed.nn's: forward runs there, and in a context of distributed autograd gradients flow back.
 
     remote_device: "worker/device"; "worker" alone is its cpu. `module_cls(*args, **kwargs)` makes the module there, which blocks until it is
-    made and raises what its constructor raised. Inputs are moved to the module's device; where that is not the cpu, outputs come back on
-    the cpu. Needs init_rpc. The module lives as long as a RemoteModule or an RRef to it does. It may go to other workers in calls.
+    made and raises what its constructor raised. Inputs are moved to the module's device. Outputs come back where the device map to that
+    worker says; without one, on the cpu. Needs init_rpc. The module lives as long as a RemoteModule or an RRef to it does. It may go to other workers in calls.
     """
 
     def __init__(self, remote_device, module_cls, args=None, kwargs=None):
@@ -103,15 +104,15 @@ class RemoteModule(torch.nn.Module):
 
     def forward(self, *args, **kwargs):
         """What the module's forward returns; blocks."""
-        return rpc.rpc_sync(
-            self.module_rref.owner(), _forward, (self.module_rref, str(self.device), args, kwargs)
-        )
+        return rpc.rpc_sync(self.module_rref.owner(), _forward, self._call(args, kwargs))
 
     def forward_async(self, *args, **kwargs):
         """The same as a future."""
-        return rpc.rpc_async(
-            self.module_rref.owner(), _forward, (self.module_rref, str(self.device), args, kwargs)
-        )
+        return rpc.rpc_async(self.module_rref.owner(), _forward, self._call(args, kwargs))
+
+    def _call(self, args, kwargs):
+        by_map = _C._has_device_map(self.on)
+        return self.module_rref, str(self.device), args, kwargs, by_map
 
     def remote_parameters(self, recurse=True):
         """RRefs to the module's parameters, in their order, for a DistributedOptimizer; of all submodules too where `recurse`."""

@@ -1,0 +1,190 @@
+"""The Python package on an accelerator: the fake one, which torch has loaded by itself (muster_test_device.py)."""
+
+import pytest
+import torch
+from ranks import meeting_file, run_ranks
+from rpc_workers import on_workers
+
+import muster as dist
+from muster.nn.parallel import DistributedDataParallel
+
+rpc, autograd = dist.rpc, dist.autograd
+HERE, THERE = torch.device("deferred", 0), torch.device("deferred", 1)
+MAPS = {"worker1": {0: 1, "deferred:2": torch.device("deferred", 3)}}
+
+
+def on_ranks(size, body, *arguments):
+    meeting = meeting_file()
+
+    def rank_body(rank):
+        dist.init_process_group(
+            "cpu:native,deferred:native",
+            init_method="file://" + meeting,
+            rank=rank,
+            world_size=size,
+        )
+        result = body(rank, *arguments)
+        dist.destroy_process_group()
+        return result
+
+    return run_ranks(size, rank_body)
+
+
+def where_and_twice(x):
+    return str(x.device), x * 2
+
+
+def twice(x):
+    return x * 2
+
+
+def halves_on_another(x):
+    return (x / 2).to("deferred:5")
+
+
+def calls_over_maps(rank):
+    if rank == 1:
+        return
+    x = torch.arange(6.0).view(2, 3).t().to(0)
+    place, doubled = rpc.rpc_sync("worker1", where_and_twice, (x,))
+    assert place == str(THERE)
+    assert doubled.device == HERE and doubled.stride() == x.stride()
+    assert torch.equal(doubled.cpu(), x.cpu() * 2)
+    assert rpc.rpc_sync("worker1", where_and_twice, (x.to(2),))[0] == "deferred:3"
+    later = rpc.rpc_async("worker1", twice, (x,)).wait()
+    assert later.device == HERE and torch.equal(later.cpu(), x.cpu() * 2)
+    with pytest.raises(
+        dist.DistError, match="deferred:1 cannot go to worker 'worker1'.*device_map"
+    ):
+        rpc.rpc_sync("worker1", twice, (x.to(1),))
+    with pytest.raises(dist.DistError, match="deferred:5 cannot go to worker 'worker0'"):
+        rpc.rpc_sync("worker1", halves_on_another, (x,))
+    assert rpc.rpc_sync("worker1", twice, (torch.ones(1),)).item() == 2  # the worker goes on
+
+
+# spec: N3 N5 tensors of accelerators go by the device maps, answers by the inverse, or are refused
+def test_calls_over_device_maps():
+    on_workers(2, calls_over_maps, device_maps=MAPS)
+
+
+def references_over_maps(rank):
+    if rank == 1:
+        return
+    x = torch.ones(2, 3).to(0).requires_grad_()
+    reference = rpc.remote("worker1", twice, (x,))
+    assert reference.to_here().device == HERE
+    with autograd.context() as context:
+        kept = rpc.rpc_sync("worker1", twice, (x,))
+        autograd.backward(context, [(kept * 3).sum()])
+        gradient = autograd.get_gradients(context)[x]
+        assert gradient.device == HERE and torch.equal(gradient.cpu(), torch.full((2, 3), 6.0))
+    module = dist.nn.RemoteModule("worker1/deferred:1", torch.nn.Linear, (3, 4))
+    weight, bias = (each.to_here() for each in module.remote_parameters())
+    assert weight.device == HERE
+    expected = torch.nn.functional.linear(torch.ones(2, 3), weight.cpu(), bias.cpu())
+    for given in (module(x), module.forward_async(x).wait(), module(torch.ones(2, 3))):
+        assert given.device == HERE
+        torch.testing.assert_close(given.cpu(), expected)
+    with autograd.context() as context:
+        autograd.backward(context, [module(x).sum()])
+        gradient = autograd.get_gradients(context)[x]
+        torch.testing.assert_close(gradient.cpu(), weight.cpu().sum(0).expand(2, 3))
+
+
+# spec: N14 accelerators in RRef, RemoteModule and autograd work through device maps
+def test_references_and_gradients_over_device_maps():
+    on_workers(2, references_over_maps, device_maps=MAPS)
+
+
+def module_without_a_map(rank):
+    if rank == 0:
+        module = dist.nn.RemoteModule("worker1/deferred:1", torch.nn.Linear, (3, 4))
+        assert module(torch.ones(2, 3)).device.type == "cpu"
+
+
+# spec: N14 without a map, a module on an accelerator answers on the CPU
+def test_remote_modules_without_a_map():
+    on_workers(2, module_without_a_map)
+
+
+def object_collectives(rank):
+    here = torch.device("deferred", rank)
+    objects = [{"of": rank}, "x" * (rank + 1)]
+    dist.broadcast_object_list(objects, src=1, device=here)
+    assert objects == [{"of": 1}, "xx"]
+    if rank == 0:
+        dist.send_object_list(objects, dst=1, device=here)
+    else:
+        received = [None, None]
+        assert dist.recv_object_list(received, src=0, device=here) == 0
+        assert received == objects
+    with pytest.raises(dist.DistError):
+        dist.broadcast_object_list(objects, src=0, device=torch.device("meta"))
+
+
+# spec: G3 bytes travel on `device`
+def test_objects_travel_on_the_device():
+    on_ranks(2, object_collectives)
+
+
+class Layers(torch.nn.Module):
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first, self.last = torch.nn.Linear(4, 6), torch.nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x)))
+
+
+def saved_and_resumed(rank, path):
+    def train(model, steps):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in steps:
+            optimizer.zero_grad()
+            x = torch.arange(12.0).view(3, 4).cos() * (rank + step + 1)
+            model(x).square().mean().backward()  # x is on the CPU
+            optimizer.step()
+
+    model = DistributedDataParallel(Layers(1).to(rank), device_ids=[rank])
+    assert model.output_device == rank and model.device_ids == [rank]
+    train(model, range(3))
+    if rank == 0:
+        torch.save(model.state_dict(), path)
+    dist.barrier()
+    train(model, range(3, 5))
+
+    other = DistributedDataParallel(Layers(50 + rank).to(rank), device_ids=[rank])
+    assert {each.device for each in torch.load(path).values()} == {HERE}, (
+        "where rank 0 has saved it"
+    )
+    states = torch.load(path, map_location={"deferred:0": f"deferred:{rank}"})
+    assert all(each.device == torch.device("deferred", rank) for each in states.values())
+    other.load_state_dict(states)
+    train(other, range(3, 5))
+    for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
+        assert torch.equal(mine.cpu(), theirs.cpu())
+    return [each.tolist() for each in model.state_dict().values()]
+
+
+# spec: K5 rank 0 saves, barrier, the others load with a device map: each onto its own device
+# spec: K9 with device_ids, forward moves inputs of the CPU to the device; output_device is device_ids[0]
+def test_checkpoint_with_a_device_map(tmp_path):
+    first, second = on_ranks(2, saved_and_resumed, str(tmp_path / "checkpoint"))
+    assert first == second
+
+
+def refused_devices(rank):
+    model = Layers(1).to(rank)
+    for ids, match in (([0, 1], "one process drives one device"), ([rank + 1], "move the module")):
+        with pytest.raises(ValueError, match=match):
+            DistributedDataParallel(model, device_ids=ids)
+    apart = Layers(1)
+    apart.first.to(2 * rank), apart.last.to(2 * rank + 1)
+    with pytest.raises(ValueError, match="leave it out"):
+        DistributedDataParallel(apart, device_ids=[2 * rank])
+
+
+# spec: K9 more than one id is an error; device_ids is None for models on several devices
+def test_devices_that_cannot_be():
+    on_ranks(2, refused_devices)
