@@ -1,9 +1,58 @@
-# `cmake --install`: headers, static libraries, the `muster` command, and a CMake package with two components:
+# `cmake --install`: public headers, static libraries, the `muster` command, and a CMake package with two components:
 #   muster::core    the torch-free layers
 #   muster::muster  everything, with LibTorch found by the same FindLibtorch.cmake
 include_guard(GLOBAL)
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
+
+# The public headers: all that is installed of them. tests/install holds this list against the folder and against what the umbrellas include.
+set(MUSTER_CORE_HEADERS
+    clock.h
+    key_value_store.h
+    status.h)
+set(MUSTER_TORCH_HEADERS
+    backend.h
+    backend_name.h
+    checkpoint.h
+    collectives.h
+    comm_hook.h
+    data_parallel.h
+    debug.h
+    debug_level.h
+    device_mesh.h
+    dist_autograd.h
+    distributed.h
+    distributed_data_parallel.h
+    distributed_optimizer.h
+    distributed_sampler.h
+    errors.h
+    fully_sharded_data_parallel.h
+    functional.h
+    init.h
+    join.h
+    model_averaging.h
+    module_wrapper.h
+    objects.h
+    op.h
+    parallel.h
+    point_to_point.h
+    power_sgd_hook.h
+    process_group.h
+    remote_module.h
+    rpc.h
+    rpc_calls.h
+    rpc_errors.h
+    rpc_function.h
+    rpc_future.h
+    rpc_options.h
+    rpc_value.h
+    rref.h
+    shared_memory.h
+    spawn.h
+    store.h
+    subgroups.h
+    work.h
+    zero_redundancy_optimizer.h)
 
 set(MUSTER_LAYER_EXPORT core)  # muster_torch_layer() sets it to `muster`
 set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)  # installed programs find what they were linked with, outside the source tree
@@ -54,14 +103,12 @@ function(muster_install_package)
     install(TARGETS muster_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   endif()
 
-  # Without torch its layers' headers stay out too.
-  set(excluded PATTERN testing EXCLUDE PATTERN cli EXCLUDE REGEX "[/_]test(_[a-z_]+)?\\.h$" EXCLUDE)
-  if(NOT MUSTER_TORCH)
-    list(APPEND excluded PATTERN group EXCLUDE PATTERN mesh EXCLUDE PATTERN parallel EXCLUDE PATTERN checkpoint EXCLUDE PATTERN rpc EXCLUDE PATTERN compat EXCLUDE
-         PATTERN distributed.h EXCLUDE PATTERN device_mesh.h EXCLUDE PATTERN "parallel.h" EXCLUDE PATTERN "checkpoint.h" EXCLUDE
-         PATTERN "rpc.h" EXCLUDE)
+  set(headers ${MUSTER_CORE_HEADERS})
+  if(MUSTER_TORCH)
+    list(APPEND headers ${MUSTER_TORCH_HEADERS})
   endif()
-  install(DIRECTORY ${PROJECT_SOURCE_DIR}/src/muster DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h" ${excluded})
+  list(TRANSFORM headers PREPEND ${PROJECT_SOURCE_DIR}/include/muster/)
+  install(FILES ${headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/muster)
   install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
   configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/musterConfig.cmake.in ${PROJECT_BINARY_DIR}/cmake/musterConfig.cmake

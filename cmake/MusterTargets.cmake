@@ -26,7 +26,8 @@ find_package(OpenSSL 3 REQUIRED)
 find_package(spdlog REQUIRED)
 
 add_library(muster_flags INTERFACE)
-target_include_directories(muster_flags INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src> $<INSTALL_INTERFACE:include>)
+target_include_directories(muster_flags INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>
+                           $<INSTALL_INTERFACE:include>)
 target_compile_features(muster_flags INTERFACE cxx_std_20)
 target_compile_options(muster_flags INTERFACE $<BUILD_INTERFACE:-Wall;-Wextra$<$<BOOL:${MUSTER_WERROR}>:;-Werror>>)
 # g++ 12 takes `"text" + std::string` for an overlapping copy (GCC bug 105651).

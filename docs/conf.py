@@ -36,13 +36,11 @@ breathe_show_include = False
 suppress_warnings = ["misc.highlighting_failure", "duplicate_declaration.cpp"]
 exclude_patterns = []
 
-# The folders of public headers.
-FOLDERS = ("", "group", "mesh", "parallel", "rpc", "store")
 DOXYFILE = """
 PROJECT_NAME = muster
-INPUT = {folders}
+INPUT = {source}
+RECURSIVE = YES
 FILE_PATTERNS = *.h
-EXCLUDE_PATTERNS = *test*
 STRIP_FROM_PATH = {source}
 OUTPUT_DIRECTORY = {output}
 GENERATE_XML = YES
@@ -60,12 +58,9 @@ WARNINGS = NO
 
 
 def read_headers():
-    source = ROOT / "src"
-    folders = " ".join(str(source / "muster" / folder) for folder in FOLDERS)
+    source = ROOT / "include"
     DOXYGEN.mkdir(parents=True, exist_ok=True)
-    settings = DOXYFILE.format(
-        folders=folders, source=source, output=DOXYGEN, filter=ROOT / "docs/headers.sed"
-    )
+    settings = DOXYFILE.format(source=source, output=DOXYGEN, filter=ROOT / "docs/headers.sed")
     subprocess.run(["doxygen", "-"], input=settings, text=True, check=True)
     name_files_by_path(DOXYGEN / "xml")
 

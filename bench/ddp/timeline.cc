@@ -5,7 +5,8 @@
 #include <fstream>
 #include <sstream>
 
-#include "muster/group/init.h"
+#include "muster/group/group_core.h"
+#include "muster/init.h"
 #include "muster/trace/reader.h"
 #include "muster/trace/recorder.h"
 
@@ -43,7 +44,7 @@ std::string bar(const Span& span, double x, double width, double y) {
 }  // namespace
 
 void add_calls(RankTimeline& timeline) {
-  const auto& recorder = muster::default_group()->parts().recorder;
+  const auto& recorder = muster::core_of(muster::default_group()).parts().recorder;
   if (!recorder || timeline.phases.empty()) return;
   const auto trace = muster::trace::read_trace(recorder->path());
   if (!trace) return;

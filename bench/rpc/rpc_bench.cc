@@ -23,8 +23,8 @@
 #include "muster/base/temporary_folder.h"
 #include "muster/cli/bench/cell.h"
 #include "muster/cli/parse.h"
-#include "muster/group/spawn.h"
 #include "muster/rpc.h"
+#include "muster/spawn.h"
 
 namespace {
 

@@ -16,9 +16,8 @@
 #include <string_view>
 #include <vector>
 
-#include "muster/group/backend_registry.h"
-#include "muster/group/call.h"
-#include "muster/group/errors.h"
+#include "muster/backend.h"
+#include "muster/errors.h"
 
 namespace {
 
@@ -67,15 +66,15 @@ class LedgerBackend final : public muster::ProcessGroupBackend {
     return false;
   }
 
-  muster::WorkRef submit(muster::Call& call) override {
+  muster::WorkRef submit(muster::BackendCall& call) override {
     if (call.is_refused()) return nullptr;  // nobody can be told
     const std::lock_guard lock(mutex_);
     std::vector<at::Tensor> outputs;
     switch (call.op()) {
       case Op::barrier: exchange(""); break;
       case Op::broadcast: {
-        const auto all = exchange(call.args.root == rank_ ? bytes_of(call.outputs()[0][0]) : "");
-        outputs = {read(all[static_cast<std::size_t>(call.args.root)], call.outputs()[0][0])};
+        const auto all = exchange(call.root() == rank_ ? bytes_of(call.outputs()[0][0]) : "");
+        outputs = {read(all[static_cast<std::size_t>(call.root())], call.outputs()[0][0])};
         call.outputs()[0][0].copy_(outputs[0]);
         break;
       }
@@ -108,12 +107,7 @@ class LedgerBackend final : public muster::ProcessGroupBackend {
  private:
   /// Everybody's bytes under the next page number.
   std::vector<std::string> exchange(const std::string& mine) {
-    auto all = store_->engine()->all_gather("page" + std::to_string(page_++), rank_, size_, mine,
-                                            timeout_);
-    if (!all.ok())
-      throw muster::DistBackendError("backend 'ledger': " + all.status().message(),
-                                     all.status().code());
-    return *all;
+    return store_->all_gather("page" + std::to_string(page_++), rank_, size_, mine, timeout_);
   }
   static std::string bytes_of(const at::Tensor& tensor) {
     const auto plain = tensor.contiguous();

@@ -9,7 +9,7 @@
 
 #include <string>
 
-#include "muster/group/process_group.h"
+#include "muster/process_group.h"
 
 /// None is the group that most calls are given. pybind11 recognises it last, after an
 /// AttributeError that takes longer than the rest of the call.

@@ -101,12 +101,12 @@ bool main_thread_is_interruptible() {
 
 Group acting(const Group& group) {
   if (group) return group;
-  const auto scope = WorldScope::current();
+  const auto scope = World::hold_current();
   return scope->initialized() ? scope->world("an interrupt") : nullptr;
 }
 
 void interrupt(const Group& group) {
-  if (group && group->is_member()) group->abort("interrupted (SIGINT)");
+  if (group && group->is_member()) core_of(group).abort("interrupted (SIGINT)");
 }
 
 Interruptible::Interruptible(std::function<void()> interrupt) {

@@ -14,8 +14,9 @@
 #include <utility>
 
 #include "muster/base/interruption.h"
-#include "muster/group/process_group.h"
 #include "muster/group/world.h"
+#include "muster/process_group.h"
+#include "muster/work.h"
 
 namespace muster::python {
 

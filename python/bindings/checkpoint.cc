@@ -122,10 +122,10 @@ void bind_index(py::module_& module) {
 
 void bind_saver(py::module_& module) {
   py::class_<Items>(module, "_CheckpointItems").def(py::init(&items_of));
-  py::class_<Saver::Saving>(module, "_CheckpointSaving")
-      .def("wait", &Saver::Saving::wait, Released())
-      .def("wait_unheard", &Saver::Saving::wait_unheard, Released())
-      .def("done", &Saver::Saving::done);
+  py::class_<checkpoint::Saving>(module, "_CheckpointSaving")
+      .def("wait", &checkpoint::Saving::wait, Released())
+      .def("wait_unheard", &Saver::wait_unreported, Released())
+      .def("done", &checkpoint::Saving::done);
   py::class_<Saver, std::shared_ptr<Saver>>(module, "_CheckpointSaver", let_go_without_gil<Saver>())
       .def_static("of",
                   [](const Members& members) {

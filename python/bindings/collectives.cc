@@ -1,4 +1,4 @@
-#include "muster/group/collectives.h"
+#include "muster/collectives.h"
 
 #include <pybind11/chrono.h>
 

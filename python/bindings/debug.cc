@@ -1,4 +1,4 @@
-#include "muster/group/debug.h"
+#include "muster/debug.h"
 
 #include <pybind11/chrono.h>
 #include <pybind11/functional.h>
@@ -7,7 +7,7 @@
 #include "blocking.h"
 #include "muster/group/debug_detail.h"
 #include "muster/group/shared_allocator.h"
-#include "muster/group/shared_tensor.h"
+#include "muster/shared_memory.h"
 
 namespace muster::python {
 namespace {

@@ -3,8 +3,8 @@
 #include <torch/csrc/Exceptions.h>
 
 #include "bindings.h"
-#include "muster/group/spawn.h"
-#include "muster/group/store.h"
+#include "muster/spawn.h"
+#include "muster/store.h"
 #include "rpc_values.h"
 
 namespace muster::python {

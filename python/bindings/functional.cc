@@ -1,7 +1,8 @@
-#include "muster/parallel/functional.h"
+#include "muster/functional.h"
 
 #include "bindings.h"
 #include "blocking.h"
+#include "muster/parallel/backward_frame.h"
 
 namespace muster::python {
 namespace {
@@ -10,12 +11,14 @@ namespace py = pybind11;
 using at::Tensor;
 using SplitSizes = std::optional<std::vector<std::int64_t>>;
 
-parallel::BackwardFrame backward_frame() {
-  return {.throw_as = throw_in_python,
-          .wait_in = [](const Group& group, const std::function<void()>& wait) {
-            const py::gil_scoped_acquire held;
-            blocking(group, wait);
-          }};
+std::shared_ptr<const parallel::BackwardFrame> backward_frame() {
+  static const auto frame = std::make_shared<const parallel::BackwardFrame>(
+      parallel::BackwardFrame{.throw_as = throw_in_python,
+                              .wait_in = [](const Group& group, const std::function<void()>& wait) {
+                                const py::gil_scoped_acquire held;
+                                blocking(group, wait);
+                              }});
+  return frame;
 }
 
 nn::CallOptions on(const Group& group) { return {.group = group, ._frame = backward_frame()}; }

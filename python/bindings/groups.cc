@@ -9,16 +9,18 @@
 
 #include "bindings.h"
 #include "blocking.h"
+#include "muster/backend_name.h"
 #include "muster/compat/torch_store.h"
-#include "muster/group/backend_name.h"
 #include "muster/group/call.h"
 #include "muster/group/errors.h"
-#include "muster/group/init.h"
-#include "muster/group/reduce_op.h"
-#include "muster/group/store.h"
-#include "muster/group/subgroups.h"
-#include "muster/group/work.h"
+#include "muster/group/group_core.h"
 #include "muster/group/world.h"
+#include "muster/init.h"
+#include "muster/op.h"
+#include "muster/rpc/functions.h"
+#include "muster/store.h"
+#include "muster/subgroups.h"
+#include "muster/work.h"
 #include "no_gil.h"
 #include "pg_options.h"
 #include "python_store.h"
@@ -101,7 +103,7 @@ std::string description_of(const Group& group) {
 }
 
 PrefixStore store_of_group(const ProcessGroup& self) {
-  const auto job = self.store();
+  const auto job = core_of(self).store();
   if (job == nullptr)
     throw DistStoreError("group " + self.name() + " has no store: its job has ended");
   return {"groups/" + self.name(), std::make_shared<Store>(job)};
@@ -148,12 +150,12 @@ class PythonObserver final : public CallObserver {
 };
 
 py::object hooks_of(const ProcessGroup& self) {
-  const auto* const observer = dynamic_cast<const PythonObserver*>(self.observer());
+  const auto* const observer = dynamic_cast<const PythonObserver*>(core_of(self).observer());
   return observer == nullptr ? py::object(py::none()) : observer->hooks();
 }
 
 void set_hooks(ProcessGroup& self, py::object hooks) {
-  self.observe(std::make_shared<PythonObserver>(std::move(hooks)));
+  core_of(self).observe(std::make_shared<PythonObserver>(std::move(hooks)));
 }
 
 constexpr std::pair<const char*, ReduceOp::Kind> kKinds[] = {
@@ -194,7 +196,8 @@ void bind_reduce_op(py::module_& module) {
           }))
       .def("__hash__", [](const ReduceOp& self) { return static_cast<int>(self.kind()); })
       .def("__repr__", [](const ReduceOp& self) {
-        return "<ReduceOp." + std::string(collective::name_of(self.engine())) + ">";
+        return "<ReduceOp." + std::string(collective::name_of(collective::engine_reduce(self))) +
+               ">";
       });
   module.def("_make_nccl_premul_sum", &ReduceOp::premul_sum, py::arg("factor"),
              "A ReduceOp: each rank's input times its factor, then summed.");
@@ -306,8 +309,10 @@ void bind_groups(py::module_& module) {
       .def("get_group_store", &store_of_group,
            "A part of the job's store for this group's keys. Raises DistStoreError if the job has "
            "ended.")
-      .def("_get_sequence_number_for_group", &ProcessGroup::collective_count,
-           "Number of collectives this member has submitted.")
+      .def(
+          "_get_sequence_number_for_group",
+          [](const ProcessGroup& self) { return core_of(self).collective_count(); },
+          "Number of collectives this member has submitted.")
       .def_property("_hooks", &hooks_of, &set_hooks,
                     "The observer of its calls (hooks.py), or None; can be set once.")
       .def("__bool__", &ProcessGroup::is_member)
@@ -328,7 +333,7 @@ void bind_groups(py::module_& module) {
 
   ProcessGroupParts none;
   none.name = "of others";
-  module.attr("NON_GROUP_MEMBER") = std::make_shared<ProcessGroup>(std::move(none));
+  module.attr("NON_GROUP_MEMBER") = std::make_shared<GroupCore>(std::move(none));
 
   auto nccl =
       py::class_<ProcessGroupNCCL>(module, "ProcessGroupNCCL", "What belongs to the nccl backend.");
@@ -410,9 +415,8 @@ void bind_groups(py::module_& module) {
   module.def("is_initialized", &is_initialized,
              "Whether this process (or thread, where ranks are threads) has a default group.");
   module.def("default_group", &default_group);
-  module.def("_find_group",
-             [](const std::string& name) { return WorldScope::current()->find(name); });
-  module.def("_group_count", [] { return WorldScope::current()->group_count(); });
+  module.def("_find_group", [](const std::string& name) { return World::current().find(name); });
+  module.def("_group_count", [] { return World::current().group_count(); });
   module.def("get_rank", &get_rank, py::arg("group") = py::none(),
              "This process's rank in the group (None: the default one); -1 for a non-member.");
   module.def("get_world_size", &get_world_size, py::arg("group") = py::none(),

@@ -1,4 +1,4 @@
-#include "muster/mesh/device_mesh.h"
+#include "muster/device_mesh.h"
 
 #include <algorithm>
 #include <map>
@@ -8,9 +8,10 @@
 
 #include "bindings.h"
 #include "blocking.h"
-#include "muster/group/debug.h"
+#include "muster/debug.h"
 #include "muster/group/errors.h"
 #include "muster/mesh/mesh_axis.h"
+#include "muster/rpc/functions.h"
 #include "no_gil.h"
 #include "pg_options.h"
 

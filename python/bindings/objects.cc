@@ -2,7 +2,7 @@
 
 #include "bindings.h"
 #include "blocking.h"
-#include "muster/group/object_bytes.h"
+#include "muster/objects.h"
 
 // Objects come and go as bytes: muster/objects.py pickles them. Nothing is unpickled that did not
 // come from a rank of the job.

@@ -8,14 +8,17 @@
 
 #include "bindings.h"
 #include "blocking.h"
+#include "muster/comm_hook.h"
+#include "muster/distributed_data_parallel.h"
 #include "muster/group/errors.h"
-#include "muster/parallel/comm_hook.h"
-#include "muster/parallel/distributed_data_parallel.h"
+#include "muster/group/group_core.h"
+#include "muster/parallel/backward_frame.h"
 #include "muster/parallel/flat_memory.h"
-#include "muster/parallel/power_sgd_hook.h"
+#include "muster/parallel/module_parts.h"
 #include "muster/parallel/sharded_norm.h"
 #include "muster/parallel/sharded_unit.h"
-#include "muster/parallel/zero_redundancy_optimizer.h"
+#include "muster/power_sgd_hook.h"
+#include "muster/zero_redundancy_optimizer.h"
 #include "no_gil.h"
 
 // What muster/nn, muster/optim and muster/algorithms are made of. Nothing here takes the model's
@@ -376,7 +379,7 @@ void bind_parallel(py::module_& module) {
   module.def(
       "_end_calls",
       [](const Group& group, const std::string& why) {
-        if (group->failure().ok()) group->abort(why);
+        if (group->failure().ok()) core_of(group).abort(why);
       },
       Released());
   module.def(
@@ -384,7 +387,7 @@ void bind_parallel(py::module_& module) {
       [](const Group& group, const std::string& why) {
         if (!group->failure().ok()) return;
         try {
-          group->refuse(Op::broadcast, "ZeroRedundancyOptimizer", std::runtime_error(why));
+          core_of(group).refuse(Op::broadcast, "ZeroRedundancyOptimizer", std::runtime_error(why));
         } catch (const DistError&) {
           // The caller raises what it was.
         }

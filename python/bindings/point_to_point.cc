@@ -1,4 +1,4 @@
-#include "muster/group/point_to_point.h"
+#include "muster/point_to_point.h"
 
 #include <algorithm>
 #include <tuple>

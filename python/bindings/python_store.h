@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "muster/group/store.h"
+#include "muster/store.h"
 
 namespace muster::python {
 

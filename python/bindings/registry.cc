@@ -35,18 +35,18 @@ Lists listed(const Slices& slices) {
 
 /// A call as Python has it, which may keep it.
 struct Request {
-  explicit Request(const Call& call)
+  explicit Request(const BackendCall& call)
       : op(call.op()),
         name(call.name()),
         inputs(listed(call.inputs())),
         outputs(listed(call.outputs())),
         reduce_op(call.reduce_op()),
-        root(call.is_message() ? -1 : call.args.root),
-        peer(call.is_message() ? call.args.root : kAnyRank),
-        tag(call.record.traced.tag),
+        root(call.root()),
+        peer(call.peer()),
+        tag(call.tag()),
         async_op(call.is_async()),
         sequence(call.number()),
-        deadline(call.record.deadline) {}
+        deadline(call.deadline()) {}
 
   Op op;
   std::string name;
@@ -171,7 +171,7 @@ class BackendOfPython final : public ProcessGroupBackend {
     *why = says.cast<std::string>();
     return false;
   }
-  WorkRef submit(Call& call) override {
+  WorkRef submit(BackendCall& call) override {
     if (call.is_refused()) return nullptr;  // it was shown to nobody
     const py::gil_scoped_acquire held;
     const Request request(call);

@@ -1,4 +1,4 @@
-#include "muster/rpc/rpc.h"
+#include "muster/rpc_calls.h"
 
 #include <atomic>
 #include <cmath>
@@ -9,8 +9,12 @@
 #include "bindings.h"
 #include "blocking.h"
 #include "muster/group/errors.h"
-#include "muster/group/store.h"
+#include "muster/rpc/agent.h"
 #include "muster/rpc/autograd_context.h"
+#include "muster/rpc/backends.h"
+#include "muster/rpc/functions.h"
+#include "muster/rpc/rref_context.h"
+#include "muster/store.h"
 #include "no_gil.h"
 #include "python_store.h"
 #include "rpc_values.h"
@@ -78,10 +82,9 @@ class LateAnswer {
   rpc::ResponderRef responder_;
 };
 
-void serve(rpc::Request& request) {
-  auto pickle = rpc::unpack<Pickled>(request.parcel.value, *request.passage);
-  request.parcel.value = {};  // the arguments are the function's now
-  const rpc::ResponderRef responder = request.responder;
+void serve(rpc::Value& arguments, rpc::Passage& passage, const rpc::ResponderRef& responder) {
+  auto pickle = rpc::unpack<Pickled>(arguments, passage);
+  arguments = {};  // they are the function's now
   if (!responder)
     throw DistError("a call of a Python function that wants no answer is none of muster's",
                     Code::refused);
@@ -257,7 +260,7 @@ py::object to_here(const Reference& self, double timeout) {
   if (held.is_owner()) return local_value(self);
   held.context().check(held);
   Agent::Call call;
-  call.to = rpc::detail::owner_of(held);
+  call.to = held.owner();
   call.kind = rpc::kRRefFetch;
   call.name = "to_here";
   call.options = options_of(timeout);
@@ -282,7 +285,7 @@ void backward(const Reference& self, std::int64_t context_id, bool retain_graph)
   }
   held.context().check(held);
   Agent::Call call;
-  call.to = rpc::detail::owner_of(held);
+  call.to = held.owner();
   call.kind = rpc::kRRefBackward;
   call.name = "backward";
   call.options.timeout = Duration::zero();
@@ -547,8 +550,12 @@ void bind_rpc(py::module_& module) {
                  function.serve = serve;
                  rpc::add_function(std::move(function), nullptr);
                  rpc::extensions().push_back([](Agent& agent) {
-                   agent.on(kPythonCall,
-                            {.run = [](rpc::Request request) { serve(request); }, .is_short = {}});
+                   agent.on(kPythonCall, {.run =
+                                              [](rpc::Request request) {
+                                                serve(request.parcel.value, *request.passage,
+                                                      request.responder);
+                                              },
+                                          .is_short = {}});
                  });
                  return true;
                }();

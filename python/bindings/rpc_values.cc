@@ -10,7 +10,7 @@
 #include "bindings.h"
 #include "muster/group/errors.h"
 #include "muster/rpc/described_error.h"
-#include "muster/rpc/errors.h"
+#include "muster/rpc_errors.h"
 #include "no_gil.h"
 
 namespace muster::python {
@@ -183,7 +183,7 @@ py::object object_of(const rpc::KeptValue& value) {
 }
 
 py::object result_of(const std::string& function, const rpc::Answer& answer) {
-  return read(function, answer.parcel.value, *answer.passage);
+  return read(function, answer.value, *answer.passage);
 }
 
 std::function<void(Value&, Passage&)> plain_arguments(const std::string& function,

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "muster/rpc/rref.h"
+#include "muster/rref.h"
 
 namespace muster::python {
 
@@ -69,7 +69,7 @@ rpc::KeptValue keep(const pybind11::object& object);
 pybind11::object object_of(const rpc::KeptValue& value);
 
 /// What came as an answer: of a Python function, of one of C++'s, or of torch's operators.
-pybind11::object result_of(const std::string& function, const rpc::Answer& answer);
+pybind11::object result_of(const std::string& function, const rpc::detail::Answer& answer);
 
 /// Packs arguments for a function that is named by text: numbers, text, tensors, and lists of int,
 /// float or Tensor.

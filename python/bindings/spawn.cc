@@ -1,8 +1,8 @@
-#include "muster/group/spawn.h"
+#include "muster/spawn.h"
 
 #include "bindings.h"
 #include "muster/group/world.h"
-#include "muster/rpc/rpc.h"
+#include "muster/rpc_calls.h"
 #include "muster/transport/process_failure.h"
 
 namespace muster::python {
@@ -13,7 +13,7 @@ namespace py = pybind11;
 /// Ctrl-C during a spawn of threads ends what the ranks wait in. Thread-safe.
 class RunningRanks {
  public:
-  void add(std::shared_ptr<WorldScope> scope) {
+  void add(std::shared_ptr<World> scope) {
     const std::lock_guard lock(mutex_);
     scopes_.push_back(std::move(scope));
   }
@@ -24,7 +24,7 @@ class RunningRanks {
 
  private:
   std::mutex mutex_;
-  std::vector<std::shared_ptr<WorldScope>> scopes_;
+  std::vector<std::shared_ptr<World>> scopes_;
 };
 
 std::string traceback_of(const py::error_already_set& error) {
@@ -75,7 +75,7 @@ void bind_spawn(py::module_& module) {
     RunningRanks running;
     std::unique_ptr<SpawnContext> context;
     const auto body = [&](int rank) {
-      running.add(WorldScope::current());
+      running.add(World::hold_current());
       const rpc::RpcScope::Binding scope(std::make_shared<rpc::RpcScope>());
       run(fn, args, rank);
     };

@@ -2,7 +2,7 @@
 
 #include "bindings.h"
 #include "blocking.h"
-#include "muster/group/store.h"
+#include "muster/store.h"
 #include "python_store.h"
 
 namespace muster::python {

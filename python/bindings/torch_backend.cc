@@ -11,8 +11,8 @@
 #include "muster/compat/torch_job.h"
 #include "muster/compat/torch_store.h"
 #include "muster/group/errors.h"
-#include "muster/group/init.h"
-#include "muster/group/store.h"
+#include "muster/init.h"
+#include "muster/store.h"
 #include "muster/store/rendezvous.h"
 
 namespace muster::python {

@@ -1,4 +1,4 @@
-# cmake -DBUILD=<build folder> -DPROJECT=<the project that uses muster> -DWORK=<empty folder> -DCXX=<compiler> [-DPYTHON=<that has torch>] -P install_test.cmake
+# cmake -DBUILD=<build folder> -DSOURCE=<source tree> -DPROJECT=<the project that uses muster> -DWORK=<empty folder> -DCXX=<compiler> [-DPYTHON=<that has torch>] -P install_test.cmake
 function(step)
   string(JOIN " " line ${ARGN})
   message(STATUS "${line}")
@@ -19,9 +19,12 @@ foreach(wanted IN ITEMS bin/muster include/muster/distributed.h)
     message(FATAL_ERROR "${wanted} was not installed")
   endif()
 endforeach()
-if(EXISTS "${prefix}/include/muster/testing")
-  message(FATAL_ERROR "headers for muster's own tests were installed")
+file(GLOB_RECURSE installed RELATIVE "${prefix}/include" "${prefix}/include/muster/*")
+file(GLOB_RECURSE public RELATIVE ${SOURCE}/include ${SOURCE}/include/muster/*)
+if(NOT installed STREQUAL public)
+  message(FATAL_ERROR "installed headers: ${installed}\npublic headers: ${public}\ncmake/MusterInstall.cmake lists them")
 endif()
+step(python3 ${SOURCE}/tools/check_public_headers "${prefix}/include")
 
 # Each of the command's programs starts: it finds LibTorch, and not by way of the build folder.
 unset(ENV{LD_LIBRARY_PATH})
@@ -54,4 +57,5 @@ step(${CMAKE_COMMAND} -S ${PROJECT} -B ${WORK}/build -G Ninja "-DCMAKE_PREFIX_PA
      -DCMAKE_BUILD_TYPE=Release)
 step(${CMAKE_COMMAND} --build ${WORK}/build)
 step(${WORK}/build/core_only)
+step(${WORK}/build/umbrellas)
 step(${muster} run --standalone --nproc-per-node 2 ${WORK}/build/train)

@@ -8,15 +8,17 @@ from trees import run_over
 TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "check_layers"
 
 GOOD = {
-    "src/muster/base/status.h": "#include <string>\n",
+    "include/muster/status.h": "#include <string>\n",
+    "src/muster/base/words.h": '#include "muster/status.h"\n',
     "src/muster/base/log.cc": "#include <spdlog/spdlog.h>\n",
-    "src/muster/transport/factory.h": '#include "muster/base/status.h"\n',
+    "src/muster/transport/factory.h": '#include "muster/base/words.h"\n',
     "src/muster/transport/tcp/stream.h": '#include "muster/transport/factory.h"\n',
     "src/muster/testing/rank_threads.h": '#include "muster/transport/factory.h"\n',
     "src/muster/transport/factory_test.cc": '#include "muster/testing/rank_threads.h"\n#include <gtest/gtest.h>\n',
-    "src/muster/group/work.h": '#include <ATen/core/Tensor.h>\n#include "muster/transport/factory.h"\n',
-    "src/muster/group/backends/native.h": '#include "muster/group/work.h"\n',
-    "src/muster/distributed.h": '#include "muster/group/work.h"\n',
+    "include/muster/work.h": '#include <ATen/core/Tensor.h>\n#include "muster/status.h"\n',
+    "src/muster/group/call.h": '#include <ATen/core/Tensor.h>\n#include "muster/transport/factory.h"\n',
+    "src/muster/group/backends/native.h": '#include "muster/work.h"\n',
+    "include/muster/distributed.h": '#include "muster/work.h"\n',
     "src/muster/compat/backend.cc": "#include <torch/csrc/distributed/c10d/Backend.hpp>\n",
     "examples/hello.cc": '#include "muster/distributed.h"\n',
 }
@@ -28,7 +30,7 @@ def run(files):
 
 class CheckLayers(unittest.TestCase):
     def test_accepts_a_good_tree(self):
-        self.assertEqual(run(GOOD), (0, "check_layers: 13 includes, 0 forbidden\n"))
+        self.assertEqual(run(GOOD), (0, "check_layers: 16 includes, 0 forbidden\n"))
 
     def test_refuses_an_empty_tree(self):
         self.assertEqual(run({})[0], 1)
@@ -100,8 +102,23 @@ class CheckLayers(unittest.TestCase):
     def test_refuses_an_unknown_folder(self):
         self.refuses(
             "src/muster/helpers/strings.cc",
-            '#include "muster/base/status.h"\n',
+            '#include "muster/status.h"\n',
             "belongs to no layer",
+        )
+
+    def test_refuses_a_private_header_in_a_public_one(self):
+        self.refuses(
+            "include/muster/store.h",
+            '#include "muster/base/words.h"\n',
+            "public headers only",
+        )
+
+    def test_refuses_torch_in_a_public_header_of_the_torch_free_half(self):
+        self.refuses("include/muster/op.h", "#include <ATen/ATen.h>\n", "torch is for group/")
+
+    def test_refuses_a_public_header_that_no_layer_has(self):
+        self.refuses(
+            "include/muster/other.h", '#include "muster/status.h"\n', "belongs to no layer"
         )
 
     def test_refuses_a_missing_header(self):

@@ -7,12 +7,12 @@
 #include <set>
 
 #include "muster/base/bytes.h"
-#include "muster/base/clock.h"
 #include "muster/base/descriptor.h"
 #include "muster/base/dtype.h"
 #include "muster/base/env.h"
 #include "muster/base/log.h"
-#include "muster/base/status.h"
+#include "muster/clock.h"
+#include "muster/status.h"
 
 namespace muster {
 namespace {

@@ -15,9 +15,9 @@
 #include <mutex>
 #include <vector>
 
-#include "muster/base/clock.h"
 #include "muster/base/fork_guard.h"
-#include "muster/base/status.h"
+#include "muster/clock.h"
+#include "muster/status.h"
 
 namespace muster {
 

@@ -1,4 +1,4 @@
-#include "muster/base/clock.h"
+#include "muster/clock.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -1,7 +1,7 @@
 /// What was thrown, as a Status: at the few places where the torch-free half meets exceptions.
 #pragma once
 
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster {
 

@@ -21,7 +21,7 @@
 
 #include "muster/base/bytes.h"
 #include "muster/base/secret.h"
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster {
 

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster {
 

@@ -9,8 +9,8 @@
 #include <mutex>
 #include <string>
 
-#include "muster/base/clock.h"
-#include "muster/base/status.h"
+#include "muster/clock.h"
+#include "muster/status.h"
 
 namespace muster {
 

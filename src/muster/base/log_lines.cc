@@ -14,9 +14,9 @@
 #include <mutex>
 #include <string>
 
-#include "muster/base/clock.h"
 #include "muster/base/descriptor.h"
 #include "muster/base/thread_start.h"
+#include "muster/clock.h"
 
 namespace muster::log_lines {
 namespace {

@@ -13,7 +13,7 @@
 #include <string>
 
 #include "muster/base/descriptor.h"
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster {
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "muster/base/clock.h"
+#include "muster/clock.h"
 
 namespace muster {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "muster/base/clock.h"
+#include "muster/clock.h"
 
 namespace muster {
 

@@ -24,7 +24,7 @@
 #include "muster/base/bytes.h"
 #include "muster/base/descriptor.h"
 #include "muster/base/secret_bytes.h"
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster {
 

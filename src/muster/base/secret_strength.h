@@ -8,7 +8,7 @@
 #include <string>
 
 #include "muster/base/secret_bytes.h"
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster {
 

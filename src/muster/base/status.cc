@@ -1,4 +1,4 @@
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster {
 

@@ -26,7 +26,7 @@
 #include <utility>
 
 #include "muster/base/exception_status.h"
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster {
 

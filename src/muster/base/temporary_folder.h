@@ -5,7 +5,7 @@
 #include <string>
 
 #include "muster/base/fork_guard.h"
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster {
 

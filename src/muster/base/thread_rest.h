@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "muster/base/clock.h"
+#include "muster/clock.h"
 
 namespace muster {
 

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <thread>
 
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster {
 

@@ -35,7 +35,7 @@
 #include "muster/base/bytes.h"
 #include "muster/base/handshake.h"
 #include "muster/base/secret.h"
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster {
 

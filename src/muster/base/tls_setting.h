@@ -11,7 +11,7 @@
 #include <string>
 
 #include "muster/base/handshake.h"
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster {
 

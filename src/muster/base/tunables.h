@@ -25,9 +25,9 @@
 #include <variant>
 #include <vector>
 
-#include "muster/base/clock.h"
-#include "muster/base/status.h"
 #include "muster/base/tunables_fixed.h"
+#include "muster/clock.h"
+#include "muster/status.h"
 
 namespace muster {
 

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster {
 

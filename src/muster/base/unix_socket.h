@@ -5,9 +5,9 @@
 
 #include <string>
 
-#include "muster/base/clock.h"
 #include "muster/base/descriptor.h"
-#include "muster/base/status.h"
+#include "muster/clock.h"
+#include "muster/status.h"
 
 namespace muster {
 

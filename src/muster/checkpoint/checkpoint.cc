@@ -1,9 +1,11 @@
-#include "muster/checkpoint/checkpoint.h"
+#include "muster/checkpoint.h"
 
 #include <utility>
 
+#include "muster/checkpoint/engine.h"
+#include "muster/checkpoint/state_access.h"
 #include "muster/group/errors.h"
-#include "muster/group/init.h"
+#include "muster/init.h"
 #include "muster/shards/files/index.h"
 #include "muster/shards/load.h"
 #include "muster/shards/save.h"

@@ -122,7 +122,7 @@ shards::Ranks ranks_of(const Group& group) {
 
 // ---- saving
 
-struct Saver::Saving::State {
+struct Saving::State {
   mutable std::mutex mutex;
   mutable std::condition_variable changed;
   std::optional<Status> result;
@@ -193,20 +193,21 @@ Saver::~Saver() {
   if (state_->thread.joinable()) state_->thread.join();
 }
 
-void Saver::Saving::wait() {
+void Saving::wait() {
   std::unique_lock lock(state_->mutex);
   state_->changed.wait(lock, [&] { return state_->result.has_value(); });
   state_->was_shown = true;
   group::check(*state_->result);
 }
 
-void Saver::Saving::wait_unheard() const {
-  std::unique_lock lock(state_->mutex);
-  state_->changed.wait(lock, [&] { return state_->result.has_value(); });
-  group::check(*state_->result);
+void Saver::wait_unreported(const Saving& saving) {
+  Saving::State& state = *saving.state_;
+  std::unique_lock lock(state.mutex);
+  state.changed.wait(lock, [&] { return state.result.has_value(); });
+  group::check(*state.result);
 }
 
-bool Saver::Saving::done() const {
+bool Saving::done() const {
   const std::lock_guard lock(state_->mutex);
   return state_->result.has_value();
 }
@@ -220,8 +221,8 @@ void Saver::save(const std::vector<Item>& items, const std::string& values,
   group::check(shards::finish_save(plan, data.pointers, values, ranks));
 }
 
-Saver::Saving Saver::async_save(const std::vector<Item>& items, const std::string& values,
-                                const shards::SaveOptions& options) {
+Saving Saver::async_save(const std::vector<Item>& items, const std::string& values,
+                         const shards::SaveOptions& options) {
   const Status before = state_->finish_last();
   const shards::Ranks ranks = state_->here();
   auto plan = state_->plan(items, options, ranks, before);

@@ -6,8 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "muster/checkpoint.h"
 #include "muster/checkpoint/items.h"
-#include "muster/group/process_group.h"
+#include "muster/process_group.h"
 #include "muster/shards/files/index.h"
 #include "muster/shards/save.h"
 
@@ -26,20 +27,8 @@ class Saver {
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
-  /// The end of one save, for as many threads as like.
-  class Saving {
-   public:
-    /// Blocks until the checkpoint is there; throws DistError on all ranks where one has failed.
-    void wait();
-    bool done() const;
-    /// The same on behalf of nobody: the next save throws the failure again.
-    void wait_unheard() const;
-
-   private:
-    friend class Saver;
-    struct State;
-    std::shared_ptr<State> state_;
-  };
+  /// As Saving::wait, but the failure counts as not reported: the next save throws it again.
+  static void wait_unreported(const Saving& saving);
 
   /// In place of a save that this rank cannot begin: the other ranks throw `why` from theirs.
   void fail(const std::exception& why) noexcept;

@@ -1,4 +1,4 @@
-#include "muster/checkpoint/state.h"
+#include "muster/checkpoint/state_access.h"
 
 #include <torch/types.h>
 
@@ -10,7 +10,7 @@
 #include "muster/checkpoint/optimizer_fields.h"
 #include "muster/group/errors.h"
 #include "muster/parallel/sharded_unit.h"
-#include "muster/parallel/zero_redundancy_optimizer.h"
+#include "muster/zero_redundancy_optimizer.h"
 
 namespace muster::checkpoint {
 

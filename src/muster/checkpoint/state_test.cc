@@ -19,6 +19,8 @@
 #include <optional>
 
 #include "muster/base/temporary_folder.h"
+#include "muster/checkpoint/engine.h"
+#include "muster/checkpoint/items.h"
 #include "muster/group/test_ranks.h"
 #include "muster/parallel.h"
 #include "muster/shards/load.h"

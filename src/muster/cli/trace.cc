@@ -13,8 +13,8 @@
 #include <memory>
 #include <utility>
 
-#include "muster/base/clock.h"
 #include "muster/cli/parse.h"
+#include "muster/clock.h"
 #include "muster/launch/options.h"
 #include "muster/store/factory.h"
 #include "muster/trace/responder.h"

@@ -3,8 +3,8 @@
 #include <ctime>
 #include <string>
 
-#include "muster/base/clock.h"
 #include "muster/cli/trace.h"
+#include "muster/clock.h"
 
 namespace muster::cli {
 namespace {

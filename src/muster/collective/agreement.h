@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/clock.h"
-#include "muster/base/status.h"
+#include "muster/clock.h"
 #include "muster/collective/selection.h"
+#include "muster/status.h"
 #include "muster/transport/channel.h"
 #include "muster/transport/fabric.h"
 

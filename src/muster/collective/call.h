@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string>
 
-#include "muster/base/status.h"
 #include "muster/collective/communicator.h"
+#include "muster/status.h"
 #include "muster/transport/fingerprint.h"
 
 namespace muster::collective {

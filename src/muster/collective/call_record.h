@@ -6,9 +6,9 @@
 #include <functional>
 #include <string_view>
 
-#include "muster/base/clock.h"
 #include "muster/base/log.h"
 #include "muster/base/quick_clock.h"
+#include "muster/clock.h"
 #include "muster/trace/recorder.h"
 
 namespace muster::collective {

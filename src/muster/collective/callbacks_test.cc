@@ -116,7 +116,7 @@ TEST(Callbacks, APollingThreadChecksItsOwnDeadline) {
         const auto in_short = [] { return communicator_test::in(milliseconds(200)); };
         const Values in(10, 1);
         Values out(10);
-        const auto driving = group.drive_here();
+        const auto driving = group.manual_progress();
         const auto pending = group.start(all_reduce(in, out), in_short());
         while (!pending->done()) std::this_thread::yield();
         EXPECT_EQ(pending->wait(soon()).code(), Code::timed_out);

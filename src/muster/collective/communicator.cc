@@ -58,7 +58,7 @@ class GroupCommunicator final : public Communicator,
 
   Status run(const Args& args, CallRecord& record) override;
   PendingRef start(Args args, CallRecord& record, std::shared_ptr<void> owner) override;
-  std::shared_ptr<void> drive_here() override;
+  std::shared_ptr<void> manual_progress() override;
   std::shared_ptr<void> on_idle(std::function<void()> callback) override;
   std::uint64_t refuse(Op op) override;
   void abort(const std::string& reason) override;
@@ -141,7 +141,7 @@ class GroupCommunicator final : public Communicator,
   const std::shared_ptr<FabricState> fabric_state_;
   std::uint64_t segment_;
   std::atomic<int> waiting_threads_{0};
-  std::atomic<int> driving_{0};  // number of drive_here() objects
+  std::atomic<int> driving_{0};  // number of manual_progress() objects
   DrivingThread driver_;         // the thread that holds the latest one
   IdleCallbacks idle_callbacks_;
   std::atomic<bool> closed_{false};
@@ -295,7 +295,7 @@ PendingRef GroupCommunicator::start_collective(Args args, CallRecord& record,
   return operation;
 }
 
-std::shared_ptr<void> GroupCommunicator::drive_here() {
+std::shared_ptr<void> GroupCommunicator::manual_progress() {
   struct Driving {
     explicit Driving(std::shared_ptr<GroupCommunicator> communicator)
         : group(std::move(communicator)) {

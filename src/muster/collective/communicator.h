@@ -19,12 +19,12 @@
 #include <vector>
 
 #include "muster/base/bytes.h"
-#include "muster/base/clock.h"
 #include "muster/base/dtype.h"
-#include "muster/base/status.h"
+#include "muster/clock.h"
 #include "muster/collective/call_record.h"
 #include "muster/collective/op.h"
 #include "muster/collective/slice_list.h"
+#include "muster/status.h"
 #include "muster/trace/peer_traces.h"
 #include "muster/transport/channel.h"
 #include "muster/transport/fabric.h"
@@ -171,7 +171,7 @@ class Communicator {
   /// alone as long as the calling thread uses its core (driving_thread.h). If that thread blocks
   /// elsewhere, the progress thread notices within 50 ms and helps. For machines without a spare
   /// core for the progress thread.
-  virtual std::shared_ptr<void> drive_here() = 0;
+  virtual std::shared_ptr<void> manual_progress() = 0;
   /// While the returned object lives, the calling thread calls `callback` at least every 500 ms
   /// while it waits in a call of this communicator. `callback` may abort the communicator. Must be
   /// destroyed on the same thread.

@@ -72,7 +72,7 @@ TEST(Queue, ADrivingThreadMayLeave) {
     with_group(2, wire, [](int rank, Communicator& group) {
       const Values in(40'000, rank + 1);
       Values one(40'000), two(40'000);
-      auto driving = group.drive_here();
+      auto driving = group.manual_progress();
       const auto first = group.start(all_reduce(in, one), soon());
       while (!first->done()) std::this_thread::yield();
       EXPECT_EQ(one[39'999], 3);
@@ -93,7 +93,7 @@ TEST(Queue, ABlockedDrivingThreadIsHelped) {
     with_group(2, wire, [](int rank, Communicator& group) {
       const Values in(300'000, rank + 1);
       Values out(in.size());
-      const auto driving = group.drive_here();
+      const auto driving = group.manual_progress();
       std::promise<Status> ended;
       group.start(all_reduce(in, out), soon())->when_done([&](const Status& status) {
         ended.set_value(status);
@@ -279,7 +279,8 @@ TEST(Queue, ADrivingThreadMayWaitInEitherGroup) {
       ASSERT_TRUE(groups[0] && groups[1]);
       const Values mine(300'000, 1);
       Values out[2] = {Values(mine.size()), Values(mine.size())};
-      const std::shared_ptr<void> driving[] = {groups[0]->drive_here(), groups[1]->drive_here()};
+      const std::shared_ptr<void> driving[] = {groups[0]->manual_progress(),
+                                               groups[1]->manual_progress()};
       const PendingRef pending[] = {groups[0]->start(all_reduce(mine, out[0]), soon()),
                                     groups[1]->start(all_reduce(mine, out[1]), soon())};
       for (const int each : {rank, 1 - rank}) {

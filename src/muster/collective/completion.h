@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "muster/base/callback_executor.h"
-#include "muster/base/status.h"
 #include "muster/collective/communicator.h"
+#include "muster/status.h"
 
 namespace muster::collective {
 

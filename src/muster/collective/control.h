@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "muster/base/status.h"
 #include "muster/collective/driver.h"
+#include "muster/status.h"
 #include "muster/transport/fingerprint.h"
 
 namespace muster::collective {

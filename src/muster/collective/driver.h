@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "muster/base/clock.h"
+#include "muster/clock.h"
 #include "muster/collective/group_context.h"
 #include "muster/collective/progress.h"
 

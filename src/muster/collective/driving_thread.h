@@ -7,8 +7,8 @@
 #include <atomic>
 #include <ctime>
 
-#include "muster/base/clock.h"
 #include "muster/base/tunables.h"
+#include "muster/clock.h"
 
 namespace muster::collective {
 

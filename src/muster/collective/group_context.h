@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "muster/base/clock.h"
-#include "muster/base/status.h"
+#include "muster/clock.h"
+#include "muster/status.h"
 #include "muster/trace/peer_traces.h"
 #include "muster/transport/channel.h"
 #include "muster/transport/fabric.h"

@@ -11,8 +11,8 @@
 
 #include "muster/base/bytes.h"
 #include "muster/base/dtype.h"
-#include "muster/base/status.h"
 #include "muster/collective/op.h"
+#include "muster/status.h"
 
 namespace muster::collective {
 

@@ -9,27 +9,19 @@
 #include <string_view>
 
 #include "muster/base/dtype.h"
+#include "muster/op.h"
 #include "muster/transport/fingerprint.h"
 
 namespace muster::collective {
 
-enum class Op : std::uint8_t {
-  broadcast,
-  all_reduce,
-  reduce,
-  all_gather,
-  gather,
-  scatter,
-  reduce_scatter,
-  all_to_all,
-  barrier,
-  send,
-  recv,
-};
+using muster::Op;
 inline constexpr int kOps = 11;
 
 enum class Reduce : std::uint8_t { sum, product, min, max, band, bor, bxor, avg, premul_sum };
 inline constexpr int kReduces = 9;
+constexpr Reduce engine_reduce(const ReduceOp& op) { return static_cast<Reduce>(op.kind()); }
+static_assert(engine_reduce(ReduceOp::PREMUL_SUM) == Reduce::premul_sum);
+static_assert(engine_reduce(ReduceOp::BAND) == Reduce::band);
 
 /// In `Fingerprint::flags`: the member could not execute the call because of its arguments. It
 /// still counts as a call.
@@ -65,8 +57,7 @@ inline constexpr std::array<OpInfo, kOps> kOpTable{{
     {"recv", false, false, false, false, SizeRule::free},
 }};
 inline const OpInfo& info(Op op) { return kOpTable[static_cast<std::size_t>(op)]; }
-/// A point-to-point message, not a call of the group.
-constexpr bool is_message(Op op) { return op == Op::send || op == Op::recv; }
+using muster::is_message;
 /// torch's names, such as "SUM" and "PREMUL_SUM".
 std::string_view name_of(Reduce reduce);
 /// Whether `reduce` is defined on `dtype`. If not, `why` receives the reason for the error text.

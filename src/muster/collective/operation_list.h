@@ -6,7 +6,7 @@
 #include <mutex>
 #include <span>
 
-#include "muster/base/clock.h"
+#include "muster/clock.h"
 #include "muster/collective/queue_state.h"
 
 namespace muster::collective {

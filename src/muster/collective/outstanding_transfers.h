@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "muster/base/bytes.h"
-#include "muster/base/status.h"
+#include "muster/status.h"
 #include "muster/transport/channel.h"
 
 namespace muster::collective {

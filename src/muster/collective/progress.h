@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "muster/base/clock.h"
-#include "muster/base/status.h"
+#include "muster/clock.h"
+#include "muster/status.h"
 #include "muster/transport/fabric.h"
 
 namespace muster::collective {

@@ -8,12 +8,12 @@
 #include <memory>
 #include <vector>
 
-#include "muster/base/clock.h"
-#include "muster/base/status.h"
 #include "muster/base/task.h"
+#include "muster/clock.h"
 #include "muster/collective/communicator.h"
 #include "muster/collective/selection.h"
 #include "muster/shm/host_region.h"
+#include "muster/status.h"
 #include "muster/transport/channel.h"
 #include "muster/transport/fingerprint.h"
 

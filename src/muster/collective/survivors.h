@@ -20,9 +20,9 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/clock.h"
-#include "muster/base/status.h"
+#include "muster/clock.h"
 #include "muster/collective/communicator.h"
+#include "muster/status.h"
 #include "muster/transport/fabric.h"
 
 namespace muster::collective {

@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "muster/base/status.h"
 #include "muster/collective/selection.h"
+#include "muster/status.h"
 
 namespace muster::collective {
 

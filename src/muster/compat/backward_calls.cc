@@ -7,8 +7,9 @@
 #include <exception>
 #include <utility>
 
-#include "muster/base/clock.h"
+#include "muster/clock.h"
 #include "muster/group/backward_gate.h"
+#include "muster/group/group_core.h"
 
 namespace muster::compat {
 namespace {
@@ -28,7 +29,7 @@ std::shared_ptr<BackwardCalls> BackwardCalls::of_this_pass(const ProcessGroup& g
     const std::lock_guard lock(calls->mutex_);
     return calls->over_ ? nullptr : calls;
   }
-  auto driving = group.drive_here();
+  auto driving = core_of(group).manual_progress();
   if (!driving) return nullptr;
   auto calls = std::make_shared<BackwardCalls>(pass, std::move(driving));
   latest.calls = calls;

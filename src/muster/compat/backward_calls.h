@@ -8,8 +8,8 @@
 #include <mutex>
 #include <vector>
 
-#include "muster/group/process_group.h"
-#include "muster/group/work.h"
+#include "muster/process_group.h"
+#include "muster/work.h"
 
 namespace muster::compat {
 

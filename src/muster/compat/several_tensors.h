@@ -7,7 +7,7 @@
 
 #include <vector>
 
-#include "muster/group/reduce_op.h"
+#include "muster/op.h"
 
 namespace muster::compat {
 

@@ -7,15 +7,17 @@
 #include <typeinfo>
 #include <utility>
 
+#include "muster/collectives.h"
 #include "muster/compat/gloo_words.h"
 #include "muster/compat/several_tensors.h"
 #include "muster/compat/torch_error.h"
 #include "muster/compat/torch_work.h"
-#include "muster/group/collectives.h"
-#include "muster/group/debug.h"
-#include "muster/group/point_to_point.h"
+#include "muster/debug.h"
+#include "muster/group/errors.h"
+#include "muster/group/group_core.h"
 #include "muster/group/rank_list.h"
-#include "muster/group/shared_tensor.h"
+#include "muster/point_to_point.h"
+#include "muster/shared_memory.h"
 
 namespace muster::compat {
 namespace {
@@ -52,11 +54,12 @@ template <class T>
 T& only(ProcessGroup& group, Op op, std::vector<T>& list, const char* what,
         std::int64_t index = 0) {
   if (list.size() != 1)
-    group.refuse(
+    core_of(group).refuse(
         op, what,
         DistError("one entry is expected, " + std::to_string(list.size()) + " were given"));
   if (index != 0)
-    group.refuse(op, what, DistError("the only tensor is number 0, not " + std::to_string(index)));
+    core_of(group).refuse(op, what,
+                          DistError("the only tensor is number 0, not " + std::to_string(index)));
   return list.front();
 }
 
@@ -68,7 +71,7 @@ Tensors parts_of(ProcessGroup& group, Op op, const at::Tensor& whole, const at::
   const bool flat_memory = whole.is_contiguous();
   const bool divides = flat_memory || whole.size(0) % members == 0;
   if (whole.numel() != part.numel() * members || !divides) {
-    group.refuse(
+    core_of(group).refuse(
         op, what,
         DistError("a tensor of " + std::to_string(part.numel() * members) +
                   " elements is expected, as many from each of " + std::to_string(members) +
@@ -115,7 +118,7 @@ std::string monitored_text(int rank, const std::optional<Duration>& timeout,
 /// Of the member that errors call `first_rank`; -1 where it is none.
 int position_in(const ProcessGroup& group, int first_rank) {
   int member = group.size() - 1;
-  while (member >= 0 && group.first_rank_of(member) != first_rank) --member;
+  while (member >= 0 && core_of(group).first_rank_of(member) != first_rank) --member;
   return member;
 }
 
@@ -500,14 +503,14 @@ c10::intrusive_ptr<c10d::Backend> TorchBackend::shrink(
     const std::vector<std::int64_t>& ranks_to_exclude, int flags,
     const c10::intrusive_ptr<c10d::Backend::Options>& options) {
   return in_torch_errors([&]() -> c10::intrusive_ptr<c10d::Backend> {
-    if (flags == kShrinkAbort) group_->abort("shrink_group was called with SHRINK_ABORT");
+    if (flags == kShrinkAbort) core_of(group_).abort("shrink_group was called with SHRINK_ABORT");
     const auto stays = [&](int rank) {
       return std::ranges::find(ranks_to_exclude, rank) == ranks_to_exclude.end();
     };
     const auto before = left_.value_or(TorchJob::Left{job_, group_});
     std::vector<int> exclude;
     for (int rank = 0; rank < getSize(); ++rank) {
-      const int member = position_in(*before.group, group_->first_rank_of(rank));
+      const int member = position_in(*before.group, core_of(group_).first_rank_of(rank));
       if (member >= 0 && !stays(rank)) exclude.push_back(member);
     }
     if (!left_ || !exclude.empty())
@@ -515,7 +518,7 @@ c10::intrusive_ptr<c10d::Backend> TorchBackend::shrink(
           before.job->shrink(before.group, exclude, options ? options->timeout : group_->timeout());
     std::vector<int> lost;
     for (int rank = 0; rank < getSize(); ++rank) {
-      if (stays(rank) && position_in(*left_->group, group_->first_rank_of(rank)) < 0)
+      if (stays(rank) && position_in(*left_->group, core_of(group_).first_rank_of(rank)) < 0)
         lost.push_back(rank);
     }
     if (!lost.empty())
@@ -563,8 +566,8 @@ c10d::ErrorType TorchBackend::getError() {
 
 void TorchBackend::abort() {
   if (!shut_down_)
-    group_->abort("the process group was aborted on rank " +
-                  std::to_string(group_->global_rank_of(group_->rank())));
+    core_of(group_).abort("the process group was aborted on rank " +
+                          std::to_string(group_->global_rank_of(group_->rank())));
 }
 
 void TorchBackend::shutdown() {

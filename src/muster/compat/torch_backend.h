@@ -21,8 +21,9 @@
 #include "muster/compat/gloo_words.h"
 #include "muster/compat/torch_calls.h"
 #include "muster/compat/torch_job.h"
-#include "muster/group/process_group.h"
-#include "muster/group/work.h"
+#include "muster/group/group_core.h"
+#include "muster/process_group.h"
+#include "muster/work.h"
 
 namespace muster::compat {
 
@@ -89,7 +90,7 @@ class TorchBackend : public c10d::Backend {
   Works recvAnysource(Tensors& tensors, int tag) override;
 
   const std::string getBackendName() const override { return name_; }
-  std::uint64_t getSequenceNumberForGroup() override { return group_->collective_count(); }
+  std::uint64_t getSequenceNumberForGroup() override { return core_of(group_).collective_count(); }
   void setSequenceNumberForGroup() override {}
 
   // Newer than torch 2.6: no `override`.

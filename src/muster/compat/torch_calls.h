@@ -16,7 +16,8 @@
 #include "muster/compat/several_tensors.h"
 #include "muster/compat/torch_error.h"
 #include "muster/compat/torch_work.h"
-#include "muster/group/process_group.h"
+#include "muster/group/group_core.h"
+#include "muster/process_group.h"
 
 namespace muster::compat {
 
@@ -98,7 +99,7 @@ TorchCalls::Works TorchCalls::issue(c10d::OpType type, const Tensors& inputs, Te
   if (auto work = in_torch_errors(
           [&] { return in_both_words([&] { return make(given(timeout)); }, words); }))
     parts.works.push_back(std::move(work));
-  parts.sequence = counts ? group_->collective_count() : 0;
+  parts.sequence = counts ? core_of(group_).collective_count() : 0;
   return TorchWork::create(std::move(parts), std::move(shown));
 }
 
@@ -119,12 +120,12 @@ TorchCalls::Works TorchCalls::issue_each(c10d::OpType type, const Tensors& input
   const auto pass = driven_by_this_pass(inputs);
   parts.pass = pass;
   in_torch_errors([&] {
-    const auto together = group_->send_together();
+    const auto together = core_of(group_).coalesce_sends();
     for (std::size_t i = 0; i < (lists > 1 ? lists : outputs.size()); ++i) {
       if (auto work = each(i, given(timeout))) parts.works.push_back(std::move(work));
     }
   });
-  parts.sequence = group_->collective_count();
+  parts.sequence = core_of(group_).collective_count();
   return TorchWork::create(std::move(parts), std::move(shown));
 }
 
@@ -135,12 +136,13 @@ TorchCalls::Works TorchCalls::issue_several(Op op, const Tensors& tensors,
   const bool sums = op == Op::all_reduce;
   in_torch_errors([&] {
     if (!words.empty())
-      group_->refuse(op, sums ? "allreduce" : "broadcast",
-                     DistError(std::to_string(tensors.size()) +
-                               " tensors were given; a call takes one or more that are alike in "
-                               "layout, dtype, device and shape, and where it "
-                               "has a root, one that is there, with a tensor that is (" +
-                               words + ")"));
+      core_of(group_).refuse(
+          op, sums ? "allreduce" : "broadcast",
+          DistError(std::to_string(tensors.size()) +
+                    " tensors were given; a call takes one or more that are alike in "
+                    "layout, dtype, device and shape, and where it "
+                    "has a root, one that is there, with a tensor that is (" +
+                    words + ")"));
   });
   prepare(tensors);
   const auto written = with_memory_of_their_own(tensors);

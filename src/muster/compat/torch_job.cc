@@ -8,6 +8,7 @@
 #include "muster/base/log.h"
 #include "muster/compat/torch_store.h"
 #include "muster/group/errors.h"
+#include "muster/group/group_core.h"
 #include "muster/group/shared_allocator.h"
 #include "muster/store/rendezvous.h"
 
@@ -88,7 +89,7 @@ TorchJob::Left TorchJob::shrink(const Group& old, const std::vector<int>& exclud
   left->retired_.push_back(world_);
   if (of_default) left->make_default();
   // Who was left out, and still waits in it, learns it.
-  world_->abort("the default group was shrunk");
+  core_of(world_).abort("the default group was shrunk");
   return {std::move(left), std::move(shrunk.group)};
 }
 
@@ -110,7 +111,7 @@ void TorchJob::close(Duration limit) {
   if (job_->peer_traces) job_->peer_traces->stop();
   const bool whole = world_->failure().ok();
   world_->set_timeout(std::min(world_->timeout(), limit));
-  const auto status = whole ? world_->close() : world_->failure();
+  const auto status = whole ? core_of(world_).close() : world_->failure();
   if (whole && !status.ok()) log(LogLevel::warning, "destroy_process_group: " + status.message());
   if (job_->recorder && status.ok()) job_->recorder->remove();
   const std::lock_guard lock(mutex_);

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/clock.h"
+#include "muster/clock.h"
 #include "muster/group/job.h"
-#include "muster/group/process_group.h"
+#include "muster/process_group.h"
 
 namespace muster::compat {
 

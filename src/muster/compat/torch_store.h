@@ -9,8 +9,8 @@
 
 #include <memory>
 
-#include "muster/base/clock.h"
-#include "muster/store/store.h"
+#include "muster/clock.h"
+#include "muster/key_value_store.h"
 
 namespace muster::compat {
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "muster/compat/torch_error.h"
+#include "muster/group/group_core.h"
 
 namespace muster::compat {
 
@@ -56,7 +57,8 @@ bool TorchWork::wait(std::chrono::milliseconds timeout) {
 
 void TorchWork::abort() {
   if (!isCompleted())
-    parts_.group->abort("a Work of rank " + std::to_string(parts_.group->rank()) + " was aborted");
+    core_of(parts_.group)
+        .abort("a Work of rank " + std::to_string(parts_.group->rank()) + " was aborted");
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {

@@ -10,8 +10,8 @@
 
 #include "muster/compat/backward_calls.h"
 #include "muster/compat/torch_range.h"
-#include "muster/group/process_group.h"
-#include "muster/group/work.h"
+#include "muster/process_group.h"
+#include "muster/work.h"
 
 namespace muster::compat {
 

@@ -3,8 +3,8 @@
 
 #include <atomic>
 
-#include "muster/group/objects.h"
 #include "muster/group/test_ranks.h"
+#include "muster/objects.h"
 
 namespace muster {
 namespace {

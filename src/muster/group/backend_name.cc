@@ -1,4 +1,4 @@
-#include "muster/group/backend_name.h"
+#include "muster/backend_name.h"
 
 #include <c10/core/Device.h>
 

@@ -3,10 +3,11 @@
 #include <functional>
 #include <mutex>
 
+#include "muster/collectives.h"
 #include "muster/group/backend_registry.h"
 #include "muster/group/calls.h"
+#include "muster/group/group_core.h"
 #include "muster/group/job.h"
-#include "muster/group/prepared_call.h"
 #include "muster/group/test_ranks.h"
 #include "muster/group/world.h"
 #include "muster/trace/reader.h"
@@ -29,7 +30,7 @@ class BarrierBackend final : public ProcessGroupBackend {
     *why = "it only counts barriers";
     return op == Op::barrier;
   }
-  WorkRef submit(Call& call) override {
+  WorkRef submit(BackendCall& call) override {
     if (!call.is_refused()) ++barriers_;
     return nullptr;
   }
@@ -90,7 +91,8 @@ class LaterBackend final : public ProcessGroupBackend {
     return kHas;
   }
   bool supports(Op, at::ScalarType, c10::DeviceType, std::string*) const override { return true; }
-  WorkRef submit(Call& call) override {
+  WorkRef submit(BackendCall& given) override {
+    auto& call = static_cast<Call&>(given);
     if (call.is_refused()) return nullptr;
     const bool waits = !call.is_async() && call.op() != Op::recv;
     auto work = std::make_shared<LaterWork>(std::move(call));
@@ -135,7 +137,7 @@ void register_later() {
 }
 
 trace::RankTrace recorded_here() {
-  auto recorded = trace::read_trace(WorldScope::current()->job("test")->recorder->path());
+  auto recorded = trace::read_trace(World::current().job("test")->recorder->path());
   EXPECT_TRUE(recorded.ok()) << recorded.status().message();
   return recorded.ok() ? *std::move(recorded) : trace::RankTrace();
 }
@@ -169,7 +171,7 @@ TEST(RegisteredBackend, MayTakeTheCallAway) {
       [](int) {
         const auto group = default_group();
         auto tensor = torch::zeros({2});
-        auto prepared = group->prepare(calls::all_reduce(*group, tensor, {}));
+        auto prepared = core_of(group).prepare(calls::all_reduce(*group, tensor, {}));
         for (int round = 0; round < 3; ++round) {
           tensor.zero_();
           prepared.submit();

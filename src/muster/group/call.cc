@@ -5,16 +5,17 @@
 #include "muster/group/backends/staging.h"
 #include "muster/group/dense_tensor.h"
 #include "muster/group/errors.h"
+#include "muster/group/group_core.h"
 
 namespace muster {
 Call::Call(ProcessGroup& group, Op op, const FunctionName& name,
            const std::optional<Duration>& timeout, bool async_op)
-    : group_(&group) {
+    : group_(&core_of(group)) {
   args.op = op;
   record.name = name.text;
   record.group = group.name();
-  record.recorder = group.parts().recorder.get();
-  record.recorded_group = group.parts().recorded_as;
+  record.recorder = group_->parts().recorder.get();
+  record.recorded_group = group_->parts().recorded_as;
   record.traced.name = name.traced;
   record.traced.async = async_op;
   has_timeout_ = timeout.has_value();

@@ -18,12 +18,12 @@
 #include <string_view>
 #include <vector>
 
-#include "muster/base/clock.h"
+#include "muster/clock.h"
 #include "muster/collective/call_record.h"
 #include "muster/collective/communicator.h"
 #include "muster/group/given_tensors.h"
-#include "muster/group/process_group.h"
-#include "muster/group/reduce_op.h"
+#include "muster/group/group_core.h"
+#include "muster/op.h"
 
 namespace muster {
 
@@ -79,7 +79,7 @@ struct Culprit {
   std::optional<int> global = {}, local = {};
 };
 
-class Call {
+class Call final : public BackendCall {
  public:
   Call(ProcessGroup& group, Op op, const FunctionName& name,
        const std::optional<Duration>& timeout = {}, bool async_op = false);
@@ -87,29 +87,31 @@ class Call {
   Call& operator=(Call&&) = delete;
   ~Call() = default;
 
-  // For backends.
   collective::Args args;  ///< ranks in it are group ranks
   collective::CallRecord record;
-  Op op() const { return args.op; }
-  std::string_view name() const { return record.name; }
-  ReduceOp reduce_op() const {
+  Op op() const override { return args.op; }
+  std::string_view name() const override { return record.name; }
+  ReduceOp reduce_op() const override {
     return args.reduce == collective::Reduce::premul_sum
                ? ReduceOp::premul_sum(args.factor)
                : ReduceOp(static_cast<ReduceOp::Kind>(args.reduce));
   }
-  /// True if `submit` should return before the call completes.
-  bool is_async() const { return record.traced.async; }
+  int root() const override { return is_message() ? -1 : args.root; }
+  int peer() const override { return is_message() ? args.root : kAnyRank; }
+  std::int64_t tag() const override { return record.traced.tag; }
+  TimePoint deadline() const override { return record.deadline; }
+  bool is_async() const override { return record.traced.async; }
   void make_async() { record.traced.async = true; }
-  bool is_message() const { return collective::is_message(args.op); }
-  /// The collective's number in the group, from 1; set when it starts.
-  std::uint64_t number() const { return record.traced.sequence; }
-  bool is_refused() const { return refused_; }
-  ProcessGroup& group() const { return *group_; }
+  bool is_message() const { return muster::is_message(args.op); }
+  /// Set when it starts.
+  std::uint64_t number() const override { return record.traced.sequence; }
+  bool is_refused() const override { return refused_; }
+  GroupCore& group() const { return *group_; }
   /// All of its memory is dense CPU memory and is in `args`.
   bool is_dense() const { return dense_; }
   /// The tensors; requires `hold`.
-  const Slices& inputs() const { return tensors_->inputs; }
-  const Slices& outputs() const { return tensors_->outputs; }
+  const Slices& inputs() const override { return tensors_->inputs; }
+  const Slices& outputs() const override { return tensors_->outputs; }
   /// Holds the tensors. Call while the function's arguments are alive and, like `stage`, before the
   /// call starts; an exception here refuses the call.
   void hold();
@@ -154,7 +156,7 @@ class Call {
   template <class Prepare>
   void or_refuse(Prepare prepare);
 
-  ProcessGroup* group_;
+  GroupCore* group_;
   Problem problem_ = Problem::none;
   bool dense_ = true;
   bool keeps_versions_ = false;

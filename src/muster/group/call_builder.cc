@@ -304,7 +304,7 @@ void CallBuilder::add_input_memory(at::ScalarType type, ConstBytes memory) {
 void CallBuilder::add_output_memory(MutableBytes memory) { call_.args.outputs.push_back(memory); }
 
 void CallBuilder::reduces(const ReduceOp& op) {
-  call_.args.reduce = op.engine();
+  call_.args.reduce = collective::engine_reduce(op);
   call_.args.factor = op.factor();
 }
 

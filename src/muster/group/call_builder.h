@@ -46,7 +46,7 @@ class CallBuilder {
   /// `lists` has one list per member with as many tensors as `tensors`.
   void add_input_coalesced(const TensorList& tensors, const std::vector<TensorList>& lists);
   void add_output_coalesced(const std::vector<TensorList>& lists, const TensorList& tensors);
-  /// Memory instead of tensors, for backends with `takes_memory`.
+  /// Memory instead of tensors, for a SpanBackend.
   void add_input_memory(at::ScalarType type, ConstBytes memory);
   void add_output_memory(MutableBytes memory);
   void reduces(const ReduceOp& op);

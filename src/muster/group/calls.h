@@ -1,12 +1,13 @@
 /// Builds the `Call` of each function of `collectives.h` and of messages. Used by those functions
-/// and by calls prepared for repeated use (`ProcessGroup::prepare`). `options.group` is ignored.
+/// and by calls prepared for repeated use (`GroupCore::prepare`). `options.group` is ignored.
 /// Nothing is thrown; problems are recorded in the call. The call points to its arguments: tensors,
 /// lists and options must outlive it until `prepare` or `submit` returns.
 #pragma once
 
+#include "muster/collectives.h"
 #include "muster/group/call.h"
-#include "muster/group/collectives.h"
-#include "muster/group/point_to_point.h"
+#include "muster/group/group_core.h"
+#include "muster/point_to_point.h"
 
 namespace muster::calls {
 

@@ -1,4 +1,4 @@
-#include "muster/group/collectives.h"
+#include "muster/collectives.h"
 
 #include "muster/group/call_builder.h"
 #include "muster/group/calls.h"
@@ -283,6 +283,43 @@ WorkRef reduce_scatter_coalesced(const TensorList& output_tensors,
                                  const ReduceScatterOptions& options) {
   return make(options, "reduce_scatter_coalesced", [&](ProcessGroup& group) {
     return calls::reduce_scatter_coalesced(group, output_tensors, input_tensor_lists, options);
+  });
+}
+
+// ---- prepared calls
+
+namespace {
+
+template <class Options, class Build>
+PreparedCall prepare(const Options& options, std::string_view name, Build build) {
+  const ActingGroup group(options.group, name);
+  return group->prepare(build(*group));
+}
+
+}  // namespace
+
+PreparedCall prepare_broadcast(const at::Tensor& tensor, const BroadcastOptions& options) {
+  return prepare(options, "prepare_broadcast",
+                 [&](ProcessGroup& group) { return calls::broadcast(group, tensor, options); });
+}
+
+PreparedCall prepare_all_reduce(const at::Tensor& tensor, const AllReduceOptions& options) {
+  return prepare(options, "prepare_all_reduce",
+                 [&](ProcessGroup& group) { return calls::all_reduce(group, tensor, options); });
+}
+
+PreparedCall prepare_all_gather_into_tensor(const at::Tensor& output_tensor,
+                                            const at::Tensor& input_tensor,
+                                            const CollectiveOptions& options) {
+  return prepare(options, "prepare_all_gather_into_tensor", [&](ProcessGroup& group) {
+    return calls::all_gather_into_tensor(group, output_tensor, input_tensor, options);
+  });
+}
+
+PreparedCall prepare_reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
+                                           const ReduceScatterOptions& options) {
+  return prepare(options, "prepare_reduce_scatter_tensor", [&](ProcessGroup& group) {
+    return calls::reduce_scatter_tensor(group, output, input, options);
   });
 }
 

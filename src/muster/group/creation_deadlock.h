@@ -14,9 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/clock.h"
-#include "muster/base/status.h"
-#include "muster/store/store.h"
+#include "muster/clock.h"
+#include "muster/key_value_store.h"
+#include "muster/status.h"
 
 namespace muster::group {
 

@@ -1,4 +1,4 @@
-#include "muster/group/debug.h"
+#include "muster/debug.h"
 
 #include <signal.h>
 #include <unistd.h>
@@ -7,9 +7,11 @@
 #include <mutex>
 #include <utility>
 
+#include "muster/base/debug_level.h"
 #include "muster/base/log.h"
 #include "muster/group/call.h"
 #include "muster/group/errors.h"
+#include "muster/group/group_core.h"
 #include "muster/group/job.h"
 #include "muster/group/resolve.h"
 #include "muster/group/world.h"
@@ -44,7 +46,7 @@ std::function<void()>& hook() {
 /// A barrier without a timeout.
 void barrier_without_timeout(const Group& world) {
   Call call(*world, Op::barrier, "breakpoint", Duration(-1));
-  world->submit(call);
+  core_of(world).submit(call);
 }
 
 }  // namespace
@@ -57,7 +59,7 @@ std::function<void()> set_breakpoint_hook(std::function<void()> wanted) {
 }
 
 void breakpoint(int rank) {
-  const auto scope = WorldScope::current();
+  const auto scope = World::hold_current();
   const auto world = scope->world("breakpoint");
   const auto job = scope->job("breakpoint");
   world->global_rank_of(rank);  // throws if there is no such rank
@@ -92,7 +94,7 @@ void set_timeout(Duration timeout, const Group& group) {
 }
 
 void abort_process_group(const Group& group, const std::string& reason) {
-  if (const auto which = group::acting(group, "abort_process_group")) which->abort(reason);
+  if (const auto which = group::acting(group, "abort_process_group")) core_of(which).abort(reason);
 }
 
 }  // namespace muster

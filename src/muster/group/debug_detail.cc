@@ -11,6 +11,7 @@
 #include "muster/base/callback_executor.h"
 #include "muster/group/call.h"
 #include "muster/group/errors.h"
+#include "muster/group/group_core.h"
 #include "muster/group/world.h"
 
 namespace muster::group {
@@ -60,9 +61,9 @@ std::string torch_spelling(std::string_view name) {
 class MismatchReport {
  public:
   MismatchReport(const ProcessGroup& group, Call& call)
-      : me_(group.first_rank_of(group.rank())),
-        members_(group.parts().first_ranks),
-        store_(group.parts().store),
+      : me_(core_of(group).first_rank_of(group.rank())),
+        members_(core_of(group).parts().first_ranks),
+        store_(core_of(group).parts().store),
         key_("detail/" + group.name() + "/"),
         side_{std::string(call.name()), shapes_of(call),
               caller_stack() ? caller_stack()() : std::string(), CallStack::here(2)} {}

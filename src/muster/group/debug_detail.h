@@ -5,7 +5,8 @@
 #include <functional>
 #include <string>
 
-#include "muster/group/process_group.h"
+#include "muster/process_group.h"
+#include "muster/work.h"
 
 namespace muster::group {
 

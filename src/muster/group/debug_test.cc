@@ -1,4 +1,4 @@
-#include "muster/group/debug.h"
+#include "muster/debug.h"
 
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
@@ -10,8 +10,9 @@
 #include <future>
 #include <set>
 
+#include "muster/collectives.h"
 #include "muster/group/calls.h"
-#include "muster/group/prepared_call.h"
+#include "muster/group/group_core.h"
 #include "muster/group/test_ranks.h"
 
 namespace muster {
@@ -273,7 +274,7 @@ TEST(Profiling, EveryCallIsARange) {
         rank == 0 ? void(send(t(), {.dst = 1})) : void(recv(t(), {.src = 0}));
         (rank == 0 ? isend(t(), {.dst = 1}) : irecv(t(), {.src = 0}))->wait();
         const auto world = default_group();
-        auto prepared = world->prepare(calls::all_reduce(*world, t(), {}));
+        auto prepared = core_of(world).prepare(calls::all_reduce(*world, t(), {}));
         prepared.submit();
         prepared.submit();
         at::removeCallback(handle);

@@ -49,7 +49,7 @@ TEST(PlainTensors, AreThoseWhoseMemoryCanBeUsedAsItIs) {
 TEST(PlainCalls, AreRecorded) {
   on_ranks(2, [](int rank) {
     const auto latest = [] {
-      const auto recorded = trace::read_trace(WorldScope::current()->job("test")->recorder->path());
+      const auto recorded = trace::read_trace(World::current().job("test")->recorder->path());
       EXPECT_TRUE(recorded.ok());
       return *recorded->latest();
     };

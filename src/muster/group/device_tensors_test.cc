@@ -4,9 +4,10 @@
 #include <functional>
 #include <thread>
 
+#include "muster/collectives.h"
 #include "muster/group/calls.h"
 #include "muster/group/deferred_device.h"
-#include "muster/group/prepared_call.h"
+#include "muster/group/group_core.h"
 #include "muster/group/test_ranks.h"
 
 namespace muster::testing {
@@ -132,7 +133,8 @@ TEST(DeviceTensors, EveryOperationGivesWhatItGivesOnTheCpu) {
     });
     expect_alike(rank, "a prepared request", [&](const Place& place) {
       const auto tensor = place(mine);
-      auto prepared = default_group()->prepare(calls::all_reduce(*default_group(), tensor, {}));
+      auto prepared =
+          core_of(default_group()).prepare(calls::all_reduce(*default_group(), tensor, {}));
       for (int i = 0; i < 2; ++i) prepared.submit();
       return std::vector{tensor};
     });

@@ -1,4 +1,4 @@
-#include "muster/group/distributed_sampler.h"
+#include "muster/distributed_sampler.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/randperm.h>
@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "muster/group/errors.h"
-#include "muster/group/init.h"
+#include "muster/init.h"
 
 namespace muster {
 

@@ -15,6 +15,7 @@
 #include "muster/group/backends/native.h"
 #include "muster/group/call_builder.h"
 #include "muster/group/errors.h"
+#include "muster/group/group_core.h"
 
 namespace muster::group {
 namespace {
@@ -25,7 +26,7 @@ constexpr Duration kAbortPollInterval = std::chrono::milliseconds(500);
 
 /// The engine's communicator for CPU memory; null if another backend serves the CPU.
 collective::Communicator* native_engine(const ProcessGroup& group) {
-  for (const auto& [device, backend] : group.parts().backends) {
+  for (const auto& [device, backend] : core_of(group).parts().backends) {
     if (device != c10::DeviceType::CPU) continue;
     const auto* native = dynamic_cast<const NativeBackend*>(backend.get());
     return native == nullptr ? nullptr : native->communicator().get();
@@ -41,7 +42,7 @@ void run_polling(ProcessGroup& group, collective::Communicator& engine,
   const auto idle_callback = engine.on_idle([&] {
     if (!aborted.ok()) return;
     aborted = give_up();
-    if (!aborted.ok()) group.abort(aborted.message());
+    if (!aborted.ok()) core_of(group).abort(aborted.message());
   });
   try {
     call();
@@ -54,13 +55,13 @@ void run_polling(ProcessGroup& group, collective::Communicator& engine,
 void run(ProcessGroup& group, Call call, const std::function<Status()>& give_up) {
   CallBuilder(call).check();
   if (!give_up) {
-    group.submit(call);
+    core_of(group).submit(call);
     return;
   }
   if (auto* engine = native_engine(group))
-    return run_polling(group, *engine, give_up, [&] { group.submit(call); });
+    return run_polling(group, *engine, give_up, [&] { core_of(group).submit(call); });
   call.make_async();
-  const auto work = group.submit(call);
+  const auto work = core_of(group).submit(call);
   if (work == nullptr) return;
   for (;;) {
     try {
@@ -74,7 +75,7 @@ void run(ProcessGroup& group, Call call, const std::function<Status()>& give_up)
       }
     }
     if (const auto status = give_up(); !status.ok()) {
-      group.abort(status.message());
+      core_of(group).abort(status.message());
       raise(status);
     }
   }
@@ -171,13 +172,13 @@ std::vector<CallNote> compare_calls(const Group& group, const std::string& mine,
   for (std::size_t i = 1; i < calls.size(); ++i) {
     if (calls[i] == calls[0]) continue;
     const auto rank = [&](std::size_t position) {
-      return std::to_string(group->first_rank_of(static_cast<int>(position)));
+      return std::to_string(core_of(group).first_rank_of(static_cast<int>(position)));
     };
     throw DistError(
         "the ranks made different groups at the same time: rank " + rank(0) + " called " +
             calls[0] + ", rank " + rank(i) + " called " + calls[i] +
             "; all ranks must make the same groups in the same order, or use_local_synchronization",
-        Code::mismatch, {group->first_rank_of(static_cast<int>(i))});
+        Code::mismatch, {core_of(group).first_rank_of(static_cast<int>(i))});
   }
   raise(Status(Code::internal, "the ranks announced different calls and showed the same"));
 }

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "muster/group/process_group.h"
+#include "muster/process_group.h"
 
 namespace muster::group {
 

@@ -7,13 +7,10 @@
 #include <cstdint>
 #include <vector>
 
-namespace muster {
+#include "muster/backend.h"
+#include "muster/work.h"
 
-using TensorList = std::vector<at::Tensor>;
-/// What one member exchanges with one other: usually one tensor; several, back to back, for
-/// coalesced calls.
-using Slice = c10::SmallVector<at::Tensor, 1>;
-using Slices = c10::SmallVector<Slice, 1>;
+namespace muster {
 
 namespace group {
 

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "muster/group/creation_deadlock.h"
+#include "muster/group/group_core.h"
 #include "muster/group/job.h"
 #include "muster/group/test_ranks.h"
 #include "muster/group/world.h"
@@ -497,7 +498,7 @@ TEST(ShrinkGroup, ErrorsGoOnNamingFirstRanks) {
     }
     const auto left = shrink_group({0});
     EXPECT_EQ(left->name(), "default shrunk");
-    EXPECT_EQ(left->first_rank_of(get_rank()), rank);
+    EXPECT_EQ(core_of(left).first_rank_of(get_rank()), rank);
     const auto pair = new_group({.ranks = Ranks{0, 2}});
     EXPECT_EQ(pair->name(), "[0, 2] of default shrunk");
     EXPECT_HAS(message_of<DistError>([] { all_reduce(at::Tensor()); }),
@@ -505,7 +506,7 @@ TEST(ShrinkGroup, ErrorsGoOnNamingFirstRanks) {
     auto got = torch::full({1}, rank);
     broadcast(got, {.src = 1});
     EXPECT_EQ(got.item<int>(), 2);
-    const auto recorded = trace::read_trace(WorldScope::current()->job("test")->recorder->path());
+    const auto recorded = trace::read_trace(World::current().job("test")->recorder->path());
     ASSERT_TRUE(recorded.ok()) << recorded.status().message();
     EXPECT_EQ(recorded->latest()->name, "broadcast");
     EXPECT_EQ(recorded->latest()->peer, 2);  // trace files too are named by original rank

@@ -1,4 +1,5 @@
-#include "muster/group/init.h"
+#include "muster/init.h"
+#include "muster/group/world.h"
 
 #include <algorithm>
 #include <bit>
@@ -8,11 +9,12 @@
 
 #include "muster/group/errors.h"
 #include "muster/group/exchange.h"
+#include "muster/group/group_core.h"
 #include "muster/group/job.h"
+#include "muster/group/pg_options.h"
 #include "muster/group/rank_list.h"
 #include "muster/group/resolve.h"
 #include "muster/group/shared_allocator.h"
-#include "muster/group/world.h"
 #include "muster/store/rendezvous.h"
 #include "muster/transport/process_failure.h"
 
@@ -118,7 +120,7 @@ collective::GroupProposal agree_on_call(const Group& world, const group::Job& jo
 }  // namespace
 
 void init_process_group(const InitProcessGroupOptions& options) {
-  const auto scope = WorldScope::current();
+  const auto scope = World::hold_current();
   if (scope->initialized())
     group::invalid("init_process_group was called twice on rank " +
                    std::to_string(scope->world("init_process_group")->rank()) +
@@ -141,14 +143,15 @@ void init_process_group(const InitProcessGroupOptions& options) {
 
 void destroy_process_group(const Group& group) {
   if (group && !group->is_member()) return;
-  auto closing = WorldScope::current()->remove(group, "destroy_process_group");
+  auto closing = World::current().remove(group, "destroy_process_group");
   Status first;
   bool never_failed = true;  // no group of the job ever failed here
   // Ranks whose failure this process has already been shown. One death ends all groups with that
   // rank.
   std::vector<int> reported_ranks;
   for (const auto& closed : closing.groups) {
-    if (!closed->is_member() || closed->failure().ok() || !closed->failure_was_shown()) continue;
+    if (!closed->is_member() || closed->failure().ok() || !core_of(closed).failure_was_shown())
+      continue;
     const auto failure = closed->failure();
     reported_ranks.insert(reported_ranks.end(), failure.ranks().begin(), failure.ranks().end());
   }
@@ -163,9 +166,9 @@ void destroy_process_group(const Group& group) {
     if (!closed->is_member()) continue;
     const auto known = closed->failure();
     never_failed = never_failed && known.ok();
-    const bool seen =
-        !known.ok() && (closed->failure_was_shown() || is_subset(known.ranks(), reported_ranks));
-    auto status = closed->close();
+    const bool seen = !known.ok() && (core_of(closed).failure_was_shown() ||
+                                      is_subset(known.ranks(), reported_ranks));
+    auto status = core_of(closed).close();
     if (!seen && first.ok()) first = known.ok() ? std::move(status) : known;
     closed.reset();
   }
@@ -177,8 +180,8 @@ void destroy_process_group(const Group& group) {
 
 void note_failure(const std::string& why) { transport::note_process_failure(why); }
 
-bool is_initialized() { return WorldScope::current()->initialized(); }
-Group default_group() { return WorldScope::current()->world("default_group"); }
+bool is_initialized() { return World::current().initialized(); }
+Group default_group() { return World::current().world("default_group"); }
 
 int get_rank(const Group& group) { return group_or_default(group, "get_rank")->rank(); }
 int get_world_size(const Group& group) { return group_or_default(group, "get_world_size")->size(); }
@@ -191,7 +194,7 @@ std::string get_backend(const Group& group) {
 }
 
 Group new_group(const NewGroupOptions& options) {
-  const auto scope = WorldScope::current();
+  const auto scope = World::hold_current();
   const auto world = scope->world("new_group");
   const auto job = scope->job("new_group");
   auto ranks = checked_ranks(options, job->world_size);
@@ -241,7 +244,7 @@ Group new_group(const NewGroupOptions& options) {
                               creation_options);
   } catch (const DistError&) {
     const auto verdict = creation.verdict();
-    if (creation.stops_default_group()) world->abort(verdict.message());
+    if (creation.stops_default_group()) core_of(world).abort(verdict.message());
     group::check(verdict);
     throw;
   }

@@ -6,9 +6,12 @@
 #include <map>
 #include <mutex>
 
-#include "muster/group/init.h"
+#include "muster/group/group_core.h"
 #include "muster/group/job.h"
+#include "muster/group/pg_options.h"
 #include "muster/group/test_ranks.h"
+#include "muster/group/world.h"
+#include "muster/init.h"
 #include "muster/store/factory.h"
 #include "muster/store/request_store.h"
 #include "muster/testing/reserved_port.h"
@@ -116,7 +119,7 @@ TEST(InitDeadline, GroupsAreMadeWithinIt) {
   const auto over = seen.get_future().share();
   on_ranks(2, [&](int rank) {
     if (rank == 1) return over.wait();
-    const auto job = WorldScope::current()->job("test");
+    const auto job = World::current().job("test");
     const auto passed = steady_clock().now();
     const auto said = message_of<DistBackendError>([&] {
       group::make_group(job, "late", {0, 1}, BackendConfig::parse("native"), minutes(30),
@@ -261,7 +264,7 @@ class FakeBackend : public ProcessGroupBackend {
     if (op == Op::reduce) *why = "it is a fake";
     return op != Op::reduce;
   }
-  WorkRef submit(Call& call) override {
+  WorkRef submit(BackendCall& call) override {
     if (!call.is_refused()) calls.emplace_back(call.name());
     return nullptr;
   }
@@ -282,7 +285,7 @@ class FakeBackend : public ProcessGroupBackend {
 TEST(DevicePicksTheBackend, OnEachCall) {
   const auto cpu = std::make_shared<FakeBackend>("first"),
              meta = std::make_shared<FakeBackend>("second");
-  const auto group = std::make_shared<ProcessGroup>(
+  const auto group = std::make_shared<GroupCore>(
       ProcessGroupParts{.name = "two",
                         .ranks = {0},
                         .rank = 0,

@@ -1,9 +1,10 @@
-#include "muster/group/init.h"
+#include "muster/init.h"
 
 #include <unistd.h>
 
 #include <cstdlib>
 
+#include "muster/group/errors.h"
 #include "muster/group/test_ranks.h"
 
 namespace muster {

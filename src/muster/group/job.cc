@@ -19,6 +19,7 @@
 #include "muster/group/backend_registry.h"
 #include "muster/group/backends/native.h"
 #include "muster/group/errors.h"
+#include "muster/group/group_core.h"
 #include "muster/group/rank_list.h"
 #include "muster/store/factory.h"
 #include "muster/transport/job_fabric.h"
@@ -138,7 +139,7 @@ void join_job(ProcessGroupParts& parts, const Job& job, std::string name, Durati
 }
 
 const NativeBackend* native_of(const ProcessGroup& group, const Backend& backend) {
-  for (const auto& [device, made] : group.parts().backends)
+  for (const auto& [device, made] : core_of(group).parts().backends)
     if (backend == made->capabilities().name) return dynamic_cast<const NativeBackend*>(made.get());
   return nullptr;
 }
@@ -187,7 +188,7 @@ void log_group(const ProcessGroup& group, TimePoint begin) {
   log(LogLevel::info,
       "group " + group.name() + " of ranks " + shown(group.ranks()) + ": this is its rank " +
           std::to_string(group.rank()) + ", backend " + group.backend() + " over " +
-          (group.shares_memory() ? "shared memory" : "links") + ", timeout " +
+          (core_of(group).shares_memory() ? "shared memory" : "links") + ", timeout " +
           describe(group.timeout()) + "; made in " + describe(steady_clock().now() - begin));
 }
 
@@ -234,7 +235,7 @@ Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<
       if (is_native(backend)) creation.proposal = {};  // a proposal is good for one group
       return made;
     });
-  auto made = std::make_shared<ProcessGroup>(std::move(parts));
+  auto made = std::make_shared<GroupCore>(std::move(parts));
   log_group(*made, begin);
   return made;
 }
@@ -289,7 +290,7 @@ Group split_group(const std::shared_ptr<Job>& job, const ProcessGroup& parent,
     return std::make_shared<NativeBackend>(backend, std::move(communicator), made.ranks);
   });
   if (own < 0) return nullptr;
-  auto group = std::make_shared<ProcessGroup>(std::move(made));
+  auto group = std::make_shared<GroupCore>(std::move(made));
   log_group(*group, begin);
   return group;
 }
@@ -299,7 +300,7 @@ ShrunkGroup shrink_group(const std::shared_ptr<Job>& job, const ProcessGroup& ol
                          std::shared_ptr<ProcessGroupOptions> pg_options) {
   const auto begin = steady_clock().now();
   const auto deadline = deadline_after(job->fabric->clock(), timeout);
-  const auto& before = old.parts();
+  const auto& before = core_of(old).parts();
   collective::Lineage lineage;
   if (before.lineage) {
     lineage = *before.lineage;
@@ -343,7 +344,7 @@ ShrunkGroup shrink_group(const std::shared_ptr<Job>& job, const ProcessGroup& ol
       return std::make_shared<NativeBackend>(backend, shrunk.communicator, parts.ranks);
     return make_backend(*now, backend, name, parts.ranks, timeout, creation);
   });
-  auto group = std::make_shared<ProcessGroup>(std::move(parts));
+  auto group = std::make_shared<GroupCore>(std::move(parts));
   log_group(*group, begin);
   return {std::move(group), std::move(now)};
 }

@@ -8,13 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/clock.h"
+#include "muster/backend_name.h"
+#include "muster/clock.h"
 #include "muster/collective/communicator.h"
-#include "muster/group/backend_name.h"
 #include "muster/group/creation_deadlock.h"
-#include "muster/group/process_group.h"
+#include "muster/key_value_store.h"
+#include "muster/process_group.h"
 #include "muster/store/rendezvous.h"
-#include "muster/store/store.h"
 #include "muster/trace/long_waits.h"
 #include "muster/trace/peer_traces.h"
 #include "muster/trace/recorder.h"

@@ -8,9 +8,9 @@
 #include <regex>
 #include <sstream>
 
-#include "muster/group/objects.h"
 #include "muster/group/test_failures.h"
 #include "muster/group/test_ranks.h"
+#include "muster/objects.h"
 
 namespace muster {
 namespace {

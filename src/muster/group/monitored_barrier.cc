@@ -14,9 +14,10 @@
 #include <cstring>
 #include <utility>
 
+#include "muster/debug.h"
 #include "muster/group/call_builder.h"
-#include "muster/group/debug.h"
 #include "muster/group/errors.h"
+#include "muster/group/group_core.h"
 #include "muster/group/monitored_barrier.h"
 #include "muster/group/resolve.h"
 #include "muster/trace/analysis.h"
@@ -53,7 +54,7 @@ Sent exchange(ProcessGroup& group, Op op, int peer, Tag tag, Sent sent, Duration
   op == Op::send ? CallBuilder(call).add_input(sent.tensor)
                  : CallBuilder(call).add_output(sent.tensor);
   CallBuilder(call).check();
-  sent.work = group.submit(call);
+  sent.work = core_of(group).submit(call);
   return sent;
 }
 
@@ -77,7 +78,7 @@ Message receive(ProcessGroup& group, int peer, Tag tag, std::int64_t barrier, Ti
 /// For a rank that is only late: the last act in its trace. If the trace is not on this host, the
 /// receive's own error.
 std::string why_late(const ProcessGroup& group, int rank, const DistError& error) {
-  const auto& recorder = group.parts().recorder;
+  const auto& recorder = core_of(group).parts().recorder;
   if (error.code() != Code::timed_out || recorder == nullptr) return error.what();
   const auto mine = trace::read_trace(recorder->path()),
              trace = trace::read_trace(recorder->directory() + "/" + trace::trace_name(rank));
@@ -103,7 +104,7 @@ struct Findings {
 };
 
 Findings collect(ProcessGroup& group, std::int64_t barrier, TimePoint deadline, bool all) {
-  const auto& ranks = group.parts().first_ranks;
+  const auto& ranks = core_of(group).parts().first_ranks;
   std::vector<Sent> tokens(ranks.size());
   for (std::size_t i = 1; i < ranks.size(); ++i)
     tokens[i] = exchange(group, Op::recv, static_cast<int>(i), kToken, Sent(),
@@ -159,7 +160,7 @@ void follow(ProcessGroup& group, std::int64_t barrier, Duration timeout) {
     verdict = receive(group, 0, kVerdict, barrier, limit);
   } catch (const DistError& error) {
     const auto ranks = error.code() == Code::timed_out || error.ranks().empty()
-                           ? std::vector<int>{group.first_rank_of(0)}
+                           ? std::vector<int>{core_of(group).first_rank_of(0)}
                            : error.ranks();
     throw DistBackendError(group::failed_text(ranks, timeout, error.what()), error.code(), ranks);
   }
@@ -172,7 +173,7 @@ void follow(ProcessGroup& group, std::int64_t barrier, Duration timeout) {
 
 /// Whether a backend of the group can carry the messages.
 bool has_message_backend(const ProcessGroup& group) {
-  const auto& backends = group.parts().backends;
+  const auto& backends = core_of(group).parts().backends;
   return std::any_of(
       backends.begin(), backends.end(), [why = std::string()](const auto& entry) mutable {
         return entry.first == c10::DeviceType::CPU &&
@@ -186,7 +187,7 @@ bool has_message_backend(const ProcessGroup& group) {
 void monitored_barrier(const MonitoredBarrierOptions& options) {
   const auto group = group::acting(options.group, "monitored_barrier");
   if (!group) return;
-  const auto barrier = static_cast<std::int64_t>(group->next_monitored_barrier());
+  const auto barrier = static_cast<std::int64_t>(core_of(group).next_monitored_barrier());
   if (group->size() == 1) return;
   const auto timeout = options.timeout.value_or(group->timeout());
   if (!has_message_backend(*group)) {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/clock.h"
-#include "muster/group/process_group.h"
+#include "muster/clock.h"
+#include "muster/process_group.h"
 
 namespace muster::group {
 

@@ -9,6 +9,7 @@
 
 #include "muster/base/bytes.h"
 #include "muster/group/errors.h"
+#include "muster/group/group_core.h"
 #include "muster/group/monitored_barrier.h"
 
 namespace muster::group {
@@ -26,7 +27,7 @@ class StoreBarrier {
  public:
   StoreBarrier(ProcessGroup& group, std::int64_t barrier, Duration timeout)
       : group_(group),
-        store_(group.store()),
+        store_(core_of(group).store()),
         prefix_("monitored_barrier/" + group.name() + "/" + std::to_string(barrier) + "/"),
         timeout_(timeout),
         deadline_(deadline_after(steady_clock(), timeout)) {
@@ -41,7 +42,7 @@ class StoreBarrier {
     check(store_->set(prefix_ + "hello", ""));
     std::vector<int> missing;
     for (int member = 1; member < group_.size() && (all || missing.empty()); ++member)
-      if (!has_arrived(member)) missing.push_back(group_.first_rank_of(member));
+      if (!has_arrived(member)) missing.push_back(core_of(group_).first_rank_of(member));
     const auto why = "monitored_barrier on group " + group_.name() + ": nothing came of " +
                      (missing.size() == 1 ? "it" : "them") + " through the job's store; see what " +
                      (missing.size() == 1 ? "it is" : "they are") + " doing (`muster trace`)";
@@ -92,7 +93,7 @@ class StoreBarrier {
     const auto value = store_->get(prefix_ + key, time_left(steady_clock(), limit));
     if (value.ok()) return *value;
     if (value.status().code() != Code::timed_out) check(value.status());
-    const std::vector<int> leader{group_.first_rank_of(0)};
+    const std::vector<int> leader{core_of(group_).first_rank_of(0)};
     throw DistBackendError(failed_text(leader, timeout_, value.status().message()), Code::timed_out,
                            leader);
   }
@@ -115,9 +116,9 @@ std::string failed_text(const std::vector<int>& ranks, Duration timeout, const s
 }
 
 void throw_verdict(const ProcessGroup& group, const std::string& text, std::vector<int> missing) {
-  throw DistBackendError("Rank " + std::to_string(group.first_rank_of(group.rank())) +
+  throw DistBackendError("Rank " + std::to_string(core_of(group).first_rank_of(group.rank())) +
                              " reached monitoredBarrier, which failed; rank " +
-                             std::to_string(group.first_rank_of(0)) + " says: " + text,
+                             std::to_string(core_of(group).first_rank_of(0)) + " says: " + text,
                          Code::timed_out, std::move(missing));
 }
 

@@ -1,4 +1,4 @@
-#include "muster/group/object_bytes.h"
+#include "muster/objects.h"
 
 #include <ATen/ops/empty.h>
 
@@ -8,9 +8,10 @@
 #include <numeric>
 #include <utility>
 
-#include "muster/group/backend_name.h"
+#include "muster/backend_name.h"
 #include "muster/group/call_builder.h"
 #include "muster/group/errors.h"
+#include "muster/group/group_core.h"
 #include "muster/group/resolve.h"
 
 namespace muster::group {
@@ -176,7 +177,7 @@ class Exchange {
   [[noreturn]] void fail(const std::string& what, Code code = Code::mismatch,
                          std::vector<int> ranks = {}) const {
     throw DistError(std::string(name_of(mine_.kind)) + " on rank " +
-                        std::to_string(group_->first_rank_of(rank())) + " (group " +
+                        std::to_string(core_of(group_).first_rank_of(rank())) + " (group " +
                         group_->name() + "): " + what,
                     code, std::move(ranks));
   }
@@ -185,7 +186,7 @@ class Exchange {
   Call begin(Op op) const { return Call(*group_, op, FunctionName(name_of(mine_.kind)), timeout_); }
   void submit(Call& call) {
     CallBuilder(call).check();
-    group_->submit(call);
+    core_of(group_).submit(call);
   }
   void broadcast(const at::Tensor& tensor) {
     Call call = begin(Op::broadcast);
@@ -232,7 +233,7 @@ class Exchange {
     }
     for (int member = 0; member < size(); ++member) {
       const auto& theirs = note(member);
-      const int global = group_->first_rank_of(member);
+      const int global = core_of(group_).first_rank_of(member);
       if (const auto why = refusal(theirs); !why.empty())
         fail("rank " + std::to_string(global) + " could not take part: " + why +
                  "; correct the call there",
@@ -257,7 +258,8 @@ class Exchange {
   }
   [[noreturn]] void throw_mismatch(int member, const std::string& first,
                                    const std::string& other) const {
-    const int zero = group_->first_rank_of(0), theirs = group_->first_rank_of(member);
+    const int zero = core_of(group_).first_rank_of(0),
+              theirs = core_of(group_).first_rank_of(member);
     fail("rank " + std::to_string(zero) + " called " + first + ", rank " + std::to_string(theirs) +
              " called " + other + "; every member must make the same call",
          Code::mismatch, {zero, theirs});
@@ -393,7 +395,7 @@ void send_objects(const ObjectCall& call, ObjectRank dst, const PackObjects& pac
     objects = pack();
     block = join(objects);
   } catch (const std::exception& why) {
-    group->refuse(Op::send, name, why);
+    core_of(group).refuse(Op::send, name, why);
   }
   const auto device = device_for(*group, call.device);
   Note note;
@@ -407,7 +409,7 @@ void send_objects(const ObjectCall& call, ObjectRank dst, const PackObjects& pac
     build.peer("dst", {}, peer, tag);
     build.add_input(tensor);
     build.check();
-    group->submit(message);
+    core_of(group).submit(message);
   };
   submit(to_tensor(device, &note, sizeof note), kNoteTag);
   submit(to_tensor(device, block.data(), block.size()), kBytesTag);
@@ -421,7 +423,7 @@ ReceivedObjects recv_objects(const ObjectCall& call, ObjectRank src, std::size_t
   try {
     if (!any) peer = group_rank(*group, "src", src.global, src.local);
   } catch (const std::exception& why) {
-    group->refuse(Op::recv, kReceive, why);
+    core_of(group).refuse(Op::recv, kReceive, why);
   }
   const auto device = device_for(*group, call.device);
   const auto submit = [&](const at::Tensor& tensor, int from, std::int64_t tag) {
@@ -430,7 +432,7 @@ ReceivedObjects recv_objects(const ObjectCall& call, ObjectRank src, std::size_t
     from == kAnyRank ? build.tag(tag) : build.peer("src", {}, from, tag);
     build.add_output(tensor);
     build.check();
-    const auto work = group->submit(message);
+    const auto work = core_of(group).submit(message);
     if (work == nullptr) return group->global_rank_of(from);
     work->wait();
     return work->source_rank();

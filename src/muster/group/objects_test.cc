@@ -1,4 +1,4 @@
-#include "muster/group/objects.h"
+#include "muster/objects.h"
 
 #include <atomic>
 #include <cereal/types/map.hpp>

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "muster/group/call.h"
+#include "muster/group/group_core.h"
 #include "muster/group/test_ranks.h"
 
 namespace muster {
@@ -34,9 +35,9 @@ TEST(CallObserver, SeesCallsInOrder) {
   on_ranks(2, [](int) {
     const Group group = new_group();
     const auto log = std::make_shared<CallLog>();
-    group->observe(log);
-    EXPECT_EQ(group->observer(), log.get());
-    EXPECT_THROW(group->observe(log), DistError);
+    core_of(group).observe(log);
+    EXPECT_EQ(core_of(group).observer(), log.get());
+    EXPECT_THROW(core_of(group).observe(log), DistError);
 
     const auto x = torch::ones({3});
     all_reduce(x, {.group = group});
@@ -55,7 +56,7 @@ TEST(CallObserver, SeesCallsInOrder) {
     EXPECT_EQ(log->after.back(), "barrier");
 
     barrier();
-    group->abort("for the test");
+    core_of(group).abort("for the test");
     EXPECT_EQ(log->aborts, 1);
   });
 }
@@ -66,7 +67,7 @@ TEST(CallObserver, RefusesForTheWholeGroup) {
     const Group group = new_group();
     const auto log = std::make_shared<CallLog>();
     log->refuses = rank == 0;
-    group->observe(log);
+    core_of(group).observe(log);
     if (rank == 0) {
       EXPECT_THROW(barrier({.group = group}), std::runtime_error);
     } else {

@@ -1,4 +1,4 @@
-#include "muster/group/point_to_point.h"
+#include "muster/point_to_point.h"
 
 #include <utility>
 
@@ -96,7 +96,7 @@ std::vector<WorkRef> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list) {
   for (const auto& op : p2p_op_list) {
     const group::ActingGroup group(op.group_, kName.text);
     if (!group->is_member()) continue;
-    if (!together && p2p_op_list.size() > 1) together = group->send_together();
+    if (!together && p2p_op_list.size() > 1) together = group->coalesce_sends();
     Call call(*group, op.sends_ ? Op::send : Op::recv, kName, {}, true);
     CallBuilder build(call);
     build.peer("peer", op.peer_, op.group_peer_, op.tag_);

@@ -1,8 +1,9 @@
-#include "muster/group/point_to_point.h"
+#include "muster/point_to_point.h"
 
 #include <ATen/core/ivalue.h>
 
 #include "muster/group/backends/native.h"
+#include "muster/group/group_core.h"
 #include "muster/group/test_ranks.h"
 
 namespace muster {
@@ -233,7 +234,7 @@ TEST(Batch, SmallMessagesToAPeerTravelTogether) {
     constexpr int kMessages = 20;
     const auto group = default_group();
     const auto& backend =
-        dynamic_cast<const group::NativeBackend&>(*group->parts().backends.front().second);
+        dynamic_cast<const group::NativeBackend&>(*core_of(group).parts().backends.front().second);
     const auto& fabric = backend.communicator()->channel().fabric();
     const int peer = 1 - rank;
     std::vector<at::Tensor> in, out;

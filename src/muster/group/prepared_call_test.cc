@@ -1,9 +1,10 @@
 #include <cstdlib>
 #include <new>
 
+#include "muster/collectives.h"
 #include "muster/group/calls.h"
+#include "muster/group/group_core.h"
 #include "muster/group/job.h"
-#include "muster/group/prepared_call.h"
 #include "muster/group/test_ranks.h"
 #include "muster/group/world.h"
 #include "muster/trace/reader.h"
@@ -41,13 +42,17 @@ TEST(PreparedCalls, StartAsOftenAsOneLikes) {
         [](int rank) {
           const auto group = default_group();
           auto tensor = torch::zeros({5});
-          auto sum = group->prepare(calls::all_reduce(*group, tensor, {.op = ReduceOp::SUM}));
+          auto sum =
+              core_of(group).prepare(calls::all_reduce(*group, tensor, {.op = ReduceOp::SUM}));
           auto strided = torch::zeros({4, 3}).t();
-          auto turned = group->prepare(calls::all_reduce(*group, strided, {.op = ReduceOp::MAX}));
+          auto turned =
+              core_of(group).prepare(calls::all_reduce(*group, strided, {.op = ReduceOp::MAX}));
           auto parts = torch::zeros({3, 2});
           const auto mine = torch::zeros({2});
-          auto gathered = group->prepare(calls::all_gather_into_tensor(*group, parts, mine, {}));
-          auto later = group->prepare(calls::all_reduce(*group, tensor, {.async_op = true}));
+          auto gathered =
+              core_of(group).prepare(calls::all_gather_into_tensor(*group, parts, mine, {}));
+          auto later =
+              core_of(group).prepare(calls::all_reduce(*group, tensor, {.async_op = true}));
           for (int round = 0; round < 20; ++round) {
             tensor.fill_(rank + round);
             EXPECT_EQ(sum.submit(), nullptr);
@@ -72,12 +77,12 @@ TEST(PreparedCalls, StartAsOftenAsOneLikes) {
 TEST(PreparedCalls, AreCheckedWhenTheyAreMade) {
   on_ranks(3, [](int rank) {
     const auto world = default_group();
-    EXPECT_HAS(
-        message_of<DistError>([&] { world->prepare(calls::all_reduce(*world, at::Tensor(), {})); }),
-        "undefined");
+    EXPECT_HAS(message_of<DistError>(
+                   [&] { core_of(world).prepare(calls::all_reduce(*world, at::Tensor(), {})); }),
+               "undefined");
     const auto group = new_group({.ranks = std::vector<int>{0, 2}});
     auto tensor = torch::ones({2});
-    auto call = group->prepare(calls::all_reduce(*group, tensor, {}));
+    auto call = core_of(group).prepare(calls::all_reduce(*group, tensor, {}));
     call.submit();
     EXPECT_SAME(tensor, torch::full({2}, rank == 1 ? 1.0f : 2.0f));
   });
@@ -92,7 +97,7 @@ TEST(PreparedCalls, ReceiveFromAnyRankAgainAndAgain) {
           const auto group = default_group();
           auto dense = torch::zeros({3}), strided = torch::zeros({3, 2}).t();
           for (auto& tensor : {dense, strided}) {
-            auto received = group->prepare(calls::recv(*group, tensor, {}, "recv", false));
+            auto received = core_of(group).prepare(calls::recv(*group, tensor, {}, "recv", false));
             for (int round = 1; round < 4; ++round) {
               if (rank == 0) {
                 send(torch::full(tensor.sizes(), static_cast<float>(round)), {.dst = 1});
@@ -120,11 +125,11 @@ TEST(PreparedCalls, KeepTheShapeThatIsRecorded) {
     EXPECT_NE(call.record.traced.shape.data(), theirs);
     const Call again = call.again();
     EXPECT_NE(again.record.traced.shape.data(), call.record.traced.shape.data());
-    auto prepared = group->prepare(std::move(call));
+    auto prepared = core_of(group).prepare(std::move(call));
     input.reset();
     output.reset();
     prepared.submit();
-    const auto recorded = trace::read_trace(WorldScope::current()->job("test")->recorder->path());
+    const auto recorded = trace::read_trace(World::current().job("test")->recorder->path());
     ASSERT_TRUE(recorded.ok()) << recorded.status().message();
     EXPECT_EQ(recorded->latest()->name, "all_to_all_single");
     EXPECT_EQ(recorded->latest()->shape, (std::vector<std::int64_t>{4, 3}));
@@ -140,11 +145,10 @@ TEST(PreparedCalls, TakeNoMemoryOnceTheyRun) {
     for (const std::int64_t elements : {1, 1000, 100000}) {
       auto tensor = torch::zeros({elements});
       auto whole = torch::zeros({2, elements});
-      PreparedCall prepared[] = {
-          group->prepare(calls::all_reduce(*group, tensor, {})),
-          group->prepare(calls::broadcast(*group, tensor, {.src = 0})),
-          group->prepare(calls::all_gather_into_tensor(*group, whole, tensor, {})),
-          group->prepare(calls::reduce_scatter_tensor(*group, tensor, whole, {}))};
+      PreparedCall prepared[] = {prepare_all_reduce(tensor, {.group = group}),
+                                 prepare_broadcast(tensor, {.src = 0, .group = group}),
+                                 prepare_all_gather_into_tensor(whole, tensor, {.group = group}),
+                                 prepare_reduce_scatter_tensor(tensor, whole, {.group = group})};
       for (auto& call : prepared) {
         for (int i = 0; i < 20; ++i) call.submit();
         std::size_t least = 1000000;  // in ten rounds: a rank that has to sleep may allocate

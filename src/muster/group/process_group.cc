@@ -1,4 +1,4 @@
-#include "muster/group/process_group.h"
+#include "muster/group/group_core.h"
 
 #include <ATen/record_function.h>
 
@@ -7,9 +7,10 @@
 #include <utility>
 
 #include "muster/base/debug_level.h"
+#include "muster/collectives.h"
+#include "muster/group/call.h"
 #include "muster/group/debug_detail.h"
 #include "muster/group/errors.h"
-#include "muster/group/prepared_call.h"
 #include "muster/group/rank_list.h"
 #include "muster/group/recorded_work.h"
 
@@ -37,10 +38,15 @@ std::string shown_ranks(const std::vector<int>& ranks) {
 
 }  // namespace
 
+BackendCalls::BackendCalls(ProcessGroupBackend& backend, std::uint16_t recorded_as)
+    : backend_(backend),
+      uses_spans_(dynamic_cast<const SpanBackend*>(&backend) != nullptr),
+      recorded_as_(recorded_as) {}
+
 WorkRef BackendCalls::submit(Call& call) {
   call.record.recorded_group = recorded_as_;
   try {
-    if (!backend_.capabilities().takes_memory) return submit_with_tensors(call);
+    if (!uses_spans_) return submit_with_tensors(call);
     auto work = dispatch(call);
     call.record.on_ended();
     return work;
@@ -75,7 +81,7 @@ WorkRef BackendCalls::dispatch(Call& call) {
 }
 
 void BackendCalls::refuse(Call& call) {
-  if (!backend_.capabilities().takes_memory) assign_number(call);
+  if (!uses_spans_) assign_number(call);
   backend_.submit(call);
 }
 
@@ -85,37 +91,45 @@ void BackendCalls::assign_number(Call& call) {
 }
 
 std::uint64_t BackendCalls::count() const {
-  return backend_.capabilities().takes_memory ? backend_.state().collectives
-                                              : count_.load(std::memory_order_relaxed);
+  return uses_spans_ ? backend_.state().collectives : count_.load(std::memory_order_relaxed);
 }
 
-ProcessGroup::ProcessGroup(ProcessGroupParts parts)
-    : parts_(std::move(parts)), timeout_(parts_.timeout) {
-  if (parts_.first_ranks.empty()) parts_.first_ranks = parts_.ranks;
+ProcessGroup::ProcessGroup(std::string name, std::vector<int> ranks, int rank, std::string backend,
+                           Duration timeout)
+    : name_(std::move(name)),
+      ranks_(std::move(ranks)),
+      rank_(rank),
+      backend_(std::move(backend)),
+      timeout_(timeout) {}
+
+GroupCore::GroupCore(ProcessGroupParts parts)
+    : ProcessGroup(std::move(parts.name), std::move(parts.ranks), parts.rank, parts.config.text(),
+                   parts.timeout),
+      parts_(std::move(parts)) {
+  if (parts_.first_ranks.empty()) parts_.first_ranks = ranks();
   if (!is_member()) return;
   for (const auto& [device, backend] : parts_.backends) {
     if (calls_by(*backend) != nullptr) continue;
     std::uint16_t recorded_as = parts_.recorded_as;
     if (!calls_.empty() && parts_.recorder != nullptr)
-      recorded_as = parts_.recorder->add_group(
-          parts_.name + " on " + c10::DeviceTypeName(device, true), parts_.first_ranks, rank());
+      recorded_as = parts_.recorder->add_group(name() + " on " + c10::DeviceTypeName(device, true),
+                                               parts_.first_ranks, rank());
     calls_.emplace_back(*backend, recorded_as);
   }
   if (parts_.backends.empty()) return;
   const auto& [device, backend] = parts_.backends.front();
-  if (device == c10::DeviceType::CPU && backend->capabilities().takes_memory)
-    memory_backend_ = backend.get();
+  if (device == c10::DeviceType::CPU && calls_.front().uses_spans()) span_backend_ = backend.get();
 }
 
-WorkRef ProcessGroup::submit(Call& call) {
+WorkRef GroupCore::submit(Call& call) {
   // Without a profiler, this only checks the thread's list of observers.
   auto observers = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
-  if (!call.is_valid_dense() || memory_backend_ == nullptr || observers.has_value() ||
+  if (!call.is_valid_dense() || span_backend_ == nullptr || observers.has_value() ||
       observer_.load(std::memory_order_relaxed) != nullptr ||
       get_debug_level() == DebugLevel::DETAIL) [[unlikely]]
     return submit_slow(call, observers ? &*observers : nullptr);
   try {
-    auto work = memory_backend_->submit(call);
+    auto work = span_backend_->submit(call);
     call.record.on_ended();
     return work;
   } catch (const std::exception& error) {
@@ -124,7 +138,7 @@ WorkRef ProcessGroup::submit(Call& call) {
   }
 }
 
-WorkRef ProcessGroup::submit_slow(Call& call, at::StepCallbacks* observers) {
+WorkRef GroupCore::submit_slow(Call& call, at::StepCallbacks* observers) {
   if (call.problem() == Problem::not_a_member) return nullptr;
   BackendCalls& calls = checked(call);
   std::string label;
@@ -147,26 +161,26 @@ WorkRef ProcessGroup::submit_slow(Call& call, at::StepCallbacks* observers) {
   return work;
 }
 
-void ProcessGroup::observe(std::shared_ptr<CallObserver> observer) {
+void GroupCore::observe(std::shared_ptr<CallObserver> observer) {
   CallObserver* none = nullptr;
   if (!observer_.compare_exchange_strong(none, observer.get()))
-    group::invalid("group " + parts_.name +
+    group::invalid("group " + name() +
                    " has an observer already, which stays until the group ends; let that one pass "
                    "its calls on");
   owned_observer_ = std::move(observer);
 }
 
-PreparedCall ProcessGroup::prepare(Call call) {
+PreparedCall GroupCore::prepare(Call call) {
   if (call.problem() == Problem::not_a_member) return {};
-  const bool takes_memory = checked(call).backend().capabilities().takes_memory;
+  const bool uses_spans = checked(call).uses_spans();
   call.hold();
   // Each run needs its own tensors if the call is asynchronous, uses a stream, or goes to a backend
   // that keeps it.
   const bool from_any = call.op() == Op::recv && call.args.root == kAnyRank;
   const auto device = call.device();
   const bool stays =
-      takes_memory && !call.is_async() && !from_any && (!device || *device == c10::DeviceType::CPU);
-  return {shared_from_this(), std::move(call), stays};
+      uses_spans && !call.is_async() && !from_any && (!device || *device == c10::DeviceType::CPU);
+  return {shared_from_this(), std::make_shared<Call>(std::move(call)), stays};
 }
 
 WorkRef PreparedCall::submit() {
@@ -177,24 +191,23 @@ WorkRef PreparedCall::submit() {
   return group_->submit(again);
 }
 
-void ProcessGroup::refuse(Op op, std::string_view name, const std::exception& why) {
+void GroupCore::refuse(Op op, std::string_view name, const std::exception& why) {
   count_refused(op, name, {});
   throw_refused(name, why);
 }
 
-void ProcessGroup::refuse(const Call& call, const std::exception& why) {
+void GroupCore::refuse(const Call& call, const std::exception& why) {
   count_refused(call);
   throw_refused(call.name(), why);
 }
 
-void ProcessGroup::count_refused(const Call& call) {
+void GroupCore::count_refused(const Call& call) {
   count_refused(call.op(), call.name(), call.device());
 }
 
 /// Counted by the backend that would have carried it out, otherwise by the first.
-void ProcessGroup::count_refused(Op op, std::string_view name,
-                                 std::optional<c10::DeviceType> device) {
-  if (collective::is_message(op)) return;
+void GroupCore::count_refused(Op op, std::string_view name, std::optional<c10::DeviceType> device) {
+  if (is_message(op)) return;
   Call call(*this, op, FunctionName(name));
   call.mark_refused();
   call.record.recorder = nullptr;
@@ -202,9 +215,9 @@ void ProcessGroup::count_refused(Op op, std::string_view name,
   (calls != nullptr ? *calls : calls_.front()).refuse(call);
 }
 
-void ProcessGroup::throw_refused(std::string_view name, const std::exception& why) const {
+void GroupCore::throw_refused(std::string_view name, const std::exception& why) const {
   const auto text = std::string(name) + " on rank " + std::to_string(first_rank_of(rank())) +
-                    " (group " + parts_.name + "): " + why.what();
+                    " (group " + ProcessGroup::name() + "): " + why.what();
   const auto* error = dynamic_cast<const DistError*>(&why);
   const auto code = error != nullptr ? error->code() : Code::invalid_argument;
   if (dynamic_cast<const DistBackendError*>(&why) != nullptr)
@@ -212,7 +225,7 @@ void ProcessGroup::throw_refused(std::string_view name, const std::exception& wh
   throw DistError(text, code, error != nullptr ? error->ranks() : std::vector<int>{});
 }
 
-BackendCalls& ProcessGroup::checked(const Call& call) {
+BackendCalls& GroupCore::checked(const Call& call) {
   try {
     if (call.problem() != Problem::none) call.explain();
     return backend_for(call);
@@ -221,7 +234,7 @@ BackendCalls& ProcessGroup::checked(const Call& call) {
   }
 }
 
-BackendCalls& ProcessGroup::backend_for(const Call& call) {
+BackendCalls& GroupCore::backend_for(const Call& call) {
   const auto device = call.device();
   if (!device) return calls_.front();  // a barrier: any backend will do
   if (BackendCalls* const calls = calls_on(*device)) {
@@ -232,47 +245,47 @@ BackendCalls& ProcessGroup::backend_for(const Call& call) {
                                std::string(call.name()) + ": " + why,
                            Code::unsupported);
   }
-  throw DistBackendError("group " + parts_.name + " was made with backend '" + backend() +
+  throw DistBackendError("group " + name() + " was made with backend '" + backend() +
                              "', which serves no tensors on " + call.device_text() +
                              "; name a backend for that device, or move the tensor",
                          Code::unsupported);
 }
 
-BackendCalls* ProcessGroup::calls_on(c10::DeviceType device) {
+BackendCalls* GroupCore::calls_on(c10::DeviceType device) {
   for (const auto& [type, backend] : parts_.backends)
     if (type == device) return calls_by(*backend);
   return nullptr;
 }
 
-BackendCalls* ProcessGroup::calls_by(const ProcessGroupBackend& backend) {
+BackendCalls* GroupCore::calls_by(const ProcessGroupBackend& backend) {
   for (BackendCalls& calls : calls_)
     if (&calls.backend() == &backend) return &calls;
   return nullptr;
 }
 
 int ProcessGroup::group_rank_of(int global_rank) const {
-  const auto at = std::find(parts_.ranks.begin(), parts_.ranks.end(), global_rank);
-  if (at == parts_.ranks.end())
+  const auto at = std::find(ranks_.begin(), ranks_.end(), global_rank);
+  if (at == ranks_.end())
     group::invalid("rank " + std::to_string(global_rank) +
-                   " of the default group is not a member of group " + parts_.name +
-                   ", whose members are " + shown_ranks(parts_.ranks));
-  return static_cast<int>(at - parts_.ranks.begin());
+                   " of the default group is not a member of group " + name_ +
+                   ", whose members are " + shown_ranks(ranks_));
+  return static_cast<int>(at - ranks_.begin());
 }
 
 int ProcessGroup::global_rank_of(int group_rank) const {
-  if (group_rank < 0 || group_rank >= static_cast<int>(parts_.ranks.size()))
-    group::invalid("group " + parts_.name + " has no rank " + std::to_string(group_rank) +
-                   "; its ranks are 0 to " + std::to_string(parts_.ranks.size() - 1));
-  return parts_.ranks[static_cast<std::size_t>(group_rank)];
+  if (group_rank < 0 || group_rank >= static_cast<int>(ranks_.size()))
+    group::invalid("group " + name_ + " has no rank " + std::to_string(group_rank) +
+                   "; its ranks are 0 to " + std::to_string(ranks_.size() - 1));
+  return ranks_[static_cast<std::size_t>(group_rank)];
 }
 
 Status ProcessGroup::failure() const {
-  for (const auto& [device, backend] : parts_.backends)
+  for (const auto& [device, backend] : core_of(*this).parts().backends)
     if (auto state = backend->state(); !state.failure.ok()) return state.failure;
   return {};
 }
 
-bool ProcessGroup::failure_was_shown() const {
+bool GroupCore::failure_was_shown() const {
   return aborted_ ||
          std::any_of(parts_.backends.begin(), parts_.backends.end(), [](const auto& entry) {
            const auto state = entry.second->state();
@@ -280,28 +293,28 @@ bool ProcessGroup::failure_was_shown() const {
          });
 }
 
-ProcessGroupBackend* ProcessGroup::backend_of_cpu() const {
+ProcessGroupBackend* GroupCore::backend_of_cpu() const {
   for (const auto& [device, backend] : parts_.backends)
     if (device == c10::DeviceType::CPU) return backend.get();
   return is_member() ? parts_.backends.front().second.get() : nullptr;
 }
 
-std::shared_ptr<void> ProcessGroup::scope(BackendScope kind) const {
+std::shared_ptr<void> GroupCore::scope(BackendScope kind) const {
   auto* const backend = backend_of_cpu();
   return backend != nullptr ? backend->scope(kind) : nullptr;
 }
 
-bool ProcessGroup::shares_memory() const {
+bool GroupCore::shares_memory() const {
   const auto of_cpu = [](const auto& backend) { return backend.first == c10::DeviceType::CPU; };
   const auto found = std::ranges::find_if(parts_.backends, of_cpu);
   return found != parts_.backends.end() && found->second->capabilities().shares_memory;
 }
 
-std::uint64_t ProcessGroup::collective_count() const {
+std::uint64_t GroupCore::collective_count() const {
   return calls_.empty() ? 0 : calls_.front().count();
 }
 
-Status ProcessGroup::close() {
+Status GroupCore::close() {
   const auto deadline = deadline_after(steady_clock(), timeout());
   Status first;
   std::vector<ProcessGroupBackend*> closed;  // one backend may serve several devices
@@ -313,7 +326,7 @@ Status ProcessGroup::close() {
   return first;
 }
 
-void ProcessGroup::abort(const std::string& reason) {
+void GroupCore::abort(const std::string& reason) {
   if (CallObserver* const observer = this->observer()) observer->on_abort();
   aborted_ = true;
   for (const auto& [device, backend] : parts_.backends) backend->abort(reason);

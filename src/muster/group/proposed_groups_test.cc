@@ -47,7 +47,7 @@ TEST(OfferedGroups, AreMadeWithoutAnotherThread) {
 // proposals are cancelled
 TEST(OfferedGroups, OfDifferentCallsAreTakenBack) {
   on_ranks(3, [](int rank) {
-    auto* const region = WorldScope::current()->job("test")->fabric->region();
+    auto* const region = World::current().job("test")->fabric->region();
     ASSERT_NE(region, nullptr);
     const auto room = [&] {  // the region slots the next two groups of that size would use
       barrier();

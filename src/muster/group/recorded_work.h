@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "muster/group/work.h"
 #include "muster/trace/recorder.h"
+#include "muster/work.h"
 
 namespace muster::group {
 

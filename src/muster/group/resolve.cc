@@ -8,7 +8,7 @@
 namespace muster::group {
 
 Group group_or_default(const Group& group, std::string_view call) {
-  return group ? group : WorldScope::current()->world(call);
+  return group ? group : World::current().world(call);
 }
 
 Group acting(const Group& group, std::string_view call) {

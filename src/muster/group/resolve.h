@@ -4,8 +4,9 @@
 #include <optional>
 #include <string_view>
 
-#include "muster/group/process_group.h"
+#include "muster/group/group_core.h"
 #include "muster/group/world.h"
+#include "muster/process_group.h"
 
 namespace muster::group {
 
@@ -21,19 +22,19 @@ Group acting(const Group& group, std::string_view call);
 class ActingGroup {
  public:
   ActingGroup(const Group& given, std::string_view call)
-      : held_(given ? WorldScope::Hold() : WorldScope::current()->hold()),
-        group_(given ? given.get() : held_.get()) {
+      : held_(given ? World::Hold() : World::current().hold()),
+        group_(given ? &core_of(given) : held_.get()) {
     if (group_ == nullptr) [[unlikely]]
-      group_ = (kept_ = WorldScope::current()->world(call)).get();
+      group_ = &core_of(kept_ = World::current().world(call));
   }
 
-  ProcessGroup& operator*() const { return *group_; }
-  ProcessGroup* operator->() const { return group_; }
+  GroupCore& operator*() const { return *group_; }
+  GroupCore* operator->() const { return group_; }
 
  private:
-  const WorldScope::Hold held_;
+  const World::Hold held_;
   Group kept_;
-  ProcessGroup* group_;
+  GroupCore* group_;
 };
 
 /// The group rank of a rank given in one of two ways. If neither is given, uses `fallback`, a rank

@@ -1,4 +1,4 @@
-#include "muster/group/shared_tensor.h"
+#include "muster/shared_memory.h"
 
 #include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>

@@ -10,6 +10,7 @@
 
 #include "muster/group/call_builder.h"
 #include "muster/group/errors.h"
+#include "muster/group/group_core.h"
 #include "muster/group/resolve.h"
 #include "muster/group/scalar_type.h"
 
@@ -60,8 +61,8 @@ void check(const at::Tensor& tensor, ReduceOp op) {
   if (tensor.dim() > static_cast<std::int64_t>(kMaxDimensions))
     invalid("the sparse tensor has " + std::to_string(tensor.dim()) + " dimensions, at most " +
             std::to_string(kMaxDimensions) + " can be reduced");
-  if (std::string why;
-      !collective::reduce_supports(op.engine(), to_dtype(tensor.scalar_type()), &why))
+  if (std::string why; !collective::reduce_supports(collective::engine_reduce(op),
+                                                    to_dtype(tensor.scalar_type()), &why))
     invalid(why);
 }
 
@@ -93,7 +94,7 @@ std::vector<at::Tensor> gather(ProcessGroup& group, const at::Tensor& mine,
   CallBuilder(call).add_input(mine);
   CallBuilder(call).add_output(outputs);
   CallBuilder(call).check();
-  group.submit(call);
+  core_of(group).submit(call);
   return outputs;
 }
 
@@ -105,12 +106,12 @@ std::vector<Facts> compare(ProcessGroup& group, const Facts& mine,
   gather(group, words, all.unbind(), timeout);
   std::vector<Facts> facts(static_cast<std::size_t>(group.size()));
   std::memcpy(facts.data(), all.const_data_ptr(), facts.size() * sizeof(Facts));
-  const int first = group.first_rank_of(0);
+  const int first = core_of(group).first_rank_of(0);
   for (std::size_t member = 0; member < facts.size(); ++member) {
-    const int other = group.first_rank_of(static_cast<int>(member));
+    const int other = core_of(group).first_rank_of(static_cast<int>(member));
     const auto on = std::string(kName) + " of sparse tensors on rank " +
-                    std::to_string(group.first_rank_of(group.rank())) + " (group " + group.name() +
-                    "): ";
+                    std::to_string(core_of(group).first_rank_of(group.rank())) + " (group " +
+                    group.name() + "): ";
     if (!alike(facts[member], facts[0]))
       throw DistError(on + "rank " + std::to_string(first) + " gave " + text_of(facts[0]) +
                           ", rank " + std::to_string(other) + " gave " + text_of(facts[member]) +
@@ -138,7 +139,7 @@ WorkRef all_reduce_sparse(const at::Tensor& tensor, const AllReduceOptions& opti
     check(tensor, options.op);
     mine = tensor.detach().coalesce();
   } catch (const std::exception& why) {
-    group->refuse(Op::all_reduce, kName, why);
+    core_of(group).refuse(Op::all_reduce, kName, why);
   }
   const auto facts = compare(*group, facts_of(mine), options.timeout);
   std::vector<at::Tensor> indices, values;

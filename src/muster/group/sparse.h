@@ -1,7 +1,8 @@
 /// all_reduce of sparse COO tensors. Private to `group/`.
 #pragma once
 
-#include "muster/group/collectives.h"
+#include "muster/collectives.h"
+#include "muster/work.h"
 
 namespace muster::group {
 

@@ -1,4 +1,4 @@
-#include "muster/group/spawn.h"
+#include "muster/spawn.h"
 
 #include <future>
 #include <mutex>
@@ -54,7 +54,7 @@ class ThreadContext : public SpawnContext {
     const auto store = store::make_hash_store();
     outcomes_.resize(static_cast<std::size_t>(count));
     for (int rank = 0; rank < count; ++rank)
-      scopes_.push_back(std::make_shared<WorldScope>(SpawnedRank{store, rank, count}));
+      scopes_.push_back(std::make_shared<World>(SpawnedRank{store, rank, count}));
     result_ = std::async(std::launch::async, [this, body = std::move(body), count] {
       const auto rank_body = [&](int rank) {
         const auto& scope = scopes_[static_cast<std::size_t>(rank)];
@@ -93,7 +93,7 @@ class ThreadContext : public SpawnContext {
     scopes_[at]->fail(why, outcome.earlier);
   }
 
-  std::vector<std::shared_ptr<WorldScope>> scopes_;
+  std::vector<std::shared_ptr<World>> scopes_;
   std::vector<Outcome> outcomes_;  // each written by its rank's thread
   // For ranks that still wait for others to join.
   std::shared_ptr<Interruption> interruption_ = std::make_shared<Interruption>();
@@ -113,7 +113,7 @@ std::unique_ptr<SpawnContext> spawn_ranks(std::function<void(int)> body,
     launch::SpawnOptions engine;
     engine.shutdown_timeout = options.shutdown_timeout;
     const auto child = [body = std::move(body)](int rank) {
-      const auto scope = WorldScope::current();
+      const auto scope = World::hold_current();
       scope->drop();  // the parent's groups
       auto outcome = run_rank(body, rank);
       if (!outcome.status.ok()) scope->fail(outcome.brief, outcome.earlier);

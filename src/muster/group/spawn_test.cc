@@ -1,4 +1,4 @@
-#include "muster/group/spawn.h"
+#include "muster/spawn.h"
 
 #include <signal.h>
 #include <sys/wait.h>

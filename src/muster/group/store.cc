@@ -1,7 +1,8 @@
-#include "muster/group/store.h"
+#include "muster/store.h"
 
 #include <utility>
 
+#include "muster/group/errors.h"
 #include "muster/store/factory.h"
 
 namespace muster {

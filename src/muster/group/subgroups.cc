@@ -1,4 +1,4 @@
-#include "muster/group/subgroups.h"
+#include "muster/subgroups.h"
 
 #include <algorithm>
 #include <map>
@@ -6,7 +6,9 @@
 
 #include "muster/group/errors.h"
 #include "muster/group/exchange.h"
+#include "muster/group/group_core.h"
 #include "muster/group/job.h"
+#include "muster/group/pg_options.h"
 #include "muster/group/rank_list.h"
 #include "muster/group/resolve.h"
 #include "muster/group/world.h"
@@ -56,14 +58,14 @@ BackendConfig part_of(const BackendConfig& have, const std::optional<std::string
 
 std::vector<Group> divide(const Group& parent, const std::vector<std::vector<int>>& parts,
                           const std::string& caller, const SplitGroupOptions& options, int& own) {
-  const auto scope = WorldScope::current();
+  const auto scope = World::hold_current();
   const auto job = scope->job(caller);
   if (!parent->is_member())
     invalid(caller + ": this process is not a member of group " + parent->name() +
             ", which it wants to divide");
   check_disjoint(parts, parent->size(), caller);
   const auto deadline = deadline_after(steady_clock(), options.timeout.value_or(parent->timeout()));
-  auto config = part_of(parent->parts().config, options.backend, caller);
+  auto config = part_of(core_of(parent).parts().config, options.backend, caller);
   check_pg_options(options.pg_options.get(), config, caller);
   const auto timeout = options.timeout.value_or(parent->timeout());
   group::compare_calls(parent,
@@ -87,7 +89,7 @@ std::vector<Group> divide(const Group& parent, const std::vector<std::vector<int
       other.ranks = std::move(ranks);
       other.config = config;
       other.timeout = timeout;
-      groups.push_back(std::make_shared<ProcessGroup>(std::move(other)));
+      groups.push_back(std::make_shared<GroupCore>(std::move(other)));
     }
   }
   auto mine = group::split_group(job, *parent, parts, own, std::move(name), std::move(config),
@@ -102,9 +104,9 @@ std::vector<Group> divide(const Group& parent, const std::vector<std::vector<int
 Group no_group(const Group& parent) {
   ProcessGroupParts parts;
   parts.name = "none of the parts of " + parent->name();
-  parts.config = parent->parts().config;
+  parts.config = core_of(parent).parts().config;
   parts.timeout = parent->timeout();
-  return std::make_shared<ProcessGroup>(std::move(parts));
+  return std::make_shared<GroupCore>(std::move(parts));
 }
 
 std::pair<Group, std::vector<Group>> with_own(const Group& parent, std::vector<Group> groups,
@@ -138,7 +140,7 @@ std::pair<Group, std::vector<Group>> new_subgroups(std::optional<int> group_size
     for (int rank = 0; rank < size; ++rank)
       parts[static_cast<std::size_t>(rank / *group_size)].push_back(rank);
   } else {
-    const auto job = WorldScope::current()->job("new_subgroups");
+    const auto job = World::current().job("new_subgroups");
     std::map<int, std::vector<int>> of_host;
     for (int rank = 0; rank < size; ++rank)
       of_host[group::host_of(*job, parent->global_rank_of(rank))].push_back(rank);
@@ -169,7 +171,7 @@ std::pair<Group, std::vector<Group>> new_subgroups_by_enumeration(
 }
 
 Group shrink_group(const std::vector<int>& ranks_to_exclude, const ShrinkGroupOptions& options) {
-  const auto scope = WorldScope::current();
+  const auto scope = World::hold_current();
   const auto job = scope->job("shrink_group");
   const auto world = scope->world("shrink_group");
   const auto old = options.group ? options.group : world;
@@ -184,15 +186,15 @@ Group shrink_group(const std::vector<int>& ranks_to_exclude, const ShrinkGroupOp
       invalid("shrink_group: rank " + std::to_string(rank) +
               " of the group is to be excluded and must not call it; destroy the group instead");
   }
-  check_pg_options(options.pg_options.get(), old->parts().config, "shrink_group");
+  check_pg_options(options.pg_options.get(), core_of(old).parts().config, "shrink_group");
   if (options.shrink_flags == ShrinkFlags::SHRINK_ABORT)
-    old->abort("shrink_group was called with SHRINK_ABORT");
+    core_of(old).abort("shrink_group was called with SHRINK_ABORT");
   const bool is_default_group = old == world;
   auto shrunk = group::shrink_group(job, *old, ranks_to_exclude, is_default_group,
                                     options.timeout.value_or(old->timeout()), options.pg_options);
   if (is_default_group) {
     for (const auto& ended : scope->replace(shrunk.job, shrunk.group))
-      ended->abort("the default group was shrunk");
+      core_of(ended).abort("the default group was shrunk");
   } else {
     scope->add(shrunk.group);
   }

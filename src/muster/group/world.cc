@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "muster/group/errors.h"
+#include "muster/group/group_core.h"
 #include "muster/group/job.h"
 
 namespace muster {
@@ -14,8 +15,12 @@ namespace {
 constinit thread_local const std::shared_ptr<WorldScope>* bound = nullptr;
 
 const std::shared_ptr<WorldScope>& of_process() {
-  static const auto scope = std::make_shared<WorldScope>();
+  static const std::shared_ptr<WorldScope> scope = std::make_shared<World>();
   return scope;
+}
+
+std::shared_ptr<GroupCore> shared_core(const Group& group) {
+  return std::static_pointer_cast<GroupCore>(group);
 }
 
 [[noreturn]] void not_initialized(std::string_view caller) {
@@ -36,9 +41,9 @@ WorldScope::Binding::Binding(std::shared_ptr<WorldScope> scope)
     : scope_(std::move(scope)), before_(std::exchange(bound, scope_ ? &scope_ : nullptr)) {}
 WorldScope::Binding::~Binding() { bound = before_; }
 
-WorldScope::~WorldScope() { drop(); }
+World::~World() { drop(); }
 
-void WorldScope::drop() {
+void World::drop() {
   std::shared_ptr<group::Job> job;
   std::vector<Group> groups;
   {
@@ -61,7 +66,7 @@ void WorldScope::drop() {
   while (!groups.empty()) groups.pop_back();
 }
 
-void WorldScope::fail(const std::string& why, const std::vector<int>& earlier) {
+void World::fail(const std::string& why, const std::vector<int>& earlier) {
   std::shared_ptr<group::Job> job;
   {
     const std::lock_guard lock(mutex_);
@@ -71,7 +76,7 @@ void WorldScope::fail(const std::string& why, const std::vector<int>& earlier) {
   abort(why);
 }
 
-void WorldScope::end_after(const WorldScope& culprit, const std::string& why) {
+void World::end_after(const World& culprit, const std::string& why) {
   std::shared_ptr<group::Job> job, theirs;
   {
     const std::lock_guard lock(mutex_);
@@ -90,50 +95,50 @@ void WorldScope::end_after(const WorldScope& culprit, const std::string& why) {
   abort(why);
 }
 
-void WorldScope::abort(const std::string& reason) {
+void World::abort(const std::string& reason) {
   std::vector<Group> groups;
   {
     const std::lock_guard lock(mutex_);
     groups = groups_;
     if (world_) groups.push_back(world_);
   }
-  for (const auto& group : groups) group->abort(reason);
+  for (const auto& group : groups) core_of(group).abort(reason);
 }
 
-bool WorldScope::initialized() const {
+bool World::initialized() const {
   const std::lock_guard lock(mutex_);
   return world_ != nullptr;
 }
 
-Group WorldScope::world(std::string_view caller) const {
+Group World::world(std::string_view caller) const {
   const std::lock_guard lock(mutex_);
   if (world_ == nullptr) not_initialized(caller);
   return world_;
 }
 
-std::shared_ptr<group::Job> WorldScope::job(std::string_view caller) const {
+std::shared_ptr<group::Job> World::job(std::string_view caller) const {
   const std::lock_guard lock(mutex_);
   if (job_ == nullptr) not_initialized(caller);
   return job_;
 }
 
-void WorldScope::open(std::shared_ptr<group::Job> job, Group world) {
+void World::open(std::shared_ptr<group::Job> job, Group world) {
   const std::lock_guard lock(mutex_);
   if (world_ != nullptr)
     group::invalid("init_process_group was called twice on rank " + std::to_string(world_->rank()) +
                    ": there is a default group already; call destroy_process_group first");
   job_ = std::move(job);
   world_ = std::move(world);
-  world_hold_.set(world_);
+  world_hold_.set(shared_core(world_));
   process_ = ::getpid();
 }
 
-void WorldScope::add(Group group) {
+void World::add(Group group) {
   const std::lock_guard lock(mutex_);
   groups_.push_back(std::move(group));
 }
 
-Group WorldScope::find(std::string_view name) const {
+Group World::find(std::string_view name) const {
   const std::lock_guard lock(mutex_);
   if (world_ != nullptr && world_->name() == name) return world_;
   const auto at = std::find_if(groups_.begin(), groups_.end(), [&](const Group& each) {
@@ -142,12 +147,12 @@ Group WorldScope::find(std::string_view name) const {
   return at == groups_.end() ? nullptr : *at;
 }
 
-std::size_t WorldScope::group_count() const {
+std::size_t World::group_count() const {
   const std::lock_guard lock(mutex_);
   return groups_.size() + (world_ != nullptr ? 1 : 0);
 }
 
-WorldScope::Closing WorldScope::remove(const Group& group, std::string_view caller) {
+World::Closing World::remove(const Group& group, std::string_view caller) {
   const std::lock_guard lock(mutex_);
   if (world_ == nullptr) not_initialized(caller);
   Closing closing;
@@ -170,17 +175,17 @@ WorldScope::Closing WorldScope::remove(const Group& group, std::string_view call
   return closing;
 }
 
-std::vector<Group> WorldScope::replace(std::shared_ptr<group::Job> job, Group world) {
+std::vector<Group> World::replace(std::shared_ptr<group::Job> job, Group world) {
   const std::lock_guard lock(mutex_);
   auto before = std::exchange(groups_, {});
   before.push_back(std::exchange(world_, std::move(world)));
-  world_hold_.set(world_);
+  world_hold_.set(shared_core(world_));
   job_.swap(job);  // the old job is destroyed after the lock is released
   counts_.clear();
   return before;
 }
 
-std::string WorldScope::unique_name(const std::string& text) {
+std::string World::unique_name(const std::string& text) {
   const std::lock_guard lock(mutex_);
   const auto before = counts_[text]++;
   return before == 0 ? text : text + " (" + std::to_string(before + 1) + ")";

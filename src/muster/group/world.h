@@ -1,4 +1,4 @@
-/// Holds the default group: the only global state of the API.
+/// The one class behind `WorldScope`: the default group and the groups made from it.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,9 @@
 #include <vector>
 
 #include "muster/base/atomic_shared_ptr.h"
-#include "muster/group/process_group.h"
-#include "muster/store/store.h"
+#include "muster/group/group_core.h"
+#include "muster/init.h"
+#include "muster/key_value_store.h"
 
 namespace muster {
 
@@ -27,33 +28,18 @@ struct SpawnedRank {
 };
 }  // namespace group
 
-/// The default group and the groups made from it. One scope belongs to the process. If ranks are
-/// threads, each rank's thread binds its own (`Binding`; `spawn` does so). Objects capture their
-/// group at construction and never look it up again. Thread-safe.
-class WorldScope {
+/// Every WorldScope is one. Thread-safe.
+class World final : public WorldScope {
  public:
-  /// The calling thread's scope if one is bound, otherwise the process's.
-  static const std::shared_ptr<WorldScope>& current();
+  static World& current() { return static_cast<World&>(*WorldScope::current()); }
 
-  /// Binds `scope` to the calling thread for the lifetime of this object. Also for helper threads
-  /// of a rank that is a thread.
-  class Binding {
-   public:
-    explicit Binding(std::shared_ptr<WorldScope> scope);
-    ~Binding();
-    Binding(const Binding&) = delete;
-    Binding& operator=(const Binding&) = delete;
+  static std::shared_ptr<World> hold_current() {
+    return std::static_pointer_cast<World>(WorldScope::current());
+  }
 
-   private:
-    const std::shared_ptr<WorldScope> scope_;
-    const std::shared_ptr<WorldScope>* const before_;
-  };
-
-  WorldScope() = default;
-  explicit WorldScope(group::SpawnedRank spawned_rank) : spawned_rank_(std::move(spawned_rank)) {}
-  ~WorldScope();
-  WorldScope(const WorldScope&) = delete;
-  WorldScope& operator=(const WorldScope&) = delete;
+  World() = default;
+  explicit World(group::SpawnedRank spawned_rank) : spawned_rank_(std::move(spawned_rank)) {}
+  ~World();
 
   /// Has no store in the process's own scope.
   const group::SpawnedRank& spawned_rank() const { return spawned_rank_; }
@@ -62,7 +48,7 @@ class WorldScope {
   Group world(std::string_view caller) const;
   /// The default group for the duration of one call, without a lock; null before
   /// init_process_group.
-  using Hold = AtomicSharedPtr<ProcessGroup>::Hold;
+  using Hold = AtomicSharedPtr<GroupCore>::Hold;
   Hold hold() const { return Hold(world_hold_); }
   std::shared_ptr<group::Job> job(std::string_view caller) const;
 
@@ -91,7 +77,7 @@ class WorldScope {
   void fail(const std::string& why, const std::vector<int>& earlier);
   /// Aborts everything in flight because `culprit`, another rank that is a thread of this process,
   /// failed with `why`.
-  void end_after(const WorldScope& culprit, const std::string& why);
+  void end_after(const World& culprit, const std::string& why);
   /// Drops everything without closing it; the other members see this rank leave. In a forked child,
   /// forgets the parent's groups and leaves them untouched.
   void drop();
@@ -104,7 +90,7 @@ class WorldScope {
   mutable std::mutex mutex_;
   std::shared_ptr<group::Job> job_;
   Group world_;
-  AtomicSharedPtr<ProcessGroup> world_hold_;  // world_, for lock-free reads
+  AtomicSharedPtr<GroupCore> world_hold_;  // world_, for lock-free reads
   std::vector<Group> groups_;
   std::map<std::string, std::uint64_t> counts_;
   int process_ = 0;  // process that opened it: a forked child must not close for its parent

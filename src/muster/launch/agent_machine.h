@@ -18,7 +18,7 @@
 #include <variant>
 #include <vector>
 
-#include "muster/base/clock.h"
+#include "muster/clock.h"
 #include "muster/launch/process.h"
 
 namespace muster::launch {

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "muster/base/secret.h"
+#include "muster/key_value_store.h"
 #include "muster/launch/options.h"
 #include "muster/launch/rank_assignment.h"
 #include "muster/launch/reserved_port.h"
-#include "muster/store/store.h"
 
 namespace muster::launch {
 

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/status.h"
 #include "muster/launch/worker_environment.h"
+#include "muster/status.h"
 
 namespace muster::launch {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "muster/base/descriptor.h"
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster::launch {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "muster/base/descriptor.h"
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster::launch {
 

@@ -10,8 +10,8 @@
 #include <memory>
 #include <vector>
 
-#include "muster/base/clock.h"
-#include "muster/base/status.h"
+#include "muster/clock.h"
+#include "muster/status.h"
 
 namespace muster::launch {
 

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "muster/base/descriptor.h"
-#include "muster/base/status.h"
 #include "muster/launch/options.h"
 #include "muster/launch/output.h"
+#include "muster/status.h"
 
 namespace muster::launch {
 

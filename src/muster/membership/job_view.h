@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "muster/base/clock.h"
+#include "muster/clock.h"
 #include "muster/membership/membership.h"
 #include "muster/membership/node_report.h"
 

@@ -26,8 +26,8 @@
 #include <string_view>
 #include <vector>
 
-#include "muster/base/clock.h"
-#include "muster/base/status.h"
+#include "muster/clock.h"
+#include "muster/status.h"
 
 namespace muster::membership {
 

@@ -25,7 +25,7 @@
 #include <utility>
 #include <vector>
 
-#include "muster/base/clock.h"
+#include "muster/clock.h"
 #include "muster/membership/job_view.h"
 #include "muster/membership/membership.h"
 

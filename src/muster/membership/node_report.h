@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster::membership {
 

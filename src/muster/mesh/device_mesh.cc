@@ -1,4 +1,4 @@
-#include "muster/mesh/device_mesh.h"
+#include "muster/device_mesh.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/Device.h>
@@ -9,14 +9,14 @@
 #include <numeric>
 #include <set>
 
-#include "muster/group/debug.h"
+#include "muster/debug.h"
 #include "muster/group/errors.h"
 #include "muster/group/exchange.h"
-#include "muster/group/init.h"
 #include "muster/group/rank_list.h"
-#include "muster/group/subgroups.h"
 #include "muster/group/world.h"
+#include "muster/init.h"
 #include "muster/mesh/mesh_axis.h"
+#include "muster/subgroups.h"
 
 namespace muster {
 namespace {
@@ -526,7 +526,7 @@ DeviceMeshDescription DeviceMesh::describe() const {
 }
 
 DeviceMesh DeviceMesh::from_description(const DeviceMeshDescription& description) {
-  const auto& scope = WorldScope::current();
+  const auto scope = World::hold_current();
   const int rank = is_initialized() ? default_group()->rank() : description.rank;
   const auto root = std::make_shared<Root>(description.device_type, description.ranks,
                                            description.preserve_rank_order, rank);

@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "muster/group/process_group.h"
+#include "muster/process_group.h"
 
 namespace muster::parallel {
 

@@ -1,11 +1,11 @@
-#include "muster/parallel/comm_hook.h"
+#include "muster/comm_hook.h"
 
 #include <torch/types.h>
 
 #include <optional>
 
-#include "muster/group/collectives.h"
-#include "muster/group/init.h"
+#include "muster/collectives.h"
+#include "muster/init.h"
 
 namespace muster {
 

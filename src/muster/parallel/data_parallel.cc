@@ -1,4 +1,5 @@
-#include "muster/parallel/data_parallel.h"
+#include "muster/data_parallel.h"
+#include "muster/group/errors.h"
 
 #include <ATen/ThreadLocalState.h>
 #include <c10/core/DeviceGuard.h>

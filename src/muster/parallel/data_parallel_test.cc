@@ -1,4 +1,4 @@
-#include "muster/parallel/data_parallel.h"
+#include "muster/data_parallel.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/cloneable.h>

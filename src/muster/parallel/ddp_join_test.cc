@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "muster/group/spawn.h"
 #include "muster/group/test_ranks.h"
 #include "muster/parallel.h"
+#include "muster/spawn.h"
 
 namespace muster::testing {
 namespace {

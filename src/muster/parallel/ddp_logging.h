@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/clock.h"
+#include "muster/clock.h"
 
 namespace muster::parallel {
 

@@ -1,4 +1,4 @@
-#include "muster/parallel/distributed_data_parallel.h"
+#include "muster/distributed_data_parallel.h"
 
 #include <torch/nn/module.h>
 #include <torch/types.h>
@@ -7,11 +7,13 @@
 #include <cmath>
 
 #include "muster/base/log.h"
-#include "muster/group/collectives.h"
+#include "muster/collectives.h"
 #include "muster/group/errors.h"
-#include "muster/group/init.h"
+#include "muster/group/group_core.h"
+#include "muster/init.h"
 #include "muster/parallel/ddp_logging.h"
 #include "muster/parallel/group_pool.h"
+#include "muster/parallel/mixed_precision.h"
 #include "muster/parallel/module_parts.h"
 #include "muster/parallel/packed_broadcast.h"
 #include "muster/parallel/reducer.h"
@@ -376,7 +378,7 @@ void DataParallelCore::State::refuse_call(const std::exception& why) const {
   for (const Group& each : groups) {
     if (!each->failure().ok()) continue;
     try {
-      each->refuse(Op::all_reduce, "DistributedDataParallel", why);
+      core_of(each).refuse(Op::all_reduce, "DistributedDataParallel", why);
     } catch (const DistError&) {
       // The caller rethrows the original error.
     }
@@ -387,7 +389,7 @@ void DataParallelCore::State::refuse_call(const std::exception& why) const {
 /// stays its cause.
 void DataParallelCore::State::end_calls(const std::exception& why) const {
   for (const Group& each : groups)
-    each->abort("on rank " + std::to_string(each->rank()) + ": " + why.what());
+    core_of(each).abort("on rank " + std::to_string(each->rank()) + ": " + why.what());
 }
 
 template <class Check>

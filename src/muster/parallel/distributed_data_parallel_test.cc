@@ -1,4 +1,4 @@
-#include "muster/parallel/distributed_data_parallel.h"
+#include "muster/distributed_data_parallel.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/functional/loss.h>
@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "muster/group/group_core.h"
 #include "muster/group/test_ranks.h"
 #include "muster/parallel.h"
 #include "muster/testing/rank_processes.h"
@@ -480,7 +481,7 @@ TEST(Modules, ShareAGroupOneAfterAnother) {
     {
       DistributedDataParallel<nn::Linear> left(nn::Linear(3, 2));
       barrier();  // both have created theirs
-      left.process_group()->abort("the end of this one");
+      core_of(left.process_group()).abort("the end of this one");
     }
     DistributedDataParallel<nn::Linear> model(nn::Linear(3, 2));
     EXPECT_EQ(names.count(model.process_group()->name()), 0U);

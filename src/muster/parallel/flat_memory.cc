@@ -4,7 +4,7 @@
 #include <torch/types.h>
 
 #include "muster/group/errors.h"
-#include "muster/group/shared_tensor.h"
+#include "muster/shared_memory.h"
 
 namespace muster::parallel {
 

@@ -1,4 +1,4 @@
-#include "muster/parallel/fully_sharded_data_parallel.h"
+#include "muster/fully_sharded_data_parallel.h"
 
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/sequential.h>

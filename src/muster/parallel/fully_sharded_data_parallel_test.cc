@@ -1,4 +1,4 @@
-#include "muster/parallel/fully_sharded_data_parallel.h"
+#include "muster/fully_sharded_data_parallel.h"
 
 #include <gtest/gtest.h>
 #include <torch/optim/adam.h>

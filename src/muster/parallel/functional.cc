@@ -1,4 +1,4 @@
-#include "muster/parallel/functional.h"
+#include "muster/functional.h"
 
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty.h>
@@ -10,7 +10,8 @@
 #include <utility>
 
 #include "muster/group/errors.h"
-#include "muster/group/init.h"
+#include "muster/init.h"
+#include "muster/parallel/backward_frame.h"
 
 namespace muster::nn {
 namespace {
@@ -204,7 +205,7 @@ CollectiveRef collective(Kind kind, const Options& options) {
   auto made = c10::make_intrusive<Collective>(kind);
   made->group = options.group ? options.group : default_group();
   made->timeout = options.timeout;
-  made->frame = options._frame;
+  if (options._frame != nullptr) made->frame = *options._frame;
   if constexpr (requires { options.op; }) made->op = options.op;
   return made;
 }

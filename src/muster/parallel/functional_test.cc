@@ -1,4 +1,4 @@
-#include "muster/parallel/functional.h"
+#include "muster/functional.h"
 
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "muster/group/reduce_op.h"
+#include "muster/op.h"
 #include "muster/parallel/gradient_hooks.h"
 #include "muster/parallel/gradient_layout.h"
 #include "muster/parallel/parameter_use.h"

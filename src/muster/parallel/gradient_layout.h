@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "muster/group/work.h"
 #include "muster/parallel/bucket_plan.h"
 #include "muster/parallel/reducer.h"
+#include "muster/work.h"
 
 namespace muster::parallel {
 

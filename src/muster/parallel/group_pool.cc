@@ -11,7 +11,8 @@
 #include <vector>
 
 #include "muster/group/exchange.h"
-#include "muster/group/init.h"
+#include "muster/group/group_core.h"
+#include "muster/init.h"
 
 namespace muster::parallel {
 namespace {
@@ -20,7 +21,7 @@ namespace {
 /// it has failed.
 std::string key_of(const Group& group) {
   if (group == nullptr || !group->failure().ok()) return "";
-  return group->name() + ' ' + std::to_string(group->collective_count());
+  return group->name() + ' ' + std::to_string(core_of(group).collective_count());
 }
 
 /// Weak references: the groups end with the default group.

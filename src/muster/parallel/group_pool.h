@@ -3,7 +3,7 @@
 /// would accumulate groups.
 #pragma once
 
-#include "muster/group/process_group.h"
+#include "muster/process_group.h"
 
 namespace muster::parallel {
 

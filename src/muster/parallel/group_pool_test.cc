@@ -6,7 +6,7 @@
 #include <set>
 #include <string>
 
-#include "muster/group/collectives.h"
+#include "muster/collectives.h"
 #include "muster/group/test_ranks.h"
 
 namespace muster::testing {

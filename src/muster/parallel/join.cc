@@ -1,4 +1,4 @@
-#include "muster/parallel/join.h"
+#include "muster/join.h"
 
 #include <torch/types.h>
 
@@ -7,7 +7,7 @@
 #include <string>
 
 #include "muster/base/log.h"
-#include "muster/group/collectives.h"
+#include "muster/collectives.h"
 #include "muster/group/errors.h"
 
 namespace muster {

@@ -1,4 +1,4 @@
-#include "muster/parallel/join.h"
+#include "muster/join.h"
 
 #include <gtest/gtest.h>
 

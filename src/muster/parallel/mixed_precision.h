@@ -1,5 +1,4 @@
-/// Mixed precision: forward and backward in a lower-precision dtype than the one parameters are
-/// stored and updated in.
+/// Casts a module's parameters to a lower precision for forward and backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,22 +7,9 @@
 #include <optional>
 #include <vector>
 
-namespace muster {
+#include "muster/module_wrapper.h"
 
-/// Modelled on torch's _MixedPrecision for DistributedDataParallel. An empty option leaves the
-/// dtype unchanged. Only floating-point tensors are cast.
-struct MixedPrecision {
-  /// Dtype of parameters from forward to the end of backward, and of forward's inputs.
-  std::optional<at::ScalarType> param_dtype = {};
-  /// Dtype in which gradients are reduced; default: param_dtype.
-  std::optional<at::ScalarType> reduce_dtype = {};
-  /// Dtype of buffers from construction on.
-  std::optional<at::ScalarType> buffer_dtype = {};
-  /// Gradients stay in param_dtype after backward.
-  bool keep_low_precision_grads = false;
-  /// Cast floating-point tensors among forward's arguments to param_dtype.
-  bool cast_forward_inputs = true;
-};
+namespace muster {
 
 namespace parallel {
 

@@ -1,4 +1,4 @@
-#include "muster/parallel/model_averaging.h"
+#include "muster/model_averaging.h"
 
 #include <torch/types.h>
 
@@ -6,9 +6,9 @@
 #include <string>
 #include <utility>
 
-#include "muster/group/collectives.h"
+#include "muster/collectives.h"
 #include "muster/group/errors.h"
-#include "muster/group/init.h"
+#include "muster/init.h"
 
 namespace muster {
 

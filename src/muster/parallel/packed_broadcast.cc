@@ -8,9 +8,10 @@
 #include <utility>
 
 #include "muster/base/tunables_fixed.h"
+#include "muster/collectives.h"
 #include "muster/group/call_builder.h"
-#include "muster/group/collectives.h"
 #include "muster/group/dense_tensor.h"
+#include "muster/group/group_core.h"
 
 namespace muster::parallel {
 namespace {
@@ -69,7 +70,7 @@ void PackedBroadcast::send_from(const Group& group, int root,
     build.root("src", {}, root);
     build.in_place_coalesced(like);
     build.check();
-    works.push_back(group->submit(call));
+    works.push_back(core_of(group).submit(call));
   };
   std::int64_t bytes = 0;
   // Each of one dtype and device, in order of appearance, because ranks number devices differently.

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "muster/group/process_group.h"
+#include "muster/process_group.h"
 
 namespace muster::parallel {
 

@@ -1,6 +1,6 @@
 #include "muster/parallel/parameter_use.h"
 
-#include "muster/group/collectives.h"
+#include "muster/collectives.h"
 
 namespace muster::parallel {
 

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "muster/group/work.h"
 #include "muster/parallel/gradient_hooks.h"
 #include "muster/parallel/reducer.h"
+#include "muster/work.h"
 
 namespace muster::parallel {
 

@@ -1,9 +1,9 @@
-#include "muster/parallel/post_local_sgd_hook.h"
+#include "muster/model_averaging.h"
 
 #include <utility>
 
 #include "muster/group/errors.h"
-#include "muster/group/subgroups.h"
+#include "muster/subgroups.h"
 
 namespace muster {
 

@@ -1,4 +1,4 @@
-#include "muster/parallel/post_local_sgd_hook.h"
+#include "muster/model_averaging.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
@@ -7,10 +7,9 @@
 #include <memory>
 #include <vector>
 
-#include "muster/group/subgroups.h"
 #include "muster/group/test_ranks.h"
 #include "muster/parallel.h"
-#include "muster/parallel/model_averaging.h"
+#include "muster/subgroups.h"
 
 namespace muster::testing {
 namespace {

@@ -1,4 +1,4 @@
-#include "muster/parallel/power_sgd_hook.h"
+#include "muster/power_sgd_hook.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/serialize/input-archive.h>
@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "muster/base/log.h"
-#include "muster/group/collectives.h"
+#include "muster/collectives.h"
 #include "muster/group/errors.h"
 
 namespace muster {

@@ -1,4 +1,4 @@
-#include "muster/parallel/power_sgd_hook.h"
+#include "muster/power_sgd_hook.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>

@@ -2,8 +2,9 @@
 
 #include <torch/csrc/autograd/function_hook.h>
 
-#include "muster/group/collectives.h"
+#include "muster/collectives.h"
 #include "muster/group/errors.h"
+#include "muster/group/group_core.h"
 #include "muster/parallel/reducer_state.h"
 
 namespace muster::parallel {
@@ -35,7 +36,7 @@ struct Reducer::State::Hook final : torch::autograd::FunctionPostHook {
 Reducer::State::State(std::vector<at::Tensor> parameters, ReducerOptions given)
     : options(std::move(given)),
       layout(std::move(parameters), options,
-             options.group->parts().backends.front().second->capabilities().scaled_sums),
+             core_of(options.group).parts().backends.front().second->capabilities().scaled_sums),
       use(layout.size(), options),
       copies(layout, use, options) {
   pass.ready.assign(layout.size(), false);
@@ -44,7 +45,7 @@ Reducer::State::State(std::vector<at::Tensor> parameters, ReducerOptions given)
 
 /// Lets autograd allocate gradients that are reduced in place in shared memory.
 void Reducer::State::share_in_place_gradients() {
-  if (options.group->shares_memory()) shared_sizes.emplace(layout.in_place_sizes());
+  if (core_of(options.group).shares_memory()) shared_sizes.emplace(layout.in_place_sizes());
 }
 
 void Reducer::State::attach() {

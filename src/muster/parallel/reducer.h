@@ -17,9 +17,9 @@
 #include <string>
 #include <vector>
 
-#include "muster/group/process_group.h"
+#include "muster/comm_hook.h"
 #include "muster/parallel/backward_frame.h"
-#include "muster/parallel/comm_hook.h"
+#include "muster/process_group.h"
 
 namespace muster::parallel {
 

@@ -2,9 +2,10 @@
 
 #include "muster/base/debug_level.h"
 #include "muster/base/log.h"
+#include "muster/collectives.h"
 #include "muster/group/backward_gate.h"
-#include "muster/group/collectives.h"
 #include "muster/group/errors.h"
+#include "muster/group/group_core.h"
 #include "muster/parallel/end_of_backward.h"
 #include "muster/parallel/reducer_state.h"
 
@@ -87,7 +88,7 @@ void Reducer::State::on_gradient(std::size_t index, const std::vector<at::Tensor
   begin_backward();
   try {
     pass.in_flight = true;
-    if (!driving && !hook) driving = options.group->drive_here();
+    if (!driving && !hook) driving = core_of(options.group).manual_progress();
     if (use.is_first_static_pass()) return use.record_first_pass(index);
     for (const std::size_t unused : use.consume_unused()) mark_ready(unused);
     if (!use.has_more_gradients(index)) mark_ready(index);
@@ -234,8 +235,9 @@ void Reducer::State::abort_group() const noexcept {
     } catch (...) {
       why = "an exception of an unknown type";
     }
-    options.group->abort("averaging the gradients failed on rank " +
-                         std::to_string(options.group->rank()) + ": " + why);
+    core_of(options.group)
+        .abort("averaging the gradients failed on rank " + std::to_string(options.group->rank()) +
+               ": " + why);
   } catch (const std::exception& error) {
     log(LogLevel::warning,
         std::string("the other ranks could not be told that backward failed here: ") +

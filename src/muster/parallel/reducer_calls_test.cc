@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "muster/group/group_core.h"
 #include "muster/group/test_ranks.h"
 #include "muster/parallel/reducer.h"
 #include "muster/trace/reader.h"
@@ -28,7 +29,7 @@ void run_pass(Reducer& reducer, const Tensors& parameters, const Tensors& gradie
 
 /// This rank's calls of `name`, oldest first.
 std::vector<trace::Record> calls_of(const std::string& name) {
-  auto trace = trace::read_trace(default_group()->parts().recorder->path());
+  auto trace = trace::read_trace(core_of(default_group()).parts().recorder->path());
   EXPECT_TRUE(trace.ok());
   std::erase_if(trace->records, [&](const trace::Record& record) { return record.name != name; });
   return trace->records;
@@ -46,7 +47,7 @@ TEST(ReducerCalls, AreHandedOverOnlyWhereACoreIsFree) {
       gradients.push_back(torch::full(parameter.sizes(), rank + 1.0));
     const auto group = new_group();
     Reducer reducer(parameters, {.group = group, .in_place_bytes = 200});
-    const bool full = group->drive_here() != nullptr;
+    const bool full = core_of(group).manual_progress() != nullptr;
     const std::size_t before = calls_of("all_reduce").size();
     for (int pass = 0; pass < 2; ++pass) {
       for (const auto& parameter : parameters) parameter.mutable_grad().reset();
@@ -72,7 +73,7 @@ TEST(ReducerCalls, AreMadeWhereTheFrameWaits) {
                              torch::zeros({50}).requires_grad_()};
     const Tensors gradients{torch::full({40}, rank + 1.0), torch::full({50}, rank + 2.0)};
     const auto group = new_group();
-    if (group->drive_here() == nullptr) return;  // they may start earlier
+    if (core_of(group).manual_progress() == nullptr) return;  // they may start earlier
     std::size_t waits = 0, before = 0, after = 0;
     const auto wait_in = [&](const Group&, const std::function<void()>& wait) {
       before = calls_of("all_reduce").size();

@@ -7,9 +7,9 @@
 #include <stdexcept>
 #include <vector>
 
-#include "muster/group/shared_tensor.h"
 #include "muster/group/test_ranks.h"
 #include "muster/parallel/reducer.h"
+#include "muster/shared_memory.h"
 
 namespace muster::testing {
 namespace {

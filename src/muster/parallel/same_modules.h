@@ -5,7 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "muster/parallel/distributed_data_parallel.h"
+#include "muster/distributed_data_parallel.h"
+#include "muster/parallel/module_parts.h"
 
 namespace muster::parallel {
 

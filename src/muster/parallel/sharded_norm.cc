@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "muster/group/collectives.h"
+#include "muster/collectives.h"
 #include "muster/group/errors.h"
 #include "muster/parallel/sharded_unit.h"
 

@@ -9,10 +9,10 @@
 #include <exception>
 #include <utility>
 
-#include "muster/group/collectives.h"
+#include "muster/collectives.h"
 #include "muster/group/errors.h"
-#include "muster/group/shared_tensor.h"
 #include "muster/parallel/flat_memory.h"
+#include "muster/shared_memory.h"
 
 namespace muster::parallel {
 namespace {

@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "muster/group/process_group.h"
 #include "muster/parallel/module_parts.h"
+#include "muster/process_group.h"
 
 namespace muster::parallel {
 

@@ -15,7 +15,8 @@
 
 #include "muster/base/log.h"
 #include "muster/group/errors.h"
-#include "muster/group/init.h"
+#include "muster/group/group_core.h"
+#include "muster/init.h"
 #include "muster/parallel/end_of_backward.h"
 #include "muster/parallel/packed_broadcast.h"
 #include "muster/parallel/process_table.h"
@@ -355,8 +356,8 @@ void ShardedUnit::State::on_broken_backward() noexcept {
 void ShardedUnit::State::fail() noexcept {
   try {
     parameters.reshard(false);
-    group->abort("a pass of a sharded model failed on rank " + std::to_string(group->rank()) +
-                 ": " + why());
+    core_of(group).abort("a pass of a sharded model failed on rank " +
+                         std::to_string(group->rank()) + ": " + why());
   } catch (const std::exception& error) {
     log(LogLevel::warning,
         std::string("the other ranks could not be told that a pass failed here: ") + error.what());

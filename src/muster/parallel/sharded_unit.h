@@ -22,11 +22,11 @@
 #include <utility>
 #include <vector>
 
-#include "muster/group/process_group.h"
 #include "muster/parallel/mixed_precision.h"
 #include "muster/parallel/module_parts.h"
 #include "muster/parallel/reducer.h"
 #include "muster/parallel/sharded_parameters.h"
+#include "muster/process_group.h"
 
 namespace muster::parallel {
 

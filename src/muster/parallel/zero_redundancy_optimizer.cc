@@ -1,4 +1,4 @@
-#include "muster/parallel/zero_redundancy_optimizer.h"
+#include "muster/zero_redundancy_optimizer.h"
 
 #include <c10/util/Exception.h>
 #include <torch/serialize/input-archive.h>
@@ -12,11 +12,12 @@
 #include <tuple>
 #include <unordered_map>
 
-#include "muster/group/collectives.h"
+#include "muster/collectives.h"
 #include "muster/group/errors.h"
 #include "muster/group/exchange.h"
-#include "muster/group/init.h"
-#include "muster/group/object_bytes.h"
+#include "muster/group/group_core.h"
+#include "muster/init.h"
+#include "muster/objects.h"
 #include "muster/parallel/flat_memory.h"
 
 namespace muster::parallel {
@@ -214,15 +215,15 @@ void ShardedOptimizer::State::end_calls(const std::exception& why) const {
   if (!group->failure().ok()) return;
   const auto* of_torch = dynamic_cast<const c10::Error*>(&why);
   const std::string reason = of_torch != nullptr ? of_torch->what_without_backtrace() : why.what();
-  group->abort("the step of a ZeroRedundancyOptimizer failed on rank " +
-               std::to_string(group->first_rank_of(group->rank())) + ": " + reason);
+  core_of(group).abort("the step of a ZeroRedundancyOptimizer failed on rank " +
+                       std::to_string(core_of(group).first_rank_of(group->rank())) + ": " + reason);
 }
 
 /// As end_calls, if the other ranks may have failed alike: then the group stays usable.
 void ShardedOptimizer::State::refuse_step(const std::exception& why) const {
   if (!group->failure().ok()) return;
   try {
-    group->refuse(Op::broadcast, "ZeroRedundancyOptimizer", why);
+    core_of(group).refuse(Op::broadcast, "ZeroRedundancyOptimizer", why);
   } catch (const DistError&) {
     // The caller rethrows the original error.
   }

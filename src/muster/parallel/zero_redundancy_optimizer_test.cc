@@ -1,4 +1,4 @@
-#include "muster/parallel/zero_redundancy_optimizer.h"
+#include "muster/zero_redundancy_optimizer.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>

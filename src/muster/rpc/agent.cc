@@ -8,8 +8,9 @@
 #include "muster/base/tunables_fixed.h"
 #include "muster/group/errors.h"
 #include "muster/rpc/agent_closing.h"
-#include "muster/rpc/errors.h"
+#include "muster/rpc/remote_exception.h"
 #include "muster/rpc/spare_memory.h"
+#include "muster/rpc_errors.h"
 #include "muster/wait/spin_wait.h"
 
 namespace muster::rpc {
@@ -226,7 +227,7 @@ void Agent::on_answer(int from, const Head& head, Parcel parcel) {
     } catch (...) {
       answer.error = std::current_exception();
     }
-    answer.parcel = std::move(parcel);
+    answer.value = std::move(parcel.value);
     if (pending->passage) pending->passage->arrived = true;
   }
   pending->completion(std::move(answer));

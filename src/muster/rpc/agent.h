@@ -40,18 +40,18 @@
 #include "muster/rpc/handler.h"
 #include "muster/rpc/inbox.h"
 #include "muster/rpc/listener.h"
-#include "muster/rpc/options.h"
 #include "muster/rpc/outbox.h"
 #include "muster/rpc/request_server.h"
 #include "muster/rpc/worker_pool.h"
 #include "muster/rpc/worker_table.h"
+#include "muster/rpc_calls.h"
+#include "muster/rpc_options.h"
 #include "muster/transport/fabric.h"
 
 namespace muster::rpc {
 
-struct CallOptions {
-  std::optional<Duration> timeout = {};  ///< zero: no limit; default: the agent's
-};
+using detail::Answer;
+using detail::Completion;
 
 struct AgentOptions {
   Duration rpc_timeout = kDefaultRpcTimeout;

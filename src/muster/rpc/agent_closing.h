@@ -18,10 +18,10 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/clock.h"
-#include "muster/base/status.h"
+#include "muster/clock.h"
 #include "muster/rpc/agent.h"
 #include "muster/rpc/message.h"
+#include "muster/status.h"
 
 namespace muster::rpc {
 

@@ -2,7 +2,8 @@
 #include <array>
 #include <string_view>
 
-#include "muster/rpc/function.h"
+#include "muster/rpc/functions.h"
+#include "muster/rpc_function.h"
 
 namespace muster::rpc {
 namespace {

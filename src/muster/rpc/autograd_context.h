@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "muster/dist_autograd.h"
 #include "muster/rpc/agent.h"
-#include "muster/rpc/dist_autograd.h"
 
 namespace muster::rpc {
 

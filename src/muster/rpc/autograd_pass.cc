@@ -6,7 +6,8 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include "muster/group/errors.h"
-#include "muster/rpc/errors.h"
+#include "muster/rpc/agent.h"
+#include "muster/rpc_errors.h"
 
 namespace muster::rpc {
 

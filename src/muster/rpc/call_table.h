@@ -13,21 +13,16 @@
 #include <utility>
 #include <vector>
 
-#include "muster/base/clock.h"
-#include "muster/base/status.h"
-#include "muster/rpc/value.h"
+#include "muster/clock.h"
+#include "muster/rpc/tensor_wire.h"
+#include "muster/rpc_calls.h"
+#include "muster/rpc_value.h"
+#include "muster/status.h"
 
 namespace muster::rpc {
 
-/// The outcome of a call.
-struct Answer {
-  /// The callee's exception, or why there is no reply; null on success.
-  std::exception_ptr error;
-  Parcel parcel;
-  std::shared_ptr<Passage> passage;  ///< for unpacking
-};
-/// Called once, on the thread that received the reply or detected the failure; must be short.
-using Completion = std::function<void(Answer)>;
+using detail::Answer;
+using detail::Completion;
 
 struct PendingCall {
   int to = -1;

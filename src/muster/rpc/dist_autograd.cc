@@ -1,4 +1,4 @@
-#include "muster/rpc/dist_autograd.h"
+#include "muster/dist_autograd.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function.h>
@@ -8,11 +8,13 @@
 #include <utility>
 
 #include "muster/group/errors.h"
+#include "muster/rpc/agent.h"
 #include "muster/rpc/autograd_context.h"
 #include "muster/rpc/autograd_pass.h"
-#include "muster/rpc/future.h"
-#include "muster/rpc/rpc.h"
-#include "muster/rpc/rref.h"
+#include "muster/rpc/rref_context.h"
+#include "muster/rpc_calls.h"
+#include "muster/rpc_future.h"
+#include "muster/rref.h"
 
 namespace muster::rpc {
 namespace {
@@ -394,7 +396,7 @@ void detail::backward(const RRefHandle& held, std::int64_t context_id, bool reta
   }
   held.context().check(held);
   Agent::Call call;
-  call.to = owner_of(held);
+  call.to = held.owner();
   call.kind = kRRefBackward;
   call.name = "backward";
   call.options.timeout = Duration::zero();

@@ -1,5 +1,5 @@
 // Gradients over several workers against those of one process. Workers are threads.
-#include "muster/rpc/dist_autograd.h"
+#include "muster/dist_autograd.h"
 
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/randn.h>
@@ -18,9 +18,10 @@
 #include <atomic>
 #include <thread>
 
+#include "muster/distributed_optimizer.h"
+#include "muster/remote_module.h"
+#include "muster/rpc/agent.h"
 #include "muster/rpc/autograd_context.h"
-#include "muster/rpc/distributed_optimizer.h"
-#include "muster/rpc/remote_module.h"
 #include "muster/rpc/test_expectations.h"
 #include "muster/rpc/test_workers.h"
 

@@ -1,4 +1,4 @@
-#include "muster/rpc/distributed_optimizer.h"
+#include "muster/distributed_optimizer.h"
 
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
@@ -12,7 +12,7 @@
 #include <sstream>
 #include <typeindex>
 
-#include "muster/rpc/dist_autograd.h"
+#include "muster/dist_autograd.h"
 
 namespace muster::rpc {
 namespace {

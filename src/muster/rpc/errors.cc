@@ -1,4 +1,4 @@
-#include "muster/rpc/errors.h"
+#include "muster/rpc/remote_exception.h"
 
 #include <c10/util/Exception.h>
 #include <cxxabi.h>
@@ -12,7 +12,7 @@
 
 #include "muster/base/env.h"
 #include "muster/rpc/described_error.h"
-#include "muster/rpc/function.h"
+#include "muster/rpc_function.h"
 
 namespace muster::rpc {
 namespace {
@@ -120,7 +120,8 @@ std::exception_ptr remote_exception(const std::string& worker, int worker_id,
   const auto code = static_cast<Code>(error.code);
   const auto type = error.type;
   const std::vector<int> ranks(error.ranks.begin(), error.ranks.end());
-  RemoteError origin(worker, worker_id, std::move(error));
+  RemoteError origin(worker, worker_id, std::move(error.type), std::move(error.text),
+                     std::move(error.trace));
   if (type == kOurs) {
     text = where + ": " + origin.text();
     switch (code) {

@@ -1,4 +1,4 @@
-#include "muster/rpc/function.h"
+#include "muster/rpc/functions.h"
 
 #include <cxxabi.h>
 
@@ -181,7 +181,8 @@ Handler function_handler() {
     return is_operator(request.parcel.name) && is_small(request);
   };
   handler.run = [](Request request) {
-    if (const auto function = find_function(request.parcel.name)) return function->serve(request);
+    if (const auto function = find_function(request.parcel.name))
+      return function->serve(request.parcel.value, *request.passage, request.responder);
     if (is_operator(request.parcel.name)) return serve_operator(request);
     unknown(request.parcel.name);
   };

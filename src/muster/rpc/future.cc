@@ -1,6 +1,7 @@
-#include "muster/rpc/future.h"
+#include "muster/rpc_future.h"
 
-#include "muster/rpc/rpc.h"
+#include "muster/rpc/agent.h"
+#include "muster/rpc_calls.h"
 
 namespace muster::rpc {
 

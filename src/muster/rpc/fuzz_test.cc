@@ -11,11 +11,13 @@
 #include <semaphore>
 #include <tuple>
 
+#include "muster/rpc/agent.h"
 #include "muster/rpc/autograd_context.h"
 #include "muster/rpc/autograd_pass.h"
 #include "muster/rpc/introduction.h"
-#include "muster/rpc/rref.h"
+#include "muster/rpc/rref_context.h"
 #include "muster/rpc/test_workers.h"
+#include "muster/rref.h"
 #include "muster/testing/fuzz.h"
 
 namespace muster::rpc {

@@ -7,30 +7,13 @@
 #include <memory>
 #include <string>
 
-#include "muster/base/clock.h"
-#include "muster/rpc/kept_value.h"
+#include "muster/clock.h"
 #include "muster/rpc/message.h"
-#include "muster/rpc/value.h"
+#include "muster/rpc/tensor_wire.h"
+#include "muster/rpc_function.h"
+#include "muster/rpc_value.h"
 
 namespace muster::rpc {
-
-/// Replies to a request once, from any thread, now or later. Dropping it without a reply fails the
-/// call.
-class Responder {
- public:
-  virtual ~Responder() = default;
-  /// Packs and sends the result. `fill(value, passage)` runs on this thread; if it throws, the
-  /// exception is the reply.
-  virtual void reply(const std::function<void(Value&, Passage&)>& fill) = 0;
-  virtual void fail(std::exception_ptr error) = 0;
-  /// True if the caller no longer waits for the reply.
-  virtual bool cancelled() const = 0;
-  /// True if the result is to stay on this worker unserialised; then call `keep` instead of
-  /// `reply`.
-  virtual bool keeps() const { return false; }
-  virtual void keep(KeptValue) {}
-};
-using ResponderRef = std::shared_ptr<Responder>;
 
 /// A message this worker must handle.
 struct Request {

@@ -9,10 +9,11 @@
 #include <vector>
 
 #include "muster/base/bytes.h"
-#include "muster/base/status.h"
 #include "muster/rpc/call_table.h"
 #include "muster/rpc/message.h"
-#include "muster/rpc/value.h"
+#include "muster/rpc/tensor_wire.h"
+#include "muster/rpc_value.h"
+#include "muster/status.h"
 #include "muster/transport/channel.h"
 
 namespace muster::rpc {

@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-#include "muster/rpc/options.h"
+#include "muster/rpc_options.h"
 
 namespace muster::rpc {
 

@@ -1,7 +1,7 @@
 #include "muster/rpc/layers.h"
 
+#include "muster/distributed_optimizer.h"
 #include "muster/rpc/autograd_context.h"
-#include "muster/rpc/distributed_optimizer.h"
 #include "muster/rpc/rref_context.h"
 
 namespace muster::rpc {

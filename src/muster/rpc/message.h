@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "muster/base/bytes.h"
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster::rpc {
 

@@ -10,7 +10,8 @@
 #include <sstream>
 
 #include "muster/group/errors.h"
-#include "muster/rpc/function.h"
+#include "muster/rpc/functions.h"
+#include "muster/rpc_function.h"
 
 namespace muster::rpc {
 namespace {

@@ -1,8 +1,8 @@
-#include "muster/rpc/options.h"
+#include "muster/rpc_options.h"
 
 #include <algorithm>
 
-#include "muster/group/backend_name.h"
+#include "muster/backend_name.h"
 #include "muster/group/errors.h"
 
 namespace muster::rpc {

@@ -10,12 +10,13 @@
 #include <utility>
 #include <vector>
 
-#include "muster/base/status.h"
 #include "muster/rpc/inbox.h"
 #include "muster/rpc/message.h"
-#include "muster/rpc/options.h"
-#include "muster/rpc/value.h"
+#include "muster/rpc/tensor_wire.h"
 #include "muster/rpc/worker_table.h"
+#include "muster/rpc_options.h"
+#include "muster/rpc_value.h"
+#include "muster/status.h"
 #include "muster/transport/channel.h"
 
 namespace muster::rpc {

@@ -1,4 +1,4 @@
-#include "muster/rpc/remote_module.h"
+#include "muster/remote_module.h"
 
 namespace muster::rpc::detail {
 

@@ -6,7 +6,8 @@
 
 #include "muster/base/log.h"
 #include "muster/rpc/agent.h"
-#include "muster/rpc/errors.h"
+#include "muster/rpc/remote_exception.h"
+#include "muster/rpc_errors.h"
 
 namespace muster::rpc {
 namespace {

@@ -1,4 +1,4 @@
-#include "muster/rpc/rpc.h"
+#include "muster/rpc_calls.h"
 
 #include <unistd.h>
 
@@ -8,7 +8,10 @@
 
 #include "muster/base/log.h"
 #include "muster/base/tunables_fixed.h"
+#include "muster/group/errors.h"
 #include "muster/rpc/agent.h"
+#include "muster/rpc/backends.h"
+#include "muster/rpc/functions.h"
 #include "muster/rpc/introduction.h"
 #include "muster/rpc/layers.h"
 #include "muster/store/rendezvous.h"
@@ -148,25 +151,33 @@ RpcScope::Binding::Binding(std::shared_ptr<RpcScope> scope)
     : before_(std::exchange(bound, std::move(scope))) {}
 RpcScope::Binding::~Binding() { bound = std::move(before_); }
 
+struct RpcScope::State {
+  std::mutex mutex;
+  std::shared_ptr<Agent> agent;
+  int process = 0;  // process that opened it: a forked child must not close its parent's
+};
+
+RpcScope::RpcScope() : state_(std::make_unique<State>()) {}
+
 RpcScope::~RpcScope() {
-  if (!agent_) return;
-  if (process_ != ::getpid()) {
+  if (!state_->agent) return;
+  if (state_->process != ::getpid()) {
     // A forked child: threads and connections are the parent's. The memory goes with the process.
-    new auto(std::move(agent_));
+    new auto(std::move(state_->agent));
     return;
   }
-  agent_->stop();
+  state_->agent->stop();
 }
 
 std::shared_ptr<Agent> RpcScope::agent() const {
-  const std::lock_guard lock(mutex_);
-  return agent_;
+  const std::lock_guard lock(state_->mutex);
+  return state_->agent;
 }
 
 void RpcScope::set(std::shared_ptr<Agent> agent) {
-  const std::lock_guard lock(mutex_);
-  agent_ = std::move(agent);
-  process_ = ::getpid();
+  const std::lock_guard lock(state_->mutex);
+  state_->agent = std::move(agent);
+  state_->process = ::getpid();
 }
 
 std::shared_ptr<Agent> current_agent(std::string_view caller) {
@@ -281,4 +292,32 @@ void set_rpc_timeout(Duration timeout) {
   current_agent("set_rpc_timeout")->set_rpc_timeout(timeout);
 }
 
+// ---- calls
+
+namespace detail {
+namespace {
+
+Agent::Call call_of(const Agent& agent, const To& to, const std::string& name,
+                    const CallOptions& options, PackArguments pack) {
+  Agent::Call call;
+  call.to = agent.worker(to).id();
+  call.name = name;
+  call.options = options;
+  call.fill = std::move(pack);
+  return call;
+}
+
+}  // namespace
+
+Answer call_and_wait(Agent& agent, const To& to, const std::string& name,
+                     const CallOptions& options, PackArguments pack) {
+  return agent.call_sync(call_of(agent, to, name, options, std::move(pack)));
+}
+
+void call_later(Agent& agent, const To& to, const std::string& name, const CallOptions& options,
+                PackArguments pack, Completion completion) {
+  agent.call(call_of(agent, to, name, options, std::move(pack)), std::move(completion));
+}
+
+}  // namespace detail
 }  // namespace muster::rpc

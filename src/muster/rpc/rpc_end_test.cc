@@ -1,12 +1,14 @@
 // How RPC ends: in good order, at once, and where workers die or break the protocol; backends and
 // options.
-#include "muster/rpc/rpc.h"
+#include "muster/rpc_calls.h"
 
 #include <barrier>
 #include <semaphore>
 #include <thread>
 
 #include "muster/base/thread_start.h"
+#include "muster/rpc/agent.h"
+#include "muster/rpc/backends.h"
 #include "muster/rpc/gated_fabric_test.h"
 #include "muster/rpc/test_functions.h"
 #include "muster/rpc/test_workers.h"

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <random>
 
-#include "muster/rpc/rpc.h"
+#include "muster/rpc_calls.h"
 #include "muster/testing/budget.h"
 #include "muster/testing/process_usage.h"
 #include "muster/testing/rank_processes.h"

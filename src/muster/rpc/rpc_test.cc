@@ -1,7 +1,8 @@
-#include "muster/rpc/rpc.h"
+#include "muster/rpc_calls.h"
 
 #include <thread>
 
+#include "muster/rpc/functions.h"
 #include "muster/rpc/test_functions.h"
 #include "muster/rpc/test_workers.h"
 #include "muster/store/factory.h"

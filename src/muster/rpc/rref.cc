@@ -1,10 +1,32 @@
-#include "muster/rpc/rref.h"
+#include "muster/rref.h"
 
+#include "muster/rpc/agent.h"
 #include "muster/rpc/autograd_context.h"
+#include "muster/rpc/rref_context.h"
 
 namespace muster::rpc::detail {
 
-std::int32_t owner_of(const RRefHandle& held) { return held.reference().rref.owner; }
+RRefHold keep_here(KeptValue value) {
+  return RRefContext::of(*current_agent("RRef"))->keep_here(std::move(value));
+}
+
+RRefHold create_at(const To& to, std::string name, const PackArguments& pack,
+                   const CallOptions& options) {
+  const auto agent = current_agent("remote");
+  return RRefContext::of(*agent)->create_at(agent->worker(to).id(), std::move(name), pack, options);
+}
+
+void save(ValueOutput& archive, const RRefHold& held) { held->context().save(archive, held); }
+
+RRefHold load(ValueInput& archive) {
+  if (archive.passage().agent == nullptr)
+    throw ValueError("a remote reference can travel in calls and their answers only");
+  return RRefContext::of(*archive.passage().agent)->load(archive);
+}
+
+bool is_owner(const RRefHandle& held) { return held.is_owner(); }
+bool is_confirmed(const RRefHandle& held) { return held.context().confirmed(held.reference()); }
+WorkerInfo owner(const RRefHandle& held) { return held.context().agent()->worker(held.owner()); }
 
 void empty_rref(std::string_view what) {
   throw DistError(std::string(what) + ": this RRef refers to nothing");
@@ -19,7 +41,7 @@ const KeptValue& kept_value(const RRefHandle& held, std::string_view what, TimeP
   const auto agent = held.context().agent();
   if (!held.is_owner()) {
     throw DistError(std::string(what) + " is for the owner of an RRef, worker '" +
-                    agent->worker(owner_of(held)).name() + "'; worker '" + agent->self().name() +
+                    agent->worker(held.owner()).name() + "'; worker '" + agent->self().name() +
                     "' can have a copy: to_here()");
   }
   held.context().check(held);
@@ -31,7 +53,7 @@ const KeptValue& kept_value(const RRefHandle& held, std::string_view what, TimeP
 Answer fetch(const RRefHandle& held, const CallOptions& options) {
   held.context().check(held);
   Agent::Call call;
-  call.to = owner_of(held);
+  call.to = held.owner();
   call.kind = kRRefFetch;
   call.name = "to_here";
   call.options = options;

@@ -5,9 +5,11 @@
 #include <vector>
 
 #include "muster/group/errors.h"
+#include "muster/rpc/agent.h"
 #include "muster/rpc/autograd_context.h"
-#include "muster/rpc/errors.h"
-#include "muster/rpc/function.h"
+#include "muster/rpc/functions.h"
+#include "muster/rpc_errors.h"
+#include "muster/rpc_function.h"
 
 namespace muster::rpc {
 namespace {
@@ -509,7 +511,8 @@ void detail::cannot_travel(const std::type_info& type) {
 
 void serve_function(Request& request) {
   const std::string& name = request.parcel.name;
-  if (const auto function = find_function(name)) return function->serve(request);
+  if (const auto function = find_function(name))
+    return function->serve(request.parcel.value, *request.passage, request.responder);
   if (is_operator(name)) return serve_operator(request);
   throw DistError("no function '" + name + "' is registered on this worker");
 }

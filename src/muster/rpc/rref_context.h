@@ -14,9 +14,10 @@
 #include <string_view>
 
 #include "muster/rpc/agent.h"
-#include "muster/rpc/future.h"
-#include "muster/rpc/kept_value.h"
 #include "muster/rpc/rref_protocol.h"
+#include "muster/rpc_future.h"
+#include "muster/rpc_value.h"
+#include "muster/rref.h"
 
 namespace muster::rpc {
 
@@ -45,6 +46,7 @@ class RRefHandle {
   RRefContext& context() const { return *context_; }
   const RRefReference& reference() const { return reference_; }
   bool is_owner() const { return !reference_.fork; }
+  int owner() const { return reference_.rref.owner; }
   /// Null except on the owner.
   const RRefSlot& slot() const { return slot_; }
   /// Why it is unusable, if known when it was received.
@@ -56,7 +58,6 @@ class RRefHandle {
   RRefSlot slot_;
   Status failure_;
 };
-using RRefHold = std::shared_ptr<RRefHandle>;
 
 class RRefContext : public Drain, public std::enable_shared_from_this<RRefContext> {
  public:

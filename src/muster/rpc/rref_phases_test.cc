@@ -10,8 +10,9 @@
 #include <mutex>
 #include <random>
 
+#include "muster/rpc/backends.h"
 #include "muster/rpc/gated_fabric_test.h"
-#include "muster/rpc/rref.h"
+#include "muster/rref.h"
 #include "muster/store/factory.h"
 #include "muster/testing/budget.h"
 #include "muster/testing/scratch_folder.h"

@@ -7,8 +7,9 @@
 
 #include <atomic>
 
-#include "muster/rpc/dist_autograd.h"
-#include "muster/rpc/rref.h"
+#include "muster/dist_autograd.h"
+#include "muster/rpc/agent.h"
+#include "muster/rref.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/scratch_folder.h"
 

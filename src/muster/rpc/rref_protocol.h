@@ -49,7 +49,7 @@
 #include <utility>
 #include <vector>
 
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster::rpc {
 

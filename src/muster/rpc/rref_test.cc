@@ -1,5 +1,5 @@
 // References to values on other workers, with workers as threads.
-#include "muster/rpc/rref.h"
+#include "muster/rref.h"
 
 #include <torch/types.h>
 
@@ -9,6 +9,8 @@
 #include <mutex>
 #include <stdexcept>
 
+#include "muster/rpc/agent.h"
+#include "muster/rpc/rref_context.h"
 #include "muster/rpc/test_expectations.h"
 #include "muster/rpc/test_workers.h"
 

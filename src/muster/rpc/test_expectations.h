@@ -6,7 +6,7 @@
 #include <functional>
 #include <string>
 
-#include "muster/rpc/rpc.h"
+#include "muster/rpc_calls.h"
 
 namespace muster::rpc::testing {
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "muster/rpc/rpc.h"
+#include "muster/rpc_calls.h"
 
 namespace muster::rpc::testing {
 

@@ -10,7 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "muster/rpc/rpc.h"
+#include "muster/rpc/backends.h"
+#include "muster/rpc_calls.h"
 #include "muster/testing/thrown.h"
 #include "muster/transport/fabric.h"
 #include "muster/transport/factory.h"

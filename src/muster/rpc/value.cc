@@ -1,4 +1,5 @@
-#include "muster/rpc/value.h"
+#include "muster/rpc/tensor_wire.h"
+#include "muster/rpc_value.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>

@@ -9,7 +9,8 @@
 #include "muster/base/log.h"
 #include "muster/base/thread_start.h"
 #include "muster/rpc/agent.h"
-#include "muster/rpc/errors.h"
+#include "muster/rpc/remote_exception.h"
+#include "muster/rpc_errors.h"
 
 namespace muster::rpc {
 namespace {

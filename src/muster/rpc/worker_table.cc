@@ -4,7 +4,7 @@
 #include <cctype>
 
 #include "muster/group/errors.h"
-#include "muster/rpc/errors.h"
+#include "muster/rpc_errors.h"
 
 namespace muster::rpc {
 namespace {

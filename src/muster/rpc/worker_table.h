@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/clock.h"
-#include "muster/base/status.h"
-#include "muster/rpc/options.h"
+#include "muster/clock.h"
+#include "muster/rpc_options.h"
+#include "muster/status.h"
 
 namespace muster::rpc {
 

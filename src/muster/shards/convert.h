@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <string>
 
-#include "muster/base/status.h"
 #include "muster/shards/files/index.h"
+#include "muster/status.h"
 
 namespace muster::shards {
 

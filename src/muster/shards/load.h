@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/status.h"
 #include "muster/shards/files/disk.h"
 #include "muster/shards/files/index.h"
 #include "muster/shards/plan/division.h"
 #include "muster/shards/save.h"
+#include "muster/status.h"
 
 namespace muster::shards {
 

@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/status.h"
 #include "muster/shards/files/index.h"
 #include "muster/shards/plan/division.h"
+#include "muster/status.h"
 
 namespace muster::shards {
 

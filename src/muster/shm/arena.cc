@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "muster/base/clock.h"
 #include "muster/base/fork_guard.h"
 #include "muster/base/log.h"
+#include "muster/clock.h"
 #include "muster/shm/arena_heap.h"
 #include "muster/shm/arena_pages.h"
 #include "muster/shm/host_memory.h"

@@ -13,7 +13,7 @@
 #include <memory>
 #include <optional>
 
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster::shm {
 

@@ -12,10 +12,10 @@
 
 #include "muster/base/descriptor.h"
 #include "muster/base/fork_guard.h"
-#include "muster/base/status.h"
 #include "muster/shm/arena_heap.h"
 #include "muster/shm/page_ranges.h"
 #include "muster/shm/shared_mapping.h"
+#include "muster/status.h"
 
 namespace muster::shm {
 

@@ -31,9 +31,9 @@
 #include <vector>
 
 #include "muster/base/bytes.h"
-#include "muster/base/status.h"
 #include "muster/shm/mailbox.h"
 #include "muster/shm/process_end.h"
+#include "muster/status.h"
 
 namespace muster::shm {
 

@@ -11,7 +11,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "muster/base/clock.h"
+#include "muster/clock.h"
 
 namespace muster::shm {
 

@@ -11,8 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "muster/base/status.h"
 #include "muster/shm/region_layout.h"
+#include "muster/status.h"
 
 namespace muster::shm {
 

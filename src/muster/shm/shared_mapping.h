@@ -7,7 +7,7 @@
 
 #include "muster/base/descriptor.h"
 #include "muster/base/fork_guard.h"
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster::shm {
 

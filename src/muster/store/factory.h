@@ -9,8 +9,8 @@
 
 #include "muster/base/handshake.h"
 #include "muster/base/secret.h"
+#include "muster/key_value_store.h"
 #include "muster/store/server_connection.h"
-#include "muster/store/store.h"
 
 namespace muster::store {
 
@@ -67,12 +67,6 @@ class TcpStore : public Store {
 /// A client started before the server waits for it; `timeout` limits the whole call. After 5 s
 /// without success, a warning logs the address and the reason.
 Result<std::shared_ptr<TcpStore>> make_tcp_store(TcpStoreOptions options);
-/// For `world_size` clients; the last one destroyed removes the file. Negative: the file stays.
-Result<std::shared_ptr<Store>> make_file_store(std::string path, int world_size = -1,
-                                               Duration timeout = kDefaultTimeout);
-std::shared_ptr<Store> make_hash_store(Duration timeout = kDefaultTimeout);
-/// Prepends `prefix/` to every key. May be nested.
-std::shared_ptr<Store> make_prefix_store(std::string prefix, std::shared_ptr<Store> store);
 /// The store below a prefix store; null for other kinds.
 std::shared_ptr<Store> underlying_store(const Store& store);
 

@@ -16,9 +16,9 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "muster/base/clock.h"
 #include "muster/base/fork_guard.h"
-#include "muster/base/status.h"
+#include "muster/clock.h"
+#include "muster/status.h"
 
 namespace muster::store {
 

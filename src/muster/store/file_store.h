@@ -4,8 +4,8 @@
 #include <functional>
 #include <memory>
 
+#include "muster/key_value_store.h"
 #include "muster/store/file_log.h"
-#include "muster/store/store.h"
 
 namespace muster::store {
 

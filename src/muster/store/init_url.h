@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster::store {
 

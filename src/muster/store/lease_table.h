@@ -31,7 +31,7 @@
 #include <utility>
 #include <vector>
 
-#include "muster/base/clock.h"
+#include "muster/clock.h"
 #include "muster/store/answers.h"
 
 namespace muster::store {

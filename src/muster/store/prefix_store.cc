@@ -1,5 +1,5 @@
+#include "muster/key_value_store.h"
 #include "muster/store/factory.h"
-#include "muster/store/store.h"
 
 namespace muster::store {
 namespace {

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "muster/store/store.h"
+#include "muster/key_value_store.h"
 
 namespace muster::store {
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "muster/key_value_store.h"
 #include "muster/store/request.h"
-#include "muster/store/store.h"
 
 namespace muster::store {
 

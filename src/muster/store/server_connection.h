@@ -2,7 +2,7 @@
 /// for (`lease_table.h`).
 #pragma once
 
-#include "muster/base/clock.h"
+#include "muster/clock.h"
 #include "muster/store/request.h"
 
 namespace muster::store {

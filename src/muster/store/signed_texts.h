@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "muster/base/secret.h"
-#include "muster/base/status.h"
-#include "muster/store/store.h"
+#include "muster/key_value_store.h"
+#include "muster/status.h"
 
 namespace muster::store {
 

@@ -4,8 +4,8 @@
 #include <charconv>
 #include <optional>
 
+#include "muster/key_value_store.h"
 #include "muster/store/join.h"
-#include "muster/store/store.h"
 
 namespace muster::store {
 namespace {

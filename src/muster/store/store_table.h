@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "muster/base/clock.h"
+#include "muster/clock.h"
 #include "muster/store/answers.h"
 #include "muster/store/lease_table.h"
 #include "muster/store/request.h"

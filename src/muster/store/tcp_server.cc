@@ -22,7 +22,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "muster/base/clock.h"
 #include "muster/base/descriptor.h"
 #include "muster/base/fork_guard.h"
 #include "muster/base/log.h"
@@ -30,6 +29,7 @@
 #include "muster/base/thread_start.h"
 #include "muster/base/tunables_fixed.h"
 #include "muster/base/unix_socket.h"
+#include "muster/clock.h"
 #include "muster/store/store_server.h"
 #include "muster/store/tcp_socket.h"
 

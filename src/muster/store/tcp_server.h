@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/clock.h"
 #include "muster/base/descriptor.h"
 #include "muster/base/secret.h"
-#include "muster/base/status.h"
+#include "muster/clock.h"
+#include "muster/status.h"
 
 namespace muster::store {
 

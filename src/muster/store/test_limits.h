@@ -1,7 +1,7 @@
 /// Time limits of this folder's tests.
 #pragma once
 
-#include "muster/base/clock.h"
+#include "muster/clock.h"
 
 namespace muster::store {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster::testing {
 

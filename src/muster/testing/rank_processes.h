@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/clock.h"
 #include "muster/base/descriptor.h"
+#include "muster/clock.h"
 
 namespace muster::testing {
 

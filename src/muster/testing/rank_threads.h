@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/clock.h"
+#include "muster/clock.h"
 #include "muster/transport/fabric.h"
 #include "muster/transport/factory.h"
 

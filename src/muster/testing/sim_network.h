@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/clock.h"
+#include "muster/clock.h"
 #include "muster/transport/fabric.h"
 
 namespace muster::testing {

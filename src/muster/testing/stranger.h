@@ -18,11 +18,11 @@
 #include <string_view>
 
 #include "muster/base/bytes.h"
-#include "muster/base/clock.h"
 #include "muster/base/descriptor.h"
 #include "muster/base/handshake.h"
 #include "muster/base/socket_address.h"
 #include "muster/base/tls_session.h"
+#include "muster/clock.h"
 
 namespace muster::testing {
 

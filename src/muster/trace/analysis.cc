@@ -5,7 +5,7 @@
 #include <set>
 #include <tuple>
 
-#include "muster/base/clock.h"
+#include "muster/clock.h"
 
 namespace muster::trace {
 namespace {

@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "muster/base/clock.h"
 #include "muster/base/fork_guard.h"
+#include "muster/clock.h"
 #include "muster/trace/peer_traces.h"
 #include "muster/trace/reader.h"
 #include "muster/trace/recorder.h"

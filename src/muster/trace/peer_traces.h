@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "muster/base/fork_guard.h"
-#include "muster/store/store.h"
+#include "muster/key_value_store.h"
 #include "muster/trace/reader.h"
 #include "muster/trace/recorder.h"
 

@@ -14,11 +14,11 @@
 #include <fstream>
 #include <span>
 
-#include "muster/base/clock.h"
 #include "muster/base/dtype.h"
 #include "muster/base/own_files.h"
 #include "muster/base/process_start.h"
 #include "muster/base/socket_address.h"
+#include "muster/clock.h"
 #include "muster/trace/run_directory.h"
 
 namespace muster::trace {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/status.h"
+#include "muster/status.h"
 #include "muster/trace/format.h"
 
 namespace muster::trace {

@@ -24,10 +24,10 @@
 #include <vector>
 
 #include "muster/base/biased_lock.h"
-#include "muster/base/clock.h"
 #include "muster/base/dtype.h"
 #include "muster/base/fork_guard.h"
-#include "muster/base/status.h"
+#include "muster/clock.h"
+#include "muster/status.h"
 #include "muster/trace/format.h"
 
 namespace muster::trace {

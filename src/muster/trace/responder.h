@@ -15,10 +15,10 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/clock.h"
 #include "muster/base/fork_guard.h"
-#include "muster/base/status.h"
-#include "muster/store/store.h"
+#include "muster/clock.h"
+#include "muster/key_value_store.h"
+#include "muster/status.h"
 #include "muster/trace/reader.h"
 #include "muster/trace/recorder.h"
 

@@ -14,11 +14,11 @@
 #include <unordered_map>
 #include <vector>
 
-#include "muster/base/clock.h"
 #include "muster/base/fork_guard.h"
 #include "muster/base/handshake.h"
 #include "muster/base/secret.h"
-#include "muster/base/status.h"
+#include "muster/clock.h"
+#include "muster/status.h"
 #include "muster/transport/pending_connection.h"
 
 namespace muster::transport {

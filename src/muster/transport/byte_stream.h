@@ -7,7 +7,7 @@
 #include <span>
 
 #include "muster/base/bytes.h"
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster::transport {
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "muster/base/status.h"
+#include "muster/status.h"
 #include "muster/transport/fingerprint.h"
 
 namespace muster::transport {

@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "muster/base/bytes.h"
-#include "muster/base/status.h"
 #include "muster/base/tunables.h"
+#include "muster/status.h"
 #include "muster/transport/fingerprint.h"
 
 namespace muster::transport {

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/clock.h"
-#include "muster/base/status.h"
+#include "muster/clock.h"
 #include "muster/shm/host_region.h"
+#include "muster/status.h"
 #include "muster/transport/byte_stream.h"
 #include "muster/wait/topology.h"
 

@@ -19,9 +19,9 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/clock.h"
-#include "muster/base/status.h"
-#include "muster/store/store.h"
+#include "muster/clock.h"
+#include "muster/key_value_store.h"
+#include "muster/status.h"
 #include "muster/transport/channel.h"
 #include "muster/transport/connector.h"
 #include "muster/transport/send_batch.h"

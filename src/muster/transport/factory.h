@@ -7,8 +7,8 @@
 
 #include "muster/base/handshake.h"
 #include "muster/base/secret.h"
-#include "muster/base/status.h"
 #include "muster/base/tunables_fixed.h"
+#include "muster/status.h"
 #include "muster/transport/connector.h"
 
 namespace muster::transport {

@@ -9,8 +9,8 @@
 #include <string_view>
 
 #include "muster/base/bytes.h"
-#include "muster/base/status.h"
 #include "muster/base/tunables.h"
+#include "muster/status.h"
 #include "muster/transport/channel.h"
 #include "muster/transport/fingerprint.h"
 

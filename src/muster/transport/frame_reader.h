@@ -12,7 +12,7 @@
 #include <string>
 
 #include "muster/base/bytes.h"
-#include "muster/base/status.h"
+#include "muster/status.h"
 #include "muster/transport/frame.h"
 #include "muster/transport/link_events.h"
 

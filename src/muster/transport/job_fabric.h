@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/clock.h"
 #include "muster/base/handshake.h"
 #include "muster/base/interfaces.h"
-#include "muster/base/status.h"
+#include "muster/clock.h"
+#include "muster/status.h"
 #include "muster/store/rendezvous.h"
 #include "muster/transport/fabric.h"
 

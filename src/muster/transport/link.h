@@ -6,7 +6,7 @@
 #include <functional>
 #include <memory>
 
-#include "muster/base/clock.h"
+#include "muster/clock.h"
 #include "muster/transport/byte_stream.h"
 #include "muster/transport/engine_context.h"
 #include "muster/transport/link_messages.h"

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "muster/base/bytes.h"
-#include "muster/base/status.h"
+#include "muster/status.h"
 #include "muster/transport/frame.h"
 
 namespace muster::transport {

@@ -3,9 +3,9 @@
 
 #include <vector>
 
-#include "muster/base/clock.h"
 #include "muster/base/socket_address.h"
-#include "muster/base/status.h"
+#include "muster/clock.h"
+#include "muster/status.h"
 #include "muster/transport/factory.h"
 
 namespace muster::transport {

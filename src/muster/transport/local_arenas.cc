@@ -1,8 +1,8 @@
 #include "muster/transport/local_arenas.h"
 
-#include "muster/base/clock.h"
 #include "muster/base/log.h"
 #include "muster/base/thread_start.h"
+#include "muster/clock.h"
 #include "muster/shm/arena.h"
 #include "muster/transport/local_socket.h"
 

@@ -5,12 +5,12 @@
 #include <cstdint>
 #include <string>
 
-#include "muster/base/clock.h"
 #include "muster/base/descriptor.h"
 #include "muster/base/handshake.h"
 #include "muster/base/secret.h"
-#include "muster/base/status.h"
 #include "muster/base/unix_socket.h"
+#include "muster/clock.h"
+#include "muster/status.h"
 
 namespace muster::transport {
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "muster/base/clock.h"
+#include "muster/clock.h"
 #include "muster/transport/fabric.h"
 
 namespace muster::transport {

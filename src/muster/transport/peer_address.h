@@ -9,7 +9,7 @@
 
 #include "muster/base/secret.h"
 #include "muster/base/socket_address.h"
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster::transport {
 

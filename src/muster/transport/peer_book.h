@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "muster/base/secret.h"
-#include "muster/base/status.h"
+#include "muster/status.h"
 #include "muster/transport/peer_address.h"
 
 namespace muster::transport {

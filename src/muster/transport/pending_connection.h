@@ -8,10 +8,10 @@
 #include <string>
 #include <variant>
 
-#include "muster/base/clock.h"
 #include "muster/base/fork_guard.h"
 #include "muster/base/handshake.h"
 #include "muster/base/tls_session.h"
+#include "muster/clock.h"
 
 namespace muster::transport {
 

@@ -7,10 +7,10 @@
 #include <functional>
 #include <map>
 
-#include "muster/base/clock.h"
 #include "muster/base/fork_guard.h"
-#include "muster/base/status.h"
+#include "muster/clock.h"
 #include "muster/shm/process_end.h"
+#include "muster/status.h"
 
 namespace muster::transport {
 

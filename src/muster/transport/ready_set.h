@@ -6,7 +6,7 @@
 #include <span>
 
 #include "muster/base/fork_guard.h"
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster::transport {
 

@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/clock.h"
 #include "muster/base/handshake.h"
 #include "muster/base/secret.h"
 #include "muster/base/socket_address.h"
+#include "muster/clock.h"
 #include "muster/transport/acceptor.h"
 #include "muster/transport/connector.h"
 #include "muster/transport/pending_connection.h"

@@ -1,7 +1,7 @@
 /// What tests of this folder wait for, and how long.
 #pragma once
 
-#include "muster/base/clock.h"
+#include "muster/clock.h"
 #include "muster/transport/fabric.h"
 
 namespace muster::transport {

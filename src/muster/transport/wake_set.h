@@ -3,7 +3,7 @@
 #pragma once
 
 #include "muster/base/fork_guard.h"
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster::transport {
 

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "muster/base/fork_guard.h"
-#include "muster/base/status.h"
+#include "muster/status.h"
 #include "muster/transport/pass_loop.h"
 #include "muster/transport/watcher_signal.h"
 

@@ -4,9 +4,9 @@
 
 #include <atomic>
 
-#include "muster/base/clock.h"
 #include "muster/base/fork_guard.h"
-#include "muster/base/status.h"
+#include "muster/clock.h"
+#include "muster/status.h"
 
 namespace muster::transport {
 

@@ -4,8 +4,8 @@
 
 #include <atomic>
 
-#include "muster/base/clock.h"
 #include "muster/base/tunables.h"
+#include "muster/clock.h"
 
 namespace muster {
 

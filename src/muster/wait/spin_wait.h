@@ -22,7 +22,7 @@
 #include <thread>
 #include <utility>
 
-#include "muster/base/clock.h"
+#include "muster/clock.h"
 #include "muster/wait/topology.h"
 
 namespace muster {

@@ -1,7 +1,7 @@
 // Links the torch-free half alone: a store that two handles share.
 #include <cstdio>
 
-#include "muster/store/factory.h"
+#include <muster/key_value_store.h>
 
 #if __has_include(<ATen/ATen.h>)
 #error "muster::core must not bring torch's headers"

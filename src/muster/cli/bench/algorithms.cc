@@ -96,9 +96,12 @@ class Race {
       if (bytes <= most_bytes(medium_, op_, runners_[i].first, ranks_)) able.push_back(i);
     }
     if (able.size() < 2) return lap;
-    const Cell cell{
-        std::string(info(op_).name), bytes, contest_.dtype, contest_.memory, contest_.seconds,
-        settling_of(ranks_)};
+    const Cell cell{std::string(collective::info(op_).name),
+                    bytes,
+                    contest_.dtype,
+                    contest_.memory,
+                    contest_.seconds,
+                    settling_of(ranks_)};
     for (std::size_t i = 0; i < able.size(); ++i) {
       auto& [algorithm, contestant] = runners_[able[(i + turn) % able.size()]];
       const Answer answer = contestant->play(cell);
@@ -126,8 +129,8 @@ class Race {
 
   const std::string& transport() const { return transport_; }
   std::string title() const {
-    return std::string(info(op_).name) + ", " + std::to_string(ranks_) + " ranks over " +
-           std::string(name_of(medium_));
+    return std::string(collective::info(op_).name) + ", " + std::to_string(ranks_) +
+           " ranks over " + std::string(name_of(medium_));
   }
   Medium medium() const { return medium_; }
 
@@ -191,8 +194,9 @@ std::size_t laps_in(const Contest& contest) {
 
 std::string lap_text(Op op, int ranks, Medium medium, const Lap& lap) {
   char head[96];
-  std::snprintf(head, sizeof head, "%-11s %4d ranks  %-6s %8s", std::string(info(op).name).c_str(),
-                ranks, std::string(name_of(medium)).c_str(), size_text(lap.bytes).c_str());
+  std::snprintf(head, sizeof head, "%-11s %4d ranks  %-6s %8s",
+                std::string(collective::info(op).name).c_str(), ranks,
+                std::string(name_of(medium)).c_str(), size_text(lap.bytes).c_str());
   std::string text = head;
   for (const auto& [algorithm, us] : lap.us) {
     char part[64];
@@ -355,7 +359,8 @@ constexpr double kSuspicion = 1.05;
 class Tally {
  public:
   void count(Medium medium, Op op, bool wrong) {
-    const std::string operation = std::string(name_of(medium)) + "." + std::string(info(op).name);
+    const std::string operation =
+        std::string(name_of(medium)) + "." + std::string(collective::info(op).name);
     for (const Tunable* row : tunables_deciding(operation)) {
       auto& [cells, bad] = rows_[row];
       ++cells;

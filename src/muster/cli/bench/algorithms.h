@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/status.h"
 #include "muster/collective/tuning.h"
+#include "muster/status.h"
 
 namespace muster::cli::bench {
 

@@ -22,7 +22,7 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster::cli::bench {
 

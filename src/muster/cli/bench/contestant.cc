@@ -10,8 +10,8 @@
 #include <fstream>
 #include <sstream>
 
-#include "muster/base/clock.h"
 #include "muster/base/socket_address.h"
+#include "muster/clock.h"
 #include "muster/launch/process.h"
 #include "muster/launch/worker.h"
 #include "muster/launch/worker_environment.h"

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "muster/base/descriptor.h"
-#include "muster/base/status.h"
 #include "muster/cli/bench/cell.h"
+#include "muster/status.h"
 
 namespace muster::cli::bench {
 

@@ -70,7 +70,7 @@ std::string json_of(Op op, plan::Crew crew, std::uint64_t bytes, const Predictio
                 "{\"op\":\"%s\",\"ranks\":%d,\"ranks_per_host\":%d,\"bytes\":%llu,\"algorithm\":\"%"
                 "s\",\"predicted_us\":%.3f,"
                 "\"muster\":%s,\"selected\":%s}\n",
-                std::string(info(op).name).c_str(), crew.ranks, crew.ranks_per_host,
+                std::string(collective::info(op).name).c_str(), crew.ranks, crew.ranks_per_host,
                 static_cast<unsigned long long>(bytes),
                 std::string(name_of(each.algorithm)).c_str(), each.seconds * 1e6,
                 each.ours ? "true" : "false", selected ? "true" : "false");
@@ -81,7 +81,7 @@ std::string line_of(Op op, plan::Crew crew, std::uint64_t bytes, const std::vect
                     Algorithm selected) {
   char head[96];
   std::snprintf(head, sizeof head, "%-14s %6d ranks %6d hosts %8s",
-                std::string(info(op).name).c_str(), crew.ranks,
+                std::string(collective::info(op).name).c_str(), crew.ranks,
                 (crew.ranks + crew.ranks_per_host - 1) / crew.ranks_per_host,
                 size_text(bytes).c_str());
   std::string line = head;

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/status.h"
 #include "muster/collective/plan/cost.h"
+#include "muster/status.h"
 
 namespace muster::cli::bench {
 

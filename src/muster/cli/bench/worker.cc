@@ -8,10 +8,10 @@
 #include <fstream>
 #include <vector>
 
-#include "muster/base/clock.h"
 #include "muster/base/descriptor.h"
 #include "muster/base/hardware_threads.h"
 #include "muster/base/socket_address.h"
+#include "muster/clock.h"
 #include "muster/wait/topology.h"
 
 namespace muster::cli::bench {

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "muster/base/bytes.h"
-#include "muster/base/status.h"
 #include "muster/cli/bench/cell.h"
+#include "muster/status.h"
 
 namespace muster::cli::bench {
 

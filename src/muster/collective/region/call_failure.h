@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <string>
 
-#include "muster/base/status.h"
 #include "muster/base/task.h"
 #include "muster/collective/communicator.h"
 #include "muster/shm/group_peers.h"
 #include "muster/shm/group_segment.h"
+#include "muster/status.h"
 #include "muster/transport/channel.h"
 
 namespace muster::collective::region {

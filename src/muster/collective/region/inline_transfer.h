@@ -5,8 +5,8 @@
 /// late, or anything unusual happens, `RegionMember::run` continues from there.
 #pragma once
 
-#include "muster/base/clock.h"
 #include "muster/base/task.h"
+#include "muster/clock.h"
 #include "muster/collective/call.h"
 #include "muster/collective/communicator.h"
 #include "muster/collective/region/member_parts.h"

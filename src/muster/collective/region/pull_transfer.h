@@ -10,10 +10,10 @@
 #include <cstddef>
 #include <vector>
 
-#include "muster/base/status.h"
 #include "muster/base/task.h"
 #include "muster/collective/communicator.h"
 #include "muster/collective/region/member_parts.h"
+#include "muster/status.h"
 #include "muster/transport/fingerprint.h"
 
 namespace muster::collective::region {

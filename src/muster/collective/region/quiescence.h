@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "muster/base/bytes.h"
-#include "muster/base/clock.h"
 #include "muster/base/task.h"
+#include "muster/clock.h"
 #include "muster/collective/communicator.h"
 #include "muster/shm/arena.h"
 #include "muster/shm/group_peers.h"

@@ -29,13 +29,13 @@
 #include <cstdint>
 #include <vector>
 
-#include "muster/base/status.h"
 #include "muster/base/task.h"
 #include "muster/collective/region/inline_transfer.h"
 #include "muster/collective/region/member_parts.h"
 #include "muster/collective/region/pull_transfer.h"
 #include "muster/collective/region/share_reduction.h"
 #include "muster/collective/region_group.h"
+#include "muster/status.h"
 
 namespace muster::collective::region {
 

@@ -17,11 +17,11 @@
 #include <vector>
 
 #include "muster/base/bytes.h"
-#include "muster/base/status.h"
 #include "muster/base/task.h"
 #include "muster/collective/communicator.h"
 #include "muster/collective/region/member_parts.h"
 #include "muster/shm/segment_layout.h"
+#include "muster/status.h"
 #include "muster/transport/fingerprint.h"
 
 namespace muster::collective::region {

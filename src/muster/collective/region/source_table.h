@@ -6,12 +6,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "muster/base/status.h"
 #include "muster/collective/communicator.h"
 #include "muster/collective/region/call_failure.h"
 #include "muster/collective/region/transfer_plan.h"
 #include "muster/shm/group_peers.h"
 #include "muster/shm/group_segment.h"
+#include "muster/status.h"
 
 namespace muster::collective::region {
 

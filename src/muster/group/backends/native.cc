@@ -25,7 +25,6 @@ NativeBackend::NativeBackend(std::string name,
     : name_(std::move(name)),
       communicator_(std::move(communicator)),
       capabilities_{.name = name_,
-                    .takes_memory = true,
                     .scaled_sums = true,
                     .shares_memory = collective::share_a_region(communicator_->channel().fabric(),
                                                                 communicator_->members())},
@@ -37,7 +36,8 @@ bool NativeBackend::supports(Op, at::ScalarType, c10::DeviceType device, std::st
   return false;
 }
 
-WorkRef NativeBackend::submit(Call& call) {
+WorkRef NativeBackend::submit(BackendCall& given) {
+  Call& call = static_cast<Call&>(given);  // a group makes no other
   if (call.is_refused()) [[unlikely]]
     return refuse(call);
   if (!call.is_dense()) call.stage();
@@ -67,7 +67,7 @@ WorkRef NativeBackend::submit_async(Call& given) {
   return work;
 }
 
-std::shared_ptr<void> NativeBackend::drive_here() {
+std::shared_ptr<void> NativeBackend::manual_progress() {
   const auto& fabric = communicator_->channel().fabric();
   const auto hosts = fabric.hosts();
   const int mine = hosts[static_cast<std::size_t>(fabric.rank())];
@@ -79,11 +79,11 @@ std::shared_ptr<void> NativeBackend::drive_here() {
   const auto here = std::count(hosts.begin(), hosts.end(), mine);
   // Each rank needs one more thread to drive calls while the others compute.
   const auto threads = here * (at::get_num_threads() + 1);
-  return fabric.cores() >= threads ? nullptr : communicator_->drive_here();
+  return fabric.cores() >= threads ? nullptr : communicator_->manual_progress();
 }
 
 std::shared_ptr<void> NativeBackend::scope(BackendScope kind) {
-  if (kind == BackendScope::drive_here) return drive_here();
+  if (kind == BackendScope::manual_progress) return manual_progress();
   struct Stretch {
     explicit Stretch(std::shared_ptr<collective::Communicator> in)
         : communicator(std::move(in)), batch(communicator->channel().fabric()) {}

@@ -8,13 +8,13 @@
 
 #include "muster/base/callback_lane.h"
 #include "muster/collective/communicator.h"
-#include "muster/group/process_group_backend.h"
+#include "muster/group/group_core.h"
 
 namespace muster::group {
 
 /// Supports every operation and dtype. CPU tensors that are not contiguous are copied to contiguous
 /// memory, accelerator tensors to pinned host memory.
-class NativeBackend : public ProcessGroupBackend {
+class NativeBackend : public SpanBackend {
  public:
   /// `name` is the requested name: native, gloo or tcp. `ranks` are ranks of the default group,
   /// indexed by rank of the communicator.
@@ -24,7 +24,7 @@ class NativeBackend : public ProcessGroupBackend {
   const BackendCapabilities& capabilities() const override { return capabilities_; }
   bool supports(Op op, at::ScalarType dtype, c10::DeviceType device,
                 std::string* why) const override;
-  WorkRef submit(Call& call) override;
+  WorkRef submit(BackendCall& call) override;
   std::shared_ptr<void> scope(BackendScope kind) override;
   BackendState state() const override;
   Status close(TimePoint deadline) override { return communicator_->close(deadline); }
@@ -35,7 +35,7 @@ class NativeBackend : public ProcessGroupBackend {
  private:
   WorkRef submit_async(Call& call);
   WorkRef refuse(const Call& call);
-  std::shared_ptr<void> drive_here();
+  std::shared_ptr<void> manual_progress();
   /// Throws `status`. If the engine found the arguments invalid, the other members are told, as for
   /// any refused call.
   [[noreturn]] void fail(Call& call, const Status& status);

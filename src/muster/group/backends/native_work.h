@@ -13,9 +13,9 @@
 #include "muster/group/backends/staging.h"
 #include "muster/group/backward_gate.h"
 #include "muster/group/call.h"
-#include "muster/group/work.h"
 #include "muster/group/world.h"
 #include "muster/trace/recorder.h"
+#include "muster/work.h"
 
 namespace muster::group {
 

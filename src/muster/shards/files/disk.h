@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "muster/base/descriptor.h"
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster::shards {
 

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "muster/base/status.h"
+#include "muster/status.h"
 
 namespace muster::shards {
 

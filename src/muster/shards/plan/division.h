@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "muster/base/status.h"
 #include "muster/shards/plan/box.h"
+#include "muster/status.h"
 
 namespace muster::shards {
 

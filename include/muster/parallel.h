@@ -1,0 +1,14 @@
+/// Data-parallel training in one include: DistributedDataParallel and its communication hooks,
+/// FullyShardedDataParallel, Join for uneven inputs, ZeroRedundancyOptimizer, model averaging and
+/// differentiable collectives; and DataParallel for the devices of one process.
+#pragma once
+
+#include "muster/comm_hook.h"
+#include "muster/data_parallel.h"
+#include "muster/distributed_data_parallel.h"
+#include "muster/fully_sharded_data_parallel.h"
+#include "muster/functional.h"
+#include "muster/join.h"
+#include "muster/model_averaging.h"
+#include "muster/power_sgd_hook.h"
+#include "muster/zero_redundancy_optimizer.h"
