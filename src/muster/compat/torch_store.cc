@@ -77,6 +77,9 @@ class TorchStore : public store::RequestStore<store::TcpStore> {
   Status attend(const std::string&, int, int) override {
     return Status(Code::unsupported, "torch's stores keep no account of ranks");
   }
+  Result<std::unique_ptr<store::ServerConnection>> connect(TimePoint) override {
+    return Status(Code::unsupported, "torch's stores make no further connections");
+  }
 
   Result<std::shared_ptr<store::Store>> clone() override {
     try {
