@@ -62,9 +62,9 @@ test: tests-built
 	@$(CTEST) --timeout 300
 
 # Those free of torch in the build with AddressSanitizer, where a mistake shows; torch's half is not in it, so its fuzzers run in release. They
-# share the cores: each gets its half minute beside others.
+# share the cores: each gets its half minute (MUSTER_FUZZ_SECONDS) beside others.
 fuzz: tests-built
-	@MUSTER_FUZZ_SECONDS=30 ctest --test-dir build --output-on-failure --no-tests=error -j $$((4 * $(JOBS))) --timeout 300 \
+	@MUSTER_FUZZ_SECONDS=$${MUSTER_FUZZ_SECONDS:-30} ctest --test-dir build --output-on-failure --no-tests=error -j $$((4 * $(JOBS))) --timeout 300 \
 	  -R '^asan:.*(Fuzz\.|DamagedQuestionsAndAnswers)|^rpc\.Rpc(Value|Introduction|Worker|Autograd)Fuzz$$'
 
 test-long: tests-built
