@@ -67,6 +67,8 @@ fuzz: tests-built
 	@MUSTER_FUZZ_SECONDS=$${MUSTER_FUZZ_SECONDS:-30} ctest --test-dir build --output-on-failure --no-tests=error -j $$((4 * $(JOBS))) --timeout 300 \
 	  -R '^asan:.*(Fuzz\.|DamagedQuestionsAndAnswers)|^rpc\.Rpc(Value|Introduction|Worker|Autograd)Fuzz$$'
 
+# The libraries of tests/clients come from PyPI.
+test-long: export MUSTER_CLIENTS = ON
 test-long: tests-built
 	@MUSTER_TEST_LONG=1 $(CTEST) --timeout 3600
 
