@@ -2,11 +2,13 @@
 
 import inspect
 import os
+import pathlib
 import subprocess
 import sys
 
 import pytest
 import torch
+from ranks import meeting_file, run_ranks
 from rpc_workers import on_workers
 from thread_ranks import on_threads, row, same
 
@@ -206,3 +208,53 @@ def members(rank):
 # spec: N11 get_worker_info, WorkerInfo, RRef.backward, confirmed_by_owner
 def test_members_of_references():
     assert on_workers(2, members) == [True, True]
+
+
+# spec: J3 --monitor-interval is taken, and delays nothing; what is no time is a usage error
+def test_monitor_interval():
+    muster = pathlib.Path(dist.__file__).parents[2] / "bin/muster"
+
+    def run(interval):
+        line = [
+            muster,
+            "run",
+            "--standalone",
+            "--nproc-per-node=1",
+            f"--monitor-interval={interval}",
+        ]
+        return subprocess.run(
+            [*line, "--no-python", "sh", "-c", "exit 3"], capture_output=True, text=True, timeout=60
+        )
+
+    assert run(3600).returncode == 3
+    refused = run("soon")
+    assert refused.returncode == 2 and "--monitor-interval" in refused.stderr
+
+
+# spec: H9 object collectives, batches and coalesced calls are ranges too
+def test_profiles_of_objects_and_batches():
+    def body(rank, size):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            dist.broadcast_object_list([{"of": rank}], src=0)
+            dist.all_gather_object([None] * size, rank)
+            sent, received = torch.ones(2), torch.zeros(2)
+            messages = [
+                dist.P2POp(dist.isend, sent, 1 - rank),
+                dist.P2POp(dist.irecv, received, 1 - rank),
+            ]
+            for work in dist.batch_isend_irecv(messages):
+                work.wait()
+            dist.all_reduce_coalesced([sent, received])
+        return sorted({event.name for event in profile.events() if "native" in event.name})
+
+    meeting = meeting_file()
+
+    def rank_body(rank):
+        dist.init_process_group(init_method="file://" + meeting, rank=rank, world_size=2)
+        names = body(rank, 2)
+        dist.destroy_process_group()
+        return names
+
+    for names in run_ranks(2, rank_body):
+        for part in ("broadcast", "all_gather", "isend", "irecv", "all_reduce_coalesced"):
+            assert any(part in name for name in names), names

@@ -1,7 +1,10 @@
 """What a job says on stderr with MUSTER_LOG_LEVEL, by running one."""
 
+import fcntl
 import os
 import re
+import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -10,7 +13,7 @@ import pytest
 from ranks import meeting_file, reserve_port, sampled
 
 PROGRAM = textwrap.dedent("""
-    import os, sys, time
+    import ctypes, os, sys, time
     import torch
     import muster as dist
 
@@ -29,6 +32,10 @@ PROGRAM = textwrap.dedent("""
     dist.all_reduce(torch.ones(3))
     dist.all_reduce(torch.ones(3), group=pair)
     dist.destroy_process_group()
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_char_p
+    if "NCCL_DEBUG" in os.environ:
+        print("of NCCL:", getenv(b"NCCL_SOCKET_IFNAME"), getenv(b"NCCL_DEBUG"), file=sys.stderr)
 """)
 
 
@@ -50,10 +57,10 @@ def started(rank, where, how, level, **variables):
     )
 
 
-def said(how, level):
+def said(how, level, **variables):
     """What two ranks wrote to stderr."""
     where = meeting_file()
-    ranks = [started(rank, where, how, level) for rank in (0, 1)]
+    ranks = [started(rank, where, how, level, **variables) for rank in (0, 1)]
     texts = [rank.communicate(timeout=120)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], texts
     return texts
@@ -106,6 +113,29 @@ def test_debug_says_what_runs_over_what():
             r"connected to rank \d \(pid \d+ on \S+\) over TCP, from [\d.]+:\d+ to [\d.]+:\d+", text
         ), text
         assert "group default, algorithms over links:" in text
+
+
+def interfaces():
+    """Names of those that have an address of IPv4."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            try:
+                fcntl.ioctl(asked, 0x8915, struct.pack("256s", name.encode()))  # SIOCGIFADDR
+                yield name
+            except OSError:
+                pass
+
+
+# spec: A10 GLOO_SOCKET_IFNAME and MUSTER_SOCKET_IFNAME choose the interface, NCCL_* variables stay as they are and choose none of ours
+@pytest.mark.parametrize("variable", ["GLOO_SOCKET_IFNAME", "MUSTER_SOCKET_IFNAME"])
+def test_variables_choose_the_interface(variable):
+    name = list(interfaces())[-1]  # of several not the loopback, which comes first
+    of_nccl = {"NCCL_SOCKET_IFNAME": "nobody0", "NCCL_DEBUG": "WARN"}
+    for rank, text in enumerate(said("sockets", "debug", **{variable: name}, **of_nccl)):
+        assert re.search(
+            rf"links to rank {1 - rank} over TCP.*, from [\d.]+:\d+ \({name}\)", text
+        ), text
+        assert "of NCCL: b'nobody0' b'WARN'" in text, text
 
 
 def read_until(process, pattern):
