@@ -34,6 +34,7 @@
 
 #include "muster/clock.h"
 #include "muster/errors.h"
+#include "muster/process_group.h"
 
 namespace muster {
 namespace group {

@@ -333,7 +333,7 @@ void bind_groups(py::module_& module) {
 
   ProcessGroupParts none;
   none.name = "of others";
-  module.attr("NON_GROUP_MEMBER") = std::make_shared<GroupCore>(std::move(none));
+  module.attr("NON_GROUP_MEMBER") = Group(std::make_shared<GroupCore>(std::move(none)));
 
   auto nccl =
       py::class_<ProcessGroupNCCL>(module, "ProcessGroupNCCL", "What belongs to the nccl backend.");

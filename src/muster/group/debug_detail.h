@@ -5,6 +5,8 @@
 #include <functional>
 #include <string>
 
+#include "muster/backend.h"
+#include "muster/group/call.h"
 #include "muster/process_group.h"
 #include "muster/work.h"
 

@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "muster/base/interruption.h"
+#include "muster/group/errors.h"
 #include "muster/group/world.h"
 #include "muster/launch/spawn.h"
 #include "muster/store/factory.h"
