@@ -115,6 +115,42 @@ def test_debug_says_what_runs_over_what():
         assert "group default, algorithms over links:" in text
 
 
+CALLER = textwrap.dedent("""
+    import sys
+    import torch
+    from muster import rpc
+
+    rank = int(sys.argv[1])
+    options = rpc.RpcBackendOptions(init_method="file://" + sys.argv[2], shared_memory=rank != 2)
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=3, rpc_backend_options=options)
+    if rank == 0:
+        large = torch.ones(3 << 20)
+        futures = [rpc.rpc_async(f"worker{each}", torch.add, (large, each)) for each in (1, 2)]
+        for each in (1, 2):
+            assert rpc.rpc_sync(f"worker{each}", torch.add, (1, 2)) == 3
+        assert [future.wait()[-1].item() for future in futures] == [2, 3]
+    rpc.shutdown()
+""")
+
+
+# spec: N12 each pipe picks its transport: one worker's goes through shared memory, another's over TCP
+def test_pipes_of_rpc_pick_their_transports():
+    where = meeting_file()
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", CALLER, str(rank), where],
+            env=os.environ | {"MUSTER_LOG_LEVEL": "debug"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    texts = [worker.communicate(timeout=120)[1] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0, 0], texts
+    assert re.search(r"linked to rank 1 \(pid \d+ on \S+\) through shared memory", texts[0]), texts
+    assert re.search(r"connected to rank 2 \(pid \d+ on \S+\) over TCP", texts[0]), texts
+
+
 def interfaces():
     """Names of those that have an address of IPv4."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
