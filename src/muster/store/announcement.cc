@@ -64,4 +64,30 @@ bool is_fresh(const Announcement& said, std::uint64_t id, std::uint32_t count,
   });
 }
 
+void HeardCounts::note(std::uint64_t id, std::uint32_t count, TimePoint now) {
+  if (const auto known = heard_.find(id); known != heard_.end()) {
+    if (count > known->second.count) known->second = {count, now};
+    return;
+  }
+  if (heard_.size() >= most_) {
+    const auto oldest =
+        std::ranges::min_element(heard_, {}, [](const auto& entry) { return entry.second.rose; });
+    if (oldest->second.rose + forgotten_ >= now) return;
+    heard_.erase(oldest);
+  }
+  heard_[id] = {count, now};
+}
+
+std::vector<Echo> HeardCounts::next(TimePoint now) {
+  std::vector<Echo> echoes;
+  auto at = heard_.upper_bound(last_);
+  for (std::size_t seen = 0; seen < heard_.size() && echoes.size() < kEchoes; ++seen, ++at) {
+    if (at == heard_.end()) at = heard_.begin();
+    if (at->second.rose + forgotten_ < now) continue;
+    echoes.push_back({at->first, at->second.count});
+  }
+  if (!echoes.empty()) last_ = echoes.back().id;
+  return echoes;
+}
+
 }  // namespace muster::store

@@ -4,17 +4,21 @@
 /// A signature alone can be replayed. Every process therefore counts its announcements under a
 /// random number and repeats the counts that it has heard of others. A process that repeats a
 /// recent count of this one has heard it lately, which no recording has. The address of the store
-/// is signed too; that of the datagram proves nothing.
+/// is signed too; that of the datagram proves nothing. Announcements are sent by the clock and all
+/// have one size: nothing that comes makes a process send more.
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "muster/clock.h"
 #include "muster/base/secret.h"
 
 namespace muster::store {
@@ -52,5 +56,29 @@ std::optional<Announcement> decode_announcement(std::string_view packet, const G
 /// process `id`, which has made `count` of them.
 bool is_fresh(const Announcement& said, std::uint64_t id, std::uint32_t count,
               std::uint32_t window);
+
+/// The counts that have come, and which of them the next announcement repeats: those that rise. A
+/// recording's rise until it has been played once, so it cannot crowd out running processes for
+/// longer than it lasts. Not thread-safe.
+class HeardCounts {
+ public:
+  /// A process counts as running for `forgotten` after its count has risen.
+  explicit HeardCounts(Duration forgotten, std::size_t most = 1U << 14)
+      : forgotten_(forgotten), most_(most) {}
+
+  void note(std::uint64_t id, std::uint32_t count, TimePoint now);
+  /// At most kEchoes, in turns where more rise.
+  std::vector<Echo> next(TimePoint now);
+
+ private:
+  struct Heard {
+    std::uint32_t count = 0;
+    TimePoint rose;
+  };
+  const Duration forgotten_;
+  const std::size_t most_;  // limit: memory that recordings can take
+  std::map<std::uint64_t, Heard> heard_;
+  std::uint64_t last_ = 0;  // that was repeated
+};
 
 }  // namespace muster::store

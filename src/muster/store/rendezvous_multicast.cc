@@ -38,7 +38,6 @@ using std::chrono::seconds;
 constexpr Duration kInterval = milliseconds(50);  // limit: load of a network
 constexpr Duration kForgotten = seconds(3);       // who has not been heard for so long has given up
 constexpr std::uint32_t kWindow = kForgotten / kInterval;
-constexpr std::size_t kMostHeard = 1U << 14;  // limit: memory that recordings can take
 
 /// A socket in the group on the interfaces that lead to peers, as far as they take it.
 class GroupSocket {
@@ -175,16 +174,7 @@ class Crier {
   std::string next_packet() {
     const std::lock_guard lock(mutex_);
     ++self_.count;
-    self_.heard.clear();
-    const TimePoint now = steady_clock().now();
-    std::erase_if(heard_, [&](const auto& entry) { return entry.second.at + kForgotten < now; });
-    // In turns, where there are more than an announcement holds.
-    auto next = heard_.upper_bound(last_echo_);
-    for (std::size_t i = 0; i < std::min(kEchoes, heard_.size()); ++i, ++next) {
-      if (next == heard_.end()) next = heard_.begin();
-      self_.heard.push_back({next->first, next->second.count});
-      last_echo_ = next->first;
-    }
+    self_.heard = heard_.next(steady_clock().now());
     return encode(self_, group_, secret_);
   }
 
@@ -200,10 +190,7 @@ class Crier {
     const std::string from = SocketAddress(reinterpret_cast<const sockaddr*>(&name), length).host();
     const std::lock_guard lock(mutex_);
     const TimePoint now = steady_clock().now();
-    if (heard_.size() < kMostHeard || heard_.contains(said->id)) {
-      Heard& heard = heard_[said->id];
-      heard = {std::max(heard.count, said->count), now};
-    }
+    heard_.note(said->id, said->count, now);
     // Everything up to here may be a recording; who has heard this process lately is none.
     if (!is_fresh(*said, self_.id, self_.count, kWindow)) return;
     Peer& peer = peers_[said->id];
@@ -215,19 +202,14 @@ class Crier {
     changed_.notify_all();
   }
 
-  struct Heard {
-    std::uint32_t count = 0;
-    TimePoint at;
-  };
   const GroupSocket socket_;
   std::mutex mutex_;
   std::condition_variable changed_;
   Announcement self_;
   const GroupHash group_;
   const Secret secret_;
-  std::map<std::uint64_t, Heard> heard_;  // signed, and perhaps long ago
-  std::uint64_t last_echo_ = 0;
-  Peers peers_;  // those that have heard this process lately
+  HeardCounts heard_{kForgotten};  // signed, and perhaps long ago
+  Peers peers_;                    // those that have heard this process lately
   std::atomic<bool> stop_ = false;
   std::thread thread_;
 };

@@ -4,7 +4,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <set>
 #include <thread>
 
 #include "muster/base/secret.h"
@@ -150,6 +152,51 @@ TEST(Rendezvous, MulticastListensWhereItIsAsked) {
     return joined.ok();
   });
   EXPECT_TRUE(without.succeeded());
+}
+
+// spec: W6 recordings crowd nobody out: their counts rise once, those of running processes go on
+TEST(HeardCounts, RepeatsThoseThatCountOn) {
+  const Duration forgotten = seconds(3);
+  HeardCounts heard(forgotten);
+  TimePoint now{};
+  const auto repeats = [&](std::uint64_t id) {
+    const auto echoes = heard.next(now);
+    return std::ranges::count(echoes, id, &Echo::id) == 1;
+  };
+  constexpr std::uint64_t kReal = 1'000'000;
+  for (std::uint32_t count = 1; count <= 100; ++count) {
+    now += std::chrono::milliseconds(50);
+    // A thousand recordings of 20 announcements, each played again and again.
+    for (std::uint64_t ghost = 1; ghost <= 1000; ++ghost) heard.note(ghost, count % 20, now);
+    heard.note(kReal, count, now);
+  }
+  now += std::chrono::milliseconds(1);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(repeats(kReal));
+  EXPECT_EQ(heard.next(now).size(), 1u);
+  now += forgotten + std::chrono::milliseconds(1);
+  EXPECT_TRUE(heard.next(now).empty());
+}
+
+// spec: W6 what comes makes nobody send more: announcements have one size
+TEST(HeardCounts, HaveABound) {
+  const Secret secret = Secret::given("the secret of announcements");
+  HeardCounts heard(seconds(3), 100);
+  TimePoint now{};
+  for (std::uint64_t id = 1; id <= 100; ++id) heard.note(id, 1, now);
+  heard.note(101, 1, now);
+  std::set<std::uint64_t> seen;
+  for (int i = 0; i < 4; ++i) {
+    Announcement said{.id = 7, .heard = heard.next(now)};
+    EXPECT_EQ(said.heard.size(), kEchoes);
+    EXPECT_EQ(encode(said, short_hash(""), secret).size(), kAnnouncementBytes);
+    for (const Echo& echo : said.heard) seen.insert(echo.id);
+  }
+  EXPECT_EQ(seen.size(), 100u) << "in turns, and no more than fit";
+  now += seconds(4);
+  heard.note(102, 1, now);
+  const auto echoes = heard.next(now);
+  ASSERT_EQ(echoes.size(), 1u);
+  EXPECT_EQ(echoes[0].id, 102u) << "a new process takes the place of what no longer rises";
 }
 
 TEST(Announcement, FreshIsWhoHeardThisProcessLately) {

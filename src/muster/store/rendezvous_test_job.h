@@ -19,6 +19,7 @@
 
 #include "muster/base/socket_address.h"
 #include "muster/store/factory.h"
+#include "muster/store/tcp_store_test_support.h"
 #include "muster/store/test_limits.h"
 #include "muster/testing/reserved_port.h"
 #include "muster/testing/scratch_folder.h"
@@ -154,10 +155,6 @@ inline std::set<std::string> listening_addresses() {
 inline bool listens_everywhere() {
   const auto hosts = listening_addresses();
   return hosts.contains("0.0.0.0") || hosts.contains("::");
-}
-
-inline bool mentions(const Status& status, const std::string& text) {
-  return status.message().find(text) != std::string::npos;
 }
 
 }  // namespace muster::store::rendezvous_test

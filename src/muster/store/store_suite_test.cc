@@ -105,7 +105,7 @@ struct Named {
 /// Keeps the tests' names readable.
 void PrintTo(const Named& named, std::ostream* out) { *out << named.name; }
 
-class StoreSuite : public testing::TestWithParam<Named> {
+class StoreSuite : public ::testing::TestWithParam<Named> {
  protected:
   std::shared_ptr<Store> user() { return kind_->user(); }
   std::string kind() const { return GetParam().name; }
@@ -116,11 +116,11 @@ class StoreSuite : public testing::TestWithParam<Named> {
 
 INSTANTIATE_TEST_SUITE_P(
     Kinds, StoreSuite,
-    testing::Values(Named{"hash", [] { return std::make_unique<HashKind>(); }},
-                    Named{"prefix", [] { return std::make_unique<PrefixKind>(); }},
-                    Named{"tcp", [] { return std::make_unique<TcpKind>(true); }},
-                    Named{"tls", [] { return std::make_unique<TcpKind>(false); }},
-                    Named{"file", [] { return std::make_unique<FileKind>(); }}),
+    ::testing::Values(Named{"hash", [] { return std::make_unique<HashKind>(); }},
+                      Named{"prefix", [] { return std::make_unique<PrefixKind>(); }},
+                      Named{"tcp", [] { return std::make_unique<TcpKind>(true); }},
+                      Named{"tls", [] { return std::make_unique<TcpKind>(false); }},
+                      Named{"file", [] { return std::make_unique<FileKind>(); }}),
     [](const auto& info) { return info.param.name; });
 
 #define ASSERT_OK(expression)                         \

@@ -11,7 +11,7 @@ namespace {
 
 using std::chrono::seconds;
 
-class TableTest : public testing::Test {
+class TableTest : public ::testing::Test {
  protected:
   /// Submits and returns the reply if there is one at once. Replies to others pile up in `replies`.
   StoreTable::Ticket ask(const Request& request) {
