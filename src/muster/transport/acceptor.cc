@@ -68,7 +68,7 @@ bool Acceptor::poll(TimePoint now) {
     const int fd = events[static_cast<std::size_t>(i)].data.fd;
     const auto connection = by_descriptor_.find(fd);
     if (connection != by_descriptor_.end()) {
-      advance(connection->second);
+      advance(connection->second, now);
       moved = true;
       continue;
     }
@@ -79,6 +79,8 @@ bool Acceptor::poll(TimePoint now) {
   }
   // Only now: what had arrived in time counts, also where this process was held up itself.
   while (!pending_.empty() && pending_.front().limit() <= now) {
+    refuse(pending_.front(),
+           "it did not prove the job's secret within " + describe(options_.handshake_limit), now);
     drop(pending_.begin());
     moved = true;
   }
@@ -118,7 +120,7 @@ bool Acceptor::accept_from(int listener, TimePoint now) {
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
     drop(connection);
   } else {
-    advance(connection);
+    advance(connection, now);
   }
   return true;
 }
@@ -138,7 +140,15 @@ bool Acceptor::find_descriptor(TimePoint now) {
   return false;
 }
 
-void Acceptor::advance(Pending::iterator connection) {
+void Acceptor::refuse(const PendingConnection& connection, const std::string& why, TimePoint now) {
+  const auto from = SocketAddress::peer_of(connection.descriptor());
+  const std::string who =
+      options_.way == Way::tcp && from ? from->text() : "a process of this host";
+  if (const auto line = refusals_.note("refused a connection of " + who + ": " + why, now))
+    log(LogLevel::warning, *line);
+}
+
+void Acceptor::advance(Pending::iterator connection, TimePoint now) {
   switch (connection->advance(options_.welcome)) {
     case PendingConnection::Progress::waiting: {
       epoll_event event{};
@@ -148,7 +158,10 @@ void Acceptor::advance(Pending::iterator connection) {
       return;
     }
     case PendingConnection::Progress::failed:
-      if (logs(LogLevel::debug))
+      // One that lost a crossing is a rank's; one that went away asked for nothing.
+      if (connection->failure().code() == Code::refused && !connection->lost_crossing())
+        refuse(*connection, connection->failure().message(), now);
+      else if (logs(LogLevel::debug))
         log(LogLevel::debug, "a connection was turned away: " + connection->failure().message());
       drop(connection);
       return;

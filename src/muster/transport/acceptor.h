@@ -5,7 +5,8 @@
 /// socket and a few hundred bytes (50 KiB from a TLS greeting of the right form on), is closed
 /// after five seconds, and makes room for a newer one if there are too many. When the process has
 /// no descriptor left, the oldest pending connections are closed first, then one descriptor held in
-/// reserve serves, then accepting pauses until there are descriptors again.
+/// reserve serves, then accepting pauses until there are descriptors again. Refused connections are
+/// counted, and logged once a second at most.
 #pragma once
 
 #include <functional>
@@ -16,6 +17,7 @@
 
 #include "muster/base/fork_guard.h"
 #include "muster/base/handshake.h"
+#include "muster/base/refusals.h"
 #include "muster/base/secret.h"
 #include "muster/clock.h"
 #include "muster/status.h"
@@ -49,18 +51,22 @@ class Acceptor {
   bool poll(TimePoint now);
   TimePoint next_timer() const;
   std::size_t pending() const { return pending_.size(); }
+  /// How many connections did not prove the secret, or were another job's. Thread-safe.
+  std::uint64_t refusals() const { return refusals_.count(); }
 
  private:
   using Pending = std::list<PendingConnection>;  // oldest first
 
   bool accept_from(int listener, TimePoint now);
   bool find_descriptor(TimePoint now);
-  void advance(Pending::iterator connection);
+  void advance(Pending::iterator connection, TimePoint now);
   void drop(Pending::iterator connection);
+  void refuse(const PendingConnection& connection, const std::string& why, TimePoint now);
   void watch_listeners(bool on);
 
   AcceptorOptions options_;
   Secret secret_;
+  RefusalCount refusals_;
   GuardedDescriptor epoll_;
   GuardedDescriptor reserve_;
   std::vector<GuardedDescriptor> listeners_;

@@ -105,6 +105,31 @@ TEST(Acceptor, WhoDoesNotFinishTheGreetingIsClosedAfterTheLimit) {
   EXPECT_TRUE(hall.serves());
 }
 
+// spec: W1 a rank's listener counts whom it refuses; ranks that prove the secret are not among them
+TEST(Acceptor, CountsWhomItRefuses) {
+  Hall hall;
+  const auto tries = [&](const Secret& secret) {
+    PendingConnection connection(GuardedDescriptor(testing::dial(hall.address)), Hall::hello(),
+                                 secret, {.limit = soon()});
+    PendingConnection::Progress progress{};
+    EXPECT_TRUE(hall.until([&] {
+      progress = connection.advance([](const Handshake::Peer&) { return true; });
+      return progress != PendingConnection::Progress::waiting;
+    }));
+    return progress == PendingConnection::Progress::done;
+  };
+  EXPECT_TRUE(tries(Secret::given(kSecret)));
+  EXPECT_EQ(hall.acceptor->refusals(), 0u);
+  for (int i = 0; i < 3; ++i) EXPECT_FALSE(tries(Secret::given("a guess at the secret")));
+  EXPECT_EQ(hall.acceptor->refusals(), 3u);
+  const Descriptor silent = testing::dial(hall.address);
+  EXPECT_TRUE(hall.until([&] { return hall.acceptor->pending() == 1; }));
+  hall.acceptor->poll(hall.acceptor->next_timer());
+  EXPECT_EQ(hall.acceptor->refusals(), 4u);
+  EXPECT_TRUE(hall.serves());
+  EXPECT_EQ(hall.acceptor->refusals(), 4u);
+}
+
 TEST(Acceptor, MalformedConnectionsLeaveNothingBehind) {
   Hall hall;
   const Descriptor next_before(::dup(0));

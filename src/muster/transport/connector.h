@@ -66,6 +66,8 @@ class Connector {
   /// The next time at which `poll` wants to be called without news (handshake limits, retries); max
   /// if none.
   virtual TimePoint next_timer() const = 0;
+  /// After settle: how many connections its listeners have refused. Thread-safe.
+  virtual std::uint64_t refusals() const { return 0; }
 };
 
 }  // namespace muster::transport

@@ -17,6 +17,7 @@ class EngineFabric final : public Fabric {
   const Clock& clock() const override { return *engine_->context().options.clock; }
   std::span<const int> hosts() const override { return engine_->context().hosts; }
   int cores() const override { return engine_->connector().cores(); }
+  std::uint64_t refusals() const override { return engine_->connector().refusals(); }
   shm::HostRegion* region() override { return engine_->connector().region(); }
   Channel& bootstrap() override { return engine_->channels().bootstrap(); }
   Channel& agreements() override { return engine_->channels().agreements(); }

@@ -93,6 +93,8 @@ class Fabric {
   /// on, hardware threads of one core once, as far as the control groups let them. The same to all
   /// ranks of a host.
   virtual int cores() const { return usable_cores(); }
+  /// How many connections to this rank's listeners did not prove the job's secret. Thread-safe.
+  virtual std::uint64_t refusals() const { return 0; }
   /// Null where nothing is shared on this host.
   virtual shm::HostRegion* region() = 0;
 

@@ -29,6 +29,8 @@ class LocalServer {
   int descriptor() const { return acceptor_->descriptor(); }
   bool poll(TimePoint now) { return acceptor_->poll(now); }
   TimePoint next_timer() const { return acceptor_->next_timer(); }
+  /// As of Acceptor.
+  std::uint64_t refusals() const { return acceptor_ ? acceptor_->refusals() : 0; }
 
  private:
   void answer(const AuthenticatedSocket& asks) const;

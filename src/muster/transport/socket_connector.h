@@ -39,6 +39,9 @@ class SocketConnector final : public Connector {
   bool poll(TimePoint now) override;
   int descriptor() const override { return wakeups_.descriptor(); }
   TimePoint next_timer() const override;
+  std::uint64_t refusals() const override {
+    return links_->refusals() + meeting_.server().refusals();
+  }
 
  private:
   std::string describe_links(const MeetingVerdict& own) const;

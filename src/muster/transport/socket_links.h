@@ -48,6 +48,8 @@ class SocketLinks {
   bool poll(TimePoint now);
   int descriptor() const { return epoll_.get(); }
   TimePoint next_timer() const;
+  /// As of Acceptor.
+  std::uint64_t refusals() const { return acceptor_.refusals(); }
 
  private:
   struct Attempt {
