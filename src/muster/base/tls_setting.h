@@ -5,7 +5,8 @@
 ///   control            payloads of tensors are authenticated, and can be read on the way
 ///   control-plain      payloads of tensors can be read and changed on the way
 ///
-/// Whatever it says, both sides prove the job's secret, and everything but payloads is encrypted.
+/// Whatever it says, both sides prove the job's secret, and everything but payloads is encrypted:
+/// stores, launchers, observers and remote calls are in full.
 #pragma once
 
 #include <string>

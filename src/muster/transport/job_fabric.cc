@@ -79,7 +79,8 @@ Result<std::shared_ptr<Fabric>> join_fabric(const store::Rendezvous& found,
   connector.towards = found.host;
   connector.any_host = found.any_host;
   connector.role = options.role;
-  connector.payloads = *payloads;
+  // Messages of remote calls may hold pickles: whoever changed one could run code.
+  if (options.role == Handshake::Role::link) connector.payloads = *payloads;
   if (options.ring_bytes) connector.ring_bytes = *options.ring_bytes;
 
   FabricOptions fabric;
