@@ -63,6 +63,10 @@ Status judge(int file, const std::string& path, mode_t kind, const OwnRules& rul
     return Status(Code::refused, called(rules, path) + (kind == S_IFDIR ? " is no directory"
                                                                         : " is no regular file"));
   if (is_anothers(info, rules)) return anothers(path, info, rules);
+  if (kind == S_IFREG && info.st_nlink > 1)
+    return Status(Code::refused, called(rules, path) + " has " + std::to_string(info.st_nlink) +
+                                     " names (hard links), which others may have laid; give a "
+                                     "copy that has one");
   const bool of_root_alone = info.st_uid == 0 && ::geteuid() != 0;
   const unsigned loose = info.st_mode & 0777 & rules.closed & (of_root_alone ? 027U : 0777U);
   if (loose == 0) return {};

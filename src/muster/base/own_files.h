@@ -2,10 +2,10 @@
 ///
 /// A path may lead through places that others can write to (/tmp, a shared project), so what is
 /// found there is looked at before it is believed: it must belong to this user and be closed to the
-/// others, as ssh and munge ask of their keys. Links are not followed in the last place, a pipe in
-/// a file's place is not waited for, and it is the opened file that is looked at, not what the path
-/// leads to afterwards. The containing folders are not judged: whoever can write there can put
-/// another file in the place, and that one is refused.
+/// others, as ssh and munge ask of their keys. Links are not followed in the last place, a file
+/// with a second name is refused, a pipe in a file's place is not waited for, and it is the opened
+/// file that is looked at, not what the path leads to afterwards. The containing folders are not
+/// judged: whoever can write there can put another file in the place, and that one is refused.
 #pragma once
 
 #include <fcntl.h>
@@ -25,9 +25,9 @@ struct OwnRules {
 };
 
 /// Opens or makes (`flags` with O_CREAT; `mode`) a regular file. O_TRUNC empties it once it has
-/// been judged. A relative `path` is looked up in the opened folder `at`. Code::refused for a link,
-/// another user's file and loose permissions; Code::invalid_argument where it cannot be opened. The
-/// message names the path and what to change.
+/// been judged. A relative `path` is looked up in the opened folder `at`. Code::refused for a
+/// link, a file with several names, another user's file and loose permissions;
+/// Code::invalid_argument where it cannot be opened. The message names the path and what to change.
 Result<Descriptor> open_own_file(const std::string& path, int flags, const OwnRules& rules,
                                  unsigned mode = 0600, int at = AT_FDCWD);
 

@@ -80,6 +80,15 @@ TEST_F(OwnFiles, Links) {
   refused(open_own_folder(folder.file("folder"), kRules), folder.file("folder"), "symbolic link");
 }
 
+// spec: W3 a file with a second name, which others may have laid, is refused and stays as it is
+TEST_F(OwnFiles, FilesWithSeveralNames) {
+  const std::string target = file("target");
+  std::filesystem::create_hard_link(target, folder.file("second"));
+  refused(open_own_file(folder.file("second"), O_RDWR | O_CREAT | O_TRUNC, kRules),
+          folder.file("second"), "2 names");
+  EXPECT_EQ(contents(target), "text");
+}
+
 // spec: W3 files of other users are refused by name
 TEST_F(OwnFiles, FilesOfOthers) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can make a file another user's";

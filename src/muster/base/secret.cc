@@ -136,12 +136,12 @@ Status place_host_key(int directory, const std::string& path) {
   const bool written =
       ::write(file.get(), key.data(), key.size()) == static_cast<ssize_t>(key.size());
   ::sodium_memzero(key.data(), key.size());
-  const bool placed =
-      written &&
-      (::linkat(directory, temporary.c_str(), directory, "secret", 0) == 0 || errno == EEXIST);
+  // Not by a hard link: files with two names are refused.
+  const bool placed = written && ::renameat2(directory, temporary.c_str(), directory, "secret",
+                                             RENAME_NOREPLACE) == 0;
   const int error = errno;
-  ::unlinkat(directory, temporary.c_str(), 0);
-  if (!placed)
+  if (!placed) ::unlinkat(directory, temporary.c_str(), 0);
+  if (!placed && !(written && error == EEXIST))
     return Status(Code::refused,
                   "cannot write this host's secret into " + path + ": " + errno_text(error));
   return {};
