@@ -273,14 +273,18 @@ TEST_F(TraceProcesses, ATerminalOnAnotherHostSeesEveryRankThroughTheStore) {
   };
   const auto as_terminal = [&]() -> std::string {
     ready.wait_for(kRanks, kLimit);
-    const auto top = once_behind(from_elsewhere(kSecret, "top --once --wait 60 --store " + store));
-    const auto trace = run(
-        from_elsewhere(kSecret, "trace --wait 60 --store " + store + " -o " + base_ + "/asked"));
-    const auto stranger =
+    // Who looks needs no more than the observers' key.
+    std::string key = run(from_elsewhere(kSecret, "secret --observer")).text;
+    key.pop_back();
+    const auto top = once_behind(from_elsewhere(key, "top --once --wait 60 --store " + store));
+    const auto trace =
+        run(from_elsewhere(key, "trace --wait 60 --store " + store + " -o " + base_ + "/asked"));
+    const auto refused =
         run(from_elsewhere("some other secret, a guess", "top --once --store " + store));
+    const auto doctor = run(from_elsewhere(key, "doctor --job " + store));
     over.add(1);
-    return top.text + "----" + trace.text + "----" + (stranger.status == 0 ? "LET IN " : "") +
-           stranger.text;
+    return top.text + "----" + trace.text + "----" + (refused.status == 0 ? "LET IN " : "") +
+           refused.text + (has(doctor.text, "by its store: 1;") ? "" : "NOT TOLD " + doctor.text);
   };
   const auto body = [&](int number) -> std::string {
     if (const auto moved = (*hosts)->enter(number < 2 ? 0 : 1); !moved) return moved.message();
@@ -294,7 +298,7 @@ TEST_F(TraceProcesses, ATerminalOnAnotherHostSeesEveryRankThroughTheStore) {
   const auto first = seen.find("----"), second = seen.find("----", first + 4);
   ASSERT_NE(second, std::string::npos) << seen;
   const auto top = seen.substr(0, first), trace = seen.substr(first, second - first),
-             stranger = seen.substr(second);
+             refused = seen.substr(second);
   const std::string behind =
       "rank 2 is behind: ranks 0, 1 and 3 are in call 2 of group 'default', all_reduce of 32 bytes "
       "(float32 [8])";
@@ -305,9 +309,10 @@ TEST_F(TraceProcesses, ATerminalOnAnotherHostSeesEveryRankThroughTheStore) {
   EXPECT_TRUE(has(trace, behind)) << trace;
   EXPECT_TRUE(has(trace, "rank 2, process " + std::to_string(ranks.pid(2)))) << trace;
   EXPECT_TRUE(has(contents(base_ + "/asked.html"), "Rank 2, behind</h2>"));
-  EXPECT_TRUE(has(stranger, "secret")) << stranger;
-  EXPECT_FALSE(has(stranger, "LET IN")) << stranger;
-  EXPECT_FALSE(has(stranger, "rank 2")) << stranger;
+  EXPECT_TRUE(has(refused, "secret")) << refused;
+  EXPECT_FALSE(has(refused, "LET IN")) << refused;
+  EXPECT_FALSE(has(refused, "NOT TOLD")) << refused;
+  EXPECT_FALSE(has(refused, "rank 2")) << refused;
 }
 
 // A stopped rank cannot answer: a rank of its host tells of it. Where all of a host are gone, that

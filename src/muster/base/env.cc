@@ -4,6 +4,7 @@
 #include <cctype>
 #include <charconv>
 #include <cstdlib>
+#include <cstring>
 
 namespace muster {
 
@@ -11,6 +12,12 @@ std::optional<std::string> env_text(const char* name) {
   const char* value = std::getenv(name);
   if (value == nullptr || *value == '\0') return std::nullopt;
   return std::string(value);
+}
+
+void wipe_env(const char* name) {
+  if (char* value = std::getenv(name); value != nullptr)
+    ::explicit_bzero(value, std::strlen(value));
+  ::unsetenv(name);
 }
 
 Result<std::optional<std::int64_t>> env_integer(const char* name, std::int64_t low,

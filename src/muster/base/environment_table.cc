@@ -23,7 +23,8 @@ constexpr EnvironmentVariable kJob[] = {
     {"TORCHELASTIC_RESTART_COUNT", "0",
      "Which restart of the job this is. Ranks of different restarts do not meet each other."},
     {"TORCHELASTIC_RUN_ID", "none",
-     "The job's name in traces. If it is set, is_torchelastic_launched is true."},
+     "The job's name, in traces and in the keys of its store: the same on all ranks. If it is set, "
+     "is_torchelastic_launched is true."},
     {"TORCHELASTIC_USE_AGENT_STORE", "off",
      "Set by torchrun, whose agent serves a store of stock torch at MASTER_PORT. Python programs "
      "meet over that store; C++ programs cannot."},
@@ -53,8 +54,8 @@ constexpr EnvironmentVariable kNetwork[] = {
     {"GLOO_SOCKET_IFNAME", "", "The same, if MUSTER_SOCKET_IFNAME is unset."},
     {"MUSTER_TLS", "full",
      "What of a link over TCP is encrypted, the same on all ranks. \"control\" leaves payloads of "
-     "tensors readable but authenticated, \"control-plain\" neither. Use these only on networks "
-     "that you trust."},
+     "tensors and objects readable but authenticated, \"control-plain\" neither. Use these only on "
+     "networks that you trust."},
 };
 
 constexpr EnvironmentVariable kMemory[] = {

@@ -89,14 +89,26 @@ Handshake::Role role_of(const Greeting& greeting) {
   return field<Handshake::Role>(greeting, kRoleAt);
 }
 
-void take_role(Greeting& mine, const Greeting& theirs, std::span<const Handshake::Role> served) {
-  if (std::ranges::find(served, role_of(theirs)) != served.end())
-    set_field(mine, kRoleAt, role_of(theirs));
+ConstBytes job_of(const Greeting& greeting) {
+  return ConstBytes(greeting).subspan(kJobAt, sizeof(JobHash));
+}
+
+void take_role(Greeting& mine, const Greeting& theirs,
+               std::span<const Handshake::Hello::Service> served) {
+  const auto found = std::ranges::find(served, role_of(theirs), &Handshake::Hello::Service::role);
+  if (found == served.end()) return;
+  set_field(mine, kRoleAt, found->role);
+  set_field(mine, kJobAt, short_hash(found->job));
+}
+
+Secret secret_of(const Secret& secret, const Greeting& greeting) {
+  return role_of(greeting) == Handshake::Role::observer ? secret.observer() : secret;
 }
 
 Handshake::Peer peer_of(const Greeting& greeting) {
   return {field<std::int32_t>(greeting, kRankAt), field<std::int32_t>(greeting, kWorldAt),
-          field<std::uint64_t>(greeting, kBuildAt), field<std::uint64_t>(greeting, kNoteAt)};
+          field<std::uint64_t>(greeting, kBuildAt), field<std::uint64_t>(greeting, kNoteAt),
+          role_of(greeting)};
 }
 
 bool may_be_greeting(const Greeting& greeting, std::size_t have) {
@@ -138,7 +150,8 @@ Difference difference(const Greeting& mine, const Greeting& theirs) {
     return {Verdict::bad_job,
             "this side belongs to the job with hash " + hexadecimal(my_job) + ", " + other +
                 " to the job with hash " + hexadecimal(their_job) +
-                "; two jobs share one address, or their names (group_name) differ"};
+                "; two jobs share one address, their names (--rdzv-id, TORCHELASTIC_RUN_ID, "
+                "group_name) differ, or the port is translated on the way"};
   }
   const auto my_build = field<std::uint64_t>(mine, kBuildAt),
              their_build = field<std::uint64_t>(theirs, kBuildAt);

@@ -20,9 +20,15 @@ using Greeting = std::array<std::byte, 128>;
 /// With a nonce of its own.
 Greeting greeting_of(const Handshake::Hello& hello, Secret::Kind kind);
 
-/// `mine` speaks in the role that `theirs` asks for, if that is one of `served`.
-void take_role(Greeting& mine, const Greeting& theirs, std::span<const Handshake::Role> served);
+/// `mine` speaks in the role that `theirs` asks for, and for its job, if that is one of `served`.
+void take_role(Greeting& mine, const Greeting& theirs,
+               std::span<const Handshake::Hello::Service> served);
 Handshake::Role role_of(const Greeting& greeting);
+/// The hash of the job.
+ConstBytes job_of(const Greeting& greeting);
+
+/// What a connection of this greeting is keyed with: the observer's key for its role.
+Secret secret_of(const Secret& secret, const Greeting& greeting);
 
 /// What the sender says of itself.
 Handshake::Peer peer_of(const Greeting& greeting);

@@ -115,7 +115,7 @@ Secret::Proof Handshake::proof_of(Side side) const {
                                               : "muster proof of the acceptor");
   message.append(as_text(connects ? mine_ : theirs_));
   message.append(as_text(connects ? theirs_ : mine_));
-  return secret_.prove(as_bytes(message));
+  return secret_of(secret_, mine_).prove(as_bytes(message));
 }
 
 }  // namespace muster

@@ -9,8 +9,9 @@
 ///   acceptor -> connector   verdict byte, then its own proof over ("acceptor", both greetings), 32
 ///                           bytes
 /// The acceptor reveals nothing made with the secret before the connector has proved that it holds
-/// it. Differences in role, protocol, build, job or secret kind are told apart, and the error names
-/// both sides' values. A refusal is a verdict byte other than `accepted`.
+/// it. Observers prove the observer's key that is made of the secret. Differences in role,
+/// protocol, build, job or secret kind are told apart, and the error names both sides' values. A
+/// refusal is a verdict byte other than `accepted`.
 #pragma once
 
 #include <array>
@@ -25,7 +26,7 @@
 
 namespace muster {
 
-inline constexpr std::uint16_t kProtocolVersion = 3;
+inline constexpr std::uint16_t kProtocolVersion = 4;
 
 class Handshake {
  public:
@@ -67,8 +68,12 @@ class Handshake {
     std::uint64_t build = 0;  ///< hash of what both sides must share; 0 is not compared
     std::uint64_t note = 0;   ///< free for the role (a stream number, say)
     Payloads payloads = Payloads::encrypted;  ///< must be the same on both sides
-    /// Acceptor: roles that are served besides `role`, which answers as the one that was asked for.
-    std::vector<Role> also = {};
+    /// Acceptor: what is served besides `role`, and as which job: it answers as what was asked for.
+    struct Service {
+      Role role = Role::store;
+      std::string job = {};
+    };
+    std::vector<Service> also = {};
   };
   /// What the other side said, trustworthy once `done()`.
   struct Peer {
@@ -76,6 +81,7 @@ class Handshake {
     std::int32_t world_size = -1;
     std::uint64_t build = 0;
     std::uint64_t note = 0;
+    Role role = Role::store;
   };
 
   Handshake(Side side, const Hello& hello, const Secret& secret);
@@ -108,7 +114,7 @@ class Handshake {
 
   Side side_;
   Secret secret_;
-  std::vector<Role> also_;
+  std::vector<Hello::Service> also_;
   State state_ = State::greeting;
   std::array<std::byte, kGreetingBytes> mine_{};
   std::array<std::byte, kGreetingBytes> theirs_{};

@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <optional>
+#include <vector>
 
 #include "muster/base/env.h"
 #include "muster/base/own_files.h"
@@ -68,16 +69,16 @@ Result<SecretBytes> key_from_file(const std::string& path) {
   return key_of_text(contents->kept(), name);
 }
 
-/// The sealed file of a launcher behind `descriptor`, if it is one. What was inherited may be
-/// another user's, where a worker has changed its own.
-std::optional<Wiped> read_sealed(int descriptor, bool inherited) {
+/// The key in the sealed file of a launcher behind `descriptor`, if it is one. What was inherited
+/// may be another user's, where a worker has changed its own.
+std::optional<SecretBytes> read_sealed(int descriptor, bool inherited) {
   struct stat info {};
   if (::fcntl(descriptor, F_GET_SEALS) != kSeals || ::fstat(descriptor, &info) != 0 ||
       (!inherited && info.st_uid != ::geteuid()))
     return std::nullopt;
   auto contents = read_small_file(descriptor, "the secret of a launcher");
   if (!contents || !contents->text.starts_with(kSealedTitle)) return std::nullopt;
-  return Wiped(contents->text.substr(kSealedTitle.size()));
+  return SecretBytes(as_bytes(contents->text).subspan(kSealedTitle.size()));
 }
 
 /// `place`: PID:FD. The descriptor may be inherited; a program that a worker starts without it
@@ -94,13 +95,11 @@ Result<SecretBytes> key_from_launcher(const std::string& place) {
   if (!is_number(process) || !is_number(number))
     return Status(Code::invalid_argument,
                   name + " is \"" + place + "\"; a launcher writes PROCESS:DESCRIPTOR there");
-  if (const auto inherited = read_sealed(std::stoi(number), true))
-    return key_of_text(inherited->kept(), name);
+  if (auto inherited = read_sealed(std::stoi(number), true)) return std::move(*inherited);
   const Descriptor with_launcher(
       ::open(("/proc/" + process + "/fd/" + number).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (with_launcher) {
-    if (const auto found = read_sealed(with_launcher.get(), false))
-      return key_of_text(found->kept(), name);
+    if (auto found = read_sealed(with_launcher.get(), false)) return std::move(*found);
   }
   return Status(Code::invalid_argument,
                 name + " is " + place + ", and there is no secret: this process did not inherit " +
@@ -190,10 +189,15 @@ Result<std::string> host_directory() {
   return directory ? Result<std::string>(path) : Result<std::string>(directory.status());
 }
 
-Result<Secret> Secret::from_environment() {
-  const auto made_of = [](Kind kind, Result<SecretBytes> key) -> Result<Secret> {
+Result<Secret> Secret::from_environment(Use use) {
+  const auto made_of = [use](Kind kind, Result<SecretBytes> key) -> Result<Secret> {
     if (!key) return key.status();
-    return Secret(kind, std::move(*key));
+    Secret secret(kind, std::move(*key));
+    if (!secret.is_observer() || use == Use::observe) return secret;
+    return Status(Code::refused,
+                  "the secret in the environment is an observer's key, which can look at a running "
+                  "job (`muster trace`, `muster top`, `muster doctor --job`) and not join it; a "
+                  "rank needs the job's secret");
   };
   if (auto text = env_text("MUSTER_SECRET"))
     return made_of(Kind::given, key_of_text(Wiped(std::move(*text)).kept(), "MUSTER_SECRET"));
@@ -228,7 +232,25 @@ Result<Descriptor> Secret::sealed() const {
 std::string Secret::random_text() {
   std::array<std::byte, 32> bytes;
   fill_random(bytes);
-  return hexadecimal(bytes);
+  std::string text = text_of_key(kSecretPrefix, bytes);
+  ::sodium_memzero(bytes.data(), bytes.size());
+  return text;
+}
+
+Secret Secret::random() { return Secret(Kind::given, Wiped(random_text()).kept()); }
+
+bool Secret::is_observer() const { return key_.text().starts_with(kObserverPrefix); }
+
+std::string Secret::observer_text() const {
+  if (is_observer()) return std::string(key_.text());
+  Proof bits = derive("muster observer");
+  std::string text = text_of_key(kObserverPrefix, bits);
+  ::sodium_memzero(bits.data(), bits.size());
+  return text;
+}
+
+Secret Secret::observer() const {
+  return is_observer() ? *this : Secret(kind_, Wiped(observer_text()).kept());
 }
 
 Secret::Proof Secret::prove(ConstBytes message) const { return hmac(key_.view(), message); }
@@ -255,6 +277,12 @@ void fill_random(MutableBytes out) {
       std::abort();  // a kernel without random numbers cannot keep a secret
     }
   }
+}
+
+std::string random_name(std::size_t bytes) {
+  std::vector<std::byte> name(bytes);
+  fill_random(name);
+  return hexadecimal(name);
 }
 
 std::array<std::byte, 16> short_hash(std::string_view text) {

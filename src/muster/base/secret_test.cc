@@ -6,14 +6,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <future>
 #include <set>
 
+#include "muster/base/env.h"
+#include "muster/base/secret_strength.h"
 #include "muster/base/socket_address.h"
+#include "muster/testing/dump.h"
 #include "muster/testing/scratch_folder.h"
 
 namespace muster {
@@ -73,8 +78,8 @@ TEST_F(SecretTest, RandomTextsDiffer) {
   std::set<std::string> seen;
   for (int i = 0; i < 100; ++i) seen.insert(Secret::random_text());
   EXPECT_EQ(seen.size(), 100u);
-  EXPECT_EQ(seen.begin()->size(), 64u);
-  EXPECT_EQ(seen.begin()->find_first_not_of("0123456789abcdef"), std::string::npos);
+  EXPECT_TRUE(seen.begin()->starts_with("muster-secret-"));
+  EXPECT_EQ(seen.begin()->size(), 14u + 64 + 1 + 8);
 }
 
 TEST_F(SecretTest, GivenByVariableOrFile) {
@@ -118,6 +123,68 @@ TEST_F(SecretTest, ChosenTextsAreStretchedAndRandomOnesAreNot) {
   const std::string random = Secret::random_text();
   ::setenv("MUSTER_SECRET", random.c_str(), 1);
   EXPECT_TRUE(same(*Secret::from_environment(), Secret::given(random)));
+}
+
+// spec: W4 only the form of `muster secret` counts as random: 64 digits that somebody chose do not
+TEST_F(SecretTest, DigitsAloneAreNoProofOfRandomness) {
+  std::string digits;
+  for (int i = 0; i < 4; ++i) digits += "0123456789abcdef";
+  ::setenv("MUSTER_SECRET", digits.c_str(), 1);
+  const auto secret = Secret::from_environment();
+  ASSERT_TRUE(secret.ok()) << secret.status().message();
+  EXPECT_FALSE(same(*secret, Secret::given(digits)));
+}
+
+// spec: W4 a secret that was copied badly is told from one that was chosen
+TEST_F(SecretTest, DamagedTextsAreNamed) {
+  const std::string whole = Secret::random_text();
+  std::string changed = whole;
+  changed[20] = changed[20] == 'a' ? 'b' : 'a';
+  for (const std::string& damaged :
+       {changed, whole.substr(0, whole.size() - 1), whole + "0", std::string("muster-secret-")}) {
+    ::setenv("MUSTER_SECRET", damaged.c_str(), 1);
+    const Status refused = Secret::from_environment().status();
+    EXPECT_EQ(refused.code(), Code::invalid_argument) << damaged;
+    EXPECT_NE(refused.message().find("check digits"), std::string::npos) << refused.message();
+  }
+}
+
+// spec: W4 stretching takes 0.1 s: a process stretches a text once, and what it hands on is not
+// stretched again
+TEST_F(SecretTest, ATextIsStretchedOnce) {
+  ::setenv("MUSTER_SECRET", "a text that is stretched once", 1);
+  const std::uint64_t before = stretched_texts();
+  const auto first = Secret::from_environment();
+  ASSERT_TRUE(first.ok());
+  std::vector<std::future<Result<Secret>>> others;
+  for (int i = 0; i < 4; ++i)
+    others.push_back(std::async(std::launch::async, [] { return Secret::from_environment(); }));
+  for (auto& other : others) EXPECT_TRUE(same(*other.get(), *first));
+  EXPECT_EQ(stretched_texts(), before + 1);
+  const auto file = first->sealed();
+  ASSERT_TRUE(file.ok());
+  ::unsetenv("MUSTER_SECRET");
+  ::setenv("MUSTER_SECRET_FD", ("1:" + std::to_string(file->get())).c_str(), 1);
+  EXPECT_TRUE(same(*Secret::from_environment(), *first));
+  EXPECT_EQ(stretched_texts(), before + 1);
+}
+
+// spec: W1 an observers' key is made of the secret, tells nothing of it, and joins nothing
+TEST_F(SecretTest, AnObserversKeyOnlyObserves) {
+  const Secret whole = Secret::given(Secret::random_text());
+  const std::string text = whole.observer_text();
+  EXPECT_TRUE(text.starts_with("muster-observer-"));
+  EXPECT_FALSE(same(whole.observer(), whole));
+  EXPECT_FALSE(whole.is_observer());
+  ::setenv("MUSTER_SECRET", text.c_str(), 1);
+  const Status refused = Secret::from_environment().status();
+  EXPECT_EQ(refused.code(), Code::refused);
+  EXPECT_NE(refused.message().find("needs the job's secret"), std::string::npos);
+  const auto observer = Secret::from_environment(Secret::Use::observe);
+  ASSERT_TRUE(observer.ok()) << observer.status().message();
+  EXPECT_TRUE(observer->is_observer());
+  EXPECT_TRUE(same(*observer, whole.observer()));
+  EXPECT_TRUE(same(observer->observer(), *observer));
 }
 
 // spec: W4 weak secrets are refused, and the message says what makes a good one
@@ -185,6 +252,16 @@ TEST_F(SecretTest, HandedDownInASealedFile) {
   EXPECT_TRUE(found("nonsense").ok()) << "the variable goes before it";
 }
 
+// spec: W4 what a launcher has read of its environment does not stay there
+TEST_F(SecretTest, TheVariableCanBeWiped) {
+  ::setenv("MUSTER_SECRET", "sixteen letters!", 1);
+  const char* text = std::getenv("MUSTER_SECRET");
+  wipe_env("MUSTER_SECRET");
+  EXPECT_EQ(std::getenv("MUSTER_SECRET"), nullptr);
+  EXPECT_EQ(std::count(text, text + 16, '\0'), 16);
+  wipe_env("MUSTER_SECRET");
+}
+
 /// Whether core dumps leave out the page at `address` ("dd" among its flags).
 bool is_left_out_of_dumps(const void* address) {
   std::ifstream maps("/proc/self/smaps");
@@ -209,6 +286,35 @@ TEST_F(SecretTest, DumpsLeaveItOut) {
   EXPECT_EQ(copy.view().data(), bytes.view().data()) << "one place, however many hold it";
 }
 
+// spec: W4 nor does anything that was made on the way to the key
+TEST_F(SecretTest, DumpsShowNoCopy) {
+  // Each in a process of its own, so that the second holds no remains of how the first has made it.
+  const std::string path = directory + "/dumped", hidden = directory + "/hidden";
+  const auto in_child = [](const auto& body) {
+    const pid_t child = ::fork();
+    if (child == 0) ::_exit(body() ? 0 : 1);
+    int ended = 1;
+    ::waitpid(child, &ended, 0);
+    return ended == 0;
+  };
+  ASSERT_TRUE(in_child([&] {
+    const std::string text = Secret::random_text();
+    file_of("dumped", text + "\n");
+    file_of("hidden", testing::HiddenText(text.substr(14, 64)).hidden);
+    return true;
+  }));
+  ::setenv("MUSTER_SECRET_FILE", path.c_str(), 1);
+  EXPECT_TRUE(in_child([&] {
+    testing::HiddenText needle("");
+    needle.hidden.resize(64);
+    std::ifstream(hidden).read(needle.hidden.data(), 64);
+    const auto secret = Secret::from_environment();
+    std::size_t looked_at = 0;
+    return secret.ok() && !testing::dump_shows(::getpid(), needle, looked_at) &&
+           looked_at > 100'000;
+  }));
+}
+
 TEST_F(SecretTest, InsecureMustBeSaidAloud) {
   ::setenv("MUSTER_INSECURE", "1", 1);
   const auto open = Secret::from_environment();
@@ -222,7 +328,7 @@ TEST_F(SecretTest, InsecureMustBeSaidAloud) {
 TEST_F(SecretTest, HostKeyIsSharedByThisUserAlone) {
   std::vector<std::future<Result<Secret>>> ranks;
   for (int i = 0; i < 8; ++i)
-    ranks.push_back(std::async(std::launch::async, Secret::from_environment));
+    ranks.push_back(std::async(std::launch::async, [] { return Secret::from_environment(); }));
   const auto one = Secret::from_environment();
   ASSERT_TRUE(one.ok()) << one.status().message();
   EXPECT_EQ(one->kind(), Secret::Kind::host);

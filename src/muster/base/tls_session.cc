@@ -29,8 +29,6 @@ constexpr std::size_t kMostOutput = fixed::kIoBuffer;
 constexpr std::size_t kLeastPayload = fixed::kSmallMessage;
 constexpr std::size_t kPayloadBytes = fixed::kIoBuffer;
 constexpr std::size_t kSectionHeader = sizeof(std::uint32_t);
-/// After so many payloads, 64 GiB at most, they get a new key.
-constexpr std::uint64_t kPayloadsPerKey = std::uint64_t{1} << 20;  // limit: the cipher's own
 constexpr std::uint32_t kOutside = std::uint32_t{1} << 31;
 constexpr const char* kUnlessTampered =
     ", unless somebody on the network tampers with this connection";
@@ -73,12 +71,12 @@ struct TlsSession::Connection {
   Connection(Side which, const Handshake::Hello& hello, const Secret& job_secret,
              std::uint64_t bytes_per_key);
   Connection(const Connection&) = delete;
-  ~Connection() { sodium_memzero(key.data(), key.size()); }
 
   void go_on(std::size_t came);
   bool begin_tls();
   bool eat_greeting();
   bool shake_hands();
+  void forget_key();
   bool compare_bindings();
   void fail(Code code, Verdict why, std::string message);
   Status tampered(const std::string& how);
@@ -87,6 +85,9 @@ struct TlsSession::Connection {
   std::size_t whole_record() const;
   bool has_record() const;
 
+  std::uint64_t payloads_per_key() const {
+    return std::max<std::uint64_t>(per_key / kPayloadBytes, 1);
+  }
   bool take_payload_key(bool of_connector, PayloadCipher& cipher);
   bool send_payload(ConstBytes payload);
   Result<std::size_t> read_section(MutableBytes to);
@@ -98,12 +99,11 @@ struct TlsSession::Connection {
 
   const Side side;
   const Payloads payloads;
-  const std::vector<Handshake::Role> also;
-  const std::string job;
+  const std::vector<Handshake::Hello::Service> also;
   const Secret secret;
   State state = State::greeting;
   Greeting mine, theirs{};
-  Secret::Proof key{};
+  SecretBytes key;  // until both sides have proved that they have it
   std::unique_ptr<SSL, FreeSsl> ssl;
   ByteBuffer input;           // what the library has not read
   std::size_t of_record = 0;  // how much of the record at its front the library has yet to read
@@ -143,7 +143,7 @@ SSL_SESSION* session_of(SSL* ssl) {
   const unsigned char aes_128_gcm_sha256[] = {0x13, 0x01};
   const SSL_CIPHER* cipher = SSL_CIPHER_find(ssl, aes_128_gcm_sha256);
   SSL_SESSION* session = SSL_SESSION_new();
-  const auto& key = connection_of(ssl).key;
+  const ConstBytes key = connection_of(ssl).key.view();
   if (session != nullptr && cipher != nullptr &&
       SSL_SESSION_set1_master_key(session, reinterpret_cast<const unsigned char*>(key.data()),
                                   key.size()) == 1 &&
@@ -246,7 +246,6 @@ TlsSession::Connection::Connection(Side which, const Handshake::Hello& hello,
     : side(which),
       payloads(hello.payloads),
       also(hello.also),
-      job(hello.job),
       secret(job_secret),
       mine(greeting_of(hello, job_secret.kind())),
       per_key(bytes_per_key) {
@@ -261,8 +260,10 @@ TlsSession::Connection::Connection(Side which, const Handshake::Hello& hello,
 bool TlsSession::Connection::begin_tls() {
   std::string purpose =
       "muster tls, role " + std::to_string(static_cast<int>(role_of(mine))) + ", job ";
-  purpose.append(as_text(short_hash(job)));
-  key = secret.derive(purpose);
+  purpose.append(as_text(job_of(mine)));
+  Secret::Proof derived = secret_of(secret, mine).derive(purpose);
+  key = SecretBytes(derived);
+  sodium_memzero(derived.data(), derived.size());
   SSL_CTX* const common = context();
   ssl.reset(common != nullptr ? SSL_new(common) : nullptr);
   BIO* bytes = ssl != nullptr ? BIO_new(byte_method()) : nullptr;
@@ -353,6 +354,7 @@ bool TlsSession::Connection::shake_hands() {
     }
     return false;
   }
+  forget_key();
   // Without the key there is no way in: the other side would have to show a certificate.
   if (SSL_session_reused(ssl.get()) != 1) {
     fail(Code::refused, Verdict::bad_proof,
@@ -368,6 +370,15 @@ bool TlsSession::Connection::shake_hands() {
   if (!encrypt(as_bytes(said))) return false;
   state = State::binding;
   return true;
+}
+
+/// Nothing needs it any more, and with it a process could make connections of its own. The library
+/// keeps a copy for tickets, which there are none of.
+void TlsSession::Connection::forget_key() {
+  const std::array<unsigned char, sizeof(Secret::Proof)> nothing{};
+  if (SSL_SESSION* session = SSL_get_session(ssl.get()); session != nullptr)
+    SSL_SESSION_set1_master_key(session, nothing.data(), nothing.size());
+  key = {};
 }
 
 bool TlsSession::Connection::compare_bindings() {
@@ -398,6 +409,7 @@ bool TlsSession::Connection::compare_bindings() {
 }
 
 void TlsSession::Connection::fail(Code code, Verdict why, std::string message) {
+  key = {};
   state = State::failed;
   verdict = why;
   failure = Status(code, std::move(message),
@@ -461,7 +473,7 @@ bool TlsSession::Connection::has_record() const {
 bool TlsSession::Connection::take_payload_key(bool of_connector, PayloadCipher& cipher) {
   constexpr std::string_view kLabel = "EXPORTER-muster-payloads";
   std::array<unsigned char, 9> which{static_cast<unsigned char>(of_connector ? 1 : 0)};
-  const std::uint64_t number = cipher.count() / kPayloadsPerKey;
+  const std::uint64_t number = cipher.count() / payloads_per_key();
   std::memcpy(which.data() + 1, &number, sizeof number);
   std::array<unsigned char, PayloadCipher::kKeyBytes> key_bytes;
   const bool made =
@@ -475,7 +487,7 @@ bool TlsSession::Connection::take_payload_key(bool of_connector, PayloadCipher& 
 bool TlsSession::Connection::send_payload(ConstBytes payload) {
   const MutableBytes to = output.room(payload.size() + tag_bytes());
   PayloadCipher::Tag tag;
-  bool made = payloads == Payloads::plain || sends.count() % kPayloadsPerKey != 0 ||
+  bool made = payloads == Payloads::plain || sends.count() % payloads_per_key() != 0 ||
               take_payload_key(side == Side::connector, sends);
   if (payloads == Payloads::encrypted) {
     made = made && sends.encrypt(payload, to.data(), tag);
@@ -544,7 +556,7 @@ Result<std::size_t> TlsSession::Connection::open_payload(MutableBytes to) {
   if (payloads != Payloads::plain) {
     PayloadCipher::Tag tag, right;
     std::memcpy(tag.data(), sealed.data() + bytes, tag.size());
-    bool good = receives.count() % kPayloadsPerKey != 0 ||
+    bool good = receives.count() % payloads_per_key() != 0 ||
                 take_payload_key(side == Side::acceptor, receives);
     if (payloads == Payloads::encrypted) {
       good = good && receives.decrypt(sealed, fits ? to.data() : input.front(), tag);

@@ -6,11 +6,12 @@
 ///   connector -> acceptor   Finished; encrypted: hash of both greetings
 ///   acceptor  -> connector  encrypted: verdict byte, hash of both greetings
 ///
-/// The pre-shared key is derived from the secret by HKDF for one role of one job; every connection
-/// also makes a Diffie-Hellman key (psk_dhe_ke), so a secret that leaks later opens no recorded
-/// connection. Greetings travel in the clear, so that both sides can say what differs; inside the
-/// connection both compare what they have seen of them. There are no certificates, tickets or early
-/// data. Sources: RFC 8446 and 9257 (external keys), RFC 5869 (HKDF).
+/// The pre-shared key is derived from the secret by HKDF for one role of one job (observers': from
+/// the observer's key), and forgotten once both sides have proved that they have it; every
+/// connection also makes a Diffie-Hellman key (psk_dhe_ke), so a secret that leaks later opens no
+/// recorded connection. Greetings travel in the clear, so that both sides can say what differs;
+/// inside the connection both compare what they have seen of them. There are no certificates,
+/// tickets or early data. Sources: RFC 8446 and 9257 (external keys), RFC 5869 (HKDF).
 ///
 /// OpenSSL's record layer copies every byte three times. So large pieces travel outside of it: the
 /// encrypted stream is a row of sections, each behind 4 bytes:
@@ -21,9 +22,10 @@
 ///                               that ends with this
 ///
 /// A payload is encrypted by AES-128-GCM and followed by its tag of 16 bytes, with keys that both
-/// sides export from the connection and the payload's number as nonce. Its place and length stand
-/// in the record. `Handshake::Payloads` other than `encrypted`, for networks that are trusted,
-/// leave a payload as it is, behind it a tag (`authenticated`) or nothing (`plain`).
+/// sides export from the connection (RFC 8446, 7.5), one for each direction, and the payload's
+/// number as nonce, which never repeats under a key. Its place and length stand in the record.
+/// `Handshake::Payloads` other than `encrypted`, for networks that are trusted, leave a payload as
+/// it is, behind it a tag (`authenticated`) or nothing (`plain`).
 #pragma once
 
 #include <cstddef>
@@ -46,8 +48,9 @@ class TlsSession {
   using Verdict = Handshake::Verdict;
   using Payloads = Handshake::Payloads;
 
-  /// AES-GCM is safe for 2^24.5 records under one key (RFC 8446, 5.5); a new key is taken after so
-  /// many bytes, each record counted as a full one: after 2^22.
+  /// AES-GCM is safe for 2^24.5 records under one key (RFC 8446, 5.5). Records get a new key after
+  /// so many bytes, each counted as a full one: after 2^22; payloads after 2^20. The same on both
+  /// sides.
   static constexpr std::uint64_t kBytesPerKey = std::uint64_t{64} << 30;  // limit: the cipher's own
 
   TlsSession(Side side, const Handshake::Hello& hello, const Secret& secret,

@@ -2,12 +2,19 @@
 
 #include <gtest/gtest.h>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "muster/testing/budget.h"
+#include "muster/testing/dump.h"
 #include "muster/testing/seed.h"
 
 namespace muster {
@@ -274,6 +281,87 @@ TEST(TlsSession, ReplayedReorderedAndSplicedRecordsAreRefused) {
       EXPECT_FALSE(got.ok());
     }
   }
+}
+
+/// Payloads, which travel outside of records: with a new key for every one, and with one key.
+// spec: W1 what is replayed, reordered or cut is refused, in payloads as in records
+TEST(TlsSession, PayloadsKeepTheirOrderAndPlace) {
+  for (const std::uint64_t per_key : {std::uint64_t{1}, TlsSession::kBytesPerKey}) {
+    for (const int trick : {0, 1, 2, 3}) {
+      SCOPED_TRACE(trick);
+      TlsSession connector(Side::connector, hello(3), kSecret, per_key);
+      TlsSession acceptor(Side::acceptor, hello(5), kSecret, per_key);
+      talk(connector, acceptor);
+      // A header's record, then the payload and its tag: the same bytes in another place.
+      const std::string text(9'000, 'x');
+      std::vector<std::string> sent;
+      for (int i = 0; i < 3; ++i) {
+        ASSERT_TRUE(write(connector, text).ok());
+        sent.push_back(connector.take_output());
+      }
+      const std::size_t payload = text.size() + 16;
+      const auto bulk = [&](std::size_t i) { return sent[i].substr(sent[i].size() - payload); };
+      const auto head = [&](std::size_t i) { return sent[i].substr(0, sent[i].size() - payload); };
+      EXPECT_NE(bulk(0), bulk(1)) << "a nonce comes once under a key";
+      switch (trick) {
+        case 0: sent[1] = head(1) + bulk(0); break;                               // replayed
+        case 1: sent[0] = head(0) + bulk(1), sent[1] = head(1) + bulk(0); break;  // reordered
+        case 2: sent[1] = head(1) + bulk(1).substr(1); break;                     // cut
+        case 3: sent[1] = bulk(1); break;  // without its head
+        default: break;
+      }
+      for (const std::string& each : sent) acceptor.feed(as_bytes(each));
+      std::string got;
+      for (int i = 0; i < 4; ++i) {
+        const auto some = read(acceptor);
+        if (!some.ok()) break;
+        got += *some;
+      }
+      EXPECT_EQ(got.size(), trick == 1 ? 0 : text.size());
+      EXPECT_TRUE(acceptor.failed());
+    }
+  }
+}
+
+/// Both directions, before and after a new key: one text never looks the same twice.
+TEST(TlsSession, NoPayloadIsEncryptedAlikeTwice) {
+  TlsSession connector(Side::connector, hello(3), kSecret, 1),
+      acceptor(Side::acceptor, hello(5), kSecret, 1);
+  talk(connector, acceptor);
+  std::set<std::string> seen;
+  const std::string text(5'000, '\0');
+  for (int i = 0; i < 8; ++i) {
+    for (TlsSession* side : {&connector, &acceptor}) {
+      ASSERT_TRUE(write(*side, text).ok());
+      const std::string bytes = side->take_output();
+      seen.insert(bytes.substr(bytes.size() - text.size() - 16, text.size()));
+    }
+  }
+  EXPECT_EQ(seen.size(), 16u);
+}
+
+// spec: W4 a core dump shows no key that a connection could be made with
+TEST(TlsSession, DumpsShowNoPreSharedKey) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto key_of = [] {
+      const Secret::Proof key =
+          kSecret.derive("muster tls, role 2, job " + std::string(as_text(short_hash("job"))));
+      return testing::HiddenText(std::string(as_text(key)));
+    };
+    Pair two;
+    talk(two.connector, two.acceptor);
+    const testing::HiddenText key = key_of();
+    // Overwrites what computing it has left on the stack.
+    std::array<char, 16 * 1024> stack;
+    ::explicit_bzero(stack.data(), stack.size());
+    std::size_t looked_at = 0;
+    const bool shown = testing::dump_shows(::getpid(), key, looked_at);
+    ::_exit(two.connector.done() && !shown && looked_at > 100'000 ? 0 : 1);
+  }
+  int ended = 1;
+  ::waitpid(child, &ended, 0);
+  EXPECT_EQ(ended, 0);
 }
 
 /// A recorded first flight of a connector, played to an acceptor again, gets nowhere.

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <map>
 #include <set>
 #include <string>
 
@@ -22,6 +23,7 @@
 #include "muster/launch/host.h"
 #include "muster/launch/process.h"
 #include "muster/store/factory.h"
+#include "muster/trace/responder.h"
 
 namespace muster::cli {
 namespace {
@@ -78,8 +80,10 @@ void look_at_limit(Findings& findings, const char* what, __rlimit_resource resou
 }
 
 void look_at_secret(Findings& findings) {
-  const auto secret = Secret::from_environment();
+  const auto secret = Secret::from_environment(Secret::Use::observe);
   if (!secret) return findings.warn("secret", secret.status().message());
+  if (secret->is_observer())
+    return findings.say("secret", "an observers' key: it looks at running jobs and joins none");
   switch (secret->kind()) {
     case Secret::Kind::given:
       return findings.say("secret", "given (MUSTER_SECRET, MUSTER_SECRET_FILE or by a launcher)");
@@ -131,7 +135,7 @@ void look_at_interfaces(Findings& findings) {
   ::freeifaddrs(list);
 }
 
-/// What the store of a running job says of those that it turned away.
+/// What the store and the ranks of a running job say of those that they turned away.
 void look_at_job(Findings& findings, const std::string& place) {
   const auto endpoint = launch::parse_endpoint("--job", place);
   if (!endpoint) return findings.warn("job", endpoint.status().message());
@@ -139,13 +143,21 @@ void look_at_job(Findings& findings, const std::string& place) {
   options.host = endpoint->host;
   if (endpoint->port) options.port = *endpoint->port;
   options.timeout = kJobLimit;
+  options.role = Handshake::Role::observer;
   const auto store = store::make_tcp_store(options);
   const auto refused = store ? (*store)->count_refusals() : Result<std::int64_t>(store.status());
   if (!refused) return findings.warn("job", refused.status().message());
-  findings.judge(*refused == 0, "refusals",
-                 *refused == 0 ? "the job's store has turned nobody away"
-                               : "connections that the job's store has turned away: " +
-                                     std::to_string(*refused) + "; the log of its host says which");
+  std::string by;
+  if (*refused > 0) by = " by its store: " + std::to_string(*refused) + ";";
+  const auto asked = trace::ask_job(**store, {.records = 1});
+  for (const auto& [rank, count] : asked ? asked->refusals : std::map<int, std::uint64_t>())
+    if (count > 0) by += " by rank " + std::to_string(rank) + ": " + std::to_string(count) + ";";
+  findings.judge(by.empty(), "refusals",
+                 by.empty()
+                     ? "the job's store and ranks have turned nobody away"
+                     : "connections that the job has turned away," + by + " their logs say which");
+  if (!asked) return findings.say("ranks", asked.status().message());
+  for (const std::string& note : asked->notes) findings.say("ranks", note);
 }
 
 }  // namespace

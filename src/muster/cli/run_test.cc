@@ -11,6 +11,7 @@
 
 #include "muster/cli/launched_test.h"
 #include "muster/launch/host.h"
+#include "muster/testing/dump.h"
 #include "muster/testing/reserved_port.h"
 
 namespace muster::cli::testing {
@@ -55,8 +56,8 @@ TEST(Run, TellsWorkersWhatTheyAre) {
   EXPECT_EQ(outcome.code, 0);
   EXPECT_EQ(
       sorted_lines(outcome.out),
-      (Lines{"[0] 2 0 0 0 0 2 2 trainer localhost 0 3 job7 /opt/python localhost port 64 none",
-             "[1] 2 1 1 0 1 2 2 trainer localhost 0 3 job7 /opt/python localhost port 64 none"}));
+      (Lines{"[0] 2 0 0 0 0 2 2 trainer localhost 0 3 job7 /opt/python localhost port 87 none",
+             "[1] 2 1 1 0 1 2 2 trainer localhost 0 3 job7 /opt/python localhost port 87 none"}));
 }
 
 // spec: J8 MASTER_ADDR is the full host name of rank 0; TORCHELASTIC_RUN_ID and ROLE_NAME have
@@ -461,7 +462,7 @@ TEST(Run, KeepsTheSecretOutOfArgumentsAndEnvironments) {
   const Outcome outcome = launched.finish();
   const std::size_t at = outcome.out.find("secret=") + 7;
   const std::string secret = outcome.out.substr(at, outcome.out.find('.', at) - at);
-  EXPECT_EQ(secret.size(), 64u);
+  EXPECT_TRUE(secret.starts_with("muster-secret-")) << secret;
   EXPECT_EQ(count_of(outcome.out, secret), 2);
   EXPECT_TRUE(contains(everything, "MUSTER_SECRET_FD=")) << "the scan saw no worker";
   EXPECT_FALSE(contains(everything, secret));
@@ -518,7 +519,8 @@ TEST(Doctor, TellsHowManyWereTurnedAway) {
   const Outcome guess =
       run({"doctor", "--job", place}, {{"MUSTER_SECRET", "nobody has this secret"}});
   EXPECT_EQ(guess.code, 1);
-  EXPECT_TRUE(contains(run({"doctor", "--job", place}, secret).out, "turned away: 1;"));
+  EXPECT_TRUE(
+      contains(run({"doctor", "--job", place}, secret).out, "turned away, by its store: 1;"));
   launched.signal(SIGTERM);
   launched.finish();
 }
@@ -527,18 +529,63 @@ TEST(Doctor, TellsHowManyWereTurnedAway) {
 TEST(MusterSecret, MakesOne) {
   const Outcome first = run({"secret"}), second = run({"secret"});
   EXPECT_EQ(first.code, 0);
-  EXPECT_EQ(first.out.size(), 65u);
+  EXPECT_EQ(first.out.size(), 88u);
   EXPECT_NE(first.out, second.out);
   Fifo folder;
   const std::string path = folder.folder() + "/secret";
   EXPECT_EQ(run({"secret", "-o", path}).code, 0);
-  EXPECT_EQ(contents(path).size(), 65u);
+  EXPECT_EQ(contents(path).size(), 88u);
   EXPECT_EQ(std::filesystem::status(path).permissions(),
             std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
   const Outcome again = run({"secret", "-o", path});
   EXPECT_EQ(again.code, 1);
   EXPECT_TRUE(contains(again.err, path)) << again.err;
   EXPECT_EQ(run(shell(1, "true"), {{"MUSTER_SECRET_FILE", path}}).code, 0);
+}
+
+// spec: W1 `muster secret --observer` makes the key that looks at a job; it starts and joins none
+TEST(MusterSecret, MakesAnObserversKey) {
+  const Launched::Variables secret = {{"MUSTER_SECRET", "the secret of this test"}};
+  const Outcome key = run({"secret", "--observer"}, secret);
+  EXPECT_EQ(key.code, 0) << key.err;
+  EXPECT_TRUE(key.out.starts_with("muster-observer-")) << key.out;
+  EXPECT_EQ(run({"secret", "--observer"}, secret).out, key.out);
+  const Launched::Variables observer = {{"MUSTER_SECRET", key.out.substr(0, key.out.size() - 1)}};
+  EXPECT_EQ(run({"secret", "--observer"}, observer).out, key.out);
+  const Outcome none = run({"secret", "--observer"});
+  EXPECT_EQ(none.code, 1);
+  EXPECT_TRUE(contains(none.err, "no secret in the environment")) << none.err;
+  const Outcome job = run(shell(1, "true"), observer);
+  EXPECT_EQ(job.code, 1);
+  EXPECT_TRUE(contains(job.err, "an observer's key")) << job.err;
+  EXPECT_TRUE(contains(run({"doctor"}, observer).out, "an observers' key"));
+
+  const std::string port = std::to_string(muster::testing::reserve_port());
+  Launched launched(shell(1, "echo started; exec sleep infinity",
+                          {"--master-port", port, "--local-addr", "localhost"}),
+                    secret);
+  ASSERT_TRUE(launched.wait_for_output("started"));
+  const Outcome looked = run({"doctor", "--job", "localhost:" + port}, observer);
+  EXPECT_TRUE(contains(looked.out, "turned nobody away")) << looked.out;
+  launched.signal(SIGTERM);
+  launched.finish();
+}
+
+// spec: W4 neither the launcher's environment nor a core dump of it holds the secret that it was
+// given, while the job runs
+TEST(Run, ForgetsTheVariableOfTheSecret) {
+  const std::string text = "correct horse battery";
+  Launched launched(shell(1, "echo started; exec sleep infinity"), {{"MUSTER_SECRET", text}});
+  ASSERT_TRUE(launched.wait_for_output("started"));
+  const std::string environment = contents("/proc/" + std::to_string(launched.pid()) + "/environ");
+  EXPECT_TRUE(contains(environment, "PATH="));
+  EXPECT_FALSE(contains(environment, text));
+  std::size_t looked_at = 0;
+  EXPECT_FALSE(
+      muster::testing::dump_shows(launched.pid(), muster::testing::HiddenText(text), looked_at));
+  EXPECT_GT(looked_at, 100'000u);
+  launched.signal(SIGTERM);
+  launched.finish();
 }
 
 // spec: J3 a secret that the user has given is the job's

@@ -11,19 +11,41 @@
 #include "muster/cli/parse.h"
 
 namespace muster::cli {
+namespace {
+
+int complain(const Status& status) {
+  std::cerr << "muster secret: " << status.message() << "\n";
+  return 1;
+}
+
+}  // namespace
 
 int run_secret(const std::vector<std::string>& arguments) {
   CLI::App app(
-      "Makes a secret for a job: 256 random bits, as 64 hexadecimal digits. Give the same one to "
+      "Makes a secret for a job: 256 random bits and check digits, as text. Give the same one to "
       "every node, in a file that MUSTER_SECRET_FILE names.",
       "muster secret");
   std::string path;
+  bool observer = false;
+  app.add_flag("--observer", observer,
+               "instead, the observers' key of the secret in the environment: who has it can look "
+               "at the job (`muster trace`, `top`, `doctor --job`) and do nothing else");
   app.add_option("-o,--output", path,
                  "a new file to write it to, which nobody else can read (mode 0600), instead of "
                  "the console")
       ->option_text("FILE");
   if (const auto stop = parse(app, arguments)) return *stop;
-  const std::string text = Secret::random_text() + "\n";
+  std::string text = observer ? std::string() : Secret::random_text();
+  if (observer) {
+    const auto secret = Secret::from_environment(Secret::Use::observe);
+    if (!secret) return complain(secret.status());
+    if (secret->kind() != Secret::Kind::given)
+      return complain(Status(Code::invalid_argument,
+                             "there is no secret in the environment to make an observers' key of; "
+                             "set MUSTER_SECRET or MUSTER_SECRET_FILE to the job's"));
+    text = secret->observer_text();
+  }
+  text += "\n";
   if (path.empty()) {
     std::cout << text << std::flush;
     return std::cout.good() ? 0 : 1;
@@ -34,9 +56,7 @@ int run_secret(const std::vector<std::string>& arguments) {
   if (written &&
       ::write(file->get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()))
     written = Status(Code::exhausted, "cannot write " + path + ": " + errno_text(errno));
-  if (written) return 0;
-  std::cerr << "muster secret: " << written.message() << "\n";
-  return 1;
+  return written ? 0 : complain(written);
 }
 
 }  // namespace muster::cli

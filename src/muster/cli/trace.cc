@@ -6,13 +6,16 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <utility>
 
+#include "muster/base/env.h"
+#include "muster/base/own_files.h"
+#include "muster/base/socket_address.h"
 #include "muster/cli/parse.h"
 #include "muster/clock.h"
 #include "muster/launch/options.h"
@@ -63,7 +66,8 @@ class Choice {
     app.add_option("--store", store_text_,
                    "ask all ranks of the running job whose store is served there "
                    "(MASTER_ADDR:MASTER_PORT), whatever host they are on; "
-                   "needs the job's MUSTER_SECRET or MUSTER_SECRET_FILE in the environment")
+                   "needs the job's secret, or its observers' key (`muster secret --observer`), in "
+                   "MUSTER_SECRET or MUSTER_SECRET_FILE")
         ->type_name("HOST:PORT")
         ->check(CLI::Validator(
             [](const std::string& text) { return endpoint_of(text).status().message(); }, ""))
@@ -131,6 +135,7 @@ class Choice {
     options.port = *endpoint->port;
     options.timeout = kConnectLimit;
     auto store = store::make_tcp_store(std::move(options));
+    wipe_env("MUSTER_SECRET");  // `top` may run for days
     if (!store) return store.status();
     store_ = std::move(*store);
     return {};
@@ -149,10 +154,18 @@ int complain(const char* command, const std::string& text) {
   return 1;
 }
 
-bool write_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << text;
-  return file.flush().good();
+Status write_file(const std::string& path, const std::string& text) {
+  const auto file =
+      open_own_file(path, O_WRONLY | O_CREAT | O_TRUNC, {.name = "the output file"}, 0644);
+  if (!file) return file.status();
+  for (std::size_t written = 0; written < text.size();) {
+    const ssize_t count = ::write(file->get(), text.data() + written, text.size() - written);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0)
+      return Status(Code::exhausted, "cannot write " + path + ": " + errno_text(errno));
+    written += static_cast<std::size_t>(count);
+  }
+  return {};
 }
 
 /// PATH, its ending .json or .html replaced by `ending`.
@@ -217,8 +230,10 @@ int run_trace(const std::vector<std::string>& arguments) {
   std::cout << printable(trace::summary(*job) + lines_of(shown->notes));
   if (output.empty()) return 0;
   const std::string json = with_ending(output, ".json"), page = with_ending(output, ".html");
-  if (!write_file(json, timeline_json(*job))) return complain("trace", "cannot write " + json);
-  if (!write_file(page, timeline_page(*job))) return complain("trace", "cannot write " + page);
+  for (const auto& [path, text] :
+       {std::pair(json, timeline_json(*job)), std::pair(page, timeline_page(*job))})
+    if (Status written = write_file(path, text); !written)
+      return complain("trace", written.message());
   std::cout << "written: " << json << " (open it in chrome://tracing or ui.perfetto.dev) and "
             << page << "\n";
   return 0;
@@ -258,7 +273,7 @@ std::pair<std::string, bool> screen_of(const Shown& shown, bool all_hosts) {
   if (!all_hosts && static_cast<int>(shown.job.ranks.size()) < shown.job.world_size())
     text +=
         "ranks of other hosts are not shown; give --store MASTER_ADDR:MASTER_PORT, with the job's "
-        "MUSTER_SECRET in the environment\n";
+        "secret or its observers' key in the environment\n";
   const auto& ranks = shown.job.ranks;
   const bool over = std::all_of(ranks.begin(), ranks.end(),
                                 [](const auto& rank) { return rank.life == trace::Life::gone; });

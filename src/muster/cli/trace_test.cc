@@ -3,10 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <utility>
 
 #include "muster/cli/launched_test.h"
 #include "muster/store/factory.h"
+#include "muster/testing/scratch_folder.h"
 #include "muster/trace/reader.h"
+#include "muster/trace/recorder.h"
 
 namespace muster::cli::testing {
 namespace {
@@ -87,6 +92,30 @@ TEST(Commands, RefuseWhatTheyDoNotUnderstand) {
     const std::string first = outcome.err.substr(0, outcome.err.find('\n'));
     EXPECT_TRUE(has(first, names)) << outcome.err;
     EXPECT_LT(first.size(), 200u) << outcome.err;
+  }
+}
+
+// spec: W3 `muster trace -o` writes through no link: what it leads to stays as it is
+TEST(TraceCommand, WritesThroughNoLink) {
+  const muster::testing::ScratchFolder folder;
+  const auto recorder = trace::Recorder::create({"a job", 0, 1, 64, folder.file("run"), "job7"});
+  ASSERT_TRUE(recorder.ok()) << recorder.status().message();
+  const std::string precious = folder.file("precious");
+  std::ofstream(precious) << "text";
+  const auto traces = [&](const std::string& name) {
+    return run({"trace", "--dir", folder.file("run"), "-o", folder.file(name)});
+  };
+  const auto well = traces("out");
+  EXPECT_EQ(well.code, 0) << well.err;
+  EXPECT_TRUE(has(contents(folder.file("out.html")), "<html"));
+  std::filesystem::create_symlink(precious, folder.file("link.html"));
+  std::filesystem::create_hard_link(precious, folder.file("hard.json"));
+  for (const auto& [name, why] :
+       {std::pair("link", "symbolic link"), std::pair("hard", "2 names")}) {
+    const auto refused = traces(name);
+    EXPECT_EQ(refused.code, 1);
+    EXPECT_TRUE(has(refused.err, why)) << refused.err;
+    EXPECT_EQ(contents(precious), "text");
   }
 }
 

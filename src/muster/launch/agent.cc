@@ -17,6 +17,7 @@
 #include <sstream>
 #include <thread>
 
+#include "muster/base/env.h"
 #include "muster/base/socket_address.h"
 #include "muster/base/temporary_folder.h"
 #include "muster/launch/agent_machine.h"
@@ -496,6 +497,8 @@ Result<LogPlace> log_place(const RunOptions& options, const NodeJob& job) {
 Result<Prepared> prepare(const RunOptions& options) {
   auto secret = job_secret(options);
   if (!secret) return secret.status();
+  // Workers get it in a sealed file. Here it would lie open for as long as the job runs.
+  wipe_env("MUSTER_SECRET");
   auto job = join_nodes(options, *secret);
   if (!job) return job.status();
   Descriptor secret_file;

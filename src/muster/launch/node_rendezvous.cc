@@ -95,6 +95,7 @@ Status Joining::serve(Descriptor socket, const std::string& name) {
   tcp.wait_for_workers = false;
   tcp.listen_descriptor = socket.release();
   tcp.secret = secret_;
+  tcp.job = job_.run_id == "none" ? std::string() : job_.run_id;
   tcp.role = Handshake::Role::launcher;
   auto store = store::make_tcp_store(tcp);
   if (!store) return store.status().with_context("serving the job's store at " + bound->text());
@@ -109,6 +110,7 @@ Status Joining::connect(const Place& place) {
   tcp.timeout = options_.join_timeout;
   tcp.wait_for_workers = false;
   tcp.secret = secret_;
+  tcp.job = job_.run_id == "none" ? std::string() : job_.run_id;
   tcp.role = Handshake::Role::launcher;
   auto store = store::make_tcp_store(tcp);
   if (!store) {
@@ -279,7 +281,7 @@ Result<NodeJob> Joining::run() {
   const bool assigned = options_.rendezvous == RendezvousKind::assigned_ranks;
   const bool alone = options_.standalone || (options_.nodes == 1 && !options_.endpoint);
   const bool unnamed = options_.standalone || (alone && assigned);
-  job_.run_id = options_.run_id.value_or(unnamed ? Secret::random_text().substr(0, 12) : "none");
+  job_.run_id = options_.run_id.value_or(unnamed ? random_name(6) : "none");
   job_.key_prefix = "muster/run/" + job_.run_id + "/";
   token_ = host_name_ + ", process " + std::to_string(::getpid());
   auto place = place_of_job();
@@ -307,7 +309,7 @@ Result<Secret> job_secret(const RunOptions& options) {
   auto insecure = env_flag("MUSTER_INSECURE");
   if (!insecure) return insecure.status();
   if (given || insecure->value_or(false)) return Secret::from_environment();
-  if (options.nodes == 1) return Secret::given(Secret::random_text());
+  if (options.nodes == 1) return Secret::random();
   std::string master = options.master_addr.value_or("127.0.0.1");
   if (options.endpoint) {
     auto endpoint = parse_endpoint("--rdzv-endpoint", *options.endpoint);

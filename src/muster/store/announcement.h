@@ -18,8 +18,8 @@
 #include <string_view>
 #include <vector>
 
-#include "muster/clock.h"
 #include "muster/base/secret.h"
+#include "muster/clock.h"
 
 namespace muster::store {
 

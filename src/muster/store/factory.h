@@ -32,11 +32,14 @@ struct TcpStoreOptions {
   /// creating the store fails or if `multi_tenant` finds an existing server. An error for a store
   /// that does not serve.
   int listen_descriptor = -1;
-  std::optional<Secret> secret;  ///< default: Secret::from_environment()
-  std::string job;               ///< as in Handshake::Hello; empty unless the job has a name
+  std::optional<Secret> secret = {};  ///< default: Secret::from_environment()
+  /// The job's name, which keys are bound to, as to the port: the same on both sides. Default:
+  /// name_of_run().
+  std::optional<std::string> job;
   /// The rank that hosts the server, named in errors if the connection to it is lost; -1: no rank.
   int host_rank = -1;
-  /// Client: store, launcher or observer. Each has keys of its own.
+  /// Client: store, launcher or observer. Each has keys of its own. An observer may read the traces
+  /// of a job's ranks and do nothing else (`observer_rights.h`).
   Handshake::Role role = Handshake::Role::store;
   /// True: a client on the server's host connects through a Unix socket. False: always TCP.
   bool within_host = true;
@@ -45,6 +48,12 @@ struct TcpStoreOptions {
   std::int64_t epoch = 0;
   std::string epoch_record;
 };
+
+/// So many questions of observers may wait for a rank (`trace/responder.h`).
+inline constexpr std::int64_t kMostQuestions = 8;  // limit: load of a rank
+
+/// What the launcher has called this process's job (TORCHELASTIC_RUN_ID); empty for "none".
+std::string name_of_run();
 
 /// A store on a TCP server.
 class TcpStore : public Store {

@@ -34,7 +34,8 @@ std::string any_request(Fuzz& fuzz, std::uint64_t id) {
                                        std::numeric_limits<std::int64_t>::max(),
                                        std::numeric_limits<std::int64_t>::min()};
   constexpr std::string_view kTexts[] = {
-      "a", "b", "count", "9223372036854775807", "", "muster/workers", "\xff\x00"};
+      "a",        "b",         "count",         "9223372036854775807", "", "muster/workers",
+      "\xff\x00", "j/trace/1", "j/trace/ask/1", "j/trace/answer/i/1"};
   const auto text = [&] { return kTexts[fuzz.below(std::size(kTexts))]; };
   Request request;
   request.op = static_cast<Op>(fuzz.below(kLastOp + 3));
@@ -139,6 +140,40 @@ TEST(StoreServerFuzz, AnythingEndsItsOwnConnectionAtMost) {
   EXPECT_EQ(bench.server.connections(), 1u);
 }
 
+// spec: W1 with the observers' key: whatever is asked, nothing is written but questions
+TEST(StoreServerFuzz, ObserversWriteNothing) {
+  Fuzz fuzz(9);
+  Bench bench({.secret = bench::kServerSecret, .job = "job", .observed_job = "looked at"});
+  const auto friendly = bench.authenticated();
+  bench.feed(friendly, bench::set("a", "1", 1) + bench::set("count", "2", 2) +
+                           bench::set("j/trace/1", "word", 3) + bench::set("b", "3", 4));
+  bench.replies(friendly);
+  const Handshake::Hello hello{
+      .role = Handshake::Role::observer, .job = "looked at", .build = kStoreBuild};
+  const auto keys = whole({.op = Op::list_keys}, 1);
+  const auto state = [&] {
+    std::vector<std::string> all;
+    bench.feed(friendly, keys + bench::get("a", 2) + bench::get("b", 3) + bench::get("count", 4) +
+                             bench::get("j/trace/1", 5));
+    for (const auto& reply : bench.replies(friendly))
+      for (const auto& value : reply.reply.values) all.push_back(*value);
+    return all;
+  };
+  const auto before = state();
+  ASSERT_EQ(before.size(), 5u + 4u);
+  for (testing::FuzzRun run(1000); run.goes_on();) {
+    const auto odd = bench.authenticated(hello, bench::kServerSecret.observer());
+    std::string stream;
+    for (std::size_t i = 1 + fuzz.below(8); i > 0; --i) stream += any_request(fuzz, i);
+    if (fuzz.one_in(4)) stream = fuzz.damaged(stream);
+    for (const auto piece : fuzz.pieces(stream)) {
+      if (!bench.closed(odd)) bench.feed(odd, piece);
+    }
+    if (!bench.closed(odd)) bench.close(odd);
+    ASSERT_EQ(state(), before);
+  }
+}
+
 // spec: C2 strangers: a server fed with anything instead of a TLS connection answers at most its
 // greeting, an alert or its half of a handshake, and serves nothing
 TEST(StoreServerFuzz, StrangersGetNowhereOverTcp) {
@@ -206,7 +241,9 @@ class LyingServer {
       if (::poll(&waiting, 1, 100) != 1) continue;
       const Descriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
       TlsSession session(Handshake::Side::acceptor,
-                         {.role = Handshake::Role::store, .job = "job", .build = kStoreBuild},
+                         {.role = Handshake::Role::store,
+                          .job = store_job(port(), "job", Handshake::Role::store),
+                          .build = kStoreBuild},
                          bench::kServerSecret);
       std::string input(4096, '\0'), request(4096, '\0');
       const MutableBytes asked(reinterpret_cast<std::byte*>(request.data()), request.size());

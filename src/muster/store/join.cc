@@ -69,7 +69,7 @@ Result<Rendezvous> join(const std::shared_ptr<Store>& store, const JoinOptions& 
   const std::string key = join_key(options.scope, options.group_name);
   const auto secret = Secret::from_environment();
   if (!secret) return secret.status().with_context(cannot_join(options.rank, options));
-  const SignedTexts texts(*secret, {}, options.world_size);
+  const SignedTexts texts(*secret, name_of_run(), options.world_size);
   const std::string token = random_token();
   int rank = std::max(options.rank, 0);
   const auto tcp = options.attend ? std::dynamic_pointer_cast<TcpStore>(store) : nullptr;

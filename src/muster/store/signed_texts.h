@@ -15,7 +15,7 @@ namespace muster::store {
 
 class SignedTexts {
  public:
-  /// `job`: a name that no other run has, or empty before there is one.
+  /// `job`: a name that no other run has, or before there is one what the launcher calls the job.
   SignedTexts(Secret secret, std::string job, int world_size)
       : secret_(std::move(secret)), job_(std::move(job)), world_size_(world_size) {}
 

@@ -27,13 +27,11 @@ namespace muster::store {
 inline constexpr std::uint8_t kStoreProtocolVersion = 1;
 /// The build number a store presents to Handshake: "store" and the version.
 inline constexpr std::uint64_t kStoreBuild = 0x73746f7265000000u | kStoreProtocolVersion;
-/// What both sides of a store's connection say of themselves: a client in its role, the server as
-/// one that serves all of them.
-inline Handshake::Hello store_hello(const std::string& job,
-                                    Handshake::Role role = Handshake::Role::store) {
-  Handshake::Hello hello{.role = role, .job = job, .build = kStoreBuild};
-  hello.also = {Handshake::Role::launcher, Handshake::Role::observer};
-  return hello;
+/// What the keys of a store's connections are bound to: its port and the job's name, which
+/// observers need not know. Two jobs with one secret have different ones.
+inline std::string store_job(std::uint16_t port, const std::string& name, Handshake::Role role) {
+  const std::string at = "store at port " + std::to_string(port);
+  return role == Handshake::Role::observer ? at : at + " of job " + name;
 }
 /// The longest frame: one value of maximum size plus room for keys.
 inline constexpr std::size_t kMaxFrameBytes =

@@ -8,6 +8,8 @@
 #include "muster/base/log.h"
 #include "muster/base/refusals.h"
 #include "muster/base/tunables_fixed.h"
+#include "muster/store/factory.h"
+#include "muster/store/observer_rights.h"
 
 namespace muster::store {
 
@@ -50,6 +52,7 @@ struct StoreServer::Client {
   Connection number;
   std::string peer;
   bool greeting = true;                // its secret is not proved yet
+  bool observes = false;               // has the observer's key only
   std::optional<Handshake> handshake;  // over a Unix socket
   std::optional<TlsSession> tls;       // over TCP
   std::list<std::pair<TimePoint, Connection>>::iterator stranger;
@@ -88,7 +91,9 @@ void StoreServer::on_open(Connection connection, const std::string& peer, Way wa
     close(clients_.at(oldest->second));
   }
   const auto [entry, fresh] = clients_.try_emplace(connection, connection, peer);
-  const Handshake::Hello hello = store_hello(options_.job);
+  Handshake::Hello hello{.role = Handshake::Role::store, .job = options_.job, .build = kStoreBuild};
+  hello.also = {{Handshake::Role::launcher, options_.job},
+                {Handshake::Role::observer, options_.observed_job}};
   if (way == Way::unix_socket) {
     entry->second.handshake.emplace(Handshake::Side::acceptor, hello, options_.secret);
   } else {
@@ -105,7 +110,7 @@ void StoreServer::on_bytes(Connection connection, ConstBytes bytes, TimePoint no
   if (client.tls) client.tls->feed(std::exchange(bytes, {}));
   if (client.greeting) greet(client, bytes, now);
   if (client.greeting || client.closing) return;
-  if (client.tls && !decrypt(client)) return;
+  if (client.tls && !decrypt(client, now)) return;
   client.input.feed(bytes);
   serve(client, now);
   resume(now);
@@ -113,6 +118,12 @@ void StoreServer::on_bytes(Connection connection, ConstBytes bytes, TimePoint no
 
 void StoreServer::refuse(const std::string& sentence, TimePoint now) {
   if (const auto line = refusals_.note(sentence, now)) log(LogLevel::warning, *line);
+}
+
+void StoreServer::drop(Client& client, const std::string& why, TimePoint now) {
+  const std::string sentence = "the store closes its connection to " + client.peer + ": " + why;
+  if (const auto line = dropped_.note(sentence, now)) log(LogLevel::warning, *line);
+  close(client);
 }
 
 void StoreServer::greet(Client& client, ConstBytes& bytes, TimePoint now) {
@@ -133,19 +144,19 @@ void StoreServer::greet(Client& client, ConstBytes& bytes, TimePoint now) {
   if (client.tls ? !client.tls->done() : !client.handshake->done()) return;
   forget_stranger(client);
   client.greeting = false;
+  const Handshake::Peer& who = client.tls ? client.tls->peer() : client.handshake->peer();
+  client.observes = who.role == Handshake::Role::observer;
   client.handshake.reset();
 }
 
 /// What has come so far; false where it was changed on the way, which ends the connection.
-bool StoreServer::decrypt(Client& client) {
+bool StoreServer::decrypt(Client& client, TimePoint now) {
   std::array<std::byte, 16 * 1024> plain;  // limit: a record of TLS
   const MutableBytes piece(plain);
   for (;;) {
     const auto got = client.tls->read({&piece, 1});
     if (!got) {
-      log(LogLevel::warning,
-          "the store closes its connection to " + client.peer + ": " + got.status().message());
-      close(client);
+      drop(client, got.status().message(), now);
       return false;
     }
     if (*got == 0) return true;
@@ -174,34 +185,34 @@ void StoreServer::serve(Client& client, TimePoint now) {
     if (!frame) break;
     const auto wire = decode_request(*frame);
     if (!wire) {
-      log(LogLevel::warning, "the store closes its connection to " + client.peer + ": it sent " +
-                                 wire.status().message());
-      return close(client);
+      return drop(client, "it sent " + wire.status().message(), now);
     }
     const Ticket ticket = next_ticket_++;
     askers_[ticket] = {client.number, wire->id};
     client.parked.insert(ticket);
     StoreTable::Answers answers;
-    if (wire->request.op == Op::enter && !wire->request.keys.empty()) {
+    const Status may = client.observes ? observer_may(wire->request, now) : Status();
+    if (may && wire->request.op == Op::enter && !wire->request.keys.empty()) {
       client.record = wire->request.keys[0];
       client.epoch = wire->request.number;
     }
-    if (is_of_the_past(client)) {
+    if (!may) {
+      answers.push_back({ticket, {may, 0, {}}});
+    } else if (is_of_the_past(client)) {
       answers.push_back({ticket, {table_.leases().refusal_of(client.record, client.epoch), 0, {}}});
     } else if (wire->request.op == Op::count_refusals) {
       answers.push_back({ticket, {{}, static_cast<std::int64_t>(refusals_.count()), {}}});
     } else {
       table_.submit(ticket, wire->request, now, answers);
+      if (client.observes && wire->request.op == Op::list_keys) hide_from_observers(answers);
     }
     answer(answers);
-    if (wire->request.op == Op::commit) refuse_the_past(now);
+    if (may && wire->request.op == Op::commit) refuse_the_past(now);
   }
   client.input.trim();
-  if (client.input.broken()) {
-    log(LogLevel::warning, "the store closes its connection to " + client.peer +
-                               ": it announced a request of an impossible length");
-    return close(client);
-  }
+  if (client.input.broken() ||
+      (client.observes && client.input.outstanding() > 2 * kLongestQuestion))
+    return drop(client, "it announced a request of an impossible length", now);
   changed_.insert(client.number);
 }
 
@@ -221,6 +232,17 @@ void StoreServer::refuse_the_past(TimePoint now) {
     }
     answer(answers);
   }
+}
+
+/// Beyond what an observer may ask: no rank is given more questions than it can answer soon.
+Status StoreServer::observer_may(const Request& request, TimePoint now) {
+  if (Status may = muster::store::observer_may(request); !may) return may;
+  if (request.op != Op::queue_push) return {};
+  StoreTable::Answers waiting;
+  table_.submit(0, {.op = Op::queue_len, .keys = {request.keys.front()}}, now, waiting);
+  if (waiting.front().reply.number < kMostQuestions) return {};
+  return Status(Code::exhausted, std::to_string(kMostQuestions) +
+                                     " questions wait for this rank already; ask again later");
 }
 
 void StoreServer::answer(StoreTable::Answers& answers) {

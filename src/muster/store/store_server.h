@@ -32,7 +32,8 @@ class StoreServer {
   using Connection = std::uint64_t;
   struct Options {
     Secret secret;
-    std::string job;
+    std::string job = {};           ///< of clients and launchers
+    std::string observed_job = {};  ///< of observers
     Duration greeting_limit = std::chrono::seconds(5);
     std::size_t max_strangers = 256;
     std::size_t max_output = std::size_t{8} << 20;  // limit: memory
@@ -82,12 +83,15 @@ class StoreServer {
   };
 
   void refuse(const std::string& sentence, TimePoint now);
+  /// Closes a connection that has proved the secret. Logged once a second at most.
+  void drop(Client& client, const std::string& why, TimePoint now);
   void greet(Client& client, ConstBytes& bytes, TimePoint now);
-  bool decrypt(Client& client);
+  bool decrypt(Client& client, TimePoint now);
   void encrypt(Client& client);
   void serve(Client& client, TimePoint now);
   bool is_of_the_past(const Client& client) const;
   void refuse_the_past(TimePoint now);
+  Status observer_may(const Request& request, TimePoint now);
   void answer(StoreTable::Answers& answers);
   void send(Client& client, std::uint64_t id, Reply reply);
   void close(Client& client);
@@ -98,7 +102,7 @@ class StoreServer {
 
   const Options options_;
   StoreTable table_;
-  RefusalCount refusals_;
+  RefusalCount refusals_, dropped_;
   std::unordered_map<Connection, Client> clients_;
   std::list<std::pair<TimePoint, Connection>>
       strangers_;  // oldest first; all have the same time limit

@@ -79,10 +79,10 @@ class Bench {
       pump();
     }
   }
-  Connection authenticated() {
+  Connection authenticated(const Handshake::Hello& hello = {.job = "job", .build = kStoreBuild},
+                           const Secret& secret = kServerSecret) {
     const Connection connection = open();
-    Handshake handshake(Handshake::Side::connector, {.job = "job", .build = kStoreBuild},
-                        kServerSecret);
+    Handshake handshake(Handshake::Side::connector, hello, secret);
     while (!handshake.done() && !handshake.failed()) {
       feed(connection, handshake.take_output());
       const std::string bytes = take(connection);

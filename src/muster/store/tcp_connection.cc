@@ -246,7 +246,9 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
 }
 
 Status TcpConnection::shake_hands(const TcpEndpoint& endpoint, Way way, TimePoint deadline) {
-  const Handshake::Hello hello = store_hello(endpoint.job, endpoint.role);
+  const Handshake::Hello hello{.role = endpoint.role,
+                               .job = store_job(endpoint.port, endpoint.job, endpoint.role),
+                               .build = kStoreBuild};
   if (way == Way::unix_socket) {
     Handshake handshake(Handshake::Side::connector, hello, endpoint.secret);
     return shake_hands(handshake, deadline);

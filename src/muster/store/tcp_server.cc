@@ -123,13 +123,20 @@ Result<std::vector<Descriptor>> adopt(Descriptor listener, std::uint16_t port) {
   return sockets;
 }
 
+std::uint16_t port_of(int socket) {
+  const auto name = SocketAddress::local_of(socket);
+  return name ? name->port() : 0;
+}
+
 class AsioServer final : public TcpServer {
  public:
   AsioServer(TcpServerOptions options, std::vector<Descriptor> listeners)
-      : timer_(io_),
+      : port_(port_of(listeners.front().get())),
+        timer_(io_),
         pause_(io_),
-        machine_({.secret = std::move(options.secret), .job = std::move(options.job)}) {
-    if (const auto name = SocketAddress::local_of(listeners.front().get())) port_ = name->port();
+        machine_({.secret = std::move(options.secret),
+                  .job = store_job(port_, options.job, Handshake::Role::store),
+                  .observed_job = store_job(port_, options.job, Handshake::Role::observer)}) {
     for (Descriptor& each : listeners) {
       const auto name = SocketAddress::local_of(each.get());
       listeners_.push_back(std::make_unique<Listener>(io_, std::move(each)));
@@ -371,6 +378,7 @@ class AsioServer final : public TcpServer {
 
   static TimePoint now() { return steady_clock().now(); }
 
+  const std::uint16_t port_;
   asio::io_context io_{1};
   asio::steady_timer timer_;
   asio::steady_timer pause_;
@@ -380,7 +388,6 @@ class AsioServer final : public TcpServer {
   std::unordered_map<Connection, std::unique_ptr<Session>> sessions_;
   Connection next_connection_ = 1;
   std::array<std::byte, fixed::kIoBuffer> buffer_;
-  std::uint16_t port_ = 0;
   bool ending_ = false;
   TimePoint next_warning_{};
   ProcessMark mark_;

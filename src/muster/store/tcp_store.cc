@@ -4,6 +4,7 @@
 #include <mutex>
 #include <vector>
 
+#include "muster/base/env.h"
 #include "muster/base/socket_address.h"
 #include "muster/base/tunables.h"
 #include "muster/store/factory.h"
@@ -252,6 +253,11 @@ Status wait_for_workers(TcpStoreClient& store, int world_size, TimePoint deadlin
 
 }  // namespace
 
+std::string name_of_run() {
+  const std::string name = env_text("TORCHELASTIC_RUN_ID").value_or("none");
+  return name == "none" ? std::string() : name;  // `muster run` and torchrun without a name
+}
+
 Result<std::shared_ptr<TcpStore>> make_tcp_store(TcpStoreOptions options) {
   Descriptor listener(options.listen_descriptor);  // ours from here on, whatever happens
   if (listener && !options.is_server) {
@@ -262,16 +268,19 @@ Result<std::shared_ptr<TcpStore>> make_tcp_store(TcpStoreOptions options) {
   }
   const TimePoint deadline = deadline_after(steady_clock(), options.timeout);
   if (!options.secret) {
-    auto secret = Secret::from_environment();
+    const bool observes = options.role == Handshake::Role::observer;
+    auto secret = Secret::from_environment(observes ? Secret::Use::observe : Secret::Use::join);
     if (!secret) return secret.status();
     options.secret = std::move(*secret);
   }
-  TcpEndpoint endpoint{options.host, options.port,        *options.secret, options.job,
+  const std::string name = options.job ? *options.job : name_of_run();
+  TcpEndpoint endpoint{options.host, options.port,        *options.secret, name,
                        options.role, options.within_host, options.epoch,   options.epoch_record};
   std::shared_ptr<TcpServer> server;
   if (options.is_server) {
-    TcpServerOptions wanted{options.host,    options.also_at, options.port, std::move(listener),
-                            *options.secret, options.job,     deadline};
+    TcpServerOptions wanted{
+        options.host, options.also_at, options.port, std::move(listener), *options.secret,
+        name,         deadline};
     auto started = options.multi_tenant ? shared_server(std::move(wanted))
                                         : TcpServer::start(std::move(wanted));
     if (!started) return started.status();

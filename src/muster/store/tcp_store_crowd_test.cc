@@ -24,6 +24,7 @@ class User {
  public:
   explicit User(std::uint16_t port) : connection_(port) {
     Handshake::Hello hello;
+    hello.job = store_job(port, {}, Handshake::Role::store);
     hello.build = kStoreBuild;
     authenticated_ = connection_.authenticate(kTcpSecret, hello);
   }

@@ -15,18 +15,28 @@ namespace {
 
 using Role = Handshake::Role;
 
+/// One that observers may read as well.
+const std::string kKey = "job/trace/0";
+
+std::string passed_on(int, std::size_t, std::string bytes) { return bytes; }
+
 class TcpStoreRelay : public ::testing::TestWithParam<Role> {
  protected:
   /// By way of `relay`.
   TcpStoreOptions through(const testing::Relay& relay) const {
     TcpStoreOptions options = client_options(*server);
-    options.port = relay.address().port();
+    options.host = relay.address().host();
     options.role = GetParam();
+    if (GetParam() == Role::observer) options.secret = kTcpSecret.observer();
     options.within_host = false;
     options.timeout = std::chrono::seconds(5);
     return options;
   }
   SocketAddress target() const { return testing::loopback_address(server->port()); }
+  /// The store's own port, which its keys are bound to, at another address.
+  SocketAddress relayed() const { return *SocketAddress::numeric("127.0.0.2", server->port()); }
+
+  bool observes() const { return GetParam() == Role::observer; }
 
   std::shared_ptr<TcpStore> server = made(make_tcp_store(server_options()));
 };
@@ -34,37 +44,59 @@ INSTANTIATE_TEST_SUITE_P(Roles, TcpStoreRelay,
                          ::testing::Values(Role::store, Role::launcher, Role::observer));
 
 TEST_P(TcpStoreRelay, WhatIsPassedOnAsItIsWorks) {
-  const testing::Relay relay(target(), [](int, std::size_t, std::string bytes) { return bytes; });
+  const testing::Relay relay(target(), passed_on, relayed());
   const auto store = made(make_tcp_store(through(relay)));
   ASSERT_NE(store, nullptr);
-  EXPECT_TRUE(store->set("key", std::string(300'000, 'x')).ok());
-  EXPECT_EQ(*store->get("key"), std::string(300'000, 'x'));
+  ASSERT_TRUE(server->set(kKey, std::string(300'000, 'x')).ok());
+  EXPECT_EQ(*store->get(kKey), std::string(300'000, 'x'));
+}
+
+// Two jobs with one secret, at two ports or with two names: the relay leads a client of one to the
+// store of the other.
+// spec: W1 a relay cannot lead a client of a job to the store of another with the same secret
+TEST_P(TcpStoreRelay, AnotherJobsStoreIsRefused) {
+  const auto other = made(make_tcp_store(server_options()));
+  const testing::Relay to_other_port(testing::loopback_address(other->port()), passed_on,
+                                     relayed());
+  const Status port = make_tcp_store(through(to_other_port)).status();
+  EXPECT_EQ(port.code(), Code::refused);
+  EXPECT_TRUE(mentions(port, "another job") || mentions(port, "job with hash")) << port.message();
+
+  if (GetParam() == Role::observer) return;  // they need not know a job's name
+  auto options = client_options(*server);
+  options.role = GetParam();
+  options.job = "another name";
+  const Status name = make_tcp_store(options).status();
+  EXPECT_EQ(name.code(), Code::refused);
 }
 
 // One byte is changed, somewhere in what is said before the connection is open or after.
 // spec: W1 a relay that alters a byte between a store and its client gets nothing accepted
 TEST_P(TcpStoreRelay, NothingIsAcceptedThatWasChanged) {
   std::mt19937_64 random(testing::test_seed() + static_cast<std::uint64_t>(GetParam()));
-  ASSERT_TRUE(server->set("key", std::string(3000, 'x')).ok());
+  ASSERT_TRUE(server->set(kKey, std::string(3000, 'x')).ok());
   for (int attempt = 0; attempt < testing::test_rounds(10, 100); ++attempt) {
     const int direction = static_cast<int>(random() % 2);
     // Behind the greetings, and behind the handshake: about 700 bytes of either side.
     const std::size_t at = 1000 + random() % 500;
     SCOPED_TRACE("byte " + std::to_string(at) + " of direction " + std::to_string(direction));
-    const testing::Relay relay(target(), testing::flip(direction, at));
+    const testing::Relay relay(target(), testing::flip(direction, at), relayed());
     const auto store = made(make_tcp_store(through(relay)));
     ASSERT_NE(store, nullptr);
     const std::string value(3000, 'y');
-    const Status set = store->set("other", value);
-    const auto got = store->get("key");
-    EXPECT_TRUE(!set.ok() || !got.ok());
+    // As many bytes of an observer, which may not ask that and is told so.
+    const Status set = observes() ? store->get("no/" + value, Duration::zero()).status()
+                                  : store->set("other", value);
+    const auto got = store->get(kKey);
+    const bool answered = observes() ? mentions(set, "an observer may") : set.ok();
+    EXPECT_TRUE(!answered || !got.ok());
     EXPECT_TRUE(!got.ok() || *got == std::string(3000, 'x'));
     const auto kept = server->check(std::array{std::string("other")});
     if (kept.ok() && *kept) {
       EXPECT_EQ(*server->get("other"), value);
     }
     if (direction == 1) {
-      const Status& seen = set.ok() ? got.status() : set;
+      const Status& seen = answered ? got.status() : set;
       EXPECT_TRUE(mentions(seen, "tampers")) << seen.message();
     }
     ASSERT_TRUE(server->delete_key("other").ok());

@@ -29,10 +29,9 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::Stranger;
 
-Handshake::Hello hello() {
-  Handshake::Hello hello;
-  hello.build = kStoreBuild;
-  return hello;
+/// Of a client of the store at `port`.
+Handshake::Hello hello(std::uint16_t port) {
+  return {.job = store_job(port, {}, Handshake::Role::store), .build = kStoreBuild};
 }
 
 /// A server with a client that must not be harmed by whatever a test does.
@@ -98,8 +97,8 @@ TEST_F(Strangers, RandomBytes) {
 TEST_F(Strangers, WrongSecret) {
   for (int i = 0; i < testing::test_rounds(50, 10'000); ++i) {
     Stranger stranger(server->port());
-    ASSERT_FALSE(
-        stranger.authenticate(Secret::given("guess number " + std::to_string(i)), hello()));
+    ASSERT_FALSE(stranger.authenticate(Secret::given("guess number " + std::to_string(i)),
+                                       hello(server->port())));
     ASSERT_EQ(stranger.read_to_end(), "") << "refused without a further word";
   }
   expect_unharmed();
@@ -115,7 +114,7 @@ TEST_F(Strangers, MalformedConnectionsLeaveNothingBehind) {
   const int descriptors = testing::open_descriptors();
   const auto memory = testing::memory_in_use();
   for (int i = 0; i < rounds; ++i) {
-    testing::pester(address, random, hello());
+    testing::pester(address, random, hello(server->port()));
     if (i % 50 == 0) {
       ASSERT_TRUE(client->set("round", std::to_string(i)).ok());
       ASSERT_EQ(*client->get("round"), std::to_string(i));
@@ -137,7 +136,7 @@ TEST_F(Strangers, AThousandSilentConnections) {
   std::mt19937_64 random(testing::test_seed());
   const testing::DescriptorLimit enough(4096);
   const std::string greeting =
-      Handshake(Handshake::Side::connector, hello(), kTcpSecret).take_output();
+      Handshake(Handshake::Side::connector, hello(server->port()), kTcpSecret).take_output();
   std::vector<std::unique_ptr<Stranger>> strangers;
   for (int i = 0; i < 1000; ++i) {
     strangers.push_back(std::make_unique<Stranger>(server->port()));
@@ -154,7 +153,7 @@ TEST_F(Strangers, LyingLengths) {
   for (const std::uint32_t length :
        {0u, 1u, 11u, static_cast<std::uint32_t>(kMaxFrameBytes) + 1, 0xffffffffu}) {
     Stranger liar(server->port());
-    ASSERT_TRUE(liar.authenticate(kTcpSecret, hello()));
+    ASSERT_TRUE(liar.authenticate(kTcpSecret, hello(server->port())));
     ByteWriter lie;
     lie.put(length).put_bytes("some bytes");
     liar.send(lie.view());
@@ -166,7 +165,7 @@ TEST_F(Strangers, LyingLengths) {
   ::getrusage(RUSAGE_SELF, &before);
   for (int i = 0; i < 50; ++i) {
     patient.push_back(std::make_unique<Stranger>(server->port()));
-    ASSERT_TRUE(patient.back()->authenticate(kTcpSecret, hello()));
+    ASSERT_TRUE(patient.back()->authenticate(kTcpSecret, hello(server->port())));
     ByteWriter claim;
     claim.put(static_cast<std::uint32_t>(kMaxFrameBytes));
     patient.back()->send(claim.view());
@@ -182,7 +181,7 @@ TEST_F(Strangers, LyingLengths) {
     const std::uint32_t huge = 0xfffffff0u;
     std::memcpy(bad.data() + at, &huge, sizeof huge);
     Stranger liar(server->port());
-    ASSERT_TRUE(liar.authenticate(kTcpSecret, hello()));
+    ASSERT_TRUE(liar.authenticate(kTcpSecret, hello(server->port())));
     liar.send(bad);
     EXPECT_EQ(liar.read_to_end(), "") << at;
   }
@@ -194,7 +193,7 @@ TEST_F(Strangers, LyingLengths) {
 TEST_F(Strangers, SlowReader) {
   ASSERT_TRUE(client->set("large", std::string(1 << 20, 'x')).ok());
   Stranger slow(server->port());
-  ASSERT_TRUE(slow.authenticate(kTcpSecret, hello()));
+  ASSERT_TRUE(slow.authenticate(kTcpSecret, hello(server->port())));
   const std::string frame =
       encode_head(Request{.op = Op::get, .timeout = kLong, .keys = {"large"}}, 1);
   std::size_t sent = 0;
@@ -216,7 +215,7 @@ TEST_F(Strangers, SlowReader) {
 // spec: C7 a request cut into single bytes, and many requests in one piece, mean the same
 TEST_F(Strangers, RequestsInPieces) {
   Stranger odd(server->port());
-  ASSERT_TRUE(odd.authenticate(kTcpSecret, hello()));
+  ASSERT_TRUE(odd.authenticate(kTcpSecret, hello(server->port())));
   std::string all =
       encode_head(Request{.op = Op::set, .keys = {"odd"}, .values = {"value"}}, 7) + "value";
   for (const char byte : all) ASSERT_TRUE(odd.send({&byte, 1}));

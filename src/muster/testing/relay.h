@@ -27,10 +27,10 @@ class Relay {
   /// in this direction (0: from who connects). Runs on the relay's thread.
   using Tamper = std::function<std::string(int direction, std::size_t before, std::string bytes)>;
 
-  /// Connections to `address()` lead to `target`.
-  Relay(const SocketAddress& target, Tamper tamper)
+  /// Connections to `address()` lead to `target`. `at`: where it listens.
+  Relay(const SocketAddress& target, Tamper tamper, const SocketAddress& at = loopback_address(0))
       : target_(target), tamper_(std::move(tamper)), stop_(::eventfd(0, EFD_CLOEXEC)) {
-    auto listener = listen_on(loopback_address(0), 64);
+    auto listener = listen_on(at, 64);
     EXPECT_TRUE(listener.ok()) << listener.status().message();
     listener_ = std::move(*listener);
     thread_ = std::thread([this] { run(); });

@@ -25,7 +25,6 @@ namespace {
 
 constexpr Duration kStoreTimeout = std::chrono::seconds(2);
 constexpr std::string_view kJobKey = "trace/job";
-constexpr std::size_t kMostQuestions = 8;  ///< that wait for a rank: more would not make it answer
 constexpr std::size_t kKeptAnswers =
     8;  ///< of a rank, that nobody has fetched yet: several may ask at once
 
@@ -83,11 +82,13 @@ std::optional<Question> decode_question(std::string_view bytes) {
   question.records = in.get<std::uint64_t>();
   const auto ranks = in.get<std::uint32_t>();
   for (std::uint32_t i = 0; i < ranks && in.ok(); ++i) question.about.push_back(in.get<int>());
-  if (version != kVersion || !in.at_end() || question.id.size() > 64) return std::nullopt;
+  if (version != kVersion || !in.at_end() || question.id.size() > 64 ||
+      question.id.find('/') != std::string::npos)
+    return std::nullopt;
   return question;
 }
 
-std::string answer_to(const Question& question, const Recorder& recorder) {
+std::string answer_to(const Question& question, const Recorder& recorder, std::uint64_t refusals) {
   std::vector<RankTrace> traces;
   if (const auto mine = read_trace(recorder.path())) {
     if (question.about.empty()) traces.push_back(*mine);
@@ -99,25 +100,30 @@ std::string answer_to(const Question& question, const Recorder& recorder) {
     }
   }
   ByteWriter out;
-  out.put(static_cast<std::uint32_t>(traces.size()));
+  out.put(refusals).put(static_cast<std::uint32_t>(traces.size()));
   for (auto& trace : traces)
     out.put_text(
         encode_trace(cut_to(std::move(trace), static_cast<std::size_t>(question.records))));
   return out.take();
 }
 
-/// Times moved to this host's clock.
-std::vector<RankTrace> decode_answer(std::string_view bytes) {
+struct Answer {
+  std::uint64_t refusals = 0;  ///< of the rank that answers
+  std::vector<RankTrace> traces{};
+};
+
+/// Times moved to this host's clock; absent where it cannot be read.
+std::optional<Answer> decode_answer(std::string_view bytes) {
   ByteReader in(bytes);
-  std::vector<RankTrace> traces;
+  Answer answer{.refusals = in.get<std::uint64_t>()};
   const auto count = in.get<std::uint32_t>();
   for (std::uint32_t i = 0; i < count && in.ok(); ++i) {
     auto sent = decode_trace(in.get_text());
     if (!sent) continue;
     shift(sent->trace, wall_now_ns() - sent->as_of_ns);
-    traces.push_back(std::move(sent->trace));
+    answer.traces.push_back(std::move(sent->trace));
   }
-  return traces;
+  return in.ok() ? std::optional(std::move(answer)) : std::nullopt;
 }
 
 /// Whether users of other processes and hosts reach it.
@@ -132,6 +138,7 @@ struct Responder::State {
   std::shared_ptr<Recorder> recorder;
   std::shared_ptr<store::Store> store;  // the job's, then a clone
   int rank = 0;
+  std::function<std::uint64_t()> refusals;
   std::mutex mutex;
   std::condition_variable changed;
   // `store` until the thread is connected, and these, under the mutex.
@@ -186,13 +193,15 @@ struct Responder::State {
         kept.pop_front();
       }
       kept.push_back(answer_key(question->id, rank));
-      if (!store->set(kept.back(), answer_to(*question, *recorder)).ok()) break;
+      const std::uint64_t refused = refusals ? refusals() : 0;
+      if (!store->set(kept.back(), answer_to(*question, *recorder, refused)).ok()) break;
     }
   }
 };
 
 std::unique_ptr<Responder> Responder::start(std::shared_ptr<Recorder> recorder,
-                                            const std::shared_ptr<store::Store>& job) {
+                                            const std::shared_ptr<store::Store>& job,
+                                            std::function<std::uint64_t()> refusals) {
   if (!recorder || !job || !is_served(job)) return nullptr;
   const auto mine = read_trace(recorder->path());
   if (!mine) return nullptr;
@@ -200,6 +209,7 @@ std::unique_ptr<Responder> Responder::start(std::shared_ptr<Recorder> recorder,
   state->recorder = std::move(recorder);
   state->store = job;
   state->rank = mine->rank;
+  state->refusals = std::move(refusals);
   if (mine->rank == 0)
     static_cast<void>(
         job->set(kJobKey, encode(Announcement{mine->job, mine->world_size, mine->since_ns})));
@@ -265,6 +275,7 @@ class Asking {
     }
     AskedJob asked;
     asked.notes = std::move(notes_);
+    asked.refusals = std::move(refusals_);
     if (const auto unknown = missing(); !unknown.empty())
       asked.notes.push_back(list_ranks(unknown) + (unknown.size() == 1 ? " does" : " do") +
                             " not answer, and nothing else is known of " +
@@ -285,11 +296,11 @@ class Asking {
 
   /// What those of `ranks` that answer say.
   std::vector<RankTrace> ask(const std::vector<int>& ranks, const std::vector<int>& about) {
-    const Question question{Secret::random_text().substr(0, 24), options_.records, about};
+    const Question question{random_name(12), options_.records, about};
     std::vector<int> asked;
     for (const int rank : ranks) {
       const auto waiting = store_.queue_len(key(questions_of(rank)));
-      if (!waiting.ok() || *waiting >= static_cast<std::int64_t>(kMostQuestions)) continue;
+      if (!waiting.ok() || *waiting >= store::kMostQuestions) continue;
       if (store_.queue_push(key(questions_of(rank)), encode(question)).ok()) asked.push_back(rank);
     }
     const TimePoint deadline = deadline_after(steady_clock(), options_.patience);
@@ -300,7 +311,10 @@ class Asking {
                                                                std::chrono::milliseconds(1)));
       if (!answer.ok()) continue;
       static_cast<void>(store_.delete_key(place));
-      for (auto& trace : decode_answer(*answer)) {
+      auto told = decode_answer(*answer);
+      if (!told) continue;
+      refusals_[rank] = told->refusals;
+      for (auto& trace : told->traces) {
         const bool wanted = about.empty()
                                 ? trace.rank == rank
                                 : std::find(about.begin(), about.end(), trace.rank) != about.end();
@@ -352,6 +366,7 @@ class Asking {
   const Announcement announced_;
   const AskOptions options_;
   std::map<int, RankTrace> found_;
+  std::map<int, std::uint64_t> refusals_;
   std::vector<std::string> notes_;
 };
 

@@ -3,14 +3,18 @@
 ///
 /// Where the job's store is a TCP store, every rank has a thread that sleeps in one request to it
 /// (no processor time, nothing is sent) until a question comes. Who asks has proved the job's
-/// secret to the store, as ranks do. A rank that hangs in a call answers all the same; of one that
-/// is stopped or dead another rank of its host tells, from its file. Under the job's keys:
+/// secret to the store, or an observer's key (`store/observer_rights.h`). A rank that hangs in a
+/// call answers all the same; of one that is stopped or dead another rank of its host tells, from
+/// its file. Under the job's keys:
 ///   trace/job                 which job this is: written once by rank 0
 ///   trace/ask/<rank>          queue of questions
 ///   trace/answer/<id>/<rank>  an answer; the asker deletes it, else one of that rank's next
 ///                             answers does
 #pragma once
 
+#include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,8 +32,10 @@ class Responder {
  public:
   /// Null where nobody outside can reach the store (other kinds than TCP), or where there is no
   /// trace or the store does not answer: a job runs without. `job`: the job's part of the store.
+  /// `refusals`: how many connections this rank's listeners have refused; called on the thread.
   static std::unique_ptr<Responder> start(std::shared_ptr<Recorder> recorder,
-                                          const std::shared_ptr<store::Store>& job);
+                                          const std::shared_ptr<store::Store>& job,
+                                          std::function<std::uint64_t()> refusals = {});
   ~Responder();
   Responder(const Responder&) = delete;
 
@@ -50,7 +56,8 @@ struct AskOptions {
 };
 struct AskedJob {
   JobTrace job;
-  std::vector<std::string> notes;  ///< of which ranks nothing is known, or only by hearsay
+  std::vector<std::string> notes;           ///< of which ranks nothing is known, or only by hearsay
+  std::map<int, std::uint64_t> refusals{};  ///< by rank that answers: connections it has refused
 };
 /// What the ranks of the latest job on this store are in; `store` is the whole server's, not one
 /// job's part of it. Times are moved to this host's clock.

@@ -35,7 +35,8 @@ class AskedJobs : public ::testing::Test {
       const auto place = folder_.file("host" + std::to_string(rank / 2));
       recorders_[rank] = *Recorder::create({"a job", rank, kRanks, 64, place, "job7"});
       group_ = recorders_[rank]->add_group("default", std::vector<int>{0, 1, 2}, rank);
-      responders_[rank] = Responder::start(recorders_[rank], job_);
+      responders_[rank] =
+          Responder::start(recorders_[rank], job_, [rank] { return std::uint64_t{10} + rank; });
     }
   }
   void call(int rank, std::uint64_t sequence, bool ends) {
@@ -55,7 +56,8 @@ class AskedJobs : public ::testing::Test {
   }
   Result<AskedJob> ask(Duration patience = seconds(60)) {
     auto options = client();
-    options.secret = Secret::given("the secret of this test");
+    options.secret = Secret::given("the secret of this test").observer();
+    options.role = Handshake::Role::observer;
     const auto store = store::make_tcp_store(options);
     if (!store) return store.status();
     return ask_job(**store, {.records = 64, .patience = patience});
@@ -69,6 +71,7 @@ class AskedJobs : public ::testing::Test {
   std::uint16_t group_ = 0;
 };
 
+// spec: W1 the observers' key suffices to ask; ranks tell whom they have refused
 TEST_F(AskedJobs, EveryRankTellsWhatItIsIn) {
   for (int rank = 0; rank < kRanks; ++rank) {
     ASSERT_NE(responders_[rank], nullptr);
@@ -93,6 +96,8 @@ TEST_F(AskedJobs, EveryRankTellsWhatItIsIn) {
     EXPECT_EQ(asked->job.ranks[2].run_id, "job7");
     EXPECT_EQ(asked->job.ranks[2].life, Life::running);
     EXPECT_EQ(asked->job.ranks[2].records.size(), 2u);
+    const std::map<int, std::uint64_t> refusals{{0, 10}, {1, 11}, {2, 12}};
+    EXPECT_EQ(asked->refusals, refusals);
   }
   // Answers do not pile up: those that were read are gone.
   const auto keys = *server_->list_keys();
