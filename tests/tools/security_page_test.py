@@ -1,0 +1,101 @@
+"""docs/user/security.md against the tests and the sources: what the page promises is tested, and its numbers are theirs."""
+
+import pathlib
+import re
+import subprocess
+import sys
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGE = " ".join((ROOT / "docs/user/security.md").read_text(encoding="utf-8").split())
+
+# What the page promises, and the lines of docs/acceptance.md whose tests prove it.
+PROMISES = {
+    "A process without it gets nothing but a refusal from the job's store, ranks and launchers": [
+        "W1"
+    ],
+    "With one node, muster listens on loopback and Unix sockets only": ["W7"],
+    "Links are refused: give the path of the file itself": ["W3"],
+    "A text that does not have the form of `muster secret` is stretched with Argon2id": ["W4"],
+    "wipes `MUSTER_SECRET` from its own environment": ["W4"],
+    "They are excluded from core dumps and wiped after use": ["W4"],
+    "It writes nothing, reads no other key of the store, joins no job, and does not learn the secret": [
+        "W1"
+    ],
+    "A relay that changes, replays, cuts or splices traffic ends the connection": ["W1"],
+    "refused by name if another user owns them or can write them, or if they have a second name": [
+        "W3"
+    ],
+    "A relay cannot swap connections of jobs that differ in these": ["W1"],
+    "they delay one by at most their own length": ["W6"],
+    "`init_rpc(functions=[...])` restricts calls, and the classes that answers may name, to a list": [
+        "W5"
+    ],
+    "`MUSTER_ALLOW_PICKLE=0` on all ranks refuses pickles of unknown classes": ["W5"],
+    "count the connections that they refuse, and log at most one line a second each": ["W1"],
+    "which has no authentication. Every process that reaches it can keep a job from starting, but cannot join it": [
+        "W2"
+    ],
+}
+
+# A number on the page, and where it stands in the sources.
+NUMBERS = {
+    "A connection has five seconds": [
+        ("src/muster/transport/acceptor.h", "handshake_limit = std::chrono::seconds(5)"),
+        ("src/muster/store/store_server.h", "greeting_limit = std::chrono::seconds(5)"),
+    ],
+    "at most 256 connections wait at a time": [
+        ("src/muster/transport/acceptor.h", "most_pending = 256"),
+        ("src/muster/store/store_server.h", "max_strangers = 256"),
+    ],
+    "Argon2id (64 MiB": [("src/muster/base/secret_strength.cc", "kMemory = std::size_t{64} << 20")],
+    "fewer than 16 characters": [("src/muster/base/secret_strength.cc", "kShortestText = 16")],
+    "fewer than 8 different ones": [("src/muster/base/secret_strength.cc", "kLeastDifferent = 8")],
+}
+
+
+class SecurityPage(unittest.TestCase):
+    # spec: W8 every promise of the page is one that tests prove
+    def test_promises_are_tested(self):
+        for promise, lines in PROMISES.items():
+            with self.subTest(promise):
+                self.assertIn(promise, PAGE)
+        wanted = sorted({line for lines in PROMISES.values() for line in lines})
+        self.assertEqual(wanted, ["W1", "W2", "W3", "W4", "W5", "W6", "W7"])
+        done = subprocess.run(
+            [sys.executable, ROOT / "tools/conformance", "--expect", *wanted],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    # spec: W8 the page's numbers are those of the sources
+    def test_numbers_are_those_of_the_sources(self):
+        for words, places in NUMBERS.items():
+            self.assertIn(words, PAGE)
+            for path, text in places:
+                self.assertIn(text, (ROOT / path).read_text(encoding="utf-8"), words)
+        operators = (ROOT / "src/muster/rpc/allowed_operators.cc").read_text(encoding="utf-8")
+        said = int(re.search(r"about (\d+) operators of torch", PAGE)[1])
+        self.assertAlmostEqual(len(re.findall(r'"[a-z_0-9]+"', operators)), said, delta=10)
+
+    # spec: W8 the variables and commands that the page names exist
+    def test_names_exist(self):
+        table = (ROOT / "src/muster/base/environment_table.cc").read_text(encoding="utf-8")
+        for name in set(re.findall(r"`((?:MUSTER|GLOO)_[A-Z_]+)", PAGE)):
+            self.assertIn(f'"{name}', table)
+        commands = (ROOT / "src/muster/cli/muster_main.cc").read_text(encoding="utf-8")
+        for name in set(re.findall(r"`?muster ([a-z]+)[ `]", PAGE)) & {
+            "secret",
+            "trace",
+            "top",
+            "doctor",
+            "run",
+        }:
+            self.assertIn(f"muster {name}", commands)
+        self.assertIn("docs/user/security.md", (ROOT / "SECURITY.md").read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    unittest.main()
