@@ -525,6 +525,15 @@ TEST(Doctor, TellsHowManyWereTurnedAway) {
   launched.finish();
 }
 
+// spec: W1 what is not encrypted is said, and what is no such setting
+TEST(Doctor, ShowsHowConnectionsAreEncrypted) {
+  EXPECT_TRUE(contains(run({"doctor"}).out, "TCP between processes is encrypted (TLS 1.3)"));
+  const Outcome plain = run({"doctor"}, {{"MUSTER_TLS", "control-plain"}});
+  EXPECT_TRUE(contains(plain.out, "MUSTER_TLS=control-plain")) << plain.out;
+  EXPECT_EQ(plain.code, 1);
+  EXPECT_TRUE(contains(run({"doctor"}, {{"MUSTER_TLS", "off"}}).out, "MUSTER_TLS is \"off\""));
+}
+
 // spec: W4 `muster secret` makes a random one; a file of it is nobody else's, and never an old one
 TEST(MusterSecret, MakesOne) {
   const Outcome first = run({"secret"}), second = run({"secret"});

@@ -224,6 +224,34 @@ TEST(Rendezvous, EnvironmentWithArguments) {
   EXPECT_TRUE(one.succeeded());
 }
 
+// spec: W2 ranks of two jobs with one secret do not take each other's texts for those of their own,
+// whoever has put them into one store; W1 nor do they meet in one's store
+TEST(Rendezvous, NamesOfJobsAreBoundIn) {
+  const std::string port = std::to_string(testing::reserve_port());
+  const Environment environment({{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}});
+  const testing::ScratchFolder folder;
+  const auto over_file = [&](int rank, const char* name) {
+    ::setenv("TORCHELASTIC_RUN_ID", name, 1);
+    const auto store = make_file_store(folder.file("store"), 2, kLong);
+    return mentions(rendezvous_over(*store, {"", rank, 2, "", kLong}).status(),
+                    "carries no proof of this job's secret");
+  };
+  Child mine([&] { return over_file(0, "mine"); });
+  Child other([&] { return over_file(1, "other"); });
+  EXPECT_TRUE(mine.succeeded());
+  EXPECT_TRUE(other.succeeded());
+  const auto over_tcp = [](int rank, const char* name) {
+    ::setenv("TORCHELASTIC_RUN_ID", name, 1);
+    return rendezvous({"env://", rank, 2, "", kLong});
+  };
+  Child host([&] { return over_tcp(0, "mine").ok(); });
+  Child stray([&] { return over_tcp(1, "other").status().code() == Code::refused; });
+  EXPECT_TRUE(stray.succeeded());
+  Child rank([&] { return over_tcp(1, "mine").ok(); });
+  EXPECT_TRUE(rank.succeeded());
+  EXPECT_TRUE(host.succeeded());
+}
+
 // spec: W7 rank 0 without MASTER_ADDR listens on loopback and on the interface that leads to peers,
 // not on all; where one is named, there
 TEST(Rendezvous, RankZeroWithoutAnAddressListensWhereItIsAsked) {

@@ -38,9 +38,9 @@ class Environment {
   explicit Environment(const std::map<std::string, std::string>& values) {
     for (const char* name :
          {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "MUSTER_AGENT_STORE",
-          "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "MUSTER_SECRET",
-          "MUSTER_SECRET_FD", "MUSTER_SECRET_FILE", "MUSTER_INSECURE", "MUSTER_SOCKET_IFNAME",
-          "GLOO_SOCKET_IFNAME",
+          "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID",
+          "MUSTER_SECRET", "MUSTER_SECRET_FD", "MUSTER_SECRET_FILE", "MUSTER_INSECURE",
+          "MUSTER_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME",
           // of a scheduler that these tests may run under
           "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
       change(name, "");
