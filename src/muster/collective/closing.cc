@@ -8,7 +8,7 @@ namespace muster::collective {
 Status Closing::run(TimePoint deadline) {
   Status status = drain(deadline);
   if (status.ok() && group_.size() > 1) status = agree_to_close(deadline);
-  messages_.cancel_receives("its group has been closed");
+  closed_.cancel_receives("its group has been closed");
   return status;
 }
 
@@ -24,8 +24,7 @@ Status Closing::fail_timed_out(const std::vector<int>& missing, const char* what
 }
 
 Status Closing::drain(TimePoint deadline) {
-  const bool drained =
-      driver_.drive_until([this] { return queue_.empty() && messages_.sends_done(); }, deadline);
+  const bool drained = driver_.drive_until([this] { return closed_.is_drained(); }, deadline);
   if (!drained) {
     group_.channel->fail(Status(Code::timed_out,
                                 "rank " + std::to_string(group_.job_rank()) + " closes " +
@@ -33,8 +32,7 @@ Status Closing::drain(TimePoint deadline) {
                                     " while calls or messages are outstanding that did not end in "
                                     "time; wait for them before closing",
                                 {group_.job_rank()}));
-    driver_.drive_until([this] { return queue_.empty() && messages_.sends_done(); },
-                        TimePoint::max());
+    driver_.drive_until([this] { return closed_.is_drained(); }, TimePoint::max());
   }
   return group_.channel->failure();
 }
@@ -42,7 +40,7 @@ Status Closing::drain(TimePoint deadline) {
 Status Closing::close_as_first(TimePoint deadline) {
   std::vector<int> missing;
   const auto all_close = [&] {
-    queue_.with_control([&](Control& control) { missing = control.not_closing(); });
+    closed_.with_control([&](Control& control) { missing = control.not_closing(); });
     // A rank whose process has ended reports no more. It made all calls that needed it.
     if (group_.channel->someone_left())
       std::erase_if(missing, [this](int rank) { return !group_.fabric->gone(rank).ok(); });
@@ -63,7 +61,7 @@ Status Closing::close_as_first(TimePoint deadline) {
   bool sent = false;
   driver_.drive_until(
       [&] {
-        queue_.with_control([&](Control& control) { sent = control.all_sent(); });
+        closed_.with_control([&](Control& control) { sent = control.all_sent(); });
         return sent || group_.channel->failed();
       },
       deadline);
@@ -75,7 +73,7 @@ Status Closing::agree_to_close(TimePoint deadline) {
   if (group_.rank() == 0) return close_as_first(deadline);
   bool released = false;
   const auto may_leave = [&] {
-    queue_.with_control([&](Control& control) { released = control.released(); });
+    closed_.with_control([&](Control& control) { released = control.released(); });
     return released || group_.channel->failed() ||
            (group_.channel->someone_left() && !group_.fabric->gone(group_.job_rank_of(0)).ok());
   };

@@ -34,6 +34,7 @@ constexpr auto kIdleCallbackInterval =
 
 class GroupCommunicator final : public Communicator,
                                 public Driver,
+                                public Closable,
                                 public std::enable_shared_from_this<GroupCommunicator> {
  public:
   GroupCommunicator(GroupContext group, std::shared_ptr<FabricState> shared,
@@ -53,6 +54,9 @@ class GroupCommunicator final : public Communicator,
   std::span<const int> members() const override { return group_.channel->members(); }
   const std::string& name() const override { return group_.name; }
   transport::Channel& channel() override { return *group_.channel; }
+  bool shares_memory() const override {
+    return share_a_region(*group_.fabric, group_.channel->members());
+  }
   std::uint64_t sequence() const override { return queue_.number(); }
   Status failure() const override { return group_.channel->failure(); }
 
@@ -89,6 +93,11 @@ class GroupCommunicator final : public Communicator,
     return std::min(queue_.next_deadline(), messages_.next_deadline());
   }
   bool drive_until(const std::function<bool()>& done, TimePoint limit) override;
+  bool is_drained() override { return queue_.empty() && messages_.sends_done(); }
+  bool with_control(const std::function<void(Control&)>& work) override {
+    return queue_.with_control(work);
+  }
+  void cancel_receives(const std::string& why) override { messages_.cancel_receives(why); }
   void notify_progress_thread() override {
     if (has_driver()) {
       group_.fabric->wake();
@@ -356,7 +365,7 @@ void GroupCommunicator::abort(const std::string& reason) {
 
 Status GroupCommunicator::close(TimePoint deadline) {
   if (mark_.forked() || closed_.exchange(true)) return {};
-  Status status = Closing(group_, *this, queue_, messages_).run(deadline);
+  Status status = Closing(group_, *this, *this).run(deadline);
   drive_until([this] { return !busy(); }, TimePoint::max());
   fabric_state_->progress.forget(*this);
   region_ = nullptr;

@@ -148,6 +148,11 @@ class Communicator {
   virtual std::span<const int> members() const = 0;
   virtual const std::string& name() const = 0;
   virtual transport::Channel& channel() = 0;
+  /// Whether members read each other's memory.
+  virtual bool shares_memory() const = 0;
+  /// Whether memory of failed calls may still be written to, because what carries them cannot
+  /// cancel them: the caller then keeps it for ever. Once true, it stays true.
+  virtual bool keeps_memory() const { return false; }
 
   /// Blocking: runs on this thread from start to end. Invalid arguments are reported before
   /// anything is sent. If the group has failed, returns its first cause. Also runs messages from or

@@ -93,6 +93,8 @@ void Control::poll() {
 void Control::handle(int member, const Note& note) {
   switch (note.kind) {
     case Kind::waiting:
+      if ((note.call.flags & kRefused) != 0 && refusals_.size() < kKeptNotes)
+        ++refusals_[note.call.sequence];
       if (note.call.sequence <= latest_.sequence) {
         compare(member, note.call);
       } else if (closing_) {
@@ -164,6 +166,13 @@ void Control::fail_skipped(int member, const transport::Fingerprint& last,
 
 void Control::report_waiting(int member, const transport::Fingerprint& call) {
   send(member, {Kind::waiting, call});
+}
+
+bool Control::all_refused(std::uint64_t sequence) {
+  const auto heard = refusals_.find(sequence);
+  if (heard == refusals_.end() || heard->second < group_.size() - 1) return false;
+  refusals_.erase(refusals_.begin(), std::next(heard));
+  return true;
 }
 
 void Control::report_refused() {

@@ -10,6 +10,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -43,6 +44,8 @@ class Control {
 
   /// Tells all others, which may be waiting for it, that `latest()` was refused here.
   void report_refused();
+  /// Whether every other member has reported that it was refused call `sequence` too. Once.
+  bool all_refused(std::uint64_t sequence);
   /// Tells a member that this one waits for it in `call`.
   void report_waiting(int member, const transport::Fingerprint& call);
   /// Tells the first member that this one closes after `latest()`.
@@ -97,6 +100,7 @@ class Control {
   std::array<transport::Fingerprint, 256> recent_{};
   // Members' calls that have not begun here.
   std::vector<std::pair<int, transport::Fingerprint>> waiting_;
+  std::map<std::uint64_t, int> refusals_;  // members that were refused a call, by sequence
   std::vector<std::optional<ClosingReport>> reports_;  // per member; empty until the first note
   std::uint64_t history_ = 0;
   bool closing_ = false;

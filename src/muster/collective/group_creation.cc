@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "muster/collective/group_channel.h"
 #include "muster/collective/op.h"
 #include "muster/collective/region_group.h"
 #include "muster/collective/tuning.h"
@@ -195,9 +196,11 @@ std::shared_ptr<FabricState> fabric_state_of(transport::Fabric& fabric) {
       fabric.companion([] { return std::make_shared<FabricState>(); }));
 }
 
-Result<std::shared_ptr<Communicator>> Communicator::create(
-    std::shared_ptr<transport::Fabric> fabric, std::vector<int> members,
-    CommunicatorOptions options) {
+namespace {
+
+Result<Agreement> agree_on_group(const std::shared_ptr<transport::Fabric>& fabric,
+                                 const std::vector<int>& members,
+                                 const CommunicatorOptions& options) {
   const std::string what = creation_text(options);
   if (Status valid = check_members(*fabric, members); !valid) return valid.with_context(what);
   const TimePoint deadline = deadline_after(fabric->clock(), options.timeout);
@@ -214,16 +217,34 @@ Result<std::shared_ptr<Communicator>> Communicator::create(
                     ? open_single_rank(*fabric, members)
                     : agree(*fabric, members, key, fabric_state_of(*fabric)->next_use(members, key),
                             deadline, describe, release, options.give_up);
-  if (!agreed.ok()) {
-    Status failure = agreed.status();
-    if (failure.code() == Code::timed_out && options.peer_traces)
-      failure = Status(failure.code(),
-                       failure.message() + options.peer_traces->tell(options.name, failure.ranks()),
-                       failure.ranks());
-    return failure.with_context(what + " on rank " + std::to_string(fabric->rank()));
-  }
+  if (agreed.ok()) return agreed;
+  Status failure = agreed.status();
+  if (failure.code() == Code::timed_out && options.peer_traces)
+    failure = Status(failure.code(),
+                     failure.message() + options.peer_traces->tell(options.name, failure.ranks()),
+                     failure.ranks());
+  return failure.with_context(what + " on rank " + std::to_string(fabric->rank()));
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Communicator>> Communicator::create(
+    std::shared_ptr<transport::Fabric> fabric, std::vector<int> members,
+    CommunicatorOptions options) {
+  auto agreed = agree_on_group(fabric, members, options);
+  if (!agreed.ok()) return agreed.status();
   return assemble(std::move(fabric), std::move(agreed).value(), std::move(options.name),
                   std::move(options.peer_traces));
+}
+
+Result<std::shared_ptr<transport::Channel>> create_channel(
+    const std::shared_ptr<transport::Fabric>& fabric, std::vector<int> members,
+    CommunicatorOptions options) {
+  options.use_region = false;
+  options.tuning = std::make_shared<const Tuning>();
+  auto agreed = agree_on_group(fabric, members, options);
+  if (!agreed.ok()) return agreed.status();
+  return std::move(agreed->channel);
 }
 
 GroupProposal Communicator::propose(transport::Fabric& fabric, const std::vector<int>& members,

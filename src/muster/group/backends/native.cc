@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "muster/base/keep_forever.h"
 #include "muster/group/backends/native_work.h"
 #include "muster/group/call.h"
 #include "muster/group/errors.h"
@@ -24,10 +25,8 @@ NativeBackend::NativeBackend(std::string name,
                              std::vector<int> ranks)
     : name_(std::move(name)),
       communicator_(std::move(communicator)),
-      capabilities_{.name = name_,
-                    .scaled_sums = true,
-                    .shares_memory = collective::share_a_region(communicator_->channel().fabric(),
-                                                                communicator_->members())},
+      capabilities_{
+          .name = name_, .scaled_sums = true, .shares_memory = communicator_->shares_memory()},
       ranks_(std::make_shared<const std::vector<int>>(std::move(ranks))) {}
 
 bool NativeBackend::supports(Op, at::ScalarType, c10::DeviceType device, std::string* why) const {
@@ -96,6 +95,11 @@ std::shared_ptr<void> NativeBackend::scope(BackendScope kind) {
 void NativeBackend::fail(Call& call, const Status& status) {
   if (is_refusal(status) && communicator_->failure().ok())
     call.group().refuse(call, DistError(status));
+  if (communicator_->keeps_memory()) {
+    call.hold();
+    call.record.on_failed(status.message());
+    keep_forever(std::make_shared<Call>(std::move(call)));
+  }
   *shown_ = true;
   raise(status.with_context(call.name()));
 }

@@ -1,4 +1,5 @@
-/// muster's own engine as a backend: passes tensors as spans to a `collective::Communicator`.
+/// A `collective::Communicator`, muster's own engine or MPI, as a backend: passes tensors to it as
+/// spans.
 #pragma once
 
 #include <atomic>
@@ -16,8 +17,8 @@ namespace muster::group {
 /// memory, accelerator tensors to pinned host memory.
 class NativeBackend : public SpanBackend {
  public:
-  /// `name` is the requested name: native, gloo or tcp. `ranks` are ranks of the default group,
-  /// indexed by rank of the communicator.
+  /// `name` is the requested name: native, gloo, tcp or mpi. `ranks` are ranks of the default
+  /// group, indexed by rank of the communicator.
   NativeBackend(std::string name, std::shared_ptr<collective::Communicator> communicator,
                 std::vector<int> ranks);
 
