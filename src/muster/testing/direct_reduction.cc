@@ -1,5 +1,6 @@
 #include "muster/testing/direct_reduction.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -107,16 +108,28 @@ void fill_floats(MutableBytes out, std::mt19937_64& random) {
   }
 }
 
+/// `tolerance`: of numbers up to 1, and relative to larger ones.
 template <class T>
-std::ptrdiff_t difference(ConstBytes a, ConstBytes b) {
+std::ptrdiff_t difference(ConstBytes a, ConstBytes b, T tolerance) {
   for (std::size_t i = 0; i < a.size() / sizeof(T); ++i) {
     const T x = element<T>(a, i);
     const T y = element<T>(b, i);
-    if (std::memcmp(&x, &y, sizeof(T)) != 0 && !(std::isnan(x) && std::isnan(y)))
-      return static_cast<std::ptrdiff_t>(i);
+    if (std::memcmp(&x, &y, sizeof(T)) == 0 || (std::isnan(x) && std::isnan(y))) continue;
+    if (std::abs(x - y) <= tolerance * std::max(T(1), std::abs(y))) continue;
+    return static_cast<std::ptrdiff_t>(i);
   }
   return -1;
 }
+
+/// Of a type's sums of a few numbers that are smaller than 10.
+template <class T>
+T order_tolerance(DType dtype) {
+  if (dtype == DType::float16) return T(0.002);
+  if (dtype == DType::bfloat16) return T(0.02);
+  return 100 * std::numeric_limits<T>::epsilon();
+}
+
+std::ptrdiff_t difference_of(ConstBytes a, ConstBytes b, DType dtype, bool any_order);
 
 }  // namespace
 
@@ -168,19 +181,31 @@ void fill_elements(MutableBytes out, DType dtype, std::uint64_t seed) {
 }
 
 std::ptrdiff_t first_difference(ConstBytes a, ConstBytes b, DType dtype) {
+  return difference_of(a, b, dtype, false);
+}
+
+std::ptrdiff_t first_difference_in_any_order(ConstBytes a, ConstBytes b, DType dtype) {
+  return difference_of(a, b, dtype, true);
+}
+
+namespace {
+
+std::ptrdiff_t difference_of(ConstBytes a, ConstBytes b, DType dtype, bool any_order) {
   if (a.size() != b.size()) return 0;
   if (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0) return -1;
+  const float tolerance = any_order ? order_tolerance<float>(dtype) : 0.0F;
   switch (dtype) {
     case DType::float32:
-    case DType::complex64: return difference<float>(a, b);
+    case DType::complex64: return difference<float>(a, b, tolerance);
     case DType::float64:
-    case DType::complex128: return difference<double>(a, b);
+    case DType::complex128:
+      return difference<double>(a, b, any_order ? order_tolerance<double>(dtype) : 0.0);
     case DType::float16:
     case DType::bfloat16: {
       std::vector<float> x(a.size() / 2), y(b.size() / 2);
       collective::widen(x.data(), a.data(), x.size(), dtype);
       collective::widen(y.data(), b.data(), y.size(), dtype);
-      return difference<float>(std::as_bytes(std::span(x)), std::as_bytes(std::span(y)));
+      return difference<float>(std::as_bytes(std::span(x)), std::as_bytes(std::span(y)), tolerance);
     }
     default: break;
   }
@@ -189,4 +214,5 @@ std::ptrdiff_t first_difference(ConstBytes a, ConstBytes b, DType dtype) {
   return static_cast<std::ptrdiff_t>(i / size_of(dtype));
 }
 
+}  // namespace
 }  // namespace muster::testing

@@ -48,5 +48,8 @@ void fill_elements(MutableBytes out, DType dtype, std::uint64_t seed);
 /// Equal bits, but any NaN is as good as another. The index of the first element that differs, or
 /// -1.
 std::ptrdiff_t first_difference(ConstBytes a, ConstBytes b, DType dtype);
+/// The same, but floats may differ as much as those of a few numbers that were added, or
+/// multiplied, in another order.
+std::ptrdiff_t first_difference_in_any_order(ConstBytes a, ConstBytes b, DType dtype);
 
 }  // namespace muster::testing
