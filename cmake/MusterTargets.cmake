@@ -104,13 +104,13 @@ function(muster_join_sources target)
 endfunction()
 
 # muster_layer(NAME [TESTS_COMPUTE] [DEPENDS layer...] [LIBRARIES target...])
-# Builds every *.cc of the folder (recursively) into muster_NAME, and every *_test.cc into muster_NAME_test. TESTS_COMPUTE: the tests spend
+# Builds every *.cc of the folder (recursively, but for plugin/) into muster_NAME, and every *_test.cc into muster_NAME_test. TESTS_COMPUTE: the tests spend
 # their time in loops of their own, and are compiled with optimisation in every build that is to be built soon.
 function(muster_layer name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "TESTS_COMPUTE" "" "DEPENDS;LIBRARIES;TEST_LIBRARIES")
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS *.cc)
   set(tests ${sources})
-  list(FILTER sources EXCLUDE REGEX "_test\\.cc$|_main\\.cc$")
+  list(FILTER sources EXCLUDE REGEX "_test\\.cc$|_main\\.cc$|/plugin/")
   list(FILTER tests INCLUDE REGEX "_test\\.cc$")
   if(sources)
     add_library(muster_${name} STATIC ${sources})

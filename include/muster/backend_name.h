@@ -62,7 +62,8 @@ class Backend {
     return out << backend.name_;
   }
 
-  /// Whether this build has the backend.
+  /// Whether this build has the backend, and this machine the library that it needs: the first
+  /// question about mpi loads MPI's, without initialising it.
   bool is_available() const;
   /// Timeout of groups created without one: 30 minutes, 10 for nccl.
   Duration default_timeout() const;

@@ -58,6 +58,14 @@ constexpr EnvironmentVariable kNetwork[] = {
      "networks that you trust."},
 };
 
+constexpr EnvironmentVariable kBackends[] = {
+    {"MUSTER_MPI_LIBRARY", "",
+     "The file of the MPI library that backend mpi uses. Without it: the one that the process has "
+     "loaded, else that of the launcher, else the first that is installed."},
+    {"MUSTER_PLUGINS", "",
+     "A folder that is searched first for the plugins of backends (libmuster_mpi_*.so)."},
+};
+
 constexpr EnvironmentVariable kMemory[] = {
     {"MUSTER_SHARE_MEMORY", "",
      "1 puts all CPU tensors into memory that the ranks of the host share. 0 keeps even the "
@@ -163,6 +171,7 @@ constexpr EnvironmentSection kSections[] = {
     {"Joining a job", kJob},
     {"Security", kSecurity},
     {"Network", kNetwork},
+    {"Backends", kBackends},
     {"Memory and algorithms", kMemory},
     {"Logs and traces", kDiagnosis},
     {"Launching", kLaunching},

@@ -64,6 +64,11 @@ constexpr Tunable kRows[] = {
      "How long the RPC listener stays off the core after it has seen a caller wait.", kRpc},
 
     // ---- background threads, and callbacks
+    {"mpi_poll", &Tunables::mpi_poll, Unit::time, Scope::local, 50 * kMicro,
+     "How often backend mpi polls MPI once its spinning is over, and for calls that no thread "
+     "waits "
+     "for.",
+     "muster bench mpi"},
     {"progress_tick", &Tunables::progress_tick, Unit::time, Scope::local, 1 * kMilli,
      "How often the progress thread polls asynchronous operations, and how often a backward pass "
      "that callbacks wait for is checked.",

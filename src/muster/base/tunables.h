@@ -48,6 +48,7 @@ struct Tunables {
   std::int64_t peer_pauses, shared_core_pauses;
   Duration peer_yield, round_trip;
   std::int64_t offer_polls;
+  Duration mpi_poll;
   Duration offer_taken, rpc_stand_by;
   // Background threads, and callbacks.
   Duration progress_tick, progress_linger, progress_idle_tick, driver_trust;

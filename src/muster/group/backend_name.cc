@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdlib>
 
+#include "muster/backends/mpi/loader.h"
 #include "muster/group/backend_registry.h"
 #include "muster/group/errors.h"
 
@@ -14,17 +15,20 @@ namespace {
 
 struct Row {
   Backend backend;
-  bool available;
+  bool (*available)();
 };
+bool always() { return true; }
+bool never() { return false; }
+bool with_mpi() { return mpi::load().ok(); }
 
-// The backends this build has.
+// The built-in backends, and whether they can be used here.
 constexpr std::array<Row, 6> kBackends{{
-    {Backend::NATIVE, true},
-    {Backend::GLOO, true},
-    {Backend::TCP, true},
-    {Backend::NCCL, false},
-    {Backend::MPI, false},
-    {Backend::UCC, false},
+    {Backend::NATIVE, &always},
+    {Backend::GLOO, &always},
+    {Backend::TCP, &always},
+    {Backend::NCCL, &never},
+    {Backend::MPI, &with_mpi},
+    {Backend::UCC, &never},
 }};
 
 std::string lower(std::string_view text) {
@@ -72,7 +76,7 @@ Backend::Backend(std::string_view name) {
 
 bool Backend::is_available() const {
   return std::any_of(kBackends.begin(), kBackends.end(),
-                     [&](const Row& row) { return row.backend == *this && row.available; }) ||
+                     [&](const Row& row) { return row.backend == *this && row.available(); }) ||
          group::registered_backend(name_) != nullptr;
 }
 

@@ -7,6 +7,9 @@
 #include <span>
 #include <utility>
 
+#include "muster/backends/mpi/loader.h"
+#include "muster/backends/mpi/rendezvous.h"
+#include "muster/base/env.h"
 #include "muster/group/errors.h"
 #include "muster/group/exchange.h"
 #include "muster/group/group_core.h"
@@ -27,6 +30,9 @@ using group::list;
 void check_available(const BackendConfig& config) {
   for (const auto& [device, backend] : config.entries()) {
     if (backend.is_available()) continue;
+    if (backend == Backend::MPI)
+      throw DistBackendError("backend 'mpi' cannot be used: " + mpi::load().status().message(),
+                             Code::unsupported);
     std::string have;
     for (const auto& name : Backend::known())
       if (Backend(name).is_available()) have += (have.empty() ? "" : ", ") + name;
@@ -50,7 +56,16 @@ void check_options(const InitProcessGroupOptions& options) {
          (options.world_size > 0 ? " = " + std::to_string(options.world_size - 1) : ""));
 }
 
-store::Rendezvous find_job(const InitProcessGroupOptions& options,
+/// Whether MPI says who the ranks are: nobody else does.
+bool is_known_to_mpi(const InitProcessGroupOptions& options, const BackendConfig& config) {
+  const auto& entries = config.entries();
+  return std::ranges::any_of(entries,
+                             [](const auto& entry) { return entry.second == Backend::MPI; }) &&
+         !options.store && !options.init_method && options.rank < 0 && options.world_size < 0 &&
+         !env_text("RANK") && !env_text("MASTER_ADDR");
+}
+
+store::Rendezvous find_job(const InitProcessGroupOptions& options, const BackendConfig& config,
                            const group::SpawnedRank& spawned_rank, TimePoint deadline) {
   store::RendezvousOptions rendezvous;
   rendezvous.init_method = options.init_method.value_or("env://");
@@ -65,8 +80,9 @@ store::Rendezvous find_job(const InitProcessGroupOptions& options,
     rendezvous.rank = spawned_rank.rank;
     rendezvous.world_size = spawned_rank.world_size;
   }
-  auto found =
-      store ? store::rendezvous_over(std::move(store), rendezvous) : store::rendezvous(rendezvous);
+  auto found = store ? store::rendezvous_over(std::move(store), rendezvous)
+               : is_known_to_mpi(options, config) ? mpi::rendezvous_of_world(rendezvous)
+                                                  : store::rendezvous(rendezvous);
   if (!found.ok()) group::raise_from_store(found.status().with_context("init_process_group"));
   return std::move(found).value();
 }
@@ -134,8 +150,8 @@ void init_process_group(const InitProcessGroupOptions& options) {
   const auto deadline = deadline_after(
       steady_clock(), timeout);  // for everything: each stage gets the remaining time
 
-  auto job = group::open_job(find_job(options, scope->spawned_rank(), deadline), config, timeout,
-                             deadline);
+  auto job = group::open_job(find_job(options, config, scope->spawned_rank(), deadline), config,
+                             timeout, deadline);
   auto world = group::make_default_group(job, "default", std::move(config), timeout,
                                          {.pg_options = options.pg_options, .deadline = deadline});
   scope->open(std::move(job), std::move(world));

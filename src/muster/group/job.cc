@@ -11,6 +11,7 @@
 #include <numeric>
 #include <utility>
 
+#include "muster/backends/mpi/communicator.h"
 #include "muster/base/log.h"
 #include "muster/base/version.h"
 #include "muster/collective/communicator.h"
@@ -98,7 +99,7 @@ std::shared_ptr<ProcessGroupBackend> make_backend(const Job& job, const Backend&
                                                   const CreationOptions& creation) {
   if (const auto* registered = registered_backend(backend.name()))
     return make_registered(job, *registered, name, ranks, timeout, creation);
-  if (!is_native(backend))
+  if (!is_native(backend) && !(backend == Backend::MPI))
     throw DistBackendError("backend '" + std::string(backend) + "' is not in this build of muster",
                            Code::unsupported);
   auto options = communicator_options(job, backend, name, timeout);
@@ -106,6 +107,9 @@ std::shared_ptr<ProcessGroupBackend> make_backend(const Job& job, const Backend&
   options.terms += creation.terms;
   options.give_up = creation.give_up;
   auto members = in_fabric(job, ranks);
+  if (backend == Backend::MPI)
+    return std::make_shared<NativeBackend>(
+        backend, take(mpi::create(job.fabric, std::move(members), options)), ranks);
   auto communicator =
       creation.proposal.channel != 0
           ? collective::Communicator::commit(job.fabric, std::move(members), creation.proposal,
@@ -282,7 +286,7 @@ Group split_group(const std::shared_ptr<Job>& job, const ProcessGroup& parent,
   made.config = std::move(config);
   join_job(made, *job, std::move(name), timeout);
   make_backends(made, [&](const Backend& backend) -> std::shared_ptr<ProcessGroupBackend> {
-    const auto* native = native_of(parent, backend);
+    const auto* native = is_native(backend) ? native_of(parent, backend) : nullptr;
     if (native == nullptr)
       return own < 0 ? nullptr
                      : make_backend(*job, backend, made.name, made.ranks, timeout, creation);

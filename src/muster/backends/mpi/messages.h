@@ -1,0 +1,118 @@
+/// Messages between the members of a group, over MPI.
+///
+/// A message begins with a header, so that the receiver can name a message of another size or
+/// dtype. Up to `fixed::kSmallMessage` bytes travel with the header; larger ones follow it, under a
+/// tag of their own, straight into the receiver's memory. The user's tag is MPI's tag, so MPI
+/// matches messages. Tags that MPI cannot carry are for the group's channel (`carries`).
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "muster/backends/mpi/library.h"
+#include "muster/backends/mpi/loader.h"
+#include "muster/collective/completion.h"
+#include "muster/collective/driver.h"
+
+namespace muster::mpi {
+
+class Messages {
+ public:
+  class Message;
+
+  /// `last_tag`: the largest that MPI has.
+  Messages(const collective::GroupContext& group, Library& library, Comm& comm,
+           std::int64_t last_tag);
+  ~Messages();
+  Messages(const Messages&) = delete;
+
+  /// The same on every member: half of MPI's tags are the users', half number large messages.
+  bool carries(std::uint64_t tag) const { return tag < user_tags_; }
+
+  /// Posts a valid message; holds `owner` until it has ended.
+  std::shared_ptr<Message> start(std::shared_ptr<collective::Driver> driver,
+                                 const collective::Args& args, TimePoint deadline,
+                                 std::shared_ptr<void> owner);
+
+  /// Advances all messages. Never blocks.
+  void sweep();
+  bool empty() const { return open_count_.load() == 0; }
+  TimePoint next_deadline();
+  /// Ends messages that are past their deadline. A receive is cancelled. MPI cannot cancel a send,
+  /// nor a receive that has begun: that fails the group.
+  void check_deadlines(TimePoint now);
+  bool sends_done();
+  /// Cancels every receive without a matching message, and all that are posted later.
+  void cancel_receives(const std::string& why);
+  /// Whether MPI may still use memory of a message that has failed.
+  bool has_abandoned() const { return abandoned_.load(); }
+
+ private:
+  struct Header;
+  using Buffer = std::unique_ptr<std::byte[]>;
+
+  Buffer take_buffer();
+  void post_send(Message& message);
+  void post_receive(Message& message);
+  bool step(Message& message);
+  bool read_header(Message& message);
+  void end(Message& message, Status status);
+  void fail_open();
+  Status mpi_error(const Message& message, int code);
+
+  const collective::GroupContext& group_;
+  Library& library_;
+  Comm& comm_;
+  const std::uint64_t user_tags_;
+  std::mutex lock_;
+  std::vector<std::shared_ptr<Message>> open_;
+  std::atomic<std::size_t> open_count_{0};
+  std::vector<std::shared_ptr<Message>> ended_;  // whose notices are due
+  std::vector<Buffer> buffers_;
+  std::uint64_t large_sent_ = 0;
+  std::string cancelled_;  // why receives are cancelled; empty: they are not
+  std::atomic<bool> abandoned_{false};
+};
+
+class Messages::Message final : public collective::Completion {
+ public:
+  explicit Message(std::shared_ptr<collective::Driver> driver) : driver_(std::move(driver)) {}
+
+  bool done() const override;
+  Status wait(TimePoint deadline) override;
+  int source() const override {
+    return published() && receives_ && status().ok() ? arrival_.source : -1;
+  }
+  std::size_t bytes() const override { return published() && status().ok() ? bytes_ : 0; }
+
+ private:
+  friend class Messages;
+  std::shared_ptr<collective::Driver> driver() const;
+  std::string text(const collective::GroupContext& group) const;
+
+  std::shared_ptr<collective::Driver> driver_;  // until it has ended
+  bool receives_ = false;
+  int member_ = -1;
+  std::uint64_t tag_ = 0;
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+  DType dtype_ = DType::uint8;
+  std::shared_ptr<void> owner_;
+  TimePoint created_at_, deadline_;
+  Buffer buffer_;  // header and small payload
+  Request header_, payload_;
+  Arrival arrival_;
+  bool has_header_ = false;
+  bool payload_begun_ = false;  // of a receive
+  Buffer drained_;              // a payload that does not fit
+  Status wrong_;                // why the message ends badly once it has been drained
+  Status cancel_reason_;        // a cancelled receive; it still has to end
+  Status outcome_;
+};
+
+}  // namespace muster::mpi
