@@ -135,6 +135,15 @@ class TensorSubject final : public muster::cli::bench::Subject {
   std::function<void()> call_;
 };
 
+void serve_orders(const Options& options) {
+  {
+    TensorSubject subject;
+    if (const Status served = muster::cli::bench::serve(subject, options.folder); !served)
+      throw std::runtime_error(served.message());
+  }
+  muster::destroy_process_group();
+}
+
 void serve_rank(int rank, const Options& options) {
   at::set_num_threads(1);
   muster::init_process_group({.backend = options.transport == "tcp" ? "tcp" : "native",
@@ -142,12 +151,14 @@ void serve_rank(int rank, const Options& options) {
                               .timeout = std::chrono::minutes(2),
                               .world_size = options.ranks,
                               .rank = rank});
-  {
-    TensorSubject subject;
-    if (const Status served = muster::cli::bench::serve(subject, options.folder); !served)
-      throw std::runtime_error(served.message());
-  }
-  muster::destroy_process_group();
+  serve_orders(options);
+}
+
+/// mpirun starts every rank.
+void serve_rank_of_mpi(const Options& options) {
+  at::set_num_threads(1);
+  muster::init_process_group({.backend = "mpi", .timeout = std::chrono::minutes(2)});
+  serve_orders(options);
 }
 
 }  // namespace
@@ -163,6 +174,10 @@ int main(int count, char** words) {
     if (word == "--transport") options.transport = words[++i];
   }
   try {
+    if (options.transport == "mpi") {
+      serve_rank_of_mpi(options);
+      return 0;
+    }
     muster::spawn(
         serve_rank, std::tuple(options),
         {.nprocs = options.ranks,

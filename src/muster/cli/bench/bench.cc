@@ -416,6 +416,12 @@ int run_bench(const std::vector<std::string>& arguments) {
   Options options;
   options.p2p = first == "p2p";
   if (options.p2p) options.ops = {"ping_pong"};
+  const bool on_mpi = first == "mpi";
+  if (on_mpi) {
+    options.field.transport = "mpi";
+    options.rivals = {"openmpi"};
+    options.ops = {"all_reduce", "broadcast", "all_gather", "ping_pong", "barrier"};
+  }
   CLI::App app(
       "Times muster's collectives between processes of this machine, alone or against other "
       "libraries in the same run.\n"
@@ -429,14 +435,20 @@ int run_bench(const std::vector<std::string>& arguments) {
       "than the best rival.\n"
       "Which algorithm runs at which size: --tune, --check-selection, --simulate.\n"
       "Instead of collectives: muster bench p2p (a message there and back, with the options "
-      "below), ddp (training steps), rpc (remote "
+      "below), mpi (backend mpi beside a plain program on the MPI that --vs names), ddp (training "
+      "steps), rpc (remote "
       "calls), python (calls from Python), store, group, launch, idle, floors (what the machine "
       "itself takes); these with --help.",
       "muster bench");
   add_options(app, options);
   add_selection_options(app, options);
-  if (const auto stop = parse(app, {arguments.begin() + (options.p2p ? 1 : 0), arguments.end()}))
-    return *stop;
+  const int named = options.p2p || on_mpi ? 1 : 0;
+  if (const auto stop = parse(app, {arguments.begin() + named, arguments.end()})) return *stop;
+  if (on_mpi) {
+    const auto mpi = std::ranges::find_if(options.rivals,
+                                          [](const std::string& rival) { return rival != "gloo"; });
+    options.field.mpi = mpi == options.rivals.end() ? "" : *mpi;
+  }
   if (const std::string why = contradiction(app, options); !why.empty()) {
     std::fprintf(stderr, "muster bench: %s\n", why.c_str());
     return kUsageError;

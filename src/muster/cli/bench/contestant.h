@@ -13,7 +13,8 @@ namespace muster::cli::bench {
 
 struct Field {
   int ranks = 2;
-  std::string transport = "shm";  ///< or "tcp"
+  std::string transport = "shm";  ///< or "tcp", or "mpi": muster over backend mpi
+  std::string mpi = {};           ///< with "mpi": the rival whose MPI carries muster's calls
   bool threads = false;           ///< our ranks as threads of one process
   bool tensors = true;  ///< our ranks call muster::all_reduce(tensor) and its like, where this
                         ///< build has them; else the engine

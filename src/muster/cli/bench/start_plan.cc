@@ -33,11 +33,8 @@ Status missing(const std::string& what, const std::string& remedy) {
 
 // Each library as its own documents advise: bound to cores where every rank has one, giving its
 // core away while it waits where not.
-Result<StartPlan> plan_openmpi(const Field& field, const std::string& folder) {
-  if (!launch::find_program("mpicc.openmpi"))
-    return missing("Open MPI", "apt-get install openmpi-bin libopenmpi-dev");
-  auto program = build_mpi_worker({"mpicc.openmpi"}, folder);
-  if (!program) return program.status();
+/// What starts a program on the ranks of an MPI; the program and its words are to be appended.
+StartPlan launch_openmpi(const Field& field) {
   StartPlan plan{
       "openmpi", {"mpirun.openmpi", "--allow-run-as-root", "-n", std::to_string(field.ranks)}, {}};
   const bool oversubscribed = field.ranks > usable_cores();
@@ -48,8 +45,43 @@ Result<StartPlan> plan_openmpi(const Field& field, const std::string& folder) {
                       oversubscribed ? yielding.end() : bound.end());
   if (field.transport == "tcp")
     plan.command.insert(plan.command.end(), {"--mca", "pml", "ob1", "--mca", "btl", "tcp,self"});
-  plan.command.insert(plan.command.end(), {*program, folder});
   return plan;
+}
+
+StartPlan launch_mpich(const Field& field) {
+  StartPlan plan{"mpich", {"mpirun.mpich", "-n", std::to_string(field.ranks)}, {}};
+  if (field.ranks <= usable_cores()) plan.command.insert(plan.command.end(), {"-bind-to", "core"});
+  if (field.transport == "tcp")
+    plan.environment = {
+        {"MPIR_CVAR_NOLOCAL", "1"}, {"MPIR_CVAR_CH4_NETMOD", "ofi"}, {"FI_PROVIDER", "tcp"}};
+  return plan;
+}
+
+StartPlan launch_impi(const Field& field) {
+  const std::string root = env_text("I_MPI_ROOT").value_or("");
+  StartPlan plan{"impi", {root + "/bin/mpiexec.hydra", "-n", std::to_string(field.ranks)}, {}};
+  plan.environment = {{"I_MPI_ROOT", root}, {"I_MPI_HYDRA_IFACE", "lo"}};
+  if (field.ranks > usable_cores()) {
+    plan.environment.insert(plan.environment.end(),
+                            {{"I_MPI_PIN", "0"}, {"I_MPI_THREAD_YIELD", "2"}});
+  }
+  plan.environment.emplace_back("I_MPI_FABRICS", field.transport == "tcp" ? "ofi" : "shm");
+  if (field.transport == "tcp") plan.environment.emplace_back("FI_PROVIDER", "tcp");
+  return plan;
+}
+
+/// The same program on every rank.
+StartPlan on_ranks(StartPlan plan, std::initializer_list<std::string> words) {
+  plan.command.insert(plan.command.end(), words);
+  return plan;
+}
+
+Result<StartPlan> plan_openmpi(const Field& field, const std::string& folder) {
+  if (!launch::find_program("mpicc.openmpi"))
+    return missing("Open MPI", "apt-get install openmpi-bin libopenmpi-dev");
+  auto program = build_mpi_worker({"mpicc.openmpi"}, folder);
+  if (!program) return program.status();
+  return on_ranks(launch_openmpi(field), {*program, folder});
 }
 
 Result<StartPlan> plan_mpich(const Field& field, const std::string& folder) {
@@ -57,13 +89,7 @@ Result<StartPlan> plan_mpich(const Field& field, const std::string& folder) {
     return missing("MPICH", "apt-get install mpich libmpich-dev");
   auto program = build_mpi_worker({"mpicc.mpich"}, folder);
   if (!program) return program.status();
-  StartPlan plan{"mpich", {"mpirun.mpich", "-n", std::to_string(field.ranks)}, {}};
-  if (field.ranks <= usable_cores()) plan.command.insert(plan.command.end(), {"-bind-to", "core"});
-  if (field.transport == "tcp")
-    plan.environment = {
-        {"MPIR_CVAR_NOLOCAL", "1"}, {"MPIR_CVAR_CH4_NETMOD", "ofi"}, {"FI_PROVIDER", "tcp"}};
-  plan.command.insert(plan.command.end(), {*program, folder});
-  return plan;
+  return on_ranks(launch_mpich(field), {*program, folder});
 }
 
 Result<StartPlan> plan_impi(const Field& field, const std::string& folder) {
@@ -76,18 +102,7 @@ Result<StartPlan> plan_impi(const Field& field, const std::string& folder) {
   auto program = build_mpi_worker({"cc", "-I" + *root + "/include"}, folder,
                                   {"-L" + *root + "/lib", "-lmpi", "-Wl,-rpath," + *root + "/lib"});
   if (!program) return program.status();
-  StartPlan plan{
-      "impi",
-      {*root + "/bin/mpiexec.hydra", "-n", std::to_string(field.ranks), *program, folder},
-      {}};
-  plan.environment = {{"I_MPI_ROOT", *root}, {"I_MPI_HYDRA_IFACE", "lo"}};
-  if (field.ranks > usable_cores()) {
-    plan.environment.insert(plan.environment.end(),
-                            {{"I_MPI_PIN", "0"}, {"I_MPI_THREAD_YIELD", "2"}});
-  }
-  plan.environment.emplace_back("I_MPI_FABRICS", field.transport == "tcp" ? "ofi" : "shm");
-  if (field.transport == "tcp") plan.environment.emplace_back("FI_PROVIDER", "tcp");
-  return plan;
+  return on_ranks(launch_impi(field), {*program, folder});
 }
 
 Result<StartPlan> plan_gloo(const Field& field, const std::string& folder) {
@@ -110,6 +125,24 @@ bool times_tensors(const Field& field, const std::string& worker) {
                  "built with the half of muster that needs torch\n",
                  worker.c_str());
   return false;
+}
+
+/// muster's calls on tensors over backend mpi, started as the rival on the same MPI.
+Result<StartPlan> plan_muster_on_mpi(const Field& field, const std::string& folder) {
+  const std::string worker = program_beside("muster_bench_worker");
+  std::error_code error;
+  if (!fs::exists(worker, error))
+    return Status(Code::unsupported, worker +
+                                         " is not there; it is built with the half of muster "
+                                         "that needs torch");
+  if (field.mpi.empty())
+    return Status(Code::invalid_argument,
+                  "name the MPI that carries muster's calls: --vs openmpi, mpich or impi");
+  StartPlan plan = field.mpi == "openmpi" ? launch_openmpi(field)
+                   : field.mpi == "mpich" ? launch_mpich(field)
+                                          : launch_impi(field);
+  plan.library = "muster";
+  return on_ranks(std::move(plan), {worker, "--folder", folder, "--transport", "mpi"});
 }
 
 StartPlan plan_muster(const Field& field, const std::string& folder) {
@@ -148,6 +181,7 @@ Result<StartPlan> plan_start(const std::string& library, const Field& field,
   if (library == "mpich") return plan_mpich(field, folder);
   if (library == "impi") return plan_impi(field, folder);
   if (library == "gloo") return plan_gloo(field, folder);
+  if (field.transport == "mpi") return plan_muster_on_mpi(field, folder);
   return plan_muster(field, folder);
 }
 
