@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -21,13 +22,15 @@
 #include <utility>
 #include <vector>
 
+#include "muster/device_mesh.h"
 #include "muster/module_wrapper.h"
 #include "muster/process_group.h"
 
 namespace muster {
 
-/// Decides whether an element of a torch::nn::Sequential becomes a unit. `parameters` is the number
-/// of its parameter elements that are in no unit yet.
+/// Decides whether a module becomes a unit: an element of a torch::nn::Sequential, or a module that
+/// is called through a `Shardable`. `parameters` is the number of its parameter elements that are
+/// in no unit yet.
 using AutoWrapPolicy =
     std::function<bool(const torch::nn::Module& module, std::int64_t parameters)>;
 
@@ -43,23 +46,65 @@ AutoWrapPolicy module_wrap_policy() {
   };
 }
 
+/// When backward begins to gather the next unit. Source: torch.distributed.fsdp.BackwardPrefetch.
+enum class BackwardPrefetch {
+  BACKWARD_PRE,   ///< before the current unit's computation: overlaps most, holds two units whole
+  BACKWARD_POST,  ///< after it, before its gradients are reduced
+};
+
+namespace parallel {
+class ShardedTimeline;
+}
+
+/// Source: torch.distributed.fsdp.ShardingStrategy.
 enum class ShardingStrategy {
   /// Free whole parameters between forward and backward.
-  /// Keep them until backward: saves one all_gather and takes the memory of all parameters.
   FULL_SHARD,
+  /// Keep them until backward: saves one all_gather and takes the memory of all parameters.
   SHARD_GRAD_OP,
+  /// Every rank stores everything; gradients are averaged at the end of each unit's backward.
+  NO_SHARD,
+  /// FULL_SHARD among the ranks of `process_group`, and the same shards in `replicate_group`.
+  HYBRID_SHARD,
+  /// SHARD_GRAD_OP likewise (torch: _HYBRID_SHARD_ZERO2).
+  HYBRID_SHARD_ZERO2,
 };
 
 struct FullyShardedDataParallelOptions {
   Group process_group = nullptr;  ///< the ranks that shard the model; null: the default group
-  /// Selects the elements of Sequentials inside the module that become units; their forward takes
-  /// and returns one tensor. Default: none.
+  /// Selects the modules inside the module that become units. Elements of Sequentials take and
+  /// return one tensor then. Default: none.
   AutoWrapPolicy auto_wrap_policy = {};
   ShardingStrategy sharding_strategy = ShardingStrategy::FULL_SHARD;
   /// keep_low_precision_grads is not supported: gradients have the shards' dtype.
   std::optional<MixedPrecision> mixed_precision = {};
   /// True: broadcast rank 0's values first. False: each rank keeps the shard of its own values.
   bool sync_module_states = true;
+  /// The ranks that hold the same shard as this one; for the hybrid strategies.
+  Group replicate_group = nullptr;
+  /// In place of the two groups: one dimension, or for the hybrid strategies two, of which the
+  /// first replicates and the second shards.
+  std::optional<DeviceMesh> device_mesh = {};
+  /// With the strategies that free: whole parameters are kept between forward and backward divided
+  /// among this many consecutive ranks, which gather them for backward; it divides the size of the
+  /// group that shards. 1: as SHARD_GRAD_OP; all: as FULL_SHARD.
+  std::optional<int> reshard_after_forward = {};
+  std::optional<BackwardPrefetch> backward_prefetch = BackwardPrefetch::BACKWARD_PRE;
+  /// In forward, begin to gather the unit that followed in the last pass. All passes must call the
+  /// units in one order.
+  bool forward_prefetch = false;
+  /// Shards, gradients and so the optimizer's state stay on the CPU; whole parameters are on the
+  /// module's device, or on `device`.
+  bool cpu_offload = false;
+  std::optional<at::Device> device = {};  ///< default: the parameters' own; not for buffers
+  /// Neither sharded nor averaged nor in state dicts' conversions: whole on every rank.
+  std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules = {};
+  std::vector<at::Tensor> ignored_states = {};  ///< parameters and buffers
+  /// Gives values to a module whose own parameters or buffers are on the meta device, without those
+  /// of its submodules. They get memory (on `device`, default: CPU) before it is called, one unit
+  /// after the other, so that no rank ever holds the whole model.
+  std::function<void(torch::nn::Module&)> param_init_fn = {};
+  std::shared_ptr<parallel::ShardedTimeline> timeline = {};  ///< records what units do
 };
 
 /// Named tensors in registration order.
@@ -68,6 +113,14 @@ using StateDict = std::vector<std::pair<std::string, at::Tensor>>;
 namespace parallel {
 
 class ShardedUnit;
+
+/// Bytes on this rank.
+struct ShardedMemory {
+  std::int64_t parameters = 0, gradients = 0;
+  /// Whole parameters: now, and the most since reset_peak_memory(), in all models of the group.
+  std::int64_t gathered = 0, gathered_peak = 0;
+  std::int64_t staging_peak = 0;  ///< whole gradients and buffers while they are reduced, likewise
+};
 
 /// The part of FullyShardedDataParallel that does not depend on the module's type.
 class ShardedCore {
@@ -93,10 +146,26 @@ class ShardedCore {
   const Group& group() const;
   std::size_t units() const;
   std::int64_t unsharded_bytes() const;
+  ShardedMemory memory() const;
+  void reset_peak_memory();
+  void unshard(bool async_op);
+  void reshard();
+  ShardedUnit& unit();
+  std::vector<ShardedUnit*> all_units() const;
 
  private:
   struct State;
   std::unique_ptr<State> state_;
+};
+
+/// What marks a module as called through a Shardable, and its unit, if it is one.
+struct ShardableModule {
+  virtual ~ShardableModule() = default;
+  std::shared_ptr<ShardedCore> core;
+};
+template <class Impl>
+struct ShardableImpl final : Impl, ShardableModule {
+  using Impl::Impl;
 };
 
 template <class T>
@@ -132,6 +201,38 @@ auto through_unit(ShardedCore& core, const Forward& forward, Arguments&&... argu
 }
 
 }  // namespace parallel
+
+/// A module holder like those of TORCH_MODULE, whose module an auto_wrap_policy may select at any
+/// place in a model, whatever its forward takes and returns. Call it, `block(x, mask)`; calling
+/// `block->forward()` does not gather. A clone() of the module cannot be selected.
+///
+///   struct NetImpl : torch::nn::Module {
+///     NetImpl() { register_module("block", block); }
+///     at::Tensor forward(at::Tensor x) { return block(x, 3); }
+///     muster::Shardable<BlockImpl> block{8};
+///   };
+template <class Impl>
+class Shardable : public torch::nn::ModuleHolder<Impl> {
+ public:
+  template <class... Arguments>
+  requires std::is_constructible_v<Impl, Arguments...>
+  explicit Shardable(Arguments&&... arguments)
+      : torch::nn::ModuleHolder<Impl>(
+            std::shared_ptr<Impl>(std::make_shared<parallel::ShardableImpl<Impl>>(
+                std::forward<Arguments>(arguments)...))) {}
+  Shardable(std::nullptr_t) : torch::nn::ModuleHolder<Impl>(nullptr) {}
+  Shardable(std::shared_ptr<Impl> module) : torch::nn::ModuleHolder<Impl>(std::move(module)) {}
+
+  template <class... Arguments>
+  auto operator()(Arguments&&... arguments) {
+    const auto inner = [this](auto&&... each) {
+      return this->get()->forward(std::forward<decltype(each)>(each)...);
+    };
+    auto* const marked = dynamic_cast<parallel::ShardableModule*>(this->get());
+    if (marked == nullptr || !marked->core) return inner(std::forward<Arguments>(arguments)...);
+    return parallel::through_unit(*marked->core, inner, std::forward<Arguments>(arguments)...);
+  }
+};
 
 /// `Module` is a module holder (`Linear`, `Sequential`, any TORCH_MODULE type) or a shared_ptr to a
 /// module. The module's parameters remain the same tensors under the same names. Between passes
@@ -188,6 +289,29 @@ class FullyShardedDataParallel {
   std::size_t units() const { return core_->units(); }
   /// Bytes of whole parameters on this rank now, in this unit and those inside it.
   std::int64_t unsharded_bytes() const { return core_->unsharded_bytes(); }
+  using Memory = parallel::ShardedMemory;
+  Memory memory() const { return core_->memory(); }
+  void reset_peak_memory() { core_->reset_peak_memory(); }
+
+  /// Collective. Whole parameters of this unit, without those inside it, until reshard() or the end
+  /// of the next forward pass. With `async_op`, they are there when `wait()` of the result or the
+  /// next forward begins to compute; it may be dropped.
+  struct UnshardHandle {
+    std::shared_ptr<parallel::ShardedCore> core;
+    void wait() {
+      if (core) core->unshard(false);
+      core = nullptr;
+    }
+  };
+  UnshardHandle unshard(bool async_op = false) {
+    core_->unshard(async_op);
+    return {async_op ? core_ : nullptr};
+  }
+  void reshard() { core_->reshard(); }
+  /// The unit itself, for its settings.
+  parallel::ShardedUnit& unit() { return core_->unit(); }
+  /// This one and those inside it, outer ones first.
+  std::vector<parallel::ShardedUnit*> unit_list() const { return core_->all_units(); }
 
   /// While the returned object lives, backward accumulates unsharded gradients on this rank. The
   /// first backward pass after it averages the sums. This takes the memory of all gradients;

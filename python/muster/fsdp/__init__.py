@@ -4,6 +4,7 @@ ranks."""
 from . import wrap
 from .fully_shard import (
     FSDPModule,
+    GradientReductionHandle,
     UnshardHandle,
     fully_shard,
     register_fsdp_forward_method,
@@ -11,10 +12,20 @@ from .fully_shard import (
 )
 from .fully_sharded_data_parallel import FullyShardedDataParallel
 from .gradients import clip_grad_norm_
-from .model_state import StateDictOptions, get_model_state_dict, set_model_state_dict
+from .model_state import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
 from .options import (
     BackwardPrefetch,
     CPUOffload,
+    CPUOffloadPolicy,
+    DataParallelMeshDims,
     FullOptimStateDictConfig,
     FullStateDictConfig,
     LocalOptimStateDictConfig,
@@ -45,6 +56,8 @@ __all__ = [
     "MixedPrecisionPolicy",
     "BackwardPrefetch",
     "CPUOffload",
+    "CPUOffloadPolicy",
+    "DataParallelMeshDims",
     "OffloadPolicy",
     "StateDictType",
     "StateDictOptions",
@@ -61,9 +74,14 @@ __all__ = [
     "clip_grad_norm_",
     "get_model_state_dict",
     "set_model_state_dict",
+    "get_optimizer_state_dict",
+    "set_optimizer_state_dict",
+    "get_state_dict",
+    "set_state_dict",
     "register_fsdp_forward_method",
     "share_comm_ctx",
     "UnshardHandle",
+    "GradientReductionHandle",
     "ShardedGradScaler",
     "wrap",
 ]

@@ -5,16 +5,35 @@ import functools
 import torch
 from torch.utils import _pytree
 
+import muster as dist
+
 from . import units
 from .gradients import clip_grad_norm_
-from .options import MixedPrecisionPolicy
+from .options import MixedPrecisionPolicy, native
 
 
 class UnshardHandle:
     """What `unshard(async_op=True)` gives."""
 
     def wait(self):
-        """Returns at once: the parameters are there."""
+        """Returns once the whole parameters stand in their places."""
+
+
+class _UnshardHandle(UnshardHandle):
+    def __init__(self, unit):
+        self._unit = unit
+
+    def wait(self):
+        if self._unit is not None:
+            self._unit.unshard()
+        self._unit = None
+
+
+class GradientReductionHandle:
+    """What `finalize_backward(async_op=True)` gives."""
+
+    def wait(self):
+        """Returns at once: the gradients are averages already."""
 
 
 class FSDPModule:
@@ -23,6 +42,9 @@ class FSDPModule:
     def __call__(self, *args, **kwargs):
         """The module's own, with its hooks, on its whole parameters. Backward on the tensors among its results (also in lists, tuples, dicts and
         dataclasses) gives each rank its shards of the averaged gradients."""
+        event = vars(self).pop("_fsdp_post_optim_event", None)
+        if event is not None:
+            event.wait()
         outputs = units.run(self._fsdp_unit, super().__call__, args, kwargs)
         dtype = self._fsdp_output_dtype
         if dtype is None:
@@ -38,20 +60,170 @@ class FSDPModule:
         vars(other).update(vars(self))
         return other
 
+    def _fsdp_modules(self, recurse=True):
+        return [
+            each
+            for each in (self.modules() if recurse else [self])
+            if units.unit_of(each) is not None
+        ]
+
+    def _fsdp_units(self, recurse=True):
+        return [units.unit_of(each) for each in self._fsdp_modules(recurse)]
+
+    def to_empty(self, *, device, recurse=True):
+        """Returns the module: parameters and buffers got memory and values when it was sharded. On another device: ValueError
+        (DistArgumentError)."""
+        for each in (*self.parameters(recurse), *self.buffers(recurse)):
+            if each.device.type != torch.device(device).type:
+                units.refuse(
+                    f"to_empty: the module was sharded on {each.device}; shard it with a mesh of {device}"
+                )
+        return self
+
     def unshard(self, async_op=False):
         """Collective: the whole parameters stand in their places until `reshard()`, or the end of the next forward or backward. With async_op
-        an UnshardHandle, though they are there when it returns."""
+        they are on their way: an UnshardHandle, whose `wait()` puts them in their places, as the next forward does by itself."""
+        if async_op:
+            self._fsdp_unit.start_unshard()
+            return _UnshardHandle(self._fsdp_unit)
         self._fsdp_unit.unshard()
-        return UnshardHandle() if async_op else None
+        return None
 
     def reshard(self):
         """Gives the whole parameters back."""
         self._fsdp_unit.reshard()
 
+    def reset_iter_state(self):
+        """After an exception in forward or backward: gives whole parameters back and drops the gradients that wait to be averaged. Raises
+        DistError where the exception has ended the model's group: make a new model of the same module then."""
+        for unit in self._fsdp_units():
+            unit.reset()
+
+    # ---- gradients ----
+
     def set_requires_gradient_sync(self, requires_gradient_sync, *, recurse=True):
         """False: backward adds whole gradients up on this rank; the first pass after True averages the sums."""
-        for unit in units.units_in(self) if recurse else [self._fsdp_unit]:
-            unit.require_sync = requires_gradient_sync
+        for each in self._fsdp_modules(recurse):
+            each._fsdp_wants_sync = requires_gradient_sync
+            unit = each._fsdp_unit
+            unit.require_sync = requires_gradient_sync and not each._fsdp_manual
+            unit.set_reduce_over_replicas(requires_gradient_sync)
+
+    def set_requires_all_reduce(self, requires_all_reduce, *, recurse=True):
+        """With hybrid sharding. False: gradients are reduced among the ranks that share the parameters, and this rank keeps the sums; the first
+        pass after True takes them along to the replicas."""
+        for unit in self._fsdp_units(recurse):
+            unit.set_reduce_over_replicas(requires_all_reduce)
+
+    def set_manual_backward_finalization(self, enabled):
+        """True: backward leaves whole gradients on this rank, and `finalize_backward` averages them."""
+        for each in self._fsdp_modules():
+            each._fsdp_manual = enabled
+            each._fsdp_unit.require_sync = each._fsdp_wants_sync and not enabled
+
+    def finalize_backward(self, *, async_op=False):
+        """Collective, after `set_manual_backward_finalization(True)` and any number of backward passes: averages their gradients before it
+        returns; with async_op it gives a GradientReductionHandle all the same."""
+        for each in self._fsdp_modules():
+            if each._fsdp_wants_sync:
+                each._fsdp_unit.reduce_now()
+        return GradientReductionHandle() if async_op else None
+
+    def set_gradient_divide_factor(self, factor):
+        """What sums of gradients are divided by, in place of the number of ranks."""
+        self._fsdp_unit.set_divisor(float(factor))
+
+    def set_reduce_scatter_divide_factor(self, factor):
+        """`set_gradient_divide_factor`, by its former name."""
+        self.set_gradient_divide_factor(factor)
+
+    def set_all_reduce_hook(self, hook, *, stream=None):
+        """`hook(gradients)` is called with this rank's reduced shard, one dimension, and may change it in place; on `stream`, if one is given."""
+
+        def on_stream(gradients):
+            with torch.get_device_module(gradients.device).stream(stream):
+                hook(gradients)
+
+        self._fsdp_unit.set_after_reduction(hook if stream is None else on_stream)
+
+    def set_custom_all_gather(self, comm):
+        """`comm(output_tensor, input_tensor, group, async_op)` gathers in place of all_gather_into_tensor; a Work that it returns is waited for.
+        Memory is the unit's own: `comm.allocate` is not called."""
+        self._fsdp_unit.set_all_gather(
+            lambda output, given, group: _wait(comm(output, given, group, False))
+        )
+
+    def set_custom_reduce_scatter(self, comm):
+        """`comm(output_tensor, input_tensor, group, op, async_op)` likewise, in place of reduce_scatter_tensor."""
+        self._fsdp_unit.set_reduce_scatter(
+            lambda output, given, group: _wait(comm(output, given, group, dist.ReduceOp.SUM, False))
+        )
+
+    # ---- when parameters are whole ----
+
+    def set_reshard_after_forward(self, reshard_after_forward, recurse=True):
+        """Whether whole parameters are given back between forward and backward."""
+        if not isinstance(reshard_after_forward, bool):
+            units.refuse(
+                f"set_reshard_after_forward takes a bool, and {reshard_after_forward!r} was given"
+            )
+        for unit in self._fsdp_units(recurse):
+            unit.set_after_forward(reshard_after_forward)
+
+    def set_reshard_after_backward(self, reshard_after_backward, *, recurse=True):
+        """False: whole values stay in memory after backward, and the next forward takes them unless the shards have changed since."""
+        for unit in self._fsdp_units(recurse):
+            unit.set_keep_after_backward(not reshard_after_backward)
+
+    def set_unshard_in_backward(self, unshard_in_backward):
+        """False: backward does not need the values of these parameters (an embedding's), and nothing is gathered for it."""
+        self._fsdp_unit.set_unshard_in_backward(unshard_in_backward)
+
+    def set_keep_unsharded_storage(self, keep, *, recurse=True):
+        """True: the memory of whole parameters stays allocated, at one address, while they are not whole."""
+        for unit in self._fsdp_units(recurse):
+            unit.set_keep_storage(keep)
+
+    def set_modules_to_forward_prefetch(self, modules):
+        """The FSDPModules whose parameters begin to be gathered once this one's are whole in forward. Both go on at the same time."""
+        self._fsdp_unit.set_forward_prefetch(_units_of(modules))
+
+    def set_modules_to_backward_prefetch(self, modules):
+        """The same for backward, in place of the one that came before in forward. An empty list: none."""
+        self._fsdp_unit.set_backward_prefetch(_units_of(modules))
+
+    def set_post_optim_event(self, event):
+        """The next forward of this module lets its stream wait for `event`, once."""
+        self._fsdp_post_optim_event = event
+
+    # ---- what the engine does anyway ----
+
+    def set_is_last_backward(self, is_last_backward):
+        """Changes nothing: every backward pass ends by itself."""
+
+    def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params, *, recurse=True):
+        """Changes nothing: a gradient that only some ranks have counts as zero on the others."""
+
+    def set_force_sum_reduction_for_comms(self, enable):
+        """Changes nothing: gradients are divided before they are summed."""
+
+    def set_reduce_scatter_max_input_buffers(self, max_input_buffers, *, recurse=True):
+        """Changes nothing: there is one buffer, and it is free again before the next reduction. At least 1."""
+        if isinstance(max_input_buffers, bool) or not isinstance(max_input_buffers, int):
+            raise TypeError(f"max_input_buffers is an int, and {max_input_buffers!r} was given")
+        if max_input_buffers < 1:
+            units.refuse(f"max_input_buffers is at least 1, and {max_input_buffers} was given")
+
+    def set_separate_reduce_scatter_group(self, enable=True, *, recurse=True):
+        """Changes nothing: a reduction ends before backward goes on."""
+
+    def set_allocate_memory_from_process_group_for_comm(self, enable):
+        """Changes nothing: buffers are in memory that ranks of a host share."""
+
+    def set_symm_mem_for_comm(self, backend="NCCL"):
+        """Changes nothing, for the same reason."""
+
+    # ---- steps ----
 
     def zero_grad(self, set_to_none=True):
         """The module's own; gradients that wait on this rank to be averaged are dropped too."""
@@ -63,14 +235,17 @@ class FSDPModule:
         """Collective: `muster.fsdp.clip_grad_norm_` of this module."""
         return clip_grad_norm_(self, max_norm, norm_type)
 
-    def set_modules_to_forward_prefetch(self, modules):
-        """Taken for torch's sake: a unit is gathered when it is needed."""
 
-    def set_modules_to_backward_prefetch(self, modules):
-        """Taken for torch's sake: a unit is gathered when it is needed."""
+def _wait(work):
+    if work is not None:
+        work.wait()
 
-    def set_is_last_backward(self, is_last_backward):
-        """Taken for torch's sake: every backward pass ends by itself."""
+
+def _units_of(modules):
+    for each in modules:
+        if not isinstance(each, FSDPModule):
+            units.refuse(f"fully_shard was not applied to this {type(each).__name__}")
+    return [each._fsdp_unit for each in modules]
 
 
 def share_comm_ctx(modules):
@@ -91,33 +266,73 @@ def register_fsdp_forward_method(module, method_name):
     setattr(module, method_name, gathering)
 
 
+def _groups(process_group, mesh, dims):
+    """(The group that shares, the group that replicates, whether parameters are shared at all)."""
+    if dims is None:
+        return *units.groups_from(process_group, mesh, mesh is not None and mesh.ndim == 2), True
+    if mesh is None:
+        units.refuse("dp_mesh_dims names dimensions of a mesh: give it too")
+
+    def group(names):
+        part = mesh[names if len(names) > 1 else names[0]]
+        return (part._flatten() if len(names) > 1 else part).get_group()
+
+    shard, replicate = dims.shard_names, dims.replicate_names
+    if not shard:
+        return group(replicate), None, False
+    return group(shard), group(replicate) if replicate else None, True
+
+
+def _device_of(mesh):
+    """Where whole parameters are; None: where they are."""
+    if mesh is None or mesh.device_type == "cpu":
+        return None
+    return torch.device(
+        mesh.device_type, torch.get_device_module(mesh.device_type).current_device()
+    )
+
+
 def fully_shard(
     module,
     *,
     mesh=None,
     reshard_after_forward=None,
+    shard_placement_fn=None,
     mp_policy=None,
     offload_policy=None,
     ignored_params=None,
+    dp_mesh_dims=None,
     process_group=None,
+    param_init_fn=None,
 ):
     """Makes what of `module` is in no unit yet a unit, in place: inner modules first, then those around them.
 
     Returns the module, which is an `FSDPModule` too. Its parameters stay the tensors that they are; between passes each holds, in one dimension,
     the elements of it that lie on this rank. `state_dict()` of the module is that of the shards, `muster.fsdp.get_model_state_dict` gives the
-    whole. mesh (of one dimension) or process_group: None is the default group. reshard_after_forward=False: whole parameters stay until
-    backward. mp_policy: a `MixedPrecisionPolicy`. ignored_params: what stays whole, and is nobody's business. Rank 0's values go to all first.
+    whole.
+
+    mesh or process_group: None is the default group. A mesh of two dimensions is hybrid sharding: the first replicates, the second shares;
+    dp_mesh_dims (`DataParallelMeshDims`) names other dimensions. reshard_after_forward=False: whole parameters stay until backward; a number
+    of ranks that divides the group's: they stay divided among so many neighbours. mp_policy: a `MixedPrecisionPolicy`. offload_policy:
+    `CPUOffloadPolicy()` has shards, gradients and the optimizer's state on the CPU. ignored_params: what stays whole, and is nobody's
+    business. Parameters on the meta device get memory, and values by `param_init_fn(part)` or the part's `reset_parameters()`. Rank 0's
+    values go to all first. shard_placement_fn is refused: units are cut as one row of elements.
 
     `muster.fsdp.clip_grad_norm_` clips by the norm of all ranks: torch's own sees this rank's shards, as does whatever else looks at a
     parameter's shape or asks whether all gradients are finite.
 
     Collective, like forward and backward; else as FullyShardedDataParallel.
     """
-    if offload_policy is not None and type(offload_policy).__name__ != "OffloadPolicy":
-        units.refuse("offload_policy is not there: parameters stay on the module's device")
-    if reshard_after_forward is not None and not isinstance(reshard_after_forward, bool):
+    if shard_placement_fn is not None:
         units.refuse(
-            f"reshard_after_forward is True or False, and {reshard_after_forward!r} was given: parameters are resharded to all ranks"
+            "shard_placement_fn is not there: a unit's parameters are cut as one row of elements"
+        )
+    if reshard_after_forward is not None and (
+        not isinstance(reshard_after_forward, int)
+        or (not isinstance(reshard_after_forward, bool) and reshard_after_forward < 1)
+    ):
+        units.refuse(
+            f"reshard_after_forward is True, False or a number of ranks, and {reshard_after_forward!r} was given"
         )
     if isinstance(module, (list, tuple)):
         units.refuse("fully_shard takes one module; a unit of several is one that has them inside")
@@ -128,15 +343,23 @@ def fully_shard(
             "FullyShardedDataParallel is around a part of this module already: use one of the two for a model, or their states mix"
         )
     policy = mp_policy or MixedPrecisionPolicy()
+    group, replicas, shards = _groups(process_group, mesh, dp_mesh_dims)
     unit = units.make_unit(
         module,
         set(map(id, ignored_params or ())),
-        units.group_from(process_group, mesh),
-        policy,
-        reshard_after_forward is not False,
-        True,
+        group,
+        param_init_fn,
+        replicas=replicas,
+        shards=shards,
+        reshard_after_forward=True if reshard_after_forward is None else reshard_after_forward,
+        cpu_offload=type(offload_policy).__name__ == "CPUOffloadPolicy",
+        pin_memory=getattr(offload_policy, "pin_memory", True),
+        backward_prefetch="BACKWARD_PRE",
+        device=_device_of(mesh),
+        **native(policy),
     )
 
     module._fsdp_unit, module._fsdp_output_dtype = unit, policy.output_dtype
+    module._fsdp_wants_sync, module._fsdp_manual = True, False
     module.__class__ = type(f"FSDP{type(module).__name__}", (FSDPModule, type(module)), {})
     return module

@@ -10,11 +10,14 @@ from . import state_dict as states
 from . import units
 from .gradients import clip_grad_norm_
 from .options import (
+    BackwardPrefetch,
     FullStateDictConfig,
+    LocalStateDictConfig,
     ShardedStateDictConfig,
     ShardingStrategy,
     StateDictSettings,
     StateDictType,
+    native,
 )
 from .wrap import as_call
 
@@ -28,10 +31,14 @@ class FullyShardedDataParallel(torch.nn.Module):
     with the gradients, of which each rank keeps its shard of the averages. Between passes each parameter holds, in one dimension, the
     elements of it that lie on this rank; an optimizer made from `parameters()` after this works on those. Names are the module's own.
 
-    process_group (or device_mesh, of one dimension): None is the default group. sharding_strategy: FULL_SHARD or SHARD_GRAD_OP.
-    mixed_precision: a `MixedPrecision`. sync_module_states: rank 0's values go to all first (torch's default is False). ignored_states,
-    ignored_modules: what stays whole, and is nobody's business. device_id: where the module is moved first. backward_prefetch,
-    forward_prefetch, limit_all_gathers and use_orig_params are taken and change nothing.
+    process_group or device_mesh: None is the default group. sharding_strategy: a `ShardingStrategy`; the hybrid ones take a mesh of two
+    dimensions, of which the first replicates and the second shares, or a tuple of the group that shares and the one that replicates; without
+    them parameters are shared within each host. cpu_offload: `CPUOffload(True)`. mixed_precision: a `MixedPrecision`. sync_module_states:
+    rank 0's values go to all first (torch's default is False). ignored_states, ignored_modules: what stays whole, and is nobody's business.
+    device_id: where the module is moved first. What is on the meta device gets memory, and values by `param_init_fn(part)` or the part's
+    `reset_parameters()`. backward_prefetch: when the unit that backward needs next begins to be gathered, None: when it is needed.
+    forward_prefetch: the unit that came next in the last pass begins to be gathered in forward. limit_all_gathers and use_orig_params are
+    taken and change nothing: no more than one unit is gathered ahead, and parameters are always the module's own.
 
     It is neither copied nor pickled.
 
@@ -47,7 +54,7 @@ class FullyShardedDataParallel(torch.nn.Module):
         sharding_strategy=None,
         cpu_offload=None,
         auto_wrap_policy=None,
-        backward_prefetch=None,
+        backward_prefetch=BackwardPrefetch.BACKWARD_PRE,
         mixed_precision=None,
         ignored_modules=None,
         param_init_fn=None,
@@ -60,16 +67,15 @@ class FullyShardedDataParallel(torch.nn.Module):
         device_mesh=None,
     ):
         super().__init__()
-        group = units.group_from(process_group, device_mesh)
-        if cpu_offload is not None and getattr(cpu_offload, "offload_params", bool(cpu_offload)):
-            units.refuse("cpu_offload is not there: parameters stay on the module's device")
-        if param_init_fn is not None:
-            units.refuse("param_init_fn is not there: give a module whose parameters have values")
         strategy = getattr(sharding_strategy, "name", sharding_strategy) or "FULL_SHARD"
         if strategy not in ShardingStrategy.__members__:
             units.refuse(
-                f"sharding_strategy {strategy} is not there; FULL_SHARD and SHARD_GRAD_OP are (NO_SHARD is DistributedDataParallel)"
+                f"sharding_strategy {strategy} is not there; {', '.join(ShardingStrategy.__members__)} are"
             )
+        hybrid = "HYBRID" in strategy
+        if hybrid and process_group is None and device_mesh is None:
+            process_group = units.groups_from(None, None, hybrid)
+        group, replicas = units.groups_from(process_group, device_mesh, hybrid)
         if units.unit_of(module) is not None:
             units.refuse(f"this {type(module).__name__} is sharded already")
         if any(
@@ -79,8 +85,9 @@ class FullyShardedDataParallel(torch.nn.Module):
             units.refuse(
                 "fully_shard was applied to a part of this module already: use one of the two for a model, or their states mix"
             )
-        if device_id is not None:
-            module.to(torch.device("cuda", device_id) if isinstance(device_id, int) else device_id)
+        device = torch.device("cuda", device_id) if isinstance(device_id, int) else device_id
+        if device is not None and not any(each.is_meta for each in module.parameters()):
+            module.to(device)
         ignored = set()
         for each in (*(ignored_modules or ()), *(ignored_states or ())):
             ignored.update(
@@ -93,15 +100,33 @@ class FullyShardedDataParallel(torch.nn.Module):
             )
         if auto_wrap_policy is not None:
             options = dict(
-                process_group=group,
+                process_group=process_group,
+                device_mesh=device_mesh,
                 sharding_strategy=sharding_strategy,
+                cpu_offload=cpu_offload,
+                backward_prefetch=backward_prefetch,
+                forward_prefetch=forward_prefetch,
                 mixed_precision=mixed_precision,
+                param_init_fn=param_init_fn,
+                device_id=device_id,
                 sync_module_states=sync_module_states,
             )
             _wrap_inside(module, as_call(auto_wrap_policy), options, ignored)
         self._fsdp_wrapped_module = module
         self._fsdp_unit = units.make_unit(
-            module, ignored, group, mixed_precision, strategy == "FULL_SHARD", sync_module_states
+            module,
+            ignored,
+            group,
+            param_init_fn,
+            replicas=replicas,
+            shards=strategy != "NO_SHARD",
+            reshard_after_forward=strategy not in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2"),
+            cpu_offload=bool(getattr(cpu_offload, "offload_params", cpu_offload)),
+            backward_prefetch=getattr(backward_prefetch, "name", backward_prefetch),
+            forward_prefetch=forward_prefetch,
+            sync_module_states=sync_module_states,
+            device=device,
+            **native(mixed_precision),
         )
         self._fsdp_state = (StateDictType.FULL_STATE_DICT, FullStateDictConfig(), None)
         self.register_load_state_dict_pre_hook(_before_load)
@@ -130,8 +155,33 @@ class FullyShardedDataParallel(torch.nn.Module):
 
     @property
     def process_group(self):
-        """The ranks that share the model. The model's own calls travel in a group of its own, of the same ranks."""
-        return self._fsdp_unit.group
+        """The ranks that share the model, with NO_SHARD those that hold it. The model's own calls travel in a group of its own, of the same
+        ranks."""
+        unit = self._fsdp_unit
+        return unit.replicas if unit.group.size() == 1 and unit.replicas else unit.group
+
+    def check_is_root(self):
+        """Whether no other unit was around this one in the last forward; before the first one, whether it may be so."""
+        return self._fsdp_unit.was_root
+
+    def apply(self, fn):
+        """Collective: torch.nn.Module's, on whole parameters; this rank's changes count for its shards."""
+        with states.whole_parameters(units.units_in(self), writeback=True):
+            return super().apply(fn)
+
+    def register_comm_hook(self, state, hook):
+        """`hook(state, gradients, output)` in place of the reduce_scatter of all units, or with NO_SHARD `hook(state, gradients)` in place of
+        their all_reduce, in place. It divides by the number of ranks, if anything is to. Not with hybrid strategies."""
+        for unit in units.units_in(self):
+            if unit.replicas and unit.group.size() > 1:
+                units.refuse(
+                    "register_comm_hook goes with strategies of one group, and this one is hybrid"
+                )
+            unit.set_divisor(1.0)
+            if unit.replicas:
+                unit.set_all_reduce(lambda gradients, group: hook(state, gradients))
+            else:
+                unit.set_reduce_scatter(lambda output, given, group: hook(state, given, output))
 
     def named_parameters(self, *args, **kwargs):
         """The module's names."""
@@ -205,11 +255,7 @@ class FullyShardedDataParallel(torch.nn.Module):
         with its configs. Returns what it was."""
         kind = StateDictType[state_dict_type.name]
         if state_dict_config is None:
-            state_dict_config = (
-                FullStateDictConfig()
-                if kind is StateDictType.FULL_STATE_DICT
-                else ShardedStateDictConfig()
-            )
+            state_dict_config = _CONFIGS[kind]()
         models = FullyShardedDataParallel.fsdp_modules(module)
         before = models[0]._fsdp_state if models else None
         for each in models:
@@ -257,7 +303,7 @@ class FullyShardedDataParallel(torch.nn.Module):
             state = inner.state_dict(
                 *args, destination=destination, prefix=prefix, keep_vars=keep_vars
             )
-            wanted = not whole or not config.rank0_only or self.process_group.rank() == 0
+            wanted = not whole or not config.rank0_only or self._fsdp_unit.is_first
             for name in [name for name in state if name not in known]:
                 value = state[name]
                 if not wanted:
@@ -279,6 +325,19 @@ class FullyShardedDataParallel(torch.nn.Module):
 
     optim_state_dict = staticmethod(states.optim_state_dict)
     optim_state_dict_to_load = staticmethod(states.optim_state_dict_to_load)
+    full_optim_state_dict = staticmethod(states.full_optim_state_dict)
+    sharded_optim_state_dict = staticmethod(states.sharded_optim_state_dict)
+    shard_full_optim_state_dict = staticmethod(states.shard_full_optim_state_dict)
+    flatten_sharded_optim_state_dict = staticmethod(states.flatten_sharded_optim_state_dict)
+    scatter_full_optim_state_dict = staticmethod(states.scatter_full_optim_state_dict)
+    rekey_optim_state_dict = staticmethod(states.rekey_optim_state_dict)
+
+
+_CONFIGS = {
+    StateDictType.FULL_STATE_DICT: FullStateDictConfig,
+    StateDictType.SHARDED_STATE_DICT: ShardedStateDictConfig,
+    StateDictType.LOCAL_STATE_DICT: LocalStateDictConfig,
+}
 
 
 def _before_load(

@@ -7,7 +7,7 @@ import torch
 from . import state_dict as states
 from . import units
 from .fully_sharded_data_parallel import FullyShardedDataParallel
-from .options import StateDictType
+from .options import FullOptimStateDictConfig, StateDictType
 
 
 @dataclasses.dataclass
@@ -31,9 +31,7 @@ def get_model_state_dict(model, *, options=None):
     them is collective; one unit after the other is gathered."""
     options = options or StateDictOptions()
     of = units.units_in(model)
-    wanted = not (
-        options.full_state_dict and options.cpu_offload and of and of[0].group.rank() != 0
-    )
+    wanted = not (options.full_state_dict and options.cpu_offload and of and not of[0].is_first)
 
     def copied(tensor):
         return tensor.detach().to("cpu" if options.cpu_offload else tensor.device, copy=True)
@@ -73,3 +71,48 @@ def set_model_state_dict(model, model_state_dict, *, options=None):
             raise RuntimeError("\n".join(complaints))
     with _shards(model):
         return model.load_state_dict(state, strict=options.strict)
+
+
+def _listed(optimizers):
+    return [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+
+
+def get_optimizer_state_dict(model, optimizers, *, options=None):
+    """Collective: the state of an optimizer, or of several, by the parameters' names: {"state": ..., "param_groups": [...]}. Whole or this
+    rank's shards, as `get_model_state_dict` has it."""
+    options = options or StateDictOptions()
+    config = FullOptimStateDictConfig(options.cpu_offload, options.cpu_offload)
+    merged = {"state": {}, "param_groups": []}
+    for optim in _listed(optimizers):
+        found = states._by_name(model, optim, None, options.full_state_dict, config)
+        if found:
+            merged["state"].update(found["state"])
+            merged["param_groups"] += found["param_groups"]
+    return merged if merged["param_groups"] else {}
+
+
+def set_optimizer_state_dict(model, optimizers, optim_state_dict, *, options=None):
+    """The way back: what `get_optimizer_state_dict` gave with the same options, on every rank."""
+    options = options or StateDictOptions()
+    at = 0
+    for optim in _listed(optimizers):
+        groups = optim_state_dict["param_groups"][at : at + len(optim.param_groups)]
+        at += len(groups)
+        names = {name for each in groups for name in each["params"]}
+        own = {name: each for name, each in optim_state_dict["state"].items() if name in names}
+        given = {"state": own, "param_groups": groups}
+        states._by_number(model, optim, given, options.full_state_dict, load_directly=True)
+
+
+def get_state_dict(model, optimizers, *, options=None):
+    """Collective: (`get_model_state_dict`, `get_optimizer_state_dict`)."""
+    return (
+        get_model_state_dict(model, options=options),
+        get_optimizer_state_dict(model, optimizers, options=options),
+    )
+
+
+def set_state_dict(model, optimizers, *, model_state_dict, optim_state_dict, options=None):
+    """The way back of both; returns what `set_model_state_dict` does."""
+    set_optimizer_state_dict(model, optimizers, optim_state_dict, options=options)
+    return set_model_state_dict(model, model_state_dict, options=options)

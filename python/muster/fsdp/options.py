@@ -10,14 +10,18 @@ from muster.nn import parallel
 
 class ShardingStrategy(enum.Enum):
     """FULL_SHARD: whole parameters are given back between forward and backward. SHARD_GRAD_OP: they stay until backward, which saves gathering
-    them again."""
+    them again. NO_SHARD: every rank keeps everything, and gradients are averaged. HYBRID_SHARD, _HYBRID_SHARD_ZERO2: FULL_SHARD and
+    SHARD_GRAD_OP within groups of ranks that hold the same shards."""
 
     FULL_SHARD = enum.auto()
     SHARD_GRAD_OP = enum.auto()
+    NO_SHARD = enum.auto()
+    HYBRID_SHARD = enum.auto()
+    _HYBRID_SHARD_ZERO2 = enum.auto()
 
 
 class BackwardPrefetch(enum.Enum):
-    """Taken for torch's sake: a unit is gathered when it is needed."""
+    """When the unit that backward needs next begins to be gathered: before the current unit's computation, or after it."""
 
     BACKWARD_PRE = enum.auto()
     BACKWARD_POST = enum.auto()
@@ -25,7 +29,7 @@ class BackwardPrefetch(enum.Enum):
 
 @dataclasses.dataclass
 class CPUOffload:
-    """offload_params=True is refused: parameters stay on the module's device."""
+    """offload_params=True: shards, their gradients and so the optimizer's state are on the CPU; whole parameters are on the module's device."""
 
     offload_params: bool = False
 
@@ -50,7 +54,7 @@ class MixedPrecisionPolicy:
     """The same for `fully_shard`."""
 
     param_dtype: torch.dtype | None = None  #: of whole parameters, and of forward's inputs
-    reduce_dtype: torch.dtype | None = None  #: what gradients travel as; None: param_dtype
+    reduce_dtype: torch.dtype | None = None  #: what gradients travel as; None: the parameters' own
     output_dtype: torch.dtype | None = None  #: of the floating-point tensors that forward returns
     cast_forward_inputs: bool = True  #: tensors that forward is given become param_dtype
 
@@ -135,18 +139,54 @@ class OptimStateKeyType(enum.Enum):
 
 @dataclasses.dataclass
 class OffloadPolicy:
-    """Parameters stay where they are: the only policy there is. CPUOffloadPolicy is refused."""
+    """Parameters stay where they are."""
+
+
+@dataclasses.dataclass
+class CPUOffloadPolicy(OffloadPolicy):
+    """Shards, their gradients and so the optimizer's state are on the CPU; whole parameters are on the module's device."""
+
+    pin_memory: bool = True  #: page-locked memory, where the device is a GPU
+
+
+@dataclasses.dataclass
+class DataParallelMeshDims:
+    """Which dimensions of a mesh `fully_shard` uses: names, or tuples of names that count as one. At least one of the two."""
+
+    shard: str | tuple[str, ...] | None = None  #: its ranks share the parameters
+    replicate: str | tuple[str, ...] | None = None  #: its ranks hold the same
+
+    def __post_init__(self):
+        if self.shard is None and self.replicate is None:
+            raise ValueError("DataParallelMeshDims: shard or replicate must be given")
+
+    @property
+    def shard_names(self):
+        """A tuple of names."""
+        return _as_tuple(self.shard)
+
+    @property
+    def replicate_names(self):
+        """A tuple of names."""
+        return _as_tuple(self.replicate)
+
+
+def _as_tuple(names):
+    return () if names is None else (names,) if isinstance(names, str) else tuple(names)
 
 
 def native(precision):
-    """What the engine knows of `precision`, an object with MixedPrecision's or MixedPrecisionPolicy's fields, or None: a MixedPrecision of its own,
-    and whether only the outermost unit casts what it is given."""
+    """The unit's options that `precision` stands for: an object with MixedPrecision's or MixedPrecisionPolicy's fields, or None."""
     if precision is None:
-        return None, False
+        return {}
     mine = parallel.MixedPrecision(
         precision.param_dtype,
         precision.reduce_dtype,
         getattr(precision, "buffer_dtype", None),
         cast_forward_inputs=precision.cast_forward_inputs,
     )
-    return mine, getattr(precision, "cast_root_forward_inputs", False)
+    return {
+        "mixed_precision": mine,
+        "cast_root_forward_inputs": getattr(precision, "cast_root_forward_inputs", False),
+        "reduce_in_own_dtype": not hasattr(precision, "buffer_dtype"),
+    }

@@ -4,7 +4,10 @@ import contextlib
 
 import torch
 
+import muster as dist
+
 from . import units
+from .options import FullOptimStateDictConfig
 
 
 @contextlib.contextmanager
@@ -50,17 +53,30 @@ def _is_shard(value, parameter):
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.dim() == 1
 
 
+def _config_of(model):
+    """(Whether its state is this rank's shards, the optimizer's config or None), as `FSDP.state_dict_type` has it."""
+    kind, _, config = getattr(model, "_fsdp_state", (None, None, None))
+    return kind is not None and kind.name != "FULL_STATE_DICT", config
+
+
 def optim_state_dict(model, optim, optim_state_dict=None, group=None):
-    """Collective: the optimizer's state by the parameters' names. What is as long as a parameter's shard comes whole; all else is this rank's.
-    `FSDP.state_dict_type` with a FullOptimStateDictConfig says whether it comes on the CPU and on rank 0 alone."""
-    config = getattr(model, "_fsdp_state", (None, None, None))[2]
+    """Collective: the optimizer's state by the parameters' names. Whole: what is as long as a parameter's shard comes whole; all else is this
+    rank's. `FSDP.state_dict_type` with a FullOptimStateDictConfig says whether it comes on the CPU and on rank 0 alone; with the sharded and
+    the local type it is this rank's."""
+    shards, config = _config_of(model)
+    return _by_name(model, optim, optim_state_dict, not shards, config)
+
+
+def _by_name(model, optim, state, whole_ones, config=None):
     of = units.units_in(model)
-    wanted = not (config and config.rank0_only and of and of[0].group.rank() != 0)
-    state = optim.state_dict() if optim_state_dict is None else optim_state_dict
+    offload = config is not None and config.offload_to_cpu
+    rank0_only = whole_ones and getattr(config, "rank0_only", False)
+    wanted = not (rank0_only and of and not of[0].is_first)
+    state = optim.state_dict() if state is None else state
     names = _names_of(model, optim)
     number_of = {id(each): number for number, each in enumerate(_numbered(optim))}
     whole = {name: dict(state["state"].get(number, {})) for number, name in enumerate(names)}
-    for unit in units.units_in(model):
+    for unit in of if whole_ones else ():
         parameters = unit.parameters()
         numbers = [number_of.get(id(each)) for each in parameters]
         own = [{} if number is None else state["state"].get(number, {}) for number in numbers]
@@ -78,10 +94,15 @@ def optim_state_dict(model, optim, optim_state_dict=None, group=None):
             gathered = unit.full_of(filled)
             for at in known if wanted else ():
                 whole[names[numbers[at]]][key] = gathered[at].to(
-                    "cpu" if config and config.offload_to_cpu else gathered[at].device, copy=True
+                    "cpu" if offload else gathered[at].device, copy=True
                 )
     if not wanted:
         return {}
+    if not whole_ones and offload:
+        for each in whole.values():
+            for key, value in each.items():
+                if isinstance(value, torch.Tensor):
+                    each[key] = value.to("cpu", copy=True)
     at, groups = 0, []
     for each in state["param_groups"]:
         groups.append(dict(each, params=names[at : at + len(each["params"])]))
@@ -93,16 +114,24 @@ def optim_state_dict_to_load(
     model, optim, optim_state_dict, is_named_optimizer=False, load_directly=False, group=None
 ):
     """The way back: this rank's part of what `optim_state_dict` gave, for `optim.load_state_dict`; load_directly=True loads it too."""
+    return _by_number(model, optim, optim_state_dict, not _config_of(model)[0], load_directly)
+
+
+def _by_number(model, optim, given, whole_ones, load_directly=False):
     names = _names_of(model, optim)
     number_of = {id(each): number for number, each in enumerate(_numbered(optim))}
     state = {
-        number: dict(optim_state_dict["state"][name])
+        number: dict(given["state"][name])
         for number, name in enumerate(names)
-        if name in optim_state_dict["state"]
+        if name in given["state"]
     }
+    # An optimizer works on the very tensors that it loads, and shards may be another's.
+    for each in state.values() if not whole_ones else ():
+        for key, value in each.items():
+            each[key] = value.clone() if isinstance(value, torch.Tensor) else value
     of_parameters = [
         (unit, index, state.get(number_of.get(id(each)), {}))
-        for unit in units.units_in(model)
+        for unit in (units.units_in(model) if whole_ones else ())
         for index, each in enumerate(unit.parameters())
     ]
     # A number beside a scalar parameter says nothing of itself; what is like its parameter everywhere else is so here.
@@ -117,10 +146,7 @@ def optim_state_dict_to_load(
             own[key] = unit.shard_of(index, own[key])
     numbers = {name: number for number, name in enumerate(names)}
     unknown = [
-        name
-        for each in optim_state_dict["param_groups"]
-        for name in each["params"]
-        if name not in numbers
+        name for each in given["param_groups"] for name in each["params"] if name not in numbers
     ]
     if unknown:
         units.refuse(
@@ -128,9 +154,70 @@ def optim_state_dict_to_load(
         )
     groups = [
         dict(each, params=[numbers[name] for name in each["params"]])
-        for each in optim_state_dict["param_groups"]
+        for each in given["param_groups"]
     ]
     result = {"state": state, "param_groups": groups}
     if load_directly:
         optim.load_state_dict(result)
     return result
+
+
+# ---- torch's former names ----
+
+
+def full_optim_state_dict(model, optim, optim_input=None, rank0_only=True, group=None):
+    """Collective: `optim_state_dict` of the whole type, on the CPU, on rank 0 or on every rank."""
+    config = FullOptimStateDictConfig(offload_to_cpu=True, rank0_only=rank0_only)
+    return _by_name(model, optim, None, True, config)
+
+
+def sharded_optim_state_dict(model, optim, group=None):
+    """`optim_state_dict` of the sharded type."""
+    return _by_name(model, optim, None, False)
+
+
+def _needs(optim, name):
+    if optim is None:
+        units.refuse(f"{name} takes the optimizer: optim=")
+
+
+def shard_full_optim_state_dict(full_optim_state_dict, model, optim_input=None, optim=None):
+    """This rank's part of a whole state that every rank has, for `optim.load_state_dict`."""
+    _needs(optim, "shard_full_optim_state_dict")
+    return _by_number(model, optim, full_optim_state_dict, True)
+
+
+def flatten_sharded_optim_state_dict(sharded_optim_state_dict, model, optim):
+    """What `sharded_optim_state_dict` gave, for `optim.load_state_dict`."""
+    return _by_number(model, optim, sharded_optim_state_dict, False)
+
+
+def scatter_full_optim_state_dict(
+    full_optim_state_dict, model, optim_input=None, optim=None, group=None
+):
+    """Collective: the same of a whole state that only rank 0 has; others give None."""
+    _needs(optim, "scatter_full_optim_state_dict")
+    given = [full_optim_state_dict]
+    dist.broadcast_object_list(given, group_src=0, group=group)
+    return _by_number(model, optim, given[0], True)
+
+
+def rekey_optim_state_dict(
+    optim_state_dict, optim_state_key_type, model, optim_input=None, optim=None
+):
+    """The state by parameters' numbers in place of names, or the other way."""
+    _needs(optim, "rekey_optim_state_dict")
+    names = _names_of(model, optim)
+    numbers = {name: number for number, name in enumerate(names)}
+    table = numbers if optim_state_key_type.name == "PARAM_ID" else dict(enumerate(names))
+
+    def renamed(key):
+        return table.get(key, key)
+
+    return {
+        "state": {renamed(key): each for key, each in optim_state_dict["state"].items()},
+        "param_groups": [
+            dict(each, params=[renamed(key) for key in each["params"]])
+            for each in optim_state_dict["param_groups"]
+        ],
+    }

@@ -1,15 +1,15 @@
 """A module and its unit: the parameters of it that are gathered and given back together."""
 
+import os
 import weakref
 
 import torch
 from torch.utils import _pytree
 
+import muster as dist
 from muster import _C
 from muster.nn import sync_batch_norm
 from muster.nn.modules_in_use import tensors_in
-
-from .options import native
 
 WRAPPED = "_fsdp_wrapped_module"
 _WRAPPERS = (WRAPPED + ".", "_checkpoint_wrapped_module.")
@@ -49,17 +49,37 @@ def units_in(module):
     return [unit_of(each) for each in module.modules() if unit_of(each) is not None]
 
 
-def group_from(process_group, mesh):
-    """The one of the two that was given; None is the default group."""
-    if mesh is None:
-        return process_group
-    if process_group is not None:
-        refuse("give process_group or a mesh, not both")
-    if mesh.ndim != 1:
+def groups_from(process_group, mesh, hybrid):
+    """(The group whose ranks share the parameters, the one whose ranks hold the same or None). hybrid: process_group is a tuple of the two, or
+    the mesh has two dimensions, of which the first replicates. A group that is None is the default group."""
+    if mesh is not None:
+        if process_group is not None:
+            refuse("give process_group or a mesh, not both")
+        if mesh.ndim != (2 if hybrid else 1):
+            refuse(
+                f"the mesh has {mesh.ndim} dimensions: hybrid sharding takes two, of which the first replicates and the second shards, and "
+                "every other strategy one: give mesh['name'] of that one"
+            )
+        return (mesh.get_group(1), mesh.get_group(0)) if hybrid else (mesh.get_group(), None)
+    if not hybrid:
+        return process_group, None
+    if process_group is None:
+        return _host_groups()
+    if not isinstance(process_group, (tuple, list)) or len(process_group) != 2:
+        refuse("hybrid sharding takes a mesh, or (group that shares, group that replicates)")
+    return tuple(process_group)
+
+
+def _host_groups():
+    """Shards within a host and replicas over hosts, as the launcher has numbered the ranks."""
+    size, local = dist.get_world_size(), int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+    if local <= 0 or size % local != 0:
         refuse(
-            f"the mesh has {mesh.ndim} dimensions, and parameters are sharded over one: give mesh['name'] of that one"
+            "hybrid sharding without groups shares parameters within a host, and the launcher did not set LOCAL_WORLD_SIZE to the number of "
+            "its ranks: give a device_mesh of two dimensions, or (group that shares, group that replicates)"
         )
-    return mesh.get_group()
+    mesh = dist.init_device_mesh("cpu", (size // local, local))
+    return mesh.get_group(1), mesh.get_group(0)
 
 
 def _own(module, ignored):
@@ -82,37 +102,53 @@ def _own(module, ignored):
     return parameters, buffers
 
 
-def make_unit(module, ignored, group, precision, reshard_after_forward, sync_module_states):
-    """Collective: of what is in no unit inside of `module` and not among `ignored` (ids of parameters and buffers)."""
+def _own_modules(module):
+    """`module` and the modules inside that have no unit."""
+    yield module
+    for child in module.children():
+        if unit_of(child) is None:
+            yield from _own_modules(child)
+
+
+def materialize(module, ignored, init, device):
+    """Memory and values for what is on the meta device in `module` and in no unit inside: by `init(part)` of each module that has some of its
+    own, or by its `reset_parameters`. The tensors stay the same objects."""
+    for part in dict.fromkeys(_own_modules(module)):
+        meta = [
+            each
+            for each in (*part.parameters(recurse=False), *part.buffers(recurse=False))
+            if each.is_meta and id(each) not in ignored
+        ]
+        if not meta:
+            continue
+        if init is None and not hasattr(part, "reset_parameters"):
+            refuse(
+                f"{type(part).__name__} has parameters or buffers on the meta device and no reset_parameters(): give param_init_fn"
+            )
+        for each in meta:
+            _C._materialize(each, device)
+        with torch.no_grad():
+            part.reset_parameters() if init is None else init(part)
+
+
+def make_unit(module, ignored, group, init=None, **options):
+    """Collective: of what is in no unit inside of `module` and not among `ignored` (ids of parameters and buffers). `options` by the names
+    that they have in C++."""
     sync_batch_norm.adopt(module)
     if isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)):
         refuse(f"nobody calls the forward of a {type(module).__name__}: shard the modules in it")
-    parameters, buffers = _own(module, ignored)
     lazy = [
         name
-        for name, each in parameters
+        for name, each in _own(module, ignored)[0]
         if isinstance(each, torch.nn.parameter.UninitializedParameter)
     ]
     if lazy:
         refuse(
             f"{', '.join(lazy)}: a lazy module has no parameters yet; run a forward pass before it is sharded"
         )
-    meta = [name for name, each in parameters if each.is_meta]
-    if meta:
-        refuse(
-            f"{', '.join(meta)}: on the meta device parameters have no values; give the module some first (to_empty, and its own initialisation)"
-        )
-    precision, cast_root_forward_inputs = native(precision)
-    unit = _C._ShardedUnit(
-        type(module).__name__,
-        parameters,
-        buffers,
-        group,
-        precision,
-        cast_root_forward_inputs,
-        reshard_after_forward,
-        sync_module_states,
-    )
+    materialize(module, ignored, init, options.get("device") or torch.device("cpu"))
+    parameters, buffers = _own(module, ignored)
+    unit = _C._ShardedUnit(type(module).__name__, parameters, buffers, group, options)
     alive.add(unit)
     return unit
 

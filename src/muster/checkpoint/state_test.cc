@@ -21,6 +21,7 @@
 #include "muster/base/temporary_folder.h"
 #include "muster/checkpoint/engine.h"
 #include "muster/checkpoint/items.h"
+#include "muster/device_mesh.h"
 #include "muster/group/test_ranks.h"
 #include "muster/parallel.h"
 #include "muster/shards/load.h"
@@ -37,7 +38,7 @@ Sequential make_net(std::uint64_t seed = 1) {
   return Sequential(Linear(5, 7), torch::nn::BatchNorm1d(7), Linear(7, 3));
 }
 
-enum class Wrap { plain, ddp, fsdp, fsdp_units };
+enum class Wrap { plain, ddp, fsdp, fsdp_units, hybrid, no_shard };
 
 /// A net, wrapped, with an optimizer; ranks train on different data unless it is plain.
 template <class Optimizer, class Options>
@@ -53,6 +54,14 @@ struct Trained {
     if (wrap == Wrap::fsdp_units)
       fsdp.emplace(net, FullyShardedDataParallelOptions{
                             .auto_wrap_policy = module_wrap_policy<torch::nn::LinearImpl>()});
+    if (wrap == Wrap::hybrid)
+      fsdp.emplace(net, FullyShardedDataParallelOptions{
+                            .auto_wrap_policy = module_wrap_policy<torch::nn::LinearImpl>(),
+                            .sharding_strategy = ShardingStrategy::HYBRID_SHARD,
+                            .device_mesh = init_device_mesh("cpu", {2, get_world_size() / 2})});
+    if (wrap == Wrap::no_shard)
+      fsdp.emplace(
+          net, FullyShardedDataParallelOptions{.sharding_strategy = ShardingStrategy::NO_SHARD});
     if (zero)
       optimizer = std::make_unique<ZeroRedundancyOptimizer<Optimizer>>(net->parameters(), options);
     else
@@ -95,10 +104,12 @@ struct Way {
   Wrap wrap;
   bool zero;
 };
-constexpr Way kWays[] = {{1, Wrap::plain, false}, {2, Wrap::ddp, false},
-                         {3, Wrap::ddp, true},    {4, Wrap::fsdp, false},
-                         {3, Wrap::fsdp, false},  {2, Wrap::fsdp_units, false}};
+constexpr Way kWays[] = {{1, Wrap::plain, false},  {2, Wrap::ddp, false},
+                         {3, Wrap::ddp, true},     {4, Wrap::fsdp, false},
+                         {3, Wrap::fsdp, false},   {2, Wrap::fsdp_units, false},
+                         {4, Wrap::hybrid, false}, {2, Wrap::no_shard, false}};
 
+// spec: T5 M2 models of hybrid sharding and of NO_SHARD are saved, and read by other rank counts
 // spec: S1 modules, optimizers, FSDP, ZeRO, S2 any wrapping and number of ranks reads what another
 // wrote, bit for bit
 TEST(CheckpointState, AnyWrappingReadsAnyOther) {

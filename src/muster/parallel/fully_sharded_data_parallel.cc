@@ -7,10 +7,14 @@
 #include <algorithm>
 #include <map>
 #include <span>
+#include <tuple>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "muster/base/log.h"
 #include "muster/group/errors.h"
+#include "muster/init.h"
+#include "muster/parallel/materialize.h"
 #include "muster/parallel/module_parts.h"
 #include "muster/parallel/process_table.h"
 #include "muster/parallel/sharded_norm.h"
@@ -35,30 +39,73 @@ std::string joined(const std::string& path, const std::string& name) {
   return path.empty() ? name : path + "." + name;
 }
 
-/// Collects by name the parameters and buffers of `module` that are in no inner unit.
-void collect_own(const torch::nn::Module& module, const std::string& path, ModuleParts& parts) {
-  for (const auto& item : module.named_parameters(/*recurse=*/false))
-    parts.parameters.push_back({joined(path, item.key()), item.value()});
-  for (const auto& item : module.named_buffers(/*recurse=*/false))
-    parts.buffers.push_back({joined(path, item.key()), item.value()});
-  for (const auto& child : module.named_children())
-    if (unit_of(*child.value()) == nullptr)
-      collect_own(*child.value(), joined(path, child.key()), parts);
+/// Tensors, by address, that the options say to leave alone.
+using Ignored = std::unordered_set<const void*>;
+Ignored ignored_by(const FullyShardedDataParallelOptions& options) {
+  Ignored all;
+  const auto add = [&all](const at::Tensor& tensor) { all.insert(tensor.unsafeGetTensorImpl()); };
+  for (const at::Tensor& tensor : options.ignored_states) add(tensor);
+  for (const auto& module : options.ignored_modules) {
+    for (const at::Tensor& tensor : module->parameters()) add(tensor);
+    for (const at::Tensor& tensor : module->buffers()) add(tensor);
+  }
+  return all;
 }
 
-ModuleParts own_parts(torch::nn::Module& module) {
+/// Calls `visit(module, path)` for `module` and the modules inside that are in no inner unit.
+template <class Visit>
+void visit_own(torch::nn::Module& module, const std::string& path, const Visit& visit) {
+  visit(module, path);
+  for (const auto& child : module.named_children())
+    if (unit_of(*child.value()) == nullptr)
+      visit_own(*child.value(), joined(path, child.key()), visit);
+}
+
+/// The parameters and buffers of `module` that are in no inner unit, by name.
+ModuleParts own_parts(torch::nn::Module& module, const Ignored& ignored) {
   ModuleParts parts{.class_name = module.name(),
                     .parameters = {},
                     .buffers = {},
                     .keeps_alive = module.weak_from_this().lock()};
-  collect_own(module, "", parts);
+  const auto add = [&ignored](const auto& items, const std::string& path,
+                              std::vector<ModuleParts::Named>& to) {
+    for (const auto& item : items)
+      if (!ignored.contains(item.value().unsafeGetTensorImpl()))
+        to.push_back({joined(path, item.key()), item.value()});
+  };
+  visit_own(module, "", [&](const torch::nn::Module& part, const std::string& path) {
+    add(part.named_parameters(/*recurse=*/false), path, parts.parameters);
+    add(part.named_buffers(/*recurse=*/false), path, parts.buffers);
+  });
   return parts;
 }
 
-std::int64_t parameters_without_unit(const torch::nn::Module& module) {
+/// Gives memory and values to what is on the meta device in `module` and in no inner unit.
+void materialize_own(torch::nn::Module& module, const FullyShardedDataParallelOptions& options,
+                     const Ignored& ignored) {
+  const at::NoGradGuard no_grad;
+  visit_own(module, "", [&](torch::nn::Module& part, const std::string& path) {
+    bool any = false;
+    for (const auto& items :
+         {part.named_parameters(/*recurse=*/false), part.named_buffers(/*recurse=*/false)})
+      for (const auto& item : items) {
+        const at::Tensor& tensor = item.value();
+        if (!tensor.is_meta() || ignored.contains(tensor.unsafeGetTensorImpl())) continue;
+        if (!options.param_init_fn)
+          refuse_sharding("'" + joined(path, item.key()) +
+                          "' is on the meta device and has no values: give param_init_fn");
+        materialize(tensor, options.device.value_or(at::kCPU));
+        any = true;
+      }
+    if (any) options.param_init_fn(part);
+  });
+}
+
+std::int64_t parameters_without_unit(const torch::nn::Module& module, const Ignored& ignored) {
   std::int64_t elements = 0;
   for (const at::Tensor& parameter : module.parameters())
-    if (!is_sharded(parameter)) elements += parameter.numel();
+    if (!is_sharded(parameter) && !ignored.contains(parameter.unsafeGetTensorImpl()))
+      elements += parameter.numel();
   return elements;
 }
 
@@ -81,31 +128,82 @@ struct ShardedElement : torch::nn::Module {
   ShardedCore core;
 };
 
-/// Wraps inner elements first. A module in several places is wrapped once.
-void wrap_elements(torch::nn::Module& module, const FullyShardedDataParallelOptions& options,
-                   std::unordered_map<const torch::nn::Module*, torch::nn::AnyModule>& wrapped) {
+/// Makes units of the modules that the policy selects, inner ones first. A module in several places
+/// is one unit.
+void wrap_inside(torch::nn::Module& module, const FullyShardedDataParallelOptions& options,
+                 const Ignored& ignored,
+                 std::unordered_map<const torch::nn::Module*, torch::nn::AnyModule>& wrapped) {
   if (unit_of(module) != nullptr) return;
-  for (const auto& child : module.children()) wrap_elements(*child, options, wrapped);
-  auto* sequential = module.as<torch::nn::SequentialImpl>();
-  if (sequential == nullptr) return;
   FullyShardedDataParallelOptions inner = options;
   inner.auto_wrap_policy = {};
+  const auto is_chosen = [&](const torch::nn::Module& part) {
+    const std::int64_t elements = parameters_without_unit(part, ignored);
+    return unit_of(part) == nullptr && elements > 0 && options.auto_wrap_policy(part, elements);
+  };
+  for (const auto& child : module.children()) {
+    wrap_inside(*child, options, ignored, wrapped);
+    auto* const marked = dynamic_cast<ShardableModule*>(child.get());
+    if (marked != nullptr && is_chosen(*child))
+      marked->core = std::make_shared<ShardedCore>(*child, inner);
+  }
+  auto* sequential = module.as<torch::nn::SequentialImpl>();
+  if (sequential == nullptr) return;
   for (torch::nn::AnyModule& element : *sequential) {
     const auto part = element.ptr();
-    const bool is_new = unit_of(*part) == nullptr && part->as<ShardedElement>() == nullptr;
-    if (is_new && options.auto_wrap_policy(*part, parameters_without_unit(*part)))
+    if (part->as<ShardedElement>() == nullptr && is_chosen(*part))
       wrapped.emplace(part.get(), std::make_shared<ShardedElement>(element, inner));
     if (const auto found = wrapped.find(part.get()); found != wrapped.end())
       element = found->second;
   }
 }
 
+bool is_hybrid(ShardingStrategy strategy) {
+  return strategy == ShardingStrategy::HYBRID_SHARD ||
+         strategy == ShardingStrategy::HYBRID_SHARD_ZERO2;
+}
+
+/// The groups that share and that replicate the shards.
+std::pair<Group, Group> groups_of(const FullyShardedDataParallelOptions& options) {
+  const bool hybrid = is_hybrid(options.sharding_strategy);
+  if (const auto& mesh = options.device_mesh) {
+    if (options.process_group || options.replicate_group)
+      refuse_sharding("give groups or a mesh, not both");
+    if (mesh->ndim() != (hybrid ? 2 : 1))
+      refuse_sharding("the mesh has " + std::to_string(mesh->ndim()) +
+                      " dimensions: hybrid strategies take two, of which the first replicates and "
+                      "the second shards, and the others one");
+    return {mesh->get_group(hybrid ? 1 : 0), hybrid ? mesh->get_group(0) : nullptr};
+  }
+  if (hybrid != (options.replicate_group != nullptr))
+    refuse_sharding(
+        "the hybrid strategies, and they alone, take process_group, whose ranks share a model, and "
+        "replicate_group, whose ranks hold the same shards; or a device_mesh of both");
+  return {options.process_group, options.replicate_group};
+}
+
 ShardedUnitOptions unit_options(const FullyShardedDataParallelOptions& options) {
   ShardedUnitOptions unit;
-  unit.group = options.process_group;
+  std::tie(unit.group, unit.replicas) = groups_of(options);
+  unit.shards = options.sharding_strategy != ShardingStrategy::NO_SHARD;
   if (options.mixed_precision) unit.mixed_precision = *options.mixed_precision;
-  unit.reshard_after_forward = options.sharding_strategy == ShardingStrategy::FULL_SHARD;
+  const bool keeps = options.sharding_strategy == ShardingStrategy::SHARD_GRAD_OP ||
+                     options.sharding_strategy == ShardingStrategy::HYBRID_SHARD_ZERO2;
+  unit.after_forward = keeps ? Keep::all : Keep::nothing;
+  if (options.reshard_after_forward) {
+    if (keeps || !unit.shards)
+      refuse_sharding("reshard_after_forward goes with FULL_SHARD and HYBRID_SHARD");
+    unit.part_ranks = *options.reshard_after_forward;
+    const int all = (unit.group ? unit.group : default_group())->size();
+    unit.after_forward = unit.part_ranks == 1     ? Keep::all
+                         : unit.part_ranks == all ? Keep::nothing
+                                                  : Keep::part;
+  }
   unit.sync_module_states = options.sync_module_states;
+  unit.backward_prefetch = options.backward_prefetch;
+  unit.forward_prefetch = options.forward_prefetch;
+  unit.device = options.device;
+  unit.cpu_offload = options.cpu_offload;
+  unit.timeline = options.timeline;
   return unit;
 }
 
@@ -147,13 +245,15 @@ struct ShardedCore::State {
 ShardedCore::ShardedCore(torch::nn::Module& module, const FullyShardedDataParallelOptions& options)
     : state_(std::make_unique<State>()) {
   if (unit_of(module) != nullptr) refuse_sharding("this " + module.name() + " is sharded already");
+  const Ignored ignored = ignored_by(options);
   if (options.auto_wrap_policy) {
     std::unordered_map<const torch::nn::Module*, torch::nn::AnyModule> wrapped;
-    wrap_elements(module, options, wrapped);
+    wrap_inside(module, options, ignored, wrapped);
   }
+  materialize_own(module, options, ignored);
   state_->module = &module;
   state_->keeps_alive = module.weak_from_this().lock();
-  state_->unit = std::make_unique<ShardedUnit>(own_parts(module), unit_options(options));
+  state_->unit = std::make_unique<ShardedUnit>(own_parts(module, ignored), unit_options(options));
   units_of_modules().put(&module, state_->unit.get());
 }
 
@@ -198,7 +298,33 @@ void ShardedCore::end_summon(bool writeback) noexcept {
 double ShardedCore::clip_grad_norm(double max_norm, double norm_type) {
   return parallel::clip_grad_norm(state_->units(), {}, max_norm, norm_type);
 }
-const Group& ShardedCore::group() const { return state_->unit->group(); }
+const Group& ShardedCore::group() const {
+  const ShardedUnit& unit = *state_->unit;
+  return unit.group()->size() == 1 && unit.replicas() ? unit.replicas() : unit.group();
+}
+void ShardedCore::unshard(bool async_op) {
+  async_op ? state_->unit->start_unshard() : state_->unit->unshard();
+}
+void ShardedCore::reshard() { state_->unit->reshard(); }
+ShardedUnit& ShardedCore::unit() { return *state_->unit; }
+std::vector<ShardedUnit*> ShardedCore::all_units() const { return state_->units(); }
+ShardedMemory ShardedCore::memory() const {
+  ShardedMemory memory;
+  for (ShardedUnit* unit : state_->units()) {
+    memory.parameters += unit->parameters().shard_bytes();
+    memory.gradients += unit->parameters().gradient_bytes();
+  }
+  const ShardedMeter& meter = state_->unit->parameters().meter();
+  memory.gathered = meter.gathered.now();
+  memory.gathered_peak = meter.gathered.peak();
+  memory.staging_peak = meter.staging.peak();
+  return memory;
+}
+void ShardedCore::reset_peak_memory() {
+  ShardedMeter& meter = state_->unit->parameters().meter();
+  meter.gathered.reset_peak();
+  meter.staging.reset_peak();
+}
 std::size_t ShardedCore::units() const { return state_->units().size(); }
 std::int64_t ShardedCore::unsharded_bytes() const {
   std::int64_t bytes = 0;
@@ -222,13 +348,15 @@ StateDict ShardedCore::State::gather(Visit visit) const {
   }
   StateDict all;
   if (!any) return all;
-  for (const auto& item : module->named_parameters())
-    all.emplace_back(item.key(), values.at(item.value().unsafeGetTensorImpl()));
+  for (const auto& item : module->named_parameters()) {
+    const auto found = values.find(item.value().unsafeGetTensorImpl());
+    all.emplace_back(item.key(), found != values.end() ? found->second : item.value().detach());
+  }
   return all;
 }
 
 StateDict ShardedCore::state_dict(bool rank0_only) {
-  const bool wanted = !rank0_only || state_->unit->group()->rank() == 0;
+  const bool wanted = !rank0_only || state_->unit->is_first();
   StateDict all = state_->gather([wanted](ShardedUnit& unit) {
     std::vector<at::Tensor> tensors = unit.parameters().full();
     if (!wanted) tensors.clear();
@@ -266,11 +394,16 @@ void ShardedCore::State::load(const StateDict& state, bool whole) {
     return tensor;
   };
   std::map<const void*, at::Tensor> values;
-  for (const auto& item : module->named_parameters())
-    values[item.value().unsafeGetTensorImpl()] = take(item.key());
-  std::vector<std::pair<at::Tensor, at::Tensor>> buffers;
+  std::vector<std::pair<at::Tensor, at::Tensor>> whole_ones;  // buffers and ignored parameters
+  for (const auto& item : module->named_parameters()) {
+    const at::Tensor value = take(item.key());
+    if (is_sharded(item.value()))
+      values[item.value().unsafeGetTensorImpl()] = value;
+    else
+      whole_ones.emplace_back(item.value(), value);
+  }
   for (const auto& item : module->named_buffers())
-    buffers.emplace_back(item.value(), take(item.key()));
+    whole_ones.emplace_back(item.value(), take(item.key()));
   if (!given.empty())
     refuse_sharding("the module has no '" + given.begin()->first +
                     "', which is in the state that is to be loaded");
@@ -290,7 +423,7 @@ void ShardedCore::State::load(const StateDict& state, bool whole) {
       }
     }
   }
-  for (auto& [buffer, value] : buffers) buffer.copy_(value);
+  for (auto& [tensor, value] : whole_ones) tensor.copy_(value);
 }
 
 void ShardedCore::load_state_dict(const StateDict& state) { state_->load(state, true); }

@@ -56,13 +56,17 @@ double clip_grad_norm(const std::vector<ShardedUnit*>& units, const std::vector<
   at::Device device = at::kCPU;  // ranks' devices may differ only in their index
   for (ShardedUnit* unit : units)
     if (unit->parameters().size() > 0) device = unit->parameters()[0].device();
-  const double shards = part_of_norm(mine, norm_type), whole = part_of_norm(others, norm_type);
+  const double shards = part_of_norm(mine, norm_type);
+  double whole = part_of_norm(others, norm_type);
+  const bool is_max = std::isinf(norm_type);
+  if (const Group& copies = units.front()->replicas())
+    whole = is_max ? over_ranks(whole, ReduceOp::MAX, copies, device)
+                   : over_ranks(whole / copies->size(), ReduceOp::SUM, copies, device);
   const double total =
-      std::isinf(norm_type)
-          ? over_ranks(std::isnan(whole) || whole > shards ? whole : shards, ReduceOp::MAX, group,
-                       device)
-          : std::pow(over_ranks(shards + whole / group->size(), ReduceOp::SUM, group, device),
-                     1 / norm_type);
+      is_max ? over_ranks(std::isnan(whole) || whole > shards ? whole : shards, ReduceOp::MAX,
+                          group, device)
+             : std::pow(over_ranks(shards + whole / group->size(), ReduceOp::SUM, group, device),
+                        1 / norm_type);
   if (const double factor = max_norm / (total + 1e-6); !(factor >= 1)) {
     for (const at::Tensor& gradient : mine) gradient.mul_(factor);
     for (const at::Tensor& gradient : others) gradient.mul_(factor);

@@ -1,6 +1,7 @@
 #include "muster/parallel/sharded_parameters.h"
 
 #include <ATen/ScalarOps.h>
+#include <ATen/core/ivalue.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/types.h>
@@ -54,6 +55,15 @@ void free_memory(const at::Tensor& tensor) {
   tensor.storage().set_nbytes(0);
 }
 
+/// A shard was changed by other means than its parameter.
+void note_change(const at::Tensor& parameter) {
+  if (!parameter.is_inference()) parameter.unsafeGetTensorImpl()->bump_version();
+}
+
+std::int64_t bytes_of(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.numel() * static_cast<std::int64_t>(tensor.element_size()) : 0;
+}
+
 }  // namespace
 
 ShardedParameters::ShardedParameters(std::vector<ModuleParts::Named> parameters,
@@ -62,6 +72,7 @@ ShardedParameters::ShardedParameters(std::vector<ModuleParts::Named> parameters,
       options_(std::move(options)),
       shard_gradients_(parameters_.size()),
       sums_(parameters_.size()) {
+  if (!options_.meter) options_.meter = std::make_shared<ShardedMeter>();
   const at::NoGradGuard no_grad;
   const c10::InferenceMode ordinary(false);
   lay_out();
@@ -72,6 +83,21 @@ std::int64_t ShardedParameters::aligned_elements(const Flat& flat) {
   const auto narrowest =
       std::min(c10::elementSize(flat.unsharded_dtype), flat.options.dtype().itemsize());
   return std::max<std::int64_t>(1, kAlignment / static_cast<std::int64_t>(narrowest));
+}
+
+ShardedParameters::~ShardedParameters() {
+  for (Flat& flat : flats_)
+    for (const at::Tensor& each : {flat.unsharded, flat.kept})
+      if (each.defined() && each.storage().nbytes() > 0)
+        options_.meter->gathered.subtract(bytes_of(each));
+}
+
+at::Tensor ShardedParameters::shard_memory(const Flat& flat) const {
+  if (!options_.offload || flat.options.device().is_cpu())
+    return flat_memory(flat.shard_elements, flat.options);
+  return at::zeros({flat.shard_elements},
+                   flat.options.device(at::kCPU).pinned_memory(options_.pin_memory &&
+                                                               flat.options.device().is_cuda()));
 }
 
 /// Shards the parameters. Their former memory is freed unless it is held elsewhere.
@@ -90,13 +116,15 @@ void ShardedParameters::lay_out() {
              parameters_[each.indices.front()].tensor.requires_grad() == tensor.requires_grad();
     });
     if (flat == flats_.end()) {
-      flats_.push_back(
-          {.options = at::TensorOptions(tensor.scalar_type()).device(tensor.device()),
-           .unsharded_dtype = whole_dtype,
-           .reduced_dtype = floats ? options_.reduce_dtype.value_or(whole_dtype) : whole_dtype,
-           .indices = {},
-           .shard = {},
-           .unsharded = {}});
+      Flat added{};
+      added.options =
+          at::TensorOptions(tensor.scalar_type()).device(options_.device.value_or(tensor.device()));
+      added.unsharded_dtype = whole_dtype;
+      added.reduced_dtype = floats ? options_.reduce_dtype.value_or(options_.reduce_in_own_dtype
+                                                                        ? tensor.scalar_type()
+                                                                        : whole_dtype)
+                                   : whole_dtype;
+      flats_.push_back(std::move(added));
       elements.push_back(0);
       flat = std::prev(flats_.end());
     }
@@ -112,15 +140,15 @@ void ShardedParameters::lay_out() {
     Flat& flat = flats_[number];
     flat.shard_elements =
         rounded_up((elements[number] + ranks - 1) / ranks, aligned_elements(flat));
-    flat.shard = flat_memory(flat.shard_elements, flat.options);
+    flat.shard = shard_memory(flat);
     flat.unsharded =
         at::empty({flat.shard_elements * ranks}, flat.options.dtype(flat.unsharded_dtype));
     for (const std::size_t i : flat.indices) {
       const at::Tensor& tensor = parameters_[i].tensor;
       whole_[i] = shaped_like(flat.unsharded, places_[i].at, tensor);
       const ShardRange range = own_range(i);
-      shards_[i] =
-          shaped_like(flat.shard, range.in_shard, at::empty({range.elements}, flat.options));
+      shards_[i] = shaped_like(flat.shard, range.in_shard,
+                               at::empty({range.elements}, flat.options.device(at::kMeta)));
       shards_[i].copy_(shard_of(i, tensor));
       tensor.mutable_grad().reset();
       tensor.set_data(shards_[i]);
@@ -165,6 +193,22 @@ std::int64_t ShardedParameters::unsharded_bytes() const {
   return bytes;
 }
 
+std::int64_t ShardedParameters::shard_bytes() const {
+  std::int64_t bytes = 0;
+  for (const Flat& flat : flats_) bytes += bytes_of(flat.shard);
+  return bytes;
+}
+
+std::int64_t ShardedParameters::gradient_bytes() const {
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < size(); ++i)
+    for (const at::Tensor& each :
+         {is_unsharded_ ? shard_gradients_[i] : parameters_[i].tensor.grad(), sums_[i]})
+      bytes += bytes_of(each);
+  for (const Flat& flat : flats_) bytes += bytes_of(flat.partial);
+  return bytes;
+}
+
 // ---- the two forms
 
 /// A shard's gradient is kept separately until its parameter is a shard again.
@@ -175,9 +219,10 @@ void ShardedParameters::show_whole(const std::vector<at::Tensor>& whole) {
     shard_gradients_[i] = std::exchange(parameter.mutable_grad(), at::Tensor());
     parameter.set_data(whole[i]);
     // A graph of the shard, which the program may keep, would deliver gradients of the shard's
-    // size.
+    // size, on the shard's device.
     const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameter);
-    if (accumulator && !accumulator->input_metadata(0).is_same_shape(parameter))
+    if (accumulator && (!accumulator->input_metadata(0).is_same_shape(parameter) ||
+                        accumulator->input_metadata(0).device() != parameter.device()))
       torch::autograd::impl::get_autograd_meta(parameter)->grad_accumulator_.reset();
   }
 }
@@ -190,11 +235,64 @@ void ShardedParameters::show_shards() {
   }
 }
 
-void ShardedParameters::gather(Flat& flat) {
-  if (!flat.is_allocated) allocate_memory(flat.unsharded);
-  flat.is_allocated = true;
-  const at::Tensor shard = flat.shard.to(flat.unsharded_dtype);
-  all_gather_into_tensor(flat.unsharded, shard, {.group = options_.group});
+void ShardedParameters::allocate(Flat& flat) {
+  if (flat.unsharded.storage().nbytes() > 0 || flat.unsharded.numel() == 0) return;
+  allocate_memory(flat.unsharded);
+  options_.meter->gathered.add(bytes_of(flat.unsharded));
+}
+
+/// Begins to fill the whole. A synchronous call has finished on return.
+void ShardedParameters::start_gather(Flat& flat, bool async_op) {
+  allocate(flat);
+  flat.has_values = false;
+  const std::int64_t version = version_of(flat);
+  if (std::exchange(flat.version, version) != version) drop_part(flat);
+  flat.sent = flat.kept.defined() ? flat.kept : flat.shard.to(flat.unsharded.options());
+  const Group& group = flat.kept.defined() ? part_ : options_.group;
+  if (communication_.all_gather)
+    communication_.all_gather(flat.unsharded, flat.sent, group);
+  else
+    flat.gather =
+        all_gather_into_tensor(flat.unsharded, flat.sent, {.group = group, .async_op = async_op});
+  flat.has_values = true;
+  if (!async_op || !flat.gather) finish_gather(flat);
+}
+
+void ShardedParameters::finish_gather(Flat& flat) {
+  const at::Tensor sent = std::exchange(flat.sent, at::Tensor());
+  const WorkRef gather = std::exchange(flat.gather, nullptr);
+  if (!gather) return;
+  flat.has_values = false;
+  gather->wait();
+  flat.has_values = true;
+}
+
+void ShardedParameters::drop_part(Flat& flat) {
+  options_.meter->gathered.subtract(bytes_of(flat.kept));
+  flat.kept.reset();
+}
+
+/// Frees the whole and what is kept of it.
+void ShardedParameters::free(Flat& flat) {
+  try {
+    finish_gather(flat);
+  } catch (const std::exception&) {
+    // The group has failed; its next call says so.
+  }
+  flat.has_values = flat.is_started = false;
+  drop_part(flat);
+  if (keeps_storage_ || flat.unsharded.storage().nbytes() == 0) return;
+  options_.meter->gathered.subtract(bytes_of(flat.unsharded));
+  free_memory(flat.unsharded);
+}
+
+/// Grows with every change of the shards.
+std::int64_t ShardedParameters::version_of(const Flat& flat) const {
+  std::int64_t version = 0;
+  for (const std::size_t i : flat.indices)
+    if (const at::Tensor& tensor = parameters_[i].tensor; !tensor.is_inference())
+      version += static_cast<std::int64_t>(tensor._version());
+  return version;
 }
 
 /// Throws if a parameter has been replaced; the replacement would be lost.
@@ -211,21 +309,67 @@ void ShardedParameters::check_unchanged() const {
   }
 }
 
-void ShardedParameters::unshard(bool gather_anew) {
+void ShardedParameters::unshard(Gather gather) {
   if (is_unsharded_) return;
   const at::NoGradGuard no_grad;
-  for (Flat& flat : flats_)
-    if (!flat.is_allocated || gather_anew) gather(flat);
+  for (Flat& flat : flats_) {
+    const bool is_current = flat.has_values && flat.version == version_of(flat);
+    const bool is_started = std::exchange(flat.is_started, false);
+    if (flat.has_values) finish_gather(flat);
+    const bool keeps = gather == Gather::anew         ? is_started && is_current
+                       : gather == Gather::if_changed ? is_current
+                                                      : flat.has_values;
+    if (gather == Gather::anew || gather == Gather::if_changed) drop_part(flat);
+    if (gather == Gather::never)
+      allocate(flat);
+    else if (!keeps)
+      start_gather(flat, /*async_op=*/false);
+    drop_part(flat);
+  }
   show_whole(whole_);
   is_unsharded_ = true;
 }
 
-void ShardedParameters::reshard(bool keep_memory) {
+void ShardedParameters::start_gather(const std::function<void()>& when_done) {
+  if (is_unsharded_) return;
+  const at::NoGradGuard no_grad;
+  WorkRef last;
+  for (Flat& flat : flats_) {
+    if (flat.has_values) continue;
+    flat.is_started = true;
+    start_gather(flat, /*async_op=*/true);
+    if (flat.gather) last = flat.gather;
+  }
+  // The calls of one group end in their order.
+  if (last && when_done)
+    last->get_future()->addCallback([when_done](c10::ivalue::Future&) { when_done(); });
+}
+
+bool ShardedParameters::is_gathering() const {
+  return std::ranges::any_of(flats_, [](const Flat& flat) { return flat.is_started; });
+}
+
+bool ShardedParameters::has_gathered() const {
+  return is_gathering() && std::ranges::all_of(flats_, [](const Flat& flat) {
+           return flat.has_values && (!flat.gather || flat.gather->is_completed());
+         });
+}
+
+void ShardedParameters::reshard(Keep keep) {
   const at::NoGradGuard no_grad;
   if (std::exchange(is_unsharded_, false)) show_shards();
-  if (keep_memory) return;
-  for (Flat& flat : flats_)
-    if (std::exchange(flat.is_allocated, false)) free_memory(flat.unsharded);
+  if (keep == Keep::all) return;
+  for (Flat& flat : flats_) {
+    at::Tensor kept;
+    if (keep == Keep::part && flat.has_values) {
+      finish_gather(flat);
+      const std::int64_t elements = flat.unsharded.numel() / part_->size();
+      kept = flat.unsharded.narrow(0, part_->rank() * elements, elements).clone();
+    }
+    free(flat);
+    flat.kept = kept;
+    options_.meter->gathered.add(bytes_of(kept));
+  }
 }
 
 // ---- gradients
@@ -245,11 +389,12 @@ void ShardedParameters::collect_gradients(bool will_wait) {
 
 void ShardedParameters::drop_gradients() {
   for (at::Tensor& sum : sums_) sum.reset();
+  for (Flat& flat : flats_) flat.partial.reset();
 }
 
 void ShardedParameters::reduce_gradients() {
   const at::NoGradGuard no_grad;
-  for (const Flat& flat : flats_)
+  for (Flat& flat : flats_)
     if (std::any_of(flat.indices.begin(), flat.indices.end(),
                     [this](std::size_t i) { return parameters_[i].tensor.requires_grad(); }))
       reduce(flat);
@@ -258,13 +403,18 @@ void ShardedParameters::reduce_gradients() {
 /// Each rank's shard of the gradients is followed by one number per parameter, which is positive if
 /// any rank has a gradient of it, so that one call does both. Padding after it makes the length
 /// depend on these parameters' number.
-void ShardedParameters::reduce(const Flat& flat) {
+void ShardedParameters::reduce(Flat& flat) {
   const int ranks = options_.group->size();
+  const int copies = options_.replicas ? options_.replicas->size() : 1;
   const auto parameters = static_cast<std::int64_t>(flat.indices.size());
   const std::int64_t length = flat.shard_elements + parameters + options_.number % kDistinctLengths;
   const auto options = flat.options.dtype(flat.reduced_dtype);
   const at::Tensor all = flat_memory(ranks * length, options).view({ranks, -1});
-  const at::Tensor factor = at::native::wrapped_scalar_tensor(1.0 / ranks);
+  const double divisor = communication_.divisor.value_or(static_cast<double>(ranks) * copies);
+  const at::Tensor factor = at::native::wrapped_scalar_tensor(1.0 / divisor);
+  ByteMeter::Scope staging(options_.meter->staging);
+  staging.add(bytes_of(all));
+  for (const std::size_t i : flat.indices) staging.add(bytes_of(sums_[i]));
   for (std::int64_t slot = 0; slot < parameters; ++slot) {
     const std::size_t i = flat.indices[static_cast<std::size_t>(slot)];
     if (!sums_[i].defined()) continue;
@@ -279,11 +429,34 @@ void ShardedParameters::reduce(const Flat& flat) {
     }
   }
   const at::Tensor reduced = unset_memory(length, options);
-  reduce_scatter_tensor(reduced, all.view({-1}), {.group = options_.group});
+  staging.add(bytes_of(reduced));
+  if (communication_.reduce_scatter)
+    communication_.reduce_scatter(reduced, all.view({-1}), options_.group);
+  else
+    reduce_scatter_tensor(reduced, all.view({-1}), {.group = options_.group});
+  if (flat.partial.defined()) reduced.add_(std::exchange(flat.partial, at::Tensor()));
+  if (options_.replicas) {
+    if (!communication_.reduce_over_replicas) {
+      flat.partial = reduced;
+      return;
+    }
+    if (communication_.all_reduce)
+      communication_.all_reduce(reduced, options_.replicas);
+    else
+      all_reduce(reduced, {.group = options_.replicas});
+  }
+  if (communication_.after_reduction)
+    communication_.after_reduction(reduced.narrow(0, 0, flat.shard_elements));
+  add_to_gradients(flat, reduced);
+}
+
+/// `reduced` is a shard of the averages and what follows it.
+void ShardedParameters::add_to_gradients(const Flat& flat, const at::Tensor& reduced) {
+  const auto parameters = static_cast<std::int64_t>(flat.indices.size());
   const at::Tensor flags = reduced.narrow(0, flat.shard_elements, parameters);
   const at::Tensor used =
       (flags.is_complex() ? at::real(flags) : flags).to(at::kCPU, at::kFloat).contiguous();
-  const at::Tensor averages = reduced.to(flat.options.dtype());
+  const at::Tensor averages = reduced.to(flat.shard.options().pinned_memory(false));
   for (std::int64_t slot = 0; slot < parameters; ++slot) {
     if (used.const_data_ptr<float>()[slot] == 0) continue;
     const std::size_t i = flat.indices[static_cast<std::size_t>(slot)];
@@ -342,6 +515,7 @@ void ShardedParameters::set(std::size_t index, const at::Tensor& whole) {
   check_unchanged();
   const at::NoGradGuard no_grad;
   shards_[index].copy_(shard_of(index, whole));
+  note_change(parameters_[index].tensor);
 }
 
 void ShardedParameters::show_full(const std::vector<at::Tensor>& whole) {
@@ -356,7 +530,10 @@ void ShardedParameters::end_show_full(bool keep_values) {
   std::exception_ptr failure;
   try {
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = shard_of(i, parameters_[i].tensor);
-    for (std::size_t i = 0; i < values.size(); ++i) shards_[i].copy_(values[i]);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      shards_[i].copy_(values[i]);
+      note_change(parameters_[i].tensor);
+    }
   } catch (...) {
     failure = std::current_exception();
   }

@@ -1,5 +1,6 @@
 /// Sharded parameters: each rank stores one shard, all shards have the same length, and the
-/// parameters are whole only while needed.
+/// parameters are whole only while needed. In hybrid sharding several groups of ranks hold the same
+/// shards, and gradients are averaged over all of them.
 ///
 /// Parameters of one dtype are concatenated into one flat tensor, which is cut into one shard per
 /// rank. A parameter keeps its identity as a tensor. It contains either all of its values
@@ -12,12 +13,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "muster/parallel/module_parts.h"
+#include "muster/parallel/sharded_meter.h"
 #include "muster/process_group.h"
+#include "muster/work.h"
 
 namespace muster::parallel {
 
@@ -27,9 +32,51 @@ struct ShardingOptions {
   std::optional<at::ScalarType> param_dtype = {};
   /// Dtype in which gradients are reduced; default: that of the unsharded parameters.
   std::optional<at::ScalarType> reduce_dtype = {};
+  /// Without reduce_dtype: reduce gradients in the parameters' own dtype.
+  bool reduce_in_own_dtype = false;
   /// Equal on all members and unique to each set of parameters. It changes the length of
   /// reductions, so that ranks out of step get a mismatch error instead of mixing two sets.
   int number = 0;
+  /// The ranks that hold the same shard as this one; null: no other rank does.
+  Group replicas = nullptr;
+  /// Device of whole parameters; default: the parameters' own.
+  std::optional<at::Device> device = {};
+  /// Shards, and with them their gradients and the optimizer's state, are on the CPU; in
+  /// page-locked memory if `pin_memory` is set and the device can use it.
+  bool offload = false, pin_memory = true;
+  std::shared_ptr<ShardedMeter> meter = {};  ///< null: an own one
+};
+
+/// What may replace the collectives of one set of parameters; what is empty does not.
+struct ShardedCommunication {
+  /// Called like all_gather_into_tensor and reduce_scatter_tensor (sum). They block.
+  using Exchange =
+      std::function<void(const at::Tensor& output, const at::Tensor& input, const Group& group)>;
+  Exchange all_gather = {}, reduce_scatter = {};
+  /// Called with shards that are to be summed over the replicas, in place.
+  std::function<void(const at::Tensor& gradients, const Group& group)> all_reduce = {};
+  /// Called with each reduced shard of gradients, after the sum over replicas.
+  std::function<void(const at::Tensor& gradients)> after_reduction = {};
+  /// Gradients' sums are divided by this; default: the number of ranks that take part.
+  std::optional<double> divisor = {};
+  /// False: sums over the shards' group stay on this rank; the next reduction with true takes them
+  /// along to the replicas.
+  bool reduce_over_replicas = true;
+};
+
+/// Where whole values are between forward and backward.
+enum class Keep {
+  nothing,  ///< freed
+  part,     ///< divided among the ranks of a part of the group
+  all,      ///< in memory
+};
+
+/// Whether unshard() communicates.
+enum class Gather {
+  anew,        ///< also if the values are there, unless start_gather() has got the current ones
+  if_changed,  ///< only if the values are not there or the shards were changed since
+  if_absent,   ///< only if the values are not there
+  never,       ///< memory with undefined values, if they are not there
 };
 
 /// Not thread-safe. All members make the collective calls alike. A parameter's `grad()` has the
@@ -39,6 +86,7 @@ class ShardedParameters {
   /// Shards the parameters' current values. Parameters must be distinct, strided and on one device.
   /// No communication.
   ShardedParameters(std::vector<ModuleParts::Named> parameters, ShardingOptions options);
+  ~ShardedParameters();
   ShardedParameters(const ShardedParameters&) = delete;
   ShardedParameters& operator=(const ShardedParameters&) = delete;
 
@@ -56,12 +104,31 @@ class ShardedParameters {
   /// Bytes of memory of the unsharded parameters now.
   std::int64_t unsharded_bytes() const;
 
-  /// Makes the parameters whole. Collective if their memory is absent or `gather_anew` is set. A
-  /// graph recorded earlier sees the values again.
-  void unshard(bool gather_anew);
-  /// Makes the parameters sharded. `keep_memory` keeps the whole values for a graph that is about
-  /// to need them; otherwise the memory is freed.
-  void reshard(bool keep_memory);
+  /// Bytes of this rank's shards.
+  std::int64_t shard_bytes() const;
+  /// Bytes of the shards' gradients and of what waits for its reduction.
+  std::int64_t gradient_bytes() const;
+  ShardedMeter& meter() { return *options_.meter; }
+  ShardedCommunication& communication() { return communication_; }
+
+  /// Makes the parameters whole; collective where `gather` says so. A graph recorded earlier sees
+  /// the values again. Takes what start_gather() has begun.
+  void unshard(Gather gather);
+  /// Collective. Begins to gather values that are not in memory, and returns at once. `when_done`
+  /// is called once they are there, on a thread of its own.
+  void start_gather(const std::function<void()>& when_done = {});
+  /// Whether start_gather() has begun something that nothing has taken yet, and whether that is
+  /// done. Never block.
+  bool is_gathering() const;
+  bool has_gathered() const;
+  /// The memory of whole values stays allocated, at one address, while they are not there.
+  void set_keep_storage(bool on) { keeps_storage_ = on; }
+  /// Makes the parameters sharded. Waits for a gather under way. `Keep::part` needs
+  /// set_part().
+  void reshard(Keep keep);
+  /// The group that keeps the parts: consecutive ranks of the shards' group, whose size divides
+  /// its.
+  void set_part(Group part) { part_ = std::move(part); }
 
   /// While unsharded: moves the parameters' gradients out and adds them to those collected earlier.
   /// `will_wait`: more will be collected before the reduction; they accumulate in the dtype of the
@@ -95,8 +162,14 @@ class ShardedParameters {
     std::vector<std::size_t> indices;
     std::int64_t shard_elements = 0;  // equal on every rank
     at::Tensor shard;
-    at::Tensor unsharded;  // its memory is allocated and freed; tensors in it persist
-    bool is_allocated = false;
+    at::Tensor unsharded;      // its memory is allocated and freed; tensors in it persist
+    bool has_values = false;   // the whole is there, or a gather of it is under way
+    bool is_started = false;   // by start_gather(), and not taken
+    std::int64_t version = 0;  // of the shards that were gathered
+    at::Tensor kept;           // this rank's part of the whole between forward and backward
+    at::Tensor sent;           // what a gather under way sends
+    WorkRef gather;
+    at::Tensor partial;  // reduced over the shards' group and not over the replicas
   };
   struct Place {
     std::size_t flat = 0;
@@ -109,23 +182,32 @@ class ShardedParameters {
   };
 
   static std::int64_t aligned_elements(const Flat& flat);
+  at::Tensor shard_memory(const Flat& flat) const;
   void lay_out();
   std::vector<ShardRange> ranges_of(std::size_t index) const;
   ShardRange own_range(std::size_t index) const;
   void check_unchanged() const;
-  void gather(Flat& flat);
+  void start_gather(Flat& flat, bool async_op);
+  void finish_gather(Flat& flat);
+  void allocate(Flat& flat);
+  void drop_part(Flat& flat);
+  void free(Flat& flat);
+  std::int64_t version_of(const Flat& flat) const;
   void show_whole(const std::vector<at::Tensor>& whole);
   void show_shards();
-  void reduce(const Flat& flat);
+  void reduce(Flat& flat);
+  void add_to_gradients(const Flat& flat, const at::Tensor& reduced);
 
   std::vector<ModuleParts::Named> parameters_;
   ShardingOptions options_;
+  ShardedCommunication communication_;
+  Group part_;
   std::vector<Flat> flats_;
   std::vector<Place> places_;
   std::vector<at::Tensor> shards_, whole_;   // the two forms
   std::vector<at::Tensor> shard_gradients_;  // set while the parameters are whole
   std::vector<at::Tensor> sums_;             // sums of whole gradients not reduced yet
-  bool is_unsharded_ = false, shows_full_ = false;
+  bool is_unsharded_ = false, shows_full_ = false, keeps_storage_ = false;
 };
 
 }  // namespace muster::parallel

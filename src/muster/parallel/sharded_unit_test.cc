@@ -229,7 +229,8 @@ TEST(ShardedUnits, AreWholeOneAfterTheOther) {
     nn::Sequential layers;
     for (int i = 0; i < 6; ++i) layers->push_back(Counted(64));
     FullyShardedDataParallel<nn::Sequential> model(
-        layers, {.auto_wrap_policy = module_wrap_policy<CountedImpl>()});
+        layers,
+        {.auto_wrap_policy = module_wrap_policy<CountedImpl>(), .backward_prefetch = std::nullopt});
     std::int64_t most = 0, looks = 0;
     for (const auto& each : model.module()->children())
       if (auto* counted = each->as<CountedImpl>())
