@@ -1,20 +1,22 @@
 #!/usr/bin/env python3
-"""What encryption costs between two hosts: the same calls with all bytes encrypted and with payloads in the clear, in turn.
+"""What encryption costs between two hosts: the same calls with all bytes encrypted and with
+payloads in the clear, in turn.
 
-    bench/encryption.py                                  (as root, with iproute2; on a machine that does nothing else)
-    bench/encryption.py --against ../before/build/release
+    bench/encryption.py                                  (as root, with iproute2; on a machine that
+    does nothing else) bench/encryption.py --against ../before/build/release
 
-The hosts are network namespaces joined by a veth pair. Measured in turn, `--rounds` times each: `full` (MUSTER_TLS is not set), `clear`
-(MUSTER_TLS=control-plain: payloads of 4 KiB and more are neither encrypted nor authenticated) and, with --against, `before`: another build, such
-as one from before there was any encryption. Lines, medians over the rounds, and each way's ratio to `full`:
+The hosts are network namespaces joined by a veth pair. Measured in turn, `--rounds` times each:
+`full` (MUSTER_TLS is not set), `clear` (MUSTER_TLS=control-plain: payloads of 4 KiB and more are
+neither encrypted nor authenticated) and, with --against, `before`: another build, such as one from
+before there was any encryption. Lines, medians over the rounds, and each way's ratio to `full`:
 
     64 MiB        send and receive, GB/s, over an unlimited link
     64 MiB 1G     the same over a link of 1 Gbit/s (tc, token bucket)
     8 B           half of a round trip, us, median
     init 32       init_process_group of 16 ranks on each host, ms, the slowest rank
 
-What is asked of them: 64 MiB at least 0.75 of `clear` or `before`; no loss at 1 Gbit/s; 8 B at most 3 us more, and init at most 30 ms more,
-than `before`.
+What is asked of them: 64 MiB at least 0.75 of `clear` or `before`; no loss at 1 Gbit/s; 8 B at most
+3 us more, and init at most 30 ms more, than `before`.
 """
 
 import argparse

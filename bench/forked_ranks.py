@@ -7,7 +7,9 @@ import traceback
 
 
 def run_ranks(count, body):
-    """body(rank) in `count` children. The first that fails ends the others, and this process with its exit code; else that is 0."""
+    """body(rank) in `count` children. The first that fails ends the others, and this process with
+    its exit code; else that is 0.
+    """
     children = []
     for rank in range(count):
         child = os.fork()

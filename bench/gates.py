@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
-"""Holds rows of `muster bench --json` against what muster promises; exits with 1 where a promise is not kept.
+"""Holds rows of `muster bench --json` against what muster promises; exits with 1 where a promise is
+not kept.
 
     bench/gates.py rows.jsonl...
 
-Libraries are compared by p50_us from 64 KiB up and by loop_us below. A rival's figure over ours is how many times as fast we are. A cell
-is kept too where ours is within 1.15 of what the machine itself needs (rows of `muster bench floors`) and no rival needs less. Every cell that
-is promised is expected, with every rival: what the rows do not have is named, and the promise is not kept (`?`). Of several rows of a cell the
-last of ours counts and the least of a rival's or of the machine's; rows of the engine alone and of ranks as threads do not count. MPICH is expected where each rank has a core. Training steps (`muster bench ddp
---stock`) are compared by what they take longer than the model alone, until all ranks are done; of stock torch's it is also told, not judged,
-without what it takes where nothing is sent; and how many times as fast a job starts that meets in a file.
+Libraries are compared by p50_us from 64 KiB up and by loop_us below. A rival's figure over ours is
+how many times as fast we are. A cell is kept too where ours is within 1.15 of what the machine
+itself needs (rows of `muster bench floors`) and no rival needs less. Every cell that is promised is
+expected, with every rival: what the rows do not have is named, and the promise is not kept (`?`).
+Of several rows of a cell the last of ours counts and the least of a rival's or of the machine's;
+rows of the engine alone and of ranks as threads do not count. MPICH is expected where each rank has
+a core. Training steps (`muster bench ddp --stock`) are compared by what they take longer than the
+model alone, until all ranks are done; of stock torch's it is also told, not judged, without what it
+takes where nothing is sent; and how many times as fast a job starts that meets in a file.
 """
 
 import json
@@ -22,7 +26,8 @@ GLOO = ("gloo",)
 RANKS = (2, 4, 8)
 REDUCTIONS = ("all_reduce", "reduce_scatter")
 OTHERS = ("all_to_all", "all_gather", "broadcast", "reduce", "gather", "scatter")
-#: The sizes at which each operation is measured up to 1 KiB: of 8 bytes nothing is left for each of several ranks.
+#: The sizes at which each operation is measured up to 1 KiB: of 8 bytes nothing is left for each of
+#: several ranks.
 SMALL = {
     **dict.fromkeys(("all_reduce", "broadcast", "reduce"), (8, KIB)),
     "barrier": (0,),
@@ -51,10 +56,13 @@ def size_text(size):
 
 
 class Floors:
-    """The least time of a call, from how long a word takes from core to core and how long copies take on this machine."""
+    """The least time of a call, from how long a word takes from core to core and how long copies
+    take on this machine.
+    """
 
     NEAR = 1.15
-    #: In a loop of these every rank waits in each call for the others; of the rest the one that only gives may run ahead.
+    #: In a loop of these every rank waits in each call for the others; of the rest the one that
+    #: only gives may run ahead.
     MEETING = ("all_reduce", "barrier", "all_gather", "reduce_scatter", "all_to_all")
 
     def __init__(self, rows):
@@ -86,8 +94,10 @@ class Floors:
 
     @staticmethod
     def private(op, r):
-        """Copies of a cell's bytes that all ranks together make: a byte read and one written is a copy. What is only moved can be fetched
-        from its owner at once; what is added up goes through memory that they share."""
+        """Copies of a cell's bytes that all ranks together make: a byte read and one written is a
+        copy. What is only moved can be fetched from its owner at once; what is added up goes
+        through memory that they share.
+        """
         rest = (r - 1) / r
         into, out, reduced = rest, rest, (1 + 1 / r) / 2
         return {
@@ -118,7 +128,9 @@ class Floors:
 
 
 class Rows:
-    """Ours by (op, ranks, bytes, memory, transport), the rivals' without the memory: theirs is always private."""
+    """Ours by (op, ranks, bytes, memory, transport), the rivals' without the memory: theirs is
+    always private.
+    """
 
     def __init__(self, rows):
         self.floors = Floors([row for row in rows if "floor" in row])
@@ -145,7 +157,9 @@ class Rows:
         return [name for name in rivals if name != "mpich" or ranks <= self.floors.cores]
 
     def cells(self, memory, rivals, expected, transport="shm"):
-        """{cell: (factor, whether ours is near the floor)} of the (op, ranks, bytes) in `expected`, and what of them is missing, as text."""
+        """{cell: (factor, whether ours is near the floor)} of the (op, ranks, bytes) in `expected`,
+        and what of them is missing, as text.
+        """
         found, missing = {}, []
         for cell in expected:
             op, ranks, size = cell
@@ -181,7 +195,9 @@ def first_of(lines, most=12):
 
 
 def report(title, cells_and_missing, each=None, together=None):
-    """One promise: every factor at least `each` or near the floor, their geometric mean at least `together`, and no cell missing."""
+    """One promise: every factor at least `each` or near the floor, their geometric mean at least
+    `together`, and no cell missing.
+    """
     cells, missing = cells_and_missing
     if not cells:
         print(f"?     {title}: no rows")
@@ -199,7 +215,8 @@ def report(title, cells_and_missing, each=None, together=None):
     floors = f", {saved} of them by the floor" if saved else ""
     verdict = "OPEN" if not kept else "?" if missing else "kept"
     print(
-        f"{verdict:4}  {title}: {len(cells) - len(slow)} of {len(cells)} cells{floors}, mean {average:.2f}, "
+        f"{verdict:4}  {title}: {len(cells) - len(slow)} of {len(cells)} cells{floors}, mean "
+        f"{average:.2f}, "
         f"least {min(factors):.2f} (wanted: {wanted})"
     )
     first_of([f"{cell_text(cell)}: {factor:.2f}" for factor, cell in slow])
@@ -219,7 +236,9 @@ def report_figure(title, figure, most=None, least=None):
 
 
 class Training:
-    """What a step of training takes longer than one of the model alone, in milliseconds, by model, ranks and mode; of each the last row."""
+    """What a step of training takes longer than one of the model alone, in milliseconds, by model,
+    ranks and mode; of each the last row.
+    """
 
     MODELS = ("mlp", "resnet")
     #: title, the share that is promised at most, whose overhead, against whose
@@ -241,7 +260,9 @@ class Training:
         self.ranks = sorted({ranks for _, ranks, _ in self.overheads})
 
     def share(self, model, ranks, ours, theirs, common=None):
-        """None where a row is missing, or where the other's step is not longer than the model's alone: nothing can be said then."""
+        """None where a row is missing, or where the other's step is not longer than the model's
+        alone: nothing can be said then.
+        """
         above, below, base = (
             0 if mode is None else self.overheads.get((model, ranks, mode))
             for mode in (ours, theirs, common)
@@ -258,7 +279,8 @@ class Training:
                 )
                 if sent is not None:
                     print(
-                        f"      of stock torch's DDP, {model} on {ranks} ranks, without its own copying: "
+                        f"      of stock torch's DDP, {model} on {ranks} ranks, without its own "
+                        "copying: "
                         f"{sent:.2f} of what sending takes on Gloo"
                     )
         return [
@@ -388,7 +410,8 @@ def main(paths):
         if row["stock_us"] > 0:
             ratio = row["stock_us"] / row["muster_us"]
             print(
-                f"      init, {count} at once, meeting in a file: {ratio:.1f} times as fast as stock torch's"
+                f"      init, {count} at once, meeting in a file: {ratio:.1f} times as fast as "
+                "stock torch's"
             )
     for count in (2, 16, 32):
         us = rows.services.get(("new_group", count), {}).get("muster_us")

@@ -1,7 +1,8 @@
-"""Ranks of stock torch's Gloo that `muster bench` measures: read cells from <folder>/to-<rank>, answer in <folder>/back.
+"""Ranks of stock torch's Gloo that `muster bench` measures: read cells from <folder>/to-<rank>,
+answer in <folder>/back.
 
-The orders, the answers and what is measured are those of src/muster/cli/bench/cell.h. Every rank rewrites its buffer before each call;
-all_reduce and broadcast are in place.
+The orders, the answers and what is measured are those of src/muster/cli/bench/cell.h. Every rank
+rewrites its buffer before each call; all_reduce and broadcast are in place.
 """
 
 import argparse
@@ -21,7 +22,9 @@ MOST_SINGLES = 2000
 
 
 def prepare(cell, rank, size):
-    """The call of a cell and the tensor that is rewritten before it; None where Gloo has no such operation."""
+    """The call of a cell and the tensor that is rewritten before it; None where Gloo has no such
+    operation.
+    """
     dtype = getattr(torch, cell["dtype"])
     count = cell["bytes"] // dtype.itemsize
     part = cell["bytes"] // size // dtype.itemsize
@@ -62,7 +65,9 @@ def ping_pong(data, rank):
 
 
 def loop(data, call, times):
-    """From the last rank's start to the last rank's end, the same for all: a root that only gives is through long before the others."""
+    """From the last rank's start to the last rank's end, the same for all: a root that only gives
+    is through long before the others.
+    """
     dist.barrier()
     start = time.monotonic_ns()
     for _ in range(times):
@@ -107,7 +112,8 @@ def measure(cell, rank, size):
     dist.all_reduce(stamps, op=dist.ReduceOp.MAX)
     spans = sorted((stamps[1::2] - stamps[::2]).double().div(1000).tolist())
     return (
-        f"row {loop_us:.4f} {spans[singles // 2]:.4f} {spans[0]:.4f} {spans[singles * 99 // 100]:.4f} "
+        f"row {loop_us:.4f} {spans[singles // 2]:.4f} {spans[0]:.4f} "
+        f"{spans[singles * 99 // 100]:.4f} "
         f"{times * rounds + singles}\n"
     )
 

@@ -1,6 +1,7 @@
-/* A rank of an MPI library that `muster bench` measures: reads cells from <folder>/to-<rank>, answers in <folder>/back.
-   The orders, the answers and what is measured are those of src/muster/cli/bench/cell.h. Compiled by `muster bench` with the library's own
-   compiler. Every rank rewrites its buffer before each call; all_reduce and broadcast are in place. */
+/* A rank of an MPI library that `muster bench` measures: reads cells from <folder>/to-<rank>,
+   answers in <folder>/back. The orders, the answers and what is measured are those of
+   src/muster/cli/bench/cell.h. Compiled by `muster bench` with the library's own compiler. Every
+   rank rewrites its buffer before each call; all_reduce and broadcast are in place. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,7 +40,8 @@ static int compare_doubles(const void* a, const void* b) {
 
 static int find_type(struct cell* cell) {
   static const char* names[] = {"float32", "float64", "int8", "uint8", "int16", "int32", "int64"};
-  const MPI_Datatype types[] = {MPI_FLOAT, MPI_DOUBLE, MPI_INT8_T, MPI_UINT8_T, MPI_INT16_T, MPI_INT32_T, MPI_INT64_T};
+  const MPI_Datatype types[] = {MPI_FLOAT,   MPI_DOUBLE,  MPI_INT8_T, MPI_UINT8_T,
+                                MPI_INT16_T, MPI_INT32_T, MPI_INT64_T};
   for (size_t i = 0; i < sizeof types / sizeof *types; ++i) {
     if (strcmp(cell->dtype, names[i]) != 0) continue;
     cell->type = types[i];
@@ -53,15 +55,27 @@ static int find_type(struct cell* cell) {
 static int call(const struct cell* cell) {
   const int all = (int)(cell->bytes / cell->width), slice = (int)(cell->bytes / size / cell->width);
   const char* op = cell->op;
-  if (strcmp(op, "all_reduce") == 0) return MPI_Allreduce(MPI_IN_PLACE, in, all, cell->type, MPI_SUM, MPI_COMM_WORLD) == MPI_SUCCESS;
-  if (strcmp(op, "broadcast") == 0) return MPI_Bcast(in, all, cell->type, 0, MPI_COMM_WORLD) == MPI_SUCCESS;
-  if (strcmp(op, "reduce") == 0) return MPI_Reduce(in, out, all, cell->type, MPI_SUM, 0, MPI_COMM_WORLD) == MPI_SUCCESS;
-  if (strcmp(op, "all_gather") == 0) return MPI_Allgather(in, slice, cell->type, out, slice, cell->type, MPI_COMM_WORLD) == MPI_SUCCESS;
-  if (strcmp(op, "gather") == 0) return MPI_Gather(in, slice, cell->type, out, slice, cell->type, 0, MPI_COMM_WORLD) == MPI_SUCCESS;
-  if (strcmp(op, "scatter") == 0) return MPI_Scatter(in, slice, cell->type, out, slice, cell->type, 0, MPI_COMM_WORLD) == MPI_SUCCESS;
+  if (strcmp(op, "all_reduce") == 0)
+    return MPI_Allreduce(MPI_IN_PLACE, in, all, cell->type, MPI_SUM, MPI_COMM_WORLD) == MPI_SUCCESS;
+  if (strcmp(op, "broadcast") == 0)
+    return MPI_Bcast(in, all, cell->type, 0, MPI_COMM_WORLD) == MPI_SUCCESS;
+  if (strcmp(op, "reduce") == 0)
+    return MPI_Reduce(in, out, all, cell->type, MPI_SUM, 0, MPI_COMM_WORLD) == MPI_SUCCESS;
+  if (strcmp(op, "all_gather") == 0)
+    return MPI_Allgather(in, slice, cell->type, out, slice, cell->type, MPI_COMM_WORLD) ==
+           MPI_SUCCESS;
+  if (strcmp(op, "gather") == 0)
+    return MPI_Gather(in, slice, cell->type, out, slice, cell->type, 0, MPI_COMM_WORLD) ==
+           MPI_SUCCESS;
+  if (strcmp(op, "scatter") == 0)
+    return MPI_Scatter(in, slice, cell->type, out, slice, cell->type, 0, MPI_COMM_WORLD) ==
+           MPI_SUCCESS;
   if (strcmp(op, "reduce_scatter") == 0)
-    return MPI_Reduce_scatter_block(in, out, slice, cell->type, MPI_SUM, MPI_COMM_WORLD) == MPI_SUCCESS;
-  if (strcmp(op, "all_to_all") == 0) return MPI_Alltoall(in, slice, cell->type, out, slice, cell->type, MPI_COMM_WORLD) == MPI_SUCCESS;
+    return MPI_Reduce_scatter_block(in, out, slice, cell->type, MPI_SUM, MPI_COMM_WORLD) ==
+           MPI_SUCCESS;
+  if (strcmp(op, "all_to_all") == 0)
+    return MPI_Alltoall(in, slice, cell->type, out, slice, cell->type, MPI_COMM_WORLD) ==
+           MPI_SUCCESS;
   if (strcmp(op, "ping_pong") == 0) {
     const int other = 1 - rank;
     if (rank > 1) return 1;
@@ -73,7 +87,8 @@ static int call(const struct cell* cell) {
   return 0;
 }
 
-/* From the last rank's start to the last rank's end, the same for all: a root that only gives is through long before the others. */
+/* From the last rank's start to the last rank's end, the same for all: a root that only gives is
+ * through long before the others. */
 static double loop(const struct cell* cell, long long times) {
   long long stamps[2];
   MPI_Barrier(MPI_COMM_WORLD);
@@ -118,7 +133,8 @@ static void measure(const struct cell* cell, FILE* back) {
   if (second < warm) warm = second;
   const int in_time = calls_in(MANY_TIMES * cell->seconds, warm, 0, 1) > 0;
   const int rounds = in_time ? LOOPS : FEW_LOOPS;
-  for (int i = 0; in_time && i < 2; ++i) warm = loop(cell, calls_in(cell->seconds / 4, warm, 2, 20));
+  for (int i = 0; in_time && i < 2; ++i)
+    warm = loop(cell, calls_in(cell->seconds / 4, warm, 2, 20));
   for (double settled = 0; settled < cell->settling;) {
     const long long more = calls_in(cell->settling - settled, warm, 1, MOST_CALLS);
     warm = loop(cell, more);
@@ -140,11 +156,12 @@ static void measure(const struct cell* cell, FILE* back) {
     stamps[2 * i + 1] = now();
   }
   MPI_Allreduce(MPI_IN_PLACE, stamps, (int)(2 * singles), MPI_LONG_LONG, MPI_MAX, MPI_COMM_WORLD);
-  for (long long i = 0; i < singles; ++i) spans[i] = (double)(stamps[2 * i + 1] - stamps[2 * i]) / 1000;
+  for (long long i = 0; i < singles; ++i)
+    spans[i] = (double)(stamps[2 * i + 1] - stamps[2 * i]) / 1000;
   qsort(spans, (size_t)singles, sizeof *spans, compare_doubles);
   char text[256];
-  snprintf(text, sizeof text, "row %.4f %.4f %.4f %.4f %lld\n", loops[rounds / 2], spans[singles / 2], spans[0], spans[singles * 99 / 100],
-           times * rounds + singles);
+  snprintf(text, sizeof text, "row %.4f %.4f %.4f %.4f %lld\n", loops[rounds / 2],
+           spans[singles / 2], spans[0], spans[singles * 99 / 100], times * rounds + singles);
   answer(back, text);
   free(stamps);
   free(spans);
@@ -165,8 +182,8 @@ int main(int count, char** words) {
   }
   while (fgets(line, sizeof line, orders) != NULL) {
     struct cell cell;
-    if (sscanf(line, "cell %63s %llu %63s %63s %lf %lf", cell.op, &cell.bytes, cell.dtype, cell.memory, &cell.seconds,
-               &cell.settling) != 6)
+    if (sscanf(line, "cell %63s %llu %63s %63s %lf %lf", cell.op, &cell.bytes, cell.dtype,
+               cell.memory, &cell.seconds, &cell.settling) != 6)
       break;
     if (!find_type(&cell)) {
       answer(back, "skip the worker for MPI knows no such element type\n");

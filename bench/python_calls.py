@@ -1,6 +1,8 @@
-"""An 8-byte all_reduce from Python, 2 ranks of this host: muster directly, stock torch on the backend muster, stock torch on Gloo, in turn.
+"""An 8-byte all_reduce from Python, 2 ranks of this host: muster directly, stock torch on the
+backend muster, stock torch on Gloo, in turn.
 
-Prints microseconds a call (median of loops that begin together) and how many times as long Gloo takes. For `muster bench python`.
+Prints microseconds a call (median of loops that begin together) and how many times as long Gloo
+takes. For `muster bench python`.
 """
 
 import argparse
@@ -85,7 +87,8 @@ def main():
     medians = {way: statistics.median(times) for way, times in rounds.items()}
     gloo = medians["stock torch, Gloo"]
     print(
-        f"{'all_reduce from Python':24} {'bytes':>8} {'ranks':>6} {'us a call':>10} {'Gloo takes':>11}"
+        f"{'all_reduce from Python':24} {'bytes':>8} {'ranks':>6} {'us a call':>10} "
+        f"{'Gloo takes':>11}"
     )
     for way, median in medians.items():
         print(f"{way:24} {options.bytes:8} {options.ranks:6} {median:10.2f} {gloo / median:9.1f} x")

@@ -1,4 +1,6 @@
-"""Calls of stock torch's RPC between two processes of this host; writes the cases of rpc_bench.cc to FOLDER/result."""
+"""Calls of stock torch's RPC between two processes of this host; writes the cases of rpc_bench.cc
+to FOLDER/result.
+"""
 
 import argparse
 import collections

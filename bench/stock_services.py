@@ -1,4 +1,6 @@
-"""Stock torch's store, start of a job, groups and launcher, for `muster bench store|group|launch`; prints one figure in microseconds."""
+"""Stock torch's store, start of a job, groups and launcher, for `muster bench store|group|launch`;
+prints one figure in microseconds.
+"""
 
 import argparse
 import datetime
@@ -63,7 +65,9 @@ def init(options, rank, method=None):
 
 
 def reserve_port():
-    """Kept by a socket that does not listen: nobody is given it but who asks for it by its number, with SO_REUSEADDR as every server."""
+    """Kept by a socket that does not listen: nobody is given it but who asks for it by its number,
+    with SO_REUSEADDR as every server.
+    """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("127.0.0.1", 0))

@@ -1,4 +1,5 @@
-"""`make docs`: these pages, the references of C++, Python and the commands, by Sphinx, in build/docs.
+"""`make docs`: these pages, the references of C++, Python and the commands, by Sphinx, in
+build/docs.
 
 The C++ reference is read from the public headers by doxygen, into build/doxygen. The reference of
 the commands is what `muster COMMAND --help` prints.

@@ -1,4 +1,6 @@
-"""Distributed synchronous SGD by hand, of the training tutorial, on digits instead of the tutorial's own data."""
+"""Distributed synchronous SGD by hand, of the training tutorial, on digits instead of the
+tutorial's own data.
+"""
 
 import pathlib
 import random

@@ -1,4 +1,6 @@
-"""Fully sharded training and how it is saved, of the training tutorial, on digits instead of the tutorial's own data."""
+"""Fully sharded training and how it is saved, of the training tutorial, on digits instead of the
+tutorial's own data.
+"""
 
 import argparse
 import os

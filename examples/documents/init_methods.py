@@ -1,4 +1,4 @@
-"""The ways to meet of the reference, the guide and the older reference: four ranks, once by each."""
+"""The ways to meet of the reference, the guide and the older reference: four ranks by each."""
 
 import argparse
 import os

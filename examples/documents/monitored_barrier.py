@@ -1,4 +1,6 @@
-"""The reference's monitored barriers: rank 1 does not come to the first; nobody comes to the other, which names all."""
+"""The reference's monitored barriers: rank 1 does not come to the first; nobody comes to the other,
+which names all.
+"""
 
 import os
 from datetime import timedelta

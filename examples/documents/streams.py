@@ -1,4 +1,6 @@
-"""The reference's program on the streams of an accelerator: what a collective gives is used on another stream."""
+"""The reference's program on the streams of an accelerator: what a collective gives is used on
+another stream.
+"""
 
 import os
 

@@ -1,4 +1,6 @@
-"""The reference's net of two layers, with everything logged. With the argument `unused` the loss leaves out what the first layer gives."""
+"""The reference's net of two layers, with everything logged. With the argument `unused` the loss
+leaves out what the first layer gives.
+"""
 
 import os
 import sys

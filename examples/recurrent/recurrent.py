@@ -1,9 +1,11 @@
-"""A recurrent net whose two large parts, the table of its input words and the decoder to its output words, live on another worker.
+"""A recurrent net whose two large parts, the table of its input words and the decoder to its output
+words, live on another worker.
 
     muster run --standalone --nproc-per-node 2 examples/recurrent/recurrent.py [--steps N]
 
-It learns a sentence by heart: given the words so far, the next one. Every step is one forward and one backward pass through both workers,
-and one optimizer step on both. It checks its own gradients against those of one process, and ends with 1 where they differ.
+It learns a sentence by heart: given the words so far, the next one. Every step is one forward and
+one backward pass through both workers, and one optimizer step on both. It checks its own gradients
+against those of one process, and ends with 1 where they differ.
 """
 
 import argparse
@@ -17,7 +19,9 @@ from muster import autograd, rpc
 from muster.nn import RemoteModule
 from muster.optim import DistributedOptimizer
 
-SENTENCE = "the quick brown fox jumps over the lazy dog and the lazy dog sleeps on under the old tree".split()
+SENTENCE = (
+    "the quick brown fox jumps over the lazy dog and the lazy dog sleeps on under the old tree"
+).split()
 WORDS = sorted(set(SENTENCE))
 SIZE = 24
 
@@ -75,7 +79,9 @@ def parameters_of(net):
 
 
 def check(words, mode):
-    """The largest difference between the gradients of the two workers and those of one process, relative to the largest gradient."""
+    """The largest difference between the gradients of the two workers and those of one process,
+    relative to the largest gradient.
+    """
     alone = Recurrent(Table(), Decoder())
     loss_of(alone, words).backward()
     expected = [

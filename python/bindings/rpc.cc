@@ -61,7 +61,6 @@ rpc::CallOptions options_of(double timeout) {
 }
 
 // ---- serving
-// ---------------------------------------------------------------------------------------------------------
 
 /// The end of a call whose function gave a future.
 class LateAnswer {
@@ -110,7 +109,6 @@ void serve(rpc::Value& arguments, rpc::Passage& passage, const rpc::ResponderRef
 }
 
 // ---- calling
-// ---------------------------------------------------------------------------------------------------------
 
 struct What {
   rpc::Kind kind;
@@ -230,7 +228,6 @@ std::shared_ptr<StartedCall> rpc_async(const py::object& to, const py::object& f
 }
 
 // ---- references
-// ------------------------------------------------------------------------------------------------------
 
 ReferenceRef remote(const py::object& to, const py::object& function, const py::object& arguments,
                     const std::string& name, double timeout) {
@@ -369,7 +366,6 @@ void bind_references(py::module_& module) {
 }
 
 // ---- options, start and end
-// ------------------------------------------------------------------------------------------
 
 rpc::DeviceName device_of(const py::handle& given) {
   if (py::isinstance<py::int_>(given)) return {given.cast<int>()};

@@ -126,7 +126,6 @@ const Inside& inside() {
 }
 
 // ---- objects
-// ---------------------------------------------------------------------------------------------------------
 
 Pickled pickled(py::handle object) {
   const auto parts = inside().dumps(object).cast<py::tuple>();
@@ -232,7 +231,6 @@ std::function<void(Value&, Passage&)> plain_arguments(const std::string& functio
 }
 
 // ---- exceptions
-// ------------------------------------------------------------------------------------------------------
 
 std::exception_ptr described(const py::object& error) {
   return std::make_exception_ptr(rpc::DescribedError(text_of(error)));
@@ -269,7 +267,6 @@ void raise_in_python(const std::exception_ptr& thrown) {
 }
 
 // ---- results
-// ---------------------------------------------------------------------------------------------------------
 
 Outcome outcome(const rpc::ResponderRef& responder, py::object result) {
   Outcome made;

@@ -1,7 +1,7 @@
 """muster: torch.distributed's interface on an engine of its own. `import muster as dist`.
 
-Names, arguments and defaults are torch.distributed's; docs/user/python.md says what is here and where it differs. `muster.torch` registers the
-same engine as a backend of stock torch.
+Names, arguments and defaults are torch.distributed's; docs/user/python.md says what is here and
+where it differs. `muster.torch` registers the same engine as a backend of stock torch.
 """
 
 import torch as _torch
@@ -11,8 +11,10 @@ from ._build import VERSION as __version__  # noqa: F401
 
 if _torch.__version__.split("+")[0] != _BUILT_FOR:
     raise ImportError(
-        f"this muster was built for torch {_BUILT_FOR}, and torch {_torch.__version__} is installed: the two share C++ classes and must fit. "
-        f"Install torch {_BUILT_FOR}, or build muster again with this torch (pip install --no-build-isolation --force-reinstall muster-dist)."
+        f"this muster was built for torch {_BUILT_FOR}, and torch {_torch.__version__} is "
+        "installed: the two share C++ classes and must fit. "
+        f"Install torch {_BUILT_FOR}, or build muster again with this torch (pip install "
+        "--no-build-isolation --force-reinstall muster-dist)."
     )
 
 from . import (  # noqa: E402

@@ -1,11 +1,13 @@
-"""torch.distributed._functional_collectives' names: collectives that return their results and leave their inputs as they are.
+"""torch.distributed._functional_collectives' names: collectives that return their results and leave
+their inputs as they are.
 
-A group is a ProcessGroup, its name (`group_name`), a DeviceMesh of one dimension, a (mesh, dimension) pair, or the list of ranks of an
-existing group. Results are there when a call returns: `wait_tensor` gives its argument. Gradients flow through all calls, those whose names
-end in `_autograd` and the others alike. What `muster`'s calls of the same kind raise, these raise.
+A group is a ProcessGroup, its name (`group_name`), a DeviceMesh of one dimension, a (mesh,
+dimension) pair, or the list of ranks of an existing group. Results are there when a call returns:
+`wait_tensor` gives its argument. Gradients flow through all calls, those whose names end in
+`_autograd` and the others alike. What `muster`'s calls of the same kind raise, these raise.
 
-torch.compile traces these calls: they are operators of the library `muster` (_functional_operators.py). The calls that give a Work
-(`isend_inplace`, `irecv_inplace`) are none.
+torch.compile traces these calls: they are operators of the library `muster`
+(_functional_operators.py). The calls that give a Work (`isend_inplace`, `irecv_inplace`) are none.
 """
 
 import contextlib
@@ -31,8 +33,9 @@ REDUCE_OP_TO_STR = {
 
 
 def _name(given: Any) -> str:
-    """The group's name: what the operators take. torch.compile follows these lines, and looks once at what they call; numbers go there as
-    text, by which it knows them."""
+    """The group's name: what the operators take. torch.compile follows these lines, and looks once
+    at what they call; numbers go there as text, by which it knows them.
+    """
     if given is None:
         return _name_of_default()
     if isinstance(given, str):
@@ -47,7 +50,8 @@ def _name(given: Any) -> str:
         lists = given if isinstance(given[0], (list, tuple)) else [given]
         return _name_of_ranks(";".join([" ".join([f"{rank}" for rank in one]) for one in lists]))
     raise ValueError(
-        f"a group is a ProcessGroup, its name, a DeviceMesh, (mesh, dimension) or a list of ranks, not {given!r}"
+        "a group is a ProcessGroup, its name, a DeviceMesh, (mesh, dimension) or a list of ranks, "
+        f"not {given!r}"
     )
 
 
@@ -107,15 +111,19 @@ def wait_tensors(tensors: Tensors) -> Tensors:
 
 
 def broadcast(self: Tensor, src: int, group: RANK_TYPES, tag: str = "") -> Tensor:
-    """src's tensor, on every member. src: a rank of the group. Backward sums up all members' gradients on src; they are zero elsewhere."""
+    """src's tensor, on every member. src: a rank of the group. Backward sums up all members'
+    gradients on src; they are zero elsewhere.
+    """
     return operators.broadcast(self, src, _name(group))
 
 
 def all_reduce(
     self: Tensor, reduceOp: str | _C.ReduceOp, group: RANK_TYPES, tag: str = ""
 ) -> Tensor:
-    """All members' tensors combined. reduceOp: `sum`, `avg`, `product`, `min`, `max`, `band`, `bor`, `bxor`, or a ReduceOp. Backward of
-    sums and averages is the same call for the gradients; of `min` and `max` the members that hold the result share its gradient."""
+    """All members' tensors combined. reduceOp: `sum`, `avg`, `product`, `min`, `max`, `band`,
+    `bor`, `bxor`, or a ReduceOp. Backward of sums and averages is the same call for the gradients;
+    of `min` and `max` the members that hold the result share its gradient.
+    """
     return operators.all_reduce(self, _op(reduceOp), _name(group))
 
 
@@ -127,7 +135,9 @@ def all_reduce_coalesced(
 
 
 def all_gather_single(self: Tensor, gather_dim: int, group: RANK_TYPES, tag: str = "") -> Tensor:
-    """The members' tensors, concatenated along gather_dim. Backward sums up every member's gradients of this member's tensor."""
+    """The members' tensors, concatenated along gather_dim. Backward sums up every member's
+    gradients of this member's tensor.
+    """
     return operators.all_gather(self, gather_dim, _name(group))
 
 
@@ -139,8 +149,9 @@ def all_gather_single_coalesced(self: Tensors, group: RANK_TYPES, tag: str = "")
 def reduce_scatter_single(
     self: Tensor, reduceOp: str, scatter_dim: int, group: RANK_TYPES, tag: str = ""
 ) -> Tensor:
-    """This member's part, along scatter_dim, of all members' tensors combined. Backward of `sum` gathers the members' gradients; for `avg`
-    each is divided by their number."""
+    """This member's part, along scatter_dim, of all members' tensors combined. Backward of `sum`
+    gathers the members' gradients; for `avg` each is divided by their number.
+    """
     return operators.reduce_scatter(self, _op(reduceOp), scatter_dim, _name(group))
 
 
@@ -161,16 +172,18 @@ def all_to_all_single(
     group: RANK_TYPES,
     tag: str = "",
 ) -> Tensor:
-    """The rows of dimension 0 that the members send, as many to and from each as the splits say; None for equal parts. Backward is the way
-    back."""
+    """The rows of dimension 0 that the members send, as many to and from each as the splits say;
+    None for equal parts. Backward is the way back.
+    """
     if (output_split_sizes is None) != (input_split_sizes is None):
         raise _C.DistArgumentError("give output_split_sizes and input_split_sizes, or neither")
     return operators.all_to_all(self, output_split_sizes, input_split_sizes, _name(group))
 
 
 def permute_tensor(self: Tensor, src_dst: list[int], group: RANK_TYPES, tag: str = "") -> Tensor:
-    """The elements that come to this member where member m sends its tensor to member src_dst[m], in one dimension; all tensors have one
-    size."""
+    """The elements that come to this member where member m sends its tensor to member src_dst[m],
+    in one dimension; all tensors have one size.
+    """
     name = _name(group)
     size, rank = _size_and_rank(name)
     flat = self.reshape(-1)
@@ -288,7 +301,9 @@ def batch_p2p_ops_inplace(
     tensors: Tensors,
     group_name: RANK_TYPES,
 ) -> Tensors:
-    """The tensors, once all messages have come and gone: op_list has `isend` and `irecv`, peer_list ranks of the group."""
+    """The tensors, once all messages have come and gone: op_list has `isend` and `irecv`, peer_list
+    ranks of the group.
+    """
     operators.messages(op_list, peer_list, tag_list, tensors, _name(group_name))
     return tensors
 

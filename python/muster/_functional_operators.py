@@ -1,7 +1,9 @@
-"""The functional collectives as operators of torch's library `muster`: what torch.compile and export put into their graphs.
+"""The functional collectives as operators of torch's library `muster`: what torch.compile and
+export put into their graphs.
 
-Each has a kernel, the shape of its result for tracing, and where there is one its gradient, which is made of the same operators. A group is
-given by its name. A reduction is a name in small letters; `premul_sum:2.0` carries its factor.
+Each has a kernel, the shape of its result for tracing, and where there is one its gradient, which
+is made of the same operators. A group is given by its name. A reduction is a name in small letters;
+`premul_sum:2.0` carries its factor.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,5 +1,6 @@
-"""Modules that are not files of this package: `muster.distributed.x` for `muster.x`, torch's own that need no group of its, and those
-that are not there, which say what to use."""
+"""Modules that are not files of this package: `muster.distributed.x` for `muster.x`, torch's own
+that need no group of its, and those that are not there, which say what to use.
+"""
 
 import importlib
 import importlib.abc
@@ -12,7 +13,8 @@ from types import ModuleType
 _OURS = "muster."
 _PATH = "muster.distributed."
 
-# They start processes, name failures, keep metrics and sample data: what they need is torch, and no group of torch.distributed's.
+# They start processes, name failures, keep metrics and sample data: what they need is torch, and no
+# group of torch.distributed's.
 TORCHS = {
     "elastic": "torch.distributed.elastic",
     "launcher": "torch.distributed.launcher",
@@ -24,7 +26,8 @@ TORCHS = {
 
 _ON_BACKEND = (
     "it stands on torch.distributed's own groups: import torch.distributed.{name} and call "
-    "torch.distributed.init_process_group('muster') after `import muster.torch`, which puts those groups on the same engine "
+    "torch.distributed.init_process_group('muster') after `import muster.torch`, which puts those "
+    "groups on the same engine "
     "(docs/torch-backend.md)"
 )
 REFUSED = {
@@ -34,7 +37,9 @@ REFUSED = {
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Asked first: a folder of torch's would be found under muster's name too, as modules of their own."""
+    """Asked first: a folder of torch's would be found under muster's name too, as modules of their
+    own.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

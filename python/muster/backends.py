@@ -2,22 +2,27 @@
 
 
 class ProcessGroupBackend:
-    """What carries out the calls of one group on this member: derive from it, and register a function that makes one
-    (`Backend.register_backend`).
+    """What carries out the calls of one group on this member: derive from it, and register a
+    function that makes one (`Backend.register_backend`).
 
-    muster has checked and numbered each call, and picked the backend by the tensors' device. The backend keeps the order of calls, honours
-    `request.timeout`, names the ranks at fault, and ends its waits on `abort`. Its methods may be called on any thread, with the GIL.
+    muster has checked and numbered each call, and picked the backend by the tensors' device. The
+    backend keeps the order of calls, honours `request.timeout`, names the ranks at fault, and ends
+    its waits on `abort`. Its methods may be called on any thread, with the GIL.
     """
 
     def supports(self, op, dtype, device):
-        """Whether it has the operation (a name as `all_reduce`) on such tensors (torch.dtype, a kind of device as text). Text instead of True
-        says why not, as the end of a sentence: the user gets a DistBackendError that names the backend and the operation."""
+        """Whether it has the operation (a name as `all_reduce`) on such tensors (torch.dtype, a
+        kind of device as text). Text instead of True says why not, as the end of a sentence: the
+        user gets a DistBackendError that names the backend and the operation.
+        """
         return True
 
     def submit(self, request):
-        """Carries out a Request: reads its inputs, writes its outputs. None where all is done on return; else an object with `wait()`, such
-        as a torch.futures.Future, which is waited for at once unless `request.async_op` is set or it is a receive. That of a receive from any
-        rank has `source_rank()` too: the sender's, as the default group counts."""
+        """Carries out a Request: reads its inputs, writes its outputs. None where all is done on
+        return; else an object with `wait()`, such as a torch.futures.Future, which is waited for at
+        once unless `request.async_op` is set or it is a receive. That of a receive from any rank
+        has `source_rank()` too: the sender's, as the default group counts.
+        """
         raise NotImplementedError
 
     def close(self, timeout):

@@ -9,7 +9,9 @@ __all__ = ["DeviceMesh", "init_device_mesh"]
 
 
 class _MeshEnv:
-    """What libraries ask torch's `_mesh_resources` for. Current is the innermost mesh that this thread is in (`with mesh:`)."""
+    """What libraries ask torch's `_mesh_resources` for. Current is the innermost mesh that this
+    thread is in (`with mesh:`).
+    """
 
     def get_current_mesh(self) -> DeviceMesh:
         return _C._current_mesh()

@@ -1,4 +1,6 @@
-"""torch.distributed.distributed_c10d's names: the public ones are muster's own, and of the private ones those that libraries call."""
+"""torch.distributed.distributed_c10d's names: the public ones are muster's own, and of the private
+ones those that libraries call.
+"""
 
 import contextlib
 import datetime
@@ -94,18 +96,22 @@ def _get_process_group_name(pg: ProcessGroup) -> str:
 
 
 def _resolve_process_group(group_name: str) -> ProcessGroup:
-    """The group with that `group_name`. Raises ValueError (DistArgumentError) if this process has none."""
+    """The group with that `group_name`. Raises ValueError (DistArgumentError) if this process has
+    none.
+    """
     found = _C._find_group(group_name)
     if found is None:
         raise _C.DistArgumentError(
-            f"this process has no group named {group_name!r}; _get_process_group_name(group) gives a group's name"
+            f"this process has no group named {group_name!r}; _get_process_group_name(group) gives "
+            "a group's name"
         )
     return found
 
 
 def _get_group_size_by_name(group_name: str | ProcessGroup) -> int:
     by_name = isinstance(group_name, str)
-    return (_resolve_process_group(group_name) if by_name else group_name).size()  # type: ignore[arg-type, union-attr]
+    group = _resolve_process_group(group_name) if by_name else group_name  # type: ignore[arg-type]
+    return group.size()  # type: ignore[union-attr]
 
 
 def _set_pg_timeout(timeout: datetime.timedelta, group: ProcessGroup | None = None) -> None:
@@ -127,21 +133,27 @@ def _canonicalize_group_rank(
     group_rank: int | None = None,
     return_global: bool = False,
 ) -> int:
-    """A rank that is given in one of two ways, in the other one or the same. Raises ValueError (DistArgumentError) for neither and both."""
+    """A rank that is given in one of two ways, in the other one or the same. Raises ValueError
+    (DistArgumentError) for neither and both.
+    """
     if (global_rank is None) == (group_rank is None):
         raise _C.DistArgumentError(
             "give a rank of the default group or one of the group, and not both"
         )
     if group_rank is not None:
         return _C.get_global_rank(group, group_rank) if return_global else group_rank
-    return global_rank if return_global else _C.get_group_rank(group, global_rank)  # type: ignore[return-value, arg-type]
+    if return_global:
+        return global_rank  # type: ignore[return-value]
+    return _C.get_group_rank(group, global_rank)  # type: ignore[arg-type]
 
 
 # ---- devices
 
 
 def _get_pg_default_device(group: ProcessGroup | None = None) -> torch.device:
-    """Where small tensors of a library's own go: the CPU where the group serves it, else its device."""
+    """Where small tensors of a library's own go: the CPU where the group serves it, else its
+    device.
+    """
     kinds = _device_capability(group)
     return torch.device("cpu" if "cpu" in kinds else kinds[0])
 
@@ -208,8 +220,9 @@ def _coalescing_manager(
     device: torch.device | None = None,
     async_ops: bool = False,
 ) -> Iterator[_CoalescingManager]:
-    """Calls inside are made as anywhere; asynchronous ones whose Works are appended to the manager have ended where the block ends, or
-    with async_ops where its `wait` returns."""
+    """Calls inside are made as anywhere; asynchronous ones whose Works are appended to the manager
+    have ended where the block ends, or with async_ops where its `wait` returns.
+    """
     manager = _CoalescingManager()
     yield manager
     if not async_ops:
@@ -219,12 +232,15 @@ def _coalescing_manager(
 def _broadcast_coalesced(
     process_group: ProcessGroup, tensors: Sequence[torch.Tensor], buffer_size: int, src: int = 0
 ) -> None:
-    """The tensors of the group's rank src go to all, in place, in messages of up to about buffer_size bytes."""
+    """The tensors of the group's rank src go to all, in place, in messages of up to about
+    buffer_size bytes.
+    """
     batch: list[torch.Tensor] = []
     size = 0
     for tensor in [*tensors, None]:
         nothing_more = tensor is None or (batch and tensor.dtype != batch[0].dtype)
-        if batch and (nothing_more or size + tensor.nbytes > buffer_size):  # type: ignore[union-attr]
+        full = nothing_more or size + tensor.nbytes > buffer_size  # type: ignore[union-attr]
+        if batch and full:
             flat = torch.cat([each.detach().reshape(-1) for each in batch])
             _C.broadcast(flat, None, process_group, False, src)
             with torch.no_grad():

@@ -1,4 +1,6 @@
-"""Hooks of a group: functions that see its calls. Importing this module gives ProcessGroup the methods that register them."""
+"""Hooks of a group: functions that see its calls. Importing this module gives ProcessGroup the
+methods that register them.
+"""
 
 import itertools
 import threading
@@ -14,7 +16,9 @@ _REGISTERING = threading.Lock()
 
 
 class _Hooks:
-    """The hooks of one group, by the ids they were registered with. The extension calls `call`, `submitted` and `aborted`."""
+    """The hooks of one group, by the ids they were registered with. The extension calls `call`,
+    `submitted` and `aborted`.
+    """
 
     def __init__(self) -> None:
         self.before: dict[int, Callable[[PreHookArgs], None]] = {}
@@ -54,7 +58,9 @@ def _hooks_of(group: Group) -> _Hooks:
 
 
 def register_pre_hook(self: Group, hook_id: int, hook: Callable[[PreHookArgs], None]) -> None:
-    """Runs `hook` before each call of this group starts, on the thread that makes it. What the hook raises, the call raises."""
+    """Runs `hook` before each call of this group starts, on the thread that makes it. What the hook
+    raises, the call raises.
+    """
     _hooks_of(self).before[hook_id] = hook
 
 
@@ -64,7 +70,9 @@ def unregister_pre_hook(self: Group, hook_id: int) -> None:
 
 
 def register_post_hook(self: Group, hook_id: int, hook: Callable[[PostHookArgs], None]) -> None:
-    """Runs `hook` after each call of this group: once a synchronous call has succeeded, or an asynchronous one has started."""
+    """Runs `hook` after each call of this group: once a synchronous call has succeeded, or an
+    asynchronous one has started.
+    """
     _hooks_of(self).after[hook_id] = hook
 
 
@@ -74,7 +82,9 @@ def unregister_post_hook(self: Group, hook_id: int) -> None:
 
 
 def register_abort_hook(self: Group, hook_id: int, hook: Callable[[], None]) -> None:
-    """Runs `hook` when this process is about to abort the group, on any thread. Python prints what it raises; the abort goes on."""
+    """Runs `hook` when this process is about to abort the group, on any thread. Python prints what
+    it raises; the abort goes on.
+    """
     _hooks_of(self).on_abort[hook_id] = hook
 
 

@@ -1,5 +1,7 @@
-"""`python -m muster.launch`: `muster run` in torch.distributed.launch's way, where programs are told their local rank by an argument
-`--local-rank`, unless --use-env is given. New programs read LOCAL_RANK: `python -m muster.run`."""
+"""`python -m muster.launch`: `muster run` in torch.distributed.launch's way, where programs are
+told their local rank by an argument `--local-rank`, unless --use-env is given. New programs read
+LOCAL_RANK: `python -m muster.run`.
+"""
 
 import os
 import re
@@ -45,7 +47,8 @@ def _line(given: Sequence[str]) -> list[str]:
         return [*options, *program]
     if parsed.no_python:
         raise SystemExit(
-            "muster.launch: --no-python needs --use-env: the program's own arguments stay as they are"
+            "muster.launch: --no-python needs --use-env: the program's own arguments stay as they "
+            "are"
         )
     kind = ["-m"] if parsed.module else []
     plain = [each for each in options if each not in ("-m", "--module")]
@@ -80,7 +83,9 @@ def __getattr__(name: str) -> Any:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """With these arguments; None: the program's own. Raises SystemExit with the exit code of the rank that failed first."""
+    """With these arguments; None: the program's own. Raises SystemExit with the exit code of the
+    rank that failed first.
+    """
     given = sys.argv[1:] if args is None else list(args)
     if given[:1] == [_AS_WORKER]:
         _work(given[1:])

@@ -19,8 +19,9 @@ SHRINK_ABORT = 1
 
 
 class Backend(str):
-    """A backend's lower-case name. `Backend("GLOO") == "gloo"`; an unknown name raises a ValueError (DistArgumentError),
-    with the list of the known ones."""
+    """A backend's lower-case name. `Backend("GLOO") == "gloo"`; an unknown name raises a ValueError
+    (DistArgumentError), with the list of the known ones.
+    """
 
     UNDEFINED = "undefined"
     NATIVE = "native"
@@ -58,10 +59,12 @@ class Backend(str):
     ) -> None:
         """Makes `name` a backend of this process, and an attribute of Backend in capitals.
 
-        func(store, rank, world_size, timeout) gives a ProcessGroupBackend; with `extended_api` func(DistributedBackendOptions, pg_options).
-        It runs on every member of every group that is made with this name, with a store of that group alone. devices: a name, or a list of
-        them: the kinds that it serves where a group names it without one; None: cpu and cuda. Raises ValueError (DistArgumentError) where
-        there is such a backend already. Of a plugin library: `load_backend_plugin`.
+        func(store, rank, world_size, timeout) gives a ProcessGroupBackend; with `extended_api`
+        func(DistributedBackendOptions, pg_options). It runs on every member of every group that is
+        made with this name, with a store of that group alone. devices: a name, or a list of
+        them: the kinds that it serves where a group names it without one; None: cpu and cuda.
+        Raises ValueError (DistArgumentError) where there is such a backend already. Of a plugin
+        library: `load_backend_plugin`.
         """
         kinds = [] if devices is None else [devices] if isinstance(devices, str) else list(devices)
         _C._register_backend(name.lower(), func, extended_api, kinds)
@@ -91,14 +94,17 @@ class group(metaclass=_World):
 
 
 class GroupMember(metaclass=_World):
-    """`GroupMember.WORLD` is the default group. `NON_GROUP_MEMBER` equals every group that this process is no member of."""
+    """`GroupMember.WORLD` is the default group. `NON_GROUP_MEMBER` equals every group that this
+    process is no member of.
+    """
 
     NON_GROUP_MEMBER = _C.NON_GROUP_MEMBER
 
 
 class P2POp:
-    """One operation of a batch: `op` is `isend` or `irecv`, `peer` a rank of the default group, `group_peer` one of `group`. Raises
-    ValueError for another op."""
+    """One operation of a batch: `op` is `isend` or `irecv`, `peer` a rank of the default group,
+    `group_peer` one of `group`. Raises ValueError for another op.
+    """
 
     def __init__(
         self,
@@ -122,9 +128,10 @@ class P2POp:
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[_C.Work]:
-    """Any mix in any order that matches the peers'. One Work per operation; none for a non-member. Raises ValueError for entries that
-    are no P2POp, and (DistArgumentError) for ranks that there are not; what fails later is raised by the Work's wait, as of `isend` and
-    `irecv`."""
+    """Any mix in any order that matches the peers'. One Work per operation; none for a non-member.
+    Raises ValueError for entries that are no P2POp, and (DistArgumentError) for ranks that there
+    are not; what fails later is raised by the Work's wait, as of `isend` and `irecv`.
+    """
     if not all(isinstance(each, P2POp) for each in p2p_op_list):
         raise ValueError("batch_isend_irecv takes a list of P2POp")
     return _C.batch_of_messages(
@@ -155,8 +162,9 @@ def is_xccl_available() -> bool:
 
 
 def get_default_backend_for_device(device: str | torch.device) -> str:
-    """The name of the backend that serves such tensors (a torch.device, or its text) where a group names none. Raises ValueError for kinds
-    that none serves."""
+    """The name of the backend that serves such tensors (a torch.device, or its text) where a group
+    names none. Raises ValueError for kinds that none serves.
+    """
     kind = torch.device(device).type
     name = Backend.default_device_backend_map.get(kind)
     if name is None:
@@ -165,14 +173,17 @@ def get_default_backend_for_device(device: str | torch.device) -> str:
 
 
 def get_backend_config(group: _C.ProcessGroup | None = None) -> str:
-    """Which backend serves which kind of device in the group (None: the default one), as text: `cpu:native`."""
+    """Which backend serves which kind of device in the group (None: the default one), as text:
+    `cpu:native`.
+    """
     name = _C.get_backend(group)
     return name if ":" in name else ",".join(f"{kind}:{name}" for kind in ("cpu", "cuda"))
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """This process's rank on its host, as the launcher gave it (LOCAL_RANK). Raises RuntimeError where there is neither that nor a
-    fallback_rank."""
+    """This process's rank on its host, as the launcher gave it (LOCAL_RANK). Raises RuntimeError
+    where there is neither that nor a fallback_rank.
+    """
     if "LOCAL_RANK" in os.environ:
         return int(os.environ["LOCAL_RANK"])
     if fallback_rank is not None:
@@ -183,7 +194,9 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
 
 
 def get_pg_count() -> int:
-    """Number of groups this process is a member of, including the default group and groups that models made for themselves."""
+    """Number of groups this process is a member of, including the default group and groups that
+    models made for themselves.
+    """
     return _C._group_count()
 
 
@@ -201,9 +214,12 @@ def gather_into_tensor(
     async_op: bool = False,
     group_dst: int | None = None,
 ) -> _C.Work | None:
-    """`gather` into one tensor: on dst (0 where none is given) gather_tensor is all ranks' tensors, concatenated along dimension 0 or
-    stacked along a new one; elsewhere None. Work with async_op, else None. Raises ValueError (DistArgumentError) for other shapes,
-    DistBackendError, with the ranks at fault, where a rank fails, does not come within the group's timeout, or makes another call."""
+    """`gather` into one tensor: on dst (0 where none is given) gather_tensor is all ranks' tensors,
+    concatenated along dimension 0 or stacked along a new one; elsewhere None. Work with async_op,
+    else None. Raises ValueError (DistArgumentError) for other shapes, DistBackendError, with the
+    ranks at fault, where a rank fails, does not come within the group's timeout, or makes another
+    call.
+    """
     parts = None
     if gather_tensor is not None:
         size = _C.get_world_size(group)
@@ -211,7 +227,8 @@ def gather_into_tensor(
         joined = (size * tensor.shape[0], *tensor.shape[1:]) if tensor.dim() else None
         if tuple(gather_tensor.shape) not in (stacked, joined):
             raise _C.DistArgumentError(
-                f"gather_into_tensor: gather_tensor is {list(gather_tensor.shape)}; {size} tensors of {list(tensor.shape)} need "
+                f"gather_into_tensor: gather_tensor is {list(gather_tensor.shape)}; {size} tensors "
+                f"of {list(tensor.shape)} need "
                 f"{list(joined or stacked)} or {list(stacked)}"
             )
         parts = list(gather_tensor.view(stacked).unbind())
@@ -237,13 +254,17 @@ def _debugger() -> Callable[[], Any]:
     return getattr(importlib.import_module(module or "builtins"), function)
 
 
-_passed = threading.local()  # .counts: how often each place has been passed, by file and line; of one rank where ranks are threads
+# .counts: how often each place has been passed, by file and line; of one rank where ranks are
+# threads.
+_passed = threading.local()
 
 
 def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = 3600) -> None:
-    """All ranks call it: `rank` stops in a debugger (PYTHONBREAKPOINT names another than pdb), the others wait without limit. skip: the
-    first so many calls from this line of the program do nothing. timeout_s is taken for torch's sake: its waits have no limit. Raises
-    ValueError (DistArgumentError) for a rank that there is not, DistBackendError where a rank ends meanwhile."""
+    """All ranks call it: `rank` stops in a debugger (PYTHONBREAKPOINT names another than pdb), the
+    others wait without limit. skip: the first so many calls from this line of the program do
+    nothing. timeout_s is taken for torch's sake: its waits have no limit. Raises ValueError
+    (DistArgumentError) for a rank that there is not, DistBackendError where a rank ends meanwhile.
+    """
     if skip > 0:
         caller = sys._getframe(1)
         counts = _passed.__dict__.setdefault("counts", {})

@@ -1,13 +1,16 @@
-"""Collectives on picklable objects. Pickles run code: they are read only from ranks of the job, which have proved its secret.
+"""Collectives on picklable objects. Pickles run code: they are read only from ranks of the job,
+which have proved its secret.
 
-With weights_only, on all ranks alike, objects travel as `torch.save` writes them and are read by torch's restricted unpickler: tensors,
-numbers, text, lists, dicts and the like. That is the form to use where not every rank is trusted. MUSTER_ALLOW_PICKLE=0, set alike on all
-ranks, makes it the only one.
+With weights_only, on all ranks alike, objects travel as `torch.save` writes them and are read by
+torch's restricted unpickler: tensors, numbers, text, lists, dicts and the like. That is the form to
+use where not every rank is trusted. MUSTER_ALLOW_PICKLE=0, set alike on all ranks, makes it the
+only one.
 
-What they raise: ValueError (DistArgumentError) on all members where one cannot take part, naming it: ranks that there are not, lists of
-a wrong length, objects that cannot be pickled; DistError (`mismatch`) on all where calls or lengths differ; DistBackendError, with the
-ranks at fault, where a rank fails or does not come within the group's timeout; pickle.UnpicklingError where weights_only meets other
-classes. Before init_process_group: DistArgumentError.
+What they raise: ValueError (DistArgumentError) on all members where one cannot take part, naming
+it: ranks that there are not, lists of a wrong length, objects that cannot be pickled; DistError
+(`mismatch`) on all where calls or lengths differ; DistBackendError, with the ranks at fault, where
+a rank fails or does not come within the group's timeout; pickle.UnpicklingError where weights_only
+meets other classes. Before init_process_group: DistArgumentError.
 """
 
 import io
@@ -22,8 +25,9 @@ from . import _C
 
 
 def pickles_are_refused() -> bool:
-    """Whether MUSTER_ALLOW_PICKLE=0 refuses pickles that may name anything, for the whole job. Raises DistArgumentError where it is
-    neither 0 nor 1."""
+    """Whether MUSTER_ALLOW_PICKLE=0 refuses pickles that may name anything, for the whole job.
+    Raises DistArgumentError where it is neither 0 nor 1.
+    """
     given = os.environ.get("MUSTER_ALLOW_PICKLE", "1").strip().lower()
     if given in ("1", "true", "yes", "on", ""):
         return False
@@ -62,10 +66,12 @@ def broadcast_object_list(
     group_src: int | None = None,
     weights_only: bool = False,
 ) -> None:
-    """The root's list goes to all; lists of the same length everywhere. `src` is 0 where neither it nor `group_src` is given. device: on
-    which the bytes travel. weights_only: only what torch's restricted unpickler reads. Raises ValueError (DistArgumentError) on all for
-    ranks that there are not and objects that cannot be pickled, DistError where lengths differ, DistBackendError where a rank fails or
-    does not come."""
+    """The root's list goes to all; lists of the same length everywhere. `src` is 0 where neither it
+    nor `group_src` is given. device: on which the bytes travel. weights_only: only what torch's
+    restricted unpickler reads. Raises ValueError (DistArgumentError) on all for ranks that there
+    are not and objects that cannot be pickled, DistError where lengths differ, DistBackendError
+    where a rank fails or does not come.
+    """
     packed = _C.broadcast_objects(
         group, device, src, group_src, len(object_list), _packer(object_list, weights_only)
     )
@@ -78,9 +84,11 @@ def all_gather_object(
     group: _C.ProcessGroup | None = None,
     weights_only: bool = False,
 ) -> None:
-    """object_list[r] becomes the object of rank r; it has an entry for every member. weights_only: only what torch's restricted
-    unpickler reads. Raises ValueError (DistArgumentError) on all for a list of another length and objects that cannot be pickled,
-    DistBackendError where a rank fails or does not come."""
+    """object_list[r] becomes the object of rank r; it has an entry for every member. weights_only:
+    only what torch's restricted unpickler reads. Raises ValueError (DistArgumentError) on all for a
+    list of another length and objects that cannot be pickled, DistBackendError where a rank fails
+    or does not come.
+    """
     _fill(
         object_list,
         _C.all_gather_objects(group, len(object_list), _packer([obj], weights_only)),
@@ -96,9 +104,11 @@ def gather_object(
     group_dst: int | None = None,
     weights_only: bool = False,
 ) -> None:
-    """On dst (0 where none is given) entry r of the list becomes the object of rank r; elsewhere the list is None. weights_only: only
-    what torch's restricted unpickler reads. Raises ValueError (DistArgumentError) on all for a list of another length, one elsewhere,
-    ranks that there are not and objects that cannot be pickled, DistBackendError where a rank fails or does not come."""
+    """On dst (0 where none is given) entry r of the list becomes the object of rank r; elsewhere
+    the list is None. weights_only: only what torch's restricted unpickler reads. Raises ValueError
+    (DistArgumentError) on all for a list of another length, one elsewhere, ranks that there are not
+    and objects that cannot be pickled, DistBackendError where a rank fails or does not come.
+    """
     length = 0 if object_gather_list is None else len(object_gather_list)
     _fill(
         object_gather_list,
@@ -115,9 +125,11 @@ def scatter_object_list(
     group_src: int | None = None,
     weights_only: bool = False,
 ) -> None:
-    """Entry r of the list on src (0 where none is given) becomes entry 0 of rank r's output list. weights_only: only what torch's
-    restricted unpickler reads. Raises ValueError (DistArgumentError) on all for lists of a wrong length, ranks that there are not and
-    objects that cannot be pickled, DistBackendError where a rank fails or does not come."""
+    """Entry r of the list on src (0 where none is given) becomes entry 0 of rank r's output list.
+    weights_only: only what torch's restricted unpickler reads. Raises ValueError
+    (DistArgumentError) on all for lists of a wrong length, ranks that there are not and objects
+    that cannot be pickled, DistBackendError where a rank fails or does not come.
+    """
     given = scatter_object_input_list or []
     mine = _C.scatter_objects(
         group,
@@ -140,9 +152,11 @@ def send_object_list(
     use_batch: bool = False,
     weights_only: bool = False,
 ) -> None:
-    """To be received by recv_object_list with a list as long and the same weights_only. use_batch is taken for torch's sake. Raises
-    ValueError (DistArgumentError) for ranks that there are not, this one itself and objects that cannot be pickled, DistBackendError
-    where the peer fails or does not take it in time."""
+    """To be received by recv_object_list with a list as long and the same weights_only. use_batch
+    is taken for torch's sake. Raises ValueError (DistArgumentError) for ranks that there are not,
+    this one itself and objects that cannot be pickled, DistBackendError where the peer fails or
+    does not take it in time.
+    """
     _C.send_objects(group, device, dst, group_dst, _packer(object_list, weights_only))
 
 
@@ -155,9 +169,11 @@ def recv_object_list(
     use_batch: bool = False,
     weights_only: bool = False,
 ) -> int:
-    """Returns the sender's rank; -1 for a non-member. src None: from any rank. use_batch is taken for torch's sake. Raises ValueError
-    (DistArgumentError) for ranks that there are not and this one itself, DistError where the sender's list has another length,
-    DistBackendError where the peer fails or sends nothing in time."""
+    """Returns the sender's rank; -1 for a non-member. src None: from any rank. use_batch is taken
+    for torch's sake. Raises ValueError (DistArgumentError) for ranks that there are not and this
+    one itself, DistError where the sender's list has another length, DistBackendError where the
+    peer fails or sends nothing in time.
+    """
     source, packed = _C.recv_objects(group, device, src, group_src, len(object_list))
     if source >= 0:
         _fill(object_list, packed, weights_only)

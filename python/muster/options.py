@@ -1,4 +1,6 @@
-"""What methods of ProcessGroup may be told, as torch's structs of that name are; and what hooks are told of a call."""
+"""What methods of ProcessGroup may be told, as torch's structs of that name are; and what hooks are
+told of a call.
+"""
 
 import datetime
 import enum
@@ -58,14 +60,18 @@ class ScatterOptions(_Rooted):
 
 @dataclass
 class BroadcastOptions(_Rooted):
-    """Of `broadcast`: `rootRank` of the group, `timeout`. `rootTensor` is the one of several on the root, 0 alone here."""
+    """Of `broadcast`: `rootRank` of the group, `timeout`. `rootTensor` is the one of several on the
+    root, 0 alone here.
+    """
 
     rootTensor: int = 0
 
 
 @dataclass
 class ReduceOptions(_Reducing):
-    """Of `reduce`: `reduceOp`, `rootRank` of the group, `timeout`. `rootTensor` as in BroadcastOptions."""
+    """Of `reduce`: `reduceOp`, `rootRank` of the group, `timeout`. `rootTensor` as in
+    BroadcastOptions.
+    """
 
     rootRank: int = 0
     rootTensor: int = 0
@@ -104,7 +110,9 @@ class HookOpName(enum.Enum):
 
 @dataclass
 class PreHookArgs:
-    """A call that is about to start: its tensors, the root's rank in the group (-1: none), and a number that PostHookArgs has too."""
+    """A call that is about to start: its tensors, the root's rank in the group (-1: none), and a
+    number that PostHookArgs has too.
+    """
 
     name: HookOpName
     op_id: int
@@ -125,7 +133,9 @@ class PostHookArgs:
 
 
 class BackendConfig:
-    """Which backend serves which kind of device: of a name, or of text as `cpu:native,cuda:nccl`. `device_backend_map` is the dict."""
+    """Which backend serves which kind of device: of a name, or of text as `cpu:native,cuda:nccl`.
+    `device_backend_map` is the dict.
+    """
 
     def __init__(self, backend: str) -> None:
         text = str(backend)
@@ -135,7 +145,8 @@ class BackendConfig:
                 kind, separator, name = each.partition(":")
                 if not separator or kind in self.device_backend_map:
                     raise ValueError(
-                        f"BackendConfig: {text!r} names no backend, or two, for {kind!r}; write it as cpu:native,cuda:nccl"
+                        f"BackendConfig: {text!r} names no backend, or two, for {kind!r}; write it "
+                        "as cpu:native,cuda:nccl"
                     )
                 self.device_backend_map[kind] = _C.parse_backend(name)
         elif text and text != "undefined":

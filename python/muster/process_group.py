@@ -1,8 +1,9 @@
-"""The methods that torch's ProcessGroup and Work have beside those of the extension: a group's calls as methods.
+"""The methods that torch's ProcessGroup and Work have beside those of the extension: a group's
+calls as methods.
 
-Calls start at once and give a Work, as torch's do; ranks in them are the group's. A list of tensors is one
-call for each of them, but where the coalesced form makes one of all. Importing this module gives the
-classes their methods.
+Calls start at once and give a Work, as torch's do; ranks in them are the group's. A list of tensors
+is one call for each of them, but where the coalesced form makes one of all. Importing this module
+gives the classes their methods.
 """
 
 import datetime
@@ -85,7 +86,9 @@ def _together(works: Sequence[Any], outputs: list[Tensor]) -> Any:
 
 
 class _Limited:
-    """A Work whose `wait` has a limit of its own where it is given none: what the method that started it was told."""
+    """A Work whose `wait` has a limit of its own where it is given none: what the method that
+    started it was told.
+    """
 
     def __init__(self, work: Any, limit: datetime.timedelta) -> None:
         self._work, self._limit = work, limit
@@ -293,7 +296,9 @@ def gather(
     *,
     opts: GatherOptions | None = None,
 ) -> Work:
-    """`gather`, started: to a rank of the group; elsewhere the outputs are empty. root: that, or GatherOptions."""
+    """`gather`, started: to a rank of the group; elsewhere the outputs are empty. root: that, or
+    GatherOptions.
+    """
     target, limit = _rooted_at(opts if root is None else root, timeout)
     is_root = target == self.rank()
     if isinstance(input_tensors, Tensor):
@@ -314,7 +319,9 @@ def gather(
 def gather_single(
     self: Group, output: Tensor, input: Tensor, opts: GatherOptions | None = None
 ) -> Work:
-    """`gather` into one tensor, started: the members' tensors in the order of ranks; `output` counts on the root alone."""
+    """`gather` into one tensor, started: the members' tensors in the order of ranks; `output`
+    counts on the root alone.
+    """
     opts = opts or GatherOptions(rootRank=0)
     parts = None
     if opts.rootRank == self.rank():
@@ -333,7 +340,9 @@ def scatter(
     *,
     opts: ScatterOptions | None = None,
 ) -> Work:
-    """`scatter`, started: from a rank of the group; elsewhere the inputs are empty. root: that, or ScatterOptions."""
+    """`scatter`, started: from a rank of the group; elsewhere the inputs are empty. root: that, or
+    ScatterOptions.
+    """
     source, limit = _rooted_at(opts if root is None else root, timeout)
     is_root = source == self.rank()
     if isinstance(output_tensors, Tensor):
@@ -424,7 +433,9 @@ def abort(self: Group) -> None:
 
 
 def shutdown(self: Group) -> None:
-    """The orderly end, as `destroy_process_group`: every member calls it. That of the default group ends the others too."""
+    """The orderly end, as `destroy_process_group`: every member calls it. That of the default group
+    ends the others too.
+    """
     _C.destroy_process_group(self)
 
 
@@ -436,8 +447,9 @@ def split_group(
     group_name: str | None = None,
     group_desc: str | None = None,
 ) -> Group | None:
-    """A group of some of this one's ranks. Every member calls it with the list that it is in itself, or with an empty one; None for that.
-    group_name is taken for torch's sake."""
+    """A group of some of this one's ranks. Every member calls it with the list that it is in
+    itself, or with an empty one; None for that. group_name is taken for torch's sake.
+    """
     wanted = sorted({tuple(each) for each in _gathered(self, tuple(ranks)) if each})
     made = _C.split_group(
         parent_pg=self,
@@ -463,7 +475,7 @@ def _get_backend_name(self: Group) -> str:
 
 
 def _start_coalescing(self: Group, device_type: torch.device | None = None) -> None:
-    """Accepted for torch's sake: calls start one after another, and travel as they would together."""
+    """Accepted for torch's sake: calls start one after another and travel together."""
 
 
 def _end_coalescing(self: Group, device_type: torch.device | None = None) -> Any:
@@ -482,7 +494,9 @@ def block_current_stream(self: Work) -> None:
 
 
 def get_future_result(self: Work) -> torch.futures.Future:
-    """A future of 0 (torch's WorkResult.SUCCESS), or of 2 (COMM_ERROR) where the operation has failed."""
+    """A future of 0 (torch's WorkResult.SUCCESS), or of 2 (COMM_ERROR) where the operation has
+    failed.
+    """
     ended: torch.futures.Future = torch.futures.Future()
 
     def end(done: torch.futures.Future) -> None:

@@ -1,4 +1,4 @@
-"""How ranks find each other: an URL, or a handler of the program's own for URLs of another scheme."""
+"""How ranks find each other: a URL, or a handler of the program's own for another scheme."""
 
 import datetime
 import os
@@ -21,9 +21,12 @@ _TIMEOUT = datetime.timedelta(seconds=300)
 
 
 def register_rendezvous_handler(scheme: str, handler: Handler) -> None:
-    """`init_process_group(init_method="SCHEME://...")` asks `handler(url, timeout=...)` for an iterator over (store, rank, world size), of
-    which it takes the first. A rank and a world size that the caller gave are in the URL's query, as `?rank=0&world_size=2`. The store is
-    any of muster's, one derived from Store, or torch's. Raises RuntimeError where the scheme has a handler."""
+    """`init_process_group(init_method="SCHEME://...")` asks `handler(url, timeout=...)` for an
+    iterator over (store, rank, world size), of which it takes the first. A rank and a world size
+    that the caller gave are in the URL's query, as `?rank=0&world_size=2`. The store is any of
+    muster's, one derived from Store, or torch's. Raises RuntimeError where the scheme has a
+    handler.
+    """
     if scheme in _handlers or scheme in _OWN:
         raise RuntimeError(
             f"register_rendezvous_handler: there is a handler of {scheme}:// already"
@@ -45,14 +48,19 @@ def init_process_group(
     enable_reconfigure: bool = False,
     share_memory: bool | None = None,
 ) -> None:
-    """Makes the default group; blocks until every rank has joined. backend: a name, or as `cpu:native,cuda:nccl`; None: native for CPU
-    tensors. init_method: an URL (`env://`, `tcp://host:port`, `file:///path`, or of a scheme that register_rendezvous_handler knows),
-    `env://` where there is neither it nor a store; store: with rank and world_size, torch.distributed's are taken too. timeout:
-    datetime.timedelta, of this and of the group's calls; None: 30 minutes. group_name keeps jobs apart that share one address. pg_options:
-    for a registered backend or nccl. device_id: a torch.device with an index, or the number of a GPU: it must be there; tensors say where
-    they are. _ranks is taken for torch's sake; enable_reconfigure raises. share_memory: torch's CPU tensors lie where the other ranks of
-    the host can read them; None: as the environment says. Raises DistStoreError naming the ranks that did not come, DistNetworkError for
-    addresses, ValueError (DistArgumentError) for arguments and for a second call."""
+    """Makes the default group; blocks until every rank has joined. backend: a name, or as
+    `cpu:native,cuda:nccl`; None: native for CPU tensors. init_method: an URL (`env://`,
+    `tcp://host:port`, `file:///path`, or of a scheme that register_rendezvous_handler knows),
+    `env://` where there is neither it nor a store; store: with rank and world_size,
+    torch.distributed's are taken too. timeout: datetime.timedelta, of this and of the group's
+    calls; None: 30 minutes. group_name keeps jobs apart that share one address. pg_options: for a
+    registered backend or nccl. device_id: a torch.device with an index, or the number of a GPU: it
+    must be there; tensors say where they are. _ranks is taken for torch's sake; enable_reconfigure
+    raises. share_memory: torch's CPU tensors lie where the other ranks of the host can read them;
+    None: as the environment says. Raises DistStoreError naming the ranks that did not come,
+    DistNetworkError for addresses, ValueError (DistArgumentError) for arguments and for a second
+    call.
+    """
     met = None if init_method is None else _meet(init_method, rank, world_size, timeout)
     if met is not None:
         init_method = None
@@ -82,10 +90,12 @@ def _meet(url: str, rank: int, world_size: int, timeout: datetime.timedelta | No
 
 
 def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Iterator[Met]:
-    """An iterator over (store, rank, world size) for an URL: `env://`, `tcp://host:port`, `file:///path`, or one of a registered scheme. Of
-    the built-in ones, rank 0 serves the store that it gives; rank and world_size come from the query, or for env:// from the environment,
-    where they are left out. timeout: datetime.timedelta. Raises ValueError (DistArgumentError) for URLs and numbers, DistStoreError and
-    DistNetworkError as TCPStore."""
+    """An iterator over (store, rank, world size) for an URL: `env://`, `tcp://host:port`,
+    `file:///path`, or one of a registered scheme. Of the built-in ones, rank 0 serves the store
+    that it gives; rank and world_size come from the query, or for env:// from the environment,
+    where they are left out. timeout: datetime.timedelta. Raises ValueError (DistArgumentError) for
+    URLs and numbers, DistStoreError and DistNetworkError as TCPStore.
+    """
     if not isinstance(url, str):
         raise RuntimeError(f"`url` must be a string, not {type(url).__name__}: {url!r}")
     parts = urlsplit(url)
@@ -100,7 +110,8 @@ def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) ->
     built_in = {"env": _by_environment, "tcp": _by_address, "file": _by_file}.get(parts.scheme)
     if built_in is None:
         raise RuntimeError(
-            f"No rendezvous handler for {parts.scheme}://: it is none of {', '.join(_OWN)}; register_rendezvous_handler makes one"
+            f"No rendezvous handler for {parts.scheme}://: it is none of {', '.join(_OWN)}; "
+            "register_rendezvous_handler makes one"
         )
     return built_in(parts, query, kwargs.get("timeout", _TIMEOUT))
 
@@ -125,7 +136,8 @@ def _by_environment(
             missing.append(variable)
     if missing:
         raise _C.DistArgumentError(
-            f"rendezvous: env:// needs {', '.join(missing)} in the environment, where `muster run` and torchrun put them"
+            f"rendezvous: env:// needs {', '.join(missing)} in the environment, where `muster run` "
+            "and torchrun put them"
         )
     rank, size = _number(query, "rank", "env://"), _number(query, "world_size", "env://")
     agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

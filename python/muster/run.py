@@ -1,7 +1,9 @@
-"""`python -m muster.run`: `muster run`, for programs and people that call torch.distributed.run. docs/launching.md has its options.
+"""`python -m muster.run`: `muster run`, for programs and people that call torch.distributed.run.
+docs/launching.md has its options.
 
-`main`, `run`, `get_args_parser`, `parse_args`, `config_from_args`, `elastic_launch` and `LaunchConfig` are what libraries take from
-torch.distributed.run. The last three are torch's: their workers meet over its agent's store, where muster's init_process_group finds them.
+`main`, `run`, `get_args_parser`, `parse_args`, `config_from_args`, `elastic_launch` and
+`LaunchConfig` are what libraries take from torch.distributed.run. The last three are torch's: their
+workers meet over its agent's store, where muster's init_process_group finds them.
 """
 
 import argparse
@@ -18,7 +20,9 @@ __all__ = ["command", "main", "run"]
 
 
 def command() -> str:
-    """Where the program `muster` is: beside the package's build, among the environment's scripts, or in PATH. Raises FileNotFoundError."""
+    """Where the program `muster` is: beside the package's build, among the environment's scripts,
+    or in PATH. Raises FileNotFoundError.
+    """
     package = pathlib.Path(__file__).parent
     # In a build the files are links to the tree's: `__file__` names the link.
     for folder in (package.parents[1] / "bin", pathlib.Path(sysconfig.get_path("scripts"))):
@@ -27,7 +31,8 @@ def command() -> str:
     found = shutil.which("muster")
     if found is None:
         raise FileNotFoundError(
-            "muster.run: there is no program `muster` beside this package, among the environment's scripts or in PATH; install the wheel, or "
+            "muster.run: there is no program `muster` beside this package, among the environment's "
+            "scripts or in PATH; install the wheel, or "
             "build the tree (make build)"
         )
     return found
@@ -39,7 +44,9 @@ def _environment() -> dict[str, str]:
 
 
 def options_of(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
-    """The options, without the program, that `parser` makes these of; those that have its defaults are left out."""
+    """The options, without the program, that `parser` makes these of; those that have its defaults
+    are left out.
+    """
     options = []
     for action in parser._actions:
         value = getattr(args, action.dest, action.default)
@@ -51,15 +58,18 @@ def options_of(args: argparse.Namespace, parser: argparse.ArgumentParser) -> lis
 
 
 def run(args: argparse.Namespace) -> None:
-    """Runs what `parse_args` has read, and returns when all workers have ended well; else raises subprocess.CalledProcessError."""
+    """Runs what `parse_args` has read, and returns when all workers have ended well; else raises
+    subprocess.CalledProcessError.
+    """
     program = [args.training_script, *args.training_script_args]
     line = [command(), "run", *options_of(args, get_args_parser()), *program]
     subprocess.run(line, check=True, env=_environment())
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """`muster run` with these arguments (None: the program's own), in place of this process or, with args, as its child. Raises SystemExit
-    with the exit code of the rank that failed first."""
+    """`muster run` with these arguments (None: the program's own), in place of this process or,
+    with args, as its child. Raises SystemExit with the exit code of the rank that failed first.
+    """
     given = sys.argv[1:] if args is None else list(args)
     line = [command(), "run", *given]
     if args is None:

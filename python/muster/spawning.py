@@ -16,13 +16,16 @@ def spawn(
     *,
     threads: bool = False,
 ) -> Any:
-    """Runs `fn(i, *args)` for i in 0 .. nprocs - 1; the first failure ends the others and is raised with its rank and text.
+    """Runs `fn(i, *args)` for i in 0 .. nprocs - 1; the first failure ends the others and is raised
+    with its rank and text.
 
-    In processes it is torch.multiprocessing.spawn, with its errors and its context where `join` is false. With `threads` the ranks are
-    threads of this process, each with a default group of its own; `join` must be true.
+    In processes it is torch.multiprocessing.spawn, with its errors and its context where `join` is
+    false. With `threads` the ranks are threads of this process, each with a default group of its
+    own; `join` must be true.
 
-    Raises: in processes torch.multiprocessing.ProcessRaisedException (with the rank's traceback) or ProcessExitedException; with `threads`
-    SpawnError, whose `ranks` are those at fault, KeyboardInterrupt after Ctrl-C, and ValueError where `join` is false.
+    Raises: in processes torch.multiprocessing.ProcessRaisedException (with the rank's traceback) or
+    ProcessExitedException; with `threads` SpawnError, whose `ranks` are those at fault,
+    KeyboardInterrupt after Ctrl-C, and ValueError where `join` is false.
     """
     if not threads:
         import torch.multiprocessing

@@ -1,7 +1,9 @@
-"""An accelerator for Python where there is none: 8 devices in host memory, or MUSTER_TEST_DEVICES, of type "deferred".
+"""An accelerator for Python where there is none: 8 devices in host memory, or MUSTER_TEST_DEVICES,
+of type "deferred".
 
-`import torch` loads it by itself, as it loads what vendors ship (the entry point `torch.backends`), in a program whose PYTHONPATH has
-build/<preset>/tests/accelerator. `torch.accelerator` then counts them, and `.to(1)` moves there, as it moves to cuda:1 elsewhere.
+`import torch` loads it by itself, as it loads what vendors ship (the entry point `torch.backends`),
+in a program whose PYTHONPATH has build/<preset>/tests/accelerator. `torch.accelerator` then counts
+them, and `.to(1)` moves there, as it moves to cuda:1 elsewhere.
 """
 
 import contextlib
@@ -27,7 +29,9 @@ def _on(device):
 
 
 def install() -> None:
-    """Makes it torch's accelerator, before anything is computed: autograd counts the devices at its first backward pass."""
+    """Makes it torch's accelerator, before anything is computed: autograd counts the devices at its
+    first backward pass.
+    """
     native.install(int(os.environ.get("MUSTER_TEST_DEVICES", "8")))
     torch.utils.rename_privateuse1_backend("deferred")
     module = types.ModuleType("torch.deferred")

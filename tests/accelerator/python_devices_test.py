@@ -1,4 +1,6 @@
-"""The Python package on an accelerator: the fake one, which torch has loaded by itself (muster_test_device.py)."""
+"""The Python package on an accelerator: the fake one, which torch has loaded by itself
+(muster_test_device.py).
+"""
 
 import pytest
 import torch
@@ -168,7 +170,8 @@ def saved_and_resumed(rank, path):
 
 
 # spec: K5 rank 0 saves, barrier, the others load with a device map: each onto its own device
-# spec: K9 with device_ids, forward moves inputs of the CPU to the device; output_device is device_ids[0]
+# spec: K9 with device_ids, forward moves inputs of the CPU to the device; output_device is
+# device_ids[0]
 def test_checkpoint_with_a_device_map(tmp_path):
     first, second = on_ranks(2, saved_and_resumed, str(tmp_path / "checkpoint"))
     assert first == second

@@ -1,4 +1,5 @@
-"""Every kind of `muster bench`: what it can be asked, and the rows of the smallest run. Figures are not judged.
+"""Every kind of `muster bench`: what it can be asked, and the rows of the smallest run. Figures are
+not judged.
 
 MUSTER_BIN: the folder of the programs. MUSTER_PYTHON: a Python that has torch, where there is one.
 """
@@ -18,7 +19,8 @@ STOCK = "MUSTER_PYTHON" in os.environ
 needs_torch = unittest.skipUnless(TORCH, "this build has no torch")
 
 OPTIONS = {
-    (): "op sizes bytes ranks vs dtype transport memory threads engine seconds rounds json plot tune check-selection simulate hosts",
+    (): "op sizes bytes ranks vs dtype transport memory threads engine seconds rounds json plot "
+    "tune check-selection simulate hosts",
     ("p2p",): "sizes transport vs seconds json",
     ("floors",): "rounds json",
 }

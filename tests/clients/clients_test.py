@@ -1,7 +1,9 @@
-"""Libraries that train on torch.distributed, on muster's engine: their programs give what they give on Gloo.
+"""Libraries that train on torch.distributed, on muster's engine: their programs give what they give
+on Gloo.
 
-They live in .cache/clients, which `MUSTER_CLIENTS=ON tools/setup` fills; one of them runs each time, all in long runs. Each asks for muster by the client's own option, or finds it in
-Gloo's place.
+They live in .cache/clients, which `MUSTER_CLIENTS=ON tools/setup` fills; one of them runs each
+time, all in long runs. Each asks for muster by the client's own option, or finds it in Gloo's
+place.
 """
 
 import json
@@ -19,7 +21,8 @@ HERE = pathlib.Path(__file__).parent
 MUSTER = pathlib.Path(muster.__file__).parents[2] / "bin/muster"
 PYTHON = TREE / ".cache/clients/bin/python"
 
-# Client -> how it gets muster's engine: "option" or "replace"; and whether it starts its workers by itself.
+# Client -> how it gets muster's engine: "option" or "replace"; and whether it starts its workers by
+# itself.
 CLIENTS = {
     "accelerate": ("replace", False),
     "lightning": ("option", False),
@@ -54,7 +57,8 @@ def result(client, engine):
     return json.loads(said[0].partition("RESULT ")[2])
 
 
-# spec: R4 each client's program runs on muster by its option or in Gloo's place, and comes to what it comes to on Gloo
+# spec: R4 each client's program runs on muster by its option or in Gloo's place, and comes to what
+# it comes to on Gloo
 @pytest.mark.parametrize(
     "client", CLIENTS if os.environ.get("MUSTER_TEST_LONG") else ["accelerate"]
 )

@@ -1,4 +1,6 @@
-"""What the clients' programs share: a small model, data of each rank's own, and what rank 0 says at the end."""
+"""What the clients' programs share: a small model, data of each rank's own, and what rank 0 says at
+the end.
+"""
 
 import json
 import os

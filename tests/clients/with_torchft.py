@@ -1,4 +1,6 @@
-"""torchft: its reconfigurable group, made of torch's class of that name, and made again with fewer ranks."""
+"""torchft: its reconfigurable group, made of torch's class of that name, and made again with fewer
+ranks.
+"""
 
 import os
 

@@ -2,7 +2,8 @@
 
     torch_worker.py FOLDER RANKS:DTYPE...
 
-Reads weights and data of each case from FOLDER/RANKS and leaves each rank's parameters and buffers there, all as doubles.
+Reads weights and data of each case from FOLDER/RANKS and leaves each rank's parameters and buffers
+there, all as doubles.
 """
 
 import array
@@ -119,7 +120,8 @@ class SparseTable(nn.Module):
         return self.c(torch.tanh(self.table(words).mean(1)))
 
 
-# name: model, batch's x and y, x are tokens, y are tokens, options of the wrapper, momentum, of join() (None: evenly)
+# name: model, batch's x and y, x are tokens, y are tokens, options of the wrapper, momentum, of
+# join() (None: evenly)
 SMALL = {"bucket_cap_mb": 0.001}
 CASES = {
     "mlp": (Mlp, (4, 8), (4, 3), False, False, SMALL, 0.9, None),

@@ -40,7 +40,9 @@ dist.destroy_process_group()
 
 
 def printed_by(program, *arguments):
-    """Runs a program on two ranks, given rank and meeting file; what each printed. Both must exit with 0."""
+    """Runs a program on two ranks, given rank and meeting file; what each printed. Both must exit
+    with 0.
+    """
     meeting = meeting_file()
     ranks = [
         subprocess.Popen(
@@ -59,7 +61,8 @@ def printed_by(program, *arguments):
     return printed
 
 
-# spec: E3 get_future: a process ends while a callback of Python's runs, and waits for one that returns
+# spec: E3 get_future: a process ends while a callback of Python's runs, and waits for one that
+# returns
 @pytest.mark.parametrize("what", ["returns", "stays", "polls", "computes"])
 def test_a_process_ends_while_callbacks_run(what):
     printed = printed_by(ENDING_PROGRAM, what)
@@ -107,6 +110,7 @@ dist.init_process_group(init_method="file://" + sys.argv[2], rank=int(sys.argv[1
 """
 
 
-# spec: E3 get_future: an exit handler that was registered before muster was imported still gets its callbacks
+# spec: E3 get_future: an exit handler that was registered before muster was imported still gets its
+# callbacks
 def test_an_earlier_exit_handler_makes_calls():
     assert printed_by(LATE_PROGRAM) == ["[2.0, 2.0, 2.0]\n"] * 2

@@ -65,7 +65,8 @@ def waits_for_what_came_later(face, rank, size):
         assert torch.equal(both.result(), torch.full((5,), 12.0 * size))
 
 
-# spec: E3 get_future: a callback may wait for the future, and for the callbacks, of a call that was started after its own
+# spec: E3 get_future: a callback may wait for the future, and for the callbacks, of a call that was
+# started after its own
 @pytest.mark.parametrize("face", FACES)
 def test_callbacks_wait_for_later_calls(face):
     on_ranks(2, face, waits_for_what_came_later)
@@ -144,7 +145,9 @@ def test_callbacks_keep_their_order(face):
 
 
 def times_out_beside(face, rank, size):
-    """A callback of one group that does not return; calls of others, for which rank 1 does not come."""
+    """A callback of one group that does not return; calls of others, for which rank 1 does not
+    come.
+    """
     held = face.dist.new_group([0, 1])
     short = [face.dist.new_group([0, 1], timeout=datetime.timedelta(seconds=1)) for _ in range(3)]
     face.dist.barrier()
@@ -178,7 +181,8 @@ def times_out_beside(face, rank, size):
     face.dist.barrier()
 
 
-# spec: E3 timeouts: a call's deadline fires while a callback does not return, for those who wait, poll and have its future
+# spec: E3 timeouts: a call's deadline fires while a callback does not return, for those who wait,
+# poll and have its future
 @pytest.mark.parametrize("face", FACES)
 def test_deadlines_fire_beside_callbacks(face):
     meeting = meeting_file()

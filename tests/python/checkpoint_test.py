@@ -1,4 +1,6 @@
-"""`muster.checkpoint`: states of every kind, saved by some ranks and loaded by others, here and by stock torch."""
+"""`muster.checkpoint`: states of every kind, saved by some ranks and loaded by others, here and by
+stock torch.
+"""
 
 import concurrent.futures
 import json
@@ -96,7 +98,8 @@ def read(rank, size, way, path, again):
     return train(model, optimizer, scheduler, 3, 2)
 
 
-# spec: S1 modules, optimizers, FSDP, ZeRO, schedulers, S2 any wrapping reads what another wrote: the same bits, and the losses go on
+# spec: S1 modules, optimizers, FSDP, ZeRO, schedulers, S2 any wrapping reads what another wrote:
+# the same bits, and the losses go on
 def test_any_wrapping_reads_any_other(tmp_path):
     ways = [(1, "plain"), (2, "ddp"), (3, "zero"), (4, "fsdp"), (3, "fully_shard"), (2, "fsdp")]
     for number, (size, way) in enumerate(ways):
@@ -213,7 +216,8 @@ def asynchronous(rank, size, folder):
         assert train(*fresh, steps, 2) == train(*mine, steps, 2)
 
 
-# spec: S5 the step goes on when async_save has returned, and what is saved is what was there, S7 keep the last n
+# spec: S5 the step goes on when async_save has returned, and what is saved is what was there, S7
+# keep the last n
 def test_asynchronous_saves_have_what_was_there(tmp_path):
     on_ranks(3, asynchronous, str(tmp_path))
 
@@ -296,7 +300,8 @@ def stock_rank(rank, size, name, path):
     theirs.destroy_process_group()
 
 
-# spec: S3 we read what torch's HuggingFaceStorageWriter wrote, S1 DTensors, and `.distcp` folders by a convert
+# spec: S3 we read what torch's HuggingFaceStorageWriter wrote, S1 DTensors, and `.distcp` folders
+# by a convert
 def test_ours_reads_stock_torchs(tmp_path):
     pytest.importorskip("safetensors")
     from ranks import run_ranks
@@ -312,7 +317,8 @@ def test_ours_reads_stock_torchs(tmp_path):
     assert torch.equal(found["w"], torch.arange(35.0).view(7, 5)) and found["step"] == 9
 
 
-# spec: S7 convert to and from torch.save's files, S3 the export has the module's names and loads as safetensors
+# spec: S7 convert to and from torch.save's files, S3 the export has the module's names and loads as
+# safetensors
 def test_conversions(tmp_path):
     path, file = str(tmp_path / "c"), str(tmp_path / "c.pt")
     model, optimizer, scheduler = trained("plain", steps=2)
@@ -346,7 +352,8 @@ def one_saver(rank, size):
     assert saver_of(other) is saver_of(other) is not first
 
 
-# spec: S5 what writes in the background lives as long as the group, whose object in Python ends with the call
+# spec: S5 what writes in the background lives as long as the group, whose object in Python ends
+# with the call
 def test_a_group_has_one_saver():
     on_ranks(2, one_saver)
 

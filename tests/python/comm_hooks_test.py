@@ -1,4 +1,4 @@
-"""Callbacks in backward: communication hooks that wait for other calls, torch's hooks and our own."""
+"""Callbacks in backward: communication hooks that wait for other calls, torch's and our own."""
 
 import threading
 
@@ -49,7 +49,8 @@ def trains_with_waits(face, rank, size, depth, where, options):
     torch.testing.assert_close(torch.tensor(hooked), torch.tensor(plain), rtol=1e-4, atol=1e-5)
 
 
-# spec: K4 communication hooks: a hook's callbacks may wait for other calls, with one bucket and with many
+# spec: K4 communication hooks: a hook's callbacks may wait for other calls, with one bucket and
+# with many
 @pytest.mark.parametrize(
     "face, how, options",
     sampled(8, FACES, [(1, "later"), (2, "later"), (3, "later"), (1, "at once")], BUCKETS),
@@ -84,7 +85,9 @@ def test_hooks_ask_the_model():
 
 
 class Calls(torch.autograd.Function):
-    """Backward starts a call whose callback starts another one; `seen` gets what was begun, in order."""
+    """Backward starts a call whose callback starts another one; `seen` gets what was begun, in
+    order.
+    """
 
     @staticmethod
     def forward(ctx, x, face, name, seen, before):
@@ -130,7 +133,8 @@ def calls_in_a_pass_within_another(face, rank, size):
     assert names() == ["outer", "inner", "last", "after outer", "after inner", "after last"]
 
 
-# spec: E3 K4 callbacks of a backward pass inside another run after the outer one's calls, in the order of the calls
+# spec: E3 K4 callbacks of a backward pass inside another run after the outer one's calls, in the
+# order of the calls
 @pytest.mark.parametrize("face", FACES)
 def test_callbacks_of_a_pass_within_another(face):
     on_ranks(2, face, calls_in_a_pass_within_another)
@@ -165,7 +169,8 @@ def trains_by_torchs_hook(face, rank, size, name, options):
     return losses, weights
 
 
-# spec: A2 torch's own communication hooks, whose callbacks wait for calls, train on backend muster and in muster.nn.parallel
+# spec: A2 torch's own communication hooks, whose callbacks wait for calls, train on backend muster
+# and in muster.nn.parallel
 @pytest.mark.parametrize(
     "face, name, size, options", sampled(8, FACES, list(HOOKS), [2, 4], BUCKETS)
 )

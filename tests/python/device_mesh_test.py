@@ -244,8 +244,9 @@ def on_both(rank, file):
     } == {}
 
 
-# spec: D6 every method and property gives what torch's gives, on the same program: slices, flattened, unflattened and concatenated
-# dimensions, groups, coordinates, equality, hashes, texts, pickles, copies, and the classes of errors
+# spec: D6 every method and property gives what torch's gives, on the same program: slices,
+# flattened, unflattened and concatenated dimensions, groups, coordinates, equality, hashes, texts,
+# pickles, copies, and the classes of errors
 @pytest.mark.filterwarnings("ignore")
 def test_device_mesh_beside_torch():
     run_ranks(8, on_both, meeting_file())

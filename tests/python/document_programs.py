@@ -21,9 +21,8 @@ def environment_of(devices=0):
         name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"
     }  # whole lines, then
     environment["MASTER_PORT"] = str(reserve_port())
-    environment["PATH"] = (
-        f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"  # `launch` looks for python there
-    )
+    # `launch` looks for python there.
+    environment["PATH"] = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
     if devices:
         environment["PYTHONPATH"] = f"{os.environ['PYTHONPATH']}:{DEVICES}"
         environment["MUSTER_TEST_DEVICES"] = str(devices)

@@ -1,4 +1,6 @@
-"""Programs of torch's documents that run on accelerators: on one that tests make up (tests/accelerator)."""
+"""Programs of torch's documents that run on accelerators: on one that tests make up
+(tests/accelerator).
+"""
 
 import re
 import subprocess
@@ -31,14 +33,16 @@ def spmd(world_size):
         line
         for rank in range(world_size)
         for line in (
-            f"Initializing process group with: {{'MASTER_ADDR': 'here', 'MASTER_PORT': '#', 'RANK': '{rank}', 'WORLD_SIZE': '{world_size}'}}",
+            f"Initializing process group with: {{'MASTER_ADDR': 'here', 'MASTER_PORT': '#', "
+            f"'RANK': '{rank}', 'WORLD_SIZE': '{world_size}'}}",
             f"world_size = {world_size}, rank = {rank}, backend=gloo",
             f"rank = {rank}, world_size = {world_size}, n = 1, device_ids = [{rank}]",
         )
     ]
 
 
-# How each starts (program, its line, its arguments, how many accelerators there are), and what its processes say together.
+# How each starts (program, its line, its arguments, how many accelerators there are), and what its
+# processes say together.
 STARTED = {
     "ddp": (
         ("ddp", {"devices": 2}),
@@ -90,8 +94,9 @@ STARTED = {
 }
 
 
-# spec: P1 the tutorial's demo_basic, demo_checkpoint, demo_model_parallel, spmd_main, elastic_ddp and Join on accelerators, its launch lines
-# spec: P1 on one node, DataParallel; the reference's net of two layers, streams; the guide's calls to another worker, options and device map
+# spec: P1 the tutorial's demo_basic, demo_checkpoint, demo_model_parallel, spmd_main, elastic_ddp
+# and Join on accelerators, its launch lines spec: P1 on one node, DataParallel; the reference's net
+# of two layers, streams; the guide's calls to another worker, options and device map
 @pytest.mark.parametrize("name", STARTED)
 def test_program(name):
     (program, options, *arguments), said = STARTED[name]
@@ -169,8 +174,10 @@ nccl_nthreads: N/A
 nccl_socket_ifname: N/A
 torch_distributed_debug: DETAIL"""
 TIMES = (
-    r"\[Rank {rank} / 2\] Training TwoLinLayerNet unused_parameter_size=0\s+Avg forward compute time: \d+"
-    r"\s+Avg backward compute time: \d+\s+Avg backward comm\. time: \d+\s+Avg backward comm/comp overlap time: \d+"
+    r"\[Rank {rank} / 2\] Training TwoLinLayerNet unused_parameter_size=0\s+Avg forward compute "
+    r"time: \d+"
+    r"\s+Avg backward compute time: \d+\s+Avg backward comm\. time: \d+\s+Avg backward comm/comp "
+    r"overlap time: \d+"
 )
 
 
@@ -197,12 +204,18 @@ def test_what_unused_parameters_say():
     said = " ".join(ended.stderr.split())
     rank = re.search(r"did not receive grad for rank (\d)", said)[1]  # either may be first
     for sentence in (
-        "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that your module has "
-        "parameters that were not used in producing loss. You can enable unused parameter detection by passing the keyword argument "
-        "`find_unused_parameters=True` to `torch.nn.parallel.DistributedDataParallel`, and by making sure all `forward` function outputs "
-        "participate in calculating loss. If you already have done the above, then the distributed data parallel module wasn't able to "
-        "locate the output tensors in the return value of your module's `forward` function. Please include the loss function and the "
-        "structure of the return value of `forward` of your module when reporting this issue (e.g. list, dict, iterable).",
+        "Expected to have finished reduction in the prior iteration before starting a new one. "
+        "This error indicates that your module has "
+        "parameters that were not used in producing loss. You can enable unused parameter "
+        "detection by passing the keyword argument "
+        "`find_unused_parameters=True` to `torch.nn.parallel.DistributedDataParallel`, and by "
+        "making sure all `forward` function outputs "
+        "participate in calculating loss. If you already have done the above, then the distributed "
+        "data parallel module wasn't able to "
+        "locate the output tensors in the return value of your module's `forward` function. Please "
+        "include the loss function and the "
+        "structure of the return value of `forward` of your module when reporting this issue (e.g. "
+        "list, dict, iterable).",
         f"Parameters which did not receive grad for rank {rank}: a.weight",
         f"Parameter indices which did not receive grad for rank {rank}: 0",
     ):
@@ -216,7 +229,8 @@ def test_mismatched_shapes():
     said = " ".join(ended.stderr.split())
     for rank, size in ((0, 10), (1, 20)):
         words = (
-            f"Error when verifying shape tensors for collective ALLREDUCE on rank {rank}. This likely indicates that input shapes into the "
+            f"Error when verifying shape tensors for collective ALLREDUCE on rank {rank}. This "
+            "likely indicates that input shapes into the "
             f"collective are mismatched across ranks. Got shapes: {size}"
         )
         if words in said:

@@ -1,4 +1,6 @@
-"""Programs of torch's documents with only their import changed (examples/documents): what they print is what the documents print."""
+"""Programs of torch's documents with only their import changed (examples/documents): what they
+print is what the documents print.
+"""
 
 import ast
 import importlib.util
@@ -103,7 +105,8 @@ def replay(session, rank, names):
         assert re.sub(r"\s", "", given) == re.sub(r"\s", "", expected), code
 
 
-# spec: P1 the reference's examples: collectives of int64 and complex tensors, objects, a ring of messages, stores, meshes
+# spec: P1 the reference's examples: collectives of int64 and complex tensors, objects, a ring of
+# messages, stores, meshes
 @pytest.mark.parametrize("name", ["two_ranks", "three_ranks", "four_ranks", "stores", "mesh"])
 def test_session(name):
     head, *session = (PROGRAMS / f"sessions/{name}.txt").read_text().splitlines()
@@ -126,7 +129,8 @@ def test_session(name):
     dist.spawn(run, nprocs=size, threads=True)
 
 
-# spec: P1 gradients averaged by hand, at the documents' rates: the loss falls, and both ranks come to the same losses as one process
+# spec: P1 gradients averaged by hand, at the documents' rates: the loss falls, and both ranks come
+# to the same losses as one process
 def test_averaged_sgd():
     def losses_of(processes):
         line = (*RUN[:4], processes, sys.executable)
@@ -191,7 +195,8 @@ def test_fsdp_save(tmp_path):
     assert (model(images).argmax(1) == labels).float().mean() > 0.9
 
 
-# spec: P1 the reference's monitored barriers name the rank that did not come, and with wait_all_ranks all that did not
+# spec: P1 the reference's monitored barriers name the rank that did not come, and with
+# wait_all_ranks all that did not
 def test_monitored_barrier():
     said = "\n".join(said_by("monitored_barrier"))
     assert said.startswith(

@@ -1,4 +1,6 @@
-"""`import muster as dist`: a rank that ends without destroy_process_group, and what the others are told of it."""
+"""`import muster as dist`: a rank that ends without destroy_process_group, and what the others are
+told of it.
+"""
 
 import datetime
 import os
@@ -42,7 +44,9 @@ def reduce_for_ever():
 
 
 def survivors_of(end, culprit, size, call, backend=None):
-    """`end(rank)` is how the culprit ends; what `call` tells each of the others, and how long after."""
+    """`end(rank)` is how the culprit ends; what `call` tells each of the others, and how long
+    after.
+    """
     where = meeting_file()
     results = fork.Queue()
     ended = fork.Value("d", 0.0)
@@ -100,7 +104,8 @@ def test_the_exception_of_a_process_is_told(backend):
     print(f"{backend}: {RUNS} runs, the last survivor knew after {worst * 1e3:.1f} ms at worst")
 
 
-# spec: H7 J2 an exception that ends a rank that is a thread stands in the errors of all others; the spawn names that rank
+# spec: H7 J2 an exception that ends a rank that is a thread stands in the errors of all others; the
+# spawn names that rank
 def test_the_exception_of_a_thread_is_told():
     worst = 0.0
     for run in range(RUNS if not LONG else 1000):
@@ -256,7 +261,8 @@ def run_program(body, size=2, face="muster", extra="", backend="", tmp=None):
             rank.kill()
 
 
-# spec: H7 an exception that ends the program, and later calls; hooks that were there before go on working
+# spec: H7 an exception that ends the program, and later calls; hooks that were there before go on
+# working
 def test_program_that_raises(tmp_path):
     body = """
 sys_hook = sys.excepthook
@@ -344,8 +350,8 @@ told(lambda: [dist.all_reduce(torch.ones(4)) for _ in range(10)])
     (told_text, code), (_, failed) = run_program(body, tmp=tmp_path)
     assert code == 0 and failed == 7
     assert (
-        "rank 1 failed: its process ended with exit status 7 and had not called destroy_process_group"
-        in told_text
+        "rank 1 failed: its process ended with exit status 7 and had not called "
+        "destroy_process_group" in told_text
     ), told_text
 
 
@@ -400,7 +406,8 @@ def test_program_whose_thread_raised(tmp_path):
     ), told_text
 
 
-# spec: H7 the exception of a thread is no failure of a rank that ends well, and told to those who need that rank
+# spec: H7 the exception of a thread is no failure of a rank that ends well, and told to those who
+# need that rank
 def test_program_that_ends_well_after_a_thread_raised(tmp_path):
     body = THREAD_THAT_RAISES.format(status=0, call=REDUCE)
     (told_text, code), (_, status) = run_program(body, tmp=tmp_path)
@@ -410,7 +417,8 @@ def test_program_that_ends_well_after_a_thread_raised(tmp_path):
     assert "in its thread loader)" in told_text and "rank 1 failed" not in told_text, told_text
 
 
-# spec: H7 B10 the others close their groups without a rank that ended well, though a thread of it raised
+# spec: H7 B10 the others close their groups without a rank that ended well, though a thread of it
+# raised
 def test_others_close_their_groups_after_a_thread_raised(tmp_path):
     body = THREAD_THAT_RAISES.format(status=0, call="told(dist.destroy_process_group)")
     (told_text, code), (_, status) = run_program(body, tmp=tmp_path)

@@ -153,7 +153,9 @@ class Counter:
 
 
 def several_contexts(rank):
-    """Two threads, each with a context and an optimizer's step of its own; a process group beside them."""
+    """Two threads, each with a context and an optimizer's step of its own; a process group beside
+    them.
+    """
     import threading
 
     rpc, autograd = dist.rpc, dist.autograd
@@ -276,7 +278,8 @@ DIFFERENT = {
 }
 
 
-# spec: F18 within a second by a clock, where nothing but the difference ends the calls; the best of a few tries, since the machine may be busy
+# spec: F18 within a second by a clock, where nothing but the difference ends the calls; the best of
+# a few tries, since the machine may be busy
 @pytest.mark.parametrize("what", DIFFERENT)
 def test_different_calls_are_told_within_a_second(what):
     times = []

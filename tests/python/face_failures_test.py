@@ -1,4 +1,6 @@
-"""`import muster as dist`: what a rank that fails, dies or is interrupted means to it and to the others."""
+"""`import muster as dist`: what a rank that fails, dies or is interrupted means to it and to the
+others.
+"""
 
 import datetime
 import os
@@ -71,7 +73,9 @@ def interrupt_the_next_call():
 
 @pytest.mark.parametrize("set_anew", [False, True])
 def test_interrupt_ends_a_blocked_call(set_anew):
-    """Ctrl-C on rank 0, which waits for rank 1; rank 1 is told. Also where Python's handler was set after the job began, as notebooks do."""
+    """Ctrl-C on rank 0, which waits for rank 1; rank 1 is told. Also where Python's handler was set
+    after the job began, as notebooks do.
+    """
     name = meeting_file()
     inside = fork.Event()
 
@@ -130,7 +134,9 @@ def test_interrupt_ends_the_wait_for_a_message_of_another_group(batch):
 
 
 class Deed:
-    """Does something where it is pickled: within a call of an object collective, on the thread that calls."""
+    """Does something where it is pickled: within a call of an object collective, on the thread that
+    calls.
+    """
 
     def __init__(self, act):
         self.act = act
@@ -148,9 +154,7 @@ def test_interrupt_of_a_forked_child_is_its_own():
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
-            signal.alarm(
-                60
-            )  # where a rank fails nothing of it stays: what waits for the test's output would wait for ever
+            signal.alarm(60)  # a failed rank leaves no process that holds the test's output open
             try:
                 os.write(writing, b"x")
                 while True:
@@ -177,7 +181,8 @@ def test_interrupt_of_a_forked_child_is_its_own():
         dist.all_gather_object(out, Deed(interrupt_children))
         assert out == [7, 7]
         for _ in range(100):
-            dist.barrier()  # where they have woken this process's thread, it ends the call that goes on when it comes to run
+            # If they have woken this process's thread, it ends the unfinished call when it runs.
+            dist.barrier()
 
     run_ranks(2, body)
 

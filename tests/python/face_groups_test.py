@@ -1,4 +1,6 @@
-"""ProcessGroup, Work, Store and ReduceOp as libraries use torch's: their methods, hooks, options, and stores written in Python."""
+"""ProcessGroup, Work, Store and ReduceOp as libraries use torch's: their methods, hooks, options,
+and stores written in Python.
+"""
 
 import datetime
 import sys

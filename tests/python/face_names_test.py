@@ -1,4 +1,6 @@
-"""`import muster as dist`: torch.distributed's names and signatures, and what stands around the package."""
+"""`import muster as dist`: torch.distributed's names and signatures, and what stands around the
+package.
+"""
 
 import inspect
 import os
@@ -16,7 +18,9 @@ import muster as dist
 
 
 def arguments(function):
-    """As "name=default" in order, "name" without one, those of ReduceOp as muster shows them; those that torch gives no name as None."""
+    """As "name=default" in order, "name" without one, those of ReduceOp as muster shows them; those
+    that torch gives no name as None.
+    """
     try:
         found = [
             each.name if each.default is each.empty else f"{each.name}={each.default!r}"
@@ -73,7 +77,8 @@ def names_in(texts):
     return {each.partition("=")[0] for each in texts}
 
 
-# spec: F20 signatures and defaults as torch's, but for the table of docs/user/python.md, which is whole
+# spec: F20 signatures and defaults as torch's, but for the table of docs/user/python.md, which is
+# whole
 def test_signatures():
     differ = {}
     compared = set()
@@ -303,7 +308,9 @@ def test_another_torch_is_refused_by_name(tmp_path):
 
 def test_import_is_lazy():
     program = (
-        "import sys, muster; muster.optim, muster.nn; assert not {'muster.rpc', 'muster.autograd'} & set(sys.modules);"
-        "muster.rpc; muster.autograd; muster.nn.RemoteModule; muster.optim.DistributedOptimizer; muster.nn.api.RemoteModule"
+        "import sys, muster; muster.optim, muster.nn; assert not {'muster.rpc', 'muster.autograd'} "
+        "& set(sys.modules);"
+        "muster.rpc; muster.autograd; muster.nn.RemoteModule; muster.optim.DistributedOptimizer; "
+        "muster.nn.api.RemoteModule"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

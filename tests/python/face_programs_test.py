@@ -32,7 +32,8 @@ def alike(mine, theirs):
     return mine == theirs
 
 
-# spec: P1 U1 a random third of the documented calls, 20 times: torch's results with only the import changed
+# spec: P1 U1 a random third of the documented calls, 20 times: torch's results with only the import
+# changed
 def test_programs_move_by_their_import(tmp_path):
     programs = [program(seed) for seed in SEEDS]
     print(f"seeds {SEEDS.start} to {SEEDS.stop - 1}")

@@ -1,4 +1,6 @@
-"""What programs for torch.distributed write now and then: rarer calls, keywords and names, each called once from Python."""
+"""What programs for torch.distributed write now and then: rarer calls, keywords and names, each
+called once from Python.
+"""
 
 import contextlib
 import copy

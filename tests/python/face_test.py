@@ -354,7 +354,8 @@ class Held(Ledger):
         self.waited.append(dist.get_rank())
 
 
-# spec: A11 a Work of a backend written in Python has one future, whose callbacks know the group they belong to
+# spec: A11 a Work of a backend written in Python has one future, whose callbacks know the group
+# they belong to
 def test_futures_of_a_backend_of_python():
     dist.Backend.register_backend(
         "held", lambda store, rank, size, timeout: Held(store, rank, size), devices="cpu"
@@ -370,7 +371,8 @@ def test_futures_of_a_backend_of_python():
     assert sorted(Held.waited) == [0, 1]
 
 
-# spec: A11 a backend written in Python, with and without extended_api; its name becomes an attribute of Backend
+# spec: A11 a backend written in Python, with and without extended_api; its name becomes an
+# attribute of Backend
 def test_backend_of_python():
     given = []
 

@@ -1,4 +1,6 @@
-"""`muster.fsdp`: every option trains what one process trains, and every public method of torch's FSDPModule does what it says."""
+"""`muster.fsdp`: every option trains what one process trains, and every public method of torch's
+FSDPModule does what it says.
+"""
 
 import threading
 
@@ -93,7 +95,8 @@ def as_alone(rank, size, expected, state):
         assert units_of(model)[0].memory()["gathered"] == 0, name
 
 
-# spec: T5 hybrid sharding over a two-dimensional mesh, NO_SHARD, CPU offload, prefetch, reshard_after_forward as int: one process's losses
+# spec: T5 hybrid sharding over a two-dimensional mesh, NO_SHARD, CPU offload, prefetch,
+# reshard_after_forward as int: one process's losses
 @pytest.mark.parametrize("size", [2, 4])
 def test_options_train_as_one_process(size):
     on_threads(size, as_alone, *alone_after(size))
@@ -240,7 +243,8 @@ def by_finalizing(rank, size):
         fsdp.DataParallelMeshDims()
 
 
-# spec: T5 set_requires_all_reduce, set_manual_backward_finalization, set_unshard_in_backward, unshard(async_op), reset_iter_state
+# spec: T5 set_requires_all_reduce, set_manual_backward_finalization, set_unshard_in_backward,
+# unshard(async_op), reset_iter_state
 def test_gradients_come_when_they_are_asked_for():
     on_threads(2, by_finalizing)
 
@@ -381,7 +385,8 @@ def states(rank, size):
     assert bool(fsdp.get_model_state_dict(model, options=on_first)) == (rank == 0)
 
 
-# spec: T5 M2 state-dict types, full, sharded and local, of models and optimizers, whole on rank 0 of all
+# spec: T5 M2 state-dict types, full, sharded and local, of models and optimizers, whole on rank 0
+# of all
 def test_states_of_all_types():
     on_threads(4, states)
 

@@ -68,7 +68,8 @@ def states(rank, size, folder):
     assert_same(other.state_dict(), expected, 0)
 
 
-# spec: M2 state_dict called on every rank gives the full one on rank 0, and a sharded form; loading reshards
+# spec: M2 state_dict called on every rank gives the full one on rank 0, and a sharded form; loading
+# reshards
 @pytest.mark.parametrize("size", [1, 3])
 def test_states(size, tmp_path):
     on_ranks(size, states, str(tmp_path))

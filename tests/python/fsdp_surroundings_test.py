@@ -28,7 +28,8 @@ def surroundings(rank, size):
     with pytest.raises(RuntimeError, match=r"(?s)sizes \[36, 12\], and \[1\]"):
         second.load_state_dict({**state, "net.blocks.0.up.weight": torch.zeros(1)})
 
-    # Dictionaries that forward fills are the caller's own; hooks see whole parameters; other methods gather too where they are told to.
+    # Dictionaries that forward fills are the caller's own; hooks see whole parameters; other
+    # methods gather too where they are told to.
     class Caching(torch.nn.Linear):
         def forward(self, x, cache):
             cache["x"] = x

@@ -1,4 +1,6 @@
-"""`muster.fsdp`: training with it beside one process, DistributedDataParallel, and torch's own on Gloo."""
+"""`muster.fsdp`: training with it beside one process, DistributedDataParallel, and torch's own on
+Gloo.
+"""
 
 import copy
 import functools
@@ -192,7 +194,9 @@ def test_may_compute_in_a_narrower_type():
 
 
 class Tied(torch.nn.Module):
-    """A block in two places, keyword arguments, a result in a dataclass-free nest, and an input that wants its gradient."""
+    """A block in two places, keyword arguments, a result in a dataclass-free nest, and an input
+    that wants its gradient.
+    """
 
     def __init__(self):
         super().__init__()
@@ -301,7 +305,8 @@ def keeps_nothing(rank, size):
             x = torch.ones(3, 4, requires_grad=True)
             trunk(x).sum().backward()
             assert x.grad.dtype == torch.float32
-    # An input dies with its graph, also where forward ends with an exception, as it does when a checkpoint has recomputed enough.
+    # An input dies with its graph, also where forward ends with an exception, as it does when a
+    # checkpoint has recomputed enough.
     model = sharded(Net(checkpointed="not reentrant"))
     seen = []
     model.blocks[1].register_forward_pre_hook(
@@ -345,7 +350,9 @@ def test_keeps_nothing():
 
 
 class Apart(torch.nn.Module):
-    """Whose inner unit ends its part of backward at its gate on some ranks and at the end of the pass on others."""
+    """Whose inner unit ends its part of backward at its gate on some ranks and at the end of the
+    pass on others.
+    """
 
     def __init__(self):
         super().__init__()

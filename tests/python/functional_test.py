@@ -1,4 +1,6 @@
-"""muster.nn.functional beside torch.distributed.nn.functional over Gloo: outputs and gradients, of first and second order."""
+"""muster.nn.functional beside torch.distributed.nn.functional over Gloo: outputs and gradients, of
+first and second order.
+"""
 
 import importlib
 import inspect
@@ -175,8 +177,9 @@ def beside_torch(rank, size, file):
                 )
 
 
-# spec: T4 muster.nn.functional: all_reduce, broadcast, reduce, gather, scatter, all_gather, reduce_scatter, all_to_all, all_to_all_single
-# (even and uneven) have torch's outputs, gradients and second gradients
+# spec: T4 muster.nn.functional: all_reduce, broadcast, reduce, gather, scatter, all_gather,
+# reduce_scatter, all_to_all, all_to_all_single (even and uneven) have torch's outputs, gradients
+# and second gradients
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("size", [2, 4])
 def test_functional_beside_torch(size):
@@ -214,7 +217,8 @@ def what_torch_lacks(rank, size, file):
     assert results[0].data_ptr() == outs[0].data_ptr()
     got = torch.autograd.grad(sum((rank + 1) * each.sum() for each in results), xs)
     assert all(torch.equal(each, torch.full_like(each, r + 1)) for r, each in enumerate(got))
-    # An average, and another group than the default one, whose ranks are those of the default group.
+    # An average, and another group than the default one, whose ranks are those of the default
+    # group.
     pair = (
         dist.new_group([2 * (rank // 2), 2 * (rank // 2) + 1])
         if size == 2
@@ -226,7 +230,8 @@ def what_torch_lacks(rank, size, file):
     assert torch.equal(mean, numbers(first, 4))
     (got,) = torch.autograd.grad(mean.sum(), x)
     assert torch.equal(got, torch.full((4,), 2.0 if rank == first else 0.0, dtype=torch.float64))
-    # The second gradients of a broadcast, which torch does not have: first = 2 x sum(r + 1) on src, zeros elsewhere.
+    # The second gradients of a broadcast, which torch does not have: first = 2 x sum(r + 1) on src,
+    # zeros elsewhere.
     x = numbers(rank, 3)
     (slope,) = torch.autograd.grad(
         ((rank + 1) * F.broadcast(x, 1) ** 2).sum(), x, create_graph=True
@@ -256,14 +261,17 @@ def what_torch_lacks(rank, size, file):
     dist.destroy_process_group()
 
 
-# spec: T4 _all_gather_base with gradients; uneven reduce_scatter and all_to_all, AVG, groups, given memory
+# spec: T4 _all_gather_base with gradients; uneven reduce_scatter and all_to_all, AVG, groups, given
+# memory
 @pytest.mark.parametrize("size", [2, 4])
 def test_functional_beyond_torch(size):
     run_ranks(size, what_torch_lacks, size, meeting_file())
 
 
 def contrastive(rank, size, file):
-    """CLIP's loss over the batch of all ranks: gradients are those of one process with the whole batch."""
+    """CLIP's loss over the batch of all ranks: gradients are those of one process with the whole
+    batch.
+    """
     import muster as dist
     from muster.distributed.nn import functional as F
 

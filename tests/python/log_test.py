@@ -79,28 +79,33 @@ def test_info_says_what_a_job_runs_on():
 
     for rank, text in enumerate(said("plain", "info")):
         start = (
-            rf"muster {re.escape(muster.__version__)} with torch {re.escape(torch.__version__.split(chr(43))[0])}: "
+            rf"muster {re.escape(muster.__version__)} with torch "
+            rf"{re.escape(torch.__version__.split(chr(43))[0])}: "
             rf"rank {rank} of 2 of job job-\w+ on 1 host"
         )
         assert re.search(start, text), text
         assert re.search(
-            rf" rank {rank}\] links to rank {1 - rank} through shared memory of host \S+ \(2 ranks on \d+ cores?\)",
+            rf" rank {rank}\] links to rank {1 - rank} through shared memory of host \S+ \(2 ranks "
+            r"on \d+ cores?\)",
             text,
         ), text
         for name in ("default", r"\[0, 1\]"):
             assert re.search(
-                rf"group {name} of ranks \[0, 1\]: this is its rank {rank}, backend cpu:native over shared memory, "
+                rf"group {name} of ranks \[0, 1\]: this is its rank {rank}, backend cpu:native "
+                r"over shared memory, "
                 r"timeout 30 min; made in [\d.]+ (us|ms|s)",
                 text,
             ), text
         assert "debug" not in text
 
 
-# spec: H2 debug: algorithms by size, and links as they come up; over sockets with address and interface
+# spec: H2 debug: algorithms by size, and links as they come up; over sockets with address and
+# interface
 def test_debug_says_what_runs_over_what():
     for rank, text in enumerate(said("plain", "debug")):
         assert re.search(
-            r"group default, algorithms over shared memory:\n(  \w+: .*\n)*  all_reduce: \w+ below \d+ bytes, then",
+            r"group default, algorithms over shared memory:\n(  \w+: .*\n)*  all_reduce: \w+ below "
+            r"\d+ bytes, then",
             text,
         ), text
     for rank, text in enumerate(said("sockets", "debug")):
@@ -133,7 +138,8 @@ CALLER = textwrap.dedent("""
 """)
 
 
-# spec: N12 each pipe picks its transport: one worker's goes through shared memory, another's over TCP
+# spec: N12 each pipe picks its transport: one worker's goes through shared memory, another's over
+# TCP
 def test_pipes_of_rpc_pick_their_transports():
     where = meeting_file()
     workers = [
@@ -162,7 +168,8 @@ def interfaces():
                 pass
 
 
-# spec: A10 GLOO_SOCKET_IFNAME and MUSTER_SOCKET_IFNAME choose the interface, NCCL_* variables stay as they are and choose none of ours
+# spec: A10 GLOO_SOCKET_IFNAME and MUSTER_SOCKET_IFNAME choose the interface, NCCL_* variables stay
+# as they are and choose none of ours
 @pytest.mark.parametrize("variable", ["GLOO_SOCKET_IFNAME", "MUSTER_SOCKET_IFNAME"])
 def test_variables_choose_the_interface(variable):
     name = list(interfaces())[-1]  # of several not the loopback, which comes first
@@ -191,7 +198,8 @@ def test_a_long_wait_is_told():
     try:
         text = read_until(ranks[0], "has waited for")
         assert re.search(
-            r"all_reduce #\d+ on group default has waited for 1\d(\.\d+)? s; rank 1 has not entered this call",
+            r"all_reduce #\d+ on group default has waited for 1\d(\.\d+)? s; rank 1 has not "
+            r"entered this call",
             text,
         ), text
         ranks[1].stdin.write("\n")
@@ -236,6 +244,7 @@ def test_a_wrong_tunable_fails_every_rank(whose, how):
         text = rank.communicate(timeout=120)[1]
         assert rank.returncode == 1
         assert (
-            f'rank {whose[0]} cannot take part: MUSTER_TUNE holds "link_spun=1us": "link_spun" is no'
+            f'rank {whose[0]} cannot take part: MUSTER_TUNE holds "link_spun=1us": "link_spun" is '
+            "no"
             " tunable; there are link_spin, link_yield" in text
         ), text

@@ -1,4 +1,6 @@
-"""What the engine itself is held to, from Python: every operation on it, who is missing at the start, calls that differ, sparse tensors."""
+"""What the engine itself is held to, from Python: every operation on it, who is missing at the
+start, calls that differ, sparse tensors.
+"""
 
 import datetime
 

@@ -1,4 +1,4 @@
-"""`muster.optim.ZeroRedundancyOptimizer` and `muster.algorithms.Join`, beside torch's own on Gloo."""
+"""`muster.optim.ZeroRedundancyOptimizer` and `muster.algorithms.Join`, beside torch's on Gloo."""
 
 import copy
 

@@ -1,4 +1,6 @@
-"""`muster.nn.parallel`: training on several ranks, beside torch's own on Gloo. Join and ZeRO: parallel_sharded_test.py."""
+"""`muster.nn.parallel`: training on several ranks, beside torch's own on Gloo. Join and ZeRO:
+parallel_sharded_test.py.
+"""
 
 import contextlib
 import dataclasses
@@ -47,8 +49,9 @@ def trained_beside_torch(rank, size):
         assert_equal(mine, other)
 
 
-# spec: K1 in Python: device_ids None, broadcast_buffers, bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view, static_graph
-# spec: K2 K3 in Python: the same bits as torch's on Gloo, K4 no_sync in Python
+# spec: K1 in Python: device_ids None, broadcast_buffers, bucket_cap_mb, find_unused_parameters,
+# gradient_as_bucket_view, static_graph spec: K2 K3 in Python: the same bits as torch's on Gloo, K4
+# no_sync in Python
 def test_trains_as_torchs_own_on_gloo():
     on_ranks(2, trained_beside_torch, gloo=True)
 
@@ -184,7 +187,8 @@ def precise_and_delayed(rank, size):
     assert firsts[0] != firsts[1]
 
 
-# spec: K1 in Python: delay_all_reduce_named_params, param_to_hook_all_reduce, mixed_precision, process_group
+# spec: K1 in Python: delay_all_reduce_named_params, param_to_hook_all_reduce, mixed_precision,
+# process_group
 def test_delayed_parameters_and_mixed_precision():
     on_ranks(2, precise_and_delayed)
 

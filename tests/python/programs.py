@@ -1,7 +1,7 @@
 """Writes programs for torch.distributed that use a part of its documented calls, drawn by a seed.
 
-A program's ranks call `main(rank, size, folder)`, which gives what the calls gave: numbers, text, lists. Its import lines are the only ones
-that name torch.distributed.
+A program's ranks call `main(rank, size, folder)`, which gives what the calls gave: numbers, text,
+lists. Its import lines are the only ones that name torch.distributed.
 """
 
 import random
@@ -12,7 +12,8 @@ import datetime
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
+    PostLocalSGDState, post_localSGD_hook)
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.algorithms.join import Join
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -55,9 +56,12 @@ PARTS = {
     "get_rank": "return dist.get_rank(), dist.get_rank(dist.group.WORLD), dist.get_world_size()",
     "is_torchelastic_launched": "return dist.is_torchelastic_launched()",
     "get_node_local_rank": "return dist.get_node_local_rank(fallback_rank=rank)",
-    "get_default_backend_for_device": "return dist.get_default_backend_for_device('cpu') is not None",
+    "get_default_backend_for_device": (
+        "return dist.get_default_backend_for_device('cpu') is not None"
+    ),
     "supports_complex": """
-        return dist.supports_complex(dist.ReduceOp.SUM), dist.supports_complex(dist.ReduceOp.MAX)""",
+        return (dist.supports_complex(dist.ReduceOp.SUM),
+                dist.supports_complex(dist.ReduceOp.MAX))""",
     "group_ranks": """
         ranks = [size - 1, 0]
         group = dist.new_group(ranks)
@@ -100,7 +104,8 @@ PARTS = {
     "HashStore": """
         store = dist.HashStore()
         store.set("a", "1")
-        return store.get("a"), store.add("n", 3), store.num_keys(), store.delete_key("a"), store.check(["a"])""",
+        return (store.get("a"), store.add("n", 3), store.num_keys(), store.delete_key("a"),
+                store.check(["a"]))""",
     "PrefixStore": """
         below = dist.HashStore()
         store = dist.PrefixStore("p", below)
@@ -303,7 +308,8 @@ PARTS = {
         mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("ranks",))
         x = torch.tensor([rank + 1.0])
         dist.all_reduce(x, group=mesh.get_group())
-        return x.item(), mesh.get_local_rank(), mesh.size(), mesh.mesh_dim_names, mesh.get_coordinate()""",
+        return (x.item(), mesh.get_local_rank(), mesh.size(), mesh.mesh_dim_names,
+                mesh.get_coordinate())""",
     "DeviceMesh": """
         mesh = DeviceMesh("cpu", list(range(size)))
         return mesh.mesh.tolist(), mesh.ndim, mesh.device_type, mesh.get_rank()""",
@@ -316,7 +322,8 @@ PARTS = {
         parts = [[torch.zeros(1) for _ in range(size)]]
         group.allgather(parts, [x]).wait()
         group.barrier().wait()
-        return x.item(), y.item(), [each.item() for each in parts[0]], group.rank(), group.size()""",
+        return (x.item(), y.item(), [each.item() for each in parts[0]], group.rank(),
+                group.size())""",
     "group_options": """
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX
@@ -417,8 +424,10 @@ PARTS = {
         return model.module.weight.grad.tolist()""",
     "ZeroRedundancyOptimizer": """
         torch.manual_seed(3)
-        model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)))
-        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+        net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
+        model = DistributedDataParallel(net)
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1,
+                                            momentum=0.9)
         for step in range(2):
             optimizer.zero_grad()
             model(torch.full((1, 3), rank + 1.0)).sum().backward()

@@ -1,4 +1,4 @@
-"""Ranks as forked processes of a test: torch is imported once, and a rank's failure is the test's."""
+"""Ranks as forked processes of a test: one import of torch; a rank's failure is the test's."""
 
 import itertools
 import multiprocessing
@@ -8,7 +8,9 @@ import traceback
 
 import pytest
 import torch
-import torch._dynamo  # noqa: F401  what the first DDP or functional collective of a process would import, here once for all ranks
+
+# What the first DDP or functional collective of a process imports, here once for all ranks.
+import torch._dynamo  # noqa: F401
 import torch.distributed._functional_collectives  # noqa: F401
 from scratch import meeting_file as meeting_file
 from scratch import reserve_port as reserve_port
@@ -27,7 +29,9 @@ def _main(body, rank, arguments, results):
 
 
 def run_ranks(count, body, *arguments, killed=()):
-    """`body(rank, *arguments)` in `count` processes; what they return, by rank. Those in `killed` return nothing."""
+    """`body(rank, *arguments)` in `count` processes; what they return, by rank. Those in `killed`
+    return nothing.
+    """
     results = fork.Queue()
     ranks = [
         fork.Process(target=_main, args=(body, rank, arguments, results)) for rank in range(count)
@@ -41,7 +45,8 @@ def run_ranks(count, body, *arguments, killed=()):
                 rank, value, error = results.get(timeout=LIMIT_S)
             except Exception:
                 pytest.fail(
-                    f"ranks {sorted(set(range(count)) - set(returned))} did not come to an end in {LIMIT_S} s"
+                    f"ranks {sorted(set(range(count)) - set(returned))} did not come to an end in "
+                    f"{LIMIT_S} s"
                 )
             if error is not None:
                 pytest.fail(f"rank {rank} failed:\n{error}", pytrace=False)

@@ -1,4 +1,4 @@
-"""README's program in Python, as it stands there: under muster run, under torchrun, and on threads."""
+"""README's program in Python: under muster run, under torchrun, and on threads."""
 
 import contextlib
 import importlib.util
@@ -75,7 +75,8 @@ def test_readme_program_from_the_tree(tmp_path):
     assert printed_lines(ended.stdout) == PRINTED
 
 
-# spec: J3 what the README installs is built against the torch that is there: pip needs nothing but what the line before has brought
+# spec: J3 what the README installs is built against the torch that is there: pip needs nothing but
+# what the line before has brought
 def test_readme_installs_without_fetching_torch_again():
     brings, installs = [words for words in COMMANDS if words[:2] == ["pip", "install"]]
     needs = re.search(r"requires = \[(.*?)\]", (ROOT / "pyproject.toml").read_text())[1]

@@ -1,4 +1,6 @@
-"""What other workers may name and call: `init_rpc(functions=..., allow_pickle=...)`, operators by name, MUSTER_ALLOW_PICKLE."""
+"""What other workers may name and call: `init_rpc(functions=..., allow_pickle=...)`, operators by
+name, MUSTER_ALLOW_PICKLE.
+"""
 
 import os
 import pathlib
@@ -17,7 +19,8 @@ from muster.nn.api import remote_module
 rpc = dist.rpc
 
 
-# ---- what workers ask each other for ---------------------------------------------------------------------------------
+# ---- what workers ask each other for
+# ---------------------------------------------------------------------------------
 
 
 def double(value):
@@ -130,10 +133,11 @@ def bounded(body, *functions, allow_pickle=None):
     return run_ranks(2, worker, "file://" + meeting_file())
 
 
-# ---- functions -------------------------------------------------------------------------------------------------------
+# ---- functions
 
 
-# spec: W5 RPC calls only what the callee allows: functions, classes, their public methods, torch's functions and methods
+# spec: W5 RPC calls only what the callee allows: functions, classes, their public methods, torch's
+# functions and methods
 def test_listed_functions_are_called_and_others_are_not():
     def body(rank):
         other = f"worker{1 - rank}"
@@ -175,7 +179,8 @@ def unlisted_module():
     return rpc.RRef(Unlisted())
 
 
-# spec: W5 RPC calls only what the callee allows: a reference to a module that is not listed does not make it callable
+# spec: W5 RPC calls only what the callee allows: a reference to a module that is not listed does
+# not make it callable
 def test_modules_that_are_not_listed_are_not_called():
     def body(rank):
         other = f"worker{1 - rank}"
@@ -329,7 +334,8 @@ def test_remote_modules_and_optimizers_of_listed_classes():
     bounded(body, torch.nn.Linear, torch.nn.Linear.train, torch.optim.SGD)
 
 
-# ---- operators by name -----------------------------------------------------------------------------------------------
+# ---- operators by name
+# -----------------------------------------------------------------------------------------------
 
 
 # spec: W5 RPC: operators that do more than compute are allowed one by one
@@ -364,7 +370,8 @@ def test_operators_that_touch_more_than_tensors_are_refused(tmp_path):
     on_workers(2, body)
 
 
-# ---- for the whole job -----------------------------------------------------------------------------------------------
+# ---- for the whole job
+# -----------------------------------------------------------------------------------------------
 
 PROGRAM = """
 import pickle, sys, torch, muster as dist
@@ -382,7 +389,8 @@ try:
     dist.rpc.init_rpc("a", rank=0, world_size=1, allow_pickle=True)
 except dist.DistArgumentError as error:
     print("contradiction", error)
-dist.rpc.init_rpc("a", rank=0, world_size=1, rpc_backend_options=dist.rpc.RpcBackendOptions(init_method="file://" + sys.argv[1]))
+options = dist.rpc.RpcBackendOptions(init_method="file://" + sys.argv[1])
+dist.rpc.init_rpc("a", rank=0, world_size=1, rpc_backend_options=options)
 try:
     dist.rpc.rpc_sync("a", len, ([1],))
 except pickle.UnpicklingError as error:

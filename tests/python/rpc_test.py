@@ -22,7 +22,8 @@ rpc = dist.rpc
 SOON_S = 60
 
 
-# ---- what workers ask each other for ---------------------------------------------------------------------------------
+# ---- what workers ask each other for
+# ---------------------------------------------------------------------------------
 
 
 def scaled(tensor, by=2):
@@ -96,8 +97,9 @@ def raised(kind, call, *arguments):
     return caught.value
 
 
-# spec: N2 rpc_sync and rpc_async by name, rank and WorkerInfo in Python, N10 callables, operators and TorchScript functions
-# spec: N3 shape, stride and dtype in Python, N12 a change after rpc_async never shows in Python
+# spec: N2 rpc_sync and rpc_async by name, rank and WorkerInfo in Python, N10 callables, operators
+# and TorchScript functions spec: N3 shape, stride and dtype in Python, N12 a change after rpc_async
+# never shows in Python
 def test_calls():
     def body(rank):
         if rank != 0:
@@ -271,7 +273,8 @@ def test_before_and_after():
     on_workers(1, body)
 
 
-# ---- slow, dead and interrupted --------------------------------------------------------------------------------------
+# ---- slow, dead and interrupted
+# --------------------------------------------------------------------------------------
 
 begun = released = None
 
@@ -422,7 +425,8 @@ def test_shutdown_names_whom_it_waits_for():
     on_workers(2, body)
 
 
-# ---- futures over there ----------------------------------------------------------------------------------------------
+# ---- futures over there
+# ----------------------------------------------------------------------------------------------
 
 
 class Gathering:
@@ -496,7 +500,7 @@ def test_async_execution():
     on_workers(2, body, num_worker_threads=1)
 
 
-# ---- references ------------------------------------------------------------------------------------------------------
+# ---- references
 
 kept = {}
 
@@ -609,10 +613,11 @@ def _root_gradient():
     return kept["leaf"].grad
 
 
-# ---- options ---------------------------------------------------------------------------------------------------------
+# ---- options
 
 
-# spec: N5 options, set_device_map cumulative, set_devices in Python, N13 names, keyword-only, keys of maps
+# spec: N5 options, set_device_map cumulative, set_devices in Python, N13 names, keyword-only, keys
+# of maps
 def test_options():
     assert rpc.TensorPipeRpcBackendOptions is rpc.RpcBackendOptions
     options = rpc.RpcBackendOptions()
@@ -721,7 +726,7 @@ def test_workers_as_threads():
     dist.spawn(body, nprocs=2, threads=True)
 
 
-# ---- strangers -------------------------------------------------------------------------------------------------------
+# ---- strangers
 
 
 class Mark:

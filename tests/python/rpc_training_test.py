@@ -1,4 +1,6 @@
-"""`muster.autograd`, `muster.optim.DistributedOptimizer`, `muster.nn.RemoteModule`, and the documents' programs that use them."""
+"""`muster.autograd`, `muster.optim.DistributedOptimizer`, `muster.nn.RemoteModule`, and the
+documents' programs that use them.
+"""
 
 import threading
 
@@ -34,7 +36,8 @@ def close(actual, expected):
     )
 
 
-# ---- gradients across workers ----------------------------------------------------------------------------------------
+# ---- gradients across workers
+# ----------------------------------------------------------------------------------------
 
 weights = {}
 
@@ -161,7 +164,7 @@ def test_gradients():
     on_workers(2, body)
 
 
-# ---- optimizers ------------------------------------------------------------------------------------------------------
+# ---- optimizers
 
 
 class Line:
@@ -242,7 +245,8 @@ def test_optimizers():
                 close(weight, theirs.weight)
                 close(bias, theirs.bias)
                 assert gradient is None
-        # Two trainers at once: no gradient is lost or counted twice. Each of 16 steps takes half of a gradient of 2.
+        # Two trainers at once: no gradient is lost or counted twice. Each of 16 steps takes half of
+        # a gradient of 2.
         lines = [rpc.remote("worker1", Line, ("first",)), rpc.remote("worker2", Line, ("second",))]
         before = [each.rpc_sync().values() for each in lines]
         others = [rpc.rpc_async(to, step_often, (lines, 8)) for to in ("worker1", "worker2")]
@@ -269,7 +273,7 @@ def test_optimizers():
     on_workers(3, body)
 
 
-# ---- modules ---------------------------------------------------------------------------------------------------------
+# ---- modules
 
 
 class Wide(nn.Module):
@@ -289,7 +293,8 @@ def through(module, x):
     return module(x)
 
 
-# spec: N9 in Python, N11 RemoteModule(remote_device, module_cls, args, kwargs), "trainer0" means its cpu
+# spec: N9 in Python, N11 RemoteModule(remote_device, module_cls, args, kwargs), "trainer0" means
+# its cpu
 def test_remote_modules():
     assert "init_rpc" in str(
         raised(dist.DistArgumentError, dist.nn.RemoteModule, "worker1", nn.Linear, (1, 1))
@@ -336,7 +341,8 @@ def _gradient_of(parameter, context_id):
     return autograd.get_gradients(context_id)[parameter.local_value()]
 
 
-# ---- the documents' programs -----------------------------------------------------------------------------------------
+# ---- the documents' programs
+# -----------------------------------------------------------------------------------------
 
 
 # spec: P1 RPC: rpc_sync, remote and distributed autograd of the documents
@@ -517,7 +523,9 @@ def test_documents_recurrent_model(mode):
 
 
 class Shard:
-    """A part of a model that takes references to its inputs, so that they go straight from shard to shard."""
+    """A part of a model that takes references to its inputs, so that they go straight from shard to
+    shard.
+    """
 
     def __init__(self, name, *sizes):
         self.module = filled(nn.Sequential(nn.Linear(*sizes), nn.ReLU()), name)

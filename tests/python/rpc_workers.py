@@ -24,7 +24,9 @@ def _worker(rank, where, names, body, arguments, options):
 
 
 def on_workers(names, body, *arguments, killed=(), **options):
-    """`body(rank, *arguments)` between init_rpc and shutdown; names: a list, or how many "worker0", "worker1", ..."""
+    """`body(rank, *arguments)` between init_rpc and shutdown; names: a list, or how many "worker0",
+    "worker1", ...
+    """
     names = [f"worker{rank}" for rank in range(names)] if isinstance(names, int) else names
     return run_ranks(
         len(names),

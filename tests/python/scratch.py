@@ -14,7 +14,9 @@ PREFIX = "muster-test-run-"
 
 
 def _lock(folder):
-    """A descriptor that holds the folder's lock, None where another run's processes have it; forked ranks have it too."""
+    """A descriptor that holds the folder's lock, None where another run's processes have it; forked
+    ranks have it too.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -25,7 +27,9 @@ def _lock(folder):
 
 
 def sweep(place=None):
-    """Removes what runs have left that were killed. Folders of the last minute may not have been locked yet by their makers."""
+    """Removes what runs have left that were killed. Folders of the last minute may not have been
+    locked yet by their makers.
+    """
     for folder in glob.glob(os.path.join(place or tempfile.gettempdir(), PREFIX + "*")):
         try:
             if time.time() - os.stat(folder).st_mtime < 60:
@@ -40,7 +44,9 @@ def sweep(place=None):
 
 @functools.cache
 def _folder():
-    """This run's own, for all that its ranks need on the disk. It goes with the run, or where that is killed, at the next one's start."""
+    """This run's own, for all that its ranks need on the disk. It goes with the run, or where that
+    is killed, at the next one's start.
+    """
     sweep()
     folder = tempfile.mkdtemp(prefix=PREFIX)
     _lock(folder)
@@ -67,8 +73,10 @@ def _bound(family, host, port):
 
 
 def reserve_port():
-    """Free on this host's loopback, for whoever asks for it by its number with SO_REUSEADDR, as every server does. Kept for the run by
-    sockets that do not listen: the system gives it to nobody else, neither for port 0 nor for an outgoing connection."""
+    """Free on this host's loopback, for whoever asks for it by its number with SO_REUSEADDR, as
+    every server does. Kept for the run by sockets that do not listen: the system gives it to nobody
+    else, neither for port 0 nor for an outgoing connection.
+    """
     for _ in range(100):
         port = _bound(socket.AF_INET, "127.0.0.1", 0).getsockname()[1]
         if _bound(socket.AF_INET6, "::1", port) or not _bound(socket.AF_INET6, "::1", 0):

@@ -10,7 +10,9 @@ import scratch
 
 
 class Run:
-    """A run of its own, whose temporary files stand in `folder`: it makes some, says so, and does `then`; `input()` lasts until the end."""
+    """A run of its own, whose temporary files stand in `folder`: it makes some, says so, and does
+    `then`; `input()` lasts until the end.
+    """
 
     def __init__(self, folder, then):
         self.process = subprocess.Popen(

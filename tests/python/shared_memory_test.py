@@ -1,4 +1,6 @@
-"""The shared allocator from Python: ordinary tensors, training, and torch's own DataLoader with forked workers."""
+"""The shared allocator from Python: ordinary tensors, training, and torch's own DataLoader with
+forked workers.
+"""
 
 import datetime
 import os
@@ -44,7 +46,9 @@ def test_ordinary_tensors(sharing):
 
 
 class Pictures(Dataset):
-    """Large tensors made in the parent; `scratch` is written by every worker, as data sets with buffers do."""
+    """Large tensors made in the parent; `scratch` is written by every worker, as data sets with
+    buffers do.
+    """
 
     def __init__(self):
         generator = torch.Generator().manual_seed(3)

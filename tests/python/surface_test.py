@@ -17,7 +17,9 @@ import muster as dist
 
 
 def on_processes(size, body, init_method, **options):
-    """The same on processes, which meet by `init_method(process)`; what body(rank) returns, by process."""
+    """The same on processes, which meet by `init_method(process)`; what body(rank) returns, by
+    process.
+    """
 
     def rank_body(process):
         dist.init_process_group(init_method=init_method(process), timeout=SECONDS, **options)
@@ -120,8 +122,8 @@ class Raising(torch.Tensor):
         raise KeyError("of the user's own")
 
 
-# spec: F18 a call whose tensors cannot be read is refused: the others learn it at once, and the user
-# gets the exception of the tensor's class
+# spec: F18 a call whose tensors cannot be read is refused: the others learn it at once, and the
+# user gets the exception of the tensor's class
 def test_a_tensor_that_raises_is_told_to_the_others():
     def body(rank, size):
         if rank == 1:
@@ -165,7 +167,8 @@ CELLS = {
 }
 
 
-# spec: A12 the CPU cells of the backend tables in Python: the native engine has every operation; nccl is refused where the build lacks it
+# spec: A12 the CPU cells of the backend tables in Python: the native engine has every operation;
+# nccl is refused where the build lacks it
 def test_cells_of_the_backend_table():
     def body(rank, size):
         for call in CELLS.values():
@@ -214,7 +217,8 @@ def test_tcp(host):
     ) == [1, 1]
 
 
-# spec: B6 ranks assigned by the file in Python, B7 the file is removed by the last rank, B8 group_name keeps jobs apart, B14 in Python
+# spec: B6 ranks assigned by the file in Python, B7 the file is removed by the last rank, B8
+# group_name keeps jobs apart, B14 in Python
 def test_file():
     name = meeting_file()
     ranks = on_processes(2, lambda rank: rank, lambda rank: "file://" + name, world_size=2)
@@ -346,7 +350,8 @@ def test_servers_of_tcp_stores():
 # ---- groups
 
 
-# spec: D2 only members call in Python, D8 peers are ranks of the default group, group_src and group_dst of the group
+# spec: D2 only members call in Python, D8 peers are ranks of the default group, group_src and
+# group_dst of the group
 def test_groups_of_members():
     def body(rank, size):
         if rank != 1:
@@ -398,7 +403,8 @@ def test_groups_in_threads():
 # ---- messages and collectives
 
 
-# spec: E4 a message that does not fit is an error on the receiver, naming both, E6 non-contiguous tensors in Python
+# spec: E4 a message that does not fit is an error on the receiver, naming both, E6 non-contiguous
+# tensors in Python
 def test_messages_that_do_not_fit():
     def body(rank, size):
         strided = torch.arange(6.0).view(2, 3).t()
@@ -415,7 +421,8 @@ def test_messages_that_do_not_fit():
     on_threads(2, body)
 
 
-# spec: F1 synchronous by default, no Work for a non-member, E6 F16 scalars, nothing, one rank, strides in Python
+# spec: F1 synchronous by default, no Work for a non-member, E6 F16 scalars, nothing, one rank,
+# strides in Python
 def test_edges_of_collectives():
     def body(rank, size):
         alone = dist.new_group([0])
@@ -554,7 +561,8 @@ def remember():
     stopped.append(dist.get_rank())
 
 
-# spec: H8 breakpoint in Python, H13 breakpoint honours PYTHONBREAKPOINT; monitored_barrier's default timeout is the group's
+# spec: H8 breakpoint in Python, H13 breakpoint honours PYTHONBREAKPOINT; monitored_barrier's
+# default timeout is the group's
 def test_breakpoint(monkeypatch):
     monkeypatch.setenv("PYTHONBREAKPOINT", f"{__name__}.remember")
 

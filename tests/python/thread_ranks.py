@@ -1,4 +1,6 @@
-"""Ranks that are threads of the test, for what dies nowhere; with the values that tests give and compare."""
+"""Ranks that are threads of the test, for what dies nowhere; with the values that tests give and
+compare.
+"""
 
 import datetime
 

@@ -1,4 +1,6 @@
-"""muster as a backend of stock torch: every collective against what it must give, and how failures show."""
+"""muster as a backend of stock torch: every collective against what it must give, and how failures
+show.
+"""
 
 import datetime
 import os
@@ -280,7 +282,8 @@ def groups(rank, size):
     same(x, mine(0, 3) + mine(1, 3) if rank < 2 else mine(2, 3))
 
 
-# spec: D1 new_group in stock torch, D5 init_device_mesh in stock torch, D7 split_group in stock torch
+# spec: D1 new_group in stock torch, D5 init_device_mesh in stock torch, D7 split_group in stock
+# torch
 def test_groups():
     on_ranks(3, groups)
 
@@ -324,7 +327,8 @@ def test_monitored_barrier():
     on_ranks(2, body)
 
 
-# spec: H1 monitored_barrier in stock torch: those who came say so in torch's words, and a timeout of nothing is one
+# spec: H1 monitored_barrier in stock torch: those who came say so in torch's words, and a timeout
+# of nothing is one
 def test_monitored_barrier_says_what_torch_says():
     def body(rank, size):
         if rank == 0:
@@ -442,7 +446,8 @@ def summed(rank, group=None):
     return int(x.item())
 
 
-# spec: D7 shrink_group in stock torch: the new default group's ranks are numbered anew, groups and models are made on it
+# spec: D7 shrink_group in stock torch: the new default group's ranks are numbered anew, groups and
+# models are made on it
 @pytest.mark.parametrize("backend", ["muster", "cpu:muster"])
 def test_shrink_group(backend):
     name = meeting_file()
@@ -515,22 +520,27 @@ def test_shrink_group_after_kills(flags):
     run_ranks(5, body, killed=(0, 2, 4))
 
 
-# A host of its own is a network namespace that is joined to rank 0's, where the store is served too, as torchrun does it.
+# A host of its own is a network namespace that is joined to rank 0's, where the store is served
+# too, as torchrun does it.
 HOSTS = """
 import os, subprocess, sys
 import torch.distributed as dist
 def ip(*words):
     subprocess.run(["ip", *words], check=True)
-there = subprocess.Popen(["unshare", "-n", "sh", "-c", "echo here; read go; ip link set lo up; ip address add 10.77.0.2/24 dev wire1;"
-                          " ip link set wire1 up; RANK=1 exec $0 -c \\"$PROGRAM\\"", sys.executable],
+there = subprocess.Popen(["unshare", "-n", "sh", "-c", "echo here; read go; ip link set lo up;"
+                          " ip address add 10.77.0.2/24 dev wire1;"
+                          " ip link set wire1 up; RANK=1 exec $0 -c \\"$PROGRAM\\"",
+                          sys.executable],
                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 assert there.stdout.readline() == "here\\n"
 ip("link", "set", "lo", "up")
 ip("link", "add", "wire0", "type", "veth", "peer", "name", "wire1", "netns", str(there.pid))
 ip("address", "add", "10.77.0.1/24", "dev", "wire0")
 ip("link", "set", "wire0", "up")
-store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=True, wait_for_workers=False)
-here = subprocess.Popen([sys.executable, "-c", os.environ["PROGRAM"]], env=os.environ | {"RANK": "0"}, stdout=subprocess.PIPE, text=True)
+store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=True,
+                      wait_for_workers=False)
+here = subprocess.Popen([sys.executable, "-c", os.environ["PROGRAM"]],
+                        env=os.environ | {"RANK": "0"}, stdout=subprocess.PIPE, text=True)
 print("rank 1:", there.communicate("go\\n")[0])
 print("rank 0:", here.communicate()[0])
 """
@@ -544,7 +554,8 @@ if os.environ["WAY"] == "torch":
 else:
     import muster as dist
 try:
-    dist.init_process_group("muster" if os.environ["WAY"] == "torch" else None, timeout=datetime.timedelta(seconds=60))
+    name = "muster" if os.environ["WAY"] == "torch" else None
+    dist.init_process_group(name, timeout=datetime.timedelta(seconds=60))
     x = torch.ones(1)
     dist.all_reduce(x)
     print("sum", x.item())

@@ -1,4 +1,6 @@
-"""muster as a backend of stock torch against Gloo, call by call: values, version counters, refusals, and tensors in every layout."""
+"""muster as a backend of stock torch against Gloo, call by call: values, version counters,
+refusals, and tensors in every layout.
+"""
 
 import datetime
 import re
@@ -165,7 +167,9 @@ def test_redistribute(size):
 
 
 def several(rank, size):
-    """Calls with several tensors, as c10d takes them: what they leave in the tensors, and what their futures give."""
+    """Calls with several tensors, as c10d takes them: what they leave in the tensors, and what
+    their futures give.
+    """
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     found = {}
 

@@ -1,4 +1,6 @@
-"""Programs of stock torch under `muster run` and `python -m muster.torch`, without a flag or an edit."""
+"""Programs of stock torch under `muster run` and `python -m muster.torch`, without a flag or an
+edit.
+"""
 
 import os
 import pathlib
@@ -13,7 +15,10 @@ from scratch import reserve_port
 import muster as dist
 
 MUSTER = pathlib.Path(dist.__file__).parents[2] / "bin/muster"
-HEAD = "import datetime, os, sys, torch, torch.distributed as dist\nLIMIT = datetime.timedelta(seconds=60)\n"
+HEAD = (
+    "import datetime, os, sys, torch, torch.distributed as dist\n"
+    "LIMIT = datetime.timedelta(seconds=60)\n"
+)
 
 PLAIN = (
     HEAD
@@ -43,7 +48,8 @@ print("sum", sum(r + 1 for r, _ in first[0]), dist.get_backend(), flush=True)
 dist.destroy_process_group()
 """
 )
-# As Lightning's environment plugin does: it reads the variables and hands rank and size over, then makes groups.
+# As Lightning's environment plugin does: it reads the variables and hands rank and size over, then
+# makes groups.
 LIGHTNING = (
     HEAD
     + """
@@ -52,7 +58,8 @@ for name in ("MASTER_ADDR", "MASTER_PORT"):
     os.environ[name] = str(os.environ[name])
 dist.init_process_group(sys.argv[1], rank=rank, world_size=size, timeout=LIMIT)
 group = dist.new_group(timeout=LIMIT)
-net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1, bias=False), process_group=group)
+net = torch.nn.Linear(2, 1, bias=False)
+net = torch.nn.parallel.DistributedDataParallel(net, process_group=group)
 torch.nn.init.zeros_(net.module.weight)
 (net(torch.ones(1, 2)) * 1.5 * (rank + 1)).sum().backward()
 dist.barrier(group)
@@ -118,7 +125,8 @@ def launched(program, *words, options=()):
     return [MUSTER, "run", "--standalone", "--nproc-per-node", "2", *options, program, *words]
 
 
-# spec: J5 a program of stock torch finds MASTER_PORT free, in every restart: backend muster, and Gloo in programs that know nothing of muster
+# spec: J5 a program of stock torch finds MASTER_PORT free, in every restart: backend muster, and
+# Gloo in programs that know nothing of muster
 @pytest.mark.parametrize(
     "name, backend", sampled(len(PROGRAMS), list(PROGRAMS), ["muster", "gloo"])
 )
@@ -135,14 +143,16 @@ WHOSE = (
     HEAD
     + """
 def rank_main(rank, port):
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2, timeout=LIMIT)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank,
+                            world_size=2, timeout=LIMIT)
     whose()
 
 def whose():
     x = torch.ones(2)
     dist.all_reduce(x)
     engine = type(dist.group.WORLD._get_backend(x.device)).__name__
-    os.write(1, f"{int(x[0])} by {engine} {dist.ProcessGroupGloo.__name__} {sys.argv[1:]}\\n".encode())
+    gloo = dist.ProcessGroupGloo.__name__
+    os.write(1, f"{int(x[0])} by {engine} {gloo} {sys.argv[1:]}\\n".encode())
     dist.destroy_process_group()
 
 if __name__ == "__main__":
@@ -159,7 +169,8 @@ def by(engine, *words):
     return [f"2 by {engine} {engine} {[str(word) for word in words]}"] * 2
 
 
-# spec: A2 replace_gloo for programs that are not edited: an option of the launcher and a variable, for files and modules
+# spec: A2 replace_gloo for programs that are not edited: an option of the launcher and a variable,
+# for files and modules
 def test_replaced_by_the_launcher(tmp_path):
     program = write(tmp_path, WHOSE)
     assert said_by(launched(program, "a", "-m")) == by("ProcessGroupGloo", "a", "-m")
@@ -199,7 +210,8 @@ MADE_BY_HAND = (
     HEAD
     + """
 rank = int(os.environ["RANK"])
-store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=rank == 0, timeout=LIMIT)
+store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]),
+                      is_master=rank == 0, timeout=LIMIT)
 for turn in range(2):  # as torchft does for every quorum: a group from parts, again and again
     group = dist.ProcessGroup(dist.PrefixStore(f"turn{turn}", store), rank, 2)
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)

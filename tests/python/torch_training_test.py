@@ -1,4 +1,6 @@
-"""What people do with stock torch, unchanged, on muster: DDP, fully_shard, DTensor, checkpoints, torchrun."""
+"""What people do with stock torch, unchanged, on muster: DDP, fully_shard, DTensor, checkpoints,
+torchrun.
+"""
 
 import copy
 import os
@@ -52,7 +54,8 @@ for turn in range(3):
 """
 )
 
-# Of the first two runs one rank ends, each time another; torchrun kills the others wherever they are.
+# Of the first two runs one rank ends, each time another; torchrun kills the others wherever they
+# are.
 RESTART_WORKER = (
     DIST_OF_THE_WAY
     + """
@@ -435,7 +438,8 @@ def test_torchrun_init_after_destroy(tmp_path, way):
     ]
 
 
-# spec: J5 under stock torchrun, workers that are started again meet on the store in which the first ones left their keys
+# spec: J5 under stock torchrun, workers that are started again meet on the store in which the first
+# ones left their keys
 @pytest.mark.parametrize("way, end", [("torch", "before init"), ("muster", "after init")])
 def test_torchrun_starts_workers_again(tmp_path, way, end):
     said = torchrun(tmp_path, RESTART_WORKER, way, end, options=["--max-restarts", "2"])

@@ -71,7 +71,8 @@ def one_graph(rank, engine):
         torch._dynamo.reset()
 
 
-# spec: T4 functional collectives that torch.compile traces: one graph without a break, of every kind of group, with eager's gradients
+# spec: T4 functional collectives that torch.compile traces: one graph without a break, of every
+# kind of group, with eager's gradients
 @pytest.mark.parametrize("engine", ENGINES)
 def test_one_graph(engine):
     on_ranks(one_graph, engine)
@@ -139,7 +140,8 @@ def gradients(rank):
         lambda y: funcol.all_to_all_single(y, [2, 2], [2, 2], group),
         lambda y: functional.all_to_all_single(torch.empty_like(y), y, [2, 2], [2, 2], group),
     )
-    # Both ranks hold the first element's maximum and share its gradient; rank 1 alone holds the other's.
+    # Both ranks hold the first element's maximum and share its gradient; rank 1 alone holds the
+    # other's.
     y = torch.tensor([5.0, float(rank)], requires_grad=True)
     (funcol.all_reduce(y, "max", group) * torch.tensor([1.0, 2.0])).sum().backward()
     assert y.grad.tolist() == ([1, 0] if rank == 0 else [1, 4])

@@ -9,7 +9,9 @@ from muster.algorithms.ddp_comm_hooks import lazily
 
 
 def on_ranks(size, body, *arguments, gloo=False):
-    """body(rank, size, ...) in processes, between init and destroy of muster and, with `gloo`, of torch.distributed."""
+    """body(rank, size, ...) in processes, between init and destroy of muster and, with `gloo`, of
+    torch.distributed.
+    """
     mine, name_of_theirs = meeting_file(), meeting_file()
 
     def rank_body(rank):

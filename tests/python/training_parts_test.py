@@ -1,5 +1,6 @@
-"""What training libraries take from torch's modules beside the wrapper itself: SyncBatchNorm, hooks, averages of parameters, functional
-collectives."""
+"""What training libraries take from torch's modules beside the wrapper itself: SyncBatchNorm,
+hooks, averages of parameters, functional collectives.
+"""
 
 import copy
 from collections import OrderedDict

@@ -1,4 +1,6 @@
-"""The wheel that `pip install .` makes, installed beside nothing of this tree. Builds the package once more, so only where tests may take long."""
+"""The wheel that `pip install .` makes, installed beside nothing of this tree. Builds the package
+once more, so only where tests may take long.
+"""
 
 import email
 import json

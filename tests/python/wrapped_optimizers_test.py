@@ -261,8 +261,9 @@ def test_running_averages():
 
 
 class WithCounter(torch.optim.SGD):
-    """Changes its settings by itself, as optimizers do that look for a learning rate; a logger reads
-    `speed`."""
+    """Changes its settings by itself, as optimizers do that look for a learning rate; a logger
+    reads `speed`.
+    """
 
     def __init__(self, params, lr=0.1, **options):
         super().__init__(params, lr=lr, **options)

@@ -14,9 +14,11 @@ GOOD = {
     "src/muster/transport/factory.h": '#include "muster/base/words.h"\n',
     "src/muster/transport/tcp/stream.h": '#include "muster/transport/factory.h"\n',
     "src/muster/testing/rank_threads.h": '#include "muster/transport/factory.h"\n',
-    "src/muster/transport/factory_test.cc": '#include "muster/testing/rank_threads.h"\n#include <gtest/gtest.h>\n',
+    "src/muster/transport/factory_test.cc": '#include "muster/testing/rank_threads.h"\n'
+    "#include <gtest/gtest.h>\n",
     "include/muster/work.h": '#include <ATen/core/Tensor.h>\n#include "muster/status.h"\n',
-    "src/muster/group/call.h": '#include <ATen/core/Tensor.h>\n#include "muster/transport/factory.h"\n',
+    "src/muster/group/call.h": "#include <ATen/core/Tensor.h>\n"
+    '#include "muster/transport/factory.h"\n',
     "src/muster/group/backends/native.h": '#include "muster/work.h"\n',
     "include/muster/distributed.h": '#include "muster/work.h"\n',
     "src/muster/compat/backend.cc": "#include <torch/csrc/distributed/c10d/Backend.hpp>\n",

@@ -53,7 +53,8 @@ class Conformance(unittest.TestCase):
             {
                 "src/muster/store/a_test.cc": "// spec: C1 kinds\nTEST_P(Store, Kinds) {}\n",
                 "tests/python/b_test.py": "# spec: C2 ports\ndef test_ports():\n    pass\n",
-                "tests/install/CMakeLists.txt": "# spec: F1 installed\nadd_test(NAME install COMMAND true)\n",
+                "tests/install/CMakeLists.txt": "# spec: F1 installed\n"
+                "add_test(NAME install COMMAND true)\n",
             },
             "--expect",
             "C",

@@ -361,8 +361,10 @@ MPIS = ("openmpi", "mpich", "impi")
 
 
 def faster(factor, rivals, ops=None, memory="private", but=None):
-    """Rows of all that is promised of cells, and how many times as fast as these rivals ours are: in the cells of `ops` (None: all) by
-    `factor`, in those that `but` names by that; and a little more, so that means do not fall short by their rounding."""
+    """Rows of all that is promised of cells, and how many times as fast as these rivals ours are:
+    in the cells of `ops` (None: all) by `factor`, in those that `but` names by that; and a little
+    more, so that means do not fall short by their rounding.
+    """
     rows = []
     for row in everything():
         place = (row["op"], row["ranks"], row["bytes"])
@@ -397,8 +399,9 @@ CELLS = (
 
 
 def everything(changed=None, p50=None, loop=None, theirs=None):
-    """Rows of all that is promised of cells, fast enough; one cell with other figures of ours (private buffers) and
-    of the rivals'."""
+    """Rows of all that is promised of cells, fast enough; one cell with other figures of ours
+    (private buffers) and of the rivals'.
+    """
     small = {"all_reduce": (8, 1024), "broadcast": (8, 1024), "reduce": (8, 1024), "barrier": (0,)}
     small.update(
         dict.fromkeys(

@@ -1,4 +1,6 @@
-"""docs/user/security.md against the tests and the sources: what the page promises is tested, and its numbers are theirs."""
+"""docs/user/security.md against the tests and the sources: what the page promises is tested, and
+its numbers are theirs.
+"""
 
 import pathlib
 import re

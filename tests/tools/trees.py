@@ -7,7 +7,9 @@ import tempfile
 
 
 def run_over(tool, files, *arguments, with_git=False):
-    """The exit status of `tool ROOT`, and what it printed, over a tree of these files ({path: text})."""
+    """The exit status of `tool ROOT`, and what it printed, over a tree of these files ({path:
+    text}).
+    """
     with tempfile.TemporaryDirectory() as folder:
         for name, text in files.items():
             path = pathlib.Path(folder) / name

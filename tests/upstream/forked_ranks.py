@@ -1,4 +1,4 @@
-"""torch's MultiProcessTestCase with ranks that are forked: torch is imported once for all of them."""
+"""torch's MultiProcessTestCase with forked ranks: torch is imported once for all of them."""
 
 import logging
 import multiprocessing
@@ -21,7 +21,7 @@ logging.getLogger("torch.testing._internal.common_distributed").setLevel(
 
 
 class ForkedRanks(MultiProcessTestCase):
-    """What the ranks print goes to `log`. A test counts only where all ranks came to the same end."""
+    """The ranks' output goes to `log`. A test counts only if all ranks ended alike."""
 
     log = os.devnull
     backend_of_torch = (

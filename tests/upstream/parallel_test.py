@@ -1,4 +1,5 @@
-"""What stock torch builds on process groups, on backend muster: sharding, tensor and pipeline parallelism, checkpoints, graphs.
+"""What stock torch builds on process groups, on backend muster: sharding, tensor and pipeline
+parallelism, checkpoints, graphs.
 
 Each way gives one process's results.
 """
@@ -121,7 +122,8 @@ def sharded(rank, size):
     assert all(map(torch.isfinite, map(torch.tensor, losses)))
 
 
-# spec: A2 stock FSDP2 on one and two dimensions of a mesh, with clipped gradients, trains as one process
+# spec: A2 stock FSDP2 on one and two dimensions of a mesh, with clipped gradients, trains as one
+# process
 def test_fully_shard():
     on_ranks(4, sharded)
 
@@ -149,7 +151,8 @@ def tensors(rank, size):
     close(z.redistribute(square, [Shard(1), Replicate()]).full_tensor(), a)
 
 
-# spec: A2 stock DTensor: every redistribution of even and uneven shards, products, partial sums, gradients, two dimensions
+# spec: A2 stock DTensor: every redistribution of even and uneven shards, products, partial sums,
+# gradients, two dimensions
 def test_dtensor():
     on_ranks(4, tensors)
 
@@ -191,7 +194,8 @@ def divided(rank, size):
     close(whole(model), alone.state_dict(), rtol=1e-4, atol=1e-5)
 
 
-# spec: A2 stock tensor parallelism: columns, rows, sequences, a divided loss, and beside FSDP2 on one mesh
+# spec: A2 stock tensor parallelism: columns, rows, sequences, a divided loss, and beside FSDP2 on
+# one mesh
 def test_tensor_parallel():
     on_ranks(4, divided)
 
@@ -263,7 +267,8 @@ def of_contexts(rank, size):
         close(mine.grad, theirs.grad.chunk(size, 2)[rank])
 
 
-# spec: A2 stock context parallelism where it runs on CPUs: attention over gathered keys and values, and its gradients
+# spec: A2 stock context parallelism where it runs on CPUs: attention over gathered keys and values,
+# and its gradients
 def test_context_parallel():
     on_ranks(2, of_contexts)
 
@@ -298,7 +303,8 @@ def loaded(rank, size, folder):
     return {name: each.tolist() for name, each in whole(model).items()}
 
 
-# spec: A2 stock checkpoints, saved by 4 ranks of one wrapping at once and in the background, loaded by 2 of another
+# spec: A2 stock checkpoints, saved by 4 ranks of one wrapping at once and in the background, loaded
+# by 2 of another
 def test_checkpoint_is_resharded(tmp_path):
     first = on_ranks(4, saved, str(tmp_path))
     for name in ("now", "later"):
@@ -335,6 +341,7 @@ def compiled(rank, size):
         close(states, alone.state_dict(), rtol=1e-4, atol=1e-5)
 
 
-# spec: A2 torch.compile: stock functional collectives in one graph, DDP and FSDP2 in graphs train as one process
+# spec: A2 torch.compile: stock functional collectives in one graph, DDP and FSDP2 in graphs train
+# as one process
 def test_compile():
     on_ranks(2, compiled)

@@ -1,4 +1,7 @@
-"""What the wheel depends on: the torch that it was built against, whose C++ classes it shares. Asked by scikit-build-core."""
+"""What the wheel depends on: the torch it was built against, whose C++ classes it shares.
+
+Asked by scikit-build-core.
+"""
 
 import torch
 

@@ -1,5 +1,6 @@
-"""torch.distributed.algorithms' names: uneven inputs (`join`), communication hooks (`ddp_comm_hooks`) and averages of parameters
-(`model_averaging`)."""
+"""torch.distributed.algorithms' names: uneven inputs (`join`), communication hooks
+(`ddp_comm_hooks`) and averages of parameters (`model_averaging`).
+"""
 
 from . import model_averaging  # noqa: F401
 from .join import Join, Joinable, JoinHook  # noqa: F401

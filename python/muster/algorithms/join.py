@@ -1,4 +1,5 @@
-"""Training with uneven inputs: a rank that has run out takes part in the others' collectives until all have.
+"""Training with uneven inputs: a rank that has run out takes part in the others' collectives until
+all have.
 
 Names and calls are those of torch.distributed.algorithms.join.
 """
@@ -18,14 +19,20 @@ class JoinHook:
     """What a rank without inputs does. What it raises ends the Join."""
 
     def main_hook(self):
-        """Once for each iteration of the ranks that still have inputs: the collectives that they make in it."""
+        """Once for each iteration of the ranks that still have inputs: the collectives that they
+        make in it.
+        """
 
     def post_hook(self, is_last_joiner):
-        """Once, when all have run out. `is_last_joiner`: this rank was among the last to; at least one rank was."""
+        """Once, when all have run out. `is_last_joiner`: this rank was among the last to; at least
+        one rank was.
+        """
 
 
 class Joinable:
-    """A class that communicates in each iteration; before its collectives it calls `Join.notify_join_context(self)`."""
+    """A class that communicates in each iteration; before its collectives it calls
+    `Join.notify_join_context(self)`.
+    """
 
     _join = None  # the one it takes part in
 
@@ -44,8 +51,10 @@ class Joinable:
         raise NotImplementedError
 
     def end_of_inputs(self):
-        """Called by Join when this rank has run out of inputs, before the first hook. To raise where the calls of the last iteration were
-        not all made, for which other ranks wait; that ends the Join."""
+        """Called by Join when this rank has run out of inputs, before the first hook. To raise
+        where the calls of the last iteration were not all made, for which other ranks wait; that
+        ends the Join.
+        """
 
 
 class Join:
@@ -54,10 +63,12 @@ class Join:
         with Join([model, optimizer]):
             for batch in my_share: ...
 
-    joinables: at least one Joinable, each one's calls of an iteration in the same order on every rank. `enable=False`: every rank has
-    as many inputs; nothing is watched. `throw_on_early_termination`: once a rank has run out, every rank raises a DistError that names it;
-    else that rank shadows the others at the end of the block. The rest goes to each `join_hook`. Raises ValueError (DistArgumentError) for
-    no joinable, one given twice or taking part in another Join, and several sets of ranks.
+    joinables: at least one Joinable, each one's calls of an iteration in the same order on every
+    rank. `enable=False`: every rank has as many inputs; nothing is watched.
+    `throw_on_early_termination`: once a rank has run out, every rank raises a DistError that names
+    it; else that rank shadows the others at the end of the block. The rest goes to each
+    `join_hook`. Raises ValueError (DistArgumentError) for no joinable, one given twice or taking
+    part in another Join, and several sets of ranks.
     """
 
     def __init__(self, joinables, enable=True, throw_on_early_termination=False, **kwargs):
@@ -79,7 +90,8 @@ class Join:
         self._ranks = dist.get_process_group_ranks(self._group)
         if any(dist.get_process_group_ranks(group) != self._ranks for group in groups):
             raise dist.DistArgumentError(
-                "Join: the joinables' process groups have different ranks; make a Join for each set of ranks"
+                "Join: the joinables' process groups have different ranks; make a Join for each "
+                "set of ranks"
             )
         self._hooks = [each.join_hook(**kwargs) for each in self._joinables] if enable else []
         for each in self._joinables if enable else ():
@@ -101,9 +113,11 @@ class Join:
 
     @staticmethod
     def notify_join_context(joinable):
-        """Called by a joinable before its collectives of an iteration: this rank still has inputs. The Work of what it sends; None outside
-        a Join and for all joinables but the first. Does not block unless throw_on_early_termination is set; then raises what the ranks that
-        have run out raise."""
+        """Called by a joinable before its collectives of an iteration: this rank still has inputs.
+        The Work of what it sends; None outside a Join and for all joinables but the first. Does not
+        block unless throw_on_early_termination is set; then raises what the ranks that have run out
+        raise.
+        """
         join = joinable._join
         return join._notify() if join is not None and join._joinables[0] is joinable else None
 
@@ -144,7 +158,8 @@ class Join:
             iteration += 1
             if iteration == MUCH_SKEW:
                 warnings.warn(
-                    f"this rank ran out of inputs more than {MUCH_SKEW} iterations before the others; share the inputs more evenly, a rank "
+                    f"this rank ran out of inputs more than {MUCH_SKEW} iterations before the "
+                    "others; share the inputs more evenly, a rank "
                     "that only shadows does no work",
                     stacklevel=3,
                 )
@@ -157,8 +172,10 @@ class Join:
         out = [rank for rank, has in zip(self._ranks, flags.tolist()) if not has]
         names = ", ".join(map(str, out))
         error = dist.DistError(
-            f"Join: rank {names} has run out of inputs while {len(self._ranks) - len(out)} of {len(self._ranks)} ranks still have some, and "
-            "throw_on_early_termination is set: every rank stops here. Give all ranks as many inputs, or leave throw_on_early_termination out"
+            f"Join: rank {names} has run out of inputs while {len(self._ranks) - len(out)} of "
+            f"{len(self._ranks)} ranks still have some, and "
+            "throw_on_early_termination is set: every rank stops here. Give all ranks as many "
+            "inputs, or leave throw_on_early_termination out"
         )
         error.ranks, error.code = out, "mismatch"
         raise error

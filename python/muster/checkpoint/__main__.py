@@ -1,7 +1,9 @@
-"""python -m muster.checkpoint FROM TO: the conversions that need Python; `muster checkpoint` has the others, and ls, show and verify.
+"""python -m muster.checkpoint FROM TO: the conversions that need Python; `muster checkpoint` has
+the others, and ls, show and verify.
 
-FROM and TO: a checkpoint of muster's (a folder with muster.json), a file of torch.save (its name ends in .pt, .pth or .bin), a `.distcp` folder of
-torch.distributed.checkpoint (as FROM; torch unpickles its metadata, so only folders that you trust), a folder of safetensors files.
+FROM and TO: a checkpoint of muster's (a folder with muster.json), a file of torch.save (its name
+ends in .pt, .pth or .bin), a `.distcp` folder of torch.distributed.checkpoint (as FROM; torch
+unpickles its metadata, so only folders that you trust), a folder of safetensors files.
 """
 
 import argparse
@@ -28,7 +30,8 @@ def main():
     parser.add_argument(
         "--prefix",
         metavar="TEXT",
-        help="write whole safetensors files of the tensors whose names begin with TEXT, such as model.",
+        help="write whole safetensors files of the tensors whose names begin with TEXT, "
+        "such as model.",
     )
     given = parser.parse_args()
     try:

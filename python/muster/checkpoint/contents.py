@@ -1,7 +1,9 @@
-"""A nested state as flat names: tensors for the C++ half, all else as JSON; and what was read, back into its place.
+"""A nested state as flat names: tensors for the C++ half, all else as JSON; and what was read, back
+into its place.
 
-Names are the keys on the way, joined by dots: {"model": {"w": t}} has "model.w". A module's are its parameters' own, without what wrappers
-put before them; an optimizer's `state.<parameter>.<key>`, as torch's state dicts have them.
+Names are the keys on the way, joined by dots: {"model": {"w": t}} has "model.w". A module's are its
+parameters' own, without what wrappers put before them; an optimizer's `state.<parameter>.<key>`, as
+torch's state dicts have them.
 """
 
 import json
@@ -66,7 +68,9 @@ def _with_extra_state(module):
 
 
 class _Optimizer:
-    """An optimizer's state by its parameters' names; of a ZeroRedundancyOptimizer, this rank's part."""
+    """An optimizer's state by its parameters' names; of a ZeroRedundancyOptimizer, this rank's
+    part.
+    """
 
     def __init__(self, key, optimizer, names):
         self.key, self.whole = key, optimizer
@@ -75,7 +79,8 @@ class _Optimizer:
             self.part = self.part.optim
         if isinstance(self.part, torch.optim.LBFGS):
             refuse(
-                f"'{key}': LBFGS looks at all parameters together, and its state is no state of each"
+                f"'{key}': LBFGS looks at all parameters together, and its state is no state of "
+                "each"
             )
         everything = [each for group in optimizer.param_groups for each in group["params"]]
         if not names:  # no module is in the state: by their numbers
@@ -83,7 +88,8 @@ class _Optimizer:
         missing = [number for number, each in enumerate(everything) if id(each) not in names]
         if missing:
             refuse(
-                f"'{key}' has parameters (numbers {missing[:5]}) that no module of the state has; put their module in"
+                f"'{key}' has parameters (numbers {missing[:5]}) that no module of the state has; "
+                "put their module in"
             )
         self.names = names
 
@@ -103,7 +109,8 @@ class _Optimizer:
                     continue
                 if not isinstance(value, torch.Tensor):
                     refuse(
-                        f"'{name}' is a {type(value).__name__}: tensors and whole numbers are saved of a parameter"
+                        f"'{name}' is a {type(value).__name__}: tensors and whole numbers are "
+                        "saved of a parameter"
                     )
                 yield beside(name, value, parameter)
 
@@ -135,7 +142,9 @@ class _Optimizer:
                 yield beside(self._name(parameter, key), tensor, parameter)
 
     def _compare(self, saved):
-        """Refuses other parameters than were saved: their state would be left out unsaid. None: safetensors files of others."""
+        """Refuses other parameters than were saved: their state would be left out unsaid. None:
+        safetensors files of others.
+        """
         if saved is None:
             return
         mine = self.values()[f"{self.key}.param_groups"]
@@ -147,9 +156,13 @@ class _Optimizer:
                 continue
             why = ""
             if all(map(str.isdigit, here)) != all(map(str.isdigit, there)):
-                why = ": parameters go by number where no module is in the state; give the optimizer with its module at both times, or at neither"
+                why = (
+                    ": parameters go by number where no module is in the state; "
+                    "give the optimizer with its module at both times, or at neither"
+                )
             refuse(
-                f"'{self.key}': group {number} was saved with the parameters {_some(there - here)} that it has not here, and has "
+                f"'{self.key}': group {number} was saved with the parameters {_some(there - here)} "
+                "that it has not here, and has "
                 f"{_some(here - there)} that were not saved in it{why}"
             )
 
@@ -204,7 +217,7 @@ def _is_shard(parameter):
 
 
 def _refuse_shard(name, value):
-    """What `state_dict()` of a sharded module has shares its memory, and looks like a whole tensor."""
+    """The `state_dict()` of a sharded module shares its memory and looks like a whole tensor."""
     if type(value) is not torch.Tensor or not value.numel() or _C._sharded_part(value) is not None:
         return
     memory = value.untyped_storage().data_ptr()
@@ -212,12 +225,15 @@ def _refuse_shard(name, value):
         for each in unit.parameters():
             if memory and each.untyped_storage().data_ptr() == memory and _is_shard(each):
                 refuse(
-                    f"'{name}' is this rank's shard of a parameter of a sharded module: give the module itself, not its state_dict()"
+                    f"'{name}' is this rank's shard of a parameter of a sharded module: give the "
+                    "module itself, not its state_dict()"
                 )
 
 
 def _refuse_state_of_shards(name, value):
-    """What `state_dict()` of an optimizer has of shards: by number, and none of more than one dimension."""
+    """What `state_dict()` of an optimizer has of shards: by number, and none of more than one
+    dimension.
+    """
     if (
         set(value) != {"state", "param_groups"}
         or not isinstance(value["state"], dict)
@@ -234,12 +250,15 @@ def _refuse_state_of_shards(name, value):
     ]
     if tensors and all(type(each) is torch.Tensor and each.dim() == 1 for each in tensors):
         refuse(
-            f"'{name}' is what an optimizer of sharded parameters has on this rank: give the optimizer itself, not its state_dict()"
+            f"'{name}' is what an optimizer of sharded parameters has on this rank: give the "
+            "optimizer itself, not its state_dict()"
         )
 
 
 class Contents:
-    """What a state dictionary holds, in one walk: for saving `items()` and `values()`; for loading `wanted(index)`, then `fill(values)`."""
+    """What a state dictionary holds, in one walk: for saving `items()` and `values()`; for loading
+    `wanted(index)`, then `fill(values)`.
+    """
 
     def __init__(self, state_dict, rank):
         self._rank = rank
@@ -288,7 +307,8 @@ class Contents:
         elif isinstance(value, (list, tuple)) and _holds_tensors(value):
             if not all(map(_holds_tensors, value)) and isinstance(value, tuple):
                 refuse(
-                    f"'{name}' is a tuple of tensors and others, which cannot be loaded in place: make it a list"
+                    f"'{name}' is a tuple of tensors and others, which cannot be loaded in place: "
+                    "make it a list"
                 )
             for inner, each in enumerate(value):
                 self._walk(f"{name}.{inner}", each, value, inner)
@@ -302,7 +322,8 @@ class Contents:
     def _claim(self, name):
         if name in self._taken:
             refuse(
-                f"'{name}' is there twice: the keys on the way to a value are joined by dots, and those of two values come to the same"
+                f"'{name}' is there twice: the keys on the way to a value are joined by dots, and "
+                "those of two values come to the same"
             )
         self._taken.add(name)
 
@@ -319,8 +340,10 @@ class Contents:
         for path, each in _module_tensors(module):
             if path.rpartition(".")[2] == "_flat_param":
                 refuse(
-                    f"'{name}.{path}' is a flat parameter of torch's FullyShardedDataParallel, in which the names and sizes of the module's "
-                    "own are not told apart: shard the module by muster.fsdp, or by torch's fully_shard, whose parameters are DTensors"
+                    f"'{name}.{path}' is a flat parameter of torch's FullyShardedDataParallel, in "
+                    "which the names and sizes of the module's "
+                    "own are not told apart: shard the module by muster.fsdp, or by torch's "
+                    "fully_shard, whose parameters are DTensors"
                 )
             self._tensor(f"{name}.{path}", each)
         for path, part in _with_extra_state(module):

@@ -12,8 +12,10 @@ from .storage import HuggingFaceStorageReader
 
 
 def export_safetensors(checkpoint_id, folder, *, prefix="model.", file_bytes=5_000_000_000):
-    """Writes the tensors whose names begin with `prefix`, whole and without it, into a new folder: model-*.safetensors of up to `file_bytes`
-    and model.safetensors.index.json, which transformers loads. One process; one tensor at a time is in memory."""
+    """Writes the tensors whose names begin with `prefix`, whole and without it, into a new folder:
+    model-*.safetensors of up to `file_bytes` and model.safetensors.index.json, which transformers
+    loads. One process; one tensor at a time is in memory.
+    """
     index = _C._CheckpointIndex.open(os.fspath(checkpoint_id), False)
     index.export(os.fspath(folder), prefix=prefix, file_bytes=file_bytes)
 
@@ -31,7 +33,9 @@ def _empty(tensors):
 
 
 def to_torch_save(checkpoint_id, file):
-    """Writes `file` as torch.save does: {"tensors": {name: whole tensor}, "values": {name: value}}. One process, with memory for all."""
+    """Writes `file` as torch.save does: {"tensors": {name: whole tensor}, "values": {name: value}}.
+    One process, with memory for all.
+    """
     import json
 
     from .values import decode
@@ -46,7 +50,9 @@ def to_torch_save(checkpoint_id, file):
 
 
 def from_torch_save(file, checkpoint_id):
-    """A checkpoint of what torch.save wrote: tensors and values, read with weights_only=True, so that nothing in the file is run."""
+    """A checkpoint of what torch.save wrote: tensors and values, read with weights_only=True, so
+    that nothing in the file is run.
+    """
     state = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(state, dict):
         refuse(f"{file} holds a {type(state).__name__}; a dictionary is needed")
@@ -56,8 +62,9 @@ def from_torch_save(file, checkpoint_id):
 
 
 def from_torch_dcp(folder, checkpoint_id):
-    """A checkpoint of a `.distcp` folder of torch.distributed.checkpoint, read by torch itself, which unpickles its metadata: only for
-    folders that you trust. One process, with memory for all."""
+    """A checkpoint of a `.distcp` folder of torch.distributed.checkpoint, read by torch itself,
+    which unpickles its metadata: only for folders that you trust. One process, with memory for all.
+    """
     from torch.distributed.checkpoint import FileSystemReader
     from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
@@ -73,6 +80,6 @@ def from_torch_dcp(folder, checkpoint_id):
 
 
 def from_safetensors(folder, checkpoint_id):
-    """A checkpoint of a folder of safetensors files of torch's HuggingFaceStorageWriter or others."""
+    """A checkpoint of a folder of safetensors files (torch's HuggingFaceStorageWriter, others)."""
     reader = HuggingFaceStorageReader(folder)
     _C._checkpoint_import(reader.path, os.fspath(checkpoint_id))

@@ -9,9 +9,11 @@ from muster import _C
 
 
 class RandomState:
-    """The random states of torch (the CPU's generator and those of the CUDA devices in use), Python and, where it is imported, numpy, of
-    every rank. Put one into the state: `{"random": RandomState()}`. Loading sets this rank's; a rank of a higher number than were saved
-    keeps its own."""
+    """The random states of torch (the CPU's generator and those of the CUDA devices in use), Python
+    and, where it is imported, numpy, of every rank. Put one into the state: `{"random":
+    RandomState()}`. Loading sets this rank's; a rank of a higher number than were saved keeps its
+    own.
+    """
 
     def tensors(self, key, rank):
         """By name, as they are now."""
@@ -87,7 +89,9 @@ class Members:
 
 
 class _StockExchange:
-    """Texts among the ranks of a group of stock torch's, in a group of their own: a save goes on while the program makes calls."""
+    """Texts among the ranks of a group of stock torch's, in a group of their own: a save goes on
+    while the program makes calls.
+    """
 
     _groups = weakref.WeakKeyDictionary()
 

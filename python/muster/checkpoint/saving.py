@@ -54,7 +54,8 @@ def _items(of):
                 _C._CheckpointItems([each])
             except TypeError:
                 refuse(
-                    f"'{each[0]}': a Shard has a tensor, the size of the whole as whole numbers, and as offsets such numbers or one"
+                    f"'{each[0]}': a Shard has a tensor, the size of the whole as whole numbers, "
+                    "and as offsets such numbers or one"
                 )
         raise
 
@@ -71,7 +72,8 @@ def _writer(checkpoint_id, storage_writer):
         return FileSystemWriter(checkpoint_id), os.fspath(checkpoint_id)
     if not isinstance(storage_writer, FileSystemWriter):
         refuse(
-            f"storage_writer is a {type(storage_writer).__name__}; give a muster.checkpoint.FileSystemWriter or checkpoint_id alone"
+            f"storage_writer is a {type(storage_writer).__name__}; give a "
+            "muster.checkpoint.FileSystemWriter or checkpoint_id alone"
         )
     return storage_writer, os.fspath(checkpoint_id or storage_writer.path)
 
@@ -102,12 +104,15 @@ def save(
     no_dist=False,
     use_collectives=True,
 ):
-    """Writes a checkpoint into the folder `checkpoint_id`. Every rank of `process_group` calls it with a state of the same names; None is the
-    default group, of muster or else of stock torch, or this process alone where there is none (or with no_dist).
+    """Writes a checkpoint into the folder `checkpoint_id`. Every rank of `process_group` calls it
+    with a state of the same names; None is the default group, of muster or else of stock torch, or
+    this process alone where there is none (or with no_dist).
 
-    state_dict: a nested dictionary of modules, optimizers, tensors (also DTensors and `Shard`s), samplers, `RandomState`, anything with
-    state_dict and load_state_dict, and values that JSON can say. What is the same on several ranks is written by one of them; values are
-    rank 0's. Returns when it is on the disk; what was at that path is whole until then. Raises on all ranks where one cannot save."""
+    state_dict: a nested dictionary of modules, optimizers, tensors (also DTensors and `Shard`s),
+    samplers, `RandomState`, anything with state_dict and load_state_dict, and values that JSON can
+    say. What is the same on several ranks is written by one of them; values are rank 0's. Returns
+    when it is on the disk; what was at that path is whole until then. Raises on all ranks where one
+    cannot save."""
     _begin("save", state_dict, checkpoint_id, storage_writer, planner, process_group, no_dist)
 
 
@@ -123,8 +128,10 @@ def async_save(
     no_dist=False,
     use_collectives=True,
 ):
-    """As `save`, returning a concurrent.futures.Future when this rank's part has been copied into memory: the program may go on to change
-    it. A thread writes. The next save of the group waits for it; take `result()` before the group is destroyed."""
+    """As `save`, returning a concurrent.futures.Future when this rank's part has been copied into
+    memory: the program may go on to change it. A thread writes. The next save of the group waits
+    for it; take `result()` before the group is destroyed.
+    """
     if async_stager is not None:
         refuse("async_stager is not there: what is written is copied into memory that stays")
     saving = _begin(
@@ -150,7 +157,8 @@ def _refuse_different(told):
     for rank, each in enumerate(others, 1):
         if each[0] != first[0]:
             refuse(
-                f"the ranks load different checkpoints: rank 0 {first[1]} saved at {first[2]}, rank {rank} {each[1]} saved at {each[2]}; "
+                f"the ranks load different checkpoints: rank 0 {first[1]} saved at {first[2]}, "
+                f"rank {rank} {each[1]} saved at {each[2]}; "
                 "give all the same one (ask latest() on one rank and broadcast its answer)"
             )
 
@@ -164,10 +172,13 @@ def load(
     process_group=None,
     no_dist=False,
 ):
-    """Fills `state_dict` in place from the checkpoint in the folder `checkpoint_id`, which every rank can read: tensors, modules, optimizers
-    (whose state is made where there is none), samplers, random states; values are put into the dictionaries. Of tensors each rank reads
-    the bytes that it needs. A tensor of another floating-point or integer type than was saved is cast. Raises on all ranks, naming tensor
-    and file, where one has no such tensor or value, other sizes, or damaged bytes."""
+    """Fills `state_dict` in place from the checkpoint in the folder `checkpoint_id`, which every
+    rank can read: tensors, modules, optimizers (whose state is made where there is none), samplers,
+    random states; values are put into the dictionaries. Of tensors each rank reads the bytes that
+    it needs. A tensor of another floating-point or integer type than was saved is cast. Raises on
+    all ranks, naming tensor and file, where one has no such tensor or value, other sizes, or
+    damaged bytes.
+    """
     members = Members(process_group, no_dist)
     contents = index = items = why = None
     mine = ""
@@ -180,7 +191,8 @@ def load(
         )
         if not hasattr(reader, "safetensors"):
             refuse(
-                f"storage_reader is a {type(reader).__name__}; give one of muster.checkpoint's, or checkpoint_id alone"
+                f"storage_reader is a {type(reader).__name__}; give one of muster.checkpoint's, or "
+                "checkpoint_id alone"
             )
         index = _C._CheckpointIndex.open(
             os.fspath(checkpoint_id or reader.path), reader.safetensors
@@ -202,5 +214,7 @@ def load(
 
 
 def latest(folder):
-    """The newest checkpoint in a folder, by the time of its commit: what to load after a restart. None where there is none."""
+    """The newest checkpoint in a folder, by the time of its commit: what to load after a restart.
+    None where there is none.
+    """
     return next(reversed(_C._checkpoints_in(os.fspath(folder))), None)

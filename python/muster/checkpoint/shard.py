@@ -10,9 +10,11 @@ from muster import _C
 
 @dataclasses.dataclass
 class Shard:
-    """This rank's part of a whole tensor, for values of a state that are no parameters of a sharded module.
+    """This rank's part of a whole tensor, for values of a state that are no parameters of a sharded
+    module.
 
-    tensor: what this rank has. size: of the whole tensor. offsets: where the box that `tensor` is begins, a number per dimension; or one
+    tensor: what this rank has. size: of the whole tensor. offsets: where the box that `tensor` is
+    begins, a number per dimension; or one
     number: `tensor` is the stretch of the whole's row-major elements from that one on."""
 
     tensor: torch.Tensor
@@ -32,7 +34,9 @@ def is_dtensor(value):
 
 
 def item(name, value):
-    """(name, tensor, size of the whole, place) as the C++ half takes it, of a tensor of any kind; None where this rank has nothing of it."""
+    """(name, tensor, size of the whole, place) as the C++ half takes it, of a tensor of any kind;
+    None where this rank has nothing of it.
+    """
     if isinstance(value, Shard):
         tensor, size, place = value.tensor, list(value.size), value.offsets
         return (name, tensor, size, place if isinstance(place, int) else list(place))
@@ -57,7 +61,9 @@ def is_tensor(value):
 
 
 def beside(name, value, parameter):
-    """The item of a tensor that an optimizer keeps of a parameter: divided as that is where it is like it."""
+    """The item of a tensor that an optimizer keeps of a parameter: divided as that is where it is
+    like it.
+    """
     if not is_dtensor(value) and value.shape == parameter.shape:
         part = _C._sharded_part(parameter)
         if part is not None:

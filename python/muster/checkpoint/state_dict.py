@@ -1,6 +1,8 @@
-"""torch.distributed.checkpoint.state_dict's names for models, sharded or not: whole states, and the way back.
+"""torch.distributed.checkpoint.state_dict's names for models, sharded or not: whole states, and the
+way back.
 
-`muster.checkpoint.save` needs none of them: it takes modules and optimizers themselves, each rank's shards as they are.
+`muster.checkpoint.save` needs none of them: it takes modules and optimizers themselves, each rank's
+shards as they are.
 """
 
 from torch.distributed.checkpoint.state_dict import (  # what states are made of

@@ -9,11 +9,12 @@ class _Storage:
 
 
 class FileSystemWriter(_Storage):
-    """Writes a checkpoint into the folder `path`. overwrite=False: one that is there is an error. keep_last: of the checkpoints in the
-    folder around it so many stay, this one included; 0: all. step: shown by `muster checkpoint ls`.
+    """Writes a checkpoint into the folder `path`. overwrite=False: one that is there is an error.
+    keep_last: of the checkpoints in the folder around it so many stay, this one included; 0: all.
+    step: shown by `muster checkpoint ls`.
 
-    Of torch's further arguments single_file_per_rank, sync_files, thread_count and the like say how to write; here there is one way, and it
-    is on the disk when saving returns."""
+    Of torch's further arguments single_file_per_rank, sync_files, thread_count and the like say how
+    to write; here there is one way, and it is on the disk when saving returns."""
 
     def __init__(self, path, *, overwrite=True, keep_last=0, step=None, **_of_torch):
         super().__init__(path)
@@ -27,7 +28,9 @@ class FileSystemReader(_Storage):
 
 
 class HuggingFaceStorageReader(_Storage):
-    """Reads a folder of safetensors files: what torch's HuggingFaceStorageWriter wrote, sharded or not, or a model as transformers saves
-    it. Values that are no tensors are not in it, and stay as they are."""
+    """Reads a folder of safetensors files: what torch's HuggingFaceStorageWriter wrote, sharded or
+    not, or a model as transformers saves it. Values that are no tensors are not in it, and stay as
+    they are.
+    """
 
     safetensors = True

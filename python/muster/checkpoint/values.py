@@ -1,5 +1,7 @@
-"""What is no tensor, as JSON and back: None, bool, int, float, str, bytes, list, tuple, set, dict with any of these as keys, torch.Size,
-torch.dtype, torch.device and numbers of numpy's. Nothing that is read runs code."""
+"""What is no tensor, as JSON and back: None, bool, int, float, str, bytes, list, tuple, set, dict
+with any of these as keys, torch.Size, torch.dtype, torch.device and numbers of numpy's. Nothing
+that is read runs code.
+"""
 
 import base64
 import math
@@ -10,7 +12,9 @@ _KIND = "__muster__"
 
 
 def encode(value, name):
-    """`value` as what json.dumps takes; raises DistArgumentError naming it for a type that has no form here."""
+    """`value` as what json.dumps takes; raises DistArgumentError naming it for a type that has no
+    form here.
+    """
     from .shard import refuse
 
     def wrapped(kind, of):
@@ -48,7 +52,8 @@ def encode(value, name):
     if isinstance(value, (bool, int, float, str)):  # classes made of them, such as enumerations
         return encode({bool: bool, int: int, float: float, str: str}[_base(value)](value), name)
     refuse(
-        f"'{name}' is a {type(value).__module__}.{type(value).__qualname__}, which is no tensor and has no form as JSON: give its "
+        f"'{name}' is a {type(value).__module__}.{type(value).__qualname__}, which is no tensor "
+        "and has no form as JSON: give its "
         "state_dict(), or a dict, list, number, text or bytes that it can be made of"
     )
 

@@ -1,4 +1,6 @@
-"""muster's names under torch.distributed's path: `muster.distributed.fsdp` is `muster.fsdp`, and so on for every module."""
+"""muster's names under torch.distributed's path: `muster.distributed.fsdp` is `muster.fsdp`, and so
+on for every module.
+"""
 
 from typing import Any
 

@@ -1,5 +1,6 @@
-"""FullyShardedDataParallel and fully_shard, under torch.distributed.fsdp's names: parameters, gradients and optimizer state divided among the
-ranks."""
+"""FullyShardedDataParallel and fully_shard, under torch.distributed.fsdp's names: parameters,
+gradients and optimizer state divided among the ranks.
+"""
 
 from . import wrap
 from .fully_shard import (

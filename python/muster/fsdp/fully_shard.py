@@ -40,8 +40,10 @@ class FSDPModule:
     """What `fully_shard` makes of a module, besides what it is."""
 
     def __call__(self, *args, **kwargs):
-        """The module's own, with its hooks, on its whole parameters. Backward on the tensors among its results (also in lists, tuples, dicts and
-        dataclasses) gives each rank its shards of the averaged gradients."""
+        """The module's own, with its hooks, on its whole parameters. Backward on the tensors among
+        its results (also in lists, tuples, dicts and dataclasses) gives each rank its shards of the
+        averaged gradients.
+        """
         event = vars(self).pop("_fsdp_post_optim_event", None)
         if event is not None:
             event.wait()
@@ -71,18 +73,22 @@ class FSDPModule:
         return [units.unit_of(each) for each in self._fsdp_modules(recurse)]
 
     def to_empty(self, *, device, recurse=True):
-        """Returns the module: parameters and buffers got memory and values when it was sharded. On another device: ValueError
-        (DistArgumentError)."""
+        """Returns the module: parameters and buffers got memory and values when it was sharded. On
+        another device: ValueError (DistArgumentError).
+        """
         for each in (*self.parameters(recurse), *self.buffers(recurse)):
             if each.device.type != torch.device(device).type:
                 units.refuse(
-                    f"to_empty: the module was sharded on {each.device}; shard it with a mesh of {device}"
+                    f"to_empty: the module was sharded on {each.device}; shard it with a mesh of "
+                    f"{device}"
                 )
         return self
 
     def unshard(self, async_op=False):
-        """Collective: the whole parameters stand in their places until `reshard()`, or the end of the next forward or backward. With async_op
-        they are on their way: an UnshardHandle, whose `wait()` puts them in their places, as the next forward does by itself."""
+        """Collective: the whole parameters stand in their places until `reshard()`, or the end of
+        the next forward or backward. With async_op they are on their way: an UnshardHandle, whose
+        `wait()` puts them in their places, as the next forward does by itself.
+        """
         if async_op:
             self._fsdp_unit.start_unshard()
             return _UnshardHandle(self._fsdp_unit)
@@ -94,15 +100,19 @@ class FSDPModule:
         self._fsdp_unit.reshard()
 
     def reset_iter_state(self):
-        """After an exception in forward or backward: gives whole parameters back and drops the gradients that wait to be averaged. Raises
-        DistError where the exception has ended the model's group: make a new model of the same module then."""
+        """After an exception in forward or backward: gives whole parameters back and drops the
+        gradients that wait to be averaged. Raises DistError where the exception has ended the
+        model's group: make a new model of the same module then.
+        """
         for unit in self._fsdp_units():
             unit.reset()
 
     # ---- gradients ----
 
     def set_requires_gradient_sync(self, requires_gradient_sync, *, recurse=True):
-        """False: backward adds whole gradients up on this rank; the first pass after True averages the sums."""
+        """False: backward adds whole gradients up on this rank; the first pass after True averages
+        the sums.
+        """
         for each in self._fsdp_modules(recurse):
             each._fsdp_wants_sync = requires_gradient_sync
             unit = each._fsdp_unit
@@ -110,20 +120,26 @@ class FSDPModule:
             unit.set_reduce_over_replicas(requires_gradient_sync)
 
     def set_requires_all_reduce(self, requires_all_reduce, *, recurse=True):
-        """With hybrid sharding. False: gradients are reduced among the ranks that share the parameters, and this rank keeps the sums; the first
-        pass after True takes them along to the replicas."""
+        """With hybrid sharding. False: gradients are reduced among the ranks that share the
+        parameters, and this rank keeps the sums; the first pass after True takes them along to the
+        replicas.
+        """
         for unit in self._fsdp_units(recurse):
             unit.set_reduce_over_replicas(requires_all_reduce)
 
     def set_manual_backward_finalization(self, enabled):
-        """True: backward leaves whole gradients on this rank, and `finalize_backward` averages them."""
+        """True: backward leaves whole gradients on this rank, and `finalize_backward` averages
+        them.
+        """
         for each in self._fsdp_modules():
             each._fsdp_manual = enabled
             each._fsdp_unit.require_sync = each._fsdp_wants_sync and not enabled
 
     def finalize_backward(self, *, async_op=False):
-        """Collective, after `set_manual_backward_finalization(True)` and any number of backward passes: averages their gradients before it
-        returns; with async_op it gives a GradientReductionHandle all the same."""
+        """Collective, after `set_manual_backward_finalization(True)` and any number of backward
+        passes: averages their gradients before it returns; with async_op it gives a
+        GradientReductionHandle all the same.
+        """
         for each in self._fsdp_modules():
             if each._fsdp_wants_sync:
                 each._fsdp_unit.reduce_now()
@@ -138,7 +154,9 @@ class FSDPModule:
         self.set_gradient_divide_factor(factor)
 
     def set_all_reduce_hook(self, hook, *, stream=None):
-        """`hook(gradients)` is called with this rank's reduced shard, one dimension, and may change it in place; on `stream`, if one is given."""
+        """`hook(gradients)` is called with this rank's reduced shard, one dimension, and may change
+        it in place; on `stream`, if one is given.
+        """
 
         def on_stream(gradients):
             with torch.get_device_module(gradients.device).stream(stream):
@@ -147,14 +165,18 @@ class FSDPModule:
         self._fsdp_unit.set_after_reduction(hook if stream is None else on_stream)
 
     def set_custom_all_gather(self, comm):
-        """`comm(output_tensor, input_tensor, group, async_op)` gathers in place of all_gather_into_tensor; a Work that it returns is waited for.
-        Memory is the unit's own: `comm.allocate` is not called."""
+        """`comm(output_tensor, input_tensor, group, async_op)` gathers in place of
+        all_gather_into_tensor; a Work that it returns is waited for. Memory is the unit's own:
+        `comm.allocate` is not called.
+        """
         self._fsdp_unit.set_all_gather(
             lambda output, given, group: _wait(comm(output, given, group, False))
         )
 
     def set_custom_reduce_scatter(self, comm):
-        """`comm(output_tensor, input_tensor, group, op, async_op)` likewise, in place of reduce_scatter_tensor."""
+        """`comm(output_tensor, input_tensor, group, op, async_op)` likewise, in place of
+        reduce_scatter_tensor.
+        """
         self._fsdp_unit.set_reduce_scatter(
             lambda output, given, group: _wait(comm(output, given, group, dist.ReduceOp.SUM, False))
         )
@@ -171,25 +193,35 @@ class FSDPModule:
             unit.set_after_forward(reshard_after_forward)
 
     def set_reshard_after_backward(self, reshard_after_backward, *, recurse=True):
-        """False: whole values stay in memory after backward, and the next forward takes them unless the shards have changed since."""
+        """False: whole values stay in memory after backward, and the next forward takes them unless
+        the shards have changed since.
+        """
         for unit in self._fsdp_units(recurse):
             unit.set_keep_after_backward(not reshard_after_backward)
 
     def set_unshard_in_backward(self, unshard_in_backward):
-        """False: backward does not need the values of these parameters (an embedding's), and nothing is gathered for it."""
+        """False: backward does not need the values of these parameters (an embedding's), and
+        nothing is gathered for it.
+        """
         self._fsdp_unit.set_unshard_in_backward(unshard_in_backward)
 
     def set_keep_unsharded_storage(self, keep, *, recurse=True):
-        """True: the memory of whole parameters stays allocated, at one address, while they are not whole."""
+        """True: the memory of whole parameters stays allocated, at one address, while they are not
+        whole.
+        """
         for unit in self._fsdp_units(recurse):
             unit.set_keep_storage(keep)
 
     def set_modules_to_forward_prefetch(self, modules):
-        """The FSDPModules whose parameters begin to be gathered once this one's are whole in forward. Both go on at the same time."""
+        """The FSDPModules whose parameters begin to be gathered once this one's are whole in
+        forward. Both go on at the same time.
+        """
         self._fsdp_unit.set_forward_prefetch(_units_of(modules))
 
     def set_modules_to_backward_prefetch(self, modules):
-        """The same for backward, in place of the one that came before in forward. An empty list: none."""
+        """The same for backward, in place of the one that came before in forward. An empty list:
+        none.
+        """
         self._fsdp_unit.set_backward_prefetch(_units_of(modules))
 
     def set_post_optim_event(self, event):
@@ -208,7 +240,9 @@ class FSDPModule:
         """Changes nothing: gradients are divided before they are summed."""
 
     def set_reduce_scatter_max_input_buffers(self, max_input_buffers, *, recurse=True):
-        """Changes nothing: there is one buffer, and it is free again before the next reduction. At least 1."""
+        """Changes nothing: there is one buffer, and it is free again before the next reduction. At
+        least 1.
+        """
         if isinstance(max_input_buffers, bool) or not isinstance(max_input_buffers, int):
             raise TypeError(f"max_input_buffers is an int, and {max_input_buffers!r} was given")
         if max_input_buffers < 1:
@@ -253,7 +287,9 @@ def share_comm_ctx(modules):
 
 
 def register_fsdp_forward_method(module, method_name):
-    """Makes a method of a module that `fully_shard` was applied to gather the parameters, as calling the module does. Does nothing to others."""
+    """Makes a method of a module that `fully_shard` was applied to gather the parameters, as
+    calling the module does. Does nothing to others.
+    """
     unit = units.unit_of(module)
     if unit is None:
         return
@@ -305,21 +341,27 @@ def fully_shard(
     process_group=None,
     param_init_fn=None,
 ):
-    """Makes what of `module` is in no unit yet a unit, in place: inner modules first, then those around them.
+    """Makes what of `module` is in no unit yet a unit, in place: inner modules first, then those
+    around them.
 
-    Returns the module, which is an `FSDPModule` too. Its parameters stay the tensors that they are; between passes each holds, in one dimension,
-    the elements of it that lie on this rank. `state_dict()` of the module is that of the shards, `muster.fsdp.get_model_state_dict` gives the
+    Returns the module, which is an `FSDPModule` too. Its parameters stay the tensors that they are;
+    between passes each holds, in one dimension, the elements of it that lie on this rank.
+    `state_dict()` of the module is that of the shards, `muster.fsdp.get_model_state_dict` gives the
     whole.
 
-    mesh or process_group: None is the default group. A mesh of two dimensions is hybrid sharding: the first replicates, the second shares;
-    dp_mesh_dims (`DataParallelMeshDims`) names other dimensions. reshard_after_forward=False: whole parameters stay until backward; a number
-    of ranks that divides the group's: they stay divided among so many neighbours. mp_policy: a `MixedPrecisionPolicy`. offload_policy:
-    `CPUOffloadPolicy()` has shards, gradients and the optimizer's state on the CPU. ignored_params: what stays whole, and is nobody's
-    business. Parameters on the meta device get memory, and values by `param_init_fn(part)` or the part's `reset_parameters()`. Rank 0's
-    values go to all first. shard_placement_fn is refused: units are cut as one row of elements.
+    mesh or process_group: None is the default group. A mesh of two dimensions is hybrid sharding:
+    the first replicates, the second shares; dp_mesh_dims (`DataParallelMeshDims`) names other
+    dimensions. reshard_after_forward=False: whole parameters stay until backward; a number of ranks
+    that divides the group's: they stay divided among so many neighbours. mp_policy: a
+    `MixedPrecisionPolicy`. offload_policy: `CPUOffloadPolicy()` has shards, gradients and the
+    optimizer's state on the CPU. ignored_params: what stays whole, and is nobody's business.
+    Parameters on the meta device get memory, and values by `param_init_fn(part)` or the part's
+    `reset_parameters()`. Rank 0's values go to all first. shard_placement_fn is refused: units are
+    cut as one row of elements.
 
-    `muster.fsdp.clip_grad_norm_` clips by the norm of all ranks: torch's own sees this rank's shards, as does whatever else looks at a
-    parameter's shape or asks whether all gradients are finite.
+    `muster.fsdp.clip_grad_norm_` clips by the norm of all ranks: torch's own sees this rank's
+    shards, as does whatever else looks at a parameter's shape or asks whether all gradients are
+    finite.
 
     Collective, like forward and backward; else as FullyShardedDataParallel.
     """
@@ -332,7 +374,8 @@ def fully_shard(
         or (not isinstance(reshard_after_forward, bool) and reshard_after_forward < 1)
     ):
         units.refuse(
-            f"reshard_after_forward is True, False or a number of ranks, and {reshard_after_forward!r} was given"
+            "reshard_after_forward is True, False or a number of ranks, and "
+            f"{reshard_after_forward!r} was given"
         )
     if isinstance(module, (list, tuple)):
         units.refuse("fully_shard takes one module; a unit of several is one that has them inside")
@@ -340,7 +383,8 @@ def fully_shard(
         units.refuse(f"this {type(module).__name__} is sharded already")
     if any(units.WRAPPED in each._modules for each in module.modules()):
         units.refuse(
-            "FullyShardedDataParallel is around a part of this module already: use one of the two for a model, or their states mix"
+            "FullyShardedDataParallel is around a part of this module already: use one of the two "
+            "for a model, or their states mix"
         )
     policy = mp_policy or MixedPrecisionPolicy()
     group, replicas, shards = _groups(process_group, mesh, dp_mesh_dims)

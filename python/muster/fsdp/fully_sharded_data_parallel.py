@@ -23,28 +23,35 @@ from .wrap import as_call
 
 
 class FullyShardedDataParallel(torch.nn.Module):
-    """One model on all ranks, each fed its own part of the data, of which every rank keeps a share: 1/n of the parameters, of their gradients
-    and of what the optimizer keeps.
+    """One model on all ranks, each fed its own part of the data, of which every rank keeps a share:
+    1/n of the parameters, of their gradients and of what the optimizer keeps.
 
-    auto_wrap_policy chooses the modules inside that become units of their own (`muster.fsdp.wrap`; a set of classes is one too). A unit's
-    parameters are gathered when its forward begins and given back when it ends, gathered once more for its part of backward, and given back
-    with the gradients, of which each rank keeps its shard of the averages. Between passes each parameter holds, in one dimension, the
-    elements of it that lie on this rank; an optimizer made from `parameters()` after this works on those. Names are the module's own.
+    auto_wrap_policy chooses the modules inside that become units of their own (`muster.fsdp.wrap`;
+    a set of classes is one too). A unit's parameters are gathered when its forward begins and given
+    back when it ends, gathered once more for its part of backward, and given back with the
+    gradients, of which each rank keeps its shard of the averages. Between passes each parameter
+    holds, in one dimension, the elements of it that lie on this rank; an optimizer made from
+    `parameters()` after this works on those. Names are the module's own.
 
-    process_group or device_mesh: None is the default group. sharding_strategy: a `ShardingStrategy`; the hybrid ones take a mesh of two
-    dimensions, of which the first replicates and the second shares, or a tuple of the group that shares and the one that replicates; without
-    them parameters are shared within each host. cpu_offload: `CPUOffload(True)`. mixed_precision: a `MixedPrecision`. sync_module_states:
-    rank 0's values go to all first (torch's default is False). ignored_states, ignored_modules: what stays whole, and is nobody's business.
-    device_id: where the module is moved first. What is on the meta device gets memory, and values by `param_init_fn(part)` or the part's
-    `reset_parameters()`. backward_prefetch: when the unit that backward needs next begins to be gathered, None: when it is needed.
-    forward_prefetch: the unit that came next in the last pass begins to be gathered in forward. limit_all_gathers and use_orig_params are
-    taken and change nothing: no more than one unit is gathered ahead, and parameters are always the module's own.
+    process_group or device_mesh: None is the default group. sharding_strategy: a
+    `ShardingStrategy`; the hybrid ones take a mesh of two dimensions, of which the first replicates
+    and the second shares, or a tuple of the group that shares and the one that replicates; without
+    them parameters are shared within each host. cpu_offload: `CPUOffload(True)`. mixed_precision: a
+    `MixedPrecision`. sync_module_states: rank 0's values go to all first (torch's default is
+    False). ignored_states, ignored_modules: what stays whole, and is nobody's business.
+    device_id: where the module is moved first. What is on the meta device gets memory, and values
+    by `param_init_fn(part)` or the part's `reset_parameters()`. backward_prefetch: when the unit
+    that backward needs next begins to be gathered, None: when it is needed.
+    forward_prefetch: the unit that came next in the last pass begins to be gathered in forward.
+    limit_all_gathers and use_orig_params are taken and change nothing: no more than one unit is
+    gathered ahead, and parameters are always the module's own.
 
     It is neither copied nor pickled.
 
-    Collective, like forward and backward: every rank makes it, with the same module, else a DistError on all ranks shows the first
-    difference. One thread at a time. Raises ValueError (DistArgumentError) for options that are not there. A rank that dies in backward makes
-    backward raise DistBackendError on all others, with its number.
+    Collective, like forward and backward: every rank makes it, with the same module, else a
+    DistError on all ranks shows the first difference. One thread at a time. Raises ValueError
+    (DistArgumentError) for options that are not there. A rank that dies in backward makes backward
+    raise DistBackendError on all others, with its number.
     """
 
     def __init__(
@@ -70,7 +77,8 @@ class FullyShardedDataParallel(torch.nn.Module):
         strategy = getattr(sharding_strategy, "name", sharding_strategy) or "FULL_SHARD"
         if strategy not in ShardingStrategy.__members__:
             units.refuse(
-                f"sharding_strategy {strategy} is not there; {', '.join(ShardingStrategy.__members__)} are"
+                f"sharding_strategy {strategy} is not there; "
+                f"{', '.join(ShardingStrategy.__members__)} are"
             )
         hybrid = "HYBRID" in strategy
         if hybrid and process_group is None and device_mesh is None:
@@ -83,7 +91,8 @@ class FullyShardedDataParallel(torch.nn.Module):
             for each in module.modules()
         ):
             units.refuse(
-                "fully_shard was applied to a part of this module already: use one of the two for a model, or their states mix"
+                "fully_shard was applied to a part of this module already: use one of the two for "
+                "a model, or their states mix"
             )
         device = torch.device("cuda", device_id) if isinstance(device_id, int) else device_id
         if device is not None and not any(each.is_meta for each in module.parameters()):
@@ -148,30 +157,39 @@ class FullyShardedDataParallel(torch.nn.Module):
         return self._fsdp_wrapped_module[key]
 
     def forward(self, *args, **kwargs):
-        """The module's own, on its whole parameters. Backward on the tensors among its results (also in lists, tuples, dicts and dataclasses)
-        gives each rank its shards of the averaged gradients."""
+        """The module's own, on its whole parameters. Backward on the tensors among its results
+        (also in lists, tuples, dicts and dataclasses) gives each rank its shards of the averaged
+        gradients.
+        """
         with torch.autograd.profiler.record_function("FullyShardedDataParallel.forward"):
             return units.run(self._fsdp_unit, self._fsdp_wrapped_module, args, kwargs)
 
     @property
     def process_group(self):
-        """The ranks that share the model, with NO_SHARD those that hold it. The model's own calls travel in a group of its own, of the same
-        ranks."""
+        """The ranks that share the model, with NO_SHARD those that hold it. The model's own calls
+        travel in a group of its own, of the same ranks.
+        """
         unit = self._fsdp_unit
         return unit.replicas if unit.group.size() == 1 and unit.replicas else unit.group
 
     def check_is_root(self):
-        """Whether no other unit was around this one in the last forward; before the first one, whether it may be so."""
+        """Whether no other unit was around this one in the last forward; before the first one,
+        whether it may be so.
+        """
         return self._fsdp_unit.was_root
 
     def apply(self, fn):
-        """Collective: torch.nn.Module's, on whole parameters; this rank's changes count for its shards."""
+        """Collective: torch.nn.Module's, on whole parameters; this rank's changes count for its
+        shards.
+        """
         with states.whole_parameters(units.units_in(self), writeback=True):
             return super().apply(fn)
 
     def register_comm_hook(self, state, hook):
-        """`hook(state, gradients, output)` in place of the reduce_scatter of all units, or with NO_SHARD `hook(state, gradients)` in place of
-        their all_reduce, in place. It divides by the number of ranks, if anything is to. Not with hybrid strategies."""
+        """`hook(state, gradients, output)` in place of the reduce_scatter of all units, or with
+        NO_SHARD `hook(state, gradients)` in place of their all_reduce, in place. It divides by the
+        number of ranks, if anything is to. Not with hybrid strategies.
+        """
         for unit in units.units_in(self):
             if unit.replicas and unit.group.size() > 1:
                 units.refuse(
@@ -201,8 +219,10 @@ class FullyShardedDataParallel(torch.nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self):
-        """Inside of it backward adds whole gradients up on this rank, which takes their memory; the first backward pass after it averages the
-        sums. An optimizer's zero_grad does not reach them, the model's does."""
+        """Inside of it backward adds whole gradients up on this rank, which takes their memory; the
+        first backward pass after it averages the sums. An optimizer's zero_grad does not reach
+        them, the model's does.
+        """
         of = units.units_in(self)
         before = [unit.require_sync for unit in of]
         for unit in of:
@@ -214,11 +234,15 @@ class FullyShardedDataParallel(torch.nn.Module):
                 unit.require_sync = was
 
     def clip_grad_norm_(self, max_norm, norm_type=2.0):
-        """Collective: `muster.fsdp.clip_grad_norm_` of this model. `torch.nn.utils.clip_grad_norm_` would see only this rank's shards."""
+        """Collective: `muster.fsdp.clip_grad_norm_` of this model. `torch.nn.utils.clip_grad_norm_`
+        would see only this rank's shards.
+        """
         return clip_grad_norm_(self, max_norm, norm_type)
 
     def zero_grad(self, set_to_none=True):
-        """The module's own; gradients that wait on this rank to be averaged (`no_sync`) are dropped too."""
+        """The module's own; gradients that wait on this rank to be averaged (`no_sync`) are dropped
+        too.
+        """
         super().zero_grad(set_to_none)
         for unit in units.units_in(self):
             unit.drop_gradients()
@@ -233,13 +257,15 @@ class FullyShardedDataParallel(torch.nn.Module):
         offload_to_cpu=False,
         with_grads=False,
     ):
-        """While it lasts, the parameters of the units inside of `module` are whole on every rank. writeback: what is changed in them on this rank
-        counts for its shard. Collective."""
+        """While it lasts, the parameters of the units inside of `module` are whole on every rank.
+        writeback: what is changed in them on this rank counts for its shard. Collective.
+        """
         if with_grads or offload_to_cpu:
             units.refuse("summon_full_params gives parameters where they are, without gradients")
         if rank0_only and writeback:
             units.refuse(
-                "summon_full_params(rank0_only=True) goes with writeback=False: the other ranks keep their own shards"
+                "summon_full_params(rank0_only=True) goes with writeback=False: the other ranks "
+                "keep their own shards"
             )
         of = units.units_in(module)
         with states.whole_parameters(of if recurse else of[:1], writeback):
@@ -251,8 +277,9 @@ class FullyShardedDataParallel(torch.nn.Module):
     def set_state_dict_type(
         module, state_dict_type, state_dict_config=None, optim_state_dict_config=None
     ):
-        """What `state_dict`, `load_state_dict` and `optim_state_dict` of the models inside of `module` give and take from now on: a `StateDictType`
-        with its configs. Returns what it was."""
+        """What `state_dict`, `load_state_dict` and `optim_state_dict` of the models inside of
+        `module` give and take from now on: a `StateDictType` with its configs. Returns what it was.
+        """
         kind = StateDictType[state_dict_type.name]
         if state_dict_config is None:
             state_dict_config = _CONFIGS[kind]()
@@ -281,16 +308,19 @@ class FullyShardedDataParallel(torch.nn.Module):
 
     @staticmethod
     def get_state_dict_type(module):
-        """What `set_state_dict_type` was told of the models inside of `module`: a StateDictSettings. Raises ValueError (DistArgumentError) where
-        there is none, or where they differ."""
+        """What `set_state_dict_type` was told of the models inside of `module`: a
+        StateDictSettings. Raises ValueError (DistArgumentError) where there is none, or where they
+        differ.
+        """
         found = [each._fsdp_state for each in FullyShardedDataParallel.fsdp_modules(module)]
         if not found or any(each != found[0] for each in found):
             units.refuse("get_state_dict_type: the models inside have no one state dict type")
         return StateDictSettings(*found[0])
 
     def state_dict(self, *args, destination=None, prefix="", keep_vars=False):
-        """The module's, by its own names. Whole parameters, as copies, on every rank or on rank 0: collective. Or this rank's shards
-        (`state_dict_type`)."""
+        """The module's, by its own names. Whole parameters, as copies, on every rank or on rank 0:
+        collective. Or this rank's shards (`state_dict_type`).
+        """
         kind, config, _ = self._fsdp_state
         inner = self._fsdp_wrapped_module
         known = set(destination or ())
@@ -315,8 +345,10 @@ class FullyShardedDataParallel(torch.nn.Module):
         return state
 
     def load_state_dict(self, state_dict, strict=True, assign=False):
-        """Each rank takes its shards of whole values, which it is given on every rank; or its own shards (`state_dict_type`). Whole values may
-        come from any number of ranks. Raises RuntimeError for names and sizes that are not the module's."""
+        """Each rank takes its shards of whole values, which it is given on every rank; or its own
+        shards (`state_dict_type`). Whole values may come from any number of ranks. Raises
+        RuntimeError for names and sizes that are not the module's.
+        """
         if assign:
             units.refuse(
                 "load_state_dict(assign=True) would put other tensors in the parameters' place"
@@ -343,7 +375,9 @@ _CONFIGS = {
 def _before_load(
     module, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
 ):
-    """What is saved under the wrapped module's names is loaded under the wrapper's; of whole values this rank's shards."""
+    """What is saved under the wrapped module's names is loaded under the wrapper's; of whole values
+    this rank's shards.
+    """
     whole = (
         module._fsdp_state[0] is StateDictType.FULL_STATE_DICT and not module._fsdp_unit.is_summoned
     )

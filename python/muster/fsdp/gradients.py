@@ -8,8 +8,10 @@ from . import units
 
 
 def clip_grad_norm_(model, max_norm, norm_type=2.0):
-    """Collective: the norm of all gradients over all ranks, which are multiplied so that it is at most `max_norm`, as
-    `torch.nn.utils.clip_grad_norm_` does for a model that is whole on each rank. Returns the norm before that. norm_type: inf or positive."""
+    """Collective: the norm of all gradients over all ranks, which are multiplied so that it is at
+    most `max_norm`, as `torch.nn.utils.clip_grad_norm_` does for a model that is whole on each
+    rank. Returns the norm before that. norm_type: inf or positive.
+    """
     whole = [
         each.grad
         for each in model.parameters()

@@ -1,4 +1,6 @@
-"""States of models that `fully_shard` or FullyShardedDataParallel has sharded, under torch.distributed.checkpoint.state_dict's names."""
+"""States of models that `fully_shard` or FullyShardedDataParallel has sharded, under
+torch.distributed.checkpoint.state_dict's names.
+"""
 
 import dataclasses
 
@@ -27,8 +29,10 @@ def _shards(model):
 
 
 def get_model_state_dict(model, *, options=None):
-    """The model's state by the names that it has without wrappers; a `StateDictOptions` says what of. Whole parameters are copies, and getting
-    them is collective; one unit after the other is gathered."""
+    """The model's state by the names that it has without wrappers; a `StateDictOptions` says what
+    of. Whole parameters are copies, and getting them is collective; one unit after the other is
+    gathered.
+    """
     options = options or StateDictOptions()
     of = units.units_in(model)
     wanted = not (options.full_state_dict and options.cpu_offload and of and not of[0].is_first)
@@ -55,9 +59,11 @@ def get_model_state_dict(model, *, options=None):
 
 
 def set_model_state_dict(model, model_state_dict, *, options=None):
-    """The way back: what `get_model_state_dict` gave with the same options. Whole values are given on every rank, each takes its shards of them.
-    Returns what `load_state_dict` does; raises RuntimeError for names and sizes that are not the model's, and leaves the model as it was where
-    a size is not."""
+    """The way back: what `get_model_state_dict` gave with the same options. Whole values are given
+    on every rank, each takes its shards of them. Returns what `load_state_dict` does; raises
+    RuntimeError for names and sizes that are not the model's, and leaves the model as it was where
+    a size is not.
+    """
     options = options or StateDictOptions()
     if getattr(options, "broadcast_from_rank0", False):
         units.refuse("broadcast_from_rank0 is not there: every rank is given the whole values")
@@ -78,8 +84,9 @@ def _listed(optimizers):
 
 
 def get_optimizer_state_dict(model, optimizers, *, options=None):
-    """Collective: the state of an optimizer, or of several, by the parameters' names: {"state": ..., "param_groups": [...]}. Whole or this
-    rank's shards, as `get_model_state_dict` has it."""
+    """Collective: the state of an optimizer, or of several, by the parameters' names: {"state":
+    ..., "param_groups": [...]}. Whole or this rank's shards, as `get_model_state_dict` has it.
+    """
     options = options or StateDictOptions()
     config = FullOptimStateDictConfig(options.cpu_offload, options.cpu_offload)
     merged = {"state": {}, "param_groups": []}

@@ -1,4 +1,6 @@
-"""What FullyShardedDataParallel and fully_shard are told, under torch.distributed.fsdp's names. Torch's own objects will do as well."""
+"""What FullyShardedDataParallel and fully_shard are told, under torch.distributed.fsdp's names.
+Torch's own objects will do as well.
+"""
 
 import dataclasses
 import enum
@@ -9,9 +11,11 @@ from muster.nn import parallel
 
 
 class ShardingStrategy(enum.Enum):
-    """FULL_SHARD: whole parameters are given back between forward and backward. SHARD_GRAD_OP: they stay until backward, which saves gathering
-    them again. NO_SHARD: every rank keeps everything, and gradients are averaged. HYBRID_SHARD, _HYBRID_SHARD_ZERO2: FULL_SHARD and
-    SHARD_GRAD_OP within groups of ranks that hold the same shards."""
+    """FULL_SHARD: whole parameters are given back between forward and backward. SHARD_GRAD_OP: they
+    stay until backward, which saves gathering them again. NO_SHARD: every rank keeps everything,
+    and gradients are averaged. HYBRID_SHARD, _HYBRID_SHARD_ZERO2: FULL_SHARD and SHARD_GRAD_OP
+    within groups of ranks that hold the same shards.
+    """
 
     FULL_SHARD = enum.auto()
     SHARD_GRAD_OP = enum.auto()
@@ -21,7 +25,9 @@ class ShardingStrategy(enum.Enum):
 
 
 class BackwardPrefetch(enum.Enum):
-    """When the unit that backward needs next begins to be gathered: before the current unit's computation, or after it."""
+    """When the unit that backward needs next begins to be gathered: before the current unit's
+    computation, or after it.
+    """
 
     BACKWARD_PRE = enum.auto()
     BACKWARD_POST = enum.auto()
@@ -29,15 +35,18 @@ class BackwardPrefetch(enum.Enum):
 
 @dataclasses.dataclass
 class CPUOffload:
-    """offload_params=True: shards, their gradients and so the optimizer's state are on the CPU; whole parameters are on the module's device."""
+    """offload_params=True: shards, their gradients and so the optimizer's state are on the CPU;
+    whole parameters are on the module's device.
+    """
 
     offload_params: bool = False
 
 
 @dataclasses.dataclass
 class MixedPrecision:
-    """Forward and backward in a narrower type than the one that shards are kept and updated in. What is None stays as it is; only
-    floating-point tensors are cast."""
+    """Forward and backward in a narrower type than the one that shards are kept and updated in.
+    What is None stays as it is; only floating-point tensors are cast.
+    """
 
     param_dtype: torch.dtype | None = None  #: of whole parameters, and of forward's inputs
     reduce_dtype: torch.dtype | None = None  #: what gradients travel as; None: param_dtype
@@ -60,7 +69,9 @@ class MixedPrecisionPolicy:
 
 
 class StateDictType(enum.Enum):
-    """What `state_dict` gives. FULL_STATE_DICT: whole parameters. SHARDED_STATE_DICT, LOCAL_STATE_DICT: this rank's shards."""
+    """What `state_dict` gives. FULL_STATE_DICT: whole parameters. SHARDED_STATE_DICT,
+    LOCAL_STATE_DICT: this rank's shards.
+    """
 
     FULL_STATE_DICT = enum.auto()
     LOCAL_STATE_DICT = enum.auto()
@@ -144,14 +155,18 @@ class OffloadPolicy:
 
 @dataclasses.dataclass
 class CPUOffloadPolicy(OffloadPolicy):
-    """Shards, their gradients and so the optimizer's state are on the CPU; whole parameters are on the module's device."""
+    """Shards, their gradients and so the optimizer's state are on the CPU; whole parameters are on
+    the module's device.
+    """
 
     pin_memory: bool = True  #: page-locked memory, where the device is a GPU
 
 
 @dataclasses.dataclass
 class DataParallelMeshDims:
-    """Which dimensions of a mesh `fully_shard` uses: names, or tuples of names that count as one. At least one of the two."""
+    """Which dimensions of a mesh `fully_shard` uses: names, or tuples of names that count as one.
+    At least one of the two.
+    """
 
     shard: str | tuple[str, ...] | None = None  #: its ranks share the parameters
     replicate: str | tuple[str, ...] | None = None  #: its ranks hold the same
@@ -176,7 +191,9 @@ def _as_tuple(names):
 
 
 def native(precision):
-    """The unit's options that `precision` stands for: an object with MixedPrecision's or MixedPrecisionPolicy's fields, or None."""
+    """The unit's options that `precision` stands for: an object with MixedPrecision's or
+    MixedPrecisionPolicy's fields, or None.
+    """
     if precision is None:
         return {}
     mine = parallel.MixedPrecision(

@@ -8,9 +8,9 @@ __all__ = ["ShardedGradScaler"]
 
 
 class ShardedGradScaler(torch.amp.GradScaler):
-    """torch.amp.GradScaler where each rank has its shards of the gradients: if those of one rank are
-    not finite, no rank steps, and all go on with the same scale. process_group: the model's; None is
-    the default group. The rest is torch's.
+    """torch.amp.GradScaler where each rank has its shards of the gradients: if those of one rank
+    are not finite, no rank steps, and all go on with the same scale. process_group: the model's;
+    None is the default group. The rest is torch's.
 
     `unscale_`, and `step` where it was not called before, are collective.
     """

@@ -12,7 +12,9 @@ from .options import FullOptimStateDictConfig
 
 @contextlib.contextmanager
 def whole_parameters(of, writeback):
-    """While it lasts the parameters of these units are whole, on every rank; those that are so already stay. Collective."""
+    """While it lasts the parameters of these units are whole, on every rank; those that are so
+    already stay. Collective.
+    """
     done = []
     try:
         for unit in of:
@@ -26,12 +28,15 @@ def whole_parameters(of, writeback):
 
 
 def shard_or_complain(unit, index, value, complaints):
-    """This rank's shard of a whole value; where its sizes are others, a sentence of that and what is there already."""
+    """This rank's shard of a whole value; where its sizes are others, a sentence of that and what
+    is there already.
+    """
     wanted = unit.sizes_of(index)
     if list(value.shape) == wanted:
         return unit.shard_of(index, value)
     complaints.append(
-        f"size mismatch for {unit.names[index]}: the whole parameter has the sizes {wanted}, and {list(value.shape)} was given"
+        f"size mismatch for {unit.names[index]}: the whole parameter has the sizes {wanted}, and "
+        f"{list(value.shape)} was given"
     )
     return unit.parameters()[index].detach()
 
@@ -54,15 +59,19 @@ def _is_shard(value, parameter):
 
 
 def _config_of(model):
-    """(Whether its state is this rank's shards, the optimizer's config or None), as `FSDP.state_dict_type` has it."""
+    """(Whether its state is this rank's shards, the optimizer's config or None), as
+    `FSDP.state_dict_type` has it.
+    """
     kind, _, config = getattr(model, "_fsdp_state", (None, None, None))
     return kind is not None and kind.name != "FULL_STATE_DICT", config
 
 
 def optim_state_dict(model, optim, optim_state_dict=None, group=None):
-    """Collective: the optimizer's state by the parameters' names. Whole: what is as long as a parameter's shard comes whole; all else is this
-    rank's. `FSDP.state_dict_type` with a FullOptimStateDictConfig says whether it comes on the CPU and on rank 0 alone; with the sharded and
-    the local type it is this rank's."""
+    """Collective: the optimizer's state by the parameters' names. Whole: what is as long as a
+    parameter's shard comes whole; all else is this rank's. `FSDP.state_dict_type` with a
+    FullOptimStateDictConfig says whether it comes on the CPU and on rank 0 alone; with the sharded
+    and the local type it is this rank's.
+    """
     shards, config = _config_of(model)
     return _by_name(model, optim, optim_state_dict, not shards, config)
 
@@ -80,7 +89,8 @@ def _by_name(model, optim, state, whole_ones, config=None):
         parameters = unit.parameters()
         numbers = [number_of.get(id(each)) for each in parameters]
         own = [{} if number is None else state["state"].get(number, {}) for number in numbers]
-        # Ranks may have no elements of a parameter, but its state all the same: they agree on the keys.
+        # Ranks may have no elements of a parameter, but its state all the same: they agree on the
+        # keys.
         for key in sorted({key for each in own for key in each}):
             values = [each.get(key) for each in own]
             known = [at for at, value in enumerate(values) if value is not None]
@@ -113,7 +123,9 @@ def _by_name(model, optim, state, whole_ones, config=None):
 def optim_state_dict_to_load(
     model, optim, optim_state_dict, is_named_optimizer=False, load_directly=False, group=None
 ):
-    """The way back: this rank's part of what `optim_state_dict` gave, for `optim.load_state_dict`; load_directly=True loads it too."""
+    """The way back: this rank's part of what `optim_state_dict` gave, for `optim.load_state_dict`;
+    load_directly=True loads it too.
+    """
     return _by_number(model, optim, optim_state_dict, not _config_of(model)[0], load_directly)
 
 
@@ -134,7 +146,8 @@ def _by_number(model, optim, given, whole_ones, load_directly=False):
         for unit in (units.units_in(model) if whole_ones else ())
         for index, each in enumerate(unit.parameters())
     ]
-    # A number beside a scalar parameter says nothing of itself; what is like its parameter everywhere else is so here.
+    # A number beside a scalar parameter says nothing of itself; what is like its parameter
+    # everywhere else is so here.
     not_like = {"step"} | {
         key
         for unit, index, own in of_parameters
@@ -150,7 +163,8 @@ def _by_number(model, optim, given, whole_ones, load_directly=False):
     ]
     if unknown:
         units.refuse(
-            f"the optimizer has no {', '.join(map(repr, unknown))}, which is in the state that is to be loaded"
+            f"the optimizer has no {', '.join(map(repr, unknown))}, which is in the state that is "
+            "to be loaded"
         )
     groups = [
         dict(each, params=[numbers[name] for name in each["params"]])

@@ -23,7 +23,8 @@ def refuse(text):
 def refuse_copy(*_):
     """In place of what copies or pickles an object."""
     refuse(
-        "a sharded module is not copied or pickled: it is part of a model on all ranks. Copy the module "
+        "a sharded module is not copied or pickled: it is part of a model on all ranks. Copy the "
+        "module "
         "before it is sharded, or save a state_dict and load it"
     )
 
@@ -45,19 +46,24 @@ def unit_of(module):
 
 
 def units_in(module):
-    """Those of `module` and of the modules inside, from outside in; they are made on all ranks in one order, and so is this list."""
+    """Those of `module` and of the modules inside, from outside in; they are made on all ranks in
+    one order, and so is this list.
+    """
     return [unit_of(each) for each in module.modules() if unit_of(each) is not None]
 
 
 def groups_from(process_group, mesh, hybrid):
-    """(The group whose ranks share the parameters, the one whose ranks hold the same or None). hybrid: process_group is a tuple of the two, or
-    the mesh has two dimensions, of which the first replicates. A group that is None is the default group."""
+    """(The group whose ranks share the parameters, the one whose ranks hold the same or None).
+    hybrid: process_group is a tuple of the two, or the mesh has two dimensions, of which the first
+    replicates. A group that is None is the default group.
+    """
     if mesh is not None:
         if process_group is not None:
             refuse("give process_group or a mesh, not both")
         if mesh.ndim != (2 if hybrid else 1):
             refuse(
-                f"the mesh has {mesh.ndim} dimensions: hybrid sharding takes two, of which the first replicates and the second shards, and "
+                f"the mesh has {mesh.ndim} dimensions: hybrid sharding takes two, of which the "
+                "first replicates and the second shards, and "
                 "every other strategy one: give mesh['name'] of that one"
             )
         return (mesh.get_group(1), mesh.get_group(0)) if hybrid else (mesh.get_group(), None)
@@ -75,8 +81,10 @@ def _host_groups():
     size, local = dist.get_world_size(), int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
     if local <= 0 or size % local != 0:
         refuse(
-            "hybrid sharding without groups shares parameters within a host, and the launcher did not set LOCAL_WORLD_SIZE to the number of "
-            "its ranks: give a device_mesh of two dimensions, or (group that shares, group that replicates)"
+            "hybrid sharding without groups shares parameters within a host, and the launcher did "
+            "not set LOCAL_WORLD_SIZE to the number of "
+            "its ranks: give a device_mesh of two dimensions, or (group that shares, group that "
+            "replicates)"
         )
     mesh = dist.init_device_mesh("cpu", (size // local, local))
     return mesh.get_group(1), mesh.get_group(0)
@@ -111,8 +119,10 @@ def _own_modules(module):
 
 
 def materialize(module, ignored, init, device):
-    """Memory and values for what is on the meta device in `module` and in no unit inside: by `init(part)` of each module that has some of its
-    own, or by its `reset_parameters`. The tensors stay the same objects."""
+    """Memory and values for what is on the meta device in `module` and in no unit inside: by
+    `init(part)` of each module that has some of its own, or by its `reset_parameters`. The tensors
+    stay the same objects.
+    """
     for part in dict.fromkeys(_own_modules(module)):
         meta = [
             each
@@ -123,7 +133,8 @@ def materialize(module, ignored, init, device):
             continue
         if init is None and not hasattr(part, "reset_parameters"):
             refuse(
-                f"{type(part).__name__} has parameters or buffers on the meta device and no reset_parameters(): give param_init_fn"
+                f"{type(part).__name__} has parameters or buffers on the meta device and no "
+                "reset_parameters(): give param_init_fn"
             )
         for each in meta:
             _C._materialize(each, device)
@@ -132,8 +143,9 @@ def materialize(module, ignored, init, device):
 
 
 def make_unit(module, ignored, group, init=None, **options):
-    """Collective: of what is in no unit inside of `module` and not among `ignored` (ids of parameters and buffers). `options` by the names
-    that they have in C++."""
+    """Collective: of what is in no unit inside of `module` and not among `ignored` (ids of
+    parameters and buffers). `options` by the names that they have in C++.
+    """
     sync_batch_norm.adopt(module)
     if isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)):
         refuse(f"nobody calls the forward of a {type(module).__name__}: shard the modules in it")
@@ -144,7 +156,8 @@ def make_unit(module, ignored, group, init=None, **options):
     ]
     if lazy:
         refuse(
-            f"{', '.join(lazy)}: a lazy module has no parameters yet; run a forward pass before it is sharded"
+            f"{', '.join(lazy)}: a lazy module has no parameters yet; run a forward pass before it "
+            "is sharded"
         )
     materialize(module, ignored, init, options.get("device") or torch.device("cpu"))
     parameters, buffers = _own(module, ignored)
@@ -175,7 +188,9 @@ def run(unit, forward, args, kwargs):
 
 
 def parameters_by_name(module):
-    """Of `module`'s own names without wrappers, shared parameters by each: (the unit, the parameter's number there); None of what is in no unit."""
+    """Of `module`'s own names without wrappers, shared parameters by each: (the unit, the
+    parameter's number there); None of what is in no unit.
+    """
     places = {
         id(each): (unit, index)
         for unit in units_in(module)

@@ -1,8 +1,10 @@
-"""Which modules inside a model become units of FullyShardedDataParallel, under torch.distributed.fsdp.wrap's names.
+"""Which modules inside a model become units of FullyShardedDataParallel, under
+torch.distributed.fsdp.wrap's names.
 
-A policy is called as `policy(module=, recurse=, nonwrapped_numel=)`: with recurse=True it says whether to look inside the module, with
-False whether the module is a unit; `nonwrapped_numel` is the number of elements of its parameters that are in no unit yet. A set of classes
-is a policy too, and so are torch's.
+A policy is called as `policy(module=, recurse=, nonwrapped_numel=)`: with recurse=True it says
+whether to look inside the module, with False whether the module is a unit; `nonwrapped_numel` is
+the number of elements of its parameters that are in no unit yet. A set of classes is a policy too,
+and so are torch's.
 """
 
 import contextlib
@@ -46,8 +48,10 @@ def size_based_auto_wrap_policy(
     force_leaf_modules=None,
     exclude_wrap_modules=None,
 ):
-    """Modules with at least `min_num_params` elements that are in no unit yet. `exclude_wrap_modules` (lists and dictionaries of modules,
-    whose forward nobody calls) are none themselves; nothing inside of `force_leaf_modules` (MultiheadAttention) is."""
+    """Modules with at least `min_num_params` elements that are in no unit yet.
+    `exclude_wrap_modules` (lists and dictionaries of modules, whose forward nobody calls) are none
+    themselves; nothing inside of `force_leaf_modules` (MultiheadAttention) is.
+    """
     leaves = tuple(force_leaf_modules or (torch.nn.MultiheadAttention,))
     none = tuple(exclude_wrap_modules or (torch.nn.ModuleList, torch.nn.ModuleDict))
     large = nonwrapped_numel >= min_num_params
@@ -65,7 +69,9 @@ class ModuleWrapPolicy:
 
 
 class CustomPolicy:
-    """Modules for which `lambda_fn(module)` is true; a dictionary that it returns instead holds that unit's own options."""
+    """Modules for which `lambda_fn(module)` is true; a dictionary that it returns instead holds
+    that unit's own options.
+    """
 
     def __init__(self, lambda_fn):
         self._lambda_fn = lambda_fn
@@ -85,7 +91,8 @@ def as_call(policy):
         policy = CustomPolicy(theirs)
     if not callable(policy):
         raise _C.DistArgumentError(
-            "FullyShardedDataParallel: auto_wrap_policy is called as policy(module=, recurse=, nonwrapped_numel=) or is a set of classes, and this "
+            "FullyShardedDataParallel: auto_wrap_policy is called as policy(module=, recurse=, "
+            "nonwrapped_numel=) or is a set of classes, and this "
             f"is {type(policy).__name__}"
         )
 

@@ -1,5 +1,7 @@
-"""torch.nn's names that train on several ranks: `muster.nn.parallel`; and torch.distributed.nn's: collectives that gradients flow through
-(`muster.nn.functional`), and `RemoteModule`, a module that lives on another worker."""
+"""torch.nn's names that train on several ranks: `muster.nn.parallel`; and torch.distributed.nn's:
+collectives that gradients flow through (`muster.nn.functional`), and `RemoteModule`, a module that
+lives on another worker.
+"""
 
 from . import functional, parallel  # noqa: F401
 from .functional import *  # noqa: F403

@@ -37,8 +37,10 @@ __all__ = [
 
 @dataclasses.dataclass
 class MixedPrecision:
-    """Forward and backward in a narrower type than the one that parameters are kept and updated in. What is None stays as it is; only
-    floating-point tensors are cast. Torch's _MixedPrecision will do as well."""
+    """Forward and backward in a narrower type than the one that parameters are kept and updated in.
+    What is None stays as it is; only floating-point tensors are cast. Torch's _MixedPrecision will
+    do as well.
+    """
 
     param_dtype: torch.dtype | None = (
         None  #: of parameters from forward to the end of backward, and of forward's inputs
@@ -71,7 +73,8 @@ def _index_of(device):
     index = torch.device(device).index
     if index is None:
         raise _C.DistArgumentError(
-            f"DistributedDataParallel: {device!r} in device_ids needs an index, as cuda:0 has; device_ids is None for modules on the CPU"
+            f"DistributedDataParallel: {device!r} in device_ids needs an index, as cuda:0 has; "
+            "device_ids is None for modules on the CPU"
         )
     return index
 
@@ -79,29 +82,35 @@ def _index_of(device):
 class DistributedDataParallel(torch.nn.Module, Joinable):
     """One copy of `module` on every rank, each fed its own part of the data, all kept the same.
 
-    Every member of the group makes it, with modules of the same parameters and buffers (names, shapes, dtypes; else a DistError on all ranks
-    shows the first difference). Rank 0's go to all. Every backward pass averages the gradients over the ranks, overlapped with the pass
-    itself: when it returns they are there, the same bits on every rank, and any optimizer works as it does on one process. `state_dict` is
-    the module's, with `module.` before the names. A pass in which all parameters are frozen has
-    nothing to average.
+    Every member of the group makes it, with modules of the same parameters and buffers (names,
+    shapes, dtypes; else a DistError on all ranks shows the first difference). Rank 0's go to all.
+    Every backward pass averages the gradients over the ranks, overlapped with the pass
+    itself: when it returns they are there, the same bits on every rank, and any optimizer works as
+    it does on one process. `state_dict` is the module's, with `module.` before the names. A pass in
+    which all parameters are frozen has nothing to average.
 
-    One rank alone may copy it (copy.deepcopy, pickle, torch.optim.swa_utils.AveragedModel). The copy
-    is of the default group, without a communication hook, and makes no calls as long as it trains
-    nothing. Its first forward that does is a construction: every rank makes it.
+    One rank alone may copy it (copy.deepcopy, pickle, torch.optim.swa_utils.AveragedModel). The
+    copy is of the default group, without a communication hook, and makes no calls as long as it
+    trains nothing. Its first forward that does is a construction: every rank makes it.
 
-    device_ids, output_device: for a module on one accelerator; None on the CPU and for modules on several devices. broadcast_buffers: rank
-    0's buffers go to all before forward; forward_sync_buffers is torch's newer name for it. init_sync=False: the modules are known to be
-    the same. process_group (or device_mesh, of one dimension): None is the default group. bucket_cap_mb: MiB of gradients that travel
-    together; None is 25. find_unused_parameters: forward may leave parameters out. gradient_as_bucket_view: gradients alias the buckets.
-    static_graph: every pass uses the same parameters as often as the first. delay_all_reduce_named_params, param_to_hook_all_reduce: those
-    gradients travel together, after that one's. mixed_precision: a `MixedPrecision`. dim, check_reduction,
-    skip_all_reduce_unused_params, batched_grad_copy and lazy_bucket_allocation are taken and change nothing.
+    device_ids, output_device: for a module on one accelerator; None on the CPU and for modules on
+    several devices. broadcast_buffers: rank 0's buffers go to all before forward;
+    forward_sync_buffers is torch's newer name for it. init_sync=False: the modules are known to be
+    the same. process_group (or device_mesh, of one dimension): None is the default group.
+    bucket_cap_mb: MiB of gradients that travel together; None is 25. find_unused_parameters:
+    forward may leave parameters out. gradient_as_bucket_view: gradients alias the buckets.
+    static_graph: every pass uses the same parameters as often as the first.
+    delay_all_reduce_named_params, param_to_hook_all_reduce: those gradients travel together, after
+    that one's. mixed_precision: a `MixedPrecision`. dim, check_reduction,
+    skip_all_reduce_unused_params, batched_grad_copy and lazy_bucket_allocation are taken and change
+    nothing.
 
     SyncBatchNorm modules inside become muster's, in place: `muster.nn.SyncBatchNorm`.
 
-    Raises ValueError (DistArgumentError) for options that do not fit and for a module without a trained parameter; in forward, DistError for
-    parameters that took no part in the last loss, by name, and for a module that was changed after it was wrapped. A rank that dies in
-    backward makes backward raise DistBackendError on all others, with its number.
+    Raises ValueError (DistArgumentError) for options that do not fit and for a module without a
+    trained parameter; in forward, DistError for parameters that took no part in the last loss, by
+    name, and for a module that was changed after it was wrapped. A rank that dies in backward makes
+    backward raise DistBackendError on all others, with its number.
     """
 
     def __init__(
@@ -131,7 +140,8 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         super().__init__()
         if bucket_cap_mb_list is not None:
             raise _C.DistArgumentError(
-                "DistributedDataParallel: bucket_cap_mb_list is not there; bucket_cap_mb is one size for all buckets"
+                "DistributedDataParallel: bucket_cap_mb_list is not there; bucket_cap_mb is one "
+                "size for all buckets"
             )
         if device_mesh is not None:
             if process_group is not None:
@@ -141,7 +151,8 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
             process_group = device_mesh.get_group()
         if (delay_all_reduce_named_params is None) != (param_to_hook_all_reduce is None):
             raise _C.DistArgumentError(
-                "DistributedDataParallel: delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time"
+                "DistributedDataParallel: delay_all_reduce_named_params and "
+                "param_to_hook_all_reduce need to be set at the same time"
             )
         sync_batch_norm.adopt(module)
         self.module = module
@@ -187,7 +198,9 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         self._take_over_optimizers()
 
     def _take_over_optimizers(self):
-        """Of parameters that step in backward (torch.distributed.optim._apply_optimizer_in_backward)."""
+        """Of parameters that step in backward
+        (torch.distributed.optim._apply_optimizer_in_backward).
+        """
         stepped = [each for each in self._present() if hasattr(each, "_in_backward_optimizers")]
         if not stepped:
             return
@@ -219,7 +232,8 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         ]
         if uninitialised:
             raise _C.DistArgumentError(
-                f"DistributedDataParallel: {', '.join(uninitialised)}: a lazy module has no parameters yet; run a forward pass before wrapping it"
+                f"DistributedDataParallel: {', '.join(uninitialised)}: a lazy module has no "
+                "parameters yet; run a forward pass before wrapping it"
             )
         sparse = [
             each.weight
@@ -244,8 +258,10 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
     # ---- each iteration ----
 
     def forward(self, *inputs, **kwargs):
-        """The module's own forward. Backward on the tensors among its results (also in lists, tuples, dicts and dataclasses) averages the
-        gradients. With device_ids, tensors among the arguments that lie elsewhere are copied to the device first."""
+        """The module's own forward. Backward on the tensors among its results (also in lists,
+        tuples, dicts and dataclasses) averages the gradients. With device_ids, tensors among the
+        arguments that lie elsewhere are copied to the device first.
+        """
         with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
             if self._is_copy_that_trains_nothing():
                 if self.device_ids:
@@ -286,7 +302,9 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
 
     @property
     def process_group(self):
-        """The ranks that train together. The model's own calls travel in a group of its own, of the same ranks."""
+        """The ranks that train together. The model's own calls travel in a group of its own, of the
+        same ranks.
+        """
         group = self._options["process_group"]
         return dist.group.WORLD if group is None else group
 
@@ -303,7 +321,9 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
 
     @contextlib.contextmanager
     def no_sync(self):
-        """Inside of it backward adds gradients up on this rank only; the first backward pass of a forward made after it averages the sums."""
+        """Inside of it backward adds gradients up on this rank only; the first backward pass of a
+        forward made after it averages the sums.
+        """
         before = self.require_backward_grad_sync
         self.require_backward_grad_sync = False
         try:
@@ -314,10 +334,12 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
     # ---- hooks ----
 
     def register_comm_hook(self, state, hook):
-        """What happens to each bucket instead of averaging: one hook, before the first backward pass, on all ranks. `hook(state, bucket)`,
-        bucket: GradBucket, starts the communication and returns a future of the tensor for the optimizer, as many elements as
-        `bucket.buffer()`; muster.algorithms.ddp_comm_hooks has some. What it raises comes out of backward. Raises TypeError for what cannot
-        be called, ValueError (DistArgumentError) for a second hook."""
+        """What happens to each bucket instead of averaging: one hook, before the first backward
+        pass, on all ranks. `hook(state, bucket)`,
+        bucket: GradBucket, starts the communication and returns a future of the tensor for the
+        optimizer, as many elements as `bucket.buffer()`; muster.algorithms.ddp_comm_hooks has some.
+        What it raises comes out of backward. Raises TypeError for what cannot be called, ValueError
+        (DistArgumentError) for a second hook."""
         if isinstance(hook, NativeHook):
             self._core.register_comm_hook(hook.native(state))
         elif not callable(hook):
@@ -331,8 +353,10 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
     def join(
         self, divide_by_initial_world_size=True, enable=True, throw_on_early_termination=False
     ):
-        """A Join of this model alone. A rank that has run out of inputs gives zeros to the others' averages, which are divided by all ranks
-        or, without divide_by_initial_world_size, by those that still have inputs; at the end the last ranks' weights go to all."""
+        """A Join of this model alone. A rank that has run out of inputs gives zeros to the others'
+        averages, which are divided by all ranks or, without divide_by_initial_world_size, by those
+        that still have inputs; at the end the last ranks' weights go to all.
+        """
         return Join(
             [self],
             enable,
@@ -362,15 +386,17 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
 
     @staticmethod
     def _set_params_and_buffers_to_ignore_for_model(module, params_and_buffers_to_ignore):
-        """Names of parameters and buffers that are nobody's business; before the module is wrapped."""
+        """Names of parameters and buffers to ignore; call it before the module is wrapped."""
         module._ddp_params_and_buffers_to_ignore = params_and_buffers_to_ignore
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate):
-        """At debug level DETAIL, times are logged for the first ten iterations and then for each `sample_rate`th; 100 at first."""
+        """At debug level DETAIL, times are logged for the first ten iterations and then for each
+        `sample_rate`th; 100 at first.
+        """
         self._core.set_sample_rate(sample_rate)
 
     def _register_builtin_comm_hook(self, comm_hook_type):
-        """A hook by its BuiltinCommHookType: what it does is `default_hooks`' of that name, in C++."""
+        """A hook by its BuiltinCommHookType: as `default_hooks`' of that name, in C++."""
         hooks = {
             BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
             BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
@@ -378,9 +404,11 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         self.register_comm_hook(None, hooks[BuiltinCommHookType(int(comm_hook_type))])
 
     def _register_fused_optim(self, optim, *args, optim_params=None, **kwargs):
-        """Backward takes the step of an optimizer of that class (one that `as_functional_optim` knows), made with the rest of the arguments:
-        each parameter's as soon as its gradient is averaged. optim_params: those that it steps; None: all. Raises ValueError for other
-        classes, and (DistArgumentError) where there is a hook."""
+        """Backward takes the step of an optimizer of that class (one that `as_functional_optim`
+        knows), made with the rest of the arguments: each parameter's as soon as its gradient is
+        averaged. optim_params: those that it steps; None: all. Raises ValueError for other classes,
+        and (DistArgumentError) where there is a hook.
+        """
         from torch.distributed.optim import as_functional_optim  # it takes a second to import
 
         made = as_functional_optim(optim, *args, **kwargs)
@@ -390,7 +418,9 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         self.register_comm_hook(None, hook)
 
     def _set_static_graph(self):
-        """As the option of that name, before the first forward; where communication hooks are, they stay to be registered."""
+        """As the option of that name, before the first forward; where communication hooks are, they
+        stay to be registered.
+        """
         if self.static_graph:
             return
         if self._iterations:
@@ -432,11 +462,15 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         }
 
     def scatter(self, inputs, kwargs, device_ids):
-        """Arguments cut along `dim`, one part for each device, as DataParallel does: lists of arguments and of keyword arguments."""
+        """Arguments cut along `dim`, one part for each device, as DataParallel does: lists of
+        arguments and of keyword arguments.
+        """
         return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim)
 
     def to_kwargs(self, inputs, kwargs, device_id):
-        """Arguments whose tensors lie on that device: a list of them, and one of keyword arguments, of one entry each."""
+        """Arguments whose tensors lie on that device: a list of them, and one of keyword arguments,
+        of one entry each.
+        """
         device = torch.device("cuda", device_id) if isinstance(device_id, int) else device_id
         moved = _pytree.tree_map_only(
             torch.Tensor, lambda each: each.to(device), (tuple(inputs), dict(kwargs))
@@ -453,7 +487,9 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         return self.require_backward_grad_sync and self.broadcast_buffers and has_buffers
 
     def bucket_bytes(self):
-        """Bytes of the buckets in their order; it changes once, at the forward after the first backward."""
+        """Bytes of the buckets in their order; it changes once, at the forward after the first
+        backward.
+        """
         return self._core.bucket_bytes()
 
     def __getstate__(self):

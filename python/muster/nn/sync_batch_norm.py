@@ -10,16 +10,20 @@ __all__ = ["SyncBatchNorm", "adopt"]
 
 
 class SyncBatchNorm(torch.nn.SyncBatchNorm):
-    """torch.nn.SyncBatchNorm on a group of muster's (process_group; None: the default group), for tensors on any device. In training mode
-    forward and, where the input needs gradients, backward are collective: two all_reduces of a few numbers a channel each. Without a default
-    group, and in evaluation mode, it is BatchNorm.
+    """torch.nn.SyncBatchNorm on a group of muster's (process_group; None: the default group), for
+    tensors on any device. In training mode forward and, where the input needs gradients, backward
+    are collective: two all_reduces of a few numbers a channel each. Without a default group, and in
+    evaluation mode, it is BatchNorm.
 
-    DistributedDataParallel and FSDP make torch's SyncBatchNorm modules of a model such ones, in place.
+    DistributedDataParallel and FSDP make torch's SyncBatchNorm modules of a model such ones, in
+    place.
     """
 
     def forward(self, input):
-        """input: (batch, channels, ...). The same shape, normalised by the mean and variance of each channel over all ranks' batches, which
-        may differ in size. Raises ValueError for fewer than two dimensions, and what `muster.all_reduce` raises."""
+        """input: (batch, channels, ...). The same shape, normalised by the mean and variance of
+        each channel over all ranks' batches, which may differ in size. Raises ValueError for fewer
+        than two dimensions, and what `muster.all_reduce` raises.
+        """
         group = self.process_group or dist.group.WORLD
         if not (self.training and group and group.size() > 1):
             return super().forward(input)
@@ -53,14 +57,17 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(cls, module, process_group=None):
-        """The module, or what takes its place: every BatchNorm in it is a SyncBatchNorm over that group. Parameters and buffers are the same
-        tensors."""
+        """The module, or what takes its place: every BatchNorm in it is a SyncBatchNorm over that
+        group. Parameters and buffers are the same tensors.
+        """
         return adopt(torch.nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group))
 
 
 def adopt(module):
-    """Makes torch's SyncBatchNorm modules inside muster's, in place, and returns `module`. Those of a torch.distributed group of their own
-    stay, as do all where torch.distributed has a default group: there they find their ranks."""
+    """Makes torch's SyncBatchNorm modules inside muster's, in place, and returns `module`. Those of
+    a torch.distributed group of their own stay, as do all where torch.distributed has a default
+    group: there they find their ranks.
+    """
     theirs = torch.distributed.is_available() and torch.distributed.is_initialized()
     for each in module.modules():
         if type(each) is not torch.nn.SyncBatchNorm:

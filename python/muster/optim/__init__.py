@@ -1,5 +1,6 @@
-"""torch.distributed.optim's names: an optimizer whose state is divided among the ranks, one over parameters of several workers, and one
-whose parameters are averaged now and then."""
+"""torch.distributed.optim's names: an optimizer whose state is divided among the ranks, one over
+parameters of several workers, and one whose parameters are averaged now and then.
+"""
 
 from .post_localSGD_optimizer import PostLocalSGDOptimizer  # noqa: F401
 from .zero_redundancy_optimizer import ZeroRedundancyOptimizer  # noqa: F401

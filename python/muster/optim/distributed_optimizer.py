@@ -6,7 +6,8 @@ import torch
 
 from .. import autograd, rpc
 
-# All steps on one worker come one after the other, whichever optimizers and trainers they are of: parameters may be shared.
+# All steps on one worker come one after the other, whichever optimizers and trainers they are of:
+# parameters may be shared.
 _one_steps = threading.Lock()
 
 
@@ -20,8 +21,8 @@ class _OwnerOptimizer:
                 raise ValueError(
                     "DistributedOptimizer: parameters are leaf tensors that require grad"
                 )
-        # The same memory with a version count and a grad of their own: what another trainer's forward has saved stays usable, and no step
-        # sees another's gradients.
+        # The same memory with a version count and a grad of their own: what another trainer's
+        # forward has saved stays usable, and no step sees another's gradients.
         self.views = [each.data.requires_grad_(True) for each in self.parameters]
         self.optimizer = optimizer_class(self.views, *args, **kwargs)
 
@@ -48,7 +49,8 @@ def _step(optimizer, context_id):
     local = optimizer.local_value()
     if not isinstance(local, _OwnerOptimizer):
         raise ValueError(
-            f"DistributedOptimizer: the reference is to {type(local).__name__}, which is no optimizer of its"
+            f"DistributedOptimizer: the reference is to {type(local).__name__}, which is no "
+            "optimizer of its"
         )
     local.step(context_id)
 
@@ -66,18 +68,21 @@ def _all(futures):
 class DistributedOptimizer:
     """One optimizer per owner of the parameters, torch.distributed.optim's.
 
-    optimizer_class: any of torch.optim's but LBFGS, which asks for the loss again and again, or one of your own that both sides can import.
-    params_rref: RRefs to the parameters, of any owners, each once. The rest goes to the optimizer's constructor. Blocks until all owners
-    have made theirs; raises what their constructors raise.
+    optimizer_class: any of torch.optim's but LBFGS, which asks for the loss again and again, or one
+    of your own that both sides can import.
+    params_rref: RRefs to the parameters, of any owners, each once. The rest goes to the optimizer's
+    constructor. Blocks until all owners have made theirs; raises what their constructors raise.
 
-    Several trainers may step at once, through one of these or through their own over the same parameters: on an owner one step runs after
-    the other, whole, each with the gradients of its own context only, from the parameters that the one before it left.
+    Several trainers may step at once, through one of these or through their own over the same
+    parameters: on an owner one step runs after the other, whole, each with the gradients of its own
+    context only, from the parameters that the one before it left.
     """
 
     def __init__(self, optimizer_class, params_rref, *args, **kwargs):
         if issubclass(optimizer_class, torch.optim.LBFGS):
             raise ValueError(
-                "DistributedOptimizer cannot run LBFGS: it asks for the loss again and again within one step"
+                "DistributedOptimizer cannot run LBFGS: it asks for the loss again and again "
+                "within one step"
             )
         by_owner = {}
         for each in params_rref:
@@ -92,8 +97,9 @@ class DistributedOptimizer:
         )
 
     def step(self, context_id):
-        """Applies the gradients that the context has, on every owner; a parameter without one stays as it is. Blocks until all have
-        stepped; then raises the first failure."""
+        """Applies the gradients that the context has, on every owner; a parameter without one stays
+        as it is. Blocks until all have stepped; then raises the first failure.
+        """
         _all(
             [
                 rpc.rpc_async(each.owner(), _step, (each, context_id))

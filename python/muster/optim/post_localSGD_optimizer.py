@@ -8,8 +8,10 @@ __all__ = ["PostLocalSGDOptimizer"]
 
 
 class PostLocalSGDOptimizer(torch.optim.Optimizer):
-    """Any optimizer, after each of whose steps `averager` (a ModelAverager) averages its parameters: post-local SGD, beside the hook of
-    that name in the model. Its state and parameter groups are the optimizer's; `state_dict` has the averager's step too."""
+    """Any optimizer, after each of whose steps `averager` (a ModelAverager) averages its
+    parameters: post-local SGD, beside the hook of that name in the model. Its state and parameter
+    groups are the optimizer's; `state_dict` has the averager's step too.
+    """
 
     def __init__(self, optim, averager):
         self.optim, self.averager = optim, averager
@@ -33,7 +35,8 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         self.param_groups = self.optim.param_groups
         if "step" not in state_dict:
             warnings.warn(
-                "Loaded state dict does not contain a step counter for an averager. Setting step counter to 0.",
+                "Loaded state dict does not contain a step counter for an averager. Setting step "
+                "counter to 0.",
                 stacklevel=2,
             )
         self.averager.step = state_dict.get("step", 0)

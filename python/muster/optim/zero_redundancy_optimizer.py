@@ -1,4 +1,6 @@
-"""ZeroRedundancyOptimizer: an optimizer whose state is divided among the ranks (Rajbhandari et al., "ZeRO", SC 2020, first stage)."""
+"""ZeroRedundancyOptimizer: an optimizer whose state is divided among the ranks (Rajbhandari et al.,
+"ZeRO", SC 2020, first stage).
+"""
 
 import torch
 from torch.utils import _pytree
@@ -11,7 +13,9 @@ __all__ = ["ZeroRedundancyOptimizer"]
 
 
 class _StepAlone(JoinHook):
-    """A rank without inputs still has its parameters to update, with the gradients that the others' inputs gave."""
+    """A rank without inputs still has its parameters to update, with the gradients that the others'
+    inputs gave.
+    """
 
     def __init__(self, optimizer):
         self._optimizer = optimizer
@@ -25,20 +29,23 @@ def _settings(group):
 
 
 class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
-    """`optimizer_class(params, **defaults)`, each parameter's state and update on one rank, which sends the result to the others: a rank
-    keeps about 1/n of what Adam and its like remember. Gradients must be the same on all ranks (DistributedDataParallel sees to it); then
-    the weights are, bit for bit, what the undivided optimizer makes of them.
+    """`optimizer_class(params, **defaults)`, each parameter's state and update on one rank, which
+    sends the result to the others: a rank keeps about 1/n of what Adam and its like remember.
+    Gradients must be the same on all ranks (DistributedDataParallel sees to it); then the weights
+    are, bit for bit, what the undivided optimizer makes of them.
 
-    params: tensors or parameter groups, the same shapes on every member of `process_group` (None: the default group), else a DistError on
-    all. optimizer_class: any of torch.optim that treats each parameter by itself (so not LBFGS). parameters_as_bucket_view: a rank's
-    parameters lie in one piece of memory and travel as one message. overlap_with_ddp: backward takes the step (`hook_with_zero_step` of
-    muster.algorithms.ddp_comm_hooks.ddp_zero_hook), and `step` does nothing.
+    params: tensors or parameter groups, the same shapes on every member of `process_group` (None:
+    the default group), else a DistError on all. optimizer_class: any of torch.optim that treats
+    each parameter by itself (so not LBFGS). parameters_as_bucket_view: a rank's parameters lie in
+    one piece of memory and travel as one message. overlap_with_ddp: backward takes the step
+    (`hook_with_zero_step` of muster.algorithms.ddp_comm_hooks.ddp_zero_hook), and `step` does
+    nothing.
 
-    What is set in `param_groups` (a learning rate, by hand or by a scheduler) counts from the next step
-    on. `defaults`, `state` and what else can be read are those of this rank's part, `optim`; methods of
-    `optimizer_class` are not there, for they would work on this rank's parameters alone. Hooks are
-    called on every rank, with this optimizer. An update that raises on one rank raises on the others
-    too; the group has then failed.
+    What is set in `param_groups` (a learning rate, by hand or by a scheduler) counts from the next
+    step on. `defaults`, `state` and what else can be read are those of this rank's part, `optim`;
+    methods of `optimizer_class` are not there, for they would work on this rank's parameters alone.
+    Hooks are called on every rank, with this optimizer. An update that raises on one rank raises on
+    the others too; the group has then failed.
 
     copy.deepcopy and pickle need no other rank. They go for the default group only.
     """
@@ -54,14 +61,16 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
     ):
         if issubclass(optimizer_class, torch.optim.LBFGS):
             raise dist.DistArgumentError(
-                "ZeroRedundancyOptimizer: LBFGS looks at all parameters together: it cannot be divided"
+                "ZeroRedundancyOptimizer: LBFGS looks at all parameters together: it cannot be "
+                "divided"
             )
         self.optim = None  # this rank's part
         super().__init__(params, defaults)
         self.process_group = dist.group.WORLD if process_group is None else process_group
         if not self.process_group:
             raise dist.DistArgumentError(
-                "ZeroRedundancyOptimizer: this rank is no member of process_group; is a default group there?"
+                "ZeroRedundancyOptimizer: this rank is no member of process_group; is a default "
+                "group there?"
             )
         self.parameters_as_bucket_view = parameters_as_bucket_view
         self.overlap_with_ddp = overlap_with_ddp
@@ -139,7 +148,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
             )
             names = [dist.get_global_rank(self.process_group, each) for each in (0, rank)]
             error = dist.DistError(
-                f"ZeroRedundancyOptimizer: the ranks' parameters differ: '{ours}' on rank {names[0]}, '{other}' on rank "
+                f"ZeroRedundancyOptimizer: the ranks' parameters differ: '{ours}' on rank "
+                f"{names[0]}, '{other}' on rank "
                 f"{names[1]}; give the same parameters on every rank"
             )
             error.ranks, error.code = names[1:], "mismatch"
@@ -167,7 +177,9 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
 
     @torch.no_grad()
     def _lay_out(self):
-        """One piece of memory for each rank, dtype and device: (owner, memory, parameters, their places in it)."""
+        """One piece of memory for each rank, dtype and device: (owner, memory, parameters, their
+        places in it).
+        """
         kinds = {}
         for parameter, owner in self._owner_of.items():
             kinds.setdefault((owner, parameter.dtype, parameter.device), []).append(parameter)
@@ -187,7 +199,9 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
     @staticmethod
     @torch.no_grad()
     def _take_back(buckets):
-        """Parameters that lie elsewhere (at first, and after they were given other memory) come to their places."""
+        """Parameters that lie elsewhere (at first, and after they were given other memory) come to
+        their places.
+        """
         for _, _, parameters, places in buckets:
             for parameter, place in zip(parameters, places):
                 if parameter.data_ptr() != place.data_ptr():
@@ -224,8 +238,10 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
             whole.update(_settings(mine))
 
     def step(self, closure=None, **kwargs):
-        """Updates this rank's parameters, then all members meet to send theirs. Returns what the closure gives, where there is one. With
-        overlap_with_ddp backward has taken the step: does nothing."""
+        """Updates this rank's parameters, then all members meet to send theirs. Returns what the
+        closure gives, where there is one. With overlap_with_ddp backward has taken the step: does
+        nothing.
+        """
         if self.overlap_with_ddp:
             return None
         Join.notify_join_context(self)
@@ -287,8 +303,9 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
 
     @torch.no_grad()
     def _step_bucket(self, bucket, averaged):
-        """The step for one bucket that has been averaged, at backward's end. DDP sets the gradients after it: until then they lie in the
-        bucket. Gives the averages back."""
+        """The step for one bucket that has been averaged, at backward's end. DDP sets the gradients
+        after it: until then they lie in the bucket. Gives the averages back.
+        """
         buffer = bucket.buffer()
         if averaged is not buffer:
             buffer.copy_(averaged.view(-1))
@@ -301,7 +318,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
                 gradient = torch.view_as_complex(gradient)
             if gradient.dtype != parameter.dtype:
                 raise dist.DistArgumentError(
-                    "ZeroRedundancyOptimizer: with mixed_precision the parameters are not themselves inside backward: "
+                    "ZeroRedundancyOptimizer: with mixed_precision the parameters are not "
+                    "themselves inside backward: "
                     "leave overlap_with_ddp out and call step() after it"
                 )
             updated.append((parameter, owner))
@@ -364,11 +382,13 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         ]
 
     def state_dict(self):
-        """The whole optimizer as it was at the last `consolidate_state_dict`, as an undivided one gives it; either can load it. Raises
-        DistError on a rank that it was not collected on."""
+        """The whole optimizer as it was at the last `consolidate_state_dict`, as an undivided one
+        gives it; either can load it. Raises DistError on a rank that it was not collected on.
+        """
         if self._collected is None:
             raise dist.DistError(
-                f"ZeroRedundancyOptimizer: the state was not collected on rank {self._name()}: call "
+                f"ZeroRedundancyOptimizer: the state was not collected on rank {self._name()}: "
+                "call "
                 "consolidate_state_dict(to=...) on all ranks before, and state_dict() on that rank"
             )
         for hook in self._optimizer_state_dict_pre_hooks.values():
@@ -391,8 +411,10 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         return whole
 
     def load_state_dict(self, state_dict):
-        """What an undivided optimizer or `state_dict` gave, at any number of ranks: this rank's part is kept. Every member loads the same.
-        Raises ValueError where the parameter groups differ."""
+        """What an undivided optimizer or `state_dict` gave, at any number of ranks: this rank's
+        part is kept. Every member loads the same. Raises ValueError where the parameter groups
+        differ.
+        """
         state_dict = dict(state_dict)
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = hook(self, state_dict)
@@ -402,7 +424,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
             len(each["params"]) for each in self.param_groups
         ]:
             raise dist.DistArgumentError(
-                "ZeroRedundancyOptimizer: the state is of other parameter groups than this optimizer has"
+                "ZeroRedundancyOptimizer: the state is of other parameter groups than this "
+                "optimizer has"
             )
         names = [number for each in groups for number in each["params"]]  # by our own count
         state = {

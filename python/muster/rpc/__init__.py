@@ -1,11 +1,13 @@
-"""Calls to functions on other workers: torch.distributed.rpc's names. `import muster as dist`, then `dist.rpc`.
+"""Calls to functions on other workers: torch.distributed.rpc's names. `import muster as dist`, then
+`dist.rpc`.
 
     rpc.init_rpc("worker0", rank=0, world_size=2)
     rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 3))
     rpc.shutdown()
 
-docs/user/rpc.md tells of the rest. Functions and their arguments travel as pickles, which are read only from workers that have proved the job's
-secret, and name only what `init_rpc(functions=[...])` lists where that is given; tensors travel beside them.
+docs/user/rpc.md tells of the rest. Functions and their arguments travel as pickles, which are read
+only from workers that have proved the job's secret, and name only what `init_rpc(functions=[...])`
+lists where that is given; tensors travel beside them.
 """
 
 import atexit
@@ -78,17 +80,20 @@ def init_rpc(
 ):
     """Joins the workers of the job as `name`, and blocks until all have come.
 
-    Names are unique: letters, digits, `_`, `-` and `:`. rank and world_size come from the environment (`muster run`, `torchrun`) where they
-    are left out. `store` (any of muster's) replaces `rpc_backend_options.init_method`, and needs both. Starts no process group.
+    Names are unique: letters, digits, `_`, `-` and `:`. rank and world_size come from the
+    environment (`muster run`, `torchrun`) where they are left out. `store` (any of muster's)
+    replaces `rpc_backend_options.init_method`, and needs both. Starts no process group.
 
-    functions: the functions and classes that calls and answers of other workers may name here, all of modules: functions to be called,
-    classes of arguments and results, classes whose public methods may be called through an RRef. Anything else is refused where it is
-    read. Tensors, numbers, text, containers of them, RRefs and operators by name need not be listed. allow_pickle: True, the default where
-    functions is None, lets them name anything that this worker can import, as torch does; False without functions lets them name nothing.
-    MUSTER_ALLOW_PICKLE=0 makes False the default for the whole job, and refuses True.
+    functions: the functions and classes that calls and answers of other workers may name here, all
+    of modules: functions to be called, classes of arguments and results, classes whose public
+    methods may be called through an RRef. Anything else is refused where it is read. Tensors,
+    numbers, text, containers of them, RRefs and operators by name need not be listed. allow_pickle:
+    True, the default where functions is None, lets them name anything that this worker can import,
+    as torch does; False without functions lets them name nothing. MUSTER_ALLOW_PICKLE=0 makes False
+    the default for the whole job, and refuses True.
 
-    Raises DistArgumentError where RPC is running already, two workers take one name or these two contradict each other, DistStoreError
-    naming the ranks that did not come.
+    Raises DistArgumentError where RPC is running already, two workers take one name or these two
+    contradict each other, DistStoreError naming the ranks that did not come.
     """
     in_force.enter(policy_of(allow_pickle, functions))
     try:
@@ -106,14 +111,18 @@ def init_rpc(
 
 
 def allow_operator(name):
-    """Lets other workers call an operator of torch by name here that does more than compute tensors, or one of a library of your own
-    ("mylib::scale"), for the life of the process. Raises DistArgumentError where torch has no such operator."""
+    """Lets other workers call an operator of torch by name here that does more than compute
+    tensors, or one of a library of your own ("mylib::scale"), for the life of the process. Raises
+    DistArgumentError where torch has no such operator.
+    """
     _C._allow_operator(name)
 
 
 def shutdown(graceful=True, timeout=0):
-    """Ends RPC of this worker. Graceful: waits until all workers have called it and nothing is under way anywhere, `timeout` seconds at
-    most (0: for ever); then raises DistBackendError naming the workers that it waits for. Otherwise ends at once."""
+    """Ends RPC of this worker. Graceful: waits until all workers have called it and nothing is
+    under way anywhere, `timeout` seconds at most (0: for ever); then raises DistBackendError naming
+    the workers that it waits for. Otherwise ends at once.
+    """
     _C._shutdown_rpc(graceful, timeout)
     in_force.leave()
 
@@ -147,31 +156,37 @@ def _call(func, args, kwargs):
     if isinstance(func, str):
         if kwargs:
             raise _C.DistArgumentError(
-                f"{func!r} is called by its name, and takes no keyword arguments: {', '.join(kwargs)}"
+                f"{func!r} is called by its name, and takes no keyword arguments: "
+                f"{', '.join(kwargs)}"
             )
         return arguments, func
     if not callable(func):
         raise _C.DistArgumentError(
-            f"a call needs a function, or the name of one of C++'s or of torch's operators, not {func!r}"
+            "a call needs a function, or the name of one of C++'s or of torch's operators, not "
+            f"{func!r}"
         )
     return (func, arguments, {} if kwargs is None else kwargs), name_of(func)
 
 
 def rpc_sync(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
-    """What `func(*args, **kwargs)` returns, run by worker `to` (a name, rank or WorkerInfo); raises what it raises.
+    """What `func(*args, **kwargs)` returns, run by worker `to` (a name, rank or WorkerInfo); raises
+    what it raises.
 
-    func: a callable that both workers can import, a TorchScript function, or text: one of torch's operators ("aten::add"), or of the
-    functions that are registered in C++ there. timeout: seconds; 0: never, -1: get_rpc_timeout(). Arguments are the callee's own copies.
-    Exceptions come as their type where it is known here, with the worker in the text, its traceback as a note, and the attributes `worker`,
-    `worker_id`, `remote_type`, `remote_text`, `remote_traceback`. DistBackendError where the time is over (`timed out`) or the worker is
-    lost (`peer failed`).
+    func: a callable that both workers can import, a TorchScript function, or text: one of torch's
+    operators ("aten::add"), or of the functions that are registered in C++ there. timeout: seconds;
+    0: never, -1: get_rpc_timeout(). Arguments are the callee's own copies. Exceptions come as their
+    type where it is known here, with the worker in the text, its traceback as a note, and the
+    attributes `worker`, `worker_id`, `remote_type`, `remote_text`, `remote_traceback`.
+    DistBackendError where the time is over (`timed out`) or the worker is lost (`peer failed`).
     """
     arguments, name = _call(func, args, kwargs)
     return _C._rpc_sync(to, func, arguments, name, timeout)
 
 
 def rpc_async(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
-    """rpc_sync without waiting: a torch.futures.Future of the result. Arguments are read before it returns: later changes do not show."""
+    """rpc_sync without waiting: a torch.futures.Future of the result. Arguments are read before it
+    returns: later changes do not show.
+    """
     arguments, name = _call(func, args, kwargs)
     future = Future()
     started = _C._rpc_async(to, func, arguments, name, timeout, future)
@@ -181,7 +196,9 @@ def rpc_async(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
 
 
 def remote(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
-    """Has worker `to` run `func(*args, **kwargs)` and keep the result: an RRef to it, at once. What goes wrong is raised by its to_here()."""
+    """Has worker `to` run `func(*args, **kwargs)` and keep the result: an RRef to it, at once. What
+    goes wrong is raised by its to_here().
+    """
     arguments, name = _call(func, args, kwargs)
     return _C._remote(to, func, arguments, name, timeout)
 

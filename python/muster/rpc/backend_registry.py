@@ -1,4 +1,6 @@
-"""torch.distributed.rpc.backend_registry's names. There is one agent, muster's own, under two names."""
+"""torch.distributed.rpc.backend_registry's names. There is one agent, muster's own, under two
+names.
+"""
 
 from .. import _C
 from .._C import BackendType, RpcBackendOptions
@@ -14,17 +16,23 @@ __all__ = [
 
 
 def backend_registered(backend_name):
-    """Whether init_rpc knows an agent of that name: `NATIVE` and `TENSORPIPE`, which is another name of it."""
+    """Whether init_rpc knows an agent of that name: `NATIVE` and `TENSORPIPE`, which is another
+    name of it.
+    """
     return backend_name in ("NATIVE", "TENSORPIPE")
 
 
 def register_backend(backend_name, construct_rpc_backend_options_handler, init_backend_handler):
-    """Raises RuntimeError for a name that is taken, as torch does, and NotImplementedError for others."""
+    """Raises RuntimeError for a name that is taken, as torch does, and NotImplementedError for
+    others.
+    """
     if backend_registered(backend_name):
         raise RuntimeError(f"RPC backend {backend_name}: already registered")
     raise NotImplementedError(
-        f"register_backend: muster.rpc has no agents beside its own, so none can be made by {init_backend_handler!r}: init_rpc takes "
-        "RpcBackendOptions for what can be chosen, and torch.distributed.rpc has agents of torch's kind"
+        "register_backend: muster.rpc has no agents beside its own, so none can be made by "
+        f"{init_backend_handler!r}: init_rpc takes "
+        "RpcBackendOptions for what can be chosen, and torch.distributed.rpc has agents of torch's "
+        "kind"
     )
 
 
@@ -34,7 +42,9 @@ def construct_rpc_backend_options(
     init_method=DEFAULT_INIT_METHOD,
     **kwargs,
 ):
-    """RpcBackendOptions: the rest are its other arguments. Raises ValueError (DistArgumentError) for another backend."""
+    """RpcBackendOptions: the rest are its other arguments. Raises ValueError (DistArgumentError)
+    for another backend.
+    """
     name = getattr(backend, "name", backend)
     if not backend_registered(name):
         raise _C.DistArgumentError(
@@ -44,7 +54,9 @@ def construct_rpc_backend_options(
 
 
 def init_backend(backend, *args, **kwargs):
-    """`init_rpc`, as torch's agents are started: store, name, rank, world_size, rpc_backend_options by name."""
+    """`init_rpc`, as torch's agents are started: store, name, rank, world_size, rpc_backend_options
+    by name.
+    """
     from . import init_rpc
 
     init_rpc(kwargs.pop("name"), backend, *args, **kwargs)

@@ -4,8 +4,10 @@ import functools
 
 
 def async_execution(fn):
-    """Marks a function that returns a torch.futures.Future: its thread is free at once, and the caller gets the future's value when it is
-    done. The inner one where it is combined with @staticmethod or @classmethod."""
+    """Marks a function that returns a torch.futures.Future: its thread is free at once, and the
+    caller gets the future's value when it is done. The inner one where it is combined with
+    @staticmethod or @classmethod.
+    """
 
     @functools.wraps(fn)
     def wrapper(*args, **kwargs):

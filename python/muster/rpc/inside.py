@@ -1,7 +1,9 @@
-"""What calls between workers are made of on Python's side: pickles, functions that others ask for, exceptions, futures.
+"""What calls between workers are made of on Python's side: pickles, functions that others ask for,
+exceptions, futures.
 
-A pickle can run code. What is read here came over a link whose other end has proved the job's secret before anything of it was read; what
-it may name where init_rpc was told so is bounded (policy.py).
+A pickle can run code. What is read here came over a link whose other end has proved the job's
+secret before anything of it was read; what it may name where init_rpc was told so is bounded
+(policy.py).
 """
 
 import functools
@@ -19,7 +21,8 @@ from .policy import BoundedUnpickler, in_force
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
-# ---- pickles: tensors and references travel beside them --------------------------------------------------------------
+# ---- pickles: tensors and references travel beside them
+# --------------------------------------------------------------
 
 
 def _tensor(position):
@@ -80,7 +83,8 @@ def _beside(tensors, references):
         tensor = tensors[position]
         if isinstance(tensor, torch.nn.Parameter):
             return tensor  # of this worker, for a value that is made here
-        # In a context of distributed autograd it has come out of an operation: gradients go back to the parameter itself.
+        # In a context of distributed autograd it has come out of an operation: gradients go back to
+        # the parameter itself.
         return (
             tensor
             if tensor.grad_fn is not None
@@ -97,7 +101,8 @@ def _beside(tensors, references):
 class _Unpickler(pickle.Unpickler):
     def __init__(self, data, tensors, references):
         super().__init__(io.BytesIO(data))
-        # Nothing that knows this object: references go when it does, not when Python looks for cycles.
+        # Nothing that knows this object: references go when it does, not when Python looks for
+        # cycles.
         self._own = _beside(tensors, references)
 
     def find_class(self, module, name):
@@ -117,8 +122,8 @@ def _allowed_operator(path, overload):
     return getattr(packet, overload)
 
 
-# What muster's own modules ask of other workers, whatever those let programs call: they make objects of classes that the caller names,
-# which are bounded as all are.
+# What muster's own modules ask of other workers, whatever those let programs call: they make
+# objects of classes that the caller names, which are bounded as all are.
 _OF_MUSTER = {
     __name__: ["call_method"],
     "muster.nn.api.remote_module": ["_make", "_forward", "_parameters"],
@@ -164,7 +169,8 @@ def loads(data, tensors, references):
         ) from error
 
 
-# ---- functions that other workers ask for ----------------------------------------------------------------------------
+# ---- functions that other workers ask for
+# ----------------------------------------------------------------------------
 
 LATER = object()
 
@@ -181,7 +187,9 @@ _ENUMERATORS = ("ScalarType", "Layout", "MemoryFormat")
 
 
 def _check_enumerators(operator, arguments, named):
-    """Refuses numbers in place of a dtype, a layout or a memory format: torch looks them up in tables without checking."""
+    """Refuses numbers in place of a dtype, a layout or a memory format: torch looks them up in
+    tables without checking.
+    """
     if isinstance(operator, torch._ops.OpOverload):
         overloads = [operator]
     else:
@@ -192,7 +200,8 @@ def _check_enumerators(operator, arguments, named):
             kind = str(argument.real_type).removeprefix("Optional[").rstrip("]")
             if kind in _ENUMERATORS and type(value) is int:
                 raise TypeError(
-                    f"{operator}: {argument.name} is {value}; give a torch.dtype, torch.layout or torch.memory_format"
+                    f"{operator}: {argument.name} is {value}; give a torch.dtype, torch.layout or "
+                    "torch.memory_format"
                 )
 
 
@@ -206,7 +215,8 @@ def serve(data, tensors, references, answer):
         and not in_force.policy.may_call(function)
     ):
         raise PermissionError(
-            f"{name_of(function)} is not among what other workers may call here: give it to init_rpc(functions=[...]) on this worker"
+            f"{name_of(function)} is not among what other workers may call here: give it to "
+            "init_rpc(functions=[...]) on this worker"
         )
     if in_force.policy is not None and isinstance(function, _OPERATORS):
         _check_enumerators(function, arguments, named)
@@ -218,7 +228,8 @@ def serve(data, tensors, references, answer):
         return result
     if not isinstance(result, torch._C.Future):  # what `then` gives is no torch.futures.Future
         raise TypeError(
-            f"a function under async_execution must return a torch.futures.Future, not {type(result).__name__}"
+            "a function under async_execution must return a torch.futures.Future, not "
+            f"{type(result).__name__}"
         )
 
     def finish(future):
@@ -237,8 +248,10 @@ def check_method(value, name):
     """Raises PermissionError unless other workers may call this method of `value` here."""
     if in_force.policy is not None and not in_force.policy.may_call_method(value, name):
         raise PermissionError(
-            f"{type(value).__qualname__}.{name} is not among what other workers may call here: those are the public methods that the classes "
-            "listed by init_rpc(functions=[...]) on this worker define themselves, and inherited ones that are listed"
+            f"{type(value).__qualname__}.{name} is not among what other workers may call here: "
+            "those are the public methods that the classes "
+            "listed by init_rpc(functions=[...]) on this worker define themselves, and inherited "
+            "ones that are listed"
         )
 
 
@@ -252,7 +265,9 @@ def call_method(reference, name, arguments, named):
 
 
 class RRefProxy:
-    """Methods of an RRef's value, run by its owner: what `rref.rpc_sync()`, `rref.rpc_async()` and `rref.remote()` give."""
+    """Methods of an RRef's value, run by its owner: what `rref.rpc_sync()`, `rref.rpc_async()` and
+    `rref.remote()` give.
+    """
 
     def __init__(self, rref, way, timeout):
         self._call = functools.partial(
@@ -275,7 +290,7 @@ def name_of(function):
     )
 
 
-# ---- exceptions ------------------------------------------------------------------------------------------------------
+# ---- exceptions
 
 
 def _full_name(kind):
@@ -283,7 +298,9 @@ def _full_name(kind):
 
 
 def describe(error):
-    """(type, text, traceback, ranks, code) of an exception; the last two of muster's own, else None."""
+    """(type, text, traceback, ranks, code) of an exception; the last two of muster's own, else
+    None.
+    """
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
@@ -304,7 +321,9 @@ def describe(error):
 
 
 def _class_of(name):
-    """The exception class of that full name, in a module that is imported already: an answer imports nothing. None where there is none."""
+    """The exception class of that full name, in a module that is imported already: an answer
+    imports nothing. None where there is none.
+    """
     if "::" in name or "." not in name:
         return None  # of C++'s
     parts = name.split(".")
@@ -320,7 +339,9 @@ def _class_of(name):
 
 
 def error(fallback, worker, worker_id, kind, text, trace):
-    """The exception to raise here for one that was raised on `worker`; `fallback` where its type is not known here."""
+    """The exception to raise here for one that was raised on `worker`; `fallback` where its type is
+    not known here.
+    """
     known = _class_of(kind)
     made = fallback
     if known is not None:
@@ -345,16 +366,20 @@ def error(fallback, worker, worker_id, kind, text, trace):
     return made
 
 
-# ---- futures ---------------------------------------------------------------------------------------------------------
+# ---- futures
 
 
 class Future(torch.futures.Future):
-    """What rpc_async returns: a torch.futures.Future. Whoever waits for it works off this worker's messages meanwhile."""
+    """What rpc_async returns: a torch.futures.Future. Whoever waits for it works off this worker's
+    messages meanwhile.
+    """
 
     _call = None
 
     def wait(self):
-        """Returns the result; raises what the function over there has raised, or why there is no answer."""
+        """Returns the result; raises what the function over there has raised, or why there is no
+        answer.
+        """
         if self._call is not None and not self.done():
             self._call.wait()
         return super().wait()

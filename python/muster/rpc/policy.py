@@ -1,7 +1,9 @@
 """What calls and answers of other workers may name on this one.
 
-A pickle names classes and functions, and reading it calls them: whoever may send one runs code here. `init_rpc(functions=[...])` bounds
-that: then a call is still a pickle, but one that can name nothing but those functions and classes, and values that do no harm.
+A pickle names classes and functions, and reading it calls them: whoever may send one runs code
+here. `init_rpc(functions=[...])` bounds
+that: then a call is still a pickle, but one that can name nothing but those functions and classes,
+and values that do no harm.
 """
 
 import collections
@@ -14,7 +16,8 @@ import torch
 from .. import _C
 from ..objects import pickles_are_refused
 
-# Values that arguments and results are made of besides tensors, numbers, text, lists, tuples, dicts and None.
+# Values that arguments and results are made of besides tensors, numbers, text, lists, tuples, dicts
+# and None.
 _HARMLESS = {
     (kind.__module__, kind.__qualname__): kind
     for kind in (
@@ -53,7 +56,9 @@ _OWNERS = {
 
 
 class Policy:
-    """Names that may be used, by (module, qualified name). Immutable, and compared by what it allows."""
+    """Names that may be used, by (module, qualified name). Immutable, and compared by what it
+    allows.
+    """
 
     def __init__(self, functions):
         self.named, self.members = {}, []
@@ -71,7 +76,8 @@ class Policy:
                 continue
             if name is None or "<" in name or getattr(each, "__module__", None) is None:
                 raise _C.DistArgumentError(
-                    f"init_rpc: functions has {each!r}, which other workers cannot name: give functions and classes of a module"
+                    f"init_rpc: functions has {each!r}, which other workers cannot name: give "
+                    "functions and classes of a module"
                 )
             self.named[(each.__module__, name)] = each
 
@@ -82,7 +88,9 @@ class Policy:
         )
 
     def may_call(self, function):
-        """Functions and classes that are listed, and torch's operators, which were looked at when they were read."""
+        """Functions and classes that are listed, and torch's operators, which were looked at when
+        they were read.
+        """
         return (
             any(function is each for each in self.named.values())
             or function in self.members
@@ -90,8 +98,9 @@ class Policy:
         )
 
     def may_call_method(self, value, name):
-        """Public methods that a listed class defines itself, and inherited ones that are listed: those of large base classes, such as
-        torch.nn.Module.compile, can be made to run anything."""
+        """Public methods that a listed class defines itself, and inherited ones that are listed:
+        those of large base classes, such as torch.nn.Module.compile, can be made to run anything.
+        """
         if (
             type(value) not in self.named.values()
             or not isinstance(name, str)
@@ -104,10 +113,12 @@ class Policy:
 
 
 class BoundedUnpickler(pickle._Unpickler):
-    """Reads pickles that name a policy's functions and classes, harmless values, `makers` and `readable`, and nothing else.
+    """Reads pickles that name a policy's functions and classes, harmless values, `makers` and
+    `readable`, and nothing else.
 
-    makers: functions by (module, name) that the pickle may call while it is read. readable: functions that it may name only, as it may
-    name the policy's. The interpreter's own unpickler would let any object that was read be called or changed."""
+    makers: functions by (module, name) that the pickle may call while it is read. readable:
+    functions that it may name only, as it may name the policy's. The interpreter's own unpickler
+    would let any object that was read be called or changed."""
 
     def __init__(self, data, policy, makers, readable):
         super().__init__(io.BytesIO(data))
@@ -120,7 +131,8 @@ class BoundedUnpickler(pickle._Unpickler):
         if (module, name) == ("builtins", "getattr"):
             return self._member
         raise pickle.UnpicklingError(
-            f"{module}.{name} is not among what other workers may name here: give it to init_rpc(functions=[...]) on this worker"
+            f"{module}.{name} is not among what other workers may name here: give it to "
+            "init_rpc(functions=[...]) on this worker"
         )
 
     def _member(self, owner, name):
@@ -129,7 +141,8 @@ class BoundedUnpickler(pickle._Unpickler):
         )
         if found is None or found not in self._policy.members:
             raise pickle.UnpicklingError(
-                f"{getattr(owner, '__qualname__', owner)}.{name} is not among what other workers may name here: give it to "
+                f"{getattr(owner, '__qualname__', owner)}.{name} is not among what other workers "
+                "may name here: give it to "
                 "init_rpc(functions=[...]) on this worker"
             )
         return found
@@ -257,12 +270,14 @@ def policy_of(allow_pickle, functions):
         allow_pickle = functions is None and not pickles_are_refused()
     elif allow_pickle and pickles_are_refused():
         raise _C.DistArgumentError(
-            "init_rpc: allow_pickle is True, and MUSTER_ALLOW_PICKLE=0 refuses pickles for the whole job"
+            "init_rpc: allow_pickle is True, and MUSTER_ALLOW_PICKLE=0 refuses pickles for the "
+            "whole job"
         )
     if allow_pickle:
         if functions is not None:
             raise _C.DistArgumentError(
-                "init_rpc: functions bound what other workers may name here, which nothing does with allow_pickle=True; give one of them"
+                "init_rpc: functions bound what other workers may name here, which nothing does "
+                "with allow_pickle=True; give one of them"
             )
         return None
     return Policy(functions or ())

@@ -1,9 +1,11 @@
-"""muster's engine as a backend of stock torch: `import muster.torch`, then `torch.distributed.init_process_group("muster")`.
+"""muster's engine as a backend of stock torch: `import muster.torch`, then
+`torch.distributed.init_process_group("muster")`.
 
-An installed muster needs no import: torch finds the backend by its entry point when the name is first used. `replace_gloo()` is for
-programs whose backend name is fixed; `python -m muster.torch program.py`, `muster run --replace-gloo` and MUSTER_REPLACE_GLOO=1 do it for
-programs that are not to be edited. CUDA tensors travel through pinned memory of the host.
-docs/user/torch-backend.md has the details.
+An installed muster needs no import: torch finds the backend by its entry point when the name is
+first used. `replace_gloo()` is for programs whose backend name is fixed; `python -m muster.torch
+program.py`, `muster run --replace-gloo` and MUSTER_REPLACE_GLOO=1 do it for programs that are not
+to be edited. CUDA tensors travel through pinned memory of the host. docs/user/torch-backend.md has
+the details.
 """
 
 import atexit
@@ -30,7 +32,9 @@ _CUSTOM = _dist.ProcessGroup.BackendType.CUSTOM
 
 
 def _lend_buckets():
-    """Lets DDP take its buckets' memory from the backend, which torch leaves off by default. Not where a GPU's backend would lend too."""
+    """Lets DDP take its buckets' memory from the backend, which torch leaves off by default. Not
+    where a GPU's backend would lend too.
+    """
     if _gpus() == 0:
         os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
 
@@ -55,7 +59,9 @@ def _create(name):
 
 
 def register():
-    """Makes `muster` a backend of torch.distributed. Importing this module does it; torch calls it by the entry point."""
+    """Makes `muster` a backend of torch.distributed. Importing this module does it; torch calls it
+    by the entry point.
+    """
     if "MUSTER" not in _dist.Backend._plugins:
         _dist.Backend.register_backend(
             "muster", _create("muster"), extended_api=True, devices=["cpu", "cuda"]
@@ -68,7 +74,9 @@ def register():
 
 
 def _shrunk_as_custom(create):
-    """torch takes what is left of any group of CPU tensors for its own Gloo, and DDP then reads it as one."""
+    """torch takes what is left of any group of CPU tensors for its own Gloo, and DDP then reads it
+    as one.
+    """
 
     @functools.wraps(create)
     def created(backend, remaining_ranks, metadata, is_default_group):
@@ -88,10 +96,12 @@ def _shrunk_as_custom(create):
 
 
 def replace_gloo():
-    """From now on torch.distributed's backend `gloo` is muster's engine, in this process. Call it before init_process_group.
+    """From now on torch.distributed's backend `gloo` is muster's engine, in this process. Call it
+    before init_process_group.
 
-    `torch.distributed.ProcessGroupGloo` is then `ProcessGroupMuster`. What DDP logs (`_get_ddp_logging_data`) reads as on gloo with its
-    default options. Called again it does nothing.
+    `torch.distributed.ProcessGroupGloo` is then `ProcessGroupMuster`. What DDP logs
+    (`_get_ddp_logging_data`) reads as on gloo with its default options. Called again it does
+    nothing.
     """
     if getattr(_dist, "ProcessGroupGloo", None) is ProcessGroupMuster:
         return
@@ -105,12 +115,15 @@ def replace_gloo():
     )
     _DDP._get_ddp_logging_data = _logged_as_gloo(_DDP._get_ddp_logging_data)
     _dist.ProcessGroup._register_backend = _never_as_gloo(_dist.ProcessGroup._register_backend)
-    # In torch.distributed only: what stands beside it in distributed_c10d is for torch's own wrapper, which takes no other class.
+    # In torch.distributed only: what stands beside it in distributed_c10d is for torch's own
+    # wrapper, which takes no other class.
     _dist.ProcessGroupGloo = ProcessGroupMuster
 
 
 def replace_gloo_if_asked():
-    """`replace_gloo()` where MUSTER_REPLACE_GLOO asks for it, in this process and in those that multiprocessing spawns."""
+    """`replace_gloo()` where MUSTER_REPLACE_GLOO asks for it, in this process and in those that
+    multiprocessing spawns.
+    """
     if os.environ.get("MUSTER_REPLACE_GLOO", "").lower() not in ("1", "true", "yes", "on"):
         return
     replace_gloo()
@@ -132,7 +145,9 @@ def _importing_this(command_line):
 
 
 def _never_as_gloo(register_backend):
-    """Programs register what they take for a ProcessGroupGloo as one; torch's C++ would then read it as one."""
+    """Programs register what they take for a ProcessGroupGloo as one; torch's C++ would then read
+    it as one.
+    """
 
     @functools.wraps(register_backend)
     def registered(group, device, kind, backend=None):
@@ -147,7 +162,9 @@ def _never_as_gloo(register_backend):
 
 
 def _on_the_cpu(device_of):
-    """torch asks where objects that a group sends are to lie, and takes a bare backend only if it is its own Gloo."""
+    """torch asks where objects that a group sends are to lie, and takes a bare backend only if it
+    is its own Gloo.
+    """
 
     @functools.wraps(device_of)
     def object_device(group=None):
@@ -172,8 +189,8 @@ def _logged_as_gloo(logging_data):
 
 @atexit.register
 def _leave():
-    # A program that ended without destroy_process_group: others may still read what this rank has sent. After an error nobody waits:
-    # the others are told of it (_failure.py).
+    # A program that ended without destroy_process_group: others may still read what this rank has
+    # sent. After an error nobody waits: the others are told of it (_failure.py).
     if not hasattr(sys, "last_type"):
         _C.leave_torch_job(datetime.timedelta(seconds=10))
 

@@ -1,4 +1,6 @@
-"""`python -m muster.torch program.py [arguments]`, or `-m module [arguments]`: runs the program with muster's engine as backend `gloo`."""
+"""`python -m muster.torch program.py [arguments]`, or `-m module [arguments]`: runs the program
+with muster's engine as backend `gloo`.
+"""
 
 import os
 import runpy
@@ -6,7 +8,10 @@ import sys
 
 import muster.torch
 
-USAGE = "usage: python -m muster.torch program.py [arguments]\n       python -m muster.torch -m module [arguments]\n"
+USAGE = (
+    "usage: python -m muster.torch program.py [arguments]\n"
+    "       python -m muster.torch -m module [arguments]\n"
+)
 
 
 def main(words):

@@ -13,14 +13,19 @@ constexpr double kWidth = 1000;          // of a timeline, in its own units
 constexpr std::size_t kRowsShown = 200;  // calls in a rank's table and bars on its line
 
 constexpr const char* kHead = R"(<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>muster trace</title>
 <style>
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em; color: #222; background: #fff }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em;
+  color: #222; background: #fff }
 h1 { font-size: 1.4em } h2 { font-size: 1.1em; margin-bottom: .2em }
-table { border-collapse: collapse; font-size: .85em } td, th { text-align: left; padding: .15em .8em .15em 0; border-bottom: 1px solid #ddd }
-svg { width: 100%; height: auto; background: #f4f4f4 } .completed { fill: #4a7fb5 } .failed { fill: #c0392b } .open { fill: #e6a23c }
-text { font-size: 12px; fill: #222 } .behind { color: #c0392b } p.small { font-size: .85em; color: #555 }
+table { border-collapse: collapse; font-size: .85em }
+td, th { text-align: left; padding: .15em .8em .15em 0; border-bottom: 1px solid #ddd }
+svg { width: 100%; height: auto; background: #f4f4f4 }
+.completed { fill: #4a7fb5 } .failed { fill: #c0392b } .open { fill: #e6a23c }
+text { font-size: 12px; fill: #222 } .behind { color: #c0392b }
+p.small { font-size: .85em; color: #555 }
 </style></head><body>
 )";
 

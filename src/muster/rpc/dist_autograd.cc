@@ -175,7 +175,6 @@ void DistAutograd::on_loss(int worker) {
 }
 
 // ---- what calls leave
-// ------------------------------------------------------------------------------------------------
 
 void DistAutograd::record_send(AutogradContext& context, int to, Parcel& parcel) {
   autograd::edge_list edges;
@@ -254,7 +253,6 @@ std::function<void()> keep_autograd_context(std::function<void()> task) {
 }
 
 // ---- backward
-// --------------------------------------------------------------------------------------------------------
 
 void DistAutograd::backward(std::int64_t id, const std::vector<at::Tensor>& roots,
                             bool retain_graph, dist_autograd::Mode mode,
@@ -341,7 +339,6 @@ void DistAutograd::on_release(const Request& request) {
 }
 
 // ---- of RRefs
-// --------------------------------------------------------------------------------------------------------
 
 namespace {
 

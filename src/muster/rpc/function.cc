@@ -92,7 +92,6 @@ void too_long(std::string_view function) {
 }  // namespace detail
 
 // ---- the registry
-// ----------------------------------------------------------------------------------------------------
 
 namespace {
 

@@ -166,7 +166,6 @@ TEST(RpcIntroductionFuzz, DamagedOnesAreRefusedOrHarmless) {
 }
 
 // ---- a whole worker, and a peer of its job that has lost its mind
-// --------------------------------------------------------------------
 
 /// Messages of every kind, each good but for the damage that is done to it later.
 class Mind {

@@ -144,7 +144,6 @@ void check_not_open() {
 }  // namespace
 
 // ---- scopes
-// ----------------------------------------------------------------------------------------------------------
 
 const std::shared_ptr<RpcScope>& RpcScope::current() { return bound ? bound : of_process(); }
 RpcScope::Binding::Binding(std::shared_ptr<RpcScope> scope)
@@ -189,7 +188,6 @@ std::shared_ptr<Agent> current_agent(std::string_view caller) {
 }
 
 // ---- backends
-// --------------------------------------------------------------------------------------------------------
 
 BackendType::BackendType(std::string_view name) : name_(upper(name)) {
   auto& all = backends();
@@ -224,7 +222,6 @@ std::vector<std::function<void(Agent&)>>& extensions() {
 }
 
 // ---- life
-// ------------------------------------------------------------------------------------------------------------
 
 void init_rpc(const std::string& name, const InitRpcOptions& options) {
   check_not_open();

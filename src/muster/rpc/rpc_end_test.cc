@@ -22,7 +22,6 @@ using muster::testing::kMemoryTells;
 using muster::testing::memory_in_use;
 
 // ---- N4: the end
-// -----------------------------------------------------------------------------------------------------
 
 // spec: N4 `shutdown(graceful=True)` drains user references and waits for all
 TEST(Rpc, GracefulShutdownWaitsForWhatIsUnderWay) {
@@ -148,7 +147,6 @@ TEST(Rpc, NoThreadIsAnErrorOfTheCall) {
 }
 
 // ---- N6: failures
-// ----------------------------------------------------------------------------------------------------
 
 // spec: N6 pipes open when first needed; a failed peer closes only its own
 TEST(Rpc, ADeadWorkerFailsExactlyItsCalls) {

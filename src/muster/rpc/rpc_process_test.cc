@@ -162,7 +162,6 @@ TEST(RpcProcess, AWrongSecretIsRefused) {
 }
 
 // ---- many calls
-// ------------------------------------------------------------------------------------------------------
 
 /// Calls of random sizes and kinds to one worker. What comes back is compared with what was sent;
 /// the first difference is kept.

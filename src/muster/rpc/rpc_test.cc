@@ -13,7 +13,6 @@ namespace {
 using namespace testing;
 
 // ---- N1, N5, N10, N11, N14
-// -------------------------------------------------------------------------------------------
 
 // spec: N1 blocks until all joined; names are unique
 TEST(Rpc, InitJoinsAllOverAStoreAndNamesAreUnique) {
@@ -77,7 +76,6 @@ TEST(Rpc, CallsBeforeInitSayWhatToDo) {
 }
 
 // ---- N2, N10: calls
-// --------------------------------------------------------------------------------------------------
 
 // spec: N2 rpc_sync, rpc_async (to: name, rank or WorkerInfo)
 // spec: N10 rpc_sync, rpc_async, remote: (to, func, args=None, kwargs=None, timeout=-1.0), seconds
@@ -314,7 +312,6 @@ TEST(Rpc, FunctionsDoNotSeeTheSettingsOfWhoeverWaits) {
 }
 
 // ---- N3, N12: tensors
-// ------------------------------------------------------------------------------------------------
 
 // spec: N3 Tensors keep shape, stride and dtype
 TEST(Rpc, TensorsKeepShapeStrideAndType) {
@@ -409,7 +406,6 @@ TEST(Rpc, SmallCallsPassLargeOnes) {
 }
 
 // ---- N8: async_execution
-// ---------------------------------------------------------------------------------------------
 
 // spec: N8 the callee returns a future and frees its thread
 TEST(Rpc, AFunctionThatReturnsAFutureFreesItsThread) {

@@ -103,7 +103,6 @@ class SimRankFace final : public SimRank {
 }  // namespace
 
 // ---- the job
-// -------------------------------------------------------------------------------------------------------
 
 SimJob::SimJob(const SimOptions& options)
     : options_(options),

@@ -14,7 +14,6 @@ namespace muster::transport {
 namespace {
 
 // ---- credit
-// ----------------------------------------------------------------------------------------------------------
 
 TEST(ChannelCredit, SmallMessagesAskOnceTheCreditIsSpent) {
   ScriptedJob job;
@@ -128,7 +127,6 @@ TEST(ChannelCredit, DroppedMessagesGiveTheirCreditBack) {
 }
 
 // ---- taking back
-// -----------------------------------------------------------------------------------------------------
 
 TEST(ChannelCancel, AReceiveThatHasBegunDrains) {
   ScriptedJob job;
@@ -194,7 +192,6 @@ TEST(ChannelCancel, AReceiveWhoseMessageIsTakenBackSaysSo) {
 }
 
 // ---- opening and closing
-// ---------------------------------------------------------------------------------------------
 
 TEST(ChannelLife, MessagesWaitForTheirChannel) {
   ScriptedJob job(3);

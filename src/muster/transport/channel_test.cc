@@ -34,7 +34,6 @@ class PlainRules final : public FingerprintRules {
 };
 
 // ---- matching
-// --------------------------------------------------------------------------------------------------------
 
 // spec: E1 order messages of one tag between two ranks keep their order, small and large mixed
 TEST(Channel, MessagesOfOneTagKeepTheirOrder) {
@@ -177,7 +176,6 @@ TEST(Channel, RefusesMembersThatAreNotThere) {
 }
 
 // ---- the wire
-// --------------------------------------------------------------------------------------------------------
 
 TEST(Channel, AWholeExchangeSurvivesEveryCut) {
   const std::string payload = pattern(1000, 1);
@@ -372,7 +370,6 @@ TEST(ChannelFuzz, SurvivesFramesThatMakeNoSense) {
 }
 
 // ---- calls
-// -----------------------------------------------------------------------------------------------------------
 
 // spec: F18 different calls whoever sees two members' calls disagree tells all, naming both calls
 // and ranks

@@ -34,7 +34,6 @@ std::size_t count(const std::vector<Frame>& frames, FrameKind kind) {
 }
 
 // ---- the end of a stream
-// ---------------------------------------------------------------------------------------------
 
 TEST(StreamEnd, IsHeldForACauseThenBlamedOnThePeer) {
   ScriptedJob job(3);
@@ -294,7 +293,6 @@ TEST(StreamEnd, OfANeighbourThatHasLeftUnseenDisturbsNobody) {
 }
 
 // ---- proof of a death
-// ------------------------------------------------------------------------------------------------
 
 TEST(Death, FailsEveryChannelOfThatRankAndNoOther) {
   ScriptedJob job(4);
@@ -524,7 +522,6 @@ TEST(News, OfAChannelThatIsOpenedLaterArePassedOnThen) {
 }
 
 // ---- heartbeats
-// ------------------------------------------------------------------------------------------------------
 
 /// Lets time pass in beats, answering for the peers in `alive`.
 void beat(ScriptedJob& job, Duration time, std::set<int> alive) {

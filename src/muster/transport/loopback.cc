@@ -281,7 +281,6 @@ class LoopbackConnector final : public Connector {
 };
 
 // ---- the hub
-// ---------------------------------------------------------------------------------------------------------
 
 std::unique_ptr<Connector> Hub::connector(int rank) {
   return std::make_unique<LoopbackConnector>(shared_from_this(), rank);

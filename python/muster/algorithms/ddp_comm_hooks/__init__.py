@@ -1,7 +1,9 @@
-"""torch.distributed.algorithms.ddp_comm_hooks' names: what happens to a bucket of gradients between backward and the optimizer.
+"""torch.distributed.algorithms.ddp_comm_hooks' names: what happens to a bucket of gradients between
+backward and the optimizer.
 
-`model.register_comm_hook(state, hook)`: hooks of these modules run in C++. One of your own is any callable `hook(state, bucket)` that starts
-the communication of a bucket and returns what `wait()` of gives the tensor for the optimizer: a `torch.futures.Future`, or `lazily(f)`.
+`model.register_comm_hook(state, hook)`: hooks of these modules run in C++. One of your own is any
+callable `hook(state, bucket)` that starts the communication of a bucket and returns what `wait()`
+of gives the tensor for the optimizer: a `torch.futures.Future`, or `lazily(f)`.
 """
 
 import enum
@@ -45,8 +47,9 @@ _RANKS_OF_POWER_SGD = {
 
 
 def register_ddp_comm_hook(comm_hook_type, model, state=None):
-    """`model.register_comm_hook` with the hook of that DDPCommHookType. state: the group to average over; None: the model's own. Raises
-    ValueError (DistArgumentError) for a second hook."""
+    """`model.register_comm_hook` with the hook of that DDPCommHookType. state: the group to average
+    over; None: the model's own. Raises ValueError (DistArgumentError) for a second hook.
+    """
     rank = _RANKS_OF_POWER_SGD.get(comm_hook_type)
     if rank is not None:
         state = powerSGD_hook.PowerSGDState(state, matrix_approximation_rank=rank)

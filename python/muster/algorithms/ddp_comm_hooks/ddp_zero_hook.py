@@ -6,9 +6,11 @@ __all__ = ["hook_with_zero_step", "hook_with_zero_step_interleaved"]
 
 
 def hook_with_zero_step(hook, ddp, zero, shard_buckets=False):
-    """The averaging that `hook` does, and each bucket's step as soon as it is averaged, while later buckets still travel: backward returns
-    with the new weights. `zero`: a ZeroRedundancyOptimizer made with overlap_with_ddp, over parameters of the model `ddp`. shard_buckets is
-    taken for torch's sake: parameters, not buckets, are divided. Raises ValueError (DistArgumentError) without overlap_with_ddp.
+    """The averaging that `hook` does, and each bucket's step as soon as it is averaged, while later
+    buckets still travel: backward returns with the new weights. `zero`: a ZeroRedundancyOptimizer
+    made with overlap_with_ddp, over parameters of the model `ddp`. shard_buckets is taken for
+    torch's sake: parameters, not buckets, are divided. Raises ValueError (DistArgumentError)
+    without overlap_with_ddp.
 
         ddp.register_comm_hook(None, hook_with_zero_step(allreduce_hook, ddp, zero))
     """

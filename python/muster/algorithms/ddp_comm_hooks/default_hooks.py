@@ -1,7 +1,8 @@
-"""Averaging, in the gradients' own dtype or in 16 bits. `state` is the group to average over; None: the model's own, which is what one
-wants.
+"""Averaging, in the gradients' own dtype or in 16 bits. `state` is the group to average over; None:
+the model's own, which is what one wants.
 
-Each hook can be registered, and called with (state, bucket) inside of one of your own: it then returns a `Lazily`.
+Each hook can be registered, and called with (state, bucket) inside of one of your own: it then
+returns a `Lazily`.
 """
 
 import torch

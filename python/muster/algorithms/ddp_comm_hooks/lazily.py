@@ -2,8 +2,9 @@
 
 
 class Lazily:
-    """What a communication hook may return in place of a future: `function()` runs at the first `wait()`, at backward's end and on its
-    thread, where it may communicate."""
+    """What a communication hook may return in place of a future: `function()` runs at the first
+    `wait()`, at backward's end and on its thread, where it may communicate.
+    """
 
     def __init__(self, function):
         self._function = function

@@ -8,8 +8,9 @@ __all__: list[str] = []
 
 
 class _OptimizerHookState:
-    """functional_optimizer: as `as_functional_optim` makes them, with a method step_param(parameter, gradient). params_to_optimize: those
-    that it steps; None: all."""
+    """functional_optimizer: as `as_functional_optim` makes them, with a method
+    step_param(parameter, gradient). params_to_optimize: those that it steps; None: all.
+    """
 
     def __init__(self, functional_optim, params=None):
         if not hasattr(functional_optim, "step_param"):
@@ -19,8 +20,10 @@ class _OptimizerHookState:
 
 
 class _OptimizersOfParameters:
-    """Those that torch.distributed.optim._apply_optimizer_in_backward gave to parameters, as one functional optimizer. They step once the
-    gradient is averaged; torch's own hooks of them, which step with each rank's own, are removed."""
+    """Those that torch.distributed.optim._apply_optimizer_in_backward gave to parameters, as one
+    functional optimizer. They step once the gradient is averaged; torch's own hooks of them, which
+    step with each rank's own, are removed.
+    """
 
     def __init__(self, parameters):
         from torch.distributed.optim.apply_optimizer_in_backward import (
@@ -46,7 +49,9 @@ class _OptimizersOfParameters:
 
 
 def _hook_then_optimizer(hook, optimizer_state):
-    """What `hook` does, and then the step of each parameter of the bucket with its averaged gradient."""
+    """What `hook` does, and then the step of each parameter of the bucket with its averaged
+    gradient.
+    """
 
     def with_step(state, bucket):
         pending = hook(state, bucket)

@@ -1,4 +1,6 @@
-"""Gradients averaged over all ranks at first, and over small groups later (post-local SGD, Lin et al., ICLR 2020)."""
+"""Gradients averaged over all ranks at first, and over small groups later (post-local SGD, Lin et
+al., ICLR 2020).
+"""
 
 import torch
 
@@ -10,9 +12,11 @@ __all__ = ["PostLocalSGDState", "post_localSGD_hook"]
 
 
 class PostLocalSGDState:
-    """process_group: of the first start_localSGD_iter passes; None: the model's own. subgroup: of those after; None: the ranks of this host,
-    in a group that the first of them makes, on every rank. post_local_gradient_allreduce=False: they average nothing. `iter` counts the
-    passes until then."""
+    """process_group: of the first start_localSGD_iter passes; None: the model's own. subgroup: of
+    those after; None: the ranks of this host, in a group that the first of them makes, on every
+    rank. post_local_gradient_allreduce=False: they average nothing. `iter` counts the passes until
+    then.
+    """
 
     __slots__ = [
         "process_group",
@@ -38,8 +42,10 @@ class PostLocalSGDState:
 
 
 def post_localSGD_hook(state, bucket):
-    """For `model.register_comm_hook(PostLocalSGDState(...), post_localSGD_hook)`, beside a model averager that brings the groups together
-    after the optimizer's step: `PostLocalSGDOptimizer` does both."""
+    """For `model.register_comm_hook(PostLocalSGDState(...), post_localSGD_hook)`, beside a model
+    averager that brings the groups together after the optimizer's step: `PostLocalSGDOptimizer`
+    does both.
+    """
     if state.iter < state.start_localSGD_iter:
         state.maybe_increase_iter(bucket)
         return allreduce_hook(state.process_group, bucket)

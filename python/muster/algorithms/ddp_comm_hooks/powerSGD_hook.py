@@ -1,4 +1,6 @@
-"""PowerSGD: two thin factors of each gradient matrix travel instead of the matrix (Vogels, Karimireddy, Jaggi, NeurIPS 2019)."""
+"""PowerSGD: two thin factors of each gradient matrix travel instead of the matrix (Vogels,
+Karimireddy, Jaggi, NeurIPS 2019).
+"""
 
 from muster import _C
 
@@ -10,12 +12,15 @@ __all__ = ["PowerSGDState", "powerSGD_hook", "batched_powerSGD_hook"]
 class PowerSGDState:
     """Settings, and what the hooks remember from pass to pass, for one model.
 
-    process_group: None is the model's own. matrix_approximation_rank: columns of the factors. start_powerSGD_iter: backward passes that
-    average everything first; at least 2 with error feedback or warm start. min_compression_rate: a matrix is sent whole unless its factors
-    are smaller by more than this. compression_stats_logging_frequency: backward passes between two lines in the log. Raises ValueError
-    (DistArgumentError) for a rank or a rate that is not positive.
+    process_group: None is the model's own. matrix_approximation_rank: columns of the factors.
+    start_powerSGD_iter: backward passes that average everything first; at least 2 with error
+    feedback or warm start. min_compression_rate: a matrix is sent whole unless its factors are
+    smaller by more than this. compression_stats_logging_frequency: backward passes between two
+    lines in the log. Raises ValueError (DistArgumentError) for a rank or a rate that is not
+    positive.
 
-    pickle and `copy` keep settings and memory, without the group: each rank saves and loads its own, for errors differ between ranks.
+    pickle and `copy` keep settings and memory, without the group: each rank saves and loads its
+    own, for errors differ between ranks.
     """
 
     def __init__(
@@ -94,10 +99,12 @@ class PowerSGDState:
 powerSGD_hook = NativeHook(
     "powerSGD_hook",
     lambda state: _C._powerSGD_hook(state._native),
-    "Each gradient of two or more dimensions as a matrix of its first dimension by the rest. `state`: a PowerSGDState.",
+    "Each gradient of two or more dimensions as a matrix of its first dimension by the rest. "
+    "`state`: a PowerSGDState.",
 )
 batched_powerSGD_hook = NativeHook(
     "batched_powerSGD_hook",
     lambda state: _C._batched_powerSGD_hook(state._native),
-    "Each bucket as one square matrix: quicker, and further from the gradients. `state`: a PowerSGDState.",
+    "Each bucket as one square matrix: quicker, and further from the gradients. `state`: a "
+    "PowerSGDState.",
 )

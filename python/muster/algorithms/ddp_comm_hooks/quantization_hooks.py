@@ -33,7 +33,8 @@ def _averaged(rows, group):
 
 
 def quantization_pertensor_hook(process_group, bucket):
-    """The average of what every rank rounds to one of 256 values between its bucket's least and greatest: a byte for each gradient.
+    """The average of what every rank rounds to one of 256 values between its bucket's least and
+    greatest: a byte for each gradient.
     process_group: None is the model's own."""
     group = bucket.group if process_group is None else process_group
     buffer = bucket.buffer()
@@ -41,7 +42,9 @@ def quantization_pertensor_hook(process_group, bucket):
 
 
 def quantization_perchannel_hook(process_group, bucket, bucket_size=512):
-    """The same, with a range of its own for each bucket_size gradients: closer where gradients of one bucket differ in size."""
+    """The same, with a range of its own for each bucket_size gradients: closer where gradients of
+    one bucket differ in size.
+    """
     group = bucket.group if process_group is None else process_group
     buffer = bucket.buffer()
 

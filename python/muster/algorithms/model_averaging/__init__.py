@@ -1,3 +1,5 @@
-"""torch.distributed.algorithms.model_averaging's names: parameters that are averaged now and then, instead of gradients in every pass."""
+"""torch.distributed.algorithms.model_averaging's names: parameters that are averaged now and then,
+instead of gradients in every pass.
+"""
 
 from . import averagers, hierarchical_model_averager, utils  # noqa: F401

@@ -15,7 +15,9 @@ __all__ = ["ModelAverager", "PeriodicModelAverager"]
 
 
 class ModelAverager(ABC):
-    """Averages parameters over `process_group` (None: the default group); `step` counts the calls, from 0."""
+    """Averages parameters over `process_group` (None: the default group); `step` counts the calls,
+    from 0.
+    """
 
     def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
         self.process_group = dist.group.WORLD if process_group is None else process_group
@@ -27,9 +29,11 @@ class ModelAverager(ABC):
 
 
 class PeriodicModelAverager(ModelAverager):
-    """Every `period`th call averages, from the call of number `warmup_steps` on; until then gradients are averaged in another way, as
-    DistributedDataParallel does. Raises ValueError for a period of 0 or less, and for warmup_steps below 0. With a period of 1 a plain
-    DistributedDataParallel does the same with less traffic."""
+    """Every `period`th call averages, from the call of number `warmup_steps` on; until then
+    gradients are averaged in another way, as DistributedDataParallel does. Raises ValueError for a
+    period of 0 or less, and for warmup_steps below 0. With a period of 1 a plain
+    DistributedDataParallel does the same with less traffic.
+    """
 
     def __init__(
         self, period: int, warmup_steps: int = 0, process_group: dist.ProcessGroup | None = None
@@ -41,7 +45,8 @@ class PeriodicModelAverager(ModelAverager):
             raise ValueError("Arg ``period`` must be a positive value.")
         if period == 1:
             warnings.warn(
-                "PeriodicModelAverager: with a period of 1, averaging gradients in backward costs less",
+                "PeriodicModelAverager: with a period of 1, averaging gradients in backward costs "
+                "less",
                 stacklevel=2,
             )
         self.period, self.warmup_steps = period, warmup_steps

@@ -15,11 +15,13 @@ __all__ = ["HierarchicalModelAverager"]
 
 
 class HierarchicalModelAverager(averagers.ModelAverager):
-    """period_group_size_dict: an ordered dict from a period to the number of consecutive ranks that average then, both growing; the last
-    one's is the number of ranks of `process_group`. Of several periods that the number of the step is a multiple of, the largest counts. The first
-    warmup_steps calls average nothing. Makes the smaller groups: every rank of the default group makes it.
+    """period_group_size_dict: an ordered dict from a period to the number of consecutive ranks that
+    average then, both growing; the last one's is the number of ranks of `process_group`. Of several
+    periods that the number of the step is a multiple of, the largest counts. The first warmup_steps
+    calls average nothing. Makes the smaller groups: every rank of the default group makes it.
 
-    Raises ValueError for an empty dict, a period below 1, a last size that is not the group's, and warmup_steps below 0.
+    Raises ValueError for an empty dict, a period below 1, a last size that is not the group's, and
+    warmup_steps below 0.
     """
 
     def __init__(
@@ -38,14 +40,16 @@ class HierarchicalModelAverager(averagers.ModelAverager):
             )
         if sizes[-1] != self.process_group.size():
             raise ValueError(
-                f"The last value in arg ``period_group_size_dict`` {sizes[-1]} must be equal to the size of arg "
+                f"The last value in arg ``period_group_size_dict`` {sizes[-1]} must be equal to "
+                "the size of arg "
                 f"``process_group`` {self.process_group.size()}."
             )
         if warmup_steps < 0:
             raise ValueError("Arg ``warmup_steps`` must be a non-negative number.")
         if periods[0] == 1:
             warnings.warn(
-                "HierarchicalModelAverager: with a period of 1, averaging gradients in backward costs less",
+                "HierarchicalModelAverager: with a period of 1, averaging gradients in backward "
+                "costs less",
                 stacklevel=2,
             )
         self.warmup_steps = warmup_steps

@@ -19,8 +19,9 @@ _MIB_TOGETHER = 25
 def average_parameters(
     params: Iterable[torch.nn.Parameter], process_group: dist.ProcessGroup | None
 ) -> None:
-    """Each parameter becomes the average of all ranks' (None: the default group), in place. Collective: the same parameters everywhere.
-    Does nothing on a process that is no member."""
+    """Each parameter becomes the average of all ranks' (None: the default group), in place.
+    Collective: the same parameters everywhere. Does nothing on a process that is no member.
+    """
     group = dist.group.WORLD if process_group is None else process_group
     if not group:
         return
@@ -51,7 +52,9 @@ def _batches(params: list[torch.nn.Parameter]) -> Iterable[list[torch.nn.Paramet
 def get_params_to_average(
     params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]],
 ) -> list[torch.nn.Parameter]:
-    """Of parameters, or parameter groups of an optimizer's, those that have a gradient. Raises NotImplementedError for anything else."""
+    """Of parameters, or parameter groups of an optimizer's, those that have a gradient. Raises
+    NotImplementedError for anything else.
+    """
     found: list[torch.nn.Parameter] = []
     for each in params:
         if isinstance(each, torch.nn.Parameter):
@@ -60,7 +63,8 @@ def get_params_to_average(
             found += [one for one in each["params"] if one.grad is not None]
         else:
             raise NotImplementedError(
-                f"averages are taken of parameters and parameter groups, not of {type(each).__name__}"
+                "averages are taken of parameters and parameter groups, not of "
+                f"{type(each).__name__}"
             )
     return found
 

@@ -14,7 +14,8 @@ def _parsed(remote_device):
     except RuntimeError:
         pass
     raise ValueError(
-        f'RemoteModule: {remote_device!r} is no remote device: "worker/device", as "trainer0/cuda:0", or "worker" for its cpu'
+        f'RemoteModule: {remote_device!r} is no remote device: "worker/device", as '
+        '"trainer0/cuda:0", or "worker" for its cpu'
     )
 
 
@@ -32,7 +33,8 @@ def _make(module_cls, args, kwargs, device):
     module = module_cls(*args, **kwargs)
     if not isinstance(module, torch.nn.Module):
         raise ValueError(
-            f"RemoteModule: {module_cls!r} makes {type(module).__name__}, which is no torch.nn.Module"
+            f"RemoteModule: {module_cls!r} makes {type(module).__name__}, which is no "
+            "torch.nn.Module"
         )
     return rpc.RRef(module.to(device))
 
@@ -41,7 +43,8 @@ def _module_of(reference):
     module = reference.local_value()
     if not isinstance(module, torch.nn.Module):
         raise ValueError(
-            f"RemoteModule: the reference is to {type(module).__name__}, which is no torch.nn.Module"
+            f"RemoteModule: the reference is to {type(module).__name__}, which is no "
+            "torch.nn.Module"
         )
     return module
 
@@ -64,18 +67,22 @@ def _parameters(module, recurse):
 def _without(name):
     def refuse(self, *args, **kwargs):
         raise ValueError(
-            f"a RemoteModule has no {name}: the module is on {self.on!r}; call functions on it there (get_module_rref)"
+            f"a RemoteModule has no {name}: the module is on {self.on!r}; call functions on it "
+            "there (get_module_rref)"
         )
 
     return refuse
 
 
 class RemoteModule(torch.nn.Module):
-    """A module on another worker, torch.distributed.nn's: forward runs there, and in a context of distributed autograd gradients flow back.
+    """A module on another worker, torch.distributed.nn's: forward runs there, and in a context of
+    distributed autograd gradients flow back.
 
-    remote_device: "worker/device"; "worker" alone is its cpu. `module_cls(*args, **kwargs)` makes the module there, which blocks until it is
-    made and raises what its constructor raised. Inputs are moved to the module's device. Outputs come back where the device map to that
-    worker says; without one, on the cpu. Needs init_rpc. The module lives as long as a RemoteModule or an RRef to it does. It may go to other workers in calls.
+    remote_device: "worker/device"; "worker" alone is its cpu. `module_cls(*args, **kwargs)` makes
+    the module there, which blocks until it is made and raises what its constructor raised. Inputs
+    are moved to the module's device. Outputs come back where the device map to that worker says;
+    without one, on the cpu. Needs init_rpc. The module lives as long as a RemoteModule or an RRef
+    to it does. It may go to other workers in calls.
     """
 
     def __init__(self, remote_device, module_cls, args=None, kwargs=None):
@@ -91,8 +98,9 @@ class RemoteModule(torch.nn.Module):
 
     @staticmethod
     def init_from_module_rref(remote_device, module_rref, _module_interface_cls=None):
-        """Another handle to a module that is there already: `module_rref` is an RRef to it. _module_interface_cls is taken for torch's
-        sake."""
+        """Another handle to a module that is there already: `module_rref` is an RRef to it.
+        _module_interface_cls is taken for torch's sake.
+        """
         worker, device = _parsed(remote_device)
         owner = module_rref.owner_name()
         if owner != worker:
@@ -115,7 +123,9 @@ class RemoteModule(torch.nn.Module):
         return self.module_rref, str(self.device), args, kwargs, by_map
 
     def remote_parameters(self, recurse=True):
-        """RRefs to the module's parameters, in their order, for a DistributedOptimizer; of all submodules too where `recurse`."""
+        """RRefs to the module's parameters, in their order, for a DistributedOptimizer; of all
+        submodules too where `recurse`.
+        """
         return rpc.rpc_sync(self.module_rref.owner(), _parameters, (self.module_rref, recurse))
 
     def get_module_rref(self):

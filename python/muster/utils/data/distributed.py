@@ -10,9 +10,10 @@ __all__ = ["DistributedSampler"]
 class DistributedSampler(torch.utils.data.DistributedSampler):
     """torch's, which asks muster how many ranks there are and which one this is.
 
-    num_replicas, rank: None is the default group's. shuffle: in another order every epoch, the same on all ranks, where `set_epoch` is
-    called before each. drop_last: leaves out what cannot be shared equally; else some samples come twice. Raises ValueError
-    (DistArgumentError) without a default group where num_replicas or rank is None, ValueError for a rank that is not there.
+    num_replicas, rank: None is the default group's. shuffle: in another order every epoch, the same
+    on all ranks, where `set_epoch` is called before each. drop_last: leaves out what cannot be
+    shared equally; else some samples come twice. Raises ValueError (DistArgumentError) without a
+    default group where num_replicas or rank is None, ValueError for a rank that is not there.
     """
 
     def __init__(
