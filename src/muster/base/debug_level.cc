@@ -20,24 +20,24 @@ std::string lower_case(std::string_view text) {
   return out;
 }
 
-struct Name {
+struct LevelName {
   std::string_view text;
   LogLevel level;
 };
-constexpr std::array<Name, 10> kNames{{{"error", LogLevel::error},
-                                       {"warning", LogLevel::warning},
-                                       {"info", LogLevel::info},
-                                       {"debug", LogLevel::debug},
-                                       {"trace", LogLevel::trace},
-                                       {"fatal", LogLevel::error},
-                                       {"0", LogLevel::info},
-                                       {"1", LogLevel::warning},
-                                       {"2", LogLevel::error},
-                                       {"3", LogLevel::error}}};
+constexpr std::array<LevelName, 10> kNames{{{"error", LogLevel::error},
+                                            {"warning", LogLevel::warning},
+                                            {"info", LogLevel::info},
+                                            {"debug", LogLevel::debug},
+                                            {"trace", LogLevel::trace},
+                                            {"fatal", LogLevel::error},
+                                            {"0", LogLevel::info},
+                                            {"1", LogLevel::warning},
+                                            {"2", LogLevel::error},
+                                            {"3", LogLevel::error}}};
 
 std::optional<LogLevel> level_of(std::string_view text) {
   const auto wanted = lower_case(text);
-  for (const Name& name : kNames)
+  for (const LevelName& name : kNames)
     if (wanted == name.text) return name.level;
   return std::nullopt;
 }

@@ -6,14 +6,14 @@
 namespace muster {
 namespace {
 
-struct Row {
+struct DTypeRow {
   std::string_view name;
   std::uint8_t bytes;
   bool complex;
   bool integral;
 };
 
-constexpr std::array<Row, kDTypes> kTable{{
+constexpr std::array<DTypeRow, kDTypes> kTable{{
     {"bool", 1, false, true},
     {"uint8", 1, false, true},
     {"int8", 1, false, true},
@@ -32,11 +32,11 @@ constexpr std::array<Row, kDTypes> kTable{{
     {"raw64", 8, false, false},
 }};
 
-static_assert(std::all_of(kTable.begin(), kTable.end(), [](const Row& each) {
+static_assert(std::all_of(kTable.begin(), kTable.end(), [](const DTypeRow& each) {
   return std::has_single_bit(unsigned{each.bytes});
 }));
 
-const Row& row(DType dtype) { return kTable[static_cast<std::size_t>(dtype)]; }
+const DTypeRow& row(DType dtype) { return kTable[static_cast<std::size_t>(dtype)]; }
 
 }  // namespace
 

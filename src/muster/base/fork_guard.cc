@@ -11,12 +11,12 @@ namespace {
 
 /// Guarded descriptors of this process. Leaked on purpose: handlers may run while statics are being
 /// destroyed.
-struct Registry {
+struct ForkRegistry {
   std::mutex lock;
   std::vector<bool> guarded;  // by descriptor number
 };
-Registry& registry() {
-  static Registry* const one = new Registry;
+ForkRegistry& registry() {
+  static ForkRegistry* const one = new ForkRegistry;
   return *one;
 }
 
@@ -49,7 +49,7 @@ std::uint32_t process_generation() {
 
 GuardedDescriptor::GuardedDescriptor(Descriptor descriptor) : fd_(descriptor.release()) {
   if (fd_ < 0) return;
-  Registry& all = registry();
+  ForkRegistry& all = registry();
   const std::lock_guard hold(all.lock);
   if (all.guarded.size() <= static_cast<std::size_t>(fd_))
     all.guarded.resize(static_cast<std::size_t>(fd_) + 64);
@@ -59,7 +59,7 @@ GuardedDescriptor::GuardedDescriptor(Descriptor descriptor) : fd_(descriptor.rel
 void GuardedDescriptor::reset() {
   if (fd_ < 0) return;
   if (!mark_.forked()) {
-    Registry& all = registry();
+    ForkRegistry& all = registry();
     const std::lock_guard hold(all.lock);
     all.guarded[static_cast<std::size_t>(fd_)] = false;
     ::close(fd_);

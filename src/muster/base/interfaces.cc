@@ -13,28 +13,28 @@
 namespace muster {
 namespace {
 
-struct Entry {
+struct InterfaceEntry {
   std::string name;
   unsigned flags = 0;
   GroupInterface of;
 };
 
 /// Those that are up, one address of each: of several the one that is not of this link alone.
-Result<std::vector<Entry>> entries_of(int family) {
+Result<std::vector<InterfaceEntry>> entries_of(int family) {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0)
     return Status(Code::network, "cannot list the network interfaces: " + errno_text(errno));
   const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, ::freeifaddrs);
-  std::vector<Entry> entries;
+  std::vector<InterfaceEntry> entries;
   for (const ifaddrs* each = list; each != nullptr; each = each->ifa_next) {
     if (each->ifa_addr == nullptr || each->ifa_addr->sa_family != family ||
         (each->ifa_flags & IFF_UP) == 0)
       continue;
     const SocketAddress address(each->ifa_addr,
                                 family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
-    const auto known = std::find_if(entries.begin(), entries.end(), [&](const Entry& entry) {
-      return entry.name == each->ifa_name;
-    });
+    const auto known =
+        std::find_if(entries.begin(), entries.end(),
+                     [&](const InterfaceEntry& entry) { return entry.name == each->ifa_name; });
     if (known == entries.end()) {
       entries.push_back(
           {each->ifa_name, each->ifa_flags, {::if_nametoindex(each->ifa_name), address}});
@@ -75,13 +75,13 @@ Result<std::vector<GroupInterface>> interfaces_towards(const SocketAddress& grou
   const auto entries = entries_of(group.family());
   if (!entries) return entries.status();
   std::vector<GroupInterface> chosen;
-  for (const Entry& entry : *entries) {
+  for (const InterfaceEntry& entry : *entries) {
     if ((entry.flags & IFF_LOOPBACK) != 0) chosen.push_back(entry.of);
   }
   if (!others_may_come) return chosen;
   const auto add = [&](const auto& wanted) {
     bool found = false;
-    for (const Entry& entry : *entries) {
+    for (const InterfaceEntry& entry : *entries) {
       if ((entry.flags & IFF_LOOPBACK) != 0 || !wanted(entry)) continue;
       chosen.push_back(entry.of);
       found = true;
@@ -90,15 +90,16 @@ Result<std::vector<GroupInterface>> interfaces_towards(const SocketAddress& grou
   };
   if (const auto names = named_interfaces(); !names.empty()) {
     for (const std::string& name : names) {
-      if (add([&](const Entry& entry) { return entry.name == name; })) continue;
+      if (add([&](const InterfaceEntry& entry) { return entry.name == name; })) continue;
       if (const auto there = interface_addresses(name); !there) return there.status();
     }
     return chosen;
   }
   const auto way = address_towards(group);
-  const bool routed =
-      way && add([&](const Entry& entry) { return entry.of.address.host() == way->host(); });
-  if (!routed) add([](const Entry& entry) { return (entry.flags & IFF_MULTICAST) != 0; });
+  const bool routed = way && add([&](const InterfaceEntry& entry) {
+                        return entry.of.address.host() == way->host();
+                      });
+  if (!routed) add([](const InterfaceEntry& entry) { return (entry.flags & IFF_MULTICAST) != 0; });
   return chosen;
 }
 

@@ -190,10 +190,10 @@ Result<std::vector<SocketAddress>> interface_addresses(const std::string& name) 
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0)
     return Status(Code::network, "cannot list the network interfaces: " + errno_text(errno));
-  struct Free {
+  struct FreeAddresses {
     void operator()(ifaddrs* entry) const { ::freeifaddrs(entry); }
   };
-  const std::unique_ptr<ifaddrs, Free> owner(list);
+  const std::unique_ptr<ifaddrs, FreeAddresses> owner(list);
   std::vector<SocketAddress> found;
   std::vector<std::string> names;
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {

@@ -615,7 +615,7 @@ void TlsSession::set_unwelcome() { connection_->unwelcome = true; }
 namespace {
 
 /// Sections that share a record.
-class Record {
+class TlsRecord {
  public:
   std::size_t room() const { return bytes_.size() - kSectionHeader - filled_; }
   void add(ConstBytes more) {
@@ -648,7 +648,7 @@ class Record {
 Result<std::size_t> TlsSession::write(std::span<const ConstBytes> pieces) {
   if (failed()) return failure();
   Connection& to = *connection_;
-  Record record;
+  TlsRecord record;
   std::size_t taken = 0;
   for (ConstBytes piece : pieces) {
     while (!piece.empty() && output().size() < kMostOutput) {

@@ -47,7 +47,7 @@ struct Shown {
 };
 
 /// Which job is meant: by its files on this host, or through its store.
-class Choice {
+class TraceChoice {
  public:
   void add_to(CLI::App& app) {
     auto* pid_option = app.add_option("--pid", pid_, "the job that has this process as a rank")
@@ -215,7 +215,7 @@ const trace::Record* in_flight(const trace::RankTrace& rank) {
 int run_trace(const std::vector<std::string>& arguments) {
   CLI::App app{"The last calls of a job's ranks, live or dead: who is behind, and a timeline.",
                "muster trace"};
-  Choice choice;
+  TraceChoice choice;
   choice.add_to(app);
   std::string output;
   app.add_option("-o,--output", output,
@@ -286,7 +286,7 @@ int run_top(const std::vector<std::string>& arguments) {
       "share of the last 5 s with a call under "
       "way.",
       "muster top"};
-  Choice choice;
+  TraceChoice choice;
   choice.add_to(app);
   bool once = false;
   double interval = 1;

@@ -22,7 +22,7 @@ enum class Kind : std::uint32_t { ready = 1, settled, failed };
 constexpr std::uint64_t kLate = 0;
 constexpr std::uint64_t kLost = 1;
 
-struct Note {
+struct AgreementNote {
   Kind kind = Kind::ready;
   std::uint32_t id = 0;
   std::uint64_t word = 0;
@@ -32,7 +32,7 @@ struct Note {
   char text[240] =
       {};  // of a note of kind `failed` that blames no rank: the beginning of the cause
 };
-static_assert(sizeof(Note) == 72 + sizeof(GroupDescriptor) + 240);
+static_assert(sizeof(AgreementNote) == 72 + sizeof(GroupDescriptor) + 240);
 
 // Only messages of this group's creation match this tag.
 std::uint64_t tag_of(std::vector<int> members, const std::string& name, std::uint64_t use) {
@@ -69,7 +69,7 @@ class AgreementProtocol {
     if (!channel.ok()) return abandon(channel.status());
     auto descriptor = describe_group();
     if (!descriptor.ok()) return abandon(descriptor.status());
-    Note settled{Kind::settled, (*channel)->id()};
+    AgreementNote settled{Kind::settled, (*channel)->id()};
     settled.descriptor = *descriptor;
     bool some_know = false;
     if (Status sent = send_to_all(settled, some_know); !sent) {
@@ -161,7 +161,7 @@ class AgreementProtocol {
   // On the first member: notifies the others, which wait for it alone.
   Status abandon(Status why) {
     if (!leads()) return why;
-    Note failed{Kind::failed};
+    AgreementNote failed{Kind::failed};
     failed.word = kLost;
     for (int rank : why.ranks()) {
       if (failed.missing < std::size(failed.ranks)) failed.ranks[failed.missing++] = rank;
@@ -178,7 +178,7 @@ class AgreementProtocol {
   Status timeout_error(Kind expected, std::vector<int> missing) {
     std::sort(missing.begin(), missing.end());
     if (leads()) {
-      Note failed{Kind::failed};
+      AgreementNote failed{Kind::failed};
       failed.word = kLate;
       for (int rank : missing) {
         if (failed.missing < std::size(failed.ranks)) failed.ranks[failed.missing++] = rank;
@@ -196,7 +196,7 @@ class AgreementProtocol {
                   missing);
   }
 
-  Status verdict(const Note& note) {
+  Status verdict(const AgreementNote& note) {
     std::vector<int> missing(
         note.ranks, note.ranks + std::min<std::size_t>(note.missing, std::size(note.ranks)));
     if (note.word == kLost) {
@@ -219,7 +219,7 @@ class AgreementProtocol {
                   missing);
   }
 
-  Status send_to_all(const Note& note, bool& some_know) {
+  Status send_to_all(const AgreementNote& note, bool& some_know) {
     for (std::size_t i = 1; i < members_.size(); ++i) {
       Status sent = send_in_time(members_[i], note);
       // A note that was not sent in time may still arrive.
@@ -229,15 +229,15 @@ class AgreementProtocol {
     return {};
   }
 
-  Status send_in_time(int rank, const Note& note) {
+  Status send_in_time(int rank, const AgreementNote& note) {
     const auto sent = send(rank, note);
     if (!sent.ok()) return sent.status();
     return *sent ? Status() : timeout_error(Kind::settled, {rank});
   }
 
   // Whether the note was sent before the deadline.
-  Result<bool> send(int rank, const Note& note) {
-    auto copy = std::make_unique<Note>(note);
+  Result<bool> send(int rank, const AgreementNote& note) {
+    auto copy = std::make_unique<AgreementNote>(note);
     const auto transfer =
         channel_.send(rank, tag_, std::as_bytes(std::span(copy.get(), 1)), header_);
     const auto is_done = [&] { return transfer->done(); };
@@ -259,7 +259,7 @@ class AgreementProtocol {
   const TimePoint deadline_;
   const std::function<Status()>& give_up_;
   transport::Fingerprint header_;
-  std::vector<Note> notes_;
+  std::vector<AgreementNote> notes_;
 };
 
 }  // namespace

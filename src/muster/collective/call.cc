@@ -132,7 +132,7 @@ class Check {
     }
   }
 
-  struct Piece {
+  struct MemoryPiece {
     const std::byte* begin;
     const std::byte* end;
     bool output;
@@ -141,16 +141,16 @@ class Check {
 
   // This member's own input and output may be the same memory. No other output may overlap
   // anything.
-  bool may_coincide(const Piece& input, const Piece& output) const {
+  bool may_coincide(const MemoryPiece& input, const MemoryPiece& output) const {
     const auto me = static_cast<std::size_t>(rank_);
     if (row_.lists_input && input.index != me) return false;
     return !row_.lists_output || output.index == me;
   }
 
-  Status overlap_of(const Piece& a, const Piece& b) const {
+  Status overlap_of(const MemoryPiece& a, const MemoryPiece& b) const {
     if (!a.output && !b.output) return {};
-    const Piece& output = a.output ? a : b;
-    const Piece& other = a.output ? b : a;
+    const MemoryPiece& output = a.output ? a : b;
+    const MemoryPiece& other = a.output ? b : a;
     if (!other.output && other.begin == output.begin && other.end == output.end &&
         may_coincide(other, output))
       return {};
@@ -172,7 +172,7 @@ class Check {
                         {out.data(), out.data() + out.size(), true, 0});
     }
     if (!writes_output()) return {};
-    thread_local std::vector<Piece> pieces;  // reused: no allocation in steady state
+    thread_local std::vector<MemoryPiece> pieces;  // reused: no allocation in steady state
     pieces.clear();
     pieces.reserve(args_.inputs.size() + args_.outputs.size());
     for (std::size_t i = 0; reads_input() && i < args_.inputs.size(); ++i) {
@@ -186,14 +186,14 @@ class Check {
     // Sorted by begin. Inputs may overlap each other, so each piece is compared with the furthest
     // end of either kind so far.
     std::sort(pieces.begin(), pieces.end(),
-              [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
-    const Piece* furthest[2] = {nullptr, nullptr};
-    for (const Piece& piece : pieces) {
-      for (const Piece* before : furthest) {
+              [](const MemoryPiece& a, const MemoryPiece& b) { return a.begin < b.begin; });
+    const MemoryPiece* furthest[2] = {nullptr, nullptr};
+    for (const MemoryPiece& piece : pieces) {
+      for (const MemoryPiece* before : furthest) {
         if (before == nullptr || before->end <= piece.begin) continue;
         if (Status fine = overlap_of(*before, piece); !fine) return fine;
       }
-      const Piece*& mine = furthest[piece.output ? 1 : 0];
+      const MemoryPiece*& mine = furthest[piece.output ? 1 : 0];
       if (mine == nullptr || mine->end < piece.end) mine = &piece;
     }
     return {};

@@ -170,13 +170,13 @@ bool CollectiveQueue::has_quiesced(Operation& operation) {
 
 /// The calls that ended in a pass; released without holding a lock.
 struct CollectiveQueue::Ended {
-  struct Call {
+  struct SharedCall {
     std::shared_ptr<Operation> operation;
     Completion::Notices notices;
     std::shared_ptr<Driver> driver;
     std::shared_ptr<void> owner;
   };
-  std::vector<Call> shared;
+  std::vector<SharedCall> shared;
   bool any = false;
 };
 
@@ -189,7 +189,7 @@ void CollectiveQueue::finish(Operation& operation, Ended& ended) {
   operation.task_ = Task<Status>();
   ended.any = true;
   if (!shared) return operation.publish_unshared(std::move(status));
-  Ended::Call& call = ended.shared.back();
+  Ended::SharedCall& call = ended.shared.back();
   call.operation = std::move(operation.self_);
   if (operation.unknown_to_driver_) unknown_to_driver_.fetch_sub(1);
   call.notices = operation.publish(std::move(status));

@@ -279,7 +279,7 @@ struct LinkGroup::Reduction {
 };
 
 Task<Status> LinkGroup::reduce_by_slices(const Args& args) {
-  enum Slot {
+  enum DirectSlot {
     kArrivals = 0,
     kDepartures = 2,
     kResults = 4

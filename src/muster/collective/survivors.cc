@@ -21,8 +21,8 @@ void SurvivorViews::start_over() {
   changed_ = true;
 }
 
-void SurvivorViews::grow(const View& other) {
-  View joined = view_;
+void SurvivorViews::grow(const SurvivorView& other) {
+  SurvivorView joined = view_;
   joined.attempt = std::max(joined.attempt, other.attempt);
   for (std::size_t i = 0; i < joined.out.size(); ++i) joined.out[i] = joined.out[i] || other.out[i];
   if (joined == view_) return;
@@ -30,13 +30,13 @@ void SurvivorViews::grow(const View& other) {
   changed_ = true;
 }
 
-void SurvivorViews::heard(int member, const View& theirs) {
+void SurvivorViews::heard(int member, const SurvivorView& theirs) {
   received_[static_cast<std::size_t>(member)] = theirs;
   grow(theirs);
 }
 
 void SurvivorViews::gone(int member) {
-  View known = view_;
+  SurvivorView known = view_;
   known.out[static_cast<std::size_t>(member)] = true;
   grow(known);
 }
@@ -71,7 +71,7 @@ std::uint64_t tag_of(const Lineage& lineage) {
 
 /// `asks_reply`: the receiver must send its view even if it has sent it before. (A member that
 /// succeeds stops listening, and loses views that arrive then.)
-std::string encode(const SurvivorViews::View& view, bool asks_reply) {
+std::string encode(const SurvivorViews::SurvivorView& view, bool asks_reply) {
   ByteWriter out;
   out.put(view.attempt).put(static_cast<std::uint8_t>(asks_reply));
   for (std::size_t i = 0; i < view.out.size(); i += 8) {
@@ -87,8 +87,8 @@ std::string encode(const SurvivorViews::View& view, bool asks_reply) {
 constexpr std::size_t kHead = sizeof(std::uint32_t) + 1;
 bool asks_reply(const std::string& bytes) { return bytes[kHead - 1] != 0; }
 
-SurvivorViews::View decode(const std::string& bytes, std::size_t members) {
-  SurvivorViews::View view;
+SurvivorViews::SurvivorView decode(const std::string& bytes, std::size_t members) {
+  SurvivorViews::SurvivorView view;
   std::memcpy(&view.attempt, bytes.data(), sizeof view.attempt);
   for (std::size_t i = 0; i < members; ++i) {
     const auto byte = static_cast<unsigned char>(bytes[kHead + i / 8]);
@@ -121,7 +121,7 @@ class ViewExchange {
       };
       return std::all_of(receives_.begin(), receives_.end(), over) &&
              std::all_of(sent_.begin(), sent_.end(),
-                         [&](const Sent& sent) { return over(sent.transfer); });
+                         [&](const OutgoingReport& sent) { return over(sent.transfer); });
     };
     if (!fabric_.wait(all_done, fabric_.clock().now() + std::chrono::seconds(1))) {
       // Leaks memory that the fabric may still write to.
@@ -161,7 +161,7 @@ class ViewExchange {
   }
 
   /// For the creation of the decided group: whether another attempt has begun meanwhile.
-  Status superseded(const SurvivorViews::View& decided) {
+  Status superseded(const SurvivorViews::SurvivorView& decided) {
     process_views();
     if (channel_.failed()) return channel_.failure();
     if (views_.view() == decided) return {};
@@ -169,7 +169,7 @@ class ViewExchange {
   }
 
  private:
-  struct Sent {
+  struct OutgoingReport {
     int member;
     std::unique_ptr<std::string> bytes;
     transport::TransferRef transfer;
@@ -212,7 +212,7 @@ class ViewExchange {
         receive = nullptr;
       }
     }
-    std::erase_if(sent_, [](const Sent& sent) { return sent.transfer->done(); });
+    std::erase_if(sent_, [](const OutgoingReport& sent) { return sent.transfer->done(); });
   }
 
   // Whether a view can be processed, or the last note has been sent. Views from excluded members
@@ -227,7 +227,7 @@ class ViewExchange {
   }
   // Views that this member does not send reach the receiver from no one else.
   bool all_sent() const {
-    return std::all_of(sent_.begin(), sent_.end(), [this](const Sent& sent) {
+    return std::all_of(sent_.begin(), sent_.end(), [this](const OutgoingReport& sent) {
       return sent.transfer->done() || !views_.includes(sent.member);
     });
   }
@@ -256,7 +256,7 @@ class ViewExchange {
   transport::Fingerprint header_;
   std::vector<transport::TransferRef> receives_;
   std::vector<std::string> inboxes_;
-  std::deque<Sent> sent_;
+  std::deque<OutgoingReport> sent_;
 };
 
 Result<int> own_position(const Lineage& lineage, int rank) {
@@ -298,7 +298,7 @@ Result<Shrunk> shrink(std::shared_ptr<transport::Fabric> fabric, Lineage lineage
   ViewExchange exchange(*fabric, origin, views);
   while (true) {
     const Status decided = exchange.decide(deadline);
-    const SurvivorViews::View view = views.view();
+    const SurvivorViews::SurvivorView view = views.view();
     lineage.out = view.out;
     lineage.attempts = view.attempt;
     if (!decided) return decided.with_context(what);

@@ -35,17 +35,17 @@ class SurvivorViews {
   SurvivorViews(int self, std::vector<bool> out, std::uint32_t attempt);
 
   /// What a member sends.
-  struct View {
+  struct SurvivorView {
     std::uint32_t attempt = 0;
     std::vector<bool> out;
-    friend bool operator==(const View&, const View&) = default;
+    friend bool operator==(const SurvivorView&, const SurvivorView&) = default;
   };
-  const View& view() const { return view_; }
+  const SurvivorView& view() const { return view_; }
   /// Whether the view must be sent (again) to all members that it includes; clears the flag.
   bool take_changed();
   /// Starts the next attempt with the current knowledge.
   void start_over();
-  void heard(int member, const View& theirs);
+  void heard(int member, const SurvivorView& theirs);
   void gone(int member);
   /// Whether every member that the view includes has sent exactly this view.
   bool decided() const;
@@ -56,12 +56,12 @@ class SurvivorViews {
   std::vector<int> awaited() const;
 
  private:
-  void grow(const View& other);
+  void grow(const SurvivorView& other);
 
   const int self_;
-  View view_;
+  SurvivorView view_;
   bool changed_ = true;
-  std::vector<std::optional<View>> received_;  // the latest view of each member
+  std::vector<std::optional<SurvivorView>> received_;  // the latest view of each member
 };
 
 /// Links a group with those it was shrunk from; part of the key under which survivors meet.

@@ -72,7 +72,7 @@ class Crowd {
 
  private:
   static std::size_t index(int i) { return static_cast<std::size_t>(i); }
-  std::deque<SurvivorViews::View>& queue(int from, int to) {
+  std::deque<SurvivorViews::SurvivorView>& queue(int from, int to) {
     return queues_[index(from) * machines_.size() + index(to)];
   }
   // Dies while sending: only some members receive its last view.
@@ -86,7 +86,7 @@ class Crowd {
   std::mt19937_64 random_;
   std::vector<SurvivorViews> machines_;
   std::vector<bool> dead_;
-  std::vector<std::deque<SurvivorViews::View>> queues_;
+  std::vector<std::deque<SurvivorViews::SurvivorView>> queues_;
 };
 
 // spec: D7 shrink after a failure: whichever member dies, and whenever, the survivors decide on the

@@ -27,9 +27,9 @@ std::string ops_known() {
 }
 
 /// One line of the file. Its errors do not contain the line number.
-class Line {
+class RuleLine {
  public:
-  Line(std::string_view key, std::string_view value) : key_(key), value_(value) {}
+  RuleLine(std::string_view key, std::string_view value) : key_(key), value_(value) {}
 
   Result<std::pair<Tuning::Place, std::vector<Tuning::Step>>> read() const {
     auto place = this->place();
@@ -139,7 +139,7 @@ Result<Tuning> parse_tuning(std::string_view text, const std::string& name) {
         return fail(set.message());
       added = tuning.numbers.emplace(line.key, line.value).second;
     } else {
-      auto read = Line(line.key, line.value).read();
+      auto read = RuleLine(line.key, line.value).read();
       if (!read) return fail(read.status().message());
       added = tuning.rules.insert(std::move(*read)).second;
     }

@@ -16,12 +16,12 @@ namespace {
 
 // Backend names are process-wide, like the libraries that register them. Entries are never changed
 // or removed.
-struct Registry {
+struct BackendTable {
   std::mutex mutex;
   std::map<std::string, group::RegisteredBackend, std::less<>> backends;
 };
-Registry& registry() {
-  static Registry instance;
+BackendTable& registry() {
+  static BackendTable instance;
   return instance;
 }
 

@@ -21,7 +21,7 @@ constexpr Duration kPeerSidesTimeout = std::chrono::seconds(2);
 constexpr std::size_t kMaxRanksShown = 8;  // limit of ranks shown
 
 /// One member's call, as published to the others.
-struct Side {
+struct CallSide {
   std::string call;    // "all_reduce"
   std::string shapes;  // "10", "2, 3; 4"
   std::string caller;  // as reported by the language binding
@@ -131,7 +131,7 @@ class MismatchReport {
   std::vector<int> members_;
   std::weak_ptr<store::Store> store_;  // a Work may outlive the job
   std::string key_;
-  Side side_;
+  CallSide side_;
 };
 
 bool is_reportable(const DistError& error) {

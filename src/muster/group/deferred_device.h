@@ -75,7 +75,7 @@ class Timeline {
   }
 
  private:
-  struct Line {
+  struct StreamLine {
     std::vector<std::function<void()>> tasks;
     std::size_t done = 0;
   };
@@ -84,7 +84,7 @@ class Timeline {
   }
 
   std::recursive_mutex mutex_;  // a task may drain another stream
-  std::map<std::pair<int, c10::StreamId>, Line> streams_;
+  std::map<std::pair<int, c10::StreamId>, StreamLine> streams_;
 };
 
 inline thread_local c10::DeviceIndex current_device = 0;
@@ -94,8 +94,8 @@ inline c10::Stream stream_of(c10::DeviceIndex device, c10::StreamId id) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(kType, device), id);
 }
 
-struct Guard final : c10::impl::DeviceGuardImplInterface {
-  struct Mark {
+struct DeferredGuard final : c10::impl::DeviceGuardImplInterface {
+  struct EventMark {
     c10::Stream stream;
     std::size_t end;
   };
@@ -125,25 +125,25 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   c10::DeviceIndex deviceCount() const noexcept override { return device_count.load(); }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
-    delete static_cast<Mark*>(event);
+    delete static_cast<EventMark*>(event);
   }
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex,
               c10::EventFlag) const override {
-    delete static_cast<Mark*>(*event);
-    *event = new Mark{stream, Timeline::get().length(stream)};
+    delete static_cast<EventMark*>(*event);
+    *event = new EventMark{stream, Timeline::get().length(stream)};
   }
   void block(void* event, const c10::Stream& stream) const override {
     if (event == nullptr) return;
-    Timeline::get().enqueue(stream, [mark = *static_cast<Mark*>(event)] {
+    Timeline::get().enqueue(stream, [mark = *static_cast<EventMark*>(event)] {
       Timeline::get().drain(mark.stream, mark.end);
     });
   }
   bool queryEvent(void* event) const override {
-    const auto* mark = static_cast<Mark*>(event);
+    const auto* mark = static_cast<EventMark*>(event);
     return mark == nullptr || Timeline::get().is_done(mark->stream, mark->end);
   }
   void synchronizeEvent(void* event) const override {
-    if (const auto* mark = static_cast<Mark*>(event))
+    if (const auto* mark = static_cast<EventMark*>(event))
       Timeline::get().drain(mark->stream, mark->end);
   }
   void synchronizeStream(const c10::Stream& stream) const override {
@@ -156,7 +156,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 };
 
 /// Memory filled with garbage, so that premature reads are detected.
-struct Memory final : c10::Allocator {
+struct GarbageAllocator final : c10::Allocator {
   c10::DataPtr allocate(std::size_t bytes) override {
     void* memory = std::malloc(bytes + 1);
     std::memset(memory, 0x6e, bytes + 1);
@@ -213,7 +213,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
 };
 
-inline Memory memory_of_devices;
+inline GarbageAllocator memory_of_devices;
 
 inline at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
                         std::optional<at::Layout>, std::optional<at::Device> device,
@@ -274,7 +274,7 @@ inline void compute_on_the_cpu(const c10::OperatorHandle& op, torch::jit::Stack*
 inline void install() {
   static const bool once = [] {
     c10::register_privateuse1_backend("deferred");
-    static const c10::impl::DeviceGuardImplRegistrar guard(kType, new Guard);
+    static const c10::impl::DeviceGuardImplRegistrar guard(kType, new DeferredGuard);
     c10::SetAllocator(kType, &memory_of_devices);
     at::RegisterPrivateUse1HooksInterface(new Hooks);
     static torch::Library kernels(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1,

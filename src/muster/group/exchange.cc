@@ -84,23 +84,23 @@ void run(ProcessGroup& group, Call call, const std::function<Status()>& give_up)
 constexpr FunctionName kExchange = "exchange_text";
 
 /// A member's announcement of its text (size and hash), and its note.
-struct Announcement {
+struct CallAnnouncement {
   std::int64_t bytes = 0;
   decltype(short_hash("")) hash{};
   CallNote note{};
-  bool same_text(const Announcement& other) const {
+  bool same_text(const CallAnnouncement& other) const {
     return bytes == other.bytes && hash == other.hash;
   }
 };
 constexpr std::int64_t kAnnouncedWords = 5;
-static_assert(std::is_trivially_copyable_v<Announcement> &&
-              sizeof(Announcement) == kAnnouncedWords * sizeof(std::int64_t));
+static_assert(std::is_trivially_copyable_v<CallAnnouncement> &&
+              sizeof(CallAnnouncement) == kAnnouncedWords * sizeof(std::int64_t));
 
-std::vector<Announcement> announce(ProcessGroup& group, const std::string& mine,
-                                   const CallNote& note, TimePoint limit,
-                                   const std::function<Status()>& give_up) {
-  const Announcement own{static_cast<std::int64_t>(mine.size()), short_hash(mine), note};
-  std::vector<Announcement> all(static_cast<std::size_t>(group.size()));
+std::vector<CallAnnouncement> announce(ProcessGroup& group, const std::string& mine,
+                                       const CallNote& note, TimePoint limit,
+                                       const std::function<Status()>& give_up) {
+  const CallAnnouncement own{static_cast<std::int64_t>(mine.size()), short_hash(mine), note};
+  std::vector<CallAnnouncement> all(static_cast<std::size_t>(group.size()));
   Call call(group, Op::all_gather, kExchange, time_left(steady_clock(), limit));
   if (native_engine(group) != nullptr) {
     // Uses memory instead of tensors; creating tensors takes longer than the rest of a group's
@@ -116,13 +116,13 @@ std::vector<Announcement> announce(ProcessGroup& group, const std::string& mine,
   auto words = at::empty({group.size(), kAnnouncedWords}, at::kLong);
   CallBuilder(call).add_output_parts(words, word);
   run(group, std::move(call), give_up);
-  std::memcpy(all.data(), words.const_data_ptr(), all.size() * sizeof(Announcement));
+  std::memcpy(all.data(), words.const_data_ptr(), all.size() * sizeof(CallAnnouncement));
   return all;
 }
 
 std::vector<std::string> gather_texts(ProcessGroup& group, const std::string& mine,
-                                      const std::vector<Announcement>& announced, TimePoint limit,
-                                      const std::function<Status()>& give_up) {
+                                      const std::vector<CallAnnouncement>& announced,
+                                      TimePoint limit, const std::function<Status()>& give_up) {
   Call texts(group, Op::all_gather, kExchange, time_left(steady_clock(), limit));
   auto text = at::empty({static_cast<std::int64_t>(mine.size())}, at::kByte);
   if (!mine.empty()) std::memcpy(text.mutable_data_ptr(), mine.data(), mine.size());
@@ -162,8 +162,9 @@ std::vector<CallNote> compare_calls(const Group& group, const std::string& mine,
                                     const std::function<Status()>& give_up, const CallNote& note) {
   const auto limit = limit_of(*group, deadline);
   const auto announced = announce(*group, mine, note, limit, give_up);
-  if (std::ranges::all_of(
-          announced, [&](const Announcement& one) { return one.same_text(announced.front()); })) {
+  if (std::ranges::all_of(announced, [&](const CallAnnouncement& one) {
+        return one.same_text(announced.front());
+      })) {
     std::vector<CallNote> notes;
     for (const auto& one : announced) notes.push_back(one.note);
     return notes;

@@ -28,9 +28,9 @@ namespace muster {
 namespace {
 
 /// Just below the engine's tags, where programs are unlikely to have any.
-enum Tag : std::int64_t { kToken = (std::int64_t{1} << 62) - 0x6D62, kHello, kVerdict };
+enum BarrierTag : std::int64_t { kToken = (std::int64_t{1} << 62) - 0x6D62, kHello, kVerdict };
 /// The content of each message.
-struct Message {
+struct BarrierMessage {
   std::int64_t barrier = 0;
   std::int64_t code = 0;  // the verdict's
   std::int64_t ranks = 0;
@@ -38,17 +38,18 @@ struct Message {
   std::int32_t missing[32] = {};
   char text[1888] = {};
 };
-static_assert(sizeof(Message) == 2048);
+static_assert(sizeof(BarrierMessage) == 2048);
 
-struct Sent {
-  at::Tensor tensor = at::empty({sizeof(Message)}, at::kByte);
-  Message* message;
+struct SentMessage {
+  at::Tensor tensor = at::empty({sizeof(BarrierMessage)}, at::kByte);
+  BarrierMessage* message;
   WorkRef work;
 
-  Sent() : message(new (tensor.mutable_data_ptr()) Message) {}
+  SentMessage() : message(new (tensor.mutable_data_ptr()) BarrierMessage) {}
 };
 
-Sent exchange(ProcessGroup& group, Op op, int peer, Tag tag, Sent sent, Duration timeout) {
+SentMessage exchange(ProcessGroup& group, Op op, int peer, BarrierTag tag, SentMessage sent,
+                     Duration timeout) {
   Call call(group, op, "monitored_barrier", timeout, true);
   CallBuilder(call).peer("peer", {}, peer, tag);
   op == Op::send ? CallBuilder(call).add_input(sent.tensor)
@@ -58,18 +59,19 @@ Sent exchange(ProcessGroup& group, Op op, int peer, Tag tag, Sent sent, Duration
   return sent;
 }
 
-void send(ProcessGroup& group, int peer, Tag tag, const Message& message) {
-  Sent sent;
+void send(ProcessGroup& group, int peer, BarrierTag tag, const BarrierMessage& message) {
+  SentMessage sent;
   *sent.message = message;
   // The Work need not be kept.
   exchange(group, Op::send, peer, tag, std::move(sent), Duration(-1));
 }
 
 /// Receives the message of this barrier; skips those of earlier barriers that this rank abandoned.
-Message receive(ProcessGroup& group, int peer, Tag tag, std::int64_t barrier, TimePoint deadline) {
+BarrierMessage receive(ProcessGroup& group, int peer, BarrierTag tag, std::int64_t barrier,
+                       TimePoint deadline) {
   for (;;) {
     const auto got =
-        exchange(group, Op::recv, peer, tag, Sent(), time_left(steady_clock(), deadline));
+        exchange(group, Op::recv, peer, tag, SentMessage(), time_left(steady_clock(), deadline));
     got.work->wait();
     if (got.message->barrier >= barrier) return *got.message;
   }
@@ -90,7 +92,7 @@ std::string why_late(const ProcessGroup& group, int rank, const DistError& error
          " is doing (`muster trace`), or give the barrier a longer timeout if it is only slow";
 }
 
-struct Findings {
+struct LateRanks {
   std::vector<int> missing;  // by their original ranks
   Code code = Code::ok;
   std::string why;
@@ -103,13 +105,13 @@ struct Findings {
   }
 };
 
-Findings collect(ProcessGroup& group, std::int64_t barrier, TimePoint deadline, bool all) {
+LateRanks collect(ProcessGroup& group, std::int64_t barrier, TimePoint deadline, bool all) {
   const auto& ranks = core_of(group).parts().first_ranks;
-  std::vector<Sent> tokens(ranks.size());
+  std::vector<SentMessage> tokens(ranks.size());
   for (std::size_t i = 1; i < ranks.size(); ++i)
-    tokens[i] = exchange(group, Op::recv, static_cast<int>(i), kToken, Sent(),
+    tokens[i] = exchange(group, Op::recv, static_cast<int>(i), kToken, SentMessage(),
                          time_left(steady_clock(), deadline));
-  Findings found;
+  LateRanks found;
   for (std::size_t i = 1; i < ranks.size() && (all || found.missing.empty()); ++i) {
     try {
       tokens[i].work->wait();
@@ -135,7 +137,7 @@ void lead(ProcessGroup& group, std::int64_t barrier, Duration timeout, bool all)
   const auto found = collect(group, barrier, deadline, all);
   const auto text =
       found.missing.empty() ? std::string() : group::failed_text(found.missing, timeout, found.why);
-  Message verdict{.barrier = barrier, .code = static_cast<std::int64_t>(found.code)};
+  BarrierMessage verdict{.barrier = barrier, .code = static_cast<std::int64_t>(found.code)};
   verdict.ranks =
       static_cast<std::int64_t>(std::min(found.missing.size(), std::size(verdict.missing)));
   std::copy_n(found.missing.begin(), verdict.ranks, verdict.missing);
@@ -152,7 +154,7 @@ void lead(ProcessGroup& group, std::int64_t barrier, Duration timeout, bool all)
 
 void follow(ProcessGroup& group, std::int64_t barrier, Duration timeout) {
   send(group, 0, kToken, {.barrier = barrier});
-  Message verdict;
+  BarrierMessage verdict;
   try {
     receive(group, 0, kHello, barrier, deadline_after(steady_clock(), timeout));
     auto limit = deadline_after(steady_clock(), timeout);

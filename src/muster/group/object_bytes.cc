@@ -29,7 +29,7 @@ constexpr std::int64_t kBytesTag = kNoteTag + 1;
 std::string_view name_of(Kind kind) { return kNames[static_cast<std::size_t>(kind)]; }
 
 /// A member's description of its call, sent before any object.
-struct Note {
+struct ObjectNote {
   Kind kind = Kind::broadcast;
   std::int64_t root = -1;
   std::int64_t length = 0;  // list length, if it must be equal on all members
@@ -37,9 +37,9 @@ struct Note {
   std::int64_t bytes = 0;
   char refused[152] = {};  // why this member's call is invalid; empty: it is valid
 };
-static_assert(sizeof(Note) == 192);
+static_assert(sizeof(ObjectNote) == 192);
 
-std::string refusal(const Note& note) {
+std::string refusal(const ObjectNote& note) {
   return {note.refused, strnlen(note.refused, sizeof note.refused)};
 }
 
@@ -114,7 +114,7 @@ class Exchange {
   int size() const { return group_->size(); }
   int root() const { return static_cast<int>(mine_.root); }
   const ProcessGroup& group() const { return *group_; }
-  const Note& note(int member) const { return notes_[static_cast<std::size_t>(member)]; }
+  const ObjectNote& note(int member) const { return notes_[static_cast<std::size_t>(member)]; }
 
   /// `prepare(note)` fills this member's note and may throw; then all members compare notes. Throws
   /// on every member if the calls do not match.
@@ -210,11 +210,11 @@ class Exchange {
     notes_.resize(static_cast<std::size_t>(size()));
     TensorList received;
     for (int member = 0; member < size(); ++member)
-      received.push_back(bytes_on(device_, sizeof(Note)));
+      received.push_back(bytes_on(device_, sizeof(ObjectNote)));
     all_gather(to_tensor(device_, &mine_, sizeof mine_), received);
     const auto texts = texts_of(received);
     for (std::size_t member = 0; member < texts.size(); ++member)
-      std::memcpy(&notes_[member], texts[member].data(), sizeof(Note));
+      std::memcpy(&notes_[member], texts[member].data(), sizeof(ObjectNote));
   }
 
   [[noreturn]] void rethrow(const std::exception_ptr& problem) const {
@@ -252,7 +252,7 @@ class Exchange {
              Code::mismatch, {global});
     }
   }
-  static std::string called(const Note& note) {
+  static std::string called(const ObjectNote& note) {
     return static_cast<std::uint64_t>(note.kind) < kNames.size() ? std::string(name_of(note.kind))
                                                                  : "an unknown object collective";
   }
@@ -268,8 +268,8 @@ class Exchange {
   const Group group_;
   const std::optional<Duration> timeout_;
   const at::Device device_;
-  Note mine_;
-  std::vector<Note> notes_;
+  ObjectNote mine_;
+  std::vector<ObjectNote> notes_;
 };
 
 int root_of(const Exchange& exchange, std::string_view keyword, ObjectRank rank) {
@@ -303,7 +303,7 @@ std::optional<ObjectBytes> broadcast_objects(const ObjectCall& call, ObjectRank 
   if (!group) return {};
   Exchange exchange(call, std::move(group), Kind::broadcast);
   std::string block;
-  exchange.agree([&](Note& note) {
+  exchange.agree([&](ObjectNote& note) {
     note.length = static_cast<std::int64_t>(length);
     note.root = root_of(exchange, "src", src);
     if (exchange.rank() != note.root) return;
@@ -323,7 +323,7 @@ std::optional<ObjectBytes> all_gather_objects(const ObjectCall& call, std::size_
   if (!group) return {};
   Exchange exchange(call, std::move(group), Kind::all_gather);
   std::string object;
-  exchange.agree([&](Note& note) {
+  exchange.agree([&](ObjectNote& note) {
     need_length("object_list", length, exchange.size());
     object = std::move(packed(pack, 1).front());
     note.bytes = static_cast<std::int64_t>(object.size());
@@ -337,7 +337,7 @@ std::optional<ObjectBytes> gather_objects(const ObjectCall& call, ObjectRank dst
   if (!group) return {};
   Exchange exchange(call, std::move(group), Kind::gather);
   std::string object;
-  exchange.agree([&](Note& note) {
+  exchange.agree([&](ObjectNote& note) {
     note.root = root_of(exchange, "dst", dst);
     if (exchange.rank() == note.root)
       need_length("object_gather_list", length, exchange.size());
@@ -366,7 +366,7 @@ std::optional<std::string> scatter_objects(const ObjectCall& call, ObjectRank sr
   if (!group) return {};
   Exchange exchange(call, std::move(group), Kind::scatter);
   ObjectBytes give;
-  exchange.agree([&](Note& note) {
+  exchange.agree([&](ObjectNote& note) {
     note.root = root_of(exchange, "src", src);
     if (output_length == 0)
       invalid("scatter_object_output_list is empty; give it one entry to be written");
@@ -398,7 +398,7 @@ void send_objects(const ObjectCall& call, ObjectRank dst, const PackObjects& pac
     core_of(group).refuse(Op::send, name, why);
   }
   const auto device = device_for(*group, call.device);
-  Note note;
+  ObjectNote note;
   note.kind = Kind::send;
   note.length = static_cast<std::int64_t>(objects.size());
   note.type = call.type;
@@ -437,9 +437,9 @@ ReceivedObjects recv_objects(const ObjectCall& call, ObjectRank src, std::size_t
     work->wait();
     return work->source_rank();
   };
-  auto words = bytes_on(device, sizeof(Note));
+  auto words = bytes_on(device, sizeof(ObjectNote));
   const int source = submit(words, peer, kNoteTag);
-  Note note;
+  ObjectNote note;
   std::memcpy(&note, to_text(words).data(), sizeof note);
   const auto say = [&](const std::string& what) {
     throw DistError(std::string(kReceive) + " from rank " + std::to_string(source) + " in group '" +

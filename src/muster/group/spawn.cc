@@ -12,14 +12,14 @@
 namespace muster::group {
 namespace {
 
-struct Outcome {
+struct RankOutcome {
   Status status;             ///< for the caller of join
   std::string brief;         ///< for the other ranks
   std::vector<int> earlier;  ///< for `transport::Fabric::fail_rank`
 };
 
 /// Runs one rank's body and converts its exception.
-Outcome run_rank(const std::function<void(int)>& body, int rank) {
+RankOutcome run_rank(const std::function<void(int)>& body, int rank) {
   try {
     body(rank);
     return {};
@@ -95,7 +95,7 @@ class ThreadContext : public SpawnContext {
   }
 
   std::vector<std::shared_ptr<World>> scopes_;
-  std::vector<Outcome> outcomes_;  // each written by its rank's thread
+  std::vector<RankOutcome> outcomes_;  // each written by its rank's thread
   // For ranks that still wait for others to join.
   std::shared_ptr<Interruption> interruption_ = std::make_shared<Interruption>();
   std::shared_future<Status> result_;  // waits for the threads on destruction

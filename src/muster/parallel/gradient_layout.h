@@ -67,7 +67,7 @@ class GradientLayout {
   at::ScalarType reduction_dtype(const at::Tensor& parameter) const;
 
  private:
-  struct Place {
+  struct GradientPlace {
     std::size_t bucket = 0;
     std::size_t slot = 0;
   };
@@ -81,7 +81,7 @@ class GradientLayout {
   const bool any_operation_;
   bool hooked_ = false;
   std::vector<GradientBucket> buckets_;
-  std::vector<Place> places_;
+  std::vector<GradientPlace> places_;
 };
 
 }  // namespace muster::parallel

@@ -114,14 +114,14 @@ struct ShardedOptimizer::State {
   ZeroRedundancyOptions options;
   std::unique_ptr<torch::optim::Optimizer> local;
   std::vector<std::vector<int>> owners;
-  struct Owned {
+  struct OwnedParameter {
     int owner = 0;
     at::ScalarType dtype = at::kFloat;
   };
-  std::unordered_map<const void*, Owned> owner_of;  // by TensorImpl
-  std::vector<Bucket> buckets;                      // with parameters_as_bucket_view
-  std::vector<WorkRef> in_flight;                   // with overlap_with_ddp
-  std::vector<std::string> collected;               // serialised local optimizers by rank
+  std::unordered_map<const void*, OwnedParameter> owner_of;  // by TensorImpl
+  std::vector<Bucket> buckets;                               // with parameters_as_bucket_view
+  std::vector<WorkRef> in_flight;                            // with overlap_with_ddp
+  std::vector<std::string> collected;                        // serialised local optimizers by rank
 
   void divide(const ParamGroups& groups);
   OptimizerParamGroup part(const ParamGroups& groups, std::size_t group_index, int rank) const;
@@ -433,14 +433,14 @@ int ShardedOptimizer::rank_of(const at::Tensor& parameter) const {
 
 std::unique_ptr<JoinHook> ShardedOptimizer::join_hook(const JoinOptions&) {
   // A rank without inputs must still update its parameters with the other ranks' gradients.
-  struct Hook : JoinHook {
-    explicit Hook(ShardedOptimizer& optimizer) : optimizer(optimizer) {}
+  struct ShadowHook : JoinHook {
+    explicit ShadowHook(ShardedOptimizer& optimizer) : optimizer(optimizer) {}
     void main_hook() override {
       if (!optimizer.state_of_shard_->options.overlap_with_ddp) optimizer.step();
     }
     ShardedOptimizer& optimizer;
   };
-  return std::make_unique<Hook>(*this);
+  return std::make_unique<ShadowHook>(*this);
 }
 
 c10::Device ShardedOptimizer::join_device() const {

@@ -143,19 +143,19 @@ bool FileLog::has_changed() {
 
 /// Without the lock: what is whole in the file stays there, and what is being written shows by its
 /// checksum. Whatever is wrong is for a transaction to say.
-FileLog::Seen FileLog::look(const std::function<bool(const Map&)>& condition) {
+FileLog::LogNews FileLog::look(const std::function<bool(const Map&)>& condition) {
   const std::lock_guard lock(mutex_);
   struct stat info {};
   if (mark_.forked() || ::fstat(file_.get(), &info) != 0 || info.st_size < read_to_ ||
       info.st_nlink == 0)
-    return Seen::trouble;
+    return LogNews::trouble;
   const bool grown = info.st_size > read_to_;
   if (grown) {
     const auto news = read_from(info.st_size);
-    if (!news.ok() || !take(*news).ok()) return Seen::trouble;
+    if (!news.ok() || !take(*news).ok()) return LogNews::trouble;
   }
-  if (condition(map_)) return Seen::what_was_awaited;  // another thread may have read it
-  return grown ? Seen::news : Seen::nothing;
+  if (condition(map_)) return LogNews::what_was_awaited;  // another thread may have read it
+  return grown ? LogNews::news : LogNews::nothing;
 }
 
 Status FileLog::transact(TimePoint deadline, const std::function<void(Transaction&)>& body) {
@@ -224,10 +224,10 @@ Status FileLog::await(TimePoint deadline, const std::function<bool(const Map&)>&
     Backoff backoff;
     const TimePoint look_again = steady_clock().now() + kBlindLook;
     while (steady_clock().now() < look_again) {
-      const Seen seen = look(condition);
-      if (seen == Seen::what_was_awaited) return {};
-      if (seen == Seen::trouble) break;
-      if (seen == Seen::news)
+      const LogNews seen = look(condition);
+      if (seen == LogNews::what_was_awaited) return {};
+      if (seen == LogNews::trouble) break;
+      if (seen == LogNews::news)
         backoff = Backoff(10 * tunables().file_poll);  // others come, one after another
       if (Status paused = pause(backoff, deadline); !paused) return paused;
     }

@@ -71,8 +71,8 @@ class FileLog {
   void unlock();
   bool is_removed() const;
   bool has_changed();
-  enum class Seen { nothing, news, what_was_awaited, trouble };
-  Seen look(const std::function<bool(const Map&)>& condition);
+  enum class LogNews { nothing, news, what_was_awaited, trouble };
+  LogNews look(const std::function<bool(const Map&)>& condition);
   Status pause(Backoff& backoff, TimePoint deadline) const;
   Status read_news();
   Result<std::string> read_from(std::int64_t size) const;

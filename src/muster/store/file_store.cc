@@ -183,9 +183,9 @@ class Membership {
   ProcessMark mark_;
 };
 
-class FileStore final : public RequestStore<Store> {
+class FileBackedStore final : public RequestStore<Store> {
  public:
-  FileStore(std::shared_ptr<Membership> membership, Duration timeout)
+  FileBackedStore(std::shared_ptr<Membership> membership, Duration timeout)
       : RequestStore(timeout), membership_(std::move(membership)) {}
 
   Result<bool> delete_key(std::string_view key) override {
@@ -194,7 +194,7 @@ class FileStore final : public RequestStore<Store> {
                                          "store, or set the key to something else");
   }
   Result<std::shared_ptr<Store>> clone() override {
-    return std::shared_ptr<Store>(std::make_shared<FileStore>(membership_, timeout()));
+    return std::shared_ptr<Store>(std::make_shared<FileBackedStore>(membership_, timeout()));
   }
   const char* kind() const override { return "file"; }
 
@@ -277,7 +277,7 @@ void count_out(FileLog& log, int world_size) {
 
 std::shared_ptr<Store> make_file_store_over(std::shared_ptr<FileLog> log, Duration timeout,
                                             std::function<void(FileLog&)> goodbye) {
-  return std::make_shared<FileStore>(
+  return std::make_shared<FileBackedStore>(
       std::make_shared<Membership>(std::move(log), std::move(goodbye)), timeout);
 }
 

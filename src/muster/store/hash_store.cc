@@ -67,12 +67,12 @@ class SharedTable {
   std::unordered_map<StoreTable::Ticket, Waiter*> waiters_;
 };
 
-class HashStore final : public RequestStore<Store> {
+class TableStore final : public RequestStore<Store> {
  public:
-  HashStore(std::shared_ptr<SharedTable> table, Duration timeout)
+  TableStore(std::shared_ptr<SharedTable> table, Duration timeout)
       : RequestStore(timeout), table_(std::move(table)) {}
   Result<std::shared_ptr<Store>> clone() override {
-    return std::shared_ptr<Store>(std::make_shared<HashStore>(table_, timeout()));
+    return std::shared_ptr<Store>(std::make_shared<TableStore>(table_, timeout()));
   }
   const char* kind() const override { return "hash"; }
 
@@ -86,7 +86,7 @@ class HashStore final : public RequestStore<Store> {
 }  // namespace
 
 std::shared_ptr<Store> make_hash_store(Duration timeout) {
-  return std::make_shared<HashStore>(std::make_shared<SharedTable>(), timeout);
+  return std::make_shared<TableStore>(std::make_shared<SharedTable>(), timeout);
 }
 
 }  // namespace muster::store

@@ -4,9 +4,9 @@
 namespace muster::store {
 namespace {
 
-class PrefixStore final : public Store {
+class PrefixedStore final : public Store {
  public:
-  PrefixStore(std::string prefix, std::shared_ptr<Store> store)
+  PrefixedStore(std::string prefix, std::shared_ptr<Store> store)
       : prefix_(std::move(prefix) + "/"), store_(std::move(store)) {}
 
   Status set(std::string_view key, std::string_view value) override {
@@ -98,11 +98,11 @@ class PrefixStore final : public Store {
 }  // namespace
 
 std::shared_ptr<Store> make_prefix_store(std::string prefix, std::shared_ptr<Store> store) {
-  return std::make_shared<PrefixStore>(std::move(prefix), std::move(store));
+  return std::make_shared<PrefixedStore>(std::move(prefix), std::move(store));
 }
 
 std::shared_ptr<Store> underlying_store(const Store& store) {
-  const auto* prefix = dynamic_cast<const PrefixStore*>(&store);
+  const auto* prefix = dynamic_cast<const PrefixedStore*>(&store);
   return prefix == nullptr ? nullptr : prefix->underlying();
 }
 

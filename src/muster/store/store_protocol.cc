@@ -44,9 +44,9 @@ bool read_lengths(ByteReader& in, std::size_t count, std::vector<std::uint32_t>&
 }
 
 /// The rest of the frame, cut into texts.
-class Tail {
+class RequestTail {
  public:
-  explicit Tail(std::string_view bytes) : bytes_(bytes) {}
+  explicit RequestTail(std::string_view bytes) : bytes_(bytes) {}
   bool take(std::size_t length, std::string_view& text) {
     if (length > bytes_.size()) return false;
     text = bytes_.substr(0, length);
@@ -116,7 +116,7 @@ Result<WireRequest> decode_request(std::string_view frame) {
   request.op = static_cast<Op>(op);
   std::vector<std::uint32_t> lengths;
   if (!read_lengths(in, std::size_t{keys} + values, lengths)) return malformed("request");
-  Tail tail(frame.substr(frame.size() - in.left()));
+  RequestTail tail(frame.substr(frame.size() - in.left()));
   request.keys.resize(keys);
   request.values.resize(values);
   for (std::size_t i = 0; i < lengths.size(); ++i) {
@@ -142,7 +142,7 @@ Result<WireReply> decode_reply(std::string_view frame) {
     return malformed("reply");
   std::vector<std::uint32_t> lengths;
   if (!read_lengths(in, values, lengths)) return malformed("reply");
-  Tail tail(frame.substr(frame.size() - in.left()));
+  RequestTail tail(frame.substr(frame.size() - in.left()));
   std::string_view message, rank_bytes, value;
   if (!tail.take(message_bytes, message) ||
       !tail.take(std::size_t{rank_count} * sizeof(std::int32_t), rank_bytes))

@@ -47,11 +47,11 @@ constexpr Duration kNoFilesPause =
 
 /// A descriptor that Asio watches and that forked children lose. Asio only ever waits for it;
 /// reading and writing are plain calls.
-struct Watched {
-  Watched(asio::io_context& io, Descriptor fd) : watch(io), socket(std::move(fd)) {
+struct WatchedSocket {
+  WatchedSocket(asio::io_context& io, Descriptor fd) : watch(io), socket(std::move(fd)) {
     watch.assign(socket.get());
   }
-  ~Watched() { watch.release(); }
+  ~WatchedSocket() { watch.release(); }
   asio::posix::stream_descriptor watch;
   GuardedDescriptor socket;
 };
@@ -139,10 +139,11 @@ class AsioServer final : public TcpServer {
                   .observed_job = store_job(port_, options.job, Handshake::Role::observer)}) {
     for (Descriptor& each : listeners) {
       const auto name = SocketAddress::local_of(each.get());
-      listeners_.push_back(std::make_unique<Listener>(io_, std::move(each)));
+      listeners_.push_back(std::make_unique<ListeningSocket>(io_, std::move(each)));
       if (!name) continue;
       auto local = listen_locally(local_name_of(*name));
-      if (local) listeners_.push_back(std::make_unique<Listener>(io_, std::move(*local), true));
+      if (local)
+        listeners_.push_back(std::make_unique<ListeningSocket>(io_, std::move(*local), true));
     }
     for (auto& listener : listeners_) watch_listener(*listener);
   }
@@ -172,25 +173,25 @@ class AsioServer final : public TcpServer {
  private:
   using Connection = StoreServer::Connection;
   /// A TCP socket, or the Unix socket beside it for clients of this host.
-  struct Listener : Watched {
-    Listener(asio::io_context& io, Descriptor fd, bool is_local = false)
-        : Watched(io, std::move(fd)), local(is_local) {}
+  struct ListeningSocket : WatchedSocket {
+    ListeningSocket(asio::io_context& io, Descriptor fd, bool is_local = false)
+        : WatchedSocket(io, std::move(fd)), local(is_local) {}
     const bool local;
   };
-  struct Session : Watched {
-    using Watched::Watched;
+  struct Session : WatchedSocket {
+    using WatchedSocket::WatchedSocket;
     bool awaits_read = false;
     bool awaits_write = false;
   };
 
-  void watch_listener(Listener& listener) {
+  void watch_listener(ListeningSocket& listener) {
     listener.watch.async_wait(descriptor_base::wait_read,
                               [this, &listener](const asio::error_code& error) {
                                 if (!error && !ending_) accept_some(listener);
                               });
   }
 
-  void accept_some(Listener& listener) {
+  void accept_some(ListeningSocket& listener) {
     for (int i = 0; i < kAcceptsPerTurn; ++i) {
       sockaddr_storage name;
       socklen_t length = sizeof name;
@@ -212,7 +213,7 @@ class AsioServer final : public TcpServer {
   }
 
   /// Newcomers wait in the kernel's queue until somebody leaves; those inside go on undisturbed.
-  void pause_accepting(Listener& listener) {
+  void pause_accepting(ListeningSocket& listener) {
     if (now() >= next_warning_) {
       log(LogLevel::warning, "the store has no file descriptors left (" + errno_text(errno) +
                                  "); newcomers wait; raise the limit with ulimit -n");
@@ -384,7 +385,7 @@ class AsioServer final : public TcpServer {
   asio::steady_timer pause_;
   TimePoint timer_at_ = TimePoint::max();
   StoreServer machine_;
-  std::vector<std::unique_ptr<Listener>> listeners_;
+  std::vector<std::unique_ptr<ListeningSocket>> listeners_;
   std::unordered_map<Connection, std::unique_ptr<Session>> sessions_;
   Connection next_connection_ = 1;
   std::array<std::byte, fixed::kIoBuffer> buffer_;

@@ -38,20 +38,20 @@ const Record* open_call(const RankTrace& trace, const std::string& group) {
   return nullptr;
 }
 
-struct Member {
+struct TracedMember {
   int rank;
   const RankTrace* trace;   // null: no trace
   const GroupTrace* group;  // null: has not made the group
   const Record* open;       // null: between calls
 };
 
-std::vector<Member> members_of(const JobTrace& job, const std::string& name) {
+std::vector<TracedMember> members_of(const JobTrace& job, const std::string& name) {
   std::set<int> ranks;
   for (const auto& trace : job.ranks) {
     if (const auto* group = trace.group(name))
       ranks.insert(group->members.begin(), group->members.end());
   }
-  std::vector<Member> members;
+  std::vector<TracedMember> members;
   for (const int rank : ranks) {
     const auto* trace = job.rank(rank);
     const auto* group = trace != nullptr ? trace->group(name) : nullptr;
@@ -61,7 +61,7 @@ std::vector<Member> members_of(const JobTrace& job, const std::string& name) {
 }
 
 template <class Test>
-std::vector<int> ranks_where(const std::vector<Member>& members, Test test) {
+std::vector<int> ranks_where(const std::vector<TracedMember>& members, Test test) {
   std::vector<int> ranks;
   for (const auto& member : members) {
     if (test(member)) ranks.push_back(member.rank);
@@ -69,12 +69,13 @@ std::vector<int> ranks_where(const std::vector<Member>& members, Test test) {
   return ranks;
 }
 
-std::uint64_t completed_of(const Member& member) {
+std::uint64_t completed_of(const TracedMember& member) {
   return member.group != nullptr ? member.group->completed : 0;
 }
 
 /// The call that a member made on `group` under this number; null where the trace does not hold it.
-const Record* call_of(const Member& member, const std::string& group, std::uint64_t sequence) {
+const Record* call_of(const TracedMember& member, const std::string& group,
+                      std::uint64_t sequence) {
   if (member.trace == nullptr) return nullptr;
   for (const auto& record : member.trace->records) {
     if (record.sequence == sequence && member.trace->groups[record.group].name == group)
@@ -86,7 +87,7 @@ const Record* call_of(const Member& member, const std::string& group, std::uint6
 /// Those whose call `sequence` is another than that of most members, where one of these calls has
 /// failed. The engine compares more than a trace holds (reduce operations, sizes where they must
 /// agree): what is the same here may have differed there.
-std::vector<int> odd_ones(const std::vector<Member>& members, const std::string& group,
+std::vector<int> odd_ones(const std::vector<TracedMember>& members, const std::string& group,
                           std::uint64_t sequence) {
   std::map<std::tuple<std::string, std::string, int>, std::vector<int>> kinds;
   bool failed = false;
@@ -114,7 +115,7 @@ std::vector<int> odd_ones(const std::vector<Member>& members, const std::string&
 /// Takes ranks that make a different call for what holds the group up, where there are any. The
 /// first to meet them has ended the group for the others too, which may have been in an earlier
 /// call.
-bool find_different(const std::vector<Member>& members, Holdup& holdup) {
+bool find_different(const std::vector<TracedMember>& members, Holdup& holdup) {
   std::set<std::uint64_t> last;  // calls of the members, those that may be the different ones
   for (const auto& member : members) {
     if (member.group != nullptr && member.group->started >= holdup.sequence)
@@ -143,8 +144,8 @@ bool find_different(const std::vector<Member>& members, Holdup& holdup) {
 
 /// A failed group ends calls in which nobody was missing along with the one in which somebody was:
 /// who is between calls, and behind, is the one that was missed, in the call after its last.
-bool find_missed(const std::vector<Member>& members, std::uint64_t most, Holdup& holdup) {
-  const bool failed = std::any_of(members.begin(), members.end(), [](const Member& member) {
+bool find_missed(const std::vector<TracedMember>& members, std::uint64_t most, Holdup& holdup) {
+  const bool failed = std::any_of(members.begin(), members.end(), [](const TracedMember& member) {
     return member.open != nullptr && member.open->state == State::failed;
   });
   if (!failed) return false;
@@ -157,7 +158,7 @@ bool find_missed(const std::vector<Member>& members, std::uint64_t most, Holdup&
     const auto* call = call_of(member, holdup.group, last + 1);
     if (call == nullptr) continue;
     holdup.reason = Reason::not_entered;
-    holdup.behind = ranks_where(members, [&](const Member& one) {
+    holdup.behind = ranks_where(members, [&](const TracedMember& one) {
       return one.group != nullptr && one.open == nullptr && one.group->started == last;
     });
     holdup.sequence = last + 1;
@@ -181,7 +182,7 @@ std::int64_t longest_of_last(const RankTrace& trace, const std::string& group) {
   return longest;
 }
 
-bool is_usual(const Holdup& holdup, const std::vector<Member>& members, std::int64_t now) {
+bool is_usual(const Holdup& holdup, const std::vector<TracedMember>& members, std::int64_t now) {
   if (holdup.reason != Reason::not_entered && holdup.reason != Reason::unfinished) return false;
   std::int64_t longest = kShortWait;
   for (const auto& member : members) {
@@ -216,13 +217,14 @@ std::optional<Holdup> holdup_of(const JobTrace& job, const std::string& name) {
     if (member.open == nullptr || member.open->sequence != first->sequence) continue;
     holdup.since_ns = std::min(holdup.since_ns, member.open->start_ns);
   }
-  const auto inside = [&](const Member& member) {
+  const auto inside = [&](const TracedMember& member) {
     return member.group != nullptr && member.group->started >= first->sequence;
   };
   if (!find_different(members, holdup) && !find_missed(members, most, holdup)) {
     holdup.reason = Reason::not_entered;
-    holdup.behind = ranks_where(
-        members, [&](const Member& member) { return member.trace != nullptr && !inside(member); });
+    holdup.behind = ranks_where(members, [&](const TracedMember& member) {
+      return member.trace != nullptr && !inside(member);
+    });
   }
   for (const auto& [life, reason] :
        {std::pair(Life::gone, Reason::gone), std::pair(Life::stopped, Reason::stopped)}) {
@@ -231,7 +233,7 @@ std::optional<Holdup> holdup_of(const JobTrace& job, const std::string& name) {
     holdup.behind = ranks_where(
         // Those that were left with an error have ended after it: what broke the call is not
         // theirs.
-        members, [&, life = life](const Member& member) {
+        members, [&, life = life](const TracedMember& member) {
           return member.open != nullptr && member.open->under_way() && member.trace->life == life;
         });
     // All of them gone says nothing about any of them.
@@ -239,12 +241,12 @@ std::optional<Holdup> holdup_of(const JobTrace& job, const std::string& name) {
   }
   if (holdup.behind.empty()) {
     holdup.reason = Reason::unfinished;
-    holdup.behind = ranks_where(members, [&](const Member& member) {
+    holdup.behind = ranks_where(members, [&](const TracedMember& member) {
       return member.trace != nullptr && completed_of(member) == fewest;
     });
     if (holdup.behind.size() == members.size()) holdup.behind.clear();
   }
-  holdup.waiting = ranks_where(members, [&](const Member& member) {
+  holdup.waiting = ranks_where(members, [&](const TracedMember& member) {
     if (holdup.sequence != first->sequence && member.open != nullptr &&
         member.open->sequence != holdup.sequence)
       return false;

@@ -67,8 +67,8 @@ class TraceFile {
 /// Three copies of the same things, one after the other. A stamp that is even, and the same in the
 /// first and the last, says that its owner wrote nothing while the middle one was copied.
 template <class T>
-struct Copies {
-  explicit Copies(std::size_t count) : before(count), middle(count), after(count) {}
+struct ThreeCopies {
+  explicit ThreeCopies(std::size_t count) : before(count), middle(count), after(count) {}
   void read(TraceFile& file, std::size_t offset, std::size_t count) {
     file.read(offset, std::span(before).first(count));
     file.read(offset, std::span(middle).first(count));
@@ -105,12 +105,12 @@ GroupTrace group_of(const GroupSlot& slot, std::uint64_t completed) {
   return group;
 }
 
-enum class Found : std::uint8_t { nothing, entry, torn };
+enum class StampState : std::uint8_t { nothing, entry, torn };
 
-Found look_at(const Copies<Entry>& copies, std::size_t at) {
+StampState look_at(const ThreeCopies<Entry>& copies, std::size_t at) {
   const std::uint64_t stamp = copies.before[at].stamp;
-  if (stamp == 0) return Found::nothing;
-  return (stamp & 1) == 0 && copies.after[at].stamp == stamp ? Found::entry : Found::torn;
+  if (stamp == 0) return StampState::nothing;
+  return (stamp & 1) == 0 && copies.after[at].stamp == stamp ? StampState::entry : StampState::torn;
 }
 
 /// Calls `take(body, outcome, ticket)` for each of the ring's entries; returns how many changed
@@ -120,8 +120,8 @@ std::uint64_t each_entry(TraceFile& file, std::size_t offset, std::size_t entrie
                          const Take& take) {
   constexpr std::size_t kBlock = 512;
   std::uint64_t torn = 0;
-  Copies<Entry> block(kBlock), one(1);
-  const auto take_from = [&](const Copies<Entry>& copies, std::size_t at) {
+  ThreeCopies<Entry> block(kBlock), one(1);
+  const auto take_from = [&](const ThreeCopies<Entry>& copies, std::size_t at) {
     const Entry& entry = copies.middle[at];
     take(std::bit_cast<Body>(entry.words), entry.outcome, copies.before[at].stamp / 2);
   };
@@ -129,14 +129,14 @@ std::uint64_t each_entry(TraceFile& file, std::size_t offset, std::size_t entrie
     const std::size_t count = std::min(kBlock, entries - first);
     block.read(file, offset + first * sizeof(Entry), count);
     for (std::size_t at = 0; at < count; ++at) {
-      Found found = look_at(block, at);
-      if (found == Found::entry) take_from(block, at);
-      for (int attempt = 1; found == Found::torn && attempt < kAttempts; ++attempt) {
+      StampState found = look_at(block, at);
+      if (found == StampState::entry) take_from(block, at);
+      for (int attempt = 1; found == StampState::torn && attempt < kAttempts; ++attempt) {
         one.read(file, offset + (first + at) * sizeof(Entry), 1);
         found = look_at(one, 0);
-        if (found == Found::entry) take_from(one, 0);
+        if (found == StampState::entry) take_from(one, 0);
       }
-      if (found == Found::torn) ++torn;
+      if (found == StampState::torn) ++torn;
     }
   }
   return torn;
@@ -169,7 +169,7 @@ Record record_of(const Body& body, std::uint64_t outcome, std::uint64_t ticket,
 }
 
 void copy_failure(TraceFile& file, std::int64_t to_wall, RankTrace& trace) {
-  Copies<FileHeader> header(1);
+  ThreeCopies<FileHeader> header(1);
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     header.read(file, 0, 1);
     const std::uint64_t stamp = header.before[0].failure_stamp;

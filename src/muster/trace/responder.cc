@@ -36,19 +36,19 @@ std::string published_key(int rank) {
   return "trace/" + std::to_string(rank);
 }  // peer_traces.cc writes it
 
-struct Announcement {
+struct JobAnnouncement {
   std::string job;
   int world_size = 0;
   std::int64_t since_ns = 0;
 };
 
-std::string encode(const Announcement& job) {
+std::string encode(const JobAnnouncement& job) {
   return ByteWriter().put(kVersion).put(job.world_size).put(job.since_ns).put_text(job.job).take();
 }
 
-std::optional<Announcement> decode_announcement(std::string_view bytes) {
+std::optional<JobAnnouncement> decode_announcement(std::string_view bytes) {
   ByteReader in(bytes);
-  Announcement job;
+  JobAnnouncement job;
   const auto version = in.get<std::uint32_t>();
   job.world_size = in.get<int>();
   job.since_ns = in.get<std::int64_t>();
@@ -212,7 +212,7 @@ std::unique_ptr<Responder> Responder::start(std::shared_ptr<Recorder> recorder,
   state->refusals = std::move(refusals);
   if (mine->rank == 0)
     static_cast<void>(
-        job->set(kJobKey, encode(Announcement{mine->job, mine->world_size, mine->since_ns})));
+        job->set(kJobKey, encode(JobAnnouncement{mine->job, mine->world_size, mine->since_ns})));
   auto thread = start_thread("the thread that answers `muster trace`", [state] { state->run(); });
   if (!thread.ok()) return nullptr;
   state->thread = std::move(*thread);
@@ -253,7 +253,8 @@ namespace {
 /// One round of questions to the ranks of one job.
 class Asking {
  public:
-  Asking(store::Store& store, std::string prefix, Announcement announced, const AskOptions& options)
+  Asking(store::Store& store, std::string prefix, JobAnnouncement announced,
+         const AskOptions& options)
       : store_(store),
         prefix_(std::move(prefix)),
         announced_(std::move(announced)),
@@ -363,7 +364,7 @@ class Asking {
 
   store::Store& store_;
   const std::string prefix_;
-  const Announcement announced_;
+  const JobAnnouncement announced_;
   const AskOptions options_;
   std::map<int, RankTrace> found_;
   std::map<int, std::uint64_t> refusals_;
@@ -376,7 +377,7 @@ Result<AskedJob> ask_job(store::Store& store, const AskOptions& options) {
   const auto keys = store.list_keys();
   if (!keys.ok()) return keys.status();
   std::string prefix;
-  std::optional<Announcement> latest;
+  std::optional<JobAnnouncement> latest;
   for (const auto& key : *keys) {
     if (key != kJobKey && !key.ends_with("/" + std::string(kJobKey))) continue;
     const auto bytes = store.get(key);

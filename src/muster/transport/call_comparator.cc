@@ -19,7 +19,7 @@ std::string CallComparator::describe(const Fingerprint& call) const {
 }
 
 std::vector<CallComparator::CallOfRank> CallComparator::begin(const Fingerprint& call) {
-  Begun& slot = begun_[call.sequence % kRememberedCalls];
+  BegunCall& slot = begun_[call.sequence % kRememberedCalls];
   slot.call = call;
   slot.valid = true;
   last_begun_ = std::max(last_begun_, call.sequence);
@@ -32,7 +32,7 @@ std::vector<CallComparator::CallOfRank> CallComparator::begin(const Fingerprint&
 }
 
 Status CallComparator::check_numbered(int source, const Fingerprint& call) {
-  const Begun& begun = begun_[call.sequence % kRememberedCalls];
+  const BegunCall& begun = begun_[call.sequence % kRememberedCalls];
   if (begun.valid && begun.call.sequence == call.sequence) {
     const bool agree = rules_ != nullptr ? rules_->agree(call, begun.call) : call == begun.call;
     return agree ? Status() : mismatch(source, call, begun.call);

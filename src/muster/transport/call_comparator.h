@@ -32,7 +32,7 @@ class CallComparator {
   std::string describe(const Fingerprint& call) const;
 
  private:
-  struct Begun {
+  struct BegunCall {
     Fingerprint call;
     bool valid = false;
   };
@@ -43,7 +43,7 @@ class CallComparator {
 
   const FingerprintRules* const rules_;
   const int rank_;
-  std::vector<Begun> begun_{kRememberedCalls};
+  std::vector<BegunCall> begun_{kRememberedCalls};
   std::uint64_t last_begun_ = 0;
   std::map<std::uint64_t, std::vector<CallOfRank>> early_;  // calls of others not begun here
 };

@@ -202,7 +202,7 @@ class Hub final : public LoopbackHub, public std::enable_shared_from_this<Hub> {
 
  private:
   using News = std::function<void(ConnectorEvents&)>;
-  struct End {
+  struct LoopbackEnd {
     std::shared_ptr<Joint> joint;
     int side = 0;
   };
@@ -210,12 +210,12 @@ class Hub final : public LoopbackHub, public std::enable_shared_from_this<Hub> {
     shm::Mailbox mailbox;
     std::atomic<bool> has_news{false};
     std::vector<News> news;
-    std::map<int, End> ends;    // by peer
-    std::vector<int> asked_by;  // whose streams are among the news
+    std::map<int, LoopbackEnd> ends;  // by peer
+    std::vector<int> asked_by;        // whose streams are among the news
     std::atomic<bool> killed{false};
     bool left = false;
   };
-  struct Round {
+  struct ExchangeRound {
     std::vector<std::string> texts;
     int came = 0;
   };
@@ -230,7 +230,7 @@ class Hub final : public LoopbackHub, public std::enable_shared_from_this<Hub> {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Seat> seats_;
-  std::map<std::string, Round> rounds_;
+  std::map<std::string, ExchangeRound> rounds_;
   bool anybody_killed_ = false;
   std::shared_ptr<void> region_memory_;
   std::vector<std::unique_ptr<shm::HostRegion>> views_;
@@ -394,7 +394,7 @@ void Hub::kill(int rank) {
 std::vector<std::string> Hub::exchange(const std::string& round, int rank,
                                        const std::string& mine) {
   std::unique_lock lock(mutex_);
-  Round& here = rounds_[round];
+  ExchangeRound& here = rounds_[round];
   here.texts.resize(seats_.size());
   here.texts[static_cast<std::size_t>(rank)] = mine;
   ++here.came;

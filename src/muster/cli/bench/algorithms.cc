@@ -79,7 +79,7 @@ class Race {
     ready.op = "barrier";
     ready.seconds = contest.seconds / 20;
     for (auto& [algorithm, contestant] : race->runners_) {
-      const Answer answer = contestant->play(ready);
+      const CellResult answer = contestant->play(ready);
       if (answer.figures) continue;
       return Status(Code::internal, "starting " + std::string(name_of(algorithm)) + " for " +
                                         race->title() + ": " + answer.reason);
@@ -104,7 +104,7 @@ class Race {
                     settling_of(ranks_)};
     for (std::size_t i = 0; i < able.size(); ++i) {
       auto& [algorithm, contestant] = runners_[able[(i + turn) % able.size()]];
-      const Answer answer = contestant->play(cell);
+      const CellResult answer = contestant->play(cell);
       if (!answer.figures)
         return Status(Code::internal, title() + ", " + size_text(bytes) + ", by " +
                                           std::string(name_of(algorithm)) + ": " + answer.reason);
@@ -280,7 +280,7 @@ Lap middle_of(const std::vector<Lap>& laps) {
   return middle;
 }
 
-Verdict judge(const std::vector<Lap>& laps, Algorithm selected, double tolerance) {
+AlgorithmVerdict judge(const std::vector<Lap>& laps, Algorithm selected, double tolerance) {
   std::map<Algorithm, std::vector<double>> times_as_fast;
   for (const Lap& lap : laps) {
     const auto own = lap.us.find(selected);
@@ -289,7 +289,7 @@ Verdict judge(const std::vector<Lap>& laps, Algorithm selected, double tolerance
       if (algorithm != selected) times_as_fast[algorithm].push_back(own->second / us);
     }
   }
-  Verdict verdict;
+  AlgorithmVerdict verdict;
   for (auto& [algorithm, times] : times_as_fast) {
     const auto all = static_cast<double>(times.size());
     const auto faster = static_cast<double>(
@@ -385,7 +385,7 @@ class Tally {
 };
 
 /// What is checked: an operation on so many ranks, at one size.
-struct Choice {
+struct AlgorithmChoice {
   std::string transport;
   Op op;
   int ranks;
@@ -395,7 +395,7 @@ struct Choice {
 
   /// Prints it; whether the selected algorithm is good enough.
   bool print(const std::string& remark) const {
-    const Verdict verdict = judge(laps, selected);
+    const AlgorithmVerdict verdict = judge(laps, selected);
     std::string line = lap_text(op, ranks, ground_of(transport), middle_of(laps)) +
                        " | selected: " + std::string(name_of(selected));
     if (verdict.upset) {
@@ -412,12 +412,13 @@ struct Choice {
 /// Looks again at what seems wrong, by ranks started anew: where the system happens to run a race's
 /// ranks is not what is asked. All in turn, so that the looks at one lie apart: a machine has
 /// minutes in which its cores are near to each other, and others. How many are wrong.
-Result<int> look_again(const Contest& contest, std::vector<Choice>& suspects, Tally& tally) {
+Result<int> look_again(const Contest& contest, std::vector<AlgorithmChoice>& suspects,
+                       Tally& tally) {
   const auto rounds = static_cast<std::size_t>(contest.rounds);
   int wrong = 0;
   for (std::size_t turn = 0; !suspects.empty(); ++turn) {
     ProgressLine progress(suspects.size());
-    for (Choice& each : suspects) {
+    for (AlgorithmChoice& each : suspects) {
       auto race = Race::prepare(contest, each.transport, each.op, each.ranks);
       if (!race) return race.status();
       progress.next((*race)->title() + ", " + size_text(each.bytes) + ", look " +
@@ -427,7 +428,7 @@ Result<int> look_again(const Contest& contest, std::vector<Choice>& suspects, Ta
       if (!lap) return lap.status();
       each.laps.push_back(std::move(*lap));
     }
-    std::erase_if(suspects, [&](const Choice& each) {
+    std::erase_if(suspects, [&](const AlgorithmChoice& each) {
       if (!looked_enough(each.laps, rounds, each.selected)) return false;
       const bool clear = judge(each.laps, each.selected).clear;
       const bool right = each.print("  (" + std::to_string(each.laps.size()) + " looks" +
@@ -452,7 +453,7 @@ Status check_selection(const Contest& contest) {
   if (!tuning) return tuning.status();
   ProgressLine progress(laps_in(contest));
   int cells = 0;
-  std::vector<Choice> suspects;
+  std::vector<AlgorithmChoice> suspects;
   Tally tally;
   const Status raced = for_each_race(contest, [&](Race& race, Op op, int ranks) {
     const Selection selection =
@@ -465,8 +466,8 @@ Status check_selection(const Contest& contest) {
       progress.clear();
       if (!laps) return laps.status();
       if (laps->empty()) continue;
-      Choice choice{race.transport(), op, ranks, bytes, selection.choose(op, bytes),
-                    std::move(*laps)};
+      AlgorithmChoice choice{race.transport(), op, ranks, bytes, selection.choose(op, bytes),
+                             std::move(*laps)};
       if (!choice.laps.front().us.contains(choice.selected)) {
         choice.print("  not measured: it sends what another one of these does");
         continue;

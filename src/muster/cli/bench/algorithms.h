@@ -48,7 +48,7 @@ struct Upset {
   collective::Algorithm better;
   double times = 1;
 };
-struct Verdict {
+struct AlgorithmVerdict {
   std::optional<Upset> upset;
   bool clear = true;  ///< whether more laps would hardly change it for any algorithm; of no lap too
 };
@@ -57,8 +57,8 @@ inline constexpr double kTolerance = 1.10;
 /// was more than `tolerance` times as fast in most of them: the middle counts and not the least,
 /// since a rare good moment may halve a time. Clear is what so many more than half of the laps
 /// agree upon as chance seldom brings together.
-Verdict judge(const std::vector<Lap>& laps, collective::Algorithm selected,
-              double tolerance = kTolerance);
+AlgorithmVerdict judge(const std::vector<Lap>& laps, collective::Algorithm selected,
+                       double tolerance = kTolerance);
 
 /// Whether so many laps, measured since so many `rounds` seemed to upset the selection, are enough:
 /// at least 4 for each round, at most 30, in between until their verdict is clear.

@@ -26,8 +26,8 @@
 namespace muster::cli {
 namespace {
 
-using bench::Answer;
 using bench::Cell;
+using bench::CellResult;
 using bench::Contestant;
 using bench::Field;
 using bench::Figures;
@@ -146,7 +146,7 @@ class Run {
                          std::to_string(ranks) + " ranks, " + library);
           Cell own = cell;
           own.memory = memory;
-          const Answer answer = contestant->play(own);
+          const CellResult answer = contestant->play(own);
           if (answer.figures) {
             figures[{library, memory}].push_back(*answer.figures);
             continue;

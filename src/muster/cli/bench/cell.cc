@@ -36,7 +36,7 @@ std::string encode(const Figures& figures) {
   return line.str();
 }
 
-Answer decode_answer(const std::string& line) {
+CellResult decode_answer(const std::string& line) {
   std::istringstream words(line);
   std::string kind;
   words >> kind;

@@ -51,7 +51,7 @@ struct Figures {
 };
 
 /// A contestant's answer to one cell.
-struct Answer {
+struct CellResult {
   std::optional<Figures> figures;
   std::string reason;  ///< why there are none
   bool skipped = false;
@@ -66,7 +66,7 @@ std::string encode(const Cell& cell);
 /// Absent for `quit` and the end of the pipe; what is no order is a failure.
 Result<std::optional<Cell>> decode_order(const std::string& line);
 std::string encode(const Figures& figures);
-Answer decode_answer(const std::string& line);
+CellResult decode_answer(const std::string& line);
 
 /// Half the middle ones of an even number of values.
 double median(std::vector<double> values);

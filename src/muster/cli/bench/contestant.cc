@@ -96,7 +96,7 @@ std::string Contestant::last_words() const {
   return text.empty() ? "it said nothing" : "it said:\n" + text;
 }
 
-Answer Contestant::play(const Cell& cell) {
+CellResult Contestant::play(const Cell& cell) {
   if (failed_) return {{}, "its ranks have ended", false};
   const std::string line = encode(cell);
   for (const Descriptor& order : orders_) {
@@ -111,7 +111,7 @@ Answer Contestant::play(const Cell& cell) {
     if (const std::size_t end = unread_.find('\n'); end != std::string::npos) {
       const std::string answer = unread_.substr(0, end);
       unread_.erase(0, end + 1);
-      Answer decoded = decode_answer(answer);
+      CellResult decoded = decode_answer(answer);
       if (!decoded.figures && !decoded.skipped) failed_ = true;
       return decoded;
     }

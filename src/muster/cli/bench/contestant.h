@@ -46,7 +46,7 @@ class Contestant {
 
   const std::string& library() const { return library_; }
   /// Blocks until the ranks have measured it or have taken far longer than they should.
-  Answer play(const Cell& cell);
+  CellResult play(const Cell& cell);
 
  private:
   Contestant() = default;

@@ -19,7 +19,7 @@ constexpr double kLetter = 5.3;
 constexpr const char* kNote =
     "time of one call (below 64 KiB back to back, from there on alone), by bytes; lower is better";
 
-struct Range {
+struct AxisRange {
   double low = 0, high = 1;  // logarithms
   double place(double value) const {
     return (std::log10(std::max(value, 1e-3)) - low) / (high - low);
@@ -48,14 +48,15 @@ std::string label(double x, double y, const std::string& text, const char* ancho
          more + ">" + text + "</text>\n";
 }
 
-Range range_of(const std::vector<const Row*>& rows, double (*value)(const Row&)) {
+AxisRange range_of(const std::vector<const Row*>& rows, double (*value)(const Row&)) {
   double low = 1e300, high = 0;
   for (const Row* row : rows) {
     low = std::min(low, std::max(value(*row), 1e-3));
     high = std::max(high, value(*row));
   }
-  const Range range{std::floor(std::log10(low)), std::ceil(std::log10(std::max(high, low)) + 1e-9)};
-  return range.high > range.low ? range : Range{range.low, range.low + 1};
+  const AxisRange range{std::floor(std::log10(low)),
+                        std::ceil(std::log10(std::max(high, low)) + 1e-9)};
+  return range.high > range.low ? range : AxisRange{range.low, range.low + 1};
 }
 
 std::string line_name(const Row& row) {
@@ -80,7 +81,7 @@ std::string dashes(const Row& row) {
 /// One operation on one number of ranks.
 std::string panel(const std::string& title, const std::vector<const Row*>& rows, double left,
                   double top) {
-  const Range x = range_of(rows, bytes_of), y = range_of(rows, compared);
+  const AxisRange x = range_of(rows, bytes_of), y = range_of(rows, compared);
   const double width = kWidth - kLeft - kRight, height = kHeight - kTop - kBottom;
   const bool one_size = std::all_of(rows.begin(), rows.end(), [&](const Row* row) {
     return bytes_of(*row) == bytes_of(*rows.front());

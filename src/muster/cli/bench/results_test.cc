@@ -25,7 +25,7 @@ TEST(BenchLines, OrdersAndAnswersComeBackAsTheyWere) {
   EXPECT_FALSE(decode_order("quit")->has_value());
   EXPECT_FALSE(decode_order("cell all_reduce many").ok());
 
-  const Answer answer = decode_answer("row 1.5 2.5 1.25 9 1000");
+  const CellResult answer = decode_answer("row 1.5 2.5 1.25 9 1000");
   ASSERT_TRUE(answer.figures.has_value());
   EXPECT_EQ(answer.figures->loop_us, 1.5);
   EXPECT_EQ(answer.figures->p50_us, 2.5);

@@ -73,7 +73,7 @@ HostStep step_of(Op op, Algorithm algorithm, Crew crew, int step, int first) {
   return host;
 }
 
-double busy_seconds(const Work& work, double bytes, const Machine& machine) {
+double busy_seconds(const OperationCost& work, double bytes, const Machine& machine) {
   return work.messages * machine.overhead +
          bytes * (work.network_bytes / machine.bandwidth +
                   work.host_bytes / machine.host_bandwidth + work.added_bytes / machine.reduction);
@@ -183,8 +183,8 @@ double chunks_of(Op op, Algorithm algorithm, double bytes, int ranks) {
 
 }  // namespace
 
-Work work_of(Op op, Algorithm algorithm, Crew crew) {
-  Work work;
+OperationCost work_of(Op op, Algorithm algorithm, Crew crew) {
+  OperationCost work;
   if (is_simulated(algorithm)) return work;
   // The first host has the root. If the first ranks pair up, rank 1 takes part for two.
   const int first = algorithm == Algorithm::recursive_doubling && crew.ranks > 1
@@ -207,7 +207,7 @@ Work work_of(Op op, Algorithm algorithm, Crew crew) {
 }
 
 double predict(Op op, Algorithm algorithm, double bytes, const Machine& machine, Crew crew,
-               const Work& work) {
+               const OperationCost& work) {
   if (crew.ranks < 2) return 0;
   if (algorithm == Algorithm::tree && op != Op::broadcast)
     return predict_pieces(bytes, machine, crew);

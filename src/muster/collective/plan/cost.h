@@ -35,7 +35,7 @@ struct Crew {
 
 /// The size-independent cost of an algorithm: sums over its steps of the slowest rank's share.
 /// Bytes are fractions of the call's bytes.
-struct Work {
+struct OperationCost {
   double hops = 0;           ///< steps that wait for another host
   double host_hops = 0;      ///< steps that wait for a rank on the same host
   double messages = 0;       ///< sent or received by one rank
@@ -45,13 +45,13 @@ struct Work {
 };
 /// For an algorithm in which all ranks do the same, except for a root at rank 0: not for trees,
 /// chains or sums from host to host.
-Work work_of(Op op, Algorithm algorithm, Crew crew);
+OperationCost work_of(Op op, Algorithm algorithm, Crew crew);
 
 /// Seconds. `bytes` as `muster bench` counts them: each rank's tensor for reductions and broadcast,
 /// all pieces together otherwise. The root is rank 0.
 double predict(Op op, Algorithm algorithm, double bytes, const Machine& machine, Crew crew);
 /// The same with a precomputed `work_of`.
 double predict(Op op, Algorithm algorithm, double bytes, const Machine& machine, Crew crew,
-               const Work& work);
+               const OperationCost& work);
 
 }  // namespace muster::collective::plan
