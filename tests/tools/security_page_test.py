@@ -21,23 +21,26 @@ PROMISES = {
     "A text that does not have the form of `muster secret` is stretched with Argon2id": ["W4"],
     "wipes `MUSTER_SECRET` from its own environment": ["W4"],
     "They are excluded from core dumps and wiped after use": ["W4"],
-    "It writes nothing, reads no other key of the store, joins no job, and does not learn the secret": [
-        "W1"
-    ],
+    (
+        "It writes nothing, reads no other key of the store, "
+        "joins no job, and does not learn the secret"
+    ): ["W1"],
     "A relay that changes, replays, cuts or splices traffic ends the connection": ["W1"],
     "refused by name if another user owns them or can write them, or if they have a second name": [
         "W3"
     ],
     "A relay cannot swap connections of jobs that differ in these": ["W1"],
     "they delay one by at most their own length": ["W6"],
-    "`init_rpc(functions=[...])` restricts calls, and the classes that answers may name, to a list": [
-        "W5"
-    ],
+    (
+        "`init_rpc(functions=[...])` restricts calls, and the "
+        "classes that answers may name, to a list"
+    ): ["W5"],
     "`MUSTER_ALLOW_PICKLE=0` on all ranks refuses pickles of unknown classes": ["W5"],
     "count the connections that they refuse, and log at most one line a second each": ["W1"],
-    "which has no authentication. Every process that reaches it can keep a job from starting, but cannot join it": [
-        "W2"
-    ],
+    (
+        "which has no authentication. Every process that reaches it can "
+        "keep a job from starting, but cannot join it"
+    ): ["W2"],
 }
 
 # A number on the page, and where it stands in the sources.

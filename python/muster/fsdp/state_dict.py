@@ -1,4 +1,4 @@
-"""Whole parameters for a while, and states of optimizers: whole ones from shards, and the way back."""
+"""Whole parameters inside a scope, and optimizers' states: whole ones from shards, and back."""
 
 import contextlib
 
