@@ -115,6 +115,9 @@ constexpr EnvironmentVariable kLaunching[] = {
      "1 gives Python programs muster as torch's backend `gloo`, as --replace-gloo does."},
     {"DDP_DISABLE_COMM_MEM", "0 on machines without GPUs",
      "1 keeps the buckets of stock torch's DDP out of memory that the ranks of a host share."},
+    {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30", "Seconds: the default of --shutdown-timeout."},
+    {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${rank}] ",
+     "The default of --log-line-prefix-template."},
     {"PATH", "", "Where programs are looked for that are named without a folder."},
     {"TMPDIR", "/tmp", "Where temporary files are made."},
     {"HOME, XDG_CONFIG_HOME, XDG_RUNTIME_DIR", "",
@@ -142,6 +145,8 @@ constexpr EnvironmentVariable kWorkers[] = {
      "", "As under torchrun."},
     {"MUSTER_AGENT_STORE, MUSTER_SECRET_FD, MUSTER_EPOCH", "",
      "See above. MUSTER_SECRET is removed from their environment."},
+    {"TORCHELASTIC_ERROR_FILE", "",
+     "Where torch's `@record` leaves the exception of a worker, which the launcher reports."},
     {"OMP_NUM_THREADS", "", "The cores divided by the workers, unless it is set."},
 };
 

@@ -35,7 +35,8 @@ void read_into(Descriptor& end, std::string& text) {
 
 }  // namespace
 
-Launched::Launched(const std::vector<std::string>& arguments, const Variables& variables)
+Launched::Launched(const std::vector<std::string>& arguments, const Variables& variables,
+                   const std::function<void()>& before)
     : deadline_(std::chrono::steady_clock::now() + kPatience) {
   std::vector<std::string> words = {MUSTER_COMMAND};
   words.insert(words.end(), arguments.begin(), arguments.end());
@@ -55,6 +56,7 @@ Launched::Launched(const std::vector<std::string>& arguments, const Variables& v
   err_.reset(err[0]);
   pid_ = ::fork();
   if (pid_ == 0) {
+    if (before) before();
     ::dup2(out[1], 1);
     ::dup2(err[1], 2);
     ::execve(argv[0], argv.data(), envp.data());

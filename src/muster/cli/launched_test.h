@@ -4,8 +4,10 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "muster/base/descriptor.h"
@@ -31,7 +33,9 @@ class Launched {
  public:
   using Variables = std::map<std::string, std::string>;
   /// Starts `muster arguments...` with nothing but PATH and `variables` in its environment.
-  explicit Launched(const std::vector<std::string>& arguments, const Variables& variables = {});
+  /// `before` runs in the new process first, to put it on a host, say.
+  explicit Launched(const std::vector<std::string>& arguments, const Variables& variables = {},
+                    const std::function<void()>& before = {});
   Launched(Launched&&) = delete;
   ~Launched();
 
@@ -40,6 +44,8 @@ class Launched {
   /// Reads until standard output (or error) holds `text` at least `times` times.
   bool wait_for_output(const std::string& text, int times = 1);
   bool wait_for_error(const std::string& text);
+  /// What standard output has held so far, from now on without it.
+  std::string take_output() { return std::exchange(out_text_, {}); }
   /// Reads to the end of both streams and collects the process.
   Outcome finish();
 

@@ -2,7 +2,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <set>
 
 #include "muster/base/env.h"
 
@@ -11,16 +13,43 @@ namespace {
 
 using launch::RunOptions;
 
+/// Keys of torchrun's --rdzv-conf that ask for what is the case anyway: whoever can listen at the
+/// endpoint serves (is_host), the store is a TCP store (store_type) with the launcher's limits
+/// (read_timeout), nothing is polled (heartbeat_timeout, close_timeout), and a node's number is
+/// --node-rank (rank).
+const std::set<std::string> kWithoutMeaning = {"is_host",           "store_type",    "read_timeout",
+                                               "heartbeat_timeout", "close_timeout", "rank"};
+
 // Text as it stood on the command line, before it is understood.
 struct Words {
   std::string nodes = "1", workers = "1", node_rank, master_addr, master_port, run_id, backend,
-              endpoint, configuration, local_addr;
-  std::string restarts = "0", shutdown_timeout = "30", join_timeout = "600", monitor_interval;
+              endpoint, configuration, local_addr, line_prefix, stop_signals, event_handler, events;
+  std::string restarts = "0", shutdown_timeout, join_timeout = "600", monitor_interval;
   std::string log_dir, redirects = "0", tee = "0", shown_ranks, role = "default", spelling = "dash",
                        start_method;
   bool standalone = false, module = false, no_python = false, run_path = false, use_env = false,
        no_agent_store = false, replace_gloo = false;
 };
+
+/// Options of torchrun that muster does not have, and why.
+const std::map<std::string, std::string> kRefused = {
+    {"--duplicate-stdout-filters", "write the logs with --tee 1 and filter the files"},
+    {"--duplicate-stderr-filters", "write the logs with --tee 2 and filter the files"},
+    {"--logs-specs", "it names a class of a Python launcher; see --log-dir, --redirects and --tee"},
+    {"--numa-binding", "bind the workers by numactl or taskset in the command, or by the program"},
+    {"--virtual-local-rank", "let the program choose its device by LOCAL_RANK"},
+    {"--print-completion", "the completion of the shell is not written by the launcher"},
+};
+
+/// What to say where the first word that was not understood is one of them.
+std::optional<std::string> refusal_of(const std::vector<std::string>& rest) {
+  if (rest.empty()) return std::nullopt;
+  std::string name = rest.front().substr(0, rest.front().find('='));
+  std::replace(name.begin(), name.end(), '_', '-');
+  const auto refused = kRefused.find(name);
+  if (refused == kRefused.end()) return std::nullopt;
+  return name + " of torchrun is not supported: " + refused->second;
+}
 
 // "--nproc-per-node,--nproc_per_node": both spellings of a name, or of several.
 std::string spellings(const std::string& names) {
@@ -68,6 +97,7 @@ class Parser {
   void add_program();
   Status understand(RunOptions& options) const;
   Status understand_job(RunOptions& options) const;
+  Status understand_configuration(RunOptions& options) const;
   Status understand_watching(RunOptions& options) const;
   Status understand_output(RunOptions& options) const;
 
@@ -112,8 +142,10 @@ Parser::Parser(RunFlavour flavour) : flavour_(flavour) {
 void Parser::add_job() {
   flag("--standalone", words_.standalone,
        "One node, no address needed: the store takes a free port");
-  value("--nnodes,--nnode", words_.nodes,
-        "Number of nodes, N or MIN:MAX (only MIN = MAX for now). Default 1");
+  value(
+      "--nnodes,--nnode", words_.nodes,
+      "Number of nodes, N or MIN:MAX: with MIN the job begins or goes on, up to MAX may join while "
+      "it runs. Default 1");
   value("--nproc-per-node", words_.workers,
         "Workers on this node: a number, cpu (one per core allowed to us), gpu (one per GPU) or "
         "auto. Default 1");
@@ -135,7 +167,14 @@ void Parser::add_job() {
         "static");
   value("--rdzv-endpoint", words_.endpoint,
         "HOST[:PORT] where the nodes meet; default port 29500 (static), 29400 (c10d)");
-  value("--rdzv-conf", words_.configuration, "KEY=VALUE,...: join_timeout or timeout, in seconds");
+  value(
+      "--rdzv-conf", words_.configuration,
+      "KEY=VALUE,...; in seconds join_timeout (600), last_call_timeout (30: for more than MIN "
+      "nodes, "
+      "at the beginning), keep_alive_interval (5) times keep_alive_max_attempt (3): how long a "
+      "node "
+      "may be silent (without them 2.5), blacklist_cooldown (60) after blacklist_after troubles of "
+      "a host (0: never); majority=1: go on only with more than half of the nodes");
   value("--local-addr", words_.local_addr,
         "Address of this node to listen at and to tell the others");
 }
@@ -143,22 +182,36 @@ void Parser::add_job() {
 void Parser::add_watching() {
   if (flavour_ == RunFlavour::run) {
     value("--max-restarts", words_.restarts,
-          "After a failure start all workers again, at most this often (one node only). Default 0");
+          "After a failure start all workers of all nodes again, at most this often. Default 0");
     value("--monitor-interval", words_.monitor_interval,
           "Seconds; accepted for torchrun's sake, a worker's end is seen at once");
     value("--start-method", words_.start_method,
           "spawn, fork or forkserver; accepted for torchrun's sake, programs are always executed");
     value("--role", words_.role,
           "Name of this node's kind of workers (ROLE_NAME, ROLE_RANK). Default \"default\"");
+    value("--signals-to-handle", words_.stop_signals,
+          "Signals that end the job, after they were passed on to the workers. Default "
+          "SIGTERM,SIGINT,SIGHUP,SIGQUIT; SIGUSR1 and SIGUSR2 are only passed on if they are not "
+          "here");
+    value(
+        "--event-log-handler", words_.event_handler,
+        "null, or console: what happens to the job as JSON lines on standard error. Default null");
   }
   value("--shutdown-timeout", words_.shutdown_timeout,
-        "Seconds between SIGTERM and SIGKILL when workers are to end. Default 30");
+        "Seconds between SIGTERM and SIGKILL when workers are to end. Default "
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30");
   value("--join-timeout", words_.join_timeout, "Seconds to wait for all nodes. Default 600");
   flag("--no-agent-store", words_.no_agent_store,
        "Serve no store: rank 0 opens one at MASTER_PORT itself (programs of stock torch)");
 }
 
 void Parser::add_output() {
+  value("--events", words_.events,
+        "A file to which what happens to the job is added, as JSON lines");
+  value(
+      "--log-line-prefix-template", words_.line_prefix,
+      "What stands before each line on the console, with ${role_name}, ${local_rank}, ${rank} and "
+      "${hostname}. Default '[${rank}] '");
   value("--log-dir", words_.log_dir,
         "Directory of log files: DIR/<rdzv-id>/attempt_<n>/<local rank>/{stdout,stderr}.log. "
         "Default: a new one in /tmp");
@@ -207,6 +260,7 @@ ParsedRun Parser::parse(const std::vector<std::string>& arguments) {
     return failed(error.what());
   }
   auto rest = app_.remaining();
+  if (const auto refused = refusal_of(rest)) return failed(*refused);
   if (!rest.empty() && rest.front() == "--") {
     rest.erase(rest.begin());
   } else if (!rest.empty() && rest.front().starts_with("-")) {
@@ -239,7 +293,8 @@ Status Parser::understand_job(RunOptions& options) const {
   options.standalone = words_.standalone;
   auto nodes = launch::parse_nodes(words_.nodes);
   if (!nodes) return nodes.status();
-  options.nodes = *nodes;
+  options.min_nodes = nodes->least;
+  options.nodes = nodes->most;
   auto workers = launch::parse_workers(words_.workers);
   if (!workers) return workers.status();
   options.workers = *workers;
@@ -271,36 +326,94 @@ Status Parser::understand_job(RunOptions& options) const {
   return {};
 }
 
+/// torchrun's keys with torchrun's meaning, and ours.
+Status Parser::understand_configuration(RunOptions& options) const {
+  Duration interval = std::chrono::seconds(5);  // torchrun's, if only one of the two is given
+  std::int64_t attempts = 3;
+  bool alive = false;
+  std::istringstream pairs(words_.configuration);
+  for (std::string pair; std::getline(pairs, pair, ',');) {
+    const std::size_t equals = pair.find('=');
+    const std::string key = pair.substr(0, equals);
+    const std::string word = equals == std::string::npos ? "" : pair.substr(equals + 1);
+    const std::string name = "--rdzv-conf " + key;
+    const std::map<std::string, Duration*> durations = {
+        {"join_timeout", &options.join_timeout},
+        {"timeout", &options.join_timeout},
+        {"last_call_timeout", &options.last_call},
+        {"keep_alive_interval", &interval},
+        {"blacklist_cooldown", &options.blacklist_cooldown}};
+    if (const auto known = durations.find(key); known != durations.end()) {
+      auto value = seconds(name, word);
+      if (!value) return value.status();
+      *known->second = *value;
+      alive = alive || key == "keep_alive_interval";
+    } else if (key == "keep_alive_max_attempt" || key == "blacklist_after") {
+      auto value = launch::parse_whole(name, word, key == "blacklist_after" ? 0 : 1, 1000);
+      if (!value) return value.status();
+      if (key == "blacklist_after") {
+        options.blacklist_after = static_cast<int>(*value);
+      } else {
+        attempts = *value;
+        alive = true;
+      }
+    } else if (key == "majority") {
+      auto value = launch::parse_whole(name, word, 0, 1);
+      if (!value) return value.status();
+      options.majority = *value == 1;
+    } else if (kWithoutMeaning.contains(key)) {
+      continue;
+    } else {
+      return Status(Code::invalid_argument,
+                    "--rdzv-conf: \"" + key +
+                        "\" is not known; there are join_timeout (or timeout), last_call_timeout, "
+                        "keep_alive_interval, keep_alive_max_attempt, blacklist_after, "
+                        "blacklist_cooldown and majority");
+    }
+  }
+  if (alive) options.node_ttl = interval * attempts;
+  if (options.node_ttl > Duration::zero()) return {};
+  return Status(
+      Code::invalid_argument,
+      "--rdzv-conf: with keep_alive_interval=0 every node would be taken for dead at once");
+}
+
 Status Parser::understand_watching(RunOptions& options) const {
   auto restarts = launch::parse_whole("--max-restarts", words_.restarts, 0, 1 << 30);
   if (!restarts) return restarts.status();
   options.max_restarts = static_cast<int>(*restarts);
-  auto shutdown = seconds("--shutdown-timeout", words_.shutdown_timeout);
+  const std::string patience = words_.shutdown_timeout.empty()
+                                   ? env_text("TORCH_ELASTIC_SHUTDOWN_TIMEOUT").value_or("30")
+                                   : words_.shutdown_timeout;
+  auto shutdown = seconds("--shutdown-timeout", patience);
   if (!shutdown) return shutdown.status();
+  if (!words_.stop_signals.empty()) {
+    auto signals = launch::parse_signals("--signals-to-handle", words_.stop_signals);
+    if (!signals) return signals.status();
+    options.stop_signals = std::move(*signals);
+  }
   options.shutdown_timeout = *shutdown;
   auto join = seconds("--join-timeout", words_.join_timeout);
   if (!join) return join.status();
   options.join_timeout = *join;
-  std::istringstream pairs(words_.configuration);
-  for (std::string pair; std::getline(pairs, pair, ',');) {
-    const std::string key = pair.substr(0, pair.find('='));
-    if (key != "timeout" && key != "join_timeout" && key != "is_host") {
-      return Status(Code::invalid_argument,
-                    "--rdzv-conf: \"" + key +
-                        "\" is not known; there are join_timeout and timeout (seconds)");
-    }
-    if (key == "is_host") continue;  // whoever can listen at the endpoint is
-    auto value =
-        seconds("--rdzv-conf " + key,
-                pair.find('=') == std::string::npos ? "" : pair.substr(pair.find('=') + 1));
-    if (!value) return value.status();
-    options.join_timeout = *value;
-  }
+  if (Status configured = understand_configuration(options); !configured) return configured;
   if (words_.monitor_interval.empty()) return {};
   return seconds("--monitor-interval", words_.monitor_interval).status();
 }
 
 Status Parser::understand_output(RunOptions& options) const {
+  const auto prefix = env_text("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE");
+  if (!words_.line_prefix.empty() || prefix)
+    options.line_prefix = words_.line_prefix.empty() ? *prefix : words_.line_prefix;
+  options.events = given(words_.events);
+  options.events_on_console = words_.event_handler == "console";
+  if (!options.events_on_console && !words_.event_handler.empty() &&
+      words_.event_handler != "null" && words_.event_handler != "dynamic_rendezvous") {
+    return Status(Code::unsupported,
+                  "--event-log-handler: \"" + words_.event_handler +
+                      "\" is neither null nor console: others are objects of a Python launcher; "
+                      "--events FILE writes the same as JSON lines");
+  }
   auto redirects = launch::parse_streams("--redirects", words_.redirects, options.workers);
   if (!redirects) return redirects.status();
   options.redirects = *redirects;

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -651,6 +652,61 @@ TEST(Command, ExplainsItself) {
   }
   EXPECT_TRUE(run({"--version"}).out.starts_with("muster "));
   EXPECT_TRUE(contains(run({"doctor"}).out, "cores"));
+}
+
+// spec: L13 the error file of a worker is read and shown
+TEST(Run, ShowsTheErrorFile) {
+  const Outcome outcome =
+      run(shell(1, R"(echo '{"message": {"message": "ValueError: by itself", "extraInfo": )"
+                   R"({"py_callstack": "Traceback of it"}}}' > $TORCHELASTIC_ERROR_FILE; exit 4)"));
+  EXPECT_EQ(outcome.code, 4);
+  EXPECT_TRUE(
+      contains(outcome.err, "its error file says: ValueError: by itself\n  | Traceback of it"))
+      << outcome.err;
+}
+
+// spec: L2 --log-line-prefix-template, also from the environment
+TEST(Run, PrefixesLinesAsAsked) {
+  const std::vector<std::string> words = {"--role", "trainer", "--log-line-prefix-template",
+                                          "<${role_name}/${local_rank}/${rank}> "};
+  EXPECT_EQ(run(shell(1, "echo hello", words)).out, "<trainer/0/0> hello\n");
+  EXPECT_EQ(
+      run(shell(1, "echo hello"), {{"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "${rank}: "}}).out,
+      "0: hello\n");
+}
+
+// spec: L2 --signals-to-handle: a signal that is listed ends the job, after it was passed on
+TEST(Run, HandlesTheSignalsThatItIsTold) {
+  Launched launcher(run_words(1, {"--signals-to-handle", "SIGTERM,SIGUSR1", kWorker, "wait", "0"}));
+  ASSERT_TRUE(launcher.wait_for_output("ready"));
+  launcher.signal(SIGUSR1);
+  const Outcome outcome = launcher.finish();
+  EXPECT_EQ(outcome.code, 128 + SIGUSR1) << outcome.err;
+  EXPECT_TRUE(contains(outcome.out, "got SIGUSR1")) << outcome.out;
+}
+
+// spec: L2 --event-log-handler: console and null, others are refused by name; torchrun's other
+// options that are not there are refused with the reason
+TEST(Run, RefusesWhatItDoesNotHave) {
+  const Outcome console = run(shell(1, "true", {"--event-log-handler", "console"}));
+  EXPECT_TRUE(contains(console.err, R"("event":"workers_started")")) << console.err;
+  EXPECT_EQ(run(shell(1, "true", {"--event-log-handler", "null"})).err, "");
+  const std::vector<std::pair<std::string, std::string>> refused = {
+      {"--event-log-handler", "scuba"},
+      {"--logs-specs", "mine"},
+      {"--numa-binding", "node"},
+      {"--virtual-local-rank", ""},
+      {"--duplicate_stdout_filters", "x"}};
+  for (const auto& [option, value] : refused) {
+    std::vector<std::string> words = {option};
+    if (!value.empty()) words.push_back(value);
+    const Outcome outcome = run(shell(1, "true", words));
+    EXPECT_EQ(outcome.code, 2) << option;
+    std::string name = option;
+    std::replace(name.begin(), name.end(), '_', '-');
+    EXPECT_TRUE(contains(outcome.err, name)) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, ": ")) << outcome.err;
+  }
 }
 
 }  // namespace

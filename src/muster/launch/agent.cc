@@ -1,5 +1,6 @@
 #include "muster/launch/agent.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/epoll.h>
@@ -21,8 +22,10 @@
 #include "muster/base/socket_address.h"
 #include "muster/base/temporary_folder.h"
 #include "muster/launch/agent_machine.h"
+#include "muster/launch/error_file.h"
+#include "muster/launch/event_log.h"
 #include "muster/launch/host.h"
-#include "muster/launch/node_link.h"
+#include "muster/launch/node_membership.h"
 #include "muster/launch/node_rendezvous.h"
 #include "muster/launch/python.h"
 #include "muster/launch/report.h"
@@ -60,7 +63,7 @@ struct Program {
 struct Prepared {
   Descriptor secret_file;  ///< for the workers; none: they find the secret as this process does
   NodeJob job;
-  std::unique_ptr<NodeLink> link;  ///< with several nodes
+  std::unique_ptr<NodeMembership> nodes;  ///< with several nodes
 };
 
 /// Where redirected output goes.
@@ -131,7 +134,9 @@ class WorkerCommands {
     told.python = python ? *python : "python3";
   }
   const Program& program() const { return program_; }
-  WorkerCommand command_of(const WorkerRanks& ranks, int local_rank, int attempt) const;
+  /// `error_file`: where the worker may leave its exception; empty: nowhere.
+  WorkerCommand command_of(const WorkerRanks& ranks, int local_rank, int restarts,
+                           const std::string& error_file) const;
 
   JobEnvironment told;
 
@@ -141,8 +146,8 @@ class WorkerCommands {
   Environment inherited_ = inherited_environment();
 };
 
-WorkerCommand WorkerCommands::command_of(const WorkerRanks& ranks, int local_rank,
-                                         int attempt) const {
+WorkerCommand WorkerCommands::command_of(const WorkerRanks& ranks, int local_rank, int restarts,
+                                         const std::string& error_file) const {
   WorkerCommand command;
   command.file = program_.file;
   command.arguments = program_.before;
@@ -153,7 +158,10 @@ WorkerCommand WorkerCommands::command_of(const WorkerRanks& ranks, int local_ran
   }
   command.arguments.insert(command.arguments.end(), options_.arguments.begin(),
                            options_.arguments.end());
-  command.environment = flatten(worker_environment(inherited_, told, ranks, attempt));
+  Environment environment = worker_environment(inherited_, told, ranks, restarts);
+  environment.erase("TORCHELASTIC_ERROR_FILE");
+  if (!error_file.empty()) environment["TORCHELASTIC_ERROR_FILE"] = error_file;
+  command.environment = flatten(environment);
   // Several readers would fight for one terminal.
   command.quiet_input = options_.workers > 1 || ::isatty(0) != 0;
   return command;
@@ -173,11 +181,20 @@ class Agent {
   void act(const AgentAction& action);
   void start_workers(int attempt);
   void take_another_port();
+  void say_why_again();
   Status start_one(int local_rank, int attempt, int* exit_code);
   void signal_workers(int signal);
   void sweep();
+  Status open_events();
+  std::string error_file(int local_rank, int attempt) const;
+  std::string log_file(int local_rank) const;
+  void note_end(const WorkerEnded& event);
+  void follow(NodeNews news);
+  void begin_plan();
+  void tell_failed();
+  std::string node_text() const;
   ReportFacts facts() const;
-  const std::string& host() const { return job_.nodes[static_cast<std::size_t>(job_.node)].host; }
+  const std::string& host() const { return job_.self.host; }
   std::string traces() const;
   void report();
 
@@ -185,14 +202,24 @@ class Agent {
   NodeJob job_;
   SignalWatch& signals_;
   WorkerCommands commands_;
-  std::string log_folder_;
+  LogPlace logs_;
+  std::shared_ptr<const EpochPlan> plan_;  // that the workers run by, or will
+  std::int64_t failures_noted_ = 0;
+  std::int64_t running_epoch_ = 0;                // that workers were started for last
+  std::shared_ptr<const ReservedPort> reserved_;  // of the workers that run; job_'s: of the next
+  const TemporaryFolder errors_{"muster-errors-"};
+  std::vector<EventLog> event_logs_;
+  void write_event(const std::string& event, const std::vector<EventLog::Field>& fields) const {
+    for (const EventLog& log : event_logs_) log.write(event, fields);
+  }
+  std::vector<FailureNote> failures_;  // of all nodes, as they became known
   std::vector<WorkerRanks> ranks_;
   AgentRules rules_;
   AgentState state_;
   bool finished_ = false;
   Wakeups wakeups_;
   std::unique_ptr<WorkerOutput> output_;
-  std::unique_ptr<NodeLink> link_;
+  std::unique_ptr<NodeMembership> nodes_;
   Descriptor secret_file_;
   std::vector<RunningWorker> workers_;
   std::vector<WorkerRecord> records_;
@@ -204,10 +231,7 @@ Agent::Agent(const RunOptions& options, Prepared prepared, SignalWatch& signals)
       job_(std::move(prepared.job)),
       signals_(signals),
       commands_(options),
-      link_(std::move(prepared.link)) {
-  ranks_ = assign_ranks(job_.nodes, job_.node);
-  commands_.told.master_addr = job_.program_addr;
-  commands_.told.master_port = job_.program_port;
+      nodes_(std::move(prepared.nodes)) {
   commands_.told.run_id = job_.run_id;
   commands_.told.role = options_.role;
   commands_.told.max_restarts = options_.max_restarts;
@@ -222,18 +246,29 @@ Agent::Agent(const RunOptions& options, Prepared prepared, SignalWatch& signals)
   rules_.workers = options_.workers;
   rules_.max_restarts = options_.max_restarts;
   rules_.shutdown_timeout = options_.shutdown_timeout;
-  rules_.nodes_to_outlive = job_.hosts_store ? static_cast<int>(job_.nodes.size()) - 1 : 0;
-  workers_.resize(ranks_.size());
-  records_.resize(ranks_.size());
+  rules_.by_epoch = nodes_ != nullptr;
+  rules_.serves_store = nodes_ != nullptr && job_.hosts_store;
+  rules_.may_leave = is_elastic(options_) && !rules_.serves_store;
+  workers_.resize(static_cast<std::size_t>(options_.workers));
+  records_.resize(static_cast<std::size_t>(options_.workers));
+  ranks_.resize(static_cast<std::size_t>(options_.workers));
+  if (nodes_) return;
+  auto alone = std::make_shared<EpochPlan>();
+  alone->nodes = {{job_.self, job_.launcher, job_.program_addr, job_.program_port}};
+  alone->node = alone->slot = 0;
+  plan_ = std::move(alone);
 }
 
 Status Agent::open(const LogPlace& logs) {
   if (Status opened = wakeups_.open(); !opened) return opened;
   wakeups_.watch(signals_.descriptor(), false, pack(Source::signals, 0));
-  if (link_) wakeups_.watch(link_->descriptor(), false, pack(Source::nodes, 0));
-  log_folder_ = logs.path();
+  if (nodes_) wakeups_.watch(nodes_->descriptor(), false, pack(Source::nodes, 0));
+  logs_ = logs;
+  if (Status events = open_events(); !events) return events;
   output_ = std::make_unique<WorkerOutput>(
-      OutputPlan{options_.redirects, options_.tee, options_.shown_ranks, logs.base, logs.folders},
+      OutputPlan{
+          options_.redirects, options_.tee, options_.shown_ranks, logs.base, logs.folders,
+          expand_names(options_.line_prefix, {{"role_name", options_.role}, {"hostname", host()}})},
       EventSource{[this](int fd, bool writable, std::uint64_t token) {
                     wakeups_.watch(fd, writable, pack(Source::output, token));
                   },
@@ -265,7 +300,7 @@ void Agent::wait_and_dispatch() {
       case Source::signals:
         for (int signal : signals_.take()) {
           if (finished_) return void(events_.push_back(StopSignal{signal}));
-          const bool passed = signal == SIGUSR1 || signal == SIGUSR2;
+          const bool passed = !options_.stop_signals.contains(signal);
           happen(passed ? AgentEvent(PassedSignal{signal}) : AgentEvent(StopSignal{signal}));
         }
         break;
@@ -274,7 +309,7 @@ void Agent::wait_and_dispatch() {
         happen(TimerFired{});
         break;
       case Source::nodes:
-        for (const AgentEvent& event : link_->take()) happen(event);
+        for (NodeNews& news : nodes_->take()) follow(std::move(news));
         break;
       case Source::worker: ended.push_back(static_cast<int>(index)); break;
       case Source::output: output_->ready(index); break;
@@ -307,6 +342,7 @@ void Agent::happen(const AgentEvent& event) {
   events_.push_back(event);
   if (events_.size() > 1) return;
   while (!events_.empty()) {
+    if (const auto* end = std::get_if<WorkerEnded>(&events_.front())) note_end(*end);
     Decision decision = decide(steady_clock().now(), rules_, std::move(state_), events_.front());
     state_ = std::move(decision.state);
     for (const AgentAction& action : decision.actions) act(action);
@@ -326,15 +362,15 @@ void Agent::act(const AgentAction& action) {
       if (worker.pid > 0) ::killpg(worker.pid, SIGKILL);
     }
     sweep();
-  } else if (std::holds_alternative<TellNodesFailed>(action)) {
-    const std::string line = first_failure_line(state_, facts());
-    const std::string what =
-        line.empty() ? "its launcher was stopped by " + signal_name(state_.stop_signal) : line;
-    if (link_)
-      link_->tell_failed(state_.exit_code,
-                         "node " + std::to_string(job_.node) + " (" + host() + "): " + what);
-  } else if (std::holds_alternative<TellNodesEnded>(action)) {
-    if (link_) link_->tell_ended();
+  } else if (std::holds_alternative<TellFailed>(action)) {
+    tell_failed();
+  } else if (const auto* stopped = std::get_if<TellStopped>(&action)) {
+    nodes_->report(
+        stopped->leaving ? membership::NodePhase::leaving : membership::NodePhase::stopped,
+        plan_ ? plan_->epoch.number : 0, state_.exit_code,
+        node_text() + ": its launcher was stopped by " + signal_name(state_.stop_signal));
+  } else if (std::holds_alternative<TellSucceeded>(action)) {
+    nodes_->report(membership::NodePhase::succeeded, plan_->epoch.number, 0, {});
   } else {
     finished_ = true;
     sweep();
@@ -342,12 +378,113 @@ void Agent::act(const AgentAction& action) {
   }
 }
 
+void Agent::follow(NodeNews news) {
+  failures_.insert(failures_.end(), news.failures.begin(), news.failures.end());
+  for (const FailureNote& note : news.failures)
+    write_event("failed_elsewhere", {{"epoch", note.epoch}, {"what", note.text}});
+  if (news.plan && news.plan->node >= 0) plan_ = std::move(news.plan);
+  if (news.event && !finished_) happen(*news.event);
+}
+
+Status Agent::open_events() {
+  if (options_.events) {
+    auto file = EventLog::open(*options_.events, job_.run_id, host());
+    if (!file) return file.status();
+    event_logs_.push_back(std::move(*file));
+  }
+  if (!options_.events_on_console) return {};
+  Descriptor copy(::fcntl(2, F_DUPFD_CLOEXEC, 3));
+  if (!copy) return Status(Code::exhausted, "no descriptor for events: " + errno_text(errno));
+  event_logs_.push_back(EventLog::to(std::move(copy), job_.run_id, host()));
+  return {};
+}
+
+std::string Agent::error_file(int local_rank, int attempt) const {
+  if (errors_.path().empty()) return {};
+  return errors_.path() + "/" + std::to_string(attempt) + "_" + std::to_string(local_rank) +
+         ".json";
+}
+
+/// Where a worker's standard error is kept; empty: nowhere.
+std::string Agent::log_file(int local_rank) const {
+  const auto at = static_cast<std::size_t>(local_rank);
+  const auto kept = [&](const std::vector<Streams>& list) {
+    return at < list.size() && covers(list[at], Streams::err);
+  };
+  if (!kept(options_.redirects) && !kept(options_.tee)) return {};
+  return logs_.path() + (nodes_ ? "/node_" + std::to_string(plan_->slot) : "") + "/attempt_" +
+         std::to_string(state_.attempt) + "/" + std::to_string(local_rank) + "/stderr.log";
+}
+
+/// Keeps a failure for the reports of all nodes.
+void Agent::note_end(const WorkerEnded& event) {
+  if (state_.phase != AgentPhase::running && state_.phase != AgentPhase::ending) return;
+  const WorkerEnd end = judge_end(state_, event);
+  if (!is_failure(end)) return;
+  const ReportFacts known{options_.command, host(), ranks_, records_, {}, {}, {}, {}, {}, {}};
+  std::string text = (nodes_ ? node_text() + ": " : "") + describe_end(end, known);
+  const auto error = read_error_file(error_file(end.local_rank, state_.attempt));
+  if (error) text += ": " + error->message;
+  const std::string log = log_file(end.local_rank);
+  if (!log.empty()) text += "; its log: " + log;
+  failures_.push_back({running_epoch_, ++failures_noted_, text});
+  if (nodes_) nodes_->add_failure(failures_.back());
+  const WorkerRanks& ranks = ranks_[static_cast<std::size_t>(end.local_rank)];
+  write_event("worker_failed",
+              {{"epoch", running_epoch_},
+               {"attempt", std::int64_t{state_.attempt}},
+               {"node", std::int64_t{plan_->slot}},
+               {"rank", std::int64_t{ranks.rank}},
+               {"local_rank", std::int64_t{end.local_rank}},
+               {"pid", std::int64_t{records_[static_cast<std::size_t>(end.local_rank)].pid}},
+               {"exit_code", std::int64_t{end.exit.code}},
+               {"signal", end.exit.signal != 0 ? signal_name(end.exit.signal) : std::string()},
+               {"error", error ? error->message : std::string()},
+               {"log", log}});
+}
+
+/// The node as others know it.
+std::string Agent::node_text() const {
+  return (plan_ && plan_->slot >= 0 ? "node " + std::to_string(plan_->slot) : "a node") + " (" +
+         host() + ")";
+}
+
+void Agent::tell_failed() {
+  nodes_->report(membership::NodePhase::failed, running_epoch_, state_.exit_code,
+                 node_text() + ": " + first_failure_line(state_, facts()));
+}
+
+/// The numbers of the workers that are about to start.
+void Agent::begin_plan() {
+  std::vector<NodeFacts> nodes;
+  for (const NodeDetails& node : plan_->nodes) nodes.push_back(node.facts);
+  ranks_ = assign_ranks(nodes, plan_->node);
+  const NodeDetails& first = plan_->nodes.front();
+  commands_.told.master_addr = first.program_addr;
+  commands_.told.master_port = first.program_port;
+  commands_.told.epoch = plan_->epoch.number;
+  running_epoch_ = plan_->epoch.number;
+  write_event("workers_started", {{"epoch", running_epoch_},
+                                  {"restarts", std::int64_t{plan_->epoch.restarts}},
+                                  {"node", std::int64_t{plan_->slot}},
+                                  {"nodes", static_cast<std::int64_t>(nodes.size())},
+                                  {"world_size", std::int64_t{ranks_.front().world_size}},
+                                  {"reason", plan_->epoch.reason}});
+  if (!nodes_) return;
+  std::vector<std::string> folders = logs_.folders;
+  folders.push_back("node_" + std::to_string(plan_->slot));
+  output_->set_log_folders(folders);
+}
+
 Status Agent::start_one(int local_rank, int attempt, int* exit_code) {
   *exit_code = 1;
   const WorkerRanks& ranks = ranks_[static_cast<std::size_t>(local_rank)];
   auto ends = output_->open(local_rank, ranks.rank, attempt);
   if (!ends) return ends.status();
-  WorkerCommand command = commands_.command_of(ranks, local_rank, attempt);
+  // With several nodes the epochs count the attempts, and only some of them are restarts.
+  const int restarts = nodes_ ? plan_->epoch.restarts : attempt;
+  WorkerCommand command =
+      commands_.command_of(ranks, local_rank, restarts, error_file(local_rank, attempt));
   command.out = ends->out.get();
   command.err = ends->err.get();
   command.passed_on = secret_file_.get();
@@ -362,12 +499,15 @@ Status Agent::start_one(int local_rank, int attempt, int* exit_code) {
 }
 
 void Agent::start_workers(int attempt) {
-  if (attempt > 0) {
+  if (nodes_) {
+    say_why_again();
+  } else if (attempt > 0) {
     output_->say(options_.command + ": " + describe_end(*state_.restart_cause, facts()) +
                  "; restarting all workers (restart " + std::to_string(attempt) + " of " +
                  std::to_string(options_.max_restarts) + ")");
     take_another_port();
   }
+  begin_plan();
   bool failed = false;
   for (int local_rank = 0; local_rank < options_.workers; ++local_rank) {
     WorkerRecord& record = records_[static_cast<std::size_t>(local_rank)];
@@ -382,22 +522,40 @@ void Agent::start_workers(int attempt) {
         local_rank, failed ? ProcessExit{.signal = SIGTERM} : ProcessExit{.code = exit_code}});
     failed = true;
   }
+  if (nodes_ && plan_->node == 0) take_another_port();
 }
 
 // What the attempt before has left at its port (sockets that still end, children that live on) is
-// not in the way of the next.
+// not in the way of the next. With several nodes the next epoch may begin at any time: its port is
+// there beforehand.
 void Agent::take_another_port() {
   if (!options_.agent_store) return;
   auto port = ReservedPort::take();
   if (!port)
     return output_->say(options_.command +
                         ": MASTER_PORT stays the same: " + port.status().message());
-  commands_.told.master_port = port->number();
-  job_.reserved = std::make_shared<ReservedPort>(std::move(*port));
+  reserved_ = std::exchange(job_.reserved, std::make_shared<ReservedPort>(std::move(*port)));
+  if (nodes_) return nodes_->set_program_port(job_.reserved->number());
+  auto plan = std::make_shared<EpochPlan>(*plan_);
+  plan->nodes.front().program_port = job_.reserved->number();
+  plan_ = std::move(plan);
+}
+
+/// Why workers start, in a job of several nodes; nothing the first time.
+void Agent::say_why_again() {
+  const membership::Epoch& epoch = plan_->epoch;
+  if (running_epoch_ == 0) return;
+  std::string size =
+      std::to_string(plan_->nodes.size()) + (plan_->nodes.size() == 1 ? " node" : " nodes");
+  output_->say(options_.command + ": " + epoch.reason + "; starting all workers again on " + size +
+               " (epoch " + std::to_string(epoch.number) + ", restart " +
+               std::to_string(epoch.restarts) + " of " + std::to_string(options_.max_restarts) +
+               ")");
 }
 
 void Agent::signal_workers(int signal) {
-  const bool for_worker_only = signal == SIGUSR1 || signal == SIGUSR2;
+  const bool for_worker_only =
+      !options_.stop_signals.contains(signal) && signal != SIGKILL && signal != SIGTERM;
   for (const RunningWorker& worker : workers_) {
     if (worker.ended) continue;
     if (for_worker_only) {
@@ -420,9 +578,14 @@ void Agent::sweep() {
 }
 
 ReportFacts Agent::facts() const {
-  ReportFacts facts{options_.command, host(), ranks_, records_, {}, {}, log_folder_, {}};
+  ReportFacts facts{options_.command, host(), ranks_, records_, {}, {}, logs_.path(), {}, {}, {}};
   if (state_.first_failure && output_)
     facts.tail = output_->tail(state_.ends[*state_.first_failure].local_rank);
+  if (state_.first_failure) {
+    const std::string path =
+        error_file(state_.ends[*state_.first_failure].local_rank, state_.attempt);
+    facts.error = read_error_file(path).value_or(WorkerError{});
+  }
   if (commands_.program().is_python)
     facts.advice = explain_missing_module(facts.tail, commands_.program().pythons, own_program());
   return facts;
@@ -448,7 +611,10 @@ void Agent::report() {
   // First all that the workers said, then the last word.
   while (!output_->drained() && events_.empty()) wait_and_dispatch();
   events_.clear();
+  write_event("ended",
+              {{"exit_code", std::int64_t{state_.exit_code}}, {"reason", state_.other_node}});
   ReportFacts known = facts();
+  for (const FailureNote& note : failures_) known.failures.push_back(note.text);
   if (state_.exit_code != 0) known.traces = traces();
   const std::string text = failure_report(state_, known);
   if (!text.empty()) output_->say(text);
@@ -490,7 +656,6 @@ Result<LogPlace> log_place(const RunOptions& options, const NodeJob& job) {
     place.base = std::move(*made);
     std::cerr << options.command << ": logs are in " << place.base << std::endl;
   }
-  if (job.nodes.size() > 1) place.folders.push_back("node_" + std::to_string(job.node));
   return place;
 }
 
@@ -499,7 +664,7 @@ Result<Prepared> prepare(const RunOptions& options) {
   if (!secret) return secret.status();
   // Workers get it in a sealed file. Here it would lie open for as long as the job runs.
   wipe_env("MUSTER_SECRET");
-  auto job = join_nodes(options, *secret);
+  auto job = open_job(options, *secret);
   if (!job) return job.status();
   Descriptor secret_file;
   if (secret->kind() == Secret::Kind::given) {
@@ -507,13 +672,13 @@ Result<Prepared> prepare(const RunOptions& options) {
     if (!sealed) return sealed.status();
     secret_file = std::move(*sealed);
   }
-  std::unique_ptr<NodeLink> link;
-  if (job->nodes.size() > 1) {
-    auto opened = NodeLink::open(*job);
-    if (!opened) return opened.status();
-    link = std::move(*opened);
+  std::unique_ptr<NodeMembership> nodes;
+  if (options.nodes > 1) {
+    auto joined = join_nodes(options, *job);
+    if (!joined) return joined.status();
+    nodes = std::move(*joined);
   }
-  return Prepared{std::move(secret_file), std::move(*job), std::move(link)};
+  return Prepared{std::move(secret_file), std::move(*job), std::move(nodes)};
 }
 
 /// `prepare` on a thread of its own: names, stores and other nodes may keep it waiting for the
@@ -532,11 +697,9 @@ Result<Prepared> prepare_or_be_stopped(const RunOptions& options, SignalWatch& s
     if (::poll(ready, 2, -1) < 0) continue;
     if (ready[0].revents != 0) break;
     for (int signal : signals.take()) {
-      if (signal == SIGUSR1 || signal == SIGUSR2) continue;
-      const char* what =
-          options.nodes == 1 ? "joining the job's store" : "waiting for the other nodes";
-      std::cerr << options.command << ": stopped by " << signal_name(signal) << " while " << what
-                << std::endl;
+      if (!options.stop_signals.contains(signal)) continue;
+      std::cerr << options.command << ": stopped by " << signal_name(signal)
+                << " while joining the job's store" << std::endl;
       ::_exit(128 + signal);
     }
   }
@@ -550,7 +713,7 @@ Result<int> try_job(const RunOptions& options) {
     std::cerr << options.command << ": " << program.status().message() << std::endl;
     return 127;
   }
-  auto signals = SignalWatch::open();
+  auto signals = SignalWatch::open(options.stop_signals);
   if (!signals) return signals.status();
   auto prepared = prepare_or_be_stopped(options, *signals);
   if (!prepared) return prepared.status();

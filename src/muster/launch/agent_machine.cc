@@ -11,40 +11,54 @@ struct Step {
   AgentState state;
   std::vector<AgentAction> actions;
 
-  void operator()(const Begin&) { start(); }
+  void operator()(const Begin&);
   void operator()(const WorkerEnded& event);
   void operator()(const StopSignal& event);
   void operator()(const PassedSignal& event);
   void operator()(const TimerFired&);
-  void operator()(const NodeFailed& event);
-  void operator()(const NodeEnded&);
+  void operator()(const NewEpoch& event);
+  void operator()(const JobEnded& event);
+  void operator()(const OthersGone&);
 
-  void start();
+  void start(int attempt);
   void end_workers(int signal);
   void kill_workers();
   void after_last_worker();
+  void tell_stopped();
+  void be_stopped(int signal);
+  void wait_for_verdict();
   void linger_or_finish();
   void finish();
+  TimePoint after(Duration time) const {
+    return time >= TimePoint::max() - now ? TimePoint::max() : now + time;
+  }
   bool all_ended() const { return state.ends.size() == static_cast<std::size_t>(rules.workers); }
+  bool leaves() const { return rules.may_leave || (!state.begun && !rules.serves_store); }
 };
 
-void Step::start() {
+void Step::operator()(const Begin&) {
+  if (!rules.by_epoch) return start(0);
+  state.phase = AgentPhase::waiting;
+}
+
+void Step::start(int attempt) {
   state.phase = AgentPhase::running;
+  state.attempt = attempt;
+  state.next_attempt.reset();
   state.ends.clear();
   state.first_failure.reset();
   state.cause = AgentCause::none;
   state.killed = false;
   state.exit_code = 0;
   state.timer = TimePoint::max();
-  actions.push_back(StartWorkers{state.attempt});
+  actions.push_back(StartWorkers{attempt});
 }
 
 void Step::end_workers(int signal) {
   state.phase = AgentPhase::ending;
   state.killed = false;
   state.sent_signal = signal;
-  state.timer = rules.shutdown_timeout >= TimePoint::max() - now ? TimePoint::max()
-                                                                 : now + rules.shutdown_timeout;
+  state.timer = after(rules.shutdown_timeout);
   actions.push_back(SignalWorkers{signal});
 }
 
@@ -56,11 +70,9 @@ void Step::kill_workers() {
 
 void Step::operator()(const WorkerEnded& event) {
   if (state.phase != AgentPhase::running && state.phase != AgentPhase::ending) return;
-  const bool asked = state.phase == AgentPhase::ending;
-  const bool by_us =
-      asked && event.exit.signal != 0 &&
-      (event.exit.signal == state.sent_signal || (state.killed && event.exit.signal == SIGKILL));
-  state.ends.push_back({event.local_rank, event.exit, asked, by_us});
+  const WorkerEnd end = judge_end(state, event);
+  const bool asked = end.asked, by_us = end.by_us;
+  state.ends.push_back(end);
   // A killed process may be seen to end later than one that failed because of it (its memory is
   // given back first): then it is the cause.
   if (asked && !by_us && event.exit.signal == SIGKILL && state.cause == AgentCause::worker_failed &&
@@ -72,7 +84,7 @@ void Step::operator()(const WorkerEnded& event) {
     state.first_failure = state.ends.size() - 1;
     state.cause = AgentCause::worker_failed;
     state.exit_code = event.exit.shell_code();
-    if (state.attempt >= rules.max_restarts) actions.push_back(TellNodesFailed{});
+    if (rules.by_epoch) actions.push_back(TellFailed{});
     end_workers(SIGTERM);
   }
   if (all_ended()) after_last_worker();
@@ -81,61 +93,83 @@ void Step::operator()(const WorkerEnded& event) {
 void Step::after_last_worker() {
   state.timer = TimePoint::max();
   if (state.phase == AgentPhase::ending) actions.push_back(SweepWorkers{});
-  if (state.cause == AgentCause::worker_failed && state.attempt < rules.max_restarts) {
-    ++state.attempt;
-    state.restart_cause = state.ends[*state.first_failure];
-    start();
-    return;
+  state.restart_cause.reset();
+  const bool failed = state.cause == AgentCause::worker_failed;
+  if (failed) state.restart_cause = state.ends[*state.first_failure];
+  if (!rules.by_epoch) {
+    if (failed && state.attempt < rules.max_restarts) return start(state.attempt + 1);
+    return linger_or_finish();
   }
-  linger_or_finish();
+  if (state.cause == AgentCause::stopped_by_signal && !state.job_over && !leaves())
+    return wait_for_verdict();
+  if (state.cause == AgentCause::stopped_by_signal || state.job_over) return linger_or_finish();
+  if (state.next_attempt) return start(*state.next_attempt);
+  if (state.cause == AgentCause::none) {
+    actions.push_back(TellSucceeded{});
+    state.phase = AgentPhase::lingering;
+  } else {
+    state.phase = AgentPhase::waiting;
+  }
+}
+
+// Others have to hear of the stop before this node's silence could be taken for its death.
+void Step::wait_for_verdict() {
+  state.phase = AgentPhase::lingering;
+  state.timer = after(rules.farewell_timeout);
 }
 
 void Step::linger_or_finish() {
-  if (state.nodes_ended >= rules.nodes_to_outlive) return finish();
+  if (!rules.serves_store || state.others_gone) return finish();
   state.phase = AgentPhase::lingering;
-  // While all is well the others may work as long as they like; nodes that fall silent are reported
-  // as failed.
-  if (state.cause != AgentCause::none)
-    state.timer = now + rules.shutdown_timeout + rules.farewell_timeout;
+  // Nodes that fall silent are not waited for.
+  state.timer = after(rules.shutdown_timeout);
+  if (state.timer != TimePoint::max()) state.timer += rules.farewell_timeout;
 }
 
 void Step::finish() {
   state.phase = AgentPhase::finished;
   state.timer = TimePoint::max();
-  actions.push_back(TellNodesEnded{});
   actions.push_back(Finish{state.exit_code});
+}
+
+void Step::be_stopped(int signal) {
+  state.cause = AgentCause::stopped_by_signal;
+  state.stop_signal = signal;
+  state.exit_code = 128 + signal;
+  state.next_attempt.reset();
+}
+
+void Step::tell_stopped() {
+  if (rules.by_epoch && !state.job_over) actions.push_back(TellStopped{leaves()});
 }
 
 void Step::operator()(const StopSignal& event) {
   switch (state.phase) {
     case AgentPhase::running:
-      state.cause = AgentCause::stopped_by_signal;
-      state.stop_signal = event.signal;
-      state.exit_code = 128 + event.signal;
-      actions.push_back(TellNodesFailed{});
+      be_stopped(event.signal);
+      tell_stopped();
       end_workers(event.signal);
       break;
     case AgentPhase::ending:
       // Somebody who asks again does not want to wait; and nothing starts again after it.
-      if (state.cause == AgentCause::worker_failed && state.attempt < rules.max_restarts)
-        actions.push_back(TellNodesFailed{});
-      if (state.cause != AgentCause::other_node_failed) {
-        state.cause = AgentCause::stopped_by_signal;
-        state.exit_code = 128 + event.signal;
-      }
+      if (state.cause != AgentCause::stopped_by_signal) tell_stopped();
+      if (state.cause != AgentCause::other_node_failed) be_stopped(event.signal);
       state.stop_signal = event.signal;
       kill_workers();
       break;
     case AgentPhase::starting:
-    case AgentPhase::lingering:
-      if (state.cause == AgentCause::none) {
-        state.cause = AgentCause::stopped_by_signal;
-        state.exit_code = 128 + event.signal;
-        actions.push_back(TellNodesFailed{});
-      }
+    case AgentPhase::waiting:
+    case AgentPhase::lingering: {
+      const bool again = state.cause == AgentCause::stopped_by_signal;
+      const bool tell = !again && !state.job_over && rules.by_epoch;
+      if (!state.job_over) be_stopped(event.signal);
       state.stop_signal = event.signal;
-      finish();
+      if (!tell) return finish();
+      tell_stopped();
+      if (leaves() || !state.begun) return finish();
+      wait_for_verdict();
       break;
+    }
     case AgentPhase::finished: break;
   }
 }
@@ -147,25 +181,60 @@ void Step::operator()(const PassedSignal& event) {
 
 void Step::operator()(const TimerFired&) {
   if (now < state.timer) return;
-  if (state.phase == AgentPhase::ending) kill_workers();
-  if (state.phase == AgentPhase::lingering) finish();
+  if (state.phase == AgentPhase::ending) {
+    kill_workers();
+  } else {
+    finish();
+  }
 }
 
-void Step::operator()(const NodeFailed& event) {
-  if (state.phase == AgentPhase::finished || state.cause != AgentCause::none) return;
-  state.cause = AgentCause::other_node_failed;
-  state.other_node = event.text;
-  state.exit_code = event.exit_code != 0 ? event.exit_code : 1;
+void Step::operator()(const NewEpoch& event) {
+  if (state.phase == AgentPhase::finished || state.job_over ||
+      state.cause == AgentCause::stopped_by_signal)
+    return;
+  state.begun = true;
+  const int attempt = static_cast<int>(event.number) - 1;
+  state.next_attempt.reset();
+  if (event.seated) state.next_attempt = attempt;
+  if (state.phase == AgentPhase::running) {
+    state.cause = AgentCause::new_epoch;
+    return end_workers(SIGTERM);
+  }
+  if (state.phase == AgentPhase::ending) return;
+  if (event.seated) return start(attempt);
+  state.phase = AgentPhase::waiting;
+  state.cause = AgentCause::none;
+}
+
+void Step::operator()(const JobEnded& event) {
+  if (state.phase == AgentPhase::finished || state.job_over) return;
+  state.job_over = true;
+  state.next_attempt.reset();
+  if (!event.succeeded && state.cause != AgentCause::stopped_by_signal) {
+    state.exit_code = event.exit_code != 0 ? event.exit_code : 1;
+    if (state.cause != AgentCause::worker_failed) {
+      state.cause = AgentCause::other_node_failed;
+      state.other_node = event.reason;
+    }
+  }
   if (state.phase == AgentPhase::running) return end_workers(SIGTERM);
-  linger_or_finish();
+  if (state.phase != AgentPhase::ending) linger_or_finish();
 }
 
-void Step::operator()(const NodeEnded&) {
-  ++state.nodes_ended;
-  if (state.phase == AgentPhase::lingering) linger_or_finish();
+void Step::operator()(const OthersGone&) {
+  state.others_gone = true;
+  if (state.phase == AgentPhase::lingering && state.job_over) finish();
 }
 
 }  // namespace
+
+WorkerEnd judge_end(const AgentState& state, const WorkerEnded& event) {
+  const bool asked = state.phase == AgentPhase::ending;
+  const bool by_us =
+      asked && event.exit.signal != 0 &&
+      (event.exit.signal == state.sent_signal || (state.killed && event.exit.signal == SIGKILL));
+  return {event.local_rank, event.exit, asked, by_us};
+}
 
 Decision decide(TimePoint now, const AgentRules& rules, AgentState state, const AgentEvent& event) {
   Step step{now, rules, std::move(state), {}};

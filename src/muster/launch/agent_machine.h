@@ -2,13 +2,16 @@
 /// processes, no clock, no I/O, so every path is tested without them; `agent.cc` feeds it.
 ///
 ///   starting -> running -> (all ended well) -> lingering -> finished
-///                 |  a worker fails, a signal asks to stop, another node fails
+///                 |  a worker fails, a signal asks to stop, another node fails, a new epoch begins
 ///                 v
 ///               ending: SIGTERM (or the signal itself) to all; SIGKILL when the time is up
 ///                 |     once all have ended:
 ///                 |-> running again, all workers anew, while restarts are left
+///                 |-> waiting for the epoch in which they run again, with several nodes
 ///                 `-> lingering -> finished
-/// Lingering: the agent that serves the store stays until the other nodes have ended.
+/// With several nodes an epoch of the job starts the workers, not this agent. After a failure it
+/// waits for what becomes of the job. Lingering: the job goes on elsewhere, or this agent serves
+/// the store and stays until the other nodes have gone.
 #pragma once
 
 #include <cstdint>
@@ -25,17 +28,26 @@ namespace muster::launch {
 
 struct AgentRules {
   int workers = 1;
-  int max_restarts = 0;
+  int max_restarts = 0;  ///< of one node alone; with several the epochs count
   Duration shutdown_timeout = std::chrono::seconds(30);
-  /// Other nodes that this agent must outlive (it serves the store); 0 for the rest.
-  int nodes_to_outlive = 0;
-  /// After a failure the other nodes have this long, on top of the shutdown timeout, to say that
-  /// they have ended.
+  /// With several nodes: workers run when an epoch has a seat for them.
+  bool by_epoch = false;
+  /// Other nodes need this one until they have ended: it serves the store.
+  bool serves_store = false;
+  /// The job may go on without this node once it has been told to stop.
+  bool may_leave = false;
+  /// How long the others have to answer, on top of the shutdown timeout.
   Duration farewell_timeout = std::chrono::seconds(5);
 };
 
-enum class AgentPhase : std::uint8_t { starting, running, ending, lingering, finished };
-enum class AgentCause : std::uint8_t { none, worker_failed, stopped_by_signal, other_node_failed };
+enum class AgentPhase : std::uint8_t { starting, waiting, running, ending, lingering, finished };
+enum class AgentCause : std::uint8_t {
+  none,
+  worker_failed,
+  stopped_by_signal,
+  other_node_failed,
+  new_epoch
+};
 
 struct WorkerEnd {
   int local_rank = 0;
@@ -46,7 +58,7 @@ struct WorkerEnd {
 
 struct AgentState {
   AgentPhase phase = AgentPhase::starting;
-  int attempt = 0;
+  int attempt = 0;                           ///< with several nodes: the epoch's number - 1
   std::vector<WorkerEnd> ends;               ///< of this attempt, in the order seen
   std::optional<WorkerEnd> restart_cause;    ///< the first failure of the attempt before
   std::optional<std::size_t> first_failure;  ///< index into `ends`
@@ -54,8 +66,12 @@ struct AgentState {
   int stop_signal = 0;
   int sent_signal = 0;  ///< what workers were told to end with
   bool killed = false;  ///< SIGKILL has been sent in this phase
-  int nodes_ended = 0;
-  std::string other_node;  ///< what the node that failed first said
+  /// An attempt to begin when the workers of the one before have ended.
+  std::optional<int> next_attempt;
+  bool begun = false;        ///< the job has had an epoch
+  bool job_over = false;     ///< nothing will start any more
+  bool others_gone = false;  ///< no other node is left
+  std::string other_node;    ///< what the node that failed first said
   int exit_code = 0;
   TimePoint timer = TimePoint::max();  ///< when to send TimerFired; max: never
 };
@@ -73,13 +89,20 @@ struct PassedSignal {  ///< SIGUSR1, SIGUSR2: for the workers, nothing to us
   int signal;
 };
 struct TimerFired {};
-struct NodeFailed {
-  int exit_code;
-  std::string text;
+/// The job has another epoch, with a seat for this node or without.
+struct NewEpoch {
+  std::int64_t number;
+  bool seated;
 };
-struct NodeEnded {};
-using AgentEvent =
-    std::variant<Begin, WorkerEnded, StopSignal, PassedSignal, TimerFired, NodeFailed, NodeEnded>;
+/// The job has ended, or nobody can be reached who knows.
+struct JobEnded {
+  bool succeeded;
+  int exit_code;
+  std::string reason;
+};
+struct OthersGone {};
+using AgentEvent = std::variant<Begin, WorkerEnded, StopSignal, PassedSignal, TimerFired, NewEpoch,
+                                JobEnded, OthersGone>;
 
 // What is to be done, in order.
 struct StartWorkers {
@@ -94,18 +117,31 @@ struct SignalWorkers {  ///< to every worker that still runs, and to its process
 struct SweepWorkers {
   friend bool operator==(const SweepWorkers&, const SweepWorkers&) = default;
 };
-struct TellNodesFailed {
-  friend bool operator==(const TellNodesFailed&, const TellNodesFailed&) = default;
+/// A worker has failed.
+struct TellFailed {
+  friend bool operator==(const TellFailed&, const TellFailed&) = default;
 };
-struct TellNodesEnded {
-  friend bool operator==(const TellNodesEnded&, const TellNodesEnded&) = default;
+/// This node was told to stop: the job shall go on without it, or end.
+struct TellStopped {
+  bool leaving;
+  friend bool operator==(const TellStopped&, const TellStopped&) = default;
+};
+struct TellSucceeded {
+  friend bool operator==(const TellSucceeded&, const TellSucceeded&) = default;
 };
 struct Finish {
   int exit_code;
   friend bool operator==(const Finish&, const Finish&) = default;
 };
-using AgentAction = std::variant<StartWorkers, SignalWorkers, SweepWorkers, TellNodesFailed,
-                                 TellNodesEnded, Finish>;
+using AgentAction = std::variant<StartWorkers, SignalWorkers, SweepWorkers, TellFailed, TellStopped,
+                                 TellSucceeded, Finish>;
+
+/// How the end of a worker counts, in the state before it is told to `decide`.
+WorkerEnd judge_end(const AgentState& state, const WorkerEnded& event);
+/// Whether it is a failure of the worker's own.
+inline bool is_failure(const WorkerEnd& end) {
+  return !end.exit.success() && (!end.asked || (end.exit.signal != 0 && !end.by_us));
+}
 
 struct Decision {
   AgentState state;

@@ -34,7 +34,7 @@ TEST(AgentMachine, AllEndWell) {
   EXPECT_EQ(machine.end(2), Actions{});
   EXPECT_EQ(machine.end(0), Actions{});
   EXPECT_EQ(machine.state.timer, TimePoint::max());
-  EXPECT_EQ(machine.end(1), (Actions{TellNodesEnded{}, Finish{0}}));
+  EXPECT_EQ(machine.end(1), (Actions{Finish{0}}));
   EXPECT_EQ(machine.state.phase, AgentPhase::finished);
 }
 
@@ -42,10 +42,10 @@ TEST(AgentMachine, AllEndWell) {
 TEST(AgentMachine, TheFirstFailureEndsTheOthers) {
   Machine machine;
   machine.on(Begin{});
-  EXPECT_EQ(machine.end(1, kFailed), (Actions{TellNodesFailed{}, SignalWorkers{SIGTERM}}));
+  EXPECT_EQ(machine.end(1, kFailed), (Actions{SignalWorkers{SIGTERM}}));
   EXPECT_EQ(machine.state.timer, machine.now + seconds(30));
   EXPECT_EQ(machine.end(0, kTermed), Actions{});
-  EXPECT_EQ(machine.end(2, {.code = 9}), (Actions{SweepWorkers{}, TellNodesEnded{}, Finish{3}}));
+  EXPECT_EQ(machine.end(2, {.code = 9}), (Actions{SweepWorkers{}, Finish{3}}));
   ASSERT_TRUE(machine.state.first_failure.has_value());
   EXPECT_EQ(machine.state.ends[*machine.state.first_failure].local_rank, 1);
   EXPECT_FALSE(machine.state.ends[0].asked);
@@ -108,7 +108,7 @@ TEST(AgentMachine, ExtremeShutdownTimeouts) {
 TEST(AgentMachine, StopSignalsArePassedOn) {
   Machine machine;
   machine.on(Begin{});
-  EXPECT_EQ(machine.on(StopSignal{SIGINT}), (Actions{TellNodesFailed{}, SignalWorkers{SIGINT}}));
+  EXPECT_EQ(machine.on(StopSignal{SIGINT}), (Actions{SignalWorkers{SIGINT}}));
   machine.end(0);
   EXPECT_EQ(machine.on(StopSignal{SIGINT}), (Actions{SignalWorkers{SIGKILL}}));
   machine.end(1, kKilled);
@@ -136,8 +136,8 @@ TEST(AgentMachine, RestartsAllWorkers) {
     EXPECT_EQ(machine.state.restart_cause->local_rank, 1);
     EXPECT_EQ(machine.state.timer, TimePoint::max());
   }
-  EXPECT_EQ(machine.end(0, {.code = 5}), (Actions{TellNodesFailed{}, SignalWorkers{SIGTERM}}));
-  EXPECT_EQ(machine.end(1, kTermed), (Actions{SweepWorkers{}, TellNodesEnded{}, Finish{5}}));
+  EXPECT_EQ(machine.end(0, {.code = 5}), (Actions{SignalWorkers{SIGTERM}}));
+  EXPECT_EQ(machine.end(1, kTermed), (Actions{SweepWorkers{}, Finish{5}}));
 }
 
 // spec: J4 a restart that goes well ends with 0
@@ -153,63 +153,113 @@ TEST(AgentMachine, AStopSignalCancelsARestart) {
   Machine machine{.rules = {.workers = 2, .max_restarts = 5}};
   machine.on(Begin{});
   machine.end(0, kFailed);
-  EXPECT_EQ(machine.on(StopSignal{SIGTERM}), (Actions{TellNodesFailed{}, SignalWorkers{SIGKILL}}));
+  EXPECT_EQ(machine.on(StopSignal{SIGTERM}), (Actions{SignalWorkers{SIGKILL}}));
   EXPECT_EQ(machine.end(1, kKilled).back(), AgentAction(Finish{143}));
+}
+
+// With several nodes: the epochs say when workers run.
+Machine node(AgentRules rules = {}) {
+  rules.by_epoch = true;
+  Machine machine{.rules = rules};
+  EXPECT_EQ(machine.on(Begin{}), Actions{});
+  EXPECT_EQ(machine.state.phase, AgentPhase::waiting);
+  return machine;
+}
+
+// spec: J4 a new epoch ends all workers and starts them anew; L2 a node without a seat waits
+TEST(AgentMachine, AnEpochStartsTheWorkers) {
+  Machine machine = node({.workers = 2});
+  EXPECT_EQ(machine.on(NewEpoch{1, true}), (Actions{StartWorkers{0}}));
+  EXPECT_EQ(machine.on(NewEpoch{2, true}), (Actions{SignalWorkers{SIGTERM}}));
+  EXPECT_EQ(machine.end(0, kTermed), Actions{});
+  EXPECT_EQ(machine.on(NewEpoch{3, true}), Actions{}) << "of several the last one counts";
+  EXPECT_EQ(machine.end(1, kTermed), (Actions{SweepWorkers{}, StartWorkers{2}}));
+  EXPECT_EQ(machine.on(NewEpoch{4, false}), (Actions{SignalWorkers{SIGTERM}}));
+  machine.end(0, kTermed);
+  EXPECT_EQ(machine.end(1, kTermed), (Actions{SweepWorkers{}}));
+  EXPECT_EQ(machine.state.phase, AgentPhase::waiting);
+  EXPECT_EQ(machine.on(NewEpoch{5, true}), (Actions{StartWorkers{4}}));
+}
+
+// spec: J4 a failure is told, and the workers run again when the others have agreed
+TEST(AgentMachine, AFailureWaitsForTheNextEpoch) {
+  Machine machine = node({.workers = 1});
+  machine.on(NewEpoch{1, true});
+  EXPECT_EQ(machine.end(0, kFailed),
+            (Actions{TellFailed{}, SignalWorkers{SIGTERM}, SweepWorkers{}}));
+  EXPECT_EQ(machine.state.phase, AgentPhase::waiting);
+  EXPECT_EQ(machine.on(NewEpoch{2, true}), (Actions{StartWorkers{1}}));
+  machine.end(0, kFailed);
+  EXPECT_EQ(machine.on(JobEnded{false, 3, "node 0"}), (Actions{Finish{3}}));
+}
+
+// spec: J4 a job that has gone well here begins again where another node fails
+TEST(AgentMachine, SuccessHereIsNotTheEnd) {
+  Machine machine = node({.workers = 1});
+  machine.on(NewEpoch{1, true});
+  EXPECT_EQ(machine.end(0), (Actions{TellSucceeded{}}));
+  EXPECT_EQ(machine.state.timer, TimePoint::max()) << "the others may work as long as they like";
+  EXPECT_EQ(machine.on(NewEpoch{2, true}), (Actions{StartWorkers{1}}));
+  machine.end(0);
+  EXPECT_EQ(machine.on(JobEnded{true, 0, ""}), (Actions{Finish{0}}));
 }
 
 // spec: J3 the failure of another node ends this node's workers, and the exit code is the other's
 TEST(AgentMachine, AnotherNodesFailureEndsOurs) {
-  Machine machine{.rules = {.workers = 1}};
-  machine.on(Begin{});
-  EXPECT_EQ(machine.on(NodeFailed{9, "node 1"}), (Actions{SignalWorkers{SIGTERM}}));
-  EXPECT_EQ(machine.on(NodeFailed{8, "node 2"}), Actions{});
-  EXPECT_EQ(machine.end(0, kTermed), (Actions{SweepWorkers{}, TellNodesEnded{}, Finish{9}}));
+  Machine machine = node({.workers = 1});
+  machine.on(NewEpoch{1, true});
+  EXPECT_EQ(machine.on(JobEnded{false, 9, "node 1"}), (Actions{SignalWorkers{SIGTERM}}));
+  EXPECT_EQ(machine.on(JobEnded{false, 8, "node 2"}), Actions{});
+  EXPECT_EQ(machine.end(0, kTermed), (Actions{SweepWorkers{}, Finish{9}}));
   EXPECT_EQ(machine.state.other_node, "node 1");
 }
 
-// spec: J3 the agent that serves the store outlives the other nodes while all is well, however long
-// they work
+// spec: J3 the agent that serves the store stays until the other nodes have gone, but not for ever
 TEST(AgentMachine, TheServingAgentOutlivesTheOthers) {
-  Machine machine{.rules = {.workers = 1, .nodes_to_outlive = 2}};
-  machine.on(Begin{});
-  EXPECT_EQ(machine.on(NodeEnded{}), Actions{});
-  EXPECT_EQ(machine.end(0), Actions{});
-  EXPECT_EQ(machine.state.phase, AgentPhase::lingering);
-  EXPECT_EQ(machine.state.timer, TimePoint::max());
-  EXPECT_EQ(machine.on(NodeEnded{}), (Actions{TellNodesEnded{}, Finish{0}}));
-}
-
-// spec: J3 after a failure the serving agent waits for the other nodes' farewell, but not for ever
-TEST(AgentMachine, AfterAFailureItWaitsForAWhile) {
-  Machine machine{.rules = {.workers = 1,
+  for (const bool they_go : {true, false}) {
+    Machine machine = node({.workers = 1,
                             .shutdown_timeout = seconds(2),
-                            .nodes_to_outlive = 1,
-                            .farewell_timeout = seconds(3)}};
-  machine.on(Begin{});
-  EXPECT_EQ(machine.end(0, kFailed),
-            (Actions{TellNodesFailed{}, SignalWorkers{SIGTERM}, SweepWorkers{}}));
-  EXPECT_EQ(machine.state.timer, machine.now + seconds(5));
-  machine.now += seconds(5);
-  EXPECT_EQ(machine.on(TimerFired{}), (Actions{TellNodesEnded{}, Finish{3}}));
+                            .serves_store = true,
+                            .farewell_timeout = seconds(3)});
+    machine.on(NewEpoch{1, true});
+    machine.end(0);
+    EXPECT_EQ(machine.on(JobEnded{true, 0, ""}), Actions{});
+    EXPECT_EQ(machine.state.phase, AgentPhase::lingering);
+    EXPECT_EQ(machine.state.timer, machine.now + seconds(5));
+    if (!they_go) machine.now += seconds(5);
+    EXPECT_EQ(they_go ? machine.on(OthersGone{}) : machine.on(TimerFired{}), (Actions{Finish{0}}));
+  }
 }
 
-// spec: J3 a node that fails after this one has ended well still decides the exit code
-TEST(AgentMachine, ALateFailureElsewhereCounts) {
-  Machine machine{.rules = {.workers = 1, .nodes_to_outlive = 1}};
-  machine.on(Begin{});
-  machine.end(0);
-  EXPECT_EQ(machine.on(NodeFailed{6, "node 1"}), Actions{});
-  EXPECT_EQ(machine.on(NodeEnded{}).back(), AgentAction(Finish{6}));
+// spec: J3 a signal to one launcher of a fixed set ends the job, and the others hear of it first;
+// L2 one of a set that may change leaves, and the job goes on
+TEST(AgentMachine, AStopSignalIsTold) {
+  for (const bool may_leave : {false, true}) {
+    Machine machine = node({.workers = 1, .may_leave = may_leave});
+    machine.on(NewEpoch{1, true});
+    EXPECT_EQ(machine.on(StopSignal{SIGTERM}),
+              (Actions{TellStopped{may_leave}, SignalWorkers{SIGTERM}}));
+    EXPECT_EQ(machine.on(NewEpoch{2, true}), Actions{}) << "nothing starts again";
+    if (may_leave) {
+      EXPECT_EQ(machine.end(0, kTermed), (Actions{SweepWorkers{}, Finish{143}}));
+      continue;
+    }
+    EXPECT_EQ(machine.end(0, kTermed), (Actions{SweepWorkers{}}));
+    EXPECT_EQ(machine.state.timer, machine.now + machine.rules.farewell_timeout);
+    EXPECT_EQ(machine.on(JobEnded{false, 143, "node 0"}), (Actions{Finish{143}}));
+  }
 }
 
-// spec: J3 a signal ends the wait for other nodes
-TEST(AgentMachine, AStopSignalEndsTheLingering) {
-  Machine machine{.rules = {.workers = 1, .nodes_to_outlive = 1}};
-  machine.on(Begin{});
-  machine.end(0);
-  EXPECT_EQ(machine.on(StopSignal{SIGTERM}),
-            (Actions{TellNodesFailed{}, TellNodesEnded{}, Finish{143}}));
-  EXPECT_EQ(machine.on(StopSignal{SIGTERM}), Actions{});
+// spec: J3 a signal ends the wait for the first epoch, and for the others' end
+TEST(AgentMachine, AStopSignalEndsTheWaiting) {
+  Machine early = node({.workers = 1});
+  EXPECT_EQ(early.on(StopSignal{SIGINT}), (Actions{TellStopped{true}, Finish{130}}));
+  Machine late = node({.workers = 1});
+  late.on(NewEpoch{1, true});
+  late.end(0);
+  EXPECT_EQ(late.on(StopSignal{SIGINT}), (Actions{TellStopped{false}}));
+  EXPECT_EQ(late.on(StopSignal{SIGINT}), (Actions{Finish{130}}));
+  EXPECT_EQ(late.on(StopSignal{SIGINT}), Actions{});
 }
 
 // spec: J3 whatever comes in whatever order, every worker that was started is waited for, and there
@@ -217,10 +267,13 @@ TEST(AgentMachine, AStopSignalEndsTheLingering) {
 TEST(AgentMachine, EveryOrderOfEventsEndsOnce) {
   // Each digit of `order` picks the next event; ends of workers that have ended are skipped, as the
   // agent never sends them.
-  for (int order = 0; order < 6 * 6 * 6 * 6 * 6 * 6; ++order) {
-    Machine machine{.rules = {.workers = 2, .max_restarts = 1, .nodes_to_outlive = 1}};
-    machine.on(Begin{});
-    bool alive[2] = {true, true};
+  for (int order = 0; order < 2 * 7 * 7 * 7 * 7 * 7 * 7; ++order) {
+    const bool by_epoch = order % 2 == 1;
+    Machine machine{.rules = {.workers = 2,
+                              .max_restarts = 1,
+                              .by_epoch = by_epoch,
+                              .serves_store = by_epoch && order % 3 == 0}};
+    bool alive[2] = {false, false};
     int finishes = 0;
     const auto apply = [&](const Actions& actions) {
       for (const AgentAction& action : actions) {
@@ -239,25 +292,36 @@ TEST(AgentMachine, EveryOrderOfEventsEndsOnce) {
       alive[worker] = false;
       apply(machine.end(worker, exit));
     };
-    for (int rest = order, i = 0; i < 6; ++i, rest /= 6) {
-      switch (rest % 6) {
+    std::int64_t epoch = 0;
+    apply(machine.on(Begin{}));
+    if (by_epoch) apply(machine.on(NewEpoch{++epoch, true}));
+    for (int rest = order / 2, i = 0; i < 6; ++i, rest /= 7) {
+      switch (rest % 7) {
         case 0: end(0, {}); break;
         case 1: end(1, kFailed); break;
         case 2: apply(machine.on(StopSignal{SIGTERM})); break;
-        case 3: apply(machine.on(NodeFailed{1, "other"})); break;
-        case 4: apply(machine.on(NodeEnded{})); break;
+        case 3:
+          if (by_epoch) apply(machine.on(JobEnded{false, 1, "other"}));
+          break;
+        case 4:
+          if (by_epoch) apply(machine.on(OthersGone{}));
+          break;
         case 5:
+          if (by_epoch) apply(machine.on(NewEpoch{++epoch, epoch % 3 != 0}));
+          break;
+        case 6:
           if (machine.state.timer != TimePoint::max()) machine.now = machine.state.timer;
           apply(machine.on(TimerFired{}));
           break;
       }
     }
     // Then everything ends.
+    if (by_epoch) apply(machine.on(JobEnded{true, 0, ""}));
     for (int round = 0; round < 3; ++round) {
       end(0, kTermed);
       end(1, kTermed);
     }
-    apply(machine.on(NodeEnded{}));
+    if (by_epoch) apply(machine.on(OthersGone{}));
     EXPECT_EQ(finishes, 1) << order;
     EXPECT_EQ(machine.state.phase, AgentPhase::finished) << order;
   }

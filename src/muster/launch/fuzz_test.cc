@@ -21,7 +21,8 @@ TEST(OptionsFuzz, TextsAreReadOrRefused) {
       return fuzz.one_in(3) ? fuzz.babble(20, "0123456789:,-[]. abcpugto") : fuzz.damaged(sample);
     };
     const auto nodes = parse_nodes(text("4:4"));
-    EXPECT_TRUE(nodes.ok() ? *nodes > 0 : !nodes.status().message().empty());
+    EXPECT_TRUE(nodes.ok() ? nodes->least > 0 && nodes->least <= nodes->most
+                           : !nodes.status().message().empty());
     const auto workers = parse_workers(text("8"));
     EXPECT_TRUE(workers.ok() ? *workers > 0 : !workers.status().message().empty());
     const auto streams = parse_streams("--tee", text("0:1,1:2,3:3"), kWorkers);

@@ -7,6 +7,7 @@
 #include "muster/base/log.h"
 #include "muster/base/socket_address.h"
 #include "muster/launch/host.h"
+#include "muster/membership/factory.h"
 #include "muster/store/factory.h"
 
 namespace muster::launch {
@@ -50,19 +51,13 @@ class Joining {
   Status open_assigned(const Place& place);
   Status serve(Descriptor socket, const std::string& name);
   Status connect(const Place& place);
-  Status claim_number();
-  Status exchange();
   Status choose_program_place();
-  Status tell_program_place();
-  Status learn_program_place();
-  bool claim(int number, std::string* holder);
 
   const RunOptions& options_;
   const Secret& secret_;
   const TimePoint deadline_ = deadline_after(steady_clock(), options_.join_timeout);
   NodeJob job_;
   std::string host_name_ = full_host_name();
-  std::string token_;
 };
 
 Result<Place> Joining::place_of_job() const {
@@ -171,79 +166,6 @@ Status Joining::open_assigned(const Place& place) {
   return serve(std::move(*socket), name);
 }
 
-bool Joining::claim(int number, std::string* holder) {
-  auto now =
-      job_.store->compare_set(job_.key_prefix + "claim/" + std::to_string(number), "", token_);
-  if (!now) return false;
-  *holder = *now;
-  return *now == token_;
-}
-
-Status Joining::claim_number() {
-  const std::string size = std::to_string(options_.nodes);
-  std::string holder;
-  if (options_.node_rank) {
-    job_.node = *options_.node_rank;
-    if (claim(job_.node, &holder)) return {};
-    return Status(Code::invalid_argument, "node rank " + std::to_string(job_.node) +
-                                              " is taken already, by " + holder +
-                                              "; every node of the job needs a --node-rank of its "
-                                              "own (and every job a --rdzv-id of its own)");
-  }
-  // The one that serves is 0; the others take what is left, first come, first numbered.
-  for (int tried = 0; tried < options_.nodes; ++tried) {
-    const int number = job_.hosts_store ? tried : (tried + 1) % options_.nodes;
-    if (!claim(number, &holder)) continue;
-    job_.node = number;
-    return {};
-  }
-  return Status(Code::invalid_argument, "all " + size + " nodes of the job \"" + job_.run_id +
-                                            "\" have come already; is one started twice?");
-}
-
-Status Joining::exchange() {
-  const std::string me =
-      "node " + std::to_string(job_.node) + " of " + std::to_string(options_.nodes);
-  const std::string master_key = job_.key_prefix + "master";
-  if (job_.hosts_store) {
-    job_.host_node = job_.node;
-    ByteWriter writer;
-    writer.put(std::int32_t{job_.node}).put_text(job_.master_addr);
-    if (Status set = job_.store->set(master_key, writer.view()); !set) return set.with_context(me);
-  } else {
-    auto master = job_.store->get(master_key, options_.join_timeout);
-    if (!master)
-      return master.status().with_context(me + ", asking for the address of the job's store");
-    ByteReader reader(*master);
-    job_.host_node = reader.get<std::int32_t>();
-    job_.master_addr = reader.get_text();
-    if (!reader.at_end() || job_.host_node < 0 || job_.host_node >= options_.nodes) {
-      return Status(Code::mismatch,
-                    me + ": the address of the job's store came in a form that this version does "
-                         "not know; run the same muster everywhere");
-    }
-  }
-  if (const Status place = job_.node == 0 ? tell_program_place() : Status(); !place)
-    return place.with_context(me);
-  const std::string others =
-      std::to_string(options_.nodes - 1) + (options_.nodes == 2 ? " other node" : " other nodes");
-  log(LogLevel::info, me + ", store at " + job_.master_addr + ":" +
-                          std::to_string(job_.master_port) + ": waiting for " + others);
-  const NodeFacts facts{options_.workers, options_.role, host_name_, options_.max_restarts};
-  auto all = job_.store->all_gather(job_.key_prefix + "nodes", job_.node, options_.nodes,
-                                    encode(facts), options_.join_timeout);
-  if (!all)
-    return all.status().with_context(
-        me + ", waiting for all nodes (the numbers of those missing are nodes' numbers)");
-  job_.nodes.clear();
-  for (const std::string& record : *all) {
-    auto node = decode_node_facts(record);
-    if (!node) return node.status();
-    job_.nodes.push_back(std::move(*node));
-  }
-  return job_.node == 0 ? Status() : learn_program_place().with_context(me);
-}
-
 // The store has a port already, and stock torch's rank 0 opens a store of its own at MASTER_PORT.
 Status Joining::choose_program_place() {
   if (job_.program_addr.empty()) job_.program_addr = job_.master_addr;
@@ -257,48 +179,26 @@ Status Joining::choose_program_place() {
   return {};
 }
 
-Status Joining::tell_program_place() {
-  if (Status chosen = choose_program_place(); !chosen) return chosen;
-  ByteWriter writer;
-  writer.put(job_.program_port).put_text(job_.program_addr);
-  return job_.store->set(job_.key_prefix + "program", writer.view());
-}
-
-Status Joining::learn_program_place() {
-  auto place = job_.store->get(job_.key_prefix + "program", options_.join_timeout);
-  if (!place)
-    return place.status().with_context("asking node 0 where the program's ranks are to meet");
-  ByteReader reader(*place);
-  job_.program_port = reader.get<std::uint16_t>();
-  job_.program_addr = reader.get_text();
-  if (reader.at_end()) return {};
-  return Status(Code::mismatch,
-                "where the program's ranks are to meet came in a form that this version does not "
-                "know; run the same muster everywhere");
-}
-
 Result<NodeJob> Joining::run() {
   const bool assigned = options_.rendezvous == RendezvousKind::assigned_ranks;
   const bool alone = options_.standalone || (options_.nodes == 1 && !options_.endpoint);
   const bool unnamed = options_.standalone || (alone && assigned);
   job_.run_id = options_.run_id.value_or(unnamed ? random_name(6) : "none");
-  job_.key_prefix = "muster/run/" + job_.run_id + "/";
-  token_ = host_name_ + ", process " + std::to_string(::getpid());
+  job_.self = NodeFacts{options_.workers, options_.role, host_name_, options_.max_restarts};
+  job_.launcher = host_name_ + ", process " + std::to_string(::getpid());
   auto place = place_of_job();
   if (!place) return place.status();
   const Status opened = alone      ? open_alone()
                         : assigned ? open_assigned(*place)
                                    : open_static(*place);
   if (!opened) return opened;
-  if (options_.nodes == 1) {
-    job_.node = 0;
-    job_.nodes = {NodeFacts{options_.workers, options_.role, host_name_, options_.max_restarts}};
-    if (Status chosen = choose_program_place(); !chosen) return chosen;
-    return std::move(job_);
-  }
-  if (Status claimed = claim_number(); !claimed) return claimed;
-  if (Status told = exchange(); !told) return told;
+  if (Status chosen = choose_program_place(); !chosen) return chosen;
   return std::move(job_);
+}
+
+std::string nodes_text(const RunOptions& options) {
+  const std::string most = std::to_string(options.nodes);
+  return is_elastic(options) ? std::to_string(least_nodes(options)) + " to " + most : most;
 }
 
 }  // namespace
@@ -330,8 +230,31 @@ Result<Secret> job_secret(const RunOptions& options) {
   return Secret::from_environment();
 }
 
-Result<NodeJob> join_nodes(const RunOptions& options, const Secret& secret) {
+Result<NodeJob> open_job(const RunOptions& options, const Secret& secret) {
   return Joining(options, secret).run();
+}
+
+Result<std::unique_ptr<NodeMembership>> join_nodes(const RunOptions& options, const NodeJob& job) {
+  NodeMembershipOptions member;
+  member.job = job.run_id;
+  member.place = "the job's store at " + endpoint_text({job.master_addr, job.master_port}) +
+                 (job.hosts_store ? ", which this node's agent serves,"
+                                  : ", which another node's agent serves,");
+  member.ttl = options.node_ttl;
+  member.epochs = epoch_options(options);
+  const bool numbered = options.rendezvous == RendezvousKind::static_ranks;
+  if (numbered) member.wanted_slot = options.node_rank.value_or(0);
+  member.name = "node/" + (numbered ? std::to_string(member.wanted_slot)
+                                    : job.launcher + ", " + random_name(4));
+  auto membership = membership::make_agent_membership(job.store, job.run_id, member.ttl);
+  if (!membership) return membership.status();
+  const int others = least_nodes(options) - 1;
+  log(LogLevel::info, (numbered ? "node " + std::to_string(member.wanted_slot) : "a node") +
+                          " of " + nodes_text(options) + ", store at " +
+                          endpoint_text({job.master_addr, job.master_port}) + ": waiting for " +
+                          std::to_string(others) + (others == 1 ? " other node" : " other nodes"));
+  return NodeMembership::join(std::move(*membership), std::move(member),
+                              {job.self, job.launcher, job.program_addr, job.program_port});
 }
 
 }  // namespace muster::launch

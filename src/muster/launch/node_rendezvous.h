@@ -1,5 +1,5 @@
-/// How the agents of a job find each other: the store that node 0's agent serves, and the nodes'
-/// numbers.
+/// How the agents of a job find each other: the store that node 0's agent serves, and the
+/// membership that it keeps.
 #pragma once
 
 #include <memory>
@@ -8,10 +8,11 @@
 #include <vector>
 
 #include "muster/base/secret.h"
-#include "muster/key_value_store.h"
+#include "muster/launch/node_membership.h"
 #include "muster/launch/options.h"
 #include "muster/launch/rank_assignment.h"
 #include "muster/launch/reserved_port.h"
+#include "muster/store/factory.h"
 
 namespace muster::launch {
 
@@ -21,25 +22,27 @@ namespace muster::launch {
 /// host its own secret, which reaches this user's processes there only.
 Result<Secret> job_secret(const RunOptions& options);
 
-/// A job as an agent sees it once all nodes have come.
+/// A job as an agent sees it before it knows of other nodes.
 struct NodeJob {
-  std::shared_ptr<store::Store> store;  ///< null where the agent serves none
+  std::shared_ptr<store::TcpStore> store;  ///< null where the agent serves none
   bool hosts_store = false;
-  int node = 0;
-  int host_node = 0;  ///< the node whose agent serves the store
-  std::vector<NodeFacts> nodes;
+  NodeFacts self;
+  std::string launcher;     ///< "host, process 77": which one of several on a host
   std::string master_addr;  ///< of the store
   std::uint16_t master_port = 0;
-  std::string program_addr;  ///< MASTER_ADDR and MASTER_PORT of the workers: of rank 0's host
+  /// MASTER_ADDR and MASTER_PORT of the workers, if rank 0 is on this node.
+  std::string program_addr;
   std::uint16_t program_port = 0;
-  std::shared_ptr<const ReservedPort>
-      reserved;  ///< on that host, while the port is the agent's choice
+  std::shared_ptr<const ReservedPort> reserved;  ///< while the port is the agent's choice
   std::string run_id;
-  std::string key_prefix;  ///< of the agents' own keys
 };
 
-/// Blocks until all nodes have come or `options.join_timeout` has passed; errors name the nodes
-/// that are missing.
-Result<NodeJob> join_nodes(const RunOptions& options, const Secret& secret);
+/// Serves the job's store or connects to it: with `static` the node of rank 0 serves, with `c10d`
+/// whoever can listen at the endpoint. Blocks until the store is there or `options.join_timeout`
+/// has passed.
+Result<NodeJob> open_job(const RunOptions& options, const Secret& secret);
+
+/// Its place among the nodes (`node_membership.h`), in a job of several.
+Result<std::unique_ptr<NodeMembership>> join_nodes(const RunOptions& options, const NodeJob& job);
 
 }  // namespace muster::launch

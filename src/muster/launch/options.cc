@@ -3,6 +3,7 @@
 #include <charconv>
 
 #include "muster/launch/host.h"
+#include "muster/launch/process.h"
 
 namespace muster::launch {
 namespace {
@@ -51,7 +52,7 @@ Result<std::int64_t> parse_whole(const std::string& what, const std::string& tex
   return value;
 }
 
-Result<int> parse_nodes(const std::string& text) {
+Result<NodeRange> parse_nodes(const std::string& text) {
   const auto parts = split(text, ':');
   if (parts.size() > 2) return bad("--nnodes: \"" + text + "\" is neither N nor MIN:MAX");
   auto low = parse_whole("--nnodes", parts.front(), 1, 1 << 20);
@@ -59,13 +60,7 @@ Result<int> parse_nodes(const std::string& text) {
   auto high = parse_whole("--nnodes", parts.back(), 1, 1 << 20);
   if (!high) return high.status();
   if (*low > *high) return bad("--nnodes: in \"" + text + "\" the least number is above the most");
-  if (*low != *high) {
-    return Status(Code::unsupported, "--nnodes " + text +
-                                         ": nodes that join and leave while a job runs are not "
-                                         "supported yet; give one number, such as --nnodes " +
-                                         parts.back());
-  }
-  return static_cast<int>(*high);
+  return NodeRange{static_cast<int>(*low), static_cast<int>(*high)};
 }
 
 Result<int> parse_workers(const std::string& text) {
@@ -144,6 +139,38 @@ std::string endpoint_text(const Endpoint& endpoint) {
          (endpoint.port ? ":" + std::to_string(*endpoint.port) : "");
 }
 
+Result<std::set<int>> parse_signals(const std::string& option, const std::string& text) {
+  std::set<int> signals;
+  for (const std::string& entry : split(text, ',')) {
+    const std::string name = entry.starts_with("SIG") ? entry : "SIG" + entry;
+    int found = 0;
+    for (int signal = 1; signal < 32 && found == 0; ++signal) {
+      if (signal_name(signal) == name) found = signal;
+    }
+    if (found == 0 || found == SIGKILL || found == SIGSTOP || found == SIGCHLD)
+      return bad(option + ": \"" + entry +
+                 "\" is no signal that a launcher can take; there are SIGTERM, SIGINT, SIGHUP, "
+                 "SIGQUIT, SIGUSR1, SIGUSR2 and others, separated by commas");
+    signals.insert(found);
+  }
+  return signals;
+}
+
+membership::EpochOptions epoch_options(const RunOptions& options) {
+  membership::EpochOptions epochs;
+  epochs.min_nodes = least_nodes(options);
+  epochs.max_nodes = options.nodes;
+  epochs.max_restarts = options.max_restarts;
+  epochs.join_timeout = options.join_timeout;
+  epochs.last_call = options.last_call;
+  // A fixed set without restarts has no use for a replacement.
+  epochs.wait_for_nodes = is_elastic(options) || options.max_restarts > 0;
+  epochs.majority = options.majority;
+  epochs.blacklist_after = options.blacklist_after;
+  epochs.blacklist_cooldown = options.blacklist_cooldown;
+  return epochs;
+}
+
 bool is_python(const RunOptions& options) {
   return !options.no_python && (options.module || options.program.ends_with(".py"));
 }
@@ -157,6 +184,12 @@ Status validate(const RunOptions& options) {
                ")");
   }
   const bool assigned = options.rendezvous == RendezvousKind::assigned_ranks;
+  if (is_elastic(options) && !assigned) {
+    return bad("--nnodes " + std::to_string(least_nodes(options)) + ":" +
+               std::to_string(options.nodes) +
+               ": nodes that join and leave have no numbers of their own; say --rdzv-backend c10d, "
+               "or give one number of nodes");
+  }
   if (options.nodes > 1 && !assigned && !options.node_rank) {
     return bad("--nnodes " + std::to_string(options.nodes) +
                " needs --node-rank on every node (or --rdzv-backend c10d, which assigns it)");
@@ -164,11 +197,6 @@ Status validate(const RunOptions& options) {
   if (options.nodes > 1 && !options.master_addr && !options.endpoint) {
     return bad("--nnodes " + std::to_string(options.nodes) +
                " needs the address of node 0: --master-addr or --rdzv-endpoint HOST:PORT");
-  }
-  if (options.nodes > 1 && options.max_restarts > 0) {
-    return Status(
-        Code::unsupported,
-        "--max-restarts with several nodes is not supported yet; leave it out, or use one node");
   }
   if (options.nodes > 1 && !options.agent_store)
     return bad("--no-agent-store is for one node: several nodes find each other through the store");

@@ -1,6 +1,8 @@
 /// What the launcher was asked for, and the small languages of its options.
 #pragma once
 
+#include <signal.h>
+
 #include <cstdint>
 #include <optional>
 #include <set>
@@ -8,6 +10,7 @@
 #include <vector>
 
 #include "muster/clock.h"
+#include "muster/membership/next_epoch.h"
 #include "muster/status.h"
 
 namespace muster::launch {
@@ -32,6 +35,8 @@ struct RunOptions {
   // The job.
   bool standalone = false;
   int nodes = 1;
+  /// With fewer than `nodes` the job goes on: nodes may join and leave while it runs. 0: all.
+  int min_nodes = 0;
   int workers = 1;               ///< on this node
   std::optional<int> node_rank;  ///< absent: 0 with one node, else assigned by the rendezvous
   RendezvousKind rendezvous = RendezvousKind::static_ranks;
@@ -42,12 +47,21 @@ struct RunOptions {
   std::optional<std::string> run_id;
   std::string role = "default";
   Duration join_timeout = std::chrono::seconds(600);  ///< for all nodes to come
+  Duration last_call = std::chrono::seconds(30);  ///< for more than `min_nodes`, at the beginning
+  /// After so long without a sign of life a node is taken for dead (its launcher's end is seen at
+  /// once).
+  Duration node_ttl = std::chrono::milliseconds(2500);
+  int blacklist_after = 0;  ///< troubles of a host after which its nodes are passed over; 0: never
+  Duration blacklist_cooldown = std::chrono::seconds(60);
+  bool majority = false;    ///< go on only with more than half of the nodes
   bool agent_store = true;  ///< the agent of node 0 serves the job's store
 
   // Watching.
   int max_restarts = 0;
   Duration shutdown_timeout =
       std::chrono::seconds(30);  ///< between SIGTERM (or the signal passed on) and SIGKILL
+  /// That end the job; SIGUSR1 and SIGUSR2 are passed on to the workers where they are not here.
+  std::set<int> stop_signals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 
   // Output. One entry a local rank, as parse_streams gives them.
   std::optional<std::string> log_dir;
@@ -55,6 +69,9 @@ struct RunOptions {
   std::vector<Streams> tee;
   std::optional<std::set<int>>
       shown_ranks;  ///< local ranks whose output reaches the console; absent: all
+  std::string line_prefix = "[${rank}] ";  ///< before each line there
+  std::optional<std::string> events;       ///< a file for what happens, as JSON lines
+  bool events_on_console = false;          ///< the same on standard error
 
   // The program.
   bool no_python = false;     ///< run it directly whatever its name
@@ -65,8 +82,11 @@ struct RunOptions {
   std::vector<std::string> arguments;
 };
 
-/// "4", "4:4". A true range is Code::unsupported (nodes that join and leave are not there yet).
-Result<int> parse_nodes(const std::string& text);
+struct NodeRange {
+  int least = 1, most = 1;
+};
+/// "4", "2:4".
+Result<NodeRange> parse_nodes(const std::string& text);
 /// A number from 1, "cpu" (allowed_cores), "gpu" (gpu_count; none is an error) or "auto" (gpu where
 /// there are any, else cpu).
 Result<int> parse_workers(const std::string& text);
@@ -88,6 +108,16 @@ std::string endpoint_text(const Endpoint& endpoint);
 /// A whole decimal number in [low, high]; errors name `what` and the text.
 Result<std::int64_t> parse_whole(const std::string& what, const std::string& text, std::int64_t low,
                                  std::int64_t high);
+
+/// "SIGTERM,SIGUSR1": names of signals that a process can take, with or without SIG.
+Result<std::set<int>> parse_signals(const std::string& option, const std::string& text);
+/// What the options mean for the epochs of a job of several nodes.
+membership::EpochOptions epoch_options(const RunOptions& options);
+/// Whether nodes may join and leave while the job runs.
+inline int least_nodes(const RunOptions& options) {
+  return options.min_nodes > 0 ? options.min_nodes : options.nodes;
+}
+inline bool is_elastic(const RunOptions& options) { return least_nodes(options) < options.nodes; }
 
 /// Whether Python runs the program, not the program itself.
 bool is_python(const RunOptions& options);

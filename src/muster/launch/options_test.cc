@@ -15,13 +15,10 @@ constexpr Streams kNone = Streams::none, kOut = Streams::out, kErr = Streams::er
 
 // spec: J3 --nnodes N or MIN:MAX
 TEST(ParseNodes, NumbersAndRanges) {
-  EXPECT_EQ(*parse_nodes("4"), 4);
-  EXPECT_EQ(*parse_nodes("2:2"), 2);
-  const auto range = parse_nodes("1:4");
-  ASSERT_FALSE(range.ok());
-  EXPECT_EQ(range.status().code(), Code::unsupported);
-  EXPECT_NE(range.status().message().find("--nnodes 4"), std::string::npos)
-      << range.status().message();
+  EXPECT_EQ(parse_nodes("4")->least, 4);
+  EXPECT_EQ(parse_nodes("4")->most, 4);
+  EXPECT_EQ(parse_nodes("1:4")->least, 1);
+  EXPECT_EQ(parse_nodes("1:4")->most, 4);
   for (const char* text : {"", "0", "-1", "4:1", "1:2:3", "x", "2:", ":2", "1.5"})
     EXPECT_EQ(parse_nodes(text).status().code(), Code::invalid_argument) << text;
 }
@@ -98,11 +95,21 @@ TEST(Validate, Contradictions) {
   refused([](RunOptions& o) { o.node_rank = 1; }, "--node-rank");
   refused([](RunOptions& o) { o.nodes = 2, o.master_addr = "a"; }, "--node-rank");
   refused([](RunOptions& o) { o.nodes = 2, o.node_rank = 0; }, "--master-addr");
-  refused(
-      [](RunOptions& o) { o.nodes = 2, o.node_rank = 0, o.master_addr = "a", o.max_restarts = 1; },
-      "--max-restarts");
+  refused([](RunOptions& o) { o.nodes = 2, o.min_nodes = 1, o.node_rank = 0, o.master_addr = "a"; },
+          "--rdzv-backend c10d");
   for (const char* id : {"", "../x", ".", "a/b"})
     refused([&](RunOptions& o) { o.run_id = id; }, "--rdzv-id");
+}
+
+// spec: L2 --signals-to-handle
+TEST(Options, Signals) {
+  EXPECT_EQ(*parse_signals("--signals-to-handle", "SIGTERM,USR1"),
+            (std::set<int>{SIGTERM, SIGUSR1}));
+  for (const char* text : {"", "SIGTERM,", "SIGKILL", "SIGSTOP", "SIGNAL", "9"}) {
+    const auto signals = parse_signals("--signals-to-handle", text);
+    EXPECT_EQ(signals.status().code(), Code::invalid_argument) << text;
+    EXPECT_NE(signals.status().message().find("--signals-to-handle"), std::string::npos) << text;
+  }
 }
 
 // spec: J3 cpu means the cores of our affinity mask and control group

@@ -16,6 +16,20 @@ void LinePrefixer::emit(std::string_view line, std::string& out) {
   pending_.clear();
 }
 
+std::string expand_names(const std::string& text, const std::map<std::string, std::string>& names) {
+  std::string result;
+  std::size_t from = 0;
+  for (std::size_t at = text.find("${"); at != std::string::npos; at = text.find("${", from)) {
+    const std::size_t close = text.find('}', at);
+    if (close == std::string::npos) break;
+    result += text.substr(from, at - from);
+    const auto name = names.find(text.substr(at + 2, close - at - 2));
+    result += name != names.end() ? name->second : text.substr(at, close + 1 - at);
+    from = close + 1;
+  }
+  return result + text.substr(from);
+}
+
 void LinePrefixer::feed(std::string_view bytes, std::string& out) {
   while (!bytes.empty()) {
     // A carriage return at the end of what came before: only now is it known whether a newline

@@ -3,12 +3,16 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <string>
 #include <string_view>
 
 #include "muster/base/descriptor.h"
 
 namespace muster::launch {
+
+/// `text` with each ${name} replaced by its value; names that are not there stay as they are.
+std::string expand_names(const std::string& text, const std::map<std::string, std::string>& names);
 
 /// Cuts a stream into lines and puts a prefix before each. Memory is bounded: a longer line is cut
 /// into several.

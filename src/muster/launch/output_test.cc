@@ -105,5 +105,13 @@ TEST(ConsoleSink, NeverBlocks) {
   ::close(ends[1]);
 }
 
+// spec: L2 --log-line-prefix-template: names are replaced, others stay
+TEST(ExpandNames, NamesThatAreKnown) {
+  const std::map<std::string, std::string> names = {{"rank", "3"}, {"hostname", "node${rank}"}};
+  EXPECT_EQ(expand_names("${hostname}:${rank}: ", names), "node${rank}:3: ");
+  EXPECT_EQ(expand_names("${other} $rank ${", names), "${other} $rank ${");
+  EXPECT_EQ(expand_names("", names), "");
+}
+
 }  // namespace
 }  // namespace muster::launch

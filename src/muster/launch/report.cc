@@ -86,16 +86,27 @@ std::string failure_report(const AgentState& state, const ReportFacts& facts) {
               muster::describe(std::chrono::duration_cast<Duration>(worker.ended - worker.started));
     }
     text += "\n";
+    if (!facts.error.message.empty()) {
+      text += who + "its error file says: " + facts.error.message + "\n";
+      if (!facts.error.stack.empty()) text += indent(facts.error.stack);
+    }
     if (!facts.tail.empty()) text += who + "the last of its standard error:\n" + indent(facts.tail);
     if (!facts.advice.empty()) text += who + facts.advice + "\n";
   }
   if (state.cause == AgentCause::stopped_by_signal)
     text += who + "stopped by " + signal_name(state.stop_signal) + "\n";
   if (state.cause == AgentCause::other_node_failed)
-    text += who + "FAILED on another node: " + state.other_node + "\n";
+    text += who +
+            (state.other_node.starts_with("node ") ? "FAILED on another node: " : "FAILED: ") +
+            state.other_node + "\n";
   if (text.empty()) return text;
   if (const std::string rest = others(state, facts); !rest.empty())
     text += who + "the other workers of this node: " + rest + "\n";
+  if (facts.failures.size() > 1) {
+    text += who + "all failures, in order:\n";
+    for (std::size_t i = 0; i < facts.failures.size(); ++i)
+      text += "  " + std::to_string(i + 1) + ". " + facts.failures[i] + "\n";
+  }
   if (!facts.traces.empty())
     text += who + "what the ranks called last: muster trace --dir " + facts.traces + "\n";
   if (!facts.log_folder.empty()) text += who + "logs are in " + facts.log_folder + "\n";

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "muster/launch/agent_machine.h"
+#include "muster/launch/error_file.h"
 #include "muster/launch/rank_assignment.h"
 
 namespace muster::launch {
@@ -24,9 +25,11 @@ struct ReportFacts {
   std::string host;
   std::vector<WorkerRanks> ranks;
   std::vector<WorkerRecord> workers;
-  std::string tail;        ///< of the first failure's standard error
-  std::string advice;      ///< on what that says; mostly empty
-  std::string log_folder;  ///< empty: nothing was redirected
+  std::string tail;                   ///< of the first failure's standard error
+  std::string advice;                 ///< on what that says; mostly empty
+  std::string log_folder;             ///< empty: nothing was redirected
+  std::vector<std::string> failures;  ///< of all nodes and epochs, in order
+  WorkerError error;                  ///< of the first failure's error file; empty: it left none
   std::string
       traces;  ///< directory of the last calls of this node's ranks; empty: they have left none
 };

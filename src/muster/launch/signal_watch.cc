@@ -17,10 +17,11 @@ bool is_ignored(int signal) {
 
 }  // namespace
 
-Result<SignalWatch> SignalWatch::open() {
+Result<SignalWatch> SignalWatch::open(std::set<int> signals) {
+  signals.insert({SIGUSR1, SIGUSR2});
   sigset_t taken;
   sigemptyset(&taken);
-  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) {
+  for (int signal : signals) {
     if (signal != SIGHUP || !is_ignored(signal)) sigaddset(&taken, signal);
   }
   SignalWatch watch;

@@ -3,6 +3,7 @@
 
 #include <signal.h>
 
+#include <set>
 #include <vector>
 
 #include "muster/base/descriptor.h"
@@ -10,11 +11,11 @@
 
 namespace muster::launch {
 
-/// Takes over SIGINT, SIGTERM, SIGHUP (unless it was ignored, as under nohup), SIGQUIT, SIGUSR1 and
-/// SIGUSR2 for this thread and those it starts from now on, and ignores SIGPIPE. Undone at the end.
+/// Takes over `signals` (SIGHUP not if it was ignored, as under nohup), SIGUSR1 and SIGUSR2 for
+/// this thread and those it starts from now on, and ignores SIGPIPE. Undone at the end.
 class SignalWatch {
  public:
-  static Result<SignalWatch> open();
+  static Result<SignalWatch> open(std::set<int> signals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT});
   SignalWatch(SignalWatch&&) = default;
   ~SignalWatch();
 

@@ -36,6 +36,8 @@ Environment worker_environment(const Environment& inherited, const JobEnvironmen
   // An outer launcher's word about its own store would mislead our workers.
   result.erase("TORCHELASTIC_USE_AGENT_STORE");
   result.erase("MUSTER_AGENT_STORE");
+  result.erase("MUSTER_EPOCH");
+  if (job.epoch > 0) result["MUSTER_EPOCH"] = std::to_string(job.epoch);
   if (job.agent_store) result["MUSTER_AGENT_STORE"] = *job.agent_store;
   if (job.secret_place) {
     result.erase("MUSTER_SECRET");  // whoever lists a worker's environment shall not find it

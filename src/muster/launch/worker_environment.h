@@ -22,7 +22,8 @@ struct JobEnvironment {
   std::string python;  ///< PYTHON_EXEC
   std::optional<std::string> secret_place{};  ///< MUSTER_SECRET_FD, in place of the variables that
                                               ///< hold a secret; absent: whatever is inherited
-  std::optional<int> threads{};               ///< OMP_NUM_THREADS where the user has set none
+  std::int64_t epoch = 0;        ///< MUSTER_EPOCH; 0: the nodes of the job do not change
+  std::optional<int> threads{};  ///< OMP_NUM_THREADS where the user has set none
 };
 
 using Environment = std::map<std::string, std::string>;

@@ -103,7 +103,9 @@ Result<Descriptor> WorkerOutput::open_stream(int local_rank, int rank, int attem
   stream->which = which;
   stream->token = kSinkTokens + streams_.size();
   if (shown) stream->sink = (which == Streams::out ? sinks_.front() : sinks_.back()).get();
-  stream->lines = LinePrefixer("[" + std::to_string(rank) + "] ");
+  stream->lines =
+      LinePrefixer(expand_names(plan_.line_prefix, {{"rank", std::to_string(rank)},
+                                                    {"local_rank", std::to_string(local_rank)}}));
   if (redirected || teed) {
     std::vector<std::string> folders = plan_.log_folders;
     folders.insert(folders.end(),

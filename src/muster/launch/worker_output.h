@@ -29,6 +29,7 @@ struct OutputPlan {
   std::optional<std::set<int>> shown_ranks;
   std::string log_base;  ///< the folder that the user named; empty where nothing is redirected
   std::vector<std::string> log_folders{};  ///< below it: of this job on this node
+  std::string line_prefix = "[${rank}] ";  ///< with ${rank} and ${local_rank}
 };
 
 class WorkerOutput {
@@ -44,6 +45,8 @@ class WorkerOutput {
   };
   Result<Ends> open(int local_rank, int rank, int attempt);
 
+  /// Where the log files of workers that start from now on are, below the base.
+  void set_log_folders(std::vector<std::string> folders) { plan_.log_folders = std::move(folders); }
   /// A watched descriptor is ready.
   void ready(std::uint64_t token);
   /// All workers have ended: what their pipes hold now is still shown, what children of theirs

@@ -138,13 +138,31 @@ class Deciding {
       if (now_ < end_of_waiting) return ask_again(end_of_waiting);
       return end(JobState::failed, 1,
                  std::to_string(there) + " of at least " + count(at_least(), "node") +
-                     " came within " + muster::describe(options_.join_timeout) +
+                     " came within " + muster::describe(options_.join_timeout) + missing_numbers() +
                      "; are the others started, with the same --rdzv-id and --rdzv-endpoint?");
     }
     const TimePoint call = later(view_.last_arrival(), options_.last_call);
     if (now_ < call) return ask_again(call);
     start(0, count(there, "node") + " have come, and nobody else within " +
                  muster::describe(options_.last_call));
+  }
+
+  /// Of nodes that have numbers of their own.
+  std::string missing_numbers() const {
+    constexpr std::size_t kNamed = 16;
+    std::set<int> there;
+    for (const auto& [slot, name] : decision_.seated) {
+      if (view_.nodes().at(name).report.wanted_slot < 0) return {};
+      there.insert(slot);
+    }
+    std::string text;
+    std::size_t named = 0;
+    for (int slot = 0; slot < options_.min_nodes && !there.empty(); ++slot) {
+      if (there.contains(slot)) continue;
+      if (named++ == kNamed) return text + ", ...";
+      text += (text.empty() ? "; missing: node " : ", node ") + std::to_string(slot);
+    }
+    return text;
   }
 
   std::size_t at_least() const { return static_cast<std::size_t>(options_.min_nodes); }

@@ -212,7 +212,7 @@ TEST_F(NextEpoch, ANewcomerIsTooLate) {
   EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "b"}, {2, "c"}}));
 }
 
-// spec: L10 within --repair-timeout a replacement is waited for; then the job shrinks
+// Within the repair timeout a replacement is waited for; then the job shrinks
 TEST_F(NextEpoch, ARepairIsTriedFirst) {
   options.repair_timeout = seconds(10);
   begin(3);

@@ -1,0 +1,117 @@
+/// This node's part in a job of several: it holds a place, follows the epochs, and commits the next
+/// one when that is its turn (`membership/next_epoch.h`).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "muster/base/descriptor.h"
+#include "muster/launch/agent_machine.h"
+#include "muster/launch/rank_assignment.h"
+#include "muster/membership/job_view.h"
+#include "muster/membership/next_epoch.h"
+
+namespace muster::launch {
+
+/// A failure of a worker, as all nodes report it at the end.
+struct FailureNote {
+  std::int64_t epoch = 0;
+  std::int64_t order = 0;  ///< counts those of its node
+  std::string text;        ///< "node 1 (host-b): rank 3 (local rank 1, ...) ended with exit code 3"
+  friend bool operator==(const FailureNote&, const FailureNote&) = default;
+};
+
+/// What this node tells the others besides its phase.
+struct NodeDetails {
+  NodeFacts facts;
+  std::string launcher;                 ///< "host, process 77"
+  std::string program_addr;             ///< MASTER_ADDR, if rank 0 is here
+  std::uint16_t program_port = 0;       ///< MASTER_PORT
+  std::vector<FailureNote> failures{};  ///< the last few
+};
+std::string encode(const NodeDetails& details);
+Result<NodeDetails> decode_node_details(const std::string& record);
+
+/// An epoch, as the workers of one node need it.
+struct EpochPlan {
+  membership::Epoch epoch;
+  std::vector<NodeDetails> nodes;  ///< in the order of their slots
+  int node = -1;                   ///< this one among them: GROUP_RANK; -1: it has no seat
+  int slot = -1;                   ///< stays the same as long as it has a seat
+};
+
+struct NodeMembershipOptions {
+  std::string name;      ///< that it holds
+  int wanted_slot = -1;  ///< -1: any
+  Duration ttl = std::chrono::milliseconds(2500);
+  membership::EpochOptions epochs;
+  std::string place;  ///< of the service, for messages: "the job's store at host:29400"
+  std::string job;    ///< its name, for messages
+};
+
+/// Something for the agent.
+struct NodeNews {
+  std::optional<AgentEvent> event;
+  std::shared_ptr<const EpochPlan> plan{};  ///< with a NewEpoch
+  std::vector<FailureNote> failures{};      ///< of other nodes
+};
+
+class NodeMembership {
+ public:
+  /// Takes the place. Code::refused names the launcher that has it already.
+  static Result<std::unique_ptr<NodeMembership>> join(
+      std::unique_ptr<membership::Membership> membership, NodeMembershipOptions options,
+      NodeDetails details);
+  /// Gives the place up.
+  ~NodeMembership();
+
+  /// Readable when `take` has something.
+  int descriptor() const { return event_.get(); }
+  std::vector<NodeNews> take();
+
+  /// Tells the others; best effort, at most as long as a place lasts without a sign of life.
+  void report(membership::NodePhase phase, std::int64_t epoch, int exit_code,
+              const std::string& reason);
+  void set_program_port(std::uint16_t port);
+  void add_failure(const FailureNote& note);
+
+ private:
+  NodeMembership(std::unique_ptr<membership::Membership> membership, NodeMembershipOptions options,
+                 NodeDetails details);
+  Status take_place();
+  Status describe_holder(const Status& refused);
+  void publish();
+  void run();
+  bool follow(const membership::Update& update);
+  void follow_epoch();
+  void decide();
+  bool keep_place();
+  void give(NodeNews news);
+
+  const NodeMembershipOptions options_;
+  const std::unique_ptr<membership::Membership> membership_;
+  Descriptor event_;
+  std::mutex mutex_;  // of what the agent's thread shares with ours
+  std::unique_ptr<membership::Hold> hold_;
+  membership::NodeReport report_;
+  NodeDetails details_;
+  std::vector<NodeNews> news_;
+  // The thread's.
+  std::unique_ptr<membership::Watch> watch_;
+  membership::JobView view_;
+  std::int64_t followed_ = 0;  // the last epoch that the agent was told of
+  std::map<std::string, std::int64_t> failures_seen_;
+  TimePoint ask_again_ = TimePoint::max();
+  bool over_ = false;
+  std::atomic<bool> stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace muster::launch
