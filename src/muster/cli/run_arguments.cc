@@ -167,14 +167,12 @@ void Parser::add_job() {
         "static");
   value("--rdzv-endpoint", words_.endpoint,
         "HOST[:PORT] where the nodes meet; default port 29500 (static), 29400 (c10d)");
-  value(
-      "--rdzv-conf", words_.configuration,
-      "KEY=VALUE,...; in seconds join_timeout (600), last_call_timeout (30: for more than MIN "
-      "nodes, "
-      "at the beginning), keep_alive_interval (5) times keep_alive_max_attempt (3): how long a "
-      "node "
-      "may be silent (without them 2.5), blacklist_cooldown (60) after blacklist_after troubles of "
-      "a host (0: never); majority=1: go on only with more than half of the nodes");
+  value("--rdzv-conf", words_.configuration,
+        "KEY=VALUE,...; in seconds join_timeout (600), last_call_timeout (30: for more than MIN "
+        "nodes, at the beginning), keep_alive_interval (5) times keep_alive_max_attempt (3): how "
+        "long a node may be silent (without them 2.5, or 20 if its loss ends the job), "
+        "blacklist_cooldown (60) after blacklist_after troubles of a host (0: never); majority=1: "
+        "go on only with more than half of the nodes");
   value("--local-addr", words_.local_addr,
         "Address of this node to listen at and to tell the others");
 }
@@ -372,7 +370,7 @@ Status Parser::understand_configuration(RunOptions& options) const {
     }
   }
   if (alive) options.node_ttl = interval * attempts;
-  if (options.node_ttl > Duration::zero()) return {};
+  if (!options.node_ttl || *options.node_ttl > Duration::zero()) return {};
   return Status(
       Code::invalid_argument,
       "--rdzv-conf: with keep_alive_interval=0 every node would be taken for dead at once");

@@ -16,6 +16,9 @@ namespace {
 constexpr std::uint16_t kStaticPort = 29500;    // torch.distributed.launch's
 constexpr std::uint16_t kAssignedPort = 29400;  // torchrun's, for c10d
 constexpr int kBacklog = 1024;
+// How long a node may be silent: where others go on without it, and where its loss ends the job.
+constexpr Duration kTtlOfMany = std::chrono::milliseconds(2500);
+constexpr Duration kTtlOfAll = std::chrono::seconds(20);
 
 // A socket at the first address of `host` that is this machine's and free.
 Result<Descriptor> listen_at(const std::string& host, std::uint16_t port, TimePoint deadline) {
@@ -240,8 +243,8 @@ Result<std::unique_ptr<NodeMembership>> join_nodes(const RunOptions& options, co
   member.place = "the job's store at " + endpoint_text({job.master_addr, job.master_port}) +
                  (job.hosts_store ? ", which this node's agent serves,"
                                   : ", which another node's agent serves,");
-  member.ttl = options.node_ttl;
   member.epochs = epoch_options(options);
+  member.ttl = options.node_ttl.value_or(member.epochs.wait_for_nodes ? kTtlOfMany : kTtlOfAll);
   const bool numbered = options.rendezvous == RendezvousKind::static_ranks;
   if (numbered) member.wanted_slot = options.node_rank.value_or(0);
   member.name = "node/" + (numbered ? std::to_string(member.wanted_slot)

@@ -49,8 +49,8 @@ struct RunOptions {
   Duration join_timeout = std::chrono::seconds(600);  ///< for all nodes to come
   Duration last_call = std::chrono::seconds(30);  ///< for more than `min_nodes`, at the beginning
   /// After so long without a sign of life a node is taken for dead (its launcher's end is seen at
-  /// once).
-  Duration node_ttl = std::chrono::milliseconds(2500);
+  /// once). Absent: 2.5 s where the job goes on without it, 20 s where its loss ends the job.
+  std::optional<Duration> node_ttl;
   int blacklist_after = 0;  ///< troubles of a host after which its nodes are passed over; 0: never
   Duration blacklist_cooldown = std::chrono::seconds(60);
   bool majority = false;    ///< go on only with more than half of the nodes
