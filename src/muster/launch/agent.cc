@@ -1,11 +1,9 @@
 #include "muster/launch/agent.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,7 +12,6 @@
 #include <deque>
 #include <iostream>
 #include <limits>
-#include <span>
 #include <sstream>
 #include <thread>
 
@@ -22,16 +19,15 @@
 #include "muster/base/socket_address.h"
 #include "muster/base/temporary_folder.h"
 #include "muster/launch/agent_machine.h"
-#include "muster/launch/error_file.h"
-#include "muster/launch/event_log.h"
 #include "muster/launch/host.h"
+#include "muster/launch/job_history.h"
 #include "muster/launch/node_membership.h"
 #include "muster/launch/node_rendezvous.h"
 #include "muster/launch/python.h"
 #include "muster/launch/report.h"
 #include "muster/launch/signal_watch.h"
-#include "muster/launch/worker.h"
-#include "muster/launch/worker_environment.h"
+#include "muster/launch/wakeups.h"
+#include "muster/launch/worker_commands.h"
 #include "muster/launch/worker_output.h"
 #include "muster/trace/reader.h"
 #include "muster/trace/run_directory.h"
@@ -52,13 +48,6 @@ struct RunningWorker {
   bool ended = true;
 };
 
-struct Program {
-  std::vector<PythonPlace> pythons;
-  bool is_python = false;  // the first of them runs it
-  std::string file;
-  std::vector<std::string> before;  // arguments[0] and what stands before the user's own arguments
-};
-
 /// What stands before the first worker is started.
 struct Prepared {
   Descriptor secret_file;  ///< for the workers; none: they find the secret as this process does
@@ -76,96 +65,6 @@ struct LogPlace {
     return whole;
   }
 };
-
-/// What the agent sleeps on: descriptors and one timer.
-class Wakeups {
- public:
-  Status open() {
-    epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
-    timer_.reset(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
-    if (!epoll_ || !timer_)
-      return Status(Code::exhausted, "no descriptor to wait for events: " + errno_text(errno));
-    watch(timer_.get(), false, pack(Source::timer, 0));
-    return {};
-  }
-  void watch(int fd, bool writable, std::uint64_t data) {
-    epoll_event event{};
-    event.events = writable ? EPOLLOUT : EPOLLIN;
-    event.data.u64 = data;
-    ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);
-  }
-  void forget(int fd) { ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr); }
-  int wait(std::span<epoll_event> ready) {
-    return ::epoll_wait(epoll_.get(), ready.data(), static_cast<int>(ready.size()), -1);
-  }
-
-  void arm_timer(TimePoint at);
-  void take_timer() {
-    std::uint64_t times = 0;
-    [[maybe_unused]] const ssize_t got = ::read(timer_.get(), &times, sizeof times);
-    armed_ = TimePoint::max();
-  }
-
- private:
-  Descriptor epoll_, timer_;
-  TimePoint armed_ = TimePoint::max();
-};
-
-void Wakeups::arm_timer(TimePoint at) {
-  if (at == armed_) return;
-  armed_ = at;
-  itimerspec when{};
-  if (armed_ != TimePoint::max()) {
-    const auto since = std::max(armed_.time_since_epoch(), Duration(1));
-    when.it_value.tv_sec = std::chrono::duration_cast<std::chrono::seconds>(since).count();
-    when.it_value.tv_nsec = (since % std::chrono::seconds(1)).count();
-  }
-  ::timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &when, nullptr);
-}
-
-/// How workers are started.
-class WorkerCommands {
- public:
-  explicit WorkerCommands(const RunOptions& options) : options_(options) {}
-
-  void set_program(const Program& program) {
-    program_ = program;
-    const auto python = first_python(program.pythons);
-    told.python = python ? *python : "python3";
-  }
-  const Program& program() const { return program_; }
-  /// `error_file`: where the worker may leave its exception; empty: nowhere.
-  WorkerCommand command_of(const WorkerRanks& ranks, int local_rank, int restarts,
-                           const std::string& error_file) const;
-
-  JobEnvironment told;
-
- private:
-  const RunOptions& options_;
-  Program program_;
-  Environment inherited_ = inherited_environment();
-};
-
-WorkerCommand WorkerCommands::command_of(const WorkerRanks& ranks, int local_rank, int restarts,
-                                         const std::string& error_file) const {
-  WorkerCommand command;
-  command.file = program_.file;
-  command.arguments = program_.before;
-  if (options_.local_rank_argument != LocalRankArgument::none) {
-    const bool dash = options_.local_rank_argument == LocalRankArgument::dash;
-    command.arguments.push_back((dash ? "--local-rank=" : "--local_rank=") +
-                                std::to_string(local_rank));
-  }
-  command.arguments.insert(command.arguments.end(), options_.arguments.begin(),
-                           options_.arguments.end());
-  Environment environment = worker_environment(inherited_, told, ranks, restarts);
-  environment.erase("TORCHELASTIC_ERROR_FILE");
-  if (!error_file.empty()) environment["TORCHELASTIC_ERROR_FILE"] = error_file;
-  command.environment = flatten(environment);
-  // Several readers would fight for one terminal.
-  command.quiet_input = options_.workers > 1 || ::isatty(0) != 0;
-  return command;
-}
 
 class Agent {
  public:
@@ -185,8 +84,6 @@ class Agent {
   Status start_one(int local_rank, int attempt, int* exit_code);
   void signal_workers(int signal);
   void sweep();
-  Status open_events();
-  std::string error_file(int local_rank, int attempt) const;
   std::string log_file(int local_rank) const;
   void note_end(const WorkerEnded& event);
   void follow(NodeNews news);
@@ -203,16 +100,10 @@ class Agent {
   SignalWatch& signals_;
   WorkerCommands commands_;
   LogPlace logs_;
-  std::shared_ptr<const EpochPlan> plan_;  // that the workers run by, or will
-  std::int64_t failures_noted_ = 0;
+  std::shared_ptr<const EpochPlan> plan_;         // that the workers run by, or will
   std::int64_t running_epoch_ = 0;                // that workers were started for last
   std::shared_ptr<const ReservedPort> reserved_;  // of the workers that run; job_'s: of the next
-  const TemporaryFolder errors_{"muster-errors-"};
-  std::vector<EventLog> event_logs_;
-  void write_event(const std::string& event, const std::vector<EventLog::Field>& fields) const {
-    for (const EventLog& log : event_logs_) log.write(event, fields);
-  }
-  std::vector<FailureNote> failures_;  // of all nodes, as they became known
+  JobHistory history_;
   std::vector<WorkerRanks> ranks_;
   AgentRules rules_;
   AgentState state_;
@@ -260,11 +151,11 @@ Agent::Agent(const RunOptions& options, Prepared prepared, SignalWatch& signals)
 }
 
 Status Agent::open(const LogPlace& logs) {
-  if (Status opened = wakeups_.open(); !opened) return opened;
+  if (Status opened = wakeups_.open(pack(Source::timer, 0)); !opened) return opened;
   wakeups_.watch(signals_.descriptor(), false, pack(Source::signals, 0));
   if (nodes_) wakeups_.watch(nodes_->descriptor(), false, pack(Source::nodes, 0));
   logs_ = logs;
-  if (Status events = open_events(); !events) return events;
+  if (Status events = history_.open(options_, job_.run_id, host()); !events) return events;
   output_ = std::make_unique<WorkerOutput>(
       OutputPlan{
           options_.redirects, options_.tee, options_.shown_ranks, logs.base, logs.folders,
@@ -367,10 +258,10 @@ void Agent::act(const AgentAction& action) {
   } else if (const auto* stopped = std::get_if<TellStopped>(&action)) {
     nodes_->report(
         stopped->leaving ? membership::NodePhase::leaving : membership::NodePhase::stopped,
-        plan_ ? plan_->epoch.number : 0, state_.exit_code,
+        running_epoch_, state_.exit_code,
         node_text() + ": its launcher was stopped by " + signal_name(state_.stop_signal));
   } else if (std::holds_alternative<TellSucceeded>(action)) {
-    nodes_->report(membership::NodePhase::succeeded, plan_->epoch.number, 0, {});
+    nodes_->report(membership::NodePhase::succeeded, running_epoch_, 0, {});
   } else {
     finished_ = true;
     sweep();
@@ -379,30 +270,9 @@ void Agent::act(const AgentAction& action) {
 }
 
 void Agent::follow(NodeNews news) {
-  failures_.insert(failures_.end(), news.failures.begin(), news.failures.end());
-  for (const FailureNote& note : news.failures)
-    write_event("failed_elsewhere", {{"epoch", note.epoch}, {"what", note.text}});
+  history_.note(news.failures);
   if (news.plan && news.plan->node >= 0) plan_ = std::move(news.plan);
   if (news.event && !finished_) happen(*news.event);
-}
-
-Status Agent::open_events() {
-  if (options_.events) {
-    auto file = EventLog::open(*options_.events, job_.run_id, host());
-    if (!file) return file.status();
-    event_logs_.push_back(std::move(*file));
-  }
-  if (!options_.events_on_console) return {};
-  Descriptor copy(::fcntl(2, F_DUPFD_CLOEXEC, 3));
-  if (!copy) return Status(Code::exhausted, "no descriptor for events: " + errno_text(errno));
-  event_logs_.push_back(EventLog::to(std::move(copy), job_.run_id, host()));
-  return {};
-}
-
-std::string Agent::error_file(int local_rank, int attempt) const {
-  if (errors_.path().empty()) return {};
-  return errors_.path() + "/" + std::to_string(attempt) + "_" + std::to_string(local_rank) +
-         ".json";
 }
 
 /// Where a worker's standard error is kept; empty: nowhere.
@@ -421,26 +291,12 @@ void Agent::note_end(const WorkerEnded& event) {
   if (state_.phase != AgentPhase::running && state_.phase != AgentPhase::ending) return;
   const WorkerEnd end = judge_end(state_, event);
   if (!is_failure(end)) return;
+  const auto at = static_cast<std::size_t>(end.local_rank);
   const ReportFacts known{options_.command, host(), ranks_, records_, {}, {}, {}, {}, {}, {}};
-  std::string text = (nodes_ ? node_text() + ": " : "") + describe_end(end, known);
-  const auto error = read_error_file(error_file(end.local_rank, state_.attempt));
-  if (error) text += ": " + error->message;
-  const std::string log = log_file(end.local_rank);
-  if (!log.empty()) text += "; its log: " + log;
-  failures_.push_back({running_epoch_, ++failures_noted_, text});
-  if (nodes_) nodes_->add_failure(failures_.back());
-  const WorkerRanks& ranks = ranks_[static_cast<std::size_t>(end.local_rank)];
-  write_event("worker_failed",
-              {{"epoch", running_epoch_},
-               {"attempt", std::int64_t{state_.attempt}},
-               {"node", std::int64_t{plan_->slot}},
-               {"rank", std::int64_t{ranks.rank}},
-               {"local_rank", std::int64_t{end.local_rank}},
-               {"pid", std::int64_t{records_[static_cast<std::size_t>(end.local_rank)].pid}},
-               {"exit_code", std::int64_t{end.exit.code}},
-               {"signal", end.exit.signal != 0 ? signal_name(end.exit.signal) : std::string()},
-               {"error", error ? error->message : std::string()},
-               {"log", log}});
+  const FailureNote note = history_.note(
+      {running_epoch_, state_.attempt, plan_->slot, ranks_[at], records_[at].pid, end.exit,
+       (nodes_ ? node_text() + ": " : "") + describe_end(end, known), log_file(end.local_rank)});
+  if (nodes_) nodes_->add_failure(note);
 }
 
 /// The node as others know it.
@@ -464,12 +320,7 @@ void Agent::begin_plan() {
   commands_.told.master_port = first.program_port;
   commands_.told.epoch = plan_->epoch.number;
   running_epoch_ = plan_->epoch.number;
-  write_event("workers_started", {{"epoch", running_epoch_},
-                                  {"restarts", std::int64_t{plan_->epoch.restarts}},
-                                  {"node", std::int64_t{plan_->slot}},
-                                  {"nodes", static_cast<std::int64_t>(nodes.size())},
-                                  {"world_size", std::int64_t{ranks_.front().world_size}},
-                                  {"reason", plan_->epoch.reason}});
+  history_.begin(*plan_, ranks_.front().world_size);
   if (!nodes_) return;
   std::vector<std::string> folders = logs_.folders;
   folders.push_back("node_" + std::to_string(plan_->slot));
@@ -484,7 +335,7 @@ Status Agent::start_one(int local_rank, int attempt, int* exit_code) {
   // With several nodes the epochs count the attempts, and only some of them are restarts.
   const int restarts = nodes_ ? plan_->epoch.restarts : attempt;
   WorkerCommand command =
-      commands_.command_of(ranks, local_rank, restarts, error_file(local_rank, attempt));
+      commands_.command_of(ranks, local_rank, restarts, history_.error_file(local_rank, attempt));
   command.out = ends->out.get();
   command.err = ends->err.get();
   command.passed_on = secret_file_.get();
@@ -583,7 +434,7 @@ ReportFacts Agent::facts() const {
     facts.tail = output_->tail(state_.ends[*state_.first_failure].local_rank);
   if (state_.first_failure) {
     const std::string path =
-        error_file(state_.ends[*state_.first_failure].local_rank, state_.attempt);
+        history_.error_file(state_.ends[*state_.first_failure].local_rank, state_.attempt);
     facts.error = read_error_file(path).value_or(WorkerError{});
   }
   if (commands_.program().is_python)
@@ -611,31 +462,12 @@ void Agent::report() {
   // First all that the workers said, then the last word.
   while (!output_->drained() && events_.empty()) wait_and_dispatch();
   events_.clear();
-  write_event("ended",
-              {{"exit_code", std::int64_t{state_.exit_code}}, {"reason", state_.other_node}});
+  history_.end(state_.exit_code, state_.other_node);
   ReportFacts known = facts();
-  for (const FailureNote& note : failures_) known.failures.push_back(note.text);
+  known.failures = history_.failures();
   if (state_.exit_code != 0) known.traces = traces();
   const std::string text = failure_report(state_, known);
   if (!text.empty()) output_->say(text);
-}
-
-Result<Program> resolve_program(const RunOptions& options) {
-  Program program;
-  program.pythons = python_places(inherited_environment(), own_program());
-  program.is_python = is_python(options);
-  auto python = first_python(program.pythons);
-  if (program.is_python && !python) return python.status();
-  auto file = find_program(program.is_python ? *python : options.program);
-  if (!file) return file.status();
-  program.file = *file;
-  program.before = {program.is_python ? *file : options.program};
-  if (!program.is_python) return program;
-  program.before.push_back("-u");
-  if (options.replace_gloo) program.before.insert(program.before.end(), {"-m", "muster.torch"});
-  if (options.module) program.before.push_back("-m");
-  program.before.push_back(options.program);
-  return program;
 }
 
 // A folder is made when none was named.

@@ -1,0 +1,54 @@
+#include "muster/launch/worker_commands.h"
+
+#include <unistd.h>
+
+#include "muster/launch/host.h"
+
+namespace muster::launch {
+
+void WorkerCommands::set_program(const Program& program) {
+  program_ = program;
+  const auto python = first_python(program.pythons);
+  told.python = python ? *python : "python3";
+}
+
+WorkerCommand WorkerCommands::command_of(const WorkerRanks& ranks, int local_rank, int restarts,
+                                         const std::string& error_file) const {
+  WorkerCommand command;
+  command.file = program_.file;
+  command.arguments = program_.before;
+  if (options_.local_rank_argument != LocalRankArgument::none) {
+    const bool dash = options_.local_rank_argument == LocalRankArgument::dash;
+    command.arguments.push_back((dash ? "--local-rank=" : "--local_rank=") +
+                                std::to_string(local_rank));
+  }
+  command.arguments.insert(command.arguments.end(), options_.arguments.begin(),
+                           options_.arguments.end());
+  Environment environment = worker_environment(inherited_, told, ranks, restarts);
+  environment.erase("TORCHELASTIC_ERROR_FILE");
+  if (!error_file.empty()) environment["TORCHELASTIC_ERROR_FILE"] = error_file;
+  command.environment = flatten(environment);
+  // Several readers would fight for one terminal.
+  command.quiet_input = options_.workers > 1 || ::isatty(0) != 0;
+  return command;
+}
+
+Result<Program> resolve_program(const RunOptions& options) {
+  Program program;
+  program.pythons = python_places(inherited_environment(), own_program());
+  program.is_python = is_python(options);
+  auto python = first_python(program.pythons);
+  if (program.is_python && !python) return python.status();
+  auto file = find_program(program.is_python ? *python : options.program);
+  if (!file) return file.status();
+  program.file = *file;
+  program.before = {program.is_python ? *file : options.program};
+  if (!program.is_python) return program;
+  program.before.push_back("-u");
+  if (options.replace_gloo) program.before.insert(program.before.end(), {"-m", "muster.torch"});
+  if (options.module) program.before.push_back("-m");
+  program.before.push_back(options.program);
+  return program;
+}
+
+}  // namespace muster::launch

@@ -1,0 +1,45 @@
+/// How the workers of this node are started: which program, with which words, and what they are
+/// told.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "muster/launch/options.h"
+#include "muster/launch/python.h"
+#include "muster/launch/rank_assignment.h"
+#include "muster/launch/worker.h"
+#include "muster/launch/worker_environment.h"
+
+namespace muster::launch {
+
+struct Program {
+  std::vector<PythonPlace> pythons;
+  bool is_python = false;  ///< the first of them runs it
+  std::string file;
+  /// arguments[0] and what stands before the user's own arguments.
+  std::vector<std::string> before;
+};
+/// Finds the program, and the Python that runs it if it needs one.
+Result<Program> resolve_program(const RunOptions& options);
+
+class WorkerCommands {
+ public:
+  /// `options` must outlive it.
+  explicit WorkerCommands(const RunOptions& options) : options_(options) {}
+
+  void set_program(const Program& program);
+  const Program& program() const { return program_; }
+  /// `error_file`: where the worker may leave its exception; empty: nowhere.
+  WorkerCommand command_of(const WorkerRanks& ranks, int local_rank, int restarts,
+                           const std::string& error_file) const;
+
+  JobEnvironment told;
+
+ private:
+  const RunOptions& options_;
+  Program program_;
+  Environment inherited_ = inherited_environment();
+};
+
+}  // namespace muster::launch
