@@ -419,6 +419,64 @@ TEST(Rendezvous, EnvironmentWithTheLaunchersStore) {
   EXPECT_EQ(left_over.get().status().ranks(), std::vector<int>{1});
 }
 
+// spec: L5 ranks of an older epoch of the job are refused by name, those that wait and those that
+// come; the ranks of each epoch are a job of their own, so no link between two is accepted
+TEST(Rendezvous, AnOlderEpochIsRefused) {
+  TcpStoreOptions options;
+  options.host = "127.0.0.1";
+  options.port = 0;
+  options.is_server = true;
+  const auto launcher = [&] {
+    const Environment environment({});
+    return make_tcp_store(options);
+  }();
+  ASSERT_TRUE(launcher.ok());
+  const std::string record = epoch_record("job");
+  auto commit = [&, revision = std::int64_t{0}](const std::string& epoch) mutable {
+    auto connection = (*launcher)->connect(steady_clock().now() + kLong);
+    ASSERT_TRUE(connection.ok());
+    const Reply reply = (*connection)
+                            ->exchange({.op = Op::commit,
+                                        .number = revision,
+                                        .keys = {record},
+                                        .values = {epoch, "record"}},
+                                       steady_clock().now() + kLong);
+    ASSERT_TRUE(reply.status.ok()) << reply.status.message();
+    revision = reply.number;
+  };
+  const auto environment_of = [&](const std::string& epoch) {
+    return std::map<std::string, std::string>{
+        {"MUSTER_AGENT_STORE", "127.0.0.1:" + std::to_string((*launcher)->port())},
+        {"TORCHELASTIC_RUN_ID", "job"},
+        {"MUSTER_EPOCH", epoch}};
+  };
+  const auto refused = [](const Status& status) {
+    EXPECT_EQ(status.code(), Code::refused) << status.message();
+    EXPECT_TRUE(mentions(status, "epoch 1") && mentions(status, "epoch 2")) << status.message();
+  };
+  commit("1");
+  std::string first_job;
+  {
+    const Environment environment(environment_of("1"));
+    const auto met = on_threads(ranks_of("env://", 2, true));
+    expect_met(met);
+    first_job = met.front()->job;
+    auto left_over = std::async(std::launch::async, [] {
+      return rendezvous({"env://", 0, 2, "", kLong});
+    });
+    // The commit may also come before it asks: then it is refused at the door.
+    left_over.wait_for(milliseconds(50));
+    commit("2");
+    refused(left_over.get().status());
+    refused(rendezvous({"env://", 1, 2, "", kLong}).status());
+    refused(met.front()->store->set("key", "value"));
+  }
+  const Environment environment(environment_of("2"));
+  const auto met = on_threads(ranks_of("env://", 2, true));
+  expect_met(met);
+  EXPECT_NE(met.front()->job, first_job);
+}
+
 // A rank that is killed while the others wait for the last one is named at once, not at the
 // deadline. spec: B1 killed inside init
 TEST(Rendezvous, NamesARankKilledInside) {

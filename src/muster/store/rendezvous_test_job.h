@@ -39,8 +39,8 @@ class Environment {
     for (const char* name :
          {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "MUSTER_AGENT_STORE",
           "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID",
-          "MUSTER_SECRET", "MUSTER_SECRET_FD", "MUSTER_SECRET_FILE", "MUSTER_INSECURE",
-          "MUSTER_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME",
+          "MUSTER_EPOCH", "MUSTER_SECRET", "MUSTER_SECRET_FD", "MUSTER_SECRET_FILE",
+          "MUSTER_INSECURE", "MUSTER_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME",
           // of a scheduler that these tests may run under
           "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
       change(name, "");
