@@ -11,7 +11,7 @@
 ///     cannot go on waits `join_timeout` for nodes, then fails; with `wait_for_nodes` false, at
 ///     once.
 ///  5. Nodes that wait take free seats up to `max_nodes`, unless a member has succeeded already: a
-///     job that is about to end is not started again for a newcomer.
+///     job that is about to end is not started again for a new node.
 ///  6. The first epoch begins when `max_nodes` are there; or when `min_nodes` are and nobody came
 ///     for `last_call`.
 /// A node waits in the order of its arrival. A slot goes to a node of the host that had it before,

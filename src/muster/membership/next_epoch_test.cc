@@ -199,14 +199,14 @@ TEST_F(NextEpoch, SuccessIsOfAll) {
   EXPECT_FALSE(decide().commit) << "a job that has ended stays ended";
 }
 
-// spec: J4 a job that is about to end is not started again for a newcomer
+// spec: J4 a job that is about to end is not started again for a new node
 TEST_F(NextEpoch, ANewcomerIsTooLate) {
   options.max_nodes = 3;
   begin(2);
   say("a", NodePhase::succeeded);
   come("c");
   EXPECT_FALSE(decide().commit);
-  // A failure starts all again, with the newcomer.
+  // A failure starts all again, with the new node.
   options.max_restarts = 1;
   say("b", NodePhase::failed);
   EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "b"}, {2, "c"}}));
