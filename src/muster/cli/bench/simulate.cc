@@ -32,7 +32,7 @@ std::string seconds_text(double seconds) {
 
 struct Prediction {
   Algorithm algorithm;
-  plan::Work work;
+  plan::OperationCost work;
   bool ours;
   double seconds = 0;
 };
