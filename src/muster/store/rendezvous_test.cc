@@ -427,7 +427,7 @@ TEST(Rendezvous, AnOlderEpochIsRefused) {
   options.port = 0;
   options.is_server = true;
   const auto launcher = [&] {
-    const Environment environment({});
+    const Environment environment({{"TORCHELASTIC_RUN_ID", "job"}});
     return make_tcp_store(options);
   }();
   ASSERT_TRUE(launcher.ok());
