@@ -502,7 +502,7 @@ std::filesystem::path page_path() {
     return std::filesystem::path(root) / "docs/user/errors.md";
   auto folder = std::filesystem::read_symlink("/proc/self/exe").parent_path();
   while (folder != folder.parent_path() &&
-         !std::filesystem::exists(folder / "src/muster/distributed.h"))
+         !std::filesystem::exists(folder / "include/muster/distributed.h"))
     folder = folder.parent_path();
   return folder / "docs/user/errors.md";
 }

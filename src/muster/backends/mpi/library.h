@@ -77,8 +77,6 @@ class Comm {
                      Request& request) = 0;
   /// `each`: elements of one member; `out` has all of them, in order of members.
   virtual int all_gather(const void* in, void* out, Count each, Element type, Request& request) = 0;
-  virtual int all_gather_uneven(const void* in, Count mine, void* out, const Count* counts,
-                                const Count* places, Element type, Request& request) = 0;
   virtual int gather(const void* in, void* out, Count each, Element type, int root,
                      Request& request) = 0;
   virtual int scatter(const void* in, void* out, Count each, Element type, int root,

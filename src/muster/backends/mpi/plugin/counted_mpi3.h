@@ -46,14 +46,6 @@ inline int all_gather(const void* in, void* out, Count each, MPI_Datatype type, 
   const int n = static_cast<int>(each);
   return fits(each) ? MPI_Iallgather(in, n, type, out, n, type, comm, request) : kCountTooLarge;
 }
-inline int all_gather_uneven(const void* in, Count mine, void* out, const Parts& parts,
-                             MPI_Datatype type, MPI_Comm comm, Ints& ints, MPI_Request* request) {
-  if (!fits(parts)) return kCountTooLarge;
-  append(ints, parts.counts, parts.size);
-  append(ints, parts.places, parts.size);
-  return MPI_Iallgatherv(in, static_cast<int>(mine), type, out, ints.data(),
-                         ints.data() + parts.size, type, comm, request);
-}
 inline int gather(const void* in, void* out, Count each, MPI_Datatype type, int root, MPI_Comm comm,
                   MPI_Request* request) {
   const int n = static_cast<int>(each);

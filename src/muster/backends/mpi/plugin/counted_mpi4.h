@@ -38,11 +38,6 @@ inline int all_gather(const void* in, void* out, Count each, MPI_Datatype type, 
                       MPI_Request* request) {
   return MPI_Iallgather_c(in, each, type, out, each, type, comm, request);
 }
-inline int all_gather_uneven(const void* in, Count mine, void* out, const Parts& parts,
-                             MPI_Datatype type, MPI_Comm comm, Ints&, MPI_Request* request) {
-  return MPI_Iallgatherv_c(in, mine, type, out, counts_of(parts), places_of(parts), type, comm,
-                           request);
-}
 inline int gather(const void* in, void* out, Count each, MPI_Datatype type, int root, MPI_Comm comm,
                   MPI_Request* request) {
   return MPI_Igather_c(in, each, type, out, each, type, root, comm, request);

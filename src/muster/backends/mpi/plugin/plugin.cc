@@ -114,8 +114,6 @@ class MpiComm final : public Comm {
   int reduce(const void* in, void* out, Count count, Element type, Reduction op, int root,
              Request& request) override;
   int all_gather(const void* in, void* out, Count each, Element type, Request& request) override;
-  int all_gather_uneven(const void* in, Count mine, void* out, const Count* counts,
-                        const Count* places, Element type, Request& request) override;
   int gather(const void* in, void* out, Count each, Element type, int root,
              Request& request) override;
   int scatter(const void* in, void* out, Count each, Element type, int root,
@@ -356,15 +354,6 @@ int MpiComm::all_gather(const void* in, void* out, Count each, Element type, Req
   return start(request, [&](MPI_Request* handle) {
     return counted::all_gather(in == nullptr ? MPI_IN_PLACE : in, out, each, type_of(type), comm_,
                                handle);
-  });
-}
-
-int MpiComm::all_gather_uneven(const void* in, Count mine, void* out, const Count* counts,
-                               const Count* places, Element type, Request& request) {
-  return start(request, [&](MPI_Request* handle) {
-    return counted::all_gather_uneven(in == nullptr ? MPI_IN_PLACE : in, mine, out,
-                                      {counts, places, size_}, type_of(type), comm_, request.ints,
-                                      handle);
   });
 }
 

@@ -100,9 +100,6 @@ int MPI_Ireduce_c(const void* in, void* out, MPI_Count count, MPI_Datatype type,
 int MPI_Iallgather_c(const void* in, MPI_Count in_count, MPI_Datatype in_type, void* out,
                      MPI_Count out_count, MPI_Datatype out_type, MPI_Comm comm,
                      MPI_Request* request);
-int MPI_Iallgatherv_c(const void* in, MPI_Count in_count, MPI_Datatype in_type, void* out,
-                      const MPI_Count out_counts[], const MPI_Aint places[], MPI_Datatype out_type,
-                      MPI_Comm comm, MPI_Request* request);
 int MPI_Igather_c(const void* in, MPI_Count in_count, MPI_Datatype in_type, void* out,
                   MPI_Count out_count, MPI_Datatype out_type, int root, MPI_Comm comm,
                   MPI_Request* request);
