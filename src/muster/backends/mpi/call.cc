@@ -281,13 +281,18 @@ int MpiCall::all_gather() {
     return comm_.all_gather(from, out, received_.counts[0], carrier_.element, request_);
   // As an all_to_all that sends everybody the same: Intel MPI's MPI_Iallgatherv hangs on some long
   // uneven slices, and whether a member gathers in place is not known alike on all of them.
-  const auto me = static_cast<std::size_t>(rank_);
-  sent_.counts.assign(received_.counts.size(), received_.counts[me]);
-  sent_.places.assign(received_.counts.size(), in_place ? received_.places[me] : Count{0});
-  if (in_place) sent_.counts[me] = received_.counts[me] = 0;
-  return comm_.all_to_all_uneven(in_place ? out : from, sent_.counts.data(), sent_.places.data(),
-                                 out, received_.counts.data(), received_.places.data(),
-                                 carrier_.element, request_);
+  // MPI does not let it send from the memory that it receives into.
+  const std::byte* sends = from;
+  if (in_place) {
+    std::byte* const copy = in_.get(in.size());
+    std::memcpy(copy, in.data(), in.size());
+    sends = copy;
+  }
+  sent_.counts.assign(received_.counts.size(), elements(in.size()));
+  sent_.places.assign(received_.counts.size(), Count{0});
+  return comm_.all_to_all_uneven(sends, sent_.counts.data(), sent_.places.data(), out,
+                                 received_.counts.data(), received_.places.data(), carrier_.element,
+                                 request_);
 }
 
 int MpiCall::gather() {
