@@ -427,7 +427,8 @@ TEST(Rendezvous, AnOlderEpochIsRefused) {
   options.port = 0;
   options.is_server = true;
   const auto launcher = [&] {
-    const Environment environment({{"TORCHELASTIC_RUN_ID", "job"}});
+    const std::map<std::string, std::string> run{{"TORCHELASTIC_RUN_ID", "job"}};
+    const Environment environment(run);
     return make_tcp_store(options);
   }();
   ASSERT_TRUE(launcher.ok());
