@@ -590,10 +590,12 @@ TEST(Run, ForgetsTheVariableOfTheSecret) {
   const std::string environment = contents("/proc/" + std::to_string(launched.pid()) + "/environ");
   EXPECT_TRUE(contains(environment, "PATH="));
   EXPECT_FALSE(contains(environment, text));
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they copy the environment
   std::size_t looked_at = 0;
   EXPECT_FALSE(
       muster::testing::dump_shows(launched.pid(), muster::testing::HiddenText(text), looked_at));
   EXPECT_GT(looked_at, 100'000u);
+#endif
   launched.signal(SIGTERM);
   launched.finish();
 }
