@@ -36,7 +36,7 @@ struct BackwardFrame;  // callbacks of a language binding
 
 namespace muster::nn {
 
-struct CallOptions {
+struct FunctionalOptions {
   Group group = nullptr;
   std::optional<Duration> timeout = {};  ///< for forward and backward; default: the group's
   /// Of backward, for bindings to other languages.
@@ -53,26 +53,26 @@ struct ReductionOptions {
 at::Tensor all_reduce(const at::Tensor& tensor, const ReductionOptions& options = {});
 
 /// Every member's tensor has the same number of elements.
-at::Tensor broadcast(const at::Tensor& tensor, int src, const CallOptions& options = {});
+at::Tensor broadcast(const at::Tensor& tensor, int src, const FunctionalOptions& options = {});
 
 /// Returns the result on dst and the input's values elsewhere.
 at::Tensor reduce(const at::Tensor& tensor, int dst, const ReductionOptions& options = {});
 
 /// Returns one tensor per member, of equal sizes. On ranks other than dst they are zeros; include
 /// them in the loss so that backward reaches them.
-TensorList gather(const at::Tensor& tensor, int dst = 0, const CallOptions& options = {});
+TensorList gather(const at::Tensor& tensor, int dst = 0, const FunctionalOptions& options = {});
 
 /// `tensors` holds one tensor per member, of equal sizes; on ranks other than src their values are
 /// ignored.
-at::Tensor scatter(const TensorList& tensors, int src = 0, const CallOptions& options = {});
+at::Tensor scatter(const TensorList& tensors, int src = 0, const FunctionalOptions& options = {});
 
 /// Returns one tensor per member, of equal sizes.
-TensorList all_gather(const at::Tensor& tensor, const CallOptions& options = {});
+TensorList all_gather(const at::Tensor& tensor, const FunctionalOptions& options = {});
 
 /// Fills `output_tensor` with the members' tensors, concatenated along dimension 0 or stacked along
 /// a new one. The result shares its memory.
 at::Tensor all_gather_into_tensor(const at::Tensor& output_tensor, const at::Tensor& input_tensor,
-                                  const CallOptions& options = {});
+                                  const FunctionalOptions& options = {});
 
 /// Member r's output receives the reduction of all members' input_list[r]; sizes may differ between
 /// r. The result shares the memory of `output`.
@@ -82,13 +82,13 @@ at::Tensor reduce_scatter(const at::Tensor& output, const TensorList& input_list
 /// Sends input_tensor_list[r] to member r and receives output_tensor_list[r] from it; sizes may
 /// differ. The results are the tensors of output_tensor_list.
 TensorList all_to_all(const TensorList& output_tensor_list, const TensorList& input_tensor_list,
-                      const CallOptions& options = {});
+                      const FunctionalOptions& options = {});
 
 /// Splits dimension 0 among the members as given; empty split sizes mean equal parts. The result
 /// shares the memory of `output`.
 at::Tensor all_to_all_single(const at::Tensor& output, const at::Tensor& input,
                              const std::vector<std::int64_t>& output_split_sizes = {},
                              const std::vector<std::int64_t>& input_split_sizes = {},
-                             const CallOptions& options = {});
+                             const FunctionalOptions& options = {});
 
 }  // namespace muster::nn

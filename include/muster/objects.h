@@ -113,8 +113,8 @@ std::string pack_object(const T& object) {
 
 template <class T>
 T unpack_object(std::string_view bytes, std::string_view call) {
-  struct View : std::streambuf {
-    explicit View(std::string_view bytes) {
+  struct ByteView : std::streambuf {
+    explicit ByteView(std::string_view bytes) {
       auto* begin = const_cast<char*>(bytes.data());  // this streambuf is only read
       setg(begin, begin, begin + bytes.size());
     }

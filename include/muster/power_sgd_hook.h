@@ -90,7 +90,7 @@ class PowerSGDState {
     at::Tensor error;
     at::Tensor q;  // all factors of the bucket
   };
-  struct Pass;
+  struct CompressionPass;
 
   Finish start(const GradBucket& bucket, bool batched);
   Finish average(const GradBucket& bucket) const;
@@ -99,7 +99,7 @@ class PowerSGDState {
   bool pays(std::int64_t rows, std::int64_t columns) const;
   at::Tensor factors(std::vector<Block>& blocks, Memory& memory, const at::TensorOptions& options);
   void orthogonalize(at::Tensor matrices) const;
-  at::Tensor finish(Pass& pass);
+  at::Tensor finish(CompressionPass& pass);
   void count(const GradBucket& bucket);
 
   PowerSGDOptions options_;

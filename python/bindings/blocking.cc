@@ -29,13 +29,13 @@ void on_interrupt(int signal) {
   if (auto* next = next_handler.load()) next(signal);
 }
 
-struct Waiting {
+struct MainThreadWait {
   std::mutex mutex;
   std::function<void()> interrupt;  // of the main thread's call, while there is one
   pid_t watched = 0;                // the process whose thread looks: a fork has no threads
 };
-Waiting& waiting() {
-  static auto* state = new Waiting;  // the thread may outlive everything else
+MainThreadWait& waiting() {
+  static auto* state = new MainThreadWait;  // the thread may outlive everything else
   return *state;
 }
 

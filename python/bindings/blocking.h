@@ -84,7 +84,7 @@ auto blocking_on_store(Call call) {
   const auto interruption = std::make_shared<Interruption>();
   return without_gil([interruption] { interruption->raise("interrupted (SIGINT)"); },
                      [&] {
-                       const Interruption::Binding bound(interruption);
+                       const Interruption::InterruptionBinding bound(interruption);
                        return call();
                      });
 }

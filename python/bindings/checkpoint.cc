@@ -22,7 +22,7 @@ namespace {
 
 namespace py = pybind11;
 using Released = py::call_guard<py::gil_scoped_release>;
-using checkpoint::Item;
+using checkpoint::CheckpointItem;
 using checkpoint::Saver;
 
 /// (name, tensor, sizes of the whole, place): the place is None for the whole tensor, a list for
@@ -32,12 +32,12 @@ using GivenItem = std::tuple<std::string, at::Tensor, std::vector<std::int64_t>,
 
 /// Made before ranks meet: one that a rank has wrong fails there, where the others can be told.
 struct Items {
-  std::vector<Item> all;
+  std::vector<CheckpointItem> all;
 };
 
 Items items_of(const std::vector<GivenItem>& given) {
   Items made;
-  std::vector<Item>& items = made.all;
+  std::vector<CheckpointItem>& items = made.all;
   for (const auto& [name, tensor, sizes, place] : given) {
     if (const auto* first = std::get_if<std::int64_t>(&place))
       items.push_back(checkpoint::stretch_item(name, tensor, sizes, *first));
@@ -54,7 +54,7 @@ Items items_of(const std::vector<GivenItem>& given) {
 using Foreign = std::tuple<int, int, py::function>;
 using Members = std::variant<std::monostate, Group, Foreign>;
 
-shards::Ranks foreign_ranks(const Foreign& members) {
+shards::SavingRanks foreign_ranks(const Foreign& members) {
   const auto& [rank, size, function] = members;
   return {rank, size,
           [function = kept(function)](const std::string& mine) -> Result<std::vector<std::string>> {
@@ -70,7 +70,7 @@ shards::Ranks foreign_ranks(const Foreign& members) {
           }};
 }
 
-shards::Ranks ranks_of(const Members& members) {
+shards::SavingRanks ranks_of(const Members& members) {
   if (const auto* foreign = std::get_if<Foreign>(&members)) return foreign_ranks(*foreign);
   const auto* group = std::get_if<Group>(&members);
   return checkpoint::ranks_of(group != nullptr ? *group : nullptr);
@@ -81,8 +81,8 @@ Group group_of(const Members& members) {
   return group != nullptr ? *group : nullptr;
 }
 
-shards::SaveOptions options_of(const std::string& path, std::optional<std::int64_t> step,
-                               bool overwrite, int keep_last) {
+shards::CommitOptions options_of(const std::string& path, std::optional<std::int64_t> step,
+                                 bool overwrite, int keep_last) {
   return {.path = path, .step = step, .overwrite = overwrite, .keep_last = keep_last};
 }
 

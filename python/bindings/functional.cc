@@ -21,7 +21,9 @@ std::shared_ptr<const parallel::BackwardFrame> backward_frame() {
   return frame;
 }
 
-nn::CallOptions on(const Group& group) { return {.group = group, ._frame = backward_frame()}; }
+nn::FunctionalOptions on(const Group& group) {
+  return {.group = group, ._frame = backward_frame()};
+}
 nn::ReductionOptions on(const Group& group, ReduceOp op) {
   return {.op = op, .group = group, ._frame = backward_frame()};
 }

@@ -34,8 +34,8 @@ Lists listed(const Slices& slices) {
 }
 
 /// A call as Python has it, which may keep it.
-struct Request {
-  explicit Request(const BackendCall& call)
+struct RequestOfPython {
+  explicit RequestOfPython(const BackendCall& call)
       : op(call.op()),
         name(call.name()),
         inputs(listed(call.inputs())),
@@ -71,7 +71,7 @@ class WorkOfPython final : public Work, public std::enable_shared_from_this<Work
  public:
   /// `source`: the rank that a message comes from, as the default group counts; -1: not known, or
   /// no message.
-  WorkOfPython(const py::object& pending, const Request& request, int source)
+  WorkOfPython(const py::object& pending, const RequestOfPython& request, int source)
       : pending_(pending.is_none() ? nullptr : kept(pending)),
         outputs_(flat(request.outputs)),
         source_(source),
@@ -174,7 +174,7 @@ class BackendOfPython final : public ProcessGroupBackend {
   WorkRef submit(BackendCall& call) override {
     if (call.is_refused()) return nullptr;  // it was shown to nobody
     const py::gil_scoped_acquire held;
-    const Request request(call);
+    const RequestOfPython request(call);
     const py::object pending = backend_->attr("submit")(request);
     if (!request.async_op && request.op != Op::recv) {
       if (!pending.is_none()) pending.attr("wait")();
@@ -220,29 +220,31 @@ class BackendOfPython final : public ProcessGroupBackend {
 };
 
 void bind_request(py::module_& module) {
-  py::class_<Request>(
+  py::class_<RequestOfPython>(
       module, "Request",
       "One call of any operation, as a backend gets it. Ranks in it are positions in the group.")
       .def_property_readonly(
-          "op", [](const Request& self) { return std::string(collective::info(self.op).name); },
+          "op",
+          [](const RequestOfPython& self) { return std::string(collective::info(self.op).name); },
           "The operation's name, as `all_reduce`.")
-      .def_readonly("name", &Request::name, "Of the function that the user called.")
+      .def_readonly("name", &RequestOfPython::name, "Of the function that the user called.")
       .def_readonly(
-          "inputs", &Request::inputs,
+          "inputs", &RequestOfPython::inputs,
           "A list of lists of tensors: one list for each member where the operation takes one "
           "each, else a single one.")
-      .def_readonly("outputs", &Request::outputs, "As `inputs`: where the results go.")
-      .def_readonly("reduce_op", &Request::reduce_op, "ReduceOp.")
-      .def_readonly("root", &Request::root, "Of broadcast, reduce, gather and scatter; else -1.")
-      .def_readonly("peer", &Request::peer, "Of send and recv; -1: any.")
-      .def_readonly("tag", &Request::tag, "Of send and recv.")
-      .def_readonly("async_op", &Request::async_op,
+      .def_readonly("outputs", &RequestOfPython::outputs, "As `inputs`: where the results go.")
+      .def_readonly("reduce_op", &RequestOfPython::reduce_op, "ReduceOp.")
+      .def_readonly("root", &RequestOfPython::root,
+                    "Of broadcast, reduce, gather and scatter; else -1.")
+      .def_readonly("peer", &RequestOfPython::peer, "Of send and recv; -1: any.")
+      .def_readonly("tag", &RequestOfPython::tag, "Of send and recv.")
+      .def_readonly("async_op", &RequestOfPython::async_op,
                     "Whether `submit` should return before it is done.")
-      .def_readonly("sequence", &Request::sequence,
+      .def_readonly("sequence", &RequestOfPython::sequence,
                     "The number of this collective in its group, from 1.")
       .def_property_readonly(
           "timeout",
-          [](const Request& self) {
+          [](const RequestOfPython& self) {
             return std::chrono::duration_cast<Duration>(self.deadline - steady_clock().now());
           },
           "datetime.timedelta: what is left until the call's deadline.");

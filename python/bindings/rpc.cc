@@ -32,7 +32,7 @@ using rpc::Agent;
 using rpc::Answer;
 using Fill = std::function<void(rpc::Value&, rpc::Passage&)>;
 
-constexpr auto kPythonCall = rpc::Kind::user_first;
+constexpr auto kPythonCall = rpc::MessageKind::user_first;
 /// How references' values are made: by a registered function.
 constexpr const char* kServed = "muster::python::call";
 
@@ -111,7 +111,7 @@ void serve(rpc::Value& arguments, rpc::Passage& passage, const rpc::ResponderRef
 // ---- calling
 
 struct What {
-  rpc::Kind kind;
+  rpc::MessageKind kind;
   std::string name;
   Fill fill;
 };
@@ -119,15 +119,15 @@ struct What {
 /// else `arguments` is what is to be pickled.
 What what_of(const py::object& function, const py::object& arguments, const std::string& name) {
   if (py::isinstance<py::str>(function))
-    return {rpc::Kind::call, name, plain_arguments(name, arguments)};
+    return {rpc::MessageKind::call, name, plain_arguments(name, arguments)};
   return {kPythonCall, name,
           [pickle = pickled(arguments)](rpc::Value& value, rpc::Passage& passage) {
             rpc::pack(value, passage, pickle);
           }};
 }
 
-Agent::Call call_of(const Agent& agent, const py::object& to, What what, double timeout) {
-  Agent::Call call;
+Agent::OutgoingCall call_of(const Agent& agent, const py::object& to, What what, double timeout) {
+  Agent::OutgoingCall call;
   call.to = agent.worker(to_of(to)).id();
   call.kind = what.kind;
   call.name = std::move(what.name);
@@ -156,7 +156,7 @@ class StartedCall : public std::enable_shared_from_this<StartedCall> {
   StartedCall(const std::shared_ptr<Agent>& agent, std::string name, const py::object& future)
       : agent_(agent), name_(std::move(name)), future_(kept(future)) {}
 
-  void start(Agent::Call call) {
+  void start(Agent::OutgoingCall call) {
     // Callbacks of the future belong to the context in which the call was made.
     complete_ = rpc::keep_autograd_context([weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->complete();
@@ -256,7 +256,7 @@ py::object to_here(const Reference& self, double timeout) {
   const rpc::RRefHandle& held = *self.rref.hold();
   if (held.is_owner()) return local_value(self);
   held.context().check(held);
-  Agent::Call call;
+  Agent::OutgoingCall call;
   call.to = held.owner();
   call.kind = rpc::kRRefFetch;
   call.name = "to_here";
@@ -281,7 +281,7 @@ void backward(const Reference& self, std::int64_t context_id, bool retain_graph)
     return;
   }
   held.context().check(held);
-  Agent::Call call;
+  Agent::OutgoingCall call;
   call.to = held.owner();
   call.kind = rpc::kRRefBackward;
   call.name = "backward";

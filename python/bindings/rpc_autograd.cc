@@ -44,11 +44,11 @@ dist_autograd::Mode mode_of(const std::string& name) {
 void backward_in_context(std::int64_t context_id, const std::vector<at::Tensor>& roots,
                          bool retain_graph, const std::string& mode) {
   const auto agent = rpc::current_agent("backward");
-  struct Pass {
+  struct BackwardPass {
     std::atomic<bool> done{false};
     std::exception_ptr error;
   };
-  const auto pass = std::make_shared<Pass>();
+  const auto pass = std::make_shared<BackwardPass>();
   const auto way = mode_of(mode);
   try {
     wait_until(

@@ -51,7 +51,7 @@ inline void wait_until(const std::shared_ptr<rpc::Agent>& agent, const std::func
 /// The answer to `call`, errors in it. Interrupted, the call is given up; where its function has
 /// not begun, it will not.
 inline rpc::Answer wait_for_answer(const std::shared_ptr<rpc::Agent>& agent,
-                                   rpc::Agent::Call call) {
+                                   rpc::Agent::OutgoingCall call) {
   const auto interruption = std::make_shared<CallInterruption>(agent);
   return without_gil([interruption] { interruption->raise(); },
                      [&] {

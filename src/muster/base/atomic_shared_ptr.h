@@ -20,7 +20,7 @@ namespace muster {
 /// Thread-safe, except for the destructor.
 template <class T>
 class AtomicSharedPtr {
-  struct Node {
+  struct CountedObject {
     std::shared_ptr<T> object;
     std::atomic<std::int64_t> deferred{0};  // holders since it was replaced; below 0 if
                                             // they release before the writer adds them
@@ -29,19 +29,19 @@ class AtomicSharedPtr {
  public:
   /// Keeps the object that was current when this was made. Also empty when the word cannot count
   /// one more holder.
-  class Hold {
+  class SharedHold {
    public:
-    Hold() = default;
-    explicit Hold(const AtomicSharedPtr& slot) : slot_(&slot) {
+    SharedHold() = default;
+    explicit SharedHold(const AtomicSharedPtr& slot) : slot_(&slot) {
       if (slot.is_owner() && (node_ = slot.acquire_noted()) != nullptr) {
         noted_ = true;
         return;
       }
       node_ = slot.acquire_counted();
     }
-    Hold(const Hold&) = delete;
-    Hold& operator=(const Hold&) = delete;
-    ~Hold() {
+    SharedHold(const SharedHold&) = delete;
+    SharedHold& operator=(const SharedHold&) = delete;
+    ~SharedHold() {
       if (noted_) {
         slot_->clear_note(node_);
       } else if (node_ != nullptr) {
@@ -53,7 +53,7 @@ class AtomicSharedPtr {
 
    private:
     const AtomicSharedPtr* slot_ = nullptr;
-    Node* node_ = nullptr;
+    CountedObject* node_ = nullptr;
     bool noted_ = false;  // held by the owner's note
   };
 
@@ -65,7 +65,7 @@ class AtomicSharedPtr {
   void set(std::shared_ptr<T> object) {
     std::uint64_t word = 0;
     if (object != nullptr) {
-      auto node = std::make_unique<Node>();
+      auto node = std::make_unique<CountedObject>();
       node->object = std::move(object);
       word = reinterpret_cast<std::uintptr_t>(node.get()) << kHolderBits;
       // An address that does not fit beside the count is not stored: readers find nothing.
@@ -82,9 +82,11 @@ class AtomicSharedPtr {
   static constexpr int kHolderBits = 16;
   static constexpr std::uint64_t kHolders = (std::uint64_t{1} << kHolderBits) - 1;
   // NOLINTNEXTLINE(performance-no-int-to-ptr): a word holds an address beside the count
-  static Node* node_in(std::uint64_t word) { return reinterpret_cast<Node*>(word >> kHolderBits); }
+  static CountedObject* node_in(std::uint64_t word) {
+    return reinterpret_cast<CountedObject*>(word >> kHolderBits);
+  }
 
-  static void settle(Node* node, std::int64_t change) {
+  static void settle(CountedObject* node, std::int64_t change) {
     if (node->deferred.fetch_add(change, std::memory_order_acq_rel) + change == 0) delete node;
   }
 
@@ -102,7 +104,7 @@ class AtomicSharedPtr {
         std::memory_order_seq_cst);  // a writer that saw no owner swapped before this reads
     return true;
   }
-  [[gnu::noinline]] Node* acquire_counted() const {
+  [[gnu::noinline]] CountedObject* acquire_counted() const {
     std::uint64_t seen = word_.load(std::memory_order_relaxed);
     while (seen != 0 && (seen & kHolders) != kHolders) {
       if (word_.compare_exchange_weak(seen, seen + 1, std::memory_order_acquire,
@@ -113,9 +115,9 @@ class AtomicSharedPtr {
   }
   /// The owner alone: acquires by its note. Null if it must count instead: it holds a node already,
   /// or the node has just been replaced.
-  Node* acquire_noted() const {
+  CountedObject* acquire_noted() const {
     if (noted_.load(std::memory_order_relaxed) != nullptr) return nullptr;
-    Node* const node = node_in(word_.load(std::memory_order_relaxed));
+    CountedObject* const node = node_in(word_.load(std::memory_order_relaxed));
     if (node == nullptr) return nullptr;
     noted_.store(node, std::memory_order_release);
     meet_host_barrier();  // either the writer sees the note, or this sees the new pointer
@@ -124,19 +126,19 @@ class AtomicSharedPtr {
     clear_note(node);
     return nullptr;
   }
-  void clear_note(Node* node) const {
+  void clear_note(CountedObject* node) const {
     noted_.store(nullptr, std::memory_order_release);
     meet_host_barrier();
     if (replaced_.load(std::memory_order_relaxed) == node) [[unlikely]]
       release_replaced(node);
   }
-  [[gnu::noinline, gnu::cold]] void release_replaced(Node* node) const {
-    Node* expected = node;
+  [[gnu::noinline, gnu::cold]] void release_replaced(CountedObject* node) const {
+    CountedObject* expected = node;
     if (replaced_.compare_exchange_strong(expected, nullptr, std::memory_order_acq_rel))
       settle(node, -1);
   }
   /// 1 if the owner holds `node`, which has been replaced, and will settle it on release; else 0.
-  std::int64_t owner_holds(Node* node) const {
+  std::int64_t owner_holds(CountedObject* node) const {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (owner_.load(std::memory_order_relaxed) == 0) return 0;
     send_host_barrier();
@@ -146,12 +148,12 @@ class AtomicSharedPtr {
     send_host_barrier();
     if (noted_.load(std::memory_order_acquire) == node) return 1;
     // The owner has released meanwhile, and may have settled the node already.
-    Node* expected = node;
+    CountedObject* expected = node;
     return replaced_.compare_exchange_strong(expected, nullptr, std::memory_order_acq_rel) ? 0 : 1;
   }
 
   // A held node is not freed, so no other node can have its address.
-  [[gnu::noinline]] void release(Node* node) const {
+  [[gnu::noinline]] void release(CountedObject* node) const {
     std::uint64_t seen = word_.load(std::memory_order_relaxed);
     while (node_in(seen) == node) {
       if (word_.compare_exchange_weak(seen, seen - 1, std::memory_order_release,
@@ -163,8 +165,8 @@ class AtomicSharedPtr {
 
   mutable std::atomic<std::uint64_t> word_{0};
   mutable std::atomic<std::uintptr_t> owner_{0};
-  mutable std::atomic<Node*> noted_{nullptr};     // held by the owner
-  mutable std::atomic<Node*> replaced_{nullptr};  // held by the owner, replaced
+  mutable std::atomic<CountedObject*> noted_{nullptr};     // held by the owner
+  mutable std::atomic<CountedObject*> replaced_{nullptr};  // held by the owner, replaced
   std::mutex changing_;
 };
 

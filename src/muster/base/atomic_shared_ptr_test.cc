@@ -23,17 +23,17 @@ using Slot = AtomicSharedPtr<Counted>;
 TEST(AtomicSharedPtr, HoldsWhatStandsThereUntilTheLastLetsGo) {
   std::atomic<int> count{0};
   Slot slot;
-  EXPECT_EQ(Slot::Hold(slot).get(), nullptr);
+  EXPECT_EQ(Slot::SharedHold(slot).get(), nullptr);
   slot.set(std::make_shared<Counted>(count));
   {
-    const Slot::Hold first(slot), second(slot);
+    const Slot::SharedHold first(slot), second(slot);
     EXPECT_EQ(first.get(), second.get());
     slot.set(std::make_shared<Counted>(count));
-    const Slot::Hold third(slot);
+    const Slot::SharedHold third(slot);
     EXPECT_NE(third.get(), first.get());
     EXPECT_EQ(count, 2);
     slot.set(nullptr);
-    EXPECT_EQ(Slot::Hold(slot).get(), nullptr);
+    EXPECT_EQ(Slot::SharedHold(slot).get(), nullptr);
     EXPECT_EQ(count, 2);
     EXPECT_TRUE(first.get()->alive && third.get()->alive);
   }
@@ -58,9 +58,9 @@ TEST(AtomicSharedPtr, KeepsWhatTheOwnerHoldsWhileAnotherChangesThePlace) {
   Slot slot;
   slot.set(std::make_shared<Counted>(count));
   for (int round = 0; round < 100; ++round) {
-    const auto* const before = Slot::Hold(slot).get();
+    const auto* const before = Slot::SharedHold(slot).get();
     {
-      const Slot::Hold held(slot);
+      const Slot::SharedHold held(slot);
       ASSERT_EQ(held.get(), before);
       std::thread([&] {
         slot.set(std::make_shared<Counted>(count));
@@ -69,7 +69,7 @@ TEST(AtomicSharedPtr, KeepsWhatTheOwnerHoldsWhileAnotherChangesThePlace) {
         EXPECT_EQ(count, 2);  // the one that nobody holds has gone
       }).join();
       ASSERT_TRUE(held.get()->alive);
-      const Slot::Hold another(slot);
+      const Slot::SharedHold another(slot);
       ASSERT_NE(another.get(), held.get());
     }
     ASSERT_EQ(count, 1);
@@ -87,7 +87,7 @@ TEST(AtomicSharedPtr, LosesNothingOfWhatOneThreadHoldsForAMoment) {
   Slot slot;
   std::thread changing;
   {
-    const Slot::Hold first(slot);  // this thread is the owner
+    const Slot::SharedHold first(slot);  // this thread is the owner
     changing = std::thread([&] {
       for (int round = 0; round < kRounds; ++round) slot.set(std::make_shared<Counted>(count));
       over = true;
@@ -95,7 +95,7 @@ TEST(AtomicSharedPtr, LosesNothingOfWhatOneThreadHoldsForAMoment) {
   }
   bool wrong = false;
   while (!over) {
-    const Slot::Hold held(slot);
+    const Slot::SharedHold held(slot);
     wrong = wrong || (held.get() != nullptr && !held.get()->alive);
   }
   changing.join();
@@ -114,7 +114,7 @@ TEST(AtomicSharedPtr, ThreadsNeverSeeWhatIsGone) {
   for (int i = 0; i < kThreads; ++i) {
     threads.emplace_back([&] {
       while (!over) {
-        const Slot::Hold one(slot), two(slot);
+        const Slot::SharedHold one(slot), two(slot);
         if ((one.get() != nullptr && !one.get()->alive) ||
             (two.get() != nullptr && !two.get()->alive))
           wrong = true;

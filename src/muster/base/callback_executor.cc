@@ -24,7 +24,7 @@ thread_local constinit bool is_spared = false;
 void CallbackExecutor::spare_this_thread() { is_spared = true; }
 bool CallbackExecutor::spares_this_thread() { return is_spared; }
 
-Duration CallbackExecutor::Watched::period() const { return tunables().callback_look; }
+Duration CallbackExecutor::WatchedQueue::period() const { return tunables().callback_look; }
 
 void run_callback(const std::function<void()>& callback) {
   try {
@@ -86,7 +86,7 @@ void CallbackExecutor::run(Job job) {
         "returned");
 }
 
-void CallbackExecutor::watch(const std::shared_ptr<Watched>& what) {
+void CallbackExecutor::watch(const std::shared_ptr<WatchedQueue>& what) {
   {
     const std::lock_guard guard(lock_);
     watched_.push_back(what);

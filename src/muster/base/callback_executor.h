@@ -43,16 +43,16 @@ class CallbackExecutor {
   static bool spares_this_thread();
 
   /// Something whose state a thread that has no job looks at.
-  class Watched {
+  class WatchedQueue {
    public:
-    virtual ~Watched() = default;
+    virtual ~WatchedQueue() = default;
     /// False: need not be looked at any more.
     virtual bool look(TimePoint now) = 0;
     /// At least how often.
     virtual Duration period() const;
   };
   /// Looks at it until it is destroyed or `look` says so.
-  void watch(const std::shared_ptr<Watched>& what);
+  void watch(const std::shared_ptr<WatchedQueue>& what);
 
   /// The process ends: waits until no job is left, `limit` at most, and begins none from then on
   /// once `usable()` is false, asked before each. Whether none was left.
@@ -77,7 +77,7 @@ class CallbackExecutor {
   std::mutex lock_;
   std::condition_variable changed_, over_;
   std::deque<Job> jobs_;
-  std::vector<std::weak_ptr<Watched>> watched_;
+  std::vector<std::weak_ptr<WatchedQueue>> watched_;
   Duration period_ = Duration::max();  // the shortest of the watched
   int idle_ = 0;
   std::vector<pthread_t> running_;

@@ -49,8 +49,8 @@ TEST(CallbackExecutor, JobsWaitForLaterJobs) {
 
 // What is looked at often is not held up by what is looked at seldom.
 TEST(CallbackExecutor, EachWatchedIsLookedAtAtLeastAsOftenAsItSays) {
-  struct Watched final : CallbackExecutor::Watched {
-    explicit Watched(Duration period) : every(period) {}
+  struct WatchedQueue final : CallbackExecutor::WatchedQueue {
+    explicit WatchedQueue(Duration period) : every(period) {}
     bool look(TimePoint /*now*/) override {
       if (++looks == 3) over.set_value();
       return looks < 3;
@@ -60,8 +60,8 @@ TEST(CallbackExecutor, EachWatchedIsLookedAtAtLeastAsOftenAsItSays) {
     int looks = 0;
     std::promise<void> over;
   };
-  const auto seldom = std::make_shared<Watched>(std::chrono::hours(1));
-  const auto often = std::make_shared<Watched>(std::chrono::milliseconds(1));
+  const auto seldom = std::make_shared<WatchedQueue>(std::chrono::hours(1));
+  const auto often = std::make_shared<WatchedQueue>(std::chrono::milliseconds(1));
   executor().watch(seldom);
   executor().watch(often);
   wait_for(often->over.get_future());

@@ -16,7 +16,7 @@ namespace muster {
 /// polls between short sleeps for 1 s, or runs for 10 s while others wait, and not because of
 /// something that `Busy` tells of, may wait for what a later one does: then the next ones run
 /// beside it. Thread-safe; held by shared pointers.
-class CallbackLane final : public CallbackExecutor::Watched,
+class CallbackLane final : public CallbackExecutor::WatchedQueue,
                            public std::enable_shared_from_this<CallbackLane> {
  public:
   void run(CallbackExecutor::Job job);

@@ -21,9 +21,9 @@ Status Interruption::status() const {
   return raised_;
 }
 
-Interruption::Binding::Binding(std::shared_ptr<Interruption> interruption)
+Interruption::InterruptionBinding::InterruptionBinding(std::shared_ptr<Interruption> interruption)
     : before_(std::exchange(bound, std::move(interruption))) {}
-Interruption::Binding::~Binding() { bound = std::move(before_); }
+Interruption::InterruptionBinding::~InterruptionBinding() { bound = std::move(before_); }
 
 Status Interruption::of_thread() { return bound ? bound->status() : Status(); }
 

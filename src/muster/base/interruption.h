@@ -23,12 +23,12 @@ class Interruption {
   Status status() const;
 
   /// Makes it the calling thread's as long as it lives.
-  class Binding {
+  class InterruptionBinding {
    public:
-    explicit Binding(std::shared_ptr<Interruption> interruption);
-    ~Binding();
-    Binding(const Binding&) = delete;
-    Binding& operator=(const Binding&) = delete;
+    explicit InterruptionBinding(std::shared_ptr<Interruption> interruption);
+    ~InterruptionBinding();
+    InterruptionBinding(const InterruptionBinding&) = delete;
+    InterruptionBinding& operator=(const InterruptionBinding&) = delete;
 
    private:
     std::shared_ptr<Interruption> before_;

@@ -37,7 +37,7 @@ Status thread_ended();
 void free_frame(void* frame, std::size_t bytes) noexcept;
 
 /// What the root of a chain knows: which frame to go on with and what it waits for.
-struct Context {
+struct TaskContext {
   std::coroutine_handle<> leaf;
   bool (*ready)(void*) = nullptr;
   void* argument = nullptr;
@@ -50,7 +50,7 @@ struct Context {
 };
 
 struct PromiseBase {
-  Context* context = nullptr;
+  TaskContext* context = nullptr;
   std::coroutine_handle<> parent;
 
   static void* operator new(std::size_t bytes) { return allocate_frame(bytes); }
@@ -106,7 +106,7 @@ class [[nodiscard]] Task {
   bool step() {
     if (done()) return true;
     if (context_ == nullptr) {
-      context_ = new task_detail::Context;
+      context_ = new task_detail::TaskContext;
       frame_.promise().context = context_;
       context_->leaf = frame_;
     } else if (context_->ready != nullptr && !context_->ready(context_->argument)) {
@@ -150,7 +150,7 @@ class [[nodiscard]] Task {
     context_ = nullptr;
   }
   std::coroutine_handle<promise_type> frame_;
-  task_detail::Context* context_ = nullptr;  // set at the root only, by the first step
+  task_detail::TaskContext* context_ = nullptr;  // set at the root only, by the first step
 };
 
 /// `co_await until([&] { return condition; })`. The predicate is asked at least once, must not

@@ -83,7 +83,7 @@ CpuFamily cpu_family();
 /// A row.
 struct Tunable {
   enum class Unit : std::uint8_t { bytes, time, count };
-  enum class Scope : std::uint8_t {
+  enum class TunableScope : std::uint8_t {
     local,   ///< each rank for itself
     agreed,  ///< the first member's value counts for a group
     fixed,   ///< no override: part of a layout, or of what members send each other
@@ -97,7 +97,7 @@ struct Tunable {
   std::string_view name;
   Field field;  ///< none: fixed
   Unit unit;
-  Scope scope;
+  TunableScope scope;
   std::int64_t value;                     ///< by default; times in nanoseconds
   std::string_view reason;                ///< a sentence
   std::string_view bench;                 ///< the command that measures it

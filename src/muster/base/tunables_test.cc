@@ -85,7 +85,7 @@ TEST(Tunables, AWrongOverrideSaysWhatToWrite) {
 
 TEST(Tunables, TextsAreReadAsTheyArePrinted) {
   for (const Tunable& row : tunable_rows()) {
-    if (row.scope == Tunable::Scope::fixed) continue;
+    if (row.scope == Tunable::TunableScope::fixed) continue;
     Tunables values{};
     const std::int64_t value = value_of(row, default_tunables(), true);
     ASSERT_TRUE(override_tunable(values, row.name, text_of(row, value))) << row.name;

@@ -20,7 +20,7 @@ Group group_of(const Group& given) {
 
 int rank_in(const Group& group) { return group ? group->rank() : 0; }
 
-shards::SaveOptions options_of(const std::string& path, const SaveOptions& options) {
+shards::CommitOptions options_of(const std::string& path, const SaveOptions& options) {
   return {.path = path,
           .step = options.step,
           .overwrite = options.overwrite,
@@ -29,7 +29,7 @@ shards::SaveOptions options_of(const std::string& path, const SaveOptions& optio
 
 /// What is to be saved; where that throws on one rank, the others are told.
 struct Contents {
-  std::vector<Item> items;
+  std::vector<CheckpointItem> items;
   std::string values;
 
   Contents(const State& state, int rank, Saver& saver) try
@@ -63,11 +63,11 @@ std::optional<std::string> latest(const std::string& folder) {
 }
 
 void load(State& state, const std::string& path, const LoadOptions& options) {
-  const shards::Ranks ranks = ranks_of(group_of(options.process_group));
+  const shards::SavingRanks ranks = ranks_of(group_of(options.process_group));
   const auto index =
       options.safetensors ? shards::open_safetensors(path) : shards::open_index(path);
   Status mine = index.status();
-  std::vector<Item> items;
+  std::vector<CheckpointItem> items;
   try {
     if (mine.ok()) items = StateAccess::wanted(state, *index, ranks.rank);
   } catch (const DistError& error) {

@@ -40,11 +40,11 @@ struct PieceData {
 };
 
 /// For each of the plan's pieces: the item that it is a part of.
-std::vector<const Item*> items_of(const std::vector<const shards::WrittenPiece*>& pieces,
-                                  const std::vector<Item>& items) {
-  std::map<std::string_view, const Item*> by_name;
-  for (const Item& item : items) by_name[item.name] = &item;
-  std::vector<const Item*> found;
+std::vector<const CheckpointItem*> items_of(const std::vector<const shards::WrittenPiece*>& pieces,
+                                            const std::vector<CheckpointItem>& items) {
+  std::map<std::string_view, const CheckpointItem*> by_name;
+  for (const CheckpointItem& item : items) by_name[item.name] = &item;
+  std::vector<const CheckpointItem*> found;
   for (const auto* piece : pieces) found.push_back(by_name.at(piece->name));
   return found;
 }
@@ -53,11 +53,12 @@ std::int64_t first_byte(const shards::WrittenPiece& piece) {
   return piece.first_element * shards::element_bytes(piece.dtype);
 }
 
-PieceData in_place(const shards::PlannedSave& plan, int rank, const std::vector<Item>& items) {
+PieceData in_place(const shards::PlannedSave& plan, int rank,
+                   const std::vector<CheckpointItem>& items) {
   PieceData data;
   const auto pieces = plan.pieces_of(rank);
   const auto of = items_of(pieces, items);
-  std::map<const Item*, at::Tensor> flat;  // an item of several boxes is several pieces
+  std::map<const CheckpointItem*, at::Tensor> flat;  // an item of several boxes is several pieces
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     auto& tensor = flat[of[i]];
     if (!tensor.defined()) {
@@ -71,8 +72,8 @@ PieceData in_place(const shards::PlannedSave& plan, int rank, const std::vector<
 }
 
 /// Copied into `memory`, which grows where it is too small.
-PieceData copied(const shards::PlannedSave& plan, int rank, const std::vector<Item>& items,
-                 at::Tensor& memory) {
+PieceData copied(const shards::PlannedSave& plan, int rank,
+                 const std::vector<CheckpointItem>& items, at::Tensor& memory) {
   const PieceData from = in_place(plan, rank, items);
   const auto pieces = plan.pieces_of(rank);
   std::vector<std::int64_t> places;
@@ -106,7 +107,7 @@ Status status_of(const std::exception& error) {
 
 }  // namespace
 
-shards::Ranks ranks_of(const Group& group) {
+shards::SavingRanks ranks_of(const Group& group) {
   if (!group) return {};
   if (!group->is_member())
     group::invalid("checkpoint: this rank is no member of the group that was given");
@@ -133,7 +134,7 @@ struct Saver::State {
   // Not kept alive: where they are destroyed, nothing of the job shall be left.
   std::weak_ptr<ProcessGroup> given;
   std::weak_ptr<ProcessGroup> own;  // where the saver's thread meets the others'
-  std::optional<shards::Ranks> alone_or_foreign;
+  std::optional<shards::SavingRanks> alone_or_foreign;
   at::Tensor memory;
   std::shared_ptr<Saving::State> last;
   std::thread thread;
@@ -143,20 +144,23 @@ struct Saver::State {
     if (!locked) group::invalid("checkpoint: the group of this save has been destroyed");
     return locked;
   }
-  shards::Ranks here() const { return alone_or_foreign ? *alone_or_foreign : ranks_of(alive()); }
-  shards::Ranks behind() {
+  shards::SavingRanks here() const {
+    return alone_or_foreign ? *alone_or_foreign : ranks_of(alive());
+  }
+  shards::SavingRanks behind() {
     if (alone_or_foreign) return here();
     Group meets = own.lock();
     if (!meets || !meets->failure().ok()) own = meets = parallel::acquire_group(alive());
     return ranks_of(meets);
   }
   /// `mine`: why this rank cannot save; then all ranks throw it.
-  shards::PlannedSave plan(const std::vector<Item>& items, const shards::SaveOptions& options,
-                           const shards::Ranks& ranks, Status mine) const {
+  shards::PlannedSave plan(const std::vector<CheckpointItem>& items,
+                           const shards::CommitOptions& options, const shards::SavingRanks& ranks,
+                           Status mine) const {
     std::vector<shards::Shard> shards;
     try {
       if (mine.ok())
-        for (const Item& item : items) shards.push_back(shard_of(item));
+        for (const CheckpointItem& item : items) shards.push_back(shard_of(item));
     } catch (const std::exception& error) {
       mine = status_of(error);
     }
@@ -177,7 +181,7 @@ Saver::Saver(const Group& group) : state_(std::make_unique<State>()) {
   state_->given = group;
   if (!group) state_->alone_or_foreign.emplace();
 }
-Saver::Saver(shards::Ranks ranks) : state_(std::make_unique<State>()) {
+Saver::Saver(shards::SavingRanks ranks) : state_(std::make_unique<State>()) {
   state_->alone_or_foreign = std::move(ranks);
 }
 
@@ -212,21 +216,21 @@ bool Saving::done() const {
   return state_->result.has_value();
 }
 
-void Saver::save(const std::vector<Item>& items, const std::string& values,
-                 const shards::SaveOptions& options) {
+void Saver::save(const std::vector<CheckpointItem>& items, const std::string& values,
+                 const shards::CommitOptions& options) {
   const Status before = state_->finish_last();
-  const shards::Ranks ranks = state_->here();
+  const shards::SavingRanks ranks = state_->here();
   const auto plan = state_->plan(items, options, ranks, before);
   const PieceData data = in_place(plan, ranks.rank, items);
   group::check(shards::finish_save(plan, data.pointers, values, ranks));
 }
 
-Saving Saver::async_save(const std::vector<Item>& items, const std::string& values,
-                         const shards::SaveOptions& options) {
+Saving Saver::async_save(const std::vector<CheckpointItem>& items, const std::string& values,
+                         const shards::CommitOptions& options) {
   const Status before = state_->finish_last();
-  const shards::Ranks ranks = state_->here();
+  const shards::SavingRanks ranks = state_->here();
   auto plan = state_->plan(items, options, ranks, before);
-  const shards::Ranks behind = state_->behind();  // collective: when all are known to go on
+  const shards::SavingRanks behind = state_->behind();  // collective: when all are known to go on
   auto data = copied(plan, ranks.rank, items, state_->memory);
   Saving saving;
   saving.state_ = state_->last = std::make_shared<Saving::State>();
@@ -247,15 +251,15 @@ Saving Saver::async_save(const std::vector<Item>& items, const std::string& valu
 }
 
 std::shared_ptr<Saver> saver_of(const Group& group) {
-  struct Known {
+  struct SaverEntry {
     std::weak_ptr<ProcessGroup> group;
     std::shared_ptr<Saver> saver;
   };
   static std::mutex mutex;
-  static std::map<const void*, Known> all;
+  static std::map<const void*, SaverEntry> all;
   const std::lock_guard lock(mutex);
   std::erase_if(all, [](const auto& each) { return each.first && each.second.group.expired(); });
-  Known& known = all[group.get()];
+  SaverEntry& known = all[group.get()];
   if (!known.saver || (group && known.group.lock() != group))
     known = {group, std::make_shared<Saver>(group)};
   return known.saver;
@@ -266,7 +270,7 @@ std::shared_ptr<Saver> saver_of(const Group& group) {
 namespace {
 
 /// Through memory of the stored type where the tensor's own cannot take the bytes.
-Status load_item(shards::Reader& reader, const shards::Index& index, const Item& item) {
+Status load_item(shards::Reader& reader, const shards::Index& index, const CheckpointItem& item) {
   shards::Shard wanted = shard_of(item);
   at::Tensor target = item.tensor.detach();
   const auto stored = index.tensors.find(item.name);
@@ -290,13 +294,13 @@ Status load_item(shards::Reader& reader, const shards::Index& index, const Item&
 
 }  // namespace
 
-void load_items(const shards::Index& index, const std::vector<Item>& items,
-                const shards::Ranks& ranks) {
+void load_items(const shards::Index& index, const std::vector<CheckpointItem>& items,
+                const shards::SavingRanks& ranks) {
   const at::NoGradGuard no_grad;
   shards::Reader reader(index);
   Status mine;
   try {
-    for (const Item& item : items) {
+    for (const CheckpointItem& item : items) {
       mine = load_item(reader, index, item);
       if (!mine) break;
     }

@@ -22,7 +22,7 @@ class Saver {
   explicit Saver(const Group& group);
   /// Ranks that are no members of a muster group: `ranks.exchange` is called on the caller's thread
   /// and on the saver's own, never on both at once.
-  explicit Saver(shards::Ranks ranks);
+  explicit Saver(shards::SavingRanks ranks);
   ~Saver();
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
@@ -35,12 +35,12 @@ class Saver {
 
   /// Collective. First waits for the last save, and throws, on all ranks, what nobody on one of
   /// them has asked it for.
-  void save(const std::vector<Item>& items, const std::string& values,
-            const shards::SaveOptions& options);
+  void save(const std::vector<CheckpointItem>& items, const std::string& values,
+            const shards::CommitOptions& options);
   /// Returns when what this rank will write has been copied; the items may change from then on. The
   /// memory of the copy stays for the next save.
-  Saving async_save(const std::vector<Item>& items, const std::string& values,
-                    const shards::SaveOptions& options);
+  Saving async_save(const std::vector<CheckpointItem>& items, const std::string& values,
+                    const shards::CommitOptions& options);
 
  private:
   struct State;
@@ -52,11 +52,11 @@ class Saver {
 std::shared_ptr<Saver> saver_of(const Group& group);
 
 /// The ranks of a group; null: this process alone.
-shards::Ranks ranks_of(const Group& group);
+shards::SavingRanks ranks_of(const Group& group);
 
 /// Fills the items' tensors from the checkpoint; of another floating-point or integer type, with a
 /// cast. Collective by `ranks`: throws DistError on all ranks where it fails on one.
-void load_items(const shards::Index& index, const std::vector<Item>& items,
-                const shards::Ranks& ranks);
+void load_items(const shards::Index& index, const std::vector<CheckpointItem>& items,
+                const shards::SavingRanks& ranks);
 
 }  // namespace muster::checkpoint

@@ -40,13 +40,13 @@ constexpr TypeName kTypes[] = {
 
 }  // namespace
 
-Item whole_item(std::string name, const at::Tensor& tensor) {
+CheckpointItem whole_item(std::string name, const at::Tensor& tensor) {
   const shards::Extent sizes = tensor.sizes().vec();
   return {std::move(name), tensor.detach(), sizes, {shards::box_of(sizes)}};
 }
 
-Item box_item(std::string name, const at::Tensor& tensor, shards::Extent sizes,
-              shards::Extent offsets) {
+CheckpointItem box_item(std::string name, const at::Tensor& tensor, shards::Extent sizes,
+                        shards::Extent offsets) {
   shards::Box box{std::move(offsets), tensor.sizes().vec()};
   if (!box.is_within(sizes))
     refuse(name, "is " + shards::text_of(box.sizes) + " at " + shards::text_of(box.offsets) +
@@ -56,8 +56,8 @@ Item box_item(std::string name, const at::Tensor& tensor, shards::Extent sizes,
   return {std::move(name), tensor.detach(), std::move(sizes), std::move(boxes)};
 }
 
-Item stretch_item(std::string name, const at::Tensor& tensor, const shards::Extent& sizes,
-                  std::int64_t first) {
+CheckpointItem stretch_item(std::string name, const at::Tensor& tensor, const shards::Extent& sizes,
+                            std::int64_t first) {
   const auto elements = shards::element_count(sizes);
   if (!elements || first < 0 || first > *elements || tensor.numel() > *elements - first)
     refuse(name, "has " + std::to_string(tensor.numel()) + " elements from number " +
@@ -66,19 +66,19 @@ Item stretch_item(std::string name, const at::Tensor& tensor, const shards::Exte
   return {std::move(name), tensor.detach(), sizes, std::move(boxes)};
 }
 
-Item parameter_item(std::string name, const at::Tensor& parameter) {
+CheckpointItem parameter_item(std::string name, const at::Tensor& parameter) {
   const auto part = parallel::sharded_part(parameter);
   if (!part) return whole_item(std::move(name), parameter);
   return stretch_item(std::move(name), parameter, part->sizes, part->first);
 }
 
-Item state_item(std::string name, const at::Tensor& tensor, const at::Tensor& parameter) {
+CheckpointItem state_item(std::string name, const at::Tensor& tensor, const at::Tensor& parameter) {
   const auto part = parallel::sharded_part(parameter);
   if (!part || tensor.sizes() != parameter.sizes()) return whole_item(std::move(name), tensor);
   return stretch_item(std::move(name), tensor, part->sizes, part->first);
 }
 
-shards::Shard shard_of(const Item& item) {
+shards::Shard shard_of(const CheckpointItem& item) {
   const at::Tensor& tensor = item.tensor;
   if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_quantized() ||
       tensor.is_nested() || tensor.is_meta())

@@ -15,7 +15,7 @@ namespace muster::checkpoint {
 
 /// A rank's part of a tensor. The elements of `tensor`, row-major, are those of `boxes`, one box
 /// behind the other.
-struct Item {
+struct CheckpointItem {
   std::string name;
   at::Tensor tensor;
   shards::Extent sizes;  ///< of the whole tensor
@@ -23,24 +23,24 @@ struct Item {
 };
 
 /// The whole tensor.
-Item whole_item(std::string name, const at::Tensor& tensor);
+CheckpointItem whole_item(std::string name, const at::Tensor& tensor);
 /// The box at `offsets`, of the tensor's sizes. A box without elements is nothing.
-Item box_item(std::string name, const at::Tensor& tensor, shards::Extent sizes,
-              shards::Extent offsets);
+CheckpointItem box_item(std::string name, const at::Tensor& tensor, shards::Extent sizes,
+                        shards::Extent offsets);
 /// As many row-major elements of the whole as `tensor` has, from `first` on.
-Item stretch_item(std::string name, const at::Tensor& tensor, const shards::Extent& sizes,
-                  std::int64_t first);
+CheckpointItem stretch_item(std::string name, const at::Tensor& tensor, const shards::Extent& sizes,
+                            std::int64_t first);
 /// A parameter of a module: its stretch where FSDP has sharded it, else the whole. Throws DistError
 /// where it is gathered now.
-Item parameter_item(std::string name, const at::Tensor& parameter);
+CheckpointItem parameter_item(std::string name, const at::Tensor& parameter);
 /// Something of an optimizer's that belongs to a parameter: divided as the parameter is where it
 /// has as many elements in the same shape, else whole.
-Item state_item(std::string name, const at::Tensor& tensor, const at::Tensor& parameter);
+CheckpointItem state_item(std::string name, const at::Tensor& tensor, const at::Tensor& parameter);
 
 /// As the files have it. A type that safetensors does not name (complex128 and the like) is stored
 /// as U8 with a last dimension of the bytes of an element. Throws DistError naming the tensor where
 /// it is not dense.
-shards::Shard shard_of(const Item& item);
+shards::Shard shard_of(const CheckpointItem& item);
 
 /// The type of a stored tensor; Undefined for a name that torch has no type for.
 at::ScalarType scalar_type_of(std::string_view dtype);

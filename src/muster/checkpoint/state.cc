@@ -19,11 +19,11 @@ using nlohmann::json;
 namespace {
 
 /// One thing that was added. What an entry does not need stays empty.
-struct Entry {
-  std::function<void(std::vector<Item>&, int rank)> items = {};
+struct StateEntry {
+  std::function<void(std::vector<CheckpointItem>&, int rank)> items = {};
   std::function<void(json&)> values = {};
   /// Absent: `items`.
-  std::function<void(std::vector<Item>&, const shards::Index&, int rank)> wanted = {};
+  std::function<void(std::vector<CheckpointItem>&, const shards::Index&, int rank)> wanted = {};
   std::function<void()> filled = {};  ///< after the tensors have been loaded
   std::function<void(const json& values, const shards::Index&)> read = {};
 };
@@ -43,16 +43,17 @@ void read_value(const json& values, const shards::Index& index, const std::strin
 }
 
 template <class T>
-Entry value_entry(const std::string& name, T& value) {
+StateEntry value_entry(const std::string& name, T& value) {
   return {.values = [name, &value](json& values) { values[name] = encoded(value); },
           .read = [name, &value](
                       const json& values,
                       const shards::Index& index) { read_value(values, index, name, value); }};
 }
 
-Entry item_entry(Item item) {
-  return {
-      .items = [item = std::move(item)](std::vector<Item>& items, int) { items.push_back(item); }};
+StateEntry item_entry(CheckpointItem item) {
+  return {.items = [item = std::move(item)](std::vector<CheckpointItem>& items, int) {
+    items.push_back(item);
+  }};
 }
 
 /// An optimizer as its entry sees it: for ZeRO, the part that this rank has.
@@ -66,7 +67,7 @@ class OptimizerEntry {
       for (const at::Tensor& parameter : group.params()) name_of(parameter);
   }
 
-  void items(std::vector<Item>& items) {
+  void items(std::vector<CheckpointItem>& items) {
     auto& state = part().state();
     for (auto& group : part().param_groups())
       for (const at::Tensor& parameter : group.params()) {
@@ -95,7 +96,7 @@ class OptimizerEntry {
     values[name_ + ".param_groups"] = std::move(groups);
   }
 
-  void wanted(std::vector<Item>& items, const shards::Index& index) {
+  void wanted(std::vector<CheckpointItem>& items, const shards::Index& index) {
     counts_.clear();
     auto& state = part().state();
     for (auto& group : part().param_groups())
@@ -172,7 +173,7 @@ class OptimizerEntry {
 }  // namespace
 
 struct State::Entries {
-  std::vector<Entry> all;
+  std::vector<StateEntry> all;
 };
 
 State::State() : entries_(std::make_unique<Entries>()) {}
@@ -193,7 +194,7 @@ State& State::add_box(const std::string& name, const at::Tensor& tensor,
 
 State& State::add_module(const std::string& name, torch::nn::Module& module) {
   // Looked up at each save and load: a parameter may have got other memory meanwhile.
-  entries_->all.push_back({.items = [name, &module](std::vector<Item>& items, int) {
+  entries_->all.push_back({.items = [name, &module](std::vector<CheckpointItem>& items, int) {
     for (const auto& named : module.named_parameters())
       items.push_back(parameter_item(name + "." + named.key(), named.value()));
     for (const auto& named : module.named_buffers())
@@ -206,9 +207,9 @@ State& State::add_optimizer(const std::string& name, torch::optim::Optimizer& op
                             const torch::nn::Module& of) {
   const auto entry = std::make_shared<OptimizerEntry>(name, optimizer, of);
   entries_->all.push_back(
-      {.items = [entry](std::vector<Item>& items, int) { entry->items(items); },
+      {.items = [entry](std::vector<CheckpointItem>& items, int) { entry->items(items); },
        .values = [entry](json& values) { entry->values(values); },
-       .wanted = [entry](std::vector<Item>& items, const shards::Index& index,
+       .wanted = [entry](std::vector<CheckpointItem>& items, const shards::Index& index,
                          int) { entry->wanted(items, index); },
        .filled = [entry] { entry->filled(); },
        .read = [entry](const json& values,
@@ -256,10 +257,11 @@ State& State::add_random(const std::string& name, const std::optional<at::Genera
   };
   const auto loaded = std::make_shared<at::Tensor>();
   entries_->all.push_back(
-      {.items = [key, state](std::vector<Item>& items,
+      {.items = [key, state](std::vector<CheckpointItem>& items,
                              int rank) { items.push_back(whole_item(key(rank), state())); },
        .wanted =
-           [key, state, loaded](std::vector<Item>& items, const shards::Index& index, int rank) {
+           [key, state, loaded](std::vector<CheckpointItem>& items, const shards::Index& index,
+                                int rank) {
              loaded->reset();
              if (!index.tensors.contains(key(rank))) return;
              *loaded = at::empty_like(state());
@@ -274,16 +276,16 @@ State& State::add_random(const std::string& name, const std::optional<at::Genera
   return *this;
 }
 
-std::vector<Item> StateAccess::items(const State& state, int rank) {
-  std::vector<Item> items;
-  for (const Entry& entry : state.entries_->all)
+std::vector<CheckpointItem> StateAccess::items(const State& state, int rank) {
+  std::vector<CheckpointItem> items;
+  for (const StateEntry& entry : state.entries_->all)
     if (entry.items) entry.items(items, rank);
   return items;
 }
 
 std::string StateAccess::values(const State& state) {
   json values = json::object();
-  for (const Entry& entry : state.entries_->all)
+  for (const StateEntry& entry : state.entries_->all)
     if (entry.values) entry.values(values);
   for (const auto& [name, value] : values.items()) try {
       static_cast<void>(json(name).dump());
@@ -295,9 +297,10 @@ std::string StateAccess::values(const State& state) {
   return values.dump();
 }
 
-std::vector<Item> StateAccess::wanted(State& state, const shards::Index& index, int rank) {
-  std::vector<Item> items;
-  for (const Entry& entry : state.entries_->all) {
+std::vector<CheckpointItem> StateAccess::wanted(State& state, const shards::Index& index,
+                                                int rank) {
+  std::vector<CheckpointItem> items;
+  for (const StateEntry& entry : state.entries_->all) {
     if (entry.wanted)
       entry.wanted(items, index, rank);
     else if (entry.items)
@@ -308,7 +311,7 @@ std::vector<Item> StateAccess::wanted(State& state, const shards::Index& index, 
 
 void StateAccess::finish(State& state, const shards::Index& index, bool with_values) {
   const json values = json::parse(index.values, nullptr, false);
-  for (const Entry& entry : state.entries_->all) {
+  for (const StateEntry& entry : state.entries_->all) {
     if (entry.filled) entry.filled();
     if (entry.read && with_values) entry.read(values, index);
   }

@@ -89,7 +89,7 @@ using Adam = Trained<torch::optim::Adam, torch::optim::AdamOptions>;
 std::map<std::string, at::Tensor> tensors_of(const std::string& path) {
   auto index = shards::open_index(path);
   EXPECT_TRUE(index.ok()) << index.status().message();
-  std::vector<Item> items;
+  std::vector<CheckpointItem> items;
   std::map<std::string, at::Tensor> all;
   for (const auto& [name, tensor] : index->tensors) {
     all[name] = at::empty(tensor.sizes, scalar_type_of(tensor.dtype));

@@ -25,7 +25,7 @@ void print_row(const Tunable& row) {
   const bool overridden = value != value_of(row, default_tunables(), false) ||
                           shared != value_of(row, default_tunables(), true);
   std::printf("%-20s %-36s %s%s\n", std::string(row.name).c_str(), text.c_str(),
-              row.scope == Tunable::Scope::fixed ? "fixed" : "",
+              row.scope == Tunable::TunableScope::fixed ? "fixed" : "",
               overridden ? ("overridden; by default " +
                             text_of(row, value_of(row, default_tunables(), false)))
                                .c_str()

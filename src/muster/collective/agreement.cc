@@ -16,14 +16,14 @@ constexpr auto kCancelLimit = std::chrono::seconds(1);
 constexpr auto kCheckInterval =
     std::chrono::milliseconds(50);  // limit: delay until a cancelled creation is noticed
 
-enum class Kind : std::uint32_t { ready = 1, settled, failed };
+enum class AgreementKind : std::uint32_t { ready = 1, settled, failed };
 
 /// The first member's reason, in `word` of a `failed` note.
 constexpr std::uint64_t kLate = 0;
 constexpr std::uint64_t kLost = 1;
 
 struct AgreementNote {
-  Kind kind = Kind::ready;
+  AgreementKind kind = AgreementKind::ready;
   std::uint32_t id = 0;
   std::uint64_t word = 0;
   std::uint32_t missing = 0;  // number of missing (or lost) ranks in `ranks`
@@ -64,12 +64,12 @@ class AgreementProtocol {
   // the id is its own.
   Result<Agreement> lead(const std::function<Result<GroupDescriptor>()>& describe_group,
                          const std::function<void(const GroupDescriptor&)>& release) {
-    if (Status heard = collect(Kind::ready); !heard) return heard;
+    if (Status heard = collect(AgreementKind::ready); !heard) return heard;
     auto channel = fabric_.open(fabric_.next_channel_id(), members_);
     if (!channel.ok()) return abandon(channel.status());
     auto descriptor = describe_group();
     if (!descriptor.ok()) return abandon(descriptor.status());
-    AgreementNote settled{Kind::settled, (*channel)->id()};
+    AgreementNote settled{AgreementKind::settled, (*channel)->id()};
     settled.descriptor = *descriptor;
     bool some_know = false;
     if (Status sent = send_to_all(settled, some_know); !sent) {
@@ -81,10 +81,10 @@ class AgreementProtocol {
   }
 
   Result<Agreement> follow() {
-    const Status sent = send_in_time(members_[0], {Kind::ready});
+    const Status sent = send_in_time(members_[0], {AgreementKind::ready});
     // If the first member has gone, it may have sent the reason first.
     if (!sent && sent.code() != Code::closed) return sent;
-    if (Status heard = collect(Kind::settled); !heard) return heard;
+    if (Status heard = collect(AgreementKind::settled); !heard) return heard;
     if (!sent) return sent;
     auto channel = fabric_.open(notes_[0].id, members_);
     if (!channel.ok()) return channel.status();
@@ -96,7 +96,7 @@ class AgreementProtocol {
 
   // Receives one note from each member (on the first member) or from the first member (on the
   // others) into `notes_`.
-  Status collect(Kind expected) {
+  Status collect(AgreementKind expected) {
     std::vector<transport::TransferRef> receives(members_.size());
     for (std::size_t i = 0; i < members_.size(); ++i) {
       if ((i == 0) == leads()) continue;
@@ -138,7 +138,7 @@ class AgreementProtocol {
     if (!all_done) fabric_.wait(ended, fabric_.clock().now() + kCancelLimit);
     if (!status.ok()) return abandon(std::move(status));
     if (!*waited) return timeout_error(expected, std::move(missing));
-    if (!leads() && notes_[0].kind == Kind::failed) return verdict(notes_[0]);
+    if (!leads() && notes_[0].kind == AgreementKind::failed) return verdict(notes_[0]);
     return status;
   }
 
@@ -161,7 +161,7 @@ class AgreementProtocol {
   // On the first member: notifies the others, which wait for it alone.
   Status abandon(Status why) {
     if (!leads()) return why;
-    AgreementNote failed{Kind::failed};
+    AgreementNote failed{AgreementKind::failed};
     failed.word = kLost;
     for (int rank : why.ranks()) {
       if (failed.missing < std::size(failed.ranks)) failed.ranks[failed.missing++] = rank;
@@ -175,10 +175,10 @@ class AgreementProtocol {
     return why;
   }
 
-  Status timeout_error(Kind expected, std::vector<int> missing) {
+  Status timeout_error(AgreementKind expected, std::vector<int> missing) {
     std::sort(missing.begin(), missing.end());
     if (leads()) {
-      AgreementNote failed{Kind::failed};
+      AgreementNote failed{AgreementKind::failed};
       failed.word = kLate;
       for (int rank : missing) {
         if (failed.missing < std::size(failed.ranks)) failed.ranks[failed.missing++] = rank;
@@ -188,7 +188,7 @@ class AgreementProtocol {
           static_cast<void>(send(members_[i], failed));
       }
     }
-    const char* what = expected == Kind::ready ? " did not call it" : " did not answer";
+    const char* what = expected == AgreementKind::ready ? " did not call it" : " did not answer";
     return Status(Code::timed_out,
                   describe_ranks(missing) + what +
                       " within the timeout; every member must make the group, in the same order "
@@ -232,7 +232,7 @@ class AgreementProtocol {
   Status send_in_time(int rank, const AgreementNote& note) {
     const auto sent = send(rank, note);
     if (!sent.ok()) return sent.status();
-    return *sent ? Status() : timeout_error(Kind::settled, {rank});
+    return *sent ? Status() : timeout_error(AgreementKind::settled, {rank});
   }
 
   // Whether the note was sent before the deadline.

@@ -47,7 +47,7 @@ class CallCache {
   template <class FindOut>
   const Facts& operator()(const CallSignature& signature, const FindOut& find_out) {
     if (signature.each == Args::kUnknownLength) return uncached_ = find_out();
-    Entry& entry = entries_[place_of(signature)];
+    CacheEntry& entry = entries_[place_of(signature)];
     if (entry.signature != signature) [[unlikely]] {
       entry.facts = find_out();
       entry.signature = signature;
@@ -57,7 +57,7 @@ class CallCache {
 
  private:
   static constexpr int kPlaceBits = 4;
-  struct Entry {
+  struct CacheEntry {
     CallSignature signature;
     Facts facts;
   };
@@ -66,7 +66,7 @@ class CallCache {
                                     (64 - kPlaceBits));
   }
 
-  std::array<Entry, std::size_t{1} << kPlaceBits> entries_{};
+  std::array<CacheEntry, std::size_t{1} << kPlaceBits> entries_{};
   Facts uncached_{};
 };
 

@@ -25,7 +25,7 @@ struct CallRecord {
   std::string_view group = {};          ///< name of the group, for the log
   trace::Recorder* recorder = nullptr;  ///< null: not recorded
   std::uint16_t recorded_group = 0;     ///< the recorder's id of the group
-  trace::Call traced = {};              ///< what is recorded, except the sequence number
+  trace::RecordedCall traced = {};      ///< what is recorded, except the sequence number
   Duration timeout{-1};                 ///< from the start; negative: none
   TimePoint deadline{};                 ///< epoch: computed from `timeout` at the start
   TimePoint begun{};                    ///< epoch if the deadline was given: unknown

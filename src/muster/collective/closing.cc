@@ -5,14 +5,14 @@
 
 namespace muster::collective {
 
-Status Closing::run(TimePoint deadline) {
+Status CommunicatorClose::run(TimePoint deadline) {
   Status status = drain(deadline);
   if (status.ok() && group_.size() > 1) status = agree_to_close(deadline);
   closed_.cancel_receives("its group has been closed");
   return status;
 }
 
-Status Closing::fail_timed_out(const std::vector<int>& missing, const char* what) {
+Status CommunicatorClose::fail_timed_out(const std::vector<int>& missing, const char* what) {
   group_.channel->fail(
       Status(Code::timed_out,
              "rank " + std::to_string(group_.job_rank()) + " closes " + group_.text() +
@@ -23,7 +23,7 @@ Status Closing::fail_timed_out(const std::vector<int>& missing, const char* what
   return group_.channel->failure();
 }
 
-Status Closing::drain(TimePoint deadline) {
+Status CommunicatorClose::drain(TimePoint deadline) {
   const bool drained = driver_.drive_until([this] { return closed_.is_drained(); }, deadline);
   if (!drained) {
     group_.channel->fail(Status(Code::timed_out,
@@ -37,7 +37,7 @@ Status Closing::drain(TimePoint deadline) {
   return group_.channel->failure();
 }
 
-Status Closing::close_as_first(TimePoint deadline) {
+Status CommunicatorClose::close_as_first(TimePoint deadline) {
   std::vector<int> missing;
   const auto all_close = [&] {
     closed_.with_control([&](Control& control) { missing = control.not_closing(); });
@@ -68,7 +68,7 @@ Status Closing::close_as_first(TimePoint deadline) {
   return group_.channel->failure();
 }
 
-Status Closing::agree_to_close(TimePoint deadline) {
+Status CommunicatorClose::agree_to_close(TimePoint deadline) {
   with_control([](Control& control) { control.report_closing(); });
   if (group_.rank() == 0) return close_as_first(deadline);
   bool released = false;

@@ -27,9 +27,9 @@ class Closable {
 };
 
 /// Used by the closing thread only.
-class Closing {
+class CommunicatorClose {
  public:
-  Closing(const GroupContext& group, Driver& driver, Closable& closed)
+  CommunicatorClose(const GroupContext& group, Driver& driver, Closable& closed)
       : group_(group), driver_(driver), closed_(closed) {}
 
   /// Returns the group's failure if there is one, including a member that is missing or has skipped

@@ -176,7 +176,7 @@ class GroupCommunicator::DriverScope {
 };
 
 bool GroupCommunicator::drive_until(const std::function<bool()>& done, TimePoint limit) {
-  struct Pass {
+  struct DrivePass {
     GroupCommunicator& owner;
     const std::function<bool()>& done;
     std::uint64_t additions;
@@ -191,7 +191,7 @@ bool GroupCommunicator::drive_until(const std::function<bool()>& done, TimePoint
   const TimePoint began = group_.now();
   Duration check_interval = kLateCheckInterval;
   for (TimePoint now = began;;) {
-    const Pass pass{*this, done, queue_.additions()};
+    const DrivePass pass{*this, done, queue_.additions()};
     const TimePoint next_check =
         now + (now - began < kLateCheckInterval ? Duration(kEarlyCheckInterval) : check_interval);
     group_.fabric->wait([&pass] { return pass(); }, std::min({limit, next_deadline(), next_check}));
@@ -365,7 +365,7 @@ void GroupCommunicator::abort(const std::string& reason) {
 
 Status GroupCommunicator::close(TimePoint deadline) {
   if (mark_.forked() || closed_.exchange(true)) return {};
-  Status status = Closing(group_, *this, *this).run(deadline);
+  Status status = CommunicatorClose(group_, *this, *this).run(deadline);
   drive_until([this] { return !busy(); }, TimePoint::max());
   fabric_state_->progress.forget(*this);
   region_ = nullptr;

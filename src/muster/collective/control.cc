@@ -92,7 +92,7 @@ void Control::poll() {
 
 void Control::handle(int member, const Note& note) {
   switch (note.kind) {
-    case Kind::waiting:
+    case NoteKind::waiting:
       if ((note.call.flags & kRefused) != 0 && refusals_.size() < kKeptNotes)
         ++refusals_[note.call.sequence];
       if (note.call.sequence <= latest_.sequence) {
@@ -103,12 +103,12 @@ void Control::handle(int member, const Note& note) {
         waiting_.emplace_back(member, note.call);
       }
       return;
-    case Kind::closing:
+    case NoteKind::closing:
       record_report(member, {note.call, note.history, note.last});
       if (!closing_ && note.call.sequence < latest_.sequence)
         fail_skipped(member, note.call, latest_);
       return;
-    case Kind::released: released_ = true; return;
+    case NoteKind::released: released_ = true; return;
   }
 }
 
@@ -165,7 +165,7 @@ void Control::fail_skipped(int member, const transport::Fingerprint& last,
 }
 
 void Control::report_waiting(int member, const transport::Fingerprint& call) {
-  send(member, {Kind::waiting, call});
+  send(member, {NoteKind::waiting, call});
 }
 
 bool Control::all_refused(std::uint64_t sequence) {
@@ -198,7 +198,7 @@ void Control::report_closing() {
     if (known.second.sequence > latest_.sequence)
       return fail_skipped(group_.rank(), latest_, known.second);
   }
-  if (group_.rank() != 0) send(0, {Kind::closing, latest_, report.history, report.last});
+  if (group_.rank() != 0) send(0, {NoteKind::closing, latest_, report.history, report.last});
 }
 
 std::vector<int> Control::not_closing() const {
@@ -262,7 +262,8 @@ Status Control::compare_histories() const {
 }
 
 void Control::release_all() {
-  for (int member = 1; member < group_.size(); ++member) send(member, {Kind::released, latest_});
+  for (int member = 1; member < group_.size(); ++member)
+    send(member, {NoteKind::released, latest_});
 }
 
 void Control::cancel() {

@@ -64,11 +64,11 @@ class Control {
   bool quiesced() const { return receive_ == nullptr || receive_->done(); }
 
  private:
-  enum class Kind : std::uint64_t { waiting = 1, closing, released };
+  enum class NoteKind : std::uint64_t { waiting = 1, closing, released };
   static constexpr std::size_t kLastCalls = 8;
   using LastCalls = std::array<transport::Fingerprint, kLastCalls>;
   struct Note {
-    Kind kind;
+    NoteKind kind;
     transport::Fingerprint call;
     std::uint64_t history = 0;  // digest of all calls; with `closing`
     LastCalls last = {};        // the latest calls, by sequence; with `closing`

@@ -152,7 +152,7 @@ static_assert(fixed::kEagerBytes == transport::kEagerBytes);
 Task<Status> LinkGroup::reduce_direct(const Args& args) {
   constexpr std::size_t kWindow = fixed::kReduceDepth;  // chunk k uses slot k % kWindow
   constexpr int kRtrSlot = kWindow;
-  enum Tag : std::uint64_t { kPart, kReadyToReceive };
+  enum DirectPart : std::uint64_t { kPart, kReadyToReceive };
   const bool root = rank_ == args.root;
   const bool scaled = args.reduce == Reduce::premul_sum;
   const std::size_t bytes = args.inputs[0].size();
@@ -284,7 +284,7 @@ Task<Status> LinkGroup::reduce_by_slices(const Args& args) {
     kDepartures = 2,
     kResults = 4
   };  // two of each: chunk k uses slot + k % 2
-  enum Tag : std::uint64_t { kPart, kResult };
+  enum PairwisePart : std::uint64_t { kPart, kResult };
   Reduction job(args, rank_, size_);
   job.memory = scratch(job.memory_bytes());
   const plan::PairwisePlan peers{rank_, size_};

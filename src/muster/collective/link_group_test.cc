@@ -285,7 +285,7 @@ class Play {
       const plan::Schedule schedule(op_, algorithm_, rank, size_, root_, per_host_);
       for (int step = 0; step < schedule.steps(); ++step) {
         for (int i = 0; i < schedule.sends(step); ++i) {
-          const plan::Transfer out = schedule.send(step, i);
+          const plan::PlannedTransfer out = schedule.send(step, i);
           const std::size_t bytes = bytes_of(out.payload, schedule.slices(), rank, out.peer);
           if (bytes > 0 || out.payload.kind != plan::Payload::Kind::result)
             told[{rank, out.peer}].push_back(bytes);

@@ -169,7 +169,7 @@ class LinkGroup::HostReduction {
     kNear = 12,
     kBack = 16
   };
-  enum Tag : std::uint64_t { kPart, kSum, kResult };
+  enum ReducePart : std::uint64_t { kPart, kSum, kResult };
   static_assert(kBack + kFar <= OutstandingTransfers::kSlots);
 
   static int slot(SlotKind first, std::size_t chunk) {

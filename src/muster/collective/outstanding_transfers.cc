@@ -7,7 +7,7 @@ namespace muster::collective {
 std::vector<int> OutstandingTransfers::awaited() const {
   std::vector<int> ranks;
   for (const bool receives : {true, false}) {
-    for (const Slot& slot : slots_) {
+    for (const TransferSlot& slot : slots_) {
       for (const Posted& posted : slot.posted) {
         if (posted.receives == receives && !posted.transfer->done())
           ranks.push_back(channel_.members()[static_cast<std::size_t>(posted.member)]);

@@ -36,7 +36,7 @@ class OutstandingTransfers {
 
   /// Whether this slot has no outstanding transfer; called often.
   bool done(int slot) {
-    Slot& entry = slots_[static_cast<std::size_t>(slot)];
+    TransferSlot& entry = slots_[static_cast<std::size_t>(slot)];
     for (; entry.settled < entry.posted.size(); ++entry.settled) {
       const Posted& posted = entry.posted[entry.settled];
       if (!posted.transfer->done()) return false;
@@ -69,7 +69,7 @@ class OutstandingTransfers {
     int member;
     bool receives;
   };
-  struct Slot {
+  struct TransferSlot {
     std::vector<Posted> posted;
     std::size_t settled = 0;
   };
@@ -101,7 +101,7 @@ class OutstandingTransfers {
   transport::Channel& channel_;
   transport::Fingerprint call_;
   Status status_;
-  std::array<Slot, kSlots> slots_;
+  std::array<TransferSlot, kSlots> slots_;
   std::uint32_t used_ = 0;  // one bit per non-empty slot
   static_assert(kSlots <= 32);
   std::vector<transport::Fingerprint> heard_;

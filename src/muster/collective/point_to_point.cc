@@ -25,8 +25,8 @@ transport::Fingerprint header_of(DType dtype) {
 
 }  // namespace
 
-Message::Message(const GroupContext& group, std::shared_ptr<Driver> driver, Envelope envelope,
-                 TimePoint deadline, std::shared_ptr<void> owner)
+Message::Message(const GroupContext& group, std::shared_ptr<Driver> driver,
+                 MessageEnvelope envelope, TimePoint deadline, std::shared_ptr<void> owner)
     : group_(group),
       driver_(std::move(driver)),
       envelope_(envelope),
@@ -199,7 +199,8 @@ std::shared_ptr<Message> PointToPoint::follow(std::shared_ptr<Driver> driver, co
 std::shared_ptr<Message> PointToPoint::make(std::shared_ptr<Driver> driver, const Args& args,
                                             TimePoint deadline, std::shared_ptr<void> owner) {
   const bool receives = args.op == Op::recv;
-  const Message::Envelope envelope{receives, args.root, args.tag, message_bytes(args), args.dtype};
+  const Message::MessageEnvelope envelope{receives, args.root, args.tag, message_bytes(args),
+                                          args.dtype};
   return std::make_shared<Message>(group_, std::move(driver), envelope, deadline, std::move(owner));
 }
 

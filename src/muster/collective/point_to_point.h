@@ -62,14 +62,14 @@ class PointToPoint {
 
 class PointToPoint::Message final : public Completion {
  public:
-  struct Envelope {
+  struct MessageEnvelope {
     bool receives;
     int member;
     std::uint64_t tag;
     std::size_t bytes;
     DType dtype;
   };
-  Message(const GroupContext& group, std::shared_ptr<Driver> driver, Envelope envelope,
+  Message(const GroupContext& group, std::shared_ptr<Driver> driver, MessageEnvelope envelope,
           TimePoint deadline, std::shared_ptr<void> owner);
 
   bool done() const override;
@@ -93,7 +93,7 @@ class PointToPoint::Message final : public Completion {
 
   const GroupContext& group_;
   std::shared_ptr<Driver> driver_;  // until it has ended
-  const Envelope envelope_;
+  const MessageEnvelope envelope_;
   transport::TransferRef transfer_;  // set once posted, before any other thread knows of the
                                      // message
   std::shared_ptr<void> owner_;      // of its memory, until it has ended

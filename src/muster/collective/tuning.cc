@@ -31,10 +31,10 @@ class RuleLine {
  public:
   RuleLine(std::string_view key, std::string_view value) : key_(key), value_(value) {}
 
-  Result<std::pair<Tuning::Place, std::vector<Tuning::Step>>> read() const {
+  Result<std::pair<Tuning::TuningKey, std::vector<Tuning::SizeLimit>>> read() const {
     auto place = this->place();
     if (!place) return place.status();
-    std::vector<Tuning::Step> rule;
+    std::vector<Tuning::SizeLimit> rule;
     const auto row = algorithms_of(place->medium, place->op);
     auto next = row.begin();
     const auto parts = parts_of(value_, ',');
@@ -58,7 +58,7 @@ class RuleLine {
  private:
   static Status wrong(const std::string& what) { return Status(Code::invalid_argument, what); }
 
-  Result<Tuning::Place> place() const {
+  Result<Tuning::TuningKey> place() const {
     const auto parts = parts_of(key_, '.');
     if (parts.size() != 3)
       return wrong(quoted(key_) +
@@ -71,11 +71,11 @@ class RuleLine {
     const auto ranks = number_of_text(parts[2]);
     if (!ranks || *ranks < 1 || *ranks > 10'000'000)
       return wrong(quoted(parts[2]) + " should be a number of ranks");
-    return Tuning::Place{parts[0] == "network" ? Medium::network : Medium::shared_memory, *op,
-                         static_cast<int>(*ranks)};
+    return Tuning::TuningKey{parts[0] == "network" ? Medium::network : Medium::shared_memory, *op,
+                             static_cast<int>(*ranks)};
   }
 
-  static Result<Tuning::Step> step(std::string_view text, bool last) {
+  static Result<Tuning::SizeLimit> step(std::string_view text, bool last) {
     const std::size_t sign = text.find("<=");
     const auto name = trimmed(text.substr(0, sign));
     const auto algorithm = algorithm_named(name);
@@ -83,7 +83,7 @@ class RuleLine {
     if (last) {
       if (sign != std::string_view::npos)
         return wrong("the last algorithm has no limit, but " + quoted(text) + " gives one");
-      return Tuning::Step{*algorithm};
+      return Tuning::SizeLimit{*algorithm};
     }
     if (sign == std::string_view::npos)
       return wrong(quoted(text) + " needs a limit, as in \"" + std::string(name) + " <= 64 KiB\"");
@@ -91,7 +91,7 @@ class RuleLine {
     if (!up_to)
       return wrong(quoted(trimmed(text.substr(sign + 2))) +
                    " is not a size; write bytes, as in 65536 or 64 KiB");
-    return Tuning::Step{*algorithm, *up_to};
+    return Tuning::SizeLimit{*algorithm, *up_to};
   }
 
   std::string_view key_, value_;
@@ -224,8 +224,9 @@ Selection select(const Tuning& tuning, Medium medium, int ranks, GroupPlacement 
       continue;
     bool use_defaults = false;
     for (const Algorithm each : algorithms_of(medium, place.op)) {
-      const auto step = std::find_if(rule.begin(), rule.end(),
-                                     [each](const Tuning::Step& s) { return s.algorithm == each; });
+      const auto step = std::find_if(rule.begin(), rule.end(), [each](const Tuning::SizeLimit& s) {
+        return s.algorithm == each;
+      });
       const std::uint64_t up_to = step == rule.end() ? 0 : step->up_to;
       std::uint64_t bound = step == rule.end()            ? 0
                             : up_to == Selection::kAlways ? up_to

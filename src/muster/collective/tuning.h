@@ -22,21 +22,22 @@
 namespace muster::collective {
 
 struct Tuning {
-  struct Place {
+  struct TuningKey {
     Medium medium;
     Op op;
     int ranks;
-    auto operator<=>(const Place&) const = default;
+    auto operator<=>(const TuningKey&) const = default;
   };
   /// An algorithm and the largest call that it takes.
-  struct Step {
+  struct SizeLimit {
     Algorithm algorithm;
     std::uint64_t up_to = Selection::kAlways;
-    bool operator==(const Step&) const = default;
+    bool operator==(const SizeLimit&) const = default;
   };
   /// Overrides of tunables (base/tunables.h), unparsed.
   std::map<std::string, std::string, std::less<>> numbers;
-  std::map<Place, std::vector<Step>> rules;  ///< in order of size; the last step has no limit
+  std::map<TuningKey, std::vector<SizeLimit>>
+      rules;  ///< in order of size; the last step has no limit
   /// For every size and number of ranks, on every medium that has the algorithm.
   std::vector<std::pair<Op, Algorithm>> forced;
 };

@@ -18,9 +18,9 @@ namespace muster::compat {
 namespace {
 
 using Bytes = std::vector<std::uint8_t>;
-using store::Op;
 using store::Reply;
 using store::Request;
+using store::StoreOp;
 using store::Value;
 
 /// torch takes milliseconds, and no negative ones.
@@ -115,26 +115,26 @@ class TorchStore : public store::RequestStore<store::TcpStore> {
   Reply carry_out(const Request& request) {
     const std::string key = request.keys.empty() ? std::string() : text(request.keys[0]);
     switch (request.op) {
-      case Op::set: store_->set(key, bytes_of(request.values[0])); return {};
-      case Op::get:
+      case StoreOp::set: store_->set(key, bytes_of(request.values[0])); return {};
+      case StoreOp::get:
         store_->wait({key}, limit_of(request.timeout));
         return reply_of({value_of(store_->get(key))});
-      case Op::add: return {{}, store_->add(key, request.number), {}};
-      case Op::compare_set:
+      case StoreOp::add: return {{}, store_->add(key, request.number), {}};
+      case StoreOp::compare_set:
         return reply_of({value_of(
             store_->compareSet(key, bytes_of(request.values[0]), bytes_of(request.values[1])))});
-      case Op::wait: store_->wait(texts(request.keys), limit_of(request.timeout)); return {};
-      case Op::num_keys: return {{}, store_->getNumKeys(), {}};
-      case Op::delete_key: return {{}, store_->deleteKey(key) ? 1 : 0, {}};
-      case Op::check: return {{}, store_->check(texts(request.keys)) ? 1 : 0, {}};
-      case Op::append: store_->append(key, bytes_of(request.values[0])); return {};
-      case Op::multi_get: return read(texts(request.keys), request.timeout);
-      case Op::multi_set:
+      case StoreOp::wait: store_->wait(texts(request.keys), limit_of(request.timeout)); return {};
+      case StoreOp::num_keys: return {{}, store_->getNumKeys(), {}};
+      case StoreOp::delete_key: return {{}, store_->deleteKey(key) ? 1 : 0, {}};
+      case StoreOp::check: return {{}, store_->check(texts(request.keys)) ? 1 : 0, {}};
+      case StoreOp::append: store_->append(key, bytes_of(request.values[0])); return {};
+      case StoreOp::multi_get: return read(texts(request.keys), request.timeout);
+      case StoreOp::multi_set:
         for (std::size_t i = 0; i < request.keys.size(); ++i)
           store_->set(text(request.keys[i]), bytes_of(request.values[i]));
         return {};
-      case Op::barrier: return meet(request, key);
-      case Op::all_gather: return gather(request, key);
+      case StoreOp::barrier: return meet(request, key);
+      case StoreOp::all_gather: return gather(request, key);
       default:
         return failure(Code::unsupported, "torch's stores have no " + text(name_of(request.op)));
     }

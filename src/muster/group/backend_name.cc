@@ -13,7 +13,7 @@
 namespace muster {
 namespace {
 
-struct Row {
+struct BackendRow {
   Backend backend;
   bool (*available)();
 };
@@ -22,7 +22,7 @@ bool never() { return false; }
 bool with_mpi() { return mpi::load().ok(); }
 
 // The built-in backends, and whether they can be used here.
-constexpr std::array<Row, 6> kBackends{{
+constexpr std::array<BackendRow, 6> kBackends{{
     {Backend::NATIVE, &always},
     {Backend::GLOO, &always},
     {Backend::TCP, &always},
@@ -75,8 +75,9 @@ Backend::Backend(std::string_view name) {
 }
 
 bool Backend::is_available() const {
-  return std::any_of(kBackends.begin(), kBackends.end(),
-                     [&](const Row& row) { return row.backend == *this && row.available(); }) ||
+  return std::any_of(
+             kBackends.begin(), kBackends.end(),
+             [&](const BackendRow& row) { return row.backend == *this && row.available(); }) ||
          group::registered_backend(name_) != nullptr;
 }
 

@@ -23,7 +23,7 @@ namespace muster::group {
 /// so on every rank. The thread also counts as waiting if it sleeps without a time limit for 20 ms,
 /// polls with short sleeps for 500 ms, or starts no call for 10 s. Callbacks of failed calls are
 /// not delayed. Thread-safe.
-class BackwardGate final : public CallbackExecutor::Watched,
+class BackwardGate final : public CallbackExecutor::WatchedQueue,
                            public std::enable_shared_from_this<BackwardGate> {
  public:
   /// The gate of the calling thread's backward pass; null outside a pass and if the gate is open.

@@ -53,7 +53,8 @@ class RecordingStore : public store::RequestStore<store::Store> {
       : RequestStore(minutes(30)), inner_(std::move(inner)) {}
 
   store::Reply call(const store::Request& request) override {
-    EXPECT_EQ(request.op, store::Op::all_gather) << store::name_of(request.op) << " has no limit";
+    EXPECT_EQ(request.op, store::StoreOp::all_gather)
+        << store::name_of(request.op) << " has no limit";
     {
       const std::lock_guard lock(mutex_);
       limits_.push_back(request.timeout);

@@ -160,11 +160,11 @@ void keep_record(Job& job) {
   }
   job.peer_traces =
       std::make_shared<trace::PeerTraces>(job.recorder, job.store, std::move(elsewhere));
-  job.responder = trace::Responder::start(job.recorder, job.store,
-                                          [fabric = std::weak_ptr(job.fabric)]() -> std::uint64_t {
-                                            const auto alive = fabric.lock();
-                                            return alive ? alive->refusals() : 0;
-                                          });
+  job.responder = trace::TraceResponder::start(
+      job.recorder, job.store, [fabric = std::weak_ptr(job.fabric)]() -> std::uint64_t {
+        const auto alive = fabric.lock();
+        return alive ? alive->refusals() : 0;
+      });
   if (logs(LogLevel::info))
     job.long_waits = std::make_shared<trace::LongWaits>(job.recorder, job.peer_traces, job.rank);
 }

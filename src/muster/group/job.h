@@ -40,7 +40,7 @@ struct Job {
   std::shared_ptr<trace::Recorder> recorder;       ///< records this rank's calls; null: disabled
   std::shared_ptr<trace::PeerTraces> peer_traces;  ///< null without a recorder
   /// Answers requests over the store; null if there can be none.
-  std::shared_ptr<trace::Responder> responder;
+  std::shared_ptr<trace::TraceResponder> responder;
   std::shared_ptr<trace::LongWaits> long_waits;  ///< null if the log does not show them
 };
 

@@ -17,7 +17,7 @@
 namespace muster::group {
 namespace {
 
-enum class Kind : std::int64_t { broadcast, all_gather, gather, scatter, send };
+enum class ExchangeKind : std::int64_t { broadcast, all_gather, gather, scatter, send };
 constexpr std::array<std::string_view, 5> kNames{"broadcast_object_list", "all_gather_object",
                                                  "gather_object", "scatter_object_list",
                                                  "send_object_list"};
@@ -26,11 +26,11 @@ constexpr std::string_view kReceive = "recv_object_list";
 constexpr std::int64_t kNoteTag = (std::int64_t{1} << 62) - 2;
 constexpr std::int64_t kBytesTag = kNoteTag + 1;
 
-std::string_view name_of(Kind kind) { return kNames[static_cast<std::size_t>(kind)]; }
+std::string_view name_of(ExchangeKind kind) { return kNames[static_cast<std::size_t>(kind)]; }
 
 /// A member's description of its call, sent before any object.
 struct ObjectNote {
-  Kind kind = Kind::broadcast;
+  ExchangeKind kind = ExchangeKind::broadcast;
   std::int64_t root = -1;
   std::int64_t length = 0;  // list length, if it must be equal on all members
   std::uint64_t type = 0;
@@ -102,7 +102,7 @@ std::optional<ObjectBytes> parts_of(std::string_view block, std::size_t length) 
 /// follow.
 class Exchange {
  public:
-  Exchange(const ObjectCall& call, Group group, Kind kind)
+  Exchange(const ObjectCall& call, Group group, ExchangeKind kind)
       : group_(std::move(group)),
         timeout_(call.timeout),
         device_(device_for(*group_, call.device)) {
@@ -299,9 +299,9 @@ ObjectBytes packed(const PackObjects& pack, std::size_t count) {
 
 std::optional<ObjectBytes> broadcast_objects(const ObjectCall& call, ObjectRank src,
                                              std::size_t length, const PackObjects& pack) {
-  auto group = acting(call.group, name_of(Kind::broadcast));
+  auto group = acting(call.group, name_of(ExchangeKind::broadcast));
   if (!group) return {};
-  Exchange exchange(call, std::move(group), Kind::broadcast);
+  Exchange exchange(call, std::move(group), ExchangeKind::broadcast);
   std::string block;
   exchange.agree([&](ObjectNote& note) {
     note.length = static_cast<std::int64_t>(length);
@@ -319,9 +319,9 @@ std::optional<ObjectBytes> broadcast_objects(const ObjectCall& call, ObjectRank 
 
 std::optional<ObjectBytes> all_gather_objects(const ObjectCall& call, std::size_t length,
                                               const PackObjects& pack) {
-  auto group = acting(call.group, name_of(Kind::all_gather));
+  auto group = acting(call.group, name_of(ExchangeKind::all_gather));
   if (!group) return {};
-  Exchange exchange(call, std::move(group), Kind::all_gather);
+  Exchange exchange(call, std::move(group), ExchangeKind::all_gather);
   std::string object;
   exchange.agree([&](ObjectNote& note) {
     need_length("object_list", length, exchange.size());
@@ -333,9 +333,9 @@ std::optional<ObjectBytes> all_gather_objects(const ObjectCall& call, std::size_
 
 std::optional<ObjectBytes> gather_objects(const ObjectCall& call, ObjectRank dst,
                                           std::size_t length, const PackObjects& pack) {
-  auto group = acting(call.group, name_of(Kind::gather));
+  auto group = acting(call.group, name_of(ExchangeKind::gather));
   if (!group) return {};
-  Exchange exchange(call, std::move(group), Kind::gather);
+  Exchange exchange(call, std::move(group), ExchangeKind::gather);
   std::string object;
   exchange.agree([&](ObjectNote& note) {
     note.root = root_of(exchange, "dst", dst);
@@ -362,9 +362,9 @@ std::optional<ObjectBytes> gather_objects(const ObjectCall& call, ObjectRank dst
 std::optional<std::string> scatter_objects(const ObjectCall& call, ObjectRank src,
                                            std::size_t output_length, std::size_t input_length,
                                            const PackObjects& pack) {
-  auto group = acting(call.group, name_of(Kind::scatter));
+  auto group = acting(call.group, name_of(ExchangeKind::scatter));
   if (!group) return {};
-  Exchange exchange(call, std::move(group), Kind::scatter);
+  Exchange exchange(call, std::move(group), ExchangeKind::scatter);
   ObjectBytes give;
   exchange.agree([&](ObjectNote& note) {
     note.root = root_of(exchange, "src", src);
@@ -384,7 +384,7 @@ std::optional<std::string> scatter_objects(const ObjectCall& call, ObjectRank sr
 }
 
 void send_objects(const ObjectCall& call, ObjectRank dst, const PackObjects& pack) {
-  const auto name = name_of(Kind::send);
+  const auto name = name_of(ExchangeKind::send);
   const auto group = acting(call.group, name);
   if (!group) return;
   int peer = 0;
@@ -399,7 +399,7 @@ void send_objects(const ObjectCall& call, ObjectRank dst, const PackObjects& pac
   }
   const auto device = device_for(*group, call.device);
   ObjectNote note;
-  note.kind = Kind::send;
+  note.kind = ExchangeKind::send;
   note.length = static_cast<std::int64_t>(objects.size());
   note.type = call.type;
   note.bytes = static_cast<std::int64_t>(block.size());

@@ -22,7 +22,7 @@ Group acting(const Group& group, std::string_view call);
 class ActingGroup {
  public:
   ActingGroup(const Group& given, std::string_view call)
-      : held_(given ? World::Hold() : World::current().hold()),
+      : held_(given ? World::SharedHold() : World::current().hold()),
         group_(given ? &core_of(given) : held_.get()) {
     if (group_ == nullptr) [[unlikely]]
       group_ = &core_of(kept_ = World::current().world(call));
@@ -32,7 +32,7 @@ class ActingGroup {
   GroupCore* operator->() const { return group_; }
 
  private:
-  const World::Hold held_;
+  const World::SharedHold held_;
   Group kept_;
   GroupCore* group_;
 };

@@ -60,7 +60,7 @@ class ThreadContext : public SpawnContext {
       const auto rank_body = [&](int rank) {
         const auto& scope = scopes_[static_cast<std::size_t>(rank)];
         const WorldScope::Binding binding(scope);
-        const Interruption::Binding waits(interruption_);
+        const Interruption::InterruptionBinding waits(interruption_);
         auto& outcome = outcomes_[static_cast<std::size_t>(rank)] = run_rank(body, rank);
         return outcome.status;
       };
@@ -111,7 +111,7 @@ std::unique_ptr<SpawnContext> spawn_ranks(std::function<void(int)> body,
   if (options.mode == SpawnMode::threads) {
     context = std::make_unique<ThreadContext>(std::move(body), options.nprocs);
   } else {
-    launch::SpawnOptions engine;
+    launch::ProcessOptions engine;
     engine.shutdown_timeout = options.shutdown_timeout;
     const auto child = [body = std::move(body)](int rank) {
       const auto scope = World::hold_current();

@@ -152,10 +152,10 @@ std::size_t World::group_count() const {
   return groups_.size() + (world_ != nullptr ? 1 : 0);
 }
 
-World::Closing World::remove(const Group& group, std::string_view caller) {
+World::ClosedGroups World::remove(const Group& group, std::string_view caller) {
   const std::lock_guard lock(mutex_);
   if (world_ == nullptr) not_initialized(caller);
-  Closing closing;
+  ClosedGroups closing;
   if (group == nullptr || group == world_) {
     closing.groups.assign(groups_.rbegin(), groups_.rend());
     closing.groups.push_back(std::exchange(world_, nullptr));

@@ -48,8 +48,8 @@ class World final : public WorldScope {
   Group world(std::string_view caller) const;
   /// The default group for the duration of one call, without a lock; null before
   /// init_process_group.
-  using Hold = AtomicSharedPtr<GroupCore>::Hold;
-  Hold hold() const { return Hold(world_hold_); }
+  using SharedHold = AtomicSharedPtr<GroupCore>::SharedHold;
+  SharedHold hold() const { return SharedHold(world_hold_); }
   std::shared_ptr<group::Job> job(std::string_view caller) const;
 
   /// Sets job and default group. Throws if there is a default group already.
@@ -65,11 +65,11 @@ class World final : public WorldScope {
   std::vector<Group> replace(std::shared_ptr<group::Job> job, Group world);
   /// Removes `group`, or everything if `group` is null or the default group. Returns the groups to
   /// close, youngest first, and the job if everything ends.
-  struct Closing {
+  struct ClosedGroups {
     std::vector<Group> groups;
     std::shared_ptr<group::Job> job;
   };
-  Closing remove(const Group& group, std::string_view caller);
+  ClosedGroups remove(const Group& group, std::string_view caller);
   /// Aborts everything in flight on all groups and tells the other members.
   void abort(const std::string& reason);
   /// Reports this rank's failure: tells the other ranks of its job `why` at once and aborts all its

@@ -36,9 +36,9 @@ namespace muster::launch {
 namespace {
 
 // Descriptors in the epoll set are told apart by the upper half of their data.
-enum class Source : std::uint32_t { signals, timer, nodes, worker, output };
+enum class OutputSource : std::uint32_t { signals, timer, nodes, worker, output };
 
-std::uint64_t pack(Source source, std::uint64_t index) {
+std::uint64_t pack(OutputSource source, std::uint64_t index) {
   return static_cast<std::uint64_t>(source) << 32 | index;
 }
 
@@ -66,9 +66,9 @@ struct LogPlace {
   }
 };
 
-class Agent {
+class NodeAgent {
  public:
-  Agent(const RunOptions& options, Prepared prepared, SignalWatch& signals);
+  NodeAgent(const RunOptions& options, Prepared prepared, SignalWatch& signals);
   /// The exit code.
   Result<int> run(const Program& program, const LogPlace& logs);
 
@@ -117,7 +117,7 @@ class Agent {
   std::deque<AgentEvent> events_;
 };
 
-Agent::Agent(const RunOptions& options, Prepared prepared, SignalWatch& signals)
+NodeAgent::NodeAgent(const RunOptions& options, Prepared prepared, SignalWatch& signals)
     : options_(options),
       job_(std::move(prepared.job)),
       signals_(signals),
@@ -150,10 +150,10 @@ Agent::Agent(const RunOptions& options, Prepared prepared, SignalWatch& signals)
   plan_ = std::move(alone);
 }
 
-Status Agent::open(const LogPlace& logs) {
-  if (Status opened = wakeups_.open(pack(Source::timer, 0)); !opened) return opened;
-  wakeups_.watch(signals_.descriptor(), false, pack(Source::signals, 0));
-  if (nodes_) wakeups_.watch(nodes_->descriptor(), false, pack(Source::nodes, 0));
+Status NodeAgent::open(const LogPlace& logs) {
+  if (Status opened = wakeups_.open(pack(OutputSource::timer, 0)); !opened) return opened;
+  wakeups_.watch(signals_.descriptor(), false, pack(OutputSource::signals, 0));
+  if (nodes_) wakeups_.watch(nodes_->descriptor(), false, pack(OutputSource::nodes, 0));
   logs_ = logs;
   if (Status events = history_.open(options_, job_.run_id, host()); !events) return events;
   output_ = std::make_unique<WorkerOutput>(
@@ -161,13 +161,13 @@ Status Agent::open(const LogPlace& logs) {
           options_.redirects, options_.tee, options_.shown_ranks, logs.base, logs.folders,
           expand_names(options_.line_prefix, {{"role_name", options_.role}, {"hostname", host()}})},
       EventSource{[this](int fd, bool writable, std::uint64_t token) {
-                    wakeups_.watch(fd, writable, pack(Source::output, token));
+                    wakeups_.watch(fd, writable, pack(OutputSource::output, token));
                   },
                   [this](int fd) { wakeups_.forget(fd); }});
   return {};
 }
 
-Result<int> Agent::run(const Program& program, const LogPlace& logs) {
+Result<int> NodeAgent::run(const Program& program, const LogPlace& logs) {
   commands_.set_program(program);
   if (Status opened = open(logs); !opened) return opened;
   happen(Begin{});
@@ -181,29 +181,29 @@ Result<int> Agent::run(const Program& program, const LogPlace& logs) {
   return state_.exit_code;
 }
 
-void Agent::wait_and_dispatch() {
+void NodeAgent::wait_and_dispatch() {
   epoll_event ready[64];
   const int count = wakeups_.wait(ready);
   std::vector<int> ended;
   for (int i = 0; i < count; ++i) {
     const std::uint64_t index = ready[i].data.u64 & 0xffffffff;
-    switch (static_cast<Source>(ready[i].data.u64 >> 32)) {
-      case Source::signals:
+    switch (static_cast<OutputSource>(ready[i].data.u64 >> 32)) {
+      case OutputSource::signals:
         for (int signal : signals_.take()) {
           if (finished_) return void(events_.push_back(StopSignal{signal}));
           const bool passed = !options_.stop_signals.contains(signal);
           happen(passed ? AgentEvent(PassedSignal{signal}) : AgentEvent(StopSignal{signal}));
         }
         break;
-      case Source::timer:
+      case OutputSource::timer:
         wakeups_.take_timer();
         happen(TimerFired{});
         break;
-      case Source::nodes:
+      case OutputSource::nodes:
         for (NodeNews& news : nodes_->take()) follow(std::move(news));
         break;
-      case Source::worker: ended.push_back(static_cast<int>(index)); break;
-      case Source::output: output_->ready(index); break;
+      case OutputSource::worker: ended.push_back(static_cast<int>(index)); break;
+      case OutputSource::output: output_->ready(index); break;
     }
   }
   read_ends(ended);
@@ -211,7 +211,7 @@ void Agent::wait_and_dispatch() {
 
 // Of those found ended at once, one that a signal ended is rather the cause; the others may have
 // failed because of it.
-void Agent::read_ends(const std::vector<int>& local_ranks) {
+void NodeAgent::read_ends(const std::vector<int>& local_ranks) {
   std::vector<WorkerEnded> ends;
   for (int local_rank : local_ranks) {
     RunningWorker& worker = workers_[static_cast<std::size_t>(local_rank)];
@@ -229,7 +229,7 @@ void Agent::read_ends(const std::vector<int>& local_ranks) {
 }
 
 // Actions may make events (a worker that cannot be started), which wait for their turn.
-void Agent::happen(const AgentEvent& event) {
+void NodeAgent::happen(const AgentEvent& event) {
   events_.push_back(event);
   if (events_.size() > 1) return;
   while (!events_.empty()) {
@@ -242,7 +242,7 @@ void Agent::happen(const AgentEvent& event) {
   wakeups_.arm_timer(state_.timer);
 }
 
-void Agent::act(const AgentAction& action) {
+void NodeAgent::act(const AgentAction& action) {
   if (const auto* start = std::get_if<StartWorkers>(&action)) {
     if (start->attempt > 0) sweep();
     start_workers(start->attempt);
@@ -269,14 +269,14 @@ void Agent::act(const AgentAction& action) {
   }
 }
 
-void Agent::follow(NodeNews news) {
+void NodeAgent::follow(NodeNews news) {
   history_.note(news.failures);
   if (news.plan && news.plan->node >= 0) plan_ = std::move(news.plan);
   if (news.event && !finished_) happen(*news.event);
 }
 
 /// Where a worker's standard error is kept; empty: nowhere.
-std::string Agent::log_file(int local_rank) const {
+std::string NodeAgent::log_file(int local_rank) const {
   const auto at = static_cast<std::size_t>(local_rank);
   const auto kept = [&](const std::vector<Streams>& list) {
     return at < list.size() && covers(list[at], Streams::err);
@@ -287,7 +287,7 @@ std::string Agent::log_file(int local_rank) const {
 }
 
 /// Keeps a failure for the reports of all nodes.
-void Agent::note_end(const WorkerEnded& event) {
+void NodeAgent::note_end(const WorkerEnded& event) {
   if (state_.phase != AgentPhase::running && state_.phase != AgentPhase::ending) return;
   const WorkerEnd end = judge_end(state_, event);
   if (!is_failure(end)) return;
@@ -300,18 +300,18 @@ void Agent::note_end(const WorkerEnded& event) {
 }
 
 /// The node as others know it.
-std::string Agent::node_text() const {
+std::string NodeAgent::node_text() const {
   return (plan_ && plan_->slot >= 0 ? "node " + std::to_string(plan_->slot) : "a node") + " (" +
          host() + ")";
 }
 
-void Agent::tell_failed() {
+void NodeAgent::tell_failed() {
   nodes_->report(membership::NodePhase::failed, running_epoch_, state_.exit_code,
                  node_text() + ": " + first_failure_line(state_, facts()));
 }
 
 /// The numbers of the workers that are about to start.
-void Agent::begin_plan() {
+void NodeAgent::begin_plan() {
   std::vector<NodeFacts> nodes;
   for (const NodeDetails& node : plan_->nodes) nodes.push_back(node.facts);
   ranks_ = assign_ranks(nodes, plan_->node);
@@ -327,7 +327,7 @@ void Agent::begin_plan() {
   output_->set_log_folders(folders);
 }
 
-Status Agent::start_one(int local_rank, int attempt, int* exit_code) {
+Status NodeAgent::start_one(int local_rank, int attempt, int* exit_code) {
   *exit_code = 1;
   const WorkerRanks& ranks = ranks_[static_cast<std::size_t>(local_rank)];
   auto ends = output_->open(local_rank, ranks.rank, attempt);
@@ -342,14 +342,14 @@ Status Agent::start_one(int local_rank, int attempt, int* exit_code) {
   auto started = start_worker(command, signals_.previous_mask(), exit_code);
   if (!started) return started.status();
   wakeups_.watch(started->pidfd.get(), false,
-                 pack(Source::worker, static_cast<std::uint64_t>(local_rank)));
+                 pack(OutputSource::worker, static_cast<std::uint64_t>(local_rank)));
   RunningWorker& worker = workers_[static_cast<std::size_t>(local_rank)];
   worker = RunningWorker{started->pid, std::move(started->pidfd), false};
   records_[static_cast<std::size_t>(local_rank)].pid = worker.pid;
   return {};
 }
 
-void Agent::start_workers(int attempt) {
+void NodeAgent::start_workers(int attempt) {
   if (nodes_) {
     say_why_again();
   } else if (attempt > 0) {
@@ -379,7 +379,7 @@ void Agent::start_workers(int attempt) {
 // What the attempt before has left at its port (sockets that still end, children that live on) is
 // not in the way of the next. With several nodes the next epoch may begin at any time: its port is
 // there beforehand.
-void Agent::take_another_port() {
+void NodeAgent::take_another_port() {
   if (!options_.agent_store) return;
   auto port = ReservedPort::take();
   if (!port)
@@ -393,7 +393,7 @@ void Agent::take_another_port() {
 }
 
 /// Why workers start, in a job of several nodes; nothing the first time.
-void Agent::say_why_again() {
+void NodeAgent::say_why_again() {
   const membership::Epoch& epoch = plan_->epoch;
   if (running_epoch_ == 0) return;
   std::string size =
@@ -404,7 +404,7 @@ void Agent::say_why_again() {
                ")");
 }
 
-void Agent::signal_workers(int signal) {
+void NodeAgent::signal_workers(int signal) {
   const bool for_worker_only =
       !options_.stop_signals.contains(signal) && signal != SIGKILL && signal != SIGTERM;
   for (const RunningWorker& worker : workers_) {
@@ -420,7 +420,7 @@ void Agent::signal_workers(int signal) {
 }
 
 // Collects those that have ended; until now their numbers were kept theirs.
-void Agent::sweep() {
+void NodeAgent::sweep() {
   for (RunningWorker& worker : workers_) {
     if (worker.pid <= 0 || !worker.ended) continue;
     (void)reap(worker.pid);
@@ -428,7 +428,7 @@ void Agent::sweep() {
   }
 }
 
-ReportFacts Agent::facts() const {
+ReportFacts NodeAgent::facts() const {
   ReportFacts facts{options_.command, host(), ranks_, records_, {}, {}, logs_.path(), {}, {}, {}};
   if (state_.first_failure && output_)
     facts.tail = output_->tail(state_.ends[*state_.first_failure].local_rank);
@@ -444,7 +444,7 @@ ReportFacts Agent::facts() const {
 
 /// Found by a worker's number, or, where a worker only starts the program that is a rank, by the
 /// job's name.
-std::string Agent::traces() const {
+std::string NodeAgent::traces() const {
   const std::string base = trace::run_directory();
   std::int64_t since = std::numeric_limits<std::int64_t>::max();
   for (const WorkerRecord& worker : records_)
@@ -458,7 +458,7 @@ std::string Agent::traces() const {
   return named ? *named : std::string();
 }
 
-void Agent::report() {
+void NodeAgent::report() {
   // First all that the workers said, then the last word.
   while (!output_->drained() && events_.empty()) wait_and_dispatch();
   events_.clear();
@@ -551,7 +551,7 @@ Result<int> try_job(const RunOptions& options) {
   if (!prepared) return prepared.status();
   auto logs = log_place(options, prepared->job);
   if (!logs) return logs.status();
-  return Agent(options, std::move(*prepared), *signals).run(*program, *logs);
+  return NodeAgent(options, std::move(*prepared), *signals).run(*program, *logs);
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 namespace muster::launch {
 namespace {
 
-struct Step {
+struct MachineStep {
   TimePoint now;
   const AgentRules& rules;
   AgentState state;
@@ -36,12 +36,12 @@ struct Step {
   bool leaves() const { return rules.may_leave || (!state.begun && !rules.serves_store); }
 };
 
-void Step::operator()(const Begin&) {
+void MachineStep::operator()(const Begin&) {
   if (!rules.by_epoch) return start(0);
   state.phase = AgentPhase::waiting;
 }
 
-void Step::start(int attempt) {
+void MachineStep::start(int attempt) {
   state.phase = AgentPhase::running;
   state.attempt = attempt;
   state.next_attempt.reset();
@@ -54,7 +54,7 @@ void Step::start(int attempt) {
   actions.push_back(StartWorkers{attempt});
 }
 
-void Step::end_workers(int signal) {
+void MachineStep::end_workers(int signal) {
   state.phase = AgentPhase::ending;
   state.killed = false;
   state.sent_signal = signal;
@@ -62,13 +62,13 @@ void Step::end_workers(int signal) {
   actions.push_back(SignalWorkers{signal});
 }
 
-void Step::kill_workers() {
+void MachineStep::kill_workers() {
   state.killed = true;
   state.timer = TimePoint::max();
   actions.push_back(SignalWorkers{SIGKILL});
 }
 
-void Step::operator()(const WorkerEnded& event) {
+void MachineStep::operator()(const WorkerEnded& event) {
   if (state.phase != AgentPhase::running && state.phase != AgentPhase::ending) return;
   const WorkerEnd end = judge_end(state, event);
   const bool asked = end.asked, by_us = end.by_us;
@@ -90,7 +90,7 @@ void Step::operator()(const WorkerEnded& event) {
   if (all_ended()) after_last_worker();
 }
 
-void Step::after_last_worker() {
+void MachineStep::after_last_worker() {
   state.timer = TimePoint::max();
   if (state.phase == AgentPhase::ending) actions.push_back(SweepWorkers{});
   state.restart_cause.reset();
@@ -113,12 +113,12 @@ void Step::after_last_worker() {
 }
 
 // Others have to hear of the stop before this node's silence could be taken for its death.
-void Step::wait_for_verdict() {
+void MachineStep::wait_for_verdict() {
   state.phase = AgentPhase::lingering;
   state.timer = after(rules.farewell_timeout);
 }
 
-void Step::linger_or_finish() {
+void MachineStep::linger_or_finish() {
   if (!rules.serves_store || state.others_gone) return finish();
   state.phase = AgentPhase::lingering;
   // Nodes that fall silent are not waited for.
@@ -126,24 +126,24 @@ void Step::linger_or_finish() {
   if (state.timer != TimePoint::max()) state.timer += rules.farewell_timeout;
 }
 
-void Step::finish() {
+void MachineStep::finish() {
   state.phase = AgentPhase::finished;
   state.timer = TimePoint::max();
   actions.push_back(Finish{state.exit_code});
 }
 
-void Step::be_stopped(int signal) {
+void MachineStep::be_stopped(int signal) {
   state.cause = AgentCause::stopped_by_signal;
   state.stop_signal = signal;
   state.exit_code = 128 + signal;
   state.next_attempt.reset();
 }
 
-void Step::tell_stopped() {
+void MachineStep::tell_stopped() {
   if (rules.by_epoch && !state.job_over) actions.push_back(TellStopped{leaves()});
 }
 
-void Step::operator()(const StopSignal& event) {
+void MachineStep::operator()(const StopSignal& event) {
   switch (state.phase) {
     case AgentPhase::running:
       be_stopped(event.signal);
@@ -174,12 +174,12 @@ void Step::operator()(const StopSignal& event) {
   }
 }
 
-void Step::operator()(const PassedSignal& event) {
+void MachineStep::operator()(const PassedSignal& event) {
   if (state.phase == AgentPhase::running || state.phase == AgentPhase::ending)
     actions.push_back(SignalWorkers{event.signal});
 }
 
-void Step::operator()(const TimerFired&) {
+void MachineStep::operator()(const TimerFired&) {
   if (now < state.timer) return;
   if (state.phase == AgentPhase::ending) {
     kill_workers();
@@ -188,7 +188,7 @@ void Step::operator()(const TimerFired&) {
   }
 }
 
-void Step::operator()(const NewEpoch& event) {
+void MachineStep::operator()(const NewEpoch& event) {
   if (state.phase == AgentPhase::finished || state.job_over ||
       state.cause == AgentCause::stopped_by_signal)
     return;
@@ -206,7 +206,7 @@ void Step::operator()(const NewEpoch& event) {
   state.cause = AgentCause::none;
 }
 
-void Step::operator()(const JobEnded& event) {
+void MachineStep::operator()(const JobEnded& event) {
   if (state.phase == AgentPhase::finished || state.job_over) return;
   state.job_over = true;
   state.next_attempt.reset();
@@ -221,7 +221,7 @@ void Step::operator()(const JobEnded& event) {
   if (state.phase != AgentPhase::ending) linger_or_finish();
 }
 
-void Step::operator()(const OthersGone&) {
+void MachineStep::operator()(const OthersGone&) {
   state.others_gone = true;
   if (state.phase == AgentPhase::lingering && state.job_over) finish();
 }
@@ -237,7 +237,7 @@ WorkerEnd judge_end(const AgentState& state, const WorkerEnded& event) {
 }
 
 Decision decide(TimePoint now, const AgentRules& rules, AgentState state, const AgentEvent& event) {
-  Step step{now, rules, std::move(state), {}};
+  MachineStep step{now, rules, std::move(state), {}};
   std::visit(step, event);
   return {std::move(step.state), std::move(step.actions)};
 }

@@ -37,7 +37,7 @@ bool is_here(const std::string& host, TimePoint deadline) {
   return listen_at(host, 0, deadline).ok();
 }
 
-struct Place {
+struct StorePlace {
   std::string host;
   std::uint16_t port = 0;
 };
@@ -48,12 +48,12 @@ class Joining {
   Result<NodeJob> run();
 
  private:
-  Result<Place> place_of_job() const;
+  Result<StorePlace> place_of_job() const;
   Status open_alone();
-  Status open_static(const Place& place);
-  Status open_assigned(const Place& place);
+  Status open_static(const StorePlace& place);
+  Status open_assigned(const StorePlace& place);
   Status serve(Descriptor socket, const std::string& name);
-  Status connect(const Place& place);
+  Status connect(const StorePlace& place);
   Status choose_program_place();
 
   const RunOptions& options_;
@@ -63,9 +63,9 @@ class Joining {
   std::string host_name_ = full_host_name();
 };
 
-Result<Place> Joining::place_of_job() const {
+Result<StorePlace> Joining::place_of_job() const {
   const bool assigned = options_.rendezvous == RendezvousKind::assigned_ranks;
-  Place place{"127.0.0.1", assigned ? kAssignedPort : kStaticPort};
+  StorePlace place{"127.0.0.1", assigned ? kAssignedPort : kStaticPort};
   if (options_.master_addr) place.host = *options_.master_addr;
   if (options_.endpoint) {
     auto endpoint = parse_endpoint("--rdzv-endpoint", *options_.endpoint);
@@ -101,7 +101,7 @@ Status Joining::serve(Descriptor socket, const std::string& name) {
   return {};
 }
 
-Status Joining::connect(const Place& place) {
+Status Joining::connect(const StorePlace& place) {
   store::TcpStoreOptions tcp;
   tcp.host = place.host;
   tcp.port = place.port;
@@ -144,7 +144,7 @@ Status Joining::open_alone() {
   return last.with_context("looking for an address to serve the job's store at");
 }
 
-Status Joining::open_static(const Place& place) {
+Status Joining::open_static(const StorePlace& place) {
   if (options_.nodes > 1 && options_.node_rank.value_or(0) != 0) return connect(place);
   const std::string listen_host = options_.local_addr.value_or(place.host);
   auto socket = listen_at(listen_host, place.port, deadline_);
@@ -156,7 +156,7 @@ Status Joining::open_static(const Place& place) {
 }
 
 // Whoever can listen at the endpoint serves the store; all others connect to it.
-Status Joining::open_assigned(const Place& place) {
+Status Joining::open_assigned(const StorePlace& place) {
   auto socket = listen_at(options_.local_addr.value_or(place.host), place.port, deadline_);
   if (!socket) return connect(place);
   // The full name (J8) where it leads to the same socket, else the one that all nodes were told.

@@ -110,7 +110,7 @@ struct SpawnedProcesses::Children {
     }
   };
 
-  SpawnOptions options;
+  ProcessOptions options;
   std::vector<pid_t> pids;
   std::vector<Child> children;
   Status failure;
@@ -264,7 +264,7 @@ const std::vector<pid_t>& SpawnedProcesses::pids() const { return children_->pid
 void SpawnedProcesses::kill(int signal) { children_->kill(signal); }
 
 Result<SpawnedProcesses> start_processes(int n, const SpawnBody& body,
-                                         const SpawnOptions& options) {
+                                         const ProcessOptions& options) {
   if (n < 1)
     return Status(Code::invalid_argument,
                   "cannot spawn " + std::to_string(n) + " processes: at least 1 is needed");
@@ -297,7 +297,7 @@ Result<SpawnedProcesses> start_processes(int n, const SpawnBody& body,
   return spawned;
 }
 
-Status spawn_processes(int n, const SpawnBody& body, const SpawnOptions& options) {
+Status spawn_processes(int n, const SpawnBody& body, const ProcessOptions& options) {
   auto spawned = start_processes(n, body, options);
   if (!spawned) return spawned.status();
   return spawned->join().status();

@@ -18,7 +18,7 @@ namespace muster::launch {
 /// Called with ranks 0 to n - 1.
 using SpawnBody = std::function<Status(int rank)>;
 
-struct SpawnOptions {
+struct ProcessOptions {
   /// How long the others have between SIGTERM and SIGKILL once one has failed.
   Duration shutdown_timeout = std::chrono::seconds(10);
 };
@@ -44,7 +44,7 @@ class SpawnedProcesses {
   void kill(int signal);
 
  private:
-  friend Result<SpawnedProcesses> start_processes(int, const SpawnBody&, const SpawnOptions&);
+  friend Result<SpawnedProcesses> start_processes(int, const SpawnBody&, const ProcessOptions&);
   struct Children;
   explicit SpawnedProcesses(std::unique_ptr<Children> children);
   std::unique_ptr<Children> children_;
@@ -56,10 +56,10 @@ class SpawnedProcesses {
 /// process has started threads or torch has computed in parallel, else locks and thread pools are
 /// lost in the children.
 Result<SpawnedProcesses> start_processes(int n, const SpawnBody& body,
-                                         const SpawnOptions& options = {});
+                                         const ProcessOptions& options = {});
 
 /// start_processes and join.
-Status spawn_processes(int n, const SpawnBody& body, const SpawnOptions& options = {});
+Status spawn_processes(int n, const SpawnBody& body, const ProcessOptions& options = {});
 
 struct ThreadHooks {
   /// Called once, with the rank that failed first and its failure (rank in its text), when that has

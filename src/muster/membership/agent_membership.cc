@@ -14,9 +14,9 @@
 namespace muster::membership {
 namespace {
 
-using store::Op;
 using store::Request;
 using store::ServerConnection;
+using store::StoreOp;
 
 constexpr int kBeatsInTtl = 5;                               // so many signs of life in its time
 constexpr Duration kGoodbyeLimit = std::chrono::seconds(1);  // for releasing a name
@@ -75,12 +75,13 @@ class LeaseKeeper {
     if (!staying) return staying.status();
     lease->staying = std::move(*staying);
     const store::Reply reply = lease->staying->exchange(
-        {.op = Op::hold, .timeout = ttl, .number = 0, .keys = {name}, .values = {value}}, deadline);
+        {.op = StoreOp::hold, .timeout = ttl, .number = 0, .keys = {name}, .values = {value}},
+        deadline);
     if (!reply.status) return reply.status;
     lease->number = reply.number;
     lease->heard = steady_clock().now();
     if (Status stays = lease->staying->post(
-            {.op = Op::stay, .number = lease->number, .keys = {lease->name}}, deadline);
+            {.op = StoreOp::stay, .number = lease->number, .keys = {lease->name}}, deadline);
         !stays)
       return stays;
     if (Status kept = keep(lease); !kept) return kept;
@@ -89,7 +90,7 @@ class LeaseKeeper {
 
   Status set(Lease& lease, std::string_view value) {
     if (Status known = state(lease); !known) return known;
-    return note(lease, ask({.op = Op::hold,
+    return note(lease, ask({.op = StoreOp::hold,
                             .timeout = lease.ttl,
                             .number = lease.number,
                             .keys = {lease.name},
@@ -109,7 +110,7 @@ class LeaseKeeper {
       std::erase(leases_, lease);
     }
     if (state(*lease)) {
-      (void)ask({.op = Op::release, .number = lease->number, .keys = {lease->name}},
+      (void)ask({.op = StoreOp::release, .number = lease->number, .keys = {lease->name}},
                 at_most(timeout_, kGoodbyeLimit));
     }
     lease->staying->cut();
@@ -163,7 +164,7 @@ class LeaseKeeper {
       lock.unlock();
       for (const auto& lease : leases) {
         if (!state(*lease)) continue;
-        (void)note(*lease, ask({.op = Op::renew,
+        (void)note(*lease, ask({.op = StoreOp::renew,
                                 .timeout = lease->ttl,
                                 .number = lease->number,
                                 .keys = {lease->name}},
@@ -219,7 +220,7 @@ class AgentWatch final : public Watch {
             ? TimePoint::max()
             : now + timeout + grace;
     const store::Reply reply = connection_->exchange(
-        {.op = Op::watch, .timeout = timeout, .number = known_, .keys = {prefix_, record_}},
+        {.op = StoreOp::watch, .timeout = timeout, .number = known_, .keys = {prefix_, record_}},
         deadline);
     if (closed_) return closed();
     if (!reply.status) return reply.status;
@@ -295,7 +296,7 @@ class AgentMembership final : public Membership {
 
   Result<std::int64_t> commit(const Epoch& epoch, std::int64_t expected_revision) override {
     const std::string number = std::to_string(epoch.number), record = encode(epoch);
-    const store::Reply reply = keeper_->ask({.op = Op::commit,
+    const store::Reply reply = keeper_->ask({.op = StoreOp::commit,
                                              .number = expected_revision,
                                              .keys = {record_},
                                              .values = {number, record}},

@@ -17,10 +17,10 @@ void at_end_of_backward(AtEnd at_end, WhenBroken when_broken) {
   static_assert(std::is_nothrow_invocable_v<WhenBroken&>,
                 "it is called where an exception is under way");
   /// Destroyed with autograd's callback; after an exception, without having been called.
-  struct Watch {
-    Watch(AtEnd&& at_end, WhenBroken&& when_broken)
+  struct BackwardWatch {
+    BackwardWatch(AtEnd&& at_end, WhenBroken&& when_broken)
         : at_end(std::move(at_end)), when_broken(std::move(when_broken)) {}
-    ~Watch() {
+    ~BackwardWatch() {
       if (!ended) when_broken();
     }
     AtEnd at_end;
@@ -28,7 +28,7 @@ void at_end_of_backward(AtEnd at_end, WhenBroken when_broken) {
     bool ended = false;
   };
   torch::autograd::Engine::get_default_engine().queue_callback(
-      [watch = std::make_shared<Watch>(std::move(at_end), std::move(when_broken))] {
+      [watch = std::make_shared<BackwardWatch>(std::move(at_end), std::move(when_broken))] {
         watch->ended = true;
         watch->at_end();
       });

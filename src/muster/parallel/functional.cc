@@ -21,7 +21,7 @@ using torch::autograd::variable_list;
 using Shapes = std::vector<std::vector<std::int64_t>>;
 using Splits = std::vector<std::int64_t>;
 
-enum class Kind {
+enum class FunctionalCall {
   all_reduce,
   broadcast,
   reduce,
@@ -37,9 +37,9 @@ enum class Kind {
 
 /// A collective as a function of tensors.
 struct Collective : torch::CustomClassHolder {
-  explicit Collective(Kind kind) : kind(kind) {}
+  explicit Collective(FunctionalCall kind) : kind(kind) {}
 
-  Kind kind;
+  FunctionalCall kind;
   Group group;
   std::optional<Duration> timeout;
   parallel::BackwardFrame frame;
@@ -68,20 +68,20 @@ variable_list Collective::run(at::TensorList inputs, variable_list outputs) cons
   const auto copy = [&] { return first.clone(at::MemoryFormat::Contiguous); };
   if (outputs.empty()) outputs = made(first);
   switch (kind) {
-    case Kind::all_reduce:
+    case FunctionalCall::all_reduce:
       outputs = {copy()};
       muster::all_reduce(outputs[0], {.op = op, .group = group, .timeout = timeout});
       return outputs;
-    case Kind::broadcast:
+    case FunctionalCall::broadcast:
       outputs = {copy()};
       muster::broadcast(outputs[0], {.src = root, .group = group, .timeout = timeout});
       return outputs;
-    case Kind::reduce:
+    case FunctionalCall::reduce:
       outputs = {copy()};
       muster::reduce(outputs[0], {.dst = root, .op = op, .group = group, .timeout = timeout});
       if (zeros_off_root && group->is_member() && get_rank() != root) outputs[0].zero_();
       return outputs;
-    case Kind::gather: {
+    case FunctionalCall::gather: {
       const bool here = get_rank() == root;
       for (int i = 0; i < members(); ++i)
         outputs.push_back(here ? at::empty_like(first, at::MemoryFormat::Contiguous)
@@ -92,33 +92,33 @@ variable_list Collective::run(at::TensorList inputs, variable_list outputs) cons
                              .timeout = timeout});
       return outputs;
     }
-    case Kind::scatter:
+    case FunctionalCall::scatter:
       outputs = {at::zeros_like(first, at::MemoryFormat::Contiguous)};
       muster::scatter(outputs[0], {.scatter_list = get_rank() == root ? inputs.vec() : TensorList{},
                                    .src = root,
                                    .group = group,
                                    .timeout = timeout});
       return outputs;
-    case Kind::all_gather:
+    case FunctionalCall::all_gather:
       for (int i = 0; shapes.empty() && i < members(); ++i)
         outputs.push_back(at::empty_like(first, at::MemoryFormat::Contiguous));
       muster::all_gather(outputs, first, {.group = group, .timeout = timeout});
       return outputs;
-    case Kind::reduce_scatter:
+    case FunctionalCall::reduce_scatter:
       muster::reduce_scatter(outputs[0], inputs.vec(),
                              {.op = op, .group = group, .timeout = timeout});
       return outputs;
-    case Kind::all_gather_into_tensor:
+    case FunctionalCall::all_gather_into_tensor:
       muster::all_gather_into_tensor(outputs[0], first, {.group = group, .timeout = timeout});
       return outputs;
-    case Kind::reduce_scatter_tensor:
+    case FunctionalCall::reduce_scatter_tensor:
       muster::reduce_scatter_tensor(outputs[0], first,
                                     {.op = op, .group = group, .timeout = timeout});
       return outputs;
-    case Kind::all_to_all:
+    case FunctionalCall::all_to_all:
       muster::all_to_all(outputs, inputs.vec(), {.group = group, .timeout = timeout});
       return outputs;
-    case Kind::all_to_all_single:
+    case FunctionalCall::all_to_all_single:
       muster::all_to_all_single(outputs[0], first,
                                 {.output_split_sizes = output_splits,
                                  .input_split_sizes = input_splits,
@@ -131,7 +131,7 @@ variable_list Collective::run(at::TensorList inputs, variable_list outputs) cons
 
 /// The collective that maps gradients of the results to gradients of the inputs.
 CollectiveRef Collective::adjoint(at::TensorList inputs) const {
-  const auto of = [&](Kind other) {
+  const auto of = [&](FunctionalCall other) {
     auto made = c10::make_intrusive<Collective>(other);
     made->group = group;
     made->timeout = timeout;
@@ -139,31 +139,33 @@ CollectiveRef Collective::adjoint(at::TensorList inputs) const {
     made->root = root;
     return made;
   };
-  const auto shaped = [&](Kind other) {
+  const auto shaped = [&](FunctionalCall other) {
     auto made = of(other);
     for (const auto& input : inputs) made->shapes.push_back(input.sizes().vec());
     return made;
   };
   switch (kind) {
-    case Kind::all_reduce: {
+    case FunctionalCall::all_reduce: {
       auto same = of(kind);
       same->op = op;
       return same;
     }
-    case Kind::broadcast: {
-      auto back = of(Kind::reduce);
+    case FunctionalCall::broadcast: {
+      auto back = of(FunctionalCall::reduce);
       back->zeros_off_root = true;
       return back;
     }
-    case Kind::reduce: return of(Kind::broadcast);
-    case Kind::gather: return of(Kind::scatter);
-    case Kind::scatter: return of(Kind::gather);
-    case Kind::all_gather: return shaped(Kind::reduce_scatter);
-    case Kind::reduce_scatter: return shaped(Kind::all_gather);
-    case Kind::all_gather_into_tensor: return shaped(Kind::reduce_scatter_tensor);
-    case Kind::reduce_scatter_tensor: return shaped(Kind::all_gather_into_tensor);
-    case Kind::all_to_all: return shaped(Kind::all_to_all);
-    case Kind::all_to_all_single: {
+    case FunctionalCall::reduce: return of(FunctionalCall::broadcast);
+    case FunctionalCall::gather: return of(FunctionalCall::scatter);
+    case FunctionalCall::scatter: return of(FunctionalCall::gather);
+    case FunctionalCall::all_gather: return shaped(FunctionalCall::reduce_scatter);
+    case FunctionalCall::reduce_scatter: return shaped(FunctionalCall::all_gather);
+    case FunctionalCall::all_gather_into_tensor:
+      return shaped(FunctionalCall::reduce_scatter_tensor);
+    case FunctionalCall::reduce_scatter_tensor:
+      return shaped(FunctionalCall::all_gather_into_tensor);
+    case FunctionalCall::all_to_all: return shaped(FunctionalCall::all_to_all);
+    case FunctionalCall::all_to_all_single: {
       auto back = shaped(kind);
       back->output_splits = input_splits;
       back->input_splits = output_splits;
@@ -201,7 +203,7 @@ struct Communicate : torch::autograd::Function<Communicate> {
 };
 
 template <class Options>
-CollectiveRef collective(Kind kind, const Options& options) {
+CollectiveRef collective(FunctionalCall kind, const Options& options) {
   auto made = c10::make_intrusive<Collective>(kind);
   made->group = options.group ? options.group : default_group();
   made->timeout = options.timeout;
@@ -211,7 +213,7 @@ CollectiveRef collective(Kind kind, const Options& options) {
 }
 
 template <class Options>
-CollectiveRef rooted(Kind kind, int root, const Options& options) {
+CollectiveRef rooted(FunctionalCall kind, int root, const Options& options) {
   auto made = collective(kind, options);
   made->root = root;
   return made;
@@ -232,23 +234,23 @@ Tensor result(const CollectiveRef& call, at::TensorList inputs, const Tensor& ou
 }  // namespace
 
 Tensor all_reduce(const Tensor& tensor, const ReductionOptions& options) {
-  return results(collective(Kind::all_reduce, options), {tensor})[0];
+  return results(collective(FunctionalCall::all_reduce, options), {tensor})[0];
 }
 
-Tensor broadcast(const Tensor& tensor, int src, const CallOptions& options) {
-  return results(rooted(Kind::broadcast, src, options), {tensor})[0];
+Tensor broadcast(const Tensor& tensor, int src, const FunctionalOptions& options) {
+  return results(rooted(FunctionalCall::broadcast, src, options), {tensor})[0];
 }
 
 Tensor reduce(const Tensor& tensor, int dst, const ReductionOptions& options) {
-  return results(rooted(Kind::reduce, dst, options), {tensor})[0];
+  return results(rooted(FunctionalCall::reduce, dst, options), {tensor})[0];
 }
 
-TensorList gather(const Tensor& tensor, int dst, const CallOptions& options) {
-  return results(rooted(Kind::gather, dst, options), {tensor});
+TensorList gather(const Tensor& tensor, int dst, const FunctionalOptions& options) {
+  return results(rooted(FunctionalCall::gather, dst, options), {tensor});
 }
 
-Tensor scatter(const TensorList& tensors, int src, const CallOptions& options) {
-  const auto call = rooted(Kind::scatter, src, options);
+Tensor scatter(const TensorList& tensors, int src, const FunctionalOptions& options) {
+  const auto call = rooted(FunctionalCall::scatter, src, options);
   if (call->group->is_member() && tensors.size() != static_cast<std::size_t>(call->group->size()))
     group::invalid("nn::scatter: " + std::to_string(tensors.size()) + " tensors for the " +
                    std::to_string(call->group->size()) +
@@ -257,33 +259,35 @@ Tensor scatter(const TensorList& tensors, int src, const CallOptions& options) {
   return results(call, tensors)[0];
 }
 
-TensorList all_gather(const Tensor& tensor, const CallOptions& options) {
-  return results(collective(Kind::all_gather, options), {tensor});
+TensorList all_gather(const Tensor& tensor, const FunctionalOptions& options) {
+  return results(collective(FunctionalCall::all_gather, options), {tensor});
 }
 
 Tensor all_gather_into_tensor(const Tensor& output_tensor, const Tensor& input_tensor,
-                              const CallOptions& options) {
-  return result(collective(Kind::all_gather_into_tensor, options), {input_tensor}, output_tensor);
+                              const FunctionalOptions& options) {
+  return result(collective(FunctionalCall::all_gather_into_tensor, options), {input_tensor},
+                output_tensor);
 }
 
 Tensor reduce_scatter(const Tensor& output, const TensorList& input_list,
                       const ReductionOptions& options) {
   if (input_list.empty())
     group::invalid("nn::reduce_scatter: input_list is empty; it has one tensor for each member");
-  return result(collective(Kind::reduce_scatter, options), input_list, output);
+  return result(collective(FunctionalCall::reduce_scatter, options), input_list, output);
 }
 
 TensorList all_to_all(const TensorList& output_tensor_list, const TensorList& input_tensor_list,
-                      const CallOptions& options) {
+                      const FunctionalOptions& options) {
   if (input_tensor_list.empty() || output_tensor_list.empty())
     group::invalid("nn::all_to_all: a list is empty; each has one tensor for each member");
-  return results(collective(Kind::all_to_all, options), input_tensor_list, &output_tensor_list);
+  return results(collective(FunctionalCall::all_to_all, options), input_tensor_list,
+                 &output_tensor_list);
 }
 
 Tensor all_to_all_single(const Tensor& output, const Tensor& input,
                          const Splits& output_split_sizes, const Splits& input_split_sizes,
-                         const CallOptions& options) {
-  const auto call = collective(Kind::all_to_all_single, options);
+                         const FunctionalOptions& options) {
+  const auto call = collective(FunctionalCall::all_to_all_single, options);
   call->output_splits = output_split_sizes;
   call->input_splits = input_split_sizes;
   return result(call, {input}, output);

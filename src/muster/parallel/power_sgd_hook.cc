@@ -32,7 +32,7 @@ at::Tensor flattened(const std::vector<at::Tensor>& tensors) {
 }  // namespace
 
 /// One bucket between start and end of its communication.
-struct PowerSGDState::Pass {
+struct PowerSGDState::CompressionPass {
   GradBucket bucket;
   Group group;
   bool batched = false;
@@ -88,7 +88,7 @@ PowerSGDState::Finish PowerSGDState::start(const GradBucket& bucket, bool batche
     memory.error.copy_(sums);
   }
 
-  auto pass = std::make_shared<Pass>();
+  auto pass = std::make_shared<CompressionPass>();
   pass->bucket = bucket;
   const Group& group = pass->group = parallel::group_of(bucket, options_.process_group);
   pass->batched = batched;
@@ -204,7 +204,7 @@ void PowerSGDState::orthogonalize(at::Tensor matrices) const {
 
 // ---- its end
 
-at::Tensor PowerSGDState::finish(Pass& pass) {
+at::Tensor PowerSGDState::finish(CompressionPass& pass) {
   const at::NoGradGuard no_grad;
   if (pass.whole_work) {
     pass.whole_work->wait();

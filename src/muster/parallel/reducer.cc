@@ -106,7 +106,7 @@ void Reducer::State::rebuild() {
 }
 
 void Reducer::State::arm(std::span<const at::Tensor> outputs) {
-  pass.mode = Pass::Mode::reduce;
+  pass.mode = Pass::PassMode::reduce;
   pass.next = 0;
   pass.released = false;
   pass.sequential = false;
@@ -175,7 +175,7 @@ void Reducer::prepare_backward(std::span<const at::Tensor> outputs) {
 
 void Reducer::skip_backward(std::span<const at::Tensor> outputs) {
   const std::lock_guard lock(state_->mutex);
-  state_->pass.mode = State::Pass::Mode::local;
+  state_->pass.mode = State::Pass::PassMode::local;
   state_->watch_backward(outputs);
 }
 

@@ -47,7 +47,7 @@ class LaunchScope {
 // ---- during backward
 
 void Reducer::State::begin_backward() {
-  if (pass.mode == Pass::Mode::done || failure || std::exchange(pass.end_queued, true)) return;
+  if (pass.mode == Pass::PassMode::done || failure || std::exchange(pass.end_queued, true)) return;
   const auto at_end = [self = shared_from_this()] {
     try {
       self->end_backward();
@@ -73,11 +73,11 @@ void Reducer::State::on_gradient(std::size_t index, const std::vector<at::Tensor
   use.record_gradient(index);
   pass.has_gradients = true;
   if (failure) return;
-  if (pass.mode == Pass::Mode::local) {
+  if (pass.mode == Pass::PassMode::local) {
     if (options.on_backward_end) begin_backward();
     return;
   }
-  if (pass.mode == Pass::Mode::done) {
+  if (pass.mode == Pass::PassMode::done) {
     refused = std::make_exception_ptr(DistError(
         "backward ran a second time over one forward pass: the gradient of " + layout.name(index) +
             " would be added to an average on this rank alone. Call forward again, or run all but "
@@ -100,7 +100,7 @@ void Reducer::State::on_gradient(std::size_t index, const std::vector<at::Tensor
 
 void Reducer::State::release() {
   const std::lock_guard lock(mutex);
-  if (pass.mode != Pass::Mode::reduce || failure) return;
+  if (pass.mode != Pass::PassMode::reduce || failure) return;
   pass.released = true;
   try {
     launch_full();
@@ -181,7 +181,7 @@ void Reducer::State::end_backward() {
     const DriverReset rest{driving};
     if (failure || !pass.has_gradients) return;
     try {
-      if (pass.mode == Pass::Mode::reduce && pass.in_flight) {
+      if (pass.mode == Pass::PassMode::reduce && pass.in_flight) {
         group::BackwardGate::open_this_pass();
         pass.released = true;
         const auto finish = [this] { reduce_rest(); };
@@ -214,7 +214,7 @@ void Reducer::State::on_broken_backward() noexcept {
   pass.end_queued = false;
   if (shared_sizes) shared_sizes->end();
   driving.reset();
-  if (pass.mode != Pass::Mode::reduce) return;
+  if (pass.mode != Pass::PassMode::reduce) return;
   if (!failure)
     failure = std::make_exception_ptr(
         DistError("an exception ended backward in the middle, before all gradients were averaged",
@@ -271,7 +271,7 @@ void Reducer::State::finish_pass() {
   use.wait_for_exchange();
   for (Bucket& bucket : layout.buckets()) copies.store_averages(bucket, finish_bucket(bucket));
   use.clear();
-  pass.mode = Pass::Mode::done;
+  pass.mode = Pass::PassMode::done;
   pass.in_flight = false;
   end_statistics();
   // With find_unused_parameters the order may differ from pass to pass, so the buckets are not
@@ -310,7 +310,7 @@ void Reducer::State::shadow() {
       if (bucket.sparse) bucket.memory = at::Tensor();
     }
     use.clear();
-    pass.mode = Pass::Mode::done;
+    pass.mode = Pass::PassMode::done;
     if (!is_rebuilt && arrived.empty()) {
       arrived.resize(layout.size());
       std::iota(arrived.begin(), arrived.end(), std::size_t{0});

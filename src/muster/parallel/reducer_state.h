@@ -27,7 +27,7 @@ struct Reducer::State : std::enable_shared_from_this<State> {
   /// One backward pass.
   struct Pass {
     /// Treatment of arriving gradients. `done`: after a reduced pass, before the next forward.
-    enum class Mode { local, reduce, done } mode = Mode::local;
+    enum class PassMode { local, reduce, done } mode = PassMode::local;
     bool in_flight = false;  // some gradients have come that are not averaged yet
     bool end_queued = false;
     bool has_gradients = false;

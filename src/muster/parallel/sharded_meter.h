@@ -21,12 +21,12 @@ class ByteMeter {
   void reset_peak() { peak_ = now_.load(); }
 
   /// Counts bytes during its lifetime.
-  class Scope {
+  class MeterScope {
    public:
-    explicit Scope(ByteMeter& meter) : meter_(meter) {}
-    ~Scope() { meter_.subtract(bytes_); }
-    Scope(const Scope&) = delete;
-    Scope& operator=(const Scope&) = delete;
+    explicit MeterScope(ByteMeter& meter) : meter_(meter) {}
+    ~MeterScope() { meter_.subtract(bytes_); }
+    MeterScope(const MeterScope&) = delete;
+    MeterScope& operator=(const MeterScope&) = delete;
     void add(std::int64_t bytes) {
       bytes_ += bytes;
       meter_.add(bytes);

@@ -158,7 +158,7 @@ void ShardedParameters::lay_out() {
 }
 
 std::vector<ShardedParameters::ShardRange> ShardedParameters::ranges_of(std::size_t index) const {
-  const Place& place = places_[index];
+  const ShardPlace& place = places_[index];
   const std::int64_t shard = flats_[place.flat].shard_elements;
   std::vector<ShardRange> all;
   for (std::int64_t at = place.at; at < place.at + place.elements;) {
@@ -412,7 +412,7 @@ void ShardedParameters::reduce(Flat& flat) {
   const at::Tensor all = flat_memory(ranks * length, options).view({ranks, -1});
   const double divisor = communication_.divisor.value_or(static_cast<double>(ranks) * copies);
   const at::Tensor factor = at::native::wrapped_scalar_tensor(1.0 / divisor);
-  ByteMeter::Scope staging(options_.meter->staging);
+  ByteMeter::MeterScope staging(options_.meter->staging);
   staging.add(bytes_of(all));
   for (const std::size_t i : flat.indices) staging.add(bytes_of(sums_[i]));
   for (std::int64_t slot = 0; slot < parameters; ++slot) {

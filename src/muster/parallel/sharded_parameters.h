@@ -171,7 +171,7 @@ class ShardedParameters {
     WorkRef gather;
     at::Tensor partial;  // reduced over the shards' group and not over the replicas
   };
-  struct Place {
+  struct ShardPlace {
     std::size_t flat = 0;
     std::int64_t at = 0, elements = 0;
   };
@@ -203,7 +203,7 @@ class ShardedParameters {
   ShardedCommunication communication_;
   Group part_;
   std::vector<Flat> flats_;
-  std::vector<Place> places_;
+  std::vector<ShardPlace> places_;
   std::vector<at::Tensor> shards_, whole_;   // the two forms
   std::vector<at::Tensor> shard_gradients_;  // set while the parameters are whole
   std::vector<at::Tensor> sums_;             // sums of whole gradients not reduced yet

@@ -44,7 +44,7 @@ struct StackImpl : nn::Module {
 };
 TORCH_MODULE(Stack);
 
-using Events = std::vector<parallel::ShardedTimeline::Entry>;
+using Events = std::vector<parallel::ShardedTimeline::TimelineEntry>;
 
 std::ptrdiff_t place_of(const Events& events, const std::string& unit,
                         parallel::ShardedEvent event) {

@@ -26,7 +26,7 @@ const char* name_of(ShardedEvent event);
 /// Thread-safe. Grows until it is cleared.
 class ShardedTimeline {
  public:
-  struct Entry {
+  struct TimelineEntry {
     std::string unit;
     ShardedEvent event;
     std::chrono::steady_clock::time_point at;
@@ -35,7 +35,7 @@ class ShardedTimeline {
     const std::lock_guard lock(mutex_);
     entries_.push_back({unit, event, std::chrono::steady_clock::now()});
   }
-  std::vector<Entry> entries() const {
+  std::vector<TimelineEntry> entries() const {
     const std::lock_guard lock(mutex_);
     return entries_;
   }
@@ -46,7 +46,7 @@ class ShardedTimeline {
 
  private:
   mutable std::mutex mutex_;
-  std::vector<Entry> entries_;
+  std::vector<TimelineEntry> entries_;
 };
 
 }  // namespace muster::parallel

@@ -138,7 +138,7 @@ void ShardedUnit::State::step_of_backward(Check check, Step step) {
   }
 }
 
-void ShardedUnit::State::begin_part(Call& call) {
+void ShardedUnit::State::begin_part(UnitPass& call) {
   const auto check = [this] {
     if (summoned) refuse_unit("backward while the full parameters are summoned: end that first");
     if (at::GradMode::is_enabled())
@@ -169,7 +169,7 @@ void ShardedUnit::State::expect_end_of_pass() {
                      [self]() noexcept { self->on_broken_backward(); });
 }
 
-void ShardedUnit::State::end_part(Call& call) {
+void ShardedUnit::State::end_part(UnitPass& call) {
   step_of_backward([] {},
                    [&] {
                      if (std::exchange(call.begun, 0) == pass.number) --pass.parts;

@@ -57,13 +57,13 @@ struct ShardedUnit::State : std::enable_shared_from_this<State> {
   using NodeRef = std::remove_cvref_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;
   struct Gate;
   /// One forward pass of the unit, referenced by its graph.
-  struct Call {
+  struct UnitPass {
     std::uint64_t begun = 0;  // backward pass in which its part began; 0: none
   };
-  using CallRef = std::shared_ptr<Call>;
+  using CallRef = std::shared_ptr<UnitPass>;
   /// A forward pass in progress. The gate must not hold the tensors behind it.
   struct Running {
-    CallRef call = std::make_shared<Call>();
+    CallRef call = std::make_shared<UnitPass>();
     // Inputs behind the gate and their versions.
     std::vector<std::pair<at::Tensor, std::int64_t>> given = {};
   };
@@ -107,8 +107,8 @@ struct ShardedUnit::State : std::enable_shared_from_this<State> {
   void put_gate(Running& running, std::vector<at::Tensor>& inputs);
   void hook_outputs(const CallRef& call, std::span<const at::Tensor> outputs);
   void hook_parameters();
-  void begin_part(Call& call);
-  void end_part(Call& call);
+  void begin_part(UnitPass& call);
+  void end_part(UnitPass& call);
   void end_pass();
   void reduce_if_due();
   void reduce_pending();

@@ -35,9 +35,9 @@ Agent::Agent(std::shared_ptr<transport::Fabric> fabric, const std::vector<std::s
       pool_(this, options_.num_worker_threads, options_.bind_thread),
       server_(*this, life_, outbox_, pool_),
       listener_(*fabric_, [this] { return guarded_progress(); }),
-      closing_(std::make_unique<Closing>(*this)) {
-  on(Kind::closing, {[this](Request request) { closing_->take(std::move(request)); },
-                     [](const Request&) { return true; }});
+      closing_(std::make_unique<AgentClosing>(*this)) {
+  on(MessageKind::closing, {[this](Request request) { closing_->take(std::move(request)); },
+                            [](const Request&) { return true; }});
 }
 
 Agent::~Agent() { stop(); }
@@ -64,7 +64,7 @@ Agent::Limit Agent::limit_of(const CallOptions& options) const {
   return limit;
 }
 
-std::uint64_t Agent::begin_call(Call& call, const Limit& limit, bool expires, Copies copies,
+std::uint64_t Agent::begin_call(OutgoingCall& call, const Limit& limit, bool expires, Copies copies,
                                 Completion completion) {
   if (!workers_.contains(call.to)) worker(To(call.to));  // throws
   const auto deadline = limit.deadline;
@@ -103,8 +103,8 @@ std::uint64_t Agent::begin_call(Call& call, const Limit& limit, bool expires, Co
   return number;
 }
 
-std::uint64_t Agent::call(Call call, Completion completion) {
-  const AgentLife::Use use(life_);
+std::uint64_t Agent::call(OutgoingCall call, Completion completion) {
+  const AgentLife::AgentUse use(life_);
   if (!use)
     throw DistBackendError("RPC of worker '" + self().name() + "' has ended", Code::aborted);
   const auto limit = limit_of(call.options);
@@ -120,11 +120,11 @@ std::uint64_t Agent::call(Call call, Completion completion) {
   return begin_call(call, limit, expires, Copies::all, std::move(completion));
 }
 
-Answer Agent::call_sync(Call call, const std::function<bool()>& unwanted) {
-  const AgentLife::Use use(life_);
+Answer Agent::call_sync(OutgoingCall call, const std::function<bool()>& unwanted) {
+  const AgentLife::AgentUse use(life_);
   if (!use)
     throw DistBackendError("RPC of worker '" + self().name() + "' has ended", Code::aborted);
-  struct Waiting {
+  struct PendingFuture {
     Answer answer;
     std::atomic<bool> done{false};
   } waiting;
@@ -166,13 +166,13 @@ void Agent::give_up(int peer, std::uint64_t call) {
   outbox_.withdraw(call);
   if (calls_.is_lost(peer)) return;
   Head head;
-  head.kind = Kind::cancel;
+  head.kind = MessageKind::cancel;
   head.call = call;
   outbox_.launch(outbox_.prepare(peer, std::move(head), {}, Copies::none));
 }
 
 void Agent::cancel(std::uint64_t call, std::exception_ptr error) {
-  const AgentLife::Use use(life_);
+  const AgentLife::AgentUse use(life_);
   auto pending = calls_.take(call, -1);
   if (!pending) return;
   if (use) give_up(pending->to, call);
@@ -180,8 +180,8 @@ void Agent::cancel(std::uint64_t call, std::exception_ptr error) {
   if (use) fabric_->wake();
 }
 
-void Agent::post(Call message) {
-  const AgentLife::Use use(life_);
+void Agent::post(OutgoingCall message) {
+  const AgentLife::AgentUse use(life_);
   if (!use) return;
   Passage passage(this, message.to);
   Parcel parcel;
@@ -189,7 +189,7 @@ void Agent::post(Call message) {
   if (message.fill) message.fill(parcel.value, passage);
   Head head;
   head.kind = message.kind;
-  const bool counted = message.kind != Kind::closing && message.kind != Kind::cancel;
+  const bool counted = message.kind != MessageKind::closing && message.kind != MessageKind::cancel;
   auto outbound = outbox_.prepare(message.to, std::move(head), std::move(parcel), Copies::all);
   outbound.passage = passage.take();
   if (calls_.is_lost(message.to)) return;
@@ -200,9 +200,9 @@ void Agent::post(Call message) {
 
 void Agent::on_message(int from, const Head& head, Parcel parcel) {
   switch (head.kind) {
-    case Kind::reply:
-    case Kind::error: return on_answer(from, head, std::move(parcel));
-    case Kind::cancel: return server_.cancel(from, head.call);
+    case MessageKind::reply:
+    case MessageKind::error: return on_answer(from, head, std::move(parcel));
+    case MessageKind::cancel: return server_.cancel(from, head.call);
     default: return server_.take(from, head, std::move(parcel));
   }
 }
@@ -212,7 +212,7 @@ void Agent::on_answer(int from, const Head& head, Parcel parcel) {
   if (!pending) return;  // given up meanwhile
   Answer answer;
   answer.passage = std::make_shared<Passage>(this, from);
-  if (head.kind == Kind::error) {
+  if (head.kind == MessageKind::error) {
     auto error = decode_error(parcel.value.bytes);
     if (!error) {
       answer.error = workers_.loss_error(from, pending->name, error.status());
@@ -293,11 +293,11 @@ void Agent::expire_calls() {
 
 bool Agent::wait(const std::function<bool()>& done, TimePoint deadline) {
   if (done()) return true;
-  const AgentLife::Use use(life_);
+  const AgentLife::AgentUse use(life_);
   if (!use) return done();
   bool holds = false;
   {
-    const Listener::Driver driver(listener_);
+    const Listener::ListenerDriver driver(listener_);
     CoreOffer offer(listener_.idle_polls());
     const auto over = [&] {
       holds = done();
@@ -314,7 +314,7 @@ bool Agent::wait(const std::function<bool()>& done, TimePoint deadline) {
 }
 
 void Agent::wake() {
-  const AgentLife::Use use(life_);
+  const AgentLife::AgentUse use(life_);
   if (use) fabric_->wake();
 }
 

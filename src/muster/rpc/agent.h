@@ -90,9 +90,9 @@ class Agent final : public std::enable_shared_from_this<Agent>, private InboxEve
 
   /// A call to make. `fill` packs the arguments on the calling thread before `call` returns; it may
   /// throw.
-  struct Call {
+  struct OutgoingCall {
     int to = -1;
-    Kind kind = Kind::call;
+    MessageKind kind = MessageKind::call;
     std::string name;
     std::function<void(Value&, Passage&)> fill;
     CallOptions options;
@@ -101,13 +101,13 @@ class Agent final : public std::enable_shared_from_this<Agent>, private InboxEve
   /// Sends the call without waiting for the reply. Arguments that are not sent immediately are
   /// copied; later changes to them have no effect. Returns a number for `cancel`. Throws what
   /// `fill` throws, and DistError for an unknown worker; a dead worker fails the completion.
-  std::uint64_t call(Call call, Completion completion);
+  std::uint64_t call(OutgoingCall call, Completion completion);
   /// Sends the call and waits for the reply; tensors are read during the wait. Errors are returned
   /// in the answer; throws as `call` does. Once `unwanted()` returns true (the thread that makes it
   /// true calls `wake`), the call is abandoned as on a timeout, with Code::aborted.
-  Answer call_sync(Call call, const std::function<bool()>& unwanted = {});
+  Answer call_sync(OutgoingCall call, const std::function<bool()>& unwanted = {});
   /// Sends a message that expects no reply. Does nothing if the worker is lost.
-  void post(Call message);
+  void post(OutgoingCall message);
   /// Abandons a call: its completion receives `error` unless it has already completed, and the
   /// callee is told.
   void cancel(std::uint64_t call, std::exception_ptr error);
@@ -115,7 +115,7 @@ class Agent final : public std::enable_shared_from_this<Agent>, private InboxEve
   // ---- serving
 
   /// Sets the handler of messages of this kind, replacing the previous one.
-  void on(Kind kind, Handler handler) { server_.on(kind, std::move(handler)); }
+  void on(MessageKind kind, Handler handler) { server_.on(kind, std::move(handler)); }
   /// Sets the observer; null: none. Call before the first call.
   void observe(std::shared_ptr<Observer> observer) { server_.observe(std::move(observer)); }
   void add_drain(std::shared_ptr<Drain> drain);
@@ -170,7 +170,7 @@ class Agent final : public std::enable_shared_from_this<Agent>, private InboxEve
   Counts counts() const;
 
  private:
-  class Closing;
+  class AgentClosing;
   /// A call's time limit.
   struct Limit {
     Duration timeout{};
@@ -187,7 +187,7 @@ class Agent final : public std::enable_shared_from_this<Agent>, private InboxEve
   void on_answer(int from, const Head& head, Parcel parcel);
 
   Limit limit_of(const CallOptions& options) const;
-  std::uint64_t begin_call(Call& call, const Limit& limit, bool expires, Copies copies,
+  std::uint64_t begin_call(OutgoingCall& call, const Limit& limit, bool expires, Copies copies,
                            Completion completion);
   void give_up(int peer, std::uint64_t call);
   void expire_calls();
@@ -211,7 +211,7 @@ class Agent final : public std::enable_shared_from_this<Agent>, private InboxEve
     std::mutex mutex;
     std::map<const std::type_info*, std::shared_ptr<void>> by_type;
   } companions_;
-  std::unique_ptr<Closing> closing_;
+  std::unique_ptr<AgentClosing> closing_;
   std::mutex ending_mutex_;  // serialises shutdown
 };
 

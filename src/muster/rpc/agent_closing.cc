@@ -16,7 +16,7 @@ constexpr Duration kLook =
 
 }  // namespace
 
-std::vector<int> Agent::Closing::alive() const {
+std::vector<int> Agent::AgentClosing::alive() const {
   std::vector<int> workers;
   for (int worker = 0; worker < agent_.workers_.size(); ++worker) {
     if (!agent_.calls_.is_lost(worker)) workers.push_back(worker);
@@ -24,19 +24,21 @@ std::vector<int> Agent::Closing::alive() const {
   return workers;
 }
 
-int Agent::Closing::leader() const { return alive().front(); }  // this worker is always among them
+int Agent::AgentClosing::leader() const {
+  return alive().front();
+}  // this worker is always among them
 
-void Agent::Closing::say(int to, Note note) {
+void Agent::AgentClosing::say(int to, Note note) {
   note.from = agent_.workers_.self_id();
   if (to == agent_.workers_.self_id()) return hear(note);
-  Call message;
+  OutgoingCall message;
   message.to = to;
-  message.kind = Kind::closing;
+  message.kind = MessageKind::closing;
   message.fill = [&](Value& value, Passage&) { value.bytes = encode_closing(note); };
   agent_.post(std::move(message));
 }
 
-void Agent::Closing::take(Request request) {
+void Agent::AgentClosing::take(Request request) {
   auto note = decode_closing(request.parcel.value.bytes);
   if (!note)
     return agent_.on_loss(request.from,
@@ -51,7 +53,7 @@ void Agent::Closing::take(Request request) {
 }
 
 /// On the thread that shuts down.
-void Agent::Closing::hear(const Note& note) {
+void Agent::AgentClosing::hear(const Note& note) {
   switch (note.word) {
     case Word::here:
       here_.insert(note.from);
@@ -91,7 +93,7 @@ void Agent::Closing::hear(const Note& note) {
   }
 }
 
-void Agent::Closing::new_leader() {
+void Agent::AgentClosing::new_leader() {
   leader_ = leader();
   round_.asked = false;
   round_.answers.clear();
@@ -102,7 +104,7 @@ void Agent::Closing::new_leader() {
 }
 
 /// What the leader does when something has come, or is due.
-void Agent::Closing::lead(TimePoint now) {
+void Agent::AgentClosing::lead(TimePoint now) {
   const auto workers = alive();
   if (!std::all_of(workers.begin(), workers.end(), [&](int w) { return here_.contains(w); }))
     return tell_whom(workers);
@@ -154,7 +156,7 @@ void Agent::Closing::lead(TimePoint now) {
 }
 
 /// So that everybody who waits can name whom.
-void Agent::Closing::tell_whom(const std::vector<int>& workers) {
+void Agent::AgentClosing::tell_whom(const std::vector<int>& workers) {
   auto text = missing().text;
   if (text == told_ || text.empty()) return;
   told_ = std::move(text);
@@ -168,7 +170,7 @@ void Agent::Closing::tell_whom(const std::vector<int>& workers) {
 }
 
 /// Who keeps everybody: those that have not come, else those that are busy.
-Agent::Closing::Missing Agent::Closing::missing() const {
+Agent::AgentClosing::Missing Agent::AgentClosing::missing() const {
   Missing missing;
   const auto add = [&](int worker, const std::string& why) {
     missing.text += (missing.text.empty() ? "" : ", ") + agent_.workers_.describe(worker) + why;
@@ -198,12 +200,12 @@ Agent::Closing::Missing Agent::Closing::missing() const {
   return missing;
 }
 
-Status Agent::Closing::run(TimePoint deadline) {
+Status Agent::AgentClosing::run(TimePoint deadline) {
   const auto begin = agent_.clock().now();
   auto warn_at = begin + kWarnAfter;
   new_leader();
   while (!closed_) {
-    const AgentLife::Use use(agent_.life_);
+    const AgentLife::AgentUse use(agent_.life_);
     if (!use)
       return Status(Code::aborted,
                     "shutdown: RPC of worker '" + agent_.self().name() + "' was ended meanwhile");

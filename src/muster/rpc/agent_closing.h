@@ -25,9 +25,9 @@
 
 namespace muster::rpc {
 
-class Agent::Closing {
+class Agent::AgentClosing {
  public:
-  explicit Closing(Agent& agent) : agent_(agent) {}
+  explicit AgentClosing(Agent& agent) : agent_(agent) {}
 
   void add_drain(std::shared_ptr<Drain> drain) { drains_.push_back(std::move(drain)); }
 

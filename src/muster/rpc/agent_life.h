@@ -21,15 +21,15 @@ class AgentLife {
   bool in_use() const { return users_.load() > 0; }
 
   /// Delays the agent's end during its lifetime. False if the agent has ended already.
-  class Use {
+  class AgentUse {
    public:
-    explicit Use(AgentLife& life) : life_(life) {
+    explicit AgentUse(AgentLife& life) : life_(life) {
       life_.users_.fetch_add(1);
       running_ = life_.state_.load() != State::stopped;
     }
-    ~Use() { life_.users_.fetch_sub(1); }
-    Use(const Use&) = delete;
-    Use& operator=(const Use&) = delete;
+    ~AgentUse() { life_.users_.fetch_sub(1); }
+    AgentUse(const AgentUse&) = delete;
+    AgentUse& operator=(const AgentUse&) = delete;
     explicit operator bool() const { return running_; }
 
    private:

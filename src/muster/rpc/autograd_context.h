@@ -20,12 +20,13 @@
 
 namespace muster::rpc {
 
-inline constexpr Kind kAutogradGradients = Kind::autograd_first;
-inline constexpr Kind kAutogradWalk = static_cast<Kind>(static_cast<int>(Kind::autograd_first) + 1);
-inline constexpr Kind kAutogradFinish =
-    static_cast<Kind>(static_cast<int>(Kind::autograd_first) + 2);
-inline constexpr Kind kAutogradRelease =
-    static_cast<Kind>(static_cast<int>(Kind::autograd_first) + 3);
+inline constexpr MessageKind kAutogradGradients = MessageKind::autograd_first;
+inline constexpr MessageKind kAutogradWalk =
+    static_cast<MessageKind>(static_cast<int>(MessageKind::autograd_first) + 1);
+inline constexpr MessageKind kAutogradFinish =
+    static_cast<MessageKind>(static_cast<int>(MessageKind::autograd_first) + 2);
+inline constexpr MessageKind kAutogradRelease =
+    static_cast<MessageKind>(static_cast<int>(MessageKind::autograd_first) + 3);
 
 class AutogradPass;
 
@@ -75,8 +76,8 @@ class DistAutograd final : public Observer, public std::enable_shared_from_this<
   std::size_t contexts() const;
 
   bool request_leaves(int to, Parcel& parcel) override;
-  std::shared_ptr<Scope> request_arrives(int from, Parcel& parcel) override;
-  void reply_leaves(int to, Parcel& parcel, const std::shared_ptr<Scope>& scope) override;
+  std::shared_ptr<RequestScope> request_arrives(int from, Parcel& parcel) override;
+  void reply_leaves(int to, Parcel& parcel, const std::shared_ptr<RequestScope>& scope) override;
   void reply_arrives(int from, Parcel& parcel) override;
 
  private:

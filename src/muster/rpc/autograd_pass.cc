@@ -33,7 +33,7 @@ PassHead get_head(ValueInput& archive) {
 }
 
 void AutogradPass::start(const std::vector<at::Tensor>& roots, Done done) {
-  Arrival arrival;
+  GradientArrival arrival;
   for (const at::Tensor& root : roots) {
     arrival.edges.push_back(autograd::impl::gradient_edge(root));
     arrival.gradients.push_back(at::ones_like(root));
@@ -85,7 +85,7 @@ void AutogradPass::gradients(std::int64_t message, std::vector<at::Tensor> gradi
   Lock lock(context_->mutex);
   const bool at_once = engage(answered);
   try {
-    Arrival arrival{edges_of(message), std::move(gradients)};
+    GradientArrival arrival{edges_of(message), std::move(gradients)};
     if (arrival.gradients.size() != arrival.edges.size())
       throw DistError(
           "a message of distributed autograd has another number of gradients than were sent");
@@ -257,7 +257,7 @@ void AutogradPass::work(Lock lock) {
   for (;;) {
     try {
       if (!error_) prepare();
-      for (const Arrival& arrival : std::exchange(arrivals_, {})) {
+      for (const GradientArrival& arrival : std::exchange(arrivals_, {})) {
         for (std::size_t i = 0; i < arrival.edges.size() && !error_; ++i)
           feed(arrival.edges[i], arrival.gradients[i]);
       }
@@ -380,10 +380,10 @@ void AutogradPass::send_marks(const std::vector<std::pair<int, std::int64_t>>& f
 }
 
 // Without `answered` the message is part of the diffusing computation.
-void AutogradPass::tell(int to, Kind kind, const std::function<void(Value&, Passage&)>& fill,
+void AutogradPass::tell(int to, MessageKind kind, const std::function<void(Value&, Passage&)>& fill,
                         Done answered) {
   const bool counted = answered == nullptr;
-  Agent::Call call;
+  Agent::OutgoingCall call;
   call.to = to;
   call.kind = kind;
   call.name = "backward";

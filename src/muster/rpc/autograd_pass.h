@@ -66,7 +66,7 @@ class AutogradPass : public std::enable_shared_from_this<AutogradPass> {
     bool run = false;
     std::vector<at::Tensor> inputs;
   };
-  struct Arrival {
+  struct GradientArrival {
     Edges edges;
     std::vector<at::Tensor> gradients;
   };
@@ -92,7 +92,8 @@ class AutogradPass : public std::enable_shared_from_this<AutogradPass> {
   void accumulate(Node& node, std::vector<at::Tensor> inputs);
   void send_gradients(const ReceiveNode& node, std::vector<at::Tensor> gradients);
   void send_marks(const std::vector<std::pair<int, std::int64_t>>& found);
-  void tell(int to, Kind kind, const std::function<void(Value&, Passage&)>& fill, Done answered);
+  void tell(int to, MessageKind kind, const std::function<void(Value&, Passage&)>& fill,
+            Done answered);
 
   const std::shared_ptr<DistAutograd> autograd_;
   const std::shared_ptr<AutogradContext> context_;
@@ -105,7 +106,7 @@ class AutogradPass : public std::enable_shared_from_this<AutogradPass> {
   bool prepared_ = false;
   std::exception_ptr error_;
   Edges roots_;
-  std::vector<Arrival> arrivals_;
+  std::vector<GradientArrival> arrivals_;
   std::unordered_map<Node*, State> states_;
   std::multimap<std::uint64_t, State*> ready_;  // newest node last
   std::set<std::int64_t> marked_;

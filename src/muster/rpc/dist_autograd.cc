@@ -39,7 +39,7 @@ class Current {
 };
 
 // A call that came in a context runs in it.
-struct CallScope final : Observer::Scope {
+struct CallScope final : Observer::RequestScope {
   explicit CallScope(std::shared_ptr<AutogradContext> c) : context(std::move(c)) {}
   void enter() override { before = std::exchange(thread_context, context->id); }
   void leave() override { thread_context = before; }
@@ -150,7 +150,7 @@ void DistAutograd::release(std::int64_t id) {
   if (!agent || !agent->running()) return;
   for (const int peer : peers) {
     if (peer == self_) continue;
-    Agent::Call call;
+    Agent::OutgoingCall call;
     call.to = peer;
     call.kind = kAutogradRelease;
     call.observed = false;
@@ -234,12 +234,13 @@ bool DistAutograd::request_leaves(int to, Parcel& parcel) {
   return true;
 }
 
-std::shared_ptr<Observer::Scope> DistAutograd::request_arrives(int from, Parcel& parcel) {
+std::shared_ptr<Observer::RequestScope> DistAutograd::request_arrives(int from, Parcel& parcel) {
   auto context = record_receive(from, parcel, true);
   return context ? std::make_shared<CallScope>(std::move(context)) : nullptr;
 }
 
-void DistAutograd::reply_leaves(int to, Parcel& parcel, const std::shared_ptr<Scope>& scope) {
+void DistAutograd::reply_leaves(int to, Parcel& parcel,
+                                const std::shared_ptr<RequestScope>& scope) {
   if (scope) record_send(*static_cast<CallScope&>(*scope).context, to, parcel);
 }
 
@@ -392,7 +393,7 @@ void detail::backward(const RRefHandle& held, std::int64_t context_id, bool reta
     return promise.future().wait();
   }
   held.context().check(held);
-  Agent::Call call;
+  Agent::OutgoingCall call;
   call.to = held.owner();
   call.kind = kRRefBackward;
   call.name = "backward";

@@ -172,7 +172,7 @@ class Mind {
  public:
   Mind(Fuzz& fuzz, std::int64_t context) : fuzz_(fuzz), context_(context) {}
 
-  void fill(Kind kind, Value& value, Passage& passage) {
+  void fill(MessageKind kind, Value& value, Passage& passage) {
     for (std::size_t tensors = fuzz_.below(4); tensors > 0; --tensors) {
       const auto tensor = torch::ones({static_cast<std::int64_t>(fuzz_.below(5))},
                                       fuzz_.one_in(4) ? at::kLong : at::kFloat);
@@ -180,7 +180,7 @@ class Mind {
           fuzz_.one_in(3) && tensor.is_floating_point() ? tensor.set_requires_grad(true) : tensor);
     }
     ValueOutput archive(value, passage);
-    if (kind == Kind::call || kind == kRRefCreate) {
+    if (kind == MessageKind::call || kind == kRRefCreate) {
       detail::put_arguments(value, passage, std::vector<at::Tensor>(2, torch::ones({2})),
                             std::string("text"));
       if (kind == kRRefCreate) value.bytes += encode(rref_message(RRefMessageKind::create));
@@ -242,9 +242,10 @@ TEST(RpcWorkerFuzz, DamagedMessagesOfEveryKindHarmNobody) {
                       return static_cast<int>(tensors.size() + text.size());
                     });
   register_function("fuzz_test::double", [](const at::Tensor& tensor) { return tensor * 2; });
-  const std::vector<Kind> kinds{
-      Kind::call,       kRRefCreate,        kRRefProtocol, kRRefFetch,      kRRefBackward,
-      Kind::user_first, kAutogradGradients, kAutogradWalk, kAutogradFinish, kAutogradRelease};
+  const std::vector<MessageKind> kinds{MessageKind::call,  kRRefCreate,   kRRefProtocol,
+                                       kRRefFetch,         kRRefBackward, MessageKind::user_first,
+                                       kAutogradGradients, kAutogradWalk, kAutogradFinish,
+                                       kAutogradRelease};
   std::atomic<int> errors{0};
   std::binary_semaphore over(0);
   testing::Workers workers(2);
@@ -263,12 +264,12 @@ TEST(RpcWorkerFuzz, DamagedMessagesOfEveryKindHarmNobody) {
         fuzz_for_a_while(60, [&] {
           std::vector<std::uint64_t> calls;
           for (int i = 0; i < 30; ++i) {
-            Agent::Call call;
+            Agent::OutgoingCall call;
             call.kind = kinds[fuzz.below(kinds.size())];
             call.to = 0;
-            call.name = call.kind != Kind::call && call.kind != kRRefCreate ? ""
-                        : fuzz.one_in(6)                                    ? fuzz.noise(10)
-                                                                            : "fuzz_test::count";
+            call.name = call.kind != MessageKind::call && call.kind != kRRefCreate ? ""
+                        : fuzz.one_in(6)                                           ? fuzz.noise(10)
+                                         : "fuzz_test::count";
             call.observed = fuzz.one_in(2);
             call.fill = [&, kind = call.kind](Value& value, Passage& passage) {
               mind.fill(kind, value, passage);

@@ -25,9 +25,10 @@ inline std::string label_of(ConstBytes bytes) {
     const auto message = decode_rref_message(head->payload);
     return message.ok() ? kNames[static_cast<std::size_t>(message->kind)] : "no message";
   }
-  const std::pair<Kind, const char*> kinds[] = {
-      {Kind::reply, "reply"},     {Kind::error, "error"},  {Kind::cancel, "cancel"},
-      {Kind::closing, "closing"}, {kRRefCreate, "create"}, {kRRefFetch, "fetch"}};
+  const std::pair<MessageKind, const char*> kinds[] = {
+      {MessageKind::reply, "reply"},   {MessageKind::error, "error"},
+      {MessageKind::cancel, "cancel"}, {MessageKind::closing, "closing"},
+      {kRRefCreate, "create"},         {kRRefFetch, "fetch"}};
   for (const auto& [kind, label] : kinds) {
     if (head->kind == kind) return label;
   }

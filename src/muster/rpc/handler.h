@@ -18,7 +18,7 @@ namespace muster::rpc {
 /// A message this worker must handle.
 struct Request {
   int from = -1;
-  Kind kind = Kind::call;
+  MessageKind kind = MessageKind::call;
   Parcel parcel;
   TimePoint deadline = TimePoint::max();  ///< the caller stops waiting then
   ResponderRef responder;                 ///< null if no reply is expected
@@ -41,8 +41,8 @@ class Observer {
  public:
   /// Per-request state. `enter` and `leave` are called around its handler, on the thread that runs
   /// it.
-  struct Scope {
-    virtual ~Scope() = default;
+  struct RequestScope {
+    virtual ~RequestScope() = default;
     virtual void enter() {}
     virtual void leave() {}
   };
@@ -53,10 +53,10 @@ class Observer {
   virtual bool request_leaves(int to, Parcel& parcel) = 0;
   /// Called on the callee, on the thread that will run the handler. May replace tensors. May return
   /// null.
-  virtual std::shared_ptr<Scope> request_arrives(int from, Parcel& parcel) = 0;
+  virtual std::shared_ptr<RequestScope> request_arrives(int from, Parcel& parcel) = 0;
   /// Called on the callee before a result (not an error) is sent, with what request_arrives
   /// returned.
-  virtual void reply_leaves(int to, Parcel& parcel, const std::shared_ptr<Scope>& scope) = 0;
+  virtual void reply_leaves(int to, Parcel& parcel, const std::shared_ptr<RequestScope>& scope) = 0;
   /// Called on the caller, on any thread, before the result is delivered.
   virtual void reply_arrives(int from, Parcel& parcel) = 0;
 };

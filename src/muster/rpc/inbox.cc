@@ -39,12 +39,12 @@ struct PromisedBytes {
 
 }  // namespace
 
-struct Inbox::Slot {
+struct Inbox::InboxSlot {
   transport::TransferRef transfer;
   std::unique_ptr<std::byte[]> buffer;
 };
 
-struct Inbox::Peer {
+struct Inbox::InboxPeer {
   std::atomic<bool> known{false};   // has a sentinel, or needs none
   transport::TransferRef sentinel;  // under mutex_
 };
@@ -76,7 +76,7 @@ Inbox::Inbox(transport::Channel& channel, int self, const CallTable& calls, Inbo
       peers_(static_cast<std::size_t>(channel.size())),
       slots_(fixed::kInFlight) {
   peers_[static_cast<std::size_t>(self)].known = true;  // as long as this one lives
-  for (Slot& slot : slots_) {
+  for (InboxSlot& slot : slots_) {
     slot.buffer.reset(new std::byte[kHeadBytes]);
     post_slot(slot);
   }
@@ -90,21 +90,21 @@ bool Inbox::empty() {
   return inbound_.empty();
 }
 
-void Inbox::post_slot(Slot& slot) {
+void Inbox::post_slot(InboxSlot& slot) {
   slot.transfer =
       channel_.receive(transport::kAnyMember, kHeadTag, MutableBytes(slot.buffer.get(), kHeadBytes),
                        transport::Fingerprint{}, false);
 }
 
 void Inbox::post_slots() {
-  for (Slot& slot : slots_) {
+  for (InboxSlot& slot : slots_) {
     if (!slot.transfer) post_slot(slot);
   }
   unposted_ = 0;
 }
 
 void Inbox::contact(int peer) {
-  Peer& state = peers_[static_cast<std::size_t>(peer)];
+  InboxPeer& state = peers_[static_cast<std::size_t>(peer)];
   if (state.known.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(mutex_);
   if (state.known.load()) return;
@@ -127,7 +127,7 @@ struct Inbox::Found {
 };
 
 /// What one look has found.
-struct Inbox::News {
+struct Inbox::InboxNews {
   c10::SmallVector<Found, 2> found;
   std::vector<std::shared_ptr<Inbound>> arrived;
   std::vector<std::pair<int, Status>> lost;
@@ -136,8 +136,8 @@ struct Inbox::News {
 };
 
 /// Under the lock.
-void Inbox::collect(News& news) {
-  for (Slot& slot : slots_) {
+void Inbox::collect(InboxNews& news) {
+  for (InboxSlot& slot : slots_) {
     if (!slot.transfer || !slot.transfer->done()) continue;
     const Status& status = slot.transfer->status();
     if (!status.ok() && status.code() != Code::mismatch)
@@ -170,7 +170,7 @@ void Inbox::collect(News& news) {
     inbound_.pop_back();
   }
   for (std::size_t i = 0; i < contacted_.size();) {
-    Peer& peer = peers_[static_cast<std::size_t>(contacted_[i])];
+    InboxPeer& peer = peers_[static_cast<std::size_t>(contacted_[i])];
     if (!peer.sentinel->done()) {
       ++i;
       continue;
@@ -192,7 +192,7 @@ bool Inbox::look() {
                        {from}));
     }
   };
-  News news;
+  InboxNews news;
   {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock.owns_lock()) return false;

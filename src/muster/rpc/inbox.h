@@ -48,15 +48,15 @@ class Inbox {
   bool empty();
 
  private:
-  struct Slot;
-  struct Peer;
+  struct InboxSlot;
+  struct InboxPeer;
   struct Inbound;
   struct Found;
-  struct News;
+  struct InboxNews;
 
-  void post_slot(Slot& slot);
+  void post_slot(InboxSlot& slot);
   void post_slots();
-  void collect(News& news);
+  void collect(InboxNews& news);
   void receive_head(int from, ConstBytes bytes);
   void receive_apart(int from, const Head& head, ConstBytes bytes);
   void begin_apart(std::shared_ptr<Inbound> inbound);
@@ -66,10 +66,10 @@ class Inbox {
   const int self_;
   const CallTable& calls_;
   InboxEvents& events_;
-  std::vector<Peer> peers_;
+  std::vector<InboxPeer> peers_;
 
   std::mutex mutex_;  // held only in look()
-  std::vector<Slot> slots_;
+  std::vector<InboxSlot> slots_;
   // Slots whose message was consumed; reposted when there is time, or when half of them are.
   std::size_t unposted_ = 0;
   std::vector<std::unique_ptr<std::byte[]>> spares_;

@@ -24,15 +24,15 @@ class Listener {
   void stop();
 
   /// Scope of a caller that drives messages itself; the listener pauses.
-  class Driver {
+  class ListenerDriver {
    public:
-    explicit Driver(Listener& listener) : listener_(listener) {
+    explicit ListenerDriver(Listener& listener) : listener_(listener) {
       listener_.drivers_.fetch_add(1);
       listener_.entries_.fetch_add(1, std::memory_order_relaxed);
     }
-    ~Driver() { listener_.on_driver_left(); }
-    Driver(const Driver&) = delete;
-    Driver& operator=(const Driver&) = delete;
+    ~ListenerDriver() { listener_.on_driver_left(); }
+    ListenerDriver(const ListenerDriver&) = delete;
+    ListenerDriver& operator=(const ListenerDriver&) = delete;
 
    private:
     Listener& listener_;

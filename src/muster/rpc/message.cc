@@ -16,7 +16,7 @@ constexpr std::uint8_t kHeadFlags =
 /// The fixed part; copied to the wire as it is.
 struct Fixed {
   std::uint32_t mark = kMark;
-  Kind kind = Kind::call;
+  MessageKind kind = MessageKind::call;
   std::uint8_t flags = 0;
   std::uint16_t zero = 0;
   std::uint32_t name_bytes = 0;
@@ -46,13 +46,13 @@ void put(std::string& out, const T& value) {
   out.append(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
-bool known(Kind kind) {
+bool known(MessageKind kind) {
   const auto number = static_cast<std::uint8_t>(kind);
-  return (number >= static_cast<std::uint8_t>(Kind::call) &&
-          number <= static_cast<std::uint8_t>(Kind::closing)) ||
-         (number >= static_cast<std::uint8_t>(Kind::rref_first) &&
-          number <= static_cast<std::uint8_t>(Kind::autograd_last)) ||
-         number >= static_cast<std::uint8_t>(Kind::user_first);
+  return (number >= static_cast<std::uint8_t>(MessageKind::call) &&
+          number <= static_cast<std::uint8_t>(MessageKind::closing)) ||
+         (number >= static_cast<std::uint8_t>(MessageKind::rref_first) &&
+          number <= static_cast<std::uint8_t>(MessageKind::autograd_last)) ||
+         number >= static_cast<std::uint8_t>(MessageKind::user_first);
 }
 
 Status wrong(const std::string& what) {
@@ -121,9 +121,9 @@ std::string write(const Head& head, ConstBytes payload, const std::vector<ConstB
   return out;
 }
 
-class Reader {
+class MessageReader {
  public:
-  explicit Reader(std::string_view in) : in_(in) {}
+  explicit MessageReader(std::string_view in) : in_(in) {}
   std::size_t left() const { return in_.size(); }
   template <class T>
   bool get(T& value) {
@@ -143,7 +143,7 @@ class Reader {
   std::string_view in_;
 };
 
-Status read_tensor(Reader& in, TensorHead& tensor) {
+Status read_tensor(MessageReader& in, TensorHead& tensor) {
   FixedTensor fixed;
   if (!in.get(fixed)) return wrong("it ends within a tensor");
   if ((fixed.flags & ~kTensorFlags) != 0) return wrong("unknown flags of a tensor");
@@ -208,7 +208,7 @@ EncodedMessage encode(Head head, ConstBytes payload, const std::vector<ConstByte
 }
 
 Result<Head> decode(ConstBytes bytes) {
-  Reader in(as_text(bytes));
+  MessageReader in(as_text(bytes));
   Fixed fixed;
   if (!in.get(fixed)) return wrong("it has " + std::to_string(bytes.size()) + " bytes");
   if (fixed.mark != kMark || fixed.zero != 0 || fixed.zero_too != 0)

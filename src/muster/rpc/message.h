@@ -21,7 +21,7 @@ namespace muster::rpc {
 
 /// The kind of a message. `reply` and `error` answer a message of any other kind that expects a
 /// reply.
-enum class Kind : std::uint8_t {
+enum class MessageKind : std::uint8_t {
   call = 1,     ///< run the function `name` with the value as its arguments
   reply = 2,    ///< the value is the result
   error = 3,    ///< the payload describes the exception (remote_error.h)
@@ -59,7 +59,7 @@ struct TensorHead {
 };
 
 struct Head {
-  Kind kind = Kind::call;
+  MessageKind kind = MessageKind::call;
   std::uint8_t flags = 0;
   static constexpr std::uint8_t kWantsAnswer = 1;
   static constexpr std::uint8_t kObserved = 2;      ///< the observer has seen it being sent

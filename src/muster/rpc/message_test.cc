@@ -79,7 +79,7 @@ Sent any_message(Fuzz& fuzz) {
   sent.name = fuzz.noise(30);
   sent.note = fuzz.noise(20);
   sent.payload = fuzz.noise(fuzz.one_in(5) ? 40000 : 300);
-  sent.head.kind = fuzz.one_in(2) ? Kind::call : Kind::reply;
+  sent.head.kind = fuzz.one_in(2) ? MessageKind::call : MessageKind::reply;
   sent.head.flags = static_cast<std::uint8_t>(fuzz.below(4));
   sent.head.call = fuzz.word();
   sent.head.time_left = fuzz.one_in(2) ? -1 : static_cast<std::int64_t>(fuzz.word() >> 1);

@@ -42,7 +42,7 @@ class RequestServer::Answering final
   void forget() {
     if (!answered_.exchange(true)) finish();
   }
-  void set_scope(std::shared_ptr<Observer::Scope> scope) { scope_ = std::move(scope); }
+  void set_scope(std::shared_ptr<Observer::RequestScope> scope) { scope_ = std::move(scope); }
   void set_listed() { listed_ = true; }
 
  private:
@@ -55,13 +55,13 @@ class RequestServer::Answering final
   const int from_;
   const std::uint64_t call_;
   std::shared_ptr<Passage> arguments_;
-  std::shared_ptr<Observer::Scope> scope_;
+  std::shared_ptr<Observer::RequestScope> scope_;
   bool listed_ = false;  // in the server's list of what is served
   std::atomic<bool> answered_{false};
   std::atomic<bool> cancelled_{false};
 };
 
-void RequestServer::on(Kind kind, Handler handler) {
+void RequestServer::on(MessageKind kind, Handler handler) {
   const std::lock_guard lock(mutex_);
   // Kept for good: a request may be running the one before.
   all_handlers_.push_back(std::make_unique<const Handler>(std::move(handler)));
@@ -148,9 +148,9 @@ void RequestServer::take(int from, const Head& head, Parcel parcel) {
 
 /// `unwanted`: nobody waits for the answer any more.
 void RequestServer::run(const Handler& handler, Request request, bool observed, bool unwanted) {
-  const bool counts = request.kind != Kind::closing;
+  const bool counts = request.kind != MessageKind::closing;
   const auto responder = std::static_pointer_cast<Answering>(request.responder);
-  std::shared_ptr<Observer::Scope> scope;
+  std::shared_ptr<Observer::RequestScope> scope;
   try {
     if (unwanted) {
       responder->forget();
@@ -208,7 +208,7 @@ bool RequestServer::Answering::ready() const {
 
 void RequestServer::Answering::reply(const std::function<void(Value&, Passage&)>& fill) {
   if (answered_.exchange(true)) throw DistError("a call was answered twice");
-  const AgentLife::Use use(server_.life_);
+  const AgentLife::AgentUse use(server_.life_);
   if (!use) return finish();
   OutboundMessage message;
   try {
@@ -216,7 +216,7 @@ void RequestServer::Answering::reply(const std::function<void(Value&, Passage&)>
     Parcel parcel;
     fill(parcel.value, passage);
     Head head;
-    head.kind = Kind::reply;
+    head.kind = MessageKind::reply;
     head.call = call_;
     if (scope_ && server_.observer_) {
       server_.observer_->reply_leaves(from_, parcel, scope_);
@@ -252,11 +252,11 @@ void RequestServer::Answering::fail(std::exception_ptr error) {
 }
 
 void RequestServer::Answering::send_error(const std::exception_ptr& error) noexcept {
-  const AgentLife::Use use(server_.life_);
+  const AgentLife::AgentUse use(server_.life_);
   if (use) {
     try {
       Head head;
-      head.kind = Kind::error;
+      head.kind = MessageKind::error;
       head.call = call_;
       Parcel parcel;
       parcel.value.bytes = encode_error(describe_exception(error));

@@ -28,7 +28,7 @@ class RequestServer {
       : agent_(agent), life_(life), outbox_(outbox), pool_(pool) {}
 
   /// Sets the handler of messages of this kind, replacing the previous one.
-  void on(Kind kind, Handler handler);
+  void on(MessageKind kind, Handler handler);
   /// Sets the only observer; call before the first call.
   void observe(std::shared_ptr<Observer> observer) { observer_ = std::move(observer); }
   Observer* observer() const { return observer_.get(); }

@@ -129,7 +129,7 @@ std::shared_ptr<Agent> init_native(const BackendRequest& request) {
 
 void open(const std::shared_ptr<Agent>& agent) {
   const auto scope = RpcScope::current();
-  agent->on(Kind::call, function_handler());
+  agent->on(MessageKind::call, function_handler());
   scope->set(agent);
   for (const auto& extend : extensions()) extend(*agent);
   agent->start();
@@ -294,9 +294,9 @@ void set_rpc_timeout(Duration timeout) {
 namespace detail {
 namespace {
 
-Agent::Call call_of(const Agent& agent, const To& to, const std::string& name,
-                    const CallOptions& options, PackArguments pack) {
-  Agent::Call call;
+Agent::OutgoingCall call_of(const Agent& agent, const To& to, const std::string& name,
+                            const CallOptions& options, PackArguments pack) {
+  Agent::OutgoingCall call;
   call.to = agent.worker(to).id();
   call.name = name;
   call.options = options;

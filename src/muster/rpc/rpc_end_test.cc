@@ -61,7 +61,7 @@ TEST(Rpc, ACallThatThrowsIsTakenBack) {
     if (rank != 0) return;
     const auto agent = current_agent("test");
     const auto call = [](const char* name) {
-      Agent::Call made;
+      Agent::OutgoingCall made;
       made.to = 1;
       made.name = name;
       return made;

@@ -52,7 +52,7 @@ const KeptValue& kept_value(const RRefHandle& held, std::string_view what, TimeP
 
 Answer fetch(const RRefHandle& held, const CallOptions& options) {
   held.context().check(held);
-  Agent::Call call;
+  Agent::OutgoingCall call;
   call.to = held.owner();
   call.kind = kRRefFetch;
   call.name = "to_here";

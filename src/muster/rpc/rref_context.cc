@@ -220,7 +220,7 @@ void RRefContext::follow(std::unique_lock<std::mutex> lock, bool lost_some) {
   const auto agent = agent_.lock();
   if (!agent || !agent->running()) return;
   for (const RRefMessage& message : to_send) {
-    Agent::Call call;
+    Agent::OutgoingCall call;
     call.to = message.to;
     call.kind = kRRefProtocol;
     call.fill = [&](Value& value, Passage&) { value.bytes = encode(message); };
@@ -260,7 +260,7 @@ RRefHold RRefContext::create_at(int to, std::string name,
   auto held = hold_locked(created->reference);
   lock.unlock();
   const RRefMessage message = created->message;
-  Agent::Call call;
+  Agent::OutgoingCall call;
   call.to = to;
   call.kind = kRRefCreate;
   call.name = std::move(name);

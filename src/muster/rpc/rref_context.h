@@ -22,10 +22,14 @@
 namespace muster::rpc {
 
 /// Message kinds of this layer.
-inline constexpr Kind kRRefCreate = Kind::rref_first;  ///< run a function and keep its result
-inline constexpr Kind kRRefProtocol = static_cast<Kind>(static_cast<int>(Kind::rref_first) + 1);
-inline constexpr Kind kRRefFetch = static_cast<Kind>(static_cast<int>(Kind::rref_first) + 2);
-inline constexpr Kind kRRefBackward = static_cast<Kind>(static_cast<int>(Kind::rref_first) + 3);
+inline constexpr MessageKind kRRefCreate =
+    MessageKind::rref_first;  ///< run a function and keep its result
+inline constexpr MessageKind kRRefProtocol =
+    static_cast<MessageKind>(static_cast<int>(MessageKind::rref_first) + 1);
+inline constexpr MessageKind kRRefFetch =
+    static_cast<MessageKind>(static_cast<int>(MessageKind::rref_first) + 2);
+inline constexpr MessageKind kRRefBackward =
+    static_cast<MessageKind>(static_cast<int>(MessageKind::rref_first) + 3);
 
 class RRefContext;
 /// A value kept here, or still being created.

@@ -255,8 +255,8 @@ TEST(RRef, TheEndLetsGoOfWhoWaitsForAValueThatNeverComes) {
             const auto agent = current_agent("test");
             if (rank == 0) owner = agent;
             if (rank == 1) {
-              for (const Kind kind : {kRRefFetch, kRRefBackward}) {
-                Agent::Call call;
+              for (const MessageKind kind : {kRRefFetch, kRRefBackward}) {
+                Agent::OutgoingCall call;
                 call.to = 0;
                 call.kind = kind;
                 call.fill = [](Value& value, Passage& passage) {

@@ -25,14 +25,14 @@ constexpr bool kKeeps = false;
 constexpr bool kKeeps = true;
 #endif
 
-struct Piece {
+struct SparePiece {
   c10::DataPtr memory;
   std::size_t bytes = 0;
 };
 
 struct Spares {
   std::mutex mutex;
-  std::vector<Piece> pieces;  // the latest last
+  std::vector<SparePiece> pieces;  // the latest last
   std::size_t bytes = 0;
 };
 Spares& spares() {
@@ -53,8 +53,8 @@ void advise(void* memory, std::size_t bytes, std::uintptr_t page, int advice) {
   if (end > begin) ::madvise(reinterpret_cast<void*>(begin), end - begin, advice);
 }
 
-void keep(Piece piece) {
-  std::vector<Piece> gone;  // freed without the lock
+void keep(SparePiece piece) {
+  std::vector<SparePiece> gone;  // freed without the lock
   auto& all = spares();
   // A forked child may have the lock for ever: then the memory is simply freed.
   const std::unique_lock lock(all.mutex, std::try_to_lock);
@@ -73,8 +73,9 @@ c10::DataPtr reuse(std::size_t bytes) {
   auto& all = spares();
   const std::unique_lock lock(all.mutex, std::try_to_lock);
   if (!lock.owns_lock()) return {};
-  const auto found = std::find_if(all.pieces.rbegin(), all.pieces.rend(),
-                                  [bytes](const Piece& piece) { return piece.bytes == bytes; });
+  const auto found =
+      std::find_if(all.pieces.rbegin(), all.pieces.rend(),
+                   [bytes](const SparePiece& piece) { return piece.bytes == bytes; });
   if (found == all.pieces.rend()) return {};
   c10::DataPtr memory = std::move(found->memory);
   all.bytes -= bytes;
@@ -83,7 +84,7 @@ c10::DataPtr reuse(std::size_t bytes) {
 }
 
 void let_go(void* context) {
-  keep(std::move(*std::unique_ptr<Piece>(static_cast<Piece*>(context))));
+  keep(std::move(*std::unique_ptr<SparePiece>(static_cast<SparePiece*>(context))));
 }
 
 }  // namespace
@@ -92,7 +93,7 @@ c10::DataPtr allocate_or_reuse(std::size_t bytes) {
   auto* allocator = c10::GetCPUAllocator();
   if (!kKeeps || bytes < fixed::kIoShare) return allocator->allocate(bytes);
   const std::size_t size = rounded(bytes);
-  auto piece = std::make_unique<Piece>();
+  auto piece = std::make_unique<SparePiece>();
   piece->bytes = size;
   piece->memory = reuse(size);
   if (!piece->memory) {

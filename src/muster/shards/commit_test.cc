@@ -37,7 +37,7 @@ class SocketExchange {
     }
   }
   /// In the process of that rank: it keeps its own ends.
-  Ranks of(int rank) {
+  SavingRanks of(int rank) {
     if (rank == 0) {
       leaf_.clear();
     } else {
@@ -91,15 +91,15 @@ class SocketExchange {
 pid_t start_rank(SocketExchange& exchange, int rank, const std::string& folder) {
   const pid_t child = ::fork();
   if (child != 0) return child;
-  const Ranks ranks = exchange.of(rank);
+  const SavingRanks ranks = exchange.of(rank);
   RankState state(Way::fsdp, rank, 2);
   state.fill();
   for (int round = 0;; ++round) {
-    const SaveOptions options{.path = folder + "/" + (round % 2 == 0 ? "same" : "kept-") +
-                                      (round % 2 == 0 ? "" : std::to_string(round)),
-                              .step = round,
-                              .keep_last = 3,
-                              .durable = false};
+    const CommitOptions options{.path = folder + "/" + (round % 2 == 0 ? "same" : "kept-") +
+                                        (round % 2 == 0 ? "" : std::to_string(round)),
+                                .step = round,
+                                .keep_last = 3,
+                                .durable = false};
     if (!save(state.shards, state.data(), "{}", options, ranks).ok()) ::_exit(0);
   }
 }
@@ -238,7 +238,7 @@ TEST(Commit, KeepsTheLast) {
 }
 
 /// One rank that writes one tensor.
-Status save_bytes(const std::vector<std::byte>& bytes, const SaveOptions& options) {
+Status save_bytes(const std::vector<std::byte>& bytes, const CommitOptions& options) {
   const Extent sizes{static_cast<std::int64_t>(bytes.size())};
   return save({{"t", "U8", sizes, {box_of(sizes)}}}, {bytes.data()}, "{}", options, {});
 }
@@ -305,7 +305,7 @@ TEST(Commit, OrderIsThatOfTheCommits) {
 TEST(Commit, RankZeroSeesAllFiles) {
   const TemporaryFolder folder("muster-shards-");
   std::filesystem::create_directories(folder.path() + "/elsewhere/c.saving");
-  on_threads(2, [&](const Ranks& ranks) {
+  on_threads(2, [&](const SavingRanks& ranks) {
     RankState state(Way::fsdp, ranks.rank, ranks.size);
     auto plan = plan_save(state.shards, {.path = folder.path() + "/c", .durable = false}, ranks);
     ASSERT_TRUE(plan.ok()) << plan.status().message();
@@ -323,9 +323,9 @@ TEST(Commit, RankZeroSeesAllFiles) {
 TEST(Commit, AFailedSaveLeavesNothing) {
   const TemporaryFolder folder("muster-shards-");
   const std::string path = folder.path() + "/c";
-  on_threads(2, [&](const Ranks& ranks) {
+  on_threads(2, [&](const SavingRanks& ranks) {
     RankState state(Way::fsdp, ranks.rank, ranks.size);
-    const SaveOptions options{.path = path, .step = {}, .durable = false};
+    const CommitOptions options{.path = path, .step = {}, .durable = false};
     const Status before = ranks.rank == 1 ? Status(Code::invalid_argument, "no state") : Status();
     EXPECT_FALSE(plan_save(state.shards, options, ranks, before).ok());
     if (ranks.rank == 0) {
@@ -342,9 +342,10 @@ TEST(Commit, AFailedSaveLeavesNothing) {
       EXPECT_FALSE(exists(path + ".saving"));
     }
   });
-  const Ranks alone{0, 2, [](const std::string&) {
-                      return Result<std::vector<std::string>>(Status(Code::peer_failed, "gone"));
-                    }};
+  const SavingRanks alone{
+      0, 2, [](const std::string&) {
+        return Result<std::vector<std::string>>(Status(Code::peer_failed, "gone"));
+      }};
   EXPECT_FALSE(plan_save({}, {.path = path, .durable = false}, alone).ok());
   EXPECT_EQ(unfinished_in(folder.path()), std::vector{path + ".saving"});
 }
@@ -400,9 +401,9 @@ TEST(Commit, RefusesWhatIsInTheWay) {
   const TemporaryFolder folder("muster-shards-");
   std::filesystem::create_directory(folder.path() + "/c");
   write_contents(folder.path() + "/c/precious.txt", "text");
-  on_threads(3, [&](const Ranks& ranks) {
+  on_threads(3, [&](const SavingRanks& ranks) {
     RankState state(Way::ddp, ranks.rank, ranks.size);
-    const auto saved = [&](const SaveOptions& options) {
+    const auto saved = [&](const CommitOptions& options) {
       return save(state.shards, state.data(), "{}", options, ranks).message();
     };
     EXPECT_NE(saved({.path = folder.path() + "/c", .step = {}}).find("not replaced"),

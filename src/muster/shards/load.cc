@@ -139,7 +139,7 @@ Status Reader::read_piece(const StoredTensor& tensor, const StoredPiece& piece, 
   return {};
 }
 
-Status agree_on_index(const Ranks& ranks, const Status& mine, const std::string& digest) {
+Status agree_on_index(const SavingRanks& ranks, const Status& mine, const std::string& digest) {
   const auto digests = exchange_or_fail(ranks, mine, digest);
   if (!digests) return digests.status();
   for (std::size_t rank = 1; rank < digests->size(); ++rank)

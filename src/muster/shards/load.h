@@ -43,7 +43,7 @@ class Reader {
 
 /// Collective: whether all ranks have opened the same checkpoint. `mine`: why this rank has none;
 /// `digest`: its index's. Fails on all ranks where one has none or another one.
-Status agree_on_index(const Ranks& ranks, const Status& mine, const std::string& digest);
+Status agree_on_index(const SavingRanks& ranks, const Status& mine, const std::string& digest);
 
 /// Everything that is wrong with a checkpoint's files, a sentence each that names file and tensor;
 /// empty where every byte is as it was saved.

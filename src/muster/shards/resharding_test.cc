@@ -54,7 +54,7 @@ TEST(Resharding, ARankReadsOnlyItsBytes) {
   const TemporaryFolder folder("muster-shards-");
   const Extent sizes{64, 4096};
   const std::vector<std::byte> memory(64 * 4096 * 4, std::byte{7});
-  const SaveOptions options{.path = folder.path() + "/c", .step = {}, .durable = false};
+  const CommitOptions options{.path = folder.path() + "/c", .step = {}, .durable = false};
   const Shard whole{"w", "F32", sizes, {box_of(sizes)}};
   ASSERT_TRUE(save({whole}, {memory.data()}, "{}", options, {}).ok());
   const auto index = open_index(options.path);
@@ -71,7 +71,7 @@ TEST(Resharding, ARankReadsOnlyItsBytes) {
 // spec: S1 what is to be loaded and is not there, or is another, is named
 TEST(Resharding, WhatDoesNotFitIsNamed) {
   const TemporaryFolder folder("muster-shards-");
-  const SaveOptions options{.path = folder.path() + "/c", .step = {}, .durable = false};
+  const CommitOptions options{.path = folder.path() + "/c", .step = {}, .durable = false};
   save_as(Way::plain, 1, options);
   const auto index = open_index(options.path);
   ASSERT_TRUE(index.ok());

@@ -23,7 +23,7 @@ Status refuse_save(const std::string& why) {
   return {Code::invalid_argument, "checkpoint: " + why};
 }
 
-std::string staging_of(const SaveOptions& options) { return options.path + kSaving; }
+std::string staging_of(const CommitOptions& options) { return options.path + kSaving; }
 
 bool is_link(const std::string& path) {
   std::error_code error;
@@ -59,7 +59,7 @@ Status check_only_own_files(const std::string& path) {
 }
 
 /// Rank 0's part of the beginning.
-Status make_staging(const SaveOptions& options) {
+Status make_staging(const CommitOptions& options) {
   const std::string index = options.path + "/" + kIndexName;
   for (const std::string& path : {options.path, staging_of(options)})
     if (is_link(path)) return refuse_link(path);
@@ -162,7 +162,7 @@ Status check_files(const std::string& staging, const Index& index) {
 /// Rank 0's part of the end, up to the commit.
 Status commit(const PlannedSave& plan, const std::vector<std::string>& parts,
               const std::string& values) {
-  const SaveOptions& options = plan.options;
+  const CommitOptions& options = plan.options;
   const std::string staging = staging_of(options);
   Index index;
   index.step = options.step;
@@ -192,7 +192,7 @@ std::int64_t last_change_ns(const std::string& folder) {
 }
 
 /// Rank 0's part after the commit: removes what was replaced and what is more than `keep_last`.
-Status clean_up(const SaveOptions& options) {
+Status clean_up(const CommitOptions& options) {
   const std::string folder = folder_of(options.path);
   if (options.durable)
     if (Status done = sync_folder(folder); !done) return done;
@@ -218,7 +218,7 @@ Status clean_up(const SaveOptions& options) {
 /// An exchange that tells whether all ranks took part in the last one: then none of them writes.
 class NotedExchange {
  public:
-  explicit NotedExchange(const Ranks& ranks) : all_took_part_(ranks.size == 1) {
+  explicit NotedExchange(const SavingRanks& ranks) : all_took_part_(ranks.size == 1) {
     ranks_ = {ranks.rank, ranks.size, [this, &ranks](const std::string& mine) {
                 auto all = ranks.exchange(mine);
                 all_took_part_ = all.ok();
@@ -228,16 +228,16 @@ class NotedExchange {
   NotedExchange(const NotedExchange&) = delete;
   NotedExchange& operator=(const NotedExchange&) = delete;
 
-  const Ranks& ranks() const { return ranks_; }
+  const SavingRanks& ranks() const { return ranks_; }
   /// Rank 0 removes the staging folder of a save that failed, unless a rank may still write there.
-  void remove_staging(const SaveOptions& options) const {
+  void remove_staging(const CommitOptions& options) const {
     if (ranks_.rank == 0 && all_took_part_)
       static_cast<void>(remove_checkpoint(staging_of(options)));
   }
 
  private:
   bool all_took_part_;
-  Ranks ranks_;
+  SavingRanks ranks_;
 };
 
 std::vector<std::string> folders_in(const std::string& folder) {
@@ -252,7 +252,7 @@ std::vector<std::string> folders_in(const std::string& folder) {
 
 }  // namespace
 
-Result<std::vector<std::string>> exchange_or_fail(const Ranks& ranks, const Status& mine,
+Result<std::vector<std::string>> exchange_or_fail(const SavingRanks& ranks, const Status& mine,
                                                   const std::string& text) {
   if (ranks.size == 1) {
     if (!mine) return mine;
@@ -283,8 +283,8 @@ std::int64_t PlannedSave::bytes_of(const WrittenPiece& piece) {
   return piece.box.elements() * element_bytes(piece.dtype);
 }
 
-Result<PlannedSave> plan_save(const std::vector<Shard>& shards, const SaveOptions& options,
-                              const Ranks& ranks, const Status& before) {
+Result<PlannedSave> plan_save(const std::vector<Shard>& shards, const CommitOptions& options,
+                              const SavingRanks& ranks, const Status& before) {
   PlannedSave plan{.options = options, .files = {}};
   plan.options.path = without_slash(options.path);
   Status mine = before;
@@ -312,7 +312,7 @@ Result<PlannedSave> plan_save(const std::vector<Shard>& shards, const SaveOption
 }
 
 Status finish_save(const PlannedSave& plan, const std::vector<const std::byte*>& data,
-                   const std::string& values, const Ranks& ranks) {
+                   const std::string& values, const SavingRanks& ranks) {
   Index part;
   const Status written = write_files(plan, ranks.rank, data, part);
   // The names of the files are in the folder's own memory, which rank 0 brings to the disk with the
@@ -337,7 +337,7 @@ Status finish_save(const PlannedSave& plan, const std::vector<const std::byte*>&
 }
 
 Status save(const std::vector<Shard>& shards, const std::vector<const std::byte*>& data,
-            const std::string& values, const SaveOptions& options, const Ranks& ranks) {
+            const std::string& values, const CommitOptions& options, const SavingRanks& ranks) {
   const auto plan = plan_save(shards, options, ranks);
   if (!plan) return plan.status();
   std::vector<const std::byte*> of_pieces;

@@ -23,17 +23,17 @@ namespace muster::shards {
 /// gone.
 using Exchange = std::function<Result<std::vector<std::string>>(const std::string& mine)>;
 
-struct Ranks {
+struct SavingRanks {
   int rank = 0;
   int size = 1;
   Exchange exchange = {};  ///< not called where size is 1
 };
 
 /// Each rank's text; or on all ranks the first failure, naming its rank. Collective.
-Result<std::vector<std::string>> exchange_or_fail(const Ranks& ranks, const Status& mine,
+Result<std::vector<std::string>> exchange_or_fail(const SavingRanks& ranks, const Status& mine,
                                                   const std::string& text);
 
-struct SaveOptions {
+struct CommitOptions {
   std::string path;                       ///< the folder of this checkpoint
   std::optional<std::int64_t> step = {};  ///< stored, and shown by `muster checkpoint`
   bool overwrite = true;                  ///< else a checkpoint at `path` is refused
@@ -43,7 +43,7 @@ struct SaveOptions {
 
 /// What this rank writes, and in which order; `files` of all ranks.
 struct PlannedSave {
-  SaveOptions options;
+  CommitOptions options;
   std::vector<WrittenFile> files;
 
   /// This rank's pieces, in the order in which they are written.
@@ -53,17 +53,17 @@ struct PlannedSave {
 
 /// Collective: agrees who writes what, and makes the folder. Brief: no tensor is looked at.
 /// `before`: why this rank has no shards; then it fails on all ranks.
-Result<PlannedSave> plan_save(const std::vector<Shard>& shards, const SaveOptions& options,
-                              const Ranks& ranks, const Status& before = {});
+Result<PlannedSave> plan_save(const std::vector<Shard>& shards, const CommitOptions& options,
+                              const SavingRanks& ranks, const Status& before = {});
 
 /// Collective: writes and commits. `data[i]`: the bytes of `pieces_of(rank)[i]`, which stay as they
 /// are until it returns. `values`: JSON; rank 0's counts.
 Status finish_save(const PlannedSave& plan, const std::vector<const std::byte*>& data,
-                   const std::string& values, const Ranks& ranks);
+                   const std::string& values, const SavingRanks& ranks);
 
 /// The two at once; `data[i]`: the memory of `shards[i]`.
 Status save(const std::vector<Shard>& shards, const std::vector<const std::byte*>& data,
-            const std::string& values, const SaveOptions& options, const Ranks& ranks);
+            const std::string& values, const CommitOptions& options, const SavingRanks& ranks);
 
 /// The folders in `folder` that are checkpoints, oldest first, by the time of their commit.
 std::vector<std::string> checkpoints_in(const std::string& folder);

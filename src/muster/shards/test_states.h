@@ -150,7 +150,7 @@ class ThreadExchange {
  public:
   explicit ThreadExchange(int ranks) : ranks_(ranks), texts_(static_cast<std::size_t>(ranks)) {}
 
-  Ranks of(int rank) {
+  SavingRanks of(int rank) {
     return {rank, ranks_, [this, rank](const std::string& mine) { return exchange(rank, mine); }};
   }
 
@@ -186,8 +186,8 @@ void on_threads(int count, Body body) {
   for (auto& thread : threads) thread.join();
 }
 
-inline void save_as(Way way, int count, const SaveOptions& options) {
-  on_threads(count, [&](const Ranks& ranks) {
+inline void save_as(Way way, int count, const CommitOptions& options) {
+  on_threads(count, [&](const SavingRanks& ranks) {
     RankState state(way, ranks.rank, ranks.size);
     state.fill();
     const Status saved = save(state.shards, state.data(), "{}", options, ranks);

@@ -11,7 +11,7 @@
 namespace muster::shm {
 
 /// Where the awaited members run.
-enum class Missing : std::uint8_t {
+enum class MissingPeers : std::uint8_t {
   nobody,
   elsewhere,  ///< all on other processors than this member's
   here,       ///< at least one may need this processor
@@ -19,12 +19,12 @@ enum class Missing : std::uint8_t {
 
 /// Among the members in [first, last).
 template <class IsMissing, class IsElsewhere>
-Missing missing_among(int first, int last, IsMissing is_missing, IsElsewhere is_elsewhere) {
-  Missing found = Missing::nobody;
+MissingPeers missing_among(int first, int last, IsMissing is_missing, IsElsewhere is_elsewhere) {
+  MissingPeers found = MissingPeers::nobody;
   for (int member = first; member < last; ++member) {
     if (!is_missing(member)) continue;
-    if (!is_elsewhere(member)) return Missing::here;
-    found = Missing::elsewhere;
+    if (!is_elsewhere(member)) return MissingPeers::here;
+    found = MissingPeers::elsewhere;
   }
   return found;
 }

@@ -44,7 +44,7 @@ class GroupSegment {
   }
   std::byte* slot(int member) const { return slot(member, sequence_); }
   /// The table at the start of that slot, one slice per member.
-  Slice* table(int member) const { return reinterpret_cast<Slice*>(slot(member)); }
+  ReaderSlice* table(int member) const { return reinterpret_cast<ReaderSlice*>(slot(member)); }
   std::byte* window(int member, std::size_t number) const {
     return base_ + layout_.window(member, number);
   }
@@ -52,8 +52,8 @@ class GroupSegment {
     return base_ + layout_.result(member, number);
   }
 
-  Progress& progress(int member) const {
-    return *reinterpret_cast<Progress*>(base_ + layout_.progress(member));
+  MemberProgress& progress(int member) const {
+    return *reinterpret_cast<MemberProgress*>(base_ + layout_.progress(member));
   }
   Position counter(int member, Counter counter) const {
     return progress(member).counters[static_cast<int>(counter)].load(std::memory_order_acquire);

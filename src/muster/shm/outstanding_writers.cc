@@ -3,7 +3,7 @@
 namespace muster::shm {
 
 bool OutstandingWriters::operator()() {
-  std::erase_if(peers_, [](const Peer& peer) {
+  std::erase_if(peers_, [](const WriterPeer& peer) {
     return reached(
                peer.progress->counters[static_cast<int>(peer.done)].load(std::memory_order_acquire),
                peer.end) ||

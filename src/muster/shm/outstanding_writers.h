@@ -14,24 +14,25 @@ namespace muster::shm {
 /// dead only when its process has ended; a silent peer may just be stopped.
 class OutstandingWriters {
  public:
-  /// `region` keeps `Progress` mapped. (The segment of a failed group is not freed.)
+  /// `region` keeps `MemberProgress` mapped. (The segment of a failed group is not freed.)
   explicit OutstandingWriters(std::shared_ptr<void> region) : region_(std::move(region)) {}
   /// `peer` has finished once its counter `done` has reached `end`.
-  void add(const Progress& peer, Counter done, Position end, std::shared_ptr<ProcessEnd> process) {
+  void add(const MemberProgress& peer, Counter done, Position end,
+           std::shared_ptr<ProcessEnd> process) {
     peers_.push_back({&peer, done, end, std::move(process)});
   }
   /// Whether any peer may still store. Never true again after it has returned false.
   bool operator()();
 
  private:
-  struct Peer {
-    const Progress* progress;
+  struct WriterPeer {
+    const MemberProgress* progress;
     Counter done;
     Position end;
     std::shared_ptr<ProcessEnd> process;
   };
   std::shared_ptr<void> region_;
-  std::vector<Peer> peers_;
+  std::vector<WriterPeer> peers_;
 };
 
 }  // namespace muster::shm

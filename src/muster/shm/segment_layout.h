@@ -109,7 +109,7 @@ enum class Counter : std::uint8_t {
 };
 inline constexpr int kCounters = 3;  // limit: of the enum
 
-struct alignas(2 * kCacheLine) Progress {
+struct alignas(2 * kCacheLine) MemberProgress {
   std::atomic<Position> counters[kCounters];
   /// Like Line::seen; updated while the member waits for a free line.
   std::atomic<std::uint64_t> seen;
@@ -122,14 +122,14 @@ struct alignas(2 * kCacheLine) Progress {
 };
 
 /// An entry of the table at the start of a slot, for operations with a slice per member.
-struct Slice {
+struct ReaderSlice {
   std::uint64_t bytes;
   std::uint64_t where;  ///< byte of the slot, arena offset, or address
   BufferLocation location;
   bool granted;  ///< in the arena, and its only reader reclaims its lines
   std::byte spare[6];
 };
-static_assert(sizeof(Slice) == 24);
+static_assert(sizeof(ReaderSlice) == 24);
 
 constexpr std::size_t align_up(std::size_t value, std::size_t to) {
   return (value + to - 1) / to * to;
@@ -139,14 +139,14 @@ struct SegmentLayout {
   explicit constexpr SegmentLayout(int size)
       : members(static_cast<std::size_t>(size)),
         slots(wide() ? fixed::kRegionSlots / 4 : fixed::kRegionSlots),
-        table_bytes(align_up(members * sizeof(Slice), kCacheLine)),
+        table_bytes(align_up(members * sizeof(ReaderSlice), kCacheLine)),
         slot_bytes(align_up(fixed::kSlotBytes + table_bytes, kCacheLine)),
         window_bytes(wide() ? std::max(fixed::kWindowBytes / 2,
                                        members * kCacheLine)  // no column is empty
                             : fixed::kWindowBytes),
         column_bytes(window_bytes / members / kCacheLine * kCacheLine),
         result_bytes(align_up((window_bytes + members - 1) / members, kCacheLine)),
-        lines_stride(slots * sizeof(Line) + sizeof(Progress)),
+        lines_stride(slots * sizeof(Line) + sizeof(MemberProgress)),
         staging(align_up(members * lines_stride, kPage)),
         staging_stride(
             align_up(slots * slot_bytes + fixed::kWindows * (window_bytes + result_bytes), kPage)),

@@ -11,10 +11,10 @@ namespace muster::store {
 /// Chosen by whoever asks; unique among requests that wait.
 using Ticket = std::uint64_t;
 
-struct Answer {
+struct TicketReply {
   Ticket ticket = 0;
   Reply reply;
 };
-using Answers = std::vector<Answer>;
+using Answers = std::vector<TicketReply>;
 
 }  // namespace muster::store

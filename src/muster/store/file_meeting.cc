@@ -50,10 +50,10 @@ Status get_status(ByteReader& in) {
 FileMeeting::FileMeeting(const Request& request)
     : op_(request.op),
       key_(request.keys[0]),
-      name_((request.op == Op::barrier ? "b" : "g") + key_),
+      name_((request.op == StoreOp::barrier ? "b" : "g") + key_),
       index_(request.index),
       members_(request.members),
-      value_(request.op == Op::all_gather ? request.values[0] : std::string_view()) {}
+      value_(request.op == StoreOp::all_gather ? request.values[0] : std::string_view()) {}
 
 std::string FileMeeting::value_key(std::uint64_t round, std::int32_t index) const {
   ByteWriter out;
@@ -109,7 +109,7 @@ bool FileMeeting::arrive(FileLog::Transaction& file) {
                                    "; all must give the same number");
     return false;
   }
-  if (op_ == Op::barrier) index_ = static_cast<std::int32_t>(round.present.size());
+  if (op_ == StoreOp::barrier) index_ = static_cast<std::int32_t>(round.present.size());
   if (std::find(round.present.begin(), round.present.end(), index_) != round.present.end()) {
     reply_.status = Status(Code::mismatch,
                            call + ": index " + std::to_string(index_) +
@@ -118,7 +118,7 @@ bool FileMeeting::arrive(FileLog::Transaction& file) {
   }
   round_ = round.number;
   round.present.push_back(index_);
-  if (op_ == Op::all_gather) file.put(value_key(round_, index_), value_);
+  if (op_ == StoreOp::all_gather) file.put(value_key(round_, index_), value_);
   if (static_cast<std::int32_t>(round.present.size()) == round.members) {
     end(file, round, {});
   } else {
@@ -138,7 +138,8 @@ void FileMeeting::forget(FileLog::Transaction& file, const Round& round) const {
   };
   erase(outcome_key(old));
   std::int32_t index = 0;
-  while (op_ == Op::all_gather && (erase(value_key(old, index)) || index < round.members)) ++index;
+  while (op_ == StoreOp::all_gather && (erase(value_key(old, index)) || index < round.members))
+    ++index;
 }
 
 void FileMeeting::end(FileLog::Transaction& file, Round& round, const Status& outcome) {
@@ -147,7 +148,7 @@ void FileMeeting::end(FileLog::Transaction& file, Round& round, const Status& ou
   file.put(outcome_key(round.number), out.view());
   forget(file, round);
   round.untold.clear();
-  if (!outcome.ok() && op_ == Op::all_gather)
+  if (!outcome.ok() && op_ == StoreOp::all_gather)
     round.untold.assign(outcome.ranks().begin(), outcome.ranks().end());
   round.cause = outcome;
   round.present.clear();
@@ -161,7 +162,7 @@ bool FileMeeting::finished(const FileLog::Map& map) {
   ByteReader in(found->second);
   const Status outcome = get_status(in);
   reply_ = {outcome, 0, {}};
-  if (outcome.ok() && op_ == Op::all_gather) {
+  if (outcome.ok() && op_ == StoreOp::all_gather) {
     for (std::int32_t index = 0; index < members_; ++index) {
       const auto value = map.find(value_key(round_, index));
       reply_.values.push_back(
@@ -178,7 +179,7 @@ void FileMeeting::give_up(FileLog::Transaction& file, Duration waited) {
                      "): " + std::to_string(round.present.size()) + " of " +
                      std::to_string(round.members) + " members came within " + describe(waited);
   std::vector<int> absent;
-  for (std::int32_t index = 0; index < round.members && op_ == Op::all_gather; ++index) {
+  for (std::int32_t index = 0; index < round.members && op_ == StoreOp::all_gather; ++index) {
     if (std::find(round.present.begin(), round.present.end(), index) == round.present.end())
       absent.push_back(index);
   }

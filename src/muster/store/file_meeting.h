@@ -35,7 +35,7 @@ class FileMeeting {
   std::string value_key(std::uint64_t round, std::int32_t index) const;
   std::string outcome_key(std::uint64_t round) const;
 
-  Op op_;
+  StoreOp op_;
   std::string key_;   // the caller's key
   std::string name_;  // name of its records in the file
   std::int32_t index_;

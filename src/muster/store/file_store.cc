@@ -86,36 +86,36 @@ Reply append(Transaction& file, std::string_view key, std::string_view value) {
 Reply execute(Transaction& file, const Request& request) {
   const std::string_view key = request.keys.empty() ? std::string_view() : request.keys[0];
   switch (request.op) {
-    case Op::set: file.put(user_key(key), request.values[0]); return {};
-    case Op::multi_set:
+    case StoreOp::set: file.put(user_key(key), request.values[0]); return {};
+    case StoreOp::multi_set:
       for (std::size_t i = 0; i < request.keys.size(); ++i)
         file.put(user_key(request.keys[i]), request.values[i]);
       return {};
-    case Op::add: return add(file, key, request.number);
-    case Op::compare_set: return compare_set(file, key, request.values[0], request.values[1]);
-    case Op::append: return append(file, key, request.values[0]);
-    case Op::queue_push: {
+    case StoreOp::add: return add(file, key, request.number);
+    case StoreOp::compare_set: return compare_set(file, key, request.values[0], request.values[1]);
+    case StoreOp::append: return append(file, key, request.values[0]);
+    case StoreOp::queue_push: {
       Queue queue = read_queue(file, key);
       file.put(queue_entry(key, queue.end++), request.values[0]);
       write_queue(file, key, queue);
       return {{}, static_cast<std::int64_t>(queue.end - queue.first), {}};
     }
-    case Op::queue_len: {
+    case StoreOp::queue_len: {
       const Queue queue = read_queue(file, key);
       return {{}, static_cast<std::int64_t>(queue.end - queue.first), {}};
     }
-    case Op::num_keys:
+    case StoreOp::num_keys:
       return {{},
               std::count_if(file.map().begin(), file.map().end(),
                             [](const auto& entry) { return is_user_key(entry.first); }),
               {}};
-    case Op::check: {
+    case StoreOp::check: {
       const bool all =
           std::all_of(request.keys.begin(), request.keys.end(),
                       [&](std::string_view each) { return file.find(user_key(each)) != nullptr; });
       return {{}, all ? 1 : 0, {}};
     }
-    case Op::list_keys: {
+    case StoreOp::list_keys: {
       Reply reply;
       for (const auto& [name, value] : file.map()) {
         if (is_user_key(name)) reply.values.push_back(shared(std::string_view(name).substr(1)));
@@ -132,7 +132,7 @@ Reply execute(Transaction& file, const Request& request) {
 std::optional<Reply> attempt(Transaction& file, const Request& request,
                              std::vector<std::string_view>& missing) {
   missing.clear();
-  if (request.op == Op::queue_pop) {
+  if (request.op == StoreOp::queue_pop) {
     Queue queue = read_queue(file, request.keys[0]);
     if (queue.first == queue.end) return std::nullopt;
     const std::string entry = queue_entry(request.keys[0], queue.first++);
@@ -145,7 +145,7 @@ std::optional<Reply> attempt(Transaction& file, const Request& request,
   for (const std::string_view key : request.keys) {
     const std::string* value = file.find(user_key(key));
     if (value == nullptr) missing.push_back(key);
-    if (value != nullptr && request.op != Op::wait && missing.empty())
+    if (value != nullptr && request.op != StoreOp::wait && missing.empty())
       reply.values.push_back(shared(*value));
   }
   if (!missing.empty()) return std::nullopt;
@@ -155,10 +155,10 @@ std::optional<Reply> attempt(Transaction& file, const Request& request,
 Status timeout_of(const Request& request, const std::vector<std::string_view>& missing,
                   Duration waited) {
   const std::string time = describe(waited);
-  if (request.op == Op::get)
+  if (request.op == StoreOp::get)
     return Status(Code::timed_out,
                   "get(" + quoted(request.keys[0]) + "): nobody set this key within " + time);
-  if (request.op == Op::queue_pop)
+  if (request.op == StoreOp::queue_pop)
     return Status(Code::timed_out, "queue_pop(" + quoted(request.keys[0]) +
                                        "): nothing came into the queue within " + time);
   return Status(Code::timed_out,
@@ -168,11 +168,11 @@ Status timeout_of(const Request& request, const std::vector<std::string_view>& m
 }
 
 /// Runs once, when the last of an object's clones goes.
-class Membership {
+class FileMembership {
  public:
-  Membership(std::shared_ptr<FileLog> log, std::function<void(FileLog&)> goodbye)
+  FileMembership(std::shared_ptr<FileLog> log, std::function<void(FileLog&)> goodbye)
       : log_(std::move(log)), goodbye_(std::move(goodbye)) {}
-  ~Membership() {
+  ~FileMembership() {
     if (goodbye_ && !mark_.forked()) goodbye_(*log_);
   }
   FileLog& log() { return *log_; }
@@ -185,7 +185,7 @@ class Membership {
 
 class FileBackedStore final : public RequestStore<Store> {
  public:
-  FileBackedStore(std::shared_ptr<Membership> membership, Duration timeout)
+  FileBackedStore(std::shared_ptr<FileMembership> membership, Duration timeout)
       : RequestStore(timeout), membership_(std::move(membership)) {}
 
   Result<bool> delete_key(std::string_view key) override {
@@ -201,12 +201,12 @@ class FileBackedStore final : public RequestStore<Store> {
  protected:
   Reply call(const Request& request) override {
     switch (request.op) {
-      case Op::get:
-      case Op::wait:
-      case Op::multi_get:
-      case Op::queue_pop: return call_waiting(request);
-      case Op::barrier:
-      case Op::all_gather: return call_meeting(request);
+      case StoreOp::get:
+      case StoreOp::wait:
+      case StoreOp::multi_get:
+      case StoreOp::queue_pop: return call_waiting(request);
+      case StoreOp::barrier:
+      case StoreOp::all_gather: return call_meeting(request);
       default: break;
     }
     Reply reply;
@@ -223,7 +223,7 @@ class FileBackedStore final : public RequestStore<Store> {
     const TimePoint begin = steady_clock().now();
     std::optional<Reply> reply;
     std::vector<std::string_view> missing(request.keys);
-    const bool once = request.op == Op::queue_pop && request.number == 0;
+    const bool once = request.op == StoreOp::queue_pop && request.number == 0;
     const Status done = log().transact_until(deadline_after(steady_clock(), request.timeout),
                                              [&](Transaction& file) {
                                                reply = attempt(file, request, missing);
@@ -257,7 +257,7 @@ class FileBackedStore final : public RequestStore<Store> {
     return std::move(meeting.reply());
   }
 
-  std::shared_ptr<Membership> membership_;
+  std::shared_ptr<FileMembership> membership_;
 };
 
 /// One more of `world_size` users has finished; the last removes the file.
@@ -278,7 +278,7 @@ void count_out(FileLog& log, int world_size) {
 std::shared_ptr<Store> make_file_store_over(std::shared_ptr<FileLog> log, Duration timeout,
                                             std::function<void(FileLog&)> goodbye) {
   return std::make_shared<FileBackedStore>(
-      std::make_shared<Membership>(std::move(log), std::move(goodbye)), timeout);
+      std::make_shared<FileMembership>(std::move(log), std::move(goodbye)), timeout);
 }
 
 Result<std::shared_ptr<Store>> make_file_store(std::string path, int world_size, Duration timeout) {

@@ -214,7 +214,7 @@ TEST_F(FileStoreTest, LockedByAnother) {
 TEST_F(FileStoreTest, MeetingsNoticeMisuse) {
   const auto log = *FileLog::open(path);
   const auto gather = [](int index, int members) {
-    return FileMeeting({.op = Op::all_gather,
+    return FileMeeting({.op = StoreOp::all_gather,
                         .index = index,
                         .members = members,
                         .keys = {"key"},

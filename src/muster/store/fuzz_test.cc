@@ -38,7 +38,7 @@ std::string any_request(Fuzz& fuzz, std::uint64_t id) {
       "\xff\x00", "j/trace/1", "j/trace/ask/1", "j/trace/answer/i/1"};
   const auto text = [&] { return kTexts[fuzz.below(std::size(kTexts))]; };
   Request request;
-  request.op = static_cast<Op>(fuzz.below(kLastOp + 3));
+  request.op = static_cast<StoreOp>(fuzz.below(kLastOp + 3));
   request.timeout = Duration(fuzz.one_in(3) ? kNumbers[fuzz.below(std::size(kNumbers))]
                                             : static_cast<std::int64_t>(fuzz.below(1000)));
   request.number = fuzz.one_in(4) ? static_cast<std::int64_t>(fuzz.word())
@@ -101,7 +101,7 @@ TEST(StoreProtocolFuzz, StreamsAreCutIntoTheirFrames) {
     }
     const bool lies = fuzz.one_in(2);
     if (lies) stream = fuzz.damaged(stream);
-    FrameReader reader;
+    RequestFrames reader;
     std::vector<std::string> got;
     for (const auto piece : fuzz.pieces(stream)) {
       reader.feed(as_bytes(piece));
@@ -150,7 +150,7 @@ TEST(StoreServerFuzz, ObserversWriteNothing) {
   bench.replies(friendly);
   const Handshake::Hello hello{
       .role = Handshake::Role::observer, .job = "looked at", .build = kStoreBuild};
-  const auto keys = whole({.op = Op::list_keys}, 1);
+  const auto keys = whole({.op = StoreOp::list_keys}, 1);
   const auto state = [&] {
     std::vector<std::string> all;
     bench.feed(friendly, keys + bench::get("a", 2) + bench::get("b", 3) + bench::get("count", 4) +
@@ -181,7 +181,7 @@ TEST(StoreServerFuzz, StrangersGetNowhereOverTcp) {
   Bench bench;
   const Handshake::Hello hello{.job = "job", .build = kStoreBuild};
   for (testing::FuzzRun run(500); run.goes_on();) {
-    const auto stranger = bench.open(Bench::Way::tcp);
+    const auto stranger = bench.open(Bench::ListenerWay::tcp);
     TlsSession guess(TlsSession::Side::connector, hello, Secret::given("a guess of the secret"));
     std::string bytes = fuzz.one_in(4)   ? fuzz.noise(300)
                         : fuzz.one_in(2) ? guess.take_output() + fuzz.noise(64)

@@ -19,7 +19,7 @@ std::string random_token() {
   return std::string(as_text(token));
 }
 
-Status explain(const Status& status, int rank, const JoinOptions& options) {
+Status explain(const Status& status, int rank, const MeetingOptions& options) {
   const std::string what = cannot_join(rank, options) + ": ";
   switch (status.code()) {
     case Code::timed_out:
@@ -57,12 +57,12 @@ std::string job_of(std::string_view join_key, std::string_view all_tokens) {
          hexadecimal(short_hash(all_tokens));
 }
 
-std::string cannot_join(int rank, const JoinOptions& options) {
+std::string cannot_join(int rank, const MeetingOptions& options) {
   const std::string who = rank < 0 ? "this process" : "rank " + std::to_string(rank);
   return who + " of " + std::to_string(options.world_size) + " cannot join " + options.where;
 }
 
-Result<Rendezvous> join(const std::shared_ptr<Store>& store, const JoinOptions& options) {
+Result<Rendezvous> join(const std::shared_ptr<Store>& store, const MeetingOptions& options) {
   // The meeting leaves nothing behind in the store, so a process that tries again, or a second run
   // on the same store, finds no old marks. What the members throw together makes a name that nobody
   // had before.

@@ -9,7 +9,7 @@
 
 namespace muster::store {
 
-struct JoinOptions {
+struct MeetingOptions {
   int rank = -1;  ///< -1: the lowest free rank
   int world_size = 1;
   std::string group_name;
@@ -29,16 +29,16 @@ std::string job_of(std::string_view join_key, std::string_view all_tokens);
 
 /// "rank 1 of 4 cannot join the job at tcp://host:port", for messages; "this process of 4" if the
 /// rank is to be assigned.
-std::string cannot_join(int rank, const JoinOptions& options);
+std::string cannot_join(int rank, const MeetingOptions& options);
 
 /// Fills store (with a prefix unique to this run), rank, world_size and job. Fails at the deadline
 /// with Code::timed_out naming the missing ranks, and with Code::mismatch on a duplicate rank or a
 /// different world size.
-Result<Rendezvous> join(const std::shared_ptr<Store>& store, const JoinOptions& options);
+Result<Rendezvous> join(const std::shared_ptr<Store>& store, const MeetingOptions& options);
 
 // Rendezvous by file and by multicast. `rank` may be -1.
-Result<Rendezvous> rendezvous_by_file(const std::string& path, JoinOptions options);
+Result<Rendezvous> rendezvous_by_file(const std::string& path, MeetingOptions options);
 Result<Rendezvous> rendezvous_by_multicast(const std::string& host, std::uint16_t port,
-                                           JoinOptions options);
+                                           MeetingOptions options);
 
 }  // namespace muster::store

@@ -56,20 +56,20 @@ Result<LeaseNews> decode_lease_news(std::string_view bytes) {
   return news;
 }
 
-bool LeaseTable::serves(Op op) {
-  return op == Op::hold || op == Op::renew || op == Op::stay || op == Op::release ||
-         op == Op::watch || op == Op::commit;
+bool LeaseTable::serves(StoreOp op) {
+  return op == StoreOp::hold || op == StoreOp::renew || op == StoreOp::stay ||
+         op == StoreOp::release || op == StoreOp::watch || op == StoreOp::commit;
 }
 
 void LeaseTable::submit(Ticket ticket, const Request& request, TimePoint now, Answers& answers) {
-  if (request.op == Op::stay) return submit_stay(ticket, request, answers);
-  if (request.op == Op::watch) return submit_watch(ticket, request, now, answers);
+  if (request.op == StoreOp::stay) return submit_stay(ticket, request, answers);
+  if (request.op == StoreOp::watch) return submit_watch(ticket, request, now, answers);
   Reply reply;
   switch (request.op) {
-    case Op::hold: reply = hold(request, now); break;
-    case Op::renew: reply = renew(request, now); break;
-    case Op::release: reply = release(request, answers); break;
-    case Op::commit: reply = commit(request); break;
+    case StoreOp::hold: reply = hold(request, now); break;
+    case StoreOp::renew: reply = renew(request, now); break;
+    case StoreOp::release: reply = release(request, answers); break;
+    case StoreOp::commit: reply = commit(request); break;
     default: reply.status = Status(Code::internal, "no request for the table of leases");
   }
   answers.push_back({ticket, std::move(reply)});
@@ -157,8 +157,8 @@ void LeaseTable::submit_stay(Ticket ticket, const Request& request, Answers& ans
 
 void LeaseTable::submit_watch(Ticket ticket, const Request& request, TimePoint now,
                               Answers& answers) {
-  const Watcher watcher{std::string(request.keys[0]), std::string(request.keys[1]), request.number,
-                        after(now, request.timeout)};
+  const LeaseWatcher watcher{std::string(request.keys[0]), std::string(request.keys[1]),
+                             request.number, after(now, request.timeout)};
   if (const auto news = news_for(watcher)) return answer_watcher(ticket, *news, answers);
   watcher_ends_.emplace(watcher.deadline, ticket);
   watchers_.emplace(ticket, watcher);
@@ -214,7 +214,7 @@ void LeaseTable::note_change(const std::string& name, std::int64_t before) {
   changes_.emplace(++revision_, name);
 }
 
-std::optional<LeaseNews> LeaseTable::news_for(const Watcher& watcher) const {
+std::optional<LeaseNews> LeaseTable::news_for(const LeaseWatcher& watcher) const {
   LeaseNews news;
   const auto tell = [&](const std::string& name) {
     const auto entry = entries_.find(name);

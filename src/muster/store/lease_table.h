@@ -53,7 +53,7 @@ Result<LeaseNews> decode_lease_news(std::string_view bytes);
 
 class LeaseTable {
  public:
-  static bool serves(Op op);
+  static bool serves(StoreOp op);
   void submit(Ticket ticket, const Request& request, TimePoint now, Answers& answers);
   void expire(TimePoint now, Answers& answers);
   /// The connection of a waiting request has ended. False: no such request waits here.
@@ -77,7 +77,7 @@ class LeaseTable {
     TimePoint deadline = TimePoint::max();
     std::optional<Ticket> staying;
   };
-  struct Watcher {
+  struct LeaseWatcher {
     std::string prefix, record;
     std::int64_t known = 0;
     TimePoint deadline = TimePoint::max();
@@ -94,7 +94,7 @@ class LeaseTable {
   void extend(std::uint64_t number, Lease& lease, Duration by, TimePoint now);
   void end_lease(std::uint64_t number, const Status& answer, Answers& answers);
   void note_change(const std::string& name, std::int64_t before);
-  std::optional<LeaseNews> news_for(const Watcher& watcher) const;
+  std::optional<LeaseNews> news_for(const LeaseWatcher& watcher) const;
   void tell_watchers(Answers& answers);
   void answer_watcher(Ticket ticket, const LeaseNews& news, Answers& answers);
 
@@ -108,7 +108,7 @@ class LeaseTable {
   std::set<std::pair<TimePoint, std::uint64_t>> lease_ends_;
   std::uint64_t next_lease_ = 1;
   std::unordered_map<Ticket, std::uint64_t> staying_;
-  std::unordered_map<Ticket, Watcher> watchers_;
+  std::unordered_map<Ticket, LeaseWatcher> watchers_;
   std::set<std::pair<TimePoint, Ticket>> watcher_ends_;
   std::int64_t told_ = 1;  // watchers know of everything up to here
 };

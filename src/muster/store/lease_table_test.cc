@@ -32,15 +32,19 @@ class Leases : public ::testing::Test {
   std::int64_t hold(std::string_view name, std::string_view value = "v",
                     Duration ttl = seconds(3)) {
     return replies
-        .at(ask({.op = Op::hold, .timeout = ttl, .number = 0, .keys = {name}, .values = {value}}))
+        .at(ask(
+            {.op = StoreOp::hold, .timeout = ttl, .number = 0, .keys = {name}, .values = {value}}))
         .number;
   }
   Ticket watch(std::int64_t known, Duration timeout = Duration(-1)) {
-    return ask({.op = Op::watch, .timeout = timeout, .number = known, .keys = {"n/", "epoch"}});
+    return ask(
+        {.op = StoreOp::watch, .timeout = timeout, .number = known, .keys = {"n/", "epoch"}});
   }
   Ticket commit(std::string_view number, std::int64_t expected) {
-    return ask(
-        {.op = Op::commit, .number = expected, .keys = {"epoch"}, .values = {number, "record"}});
+    return ask({.op = StoreOp::commit,
+                .number = expected,
+                .keys = {"epoch"},
+                .values = {number, "record"}});
   }
   LeaseNews news(Ticket of) { return decode_lease_news(*replies.at(of).values.at(0)).value(); }
   std::int64_t revision(Ticket of) { return replies.at(of).number; }
@@ -56,7 +60,8 @@ TEST_F(Leases, EndAfterTheirTime) {
   const std::int64_t lease = hold("n/a");
   advance(seconds(2));
   EXPECT_TRUE(
-      replies.at(ask({.op = Op::renew, .timeout = seconds(3), .number = lease, .keys = {"n/a"}}))
+      replies
+          .at(ask({.op = StoreOp::renew, .timeout = seconds(3), .number = lease, .keys = {"n/a"}}))
           .status.ok());
   EXPECT_EQ(table.next_deadline(), now + seconds(3));
   advance(seconds(3) - Duration(1));
@@ -66,7 +71,8 @@ TEST_F(Leases, EndAfterTheirTime) {
   ASSERT_TRUE(replies.contains(waiting));
   EXPECT_EQ(news(waiting).items.at(0).kind, Kind::gone);
   const Status late =
-      replies.at(ask({.op = Op::renew, .timeout = seconds(3), .number = lease, .keys = {"n/a"}}))
+      replies
+          .at(ask({.op = StoreOp::renew, .timeout = seconds(3), .number = lease, .keys = {"n/a"}}))
           .status;
   EXPECT_EQ(late.code(), Code::refused);
   EXPECT_NE(late.message().find("n/a"), std::string::npos) << late.message();
@@ -76,7 +82,7 @@ TEST_F(Leases, EndAfterTheirTime) {
 // spec: L3 hold: the end of the holder's connection ends it at once
 TEST_F(Leases, EndWithTheirConnection) {
   const std::int64_t lease = hold("n/a", "v", Duration(-1));
-  const Ticket staying = ask({.op = Op::stay, .number = lease, .keys = {"n/a"}});
+  const Ticket staying = ask({.op = StoreOp::stay, .number = lease, .keys = {"n/a"}});
   const Ticket waiting = watch(revision(watch(0)));
   Answers answers;
   EXPECT_TRUE(table.drop(staying, answers));
@@ -96,7 +102,11 @@ TEST_F(Leases, AWatchTellsWhatChanged) {
   EXPECT_TRUE(news(all).snapshot);
   EXPECT_EQ(news(all).items.size(), 2u);
   for (const char* value : {"1", "2", "3"})
-    ask({.op = Op::hold, .timeout = seconds(3), .number = a, .keys = {"n/a"}, .values = {value}});
+    ask({.op = StoreOp::hold,
+         .timeout = seconds(3),
+         .number = a,
+         .keys = {"n/a"},
+         .values = {value}});
   const Ticket changed = watch(revision(all));
   ASSERT_EQ(news(changed).items.size(), 1u);
   EXPECT_FALSE(news(changed).snapshot);
@@ -115,7 +125,7 @@ TEST_F(Leases, AWatcherFarBehindGetsASnapshot) {
   for (int i = 0; i < 5000; ++i) {
     const std::string name = "n/" + std::to_string(i);
     const std::int64_t lease = hold(name);
-    ask({.op = Op::release, .number = lease, .keys = {name}});
+    ask({.op = StoreOp::release, .number = lease, .keys = {name}});
   }
   hold("n/last");
   const Ticket late = watch(revision(early));
@@ -134,7 +144,8 @@ TEST_F(Leases, EpochsOnlyGrow) {
   EXPECT_TRUE(replies.at(commit("4", revision(first))).status.ok());
   EXPECT_EQ(table.epoch_of("epoch"), 4);
   EXPECT_EQ(
-      replies.at(ask({.op = Op::hold, .timeout = seconds(1), .keys = {"epoch"}, .values = {"x"}}))
+      replies
+          .at(ask({.op = StoreOp::hold, .timeout = seconds(1), .keys = {"epoch"}, .values = {"x"}}))
           .status.code(),
       Code::refused);
   const Ticket all = watch(0);

@@ -43,19 +43,19 @@ bool all_are(const std::vector<std::string_view>& keys, std::initializer_list<Pa
 
 bool is_allowed(const Request& request) {
   switch (request.op) {
-    case Op::list_keys:
-    case Op::count_refusals: return true;
-    case Op::get:
-    case Op::wait:
-    case Op::check:
-    case Op::multi_get: return all_are(request.keys, {Part::word, Part::answer});
-    case Op::queue_len: return all_are(request.keys, {Part::question});
-    case Op::queue_push:
+    case StoreOp::list_keys:
+    case StoreOp::count_refusals: return true;
+    case StoreOp::get:
+    case StoreOp::wait:
+    case StoreOp::check:
+    case StoreOp::multi_get: return all_are(request.keys, {Part::word, Part::answer});
+    case StoreOp::queue_len: return all_are(request.keys, {Part::question});
+    case StoreOp::queue_push:
       return all_are(request.keys, {Part::question}) &&
              std::ranges::all_of(request.values, [](std::string_view value) {
                return value.size() <= kLongestQuestion;
              });
-    case Op::delete_key: return all_are(request.keys, {Part::answer});
+    case StoreOp::delete_key: return all_are(request.keys, {Part::answer});
     default: return false;
   }
 }

@@ -127,7 +127,7 @@ TEST_P(Observers, JoinNothing) {
 
 TEST(ObserverRights, KeysAreReadFromTheirEnd) {
   const auto may_read = [](std::string_view key) {
-    return observer_may({.op = Op::get, .keys = {key}}).ok();
+    return observer_may({.op = StoreOp::get, .keys = {key}}).ok();
   };
   for (const char* key : {"trace/job", "trace/0", "a/b/trace/12", "j/trace/answer/id/0"})
     EXPECT_TRUE(may_read(key)) << key;

@@ -50,7 +50,7 @@ Status settle_from_environment(int& value, const char* name, int low,
   return {};
 }
 
-Status check_range(const JoinOptions& options, bool may_assign) {
+Status check_range(const MeetingOptions& options, bool may_assign) {
   if (options.world_size < 1 || options.world_size > kMostRanks) {
     return Status(
         Code::invalid_argument,
@@ -79,7 +79,7 @@ struct TcpRendezvous {
   std::uint16_t port = 0;
   Host hosts = Host::rank_zero;
   std::int64_t epoch = 0;  // of a job whose nodes may change; 0: they do not
-  JoinOptions join;
+  MeetingOptions join;
 };
 
 /// Opens the store here when this process is the one to host it, else meets it there.
@@ -172,7 +172,7 @@ Status place_of_rank_zero(TcpRendezvous& way) {
 }
 
 /// For ranks of another launcher on one host, which need to be told no address.
-Result<Rendezvous> rendezvous_on_this_host(const SchedulerRanks& scheduler, JoinOptions join) {
+Result<Rendezvous> rendezvous_on_this_host(const SchedulerRanks& scheduler, MeetingOptions join) {
   join.where = "the job that " + scheduler.name + " has started on this host (env://)";
   const auto folder = host_directory();
   if (!folder) return folder.status().with_context(cannot_join(join.rank, join));
@@ -198,7 +198,7 @@ Status missing_address(const std::string& variable, const std::string& meaning,
 }
 
 /// Ranks that were numbered in another way are not those that the launcher has started.
-bool as_scheduled(const JoinOptions& join, const std::optional<SchedulerRanks>& scheduler) {
+bool as_scheduled(const MeetingOptions& join, const std::optional<SchedulerRanks>& scheduler) {
   return scheduler && join.rank == scheduler->rank && join.world_size == scheduler->world_size;
 }
 
@@ -215,7 +215,7 @@ Status place_of_agent(const std::string& agent, TcpRendezvous& way) {
 }
 
 /// MASTER_ADDR and MASTER_PORT: rank 0 hosts the store there, or torchrun's agent.
-Status place_of_master(const JoinOptions& join, std::uint16_t port,
+Status place_of_master(const MeetingOptions& join, std::uint16_t port,
                        const std::optional<SchedulerRanks>& scheduler, TcpRendezvous& way) {
   const auto torch_agent = env_flag("TORCHELASTIC_USE_AGENT_STORE");
   const bool agent = torch_agent && torch_agent->value_or(false);
@@ -233,7 +233,7 @@ Status place_of_master(const JoinOptions& join, std::uint16_t port,
   return {};
 }
 
-Result<Rendezvous> rendezvous_by_environment(JoinOptions join) {
+Result<Rendezvous> rendezvous_by_environment(MeetingOptions join) {
   const auto scheduler = detect_scheduler();
   const auto scheduled = [&](int SchedulerRanks::*number) {
     return scheduler ? std::optional(*scheduler.*number) : std::nullopt;
@@ -292,7 +292,7 @@ std::string launcher_prefix(const std::string& run_id) { return "muster/run/" + 
 std::string epoch_record(const std::string& run_id) { return launcher_prefix(run_id) + "epoch"; }
 
 Result<Rendezvous> rendezvous_over(std::shared_ptr<Store> store, const RendezvousOptions& options) {
-  JoinOptions join;
+  MeetingOptions join;
   join.rank = options.rank;
   join.world_size = options.world_size;
   join.group_name = options.group_name;
@@ -308,7 +308,7 @@ Result<Rendezvous> rendezvous_over(std::shared_ptr<Store> store, const Rendezvou
 Result<Rendezvous> rendezvous(const RendezvousOptions& options) {
   const auto url = parse_init_url(options.init_method);
   if (!url) return url.status();
-  JoinOptions join;
+  MeetingOptions join;
   join.rank = options.rank;
   join.world_size = options.world_size;
   join.group_name = options.group_name;

@@ -44,13 +44,13 @@ std::int64_t seconds_since_boot() {
 constexpr std::int64_t kSoon = 2;
 
 /// One user of the file, and what tells whether it still lives.
-struct Member {
+struct FileMember {
   std::uint64_t id = 0;
   std::string boot, machine, space, host, started;
   std::int64_t pid = 0;
   std::int64_t entered = 0;  ///< `seconds_since_boot`
 
-  static Member self(std::uint64_t id) {
+  static FileMember self(std::uint64_t id) {
     char host[256] = "";
     ::gethostname(host, sizeof host - 1);
     const auto start = process_start(::getpid());
@@ -62,7 +62,7 @@ struct Member {
   /// As seen from `here`. True only where it is certain: a process of this boot that is no more, or
   /// one from before this machine's last start; what could not be told (empty) is no certainty.
   /// `lately`: it lived a moment ago; to see whether it still does takes a tenth of the time then.
-  bool is_dead(const Member& here, bool lately = false) const {
+  bool is_dead(const FileMember& here, bool lately = false) const {
     if (boot.empty() || here.boot.empty()) return false;
     if (boot != here.boot) return !machine.empty() && machine == here.machine && host == here.host;
     if (space != here.space) return false;
@@ -73,13 +73,13 @@ struct Member {
   std::string text() const { return "process " + std::to_string(pid) + " on " + host; }
 };
 
-std::vector<Member> read_members(Transaction& file) {
-  std::vector<Member> members;
+std::vector<FileMember> read_members(Transaction& file) {
+  std::vector<FileMember> members;
   const std::string* text = file.find(kMembersKey);
   if (text == nullptr) return members;
   ByteReader in(*text);
   while (in.ok() && in.left() > 0) {
-    Member member;
+    FileMember member;
     member.id = in.get<std::uint64_t>();
     member.pid = in.get<std::int64_t>();
     member.entered = in.get<std::int64_t>();
@@ -91,9 +91,9 @@ std::vector<Member> read_members(Transaction& file) {
   return members;
 }
 
-std::string encode(std::span<const Member> members) {
+std::string encode(std::span<const FileMember> members) {
   ByteWriter out;
-  for (const Member& member : members) {
+  for (const FileMember& member : members) {
     out.put(member.id).put(member.pid).put(member.entered);
     for (const std::string* field :
          {&member.boot, &member.machine, &member.space, &member.host, &member.started})
@@ -105,12 +105,13 @@ std::string encode(std::span<const Member> members) {
 /// Takes this process off the list, and with it those that have died; the last one out removes the
 /// file.
 void leave(FileLog& log, std::uint64_t id) {
-  const Member here = Member::self(id);
+  const FileMember here = FileMember::self(id);
   const Status ignored =
       log.transact(steady_clock().now() + kFileGoodbyeLimit, [&](Transaction& file) {
         auto members = read_members(file);
-        std::erase_if(
-            members, [&](const Member& member) { return member.id == id || member.is_dead(here); });
+        std::erase_if(members, [&](const FileMember& member) {
+          return member.id == id || member.is_dead(here);
+        });
         file.put(kMembersKey, encode(members));
         if (members.empty()) file.remove_file();
       });
@@ -132,14 +133,14 @@ Result<std::shared_ptr<FileLog>> enter(const std::string& path, std::uint64_t id
                                        TimePoint deadline) {
   auto log = FileLog::open(path);
   if (!log) return log;
-  const Member here = Member::self(id);
-  std::vector<Member> dead, alive;
+  const FileMember here = FileMember::self(id);
+  std::vector<FileMember> dead, alive;
   const Status entered = (*log)->transact(deadline, [&](Transaction& file) {
     auto members = read_members(file);
     // Whoever came last found those before it alive.
     const bool lately = !members.empty() && members.back().boot == here.boot &&
                         here.entered - members.back().entered <= kSoon;
-    for (const Member& member : members)
+    for (const FileMember& member : members)
       (member.is_dead(here, lately) ? dead : alive).push_back(member);
     if (!dead.empty()) return;
     file.append(kMembersKey, encode({&here, 1}));
@@ -158,7 +159,7 @@ Result<std::shared_ptr<FileLog>> enter(const std::string& path, std::uint64_t id
 
 }  // namespace
 
-Result<Rendezvous> rendezvous_by_file(const std::string& path, JoinOptions options) {
+Result<Rendezvous> rendezvous_by_file(const std::string& path, MeetingOptions options) {
   if (Status directory = check_directory(path); !directory)
     return directory.with_context(cannot_join(options.rank, options));
   std::uint64_t id = 0;

@@ -114,12 +114,12 @@ std::string without_scope(const std::string& host) { return host.substr(0, host.
 /// Announces and listens on a thread of its own until it is destroyed.
 class Crier {
  public:
-  struct Peer {
+  struct MulticastPeer {
     Announcement said;
     std::string scope;  ///< of the interface that it was heard on: "%eth0", or nothing
     TimePoint heard;
   };
-  using Peers = std::map<std::uint64_t, Peer>;
+  using Peers = std::map<std::uint64_t, MulticastPeer>;
 
   Crier(GroupSocket socket, Announcement self, const GroupHash& group, const Secret& secret)
       : socket_(std::move(socket)), self_(std::move(self)), group_(group), secret_(secret) {}
@@ -193,7 +193,7 @@ class Crier {
     heard_.note(said->id, said->count, now);
     // Everything up to here may be a recording; who has heard this process lately is none.
     if (!is_fresh(*said, self_.id, self_.count, kWindow)) return;
-    Peer& peer = peers_[said->id];
+    MulticastPeer& peer = peers_[said->id];
     peer.heard = now;
     if (said->count < peer.said.count) return;
     peer.said = *said;
@@ -215,7 +215,7 @@ class Crier {
 };
 
 /// Where its store is: an address of a link alone needs this host's name of the link.
-std::string address_of(const Crier::Peer& peer) {
+std::string address_of(const Crier::MulticastPeer& peer) {
   const std::string& host = peer.said.store_host;
   return host.starts_with("fe80:") ? host + peer.scope : host;
 }
@@ -240,7 +240,7 @@ int rank_of(std::uint64_t id, const Crier::Peers& peers, int world_size) {
   return -1;
 }
 
-Status incomplete(const Crier::Peers& peers, const JoinOptions& options) {
+Status incomplete(const Crier::Peers& peers, const MeetingOptions& options) {
   std::vector<int> missing;
   missing.reserve(static_cast<std::size_t>(options.world_size));
   int given = 0;
@@ -264,7 +264,7 @@ Status incomplete(const Crier::Peers& peers, const JoinOptions& options) {
 }  // namespace
 
 Result<Rendezvous> rendezvous_by_multicast(const std::string& host, std::uint16_t port,
-                                           JoinOptions options) {
+                                           MeetingOptions options) {
   const auto secret = Secret::from_environment();
   if (!secret) return secret.status();
   const bool this_host_only = secret->kind() == Secret::Kind::host;
@@ -302,7 +302,7 @@ Result<Rendezvous> rendezvous_by_multicast(const std::string& host, std::uint16_
                                          ": all processes were heard, but the one that opens the "
                                          "store did not say where in time");
     }
-    const Crier::Peer& server = peers.at(first);
+    const Crier::MulticastPeer& server = peers.at(first);
     store_options.host = this_host_only ? "localhost" : address_of(server);
     store_options.port = server.said.store_port;
   }

@@ -437,7 +437,7 @@ TEST(Rendezvous, AnOlderEpochIsRefused) {
     auto connection = (*launcher)->connect(steady_clock().now() + kLong);
     ASSERT_TRUE(connection.ok());
     const Reply reply = (*connection)
-                            ->exchange({.op = Op::commit,
+                            ->exchange({.op = StoreOp::commit,
                                         .number = revision,
                                         .keys = {record},
                                         .values = {epoch, "record"}},

@@ -40,14 +40,14 @@ constexpr std::array<Shape, kLastOp + 1> kShapes{{
 
 constexpr int kMostMembers = 1 << 20;  // limit: a number that is a mistake
 
-const Shape& shape_of(Op op) {
+const Shape& shape_of(StoreOp op) {
   const auto index = static_cast<std::size_t>(op);
   return kShapes[index <= kLastOp ? index : 0];
 }
 
 }  // namespace
 
-std::string_view name_of(Op op) { return shape_of(op).name; }
+std::string_view name_of(StoreOp op) { return shape_of(op).name; }
 
 Status validate(const Request& request) {
   const Shape& shape = shape_of(request.op);
@@ -80,12 +80,13 @@ Status validate(const Request& request) {
     return wrong("values of " + std::to_string(all) +
                  " bytes together are more than the limit of " + std::to_string(kMaxRequestBytes) +
                  "; give them in several calls");
-  if (request.op == Op::barrier || request.op == Op::all_gather || request.op == Op::attend) {
+  if (request.op == StoreOp::barrier || request.op == StoreOp::all_gather ||
+      request.op == StoreOp::attend) {
     if (request.members < 1 || request.members > kMostMembers)
       return wrong("the number of members is " + std::to_string(request.members) + ", not 1 to " +
                    std::to_string(kMostMembers));
   }
-  if ((request.op == Op::all_gather || request.op == Op::attend) &&
+  if ((request.op == StoreOp::all_gather || request.op == StoreOp::attend) &&
       (request.index < 0 || request.index >= request.members)) {
     return wrong("index " + std::to_string(request.index) + " is not within 0 to " +
                  std::to_string(request.members - 1));

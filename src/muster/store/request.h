@@ -14,7 +14,7 @@
 namespace muster::store {
 
 /// Values are part of the wire protocol: never change one, append only.
-enum class Op : std::uint8_t {
+enum class StoreOp : std::uint8_t {
   set = 1,
   get,
   add,
@@ -44,15 +44,15 @@ enum class Op : std::uint8_t {
   commit,
   enter,
 };
-inline constexpr std::uint8_t kLastOp = static_cast<std::uint8_t>(Op::enter);
+inline constexpr std::uint8_t kLastOp = static_cast<std::uint8_t>(StoreOp::enter);
 
 /// "set", "get", ...
-std::string_view name_of(Op op);
+std::string_view name_of(StoreOp op);
 
 /// Holds views into the caller's memory, which must live until the call that takes the request
 /// returns.
 struct Request {
-  Op op = Op::get;
+  StoreOp op = StoreOp::get;
   Duration timeout{-1};      ///< how long it may block; negative: no limit
   std::int64_t number = 0;   ///< add: amount; queue_pop: 1 blocks, 0 does not
   std::int32_t index = 0;    ///< all_gather, attend, leave

@@ -20,60 +20,65 @@ class RequestStore : public Base {
   explicit RequestStore(Duration timeout) : timeout_(timeout) {}
 
   Status set(std::string_view key, std::string_view value) override {
-    return ask({.op = Op::set, .keys = {key}, .values = {value}}).status;
+    return ask({.op = StoreOp::set, .keys = {key}, .values = {value}}).status;
   }
   Result<std::string> get(std::string_view key, Timeout timeout) override {
-    return text(ask({.op = Op::get, .timeout = limit(timeout), .keys = {key}}));
+    return text(ask({.op = StoreOp::get, .timeout = limit(timeout), .keys = {key}}));
   }
   Result<std::int64_t> add(std::string_view key, std::int64_t amount) override {
-    return number(ask({.op = Op::add, .number = amount, .keys = {key}}));
+    return number(ask({.op = StoreOp::add, .number = amount, .keys = {key}}));
   }
   Result<std::string> compare_set(std::string_view key, std::string_view expected,
                                   std::string_view desired) override {
-    return text(ask({.op = Op::compare_set, .keys = {key}, .values = {expected, desired}}));
+    return text(ask({.op = StoreOp::compare_set, .keys = {key}, .values = {expected, desired}}));
   }
   Status wait(std::span<const std::string> keys, Timeout timeout) override {
-    return ask({.op = Op::wait, .timeout = limit(timeout), .keys = views(keys)}).status;
+    return ask({.op = StoreOp::wait, .timeout = limit(timeout), .keys = views(keys)}).status;
   }
-  Result<std::int64_t> num_keys() override { return number(ask({.op = Op::num_keys})); }
+  Result<std::int64_t> num_keys() override { return number(ask({.op = StoreOp::num_keys})); }
   Result<bool> delete_key(std::string_view key) override {
-    return truth(ask({.op = Op::delete_key, .keys = {key}}));
+    return truth(ask({.op = StoreOp::delete_key, .keys = {key}}));
   }
   Result<bool> check(std::span<const std::string> keys) override {
-    return truth(ask({.op = Op::check, .keys = views(keys)}));
+    return truth(ask({.op = StoreOp::check, .keys = views(keys)}));
   }
   Status append(std::string_view key, std::string_view value) override {
-    return ask({.op = Op::append, .keys = {key}, .values = {value}}).status;
+    return ask({.op = StoreOp::append, .keys = {key}, .values = {value}}).status;
   }
   Result<std::vector<std::string>> multi_get(std::span<const std::string> keys,
                                              Timeout timeout) override {
-    return texts(ask({.op = Op::multi_get, .timeout = limit(timeout), .keys = views(keys)}),
+    return texts(ask({.op = StoreOp::multi_get, .timeout = limit(timeout), .keys = views(keys)}),
                  keys.size());
   }
   Status multi_set(std::span<const std::string> keys,
                    std::span<const std::string> values) override {
-    return ask({.op = Op::multi_set, .keys = views(keys), .values = views(values)}).status;
+    return ask({.op = StoreOp::multi_set, .keys = views(keys), .values = views(values)}).status;
   }
   Status queue_push(std::string_view key, std::string_view value) override {
-    return ask({.op = Op::queue_push, .keys = {key}, .values = {value}}).status;
+    return ask({.op = StoreOp::queue_push, .keys = {key}, .values = {value}}).status;
   }
   Result<std::string> queue_pop(std::string_view key, bool block, Timeout timeout) override {
-    return text(ask(
-        {.op = Op::queue_pop, .timeout = limit(timeout), .number = block ? 1 : 0, .keys = {key}}));
+    return text(ask({.op = StoreOp::queue_pop,
+                     .timeout = limit(timeout),
+                     .number = block ? 1 : 0,
+                     .keys = {key}}));
   }
   Result<std::int64_t> queue_len(std::string_view key) override {
-    return number(ask({.op = Op::queue_len, .keys = {key}}));
+    return number(ask({.op = StoreOp::queue_len, .keys = {key}}));
   }
   Result<std::vector<std::string>> list_keys() override {
-    return texts(ask({.op = Op::list_keys}));
+    return texts(ask({.op = StoreOp::list_keys}));
   }
   Status barrier(std::string_view key, int members, Timeout timeout) override {
-    return ask({.op = Op::barrier, .timeout = limit(timeout), .members = members, .keys = {key}})
+    return ask({.op = StoreOp::barrier,
+                .timeout = limit(timeout),
+                .members = members,
+                .keys = {key}})
         .status;
   }
   Result<std::vector<std::string>> all_gather(std::string_view key, int index, int members,
                                               std::string_view value, Timeout timeout) override {
-    return texts(ask({.op = Op::all_gather,
+    return texts(ask({.op = StoreOp::all_gather,
                       .timeout = limit(timeout),
                       .index = index,
                       .members = members,

@@ -113,7 +113,7 @@ Result<WireRequest> decode_request(std::string_view frame) {
   const auto keys = in.get<std::uint32_t>(), values = in.get<std::uint32_t>();
   if (!in.ok() || version != kStoreProtocolVersion || zero != 0 || op == 0 || op > kLastOp)
     return malformed("request");
-  request.op = static_cast<Op>(op);
+  request.op = static_cast<StoreOp>(op);
   std::vector<std::uint32_t> lengths;
   if (!read_lengths(in, std::size_t{keys} + values, lengths)) return malformed("request");
   RequestTail tail(frame.substr(frame.size() - in.left()));
@@ -160,14 +160,14 @@ Result<WireReply> decode_reply(std::string_view frame) {
   return wire;
 }
 
-void FrameReader::feed(ConstBytes bytes) {
+void RequestFrames::feed(ConstBytes bytes) {
   if (broken_) return;
   buffer_.erase(0, at_);
   at_ = 0;
   buffer_.append(as_text(bytes));
 }
 
-std::optional<std::string_view> FrameReader::next() {
+std::optional<std::string_view> RequestFrames::next() {
   const std::size_t have = buffer_.size() - at_;
   if (broken_ || have < kLengthBytes) return std::nullopt;
   std::uint32_t length = 0;
@@ -184,13 +184,13 @@ std::optional<std::string_view> FrameReader::next() {
   return frame;
 }
 
-void FrameReader::trim() {
+void RequestFrames::trim() {
   if (at_ != buffer_.size() || buffer_.capacity() <= fixed::kFragmentBytes) return;
   buffer_ = std::string();
   at_ = 0;
 }
 
-std::size_t FrameReader::outstanding() const {
+std::size_t RequestFrames::outstanding() const {
   const std::size_t have = buffer_.size() - at_;
   if (have < kLengthBytes) return 0;
   std::uint32_t length = 0;

@@ -55,7 +55,7 @@ Result<WireRequest> decode_request(std::string_view frame);
 Result<WireReply> decode_reply(std::string_view frame);
 
 /// Splits a byte stream into frames. Holds only received bytes, so a false length costs no memory.
-class FrameReader {
+class RequestFrames {
  public:
   void feed(ConstBytes bytes);
   /// The next complete frame without its length; valid until the next `feed`.

@@ -56,7 +56,7 @@ struct StoreServer::Client {
   std::optional<Handshake> handshake;  // over a Unix socket
   std::optional<TlsSession> tls;       // over TCP
   std::list<std::pair<TimePoint, Connection>>::iterator stranger;
-  FrameReader input;
+  RequestFrames input;
   std::deque<Piece> output;
   std::size_t output_at = 0;  // bytes of the first piece that are written
   std::size_t output_bytes = 0;
@@ -66,14 +66,15 @@ struct StoreServer::Client {
   bool closing = false;
 };
 
-StoreServer::StoreServer(Options options) : options_(std::move(options)) {
+StoreServer::StoreServer(StoreServerOptions options) : options_(std::move(options)) {
   StoreTable::Answers ignored;
-  table_.submit(0, {.op = Op::add, .number = 0, .keys = {kWorkersKey}}, TimePoint(), ignored);
+  table_.submit(0, {.op = StoreOp::add, .number = 0, .keys = {kWorkersKey}}, TimePoint(), ignored);
 }
 StoreServer::~StoreServer() = default;
 
-void StoreServer::on_open(Connection connection, const std::string& peer, Way way, TimePoint now) {
-  if (options_.secret.kind() == Secret::Kind::host && way == Way::tcp) {
+void StoreServer::on_open(Connection connection, const std::string& peer, ListenerWay way,
+                          TimePoint now) {
+  if (options_.secret.kind() == Secret::Kind::host && way == ListenerWay::tcp) {
     refuse("the store refused " + peer +
                ": it is not on this host, and without MUSTER_SECRET only this host's ranks may "
                "join",
@@ -85,7 +86,7 @@ void StoreServer::on_open(Connection connection, const std::string& peer, Way wa
     return;
   }
   // A crowd from the network must not push out ranks of this host, whose user is known already.
-  if (way != Way::unix_socket && strangers() >= options_.max_strangers) {
+  if (way != ListenerWay::unix_socket && strangers() >= options_.max_strangers) {
     const auto oldest = std::ranges::find_if(
         strangers_, [this](const auto& each) { return clients_.at(each.second).tls.has_value(); });
     close(clients_.at(oldest->second));
@@ -94,7 +95,7 @@ void StoreServer::on_open(Connection connection, const std::string& peer, Way wa
   Handshake::Hello hello{.role = Handshake::Role::store, .job = options_.job, .build = kStoreBuild};
   hello.also = {{Handshake::Role::launcher, options_.job},
                 {Handshake::Role::observer, options_.observed_job}};
-  if (way == Way::unix_socket) {
+  if (way == ListenerWay::unix_socket) {
     entry->second.handshake.emplace(Handshake::Side::acceptor, hello, options_.secret);
   } else {
     entry->second.tls.emplace(Handshake::Side::acceptor, hello, options_.secret);
@@ -192,7 +193,7 @@ void StoreServer::serve(Client& client, TimePoint now) {
     client.parked.insert(ticket);
     StoreTable::Answers answers;
     const Status may = client.observes ? observer_may(wire->request, now) : Status();
-    if (may && wire->request.op == Op::enter && !wire->request.keys.empty()) {
+    if (may && wire->request.op == StoreOp::enter && !wire->request.keys.empty()) {
       client.record = wire->request.keys[0];
       client.epoch = wire->request.number;
     }
@@ -200,14 +201,14 @@ void StoreServer::serve(Client& client, TimePoint now) {
       answers.push_back({ticket, {may, 0, {}}});
     } else if (is_of_the_past(client)) {
       answers.push_back({ticket, {table_.leases().refusal_of(client.record, client.epoch), 0, {}}});
-    } else if (wire->request.op == Op::count_refusals) {
+    } else if (wire->request.op == StoreOp::count_refusals) {
       answers.push_back({ticket, {{}, static_cast<std::int64_t>(refusals_.count()), {}}});
     } else {
       table_.submit(ticket, wire->request, now, answers);
-      if (client.observes && wire->request.op == Op::list_keys) hide_from_observers(answers);
+      if (client.observes && wire->request.op == StoreOp::list_keys) hide_from_observers(answers);
     }
     answer(answers);
-    if (may && wire->request.op == Op::commit) refuse_the_past(now);
+    if (may && wire->request.op == StoreOp::commit) refuse_the_past(now);
   }
   client.input.trim();
   if (client.input.broken() ||
@@ -237,9 +238,9 @@ void StoreServer::refuse_the_past(TimePoint now) {
 /// Beyond what an observer may ask: no rank is given more questions than it can answer soon.
 Status StoreServer::observer_may(const Request& request, TimePoint now) {
   if (Status may = muster::store::observer_may(request); !may) return may;
-  if (request.op != Op::queue_push) return {};
+  if (request.op != StoreOp::queue_push) return {};
   StoreTable::Answers waiting;
-  table_.submit(0, {.op = Op::queue_len, .keys = {request.keys.front()}}, now, waiting);
+  table_.submit(0, {.op = StoreOp::queue_len, .keys = {request.keys.front()}}, now, waiting);
   if (waiting.front().reply.number < kMostQuestions) return {};
   return Status(Code::exhausted, std::to_string(kMostQuestions) +
                                      " questions wait for this rank already; ask again later");

@@ -30,7 +30,7 @@ namespace muster::store {
 class StoreServer {
  public:
   using Connection = std::uint64_t;
-  struct Options {
+  struct StoreServerOptions {
     Secret secret;
     std::string job = {};           ///< of clients and launchers
     std::string observed_job = {};  ///< of observers
@@ -39,15 +39,15 @@ class StoreServer {
     std::size_t max_output = std::size_t{8} << 20;  // limit: memory
     std::size_t max_parked = 1024;                  ///< blocked requests per connection
   };
-  explicit StoreServer(Options options);
+  explicit StoreServer(StoreServerOptions options);
   ~StoreServer();
 
   // Events.
   /// The transport of a connection. The peer of a Unix socket is a process of this user on this
   /// host, so the data need not be encrypted.
-  enum class Way : std::uint8_t { unix_socket, tcp_same_host, tcp };
+  enum class ListenerWay : std::uint8_t { unix_socket, tcp_same_host, tcp };
   /// `peer` is for messages. Connection numbers are never reused.
-  void on_open(Connection connection, const std::string& peer, Way way, TimePoint now);
+  void on_open(Connection connection, const std::string& peer, ListenerWay way, TimePoint now);
   void on_bytes(Connection connection, ConstBytes bytes, TimePoint now);
   /// The connection has ended for any reason.
   void on_closed(Connection connection, TimePoint now);
@@ -100,7 +100,7 @@ class StoreServer {
   /// Resumes requests that were deferred while their connection had too much output.
   void resume(TimePoint now);
 
-  const Options options_;
+  const StoreServerOptions options_;
   StoreTable table_;
   RefusalCount refusals_, dropped_;
   std::unordered_map<Connection, Client> clients_;

@@ -50,7 +50,7 @@ TEST(StoreServer, AnswersAtTheDeadline) {
 TEST(StoreServer, StrangersHaveLimits) {
   Bench bench({.secret = kServerSecret, .job = "job", .max_strangers = 3});
   std::vector<Connection> strangers;
-  for (int i = 0; i < 4; ++i) strangers.push_back(bench.open(Bench::Way::tcp));
+  for (int i = 0; i < 4; ++i) strangers.push_back(bench.open(Bench::ListenerWay::tcp));
   EXPECT_TRUE(bench.closed(strangers[0]));
   EXPECT_FALSE(bench.closed(strangers[1]));
   EXPECT_EQ(bench.server.strangers(), 3u);
@@ -59,7 +59,7 @@ TEST(StoreServer, StrangersHaveLimits) {
   // A rank of this host takes no place of theirs, and loses none to them.
   const auto silent = bench.open(), friendly = bench.authenticated();
   EXPECT_FALSE(bench.closed(strangers[1]));
-  EXPECT_TRUE((bench.open(Bench::Way::tcp), bench.closed(strangers[1])));
+  EXPECT_TRUE((bench.open(Bench::ListenerWay::tcp), bench.closed(strangers[1])));
   EXPECT_FALSE(bench.closed(silent));
   bench.advance(Duration(1));
   EXPECT_TRUE(bench.closed(strangers[3]));
@@ -80,8 +80,8 @@ TEST(StoreServer, HostSecretWantsThisHost) {
   ASSERT_TRUE(secret.ok()) << secret.status().message();
   ASSERT_EQ(secret->kind(), Secret::Kind::host);
   Bench bench({.secret = *secret, .job = "job"});
-  EXPECT_TRUE(bench.closed(bench.open(Bench::Way::tcp)));
-  EXPECT_FALSE(bench.closed(bench.open(Bench::Way::tcp_same_host)));
+  EXPECT_TRUE(bench.closed(bench.open(Bench::ListenerWay::tcp)));
+  EXPECT_FALSE(bench.closed(bench.open(Bench::ListenerWay::tcp_same_host)));
 }
 
 // spec: C2 bounded output: who does not read is not read from, and goes on where it stopped
@@ -125,11 +125,12 @@ TEST(StoreServer, ClosedConnectionsLeaveNothing) {
   bench.feed(
       a,
       get("key", 1) +
-          whole({.op = Op::queue_pop, .timeout = seconds(10), .number = 1, .keys = {"queue"}}, 2));
+          whole({.op = StoreOp::queue_pop, .timeout = seconds(10), .number = 1, .keys = {"queue"}},
+                2));
   bench.close(a);
   EXPECT_EQ(bench.server.next_timer(), TimePoint::max());
-  bench.feed(b, whole({.op = Op::queue_push, .keys = {"queue"}, .values = {"x"}}, 1) +
-                    whole({.op = Op::queue_len, .keys = {"queue"}}, 2));
+  bench.feed(b, whole({.op = StoreOp::queue_push, .keys = {"queue"}, .values = {"x"}}, 1) +
+                    whole({.op = StoreOp::queue_len, .keys = {"queue"}}, 2));
   EXPECT_EQ(bench.replies(b).at(1).reply.number, 1)
       << "a value must not go to somebody who is gone";
 }
@@ -137,7 +138,7 @@ TEST(StoreServer, ClosedConnectionsLeaveNothing) {
 // spec: C7 requests cut at every byte mean the same
 TEST(StoreServer, CutAtEveryByte) {
   const std::string stream = set("key", "value", 1) + get("key", 2) +
-                             whole({.op = Op::add, .number = 5, .keys = {"count"}}, 3);
+                             whole({.op = StoreOp::add, .number = 5, .keys = {"count"}}, 3);
   for (std::size_t cut = 0; cut <= stream.size(); ++cut) {
     Bench bench;
     const auto a = bench.authenticated();
@@ -155,7 +156,7 @@ TEST(StoreServer, DamagedRequests) {
   std::mt19937_64 random(17);
   Bench bench;
   const auto friendly = bench.authenticated();
-  const std::string good = whole({.op = Op::multi_set,
+  const std::string good = whole({.op = StoreOp::multi_set,
                                   .timeout = seconds(1),
                                   .keys = {"a", "b", "c"},
                                   .values = {"1", "22", "333"}},
@@ -186,7 +187,7 @@ TEST(StoreProtocol, LimitsAndVersions) {
   EXPECT_FALSE(decode_request(frame + "x").ok()) << "more than was announced";
   for (std::size_t cut = 0; cut < frame.size(); ++cut)
     EXPECT_FALSE(decode_request(frame.substr(0, cut)).ok()) << cut;
-  Request too_large{.op = Op::multi_set};
+  Request too_large{.op = StoreOp::multi_set};
   too_large.keys.assign(2000, "key");
   const std::string megabyte(1 << 20, 'x');
   too_large.values.assign(2000, megabyte);
@@ -229,7 +230,7 @@ TEST(StoreServer, CountsThoseItTurnsAway) {
   Bench bench;
   const auto refused = [&] {
     const Connection rank = bench.authenticated();
-    bench.feed(rank, whole({.op = Op::count_refusals}, 1));
+    bench.feed(rank, whole({.op = StoreOp::count_refusals}, 1));
     return bench.replies(rank).at(0).reply.number;
   };
   EXPECT_EQ(refused(), 0);
@@ -245,14 +246,14 @@ TEST(StoreServer, CountsThoseItTurnsAway) {
 TEST(StoreProtocol, LyingLengths) {
   for (const std::uint32_t length :
        {0u, 11u, static_cast<std::uint32_t>(kMaxFrameBytes) + 1, 0xffffffffu}) {
-    FrameReader frames;
+    RequestFrames frames;
     ByteWriter lie;
     lie.put(length);
     frames.feed(as_bytes(lie.view()));
     EXPECT_FALSE(frames.next().has_value());
     EXPECT_TRUE(frames.broken()) << length;
   }
-  FrameReader frames;
+  RequestFrames frames;
   ByteWriter claim;
   claim.put(static_cast<std::uint32_t>(kMaxFrameBytes));
   frames.feed(as_bytes(claim.view()));

@@ -22,11 +22,11 @@ using Connection = StoreServer::Connection;
 /// A server and the output of each connection.
 class Bench {
  public:
-  explicit Bench(StoreServer::Options options = {.secret = kServerSecret, .job = "job"})
+  explicit Bench(StoreServer::StoreServerOptions options = {.secret = kServerSecret, .job = "job"})
       : server(std::move(options)) {}
 
-  using Way = StoreServer::Way;
-  Connection open(Way way = Way::unix_socket) {
+  using ListenerWay = StoreServer::ListenerWay;
+  Connection open(ListenerWay way = ListenerWay::unix_socket) {
     ++last_;
     server.on_open(last_, "peer " + std::to_string(last_), way, now);
     pump();
@@ -93,7 +93,7 @@ class Bench {
   }
   std::string take(Connection connection) { return std::exchange(sent_[connection], {}); }
   std::vector<WireReply> replies(Connection connection) {
-    FrameReader frames;
+    RequestFrames frames;
     frames.feed(as_bytes(take(connection)));
     std::vector<WireReply> all;
     while (const auto frame = frames.next()) {
@@ -120,10 +120,10 @@ inline std::string whole(const Request& request, std::uint64_t id) {
   return frame;
 }
 inline std::string set(std::string_view key, std::string_view value, std::uint64_t id) {
-  return whole({.op = Op::set, .keys = {key}, .values = {value}}, id);
+  return whole({.op = StoreOp::set, .keys = {key}, .values = {value}}, id);
 }
 inline std::string get(std::string_view key, std::uint64_t id, Duration timeout = seconds(10)) {
-  return whole({.op = Op::get, .timeout = timeout, .keys = {key}}, id);
+  return whole({.op = StoreOp::get, .timeout = timeout, .keys = {key}}, id);
 }
 
 }  // namespace muster::store::bench

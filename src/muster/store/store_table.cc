@@ -32,13 +32,13 @@ void StoreTable::submit(Ticket ticket, const Request& request, TimePoint now, An
   }
   if (LeaseTable::serves(request.op)) return leases_.submit(ticket, request, now, answers);
   switch (request.op) {
-    case Op::get:
-    case Op::wait:
-    case Op::multi_get: return submit_waiting(ticket, request, now, answers);
-    case Op::queue_pop: return submit_pop(ticket, request, now, answers);
-    case Op::barrier:
-    case Op::all_gather: return submit_meeting(ticket, request, now, answers);
-    case Op::attend: return submit_attend(ticket, request, now, answers);
+    case StoreOp::get:
+    case StoreOp::wait:
+    case StoreOp::multi_get: return submit_waiting(ticket, request, now, answers);
+    case StoreOp::queue_pop: return submit_pop(ticket, request, now, answers);
+    case StoreOp::barrier:
+    case StoreOp::all_gather: return submit_meeting(ticket, request, now, answers);
+    case StoreOp::attend: return submit_attend(ticket, request, now, answers);
     default: break;
   }
   Reply reply = execute(request, answers);
@@ -48,20 +48,21 @@ void StoreTable::submit(Ticket ticket, const Request& request, TimePoint now, An
 Reply StoreTable::execute(const Request& request, Answers& answers) {
   const std::string_view key = request.keys.empty() ? std::string_view() : request.keys[0];
   switch (request.op) {
-    case Op::set: put(key, request.values[0], answers); return {};
-    case Op::multi_set:
+    case StoreOp::set: put(key, request.values[0], answers); return {};
+    case StoreOp::multi_set:
       for (std::size_t i = 0; i < request.keys.size(); ++i)
         put(request.keys[i], request.values[i], answers);
       return {};
-    case Op::add: return add(key, request.number, answers);
-    case Op::compare_set: return compare_set(key, request.values[0], request.values[1], answers);
-    case Op::append: return append(key, request.values[0], answers);
-    case Op::queue_push: return queue_push(key, request.values[0], answers);
-    case Op::queue_len: {
+    case StoreOp::add: return add(key, request.number, answers);
+    case StoreOp::compare_set:
+      return compare_set(key, request.values[0], request.values[1], answers);
+    case StoreOp::append: return append(key, request.values[0], answers);
+    case StoreOp::queue_push: return queue_push(key, request.values[0], answers);
+    case StoreOp::queue_len: {
       const auto queue = queues_.find(key);
       return {{}, queue == queues_.end() ? 0 : static_cast<std::int64_t>(queue->second.size()), {}};
     }
-    case Op::leave: {
+    case StoreOp::leave: {
       const auto job = attendances_.find(std::string(key));
       if (job == attendances_.end() || !job->second.present.contains(request.index))
         return {{}, 0, {}};
@@ -73,22 +74,22 @@ Reply StoreTable::execute(const Request& request, Answers& answers) {
       unpark(attending);
       return {{}, 1, {}};
     }
-    case Op::count_joins: return {{}, joins_, {}};
-    case Op::count_refusals:
-    case Op::enter: return {{}, 0, {}};  // a server's own
-    case Op::num_keys: return {{}, static_cast<std::int64_t>(values_.size()), {}};
-    case Op::delete_key: {
+    case StoreOp::count_joins: return {{}, joins_, {}};
+    case StoreOp::count_refusals:
+    case StoreOp::enter: return {{}, 0, {}};  // a server's own
+    case StoreOp::num_keys: return {{}, static_cast<std::int64_t>(values_.size()), {}};
+    case StoreOp::delete_key: {
       const auto entry = values_.find(key);
       if (entry == values_.end()) return {{}, 0, {}};
       values_.erase(entry);
       return {{}, 1, {}};
     }
-    case Op::check: {
+    case StoreOp::check: {
       const bool all = std::all_of(request.keys.begin(), request.keys.end(),
                                    [&](std::string_view each) { return values_.contains(each); });
       return {{}, all ? 1 : 0, {}};
     }
-    case Op::list_keys: {
+    case StoreOp::list_keys: {
       Reply reply;
       for (const auto& [name, value] : values_) reply.values.push_back(make_value(name));
       return reply;
@@ -181,14 +182,14 @@ bool StoreTable::find_missing(Parked& parked) const {
 
 Reply StoreTable::found(const Parked& parked) const {
   Reply reply;
-  if (parked.op == Op::wait) return reply;
+  if (parked.op == StoreOp::wait) return reply;
   for (const std::string& key : parked.keys) reply.values.push_back(values_.find(key)->second);
   return reply;
 }
 
 void StoreTable::submit_waiting(Ticket ticket, const Request& request, TimePoint now,
                                 Answers& answers) {
-  if (request.op == Op::get) {  // the common case, without copying the key
+  if (request.op == StoreOp::get) {  // the common case, without copying the key
     if (const auto entry = values_.find(request.keys[0]); entry != values_.end()) {
       answers.push_back({ticket, {{}, 0, {entry->second}}});
       return;
@@ -246,7 +247,7 @@ void StoreTable::submit_meeting(Ticket ticket, const Request& request, TimePoint
     const Status cause = past->second.cause;
     if (!late || past->second.untold.empty()) obituaries_.erase(past);  // somebody begins anew
     if (late) {
-      if (request.op == Op::all_gather) forget_arrival(key.second, request.index);
+      if (request.op == StoreOp::all_gather) forget_arrival(key.second, request.index);
       answers.push_back({ticket, {cause.with_context("came too late"), 0, {}}});
       return;
     }
@@ -273,7 +274,7 @@ void StoreTable::submit_meeting(Ticket ticket, const Request& request, TimePoint
                              "; all must give the same number")});
     return;
   }
-  const std::int32_t index = request.op == Op::barrier ? meeting.next_index++ : request.index;
+  const std::int32_t index = request.op == StoreOp::barrier ? meeting.next_index++ : request.index;
   if (meeting.present.contains(index)) {
     answers.push_back(
         {ticket, failure(Code::mismatch,
@@ -283,15 +284,15 @@ void StoreTable::submit_meeting(Ticket ticket, const Request& request, TimePoint
   }
   park(ticket, request, now);
   parked_.at(ticket).index = index;
-  meeting.present[index] = {ticket,
-                            request.op == Op::all_gather ? make_value(request.values[0]) : nullptr};
+  meeting.present[index] = {
+      ticket, request.op == StoreOp::all_gather ? make_value(request.values[0]) : nullptr};
   if (static_cast<std::int32_t>(meeting.present.size()) < meeting.members) return;
   const Meeting complete = std::move(meeting);
   meetings_.erase(key);
-  if (request.op == Op::all_gather && is_join_key(key.second))
+  if (request.op == StoreOp::all_gather && is_join_key(key.second))
     settle_attendance(key.second, complete);
   Reply reply;
-  if (request.op == Op::all_gather) {
+  if (request.op == StoreOp::all_gather) {
     for (const auto& [member, entry] : complete.present) reply.values.push_back(entry.second);
   }
   for (const auto& [member, entry] : complete.present) {
@@ -306,8 +307,8 @@ void StoreTable::submit_attend(Ticket ticket, const Request& request, TimePoint 
   if (job.members == 0) job.members = request.members;
   // A process that was started anew joins afresh.
   if (is_join_key(request.keys[0]) &&
-      obituaries_.contains({Op::all_gather, std::string(request.keys[0])})) {
-    const auto past = obituaries_.find({Op::all_gather, std::string(request.keys[0])});
+      obituaries_.contains({StoreOp::all_gather, std::string(request.keys[0])})) {
+    const auto past = obituaries_.find({StoreOp::all_gather, std::string(request.keys[0])});
     if (!past->second.untold.contains(request.index)) obituaries_.erase(past);
   }
   if (job.members != request.members || job.present.contains(request.index) ||
@@ -351,11 +352,12 @@ void StoreTable::depart_while_joining(const std::string& key, std::int32_t index
   if (entry == attendances_.end() || !entry->second.present.contains(index)) return;
   const std::int32_t members = entry->second.members;
   forget_arrival(key, index);
-  const MeetingKey meeting(Op::all_gather, key);
+  const MeetingKey meeting(StoreOp::all_gather, key);
   if (meetings_.contains(meeting)) {
-    fail_meeting(meeting,
-                 cause.with_context(std::string(name_of(Op::all_gather)) + "(" + quoted(key) + ")"),
-                 answers);
+    fail_meeting(
+        meeting,
+        cause.with_context(std::string(name_of(StoreOp::all_gather)) + "(" + quoted(key) + ")"),
+        answers);
   } else if (!obituaries_.contains(meeting)) {
     const auto all = absent(members, nullptr);
     obituaries_[meeting] = {cause, std::set<std::int32_t>(all.begin(), all.end())};
@@ -380,7 +382,7 @@ void StoreTable::depart(const std::string& job, std::int32_t index, Status cause
   std::vector<MeetingKey> broken;
   for (const auto& [key, meeting] : meetings_) {
     if (!key.second.starts_with(prefix) || meeting.members != members) continue;
-    if (key.first == Op::barrier || !meeting.present.contains(index)) broken.push_back(key);
+    if (key.first == StoreOp::barrier || !meeting.present.contains(index)) broken.push_back(key);
   }
   for (const MeetingKey& key : broken)
     fail_meeting(
@@ -413,7 +415,7 @@ void StoreTable::fail_meeting(const MeetingKey& key, const Status& cause, Answer
   const auto entry = meetings_.find(key);
   const Meeting meeting = std::move(entry->second);
   meetings_.erase(entry);
-  if (key.first == Op::all_gather) {
+  if (key.first == StoreOp::all_gather) {
     const auto missing = absent(meeting.members, &meeting);
     obituaries_[key] = {cause, std::set<std::int32_t>(missing.begin(), missing.end())};
     for (const auto& [member, who] : meeting.present) forget_arrival(key.second, member);
@@ -448,11 +450,11 @@ void StoreTable::unpark(Ticket ticket) {
     list.erase(std::remove(list.begin(), list.end(), ticket), list.end());
     if (list.empty()) map.erase(found);
   };
-  if (parked.op == Op::attend) {
+  if (parked.op == StoreOp::attend) {
     // `depart` has taken it off the list
-  } else if (parked.op == Op::queue_pop) {
+  } else if (parked.op == StoreOp::queue_pop) {
     forget(queue_waiters_, parked.keys[0]);
-  } else if (parked.op != Op::barrier && parked.op != Op::all_gather) {
+  } else if (parked.op != StoreOp::barrier && parked.op != StoreOp::all_gather) {
     forget(awaited_, parked.keys[parked.at]);
   }
   parked_.erase(entry);
@@ -460,10 +462,10 @@ void StoreTable::unpark(Ticket ticket) {
 
 Status StoreTable::timeout_of(const Parked& parked, TimePoint now) const {
   const std::string waited = describe(now - parked.since);
-  if (parked.op == Op::get)
+  if (parked.op == StoreOp::get)
     return Status(Code::timed_out,
                   "get(" + quoted(parked.keys[0]) + "): nobody set this key within " + waited);
-  if (parked.op == Op::queue_pop)
+  if (parked.op == StoreOp::queue_pop)
     return Status(Code::timed_out, "queue_pop(" + quoted(parked.keys[0]) +
                                        "): nothing came into the queue within " + waited);
   std::vector<std::string_view> missing;
@@ -481,7 +483,7 @@ void StoreTable::expire(TimePoint now, Answers& answers) {
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
     const Ticket ticket = deadlines_.begin()->second;
     const Parked& parked = parked_.at(ticket);
-    if (parked.op != Op::barrier && parked.op != Op::all_gather) {
+    if (parked.op != StoreOp::barrier && parked.op != StoreOp::all_gather) {
       answers.push_back({ticket, {timeout_of(parked, now), 0, {}}});
       unpark(ticket);
       continue;
@@ -495,7 +497,7 @@ void StoreTable::expire(TimePoint now, Answers& answers) {
                        std::to_string(meeting.members) + " members came within " +
                        describe(now - parked.since);
     std::vector<int> ranks;
-    if (parked.op == Op::all_gather) {
+    if (parked.op == StoreOp::all_gather) {
       ranks = absent(meeting.members, &meeting);
       text += "; missing: " + named_ranks(ranks);
     }
@@ -510,7 +512,7 @@ std::vector<std::string> StoreTable::overdue(TimePoint now) {
     const auto waited = now - meeting.since;
     meeting.overdue = meeting.since + 2 * waited;
     std::string text = "the store has waited " + describe(waited) + " for ";
-    if (key.first == Op::all_gather) {
+    if (key.first == StoreOp::all_gather) {
       const auto ranks = absent(meeting.members, &meeting);
       text += (ranks.size() == 1 ? "member " : "members ") + listed(ranks) + " of " +
               std::to_string(meeting.members);
@@ -536,7 +538,7 @@ void StoreTable::drop(Ticket ticket, TimePoint now, Answers& answers) {
   const auto entry = parked_.find(ticket);
   if (entry == parked_.end()) return;
   const Parked& parked = entry->second;
-  if (parked.op == Op::attend) {
+  if (parked.op == StoreOp::attend) {
     const std::string text =
         "rank " + std::to_string(parked.index) +
         " has lost its connection to the store; its process has probably ended";
@@ -548,9 +550,9 @@ void StoreTable::drop(Ticket ticket, TimePoint now, Answers& answers) {
     }
     return unpark(ticket);
   }
-  if (parked.op != Op::barrier && parked.op != Op::all_gather) return unpark(ticket);
+  if (parked.op != StoreOp::barrier && parked.op != StoreOp::all_gather) return unpark(ticket);
   const MeetingKey key(parked.op, parked.keys[0]);
-  const bool gather = parked.op == Op::all_gather;
+  const bool gather = parked.op == StoreOp::all_gather;
   const std::int32_t index = parked.index;
   const std::string waited = describe(now - parked.since);
   meetings_.at(key).present.erase(index);

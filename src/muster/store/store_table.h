@@ -26,7 +26,7 @@ namespace muster::store {
 class StoreTable {
  public:
   using Ticket = store::Ticket;
-  using Answer = store::Answer;
+  using TicketReply = store::TicketReply;
   using Answers = store::Answers;
 
   /// Answers `request` or parks it. Appends to `answers` its reply and the replies of requests it
@@ -49,18 +49,18 @@ class StoreTable {
   const LeaseTable& leases() const { return leases_; }
 
  private:
-  struct Hash {
+  struct TextHash {
     using is_transparent = void;
     std::size_t operator()(std::string_view text) const {
       return std::hash<std::string_view>()(text);
     }
   };
   template <class T>
-  using TextMap = std::unordered_map<std::string, T, Hash, std::equal_to<>>;
+  using TextMap = std::unordered_map<std::string, T, TextHash, std::equal_to<>>;
   using MutableValue = std::shared_ptr<std::string>;
 
   struct Parked {
-    Op op = Op::get;
+    StoreOp op = StoreOp::get;
     std::vector<std::string> keys;
     std::size_t at = 0;  // get, wait, multi_get: index of the key it waits for
     std::int32_t index = 0;
@@ -82,7 +82,7 @@ class StoreTable {
     Status cause;
     std::set<std::int32_t> untold;
   };
-  using MeetingKey = std::pair<Op, std::string>;
+  using MeetingKey = std::pair<StoreOp, std::string>;
   /// The members of a job, by the prefix of its keys. A member that disconnects is named in every
   /// meeting of all members that needs it. Before the job exists, its members attend the meeting in
   /// which they join it.

@@ -41,7 +41,7 @@ class TableTest : public ::testing::Test {
 
   static Request gather(std::string_view key, int index, int members,
                         Duration timeout = seconds(10)) {
-    return {.op = Op::all_gather,
+    return {.op = StoreOp::all_gather,
             .timeout = timeout,
             .index = index,
             .members = members,
@@ -49,10 +49,10 @@ class TableTest : public ::testing::Test {
             .values = {"value"}};
   }
   static Request barrier(std::string_view key, int members, Duration timeout = seconds(10)) {
-    return {.op = Op::barrier, .timeout = timeout, .members = members, .keys = {key}};
+    return {.op = StoreOp::barrier, .timeout = timeout, .members = members, .keys = {key}};
   }
   static Request set(std::string_view key) {
-    return {.op = Op::set, .keys = {key}, .values = {"value"}};
+    return {.op = StoreOp::set, .keys = {key}, .values = {"value"}};
   }
 
   StoreTable table;
@@ -63,7 +63,7 @@ class TableTest : public ::testing::Test {
 
 // spec: C7 timeout: exactly at the deadline, with the time waited
 TEST_F(TableTest, GetTimesOutAtItsDeadline) {
-  const auto get = ask({.op = Op::get, .timeout = seconds(5), .keys = {"key"}});
+  const auto get = ask({.op = StoreOp::get, .timeout = seconds(5), .keys = {"key"}});
   EXPECT_EQ(table.next_deadline(), now + seconds(5));
   advance(seconds(5) - Duration(1));
   EXPECT_FALSE(answered(get));
@@ -75,7 +75,7 @@ TEST_F(TableTest, GetTimesOutAtItsDeadline) {
 
 // spec: C7 a negative timeout: no limit
 TEST_F(TableTest, NegativeTimeoutNeverExpires) {
-  const auto get = ask({.op = Op::get, .timeout = seconds(-1), .keys = {"key"}});
+  const auto get = ask({.op = StoreOp::get, .timeout = seconds(-1), .keys = {"key"}});
   advance(std::chrono::hours(100000));
   EXPECT_FALSE(answered(get));
   ask(set("key"));
@@ -85,9 +85,9 @@ TEST_F(TableTest, NegativeTimeoutNeverExpires) {
 // A key that came and was deleted again while another was awaited is still missing.
 // spec: C10 wait: all keys at the same time
 TEST_F(TableTest, WaitNoticesKeysThatWentAway) {
-  const auto wait = ask({.op = Op::wait, .timeout = seconds(5), .keys = {"a", "b"}});
+  const auto wait = ask({.op = StoreOp::wait, .timeout = seconds(5), .keys = {"a", "b"}});
   ask(set("a"));
-  ask({.op = Op::delete_key, .keys = {"a"}});
+  ask({.op = StoreOp::delete_key, .keys = {"a"}});
   ask(set("b"));
   EXPECT_FALSE(answered(wait));
   ask(set("a"));
@@ -96,10 +96,10 @@ TEST_F(TableTest, WaitNoticesKeysThatWentAway) {
 
 // spec: C14 queues: those who wait are served in the order in which they came
 TEST_F(TableTest, PopsAreServedInOrder) {
-  const auto first = ask({.op = Op::queue_pop, .number = 1, .keys = {"queue"}});
-  const auto second = ask({.op = Op::queue_pop, .number = 1, .keys = {"queue"}});
+  const auto first = ask({.op = StoreOp::queue_pop, .number = 1, .keys = {"queue"}});
+  const auto second = ask({.op = StoreOp::queue_pop, .number = 1, .keys = {"queue"}});
   drop(first);
-  ask({.op = Op::queue_push, .keys = {"queue"}, .values = {"x"}});
+  ask({.op = StoreOp::queue_push, .keys = {"queue"}, .values = {"x"}});
   EXPECT_FALSE(answered(first));
   EXPECT_EQ(*replies.at(second).values.at(0), "x");
 }
@@ -171,7 +171,7 @@ TEST_F(TableTest, GatherNamesTheMemberThatIsGone) {
 TEST_F(TableTest, AttendanceNamesWhoIsGone) {
   std::vector<StoreTable::Ticket> attending;
   for (int rank = 0; rank < 3; ++rank)
-    attending.push_back(ask({.op = Op::attend, .index = rank, .members = 3, .keys = {"job"}}));
+    attending.push_back(ask({.op = StoreOp::attend, .index = rank, .members = 3, .keys = {"job"}}));
   const auto waiting = ask(gather("job/first", 0, 3));
   const auto barred = ask(barrier("job/barrier", 3));
   const auto elsewhere = ask(gather("jobs/first", 0, 3));
@@ -187,16 +187,16 @@ TEST_F(TableTest, AttendanceNamesWhoIsGone) {
   EXPECT_FALSE(answered(few)) << "a meeting of fewer than all may be without it";
   EXPECT_EQ(status(ask(gather("job/later", 1, 3))).ranks(), std::vector<int>{2});
   EXPECT_EQ(status(ask(barrier("job/later", 3))).ranks(), std::vector<int>{2});
-  ask({.op = Op::leave, .index = 1, .keys = {"job"}});
+  ask({.op = StoreOp::leave, .index = 1, .keys = {"job"}});
   EXPECT_NE(status(ask(barrier("job/more", 3))).message().find("has left the job"),
             std::string::npos);
-  ask({.op = Op::leave, .index = 0, .keys = {"job"}});
+  ask({.op = StoreOp::leave, .index = 0, .keys = {"job"}});
   EXPECT_FALSE(answered(ask(gather("job/new", 0, 3))))
       << "when all are gone the name is free again";
 }
 
 Request arrival(int rank, int members, std::string_view key) {
-  return {.op = Op::attend, .index = rank, .members = members, .keys = {key}};
+  return {.op = StoreOp::attend, .index = rank, .members = members, .keys = {key}};
 }
 
 // spec: B1 a rank that ends before it has come to the meeting in which all join is named to all,
@@ -238,11 +238,11 @@ TEST_F(TableTest, TheFirstToArriveIsMissedByThoseWhoCome) {
 // spec: B1 between joining and the first meeting of the job nobody is missed too late
 TEST_F(TableTest, ArrivalsAttendTheJobOnceAllHaveJoined) {
   const std::string key = join_key("", "group/of mine");
-  EXPECT_EQ(replies.at(ask({.op = Op::count_joins})).number, 0);
+  EXPECT_EQ(replies.at(ask({.op = StoreOp::count_joins})).number, 0);
   std::vector<StoreTable::Ticket> arrived;
   for (int rank = 0; rank < 3; ++rank) arrived.push_back(ask(arrival(rank, 3, key)));
   for (int rank = 0; rank < 3; ++rank) ask(gather(key, rank, 3));
-  EXPECT_EQ(replies.at(ask({.op = Op::count_joins})).number, 1);
+  EXPECT_EQ(replies.at(ask({.op = StoreOp::count_joins})).number, 1);
   const std::string job = job_of(key, "valuevaluevalue");
   EXPECT_TRUE(job.starts_with("group/of mine-")) << job;
   const auto waiting = ask(gather(job + "/contacts", 0, 3));
@@ -265,10 +265,10 @@ TEST_F(TableTest, GatherAgainAndAgain) {
 // spec: C14 append leaves values handed out before as they were
 TEST_F(TableTest, AppendCopiesWhatIsShared) {
   ask(set("key"));
-  const auto get = ask({.op = Op::get, .keys = {"key"}});
-  ask({.op = Op::append, .keys = {"key"}, .values = {"+more"}});
+  const auto get = ask({.op = StoreOp::get, .keys = {"key"}});
+  ask({.op = StoreOp::append, .keys = {"key"}, .values = {"+more"}});
   EXPECT_EQ(*replies.at(get).values[0], "value");
-  EXPECT_EQ(*replies.at(ask({.op = Op::get, .keys = {"key"}})).values[0], "value+more");
+  EXPECT_EQ(*replies.at(ask({.op = StoreOp::get, .keys = {"key"}})).values[0], "value+more");
 }
 
 // spec: H2 at info the store's host says for whom an initialisation waits: after ten seconds, after

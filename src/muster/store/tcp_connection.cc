@@ -163,7 +163,7 @@ Result<std::unique_ptr<TcpConnection>> entered(const TcpEndpoint& endpoint,
                                                TimePoint deadline) {
   if (endpoint.epoch == 0) return connection;
   const Reply reply = connection->exchange(
-      {.op = Op::enter, .number = endpoint.epoch, .keys = {endpoint.epoch_record}}, deadline);
+      {.op = StoreOp::enter, .number = endpoint.epoch, .keys = {endpoint.epoch_record}}, deadline);
   if (!reply.status) return reply.status.with_context(endpoint.name());
   return connection;
 }
@@ -194,7 +194,7 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
     for (std::size_t i = 0; addresses && i < addresses->size(); ++i) {
       Descriptor local;
       if (endpoint.within_host) local = connect_within_host((*addresses)[i]);
-      const Way way = local ? Way::unix_socket : Way::tcp;
+      const EndpointWay way = local ? EndpointWay::unix_socket : EndpointWay::tcp;
       auto socket = local ? Result<Descriptor>(std::move(local))
                           : connect_to((*addresses)[i], std::min(deadline, now() + kConnectLimit));
       if (!socket) {
@@ -202,7 +202,7 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
         continue;
       }
       make_blocking(socket->get());
-      if (way == Way::tcp) tune_tcp(socket->get());
+      if (way == EndpointWay::tcp) tune_tcp(socket->get());
       std::unique_ptr<TcpConnection> connection(
           new TcpConnection(std::move(*socket), endpoint.name()));
       Status greeted =
@@ -245,11 +245,12 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
   }
 }
 
-Status TcpConnection::shake_hands(const TcpEndpoint& endpoint, Way way, TimePoint deadline) {
+Status TcpConnection::shake_hands(const TcpEndpoint& endpoint, EndpointWay way,
+                                  TimePoint deadline) {
   const Handshake::Hello hello{.role = endpoint.role,
                                .job = store_job(endpoint.port, endpoint.job, endpoint.role),
                                .build = kStoreBuild};
-  if (way == Way::unix_socket) {
+  if (way == EndpointWay::unix_socket) {
     Handshake handshake(Handshake::Side::connector, hello, endpoint.secret);
     return shake_hands(handshake, deadline);
   }

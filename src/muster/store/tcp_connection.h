@@ -55,9 +55,9 @@ class TcpConnection {
   bool forked() const { return mark_.forked(); }
 
  private:
-  enum class Way : std::uint8_t { unix_socket, tcp };
+  enum class EndpointWay : std::uint8_t { unix_socket, tcp };
   explicit TcpConnection(Descriptor socket, std::string name);
-  Status shake_hands(const TcpEndpoint& endpoint, Way way, TimePoint deadline);
+  Status shake_hands(const TcpEndpoint& endpoint, EndpointWay way, TimePoint deadline);
   template <class Session>
   Status shake_hands(Session& session, TimePoint deadline);
   Status send_all(std::vector<ConstBytes> pieces, TimePoint deadline);
@@ -77,7 +77,7 @@ class TcpConnection {
   std::optional<TlsSession> tls_;  // over TCP only
   std::vector<std::byte> buffer_;
   std::vector<std::byte> plain_;  // the most recently decrypted bytes
-  FrameReader frames_;
+  RequestFrames frames_;
   std::uint64_t next_id_ = 1;
   Duration receive_limit_{0};
   Duration send_limit_{0};

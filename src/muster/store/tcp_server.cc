@@ -235,15 +235,15 @@ class AsioServer final : public TcpServer {
     const auto own = SocketAddress::local_of(socket.get());
     const bool same_host = peer.is_loopback() || (own && own->host() == peer.host());
     add(std::move(socket), peer.text(),
-        same_host ? StoreServer::Way::tcp_same_host : StoreServer::Way::tcp);
+        same_host ? StoreServer::ListenerWay::tcp_same_host : StoreServer::ListenerWay::tcp);
   }
 
   void open_local(Descriptor socket) {
     if (is_same_user(socket.get()))
-      add(std::move(socket), "a process of this host", StoreServer::Way::unix_socket);
+      add(std::move(socket), "a process of this host", StoreServer::ListenerWay::unix_socket);
   }
 
-  void add(Descriptor socket, const std::string& peer, StoreServer::Way way) {
+  void add(Descriptor socket, const std::string& peer, StoreServer::ListenerWay way) {
     const Connection number = next_connection_++;
     const auto [entry, fresh] =
         sessions_.emplace(number, std::make_unique<Session>(io_, std::move(socket)));

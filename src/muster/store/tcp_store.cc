@@ -68,7 +68,7 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
   ~TcpStoreClient() override {
     if (!attendance_ || attendance_->forked() || is_join_key(attended_job_)) return;
     const Status ignored =
-        attendance_->post({.op = Op::leave, .index = attending_rank_, .keys = {attended_job_}},
+        attendance_->post({.op = StoreOp::leave, .index = attending_rank_, .keys = {attended_job_}},
                           steady_clock().now() + kGoodbyeLimit);
     static_cast<void>(ignored);  // a server that is gone needs no goodbye
   }
@@ -108,7 +108,7 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
                     "this store attends the job " + attended_job_ + " already");
     if (Status sent =
             (*connection)
-                ->post({.op = Op::attend, .index = rank, .members = world_size, .keys = {job}},
+                ->post({.op = StoreOp::attend, .index = rank, .members = world_size, .keys = {job}},
                        deadline);
         !sent)
       return lost(sent);
@@ -119,13 +119,13 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
   }
 
   Result<std::int64_t> count_joins() override {
-    Reply reply = call({.op = Op::count_joins});
+    Reply reply = call({.op = StoreOp::count_joins});
     if (!reply.status.ok()) return reply.status;
     return reply.number;
   }
 
   Result<std::int64_t> count_refusals() override {
-    Reply reply = call({.op = Op::count_refusals});
+    Reply reply = call({.op = StoreOp::count_refusals});
     if (!reply.status.ok()) return reply.status;
     return reply.number;
   }
@@ -145,9 +145,9 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
 
  protected:
   Reply call(const Request& request) override {
-    const bool may_block = request.op == Op::get || request.op == Op::wait ||
-                           request.op == Op::multi_get || request.op == Op::queue_pop ||
-                           request.op == Op::barrier || request.op == Op::all_gather;
+    const bool may_block = request.op == StoreOp::get || request.op == StoreOp::wait ||
+                           request.op == StoreOp::multi_get || request.op == StoreOp::queue_pop ||
+                           request.op == StoreOp::barrier || request.op == StoreOp::all_gather;
     const Duration limit = may_block ? request.timeout : timeout();
     const TimePoint begin = steady_clock().now();
     TimePoint deadline = deadline_after(steady_clock(), limit);

@@ -53,7 +53,7 @@ class User {
 
  private:
   testing::Stranger connection_;
-  FrameReader frames_;
+  RequestFrames frames_;
   std::uint64_t last_id_ = 0;
   bool authenticated_ = false;
 };
@@ -97,14 +97,14 @@ TEST_F(Crowd, ThousandsOfUsersMeet) {
   std::uint64_t id = 0;
   // Each reads what the next one writes; half of them ask before it is there.
   for (std::size_t i = 0; i < users.size(); i += 2)
-    users[i]->ask({.op = Op::set, .keys = {key(i)}, .values = {key(i)}});
+    users[i]->ask({.op = StoreOp::set, .keys = {key(i)}, .values = {key(i)}});
   for (std::size_t i = 1; i < users.size(); i += 2)
-    id = users[i]->ask({.op = Op::set, .keys = {key(i)}, .values = {key(i)}});
+    id = users[i]->ask({.op = StoreOp::set, .keys = {key(i)}, .values = {key(i)}});
   take_all(id);
   ASSERT_FALSE(HasFailure());
   for (std::size_t i = 0; i < users.size(); ++i) {
     const std::string next = key(i + 1);
-    id = users[i]->ask({.op = Op::get, .timeout = kLong, .keys = {next}});
+    id = users[i]->ask({.op = StoreOp::get, .timeout = kLong, .keys = {next}});
   }
   const auto values = take_all(id);
   ASSERT_FALSE(HasFailure());
@@ -113,8 +113,8 @@ TEST_F(Crowd, ThousandsOfUsersMeet) {
 
   // All wait for one key; that they do wait shows in the answer to a later question.
   for (auto& user : users) {
-    user->ask({.op = Op::wait, .timeout = kLong, .keys = {"start"}});
-    id = user->ask({.op = Op::check, .keys = {"start"}});
+    user->ask({.op = StoreOp::wait, .timeout = kLong, .keys = {"start"}});
+    id = user->ask({.op = StoreOp::check, .keys = {"start"}});
   }
   const auto checks = take_all(id);
   ASSERT_FALSE(HasFailure());
@@ -125,7 +125,7 @@ TEST_F(Crowd, ThousandsOfUsersMeet) {
 
   for (int round = 0; round < 2; ++round) {
     for (auto& user : users)
-      id = user->ask({.op = Op::barrier,
+      id = user->ask({.op = StoreOp::barrier,
                       .timeout = kLong,
                       .members = static_cast<int>(users.size()),
                       .keys = {"all"}});

@@ -174,7 +174,7 @@ TEST_F(Strangers, LyingLengths) {
   ::getrusage(RUSAGE_SELF, &after);
   EXPECT_LT(after.ru_maxrss - before.ru_maxrss, 64 << 10) << "KiB";
   // Counts and lengths inside a request that do not fit it.
-  Request request{.op = Op::set, .keys = {"key"}, .values = {"value"}};
+  Request request{.op = StoreOp::set, .keys = {"key"}, .values = {"value"}};
   std::string frame = encode_head(request, 1) + "value";
   for (const std::size_t at : {40u, 44u, 48u, 52u}) {
     std::string bad = frame;
@@ -195,7 +195,7 @@ TEST_F(Strangers, SlowReader) {
   Stranger slow(server->port());
   ASSERT_TRUE(slow.authenticate(kTcpSecret, hello(server->port())));
   const std::string frame =
-      encode_head(Request{.op = Op::get, .timeout = kLong, .keys = {"large"}}, 1);
+      encode_head(Request{.op = StoreOp::get, .timeout = kLong, .keys = {"large"}}, 1);
   std::size_t sent = 0;
   // As many requests as the connection takes: at some time the server stops reading.
   for (int quiet = 0; quiet < 20 && sent < 100000;) {
@@ -217,13 +217,13 @@ TEST_F(Strangers, RequestsInPieces) {
   Stranger odd(server->port());
   ASSERT_TRUE(odd.authenticate(kTcpSecret, hello(server->port())));
   std::string all =
-      encode_head(Request{.op = Op::set, .keys = {"odd"}, .values = {"value"}}, 7) + "value";
+      encode_head(Request{.op = StoreOp::set, .keys = {"odd"}, .values = {"value"}}, 7) + "value";
   for (const char byte : all) ASSERT_TRUE(odd.send({&byte, 1}));
   all.clear();
   for (std::uint64_t id = 8; id < 58; ++id)
-    all += encode_head(Request{.op = Op::add, .number = 1, .keys = {"count"}}, id);
+    all += encode_head(Request{.op = StoreOp::add, .number = 1, .keys = {"count"}}, id);
   ASSERT_TRUE(odd.send(all));
-  FrameReader frames;
+  RequestFrames frames;
   for (std::uint64_t id = 7; id < 58; ++id) {
     std::optional<std::string_view> frame;
     while (!(frame = frames.next())) {

@@ -105,7 +105,7 @@ class SimStore final : public store::RequestStore<store::Store> {
   SimJob& job_;
   int rank_;
   std::unique_ptr<ByteStream> stream_;
-  store::FrameReader frames_;
+  store::RequestFrames frames_;
   std::uint64_t next_id_ = 1;
 };
 
@@ -120,7 +120,7 @@ std::unique_ptr<ByteStream> SimJob::reach_store(int rank) {
   auto stream = stream_between(rank, store_place());
   serving_[static_cast<std::size_t>(rank)] = stream_between(store_place(), rank);
   server_.on_open(static_cast<std::uint64_t>(rank) + 1, "rank " + std::to_string(rank),
-                  store::StoreServer::Way::unix_socket, now_);
+                  store::StoreServer::ListenerWay::unix_socket, now_);
   return stream;
 }
 

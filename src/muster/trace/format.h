@@ -82,12 +82,12 @@ struct Body {
 using Words = std::array<std::uint64_t, sizeof(Body) / 8>;
 static_assert(sizeof(Body) == 112);
 
-struct alignas(64) Entry {
+struct alignas(64) TraceEntry {
   std::uint64_t stamp;    ///< 2 t for ticket t, 2 t + 1 while it is written; 0: never used
   std::uint64_t outcome;  ///< how the call has ended, see below; 0: it has not
   Words words;
 };
-static_assert(sizeof(Entry) == 128);
+static_assert(sizeof(TraceEntry) == 128);
 
 /// State, the ticket's last 16 bits and the time that the call took, in one word: written once the
 /// call is over, by whoever ends it, without claiming the entry. A time of 1 says no more than that

@@ -80,13 +80,13 @@ struct ThreeCopies {
 bool is_whole(const FileHeader& header, std::size_t bytes) {
   if (header.magic != kMagic || header.version != kVersion || header.header_bytes != kHeaderBytes ||
       header.group_bytes != sizeof(GroupSlot) || header.groups != kGroups ||
-      header.entry_bytes != sizeof(Entry))
+      header.entry_bytes != sizeof(TraceEntry))
     return false;
   if (!std::has_single_bit(header.entries) || header.entries > kMostEntries || header.rank < 0 ||
       header.rank >= header.world_size)
     return false;
-  return bytes ==
-         kHeaderBytes + kGroups * sizeof(GroupSlot) + std::size_t{header.entries} * sizeof(Entry);
+  return bytes == kHeaderBytes + kGroups * sizeof(GroupSlot) +
+                      std::size_t{header.entries} * sizeof(TraceEntry);
 }
 
 /// `completed` is from a copy that is older than `slot`: a call is started before it is completed.
@@ -107,7 +107,7 @@ GroupTrace group_of(const GroupSlot& slot, std::uint64_t completed) {
 
 enum class StampState : std::uint8_t { nothing, entry, torn };
 
-StampState look_at(const ThreeCopies<Entry>& copies, std::size_t at) {
+StampState look_at(const ThreeCopies<TraceEntry>& copies, std::size_t at) {
   const std::uint64_t stamp = copies.before[at].stamp;
   if (stamp == 0) return StampState::nothing;
   return (stamp & 1) == 0 && copies.after[at].stamp == stamp ? StampState::entry : StampState::torn;
@@ -120,19 +120,19 @@ std::uint64_t each_entry(TraceFile& file, std::size_t offset, std::size_t entrie
                          const Take& take) {
   constexpr std::size_t kBlock = 512;
   std::uint64_t torn = 0;
-  ThreeCopies<Entry> block(kBlock), one(1);
-  const auto take_from = [&](const ThreeCopies<Entry>& copies, std::size_t at) {
-    const Entry& entry = copies.middle[at];
+  ThreeCopies<TraceEntry> block(kBlock), one(1);
+  const auto take_from = [&](const ThreeCopies<TraceEntry>& copies, std::size_t at) {
+    const TraceEntry& entry = copies.middle[at];
     take(std::bit_cast<Body>(entry.words), entry.outcome, copies.before[at].stamp / 2);
   };
   for (std::size_t first = 0; first < entries && !file.cut_short(); first += kBlock) {
     const std::size_t count = std::min(kBlock, entries - first);
-    block.read(file, offset + first * sizeof(Entry), count);
+    block.read(file, offset + first * sizeof(TraceEntry), count);
     for (std::size_t at = 0; at < count; ++at) {
       StampState found = look_at(block, at);
       if (found == StampState::entry) take_from(block, at);
       for (int attempt = 1; found == StampState::torn && attempt < kAttempts; ++attempt) {
-        one.read(file, offset + (first + at) * sizeof(Entry), 1);
+        one.read(file, offset + (first + at) * sizeof(TraceEntry), 1);
         found = look_at(one, 0);
         if (found == StampState::entry) take_from(one, 0);
       }

@@ -107,7 +107,7 @@ Status Recorder::open() {
   Descriptor file(::openat(directory->get(), temporary.c_str(),
                            O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!file) return fail("make");
-  bytes_ = kHeaderBytes + kGroups * sizeof(GroupSlot) + entry_count_ * sizeof(Entry);
+  bytes_ = kHeaderBytes + kGroups * sizeof(GroupSlot) + entry_count_ * sizeof(TraceEntry);
   const int full = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes_));
   void* memory = full == 0 ? ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
                                     MAP_SHARED | MAP_POPULATE, file.get(), 0)
@@ -121,7 +121,7 @@ Status Recorder::open() {
   memory_ = static_cast<std::byte*>(memory);
   header_ = new (memory_) FileHeader{};
   groups_ = reinterpret_cast<GroupSlot*>(memory_ + kHeaderBytes);
-  entries_ = reinterpret_cast<Entry*>(memory_ + kHeaderBytes + kGroups * sizeof(GroupSlot));
+  entries_ = reinterpret_cast<TraceEntry*>(memory_ + kHeaderBytes + kGroups * sizeof(GroupSlot));
   write_header(options_, entry_count_);
   ::flock(file.get(), LOCK_EX | LOCK_NB);
   if (::renameat(directory->get(), temporary.c_str(), directory->get(),
@@ -137,7 +137,7 @@ void Recorder::write_header(const RecorderOptions& options, std::uint32_t entrie
   header_->header_bytes = kHeaderBytes;
   header_->group_bytes = sizeof(GroupSlot);
   header_->groups = kGroups;
-  header_->entry_bytes = sizeof(Entry);
+  header_->entry_bytes = sizeof(TraceEntry);
   header_->entries = entries;
   header_->rank = options.rank;
   header_->world_size = options.world_size;
@@ -181,8 +181,8 @@ std::uint16_t Recorder::add_group(std::string_view name, std::span<const int> ra
   return index;
 }
 
-[[gnu::always_inline]] inline void Recorder::write(Entry& entry, std::uint16_t group,
-                                                   const Call& call,
+[[gnu::always_inline]] inline void Recorder::write(TraceEntry& entry, std::uint16_t group,
+                                                   const RecordedCall& call,
                                                    std::int64_t start_ns) noexcept {
   // Word for word, not by way of a Body: what was put together from bytes is slow to read again as
   // words.
@@ -215,7 +215,7 @@ std::uint16_t Recorder::add_group(std::string_view name, std::span<const int> ra
   put(offsetof(Body, reserved), 0);
 }
 
-void Recorder::begin(std::uint16_t group, const Call& call, TimePoint now,
+void Recorder::begin(std::uint16_t group, const RecordedCall& call, TimePoint now,
                      Ticket& ticket) noexcept {
   ticket.number = 0;
   if (mark_.forked()) return;
@@ -228,7 +228,7 @@ void Recorder::begin(std::uint16_t group, const Call& call, TimePoint now,
   const std::uint64_t number =
       std::atomic_ref(header_->tickets).load(std::memory_order_relaxed) + 1;
   std::atomic_ref(header_->tickets).store(number, std::memory_order_relaxed);
-  Entry& entry = entries_[(number - 1) & (entry_count_ - 1)];
+  TraceEntry& entry = entries_[(number - 1) & (entry_count_ - 1)];
   std::atomic_ref(entry.stamp).store(2 * number + 1, std::memory_order_relaxed);
   write(entry, group, call, ticket.start_ns);
   store(entry.stamp, 2 * number);
@@ -237,10 +237,11 @@ void Recorder::begin(std::uint16_t group, const Call& call, TimePoint now,
 }
 
 /// Where several threads make calls.
-void Recorder::begin_among_others(std::uint16_t group, const Call& call, Ticket& ticket) noexcept {
+void Recorder::begin_among_others(std::uint16_t group, const RecordedCall& call,
+                                  Ticket& ticket) noexcept {
   biased_lock_.revoke();
   std::uint64_t number = 0;
-  Entry* const entry = claim(number);
+  TraceEntry* const entry = claim(number);
   if (entry == nullptr) return;
   write(*entry, group, call, ticket.start_ns);
   store(entry->stamp, 2 * number);
@@ -248,9 +249,9 @@ void Recorder::begin_among_others(std::uint16_t group, const Call& call, Ticket&
 }
 
 /// Takes a ticket and its entry, whose stamp is odd then; null where another thread writes there.
-Entry* Recorder::claim(std::uint64_t& number) noexcept {
+TraceEntry* Recorder::claim(std::uint64_t& number) noexcept {
   number = std::atomic_ref(header_->tickets).fetch_add(1, std::memory_order_relaxed) + 1;
-  Entry& entry = entries_[(number - 1) & (entry_count_ - 1)];
+  TraceEntry& entry = entries_[(number - 1) & (entry_count_ - 1)];
   std::atomic_ref stamp(entry.stamp);
   std::uint64_t before = stamp.load(std::memory_order_relaxed);
   const bool free = (before & 1) == 0 && before < 2 * number;
@@ -266,7 +267,7 @@ void Recorder::settle(const Ticket& ticket, State state, TimePoint now) noexcept
   if (state == State::completed && ticket.sequence != 0)
     raise_to(groups_[ticket.group].completed, ticket.sequence);
   if (ticket.number == 0) return;
-  Entry& entry = entries_[(ticket.number - 1) & (entry_count_ - 1)];
+  TraceEntry& entry = entries_[(ticket.number - 1) & (entry_count_ - 1)];
   if (load(entry.stamp) != 2 * ticket.number) return;  // a later call's by now
   store(entry.outcome, outcome_of(state, ticket.number,
                                   static_cast<std::uint64_t>(std::max<std::int64_t>(

@@ -58,7 +58,7 @@ struct Name {
 };
 
 /// A call, as it is made.
-struct Call {
+struct RecordedCall {
   Name name;                   ///< of the function
   std::uint64_t sequence = 0;  ///< 0: point-to-point
   std::uint64_t bytes = 0;
@@ -93,14 +93,14 @@ class Recorder {
   /// A group that calls are made on; `ranks` are job ranks, `rank` this one's place among them.
   std::uint16_t add_group(std::string_view name, std::span<const int> ranks, int rank);
 
-  Ticket begin(std::uint16_t group, const Call& call, TimePoint now) noexcept {
+  Ticket begin(std::uint16_t group, const RecordedCall& call, TimePoint now) noexcept {
     Ticket ticket;
     begin(group, call, now, ticket);
     return ticket;
   }
   /// The same into a ticket that is there: what is copied just after it was written takes longer
   /// than to write it.
-  void begin(std::uint16_t group, const Call& call, TimePoint now, Ticket& ticket) noexcept;
+  void begin(std::uint16_t group, const RecordedCall& call, TimePoint now, Ticket& ticket) noexcept;
   void end(const Ticket& ticket, TimePoint now) noexcept { settle(ticket, State::completed, now); }
   /// Also after `end`. Not on the fast path: keeps the text.
   void fail(const Ticket& ticket, std::string_view text, TimePoint now) noexcept;
@@ -117,9 +117,9 @@ class Recorder {
  private:
   Recorder(const RecorderOptions& options, std::uint32_t entries);
   Status open();
-  void begin_among_others(std::uint16_t group, const Call& call, Ticket& ticket) noexcept;
-  Entry* claim(std::uint64_t& number) noexcept;
-  static void write(Entry& entry, std::uint16_t group, const Call& call,
+  void begin_among_others(std::uint16_t group, const RecordedCall& call, Ticket& ticket) noexcept;
+  TraceEntry* claim(std::uint64_t& number) noexcept;
+  static void write(TraceEntry& entry, std::uint16_t group, const RecordedCall& call,
                     std::int64_t start_ns) noexcept;
   void write_header(const RecorderOptions& options, std::uint32_t entries);
   void settle(const Ticket& ticket, State state, TimePoint now) noexcept;
@@ -134,7 +134,7 @@ class Recorder {
   std::size_t bytes_ = 0;
   FileHeader* header_ = nullptr;
   GroupSlot* groups_ = nullptr;
-  Entry* entries_ = nullptr;
+  TraceEntry* entries_ = nullptr;
   std::mutex lock_;  // the table of groups and the text of the last failure
   std::vector<std::string> group_names_;
 };

@@ -134,7 +134,7 @@ bool is_served(std::shared_ptr<store::Store> store) {
 
 }  // namespace
 
-struct Responder::State {
+struct TraceResponder::State {
   std::shared_ptr<Recorder> recorder;
   std::shared_ptr<store::Store> store;  // the job's, then a clone
   int rank = 0;
@@ -199,9 +199,9 @@ struct Responder::State {
   }
 };
 
-std::unique_ptr<Responder> Responder::start(std::shared_ptr<Recorder> recorder,
-                                            const std::shared_ptr<store::Store>& job,
-                                            std::function<std::uint64_t()> refusals) {
+std::unique_ptr<TraceResponder> TraceResponder::start(std::shared_ptr<Recorder> recorder,
+                                                      const std::shared_ptr<store::Store>& job,
+                                                      std::function<std::uint64_t()> refusals) {
   if (!recorder || !job || !is_served(job)) return nullptr;
   const auto mine = read_trace(recorder->path());
   if (!mine) return nullptr;
@@ -216,14 +216,14 @@ std::unique_ptr<Responder> Responder::start(std::shared_ptr<Recorder> recorder,
   auto thread = start_thread("the thread that answers `muster trace`", [state] { state->run(); });
   if (!thread.ok()) return nullptr;
   state->thread = std::move(*thread);
-  return std::unique_ptr<Responder>(new Responder(std::move(state)));
+  return std::unique_ptr<TraceResponder>(new TraceResponder(std::move(state)));
 }
 
-Responder::Responder(std::shared_ptr<State> state) : state_(std::move(state)) {}
+TraceResponder::TraceResponder(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
-Responder::~Responder() { stop(); }
+TraceResponder::~TraceResponder() { stop(); }
 
-void Responder::stop() {
+void TraceResponder::stop() {
   const auto state = std::exchange(state_, nullptr);
   if (state == nullptr) return;
   if (mark_.forked()) {

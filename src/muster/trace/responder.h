@@ -28,23 +28,23 @@
 
 namespace muster::trace {
 
-class Responder {
+class TraceResponder {
  public:
   /// Null where nobody outside can reach the store (other kinds than TCP), or where there is no
   /// trace or the store does not answer: a job runs without. `job`: the job's part of the store.
   /// `refusals`: how many connections this rank's listeners have refused; called on the thread.
-  static std::unique_ptr<Responder> start(std::shared_ptr<Recorder> recorder,
-                                          const std::shared_ptr<store::Store>& job,
-                                          std::function<std::uint64_t()> refusals = {});
-  ~Responder();
-  Responder(const Responder&) = delete;
+  static std::unique_ptr<TraceResponder> start(std::shared_ptr<Recorder> recorder,
+                                               const std::shared_ptr<store::Store>& job,
+                                               std::function<std::uint64_t()> refusals = {});
+  ~TraceResponder();
+  TraceResponder(const TraceResponder&) = delete;
 
   /// Lets go of the store, within seconds even where it hangs. Called before the job's store goes.
   void stop();
 
  private:
   struct State;
-  explicit Responder(std::shared_ptr<State> state);
+  explicit TraceResponder(std::shared_ptr<State> state);
   std::shared_ptr<State> state_;
   ProcessMark mark_;
 };

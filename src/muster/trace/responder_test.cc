@@ -35,8 +35,8 @@ class AskedJobs : public ::testing::Test {
       const auto place = folder_.file("host" + std::to_string(rank / 2));
       recorders_[rank] = *Recorder::create({"a job", rank, kRanks, 64, place, "job7"});
       group_ = recorders_[rank]->add_group("default", std::vector<int>{0, 1, 2}, rank);
-      responders_[rank] =
-          Responder::start(recorders_[rank], job_, [rank] { return std::uint64_t{10} + rank; });
+      responders_[rank] = TraceResponder::start(recorders_[rank], job_,
+                                                [rank] { return std::uint64_t{10} + rank; });
     }
   }
   void call(int rank, std::uint64_t sequence, bool ends) {
@@ -67,7 +67,7 @@ class AskedJobs : public ::testing::Test {
   std::shared_ptr<store::TcpStore> server_;
   std::shared_ptr<store::Store> job_;
   std::shared_ptr<Recorder> recorders_[kRanks];
-  std::unique_ptr<Responder> responders_[kRanks];
+  std::unique_ptr<TraceResponder> responders_[kRanks];
   std::uint16_t group_ = 0;
 };
 
@@ -164,8 +164,8 @@ TEST_F(AskedJobs, WhereNobodyAnswersThatIsSaid) {
 }
 
 TEST_F(AskedJobs, RanksSpeakOnlyWhereOthersCanListen) {
-  EXPECT_EQ(Responder::start(recorders_[0], store::make_hash_store()), nullptr);
-  EXPECT_EQ(Responder::start(nullptr, job_), nullptr);
+  EXPECT_EQ(TraceResponder::start(recorders_[0], store::make_hash_store()), nullptr);
+  EXPECT_EQ(TraceResponder::start(nullptr, job_), nullptr);
 }
 
 // Nonsense among the questions and answers neither ends a responder nor fools who asks.

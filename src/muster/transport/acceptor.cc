@@ -107,11 +107,12 @@ bool Acceptor::accept_from(int listener, TimePoint now) {
   if (options_.admit && !options_.admit(socket.get())) return true;
   if (pending_.size() >= options_.most_pending) drop(pending_.begin());
   const int fd = socket.get();
-  pending_.emplace_back(GuardedDescriptor(std::move(socket)), options_.hello, secret_,
-                        PendingConnection::Options{.side = Handshake::Side::acceptor,
-                                                   .way = options_.way,
-                                                   .since = now,
-                                                   .limit = now + options_.handshake_limit});
+  pending_.emplace_back(
+      GuardedDescriptor(std::move(socket)), options_.hello, secret_,
+      PendingConnection::ConnectionOptions{.side = Handshake::Side::acceptor,
+                                           .way = options_.way,
+                                           .since = now,
+                                           .limit = now + options_.handshake_limit});
   const auto connection = std::prev(pending_.end());
   by_descriptor_[fd] = connection;
   epoll_event event{};
@@ -150,14 +151,14 @@ void Acceptor::refuse(const PendingConnection& connection, const std::string& wh
 
 void Acceptor::advance(Pending::iterator connection, TimePoint now) {
   switch (connection->advance(options_.welcome)) {
-    case PendingConnection::Progress::waiting: {
+    case PendingConnection::HandshakeProgress::waiting: {
       epoll_event event{};
       event.events = connection->epoll_events();
       event.data.fd = connection->descriptor();
       ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection->descriptor(), &event);
       return;
     }
-    case PendingConnection::Progress::failed:
+    case PendingConnection::HandshakeProgress::failed:
       // One that lost a crossing is a rank's; one that went away asked for nothing.
       if (connection->failure().code() == Code::refused && !connection->lost_crossing())
         refuse(*connection, connection->failure().message(), now);
@@ -165,7 +166,7 @@ void Acceptor::advance(Pending::iterator connection, TimePoint now) {
         log(LogLevel::debug, "a connection was turned away: " + connection->failure().message());
       drop(connection);
       return;
-    case PendingConnection::Progress::done: {
+    case PendingConnection::HandshakeProgress::done: {
       ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection->descriptor(), nullptr);
       by_descriptor_.erase(connection->descriptor());
       AuthenticatedSocket socket = connection->take();

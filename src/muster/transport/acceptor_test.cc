@@ -61,10 +61,10 @@ class Hall {
     const std::size_t before = arrived.size();
     PendingConnection connection(GuardedDescriptor(testing::dial(address)), hello(),
                                  Secret::given(kSecret), {.limit = soon()});
-    PendingConnection::Progress progress{};
+    PendingConnection::HandshakeProgress progress{};
     return until([&] {
       progress = connection.advance([](const Handshake::Peer&) { return true; });
-      return progress != PendingConnection::Progress::waiting && arrived.size() > before;
+      return progress != PendingConnection::HandshakeProgress::waiting && arrived.size() > before;
     });
   }
 
@@ -111,12 +111,12 @@ TEST(Acceptor, CountsWhomItRefuses) {
   const auto tries = [&](const Secret& secret) {
     PendingConnection connection(GuardedDescriptor(testing::dial(hall.address)), Hall::hello(),
                                  secret, {.limit = soon()});
-    PendingConnection::Progress progress{};
+    PendingConnection::HandshakeProgress progress{};
     EXPECT_TRUE(hall.until([&] {
       progress = connection.advance([](const Handshake::Peer&) { return true; });
-      return progress != PendingConnection::Progress::waiting;
+      return progress != PendingConnection::HandshakeProgress::waiting;
     }));
-    return progress == PendingConnection::Progress::done;
+    return progress == PendingConnection::HandshakeProgress::done;
   };
   EXPECT_TRUE(tries(Secret::given(kSecret)));
   EXPECT_EQ(hall.acceptor->refusals(), 0u);

@@ -23,7 +23,7 @@ TransferRef refused_in_child(bool sends) {
 TransferRef ChannelState::send(int member, std::uint64_t tag, ConstBytes data,
                                const Fingerprint& call, bool wants_transfer) {
   if (core_.engine.forked()) return refused_in_child(true);
-  const PassLoop::Entry entry(loop_);
+  const PassLoop::LoopEntry entry(loop_);
   const bool valid = member >= 0 && member < size();
   std::size_t took = 0;
   if (valid && data.size() <= kEagerBytes) {
@@ -49,7 +49,7 @@ TransferRef ChannelState::send(int member, std::uint64_t tag, ConstBytes data,
 TransferRef ChannelState::receive(int member, std::uint64_t tag, MutableBytes data,
                                   const Fingerprint& call, bool exact) {
   if (core_.engine.forked()) return refused_in_child(false);
-  const PassLoop::Entry entry(loop_);
+  const PassLoop::LoopEntry entry(loop_);
   const bool valid =
       (member >= 0 && member < size()) || (member == kAnyMember && call.sequence == 0);
   TransferStateRef transfer = core_.start(false, valid ? member : kAnyMember, tag, call);
@@ -69,13 +69,13 @@ TryReceive ChannelState::try_receive(int member, std::uint64_t tag, MutableBytes
                                      const Fingerprint& call) {
   if (call.sequence != 0 || member < 0 || member >= size() || core_.engine.forked())
     return TryReceive::needs_transfer;
-  const PassLoop::Entry entry(loop_);
+  const PassLoop::LoopEntry entry(loop_);
   return receiver_.try_receive(core_.members[static_cast<std::size_t>(member)],
                                eager_header(core_.id, tag, data.size(), call), data);
 }
 
 void ChannelState::begin(const Fingerprint& call) {
-  const PassLoop::Entry entry(loop_);
+  const PassLoop::LoopEntry entry(loop_);
   if (!core_.failure.ok() || call.sequence == 0) return;
   for (const auto& [source, theirs] : core_.calls.begin(call)) {
     if (!core_.check_call(source, theirs)) return;
@@ -83,14 +83,14 @@ void ChannelState::begin(const Fingerprint& call) {
 }
 
 void ChannelState::compare(int member, const Fingerprint& call) {
-  const PassLoop::Entry entry(loop_);
+  const PassLoop::LoopEntry entry(loop_);
   if (!core_.failure.ok() || member < 0 || member >= size()) return;
   core_.check_call(core_.members[static_cast<std::size_t>(member)], call);
 }
 
 void ChannelState::cancel(const TransferRef& transfer) {
   if (transfer->done()) return;
-  const PassLoop::Entry entry(loop_);
+  const PassLoop::LoopEntry entry(loop_);
   auto& state = static_cast<TransferState&>(*transfer);
   if (state.stage == TransferState::Stage::finished) return;
   end(state, Status(Code::aborted, std::string(state.sends ? "the send to " : "the receive from ") +
@@ -137,7 +137,7 @@ void ChannelState::leave_locked(int rank, const Status& cause) {
 
 void ChannelState::fail(Status cause) {
   if (cause.ok()) cause = Status(Code::internal, "a channel was failed without a cause");
-  const PassLoop::Entry entry(loop_);
+  const PassLoop::LoopEntry entry(loop_);
   core_.engine.failures->on_channel_failure(core_.id, cause);
 }
 
@@ -155,7 +155,7 @@ void ChannelState::open_locked(std::vector<int> members) {
 }
 
 std::vector<int> ChannelState::awaited() const {
-  const PassLoop::Entry entry(loop_);
+  const PassLoop::LoopEntry entry(loop_);
   std::vector<int> ranks;
   for (const TransferStateRef& transfer : core_.transfers.all()) {
     if (transfer->rank >= 0) {

@@ -93,7 +93,7 @@ void Engine::shut_down() {
   if (context_.forked()) return;  // the links are our parent's
   bool failed = false, unclosed = false;
   {
-    const PassLoop::Entry entry(loop_);
+    const PassLoop::LoopEntry entry(loop_);
     context_.own.closing = true;
     failed = context_.own.failed;
     unclosed = context_.own.unclosed;
@@ -107,7 +107,7 @@ void Engine::shut_down() {
   if (!failed)
     context_.mailbox().aborted.store(unclosed ? shm::Mailbox::kUnclosed : shm::Mailbox::kLeft,
                                      std::memory_order_release);
-  const PassLoop::Entry entry(loop_);
+  const PassLoop::LoopEntry entry(loop_);
   for (const auto& link : links_.all()) {
     if (link) links_.close(*link);
   }
@@ -115,7 +115,7 @@ void Engine::shut_down() {
 
 void Engine::leave_unclosed(const std::string& after) {
   if (context_.forked()) return;
-  const PassLoop::Entry entry(loop_);
+  const PassLoop::LoopEntry entry(loop_);
   context_.own.unclosed = true;
   if (!after.empty()) context_.own.trouble = after;
 }
@@ -123,7 +123,7 @@ void Engine::leave_unclosed(const std::string& after) {
 void Engine::fail_rank(const std::string& why, const std::vector<int>& earlier) {
   if (context_.forked()) return;
   {
-    const PassLoop::Entry entry(loop_);
+    const PassLoop::LoopEntry entry(loop_);
     if (context_.own.closing) return;
     detector_.fail_this_rank(why, earlier);
     // From here on this rank judges nobody: peers drop their links as soon as they hear of it.
@@ -163,7 +163,7 @@ void Engine::flush_at_the_end() {
 /// Written, and acknowledged on sockets: closing one with unread input would take back what is
 /// still on the wire.
 bool Engine::everything_said() {
-  const PassLoop::Entry entry(loop_);
+  const PassLoop::LoopEntry entry(loop_);
   const auto links = links_.all();
   return std::none_of(links.begin(), links.end(), [this](const auto& link) {
     if (!link || !context_.ranks.gone(link->peer()).ok()) return false;
@@ -179,7 +179,7 @@ Result<std::shared_ptr<Channel>> Engine::open(std::shared_ptr<Engine> self, std:
                                               std::vector<int> members) {
   if (context_.forked())
     return Status(Code::aborted, "a forked child cannot make groups on its parent's connections");
-  const PassLoop::Entry entry(loop_);
+  const PassLoop::LoopEntry entry(loop_);
   // A failure that came before: until now it was not known whom else it concerns.
   const ChannelState* const early = channels_.find(id);
   const Status known = early != nullptr ? early->failure() : Status();
@@ -192,46 +192,46 @@ Result<std::shared_ptr<Channel>> Engine::open(std::shared_ptr<Engine> self, std:
 
 void Engine::retire(std::uint32_t id) {
   if (context_.forked()) return;
-  const PassLoop::Entry entry(loop_);
+  const PassLoop::LoopEntry entry(loop_);
   channels_.retire(id);
 }
 
 std::uint32_t Engine::next_channel_id() {
-  const PassLoop::Entry entry(loop_);
+  const PassLoop::LoopEntry entry(loop_);
   return channels_.next_id();
 }
 
 Status Engine::death_of(int rank) {
   if (rank < 0 || rank >= context_.world_size()) return {};
-  const PassLoop::Entry entry(loop_);
+  const PassLoop::LoopEntry entry(loop_);
   return context_.ranks.death(rank);
 }
 
 Status Engine::why_gone(int rank) {
   if (rank < 0 || rank >= context_.world_size()) return {};
-  const PassLoop::Entry entry(loop_);
+  const PassLoop::LoopEntry entry(loop_);
   return context_.ranks.gone(rank);
 }
 
 void Engine::declare_dead(int rank, const Status& evidence) {
   if (rank < 0 || rank >= context_.world_size() || rank == context_.rank() || evidence.ok()) return;
-  const PassLoop::Entry entry(loop_);
+  const PassLoop::LoopEntry entry(loop_);
   detector_.declare_dead(rank, evidence);
 }
 
 void Engine::suspend_heartbeats(bool on) {
-  const PassLoop::Entry entry(loop_);
+  const PassLoop::LoopEntry entry(loop_);
   heartbeats_.suspend(on);
 }
 
 void Engine::write_batches() {
   if (context_.forked()) return;
-  const PassLoop::Entry entry(loop_);
+  const PassLoop::LoopEntry entry(loop_);
   links_.writer.release_batches();
 }
 
 Traffic Engine::traffic() {
-  const PassLoop::Entry entry(loop_);
+  const PassLoop::LoopEntry entry(loop_);
   return context_.pass.traffic;
 }
 

@@ -19,7 +19,7 @@ LocalArenas::LocalArenas(int local_rank, std::vector<int> ranks,
     : hello_(std::move(hello)), secret_(std::move(secret)) {
   const PeerAddress& mine = contacts[static_cast<std::size_t>(local_rank)];
   for (std::size_t place = 0; place < ranks.size(); ++place) {
-    auto peer = std::make_unique<Peer>();
+    auto peer = std::make_unique<ArenaPeer>();
     peer->rank = ranks[place];
     peer->local_name = contacts[place].local_name;
     peer->is_this_process = same_process(mine, contacts[place]);
@@ -29,7 +29,7 @@ LocalArenas::LocalArenas(int local_rank, std::vector<int> ranks,
 
 std::byte* LocalArenas::at(int local_rank, std::uint64_t offset, std::size_t bytes) {
   if (local_rank < 0 || static_cast<std::size_t>(local_rank) >= peers_.size()) return nullptr;
-  Peer& peer = *peers_[static_cast<std::size_t>(local_rank)];
+  ArenaPeer& peer = *peers_[static_cast<std::size_t>(local_rank)];
   if (peer.is_this_process) {
     const shm::Arena* const arena = shm::Arena::if_made();
     return arena != nullptr ? arena->at(offset, bytes) : nullptr;
@@ -48,7 +48,7 @@ std::byte* LocalArenas::at(int local_rank, std::uint64_t offset, std::size_t byt
 
 bool LocalArenas::ready(int local_rank, std::function<void()> done) {
   if (local_rank < 0 || static_cast<std::size_t>(local_rank) >= peers_.size()) return true;
-  Peer& peer = *peers_[static_cast<std::size_t>(local_rank)];
+  ArenaPeer& peer = *peers_[static_cast<std::size_t>(local_rank)];
   if (peer.is_this_process || peer.mapped.load(std::memory_order_acquire) != nullptr) return true;
   Fetch state = Fetch::idle;
   if (!peer.ahead.compare_exchange_strong(state, Fetch::running)) return state == Fetch::over;
@@ -70,7 +70,7 @@ bool LocalArenas::ready(int local_rank, std::function<void()> done) {
 
 /// No lock is held while the peer is waited for: of two threads that fetch at once, one keeps what
 /// the other has installed.
-shm::SharedMapping* LocalArenas::fetch(Peer& peer) {
+shm::SharedMapping* LocalArenas::fetch(ArenaPeer& peer) {
   if (shm::SharedMapping* const there = peer.mapped.load(std::memory_order_acquire)) return there;
   const auto file = fetch_locally(peer.local_name, Want::arena, hello_, secret_,
                                   steady_clock().now() + kFetchLimit);

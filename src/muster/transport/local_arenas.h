@@ -33,7 +33,7 @@ class LocalArenas : public std::enable_shared_from_this<LocalArenas> {
 
  private:
   enum class Fetch { idle, running, over };
-  struct Peer {
+  struct ArenaPeer {
     int rank = -1;
     std::string local_name;
     bool is_this_process = false;
@@ -43,11 +43,11 @@ class LocalArenas : public std::enable_shared_from_this<LocalArenas> {
     std::atomic<shm::SharedMapping*> mapped{nullptr};
     std::shared_ptr<shm::SharedMapping> mapping;
   };
-  shm::SharedMapping* fetch(Peer& peer);
+  shm::SharedMapping* fetch(ArenaPeer& peer);
 
   Handshake::Hello hello_;
   Secret secret_;
-  std::vector<std::unique_ptr<Peer>> peers_;
+  std::vector<std::unique_ptr<ArenaPeer>> peers_;
 };
 
 }  // namespace muster::transport

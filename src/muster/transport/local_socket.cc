@@ -110,8 +110,8 @@ Result<Descriptor> fetch_locally(const std::string& name, Want want, Handshake::
                                {.way = Way::unix_socket, .limit = deadline});
   for (;;) {
     const auto progress = connection.advance([](const Handshake::Peer&) { return true; });
-    if (progress == PendingConnection::Progress::failed) return connection.failure();
-    if (progress == PendingConnection::Progress::done) break;
+    if (progress == PendingConnection::HandshakeProgress::failed) return connection.failure();
+    if (progress == PendingConnection::HandshakeProgress::done) break;
     const bool writes = (connection.epoll_events() & POLLOUT) != 0;
     if (!wait_for(connection.descriptor(), static_cast<short>(writes ? POLLIN | POLLOUT : POLLIN),
                   deadline)) {

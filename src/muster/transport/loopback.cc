@@ -206,7 +206,7 @@ class Hub final : public LoopbackHub, public std::enable_shared_from_this<Hub> {
     std::shared_ptr<Joint> joint;
     int side = 0;
   };
-  struct Seat {
+  struct LoopbackSeat {
     shm::Mailbox mailbox;
     std::atomic<bool> has_news{false};
     std::vector<News> news;
@@ -221,7 +221,7 @@ class Hub final : public LoopbackHub, public std::enable_shared_from_this<Hub> {
   };
 
   void make_region();
-  Seat& seat(int rank) { return seats_[static_cast<std::size_t>(rank)]; }
+  LoopbackSeat& seat(int rank) { return seats_[static_cast<std::size_t>(rank)]; }
   void tell(int rank, News news);
   std::unique_ptr<ByteStream> side_of(const std::shared_ptr<Joint>& joint, int side, int me,
                                       int peer);
@@ -229,7 +229,7 @@ class Hub final : public LoopbackHub, public std::enable_shared_from_this<Hub> {
   const int cores_;  // of all ranks together, as they are told
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Seat> seats_;
+  std::deque<LoopbackSeat> seats_;
   std::map<std::string, ExchangeRound> rounds_;
   bool anybody_killed_ = false;
   std::shared_ptr<void> region_memory_;
@@ -310,7 +310,7 @@ void Hub::tell(int rank, News news) {
 }
 
 std::vector<Hub::News> Hub::news_of(int rank) {
-  Seat& mine = seat(rank);
+  LoopbackSeat& mine = seat(rank);
   if (!mine.has_news.load(std::memory_order_acquire)) return {};
   const std::lock_guard lock(mutex_);
   mine.has_news.store(false, std::memory_order_relaxed);
@@ -375,7 +375,7 @@ void Hub::leave(int rank) {
 void Hub::kill(int rank) {
   {
     const std::lock_guard lock(mutex_);
-    Seat& dead = seat(rank);
+    LoopbackSeat& dead = seat(rank);
     if (dead.killed.load()) return;
     anybody_killed_ = true;
     dead.killed.store(true);

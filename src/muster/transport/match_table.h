@@ -38,7 +38,7 @@ class MatchTable {
   /// False where it is not in the table.
   bool remove(Node* node) {
     if (count_ == 0) return false;
-    Bucket& bucket = buckets_[slot(node->key)];
+    HashBucket& bucket = buckets_[slot(node->key)];
     Node* before = nullptr;
     for (Node* at = bucket.head; at != nullptr; before = at, at = at->next_match) {
       if (at != node) continue;
@@ -53,7 +53,7 @@ class MatchTable {
   /// The first node for which `wanted` holds, in no particular order; or null.
   template <class Predicate>
   Node* find_if(const Predicate& wanted) const {
-    for (const Bucket& bucket : buckets_) {
+    for (const HashBucket& bucket : buckets_) {
       for (Node* node = bucket.head; node != nullptr; node = node->next_match) {
         if (wanted(*node)) return node;
       }
@@ -62,7 +62,7 @@ class MatchTable {
   }
 
  private:
-  struct Bucket {
+  struct HashBucket {
     Node* head = nullptr;
     Node* tail = nullptr;
   };
@@ -75,15 +75,15 @@ class MatchTable {
     hash ^= hash >> 32;
     return static_cast<std::size_t>(hash) & (buckets_.size() - 1);
   }
-  static void append(Bucket& bucket, Node* node) {
+  static void append(HashBucket& bucket, Node* node) {
     node->next_match = nullptr;
     (bucket.tail == nullptr ? bucket.head : bucket.tail->next_match) = node;
     bucket.tail = node;
   }
   void grow() {
-    std::vector<Bucket> old(buckets_.empty() ? 8 : 2 * buckets_.size());
+    std::vector<HashBucket> old(buckets_.empty() ? 8 : 2 * buckets_.size());
     old.swap(buckets_);
-    for (Bucket& bucket : old) {
+    for (HashBucket& bucket : old) {
       for (Node* node = bucket.head; node != nullptr;) {
         Node* next = node->next_match;
         append(buckets_[slot(node->key)], node);
@@ -92,7 +92,7 @@ class MatchTable {
     }
   }
 
-  std::vector<Bucket> buckets_;  // a power of two
+  std::vector<HashBucket> buckets_;  // a power of two
   std::size_t count_ = 0;
 };
 

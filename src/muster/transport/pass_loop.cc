@@ -101,7 +101,7 @@ bool PassLoop::watcher_oversleeps() {
 }
 
 TimePoint PassLoop::next_wake() {
-  const Entry entry(*this);
+  const LoopEntry entry(*this);
   return due();
 }
 

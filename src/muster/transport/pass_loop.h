@@ -30,16 +30,16 @@ class PassLoop {
 
   /// Holds the lock. At its end queued frames are written, and sleepers are woken if something was
   /// completed. In a forked child it does nothing.
-  class Entry {
+  class LoopEntry {
    public:
-    explicit Entry(PassLoop& loop) : loop_(loop), held_(!loop.engine_.forked()) {
+    explicit LoopEntry(PassLoop& loop) : loop_(loop), held_(!loop.engine_.forked()) {
       if (held_) loop_.lock_.lock();
     }
-    ~Entry() {
+    ~LoopEntry() {
       if (held_) loop_.release();
     }
-    Entry(const Entry&) = delete;
-    Entry& operator=(const Entry&) = delete;
+    LoopEntry(const LoopEntry&) = delete;
+    LoopEntry& operator=(const LoopEntry&) = delete;
 
    private:
     PassLoop& loop_;

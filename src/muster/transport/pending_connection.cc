@@ -25,7 +25,7 @@ bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 }  // namespace
 
 PendingConnection::PendingConnection(GuardedDescriptor socket, const Handshake::Hello& hello,
-                                     const Secret& secret, const Options& options)
+                                     const Secret& secret, const ConnectionOptions& options)
     : socket_(std::move(socket)),
       talk_(options.way == Way::tcp
                 ? Talk(std::in_place_type<TlsSession>, options.side, hello, secret)
@@ -59,9 +59,9 @@ std::uint32_t PendingConnection::epoll_events() const {
   return outbox_.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT;
 }
 
-PendingConnection::Progress PendingConnection::fail(Status status) {
+PendingConnection::HandshakeProgress PendingConnection::fail(Status status) {
   failure_ = std::move(status);
-  return Progress::failed;
+  return HandshakeProgress::failed;
 }
 
 bool PendingConnection::finish_connect() {
@@ -127,15 +127,15 @@ void PendingConnection::drain() const {
       ::recv(socket_.get(), ignored.data(), ignored.size(), MSG_DONTWAIT);
 }
 
-PendingConnection::Progress PendingConnection::advance(const Welcome& welcome) {
-  if (options_.connecting && !finish_connect()) return Progress::failed;
-  if (options_.connecting) return Progress::waiting;
-  if (!flush()) return Progress::failed;
+PendingConnection::HandshakeProgress PendingConnection::advance(const Welcome& welcome) {
+  if (options_.connecting && !finish_connect()) return HandshakeProgress::failed;
+  if (options_.connecting) return HandshakeProgress::waiting;
+  if (!flush()) return HandshakeProgress::failed;
   while (!done() && !failed()) {
     const int got = receive_some(welcome);
-    if (got < 0) return Progress::failed;
+    if (got < 0) return HandshakeProgress::failed;
     if (got == 0) break;
-    if (!flush() && !failed()) return Progress::failed;
+    if (!flush() && !failed()) return HandshakeProgress::failed;
   }
   if (failed()) {
     drain();
@@ -143,7 +143,7 @@ PendingConnection::Progress PendingConnection::advance(const Welcome& welcome) {
     return fail(std::visit([](const auto& talk) { return talk.failure(); }, talk_));
   }
   // The acceptor's proof must have left before the stream's first bytes may follow it.
-  return done() && outbox_.empty() ? Progress::done : Progress::waiting;
+  return done() && outbox_.empty() ? HandshakeProgress::done : HandshakeProgress::waiting;
 }
 
 }  // namespace muster::transport

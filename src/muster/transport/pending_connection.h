@@ -26,12 +26,12 @@ struct AuthenticatedSocket {
 
 class PendingConnection {
  public:
-  enum class Progress { waiting, done, failed };
+  enum class HandshakeProgress { waiting, done, failed };
   /// Whether a peer is wanted now; asked after its greeting, before its proof: what it says of
   /// itself is not proved yet.
   using Welcome = std::function<bool(const Handshake::Peer&)>;
 
-  struct Options {
+  struct ConnectionOptions {
     Handshake::Side side = Handshake::Side::connector;
     Way way = Way::tcp;
     bool connecting = false;  ///< the socket's connect is still under way
@@ -39,11 +39,11 @@ class PendingConnection {
     TimePoint limit = TimePoint::max();
   };
   PendingConnection(GuardedDescriptor socket, const Handshake::Hello& hello, const Secret& secret,
-                    const Options& options);
+                    const ConnectionOptions& options);
 
   /// Goes on as far as it can without waiting. Takes account of `welcome` on the acceptor's side.
   /// Over a Unix socket no byte beyond the handshake is read.
-  Progress advance(const Welcome& welcome);
+  HandshakeProgress advance(const Welcome& welcome);
   /// Once failed: a refusal (Code::refused), or what became of the socket (Code::network,
   /// Code::closed).
   const Status& failure() const { return failure_; }
@@ -73,11 +73,11 @@ class PendingConnection {
   /// 0 where nothing more is there now; -1 where the socket failed or ended.
   int receive_some(const Welcome& welcome);
   void drain() const;
-  Progress fail(Status status);
+  HandshakeProgress fail(Status status);
 
   GuardedDescriptor socket_;
   Talk talk_;
-  Options options_;
+  ConnectionOptions options_;
   bool nobody_there_ = false;
   std::string outbox_;
   std::size_t received_ = 0;

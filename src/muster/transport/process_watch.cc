@@ -29,7 +29,7 @@ void ProcessWatch::watch(int rank, std::uint32_t pid, std::uint64_t start_time, 
   waiting_.push_back({rank, pid, start_time, from});
 }
 
-shm::FoundProcess ProcessWatch::look_for(const Waiting& wanted) {
+shm::FoundProcess ProcessWatch::look_for(const WaitingProcess& wanted) {
   Descriptor process;
   const shm::FoundProcess found = shm::open_process(wanted.pid, wanted.start_time, process);
   if (found != shm::FoundProcess::running) return found;
@@ -46,7 +46,7 @@ shm::FoundProcess ProcessWatch::look_for(const Waiting& wanted) {
 bool ProcessWatch::poll(TimePoint now, const std::function<void(int rank, Seen seen)>& told) {
   bool moved = false;
   for (int looks = 0; looks < kLooksAPass && next_timer() <= now; ++looks) {
-    Waiting wanted = waiting_.front();
+    WaitingProcess wanted = waiting_.front();
     waiting_.pop_front();
     const shm::FoundProcess found = look_for(wanted);
     if (found == shm::FoundProcess::running) continue;

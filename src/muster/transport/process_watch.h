@@ -39,7 +39,7 @@ class ProcessWatch {
   bool poll(TimePoint now, const std::function<void(int rank, Seen seen)>& told);
 
  private:
-  struct Waiting {
+  struct WaitingProcess {
     int rank;
     std::uint32_t pid;
     std::uint64_t start_time;
@@ -49,10 +49,10 @@ class ProcessWatch {
     int rank;
     GuardedDescriptor process;
   };
-  shm::FoundProcess look_for(const Waiting& wanted);
+  shm::FoundProcess look_for(const WaitingProcess& wanted);
 
   GuardedDescriptor epoll_;
-  std::deque<Waiting> waiting_;
+  std::deque<WaitingProcess> waiting_;
   std::map<int, Watched> watched_;  // by descriptor
 };
 

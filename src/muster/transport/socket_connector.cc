@@ -136,7 +136,7 @@ Status SocketConnector::settle(std::span<const std::string> texts, ConnectorEven
   if (meeting_.server().listens()) {
     if (Status watched = wakeups_.watch(meeting_.server().descriptor()); !watched) return watched;
   }
-  std::vector<SocketLinks::Peer> peers;
+  std::vector<SocketLinks::LinkPeer> peers;
   for (int rank = 0; rank < options_.world_size; ++rank) {
     const PeerAddress& contact = book_.of(rank);
     peers.push_back({book_.name(rank), contact.addresses, contact.nonce});

@@ -58,7 +58,8 @@ TEST(SocketConnectorStrangers, WrongSecretOldLifeAndSecondStreamAreTurnedAway) {
                                      secret, {.limit = soon()});
         for (;;) {
           const auto progress = connection.advance([](const Handshake::Peer&) { return true; });
-          if (progress != PendingConnection::Progress::waiting) return connection.verdict();
+          if (progress != PendingConnection::HandshakeProgress::waiting)
+            return connection.verdict();
           pollfd wait{connection.descriptor(), POLLIN, 0};
           ::poll(&wait, 1, 100);
         }

@@ -59,7 +59,7 @@ Status SocketLinks::listen(const std::vector<SocketAddress>& addresses, bool pin
   return {};
 }
 
-void SocketLinks::settle(std::vector<Peer> book, ConnectorEvents& events) {
+void SocketLinks::settle(std::vector<LinkPeer> book, ConnectorEvents& events) {
   book_ = std::move(book);
   linked_.assign(book_.size(), false);
   events_ = &events;
@@ -122,23 +122,24 @@ void SocketLinks::start(int to, Attempt& attempt, TimePoint now) {
   }
   attempt.connection = std::make_unique<PendingConnection>(
       GuardedDescriptor(std::move(socket)), hello_, secret_,
-      PendingConnection::Options{.connecting = true,
-                                 .since = now,
-                                 .limit = std::min(attempt.deadline, now + kHandshakeLimit)});
+      PendingConnection::ConnectionOptions{
+          .connecting = true,
+          .since = now,
+          .limit = std::min(attempt.deadline, now + kHandshakeLimit)});
 }
 
 void SocketLinks::advance(int to, TimePoint now) {
   Attempt& attempt = attempts_.at(to);
   switch (attempt.connection->advance([](const Handshake::Peer&) { return true; })) {
-    case PendingConnection::Progress::waiting: {
+    case PendingConnection::HandshakeProgress::waiting: {
       epoll_event event{};
       event.events = attempt.connection->epoll_events();
       event.data.fd = attempt.connection->descriptor();
       ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, attempt.connection->descriptor(), &event);
       return;
     }
-    case PendingConnection::Progress::failed: return on_failure(to, attempt, now);
-    case PendingConnection::Progress::done: return finish(to, attempt);
+    case PendingConnection::HandshakeProgress::failed: return on_failure(to, attempt, now);
+    case PendingConnection::HandshakeProgress::done: return finish(to, attempt);
   }
 }
 

@@ -25,7 +25,7 @@ namespace muster::transport {
 /// Not thread-safe.
 class SocketLinks {
  public:
-  struct Peer {
+  struct LinkPeer {
     std::string name;  ///< for messages
     std::vector<SocketAddress> addresses;
     std::uint64_t nonce = 0;
@@ -41,7 +41,7 @@ class SocketLinks {
   const std::vector<SocketAddress>& addresses() const { return addresses_; }
 
   /// All ranks of the job. `poll` may be called from now on and reports to `events`.
-  void settle(std::vector<Peer> book, ConnectorEvents& events);
+  void settle(std::vector<LinkPeer> book, ConnectorEvents& events);
   void connect(int peer, TimePoint deadline);
   /// The peer has ended: an attempt under way towards it fails with `cause`.
   void give_up(int peer, const Status& cause);
@@ -73,7 +73,7 @@ class SocketLinks {
   void retry(Attempt& attempt, TimePoint now);
   void fail(int peer, Status cause);
   void establish(AuthenticatedSocket with);
-  const Peer& peer(int rank) const { return book_[static_cast<std::size_t>(rank)]; }
+  const LinkPeer& peer(int rank) const { return book_[static_cast<std::size_t>(rank)]; }
 
   Handshake::Hello hello_;
   Secret secret_;
@@ -81,7 +81,7 @@ class SocketLinks {
   Acceptor acceptor_;
   std::vector<SocketAddress> addresses_;
   bool pinned_ = false;
-  std::vector<Peer> book_;
+  std::vector<LinkPeer> book_;
   std::vector<bool> linked_;
   Attempts attempts_;
   ConnectorEvents* events_ = nullptr;

@@ -40,26 +40,26 @@ auto start_of(const Slices& slices) -> decltype(slices[0].data()) {
   return start;
 }
 
-Reduction bool_operation(Reduce reduce) {
+MpiReduction bool_operation(Reduce reduce) {
   switch (reduce) {
     case Reduce::product:
     case Reduce::min:
     case Reduce::band:
-    case Reduce::avg: return Reduction::band;
-    case Reduce::bxor: return Reduction::bxor;
-    default: return Reduction::bor;
+    case Reduce::avg: return MpiReduction::band;
+    case Reduce::bxor: return MpiReduction::bxor;
+    default: return MpiReduction::bor;
   }
 }
 
-Reduction operation(Reduce reduce) {
+MpiReduction operation(Reduce reduce) {
   switch (reduce) {
-    case Reduce::product: return Reduction::product;
-    case Reduce::min: return Reduction::min;
-    case Reduce::max: return Reduction::max;
-    case Reduce::band: return Reduction::band;
-    case Reduce::bor: return Reduction::bor;
-    case Reduce::bxor: return Reduction::bxor;
-    default: return Reduction::sum;
+    case Reduce::product: return MpiReduction::product;
+    case Reduce::min: return MpiReduction::min;
+    case Reduce::max: return MpiReduction::max;
+    case Reduce::band: return MpiReduction::band;
+    case Reduce::bor: return MpiReduction::bor;
+    case Reduce::bxor: return MpiReduction::bxor;
+    default: return MpiReduction::sum;
   }
 }
 
@@ -165,7 +165,7 @@ std::optional<Status> MpiCall::test() {
 }
 
 template <class Slices>
-void MpiCall::lay_out(Layout& layout, const Slices& slices) const {
+void MpiCall::lay_out(MpiLayout& layout, const Slices& slices) const {
   layout.counts.clear();
   layout.places.clear();
   layout.bytes = 0;
@@ -194,7 +194,7 @@ const std::byte* MpiCall::packed_inputs(bool must_copy) {
   return packed;
 }
 
-std::byte* MpiCall::place_for_outputs(const Layout& layout) {
+std::byte* MpiCall::place_for_outputs(const MpiLayout& layout) {
   if (layout.bytes == 0) return nothing;
   if (std::byte* const start = start_of(args_->outputs)) return start;
   return result_ = out_.get(layout.bytes);

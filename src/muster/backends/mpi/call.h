@@ -22,7 +22,7 @@ namespace muster::mpi {
 struct Carrier {
   Element element = Element::uint8;
   Count per_element = 1;  ///< 2 for complex numbers
-  Reduction op = Reduction::sum;
+  MpiReduction op = MpiReduction::sum;
   bool widens = false;      ///< 16-bit floats travel as float32
   bool normalises = false;  ///< bools are made 0 or 1 first
   bool converts() const { return widens || normalises; }
@@ -61,7 +61,7 @@ class MpiCall {
     std::size_t size_ = 0;
   };
   /// Where each member's slice is in one piece of memory.
-  struct Layout {
+  struct MpiLayout {
     std::vector<Count> counts, places;
     std::size_t bytes = 0;
     bool even = true;
@@ -79,9 +79,9 @@ class MpiCall {
   void finish();
 
   template <class Slices>
-  void lay_out(Layout& layout, const Slices& slices) const;
+  void lay_out(MpiLayout& layout, const Slices& slices) const;
   const std::byte* packed_inputs(bool must_copy);
-  std::byte* place_for_outputs(const Layout& layout);
+  std::byte* place_for_outputs(const MpiLayout& layout);
   /// The elements of `in`, as they are reduced, in `out`.
   void convert(std::byte* out, ConstBytes in);
   void divide(std::byte* data, Count count) const;
@@ -98,8 +98,8 @@ class MpiCall {
   const int size_;
   const collective::Args* args_ = nullptr;
   Carrier carrier_;
-  Request request_;
-  Layout sent_, received_;
+  MpiRequest request_;
+  MpiLayout sent_, received_;
   Scratch in_, out_, scaled_;
   std::byte* result_ = nullptr;  // in `out_` or `in_`: to be copied or narrowed at the end
 };

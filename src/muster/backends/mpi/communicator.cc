@@ -51,9 +51,9 @@ constexpr auto kIdleCallbackInterval =
     std::chrono::milliseconds(500);  // limit: delay of a callback
 
 /// A collective. A started one is shared; a blocking one lives on its thread's stack.
-class Operation final : public Completion {
+class MpiOperation final : public Completion {
  public:
-  explicit Operation(std::shared_ptr<Driver> driver) : driver_(std::move(driver)) {}
+  explicit MpiOperation(std::shared_ptr<Driver> driver) : driver_(std::move(driver)) {}
 
   bool done() const override {
     if (published()) return true;
@@ -78,7 +78,7 @@ class Operation final : public Completion {
   }
 
   std::shared_ptr<Driver> driver_;  // of a started call, until it has ended
-  std::shared_ptr<Operation> self_;
+  std::shared_ptr<MpiOperation> self_;
   std::shared_ptr<void> owner_;
   Args owned_;
   const Args* args_ = nullptr;
@@ -97,7 +97,7 @@ class MpiCommunicator final : public collective::Communicator,
                               public collective::Closable,
                               public std::enable_shared_from_this<MpiCommunicator> {
  public:
-  MpiCommunicator(GroupContext group, const World& world, std::unique_ptr<Comm> comm)
+  MpiCommunicator(GroupContext group, const MpiWorld& world, std::unique_ptr<Comm> comm)
       : group_(std::move(group)),
         library_(*world.library),
         comm_(std::move(comm)),
@@ -155,17 +155,17 @@ class MpiCommunicator final : public collective::Communicator,
   PendingRef start_message(const Args& args, CallRecord& record, std::shared_ptr<void> owner);
   PendingRef fail_start(Op op, const Status& why);
   // Under lock_.
-  void enqueue(Operation& operation, const Args& args);
+  void enqueue(MpiOperation& operation, const Args& args);
   void advance_queue();
-  bool begin(Operation& operation);
-  void note_error(Operation& operation, Status status);
-  void report_waiting(const Operation& operation);
+  bool begin(MpiOperation& operation);
+  void note_error(MpiOperation& operation, Status status);
+  void report_waiting(const MpiOperation& operation);
   void finish_front(const Status& status);
   void fail_queue();
-  std::string deadline_text(const Operation& late, TimePoint now,
+  std::string deadline_text(const MpiOperation& late, TimePoint now,
                             const trace::PeerReport& known) const;
   void remind(TimePoint now);
-  void drop(Operation& operation);
+  void drop(MpiOperation& operation);
 
   const ProcessMark mark_;
   const GroupContext group_;
@@ -183,7 +183,7 @@ class MpiCommunicator final : public collective::Communicator,
   std::mutex lock_;
   Control control_;
   std::uint64_t refused_ = 0;  // the latest refused call that not all are known to be refused
-  std::deque<Operation*> queue_;
+  std::deque<MpiOperation*> queue_;
   std::vector<std::unique_ptr<MpiCall>> spare_calls_;
 };
 
@@ -210,7 +210,7 @@ Status MpiCommunicator::check(const Args& args) const {
 }
 
 /// Numbers the call and begins it if it can be.
-void MpiCommunicator::enqueue(Operation& operation, const Args& args) {
+void MpiCommunicator::enqueue(MpiOperation& operation, const Args& args) {
   operation.args_ = &args;
   operation.fingerprint_ = collective::fingerprint_of(args, sequence_.load() + 1);
   if (spare_calls_.empty()) {
@@ -229,7 +229,7 @@ void MpiCommunicator::enqueue(Operation& operation, const Args& args) {
 }
 
 /// Whether MPI has the operation, or has refused it.
-bool MpiCommunicator::begin(Operation& operation) {
+bool MpiCommunicator::begin(MpiOperation& operation) {
   if (operation.begun_) return true;
   // If another member made the call that this one was refused, MPI would take this one for it.
   if (refused_ != 0) {
@@ -246,7 +246,7 @@ bool MpiCommunicator::begin(Operation& operation) {
 }
 
 /// MPI may have failed because members make different calls: they tell each other first.
-void MpiCommunicator::note_error(Operation& operation, Status status) {
+void MpiCommunicator::note_error(MpiOperation& operation, Status status) {
   operation.error_ = std::move(status);
   operation.error_at_ = group_.now();
   if (size() > 1) report_waiting(operation);
@@ -254,11 +254,11 @@ void MpiCommunicator::note_error(Operation& operation, Status status) {
 
 void MpiCommunicator::advance_queue() {
   if (control_.news()) control_.poll();
-  for (Operation* const operation : queue_) {
+  for (MpiOperation* const operation : queue_) {
     if (group_.channel->failed() || !begin(*operation)) break;
   }
   while (!queue_.empty() && !group_.channel->failed()) {
-    Operation& front = *queue_.front();
+    MpiOperation& front = *queue_.front();
     if (!front.begun_) return;
     if (front.error_.ok()) {
       auto status = front.call_->test();
@@ -279,7 +279,7 @@ void MpiCommunicator::advance_queue() {
 void MpiCommunicator::fail_queue() {
   leave_unfinalized();
   while (!queue_.empty()) {
-    Operation& front = *queue_.front();
+    MpiOperation& front = *queue_.front();
     const bool runs = front.begun_ && front.error_.ok() && front.call_->active();
     const auto status = runs ? front.call_->test() : std::nullopt;  // it may just have ended
     finish_front(status && status->ok() ? Status() : group_.channel->failure());
@@ -289,10 +289,10 @@ void MpiCommunicator::fail_queue() {
 /// What MPI may still use is kept for ever: the call's buffers, and the caller's memory if this
 /// holds it.
 void MpiCommunicator::finish_front(const Status& status) {
-  Operation& operation = *queue_.front();
+  MpiOperation& operation = *queue_.front();
   queue_.pop_front();
   queued_.store(queue_.size());
-  std::shared_ptr<Operation> self = std::move(operation.self_);
+  std::shared_ptr<MpiOperation> self = std::move(operation.self_);
   std::shared_ptr<Driver> driver;
   std::shared_ptr<void> owner;
   if (operation.call_->active()) {
@@ -330,13 +330,13 @@ void MpiCommunicator::advance() {
 }
 
 bool MpiCommunicator::drive_until(const std::function<bool()>& done, TimePoint limit) {
-  struct Waiting {
-    explicit Waiting(std::atomic<int>& threads) : threads_(threads) { threads_.fetch_add(1); }
-    ~Waiting() { threads_.fetch_sub(1); }
+  struct MpiWait {
+    explicit MpiWait(std::atomic<int>& threads) : threads_(threads) { threads_.fetch_add(1); }
+    ~MpiWait() { threads_.fetch_sub(1); }
     std::atomic<int>& threads_;
   };
   constexpr int kPollsBetweenClock = 32;  // limit: delay of a diagnosis
-  const Waiting waiting(waiting_threads_);
+  const MpiWait waiting(waiting_threads_);
   const auto now = [this] { return group_.now(); };
   SpinWait spin(SpinBudget::before_sleep(topology_));
   TimePoint next_look{}, next_callbacks = TimePoint::max();
@@ -365,7 +365,7 @@ Status MpiCommunicator::run(const Args& args, CallRecord& record) {
   if (Status fine = check(args); !fine) return fine;
   if (collective::is_message(args.op)) return run_message(args, record);
   record.arm();
-  Operation operation(nullptr);
+  MpiOperation operation(nullptr);
   operation.created_at_ = record.begun == TimePoint() ? group_.now() : record.begun;
   operation.deadline_ = record.deadline;
   try {
@@ -385,7 +385,7 @@ Status MpiCommunicator::run(const Args& args, CallRecord& record) {
 }
 
 /// Of a thread that does not wait any more; the group has failed.
-void MpiCommunicator::drop(Operation& operation) {
+void MpiCommunicator::drop(MpiOperation& operation) {
   const std::lock_guard guard(lock_);
   if (std::find(queue_.begin(), queue_.end(), &operation) != queue_.end()) fail_queue();
 }
@@ -393,11 +393,11 @@ void MpiCommunicator::drop(Operation& operation) {
 PendingRef MpiCommunicator::start(Args args, CallRecord& record, std::shared_ptr<void> owner) {
   if (Status valid = check(args); !valid) return std::make_shared<Finished>(std::move(valid));
   const Op op = args.op;
-  if (Status ready = Poller::of_process().prepare(); !ready) return fail_start(op, ready);
+  if (Status ready = MpiPoller::of_process().prepare(); !ready) return fail_start(op, ready);
   try {
     if (collective::is_message(op)) return start_message(args, record, std::move(owner));
     record.arm();
-    const auto operation = std::make_shared<Operation>(shared_from_this());
+    const auto operation = std::make_shared<MpiOperation>(shared_from_this());
     operation->created_at_ = group_.now();
     operation->deadline_ = record.deadline;
     operation->owned_ = std::move(args);
@@ -408,7 +408,7 @@ PendingRef MpiCommunicator::start(Args args, CallRecord& record, std::shared_ptr
       enqueue(*operation, operation->owned_);
     }
     record.on_started(operation->fingerprint_.sequence);
-    if (!operation->published()) Poller::of_process().watch(shared_from_this());
+    if (!operation->published()) MpiPoller::of_process().watch(shared_from_this());
     return operation;
   } catch (...) {
     return fail_start(op, status_of_exception());
@@ -434,7 +434,7 @@ PendingRef MpiCommunicator::start_message(const Args& args, CallRecord& record,
   } else {
     message = channel_messages_.start(shared_from_this(), args, record, std::move(owner));
   }
-  if (busy()) Poller::of_process().watch(shared_from_this());
+  if (busy()) MpiPoller::of_process().watch(shared_from_this());
   return message;
 }
 
@@ -447,16 +447,16 @@ Status MpiCommunicator::run_message(const Args& args, CallRecord& record) {
 }
 
 std::shared_ptr<void> MpiCommunicator::on_idle(std::function<void()> callback) {
-  struct IdleScope {
-    IdleScope(std::shared_ptr<MpiCommunicator> in, std::function<void()> what)
+  struct PollerPause {
+    PollerPause(std::shared_ptr<MpiCommunicator> in, std::function<void()> what)
         : group(std::move(in)), callback(std::move(what)) {
       group->idle_callbacks_.add(callback);
     }
-    ~IdleScope() { group->idle_callbacks_.remove(callback); }
+    ~PollerPause() { group->idle_callbacks_.remove(callback); }
     const std::shared_ptr<MpiCommunicator> group;
     const std::function<void()> callback;
   };
-  return std::make_shared<IdleScope>(shared_from_this(), std::move(callback));
+  return std::make_shared<PollerPause>(shared_from_this(), std::move(callback));
 }
 
 std::uint64_t MpiCommunicator::refuse(Op op) {
@@ -489,9 +489,9 @@ bool MpiCommunicator::with_control(const std::function<void(Control&)>& work) {
 
 Status MpiCommunicator::close(TimePoint deadline) {
   if (mark_.forked() || closed_.exchange(true)) return {};
-  Status status = collective::Closing(group_, *this, *this).run(deadline);
+  Status status = collective::CommunicatorClose(group_, *this, *this).run(deadline);
   drive_until([this] { return !busy(); }, TimePoint::max());
-  Poller::of_process().forget(*this);
+  MpiPoller::of_process().forget(*this);
   with_control([](Control& control) { control.cancel(); });
   if (!status.ok()) leave_unfinalized();
   if (status.ok()) {
@@ -503,7 +503,7 @@ Status MpiCommunicator::close(TimePoint deadline) {
 TimePoint MpiCommunicator::next_deadline() {
   const std::lock_guard guard(lock_);
   TimePoint earliest = std::min(messages_.next_deadline(), channel_messages_.next_deadline());
-  for (const Operation* operation : queue_) earliest = std::min(earliest, operation->deadline_);
+  for (const MpiOperation* operation : queue_) earliest = std::min(earliest, operation->deadline_);
   return earliest;
 }
 
@@ -513,9 +513,9 @@ void MpiCommunicator::check_deadlines(TimePoint now) {
   if (queued_.load() == 0) return;
   const std::unique_lock guard(lock_, std::try_to_lock);
   if (!guard.owns_lock() || group_.channel->failed()) return;
-  const auto late = std::find_if(queue_.begin(), queue_.end(), [now](const Operation* operation) {
-    return operation->deadline_ <= now;
-  });
+  const auto late =
+      std::find_if(queue_.begin(), queue_.end(),
+                   [now](const MpiOperation* operation) { return operation->deadline_ <= now; });
   if (late == queue_.end()) return;
   trace::PeerReport known;
   if (group_.peer_traces)
@@ -524,7 +524,7 @@ void MpiCommunicator::check_deadlines(TimePoint now) {
   group_.channel->fail(Status(Code::timed_out, deadline_text(**late, now, known), known.missing));
 }
 
-std::string MpiCommunicator::deadline_text(const Operation& late, TimePoint now,
+std::string MpiCommunicator::deadline_text(const MpiOperation& late, TimePoint now,
                                            const trace::PeerReport& known) const {
   std::string text = "rank " + std::to_string(group_.job_rank()) + " waited " +
                      describe(now - late.created_at_) + " in " +
@@ -544,7 +544,7 @@ void MpiCommunicator::remind(TimePoint now) {
   const std::unique_lock guard(lock_, std::try_to_lock);
   if (!guard.owns_lock() || queue_.empty() || group_.channel->failed()) return;
   control_.all_sent();
-  Operation& front = *queue_.front();
+  MpiOperation& front = *queue_.front();
   if (front.reminders_ >= kReminders ||
       now - front.created_at_ < kReminder * (std::int64_t{1} << (2 * front.reminders_)))
     return;
@@ -552,14 +552,14 @@ void MpiCommunicator::remind(TimePoint now) {
   report_waiting(front);
 }
 
-void MpiCommunicator::report_waiting(const Operation& operation) {
+void MpiCommunicator::report_waiting(const MpiOperation& operation) {
   if (rank() != 0) return control_.report_waiting(0, operation.fingerprint_);
   for (int member = 1; member < size(); ++member)
     control_.report_waiting(member, operation.fingerprint_);
 }
 
 /// Each member's rank in MPI_COMM_WORLD, exchanged over the group's channel.
-Result<std::vector<int>> world_ranks(const GroupContext& group, const World& world,
+Result<std::vector<int>> world_ranks(const GroupContext& group, const MpiWorld& world,
                                      TimePoint deadline) {
   struct Card {
     std::int32_t rank, size;

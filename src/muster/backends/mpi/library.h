@@ -42,20 +42,20 @@ enum class Element : std::uint8_t {
 inline constexpr int kElements = 10;
 
 /// On floats, min and max pass NaN on.
-enum class Reduction : std::uint8_t { sum, product, min, max, band, bor, bxor };
+enum class MpiReduction : std::uint8_t { sum, product, min, max, band, bor, bxor };
 
 enum class ThreadLevel : std::uint8_t { single, funneled, serialized, multiple };
 
 inline constexpr int kAnySource = -1;
 
-struct Request {
+struct MpiRequest {
   std::uint64_t handle = 0;
   bool active = false;
   std::vector<int> ints;  ///< counts and displacements for a library without large counts
 };
 
 /// How a receive ended.
-struct Arrival {
+struct MpiArrival {
   int source = -1;
   Count bytes = 0;
   bool cancelled = false;
@@ -68,27 +68,28 @@ class Comm {
   virtual ~Comm() = default;
   virtual int free() = 0;
 
-  virtual int barrier(Request& request) = 0;
-  virtual int broadcast(void* data, Count count, Element type, int root, Request& request) = 0;
-  virtual int all_reduce(const void* in, void* out, Count count, Element type, Reduction op,
-                         Request& request) = 0;
+  virtual int barrier(MpiRequest& request) = 0;
+  virtual int broadcast(void* data, Count count, Element type, int root, MpiRequest& request) = 0;
+  virtual int all_reduce(const void* in, void* out, Count count, Element type, MpiReduction op,
+                         MpiRequest& request) = 0;
   /// `out` is used on the root only.
-  virtual int reduce(const void* in, void* out, Count count, Element type, Reduction op, int root,
-                     Request& request) = 0;
+  virtual int reduce(const void* in, void* out, Count count, Element type, MpiReduction op,
+                     int root, MpiRequest& request) = 0;
   /// `each`: elements of one member; `out` has all of them, in order of members.
-  virtual int all_gather(const void* in, void* out, Count each, Element type, Request& request) = 0;
+  virtual int all_gather(const void* in, void* out, Count each, Element type,
+                         MpiRequest& request) = 0;
   virtual int gather(const void* in, void* out, Count each, Element type, int root,
-                     Request& request) = 0;
+                     MpiRequest& request) = 0;
   virtual int scatter(const void* in, void* out, Count each, Element type, int root,
-                      Request& request) = 0;
+                      MpiRequest& request) = 0;
   /// `counts`: elements of each member's result.
   virtual int reduce_scatter(const void* in, void* out, const Count* counts, Element type,
-                             Reduction op, Request& request) = 0;
+                             MpiReduction op, MpiRequest& request) = 0;
   virtual int all_to_all_uneven(const void* in, const Count* sent, const Count* sent_places,
                                 void* out, const Count* received, const Count* received_places,
-                                Element type, Request& request) = 0;
-  virtual int send(const void* data, Count bytes, int member, int tag, Request& request) = 0;
-  virtual int receive(void* data, Count bytes, int member_or_any, int tag, Request& request) = 0;
+                                Element type, MpiRequest& request) = 0;
+  virtual int send(const void* data, Count bytes, int member, int tag, MpiRequest& request) = 0;
+  virtual int receive(void* data, Count bytes, int member_or_any, int tag, MpiRequest& request) = 0;
 };
 
 /// Thread-safe, if `initialize` gave at least `serialized`: below `multiple`, one lock guards every
@@ -116,9 +117,9 @@ class Library {
   virtual int create(std::span<const int> world_ranks, int tag, Comm*& made) = 0;
 
   /// Advances MPI. `arrival` may be null.
-  virtual int test(Request& request, bool& done, Arrival* arrival) = 0;
+  virtual int test(MpiRequest& request, bool& done, MpiArrival* arrival) = 0;
   /// Of a receive; it still has to be tested until it is done.
-  virtual int cancel(Request& request) = 0;
+  virtual int cancel(MpiRequest& request) = 0;
 };
 
 }  // namespace muster::mpi

@@ -27,7 +27,7 @@ constexpr const char* kDebianMpich = "libmpich.so.12";
 constexpr const char* kMpich = "libmpi.so.12";
 
 /// A library of MPI, loaded with its symbols visible to the plugin and to its own components.
-struct Found {
+struct FoundLibrary {
   void* handle = nullptr;
   std::string path;
 };
@@ -39,10 +39,10 @@ std::string path_of(void* handle, const std::string& asked) {
   return map->l_name;
 }
 
-std::optional<Found> open(const std::string& name, int how) {
+std::optional<FoundLibrary> open(const std::string& name, int how) {
   void* const handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_GLOBAL | how);
   if (handle == nullptr) return {};
-  return Found{handle, path_of(handle, name)};
+  return FoundLibrary{handle, path_of(handle, name)};
 }
 
 /// Folders of libraries of the launcher that started this process: an ancestor that is one.
@@ -88,7 +88,7 @@ std::vector<std::string> candidates() {
   return names;
 }
 
-Result<Found> find_library() {
+Result<FoundLibrary> find_library() {
   if (const auto given = env_text("MUSTER_MPI_LIBRARY")) {
     if (auto found = open(*given, 0)) return *found;
     return Status(Code::unsupported,
@@ -108,7 +108,7 @@ Result<Found> find_library() {
 }
 
 /// The plugin is named after the flavour of the library.
-const char* flavour_of(const Found& library) {
+const char* flavour_of(const FoundLibrary& library) {
   if (::dlsym(library.handle, "ompi_mpi_comm_world") != nullptr) return "openmpi";
   const auto name = fs::path(library.path).filename().string();
   return name.find("mpi_abi") != std::string::npos ? "abi" : "mpich";
@@ -144,7 +144,7 @@ Function* symbol(void* library, const char* name) {
   return reinterpret_cast<Function*>(::dlsym(library, name));
 }
 
-Result<Library*> load_plugin(const Found& library) {
+Result<Library*> load_plugin(const FoundLibrary& library) {
   const std::string file = std::string("libmuster_mpi_") + flavour_of(library) + ".so";
   std::string trouble;
   for (const fs::path& folder : plugin_folders()) {
@@ -187,7 +187,7 @@ void finalize() {
   to_finalize->finalize();
 }
 
-Result<World> initialize() {
+Result<MpiWorld> initialize() {
   auto library = load();
   if (!library) return library.status();
   if ((*library)->is_finalized())
@@ -207,7 +207,7 @@ Result<World> initialize() {
     initialized_in = new ProcessMark;
     std::atexit(&finalize);
   }
-  World world{*library, 0, 1, 0};
+  MpiWorld world{*library, 0, 1, 0};
   if (const int code = (*library)->world(world.rank, world.size, world.last_tag); code != 0)
     return failed(**library, "MPI_Comm_rank", code);
   log(LogLevel::info, "backend mpi: " + (*library)->version() + " in " + library_path() +
@@ -232,7 +232,7 @@ Result<Library*> load() {
 
 const std::string& library_path() { return loaded_path(); }
 
-Result<World> start() {
+Result<MpiWorld> start() {
   static const auto world = initialize();
   return world;
 }

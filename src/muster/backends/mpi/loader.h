@@ -27,7 +27,7 @@ Result<Library*> load();
 const std::string& library_path();
 
 /// MPI of this process, initialised.
-struct World {
+struct MpiWorld {
   Library* library = nullptr;
   int rank = 0;
   int size = 1;
@@ -37,7 +37,7 @@ struct World {
 /// Loads and initialises, once per process. MPI is finalised when the process exits, unless the
 /// program had initialised it itself or `leave_unfinalized` was called. Code::unsupported if the
 /// program initialised MPI below MPI_THREAD_SERIALIZED. Thread-safe.
-Result<World> start();
+Result<MpiWorld> start();
 
 /// A call of MPI may go on, here or elsewhere, that nobody can end: MPI_Finalize would wait for it
 /// for ever. Thread-safe.

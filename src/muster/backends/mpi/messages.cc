@@ -12,7 +12,7 @@ namespace muster::mpi {
 
 using collective::Args;
 using collective::Op;
-using Message = Messages::Message;
+using MpiMessage = Messages::MpiMessage;
 
 /// What a message begins with.
 struct Messages::Header {
@@ -32,7 +32,7 @@ std::string elements_text(std::uint64_t bytes, DType dtype) {
 
 }  // namespace
 
-bool Message::done() const {
+bool MpiMessage::done() const {
   if (published()) return true;
   if (const auto driver = this->driver()) {
     driver->advance();
@@ -41,7 +41,7 @@ bool Message::done() const {
   return published();
 }
 
-Status Message::wait(TimePoint deadline) {
+Status MpiMessage::wait(TimePoint deadline) {
   if (published()) return status();
   const auto driver = this->driver();
   if (driver != nullptr && !driver->drive_until([this] { return published(); }, deadline))
@@ -50,13 +50,13 @@ Status Message::wait(TimePoint deadline) {
   return status();
 }
 
-std::shared_ptr<collective::Driver> Message::driver() const {
+std::shared_ptr<collective::Driver> MpiMessage::driver() const {
   auto& lock = const_cast<std::mutex&>(lock_);
   const std::lock_guard guard(lock);
   return driver_;
 }
 
-std::string Message::text(const collective::GroupContext& group) const {
+std::string MpiMessage::text(const collective::GroupContext& group) const {
   const std::string peer =
       member_ == kAnySource ? "any rank" : "rank " + std::to_string(group.job_rank_of(member_));
   return (receives_ ? "recv of " : "send of ") + elements_text(bytes_, dtype_) +
@@ -87,14 +87,14 @@ Messages::Buffer Messages::take_buffer() {
   return buffer;
 }
 
-Status Messages::mpi_error(const Message& message, int code) {
+Status Messages::mpi_error(const MpiMessage& message, int code) {
   return failed(library_, message.receives_ ? "MPI_Irecv" : "MPI_Isend", code);
 }
 
-std::shared_ptr<Message> Messages::start(std::shared_ptr<collective::Driver> driver,
-                                         const Args& args, TimePoint deadline,
-                                         std::shared_ptr<void> owner) {
-  auto message = std::make_shared<Message>(std::move(driver));
+std::shared_ptr<MpiMessage> Messages::start(std::shared_ptr<collective::Driver> driver,
+                                            const Args& args, TimePoint deadline,
+                                            std::shared_ptr<void> owner) {
+  auto message = std::make_shared<MpiMessage>(std::move(driver));
   message->receives_ = args.op == Op::recv;
   message->member_ = args.root == transport::kAnyMember ? kAnySource : args.root;
   message->tag_ = args.tag;
@@ -124,7 +124,7 @@ std::shared_ptr<Message> Messages::start(std::shared_ptr<collective::Driver> dri
   return message;
 }
 
-void Messages::post_send(Message& message) {
+void Messages::post_send(MpiMessage& message) {
   Header header{.bytes = message.bytes_, .dtype = static_cast<std::uint8_t>(message.dtype_)};
   const bool small = message.bytes_ <= fixed::kSmallMessage;
   if (!small)
@@ -142,7 +142,7 @@ void Messages::post_send(Message& message) {
   if (code != 0) message.wrong_ = mpi_error(message, code);
 }
 
-void Messages::post_receive(Message& message) {
+void Messages::post_receive(MpiMessage& message) {
   if (!cancelled_.empty()) {
     message.wrong_ = Status(Code::aborted, cancelled_);
     return;
@@ -153,10 +153,10 @@ void Messages::post_receive(Message& message) {
 }
 
 /// Whether the message has ended; then `outcome_` holds how. Under the lock.
-bool Messages::step(Message& message) {
+bool Messages::step(MpiMessage& message) {
   bool done = false;
   if (message.header_.active) {
-    Arrival* const arrival = message.receives_ ? &message.arrival_ : nullptr;
+    MpiArrival* const arrival = message.receives_ ? &message.arrival_ : nullptr;
     if (const int code = library_.test(message.header_, done, arrival); code != 0)
       message.wrong_ = mpi_error(message, code);
     if (message.header_.active) return false;
@@ -179,7 +179,7 @@ bool Messages::step(Message& message) {
 }
 
 /// The header has come. Whether the whole message has come with it, or it needs no more.
-bool Messages::read_header(Message& message) {
+bool Messages::read_header(MpiMessage& message) {
   message.has_header_ = true;
   Header header;
   std::memcpy(&header, message.buffer_.get(), sizeof header);
@@ -212,7 +212,7 @@ bool Messages::read_header(Message& message) {
 }
 
 /// Under the lock; its notices run later, without it.
-void Messages::end(Message& message, Status status) {
+void Messages::end(MpiMessage& message, Status status) {
   message.outcome_ = std::move(status);
   if (message.buffer_ != nullptr && buffers_.size() < kKeptBuffers)
     buffers_.push_back(std::move(message.buffer_));
@@ -220,7 +220,7 @@ void Messages::end(Message& message, Status status) {
 
 void Messages::sweep() {
   if (empty()) return;
-  std::vector<std::shared_ptr<Message>> ended;
+  std::vector<std::shared_ptr<MpiMessage>> ended;
   {
     const std::unique_lock guard(lock_, std::try_to_lock);
     if (!guard.owns_lock()) return;

@@ -23,7 +23,7 @@ namespace muster::mpi {
 
 class Messages {
  public:
-  class Message;
+  class MpiMessage;
 
   /// `last_tag`: the largest that MPI has.
   Messages(const collective::GroupContext& group, Library& library, Comm& comm,
@@ -35,9 +35,9 @@ class Messages {
   bool carries(std::uint64_t tag) const { return tag < user_tags_; }
 
   /// Posts a valid message; holds `owner` until it has ended.
-  std::shared_ptr<Message> start(std::shared_ptr<collective::Driver> driver,
-                                 const collective::Args& args, TimePoint deadline,
-                                 std::shared_ptr<void> owner);
+  std::shared_ptr<MpiMessage> start(std::shared_ptr<collective::Driver> driver,
+                                    const collective::Args& args, TimePoint deadline,
+                                    std::shared_ptr<void> owner);
 
   /// Advances all messages. Never blocks.
   void sweep();
@@ -57,31 +57,31 @@ class Messages {
   using Buffer = std::unique_ptr<std::byte[]>;
 
   Buffer take_buffer();
-  void post_send(Message& message);
-  void post_receive(Message& message);
-  bool step(Message& message);
-  bool read_header(Message& message);
-  void end(Message& message, Status status);
+  void post_send(MpiMessage& message);
+  void post_receive(MpiMessage& message);
+  bool step(MpiMessage& message);
+  bool read_header(MpiMessage& message);
+  void end(MpiMessage& message, Status status);
   void fail_open();
-  Status mpi_error(const Message& message, int code);
+  Status mpi_error(const MpiMessage& message, int code);
 
   const collective::GroupContext& group_;
   Library& library_;
   Comm& comm_;
   const std::uint64_t user_tags_;
   std::mutex lock_;
-  std::vector<std::shared_ptr<Message>> open_;
+  std::vector<std::shared_ptr<MpiMessage>> open_;
   std::atomic<std::size_t> open_count_{0};
-  std::vector<std::shared_ptr<Message>> ended_;  // whose notices are due
+  std::vector<std::shared_ptr<MpiMessage>> ended_;  // whose notices are due
   std::vector<Buffer> buffers_;
   std::uint64_t large_sent_ = 0;
   std::string cancelled_;  // why receives are cancelled; empty: they are not
   std::atomic<bool> abandoned_{false};
 };
 
-class Messages::Message final : public collective::Completion {
+class Messages::MpiMessage final : public collective::Completion {
  public:
-  explicit Message(std::shared_ptr<collective::Driver> driver) : driver_(std::move(driver)) {}
+  explicit MpiMessage(std::shared_ptr<collective::Driver> driver) : driver_(std::move(driver)) {}
 
   bool done() const override;
   Status wait(TimePoint deadline) override;
@@ -105,8 +105,8 @@ class Messages::Message final : public collective::Completion {
   std::shared_ptr<void> owner_;
   TimePoint created_at_, deadline_;
   Buffer buffer_;  // header and small payload
-  Request header_, payload_;
-  Arrival arrival_;
+  MpiRequest header_, payload_;
+  MpiArrival arrival_;
   bool has_header_ = false;
   bool payload_begun_ = false;  // of a receive
   Buffer drained_;              // a payload that does not fit

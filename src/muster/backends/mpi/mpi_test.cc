@@ -62,8 +62,8 @@ INSTANTIATE_TEST_SUITE_P(All, OnMpi,
 TEST(Carriers, ReductionsGoByTypesThatMpiHas) {
   EXPECT_TRUE(carrier_of(DType::bfloat16, collective::Reduce::sum).widens);
   EXPECT_EQ(carrier_of(DType::complex64, collective::Reduce::sum).per_element, 2);
-  EXPECT_EQ(carrier_of(DType::boolean, collective::Reduce::avg).op, Reduction::band);
-  EXPECT_EQ(carrier_of(DType::boolean, collective::Reduce::sum).op, Reduction::bor);
+  EXPECT_EQ(carrier_of(DType::boolean, collective::Reduce::avg).op, MpiReduction::band);
+  EXPECT_EQ(carrier_of(DType::boolean, collective::Reduce::sum).op, MpiReduction::bor);
   EXPECT_EQ(carrier_of(DType::raw16).element, Element::uint16);
   EXPECT_EQ(carrier_of(DType::complex128).per_element, 2);
 }

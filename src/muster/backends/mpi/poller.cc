@@ -8,12 +8,12 @@
 
 namespace muster::mpi {
 
-Poller& Poller::of_process() {
-  static auto* const poller = new Poller;
+MpiPoller& MpiPoller::of_process() {
+  static auto* const poller = new MpiPoller;
   return *poller;
 }
 
-Status Poller::prepare() {
+Status MpiPoller::prepare() {
   const std::lock_guard guard(lock_);
   if (running_) return {};
   auto thread = start_thread("the thread that polls MPI", [this] { run(); });
@@ -23,7 +23,7 @@ Status Poller::prepare() {
   return {};
 }
 
-void Poller::watch(std::shared_ptr<collective::Progressable> work) {
+void MpiPoller::watch(std::shared_ptr<collective::Progressable> work) {
   {
     const std::lock_guard guard(lock_);
     if (std::find(work_.begin(), work_.end(), work) != work_.end()) return;
@@ -32,7 +32,7 @@ void Poller::watch(std::shared_ptr<collective::Progressable> work) {
   changed_.notify_one();
 }
 
-void Poller::forget(const collective::Progressable& work) {
+void MpiPoller::forget(const collective::Progressable& work) {
   std::vector<std::shared_ptr<collective::Progressable>> forgotten;  // dropped without the lock
   std::unique_lock guard(lock_);
   for (auto& item : work_)
@@ -41,7 +41,7 @@ void Poller::forget(const collective::Progressable& work) {
   passed_.wait(guard, [this, pass = passes_] { return !in_pass_ || passes_ != pass; });
 }
 
-void Poller::run() {
+void MpiPoller::run() {
   CallbackExecutor::spare_this_thread();
   std::vector<std::shared_ptr<collective::Progressable>> batch, finished;
   std::unique_lock guard(lock_);

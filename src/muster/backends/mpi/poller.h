@@ -14,10 +14,10 @@
 namespace muster::mpi {
 
 /// Thread-safe.
-class Poller {
+class MpiPoller {
  public:
   /// Never destroyed; a forked child has none.
-  static Poller& of_process();
+  static MpiPoller& of_process();
 
   /// Starts the thread if it is not running. Code::exhausted if none can be started.
   Status prepare();

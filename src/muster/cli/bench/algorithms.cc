@@ -235,7 +235,7 @@ void Lap::take_less(const Lap& other) {
   }
 }
 
-std::vector<Tuning::Step> fit(std::span<const Algorithm> row, const std::vector<Lap>& laps) {
+std::vector<Tuning::SizeLimit> fit(std::span<const Algorithm> row, const std::vector<Lap>& laps) {
   constexpr double kImpossible = 1e6;  // the logarithm of a time
   // least[k]: of the laps so far, with the k-th algorithm at the last of them; from[lap][k]: the
   // one before it.
@@ -261,7 +261,7 @@ std::vector<Tuning::Step> fit(std::span<const Algorithm> row, const std::vector<
     ways[lap] = way;
     way = from[lap][way];
   }
-  std::vector<Tuning::Step> rule;
+  std::vector<Tuning::SizeLimit> rule;
   for (std::size_t lap = 0; lap < laps.size(); ++lap) {
     if (!rule.empty() && rule.back().algorithm == row[ways[lap]]) continue;
     if (!rule.empty()) rule.back().up_to = between(laps[lap - 1].bytes, laps[lap].bytes);
@@ -369,7 +369,7 @@ class Tally {
   }
   void print() const {
     for (const Tunable& row : tunable_rows()) {
-      if (row.scope != Tunable::Scope::agreed) continue;
+      if (row.scope != Tunable::TunableScope::agreed) continue;
       const auto found = rows_.find(&row);
       const auto [cells, bad] = found == rows_.end() ? std::pair(0, 0) : found->second;
       print_line("tunable " + std::string(row.name) + " (" +

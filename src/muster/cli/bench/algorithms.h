@@ -37,8 +37,8 @@ struct Lap {
 /// The sizes at which one algorithm of `row` should give way to the next, so that all laps (of
 /// growing sizes) take least; borders stand half-way between measured sizes. Algorithms that win
 /// nowhere do not appear.
-std::vector<collective::Tuning::Step> fit(std::span<const collective::Algorithm> row,
-                                          const std::vector<Lap>& laps);
+std::vector<collective::Tuning::SizeLimit> fit(std::span<const collective::Algorithm> row,
+                                               const std::vector<Lap>& laps);
 
 /// What each algorithm took in the middle of several laps of one size.
 Lap middle_of(const std::vector<Lap>& laps);

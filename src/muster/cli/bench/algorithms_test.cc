@@ -20,7 +20,7 @@ using testing::contents;
 using testing::count_of;
 using testing::Outcome;
 using testing::run;
-using Rule = std::vector<collective::Tuning::Step>;
+using Rule = std::vector<collective::Tuning::SizeLimit>;
 
 constexpr Algorithm kTwo[] = {Algorithm::bruck, Algorithm::slices};
 constexpr Algorithm kThree[] = {Algorithm::bruck, Algorithm::direct, Algorithm::ring};

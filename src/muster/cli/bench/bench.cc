@@ -42,7 +42,7 @@ const std::vector<std::string> kOps = {"broadcast", "all_reduce", "reduce",     
 const std::map<std::string, std::string> kTransports = {{"auto", "shm"}},
                                          kMemories = {{"shared", "arena"}};
 
-struct Options {
+struct BenchOptions {
   std::vector<std::string> ops{"all_reduce"};
   std::vector<std::uint64_t> sizes{8, 1024, 65536, 1048576, 16777216};
   std::vector<int> ranks{2};
@@ -59,13 +59,13 @@ struct Options {
   bench::Simulation simulation;
 };
 
-std::vector<std::uint64_t> sizes_of(const Options& options, const std::string& op) {
+std::vector<std::uint64_t> sizes_of(const BenchOptions& options, const std::string& op) {
   return op == "barrier" ? std::vector<std::uint64_t>{0} : options.sizes;
 }
 
 class Run {
  public:
-  explicit Run(const Options& options) : options_(options), progress_(number_of_cells()) {
+  explicit Run(const BenchOptions& options) : options_(options), progress_(number_of_cells()) {
     libraries_ = {"muster"};
     libraries_.insert(libraries_.end(), options.rivals.begin(), options.rivals.end());
   }
@@ -209,7 +209,7 @@ class Run {
     return {};
   }
 
-  const Options& options_;
+  const BenchOptions& options_;
   std::vector<std::string> libraries_;
   ProgressLine progress_;
   std::vector<Row> rows_;
@@ -217,7 +217,7 @@ class Run {
   bool engine_ = false;  // what is timed of muster is the engine alone
 };
 
-void add_options(CLI::App& app, Options& options) {
+void add_options(CLI::App& app, BenchOptions& options) {
   app.add_option("--op", options.ops, "operations, comma separated")
       ->delimiter(',')
       ->check(CLI::IsMember(kOps))
@@ -267,7 +267,7 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--plot", options.picture, "also draw them into this SVG file");
 }
 
-void add_selection_options(CLI::App& app, Options& options) {
+void add_selection_options(CLI::App& app, BenchOptions& options) {
   const std::string group = "Which algorithm runs";
   auto* tune = app.add_option("--tune", options.tuning,
                               "measure from which size on which algorithm is faster and write it "
@@ -316,7 +316,7 @@ void add_selection_options(CLI::App& app, Options& options) {
 }
 
 /// What was not said is chosen so that the borders between algorithms show.
-bench::Contest contest_of(const CLI::App& app, const Options& options) {
+bench::Contest contest_of(const CLI::App& app, const BenchOptions& options) {
   bench::Contest contest;
   contest.ops = options.p2p || app.count("--op") > 0 ? options.ops : kOps;
   contest.sizes = options.sizes;
@@ -337,7 +337,7 @@ bench::Contest contest_of(const CLI::App& app, const Options& options) {
   return contest;
 }
 
-Status tune(const CLI::App& app, const Options& options) {
+Status tune(const CLI::App& app, const BenchOptions& options) {
   const std::string path = options.tuning.empty() ? tuning_path() : options.tuning;
   if (path.empty())
     return Status(Code::invalid_argument,
@@ -345,7 +345,7 @@ Status tune(const CLI::App& app, const Options& options) {
   return bench::tune(contest_of(app, options), path);
 }
 
-Status simulate(const CLI::App& app, Options options) {
+Status simulate(const CLI::App& app, BenchOptions options) {
   if (app.count("--ranks") == 0) options.ranks = {2, 8, 64, 1024, 100'000};
   if (const int hosts = options.simulation.hosts; app.count("--ranks") == 0 && hosts > 0)
     options.ranks = {hosts, 2 * hosts, 8 * hosts, 64 * hosts};
@@ -357,7 +357,7 @@ Status simulate(const CLI::App& app, Options options) {
 }
 
 /// Of options that are fine by themselves; empty where there is none.
-std::string contradiction(const CLI::App& app, const Options& options) {
+std::string contradiction(const CLI::App& app, const BenchOptions& options) {
   if (options.simulate) return {};
   if (*std::max_element(options.ranks.begin(), options.ranks.end()) > 128)
     return "at most 128 ranks can be started here; --simulate predicts larger groups";
@@ -366,7 +366,7 @@ std::string contradiction(const CLI::App& app, const Options& options) {
   return {};
 }
 
-Status measure(const CLI::App& app, const Options& options) {
+Status measure(const CLI::App& app, const BenchOptions& options) {
   if (options.simulate) return simulate(app, options);
   if (app.count("--tune") > 0) return tune(app, options);
   if (options.check_selection) return bench::check_selection(contest_of(app, options));
@@ -413,7 +413,7 @@ int run_bench(const std::vector<std::string>& arguments) {
   if (first == "store" || first == "group" || first == "launch" || first == "idle")
     return become_program("muster_bench_services", arguments);
   if (first == "python") return time_python({arguments.begin() + 1, arguments.end()});
-  Options options;
+  BenchOptions options;
   options.p2p = first == "p2p";
   if (options.p2p) options.ops = {"ping_pong"};
   const bool on_mpi = first == "mpi";

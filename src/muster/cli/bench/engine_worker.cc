@@ -132,13 +132,13 @@ class EngineSubject final : public Subject {
   MutableBytes written_;
 };
 
-struct Options {
+struct WorkerOptions {
   std::string folder, transport = "shm", secret;
   int ranks = 2;
   bool threads = false;
 };
 
-Status serve_rank(const Options& options, int rank) {
+Status serve_rank(const WorkerOptions& options, int rank) {
   const Duration timeout = std::chrono::minutes(1);
   auto store = store::make_file_store(options.folder + "/store", options.ranks, timeout);
   if (!store) return store.status();
@@ -169,7 +169,7 @@ Status serve_rank(const Options& options, int rank) {
 }  // namespace
 
 int run_engine_worker(const std::vector<std::string>& arguments) {
-  Options options;
+  WorkerOptions options;
   CLI::App app("The ranks that muster bench measures.", "muster bench-worker");
   app.add_option("--folder", options.folder)->required();
   app.add_option("--ranks", options.ranks)->required();

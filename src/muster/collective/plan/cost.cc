@@ -55,12 +55,12 @@ HostStep step_of(Op op, Algorithm algorithm, Crew crew, int step, int first) {
     const int sends = schedule.sends(step), receives = schedule.receives(step);
     double near_bytes = 0, added = 0;
     for (int i = 0; i < sends; ++i) {
-      const Transfer out = schedule.send(step, i);
+      const PlannedTransfer out = schedule.send(step, i);
       (inside(out.peer) ? host.near : host.far) = true;
       if (!inside(out.peer)) host.out += share_of(op, out.payload, crew.ranks);
     }
     for (int i = 0; i < receives; ++i) {
-      const Transfer in = schedule.receive(step, i);
+      const PlannedTransfer in = schedule.receive(step, i);
       const double share = share_of(op, in.payload, crew.ranks);
       (inside(in.peer) ? host.near : host.far) = true;
       (inside(in.peer) ? near_bytes : host.in) += share;

@@ -138,7 +138,7 @@ class Proof {
     const auto plan = plans_(rank);
     if (step >= plan.steps()) return;
     for (int i = 0; i < plan.sends(step); ++i) {
-      const Transfer out = plan.send(step, i);
+      const PlannedTransfer out = plan.send(step, i);
       if (out.peer < 0 || out.peer >= size_ || out.peer == rank)
         return fail(rank, step, "sends to " + std::to_string(out.peer));
       if (!holds(rank, out.peer, out.payload))
@@ -150,12 +150,12 @@ class Proof {
     }
   }
 
-  static bool fits(const Transfer& out, int to, const Payload& payload) {
+  static bool fits(const PlannedTransfer& out, int to, const Payload& payload) {
     return out.peer == to && out.payload == payload;
   }
 
   /// Whether the message has left its sender.
-  bool has_arrived(int rank, int step, int place, const Transfer& in) {
+  bool has_arrived(int rank, int step, int place, const PlannedTransfer& in) {
     const auto sender = plans_(in.peer);
     const int reached = step_[index(in.peer)];
     // In most plans, the i-th message of a step is the peer's i-th of the same step, or its message
@@ -177,7 +177,7 @@ class Proof {
     const int step = step_[index(rank)];
     const auto plan = plans_(rank);
     for (int i = 0; i < plan.receives(step); ++i) {
-      const Transfer in = plan.receive(step, i);
+      const PlannedTransfer in = plan.receive(step, i);
       if (in.peer < 0 || in.peer >= size_ || in.peer == rank) {
         fail(rank, step, "receives from " + std::to_string(in.peer));
         return false;

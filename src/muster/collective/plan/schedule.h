@@ -33,7 +33,7 @@ struct Payload {
   bool operator==(const Payload&) const = default;
 };
 
-struct Transfer {
+struct PlannedTransfer {
   int peer = -1;
   Payload payload;
 };
@@ -48,9 +48,9 @@ struct Dissemination {
   DisseminationPlan plan;
   int steps() const { return plan.steps(); }
   int sends(int) const { return 1; }
-  Transfer send(int step, int) const { return {plan.target(step), known(plan.rank, step)}; }
+  PlannedTransfer send(int step, int) const { return {plan.target(step), known(plan.rank, step)}; }
   int receives(int) const { return 1; }
-  Transfer receive(int step, int) const {
+  PlannedTransfer receive(int step, int) const {
     return {plan.source(step), known(plan.source(step), step)};
   }
   Payload known(int rank, int step) const {
@@ -62,11 +62,11 @@ struct Bruck {
   BruckPlan plan;
   int steps() const { return plan.steps(); }
   int sends(int) const { return 1; }
-  Transfer send(int step, int) const {
+  PlannedTransfer send(int step, int) const {
     return {plan.target(step), {Payload::Kind::block, plan.rank, plan.count(step), 0}};
   }
   int receives(int) const { return 1; }
-  Transfer receive(int step, int) const {
+  PlannedTransfer receive(int step, int) const {
     return {plan.source(step),
             {Payload::Kind::block, plan.owner(plan.distance(step)), plan.count(step), 0}};
   }
@@ -76,11 +76,11 @@ struct Ring {
   RingPlan plan;
   int steps() const { return plan.steps(); }
   int sends(int) const { return 1; }
-  Transfer send(int step, int) const {
+  PlannedTransfer send(int step, int) const {
     return {plan.next(), {Payload::Kind::block, plan.sent_block(step), 1, 0}};
   }
   int receives(int) const { return 1; }
-  Transfer receive(int step, int) const {
+  PlannedTransfer receive(int step, int) const {
     return {plan.previous(), {Payload::Kind::block, plan.received_block(step), 1, 0}};
   }
 };
@@ -90,11 +90,11 @@ struct DirectAllGather {
   PairwisePlan plan;
   int steps() const { return plan.size > 1 ? 1 : 0; }
   int sends(int) const { return plan.steps(); }
-  Transfer send(int, int index) const {
+  PlannedTransfer send(int, int index) const {
     return {plan.target(index + 1), {Payload::Kind::block, plan.rank, 1, 0}};
   }
   int receives(int) const { return plan.steps(); }
-  Transfer receive(int, int index) const {
+  PlannedTransfer receive(int, int index) const {
     return {plan.source(index + 1), {Payload::Kind::block, plan.source(index + 1), 1, 0}};
   }
 };
@@ -110,14 +110,14 @@ struct Slices {
   int sends(int step) const {
     return step == 0 || result_to == ResultTo::all ? plan.steps() : plan.rank == root ? 0 : 1;
   }
-  Transfer send(int step, int index) const {
+  PlannedTransfer send(int step, int index) const {
     const int to = step == 0 || result_to == ResultTo::all ? plan.target(index + 1) : root;
     return {to, step == 0 ? piece(plan.rank) : result(plan.rank)};
   }
   int receives(int step) const {
     return step == 0 || result_to == ResultTo::all || plan.rank == root ? plan.steps() : 0;
   }
-  Transfer receive(int step, int index) const {
+  PlannedTransfer receive(int step, int index) const {
     const int from = plan.source(index + 1);
     return {from, step == 0 ? piece(from) : result(from)};
   }
@@ -145,7 +145,7 @@ struct Hosts {
       default: return 0;
     }
   }
-  Transfer send(int step, int index) const {
+  PlannedTransfer send(int step, int index) const {
     if (step == 0) {
       const int place = other(index / slices());
       return {plan.neighbour(place),
@@ -171,7 +171,7 @@ struct Hosts {
       default: return others();
     }
   }
-  Transfer receive(int step, int index) const {
+  PlannedTransfer receive(int step, int index) const {
     if (step == 0) {
       // From the nearest on, so that the received ranks are always contiguous.
       const int nth = index / slices();
@@ -209,9 +209,9 @@ struct Broadcast {
   Plan plan;
   int steps() const { return 2; }
   int sends(int step) const { return step == 1 ? plan.children() : 0; }
-  Transfer send(int, int index) const { return {plan.child(index), whole()}; }
+  PlannedTransfer send(int, int index) const { return {plan.child(index), whole()}; }
   int receives(int step) const { return step == 0 && plan.parent() >= 0 ? 1 : 0; }
-  Transfer receive(int, int) const { return {plan.parent(), whole()}; }
+  PlannedTransfer receive(int, int) const { return {plan.parent(), whole()}; }
   Payload whole() const { return {Payload::Kind::whole, plan.root, 1, 0}; }
 };
 
@@ -220,9 +220,11 @@ struct TreeGather {
   TreePlan plan;
   int steps() const { return 2; }
   int sends(int step) const { return step == 1 && plan.parent() >= 0 ? 1 : 0; }
-  Transfer send(int, int) const { return {plan.parent(), blocks(plan)}; }
+  PlannedTransfer send(int, int) const { return {plan.parent(), blocks(plan)}; }
   int receives(int step) const { return step == 0 ? plan.children() : 0; }
-  Transfer receive(int, int index) const { return {plan.child(index), blocks(plan.below(index))}; }
+  PlannedTransfer receive(int, int index) const {
+    return {plan.child(index), blocks(plan.below(index))};
+  }
   static Payload blocks(const TreePlan& top) {
     return {Payload::Kind::block, top.rank, top.subtree(), 0};
   }
@@ -233,9 +235,11 @@ struct TreeScatter {
   TreePlan plan;
   int steps() const { return 2; }
   int sends(int step) const { return step == 1 ? plan.children() : 0; }
-  Transfer send(int, int index) const { return {plan.child(index), pieces(plan.below(index))}; }
+  PlannedTransfer send(int, int index) const {
+    return {plan.child(index), pieces(plan.below(index))};
+  }
   int receives(int step) const { return step == 0 && plan.parent() >= 0 ? 1 : 0; }
-  Transfer receive(int, int) const { return {plan.parent(), pieces(plan)}; }
+  PlannedTransfer receive(int, int) const { return {plan.parent(), pieces(plan)}; }
   static Payload pieces(const TreePlan& top) {
     return {Payload::Kind::pieces, top.rank, top.subtree(), 0};
   }
@@ -247,9 +251,9 @@ struct DirectGather {
   int root;
   int steps() const { return 1; }
   int sends(int) const { return plan.rank == root ? 0 : 1; }
-  Transfer send(int, int) const { return {root, {Payload::Kind::block, plan.rank, 1, 0}}; }
+  PlannedTransfer send(int, int) const { return {root, {Payload::Kind::block, plan.rank, 1, 0}}; }
   int receives(int) const { return plan.rank == root ? plan.steps() : 0; }
-  Transfer receive(int, int index) const {
+  PlannedTransfer receive(int, int index) const {
     return {plan.source(index + 1), {Payload::Kind::block, plan.source(index + 1), 1, 0}};
   }
 };
@@ -260,11 +264,11 @@ struct DirectScatter {
   int root;
   int steps() const { return 1; }
   int sends(int) const { return plan.rank == root ? plan.steps() : 0; }
-  Transfer send(int, int index) const {
+  PlannedTransfer send(int, int index) const {
     return {plan.target(index + 1), piece(plan.target(index + 1))};
   }
   int receives(int) const { return plan.rank == root ? 0 : 1; }
-  Transfer receive(int, int) const { return {root, piece(plan.rank)}; }
+  PlannedTransfer receive(int, int) const { return {root, piece(plan.rank)}; }
   static Payload piece(int receiver) { return {Payload::Kind::pieces, receiver, 1, 0}; }
 };
 
@@ -272,9 +276,9 @@ struct RingReduce {
   RingReducePlan plan;
   int steps() const { return plan.steps(); }
   int sends(int) const { return 1; }
-  Transfer send(int step, int) const { return {plan.next(), payload(plan, step)}; }
+  PlannedTransfer send(int step, int) const { return {plan.next(), payload(plan, step)}; }
   int receives(int) const { return 1; }
-  Transfer receive(int step, int) const {
+  PlannedTransfer receive(int step, int) const {
     return {plan.previous(), payload({plan.previous(), plan.size}, step)};
   }
   static Payload payload(const RingReducePlan& sender, int step) {
@@ -288,9 +292,9 @@ struct RecursiveDoubling {
   RecursiveDoublingPlan plan;
   int steps() const { return plan.steps(); }
   int sends(int step) const { return takes_part(step, true) ? 1 : 0; }
-  Transfer send(int step, int) const { return {peer(step), payload(plan, step)}; }
+  PlannedTransfer send(int step, int) const { return {peer(step), payload(plan, step)}; }
   int receives(int step) const { return takes_part(step, false) ? 1 : 0; }
-  Transfer receive(int step, int) const {
+  PlannedTransfer receive(int step, int) const {
     return {peer(step), payload({peer(step), plan.size}, step)};
   }
 
@@ -337,13 +341,13 @@ class Schedule {
   int sends(int step) const {
     return std::visit([step](const auto& p) { return p.sends(step); }, pattern_);
   }
-  Transfer send(int step, int index) const {
+  PlannedTransfer send(int step, int index) const {
     return std::visit([=](const auto& p) { return p.send(step, index); }, pattern_);
   }
   int receives(int step) const {
     return std::visit([step](const auto& p) { return p.receives(step); }, pattern_);
   }
-  Transfer receive(int step, int index) const {
+  PlannedTransfer receive(int step, int index) const {
     return std::visit([=](const auto& p) { return p.receive(step, index); }, pattern_);
   }
 

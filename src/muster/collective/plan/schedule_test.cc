@@ -132,8 +132,8 @@ class Mutant {
     if (change_ == Change::step_left_out || change_ == Change::sends_left_out) return 0;
     return schedule_.sends(step) + (change_ == Change::sent_twice ? 1 : 0);
   }
-  Transfer send(int step, int index) const {
-    Transfer out = schedule_.send(step, std::min(index, schedule_.sends(step) - 1));
+  PlannedTransfer send(int step, int index) const {
+    PlannedTransfer out = schedule_.send(step, std::min(index, schedule_.sends(step) - 1));
     if (step != at_ || index != 0) return out;
     if (change_ == Change::other_target) out.peer = (out.peer + 1) % size_;
     if (change_ == Change::other_payload) alter(out.payload);
@@ -144,8 +144,8 @@ class Mutant {
                ? 0
                : schedule_.receives(step);
   }
-  Transfer receive(int step, int index) const {
-    Transfer in = schedule_.receive(step, index);
+  PlannedTransfer receive(int step, int index) const {
+    PlannedTransfer in = schedule_.receive(step, index);
     if (step == at_ && index == 0 && change_ == Change::other_source)
       in.peer = (in.peer + 1) % size_;
     return in;

@@ -9,7 +9,7 @@ namespace {
 
 using shm::BufferLocation;
 using shm::Line;
-using shm::Slice;
+using shm::ReaderSlice;
 
 }  // namespace
 
@@ -84,14 +84,14 @@ std::size_t BufferPlacement::place_slices(const Args& args, const TransferPlan& 
   mine.location = mine.bytes == 0 ? BufferLocation::nothing
                   : fits          ? BufferLocation::slot
                                   : BufferLocation::window;
-  Slice* const table = segment_.table(rank);
+  ReaderSlice* const table = segment_.table(rank);
   std::uint64_t at = layout.table_bytes;
   std::size_t windows = 0;
   bool granted = false;
   for (int reader = 0; reader < size; ++reader) {
     const ConstBytes input =
         reader != rank || plan.scaled ? input_for(args, plan, reader) : ConstBytes();
-    Slice& slice = table[reader];
+    ReaderSlice& slice = table[reader];
     slice = {input.size(), at, fits ? BufferLocation::slot : BufferLocation::window, false, {}};
     if (input.empty()) {
       slice.location = BufferLocation::nothing;
@@ -135,9 +135,9 @@ bool BufferPlacement::has_in_place_readers(const TransferPlan& plan) const {
   const Line& mine = segment_.my_line();
   if (!plan.sends || shm::in_place(mine.location)) return plan.sends;
   if (!plan.per_member || mine.location != BufferLocation::window) return false;
-  const Slice* const table = segment_.table(segment_.rank());
+  const ReaderSlice* const table = segment_.table(segment_.rank());
   return std::any_of(table, table + segment_.size(),
-                     [](const Slice& slice) { return shm::in_place(slice.location); });
+                     [](const ReaderSlice& slice) { return shm::in_place(slice.location); });
 }
 
 std::optional<std::uint64_t> BufferPlacement::arena_offset(ConstBytes memory) const {

@@ -7,10 +7,10 @@ namespace muster::collective::region {
 bool CallWait::is_behind(int member) const {
   if (member == segment_.rank()) return false;
   switch (target_.what) {
-    case What::nothing: return false;
-    case What::room: return lines_.lacks_room_from(member);
-    case What::lines: return !segment_.has_begun(member);
-    case What::counter:
+    case WaitTarget::nothing: return false;
+    case WaitTarget::room: return lines_.lacks_room_from(member);
+    case WaitTarget::lines: return !segment_.has_begun(member);
+    case WaitTarget::counter:
       return !shm::reached(segment_.counter(member, target_.counter), target_.until);
   }
   return false;

@@ -23,12 +23,12 @@ class CallWait {
   CallWait(const CallWait&) = delete;
   CallWait& operator=(const CallWait&) = delete;
 
-  void for_nothing() { target_.what = What::nothing; }
-  void for_room() { target_ = {What::room}; }
+  void for_nothing() { target_.what = WaitTarget::nothing; }
+  void for_room() { target_ = {WaitTarget::room}; }
   /// `only`: one member; -1: all members.
-  void for_lines(int only = -1) { target_ = {What::lines, shm::Counter::filled, only}; }
+  void for_lines(int only = -1) { target_ = {WaitTarget::lines, shm::Counter::filled, only}; }
   void for_counter(shm::Counter counter, shm::Position until, int only = -1) {
-    target_ = {What::counter, counter, only, until};
+    target_ = {WaitTarget::counter, counter, only, until};
   }
 
   /// Whether the counters of all peers, or of one, have reached a position.
@@ -128,9 +128,9 @@ class CallWait {
   std::vector<int> awaited() const;
 
  private:
-  enum class What : std::uint8_t { nothing, room, lines, counter };
+  enum class WaitTarget : std::uint8_t { nothing, room, lines, counter };
   struct Target {
-    What what = What::nothing;
+    WaitTarget what = WaitTarget::nothing;
     shm::Counter counter = shm::Counter::filled;
     int only = -1;
     shm::Position until = 0;

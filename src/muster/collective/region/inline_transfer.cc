@@ -16,7 +16,7 @@ namespace {
 
 using shm::BufferLocation;
 using shm::Line;
-using shm::Missing;
+using shm::MissingPeers;
 
 // Pauses before each check that costs more than a poll: reading the clock, or lines that peers are
 // writing.
@@ -116,7 +116,7 @@ bool InlineTransfer::await_sources(const TransferPlan& plan, int source) {
   do {
     const bool keeps_core =
         all_on_shared_cores &&
-        shm::missing_among(source, plan.last, is_missing, is_elsewhere) != Missing::here;
+        shm::missing_among(source, plan.last, is_missing, is_elsewhere) != MissingPeers::here;
     if (!may_wait() || !spin.pause(clock_of(parts_), 1, keeps_core)) return false;
   } while (!poll_from(plan, source));
   return true;
@@ -188,7 +188,7 @@ bool InlineTransfer::read_staged(const Args& args, const TransferPlan& plan) {
   }
   copy_own(args, plan, rank);
   for (int source = plan.first; source < plan.last; ++source) {
-    const Source& from = sources[source];
+    const SourceMemory& from = sources[source];
     if (source == rank || from.bytes == 0) continue;
     std::byte* const to = output_for(args, source).data();
     if (plan.reclaims && shm::is_staged(from.location)) {
@@ -217,14 +217,14 @@ bool InlineTransfer::drive_until(Task<Status>& task, TimePoint deadline) {
     const bool progressed = task.turns() != std::exchange(turns, task.turns());
     if ((progressed || polls % kPausesPerCheck == 0) && now() >= end) return false;
     if (progressed) spin.keep_core_anew();
-    const Missing missing = shared_core
-                                ? shm::missing_among(
-                                      0, parts_.segment.size(),
-                                      [&](int member) { return parts_.wait.is_behind(member); },
-                                      [&](int member) { return cores_.is_elsewhere(member); })
-                                : Missing::elsewhere;
-    idle = missing == Missing::nobody ? idle + 1 : 0;
-    if (!may_wait() || !spin.pause(now, 1, missing == Missing::elsewhere || idle == 1))
+    const MissingPeers missing =
+        shared_core ? shm::missing_among(
+                          0, parts_.segment.size(),
+                          [&](int member) { return parts_.wait.is_behind(member); },
+                          [&](int member) { return cores_.is_elsewhere(member); })
+                    : MissingPeers::elsewhere;
+    idle = missing == MissingPeers::nobody ? idle + 1 : 0;
+    if (!may_wait() || !spin.pause(now, 1, missing == MissingPeers::elsewhere || idle == 1))
       return false;
   }
   return true;

@@ -20,7 +20,7 @@ void PullTransfer::fill_window(const Args& args, const TransferPlan& plan, std::
     stage(args, plan, to, part(input_for(args, plan, 0)));
     return;
   }
-  const shm::Slice* const table = parts_.segment.table(rank);
+  const shm::ReaderSlice* const table = parts_.segment.table(rank);
   for (int reader = 0; reader < parts_.segment.size(); ++reader) {
     if (table[reader].location != BufferLocation::window) continue;
     stage(args, plan, to + static_cast<std::size_t>(reader) * parts_.segment.layout().column_bytes,
@@ -31,7 +31,7 @@ void PullTransfer::fill_window(const Args& args, const TransferPlan& plan, std::
 /// Whether the chunk of `step` of `source` can be read.
 bool PullTransfer::available(const TransferPlan& plan, int source, std::size_t step) {
   if (step == 0) return parts_.lines.poll(source);
-  const Source& from = parts_.sources[source];
+  const SourceMemory& from = parts_.sources[source];
   if (from.location != BufferLocation::window || step * plan.chunk >= from.bytes) return true;
   return shm::reached(parts_.segment.counter(source, Counter::filled),
                       parts_.segment.at_step(step + 1));
@@ -69,7 +69,7 @@ Task<Status> PullTransfer::read_step(const Args& args, const TransferPlan& plan,
         unread_[kept++] = source;
         continue;
       }
-      const Source& from = parts_.sources[source];
+      const SourceMemory& from = parts_.sources[source];
       if (step == 0) {
         if (!co_await parts_.wait.holds([&] { return parts_.sources.mapped(plan, source); }))
           co_return parts_.channel.failure();

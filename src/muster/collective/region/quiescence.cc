@@ -57,7 +57,7 @@ Task<> Quiescence::quiesce_exposed() {
 void Quiescence::quarantine(const Args& args) noexcept try {
   if (exposed_ == Exposed::output) quarantine(args.outputs[0], Counter::reduced, -1);
   if (exposed_ != Exposed::inputs) return;
-  const shm::Slice* const table = segment_.table(segment_.rank());
+  const shm::ReaderSlice* const table = segment_.table(segment_.rank());
   for (int reader = 0; reader < segment_.size(); ++reader) {
     if (table[reader].granted)
       quarantine(args.inputs[static_cast<std::size_t>(reader)], Counter::drained, reader);

@@ -586,11 +586,11 @@ TEST(RegionGroup, AMissingMemberOnTheSameCoreCountsMost) {
         1, 4, [&](int member) { return missing.contains(member); },
         [&](int member) { return elsewhere.contains(member); });
   };
-  EXPECT_EQ(among({}, {1, 2}), Missing::nobody);
-  EXPECT_EQ(among({0, 4}, {}), Missing::nobody) << "others than those that are waited for";
-  EXPECT_EQ(among({1, 3}, {1, 2, 3}), Missing::elsewhere);
-  EXPECT_EQ(among({1, 3}, {1, 2}), Missing::here);
-  EXPECT_EQ(among({1, 3}, {3}), Missing::here);
+  EXPECT_EQ(among({}, {1, 2}), MissingPeers::nobody);
+  EXPECT_EQ(among({0, 4}, {}), MissingPeers::nobody) << "others than those that are waited for";
+  EXPECT_EQ(among({1, 3}, {1, 2, 3}), MissingPeers::elsewhere);
+  EXPECT_EQ(among({1, 3}, {1, 2}), MissingPeers::here);
+  EXPECT_EQ(among({1, 3}, {3}), MissingPeers::here);
 }
 
 // Every operation after every other, with members running ahead as far as they can: no line, slot

@@ -37,10 +37,10 @@ using shm::direct_read_bytes;
 using shm::kCacheLine;
 using shm::kRefreshEvery;
 using shm::Line;
-using shm::Missing;
 using shm::missing_among;
+using shm::MissingPeers;
+using shm::ReaderSlice;
 using shm::SegmentLayout;
-using shm::Slice;
 
 using Random = std::mt19937_64;
 inline std::size_t draw(Random& random, std::size_t below) {
@@ -190,8 +190,8 @@ class RegionJob {
   bool stays(int giver, std::uint64_t sequence, int reader) {
     const auto begin =
         shm::align_up(reinterpret_cast<std::uintptr_t>(regions[0]->at(segment_)), sizeof(Line));
-    return reinterpret_cast<const Slice*>(begin +
-                                          SegmentLayout(size()).slot(giver, sequence))[reader]
+    return reinterpret_cast<const ReaderSlice*>(begin +
+                                                SegmentLayout(size()).slot(giver, sequence))[reader]
                .location == BufferLocation::memory;
   }
   /// Whether a member's windows hold slices of this length completely: it is then done before any

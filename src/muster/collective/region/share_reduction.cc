@@ -181,7 +181,7 @@ bool ShareReduction::reduce_share(const ReductionPlan& plan, std::size_t round, 
     if (parts_.segment.peer_aborted()) return false;
     const std::size_t block = std::min(fixed::kCacheBlock, bytes - at);
     for (int member = 0; member < parts_.segment.size(); ++member) {
-      const Source& source = parts_.sources[member];
+      const SourceMemory& source = parts_.sources[member];
       const bool windowed =
           member == rank ? plan.scaled : source.location == BufferLocation::window;
       parts_.sources.input(member) =

@@ -9,7 +9,7 @@ namespace muster::collective::region {
 
 using shm::BufferLocation;
 using shm::Line;
-using shm::Slice;
+using shm::ReaderSlice;
 
 bool SourceTable::mapped(const TransferPlan& plan, int member) {
   const Line& theirs = segment_.line(member);
@@ -23,7 +23,7 @@ Status SourceTable::resolve(const Args& args, const TransferPlan& plan, int memb
   const shm::SegmentLayout& layout = segment_.layout();
   const int rank = segment_.rank();
   const Line& theirs = segment_.line(member);
-  Source& source = (*this)[member];
+  SourceMemory& source = (*this)[member];
   source = {theirs.location, nullptr, theirs.bytes, 0, theirs.first_window};
   std::uint64_t where = theirs.input;
   std::uint64_t in_slot = layout.table_bytes;
@@ -31,7 +31,7 @@ Status SourceTable::resolve(const Args& args, const TransferPlan& plan, int memb
     source.bytes /= layout.members - 1;
     in_slot = source.bytes * shm::place_in_row(member, rank);
   } else if (plan.per_member && theirs.location != BufferLocation::nothing) {
-    const Slice slice = segment_.table(member)[rank];
+    const ReaderSlice slice = segment_.table(member)[rank];
     source.location = slice.location;
     source.bytes = slice.bytes;
     source.granted = slice.granted;
@@ -64,7 +64,7 @@ Status SourceTable::resolve(const Args& args, const TransferPlan& plan, int memb
 
 Status SourceTable::resolve_share(const Args& args, int member, std::size_t bytes) {
   const Line& theirs = segment_.line(member);
-  Source& source = (*this)[member];
+  SourceMemory& source = (*this)[member];
   source = {theirs.location, nullptr, theirs.bytes, 0, theirs.first_window};
   if (source.bytes != bytes) return failure_.differing_sizes(args, member, source.bytes, bytes);
   if (source.location == BufferLocation::arena) {
@@ -79,7 +79,7 @@ Status SourceTable::resolve_share(const Args& args, int member, std::size_t byte
 /// for the drained counter of every member, including this one.
 bool SourceTable::resolve_staged(const Args& args, const TransferPlan& plan, int member) {
   const Line& theirs = segment_.line(member);
-  Source& source = (*this)[member];
+  SourceMemory& source = (*this)[member];
   source.location = theirs.location;
   if (source.location == BufferLocation::window || shm::in_place(source.location)) return false;
   source.bytes = theirs.bytes;
@@ -96,7 +96,7 @@ bool SourceTable::resolve_staged(const Args& args, const TransferPlan& plan, int
     const std::byte* const slot = segment_.slot(member);
     source.data = slot + segment_.layout().table_bytes;
     if (plan.per_member) {
-      const Slice& mine = segment_.table(member)[segment_.rank()];
+      const ReaderSlice& mine = segment_.table(member)[segment_.rank()];
       source.bytes = mine.bytes;
       source.data = slot + mine.where;
     }
@@ -104,9 +104,9 @@ bool SourceTable::resolve_staged(const Args& args, const TransferPlan& plan, int
   return source.bytes == expected;
 }
 
-SourceTable::Piece SourceTable::piece(const TransferPlan& plan, int member,
-                                      std::size_t step) const {
-  const Source& source = (*this)[member];
+SourceTable::SourcePiece SourceTable::piece(const TransferPlan& plan, int member,
+                                            std::size_t step) const {
+  const SourceMemory& source = (*this)[member];
   const std::size_t most = source.location == BufferLocation::memory
                                ? std::max(plan.chunk, tunables().work_quantum)
                                : plan.chunk;
@@ -115,15 +115,15 @@ SourceTable::Piece SourceTable::piece(const TransferPlan& plan, int member,
 }
 
 const std::byte* SourceTable::chunk(const TransferPlan& plan, int member, std::size_t step) const {
-  const Source& source = (*this)[member];
+  const SourceMemory& source = (*this)[member];
   if (source.location != BufferLocation::window) return source.data + step * plan.chunk;
   return segment_.window(member, source.first_window + step) + source.column;
 }
 
 Status SourceTable::copy_piece(const Args& args, const TransferPlan& plan, int member,
                                std::size_t step) {
-  const Source& source = (*this)[member];
-  const Piece part = piece(plan, member, step);
+  const SourceMemory& source = (*this)[member];
+  const SourcePiece part = piece(plan, member, step);
   const MutableBytes to = output_for(args, member).subspan(part.at, part.bytes);
   if (source.location == BufferLocation::memory) {
     if (!peers_.read(member, source.address + part.at, to))

@@ -15,7 +15,7 @@
 
 namespace muster::collective::region {
 
-struct Source {
+struct SourceMemory {
   shm::BufferLocation location = shm::BufferLocation::nothing;
   const std::byte* data = nullptr;  ///< null for windows and for memory of another process
   std::size_t bytes = 0;
@@ -36,8 +36,10 @@ class SourceTable {
 
   void begin_call() { reads_in_place_ = uses_grants_ = false; }
 
-  Source& operator[](int member) { return sources_[static_cast<std::size_t>(member)]; }
-  const Source& operator[](int member) const { return sources_[static_cast<std::size_t>(member)]; }
+  SourceMemory& operator[](int member) { return sources_[static_cast<std::size_t>(member)]; }
+  const SourceMemory& operator[](int member) const {
+    return sources_[static_cast<std::size_t>(member)];
+  }
 
   /// Whether `member`'s memory that this member has to read is mapped. Its line must have been
   /// seen.
@@ -56,11 +58,11 @@ class SourceTable {
 
   /// The part of a member's input that is read in `step`: `bytes` from `at` on. Reads from another
   /// process use large pieces, since each is a system call.
-  struct Piece {
+  struct SourcePiece {
     std::size_t at;
     std::size_t bytes;
   };
-  Piece piece(const TransferPlan& plan, int member, std::size_t step) const;
+  SourcePiece piece(const TransferPlan& plan, int member, std::size_t step) const;
   /// Address of the chunk of `step`, unless it is in another process.
   const std::byte* chunk(const TransferPlan& plan, int member, std::size_t step) const;
   /// Copies a piece into the output.
@@ -81,7 +83,7 @@ class SourceTable {
 
  private:
   bool may_reclaim(int member) const {
-    const Source& source = (*this)[member];
+    const SourceMemory& source = (*this)[member];
     return member != segment_.rank() &&
            (shm::is_staged(source.location) ||
             (source.location == shm::BufferLocation::arena && source.granted));
@@ -90,7 +92,7 @@ class SourceTable {
   shm::GroupSegment& segment_;
   shm::GroupPeers& peers_;
   CallFailure& failure_;
-  std::vector<Source> sources_;
+  std::vector<SourceMemory> sources_;
   std::vector<const std::byte*> inputs_;
   bool reads_in_place_ = false;
   bool uses_grants_ = false;

@@ -69,7 +69,10 @@ void SimMembership::join(Node& node) {
   node.asked_again = TimePoint::max();
   send(node.number, [this](Node& there) {
     const std::string value = encode(there.report);
-    ask({.op = store::Op::hold, .timeout = options_.ttl, .keys = {there.name}, .values = {value}},
+    ask({.op = store::StoreOp::hold,
+         .timeout = options_.ttl,
+         .keys = {there.name},
+         .values = {value}},
         [this, number = there.number](store::Reply reply) {
           Node& held = nodes_.at(number);
           if (!reply.status) {  // the service has not let go of the life before
@@ -84,8 +87,8 @@ void SimMembership::join(Node& node) {
           staying_[number] = ticket;
           store::Answers answers;
           service_.submit(ticket,
-                          {.op = store::Op::stay, .number = held.lease, .keys = {held.name}}, now_,
-                          answers);
+                          {.op = store::StoreOp::stay, .number = held.lease, .keys = {held.name}},
+                          now_, answers);
           serve(answers);
           renew(held);
           watch(held);
@@ -99,7 +102,7 @@ void SimMembership::renew(Node& node) {
     if (!beating.alive || beating.life != life) return;
     if (beating.cut_off) return;
     send(number, [this](Node& there) {
-      ask({.op = store::Op::renew,
+      ask({.op = store::StoreOp::renew,
            .timeout = options_.ttl,
            .number = there.lease,
            .keys = {there.name}},
@@ -128,7 +131,7 @@ Update SimMembership::understand(const store::Reply& reply) const {
 
 void SimMembership::watch(Node& node) {
   // Asked for at the service, at once: what counts is when the news arrives.
-  ask({.op = store::Op::watch,
+  ask({.op = store::StoreOp::watch,
        .timeout = Duration(-1),
        .number = node.view.revision(),
        .keys = {"node/", kRecord}},
@@ -174,7 +177,7 @@ void SimMembership::follow(Node& node) {
 void SimMembership::tell(Node& node) {
   send(node.number, [this](Node& there) {
     const std::string value = encode(there.report);
-    ask({.op = store::Op::hold,
+    ask({.op = store::StoreOp::hold,
          .timeout = options_.ttl,
          .number = there.lease,
          .keys = {there.name},
@@ -191,7 +194,7 @@ void SimMembership::consider(Node& node) {
     const Epoch epoch = make_epoch(node.view, decision);
     send(node.number, [this, epoch, expected = node.view.epoch_revision()](Node&) {
       const std::string number = std::to_string(epoch.number), record = encode(epoch);
-      ask({.op = store::Op::commit,
+      ask({.op = store::StoreOp::commit,
            .number = expected,
            .keys = {kRecord},
            .values = {number, record}},

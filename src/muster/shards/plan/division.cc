@@ -23,13 +23,13 @@ std::string file_name(std::size_t number) {
   return text.data();
 }
 
-struct Piece {
+struct HeldPiece {
   std::vector<std::pair<int, std::int64_t>> holders;  // rank, first element in its memory
 };
 struct Tensor {
   const Shard* first = nullptr;
   int first_rank = 0;
-  std::map<Box, Piece> pieces;
+  std::map<Box, HeldPiece> pieces;
 };
 
 Result<std::map<std::string, Tensor>> collect(const std::vector<std::vector<Shard>>& ranks) {
@@ -114,12 +114,12 @@ Result<std::vector<WrittenFile>> plan_files(const std::vector<std::vector<Shard>
   struct Choice {
     const Tensor* tensor;
     const Box* box;
-    const Piece* piece;
+    const HeldPiece* piece;
     std::int64_t bytes;
   };
   std::vector<std::int64_t> bytes(ranks.size(), 0);
   std::vector<Choice> shared;
-  std::map<const Piece*, std::pair<int, std::int64_t>> writer;
+  std::map<const HeldPiece*, std::pair<int, std::int64_t>> writer;
   for (const auto& [name, tensor] : *collected)
     for (const auto& [box, piece] : tensor.pieces) {
       const std::int64_t size = box.elements() * element_bytes(tensor.first->dtype);

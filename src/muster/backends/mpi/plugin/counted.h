@@ -11,7 +11,7 @@
 namespace muster::mpi::counted {
 
 /// Elements of each member, and where they begin.
-struct Parts {
+struct CountedParts {
   const Count* counts;
   const Count* places;
   int size;

@@ -14,7 +14,7 @@ using Ints = std::vector<int>;
 
 inline bool fits(Count count) { return count <= INT_MAX; }
 /// Whether everything up to the end of the last part can be addressed.
-inline bool fits(const Parts& parts) {
+inline bool fits(const CountedParts& parts) {
   Count end = 0;
   for (int i = 0; i < parts.size; ++i) end += parts.counts[i];
   return fits(end);
@@ -62,14 +62,16 @@ inline int reduce_scatter(const void* in, void* out, Count each, MPI_Datatype ty
   return fits(each) ? MPI_Ireduce_scatter_block(in, out, n, type, op, comm, request)
                     : kCountTooLarge;
 }
-inline int reduce_scatter_uneven(const void* in, void* out, const Parts& parts, MPI_Datatype type,
-                                 MPI_Op op, MPI_Comm comm, Ints& ints, MPI_Request* request) {
+inline int reduce_scatter_uneven(const void* in, void* out, const CountedParts& parts,
+                                 MPI_Datatype type, MPI_Op op, MPI_Comm comm, Ints& ints,
+                                 MPI_Request* request) {
   if (!fits(parts)) return kCountTooLarge;
   append(ints, parts.counts, parts.size);
   return MPI_Ireduce_scatter(in, out, ints.data(), type, op, comm, request);
 }
-inline int all_to_all_uneven(const void* in, const Parts& sent, void* out, const Parts& received,
-                             MPI_Datatype type, MPI_Comm comm, Ints& ints, MPI_Request* request) {
+inline int all_to_all_uneven(const void* in, const CountedParts& sent, void* out,
+                             const CountedParts& received, MPI_Datatype type, MPI_Comm comm,
+                             Ints& ints, MPI_Request* request) {
   if (!fits(sent) || !fits(received)) return kCountTooLarge;
   append(ints, sent.counts, sent.size);
   append(ints, sent.places, sent.size);

@@ -11,10 +11,10 @@ inline constexpr bool kLarge = true;
 using Ints = std::vector<int>;
 
 static_assert(sizeof(MPI_Count) == sizeof(Count) && sizeof(MPI_Aint) == sizeof(Count));
-inline const MPI_Count* counts_of(const Parts& parts) {
+inline const MPI_Count* counts_of(const CountedParts& parts) {
   return reinterpret_cast<const MPI_Count*>(parts.counts);
 }
-inline const MPI_Aint* places_of(const Parts& parts) {
+inline const MPI_Aint* places_of(const CountedParts& parts) {
   return reinterpret_cast<const MPI_Aint*>(parts.places);
 }
 
@@ -50,12 +50,14 @@ inline int reduce_scatter(const void* in, void* out, Count each, MPI_Datatype ty
                           MPI_Comm comm, MPI_Request* request) {
   return MPI_Ireduce_scatter_block_c(in, out, each, type, op, comm, request);
 }
-inline int reduce_scatter_uneven(const void* in, void* out, const Parts& parts, MPI_Datatype type,
-                                 MPI_Op op, MPI_Comm comm, Ints&, MPI_Request* request) {
+inline int reduce_scatter_uneven(const void* in, void* out, const CountedParts& parts,
+                                 MPI_Datatype type, MPI_Op op, MPI_Comm comm, Ints&,
+                                 MPI_Request* request) {
   return MPI_Ireduce_scatter_c(in, out, counts_of(parts), type, op, comm, request);
 }
-inline int all_to_all_uneven(const void* in, const Parts& sent, void* out, const Parts& received,
-                             MPI_Datatype type, MPI_Comm comm, Ints&, MPI_Request* request) {
+inline int all_to_all_uneven(const void* in, const CountedParts& sent, void* out,
+                             const CountedParts& received, MPI_Datatype type, MPI_Comm comm, Ints&,
+                             MPI_Request* request) {
   return MPI_Ialltoallv_c(in, counts_of(sent), places_of(sent), type, out, counts_of(received),
                           places_of(received), type, comm, request);
 }

@@ -21,7 +21,7 @@ std::uint64_t pack(MPI_Request handle) {
   std::memcpy(&packed, &handle, sizeof handle);  // NOLINT(bugprone-sizeof-expression)
   return packed;
 }
-MPI_Request request_of(const Request& request) {
+MPI_Request request_of(const MpiRequest& request) {
   MPI_Request handle = MPI_REQUEST_NULL;
   std::memcpy(&handle, &request.handle, sizeof handle);  // NOLINT(bugprone-sizeof-expression)
   return handle;
@@ -80,14 +80,14 @@ void combine(void* in, void* in_out, int* count, MPI_Datatype*) {
 }
 
 struct OwnOperation {
-  Reduction op;
+  MpiReduction op;
   Element type;
   MPI_User_function* function;
   MPI_Op handle;
 };
 
 /// One lock for every call of MPI, if the library wants that.
-class Gate {
+class PluginGate {
  public:
   void close() { closed_ = true; }
   [[nodiscard]] std::unique_lock<std::recursive_mutex> pass() const {
@@ -107,29 +107,29 @@ class MpiComm final : public Comm {
       : library_(library), comm_(comm), size_(size) {}
 
   int free() override;
-  int barrier(Request& request) override;
-  int broadcast(void* data, Count count, Element type, int root, Request& request) override;
-  int all_reduce(const void* in, void* out, Count count, Element type, Reduction op,
-                 Request& request) override;
-  int reduce(const void* in, void* out, Count count, Element type, Reduction op, int root,
-             Request& request) override;
-  int all_gather(const void* in, void* out, Count each, Element type, Request& request) override;
+  int barrier(MpiRequest& request) override;
+  int broadcast(void* data, Count count, Element type, int root, MpiRequest& request) override;
+  int all_reduce(const void* in, void* out, Count count, Element type, MpiReduction op,
+                 MpiRequest& request) override;
+  int reduce(const void* in, void* out, Count count, Element type, MpiReduction op, int root,
+             MpiRequest& request) override;
+  int all_gather(const void* in, void* out, Count each, Element type, MpiRequest& request) override;
   int gather(const void* in, void* out, Count each, Element type, int root,
-             Request& request) override;
+             MpiRequest& request) override;
   int scatter(const void* in, void* out, Count each, Element type, int root,
-              Request& request) override;
-  int reduce_scatter(const void* in, void* out, const Count* counts, Element type, Reduction op,
-                     Request& request) override;
+              MpiRequest& request) override;
+  int reduce_scatter(const void* in, void* out, const Count* counts, Element type, MpiReduction op,
+                     MpiRequest& request) override;
   int all_to_all_uneven(const void* in, const Count* sent, const Count* sent_places, void* out,
                         const Count* received, const Count* received_places, Element type,
-                        Request& request) override;
-  int send(const void* data, Count bytes, int member, int tag, Request& request) override;
-  int receive(void* data, Count bytes, int member, int tag, Request& request) override;
+                        MpiRequest& request) override;
+  int send(const void* data, Count bytes, int member, int tag, MpiRequest& request) override;
+  int receive(void* data, Count bytes, int member, int tag, MpiRequest& request) override;
 
  private:
   /// Runs `call(&handle)` through the gate and keeps the handle.
   template <class Call>
-  int start(Request& request, Call call);
+  int start(MpiRequest& request, Call call);
 
   const MpiLibrary& library_;
   MPI_Comm comm_;
@@ -239,7 +239,7 @@ class MpiLibrary final : public Library {
     return code;
   }
 
-  int test(Request& request, bool& done, Arrival* arrival) override {
+  int test(MpiRequest& request, bool& done, MpiArrival* arrival) override {
     done = !request.active;
     if (done) return MPI_SUCCESS;
     const auto lock = gate_.pass();
@@ -260,7 +260,7 @@ class MpiLibrary final : public Library {
     }
     return code;
   }
-  int cancel(Request& request) override {
+  int cancel(MpiRequest& request) override {
     const auto lock = gate_.pass();
     MPI_Request handle = request_of(request);
     const int code = MPI_Cancel(&handle);
@@ -268,18 +268,18 @@ class MpiLibrary final : public Library {
     return code;
   }
 
-  const Gate& gate() const { return gate_; }
-  MPI_Op operation(Reduction op, Element type) const {
+  const PluginGate& gate() const { return gate_; }
+  MPI_Op operation(MpiReduction op, Element type) const {
     for (const OwnOperation& own : own_)
       if (own.op == op && own.type == type) return own.handle;
     switch (op) {
-      case Reduction::sum: return MPI_SUM;
-      case Reduction::product: return MPI_PROD;
-      case Reduction::min: return MPI_MIN;
-      case Reduction::max: return MPI_MAX;
-      case Reduction::band: return MPI_BAND;
-      case Reduction::bor: return MPI_BOR;
-      case Reduction::bxor: return MPI_BXOR;
+      case MpiReduction::sum: return MPI_SUM;
+      case MpiReduction::product: return MPI_PROD;
+      case MpiReduction::min: return MPI_MIN;
+      case MpiReduction::max: return MPI_MAX;
+      case MpiReduction::band: return MPI_BAND;
+      case MpiReduction::bor: return MPI_BOR;
+      case MpiReduction::bxor: return MPI_BXOR;
     }
     return MPI_OP_NULL;
   }
@@ -294,23 +294,23 @@ class MpiLibrary final : public Library {
     return MPI_SUCCESS;
   }
 
-  Gate gate_;
+  PluginGate gate_;
   MPI_Comm world_ = MPI_COMM_NULL;  // for exchange_texts
   OwnOperation own_[9] = {
-      {Reduction::min, Element::float32, &combine<Smaller, float>, MPI_OP_NULL},
-      {Reduction::min, Element::float64, &combine<Smaller, double>, MPI_OP_NULL},
-      {Reduction::max, Element::float32, &combine<Larger, float>, MPI_OP_NULL},
-      {Reduction::max, Element::float64, &combine<Larger, double>, MPI_OP_NULL},
-      {Reduction::min, Element::uint8, &combine<Smaller, std::uint8_t>, MPI_OP_NULL},
-      {Reduction::max, Element::uint8, &combine<Larger, std::uint8_t>, MPI_OP_NULL},
-      {Reduction::sum, Element::uint8, &combine<WrappingSum, std::uint8_t>, MPI_OP_NULL},
-      {Reduction::sum, Element::int8, &combine<WrappingSum, std::int8_t>, MPI_OP_NULL},
-      {Reduction::sum, Element::int16, &combine<WrappingSum, std::int16_t>, MPI_OP_NULL},
+      {MpiReduction::min, Element::float32, &combine<Smaller, float>, MPI_OP_NULL},
+      {MpiReduction::min, Element::float64, &combine<Smaller, double>, MPI_OP_NULL},
+      {MpiReduction::max, Element::float32, &combine<Larger, float>, MPI_OP_NULL},
+      {MpiReduction::max, Element::float64, &combine<Larger, double>, MPI_OP_NULL},
+      {MpiReduction::min, Element::uint8, &combine<Smaller, std::uint8_t>, MPI_OP_NULL},
+      {MpiReduction::max, Element::uint8, &combine<Larger, std::uint8_t>, MPI_OP_NULL},
+      {MpiReduction::sum, Element::uint8, &combine<WrappingSum, std::uint8_t>, MPI_OP_NULL},
+      {MpiReduction::sum, Element::int8, &combine<WrappingSum, std::int8_t>, MPI_OP_NULL},
+      {MpiReduction::sum, Element::int16, &combine<WrappingSum, std::int16_t>, MPI_OP_NULL},
   };
 };
 
 template <class Call>
-int MpiComm::start(Request& request, Call call) {
+int MpiComm::start(MpiRequest& request, Call call) {
   MPI_Request handle = MPI_REQUEST_NULL;
   const auto lock = library_.gate().pass();
   const int code = call(&handle);
@@ -324,33 +324,33 @@ int MpiComm::free() {
   return MPI_Comm_free(&comm_);
 }
 
-int MpiComm::barrier(Request& request) {
+int MpiComm::barrier(MpiRequest& request) {
   return start(request, [&](MPI_Request* handle) { return MPI_Ibarrier(comm_, handle); });
 }
 
-int MpiComm::broadcast(void* data, Count count, Element type, int root, Request& request) {
+int MpiComm::broadcast(void* data, Count count, Element type, int root, MpiRequest& request) {
   return start(request, [&](MPI_Request* handle) {
     return counted::broadcast(data, count, type_of(type), root, comm_, handle);
   });
 }
 
-int MpiComm::all_reduce(const void* in, void* out, Count count, Element type, Reduction op,
-                        Request& request) {
+int MpiComm::all_reduce(const void* in, void* out, Count count, Element type, MpiReduction op,
+                        MpiRequest& request) {
   return start(request, [&](MPI_Request* handle) {
     return counted::all_reduce(in == out ? MPI_IN_PLACE : in, out, count, type_of(type),
                                library_.operation(op, type), comm_, handle);
   });
 }
 
-int MpiComm::reduce(const void* in, void* out, Count count, Element type, Reduction op, int root,
-                    Request& request) {
+int MpiComm::reduce(const void* in, void* out, Count count, Element type, MpiReduction op, int root,
+                    MpiRequest& request) {
   return start(request, [&](MPI_Request* handle) {
     return counted::reduce(in == out && out != nullptr ? MPI_IN_PLACE : in, out, count,
                            type_of(type), library_.operation(op, type), root, comm_, handle);
   });
 }
 
-int MpiComm::all_gather(const void* in, void* out, Count each, Element type, Request& request) {
+int MpiComm::all_gather(const void* in, void* out, Count each, Element type, MpiRequest& request) {
   return start(request, [&](MPI_Request* handle) {
     return counted::all_gather(in == nullptr ? MPI_IN_PLACE : in, out, each, type_of(type), comm_,
                                handle);
@@ -358,7 +358,7 @@ int MpiComm::all_gather(const void* in, void* out, Count each, Element type, Req
 }
 
 int MpiComm::gather(const void* in, void* out, Count each, Element type, int root,
-                    Request& request) {
+                    MpiRequest& request) {
   return start(request, [&](MPI_Request* handle) {
     return counted::gather(in == nullptr ? MPI_IN_PLACE : in, out, each, type_of(type), root, comm_,
                            handle);
@@ -366,7 +366,7 @@ int MpiComm::gather(const void* in, void* out, Count each, Element type, int roo
 }
 
 int MpiComm::scatter(const void* in, void* out, Count each, Element type, int root,
-                     Request& request) {
+                     MpiRequest& request) {
   return start(request, [&](MPI_Request* handle) {
     return counted::scatter(in, out == nullptr ? MPI_IN_PLACE : out, each, type_of(type), root,
                             comm_, handle);
@@ -374,7 +374,7 @@ int MpiComm::scatter(const void* in, void* out, Count each, Element type, int ro
 }
 
 int MpiComm::reduce_scatter(const void* in, void* out, const Count* counts, Element type,
-                            Reduction op, Request& request) {
+                            MpiReduction op, MpiRequest& request) {
   return start(request, [&](MPI_Request* handle) {
     const bool even = std::all_of(counts, counts + size_, [&](Count n) { return n == counts[0]; });
     return even ? counted::reduce_scatter(in, out, counts[0], type_of(type),
@@ -387,7 +387,7 @@ int MpiComm::reduce_scatter(const void* in, void* out, const Count* counts, Elem
 
 int MpiComm::all_to_all_uneven(const void* in, const Count* sent, const Count* sent_places,
                                void* out, const Count* received, const Count* received_places,
-                               Element type, Request& request) {
+                               Element type, MpiRequest& request) {
   return start(request, [&](MPI_Request* handle) {
     return counted::all_to_all_uneven(in, {sent, sent_places, size_}, out,
                                       {received, received_places, size_}, type_of(type), comm_,
@@ -395,13 +395,13 @@ int MpiComm::all_to_all_uneven(const void* in, const Count* sent, const Count* s
   });
 }
 
-int MpiComm::send(const void* data, Count bytes, int member, int tag, Request& request) {
+int MpiComm::send(const void* data, Count bytes, int member, int tag, MpiRequest& request) {
   return start(request, [&](MPI_Request* handle) {
     return counted::send(data, bytes, member, tag, comm_, handle);
   });
 }
 
-int MpiComm::receive(void* data, Count bytes, int member, int tag, Request& request) {
+int MpiComm::receive(void* data, Count bytes, int member, int tag, MpiRequest& request) {
   return start(request, [&](MPI_Request* handle) {
     return counted::receive(data, bytes, member == kAnySource ? MPI_ANY_SOURCE : member, tag, comm_,
                             handle);
