@@ -41,11 +41,11 @@ class State {
   State& add_box(const std::string& name, const at::Tensor& tensor, std::vector<std::int64_t> sizes,
                  std::vector<std::int64_t> offsets);
 
-  /// Parameters and buffers as `name.<theirs>`. Those that FSDP has sharded are added as this
+  /// Parameters and buffers as `name.PARAMETER`. Those that FSDP has sharded are added as this
   /// rank's shards, also inside of a module that is no FSDP itself.
   State& add_module(const std::string& name, torch::nn::Module& module);
 
-  /// As torch's state dicts have it: `name.state.<parameter>.exp_avg`, and the groups' options in
+  /// As torch's state dicts have it: `name.state.PARAMETER.exp_avg`, and the groups' options in
   /// the value `name.param_groups`. `of` names the parameters. Adam, AdamW, SGD, Adagrad and
   /// RMSprop, and a ZeroRedundancyOptimizer of these, of which each rank adds its part. Throws
   /// DistError for another class, and for a parameter that `of` does not have.

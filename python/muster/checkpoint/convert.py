@@ -13,8 +13,8 @@ from .storage import HuggingFaceStorageReader
 
 def export_safetensors(checkpoint_id, folder, *, prefix="model.", file_bytes=5_000_000_000):
     """Writes the tensors whose names begin with `prefix`, whole and without it, into a new folder:
-    model-*.safetensors of up to `file_bytes` and model.safetensors.index.json, which transformers
-    loads. One process; one tensor at a time is in memory.
+    ``model-*.safetensors`` of up to `file_bytes` and ``model.safetensors.index.json``, which
+    transformers loads. One process; one tensor at a time is in memory.
     """
     index = _C._CheckpointIndex.open(os.fspath(checkpoint_id), False)
     index.export(os.fspath(folder), prefix=prefix, file_bytes=file_bytes)
