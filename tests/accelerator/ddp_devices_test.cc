@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "muster/group/deferred_device.h"
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 #include "muster/parallel.h"
 
 namespace muster::testing {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "models.h"
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 #include "muster/parallel.h"
 #include "muster/testing/scratch_folder.h"
 

@@ -22,7 +22,7 @@
 #include "muster/checkpoint/engine.h"
 #include "muster/checkpoint/items.h"
 #include "muster/device_mesh.h"
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 #include "muster/parallel.h"
 #include "muster/shards/load.h"
 

@@ -7,7 +7,7 @@
 
 #include <deque>
 
-#include "muster/cli/launched_test.h"
+#include "muster/cli/testing/launched.h"
 #include "muster/testing/network_namespaces.h"
 #include "muster/testing/reserved_port.h"
 

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "muster/base/environment_table.h"
-#include "muster/cli/launched_test.h"
+#include "muster/cli/testing/launched.h"
 
 namespace muster::cli::testing {
 namespace {

@@ -1,4 +1,4 @@
-#include "muster/cli/launched_test.h"
+#include "muster/cli/testing/launched.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -7,7 +7,7 @@
 
 #include "muster/base/descriptor.h"
 #include "muster/base/socket_address.h"
-#include "muster/cli/launched_test.h"
+#include "muster/cli/testing/launched.h"
 #include "muster/testing/reserved_port.h"
 
 namespace muster::cli::testing {

@@ -10,7 +10,7 @@
 #include <set>
 #include <sstream>
 
-#include "muster/cli/launched_test.h"
+#include "muster/cli/testing/launched.h"
 #include "muster/launch/host.h"
 #include "muster/testing/dump.h"
 #include "muster/testing/reserved_port.h"

@@ -7,7 +7,7 @@
 #include <fstream>
 #include <utility>
 
-#include "muster/cli/launched_test.h"
+#include "muster/cli/testing/launched.h"
 #include "muster/store/factory.h"
 #include "muster/testing/scratch_folder.h"
 #include "muster/trace/reader.h"

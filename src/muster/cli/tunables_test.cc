@@ -3,7 +3,7 @@
 #include <fstream>
 
 #include "muster/base/tunables.h"
-#include "muster/cli/launched_test.h"
+#include "muster/cli/testing/launched.h"
 
 namespace muster::cli::testing {
 namespace {

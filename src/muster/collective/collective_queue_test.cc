@@ -3,7 +3,7 @@
 #include <atomic>
 #include <random>
 
-#include "muster/collective/communicator_test_job.h"
+#include "muster/collective/testing/communicator_job.h"
 #include "muster/testing/seed.h"
 
 namespace muster::collective {

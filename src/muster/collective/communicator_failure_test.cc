@@ -1,7 +1,7 @@
 // Deadlines, disagreements, ends.
 #include <fstream>
 
-#include "muster/collective/communicator_test_job.h"
+#include "muster/collective/testing/communicator_job.h"
 #include "muster/testing/scratch_folder.h"
 
 namespace muster::collective {

@@ -4,8 +4,8 @@
 #include <ctime>
 #include <future>
 
-#include "muster/collective/communicator_test_job.h"
 #include "muster/collective/driving_thread.h"
+#include "muster/collective/testing/communicator_job.h"
 
 namespace muster::collective {
 namespace {

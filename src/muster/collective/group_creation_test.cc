@@ -1,6 +1,6 @@
 // Creation and closing of groups.
 #include "muster/collective/group_creation.h"
-#include "muster/collective/communicator_test_job.h"
+#include "muster/collective/testing/communicator_job.h"
 #include "muster/collective/tuning.h"
 
 namespace muster::collective {

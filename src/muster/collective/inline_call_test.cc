@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "muster/base/tunables.h"
-#include "muster/collective/communicator_test_job.h"
+#include "muster/collective/testing/communicator_job.h"
 
 namespace muster::collective {
 namespace {

@@ -2,7 +2,7 @@
 #include <latch>
 #include <thread>
 
-#include "muster/collective/communicator_test_job.h"
+#include "muster/collective/testing/communicator_job.h"
 
 namespace muster::collective {
 namespace {

@@ -9,8 +9,8 @@
 
 #include "muster/base/tuning_file.h"
 #include "muster/collective/call.h"
-#include "muster/collective/communicator_test_job.h"
 #include "muster/collective/plan/cost.h"
+#include "muster/collective/testing/communicator_job.h"
 #include "muster/collective/tuning.h"
 #include "muster/shm/segment_layout.h"
 #include "muster/testing/scratch_folder.h"

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "muster/collective/communicator.h"
-#include "muster/collective/suite_test_cells.h"
+#include "muster/collective/testing/suite_cells.h"
 #include "muster/testing/budget.h"
 #include "muster/testing/process_job.h"
 #include "muster/testing/process_usage.h"

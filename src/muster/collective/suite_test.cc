@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "muster/collective/communicator.h"
-#include "muster/collective/suite_test_cells.h"
+#include "muster/collective/testing/suite_cells.h"
 #include "muster/collective/tuning.h"
 #include "muster/testing/budget.h"
 #include "muster/testing/rank_threads.h"

@@ -5,7 +5,7 @@
 #include <stdexcept>
 
 #include "muster/base/thread_start.h"
-#include "muster/collective/communicator_test_job.h"
+#include "muster/collective/testing/communicator_job.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 
 #include <atomic>
 
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 #include "muster/objects.h"
 
 namespace muster {

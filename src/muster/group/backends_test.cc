@@ -8,7 +8,7 @@
 #include "muster/group/calls.h"
 #include "muster/group/group_core.h"
 #include "muster/group/job.h"
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 #include "muster/group/world.h"
 #include "muster/trace/reader.h"
 

@@ -2,7 +2,7 @@
 
 #include <atomic>
 
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 
 namespace muster {
 namespace {

@@ -13,7 +13,7 @@
 #include "muster/collectives.h"
 #include "muster/group/calls.h"
 #include "muster/group/group_core.h"
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 
 namespace muster {
 namespace {

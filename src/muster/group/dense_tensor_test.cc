@@ -4,7 +4,7 @@
 
 #include "muster/group/exchange.h"
 #include "muster/group/job.h"
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 #include "muster/group/world.h"
 #include "muster/trace/reader.h"
 

@@ -8,7 +8,7 @@
 #include "muster/group/calls.h"
 #include "muster/group/deferred_device.h"
 #include "muster/group/group_core.h"
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 
 namespace muster::testing {
 namespace {

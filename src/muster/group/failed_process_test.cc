@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/scratch_folder.h"
 

@@ -6,7 +6,7 @@
 #include <stdexcept>
 
 #include "muster/base/log.h"
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 
 namespace muster {
 namespace {

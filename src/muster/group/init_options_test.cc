@@ -9,7 +9,7 @@
 #include "muster/group/group_core.h"
 #include "muster/group/job.h"
 #include "muster/group/pg_options.h"
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 #include "muster/group/world.h"
 #include "muster/init.h"
 #include "muster/store/factory.h"

@@ -5,7 +5,7 @@
 #include <cstdlib>
 
 #include "muster/group/errors.h"
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 
 namespace muster {
 namespace {

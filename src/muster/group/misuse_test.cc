@@ -8,8 +8,8 @@
 #include <regex>
 #include <sstream>
 
-#include "muster/group/test_failures.h"
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/failures.h"
+#include "muster/group/testing/ranks.h"
 #include "muster/objects.h"
 
 namespace muster {

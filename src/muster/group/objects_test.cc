@@ -3,7 +3,7 @@
 #include <atomic>
 #include <cereal/types/map.hpp>
 
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 
 namespace muster {
 namespace {

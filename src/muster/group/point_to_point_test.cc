@@ -4,7 +4,7 @@
 
 #include "muster/group/backends/native.h"
 #include "muster/group/group_core.h"
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 
 namespace muster {
 namespace {

@@ -8,7 +8,7 @@
 #include "muster/collective/region_group.h"
 #include "muster/group/errors.h"
 #include "muster/group/job.h"
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 #include "muster/group/world.h"
 
 namespace muster {

@@ -14,7 +14,7 @@
 #include <random>
 #include <thread>
 
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/seed.h"
 

@@ -3,7 +3,7 @@
 
 #include <sstream>
 
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/scratch_folder.h"
 

@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <iterator>
 
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 #include "muster/testing/reserved_port.h"
 
 namespace muster {

@@ -1,5 +1,5 @@
 #include "muster/membership/factory.h"
-#include "muster/membership/testing/membership_suite_test.h"
+#include "muster/membership/testing/membership_suite.h"
 
 namespace muster::membership::testing {
 namespace {

@@ -5,7 +5,7 @@
 /// which decides from what a watch tells who shall be in the next epoch. Nothing here agrees on
 /// anything by itself: each kind rests on one place that puts changes in order (etcd, the store
 /// that node 0's agent serves, a resource of Kubernetes). May include base/ and store/. Its tests:
-/// `ctest -R membership`; `testing/membership_suite_test.h` runs over every kind.
+/// `ctest -R membership`; `testing/membership_suite.h` runs over every kind.
 ///
 /// The contract that every kind keeps:
 /// * All changes of a job are in one order. A revision numbers them; revisions only grow. The epoch

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <set>
 
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 
 namespace muster {
 namespace {

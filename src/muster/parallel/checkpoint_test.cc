@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 #include "muster/parallel.h"
 #include "muster/testing/scratch_folder.h"
 

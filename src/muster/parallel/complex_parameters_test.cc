@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 #include "muster/parallel.h"
 
 namespace muster::testing::complex_parameters {

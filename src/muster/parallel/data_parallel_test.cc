@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 
 namespace muster::testing {
 namespace {

@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 #include "muster/parallel.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/scratch_folder.h"

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 #include "muster/parallel.h"
 #include "muster/spawn.h"
 

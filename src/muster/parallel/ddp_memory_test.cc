@@ -13,7 +13,7 @@
 #include <random>
 #include <vector>
 
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 #include "muster/parallel.h"
 #include "muster/testing/process_usage.h"
 #include "muster/testing/seed.h"

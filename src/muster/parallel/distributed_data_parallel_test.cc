@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "muster/group/group_core.h"
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 #include "muster/parallel.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/scratch_folder.h"

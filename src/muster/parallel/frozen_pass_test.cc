@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 #include "muster/parallel.h"
 
 namespace muster::testing::frozen {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "muster/collectives.h"
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 
 namespace muster::testing {
 namespace {

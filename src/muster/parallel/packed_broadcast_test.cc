@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 
 namespace muster::testing {
 namespace {

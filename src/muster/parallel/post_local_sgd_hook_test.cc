@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 #include "muster/parallel.h"
 #include "muster/subgroups.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "muster/group/group_core.h"
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 #include "muster/parallel/reducer.h"
 #include "muster/trace/reader.h"
 

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 #include "muster/parallel/reducer.h"
 #include "muster/shared_memory.h"
 

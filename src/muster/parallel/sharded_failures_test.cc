@@ -4,7 +4,7 @@
 #include <memory>
 #include <stdexcept>
 
-#include "muster/parallel/sharded_test_models.h"
+#include "muster/parallel/testing/sharded_models.h"
 
 namespace muster::testing::fsdp {
 namespace {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "muster/device_mesh.h"
-#include "muster/parallel/sharded_test_models.h"
+#include "muster/parallel/testing/sharded_models.h"
 
 namespace muster::testing::fsdp {
 namespace {

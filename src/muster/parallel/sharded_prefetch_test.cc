@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "muster/parallel/sharded_test_models.h"
 #include "muster/parallel/sharded_unit.h"
+#include "muster/parallel/testing/sharded_models.h"
 
 namespace muster::testing::fsdp {
 namespace {

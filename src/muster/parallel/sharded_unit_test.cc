@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "muster/parallel/sharded_test_models.h"
+#include "muster/parallel/testing/sharded_models.h"
 
 namespace muster::testing::fsdp {
 namespace {

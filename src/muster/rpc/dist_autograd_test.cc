@@ -22,8 +22,8 @@
 #include "muster/remote_module.h"
 #include "muster/rpc/agent.h"
 #include "muster/rpc/autograd_context.h"
-#include "muster/rpc/test_expectations.h"
-#include "muster/rpc/test_workers.h"
+#include "muster/rpc/testing/expectations.h"
+#include "muster/rpc/testing/workers.h"
 
 namespace muster::rpc {
 namespace {

@@ -16,7 +16,7 @@
 #include "muster/rpc/autograd_pass.h"
 #include "muster/rpc/introduction.h"
 #include "muster/rpc/rref_context.h"
-#include "muster/rpc/test_workers.h"
+#include "muster/rpc/testing/workers.h"
 #include "muster/rref.h"
 #include "muster/testing/fuzz.h"
 

@@ -9,9 +9,9 @@
 #include "muster/base/thread_start.h"
 #include "muster/rpc/agent.h"
 #include "muster/rpc/backends.h"
-#include "muster/rpc/gated_fabric_test.h"
-#include "muster/rpc/test_functions.h"
-#include "muster/rpc/test_workers.h"
+#include "muster/rpc/testing/functions.h"
+#include "muster/rpc/testing/gated_fabric.h"
+#include "muster/rpc/testing/workers.h"
 #include "muster/testing/process_usage.h"
 
 namespace muster::rpc {

@@ -3,8 +3,8 @@
 #include <thread>
 
 #include "muster/rpc/functions.h"
-#include "muster/rpc/test_functions.h"
-#include "muster/rpc/test_workers.h"
+#include "muster/rpc/testing/functions.h"
+#include "muster/rpc/testing/workers.h"
 #include "muster/store/factory.h"
 
 namespace muster::rpc {

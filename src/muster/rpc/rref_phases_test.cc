@@ -11,7 +11,7 @@
 #include <random>
 
 #include "muster/rpc/backends.h"
-#include "muster/rpc/gated_fabric_test.h"
+#include "muster/rpc/testing/gated_fabric.h"
 #include "muster/rref.h"
 #include "muster/store/factory.h"
 #include "muster/testing/budget.h"

@@ -1,4 +1,4 @@
-// Small jobs are played in every order of events (rref_test_job.h), and single rules one by one.
+// Small jobs are played in every order of events (testing/rref_job.h), and single rules one by one.
 // Larger jobs: rref_seeds_test.cc.
 #include "muster/rpc/rref_protocol.h"
 
@@ -6,7 +6,7 @@
 
 #include <iostream>
 
-#include "muster/rpc/rref_test_job.h"
+#include "muster/rpc/testing/rref_job.h"
 #include "muster/testing/budget.h"
 #include "muster/testing/fuzz.h"
 

@@ -11,8 +11,8 @@
 
 #include "muster/rpc/agent.h"
 #include "muster/rpc/rref_context.h"
-#include "muster/rpc/test_expectations.h"
-#include "muster/rpc/test_workers.h"
+#include "muster/rpc/testing/expectations.h"
+#include "muster/rpc/testing/workers.h"
 
 namespace muster::rpc {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "muster/base/descriptor.h"
 #include "muster/shards/files/digest.h"
-#include "muster/shards/test_states.h"
+#include "muster/shards/testing/states.h"
 #include "muster/testing/budget.h"
 
 namespace muster::shards {

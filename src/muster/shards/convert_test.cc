@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "muster/shards/test_states.h"
+#include "muster/shards/testing/states.h"
 
 namespace muster::shards {
 namespace {

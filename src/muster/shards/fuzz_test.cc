@@ -6,7 +6,7 @@
 
 #include "muster/shards/files/digest.h"
 #include "muster/shards/files/safetensors.h"
-#include "muster/shards/test_states.h"
+#include "muster/shards/testing/states.h"
 
 namespace muster::shards {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "muster/shards/test_states.h"
+#include "muster/shards/testing/states.h"
 #include "muster/testing/budget.h"
 
 namespace muster::shards {

@@ -16,8 +16,8 @@
 #include <thread>
 
 #include "muster/shm/region_layout.h"
-#include "muster/shm/region_memory_test_support.h"
 #include "muster/shm/shared_mapping.h"
+#include "muster/shm/testing/region_memory.h"
 
 namespace muster::shm {
 namespace {

@@ -13,8 +13,8 @@
 #include "muster/store/announcement.h"
 #include "muster/store/factory.h"
 #include "muster/store/init_url.h"
-#include "muster/store/store_server_test_bench.h"
-#include "muster/store/test_limits.h"
+#include "muster/store/testing/limits.h"
+#include "muster/store/testing/server_bench.h"
 #include "muster/testing/fuzz.h"
 #include "muster/testing/stranger.h"
 

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "muster/store/tcp_store_test_support.h"
+#include "muster/store/testing/tcp_servers.h"
 
 namespace muster::store {
 namespace {

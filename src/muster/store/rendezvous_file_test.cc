@@ -1,5 +1,5 @@
 // How ranks find each other by a file or a given store.
-#include "muster/store/rendezvous_test_job.h"
+#include "muster/store/testing/rendezvous_job.h"
 
 #include <sys/stat.h>
 #include <time.h>

@@ -11,7 +11,7 @@
 
 #include "muster/base/secret.h"
 #include "muster/store/announcement.h"
-#include "muster/store/rendezvous_test_job.h"
+#include "muster/store/testing/rendezvous_job.h"
 
 namespace muster::store {
 namespace {

@@ -1,6 +1,6 @@
 // How ranks find each other by an address or the environment: threads as ranks, and processes where
 // the environment or death is the point.
-#include "muster/store/rendezvous_test_job.h"
+#include "muster/store/testing/rendezvous_job.h"
 
 #include "muster/base/descriptor.h"
 #include "muster/base/socket_address.h"

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <random>
 
-#include "muster/store/store_server_test_bench.h"
+#include "muster/store/testing/server_bench.h"
 
 namespace muster::store {
 namespace {

@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "muster/store/factory.h"
-#include "muster/store/test_limits.h"
+#include "muster/store/testing/limits.h"
 
 namespace muster::store {
 namespace {

@@ -5,7 +5,7 @@
 #include <random>
 #include <string>
 
-#include "muster/store/tcp_store_test_support.h"
+#include "muster/store/testing/tcp_servers.h"
 #include "muster/testing/budget.h"
 #include "muster/testing/relay.h"
 #include "muster/testing/seed.h"

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "muster/store/store_protocol.h"
-#include "muster/store/tcp_store_test_support.h"
+#include "muster/store/testing/tcp_servers.h"
 #include "muster/testing/budget.h"
 #include "muster/testing/process_usage.h"
 #include "muster/testing/seed.h"

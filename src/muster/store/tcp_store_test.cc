@@ -20,7 +20,7 @@
 #include "muster/base/descriptor.h"
 #include "muster/base/socket_address.h"
 #include "muster/store/tcp_socket.h"
-#include "muster/store/tcp_store_test_support.h"
+#include "muster/store/testing/tcp_servers.h"
 #include "muster/testing/reserved_port.h"
 #include "muster/testing/scratch_folder.h"
 #include "muster/testing/stranger.h"

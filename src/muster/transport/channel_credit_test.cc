@@ -7,8 +7,8 @@
 
 #include "muster/transport/channel.h"
 #include "muster/transport/channel_state.h"
-#include "muster/transport/loopback_test_job.h"
-#include "muster/transport/scripted_test_job.h"
+#include "muster/transport/testing/loopback_job.h"
+#include "muster/transport/testing/scripted_job.h"
 
 namespace muster::transport {
 namespace {

@@ -4,8 +4,8 @@
 #include <set>
 
 #include "muster/transport/failure_news.h"
-#include "muster/transport/loopback_test_job.h"
-#include "muster/transport/scripted_test_job.h"
+#include "muster/transport/testing/loopback_job.h"
+#include "muster/transport/testing/scripted_job.h"
 
 namespace muster::transport {
 namespace {

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "muster/transport/frame.h"
-#include "muster/transport/loopback_test_job.h"
+#include "muster/transport/testing/loopback_job.h"
 #include "muster/wait/spin_wait.h"
 
 namespace muster::transport {

@@ -8,7 +8,7 @@
 
 #include "muster/testing/budget.h"
 #include "muster/testing/seed.h"
-#include "muster/transport/loopback_test_job.h"
+#include "muster/transport/testing/loopback_job.h"
 
 namespace muster::transport {
 namespace {

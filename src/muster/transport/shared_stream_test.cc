@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "muster/shm/region_layout.h"
-#include "muster/shm/region_memory_test_support.h"
 #include "muster/shm/region_view.h"
+#include "muster/shm/testing/region_memory.h"
 
 namespace muster::transport {
 namespace {

@@ -1,4 +1,4 @@
-#include "muster/transport/connector_test_job.h"
+#include "muster/transport/testing/connector_job.h"
 
 namespace muster::transport {
 namespace {

@@ -1,6 +1,6 @@
 // Who is let in, and ranks on several hosts.
 #include "muster/testing/stranger.h"
-#include "muster/transport/connector_test_job.h"
+#include "muster/transport/testing/connector_job.h"
 
 namespace muster::transport {
 namespace {

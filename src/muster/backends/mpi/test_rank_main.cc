@@ -18,7 +18,7 @@
 #include "muster/backends/mpi/loader.h"
 #include "muster/backends/mpi/rendezvous.h"
 #include "muster/base/debug_level.h"
-#include "muster/collective/suite_test_cells.h"
+#include "muster/collective/testing/suite_cells.h"
 #include "muster/testing/budget.h"
 #include "muster/transport/job_fabric.h"
 

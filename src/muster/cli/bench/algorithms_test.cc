@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "muster/cli/launched_test.h"
+#include "muster/cli/testing/launched.h"
 
 namespace muster::cli::bench {
 namespace {

@@ -4,7 +4,7 @@
 #include <fstream>
 #include <string>
 
-#include "muster/cli/launched_test.h"
+#include "muster/cli/testing/launched.h"
 
 namespace muster::cli::testing {
 namespace {

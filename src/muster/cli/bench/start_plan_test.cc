@@ -11,7 +11,7 @@
 
 #include "muster/base/temporary_folder.h"
 #include "muster/cli/bench/contestant.h"
-#include "muster/cli/launched_test.h"
+#include "muster/cli/testing/launched.h"
 #include "muster/launch/worker.h"
 #include "muster/wait/topology.h"
 

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <random>
 
-#include "muster/collective/plan/proof_test_support.h"
+#include "muster/collective/testing/plan_proof.h"
 #include "muster/testing/budget.h"
 #include "muster/testing/seed.h"
 

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "muster/collective/region/region_model_test.h"
+#include "muster/collective/testing/region_model.h"
 #include "muster/shm/segment_layout.h"
 
 namespace muster::collective::region {

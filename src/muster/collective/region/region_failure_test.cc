@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "muster/collective/call.h"
-#include "muster/collective/region/region_test_job.h"
+#include "muster/collective/testing/region_job.h"
 #include "muster/shm/reclaim_lines.h"
 #include "muster/testing/budget.h"
 #include "muster/testing/seed.h"

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "muster/collective/region/region_test_job.h"
+#include "muster/collective/testing/region_job.h"
 #include "muster/shm/copy_past_caches.h"
 #include "muster/testing/budget.h"
 #include "muster/testing/seed.h"

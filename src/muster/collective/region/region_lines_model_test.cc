@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "muster/collective/region/region_model_test.h"
+#include "muster/collective/testing/region_model.h"
 #include "muster/shm/segment_layout.h"
 #include "muster/testing/budget.h"
 

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 #include "muster/parallel.h"
 #include "muster/testing/thrown.h"
 

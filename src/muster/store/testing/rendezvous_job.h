@@ -19,8 +19,8 @@
 
 #include "muster/base/socket_address.h"
 #include "muster/store/factory.h"
-#include "muster/store/tcp_store_test_support.h"
-#include "muster/store/test_limits.h"
+#include "muster/store/testing/limits.h"
+#include "muster/store/testing/tcp_servers.h"
 #include "muster/testing/reserved_port.h"
 #include "muster/testing/scratch_folder.h"
 

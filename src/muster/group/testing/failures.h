@@ -14,7 +14,7 @@
 
 #include "muster/base/descriptor.h"
 #include "muster/base/socket_address.h"
-#include "muster/group/test_ranks.h"
+#include "muster/group/testing/ranks.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/reserved_port.h"
 #include "muster/testing/scratch_folder.h"

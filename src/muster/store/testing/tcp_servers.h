@@ -9,7 +9,7 @@
 
 #include "muster/base/secret.h"
 #include "muster/store/factory.h"
-#include "muster/store/test_limits.h"
+#include "muster/store/testing/limits.h"
 
 namespace muster::store {
 
