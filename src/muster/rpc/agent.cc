@@ -80,7 +80,7 @@ std::uint64_t Agent::begin_call(OutgoingCall& call, const Limit& limit, bool exp
     head.flags |= Head::kObserved;
   const auto number = head.call = calls_.next_number();
   if (deadline != TimePoint::max()) {
-    // Packing so little has taken no time worth a look at the clock.
+    // Packing this little takes less time than reading the clock.
     const bool little =
         parcel.value.tensors.empty() && parcel.value.bytes.size() <= fixed::kSmallMessage;
     head.time_left = little ? limit.timeout.count()
@@ -98,7 +98,7 @@ std::uint64_t Agent::begin_call(OutgoingCall& call, const Limit& limit, bool exp
     outbox_.launch_counted(std::move(message));
   } catch (...) {
     if (calls_.take(number, call.to)) throw;
-    // Its worker was lost just then: the completion has that.
+    // The worker was lost in between, and the completion has received that error.
   }
   return number;
 }
@@ -139,7 +139,7 @@ Answer Agent::call_sync(OutgoingCall call, const std::function<bool()>& unwanted
   try {
     in_time = wait([&] { return answered() || (unwanted && unwanted()); }, limit.deadline);
   } catch (...) {
-    // Nobody may write the answer, or read the arguments, once this frame is gone.
+    // No thread may write the answer or read the arguments after this frame has been unwound.
     if (!answered() && !calls_.take(number, to)) yield_until(answered);
     outbox_.withdraw(number);
     throw;
@@ -153,7 +153,7 @@ Answer Agent::call_sync(OutgoingCall call, const std::function<bool()>& unwanted
                                     Status(Code::aborted, "it was given up here", {self().id()}))
               : workers_.timeout_error(to, pending->name, limit.timeout);
     } else {
-      // Somebody is just writing it.
+      // Another thread is writing the answer now.
       yield_until(answered);
     }
   }
@@ -161,7 +161,7 @@ Answer Agent::call_sync(OutgoingCall call, const std::function<bool()>& unwanted
   return std::move(waiting.answer);
 }
 
-/// Tells the other side that nobody waits any more.
+/// Tells the callee that the caller no longer waits for the reply.
 void Agent::give_up(int peer, std::uint64_t call) {
   outbox_.withdraw(call);
   if (calls_.is_lost(peer)) return;
@@ -209,7 +209,7 @@ void Agent::on_message(int from, const Head& head, Parcel parcel) {
 
 void Agent::on_answer(int from, const Head& head, Parcel parcel) {
   auto pending = calls_.take(head.call, from);
-  if (!pending) return;  // given up meanwhile
+  if (!pending) return;  // the call timed out or was abandoned
   Answer answer;
   answer.passage = std::make_shared<Passage>(this, from);
   if (head.kind == MessageKind::error) {
@@ -249,7 +249,8 @@ void Agent::on_loss(int peer, const Status& why) {
   fabric_->wake();
 }
 
-/// For a thread that nobody waits on. What cannot be read may have come from any worker.
+/// For threads without a caller to report to. An unreadable message may have come from any worker,
+/// so all of them are lost.
 bool Agent::guarded_progress() {
   try {
     return progress();
@@ -286,7 +287,7 @@ void Agent::expire_calls() {
   auto expired = calls_.take_expired(clock().now());
   for (auto& [number, pending] : expired) {
     give_up(pending.to, number);
-    pending.completion({});  // what `call` makes of an empty answer is the timeout
+    pending.completion({});  // `call` turns an empty answer into the timeout error
   }
   if (!expired.empty()) fabric_->wake();
 }
@@ -331,7 +332,7 @@ Agent::Counts Agent::counts() const {
 
 // ---- the end
 
-/// Nothing of this worker is under way.
+/// True if no task, request, message or call of this worker is in flight.
 bool Agent::quiet() {
   return pool_.idle() && server_.idle() && outbox_.empty() && calls_.size() == 0 && inbox_.empty();
 }
@@ -365,7 +366,7 @@ void Agent::fail_all() {
 
 void Agent::stop() {
   if (AgentThread::runs_here(this)) {
-    // The last handle went with a task of its own: a thread cannot wait for itself.
+    // The last handle was destroyed on one of the agent's own threads, which cannot join itself.
     std::terminate();
   }
   const std::lock_guard one_ends(ending_mutex_);
@@ -374,7 +375,8 @@ void Agent::stop() {
   pool_.stop();
   listener_.stop();
   fail_all();
-  // Threads that are inside see the end and leave; what they have begun meanwhile fails too.
+  // Threads inside the agent notice the end and leave. Calls that they have started in the meantime
+  // fail too.
   yield_until([this] {
     fabric_->wake();
     return !life_.in_use();

@@ -10,7 +10,7 @@ namespace {
 constexpr Duration kLongestPause =
     std::chrono::milliseconds(10);  // limit: load of an end that takes long
 constexpr Duration kWarnAfter = std::chrono::seconds(10);
-/// Who waits without leading looks this often whether it should lead.
+/// How often a waiting worker that is not the leader checks whether it has become the leader.
 constexpr Duration kLook =
     std::chrono::milliseconds(100);  // limit: how late a new leader is noticed
 
@@ -24,9 +24,7 @@ std::vector<int> Agent::AgentClosing::alive() const {
   return workers;
 }
 
-int Agent::AgentClosing::leader() const {
-  return alive().front();
-}  // this worker is always among them
+int Agent::AgentClosing::leader() const { return alive().front(); }  // this worker is always alive
 
 void Agent::AgentClosing::say(int to, Note note) {
   note.from = agent_.workers_.self_id();
@@ -80,7 +78,8 @@ void Agent::AgentClosing::hear(const Note& note) {
         answer.busy = true;
         if (answer.waits_for.empty()) answer.waits_for = "calls under way";
       }
-      // After the look, not before: what begins in between shows in the next round.
+      // Read after `quiet`, not before: a call that starts in between then changes the next round's
+      // numbers.
       answer.handled = agent_.server_.handled();
       answer.sent = agent_.outbox_.sent();
       say(note.from, std::move(answer));
@@ -103,7 +102,7 @@ void Agent::AgentClosing::new_leader() {
   say(leader_, std::move(here));
 }
 
-/// What the leader does when something has come, or is due.
+/// The leader's step, after a message has arrived or a timer has expired.
 void Agent::AgentClosing::lead(TimePoint now) {
   const auto workers = alive();
   if (!std::all_of(workers.begin(), workers.end(), [&](int w) { return here_.contains(w); }))
@@ -146,7 +145,8 @@ void Agent::AgentClosing::lead(TimePoint now) {
     round_.pause = std::min(2 * round_.pause, kLongestPause);
     return;
   }
-  // Whoever starts anew at the same place must not find it as it was: it goes before anybody does.
+  // A new job at the same address must not find this store, so the leader releases it before any
+  // worker exits.
   agent_.options_.meeting_place.reset();
   for (const int worker : workers) {
     Note close;
@@ -155,7 +155,7 @@ void Agent::AgentClosing::lead(TimePoint now) {
   }
 }
 
-/// So that everybody who waits can name whom.
+/// Sends the waiting workers the names of those they wait for, for their timeout errors.
 void Agent::AgentClosing::tell_whom(const std::vector<int>& workers) {
   auto text = missing().text;
   if (text == told_ || text.empty()) return;
@@ -169,7 +169,7 @@ void Agent::AgentClosing::tell_whom(const std::vector<int>& workers) {
   }
 }
 
-/// Who keeps everybody: those that have not come, else those that are busy.
+/// The workers that delay the shutdown: those that have not called it, else those that are busy.
 Agent::AgentClosing::Missing Agent::AgentClosing::missing() const {
   Missing missing;
   const auto add = [&](int worker, const std::string& why) {

@@ -9,13 +9,13 @@ namespace muster::rpc {
 namespace {
 
 /// The operators of namespace aten that another worker may call without being allowed to: they
-/// compute tensors from their arguments and check them. Each name stands for its in-place form
-/// too. Left out: what opens files or shared memory, wraps or reveals memory that it was not given
-/// (uninitialised tensors, storages, strides over other elements, formats that are not checked),
-/// changes state of the process, and kernels that trust their caller (backward passes, those of
-/// one library, ctc_loss, embedding_bag with its offsets, recurrent layers with their states).
-/// Enumerators such as dtypes are checked by `operators.cc`. A call may still end the callee: torch
-/// divides the least integer by -1. Sorted.
+/// compute tensors from their arguments and check them. Each name stands for its in-place form too.
+/// Excluded are operators that open files or shared memory, that expose memory they were not given
+/// (uninitialised tensors, storages, strides over other elements, unchecked formats) or that change
+/// the state of the process. Kernels that trust their caller are excluded too (backward passes,
+/// kernels of one library, ctc_loss, embedding_bag with its offsets, recurrent layers with their
+/// states). Enumerators such as dtypes are checked by `operators.cc`. A call may still crash the
+/// callee: torch traps when it divides the smallest integer by -1. Sorted.
 // clang-format off
 constexpr std::array kComputing = std::to_array<std::string_view>({
     "abs", "absolute", "acos", "acosh", "adaptive_avg_pool1d", "adaptive_avg_pool2d",

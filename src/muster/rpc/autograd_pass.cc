@@ -38,7 +38,7 @@ void AutogradPass::start(const std::vector<at::Tensor>& roots, Done done) {
     arrival.edges.push_back(autograd::impl::gradient_edge(root));
     arrival.gradients.push_back(at::ones_like(root));
   }
-  // The phases, last one first: each begins when the one before it is done everywhere.
+  // The phases, last one first. Each begins when the previous one has finished on all workers.
   Done finished = [self = shared_from_this(), done](std::exception_ptr error) {
     {
       const Lock lock(self->context_->mutex);
@@ -60,7 +60,7 @@ void AutogradPass::start(const std::vector<at::Tensor>& roots, Done done) {
     lock.unlock();
     return run(nullptr);
   }
-  // The thread that finds the last answer has no time for the backward functions.
+  // The thread that receives the last answer must not run the backward functions itself.
   Done marked = [self = shared_from_this(), run](std::exception_ptr error) {
     if (!self->autograd_->agent()->run_later([run, error] { run(error); }))
       run(std::make_exception_ptr(DistError("RPC has been shut down", Code::closed)));
@@ -72,7 +72,7 @@ void AutogradPass::start(const std::vector<at::Tensor>& roots, Done done) {
   } catch (...) {
     note_error(std::current_exception());
   }
-  ++unanswered_;  // so that it does not end before all marks are under way
+  ++unanswered_;  // keeps the phase open until all marks have been sent
   lock.unlock();
   send_marks(found);
   lock.lock();
@@ -162,8 +162,8 @@ AutogradPass::Edges AutogradPass::edges_of(std::int64_t message) const {
   return sent->second;
 }
 
-// Each edge into a node is one gradient to wait for; a node that is met for the first time leads on
-// to those behind it.
+// Each edge into a node is one gradient to wait for. A node reached for the first time is expanded
+// in turn.
 void AutogradPass::count(const Edges& entry) {
   std::vector<const Edges*> open{&entry};
   while (!open.empty()) {
@@ -208,7 +208,7 @@ void AutogradPass::check_context(const ReceiveNode& node) const {
                   std::to_string(node.context) + ", not " + std::to_string(context_->id));
 }
 
-// Which messages of other workers does it lead to?
+// Collects the messages of other workers that the graph leads to.
 void AutogradPass::walk(const Edges& entry, std::vector<std::pair<int, std::int64_t>>& found) {
   std::vector<const Edges*> open{&entry};
   while (!open.empty()) {
@@ -229,7 +229,7 @@ void AutogradPass::note_error(std::exception_ptr error) {
   if (!error_) error_ = std::move(error);
 }
 
-// Nodes that got some of their gradients only: what they would have given is missing.
+// Describes the nodes that received only some of their gradients and therefore never ran.
 std::string AutogradPass::blocked() const {
   int waiting = 0;
   for (const auto& [node, state] : states_) waiting += state.begun && !state.run ? 1 : 0;
@@ -251,7 +251,7 @@ bool AutogradPass::engage(Done& answered) {
 void AutogradPass::work(Lock lock) {
   if (std::exchange(working_, true)) {
     working_ = true;
-    return;  // another thread is at it and takes what has come
+    return;  // another thread runs the nodes and will pick up the new gradients
   }
   const at::NoGradGuard no_grad;
   for (;;) {
@@ -328,12 +328,13 @@ void AutogradPass::evaluate(Node& node, std::vector<at::Tensor> inputs,
   for (const auto& hook : node.post_hooks()) outputs = (*hook)(outputs, before);
 }
 
-// In place of the leaf's grad.
+// Accumulates into the context's gradients; the leaf's `grad` is not changed.
 void AutogradPass::accumulate(Node& node, std::vector<at::Tensor> inputs) {
   at::Tensor gradient = inputs.empty() ? at::Tensor() : std::move(inputs[0]);
   if (!gradient.defined()) return;
   inputs.clear();
-  // The context's own: what others hold as well, or what is no memory of its own, is copied.
+  // The context must own the gradient: one that others hold, or that aliases other memory, is
+  // copied.
   const bool own = gradient.use_count() == 1 &&
                    (gradient.is_sparse() || gradient.is_non_overlapping_and_dense());
   if (!own) gradient = gradient.clone();
@@ -394,7 +395,8 @@ void AutogradPass::tell(int to, MessageKind kind, const std::function<void(Value
       put_head(archive, head_);
     };
   }
-  call.options.timeout = Duration::zero();  // a backward pass may take long; deaths are seen
+  call.options.timeout =
+      Duration::zero();  // no time limit: a backward pass may take long, and deaths are detected
   call.observed = false;
   if (counted) {
     const Lock lock(context_->mutex);

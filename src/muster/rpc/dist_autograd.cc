@@ -38,7 +38,7 @@ class Current {
   std::int64_t before_;
 };
 
-// A call that came in a context runs in it.
+// Runs a request in the context that came with it.
 struct CallScope final : Observer::RequestScope {
   explicit CallScope(std::shared_ptr<AutogradContext> c) : context(std::move(c)) {}
   void enter() override { before = std::exchange(thread_context, context->id); }
@@ -127,7 +127,7 @@ std::size_t DistAutograd::contexts() const {
   return contexts_.size();
 }
 
-// Here, and on every worker that a message of the context went to or came from; those tell theirs.
+// Releases the context here and, transitively, on every worker that exchanged messages in it.
 void DistAutograd::release(std::int64_t id) {
   std::unique_lock lock(mutex_);
   auto found = contexts_.extract(id);
@@ -141,8 +141,7 @@ void DistAutograd::release(std::int64_t id) {
   lock.unlock();
   const auto context = std::move(found.mapped());
   std::unique_lock own(context->mutex);
-  const auto passes =
-      std::exchange(context->passes, {});  // of failed passes: they hold the context
+  const auto passes = std::exchange(context->passes, {});  // failed passes hold the context
   const auto sent = std::exchange(context->sent, {});
   const std::set<int> peers = context->peers;
   own.unlock();
@@ -343,7 +342,7 @@ void DistAutograd::on_release(const Request& request) {
 
 namespace {
 
-// On the owner. `done` may be called on any thread.
+// Runs on the owner. `done` may be called on any thread.
 void backward_here(Agent& agent, const KeptValue& kept, std::int64_t context_id, bool retain_graph,
                    std::function<void(std::exception_ptr)> done) {
   if (*kept.type != typeid(at::Tensor)) detail::wrong_kept_type(*kept.type, typeid(at::Tensor));

@@ -31,8 +31,8 @@ Known& known() {
   return known;
 }
 
-// All steps on one worker come one after the other, whichever optimizers and trainers they are of:
-// parameters may be shared.
+// Serialises all steps on one worker, of all optimizers and trainers, because they may share
+// parameters.
 struct StepOrder {
   std::mutex mutex;
 };
@@ -42,7 +42,7 @@ struct StepOrder {
 struct detail::OwnerOptimizer::State {
   std::shared_ptr<StepOrder> order;
   std::vector<at::Tensor> parameters;
-  std::vector<at::Tensor> views;  // the same memory, a version count and a grad of their own
+  std::vector<at::Tensor> views;  // the same memory, with their own version counter and grad
   std::unique_ptr<torch::optim::Optimizer> optimizer;
 };
 
@@ -81,7 +81,7 @@ void step_here(const RRef<detail::OwnerOptimizer>& held, std::int64_t context_id
     at::Tensor& view = state->views[i];
     if (!view.is_alias_of(state->parameters[i]))
       view.set_data(
-          state->parameters[i].variable_data());  // the parameter has been given other memory
+          state->parameters[i].variable_data());  // the parameter's memory has been replaced
     const auto found = gradients.find(state->parameters[i]);
     view.mutable_grad() = found == gradients.end() ? at::Tensor() : found->second.detach();
   }

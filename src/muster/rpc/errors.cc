@@ -17,7 +17,7 @@
 namespace muster::rpc {
 namespace {
 
-/// An exception of type Base that also knows where it comes from.
+/// An exception of type Base that also carries the worker it comes from.
 template <class Base>
 class From final : public Base, public RemoteError {
  public:
@@ -42,7 +42,7 @@ std::exception_ptr make(RemoteError origin, const std::string& text) {
   return std::make_exception_ptr(From<Base>(std::move(origin), text));
 }
 
-/// Types that come back as themselves; the most derived first.
+/// Exception types that keep their class across the wire, the most derived first.
 struct KnownError {
   const char* name;
   bool (*is)(const std::exception&);
@@ -89,14 +89,14 @@ ErrorText describe_exception(const std::exception_ptr& error) {
   } catch (const c10::Error& thrown) {
     text.type = "c10::Error";
     text.text = thrown.what_without_backtrace();
-    // Putting names to its frames takes torch a second: only where somebody has asked for them.
+    // torch takes a second to symbolize the frames, so this is done on request only.
     if (env_text("TORCH_SHOW_CPP_STACKTRACES").value_or("0") == "1" && thrown.backtrace())
       text.trace = thrown.backtrace()->get();
   } catch (const std::exception& thrown) {
     text.type = name_of_type(typeid(thrown));
     for (const KnownError& known : kKnownErrors) {
       if (!known.is(thrown)) continue;
-      // A type derived from a known one comes back as that; its own name goes along in the text.
+      // A type derived from a known one is rethrown as the known one; the text has its own name.
       if (text.type != known.name && text.type.find("muster::rpc::") == std::string::npos)
         text.trace = "thrown as " + text.type;
       text.type = known.name;

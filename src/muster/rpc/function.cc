@@ -108,7 +108,7 @@ struct Registry {
   std::map<const void*, std::string> names;
 };
 Registry& registry() {
-  static auto* all = new Registry;  // threads may look until the process ends
+  static auto* all = new Registry;  // never destroyed: threads may use it until the process exits
   return *all;
 }
 
@@ -129,7 +129,7 @@ Registry& registry() {
                  " (register_function, on the worker that is to run it)");
 }
 
-/// Numbers and a few tensors that came with the head: an operator on so little takes microseconds.
+/// True for numbers and a few small tensors, on which an operator takes microseconds.
 bool is_small(const Request& request) {
   std::size_t bytes = request.parcel.value.bytes.size();
   for (const auto& tensor : request.parcel.value.tensors) {
@@ -141,7 +141,7 @@ bool is_small(const Request& request) {
 }  // namespace
 
 const Function* find_function(std::string_view name) {
-  // A function stays for ever, so the one that was called last can be remembered.
+  // Functions are never removed, so the most recently called one can be cached.
   thread_local const Function* last = nullptr;
   if (last != nullptr && last->name == name) return last;
   auto& all = registry();

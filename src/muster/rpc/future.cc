@@ -11,7 +11,7 @@ bool FutureCore::wait_until(TimePoint deadline) const {
     if (agent->wait([this] { return done(); }, deadline)) return true;
     if (agent->running()) return done();
   }
-  // No agent drives it: somebody of this process will complete it.
+  // No agent drives this future; another thread of the process completes it.
   if (deadline == TimePoint::max()) {
     done_.wait(false, std::memory_order_acquire);
     return true;

@@ -15,8 +15,8 @@
 namespace muster::rpc {
 namespace {
 
-/// Text clears its memory when it grows: so much of it, a few heads' worth, is taken on the word of
-/// the sender.
+/// A std::string writes to its memory when it grows. Up to this size (a few heads) a string is
+/// allocated before the bytes arrive.
 constexpr std::size_t kBelievedBytes = 4 * kHeadBytes;
 
 Status no_memory(const char* what, std::uint64_t bytes) {
@@ -26,10 +26,10 @@ Status no_memory(const char* what, std::uint64_t bytes) {
 
 MutableBytes writable(std::string& text) { return std::as_writable_bytes(std::span(text)); }
 
-/// Memory for what a peer has promised. Nothing is written to it before that has come: a promise
-/// alone takes addresses, not memory.
+/// Memory for bytes that a peer has announced. It is not written until they arrive, so an
+/// announcement alone costs address space only.
 struct PromisedBytes {
-  std::unique_ptr<std::byte[]> data;  ///< null: none, or there are not as many addresses
+  std::unique_ptr<std::byte[]> data;  ///< null: empty, or the allocation failed
   std::size_t size = 0;
 
   PromisedBytes() = default;
@@ -49,15 +49,16 @@ struct Inbox::InboxPeer {
   transport::TransferRef sentinel;  // under mutex_
 };
 
-/// A message that is too large for its head, until all of it is there.
+/// A message with separate parts, until all of them have arrived.
 struct Inbox::Inbound {
   int from = -1;
-  bool head_only = false;    // what comes is the long head
+  bool head_only = false;    // the pending part is the long head
   PromisedBytes head_bytes;  // the head's views point here
-  PromisedBytes payload;     // a long one, until it is the parcel's
+  PromisedBytes payload;     // sent separately; moved to the parcel when complete
   Head head;
   Parcel parcel;
-  std::vector<TensorIn> tensors;  // as many as the head's, with memory for those that come
+  std::vector<TensorIn>
+      tensors;  // one per tensor of the head, with memory for those sent separately
   std::vector<transport::TransferRef> transfers;
 
   bool arrived() const {
@@ -75,7 +76,7 @@ Inbox::Inbox(transport::Channel& channel, int self, const CallTable& calls, Inbo
       events_(events),
       peers_(static_cast<std::size_t>(channel.size())),
       slots_(fixed::kInFlight) {
-  peers_[static_cast<std::size_t>(self)].known = true;  // as long as this one lives
+  peers_[static_cast<std::size_t>(self)].known = true;  // itself: needs no sentinel
   for (InboxSlot& slot : slots_) {
     slot.buffer.reset(new std::byte[kHeadBytes]);
     post_slot(slot);
@@ -113,7 +114,8 @@ void Inbox::contact(int peer) {
   state.known.store(true, std::memory_order_release);
 }
 
-/// A message's head that has come. Most are short: they leave the slot's buffer where it is.
+/// The head of a received message. Short heads, the usual case, are copied so that the slot keeps
+/// its buffer.
 struct Inbox::Found {
   static constexpr std::size_t kShort = 256;
 
@@ -126,7 +128,7 @@ struct Inbox::Found {
   std::array<std::byte, kShort> copy{};
 };
 
-/// What one look has found.
+/// The result of one poll.
 struct Inbox::InboxNews {
   c10::SmallVector<Found, 2> found;
   std::vector<std::shared_ptr<Inbound>> arrived;
@@ -141,7 +143,7 @@ void Inbox::collect(InboxNews& news) {
     if (!slot.transfer || !slot.transfer->done()) continue;
     const Status& status = slot.transfer->status();
     if (!status.ok() && status.code() != Code::mismatch)
-      continue;  // the channel is no more: nothing will come
+      continue;  // the channel has failed; nothing more arrives
     Found& one = news.found.emplace_back();
     one.from = slot.transfer->source();
     one.bytes = slot.transfer->bytes();
@@ -182,7 +184,8 @@ void Inbox::collect(InboxNews& news) {
 }
 
 bool Inbox::look() {
-  // What cannot become a value here (no memory, no such device) must not end whoever waits.
+  // A message that cannot become a value here (no memory, no such device) must not throw into the
+  // thread that happens to poll.
   const auto take = [this](int from, const auto& read) {
     try {
       read();
@@ -197,8 +200,8 @@ bool Inbox::look() {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock.owns_lock()) return false;
     collect(news);
-    // Whoever is answered goes on first; slots are posted again by who finds nothing to do. That
-    // may bring what had no slot, and what a lost peer has said before its end counts.
+    // Deliver first and repost slots only when there is nothing to deliver. Reposting may receive
+    // messages that had no slot; messages that a lost peer sent before its end still count.
     while (unposted_ > 0 && (news.empty() || !news.lost.empty())) {
       post_slots();
       collect(news);
@@ -257,7 +260,7 @@ void Inbox::receive_head(int from, ConstBytes bytes) {
   events_.on_message(from, head, std::move(parcel));
 }
 
-/// Of a message some of which comes behind its head.
+/// Starts a message whose head announces separate parts.
 void Inbox::receive_apart(int from, const Head& head, ConstBytes bytes) {
   auto inbound = std::make_shared<Inbound>();
   inbound->from = from;
@@ -276,7 +279,7 @@ void Inbox::receive_apart(int from, const Head& head, ConstBytes bytes) {
   inbound_.push_back(std::move(inbound));
 }
 
-/// Posts the receives of what travels apart, straight into the memory that it is for.
+/// Posts the receives of the separate parts, directly into their final memory.
 void Inbox::begin_apart(std::shared_ptr<Inbound> inbound) {
   auto decoded = decode(inbound->head_bytes.bytes());
   if (!decoded) return events_.on_loss(inbound->from, decoded.status());
@@ -329,7 +332,7 @@ void Inbox::finish_stage(const std::shared_ptr<Inbound>& inbound) {
     const Status& status = transfer->status();
     if (status.ok()) continue;
     if (status.code() == Code::mismatch) events_.on_loss(inbound->from, status);
-    return;  // its sender took it back, or is gone: nobody waits for it
+    return;  // the sender withdrew it or is lost, so no caller waits for it
   }
   if (inbound->head_only) return begin_apart(inbound);
   if (inbound->payload.data) {

@@ -45,20 +45,20 @@ void Listener::listen() {
   }
 }
 
-/// A caller drives the fabric. It may be back in a microsecond, or wait for an hour.
+/// While a caller drives the fabric. It may return in a microsecond or wait for an hour.
 void Listener::stand_by() {
   const auto over = [this] { return stopped_.load(); };
   auto entries = entries_.load();
   std::unique_lock lock(mutex_);
   for (;;) {
-    // Callers that call again and again need the core, and the messages, alone.
+    // Callers that make one call after another need the core and the messages for themselves.
     wanted_.wait_for(lock, tunables().rpc_stand_by, over);
     if (over()) return;
     const auto now = entries_.load();
     const bool waits = drivers_.load() > 0;
-    if (now == entries && !waits) return;  // nobody has come for a while
+    if (now == entries && !waits) return;  // no caller has entered since the last check
     if (now == entries) {
-      // One that waits for long: it says when it goes.
+      // The caller waits for long and will notify this thread when it leaves.
       dozing_.store(true);
       wanted_.wait(lock, [&] { return over() || drivers_.load() == 0; });
       dozing_.store(false);
@@ -68,7 +68,7 @@ void Listener::stand_by() {
   }
 }
 
-/// What is still to be read is the listener's, unless another caller waits.
+/// Unread messages are now the listener's, unless another caller waits.
 void Listener::on_driver_left() {
   if (drivers_.fetch_sub(1) != 1 || !dozing_.load()) return;
   { const std::lock_guard lock(mutex_); }

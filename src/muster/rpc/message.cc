@@ -66,8 +66,8 @@ std::size_t plain_size(const Head& head) {
   return size;
 }
 
-/// The smallest travel in the head for as long as there is room: a large one must not push the
-/// small ones out.
+/// The smallest tensors go into the head while there is room, so that a large one does not displace
+/// small ones.
 void settle_places(Head& head, std::size_t payload_bytes) {
   std::size_t used = plain_size(head);
   const auto fits = [&](std::uint64_t bytes) {

@@ -34,7 +34,7 @@ class Operators {
     }
     Overloads overloads;
     if (const auto found = names_.find(name); found != names_.end()) {
-      // The one without a name is what the plain call means; it comes first.
+      // The overload without a name is the default one and is tried first.
       for (const bool plain : {true, false}) {
         for (const auto& op : found->second) {
           if (op.overload_name.empty() != plain) continue;
@@ -43,7 +43,7 @@ class Operators {
         }
       }
     } else {
-      return nullptr;  // not remembered: any text may come
+      return nullptr;  // not cached: peers may send any text
     }
     auto& kept = known_[std::string(name)];
     kept = std::move(overloads);
@@ -145,14 +145,15 @@ bool is_enumerator(const c10::IValue& value, const c10::Argument& argument) {
   return value.toInt() >= 0 && value.toInt() < count;
 }
 
-/// The stack for this overload: what was given, then defaults. False where it does not fit.
+/// Fills the stack for this overload: the given arguments, then defaults. False if they do not
+/// match.
 bool complete(const c10::FunctionSchema& schema, const std::vector<c10::IValue>& given,
               torch::jit::Stack& stack) {
   const auto& arguments = schema.arguments();
   if (given.size() > arguments.size()) return false;
   for (std::size_t i = 0; i < given.size(); ++i) {
     auto value = given[i];
-    // As everywhere in torch, a whole number will do for a fraction.
+    // As elsewhere in torch, an integer is accepted for a float.
     if (value.isInt() && arguments[i].type()->kind() == c10::TypeKind::FloatType)
       value = static_cast<double>(value.toInt());
     if (!fits(value, arguments[i]) || !is_enumerator(value, arguments[i])) return false;
@@ -202,7 +203,7 @@ bool is_operator(std::string_view name) {
 bool is_allowed_operator(std::string_view name) { return operators().allows(name); }
 
 void allow_operator(const std::string& name) {
-  operators().forget_names();  // of libraries that have been loaded since
+  operators().forget_names();  // libraries loaded since may have added some
   if (!is_operator(name)) {
     group::invalid("allow_operator: torch has no operator '" + name +
                    "'; give its namespace and name without an overload (\"aten::add\"), and load "

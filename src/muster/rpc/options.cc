@@ -16,7 +16,7 @@ at::Device parse(const std::string& text) {
   }
 }
 
-/// What `added` puts into `map` for the callee `to`.
+/// Adds the entries of `added` to `map`, for the callee `to`.
 void merge(DeviceMap& map, const DeviceMap& added, const std::string& to) {
   for (const auto& [from, into] : added) {
     if (const auto before = map.find(from);

@@ -10,8 +10,8 @@ namespace {
 
 ConstBytes bytes_of(const std::string& text) { return as_bytes(text); }
 
-/// Whether the packed value is the only one that has it: what was computed for this message (one
-/// handle in the value, at most one with whoever packed it).
+/// Whether only the packed value refers to the tensor, as for a result computed for this message:
+/// one handle in the value, at most one held by the code that packed it.
 bool is_alone(const at::Tensor& tensor) {
   return tensor.use_count() <= 2 && tensor.storage().use_count() == 1;
 }
@@ -30,7 +30,7 @@ DeviceMapping Outbox::devices_towards(int to) const {
       if (const auto found = map->second.find(DeviceName(device)); found != map->second.end())
         return found->second.device();
     }
-    // Its own map to us, backwards.
+    // A reply uses the inverse of the caller's map to this worker.
     if (const auto map = maps_.callers.find(peer); map != maps_.callers.end()) {
       for (const auto& [theirs, ours] : map->second) {
         if (ours.device() == device) return theirs.device();
@@ -84,8 +84,8 @@ void Outbox::launch(OutboundMessage given) {
   const transport::Fingerprint plain;
   auto head = channel_.send(to, kHeadTag, bytes_of(given.encoded.head), plain);
   if (given.encoded.long_head.empty() && given.encoded.apart.empty() && head->done()) return;
-  // What is still to be read must stay where it is. The head does: no head is short enough for its
-  // text to lie within the string.
+  // Memory that is still to be read must not move. The head's does not when the string is moved: no
+  // head is short enough for the small-string buffer.
   Message message;
   try {
     message = std::make_unique<OutboundMessage>(std::move(given));
@@ -120,11 +120,11 @@ void Outbox::launch_counted(OutboundMessage message) {
   }
 }
 
-/// Whether nothing was left to cancel.
+/// Returns true if there was nothing left to cancel.
 bool Outbox::cancel_rest(const OutboundMessage& message) {
   const std::size_t parts =
       1 + (message.encoded.long_head.empty() ? 0 : 1) + message.encoded.apart.size();
-  // Its head goes first, so that what follows of it has somewhere to end.
+  // Cancel the head first, so that the receiver can attribute the parts that still arrive.
   bool whole = message.transfers.size() == parts;
   for (const auto& transfer : message.transfers) {
     channel_.cancel(transfer);
@@ -148,7 +148,7 @@ std::vector<Outbox::Refused> Outbox::sweep() {
   std::vector<Refused> refused;
   for (const auto& message : sent) {
     if (!message->is_call) continue;
-    // A lost peer fails its calls by itself; this one was refused alone.
+    // The calls of a lost peer fail elsewhere. This transfer was refused by itself.
     const auto failed = std::find_if(message->transfers.begin(), message->transfers.end(),
                                      [](const auto& t) { return !t->status().ok(); });
     if (failed == message->transfers.end()) continue;
@@ -170,7 +170,7 @@ void Outbox::withdraw(std::uint64_t call) {
     count_.store(messages_.size(), std::memory_order_relaxed);
   }
   if (!cancel_rest(*message))
-    sent_.fetch_sub(1, std::memory_order_relaxed);  // nobody will handle it
+    sent_.fetch_sub(1, std::memory_order_relaxed);  // the peer will not handle it
 }
 
 }  // namespace muster::rpc

@@ -12,8 +12,8 @@
 namespace muster::rpc {
 namespace {
 
-/// Whether the thread's settings are those that a worker's thread has: what runs on it must not
-/// depend on who waits on it.
+/// Whether the thread has a worker thread's settings: a handler must behave the same on the thread
+/// of any caller.
 bool thread_is_plain() { return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled(); }
 
 }  // namespace
@@ -38,7 +38,7 @@ class RequestServer::Answering final
   bool cancelled() const override { return cancelled_.load(std::memory_order_relaxed); }
 
   void cancel() { cancelled_.store(true, std::memory_order_relaxed); }
-  /// Nobody wants an answer: none will be sent.
+  /// Drops the request without an answer.
   void forget() {
     if (!answered_.exchange(true)) finish();
   }
@@ -63,7 +63,7 @@ class RequestServer::Answering final
 
 void RequestServer::on(MessageKind kind, Handler handler) {
   const std::lock_guard lock(mutex_);
-  // Kept for good: a request may be running the one before.
+  // Replaced handlers are kept: a request may still be running one.
   all_handlers_.push_back(std::make_unique<const Handler>(std::move(handler)));
   handlers_[static_cast<std::size_t>(kind)].store(all_handlers_.back().get(),
                                                   std::memory_order_release);
@@ -146,7 +146,7 @@ void RequestServer::take(int from, const Head& head, Parcel parcel) {
         DistError("no thread can be started there to run it (ulimit -u)", Code::exhausted)));
 }
 
-/// `unwanted`: nobody waits for the answer any more.
+/// `unwanted`: the caller no longer waits for the answer.
 void RequestServer::run(const Handler& handler, Request request, bool observed, bool unwanted) {
   const bool counts = request.kind != MessageKind::closing;
   const auto responder = std::static_pointer_cast<Answering>(request.responder);
@@ -263,7 +263,7 @@ void RequestServer::Answering::send_error(const std::exception_ptr& error) noexc
       server_.outbox_.launch(
           server_.outbox_.prepare(from_, std::move(head), std::move(parcel), Copies::where_shared));
     } catch (...) {
-      // Without memory for an error there is nothing to be said.
+      // Without memory for an error no answer can be sent.
     }
   }
   finish();

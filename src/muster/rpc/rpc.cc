@@ -28,8 +28,8 @@ const std::shared_ptr<RpcScope>& of_process() {
   return scope;
 }
 
-/// Large tensors go through it in pieces: with room for several the two sides seldom wait for each
-/// other.
+/// Large tensors pass through the ring in pieces. With room for several pieces the two sides rarely
+/// wait for each other.
 constexpr std::size_t kRingBytes = 2 * fixed::kFragmentBytes;
 
 std::string upper(std::string_view name) {
@@ -78,7 +78,7 @@ void check_maps(const std::vector<Introduction>& workers) {
 
 /// The native agent: over sockets and shared memory.
 std::shared_ptr<Agent> init_native(const BackendRequest& request) {
-  // One time for everything that is done here.
+  // One deadline for all steps below.
   const auto deadline = deadline_after(steady_clock(), request.join_timeout);
   store::RendezvousOptions where;
   where.init_method = request.options.init_method;
@@ -91,7 +91,7 @@ std::shared_ptr<Agent> init_native(const BackendRequest& request) {
   if (!found.ok())
     group::raise_from_store(found.status().with_context("init_rpc of '" + request.name + "'"));
 
-  // Together with the names go the maps, since answers use the maps of those who asked.
+  // The device maps are exchanged with the names, because replies use the callers' maps.
   const auto secret = Secret::from_environment();
   if (!secret.ok()) group::raise_from_store(secret.status().with_context("init_rpc"));
   const store::SignedTexts texts(*secret, found->job, found->world_size);

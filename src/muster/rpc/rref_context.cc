@@ -22,11 +22,11 @@ std::exception_ptr exception_of(const Status& status) {
   }
 }
 
-// Looks at a worker that ends are some milliseconds apart. Confirmations take less than so many,
-// unless a reference is lost.
+// Polls during shutdown are several milliseconds apart. A confirmation arrives within this many
+// polls, unless a reference is lost.
 constexpr int kLooksBeforeWithdrawal = 200;  // limit: patience at the end
 
-// Creates have no reason: all are of one length.
+// A create has no reason text, so all of them have the same length.
 std::size_t create_bytes() {
   static const std::size_t bytes = encode(RRefMessage{}).size();
   return bytes;
@@ -54,8 +54,8 @@ class RRefContext::Keeping final : public Responder {
     held_->slot()->set(std::move(value));
     answer();
   }
-  // torch's operators give a result without a type: a tensor mostly; anything else can be fetched
-  // only.
+  // torch's operators return an untyped result. A tensor is kept as one; any other result can only
+  // be fetched.
   void reply(const std::function<void(Value&, Passage&)>& fill) override {
     auto packed = std::make_shared<Value>();
     Passage passage;
@@ -65,7 +65,7 @@ class RRefContext::Keeping final : public Responder {
     try {
       tensor = detail::get_result<at::Tensor>(name_, *packed, passage);
     } catch (const ValueError&) {
-      // Then it is none.
+      // The result is not a tensor.
     }
     if (tensor) {
       keep(kept_of<at::Tensor>(std::move(*tensor)));
@@ -81,10 +81,10 @@ class RRefContext::Keeping final : public Responder {
     held_->slot()->fail(std::move(error));
     answer();
   }
-  bool cancelled() const override { return false; }  // others may refer to it by now
+  bool cancelled() const override { return false; }  // other workers may already refer to the value
 
  private:
-  // The caller needs no more than to know that the call came: errors are the reference's.
+  // The caller only needs to know that the call has arrived. An error belongs to the reference.
   void answer() {
     if (auto caller = std::exchange(caller_, nullptr)) caller->reply([](Value&, Passage&) {});
   }
@@ -95,12 +95,12 @@ class RRefContext::Keeping final : public Responder {
 };
 
 RRefHandle::~RRefHandle() {
-  // One that was of no use from the start is not counted on its owner.
+  // The owner does not count a reference that was unusable when it was received.
   if (failure_.ok() || reference_.fork) context_->drop(reference_);
 }
 
-// Values may hold references of their own worker: they go before the agent, not with the last of
-// them.
+// Values may hold references to their own worker, a cycle. They are destroyed before the agent, not
+// with the last reference.
 struct RRefContext::End {
   explicit End(std::weak_ptr<RRefContext> c) : context(std::move(c)) {}
   ~End() {
@@ -109,7 +109,7 @@ struct RRefContext::End {
     std::unique_lock lock(strong->mutex_);
     const auto slots = std::exchange(strong->slots_, {});
     lock.unlock();
-    // Whoever waits for one that is still to be made waits in vain.
+    // A thread that waits for a value not yet created gets an error.
     for (const auto& [rref, slot] : slots) {
       if (!slot->done())
         slot->fail(exception_of(Status(Code::closed, "RPC has been shut down on this worker")));
@@ -179,7 +179,7 @@ void RRefContext::follow(std::unique_lock<std::mutex> lock, bool lost_some) {
   std::vector<RRefSlot> gone;
   std::vector<std::pair<RRefSlot, Status>> failed;
   std::vector<RRefMessage> to_send;
-  // Messages to this worker itself come at once; they may have effects of their own.
+  // Messages to this worker itself are processed here; they may have further effects.
   for (;;) {
     RRefEffects effects = ledger_.take_effects();
     for (const RRefId& rref : effects.drop) {
@@ -194,7 +194,7 @@ void RRefContext::follow(std::unique_lock<std::mutex> lock, bool lost_some) {
     bool again = false;
     for (RRefMessage& message : effects.send) {
       ledger_.acknowledged(
-          message.to, message.number);  // links lose nothing; where one breaks the worker is lost
+          message.to, message.number);  // links are reliable; if one breaks, the worker is lost
       if (message.to == self_) {
         again = true;
         (void)ledger_.receive(message).ok();
@@ -204,7 +204,7 @@ void RRefContext::follow(std::unique_lock<std::mutex> lock, bool lost_some) {
     }
     if (!again) break;
   }
-  // Somebody asked for what will not come any more.
+  // Fail the slots whose value will never be created.
   if (lost_some) {
     for (auto entry = slots_.begin(); entry != slots_.end();) {
       const auto slot = entry++;
@@ -228,10 +228,10 @@ void RRefContext::follow(std::unique_lock<std::mutex> lock, bool lost_some) {
     try {
       agent->post(std::move(call));
     } catch (const std::exception&) {
-      // The agent has just ended: nobody counts any more.
+      // The agent has ended in between, and with it the reference counting.
     }
   }
-  // A value's destructor may take its time.
+  // A value's destructor may be slow, so it runs on a worker thread.
   if (!gone.empty()) agent->run_later([gone = std::move(gone)] {});
 }
 
@@ -303,7 +303,7 @@ void RRefContext::make_here(std::string name, const std::function<void(Value&, P
         exception_of(Status(Code::closed, "RPC has been shut down on this worker")));
 }
 
-// A message of worker `from`, about workers that there are.
+// Whether the message can be from worker `from` and names existing workers only.
 Result<RRefMessage> RRefContext::read_message(std::string_view bytes, int from) const {
   auto message = decode_rref_message(bytes);
   if (!message.ok()) return message;
@@ -427,7 +427,7 @@ RRefHold RRefContext::load(ValueInput& archive) {
   RRefHold held;
   if (received.ok() && *received) {
     held = hold_locked((*received)->reference, (*received)->status);
-  } else if (received.ok()) {  // the call has been given up meanwhile
+  } else if (received.ok()) {  // the call was withdrawn before it arrived
     held = hold_locked(
         {message->rref, message->rref.owner == self_ ? std::nullopt : std::optional(message->fork)},
         Status(Code::aborted, "the call that this reference came with was given up"));
@@ -482,7 +482,7 @@ void RRefContext::begin() {
 bool RRefContext::idle() {
   const auto agent = agent_.lock();
   const bool calls_are_over = agent && agent->counts().in_flight == 0;
-  // A fork that came with the last answers is let go like the others.
+  // Also drop forks that arrived with the last replies.
   std::unique_lock lock(mutex_);
   ledger_.drop_forks();
   const bool settled = ledger_.forks_settled();

@@ -191,7 +191,7 @@ Status RRefLedger::malformed(const RRefMessage& message, const char* what) const
                 {message.from});
 }
 
-// What holds of every proper message, whatever has happened before.
+// Checks what is true of every valid message, independent of the ledger's state.
 Status RRefLedger::check(const RRefMessage& message) const {
   const auto& [rref, fork] = std::pair(message.rref, message.fork);
   if (message.to != self_) return malformed(message, "is for another worker");
@@ -233,7 +233,7 @@ Result<std::optional<RRefLedger::Received>> RRefLedger::receive(const RRefMessag
   return std::optional<Received>();
 }
 
-/// A value that somebody still refers to goes early only where who passed the reference on has
+/// A value that is still referred to can only be gone if a worker that passed on the reference has
 /// died.
 std::string DeadWorkers::causes() const {
   std::string text;
@@ -257,7 +257,7 @@ std::optional<RRefLedger::Received> RRefLedger::on_create(const RRefMessage& mes
 std::optional<RRefLedger::Received> RRefLedger::on_fork(const RRefMessage& message) {
   const RRefReference reference{
       message.rref, message.rref.owner == self_ ? std::nullopt : std::optional(message.fork)};
-  if (!reference.fork) {  // it has come home
+  if (!reference.fork) {  // the reference has reached its owner
     if (message.from == self_)
       return Received{reference, state(reference)};  // a handle was counted when it was sent
     send(message.from, RRefMessageKind::accept, message.rref, message.fork);
@@ -349,7 +349,8 @@ void RRefLedger::on_release(const RRefMessage& message) {
 }
 
 void RRefLedger::on_withdraw(const RRefMessage& message) {
-  if (!messages_seen_[message.from].first(message.withdrawn_number)) return;  // it had come
+  if (!messages_seen_[message.from].first(message.withdrawn_number))
+    return;  // the message had arrived
   if (message.withdrawn == RRefMessageKind::create) {
     rrefs_seen_[message.rref.creator].first(message.rref.number);
     const std::string reason =
@@ -440,7 +441,7 @@ void RRefLedger::send_gone(const RRefId& rref, const ForkId& fork, std::string r
   send(std::move(message));
 }
 
-// The parent need not wait for this fork any more.
+// Tells the parent that it need not keep its own fork for this one any longer.
 void RRefLedger::accept(Fork& fork, const ForkId& id) {
   if (!fork.parent) return;
   send(*fork.parent, RRefMessageKind::accept, fork.rref, id);

@@ -18,7 +18,7 @@ namespace {
 constexpr std::size_t kMostBytes = std::size_t{512} << 20;     // limit: memory
 constexpr std::uintptr_t kHugePage = std::uintptr_t{2} << 20;  // limit: the processor's
 
-// Memory that sanitizers have not seen freed hides what uses it too late.
+// Sanitizers cannot detect a use after free in memory that is recycled here.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kKeeps = false;
 #else
@@ -36,11 +36,11 @@ struct Spares {
   std::size_t bytes = 0;
 };
 Spares& spares() {
-  static auto* all = new Spares;  // tensors may go after everything else
+  static auto* all = new Spares;  // never destroyed: tensors may be freed last
   return *all;
 }
 
-/// Sizes that differ by less than an eighth are one.
+/// Rounds up, so that sizes that differ by less than an eighth share blocks.
 std::size_t rounded(std::size_t bytes) {
   const std::size_t step = std::bit_floor(bytes) / 8;
   return (bytes + step - 1) / step * step;
@@ -54,9 +54,9 @@ void advise(void* memory, std::size_t bytes, std::uintptr_t page, int advice) {
 }
 
 void keep(SparePiece piece) {
-  std::vector<SparePiece> gone;  // freed without the lock
+  std::vector<SparePiece> gone;  // freed after the lock is released
   auto& all = spares();
-  // A forked child may have the lock for ever: then the memory is simply freed.
+  // In a forked child the lock may be held forever; then the memory is freed at once.
   const std::unique_lock lock(all.mutex, std::try_to_lock);
   if (!lock.owns_lock() || piece.bytes > kMostBytes) return;
   advise(piece.memory.get(), piece.bytes, 4096, MADV_FREE);
@@ -98,7 +98,8 @@ c10::DataPtr allocate_or_reuse(std::size_t bytes) {
   piece->memory = reuse(size);
   if (!piece->memory) {
     piece->memory = allocator->allocate(size);
-    // Found and cleared in a third of the time; where the host has none, nothing changes.
+    // Huge pages are mapped and cleared in a third of the time; if the host has none, nothing
+    // changes.
     if (size >= 2 * kHugePage) advise(piece->memory.get(), size, kHugePage, MADV_HUGEPAGE);
   }
   void* data = piece->memory.get();

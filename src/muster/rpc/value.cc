@@ -18,8 +18,7 @@ namespace {
 
 constexpr std::uint32_t kNoTensor = ~std::uint32_t{0};
 
-/// Elements of memory from the first to the last of a tensor of these sizes and strides; -1 where
-/// that is no number.
+/// Distance in elements from the first to the last element of a tensor, plus one; -1 on overflow.
 std::int64_t extent_of(at::IntArrayRef sizes, at::IntArrayRef strides) {
   std::int64_t last = 0;
   for (std::size_t d = 0; d < sizes.size(); ++d) {
@@ -32,8 +31,8 @@ std::int64_t extent_of(at::IntArrayRef sizes, at::IntArrayRef strides) {
   return last == std::numeric_limits<std::int64_t>::max() ? -1 : last + 1;
 }
 
-/// -1 where that is no number, also where it is zero only because one of the sizes is: torch
-/// multiplies them all.
+/// The number of elements; -1 on overflow, even if a size is zero, because torch multiplies all
+/// sizes.
 std::int64_t elements_of(at::IntArrayRef sizes) {
   std::int64_t elements = 1;
   bool none = false;
@@ -60,8 +59,8 @@ TensorIn new_memory(std::size_t bytes) {
   return memory;
 }
 
-/// A tensor of no size yet. (The long way round, an empty tensor that is given the memory, costs a
-/// microsecond.)
+/// Creates a tensor without a size yet. (Creating an empty tensor and replacing its memory takes a
+/// microsecond more.)
 at::Tensor over_memory(c10::Storage memory, at::ScalarType type) {
   return at::detail::make_tensor<c10::TensorImpl>(std::move(memory),
                                                   c10::DispatchKeySet(c10::DispatchKey::CPU),
@@ -131,11 +130,12 @@ TensorOut describe_tensor(const at::Tensor& given, const DeviceMapping& device) 
   const auto elements = given.numel();
   auto extent = extent_of(given.sizes(), given.strides());
   const bool has_holes = extent > elements;
-  const auto& shape = has_holes ? given : tensor;  // what was resolved may lie in another order
+  const auto& shape =
+      has_holes ? given : tensor;  // the resolved tensor may have another memory order
   out.head.sizes.assign(shape.sizes().begin(), shape.sizes().end());
   out.head.strides.assign(shape.strides().begin(), shape.strides().end());
   if (has_holes) {
-    // Nothing but the tensor's own elements travels: what lies between them is somebody else's.
+    // Only the tensor's own elements are sent: the memory between them belongs to other tensors.
     const at::NoGradGuard no_grad;
     out.head.flags |= TensorHead::kElementOrder;
     tensor = tensor.contiguous();
@@ -178,8 +178,8 @@ Result<TensorIn> allocate_tensor(const TensorHead& head) {
   if (__builtin_mul_overflow(in_order ? elements : extent, wide, &bytes) ||
       static_cast<std::uint64_t>(bytes) != head.bytes)
     return misfit(head, "its sizes ask for another number of bytes");
-  // The memory that the sender's tensor lay in is rebuilt: it must not be out of all proportion to
-  // what comes.
+  // The receiver allocates the full strided extent, so that must stay in proportion to the bytes
+  // sent.
   constexpr std::int64_t kMostSpread = std::int64_t{1} << 20;  // limit: a stride that is a mistake
   if (in_order && (extent <= elements || elements == 0 || extent / kMostSpread > elements))
     return misfit(head, "its strides do not fit");

@@ -15,8 +15,8 @@
 namespace muster::rpc {
 namespace {
 
-// How often `join`, which waits for callbacks, asks whether the process ends: then those that have
-// not begun never will.
+// How often `join`, while it waits for callbacks, checks whether the process is exiting: callbacks
+// that have not begun then never run.
 constexpr auto kLookForTheEnd = std::chrono::milliseconds(100);  // limit: patience at the end
 
 }  // namespace
@@ -34,7 +34,7 @@ bool WorkerPool::run(Task task) {
   return true;
 }
 
-/// Under the lock. False where there is no thread at all.
+/// Under the lock. False if there is no thread to run tasks.
 bool WorkerPool::add_thread() {
   auto thread = start_thread(
       "a worker thread of RPC", [this] { work(); }, Signals::inherited);
@@ -53,7 +53,7 @@ void WorkerPool::run_callback(std::shared_ptr<const void> owner, Task callback) 
         {
           const AgentThread thread(agent_, bind_);
           muster::run_callback(callback);
-          callback = nullptr;  // what it holds goes before the agent may end
+          callback = nullptr;  // destroy what it captures before the agent may end
         }
         const std::lock_guard lock(mutex_);
         busy_.fetch_sub(1);
