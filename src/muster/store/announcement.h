@@ -23,7 +23,7 @@
 
 namespace muster::store {
 
-/// The count of another process's announcements that was heard last.
+/// The latest announcement count heard from another process.
 struct Echo {
   std::uint64_t id = 0;
   std::uint32_t count = 0;
@@ -57,9 +57,9 @@ std::optional<Announcement> decode_announcement(std::string_view packet, const G
 bool is_fresh(const Announcement& said, std::uint64_t id, std::uint32_t count,
               std::uint32_t window);
 
-/// The counts that have come, and which of them the next announcement repeats: those that rise. A
-/// recording's rise until it has been played once, so it cannot crowd out running processes for
-/// longer than it lasts. Not thread-safe.
+/// The counts received, and which of them the next announcement repeats: those that increase. A
+/// recording's counts increase only until it has been replayed once, so it cannot crowd out running
+/// processes for longer than it lasts. Not thread-safe.
 class HeardCounts {
  public:
   /// A process counts as running for `forgotten` after its count has risen.
@@ -67,7 +67,7 @@ class HeardCounts {
       : forgotten_(forgotten), most_(most) {}
 
   void note(std::uint64_t id, std::uint32_t count, TimePoint now);
-  /// At most kEchoes, in turns where more rise.
+  /// At most kEchoes; if more increase, they take turns.
   std::vector<Echo> next(TimePoint now);
 
  private:
@@ -78,7 +78,7 @@ class HeardCounts {
   const Duration forgotten_;
   const std::size_t most_;  // limit: memory that recordings can take
   std::map<std::uint64_t, Heard> heard_;
-  std::uint64_t last_ = 0;  // that was repeated
+  std::uint64_t last_ = 0;  // the last one repeated
 };
 
 }  // namespace muster::store

@@ -8,7 +8,7 @@
 
 namespace muster::store {
 
-/// Chosen by whoever asks; unique among requests that wait.
+/// Chosen by the caller; unique among waiting requests.
 using Ticket = std::uint64_t;
 
 struct TicketReply {

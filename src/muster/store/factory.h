@@ -33,8 +33,8 @@ struct TcpStoreOptions {
   /// that does not serve.
   int listen_descriptor = -1;
   std::optional<Secret> secret = {};  ///< default: Secret::from_environment()
-  /// The job's name, which keys are bound to, as to the port: the same on both sides. Default:
-  /// name_of_run().
+  /// The job's name. Encryption keys are bound to it and to the port, so both sides must give the
+  /// same one. Default: name_of_run().
   std::optional<std::string> job;
   /// The rank that hosts the server, named in errors if the connection to it is lost; -1: no rank.
   int host_rank = -1;
@@ -49,7 +49,7 @@ struct TcpStoreOptions {
   std::string epoch_record;
 };
 
-/// So many questions of observers may wait for a rank (`trace/responder.h`).
+/// How many questions of observers may be queued for one rank (`trace/responder.h`).
 inline constexpr std::int64_t kMostQuestions = 8;  // limit: load of a rank
 
 /// What the launcher has called this process's job (TORCHELASTIC_RUN_ID); empty for "none".

@@ -25,7 +25,7 @@ constexpr std::string_view kFileMagic("muster store 1\n\0", 16);
 constexpr std::size_t kFrameBytes = 8;
 constexpr char kPut = 1, kAppend = 2, kErase = 3;
 
-/// Finds torn writes, not forgeries (FNV-1a over words of eight bytes).
+/// Detects torn writes, not forgeries (FNV-1a over words of eight bytes).
 std::uint32_t checksum(std::string_view bytes) {
   std::uint64_t hash = 0xcbf29ce484222325u;
   while (!bytes.empty()) {
@@ -44,13 +44,13 @@ Status failed(const std::string& what, const std::string& path) {
                 "cannot " + what + " the store's file " + path + ": " + errno_text(errno));
 }
 
-// Looking at the file's size is cheap; now and then a lock is taken all the same, since a network
-// file system may show an old size.
+// Checking the file's size is cheap. Even if it has not changed, the lock is taken at this
+// interval, because a network file system may report an old size.
 constexpr Duration kBlindLook = milliseconds(200);  // limit: staleness of network file systems
 
 }  // namespace
 
-/// Sleeps a little longer each time, and each process differently.
+/// Sleeps with exponential backoff and per-process jitter.
 class FileLog::Backoff {
  public:
   explicit Backoff(Duration first = tunables().file_poll)
@@ -141,8 +141,8 @@ bool FileLog::has_changed() {
   return ::fstat(file_.get(), &info) != 0 || info.st_size != read_to_ || info.st_nlink == 0;
 }
 
-/// Without the lock: what is whole in the file stays there, and what is being written shows by its
-/// checksum. Whatever is wrong is for a transaction to say.
+/// Reads without the file lock: complete transactions never change, and an incomplete one is
+/// recognised by its checksum. Errors are left for a transaction to report.
 FileLog::LogNews FileLog::look(const std::function<bool(const Map&)>& condition) {
   const std::lock_guard lock(mutex_);
   struct stat info {};
@@ -228,7 +228,7 @@ Status FileLog::await(TimePoint deadline, const std::function<bool(const Map&)>&
       if (seen == LogNews::what_was_awaited) return {};
       if (seen == LogNews::trouble) break;
       if (seen == LogNews::news)
-        backoff = Backoff(10 * tunables().file_poll);  // others come, one after another
+        backoff = Backoff(10 * tunables().file_poll);  // members arrive one after another
       if (Status paused = pause(backoff, deadline); !paused) return paused;
     }
     bool holds = false;
@@ -241,7 +241,7 @@ Status FileLog::await(TimePoint deadline, const std::function<bool(const Map&)>&
   }
 }
 
-/// What the file holds beyond what has been read, up to its size.
+/// The part of the file that has not been read yet, up to its size.
 Result<std::string> FileLog::read_from(std::int64_t size) const {
   std::string news(static_cast<std::size_t>(size - read_to_), '\0');
   std::size_t have = 0;
@@ -265,13 +265,13 @@ Status FileLog::read_news() {
   const auto news = read_from(info.st_size);
   if (!news) return news.status();
   if (Status taken = take(*news); !taken) return taken;
-  // What is left was being written by a process that has died: nobody else can be writing now.
+  // The rest was being written by a process that has died, because this process holds the lock.
   if (info.st_size > read_to_ && ::ftruncate(file_.get(), read_to_) != 0)
     return failed("repair", path_);
   return {};
 }
 
-/// Applies the transactions that are whole in `left`, which begins where the last one ended.
+/// Applies the complete transactions in `left`, which begins where the last one ended.
 Status FileLog::take(std::string_view left) {
   if (read_to_ == 0 && !left.empty()) {
     if (left.substr(0, kFileMagic.size()) != kFileMagic.substr(0, left.size()))
@@ -281,7 +281,7 @@ Status FileLog::take(std::string_view left) {
       left.remove_prefix(kFileMagic.size());
       read_to_ = static_cast<std::int64_t>(kFileMagic.size());
     } else {
-      left = {};  // its maker died within the first bytes
+      left = {};  // its creator died while writing the first bytes
     }
   }
   while (left.size() >= kFrameBytes) {
@@ -330,7 +330,7 @@ Status FileLog::write_changes(const std::string& changes) {
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {
       Status status = failed("write to", path_);
-      // The mirror holds what the file does not: both begin anew from the file.
+      // The mirror has changes that the file lacks, so it is reread from the file.
       map_.clear();
       if (::ftruncate(file_.get(), read_to_) == 0) read_to_ = 0;
       return status;

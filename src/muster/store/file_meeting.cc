@@ -6,19 +6,18 @@
 
 namespace muster::store {
 
-/// The state of a key: the round that goes on, and what became of the last one where it failed.
+/// The state of a key: the current round, and the failure of the previous one, if it failed.
 struct FileMeeting::Round {
   std::uint64_t number = 0;
   std::int32_t members = 0;
   std::vector<std::int32_t> present;
-  std::vector<std::int32_t>
-      untold;    // did not come to the failed round before and do not know of it yet
-  Status cause;  // of that failure
+  std::vector<std::int32_t> untold;  // missed the failed round and have not been told yet
+  Status cause;                      // of that failure
 };
 
 namespace {
 
-/// Whoever met in one of so many rounds before may still be on its way to read how that ended.
+/// Results of this many earlier rounds are kept, because a slow member may not have read them yet.
 constexpr std::uint64_t kKeptRounds = 16;  // limit: rounds that a slow rank may still read
 
 void put_numbers(ByteWriter& out, const std::vector<std::int32_t>& numbers) {
@@ -99,7 +98,7 @@ bool FileMeeting::arrive(FileLog::Transaction& file) {
       write(file, round);
       return false;
     }
-    round.untold.clear();  // somebody begins anew
+    round.untold.clear();  // a member that was told starts a new round
   }
   if (round.present.empty()) round.members = members_;
   if (round.members != members_) {
@@ -127,7 +126,7 @@ bool FileMeeting::arrive(FileLog::Transaction& file) {
   return true;
 }
 
-/// What everybody has long read.
+/// Erases results that every member has read.
 void FileMeeting::forget(FileLog::Transaction& file, const Round& round) const {
   if (round.number < kKeptRounds) return;
   const std::uint64_t old = round.number - kKeptRounds;

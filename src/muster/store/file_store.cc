@@ -167,7 +167,7 @@ Status timeout_of(const Request& request, const std::vector<std::string_view>& m
                     ": " + quoted(missing));
 }
 
-/// Runs once, when the last of an object's clones goes.
+/// Runs once, when the last clone of a store is destroyed.
 class FileMembership {
  public:
   FileMembership(std::shared_ptr<FileLog> log, std::function<void(FileLog&)> goodbye)
@@ -270,7 +270,8 @@ void count_out(FileLog& log, int world_size) {
         file.put(key, std::to_string(finished));
         if (finished >= world_size) file.remove_file();
       });
-  static_cast<void>(ignored);  // nobody is left to be told; the next run reports a file that stayed
+  static_cast<void>(
+      ignored);  // no caller is left to report to; the next run reports a leftover file
 }
 
 }  // namespace

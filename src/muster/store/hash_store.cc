@@ -11,8 +11,8 @@
 namespace muster::store {
 namespace {
 
-/// One table among the threads of a process. Each blocked caller sleeps on a condition of its own,
-/// so that an answer wakes only whom it is for.
+/// One table among the threads of a process. Each blocked caller sleeps on its own condition
+/// variable, so that a reply wakes only its caller.
 class SharedTable {
  public:
   Reply call(const Request& request) {

@@ -63,9 +63,8 @@ std::string cannot_join(int rank, const MeetingOptions& options) {
 }
 
 Result<Rendezvous> join(const std::shared_ptr<Store>& store, const MeetingOptions& options) {
-  // The meeting leaves nothing behind in the store, so a process that tries again, or a second run
-  // on the same store, finds no old marks. What the members throw together makes a name that nobody
-  // had before.
+  // An all_gather leaves no keys in the store, so a retry, or a second run on the same store, finds
+  // no old marks. The members' random tokens together make a job name that was never used before.
   const std::string key = join_key(options.scope, options.group_name);
   const auto secret = Secret::from_environment();
   if (!secret) return secret.status().with_context(cannot_join(options.rank, options));
@@ -77,7 +76,8 @@ Result<Rendezvous> join(const std::shared_ptr<Store>& store, const MeetingOption
     tcp->set_timeout(time_left(steady_clock(), options.deadline));
     return tcp->attend(job, rank, options.world_size);
   };
-  // Who has a rank already is missed from here on, also before all have come.
+  // From here on the server notices if a process with a given rank disconnects, also before all
+  // have come.
   if (tcp && options.rank >= 0) {
     if (Status attends = attend(key); !attends) return explain(attends, rank, options);
   }
@@ -85,7 +85,8 @@ Result<Rendezvous> join(const std::shared_ptr<Store>& store, const MeetingOption
   std::string mine = texts.sign(key, rank, token);
   auto tokens = store->all_gather(key, rank, options.world_size, mine,
                                   time_left(steady_clock(), options.deadline));
-  // Nobody has joined through it before, so it was this run's: no other one comes in its place.
+  // No job has joined through this store before, so it belonged to this run and no other will
+  // replace it.
   if (tokens.status().code() == Code::network && joins && *joins == 0)
     tokens = Status(Code::peer_failed, tokens.status().message() + ", while the ranks were joining",
                     tokens.status().ranks());
@@ -96,7 +97,7 @@ Result<Rendezvous> join(const std::shared_ptr<Store>& store, const MeetingOption
                                time_left(steady_clock(), options.deadline));
   }
   if (!tokens) return explain(tokens.status(), options.rank < 0 ? -1 : rank, options);
-  // Each rank's own token is among them, so nobody can play what an earlier job has put there.
+  // The result contains this rank's own token, so texts of an earlier job cannot be replayed.
   if (const auto right = texts.open(key, rank, mine, *tokens); !right)
     return explain(right.status(), rank, options);
   std::string all;

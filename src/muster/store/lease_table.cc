@@ -223,7 +223,7 @@ std::optional<LeaseNews> LeaseTable::news_for(const LeaseWatcher& watcher) const
       return;
     }
     const Entry& it = entry->second;
-    if (it.lease == 0 && name != watcher.record) return;  // another job's
+    if (it.lease == 0 && name != watcher.record) return;  // the record of another job
     news.items.push_back(
         {it.lease == 0 ? LeaseNews::Item::Kind::record : LeaseNews::Item::Kind::held, name,
          it.lease == 0 ? it.revision : it.since, *it.value});
@@ -255,7 +255,7 @@ void LeaseTable::tell_watchers(Answers& answers) {
   for (auto& [ticket, watcher] : watchers_) {
     const auto news = news_for(watcher);
     if (!news) {
-      watcher.known = revision_;  // what came since is of no concern to it
+      watcher.known = revision_;  // nothing since then concerns this watcher
       continue;
     }
     answer_watcher(ticket, *news, answers);

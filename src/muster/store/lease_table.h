@@ -1,6 +1,6 @@
-/// Names that somebody holds for a time, and the records of epochs: what a job's membership asks of
-/// a store's server (`muster/membership/membership.h`). A state machine as `StoreTable`: no I/O, no
-/// clock, no locks.
+/// Leases on names, and the records of epochs: what a job's membership needs from a store's server
+/// (`muster/membership/membership.h`). A state machine like `StoreTable`: no I/O, no clock, no
+/// locks.
 ///
 ///   hold     name, value; number 0: take the name for `timeout`; else the number of our lease:
 ///   give
@@ -17,8 +17,9 @@
 ///   enter    name of a record; number: an epoch. Its connection is refused from the moment that
 ///            the record has a later one (`StoreServer` sees to that)
 ///
-/// Revisions number all changes. Of each name the last change is kept, of names that are gone the
-/// last few thousand: a watcher that knows less gets a snapshot.
+/// Every change has a revision number. The table keeps the last change of each name, and tombstones
+/// of the last few thousand names that are gone. A watcher whose known revision is older than that
+/// gets a snapshot.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +37,7 @@
 
 namespace muster::store {
 
-/// What a watcher is told.
+/// The news a watcher receives.
 struct LeaseNews {
   struct Item {
     enum class Kind : std::uint8_t { gone = 0, held = 1, record = 2 };
@@ -61,7 +62,7 @@ class LeaseTable {
   TimePoint next_deadline() const;
   /// The epoch that was committed to `record`; 0: none.
   std::int64_t epoch_of(std::string_view record) const;
-  /// What becomes of requests of an older epoch.
+  /// The error for requests of an older epoch.
   Status refusal_of(std::string_view record, std::int64_t epoch) const;
 
  private:
@@ -98,7 +99,7 @@ class LeaseTable {
   void tell_watchers(Answers& answers);
   void answer_watcher(Ticket ticket, const LeaseNews& news, Answers& answers);
 
-  std::int64_t revision_ = 1;  // 0 is what a watcher knows that knows nothing
+  std::int64_t revision_ = 1;  // 0: the known revision of a new watcher
   std::map<std::string, Entry, std::less<>> entries_;
   std::map<std::int64_t, std::string> changes_;               // the last one of each name
   std::unordered_map<std::string, std::int64_t> tombstones_;  // names that are gone

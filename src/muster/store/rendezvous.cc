@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kMostRanks = 1 << 20;  // limit: a world size that is a mistake
 
-/// A number that may stand in two places: as an argument (-1: not there) and in the URL's query.
+/// A number that may be given in two places: as an argument (-1: absent) and in the URL's query.
 Status settle(int& argument, const std::optional<int>& query, const char* name) {
   if (!query) return {};
   if (argument >= 0 && argument != *query) {
@@ -29,7 +29,7 @@ Status settle(int& argument, const std::optional<int>& query, const char* name) 
   return {};
 }
 
-/// An argument, else the variable, else what another launcher says.
+/// The argument, else the environment variable, else the value from srun or mpirun.
 Status settle_from_environment(int& value, const char* name, int low,
                                std::optional<int> scheduled) {
   if (value >= 0) return {};
@@ -82,7 +82,7 @@ struct TcpRendezvous {
   MeetingOptions join;
 };
 
-/// Opens the store here when this process is the one to host it, else meets it there.
+/// Opens the store if this process is to host it, else connects to it.
 Result<std::shared_ptr<TcpStore>> open_store(const TcpRendezvous& way, const Secret& secret) {
   TcpStoreOptions options;
   options.host = way.host;
@@ -93,8 +93,8 @@ Result<std::shared_ptr<TcpStore>> open_store(const TcpRendezvous& way, const Sec
   if (way.epoch > 0)
     options.epoch_record = epoch_record(env_text("TORCHELASTIC_RUN_ID").value_or(""));
   options.timeout = time_left(steady_clock(), way.join.deadline);
-  // A group name says that several jobs may share this address: whoever comes first hosts the store
-  // for all of them.
+  // With a group name several jobs may share this address. The first process hosts the store for
+  // all of them.
   const bool shared = !way.join.group_name.empty();
   options.multi_tenant = shared;
   if (way.hosts == Host::rank_zero) options.host_rank = 0;
@@ -114,8 +114,8 @@ Result<std::shared_ptr<TcpStore>> open_store(const TcpRendezvous& way, const Sec
       other.status().ranks());
 }
 
-/// How long a rank whose store vanished while it was joining waits for the next one: rank 0 may
-/// only be changing from one run to another.
+/// How long a rank waits for a new store if the store vanishes while it joins: rank 0 may be
+/// between two runs.
 constexpr Duration kBetweenStores = std::chrono::seconds(30);
 
 Result<Rendezvous> rendezvous_by_tcp(TcpRendezvous way) {
@@ -146,7 +146,7 @@ Result<Rendezvous> rendezvous_by_tcp(TcpRendezvous way) {
       joined->host = (*store)->host();
       return joined;
     }
-    // The store of a run that is just ending may have answered: the new one comes in its place.
+    // The store may have belonged to a run that was ending; the new run's store will replace it.
     if (joined.status().code() != Code::network || steady_clock().now() >= deadline) return joined;
     lost = joined.status();
   }
@@ -160,7 +160,8 @@ Status place_of_rank_zero(TcpRendezvous& way) {
   if (!secret) return secret.status();
   way.host = "localhost";
   if (secret->kind() == Secret::Kind::host) return {};
-  way.also_at = {"127.0.0.1", "::1", "127.0.1.1"};  // the last: what Debian calls a host by
+  way.also_at = {"127.0.0.1", "::1",
+                 "127.0.1.1"};  // the last is Debian's address of the own host name
   if (const auto names = named_interfaces(); !names.empty()) {
     const auto there = interface_addresses(names.front());
     if (!there) return there.status();
@@ -171,7 +172,7 @@ Status place_of_rank_zero(TcpRendezvous& way) {
   return {};
 }
 
-/// For ranks of another launcher on one host, which need to be told no address.
+/// For ranks that another launcher started on one host: they meet without an address.
 Result<Rendezvous> rendezvous_on_this_host(const SchedulerRanks& scheduler, MeetingOptions join) {
   join.where = "the job that " + scheduler.name + " has started on this host (env://)";
   const auto folder = host_directory();
@@ -182,7 +183,7 @@ Result<Rendezvous> rendezvous_on_this_host(const SchedulerRanks& scheduler, Meet
   return joined;
 }
 
-/// What to say of a variable that is not there.
+/// The error for a missing variable.
 Status missing_address(const std::string& variable, const std::string& meaning,
                        const std::optional<SchedulerRanks>& scheduler) {
   std::string text =
@@ -197,7 +198,7 @@ Status missing_address(const std::string& variable, const std::string& meaning,
   return Status(Code::invalid_argument, text);
 }
 
-/// Ranks that were numbered in another way are not those that the launcher has started.
+/// Whether rank and world size are those that the launcher assigned.
 bool as_scheduled(const MeetingOptions& join, const std::optional<SchedulerRanks>& scheduler) {
   return scheduler && join.rank == scheduler->rank && join.world_size == scheduler->world_size;
 }
@@ -279,7 +280,7 @@ Result<Rendezvous> rendezvous_by_environment(MeetingOptions join) {
 
 namespace {
 
-/// Where a TCP store is served, also where others stand on it; empty for other kinds.
+/// The address of the TCP store, also if other stores wrap it; empty for other kinds.
 std::string served_at(std::shared_ptr<Store> store) {
   while (auto below = underlying_store(*store)) store = std::move(below);
   const auto* tcp = dynamic_cast<const TcpStore*>(store.get());

@@ -28,9 +28,9 @@ struct Rendezvous {
   std::string job;  ///< unique to this job, equal on all ranks
 };
 
-/// What a launcher's own keys begin with in the store that it serves.
+/// Prefix of the launcher's own keys in the store that it serves.
 std::string launcher_prefix(const std::string& run_id);
-/// Where the epochs of a job are committed there (`lease_table.h`).
+/// The record to which a job's epochs are committed there (`lease_table.h`).
 std::string epoch_record(const std::string& run_id);
 
 /// Blocks until every rank has joined. Errors name what is missing or malformed (a variable, a part

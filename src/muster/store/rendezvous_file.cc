@@ -33,17 +33,17 @@ std::string process_namespace() {
   return n > 0 ? std::string(name, static_cast<std::size_t>(n)) : std::string();
 }
 
-/// By the clock that runs from the machine's start on.
+/// By the clock that counts from boot.
 std::int64_t seconds_since_boot() {
   timespec now{};
   ::clock_gettime(CLOCK_BOOTTIME, &now);
   return now.tv_sec;
 }
 
-/// A number of a process is not given to another one so soon.
+/// The kernel does not reuse a process id within this time.
 constexpr std::int64_t kSoon = 2;
 
-/// One user of the file, and what tells whether it still lives.
+/// One user of the file, with what is needed to tell whether it is alive.
 struct FileMember {
   std::uint64_t id = 0;
   std::string boot, machine, space, host, started;
@@ -59,9 +59,9 @@ struct FileMember {
             host,         start ? std::to_string(*start) : "",
             ::getpid(),   seconds_since_boot()};
   }
-  /// As seen from `here`. True only where it is certain: a process of this boot that is no more, or
-  /// one from before this machine's last start; what could not be told (empty) is no certainty.
-  /// `lately`: it lived a moment ago; to see whether it still does takes a tenth of the time then.
+  /// As seen from `here`. True only if certain: a process of this boot that has ended, or a process
+  /// from before this machine's last boot. Unknown (empty) fields make it uncertain. `lately`: the
+  /// process was alive shortly before, so a check that takes a tenth of the time is enough.
   bool is_dead(const FileMember& here, bool lately = false) const {
     if (boot.empty() || here.boot.empty()) return false;
     if (boot != here.boot) return !machine.empty() && machine == here.machine && host == here.host;
@@ -102,8 +102,7 @@ std::string encode(std::span<const FileMember> members) {
   return out.take();
 }
 
-/// Takes this process off the list, and with it those that have died; the last one out removes the
-/// file.
+/// Removes this process, and those that have died, from the list. The last one removes the file.
 void leave(FileLog& log, std::uint64_t id) {
   const FileMember here = FileMember::self(id);
   const Status ignored =
@@ -115,7 +114,7 @@ void leave(FileLog& log, std::uint64_t id) {
         file.put(kMembersKey, encode(members));
         if (members.empty()) file.remove_file();
       });
-  static_cast<void>(ignored);  // a file that stays is reported by the next run
+  static_cast<void>(ignored);  // the next run reports a leftover file
 }
 
 Status check_directory(const std::string& path) {
@@ -137,7 +136,7 @@ Result<std::shared_ptr<FileLog>> enter(const std::string& path, std::uint64_t id
   std::vector<FileMember> dead, alive;
   const Status entered = (*log)->transact(deadline, [&](Transaction& file) {
     auto members = read_members(file);
-    // Whoever came last found those before it alive.
+    // The last process on the list found the earlier ones alive.
     const bool lately = !members.empty() && members.back().boot == here.boot &&
                         here.entered - members.back().entered <= kSoon;
     for (const FileMember& member : members)

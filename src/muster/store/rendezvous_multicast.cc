@@ -24,10 +24,10 @@
 
 // Every process announces itself to the group again and again, signed with the job's secret: a
 // number of its own, the rank that it was given (if any), what it has heard of the others, and,
-// once it has opened the store, its address. Who has heard this process lately counts
-// (announcement.h); recordings of earlier runs do not. When all are known, the one with the
-// smallest number opens the store; the others meet it there. All go on announcing until they have
-// met, so that whoever listens late hears everybody.
+// once it has opened the store, its address. A process counts only peers that have recently heard
+// it (announcement.h), which recordings of earlier runs have not. When all are known, the process
+// with the smallest number opens the store, and the others connect to it. All keep announcing until
+// they have met, so that a late process hears all of them.
 
 namespace muster::store {
 namespace {
@@ -36,10 +36,10 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr Duration kInterval = milliseconds(50);  // limit: load of a network
-constexpr Duration kForgotten = seconds(3);       // who has not been heard for so long has given up
+constexpr Duration kForgotten = seconds(3);       // a process not heard for this long has given up
 constexpr std::uint32_t kWindow = kForgotten / kInterval;
 
-/// A socket in the group on the interfaces that lead to peers, as far as they take it.
+/// A socket that has joined the group on every interface that leads to peers and supports it.
 class GroupSocket {
  public:
   static Result<GroupSocket> open(const SocketAddress& group, bool others_may_come) {
@@ -79,7 +79,7 @@ class GroupSocket {
       } else {
         ::setsockopt(socket_.get(), IPPROTO_IPV6, IPV6_MULTICAST_IF, &index, sizeof index);
       }
-      // Lost packets are the rule here: the next one comes soon.
+      // A lost packet does not matter: the next one follows soon.
       static_cast<void>(::sendto(socket_.get(), packet.data(), packet.size(), MSG_NOSIGNAL,
                                  group_.raw(), group_.length()));
     }
@@ -108,7 +108,7 @@ class GroupSocket {
   std::string reachable_at_;
 };
 
-/// "fe80::1%eth0" without the scope, which has a meaning on its own host only.
+/// "fe80::1%eth0" without the scope, which is meaningful on its own host only.
 std::string without_scope(const std::string& host) { return host.substr(0, host.find('%')); }
 
 /// Announces and listens on a thread of its own until it is destroyed.
@@ -142,7 +142,7 @@ class Crier {
     self_.store_port = port;
   }
 
-  /// Waits until `enough` is true of those heard lately, this process among them.
+  /// Waits until `enough` returns true for the recently heard processes, including this one.
   template <class Condition>
   bool wait(TimePoint deadline, Peers& peers, const Condition& enough) {
     std::unique_lock lock(mutex_);
@@ -191,7 +191,8 @@ class Crier {
     const std::lock_guard lock(mutex_);
     const TimePoint now = steady_clock().now();
     heard_.note(said->id, said->count, now);
-    // Everything up to here may be a recording; who has heard this process lately is none.
+    // Up to here the packet may be a recording. A sender that has recently heard this process is
+    // not.
     if (!is_fresh(*said, self_.id, self_.count, kWindow)) return;
     MulticastPeer& peer = peers_[said->id];
     peer.heard = now;
@@ -208,20 +209,20 @@ class Crier {
   Announcement self_;
   const GroupHash group_;
   const Secret secret_;
-  HeardCounts heard_{kForgotten};  // signed, and perhaps long ago
-  Peers peers_;                    // those that have heard this process lately
+  HeardCounts heard_{kForgotten};  // signed, but possibly old
+  Peers peers_;                    // processes that have recently heard this one
   std::atomic<bool> stop_ = false;
   std::thread thread_;
 };
 
-/// Where its store is: an address of a link alone needs this host's name of the link.
+/// The address of a process's store. A link-local address needs this host's name of the interface.
 std::string address_of(const Crier::MulticastPeer& peer) {
   const std::string& host = peer.said.store_host;
   return host.starts_with("fe80:") ? host + peer.scope : host;
 }
 
-/// Given ranks stay; the others get what is free, in the order of their numbers. The same on every
-/// process.
+/// Given ranks are kept. The other processes get the free ranks in the order of their numbers, the
+/// same on every process.
 int rank_of(std::uint64_t id, const Crier::Peers& peers, int world_size) {
   std::vector<bool> taken(static_cast<std::size_t>(world_size), false);
   for (const auto& [each, peer] : peers) {

@@ -9,7 +9,8 @@
 namespace muster::store {
 namespace {
 
-/// All values of one multi_set together: what a file store's frame can count, with room.
+/// Limit for all values of one multi_set: safely within the 32-bit lengths of a file store's
+/// transaction.
 constexpr std::size_t kMaxRequestBytes = std::size_t{2} << 30;  // limit: protocol
 
 constexpr std::size_t kAny = std::numeric_limits<std::size_t>::max();

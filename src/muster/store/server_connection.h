@@ -1,5 +1,5 @@
-/// A connection of one's own to the server of a TCP store, for requests that `Store` has no method
-/// for (`lease_table.h`).
+/// A dedicated connection to the server of a TCP store, for requests for which `Store` has no
+/// method (`lease_table.h`).
 #pragma once
 
 #include "muster/clock.h"
@@ -7,17 +7,18 @@
 
 namespace muster::store {
 
-/// `exchange` and `post` are for one thread, `cut` for any. Its end is seen by the server at once,
-/// also when the process is killed.
+/// `exchange` and `post` must be called from one thread; `cut` is thread-safe. The server notices
+/// at once when the connection ends, also if the process is killed.
 class ServerConnection {
  public:
   virtual ~ServerConnection() = default;
   /// Sends the request and waits for its reply. After an error of the connection (Code::network,
   /// Code::timed_out, Code::aborted after `cut`) every later exchange fails in the same way.
   virtual Reply exchange(const Request& request, TimePoint deadline) = 0;
-  /// Sends a request whose reply nobody waits for; the connection serves nothing else afterwards.
+  /// Sends a request without waiting for its reply. The connection must not be used for anything
+  /// else afterwards.
   virtual Status post(const Request& request, TimePoint deadline) = 0;
-  /// Ends the connection, and an exchange that waits.
+  /// Ends the connection and any exchange in progress.
   virtual void cut() = 0;
 };
 

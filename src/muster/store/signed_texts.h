@@ -1,6 +1,6 @@
-/// Texts that lie in a store which anybody may write to (torch's store, a file, etcd), each with a
-/// proof of the job's secret over job, round, world size and rank: who writes there without the
-/// secret can keep the ranks from meeting, and nothing else.
+/// Texts in a store to which anybody may write (torch's store, a file, etcd). Each carries an HMAC
+/// with the job's secret over job, round, world size and rank. A writer without the secret can keep
+/// the ranks from meeting and can do nothing else.
 #pragma once
 
 #include <string>
@@ -15,17 +15,17 @@ namespace muster::store {
 
 class SignedTexts {
  public:
-  /// `job`: a name that no other run has, or before there is one what the launcher calls the job.
+  /// `job`: a name unique to this run, or, before one exists, the launcher's name of the job.
   SignedTexts(Secret secret, std::string job, int world_size)
       : secret_(std::move(secret)), job_(std::move(job)), world_size_(world_size) {}
 
-  /// What `rank` puts into the store in `round`.
+  /// The text that `rank` puts into the store in `round`.
   std::string sign(std::string_view round, int rank, std::string_view text) const;
-  /// The texts of what all ranks have put there, in rank order. Code::refused, naming the rank,
-  /// where a proof is wrong or `mine` is not what this rank has put there.
+  /// Verifies what all ranks have put there and returns the texts, in rank order. Code::refused,
+  /// naming the rank, if an HMAC is wrong or if this rank's entry is not `mine`.
   Result<std::vector<std::string>> open(std::string_view round, int rank, std::string_view mine,
                                         const std::vector<std::string>& all) const;
-  /// Both around `store.all_gather` under `key`; `round` is `key`.
+  /// Signs, calls `store.all_gather` under `key`, and opens the results; `round` is `key`.
   Result<std::vector<std::string>> all_gather(Store& store, const std::string& key, int rank,
                                               std::string_view text, Duration timeout) const;
 

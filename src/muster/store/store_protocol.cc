@@ -15,7 +15,7 @@ void put_header(ByteWriter& out, std::uint8_t what, std::uint64_t id) {
   out.put(std::uint32_t{0}).put(kStoreProtocolVersion).put(what).put(std::uint16_t{0}).put(id);
 }
 
-/// Fills in the length; empty when it is too large.
+/// Fills in the length; returns empty if it is too large.
 std::string finished(ByteWriter& out, std::size_t value_bytes) {
   std::string head = out.take();
   const std::size_t length = head.size() - kLengthBytes + value_bytes;
@@ -34,8 +34,7 @@ Status malformed(const char* what) {
   return Status(Code::refused, std::string("a malformed store ") + what);
 }
 
-/// Lengths of `count` texts, whose bytes come later. Nothing is allocated before the frame is known
-/// to hold that many lengths.
+/// Reads the lengths of `count` texts. Checks that the frame holds that many before allocating.
 bool read_lengths(ByteReader& in, std::size_t count, std::vector<std::uint32_t>& lengths) {
   if (!in.ok() || count > in.left() / sizeof(std::uint32_t)) return false;
   lengths.resize(count);
@@ -43,7 +42,7 @@ bool read_lengths(ByteReader& in, std::size_t count, std::vector<std::uint32_t>&
   return in.ok();
 }
 
-/// The rest of the frame, cut into texts.
+/// Splits the rest of the frame into texts.
 class RequestTail {
  public:
   explicit RequestTail(std::string_view bytes) : bytes_(bytes) {}

@@ -13,7 +13,7 @@
 
 namespace muster::store {
 
-/// The key that counts the workers; it makes `num_keys` one more than with the other kinds.
+/// The key that counts the workers. It makes `num_keys` one higher than in other kinds of store.
 constexpr std::string_view kWorkersKey = "muster/workers";
 
 struct StoreServer::Client {
@@ -28,7 +28,7 @@ struct StoreServer::Client {
 
   Client(Connection connection, std::string name) : number(connection), peer(std::move(name)) {}
 
-  /// Of output that is not encrypted.
+  /// A piece of unencrypted output.
   void written(std::size_t count) {
     output_bytes -= count;
     output_at += count;
@@ -51,8 +51,8 @@ struct StoreServer::Client {
 
   Connection number;
   std::string peer;
-  bool greeting = true;                // its secret is not proved yet
-  bool observes = false;               // has the observer's key only
+  bool greeting = true;                // the client has not proved the secret yet
+  bool observes = false;               // authenticated with the observer's key
   std::optional<Handshake> handshake;  // over a Unix socket
   std::optional<TlsSession> tls;       // over TCP
   std::list<std::pair<TimePoint, Connection>>::iterator stranger;
@@ -61,7 +61,7 @@ struct StoreServer::Client {
   std::size_t output_at = 0;  // bytes of the first piece that are written
   std::size_t output_bytes = 0;
   std::set<Ticket> parked;
-  std::string record;      // of the epochs that it lives by; see Op::enter
+  std::string record;      // the record of its job's epochs; see StoreOp::enter
   std::int64_t epoch = 0;  // 0: none
   bool closing = false;
 };
@@ -85,7 +85,8 @@ void StoreServer::on_open(Connection connection, const std::string& peer, Listen
     changed_.insert(connection);
     return;
   }
-  // A crowd from the network must not push out ranks of this host, whose user is known already.
+  // Many network connections must not displace ranks of this host, whose user has been checked
+  // already.
   if (way != ListenerWay::unix_socket && strangers() >= options_.max_strangers) {
     const auto oldest = std::ranges::find_if(
         strangers_, [this](const auto& each) { return clients_.at(each.second).tls.has_value(); });
@@ -150,7 +151,7 @@ void StoreServer::greet(Client& client, ConstBytes& bytes, TimePoint now) {
   client.handshake.reset();
 }
 
-/// What has come so far; false where it was changed on the way, which ends the connection.
+/// Decrypts the received bytes. False if they were tampered with, which ends the connection.
 bool StoreServer::decrypt(Client& client, TimePoint now) {
   std::array<std::byte, 16 * 1024> plain;  // limit: a record of TLS
   const MutableBytes piece(plain);
@@ -165,7 +166,7 @@ bool StoreServer::decrypt(Client& client, TimePoint now) {
   }
 }
 
-/// As much of the output as may wait to be written.
+/// Encrypts as much of the output as may be buffered.
 void StoreServer::encrypt(Client& client) {
   while (!client.output.empty()) {
     constexpr std::size_t kPieces = 64;
@@ -221,7 +222,7 @@ bool StoreServer::is_of_the_past(const Client& client) const {
   return client.epoch > 0 && table_.leases().epoch_of(client.record) > client.epoch;
 }
 
-/// What clients of older epochs wait for will not come.
+/// Refuses the pending requests of clients of older epochs.
 void StoreServer::refuse_the_past(TimePoint now) {
   for (auto& [number, client] : clients_) {
     if (client.parked.empty() || !is_of_the_past(client)) continue;
@@ -235,7 +236,7 @@ void StoreServer::refuse_the_past(TimePoint now) {
   }
 }
 
-/// Beyond what an observer may ask: no rank is given more questions than it can answer soon.
+/// Also limits an observer's questions: no rank gets more than it can answer soon.
 Status StoreServer::observer_may(const Request& request, TimePoint now) {
   if (Status may = muster::store::observer_may(request); !may) return may;
   if (request.op != StoreOp::queue_push) return {};

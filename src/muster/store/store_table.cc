@@ -76,7 +76,7 @@ Reply StoreTable::execute(const Request& request, Answers& answers) {
     }
     case StoreOp::count_joins: return {{}, joins_, {}};
     case StoreOp::count_refusals:
-    case StoreOp::enter: return {{}, 0, {}};  // a server's own
+    case StoreOp::enter: return {{}, 0, {}};  // handled by the server
     case StoreOp::num_keys: return {{}, static_cast<std::int64_t>(values_.size()), {}};
     case StoreOp::delete_key: {
       const auto entry = values_.find(key);
@@ -169,8 +169,8 @@ void StoreTable::put(std::string_view key, std::string_view value, Answers& answ
 }
 
 bool StoreTable::find_missing(Parked& parked) const {
-  // Round the circle from where it stood: keys that arrive in order cost one look each, and one
-  // deleted meanwhile is still noticed.
+  // Searches cyclically from the last position: keys that arrive in order cost one lookup each, and
+  // a key deleted in the meantime is still noticed.
   for (std::size_t step = 0; step < parked.keys.size(); ++step) {
     const std::size_t index = (parked.at + step) % parked.keys.size();
     if (values_.contains(std::string_view(parked.keys[index]))) continue;
@@ -245,7 +245,8 @@ void StoreTable::submit_meeting(Ticket ticket, const Request& request, TimePoint
   if (const auto past = obituaries_.find(key); past != obituaries_.end()) {
     const bool late = past->second.untold.erase(request.index) > 0;
     const Status cause = past->second.cause;
-    if (!late || past->second.untold.empty()) obituaries_.erase(past);  // somebody begins anew
+    if (!late || past->second.untold.empty())
+      obituaries_.erase(past);  // a member that was told starts a new round
     if (late) {
       if (request.op == StoreOp::all_gather) forget_arrival(key.second, request.index);
       answers.push_back({ticket, {cause.with_context("came too late"), 0, {}}});
@@ -305,7 +306,7 @@ void StoreTable::submit_attend(Ticket ticket, const Request& request, TimePoint 
                                Answers& answers) {
   Attendance& job = attendances_[std::string(request.keys[0])];
   if (job.members == 0) job.members = request.members;
-  // A process that was started anew joins afresh.
+  // A restarted process joins as a new member.
   if (is_join_key(request.keys[0]) &&
       obituaries_.contains({StoreOp::all_gather, std::string(request.keys[0])})) {
     const auto past = obituaries_.find({StoreOp::all_gather, std::string(request.keys[0])});
@@ -336,8 +337,8 @@ void StoreTable::settle_attendance(const std::string& key, const Meeting& comple
   attendances_.insert(std::move(attendance));
 }
 
-/// Of a member that has been told how its joining ended, or has told how: what it does next
-/// concerns nobody.
+/// Forgets a member that has learned, or caused, the outcome of its joining: its later disconnect
+/// affects no other member.
 void StoreTable::forget_arrival(const std::string& key, std::int32_t index) {
   const auto entry = is_join_key(key) ? attendances_.find(key) : attendances_.end();
   if (entry == attendances_.end()) return;
@@ -345,7 +346,7 @@ void StoreTable::forget_arrival(const std::string& key, std::int32_t index) {
   if (entry->second.present.empty()) attendances_.erase(entry);
 }
 
-/// The others, also those who have not come yet, learn at once that they wait in vain.
+/// Fails the join at once for the other members, including those that have not arrived yet.
 void StoreTable::depart_while_joining(const std::string& key, std::int32_t index,
                                       const Status& cause, Answers& answers) {
   const auto entry = attendances_.find(key);
@@ -374,7 +375,7 @@ void StoreTable::depart(const std::string& job, std::int32_t index, Status cause
   if (entry == attendances_.end() || entry->second.present.erase(index) == 0) return;
   const std::int32_t members = entry->second.members;
   const std::string prefix = job + "/";
-  if (entry->second.present.empty()) {  // the last one out: nobody is left to be told
+  if (entry->second.present.empty()) {  // the last member: no other is left to notify
     attendances_.erase(entry);
   } else {
     entry->second.gone.emplace(index, cause);
@@ -488,8 +489,8 @@ void StoreTable::expire(TimePoint now, Answers& answers) {
       unpark(ticket);
       continue;
     }
-    // The first member to give up ends it for all, with one and the same cause: otherwise the next
-    // to give up would blame the first.
+    // The first member whose deadline passes fails the meeting for all with the same cause.
+    // Otherwise the next one to time out would blame the first.
     const MeetingKey key(parked.op, parked.keys[0]);
     const Meeting& meeting = meetings_.at(key);
     std::string text = std::string(name_of(parked.op)) + "(" + quoted(key.second) +
@@ -566,7 +567,8 @@ void StoreTable::drop(Ticket ticket, TimePoint now, Answers& answers) {
                    " of waiting; its process has probably ended",
                gather ? std::vector<int>{index} : std::vector<int>{});
   fail_meeting(key, cause, answers);
-  // The one that is gone may come back (a process started anew) and shall then begin afresh.
+  // The member that disconnected may come back (a restarted process) and must then start a new
+  // round.
   if (const auto past = obituaries_.find(key); past != obituaries_.end() &&
                                                past->second.untold.erase(index) > 0 &&
                                                past->second.untold.empty())

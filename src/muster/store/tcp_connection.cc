@@ -28,18 +28,18 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-/// The kernel's own limit of one blocking call: setting it anew for every request would cost a call
-/// each.
+/// The socket's receive timeout. It is constant, because setting it for every request would cost a
+/// system call each.
 constexpr Duration kTick = seconds(1);
 constexpr Duration kShortestWait = milliseconds(1);  // limit: zero would mean none
 constexpr Duration kConnectLimit = seconds(5);
-constexpr Duration kLocalLimit = milliseconds(50);  // limit: whoever holds the name may be anybody
+constexpr Duration kLocalLimit = milliseconds(50);  // limit: any process may own the name
 constexpr Duration kGreetingLimit = seconds(3);
-/// A name that is searched for this long makes the resolver the cause of the delay; before, it is
-/// what the last attempt met.
+/// If the resolver takes longer than this, the error blames it; otherwise it reports the last
+/// attempt's failure.
 constexpr Duration kSlowSearch = seconds(1);
-/// So often may whoever listens there take a connection and not greet before it is taken for
-/// something else than a store.
+/// After this many connections that were accepted without a greeting, the listener is taken for
+/// something other than a store.
 constexpr int kMostSilences = 3;  // limit: attempts before a verdict
 
 TimePoint now() { return steady_clock().now(); }
@@ -49,7 +49,7 @@ int poll_milliseconds(Duration left) {
       std::clamp<std::int64_t>(std::chrono::ceil<milliseconds>(left).count(), 0, 60000));
 }
 
-/// Without a given secret only ranks of one host may meet: said before a byte is sent.
+/// Without a given secret only ranks of one host may meet. Checked before a byte is sent.
 Status check_same_host(int socket, const Secret& secret) {
   if (secret.kind() != Secret::Kind::host) return {};
   const auto own = SocketAddress::local_of(socket), peer = SocketAddress::peer_of(socket);
@@ -80,8 +80,8 @@ Result<Descriptor> connect_to(const SocketAddress& address, TimePoint deadline) 
   return socket;
 }
 
-/// The store's Unix socket, where its address is this host's and it has one. Whoever holds that
-/// name may not be the store: it gets a moment only, and then TCP is tried.
+/// Connects to the store's Unix socket, if the address is this host's and the store has one.
+/// Another process may own that name, so after 50 ms TCP is tried.
 Descriptor connect_within_host(const SocketAddress& address) {
   if (!is_of_this_host(address)) return {};
   for (const std::string& name : {local_name_of(address), local_name_of(address.port())}) {
@@ -96,8 +96,7 @@ void make_blocking(int socket) {
   ::fcntl(socket, F_SETFL, flags & ~O_NONBLOCK);
 }
 
-/// Tells once, when the attempts to reach a store have failed for so long that somebody should
-/// know.
+/// Logs one warning when attempts to reach a store have failed for `patience`.
 class Impatience {
  public:
   Impatience(const TcpEndpoint& endpoint, Duration patience, TimePoint deadline)
@@ -128,7 +127,7 @@ class Impatience {
   bool told_ = false;
 };
 
-/// The addresses of the host. `before` is why the last attempt failed; ok in the first.
+/// Resolves the host's addresses. `before`: why the last attempt failed; ok in the first attempt.
 Result<std::vector<SocketAddress>> find(const TcpEndpoint& endpoint, TimePoint deadline,
                                         Impatience& impatience, const Resolver& resolver,
                                         const Status& before) {
@@ -141,7 +140,7 @@ Result<std::vector<SocketAddress>> find(const TcpEndpoint& endpoint, TimePoint d
                                        describe_host(endpoint.host) + " (asked " + describe(asked) +
                                        " ago)");
   };
-  // Once the time to tell has passed, a prompt answer must still have time to come.
+  // After the time of the warning, still wait long enough for a prompt answer.
   const TimePoint looks_up =
       impatience.tells_at() > begin ? impatience.tells_at() : begin + kSlowSearch;
   if (const auto* early = search.wait(std::min(deadline, looks_up))) return *early;
@@ -150,14 +149,14 @@ Result<std::vector<SocketAddress>> find(const TcpEndpoint& endpoint, TimePoint d
   return answer == nullptr ? cause() : *answer;
 }
 
-/// What one attempt met at several addresses, as one sentence.
+/// The failures of one attempt at several addresses, as one sentence.
 Status both(const Status& first, const Status& second) {
   if (first.ok() || first.message() == second.message()) return second;
   const Code code = first.code() == Code::timed_out ? second.code() : first.code();
   return Status(code, first.message() + "; " + second.message());
 }
 
-/// Says which epoch it is of. An older one than the job's is refused at once.
+/// Sends this client's epoch. The server refuses one older than the job's at once.
 Result<std::unique_ptr<TcpConnection>> entered(const TcpEndpoint& endpoint,
                                                std::unique_ptr<TcpConnection> connection,
                                                TimePoint deadline) {
@@ -220,13 +219,13 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
                           "TORCHELASTIC_USE_AGENT_STORE, or start the job with muster run)");
       }
     }
-    // A refusal says more than the last attempt's having run out of time.
+    // A refusal is more informative than the timeout of the last attempt.
     if (last.ok() || met.code() != Code::timed_out) last = met;
     if (was_there && last.message().find("ECONNREFUSED") != std::string::npos) {
       return Status(Code::network, endpoint.name() + " is gone (" + last.message() +
                                        "); the process that hosts it has probably ended");
     }
-    // Many ranks wait for one server: they shall not all come back at the same moment.
+    // Jitter: many ranks wait for one server and must not all retry at the same moment.
     const Duration jittered = pause / 2 + pause * static_cast<int>(random() % 64) / 128;
     if (Status interrupted = Interruption::of_thread(); !interrupted)
       return interrupted.with_context(endpoint.name());
@@ -272,7 +271,7 @@ Status TcpConnection::shake_hands(Session& session, TimePoint deadline) {
     if (session.failed()) return session.failure();
     const auto bytes = receive_bytes(deadline);
     if (!bytes) return bytes.status();
-    session.feed(*bytes);  // the server says no more before it is asked
+    session.feed(*bytes);  // the server sends nothing more until it gets a request
   }
 }
 
@@ -334,9 +333,9 @@ Status TcpConnection::send_bytes(std::span<ConstBytes> pieces, TimePoint deadlin
   return {};
 }
 
-/// Looks for what is to come, for a moment; as recv, EAGAIN where nothing came. A miss means that
-/// others need the cores, that the server is far or that a key is not there yet: looking would only
-/// cost.
+/// Polls for the reply briefly before sleeping; returns like recv, EAGAIN if nothing arrived. After
+/// a miss (other processes need the cores, the server is remote, or a key is not set yet) the next
+/// polls are skipped.
 ssize_t TcpConnection::look() {
   if (unlooked_ > 0) {
     --unlooked_;

@@ -49,7 +49,7 @@ class TcpConnection {
   /// Use the connection for nothing else afterwards.
   Status post(const Request& request, TimePoint deadline);
   bool broken() const { return broken_; }
-  /// Ends what waits and comes, from any thread.
+  /// Aborts the pending request and all later ones. Thread-safe.
   void shut_down();
   /// True in a forked child, in which the connection is unusable.
   bool forked() const { return mark_.forked(); }

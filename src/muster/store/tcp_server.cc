@@ -1,7 +1,7 @@
 #define ASIO_STANDALONE
 #define ASIO_NO_DEPRECATED
-// One thread runs the loop, and what is posted to it goes through a lock: fences, which the thread
-// sanitizer cannot follow, are of no use.
+// One thread runs the loop, and handlers are posted to it under a lock. Asio's fences, which
+// ThreadSanitizer does not support, are therefore not needed.
 #define ASIO_DISABLE_FENCED_BLOCK
 #include "muster/store/tcp_server.h"
 
@@ -45,8 +45,8 @@ constexpr Duration kWarningInterval = std::chrono::seconds(30);
 constexpr Duration kNoFilesPause =
     std::chrono::milliseconds(20);  // limit: descriptors have run out
 
-/// A descriptor that Asio watches and that forked children lose. Asio only ever waits for it;
-/// reading and writing are plain calls.
+/// A descriptor that Asio polls and that is closed in forked children. Asio only waits for
+/// readiness; reads and writes are plain system calls.
 struct WatchedSocket {
   WatchedSocket(asio::io_context& io, Descriptor fd) : watch(io), socket(std::move(fd)) {
     watch.assign(socket.get());
@@ -69,7 +69,7 @@ Result<std::vector<Descriptor>> listen_everywhere(std::uint16_t port) {
   return sockets;
 }
 
-/// Every address of the host name that is this host's own, all with the same port.
+/// Listens on every address of the host name that belongs to this host, all with the same port.
 Result<std::vector<Descriptor>> listen_at(const std::string& host, std::uint16_t port,
                                           TimePoint deadline) {
   if (host.empty()) return listen_everywhere(port);
@@ -83,7 +83,7 @@ Result<std::vector<Descriptor>> listen_at(const std::string& host, std::uint16_t
     if (!is_of_this_host(address)) continue;
     auto socket = listen_on(*SocketAddress::numeric(address.host(), chosen), kBacklog);
     if (!socket && port == 0 && !sockets.empty())
-      continue;  // the free port of one family need not be free in the other
+      continue;  // a port that is free for one address family may be taken for the other
     if (!socket)
       return socket.status().with_context("the store at " + host +
                                           " cannot be opened; another job may use this port");
@@ -103,7 +103,7 @@ Result<std::vector<Descriptor>> adopt(Descriptor listener, std::uint16_t port) {
   const int descriptor = listener.get();
   const std::string name = "the listen descriptor " + std::to_string(descriptor);
   const auto bound = SocketAddress::local_of(descriptor);
-  // listen() would give an unbound socket some port on every interface.
+  // listen() would bind an unbound socket to a free port on every interface.
   if (!bound || bound->port() == 0)
     return Status(Code::invalid_argument, name + " is not a bound TCP socket" +
                                               (bound ? "" : ": " + bound.status().message()));
@@ -160,7 +160,7 @@ class AsioServer final : public TcpServer {
 
   ~AsioServer() override {
     if (!thread_.joinable()) return;
-    if (mark_.forked()) {  // the thread is the parent's
+    if (mark_.forked()) {  // in a forked child the thread does not exist
       thread_.detach();
       return;
     }
@@ -212,7 +212,8 @@ class AsioServer final : public TcpServer {
     watch_listener(listener);
   }
 
-  /// Newcomers wait in the kernel's queue until somebody leaves; those inside go on undisturbed.
+  /// New connections wait in the kernel's queue until a descriptor is free; existing ones are not
+  /// affected.
   void pause_accepting(ListeningSocket& listener) {
     if (now() >= next_warning_) {
       log(LogLevel::warning, "the store has no file descriptors left (" + errno_text(errno) +
@@ -281,7 +282,7 @@ class AsioServer final : public TcpServer {
     machine_.on_closed(number, now());
   }
 
-  /// Does what the machine wishes since the last time.
+  /// Carries out the actions that the state machine has requested since the last call.
   void pump() {
     for (auto changed = machine_.take_changed(); !changed.empty();
          changed = machine_.take_changed()) {
@@ -302,7 +303,7 @@ class AsioServer final : public TcpServer {
     if (ending_) end_when_silent();
   }
 
-  /// Writes what fits; false when the connection is gone.
+  /// Writes what fits; false if the connection has ended.
   bool flush(Connection number, Session& session) {
     for (;;) {
       const auto pieces = machine_.output(number, kPieces);

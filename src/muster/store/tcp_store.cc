@@ -19,8 +19,8 @@ namespace {
 constexpr std::string_view kWorkersKey = "muster/workers";
 constexpr Duration kGoodbyeLimit = std::chrono::milliseconds(100);  // limit: patience at the end
 
-/// How long after the server's own deadline a client still waits for its answer: a server that is
-/// alive says best what is missing, even on a machine that is short of time.
+/// How long a client waits beyond the server's deadline for the server's timeout error, which names
+/// what is missing. Allows for an overloaded machine.
 Duration grace(Duration timeout) {
   return std::clamp<Duration>(timeout / 10, std::chrono::seconds(1), std::chrono::seconds(10));
 }
@@ -54,8 +54,8 @@ class OwnConnection final : public ServerConnection {
   Status broken_;
 };
 
-/// A connection per concurrent caller, so that a `get` that blocks holds up nobody; those not in
-/// use are kept for the next.
+/// One connection per concurrent caller, so that a blocking `get` delays no other caller. Idle
+/// connections are kept for later calls.
 class TcpStoreClient final : public RequestStore<TcpStore> {
  public:
   TcpStoreClient(TcpEndpoint endpoint, std::shared_ptr<TcpServer> server, Duration timeout,
@@ -70,7 +70,7 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
     const Status ignored =
         attendance_->post({.op = StoreOp::leave, .index = attending_rank_, .keys = {attended_job_}},
                           steady_clock().now() + kGoodbyeLimit);
-    static_cast<void>(ignored);  // a server that is gone needs no goodbye
+    static_cast<void>(ignored);  // the server may have ended
   }
 
   Status begin(TimePoint deadline, bool was_there = false) {
@@ -94,7 +94,7 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
     {
       const std::lock_guard lock(mutex_);
       if (attendance_ && is_join_key(attended_job_) &&
-          rank == attending_rank_) {  // the server knows what became of it
+          rank == attending_rank_) {  // the server names the reason
         attended_job_ = job;
         return {};
       }
@@ -199,16 +199,17 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
   }
 
   const TcpEndpoint endpoint_;
-  const std::shared_ptr<TcpServer> server_;  // alive as long as one of this process's users
+  const std::shared_ptr<TcpServer> server_;  // lives as long as any of its users in this process
   std::mutex mutex_;
   std::vector<std::unique_ptr<TcpConnection>> idle_;
   const int host_rank_;
-  std::unique_ptr<TcpConnection> attendance_;  // carries nothing: that it lives is what it says
+  std::unique_ptr<TcpConnection>
+      attendance_;  // carries no requests; its end tells the server that this rank has ended
   std::string attended_job_;
   int attending_rank_ = -1;
 };
 
-/// Servers that this process shares among the users that ask for it, by host and port.
+/// The servers that this process shares (`multi_tenant`), by host and port.
 Result<std::shared_ptr<TcpServer>> shared_server(TcpServerOptions options) {
   static std::mutex mutex;
   static auto& servers =
@@ -226,7 +227,7 @@ Result<std::shared_ptr<TcpServer>> shared_server(TcpServerOptions options) {
   return server;
 }
 
-/// Where the user who makes a world of this size complete leaves a word.
+/// The queue to which the client that completes a world of this size pushes an entry.
 std::string complete_key(std::int64_t world_size) {
   return "muster/complete/" + std::to_string(world_size);
 }
@@ -236,8 +237,8 @@ Status arrive(TcpStoreClient& store) {
   return count ? store.queue_push(complete_key(*count), "") : count.status();
 }
 
-/// The server's own user waits until as many have come as the world has. Several users of one
-/// server may wait for it: the word goes on from one to the next.
+/// The server's own client waits until `world_size` clients have connected. Several may wait on one
+/// server, so each one pushes the entry again after it has popped it.
 Status wait_for_workers(TcpStoreClient& store, int world_size, TimePoint deadline) {
   const TimePoint begin = steady_clock().now();
   Status popped =
@@ -259,7 +260,7 @@ std::string name_of_run() {
 }
 
 Result<std::shared_ptr<TcpStore>> make_tcp_store(TcpStoreOptions options) {
-  Descriptor listener(options.listen_descriptor);  // ours from here on, whatever happens
+  Descriptor listener(options.listen_descriptor);  // owned from here on, also if this fails
   if (listener && !options.is_server) {
     return Status(
         Code::invalid_argument,
