@@ -35,7 +35,7 @@
 namespace muster::launch {
 namespace {
 
-// Descriptors in the epoll set are told apart by the upper half of their data.
+// The upper half of an epoll event's data tells the kind of descriptor.
 enum class OutputSource : std::uint32_t { signals, timer, nodes, worker, output };
 
 std::uint64_t pack(OutputSource source, std::uint64_t index) {
@@ -48,9 +48,10 @@ struct RunningWorker {
   bool ended = true;
 };
 
-/// What stands before the first worker is started.
+/// The result of the preparation, before the first worker starts.
 struct Prepared {
-  Descriptor secret_file;  ///< for the workers; none: they find the secret as this process does
+  Descriptor
+      secret_file;  ///< for the workers; invalid: they read the secret from where this process did
   NodeJob job;
   std::unique_ptr<NodeMembership> nodes;  ///< with several nodes
 };
@@ -100,8 +101,8 @@ class NodeAgent {
   SignalWatch& signals_;
   WorkerCommands commands_;
   LogPlace logs_;
-  std::shared_ptr<const EpochPlan> plan_;         // that the workers run by, or will
-  std::int64_t running_epoch_ = 0;                // that workers were started for last
+  std::shared_ptr<const EpochPlan> plan_;         // of the current or next workers
+  std::int64_t running_epoch_ = 0;                // of the most recently started workers
   std::shared_ptr<const ReservedPort> reserved_;  // of the workers that run; job_'s: of the next
   JobHistory history_;
   std::vector<WorkerRanks> ranks_;
@@ -173,7 +174,7 @@ Result<int> NodeAgent::run(const Program& program, const LogPlace& logs) {
   happen(Begin{});
   while (!finished_) wait_and_dispatch();
   report();
-  // The report too waits for a slow reader, but not for one who asks twice to stop.
+  // The report also waits for a slow reader, unless a second signal asks to stop.
   while (!output_->drained()) {
     wait_and_dispatch();
     if (!events_.empty()) break;
@@ -209,8 +210,8 @@ void NodeAgent::wait_and_dispatch() {
   read_ends(ended);
 }
 
-// Of those found ended at once, one that a signal ended is rather the cause; the others may have
-// failed because of it.
+// If several workers are found ended at once, one ended by a signal is the likelier cause: the
+// others may have failed because of it.
 void NodeAgent::read_ends(const std::vector<int>& local_ranks) {
   std::vector<WorkerEnded> ends;
   for (int local_rank : local_ranks) {
@@ -228,7 +229,7 @@ void NodeAgent::read_ends(const std::vector<int>& local_ranks) {
   for (const WorkerEnded& end : ends) happen(end);
 }
 
-// Actions may make events (a worker that cannot be started), which wait for their turn.
+// Actions may cause further events (a worker that cannot be started), which are queued.
 void NodeAgent::happen(const AgentEvent& event) {
   events_.push_back(event);
   if (events_.size() > 1) return;
@@ -275,7 +276,7 @@ void NodeAgent::follow(NodeNews news) {
   if (news.event && !finished_) happen(*news.event);
 }
 
-/// Where a worker's standard error is kept; empty: nowhere.
+/// Path of a worker's standard error; empty: not kept.
 std::string NodeAgent::log_file(int local_rank) const {
   const auto at = static_cast<std::size_t>(local_rank);
   const auto kept = [&](const std::vector<Streams>& list) {
@@ -299,7 +300,7 @@ void NodeAgent::note_end(const WorkerEnded& event) {
   if (nodes_) nodes_->add_failure(note);
 }
 
-/// The node as others know it.
+/// This node's name for other nodes.
 std::string NodeAgent::node_text() const {
   return (plan_ && plan_->slot >= 0 ? "node " + std::to_string(plan_->slot) : "a node") + " (" +
          host() + ")";
@@ -310,7 +311,7 @@ void NodeAgent::tell_failed() {
                  node_text() + ": " + first_failure_line(state_, facts()));
 }
 
-/// The numbers of the workers that are about to start.
+/// The ranks of the workers that are about to start.
 void NodeAgent::begin_plan() {
   std::vector<NodeFacts> nodes;
   for (const NodeDetails& node : plan_->nodes) nodes.push_back(node.facts);
@@ -376,9 +377,9 @@ void NodeAgent::start_workers(int attempt) {
   if (nodes_ && plan_->node == 0) take_another_port();
 }
 
-// What the attempt before has left at its port (sockets that still end, children that live on) is
-// not in the way of the next. With several nodes the next epoch may begin at any time: its port is
-// there beforehand.
+// Each attempt gets a new port, so that leftovers of the previous one (closing sockets, surviving
+// children) do not get in its way. With several nodes the next epoch may begin at any time, so its
+// port is reserved in advance.
 void NodeAgent::take_another_port() {
   if (!options_.agent_store) return;
   auto port = ReservedPort::take();
@@ -392,7 +393,7 @@ void NodeAgent::take_another_port() {
   plan_ = std::move(plan);
 }
 
-/// Why workers start, in a job of several nodes; nothing the first time.
+/// Logs why workers start again, in a job of several nodes; nothing the first time.
 void NodeAgent::say_why_again() {
   const membership::Epoch& epoch = plan_->epoch;
   if (running_epoch_ == 0) return;
@@ -414,12 +415,12 @@ void NodeAgent::signal_workers(int signal) {
       continue;
     }
     ::killpg(worker.pid, signal);
-    // A stopped process would not even see it.
+    // A stopped process would not handle the signal.
     ::killpg(worker.pid, SIGCONT);
   }
 }
 
-// Collects those that have ended; until now their numbers were kept theirs.
+// Reaps ended workers. Until now they stayed zombies, so that their pids were not reused.
 void NodeAgent::sweep() {
   for (RunningWorker& worker : workers_) {
     if (worker.pid <= 0 || !worker.ended) continue;
@@ -442,8 +443,8 @@ ReportFacts NodeAgent::facts() const {
   return facts;
 }
 
-/// Found by a worker's number, or, where a worker only starts the program that is a rank, by the
-/// job's name.
+/// Finds the traces by a worker's pid, or by the job's name if the worker only started the program
+/// that is a rank.
 std::string NodeAgent::traces() const {
   const std::string base = trace::run_directory();
   std::int64_t since = std::numeric_limits<std::int64_t>::max();
@@ -459,7 +460,7 @@ std::string NodeAgent::traces() const {
 }
 
 void NodeAgent::report() {
-  // First all that the workers said, then the last word.
+  // Show all of the workers' output before the report.
   while (!output_->drained() && events_.empty()) wait_and_dispatch();
   events_.clear();
   history_.end(state_.exit_code, state_.other_node);
@@ -470,7 +471,7 @@ void NodeAgent::report() {
   if (!text.empty()) output_->say(text);
 }
 
-// A folder is made when none was named.
+// Creates a temporary folder if the user named none.
 Result<LogPlace> log_place(const RunOptions& options, const NodeJob& job) {
   const auto any = [](const std::vector<Streams>& list) {
     return std::any_of(list.begin(), list.end(),
@@ -494,7 +495,8 @@ Result<LogPlace> log_place(const RunOptions& options, const NodeJob& job) {
 Result<Prepared> prepare(const RunOptions& options) {
   auto secret = job_secret(options);
   if (!secret) return secret.status();
-  // Workers get it in a sealed file. Here it would lie open for as long as the job runs.
+  // Workers get the secret in a sealed file. In this environment it would be readable as long as
+  // the job runs.
   wipe_env("MUSTER_SECRET");
   auto job = open_job(options, *secret);
   if (!job) return job.status();
@@ -513,8 +515,8 @@ Result<Prepared> prepare(const RunOptions& options) {
   return Prepared{std::move(secret_file), std::move(*job), std::move(nodes)};
 }
 
-/// `prepare` on a thread of its own: names, stores and other nodes may keep it waiting for the
-/// whole join timeout, and none of these waits would see a signal, which ends this process at once.
+/// Runs `prepare` on its own thread. Name lookups, stores and other nodes may block it for the
+/// whole join timeout, and none of those waits handles signals. A signal ends this process at once.
 Result<Prepared> prepare_or_be_stopped(const RunOptions& options, SignalWatch& signals) {
   Descriptor done(::eventfd(0, EFD_CLOEXEC));
   if (!done) return Status(Code::exhausted, "no event descriptor: " + errno_text(errno));

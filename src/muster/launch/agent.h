@@ -1,16 +1,16 @@
-/// The agent: starts a node's workers, watches them, shows their output, passes signals on. What to
-/// do is `agent_machine.h`'s to say.
+/// The agent: starts a node's workers, watches them, shows their output and forwards signals.
+/// `agent_machine.h` decides what to do.
 #pragma once
 
 #include "muster/launch/options.h"
 
 namespace muster::launch {
 
-/// Runs the job's part on this node, from the rendezvous to the report, and returns the exit code
-/// for the process: 0, the first failed worker's (128 + signal where one ended it), 128 + signal
-/// where a signal stopped us, 1 where the job could not be started. `options` must be valid
-/// (`validate`). Call it from the main thread of a process that does nothing else: it takes over
-/// signals, and its workers die with that thread.
+/// Runs this node's part of the job, from the rendezvous to the report. Returns the exit code for
+/// the process: 0 on success; the first failed worker's exit code (128 + signal if a signal ended
+/// it); 128 + signal if a signal stopped the agent; 1 if the job could not be started. `options`
+/// must be valid (`validate`). Call it from the main thread of a process that does nothing else: it
+/// takes over signals, and its workers die with that thread.
 int run_job(const RunOptions& options);
 
 }  // namespace muster::launch

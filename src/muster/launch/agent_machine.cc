@@ -73,8 +73,8 @@ void MachineStep::operator()(const WorkerEnded& event) {
   const WorkerEnd end = judge_end(state, event);
   const bool asked = end.asked, by_us = end.by_us;
   state.ends.push_back(end);
-  // A killed process may be seen to end later than one that failed because of it (its memory is
-  // given back first): then it is the cause.
+  // The end of a killed process may be noticed after that of a worker that failed because of it
+  // (the kernel frees its memory first). The killed one is then the cause.
   if (asked && !by_us && event.exit.signal == SIGKILL && state.cause == AgentCause::worker_failed &&
       state.ends[*state.first_failure].exit.signal == 0) {
     state.first_failure = state.ends.size() - 1;
@@ -112,7 +112,7 @@ void MachineStep::after_last_worker() {
   }
 }
 
-// Others have to hear of the stop before this node's silence could be taken for its death.
+// The other nodes must learn of the stop before this node's silence could count as its death.
 void MachineStep::wait_for_verdict() {
   state.phase = AgentPhase::lingering;
   state.timer = after(rules.farewell_timeout);
@@ -121,7 +121,7 @@ void MachineStep::wait_for_verdict() {
 void MachineStep::linger_or_finish() {
   if (!rules.serves_store || state.others_gone) return finish();
   state.phase = AgentPhase::lingering;
-  // Nodes that fall silent are not waited for.
+  // Do not wait for silent nodes.
   state.timer = after(rules.shutdown_timeout);
   if (state.timer != TimePoint::max()) state.timer += rules.farewell_timeout;
 }
@@ -151,7 +151,7 @@ void MachineStep::operator()(const StopSignal& event) {
       end_workers(event.signal);
       break;
     case AgentPhase::ending:
-      // Somebody who asks again does not want to wait; and nothing starts again after it.
+      // A second signal kills without waiting, and nothing restarts after it.
       if (state.cause != AgentCause::stopped_by_signal) tell_stopped();
       if (state.cause != AgentCause::other_node_failed) be_stopped(event.signal);
       state.stop_signal = event.signal;

@@ -1,5 +1,5 @@
-/// What an agent decides: a pure function of the time, its state and what has happened. No
-/// processes, no clock, no I/O, so every path is tested without them; `agent.cc` feeds it.
+/// The agent's decisions: a pure function of the time, the state and an event. No processes, no
+/// clock, no I/O, so every path is tested without them; `agent.cc` feeds it events.
 ///
 ///   starting -> running -> (all ended well) -> lingering -> finished
 ///                 |  a worker fails, a signal asks to stop, another node fails, a new epoch begins
@@ -10,8 +10,8 @@
 ///                 |-> waiting for the epoch in which they run again, with several nodes
 ///                 `-> lingering -> finished
 /// With several nodes an epoch of the job starts the workers, not this agent. After a failure it
-/// waits for what becomes of the job. Lingering: the job goes on elsewhere, or this agent serves
-/// the store and stays until the other nodes have gone.
+/// waits for the next epoch or the end of the job. Lingering: the job continues on other nodes, or
+/// this agent serves the store and stays until the other nodes have ended.
 #pragma once
 
 #include <cstdint>
@@ -28,15 +28,15 @@ namespace muster::launch {
 
 struct AgentRules {
   int workers = 1;
-  int max_restarts = 0;  ///< of one node alone; with several the epochs count
+  int max_restarts = 0;  ///< on a single node; with several nodes the epochs count restarts
   Duration shutdown_timeout = std::chrono::seconds(30);
   /// With several nodes: workers run when an epoch has a seat for them.
   bool by_epoch = false;
-  /// Other nodes need this one until they have ended: it serves the store.
+  /// This node serves the store, so it must stay until the other nodes have ended.
   bool serves_store = false;
   /// The job may go on without this node once it has been told to stop.
   bool may_leave = false;
-  /// How long the others have to answer, on top of the shutdown timeout.
+  /// How long the other nodes have to answer, in addition to the shutdown timeout.
   Duration farewell_timeout = std::chrono::seconds(5);
 };
 
@@ -52,8 +52,8 @@ enum class AgentCause : std::uint8_t {
 struct WorkerEnd {
   int local_rank = 0;
   ProcessExit exit;
-  bool asked = false;  ///< it ended after it had been told to
-  bool by_us = false;  ///< by a signal that we had sent
+  bool asked = false;  ///< the agent had told it to end
+  bool by_us = false;  ///< ended by a signal that the agent sent
 };
 
 struct AgentState {
@@ -64,19 +64,19 @@ struct AgentState {
   std::optional<std::size_t> first_failure;  ///< index into `ends`
   AgentCause cause = AgentCause::none;
   int stop_signal = 0;
-  int sent_signal = 0;  ///< what workers were told to end with
+  int sent_signal = 0;  ///< the signal that workers were told to end with
   bool killed = false;  ///< SIGKILL has been sent in this phase
   /// An attempt to begin when the workers of the one before have ended.
   std::optional<int> next_attempt;
   bool begun = false;        ///< the job has had an epoch
   bool job_over = false;     ///< nothing will start any more
   bool others_gone = false;  ///< no other node is left
-  std::string other_node;    ///< what the node that failed first said
+  std::string other_node;    ///< the message of the node that failed first
   int exit_code = 0;
   TimePoint timer = TimePoint::max();  ///< when to send TimerFired; max: never
 };
 
-// What happens.
+// Events.
 struct Begin {};
 struct WorkerEnded {
   int local_rank;
@@ -85,16 +85,16 @@ struct WorkerEnded {
 struct StopSignal {  ///< SIGINT, SIGTERM, SIGHUP, SIGQUIT
   int signal;
 };
-struct PassedSignal {  ///< SIGUSR1, SIGUSR2: for the workers, nothing to us
+struct PassedSignal {  ///< SIGUSR1, SIGUSR2: forwarded to the workers only
   int signal;
 };
 struct TimerFired {};
-/// The job has another epoch, with a seat for this node or without.
+/// A new epoch of the job, in which this node may or may not have a seat.
 struct NewEpoch {
   std::int64_t number;
   bool seated;
 };
-/// The job has ended, or nobody can be reached who knows.
+/// The job has ended, or the service that knows is unreachable.
 struct JobEnded {
   bool succeeded;
   int exit_code;
@@ -104,12 +104,12 @@ struct OthersGone {};
 using AgentEvent = std::variant<Begin, WorkerEnded, StopSignal, PassedSignal, TimerFired, NewEpoch,
                                 JobEnded, OthersGone>;
 
-// What is to be done, in order.
+// Actions, to be carried out in order.
 struct StartWorkers {
   int attempt;
   friend bool operator==(const StartWorkers&, const StartWorkers&) = default;
 };
-struct SignalWorkers {  ///< to every worker that still runs, and to its process group
+struct SignalWorkers {  ///< to every running worker and its process group
   int signal;
   friend bool operator==(const SignalWorkers&, const SignalWorkers&) = default;
 };
@@ -136,7 +136,7 @@ struct Finish {
 using AgentAction = std::variant<StartWorkers, SignalWorkers, SweepWorkers, TellFailed, TellStopped,
                                  TellSucceeded, Finish>;
 
-/// How the end of a worker counts, in the state before it is told to `decide`.
+/// Classifies the end of a worker, in the state before `decide` receives it.
 WorkerEnd judge_end(const AgentState& state, const WorkerEnded& event);
 /// Whether it is a failure of the worker's own.
 inline bool is_failure(const WorkerEnd& end) {

@@ -1,5 +1,5 @@
-/// What a worker leaves in its error file: torch's `@record` writes the exception there, as JSON,
-/// to the path in TORCHELASTIC_ERROR_FILE.
+/// A worker's error file: torch's `@record` writes an exception as JSON to the path in
+/// TORCHELASTIC_ERROR_FILE.
 #pragma once
 
 #include <optional>
@@ -13,9 +13,9 @@ struct WorkerError {
   std::string stack;    ///< lines of the traceback; may be empty
 };
 
-/// Of the text of such a file, in either form that torch has used; nothing where it is none.
+/// Parses the text of such a file, in either form that torch has used; empty if it is invalid.
 std::optional<WorkerError> parse_error_file(std::string_view text);
-/// Of the file, of which at most 1 MiB is read; nothing where there is none.
+/// Reads and parses the file, at most 1 MiB of it; empty if it does not exist.
 std::optional<WorkerError> read_error_file(const std::string& path);
 
 }  // namespace muster::launch

@@ -52,7 +52,7 @@ void EventLog::write(const std::string& event, const std::vector<Field>& fields)
       {"time", time_text()}, {"event", event}, {"job", job_}, {"host", host_}};
   for (const auto& [name, value] : fields)
     std::visit([&, key = name](const auto& each) { line[key] = each; }, value);
-  // Bytes that are no text (a host's name, a worker's message) are replaced.
+  // Bytes that are not valid UTF-8 (in a host name or a worker's message) are replaced.
   const std::string text =
       line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
   [[maybe_unused]] const ssize_t written = ::write(file_.get(), text.data(), text.size());

@@ -1,4 +1,4 @@
-/// What happens to a job, one JSON object a line: for programs that watch it.
+/// The events of a job as JSON lines, for programs that watch it.
 ///
 ///   {"time": "2026-11-27T08:00:00.123Z", "event": "worker_failed", "job": "job7",
 ///    "host": "node0", "epoch": 2, "rank": 3, ...}
@@ -20,15 +20,15 @@ class EventLog {
  public:
   using Field = std::pair<std::string, std::variant<std::int64_t, std::string>>;
 
-  /// Of nothing: `write` does nothing.
+  /// A disabled log: `write` does nothing.
   EventLog() = default;
-  /// Appends to the file, which is made for this user alone if it is not there. `job` and `host`
-  /// stand in every line.
+  /// Appends to the file, which is created with mode 0600 if missing. Every line has `job` and
+  /// `host`.
   static Result<EventLog> open(const std::string& path, std::string job, std::string host);
   /// Writes to a descriptor that others use too (standard error).
   static EventLog to(Descriptor descriptor, std::string job, std::string host);
 
-  /// One line, written at once. A disk that is full loses it.
+  /// Writes one line immediately. It is lost if the disk is full.
   void write(const std::string& event, const std::vector<Field>& fields) const;
 
  private:

@@ -41,7 +41,7 @@ std::string full_host_name() {
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   if (::getaddrinfo(name, nullptr, &hints, &found) != 0) return plain;
-  // A hosts file that calls everything "localhost" says nothing about this host.
+  // A hosts file that maps every address to "localhost" does not give this host's name.
   const std::string canonical = found->ai_canonname != nullptr ? found->ai_canonname : "";
   ::freeaddrinfo(found);
   return canonical.starts_with(plain + ".") ? canonical : plain;

@@ -1,18 +1,18 @@
-/// What this machine offers to workers, and what it is called.
+/// This machine's resources for workers, and its name.
 #pragma once
 
 #include <string>
 
 namespace muster::launch {
 
-/// Cores that this process may use: its affinity mask, cut by the CPU quota of its control group
-/// (v2 and v1), rounded up, at least 1.
+/// Number of cores that this process may use: its affinity mask, limited by the CPU quota of its
+/// control group (v2 and v1), rounded up, at least 1.
 int allowed_cores();
-/// NVIDIA devices that the kernel shows (/dev/nvidia0 ...), cut by CUDA_VISIBLE_DEVICES.
+/// Number of NVIDIA devices (/dev/nvidia0 ...), limited by CUDA_VISIBLE_DEVICES.
 int gpu_count();
-/// Host name with domain where the resolver knows one.
+/// Host name, with the domain if the resolver knows one.
 std::string full_host_name();
-/// The path of the program that runs.
+/// The path of the running program.
 std::string own_program();
 
 }  // namespace muster::launch

@@ -18,11 +18,11 @@ namespace muster::launch {
 
 class JobHistory {
  public:
-  /// Opens what the options ask for.
+  /// Opens the event logs that the options name.
   Status open(const RunOptions& options, const std::string& job, const std::string& host);
 
-  /// Where the worker of an attempt may leave its exception (TORCHELASTIC_ERROR_FILE); empty:
-  /// nowhere. The files go with this object.
+  /// Path for a worker's exception in this attempt (TORCHELASTIC_ERROR_FILE); empty: none. The
+  /// files are removed with this object.
   std::string error_file(int local_rank, int attempt) const;
 
   struct OwnFailure {
@@ -32,12 +32,12 @@ class JobHistory {
     WorkerRanks ranks;
     pid_t pid = -1;
     ProcessExit exit;
-    std::string text;  ///< who, where and how
-    std::string log;   ///< its standard error; empty: it is kept nowhere
+    std::string text;  ///< which worker failed, on which host, and how
+    std::string log;   ///< path of its standard error; empty: not kept
   };
-  /// A worker of this node; what the others are told.
+  /// Records a failure on this node; returns the note for the other nodes.
   FailureNote note(const OwnFailure& failure);
-  /// Workers of other nodes.
+  /// Records failures on other nodes.
   void note(const std::vector<FailureNote>& failures);
   void begin(const EpochPlan& plan, int world_size);
   void end(int exit_code, const std::string& reason);

@@ -18,7 +18,7 @@ using membership::JobState;
 using membership::NodePhase;
 
 constexpr std::size_t kFailuresTold = 8;
-constexpr int kSilences = 2;  // so many lifetimes of a place pass at most before we look around
+constexpr int kSilences = 2;  // check for changes at least every two lifetimes of a lease
 
 }  // namespace
 
@@ -135,7 +135,7 @@ std::vector<NodeNews> NodeMembership::take() {
   return std::exchange(news_, {});
 }
 
-/// Under the lock. A place that is lost is the thread's to notice.
+/// Under the lock. The thread notices if the lease is lost.
 void NodeMembership::publish() {
   report_.details = encode(details_);
   if (hold_) (void)hold_->set(membership::encode(report_));
@@ -173,7 +173,7 @@ void NodeMembership::run() {
     auto update = watch_->next(timeout);
     if (stop_) return;
     if (!update) {
-      // After the end the service may go as it likes.
+      // After the end of the job the service may end at any time.
       if (over_) return give({AgentEvent(OthersGone{}), {}, {}});
       over_ = true;
       give({AgentEvent(
@@ -186,7 +186,7 @@ void NodeMembership::run() {
   }
 }
 
-/// False: there is nothing more to follow.
+/// Returns false if there is nothing more to follow.
 bool NodeMembership::follow(const membership::Update& update) {
   NodeNews news;
   for (const membership::Change& change : update.changes) {
@@ -250,8 +250,8 @@ void NodeMembership::follow_epoch() {
   give({AgentEvent(NewEpoch{epoch.number, plan->node >= 0}), plan, {}});
 }
 
-/// A place that was lost means that the others go on without this node: its workers end, and it
-/// comes as a new one.
+/// If the lease was lost, the others go on without this node: its workers end, and it joins again
+/// as a new node.
 bool NodeMembership::keep_place() {
   Status lost;
   {
@@ -284,7 +284,7 @@ void NodeMembership::decide() {
   if (!decision.commit) return;
   const membership::Epoch epoch = membership::make_epoch(view_, decision);
   const auto committed = membership_->commit(epoch, view_.epoch_revision());
-  // Refused: another node was quicker, and the watch tells what it committed.
+  // Refused: another node committed first, and the watch will report its epoch.
   if (!committed && committed.status().code() != Code::refused)
     log(LogLevel::warning, "committing epoch " + std::to_string(epoch.number) +
                                " of the job: " + committed.status().message());

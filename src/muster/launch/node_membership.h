@@ -1,5 +1,5 @@
-/// This node's part in a job of several: it holds a place, follows the epochs, and commits the next
-/// one when that is its turn (`membership/next_epoch.h`).
+/// This node's membership in a job of several nodes: it holds a lease on its place, follows the
+/// epochs, and commits the next one when it is this node's turn (`membership/next_epoch.h`).
 #pragma once
 
 #include <atomic>
@@ -23,12 +23,12 @@ namespace muster::launch {
 /// A failure of a worker, as all nodes report it at the end.
 struct FailureNote {
   std::int64_t epoch = 0;
-  std::int64_t order = 0;  ///< counts those of its node
+  std::int64_t order = 0;  ///< numbers the failures of its node
   std::string text;        ///< "node 1 (host-b): rank 3 (local rank 1, ...) ended with exit code 3"
   friend bool operator==(const FailureNote&, const FailureNote&) = default;
 };
 
-/// What this node tells the others besides its phase.
+/// What this node publishes besides its phase.
 struct NodeDetails {
   NodeFacts facts;
   std::string launcher;                 ///< "host, process 77"
@@ -39,24 +39,24 @@ struct NodeDetails {
 std::string encode(const NodeDetails& details);
 Result<NodeDetails> decode_node_details(const std::string& record);
 
-/// An epoch, as the workers of one node need it.
+/// An epoch from the view of one node's workers.
 struct EpochPlan {
   membership::Epoch epoch;
   std::vector<NodeDetails> nodes;  ///< in the order of their slots
-  int node = -1;                   ///< this one among them: GROUP_RANK; -1: it has no seat
+  int node = -1;                   ///< this node's index in `nodes`, GROUP_RANK; -1: it has no seat
   int slot = -1;                   ///< stays the same as long as it has a seat
 };
 
 struct NodeMembershipOptions {
-  std::string name;      ///< that it holds
+  std::string name;      ///< name of the lease
   int wanted_slot = -1;  ///< -1: any
   Duration ttl = std::chrono::milliseconds(2500);
   membership::EpochOptions epochs;
-  std::string place;  ///< of the service, for messages: "the job's store at host:29400"
+  std::string place;  ///< of the membership service, for messages: "the job's store at host:29400"
   std::string job;    ///< its name, for messages
 };
 
-/// Something for the agent.
+/// News for the agent.
 struct NodeNews {
   std::optional<AgentEvent> event;
   std::shared_ptr<const EpochPlan> plan{};  ///< with a NewEpoch
@@ -65,18 +65,19 @@ struct NodeNews {
 
 class NodeMembership {
  public:
-  /// Takes the place. Code::refused names the launcher that has it already.
+  /// Acquires the place. Code::refused names the launcher that already holds it.
   static Result<std::unique_ptr<NodeMembership>> join(
       std::unique_ptr<membership::Membership> membership, NodeMembershipOptions options,
       NodeDetails details);
-  /// Gives the place up.
+  /// Releases the place.
   ~NodeMembership();
 
-  /// Readable when `take` has something.
+  /// A descriptor that is readable when `take` has news.
   int descriptor() const { return event_.get(); }
   std::vector<NodeNews> take();
 
-  /// Tells the others; best effort, at most as long as a place lasts without a sign of life.
+  /// Publishes to the other nodes. Best effort; blocks at most for the lifetime of an unrenewed
+  /// lease.
   void report(membership::NodePhase phase, std::int64_t epoch, int exit_code,
               const std::string& reason);
   void set_program_port(std::uint16_t port);
@@ -98,15 +99,15 @@ class NodeMembership {
   const NodeMembershipOptions options_;
   const std::unique_ptr<membership::Membership> membership_;
   Descriptor event_;
-  std::mutex mutex_;  // of what the agent's thread shares with ours
+  std::mutex mutex_;  // guards what the agent's thread and this one share
   std::unique_ptr<membership::Hold> hold_;
   membership::NodeReport report_;
   NodeDetails details_;
   std::vector<NodeNews> news_;
-  // The thread's.
+  // Used only by the thread.
   std::unique_ptr<membership::Watch> watch_;
   membership::JobView view_;
-  std::int64_t followed_ = 0;  // the last epoch that the agent was told of
+  std::int64_t followed_ = 0;  // the last epoch reported to the agent
   std::map<std::string, std::int64_t> failures_seen_;
   TimePoint ask_again_ = TimePoint::max();
   bool over_ = false;

@@ -163,7 +163,7 @@ membership::EpochOptions epoch_options(const RunOptions& options) {
   epochs.max_restarts = options.max_restarts;
   epochs.join_timeout = options.join_timeout;
   epochs.last_call = options.last_call;
-  // A fixed set without restarts has no use for a replacement.
+  // A fixed number of nodes without restarts cannot use a replacement.
   epochs.wait_for_nodes = is_elastic(options) || options.max_restarts > 0;
   epochs.majority = options.majority;
   epochs.blacklist_after = options.blacklist_after;

@@ -1,4 +1,4 @@
-/// What the launcher was asked for, and the small languages of its options.
+/// The launcher's options and the parsers of their values.
 #pragma once
 
 #include <signal.h>
@@ -15,7 +15,7 @@
 
 namespace muster::launch {
 
-/// Which of a worker's streams something applies to; the numbers are torchrun's.
+/// A set of a worker's streams; the numbers are torchrun's.
 enum class Streams : std::uint8_t { none = 0, out = 1, err = 2, both = 3 };
 inline bool covers(Streams streams, Streams one) {
   return (static_cast<unsigned>(streams) & static_cast<unsigned>(one)) != 0;
@@ -30,7 +30,7 @@ enum class LocalRankArgument : std::uint8_t {
 };  ///< what is put before the program's own arguments
 
 struct RunOptions {
-  std::string command = "muster run";  ///< how messages call us
+  std::string command = "muster run";  ///< the command's name in messages
 
   // The job.
   bool standalone = false;
@@ -43,15 +43,16 @@ struct RunOptions {
   std::optional<std::string> master_addr;
   std::optional<std::uint16_t> master_port;
   std::optional<std::string> endpoint;    ///< host[:port] of the rendezvous
-  std::optional<std::string> local_addr;  ///< how other nodes call this one
+  std::optional<std::string> local_addr;  ///< the address of this node for other nodes
   std::optional<std::string> run_id;
   std::string role = "default";
-  Duration join_timeout = std::chrono::seconds(600);  ///< for all nodes to come
-  Duration last_call = std::chrono::seconds(30);  ///< for more than `min_nodes`, at the beginning
-  /// After so long without a sign of life a node is taken for dead (its launcher's end is seen at
-  /// once). Absent: 2.5 s where the job goes on without it, 20 s where its loss ends the job.
+  Duration join_timeout = std::chrono::seconds(600);  ///< for all nodes to join
+  Duration last_call =
+      std::chrono::seconds(30);  ///< how long the first epoch waits for more than `min_nodes`
+  /// A node that has been silent for this long counts as dead (the end of its launcher is noticed
+  /// at once). Absent: 2.5 s if the job can go on without it, 20 s if its loss ends the job.
   std::optional<Duration> node_ttl;
-  int blacklist_after = 0;  ///< troubles of a host after which its nodes are passed over; 0: never
+  int blacklist_after = 0;  ///< failures of a host after which its nodes are skipped; 0: never
   Duration blacklist_cooldown = std::chrono::seconds(60);
   bool majority = false;    ///< go on only with more than half of the nodes
   bool agent_store = true;  ///< the agent of node 0 serves the job's store
@@ -60,7 +61,7 @@ struct RunOptions {
   int max_restarts = 0;
   Duration shutdown_timeout =
       std::chrono::seconds(30);  ///< between SIGTERM (or the signal passed on) and SIGKILL
-  /// That end the job; SIGUSR1 and SIGUSR2 are passed on to the workers where they are not here.
+  /// Signals that end the job. SIGUSR1 and SIGUSR2 are forwarded to the workers unless listed here.
   std::set<int> stop_signals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 
   // Output. One entry a local rank, as parse_streams gives them.
@@ -111,7 +112,7 @@ Result<std::int64_t> parse_whole(const std::string& what, const std::string& tex
 
 /// "SIGTERM,SIGUSR1": names of signals that a process can take, with or without SIG.
 Result<std::set<int>> parse_signals(const std::string& option, const std::string& text);
-/// What the options mean for the epochs of a job of several nodes.
+/// The rules of the epochs of a job of several nodes, from the options.
 membership::EpochOptions epoch_options(const RunOptions& options);
 /// Whether nodes may join and leave while the job runs.
 inline int least_nodes(const RunOptions& options) {
@@ -121,7 +122,7 @@ inline bool is_elastic(const RunOptions& options) { return least_nodes(options) 
 
 /// Whether Python runs the program, not the program itself.
 bool is_python(const RunOptions& options);
-/// Contradictions between options, in words; `workers`, `redirects` and `tee` must be resolved.
+/// Returns an error for contradictory options. `workers`, `redirects` and `tee` must be resolved.
 Status validate(const RunOptions& options);
 
 }  // namespace muster::launch

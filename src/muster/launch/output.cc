@@ -32,8 +32,8 @@ std::string expand_names(const std::string& text, const std::map<std::string, st
 
 void LinePrefixer::feed(std::string_view bytes, std::string& out) {
   while (!bytes.empty()) {
-    // A carriage return at the end of what came before: only now is it known whether a newline
-    // follows it.
+    // The previous piece ended with a carriage return. Only now is it known whether a newline
+    // follows.
     if (!pending_.empty() && pending_.back() == '\r' && bytes.front() != '\n') emit({}, out);
     std::size_t end = bytes.find_first_of("\r\n");
     if (end != std::string_view::npos && bytes[end] == '\r') {
@@ -92,7 +92,8 @@ ConsoleSink::ConsoleSink(int fd) : fd_(fd) {
 }
 
 void ConsoleSink::pump() {
-  // What fits a pipe that polls writable is never more than this; files take larger pieces.
+  // A pipe that polls writable accepts at least this much without blocking; files take larger
+  // pieces.
   const std::size_t piece = pollable_ ? 4096 : std::size_t{1} << 16;
   while (!empty() && !broken_) {
     pollfd ready{fd_, POLLOUT, 0};

@@ -1,5 +1,5 @@
-/// Workers' output on its way to the console: prefixed whole lines, a bounded queue, the last words
-/// kept.
+/// Forwards workers' output to the console: whole prefixed lines, a bounded queue, and the tail
+/// kept for the report.
 #pragma once
 
 #include <cstddef>
@@ -11,20 +11,20 @@
 
 namespace muster::launch {
 
-/// `text` with each ${name} replaced by its value; names that are not there stay as they are.
+/// `text` with each ${name} replaced by its value; unknown names are left unchanged.
 std::string expand_names(const std::string& text, const std::map<std::string, std::string>& names);
 
-/// Cuts a stream into lines and puts a prefix before each. Memory is bounded: a longer line is cut
-/// into several.
+/// Splits a stream into lines and prefixes each. Memory is bounded: a line longer than the limit is
+/// split.
 class LinePrefixer {
  public:
   static constexpr std::size_t kMaxLineBytes = std::size_t{1} << 20;
   explicit LinePrefixer(std::string prefix) : prefix_(std::move(prefix)) {}
 
-  /// Appends the lines that are complete now to `out`, each with its newline. A carriage return
-  /// ends a line too (progress bars) and stays in it.
+  /// Appends the complete lines to `out`, each with its newline. A carriage return (progress bars)
+  /// also ends a line and is kept.
   void feed(std::string_view bytes, std::string& out);
-  /// The stream has ended: what is left comes out as a line.
+  /// The stream has ended: the rest is output as a line.
   void finish(std::string& out);
 
  private:
@@ -39,15 +39,15 @@ class Tail {
   static constexpr std::size_t kBytes = 4096;
   static constexpr int kLines = 20;
   void feed(std::string_view bytes);
-  /// Without the last newline; begins at a line's start, or where the limit cut.
+  /// Without the last newline. Begins at the start of a line unless the byte limit cut it.
   std::string text() const;
 
  private:
   std::string bytes_;
 };
 
-/// One descriptor that the launcher writes to without ever blocking: bytes queue here, `pump`
-/// writes what the reader takes now.
+/// A descriptor to which the launcher writes without blocking: bytes are queued, and `pump` writes
+/// what the reader accepts.
 class ConsoleSink {
  public:
   static constexpr std::size_t kHighWater = std::size_t{256} << 10;
@@ -60,10 +60,10 @@ class ConsoleSink {
   bool pollable() const { return pollable_; }
   bool empty() const { return at_ == queue_.size(); }
   std::size_t queued() const { return queue_.size() - at_; }
-  /// Where the lines go that are to be written.
+  /// The queue to which lines are appended.
   std::string& queue() { return queue_; }
-  /// Writes until the queue is empty or the reader is slow. Where the reader has gone, all is
-  /// dropped from then on.
+  /// Writes until the queue is empty or the descriptor is full. If the reader has closed it, all
+  /// output is dropped from then on.
   void pump();
   bool broken() const { return broken_; }
 
@@ -77,7 +77,7 @@ class ConsoleSink {
 
 /// Writes all of it, blocking; for files. False on an error (errno says which).
 bool write_all(int fd, std::string_view bytes);
-/// The same file, pipe or terminal behind both.
+/// Whether both descriptors refer to the same file, pipe or terminal.
 bool same_file(int one, int other);
 
 }  // namespace muster::launch

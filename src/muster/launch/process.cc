@@ -29,8 +29,8 @@ std::string describe(const ProcessExit& exit) {
 }
 
 Result<Descriptor> open_pidfd(pid_t pid) {
-  // The system call itself: the library's wrapper is newer than the kernel's support. Always
-  // close-on-exec.
+  // Uses the system call directly, because glibc's wrapper is newer than the kernel's support.
+  // Always close-on-exec.
   const int fd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
   if (fd >= 0) return Descriptor(fd);
   return Status(Code::exhausted, "cannot open a descriptor that watches process " +

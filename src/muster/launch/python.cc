@@ -16,12 +16,12 @@ bool is_there(const fs::path& path) {
   return fs::exists(path, error);
 }
 
-/// Empty where it cannot be executed.
+/// Empty if it cannot be executed.
 std::string executable(const fs::path& program) {
   return ::access(program.c_str(), X_OK) == 0 ? program.string() : std::string();
 }
 
-/// That of a virtual environment; empty where `folder` is none.
+/// The Python of a virtual environment; empty if `folder` is none.
 std::string python_in(const fs::path& folder) {
   return is_there(folder / "pyvenv.cfg") ? executable(folder / "bin/python3") : std::string();
 }
@@ -31,7 +31,7 @@ std::string variable(const Environment& environment, const char* name) {
   return found == environment.end() ? std::string() : found->second;
 }
 
-/// <tree>/build/<preset>/bin/<program>; empty where that is not how it lies.
+/// The source tree of <tree>/build/<preset>/bin/<program>; empty for any other layout.
 std::string python_of_tree(const fs::path& own_program) {
   const fs::path tree = own_program.parent_path().parent_path().parent_path().parent_path();
   return is_there(tree / "tools/setup") ? python_in(tree / ".venv") : std::string();

@@ -1,4 +1,4 @@
-/// Which Python runs what is written in Python.
+/// Chooses the Python that runs Python programs.
 #pragma once
 
 #include <string>
@@ -15,23 +15,22 @@ struct PythonPlace {
   std::string python;  ///< empty: there is none
 };
 
-/// In the order in which they are taken: what PYTHON_EXEC says, what MUSTER_PYTHON says, the
-/// virtual environment that `own_program` is installed in, the activated one (VIRTUAL_ENV, or
-/// CONDA_PREFIX but for conda's "base"), the `.venv` of the source tree that `own_program` was
-/// built in, and python3 on PATH. What a variable says is not looked at: a wrong path shall be an
-/// error rather than another Python.
+/// In order of precedence: PYTHON_EXEC, MUSTER_PYTHON, the virtual environment in which
+/// `own_program` is installed, the activated one (VIRTUAL_ENV, or CONDA_PREFIX unless it is conda's
+/// "base"), the `.venv` of the source tree in which `own_program` was built, and python3 on PATH.
+/// The value of a variable is not checked: a wrong path must be an error and not select another
+/// Python.
 std::vector<PythonPlace> python_places(const Environment& environment,
                                        const std::string& own_program);
 
-/// The first Python that there is. Code::invalid_argument with `describe(places)` where there is
-/// none.
+/// The first Python that exists. Code::invalid_argument with `describe(places)` if there is none.
 Result<std::string> first_python(const std::vector<PythonPlace>& places);
 
 /// "PYTHON_EXEC (none), ..., python3 on PATH (/usr/bin/python3)".
 std::string describe(const std::vector<PythonPlace>& places);
 
-/// What to say of a program that ended with these last words because a module was missing: which
-/// Python ran it, why that one, and where the module may be. Empty for other ends.
+/// Advice for a program whose standard error ended with `tail`, if a module was missing: which
+/// Python ran it, why that one, and where the module may be. Empty for other failures.
 std::string explain_missing_module(const std::string& last_words,
                                    const std::vector<PythonPlace>& places,
                                    const std::string& own_program);

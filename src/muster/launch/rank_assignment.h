@@ -1,4 +1,4 @@
-/// Who gets which number. Pure.
+/// Assigns ranks to workers. Pure functions.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace muster::launch {
 
-/// What a node says of itself.
+/// A node's description of itself.
 struct NodeFacts {
   int workers = 1;
   std::string role = "default";
@@ -16,7 +16,7 @@ struct NodeFacts {
   int max_restarts = 0;
 };
 
-/// The numbers of one worker: J5's RANK, LOCAL_RANK, ...
+/// The ranks of one worker: RANK, LOCAL_RANK, ...
 struct WorkerRanks {
   int rank = 0;
   int world_size = 1;

@@ -38,7 +38,7 @@ const WorkerRanks& ranks_of(const ReportFacts& facts, const WorkerEnd& end) {
   return facts.ranks[static_cast<std::size_t>(end.local_rank)];
 }
 
-// The others, those that ended in the same way together.
+// The other workers, grouped by how they ended.
 std::string others(const AgentState& state, const ReportFacts& facts) {
   std::map<std::string, std::vector<int>> groups;
   for (std::size_t i = 0; i < state.ends.size(); ++i) {

@@ -1,4 +1,4 @@
-/// What the launcher says at the end, for the person who comes to see why a job has stopped.
+/// The launcher's final report, for the person who wants to know why a job has stopped.
 #pragma once
 
 #include <sys/types.h>
@@ -13,7 +13,7 @@
 
 namespace muster::launch {
 
-/// What is known of a worker besides how it ended.
+/// Facts of a worker besides how it ended.
 struct WorkerRecord {
   pid_t pid = -1;
   std::chrono::system_clock::time_point started{}, ended{};
@@ -26,7 +26,7 @@ struct ReportFacts {
   std::vector<WorkerRanks> ranks;
   std::vector<WorkerRecord> workers;
   std::string tail;                   ///< of the first failure's standard error
-  std::string advice;                 ///< on what that says; mostly empty
+  std::string advice;                 ///< derived from `tail`; usually empty
   std::string log_folder;             ///< empty: nothing was redirected
   std::vector<std::string> failures;  ///< of all nodes and epochs, in order
   WorkerError error;                  ///< of the first failure's error file; empty: it left none
@@ -36,9 +36,9 @@ struct ReportFacts {
 
 /// "rank 1 (local rank 1, process 77, host h) ended with exit code 3".
 std::string describe_end(const WorkerEnd& end, const ReportFacts& facts);
-/// The same of the first failure; empty where no worker failed.
+/// Describes the first failure; empty if no worker failed.
 std::string first_failure_line(const AgentState& state, const ReportFacts& facts);
-/// The whole report; empty where all went well.
+/// The whole report; empty if all workers succeeded.
 std::string failure_report(const AgentState& state, const ReportFacts& facts);
 
 }  // namespace muster::launch

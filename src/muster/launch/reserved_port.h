@@ -8,9 +8,9 @@
 
 namespace muster::launch {
 
-/// Of all addresses of this host. Sockets that are bound and do not listen hold it: the system
-/// gives it to nobody who asks for any port, but to a server that asks for this one (with
-/// SO_REUSEADDR, as servers do).
+/// Reserved on all addresses of this host by sockets that are bound but do not listen. The kernel
+/// does not hand it out as a free port, but a server that asks for exactly this port with
+/// SO_REUSEADDR gets it.
 class ReservedPort {
  public:
   static Result<ReservedPort> take();

@@ -29,8 +29,8 @@ constexpr std::size_t kMaxReportBytes = std::size_t{1} << 20;
 constexpr int kFailedBody = 1;
 constexpr Duration kLastWords = std::chrono::seconds(2);
 
-// What a child leaves behind in its memory file when its body fails. A file, not a pipe: a child
-// never blocks on a parent that does not join.
+// The report that a child writes to its memory file when its body fails. A file and not a pipe, so
+// that a child never blocks on a parent that does not read.
 struct ChildReport {
   TimePoint at;
   Status status;
@@ -94,14 +94,14 @@ int milliseconds_until(TimePoint deadline) {
 
 struct SpawnedProcesses::Children {
   struct Child {
-    Descriptor pidfd;  // invalid once collected
+    Descriptor pidfd;  // invalid once reaped
     Descriptor report;
   };
   struct Death {
     int rank;
     ProcessExit exit;
     std::optional<ChildReport> report;
-    /// The other rank because of which this one says it failed.
+    /// The rank that this one's error blames.
     std::optional<int> blames() const {
       if (!report || report->status.code() == Code::timed_out || report->status.ranks().size() != 1)
         return {};
@@ -124,7 +124,7 @@ struct SpawnedProcesses::Children {
       if (children[rank].pidfd) ::kill(pids[rank], signal);
     }
   }
-  // Sleeps until a child ends or the deadline passes; collects all that have ended.
+  // Sleeps until a child ends or the deadline passes. Reaps all that have ended.
   Result<std::vector<Death>> wait_for_deaths(TimePoint deadline);
   bool runs(int rank) const {
     return rank >= 0 && static_cast<std::size_t>(rank) < children.size() &&
@@ -165,9 +165,9 @@ Result<std::vector<SpawnedProcesses::Children::Death>> SpawnedProcesses::Childre
   return deaths;
 }
 
-// One that left no words (a signal, an exit) is a cause rather than a consequence; then the
-// earliest; then whom that one blames, if that rank has failed too: whoever fails lets go of its
-// groups before it gets to say why, and the others may be quicker to report that.
+// A rank without a report (ended by a signal or an exit) is the likelier cause; otherwise the
+// earliest report. If that report blames another failed rank, follow the blame: a failing rank
+// leaves its groups before it writes its report, so the others may report first.
 const SpawnedProcesses::Children::Death& SpawnedProcesses::Children::cause_among(
     const std::vector<Death>& deaths) {
   const auto when = [](const Death& death) {
@@ -199,8 +199,8 @@ Status SpawnedProcesses::Children::describe_failure(const Death& death) const {
                 said.ranks().empty() ? std::vector{death.rank} : said.ranks());
 }
 
-// Where the first to fail blames a rank that still runs, that one is given a moment to say what
-// happened, before all are ended.
+// If the first failure blames a rank that still runs, that rank gets `kLastWords` to report before
+// all are ended.
 Status SpawnedProcesses::Children::find_cause(std::vector<Death> failed) {
   const TimePoint limit = deadline_after(steady_clock(), kLastWords);
   for (;;) {
@@ -271,7 +271,7 @@ Result<SpawnedProcesses> start_processes(int n, const SpawnBody& body,
   SpawnedProcesses spawned(std::make_unique<SpawnedProcesses::Children>());
   auto& all = *spawned.children_;
   all.options = options;
-  // What is still buffered here would be written once more by every child.
+  // Every child would write out the parent's buffered output again.
   std::cout.flush();
   std::fflush(nullptr);
   const pid_t parent = ::getpid();

@@ -1,7 +1,6 @@
-/// A function in n processes or n threads: J2 of torch.multiprocessing.spawn, as values.
+/// Runs a function in n processes or n threads, as torch.multiprocessing.spawn does.
 ///
-/// Bodies return a Status; turning exceptions into one (and back) is the caller's, nothing here
-/// catches.
+/// Bodies return a Status. Nothing here catches exceptions: the caller converts them.
 #pragma once
 
 #include <sys/types.h>
@@ -23,8 +22,8 @@ struct ProcessOptions {
   Duration shutdown_timeout = std::chrono::seconds(10);
 };
 
-/// Processes that run. One thread at a time. Destroying it kills (SIGKILL) and collects those that
-/// still run.
+/// Running processes. Not thread-safe. The destructor kills (SIGKILL) and reaps those that still
+/// run.
 class SpawnedProcesses {
  public:
   SpawnedProcesses(SpawnedProcesses&&) noexcept;
@@ -34,11 +33,11 @@ class SpawnedProcesses {
   /// Waits for all. True: all have succeeded. False: `timeout` (negative: no limit) passed while
   /// none had failed. A failure: one has; the others were ended (SIGTERM, SIGKILL after the
   /// shutdown timeout) and collected. Its text starts with the rank and process that failed first
-  /// and holds what its body returned, or the signal or exit code; its code is the body's
-  /// (Code::peer_failed for a death without words) and its ranks are the body's, or that rank.
-  /// Asked again after a failure, it gives the same one.
+  /// and gives the body's error, or the signal or exit code. Its code is that of the body's Status
+  /// (Code::peer_failed if the process died without one). Its ranks are those of the body's Status,
+  /// or that rank. Later calls return the same failure.
   Result<bool> join(Duration timeout = Duration(-1));
-  /// By rank; stays readable after the end.
+  /// Process ids by rank; valid after the processes have ended too.
   const std::vector<pid_t>& pids() const;
   /// Sends `signal` to all that still run.
   void kill(int signal);
@@ -52,9 +51,9 @@ class SpawnedProcesses {
 
 /// Forks n children that run `body(rank)` and end without running this process's exit handlers
 /// (standard streams are flushed). A child dies (SIGKILL) when the thread that called this ends, so
-/// keep that thread until the join. A fork copies only the calling thread: call this before the
-/// process has started threads or torch has computed in parallel, else locks and thread pools are
-/// lost in the children.
+/// keep that thread until the join. A fork copies only the calling thread. Call this before the
+/// process has started threads or torch's thread pool: locks held by other threads stay locked in
+/// the children.
 Result<SpawnedProcesses> start_processes(int n, const SpawnBody& body,
                                          const ProcessOptions& options = {});
 

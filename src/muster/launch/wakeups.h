@@ -1,4 +1,4 @@
-/// What the agent sleeps on: descriptors and one timer.
+/// The agent's event loop: descriptors and one timer.
 #pragma once
 
 #include <sys/epoll.h>

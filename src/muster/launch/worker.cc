@@ -31,7 +31,7 @@ struct ChildPlan {
   char* const* environment;
   int in, out, err;
   int passed_on;  // -1: none
-  int verdict;    // pipe end that exec closes; holds errno where it fails
+  int verdict;    // pipe end that a successful exec closes; carries errno on failure
   const sigset_t* mask;
 };
 
@@ -45,8 +45,8 @@ struct ChildPlan {
 [[noreturn]] void run_child(const ChildPlan& plan, pid_t parent) {
   die_with_parent(parent, SIGKILL);
   ::setpgid(0, 0);
-  // An ignored SIGHUP (nohup) is meant for the program too; other ignored signals would only keep
-  // it from ending.
+  // An ignored SIGHUP (nohup) stays ignored in the program. Other ignored signals would only keep
+  // it from being ended.
   for (int signal = 1; signal < 32; ++signal) {
     if (signal != SIGKILL && signal != SIGSTOP && signal != SIGHUP) ::signal(signal, SIG_DFL);
   }
@@ -55,8 +55,8 @@ struct ChildPlan {
   // needed.
   if (plan.in >= 0 && ::dup2(plan.in, 0) < 0) give_up(plan);
   if (::dup2(plan.out, 1) < 0 || ::dup2(plan.err, 2) < 0) give_up(plan);
-  // Close-on-exec for whatever some library left open without it; the verdict pipe must live until
-  // exec.
+  // Close-on-exec for descriptors that a library left inheritable. The verdict pipe must stay open
+  // until exec.
   ::close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
   if (plan.passed_on >= 0 && ::fcntl(plan.passed_on, F_SETFD, 0) != 0) give_up(plan);
   ::execve(plan.file, plan.arguments, plan.environment);
@@ -118,7 +118,7 @@ Result<StartedWorker> start_worker(const WorkerCommand& command, const sigset_t&
                   "cannot start a worker: fork: " + errno_text(errno) + "; see `ulimit -u`");
   if (pid == 0) run_child(plan, parent);
   verdict_out.reset();
-  ::setpgid(pid, pid);  // in both, so that whoever signals the group first finds it
+  ::setpgid(pid, pid);  // in parent and child, so that the group exists before either signals it
   int error = 0;
   ssize_t got = 0;
   do {

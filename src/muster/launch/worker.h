@@ -28,15 +28,15 @@ struct StartedWorker {
   Descriptor pidfd;
 };
 
-/// Starts it in a process group of its own, with the signal mask `mask`, default signal actions (an
-/// ignored SIGHUP stays ignored), nothing inherited but the three streams and `passed_on`, and
-/// SIGKILL coming when the calling thread ends. Fails with Code::invalid_argument where the program
-/// cannot be executed; `exit_code` then is what a shell would say (127 not found, 126 otherwise).
+/// Starts the worker in a process group of its own, with the signal mask `mask` and default signal
+/// actions (an ignored SIGHUP stays ignored). It inherits only the three streams and `passed_on`,
+/// and gets SIGKILL when the calling thread ends. Fails with Code::invalid_argument if the program
+/// cannot be executed; `exit_code` is then the shell's (127 not found, 126 otherwise).
 Result<StartedWorker> start_worker(const WorkerCommand& command, const sigset_t& mask,
                                    int* exit_code);
 
 /// The file that a shell would run for `program`: itself if it has a slash, else found on PATH.
-/// Errors say where was looked.
+/// Errors list the folders searched.
 Result<std::string> find_program(const std::string& program);
 
 }  // namespace muster::launch

@@ -28,7 +28,7 @@ WorkerCommand WorkerCommands::command_of(const WorkerRanks& ranks, int local_ran
   environment.erase("TORCHELASTIC_ERROR_FILE");
   if (!error_file.empty()) environment["TORCHELASTIC_ERROR_FILE"] = error_file;
   command.environment = flatten(environment);
-  // Several readers would fight for one terminal.
+  // Several workers must not read from one terminal.
   command.quiet_input = options_.workers > 1 || ::isatty(0) != 0;
   return command;
 }

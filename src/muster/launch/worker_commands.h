@@ -1,5 +1,4 @@
-/// How the workers of this node are started: which program, with which words, and what they are
-/// told.
+/// The workers' command lines and environments on this node.
 #pragma once
 
 #include <string>
@@ -15,9 +14,9 @@ namespace muster::launch {
 
 struct Program {
   std::vector<PythonPlace> pythons;
-  bool is_python = false;  ///< the first of them runs it
+  bool is_python = false;  ///< the first of `pythons` runs it
   std::string file;
-  /// arguments[0] and what stands before the user's own arguments.
+  /// arguments[0] and the arguments before the user's own.
   std::vector<std::string> before;
 };
 /// Finds the program, and the Python that runs it if it needs one.

@@ -33,14 +33,14 @@ Environment worker_environment(const Environment& inherited, const JobEnvironmen
   result["TORCHELASTIC_MAX_RESTARTS"] = std::to_string(job.max_restarts);
   result["TORCHELASTIC_RUN_ID"] = job.run_id;
   result["PYTHON_EXEC"] = job.python;
-  // An outer launcher's word about its own store would mislead our workers.
+  // An outer launcher's variable would make the workers use its store.
   result.erase("TORCHELASTIC_USE_AGENT_STORE");
   result.erase("MUSTER_AGENT_STORE");
   result.erase("MUSTER_EPOCH");
   if (job.epoch > 0) result["MUSTER_EPOCH"] = std::to_string(job.epoch);
   if (job.agent_store) result["MUSTER_AGENT_STORE"] = *job.agent_store;
   if (job.secret_place) {
-    result.erase("MUSTER_SECRET");  // whoever lists a worker's environment shall not find it
+    result.erase("MUSTER_SECRET");  // must not be visible in a worker's environment
     result["MUSTER_SECRET_FD"] = *job.secret_place;
   }
   if (job.threads) result.emplace("OMP_NUM_THREADS", std::to_string(*job.threads));

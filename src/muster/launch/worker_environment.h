@@ -1,4 +1,4 @@
-/// What a worker is told through its environment (J5).
+/// A worker's environment variables.
 #pragma once
 
 #include <map>
@@ -20,7 +20,7 @@ struct JobEnvironment {
   std::optional<std::string>
       agent_store{};   ///< HOST:PORT of the launcher's store; absent: it serves none
   std::string python;  ///< PYTHON_EXEC
-  std::optional<std::string> secret_place{};  ///< MUSTER_SECRET_FD, in place of the variables that
+  std::optional<std::string> secret_place{};  ///< MUSTER_SECRET_FD, replacing variables that
                                               ///< hold a secret; absent: whatever is inherited
   std::int64_t epoch = 0;        ///< MUSTER_EPOCH; 0: the nodes of the job do not change
   std::optional<int> threads{};  ///< OMP_NUM_THREADS where the user has set none
@@ -30,7 +30,7 @@ using Environment = std::map<std::string, std::string>;
 
 /// This process's environment.
 Environment inherited_environment();
-/// `inherited` with J5's variables, MUSTER_AGENT_STORE, and where the secret is on top.
+/// `inherited` plus torchrun's variables, MUSTER_AGENT_STORE and MUSTER_SECRET_FD.
 Environment worker_environment(const Environment& inherited, const JobEnvironment& job,
                                const WorkerRanks& ranks, int restart_count);
 

@@ -51,7 +51,7 @@ struct WorkerOutput::Stream {
   LinePrefixer lines{""};
   Tail tail;
   bool paused = false;
-  std::optional<std::size_t> left;  // bytes still to be read once nobody is waited for
+  std::optional<std::size_t> left;  // bytes still to be read after all workers have ended
 };
 
 WorkerOutput::WorkerOutput(OutputPlan plan, EventSource events)
@@ -70,8 +70,8 @@ Result<WorkerOutput::Ends> WorkerOutput::open(int local_rank, int rank, int atte
   return Ends{std::move(*out), std::move(*err)};
 }
 
-/// Below the folder that the user named, everything is this user's alone to write: others may have
-/// been there first.
+/// Below the user's folder, files must be writable by this user only: another user may have created
+/// them.
 Result<Descriptor> WorkerOutput::open_file(const std::vector<std::string>& folders,
                                            const std::string& name) {
   const OwnRules rules{.name = "the folder of logs"};
@@ -129,7 +129,7 @@ Result<Descriptor> WorkerOutput::open_stream(int local_rank, int rank, int attem
     ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
     events_.watch(ends[0], false, stream->token);
   }
-  // The log of an earlier attempt has nothing more to tell.
+  // The log of an earlier attempt is complete.
   for (auto& earlier : streams_) {
     if (earlier->local_rank == local_rank && earlier->which == which && !earlier->pipe)
       earlier->file.reset();
@@ -176,7 +176,7 @@ void WorkerOutput::close(Stream& stream) {
   settle(*stream.sink);
 }
 
-// Writes what the console takes, then starts or stops watching it and the streams that feed it.
+// Writes what the console accepts, then starts or stops polling it and the streams that feed it.
 void WorkerOutput::settle(Sink& sink) {
   sink.console.pump();
   const bool wanted = !sink.console.empty();

@@ -1,8 +1,8 @@
 /// All workers' output: pipes and files in, two console sinks out, with backpressure in between.
 ///
-/// A stream is prefixed with `[rank]` and shown, written to a log file, both, or dropped. Where it
-/// only goes to a file the worker writes there itself. While the console is slow nothing is read
-/// from the workers, so they wait and memory stays bounded.
+/// A stream is prefixed with `[rank]` and shown, written to a log file, both, or dropped. If it
+/// goes to a file only, the worker writes the file itself. While the console is slow, nothing is
+/// read from the workers: they block and memory stays bounded.
 #pragma once
 
 #include <functional>
@@ -18,7 +18,7 @@
 
 namespace muster::launch {
 
-/// What the event loop offers; `token` comes back through `WorkerOutput::ready`.
+/// The event loop's interface; it passes `token` back to `WorkerOutput::ready`.
 struct EventSource {
   std::function<void(int fd, bool writable, std::uint64_t token)> watch;
   std::function<void(int fd)> forget;
@@ -27,7 +27,7 @@ struct EventSource {
 struct OutputPlan {
   std::vector<Streams> redirects, tee;
   std::optional<std::set<int>> shown_ranks;
-  std::string log_base;  ///< the folder that the user named; empty where nothing is redirected
+  std::string log_base;  ///< the folder that the user named; empty if nothing is redirected
   std::vector<std::string> log_folders{};  ///< below it: of this job on this node
   std::string line_prefix = "[${rank}] ";  ///< with ${rank} and ${local_rank}
 };
@@ -38,25 +38,24 @@ class WorkerOutput {
   WorkerOutput(OutputPlan plan, EventSource events);
   ~WorkerOutput();
 
-  /// The writing ends for a worker that is about to start; its earlier streams, if any, go on
-  /// draining.
+  /// The write ends for a worker that is about to start. Its earlier streams, if any, continue to
+  /// drain.
   struct Ends {
     Descriptor out, err;
   };
   Result<Ends> open(int local_rank, int rank, int attempt);
 
-  /// Where the log files of workers that start from now on are, below the base.
+  /// Sets the folder below `log_base` for the log files of workers that start from now on.
   void set_log_folders(std::vector<std::string> folders) { plan_.log_folders = std::move(folders); }
   /// A watched descriptor is ready.
   void ready(std::uint64_t token);
-  /// All workers have ended: what their pipes hold now is still shown, what children of theirs
-  /// write later is not waited for.
+  /// All workers have ended: shows what their pipes hold now, without waiting for their children.
   void stop_waiting();
-  /// Everything that came has been handed to the console.
+  /// All received output has been written to the console.
   bool drained() const;
-  /// The launcher's own words, to standard error, whole lines.
+  /// Writes a message of the launcher to standard error, as whole lines.
   void say(const std::string& text);
-  /// The last words of a worker on standard error.
+  /// The tail of a worker's standard error.
   std::string tail(int local_rank) const;
 
  private:
@@ -70,7 +69,8 @@ class WorkerOutput {
 
   OutputPlan plan_;
   EventSource events_;
-  std::vector<std::unique_ptr<Sink>> sinks_;  // stdout, stderr; one where both are the same file
+  std::vector<std::unique_ptr<Sink>>
+      sinks_;  // stdout, stderr; a single one if both are the same file
   std::vector<std::unique_ptr<Stream>> streams_;
 };
 
