@@ -1,9 +1,9 @@
-/// What torch's own Gloo says to arguments that it refuses. Programs and torch's own tests look for
-/// these words, so they follow ours.
+/// The messages with which torch's own Gloo refuses arguments. Programs and torch's tests search
+/// for them, so they are appended to muster's.
 ///
-/// Each function gives the text, or an empty one where Gloo would take the arguments. They run
-/// after a call was refused, or where it has several tensors: never on the way of a call that
-/// succeeds with one.
+/// Each function returns the message, or an empty one if Gloo would accept the arguments. They run
+/// after a call was refused, or if it has several tensors, but never on the path of a successful
+/// call with one tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>

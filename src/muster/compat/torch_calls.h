@@ -26,7 +26,7 @@ inline std::optional<Duration> given(std::chrono::milliseconds timeout) {
                                                      : std::nullopt;
 }
 
-/// What `make` gives. Where it is refused, what torch's Gloo would say follows what we say.
+/// Returns `make`'s result. If the call is refused, torch Gloo's message follows muster's.
 template <class Make, class Words>
 auto in_both_words(Make make, Words words) -> decltype(make()) {
   try {
@@ -72,7 +72,7 @@ class TorchCalls {
   BackwardCalls::Latest in_backward_;
 };
 
-/// Null where the engine's own thread had better drive a call on such tensors.
+/// Null if the engine's own thread should drive a call on such tensors.
 inline std::shared_ptr<BackwardCalls> TorchCalls::driven_by_this_pass(const Tensors& inputs) {
   if (!std::all_of(inputs.begin(), inputs.end(), [](const auto& input) { return input.is_cpu(); }))
     return nullptr;

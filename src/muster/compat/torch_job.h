@@ -41,12 +41,12 @@ class TorchJob : public std::enable_shared_from_this<TorchJob> {
                                     ///< then ends, and this job with it
     Group group;
   };
-  /// Those members of `old` that are left without `exclude` (positions in it), which must not call
-  /// it, and without the dead; all of them call it.
+  /// Creates the group of the members of `old` without `exclude` (positions in `old`; these must
+  /// not call it) and without the dead. All remaining members call it.
   Left shrink(const Group& old, const std::vector<int>& exclude, Duration timeout);
 
-  /// Stock torch lets every member destroy its groups when it likes and in any order, so that
-  /// nobody may wait there: the group goes with the job.
+  /// Keeps the group until the job ends. Stock torch lets every member destroy its groups at any
+  /// time and in any order, so destroying one must not wait for the others.
   void retire(Group group);
   /// The orderly end, which all ranks call; waits for them at most `limit`. What fails is logged:
   /// the job is over in any case. Again: nothing.

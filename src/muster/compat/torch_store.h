@@ -1,4 +1,4 @@
-/// A store of stock torch, for the engine to meet over.
+/// Adapts a store of stock torch, over which the engine's ranks meet.
 ///
 /// What lives in `compat/`: muster's engine as a `c10d::Backend` of stock torch. The only folder
 /// that may include torch's own distributed code; it takes no part in muster's own interface. May
@@ -20,9 +20,9 @@ namespace muster::compat {
 Result<std::shared_ptr<store::Store>> meet_on(const c10::intrusive_ptr<c10d::Store>& store,
                                               int rank, int world_size, Duration timeout);
 
-/// Everything of `store::Store` but queues (Code::unsupported where the store has none). Keys get
-/// names of their own in it only as far as the given store has a prefix. `store` is used from
-/// several threads; it is the caller's to clone one that others block on.
+/// Everything of `store::Store` but queues (Code::unsupported where the store has none). Keys are
+/// separated from others' only by the prefix of the given store. `store` is used from several
+/// threads; if other users block on it, the caller must pass a clone.
 std::shared_ptr<store::Store> adapt_store(c10::intrusive_ptr<c10d::Store> store,
                                           Duration timeout = store::kDefaultTimeout);
 

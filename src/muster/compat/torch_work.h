@@ -15,7 +15,7 @@
 
 namespace muster::compat {
 
-/// Done when all of `works` are; none of them: done from the start. Errors are torch's
+/// Done when all of `works` are done; with an empty list, from the start. Errors are torch's
 /// (torch_error.h). Thread-safe.
 class TorchWork : public c10d::Work {
  public:

@@ -1,4 +1,4 @@
-/// What the traces of a job say when they are held side by side. Pure functions on values.
+/// Compares the traces of a job's ranks. Pure functions on values.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace muster::trace {
 
-/// Why ranks hold up a group, the surest first.
+/// Why ranks hold up a group, the most certain first.
 enum class Reason : std::uint8_t {
   different,    ///< they have made another call under that number, and the group has failed
   not_entered,  ///< they have not made the call that others wait in
@@ -33,10 +33,10 @@ struct Holdup {
   bool usual = false;  ///< all live, and the wait is not longer than a running job's waits may be
 };
 
-/// The groups in whose calls somebody is, those that stand still or failed first, by the largest
-/// gap. A group whose members are all between calls is not among them. Ranks of a job that runs
-/// well enter a call one after the other: waits of live ranks are `usual` up to a second, and up to
-/// twice the longest of the last calls there.
+/// The groups that have a rank inside a call. Stalled and failed groups come first, by the largest
+/// gap. A group whose members are all between calls is not included. Ranks of a healthy job enter a
+/// call one after the other, so a wait of live ranks is `usual` up to one second, or up to twice
+/// the longest of the group's last calls.
 std::vector<Holdup> find_holdups(const JobTrace& job);
 
 /// "all_reduce of 16 bytes (float32 [4])".

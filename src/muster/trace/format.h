@@ -21,9 +21,9 @@ namespace muster::trace {
 
 inline constexpr std::uint64_t kMagic = 0x65636172'7473756d;  // "mustrace"
 inline constexpr std::uint32_t kVersion = 2;
-inline constexpr std::uint32_t kGroups = 128;  ///< the last one stands for all that found no room
-inline constexpr int kMembersShown =
-    1024;  ///< ranks beyond are members that the table does not tell of
+inline constexpr std::uint32_t kGroups =
+    128;  ///< the last one collects all groups for which there is no slot
+inline constexpr int kMembersShown = 1024;  ///< members of higher ranks are not recorded
 inline constexpr std::uint32_t kMostEntries = 1u << 20;
 
 enum class State : std::uint8_t { queued = 1, started, completed, failed };
@@ -41,7 +41,7 @@ struct FileHeader {
   char run_id[64];                    ///< the launcher's name for the job, --rdzv-id; empty: none
   alignas(64) std::uint64_t tickets;  ///< handed out so far
   std::uint64_t group_count;
-  std::uint64_t dropped;  ///< calls that met another thread in their slot
+  std::uint64_t dropped;  ///< calls not recorded because another thread was writing their slot
   alignas(64) std::uint64_t failure_stamp;
   std::uint64_t failures;
   std::int64_t failure_at_ns;
@@ -89,10 +89,10 @@ struct alignas(64) TraceEntry {
 };
 static_assert(sizeof(TraceEntry) == 128);
 
-/// State, the ticket's last 16 bits and the time that the call took, in one word: written once the
-/// call is over, by whoever ends it, without claiming the entry. A time of 1 says no more than that
-/// the call was over at once: what it needed was there, and it did not wait. A word with another
-/// ticket's bits (the slot was taken by a later call at that very moment) says nothing.
+/// State, the ticket's last 16 bits and the duration of the call, in one word. The thread that ends
+/// the call writes it without claiming the entry. A duration of 1 means only that the call
+/// completed without waiting. A word with another ticket's bits is ignored: a later call took the
+/// slot at the same time.
 inline constexpr std::uint64_t kLongestCall =
     (std::uint64_t{1} << 44) - 1;  // nanoseconds: almost five hours; longer ones read as that
 constexpr std::uint64_t outcome_of(State state, std::uint64_t ticket, std::uint64_t took_ns) {

@@ -1,4 +1,4 @@
-/// Says in the log which of this rank's calls wait for long, and for whom.
+/// Logs which of this rank's calls wait for long, and for which ranks.
 #pragma once
 
 #include <condition_variable>
@@ -18,8 +18,8 @@
 
 namespace muster::trace {
 
-/// The calls that have been under way for `limit`, and then for twice as long, and so on. It
-/// remembers what it has said.
+/// Selects the calls that have waited for `limit`, twice as long, and so on. Each is reported once
+/// per step.
 class WaitReports {
  public:
   explicit WaitReports(Duration limit) : limit_(limit) {}

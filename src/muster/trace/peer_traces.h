@@ -1,10 +1,9 @@
-/// What a rank can find out about the others when they do not answer any more.
+/// What a rank can find out about other ranks that no longer answer.
 ///
-/// Ranks of this host: their traces are read where they lie; nobody needs to answer for that. Ranks
-/// of other hosts: each publishes what it did last in the job's store, at most once a second and
-/// only when it has made or ended a call since (so the word may be a second old); nothing is
-/// published where all ranks share a host. Ages across hosts are as good as the hosts' wall clocks
-/// agree.
+/// Ranks of this host: their trace files are read directly, without their help. Ranks of other
+/// hosts: each publishes its last calls in the job's store, at most once a second and only if it
+/// has begun or ended a call since, so the information may be a second old. Nothing is published if
+/// all ranks share a host. Ages across hosts are as accurate as the hosts' wall clocks.
 #pragma once
 
 #include <condition_variable>
@@ -57,9 +56,9 @@ class PeerTraces {
   std::thread thread_;
 };
 
-/// Who holds up call `sequence` of `group`, of its `members`, and the sentences that say so: what
-/// each of them did last. `awaited` is what the caller knows of itself: of them those that have not
-/// entered the call are meant, else other members that have not, else `awaited`.
+/// Which of the `members` hold up call `sequence` of `group`, and sentences that say what each of
+/// them did last. `awaited` are the ranks the caller knows it waits for. The result is those of
+/// them that have not entered the call, else other members that have not, else `awaited`.
 struct PeerReport {
   std::vector<int> missing;
   std::string text;  ///< empty where nothing is known

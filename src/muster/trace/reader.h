@@ -63,8 +63,8 @@ struct RankTrace {
   const Record* latest() const { return records.empty() ? nullptr : &records.back(); }
 };
 
-/// One rank's file. Refuses what is not this user's (root reads everybody's), symbolic links, and
-/// what is no whole trace of this version.
+/// One rank's file. Refuses files of other users (root may read all), symbolic links, and files
+/// that are not a complete trace of this version.
 Result<RankTrace> read_trace(const std::string& path);
 
 /// A job, by rank. Code::invalid_argument where there is no trace; files that cannot be read are
@@ -92,7 +92,7 @@ Result<std::string> find_job_of(const std::string& base, std::int64_t pid,
 /// its traces.
 Result<std::string> find_job_called(const std::string& base, const std::string& name,
                                     std::int64_t since_ns = 0);
-/// Those below `base` that a process is writing to, the latest first, but for `shown`.
+/// The jobs below `base` that a process is writing to, except `shown`, the latest first.
 std::vector<JobTrace> live_jobs_but(const std::string& base, const std::string& shown);
 
 std::int64_t wall_now_ns();

@@ -15,27 +15,27 @@ class ByteStream {
  public:
   virtual ~ByteStream() = default;
 
-  /// Takes what fits now from the pieces in order and says how many bytes; 0 when nothing fits.
-  /// Never blocks. A failure is final.
+  /// Writes as much of the pieces, in order, as fits now and returns the number of bytes; 0 if
+  /// nothing fits. Never blocks. A failure is final.
   virtual Result<std::size_t> write(std::span<const ConstBytes> pieces) = 0;
-  /// Fills the pieces in order with what is there and says how many bytes; 0 when nothing is. Never
-  /// blocks. Code::closed at the end of the stream, once all bytes before it were read; a failure
-  /// is final.
+  /// Reads the available bytes into the pieces, in order, and returns their number; 0 if there are
+  /// none. Never blocks. Code::closed at the end of the stream, after all bytes before it were
+  /// read. A failure is final.
   virtual Result<std::size_t> read(std::span<const MutableBytes> pieces) = 0;
 
-  /// What has come and can be looked at where it is, in order; it stays there until it is read or
-  /// dropped. Nothing, where a stream keeps what comes elsewhere.
+  /// Received bytes that can be read in place, in order. They stay valid until they are read or
+  /// dropped. Empty for streams that do not keep received bytes in memory.
   virtual std::array<ConstBytes, 2> look() { return {}; }
-  /// Done with the first `bytes` of what `look` has just named.
+  /// Consumes the first `bytes` of what `look` has just returned.
   virtual void drop([[maybe_unused]] std::size_t bytes) {}
 
-  /// Whether something that `write` took has still to be sent, by the next `write`, of nothing if
-  /// need be, once the descriptor takes more.
+  /// Whether bytes accepted by `write` are still buffered. The next `write` (possibly an empty one)
+  /// sends them, once the descriptor is writable.
   virtual bool has_unsent() const { return false; }
-  /// Whether `read` has something to give, or to say, of which the descriptor does not tell.
+  /// Whether `read` has bytes, or an end to report, although the descriptor is not readable.
   virtual bool holds_more() const { return false; }
 
-  /// For epoll: readable when `read` may get on. -1 where the owner's mailbox is woken instead.
+  /// For epoll: readable when `read` may make progress. -1 if the owner's mailbox is woken instead.
   virtual int descriptor() const = 0;
   /// "tcp" (encrypted), "shm", "loopback", "sim".
   virtual const char* kind() const = 0;

@@ -20,10 +20,11 @@ class CallComparator {
   /// `rules` may be null: then calls are equal or not.
   CallComparator(const FingerprintRules* rules, int rank) : rules_(rules), rank_(rank) {}
 
-  /// This member makes `call`. Returns the calls of others under that number that came before.
+  /// This member makes `call`. Returns the other members' calls of the same number that arrived
+  /// earlier.
   std::vector<CallOfRank> begin(const Fingerprint& call);
-  /// A call of `source`. Success if it agrees with ours of the same number, or if we have not made
-  /// that (it is compared once we do); else a Code::mismatch that names both.
+  /// Compares a call of `source` with ours of the same number. Success if they agree or if ours has
+  /// not been made yet (it is compared then); else a Code::mismatch that names both.
   Status check(int source, const Fingerprint& call) {
     return call.sequence == 0 ? Status() : check_numbered(source, call);
   }
@@ -45,7 +46,8 @@ class CallComparator {
   const int rank_;
   std::vector<BegunCall> begun_{kRememberedCalls};
   std::uint64_t last_begun_ = 0;
-  std::map<std::uint64_t, std::vector<CallOfRank>> early_;  // calls of others not begun here
+  std::map<std::uint64_t, std::vector<CallOfRank>>
+      early_;  // other members' calls that have not begun here
 };
 
 }  // namespace muster::transport

@@ -1,10 +1,10 @@
 /// Messages between the members of one group. A channel is an id in the message header: making one
-/// opens no connection. What the collectives and point-to-point calls are written on.
+/// opens no connection. Collectives and point-to-point calls are built on it.
 ///
-/// Messages of one (sender, tag) keep their order; different tags may overtake. Small ones travel
-/// at once within a credit per (peer, channel), larger ones ask first and then go straight into the
-/// receiver's buffer; nothing unmatched blocks another channel or grows a process's memory without
-/// bound.
+/// Messages of one (sender, tag) keep their order; different tags may overtake. Small messages are
+/// sent eagerly within a credit per (peer, channel). Larger ones send a request first and are then
+/// received directly into the receiver's buffer. Unmatched messages block no other channel and
+/// their memory is bounded.
 ///
 /// Failure: a channel fails once, with the first cause, for good. Every transfer on it, posted
 /// before or after, then completes with that cause, and all members are told. Failing one channel
@@ -28,7 +28,8 @@ namespace muster::transport {
 
 class Fabric;
 
-/// Messages up to this size travel with their envelope; larger ones ask first.
+/// The eager threshold: messages up to this size travel with their envelope; larger ones send a
+/// request first.
 using fixed::kEagerBytes;
 
 inline constexpr int kAnyMember = -1;
@@ -38,7 +39,7 @@ inline constexpr int kAnyMember = -1;
 class Transfer {
  public:
   virtual ~Transfer() = default;
-  /// Thread-safe; after it returned true the rest may be read by any thread.
+  /// Thread-safe. After it has returned true, any thread may read the other members.
   bool done() const { return done_.load(std::memory_order_acquire); }
   const Status& status() const { return status_; }
   /// Receives: the member that sent it, and how many bytes it sent.
@@ -59,11 +60,11 @@ class Transfer {
 };
 using TransferRef = std::shared_ptr<Transfer>;
 
-/// What became of an attempt to receive without a transfer.
+/// The result of an attempt to receive without a transfer.
 enum class TryReceive : std::uint8_t {
   received,
-  not_yet,         ///< nothing has come that could be received so
-  needs_transfer,  ///< what has come, or stands before it, takes a `receive`
+  not_yet,         ///< no message has arrived that could be received this way
+  needs_transfer,  ///< the arrived message, or one before it, needs a `receive`
 };
 
 class Channel {
@@ -83,36 +84,35 @@ class Channel {
   /// its sequence, and `tag` numbers its steps. Tags of different sequences never meet.
   virtual TransferRef send(int member, std::uint64_t tag, ConstBytes data,
                            const Fingerprint& call) = 0;
-  /// As `send`, but null if the message has gone already: no transfer is made for it then.
+  /// As `send`, but returns null if the message has been sent already; no transfer is created then.
   virtual TransferRef try_send_inline(int member, std::uint64_t tag, ConstBytes data,
                                       const Fingerprint& call) {
     return send(member, tag, data, call);
   }
-  /// `member` may be kAnyMember for point-to-point messages. A message of another size than `data`,
-  /// or whose dtype is another's, completes this receive with Code::mismatch naming both; the
-  /// channel goes on. Bytes past `exact = false` buffers' end never are written: with `exact` false
-  /// a shorter message is fine (`bytes()` says how long it was).
+  /// `member` may be kAnyMember for point-to-point messages. A message whose size or dtype differs
+  /// completes this receive with Code::mismatch naming both; the channel stays usable. With `exact`
+  /// false a shorter message is accepted (`bytes()` is its length). Bytes beyond the end of `data`
+  /// are never written.
   virtual TransferRef receive(int member, std::uint64_t tag, MutableBytes data,
                               const Fingerprint& call, bool exact = true) = 0;
-  /// Receives a small message if it stands in this host's memory, as the first thing that does, and
-  /// has the size of `data`. Unless it returns `received` nothing has happened. Thread-safe, never
-  /// blocks.
+  /// Receives a small message if it is the next one in this host's shared ring and has the size of
+  /// `data`. Unless it returns `received`, nothing has changed. Thread-safe, never blocks.
   virtual TryReceive try_receive([[maybe_unused]] int member, [[maybe_unused]] std::uint64_t tag,
                                  [[maybe_unused]] MutableBytes data,
                                  [[maybe_unused]] const Fingerprint& call) {
     return TryReceive::needs_transfer;
   }
-  /// Takes a transfer back; it is done (Code::aborted) on return. A receive that has begun drains
-  /// to scratch. A send that has begun ends with its current fragment, from a copy; where more was
-  /// to come, the receive that takes it fails with Code::aborted naming this rank.
+  /// Cancels a transfer; it is done (Code::aborted) on return. A receive that has begun is drained
+  /// to scratch memory. A send that has begun ends with its current fragment, sent from a copy; if
+  /// more fragments were to follow, the matching receive fails with Code::aborted naming this rank.
   virtual void cancel(const TransferRef& transfer) = 0;
 
-  /// Says that this member now runs the collective `call` (sequence > 0): messages of the same
-  /// sequence that disagree with it, whether they came before or come later, fail the channel on
-  /// all members with both calls named.
+  /// Declares that this member now runs the collective `call` (sequence > 0). Earlier and later
+  /// messages of the same sequence that disagree with it fail the channel on all members, with both
+  /// calls named.
   virtual void begin(const Fingerprint& call) = 0;
-  /// Compares a call seen elsewhere (a control line in the region) with the one begun under the
-  /// same sequence; `member` made it. Fails the channel where they disagree.
+  /// Compares a call of `member` seen elsewhere (a control line in the region) with the one begun
+  /// under the same sequence. Fails the channel if they disagree.
   virtual void compare(int member, const Fingerprint& call) = 0;
 
   /// The first cause, or success while the channel works. Thread-safe and cheap (an atomic load

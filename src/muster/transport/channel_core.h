@@ -1,8 +1,7 @@
-/// What both halves of a channel work on, the sending and the receiving one. Private to
-/// `transport/`; under the engine's lock.
+/// The state shared by the sending and the receiving half of a channel. Private to `transport/`;
+/// under the engine's lock.
 ///
-/// Peers are job ranks in here; positions in the group are only what the `Channel` interface
-/// speaks.
+/// Peers are job ranks here; only the `Channel` interface uses positions in the group.
 #pragma once
 
 #include <cstdint>
@@ -39,8 +38,8 @@ class ChannelCore {
                       std::size_t bytes);
   /// Compares a call of `source` with ours. False if they disagree; the channel has then failed.
   bool check_call(int source, const Fingerprint& call);
-  /// Acts on what was seen of the peer before. Finishes the transfer if it can never succeed, and
-  /// says so.
+  /// Checks what is known of the peer. If the transfer can never succeed, finishes it and returns
+  /// true.
   bool is_hopeless(TransferState& transfer, int rank);
 
   EngineContext& engine;

@@ -14,14 +14,13 @@ class ChannelReceiver {
   void post(const TransferStateRef& receive);
   /// `Channel::try_receive`, of a message with this header.
   TryReceive try_receive(int rank, const FrameHeader& expected, MutableBytes data);
-  /// A whole message has come, or a send to oneself, whose bytes stay where they are until a
-  /// receive takes them.
+  /// A whole message has arrived, or a send to oneself, whose bytes stay in the sender's buffer
+  /// until a receive takes them.
   void accept(std::unique_ptr<Envelope> envelope);
-  /// After this no byte is written to the buffer of the receive, nor read from that of a send to
-  /// oneself.
+  /// Afterwards no byte is written to the receive's buffer or read from that of a send to oneself.
   void release(TransferState& transfer);
 
-  // What links bring. A failure is the peer's fault.
+  // Input from links. A failure is the peer's fault.
   Result<Arrival> begin_eager(int source, const FrameHeader& header);
   void end_eager(int source, const FrameHeader& header, Arrival arrival);
   Status on_request(Link& link, const FrameHeader& header);

@@ -15,19 +15,19 @@ class ChannelSender {
   /// `receiver`: of the same channel, for sends to oneself.
   ChannelSender(ChannelCore& core, ChannelReceiver& receiver) : core_(core), receiver_(receiver) {}
 
-  /// Hands a small message to a peer whose link has nothing else to write straight to the stream.
-  /// Nothing is queued then, and nothing allocated if the stream takes all of it, as it mostly
-  /// does. A message of a `SendBatch` goes into the link's buffer instead. Says how many bytes
-  /// went, header included; 0: the message has to be posted.
+  /// Writes a small message directly to the stream if the peer's link has nothing else to write.
+  /// Nothing is queued, and nothing is allocated if the stream accepts all of it, the usual case. A
+  /// message of a `SendBatch` goes into the link's buffer instead. Returns the number of bytes
+  /// written, header included; 0: the message must be posted.
   std::size_t send_inline(int rank, std::uint64_t tag, ConstBytes data, const Fingerprint& call);
   /// The stream took the first bytes of this one inline; the rest is queued.
   void queue_rest(const TransferStateRef& send, std::size_t written);
   void post(const TransferStateRef& send);
-  /// Stands for every message to that rank that the stream took inline.
+  /// The shared transfer of all messages to that rank that the stream accepted inline.
   TransferRef sent_inline(int rank);
 
   Status on_credit(Link& link, const FrameHeader& header);
-  /// After this no byte is read from the buffer of the send. The peer is told if it must know.
+  /// Afterwards no byte is read from the send's buffer. The peer is notified if it must know.
   void release(TransferState& send);
 
  private:

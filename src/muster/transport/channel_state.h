@@ -1,7 +1,7 @@
-/// One channel as its users see it, and its life. Private to `transport/`.
+/// One channel as its users see it, and its lifetime. Private to `transport/`.
 ///
-/// A channel may exist before it is opened: then it keeps what came for it. Methods called
-/// `..._locked` want the engine's lock; the `Channel` interface takes it.
+/// A channel may exist before it is opened; it then keeps the messages that arrive for it. Methods
+/// named `..._locked` require the engine's lock; the `Channel` interface acquires it.
 #pragma once
 
 #include <vector>
@@ -44,7 +44,7 @@ class ChannelState final : public Channel {
   void open_locked(std::vector<int> members);
   /// Ends every transfer with `cause`, for good. False if the channel had failed before.
   bool fail_locked(const Status& cause);
-  /// Ends the transfers that only `rank` could complete: it is gone.
+  /// Ends the transfers that only `rank` could complete, because it is gone.
   void leave_locked(int rank, const Status& cause);
   /// Whether anything here waits for `rank` or wants to reach it.
   bool needs_locked(int rank) const { return core_.transfers.needs(rank); }

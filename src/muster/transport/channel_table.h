@@ -22,22 +22,22 @@ class ChannelTable {
   void start();
   /// Channel 0.
   ChannelState& bootstrap() { return *bootstrap_; }
-  /// Survives deaths.
+  /// The channel that survives the death of ranks (`Fabric::agreements`).
   ChannelState& agreements() { return *agreements_; }
   bool is_agreements(const std::shared_ptr<ChannelState>& channel) const {
     return channel == agreements_;
   }
 
   Result<std::shared_ptr<ChannelState>> open(std::uint32_t id, std::vector<int> members);
-  /// The last user has let go of the channel.
+  /// The last user has released the channel.
   void retire(std::uint32_t id);
-  /// An id that no rank has given out before, nor this one used. 0 once all are used up.
+  /// An id that no rank has allocated before and this one has not used. 0 once all are used up.
   std::uint32_t next_id();
 
   /// Null where there is none.
   ChannelState* find(std::uint32_t id) const;
-  /// The channel of an id that a frame names: made if it may still be opened; null if it is over. A
-  /// failure: nobody may name so many.
+  /// The channel of an id in a frame: created if it may still be opened, null if it has ended.
+  /// Fails if the peer has named too many unopened channels.
   Result<ChannelState*> for_frame(std::uint32_t id);
   const Map& all() const { return channels_; }
   void fail_all(const Status& cause);
@@ -47,8 +47,8 @@ class ChannelTable {
 
  private:
   static constexpr std::uint32_t kAgreements = ~std::uint32_t{0};
-  // Channels that frames may name before they are opened here: far more than honest peers are ahead
-  // of this rank.
+  // Limit of channels that frames may name before they are opened here; honest peers stay far below
+  // it.
   static constexpr std::size_t kMaxUnopened = 4096;  // limit: memory
 
   Status check_members(const std::vector<int>& members) const;
@@ -64,7 +64,7 @@ class ChannelTable {
   Map channels_;
   std::size_t unopened_ = 0;
   std::map<std::uint32_t, std::uint32_t> used_ids_;  // runs: first -> last
-  std::uint32_t given_ids_ = 0;  // how many of the ids that are this rank's to give
+  std::uint32_t given_ids_ = 0;  // number of ids allocated from this rank's own range
   std::shared_ptr<ChannelState> bootstrap_;
   std::shared_ptr<ChannelState> agreements_;
 };

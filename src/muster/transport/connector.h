@@ -1,6 +1,6 @@
-/// How a fabric meets its peers: finds who is on this host, opens streams, sees deaths. Kinds: tcp
-/// with shared memory, tcp alone, loopback (ranks as threads, no descriptors), sim (virtual
-/// network). Private behind `factory.h`.
+/// How a fabric meets its peers: finds the ranks of this host, opens streams, detects deaths.
+/// Kinds: tcp with shared memory, tcp alone, loopback (ranks as threads, no descriptors), sim
+/// (virtual network). Private behind `factory.h`.
 #pragma once
 
 #include <memory>
@@ -16,17 +16,18 @@
 
 namespace muster::transport {
 
-/// What a connector reports. Called only from inside `Connector::poll`, under the fabric's lock.
+/// A connector's callbacks. Called only from inside `Connector::poll`, under the fabric's lock.
 class ConnectorEvents {
  public:
   virtual ~ConnectorEvents() = default;
-  /// A stream to `peer` stands, whoever asked for it; crossing requests are already settled to one.
+  /// A stream to `peer` is established, no matter which side requested it. Crossing requests have
+  /// been settled to one stream.
   virtual void on_stream(int peer, std::unique_ptr<ByteStream> stream) = 0;
-  /// What `connect` asked for cannot be had; `cause` says why and what to try. Not sent for a lost
-  /// crossing.
+  /// The stream requested with `connect` cannot be opened; `cause` says why and what to try. Not
+  /// called for a lost crossing.
   virtual void on_connect_failed(int peer, Status cause) = 0;
-  /// Proof that the process of `peer` has ended (Code::peer_failed, ranks = {peer}): pidfd; or that
-  /// it has left, by its own word in the region.
+  /// The process of `peer` has ended (Code::peer_failed, ranks = {peer}; seen by pidfd) or has left
+  /// (stated by it in the region).
   virtual void on_death(int peer, Status evidence) = 0;
 };
 
@@ -52,16 +53,16 @@ class Connector {
   virtual int cores() const { return usable_cores(); }
   /// This host's region; null where nothing is shared (then every pair uses streams only).
   virtual shm::HostRegion* region() = 0;
-  /// The mailbox of this rank, in the region where there is one. Never null after settle.
+  /// This rank's mailbox, in the region if there is one. Never null after settle.
   virtual shm::Mailbox& mailbox() = 0;
 
   /// Asks for a stream to `peer`; answered by on_stream or on_connect_failed from a later poll.
   /// Never blocks.
   virtual void connect(int peer, TimePoint deadline) = 0;
-  /// One pass over listener, handshakes, pending connects and deaths. Never blocks. Says whether
+  /// One pass over listener, handshakes, pending connects and deaths. Never blocks. Returns whether
   /// anything happened.
   virtual bool poll(TimePoint now) = 0;
-  /// For epoll: readable when `poll` has something to do; -1 where there are no descriptors.
+  /// For epoll: readable when `poll` has something to do; -1 if there are no descriptors.
   virtual int descriptor() const = 0;
   /// The next time at which `poll` wants to be called without news (handshake limits, retries); max
   /// if none.

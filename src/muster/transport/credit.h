@@ -1,4 +1,4 @@
-/// Credit: what a sender may have at a receiver, per channel, that no receive has taken. Private to
+/// Flow control: how much unmatched data a sender may have at a receiver, per channel. Private to
 /// `transport/`; under the engine's lock.
 #pragma once
 
@@ -18,8 +18,8 @@ inline constexpr std::uint32_t kEnvelopeCredit =
 
 /// A channel's account with one peer, as sender and as receiver.
 struct CreditState {
-  // Credit goes back when a quarter of it is due. A sender without credit then always gets some:
-  // what it lacks is either untaken at the receiver or due.
+  // Credit is returned when a quarter of it is due. A sender without credit therefore always gets
+  // some: the credit it lacks is either held by unmatched messages at the receiver or due.
   static constexpr std::size_t kEagerDue = kEagerCredit / 4;
   static constexpr std::uint32_t kEnvelopesDue = kEnvelopeCredit / 4;
 
@@ -27,7 +27,7 @@ struct CreditState {
   std::size_t eager_left = kEagerCredit;
   std::uint32_t envelopes_left = kEnvelopeCredit;
   std::deque<TransferStateRef> blocked;  // sends without credit
-  TransferStateRef sent;                 // stands for every message that the stream took at once
+  TransferStateRef sent;  // shared transfer of all messages that the stream accepted inline
 
   void spend(std::size_t eager_bytes) {
     --envelopes_left;
@@ -47,9 +47,9 @@ struct CreditState {
   }
 
   // As receiver.
-  std::size_t eager_held = 0;  // of the peer's credit: used and not given back
+  std::size_t eager_held = 0;  // part of the peer's credit that is used and not returned
   std::uint32_t envelopes_held = 0;
-  std::size_t eager_due = 0;  // taken, to be given back with the next credit frame
+  std::size_t eager_due = 0;  // matched; to be returned with the next credit frame
   std::uint32_t envelopes_due = 0;
 
   /// Whether the peer may have sent such a message.
@@ -77,8 +77,8 @@ struct CreditState {
 /// The accounts of one channel, by peer.
 class CreditTable {
  public:
-  /// Good until `clear`. The last one asked for is cached: a group's messages mostly go to one peer
-  /// for a while.
+  /// Valid until `clear`. The last one is cached, because consecutive messages of a group often go
+  /// to one peer.
   CreditState& with(int rank) {
     if (rank != last_peer_) {
       last_ = &states_[rank];

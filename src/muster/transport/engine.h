@@ -1,4 +1,4 @@
-/// The inside of a fabric, put together. Private to `transport/`.
+/// Assembles the parts of a fabric. Private to `transport/`.
 ///
 /// Its parts, each of which knows only those before it:
 ///   `EngineContext`    facts of the job, the pass under way, what is known of the ranks
@@ -31,7 +31,7 @@ class Engine final : public ConnectorEvents, public TimedDuties {
   Status meet(const Exchange& exchange);
   /// After `meet`: channels of all ranks, watcher thread.
   Status start(Fabric& fabric);
-  /// Fails what is still under way, tells the peers, flushes, stops the watcher.
+  /// Fails pending transfers, notifies the peers, flushes, stops the watcher.
   void shut_down();
   void leave_unclosed(const std::string& after);
   void fail_rank(const std::string& why, const std::vector<int>& earlier);
@@ -43,7 +43,7 @@ class Engine final : public ConnectorEvents, public TimedDuties {
   Status why_gone(int rank);
   void declare_dead(int rank, const Status& evidence);
   void suspend_heartbeats(bool on);
-  /// Writes what threads have batched, whatever its thread.
+  /// Writes the batched messages of all threads.
   void write_batches();
   Traffic traffic();
 

@@ -1,5 +1,5 @@
-/// What all parts of an engine share: the facts of the job, the pass under way and what is known of
-/// the ranks. A struct of data; who may call whom is in `engine.h`. Private to `transport/`.
+/// State shared by all parts of an engine: the facts of the job, the current pass and the states of
+/// the ranks. A struct of data; `engine.h` says which part may call which. Private to `transport/`.
 #pragma once
 
 #include <string>
@@ -18,7 +18,7 @@ inline std::string rank_text(int rank) { return "rank " + std::to_string(rank); 
 
 /// How this rank's own part in the job ends.
 struct OwnEnd {
-  bool closing = false;   ///< from here on this rank judges nobody
+  bool closing = false;   ///< from here on this rank declares no other rank dead
   bool unclosed = false;  ///< the close frame says that the groups were not closed
   std::string trouble;    ///< what had gone wrong before it ended unclosed; told before the close
   bool failed = false;    ///< all have been told that this rank has failed: no close frame
@@ -48,8 +48,8 @@ struct EngineContext {
   int world_size() const { return options.world_size; }
   TimePoint now() const { return options.clock->now(); }
   shm::Mailbox& mailbox() const { return connector.mailbox(); }
-  /// In a forked child everything here is the parent's: nothing may be sent, and the lock may be
-  /// held for ever.
+  /// In a forked child all of this belongs to the parent: nothing may be sent, and the lock may be
+  /// held forever.
   bool forked() const { return mark.forked(); }
   bool in_region(int peer) const { return region_position[static_cast<std::size_t>(peer)] >= 0; }
   bool has_heartbeats() const { return options.heartbeat_limit > Duration::zero(); }
@@ -58,8 +58,8 @@ struct EngineContext {
     constexpr Duration kShortest = std::chrono::milliseconds(1);  // limit: a load that means none
     return std::max(options.heartbeat_limit / 10, kShortest);
   }
-  /// When what has just come has come: exact once a failure is known, since it matters then
-  /// whether that was before it; else when the last pass began.
+  /// Arrival time of the current input. Exact once a failure is known, because its order relative
+  /// to the failure matters then; otherwise the time at which the last pass began.
   TimePoint time_of_news() const { return pass.knows_failure ? now() : pass.time; }
 };
 

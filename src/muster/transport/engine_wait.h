@@ -1,5 +1,5 @@
-/// How threads wait in a fabric: passes while something moves, then pauses, then sleep. Private to
-/// `transport/`.
+/// How threads wait in a fabric: passes while there is progress, then pauses, then sleep. Private
+/// to `transport/`.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@ class EngineWait {
   class Poller;
   enum class Slept : std::uint8_t {
     nothing,   ///< woken for nothing
-    progress,  ///< what is waited for has got on
+    progress,  ///< the awaited operation has made progress
     done,
   };
   Slept sleep_until_news(TimePoint until, const std::function<bool()>& done);

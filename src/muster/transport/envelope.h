@@ -1,4 +1,4 @@
-/// Messages on their way in. Private to `transport/`.
+/// Incoming messages. Private to `transport/`.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace muster::transport {
 
-/// A message that no receive has taken yet.
+/// An unmatched message.
 struct Envelope {
   MatchKey key;
   Envelope* next_match = nullptr;
@@ -21,7 +21,8 @@ struct Envelope {
   std::uint64_t arrival = 0;             ///< order of arrival within the channel
 };
 
-/// Where the payload that a link reads now belongs: to a receive, to an envelope, or to nobody.
+/// Destination of the payload that a link is reading: a receive, an envelope, or none (it is
+/// dropped).
 struct Arrival {
   TransferStateRef receive;
   std::unique_ptr<Envelope> envelope;

@@ -1,9 +1,9 @@
 /// One rank's connections to its job, shared by all its groups.
 ///
-/// Links open when first used, one per peer. All link state stands under one lock that guards one
-/// poll pass and is never held while waiting. Whoever waits polls (`wait`); while nobody does, the
-/// watcher thread sleeps in epoll on listener, sockets, pidfds and timers, answers heartbeats and
-/// passes on causes of failure. An idle fabric uses no CPU.
+/// Links open when first used, one per peer. All link state is guarded by one lock that is held for
+/// one poll pass and never while waiting. A waiting thread polls (`wait`). While no thread waits,
+/// the watcher thread sleeps in epoll on listener, sockets, pidfds and timers, answers heartbeats
+/// and forwards causes of failure. An idle fabric uses no CPU.
 ///
 /// What lives in `transport/`: streams (tcp, shm, loopback) and the connectors that make them,
 /// private behind `factory.h`; the message protocol over any stream (`link_protocol.h`: bytes in,
@@ -34,7 +34,7 @@ struct FabricOptions {
   Duration timeout =
       std::chrono::minutes(30);           ///< for create, and at most for one connection later
   TimePoint deadline = TimePoint::max();  ///< for create too, where it comes earlier
-  /// A peer whose watcher says nothing for this long counts as failed; zero: never.
+  /// A peer whose watcher is silent for this long counts as failed; zero: never.
   Duration heartbeat_limit = std::chrono::milliseconds(2500);  // limit: a user's choice
   const Clock* clock = &steady_clock();
   const FingerprintRules* rules =
@@ -55,12 +55,12 @@ using Exchange = std::function<Result<std::vector<std::string>>(const std::strin
 Exchange exchange_over(std::shared_ptr<store::Store> store, std::string prefix, int rank,
                        int world_size, TimePoint deadline);
 
-/// What a rank has handed to its links since its fabric was made.
+/// Counters of what a rank has sent since its fabric was created.
 struct Traffic {
   std::uint64_t messages =
-      0;  ///< of channels, to other ranks: a large one counts once, when it asks
+      0;  ///< messages to other ranks; a large one counts once, with its request
   std::uint64_t writes =
-      0;  ///< by which these and all else went out: a system call each where the link is a socket
+      0;  ///< writes by which all data was sent: one system call each if the link is a socket
 };
 
 class Fabric {
@@ -70,17 +70,17 @@ class Fabric {
   static Result<std::unique_ptr<Fabric>> create(const FabricOptions& options,
                                                 std::unique_ptr<Connector> connector,
                                                 const Exchange& exchange);
-  /// Says goodbye to every peer (so that they see an end, not a death), flushes for at most a
-  /// second, joins the watcher.
+  /// Sends a close frame to every peer (so that they see an end, not a death), flushes for at most
+  /// a second, joins the watcher.
   virtual ~Fabric() = default;
 
-  /// Says that the destructor ends a rank that has not closed its groups. Calls that need this rank
-  /// fail at once with that reason; all others go on. Thread-safe, does not block.
-  /// `after`: what had gone wrong in its process, for their errors.
+  /// Marks that this rank will end without having closed its groups. When the destructor runs,
+  /// calls that need this rank fail at once with that reason; all others continue. `after`: what
+  /// had gone wrong in the process, for those errors. Thread-safe, does not block.
   virtual void leave_unclosed([[maybe_unused]] const std::string& after = {}) {}
   /// This rank has failed: every channel here fails, and every rank is told "rank 2 failed: <why>".
   /// `earlier`: the ranks whose failure led to this one, if any; they are then at fault. The first
-  /// call counts, and no goodbye follows. Blocks for at most a second. Thread-safe.
+  /// call counts, and no close frame follows. Blocks for at most a second. Thread-safe.
   virtual void fail_rank([[maybe_unused]] const std::string& why,
                          [[maybe_unused]] const std::vector<int>& earlier) {}
 
@@ -89,43 +89,46 @@ class Fabric {
   virtual const Clock& clock() const = 0;
   /// Host number of every rank.
   virtual std::span<const int> hosts() const = 0;
-  /// How many cores the ranks of this host can keep busy together: those that any of them may run
-  /// on, hardware threads of one core once, as far as the control groups let them. The same to all
-  /// ranks of a host.
+  /// How many cores the ranks of this host can keep busy together: the union of the cores that they
+  /// may run on, hardware threads of one core counted once, limited by the control groups. Equal on
+  /// all ranks of a host.
   virtual int cores() const { return usable_cores(); }
   /// How many connections to this rank's listeners did not prove the job's secret. Thread-safe.
   virtual std::uint64_t refusals() const { return 0; }
-  /// Null where nothing is shared on this host.
+  /// Null if no memory is shared on this host.
   virtual shm::HostRegion* region() = 0;
 
   /// Channel 0, made by create: all ranks.
   virtual Channel& bootstrap() = 0;
-  /// All ranks, made by create: where groups are agreed on. It outlives the death of ranks: only
-  /// the transfers that wait for a dead rank fail, at once, so that survivors can go on agreeing.
+  /// The channel of all ranks on which groups are negotiated, made by create. It survives the death
+  /// of ranks: only transfers that wait for a dead rank fail, at once, so that survivors can still
+  /// agree.
   virtual Channel& agreements() = 0;
-  /// A channel with an id that the members have agreed on (none of them may use it already:
-  /// Code::invalid_argument). Local; opens nothing. Messages that came for it before are waiting in
-  /// it.
+  /// A channel with an id that the members have agreed on. Code::invalid_argument if this rank
+  /// already uses it. Local; opens no connection. Messages that arrived earlier are kept in it.
   virtual Result<std::shared_ptr<Channel>> open(std::uint32_t id, std::vector<int> members) = 0;
-  /// An id for a new channel that no rank has given out before, nor this one used; another one each
-  /// time. 0 once all are used up.
+  /// An id for a new channel that no rank has allocated before and this one has not used; a
+  /// different one each time. 0 once all are used up.
   virtual std::uint32_t next_channel_id() const = 0;
 
-  /// One pass: connector, links. Never blocks. Says whether anything moved. Thread-safe; a second
-  /// thread returns at once.
+  /// One pass: connector, links. Never blocks. Returns whether there was progress. Thread-safe; a
+  /// second thread returns at once.
   virtual bool poll() = 0;
-  /// Spins for some microseconds until something has come from `rank`, and says whether it has.
-  /// Only if that stands in this host's region, and every rank of the host has a core: a poll of
-  /// the ring takes a twentieth of `poll`. False: to be followed by `wait`. Thread-safe.
+  /// Spins for some microseconds until a message from `rank` arrives, and returns whether one has.
+  /// Returns false at once unless `rank` shares this host's region and every rank of the host has a
+  /// core. Polling one ring takes a twentieth of the time of `poll`. After false, call `wait`.
+  /// Thread-safe.
   virtual bool spin_for_peer([[maybe_unused]] int rank) { return false; }
-  /// Reads what has come from `rank` there, and polls nothing else. Thread-safe, never blocks.
+  /// Reads what has arrived from `rank` in the region, and polls nothing else. Thread-safe, never
+  /// blocks.
   virtual void poll_peer([[maybe_unused]] int rank) {}
   /// Returns true once `done()` holds, false at the deadline. Drives links meanwhile: pauses or
-  /// yields, then sleeps on the mailbox. `done` may say that it has made progress (`note_progress`,
-  /// wait/spin_wait.h), which puts the sleep off. `done` is called without any lock, often; it may
-  /// advance work of its own and should publish nothing slow.
+  /// yields, then sleeps on the mailbox. `done` may report progress (`note_progress`,
+  /// wait/spin_wait.h), which delays the sleep. `done` is called often and without any lock. It may
+  /// advance work of its own and must be fast.
   virtual bool wait(const std::function<bool()>& done, TimePoint deadline) = 0;
-  /// Wakes this rank's sleepers (something that they wait for has changed within the process).
+  /// Wakes this rank's sleeping threads, because a condition they wait for has changed within the
+  /// process.
   virtual void wake() = 0;
   /// While the result lives, small messages that this thread sends share writes.
   [[nodiscard]] SendBatch batch_sends() { return SendBatch(*this); }
@@ -134,16 +137,16 @@ class Fabric {
   virtual Status death_of(int rank) const = 0;
   /// Why nothing more comes from `rank`: it is lost, or it has left. Success while it is there.
   virtual Status gone(int rank) const { return death_of(rank); }
-  /// Declares a rank lost (evidence from elsewhere): every channel that has it as a member fails,
-  /// and every rank is told.
+  /// Declares a rank lost on evidence from outside the fabric: every channel that has it as a
+  /// member fails, and every rank is notified.
   virtual void declare_dead(int rank, Status evidence) = 0;
-  /// False for simulated ranks (`FabricOptions::threads`): then nobody above may start a thread for
-  /// it either.
+  /// False for simulated ranks (`FabricOptions::threads`); upper layers must then not start threads
+  /// for it either.
   virtual bool threads() const { return true; }
 
-  /// What an upper layer keeps once per fabric (the collectives: their progress thread, their count
-  /// of groups). Made by the first who asks and dropped after the fabric itself, so it must not
-  /// touch the fabric when it goes. Thread-safe.
+  /// An object that an upper layer keeps once per fabric (the collectives: their progress thread
+  /// and count of groups). Created on first use and destroyed after the fabric, so its destructor
+  /// must not use the fabric. Thread-safe.
   struct Companion {
     virtual ~Companion() = default;
   };
@@ -155,13 +158,12 @@ class Fabric {
 
   virtual Traffic traffic() const { return {}; }
 
-  /// Suspends heartbeats' judgement (a debugger holds a rank); counted.
+  /// Suspends failure detection by heartbeats (while a debugger holds a rank); calls nest.
   virtual void suspend_heartbeats(bool on) = 0;
 
  private:
   friend class SendBatch;
-  /// Writes what stands in links' buffers. A fabric that never keeps anything there has nothing to
-  /// do.
+  /// Writes the buffered messages of the links; does nothing for a fabric that does not batch.
   virtual void write_batches() {}
 
   std::mutex companion_lock_;

@@ -16,12 +16,12 @@ namespace muster::transport {
 struct ConnectorOptions {
   int rank = 0;
   int world_size = 1;
-  std::string job;                      ///< the same text on every rank; tells jobs apart
+  std::string job;                      ///< unique to the job, equal on every rank
   bool shared_memory = true;            ///< false: sockets only, also within a host
   std::vector<std::string> interfaces;  ///< names; empty: the address that routes to `towards`
   std::string towards;                  ///< host of the store; empty: loopback
-  bool any_host =
-      false;  ///< no host to go towards, yet other hosts may come: the address of the default route
+  bool any_host = false;  ///< no `towards`, but other hosts may join: listen on the address of the
+                          ///< default route
   std::size_t ring_bytes = fixed::kFragmentBytes / 2;  ///< of each ordered pair's shared ring
   std::size_t segment_bytes =
       std::size_t{1} << 33;  ///< address space for groups' segments and staging, taken as used
@@ -34,13 +34,13 @@ struct ConnectorOptions {
 /// Sockets, and shared memory within a host.
 std::unique_ptr<Connector> make_socket_connector(ConnectorOptions options, Secret secret);
 
-/// Ranks that are threads of one process, joined by memory alone: no descriptors, no secret.
+/// For ranks that are threads of one process, connected by memory only: no descriptors, no secret.
 class LoopbackHub {
  public:
   virtual ~LoopbackHub() = default;
   /// Once per rank; the connector keeps the hub alive.
   virtual std::unique_ptr<Connector> connector(int rank) = 0;
-  /// As if the process of `rank` were killed: its streams end, every other rank sees its death.
+  /// Simulates a kill of `rank`: its streams end, and every other rank sees its death.
   virtual void kill(int rank) = 0;
   /// An exchange for Fabric::create.
   virtual std::vector<std::string> exchange(const std::string& round, int rank,

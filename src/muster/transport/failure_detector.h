@@ -1,5 +1,5 @@
-/// Decides which ranks have died, which have left, and whose fault it is. Private to `transport/`;
-/// under the engine's lock. The rules are in docs/internals/failure.md.
+/// Decides which ranks have died, which have left, and which rank is at fault. Private to
+/// `transport/`; under the engine's lock. The rules are in docs/internals/failure.md.
 #pragma once
 
 #include <map>
@@ -34,10 +34,10 @@ class FailureDetector final : public FailureEvents {
 
   /// `rank` is lost: every channel that has it as a member fails, and every rank is told.
   void declare_dead(int rank, const Status& evidence);
-  /// `rank` has said that it left; why, perhaps a failure that this rank does not know yet, may
-  /// still be on its way.
+  /// `rank` has stated that it left. The reason, perhaps a failure unknown to this rank, may still
+  /// arrive.
   void suspect_left(int rank);
-  /// This rank has failed itself: its channels fail, and every rank is told why.
+  /// This rank itself has failed: its channels fail, and every rank is told why.
   void fail_this_rank(const std::string& why, const std::vector<int>& earlier);
   /// This rank ends without closing its groups: those that need it learn what had gone wrong in it.
   void tell_trouble(const std::string& trouble);
@@ -47,7 +47,7 @@ class FailureDetector final : public FailureEvents {
   }
 
   void judge_suspects(TimePoint now);
-  /// A failure too old to explain anything: this rank has not given up because of it.
+  /// Marks a failure as too old to explain a later one: this rank did not give up because of it.
   void forget_old_cause(TimePoint now);
 
  private:

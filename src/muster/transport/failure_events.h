@@ -1,5 +1,5 @@
-/// What links and channels report upwards because it concerns more than themselves. Private to
-/// `transport/`; all under the engine's lock, none on the way of an ordinary message.
+/// Events that links and channels report upwards because they concern other parts. Private to
+/// `transport/`; all under the engine's lock, none on the path of an ordinary message.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ class Link;
 
 class FailureEvents {
  public:
-  /// Somebody needs `rank`, whose death was seen before and left without consequence.
+  /// A transfer needs `rank`, whose death was seen earlier and had no consequence then.
   virtual void on_needed(int rank) = 0;
   /// The members of this channel contradict each other, or its user has failed it.
   virtual void on_channel_failure(std::uint32_t channel, const Status& cause) = 0;

@@ -11,25 +11,26 @@
 
 namespace muster::transport {
 
-/// What is told of a rank, with a cause: the number of the frame.
+/// The kind of news about a rank, as numbered in the frame.
 enum class RankNews : std::uint8_t {
   lost = 0,     ///< others have found it dead
-  failed = 1,   ///< it says itself that it has failed: its last words
-  trouble = 2,  ///< it will end without closing its groups; what had gone wrong in it, no failure
+  failed = 1,   ///< it has reported its own failure
+  trouble = 2,  ///< it will end without closing its groups; the cause is what had gone wrong in it,
+                ///< not a failure
 };
 
 class FailureNews {
  public:
   FailureNews(EngineContext& engine, Links& links) : engine_(engine), links_(links) {}
 
-  /// Tells the members, but not `source`, from whom this rank has it (-1: from none). Kept for
-  /// streams that come up later.
+  /// Notifies the members except `source`, which sent the news (-1: no rank). Kept for streams that
+  /// are established later.
   void spread_channel_failure(std::uint32_t channel, std::span<const int> members,
                               const Status& cause, int source);
   /// Tells all ranks but `source`.
   void spread_rank_failure(int rank, const Status& cause, RankNews news, int source);
-  /// To a peer that had no stream so far: what it would have been told. Otherwise a close frame may
-  /// be the first that it hears.
+  /// Sends earlier news to a peer whose stream is new. Without them a close frame might be the
+  /// first thing it receives.
   void tell_earlier(Link& link);
 
  private:

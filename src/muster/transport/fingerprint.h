@@ -1,5 +1,5 @@
-/// What a message says of the call it belongs to, so that members that call different things find
-/// out at once.
+/// Describes the call that a message belongs to, so that members that make different calls find out
+/// at once.
 ///
 /// The transport only carries and compares; what the numbers mean is written in `collective/op.h`,
 /// which hands the fabric its `FingerprintRules`.
@@ -22,7 +22,7 @@ struct Fingerprint {
   std::uint8_t reduce = 0;
   std::uint8_t flags = 0;
   std::int32_t root = -1;
-  std::uint64_t count = 0;   ///< elements, where the operation demands that they agree; else 0
+  std::uint64_t count = 0;   ///< elements, if the operation requires equal counts; else 0
   std::uint64_t digest = 0;  ///< of anything else that must agree; else 0
 
   bool operator==(const Fingerprint&) const = default;

@@ -1,5 +1,5 @@
 /// The frames of the message protocol: one fixed header, then `length` bytes of payload.
-/// `docs/internals/transport.md` tells the whole protocol.
+/// `docs/internals/transport.md` describes the whole protocol.
 #pragma once
 
 #include <cstddef>
@@ -23,16 +23,16 @@ inline constexpr std::size_t kRecordBytes = 8 * 1024;  // limit: of a sentence
 
 enum class FrameKind : std::uint8_t {
   eager = 1,  ///< a whole message: tag, call, payload
-  request,    ///< a message that is to come: tag, call, message id, amount = its bytes
+  request,    ///< announces a large message: tag, call, message id, amount = its bytes
   clear,      ///< the receiver waits for the message: message id
   data,       ///< a fragment: message id, amount = where it starts, payload
-  withdraw,   ///< the sender takes message back: message id
+  withdraw,   ///< the sender cancels the message: message id
   refuse,     ///< the receiver does not want the message: message id
-  credit,     ///< what was taken of a channel: amount = bytes of eager messages, tag = envelopes
+  credit,     ///< returned credit of a channel: amount = bytes of eager messages, tag = envelopes
   channel_failure,  ///< the channel has failed: a cause
   rank_failure,     ///< a rank is lost: message = that rank, amount = 1: it says so itself, 2: it
                     ///< will end without closing its groups, and says what went wrong; and a cause
-  ping,             ///< somebody wants to hear of us
+  ping,             ///< asks for an answer
   pong,
   close,      ///< nothing more will come; amount = 1: the sender's process ended and had not closed
               ///< its groups
@@ -46,7 +46,7 @@ struct FrameHeader {
 
   std::uint32_t length = 0;  ///< payload bytes that follow
   FrameKind kind = FrameKind::ping;
-  std::uint8_t mark = kMark;  ///< where it is missing, sender and receiver have lost step
+  std::uint8_t mark = kMark;  ///< if it is missing, the stream is out of sync
   std::uint16_t zero = 0;
   std::uint32_t channel = 0;
   std::uint32_t zero_too = 0;
@@ -66,7 +66,7 @@ Status check_header(const FrameHeader& header);
 /// A cause of failure as a record: code, ranks at fault, text. Long texts are cut, so that it fits
 /// into kRecordBytes.
 std::string encode_cause(const Status& cause);
-/// Nothing where the record lies (an unknown code, ranks outside the job).
+/// Empty if the record is invalid (an unknown code, ranks outside the job).
 std::optional<Status> decode_cause(std::string_view record, int world_size);
 
 }  // namespace muster::transport

@@ -2,8 +2,7 @@
 /// locks. Private to `transport/`.
 ///
 /// `input` says where the next bytes go: small frames through a staging buffer, payloads straight
-/// to where the events put them. Whatever comes from the wire is checked before anything is done
-/// with it.
+/// to where the events put them. All input is checked before it is used.
 #pragma once
 
 #include <array>
@@ -23,15 +22,15 @@ class FrameReader {
   explicit FrameReader(LinkEvents& events);
 
   /// Where to read to, in order; the number of pieces. Valid until the next call of anything else
-  /// here. `headers_alone`: of a frame that has not begun no more than its header, so that a
-  /// payload goes where it belongs at once; that takes more calls.
+  /// here. `headers_alone`: reads only the header of a frame that has not begun, so that its
+  /// payload is read directly to its destination; takes more calls.
   std::size_t input(std::array<MutableBytes, 2>& pieces, bool headers_alone = false);
   /// `bytes` have been read into the pieces that `input` named. A failure is final: the peer does
   /// not keep the protocol.
   Status received(std::size_t bytes);
   /// Whether the next byte that comes is the first of a frame.
   bool between_frames() const { return payload_left_ == 0 && staged_end_ == 0 && !broken_; }
-  /// The payload under way (if any) goes nowhere from here on.
+  /// Drops the rest of the payload being read, if any.
   void drain_payload() { sink_ = {}; }
 
  private:

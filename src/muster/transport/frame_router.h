@@ -1,4 +1,4 @@
-/// Gives what one link brings to the channels and to the failure detector. Private to `transport/`;
+/// Dispatches one link's frames to the channels and the failure detector. Private to `transport/`;
 /// under the engine's lock.
 #pragma once
 

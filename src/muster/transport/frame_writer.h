@@ -34,9 +34,9 @@ class FrameWriter {
   /// A message of which the stream has taken `written` bytes already, its header included; only
   /// where there is no other output.
   void push_begun(const FrameHeader& header, ConstBytes payload, Owner owner, std::size_t written);
-  /// A small message that is copied, and becomes one piece with those gathered before it while
-  /// nothing has come between and nothing of them was offered to the stream. How many bytes that
-  /// piece has now.
+  /// Copies a small message. It is merged with messages gathered just before it, if no other frame
+  /// was queued in between and none of their bytes has been offered to the stream. Returns the size
+  /// of the merged piece in bytes.
   std::size_t gather_message(const FrameHeader& header, ConstBytes payload);
   /// A large payload (not empty), sent in fragments; `header` is that of the first one.
   void push_stream(const FrameHeader& header, ConstBytes payload, Owner owner);
@@ -47,8 +47,8 @@ class FrameWriter {
   std::size_t output(std::array<ConstBytes, kMaxPieces>& pieces);
   /// The stream took `bytes` of what `output` named.
   void sent(std::size_t bytes);
-  /// `owner`'s buffer is not read any more afterwards: frames that have not begun are dropped, one
-  /// that has begun ends from a copy. No on_sent will come for it.
+  /// Afterwards `owner`'s buffer is no longer read: frames that have not begun are dropped, and one
+  /// that has begun is finished from a copy. on_sent is not called for it.
   struct Detached {
     bool message_dropped = false;  ///< its message will never be sent
     bool stream_cut = false;       ///< the last fragment will never be sent
@@ -61,7 +61,7 @@ class FrameWriter {
   struct OutFrame {
     FrameHeader header;
     ConstBytes payload;
-    std::string copy;  // holds the payload where it is our own
+    std::string copy;  // the payload, if it is a private copy
     Owner owner;
     bool last = true;       // of its owner
     bool gathered = false;  // the copy holds whole messages, their headers too
@@ -85,7 +85,7 @@ class FrameWriter {
   void account(OutFrame& frame);
 
   LinkEvents& events_;
-  // What is committed has its place in the byte stream.
+  // Committed frames have a fixed position in the byte stream.
   std::deque<OutFrame> committed_;
   std::size_t committed_bytes_ = 0;
   std::size_t written_ = 0;  // of the first committed frame, header included

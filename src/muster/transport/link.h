@@ -29,10 +29,10 @@ struct LinkTimes {
   TimePoint asked{};         ///< of the oldest ping without an answer; zero: none
 };
 
-/// How far the two sides have said that nothing more comes.
+/// The state of the orderly close.
 struct LinkClose {
   bool received = false;      ///< the peer's close frame
-  bool unclosed = false;      ///< it said that it had not closed its groups
+  bool unclosed = false;      ///< the peer had not closed its groups
   bool acknowledged = false;  ///< the peer has answered ours
 };
 
@@ -47,22 +47,22 @@ class Link final {
   int peer() const { return peer_; }
   bool up() const { return stream != nullptr; }
   bool has_descriptor() const { return up() && stream->descriptor() >= 0; }
-  /// Whether its stream stands or is on its way.
+  /// Whether its stream is established or being established.
   bool up_or_connecting() const { return up() || flags.connecting; }
   bool busy() const { return !messages.empty() || has_output(); }
   /// Whether something waits to be written, in the protocol or in the stream.
   bool has_output() const { return protocol.out.has_output() || (up() && stream->has_unsent()); }
 
-  /// Reads and writes what is possible now, within a share of one pass. True where anything moved.
+  /// Reads and writes without blocking, up to a limit per pass. True if anything moved.
   bool read_some();
   bool write_some();
-  /// Hands a frame straight to the stream where nothing else waits to be written. Says how much of
-  /// it was taken: none, a part (the rest is for the protocol, `push_begun`) or all.
+  /// Writes a frame directly to the stream if nothing else waits to be written. Returns how many
+  /// bytes were written: none, a part (the rest goes to the protocol, `push_begun`) or all.
   std::size_t write_inline(const FrameHeader& header, ConstBytes payload);
-  /// Takes the next message of the stream into `data` if its header is `expected` and all of it has
-  /// come; else leaves everything as it is.
+  /// Receives the next message of the stream into `data` if its header equals `expected` and all of
+  /// it has arrived; otherwise changes nothing.
   TryReceive try_receive(const FrameHeader& expected, MutableBytes data);
-  /// What still comes for `receive` goes nowhere.
+  /// Drops what still arrives for `receive`.
   void abandon(const TransferState& receive) {
     if (messages.forget_receive(receive)) protocol.in.drain_payload();
   }
@@ -82,7 +82,7 @@ class Link final {
   LinkTimes times;
   LinkClose close;
   Status ended;          ///< why the stream is no more
-  Status write_failure;  ///< the stream takes nothing more; what it still gives is read first
+  Status write_failure;  ///< writing has failed; remaining input is read first
 };
 
 }  // namespace muster::transport

@@ -1,4 +1,4 @@
-/// What a link hears. Private to `transport/`.
+/// A link's input events. Private to `transport/`.
 #pragma once
 
 #include <memory>
@@ -9,13 +9,13 @@
 
 namespace muster::transport {
 
-/// What a link hears. A failure returned from here is a fault of the peer and ends the link.
-/// Nothing here may use the link's input.
+/// A link's input events. A failure returned from here is a fault of the peer and ends the link.
+/// The functions must not use the link's input.
 class LinkEvents {
  public:
   virtual ~LinkEvents() = default;
-  /// A checked header of kind eager or data with a payload; says where the payload goes. What does
-  /// not fit there is read and dropped.
+  /// A checked header of kind eager or data with a payload. Returns where the payload goes; bytes
+  /// that do not fit are read and dropped.
   virtual Result<MutableBytes> on_payload(const FrameHeader& header) = 0;
   /// A whole frame; for eager and data the payload is where `on_payload` wanted it, else it is
   /// `record`.

@@ -1,5 +1,5 @@
-/// The messages under way on one link: those that ask first, by their ids, and the payload that is
-/// being read. Private to `transport/`; under the engine's lock.
+/// The messages in flight on one link: those with a request, by their ids, and the payload being
+/// read. Private to `transport/`; under the engine's lock.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace muster::transport {
 
 class LinkMessages {
  public:
-  /// A message of the peer that asked first and that a receive takes.
+  /// A requested message of the peer that has been matched with a receive.
   struct Incoming {
     TransferStateRef receive;  // null: its payload is dropped
     FrameHeader header;        // of the request
@@ -21,20 +21,20 @@ class LinkMessages {
     std::size_t got = 0;
   };
 
-  // Ours, by the ids that we gave them.
+  // Outgoing messages, by the ids that this side assigned.
   std::uint64_t add_request(const TransferStateRef& send) {
     requests_.emplace(next_id_, send);
     return next_id_++;
   }
   bool was_announced(std::uint64_t id) const { return id < next_id_; }
-  /// Null once the message was taken back or sent.
+  /// Null once the message was cancelled or sent.
   TransferStateRef request(std::uint64_t id) const {
     const auto found = requests_.find(id);
     return found == requests_.end() ? nullptr : found->second;
   }
   void forget_request(std::uint64_t id) { requests_.erase(id); }
 
-  // The peer's, by the ids that it gave them.
+  // Incoming messages, by the ids that the peer assigned.
   void expect(const FrameHeader& request, const TransferStateRef& receive) {
     incoming_.emplace(request.message,
                       Incoming{receive, request, static_cast<std::size_t>(request.amount), 0});
@@ -45,7 +45,7 @@ class LinkMessages {
   }
   Incoming take_incoming(std::uint64_t id) { return std::move(incoming_.extract(id).mapped()); }
 
-  /// What still comes for `receive` goes nowhere. True where that is the payload being read.
+  /// Drops what still arrives for `receive`. True if that is the payload being read.
   bool forget_receive(const TransferState& receive) {
     for (auto& [id, message] : incoming_) {
       if (message.receive.get() == &receive) message.receive = nullptr;

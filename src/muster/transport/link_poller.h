@@ -1,9 +1,8 @@
-/// Looks for what has come on the links that stand. Private to `transport/`; under the engine's
-/// lock.
+/// Polls the established links for input. Private to `transport/`; under the engine's lock.
 ///
-/// Links with a descriptor are in an epoll set; where they are few they are read in every pass
-/// instead, without asking first, and while threads poll they leave the set altogether (`aside_`).
-/// Links without a descriptor ("plain": shared memory, loopback) are read in every pass.
+/// Links with a descriptor are in an epoll set. If they are few, they are read in every pass
+/// without asking epoll, and while threads poll they are removed from the set (`aside_`). Links
+/// without a descriptor ("plain": shared memory, loopback) are read in every pass.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +17,7 @@ namespace muster::transport {
 
 class LinkPoller {
  public:
-  /// `links`: of every rank, null where there is none; grows never.
+  /// `links`: by rank, null if there is none; never resized.
   LinkPoller(EngineContext& engine, std::span<const std::unique_ptr<Link>> links)
       : engine_(engine), links_(links) {}
 
@@ -29,7 +28,7 @@ class LinkPoller {
 
   void add(Link& link);
   void remove(Link& link);
-  /// Whether epoll has to say when the link's stream takes more.
+  /// Sets whether epoll reports when the link's stream is writable.
   void poll_for_room(Link& link, bool on);
 
   /// Reads every link that may have something. Calls `writable(link)` for those that take more.
@@ -58,7 +57,8 @@ class LinkPoller {
  private:
   // Passes of a spinning poller between two looks at all descriptors, where few links have one.
   static constexpr std::uint64_t kPlainPasses = 64;  // limit: news on other descriptors
-  // So few are read in every pass without asking epoll first: one system call less a message.
+  // Up to this many are read in every pass without asking epoll first, which saves a system call
+  // per message.
   static constexpr std::size_t kFew = 2;  // limit: of system calls a pass
 
   template <class Writable>

@@ -16,13 +16,13 @@ class Links {
  public:
   Links(EngineContext& engine, Link::MakeEvents make_events);
 
-  /// Null where nobody has used it yet.
+  /// Null if the link has not been used yet.
   Link* find(int rank) const { return links_[static_cast<std::size_t>(rank)].get(); }
   /// Asks the connector for a stream if there is none.
   Link& to(int rank);
   std::span<const std::unique_ptr<Link>> all() const { return links_; }
 
-  /// A stream to `peer` stands. True where the link has no other and takes it.
+  /// A stream to `peer` is established. True if the link has none yet and adopts it.
   bool attach(int peer, std::unique_ptr<ByteStream> stream);
   void close(Link& link);
 

@@ -10,10 +10,10 @@
 
 namespace muster::transport {
 
-/// Nothing listens where it was not asked to: the interfaces named; else the address that routes to
-/// the store; else, if that is a file that other hosts may share, the one that routes to the world;
-/// else loopback. `others_may_come`: ranks of other hosts can prove that they belong to the job.
-/// May ask a resolver, up to the deadline.
+/// Links listen on the named interfaces; else on the address that routes to the store; else, if the
+/// store is a file that other hosts may share, on that of the default route; else on loopback.
+/// `others_may_come`: ranks of other hosts can prove that they belong to the job. May ask a
+/// resolver, up to the deadline.
 Result<std::vector<SocketAddress>> addresses_to_listen_on(const ConnectorOptions& options,
                                                           bool others_may_come, TimePoint deadline);
 

@@ -1,4 +1,4 @@
-/// Hands memory files to the other ranks of this host, over an abstract Unix socket. Private to
+/// Passes memory files to the other ranks of this host over an abstract Unix socket. Private to
 /// `transport/`.
 #pragma once
 
@@ -19,9 +19,10 @@ class LocalServer {
   Status listen(const std::string& name, const Handshake::Hello& hello, const Secret& secret);
   bool listens() const { return acceptor_ != nullptr; }
 
-  /// What requests for the region get; without a file they are told that there is none.
+  /// Sets the file returned for requests of the region; without one the answer says that there is
+  /// none.
   void set_region(GuardedDescriptor file) { region_file_ = std::move(file); }
-  /// While the ranks meet a thread answers: nobody polls yet.
+  /// Answers on a thread of its own while the ranks meet, because nothing polls yet.
   Status start_thread();
   void stop_thread();
 

@@ -1,4 +1,4 @@
-/// What a rank of this host says of itself in its mailbox. Private to `transport/`.
+/// The state that a rank of this host publishes in its mailbox. Private to `transport/`.
 #pragma once
 
 #include <cstdint>

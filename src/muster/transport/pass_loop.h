@@ -1,6 +1,7 @@
-/// Passes over everything that may have news, under the engine's one lock. Private to `transport/`.
+/// Poll passes over connector, links and timers, under the engine's one lock. Private to
+/// `transport/`.
 ///
-/// A pass looks at the connector, the links and the clock once and never blocks. Threads that wait
+/// A pass polls the connector, the links and the clock once and never blocks. Threads that wait
 /// make passes one after another (`EngineWait`); while none does, the watcher does. The lock is
 /// held for one pass or one call and never while waiting. Nothing under it calls user code.
 #pragma once
@@ -14,7 +15,7 @@
 
 namespace muster::transport {
 
-/// What is due by the clock (`PassState::next_duty`).
+/// Work that is due by the clock (`PassState::next_duty`).
 class TimedDuties {
  public:
   virtual void on_due(TimePoint now) = 0;
@@ -61,20 +62,20 @@ class PassLoop {
   /// Reads what has come from `rank` on a link without a descriptor, and looks at nothing else.
   void poll_peer(int rank);
 
-  // Threads that poll. The watcher keeps away from the links while there are any.
+  // Polling threads. The watcher does not touch the links while there are any.
   void enter_poller() { active_pollers_.fetch_add(1); }
   void leave_poller() { active_pollers_.fetch_sub(1); }
   bool pollers_active() const { return active_pollers_.load(std::memory_order_relaxed) > 0; }
   std::uint64_t polls() const { return polls_.load(std::memory_order_relaxed); }
-  /// When a simulated rank that waits must look again although nothing happens.
+  /// When a waiting simulated rank must poll again without an event.
   TimePoint next_wake();
 
   // The watcher.
   Status open_watcher_signal() { return signal_.open(links_.poller.descriptor()); }
   WatcherSignal& watcher_signal() { return signal_; }
-  /// One pass and what is due. Says when the watcher wants to be called again.
+  /// One pass and the work that is due. Returns when the watcher must be called again.
   TimePoint watch_pass();
-  /// From here on news on any link wake the watcher.
+  /// From here on input on any link wakes the watcher.
   void arm_watcher();
   /// The same for a thread that stops polling; one atomic load if the watcher is armed.
   void rearm_watcher() {

@@ -1,4 +1,4 @@
-/// What a rank publishes of itself so that the others can find out where it is and reach it.
+/// The record that a rank publishes so that the others can locate and reach it.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ struct PeerAddress {
   std::uint64_t network_namespace = 0;
   std::uint64_t user_namespace = 0;
   std::uint32_t user = 0;
-  // The process. A pid says nothing outside its namespace, and nothing without the time of its
-  // start once it has been used again.
+  // The process. A pid is meaningful only within its namespace, and, because pids are reused, only
+  // together with the start time.
   std::uint64_t pid_namespace = 0;
   std::uint32_t pid = 0;
   std::uint64_t start_time = 0;  ///< `process_start`
@@ -32,8 +32,8 @@ struct PeerAddress {
 
   Secret::Kind secret_kind = Secret::Kind::host;
   bool shared_memory = true;
-  std::uint64_t nonce = 0;               ///< tells this life of the rank from another
-  std::string local_name;                ///< of its abstract Unix socket
+  std::uint64_t nonce = 0;  ///< distinguishes this process from an earlier one of the same rank
+  std::string local_name;   ///< of its abstract Unix socket
   std::vector<SocketAddress> addresses;  ///< where its links listen, one for each interface used
 };
 

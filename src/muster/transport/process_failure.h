@@ -1,4 +1,4 @@
-/// What the jobs of this process are told where it ends without closing them.
+/// Notifies the jobs of this process if it ends without closing them.
 ///
 /// The process's jobs are the fabrics of `join_fabric`. Once there is one, the process tells all of
 /// them, before it is gone, that their rank has failed and why: on `std::terminate` (whose earlier
@@ -14,13 +14,13 @@
 
 namespace muster::transport {
 
-/// Why the process has failed, said before it ends: "ValueError: bad batch (train.py:33)". The
+/// Records why the process has failed, before it ends: "ValueError: bad batch (train.py:33)". The
 /// first reason counts. `earlier`: the ranks whose failure led to this one, as `Fabric::fail_rank`
-/// takes them. Nobody is told before the process ends. Thread-safe.
+/// takes them. The other ranks are notified only when the process ends. Thread-safe.
 void note_process_failure(std::string why, std::vector<int> earlier = {});
 
-/// An exception that may be what ends the process: it is the reason where the exit status is not 0
-/// and nothing else was noted. The latest counts. Thread-safe.
+/// Records an exception that may end the process. It becomes the reason if the exit status is not 0
+/// and no other reason was noted. The latest counts. Thread-safe.
 void note_process_exception(std::string what, std::vector<int> earlier = {});
 
 /// What has gone wrong in the process, which goes on all the same: an exception that ended one of

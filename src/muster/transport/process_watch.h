@@ -1,5 +1,5 @@
-/// Sees the end of other processes of this host at once, by pidfd: a process that is killed cannot
-/// say so itself, and a forked child of it may keep its sockets open.
+/// Detects the end of other processes of this host at once, by pidfd. A killed process cannot
+/// announce its end, and a forked child may keep its sockets open.
 #pragma once
 
 #include <cstdint>

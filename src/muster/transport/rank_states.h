@@ -25,8 +25,8 @@ class RankStates {
   void set_gone(int rank, const Status& why) { gone_[static_cast<std::size_t>(rank)] = why; }
   void set_dead(int rank, const Status& why) { deaths_[static_cast<std::size_t>(rank)] = why; }
 
-  /// A death of a rank that nobody needs: it may have left in good order. It is judged once
-  /// somebody needs the rank.
+  /// Notes the death of a rank that no transfer needs: it may have left in good order. It is judged
+  /// once a transfer needs the rank.
   void note_unneeded_death(int rank, Status evidence) {
     unneeded_deaths_[rank] = std::move(evidence);
   }

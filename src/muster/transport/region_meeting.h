@@ -21,7 +21,7 @@ class RegionMeeting {
 
   /// `hello`: of this rank, whose note is its nonce.
   Status listen(const std::string& name, Handshake::Hello hello);
-  /// This rank's verdict. Blocks, up to the deadline.
+  /// This rank's verdict: which region it has mapped. Blocks, up to the deadline.
   Result<MeetingVerdict> meet(TimePoint deadline);
   /// Given everybody's verdicts: null where nothing is shared.
   Result<std::unique_ptr<RegionPeers>> settle(const std::vector<MeetingVerdict>& verdicts);

@@ -1,9 +1,9 @@
 /// How ranks on one or several hosts meet: shared memory within a host, sockets between hosts.
 /// Behind `make_socket_connector`.
 ///
-/// Sharing memory is found out, not assumed: ranks of one kernel, network namespace and user are
-/// candidates, the lowest makes a region, and those that really get its memory file over the Unix
-/// socket, and map it, share it (`RegionMeeting`). All others are linked by sockets
+/// Memory sharing is tested, not assumed. Ranks of one kernel, network namespace and user are
+/// candidates. The lowest creates a region, and those that receive its memory file over the Unix
+/// socket and can map it share it (`RegionMeeting`). All others are linked by sockets
 /// (`SocketLinks`).
 #pragma once
 

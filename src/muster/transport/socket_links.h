@@ -1,10 +1,10 @@
-/// Streams over sockets: listens for peers, connects to them, and settles what crosses.
+/// Streams over sockets: listens for peers, connects to them, and settles crossing connections.
 ///
-/// Where two ranks connect to each other at the same time, the connection that the lower rank began
-/// stands: it turns the other's away while its own is under way, and the higher rank, turned away,
-/// waits for the lower's. A second stream from a rank that is linked is turned away too. Greetings
-/// carry rank, world size and the nonce that the rank has published, so that a process left over
-/// from an earlier run with the same secret is not taken for a rank of this one.
+/// If two ranks connect to each other at the same time, the lower rank's connection wins: the lower
+/// rank refuses the other while its own is in progress, and the higher rank waits for it. A second
+/// stream from a rank that is linked is turned away too. Greetings carry rank, world size and the
+/// nonce that the rank has published, so that a process left over from an earlier run with the same
+/// secret is not taken for a rank of this one.
 #pragma once
 
 #include <map>

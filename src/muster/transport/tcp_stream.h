@@ -1,4 +1,4 @@
-/// A byte stream over a connected socket, as it is: what goes between processes stands on it
+/// A plain byte stream over a connected socket. Between processes it carries a TLS stream
 /// (`tls_stream.h`).
 #pragma once
 

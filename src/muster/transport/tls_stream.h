@@ -1,5 +1,5 @@
-/// A byte stream over another one that carries what a `TlsSession` makes of it. Knows no sockets:
-/// tests put it over memory.
+/// A byte stream encrypted with a `TlsSession` over another stream. Knows no sockets: tests run it
+/// over memory.
 #pragma once
 
 #include <memory>
@@ -9,9 +9,9 @@
 
 namespace muster::transport {
 
-/// `session` is done; what it holds of either direction is the stream's beginning.
+/// `session` has finished its handshake; bytes that it holds in either direction begin the stream.
 ///
-/// What was changed on the way is Code::refused, with a sentence that says so, and final.
+/// Tampered data is Code::refused, with a sentence that says so, and final.
 std::unique_ptr<ByteStream> make_tls_stream(std::unique_ptr<ByteStream> wire, TlsSession session);
 
 }  // namespace muster::transport

@@ -1,5 +1,5 @@
-/// A posted send or receive as the fabric sees it. Private to `transport/`; everything but what
-/// `Transfer` shows stands under the engine's lock.
+/// A posted send or receive as the fabric sees it. Private to `transport/`; everything beyond the
+/// `Transfer` interface is guarded by the engine's lock.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,7 @@ struct TransferState final : Transfer, std::enable_shared_from_this<TransferStat
   std::shared_ptr<TransferState> self;
 
   void set_peer(int member) { peer_ = member; }
-  /// What a receive got.
+  /// Fills in the result of a receive.
   void set_message(int member, std::size_t bytes, const Fingerprint& from) {
     source_ = member;
     bytes_ = bytes;

@@ -1,5 +1,5 @@
-/// The thread that looks after a fabric while nobody waits in it: it sleeps in epoll on descriptors
-/// and timers, makes passes, and keeps away while user threads poll. Private to `transport/`.
+/// The thread that drives a fabric while no thread waits in it: it sleeps in epoll on descriptors
+/// and timers, makes passes, and stays away while user threads poll. Private to `transport/`.
 #pragma once
 
 #include <atomic>
