@@ -1,19 +1,24 @@
-# muster: `make demo` trains a model with four processes, `make test` proves the whole tree. Both prepare the machine first.
+# muster: `make demo` trains a model with four processes, `make test` proves the whole tree. Both
+# prepare the machine first.
 #
 #   make demo        build what the demo needs and train the digits with 4 processes
-#   make test        every suite on a seeded sample of its matrix; the torch-free half under ASan+UBSan and TSan too
+#   make test        every suite on a seeded sample of its matrix; the torch-free half under
+#                    ASan+UBSan and TSan too
 #   make fuzz        every parser's fuzzer for half a minute (about two minutes in all)
 #   make test-long   the same with full matrices, soaks and fuzzers (up to an hour)
-#   make bench       muster against Gloo, Open MPI and Intel MPI on this machine (under 10 minutes); a table and a picture in bench/results
+#   make bench       muster against Gloo, Open MPI and Intel MPI on this machine (under 10 minutes);
+#                    a table and a picture in bench/results
 #   make bench-gates every figure that muster promises, measured and judged; 35 minutes
-#   make docs        the pages of docs/ and the references of C++, Python and the commands, as HTML in build/docs
+#   make docs        the pages of docs/ and the references of C++, Python and the commands, as HTML
+#                    in build/docs
 #   make build       everything, optimised, in build/release
 #   make format      clang-format over all C++ files, ruff over all Python
 #   make clean       remove the build folders (not .venv)
 #
-# Variables: CXX (default: clang++ where there is one, which compiles in little more than half of g++'s time; build/tsan is always g++'s; a
-# build folder keeps the compiler that it was made with), JOBS (default: number of cores), MUSTER_TEST_SEED (default: from the clock; printed), MUSTER_PYTHON or
-# MUSTER_LIBTORCH (an installed torch to use instead of a .venv; see tools/setup).
+# Variables: CXX (default: clang++ where there is one, which compiles in little more than half of
+# g++'s time; build/tsan is always g++'s; a build folder keeps the compiler that it was made with),
+# JOBS (default: number of cores), MUSTER_TEST_SEED (default: from the clock; printed),
+# MUSTER_PYTHON or MUSTER_LIBTORCH (an installed torch to use instead of a .venv; see tools/setup).
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := build
@@ -30,7 +35,8 @@ export MUSTER_TEST_SEED
 ifeq ($(origin CXX),default)
 CXX = $(shell command -v clang++ || command -v c++)
 endif
-CONFIGURE = CXX="$(CXX)" cmake -DMUSTER_LIBTORCH="$(MUSTER_LIBTORCH)" -DPython_EXECUTABLE="$(MUSTER_PYTHON)" --log-level=WARNING --preset
+CONFIGURE = CXX="$(CXX)" cmake -DMUSTER_LIBTORCH="$(MUSTER_LIBTORCH)" \
+  -DPython_EXECUTABLE="$(MUSTER_PYTHON)" --log-level=WARNING --preset
 BUILD = cmake --build -j $(JOBS) --preset
 # Many tests wait for what they are about: two at once for each core.
 CTEST = ctest --test-dir build --output-on-failure --no-tests=error -j $$((2 * $(JOBS)))
@@ -54,18 +60,22 @@ tests-built: setup
 	@echo "== building build/release"
 	@$(BUILD) release
 	@for preset in asan tsan; do \
-	  echo "== building build/$$preset (the torch-free half)"; $(CONFIGURE) $$preset; $(BUILD) $$preset; \
+	  echo "== building build/$$preset (the torch-free half)"; $(CONFIGURE) $$preset; \
+	  $(BUILD) $$preset; \
 	done
 	@printf 'subdirs("%s")\n' release asan tsan > build/CTestTestfile.cmake
 
 test: tests-built
 	@$(CTEST) --timeout 300
 
-# Those free of torch in the build with AddressSanitizer, where a mistake shows; torch's half is not in it, so its fuzzers run in release. They
-# share the cores: each gets its half minute (MUSTER_FUZZ_SECONDS) beside others.
+# Those free of torch in the build with AddressSanitizer, where a mistake shows; torch's half is not
+# in it, so its fuzzers run in release. They share the cores: each gets its half minute
+# (MUSTER_FUZZ_SECONDS) beside others.
 fuzz: tests-built
-	@MUSTER_FUZZ_SECONDS=$${MUSTER_FUZZ_SECONDS:-30} ctest --test-dir build --output-on-failure --no-tests=error -j $$((4 * $(JOBS))) --timeout 300 \
-	  -R '^asan:.*(Fuzz\.|DamagedQuestionsAndAnswers)|^rpc\.Rpc(Value|Introduction|Worker|Autograd)Fuzz$$'
+	@MUSTER_FUZZ_SECONDS=$${MUSTER_FUZZ_SECONDS:-30} ctest --test-dir build \
+	  --output-on-failure --no-tests=error -j $$((4 * $(JOBS))) --timeout 300 \
+	  -R '^asan:.*(Fuzz\.|DamagedQuestionsAndAnswers)'\
+	'|^rpc\.Rpc(Value|Introduction|Worker|Autograd)Fuzz$$'
 
 # The libraries of tests/clients come from PyPI.
 test-long: export MUSTER_CLIENTS = ON
@@ -82,7 +92,8 @@ bench: setup
 bench-gates: export MUSTER_RIVALS = ON
 bench-gates: setup
 	@$(CONFIGURE) release
-	@$(BUILD) release --target bin/muster $(addprefix bin/muster_bench_,worker floors services ddp) muster_python
+	@$(BUILD) release --target bin/muster $(addprefix bin/muster_bench_,worker floors services ddp) \
+	  muster_python
 	@bench/run gates
 
 # Sphinx comes from PyPI, into the environment that has torch; doxygen from Debian.
@@ -92,7 +103,8 @@ docs: setup
 	@$(CONFIGURE) release
 	@$(BUILD) release --target bin/muster muster_python
 	@$(DOCS_PYTHON) -m pip install --quiet --disable-pip-version-check -r tools/docs-requirements.txt
-	@PYTHONPATH=build/release/python $(DOCS_PYTHON) -m sphinx --quiet -W --keep-going -b html docs build/docs
+	@PYTHONPATH=build/release/python $(DOCS_PYTHON) -m sphinx --quiet -W --keep-going \
+	  -b html docs build/docs
 	@echo "build/docs/index.html"
 
 format:

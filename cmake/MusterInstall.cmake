@@ -1,11 +1,13 @@
-# `cmake --install`: public headers, static libraries, the `muster` command, and a CMake package with two components:
+# `cmake --install`: public headers, static libraries, the `muster` command, and a CMake package
+# with two components:
 #   muster::core    the torch-free layers
 #   muster::muster  everything, with LibTorch found by the same FindLibtorch.cmake
 include_guard(GLOBAL)
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# The public headers: all that is installed of them. tests/install holds this list against the folder and against what the umbrellas include.
+# The public headers: all that is installed of them. tests/install holds this list against the
+# folder and against what the umbrellas include.
 set(MUSTER_CORE_HEADERS
     clock.h
     key_value_store.h
@@ -55,7 +57,8 @@ set(MUSTER_TORCH_HEADERS
     zero_redundancy_optimizer.h)
 
 set(MUSTER_LAYER_EXPORT core)  # muster_torch_layer() sets it to `muster`
-set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)  # installed programs find what they were linked with, outside the source tree
+# installed programs find what they were linked with, outside the source tree
+set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
 set(MUSTER_PACKAGE_FOLDER ${CMAKE_INSTALL_LIBDIR}/cmake/muster)
 
 # muster_install_layer(NAME core|muster)
@@ -64,19 +67,22 @@ function(muster_install_layer name component)
     return()  # for muster's own tests, and inside the `muster` command
   endif()
   set_target_properties(muster_${name} PROPERTIES EXPORT_NAME ${name})
-  install(TARGETS muster_${name} EXPORT muster-${component} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(TARGETS muster_${name} EXPORT muster-${component} ARCHIVE DESTINATION
+      ${CMAKE_INSTALL_LIBDIR})
   set_property(GLOBAL APPEND PROPERTY muster_layers_of_${component} muster_${name})
 endfunction()
 
 # muster_install_command(PROGRAMS target... FOLDER name FILES file...)
-# The `muster` command's programs, and the files that they look for in share/muster/FOLDER next to theirs. They go with the wheel too.
+# The `muster` command's programs, and the files that they look for in share/muster/FOLDER next to
+# theirs. They go with the wheel too.
 function(muster_install_command)
   cmake_parse_arguments(PARSE_ARGV 0 arg "" "FOLDER" "PROGRAMS;FILES")
   install(TARGETS ${arg_PROGRAMS} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   install(FILES ${arg_FILES} DESTINATION ${CMAKE_INSTALL_DATADIR}/muster/${arg_FOLDER})
   if(SKBUILD)  # `pip install .`
     install(TARGETS ${arg_PROGRAMS} RUNTIME DESTINATION ${SKBUILD_SCRIPTS_DIR} COMPONENT python)
-    install(FILES ${arg_FILES} DESTINATION ${SKBUILD_DATA_DIR}/share/muster/${arg_FOLDER} COMPONENT python)
+    install(FILES ${arg_FILES} DESTINATION ${SKBUILD_DATA_DIR}/share/muster/${arg_FOLDER} COMPONENT
+        python)
   endif()
 endfunction()
 
@@ -88,7 +94,8 @@ function(muster_install_package)
   get_property(layers GLOBAL PROPERTY muster_layers_of_core)
   target_link_libraries(muster_core INTERFACE ${layers})
   install(TARGETS muster_core muster_flags EXPORT muster-core)
-  install(EXPORT muster-core NAMESPACE muster:: FILE muster-core.cmake DESTINATION ${MUSTER_PACKAGE_FOLDER})
+  install(EXPORT muster-core NAMESPACE muster:: FILE muster-core.cmake DESTINATION
+      ${MUSTER_PACKAGE_FOLDER})
 
   if(MUSTER_TORCH)
     add_library(muster_everything INTERFACE)
@@ -96,8 +103,10 @@ function(muster_install_package)
     get_property(layers GLOBAL PROPERTY muster_layers_of_muster)
     target_link_libraries(muster_everything INTERFACE ${layers} muster_core)
     install(TARGETS muster_everything EXPORT muster-muster)
-    install(EXPORT muster-muster NAMESPACE muster:: FILE muster-muster.cmake DESTINATION ${MUSTER_PACKAGE_FOLDER})
-    install(FILES ${PROJECT_SOURCE_DIR}/cmake/FindLibtorch.cmake DESTINATION ${MUSTER_PACKAGE_FOLDER})
+    install(EXPORT muster-muster NAMESPACE muster:: FILE muster-muster.cmake DESTINATION
+        ${MUSTER_PACKAGE_FOLDER})
+    install(FILES ${PROJECT_SOURCE_DIR}/cmake/FindLibtorch.cmake DESTINATION
+        ${MUSTER_PACKAGE_FOLDER})
   endif()
   if(TARGET muster_cli)
     install(TARGETS muster_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
@@ -111,9 +120,12 @@ function(muster_install_package)
   install(FILES ${headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/muster)
   install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
-  configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/musterConfig.cmake.in ${PROJECT_BINARY_DIR}/cmake/musterConfig.cmake
+  configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/musterConfig.cmake.in
+      ${PROJECT_BINARY_DIR}/cmake/musterConfig.cmake
                                 INSTALL_DESTINATION ${MUSTER_PACKAGE_FOLDER})
-  write_basic_package_version_file(${PROJECT_BINARY_DIR}/cmake/musterConfigVersion.cmake COMPATIBILITY SameMinorVersion)
-  install(FILES ${PROJECT_BINARY_DIR}/cmake/musterConfig.cmake ${PROJECT_BINARY_DIR}/cmake/musterConfigVersion.cmake
+  write_basic_package_version_file(${PROJECT_BINARY_DIR}/cmake/musterConfigVersion.cmake
+      COMPATIBILITY SameMinorVersion)
+  install(FILES ${PROJECT_BINARY_DIR}/cmake/musterConfig.cmake
+      ${PROJECT_BINARY_DIR}/cmake/musterConfigVersion.cmake
           DESTINATION ${MUSTER_PACKAGE_FOLDER})
 endfunction()

@@ -1,4 +1,5 @@
-# The Python of the installed torch, its headers, and the package in python/. Sets MUSTER_PYTHON_FOUND; what is missing is said, and left out.
+# The Python of the installed torch, its headers, and the package in python/. Sets
+# MUSTER_PYTHON_FOUND; what is missing is said, and left out.
 include_guard(GLOBAL)
 
 set(MUSTER_PYTHON_FOUND FALSE)
@@ -21,7 +22,8 @@ endif()
 if(NOT Python_FOUND)
   message(${severity} "The Python package is left out: no Python with headers (python3-dev)")
 elseif(NOT EXISTS "${Libtorch_ROOT}/lib/libtorch_python.so")
-  message(${severity} "The Python package is left out: ${Libtorch_ROOT} is a libtorch without Python")
+  message(${severity}
+      "The Python package is left out: ${Libtorch_ROOT} is a libtorch without Python")
 else()
   set(MUSTER_PYTHON_FOUND TRUE)
   message(STATUS "The Python package for ${Python_EXECUTABLE} goes to ${PROJECT_BINARY_DIR}/python")

@@ -10,10 +10,13 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
 
-# ccache where there is one. It takes precompiled headers only when told that their defines and times do not matter.
+# ccache where there is one. It takes precompiled headers only when told that their defines and
+# times do not matter.
 find_program(MUSTER_CCACHE ccache)
-if(MUSTER_CCACHE AND (NOT CMAKE_CXX_COMPILER_LAUNCHER OR CMAKE_CXX_COMPILER_LAUNCHER STREQUAL "ccache"))
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}
+if(MUSTER_CCACHE AND (NOT CMAKE_CXX_COMPILER_LAUNCHER OR CMAKE_CXX_COMPILER_LAUNCHER STREQUAL
+    "ccache"))
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros
+      CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}
       CCACHE_NOHASHDIR=1 ${MUSTER_CCACHE})
 endif()
 
@@ -26,18 +29,23 @@ find_package(OpenSSL 3 REQUIRED)
 find_package(spdlog REQUIRED)
 
 add_library(muster_flags INTERFACE)
-target_include_directories(muster_flags INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>
+target_include_directories(muster_flags INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>
                            $<INSTALL_INTERFACE:include>)
 target_compile_features(muster_flags INTERFACE cxx_std_20)
-target_compile_options(muster_flags INTERFACE $<BUILD_INTERFACE:-Wall;-Wextra$<$<BOOL:${MUSTER_WERROR}>:;-Werror>>)
+target_compile_options(muster_flags INTERFACE
+    $<BUILD_INTERFACE:-Wall;-Wextra$<$<BOOL:${MUSTER_WERROR}>:;-Werror>>)
 # g++ 12 takes `"text" + std::string` for an overlapping copy (GCC bug 105651).
-target_compile_options(muster_flags INTERFACE $<BUILD_INTERFACE:$<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>>)
-# Precompiled headers without the times of their sources are the same in every clone: ccache finds what was compiled with them.
-target_compile_options(muster_flags INTERFACE "$<BUILD_INTERFACE:$<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>>")
+target_compile_options(muster_flags INTERFACE
+    $<BUILD_INTERFACE:$<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>>)
+# Precompiled headers without the times of their sources are the same in every clone: ccache finds
+# what was compiled with them.
+target_compile_options(muster_flags INTERFACE
+    "$<BUILD_INTERFACE:$<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>>")
 include(MusterSanitizers)
 
-# What is tested is compiled as it is used; the tests themselves and the examples need not be fast, but built soon: a quarter less time with
-# g++, and less than half of it with clang.
+# What is tested is compiled as it is used; the tests themselves and the examples need not be fast,
+# but built soon: a quarter less time with g++, and less than half of it with clang.
 set(MUSTER_LIGHT_OPTIONS "")
 if(NOT MUSTER_SANITIZE)
   set(MUSTER_LIGHT_OPTIONS $<$<CONFIG:Release>:$<IF:$<CXX_COMPILER_ID:GNU>,-O1,-O0>>)
@@ -49,7 +57,8 @@ if(MUSTER_TESTS)
   find_package(GTest REQUIRED)
 endif()
 
-# Precompiled headers for what does without torch, a quarter of its time: of all tests, and of the rest in the sanitized builds.
+# Precompiled headers for what does without torch, a quarter of its time: of all tests, and of the
+# rest in the sanitized builds.
 set(kinds "")
 if(MUSTER_TESTS AND NOT (MUSTER_SANITIZE AND MUSTER_TORCH))
   list(APPEND kinds plain_test)
@@ -58,12 +67,15 @@ if(MUSTER_SANITIZE AND NOT MUSTER_TORCH)
   list(APPEND kinds plain)
 endif()
 if(kinds)
-  file(WRITE ${PROJECT_BINARY_DIR}/cmake/plain_headers.cc "// The precompiled headers need a target to belong to.\n")
+  file(WRITE ${PROJECT_BINARY_DIR}/cmake/plain_headers.cc
+      "// The precompiled headers need a target to belong to.\n")
   foreach(kind ${kinds})
     add_library(muster_${kind}_headers OBJECT ${PROJECT_BINARY_DIR}/cmake/plain_headers.cc)
     target_link_libraries(muster_${kind}_headers PRIVATE muster_flags)
-    target_precompile_headers(muster_${kind}_headers PRIVATE <algorithm> <array> <atomic> <chrono> <condition_variable> <cstdint> <cstring>
-                              <deque> <functional> <map> <memory> <mutex> <optional> <random> <set> <span> <sstream> <string>
+    target_precompile_headers(muster_${kind}_headers PRIVATE <algorithm> <array> <atomic> <chrono>
+        <condition_variable> <cstdint> <cstring>
+                              <deque> <functional> <map> <memory> <mutex> <optional> <random> <set>
+                              <span> <sstream> <string>
                               <string_view> <thread> <unordered_map> <utility> <vector>)
     set_target_properties(muster_${kind}_headers PROPERTIES POSITION_INDEPENDENT_CODE OFF)
     target_compile_options(muster_${kind}_headers PRIVATE -fPIC)
@@ -83,13 +95,16 @@ function(muster_use_plain_headers target headers)
   target_compile_options(${target} PRIVATE -fPIC)
   target_precompile_headers(${target} REUSE_FROM ${headers})
   if(MUSTER_SANITIZE)
-    # Between the calls that a sanitizer adds, g++ 12 takes short std::strings of a precompiled header for overruns (GCC bug 105329).
-    target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-array-bounds;-Wno-stringop-overflow>)
+    # Between the calls that a sanitizer adds, g++ 12 takes short std::strings of a precompiled
+    # header for overruns (GCC bug 105329).
+    target_compile_options(${target} PRIVATE
+        $<$<CXX_COMPILER_ID:GNU>:-Wno-array-bounds;-Wno-stringop-overflow>)
   endif()
 endfunction()
 
 # muster_join_sources(TARGET [COUNT])
-# Compiles the target's files so many at a time: most of the time of a short one goes to the headers that they share.
+# Compiles the target's files so many at a time: most of the time of a short one goes to the headers
+# that they share.
 function(muster_join_sources target)
   if(NOT MUSTER_JOIN_SOURCES)
     return()
@@ -99,13 +114,15 @@ function(muster_join_sources target)
     set(count ${ARGV1})
   endif()
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${count})
-  # A source that is included has parts that it keeps to itself, and types made of them, as a header should not.
+  # A source that is included has parts that it keeps to itself, and types made of them, as a header
+  # should not.
   target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
 endfunction()
 
 # muster_layer(NAME [TESTS_COMPUTE] [DEPENDS layer...] [LIBRARIES target...])
-# Builds every *.cc of the folder (recursively, but for plugin/) into muster_NAME, and every *_test.cc into muster_NAME_test. TESTS_COMPUTE: the tests spend
-# their time in loops of their own, and are compiled with optimisation in every build that is to be built soon.
+# Builds every *.cc of the folder (recursively, but for plugin/) into muster_NAME, and every
+# *_test.cc into muster_NAME_test. TESTS_COMPUTE: the tests spend their time in loops of their own,
+# and are compiled with optimisation in every build that is to be built soon.
 function(muster_layer name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "TESTS_COMPUTE" "" "DEPENDS;LIBRARIES;TEST_LIBRARIES")
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS *.cc)
@@ -123,7 +140,8 @@ function(muster_layer name)
   endif()
   add_library(muster::${name} ALIAS muster_${name})
   list(TRANSFORM arg_DEPENDS PREPEND muster_)
-  target_link_libraries(muster_${name} ${scope} muster_flags ${arg_DEPENDS} ${arg_LIBRARIES} Threads::Threads)
+  target_link_libraries(muster_${name} ${scope} muster_flags ${arg_DEPENDS} ${arg_LIBRARIES}
+      Threads::Threads)
   muster_install_layer(${name} ${MUSTER_LAYER_EXPORT})
   if(MUSTER_TESTS AND tests)
     set(torch "")
@@ -134,23 +152,27 @@ function(muster_layer name)
     if(arg_TESTS_COMPUTE)
       set(compute COMPUTE)
     endif()
-    muster_test_executable(muster_${name}_test ${torch} ${compute} SOURCES ${tests} LIBRARIES muster_${name} ${arg_TEST_LIBRARIES})
+    muster_test_executable(muster_${name}_test ${torch} ${compute} SOURCES ${tests} LIBRARIES
+        muster_${name} ${arg_TEST_LIBRARIES})
   endif()
 endfunction()
 
 # muster_discover_suites(TARGET PREFIX [property value]...)
-# As gtest_discover_tests(), but one ctest test for each suite: where loading the program takes longer than most of its tests.
+# As gtest_discover_tests(), but one ctest test for each suite: where loading the program takes
+# longer than most of its tests.
 function(muster_discover_suites target prefix)
   set(included ${CMAKE_CURRENT_BINARY_DIR}/${target}_suites.cmake)
-  file(GENERATE OUTPUT ${included} CONTENT "set(program $<TARGET_FILE:${target}>)\nset(prefix ${prefix})\nset(properties ${ARGN})
+  file(GENERATE OUTPUT ${included} CONTENT
+      "set(program $<TARGET_FILE:${target}>)\nset(prefix ${prefix})\nset(properties ${ARGN})
 include(${PROJECT_SOURCE_DIR}/cmake/discover_suites.cmake)\n")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${included})
 endfunction()
 
-# One GoogleTest executable; each of its tests is a ctest test named "<layer>.<Suite>.<Test>" (behind MUSTER_TEST_PREFIX). Where it loads
-# LibTorch, which takes half a second, a whole suite is one, "<layer>.<Suite>", but for the sanitized builds.
-# SERIAL: nothing else is tested while one of them runs. TORCH: the sources use LibTorch tensors. COMPUTE: see muster_layer().
-# The tests are listed when ctest starts, not when the program is linked: a build never runs what it builds.
+# One GoogleTest executable; each of its tests is a ctest test named "<layer>.<Suite>.<Test>"
+# (behind MUSTER_TEST_PREFIX). Where it loads LibTorch, which takes half a second, a whole suite is
+# one, "<layer>.<Suite>", but for the sanitized builds. SERIAL: nothing else is tested while one of
+# them runs. TORCH: the sources use LibTorch tensors. COMPUTE: see muster_layer(). The tests are
+# listed when ctest starts, not when the program is linked: a build never runs what it builds.
 function(muster_test_executable target)
   cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL;TORCH;COMPUTE" "" "SOURCES;LIBRARIES")
   add_executable(${target} ${arg_SOURCES})
@@ -172,14 +194,19 @@ function(muster_test_executable target)
   endif()
   string(REGEX REPLACE "^muster_(.*)_test$" "\\1" layer ${target})
   if(arg_TORCH AND NOT MUSTER_SANITIZE)
-    muster_discover_suites(${target} "${MUSTER_TEST_PREFIX}${layer}." ENVIRONMENT "${MUSTER_TEST_ENVIRONMENT}" RUN_SERIAL ${arg_SERIAL})
+    muster_discover_suites(${target} "${MUSTER_TEST_PREFIX}${layer}." ENVIRONMENT
+        "${MUSTER_TEST_ENVIRONMENT}" RUN_SERIAL ${arg_SERIAL})
     return()
   endif()
   set(filter "")
   if(MUSTER_SANITIZE MATCHES "thread")
-    # Of one thread each, fibers or steps in turn: there is no race to find, and some of them would take minutes.
-    set(filter TEST_FILTER "-RegionGroup.*:RegionFailure.*:Region*Model.*:LinkGroup.*:Kernels.*:Schedule.*:Proof.*:Cost.*:Sim*:RpcMessageFuzz.*")
+    # Of one thread each, fibers or steps in turn: there is no race to find, and some of them would
+    # take minutes.
+    set(filter TEST_FILTER
+        "-RegionGroup.*:RegionFailure.*:Region*Model.*:LinkGroup.*:Kernels.*:Schedule.*:Proof.*:\
+Cost.*:Sim*:RpcMessageFuzz.*")
   endif()
-  gtest_discover_tests(${target} ${filter} TEST_PREFIX "${MUSTER_TEST_PREFIX}${layer}." DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+  gtest_discover_tests(${target} ${filter} TEST_PREFIX "${MUSTER_TEST_PREFIX}${layer}."
+      DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
                        PROPERTIES ENVIRONMENT "${MUSTER_TEST_ENVIRONMENT}" RUN_SERIAL ${arg_SERIAL})
 endfunction()

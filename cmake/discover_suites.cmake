@@ -1,9 +1,11 @@
-# Read by ctest when it starts: a test for each suite of the GoogleTest `program`, named `prefix` and the suite, with `properties`.
+# Read by ctest when it starts: a test for each suite of the GoogleTest `program`, named `prefix`
+# and the suite, with `properties`.
 if(NOT EXISTS ${program})
   add_test(${prefix}NOT_BUILT ${program})
   return()
 endif()
-execute_process(COMMAND ${program} --gtest_list_tests OUTPUT_VARIABLE listed RESULT_VARIABLE result ERROR_QUIET)
+execute_process(COMMAND ${program} --gtest_list_tests OUTPUT_VARIABLE listed RESULT_VARIABLE result
+    ERROR_QUIET)
 if(NOT result EQUAL 0)
   message(FATAL_ERROR "${program} --gtest_list_tests ended with ${result}")
 endif()

@@ -1,4 +1,5 @@
-# cmake -DBUILD=<build folder> -DSOURCE=<source tree> -DPROJECT=<the project that uses muster> -DWORK=<empty folder> -DCXX=<compiler> [-DPYTHON=<that has torch>] -P install_test.cmake
+# cmake -DBUILD=<build folder> -DSOURCE=<source tree> -DPROJECT=<the project that uses muster>
+# -DWORK=<empty folder> -DCXX=<compiler> [-DPYTHON=<that has torch>] -P install_test.cmake
 function(step)
   string(JOIN " " line ${ARGN})
   message(STATUS "${line}")
@@ -22,7 +23,9 @@ endforeach()
 file(GLOB_RECURSE installed RELATIVE "${prefix}/include" "${prefix}/include/muster/*")
 file(GLOB_RECURSE public RELATIVE ${SOURCE}/include ${SOURCE}/include/muster/*)
 if(NOT installed STREQUAL public)
-  message(FATAL_ERROR "installed headers: ${installed}\npublic headers: ${public}\ncmake/MusterInstall.cmake lists them")
+  message(FATAL_ERROR
+      "installed headers: ${installed}\npublic headers: ${public}\ncmake/MusterInstall.cmake lists \
+them")
 endif()
 step(python3 ${SOURCE}/tools/check_public_headers "${prefix}/include")
 
@@ -38,22 +41,26 @@ foreach(program IN LISTS programs)
   file(READ_ELF "${program}" RPATH rpath RUNPATH runpath CAPTURE_ERROR error)
   string(FIND "${rpath};${runpath}" "${BUILD}" at)
   if(error OR NOT at EQUAL -1)
-    message(FATAL_ERROR "${program} looks for its libraries in the build folder: ${rpath};${runpath} ${error}")
+    message(FATAL_ERROR
+        "${program} looks for its libraries in the build folder: ${rpath};${runpath} ${error}")
   endif()
 endforeach()
-execute_process(COMMAND ${muster} bench --seconds 0.01 --sizes 8 RESULT_VARIABLE result OUTPUT_VARIABLE table ERROR_VARIABLE complaints)
+execute_process(COMMAND ${muster} bench --seconds 0.01 --sizes 8 RESULT_VARIABLE result
+    OUTPUT_VARIABLE table ERROR_VARIABLE complaints)
 if(NOT result EQUAL 0 OR NOT table MATCHES "all_reduce" OR complaints MATCHES "engine alone")
   message(FATAL_ERROR "muster bench: ${result}\n${table}${complaints}")
 endif()
 if(PYTHON)  # one that has torch, for what the command has Python workers of
-  step(${muster} bench store --count 1 --rounds 1 --seconds 0.01 --python ${PYTHON} --json ${WORK}/rows)
+  step(${muster} bench store --count 1 --rounds 1 --seconds 0.01 --python ${PYTHON} --json
+      ${WORK}/rows)
   file(READ ${WORK}/rows rows)
   if(NOT rows MATCHES "\"stock_us\":[0-9]")
     message(FATAL_ERROR "stock torch's store was not measured: ${rows}")
   endif()
 endif()
 
-step(${CMAKE_COMMAND} -S ${PROJECT} -B ${WORK}/build -G Ninja "-DCMAKE_PREFIX_PATH=${prefix}" -DCMAKE_CXX_COMPILER=${CXX}
+step(${CMAKE_COMMAND} -S ${PROJECT} -B ${WORK}/build -G Ninja "-DCMAKE_PREFIX_PATH=${prefix}"
+    -DCMAKE_CXX_COMPILER=${CXX}
      -DCMAKE_BUILD_TYPE=Release)
 step(${CMAKE_COMMAND} --build ${WORK}/build)
 step(${WORK}/build/core_only)
