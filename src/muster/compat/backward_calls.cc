@@ -14,8 +14,8 @@
 namespace muster::compat {
 namespace {
 
-/// Calls that end later are no business of the pass: it may be this rank that the others wait for,
-/// for something that it does afterwards.
+/// The pass does not wait longer for its calls: the other ranks may be waiting for something that
+/// this rank does after the pass.
 constexpr Duration kStay = std::chrono::milliseconds(100);
 
 }  // namespace
@@ -33,8 +33,8 @@ std::shared_ptr<BackwardCalls> BackwardCalls::of_this_pass(const ProcessGroup& g
   if (!driving) return nullptr;
   auto calls = std::make_shared<BackwardCalls>(pass, std::move(driving));
   latest.calls = calls;
-  // Before that of DDP, which comes with the last bucket. Autograd drops it uncalled where an
-  // exception ends the pass.
+  // Queued before DDP's callback, which is added with the last bucket. Autograd drops it without a
+  // call if an exception ends the pass.
   torch::autograd::Engine::get_default_engine().queue_callback([calls] { calls->end(); });
   return calls;
 }
@@ -51,7 +51,7 @@ WorkRef BackwardCalls::next() {
     over_ = true;
     return nullptr;
   }
-  auto work = std::move(works_.back());  // whoever waits for it drives those before it
+  auto work = std::move(works_.back());  // waiting for it drives the earlier ones too
   works_.pop_back();
   return work;
 }
@@ -72,8 +72,8 @@ void BackwardCalls::end() {
     try {
       work->wait(time_left(steady_clock(), deadline));
     } catch (const std::exception&) {
-      // What it failed with is in the future that was asked for; what has not ended in time goes
-      // on.
+      // Its failure is in the future that the caller holds; a call that has not ended in time
+      // continues.
     }
   }
   driving_.reset();

@@ -63,8 +63,8 @@ T& only(ProcessGroup& group, Op op, std::vector<T>& list, const char* what,
   return list.front();
 }
 
-/// A tensor as one part per member: any shape where it is contiguous, else dimension 0 is shared
-/// out. Where that cannot be, the other members are told that this one's call cannot be made.
+/// Splits a tensor into one part per member: any shape if it is contiguous, else along dimension 0.
+/// If that is impossible, the other members are told that this one's call was refused.
 Tensors parts_of(ProcessGroup& group, Op op, const at::Tensor& whole, const at::Tensor& part,
                  const char* what) {
   const int members = group.size();
@@ -101,7 +101,7 @@ bool one_dtype(const Tensors& tensors) {
                      [&](const auto& each) { return each.dtype() == tensors.front().dtype(); });
 }
 
-/// Torch's words around ours, which say which rank is missing.
+/// Torch's message around muster's, which names the missing rank.
 std::string monitored_text(int rank, const std::optional<Duration>& timeout,
                            const std::string& why) {
   if (rank != 0)
@@ -443,7 +443,7 @@ TorchBackend::Works TorchBackend::barrier(const c10d::BarrierOptions& options) {
 }
 
 void TorchBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
-  // Here a timeout of nothing is one: those who have not come yet are late.
+  // Here a zero timeout is a real one: ranks that have not arrived yet are late.
   const auto timeout = options.timeout < std::chrono::milliseconds::zero()
                            ? std::nullopt
                            : std::optional<Duration>(options.timeout);
@@ -573,8 +573,8 @@ void TorchBackend::abort() {
 void TorchBackend::shutdown() {
   if (shut_down_.exchange(true)) return;
   if (whole_job_) {
-    // Where there are remote calls too, the others may be waiting by those for this rank before
-    // they come here themselves.
+    // If torch's RPC is running, the others may wait for this rank in remote calls before they get
+    // here.
     const bool others_may_wait = torch::distributed::rpc::RpcAgent::isCurrentRpcAgentSet();
     job_->close(others_may_wait ? std::min(group_->timeout(), kLimitBesideRpc) : group_->timeout());
   } else {

@@ -41,7 +41,7 @@ std::shared_ptr<TorchJob> TorchJob::open(const c10::intrusive_ptr<c10d::Store>& 
   options.world_size = size;
   const auto deadline = deadline_after(steady_clock(), timeout);
   group::share_memory_if_asked({});
-  // Others block on the store that was given; a clone has a connection of its own.
+  // Other users block on the given store; a clone has its own connection.
   auto own = meet_on(store->clone(), rank, size, timeout);
   if (!own.ok()) group::raise_from_store(own.status().with_context("init_process_group"));
   options.timeout = time_left(steady_clock(), deadline);
@@ -88,7 +88,7 @@ TorchJob::Left TorchJob::shrink(const Group& old, const std::vector<int>& exclud
   }
   left->retired_.push_back(world_);
   if (of_default) left->make_default();
-  // Who was left out, and still waits in it, learns it.
+  // Ranks that were excluded and still wait in the old group get an error.
   core_of(world_).abort("the default group was shrunk");
   return {std::move(left), std::move(shrunk.group)};
 }

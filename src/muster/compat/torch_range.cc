@@ -49,8 +49,7 @@ std::shared_ptr<CallRange> CallRange::begin(const std::string& backend, OpType t
   call->range_._setAsync();
   const std::vector<c10::IValue> inputs(tensors.begin(), tensors.end());
   call->range_.before(std::string_view(call->title_), &inputs);
-  // The profiler that is told of the end is the one that saw the beginning, whichever thread comes
-  // to it.
+  // The end is reported to the profiler that saw the beginning, on whichever thread it happens.
   call->end_ = at::wrapPropagateTLSState([range = &call->range_] { range->end(); });
   return call;
 }

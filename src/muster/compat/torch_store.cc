@@ -38,8 +38,8 @@ Value value_of(const Bytes& bytes) {
 Reply reply_of(std::vector<Value> values) { return {{}, 0, std::move(values)}; }
 Reply failure(Code code, std::string text) { return {Status(code, std::move(text)), 0, {}}; }
 
-/// Who did not come to a meeting that ended with `error`; `keys`: what each of them would have
-/// written. A success where all had come.
+/// Names the members that did not arrive at a rendezvous that ended with `error`; `keys`: the key
+/// that each would have written. Success if all had arrived.
 Status absent(c10d::Store& store, const std::vector<std::string>& keys, Duration timeout,
               const std::exception& error) {
   std::vector<int> missing;
@@ -53,15 +53,15 @@ Status absent(c10d::Store& store, const std::vector<std::string>& keys, Duration
                 missing);
 }
 
-/// Null where the store stands on something else.
+/// Null if the store wraps another kind.
 c10::intrusive_ptr<c10d::TCPStore> tcp_below(c10::intrusive_ptr<c10d::Store> store) {
   while (auto* prefix = dynamic_cast<c10d::PrefixStore*>(store.get()))
     store = prefix->getUnderlyingStore();
   return c10::dynamic_intrusive_pointer_cast<c10d::TCPStore>(store);
 }
 
-/// Where it is served decides which of its addresses a rank listens on: the host is empty where
-/// that is not known.
+/// The host that serves the store decides on which of its addresses a rank listens; empty if
+/// unknown.
 class TorchStore : public store::RequestStore<store::TcpStore> {
  public:
   TorchStore(c10::intrusive_ptr<c10d::Store> store, Duration timeout)
@@ -151,7 +151,7 @@ class TorchStore : public store::RequestStore<store::TcpStore> {
     return reply_of(std::move(values));
   }
 
-  /// Which meeting under `key` this is: every member comes to all of them.
+  /// The number of this rendezvous under `key`; every member takes part in all of them.
   std::string meeting(const std::string& key) {
     const std::lock_guard lock(mutex_);
     return key + "/" + std::to_string(meetings_[key]++) + "/";
@@ -191,14 +191,14 @@ std::string cannot_join(int rank, int world_size) {
          " cannot join the job on torch's store";
 }
 
-/// The n-th init on one store. It has begun when rank 0 is there, and ends when all are, or when a
-/// later rank 0 finds it without an end: its own is gone then. An end stays, so nobody takes an
-/// init of before for this one.
+/// The n-th init on one store. It begins when rank 0 arrives. It ends when all ranks have arrived,
+/// or when a later rank 0 finds it unfinished because its own rank 0 has died. The end mark stays,
+/// so no rank mistakes an earlier init for this one.
 class Init {
  public:
   Init(c10d::Store& store, std::int64_t number)
       : store_(store), name_(kPrefix + std::to_string(number)) {}
-  /// `more` inits are begun; the number of the latest.
+  /// Begins `more` inits; returns the number of the latest.
   static std::int64_t count(c10d::Store& store, int more) {
     return store.add(std::string(kPrefix) + "count", more);
   }
@@ -232,7 +232,7 @@ class Init {
   const std::string name_;
 };
 
-/// Rank 0's part. `number` tells the caller which init it is in, also where this throws.
+/// Rank 0's part. Sets `number` to the current init, even if it throws.
 void lead(c10d::Store& store, int world_size, TimePoint deadline, std::int64_t& number) {
   number = Init::count(store, 1);
   for (auto earlier = number - 1; earlier > 0; --earlier) {
@@ -257,8 +257,9 @@ void follow(c10d::Store& store, int rank, TimePoint deadline, std::int64_t& numb
   }
 }
 
-/// How many inits each rank has begun on this store. Told before anybody waits: rank 0 may still
-/// wait for another rank in torch's own rendezvous, and nobody has a place before rank 0 comes.
+/// Counts how many inits each rank has begun on this store. Written before any rank waits: rank 0
+/// may still wait for another rank in torch's own rendezvous, and no rank has a place before rank 0
+/// arrives.
 class Begun {
  public:
   Begun(c10d::Store& store, int rank)
@@ -280,7 +281,7 @@ class Begun {
   const std::int64_t mine_;
 };
 
-/// Why an init that rank 0 has not begun did not come about. Success where that is not known.
+/// Why an init that rank 0 has not begun failed. Success if that is unknown.
 Status absent_with_rank_zero(Begun& begun, int world_size, Duration timeout,
                              const std::exception& error) {
   const auto ranks = begun.behind(world_size);
@@ -307,7 +308,7 @@ Result<std::shared_ptr<store::Store>> meet_on(const c10::intrusive_ptr<c10d::Sto
           c10::make_intrusive<c10d::PrefixStore>(Init(*store, number).name(), store));
     } catch (const std::exception& error) {
       if (steady_clock().now() < deadline || number == 0) throw;
-      // Without rank 0 nobody else takes a place.
+      // Without rank 0 no other rank takes a place.
       const Init init(*store, number);
       auto status = absent(*store, init.places(1), timeout, error);
       if (!status.ok()) {

@@ -50,7 +50,7 @@ bool TorchWork::wait(std::chrono::milliseconds timeout) {
   return in_torch_errors([&] {
     for (const auto& work : parts_.works)
       work->wait(limited ? std::optional(time_left(steady_clock(), deadline)) : std::nullopt);
-    if (shown_) shown_->end();  // the future's callback may only be about to run
+    if (shown_) shown_->end();  // the future's callback may not have run yet
     return true;
   });
 }

@@ -11,7 +11,7 @@ namespace muster::trace {
 namespace {
 
 constexpr std::size_t kRanksListed = 10;
-/// A wait that is `usual` whatever the calls before took, and how many of these are looked at.
+/// The wait that is always `usual`, and how many earlier calls are considered for longer ones.
 constexpr std::int64_t kShortWait = 1'000'000'000;
 constexpr int kLastCalls = 32;
 
@@ -19,14 +19,12 @@ std::string ago(std::int64_t then, std::int64_t now) {
   return muster::describe(Duration(std::max<std::int64_t>(now - then, 0)));
 }
 
-/// The last collective that a rank was in on a group and that has not ended well; null where there
-/// is none in the trace.
+/// The last collective of a rank on a group that has not succeeded; null if the trace has none.
 const Record* open_call(const RankTrace& trace, const std::string& group) {
   for (auto at = trace.records.rbegin(); at != trace.records.rend(); ++at) {
     if (at->sequence == 0 || at->state == State::completed || trace.groups[at->group].name != group)
       continue;
-    // What failed and was followed by a call that ended well did not break the group (wrong
-    // arguments).
+    // A failure that was followed by a successful call did not break the group (wrong arguments).
     if (at->state == State::failed && trace.group(group)->completed > at->sequence) return nullptr;
     const Record* earliest = &*at;
     for (auto before = at; before != trace.records.rend(); ++before) {
@@ -41,7 +39,7 @@ const Record* open_call(const RankTrace& trace, const std::string& group) {
 struct TracedMember {
   int rank;
   const RankTrace* trace;   // null: no trace
-  const GroupTrace* group;  // null: has not made the group
+  const GroupTrace* group;  // null: the rank has not created the group
   const Record* open;       // null: between calls
 };
 
@@ -73,7 +71,7 @@ std::uint64_t completed_of(const TracedMember& member) {
   return member.group != nullptr ? member.group->completed : 0;
 }
 
-/// The call that a member made on `group` under this number; null where the trace does not hold it.
+/// The call that a member made on `group` under this number; null if the trace does not have it.
 const Record* call_of(const TracedMember& member, const std::string& group,
                       std::uint64_t sequence) {
   if (member.trace == nullptr) return nullptr;
@@ -84,9 +82,9 @@ const Record* call_of(const TracedMember& member, const std::string& group,
   return nullptr;
 }
 
-/// Those whose call `sequence` is another than that of most members, where one of these calls has
-/// failed. The engine compares more than a trace holds (reduce operations, sizes where they must
-/// agree): what is the same here may have differed there.
+/// The members whose call `sequence` differs from that of most members, if one of these calls has
+/// failed. The engine compares more than a trace holds (reduce operations, sizes), so calls that
+/// look equal here may have differed there.
 std::vector<int> odd_ones(const std::vector<TracedMember>& members, const std::string& group,
                           std::uint64_t sequence) {
   std::map<std::tuple<std::string, std::string, int>, std::vector<int>> kinds;
@@ -100,7 +98,7 @@ std::vector<int> odd_ones(const std::vector<TracedMember>& members, const std::s
   if (!failed || kinds.size() < 2) return {};
   const auto common =
       std::max_element(kinds.begin(), kinds.end(), [](const auto& a, const auto& b) {
-        // Of as many, those with the lowest ranks are in the right.
+        // On a tie, the set with the lowest rank counts as right.
         return std::pair(a.second.size(), -a.second.front()) <
                std::pair(b.second.size(), -b.second.front());
       });
@@ -112,9 +110,8 @@ std::vector<int> odd_ones(const std::vector<TracedMember>& members, const std::s
   return odd;
 }
 
-/// Takes ranks that make a different call for what holds the group up, where there are any. The
-/// first to meet them has ended the group for the others too, which may have been in an earlier
-/// call.
+/// If ranks make a different call, they are the ones that hold up the group. The first member that
+/// met them failed the group for the others too, which may have been in an earlier call.
 bool find_different(const std::vector<TracedMember>& members, Holdup& holdup) {
   std::set<std::uint64_t> last;  // calls of the members, those that may be the different ones
   for (const auto& member : members) {
@@ -142,8 +139,8 @@ bool find_different(const std::vector<TracedMember>& members, Holdup& holdup) {
   return true;
 }
 
-/// A failed group ends calls in which nobody was missing along with the one in which somebody was:
-/// who is between calls, and behind, is the one that was missed, in the call after its last.
+/// The failure of a group also ends calls in which no rank was missing. The missing rank is the one
+/// that is between calls and behind: it did not enter the call after its last.
 bool find_missed(const std::vector<TracedMember>& members, std::uint64_t most, Holdup& holdup) {
   const bool failed = std::any_of(members.begin(), members.end(), [](const TracedMember& member) {
     return member.open != nullptr && member.open->state == State::failed;
@@ -166,10 +163,10 @@ bool find_missed(const std::vector<TracedMember>& members, std::uint64_t most, H
     holdup.since_ns = call->start_ns;
     return true;
   }
-  return false;  // the ring has forgotten that call
+  return false;  // the ring has overwritten that call
 }
 
-/// The longest of the last calls that a rank has completed on `group`.
+/// The longest of the last calls that a rank completed on `group`.
 std::int64_t longest_of_last(const RankTrace& trace, const std::string& group) {
   std::int64_t longest = 0;
   int calls = 0;
@@ -197,12 +194,13 @@ bool is_usual(const Holdup& holdup, const std::vector<TracedMember>& members, st
 
 std::optional<Holdup> holdup_of(const JobTrace& job, const std::string& name) {
   const auto members = members_of(job, name);
-  const Record* first = nullptr;  // the earliest call that somebody is in
+  const Record* first = nullptr;  // the earliest call that a rank is in
   std::uint64_t most = 0, fewest = ~std::uint64_t{0};
   for (const auto& member : members) {
     if (member.open != nullptr && (first == nullptr || member.open->sequence < first->sequence))
       first = member.open;
-    if (member.trace == nullptr) continue;  // another host's, or ended well: not known
+    if (member.trace == nullptr)
+      continue;  // no trace: a rank of another host, or one that ended well
     most = std::max(most, member.group != nullptr ? member.group->started : 0);
     fewest = std::min(fewest, completed_of(member));
   }
@@ -231,12 +229,11 @@ std::optional<Holdup> holdup_of(const JobTrace& job, const std::string& name) {
     if (!holdup.behind.empty()) break;
     holdup.reason = reason;
     holdup.behind = ranks_where(
-        // Those that were left with an error have ended after it: what broke the call is not
-        // theirs.
+        // Ranks whose call failed ended after the failure, so they did not cause it.
         members, [&, life = life](const TracedMember& member) {
           return member.open != nullptr && member.open->under_way() && member.trace->life == life;
         });
-    // All of them gone says nothing about any of them.
+    // If all of them are gone, none can be singled out.
     if (holdup.behind.size() == members.size()) holdup.behind.clear();
   }
   if (holdup.behind.empty()) {
@@ -429,7 +426,7 @@ std::string summary(const JobTrace& job) {
 
 Rates rates_of(const RankTrace& trace, std::int64_t now_ns, std::int64_t window_ns) {
   std::int64_t begin = std::max(now_ns - window_ns, trace.since_ns);
-  // What the ring has forgotten cannot be counted.
+  // Overwritten entries cannot be counted.
   if (!trace.records.empty() && trace.calls > trace.records.size())
     begin = std::max(begin, trace.records.front().start_ns);
   const double seconds = static_cast<double>(std::max<std::int64_t>(now_ns - begin, 1)) * 1e-9;

@@ -20,8 +20,8 @@ constexpr std::size_t kLongestText = 2400;
 
 std::string key_of(int rank) { return "trace/" + std::to_string(rank); }
 
-/// The latest group of this name that a rank has made: after a shrinking a group of the same name
-/// may take an ended one's place.
+/// The latest group of this name that a rank has created: after a shrink, a new group may have the
+/// name of one that has ended.
 const GroupTrace* latest_group(const RankTrace& trace, const std::string& name) {
   for (auto at = trace.groups.rbegin(); at != trace.groups.rend(); ++at) {
     if (at->name == name || at->name.starts_with(name + " #")) return &*at;
@@ -65,7 +65,7 @@ PeerTraces::PeerTraces(std::shared_ptr<Recorder> recorder, std::shared_ptr<store
   store_ = std::move(*clone);
   store_->set_timeout(kStoreTimeout);
   auto thread = start_thread("the thread that publishes this rank's trace", [this] { publish(); });
-  if (thread.ok()) thread_ = std::move(*thread);  // else the others do without
+  if (thread.ok()) thread_ = std::move(*thread);  // otherwise nothing is published
 }
 
 PeerTraces::~PeerTraces() { stop(); }
@@ -116,8 +116,7 @@ JobTrace PeerTraces::look(std::span<const int> only) const {
         job.ranks.push_back(std::move(*trace));
     }
   }
-  // Where the directory is shared between hosts, what another host's rank writes there need not be
-  // seen here.
+  // If hosts share the directory, writes of a rank on another host may not be visible here.
   std::erase_if(job.ranks,
                 [&](const RankTrace& trace) { return contains(elsewhere_, trace.rank); });
   std::shared_ptr<store::Store> store;

@@ -31,14 +31,14 @@ std::string text_of(const char (&field)[Size]) {
   return std::string(field, ::strnlen(field, Size));
 }
 
-/// A trace's file, read piece by piece. A mapping would end this process (SIGBUS) where somebody
-/// cuts the file short, and the header could change after it has been judged.
+/// A trace file, read piece by piece. With a mapping, truncation of the file would kill this
+/// process (SIGBUS), and the header could change after it was checked.
 class TraceFile {
  public:
   explicit TraceFile(int file) : file_(file) {}
 
-  /// Copies what stands at `offset` once the copies before it are made; nothing where the file ends
-  /// before that.
+  /// Copies the bytes at `offset`, ordered after earlier copies; empty if the file ends before
+  /// them.
   template <class T>
   void read(std::size_t offset, std::span<T> out) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -64,8 +64,8 @@ class TraceFile {
   bool cut_short_ = false;
 };
 
-/// Three copies of the same things, one after the other. A stamp that is even, and the same in the
-/// first and the last, says that its owner wrote nothing while the middle one was copied.
+/// Three successive copies of the same data. If a stamp is even and equal in the first and the
+/// last, its owner wrote nothing while the middle one was copied.
 template <class T>
 struct ThreeCopies {
   explicit ThreeCopies(std::size_t count) : before(count), middle(count), after(count) {}
@@ -240,8 +240,8 @@ Result<RankTrace> read_trace(const std::string& path) {
   trace.pid = header.pid;
   trace.since_ns = header.wall_base_ns;
   trace.life = life_of(opened->get(), header.pid, trace.boot);
-  // On the writer's host and boot both clocks are at hand now: steps of the wall clock since the
-  // start are taken out.
+  // On the writer's host and boot both clocks can be read now, so steps of the wall clock since the
+  // start are corrected.
   const std::int64_t to_wall =
       trace.life == Life::gone ? header.wall_base_ns - header.mono_base_ns
                                : wall_now_ns() - steady_clock().now().time_since_epoch().count();

@@ -35,7 +35,7 @@ void put_text(char (&target)[Size], std::string_view text) {
   std::memcpy(target, text.data(), std::min(text.size(), Size - 1));
 }
 
-/// The same short name on every member, and another for another long name.
+/// A shortened name, equal on every member and different for different long names.
 std::string short_name(std::string_view name) {
   constexpr std::size_t kLongest = sizeof(GroupSlot::name) - 1;
   if (name.size() <= kLongest) return std::string(name);
@@ -46,8 +46,8 @@ std::string short_name(std::string_view name) {
   return std::string(name.substr(0, kLongest - 19)) + tail;
 }
 
-// Two threads that end calls of one group at once may lose the higher number until the next call:
-// cheaper than an exchange for each.
+// If two threads end calls of one group at once, the higher number may be lost until the next call.
+// That is cheaper than an atomic exchange per call.
 void raise_to(std::uint64_t& word, std::uint64_t value) {
   std::atomic_ref shared(word);
   if (shared.load(std::memory_order_relaxed) < value)
@@ -63,8 +63,7 @@ Result<std::shared_ptr<Recorder>> Recorder::from_environment(const std::string& 
   RecorderOptions options;
   options.job = job;
   options.run_id = env_text("TORCHELASTIC_RUN_ID").value_or("none");
-  if (options.run_id == "none")
-    options.run_id.clear();  // what launchers call a job that nobody has named
+  if (options.run_id == "none") options.run_id.clear();  // the launchers' name for an unnamed job
   options.rank = rank;
   options.world_size = world_size;
   if (*entries) options.entries = static_cast<std::uint32_t>(**entries);
@@ -89,8 +88,8 @@ Recorder::~Recorder() {
   if (memory_ != nullptr) ::munmap(memory_, bytes_);
 }
 
-// The file shows itself under its name only once it is whole and locked. Its blocks are taken here:
-// a write to a mapping of a file that finds the disk full would end the process.
+// The file gets its name only when it is complete and locked. Its blocks are allocated here: on a
+// full disk a write to the mapping would kill the process.
 Status Recorder::open() {
   const std::string base = options_.directory.empty() ? run_directory() : options_.directory;
   const std::string folder = job_folder(options_.job);
@@ -224,7 +223,7 @@ void Recorder::begin(std::uint16_t group, const RecordedCall& call, TimePoint no
   ticket.start_ns = nanoseconds(now);
   ticket.group = group;
   if (!biased_lock_.enter()) return begin_among_others(group, call, ticket);
-  // Nobody else can have a ticket or claim an entry meanwhile.
+  // No other thread can take a ticket or claim an entry here.
   const std::uint64_t number =
       std::atomic_ref(header_->tickets).load(std::memory_order_relaxed) + 1;
   std::atomic_ref(header_->tickets).store(number, std::memory_order_relaxed);
@@ -236,7 +235,7 @@ void Recorder::begin(std::uint16_t group, const RecordedCall& call, TimePoint no
   ticket.number = number;
 }
 
-/// Where several threads make calls.
+/// The path for several calling threads.
 void Recorder::begin_among_others(std::uint16_t group, const RecordedCall& call,
                                   Ticket& ticket) noexcept {
   biased_lock_.revoke();
@@ -268,7 +267,7 @@ void Recorder::settle(const Ticket& ticket, State state, TimePoint now) noexcept
     raise_to(groups_[ticket.group].completed, ticket.sequence);
   if (ticket.number == 0) return;
   TraceEntry& entry = entries_[(ticket.number - 1) & (entry_count_ - 1)];
-  if (load(entry.stamp) != 2 * ticket.number) return;  // a later call's by now
+  if (load(entry.stamp) != 2 * ticket.number) return;  // the entry belongs to a later call by now
   store(entry.outcome, outcome_of(state, ticket.number,
                                   static_cast<std::uint64_t>(std::max<std::int64_t>(
                                       nanoseconds(now) - ticket.start_ns, 1))));
@@ -292,7 +291,7 @@ void Recorder::fail(const Ticket& ticket, std::string_view text, TimePoint now) 
 void Recorder::remove() {
   if (mark_.forked()) return;
   ::unlink(path_.c_str());
-  ::rmdir(directory_.c_str());  // goes with its last file
+  ::rmdir(directory_.c_str());  // succeeds once its last file is removed
 }
 
 std::uint64_t Recorder::changes() const {

@@ -68,7 +68,7 @@ std::string run_directory() {
 
 std::string job_folder(const std::string& job) {
   std::string folder(kJobPrefix);
-  // The end of a job's name is what tells two runs at one address apart.
+  // The end of a job's name distinguishes two runs at one address.
   for (const char c : job.size() > 120 ? job.substr(job.size() - 120) : job) {
     const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
                        c == '-' || c == '.';

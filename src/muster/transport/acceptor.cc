@@ -19,7 +19,8 @@ namespace {
 constexpr int kAcceptsAPass = 64;                           // limit: fairness
 constexpr Duration kQuiet = std::chrono::seconds(10);       // the log says it once
 constexpr Duration kPause = std::chrono::milliseconds(20);  // limit: descriptors run out
-// A peer of ours has long finished by then; what is still there is unauthenticated or gone.
+// An authentic peer finishes its handshake well within this time. Connections still pending then
+// are unauthenticated or gone.
 constexpr Duration kLimitWithoutDescriptors =
     std::chrono::milliseconds(250);  // limit: of a handshake
 
@@ -77,7 +78,7 @@ bool Acceptor::poll(TimePoint now) {
     for (int accepted = 0; listens && accepted < kAcceptsAPass && accept_from(fd, now); ++accepted)
       moved = true;
   }
-  // Only now: what had arrived in time counts, also where this process was held up itself.
+  // Checked last: input that arrived in time counts, even if this process itself was delayed.
   while (!pending_.empty() && pending_.front().limit() <= now) {
     refuse(pending_.front(),
            "it did not prove the job's secret within " + describe(options_.handshake_limit), now);
@@ -126,7 +127,7 @@ bool Acceptor::accept_from(int listener, TimePoint now) {
   return true;
 }
 
-/// Makes room for one more descriptor, if that can be done.
+/// Tries to free one descriptor.
 bool Acceptor::find_descriptor(TimePoint now) {
   const int error = errno;
   if (!pending_.empty() && pending_.front().since() + kLimitWithoutDescriptors <= now) {
@@ -159,7 +160,7 @@ void Acceptor::advance(Pending::iterator connection, TimePoint now) {
       return;
     }
     case PendingConnection::HandshakeProgress::failed:
-      // One that lost a crossing is a rank's; one that went away asked for nothing.
+      // Not counted: a crossing that a rank lost, and a peer that disconnected by itself.
       if (connection->failure().code() == Code::refused && !connection->lost_crossing())
         refuse(*connection, connection->failure().message(), now);
       else if (logs(LogLevel::debug))

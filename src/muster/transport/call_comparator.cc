@@ -23,7 +23,7 @@ std::vector<CallComparator::CallOfRank> CallComparator::begin(const Fingerprint&
   slot.call = call;
   slot.valid = true;
   last_begun_ = std::max(last_begun_, call.sequence);
-  // What nobody will begin any more is forgotten.
+  // Forget calls that this member can no longer begin.
   if (call.sequence > kRememberedCalls)
     early_.erase(early_.begin(), early_.lower_bound(call.sequence - kRememberedCalls));
   const auto early = early_.find(call.sequence);
@@ -37,7 +37,7 @@ Status CallComparator::check_numbered(int source, const Fingerprint& call) {
     const bool agree = rules_ != nullptr ? rules_->agree(call, begun.call) : call == begun.call;
     return agree ? Status() : mismatch(source, call, begun.call);
   }
-  if (call.sequence <= last_begun_) return {};  // long over, or begun out of turn
+  if (call.sequence <= last_begun_) return {};  // long completed, or begun out of order
   auto& calls = early_[call.sequence];
   if (std::none_of(calls.begin(), calls.end(),
                    [source](const CallOfRank& known) { return known.first == source; }))

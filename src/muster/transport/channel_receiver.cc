@@ -15,7 +15,7 @@ void ChannelReceiver::post(const TransferStateRef& receive) {
   core_.matcher.post(*receive);
 }
 
-/// What `begin_eager` and `end_eager` would do with such a message.
+/// What `begin_eager` and `end_eager` would do with a message of this header.
 TryReceive ChannelReceiver::try_receive(int rank, const FrameHeader& expected, MutableBytes data) {
   PassState& pass = core_.engine.pass;
   Link* const link = core_.links.find(rank);
@@ -23,7 +23,7 @@ TryReceive ChannelReceiver::try_receive(int rank, const FrameHeader& expected, M
       !core_.matcher.is_untouched(MatchKey{rank, 0, expected.tag}))
     return TryReceive::needs_transfer;
   CreditState& credit = core_.credits.with(rank);
-  // A large message asks first. The ring is looked at all the same: it holds nothing, or the
+  // A large message is preceded by a request. The ring is polled anyway: it is empty or holds the
   // request.
   if (!credit.allows(std::min(data.size(), kEagerBytes))) return TryReceive::needs_transfer;
   if (const TryReceive taken = link->try_receive(expected, data); taken != TryReceive::received)
@@ -55,7 +55,7 @@ void ChannelReceiver::release(TransferState& transfer) {
   }
 }
 
-/// Gives a message that waited to a receive.
+/// Delivers an unmatched message to a receive.
 void ChannelReceiver::give(std::unique_ptr<Envelope> envelope, const TransferStateRef& receive) {
   const int source = envelope->key.source;
   const FrameHeader& header = envelope->header;
@@ -78,7 +78,7 @@ void ChannelReceiver::give(std::unique_ptr<Envelope> envelope, const TransferSta
   core_.finish_receive(*receive, source, header, data.size());
 }
 
-/// A message that asks first has found its receive.
+/// A requested message has been matched with a receive.
 void ChannelReceiver::accept_request(Link& link, const FrameHeader& header,
                                      const TransferStateRef& receive) {
   FrameHeader answer;
@@ -94,7 +94,7 @@ void ChannelReceiver::accept_request(Link& link, const FrameHeader& header,
   core_.links.writer.push_control(link, answer);
 }
 
-/// Whether a message may go into a receive; if not, both in one sentence.
+/// Checks that a message fits a receive. If not, the error describes both.
 Status ChannelReceiver::fit(const TransferState& receive, int source, const FrameHeader& header,
                             std::size_t bytes) const {
   const bool size_fits = receive.exact ? bytes == receive.in.size() : bytes <= receive.in.size();
@@ -127,7 +127,7 @@ Result<Arrival> ChannelReceiver::begin_eager(int source, const FrameHeader& head
   if (!core_.check_call(source, header.call)) return arrival;
   const MatchKey key{source, header.call.sequence, header.tag};
   arrival.holds_credit = true;
-  // Straight into the receive if there is one that it fits.
+  // Read directly into a matching receive, if there is one.
   arrival.receive = core_.matcher.match(key);
   if (arrival.receive) {
     if (Status misfit = fit(*arrival.receive, source, header, header.length); !misfit)
@@ -144,7 +144,7 @@ Result<Arrival> ChannelReceiver::begin_eager(int source, const FrameHeader& head
 
 void ChannelReceiver::end_eager(int source, const FrameHeader& header, Arrival arrival) {
   if (!core_.failure.ok() || !arrival.holds_credit) return;
-  // A receive may have been posted while the payload came.
+  // A receive may have been posted while the payload arrived.
   if (arrival.envelope) return accept(std::move(arrival.envelope));
   give_credit(source, header.length);
   if (arrival.receive) core_.finish_receive(*arrival.receive, source, header, header.length);
@@ -192,7 +192,7 @@ void ChannelReceiver::give_credit(int source, std::size_t eager_bytes) {
   if (core_.failure.ok()) give_credit(source, core_.credits.with(source), eager_bytes);
 }
 
-/// One message of `source`, with so many eager bytes, has been taken.
+/// Accounts for one matched message of `source` with this many eager bytes.
 void ChannelReceiver::give_credit(int source, CreditState& credit, std::size_t eager_bytes) {
   if (!credit.take(eager_bytes)) return;
   FrameHeader frame;

@@ -69,7 +69,7 @@ void ChannelSender::post(const TransferStateRef& send) {
   }
 }
 
-/// Hands the message, or the request for it, to the link; false without credit.
+/// Queues the message, or its request, on the link; false without credit.
 bool ChannelSender::try_send(CreditState& credit, const TransferStateRef& send) {
   if (credit.envelopes_left == 0) return false;
   ++core_.engine.pass.traffic.messages;
@@ -134,7 +134,7 @@ void ChannelSender::release(TransferState& send) {
   }
 }
 
-/// Takes a message back from its link.
+/// Cancels a message on its link.
 void ChannelSender::withdraw(TransferState& send) {
   using Stage = TransferState::Stage;
   Link& link = *core_.links.find(send.rank);

@@ -7,7 +7,7 @@
 namespace muster::transport {
 namespace {
 
-/// A child has the parent's channels, but not its lock, its watcher or its peers.
+/// A forked child has copies of the parent's channels, but not its lock, watcher or peers.
 TransferRef refused_in_child(bool sends) {
   auto transfer = std::make_shared<TransferState>();
   transfer->sends = sends;
@@ -19,7 +19,7 @@ TransferRef refused_in_child(bool sends) {
 
 }  // namespace
 
-/// `wants_transfer`: a transfer is made also for what has gone already.
+/// `wants_transfer`: create a transfer even if the message has been sent already.
 TransferRef ChannelState::send(int member, std::uint64_t tag, ConstBytes data,
                                const Fingerprint& call, bool wants_transfer) {
   if (core_.engine.forked()) return refused_in_child(true);
@@ -120,7 +120,7 @@ bool ChannelState::fail_locked(const Status& cause) {
 void ChannelState::leave_locked(int rank, const Status& cause) {
   if (has_member(rank)) someone_left_.store(true, std::memory_order_release);
   core_.credits.drop_blocked(rank);
-  // What it has asked to send will never come.
+  // The messages that it has requested to send will never arrive.
   core_.matcher.drop_if([rank](const Envelope& e) {
     return e.key.source == rank && e.header.kind == FrameKind::request;
   });

@@ -45,7 +45,7 @@ bool ChannelTable::was_used(std::uint32_t id) const {
   return std::prev(used_ids_.upper_bound(id))->second >= id;
 }
 
-/// Runs of used ids grow together where they meet.
+/// Merges adjacent runs of used ids.
 void ChannelTable::note_used(std::uint32_t id) {
   const auto next = used_ids_.upper_bound(id);
   const auto previous = std::prev(next);
@@ -86,8 +86,8 @@ void ChannelTable::retire(std::uint32_t id) {
   channels_.erase(found);
 }
 
-/// Every rank has a range of ids of its own, so that no two give out the same one; in order, so
-/// that runs of used ones stay few.
+/// Every rank has its own range of ids, so that no two ranks allocate the same one. Ids are
+/// allocated in order, so that there are few runs.
 std::uint32_t ChannelTable::next_id() {
   const std::uint32_t range = (kAgreements - 1) / static_cast<std::uint32_t>(engine_.world_size());
   const std::uint32_t first = 1 + range * static_cast<std::uint32_t>(engine_.rank());

@@ -55,8 +55,9 @@ Status Engine::meet(const Exchange& exchange) {
   if (verdicts->size() != size)
     return Status(Code::internal, "the exchange of verdicts answered for another number of ranks");
   if (Status status = connector_->settle(*verdicts, *this); !status) return status;
-  // No rank goes on, and perhaps ends, before all can be reached. A rank that has mapped the region
-  // of all ranks can be: what stands there counts also when its writer has ended.
+  // No rank may continue, and perhaps end, before all can be reached. A rank that has mapped the
+  // region of all ranks is reachable: messages in the region remain readable after their writer has
+  // ended.
   shm::HostRegion* const region = connector_->region();
   const bool all_in_region = region != nullptr && region->ranks().size() == size;
   if (size > 1 && !all_in_region) {
@@ -103,7 +104,7 @@ void Engine::shut_down() {
   }
   if (!failed) flush_at_the_end();
   if (watcher_) watcher_->stop();
-  // Only now: its readers look for nothing more from this rank.
+  // Done last: readers of the region expect nothing more from this rank afterwards.
   if (!failed)
     context_.mailbox().aborted.store(unclosed ? shm::Mailbox::kUnclosed : shm::Mailbox::kLeft,
                                      std::memory_order_release);
@@ -126,7 +127,8 @@ void Engine::fail_rank(const std::string& why, const std::vector<int>& earlier) 
     const PassLoop::LoopEntry entry(loop_);
     if (context_.own.closing) return;
     detector_.fail_this_rank(why, earlier);
-    // From here on this rank judges nobody: peers drop their links as soon as they hear of it.
+    // From here on this rank declares no peer dead: peers drop their links as soon as they receive
+    // the close.
     context_.own.closing = context_.own.failed = true;
   }
   flush_at_the_end();
@@ -140,7 +142,7 @@ void Engine::push_close(Link& link) {
 }
 
 void Engine::close_links() {
-  // Neighbours on other hosts watch this rank: they must hear it too.
+  // Neighbours on other hosts monitor this rank, so they need a close frame too.
   for (const int step : {1, -1}) {
     if (const int neighbour = heartbeats_.watched_neighbour(step); neighbour >= 0)
       links_.to(neighbour);
@@ -160,8 +162,8 @@ void Engine::flush_at_the_end() {
   }
 }
 
-/// Written, and acknowledged on sockets: closing one with unread input would take back what is
-/// still on the wire.
+/// Waits until all is written and, on sockets, acknowledged: closing a socket with unread input
+/// would reset it and discard bytes in flight.
 bool Engine::everything_said() {
   const PassLoop::LoopEntry entry(loop_);
   const auto links = links_.all();
@@ -180,7 +182,7 @@ Result<std::shared_ptr<Channel>> Engine::open(std::shared_ptr<Engine> self, std:
   if (context_.forked())
     return Status(Code::aborted, "a forked child cannot make groups on its parent's connections");
   const PassLoop::LoopEntry entry(loop_);
-  // A failure that came before: until now it was not known whom else it concerns.
+  // The channel failed before it was opened; only now are the members known that must be told.
   const ChannelState* const early = channels_.find(id);
   const Status known = early != nullptr ? early->failure() : Status();
   auto channel = channels_.open(id, std::move(members));

@@ -11,16 +11,16 @@ namespace muster::transport {
 namespace {
 
 constexpr Duration kLongestSleep =
-    std::chrono::milliseconds(100);  // limit: no wake-up is relied on for ever
+    std::chrono::milliseconds(100);  // limit: guards against a lost wake-up
 
-// Pauses between two polls. Fewer for the thread that makes the passes: what comes during its
-// pauses is seen that much later.
+// Pauses between two polls. Fewer for the thread that makes the passes, because input that arrives
+// during its pauses is seen later.
 constexpr int kPausesWhileOtherPolls = 8;  // limit: of one lock
 constexpr int kPausesBetweenPasses = 2;    // limit: of one lock
 
 }  // namespace
 
-/// Counts the threads that poll, so that the watcher keeps away.
+/// Counts the polling threads, so that the watcher does not touch the links.
 class EngineWait::Poller {
  public:
   explicit Poller(EngineWait& wait) : wait_(wait) { enter(); }
@@ -45,7 +45,7 @@ class EngineWait::Poller {
 };
 
 bool EngineWait::wait(const std::function<bool()>& done, TimePoint deadline) {
-  take_progress();  // of an earlier wait
+  take_progress();  // discard progress noted during an earlier wait
   if (done()) return true;
   if (engine_.forked()) return false;
   const SendBatch::Suspension batches;
@@ -71,7 +71,7 @@ bool EngineWait::wait(const std::function<bool()>& done, TimePoint deadline) {
     const Slept slept = sleep_until_news(std::min(deadline, now + kLongestSleep), done);
     poller.enter();
     if (slept == Slept::done) return true;
-    // Woken for nothing: poll once, sleep again.
+    // A spurious wake-up: poll once, then sleep again.
     slept == Slept::progress ? spin.restart() : spin.finish();
   }
 }
@@ -89,7 +89,7 @@ bool EngineWait::spin_for_peer(int rank) const {
   return false;
 }
 
-/// Announces a sleeper, makes one more pass, then sleeps: no wake-up is lost.
+/// Announces the sleeper, makes one more pass, then sleeps, so that no wake-up is lost.
 EngineWait::Slept EngineWait::sleep_until_news(TimePoint until, const std::function<bool()>& done) {
   shm::Mailbox& mailbox = engine_.mailbox();
   sleepers_.fetch_add(1);
@@ -102,8 +102,8 @@ EngineWait::Slept EngineWait::sleep_until_news(TimePoint until, const std::funct
   } else {
     loop_.rearm_watcher();
     mailbox.sleep(ticket, until - engine_.now());
-    // Who woke us has mostly published all there was to wait for, in memory or by a pass of the
-    // watcher: no pass of our own before that.
+    // The waker has usually published everything awaited, in memory or through a pass of the
+    // watcher. Check that before making a pass here.
     finished = done();
     progress = take_progress();
   }

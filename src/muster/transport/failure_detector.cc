@@ -10,15 +10,16 @@
 namespace muster::transport {
 namespace {
 
-// An end of stream without a close frame waits this long for a cause, so that nobody blames the
-// first to give up.
+// After an end of stream without a close frame, wait this long for a cause, so that the first rank
+// to give up is not blamed.
 constexpr Duration kHoldForCause = std::chrono::milliseconds(20);  // limit: news on their way
-// A local rank that has said itself that it gave up: its cause is on its way.
+// The same if a local rank has stated that it gave up: its cause is on its way.
 constexpr Duration kHoldForGivenUp = std::chrono::milliseconds(500);  // limit: news on their way
-// A rank has said that it has failed: so long the calls for which it had come may go on.
+// After a rank has reported its own failure, calls that it had already entered may continue this
+// long.
 constexpr Duration kHoldOwnFailure = std::chrono::milliseconds(50);  // limit: calls about to end
-// So long a cause may explain why another rank went, unless that one has sent messages since; those
-// that were in flight do not count.
+// A failure may explain the loss of another rank for this long, unless that rank has sent messages
+// since. Messages that were in flight do not count.
 constexpr Duration kCauseExplains = std::chrono::seconds(2);   // limit: patience
 constexpr Duration kInFlight = std::chrono::milliseconds(50);  // limit: messages in flight
 
@@ -52,7 +53,7 @@ void FailureDetector::on_stream_end(Link& link, const Status& why) {
 
 void FailureDetector::on_death(int peer, Status evidence) {
   Link* link = links_.find(peer);
-  // Its last words first: a cause, or a close frame.
+  // First read what it sent before its end: a cause, or a close frame.
   constexpr int kMostReads = 1000;  // limit: a peer that never stops talking
   for (int i = 0; i < kMostReads && link != nullptr && link->up() && !link->flags.in_service; ++i) {
     if (!links_.poller.read(*link)) break;
@@ -65,7 +66,8 @@ void FailureDetector::on_death(int peer, Status evidence) {
   if (word == OwnWord::troubled)
     return suspect(peer, explanation(peer) ? Duration::zero() : kHoldForGivenUp, evidence);
   if (link != nullptr) return blame(peer, evidence);
-  // No link and no word: it may have left in good order. Only a rank that needs it may judge.
+  // No link and no statement: it may have left in good order. Only a rank that needs it may declare
+  // it dead.
   if (channels_.needs(peer)) return suspect(peer, kHoldForCause, evidence);
   engine_.ranks.note_unneeded_death(peer, std::move(evidence));
 }
@@ -86,11 +88,12 @@ void FailureDetector::on_connect_failed(int peer, const Status& cause) {
       cause.ranks().empty() ? std::vector<int>{peer} : cause.ranks());
   if (evidence.code() == Code::peer_failed) {
     if (channels_.needs(peer)) return suspect(peer, kHoldForCause, evidence);
-    // It may have left in good order and told its neighbours, who have left too. Only a rank that
-    // needs it may judge.
+    // It may have left in good order and told its neighbours, which have left too. Only a rank that
+    // needs it may declare it dead.
     return engine_.ranks.note_unneeded_death(peer, evidence);
   }
-  // Not the peer's fault, or not a death: whoever wanted the connection learns why there is none.
+  // Not the peer's fault, or not a death: fail the channels that need the connection, with the
+  // reason.
   std::vector<std::shared_ptr<ChannelState>> hit;
   for (const auto& [id, channel] : channels_.all()) {
     if (channel->needs_locked(peer)) hit.push_back(channel);
@@ -107,7 +110,7 @@ void FailureDetector::on_close(Link& link, bool unclosed) {
   leave(link.peer());
 }
 
-/// `rank` has ended and said so: only what waits for it ends with it.
+/// `rank` has ended and stated so: only transfers that wait for it fail.
 void FailureDetector::leave(int rank) {
   if (!engine_.ranks.gone(rank).ok()) return;
   const Link* link = links_.find(rank);
@@ -142,7 +145,7 @@ void FailureDetector::forget_old_cause(TimePoint now) {
     engine_.mailbox().troubled.store(0, std::memory_order_release);
 }
 
-/// The earlier failure because of which `rank` has probably given up.
+/// The earlier failure that is probably why `rank` gave up.
 std::optional<Status> FailureDetector::explanation(int rank) const {
   if (cause_.ok() || engine_.now() - cause_at_ > kCauseExplains) return std::nullopt;
   const std::vector<int>& culprits = cause_.ranks();
@@ -222,8 +225,8 @@ void FailureDetector::end_stream(int rank, const Status& cause) {
   if (link->ended.ok()) link->ended = cause;
 }
 
-/// `rank` says that it has failed. What needs it fails at once, everything else 50 ms later: calls
-/// for which it had come may still end well.
+/// `rank` has reported its own failure. Transfers that need it fail at once, all others 50 ms
+/// later: calls that it had already entered may still succeed.
 void FailureDetector::on_own_word(int source, int rank, const Status& cause) {
   if (!engine_.ranks.gone(rank).ok() || engine_.own.closing) return;
   engine_.ranks.set_gone(rank, cause);
@@ -232,7 +235,8 @@ void FailureDetector::on_own_word(int source, int rank, const Status& cause) {
   note_cause(cause);
   for (const auto& [id, channel] : channels_.all()) channel->leave_locked(rank, cause);
   news_.spread_rank_failure(rank, cause, RankNews::failed, source);
-  if (Link* link = links_.find(rank); link != nullptr && source == rank) {  // it waits to be heard
+  if (Link* link = links_.find(rank);
+      link != nullptr && source == rank) {  // it waits for the acknowledgement
     FrameHeader answer;
     answer.kind = FrameKind::close_ack;
     links_.writer.push_control(*link, answer);
@@ -264,8 +268,8 @@ void FailureDetector::on_told_rank_failure(int source, int rank, const Status& c
         return;
     }
   }
-  if (news == RankNews::trouble) return;  // our own word, passed on by another
-  // The others go on without us; so must we end.
+  if (news == RankNews::trouble) return;  // this rank's own news, forwarded by another
+  // The others continue without this rank, so it must fail too.
   const Status fenced(Code::peer_failed,
                       "the other ranks have given this rank (" + std::to_string(rank) +
                           ") up, says " + rank_text(source) + ": " + cause.message(),
@@ -276,7 +280,7 @@ void FailureDetector::on_told_rank_failure(int source, int rank, const Status& c
   note_cause(fenced);
 }
 
-/// A rank that has just heard of another's failure gave up because of that.
+/// A rank that fails just after it has learned of another's failure gave up because of that.
 void FailureDetector::fail_this_rank(const std::string& why, const std::vector<int>& earlier) {
   const int me = engine_.rank();
   const auto first = explanation(me);

@@ -7,7 +7,7 @@
 namespace muster::transport {
 namespace {
 
-// Failures that a stream which comes up later still hears of.
+// Number of failures kept for streams that are established later.
 constexpr std::size_t kNewsKept = 64;  // limit: memory
 
 }  // namespace
@@ -38,9 +38,9 @@ void FailureNews::spread(std::vector<int> members, const FrameHeader& header, st
   if (told_.size() > kNewsKept) told_.pop_front();
 }
 
-/// Over every link that stands, and to the members at distances 1, 2, 4, ... whose links are opened
-/// for it. Each rank that hears it first does the same, so all hear it in logarithmically many
-/// steps, also when some of them die on the way.
+/// Sends over every established link, and to the members at distances 1, 2, 4, ..., whose links are
+/// opened for it. Each rank forwards the news once in the same way, so all receive it in
+/// logarithmically many steps, even if some die in between.
 void FailureNews::tell(const News& news, int source) {
   const std::vector<int>& members = news.members;
   const auto size = static_cast<int>(members.size());

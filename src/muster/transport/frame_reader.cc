@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t kDrainBytes = fixed::kIoBuffer;
 
-/// Where payloads go that nobody wants. Never read.
+/// Destination of dropped payloads. Never read.
 MutableBytes drain() {
   thread_local const std::unique_ptr<std::byte[]> memory(new std::byte[kDrainBytes]);
   return {memory.get(), kDrainBytes};
@@ -22,13 +22,13 @@ FrameReader::FrameReader(LinkEvents& events)
 
 std::size_t FrameReader::input(std::array<MutableBytes, 2>& pieces, bool headers_alone) {
   const std::size_t most =
-      headers_alone ? sizeof header_ : kStagingBytes;  // fewer than a header's are ever staged here
+      headers_alone ? sizeof header_ : kStagingBytes;  // fewer bytes than a header are staged here
   const MutableBytes staging(staging_.get() + staged_end_, most - staged_end_);
   if (payload_left_ == 0) {
     pieces[0] = staging;
     return 1;
   }
-  // Whatever was staged has been placed before: the staging buffer is empty here.
+  // All staged bytes have been delivered, so the staging buffer is empty here.
   if (sink_.empty()) {
     pieces[0] = drain().first(std::min(payload_left_, kDrainBytes));
     return 1;
@@ -56,7 +56,7 @@ Status FrameReader::received(std::size_t bytes) {
   return parse();
 }
 
-/// Puts staged bytes of the payload under way where they belong; says how many it took.
+/// Copies staged bytes of the current payload to their destination; returns how many.
 std::size_t FrameReader::place(ConstBytes bytes) {
   const std::size_t take = std::min(bytes.size(), payload_left_);
   const std::size_t keep = std::min(take, sink_.size());

@@ -116,7 +116,7 @@ Status FrameRouter::on_clear(const FrameHeader& header) {
   if (!link_.messages.was_announced(header.message))
     return wrong("it wants a message that was never announced");
   const TransferStateRef send = link_.messages.request(header.message);
-  if (!send) return {};  // taken back meanwhile
+  if (!send) return {};  // cancelled in the meantime
   if (send->stage != TransferState::Stage::requested) return wrong("it wants a message twice");
   send->stage = TransferState::Stage::streaming;
   FrameHeader data;
@@ -153,8 +153,8 @@ Status FrameRouter::on_refuse(const FrameHeader& header) {
   if (send->stage != TransferState::Stage::requested)
     return wrong("it refuses a message that it has asked for");
   link_.messages.forget_request(header.message);
-  // Like an eager message that did not fit its receive: it has arrived, what became of it is the
-  // receiver's affair.
+  // As for an eager message that did not fit its receive: for the sender it has arrived, and the
+  // error is the receiver's.
   if (ChannelState* const channel = channels_.find(send->channel))
     channel->core().finish(*send, Status());
   return {};

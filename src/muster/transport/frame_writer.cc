@@ -7,14 +7,14 @@
 namespace muster::transport {
 namespace {
 
-// How far ahead frames get their place in the byte stream: enough for one gathering write, little
-// enough to be overtaken soon.
+// How many bytes are committed to the byte stream in advance: enough for one gathering write, few
+// enough that urgent frames can overtake the rest soon.
 constexpr std::size_t kCommitBytes = fixed::kEagerBytes;
 constexpr std::size_t kCommitFrames = FrameWriter::kMaxPieces / 2;
-// A flood of small messages lets a fragment through after this much.
+// After this many bytes of small messages a fragment gets its turn.
 constexpr std::size_t kMessageTurn = fixed::kFragmentBytes;
 
-/// After it the receiver takes nothing more for a channel, or from this rank.
+/// Whether the receiver accepts nothing more for a channel, or from this rank, after such a frame.
 bool ends_messages(FrameKind kind) {
   return kind == FrameKind::channel_failure || kind == FrameKind::rank_failure ||
          kind == FrameKind::close;
@@ -23,8 +23,8 @@ bool ends_messages(FrameKind kind) {
 }  // namespace
 
 void FrameWriter::push_control(const FrameHeader& header, std::string record) {
-  // Gathered messages are done for who sent them: the news that ends what they belong to shall not
-  // overtake them.
+  // For their senders gathered messages are complete, so a frame that ends their channel or rank
+  // must not overtake them.
   while (ends_messages(header.kind) && !messages_.empty() && messages_.front().gathered)
     commit_message();
   OutFrame& frame = control_.emplace_back();
@@ -75,7 +75,7 @@ void FrameWriter::push_stream(const FrameHeader& header, ConstBytes payload, Own
   channel->waiting.push_back({header, payload, 0, std::move(owner)});
 }
 
-/// Takes one fragment of the next payload of the next channel, and sends both to the end of their
+/// Commits one fragment of the next payload of the next channel, and moves both to the end of their
 /// queues.
 void FrameWriter::commit_fragment() {
   ChannelStreams channel = std::move(streams_.front());
@@ -108,13 +108,13 @@ void FrameWriter::commit_message() {
   account(frame);
 }
 
-/// Of what has just been given its place.
+/// Accounts for a frame that has just been committed.
 void FrameWriter::account(OutFrame& frame) {
   if (!frame.copy.empty()) frame.payload = as_bytes(frame.copy);
   committed_bytes_ += frame.size();
 }
 
-/// Gives frames their place in the byte stream, the most urgent first.
+/// Commits frames to the byte stream, the most urgent first.
 void FrameWriter::commit() {
   while (committed_bytes_ < kCommitBytes && committed_.size() < kCommitFrames) {
     const bool fragments_turn = messages_in_a_row_ >= kMessageTurn && !streams_.empty();

@@ -29,14 +29,14 @@ TimePoint Heartbeats::run(TimePoint now) {
 
 void Heartbeats::beat(TimePoint now) {
   const Duration interval = engine_.heartbeat_interval();
-  // If this rank was itself held up, what it has not heard meanwhile says nothing of the others.
+  // If this rank itself was delayed, silence in the meantime proves nothing about the others.
   const bool late = now - last_ > 3 * interval;
   const bool judge = engine_.has_heartbeats() && suspended_ == 0 && !late;
   last_ = now;
   next_ = now + (engine_.has_heartbeats() ? interval : Duration(std::chrono::seconds(1)));
   detector_.forget_old_cause(now);
-  // Some rank always has a link to each rank: the one before it in the ring, unless its host
-  // watches it anyway.
+  // Every rank is monitored by a link from the rank before it in the ring, unless a rank of its own
+  // host monitors it.
   if (const int next = watched_neighbour(1); next >= 0) links_.to(next);
   beat_links(now, judge);
   beat_mailboxes(now, judge);
@@ -97,8 +97,8 @@ void Heartbeats::beat_mailboxes(TimePoint now, bool judge) {
   const int next = next_in_region();
   if (next < 0) return;
   const int peer = engine_.region->ranks()[static_cast<std::size_t>(next)];
-  // A process that runs another program has not ended, and its connections within the host have no
-  // descriptors that would.
+  // A process replaced by exec has not ended, and connections within the host have no descriptors
+  // that exec would close.
   if (!engine_.region->keeps_memory(next)) {
     return detector_.on_death(
         peer,

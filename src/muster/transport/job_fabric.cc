@@ -13,7 +13,7 @@
 namespace muster::transport {
 namespace {
 
-/// What lies in the store carries a proof of the secret.
+/// Texts in the store carry an HMAC with the secret.
 Exchange exchange_signed(const store::Rendezvous& found, const Secret& secret, TimePoint deadline) {
   const store::SignedTexts texts(secret, found.job, found.world_size);
   return [=, store = found.store, rank = found.rank](const std::string& round,
@@ -23,8 +23,8 @@ Exchange exchange_signed(const store::Rendezvous& found, const Secret& secret, T
   };
 }
 
-/// With the ranks' addresses, so that it takes no round of its own. A rank whose overrides of
-/// numbers are wrong says so, and no rank goes on.
+/// Compares the terms in the exchange of addresses, so that no extra round is needed. If a rank has
+/// invalid overrides of tunables, no rank continues.
 Exchange compare_on_the_way(Exchange exchange, const std::string& terms) {
   return [exchange = std::move(exchange), terms, refusal = tunables_failure().message()](
              const std::string& round,
@@ -79,7 +79,7 @@ Result<std::shared_ptr<Fabric>> join_fabric(const store::Rendezvous& found,
   connector.towards = found.host;
   connector.any_host = found.any_host;
   connector.role = options.role;
-  // Messages of remote calls may hold pickles: whoever changed one could run code.
+  // Messages of remote calls may hold pickles, so an attacker who could modify one could run code.
   if (options.role == Handshake::Role::link) connector.payloads = *payloads;
   if (options.ring_bytes) connector.ring_bytes = *options.ring_bytes;
 

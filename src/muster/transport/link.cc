@@ -18,8 +18,8 @@ std::size_t total_of(std::span<const Bytes> pieces) {
 
 }  // namespace
 
-/// Whether no more than the next frame's header is to be read: it announces much, or stands behind
-/// a payload that is much.
+/// Whether only the next frame's header should be read: it announces a large payload, or follows
+/// one.
 bool Link::header_alone() const {
   const ConstBytes front = stream->look()[0];
   if (!protocol.in.between_frames() || front.size() < sizeof(FrameHeader)) return !front.empty();
@@ -28,9 +28,9 @@ bool Link::header_alone() const {
   return length > fixed::kSmallMessage;
 }
 
-// Where a descriptor tells when there is more, a stream that gave or took less than it might is not
-// asked again: that would be a system call for nothing. What a stream holds itself nobody tells of,
-// so that is read to its end.
+// If a descriptor reports readiness, a stream that transferred less than asked is not called again
+// in this pass, which saves a system call. Input buffered inside a stream is not reported by a
+// descriptor, so it is read completely.
 
 bool Link::read_some() {
   const bool tells_of_news = has_descriptor();
@@ -65,7 +65,7 @@ std::size_t Link::write_inline(const FrameHeader& header, ConstBytes payload) {
   const std::array<ConstBytes, 2> pieces{std::as_bytes(std::span(&header, 1)), payload};
   const Result<std::size_t> took = stream->write(pieces);
   if (took && *took > 0) ++engine_.pass.traffic.writes;
-  return took ? *took : 0;  // a failure is final: the ordinary way meets it again and deals with it
+  return took ? *took : 0;  // a failure is final: the normal path will see it again and handle it
 }
 
 TryReceive Link::try_receive(const FrameHeader& expected, MutableBytes data) {

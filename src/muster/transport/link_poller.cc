@@ -27,7 +27,7 @@ void LinkPoller::remove(Link& link) {
     ready_->remove(link.stream->descriptor());
     std::erase(with_descriptor_, &link);
   } else {
-    // Swept after the pass.
+    // Removed after the pass.
     std::replace(plain_.begin(), plain_.end(), &link, static_cast<Link*>(nullptr));
   }
 }

@@ -44,7 +44,7 @@ void LinkWriter::flush() {
     Link& link = *dirty_[i];
     if (link.up() && link.has_output() && !link.flags.in_service) link.write_some();
     if (!link.write_failure.ok() && link.up()) {
-      // Why the peer is gone may still be waiting to be read.
+      // The reason for the peer's end may still be unread.
       poller_.read(link);
       if (link.up()) engine_.failures->on_stream_end(link, link.write_failure);
     }

@@ -36,7 +36,7 @@ std::byte* LocalArenas::at(int local_rank, std::uint64_t offset, std::size_t byt
   }
   shm::SharedMapping* mapping = peer.mapped.load(std::memory_order_acquire);
   if (mapping == nullptr) {
-    // What was fetched ahead and could not be had is told once, then tried again.
+    // A failed prefetch is reported once; later calls try again.
     Fetch over = Fetch::over;
     if (peer.ahead.compare_exchange_strong(over, Fetch::idle)) return nullptr;
     mapping = fetch(peer);
@@ -52,7 +52,8 @@ bool LocalArenas::ready(int local_rank, std::function<void()> done) {
   if (peer.is_this_process || peer.mapped.load(std::memory_order_acquire) != nullptr) return true;
   Fetch state = Fetch::idle;
   if (!peer.ahead.compare_exchange_strong(state, Fetch::running)) return state == Fetch::over;
-  // Detached: nobody has to wait for a peer that does not answer. Keeps alive what it uses.
+  // Detached, so that no thread has to wait for a peer that does not answer. It keeps alive what it
+  // uses.
   auto thread = start_thread("the thread that maps the memory of a peer",
                              [self = shared_from_this(), &peer, done = std::move(done)] {
                                const bool mapped = self->fetch(peer) != nullptr;
@@ -68,8 +69,8 @@ bool LocalArenas::ready(int local_rank, std::function<void()> done) {
   return true;
 }
 
-/// No lock is held while the peer is waited for: of two threads that fetch at once, one keeps what
-/// the other has installed.
+/// No lock is held while waiting for the peer. If two threads fetch at once, the second uses what
+/// the first has installed.
 shm::SharedMapping* LocalArenas::fetch(ArenaPeer& peer) {
   if (shm::SharedMapping* const there = peer.mapped.load(std::memory_order_acquire)) return there;
   const auto file = fetch_locally(peer.local_name, Want::arena, hello_, secret_,

@@ -92,7 +92,7 @@ void answer_with(int socket, int passed) {
     part->cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(part), &passed, sizeof passed);
   }
-  // One byte into an empty buffer: it goes at once or the peer has gone.
+  // One byte into an empty buffer does not block; it fails only if the peer is gone.
   while (::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && errno == EINTR) {
   }
 }

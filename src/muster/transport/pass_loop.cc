@@ -7,7 +7,7 @@
 
 namespace muster::transport {
 
-/// Looks at everything once. Under the lock.
+/// Polls everything once. Under the lock.
 bool PassLoop::pass() {
   PassState& state = engine_.pass;
   const TimePoint now = state.time = engine_.now();
@@ -54,7 +54,7 @@ void PassLoop::release() {
 
 TimePoint PassLoop::watch_pass() {
   lock_.lock();
-  // A thread that waits may be busy inside what it waits for: then the watcher looks in its place.
+  // A waiting thread may be busy inside its `done` function. The watcher then polls in its place.
   const bool used = polls() != watched_.polls;
   watched_.polls = polls();
   const TimePoint now = engine_.now();
@@ -81,15 +81,14 @@ void PassLoop::arm_watcher() {
   if (!was_armed) signal_.watch_news();
 }
 
-/// Whether somebody must look now and then although nobody is told of news: there are links without
-/// a descriptor, or there may be.
+/// Whether periodic polls are needed because there are, or may be, links without a descriptor.
 bool PassLoop::looks_at_plain() const {
   return links_.poller.has_plain_links() || engine_.region != nullptr ||
          (engine_.connector.descriptor() < 0 && engine_.world_size() > 1);
 }
 
-/// Whether there is something to do before the watcher wakes by itself. Asked after every message:
-/// the clock is read only if what the watcher knows is not all.
+/// Whether work is due before the watcher wakes by itself. Called after every message, so the clock
+/// is read only if the watcher's known wake-up time may be too late.
 bool PassLoop::watcher_oversleeps() {
   if (!signal_.is_open()) return false;
   const PassState& state = engine_.pass;
@@ -105,11 +104,11 @@ TimePoint PassLoop::next_wake() {
   return due();
 }
 
-/// When somebody should look again although nothing happens. Under the lock.
+/// When the next poll is due without any event. Under the lock.
 TimePoint PassLoop::due() const {
-  // Links without descriptors: what comes on them while nobody waits. Deaths are told by
-  // descriptors, and waiting threads are woken by the writer. Once nobody has used the fabric for a
-  // second, the looks are as rare as heartbeats and mostly fall together with them.
+  // Input on links without descriptors must be polled while no thread waits. (Deaths are reported
+  // by descriptors, and waiting threads are woken by the writer.) Once the fabric has been unused
+  // for a second, these polls are as rare as heartbeats and usually coincide with them.
   constexpr Duration kLookWhileIdle = std::chrono::milliseconds(250);  // limit: of a heartbeat
   constexpr Duration kIdleAfter = std::chrono::seconds(1);             // limit: nothing moves
   constexpr Duration kWhileUnwritten = std::chrono::milliseconds(5);   // limit: a stuck peer

@@ -19,7 +19,7 @@ namespace {
 constexpr std::uint8_t kContactVersion = 4;
 constexpr std::uint32_t kMostAddresses = 64;  // limit: of a record
 
-// Of the calling thread, whose namespaces decide whom its sockets reach.
+// Namespaces of the calling thread, which decide what its sockets can reach.
 std::uint64_t namespace_inode(const char* kind) {
   struct stat file {};
   const std::string path = std::string("/proc/thread-self/ns/") + kind;

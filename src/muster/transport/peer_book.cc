@@ -21,7 +21,7 @@ Result<PeerBook> PeerBook::decode(std::span<const std::string> contacts, int ran
 
 Status PeerBook::check_reachable(int rank, Secret::Kind secret) const {
   const PeerAddress& other = of(rank);
-  // A label alone (of a test) makes no distance.
+  // A differing label (set by a test) does not make the host another one.
   if (mine().boot_id == other.boot_id && mine().network_namespace == other.network_namespace) {
     if (mine().user == other.user || secret != Secret::Kind::host) return {};
     return Status(Code::refused,
@@ -97,7 +97,7 @@ std::vector<int> PeerBook::hosts(const std::vector<MeetingVerdict>& verdicts) co
   return hosts;
 }
 
-/// Ranks that are bound to cores of their own have them all, together.
+/// Ranks that are bound to different cores have the union of them.
 int PeerBook::cores(const std::vector<int>& hosts) const {
   std::vector<const PeerAddress*> here;
   for (std::size_t each = 0; each < hosts.size(); ++each) {

@@ -93,7 +93,7 @@ bool PendingConnection::flush() {
   return true;
 }
 
-/// The greeting is taken alone, so that the peer can be asked about before its proof is looked at.
+/// The greeting is read alone, so that `welcome` can be asked before the proof is checked.
 std::size_t PendingConnection::wanted() const {
   if (received_ < kGreetingBytes) return kGreetingBytes - received_;
   if (options_.way == Way::tcp) return kMostAtOnce;
@@ -119,8 +119,8 @@ int PendingConnection::receive_some(const Welcome& welcome) {
   return 1;
 }
 
-/// What was sent together with a greeting that is refused: left unread it would take the refusal
-/// back when the socket is closed.
+/// Drains what was sent along with a refused greeting. Left unread, it would reset the connection
+/// on close and discard the refusal.
 void PendingConnection::drain() const {
   std::array<std::byte, kMostAtOnce> ignored;
   [[maybe_unused]] const ssize_t got =

@@ -19,10 +19,10 @@
 namespace muster::transport {
 namespace {
 
-// A thread that terminates may hold any lock: the others are told by another one, for which it
-// waits so long.
+// A terminating thread may hold any lock, so another thread notifies the other ranks. The
+// terminating one waits this long for it.
 constexpr auto kTerminateLimit = std::chrono::milliseconds(1500);  // limit: of an ending process
-// Of a reason. What is longer helps nobody in the middle of another rank's error.
+// Limit of a reason's length: it is quoted within another rank's error.
 constexpr std::size_t kMostText = 1000;  // limit: of a sentence
 
 struct Jobs {
@@ -36,7 +36,7 @@ struct Jobs {
   std::terminate_handler terminate_before = nullptr;
 };
 
-// Never destroyed: exit handlers and other threads may come late.
+// Never destroyed: exit handlers and other threads may use it late.
 Jobs& jobs() {
   static Jobs* const all = new Jobs;
   return *all;
@@ -56,7 +56,7 @@ std::string described(const std::exception_ptr& exception) {
   }
 }
 
-/// That the others have been told.
+/// Signals that the other ranks have been notified.
 class Told {
  public:
   void end() {
@@ -77,17 +77,17 @@ class Told {
 
 [[noreturn]] void on_terminate() {
   static std::atomic_flag begun = ATOMIC_FLAG_INIT;
-  static Told& told = *new Told;  // a thread may come late
+  static Told& told = *new Told;  // never destroyed: a thread may use it late
   if (!begun.test_and_set()) {
     auto teller = start_thread("a thread that tells of this process's failure",
                                [exception = std::current_exception()] {
                                  tell_process_failure(described(exception));
                                  told.end();
                                });
-    // No thread to be had: the others see this process end.
+    // If no thread can be started, the others see this process end.
     teller.ok() ? teller->detach() : told.end();
   }
-  told.wait();  // so does a second thread that terminates: it would end the process meanwhile
+  told.wait();  // a second terminating thread waits too, since it would end the process
   if (jobs().terminate_before != nullptr) jobs().terminate_before();
   std::abort();
 }
@@ -97,7 +97,7 @@ std::string shortened(std::string text) {
   return text;
 }
 
-/// Those that are still open.
+/// The fabrics that are still open.
 std::vector<std::shared_ptr<Fabric>> open_fabrics(const Jobs& all) {
   std::vector<std::shared_ptr<Fabric>> fabrics;
   for (const auto& each : all.fabrics) {

@@ -11,7 +11,7 @@
 namespace muster::transport {
 namespace {
 
-// So many are looked for in one pass, which others may wait for.
+// At most this many processes are opened in one pass, because other threads may wait for it.
 constexpr int kLooksAPass = 8;                            // limit: fairness
 constexpr Duration kUntilRoom = std::chrono::seconds(1);  // limit: descriptors run out
 

@@ -60,7 +60,7 @@ Result<MeetingVerdict> RegionMeeting::meet(TimePoint deadline) {
   const int maker = ranks.front();
   const bool makes = maker == book_.rank();
   const Status mapped = makes ? make(ranks) : fetch(ranks, deadline);
-  // Also where there is no region: the others' requests are answered by saying so.
+  // Serves even without a region: the others' requests are then answered with that.
   if (makes) {
     if (Status serves = server_.start_thread(); !serves) return serves;
   }

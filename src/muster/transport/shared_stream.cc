@@ -13,7 +13,7 @@
 namespace muster::transport {
 namespace {
 
-// After so many bytes the other side is told how far this one is: it copies meanwhile.
+// After this many bytes the position is published, so that the other side can copy in parallel.
 constexpr std::size_t kStep = fixed::kLeastMessage;
 
 // Headers and the smallest messages.
@@ -74,8 +74,8 @@ class SharedStream final : public ByteStream {
   ProcessMark mark_;
 };
 
-/// Looks at the reader's position anew; where there is no room, asks to be woken and looks once
-/// more, so that no wake-up is lost.
+/// Rereads the reader's position. If there is no room, requests a wake-up and checks once more, so
+/// that no wake-up is lost.
 bool SharedStream::make_room() {
   cached_head_ = out_.control->head.load(std::memory_order_acquire);
   if (room() > 0) return true;
@@ -139,7 +139,7 @@ Result<std::size_t> SharedStream::write(std::span<const ConstBytes> pieces) {
   for (ConstBytes piece : pieces) {
     while (!piece.empty()) {
       if (room() == 0) {
-        // What is there already may be read meanwhile.
+        // The reader may read what has been written so far.
         out_.control->tail.store(tail_, std::memory_order_seq_cst);
         if (!make_room()) {
           if (room() > out_.bytes) return broken("towards");
@@ -159,8 +159,8 @@ Result<std::size_t> SharedStream::write(std::span<const ConstBytes> pieces) {
   return written;
 }
 
-/// Tells the reader all that has been put. No fence where whoever sleeps there sends a barrier
-/// first.
+/// Publishes all written bytes to the reader. Needs no fence if sleeping readers send a host
+/// barrier first.
 void SharedStream::announce() {
   if (quietly_ || (quietly_ = takes_host_barriers() &&
                               peer_mailbox_.sends_barriers.load(std::memory_order_relaxed) != 0)) {
@@ -176,7 +176,7 @@ void SharedStream::announce() {
 Result<std::size_t> SharedStream::read(std::span<const MutableBytes> pieces) {
   if (mark_.forked())
     return Status(Code::aborted, "a forked child cannot use its parent's connections");
-  // The end is looked at before the position: what was published before the end is then seen.
+  // Load the end flag before the position, so that all bytes published before the end are seen.
   const bool ended = in_.control->ended.load(std::memory_order_acquire) != 0;
   std::size_t available = published();
   if (available > in_.bytes) return broken("from");
@@ -201,7 +201,7 @@ Result<std::size_t> SharedStream::read(std::span<const MutableBytes> pieces) {
       got += now;
       if (!piece.empty()) in_.control->head.store(head_, std::memory_order_release);
     }
-    if (!piece.empty()) break;  // what comes now belongs there
+    if (!piece.empty()) break;  // the next bytes belong into this piece
   }
   if (got > 0) tell_writer();
   return got;

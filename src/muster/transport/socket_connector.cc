@@ -18,11 +18,11 @@
 namespace muster::transport {
 namespace {
 
-/// So few ranks of a host send barriers before they sleep also where they share cores.
+/// Up to this many ranks of a host send barriers before they sleep even when oversubscribed.
 constexpr std::size_t kFewSleepers = fixed::kWideGroup;
 
-// The others' processes are looked for when they have come through their meeting: the ranks of a
-// full host keep each other from it enough.
+// The other processes are opened only after the rendezvous, because on a full host the ranks
+// already compete for the cores during it.
 constexpr Duration kWatchAfter = std::chrono::milliseconds(20);  // limit: of starting a job
 
 /// "rank 3", or "ranks 0, 2, 3".
@@ -163,7 +163,7 @@ Status SocketConnector::watch_local_processes() {
   return {};
 }
 
-/// Where many ranks share cores they sleep often, and each barrier would interrupt them all.
+/// Many oversubscribed ranks sleep often, and each barrier would interrupt all of them.
 void SocketConnector::choose_barriers() {
   if (!region_) return;
   const std::size_t ranks = region_->region().ranks().size();

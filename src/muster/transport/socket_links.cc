@@ -21,8 +21,8 @@ namespace {
 constexpr Duration kHandshakeLimit = std::chrono::seconds(5);       // limit: of a handshake
 constexpr Duration kFirstPause = std::chrono::milliseconds(5);      // limit: of retries
 constexpr Duration kLongestPause = std::chrono::milliseconds(500);  // limit: of retries
-// A rank listens before anybody knows its address and for as long as it lives: this often in a row,
-// over a second, and it has gone.
+// A rank listens from before its address is published until it ends. After this many refusals in a
+// row, over one second, it has ended.
 constexpr std::size_t kRefusalsThatTell = 9;  // limit: of retries
 constexpr int kBacklog = 1024;                // limit: of a socket
 
@@ -102,7 +102,8 @@ Descriptor SocketLinks::open_towards(Attempt& attempt, std::size_t index) {
 
 void SocketLinks::start(int to, Attempt& attempt, TimePoint now) {
   const auto& addresses = peer(to).addresses;
-  // Both sides begin with the same interface of their lists; pairs are spread over them.
+  // Both sides start with the same index in their lists of interfaces, which differs between pairs
+  // of ranks.
   const std::size_t index =
       (static_cast<std::size_t>(to + hello_.rank) + attempt.tries) % addresses.size();
   attempt.address = addresses[index];
@@ -221,8 +222,8 @@ bool SocketLinks::poll(TimePoint now) {
     advance(at->first, now);
     moved = true;
   }
-  // Limits only now: an answer that came in time counts, also where this process was held up
-  // itself.
+  // Limits are checked last: an answer that arrived in time counts, even if this process itself was
+  // delayed.
   for (auto next = attempts_.begin(); next != attempts_.end();) {
     const auto [to, attempt] = std::tie(next->first, next->second);
     ++next;  // what follows may end this attempt

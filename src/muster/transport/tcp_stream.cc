@@ -40,7 +40,7 @@ class TcpStream final : public ByteStream {
       });
     }
     if (total == 0) return std::size_t{0};
-    // For so little a copy costs less than what the kernel does to read a list of pieces.
+    // For this few bytes a copy costs less than the kernel's handling of an iovec list.
     std::array<std::byte, kTogetherBytes> together;
     std::size_t at = 0;
     for (const ConstBytes& piece : pieces) {
@@ -84,8 +84,8 @@ class TcpStream final : public ByteStream {
     message.msg_iov = vector.data();
     return moving(what, [&] { return call(message); });
   }
-  /// One system call. More of a large transfer comes with the next poll, so that no link starves
-  /// the others.
+  /// Makes one system call. The rest of a large transfer follows with the next poll, so that no
+  /// link starves the others.
   template <class Call>
   Result<std::size_t> moving(const char* what, Call call) {
     if (mark_.forked())

@@ -97,7 +97,8 @@ class TlsStream final : public ByteStream {
     return Status(Code::refused, session_.failure().message(), session_.failure().ranks());
   }
 
-  // Read at once while little comes: most links of a large job are idle, and keep their memory.
+  // Small inputs are decrypted into a small buffer: most links of a large job are idle and should
+  // use little memory.
   static constexpr std::size_t kFewBytes = 4 * fixed::kSmallMessage;  // limit: memory
 
   const std::unique_ptr<ByteStream> wire_;

@@ -36,11 +36,12 @@ void Watcher::run(int rank) {
   std::uint64_t polls = loop_.polls();
   while (!stop_.load()) {
     const TimePoint now = steady_clock().now();
-    // While user threads poll, news do not wake the watcher: it looks whether they still do.
+    // While user threads poll, input does not wake the watcher; it only checks whether they still
+    // poll.
     if (!signal_.armed()) wake = std::min(wake, now + tunables().progress_tick);
     signal_.sleep(now, wake);
     if (stop_.load()) return;
-    // Somebody polls, or has polled since the last look: the news are theirs.
+    // A user thread polls, or has polled since the last check, and handles the input.
     const std::uint64_t polls_now = loop_.polls();
     const bool polled = loop_.pollers_active() || (!signal_.armed() && polls_now != polls);
     polls = polls_now;
