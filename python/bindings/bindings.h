@@ -1,8 +1,8 @@
 /// The parts of the extension module `muster._C`: one file for each layer of the Python face.
 ///
 /// Names, order and defaults of arguments are torch.distributed's. Durations are
-/// datetime.timedelta. Functions that may block go through `blocking` (blocking.h), which lets go
-/// of the GIL. A call of muster's that throws becomes the exception class of the same name.
+/// datetime.timedelta. Functions that may block go through `blocking` (blocking.h), which releases
+/// the GIL. An exception of muster becomes the Python class of the same name.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -11,8 +11,8 @@
 
 #include "muster/process_group.h"
 
-/// None is the group that most calls are given. pybind11 recognises it last, after an
-/// AttributeError that takes longer than the rest of the call.
+/// Most calls pass None as the group. pybind11 checks for None last, after an AttributeError that
+/// costs more than the rest of the call.
 template <>
 class pybind11::detail::type_caster<muster::Group>
     : public copyable_holder_caster<muster::ProcessGroup, muster::Group> {
@@ -45,11 +45,11 @@ void bind_functional(pybind11::module_& module);
 void bind_registry(pybind11::module_& module);
 void bind_torch_backend(pybind11::module_& module);
 
-/// What `group_desc` gives of a group that no description was given for. With the GIL.
+/// The value of `group_desc` for a group without a description. Requires the GIL.
 void describe_group(const Group& group, const std::string& description);
 
-/// In a handler, where Python is not the caller but will see what is thrown: an exception of
-/// muster's becomes Python's, others go on.
+/// For exception handlers whose caller is not Python but whose exception Python will see: converts
+/// muster's exceptions to Python's and rethrows others.
 void throw_in_python();
 
 /// Where torchrun has started this process and the job is to meet by its environment: over the

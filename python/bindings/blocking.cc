@@ -14,7 +14,7 @@
 namespace muster::python {
 namespace {
 
-/// What the signal handler may touch.
+/// State that the signal handler may access.
 std::atomic<int> wake_descriptor{-1};
 std::atomic<pid_t> wake_process{
     0};  // a fork has the descriptor too, and its interrupts are not this process's
@@ -85,9 +85,10 @@ void watch_for_interrupts() {
   ::sigaction(SIGINT, &action, nullptr);
 }
 
-/// Whoever sets Python's handler anew (notebooks do before every cell) has put ours aside.
+/// Reinstalls the handler: a program that sets Python's handler again (notebooks do before every
+/// cell) has replaced it.
 void stay_in_front() {
-  if (wake_process.load() == 0) return;  // nobody asked for it
+  if (wake_process.load() == 0) return;  // the handler was never installed
   struct sigaction action {};
   if (::sigaction(SIGINT, nullptr, &action) == 0 && action.sa_handler != on_interrupt)
     watch_for_interrupts();
@@ -117,7 +118,7 @@ Interruptible::Interruptible(std::function<void()> interrupt) {
     before_ = std::exchange(waiting().interrupt, std::move(interrupt));
   }
   active_ = true;
-  // One that came before is pending in Python; one that comes from here on finds what to interrupt.
+  // An earlier SIGINT is pending in Python; a later one finds the operation to interrupt.
   if (PyErr_CheckSignals() != 0) {
     const std::lock_guard lock(waiting().mutex);
     waiting().interrupt.swap(before_);

@@ -1,9 +1,9 @@
-/// Calls that may block: without the GIL, and ended by Ctrl-C.
+/// Calls that may block: they release the GIL and can be interrupted by Ctrl-C.
 ///
 /// Python runs its handlers on the main thread between two instructions of its own, so never while
-/// that thread is inside muster. Where SIGINT has Python's own handler (`KeyboardInterrupt`), a
-/// handler in front of it therefore wakes a thread, which aborts what the main thread waits in: the
-/// other ranks get an error that names this one.
+/// that thread is inside muster. If SIGINT has Python's own handler (`KeyboardInterrupt`), muster
+/// therefore installs a handler in front of it. That handler wakes a thread, which aborts the
+/// operation in which the main thread waits; the other ranks get an error that names this one.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -20,18 +20,18 @@
 
 namespace muster::python {
 
-/// Puts the handler in front, on the main thread and where Python's own is there. Called at import
-/// and where a job begins; from then on every call of the main thread sees to it that it still is.
+/// Installs the handler, on the main thread and only in front of Python's own. Called at import and
+/// when a job begins. Afterwards every call of the main thread checks that it is still installed.
 void watch_for_interrupts();
 
-/// Whether the main thread is in a call that Ctrl-C ends.
+/// Whether the main thread is in a call that Ctrl-C interrupts.
 bool main_thread_is_interruptible();
 
-/// What Ctrl-C ends while this lives, on the main thread; on another one nothing. Made and
-/// destroyed with the GIL.
+/// While it lives, Ctrl-C calls its interrupt function, if it was created on the main thread; on
+/// other threads it does nothing. Create and destroy it with the GIL held.
 class Interruptible {
  public:
-  /// Throws where Ctrl-C has come already.
+  /// Throws if Ctrl-C has been pressed already.
   explicit Interruptible(std::function<void()> interrupt);
   ~Interruptible();
   Interruptible(const Interruptible&) = delete;
@@ -55,7 +55,7 @@ auto without_gil(std::function<void()> interrupt, Call call) {
   }
 }
 
-/// What Python has of a started operation: Ctrl-C in its `wait` ends the group that it belongs to.
+/// A started operation as Python sees it. Ctrl-C in its `wait` aborts the operation's group.
 struct GroupWork {
   WorkRef work;
   std::weak_ptr<ProcessGroup> group;
@@ -63,7 +63,7 @@ struct GroupWork {
 
 /// `group`, the default one for null; null where there is none.
 Group acting(const Group& group);
-/// Ends what is in flight on it, and tells the other members why. Nothing for null.
+/// Aborts the group's pending operations and tells the other members why. Does nothing for null.
 void interrupt(const Group& group);
 
 /// `call()` on `group` (null: the default one). Its Work, if it has one, comes as Python has it.

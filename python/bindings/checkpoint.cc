@@ -30,7 +30,8 @@ using checkpoint::Saver;
 using GivenItem = std::tuple<std::string, at::Tensor, std::vector<std::int64_t>,
                              std::variant<std::monostate, std::int64_t, std::vector<std::int64_t>>>;
 
-/// Made before ranks meet: one that a rank has wrong fails there, where the others can be told.
+/// Created before the ranks communicate. If a rank's arguments are invalid, the error is kept until
+/// the others can be told.
 struct Items {
   std::vector<CheckpointItem> all;
 };
@@ -166,8 +167,8 @@ void bind_checkpoint(py::module_& module) {
     const auto ranks = ranks_of(members);
     blocking(group_of(members), [&] { checkpoint::load_items(index, items.all, ranks); });
   });
-  // Every rank tells whether it can go on, and a text, of which it gets everybody's. `why` it
-  // cannot is raised on all.
+  // Every rank states whether it can continue and gives a text, and receives all ranks' texts. If a
+  // rank cannot continue, its reason `why` is raised on all ranks.
   module.def("_checkpoint_agree", [](const Members& members, const std::optional<std::string>& why,
                                      const std::string& text) {
     const auto ranks = ranks_of(members);

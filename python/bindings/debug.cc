@@ -36,7 +36,7 @@ std::string python_stack() {
       if (!source.empty()) text += "    " + source + "\n";
     }
   } catch (const py::error_already_set&) {
-    return {};  // the stack of C++ says what it can
+    return {};  // fall back to the C++ stack
   }
   return text;
 }

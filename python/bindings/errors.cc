@@ -33,7 +33,7 @@ void raise(PyObject* type, const DistError& error) {
   PyErr_SetObject(type, made.ptr());
 }
 
-/// Sets Python's error for one of muster's; throws what is none.
+/// Sets the Python error for an exception of muster; rethrows any other.
 void raise_or_rethrow(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);

@@ -34,8 +34,8 @@ using Text = std::optional<std::string>;
 using DeviceId = std::optional<std::variant<int, at::Device>>;
 using AnyStore = std::variant<std::shared_ptr<Store>, c10::intrusive_ptr<c10d::Store>>;
 
-/// torch's device_id says what a group of GPUs is made for, ahead of its tensors. Here only whether
-/// there is such a device is looked at.
+/// In torch, device_id binds a group to a GPU before it sees tensors. Here it is only checked that
+/// the device exists.
 void check_device_id(const DeviceId& given, const std::string& call) {
   if (!given) return;
   const auto accelerator = at::getAccelerator(false);
@@ -58,7 +58,7 @@ void check_device_id(const DeviceId& given, const std::string& call) {
 
 std::shared_ptr<Store> store_of(const AnyStore& given) {
   if (const auto* own = std::get_if<std::shared_ptr<Store>>(&given)) return kept_store(*own);
-  // The caller may block on it from another thread; a clone has a connection of its own.
+  // The caller may block on the store from another thread; a clone has its own connection.
   return std::make_shared<Store>(
       compat::adapt_store(std::get<c10::intrusive_ptr<c10d::Store>>(given)->clone()));
 }
@@ -316,8 +316,7 @@ void bind_groups(py::module_& module) {
       .def_property("_hooks", &hooks_of, &set_hooks,
                     "The observer of its calls (hooks.py), or None; can be set once.")
       .def("__bool__", &ProcessGroup::is_member)
-      // Where torch has one value for every group that this process is no member of, programs
-      // compare with it.
+      // torch has a single value for all groups without this process, and programs compare with it.
       .def(
           "__eq__",
           [](const ProcessGroup& a, const ProcessGroup& b) {

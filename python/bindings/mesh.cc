@@ -81,8 +81,8 @@ std::vector<DimensionBackend> by_dimension(const Override& given, std::size_t di
   return all;
 }
 
-/// The class of errors about dimensions that there are not: programs for torch look for a KeyError
-/// or an IndexError. Held for ever.
+/// The exception class for a missing dimension: programs for torch catch KeyError or IndexError.
+/// Never released.
 PyObject* lookup_error = nullptr;
 
 void make_lookup_error(py::module_& module) {
@@ -114,7 +114,7 @@ auto looking_up(Call call) {
   }
 }
 
-/// Groups made for a mesh say so, as torch's do: `mesh_tp`, or `mesh_dim_1`.
+/// Describes groups created for a mesh as torch does: `mesh_tp`, or `mesh_dim_1`.
 DeviceMesh described(DeviceMesh mesh) {
   const auto& names = mesh.mesh_dim_names();
   const auto groups =
@@ -217,7 +217,7 @@ DeviceMesh unpickled(const py::tuple& state) {
   return DeviceMesh::from_description(told);
 }
 
-/// What libraries read of torch's class besides its public names.
+/// Private members of torch's class that libraries read.
 void bind_private_names(py::class_<DeviceMesh, MeshRef>& mesh) {
   const auto root_or_none = [](const DeviceMesh& self) {
     auto root = self.root();

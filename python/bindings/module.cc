@@ -16,8 +16,8 @@ std::thread::id ending_thread;
 
 /// Once Python ends, it unwinds every other thread that needs its interpreter again (pthread_exit,
 /// up to Python 3.13): a daemon thread that returns from a call, a callback that has not returned.
-/// No exception can leave the destructors on that way, so the thread comes here. It stops, as
-/// Python 3.14 stops it, and the process ends as if it were not there.
+/// The unwinding cannot leave a destructor and ends in this terminate handler, which stops the
+/// thread forever, as Python 3.14 does. The process exits regardless of it.
 [[noreturn]] void stop_where_python_ends() {
   if (muster::python::is_python_ending() && std::this_thread::get_id() != ending_thread)
     for (;;) ::pause();
@@ -25,11 +25,12 @@ std::thread::id ending_thread;
   std::abort();
 }
 
-/// Callbacks of Python's need its interpreter: those that run get this long to return before it
-/// ends, and none begins once it ends.
+/// Python callbacks need the interpreter. Running ones get this long to return before it shuts
+/// down, and none begins afterwards.
 constexpr auto kLastCallbacks = std::chrono::seconds(3);
-/// Those that still run then, get a SystemExit, and this long to see it. To stop them in the middle
-/// is no way: torch's frames between take the interpreter's lock away from the thread that ends it.
+/// Callbacks that still run then get a SystemExit, and this long to handle it. They must not be
+/// stopped in the middle: torch frames below them would take the GIL from the thread that shuts
+/// down the interpreter.
 constexpr auto kEndedCallbacks = std::chrono::milliseconds(500);
 
 void finish_callbacks_at_exit() {

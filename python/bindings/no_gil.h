@@ -1,5 +1,5 @@
-/// Objects whose end and the GIL must be thought of together: those that join threads (the last
-/// owner of a group ends its job's connections), and Python's own in the hands of C++.
+/// Ownership rules that involve the GIL: C++ objects whose destructors join threads (the last owner
+/// of a group closes its job's connections), and Python objects owned by C++.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -9,9 +9,9 @@
 
 namespace muster::python {
 
-/// For a class_<T, std::shared_ptr<T>>: where Python frees the last owner of a T, the T goes
-/// without the GIL. Its end says goodbye to peers and joins threads, which takes up to a second;
-/// what those do may need the GIL, and so may Python's other threads.
+/// For a class_<T, std::shared_ptr<T>>: if Python frees the last owner of a T, the T is destroyed
+/// without the GIL. Its destructor sends close frames to peers and joins threads, which takes up to
+/// a second. Those threads, and Python's other threads, may need the GIL.
 template <class T>
 pybind11::custom_type_setup let_go_without_gil() {
   return pybind11::custom_type_setup([](PyHeapTypeObject* type) {
@@ -25,7 +25,7 @@ pybind11::custom_type_setup let_go_without_gil() {
       if (value.holder_constructed()) kept = value.template holder<std::shared_ptr<T>>();
       free_object(self);
       if (kept.use_count() != 1)
-        return;  // Python's was one of several, as that of `group.WORLD` always is
+        return;  // Python's owner was not the last, as is always the case for `group.WORLD`
       const pybind11::gil_scoped_release released;
       kept.reset();
     };
@@ -40,7 +40,7 @@ inline bool is_python_ending() {
 #endif
 }
 
-/// A Python object in something of C++'s, which may be let go on any thread.
+/// A Python object owned by C++, which may be released on any thread.
 inline std::shared_ptr<pybind11::object> kept(pybind11::object object) {
   return {new pybind11::object(std::move(object)), [](pybind11::object* each) {
             if (is_python_ending()) return;  // it takes everything along

@@ -13,8 +13,8 @@ namespace py = pybind11;
 using Rank = std::optional<int>;
 using Device = std::optional<at::Device>;
 
-/// A Python function without arguments that gives a list of bytes. Called without the GIL, on the
-/// thread that has made it.
+/// A Python function without arguments that returns a list of bytes. Called without the GIL held,
+/// on the thread that created it.
 group::PackObjects packer(const py::function& pack) {
   return [pack = &pack] {
     const py::gil_scoped_acquire held;

@@ -24,8 +24,8 @@
 #include "muster/zero_redundancy_optimizer.h"
 #include "no_gil.h"
 
-// What muster/nn, muster/optim and muster/algorithms are made of. Nothing here takes the model's
-// lock with the GIL held: backward has it when it calls hooks of Python's.
+// The C++ part of muster/nn, muster/optim and muster/algorithms. Nothing here takes the model's
+// lock while holding the GIL, because backward holds that lock when it calls Python hooks.
 namespace muster::python {
 namespace {
 
@@ -34,7 +34,7 @@ using at::Tensor;
 using parallel::DataParallelCore;
 using Released = py::call_guard<py::gil_scoped_release>;
 
-/// What a hook of C++'s has started.
+/// The operation that a C++ hook has started.
 struct Started {
   std::function<Tensor()> finish;
 };
@@ -42,7 +42,7 @@ struct NativeHook {
   CommHook hook;
 };
 
-/// What a rank without inputs does in place of a model.
+/// The collectives of a rank that has run out of inputs.
 struct ShadowOfModel {
   std::shared_ptr<DataParallelCore> model;
   std::unique_ptr<JoinHook> hook;
@@ -520,7 +520,7 @@ void bind_parallel(py::module_& module) {
       .def("bucket_bytes", &Core::bucket_bytes, Released())
       .def("buckets_rebuilt", &Core::buckets_rebuilt, Released());
 
-  // What a ZeroRedundancyOptimizer whose update raises tells the other members.
+  // The reason that a ZeroRedundancyOptimizer sends to the other members if its update raises.
   module.def(
       "_end_calls",
       [](const Group& group, const std::string& why) {
@@ -534,7 +534,7 @@ void bind_parallel(py::module_& module) {
         try {
           core_of(group).refuse(Op::broadcast, "ZeroRedundancyOptimizer", std::runtime_error(why));
         } catch (const DistError&) {
-          // The caller raises what it was.
+          // The caller raises the original exception.
         }
       },
       Released());

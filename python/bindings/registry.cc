@@ -18,8 +18,8 @@
 #include "no_gil.h"
 #include "pg_options.h"
 
-// Backends that are written in Python (muster/backends.py says what they are made of), and those of
-// plugin libraries.
+// Backends written in Python (muster/backends.py defines their interface), and those of plugin
+// libraries.
 namespace muster::python {
 namespace {
 
@@ -33,7 +33,7 @@ Lists listed(const Slices& slices) {
   return lists;
 }
 
-/// A call as Python has it, which may keep it.
+/// A call as a Python object, which Python may keep.
 struct RequestOfPython {
   explicit RequestOfPython(const BackendCall& call)
       : op(call.op()),
@@ -66,11 +66,10 @@ std::vector<at::Tensor> flat(const Lists& lists) {
   return tensors;
 }
 
-/// What a backend's `submit` has started: something with `wait()`, or None for what is done.
+/// The result of a backend's `submit`: an object with `wait()`, or None if the call has completed.
 class WorkOfPython final : public Work, public std::enable_shared_from_this<WorkOfPython> {
  public:
-  /// `source`: the rank that a message comes from, as the default group counts; -1: not known, or
-  /// no message.
+  /// `source`: the message's sender, as a rank of the default group; -1: unknown, or not a message.
   WorkOfPython(const py::object& pending, const RequestOfPython& request, int source)
       : pending_(pending.is_none() ? nullptr : kept(pending)),
         outputs_(flat(request.outputs)),
@@ -99,7 +98,7 @@ class WorkOfPython final : public Work, public std::enable_shared_from_this<Work
           c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
     }
     if (done_) {
-      end(*future);  // nobody has given it a callback yet
+      end(*future);  // it has no callbacks yet
     } else {
       CallbackExecutor::of_process().run(
           [self = shared_from_this(), scope = std::weak_ptr(WorldScope::current())] {
@@ -172,7 +171,7 @@ class BackendOfPython final : public ProcessGroupBackend {
     return false;
   }
   WorkRef submit(BackendCall& call) override {
-    if (call.is_refused()) return nullptr;  // it was shown to nobody
+    if (call.is_refused()) return nullptr;  // Python has not seen the call
     const py::gil_scoped_acquire held;
     const RequestOfPython request(call);
     const py::object pending = backend_->attr("submit")(request);

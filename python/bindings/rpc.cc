@@ -20,10 +20,9 @@
 #include "rpc_values.h"
 #include "rpc_waiting.h"
 
-// What muster/rpc is made of. A call of a Python function is a message of a kind of its own, with a
-// pickle of (function, args, kwargs) as its value: whoever sends it has proved the job's secret
-// when the link was made. The GIL is held while something of Python's is read, run or made, and
-// never while this waits.
+// What muster/rpc is made of. A call of a Python function is a message of its own kind, whose value
+// is a pickle of (function, args, kwargs). Its sender has proved the job's secret when the link was
+// established. The GIL is held while Python objects are accessed, and never while waiting.
 namespace muster::python {
 namespace {
 
@@ -33,7 +32,7 @@ using rpc::Answer;
 using Fill = std::function<void(rpc::Value&, rpc::Passage&)>;
 
 constexpr auto kPythonCall = rpc::MessageKind::user_first;
-/// How references' values are made: by a registered function.
+/// Creates the values of references by a registered function.
 constexpr const char* kServed = "muster::python::call";
 
 rpc::To to_of(const py::object& given) {
@@ -62,7 +61,7 @@ rpc::CallOptions options_of(double timeout) {
 
 // ---- serving
 
-/// The end of a call whose function gave a future.
+/// Completes a call whose function returned a future.
 class LateAnswer {
  public:
   explicit LateAnswer(rpc::ResponderRef responder) : responder_(std::move(responder)) {}
@@ -136,7 +135,7 @@ Agent::OutgoingCall call_of(const Agent& agent, const py::object& to, What what,
   return call;
 }
 
-/// What an answer is to Python. With the GIL.
+/// Converts an answer to a Python object. Requires the GIL.
 py::object value_of(const std::string& name, const Answer& answer) {
   if (answer.error) raise_in_python(answer.error);
   return result_of(name, answer);
@@ -150,7 +149,7 @@ py::object rpc_sync(const py::object& to, const py::object& function, const py::
       wait_for_answer(agent, call_of(*agent, to, what_of(function, arguments, name), timeout)));
 }
 
-/// A call that nobody waits for yet.
+/// An asynchronous call.
 class StartedCall : public std::enable_shared_from_this<StartedCall> {
  public:
   StartedCall(const std::shared_ptr<Agent>& agent, std::string name, const py::object& future)
@@ -166,7 +165,7 @@ class StartedCall : public std::enable_shared_from_this<StartedCall> {
                  [self = shared_from_this()](Answer answer) { self->answered(std::move(answer)); });
   }
 
-  /// Until the future is completed, or whoever completes it is about to.
+  /// Waits until the future is completed, or until another thread is about to complete it.
   void wait() {
     waiters_.fetch_add(1);
     try {
@@ -187,7 +186,7 @@ class StartedCall : public std::enable_shared_from_this<StartedCall> {
   void answered(Answer answer) {
     answer_ = std::move(answer);
     answered_.store(true);
-    // One that waits completes it on its own thread.
+    // A waiting thread completes the future itself.
     if (waiters_.load() == 0) complete_apart();
   }
   void complete_on_waiter() { calls_back_.load() ? complete_apart() : complete(); }

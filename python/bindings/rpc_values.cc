@@ -28,7 +28,7 @@ struct Kept {
   std::shared_ptr<py::object> object;
 };
 
-const Inside* functions = nullptr;  // for ever: threads may ask until the process ends
+const Inside* functions = nullptr;  // never released: threads may use it until the process exits
 
 Code code_of(const std::string& word) {
   for (int i = 0; i <= static_cast<int>(Code::internal); ++i) {
@@ -144,7 +144,7 @@ py::object unpickled(Pickled pickle) {
 }
 
 rpc::KeptValue keep(const py::object& object) {
-  // Torch gives the same Python object for the same tensor, so it is the caller's own that comes
+  // torch returns the same Python object for the same tensor, so the caller gets its own object
   // back.
   if (THPVariable_Check(object.ptr()))
     return rpc::kept_of<at::Tensor>(THPVariable_Unpack(object.ptr()));

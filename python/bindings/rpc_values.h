@@ -19,10 +19,10 @@ namespace muster::python {
 void bind_rpc(pybind11::module_& module);
 void bind_rpc_autograd(pybind11::module_& module);
 
-/// The Python exception that this becomes (errors.cc). With the GIL.
+/// Converts it to a Python exception (errors.cc). Requires the GIL.
 pybind11::object error_object(const std::exception_ptr& thrown);
 
-/// What a reference of Python's refers to: any object.
+/// The value type of Python's references: any object.
 struct Anything {};
 
 /// Python's RRef.
@@ -63,12 +63,12 @@ const Inside& inside();
 Pickled pickled(pybind11::handle object);
 pybind11::object unpickled(Pickled pickle);
 
-/// The object, to stay on this worker: a tensor as C++ keeps it, anything else as it is.
+/// The object as a kept value of this worker: a tensor as C++ keeps it, anything else unchanged.
 rpc::KeptValue keep(const pybind11::object& object);
-/// What is kept, as Python has it.
+/// A kept value as a Python object.
 pybind11::object object_of(const rpc::KeptValue& value);
 
-/// What came as an answer: of a Python function, of one of C++'s, or of torch's operators.
+/// A reply as a Python object: of a Python function, a C++ function, or one of torch's operators.
 pybind11::object result_of(const std::string& function, const rpc::detail::Answer& answer);
 
 /// Packs arguments for a function that is named by text: numbers, text, tensors, and lists of int,
@@ -79,11 +79,11 @@ std::function<void(rpc::Value&, rpc::Passage&)> plain_arguments(
 /// A Python exception as it goes to other workers.
 std::exception_ptr described(const pybind11::error_already_set& error);
 std::exception_ptr described(const pybind11::object& error);
-/// Raises in Python what was thrown over there (or here): as the type that it had where that is
-/// known, with `worker`, `remote_type`, `remote_text` and `remote_traceback`.
+/// Raises a remote (or local) exception in Python, with its own type if that is known here, and
+/// with `worker`, `remote_type`, `remote_text` and `remote_traceback`.
 [[noreturn]] void raise_in_python(const std::exception_ptr& error);
 
-/// What is to be sent or kept of a result; made with the GIL, used without.
+/// A result to be sent or kept; created with the GIL, used without it.
 struct Outcome {
   Pickled pickle;
   rpc::KeptValue kept;

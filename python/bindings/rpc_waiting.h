@@ -33,7 +33,8 @@ class CallInterruption {
   std::atomic<bool> raised_{false};
 };
 
-/// `begin()`, then until `done()`; who makes that true calls Agent::wake.
+/// Calls `begin()`, then waits until `done()` returns true. The thread that makes it true must call
+/// Agent::wake.
 inline void wait_until(const std::shared_ptr<rpc::Agent>& agent, const std::function<bool()>& done,
                        const std::function<void()>& begin = {}) {
   const auto interruption = std::make_shared<CallInterruption>(agent);
@@ -48,8 +49,8 @@ inline void wait_until(const std::shared_ptr<rpc::Agent>& agent, const std::func
               });
 }
 
-/// The answer to `call`, errors in it. Interrupted, the call is given up; where its function has
-/// not begun, it will not.
+/// Makes `call` and returns the answer, errors included. If interrupted, the call is abandoned, and
+/// its function does not run if it has not begun.
 inline rpc::Answer wait_for_answer(const std::shared_ptr<rpc::Agent>& agent,
                                    rpc::Agent::OutgoingCall call) {
   const auto interruption = std::make_shared<CallInterruption>(agent);

@@ -10,7 +10,7 @@ namespace {
 
 namespace py = pybind11;
 
-/// Ctrl-C during a spawn of threads ends what the ranks wait in. Thread-safe.
+/// On Ctrl-C during a spawn of threads, aborts the operations in which the ranks wait. Thread-safe.
 class RunningRanks {
  public:
   void add(std::shared_ptr<World> scope) {
@@ -50,8 +50,8 @@ std::pair<std::string, std::vector<int>> brief_of(const py::error_already_set& e
   }
 }
 
-/// `fn(rank, *args)` on a rank's thread. What it raises comes out with its traceback as text, so
-/// that it needs no GIL any more.
+/// `fn(rank, *args)` on a rank's thread. An exception is converted to text with its traceback, so
+/// that it no longer needs the GIL.
 void run(const py::function& fn, const py::tuple& args, int rank) {
   const py::gil_scoped_acquire held;
   try {
@@ -85,7 +85,7 @@ void bind_spawn(py::module_& module) {
         context = spawn(body, {.nprocs = nprocs, .join = false, .mode = SpawnMode::threads});
       return context->join(std::chrono::milliseconds(100));
     };
-    // Python's signal handlers run between two looks; other waits of this process stay asleep.
+    // Python's signal handlers run between two polls; other waits of this process are not woken.
     while (!finished()) {
       if (PyErr_CheckSignals() == 0) continue;
       const py::error_already_set interrupt;

@@ -47,8 +47,8 @@ void meet_by_torchrun(InitProcessGroupOptions& options) {
 }
 
 void bind_torch_backend(pybind11::module_& module) {
-  // Torch makes backends by the function below; this is for programs that make a ProcessGroupGloo
-  // themselves.
+  // torch creates backends with the function below. This is for programs that construct a
+  // ProcessGroupGloo themselves.
   using Backend = compat::TorchBackend;
   pybind11::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(
       module, "ProcessGroupMuster",
