@@ -118,10 +118,10 @@ constexpr EnvironmentVariable kLaunching[] = {
     {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30", "Seconds: the default of --shutdown-timeout."},
     {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${rank}] ",
      "The default of --log-line-prefix-template."},
-    {"PATH", "", "Where programs are looked for that are named without a folder."},
+    {"PATH", "", "The folders in which a program named without a folder is searched for."},
     {"TMPDIR", "/tmp", "Where temporary files are made."},
     {"HOME, XDG_CONFIG_HOME, XDG_RUNTIME_DIR", "",
-     "Where the tuning file, traces and this user's own key are looked for."},
+     "The folders of the tuning file, of traces and of this user's own key."},
 };
 
 constexpr EnvironmentVariable kSchedulers[] = {
@@ -147,7 +147,8 @@ constexpr EnvironmentVariable kWorkers[] = {
      "See above. MUSTER_SECRET is removed from their environment."},
     {"TORCHELASTIC_ERROR_FILE", "",
      "Where torch's `@record` leaves the exception of a worker, which the launcher reports."},
-    {"OMP_NUM_THREADS", "", "The cores divided by the workers, unless it is set."},
+    {"OMP_NUM_THREADS", "",
+     "The number of cores divided by the number of workers, unless it is set."},
 };
 
 constexpr EnvironmentVariable kLogged[] = {
