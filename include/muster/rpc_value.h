@@ -55,8 +55,8 @@ struct Passage {
   Passage(Agent* agent, int peer) : agent(agent), peer(peer) {}
   Passage(const Passage&) = delete;
   Passage& operator=(const Passage&) = delete;
-  /// Moves out everything saved along with the value, for as long as it must be kept; null if there
-  /// is nothing.
+  /// Moves `kept` and `fates` into a new object, which the caller keeps until the message's outcome
+  /// is known; null if both are empty.
   std::shared_ptr<Passage> take();
   ~Passage() {
     for (const auto& fate : fates) fate(arrived);
@@ -143,7 +143,7 @@ void CEREAL_SAVE_FUNCTION_NAME(ValueOutput& archive, const cereal::SizeTag<T>& t
   const auto size = static_cast<std::uint64_t>(tag.size);
   archive.put(&size, sizeof size);
 }
-/// Every counted element takes at least one byte.
+/// Rejects a count above the remaining bytes: every element takes at least one.
 template <class T>
 void CEREAL_LOAD_FUNCTION_NAME(ValueInput& archive, cereal::SizeTag<T>& tag) {
   std::uint64_t size = 0;
@@ -192,7 +192,8 @@ template <class T>
 inline constexpr bool kTravels = cereal::traits::is_output_serializable<T, ValueOutput>::value&&
     cereal::traits::is_input_serializable<T, ValueInput>::value;
 
-/// Shared and mutable by every holder; the type's own thread-safety rules apply.
+/// A value that stays on its worker. Its holders share it and may change it; the type's own
+/// thread-safety rules apply.
 struct KeptValue {
   const std::type_info* type = nullptr;
   std::shared_ptr<void> object;
