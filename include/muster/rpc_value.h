@@ -55,8 +55,8 @@ struct Passage {
   Passage(Agent* agent, int peer) : agent(agent), peer(peer) {}
   Passage(const Passage&) = delete;
   Passage& operator=(const Passage&) = delete;
-  /// Moves `kept` and `fates` into a new object, which the caller keeps until the message's outcome
-  /// is known; null if both are empty.
+  /// Moves `kept`, `before_answer` and `fates` into a new object, which the caller keeps until the
+  /// message's outcome is known; null if all three are empty.
   std::shared_ptr<Passage> take();
   ~Passage() {
     for (const auto& fate : fates) fate(arrived);
