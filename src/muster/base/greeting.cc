@@ -93,6 +93,10 @@ ConstBytes job_of(const Greeting& greeting) {
   return ConstBytes(greeting).subspan(kJobAt, sizeof(JobHash));
 }
 
+ConstBytes nonce_of(const Greeting& greeting) {
+  return ConstBytes(greeting).subspan(kNonceAt, kNonceBytes);
+}
+
 void take_role(Greeting& mine, const Greeting& theirs,
                std::span<const Handshake::Hello::Service> served) {
   const auto found = std::ranges::find(served, role_of(theirs), &Handshake::Hello::Service::role);

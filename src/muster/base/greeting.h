@@ -26,6 +26,8 @@ void take_role(Greeting& mine, const Greeting& theirs,
 Handshake::Role role_of(const Greeting& greeting);
 /// The hash of the job.
 ConstBytes job_of(const Greeting& greeting);
+/// 32 random bytes, new in every greeting.
+ConstBytes nonce_of(const Greeting& greeting);
 
 /// What a connection of this greeting is keyed with: the observer's key for its role.
 Secret secret_of(const Secret& secret, const Greeting& greeting);

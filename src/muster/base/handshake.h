@@ -26,7 +26,7 @@
 
 namespace muster {
 
-inline constexpr std::uint16_t kProtocolVersion = 4;
+inline constexpr std::uint16_t kProtocolVersion = 5;
 
 class Handshake {
  public:

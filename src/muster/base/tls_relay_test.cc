@@ -97,7 +97,7 @@ class Middleman {
     }
     changed = passed != chunk;
     // The version in the header of a record that is not encrypted means nothing.
-    may_be_ignored = trick_ == Trick::flip && seen_ <= 2;
+    may_be_ignored = trick_ == Trick::flip && seen_ <= 3;
     return passed;
   }
 
@@ -194,9 +194,12 @@ TEST(TlsRelayBetweenRoles, KeysOfOneRoleOpenNoOther) {
       std::string answer = acceptor.take_output();
       answer[10] = static_cast<char>(asked);
       connector.feed(as_bytes(answer));
-      acceptor.feed(as_bytes(connector.take_output()));
+      for (int i = 0; i < 3; ++i) {
+        acceptor.feed(as_bytes(connector.take_output()));
+        connector.feed(as_bytes(acceptor.take_output()));
+      }
       EXPECT_EQ(acceptor.done(), asked == served);
-      EXPECT_FALSE(connector.done());
+      EXPECT_EQ(connector.done(), asked == served);
     }
   }
 }

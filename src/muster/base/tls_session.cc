@@ -250,17 +250,17 @@ TlsSession::Connection::Connection(Side which, const Handshake::Hello& hello,
       mine(greeting_of(hello, job_secret.kind())),
       per_key(bytes_per_key) {
   if (side == Side::connector) output.append(mine);  // the other one answers
-  // An acceptor spends nothing on a stranger who has not even greeted.
-  if (side == Side::connector && begin_tls()) {
-    ERR_clear_error();
-    SSL_do_handshake(ssl.get());  // the ClientHello, behind the greeting
-  }
 }
 
+/// The key is of this connection alone: the library keeps secrets that are made of it, and a core
+/// dump that shows them must not open another connection.
 bool TlsSession::Connection::begin_tls() {
+  const bool connects = side == Side::connector;
   std::string purpose =
       "muster tls, role " + std::to_string(static_cast<int>(role_of(mine))) + ", job ";
-  purpose.append(as_text(job_of(mine)));
+  purpose.append(as_text(job_of(mine))).append(", nonces ");
+  purpose.append(as_text(nonce_of(connects ? mine : theirs)));
+  purpose.append(as_text(nonce_of(connects ? theirs : mine)));
   Secret::Proof derived = secret_of(secret, mine).derive(purpose);
   key = SecretBytes(derived);
   sodium_memzero(derived.data(), derived.size());
@@ -277,7 +277,7 @@ bool TlsSession::Connection::begin_tls() {
   BIO_set_init(bytes, 1);
   SSL_set_bio(ssl.get(), bytes, bytes);
   SSL_set_ex_data(ssl.get(), index_of_connection(), this);
-  side == Side::acceptor ? SSL_set_accept_state(ssl.get()) : SSL_set_connect_state(ssl.get());
+  connects ? SSL_set_connect_state(ssl.get()) : SSL_set_accept_state(ssl.get());
   return true;
 }
 
@@ -320,7 +320,7 @@ bool TlsSession::Connection::eat_greeting() {
     fail(Code::refused, found.verdict, std::move(found.message));
     return false;
   }
-  if (side == Side::acceptor && !begin_tls()) return false;
+  if (!begin_tls()) return false;
   state = State::handshake;
   return true;
 }

@@ -1,17 +1,21 @@
 /// TLS 1.3 between two processes of a job, keyed with the job's secret. Bytes in, bytes out: no
 /// sockets, no clock, no threads of its own.
 ///
-///   connector -> acceptor   Greeting (`greeting.h`), ClientHello
-///   acceptor  -> connector  Greeting, then a verdict byte that refuses, or ServerHello to Finished
+///   connector -> acceptor   Greeting (`greeting.h`)
+///   acceptor  -> connector  Greeting, then a verdict byte if it refuses
+///   connector -> acceptor   ClientHello
+///   acceptor  -> connector  ServerHello to Finished, or a verdict byte that refuses
 ///   connector -> acceptor   Finished; encrypted: hash of both greetings
 ///   acceptor  -> connector  encrypted: verdict byte, hash of both greetings
 ///
-/// The pre-shared key is derived from the secret by HKDF for one role of one job (observers': from
-/// the observer's key), and forgotten once both sides have proved that they have it; every
-/// connection also makes a Diffie-Hellman key (psk_dhe_ke), so a secret that leaks later opens no
-/// recorded connection. Greetings travel in the clear, so that both sides can say what differs;
-/// inside the connection both compare what they have seen of them. There are no certificates,
-/// tickets or early data. Sources: RFC 8446 and 9257 (external keys), RFC 5869 (HKDF).
+/// The pre-shared key is derived by HKDF from the secret (observers': from the observer's key), the
+/// role, the job and the nonces of both greetings. So it is of one connection: OpenSSL keeps
+/// secrets that are made of it, which a core dump shows, and no other connection can be made with
+/// them. It is forgotten once both sides have proved that they have it. Every connection also makes
+/// a Diffie-Hellman key (psk_dhe_ke), so a secret that leaks later opens no recorded connection.
+/// Greetings travel in the clear, so that both sides can say what differs; inside the connection
+/// both compare what they have seen of them. There are no certificates, tickets or early data.
+/// Sources: RFC 8446 and 9257 (external keys), RFC 5869 (HKDF).
 ///
 /// OpenSSL's record layer copies every byte three times. So large pieces travel outside of it: the
 /// encrypted stream is a row of sections, each behind 4 bytes:

@@ -2,11 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <sodium.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <bitset>
+#include <csignal>
 #include <cstring>
 #include <random>
 #include <set>
@@ -33,18 +37,23 @@ struct Pair {
   TlsSession acceptor{Side::acceptor, hello(5), kSecret};
 };
 
-/// Carries bytes both ways until neither side has anything to say, in pieces of at most `piece`.
-void talk(TlsSession& connector, TlsSession& acceptor, std::size_t piece = 100'000) {
+/// Carries bytes both ways until neither side has anything to say, in pieces of at most `piece`;
+/// returns what the connector and the acceptor have said.
+std::array<std::string, 2> talk(TlsSession& connector, TlsSession& acceptor,
+                                std::size_t piece = 100'000) {
+  std::array<std::string, 2> said;
   for (bool moved = true; moved;) {
     moved = false;
     for (auto [from, to] : {std::pair(&connector, &acceptor), std::pair(&acceptor, &connector)}) {
       const std::string bytes = from->take_output();
+      said[from == &connector ? 0 : 1] += bytes;
       for (std::size_t at = 0; at < bytes.size(); at += piece) {
         to->feed(as_bytes(std::string_view(bytes).substr(at, piece)));
         moved = true;
       }
     }
   }
+  return said;
 }
 
 Result<std::size_t> write(TlsSession& session, std::string_view text) {
@@ -340,18 +349,25 @@ TEST(TlsSession, NoPayloadIsEncryptedAlikeTwice) {
   EXPECT_EQ(seen.size(), 16u);
 }
 
+constexpr std::size_t kGreetingBytes = 128, kNonceAt = 56, kNonceBytes = 32;
+
+/// The pre-shared key of a connection of `hello` whose sides have said this.
+Secret::Proof key_of(const std::array<std::string, 2>& said) {
+  std::string purpose = "muster tls, role 2, job ";
+  purpose.append(as_text(short_hash("job"))).append(", nonces ");
+  for (const std::string& each : said) purpose += each.substr(kNonceAt, kNonceBytes);
+  return kSecret.derive(purpose);
+}
+
 // spec: W4 a core dump shows no key that a connection could be made with
 TEST(TlsSession, DumpsShowNoPreSharedKey) {
   const pid_t child = ::fork();
   if (child == 0) {
-    const auto key_of = [] {
-      const Secret::Proof key =
-          kSecret.derive("muster tls, role 2, job " + std::string(as_text(short_hash("job"))));
-      return testing::HiddenText(std::string(as_text(key)));
-    };
     Pair two;
-    talk(two.connector, two.acceptor);
-    const testing::HiddenText key = key_of();
+    const auto said = talk(two.connector, two.acceptor);
+    const testing::HiddenText key = [&said] {
+      return testing::HiddenText(std::string(as_text(key_of(said))));
+    }();
     // Overwrites what computing it has left on the stack.
     std::array<char, 16 * 1024> stack;
     ::explicit_bzero(stack.data(), stack.size());
@@ -364,18 +380,143 @@ TEST(TlsSession, DumpsShowNoPreSharedKey) {
   EXPECT_EQ(ended, 0);
 }
 
+/// A secret of TLS 1.3's key schedule.
+using KeyBytes = std::array<unsigned char, crypto_auth_hmacsha256_KEYBYTES>;
+
+KeyBytes hmac_of(const KeyBytes& key, std::string_view message) {
+  KeyBytes hash;
+  crypto_auth_hmacsha256(hash.data(), reinterpret_cast<const unsigned char*>(message.data()),
+                         message.size(), key.data());
+  return hash;
+}
+
+std::string sha256_of(std::string_view message) {
+  std::string hash(crypto_hash_sha256_BYTES, '\0');
+  crypto_hash_sha256(reinterpret_cast<unsigned char*>(hash.data()),
+                     reinterpret_cast<const unsigned char*>(message.data()), message.size());
+  return hash;
+}
+
+/// HKDF-Expand-Label (RFC 8446, 7.1).
+KeyBytes expanded(const KeyBytes& secret, std::string_view label, std::string_view hash) {
+  std::string info{'\0', static_cast<char>(secret.size()), static_cast<char>(6 + label.size())};
+  info.append("tls13 ").append(label).push_back(static_cast<char>(hash.size()));
+  info.append(hash).push_back(1);
+  return hmac_of(secret, info);
+}
+
+/// A recorded ClientHello: what it says, and the proof behind it that its sender has the key.
+class RecordedHello {
+ public:
+  explicit RecordedHello(const std::string& connector_said) {
+    constexpr std::size_t kRecordHeader = 5, kListHeaders = 3, kProof = 32;
+    const std::string record = connector_said.substr(kGreetingBytes);
+    const std::size_t length = static_cast<unsigned char>(record.at(3)) * std::size_t{256} +
+                               static_cast<unsigned char>(record.at(4));
+    const std::string message = record.substr(kRecordHeader, length);
+    end_ = kGreetingBytes + kRecordHeader + length;
+    hash_ = sha256_of(message.substr(0, message.size() - kProof - kListHeaders));
+    std::ranges::copy(message.substr(message.size() - kProof), proof_.begin());
+  }
+
+  /// Where it ends in what the connector has said.
+  std::size_t end() const { return end_; }
+  /// Whether `key` is the pre-shared key, or any secret on the way from there to the proof: with
+  /// each of them another process could make the connection.
+  bool is_made_with(KeyBytes key) const {
+    const KeyBytes early = hmac_of({}, {reinterpret_cast<const char*>(key.data()), key.size()});
+    for (const KeyBytes& secret : {early, key}) {
+      const KeyBytes binder = expanded(secret, "ext binder", sha256_of(""));
+      if (proves(expanded(binder, "finished", ""))) return true;
+    }
+    return proves(expanded(key, "finished", "")) || proves(key);
+  }
+
+ private:
+  bool proves(const KeyBytes& finished) const { return hmac_of(finished, hash_) == proof_; }
+
+  std::size_t end_ = 0;
+  std::string hash_;
+  KeyBytes proof_{};
+};
+
+/// Random bytes differ more than other bytes do.
+bool looks_random(std::string_view bytes) {
+  std::bitset<256> seen;
+  for (const char each : bytes) seen.set(static_cast<unsigned char>(each));
+  return seen.count() >= 22;
+}
+
+// spec: W4 with what a core dump shows no other connection can be made
+TEST(TlsSession, DumpsOpenNoOtherConnection) {
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    Pair two;
+    static_cast<void>(talk(two.connector, two.acceptor));
+    const char done = two.connector.done() ? 'y' : 'n';
+    if (::write(ready[1], &done, 1) == 1) ::pause();
+    ::_exit(1);
+  }
+  char done = 'n';
+  EXPECT_EQ(::read(ready[0], &done, 1), 1);
+  EXPECT_EQ(done, 'y');
+  constexpr std::size_t kAlignment = 4;
+  std::set<KeyBytes> found;
+  testing::look_through_dump(child, sizeof(KeyBytes), true, [&found](std::string_view piece) {
+    for (std::size_t at = 0; at + sizeof(KeyBytes) <= piece.size(); at += kAlignment) {
+      KeyBytes key;
+      std::memcpy(key.data(), piece.data() + at, key.size());
+      if (looks_random(piece.substr(at, key.size()))) found.insert(key);
+    }
+    return false;
+  });
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  for (const int end : ready) ::close(end);
+  EXPECT_GT(found.size(), 100u);
+
+  Pair later;
+  const auto said = talk(later.connector, later.acceptor);
+  const RecordedHello hello(said[0]);
+  EXPECT_TRUE(
+      std::ranges::none_of(found, [&](const auto& key) { return hello.is_made_with(key); }));
+  EXPECT_TRUE(hello.is_made_with(std::bit_cast<KeyBytes>(key_of(said))))
+      << "else the test would find nothing";
+}
+
+/// Whoever has the key of one connection and plays the greeting of either of its sides again meets
+/// another key.
+TEST(TlsSession, BothSidesMakeTheKeyNew) {
+  Pair two;
+  const auto said = talk(two.connector, two.acceptor);
+  ASSERT_TRUE(two.acceptor.done());
+  const RecordedHello recorded(said[0]);
+  TlsSession acceptor(Side::acceptor, hello(5), kSecret);
+  acceptor.feed(as_bytes(std::string_view(said[0]).substr(0, recorded.end())));
+  EXPECT_EQ(acceptor.verdict(), Verdict::bad_proof) << "the proof is of another key";
+  TlsSession connector(Side::connector, hello(3), kSecret);
+  const std::string greeting = connector.take_output();
+  connector.feed(as_bytes(std::string_view(said[1]).substr(0, kGreetingBytes)));
+  const auto key = std::bit_cast<KeyBytes>(key_of(said));
+  EXPECT_TRUE(recorded.is_made_with(key));
+  EXPECT_FALSE(RecordedHello(greeting + connector.take_output()).is_made_with(key));
+}
+
 /// A recorded first flight of a connector, played to an acceptor again, gets nowhere.
 TEST(TlsSession, ARecordedConnectionProvesNothing) {
   Pair two;
-  const std::string flight = two.connector.take_output();
-  two.acceptor.feed(as_bytes(flight));
-  two.connector.feed(as_bytes(two.acceptor.take_output()));
-  const std::string finished = two.connector.take_output();
+  const auto said = talk(two.connector, two.acceptor);
+  ASSERT_TRUE(two.acceptor.done());
   TlsSession later(Side::acceptor, hello(5), kSecret);
-  later.feed(as_bytes(flight));
-  static_cast<void>(later.take_output());
-  later.feed(as_bytes(finished));
+  later.feed(as_bytes(said[0]));
   EXPECT_TRUE(later.failed());
+  EXPECT_EQ(later.verdict(), Verdict::bad_proof);
+  // Nor does what an acceptor has said.
+  TlsSession caller(Side::connector, hello(3), kSecret);
+  caller.feed(as_bytes(said[1]));
+  EXPECT_TRUE(caller.failed());
 }
 
 /// What crosses shows nothing of what is said.
