@@ -4,6 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "muster/store/factory.h"
+#include "muster/store/job_announcement.h"
+
 namespace muster::store {
 namespace {
 
@@ -24,56 +27,123 @@ std::string_view cut_last(std::string_view& key) {
 
 bool ends_in(std::string_view folder, std::string_view name) { return cut_last(folder) == name; }
 
-/// What `key` is of a job's trace. Read from its end: the job's name before it may be anything.
-Part part_of(std::string_view key) {
-  const std::string_view last = cut_last(key);
-  if (ends_in(key, "trace")) return last == "job" || is_number(last) ? Part::word : Part::none;
-  const std::string_view before = cut_last(key);
-  if (!is_number(last)) return Part::none;
-  if (before == "ask" && ends_in(key, "trace")) return Part::question;
-  if (ends_in(key, "answer") && (cut_last(key), ends_in(key, "trace"))) return Part::answer;
-  return Part::none;
+/// What a key is of a job's trace: read from its end, since the job's name before it may be
+/// anything.
+struct TraceKey {
+  Part part = Part::none;
+  std::string_view prefix;  // of the job's keys, with its slash
+  std::string_view rank;    // empty: the job
+};
+
+TraceKey read_trace_key(std::string_view key) {
+  const std::string_view whole = key, last = cut_last(key);
+  TraceKey trace;
+  const auto is_in_trace = [&] {
+    const std::string_view folder = cut_last(key);
+    trace.prefix = whole.substr(0, static_cast<std::size_t>(folder.data() - whole.data()));
+    return folder == "trace";
+  };
+  if (last != "job") {
+    if (!is_number(last)) return {};
+    trace.rank = last;
+  }
+  if (ends_in(key, "trace")) {
+    trace.part = Part::word;
+  } else if (last == "job") {
+    return {};
+  } else if (const std::string_view before = cut_last(key); before == "ask") {
+    trace.part = Part::question;
+  } else if (cut_last(key) == "answer") {
+    trace.part = Part::answer;
+  }
+  return trace.part != Part::none && is_in_trace() ? trace : TraceKey();
 }
 
-bool all_are(const std::vector<std::string_view>& keys, std::initializer_list<Part> parts) {
+/// Whether a job that runs now has such a rank. Every rank has one name.
+bool is_of_a_job(const TraceKey& trace, const StoreTable& table) {
+  if (trace.part == Part::none) return false;
+  const Value said = table.find(std::string(trace.prefix).append(kJobKey));
+  const auto job = said ? decode_job(*said) : std::nullopt;
+  if (!job) return false;
+  if (trace.rank.empty()) return true;
+  const int rank = std::stoi(std::string(trace.rank));
+  return rank < job->world_size && std::to_string(rank) == trace.rank;
+}
+
+bool all_are(const std::vector<std::string_view>& keys, std::initializer_list<Part> parts,
+             const StoreTable& table) {
   return !keys.empty() && std::ranges::all_of(keys, [&](std::string_view key) {
-    return std::ranges::find(parts, part_of(key)) != parts.end();
+    const TraceKey trace = read_trace_key(key);
+    return std::ranges::find(parts, trace.part) != parts.end() && is_of_a_job(trace, table);
   });
 }
 
-bool is_allowed(const Request& request) {
+bool is_allowed(const Request& request, const StoreTable& table) {
   switch (request.op) {
     case StoreOp::list_keys:
     case StoreOp::count_refusals: return true;
     case StoreOp::get:
     case StoreOp::wait:
     case StoreOp::check:
-    case StoreOp::multi_get: return all_are(request.keys, {Part::word, Part::answer});
-    case StoreOp::queue_len: return all_are(request.keys, {Part::question});
+    case StoreOp::multi_get: return all_are(request.keys, {Part::word, Part::answer}, table);
+    case StoreOp::queue_len: return all_are(request.keys, {Part::question}, table);
     case StoreOp::queue_push:
-      return all_are(request.keys, {Part::question}) &&
-             std::ranges::all_of(request.values, [](std::string_view value) {
-               return value.size() <= kLongestQuestion;
-             });
-    case StoreOp::delete_key: return all_are(request.keys, {Part::answer});
+      return request.keys.size() == 1 && request.values.size() == 1 &&
+             request.values[0].size() <= kLongestQuestion &&
+             all_are(request.keys, {Part::question}, table);
+    case StoreOp::delete_key: return all_are(request.keys, {Part::answer}, table);
     default: return false;
   }
 }
 
+/// What a question takes of the store's memory besides its bytes.
+constexpr std::size_t kQuestionOverhead = 128;
+
+std::size_t bytes_in(const StoreTable::QueueLoad& load, std::string_view key) {
+  return load.bytes + load.entries * (kQuestionOverhead + key.size());
+}
+
 }  // namespace
 
-Status observer_may(const Request& request) {
-  if (is_allowed(request)) return {};
+Status ObserverRights::may(const Request& request, const StoreTable& table) {
+  if (is_allowed(request, table))
+    return request.op == StoreOp::queue_push ? has_room(request, table) : Status();
   return Status(Code::refused,
                 std::string(name_of(request.op)) +
                     (request.keys.empty() ? "" : "(" + quoted(request.keys) + ")") +
-                    ": an observer may read the traces of a job's ranks and do nothing else; what "
-                    "joins the job needs its secret");
+                    ": an observer may read the traces of a running job's ranks and do nothing "
+                    "else; what joins the job needs its secret");
 }
 
-void hide_from_observers(StoreTable::Answers& answers) {
-  for (auto& each : answers)
-    std::erase_if(each.reply.values, [](const Value& key) { return part_of(*key) != Part::word; });
+Status ObserverRights::has_room(const Request& question, const StoreTable& table) {
+  const std::string_view key = question.keys[0];
+  if (table.queue_load(key).entries >= static_cast<std::size_t>(kMostQuestions))
+    return Status(Code::exhausted, std::to_string(kMostQuestions) +
+                                       " questions wait for this rank already; ask again later");
+  const std::size_t bytes = bytes_in({1, question.values[0].size()}, key);
+  if (question_bytes_ + bytes > kMostQuestionBytes) {
+    question_bytes_ = 0;
+    std::erase_if(asked_, [&](const std::string& each) {
+      const auto load = table.queue_load(each);
+      question_bytes_ += bytes_in(load, each);
+      return load.entries == 0;
+    });
+    if (question_bytes_ + bytes > kMostQuestionBytes)
+      return Status(Code::exhausted, "questions of " + std::to_string(question_bytes_) +
+                                         " bytes wait in this store already; ask again later");
+  }
+  question_bytes_ += bytes;
+  if (!asked_.contains(key)) asked_.emplace(key);
+  return {};
+}
+
+void ObserverRights::hide(StoreTable::Answers& answers, const StoreTable& table) {
+  for (auto& each : answers) {
+    std::erase_if(each.reply.values, [&](const Value& key) {
+      const TraceKey trace = read_trace_key(*key);
+      return trace.part != Part::word || !is_of_a_job(trace, table);
+    });
+  }
 }
 
 }  // namespace muster::store

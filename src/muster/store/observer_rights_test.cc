@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "muster/store/job_announcement.h"
+#include "muster/store/testing/server_bench.h"
 #include "muster/store/testing/tcp_servers.h"
 
 namespace muster::store {
@@ -28,7 +30,7 @@ class Observers : public ::testing::TestWithParam<bool> {
     EXPECT_TRUE(server->set("number", "1").ok());
     EXPECT_TRUE(server->queue_push("queue", "first").ok());
     EXPECT_TRUE(server->set(kWord, "last words").ok());
-    EXPECT_TRUE(server->set("job/trace/job", "a job").ok());
+    EXPECT_TRUE(server->set("job/trace/job", encode(JobAnnouncement{"a job", 8, 1})).ok());
     EXPECT_TRUE(server->set(kAnswer, "an answer").ok());
     observer = made(make_tcp_store(options(Role::observer, kTcpSecret.observer())));
   }
@@ -107,6 +109,74 @@ TEST_P(Observers, ReadTracesAndAsk) {
             Code::refused);
 }
 
+// spec: W1 keys that look like a trace's and are of no running job are not for observers
+TEST_P(Observers, SeeRunningJobsOnly) {
+  for (const char* key :
+       {"mine/trace/3", "mine/trace/answer/0123/3", "job/trace/8", "job/trace/03"})
+    ASSERT_TRUE(server->set(key, "a user's").ok());
+  for (const char* key : {"mine/trace/ask/3", "job/trace/ask/8", "job/trace/ask/03", "trace/ask/0",
+                          "/trace/ask/0", "job//trace/ask/0"})
+    EXPECT_EQ(observer->queue_push(key, "what").code(), Code::refused) << key;
+  for (const char* key :
+       {"mine/trace/3", "mine/trace/answer/0123/3", "job/trace/8", "job/trace/03"})
+    EXPECT_EQ(observer->get(key).status().code(), Code::refused) << key;
+  EXPECT_EQ(observer->delete_key("mine/trace/answer/0123/3").status().code(), Code::refused);
+  EXPECT_EQ(observer->list_keys()->size(), 2u);
+  ASSERT_TRUE(*server->delete_key("job/trace/job"));  // it ends
+  EXPECT_EQ(observer->get(kWord).status().code(), Code::refused);
+  EXPECT_TRUE(observer->list_keys()->empty());
+}
+
+// spec: W1 however many ranks a job has, observers' questions take a fixed amount of memory
+TEST_P(Observers, AllTogetherAskWithinOneBound) {
+  constexpr int kRanks = 10'000;
+  ASSERT_TRUE(server->set("job/trace/job", encode(JobAnnouncement{"a job", kRanks, 1})).ok());
+  const auto key = [](int rank) { return "job/trace/ask/" + std::to_string(rank); };
+  const std::string question(kLongestQuestion, 'x');
+  const auto other = made(make_tcp_store(options(Role::observer, kTcpSecret.observer())));
+  int asked = 0;
+  for (; asked < kRanks; ++asked)
+    if (!(asked % 2 == 0 ? observer : other)->queue_push(key(asked), question).ok()) break;
+  EXPECT_LE(static_cast<std::size_t>(asked) * question.size(), kMostQuestionBytes);
+  EXPECT_GE(static_cast<std::size_t>(asked) * question.size(), kMostQuestionBytes / 2);
+  EXPECT_EQ(observer->queue_push(key(asked), question).code(), Code::exhausted);
+  EXPECT_EQ(*server->queue_pop(key(0), false), question);
+  EXPECT_TRUE(other->queue_push(key(asked), question).ok()) << "a rank has taken one";
+  EXPECT_EQ(observer->queue_push(key(0), question).code(), Code::exhausted);
+}
+
+// spec: W1 observers hold a fixed number of connections, and few requests wait for each
+TEST(ObserverRights, ConnectionsAndWaitingRequestsAreFew) {
+  bench::Bench bench({.secret = kTcpSecret, .job = "job", .observed_job = "job"});
+  const Handshake::Hello hello{.role = Role::observer, .job = "job", .build = kStoreBuild};
+  std::vector<bench::Connection> observers;
+  for (std::size_t i = 0; i < kMostObservers; ++i)
+    observers.push_back(bench.authenticated(hello, kTcpSecret.observer()));
+  const auto joins = [&] {
+    const auto connection = bench.open();
+    Handshake handshake(Handshake::Side::connector, hello, kTcpSecret.observer());
+    while (!handshake.done() && !handshake.failed()) {
+      bench.feed(connection, handshake.take_output());
+      const std::string said = bench.take(connection);
+      handshake.feed(as_bytes(said));
+    }
+    return handshake.done();
+  };
+  EXPECT_FALSE(joins());
+  bench.close(observers.back());
+  EXPECT_TRUE(joins());
+
+  const auto rank = bench.authenticated({.job = "job", .build = kStoreBuild}, kTcpSecret);
+  bench.feed(rank, bench::set("trace/job", encode(JobAnnouncement{"a job", 8, 1}), 1));
+  for (std::uint64_t id = 1; id <= kMostObserversRequests; ++id) {
+    EXPECT_TRUE(bench.server.wants_read(observers[0]));
+    bench.feed(observers[0], bench::get("trace/0", id));
+  }
+  EXPECT_FALSE(bench.server.wants_read(observers[0]));
+  bench.feed(rank, bench::set("trace/0", "last words", 2));
+  EXPECT_EQ(bench.replies(observers[0]).size(), kMostObserversRequests);
+}
+
 // spec: W1 an observer cannot make the store hold much of what it sends
 TEST_P(Observers, SayLittle) {
   const Status refused = observer->queue_push(kQuestions, std::string(std::size_t{8} << 20, 'x'));
@@ -126,14 +196,41 @@ TEST_P(Observers, JoinNothing) {
 }
 
 TEST(ObserverRights, KeysAreReadFromTheirEnd) {
-  const auto may_read = [](std::string_view key) {
-    return observer_may({.op = StoreOp::get, .keys = {key}}).ok();
+  StoreTable table;
+  const std::string job = encode(JobAnnouncement{"a job", 13, 1});
+  for (const char* key : {"trace/job", "a/b/trace/job", "j/trace/job", "/trace/job"}) {
+    StoreTable::Answers ignored;
+    table.submit(0, {.op = StoreOp::set, .keys = {key}, .values = {job}}, TimePoint(), ignored);
+  }
+  const auto may_read = [&table](std::string_view key) {
+    return ObserverRights().may({.op = StoreOp::get, .keys = {key}}, table).ok();
   };
-  for (const char* key : {"trace/job", "trace/0", "a/b/trace/12", "j/trace/answer/id/0"})
+  for (const char* key :
+       {"trace/job", "trace/0", "a/b/trace/12", "j/trace/answer/id/0", "/trace/5", "/trace/job"})
     EXPECT_TRUE(may_read(key)) << key;
-  for (const char* key : {"", "/", "job", "0", "trace", "trace/", "trace/x", "atrace/0", "trace/-1",
-                          "trace/0/x", "trace/ask/0", "answer/id/0", "trace/answer/0",
-                          "trace/answer/id/x", "trace/0123456789", "fabric/contacts"})
+  for (const char* key : {"",
+                          "/",
+                          "job",
+                          "0",
+                          "trace",
+                          "trace/",
+                          "trace/x",
+                          "atrace/0",
+                          "trace/-1",
+                          "trace/0/x",
+                          "trace/ask/0",
+                          "answer/id/0",
+                          "trace/answer/0",
+                          "trace/answer/id/x",
+                          "trace/0123456789",
+                          "fabric/contacts",
+                          "trace/13",
+                          "trace/01",
+                          "b/trace/12",
+                          "//trace/5",
+                          "trace/ask/job",
+                          "trace/answer/id/job",
+                          "trace/answer/id/13"})
     EXPECT_FALSE(may_read(key)) << key;
 }
 

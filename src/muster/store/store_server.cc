@@ -8,8 +8,6 @@
 #include "muster/base/log.h"
 #include "muster/base/refusals.h"
 #include "muster/base/tunables_fixed.h"
-#include "muster/store/factory.h"
-#include "muster/store/observer_rights.h"
 
 namespace muster::store {
 
@@ -137,6 +135,9 @@ void StoreServer::greet(Client& client, ConstBytes& bytes, TimePoint now) {
     }
   }
   changed_.insert(client.number);
+  const Handshake::Peer& peer = client.tls ? client.tls->peer() : client.handshake->peer();
+  if (peer.role == Handshake::Role::observer && observers_ >= kMostObservers)
+    client.tls ? client.tls->set_unwelcome() : client.handshake->set_unwelcome();
   const bool failed = client.tls ? client.tls->failed() : client.handshake->failed();
   if (failed) {
     const Status& why = client.tls ? client.tls->failure() : client.handshake->failure();
@@ -146,8 +147,8 @@ void StoreServer::greet(Client& client, ConstBytes& bytes, TimePoint now) {
   if (client.tls ? !client.tls->done() : !client.handshake->done()) return;
   forget_stranger(client);
   client.greeting = false;
-  const Handshake::Peer& who = client.tls ? client.tls->peer() : client.handshake->peer();
-  client.observes = who.role == Handshake::Role::observer;
+  client.observes = peer.role == Handshake::Role::observer;
+  if (client.observes) ++observers_;
   client.handshake.reset();
 }
 
@@ -193,7 +194,7 @@ void StoreServer::serve(Client& client, TimePoint now) {
     askers_[ticket] = {client.number, wire->id};
     client.parked.insert(ticket);
     StoreTable::Answers answers;
-    const Status may = client.observes ? observer_may(wire->request, now) : Status();
+    const Status may = client.observes ? rights_.may(wire->request, table_) : Status();
     if (may && wire->request.op == StoreOp::enter && !wire->request.keys.empty()) {
       client.record = wire->request.keys[0];
       client.epoch = wire->request.number;
@@ -206,7 +207,8 @@ void StoreServer::serve(Client& client, TimePoint now) {
       answers.push_back({ticket, {{}, static_cast<std::int64_t>(refusals_.count()), {}}});
     } else {
       table_.submit(ticket, wire->request, now, answers);
-      if (client.observes && wire->request.op == StoreOp::list_keys) hide_from_observers(answers);
+      if (client.observes && wire->request.op == StoreOp::list_keys)
+        ObserverRights::hide(answers, table_);
     }
     answer(answers);
     if (may && wire->request.op == StoreOp::commit) refuse_the_past(now);
@@ -234,17 +236,6 @@ void StoreServer::refuse_the_past(TimePoint now) {
     }
     answer(answers);
   }
-}
-
-/// Also limits an observer's questions: no rank gets more than it can answer soon.
-Status StoreServer::observer_may(const Request& request, TimePoint now) {
-  if (Status may = muster::store::observer_may(request); !may) return may;
-  if (request.op != StoreOp::queue_push) return {};
-  StoreTable::Answers waiting;
-  table_.submit(0, {.op = StoreOp::queue_len, .keys = {request.keys.front()}}, now, waiting);
-  if (waiting.front().reply.number < kMostQuestions) return {};
-  return Status(Code::exhausted, std::to_string(kMostQuestions) +
-                                     " questions wait for this rank already; ask again later");
 }
 
 void StoreServer::answer(StoreTable::Answers& answers) {
@@ -300,6 +291,7 @@ void StoreServer::on_closed(Connection connection, TimePoint now) {
   const auto entry = clients_.find(connection);
   if (entry == clients_.end()) return;
   if (entry->second.greeting) forget_stranger(entry->second);
+  if (entry->second.observes) --observers_;
   const std::set<Ticket> parked = std::move(entry->second.parked);
   clients_.erase(entry);
   changed_.erase(connection);
@@ -374,7 +366,7 @@ std::vector<ConstBytes> StoreServer::output(Connection connection, std::size_t m
 bool StoreServer::choked(const Client& client) const {
   const std::size_t encrypted = client.tls ? client.tls->output().size() : 0;
   return client.output_bytes + encrypted > options_.max_output ||
-         client.parked.size() >= options_.max_parked;
+         client.parked.size() >= (client.observes ? kMostObserversRequests : options_.max_parked);
 }
 
 bool StoreServer::wants_read(Connection connection) const {

@@ -22,6 +22,7 @@
 #include "muster/base/handshake.h"
 #include "muster/base/refusals.h"
 #include "muster/base/tls_session.h"
+#include "muster/store/observer_rights.h"
 #include "muster/store/store_protocol.h"
 #include "muster/store/store_table.h"
 
@@ -91,7 +92,6 @@ class StoreServer {
   void serve(Client& client, TimePoint now);
   bool is_of_the_past(const Client& client) const;
   void refuse_the_past(TimePoint now);
-  Status observer_may(const Request& request, TimePoint now);
   void answer(StoreTable::Answers& answers);
   void send(Client& client, std::uint64_t id, Reply reply);
   void close(Client& client);
@@ -102,6 +102,8 @@ class StoreServer {
 
   const StoreServerOptions options_;
   StoreTable table_;
+  ObserverRights rights_;
+  std::size_t observers_ = 0;  // connections that have proved the observer's key
   RefusalCount refusals_, dropped_;
   std::unordered_map<Connection, Client> clients_;
   std::list<std::pair<TimePoint, Connection>>

@@ -45,6 +45,20 @@ void StoreTable::submit(Ticket ticket, const Request& request, TimePoint now, An
   answers.push_back({ticket, std::move(reply)});
 }
 
+Value StoreTable::find(std::string_view key) const {
+  const auto entry = values_.find(key);
+  return entry == values_.end() ? nullptr : Value(entry->second);
+}
+
+StoreTable::QueueLoad StoreTable::queue_load(std::string_view key) const {
+  QueueLoad load;
+  const auto queue = queues_.find(key);
+  if (queue == queues_.end()) return load;
+  load.entries = queue->second.size();
+  for (const Value& each : queue->second) load.bytes += each->size();
+  return load;
+}
+
 Reply StoreTable::execute(const Request& request, Answers& answers) {
   const std::string_view key = request.keys.empty() ? std::string_view() : request.keys[0];
   switch (request.op) {

@@ -46,6 +46,12 @@ class StoreTable {
   TimePoint next_overdue() const;
   std::size_t parked() const { return parked_.size(); }
   std::size_t keys() const { return values_.size(); }
+  /// Null where the key is missing.
+  Value find(std::string_view key) const;
+  struct QueueLoad {
+    std::size_t entries = 0, bytes = 0;
+  };
+  QueueLoad queue_load(std::string_view key) const;
   const LeaseTable& leases() const { return leases_; }
 
  private:

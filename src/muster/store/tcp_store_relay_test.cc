@@ -5,6 +5,7 @@
 #include <random>
 #include <string>
 
+#include "muster/store/job_announcement.h"
 #include "muster/store/testing/tcp_servers.h"
 #include "muster/testing/budget.h"
 #include "muster/testing/relay.h"
@@ -22,6 +23,9 @@ std::string passed_on(int, std::size_t, std::string bytes) { return bytes; }
 
 class TcpStoreRelay : public ::testing::TestWithParam<Role> {
  protected:
+  TcpStoreRelay() {
+    EXPECT_TRUE(server->set("job/trace/job", encode(JobAnnouncement{"a job", 1, 1})).ok());
+  }
   /// By way of `relay`.
   TcpStoreOptions through(const testing::Relay& relay) const {
     TcpStoreOptions options = client_options(*server);

@@ -16,6 +16,7 @@
 #include "muster/base/secret.h"
 #include "muster/base/thread_start.h"
 #include "muster/store/factory.h"
+#include "muster/store/job_announcement.h"
 #include "muster/trace/analysis.h"
 #include "muster/trace/run_directory.h"
 #include "muster/trace/trace_bytes.h"
@@ -24,9 +25,11 @@ namespace muster::trace {
 namespace {
 
 constexpr Duration kStoreTimeout = std::chrono::seconds(2);
-constexpr std::string_view kJobKey = "trace/job";
-constexpr std::size_t kKeptAnswers =
-    8;  ///< of a rank, that nobody has fetched yet: several may ask at once
+using store::kJobKey;
+/// Of a rank, that nobody has fetched yet: several may ask at once.
+constexpr std::size_t kKeptAnswers = 8;
+/// Of an answer, and of all that are kept.
+constexpr std::size_t kMostAnswerBytes = std::size_t{4} << 20;
 
 std::string questions_of(int rank) { return "trace/ask/" + std::to_string(rank); }
 std::string answer_key(const std::string& id, int rank) {
@@ -36,32 +39,10 @@ std::string published_key(int rank) {
   return "trace/" + std::to_string(rank);
 }  // peer_traces.cc writes it
 
-struct JobAnnouncement {
-  std::string job;
-  int world_size = 0;
-  std::int64_t since_ns = 0;
-};
-
-std::string encode(const JobAnnouncement& job) {
-  return ByteWriter().put(kVersion).put(job.world_size).put(job.since_ns).put_text(job.job).take();
-}
-
-std::optional<JobAnnouncement> decode_announcement(std::string_view bytes) {
-  ByteReader in(bytes);
-  JobAnnouncement job;
-  const auto version = in.get<std::uint32_t>();
-  job.world_size = in.get<int>();
-  job.since_ns = in.get<std::int64_t>();
-  job.job = in.get_text();
-  if (version != kVersion || !in.at_end() || job.world_size < 1 || job.world_size > kMostRanks)
-    return std::nullopt;
-  return job;
-}
-
 struct Question {
   std::string id;
   std::uint64_t records = 0;
-  std::vector<int> about;  ///< empty: the rank that is asked
+  std::vector<int> about;  ///< at most kMostAbout; empty: the rank that is asked
 };
 
 std::string encode(const Question& question) {
@@ -82,28 +63,45 @@ std::optional<Question> decode_question(std::string_view bytes) {
   question.records = in.get<std::uint64_t>();
   const auto ranks = in.get<std::uint32_t>();
   for (std::uint32_t i = 0; i < ranks && in.ok(); ++i) question.about.push_back(in.get<int>());
-  if (version != kVersion || !in.at_end() || question.id.size() > 64 ||
-      question.id.find('/') != std::string::npos)
+  if (version != kVersion || !in.at_end() || question.about.size() > kMostAbout ||
+      question.id.size() > 64 || question.id.find('/') != std::string::npos)
     return std::nullopt;
+  std::sort(question.about.begin(), question.about.end());
+  question.about.erase(std::unique(question.about.begin(), question.about.end()),
+                       question.about.end());
   return question;
 }
 
+/// The latest calls that were asked for, or of each group only the latest if they are too many for
+/// `room`; empty where these are too many, too.
+std::string encode_within(std::size_t room, const RankTrace& trace, std::uint64_t records) {
+  std::string bytes = encode_trace(cut_to(trace, static_cast<std::size_t>(records)));
+  if (bytes.size() > room) bytes = encode_trace(cut_to_latest(trace));
+  return bytes.size() > room ? std::string() : bytes;
+}
+
+/// At most `kMostAnswerBytes`, whatever is asked; every trace is read once.
 std::string answer_to(const Question& question, const Recorder& recorder, std::uint64_t refusals) {
-  std::vector<RankTrace> traces;
+  std::vector<std::string> traces;
+  std::size_t room = kMostAnswerBytes;
+  const auto add = [&](const RankTrace& trace) {
+    if (std::string bytes = encode_within(room, trace, question.records); !bytes.empty()) {
+      room -= bytes.size();
+      traces.push_back(std::move(bytes));
+    }
+  };
   if (const auto mine = read_trace(recorder.path())) {
-    if (question.about.empty()) traces.push_back(*mine);
+    if (question.about.empty()) add(*mine);
     for (const int rank : question.about) {
-      auto theirs = read_trace(recorder.directory() + "/" + trace_name(rank));
+      if (rank < 0 || rank >= mine->world_size) continue;
+      const auto theirs = read_trace(recorder.directory() + "/" + trace_name(rank));
       // In a directory that hosts share, whether a rank of another host lives cannot be seen here.
-      if (theirs && theirs->boot == mine->boot && theirs->host == mine->host)
-        traces.push_back(std::move(*theirs));
+      if (theirs && theirs->boot == mine->boot && theirs->host == mine->host) add(*theirs);
     }
   }
   ByteWriter out;
   out.put(refusals).put(static_cast<std::uint32_t>(traces.size()));
-  for (auto& trace : traces)
-    out.put_text(
-        encode_trace(cut_to(std::move(trace), static_cast<std::size_t>(question.records))));
+  for (const std::string& each : traces) out.put_text(each);
   return out.take();
 }
 
@@ -173,29 +171,44 @@ struct TraceResponder::State {
     changed.notify_all();
   }
 
+  /// Answers that stand in the store, oldest first.
+  struct KeptAnswer {
+    std::string key;
+    std::size_t bytes = 0;
+  };
+
   /// Whoever asked deletes what it has fetched.
-  bool was_fetched(const std::string& key) {
-    const auto there = store->check(std::span(&key, 1));
+  bool was_fetched(const KeptAnswer& answer) {
+    const auto there = store->check(std::span(&answer.key, 1));
     return there.ok() && !*there;
   }
 
+  /// Those that nobody has fetched go, the oldest first: their askers may be gone.
+  void make_room(std::deque<KeptAnswer>& kept, std::size_t bytes) {
+    const auto is_full = [&] {
+      std::size_t total = bytes;
+      for (const KeptAnswer& each : kept) total += each.bytes;
+      return !kept.empty() && (kept.size() >= kKeptAnswers || total > kMostAnswerBytes);
+    };
+    if (is_full()) std::erase_if(kept, [&](const KeptAnswer& each) { return was_fetched(each); });
+    for (; is_full(); kept.pop_front()) static_cast<void>(store->delete_key(kept.front().key));
+  }
+
   void answer_all() {
-    std::deque<std::string> kept;
+    std::deque<KeptAnswer> kept;
     for (;;) {
       const auto bytes = store->queue_pop(questions_of(rank), true, Duration(-1));
       if (!bytes.ok() || stops()) break;
       const auto question = decode_question(*bytes);
       if (!question) continue;
-      if (kept.size() == kKeptAnswers)
-        std::erase_if(kept, [&](const std::string& key) { return was_fetched(key); });
-      if (kept.size() == kKeptAnswers) {  // their askers may be gone
-        static_cast<void>(store->delete_key(kept.front()));
-        kept.pop_front();
-      }
-      kept.push_back(answer_key(question->id, rank));
-      const std::uint64_t refused = refusals ? refusals() : 0;
-      if (!store->set(kept.back(), answer_to(*question, *recorder, refused)).ok()) break;
+      const std::string answer = answer_to(*question, *recorder, refusals ? refusals() : 0);
+      make_room(kept, answer.size());
+      kept.push_back({answer_key(question->id, rank), answer.size()});
+      if (!store->set(kept.back().key, answer).ok()) return;
     }
+    // No observer may delete them once the job has ended.
+    if (stops())
+      for (const KeptAnswer& each : kept) static_cast<void>(store->delete_key(each.key));
   }
 };
 
@@ -211,8 +224,8 @@ std::unique_ptr<TraceResponder> TraceResponder::start(std::shared_ptr<Recorder> 
   state->rank = mine->rank;
   state->refusals = std::move(refusals);
   if (mine->rank == 0)
-    static_cast<void>(
-        job->set(kJobKey, encode(JobAnnouncement{mine->job, mine->world_size, mine->since_ns})));
+    static_cast<void>(job->set(
+        kJobKey, encode(store::JobAnnouncement{mine->job, mine->world_size, mine->since_ns})));
   auto thread = start_thread("the thread that answers `muster trace`", [state] { state->run(); });
   if (!thread.ok()) return nullptr;
   state->thread = std::move(*thread);
@@ -253,7 +266,7 @@ namespace {
 /// One round of questions to the ranks of one job.
 class Asking {
  public:
-  Asking(store::Store& store, std::string prefix, JobAnnouncement announced,
+  Asking(store::Store& store, std::string prefix, store::JobAnnouncement announced,
          const AskOptions& options)
       : store_(store),
         prefix_(std::move(prefix)),
@@ -334,12 +347,17 @@ class Asking {
           std::tuple(trace.host, trace.boot, trace.path.substr(0, trace.path.rfind('/'))), rank);
     std::vector<int> neighbours;
     for (const auto& [folder, rank] : one_of_each_folder) neighbours.push_back(rank);
-    for (auto& trace : ask(neighbours, silent)) {
-      const int rank = trace.rank;
-      if (!found_.emplace(rank, std::move(trace)).second) continue;
-      notes_.push_back(
-          "rank " + std::to_string(rank) +
-          " does not answer; what is shown was read from its file by another rank of its host");
+    for (std::size_t at = 0; at < silent.size(); at += kMostAbout) {
+      const std::vector<int> some(
+          silent.begin() + static_cast<std::ptrdiff_t>(at),
+          silent.begin() + static_cast<std::ptrdiff_t>(std::min(at + kMostAbout, silent.size())));
+      for (auto& trace : ask(neighbours, some)) {
+        const int rank = trace.rank;
+        if (!found_.emplace(rank, std::move(trace)).second) continue;
+        notes_.push_back(
+            "rank " + std::to_string(rank) +
+            " does not answer; what is shown was read from its file by another rank of its host");
+      }
     }
   }
 
@@ -364,7 +382,7 @@ class Asking {
 
   store::Store& store_;
   const std::string prefix_;
-  const JobAnnouncement announced_;
+  const store::JobAnnouncement announced_;
   const AskOptions options_;
   std::map<int, RankTrace> found_;
   std::map<int, std::uint64_t> refusals_;
@@ -377,11 +395,11 @@ Result<AskedJob> ask_job(store::Store& store, const AskOptions& options) {
   const auto keys = store.list_keys();
   if (!keys.ok()) return keys.status();
   std::string prefix;
-  std::optional<JobAnnouncement> latest;
+  std::optional<store::JobAnnouncement> latest;
   for (const auto& key : *keys) {
     if (key != kJobKey && !key.ends_with("/" + std::string(kJobKey))) continue;
     const auto bytes = store.get(key);
-    auto job = bytes.ok() ? decode_announcement(*bytes) : std::nullopt;
+    auto job = bytes.ok() ? store::decode_job(*bytes) : std::nullopt;
     if (!job || (latest && latest->since_ns > job->since_ns)) continue;
     latest = std::move(job);
     prefix = key.substr(0, key.size() - kJobKey.size());

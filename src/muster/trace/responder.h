@@ -7,9 +7,9 @@
 /// call answers all the same; of one that is stopped or dead another rank of its host tells, from
 /// its file. Under the job's keys:
 ///   trace/job                 which job this is: written once by rank 0
-///   trace/ask/<rank>          queue of questions
+///   trace/ask/<rank>          queue of questions, each about the rank or up to 256 others
 ///   trace/answer/<id>/<rank>  an answer; the asker deletes it, else one of that rank's next
-///                             answers does
+///                             answers does. A rank keeps 8 answers and 4 MiB of them at most.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +27,9 @@
 #include "muster/trace/recorder.h"
 
 namespace muster::trace {
+
+/// So many ranks may a question be about.
+inline constexpr std::size_t kMostAbout = 256;
 
 class TraceResponder {
  public:

@@ -193,6 +193,60 @@ TEST_F(AskedJobs, DamagedQuestionsAndAnswersAreLeftOut) {
   }
 }
 
+/// The traces in rank 0's answer to a question about `about`, and its bytes.
+struct RawAnswer {
+  std::uint32_t traces = 0;
+  std::size_t bytes = 0;
+};
+RawAnswer ask_about(store::Store& job, const std::vector<int>& about) {
+  ByteWriter question;
+  question.put(kVersion).put_text("a-question").put(std::uint64_t{1'000'000});
+  question.put(static_cast<std::uint32_t>(about.size()));
+  for (const int rank : about) question.put(rank);
+  EXPECT_TRUE(job.queue_push("trace/ask/0", question.take()).ok());
+  const std::string key = "trace/answer/a-question/0";
+  const auto answer = job.get(key, seconds(60));
+  EXPECT_TRUE(answer.ok()) << answer.status().message();
+  EXPECT_TRUE(job.delete_key(key).ok());
+  ByteReader in(answer.ok() ? std::string_view(*answer) : std::string_view());
+  static_cast<void>(in.get<std::uint64_t>());  // refusals
+  return {in.get<std::uint32_t>(), answer.ok() ? answer->size() : 0};
+}
+
+// spec: W1 a question makes a rank read every trace once, and those of its job's ranks only
+TEST_F(AskedJobs, RanksReadATraceOnceWhateverIsAsked) {
+  call(0, 1, true);
+  const auto beyond = *Recorder::create({"a job", 9, 10, 64, recorders_[0]->directory(), "job7"});
+  EXPECT_EQ(ask_about(*job_, std::vector<int>(200, 0)).traces, 1u);
+  EXPECT_EQ(ask_about(*job_, {1, 0, 1, 9, -1, 0}).traces, 2u);
+}
+
+// spec: W1 whatever is asked, an answer is of a few megabytes
+TEST_F(AskedJobs, AnswersHaveABound) {
+  constexpr std::uint32_t kEntries = 1 << 16;
+  const auto place = folder_.file("wordy");
+  std::vector<std::shared_ptr<Recorder>> wordy;
+  for (int rank = 0; rank < 2; ++rank) {
+    wordy.push_back(*Recorder::create({"a wordy job", rank, 2, kEntries, place, "job8"}));
+    const auto group = wordy.back()->add_group("default", std::vector<int>{0, 1}, rank);
+    const std::int64_t shape[] = {4, 4, 4, 4};
+    const auto now = steady_clock().now();
+    for (std::uint64_t call = 1; call <= kEntries; ++call)
+      wordy.back()->end(
+          wordy.back()->begin(
+              group,
+              {.name = "all_reduce", .sequence = call, .bytes = 16, .dtype = 0, .shape = shape},
+              now),
+          now);
+  }
+  const auto job = store::make_prefix_store("a wordy job", server_);
+  const auto responder = TraceResponder::start(wordy[0], job);
+  ASSERT_NE(responder, nullptr);
+  const RawAnswer answer = ask_about(*job, {0, 1});
+  EXPECT_EQ(answer.traces, 2u);
+  EXPECT_LE(answer.bytes, std::size_t{5} << 20);
+}
+
 TEST(TraceBytes, CarryEverything) {
   RankTrace trace;
   trace.rank = 3;
