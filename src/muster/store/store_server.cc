@@ -88,7 +88,11 @@ void StoreServer::on_open(Connection connection, const std::string& peer, Listen
   if (way != ListenerWay::unix_socket && strangers() >= options_.max_strangers) {
     const auto oldest = std::ranges::find_if(
         strangers_, [this](const auto& each) { return clients_.at(each.second).tls.has_value(); });
-    close(clients_.at(oldest->second));
+    Client& client = clients_.at(oldest->second);
+    refuse("the store closes its connection to " + client.peer +
+               ", which has not proved the job's secret, to make room for others",
+           now);
+    close(client);
   }
   const auto [entry, fresh] = clients_.try_emplace(connection, connection, peer);
   Handshake::Hello hello{.role = Handshake::Role::store, .job = options_.job, .build = kStoreBuild};

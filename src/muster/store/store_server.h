@@ -52,6 +52,8 @@ class StoreServer {
   void on_bytes(Connection connection, ConstBytes bytes, TimePoint now);
   /// The connection has ended for any reason.
   void on_closed(Connection connection, TimePoint now);
+  /// A connection was refused before `on_open`: `why` says which and why.
+  void on_refused(const std::string& why, TimePoint now) { refuse(why, now); }
   /// `count` bytes of its output have been written.
   void on_written(Connection connection, std::size_t count, TimePoint now);
   /// Call at `next_timer()` or later.

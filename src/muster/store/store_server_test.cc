@@ -242,6 +242,15 @@ TEST(StoreServer, CountsThoseItTurnsAway) {
   EXPECT_EQ(refused(), 2) << "who says nothing";
 }
 
+// spec: W1 strangers that a crowd pushes out are counted as well
+TEST(StoreServer, CountsThoseWhomACrowdPushesOut) {
+  Bench bench({.secret = kServerSecret, .job = "job", .max_strangers = 3});
+  for (int i = 0; i < 5; ++i) bench.open(Bench::ListenerWay::tcp);
+  const Connection rank = bench.authenticated();
+  bench.feed(rank, whole({.op = StoreOp::count_refusals}, 1));
+  EXPECT_EQ(bench.replies(rank).at(0).reply.number, 2);
+}
+
 // spec: C2 a lying length is refused before it allocates
 TEST(StoreProtocol, LyingLengths) {
   for (const std::uint32_t length :

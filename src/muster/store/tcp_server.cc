@@ -241,7 +241,9 @@ class AsioServer final : public TcpServer {
 
   void open_local(Descriptor socket) {
     if (is_same_user(socket.get()))
-      add(std::move(socket), "a process of this host", StoreServer::ListenerWay::unix_socket);
+      return add(std::move(socket), "a process of this host",
+                 StoreServer::ListenerWay::unix_socket);
+    machine_.on_refused("the store refused a process of another user of this host", now());
   }
 
   void add(Descriptor socket, const std::string& peer, StoreServer::ListenerWay way) {

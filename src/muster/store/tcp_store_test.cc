@@ -83,6 +83,27 @@ TEST(TcpStore, AnotherUserUnderItsUnixSocketsNameKeepsNobodyOut) {
   }
 }
 
+// spec: W1 another user of the host who knocks at the store's Unix socket is refused and counted
+TEST(TcpStore, AnotherUserAtItsUnixSocketIsCounted) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can act as another user";
+  const auto server = made(make_tcp_store(server_options()));
+  const auto address = testing::abstract_address(
+      local_name_of(*SocketAddress::numeric("127.0.0.1", server->port())));
+  const pid_t another = ::fork();
+  if (another == 0) {
+    const int socket = ::socket(AF_UNIX, SOCK_STREAM, 0);
+    char said = 0;
+    const bool refused = ::setuid(1) == 0 &&
+                         ::connect(socket, address.raw(), address.length()) == 0 &&
+                         ::recv(socket, &said, 1, 0) <= 0;
+    ::_exit(refused ? 0 : 1);
+  }
+  int ended = 1;
+  ::waitpid(another, &ended, 0);
+  EXPECT_EQ(ended, 0);
+  EXPECT_EQ(*server->count_refusals(), 1);
+}
+
 // spec: C2 IPv6 addresses and names
 TEST(TcpStore, ServesIPv6AndNames) {
   for (const char* host : {"::1", "[::1]", "localhost", "127.0.0.1"}) {

@@ -80,9 +80,8 @@ bool Acceptor::poll(TimePoint now) {
   }
   // Checked last: input that arrived in time counts, even if this process itself was delayed.
   while (!pending_.empty() && pending_.front().limit() <= now) {
-    refuse(pending_.front(),
-           "it did not prove the job's secret within " + describe(options_.handshake_limit), now);
-    drop(pending_.begin());
+    drop_oldest("it did not prove the job's secret within " + describe(options_.handshake_limit),
+                now);
     moved = true;
   }
   return moved;
@@ -105,8 +104,11 @@ bool Acceptor::accept_from(int listener, TimePoint now) {
     resume_at_ = now + kPause;
     return false;
   }
-  if (options_.admit && !options_.admit(socket.get())) return true;
-  if (pending_.size() >= options_.most_pending) drop(pending_.begin());
+  if (options_.admit && !options_.admit(socket.get())) {
+    refuse(socket.get(), "it may not connect", now);
+    return true;
+  }
+  if (pending_.size() >= options_.most_pending) drop_oldest("others need its place", now);
   const int fd = socket.get();
   pending_.emplace_back(
       GuardedDescriptor(std::move(socket)), options_.hello, secret_,
@@ -131,7 +133,7 @@ bool Acceptor::accept_from(int listener, TimePoint now) {
 bool Acceptor::find_descriptor(TimePoint now) {
   const int error = errno;
   if (!pending_.empty() && pending_.front().since() + kLimitWithoutDescriptors <= now) {
-    drop(pending_.begin());
+    drop_oldest("others need its descriptor", now);
     return true;
   }
   if (reserve_) {
@@ -142,8 +144,13 @@ bool Acceptor::find_descriptor(TimePoint now) {
   return false;
 }
 
-void Acceptor::refuse(const PendingConnection& connection, const std::string& why, TimePoint now) {
-  const auto from = SocketAddress::peer_of(connection.descriptor());
+void Acceptor::drop_oldest(const std::string& why, TimePoint now) {
+  refuse(pending_.front().descriptor(), why, now);
+  drop(pending_.begin());
+}
+
+void Acceptor::refuse(int socket, const std::string& why, TimePoint now) {
+  const auto from = SocketAddress::peer_of(socket);
   const std::string who =
       options_.way == Way::tcp && from ? from->text() : "a process of this host";
   if (const auto line = refusals_.note("refused a connection of " + who + ": " + why, now))
@@ -162,7 +169,7 @@ void Acceptor::advance(Pending::iterator connection, TimePoint now) {
     case PendingConnection::HandshakeProgress::failed:
       // Not counted: a crossing that a rank lost, and a peer that disconnected by itself.
       if (connection->failure().code() == Code::refused && !connection->lost_crossing())
-        refuse(*connection, connection->failure().message(), now);
+        refuse(connection->descriptor(), connection->failure().message(), now);
       else if (logs(LogLevel::debug))
         log(LogLevel::debug, "a connection was turned away: " + connection->failure().message());
       drop(connection);

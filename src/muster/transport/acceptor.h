@@ -61,7 +61,8 @@ class Acceptor {
   bool find_descriptor(TimePoint now);
   void advance(Pending::iterator connection, TimePoint now);
   void drop(Pending::iterator connection);
-  void refuse(const PendingConnection& connection, const std::string& why, TimePoint now);
+  void refuse(int socket, const std::string& why, TimePoint now);
+  void drop_oldest(const std::string& why, TimePoint now);
   void watch_listeners(bool on);
 
   AcceptorOptions options_;

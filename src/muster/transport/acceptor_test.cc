@@ -31,8 +31,10 @@ bool is_closed_by_peer(const Descriptor& socket) {
 
 class Hall {
  public:
-  explicit Hall(std::size_t most = 256, Duration limit = std::chrono::seconds(5)) {
+  explicit Hall(std::size_t most = 256, Duration limit = std::chrono::seconds(5),
+                std::function<bool(int)> admit = {}) {
     AcceptorOptions options;
+    options.admit = std::move(admit);
     options.hello = hello();
     options.most_pending = most;
     options.handshake_limit = limit;
@@ -87,7 +89,16 @@ TEST(Acceptor, TheOldestPendingOneMakesRoomForANewOne) {
       hall.until([&] { return is_closed_by_peer(silent[0]) && is_closed_by_peer(silent[14]); }));
   EXPECT_FALSE(is_closed_by_peer(silent[24]));
   EXPECT_LE(hall.acceptor->pending(), 10u);
+  EXPECT_EQ(hall.acceptor->refusals(), 15u);
   EXPECT_TRUE(hall.serves());
+}
+
+// spec: W1 a listener counts those as well that it lets say nothing
+TEST(Acceptor, CountsWhomItDoesNotAdmit) {
+  Hall hall(256, std::chrono::seconds(5), [](int) { return false; });
+  const Descriptor another = testing::dial(hall.address);
+  EXPECT_TRUE(hall.until([&] { return is_closed_by_peer(another); }));
+  EXPECT_EQ(hall.acceptor->refusals(), 1u);
 }
 
 TEST(Acceptor, WhoDoesNotFinishTheGreetingIsClosedAfterTheLimit) {
