@@ -26,6 +26,7 @@ find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(libsodium REQUIRED IMPORTED_TARGET libsodium)
 find_package(OpenSSL 3 REQUIRED)
+find_package(CURL REQUIRED)
 find_package(spdlog REQUIRED)
 
 add_library(muster_flags INTERFACE)

@@ -1,7 +1,7 @@
 /// Key-value stores through which ranks find each other, and the rendezvous built on them.
 ///
-/// `store/` holds `Store` and its kinds (hash, file, tcp, prefix) behind `factory.h`, the store's
-/// wire protocol as a byte-in, byte-out state machine, and `rendezvous.h` (env://, tcp://,
+/// `store/` holds `Store` and its kinds (hash, file, tcp, etcd, prefix) behind `factory.h`, the
+/// store's wire protocol as a byte-in, byte-out state machine, and `rendezvous.h` (env://, tcp://,
 /// file://). It may include base/ only. Its tests: `ctest -R store`. Behaviour follows
 /// torch.distributed's stores; docs/user/stores.md covers cases in which torch's documents are
 /// inconsistent.
@@ -76,7 +76,7 @@ class Store {
   virtual Result<std::shared_ptr<Store>> clone() = 0;
   virtual Duration timeout() const = 0;
   virtual void set_timeout(Duration timeout) = 0;
-  /// "tcp", "file", "hash", "prefix".
+  /// "tcp", "file", "hash", "etcd", "prefix".
   virtual const char* kind() const = 0;
 };
 

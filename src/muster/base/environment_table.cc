@@ -66,6 +66,16 @@ constexpr EnvironmentVariable kBackends[] = {
      "A folder that is searched first for the plugins of backends (libmuster_mpi_*.so)."},
 };
 
+constexpr EnvironmentVariable kEtcd[] = {
+    {"MUSTER_ETCD_USER, MUSTER_ETCD_PASSWORD", "",
+     "The user of the etcd cluster and its password, where the cluster asks for one."},
+    {"MUSTER_ETCD_CACERT", "the system's",
+     "PEM file of the authority that has signed the certificates of etcd's members. If it is set, "
+     "endpoints without a scheme are https."},
+    {"MUSTER_ETCD_CERT, MUSTER_ETCD_KEY", "",
+     "PEM files of this client's certificate and its key, where the cluster asks for one."},
+};
+
 constexpr EnvironmentVariable kMemory[] = {
     {"MUSTER_SHARE_MEMORY", "",
      "1 puts all CPU tensors into memory that the ranks of the host share. 0 keeps even the "
@@ -161,7 +171,7 @@ constexpr EnvironmentVariable kLogged[] = {
 constexpr EnvironmentVariable kBuilding[] = {
     {"MUSTER_LIBTORCH, LIBTORCH", "",
      "An unpacked LibTorch to build against instead of a wheel's."},
-    {"MUSTER_TORCH, MUSTER_BROWSER, MUSTER_RIVALS, MUSTER_CHECKS, MUSTER_DOCS", "",
+    {"MUSTER_TORCH, MUSTER_BROWSER, MUSTER_RIVALS, MUSTER_CHECKS, MUSTER_SERVICES, MUSTER_DOCS", "",
      "What `tools/setup` installs; its first lines say what each adds."},
     {"MUSTER_BENCH_DIR", "share/muster/bench beside `muster`",
      "Where `muster bench` finds the other libraries' workers."},
@@ -177,6 +187,7 @@ constexpr EnvironmentSection kSections[] = {
     {"Joining a job", kJob},
     {"Security", kSecurity},
     {"Network", kNetwork},
+    {"etcd", kEtcd},
     {"Backends", kBackends},
     {"Memory and algorithms", kMemory},
     {"Logs and traces", kDiagnosis},

@@ -73,9 +73,31 @@ class TcpStore : public Store {
   virtual Result<std::unique_ptr<ServerConnection>> connect(TimePoint deadline) = 0;
 };
 
+struct EtcdOptions {
+  /// "http://host:2379", "https://host:2379" or "host:2379": some or all members of one cluster.
+  std::vector<std::string> endpoints{};
+  /// What all keys in etcd begin with. Stores with the same prefix share their keys, so a job that
+  /// shall not see an earlier one's takes another.
+  std::string prefix = "muster";
+  Duration timeout = kDefaultTimeout;
+  std::string user{};  ///< empty: the cluster asks nobody who he is
+  std::string password{};
+  std::string authority_file{};    ///< PEM, who has signed the members' certificates
+  std::string certificate_file{};  ///< PEM, this client's, where the cluster asks for one
+  std::string key_file{};          ///< PEM, the certificate's key
+};
+
 /// A client started before the server waits for it; `timeout` limits the whole call. After 5 s
 /// without success, a warning logs the address and the reason.
 Result<std::shared_ptr<TcpStore>> make_tcp_store(TcpStoreOptions options);
+/// A store in an etcd cluster (API v3 through its JSON gateway, server 3.4 or later). Keys outlive
+/// the job. Each operation is one atomic step and happens once even if a member fails in the middle
+/// of it, except that a multi_set of more than 60 keys takes several steps. Waits for the cluster
+/// up to `timeout`. Code::refused: user, password, permission or certificate.
+Result<std::shared_ptr<Store>> make_etcd_store(EtcdOptions options);
+/// The options that MUSTER_ETCD_USER, _PASSWORD, _CACERT, _CERT and _KEY give, for `endpoints`
+/// separated by commas.
+EtcdOptions etcd_options_from_environment(const std::string& endpoints);
 /// The store below a prefix store; null for other kinds.
 std::shared_ptr<Store> underlying_store(const Store& store);
 

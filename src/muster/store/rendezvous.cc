@@ -302,7 +302,10 @@ Result<Rendezvous> rendezvous_over(std::shared_ptr<Store> store, const Rendezvou
   join.attend = false;
   if (Status range = check_range(join, false); !range) return range;
   auto found = store::join(store, join);
-  if (found.ok()) found->host = served_at(std::move(store));
+  if (!found) return found;
+  found->host = served_at(store);
+  while (auto below = underlying_store(*store)) store = std::move(below);
+  found->any_host = std::string_view(store->kind()) == "etcd";
   return found;
 }
 

@@ -23,7 +23,7 @@ struct Rendezvous {
   int rank = 0;
   int world_size = 1;
   std::string host;  ///< address of the store, used to choose an interface; empty for file://
-  /// Other hosts may join although there is no address: file://.
+  /// Other hosts may join although there is no address: file://, a store in etcd.
   bool any_host = false;
   std::string job;  ///< unique to this job, equal on all ranks
 };

@@ -15,6 +15,7 @@
 
 #include "muster/store/factory.h"
 #include "muster/store/testing/limits.h"
+#include "muster/testing/etcd_cluster.h"
 
 namespace muster::store {
 namespace {
@@ -97,6 +98,28 @@ class FileKind final : public Kind {
   std::filesystem::path path_;
 };
 
+/// One server for all tests of this process, a prefix for each.
+class EtcdKind final : public Kind {
+ public:
+  std::shared_ptr<Store> user() override {
+    static muster::testing::EtcdCluster cluster;
+    EtcdOptions options;
+    options.endpoints = cluster.endpoints();
+    options.prefix = prefix_;
+    options.timeout = kLong;
+    auto store = make_etcd_store(std::move(options));
+    EXPECT_TRUE(store.ok()) << store.status().message();
+    return *store;
+  }
+
+ private:
+  static std::string next_prefix() {
+    static std::atomic<int> count = 0;
+    return "suite-" + std::to_string(count++);
+  }
+  const std::string prefix_ = next_prefix();
+};
+
 struct Named {
   const char* name;
   std::function<std::unique_ptr<Kind>()> make;
@@ -107,6 +130,10 @@ void PrintTo(const Named& named, std::ostream* out) { *out << named.name; }
 
 class StoreSuite : public ::testing::TestWithParam<Named> {
  protected:
+  void SetUp() override {
+    if (kind() == "etcd" && !muster::testing::EtcdCluster::installed())
+      GTEST_SKIP() << muster::testing::EtcdCluster::kMissing;
+  }
   std::shared_ptr<Store> user() { return kind_->user(); }
   std::string kind() const { return GetParam().name; }
   std::string kind_in_words() const { return is_tcp() ? "tcp" : kind(); }
@@ -120,7 +147,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Named{"prefix", [] { return std::make_unique<PrefixKind>(); }},
                       Named{"tcp", [] { return std::make_unique<TcpKind>(true); }},
                       Named{"tls", [] { return std::make_unique<TcpKind>(false); }},
-                      Named{"file", [] { return std::make_unique<FileKind>(); }}),
+                      Named{"file", [] { return std::make_unique<FileKind>(); }},
+                      Named{"etcd", [] { return std::make_unique<EtcdKind>(); }}),
     [](const auto& info) { return info.param.name; });
 
 #define ASSERT_OK(expression)                         \
@@ -134,7 +162,8 @@ std::string message_of(const Result<T>& result) {
   return result.status().message();
 }
 
-// spec: C1 the four kinds say which they are
+// spec: C1 every kind says which it is
+// spec: L11 EtcdStore with all of C: this suite over it
 TEST_P(StoreSuite, NamesItsKind) { EXPECT_EQ(user()->kind(), kind_in_words()); }
 
 // spec: C7 set overwrites, get returns what was set
@@ -371,7 +400,7 @@ TEST_P(StoreSuite, OneSetFreesAllWaiters) {
 }
 
 // spec: C11 num_keys counts the keys, with TCPStore one more
-// spec: C16 after one set: hash 1, file 1, prefix 1, tcp 2
+// spec: C16 after one set: hash 1, file 1, prefix 1, etcd 1, tcp 2
 TEST_P(StoreSuite, NumKeys) {
   const auto store = user();
   const int more = is_tcp() ? 1 : 0;
