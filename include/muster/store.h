@@ -65,7 +65,7 @@ class Store {
   virtual void append(std::string_view key, std::string_view value);
   /// Blocks until all keys exist.
   virtual std::vector<std::string> multi_get(const Keys& keys);
-  /// Stores all values in one atomic step; needs one value per key.
+  /// Stores all values in one atomic step (EtcdStore: 60 keys a step); needs one value per key.
   virtual void multi_set(const Keys& keys, const std::vector<std::string>& values);
   /// Queues and keys have separate namespaces.
   virtual void queue_push(std::string_view key, std::string_view value);
@@ -127,6 +127,30 @@ class FileStore : public Store {
 
  private:
   std::string path_;
+};
+
+struct EtcdStoreOptions {
+  /// What all keys in etcd begin with; stores with the same prefix share their keys. They outlive
+  /// the job, so give each run of it another one.
+  std::string prefix = "muster";
+  Duration timeout = store::kDefaultTimeout;
+  /// Empty: MUSTER_ETCD_USER, MUSTER_ETCD_PASSWORD, MUSTER_ETCD_CACERT, MUSTER_ETCD_CERT and
+  /// MUSTER_ETCD_KEY, else none. The last three are paths of PEM files.
+  std::string user = {};
+  std::string password = {};
+  std::string authority_file = {};
+  std::string certificate_file = {};
+  std::string key_file = {};
+};
+
+/// A store in an etcd cluster (server 3.4 or later, its v3 JSON gateway). Survives the death of any
+/// minority of the cluster's members. Values of more than 512 KiB are stored in pieces.
+class EtcdStore : public Store {
+ public:
+  /// `endpoints`: "host:2379" or "https://host:2379", several members of one cluster with commas
+  /// between them. DistNetworkError if the cluster rejects this user or certificate; DistStoreError
+  /// if it does not answer in time.
+  explicit EtcdStore(const std::string& endpoints, const EtcdStoreOptions& options = {});
 };
 
 /// A store in the memory of this process, for threads.

@@ -200,6 +200,28 @@ void bind_stores(py::module_& module) {
       .def(py::init<std::string, int>(), py::arg("file_name"), py::arg("world_size") = -1,
            py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("path", &FileStore::path);
+  py::class_<EtcdStore, Store, std::shared_ptr<EtcdStore>>(
+      module, "EtcdStore",
+      "A store in an etcd cluster (server 3.4 or later, API v3). endpoints: \"host:2379\" or "
+      "\"https://host:2379\", several members of one cluster with commas between them. prefix: "
+      "what all keys begin with; they outlive the job, so give each run another one. timeout: "
+      "datetime.timedelta. user, password, and the paths of PEM files cacert, cert and key: empty "
+      "means MUSTER_ETCD_USER, MUSTER_ETCD_PASSWORD, MUSTER_ETCD_CACERT, MUSTER_ETCD_CERT and "
+      "MUSTER_ETCD_KEY. Raises DistStoreError where the cluster does not answer in time, "
+      "DistNetworkError where it does not accept user, password or certificate.")
+      .def(py::init([](const std::string& endpoints, std::string prefix, Duration timeout,
+                       std::string user, std::string password, std::string cacert, std::string cert,
+                       std::string key) {
+             const EtcdStoreOptions options{std::move(prefix),   timeout,           std::move(user),
+                                            std::move(password), std::move(cacert), std::move(cert),
+                                            std::move(key)};
+             return blocking_on_store(
+                 [&] { return std::make_shared<EtcdStore>(endpoints, options); });
+           }),
+           py::arg("endpoints"), py::arg("prefix") = "muster",
+           py::arg("timeout") = store::kDefaultTimeout, py::arg("user") = "",
+           py::arg("password") = "", py::arg("cacert") = "", py::arg("cert") = "",
+           py::arg("key") = "");
   py::class_<HashStore, Store, std::shared_ptr<HashStore>>(
       module, "HashStore", "A store for the threads of one process.")
       .def(py::init<>());

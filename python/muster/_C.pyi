@@ -129,6 +129,18 @@ class DistributedBackendOptions:
     def group_id(self) -> str: ...
     @property
     def global_ranks_in_group(self) -> list[int]: ...
+class EtcdStore(Store):
+    def __init__(
+        self: EtcdStore,
+        endpoints: str,
+        prefix: str = 'muster',
+        timeout: datetime.timedelta = ...,
+        user: str = '',
+        password: str = '',
+        cacert: str = '',
+        cert: str = '',
+        key: str = '',
+    ) -> None: ...
 class FileStore(Store):
     def __init__(self: FileStore, file_name: str, world_size: _Int = -1) -> None: ...
     @property

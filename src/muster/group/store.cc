@@ -108,6 +108,29 @@ std::uint16_t TCPStore::port() const { return tcp(*this).port(); }
 FileStore::FileStore(std::string file_name, int world_size)
     : Store(unwrap(store::make_file_store(file_name, world_size))), path_(std::move(file_name)) {}
 
+namespace {
+
+std::shared_ptr<store::Store> open_etcd(const std::string& endpoints,
+                                        const EtcdStoreOptions& options) {
+  store::EtcdOptions engine = store::etcd_options_from_environment(endpoints);
+  engine.prefix = options.prefix;
+  engine.timeout = options.timeout;
+  const auto settle = [](std::string& value, const std::string& given) {
+    if (!given.empty()) value = given;
+  };
+  settle(engine.user, options.user);
+  settle(engine.password, options.password);
+  settle(engine.authority_file, options.authority_file);
+  settle(engine.certificate_file, options.certificate_file);
+  settle(engine.key_file, options.key_file);
+  return unwrap(store::make_etcd_store(std::move(engine)));
+}
+
+}  // namespace
+
+EtcdStore::EtcdStore(const std::string& endpoints, const EtcdStoreOptions& options)
+    : Store(open_etcd(endpoints, options)) {}
+
 HashStore::HashStore() : Store(store::make_hash_store()) {}
 
 PrefixStore::PrefixStore(std::string prefix, std::shared_ptr<Store> store)
