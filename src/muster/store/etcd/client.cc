@@ -15,7 +15,7 @@ namespace {
 /// proposal after some 7 s without a leader, and says so.
 constexpr Duration kMemberLimit = std::chrono::seconds(8);  // limit: patience with one member
 /// A stream that has been silent for so long is opened anew, in case nobody is at its other end.
-constexpr Duration kSilenceLimit = std::chrono::seconds(10);  // limit: patience with one member
+constexpr Duration kSilenceLimit = std::chrono::seconds(15);  // limit: patience with one member
 
 constexpr std::string_view kLeaseGone = "lease not found";
 
@@ -166,7 +166,8 @@ Status EtcdClient::revoke(std::int64_t lease, TimePoint deadline) {
 Status EtcdClient::watch(const WatchOptions& options) {
   KeyWatch watch(session_, options.key, options.range_end);
   Borrowed connection(*this);
-  TimePoint heard{};
+  TimePoint heard{};                       // when the stream that is open began or said something
+  TimePoint alive = steady_clock().now();  // when any stream said something
   TimePoint next_idle = earliest(options.deadline, options.idle);
   bool open = false;
   std::vector<WatchMessage> messages;
@@ -178,6 +179,11 @@ Status EtcdClient::watch(const WatchOptions& options) {
       next_idle = earliest(options.deadline, options.idle);
     }
     if (now >= options.deadline) return timed_out(watch.trouble());
+    if (!open && options.lost_limit >= Duration::zero() && now - alive >= options.lost_limit) {
+      return Status(Code::network, name() + " has not answered for " +
+                                       describe(options.lost_limit) +
+                                       "; the last attempt: " + watch.trouble());
+    }
     if (!open) {
       if (session_.needs_login()) {
         if (const auto login = post("", {}, options.deadline); !login) return login.status();
@@ -201,6 +207,7 @@ Status EtcdClient::watch(const WatchOptions& options) {
       heard = then;
       messages.clear();
       open = watch.feed(std::exchange(transfer.received, {}), messages, then);
+      if (!messages.empty()) alive = then;
       for (const WatchMessage& message : messages) {
         if (message.created && options.on_open()) return {};
         if (!message.events.empty() && options.on_events(message.events)) return {};

@@ -53,6 +53,8 @@ class EtcdClient {
     /// Called every `idle`. True: return. Empty: not called.
     std::function<bool()> on_idle{};
     Duration idle = std::chrono::seconds(2);
+    /// Code::network once no member has kept a stream open for so long; negative: no limit.
+    Duration lost_limit{-1};
   };
   /// Returns once one of the functions, which are called on this thread, returns true.
   Status watch(const WatchOptions& options);

@@ -10,6 +10,7 @@ namespace muster::store::etcd {
 namespace {
 
 constexpr std::size_t kLongestReply = std::size_t{1} << 30;  // limit: memory for one reply
+constexpr long kKeepAliveSeconds = 2;                        // limit: patience with one member
 constexpr long kConnectLimitMs = 2000;                       // limit: patience with one member
 
 class CurlConnection final : public HttpConnection {
@@ -26,6 +27,8 @@ class CurlConnection final : public HttpConnection {
     set(CURLOPT_CONNECTTIMEOUT_MS, kConnectLimitMs);
     set(CURLOPT_TCP_NODELAY, 1L);
     set(CURLOPT_TCP_KEEPALIVE, 1L);
+    set(CURLOPT_TCP_KEEPIDLE, kKeepAliveSeconds);
+    set(CURLOPT_TCP_KEEPINTVL, kKeepAliveSeconds);
     set(CURLOPT_ERRORBUFFER, error_);
     set(CURLOPT_WRITEDATA, this);
     curl_easy_setopt(easy_, CURLOPT_WRITEFUNCTION, &CurlConnection::take);

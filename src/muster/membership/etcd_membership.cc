@@ -1,0 +1,380 @@
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "muster/base/thread_start.h"
+#include "muster/membership/factory.h"
+#include "muster/store/etcd/client.h"
+#include "muster/store/etcd/writer.h"
+
+namespace muster::membership {
+namespace {
+
+namespace etcd = store::etcd;
+using etcd::Compare;
+using etcd::KeyRange;
+using etcd::Put;
+using etcd::Txn;
+
+constexpr int kRenewalsInTtl = 4;                               // so many signs of life in its time
+constexpr std::int64_t kLeastTtlSeconds = 2;                 // limit: etcd's floor
+constexpr Duration kRevokeLimit = std::chrono::seconds(1);  // limit: for releasing a name
+constexpr Duration kLookForClose = std::chrono::milliseconds(50);  // limit: of `close` at the end
+
+/// The service, as all parts of one membership share it.
+struct EtcdService {
+  EtcdService(std::shared_ptr<etcd::EtcdClient> with, std::string below, Duration limit)
+      : client(std::move(with)), root(std::move(below)), timeout(limit), writer(client, root) {}
+  TimePoint deadline() const { return deadline_after(steady_clock(), timeout); }
+  std::string names() const { return root + "h/"; }
+  std::string epoch() const { return root + "epoch"; }
+
+  const std::shared_ptr<etcd::EtcdClient> client;
+  const std::string root;
+  const Duration timeout;
+  etcd::Writer writer;
+};
+
+std::string in_words(const Epoch& epoch) {
+  return epoch.number == 0 ? "there is none yet" : "epoch " + std::to_string(epoch.number);
+}
+
+/// A name's lease and the thread that renews it.
+class EtcdHold final : public Hold {
+ public:
+  EtcdHold(std::shared_ptr<EtcdService> service, std::string name, etcd::EtcdLease lease,
+           TimePoint granted, std::int64_t since)
+      : service_(std::move(service)),
+        name_(std::move(name)),
+        lease_(lease),
+        ttl_(std::chrono::seconds(lease.ttl_s)),
+        since_(since),
+        heard_(granted) {}
+  Status begin() {
+    auto thread = start_thread("the thread that keeps a name in etcd", [this] { renew(); });
+    if (!thread) return thread.status();
+    thread_ = std::move(*thread);
+    return {};
+  }
+
+  ~EtcdHold() override {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    if (thread_.joinable()) thread_.join();
+    if (!lost_.ok()) return;
+    const Status ignored =
+        service_->client->revoke(lease_.id, deadline_after(steady_clock(), kRevokeLimit));
+    static_cast<void>(ignored);  // the lease ends it
+  }
+
+  Status set(std::string_view value) override {
+    if (Status known = state(); !known) return known;
+    Txn txn;
+    txn.when.push_back(
+        {.key = key(), .target = Compare::EtcdTarget::create_revision, .number = since_});
+    txn.then.push_back(Put{.key = key(), .value = std::string(value), .lease = lease_.id});
+    const auto written = service_->writer.commit(std::move(txn), service_->deadline());
+    if (!written) return written.status();
+    if (written->done) return {};
+    lose("somebody else may hold it by now");
+    return state();
+  }
+
+  Status state() const override {
+    const std::lock_guard lock(mutex_);
+    if (!lost_) return lost_;
+    if (steady_clock().now() - heard_ < ttl_) return {};
+    return refused("etcd has not answered for its time of " + describe(ttl_) +
+                   (trouble_.empty() ? "" : " (" + trouble_ + ")"));
+  }
+
+ private:
+  std::string key() const { return service_->names() + name_; }
+  Status refused(const std::string& why) const {
+    return Status(Code::refused, "the hold of \"" + name_ + "\" is lost: " + why);
+  }
+  void lose(const std::string& why) {
+    const std::lock_guard lock(mutex_);
+    if (lost_.ok()) lost_ = refused(why);
+  }
+
+  void renew() {
+    std::unique_lock lock(mutex_);
+    while (!stop_ && lost_.ok()) {
+      wake_.wait_for(lock, ttl_ / kRenewalsInTtl);
+      if (stop_) return;
+      lock.unlock();
+      const TimePoint begin = steady_clock().now();
+      const auto kept = service_->client->keep_alive(lease_.id, begin + ttl_ / 2);
+      lock.lock();
+      if (kept.ok()) {
+        heard_ = begin;
+      } else if (kept.status().code() == Code::closed) {
+        lost_ = refused("its time ran out before etcd heard of it again");
+      } else {
+        trouble_ = kept.status().message();
+      }
+    }
+  }
+
+  const std::shared_ptr<EtcdService> service_;
+  const std::string name_;
+  const etcd::EtcdLease lease_;
+  const Duration ttl_;
+  const std::int64_t since_;
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stop_ = false;
+  Status lost_;
+  std::string trouble_;
+  TimePoint heard_;
+  std::thread thread_;
+};
+
+/// A thread that follows etcd's stream, and the updates that `next` has not taken yet.
+class EtcdWatch final : public Watch {
+ public:
+  EtcdWatch(std::shared_ptr<EtcdService> service, const std::string& prefix)
+      : service_(std::move(service)), names_(service_->names() + prefix) {}
+  ~EtcdWatch() override {
+    EtcdWatch::close();
+    if (thread_.joinable()) thread_.join();
+  }
+  Status begin() {
+    auto thread = start_thread("the thread that follows etcd", [this] { follow(); });
+    if (!thread) return thread.status();
+    thread_ = std::move(*thread);
+    return {};
+  }
+
+  Result<Update> next(Duration timeout) override {
+    std::unique_lock lock(mutex_);
+    const auto ready = [&] { return closed_ || !updates_.empty() || !failure_.ok(); };
+    const TimePoint deadline = deadline_after(steady_clock(), timeout);
+    if (deadline == TimePoint::max())
+      changed_.wait(lock, ready);
+    else if (!changed_.wait_until(lock, deadline, ready))
+      return Update{.revision = told_};
+    if (closed_) return Status(Code::aborted, "the watch was closed");
+    if (updates_.empty()) return failure_;
+    Update update = std::move(updates_.front());
+    updates_.pop_front();
+    told_ = update.revision;
+    return update;
+  }
+
+  void close() override {
+    {
+      const std::lock_guard lock(mutex_);
+      closed_ = true;
+    }
+    changed_.notify_all();
+  }
+
+ private:
+  void follow() {
+    Status trouble;
+    const Status ended = service_->client->watch({
+        .key = service_->root,
+        .range_end = etcd::prefix_end(service_->root),
+        .deadline = TimePoint::max(),
+        .on_open =
+            [&] {
+              trouble = read_all();
+              // Another member is tried as long as the stream's own limit allows.
+              return !trouble.ok() && trouble.code() != Code::timed_out;
+            },
+        .on_events =
+            [&](const std::vector<etcd::Event>& events) {
+              tell(events);
+              return false;
+            },
+        .on_idle =
+            [&] {
+              const std::lock_guard lock(mutex_);
+              return closed_;
+            },
+        .idle = kLookForClose,
+        .lost_limit = service_->timeout,
+    });
+    const std::lock_guard lock(mutex_);
+    failure_ = trouble.ok() ? ended : trouble;
+    changed_.notify_all();
+  }
+
+  Status read_all() {
+    Txn txn;
+    txn.then.push_back(KeyRange{.key = names_, .range_end = etcd::prefix_end(names_)});
+    txn.then.push_back(KeyRange{.key = service_->epoch()});
+    const auto reply = service_->client->txn(txn, service_->deadline());
+    if (!reply) return reply.status();
+    if (reply->replies.size() != 2)
+      return Status(Code::store, "etcd answered a transaction with too few replies");
+    Update update{.revision = reply->revision, .snapshot = true};
+    for (const etcd::KeyValue& each : reply->replies[0].values) update.changes.push_back(held(each));
+    for (const etcd::KeyValue& each : reply->replies[1].values)
+      if (Status read = read_epoch(each, update); !read) return read;
+    push(std::move(update));
+    return {};
+  }
+
+  void tell(const std::vector<etcd::Event>& events) {
+    Update update;
+    for (const etcd::Event& event : events) {
+      const etcd::KeyValue& now = event.value;
+      if (now.mod_revision <= seen_) continue;  // the snapshot had it
+      update.revision = std::max(update.revision, now.mod_revision);
+      if (now.key == service_->epoch() && !event.deleted) {
+        if (Status read = read_epoch(now, update); !read) {
+          const std::lock_guard lock(mutex_);
+          failure_ = read;
+        }
+      } else if (now.key.starts_with(names_)) {
+        update.changes.push_back(event.deleted ? Change{name_of(now), std::nullopt, 0} : held(now));
+      }
+    }
+    if (!update.changes.empty() || update.epoch) push(std::move(update));
+  }
+
+  std::string name_of(const etcd::KeyValue& each) const {
+    return each.key.substr(service_->names().size());
+  }
+  Change held(const etcd::KeyValue& each) const {
+    return {name_of(each), each.value, each.create_revision};
+  }
+
+  Status read_epoch(const etcd::KeyValue& stored, Update& update) {
+    if (stored.mod_revision <= epoch_seen_) return {};
+    auto epoch = decode_epoch(stored.value);
+    if (!epoch) return epoch.status();
+    epoch_seen_ = stored.mod_revision;
+    update.epoch = std::move(*epoch);
+    update.epoch_revision = stored.mod_revision;
+    return {};
+  }
+
+  void push(Update update) {
+    seen_ = std::max(seen_, update.revision);
+    {
+      const std::lock_guard lock(mutex_);
+      updates_.push_back(std::move(update));
+    }
+    changed_.notify_all();
+  }
+
+  const std::shared_ptr<EtcdService> service_;
+  const std::string names_;
+  std::int64_t seen_ = 0;        // by the thread
+  std::int64_t epoch_seen_ = 0;  // by the thread
+  std::int64_t told_ = 0;        // by `next`
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Update> updates_;
+  Status failure_;
+  bool closed_ = false;
+  std::thread thread_;
+};
+
+class EtcdMembership final : public Membership {
+ public:
+  explicit EtcdMembership(std::shared_ptr<EtcdService> service) : service_(std::move(service)) {}
+
+  Result<std::unique_ptr<Hold>> hold(std::string_view name, std::string_view value,
+                                     Duration ttl) override {
+    const TimePoint begin = steady_clock().now();
+    const auto seconds = std::max<std::int64_t>(
+        kLeastTtlSeconds, std::chrono::ceil<std::chrono::seconds>(ttl).count());
+    const auto lease = service_->client->grant(seconds, service_->deadline());
+    if (!lease) return lease.status();
+    const std::string key = service_->names() + std::string(name);
+    Txn txn;
+    txn.when.push_back({.key = key, .number = 0});
+    txn.then.push_back(Put{.key = key, .value = std::string(value), .lease = lease->id});
+    txn.otherwise.push_back(KeyRange{.key = key});
+    const auto written = service_->writer.commit(std::move(txn), service_->deadline());
+    if (written && written->done) {
+      auto held = std::make_unique<EtcdHold>(service_, std::string(name), *lease, begin,
+                                             written->revision);
+      if (Status begun = held->begin(); !begun) return begun;
+      return std::unique_ptr<Hold>(std::move(held));
+    }
+    static_cast<void>(service_->client->revoke(lease->id, service_->deadline()).ok());
+    if (!written) return written.status();
+    const auto& holders = written->replies.at(0).values;
+    return Status(Code::refused,
+                  "\"" + std::string(name) + "\" is held by another process, which says of itself: " +
+                      (holders.empty() ? std::string() : holders[0].value));
+  }
+
+  const char* kind() const override { return "etcd"; }
+
+  Result<std::unique_ptr<Watch>> watch(std::string_view prefix) override {
+    auto watch = std::make_unique<EtcdWatch>(service_, std::string(prefix));
+    if (Status begun = watch->begin(); !begun) return begun;
+    return std::unique_ptr<Watch>(std::move(watch));
+  }
+
+  Result<std::int64_t> commit(const Epoch& epoch, std::int64_t expected_revision) override {
+    Txn reading;
+    reading.then.push_back(KeyRange{.key = service_->epoch()});
+    const auto read = service_->client->txn(reading, service_->deadline());
+    if (!read) return read.status();
+    if (read->replies.size() != 1)
+      return Status(Code::store, "etcd answered a transaction with too few replies");
+    if (Status fits = judge(epoch, expected_revision, read->replies[0]); !fits) return fits;
+    Txn txn;
+    txn.when.push_back({.key = service_->epoch(),
+                        .target = Compare::EtcdTarget::mod_revision,
+                        .number = expected_revision});
+    txn.then.push_back(Put{.key = service_->epoch(), .value = encode(epoch)});
+    txn.otherwise.push_back(KeyRange{.key = service_->epoch()});
+    const auto written = service_->writer.commit(std::move(txn), service_->deadline());
+    if (!written) return written.status();
+    if (written->done) return written->revision;
+    if (Status fits = judge(epoch, expected_revision, written->replies[0]); !fits) return fits;
+    return Status(Code::internal, "etcd refused an epoch that fits");
+  }
+
+ private:
+  static Status judge(const Epoch& epoch, std::int64_t expected, const etcd::OperationReply& reply) {
+    Epoch present;
+    std::int64_t revision = 0;
+    if (!reply.values.empty()) {
+      auto decoded = decode_epoch(reply.values[0].value);
+      if (!decoded) return decoded.status();
+      present = std::move(*decoded);
+      revision = reply.values[0].mod_revision;
+    }
+    if (revision == expected && present.number < epoch.number) return {};
+    return Status(Code::refused, "epoch " + std::to_string(epoch.number) +
+                                     " on top of revision " + std::to_string(expected) +
+                                     " is refused: the present one is " + in_words(present) +
+                                     " at revision " + std::to_string(revision));
+  }
+
+  const std::shared_ptr<EtcdService> service_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Membership>> make_etcd_membership(etcd::ClientOptions options,
+                                                         const std::string& prefix,
+                                                         const std::string& run_id,
+                                                         Duration timeout) {
+  auto client = etcd::EtcdClient::make(std::move(options));
+  if (!client) return client.status();
+  auto service =
+      std::make_shared<EtcdService>(std::move(*client), prefix + "/run/" + run_id + "/", timeout);
+  Txn nothing;
+  nothing.then.push_back(KeyRange{.key = service->epoch(), .count_only = true});
+  if (const auto answers = service->client->txn(nothing, service->deadline()); !answers)
+    return answers.status().with_context("meeting at etcd");
+  return std::unique_ptr<Membership>(std::make_unique<EtcdMembership>(std::move(service)));
+}
+
+}  // namespace muster::membership
