@@ -136,12 +136,17 @@ constexpr EnvironmentVariable kLaunching[] = {
 
 constexpr EnvironmentVariable kSchedulers[] = {
     {"SLURM_PROCID, SLURM_NTASKS, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_NTASKS_PER_NODE, "
-     "SLURM_NODEID, SLURM_NNODES, SLURM_STEP_NUM_NODES, SLURM_JOB_ID, SLURM_STEP_ID, SLURM_STEPID",
-     "", "Set by srun."},
+     "SLURM_NODEID, SLURM_NNODES, SLURM_STEP_NUM_NODES, SLURM_JOB_ID, SLURM_STEP_ID, SLURM_STEPID, "
+     "SLURM_STEP_NODELIST, SLURM_JOB_NODELIST, SLURM_NODELIST, SLURM_STEP_TASKS_PER_NODE, "
+     "SLURM_TASKS_PER_NODE",
+     "", "Set by srun. Rank 0 serves the store on the first host of the step."},
     {"OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK, "
      "OMPI_COMM_WORLD_LOCAL_SIZE, PMIX_NAMESPACE",
      "", "Set by Open MPI's mpirun."},
-    {"PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS", "",
+    {"JOB_COMPLETION_INDEX, HOSTNAME", "",
+     "Set by Kubernetes in the pods of an Indexed Job or a JobSet: this pod's number, and its name, "
+     "which is that of pod 0 but for the number at the end."},
+    {"PMI_RANK, PMI_SIZE, PMI_FD, MPI_LOCALRANKID, MPI_LOCALNRANKS", "",
      "Set by the mpirun of MPICH and Intel MPI."},
     {"MV2_COMM_WORLD_RANK, MV2_COMM_WORLD_SIZE, MV2_COMM_WORLD_LOCAL_RANK, "
      "MV2_COMM_WORLD_LOCAL_SIZE",

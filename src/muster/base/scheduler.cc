@@ -6,6 +6,7 @@
 
 #include "muster/base/control_group.h"
 #include "muster/base/process_start.h"
+#include "muster/base/slurm_lists.h"
 
 namespace muster {
 namespace {
@@ -62,6 +63,20 @@ std::string job_of_pmi(const VariableOf& variable) {
   return job_of_slurm(variable);
 }
 
+/// The pods of an Indexed Job or of a JobSet's job have one name but for the number at its end.
+std::string first_pod(const VariableOf& variable) {
+  const std::string index = variable("JOB_COMPLETION_INDEX").value_or("");
+  const std::string pod = variable("HOSTNAME").value_or("");
+  const std::string end = "-" + index;
+  if (index.empty() || !pod.ends_with(end) || pod.size() == end.size()) return {};
+  return pod.substr(0, pod.size() - index.size()) + "0";
+}
+
+std::string job_of_kubernetes(const VariableOf& variable) {
+  const std::string pod = first_pod(variable);
+  return pod.empty() ? pod : "kubernetes " + pod;
+}
+
 constexpr Dialect kDialects[] = {
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE", "", job_of_pmix},
@@ -70,7 +85,42 @@ constexpr Dialect kDialects[] = {
     {"MPICH (PMI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "", job_of_pmi},
     {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE",
      "SLURM_NODEID", job_of_slurm},
+    {"Kubernetes", "JOB_COMPLETION_INDEX", "WORLD_SIZE", "", "", "", job_of_kubernetes},
 };
+
+/// Below the ports that the system gives out by itself, and above those of services; another one
+/// for every step of every job, also those of an array.
+std::uint16_t port_of(const std::string& job) {
+  constexpr std::uint32_t kFirst = 20000, kCount = 10000;
+  std::uint32_t number = 2166136261U;  // FNV-1a: the same on every host and in every build
+  for (const char each : job) number = (number ^ static_cast<unsigned char>(each)) * 16777619U;
+  return static_cast<std::uint16_t>(kFirst + number % kCount);
+}
+
+constexpr std::uint16_t kUsualPort = 29500;  // torch.distributed's
+
+std::optional<std::vector<std::string>> slurm_nodes(const VariableOf& variable) {
+  for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
+    if (const auto text = variable(name)) return expand_node_list(*text);
+  }
+  return std::nullopt;
+}
+
+/// How many tasks of the step are on each of its nodes.
+std::optional<std::vector<int>> slurm_tasks(const VariableOf& variable) {
+  for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}) {
+    if (const auto text = variable(name)) return expand_tasks_per_node(*text);
+  }
+  return std::nullopt;
+}
+
+void add_slurm(SchedulerRanks& found, const VariableOf& variable) {
+  if (const auto nodes = slurm_nodes(variable)) found.master = nodes->front();
+  if (!found.job.empty()) found.port = port_of(found.job);
+  const auto tasks = slurm_tasks(variable);
+  if (tasks && found.node && static_cast<std::size_t>(*found.node) < tasks->size())
+    found.local_world_size = (*tasks)[static_cast<std::size_t>(*found.node)];
+}
 
 bool is_batch_script(const VariableOf& variable) {
   return variable("SLURM_JOB_ID") && !variable("SLURM_STEP_ID") && !variable("SLURM_STEPID");
@@ -108,9 +158,48 @@ std::optional<SchedulerRanks> detect_scheduler(const VariableOf& variable) {
     found.node = number(variable, dialect.node);
     found.one_host = is_one_host(dialect, found, variable);
     found.job = dialect.job(variable);
+    if (dialect.job == job_of_slurm) add_slurm(found, variable);
+    if (dialect.job == job_of_kubernetes) {
+      found.master = first_pod(variable);
+      found.master_shares_domain = true;
+      found.port = kUsualPort;
+    }
+    if (variable("PMI_FD") && dialect.job == job_of_pmi)
+      found.exchange = SchedulerRanks::AddressExchange::pmi;
+    else if (variable("PMIX_NAMESPACE"))
+      found.exchange = SchedulerRanks::AddressExchange::pmix;
     return found;
   }
   return {};
+}
+
+std::optional<SchedulerNode> detect_node(const VariableOf& variable) {
+  if (variable("SLURM_PROCID") && !is_batch_script(variable)) {
+    const auto node = number(variable, "SLURM_NODEID");
+    auto nodes = number(variable, "SLURM_STEP_NUM_NODES");
+    if (!nodes) nodes = number(variable, "SLURM_NNODES");
+    if (node && nodes && *node < *nodes) {
+      SchedulerNode found{.name = "Slurm",
+                          .nodes = nodes,
+                          .node_rank = *node,
+                          .master = {},
+                          .port = port_of(job_of_slurm(variable))};
+      if (const auto names = slurm_nodes(variable)) found.master = names->front();
+      const auto tasks = slurm_tasks(variable);
+      if (tasks && static_cast<std::size_t>(*node) < tasks->size())
+        found.tasks_on_node = (*tasks)[static_cast<std::size_t>(*node)];
+      return found;
+    }
+  }
+  if (const auto index = number(variable, "JOB_COMPLETION_INDEX")) {
+    return SchedulerNode{.name = "Kubernetes",
+                         .nodes = {},
+                         .node_rank = *index,
+                         .master = first_pod(variable),
+                         .master_shares_domain = true,
+                         .port = kUsualPort};
+  }
+  return std::nullopt;
 }
 
 }  // namespace muster

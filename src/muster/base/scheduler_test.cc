@@ -96,5 +96,66 @@ TEST(Scheduler, WhatABatchScriptRunsItselfIsNoRank) {
       detect({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "77"}}).has_value());
 }
 
+// As slurmd 22.05 sets them for `srun -N3 -n6`.
+// spec: R1 srun ./program: rank, size and address from SLURM_*, no other setting
+// spec: R1 compressed node lists
+TEST(Scheduler, SlurmSaysWhereRankZeroIs) {
+  std::map<std::string, std::string> step = {{"SLURM_PROCID", "4"},
+                                             {"SLURM_NTASKS", "6"},
+                                             {"SLURM_LOCALID", "0"},
+                                             {"SLURM_NODEID", "2"},
+                                             {"SLURM_NNODES", "3"},
+                                             {"SLURM_JOB_ID", "77"},
+                                             {"SLURM_STEP_ID", "0"},
+                                             {"SLURM_JOB_NODELIST", "n[1-3,7]"},
+                                             {"SLURM_TASKS_PER_NODE", "2(x3)"}};
+  const auto first = detect(step);
+  ASSERT_TRUE(first.has_value());
+  EXPECT_EQ(first->master, "n1");
+  EXPECT_EQ(first->local_world_size, 2);
+  EXPECT_FALSE(first->master_shares_domain);
+  step["SLURM_STEP_NODELIST"] = "n[2-3,7]";
+  const auto other_step = detect(step);
+  EXPECT_EQ(other_step->master, "n2") << "the step's own list counts";
+  EXPECT_EQ(first->port, other_step->port);
+  step["SLURM_STEP_ID"] = "1";
+  EXPECT_NE(detect(step)->port, first->port) << "steps of one job at the same time";
+  // spec: R1 array jobs
+  step["SLURM_STEP_ID"] = "0";
+  step["SLURM_ARRAY_JOB_ID"] = "77";
+  step["SLURM_ARRAY_TASK_ID"] = "2";
+  step["SLURM_JOB_ID"] = "79";
+  EXPECT_NE(detect(step)->port, first->port) << "another task of the array";
+}
+
+// As mpirun of MPICH 4.0.2 (Hydra), Intel MPI 2021 and Open MPI 4.1.4 sets them.
+// spec: R2 PMIx or PMI gives the address
+TEST(Scheduler, KnowsHowRanksCanShareAnAddress) {
+  EXPECT_EQ(detect({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"PMI_FD", "6"}})->exchange,
+            SchedulerRanks::AddressExchange::pmi);
+  EXPECT_EQ(detect({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}})->exchange,
+            SchedulerRanks::AddressExchange::none);
+  EXPECT_EQ(detect({{"OMPI_COMM_WORLD_RANK", "0"},
+                    {"OMPI_COMM_WORLD_SIZE", "2"},
+                    {"PMIX_NAMESPACE", "1369047041"}})
+                ->exchange,
+            SchedulerRanks::AddressExchange::pmix);
+}
+
+// spec: R3 plain Indexed Jobs and JobSet: rank and pod 0's name from the pod's own
+TEST(Scheduler, KubernetesNumbersItsPods) {
+  const auto pod = detect({{"JOB_COMPLETION_INDEX", "11"},
+                           {"HOSTNAME", "train-workers-0-11"},
+                           {"WORLD_SIZE", "16"}});
+  ASSERT_TRUE(pod.has_value());
+  EXPECT_EQ(pod->name, "Kubernetes");
+  EXPECT_EQ(pod->rank, 11);
+  EXPECT_EQ(pod->world_size, 16);
+  EXPECT_EQ(pod->master, "train-workers-0-0");
+  EXPECT_TRUE(pod->master_shares_domain);
+  EXPECT_EQ(pod->port, 29500);
+  EXPECT_FALSE(detect({{"JOB_COMPLETION_INDEX", "1"}}).has_value()) << "nobody says how many";
+}
+
 }  // namespace
 }  // namespace muster

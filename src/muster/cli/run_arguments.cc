@@ -7,6 +7,7 @@
 #include <set>
 
 #include "muster/base/env.h"
+#include "muster/launch/scheduled_node.h"
 
 namespace muster::cli {
 namespace {
@@ -146,6 +147,8 @@ void Parser::add_job() {
       "--nnodes,--nnode", words_.nodes,
       "Number of nodes, N or MIN:MAX: with MIN the job begins or goes on, up to MAX may join while "
       "it runs. Default 1");
+  if (const auto workers = env_text("PET_N_PROC_PER_NODE"))
+    words_.workers = *workers;  // as Kubeflow's PyTorchJob spells it
   value("--nproc-per-node", words_.workers,
         "Workers on this node: a number, cpu (one per core allowed to us), gpu (one per GPU) or "
         "auto. Default 1");
@@ -321,7 +324,7 @@ Status Parser::understand_job(RunOptions& options) const {
   options.local_addr = given(words_.local_addr);
   options.role = words_.role;
   options.agent_store = !words_.no_agent_store;
-  return {};
+  return launch::take_scheduled_node(options, app_.get_option("--nnodes")->count() > 0);
 }
 
 /// torchrun's keys with torchrun's meaning, and ours.

@@ -1,7 +1,5 @@
 #include "muster/launch/host.h"
 
-#include <limits.h>
-#include <netdb.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include <filesystem>
 
 #include "muster/base/hardware_threads.h"
+#include "muster/base/host_name.h"
 #include "muster/wait/topology.h"
 
 namespace muster::launch {
@@ -31,21 +30,7 @@ int gpu_count() {
   return std::min(count, static_cast<int>(std::count(list.begin(), list.end(), ',')) + 1);
 }
 
-std::string full_host_name() {
-  char name[HOST_NAME_MAX + 1] = {};
-  if (::gethostname(name, sizeof name - 1) != 0 || name[0] == '\0') return "localhost";
-  const std::string plain = name;
-  if (plain.find('.') != std::string::npos) return plain;
-  addrinfo hints{};
-  hints.ai_flags = AI_CANONNAME;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(name, nullptr, &hints, &found) != 0) return plain;
-  // A hosts file that maps every address to "localhost" does not give this host's name.
-  const std::string canonical = found->ai_canonname != nullptr ? found->ai_canonname : "";
-  ::freeaddrinfo(found);
-  return canonical.starts_with(plain + ".") ? canonical : plain;
-}
+std::string full_host_name() { return muster::full_host_name(); }
 
 std::string own_program() {
   std::error_code error;

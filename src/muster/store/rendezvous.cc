@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <limits>
+#include <sstream>
 
 #include "muster/base/env.h"
+#include "muster/base/host_name.h"
 #include "muster/base/interfaces.h"
 #include "muster/base/scheduler.h"
 #include "muster/base/secret.h"
@@ -11,6 +13,7 @@
 #include "muster/store/factory.h"
 #include "muster/store/init_url.h"
 #include "muster/store/join.h"
+#include "muster/store/launch_exchange.h"
 
 namespace muster::store {
 namespace {
@@ -183,6 +186,57 @@ Result<Rendezvous> rendezvous_on_this_host(const SchedulerRanks& scheduler, Meet
   return joined;
 }
 
+/// For ranks of another launcher on several hosts that can share a text: rank 0's address.
+Result<Rendezvous> rendezvous_by_exchange(const SchedulerRanks& scheduler, JoinOptions join) {
+  join.where = "the job that " + scheduler.name + " has started (env://)";
+  const auto secret = Secret::from_environment();
+  if (!secret) return secret.status().with_context(cannot_join(join.rank, join));
+  const TimePoint deadline = join.deadline;
+  const auto share = [&](const std::string& text) {
+    return share_from_rank_zero(scheduler.exchange, scheduler.rank, text, deadline);
+  };
+  const std::string here = host_name();
+  TcpRendezvous way;
+  way.join = std::move(join);
+  if (scheduler.rank == 0) {
+    if (Status placed = place_of_rank_zero(way); !placed) return placed;
+    const auto store = open_store(way, *secret);
+    if (!store) return store.status().with_context(cannot_join(0, way.join));
+    const auto told = share(way.host + " " + std::to_string((*store)->port()) + " " + here);
+    if (!told) return told.status().with_context(cannot_join(0, way.join));
+    auto joined = store::join(*store, way.join);
+    if (joined) joined->host = (*store)->host();
+    return joined;
+  }
+  const auto told = share({});
+  if (!told) return told.status().with_context(cannot_join(way.join.rank, way.join));
+  std::istringstream words(*told);
+  std::string host_of_zero;
+  if (!(words >> way.host >> way.port >> host_of_zero))
+    return Status(Code::network, cannot_join(way.join.rank, way.join) + ": rank 0 shared \"" + *told +
+                                     "\"; expected its address");
+  if (secret->kind() == Secret::Kind::host && host_of_zero != here) {
+    return Status(Code::refused,
+                  cannot_join(way.join.rank, way.join) + ": rank 0 runs on " + host_of_zero +
+                      " and this rank on " + here +
+                      "; without a secret only ranks of one host can join. Set MUSTER_SECRET, the "
+                      "same on all ranks (muster secret makes one)");
+  }
+  return rendezvous_by_tcp(way);
+}
+
+/// The name of rank 0's host where the scheduler says it.
+std::string master_of(const SchedulerRanks& scheduler) {
+  return scheduler.master_shares_domain ? in_own_domain(scheduler.master) : scheduler.master;
+}
+
+/// Rank 0 also listens where the others look for it, by the name that they know.
+void listen_as(const std::string& master, TcpRendezvous& way) {
+  const auto addresses = resolve(master, 0, way.join.deadline);
+  if (!addresses || way.also_at.empty()) return;
+  for (const SocketAddress& each : *addresses) way.also_at.push_back(each.host());
+}
+
 /// The error for a missing variable.
 Status missing_address(const std::string& variable, const std::string& meaning,
                        const std::optional<SchedulerRanks>& scheduler) {
@@ -226,8 +280,12 @@ Status place_of_master(const MeetingOptions& join, std::uint16_t port,
     way.host = *host;
   } else if (join.rank == 0 && !agent) {
     if (Status placed = place_of_rank_zero(way); !placed) return placed;
+    if (as_scheduled(join, scheduler) && !scheduler->master.empty())
+      listen_as(master_of(*scheduler), way);
   } else if (as_scheduled(join, scheduler) && scheduler->one_host) {
     way.host = "localhost";
+  } else if (as_scheduled(join, scheduler) && !scheduler->master.empty()) {
+    way.host = master_of(*scheduler);
   } else {
     return missing_address("MASTER_ADDR", "the host of rank 0", scheduler);
   }
@@ -251,11 +309,15 @@ Result<Rendezvous> rendezvous_by_environment(MeetingOptions join) {
   if (const auto agent = env_text("MUSTER_AGENT_STORE")) {
     if (Status place = place_of_agent(*agent, way); !place) return place;
   } else {
-    const auto port = env_integer("MASTER_PORT", 1, 65535);
+    auto port = env_integer("MASTER_PORT", 1, 65535);
     if (!port) return port.status();
-    if (!*port && !env_text("MASTER_ADDR") && as_scheduled(join, scheduler) &&
-        scheduler->can_meet_on_this_host())
-      return rendezvous_on_this_host(*scheduler, std::move(join));
+    if (!*port && !env_text("MASTER_ADDR") && as_scheduled(join, scheduler)) {
+      if (scheduler->can_meet_on_this_host())
+        return rendezvous_on_this_host(*scheduler, std::move(join));
+      if (scheduler->exchange != SchedulerRanks::Exchange::none)
+        return rendezvous_by_exchange(*scheduler, std::move(join));
+    }
+    if (!*port && as_scheduled(join, scheduler) && scheduler->port) *port = *scheduler->port;
     if (!*port) return missing_address("MASTER_PORT", "the port of rank 0's store", scheduler);
     if (Status place = place_of_master(join, static_cast<std::uint16_t>(**port), scheduler, way);
         !place)
