@@ -111,6 +111,8 @@ constexpr EnvironmentVariable kDiagnosis[] = {
 constexpr EnvironmentVariable kLaunching[] = {
     {"PET_NAME", "",
      "An option of `muster run` that has a value, for every NAME: PET_NPROC_PER_NODE=4."},
+    {"PET_N_PROC_PER_NODE", "",
+     "The same as PET_NPROC_PER_NODE, in the spelling of Kubeflow's PyTorchJob."},
     {"MUSTER_PYTHON", "",
      "The Python that `muster run` and `muster bench` start, and whose torch `make` builds "
      "against."},
@@ -144,7 +146,8 @@ constexpr EnvironmentVariable kSchedulers[] = {
      "OMPI_COMM_WORLD_LOCAL_SIZE, PMIX_NAMESPACE",
      "", "Set by Open MPI's mpirun."},
     {"JOB_COMPLETION_INDEX, HOSTNAME", "",
-     "Set by Kubernetes in the pods of an Indexed Job or a JobSet: this pod's number, and its name, "
+     "Set by Kubernetes in the pods of an Indexed Job or a JobSet: this pod's number, and its "
+     "name, "
      "which is that of pod 0 but for the number at the end."},
     {"PMI_RANK, PMI_SIZE, PMI_FD, MPI_LOCALRANKID, MPI_LOCALNRANKS", "",
      "Set by the mpirun of MPICH and Intel MPI."},

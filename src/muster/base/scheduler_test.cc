@@ -120,8 +120,21 @@ TEST(Scheduler, SlurmSaysWhereRankZeroIs) {
   EXPECT_EQ(first->port, other_step->port);
   step["SLURM_STEP_ID"] = "1";
   EXPECT_NE(detect(step)->port, first->port) << "steps of one job at the same time";
-  // spec: R1 array jobs
-  step["SLURM_STEP_ID"] = "0";
+}
+
+// spec: R1 array jobs: tasks of an array that share hosts have ports of their own
+TEST(Scheduler, SlurmArraysHaveAPortForEachTask) {
+  std::map<std::string, std::string> step = {{"SLURM_PROCID", "4"},
+                                             {"SLURM_NTASKS", "6"},
+                                             {"SLURM_LOCALID", "0"},
+                                             {"SLURM_NODEID", "2"},
+                                             {"SLURM_NNODES", "3"},
+                                             {"SLURM_JOB_ID", "77"},
+                                             {"SLURM_STEP_ID", "0"},
+                                             {"SLURM_JOB_NODELIST", "n[1-3]"},
+                                             {"SLURM_TASKS_PER_NODE", "2(x3)"}};
+  const auto first = detect(step);
+  ASSERT_TRUE(first.has_value());
   step["SLURM_ARRAY_JOB_ID"] = "77";
   step["SLURM_ARRAY_TASK_ID"] = "2";
   step["SLURM_JOB_ID"] = "79";
@@ -144,9 +157,8 @@ TEST(Scheduler, KnowsHowRanksCanShareAnAddress) {
 
 // spec: R3 plain Indexed Jobs and JobSet: rank and pod 0's name from the pod's own
 TEST(Scheduler, KubernetesNumbersItsPods) {
-  const auto pod = detect({{"JOB_COMPLETION_INDEX", "11"},
-                           {"HOSTNAME", "train-workers-0-11"},
-                           {"WORLD_SIZE", "16"}});
+  const auto pod = detect(
+      {{"JOB_COMPLETION_INDEX", "11"}, {"HOSTNAME", "train-workers-0-11"}, {"WORLD_SIZE", "16"}});
   ASSERT_TRUE(pod.has_value());
   EXPECT_EQ(pod->name, "Kubernetes");
   EXPECT_EQ(pod->rank, 11);

@@ -27,8 +27,8 @@ Status take_scheduled_node(RunOptions& options, bool nodes_given, const Variable
   options.nodes = options.min_nodes = nodes;
   options.node_rank = scheduled->node_rank;
   if (!options.master_addr && !scheduled->master.empty())
-    options.master_addr = scheduled->master_shares_domain ? in_own_domain(scheduled->master)
-                                                          : scheduled->master;
+    options.master_addr =
+        scheduled->master_shares_domain ? in_own_domain(scheduled->master) : scheduled->master;
   if (!options.master_port) options.master_port = scheduled->port;
   return {};
 }

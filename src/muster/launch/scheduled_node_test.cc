@@ -85,9 +85,9 @@ TEST(ScheduledNode, KubernetesGivesNumberAndName) {
         {"digits-2", "digits-0"}}) {
     RunOptions options;
     options.nodes = 4;
-    ASSERT_TRUE(take_scheduled_node(options, true,
-                                    of({{"JOB_COMPLETION_INDEX", "2"}, {"HOSTNAME", pod}}))
-                    .ok());
+    ASSERT_TRUE(
+        take_scheduled_node(options, true, of({{"JOB_COMPLETION_INDEX", "2"}, {"HOSTNAME", pod}}))
+            .ok());
     EXPECT_EQ(options.node_rank, 2);
     EXPECT_EQ(options.master_addr->substr(0, first.size()), first);
     EXPECT_EQ(options.master_port, 29500);

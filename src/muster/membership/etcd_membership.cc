@@ -18,8 +18,8 @@ using etcd::KeyRange;
 using etcd::Put;
 using etcd::Txn;
 
-constexpr int kRenewalsInTtl = 4;                               // so many signs of life in its time
-constexpr std::int64_t kLeastTtlSeconds = 2;                 // limit: etcd's floor
+constexpr int kRenewalsInTtl = 4;                           // so many signs of life in its time
+constexpr std::int64_t kLeastTtlSeconds = 2;                // limit: etcd's floor
 constexpr Duration kRevokeLimit = std::chrono::seconds(1);  // limit: for releasing a name
 constexpr Duration kLookForClose = std::chrono::milliseconds(50);  // limit: of `close` at the end
 
@@ -216,7 +216,8 @@ class EtcdWatch final : public Watch {
     if (reply->replies.size() != 2)
       return Status(Code::store, "etcd answered a transaction with too few replies");
     Update update{.revision = reply->revision, .snapshot = true};
-    for (const etcd::KeyValue& each : reply->replies[0].values) update.changes.push_back(held(each));
+    for (const etcd::KeyValue& each : reply->replies[0].values)
+      update.changes.push_back(held(each));
     for (const etcd::KeyValue& each : reply->replies[1].values)
       if (Status read = read_epoch(each, update); !read) return read;
     push(std::move(update));
@@ -298,17 +299,17 @@ class EtcdMembership final : public Membership {
     txn.otherwise.push_back(KeyRange{.key = key});
     const auto written = service_->writer.commit(std::move(txn), service_->deadline());
     if (written && written->done) {
-      auto held = std::make_unique<EtcdHold>(service_, std::string(name), *lease, begin,
-                                             written->revision);
+      auto held =
+          std::make_unique<EtcdHold>(service_, std::string(name), *lease, begin, written->revision);
       if (Status begun = held->begin(); !begun) return begun;
       return std::unique_ptr<Hold>(std::move(held));
     }
     static_cast<void>(service_->client->revoke(lease->id, service_->deadline()).ok());
     if (!written) return written.status();
     const auto& holders = written->replies.at(0).values;
-    return Status(Code::refused,
-                  "\"" + std::string(name) + "\" is held by another process, which says of itself: " +
-                      (holders.empty() ? std::string() : holders[0].value));
+    return Status(Code::refused, "\"" + std::string(name) +
+                                     "\" is held by another process, which says of itself: " +
+                                     (holders.empty() ? std::string() : holders[0].value));
   }
 
   const char* kind() const override { return "etcd"; }
@@ -341,7 +342,8 @@ class EtcdMembership final : public Membership {
   }
 
  private:
-  static Status judge(const Epoch& epoch, std::int64_t expected, const etcd::OperationReply& reply) {
+  static Status judge(const Epoch& epoch, std::int64_t expected,
+                      const etcd::OperationReply& reply) {
     Epoch present;
     std::int64_t revision = 0;
     if (!reply.values.empty()) {
@@ -351,10 +353,10 @@ class EtcdMembership final : public Membership {
       revision = reply.values[0].mod_revision;
     }
     if (revision == expected && present.number < epoch.number) return {};
-    return Status(Code::refused, "epoch " + std::to_string(epoch.number) +
-                                     " on top of revision " + std::to_string(expected) +
-                                     " is refused: the present one is " + in_words(present) +
-                                     " at revision " + std::to_string(revision));
+    return Status(Code::refused, "epoch " + std::to_string(epoch.number) + " on top of revision " +
+                                     std::to_string(expected) + " is refused: the present one is " +
+                                     in_words(present) + " at revision " +
+                                     std::to_string(revision));
   }
 
   const std::shared_ptr<EtcdService> service_;

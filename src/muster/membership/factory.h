@@ -22,8 +22,8 @@ Result<std::unique_ptr<Membership>> make_agent_membership(std::shared_ptr<store:
 /// Kind "etcd": names are keys with leases below `prefix`/run/`run_id`/, the epoch is a key there.
 /// Survives the death of any minority of the cluster's members. `ttl` of a hold is whole seconds,
 /// at least 2. A node that no longer reaches a majority of the cluster loses its holds after their
-/// `ttl`, and its watches fail with Code::network after `timeout`: that half of a divided job stops.
-/// `timeout` limits each call.
+/// `ttl`, and its watches fail with Code::network after `timeout`: that half of a divided job
+/// stops. `timeout` limits each call.
 Result<std::unique_ptr<Membership>> make_etcd_membership(store::etcd::ClientOptions options,
                                                          const std::string& prefix,
                                                          const std::string& run_id,

@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
-#include "muster/clock.h"
 #include "muster/base/scheduler.h"
+#include "muster/clock.h"
 #include "muster/status.h"
 
 namespace muster::store {
@@ -19,8 +19,8 @@ namespace muster::store {
 Result<std::string> share_from_rank_zero(SchedulerRanks::AddressExchange kind, int rank,
                                          std::string_view text, TimePoint deadline);
 
-/// One line of PMI-1's wire protocol, "cmd=put kvsname=k key=a value=b", as its words. Nothing where
-/// it is no such line.
+/// One line of PMI-1's wire protocol, "cmd=put kvsname=k key=a value=b", as its words. Nothing
+/// where it is no such line.
 std::optional<std::map<std::string, std::string>> parse_pmi_line(std::string_view line);
 
 namespace exchange_detail {

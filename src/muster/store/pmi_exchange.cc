@@ -4,17 +4,19 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 
 #include "muster/base/env.h"
 #include "muster/base/fork_guard.h"
-#include "muster/store/init_url.h"
 #include "muster/store/launch_exchange.h"
 
 namespace muster::store {
 namespace {
 
-constexpr std::size_t kLongestLine = 4096;  // limit: protocol
+constexpr std::size_t kLongestLine = 4096;   // limit: protocol
+constexpr int kHighestDescriptor = 1 << 20;  // limit: a number that is a mistake
 
 std::string hexadecimal_of(std::string_view text) {
   std::string out;
@@ -53,12 +55,12 @@ class Pmi {
     if (pmi.mark_.forked())
       return Status(Code::unsupported, "a forked child has no connection to its launcher");
     if (pmi.descriptor_ < 0) {
-      const auto number = env_integer("PMI_FD", 0, 1 << 20);
+      const auto number = env_integer("PMI_FD", 0, kHighestDescriptor);
       if (!number) return number.status();
       if (!*number) return Status(Code::unsupported, "PMI_FD is not set");
       pmi.descriptor_ = static_cast<int>(**number);
-      const auto begun = pmi.ask("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init",
-                                 deadline);
+      const auto begun =
+          pmi.ask("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init", deadline);
       if (!begun) return begun.status();
       std::atexit([] { pmi.end(); });
       const auto name = pmi.ask("cmd=get_my_kvsname", "my_kvsname", deadline);
@@ -102,12 +104,11 @@ class Pmi {
   Status receive(TimePoint deadline) {
     pollfd wanted{descriptor_, POLLIN, 0};
     const Duration left = time_left(steady_clock(), deadline);
-    const int limit =
-        left < Duration::zero()
-            ? -1
-            : static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(
-                                   std::min<Duration>(left, std::chrono::hours(24)))
-                                   .count());
+    const int limit = left < Duration::zero()
+                          ? -1
+                          : static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(
+                                                 std::min<Duration>(left, std::chrono::hours(24)))
+                                                 .count());
     const int ready = ::poll(&wanted, 1, limit);
     if (ready == 0)
       return Status(Code::timed_out,
@@ -121,8 +122,12 @@ class Pmi {
     held_.append(bytes, static_cast<std::size_t>(got));
     return {};
   }
+  /// The launcher takes an end without waiting for its answer for a failure.
   void end() {
-    if (!mark_.forked()) static_cast<void>(send("cmd=finalize\n").ok());
+    constexpr Duration kLimit = std::chrono::seconds(2);  // limit: patience at the end
+    if (mark_.forked()) return;
+    static_cast<void>(
+        ask("cmd=finalize", "finalize_ack", deadline_after(steady_clock(), kLimit)).ok());
   }
 
   int descriptor_ = -1;

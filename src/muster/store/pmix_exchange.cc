@@ -42,7 +42,8 @@ Result<const Pmix*> pmix_of_process() {
     return Status(Code::unsupported, std::string("libpmix cannot be loaded (") + ::dlerror() +
                                          "); set MASTER_ADDR and MASTER_PORT instead");
   const auto find = [&](auto& function, const char* name) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(library, name));
+    function =
+        reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(library, name));
     return function != nullptr;
   };
   if (!find(pmix.init, "PMIx_Init") || !find(pmix.put, "PMIx_Put") ||
@@ -122,9 +123,8 @@ Result<std::string> exchange_detail::share_by_pmix(int rank, std::string_view te
   if (const auto status = (*pmix)->get(&zero, key.c_str(), nullptr, 0, &value);
       status != PMIX_SUCCESS)
     return failed("PMIx_Get", status);
-  std::string got = value->type == PMIX_STRING && value->data.string != nullptr
-                        ? value->data.string
-                        : "";
+  std::string got =
+      value->type == PMIX_STRING && value->data.string != nullptr ? value->data.string : "";
   if (value->type == PMIX_STRING) std::free(value->data.string);
   std::free(value);
   return got;

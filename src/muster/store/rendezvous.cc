@@ -187,7 +187,7 @@ Result<Rendezvous> rendezvous_on_this_host(const SchedulerRanks& scheduler, Meet
 }
 
 /// For ranks of another launcher on several hosts that can share a text: rank 0's address.
-Result<Rendezvous> rendezvous_by_exchange(const SchedulerRanks& scheduler, JoinOptions join) {
+Result<Rendezvous> rendezvous_by_exchange(const SchedulerRanks& scheduler, MeetingOptions join) {
   join.where = "the job that " + scheduler.name + " has started (env://)";
   const auto secret = Secret::from_environment();
   if (!secret) return secret.status().with_context(cannot_join(join.rank, join));
@@ -213,8 +213,8 @@ Result<Rendezvous> rendezvous_by_exchange(const SchedulerRanks& scheduler, JoinO
   std::istringstream words(*told);
   std::string host_of_zero;
   if (!(words >> way.host >> way.port >> host_of_zero))
-    return Status(Code::network, cannot_join(way.join.rank, way.join) + ": rank 0 shared \"" + *told +
-                                     "\"; expected its address");
+    return Status(Code::network, cannot_join(way.join.rank, way.join) + ": rank 0 shared \"" +
+                                     *told + "\"; expected its address");
   if (secret->kind() == Secret::Kind::host && host_of_zero != here) {
     return Status(Code::refused,
                   cannot_join(way.join.rank, way.join) + ": rank 0 runs on " + host_of_zero +
@@ -314,7 +314,7 @@ Result<Rendezvous> rendezvous_by_environment(MeetingOptions join) {
     if (!*port && !env_text("MASTER_ADDR") && as_scheduled(join, scheduler)) {
       if (scheduler->can_meet_on_this_host())
         return rendezvous_on_this_host(*scheduler, std::move(join));
-      if (scheduler->exchange != SchedulerRanks::Exchange::none)
+      if (scheduler->exchange != SchedulerRanks::AddressExchange::none)
         return rendezvous_by_exchange(*scheduler, std::move(join));
     }
     if (!*port && as_scheduled(join, scheduler) && scheduler->port) *port = *scheduler->port;

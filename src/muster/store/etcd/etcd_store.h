@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "muster/store/etcd/client.h"
 #include "muster/key_value_store.h"
+#include "muster/store/etcd/client.h"
 
 namespace muster::store {
 

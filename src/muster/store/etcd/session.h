@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
-#include "muster/clock.h"
 #include "muster/base/secret_bytes.h"
+#include "muster/clock.h"
 #include "muster/status.h"
 #include "muster/store/etcd/messages.h"
 
