@@ -1,0 +1,140 @@
+"""Jobs under a real Slurm of three nodes."""
+
+import pathlib
+import re
+import shlex
+import sys
+
+import pytest
+from slurm_cluster import slurm_cluster
+
+import muster as dist
+
+BIN = pathlib.Path(dist.__file__).parents[2] / "bin"
+DIGITS = BIN / "digits"
+MUSTER = BIN / "muster"
+DATA = pathlib.Path(__file__).parents[2] / "examples/data"
+
+# Says who it is and what all ranks' numbers are together.
+PROGRAM = """
+import os, sys
+import torch
+import muster as dist
+dist.init_process_group()
+ranks = torch.tensor([1 << dist.get_rank()])
+dist.all_reduce(ranks)
+rank, world, node = dist.get_rank(), dist.get_world_size(), os.environ["SLURMD_NODENAME"]
+print("rank", rank, "of", world, "on", node, "sum", ranks.item(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    with slurm_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def program(slurm):
+    path = slurm.folder / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+# spec: R1 srun ./program (rank, size and address from SLURM_*, no other setting), on three slurmd
+def test_srun_program(slurm):
+    out, status = slurm.run("srun", "-N2", "-n4", "--overcommit", DIGITS)
+    assert status == 0, out + slurm.logs()
+    assert "FAILED" not in out and "held-out accuracy" in out, out
+
+
+# spec: R1 srun ./program: several tasks on a node, and two steps at once
+def test_srun_several_tasks(slurm, program):
+    steps = " & ".join(
+        f"srun -N3 -n6 --overcommit --overlap {sys.executable} {program}" for _ in range(2)
+    )
+    out, status = slurm.run("salloc", "-N3", "-n6", "--overcommit", "sh", "-c", f"{steps} & wait")
+    assert status == 0, out + slurm.logs()
+    found = re.findall(r"rank (\d) of 6 on (n\d) sum (\d+)", out)
+    assert sorted(rank for rank, _, _ in found) == sorted("012345" * 2), out
+    assert {node for _, node, _ in found} == {"n1", "n2", "n3"}
+    assert {total for _, _, total in found} == {"63"}
+
+
+# spec: R1 srun muster run ./program (one task a node)
+def test_srun_muster_run(slurm):
+    out, status = slurm.run(
+        "srun", "-N2", "-n2", MUSTER, "run", "--nproc-per-node", "2", DIGITS, limit=180
+    )
+    assert status == 0, out + slurm.logs()
+    assert "FAILED" not in out and "held-out accuracy" in out, out
+    out, status = slurm.run("srun", "-N1", "-n2", "--overcommit", MUSTER, "run", "/bin/true")
+    assert status == 0, "two tasks of one node are two jobs of their own"
+
+
+# spec: R1 --signal: a warning of Slurm's reaches the program through the launcher
+def test_signal(slurm):
+    script = slurm.folder / "warned.sh"
+    script.write_text(
+        "#!/bin/sh\ntrap 'echo warned; exit 0' USR1\necho waiting\nwhile :; do sleep 0.1; done\n"
+    )
+    script.chmod(0o755)
+    step = slurm.start("srun", "-N2", "-n2", "--job-name=warned", MUSTER, "run", script)
+    out = ""
+    for line in step.stdout:
+        out += line
+        if out.count("waiting") == 2:
+            break
+    slurm.run("scancel", "--signal=USR1", "--name=warned")
+    rest, _ = step.communicate(timeout=60)
+    assert (out + rest).count("warned") == 2, out + rest
+    assert step.returncode == 0, out + rest
+
+
+# spec: R1 array jobs: each task of the array is a job of its own
+def test_array(slurm, program):
+    script = slurm.folder / "array.sh"
+    script.write_text(
+        f"#!/bin/sh\nsrun -N1 -n2 --overcommit {shlex.quote(sys.executable)} {program}\n"
+    )
+    out, status = slurm.run(
+        "sbatch",
+        "--wait",
+        "--array=1-3",
+        "-N1",
+        "-n2",
+        "--overcommit",
+        "-o",
+        "array.%a.out",
+        script,
+    )
+    assert status == 0, out + slurm.logs()
+    for task in (1, 2, 3):
+        text = (slurm.folder / f"array.{task}.out").read_text()
+        assert sorted(re.findall(r"rank (\d) of 2", text)) == ["0", "1"], text
+
+
+# spec: R1 requeue: the job begins again, on the same nodes or others
+def test_requeue(slurm, program):
+    script = slurm.folder / "requeue.sh"
+    script.write_text(
+        f"#!/bin/sh\necho start ${{SLURM_RESTART_COUNT:-0}}\n"
+        f"srun -N2 -n2 {shlex.quote(sys.executable)} {program}\n"
+        "[ ${SLURM_RESTART_COUNT:-0} -gt 0 ] || scontrol requeue $SLURM_JOB_ID\nsleep 1\n"
+    )
+    out, status = slurm.run(
+        "sbatch",
+        "--wait",
+        "--requeue",
+        "-N2",
+        "-n2",
+        "--open-mode=append",
+        "-o",
+        "requeue.out",
+        script,
+        limit=240,
+    )
+    text = (slurm.folder / "requeue.out").read_text()
+    assert "start 0" in text and "start 1" in text, text + out + slurm.logs()
+    assert len(re.findall(r"rank \d of 2 on n\d sum 3", text)) == 4, text
