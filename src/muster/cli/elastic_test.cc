@@ -8,6 +8,7 @@
 #include <deque>
 
 #include "muster/cli/testing/launched.h"
+#include "muster/testing/etcd_cluster.h"
 #include "muster/testing/network_namespaces.h"
 #include "muster/testing/reserved_port.h"
 
@@ -35,6 +36,7 @@ struct Job {
   std::string keep_alive = "3600";
   std::string host = "127.0.0.1";
   std::string port = std::to_string(muster::testing::reserve_port());
+  std::string etcd{};  ///< its members; empty: the nodes meet at `host`
   Words more{};
 
   Words words() const {
@@ -42,11 +44,11 @@ struct Job {
                    "--nnodes",
                    nodes,
                    "--rdzv-backend",
-                   "c10d",
+                   etcd.empty() ? "c10d" : "etcd",
                    "--rdzv-id",
                    "elastic",
                    "--rdzv-endpoint",
-                   host + ":" + port,
+                   etcd.empty() ? host + ":" + port : etcd,
                    "--nproc-per-node",
                    std::to_string(workers),
                    "--max-restarts",
@@ -115,6 +117,70 @@ TEST(Elastic, NodesJoinLeaveAndDie) {
   EXPECT_TRUE(contains(first.err, "node 1 (")) << first.err;
   EXPECT_TRUE(contains(first.err, ") is gone; starting all workers again on 2 nodes (epoch 3"))
       << first.err;
+}
+
+// spec: L1 etcd; L2 --rdzv-backend etcd: the node of rank 0, which serves the workers' store, dies,
+// and the others go on; L4 a replacement has the lost slot
+TEST(Elastic, NodesMeetInEtcd) {
+  if (!muster::testing::EtcdCluster::installed())
+    GTEST_SKIP() << muster::testing::EtcdCluster::kMissing;
+  const muster::testing::EtcdCluster cluster;
+  const Job job{.nodes = "2:3", .keep_alive = "2", .etcd = cluster.endpoint(0)};
+  Launched a(job.words(), kElasticSecret);
+  ASSERT_TRUE(a.wait_for_error("waiting for 1 other node"));
+  Launched b(job.words(), kElasticSecret);
+  EXPECT_EQ(told(a, 1, 2), (Lines{"0 2 0 1 0 2 0 2 0 0 1"}));
+  EXPECT_EQ(told(b, 1, 2), (Lines{"1 2 0 1 1 2 1 2 0 0 1"}));
+  Launched c(job.words(), kElasticSecret);
+  EXPECT_EQ(told(a, 1, 3), (Lines{"0 3 0 1 0 3 0 3 0 0 2"}));
+  EXPECT_EQ(told(b, 1, 3), (Lines{"1 3 0 1 1 3 1 3 0 0 2"}));
+  EXPECT_EQ(told(c, 1, 3), (Lines{"2 3 0 1 2 3 2 3 0 0 2"}));
+
+  a.signal(SIGKILL);
+  EXPECT_EQ(told(b, 1, 2), (Lines{"0 2 0 1 0 2 0 2 0 0 3"}));
+  EXPECT_EQ(told(c, 1, 2), (Lines{"1 2 0 1 1 2 1 2 0 0 3"}));
+  Launched d(job.words(), kElasticSecret);
+  EXPECT_EQ(told(d, 1, 3), (Lines{"0 3 0 1 0 3 0 3 0 0 4"}));
+  EXPECT_EQ(told(b, 1, 3), (Lines{"1 3 0 1 1 3 1 3 0 0 4"}));
+  EXPECT_EQ(told(c, 1, 3), (Lines{"2 3 0 1 2 3 2 3 0 0 4"}));
+
+  for (Launched* node : {&b, &c, &d}) node->signal(SIGUSR1);
+  for (Launched* node : {&b, &c, &d}) {
+    const Outcome outcome = node->finish();
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+  }
+  // etcd keeps what it knows of a job.
+  const Outcome late = run(job.words(), kElasticSecret);
+  EXPECT_EQ(late.code, 1);
+  EXPECT_TRUE(contains(late.err, "--rdzv-id")) << late.err;
+}
+
+// spec: L11 a cluster of three loses its leader in the middle of a job and nothing is lost
+TEST(Elastic, EtcdLosesItsLeader) {
+  if (!muster::testing::EtcdCluster::installed())
+    GTEST_SKIP() << muster::testing::EtcdCluster::kMissing;
+  muster::testing::EtcdCluster cluster({.members = 3});
+  Job job{.nodes = "2:3"};
+  for (const std::string& member : cluster.endpoints())
+    job.etcd += (job.etcd.empty() ? "" : ",") + member;
+  Launched a(job.words(), kElasticSecret);
+  ASSERT_TRUE(a.wait_for_error("waiting for 1 other node"));
+  Launched b(job.words(), kElasticSecret);
+  EXPECT_EQ(told(a, 1, 2), (Lines{"0 2 0 1 0 2 0 2 0 0 1"}));
+  EXPECT_EQ(told(b, 1, 2), (Lines{"1 2 0 1 1 2 1 2 0 0 1"}));
+
+  const int leader = cluster.leader();
+  ASSERT_GE(leader, 0);
+  cluster.kill(leader);
+  Launched c(job.words(), kElasticSecret);  // joins through the others
+  EXPECT_EQ(told(a, 1, 3), (Lines{"0 3 0 1 0 3 0 3 0 0 2"}));
+  EXPECT_EQ(told(b, 1, 3), (Lines{"1 3 0 1 1 3 1 3 0 0 2"}));
+  EXPECT_EQ(told(c, 1, 3), (Lines{"2 3 0 1 2 3 2 3 0 0 2"}));
+  for (Launched* node : {&a, &b, &c}) node->signal(SIGUSR1);
+  for (Launched* node : {&a, &b, &c}) {
+    const Outcome outcome = node->finish();
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+  }
 }
 
 // spec: J4 a worker that fails: the workers of all nodes restart, up to max-restarts

@@ -442,7 +442,8 @@ TEST(Run, ExplainsMistakes) {
   check({"run", "--standalone"}, 2, "no program");
   check({"run", "--nprocs", "2", "true"}, 2, "--nprocs");
   check({"run", "--nnodes", "1:2", "true"}, 2, "1:2");
-  check({"run", "--rdzv-backend", "etcd", "true"}, 2, "etcd");
+  check({"run", "--rdzv-backend", "etcd-v2", "true"}, 2, "say etcd");
+  check({"run", "--rdzv-backend", "etcd", "--nnodes", "2", "true"}, 2, "--rdzv-endpoint");
   check({"walk"}, 2, "walk");
 }
 

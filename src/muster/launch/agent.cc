@@ -139,7 +139,9 @@ NodeAgent::NodeAgent(const RunOptions& options, Prepared prepared, SignalWatch& 
   rules_.max_restarts = options_.max_restarts;
   rules_.shutdown_timeout = options_.shutdown_timeout;
   rules_.by_epoch = nodes_ != nullptr;
-  rules_.serves_store = nodes_ != nullptr && job_.hosts_store;
+  // With etcd the store is for the workers of an epoch, whose end is that of their need of it.
+  rules_.serves_store =
+      nodes_ != nullptr && job_.hosts_store && options_.rendezvous != RendezvousKind::etcd;
   rules_.may_leave = is_elastic(options_) && !rules_.serves_store;
   workers_.resize(static_cast<std::size_t>(options_.workers));
   records_.resize(static_cast<std::size_t>(options_.workers));
@@ -319,6 +321,8 @@ void NodeAgent::begin_plan() {
   const NodeDetails& first = plan_->nodes.front();
   commands_.told.master_addr = first.program_addr;
   commands_.told.master_port = first.program_port;
+  if (!first.store_addr.empty())
+    commands_.told.agent_store = endpoint_text({first.store_addr, first.store_port});
   commands_.told.epoch = plan_->epoch.number;
   running_epoch_ = plan_->epoch.number;
   history_.begin(*plan_, ranks_.front().world_size);

@@ -28,6 +28,8 @@ std::string encode(const NodeDetails& details) {
       .put_text(details.launcher)
       .put_text(details.program_addr)
       .put(details.program_port)
+      .put_text(details.store_addr)
+      .put(details.store_port)
       .put(static_cast<std::uint32_t>(details.failures.size()));
   for (const FailureNote& note : details.failures)
     writer.put(note.epoch).put(note.order).put_text(note.text);
@@ -43,6 +45,8 @@ Result<NodeDetails> decode_node_details(const std::string& record) {
   details.launcher = reader.get_text();
   details.program_addr = reader.get_text();
   details.program_port = reader.get<std::uint16_t>();
+  details.store_addr = reader.get_text();
+  details.store_port = reader.get<std::uint16_t>();
   const auto count = reader.get<std::uint32_t>();
   for (std::uint32_t i = 0; i < count && reader.ok(); ++i) {
     FailureNote note;

@@ -31,9 +31,12 @@ struct FailureNote {
 /// What this node publishes besides its phase.
 struct NodeDetails {
   NodeFacts facts;
-  std::string launcher;                 ///< "host, process 77"
-  std::string program_addr;             ///< MASTER_ADDR, if rank 0 is here
-  std::uint16_t program_port = 0;       ///< MASTER_PORT
+  std::string launcher;            ///< "host, process 77"
+  std::string program_addr;        ///< MASTER_ADDR, if rank 0 is here
+  std::uint16_t program_port = 0;  ///< MASTER_PORT
+  /// The workers' store, if rank 0 is here; empty: one store serves all epochs.
+  std::string store_addr{};
+  std::uint16_t store_port = 0;
   std::vector<FailureNote> failures{};  ///< the last few
 };
 std::string encode(const NodeDetails& details);

@@ -15,10 +15,16 @@ namespace {
 
 constexpr std::uint16_t kStaticPort = 29500;    // torch.distributed.launch's
 constexpr std::uint16_t kAssignedPort = 29400;  // torchrun's, for c10d
+constexpr std::uint16_t kEtcdPort = 2379;
 constexpr int kBacklog = 1024;
 // How long a node may be silent: where others go on without it, and where its loss ends the job.
 constexpr Duration kTtlOfMany = std::chrono::milliseconds(2500);
 constexpr Duration kTtlOfAll = std::chrono::seconds(20);
+constexpr Duration kTtlInEtcd = std::chrono::seconds(5);  // longer than an election
+// etcd's leases have whole seconds, and it may be so much later that it ends them.
+constexpr Duration kEtcdPatience = std::chrono::seconds(20);  // with a call: elections take time
+constexpr Duration kLeaseEnds = std::chrono::seconds(2);
+constexpr const char* kEtcdPrefix = "muster";  // of all keys
 
 // A socket at the first address of `host` that is this machine's and free.
 Result<Descriptor> listen_at(const std::string& host, std::uint16_t port, TimePoint deadline) {
@@ -31,6 +37,16 @@ Result<Descriptor> listen_at(const std::string& host, std::uint16_t port, TimePo
     last = socket.status();
   }
   return last;
+}
+
+// The first member of the cluster that is named.
+Result<Endpoint> etcd_endpoint(const std::string& members) {
+  std::string first = members.substr(0, members.find(','));
+  if (const std::size_t scheme = first.find("://"); scheme != std::string::npos)
+    first = first.substr(scheme + 3);
+  auto endpoint = parse_endpoint("--rdzv-endpoint", first);
+  if (endpoint && !endpoint->port) endpoint->port = kEtcdPort;
+  return endpoint;
 }
 
 bool is_here(const std::string& host, TimePoint deadline) {
@@ -52,6 +68,8 @@ class Joining {
   Status open_alone();
   Status open_static(const StorePlace& place);
   Status open_assigned(const StorePlace& place);
+  Status open_beside_etcd();
+  std::string name_of(const Descriptor& socket, const std::string& otherwise) const;
   Status serve(Descriptor socket, const std::string& name);
   Status connect(const StorePlace& place);
   Status choose_program_place();
@@ -159,13 +177,38 @@ Status Joining::open_static(const StorePlace& place) {
 Status Joining::open_assigned(const StorePlace& place) {
   auto socket = listen_at(options_.local_addr.value_or(place.host), place.port, deadline_);
   if (!socket) return connect(place);
-  // The full name (J8) where it leads to the same socket, else the one that all nodes were told.
-  const auto bound = SocketAddress::local_of(socket->get());
+  const std::string name = name_of(*socket, options_.local_addr.value_or(place.host));
+  return serve(std::move(*socket), name);
+}
+
+// The full name (J8) where it leads to the same socket.
+std::string Joining::name_of(const Descriptor& socket, const std::string& otherwise) const {
+  const auto bound = SocketAddress::local_of(socket.get());
   const auto named = resolve(host_name_, 0, deadline_);
-  std::string name = options_.local_addr.value_or(place.host);
   for (std::size_t i = 0; bound && named && i < named->size(); ++i) {
-    if ((*named)[i].host() == bound->host() && !bound->is_loopback()) name = host_name_;
+    if ((*named)[i].host() == bound->host() && !bound->is_loopback()) return host_name_;
   }
+  return otherwise;
+}
+
+// Nodes meet in etcd. Every agent serves a store for the epochs in which its node is the first, at
+// the address from which this host reaches etcd.
+Status Joining::open_beside_etcd() {
+  const auto endpoint = etcd_endpoint(*options_.endpoint);
+  if (!endpoint) return endpoint.status();
+  std::string host = options_.local_addr.value_or("");
+  if (host.empty()) {
+    const auto members = resolve(endpoint->host, *endpoint->port, deadline_);
+    if (!members) return members.status().with_context("looking for the way to etcd");
+    const auto own = address_towards(members->front());
+    if (!own) return own.status().with_context("looking for the way to etcd");
+    host = own->host();
+  }
+  auto socket = listen_at(host, 0, deadline_);
+  if (!socket)
+    return socket.status().with_context("this node cannot serve a store for its workers at " +
+                                        host + " (--local-addr says where)");
+  const std::string name = name_of(*socket, host);
   return serve(std::move(*socket), name);
 }
 
@@ -183,18 +226,21 @@ Status Joining::choose_program_place() {
 }
 
 Result<NodeJob> Joining::run() {
-  const bool assigned = options_.rendezvous == RendezvousKind::assigned_ranks;
-  const bool alone = options_.standalone || (options_.nodes == 1 && !options_.endpoint);
+  const bool etcd = options_.rendezvous == RendezvousKind::etcd;
+  const bool assigned = etcd || options_.rendezvous == RendezvousKind::assigned_ranks;
+  const bool alone = options_.standalone || (options_.nodes == 1 && (etcd || !options_.endpoint));
   const bool unnamed = options_.standalone || (alone && assigned);
   job_.run_id = options_.run_id.value_or(unnamed ? random_name(6) : "none");
   job_.self = NodeFacts{options_.workers, options_.role, host_name_, options_.max_restarts};
   job_.launcher = host_name_ + ", process " + std::to_string(::getpid());
-  auto place = place_of_job();
-  if (!place) return place.status();
-  const Status opened = alone      ? open_alone()
-                        : assigned ? open_assigned(*place)
-                                   : open_static(*place);
-  if (!opened) return opened;
+  if (alone || etcd) {
+    if (Status opened = alone ? open_alone() : open_beside_etcd(); !opened) return opened;
+  } else {
+    const auto place = place_of_job();
+    if (!place) return place.status();
+    if (Status opened = assigned ? open_assigned(*place) : open_static(*place); !opened)
+      return opened;
+  }
   if (Status chosen = choose_program_place(); !chosen) return chosen;
   return std::move(job_);
 }
@@ -214,14 +260,16 @@ Result<Secret> job_secret(const RunOptions& options) {
   if (given || insecure->value_or(false)) return Secret::from_environment();
   if (options.nodes == 1) return Secret::random();
   std::string master = options.master_addr.value_or("127.0.0.1");
+  const bool etcd = options.rendezvous == RendezvousKind::etcd;
   if (options.endpoint) {
-    auto endpoint = parse_endpoint("--rdzv-endpoint", *options.endpoint);
+    auto endpoint = etcd ? etcd_endpoint(*options.endpoint)
+                         : parse_endpoint("--rdzv-endpoint", *options.endpoint);
     if (!endpoint) return endpoint.status();
     master = endpoint->host;
   }
   if (!is_here(master, deadline_after(steady_clock(), options.join_timeout))) {
-    return Status(Code::refused, "this job has " + std::to_string(options.nodes) +
-                                     " nodes and node 0 is " + master +
+    return Status(Code::refused, "this job has " + std::to_string(options.nodes) + " nodes and " +
+                                     (etcd ? "etcd" : "node 0") + " is " + master +
                                      ", which is not this machine, but no secret was given: start "
                                      "every node with the same MUSTER_SECRET (`muster secret` "
                                      "makes one) or MUSTER_SECRET_FILE in its environment");
@@ -240,24 +288,42 @@ Result<NodeJob> open_job(const RunOptions& options, const Secret& secret) {
 Result<std::unique_ptr<NodeMembership>> join_nodes(const RunOptions& options, const NodeJob& job) {
   NodeMembershipOptions member;
   member.job = job.run_id;
-  member.place = "the job's store at " + endpoint_text({job.master_addr, job.master_port}) +
-                 (job.hosts_store ? ", which this node's agent serves,"
-                                  : ", which another node's agent serves,");
+  const bool etcd = options.rendezvous == RendezvousKind::etcd;
+  member.place = etcd ? "etcd at " + *options.endpoint
+                      : "the job's store at " + endpoint_text({job.master_addr, job.master_port}) +
+                            (job.hosts_store ? ", which this node's agent serves,"
+                                             : ", which another node's agent serves,");
   member.epochs = epoch_options(options);
-  member.ttl = options.node_ttl.value_or(member.epochs.wait_for_nodes ? kTtlOfMany : kTtlOfAll);
+  member.ttl = options.node_ttl.value_or(!member.epochs.wait_for_nodes ? kTtlOfAll
+                                         : etcd                        ? kTtlInEtcd
+                                                                       : kTtlOfMany);
   const bool numbered = options.rendezvous == RendezvousKind::static_ranks;
   if (numbered) member.wanted_slot = options.node_rank.value_or(0);
   member.name = "node/" + (numbered ? std::to_string(member.wanted_slot)
                                     : job.launcher + ", " + random_name(4));
-  auto membership = membership::make_agent_membership(job.store, job.run_id, member.ttl);
+  if (etcd && member.epochs.wait_for_nodes)
+    member.epochs.failure_patience = member.ttl + kLeaseEnds;
+  auto membership = etcd ? membership::make_etcd_membership(
+                               store::etcd::options_from_environment(*options.endpoint),
+                               kEtcdPrefix, job.run_id, kEtcdPatience)
+                         : membership::make_agent_membership(job.store, job.run_id, member.ttl);
   if (!membership) return membership.status();
+  NodeDetails details{job.self, job.launcher, job.program_addr, job.program_port};
+  if (etcd) {
+    details.store_addr = job.master_addr;
+    details.store_port = job.master_port;
+  }
+  std::string place = member.place;
+  const int wanted = member.wanted_slot;
+  auto joined = NodeMembership::join(std::move(*membership), std::move(member), std::move(details));
+  if (!joined) return joined;
   const int others = least_nodes(options) - 1;
-  log(LogLevel::info, (numbered ? "node " + std::to_string(member.wanted_slot) : "a node") +
-                          " of " + nodes_text(options) + ", store at " +
-                          endpoint_text({job.master_addr, job.master_port}) + ": waiting for " +
-                          std::to_string(others) + (others == 1 ? " other node" : " other nodes"));
-  return NodeMembership::join(std::move(*membership), std::move(member),
-                              {job.self, job.launcher, job.program_addr, job.program_port});
+  log(LogLevel::info,
+      (numbered ? "node " + std::to_string(wanted) : "a node") + " of " + nodes_text(options) +
+          ", " + (etcd ? place : "store at " + endpoint_text({job.master_addr, job.master_port})) +
+          ": waiting for " + std::to_string(others) +
+          (others == 1 ? " other node" : " other nodes"));
+  return joined;
 }
 
 }  // namespace muster::launch

@@ -183,12 +183,25 @@ Status validate(const RunOptions& options) {
                std::to_string(options.nodes - 1) + " (--nnodes " + std::to_string(options.nodes) +
                ")");
   }
-  const bool assigned = options.rendezvous == RendezvousKind::assigned_ranks;
+  const bool etcd = options.rendezvous == RendezvousKind::etcd;
+  const bool assigned = etcd || options.rendezvous == RendezvousKind::assigned_ranks;
+  if (etcd && !options.endpoint)
+    return bad(
+        "--rdzv-backend etcd needs --rdzv-endpoint: HOST:PORT of one or more of its members, "
+        "separated by commas");
+  if (etcd && !options.run_id)
+    return bad(
+        "--rdzv-backend etcd needs a --rdzv-id of the job's own: etcd keeps what it knows of "
+        "earlier jobs");
+  if (etcd && (options.node_rank || options.master_addr || options.master_port))
+    return bad(
+        "--rdzv-backend etcd numbers the nodes itself and needs no address of node 0: leave "
+        "--node-rank, --master-addr and --master-port out");
   if (is_elastic(options) && !assigned) {
-    return bad("--nnodes " + std::to_string(least_nodes(options)) + ":" +
-               std::to_string(options.nodes) +
-               ": nodes that join and leave have no numbers of their own; say --rdzv-backend c10d, "
-               "or give one number of nodes");
+    return bad(
+        "--nnodes " + std::to_string(least_nodes(options)) + ":" + std::to_string(options.nodes) +
+        ": nodes that join and leave have no numbers of their own; say --rdzv-backend c10d or "
+        "etcd, or give one number of nodes");
   }
   if (options.nodes > 1 && !assigned && !options.node_rank) {
     return bad("--nnodes " + std::to_string(options.nodes) +

@@ -21,7 +21,8 @@ inline bool covers(Streams streams, Streams one) {
   return (static_cast<unsigned>(streams) & static_cast<unsigned>(one)) != 0;
 }
 
-enum class RendezvousKind : std::uint8_t { static_ranks, assigned_ranks };  ///< `static`, `c10d`
+/// `static`, `c10d`, `etcd`.
+enum class RendezvousKind : std::uint8_t { static_ranks, assigned_ranks, etcd };
 
 enum class LocalRankArgument : std::uint8_t {
   none,
@@ -42,7 +43,8 @@ struct RunOptions {
   RendezvousKind rendezvous = RendezvousKind::static_ranks;
   std::optional<std::string> master_addr;
   std::optional<std::uint16_t> master_port;
-  std::optional<std::string> endpoint;    ///< host[:port] of the rendezvous
+  /// host[:port] of the rendezvous; with `etcd` one or more of its members, separated by commas.
+  std::optional<std::string> endpoint;
   std::optional<std::string> local_addr;  ///< the address of this node for other nodes
   std::optional<std::string> run_id;
   std::string role = "default";

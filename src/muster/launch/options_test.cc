@@ -97,6 +97,17 @@ TEST(Validate, Contradictions) {
   refused([](RunOptions& o) { o.nodes = 2, o.node_rank = 0; }, "--master-addr");
   refused([](RunOptions& o) { o.nodes = 2, o.min_nodes = 1, o.node_rank = 0, o.master_addr = "a"; },
           "--rdzv-backend c10d");
+  const auto refused_with_etcd = [&](auto change, const char* word) {
+    refused(
+        [&](RunOptions& o) {
+          o.nodes = 2, o.rendezvous = RendezvousKind::etcd, o.endpoint = "a", o.run_id = "j";
+          change(o);
+        },
+        word);
+  };
+  refused_with_etcd([](RunOptions& o) { o.endpoint.reset(); }, "--rdzv-endpoint");
+  refused_with_etcd([](RunOptions& o) { o.run_id.reset(); }, "--rdzv-id");
+  refused_with_etcd([](RunOptions& o) { o.node_rank = 1; }, "--node-rank");
   for (const char* id : {"", "../x", ".", "a/b"})
     refused([&](RunOptions& o) { o.run_id = id; }, "--rdzv-id");
 }

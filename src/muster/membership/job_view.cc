@@ -86,7 +86,7 @@ void JobView::judge(const std::string& name, Node& node, TimePoint now) {
   const auto fail = [&] {
     if (!failed_names_.insert(name).second) return;
     trouble(report.host, now);
-    failures_.push_back({name, report.phase, report.exit_code, report.reason});
+    failures_.push_back({name, report.phase, report.exit_code, report.reason, now});
   };
   if (report.phase == NodePhase::leaving) {
     waiting_.erase({node.since, name});

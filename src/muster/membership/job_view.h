@@ -40,6 +40,7 @@ class JobView {
     NodePhase phase = NodePhase::failed;
     int exit_code = 1;
     std::string reason;
+    TimePoint since{};  ///< when this node heard of it
   };
 
   /// `update` must be the next one of a watch. Returns how many nodes it looked at. Values that

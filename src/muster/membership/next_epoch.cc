@@ -20,7 +20,7 @@ class Deciding {
 
   Decision run() {
     if (view_.epoch().state != JobState::running) return {};
-    if (!end_by_failure() && !end_by_success()) {
+    if (!may_yet_be_a_loss() && !end_by_failure() && !end_by_success()) {
       if (view_.epoch().number == 0) {
         begin();
       } else {
@@ -55,6 +55,20 @@ class Deciding {
 
   /// A worker that fails beside a lost node has rather failed because of it.
   bool counts_as_restart() const { return !view_.failures().empty() && view_.lost().empty(); }
+
+  bool may_yet_be_a_loss() {
+    if (options_.failure_patience <= Duration(0) || !view_.lost().empty()) return false;
+    TimePoint first = TimePoint::max();
+    for (const JobView::Failure& failure : view_.failures()) {
+      ++decision_.looked_at;
+      if (failure.phase == NodePhase::stopped) return false;
+      first = std::min(first, failure.since);
+    }
+    const TimePoint certain = later(first, options_.failure_patience);
+    if (view_.failures().empty() || now_ >= certain) return false;
+    ask_again(certain);
+    return true;
+  }
 
   bool end_by_failure() {
     for (const JobView::Failure& failure : view_.failures()) {

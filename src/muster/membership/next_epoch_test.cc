@@ -143,6 +143,37 @@ TEST_F(NextEpoch, AWantedSlotIsTheOnlyOne) {
   EXPECT_EQ(commit(), (Slots{{0, "first"}, {1, "second"}}));
 }
 
+// spec: L2 where the service sees losses late, a failure that a loss has caused is no restart
+TEST_F(NextEpoch, AFailureWaitsForTheLossBehindIt) {
+  options.max_restarts = 0;
+  options.min_nodes = 2;
+  options.failure_patience = seconds(6);
+  begin(3);
+  say("b", NodePhase::failed, 1);
+  EXPECT_FALSE(decide().commit);
+  EXPECT_EQ(decide().again, now + seconds(6));
+  now += seconds(3);
+  die("c");
+  const Decision decision = decide();
+  EXPECT_TRUE(decision.commit);
+  EXPECT_EQ(decision.state, JobState::running);
+  EXPECT_EQ(decision.restarts, 0);
+}
+
+// spec: J4 without a loss the failure counts, when the patience is over; one that was told to stop
+// ends the job at once
+TEST_F(NextEpoch, AFailureCountsInTheEnd) {
+  options.failure_patience = seconds(6);
+  begin(2);
+  say("b", NodePhase::failed, 9);
+  now += seconds(6);
+  EXPECT_EQ(decide().state, JobState::failed);
+  EXPECT_EQ(decide().exit_code, 9);
+  say("a", NodePhase::stopped, 143);
+  now -= seconds(6);
+  EXPECT_TRUE(decide().commit);
+}
+
 // spec: J4 a failed worker makes a new epoch, up to max_restarts; L2 however many workers failed
 TEST_F(NextEpoch, AFailureRestartsUpToTheLimit) {
   options.max_restarts = 2;
