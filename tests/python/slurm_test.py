@@ -113,28 +113,3 @@ def test_array(slurm, program):
     for task in (1, 2, 3):
         text = (slurm.folder / f"array.{task}.out").read_text()
         assert sorted(re.findall(r"rank (\d) of 2", text)) == ["0", "1"], text
-
-
-# spec: R1 requeue: the job begins again, on the same nodes or others
-def test_requeue(slurm, program):
-    script = slurm.folder / "requeue.sh"
-    script.write_text(
-        f"#!/bin/sh\necho start ${{SLURM_RESTART_COUNT:-0}}\n"
-        f"srun -N2 -n2 {shlex.quote(sys.executable)} {program}\n"
-        "[ ${SLURM_RESTART_COUNT:-0} -gt 0 ] || scontrol requeue $SLURM_JOB_ID\nsleep 1\n"
-    )
-    out, status = slurm.run(
-        "sbatch",
-        "--wait",
-        "--requeue",
-        "-N2",
-        "-n2",
-        "--open-mode=append",
-        "-o",
-        "requeue.out",
-        script,
-        limit=240,
-    )
-    text = (slurm.folder / "requeue.out").read_text()
-    assert "start 0" in text and "start 1" in text, text + out + slurm.logs()
-    assert len(re.findall(r"rank \d of 2 on n\d sum 3", text)) == 4, text
