@@ -15,6 +15,7 @@ from rpc_workers import on_workers
 
 import muster as dist
 from muster.nn.api import remote_module
+from muster.rpc import policy
 
 rpc = dist.rpc
 
@@ -127,7 +128,8 @@ def bounded(body, *functions, allow_pickle=None):
         except BaseException:
             rpc.shutdown(graceful=False)
             raise
-        rpc.shutdown(timeout=60)
+        if rpc.is_initialized():
+            rpc.shutdown(timeout=60)
         return result
 
     return run_ranks(2, worker, "file://" + meeting_file())
@@ -168,6 +170,24 @@ def test_listed_functions_are_called_and_others_are_not():
         assert rpc.rpc_sync(other, double, (3,)) == 6  # the workers go on
 
     bounded(body, double, Counter, torch.add, torch.Tensor.neg)
+
+
+# spec: W5 what one RPC of a process allows is nothing to the next, however the first has ended
+def test_a_shutdown_that_fails_ends_what_is_allowed():
+    def body(rank):
+        if rank == 1:  # until the other has ended
+            with pytest.raises(dist.DistBackendError):
+                while True:
+                    rpc.rpc_sync("worker0", double, (1,))
+            return rpc.shutdown(graceful=False)
+        with pytest.raises(dist.DistArgumentError, match="must not be negative"):
+            rpc.shutdown(timeout=-1)
+        assert rpc.is_initialized() and policy.in_force.policy is not None
+        with pytest.raises(dist.DistBackendError):
+            rpc.shutdown(timeout=0.1)
+        assert not rpc.is_initialized() and policy.in_force.policy is None
+
+    bounded(body, double)
 
 
 class Unlisted(torch.nn.Linear):

@@ -123,8 +123,12 @@ def shutdown(graceful=True, timeout=0):
     under way anywhere, `timeout` seconds at most (0: for ever); then raises DistBackendError naming
     the workers that it waits for. Otherwise ends at once.
     """
-    _C._shutdown_rpc(graceful, timeout)
-    in_force.leave()
+    ran = is_initialized()
+    try:
+        _C._shutdown_rpc(graceful, timeout)
+    finally:  # it may raise because of other workers, and end this one all the same
+        if ran and not is_initialized():
+            in_force.leave()
 
 
 def get_worker_info(worker_name=None):
