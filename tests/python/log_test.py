@@ -120,6 +120,23 @@ def test_debug_says_what_runs_over_what():
         assert "group default, algorithms over links:" in text
 
 
+# spec: W1 what MUSTER_TLS leaves unencrypted stands in the log
+@pytest.mark.parametrize(
+    "setting, words",
+    [
+        ("full", ", encrypted (TLS 1.3), from"),
+        ("control", "but for payloads, which are authenticated (MUSTER_TLS=control), from"),
+        (
+            "control-plain",
+            "which anybody on the way can read and change (MUSTER_TLS=control-plain)",
+        ),
+    ],
+)
+def test_info_says_what_is_not_encrypted(setting, words):
+    for text in said("sockets", "info", MUSTER_TLS=setting):
+        assert words in text, text
+
+
 CALLER = textwrap.dedent("""
     import sys
     import torch

@@ -12,8 +12,11 @@
 
 #include "muster/cli/testing/launched.h"
 #include "muster/launch/host.h"
+#include "muster/store/factory.h"
 #include "muster/testing/dump.h"
 #include "muster/testing/reserved_port.h"
+#include "muster/trace/recorder.h"
+#include "muster/trace/responder.h"
 
 namespace muster::cli::testing {
 namespace {
@@ -525,6 +528,34 @@ TEST(Doctor, TellsHowManyWereTurnedAway) {
       contains(run({"doctor", "--job", place}, secret).out, "turned away, by its store: 1;"));
   launched.signal(SIGTERM);
   launched.finish();
+}
+
+// spec: W1 and which rank they tried
+TEST(Doctor, TellsWhichRankTurnedThemAway) {
+  const std::string text = Secret::random_text();
+  store::TcpStoreOptions served;
+  served.host = "127.0.0.1";
+  served.port = 0;
+  served.is_server = true;
+  served.secret = Secret::given(text);
+  const auto server = *store::make_tcp_store(served);
+  const auto job = store::make_prefix_store("a job", server);
+  const TemporaryFolder folder("muster-doctor");
+  std::vector<std::shared_ptr<trace::Recorder>> recorders;
+  std::vector<std::unique_ptr<trace::TraceResponder>> responders;
+  for (int rank = 0; rank < 3; ++rank) {
+    recorders.push_back(*trace::Recorder::create({.job = "a job",
+                                                  .rank = rank,
+                                                  .world_size = 3,
+                                                  .entries = 64,
+                                                  .directory = folder.path()}));
+    responders.push_back(trace::TraceResponder::start(
+        recorders.back(), job, [rank] { return std::uint64_t{rank == 1 ? 7u : 0u}; }));
+    ASSERT_NE(responders.back(), nullptr);
+  }
+  const std::string place = "127.0.0.1:" + std::to_string(server->port());
+  const Outcome told = run({"doctor", "--job", place}, {{"MUSTER_SECRET", text}});
+  EXPECT_TRUE(contains(told.out, "turned away, by rank 1: 7; their logs")) << told.out;
 }
 
 // spec: W1 what is not encrypted is said, and what is no such setting
