@@ -165,6 +165,13 @@ def test_listed_functions_are_called_and_others_are_not():
         for dtype in (-1, 200):
             with pytest.raises(TypeError, match="give a torch.dtype"):
                 rpc.rpc_sync(other, torch.ops.aten.view, (torch.ones(2), dtype))
+        loss = torch.ops.aten.soft_margin_loss
+        with pytest.raises(ValueError, match="reduction is 7"):
+            rpc.rpc_sync(other, loss, (torch.ones(2), torch.ones(2), 7))
+        assert rpc.rpc_sync(other, loss, (torch.ones(2), torch.ones(2), 0)).shape == (2,)
+        for remainder in (torch.ops.aten.remainder, torch.ops.aten.remainder.int):
+            with pytest.raises(TypeError, match="give a tensor"):
+                rpc.rpc_sync(other, remainder, (2, 0))
         viewed = rpc.rpc_sync(other, torch.ops.aten.view, (torch.ones(2), torch.float64))
         assert viewed.numel() == 1
         assert rpc.rpc_sync(other, double, (3,)) == 6  # the workers go on

@@ -186,9 +186,16 @@ _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _ENUMERATORS = ("ScalarType", "Layout", "MemoryFormat")
 
 
-def _check_enumerators(operator, arguments, named):
-    """Refuses numbers in place of a dtype, a layout or a memory format: torch looks them up in
-    tables without checking.
+_REDUCTIONS = range(3)  # none, mean, sum
+
+
+def _has_tensors(schema):
+    return any("Tensor" in str(each.type) for each in (*schema.arguments, *schema.returns))
+
+
+def _check_operator(operator, arguments, named):
+    """Refuses what torch does not check: numbers in place of a dtype, a layout or a memory format,
+    other reductions of losses, and TorchScript's arithmetic of numbers, texts and lists.
     """
     if isinstance(operator, torch._ops.OpOverload):
         overloads = [operator]
@@ -203,6 +210,14 @@ def _check_enumerators(operator, arguments, named):
                     f"{operator}: {argument.name} is {value}; give a torch.dtype, torch.layout or "
                     "torch.memory_format"
                 )
+            if argument.name == "reduction" and type(value) is int and value not in _REDUCTIONS:
+                raise ValueError(
+                    f"{operator}: reduction is {value}; give 0 (none), 1 (mean) or 2 (sum)"
+                )
+    if not any(
+        isinstance(each, torch.Tensor) for each in (*arguments, *named.values())
+    ) and not all(_has_tensors(each._schema) for each in overloads):
+        raise TypeError(f"{operator}: give a tensor; what it does with other values is not served")
 
 
 def serve(data, tensors, references, answer):
@@ -219,7 +234,7 @@ def serve(data, tensors, references, answer):
             "init_rpc(functions=[...]) on this worker"
         )
     if in_force.policy is not None and isinstance(function, _OPERATORS):
-        _check_enumerators(function, arguments, named)
+        _check_operator(function, arguments, named)
     result = function(*arguments, **named)
     del arguments, named
     if isinstance(result, Later):

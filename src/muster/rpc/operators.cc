@@ -3,6 +3,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <set>
@@ -19,7 +20,16 @@ namespace {
 using detail::Tag;
 using Overloads = std::vector<c10::OperatorHandle>;
 
-/// All overloads of an operator, asked of torch once.
+/// Whether it computes tensors. The others are TorchScript's: numbers, texts and lists.
+bool has_tensors(const c10::FunctionSchema& schema) {
+  const auto is_tensor = [](const c10::Argument& each) {
+    return each.type()->str().find("Tensor") != std::string::npos;
+  };
+  return std::ranges::any_of(schema.arguments(), is_tensor) ||
+         std::ranges::any_of(schema.returns(), is_tensor);
+}
+
+/// All overloads of an operator, asked of torch once; of those that compute tensors, no others.
 class Operators {
  public:
   const Overloads* find(std::string_view name) {
@@ -38,7 +48,8 @@ class Operators {
       for (const bool plain : {true, false}) {
         for (const auto& op : found->second) {
           if (op.overload_name.empty() != plain) continue;
-          if (auto handle = c10::Dispatcher::singleton().findSchema(op))
+          auto handle = c10::Dispatcher::singleton().findSchema(op);
+          if (handle && (!is_computing_operator(name) || has_tensors(handle->schema())))
             overloads.push_back(*handle);
         }
       }
@@ -122,10 +133,15 @@ bool fits(const c10::IValue& value, const c10::Argument& argument) {
   return value.type()->isSubtypeOf(*type);
 }
 
-/// Whether a number that stands for a dtype, a layout or a memory format is one of them: torch
-/// looks them up in tables without checking.
+/// How losses are reduced: none, mean, sum. Kernels take any other number and then store nothing.
+constexpr std::string_view kReduction = "reduction";
+constexpr std::int64_t kReductions = 3;
+
+/// Whether a number that stands for a dtype, a layout, a memory format or a reduction is one of
+/// them: torch looks them up without checking.
 bool is_enumerator(const c10::IValue& value, const c10::Argument& argument) {
   if (!value.isInt()) return true;
+  if (argument.name() == kReduction) return value.toInt() >= 0 && value.toInt() < kReductions;
   c10::TypePtr type = argument.real_type();
   if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
   std::int64_t count = 0;

@@ -128,8 +128,11 @@ TEST(Rpc, OperatorsThatDoMoreThanComputeMustBeAllowed) {
         [&] { rpc_sync<at::Tensor>(other, "aten::from_file", "/etc/hostname", true, 8); });
     EXPECT_HAS(refusal, "'aten::from_file' is not among the operators that other workers may call");
     EXPECT_HAS(refusal, "allow_operator(\"aten::from_file\")");
-    for (const char* name : {"aten::empty_like", "aten::set_", "aten::threshold_backward",
-                             "mkl::_mkl_linear", "aten::lstm", "aten::embedding_bag"})
+    for (const char* name :
+         {"aten::empty_like", "aten::set_", "aten::threshold_backward", "mkl::_mkl_linear",
+          "aten::lstm", "aten::embedding_bag", "aten::grid_sampler", "aten::upsample_nearest1d",
+          "aten::matrix_power", "aten::linalg_eigvals", "aten::lu_solve",
+          "aten::special_legendre_polynomial_p", "aten::random_"})
       EXPECT_HAS(
           message_of<DistError>([&] { rpc_sync<at::Tensor>(other, name, torch::ones({1})); }),
           "is not among the operators");
@@ -139,6 +142,18 @@ TEST(Rpc, OperatorsThatDoMoreThanComputeMustBeAllowed) {
       EXPECT_HAS(message_of<DistError>(
                      [&] { rpc_sync<at::Tensor>(other, "aten::view", torch::ones({2}), dtype); }),
                  "aten::view");
+    for (const int reduction : {-1, 3})
+      EXPECT_HAS(message_of<DistError>([&] {
+                   rpc_sync<at::Tensor>(other, "aten::soft_margin_loss", torch::ones({2}),
+                                        torch::ones({2}), reduction);
+                 }),
+                 "aten::soft_margin_loss");
+    // Arithmetic of numbers is not a tensor's: it would divide by zero.
+    EXPECT_HAS(message_of<DistError>([&] { rpc_sync<int>(other, "aten::remainder", 2, 0); }),
+               "no overload of 'aten::remainder' takes the 2 arguments");
+    EXPECT_EQ(
+        rpc_sync<at::Tensor>(other, "aten::remainder", torch::full({1}, 5.0), 3).item<float>(),
+        2.0F);
     const int doubles = static_cast<int>(torch::kDouble);
     EXPECT_EQ(rpc_sync<at::Tensor>(other, "aten::view", torch::ones({2}), doubles).numel(), 1);
   });
