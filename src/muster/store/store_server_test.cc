@@ -242,7 +242,7 @@ TEST(StoreServer, CountsThoseItTurnsAway) {
   EXPECT_EQ(refused(), 2) << "who says nothing";
 }
 
-// spec: W1 strangers that a crowd pushes out are counted as well
+// spec: W1 peers without proof that a crowd pushes out are counted as well
 TEST(StoreServer, CountsThoseWhomACrowdPushesOut) {
   Bench bench({.secret = kServerSecret, .job = "job", .max_strangers = 3});
   for (int i = 0; i < 5; ++i) bench.open(Bench::ListenerWay::tcp);
