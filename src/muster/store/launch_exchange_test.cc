@@ -32,7 +32,9 @@ TEST(LaunchExchangeFuzz, AnyLineIsReadOrRefused) {
   testing::Fuzz fuzz(81);
   for (testing::FuzzRun run(5000); run.goes_on();) {
     const auto words = parse_pmi_line(fuzz.babble(40, "cmd= rx\n"));
-    if (words) EXPECT_TRUE(words->contains("cmd"));
+    if (words) {
+      EXPECT_TRUE(words->contains("cmd"));
+    }
   }
 }
 

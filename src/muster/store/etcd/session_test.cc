@@ -178,8 +178,9 @@ TEST(EtcdFuzz, RepliesAreReadOrRefused) {
     static_cast<void>(decode_refusal(txn, kBad));
     static_cast<void>(decode_grant(txn));
     static_cast<void>(decode_keep_alive(txn));
-    if (const auto token = decode_token(fuzz.damaged(R"({"token":"abc.12"})")); token.ok())
+    if (const auto token = decode_token(fuzz.damaged(R"({"token":"abc.12"})")); token.ok()) {
       EXPECT_EQ(token->find_first_of("\r\n"), std::string::npos);
+    }
     WatchStream stream;
     std::vector<WatchMessage> messages;
     const std::string bytes = fuzz.damaged(watch + watch + watch);
