@@ -22,7 +22,7 @@ PROMISES = {
     "wipes `MUSTER_SECRET` from its own environment": ["W4"],
     "They are excluded from core dumps and wiped after use": ["W4"],
     (
-        "It writes nothing, reads no other key of the store, "
+        "It writes nothing else, reads no other key of the store, "
         "joins no job, and does not learn the secret"
     ): ["W1"],
     "A relay that changes, replays, cuts or splices traffic ends the connection": ["W1"],
