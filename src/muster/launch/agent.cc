@@ -36,9 +36,9 @@ namespace muster::launch {
 namespace {
 
 // The upper half of an epoll event's data tells the kind of descriptor.
-enum class OutputSource : std::uint32_t { signals, timer, nodes, worker, output };
+enum class WakeupSource : std::uint32_t { signals, timer, nodes, worker, output };
 
-std::uint64_t pack(OutputSource source, std::uint64_t index) {
+std::uint64_t pack(WakeupSource source, std::uint64_t index) {
   return static_cast<std::uint64_t>(source) << 32 | index;
 }
 
@@ -50,8 +50,8 @@ struct RunningWorker {
 
 /// The result of the preparation, before the first worker starts.
 struct Prepared {
-  Descriptor
-      secret_file;  ///< for the workers; invalid: they read the secret from where this process did
+  /// For the workers; invalid: they read the secret from where this process did.
+  Descriptor secret_file;
   NodeJob job;
   std::unique_ptr<NodeMembership> nodes;  ///< with several nodes
 };
@@ -154,9 +154,9 @@ NodeAgent::NodeAgent(const RunOptions& options, Prepared prepared, SignalWatch& 
 }
 
 Status NodeAgent::open(const LogPlace& logs) {
-  if (Status opened = wakeups_.open(pack(OutputSource::timer, 0)); !opened) return opened;
-  wakeups_.watch(signals_.descriptor(), false, pack(OutputSource::signals, 0));
-  if (nodes_) wakeups_.watch(nodes_->descriptor(), false, pack(OutputSource::nodes, 0));
+  if (Status opened = wakeups_.open(pack(WakeupSource::timer, 0)); !opened) return opened;
+  wakeups_.watch(signals_.descriptor(), false, pack(WakeupSource::signals, 0));
+  if (nodes_) wakeups_.watch(nodes_->descriptor(), false, pack(WakeupSource::nodes, 0));
   logs_ = logs;
   if (Status events = history_.open(options_, job_.run_id, host()); !events) return events;
   output_ = std::make_unique<WorkerOutput>(
@@ -164,7 +164,7 @@ Status NodeAgent::open(const LogPlace& logs) {
           options_.redirects, options_.tee, options_.shown_ranks, logs.base, logs.folders,
           expand_names(options_.line_prefix, {{"role_name", options_.role}, {"hostname", host()}})},
       EventSource{[this](int fd, bool writable, std::uint64_t token) {
-                    wakeups_.watch(fd, writable, pack(OutputSource::output, token));
+                    wakeups_.watch(fd, writable, pack(WakeupSource::output, token));
                   },
                   [this](int fd) { wakeups_.forget(fd); }});
   return {};
@@ -190,23 +190,23 @@ void NodeAgent::wait_and_dispatch() {
   std::vector<int> ended;
   for (int i = 0; i < count; ++i) {
     const std::uint64_t index = ready[i].data.u64 & 0xffffffff;
-    switch (static_cast<OutputSource>(ready[i].data.u64 >> 32)) {
-      case OutputSource::signals:
+    switch (static_cast<WakeupSource>(ready[i].data.u64 >> 32)) {
+      case WakeupSource::signals:
         for (int signal : signals_.take()) {
           if (finished_) return void(events_.push_back(StopSignal{signal}));
           const bool passed = !options_.stop_signals.contains(signal);
           happen(passed ? AgentEvent(PassedSignal{signal}) : AgentEvent(StopSignal{signal}));
         }
         break;
-      case OutputSource::timer:
+      case WakeupSource::timer:
         wakeups_.take_timer();
         happen(TimerFired{});
         break;
-      case OutputSource::nodes:
+      case WakeupSource::nodes:
         for (NodeNews& news : nodes_->take()) follow(std::move(news));
         break;
-      case OutputSource::worker: ended.push_back(static_cast<int>(index)); break;
-      case OutputSource::output: output_->ready(index); break;
+      case WakeupSource::worker: ended.push_back(static_cast<int>(index)); break;
+      case WakeupSource::output: output_->ready(index); break;
     }
   }
   read_ends(ended);
@@ -347,7 +347,7 @@ Status NodeAgent::start_one(int local_rank, int attempt, int* exit_code) {
   auto started = start_worker(command, signals_.previous_mask(), exit_code);
   if (!started) return started.status();
   wakeups_.watch(started->pidfd.get(), false,
-                 pack(OutputSource::worker, static_cast<std::uint64_t>(local_rank)));
+                 pack(WakeupSource::worker, static_cast<std::uint64_t>(local_rank)));
   RunningWorker& worker = workers_[static_cast<std::size_t>(local_rank)];
   worker = RunningWorker{started->pid, std::move(started->pidfd), false};
   records_[static_cast<std::size_t>(local_rank)].pid = worker.pid;
