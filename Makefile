@@ -8,7 +8,8 @@
 #   make test-long   the same with full matrices, soaks and fuzzers (up to an hour)
 #   make bench       muster against Gloo, Open MPI and Intel MPI on this machine (under 10 minutes);
 #                    a table and a picture in bench/results
-#   make bench-gates every figure that muster promises, measured and judged; 35 minutes
+#   make bench-gates every figure that muster promises, measured and judged; 50 minutes, with
+#                    those between hosts (as root)
 #   make docs        the pages of docs/ and the references of C++, Python and the commands, as HTML
 #                    in build/docs
 #   make build       everything, optimised, in build/release

@@ -12,7 +12,8 @@ Of several rows of a cell the last of ours counts and the least of a rival's or 
 rows of the engine alone and of ranks as threads do not count. MPICH is expected where each rank has
 a core. Training steps (`muster bench ddp --stock`) are compared by what they take longer than the
 model alone, until all ranks are done; of stock torch's it is also told, not judged, without what it
-takes where nothing is sent; and how many times as fast a job starts that meets in a file.
+takes where nothing is sent; and how many times as fast a job starts that meets in a file. Rows of
+`muster bench hosts` are compared with what their links allow and with the rivals there.
 """
 
 import json
@@ -140,6 +141,7 @@ class Rows:
             if "bench" in row and "stock_us" in row
         }
         self.training = Training([row for row in rows if row.get("bench") == "ddp"])
+        self.wire = Wire([row for row in rows if row.get("bench") == "hosts"])
         self.ours = {}
         self.theirs = defaultdict(dict)
         for row in rows:
@@ -211,7 +213,9 @@ def report(title, cells_and_missing, each=None, together=None):
     factors = [factor for factor, _ in cells.values()]
     average = mean(factors)
     kept = not slow and (together is None or average >= together)
-    wanted = " and ".join(filter(None, [each and f"each {each}", together and f"mean {together}"]))
+    wanted = " and ".join(
+        filter(None, [each and f"each {round(each, 3)}", together and f"mean {together}"])
+    )
     floors = f", {saved} of them by the floor" if saved else ""
     verdict = "OPEN" if not kept else "?" if missing else "kept"
     print(
@@ -292,6 +296,53 @@ class Training:
             for title, most, *modes in self.PROMISES
             for ranks in self.ranks or (2,)
             for model in self.MODELS
+        ]
+
+
+class Wire:
+    """Rows of `muster bench hosts`: the part of its link's rate that a host gets, at 1 Gbit/s; of a
+    rival the best row, of ours the last.
+    """
+
+    SHAPES = ((2, 1), (4, 1), (2, 2), (2, 4))
+    OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+    SIZES = (MIB, 16 * MIB)
+
+    def __init__(self, rows):
+        self.ours, self.theirs = {}, {}
+        for row in rows:
+            if row["rate"] != 1e9:
+                continue
+            cell = (row["op"], f"{row['hosts']} x {row['ranks_per_host']}", row["bytes"])
+            part = row["limit_us"] / row["us"]
+            if row["library"] == "muster":
+                self.ours[cell] = part
+            else:
+                self.theirs[cell] = max(part, self.theirs.get(cell, 0))
+
+    def compared(self, factor):
+        expected = [
+            (op, f"{hosts} x {ranks}", size)
+            for op in self.OPS
+            for hosts, ranks in self.SHAPES
+            for size in self.SIZES
+        ]
+        found = {cell: factor(cell) for cell in expected}
+        missing = [cell_text(cell) for cell, value in found.items() if value is None]
+        return {cell: (value, False) for cell, value in found.items() if value is not None}, missing
+
+    def report(self):
+        return [
+            report(
+                "between hosts, share of the link's rate, at most 1.08 times the limit",
+                self.compared(self.ours.get),
+                1 / 1.08,
+            ),
+            report(
+                "between hosts, times as fast as the best of Gloo and Open MPI",
+                self.compared(lambda cell: over(self.ours.get(cell), self.theirs.get(cell))),
+                0.98,
+            ),
         ]
 
 
@@ -416,7 +467,7 @@ def main(paths):
     for count in (2, 16, 32):
         us = rows.services.get(("new_group", count), {}).get("muster_us")
         results.append(report_figure(f"new_group on {count} ranks, microseconds", us, most=1000))
-    results += rows.training.report()
+    results += rows.training.report() + rows.wire.report()
     return 0 if all(results) else 1
 
 

@@ -148,8 +148,11 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--folder", required=True)
+    parser.add_argument("--rank", type=int, help="the only one of them that runs here")
     options = parser.parse_args()
-    run_ranks(options.ranks, lambda rank: serve(rank, options.ranks, options.folder))
+    if options.rank is not None:
+        return serve(options.rank, options.ranks, options.folder)
+    return run_ranks(options.ranks, lambda rank: serve(rank, options.ranks, options.folder))
 
 
 if __name__ == "__main__":

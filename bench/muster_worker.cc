@@ -21,6 +21,7 @@ using muster::cli::bench::Cell;
 
 struct Options {
   int ranks = 2;
+  int rank = -1;  // the only one of them that runs here; -1: all of them do
   bool threads = false;
   std::string folder, transport = "shm";
 };
@@ -170,12 +171,17 @@ int main(int count, char** words) {
     if (word == "--threads") options.threads = true;
     if (i + 1 == count) break;
     if (word == "--ranks") options.ranks = std::stoi(words[++i]);
+    if (word == "--rank") options.rank = std::stoi(words[++i]);
     if (word == "--folder") options.folder = words[++i];
     if (word == "--transport") options.transport = words[++i];
   }
   try {
     if (options.transport == "mpi") {
       serve_rank_of_mpi(options);
+      return 0;
+    }
+    if (options.rank >= 0) {
+      serve_rank(options.rank, options);
       return 0;
     }
     muster::spawn(

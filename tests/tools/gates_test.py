@@ -150,6 +150,35 @@ class Gates(unittest.TestCase):
         self.assertIn("meeting in a file: 2.0 times", self.line(rows, "init, 32 at once, meeting"))
         self.assertEqual(self.verdicts([rows[1]], "init, 32 at once: "), ["?"])
 
+    def test_calls_between_hosts_are_held_against_the_link_and_the_rivals(self):
+        rows = [
+            {
+                "bench": "hosts",
+                "library": library,
+                "op": op,
+                "bytes": size,
+                "hosts": hosts,
+                "ranks_per_host": ranks,
+                "rate": 1e9,
+                "us": us,
+                "limit_us": 100,
+            }
+            for library, us in (("muster", 107), ("gloo", 109))
+            for op in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+            for size in (1 << 20, 1 << 24)
+            for hosts, ranks in ((2, 1), (4, 1), (2, 2), (2, 4))
+        ]
+        self.assertEqual(self.verdicts(rows, "between hosts"), ["kept", "kept"])
+        self.assertEqual(self.verdicts(rows[1:], "between hosts"), ["?", "?"])
+        self.assertEqual(
+            self.verdicts([*rows, {**rows[0], "us": 109}], "between hosts"), ["OPEN", "kept"]
+        )
+        faster = {**rows[0], "library": "openmpi", "us": 100}
+        self.assertEqual(self.verdicts([*rows, faster], "between hosts"), ["kept", "OPEN"])
+        self.assertEqual(
+            self.verdicts([{**row, "rate": 1e8} for row in rows], "between hosts"), ["?", "?"]
+        )
+
     def test_nothing_is_said_of_a_rival_without_an_overhead(self):
         self.assertEqual(self.verdicts(steps("mlp", 2, 2, -1, 6), "mlp", "on Gloo:"), ["?"])
 

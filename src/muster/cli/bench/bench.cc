@@ -394,8 +394,8 @@ int become_program(const std::string& name, const std::vector<std::string>& argu
   return failed;
 }
 
-int time_python(const std::vector<std::string>& arguments) {
-  const auto plan = bench::plan_python_calls(arguments);
+int become_script(const std::string& file, const std::vector<std::string>& arguments) {
+  const auto plan = bench::plan_script(file, arguments);
   if (!plan) {
     std::fprintf(stderr, "muster bench: %s\n", plan.status().message().c_str());
     return 1;
@@ -412,7 +412,13 @@ int run_bench(const std::vector<std::string>& arguments) {
     return become_program("muster_bench_" + first, {arguments.begin() + 1, arguments.end()});
   if (first == "store" || first == "group" || first == "launch" || first == "idle")
     return become_program("muster_bench_services", arguments);
-  if (first == "python") return time_python({arguments.begin() + 1, arguments.end()});
+  if (first == "python")
+    return become_script("python_calls.py", {arguments.begin() + 1, arguments.end()});
+  if (first == "hosts") {
+    std::vector<std::string> words{"--worker", bench::program_beside("muster_bench_worker")};
+    words.insert(words.end(), arguments.begin() + 1, arguments.end());
+    return become_script("hosts.py", words);
+  }
   BenchOptions options;
   options.p2p = first == "p2p";
   if (options.p2p) options.ops = {"ping_pong"};
@@ -437,7 +443,9 @@ int run_bench(const std::vector<std::string>& arguments) {
       "Instead of collectives: muster bench p2p (a message there and back, with the options "
       "below), mpi (backend mpi beside a plain program on the MPI that --vs names), ddp (training "
       "steps), rpc (remote "
-      "calls), python (calls from Python), store, group, launch, idle, floors (what the machine "
+      "calls), python (calls from Python), hosts (between hosts, against what their links allow; "
+      "as "
+      "root), store, group, launch, idle, floors (what the machine "
       "itself takes); these with --help.",
       "muster bench");
   add_options(app, options);

@@ -33,8 +33,8 @@ struct StartPlan {
 Result<StartPlan> plan_start(const std::string& library, const Field& field,
                              const std::string& folder);
 const std::vector<std::string>& known_rivals();
-/// What times calls from Python, muster's directly and stock torch's on muster and on Gloo.
-Result<StartPlan> plan_python_calls(const std::vector<std::string>& arguments);
+/// A script of bench/ that measures by itself, with these arguments.
+Result<StartPlan> plan_script(const std::string& name, const std::vector<std::string>& arguments);
 
 class Contestant {
  public:

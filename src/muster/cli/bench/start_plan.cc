@@ -159,8 +159,8 @@ StartPlan plan_muster(const Field& field, const std::string& folder) {
 
 }  // namespace
 
-Result<StartPlan> plan_python_calls(const std::vector<std::string>& arguments) {
-  auto program = bench_file("python_calls.py");
+Result<StartPlan> plan_script(const std::string& name, const std::vector<std::string>& arguments) {
+  auto program = bench_file(name);
   if (!program) return program.status();
   auto python = find_python();
   if (!python) return python.status();
