@@ -18,6 +18,7 @@ from sharded_models import Block, Net, assert_same, loss_of
 from training import on_ranks
 
 import muster as dist
+import muster.torch
 from muster import checkpoint, fsdp
 from muster.checkpoint import FileSystemWriter, HuggingFaceStorageReader, RandomState, Shard
 from muster.fsdp import FSDP, fully_shard
@@ -289,25 +290,32 @@ def written_by_torch(rank, size, path):
         again = {"w": distribute_tensor(torch.zeros(7, 5), mesh, [Rows(0)])}
         checkpoint.load(again, checkpoint_id=path + "-ours")
         assert torch.equal(again["w"].full_tensor(), whole)
+        again = {"w": distribute_tensor(torch.zeros(7, 5), mesh, [Rows(1 - columns)])}
+        dcp.load(again, storage_reader=dcp.HuggingFaceStorageReader(path + "-ours"))
+        assert torch.equal(again["w"].full_tensor(), whole)
     dcp.save(state, checkpoint_id=path + "-distcp")
+    again = {"w": distribute_tensor(torch.zeros(7, 5), mesh, [Rows(1)]), "step": torch.tensor(0)}
+    dcp.load(again, checkpoint_id=path + "-distcp")
+    assert torch.equal(again["w"].full_tensor(), whole) and again["step"] == 9
 
 
-def stock_rank(rank, size, name, path):
+def stock_rank(rank, size, backend, name, path):
     theirs.init_process_group(
-        "gloo", store=theirs.FileStore(name, size), rank=rank, world_size=size
+        backend, store=theirs.FileStore(name, size), rank=rank, world_size=size
     )
     written_by_torch(rank, size, path)
     theirs.destroy_process_group()
 
 
-# spec: S3 we read what torch's HuggingFaceStorageWriter wrote, S1 DTensors, and `.distcp` folders
-# by a convert
-def test_ours_reads_stock_torchs(tmp_path):
+# spec: S3 we read what torch's HuggingFaceStorageWriter wrote, and its reader what we wrote, S1
+# DTensors, and `.distcp` folders by a convert; on Gloo and on torch's backend muster
+@pytest.mark.parametrize("backend", ["gloo", "muster"])
+def test_ours_reads_stock_torchs(tmp_path, backend):
     pytest.importorskip("safetensors")
     from ranks import run_ranks
 
     path, name = str(tmp_path / "hf"), meeting_file()
-    run_ranks(2, lambda rank: stock_rank(rank, 2, name, path))
+    run_ranks(2, lambda rank: stock_rank(rank, 2, backend, name, path))
     found = {"w": torch.zeros(7, 5), "step": torch.tensor(0)}
     checkpoint.load(found, storage_reader=HuggingFaceStorageReader(path))
     assert torch.equal(found["w"], torch.arange(35.0).view(7, 5)) and found["step"] == 9
