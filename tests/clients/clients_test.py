@@ -58,7 +58,7 @@ def result(client, engine):
 
 
 # spec: R4 each client's program runs on muster by its option or in Gloo's place, and comes to what
-# it comes to on Gloo
+# it comes to on Gloo; S3 (with_transformers.py) the unsharded export loads in transformers
 @pytest.mark.parametrize(
     "client", CLIENTS if os.environ.get("MUSTER_TEST_LONG") else ["accelerate"]
 )

@@ -1,10 +1,14 @@
-"""transformers: its Trainer on a small random BERT."""
+"""transformers: its Trainer on a small random BERT, and what muster exports of it loaded again."""
 
+import pathlib
 import tempfile
 
 import common
 import torch
+import torch.distributed as dist
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+from muster import checkpoint
 
 torch.manual_seed(1)
 model = BertForSequenceClassification(
@@ -43,4 +47,21 @@ with tempfile.TemporaryDirectory() as folder:
     )
     common.check_engine()
     trainer.train()
+
+    everybodys = [folder]
+    dist.broadcast_object_list(everybodys)
+    saved, exported = (str(pathlib.Path(*everybodys, name)) for name in ("saved", "exported"))
+    checkpoint.save({"model": model}, checkpoint_id=saved)
+    if dist.get_rank() == 0:
+        checkpoint.export_safetensors(saved, exported, file_bytes=5000)
+        model.config.save_pretrained(exported)
+        assert len(list(pathlib.Path(exported).glob("model-*.safetensors"))) > 1
+        loaded, info = BertForSequenceClassification.from_pretrained(
+            exported, output_loading_info=True
+        )
+        assert not any(info.values()), info
+        expected, found = model.state_dict(), loaded.state_dict()
+        assert expected.keys() == found.keys()
+        assert all(torch.equal(expected[name], found[name]) for name in expected)
+    dist.barrier()
 common.say(model)
