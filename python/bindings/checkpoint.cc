@@ -51,24 +51,28 @@ Items items_of(const std::vector<GivenItem>& given) {
 }
 
 /// The ranks of one save or load: a group of muster's, None for this process alone, or (rank, size,
-/// function) where the function takes a text and gives the list of all ranks' texts.
+/// function) where the function takes a text and whether the group's timeout holds, and gives the
+/// list of all ranks' texts.
 using Foreign = std::tuple<int, int, py::function>;
 using Members = std::variant<std::monostate, Group, Foreign>;
 
 shards::SavingRanks foreign_ranks(const Foreign& members) {
   const auto& [rank, size, function] = members;
-  return {rank, size,
-          [function = kept(function)](const std::string& mine) -> Result<std::vector<std::string>> {
-            const py::gil_scoped_acquire held;
-            try {
-              std::vector<std::string> all;
-              for (const auto& each : (*function)(py::bytes(mine)))
-                all.push_back(each.cast<std::string>());
-              return all;
-            } catch (py::error_already_set& error) {
-              return Status(Code::peer_failed, error.what());
-            }
-          }};
+  return {
+      rank, size,
+      [function = kept(function)](const std::string& mine,
+                                  shards::ExchangeLimit limit) -> Result<std::vector<std::string>> {
+        const py::gil_scoped_acquire held;
+        try {
+          std::vector<std::string> all;
+          for (const auto& each :
+               (*function)(py::bytes(mine), limit == shards::ExchangeLimit::group_timeout))
+            all.push_back(each.cast<std::string>());
+          return all;
+        } catch (py::error_already_set& error) {
+          return Status(Code::peer_failed, error.what());
+        }
+      }};
 }
 
 shards::SavingRanks ranks_of(const Members& members) {
@@ -173,8 +177,10 @@ void bind_checkpoint(py::module_& module) {
                                      const std::string& text) {
     const auto ranks = ranks_of(members);
     const Status mine = why ? Status(Code::invalid_argument, *why) : Status();
-    return blocking(group_of(members),
-                    [&] { return group::take(shards::exchange_or_fail(ranks, mine, text)); });
+    return blocking(group_of(members), [&] {
+      return group::take(
+          shards::exchange_or_fail(ranks, mine, text, shards::ExchangeLimit::group_timeout));
+    });
   });
   module.def(
       "_checkpoint_import",

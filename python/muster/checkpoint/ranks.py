@@ -1,11 +1,15 @@
 """What each rank has for itself: its random states. And the ranks that save as one job."""
 
+import datetime
 import random
 import weakref
 
 import torch
+from torch.distributed.constants import default_pg_timeout
 
 from muster import _C
+
+_NO_TIMEOUT = datetime.timedelta(days=365)
 
 
 class RandomState:
@@ -108,7 +112,8 @@ class _StockExchange:
             )
         self._group = self._groups[key]
 
-    def __call__(self, mine):
+    def __call__(self, mine, has_timeout):
+        self._group.set_timeout(default_pg_timeout if has_timeout else _NO_TIMEOUT)
         everybody = [None] * torch.distributed.get_world_size(self._group)
         torch.distributed.all_gather_object(everybody, mine, group=self._group)
         return everybody

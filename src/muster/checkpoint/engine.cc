@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <map>
@@ -97,12 +98,40 @@ PieceData copied(const shards::PlannedSave& plan, int rank,
   return data;
 }
 
+/// In parts, as a text of the group is limited. A part that is full is followed by another one.
+std::vector<std::string> exchange_in_parts(const Group& group, const std::string& mine,
+                                           std::optional<TimePoint> deadline) {
+  constexpr std::size_t part_bytes = group::kMaxTextBytes;
+  std::vector<std::string> all(static_cast<std::size_t>(group->size()));
+  bool is_last = false;
+  for (std::size_t at = 0; !is_last; at = std::min(at + part_bytes, mine.size())) {
+    const auto parts = group::exchange_text(group, mine.substr(at, part_bytes), deadline);
+    is_last = true;
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      all[rank] += parts[rank];
+      is_last = is_last && parts[rank].size() < part_bytes;
+    }
+  }
+  return all;
+}
+
 Status status_of(const std::exception& error) {
   if (const auto* known = dynamic_cast<const DistError*>(&error))
     return {known->code(), known->what(), known->ranks()};
   if (const auto* of_torch = dynamic_cast<const c10::Error*>(&error))
     return {Code::internal, std::string("checkpoint: ") + of_torch->what_without_backtrace()};
   return {Code::internal, std::string("checkpoint: ") + error.what()};
+}
+
+/// What `body` throws. Ranks that wait for this one without a limit must be told of it.
+template <class Body>
+Status caught(Body body) {
+  try {
+    body();
+    return {};
+  } catch (const std::exception& error) {
+    return status_of(error);
+  }
 }
 
 }  // namespace
@@ -112,9 +141,12 @@ shards::SavingRanks ranks_of(const Group& group) {
   if (!group->is_member())
     group::invalid("checkpoint: this rank is no member of the group that was given");
   return {group->rank(), group->size(),
-          [group](const std::string& mine) -> Result<std::vector<std::string>> {
+          [group](const std::string& mine,
+                  shards::ExchangeLimit limit) -> Result<std::vector<std::string>> {
+            std::optional<TimePoint> deadline;  // the group's timeout from now
+            if (limit == shards::ExchangeLimit::none) deadline = TimePoint::max();
             try {
-              return group::exchange_text(group, mine);
+              return exchange_in_parts(group, mine, deadline);
             } catch (const std::exception& error) {
               return status_of(error);
             }
@@ -158,12 +190,10 @@ struct Saver::State {
                            const shards::CommitOptions& options, const shards::SavingRanks& ranks,
                            Status mine) const {
     std::vector<shards::Shard> shards;
-    try {
-      if (mine.ok())
+    if (mine.ok())
+      mine = caught([&] {
         for (const CheckpointItem& item : items) shards.push_back(shard_of(item));
-    } catch (const std::exception& error) {
-      mine = status_of(error);
-    }
+      });
     return group::take(shards::plan_save(shards, options, ranks, mine));
   }
   /// Waits for the last save; its failure once, where nobody has heard of it.
@@ -187,7 +217,8 @@ Saver::Saver(shards::SavingRanks ranks) : state_(std::make_unique<State>()) {
 
 void Saver::fail(const std::exception& why) noexcept {
   try {
-    static_cast<void>(shards::exchange_or_fail(state_->here(), status_of(why), {}));
+    static_cast<void>(shards::exchange_or_fail(state_->here(), status_of(why), {},
+                                               shards::ExchangeLimit::group_timeout));
   } catch (const std::exception&) {
     // The group is gone, and nobody waits on it.
   }
@@ -221,8 +252,9 @@ void Saver::save(const std::vector<CheckpointItem>& items, const std::string& va
   const Status before = state_->finish_last();
   const shards::SavingRanks ranks = state_->here();
   const auto plan = state_->plan(items, options, ranks, before);
-  const PieceData data = in_place(plan, ranks.rank, items);
-  group::check(shards::finish_save(plan, data.pointers, values, ranks));
+  PieceData data;
+  const Status ready = caught([&] { data = in_place(plan, ranks.rank, items); });
+  group::check(shards::finish_save(plan, data.pointers, values, ranks, ready));
 }
 
 Saving Saver::async_save(const std::vector<CheckpointItem>& items, const std::string& values,
@@ -231,22 +263,20 @@ Saving Saver::async_save(const std::vector<CheckpointItem>& items, const std::st
   const shards::SavingRanks ranks = state_->here();
   auto plan = state_->plan(items, options, ranks, before);
   const shards::SavingRanks behind = state_->behind();  // collective: when all are known to go on
-  auto data = copied(plan, ranks.rank, items, state_->memory);
+  PieceData data;
+  const Status ready = caught([&] { data = copied(plan, ranks.rank, items, state_->memory); });
   Saving saving;
   saving.state_ = state_->last = std::make_shared<Saving::State>();
-  state_->thread = std::thread(
-      [plan = std::move(plan), data = std::move(data), values, behind, ended = saving.state_] {
-        const Status result = [&] {
-          try {
-            return shards::finish_save(plan, data.pointers, values, behind);
-          } catch (const std::exception& error) {
-            return Status(Code::internal, std::string("checkpoint: ") + error.what());
-          }
-        }();
-        const std::lock_guard lock(ended->mutex);
-        ended->result = result;
-        ended->changed.notify_all();
-      });
+  state_->thread = std::thread([plan = std::move(plan), data = std::move(data), values, behind,
+                                ready, ended = saving.state_] {
+    Status result;
+    const Status thrown =
+        caught([&] { result = shards::finish_save(plan, data.pointers, values, behind, ready); });
+    if (!thrown) result = thrown;
+    const std::lock_guard lock(ended->mutex);
+    ended->result = result;
+    ended->changed.notify_all();
+  });
   return saving;
 }
 
@@ -299,15 +329,12 @@ void load_items(const shards::Index& index, const std::vector<CheckpointItem>& i
   const at::NoGradGuard no_grad;
   shards::Reader reader(index);
   Status mine;
-  try {
-    for (const CheckpointItem& item : items) {
-      mine = load_item(reader, index, item);
-      if (!mine) break;
-    }
-  } catch (const std::exception& error) {
-    mine = status_of(error);
-  }
-  group::check(shards::exchange_or_fail(ranks, mine, {}).status());
+  const Status thrown = caught([&] {
+    for (std::size_t i = 0; i < items.size() && mine.ok(); ++i)
+      mine = load_item(reader, index, items[i]);
+  });
+  if (!thrown) mine = thrown;
+  group::check(shards::exchange_or_fail(ranks, mine, {}, shards::ExchangeLimit::none).status());
 }
 
 }  // namespace muster::checkpoint

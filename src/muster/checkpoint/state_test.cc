@@ -21,6 +21,7 @@
 #include "muster/base/temporary_folder.h"
 #include "muster/checkpoint/engine.h"
 #include "muster/checkpoint/items.h"
+#include "muster/debug.h"
 #include "muster/device_mesh.h"
 #include "muster/group/testing/ranks.h"
 #include "muster/parallel.h"
@@ -354,6 +355,58 @@ TEST(CheckpointState, AFailureOfOneRankIsEverybodys) {
     load(good, path);
     const std::string file = folder.path() + "/c/not/a/place";
     EXPECT_HAS(testing::message_of<DistError>([&] { load(good, file); }), "is not there");
+  });
+}
+
+// spec: S1 states whose description is larger than one text of the group (16 MiB)
+TEST(CheckpointState, HasALongDescription) {
+  constexpr std::int64_t count = 20'000;
+  const TemporaryFolder folder("muster-checkpoint-");
+  const std::string path = folder.path() + "/c";
+  const std::string prefix(1000, 'x');
+  const auto name_of = [&](std::int64_t i) { return prefix + std::to_string(i); };
+  on_ranks(2, [&](int rank) {
+    const auto memory = at::arange(count, at::kInt).mul_(2).add_(rank);
+    const auto* const numbers = memory.const_data_ptr<int>();
+    std::vector<CheckpointItem> items;
+    for (std::int64_t i = 0; i < count; ++i)
+      items.push_back(box_item(name_of(i), memory.narrow(0, i, 1), {2}, {rank}));
+    saver_of(default_group())->save(items, "{}", {.path = path, .durable = false});
+    auto index = shards::open_index(path);
+    ASSERT_TRUE(index.ok()) << index.status().message();
+    ASSERT_EQ(index->tensors.size(), static_cast<std::size_t>(count));
+    memory.fill_(-1);
+    load_items(*index, items, ranks_of(default_group()));
+    for (std::int64_t i = 0; i < count; ++i) ASSERT_EQ(numbers[i], 2 * i + rank);
+  });
+}
+
+// spec: S1 writing may take longer than the group's timeout, which holds until all have come
+TEST(CheckpointState, WritingHasNoTimeout) {
+  const TemporaryFolder folder("muster-checkpoint-");
+  const std::string path = folder.path() + "/c";
+  on_ranks(2, [&](int rank) {
+    const Group group = new_group();
+    const auto ranks = ranks_of(group);
+    const auto tensor = at::arange(4);
+    const auto item = box_item("t", tensor, {8}, {4 * rank});
+    const shards::CommitOptions options{.path = path, .durable = false};
+    const auto plan = shards::plan_save({shard_of(item)}, options, ranks);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    group->set_timeout(Duration(1));
+    const auto* const bytes = static_cast<const std::byte*>(tensor.const_data_ptr());
+    const Status saved = shards::finish_save(*plan, {bytes}, "{}", ranks);
+    EXPECT_TRUE(saved.ok()) << saved.message();
+    auto index = shards::open_index(path);
+    ASSERT_TRUE(index.ok()) << index.status().message();
+    EXPECT_NO_THROW(load_items(*index, {item}, ranks));
+    barrier();
+    if (rank == 0) {
+      const auto alone = shards::plan_save({shard_of(item)}, options, ranks);
+      EXPECT_EQ(alone.status().code(), Code::timed_out) << alone.status().message();
+    }
+    barrier();
+    abort_process_group(group, "rank 1 did not take part in the last save");
   });
 }
 

@@ -20,8 +20,6 @@
 namespace muster::group {
 namespace {
 
-// Limit for one text; a member's announced size is checked before memory is allocated.
-constexpr std::int64_t kMaxBytes = std::int64_t{16} << 20;
 constexpr Duration kAbortPollInterval = std::chrono::milliseconds(500);
 
 /// The engine's communicator for CPU memory; null if another backend serves the CPU.
@@ -130,7 +128,7 @@ std::vector<std::string> gather_texts(ProcessGroup& group, const std::string& mi
   std::vector<at::Tensor> received;
   for (std::size_t i = 0; i < announced.size(); ++i) {
     const auto bytes = announced[i].bytes;
-    if (bytes < 0 || bytes > kMaxBytes)
+    if (bytes < 0 || bytes > kMaxTextBytes)
       invalid("rank " + std::to_string(i) + " of group " + group.name() + " announced a text of " +
               std::to_string(bytes) + " bytes");
     received.push_back(at::empty({bytes}, at::kByte));

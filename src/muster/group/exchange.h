@@ -12,10 +12,13 @@
 
 namespace muster::group {
 
-/// Each member contributes a text and receives all of them in group order. Two all_gathers, both
-/// completed by the deadline (default: the group's timeout from now). `give_up` is polled during
-/// the wait; if it fails, the group is aborted, so that every member learns of it, and the failure
-/// is thrown.
+/// Limit for one text; a member's announced size is checked before memory is allocated.
+inline constexpr std::int64_t kMaxTextBytes = std::int64_t{16} << 20;
+
+/// Each member contributes a text of at most `kMaxTextBytes` and receives all of them in group
+/// order. Two all_gathers, both completed by the deadline (default: the group's timeout from now).
+/// `give_up` is polled during the wait; if it fails, the group is aborted, so that every member
+/// learns of it, and the failure is thrown.
 std::vector<std::string> exchange_text(const Group& group, const std::string& mine,
                                        std::optional<TimePoint> deadline = {},
                                        const std::function<Status()>& give_up = {});

@@ -47,7 +47,8 @@ class SocketExchange {
       leaf_.push_back(std::move(mine));
     }
     const int size = static_cast<int>(rank == 0 ? root_.size() + 1 : 2);
-    return {rank, size, [this, rank](const std::string& mine) { return exchange(rank, mine); }};
+    return {rank, size,
+            [this, rank](const std::string& mine, ExchangeLimit) { return exchange(rank, mine); }};
   }
 
  private:
@@ -341,9 +342,14 @@ TEST(Commit, AFailedSaveLeavesNothing) {
     if (ranks.rank == 0) {
       EXPECT_FALSE(exists(path + ".saving"));
     }
+    plan = plan_save(state.shards, options, ranks);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    EXPECT_NE(finish_save(*plan, data, "{}", ranks, before).message().find("no state"),
+              std::string::npos);
+    EXPECT_FALSE(exists(path));
   });
   const SavingRanks alone{
-      0, 2, [](const std::string&) {
+      0, 2, [](const std::string&, ExchangeLimit) {
         return Result<std::vector<std::string>>(Status(Code::peer_failed, "gone"));
       }};
   EXPECT_FALSE(plan_save({}, {.path = path, .durable = false}, alone).ok());

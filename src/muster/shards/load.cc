@@ -140,7 +140,7 @@ Status Reader::read_piece(const StoredTensor& tensor, const StoredPiece& piece, 
 }
 
 Status agree_on_index(const SavingRanks& ranks, const Status& mine, const std::string& digest) {
-  const auto digests = exchange_or_fail(ranks, mine, digest);
+  const auto digests = exchange_or_fail(ranks, mine, digest, ExchangeLimit::group_timeout);
   if (!digests) return digests.status();
   for (std::size_t rank = 1; rank < digests->size(); ++rank)
     if ((*digests)[rank] != digests->front())

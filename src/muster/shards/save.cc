@@ -6,7 +6,9 @@
 #include <chrono>
 #include <ctime>
 #include <filesystem>
+#include <map>
 #include <span>
+#include <string_view>
 #include <system_error>
 
 #include "muster/shards/files/digest.h"
@@ -219,8 +221,8 @@ Status clean_up(const CommitOptions& options) {
 class NotedExchange {
  public:
   explicit NotedExchange(const SavingRanks& ranks) : all_took_part_(ranks.size == 1) {
-    ranks_ = {ranks.rank, ranks.size, [this, &ranks](const std::string& mine) {
-                auto all = ranks.exchange(mine);
+    ranks_ = {ranks.rank, ranks.size, [this, &ranks](const std::string& mine, ExchangeLimit limit) {
+                auto all = ranks.exchange(mine, limit);
                 all_took_part_ = all.ok();
                 return all;
               }};
@@ -253,12 +255,12 @@ std::vector<std::string> folders_in(const std::string& folder) {
 }  // namespace
 
 Result<std::vector<std::string>> exchange_or_fail(const SavingRanks& ranks, const Status& mine,
-                                                  const std::string& text) {
+                                                  const std::string& text, ExchangeLimit limit) {
   if (ranks.size == 1) {
     if (!mine) return mine;
     return std::vector<std::string>{text};
   }
-  auto all = ranks.exchange(mine.ok() ? "+" + text : "-" + mine.message());
+  auto all = ranks.exchange(mine.ok() ? "+" + text : "-" + mine.message(), limit);
   if (!all) return all.status();
   if (!mine) return mine;
   for (std::size_t rank = 0; rank < all->size(); ++rank) {
@@ -291,7 +293,8 @@ Result<PlannedSave> plan_save(const std::vector<Shard>& shards, const CommitOpti
   if (mine.ok() && options.path.empty()) mine = refuse_save("a path is needed to save to");
   if (mine.ok() && ranks.rank == 0) mine = make_staging(plan.options);
   const NotedExchange noted(ranks);
-  const auto texts = exchange_or_fail(noted.ranks(), mine, text_of_shards(shards));
+  const auto texts =
+      exchange_or_fail(noted.ranks(), mine, text_of_shards(shards), ExchangeLimit::group_timeout);
   if (!texts) {
     if (mine.ok()) noted.remove_staging(plan.options);
     return texts.status();
@@ -312,15 +315,16 @@ Result<PlannedSave> plan_save(const std::vector<Shard>& shards, const CommitOpti
 }
 
 Status finish_save(const PlannedSave& plan, const std::vector<const std::byte*>& data,
-                   const std::string& values, const SavingRanks& ranks) {
+                   const std::string& values, const SavingRanks& ranks, const Status& before) {
   Index part;
-  const Status written = write_files(plan, ranks.rank, data, part);
+  const Status written = before.ok() ? write_files(plan, ranks.rank, data, part) : before;
   // The names of the files are in the folder's own memory, which rank 0 brings to the disk with the
   // index; on a network's file system each host's must be.
   const Status mine =
       written.ok() && plan.options.durable ? sync_folder(staging_of(plan.options)) : written;
   const NotedExchange noted(ranks);
-  const auto parts = exchange_or_fail(noted.ranks(), mine, text_of_files(part));
+  const auto parts =
+      exchange_or_fail(noted.ranks(), mine, text_of_files(part), ExchangeLimit::none);
   if (!parts) {
     noted.remove_staging(plan.options);
     return parts.status();
@@ -333,18 +337,19 @@ Status finish_save(const PlannedSave& plan, const std::vector<const std::byte*>&
     else
       noted.remove_staging(plan.options);
   }
-  return exchange_or_fail(ranks, committed, {}).status();
+  return exchange_or_fail(ranks, committed, {}, ExchangeLimit::none).status();
 }
 
 Status save(const std::vector<Shard>& shards, const std::vector<const std::byte*>& data,
             const std::string& values, const CommitOptions& options, const SavingRanks& ranks) {
   const auto plan = plan_save(shards, options, ranks);
   if (!plan) return plan.status();
+  std::map<std::string_view, const std::byte*> memory;
+  for (std::size_t i = 0; i < shards.size(); ++i) memory[shards[i].name] = data[i];
   std::vector<const std::byte*> of_pieces;
   for (const WrittenPiece* piece : plan->pieces_of(ranks.rank))
-    for (std::size_t i = 0; i < shards.size(); ++i)
-      if (shards[i].name == piece->name)
-        of_pieces.push_back(data[i] + piece->first_element * element_bytes(piece->dtype));
+    of_pieces.push_back(memory.at(piece->name) +
+                        piece->first_element * element_bytes(piece->dtype));
   return finish_save(*plan, of_pieces, values, ranks);
 }
 

@@ -19,9 +19,16 @@
 
 namespace muster::shards {
 
+/// How long ranks wait for each other in an exchange.
+enum class ExchangeLimit {
+  group_timeout,  ///< all come at once: the group's timeout holds
+  none,           ///< they write or read files before it, which takes as long as the disk needs
+};
+
 /// Every rank gives a text and gets all of them, by rank. Blocks; fails on all ranks where one is
-/// gone.
-using Exchange = std::function<Result<std::vector<std::string>>(const std::string& mine)>;
+/// gone, or not there in time.
+using Exchange =
+    std::function<Result<std::vector<std::string>>(const std::string& mine, ExchangeLimit limit)>;
 
 struct SavingRanks {
   int rank = 0;
@@ -31,7 +38,7 @@ struct SavingRanks {
 
 /// Each rank's text; or on all ranks the first failure, naming its rank. Collective.
 Result<std::vector<std::string>> exchange_or_fail(const SavingRanks& ranks, const Status& mine,
-                                                  const std::string& text);
+                                                  const std::string& text, ExchangeLimit limit);
 
 struct CommitOptions {
   std::string path;                       ///< the folder of this checkpoint
@@ -57,9 +64,10 @@ Result<PlannedSave> plan_save(const std::vector<Shard>& shards, const CommitOpti
                               const SavingRanks& ranks, const Status& before = {});
 
 /// Collective: writes and commits. `data[i]`: the bytes of `pieces_of(rank)[i]`, which stay as they
-/// are until it returns. `values`: JSON; rank 0's counts.
+/// are until it returns. `values`: JSON; rank 0's counts. `before`: why this rank has no data; then
+/// it fails on all ranks. Waits for the slowest rank without a limit, as long as that is alive.
 Status finish_save(const PlannedSave& plan, const std::vector<const std::byte*>& data,
-                   const std::string& values, const SavingRanks& ranks);
+                   const std::string& values, const SavingRanks& ranks, const Status& before = {});
 
 /// The two at once; `data[i]`: the memory of `shards[i]`.
 Status save(const std::vector<Shard>& shards, const std::vector<const std::byte*>& data,

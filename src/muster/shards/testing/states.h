@@ -151,7 +151,8 @@ class ThreadExchange {
   explicit ThreadExchange(int ranks) : ranks_(ranks), texts_(static_cast<std::size_t>(ranks)) {}
 
   SavingRanks of(int rank) {
-    return {rank, ranks_, [this, rank](const std::string& mine) { return exchange(rank, mine); }};
+    return {rank, ranks_,
+            [this, rank](const std::string& mine, ExchangeLimit) { return exchange(rank, mine); }};
   }
 
  private:
