@@ -19,6 +19,7 @@
 #include "muster/parallel/materialize.h"
 #include "muster/parallel/module_parts.h"
 #include "muster/parallel/sharded_norm.h"
+#include "muster/parallel/sharded_plan.h"
 #include "muster/parallel/sharded_unit.h"
 #include "muster/power_sgd_hook.h"
 #include "muster/zero_redundancy_optimizer.h"
@@ -347,10 +348,35 @@ void bind_timeline(py::module_& module) {
       });
 }
 
+/// What `muster bench fsdp` holds the meters against.
+void bind_plan(py::module_& module) {
+  module.def("_plan_memory",
+             [](std::int64_t outer, const std::vector<std::int64_t>& units, const py::dict& given) {
+               parallel::MemoryPlanOptions options;
+               take(given, "ranks", options.ranks);
+               take(given, "keeps_after_forward", options.keeps_after_forward);
+               take(given, "part_ranks", options.part_ranks);
+               take(given, "gathered_ahead", options.gathered_ahead);
+               take(given, "bytes_per_element", options.bytes_per_element);
+               take(given, "gathered_bytes_per_element", options.gathered_bytes_per_element);
+               take(given, "reduced_bytes_per_element", options.reduced_bytes_per_element);
+               take(given, "optimizer_states", options.optimizer_states);
+               const parallel::MemoryPlan plan = parallel::plan_memory(outer, units, options);
+               py::dict all;
+               all["parameters"] = plan.parameters;
+               all["gradients"] = plan.gradients;
+               all["optimizer"] = plan.optimizer;
+               all["gathered_peak"] = plan.gathered_peak;
+               all["staging_peak"] = plan.staging_peak;
+               return all;
+             });
+}
+
 void bind_sharded(py::module_& module) {
   using parallel::ShardedUnit;
   using Tensors = std::vector<std::pair<std::string, Tensor>>;
   bind_timeline(module);
+  bind_plan(module);
   py::class_<ShardedUnit, std::shared_ptr<ShardedUnit>> unit(module, "_ShardedUnit",
                                                              let_go_without_gil<ShardedUnit>());
   bind_unit_settings(unit);

@@ -1,5 +1,6 @@
 """A module and its unit: the parameters of it that are gathered and given back together."""
 
+import contextlib
 import os
 import weakref
 
@@ -142,6 +143,21 @@ def materialize(module, ignored, init, device):
             part.reset_parameters() if init is None else init(part)
 
 
+_timelines = []
+
+
+@contextlib.contextmanager
+def recorded_in(timeline):
+    """Units made while it lasts record what they do in `timeline`, a `_C._ShardedTimeline`, as
+    (unit, event, seconds) in order.
+    """
+    _timelines.append(timeline)
+    try:
+        yield
+    finally:
+        _timelines.pop()
+
+
 def make_unit(module, ignored, group, init=None, **options):
     """Collective: of what is in no unit inside of `module` and not among `ignored` (ids of
     parameters and buffers). `options` by the names that they have in C++.
@@ -161,6 +177,7 @@ def make_unit(module, ignored, group, init=None, **options):
         )
     materialize(module, ignored, init, options.get("device") or torch.device("cpu"))
     parameters, buffers = _own(module, ignored)
+    options["timeline"] = _timelines[-1] if _timelines else None
     unit = _C._ShardedUnit(type(module).__name__, parameters, buffers, group, options)
     alive.add(unit)
     return unit

@@ -412,8 +412,9 @@ int run_bench(const std::vector<std::string>& arguments) {
     return become_program("muster_bench_" + first, {arguments.begin() + 1, arguments.end()});
   if (first == "store" || first == "group" || first == "launch" || first == "idle")
     return become_program("muster_bench_services", arguments);
-  if (first == "python")
-    return become_script("python_calls.py", {arguments.begin() + 1, arguments.end()});
+  if (first == "python" || first == "fsdp")
+    return become_script(first == "python" ? "python_calls.py" : "fsdp_steps.py",
+                         {arguments.begin() + 1, arguments.end()});
   if (first == "hosts") {
     std::vector<std::string> words{"--worker", bench::program_beside("muster_bench_worker")};
     words.insert(words.end(), arguments.begin() + 1, arguments.end());
@@ -442,10 +443,9 @@ int run_bench(const std::vector<std::string>& arguments) {
       "Which algorithm runs at which size: --tune, --check-selection, --simulate.\n"
       "Instead of collectives: muster bench p2p (a message there and back, with the options "
       "below), mpi (backend mpi beside a plain program on the MPI that --vs names), ddp (training "
-      "steps), rpc (remote "
-      "calls), python (calls from Python), hosts (between hosts, against what their links allow; "
-      "as "
-      "root), store, group, launch, idle, floors (what the machine "
+      "steps), fsdp (memory of sharded training against the plan), rpc (remote calls), python "
+      "(calls from Python), hosts (between hosts, against what their links allow; as root), store, "
+      "group, launch, idle, floors (what the machine "
       "itself takes); these with --help.",
       "muster bench");
   add_options(app, options);
