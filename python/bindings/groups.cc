@@ -315,6 +315,9 @@ void bind_groups(py::module_& module) {
           "Number of collectives this member has submitted.")
       .def_property("_hooks", &hooks_of, &set_hooks,
                     "The observer of its calls (hooks.py), or None; can be set once.")
+      .def(
+          "_show_calls", [](ProcessGroup& self, bool shown) { core_of(self).show_calls(shown); },
+          py::arg("shown"), "Whether the observer sees calls.")
       .def("__bool__", &ProcessGroup::is_member)
       // torch has a single value for all groups without this process, and programs compare with it.
       .def(

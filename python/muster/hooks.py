@@ -30,7 +30,7 @@ class _Hooks:
     def call(
         self, name: str, inputs: list[Tensor], outputs: list[Tensor], async_op: bool, root: int
     ) -> None:
-        self._latest.number = number = next(self._numbers)
+        self._latest.number = number = next(self._numbers)  # counted while there are hooks
         for hook in list(self.before.values()):
             hook(PreHookArgs(_kind(name), number, async_op, inputs, outputs, root))
 
@@ -54,31 +54,47 @@ def _hooks_of(group: Group) -> _Hooks:
     with _REGISTERING:
         if group._hooks is None:
             group._hooks = _Hooks()
+            group._show_calls(False)
         return group._hooks
+
+
+def _register(group: Group, kind: str, hook_id: int, hook: Callable[..., None]) -> None:
+    hooks = _hooks_of(group)
+    with _REGISTERING:
+        getattr(hooks, kind)[hook_id] = hook
+        group._show_calls(True)
+
+
+def _unregister(group: Group, kind: str, hook_id: int) -> None:
+    """Without hooks, calls take the path they take on a group that never had one."""
+    hooks = _hooks_of(group)
+    with _REGISTERING:
+        del getattr(hooks, kind)[hook_id]
+        group._show_calls(bool(hooks.before or hooks.after))
 
 
 def register_pre_hook(self: Group, hook_id: int, hook: Callable[[PreHookArgs], None]) -> None:
     """Runs `hook` before each call of this group starts, on the thread that makes it. What the hook
     raises, the call raises.
     """
-    _hooks_of(self).before[hook_id] = hook
+    _register(self, "before", hook_id, hook)
 
 
 def unregister_pre_hook(self: Group, hook_id: int) -> None:
     """Raises KeyError if no hook has that id."""
-    del _hooks_of(self).before[hook_id]
+    _unregister(self, "before", hook_id)
 
 
 def register_post_hook(self: Group, hook_id: int, hook: Callable[[PostHookArgs], None]) -> None:
     """Runs `hook` after each call of this group: once a synchronous call has succeeded, or an
     asynchronous one has started.
     """
-    _hooks_of(self).after[hook_id] = hook
+    _register(self, "after", hook_id, hook)
 
 
 def unregister_post_hook(self: Group, hook_id: int) -> None:
     """Raises KeyError if no hook has that id."""
-    del _hooks_of(self).after[hook_id]
+    _unregister(self, "after", hook_id)
 
 
 def register_abort_hook(self: Group, hook_id: int, hook: Callable[[], None]) -> None:

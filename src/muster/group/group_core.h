@@ -145,8 +145,11 @@ class GroupCore final : public ProcessGroup, public std::enable_shared_from_this
   /// Shows `observer` every later call, until the group ends. A group has at most one observer: a
   /// second one throws DistError. Without an observer, a call costs one load more.
   void observe(std::shared_ptr<CallObserver> observer);
+  /// Whether the observer sees calls: true from `observe` on. While it is false, a call costs what
+  /// it costs without an observer. Requires an observer.
+  void show_calls(bool shown);
   /// Null if there is none.
-  CallObserver* observer() const { return observer_.load(std::memory_order_acquire); }
+  CallObserver* observer() const { return registered_.load(std::memory_order_acquire); }
 
   /// `ProcessGroupBackend::scope` of the backend for CPU tensors, or of the first backend if there
   /// is none; null on a non-member.
@@ -177,9 +180,10 @@ class GroupCore final : public ProcessGroup, public std::enable_shared_from_this
   std::shared_ptr<void> scope(BackendScope kind) const;
 
   ProcessGroupParts parts_;
-  ProcessGroupBackend* span_backend_ = nullptr;   // the first backend, if it takes CPU memory
-  std::atomic<CallObserver*> observer_{nullptr};  // owned_observer_, which every call reads
-  std::deque<BackendCalls> calls_;                // in order of backends
+  ProcessGroupBackend* span_backend_ = nullptr;     // the first backend, if it takes CPU memory
+  std::atomic<CallObserver*> observer_{nullptr};    // read by every call: registered_, or null
+  std::atomic<CallObserver*> registered_{nullptr};  // owned_observer_
+  std::deque<BackendCalls> calls_;                  // in order of backends
   std::atomic<std::uint64_t> monitored_barriers_{0};
   std::atomic<bool> aborted_{false};  // by this process
   std::shared_ptr<CallObserver> owned_observer_;

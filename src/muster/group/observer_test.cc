@@ -55,6 +55,14 @@ TEST(CallObserver, SeesCallsInOrder) {
     barrier({.group = group});
     EXPECT_EQ(log->after.back(), "barrier");
 
+    core_of(group).show_calls(false);
+    EXPECT_EQ(core_of(group).observer(), log.get());
+    barrier({.group = group});
+    EXPECT_EQ(log->after.size(), 3U);
+    core_of(group).show_calls(true);
+    barrier({.group = group});
+    EXPECT_EQ(log->after.size(), 4U);
+
     barrier();
     core_of(group).abort("for the test");
     EXPECT_EQ(log->aborts, 1);

@@ -147,7 +147,7 @@ WorkRef GroupCore::submit_slow(Call& call, at::StepCallbacks* observers) {
     range.emplace(std::move(*observers));
     begin_range(*range, label, calls.backend(), call);
   }
-  CallObserver* const observer = this->observer();
+  CallObserver* const observer = observer_.load(std::memory_order_acquire);
   if (observer == nullptr) return calls.submit(call);
   call.hold();
   try {
@@ -163,12 +163,15 @@ WorkRef GroupCore::submit_slow(Call& call, at::StepCallbacks* observers) {
 
 void GroupCore::observe(std::shared_ptr<CallObserver> observer) {
   CallObserver* none = nullptr;
-  if (!observer_.compare_exchange_strong(none, observer.get()))
+  if (!registered_.compare_exchange_strong(none, observer.get()))
     group::invalid("group " + name() +
                    " has an observer already, which stays until the group ends; let that one pass "
                    "its calls on");
   owned_observer_ = std::move(observer);
+  show_calls(true);
 }
+
+void GroupCore::show_calls(bool shown) { observer_.store(shown ? observer() : nullptr); }
 
 PreparedCall GroupCore::prepare(Call call) {
   if (call.problem() == Problem::not_a_member) return {};
