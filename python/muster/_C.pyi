@@ -898,18 +898,24 @@ def all_gather(
     tensor: torch.Tensor,
     group: ProcessGroup | None = None,
     async_op: bool = False,
+    *,
+    timeout: datetime.timedelta | None = None,
 ) -> Work | None: ...
 def all_gather_coalesced(
     output_tensor_lists: Sequence[Sequence[torch.Tensor]],
     input_tensor_list: Sequence[torch.Tensor],
     group: ProcessGroup | None = None,
     async_op: bool = False,
+    *,
+    timeout: datetime.timedelta | None = None,
 ) -> Work | None: ...
 def all_gather_into_tensor(
     output_tensor: torch.Tensor,
     input_tensor: torch.Tensor,
     group: ProcessGroup | None = None,
     async_op: bool = False,
+    *,
+    timeout: datetime.timedelta | None = None,
 ) -> Work | None: ...
 def all_gather_objects(arg0: ProcessGroup, arg1: _Int, arg2: Callable) -> object: ...
 def all_reduce(
@@ -917,18 +923,24 @@ def all_reduce(
     op: ReduceOp = ...,
     group: ProcessGroup | None = None,
     async_op: bool = False,
+    *,
+    timeout: datetime.timedelta | None = None,
 ) -> Work | None: ...
 def all_reduce_coalesced(
     tensors: Sequence[torch.Tensor],
     op: ReduceOp = ...,
     group: ProcessGroup | None = None,
     async_op: bool = False,
+    *,
+    timeout: datetime.timedelta | None = None,
 ) -> Work | None: ...
 def all_to_all(
     output_tensor_list: Sequence[torch.Tensor],
     input_tensor_list: Sequence[torch.Tensor],
     group: ProcessGroup | None = None,
     async_op: bool = False,
+    *,
+    timeout: datetime.timedelta | None = None,
 ) -> Work | None: ...
 def all_to_all_single(
     output: torch.Tensor,
@@ -937,6 +949,8 @@ def all_to_all_single(
     input_split_sizes: Sequence[_Int] | None = None,
     group: ProcessGroup | None = None,
     async_op: bool = False,
+    *,
+    timeout: datetime.timedelta | None = None,
 ) -> Work | None: ...
 def barrier(
     group: ProcessGroup | None = None,
@@ -954,6 +968,8 @@ def broadcast(
     group: ProcessGroup | None = None,
     async_op: bool = False,
     group_src: _Int | None = None,
+    *,
+    timeout: datetime.timedelta | None = None,
 ) -> Work | None: ...
 def broadcast_objects(
     arg0: ProcessGroup,
@@ -982,6 +998,8 @@ def gather(
     group: ProcessGroup | None = None,
     async_op: bool = False,
     group_dst: _Int | None = None,
+    *,
+    timeout: datetime.timedelta | None = None,
 ) -> Work | None: ...
 def gather_objects(
     arg0: ProcessGroup,
@@ -1098,6 +1116,8 @@ def reduce(
     group: ProcessGroup | None = None,
     async_op: bool = False,
     group_dst: _Int | None = None,
+    *,
+    timeout: datetime.timedelta | None = None,
 ) -> Work | None: ...
 def reduce_scatter(
     output: torch.Tensor,
@@ -1105,6 +1125,8 @@ def reduce_scatter(
     op: ReduceOp = ...,
     group: ProcessGroup | None = None,
     async_op: bool = False,
+    *,
+    timeout: datetime.timedelta | None = None,
 ) -> Work | None: ...
 def reduce_scatter_coalesced(
     output_tensors: Sequence[torch.Tensor],
@@ -1112,6 +1134,8 @@ def reduce_scatter_coalesced(
     op: ReduceOp = ...,
     group: ProcessGroup | None = None,
     async_op: bool = False,
+    *,
+    timeout: datetime.timedelta | None = None,
 ) -> Work | None: ...
 def reduce_scatter_tensor(
     output: torch.Tensor,
@@ -1119,6 +1143,8 @@ def reduce_scatter_tensor(
     op: ReduceOp = ...,
     group: ProcessGroup | None = None,
     async_op: bool = False,
+    *,
+    timeout: datetime.timedelta | None = None,
 ) -> Work | None: ...
 def scatter(
     tensor: torch.Tensor,
@@ -1127,6 +1153,8 @@ def scatter(
     group: ProcessGroup | None = None,
     async_op: bool = False,
     group_src: _Int | None = None,
+    *,
+    timeout: datetime.timedelta | None = None,
 ) -> Work | None: ...
 def scatter_objects(
     arg0: ProcessGroup,

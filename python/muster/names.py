@@ -213,12 +213,14 @@ def gather_into_tensor(
     group: _C.ProcessGroup | None = None,
     async_op: bool = False,
     group_dst: int | None = None,
+    *,
+    timeout: datetime.timedelta | None = None,
 ) -> _C.Work | None:
     """`gather` into one tensor: on dst (0 where none is given) gather_tensor is all ranks' tensors,
     concatenated along dimension 0 or stacked along a new one; elsewhere None. Work with async_op,
     else None. Raises ValueError (DistArgumentError) for other shapes, DistBackendError, with the
-    ranks at fault, where a rank fails, does not come within the group's timeout, or makes another
-    call.
+    ranks at fault, where a rank fails, does not come within `timeout` (None: the group's), or makes
+    another call.
     """
     parts = None
     if gather_tensor is not None:
@@ -232,7 +234,7 @@ def gather_into_tensor(
                 f"{list(joined or stacked)} or {list(stacked)}"
             )
         parts = list(gather_tensor.view(stacked).unbind())
-    return _C.gather(tensor, parts, dst, group, async_op, group_dst)
+    return _C.gather(tensor, parts, dst, group, async_op, group_dst, timeout=timeout)
 
 
 @contextlib.contextmanager

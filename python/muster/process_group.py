@@ -1,9 +1,10 @@
 """The methods that torch's ProcessGroup and Work have beside those of the extension: a group's
 calls as methods.
 
-Calls start at once and give a Work, as torch's do; ranks in them are the group's. A list of tensors
-is one call for each of them, but where the coalesced form makes one of all. Importing this module
-gives the classes their methods.
+Calls start at once and give a Work, as torch's do; ranks in them are the group's. A `timeout`, as
+an argument or in `opts`, runs from the call's start; None, 0 and less are the group's. A list of
+tensors is one call for each of them, but where the coalesced form makes one of all. Importing this
+module gives the classes their methods.
 """
 
 import datetime
@@ -85,28 +86,9 @@ def _together(works: Sequence[Any], outputs: list[Tensor]) -> Any:
     return _started(works[0]) if len(works) == 1 else _Works(works, outputs)
 
 
-class _Limited:
-    """A Work whose `wait` has a limit of its own where it is given none: what the method that
-    started it was told.
-    """
-
-    def __init__(self, work: Any, limit: datetime.timedelta) -> None:
-        self._work, self._limit = work, limit
-
-    def wait(self, timeout: Limit = None) -> bool:
-        return self._work.wait(timeout or self._limit)
-
-    def synchronize(self) -> None:
-        self.wait()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._work, name)
-
-
-def _limited(work: Any, limit: Limit) -> Any:
-    if limit is None or limit <= datetime.timedelta(0):
-        return work
-    return _Limited(work, limit)
+def _own(limit: Limit) -> Limit:
+    """What a call is told of a limit: torch marks the group's own by 0 or less."""
+    return None if limit is None or limit <= datetime.timedelta(0) else limit
 
 
 def _listed(tensors: Tensor | Tensors) -> list[Tensor]:
@@ -115,15 +97,18 @@ def _listed(tensors: Tensor | Tensors) -> list[Tensor]:
 
 def _reduced_with(op: Any, timeout: Limit) -> tuple[ReduceOp, Limit]:
     """What the second argument says: options, or an operation."""
-    return (op, timeout) if isinstance(op, ReduceOp) else (op.reduceOp, op.timeout)
+    how, limit = (op, timeout) if isinstance(op, ReduceOp) else (op.reduceOp, op.timeout)
+    return how, _own(limit)
 
 
 def _rooted_at(root: Any, timeout: Limit) -> tuple[int, Limit]:
-    return (root, timeout) if isinstance(root, int) else (root.rootRank, root.timeout)
+    rank, limit = (root, timeout) if isinstance(root, int) else (root.rootRank, root.timeout)
+    return rank, _own(limit)
 
 
-def _limit_of(opts: Any) -> Limit:
-    return opts if opts is None or isinstance(opts, datetime.timedelta) else opts.timeout
+def _limit_of(opts: Any, timeout: Limit = None) -> Limit:
+    said = opts if opts is None or isinstance(opts, datetime.timedelta) else opts.timeout
+    return _own(said if timeout is None else timeout)
 
 
 def allreduce(
@@ -137,8 +122,8 @@ def allreduce(
     """`all_reduce`, started: of a tensor, or of several. opts: AllreduceOptions, or a ReduceOp."""
     how, limit = _reduced_with(opts if op is None else op, timeout)
     listed = _listed(tensors)
-    return _limited(
-        _together([_C.all_reduce(each, how, self, True) for each in listed], listed), limit
+    return _together(
+        [_C.all_reduce(each, how, self, True, timeout=limit) for each in listed], listed
     )
 
 
@@ -146,10 +131,8 @@ def allreduce_coalesced(
     self: Group, tensors: Tensors, opts: AllreduceCoalescedOptions | None = None
 ) -> Work:
     """`all_reduce_coalesced`, started: one call of all tensors."""
-    opts = opts or AllreduceCoalescedOptions()
-    return _limited(
-        _started(_C.all_reduce_coalesced(list(tensors), opts.reduceOp, self, True)), opts.timeout
-    )
+    how, limit = _reduced_with(opts or AllreduceCoalescedOptions(), None)
+    return _started(_C.all_reduce_coalesced(list(tensors), how, self, True, timeout=limit))
 
 
 def broadcast(
@@ -163,8 +146,8 @@ def broadcast(
     """`broadcast`, started: from a rank of the group. root: that, or BroadcastOptions."""
     source, limit = _rooted_at(opts if root is None else root, timeout)
     listed = _listed(tensors)
-    return _limited(
-        _together([_C.broadcast(each, None, self, True, source) for each in listed], listed), limit
+    return _together(
+        [_C.broadcast(each, None, self, True, source, timeout=limit) for each in listed], listed
     )
 
 
@@ -182,9 +165,8 @@ def reduce(
     target, limit = _rooted_at(given, timeout)
     how = op if isinstance(given, int) else given.reduceOp  # type: ignore[union-attr]
     listed = _listed(tensors)
-    return _limited(
-        _together([_C.reduce(each, None, how, self, True, target) for each in listed], listed),
-        limit,
+    return _together(
+        [_C.reduce(each, None, how, self, True, target, timeout=limit) for each in listed], listed
     )
 
 
@@ -197,19 +179,16 @@ def allgather(
     timeout: Limit = None,
 ) -> Work:
     """`all_gather`, started: a list of outputs and an input, or such of several calls."""
+    limit = _limit_of(opts, timeout)
     if isinstance(input_tensors, Tensor):
-        return _limited(
-            _started(_C.all_gather(list(output_tensors), input_tensors, self, True)),
-            timeout or _limit_of(opts),
+        return _started(
+            _C.all_gather(list(output_tensors), input_tensors, self, True, timeout=limit)
         )
     works = [
-        _C.all_gather(list(outputs), each, self, True)
+        _C.all_gather(list(outputs), each, self, True, timeout=limit)
         for outputs, each in zip(output_tensors, input_tensors)
     ]
-    return _limited(
-        _together(works, [each for outputs in output_tensors for each in outputs]),
-        timeout or _limit_of(opts),
-    )
+    return _together(works, [each for outputs in output_tensors for each in outputs])
 
 
 def allgather_coalesced(
@@ -219,9 +198,10 @@ def allgather_coalesced(
     opts: AllgatherOptions | None = None,
 ) -> Work:
     """`all_gather_coalesced`, started: output_lists[r] becomes the list of member r."""
-    return _limited(
-        _started(_C.all_gather_coalesced(list(output_lists), list(input_list), self, True)),
-        _limit_of(opts),
+    return _started(
+        _C.all_gather_coalesced(
+            list(output_lists), list(input_list), self, True, timeout=_limit_of(opts)
+        )
     )
 
 
@@ -229,17 +209,19 @@ def _allgather_base(
     self: Group, output: Tensor, input: Tensor, opts: AllgatherOptions | None = None
 ) -> Work:
     """`all_gather_into_tensor`, started."""
-    return _limited(_started(_C.all_gather_into_tensor(output, input, self, True)), _limit_of(opts))
+    return _started(_C.all_gather_into_tensor(output, input, self, True, timeout=_limit_of(opts)))
 
 
 def allgather_into_tensor_coalesced(
     self: Group, outputs: Tensors, inputs: Tensors, opts: AllgatherOptions | None = None
 ) -> Work:
     """`all_gather_into_tensor` of several tensors, started."""
+    limit = _limit_of(opts)
     works = [
-        _C.all_gather_into_tensor(output, each, self, True) for output, each in zip(outputs, inputs)
+        _C.all_gather_into_tensor(output, each, self, True, timeout=limit)
+        for output, each in zip(outputs, inputs)
     ]
-    return _limited(_together(works, list(outputs)), _limit_of(opts))
+    return _together(works, list(outputs))
 
 
 def reduce_scatter(
@@ -254,24 +236,23 @@ def reduce_scatter(
     """`reduce_scatter`, started: an output and a list of inputs, or such of several calls."""
     how, limit = _reduced_with(opts if op is None else op, timeout)
     if isinstance(output_tensors, Tensor):
-        return _limited(
-            _started(_C.reduce_scatter(output_tensors, list(input_tensors), how, self, True)), limit
+        return _started(
+            _C.reduce_scatter(output_tensors, list(input_tensors), how, self, True, timeout=limit)
         )
     works = [
-        _C.reduce_scatter(output, list(inputs), how, self, True)
+        _C.reduce_scatter(output, list(inputs), how, self, True, timeout=limit)
         for output, inputs in zip(output_tensors, input_tensors)
     ]
-    return _limited(_together(works, list(output_tensors)), limit)
+    return _together(works, list(output_tensors))
 
 
 def _reduce_scatter_base(
     self: Group, outputTensor: Tensor, inputTensor: Tensor, opts: ReduceScatterOptions | None = None
 ) -> Work:
     """`reduce_scatter_tensor`, started."""
-    opts = opts or ReduceScatterOptions()
-    return _limited(
-        _started(_C.reduce_scatter_tensor(outputTensor, inputTensor, opts.reduceOp, self, True)),
-        opts.timeout,
+    how, limit = _reduced_with(opts or ReduceScatterOptions(), None)
+    return _started(
+        _C.reduce_scatter_tensor(outputTensor, inputTensor, how, self, True, timeout=limit)
     )
 
 
@@ -279,12 +260,12 @@ def reduce_scatter_tensor_coalesced(
     self: Group, outputs: Tensors, inputs: Tensors, opts: ReduceScatterOptions | None = None
 ) -> Work:
     """`reduce_scatter_tensor` of several tensors, started."""
-    opts = opts or ReduceScatterOptions()
+    how, limit = _reduced_with(opts or ReduceScatterOptions(), None)
     works = [
-        _C.reduce_scatter_tensor(output, each, opts.reduceOp, self, True)
+        _C.reduce_scatter_tensor(output, each, how, self, True, timeout=limit)
         for output, each in zip(outputs, inputs)
     ]
-    return _limited(_together(works, list(outputs)), opts.timeout)
+    return _together(works, list(outputs))
 
 
 def gather(
@@ -303,17 +284,13 @@ def gather(
     is_root = target == self.rank()
     if isinstance(input_tensors, Tensor):
         outputs = list(output_tensors) if is_root else None
-        return _limited(
-            _started(_C.gather(input_tensors, outputs, None, self, True, target)), limit
-        )
-    lists = list(output_tensors) if is_root else [None] * len(input_tensors)
+        return _started(_C.gather(input_tensors, outputs, None, self, True, target, timeout=limit))
+    lists = [list(each) for each in output_tensors] if is_root else [None] * len(input_tensors)
     works = [
-        _C.gather(each, None if outputs is None else list(outputs), None, self, True, target)
+        _C.gather(each, outputs, None, self, True, target, timeout=limit)
         for outputs, each in zip(lists, input_tensors)
     ]
-    return _limited(
-        _together(works, [each for outputs in lists if outputs for each in outputs]), limit
-    )
+    return _together(works, [each for outputs in lists if outputs for each in outputs])
 
 
 def gather_single(
@@ -322,13 +299,11 @@ def gather_single(
     """`gather` into one tensor, started: the members' tensors in the order of ranks; `output`
     counts on the root alone.
     """
-    opts = opts or GatherOptions(rootRank=0)
+    target, limit = _rooted_at(opts or GatherOptions(rootRank=0), None)
     parts = None
-    if opts.rootRank == self.rank():
+    if target == self.rank():
         parts = list(output.view(self.size(), *input.shape).unbind())
-    return _limited(
-        _started(_C.gather(input, parts, None, self, True, opts.rootRank)), opts.timeout
-    )
+    return _started(_C.gather(input, parts, None, self, True, target, timeout=limit))
 
 
 def scatter(
@@ -347,15 +322,13 @@ def scatter(
     is_root = source == self.rank()
     if isinstance(output_tensors, Tensor):
         inputs = list(input_tensors) if is_root else None
-        return _limited(
-            _started(_C.scatter(output_tensors, inputs, None, self, True, source)), limit
-        )
-    lists = list(input_tensors) if is_root else [None] * len(output_tensors)
+        return _started(_C.scatter(output_tensors, inputs, None, self, True, source, timeout=limit))
+    lists = [list(each) for each in input_tensors] if is_root else [None] * len(output_tensors)
     works = [
-        _C.scatter(each, None if inputs is None else list(inputs), None, self, True, source)
+        _C.scatter(each, inputs, None, self, True, source, timeout=limit)
         for inputs, each in zip(lists, output_tensors)
     ]
-    return _limited(_together(works, list(output_tensors)), limit)
+    return _together(works, list(output_tensors))
 
 
 def alltoall(
@@ -365,9 +338,10 @@ def alltoall(
     opts: AllToAllOptions | None = None,
 ) -> Work:
     """`all_to_all`, started."""
-    return _limited(
-        _started(_C.all_to_all(list(output_tensors), list(input_tensors), self, True)),
-        _limit_of(opts),
+    return _started(
+        _C.all_to_all(
+            list(output_tensors), list(input_tensors), self, True, timeout=_limit_of(opts)
+        )
     )
 
 
@@ -382,13 +356,16 @@ def alltoall_base(
     timeout: Limit = None,
 ) -> Work:
     """`all_to_all_single`, started."""
-    return _limited(
-        _started(
-            _C.all_to_all_single(
-                output, input, list(output_split_sizes), list(input_split_sizes), self, True
-            )
-        ),
-        timeout or _limit_of(opts),
+    return _started(
+        _C.all_to_all_single(
+            output,
+            input,
+            list(output_split_sizes),
+            list(input_split_sizes),
+            self,
+            True,
+            timeout=_limit_of(opts, timeout),
+        )
     )
 
 
@@ -412,9 +389,7 @@ def recv_anysource(self: Group, tensors: Tensors, tag: int) -> Work:
 
 def barrier(self: Group, opts: BarrierOptions | Limit = None, *, timeout: Limit = None) -> Work:
     """`barrier`, started."""
-    limit = timeout or _limit_of(opts)
-    own = limit is None or limit <= datetime.timedelta(0)
-    return _started(_C.barrier(self, True, None, None if own else limit))
+    return _started(_C.barrier(self, True, None, _limit_of(opts, timeout)))
 
 
 def monitored_barrier(self: Group, timeout: Limit = None, wait_all_ranks: bool = False) -> None:
@@ -564,5 +539,6 @@ for _method in _METHODS_OF_GROUPS:
     setattr(Group, _method.__name__, _method)
 for _name, _value in _OTHER_NAMES_OF_GROUPS.items():
     setattr(Group, _name, _value)
-setattr(Work, "block_current_stream", block_current_stream)
-setattr(Work, "get_future_result", get_future_result)
+for _kind in (Work, _Works):
+    setattr(_kind, "block_current_stream", block_current_stream)
+    setattr(_kind, "get_future_result", get_future_result)
