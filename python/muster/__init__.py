@@ -60,18 +60,11 @@ from ._C import (
     destroy_process_group,
     empty_shared,
     gather,
-    get_backend,
     get_debug_level,
-    get_global_rank,
-    get_group_rank,
-    get_process_group_ranks,
-    get_rank,
-    get_world_size,
     in_shared_memory,
     init_device_mesh,
     irecv,
     is_gloo_available,
-    is_initialized,
     is_mpi_available,
     is_nccl_available,
     is_torchelastic_launched,
@@ -97,6 +90,15 @@ from ._C import (
     split_group,
     trim_shared_allocator,
     use_shared_allocator,
+)
+from ._lookups import (
+    get_backend,
+    get_global_rank,
+    get_group_rank,
+    get_process_group_ranks,
+    get_rank,
+    get_world_size,
+    is_initialized,
 )
 from .backends import ProcessGroupBackend
 from .names import (

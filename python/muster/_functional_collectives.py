@@ -14,11 +14,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from . import _C
 from . import _functional_operators as operators
+from ._lookups import constant_in_graphs
 from .distributed_c10d import _resolve_process_group
 
 Tensors = list[Tensor]
@@ -55,12 +55,12 @@ def _name(given: Any) -> str:
     )
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def _name_of_default() -> str:
     return _C.default_group().group_name
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def _name_in_mesh(mesh: _C.DeviceMesh, dimension: str) -> str:
     """dimension: a name or a number; empty for the only one."""
     if not dimension:
@@ -69,7 +69,7 @@ def _name_in_mesh(mesh: _C.DeviceMesh, dimension: str) -> str:
     return mesh.get_group(int(dimension) if is_number else dimension).group_name
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def _name_of_ranks(lists: str) -> str:
     """Of the list that has this rank, of those that semicolons part."""
     ranks = [[int(rank) for rank in one.split()] for one in lists.split(";")]
@@ -81,13 +81,13 @@ def _name_of_ranks(lists: str) -> str:
     return _resolve_process_group(str(mine)).group_name
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def _size_and_rank(name: str) -> tuple[int, int]:
     members = _resolve_process_group(name)
     return members.size(), members.rank()
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def _op(given: str | _C.ReduceOp) -> str:
     """As the operators take it: a name, and premul_sum's factor behind it."""
     if isinstance(given, _C.ReduceOp):

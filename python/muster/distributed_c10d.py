@@ -24,6 +24,7 @@ from ._C import (  # noqa: F401
     Work,
     abort_process_group,
 )
+from ._lookups import constant_in_graphs, get_global_rank, get_world_size
 from .names import default_pg_timeout
 from .objects import _unpack
 from .options import (  # noqa: F401
@@ -59,6 +60,7 @@ def __getattr__(name: str) -> Any:
 # ---- groups
 
 
+@constant_in_graphs
 def _get_default_group() -> ProcessGroup:
     """The default group. Raises ValueError (DistArgumentError) before init_process_group."""
     return _C.default_group()
@@ -74,7 +76,7 @@ def _get_process_group_store(pg: ProcessGroup) -> Store:
 
 
 def _group_or_default_group(group: ProcessGroup | None = None) -> ProcessGroup:
-    return _C.default_group() if group is None else group
+    return _get_default_group() if group is None else group
 
 
 def _rank_not_in_group(group: ProcessGroup | None) -> bool:
@@ -83,11 +85,11 @@ def _rank_not_in_group(group: ProcessGroup | None) -> bool:
 
 
 def _get_group_size(group: ProcessGroup | None) -> int:
-    return _C.get_world_size(group)
+    return get_world_size(group)
 
 
 def _get_global_rank(group: ProcessGroup, rank: int) -> int:
-    return _C.get_global_rank(group, rank)
+    return get_global_rank(group, rank)
 
 
 def _get_process_group_name(pg: ProcessGroup) -> str:
@@ -95,6 +97,7 @@ def _get_process_group_name(pg: ProcessGroup) -> str:
     return pg.group_name
 
 
+@constant_in_graphs
 def _resolve_process_group(group_name: str) -> ProcessGroup:
     """The group with that `group_name`. Raises ValueError (DistArgumentError) if this process has
     none.

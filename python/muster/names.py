@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from . import _C
+from ._lookups import constant_in_graphs, get_backend
 
 default_pg_timeout = datetime.timedelta(minutes=30)
 SHRINK_DEFAULT = 0
@@ -147,6 +148,7 @@ def is_available() -> bool:
     return True
 
 
+@constant_in_graphs
 def is_backend_available(backend: str) -> bool:
     """Whether this build can make a backend of that name (text, either case)."""
     try:
@@ -176,7 +178,7 @@ def get_backend_config(group: _C.ProcessGroup | None = None) -> str:
     """Which backend serves which kind of device in the group (None: the default one), as text:
     `cpu:native`.
     """
-    name = _C.get_backend(group)
+    name = get_backend(group)
     return name if ":" in name else ",".join(f"{kind}:{name}" for kind in ("cpu", "cuda"))
 
 
@@ -193,6 +195,7 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     )
 
 
+@constant_in_graphs
 def get_pg_count() -> int:
     """Number of groups this process is a member of, including the default group and groups that
     models made for themselves.
@@ -200,6 +203,7 @@ def get_pg_count() -> int:
     return _C._group_count()
 
 
+@constant_in_graphs
 def supports_complex(reduceOp: _C.ReduceOp) -> bool:
     """Whether complex tensors can be combined by it."""
     op = _C.ReduceOp

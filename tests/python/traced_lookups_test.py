@@ -1,0 +1,104 @@
+"""What a process knows of its groups and meshes, inside a function that torch.compile traces."""
+
+import pytest
+import torch
+from ranks import meeting_file, run_ranks
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import muster as dist
+from muster import _functional_collectives as funcol
+from muster import distributed_c10d as c10d
+
+
+def on_ranks(size, body):
+    meeting = meeting_file()
+
+    def rank_body(rank):
+        dist.init_process_group("gloo", init_method="file://" + meeting, rank=rank, world_size=size)
+        body(rank, size)
+        dist.destroy_process_group()
+
+    run_ranks(size, rank_body)
+
+
+def of_the_default_group(x):
+    x = x + dist.get_rank() + 10 * dist.get_world_size() + sum(dist.get_process_group_ranks(None))
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        x = x + len(dist.get_backend_config()) + dist.get_pg_count() + dist.get_node_local_rank(3)
+    if dist.supports_complex(dist.ReduceOp.SUM):
+        x = x + dist.group.WORLD.rank() + 3 * dist.get_rank(dist.GroupMember.WORLD)
+    group = c10d._get_default_group()
+    return x + group.size() + dist.get_world_size(group) + c10d._group_or_default_group().rank()
+
+
+def of_a_group(x, group):
+    if not group:
+        return x + dist.get_rank(group)
+    x = x + group.rank() + 5 * group.size() + len(group.name()) + len(group.group_desc)
+    x = x * dist.get_rank(group) + 7 * dist.get_world_size(group) + len(dist.get_backend(group))
+    x = x + len(dist.get_process_group_ranks(group)) + dist.get_global_rank(group, 0)
+    x = x + dist.get_group_rank(group, dist.get_rank()) + c10d._get_global_rank(group, 0)
+    if group == dist.group.WORLD:
+        x = x * 11
+    if group != dist.GroupMember.NON_GROUP_MEMBER and not c10d._rank_not_in_group(group):
+        x = x * 13
+    name = c10d._get_process_group_name(group)
+    x = x + c10d._resolve_process_group(name).size() + c10d._get_group_size_by_name(name)
+    return x + c10d._get_group_size(group)
+
+
+def of_a_mesh(x, mesh):
+    x = x + mesh.size() + 10 * mesh.size(1) + 100 * mesh.shape[0] + mesh.ndim + mesh.get_rank()
+    x = x + len(mesh.mesh_dim_names[0]) + len(mesh.device_type) + 7 * mesh.get_coordinate()[1]
+    x = x + mesh.get_local_rank("ranks") + 3 * mesh.get_local_rank(mesh_dim=1)
+    x = x + dist.get_world_size(mesh.get_group("ranks")) + mesh.get_group(1).rank()
+    x = x + mesh["ranks"].size() + mesh["rows", "ranks"].ndim + mesh["ranks"].get_group().size()
+    return funcol.all_reduce(x, "sum", mesh["ranks"].get_group())
+
+
+def check(function, *given):
+    """Traced, it is one graph for each of `given`, and says what it says untraced."""
+    counter = CompileCounterWithBackend("eager")
+    traced = torch.compile(function, fullgraph=True, backend=counter)
+    for each in (*given, *given):
+        x = torch.arange(1.0, 3.0)
+        assert torch.equal(traced(x, *each), function(x, *each))
+    assert counter.frame_count == len(given)
+
+
+def lookups(rank, size):
+    check(of_the_default_group, ())
+    alone = [dist.new_group([each]) for each in range(size)]
+    again = dist.new_group(list(range(size)))
+    check(of_a_group, *((group,) for group in (dist.group.WORLD, again, alone[rank])))
+    check(of_a_group, (alone[0],))
+    mesh = dist.init_device_mesh("cpu", (1, size), mesh_dim_names=("rows", "ranks"))
+    turned = dist.init_device_mesh("cpu", (size, 1), mesh_dim_names=("ranks", "rows"))
+    check(of_a_mesh, (mesh,), (turned,))
+
+
+# spec: T4 lookups of ranks, sizes, groups and meshes trace in one graph, anew for another group, and
+# of a group without this process
+@pytest.mark.parametrize("size", [1, 2])
+def test_lookups(size):
+    on_ranks(size, lookups)
+
+
+def training_step(rank, size):
+    def step(x, weight):
+        share = x.chunk(dist.get_world_size())[dist.get_rank()]
+        total = funcol.all_reduce((share @ weight).square().sum(), "sum", dist.group.WORLD)
+        return total / dist.get_world_size()
+
+    x, weight = torch.ones(4, 3), torch.ones(3, 2, requires_grad=True)
+    traced = torch.compile(step, fullgraph=True, backend="aot_eager")
+    traced(x, weight).backward()
+    gradient, weight.grad = weight.grad, None
+    step(x, weight).backward()
+    assert torch.equal(gradient, weight.grad)
+
+
+# spec: T4 a step that asks for its rank and the world's size
+@pytest.mark.parametrize("size", [1, 2])
+def test_step(size):
+    on_ranks(size, training_step)
