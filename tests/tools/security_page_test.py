@@ -26,11 +26,11 @@ PROMISES = {
         "joins no job, and does not learn the secret"
     ): ["W1"],
     "A relay that changes, replays, cuts or splices traffic ends the connection": ["W1"],
-    "refused by name if another user owns them or can write them, or if they have a second name": [
+    "if another user owns them or can write them, or if they have a second hard link": [
         "W3"
     ],
     "A relay cannot swap connections of jobs that differ in these": ["W1"],
-    "they delay one by at most their own length": ["W6"],
+    "delay one by at most the length of the recording": ["W6"],
     (
         "`init_rpc(functions=[...])` restricts calls, and the "
         "classes that answers may name, to a list"
