@@ -26,9 +26,7 @@ PROMISES = {
         "joins no job, and does not learn the secret"
     ): ["W1"],
     "A relay that changes, replays, cuts or splices traffic ends the connection": ["W1"],
-    "if another user owns them or can write them, or if they have a second hard link": [
-        "W3"
-    ],
+    "if another user owns them or can write them, or if they have a second hard link": ["W3"],
     "A relay cannot swap connections of jobs that differ in these": ["W1"],
     "delay one by at most the length of the recording": ["W6"],
     (
