@@ -62,8 +62,8 @@ class Backend {
     return out << backend.name_;
   }
 
-  /// Whether this build has the backend, and this machine the library that it needs: the first
-  /// question about mpi loads MPI's, without initialising it.
+  /// Whether this build has the backend and this machine has the library that it needs. The first
+  /// call for mpi loads the MPI library, without initialising it.
   bool is_available() const;
   /// Timeout of groups created without one: 30 minutes, 10 for nccl.
   Duration default_timeout() const;
@@ -104,8 +104,8 @@ inline constexpr Backend Backend::NCCL{Literal{}, "nccl"};
 inline constexpr Backend Backend::MPI{Literal{}, "mpi"};
 inline constexpr Backend Backend::UCC{Literal{}, "ucc"};
 
-/// The kind of device that a plain number names: the accelerator that a vendor has registered with
-/// torch (PrivateUse1), else CUDA. Whether there is one is not asked.
+/// The device type that a plain device number refers to: the accelerator that a vendor has
+/// registered with torch (PrivateUse1), else CUDA. Does not check that such a device exists.
 c10::DeviceType accelerator_type();
 
 /// Base class of the options of one backend. The native backend has none.

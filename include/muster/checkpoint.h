@@ -1,6 +1,6 @@
-/// Sharded checkpoints: each rank writes its part, any number of ranks loads it, however the model
-/// is wrapped there. Names after torch.distributed.checkpoint. docs/user/checkpoints.md has the
-/// format.
+/// Sharded checkpoints. Each rank writes its part. Any number of ranks can load the whole, under
+/// any wrapping of the model. Names after torch.distributed.checkpoint. docs/user/checkpoints.md
+/// has the format.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -19,9 +19,9 @@
 
 namespace muster::checkpoint {
 
-/// A list of what belongs into a checkpoint, made alike on all ranks. It refers to what is added,
-/// which must outlive it: `save` reads it, `load` fills it in place. The same names are found again
-/// whatever the number of ranks and the wrapping; Python's `muster.checkpoint` has the same ones.
+/// The contents of a checkpoint. All ranks add the same names. A State refers to the added objects,
+/// which must outlive it: `save` reads them, `load` fills them in place. Names do not depend on the
+/// number of ranks or on the wrapping; Python's `muster.checkpoint` uses the same ones.
 ///
 ///   checkpoint::State state;
 ///   state.add_module("model", *net);              // plain, or inside DDP or FSDP
@@ -35,32 +35,34 @@ class State {
   State(State&&) noexcept;
   State& operator=(State&&) noexcept;
 
-  /// The same on all ranks that add it: one of them writes it.
+  /// The value must be equal on all ranks that add it; one of them writes it.
   State& add_tensor(const std::string& name, const at::Tensor& tensor);
-  /// A box of a whole tensor of `sizes`, as tensor-parallel layers have it: other ranks add others.
+  /// This rank's box of a larger tensor of `sizes`, as in tensor-parallel layers; other ranks add
+  /// the other boxes.
   State& add_box(const std::string& name, const at::Tensor& tensor, std::vector<std::int64_t> sizes,
                  std::vector<std::int64_t> offsets);
 
-  /// Parameters and buffers as `name.PARAMETER`. Those that FSDP has sharded are added as this
-  /// rank's shards, also inside of a module that is no FSDP itself.
+  /// Adds parameters and buffers as `name.PARAMETER`. Parameters that FSDP has sharded are added as
+  /// this rank's shards, even if `module` itself is not wrapped.
   State& add_module(const std::string& name, torch::nn::Module& module);
 
-  /// As torch's state dicts have it: `name.state.PARAMETER.exp_avg`, and the groups' options in
-  /// the value `name.param_groups`. `of` names the parameters. Adam, AdamW, SGD, Adagrad and
-  /// RMSprop, and a ZeroRedundancyOptimizer of these, of which each rank adds its part. Throws
-  /// DistError for another class, and for a parameter that `of` does not have.
+  /// Adds the state as in torch's state dicts: tensors such as `name.state.PARAMETER.exp_avg`, and
+  /// the groups' options as the value `name.param_groups`. `of` is the module that names the
+  /// parameters. Supports Adam, AdamW, SGD, Adagrad and RMSprop, and a ZeroRedundancyOptimizer of
+  /// these, whose parts each rank adds. Throws DistError for any other class, and for a parameter
+  /// that is not in `of`.
   State& add_optimizer(const std::string& name, torch::optim::Optimizer& optimizer,
                        const torch::nn::Module& of);
 
-  /// Rank 0's is saved.
+  /// Rank 0's value is saved.
   State& add_value(const std::string& name, bool& value);
   State& add_value(const std::string& name, std::int64_t& value);
   State& add_value(const std::string& name, double& value);
   State& add_value(const std::string& name, std::string& value);
-  /// Its epoch, which `load` sets.
+  /// Saves and restores the sampler's epoch.
   State& add_sampler(const std::string& name, DistributedSampler& sampler);
-  /// This rank's generator, absent: torch's own of the CPU. A rank of a higher number than were
-  /// saved keeps its state.
+  /// This rank's generator; default: torch's CPU generator. `load` leaves the generator unchanged
+  /// on ranks for which no state was saved.
   State& add_random(const std::string& name, const std::optional<at::Generator>& generator = {});
 
  private:
@@ -70,12 +72,12 @@ class State {
 };
 
 struct SaveOptions {
-  /// The ranks that save together; null: those of the default group, or this process alone where
-  /// there is none.
+  /// The ranks that save together; null: the default group, or this process alone if there is no
+  /// default group.
   Group process_group = nullptr;
   std::optional<std::int64_t> step = {};  ///< shown by `muster checkpoint ls`
-  bool overwrite = true;                  ///< else a checkpoint at that path is an error
-  /// Of the checkpoints in the folder around it, so many stay, this one included; 0: all.
+  bool overwrite = true;                  ///< false: an existing checkpoint at the path is an error
+  /// Number of newest checkpoints to keep in the parent folder, including this one; 0: all.
   int keep_last = 0;
 };
 
@@ -86,16 +88,16 @@ struct LoadOptions {
   bool safetensors = false;
 };
 
-/// Writes a checkpoint into the folder `path`, which is made. Collective: every rank gives a state
-/// of the same names. Returns when it is on the disk; a checkpoint that was at `path` is whole
-/// until then. Throws DistError on all ranks where one cannot write.
+/// Writes a checkpoint into the folder `path` and creates the folder. Collective: every rank passes
+/// a state with the same names. Returns when the checkpoint is on disk; an older checkpoint at
+/// `path` stays intact until then. If one rank cannot write, throws DistError on all ranks.
 void save(const State& state, const std::string& path, const SaveOptions& options = {});
 
-/// The end of one save. Copies refer to the same save. Thread-safe.
+/// A handle to an asynchronous save. Copies refer to the same save. Thread-safe.
 class Saving {
  public:
-  /// Blocks until the checkpoint is there; throws DistError on all ranks if the save has failed on
-  /// one of them.
+  /// Blocks until the checkpoint is on disk. If the save failed on one rank, throws DistError on
+  /// all ranks.
   void wait();
   /// Never blocks.
   bool done() const;
@@ -106,21 +108,21 @@ class Saving {
   std::shared_ptr<State> state_;
 };
 
-/// The same, returning when this rank's part has been copied into memory: the program may change it
-/// from then on. A thread writes; its calls travel in a group of their own. The next save of the
-/// group waits for it. Call `wait()` before the group is destroyed. That memory stays for the next
-/// save.
+/// As `save`, but returns when this rank's part has been copied into memory; the program may then
+/// change the originals. A thread writes the copy and communicates on a group of its own. The next
+/// save of the group waits for it. Call `wait()` before the group is destroyed. The copy's memory
+/// is kept for the next save.
 [[nodiscard]] Saving async_save(const State& state, const std::string& path,
                                 const SaveOptions& options = {});
 
-/// The newest checkpoint in a folder, by the time of its commit: what to load after a restart. None
-/// where there is none.
+/// The checkpoint in `folder` that was committed last: the one to load after a restart. Empty if
+/// there is none.
 std::optional<std::string> latest(const std::string& folder);
 
-/// Fills the state from the checkpoint in the folder `path`, which every rank can read. Collective.
-/// Throws DistError on all ranks, naming file and tensor: where one has no such tensor or value,
-/// other sizes, damaged bytes, or another checkpoint at that path than rank 0 has; tensors that
-/// were read before that have been filled.
+/// Fills the state from the checkpoint in the folder `path`, which every rank must be able to read.
+/// Collective. Throws DistError on all ranks, naming file and tensor, if any rank finds a missing
+/// tensor or value, different sizes, damaged bytes, or a different checkpoint at the path than rank
+/// 0. Tensors that were read before the failure have been filled.
 void load(State& state, const std::string& path, const LoadOptions& options = {});
 
 }  // namespace muster::checkpoint

@@ -1,5 +1,5 @@
-/// Where all time comes from. Real code uses `steady_clock()`; a simulated job hands in a clock
-/// that moves only when the simulator says so.
+/// The source of all time. Real code uses `steady_clock()`; a simulated job passes a clock that
+/// only the simulator advances.
 #pragma once
 
 #include <chrono>
@@ -17,18 +17,17 @@ class Clock {
   virtual TimePoint now() const = 0;
 };
 
-/// The host's monotonic clock. Lives for ever.
+/// The host's monotonic clock. Never destroyed.
 const Clock& steady_clock();
 
-/// `now + timeout`, or the end of time where the sum would overflow or `timeout` is negative (no
-/// limit).
+/// `now + timeout`; TimePoint::max() if the sum would overflow or `timeout` is negative (no limit).
 TimePoint deadline_after(const Clock& clock, Duration timeout);
 
-/// What is left until `deadline`, as a timeout: zero once it has passed, negative (no limit) for
-/// the end of time.
+/// The time until `deadline`, as a timeout: zero once it has passed, negative (no limit) for
+/// TimePoint::max().
 Duration time_left(const Clock& clock, TimePoint deadline);
 
-/// "350 us", "2.5 s", "30 min": for messages that a person reads.
+/// For messages: "350 us", "2.5 s", "30 min".
 std::string describe(Duration duration);
 
 }  // namespace muster

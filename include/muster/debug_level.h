@@ -1,4 +1,4 @@
-/// The debug level: TORCH_DISTRIBUTED_DEBUG, or what the program sets.
+/// The debug level, set by TORCH_DISTRIBUTED_DEBUG or by the program.
 #pragma once
 
 namespace muster {
@@ -6,10 +6,10 @@ namespace muster {
 /// Ordered: DETAIL does all that INFO does.
 enum class DebugLevel { OFF, INFO, DETAIL };
 
-/// What was set last, else TORCH_DISTRIBUTED_DEBUG; OFF, with a line on standard error, where that
-/// cannot be read. Thread-safe, cheap.
+/// The level that was set last, else that of TORCH_DISTRIBUTED_DEBUG. If the variable is invalid:
+/// OFF, with a line on standard error. Thread-safe, cheap.
 DebugLevel get_debug_level();
-/// For this process from now on. The log's level follows, unless MUSTER_LOG_LEVEL says what it is.
+/// Sets the level of this process. The log's level follows, unless MUSTER_LOG_LEVEL is set.
 void set_debug_level(DebugLevel level);
 
 }  // namespace muster

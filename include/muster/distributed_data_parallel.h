@@ -48,7 +48,7 @@ struct DistributedDataParallelOptions {
   bool check_reduction = false;
   /// Gradients alias the buckets, which saves their memory and a copy.
   bool gradient_as_bucket_view = false;
-  /// Every iteration uses the same parameters, each as often as in the first.
+  /// Every iteration uses the same parameters, each the same number of times.
   bool static_graph = false;
   /// Parameters whose gradients are reduced together, after `param_to_hook_all_reduce` has its own
   /// gradient. Set both or neither.

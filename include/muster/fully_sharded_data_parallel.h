@@ -2,9 +2,9 @@
 /// the parameters, the gradients and the optimizer state.
 ///
 /// A model is divided into units. A unit's parameters are all-gathered when its forward begins and
-/// freed when it ends, then gathered again for its part of backward and freed after it; of the
-/// averaged gradients each rank keeps its shard. A rank thus holds one whole unit at a time, and
-/// 1/n of everything else. Source: torch.distributed.fsdp.
+/// freed when it ends, then gathered again for its part of backward and freed after it. Each rank
+/// keeps its shard of the averaged gradients. A rank thus holds one whole unit at a time, and 1/n
+/// of everything else. Source: torch.distributed.fsdp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -64,16 +64,17 @@ enum class ShardingStrategy {
   SHARD_GRAD_OP,
   /// Every rank stores everything; gradients are averaged at the end of each unit's backward.
   NO_SHARD,
-  /// FULL_SHARD among the ranks of `process_group`, and the same shards in `replicate_group`.
+  /// FULL_SHARD among the ranks of `process_group`; the ranks of `replicate_group` hold the same
+  /// shard.
   HYBRID_SHARD,
-  /// SHARD_GRAD_OP likewise (torch: _HYBRID_SHARD_ZERO2).
+  /// The same with SHARD_GRAD_OP (torch: _HYBRID_SHARD_ZERO2).
   HYBRID_SHARD_ZERO2,
 };
 
 struct FullyShardedDataParallelOptions {
   Group process_group = nullptr;  ///< the ranks that shard the model; null: the default group
-  /// Selects the modules inside the module that become units. Elements of Sequentials take and
-  /// return one tensor then. Default: none.
+  /// Selects the inner modules that become units. Selected elements of a Sequential must take and
+  /// return one tensor. Default: none.
   AutoWrapPolicy auto_wrap_policy = {};
   ShardingStrategy sharding_strategy = ShardingStrategy::FULL_SHARD;
   /// keep_low_precision_grads is not supported: gradients have the shards' dtype.
@@ -82,27 +83,27 @@ struct FullyShardedDataParallelOptions {
   bool sync_module_states = true;
   /// The ranks that hold the same shard as this one; for the hybrid strategies.
   Group replicate_group = nullptr;
-  /// In place of the two groups: one dimension, or for the hybrid strategies two, of which the
+  /// Replaces the two groups. A mesh of one dimension, or of two for the hybrid strategies: the
   /// first replicates and the second shards.
   std::optional<DeviceMesh> device_mesh = {};
-  /// With the strategies that free: whole parameters are kept between forward and backward divided
-  /// among this many consecutive ranks, which gather them for backward; it divides the size of the
-  /// group that shards. 1: as SHARD_GRAD_OP; all: as FULL_SHARD.
+  /// For the strategies that free parameters: between forward and backward, each group of this many
+  /// consecutive ranks together keeps the whole parameters and gathers them for backward. Must
+  /// divide the size of the group that shards. 1: as SHARD_GRAD_OP; the whole size: as FULL_SHARD.
   std::optional<int> reshard_after_forward = {};
   std::optional<BackwardPrefetch> backward_prefetch = BackwardPrefetch::BACKWARD_PRE;
   /// In forward, begin to gather the unit that followed in the last pass. All passes must call the
   /// units in one order.
   bool forward_prefetch = false;
-  /// Shards, gradients and so the optimizer's state stay on the CPU; whole parameters are on the
-  /// module's device, or on `device`.
+  /// Shards and gradients, and therefore the optimizer's state, stay on the CPU. Whole parameters
+  /// are on the module's device, or on `device`.
   bool cpu_offload = false;
   std::optional<at::Device> device = {};  ///< default: the parameters' own; not for buffers
-  /// Neither sharded nor averaged nor in state dicts' conversions: whole on every rank.
+  /// Stay whole on every rank: not sharded, not averaged, and not converted in state dicts.
   std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules = {};
   std::vector<at::Tensor> ignored_states = {};  ///< parameters and buffers
-  /// Gives values to a module whose own parameters or buffers are on the meta device, without those
-  /// of its submodules. They get memory (on `device`, default: CPU) before it is called, one unit
-  /// after the other, so that no rank ever holds the whole model.
+  /// Initialises the parameters and buffers of one module, without its submodules. Called for each
+  /// module that has some on the meta device, after they have got memory (on `device`, default:
+  /// CPU). Units are processed one after the other, so no rank ever holds the whole model.
   std::function<void(torch::nn::Module&)> param_init_fn = {};
   std::shared_ptr<parallel::ShardedTimeline> timeline = {};  ///< records what units do
 };
@@ -117,9 +118,9 @@ class ShardedUnit;
 /// Bytes on this rank.
 struct ShardedMemory {
   std::int64_t parameters = 0, gradients = 0;
-  /// Whole parameters: now, and the most since reset_peak_memory(), in all models of the group.
+  /// Whole parameters in all models of the group: now, and the peak since reset_peak_memory().
   std::int64_t gathered = 0, gathered_peak = 0;
-  std::int64_t staging_peak = 0;  ///< whole gradients and buffers while they are reduced, likewise
+  std::int64_t staging_peak = 0;  ///< same, of whole gradients and buffers while they are reduced
 };
 
 /// The part of FullyShardedDataParallel that does not depend on the module's type.
@@ -158,7 +159,7 @@ class ShardedCore {
   std::unique_ptr<State> state_;
 };
 
-/// What marks a module as called through a Shardable, and its unit, if it is one.
+/// Marks a module as called through a Shardable, and holds its unit, if it is one.
 struct ShardableModule {
   virtual ~ShardableModule() = default;
   std::shared_ptr<ShardedCore> core;
@@ -293,9 +294,9 @@ class FullyShardedDataParallel {
   Memory memory() const { return core_->memory(); }
   void reset_peak_memory() { core_->reset_peak_memory(); }
 
-  /// Collective. Whole parameters of this unit, without those inside it, until reshard() or the end
-  /// of the next forward pass. With `async_op`, they are there when `wait()` of the result or the
-  /// next forward begins to compute; it may be dropped.
+  /// Collective. Gathers the parameters of this unit, without inner units, until reshard() or the
+  /// end of the next forward pass. With `async_op`, they are there when `wait()` of the result or
+  /// the next forward begins to compute; the result may be dropped.
   struct UnshardHandle {
     std::shared_ptr<parallel::ShardedCore> core;
     void wait() {

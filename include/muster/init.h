@@ -20,7 +20,7 @@ struct InitProcessGroupOptions {
   std::optional<std::string> backend = {};
   /// Default if `store` is null: "env://". In a rank that is a thread of `spawn`, the default joins
   /// the other ranks of that spawn. With backend mpi, and neither RANK nor MASTER_ADDR in the
-  /// environment, MPI says who the ranks are and how they find each other.
+  /// environment, ranks and addresses come from MPI.
   std::optional<std::string> init_method = {};
   /// Default: 30 minutes; 10 minutes if nccl is the only backend.
   std::optional<Duration> timeout = {};

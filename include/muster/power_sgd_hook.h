@@ -70,7 +70,7 @@ class PowerSGDState {
 
   /// Save and load the state for a checkpoint. Each rank saves and loads its own, because errors
   /// differ between ranks. Options are not included. The first pass after `load` is not compressed,
-  /// because a newly constructed model lays out its buckets after it.
+  /// because a newly constructed model lays out its final buckets only after that pass.
   void save(torch::serialize::OutputArchive& archive) const;
   void load(torch::serialize::InputArchive& archive);
 

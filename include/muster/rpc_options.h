@@ -47,8 +47,8 @@ class To {
   int id_ = -1;
 };
 
-/// A device in a device map: an index, of the machine's accelerator (of CUDA where there is none),
-/// text ("cuda:1", "cpu") or a device.
+/// A device in a device map: a device, text ("cuda:1", "cpu"), or an index of the machine's
+/// accelerator (CUDA if there is none).
 class DeviceName {
  public:
   DeviceName(int index);

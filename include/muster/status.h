@@ -1,8 +1,8 @@
 /// Errors as values, for the whole torch-free half.
 ///
 /// A `Status` is one pointer: null means success, so passing success costs nothing. A failure is
-/// shared and immutable; it says what was being done, with whom, what was expected, what came and
-/// what to try, and it names the ranks at fault so that every survivor can repeat the same names.
+/// shared and immutable; it states the operation, the peers, what was expected, what arrived and
+/// what to try, and it names the ranks at fault so that every survivor reports the same names.
 /// `group/` turns failures into exceptions; nothing below it throws.
 #pragma once
 
@@ -22,22 +22,22 @@ enum class Code : std::uint8_t {
   invalid_argument,  ///< the caller's request cannot be carried out; the message says what to
                      ///< change
   timed_out,         ///< a deadline passed; `ranks` are those still missing
-  peer_failed,       ///< a rank died, hung or gave up; `ranks` names the first cause
+  peer_failed,       ///< a rank died, hung or aborted; `ranks` names the first cause
   network,           ///< a socket or address failed for a reason that no rank is to blame for
   store,             ///< a key-value store request failed
   mismatch,          ///< members called different operations; the message holds both calls
-  aborted,           ///< this process asked for the end (abort, destroy)
+  aborted,           ///< this process ended the operation (abort, destroy)
   refused,           ///< a secret, version or permission was not accepted
   exhausted,         ///< memory, descriptors or a stated limit ran out
   unsupported,       ///< the operation, dtype or reduction does not exist here
-  closed,            ///< the other end closed in good order
+  closed,            ///< the other end closed in an orderly way
   internal,          ///< a defect of muster
 };
 
 /// Lower-case name of a code, for logs and tests.
 const char* code_name(Code code);
 
-/// What is known of one failure. `ranks` are ranks of the job (not of a group).
+/// One failure. `ranks` are ranks of the job (not of a group).
 struct Failure {
   Code code = Code::internal;
   std::string message;
@@ -54,7 +54,7 @@ class [[nodiscard]] Status {
   Code code() const { return failure_ ? failure_->code : Code::ok; }
   /// Empty for success.
   const std::string& message() const;
-  /// Job ranks at fault; empty where none is to blame.
+  /// Job ranks at fault; empty if there are none.
   const std::vector<int>& ranks() const;
   /// The same failure with `context + ": "` before its message. Success stays success.
   Status with_context(std::string_view context) const;

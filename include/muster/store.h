@@ -130,8 +130,8 @@ class FileStore : public Store {
 };
 
 struct EtcdStoreOptions {
-  /// What all keys in etcd begin with; stores with the same prefix share their keys. They outlive
-  /// the job, so give each run of it another one.
+  /// Prefix of all keys in etcd; stores with the same prefix share their keys. Keys outlive the
+  /// job, so use a different prefix for each run.
   std::string prefix = "muster";
   Duration timeout = store::kDefaultTimeout;
   /// Empty: MUSTER_ETCD_USER, MUSTER_ETCD_PASSWORD, MUSTER_ETCD_CACERT, MUSTER_ETCD_CERT and

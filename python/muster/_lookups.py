@@ -1,4 +1,4 @@
-"""What a process knows of its groups and meshes, in a form that torch.compile traces without a break.
+"""What a process knows of its groups and meshes, in a form that torch.compile traces unbroken.
 
 A graph keeps what they said when it was traced. It is traced anew for another group or mesh as an
 argument, not where the default group is made again. Importing this module puts functions of

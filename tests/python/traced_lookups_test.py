@@ -77,8 +77,8 @@ def lookups(rank, size):
     check(of_a_mesh, (mesh,), (turned,))
 
 
-# spec: T4 lookups of ranks, sizes, groups and meshes trace in one graph, anew for another group, and
-# of a group without this process
+# spec: T4 lookups of ranks, sizes, groups and meshes trace in one graph, anew for another group,
+# and of a group without this process
 @pytest.mark.parametrize("size", [1, 2])
 def test_lookups(size):
     on_ranks(size, lookups)

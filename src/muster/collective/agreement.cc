@@ -60,7 +60,7 @@ class AgreementProtocol {
     header_.op = static_cast<std::uint8_t>(Op::send);
   }
 
-  // The first member tells no one before all have reported. What it tells then is final, because
+  // The first member sends nothing before all have reported. Its message is then final, because
   // the id is its own.
   Result<Agreement> lead(const std::function<Result<GroupDescriptor>()>& describe_group,
                          const std::function<void(const GroupDescriptor&)>& release) {
@@ -82,7 +82,7 @@ class AgreementProtocol {
 
   Result<Agreement> follow() {
     const Status sent = send_in_time(members_[0], {AgreementKind::ready});
-    // If the first member has gone, it may have sent the reason first.
+    // If the first member has ended, it may have sent the reason before.
     if (!sent && sent.code() != Code::closed) return sent;
     if (Status heard = collect(AgreementKind::settled); !heard) return heard;
     if (!sent) return sent;

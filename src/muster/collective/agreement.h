@@ -16,8 +16,8 @@
 
 namespace muster::collective {
 
-/// After the deadline, the other members wait this much longer for the first member's report of who
-/// is missing.
+/// After the deadline, the other members wait this much longer for the first member's report of the
+/// missing members.
 inline constexpr Duration kVerdictGrace =
     std::chrono::milliseconds(50);  // limit: delay of an error
 

@@ -137,8 +137,8 @@ class GroupCommunicator final : public Communicator,
   PendingRef fail_start(Op op, const Status& why);
   PendingRef start_collective(Args args, CallRecord& record, std::shared_ptr<void> owner);
   Status run_message(const Args& args, CallRecord& record);
-  // Publishes messages that this thread has completed, so that they do not look like work for
-  // others.
+  // Publishes messages that this thread has completed, so that other threads do not see them as
+  // outstanding work.
   bool finish_driving(bool reached) {
     guarded([&] { messages_.sweep(); });
     return reached;

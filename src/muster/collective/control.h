@@ -2,9 +2,10 @@
 /// in, and the comparison at the end.
 ///
 /// Messages of a collective carry its fingerprint, so most disagreements are detected there. Two
-/// are not: two members that wait for each other (each takes the other for the root), and a member
-/// that skipped a call and closes. So a member that has waited for 100 ms tells the awaited members
-/// which call it is in, and a closing member tells the first one how many calls it has made.
+/// are not: members that wait for each other because each takes the other for the root, and a
+/// member that skips a call and closes. So a member that has waited for 100 ms tells the awaited
+/// members which call it is in, and a closing member tells the first one how many calls it has
+/// made.
 #pragma once
 
 #include <array>

@@ -47,7 +47,7 @@ class HostChunks {
 
   int run_of(std::size_t t) const { return static_cast<int>(t / of_run_); }
   std::size_t count(int place, std::size_t t) const { return chunk(place, t).count; }
-  /// The first chunk of a run always, so that calls are compared even if it is empty.
+  /// Always true for the first chunk of a run, so that calls are compared even if it is empty.
   bool exchanged(int place, std::size_t t) const { return t % of_run_ == 0 || count(place, t) > 0; }
   ConstBytes input(int place, std::size_t t) const {
     const plan::Slice part = chunk(place, t);
@@ -278,8 +278,8 @@ class LinkGroup::HostReduction {
   }
 
   /// Posts receives for the results of the next chunk of this member's output. Results from the
-  /// neighbours' lanes only block chunks kFar later. Otherwise neighbours that wait for each other
-  /// before sending would deadlock.
+  /// neighbours' lanes only block the chunk kFar later; a shorter distance would deadlock
+  /// neighbours that wait for each other before sending.
   bool post_result_receives() {
     const std::size_t t = expected_;
     if (t == chunks_.total() || t == forwarded_ + kFar || !outstanding_.done(slot(kNear, t)) ||

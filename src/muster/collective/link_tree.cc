@@ -2,9 +2,9 @@
 // log2(n) messages with its children; each member forwards the pieces of the ranks below it as one
 // message. A subtree is a run of ranks starting at its top, and its pieces are sent in that order.
 //
-// Memory: a member with children holds the pieces of its subtree, at most half of all. The root
-// holds those of the subtrees whose slices are not contiguous in the caller's memory, at most all
-// but its own. `most_bytes` limits it.
+// Memory: a member with children holds the pieces of its subtree, at most half of all pieces. The
+// root holds the pieces of subtrees whose slices are not contiguous in the caller's memory: at most
+// all pieces except its own. `most_bytes` limits both.
 #include <optional>
 
 #include "muster/collective/link_group.h"

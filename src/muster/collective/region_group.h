@@ -59,8 +59,8 @@ class RegionGroup {
   /// and `call` must outlive the task; `call.sequence` numbers the group's calls without gaps.
   /// Publishes `call`, compares it with every other member's (`Channel::compare`), and ends with
   /// the channel's failure if the channel has failed (checked in every wait). A member that returns
-  /// success may overwrite its buffers at once, in the arena or not. Wakes the mailboxes of members
-  /// that it has published something for.
+  /// success may overwrite its buffers at once, whether or not they are in the arena. Wakes the
+  /// mailboxes of the members for which it has published data.
   virtual Task<Status> run(const Args& args, const transport::Fingerprint& call) = 0;
   /// The inline part of calls. Valid as long as the group.
   virtual RegionInline& inline_calls() = 0;

@@ -1,5 +1,5 @@
-/// The slices of one side of a call. The list itself holds two; memory for more is recycled per
-/// thread, so repeated calls do not allocate.
+/// The slices of one side of a call. A list stores two slices inline; memory for more is recycled
+/// per thread, so repeated calls do not allocate.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace muster::collective {
 
 namespace slice_list_detail {
-/// Returns at least `bytes` and stores the actual size there.
+/// Allocates at least `bytes` and sets `bytes` to the actual size.
 void* acquire_memory(std::size_t& bytes);
 void release_memory(void* memory, std::size_t bytes) noexcept;
 }  // namespace slice_list_detail

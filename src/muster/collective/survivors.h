@@ -1,4 +1,4 @@
-/// How the survivors of a group agree on who is left, while more of them may die.
+/// How the survivors of a group agree on the set of survivors, while more of them may die.
 ///
 /// Two stages, repeated until both succeed without a death in between:
 ///   1. Views. A member's view is (attempt, excluded members). It sends its view to every member
@@ -7,9 +7,8 @@
 ///      When all members that it still includes have sent exactly its own view, it decides.
 ///   2. The members decided upon create a group, which succeeds only if all of them have decided
 ///      the same and are alive. A member that fails in it starts the next attempt with what it
-///      knows then. So does, later, a member that succeeded in it with a member that has died
-///      meanwhile: shrinking the new group continues the attempts of the old one, so both meet
-///      again.
+///      knows then. If a member succeeds with a member that dies meanwhile, it continues the same
+///      attempts when it shrinks the new group, so both meet again.
 /// The first stage has no leader, so any rank may die in it, including rank 0. It costs n * (n - 1)
 /// notes per view.
 #pragma once
@@ -79,9 +78,9 @@ struct Shrunk {
 
 /// Every survivor of the group that `lineage` describes calls it. Blocks until the survivors have
 /// agreed and created a group of their own, in the order of the old one. `exclude`: job ranks to
-/// leave behind even if they are alive; the same on all callers, and those ranks must not call. A
-/// member that is alive but does not call is waited for, up to `options.timeout`, and then named. A
-/// caller that the others have excluded gets a failure. Works in any state of the group's own
+/// leave behind even if they are alive; the same on all callers, and those ranks must not call.
+/// Callers wait up to `options.timeout` for a live member that does not call; the error then names
+/// it. A caller that the others have excluded gets a failure. Works in any state of the group's own
 /// channel.
 Result<Shrunk> shrink(std::shared_ptr<transport::Fabric> fabric, Lineage lineage,
                       const std::vector<int>& exclude, const CommunicatorOptions& options);

@@ -12,7 +12,7 @@
 namespace muster::collective::plan {
 namespace {
 
-/// Whether ranks do different things at different times, so that messages must be simulated.
+/// Whether ranks play different roles, so that messages must be simulated one by one.
 bool is_simulated(Algorithm algorithm) {
   return algorithm == Algorithm::tree || algorithm == Algorithm::chain ||
          algorithm == Algorithm::hosts;

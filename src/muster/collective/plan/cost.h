@@ -8,9 +8,9 @@
 /// ranks, memory of different speeds, the RTS/CTS exchange before large messages, ready-to-receive
 /// messages, and the host region, which groups on one host use.
 ///
-/// If all ranks do the same, the ranks of one host stand for all. Trees and chains are simulated
-/// message by message. For sums from host to host, the first chunk is followed on its way, and the
-/// busiest host processes the chunks behind it.
+/// If all ranks do the same work, one host is computed for all. Trees and chains are simulated
+/// message by message. For sums from host to host, the time is that of the first chunk along its
+/// whole path, plus the busiest host's work for each later chunk.
 #pragma once
 
 #include "muster/collective/op.h"

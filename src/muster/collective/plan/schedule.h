@@ -1,5 +1,6 @@
-/// What a rank sends and receives in an algorithm over links, step by step. The proof of the plans
-/// and the cost model read it. Computed from (rank, size) like the plans: no lists, no I/O.
+/// The messages that a rank sends and receives in an algorithm over links, step by step. Read by
+/// the tests that prove the plans and by the cost model. Computed from (rank, size) like the plans:
+/// no lists, no I/O.
 #pragma once
 
 #include <variant>

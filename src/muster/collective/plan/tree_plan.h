@@ -31,11 +31,11 @@ struct TreePlan {
  private:
   int place() const { return wrap(rank - root, size); }
   int at(int position) const { return wrap(position + root, size); }
-  // A place owns the places that differ from it only in lower bits; the root owns all.
+  // The subtree of a position: those that differ from it only in lower bits; all for the root.
   int lowest_bit() const { return place() == 0 ? 1 << doubling_steps(size) : place() & -place(); }
 };
 
-/// From the root to the next rank and so on to the last: the longest path, and the least work for
+/// A chain from the root through every rank to the last: the longest path, but the least work for
 /// the busiest rank.
 struct ChainPlan {
   int rank;

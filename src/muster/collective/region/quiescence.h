@@ -1,5 +1,5 @@
-/// Which of the caller's buffers peers may be writing to in the current call, and how a failed call
-/// gets them back.
+/// Tracks the caller's buffers that peers may be writing to in the current call, and waits after a
+/// failure until the peers have stopped.
 #pragma once
 
 #include <cstdint>

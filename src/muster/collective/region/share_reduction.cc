@@ -189,7 +189,7 @@ bool ShareReduction::reduce_share(const ReductionPlan& plan, std::size_t round, 
                          share.begin * plan.element + at
                    : (member == rank ? plan.input.data() : source.data) + first + at;
     }
-    // Compute the result where it is needed anyway, and copy it from there.
+    // Compute the result directly in one of its destinations, and copy it from there.
     std::byte* to = nullptr;
     if (plan.needs_result(rank)) {
       to = plan.args.outputs[0].data() + first + at;
