@@ -115,7 +115,7 @@ class Floors:
 
     @staticmethod
     def shared(op, r):
-        """The same where every rank's memory is in everybody's reach."""
+        """The same if every rank can reach every rank's memory."""
         return {
             "all_reduce": r * 1,
             "reduce_scatter": r * (1 + 1 / r) / 2,
@@ -176,7 +176,7 @@ class Rows:
             if ours is None or best is None:
                 continue
             floor = self.floors.of(op, ranks, size, memory) if transport == "shm" else None
-            # What somebody stays below is no floor.
+            # A floor that a library stays below is not a floor.
             found[cell] = (
                 best / ours,
                 floor is not None and best >= floor and ours <= Floors.NEAR * floor,

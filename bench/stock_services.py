@@ -65,8 +65,8 @@ def init(options, rank, method=None):
 
 
 def reserve_port():
-    """Kept by a socket that does not listen: nobody is given it but who asks for it by its number,
-    with SO_REUSEADDR as every server.
+    """Kept by a socket that does not listen: only a process that asks for it by its number, with
+    SO_REUSEADDR as every server does, gets it.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

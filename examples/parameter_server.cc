@@ -1,8 +1,8 @@
 // A parameter server and its trainers. Worker 0 keeps the weights; every other worker has its share
-// of the images, computes gradients of its share and hands them in. The server answers nobody
-// before all have come: its function returns a future, which frees the thread, adds the gradients
-// up, makes one step, and then gives everybody the new weights. So the run is the same as that of
-// one process with all images, which the server checks at the end.
+// of the images, computes gradients of its share and sends them. The server replies to no
+// worker before all have sent theirs: its function returns a future, which frees the thread, adds
+// the gradients up, makes one step, and then replies to all with the new weights. So the run equals
+// that of one process with all images, which the server checks at the end.
 //
 //   muster run --standalone --nproc-per-node 3 bin/parameter_server
 

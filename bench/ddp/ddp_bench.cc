@@ -232,7 +232,7 @@ void print(const std::string& clock, const std::map<std::string, double>& more) 
   std::printf("\n");
 }
 
-/// False where somebody has no figures.
+/// False if a contestant has no figures.
 bool measure(muster_bench::Stock& stock, const std::string& model, const Options& options) {
   Columns times;
   for (int round = 0; round < options.rounds; ++round) {

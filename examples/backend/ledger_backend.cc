@@ -67,7 +67,7 @@ class LedgerBackend final : public muster::ProcessGroupBackend {
   }
 
   muster::WorkRef submit(muster::BackendCall& call) override {
-    if (call.is_refused()) return nullptr;  // nobody can be told
+    if (call.is_refused()) return nullptr;  // the other members cannot be told
     const std::lock_guard lock(mutex_);
     std::vector<at::Tensor> outputs;
     switch (call.op()) {
@@ -105,7 +105,7 @@ class LedgerBackend final : public muster::ProcessGroupBackend {
   void abort(const std::string&) override {}
 
  private:
-  /// Everybody's bytes under the next page number.
+  /// All members' bytes under the next page number.
   std::vector<std::string> exchange(const std::string& mine) {
     return store_->all_gather("page" + std::to_string(page_++), rank_, size_, mine, timeout_);
   }

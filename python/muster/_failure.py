@@ -2,7 +2,7 @@
 
 Importing muster chains `sys.excepthook` and `threading.excepthook`, and adds an exit handler to
 this process and to the children that multiprocessing makes of it. A process without an open group
-tells nobody anything.
+sends nothing.
 """
 
 import atexit

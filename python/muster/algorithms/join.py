@@ -122,7 +122,7 @@ class Join:
         return join._notify() if join is not None and join._joinables[0] is joinable else None
 
     def _flags(self, has_inputs):
-        """One entry for each rank, so that everybody sees who has run out."""
+        """One entry for each rank, so that every rank sees which ranks have run out."""
         flags = torch.zeros(len(self._ranks), dtype=torch.int32)
         flags[dist.get_rank(self._group)] = int(has_inputs)
         return flags.to(self._device)

@@ -354,7 +354,7 @@ def fully_shard(
     dimensions. reshard_after_forward=False: whole parameters stay until backward; a number of ranks
     that divides the group's: they stay divided among so many neighbours. mp_policy: a
     `MixedPrecisionPolicy`. offload_policy: `CPUOffloadPolicy()` has shards, gradients and the
-    optimizer's state on the CPU. ignored_params: what stays whole, and is nobody's business.
+    optimizer's state on the CPU. ignored_params: stay whole; not sharded or averaged.
     Parameters on the meta device get memory, and values by `param_init_fn(part)` or the part's
     `reset_parameters()`. Rank 0's values go to all first. shard_placement_fn is refused: units are
     cut as one row of elements.

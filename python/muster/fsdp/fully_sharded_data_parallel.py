@@ -38,7 +38,7 @@ class FullyShardedDataParallel(torch.nn.Module):
     and the second shares, or a tuple of the group that shares and the one that replicates; without
     them parameters are shared within each host. cpu_offload: `CPUOffload(True)`. mixed_precision: a
     `MixedPrecision`. sync_module_states: rank 0's values go to all first (torch's default is
-    False). ignored_states, ignored_modules: what stays whole, and is nobody's business.
+    False). ignored_states, ignored_modules: stay whole; not sharded or averaged.
     device_id: where the module is moved first. What is on the meta device gets memory, and values
     by `param_init_fn(part)` or the part's `reset_parameters()`. backward_prefetch: when the unit
     that backward needs next begins to be gathered, None: when it is needed.

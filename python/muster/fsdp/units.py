@@ -31,7 +31,7 @@ def refuse_copy(*_):
 
 
 alive = weakref.WeakSet()  # all units of this process
-_C._ShardedUnit.__reduce_ex__ = refuse_copy  # whoever copies or pickles a module comes to its unit
+_C._ShardedUnit.__reduce_ex__ = refuse_copy  # copies and pickles of a module reach its unit
 
 
 def plain(name):

@@ -49,8 +49,8 @@ def size_based_auto_wrap_policy(
     exclude_wrap_modules=None,
 ):
     """Modules with at least `min_num_params` elements that are in no unit yet.
-    `exclude_wrap_modules` (lists and dictionaries of modules, whose forward nobody calls) are none
-    themselves; nothing inside of `force_leaf_modules` (MultiheadAttention) is.
+    `exclude_wrap_modules` (lists and dictionaries of modules, whose forward is not called) do not
+    become units; nothing inside of `force_leaf_modules` (MultiheadAttention) is.
     """
     leaves = tuple(force_leaf_modules or (torch.nn.MultiheadAttention,))
     none = tuple(exclude_wrap_modules or (torch.nn.ModuleList, torch.nn.ModuleDict))

@@ -268,7 +268,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         return loss
 
     def _end_calls(self, error):
-        """Nobody shall wait for parameters that this rank will not send."""
+        """Fails the other ranks, which would wait for parameters that this rank will not send."""
         _C._end_calls(
             self.process_group,
             f"the step of a ZeroRedundancyOptimizer failed on rank {self._name()}: {error}",

@@ -385,8 +385,8 @@ def error(fallback, worker, worker_id, kind, text, trace):
 
 
 class Future(torch.futures.Future):
-    """What rpc_async returns: a torch.futures.Future. Whoever waits for it works off this worker's
-    messages meanwhile.
+    """What rpc_async returns: a torch.futures.Future. A thread that waits for it processes this
+    worker's messages meanwhile.
     """
 
     _call = None

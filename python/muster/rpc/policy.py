@@ -1,9 +1,8 @@
-"""What calls and answers of other workers may name on this one.
+"""The names that calls and answers of other workers may use on this one.
 
-A pickle names classes and functions, and reading it calls them: whoever may send one runs code
-here. `init_rpc(functions=[...])` bounds
-that: then a call is still a pickle, but one that can name nothing but those functions and classes,
-and values that do no harm.
+A pickle names classes and functions, and unpickling calls them: a worker that may send one can run
+code here. `init_rpc(functions=[...])` limits that: a call is still a pickle, but it can name only
+those functions and classes, and harmless values.
 """
 
 import collections

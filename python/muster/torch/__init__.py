@@ -181,7 +181,7 @@ def _logged_as_gloo(logging_data):
             data["backend_name"] = "gloo"
             for name in ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"):
                 data[name.lower()] = os.environ.get(name, "N/A")
-            data["gloo_num_threads"] = 2  # what gloo has where nobody asks for another number
+            data["gloo_num_threads"] = 2  # gloo's default
         return data
 
     return logged
@@ -190,7 +190,7 @@ def _logged_as_gloo(logging_data):
 @atexit.register
 def _leave():
     # A program that ended without destroy_process_group: others may still read what this rank has
-    # sent. After an error nobody waits: the others are told of it (_failure.py).
+    # sent. After an error it does not wait: the others are told of it (_failure.py).
     if not hasattr(sys, "last_type"):
         _C.leave_torch_job(datetime.timedelta(seconds=10))
 

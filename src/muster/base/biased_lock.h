@@ -46,8 +46,8 @@ class BiasedLock {
     if (owner_.load(std::memory_order_relaxed) != biased_lock_detail::this_thread() && !settle())
       revoke();
   }
-  /// Ends the bias for good. Afterwards nobody is inside, and the owner's writes are visible. Must
-  /// not be called from inside.
+  /// Ends the bias for good. Afterwards no thread is inside, and the owner's writes are visible.
+  /// Must not be called from inside.
   void revoke() noexcept {
     if (revoked_.load(std::memory_order_acquire) == kOver) [[likely]]
       return;
@@ -78,8 +78,8 @@ class BiasedLock {
   std::atomic<std::uintptr_t> owner_{0};
   std::atomic<std::uint32_t> inside_{0};
   std::atomic<std::uint32_t> revoked_{0};
-  ProcessMark mark_;  // in a forked child, where who was inside may be gone, nobody is waited for:
-                      // there it excludes nobody
+  ProcessMark mark_;  // a forked child does not wait: the thread inside may not exist there, and
+                      // the lock excludes no thread
 };
 
 }  // namespace muster

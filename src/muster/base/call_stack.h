@@ -1,4 +1,4 @@
-/// Where a call came from: addresses when it is made, names when somebody reads them.
+/// The stack of a call: addresses are taken when it is made, and resolved to names when read.
 #pragma once
 
 #include <array>

@@ -1,8 +1,8 @@
-/// Threads for code of the user's.
+/// Threads for user code.
 ///
-/// A callback may compute, sleep, take locks, wait for other calls, or never return. No thread that
-/// moves calls or checks deadlines runs one, nor does anybody under a lock of ours: callbacks come
-/// here, to threads that nobody else needs.
+/// A callback may compute, sleep, take locks, wait for other calls, or never return. It
+/// never runs on a thread that advances calls or checks deadlines, nor under a muster lock, but on
+/// these dedicated threads.
 #pragma once
 
 #include <pthread.h>

@@ -51,7 +51,7 @@ class CallbackLane final : public CallbackExecutor::WatchedQueue,
 
   std::mutex lock_;
   std::deque<CallbackExecutor::Job> waiting_;
-  std::shared_ptr<Runner> runner_;  // null: nobody runs
+  std::shared_ptr<Runner> runner_;  // null: no callback runs
   bool is_watched_ = false;
 };
 

@@ -37,8 +37,8 @@ class ProcessMark {
   std::uint32_t generation_;
 };
 
-/// Owns a descriptor that forked children lose. Moves, never copies. In a child it is empty of
-/// effect: closing it does nothing, since the number may belong to somebody else by then.
+/// Owns a descriptor that forked children lose. Movable, not copyable. In a child it has no
+/// effect: closing it does nothing, because the number may have been reused.
 class GuardedDescriptor {
  public:
   GuardedDescriptor() = default;

@@ -38,7 +38,7 @@ class Handshake {
     rendezvous = 4,
     rpc = 5,       ///< a link between workers of remote calls
     launcher = 6,  ///< a launcher's connection to the job's store
-    observer = 7   ///< somebody who looks at a running job through its store
+    observer = 7   ///< a process that looks at a running job through its store
   };
   /// How the payloads of a link over TCP travel. Everything else is always encrypted.
   enum class Payloads : std::uint8_t {

@@ -34,10 +34,10 @@ bool takes_host_barriers() noexcept {
 void send_host_barrier() noexcept {
 #if !defined(__SANITIZE_THREAD__)
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (!takes_host_barriers()) return;  // then nobody here relies on them
+  if (!takes_host_barriers()) return;  // then no thread relies on them
   if (barrier_call(MEMBARRIER_CMD_GLOBAL_EXPEDITED)) return;
   const std::string why = errno_text(errno);
-  if (barrier_call(MEMBARRIER_CMD_GLOBAL)) return;  // slow, but it reaches everybody too
+  if (barrier_call(MEMBARRIER_CMD_GLOBAL)) return;  // slower, but reaches every thread too
   static std::atomic<bool> said{false};
   if (!said.exchange(true))
     log(LogLevel::error,

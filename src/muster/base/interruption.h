@@ -1,8 +1,8 @@
-/// A word to threads that wait: nobody will come, stop waiting.
+/// Cancels waits of threads that serve as ranks.
 ///
-/// Ranks that are threads cannot be ended from outside. Whoever runs them binds one `Interruption`
-/// to their threads; waits for other ranks that have no engine yet (stores, rendezvous) look at
-/// their thread's own every so often and end early with its words.
+/// Such a thread cannot be killed from outside. The code that runs the ranks binds one
+/// `Interruption` to their threads. Waits that have no engine yet (stores, rendezvous) poll the one
+/// of their thread and end early with its reason.
 #pragma once
 
 #include <memory>

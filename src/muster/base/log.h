@@ -5,7 +5,7 @@
 ///
 /// Logging never waits for the reader of standard error, so it is allowed under any lock: while
 /// that is full, up to 1 MiB of lines waits for a thread of its own to write them, and later ones
-/// are counted. A process that ends writes what waits, unless nobody reads for 2 s.
+/// are counted. A process that ends writes what waits, unless standard error is not read for 2 s.
 #pragma once
 
 #include <string_view>

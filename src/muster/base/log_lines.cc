@@ -127,7 +127,7 @@ void begin_to_wait(Lines& all) {
   static const bool flushes = std::atexit(flush_at_exit) == 0;
   static_cast<void>(flushes);
   if (all.writer) return;
-  // Where there is no thread to be had, whoever logs next writes what waits.
+  // If no thread can be started, the next call that logs writes the waiting lines.
   auto writer = start_thread("the thread that writes the log", write_what_waits);
   if (!writer.ok()) return;
   all.writer = true;

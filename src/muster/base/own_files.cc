@@ -93,7 +93,7 @@ Result<Descriptor> open_own_file(const std::string& path, int flags, const OwnRu
   if (!opened) return unopened(path, flags, rules, at);
   auto file = judged(std::move(opened), path, S_IFREG, rules);
   if (!file) return file;
-  ::fcntl(file->get(), F_SETFL, kept & ~O_NONBLOCK);  // for whoever gets it as a stream
+  ::fcntl(file->get(), F_SETFL, kept & ~O_NONBLOCK);  // for users of the file as a stream
   if ((flags & O_TRUNC) != 0 && ::ftruncate(file->get(), 0) != 0)
     return Status(Code::invalid_argument,
                   "cannot empty " + called(rules, path) + ": " + errno_text(errno));

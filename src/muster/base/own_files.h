@@ -1,11 +1,11 @@
-/// Files and folders that nobody but this user can have written.
+/// Files and folders that only this user can have written.
 ///
-/// A path may lead through places that others can write to (/tmp, a shared project), so what is
-/// found there is looked at before it is believed: it must belong to this user and be closed to the
-/// others, as ssh and munge ask of their keys. Links are not followed in the last place, a file
-/// with a second name is refused, a pipe in a file's place is not waited for, and it is the opened
-/// file that is looked at, not what the path leads to afterwards. The containing folders are not
-/// judged: whoever can write there can put another file in the place, and that one is refused.
+/// A path may lead through folders that others can write to (/tmp, a shared project), so a file is
+/// checked before it is trusted: it must belong to this user and be closed to others, as ssh and
+/// munge require of their keys. The last component of the path must not be a link, a file with a
+/// second hard link is refused, and a pipe in place of a file does not block. The checks apply to
+/// the opened file, not to what the path leads to afterwards. The containing folders are not
+/// checked: a user who can write to them can replace the file, but the replacement is refused.
 #pragma once
 
 #include <fcntl.h>
@@ -21,7 +21,7 @@ struct OwnRules {
   std::string name;            ///< what messages call it: "the store's file"
   unsigned closed = 022;       ///< permissions that others must not have; 077: none at all
   bool from_root = false;      ///< may be root's too, and then readable by its group
-  bool root_may_look = false;  ///< a process of root may open everybody's
+  bool root_may_look = false;  ///< a process of root may open any user's
 };
 
 /// Opens or makes (`flags` with O_CREAT; `mode`) a regular file. O_TRUNC empties it once it has

@@ -1,4 +1,4 @@
-/// Who was turned away by a server: those that did not prove the secret, or may not come.
+/// Connections that a server has refused, because they did not prove the secret or are not allowed.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@
 
 namespace muster {
 
-/// Counts them, and says what to log: one line a second at most, however many come. Thread-safe.
+/// Counts them and limits their log lines to one a second. Thread-safe.
 class RefusalCount {
  public:
-  /// `sentence` with the number of those that were not told since the last line; nothing where the
-  /// last line is not a second old.
+  /// The line to log: `sentence`, with the number of refusals not logged since the last line. Empty
+  /// if the last line is less than a second old.
   std::optional<std::string> note(std::string_view sentence, TimePoint now);
   std::uint64_t count() const;
 

@@ -8,14 +8,14 @@
 ///     file that they inherit, or find with the launcher while it lives; kind `given`;
 ///  3. the contents of the file `MUSTER_SECRET_FILE`, this user's or root's and closed to all
 ///     others: kind `given`;
-///  4. `MUSTER_INSECURE=1`: kind `open`, a constant that everybody knows, to be said aloud;
+///  4. `MUSTER_INSECURE=1`: kind `open`, a public constant that protects nothing;
 ///  5. none of them: kind `host`, 32 random bytes in a directory that only this user can read on
 ///     this host (`$XDG_RUNTIME_DIR/muster` or `/tmp/muster-UID`, mode 0700, owner checked), so
-///     that ranks of one user on one host find each other and nobody else does.
+///     that only ranks of one user on one host find each other.
 /// Its bytes are left out of core dumps and wiped with the last copy (`secret_bytes.h`).
 ///
-/// An observer's key is made of the secret (`observer`) and takes its place in the environment of
-/// whoever may look at the job and do nothing else.
+/// An observer's key is derived from the secret (`observer`). It takes the secret's place in the
+/// environment of a process that may only look at the job.
 #pragma once
 
 #include <array>

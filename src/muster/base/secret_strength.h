@@ -1,4 +1,4 @@
-/// The text form of secrets, and what a text that somebody chose is worth as one. Private to base/.
+/// The text form of secrets, and how strong a text chosen by a user is. Private to base/.
 ///
 /// A text of `muster secret` is "muster-secret-", 64 random hexadecimal digits, "-" and 8 check
 /// digits; an observer's key begins with "muster-observer-" instead. Only these count as random.

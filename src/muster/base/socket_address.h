@@ -42,8 +42,7 @@ class SocketAddress {
   socklen_t length_ = 0;
 };
 
-/// Asks whoever knows the names: the system's resolver, or a test's own. May block for as long as
-/// it likes.
+/// Resolves host names: the system's resolver, or one of a test. May block without a limit.
 using Resolver =
     std::function<Result<std::vector<SocketAddress>>(const std::string& host, std::uint16_t port)>;
 /// `host "NAME"`, for messages; of digits alone it says what they are taken for.

@@ -1,11 +1,11 @@
-/// Resumable work: coroutines that are advanced by whoever waits.
+/// Resumable work: coroutines that the waiting thread advances.
 ///
 /// A `Task` is lazily started and single-owner. Inside one, `co_await until(predicate)` gives the
 /// thread back until the predicate holds, and `co_await child_task()` runs another task to its end.
-/// Nothing inside blocks and nothing inside is called back: the owner calls `step()` as often as it
-/// likes, which asks only the innermost predicate and goes on from there. A task may be stepped by
-/// different threads, one at a time (the owner's lock sees to that). Frames come from a small
-/// per-thread pool, so a steady state allocates nothing.
+/// Nothing inside blocks and there are no callbacks: the owner calls `step()`, which evaluates only
+/// the innermost predicate and resumes there. A task may be stepped by different threads, one at a
+/// time (the owner holds a lock). Frames come from a small per-thread pool, so a steady state
+/// allocates nothing.
 ///
 /// Destroying an unfinished task destroys its whole chain of frames; references that its predicates
 /// hold must outlive it.
@@ -116,7 +116,7 @@ class [[nodiscard]] Task {
     ++context_->turns;
     try {
       context_->leaf.resume();
-    } catch (...) {  // the thread is being ended: nobody can go on where it was
+    } catch (...) {  // the thread is being terminated: the coroutine cannot be resumed
       frame_.promise().value.emplace(task_detail::thread_ended());
       throw;
     }
@@ -173,7 +173,7 @@ class until {
   }
 
  private:
-  // What it throws, it throws in the task and not in whoever steps it.
+  // An exception of the predicate is thrown in the task, not in the caller of `step`.
   bool holds() {
     try {
       return predicate_();

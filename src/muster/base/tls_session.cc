@@ -230,7 +230,7 @@ SSL_CTX* context() {
     SSL_CTX_set_options(ctx, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION);
     SSL_CTX_set_session_cache_mode(ctx, SSL_SESS_CACHE_OFF);
     SSL_CTX_set_mode(ctx, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
-    // Nobody has a certificate, so none is ever good enough.
+    // There are no certificates, so a peer that presents one is refused.
     SSL_CTX_set_verify(ctx, SSL_VERIFY_PEER, nullptr);
     SSL_CTX_set_psk_use_session_callback(ctx, use_key);
     SSL_CTX_set_psk_find_session_callback(ctx, find_key);
@@ -564,7 +564,7 @@ Result<std::size_t> TlsSession::Connection::open_payload(MutableBytes to) {
       good = good && receives.authenticate(sealed, right) && equal_in_constant_time(tag, right);
     }
     if (!good) {
-      // Nobody may see what was decrypted before its tag was checked.
+      // Decrypted bytes must not be visible if their tag is wrong.
       if (fits && payloads == Payloads::encrypted) std::memset(to.data(), 0, bytes);
       return tampered("the tag of a payload is wrong");
     }

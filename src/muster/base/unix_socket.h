@@ -13,8 +13,8 @@ namespace muster {
 
 /// Non-blocking and close-on-exec.
 Result<Descriptor> listen_locally(const std::string& name);
-/// Non-blocking. Code::refused where nobody listens under that name here (it may in another network
-/// namespace); waits while its backlog is full.
+/// Non-blocking. Code::refused if no socket listens under that name in this network namespace;
+/// waits while its backlog is full.
 Result<Descriptor> connect_locally(const std::string& name, TimePoint deadline);
 /// Whether the other end is run by this process's user.
 bool is_same_user(int socket);

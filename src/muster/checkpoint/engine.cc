@@ -196,7 +196,7 @@ struct Saver::State {
       });
     return group::take(shards::plan_save(shards, options, ranks, mine));
   }
-  /// Waits for the last save; its failure once, where nobody has heard of it.
+  /// Waits for the last save. Returns its failure, if it has not been reported yet, once.
   Status finish_last() {
     if (thread.joinable()) thread.join();
     if (!last) return {};
@@ -220,7 +220,7 @@ void Saver::fail(const std::exception& why) noexcept {
     static_cast<void>(shards::exchange_or_fail(state_->here(), status_of(why), {},
                                                shards::ExchangeLimit::group_timeout));
   } catch (const std::exception&) {
-    // The group is gone, and nobody waits on it.
+    // The group has been destroyed, and no rank waits on it.
   }
 }
 

@@ -33,8 +33,8 @@ class Saver {
   /// In place of a save that this rank cannot begin: the other ranks throw `why` from theirs.
   void fail(const std::exception& why) noexcept;
 
-  /// Collective. First waits for the last save, and throws, on all ranks, what nobody on one of
-  /// them has asked it for.
+  /// Collective. First waits for the last save. If that failed and a rank has not reported the
+  /// failure yet, throws it on all ranks.
   void save(const std::vector<CheckpointItem>& items, const std::string& values,
             const shards::CommitOptions& options);
   /// Returns when what this rank will write has been copied; the items may change from then on. The

@@ -14,10 +14,10 @@ namespace {
 
 using launch::RunOptions;
 
-/// Keys of torchrun's --rdzv-conf that ask for what is the case anyway: whoever can listen at the
-/// endpoint serves (is_host), the store is a TCP store (store_type) with the launcher's limits
-/// (read_timeout), nothing is polled (heartbeat_timeout, close_timeout), and a node's number is
-/// --node-rank (rank).
+/// Keys of torchrun's --rdzv-conf that ask for what muster does anyway: the launcher that can
+/// listen at the endpoint serves (is_host), the store is a TCP store (store_type) with the
+/// launcher's limits (read_timeout), nothing is polled (heartbeat_timeout, close_timeout), and a
+/// node's number is --node-rank (rank).
 const std::set<std::string> kWithoutMeaning = {"is_host",           "store_type",    "read_timeout",
                                                "heartbeat_timeout", "close_timeout", "rank"};
 

@@ -80,8 +80,8 @@ class TraceChoice {
   }
   bool by_store() const { return !store_text_.empty(); }
 
-  /// Finds the job, once; `records` are wanted of each rank. Where nobody says which job, it is the
-  /// latest, of those that run where `prefers_live`.
+  /// Finds the job, once; `records` are wanted of each rank. Without an option that selects
+  /// one, it is the latest job, or the latest running one if `prefers_live`.
   Status find(std::size_t records, bool prefers_live) {
     ask_.records = records;
     ask_.patience = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(wait_));

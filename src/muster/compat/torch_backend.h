@@ -95,8 +95,8 @@ class TorchBackend : public c10d::Backend {
 
   // Newer than torch 2.6: no `override`.
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() { return options_; }
-  /// What DDP takes its buckets from, and whoever else asks: memory that the other ranks of the
-  /// host read and write where it is. Private memory where the arena has no room.
+  /// Allocates DDP's buckets, for example: memory that the other ranks of the host read and write
+  /// in place. Private memory if the arena has no room.
   bool supportsTensorAlloc(c10::DeviceIndex device) { return device < 0; }
   at::Tensor allocateTensor(long size, at::TensorOptions options);
   /// What Python's `allocate_tensor` gives: a tensor of one dimension in memory that the ranks of

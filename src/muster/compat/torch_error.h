@@ -12,7 +12,7 @@
 
 namespace muster::compat {
 
-/// What an exception of torch's or of anybody's says, without the backtrace that torch's end in.
+/// The text of any exception, without the backtrace at the end of torch's exceptions.
 inline std::string text_of(const std::exception& error) {
   const auto* theirs = dynamic_cast<const c10::Error*>(&error);
   return theirs == nullptr ? error.what() : theirs->what_without_backtrace();

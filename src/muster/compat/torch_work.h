@@ -29,8 +29,8 @@ class TorchWork : public c10d::Work {
     Duration timeout{};
     std::weak_ptr<BackwardCalls> pass;  ///< in which it was called; else null
   };
-  /// `shown` (null where no profiler looks) ends when the call is done, at the latest when somebody
-  /// has waited for it.
+  /// `shown` (null without a profiler) ends when the call is done, at the latest when a wait for it
+  /// returns.
   static c10::intrusive_ptr<TorchWork> create(Parts parts, std::shared_ptr<CallRange> shown);
   TorchWork(Parts parts, std::shared_ptr<CallRange> shown);
 

@@ -56,7 +56,7 @@ void check_options(const InitProcessGroupOptions& options) {
          (options.world_size > 0 ? " = " + std::to_string(options.world_size - 1) : ""));
 }
 
-/// Whether MPI says who the ranks are: nobody else does.
+/// Whether ranks and sizes come from MPI, because no other source gives them.
 bool is_known_to_mpi(const InitProcessGroupOptions& options, const BackendConfig& config) {
   const auto& entries = config.entries();
   return std::ranges::any_of(entries,

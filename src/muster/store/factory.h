@@ -80,10 +80,10 @@ struct EtcdOptions {
   /// shall not see an earlier one's takes another.
   std::string prefix = "muster";
   Duration timeout = kDefaultTimeout;
-  std::string user{};  ///< empty: the cluster asks nobody who he is
+  std::string user{};  ///< empty: the cluster has no authentication
   std::string password{};
-  std::string authority_file{};    ///< PEM, who has signed the members' certificates
-  std::string certificate_file{};  ///< PEM, this client's, where the cluster asks for one
+  std::string authority_file{};    ///< PEM, the authority of the members' certificates
+  std::string certificate_file{};  ///< PEM, this client's, if the cluster requires one
   std::string key_file{};          ///< PEM, the certificate's key
 };
 

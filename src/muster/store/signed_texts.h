@@ -1,4 +1,4 @@
-/// Texts in a store to which anybody may write (torch's store, a file, etcd). Each carries an HMAC
+/// Texts in a store without write protection (torch's store, a file, etcd). Each carries an HMAC
 /// with the job's secret over job, round, world size and rank. A writer without the secret can keep
 /// the ranks from meeting and can do nothing else.
 #pragma once

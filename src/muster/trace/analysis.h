@@ -54,7 +54,7 @@ std::string list_ranks(std::span<const int> ranks);
 /// "job 'job7', job-3b0d7be9, begun 3.2 min ago": the launcher's name for it (--rdzv-id) where
 /// there was one, and that of the trace.
 std::string title(const JobTrace& job);
-/// "rank 2 is behind: ...", or that nobody is.
+/// "rank 2 is behind: ...", or that no rank is.
 std::string headline(const JobTrace& job, const std::vector<Holdup>& holdups);
 /// Plain text: the headline, every holdup, and a paragraph per rank.
 std::string summary(const JobTrace& job);

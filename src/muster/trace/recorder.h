@@ -139,8 +139,8 @@ class Recorder {
   std::vector<std::string> group_names_;
 };
 
-/// A recorded call that ends later, on whatever thread. Where nobody says how it ended, its end is
-/// that of this object. A copy (of the request that it belongs to) stands for nothing.
+/// A recorded call that ends later, on any thread. If its outcome is not reported, it ends with
+/// this object. A copy (made when its request is copied) is empty.
 class Mark {
  public:
   Mark() = default;

@@ -26,9 +26,9 @@ namespace {
 
 constexpr Duration kStoreTimeout = std::chrono::seconds(2);
 using store::kJobKey;
-/// Of a rank, that nobody has fetched yet: several may ask at once.
+/// Answers of one rank that have not been fetched yet; several processes may ask at once.
 constexpr std::size_t kKeptAnswers = 8;
-/// Of an answer, and of all that are kept.
+/// Size of one answer, and of all kept answers together.
 constexpr std::size_t kMostAnswerBytes = std::size_t{4} << 20;
 
 std::string questions_of(int rank) { return "trace/ask/" + std::to_string(rank); }
@@ -177,13 +177,13 @@ struct TraceResponder::State {
     std::size_t bytes = 0;
   };
 
-  /// Whoever asked deletes what it has fetched.
+  /// The asking process deletes the answer that it has fetched.
   bool was_fetched(const KeptAnswer& answer) {
     const auto there = store->check(std::span(&answer.key, 1));
     return there.ok() && !*there;
   }
 
-  /// Those that nobody has fetched go, the oldest first: their askers may be gone.
+  /// Drops unfetched answers, oldest first: the processes that asked may have ended.
   void make_room(std::deque<KeptAnswer>& kept, std::size_t bytes) {
     const auto is_full = [&] {
       std::size_t total = bytes;

@@ -1,11 +1,11 @@
-/// Telling a running job's calls to somebody on another host, or without access to the files:
+/// Reports a running job's calls to a process on another host or without access to the files:
 /// `muster top --store`, `muster trace --store`.
 ///
-/// Where the job's store is a TCP store, every rank has a thread that sleeps in one request to it
-/// (no processor time, nothing is sent) until a question comes. Who asks has proved the job's
-/// secret to the store, or an observer's key (`store/observer_rights.h`). A rank that hangs in a
-/// call answers all the same; of one that is stopped or dead another rank of its host tells, from
-/// its file. Under the job's keys:
+/// If the job's store is a TCP store, every rank has a thread that sleeps in one request to it (no
+/// processor time, nothing is sent) until a question arrives. The process that asks has proved the
+/// job's secret to the store, or an observer's key (`store/observer_rights.h`). A rank that hangs
+/// in a call still answers. For a stopped or dead rank, another rank of its host answers from its
+/// file. Under the job's keys:
 ///   trace/job                 which job this is: written once by rank 0
 ///   trace/ask/<rank>          queue of questions, each about the rank or up to 256 others
 ///   trace/answer/<id>/<rank>  an answer; the asker deletes it, else one of that rank's next
@@ -28,14 +28,15 @@
 
 namespace muster::trace {
 
-/// So many ranks may a question be about.
+/// The maximum number of ranks that one question is about.
 inline constexpr std::size_t kMostAbout = 256;
 
 class TraceResponder {
  public:
-  /// Null where nobody outside can reach the store (other kinds than TCP), or where there is no
-  /// trace or the store does not answer: a job runs without. `job`: the job's part of the store.
-  /// `refusals`: how many connections this rank's listeners have refused; called on the thread.
+  /// Null if the store cannot be reached from outside (kinds other than TCP), if there is no trace,
+  /// or if the store does not answer: the job then runs without a responder. `job`: the job's part
+  /// of the store. `refusals`: how many connections this rank's listeners have refused; called on
+  /// the thread.
   static std::unique_ptr<TraceResponder> start(std::shared_ptr<Recorder> recorder,
                                                const std::shared_ptr<store::Store>& job,
                                                std::function<std::uint64_t()> refusals = {});

@@ -1,10 +1,9 @@
-/// Where the traces of this user's jobs lie: a directory per job below `$MUSTER_RUN_DIR`, else
-/// `$XDG_RUNTIME_DIR/muster`, else
-/// `/tmp/muster-<uid>`; in it `rank<r>.trace`.
+/// The location of this user's traces: one directory per job below `$MUSTER_RUN_DIR`, else
+/// `$XDG_RUNTIME_DIR/muster`, else `/tmp/muster-<uid>`, with a file `rank<r>.trace` per rank.
 ///
 /// Every directory must belong to this user and be closed to writing by others (a job's own: to
-/// everything); symbolic links are not followed. A live rank holds a lock (flock) on its file, so
-/// that anybody can tell live from dead.
+/// everything); symbolic links are not followed. A live rank holds a lock (flock) on its file,
+/// which distinguishes live ranks from dead ones.
 #pragma once
 
 #include <string>

@@ -30,7 +30,7 @@ struct AcceptorOptions {
   Way way = Way::tcp;  ///< what the listening sockets are
   std::size_t most_pending = 256;
   Duration handshake_limit = std::chrono::seconds(5);  // limit: of a handshake
-  /// Looks at a socket before anything is read from it; false closes it. Empty: everybody may try.
+  /// Checks a socket before anything is read from it; false closes it. Empty: accepts every socket.
   std::function<bool(int socket)> admit;
   /// Whether a peer is wanted now (`PendingConnection::Welcome`).
   PendingConnection::Welcome welcome = [](const Handshake::Peer&) { return true; };

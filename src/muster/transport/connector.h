@@ -39,10 +39,11 @@ class Connector {
   /// exchanges):
   /// 1. what to publish: addresses, host identity, process; may ask a resolver, up to the deadline;
   virtual Result<std::string> own_address(TimePoint deadline) = 0;
-  /// 2. given everybody's contacts, set up what this host shares; returns this rank's verdict for
+  /// 2. given all ranks' contacts, set up what this host shares; returns this rank's verdict for
   /// publication. Blocks, up to the deadline;
   virtual Result<std::string> meet(std::span<const std::string> contacts, TimePoint deadline) = 0;
-  /// 3. given everybody's verdicts, settle who is local. From now on `poll` may report to `events`.
+  /// 3. given all ranks' verdicts, settle which ranks are local. From now on `poll` may report to
+  /// `events`.
   virtual Status settle(std::span<const std::string> verdicts, ConnectorEvents& events) = 0;
 
   /// After settle: host number of each rank, from 0 in the order of the first rank on each; the

@@ -47,7 +47,7 @@ struct FabricOptions {
   std::function<void(TimePoint until)> idle;
 };
 
-/// Publishes this rank's text under `round` and returns everybody's, in rank order. Blocks.
+/// Publishes this rank's text under `round` and returns all ranks' texts, in rank order. Blocks.
 using Exchange = std::function<Result<std::vector<std::string>>(const std::string& round,
                                                                 const std::string& mine)>;
 /// An exchange over a store: keys under `prefix`, one all_gather request each, all of them before

@@ -17,7 +17,7 @@ class FailureEvents {
   /// The members of this channel contradict each other, or its user has failed it.
   virtual void on_channel_failure(std::uint32_t channel, const Status& cause) = 0;
   virtual void on_stream_end(Link& link, const Status& why) = 0;
-  /// A stream to the link's peer is asked for, or stands although nobody asked for it.
+  /// A stream to the link's peer has been requested, or exists without a request.
   virtual void on_stream_begin(Link& link) = 0;
 
  protected:

@@ -185,7 +185,7 @@ class Hub final : public LoopbackHub, public std::enable_shared_from_this<Hub> {
 
   int world_size() const { return static_cast<int>(seats_.size()); }
   int cores() const { return cores_; }
-  /// The dead write nothing any more: a killed rank gets a mailbox that nobody else sees.
+  /// A dead rank writes nothing any more: a killed rank gets a mailbox that no other rank sees.
   shm::Mailbox& mailbox_of(int rank) {
     return region_memory_ && !seat(rank).killed.load()
                ? views_[static_cast<std::size_t>(rank)]->mailbox(rank)

@@ -100,7 +100,7 @@ class PassLoop {
   /// The watcher's last look.
   struct {
     std::uint64_t polls = 0;
-    TimePoint news = TimePoint::min();   // it found something moved, or that somebody had polled
+    TimePoint news = TimePoint::min();   // it found progress, or that a thread had polled
     TimePoint wakes = TimePoint::min();  // when it will look again by itself
     bool knows_plain = false;            // whether it does so because of links without descriptor
   } watched_;

@@ -52,7 +52,7 @@ class PendingConnection {
   Handshake::Verdict verdict() const;
   /// The other side wants no second connection with us: a crossing was lost.
   bool lost_crossing() const { return verdict() == Handshake::Verdict::unwelcome; }
-  /// The connect itself was answered by "nobody listens here".
+  /// The connect itself was refused: no socket listens at the address.
   bool nobody_there() const { return nobody_there_; }
 
   int descriptor() const { return socket_.get(); }

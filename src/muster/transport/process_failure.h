@@ -23,13 +23,13 @@ void note_process_failure(std::string why, std::vector<int> earlier = {});
 /// and no other reason was noted. The latest counts. Thread-safe.
 void note_process_exception(std::string what, std::vector<int> earlier = {});
 
-/// What has gone wrong in the process, which goes on all the same: an exception that ended one of
-/// its threads. Where the process then ends with a status other than 0, that is why; where it just
-/// ends, the ranks that need it are told so. The first counts. Thread-safe.
+/// Records an exception that ended one of the process's threads; the process continues. If it later
+/// ends with a status other than 0, the exception is given as the reason. If it just ends, the
+/// ranks that need it are told. Only the first one counts. Thread-safe.
 void note_process_trouble(std::string what);
 
-/// The process ends: tells all its jobs of the failure that was noted, else of `unless_noted`;
-/// empty: then nobody is told anything. Blocks for at most a second for each job. Thread-safe.
+/// Called when the process ends: tells all its jobs the recorded failure, else `unless_noted`; if
+/// that is empty, sends nothing. Blocks for at most a second for each job. Thread-safe.
 void tell_process_failure(const std::string& unless_noted = {});
 
 /// For `join_fabric`.

@@ -23,7 +23,7 @@ class RegionMeeting {
   Status listen(const std::string& name, Handshake::Hello hello);
   /// This rank's verdict: which region it has mapped. Blocks, up to the deadline.
   Result<MeetingVerdict> meet(TimePoint deadline);
-  /// Given everybody's verdicts: null where nothing is shared.
+  /// Given all ranks' verdicts; null if nothing is shared.
   Result<std::unique_ptr<RegionPeers>> settle(const std::vector<MeetingVerdict>& verdicts);
 
   /// Answers requests for arenas from then on.

@@ -56,7 +56,7 @@ class SocketLinks {
     TimePoint deadline;
     TimePoint retry_at{};
     std::size_t tries = 0;
-    std::size_t refusals = 0;  // "nobody listens here", in a row
+    std::size_t refusals = 0;  // consecutive refused connects
     bool awaits_peer = false;  // a crossing was lost: the peer's own connection is on its way
     std::unique_ptr<PendingConnection> connection;
     SocketAddress address;

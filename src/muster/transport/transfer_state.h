@@ -19,7 +19,7 @@ struct TransferState final : Transfer, std::enable_shared_from_this<TransferStat
     queued,     ///< send: eager, in the link's queue
     requested,  ///< send: asked for, the receiver is not ready
     streaming,  ///< send: fragments are going out
-    local,      ///< send to oneself that nobody has taken yet
+    local,      ///< send to oneself that no receive has taken yet
     finished,
   };
 

@@ -73,8 +73,8 @@ class Race {
         return started.status().with_context("starting " + name + " for " + race->title());
       race->runners_.emplace_back(algorithm, std::move(*started));
     }
-    // Ranks get ready while their first cell waits for them: nobody is to be measured beside others
-    // that still start.
+    // The first cell waits until all ranks have started, so that no measurement overlaps with the
+    // start of others.
     Cell ready;
     ready.op = "barrier";
     ready.seconds = contest.seconds / 20;

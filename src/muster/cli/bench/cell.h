@@ -7,7 +7,7 @@
 ///   cell <op> <bytes> <dtype> <memory> <seconds> <settling>
 ///   quit
 ///
-/// and somebody of them answers every cell with one line in the pipe `back`:
+/// and one of them answers every cell with one line in the pipe `back`:
 ///
 ///   row <loop_us> <p50_us> <min_us> <p99_us> <iterations>
 ///   skip <reason>            (the library has no such operation)

@@ -14,7 +14,7 @@ namespace {
 /// How long one member may take with one request before the next is asked: etcd itself gives up a
 /// proposal after some 7 s without a leader, and says so.
 constexpr Duration kMemberLimit = std::chrono::seconds(8);  // limit: patience with one member
-/// A stream that has been silent for so long is opened anew, in case nobody is at its other end.
+/// A stream that has been silent for this long is reopened, in case its other end is gone.
 constexpr Duration kSilenceLimit = std::chrono::seconds(15);  // limit: patience with one member
 
 constexpr std::string_view kLeaseGone = "lease not found";
@@ -47,7 +47,7 @@ Result<std::string> whole_endpoint(std::string text, bool tls) {
 
 }  // namespace
 
-/// A connection that nobody else uses as long as this lives.
+/// A connection for exclusive use as long as this lives.
 class EtcdClient::Borrowed {
  public:
   explicit Borrowed(EtcdClient& client) : client_(client) {

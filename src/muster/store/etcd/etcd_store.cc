@@ -278,7 +278,7 @@ class EtcdBackedStore final : public RequestStore<Store> {
       }
       const auto written = writer().commit(std::move(txn), until);
       if (!written) return failure(written.status(), request);
-      if (!written->done) next = begin;  // somebody has removed the pieces: once more
+      if (!written->done) next = begin;  // another client has removed the pieces: retry
     }
     return {};
   }
@@ -336,8 +336,8 @@ class EtcdBackedStore final : public RequestStore<Store> {
     return {std::to_string(sum), {{}, sum, {}}};
   }
 
-  /// Reads, computes and writes under the condition that nobody has written in between. The first
-  /// attempt guesses what is there, so a change that nobody disputes costs one or two requests.
+  /// Reads, computes and writes, on the condition that no client has written in between. The first
+  /// attempt guesses the current value, so an uncontended change costs one or two requests.
   Reply change(const Request& request) {
     const TimePoint until = deadline();
     const std::string key = keys().user(request.keys[0]);
@@ -505,7 +505,7 @@ Result<std::shared_ptr<Store>> make_etcd_store(EtcdOptions options) {
   auto client = etcd::EtcdClient::make(std::move(client_options));
   if (!client) return client.status();
   auto store = make_etcd_store_over(std::move(*client), std::move(options.prefix), options.timeout);
-  // One read shows whether anybody answers, and lets this user in.
+  // One read shows whether the cluster answers and admits this user.
   if (const auto answers = store->num_keys(); !answers)
     return answers.status().with_context("opening the etcd store");
   return store;

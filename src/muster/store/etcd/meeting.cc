@@ -11,9 +11,9 @@
 namespace muster::store::etcd {
 namespace {
 
-/// How long those that missed a round are told so, instead of waiting for the others in the next.
+/// For how long members that missed a failed round get its failure instead of joining the next one.
 constexpr std::int64_t kLateSeconds = 60;  // limit: what a later run on the same keys may see
-/// Whoever met in one of so many rounds before may still be on its way to read how that ended.
+/// A member of one of this many earlier rounds may not have read its outcome yet.
 constexpr std::uint64_t kKeptRounds = 16;  // limit: rounds that a slow rank may still read
 /// "<members>/<index>" in the key of a member of an all_gather.
 constexpr std::size_t kMemberDigits = 16 + 1 + 16;
@@ -139,7 +139,7 @@ EtcdMeeting::MeetingArrival EtcdMeeting::settle_untold(const MeetingState& state
   MeetingState next = state;
   const bool late =
       std::erase(next.untold, request_.index) > 0 && request_.op == StoreOp::all_gather;
-  if (!late) next.untold.clear();  // somebody begins anew
+  if (!late) next.untold.clear();  // a member begins a new round
   Txn txn;
   txn.when.push_back({.key = state_key(),
                       .target = Compare::EtcdTarget::mod_revision,
@@ -301,7 +301,7 @@ Status EtcdMeeting::end(const MeetingState& state, std::int64_t seen, const Stat
   txn.when.push_back({.key = state_key(),
                       .target = Compare::EtcdTarget::mod_revision,
                       .number = state.mod_revision});
-  if (seen > 0) {  // nobody has come since
+  if (seen > 0) {  // no member has arrived since
     const std::string present = presence_prefix();
     txn.when.push_back({.key = present,
                         .target = Compare::EtcdTarget::mod_revision,
@@ -318,7 +318,7 @@ Status EtcdMeeting::end(const MeetingState& state, std::int64_t seen, const Stat
     if (!lease) return lease.status();
     txn.then.push_back(Put{.key = late_key(), .value = {}, .lease = lease->id});
   }
-  if (state.round > 0) {  // whoever is in this round has read what the last one brought
+  if (state.round > 0) {  // members of this round have read the outcome of the last one
     const std::string old = round_prefix(state.round - 1);
     txn.then.push_back(Delete{.key = old, .range_end = prefix_end(old)});
     if (request_.op == StoreOp::all_gather) {

@@ -17,7 +17,7 @@
 
 namespace muster::store::etcd {
 
-/// A lease that lives as long as somebody asks for it. Thread-safe.
+/// A lease that is kept alive as long as it is in use. Thread-safe.
 class LiveLease {
  public:
   explicit LiveLease(EtcdClient& client) : client_(client) {}
@@ -56,7 +56,8 @@ class EtcdMeeting {
   Status await_end(TimePoint deadline);
   /// Ends the round if all have come or one has gone.
   Status look_after();
-  /// Ends the round as it stands in `state`. Writes nothing if it has ended or somebody has come.
+  /// Ends the round as it stands in `state`. Writes nothing if it has ended or a member has
+  /// arrived.
   Status end(const MeetingState& state, std::int64_t seen, const Status& outcome,
              std::int64_t complete_at);
   Status give_up(Duration waited);

@@ -114,8 +114,8 @@ class WatchStream {
   std::string held_;
 };
 
-/// A watch across failures of members. What happens while no stream is open does not come: whoever
-/// uses it reads the keys after each message with `created`.
+/// A watch that survives failures of etcd's members. Changes that happen while no stream is open
+/// are not reported, so its user must read the keys after each message with `created`.
 class KeyWatch {
  public:
   KeyWatch(EtcdSession& session, std::string key, std::string range_end);

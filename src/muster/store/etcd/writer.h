@@ -15,7 +15,7 @@
 
 namespace muster::store::etcd {
 
-/// 32 hexadecimal digits that nobody else has.
+/// 32 random hexadecimal digits, unique in practice.
 std::string random_name();
 
 struct Written {
@@ -40,7 +40,7 @@ class Writer {
   struct Long {
     std::string stored;   ///< what the key itself is to hold
     std::string pieces;   ///< what the keys of the pieces begin with; empty: there are none
-    std::string first{};  ///< the first piece, there as long as nobody has removed them
+    std::string first{};  ///< the first piece; it exists as long as the pieces do
   };
   Result<Long> prepare(const std::string& prefix, std::string_view value, TimePoint deadline);
   /// The value of what `prepare` gave out. Code::closed: its pieces have been removed since.
