@@ -100,10 +100,11 @@ def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) ->
         raise RuntimeError(f"`url` must be a string, not {type(url).__name__}: {url!r}")
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
-    if rank != -1:
-        query["rank"] = str(rank)
-    if world_size != -1:
-        query["world_size"] = str(world_size)
+    for name, given in (("rank", rank), ("world_size", world_size)):
+        if given != -1 and query.setdefault(name, str(given)) != str(given):
+            raise _C.DistArgumentError(
+                f"rendezvous: {name} is {given}, and {query[name]} in {url}; give it once"
+            )
     if parts.scheme in _handlers:
         whole = urlunsplit(parts._replace(query=urlencode(query)))
         return _handlers[parts.scheme](whole, **kwargs)

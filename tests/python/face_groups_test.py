@@ -297,6 +297,8 @@ def test_handlers_of_schemes():
         dist.rendezvous("other://x", 0, 1)
     with pytest.raises(ValueError, match="rank"):
         next(dist.rendezvous("file:///tmp/unused"))
+    with pytest.raises(ValueError, match="rank is 1, and 0 in file:///tmp/unused"):
+        dist.rendezvous("file:///tmp/unused?rank=0&world_size=2", 1, 2)
 
     def body(rank):
         dist.init_process_group(init_method="mine://here", rank=rank, world_size=2)

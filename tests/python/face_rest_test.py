@@ -166,6 +166,13 @@ def test_no_server():
         dist.TCPStore("127.0.0.1", 1, timeout=SHORT)
 
 
+# spec: C2 what can never begin is refused at once
+@pytest.mark.parametrize("port, world_size", [(0, None), (1, 0)])
+def test_no_port_and_no_users(port, world_size):
+    with pytest.raises(ValueError, match="needs the port" if port == 0 else "world_size is 0"):
+        dist.TCPStore("127.0.0.1", port, world_size=world_size)
+
+
 # ---- groups
 
 

@@ -32,6 +32,10 @@ std::shared_ptr<store::Store> open_tcp(std::string host, std::uint16_t port,
     group::invalid("TCPStore: master_listen_fd " + std::to_string(*options.master_listen_fd) +
                    " is no descriptor; leave it out for none");
   engine.listen_descriptor = options.master_listen_fd.value_or(-1);
+  if (options.world_size == 0)
+    group::invalid("TCPStore: world_size is 0; leave it out if the number of users is not fixed");
+  if (!options.is_master && port == 0)
+    group::invalid("TCPStore: a client needs the port at which the master serves, and got 0");
   return unwrap(store::make_tcp_store(std::move(engine)));
 }
 
