@@ -14,7 +14,7 @@ from datetime import timedelta
 
 import pytest
 import torch
-from document_programs import PROGRAMS, RUN, environment_of, said_by
+from document_programs import MUSTER, PROGRAMS, RUN, environment_of, said_by
 from ranks import meeting_file, reserve_port, run_ranks
 
 import muster as dist
@@ -67,6 +67,38 @@ def test_operation(name):
 
     dist.spawn(run, args=(4,), nprocs=4, threads=True)
     assert sorted(printed) == sorted(OPERATIONS[name])
+
+
+def said_in_cpp(name):
+    program = MUSTER.parent / "documents"
+    if not program.exists():
+        pytest.skip("built without the examples (MUSTER_EXAMPLES=OFF)")
+    ended = subprocess.run([program, name], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.splitlines()
+
+
+# spec: P1 the same in C++
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operation_in_cpp(name):
+    assert sorted(said_in_cpp(name)) == sorted(OPERATIONS[name])
+
+
+# spec: P1 in C++ the tutorial's Join, the reference's net of two layers and its errors
+def test_programs_in_cpp():
+    assert sorted(said_in_cpp("join")) == [
+        f"Rank {rank} has exhausted all {5 + rank} of its inputs!" for rank in range(2)
+    ]
+    assert sorted(said_in_cpp("two_layer_net")) == [
+        f"Rank {rank} has gradients of 100 weights" for rank in range(2)
+    ]
+    said = " ".join(said_in_cpp("monitored_barrier"))
+    assert said.startswith("Rank 1 failed to pass monitoredBarrier in 2000 ms"), said
+    assert "Ranks 1, 2 failed to pass monitoredBarrier in 2000 ms" in said
+    said = " ".join(said_in_cpp("mismatched_shapes"))
+    assert re.search(r"mismatched across ranks. Got shapes: (10|20)", said), said
+    said = " ".join(said_in_cpp("unused_parameters"))
+    assert "Parameters which did not receive grad for rank 0: a.weight" in said, said
 
 
 def blocks_of(session):
