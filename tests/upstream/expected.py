@@ -58,3 +58,120 @@ def reason(way, test, kind, text):
 @functools.cache
 def seed():
     return int(os.environ.get("MUSTER_TEST_SEED") or time.time())
+
+
+def _each(reason, file, *tests):
+    return {f"{file}::{test}": reason for test in tests}
+
+
+_TEXT = "wants torch's text of the error; muster's names the key, the port or the ranks too"
+_KEYS = "counts a key of torch's own; muster counts the users' alone"
+_UV = "asks for torch's server with libuv"
+_INSIDE = "looks at the insides of torch's stores"
+_STORE = "test_store.py"
+# What of the files that checkout.py runs fails where Gloo passes: way -> file::Class.test -> why.
+CHECKOUT = {
+    "replaced": _each(
+        "a backend that is not torch's own has the name custom to a group's C++",
+        "test_c10d_common.py",
+        "ProcessGroupWithDispatchedCollectivesTests.test_init_process_group_for_all_backends",
+    ),
+    "package": {
+        **_each(
+            _TEXT,
+            _STORE,
+            *(
+                f"{kind}StoreTest.test_simple_wait"
+                for kind in ("File", "Hash", "LibUvTCP", "PrefixFile", "PrefixTCP", "TCP")
+            ),
+            *(
+                f"{kind}TCPStoreTest.{test}"
+                for kind in ("", "LibUv")
+                for test in (
+                    "test_address_already_in_use",
+                    "test_store_timeout_on_missing_clients",
+                    "test_world_size_0_raises",
+                )
+            ),
+            "RendezvousFileTest.test_common_errors",
+            "RendezvousTCPTest.test_common_errors",
+            "RendezvousTCPTest.test_dns_timeout",
+            "RendezvousTCPTest.test_tcp_store_timeout_doest_break_client",
+            "RendezvousTCPTest.test_tcp_store_timeout_set",
+        ),
+        **_each(
+            _KEYS,
+            _STORE,
+            *(
+                f"{kind}StoreTest.test_set_get_check"
+                for kind in ("File", "PrefixFile", "PrefixTCP")
+            ),
+        ),
+        **_each(
+            _UV,
+            _STORE,
+            *(
+                f"LibUvTCPStoreTest.{test}"
+                for test in (
+                    "test_append",
+                    "test_multi_get",
+                    "test_multi_set",
+                    "test_multi_worker_with_fixed_world_size",
+                    "test_multi_worker_with_nonfixed_world_size",
+                    "test_multitenancy",
+                    "test_take_over_listen_socket",
+                )
+            ),
+            "InitPgWithNonUvStore.test_with_env_var",
+            "InitPgWithNonUvStore.test_with_url_param",
+            "RendezvousTCPTest.test_tcp_store_url_with_libuv",
+        ),
+        **_each(
+            _INSIDE,
+            _STORE,
+            "LibUvTCPStoreTest.test_repr",
+            "PythonStoreTest.test_set_get",
+            "TCPStoreTest.test_repr",
+            "TestClientProtocol.test_client_connect",
+            *(
+                f"TestMultiThreadedWait.test_wait_{kind}"
+                for kind in (
+                    "file_store",
+                    "hash_store",
+                    "prefix_file_store",
+                    "tcp_store",
+                    "tcp_store_uv",
+                )
+            ),
+        ),
+        **_each(
+            "a class derived from Store needs set, get and the like; what it lacks is an error",
+            _STORE,
+            *(
+                f"TestPythonStore.test_{test}"
+                for test in (
+                    "extended_methods_fallbacks",
+                    "has_extended_api_passthrough",
+                    "multi_get_roundtrip",
+                    "multi_set_roundtrip",
+                    "optional_methods_fail",
+                )
+            ),
+        ),
+        **_each(
+            "the file goes with the first of more users than world_size",
+            _STORE,
+            "FileStoreTest.test_refcount",
+        ),
+        **_each(
+            "sets _transports on RPC's options, which the constructor alone takes",
+            _STORE,
+            "FileStoreTest.test_init_pg_and_rpc_with_same_file",
+        ),
+        **_each(
+            "arguments beside the same in the URL are taken where they agree",
+            _STORE,
+            "RendezvousTest.test_url_with_node_params",
+        ),
+    },
+}

@@ -1,0 +1,218 @@
+#!/usr/bin/env python3
+"""Test files of a checkout of torch that its wheel does not ship, on muster. Nothing is fetched and
+nothing of them is kept here.
+
+    checkout.py replaced [FILE ...]  after muster.torch.replace_gloo(), as stock torch's backend
+    checkout.py package [FILE ...]   the package muster in the place of torch.distributed: stores
+
+The checkout's folder is MUSTER_TORCH_CHECKOUT; without it the test is skipped. Each test that
+passes on stock torch with Gloo must pass, or be in expected.py with a reason. --print NAME ... runs
+single tests (Class.test) and shows what they print.
+"""
+
+import argparse
+import collections
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SKIPPED = 77  # the exit code by which ctest knows it
+LIMIT_S = 120  # for a test, and for loading the file; torch's own are longer
+FILES = {
+    "replaced": [
+        "test_c10d_common.py",
+        "test_store.py",
+        "test_device_mesh.py",
+        "test_functional_api.py",
+    ],
+    "package": ["test_store.py"],
+}
+
+
+def in_place_of_torch(text):
+    """A file's text with the package's modules for torch.distributed's."""
+    for theirs, ours in (
+        ("import torch.distributed as ", "import muster as "),
+        ("import torch.distributed.rpc as ", "import muster.rpc as "),
+        ("from torch.distributed", "from muster"),
+        ("torch.distributed.", "muster."),
+    ):
+        text = text.replace(theirs, ours)
+    return text
+
+
+def load(path, engine):
+    import torch.testing._internal.common_distributed as common
+
+    # Ranks are forks: torch is imported once for all of them.
+    common.MultiProcessTestCase._spawn_processes = lambda self: self._start_processes(
+        common.multiprocessing.get_context("fork").Process
+    )
+    text = path.read_text()
+    if engine == "replaced":
+        import muster.torch
+
+        muster.torch.replace_gloo()
+    if engine == "package":
+        import muster
+
+        text = in_place_of_torch(text)
+        common.c10d = muster
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_loader(path.stem, loader=None, origin=str(path))
+    module = importlib.util.module_from_spec(spec)
+    module.__file__ = str(path)
+    sys.modules[path.stem] = module
+    exec(compile(text, str(path), "exec"), vars(module))
+    vars(module).pop("load_tests", None)  # torch's wants the file to be the program
+    return module
+
+
+def tests_of(suite):
+    for each in suite:
+        yield from tests_of(each) if isinstance(each, unittest.TestSuite) else [each]
+
+
+class Outcomes(unittest.TestResult):
+    def __init__(self, file):
+        super().__init__()
+        self.file = file
+
+    def note(self, test, kind, text=""):
+        name = ".".join(test.id().split(".")[-2:])
+        print(json.dumps([name, kind, text[-6000:]]), file=self.file, flush=True)
+
+    def startTest(self, test):
+        super().startTest(test)
+        self.note(test, "began")
+
+    def addSuccess(self, test):
+        self.note(test, "passed")
+
+    def addSkip(self, test, reason):
+        self.note(test, "skipped", reason)
+
+    def addFailure(self, test, error):
+        self.note(test, "failed", self._exc_info_to_string(error, test))
+
+    addError = addFailure
+
+    def addSubTest(self, test, subtest, error):
+        if error is not None:
+            self.addFailure(test, error)
+
+
+def run_one(path, engine, results, done, names):
+    """In a process of its own: the tests of one file but those that are done."""
+    os.setpgrp()
+    module = load(path, engine)
+    with open(results, "a") as file:
+        outcomes = Outcomes(file)
+        for test in tests_of(unittest.defaultTestLoader.loadTestsFromModule(module)):
+            name = ".".join(test.id().split(".")[-2:])
+            if name not in done and (not names or name in names):
+                unittest.TestSuite([test]).run(outcomes)
+                if engine == "package" and module.dist.is_initialized():
+                    module.dist.destroy_process_group()  # what a failed test leaves behind
+
+
+def read(results):
+    found = {}
+    for line in results.read_text().splitlines():
+        name, kind, text = json.loads(line)
+        if found.get(name, ("",))[0] != "failed":
+            found[name] = (kind, text)
+    return found
+
+
+def outcomes_of(path, engine, names):
+    """Test -> (how it ended, what it said). A process that dies or hangs ends one test alone."""
+    with tempfile.TemporaryDirectory(prefix="muster-checkout-") as folder:
+        results = pathlib.Path(folder) / "results"
+        results.touch()
+        while True:
+            before = read(results)
+            process = subprocess.Popen(
+                [sys.executable, __file__, "--one", engine, path, results, *names],
+                stdout=None if names else subprocess.DEVNULL,
+                stderr=None if names else subprocess.DEVNULL,
+                env=os.environ | {"TMPDIR": folder, "DONE": json.dumps(list(before))},
+            )
+            ended, size = None, -1
+            while ended is None and size != (size := results.stat().st_size):
+                try:
+                    ended = process.wait(LIMIT_S)
+                except subprocess.TimeoutExpired:
+                    continue
+            if ended is None:
+                os.killpg(process.pid, 9)
+                process.wait()
+            found = read(results)
+            unfinished = [name for name, (kind, _) in found.items() if kind == "began"]
+            why = f"no end in {LIMIT_S} s" if ended is None else f"its process ended with {ended}"
+            with results.open("a") as file:
+                for name in unfinished:
+                    print(json.dumps([name, "failed", why]), file=file)
+            if ended == 0 or not unfinished:
+                if ended:
+                    found["(the file)"] = ("failed", why)
+                return found
+
+
+def judge(way, file, mine, theirs):
+    import expected
+
+    surprises, counts = [], collections.Counter()
+    for name in sorted({*mine, *theirs}):
+        (kind, text), (on_gloo, _) = mine.get(name, ("missing", "")), theirs.get(name, ("", ""))
+        reason = expected.CHECKOUT[way].get(f"{file}::{name}")
+        counts[kind] += 1
+        counts[f"Gloo {on_gloo}"] += 1
+        if kind == "passed":
+            if reason:
+                surprises.append(f"{name} passes, and expected.py says that it fails")
+        elif reason is not None:
+            counts["expected"] += 1
+        elif on_gloo == "passed":
+            surprises.append(f"{name}: Gloo passes it; here it is {kind}\n{text}")
+    print(f"== {way}, {file}: {dict(sorted(counts.items()))}", flush=True)
+    for surprise in surprises:
+        print(f"ERROR: {way}, {file}: {surprise}", flush=True)
+    return surprises
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("way", choices=FILES)
+    parser.add_argument("files", nargs="*")
+    parser.add_argument("--print", nargs="+", default=[], dest="names")
+    asked = parser.parse_args()
+    checkout = os.environ.get("MUSTER_TORCH_CHECKOUT", "")
+    folder = pathlib.Path(checkout) / "test/distributed"
+    if not checkout or not folder.is_dir():
+        print(
+            "SKIPPED: MUSTER_TORCH_CHECKOUT names no checkout of torch (the folder with "
+            "test/distributed); the wheel does not have these tests"
+        )
+        sys.exit(SKIPPED)
+    surprises = []
+    for file in asked.files or FILES[asked.way]:
+        mine = outcomes_of(folder / file, asked.way, asked.names)
+        theirs = {} if asked.names else outcomes_of(folder / file, "gloo", [])
+        surprises += judge(asked.way, file, mine, theirs)
+    sys.exit(1 if surprises else 0)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        engine, path, results, *names = sys.argv[2:]
+        run_one(pathlib.Path(path), engine, results, json.loads(os.environ["DONE"]), names)
+    else:
+        main()
