@@ -132,12 +132,12 @@ constexpr Tunable kRows[] = {
      "Oversubscribed ranks exchange whole tensors (bruck) up to this size; many ranks less, as "
      "much in all as few_ranks.",
      kSelection, Tunable::kSame, Tunable::kSame, Tunable::kSame, "network.all_reduce"},
-    {"ring_from", &Tunables::ring_from, Unit::bytes, TunableScope::agreed, 256 * kKiB,
-     "Above this size an all_gather over hosts with several ranks uses a ring.", kSimulate,
+    {"gather_by_hosts", &Tunables::gather_by_hosts, Unit::bytes, TunableScope::agreed, 256 * kKiB,
+     "Above this size an all_gather over hosts with several ranks goes by hosts.", kSimulate,
      Tunable::kSame, Tunable::kSame, Tunable::kSame, "network.all_gather"},
     {"host_hop", &Tunables::host_hop, Unit::bytes, TunableScope::agreed, 48 * kKiB,
-     "A sum that travels from host to host is delayed at each by the time that this many bytes "
-     "take on the wire.",
+     "The steps within a host, before and after the wire, each take as long as this many bytes on "
+     "it.",
      kSimulate, Tunable::kSame, Tunable::kSame, Tunable::kSame,
      "network.all_reduce network.reduce network.reduce_scatter"},
     {"host_lane", &Tunables::host_lane, Unit::bytes, TunableScope::agreed, 8 * kKiB,

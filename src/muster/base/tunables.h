@@ -57,7 +57,7 @@ struct Tunables {
   std::size_t small_call, kept_scratch, past_caches, work_quantum, direct_read, direct_read_pair;
   // Which algorithm runs.
   std::size_t gathered_per_rank, pair_exchange, shared_exchange;
-  std::size_t ring_from, host_hop, host_lane, shared_scatter, shared_reduce;
+  std::size_t gather_by_hosts, host_hop, host_lane, shared_scatter, shared_reduce;
   std::int64_t few_ranks, near_hop, far_hop;
   ByCores<std::size_t> one_shot;
   // Services.

@@ -35,7 +35,7 @@ void scale(std::byte* out, const std::byte* in, std::size_t count, DType dtype, 
 /// The division at the end of an avg, by `members`. Integers truncate towards zero.
 void finish_average(std::byte* data, std::size_t count, DType dtype, int members);
 
-/// Convert 16-bit floats to and from float32, for partial sums between hosts.
+/// Convert 16-bit floats to and from float32.
 void widen(float* out, const std::byte* in, std::size_t count, DType dtype);
 void narrow(std::byte* out, const float* in, std::size_t count, DType dtype);
 

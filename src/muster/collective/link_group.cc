@@ -55,7 +55,7 @@ Task<Status> LinkGroup::finish() {
 Task<Status> LinkGroup::run(const Args& args, const transport::Fingerprint& call) {
   outstanding_.begin(call);
   const Algorithm algorithm = selection_.choose(args.op, selected_bytes(args, size_));
-  if (algorithm == Algorithm::hosts) return reduce_by_hosts(args);
+  if (algorithm == Algorithm::hosts) return run_by_hosts(args);
   switch (args.op) {
     case Op::broadcast:
       return algorithm == Algorithm::chain

@@ -1,8 +1,9 @@
 /// The collectives of a group over the links of its channel, for groups that do not share one host
 /// region. Used only by `Communicator`.
 ///
-/// Every result is computed in one place, from all members' contributions in rank order, and then
-/// distributed: the same bits on every member and in every run, and one rounding for 16-bit floats.
+/// Every result is computed in one place and then distributed: the same bits on every member and in
+/// every run. It is computed from all members' contributions in rank order with one rounding of
+/// 16-bit floats, or from the sums of hosts, each rounded (`link_hosts.cc`).
 /// The `Selection` chooses the algorithm. With the default selection, temporary memory is at most
 /// 512 KiB per member (1 MiB for a premul_sum, 2 MiB with two members), plus all pieces of a gather
 /// or scatter along a tree; see `most_bytes`.
@@ -45,7 +46,7 @@ class LinkGroup {
 
  private:
   struct Reduction;
-  class HostReduction;
+  class HostRounds;
 
   Task<Status> barrier();
   /// Along a `TreePlan` or a `ChainPlan`.
@@ -56,8 +57,8 @@ class LinkGroup {
   /// all_reduce, reduce and reduce_scatter of any size: every member reduces one slice and sends
   /// the result to the members that need it.
   Task<Status> reduce_by_slices(const Args& args);
-  /// The same from host to host (`link_hosts.cc`).
-  Task<Status> reduce_by_hosts(const Args& args);
+  /// Reductions, all_gather and broadcast within and between hosts (`link_hosts.cc`).
+  Task<Status> run_by_hosts(const Args& args);
   Task<Status> all_gather_small(const Args& args);
   Task<Status> all_gather_ring(const Args& args);
   Task<Status> all_gather_direct(const Args& args);

@@ -350,7 +350,6 @@ class BitsOf {
       groups.push_back(std::make_unique<LinkGroup>(*channels.back(), selection));
       tasks.push_back(groups.back()->run(args[at(rank)], call));
     }
-    std::vector<std::byte> all;
     std::vector<bool> done(at(size_));
     for (int pass = 0;
          pass < 10'000 && !std::all_of(done.begin(), done.end(), [](bool is) { return is; });
@@ -361,13 +360,61 @@ class BitsOf {
     for (int rank = 0; rank < size_; ++rank) {
       EXPECT_TRUE(done[at(rank)]) << "it does not end";
       if (!done[at(rank)]) return {};
-      for (const MutableBytes each : args[at(rank)].outputs)
-        all.insert(all.end(), each.begin(), each.end());
     }
-    return all;
+    return outputs_of(args);
+  }
+
+  /// Computed in one place: the sums of `per_host` ranks in rank order, then their sum.
+  std::vector<std::byte> in_one_place() const {
+    std::vector<std::vector<std::byte>> in(at(size_)), out(at(size_));
+    std::vector<Args> args(at(size_));
+    std::mt19937_64 random(testing::test_seed());
+    for (int rank = 0; rank < size_; ++rank)
+      prepare(args[at(rank)], rank, in[at(rank)], out[at(rank)], random);
+    const bool halves = dtype_ == DType::float16 || dtype_ == DType::bfloat16;
+    const bool averages = reduce_ == Reduce::avg;
+    const auto inputs = in;  // an output may be an input
+    for (int rank = 0; rank < size_; ++rank) {
+      for (const MutableBytes output : args[at(rank)].outputs) {
+        const std::size_t count = output.size() / size_of(dtype_);
+        std::vector<std::vector<std::byte>> sums;
+        for (int first = 0; first < size_; first += per_host_) {
+          std::vector<std::vector<std::byte>> parts;
+          for (int from = first; from < first + per_host_; ++from) {
+            const auto begin = inputs[at(from)].begin() +
+                               static_cast<std::ptrdiff_t>(
+                                   op_ == Op::reduce_scatter ? at(rank) * output.size() : 0);
+            parts.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(output.size()));
+            if (reduce_ == Reduce::premul_sum)
+              scale(parts.back().data(), parts.back().data(), count, dtype_, args[at(from)].factor);
+          }
+          sums.push_back(joined(parts, count, halves && averages));
+        }
+        const auto result = joined(sums, count, halves && averages);
+        std::copy(result.begin(), result.end(), output.begin());
+        if (averages && !halves) finish_average(output.data(), count, dtype_, size_);
+      }
+    }
+    return outputs_of(args);
   }
 
  private:
+  std::vector<std::byte> joined(const std::vector<std::vector<std::byte>>& parts, std::size_t count,
+                                bool complete) const {
+    std::vector<std::byte> result(parts.front().size());
+    std::vector<const std::byte*> inputs;
+    for (const auto& each : parts) inputs.push_back(each.data());
+    (complete ? reduce_complete : reduce_many)(result.data(), inputs, count, dtype_, reduce_);
+    return result;
+  }
+  static std::vector<std::byte> outputs_of(const std::vector<Args>& args) {
+    std::vector<std::byte> all;
+    for (const Args& each : args) {
+      for (const MutableBytes output : each.outputs)
+        all.insert(all.end(), output.begin(), output.end());
+    }
+    return all;
+  }
   void prepare(Args& args, int rank, std::vector<std::byte>& in, std::vector<std::byte>& out,
                std::mt19937_64& random) const {
     const bool lists = op_ == Op::reduce_scatter;
@@ -400,9 +447,9 @@ class BitsOf {
   const bool in_place_;
 };
 
-// spec: F15 16-bit floats accumulate in float32 and round once, whatever the algorithm; F19
-// PREMUL_SUM and AVG
-TEST(LinkGroup, AllAlgorithmsGiveTheSameBits) {
+// spec: F15 16-bit floats accumulate in float32 and round once, and once more on each host where
+// hosts send each other sums; F19 PREMUL_SUM and AVG
+TEST(LinkGroup, SumsAreInRankOrderAndByHostsInTheOrderOfHosts) {
   for (const DType dtype : {DType::boolean, DType::int8, DType::int32, DType::float16,
                             DType::bfloat16, DType::float32, DType::complex128}) {
     for (int reduce = 0; reduce < kReduces; ++reduce) {
@@ -414,8 +461,9 @@ TEST(LinkGroup, AllAlgorithmsGiveTheSameBits) {
         for (const std::size_t bytes : BitsOf::sizes(op)) {
           const BitsOf bits(op, dtype, static_cast<Reduce>(reduce), bytes, size, per_host,
                             in_place);
-          const auto expected = bits.by(Algorithm::slices);
+          const auto in_rank_order = bits.by(Algorithm::slices);
           for (const Algorithm other : algorithms_of(Medium::network, op)) {
+            const auto expected = other == Algorithm::hosts ? bits.in_one_place() : in_rank_order;
             ASSERT_TRUE(bits.by(other) == expected)
                 << info(op).name << " by " << name_of(other) << ", "
                 << name_of(static_cast<Reduce>(reduce)) << " of " << bytes << " bytes of "
@@ -484,9 +532,12 @@ TEST(LinkGroup, SendsWhatTheSchedulesSay) {
     for (const Algorithm algorithm : algorithms_of(Medium::network, op)) {
       for (const int size : sizes) {
         for (int per_host = 1; per_host <= size; ++per_host) {
-          // `hosts` does not apply to one host, or to hosts of one rank.
-          const bool by_hosts = algorithm == Algorithm::hosts;
-          if (by_hosts ? size % per_host != 0 || per_host == 1 || per_host == size : per_host > 1)
+          // `hosts` does not apply to one host, or to hosts of one rank unless a broadcast is
+          // forwarded.
+          const bool by_hosts = algorithm == Algorithm::hosts,
+                     forwarded = op == Op::broadcast && size > 2;
+          if (by_hosts ? size % per_host != 0 || (per_host == 1 && !forwarded) || per_host == size
+                       : per_host > 1)
             continue;
           for (const int root : {0, size / 2, size - 1}) {
             if (root > 0 && !info(op).rooted) continue;

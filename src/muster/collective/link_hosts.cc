@@ -1,10 +1,17 @@
-// Reductions for ranks numbered host by host (`plan::HostsPlan`). Within a host, every member sends
-// each other member its part of that member's lane. The sums go from host to host. The results of
-// an all_reduce go back the same way, and to all ranks of each host. All of it is pipelined in
-// chunks: the last host completes the first chunk while the first host sums the next ones.
+// Collectives of ranks numbered host by host (`plan::HostsPlan`), in rounds, each of one chunk of
+// every rank's piece. A round passes through stages, and every stage works on a round of its own,
+// so that the wires between hosts carry data while the ranks of a host add and copy:
 //
-// The bits are those of every other algorithm: a sum that leaves a host is the sum of all ranks so
-// far, in rank order, without rounding. Sums of 16-bit floats travel as float32.
+//   parts     to the rank at each place, what it sums for the host       all_reduce, reduce,
+//   sums      of the host, to the owners on the other hosts                reduce_scatter
+//   own       piece of a rank, now complete, to its place on other hosts all_reduce, all_gather,
+//   spread    of the place's pieces to the ranks of the host               broadcast
+//
+// In a broadcast the owners get their pieces from the root, which is no owner. The result of a
+// reduce goes from the owners to the root.
+//
+// Sums are in rank order within a host, then in the order of hosts. Sums of 16-bit floats are
+// rounded once on each host, and once in the end.
 #include <algorithm>
 
 #include "muster/collective/kernels.h"
@@ -17,331 +24,383 @@ namespace {
 
 std::size_t as_index(int index) { return static_cast<std::size_t>(index); }
 
-/// How the elements of a reduction are divided into lanes, runs and chunks. Chunk t of a lane is a
-/// part of its run t / (chunks per run).
-class HostChunks {
+/// What each rank owns of the data, and the chunk of it that moves in each round.
+class HostPieces {
  public:
-  HostChunks(const plan::HostsPlan& plan, const Args& args)
-      : args_(args),
-        plan_(plan),
-        width_(size_of(args.dtype)),
-        listed_(args.op == Op::reduce_scatter),
-        to_all_(args.op == Op::all_reduce) {
+  HostPieces(const plan::HostsPlan& plan, const Args& args)
+      : args_(args), plan_(plan), width_(size_of(args.dtype)) {
     std::size_t longest = 1;
-    for (int place = 0; place < plan_.per_host; ++place) {
-      for (int run = 0; run < runs(); ++run) longest = std::max(longest, whole(place, run).count);
-    }
-    const std::size_t lane = longest * width_ * as_index(runs());
-    elements_ = std::min(longest, plan::HostsPlan::chunk_bytes(lane, plan_.hosts()) / width_);
-    of_run_ = plan::chunks_in(longest, elements_);
+    for (int owner = 0; owner < plan_.size; ++owner)
+      longest = std::max(longest, piece(owner).count);
+    elements_ = std::min(
+        longest, std::max<std::size_t>(
+                     1, plan::HostsPlan::chunk_bytes(longest * width_, plan_.size) / width_));
+    rounds_ = plan::chunks_in(longest, elements_);
   }
 
-  std::size_t width() const { return width_; }
-  /// Every member has its own slice (reduce_scatter).
-  bool listed() const { return listed_; }
-  bool to_all() const { return to_all_; }
-  /// The maximum number of elements in a chunk.
-  std::size_t elements() const { return elements_; }
-  /// Number of chunks in a lane.
-  std::size_t total() const { return of_run_ * as_index(runs()); }
-
-  int run_of(std::size_t t) const { return static_cast<int>(t / of_run_); }
-  std::size_t count(int place, std::size_t t) const { return chunk(place, t).count; }
-  /// Always true for the first chunk of a run, so that calls are compared even if it is empty.
-  bool exchanged(int place, std::size_t t) const { return t % of_run_ == 0 || count(place, t) > 0; }
-  ConstBytes input(int place, std::size_t t) const {
-    const plan::Slice part = chunk(place, t);
-    return args_.inputs[listed_ ? as_index(plan_.rank_of(run_of(t), place)) : 0].subspan(
-        part.begin * width_, part.count * width_);
+  std::size_t rounds() const { return rounds_; }
+  /// Bytes of the longest chunk.
+  std::size_t chunk_bytes() const { return elements_ * width_; }
+  std::size_t count(int owner, std::size_t t) const { return chunk(owner, t).count; }
+  std::size_t bytes(int owner, std::size_t t) const { return count(owner, t) * width_; }
+  /// A chunk that is empty is sent in the first round only, so that calls are compared.
+  bool exchanged(int owner, std::size_t t) const { return t == 0 || count(owner, t) > 0; }
+  ConstBytes input(int owner, std::size_t t) const {
+    const bool listed = info(args_.op).lists_input;
+    return part_of(args_.inputs[listed ? as_index(owner) : 0], owner, t);
   }
-  MutableBytes output(int place, std::size_t t) const {
-    const plan::Slice part = chunk(place, t);
-    return args_.outputs[0].subspan(part.begin * width_, part.count * width_);
-  }
-  /// The rank that receives the result of this member's lane from the last host; for an all_reduce
-  /// all members do.
-  int target(std::size_t t) const {
-    return listed_ ? plan_.rank_of(run_of(t), plan_.place()) : args_.root;
+  MutableBytes output(int owner, std::size_t t) const {
+    const bool listed = info(args_.op).lists_output;
+    return part_of(args_.outputs[listed ? as_index(owner) : 0], owner, t);
   }
 
  private:
-  // A lane is one run of the tensor. For reduce_scatter it is one run per host, for the members at
-  // its place.
-  int runs() const { return listed_ ? plan_.hosts() : 1; }
-  plan::Slice whole(int place, int run) const {
-    if (listed_) return {0, args_.inputs[as_index(plan_.rank_of(run, place))].size() / width_};
-    return plan::slice_of(args_.inputs[0].size() / width_, plan_.per_host, place);
+  // In elements. Listed pieces begin at 0, in memory of their own.
+  plan::Slice piece(int owner) const {
+    if (args_.op == Op::reduce_scatter) return {0, args_.inputs[as_index(owner)].size() / width_};
+    if (args_.op == Op::all_gather) return {0, args_.outputs[as_index(owner)].size() / width_};
+    if (args_.op != Op::broadcast)
+      return plan::slice_of(args_.inputs[0].size() / width_, plan_.size, owner);
+    if (plan_.host_of(owner) == plan_.host_of(args_.root)) return {};
+    return plan::slice_of(args_.outputs[0].size() / width_, plan_.broadcast_pieces(),
+                          plan_.broadcast_piece(owner, args_.root));
   }
-  // In elements of the input.
-  plan::Slice chunk(int place, std::size_t t) const {
-    const plan::Slice run = whole(place, run_of(t));
-    const plan::Slice part = plan::chunk_of(run.count, elements_, t % of_run_);
-    return {run.begin + part.begin, part.count};
+  plan::Slice chunk(int owner, std::size_t t) const {
+    const plan::Slice whole = piece(owner);
+    const plan::Slice part = plan::chunk_of(whole.count, elements_, t);
+    return {whole.begin + part.begin, part.count};
+  }
+  template <class Bytes>
+  Bytes part_of(const Bytes& whole, int owner, std::size_t t) const {
+    const plan::Slice part = chunk(owner, t);
+    return whole.subspan(part.begin * width_, part.count * width_);
   }
 
   const Args& args_;
   const plan::HostsPlan plan_;
   const std::size_t width_;
-  const bool listed_;
-  const bool to_all_;
-  std::size_t elements_ = 0;
-  std::size_t of_run_ = 0;  // chunks per run
+  std::size_t elements_ = 0;  // of the longest chunk
+  std::size_t rounds_ = 0;
 };
 
-/// Memory for chunks in flight: kDeep buffers for each neighbour's parts, as many for products
-/// before they are sent, kDeep for incoming sums, kDeep for outgoing ones, and two more to compute
-/// wide sums in.
+/// Memory for the rounds in flight. For each of kDeep rounds, within the host: a part from each
+/// neighbour for each host, and as many products before they are sent. For each of kFar rounds, on
+/// the wire: a sum from and for each host, and a result that this rank does not keep.
 class HostScratch {
  public:
-  static constexpr std::size_t kDeep = fixed::kReduceDepth;
+  static constexpr std::size_t kDeep = fixed::kReduceDepth, kFar = fixed::kForwardDepth;
 
-  HostScratch(int per_host, bool scaled, bool wide, std::size_t buffer_bytes, std::size_t sum_bytes)
-      : per_host_(per_host),
-        buffers_(kDeep * as_index(per_host) * (scaled ? 2 : 1)),
-        sums_(2 * kDeep + (wide ? 2 : 0)),
-        buffer_bytes_(round_up(buffer_bytes)),
-        sum_bytes_(round_up(sum_bytes)) {}
+  HostScratch(const plan::HostsPlan& plan, bool scaled, std::size_t chunk_bytes)
+      : ranks_(as_index(plan.size)),
+        hosts_(as_index(plan.hosts())),
+        parts_(kDeep * ranks_ * (scaled ? 2 : 1)),
+        buffer_bytes_((chunk_bytes + 63) / 64 * 64) {}
 
-  std::size_t bytes() const { return buffers_ * buffer_bytes_ + sums_ * sum_bytes_; }
+  std::size_t bytes() const { return (parts_ + kFar * (2 * hosts_ + 1)) * buffer_bytes_; }
   void set_memory(std::byte* memory) { memory_ = memory; }
 
-  std::byte* arrival(int place, std::size_t t) const {
-    return memory_ + buffer_bytes_ * (kDeep * as_index(place) + t % kDeep);
+  /// The part of the rank at `place` for the sum that goes to `owner`'s host.
+  std::byte* arrival(int place, int host, std::size_t t) const {
+    return buffer(t % kDeep * ranks_ + as_index(place) * hosts_ + as_index(host));
   }
-  std::byte* departure(int place, std::size_t t) const { return arrival(per_host_ + place, t); }
-  std::byte* incoming_sum(std::size_t t) const { return sum(t % kDeep); }
-  std::byte* outgoing_sum(std::size_t t) const { return sum(kDeep + t % kDeep); }
-  float* wide_sum() const { return reinterpret_cast<float*>(sum(2 * kDeep)); }
-  float* wide_part() const { return reinterpret_cast<float*>(sum(2 * kDeep + 1)); }
+  std::byte* departure(int place, int host, std::size_t t) const {
+    return arrival(place, host, t) + kDeep * ranks_ * buffer_bytes_;
+  }
+  std::byte* sum_from(int host, std::size_t t) const {
+    return buffer(parts_ + t % kFar * hosts_ + as_index(host));
+  }
+  std::byte* sum_for(int host, std::size_t t) const {
+    return buffer(parts_ + (kFar + t % kFar) * hosts_ + as_index(host));
+  }
+  std::byte* passing(std::size_t t) const { return buffer(parts_ + 2 * kFar * hosts_ + t % kFar); }
 
  private:
-  static std::size_t round_up(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
-  std::byte* sum(std::size_t number) const {
-    return memory_ + buffers_ * buffer_bytes_ + number * sum_bytes_;
-  }
+  std::byte* buffer(std::size_t number) const { return memory_ + number * buffer_bytes_; }
 
-  const int per_host_;
-  const std::size_t buffers_;
-  const std::size_t sums_;
+  const std::size_t ranks_, hosts_;
+  const std::size_t parts_;  // buffers
   const std::size_t buffer_bytes_;
-  const std::size_t sum_bytes_;
   std::byte* memory_ = nullptr;
 };
 
-bool sums_are_wide(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
-
 }  // namespace
 
-class LinkGroup::HostReduction {
+class LinkGroup::HostRounds {
  public:
-  HostReduction(LinkGroup& group, const Args& args)
+  HostRounds(LinkGroup& group, const Args& args)
       : outstanding_(group.outstanding_),
         args_(args),
         plan_{group.rank_, group.size_, group.selection_.ranks_per_host()},
-        wide_(sums_are_wide(args.dtype)),
-        scaled_(args.reduce == Reduce::premul_sum),
-        chunks_(plan_, args),
-        scratch_(plan_.per_host, scaled_, wide_, chunks_.elements() * chunks_.width(),
-                 chunks_.elements() * sum_width()),
-        inputs_(as_index(plan_.per_host) + 1) {
-    scratch_.set_memory(group.scratch(scratch_.bytes()));
+        reduces_(info(args.op).reduces),
+        to_all_(!reduces_ || args.op == Op::all_reduce),
+        scaled_(args.reduce == Reduce::premul_sum && reduces_),
+        pieces_(plan_, args),
+        scratch_(plan_, scaled_, pieces_.chunk_bytes()),
+        inputs_(as_index(std::max(plan_.per_host, plan_.hosts()))) {
+    if (reduces_) scratch_.set_memory(group.scratch(scratch_.bytes()));
+    if (args.op == Op::all_gather) copy(args.outputs[as_index(plan_.rank)], args.inputs[0]);
   }
 
   /// Does everything that is possible now. Returns whether anything was.
   bool advance() {
     bool moved = false;
     while (outstanding_.ok() &&
-           (send_parts() || sum_chunk() || post_result_receives() || forward_results()))
+           ((reduces_ && (send_parts() || await_sums() || send_sums() || reduce_own())) ||
+            post_receives() || send_own() || spread()))
       moved = true;
     return moved;
   }
-  bool done() const { return summed_ == chunks_.total() && forwarded_ == chunks_.total(); }
+  bool done() const { return spread_ == pieces_.rounds(); }
 
  private:
-  // Several slots of each kind: chunk t uses slot + t % kDeep, or t % kFar.
-  static constexpr std::size_t kDeep = HostScratch::kDeep, kFar = fixed::kForwardDepth;
-  enum SlotKind : int {
-    kParts = 0,
-    kDepartures = 2,
+  static constexpr std::size_t kDeep = HostScratch::kDeep, kFar = HostScratch::kFar;
+  // Several slots of each kind: round t uses slot + t % kDeep, or t % kFar. A broadcast sums
+  // nothing.
+  enum PartSlots { kParts = 0, kDepartures = 2 };
+  enum PieceSlots {
+    kFromRoot = 0,
     kSums = 4,
-    kOut = 6,
-    kResults = 8,
-    kNear = 12,
-    kBack = 16
+    kOut = 8,
+    kOwn = 12,
+    kFromPeers = 16,
+    kFromNeighbours = 20,
+    kSpread = 24
   };
-  enum ReducePart : std::uint64_t { kPart, kSum, kResult };
-  static_assert(kBack + kFar <= OutstandingTransfers::kSlots);
+  enum Stage : std::uint64_t { kPart, kSum, kComplete };
+  static_assert(kSpread + kFar <= OutstandingTransfers::kSlots);
 
-  static int slot(SlotKind first, std::size_t chunk) {
-    return static_cast<int>(first) + static_cast<int>(chunk % (first < kResults ? kDeep : kFar));
+  static int slot(PartSlots first, std::size_t t) { return first + static_cast<int>(t % kDeep); }
+  static int slot(PieceSlots first, std::size_t t) { return first + static_cast<int>(t % kFar); }
+  bool is_root() const { return plan_.rank == args_.root; }
+  /// The root's host owns nothing of a broadcast.
+  bool owns(int host) const {
+    return args_.op != Op::broadcast || host != plan_.host_of(args_.root);
   }
-  std::size_t sum_width() const { return wide_ ? sizeof(float) : chunks_.width(); }
 
-  /// Sends the neighbours their parts of the next chunk, and posts receives for this member's lane.
+  template <class Use>
+  void for_neighbours(Use use) const {
+    for (int place = 0; place < plan_.per_host; ++place)
+      if (place != plan_.place()) use(place);
+  }
+  /// For the hosts that own pieces.
+  template <class Use>
+  void for_hosts(Use use) const {
+    for (int host = 0; host < plan_.hosts(); ++host)
+      if (owns(host)) use(host);
+  }
+
+  /// Sends the neighbours their parts of the next round, and posts the receives of this rank's.
   bool send_parts() {
     const std::size_t t = sent_;
-    if (t == chunks_.total() || t == summed_ + kDeep || !outstanding_.done(slot(kDepartures, t)))
+    if (t == pieces_.rounds() || t == summed_ + kDeep || !outstanding_.done(slot(kDepartures, t)))
       return false;
-    const int own = plan_.place();
-    const std::size_t elements = chunks_.count(own, t);
-    for (int place = 0; place < plan_.per_host && chunks_.exchanged(own, t); ++place) {
-      if (place != own)
-        outstanding_.receive(slot(kParts, t), plan_.neighbour(place), kPart,
-                             {scratch_.arrival(place, t), elements * chunks_.width()});
-    }
-    if (plan_.previous() >= 0 && chunks_.exchanged(own, t))
-      outstanding_.receive(slot(kSums, t), plan_.previous(), kSum,
-                           {scratch_.incoming_sum(t), elements * sum_width()});
-    for (int place = 0; place < plan_.per_host; ++place) {
-      if (place == own || !chunks_.exchanged(place, t)) continue;
-      ConstBytes part = chunks_.input(place, t);
-      if (scaled_) {
-        contribute(scratch_.departure(place, t), part, args_);
-        part = {scratch_.departure(place, t), part.size()};
-      }
-      outstanding_.send(slot(kDepartures, t), plan_.neighbour(place), kPart, part);
-    }
+    for_neighbours([&](int place) {
+      for_hosts([&](int host) {
+        const int owner = plan_.peer(host);
+        if (pieces_.exchanged(owner, t))
+          outstanding_.receive(slot(kParts, t), plan_.neighbour(place), kPart,
+                               {scratch_.arrival(place, host, t), pieces_.bytes(owner, t)});
+      });
+    });
+    for_neighbours([&](int place) {
+      for_hosts([&](int host) {
+        const int owner = plan_.rank_of(host, place);
+        if (!pieces_.exchanged(owner, t)) return;
+        ConstBytes part = pieces_.input(owner, t);
+        if (scaled_) {
+          contribute(scratch_.departure(place, host, t), part, args_);
+          part = {scratch_.departure(place, host, t), part.size()};
+        }
+        outstanding_.send(slot(kDepartures, t), plan_.neighbour(place), kPart, part);
+      });
+    });
     ++sent_;
     return true;
   }
 
-  /// Adds this host's parts to the next chunk of this member's lane, and sends the sum on.
-  bool sum_chunk() {
+  /// Posts the receives of the other hosts' sums of the next round.
+  bool await_sums() {
+    const std::size_t t = awaited_;
+    if (t == pieces_.rounds() || t == reduced_ + kFar) return false;
+    for_hosts([&](int host) {
+      if (host != plan_.host() && pieces_.exchanged(plan_.rank, t))
+        outstanding_.receive(slot(kSums, t), plan_.peer(host), kSum,
+                             {scratch_.sum_from(host, t), pieces_.bytes(plan_.rank, t)});
+    });
+    ++awaited_;
+    return true;
+  }
+
+  /// Sums the next round's parts of this host, and sends the other hosts theirs.
+  bool send_sums() {
     const std::size_t t = summed_;
-    if (t == sent_ || !outstanding_.done(slot(kParts, t)) || !outstanding_.done(slot(kSums, t)) ||
+    if (t == sent_ || t == awaited_ || !outstanding_.done(slot(kParts, t)) ||
         !outstanding_.done(slot(kOut, t)) || !outstanding_.ok())
       return false;
-    if (chunks_.exchanged(plan_.place(), t)) {
-      if (plan_.next() >= 0) {
-        add_parts(t, scratch_.outgoing_sum(t));
-        outstanding_.send(
-            slot(kOut, t), plan_.next(), kSum,
-            {scratch_.outgoing_sum(t), chunks_.count(plan_.place(), t) * sum_width()});
-      } else {
-        finish_chunk(t);
-      }
-    }
+    for_hosts([&](int host) {
+      const int owner = plan_.peer(host);
+      if (!pieces_.exchanged(owner, t)) return;
+      std::byte* const sum =
+          host == plan_.host() ? scratch_.sum_from(host, t) : scratch_.sum_for(host, t);
+      sum_parts(host, t, sum);
+      if (host != plan_.host())
+        outstanding_.send(slot(kOut, t), owner, kSum, {sum, pieces_.bytes(owner, t)});
+    });
     ++summed_;
     return true;
   }
 
-  void finish_chunk(std::size_t t) {
-    const MutableBytes mine = chunks_.to_all() || chunks_.target(t) == plan_.rank
-                                  ? chunks_.output(plan_.place(), t)
-                                  : MutableBytes();
-    const std::size_t bytes = chunks_.count(plan_.place(), t) * chunks_.width();
-    std::byte* result = mine.data() != nullptr ? mine.data() : scratch_.outgoing_sum(t);
-    std::byte* sum = wide_ ? reinterpret_cast<std::byte*>(scratch_.wide_sum()) : result;
-    add_parts(t, sum);
-    const std::size_t elements = chunks_.count(plan_.place(), t);
-    const DType dtype = wide_ ? DType::float32 : args_.dtype;
-    if (args_.reduce == Reduce::avg) finish_average(sum, elements, dtype, plan_.size);
-    if (wide_) narrow(result, scratch_.wide_sum(), elements, args_.dtype);
-    if (result == scratch_.outgoing_sum(t) && bytes > 0)
-      outstanding_.send(slot(kOut, t), chunks_.target(t), kResult, {result, bytes});
+  void sum_parts(int host, std::size_t t, std::byte* sum) {
+    const int owner = plan_.peer(host);
+    for_neighbours([&](int place) { inputs_[as_index(place)] = scratch_.arrival(place, host, t); });
+    const ConstBytes mine = pieces_.input(owner, t);
+    std::byte* const product = scratch_.arrival(plan_.place(), host, t);
+    if (scaled_) contribute(product, mine, args_);
+    inputs_[as_index(plan_.place())] = scaled_ ? product : mine.data();
+    reduce(sum, plan_.per_host, pieces_.count(owner, t));
   }
 
-  /// Adds the sum from the previous host, then this host's members in order.
-  void add_parts(std::size_t t, std::byte* to) {
-    std::size_t number = 0;
-    if (plan_.previous() >= 0) inputs_[number++] = scratch_.incoming_sum(t);
-    for (int place = 0; place < plan_.per_host; ++place) {
-      const std::byte* part = scratch_.arrival(place, t);
-      if (place == plan_.place()) {
-        const ConstBytes mine = chunks_.input(place, t);
-        if (scaled_) {
-          contribute(scratch_.arrival(place, t), mine, args_);
-        } else {
-          part = mine.data();
-        }
-      }
-      inputs_[number++] = part;
-    }
-    const std::size_t elements = chunks_.count(plan_.place(), t);
-    if (!wide_)
-      return reduce_many(to, {inputs_.data(), number}, elements, args_.dtype, args_.reduce);
-    const std::byte* sum = nullptr;
-    for (std::size_t i = 0; i < number; ++i) {
-      const bool is_wide = i == 0 && plan_.previous() >= 0;
-      if (sum == nullptr && !is_wide) {
-        widen(reinterpret_cast<float*>(to), inputs_[i], elements, args_.dtype);
-        sum = to;
-      } else if (sum == nullptr) {
-        sum = inputs_[i];
-      } else {
-        widen(scratch_.wide_part(), inputs_[i], elements, args_.dtype);
-        const std::byte* two[] = {sum, reinterpret_cast<const std::byte*>(scratch_.wide_part())};
-        reduce_many(to, two, elements, DType::float32, args_.reduce);
-        sum = to;
-      }
-    }
-  }
-
-  /// Posts receives for the results of the next chunk of this member's output. Results from the
-  /// neighbours' lanes only block the chunk kFar later; a shorter distance would deadlock
-  /// neighbours that wait for each other before sending.
-  bool post_result_receives() {
-    const std::size_t t = expected_;
-    if (t == chunks_.total() || t == forwarded_ + kFar || !outstanding_.done(slot(kNear, t)) ||
+  /// Sums the hosts' sums of this rank's own chunk.
+  bool reduce_own() {
+    const std::size_t t = reduced_;
+    if (t == summed_ || !outstanding_.done(slot(kSums, t)) || !outstanding_.done(slot(kOwn, t)) ||
         !outstanding_.ok())
       return false;
-    const int last = plan_.hosts() - 1;
-    const auto await = [&](SlotKind first, int from, int place) {
-      const MutableBytes to =
-          chunks_.count(place, t) > 0 ? chunks_.output(place, t) : MutableBytes();
-      if (!to.empty()) outstanding_.receive(slot(first, t), from, kResult, to);
-    };
-    if (chunks_.to_all()) {
-      if (plan_.next() >= 0) await(kResults, plan_.next(), plan_.place());
-      for (int place = 0; place < plan_.per_host; ++place) {
-        if (place != plan_.place()) await(kNear, plan_.neighbour(place), place);
-      }
-    } else if (chunks_.listed()) {
-      if (plan_.host() != last && chunks_.run_of(t) == plan_.host())
-        await(kResults, plan_.rank_of(last, plan_.place()), plan_.place());
-    } else if (plan_.rank == args_.root) {
-      for (int place = 0; place < plan_.per_host; ++place) {
-        if (plan_.rank_of(last, place) != plan_.rank)
-          await(kResults, plan_.rank_of(last, place), place);
-      }
+    const std::size_t count = pieces_.count(plan_.rank, t);
+    for (int host = 0; host < plan_.hosts(); ++host)
+      inputs_[as_index(host)] = scratch_.sum_from(host, t);
+    reduce(own(t).data(), plan_.hosts(), count);
+    if (args_.reduce == Reduce::avg && !averages_twice())
+      finish_average(own(t).data(), count, args_.dtype, plan_.size);
+    ++reduced_;
+    return true;
+  }
+
+  /// Of the first `number` inputs.
+  void reduce(std::byte* to, int number, std::size_t count) {
+    const std::span<const std::byte* const> inputs{inputs_.data(), as_index(number)};
+    if (averages_twice())
+      reduce_complete(to, inputs, count, args_.dtype, args_.reduce);
+    else
+      reduce_many(to, inputs, count, args_.dtype, args_.reduce);
+  }
+  /// A sum of 16-bit floats might overflow: hosts send their averages. Other types are divided
+  /// once.
+  bool averages_twice() const {
+    return args_.reduce == Reduce::avg &&
+           (args_.dtype == DType::float16 || args_.dtype == DType::bfloat16);
+  }
+
+  /// This rank's own chunk of the result.
+  MutableBytes own(std::size_t t) const {
+    if (args_.op == Op::reduce && !is_root())
+      return {scratch_.passing(t), pieces_.bytes(plan_.rank, t)};
+    return pieces_.output(plan_.rank, t);
+  }
+
+  void await(PieceSlots kind, std::size_t t, int from, int owner) {
+    const bool sent =
+        args_.op == Op::all_gather ? pieces_.exchanged(owner, t) : pieces_.count(owner, t) > 0;
+    if (sent) outstanding_.receive(slot(kind, t), from, kComplete, pieces_.output(owner, t));
+  }
+  void pass_on(PieceSlots kind, std::size_t t, int to, int owner, ConstBytes data) {
+    const bool sent = args_.op == Op::all_gather ? pieces_.exchanged(owner, t) : !data.empty();
+    if (sent) outstanding_.send(slot(kind, t), to, kComplete, data);
+  }
+
+  /// Posts the receives of the next round's complete pieces. Those from neighbours block only
+  /// rounds kFar later. Otherwise neighbours that wait for each other before sending would
+  /// deadlock.
+  bool post_receives() {
+    const std::size_t t = expected_;
+    if (t == pieces_.rounds() || t == spread_ + kFar ||
+        !outstanding_.done(slot(kFromNeighbours, t)) || !outstanding_.ok())
+      return false;
+    if (args_.op == Op::reduce && is_root()) {
+      for (int owner = 0; owner < plan_.size; ++owner)
+        if (owner != plan_.rank) await(kFromPeers, t, owner, owner);
+    } else if (to_all_ && owns(plan_.host())) {
+      if (args_.op == Op::broadcast) await(kFromRoot, t, args_.root, plan_.rank);
+      for_hosts([&](int host) {
+        if (host != plan_.host()) await(kFromPeers, t, plan_.peer(host), plan_.peer(host));
+      });
+      for_neighbours([&](int place) {
+        for_hosts([&](int host) {
+          await(kFromNeighbours, t, plan_.neighbour(place), plan_.rank_of(host, place));
+        });
+      });
+    } else if (to_all_ && !is_root()) {
+      for_owners([&](int owner) { await(kFromRoot, t, args_.root, owner); });
     }
     ++expected_;
     return true;
   }
+  template <class Use>
+  void for_owners(Use use) const {
+    for_hosts([&](int host) {
+      for (int place = 0; place < plan_.per_host; ++place) use(plan_.rank_of(host, place));
+    });
+  }
 
-  /// Sends the next chunk of an all_reduce's result to the previous host and to the neighbours.
-  bool forward_results() {
-    const std::size_t t = forwarded_;
-    if (t == expected_ || (chunks_.to_all() && plan_.next() < 0 && t == summed_)) return false;
-    if (!outstanding_.done(slot(kResults, t)) || !outstanding_.done(slot(kBack, t)) ||
-        !outstanding_.ok())
+  /// Sends this rank's own chunk of the next round to where it is needed beyond this host; the root
+  /// of a broadcast sends the owners theirs.
+  bool send_own() {
+    const std::size_t t = owned_;
+    if (t == expected_ || (reduces_ && t == reduced_) ||
+        (args_.op == Op::broadcast && !outstanding_.done(slot(kFromRoot, t))) ||
+        !outstanding_.done(slot(kOwn, t)) || !outstanding_.ok())
       return false;
-    if (chunks_.to_all() && chunks_.count(plan_.place(), t) > 0) {
-      const MutableBytes result = chunks_.output(plan_.place(), t);
-      if (plan_.previous() >= 0)
-        outstanding_.send(slot(kBack, t), plan_.previous(), kResult, result);
-      for (int place = 0; place < plan_.per_host; ++place) {
-        if (place != plan_.place())
-          outstanding_.send(slot(kBack, t), plan_.neighbour(place), kResult, result);
-      }
+    if (args_.op == Op::reduce && !is_root()) {
+      pass_on(kOwn, t, args_.root, plan_.rank, own(t));
+    } else if (args_.op == Op::broadcast && is_root()) {
+      for_owners([&](int owner) { pass_on(kOwn, t, owner, owner, pieces_.output(owner, t)); });
+    } else if (to_all_ && owns(plan_.host())) {
+      for_hosts([&](int host) {
+        if (host != plan_.host()) pass_on(kOwn, t, plan_.peer(host), plan_.rank, own(t));
+      });
     }
-    ++forwarded_;
+    ++owned_;
+    return true;
+  }
+
+  /// Sends the neighbours the next round's pieces of this place; the root of a broadcast all
+  /// pieces.
+  bool spread() {
+    const std::size_t t = spread_;
+    if (t == owned_ || !outstanding_.done(slot(kFromPeers, t)) ||
+        !outstanding_.done(slot(kSpread, t)) || !outstanding_.ok())
+      return false;
+    for_neighbours([&](int place) {
+      const int to = plan_.neighbour(place);
+      const auto send = [&](int owner) {
+        pass_on(kSpread, t, to, owner, pieces_.output(owner, t));
+      };
+      if (args_.op == Op::broadcast && is_root()) {
+        for_owners(send);
+      } else if (to_all_ && owns(plan_.host())) {
+        for_hosts([&](int host) { send(plan_.peer(host)); });
+      }
+    });
+    ++spread_;
     return true;
   }
 
   OutstandingTransfers& outstanding_;
   const Args& args_;
   const plan::HostsPlan plan_;
-  const bool wide_;    // sums are float32
-  const bool scaled_;  // premul_sum: members send the product
-  const HostChunks chunks_;
+  const bool reduces_;
+  const bool to_all_;  // every rank ends with every piece
+  const bool scaled_;  // premul_sum: ranks send the product
+  const HostPieces pieces_;
   HostScratch scratch_;
   std::vector<const std::byte*> inputs_;
-  std::size_t sent_ = 0, summed_ = 0, expected_ = 0, forwarded_ = 0;  // numbers of chunks
+  // Numbers of rounds.
+  std::size_t sent_ = 0, awaited_ = 0, summed_ = 0, reduced_ = 0, expected_ = 0, owned_ = 0,
+              spread_ = 0;
 };
 
-Task<Status> LinkGroup::reduce_by_hosts(const Args& args) {
-  HostReduction job(*this, args);
+Task<Status> LinkGroup::run_by_hosts(const Args& args) {
+  HostRounds job(*this, args);
   while (outstanding_.ok() && !job.done()) {
     co_await until([&] { return job.advance() || !outstanding_.ok(); });
   }

@@ -18,7 +18,7 @@ namespace muster::collective {
 /// ends, and no buffer is in use afterwards.
 class OutstandingTransfers {
  public:
-  static constexpr int kSlots = 20;  // limit: bits of `used_`
+  static constexpr int kSlots = 28;  // limit: bits of `used_`
 
   explicit OutstandingTransfers(transport::Channel& channel)
       : channel_(channel), heard_(channel.members().size()) {}

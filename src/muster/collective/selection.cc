@@ -29,14 +29,13 @@ std::uint64_t gathered_bytes(const Tunables& table, int ranks) {
   return std::min<std::uint64_t>(each * table.gathered_per_rank, fixed::kGatheredMost);
 }
 
-/// Sums from host to host wait at every host, so below this size the direct exchange is faster.
-/// Each rank of a host beyond the first saves one tensor through the host's network; a hop costs as
-/// much as `host_hop` bytes of that, plus `host_lane` for each lane's part of a chunk. From the
-/// model (`plan/cost.h`).
-std::uint64_t hosts_bound(const Tunables& table, int ranks, int per_host) {
-  const auto lanes = static_cast<std::uint64_t>(per_host),
-             hosts = static_cast<std::uint64_t>(ranks) / lanes;
-  return hosts * (table.host_hop + table.host_lane * lanes) / (lanes - 1);
+/// Sums within the hosts come first, so below this size the direct exchange is faster. Each rank of
+/// a host beyond the first saves one tensor through the host's network; the steps within a host,
+/// there and back, cost as much as `host_hop` bytes of that each, plus `host_lane` for each rank.
+/// From the model (`plan/cost.h`).
+std::uint64_t hosts_bound(const Tunables& table, int per_host) {
+  const auto lanes = static_cast<std::uint64_t>(per_host);
+  return 2 * (table.host_hop + table.host_lane * lanes) / (lanes - 1);
 }
 
 /// Along a tree the root sends or receives one message per step instead of one per rank, but waits
@@ -52,10 +51,11 @@ bool tree_pays_off(const Tunables& table, int ranks, int per_host) {
 }
 
 constexpr Algorithm kDissemination[] = {Algorithm::dissemination};
-constexpr Algorithm kBroadcast[] = {Algorithm::tree, Algorithm::chain};
+constexpr Algorithm kBroadcast[] = {Algorithm::tree, Algorithm::chain, Algorithm::hosts};
 constexpr Algorithm kAllReduce[] = {Algorithm::bruck, Algorithm::slices, Algorithm::hosts};
 constexpr Algorithm kReduce[] = {Algorithm::direct, Algorithm::slices, Algorithm::hosts};
-constexpr Algorithm kAllGather[] = {Algorithm::bruck, Algorithm::direct, Algorithm::ring};
+constexpr Algorithm kAllGather[] = {Algorithm::bruck, Algorithm::direct, Algorithm::ring,
+                                    Algorithm::hosts};
 constexpr Algorithm kReduceScatter[] = {Algorithm::slices, Algorithm::hosts};
 constexpr Algorithm kPieces[] = {Algorithm::tree, Algorithm::direct};
 constexpr Algorithm kDirect[] = {Algorithm::direct};
@@ -164,15 +164,18 @@ Selection::Selection(Medium medium, int ranks, GroupPlacement placement, const T
       set_bound(op, Algorithm::one_shot, table.one_shot(oversubscribed) / members + 1);
     return;
   }
+  const bool several = placement.several_on_each_host(ranks);
   // A chain pays off once there are more chunks than ranks. With more than two ranks per core,
   // ranks gain nothing from working at the same time: the algorithm with the fewest copies and
-  // waits wins.
-  set_bound(
-      Op::broadcast, Algorithm::tree,
-      ranks < 4 || heavily_oversubscribed ? kAlways : 2 * fixed::kFragmentBytes * members + 1);
+  // waits wins. Between hosts the root's network is the bottleneck, which `hosts` uses once.
+  const std::uint64_t gathered = gathered_bytes(table, ranks);
+  set_bound(Op::broadcast, Algorithm::tree,
+            goes_by_hosts(Op::broadcast)          ? gathered + 1
+            : ranks < 4 || heavily_oversubscribed ? kAlways
+                                                  : 2 * fixed::kFragmentBytes * members + 1);
+  set_bound(Op::broadcast, Algorithm::chain, goes_by_hosts(Op::broadcast) ? 0 : kAlways);
   // Between two ranks every algorithm sends the same number of bytes, so the one with the fewest
   // rounds wins, until its temporary data no longer fits the caches.
-  const std::uint64_t gathered = gathered_bytes(table, ranks);
   const std::uint64_t shared_exchange =
       oversubscribed ? table.shared_exchange * few / std::max(few, members) : 0;
   set_bound(Op::all_reduce, Algorithm::bruck,
@@ -199,16 +202,15 @@ Selection::Selection(Medium medium, int ranks, GroupPlacement placement, const T
               std::clamp<std::uint64_t>(table.shared_scatter / members, table.shared_scatter / 8,
                                         table.shared_scatter / 4) +
                   1);
-  const bool several = placement.several_on_each_host(ranks);
   // A ring avoids many simultaneous streams through the network's switches. With few ranks that is
-  // not needed, and a ring takes one round per rank. With several ranks per host, though, a ring
-  // sends everything to a host once, and the direct exchange once per rank.
+  // not needed, and a ring takes one round per rank. With several ranks per host the direct
+  // exchange and the ring send a block to a host once per rank.
   set_bound(Op::all_gather, Algorithm::direct,
             ranks > table.few_ranks ? 0
-            : several               ? table.ring_from + 1
+            : several               ? table.gather_by_hosts + 1
                                     : kAlways);
-  const std::uint64_t hosts_from =
-      several ? hosts_bound(table, ranks, placement.per_host) : kAlways;
+  set_bound(Op::all_gather, Algorithm::ring, several ? 0 : kAlways);
+  const std::uint64_t hosts_from = several ? hosts_bound(table, placement.per_host) : kAlways;
   for (const Op op : {Op::all_reduce, Op::reduce, Op::reduce_scatter})
     set_bound(op, Algorithm::slices, hosts_from);
 }

@@ -3,8 +3,8 @@
 ///
 /// Rank 0 of the group chooses the `Selection` (defaults or tuning file, `tuning.h`) and sends it
 /// to the others at creation. Groups created by piggybacking use the defaults, which every member
-/// computes identically. Members never choose differently, and every algorithm computes the same
-/// bits.
+/// computes identically. Members never choose differently. Every algorithm but `hosts` computes
+/// the same bits.
 #pragma once
 
 #include <array>
@@ -33,7 +33,7 @@ enum class Algorithm : std::uint8_t {
   shares,    ///< region: every member reduces its share of each window
   pull,      ///< region: readers copy what they need
   recursive_doubling,
-  hosts,  ///< sums go from host to host; for ranks numbered host by host
+  hosts,  ///< within and between hosts, so that each byte leaves a host once
 };
 inline constexpr int kAlgorithms = 12;
 std::string_view name_of(Algorithm algorithm);
@@ -77,7 +77,7 @@ class Selection {
   static constexpr std::uint64_t kAlways = std::numeric_limits<std::uint64_t>::max();
   /// Per operation, for each of its algorithms but the last: it takes calls of fewer bytes than
   /// this that no earlier algorithm takes. Also the wire format.
-  using Bounds = std::array<std::array<std::uint64_t, 2>, kCollectives>;
+  using Bounds = std::array<std::array<std::uint64_t, 3>, kCollectives>;
 
   /// The defaults, by the numbers of `table`. A group's first member uses those in force; a
   /// selection that every member must compute identically uses `default_tunables()`.
@@ -95,9 +95,7 @@ class Selection {
     const auto row = algorithms_of(medium_, op);
     std::size_t k = 0;
     while (k + 1 < row.size() && bytes >= bounds_[static_cast<std::size_t>(op)][k]) ++k;
-    return row[k] == Algorithm::hosts && !placement_.several_on_each_host(ranks_)
-               ? Algorithm::slices
-               : row[k];
+    return row[k] == Algorithm::hosts && !goes_by_hosts(op) ? row[k - 1] : row[k];
   }
 
   /// Uses `algorithm` for calls of fewer than `bound` bytes that no earlier algorithm takes, up to
@@ -108,6 +106,13 @@ class Selection {
   void force(Op op, Algorithm algorithm);
 
  private:
+  /// Whether there are several hosts, and a byte would leave one of them more than once.
+  bool goes_by_hosts(Op op) const {
+    const int hosts = ranks_ / placement_.per_host;
+    return op == Op::broadcast ? hosts > 2 || placement_.several_on_each_host(ranks_)
+                               : placement_.several_on_each_host(ranks_);
+  }
+
   Medium medium_;
   int ranks_;
   GroupPlacement placement_;

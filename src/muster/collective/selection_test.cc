@@ -44,7 +44,7 @@ TEST(Selection, DefaultsDependOnTheGatheredBytes) {
               ranks <= 8 ? Algorithm::direct : Algorithm::ring);
     EXPECT_EQ(links.choose(Op::broadcast, gathered), Algorithm::tree);
     EXPECT_EQ(links.choose(Op::broadcast, 1024 * 1024 * kKiB),
-              ranks < 4 ? Algorithm::tree : Algorithm::chain);
+              ranks < 3 ? Algorithm::tree : Algorithm::hosts);
     const Selection region(Medium::shared_memory, ranks);
     const std::uint64_t read =
         std::min<std::uint64_t>(64 * kKiB / static_cast<std::uint64_t>(ranks), fixed::kSlotBytes);
@@ -70,8 +70,8 @@ TEST(Selection, IsPrintedAsText) {
       << "empty calls stay";
   const Selection hosts(Medium::network, 8, {.per_host = 4, .per_core = 1});
   EXPECT_NE(text_of(hosts).find("hosts"), std::string::npos) << text_of(hosts);
-  EXPECT_EQ(text_of(Selection(Medium::network, 8)).find("hosts"), std::string::npos)
-      << "one rank a host has no sums of its own";
+  EXPECT_EQ(text_of(Selection(Medium::network, 2)).find("hosts"), std::string::npos)
+      << "one rank a host has no sums of its own, and none forwards";
 }
 
 TEST(Selection, OversubscribedRanksSendFewMessages) {
@@ -199,8 +199,16 @@ TEST(Selection, OversubscribedRanksCopyAndWaitLeast) {
   EXPECT_EQ(links.choose(Op::broadcast, 1024 * 1024 * kKiB), Algorithm::tree);
   for (const Op op : {Op::all_reduce, Op::reduce_scatter})
     EXPECT_EQ(links.choose(op, 1024 * kKiB), Algorithm::slices) << "there is no other host";
-  EXPECT_EQ(Selection(Medium::network, 8, {.per_host = 8, .per_core = 1}).bounds(),
-            Selection(Medium::network, 8).bounds());
+  const Selection core_each(Medium::network, 8, {.per_host = 8, .per_core = 1}),
+      host_each(Medium::network, 8);
+  for (int op = 0; op < kCollectives; ++op) {
+    if (static_cast<Op>(op) != Op::broadcast) {
+      EXPECT_EQ(core_each.bounds()[static_cast<std::size_t>(op)],
+                host_each.bounds()[static_cast<std::size_t>(op)]);
+    }
+  }
+  EXPECT_EQ(core_each.choose(Op::broadcast, 4096 * kKiB), Algorithm::tree);
+  EXPECT_EQ(core_each.choose(Op::broadcast, 4096 * kKiB + 1), Algorithm::chain);
   const Selection two_to_a_core(Medium::network, 4, {.per_host = 4, .per_core = 2});
   EXPECT_EQ(two_to_a_core.choose(Op::reduce, 1024 * 1024 * kKiB), Algorithm::direct);
   EXPECT_EQ(two_to_a_core.choose(Op::broadcast, 2048 * kKiB), Algorithm::tree);
@@ -241,11 +249,11 @@ TEST(Selection, OversubscribedRanksUseOneShotForLargerSizes) {
   }
 }
 
-TEST(Selection, SumsGoFromHostToHostWhereThereAreSeveralOfSeveralRanks) {
+TEST(Selection, RanksOfAHostShareItsNetwork) {
   for (const int per_host : {1, 2, 4}) {
     const Selection links(Medium::network, 8, {.per_host = per_host});
     const Algorithm large = per_host > 1 ? Algorithm::hosts : Algorithm::slices;
-    const std::uint64_t from = per_host == 2 ? 256 * kKiB : 160 * kKiB / 3;
+    const std::uint64_t from = per_host == 2 ? 128 * kKiB : 160 * kKiB / 3;
     EXPECT_EQ(links.choose(Op::all_reduce, 8 * kKiB), Algorithm::bruck);
     EXPECT_EQ(links.choose(Op::all_reduce, 8 * kKiB + 1), Algorithm::slices);
     EXPECT_EQ(links.choose(Op::all_reduce, from - 1), Algorithm::slices);
@@ -255,7 +263,9 @@ TEST(Selection, SumsGoFromHostToHostWhereThereAreSeveralOfSeveralRanks) {
     EXPECT_EQ(links.choose(Op::reduce_scatter, from), large);
     EXPECT_EQ(links.choose(Op::all_gather, 256 * kKiB), Algorithm::direct);
     EXPECT_EQ(links.choose(Op::all_gather, 256 * kKiB + 1),
-              per_host > 1 ? Algorithm::ring : Algorithm::direct);
+              per_host > 1 ? Algorithm::hosts : Algorithm::direct);
+    EXPECT_EQ(links.choose(Op::broadcast, 64 * kKiB), Algorithm::tree);
+    EXPECT_EQ(links.choose(Op::broadcast, 64 * kKiB + 1), Algorithm::hosts);
     Selection flat = links;
     flat.force(Op::all_reduce, Algorithm::slices);
     EXPECT_EQ(flat.choose(Op::all_reduce, 1024 * kKiB), Algorithm::slices);
@@ -294,10 +304,11 @@ TEST(Selection, AFileMeasuredOnOneHostDoesNotApplyToSeveral) {
       select(*by_root, Medium::network, 4, {.per_host = 4}).choose(Op::reduce, 1024 * 1024 * kKiB),
       Algorithm::direct);
   EXPECT_EQ(tuned.choose(Op::all_gather, 4 * kKiB + 1), Algorithm::direct);
-  EXPECT_EQ(tuned.choose(Op::all_gather, 256 * kKiB + 1), Algorithm::ring);
+  EXPECT_EQ(tuned.choose(Op::all_gather, 256 * kKiB + 1), Algorithm::hosts);
   EXPECT_EQ(select(*tuning, Medium::network, 8).choose(Op::all_gather, 1024 * kKiB),
             Algorithm::direct);
-  EXPECT_EQ(tuned.choose(Op::broadcast, 64 * 1024 * kKiB), Algorithm::tree);
+  EXPECT_EQ(tuned.choose(Op::broadcast, 64 * kKiB), Algorithm::tree);
+  EXPECT_EQ(tuned.choose(Op::broadcast, 64 * 1024 * kKiB), Algorithm::hosts);
   EXPECT_EQ(tuned.choose(Op::reduce_scatter, 64 * kKiB), Algorithm::hosts)
       << "the last line that fits counts";
   EXPECT_EQ(tuned.choose(Op::gather, 4096 * kKiB), Algorithm::tree)

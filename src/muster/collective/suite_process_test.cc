@@ -145,7 +145,7 @@ TEST_P(CollectiveProcessSuite, EveryCellMatchesTheDirectComputation) {
   const std::uint64_t seed = testing::test_seed();
   std::mt19937_64 random(seed * 1000 + 500 + static_cast<std::uint64_t>(wire) * 100 +
                          static_cast<std::uint64_t>(ranks));
-  const auto cells = draw_cells(random, ranks);
+  const auto cells = draw_cells(random, ranks, pairs_on_hosts(wire, ranks));
   Play play;
   play.wire = wire;
   play.ranks = ranks;

@@ -107,9 +107,8 @@ bool has_multi_host_algorithm(Op op) {
 /// the file ends where the defaults end it.
 bool default_bound_applies(Op op, int ranks, GroupPlacement placement) {
   if (placement.several_on_each_host(ranks)) return has_multi_host_algorithm(op);
-  return op == Op::reduce &&
-         placement.per_host <
-             ranks;  // the network link to the root replaces the memory of one host
+  // The network link of the root replaces the memory of one host.
+  return (op == Op::reduce || op == Op::broadcast) && placement.per_host < ranks;
 }
 
 /// The bound of an algorithm in the defaults, for ranks with this placement.
@@ -118,8 +117,7 @@ std::uint64_t default_bound(Op op, Algorithm algorithm, int ranks, GroupPlacemen
   const auto place = std::find(row.begin(), row.end(), algorithm) - row.begin();
   const Selection defaults(Medium::network, ranks, placement);
   const auto& bounds = defaults.bounds()[static_cast<std::size_t>(op)];
-  return static_cast<std::size_t>(place) < bounds.size() ? bounds[static_cast<std::size_t>(place)]
-                                                         : Selection::kAlways;
+  return algorithm == row.back() ? Selection::kAlways : bounds[static_cast<std::size_t>(place)];
 }
 
 }  // namespace

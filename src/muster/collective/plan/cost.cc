@@ -143,30 +143,55 @@ double predict_pieces(double bytes, const Machine& machine, Crew crew) {
   return predict_down<TreePlan>(1, below, machine, crew);
 }
 
-/// Sums from host to host, all lanes at once: the path of the first chunk of each lane, plus the
-/// work of the busiest place for each later chunk. The last host may have fewer ranks; it is
-/// counted like the others.
+/// Within and between hosts, all ranks at once: the stages of the first round, plus the work of the
+/// busiest place for each later round. The last host may have fewer ranks; it is counted like the
+/// others.
 double predict_hosts(Op op, double bytes, const Machine& machine, Crew crew) {
   const double each = crew.ranks_per_host, others = each - 1;
-  const double hosts = std::ceil(crew.ranks / each);
-  const auto most = static_cast<double>(
-      HostsPlan::chunk_bytes(static_cast<std::size_t>(bytes / each), static_cast<int>(hosts)));
-  const double chunks = chunks_for(bytes / each, most);
-  const double chunk = bytes / each / chunks;
+  const double hosts = std::ceil(crew.ranks / each), other_hosts = hosts - 1;
+  const bool broadcasts = op == Op::broadcast,
+             to_all = broadcasts || !info(op).reduces || op == Op::all_reduce;
+  // Of a broadcast the root's host owns nothing.
+  const double owners = broadcasts ? other_hosts : hosts;
+  const double piece = bytes / (owners * each);
+  const double rounds = chunks_for(piece, static_cast<double>(HostsPlan::chunk_bytes(
+                                              static_cast<std::size_t>(piece), crew.ranks)));
+  const double chunk = piece / rounds;
   const double message = 2 * machine.overhead;  // both ends
-  const double near = chunk / machine.host_bandwidth, far = each * chunk / machine.bandwidth,
-               add = chunk / machine.reduction;
-  const double collect = others * (message + near + add) + (others > 0 ? machine.host_latency : 0);
-  const double spread = others * (message + near) + (others > 0 ? machine.host_latency : 0);
-  const double hop = message + machine.latency + far;
-  const bool to_all = op == Op::all_reduce;
-  const double back = to_all ? (hosts - 1) * hop + spread : hosts > 1 ? hop : 0;
-  const double first = collect + (hosts - 1) * (hop + add) + back;
-  // A host between two others sends sums one way and results the other.
-  const double network = hosts < 2 ? 0 : far * (to_all && hosts > 2 ? 2 : 1);
-  const double work = others * (message + near + add) + message + add +
-                      (to_all ? message + others * (message + near) : 0);
-  return first + (chunks - 1) * std::max(network, work);
+  const double near = message + chunk / machine.host_bandwidth, add = chunk / machine.reduction;
+  // Of a rank's messages to its neighbours, and to the ranks at its place, of which a host's ranks
+  // share the network.
+  const double inside = others * owners * near, adding = others * owners * add;
+  const auto away = [&](double messages) {
+    return messages * (message + each * chunk / machine.bandwidth);
+  };
+  const auto stage = [](double work, double latency) { return work > 0 ? work + latency : 0; };
+  double first = 0, network = 0, work = 0;
+  if (info(op).reduces) {
+    first += stage(inside + adding, machine.host_latency) +
+             stage(away(other_hosts) + other_hosts * add, machine.latency);
+    network += away(other_hosts);
+    work += inside + adding + other_hosts * (message + add);
+  }
+  if (broadcasts) {
+    // The root alone sends all pieces; the owners pass theirs on meanwhile.
+    const double from_root = other_hosts * each * (message + chunk / machine.bandwidth);
+    first += from_root + machine.latency + stage(away(other_hosts - 1), machine.latency);
+    network += std::max(from_root, away(other_hosts - 1));
+  } else if (to_all) {
+    first += stage(away(other_hosts), machine.latency);
+    network += away(other_hosts);
+  } else if (op == Op::reduce) {
+    // The root's network receives the chunks of all ranks of the other hosts.
+    const double to_root = other_hosts * each * (message + chunk / machine.bandwidth);
+    first += stage(to_root, machine.latency);
+    network += to_root;
+  }
+  if (to_all) {
+    first += stage(inside, machine.host_latency);
+    work += inside + other_hosts * message;
+  }
+  return first + (rounds - 1) * std::max(network, work);
 }
 
 double chunks_of(Op op, Algorithm algorithm, double bytes, int ranks) {

@@ -88,33 +88,31 @@ TEST(Cost, RanksOfAHostShareItsNetwork) {
                    2 * (1 + kNear + 10 + 1));
 }
 
-TEST(Cost, SumsGoFromHostToHost) {
+TEST(Cost, ByHostsEachByteLeavesAHostOnce) {
   const auto cost = [](Op op, double bytes, Crew crew) {
     return predict(op, Algorithm::hosts, bytes, kMachine, crew);
   };
-  // Three hosts of two ranks, two lanes of four bytes: each lane's owner receives one neighbour's
-  // part; then two hops with sums, two back, one to the neighbour.
-  const double collect = 2 + 10 + 4 * (kNear + kAdd), hop = 2 + 100 + 8 * kFar,
-               spread = 2 + 10 + 4 * kNear;
-  EXPECT_DOUBLE_EQ(cost(Op::all_reduce, 8, {6, 2}),
-                   collect + 2 * (hop + 4 * kAdd) + 2 * hop + spread);
-  // The last host sends its results directly to the root, or to every rank.
-  EXPECT_DOUBLE_EQ(cost(Op::reduce, 8, {6, 2}), collect + 2 * (hop + 4 * kAdd) + hop);
-  EXPECT_DOUBLE_EQ(cost(Op::reduce_scatter, 8, {6, 2}), cost(Op::reduce, 8, {6, 2}));
-  // Six chunks per lane instead of three. If adding is slow, each chunk costs its owner two
-  // messages with the neighbour in each direction, two with other hosts, and two additions.
+  // Three hosts of two ranks, six pieces of two bytes. A rank receives its neighbour's parts of
+  // three pieces and adds them; then both ranks of a host send two sums to others and add two.
+  const double parts = 10 + 3 * (2 + 2 * kNear + 2 * kAdd), away = 2 * (2 + 2 * 2 * kFar),
+               sums = 100 + away + 2 * 2 * kAdd, spread = 10 + 3 * (2 + 2 * kNear);
+  EXPECT_DOUBLE_EQ(cost(Op::reduce_scatter, 12, {6, 2}), parts + sums);
+  EXPECT_DOUBLE_EQ(cost(Op::all_reduce, 12, {6, 2}), parts + sums + 100 + away + spread);
+  EXPECT_DOUBLE_EQ(cost(Op::all_gather, 12, {6, 2}), 100 + away + spread);
+  // The root receives the results of four ranks of other hosts.
+  EXPECT_DOUBLE_EQ(cost(Op::reduce, 12, {6, 2}), parts + sums + 100 + 4 * (2 + 2 * kFar));
+  // The root sends the four ranks of other hosts three bytes each; both ranks of a host pass theirs
+  // on to the other one, and to each other what they have.
+  EXPECT_DOUBLE_EQ(cost(Op::broadcast, 12, {6, 2}),
+                   100 + 4 * (2 + 3 * kFar) + 100 + (2 + 2 * 3 * kFar) + 10 + 2 * (2 + 3 * kNear));
+  // Twice the bytes in twice the rounds: the network is the bottleneck of each.
   const double chunk = static_cast<double>(fixed::kReduceChunk);
-  EXPECT_DOUBLE_EQ(
-      cost(Op::all_reduce, 12 * chunk, {6, 2}),
-      cost(Op::all_reduce, 6 * chunk, {6, 2}) + 3 * (4 * 2 + 2 * chunk * (kNear + kAdd)));
-  // Otherwise the network of the middle host is the bottleneck: two sums and two results per chunk,
-  // serialized.
   Machine quick = kMachine;
   quick.reduction = 1 / kNear;
-  const auto quickly = [&](double bytes) {
-    return predict(Op::all_reduce, Algorithm::hosts, bytes, quick, {6, 2});
+  const auto quickly = [&](double rounds) {
+    return predict(Op::all_reduce, Algorithm::hosts, 6 * chunk * rounds, quick, {6, 2});
   };
-  EXPECT_DOUBLE_EQ(quickly(12 * chunk), quickly(6 * chunk) + 3 * 2 * (2 * chunk * kFar));
+  EXPECT_DOUBLE_EQ(quickly(8), quickly(4) + 4 * 2 * 2 * (2 + 2 * chunk * kFar));
 }
 
 TEST(Cost, ChunksToARootFollowEachOther) {

@@ -7,11 +7,10 @@
 
 namespace muster::collective::plan {
 
-/// Reductions for ranks numbered host by host, `per_host` on each, a divisor of `size`. The data is
-/// cut into lanes, one per place on a host. The rank at that place collects its lane from the ranks
-/// of its host, adds it to the sum of all previous hosts in rank order, and sends the sum to the
-/// rank at its place on the next host; on the last host it is the result. So one sum per lane
-/// leaves a host, however many ranks it has.
+/// Ranks numbered host by host, `per_host` on each, a divisor of `size`. Every rank owns a piece of
+/// the data. Within a host, the rank at each place handles what the ranks at that place on all
+/// hosts own: it sums it for its host before it leaves the host, and distributes it within the host
+/// when it arrives. So a host sends and receives every byte once, however many ranks it has.
 struct HostsPlan {
   int rank;
   int size;
@@ -20,17 +19,30 @@ struct HostsPlan {
   int hosts() const { return size / per_host; }
   int host() const { return rank / per_host; }
   int place() const { return rank % per_host; }
+  int host_of(int other) const { return other / per_host; }
   int rank_of(int host, int place) const { return host * per_host + place; }
   /// The rank at `place` on this host.
   int neighbour(int place) const { return rank_of(host(), place); }
-  /// The rank at the same place on the previous and on the next host; -1 if there is none.
-  int previous() const { return rank < per_host ? -1 : rank - per_host; }
-  int next() const { return rank + per_host >= size ? -1 : rank + per_host; }
-  /// Bytes of a lane that are summed at a time: small enough to keep every host busy, but not below
-  /// the smallest worthwhile message.
-  static std::size_t chunk_bytes(std::size_t lane, int hosts) {
-    const auto number = static_cast<std::size_t>(hosts);
-    return std::clamp((lane + number - 1) / number, fixed::kLeastMessage, fixed::kReduceChunk);
+  /// The rank at this place on `host`.
+  int peer(int host) const { return rank_of(host, place()); }
+  /// The `index`-th place, or host, without this rank's own.
+  int other_place(int index) const { return index < place() ? index : index + 1; }
+  int other_host(int index) const { return index < host() ? index : index + 1; }
+
+  /// The pieces of a broadcast: one for each rank that is not on the root's host.
+  int broadcast_pieces() const { return size - per_host; }
+  /// The number of the piece that `owner` forwards, which is not on the root's host.
+  int broadcast_piece(int owner, int root) const {
+    return owner < host_of(root) * per_host ? owner : owner - per_host;
+  }
+
+  /// Bytes of a piece that move at a time: enough rounds to keep the hosts and the wires between
+  /// them busy at once, but no message below the smallest worthwhile one; less among many ranks,
+  /// which each take a buffer.
+  static std::size_t chunk_bytes(std::size_t piece, int size) {
+    const std::size_t most = std::clamp(fixed::kGatheredMost / static_cast<std::size_t>(size),
+                                        fixed::kLeastMessage, fixed::kReduceChunk);
+    return std::clamp(piece / fixed::kForwardDepth, fixed::kLeastMessage, most);
   }
 };
 

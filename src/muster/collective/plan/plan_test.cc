@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 #include <utility>
 #include <vector>
@@ -77,33 +78,48 @@ TEST(Slices, ChunksCoverEverythingOnce) {
   }
 }
 
-TEST(HostsPlan, EveryLaneIsAChainThroughAllHosts) {
+TEST(HostsPlan, NamesTheOthersOfAHostAndOfAPlace) {
   for (int size = 1; size <= kLargest; ++size) {
     for (int per_host = 1; per_host <= size; ++per_host) {
       if (size % per_host != 0) continue;
-      for (int place = 0; place < per_host; ++place) {
-        int hosts = 0, last = -1;
-        for (int rank = place; rank >= 0; rank = HostsPlan{rank, size, per_host}.next(), ++hosts) {
-          const HostsPlan plan{rank, size, per_host};
-          ASSERT_EQ(plan.host(), hosts);
-          ASSERT_EQ(plan.place(), place);
-          ASSERT_EQ(plan.previous(), last);
-          ASSERT_EQ(plan.neighbour(place), rank);
-          ASSERT_EQ(plan.neighbour(0) / per_host, hosts);
-          last = rank;
+      for (int rank = 0; rank < size; ++rank) {
+        const HostsPlan plan{rank, size, per_host};
+        ASSERT_EQ(plan.rank_of(plan.host(), plan.place()), rank);
+        ASSERT_EQ(plan.neighbour(plan.place()), rank);
+        ASSERT_EQ(plan.peer(plan.host()), rank);
+        std::vector<int> places{plan.place()}, hosts{plan.host()};
+        for (int i = 0; i + 1 < per_host; ++i) places.push_back(plan.other_place(i));
+        for (int i = 0; i + 1 < plan.hosts(); ++i) hosts.push_back(plan.other_host(i));
+        for (auto* all : {&places, &hosts}) {
+          std::ranges::sort(*all);
+          for (std::size_t i = 0; i < all->size(); ++i) ASSERT_EQ((*all)[i], static_cast<int>(i));
         }
-        ASSERT_EQ(hosts, HostsPlan({0, size, per_host}).hosts());
       }
     }
   }
 }
 
-TEST(HostsPlan, ALaneIsCutSoThatAllHostsHaveSomethingToDo) {
+TEST(HostsPlan, ABroadcastHasAPieceForEachRankOfTheOtherHosts) {
+  for (const int per_host : {1, 2, 3}) {
+    for (int root = 0; root < 12; ++root) {
+      const HostsPlan plan{0, 12, per_host};
+      std::vector<int> pieces;
+      for (int owner = 0; owner < 12; ++owner) {
+        if (plan.host_of(owner) != plan.host_of(root))
+          pieces.push_back(plan.broadcast_piece(owner, root));
+      }
+      ASSERT_EQ(static_cast<int>(pieces.size()), plan.broadcast_pieces());
+      for (std::size_t i = 0; i < pieces.size(); ++i) ASSERT_EQ(pieces[i], static_cast<int>(i));
+    }
+  }
+}
+
+TEST(HostsPlan, APieceIsCutSoThatHostsAndWiresHaveSomethingToDo) {
   constexpr std::size_t kKiB = 1024;
-  EXPECT_EQ(HostsPlan::chunk_bytes(1024 * kKiB, 2), 128 * kKiB);
-  EXPECT_EQ(HostsPlan::chunk_bytes(128 * kKiB, 4), 32 * kKiB);
-  EXPECT_EQ(chunks_in(128 * kKiB, HostsPlan::chunk_bytes(128 * kKiB, 3)), 3u);
-  EXPECT_EQ(HostsPlan::chunk_bytes(128 * kKiB, 64), 16 * kKiB);
+  EXPECT_EQ(HostsPlan::chunk_bytes(1024 * kKiB, 8), 128 * kKiB);
+  EXPECT_EQ(HostsPlan::chunk_bytes(128 * kKiB, 8), 32 * kKiB);
+  EXPECT_EQ(HostsPlan::chunk_bytes(1024 * kKiB, 64), 64 * kKiB) << "each rank takes a buffer";
+  EXPECT_EQ(HostsPlan::chunk_bytes(1024 * kKiB, 4096), 16 * kKiB);
   EXPECT_EQ(HostsPlan::chunk_bytes(0, 2), 16 * kKiB);
 }
 

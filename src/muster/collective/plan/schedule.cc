@@ -24,7 +24,10 @@ Pattern pattern_of(Op op, Algorithm algorithm, int rank, int size, int root, int
       return pattern::Ring{{rank, size}};
     case Algorithm::recursive_doubling: return pattern::RecursiveDoubling{{rank, size}};
     case Algorithm::slices: return pattern::Slices{pairs, result_to, root};
-    case Algorithm::hosts: return pattern::Hosts{{rank, size, per_host}, result_to, root};
+    case Algorithm::hosts:
+      if (op == Op::all_gather) return pattern::HostsAllGather{{rank, size, per_host}};
+      if (op == Op::broadcast) return pattern::HostsBroadcast{{rank, size, per_host}, root};
+      return pattern::HostsReduce{{rank, size, per_host}, result_to, root};
     default: break;
   }
   switch (op) {
@@ -47,6 +50,6 @@ bool Schedule::exists(Op op, Algorithm algorithm) {
 
 Schedule::Schedule(Op op, Algorithm algorithm, int rank, int size, int root, int per_host)
     : pattern_(pattern_of(op, algorithm, rank, size, root, per_host)),
-      slices_(algorithm == Algorithm::hosts && op != Op::reduce_scatter ? per_host : size) {}
+      slices_(algorithm == Algorithm::hosts && op == Op::broadcast ? size - per_host : size) {}
 
 }  // namespace muster::collective::plan

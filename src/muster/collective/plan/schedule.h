@@ -126,82 +126,146 @@ struct Slices {
   static Payload result(int slice) { return {Payload::Kind::result, 0, 1, slice}; }
 };
 
-/// Sums go from host to host. The results go back the same way and to all ranks of each host,
-/// directly to the root, or each to its owner.
-struct Hosts {
+/// The ranks of a host send each other their parts of what these sum for the host; these send the
+/// sums to the owners on the other hosts. The results go to the ranks at the same place on the
+/// other hosts and from these to all ranks of their hosts, or directly to the root.
+struct HostsReduce {
   using ResultTo = Slices::ResultTo;
   HostsPlan plan;
   ResultTo result_to;
   int root;
-  int steps() const { return plan.size == 1 ? 0 : result_to == ResultTo::all ? 4 : 3; }
+  int steps() const {
+    return plan.size == 1 ? 0 : 2 + (result_to == ResultTo::none ? 0 : 1) + (to_all() ? 1 : 0);
+  }
   int sends(int step) const {
     switch (step) {
-      case 0: return others() * slices();
-      case 2:
-        return plan.next() >= 0              ? slices()
-               : result_to == ResultTo::root ? (plan.rank == root ? 0 : 1)
-               : result_to == ResultTo::none ? plan.hosts() - 1
-                                             : 0;
-      case 3: return (plan.previous() >= 0 ? 1 : 0) + others();
-      default: return 0;
+      case 0: return (plan.per_host - 1) * plan.hosts();
+      case 1: return plan.hosts() - 1;
+      case 2: return to_all() ? plan.hosts() - 1 : plan.rank == root ? 0 : 1;
+      default: return (plan.per_host - 1) * plan.hosts();
     }
   }
   PlannedTransfer send(int step, int index) const {
-    if (step == 0) {
-      const int place = other(index / slices());
-      return {plan.neighbour(place),
-              {Payload::Kind::partial, plan.rank, 1, slice(place, index % slices())}};
+    const int to = plan.neighbour(plan.other_place(index / plan.hosts()));
+    switch (step) {
+      case 0: return {to, part(plan.rank, plan.rank_of(index % plan.hosts(), to % plan.per_host))};
+      case 1: {
+        const int peer = plan.peer(plan.other_host(index));
+        return {peer, sum(plan.host(), peer)};
+      }
+      case 2:
+        return {to_all() ? plan.peer(plan.other_host(index)) : root, Slices::result(plan.rank)};
+      default: return {to, Slices::result(plan.peer(index % plan.hosts()))};
     }
-    if (step == 2) {
-      if (plan.next() >= 0) return {plan.next(), sum(plan.host(), index)};
-      const int to = result_to == ResultTo::root ? root : plan.rank_of(index, plan.place());
-      return {to, Slices::result(slice(plan.place(), index))};
-    }
-    const bool back = plan.previous() >= 0 && index == 0;
-    return {back ? plan.previous() : plan.neighbour(other(index - (plan.previous() >= 0 ? 1 : 0))),
-            Slices::result(plan.place())};
   }
   int receives(int step) const {
-    switch (step) {
-      case 0: return others() * slices();
-      case 1: return plan.previous() >= 0 ? slices() : 0;
-      case 2:
-        if (result_to == ResultTo::root)
-          return plan.rank != root ? 0 : plan.per_host - (plan.next() >= 0 ? 0 : 1);
-        return plan.next() >= 0 ? 1 : 0;
-      default: return others();
-    }
+    if (step == 2 && !to_all()) return plan.rank == root ? plan.size - 1 : 0;
+    return sends(step);
   }
   PlannedTransfer receive(int step, int index) const {
-    if (step == 0) {
-      // From the nearest on, so that the received ranks are always contiguous.
-      const int nth = index / slices();
-      const int from = plan.neighbour(nth < plan.place() ? plan.place() - 1 - nth : nth + 1);
-      return {from, {Payload::Kind::partial, from, 1, slice(plan.place(), index % slices())}};
+    // From the nearest on, so that the received ranks are always contiguous.
+    const auto nearest = [](int own, int nth) { return nth < own ? own - 1 - nth : nth + 1; };
+    const int from = plan.neighbour(nearest(plan.place(), index / plan.hosts()));
+    switch (step) {
+      case 0: return {from, part(from, plan.peer(index % plan.hosts()))};
+      case 1: {
+        const int host = nearest(plan.host(), index);
+        return {plan.peer(host), sum(host, plan.rank)};
+      }
+      case 2: {
+        const int owner =
+            to_all() ? plan.peer(plan.other_host(index)) : (index < root ? index : index + 1);
+        return {owner, Slices::result(owner)};
+      }
+      default:
+        return {from, Slices::result(plan.rank_of(index % plan.hosts(), from % plan.per_host))};
     }
-    if (step == 1) return {plan.previous(), sum(plan.host() - 1, index)};
-    if (step == 2) {
-      if (result_to == ResultTo::all) return {plan.next(), Slices::result(plan.place())};
-      if (result_to == ResultTo::none)
-        return {plan.rank_of(plan.hosts() - 1, plan.place()), Slices::result(plan.rank)};
-      const int place = plan.next() >= 0 ? index : other(index);
-      return {plan.rank_of(plan.hosts() - 1, place), Slices::result(place)};
-    }
-    return {plan.neighbour(other(index)), Slices::result(other(index))};
   }
 
  private:
-  int others() const { return plan.per_host - 1; }
-  /// The places on this host, without this rank's own.
-  int other(int index) const { return index < plan.place() ? index : index + 1; }
-  /// Slices of a lane: one, or one per host for reduce_scatter.
-  int slices() const { return result_to == ResultTo::none ? plan.hosts() : 1; }
-  int slice(int place, int index) const {
-    return result_to == ResultTo::none ? plan.rank_of(index, place) : place;
+  bool to_all() const { return result_to == ResultTo::all; }
+  static Payload part(int rank, int slice) { return {Payload::Kind::partial, rank, 1, slice}; }
+  Payload sum(int host, int slice) const {
+    return {Payload::Kind::partial, plan.rank_of(host, 0), plan.per_host, slice};
   }
-  Payload sum(int last_host, int index) const {
-    return {Payload::Kind::partial, 0, (last_host + 1) * plan.per_host, slice(plan.place(), index)};
+};
+
+/// Every rank sends its block to the ranks at its place on the other hosts. Each rank sends the
+/// blocks of its place to the ranks of its host.
+struct HostsAllGather {
+  HostsPlan plan;
+  int steps() const { return plan.size == 1 ? 0 : 2; }
+  int sends(int step) const {
+    return step == 0 ? plan.hosts() - 1 : (plan.per_host - 1) * plan.hosts();
   }
+  PlannedTransfer send(int step, int index) const {
+    if (step == 0) return {plan.peer(plan.other_host(index)), block(plan.rank)};
+    return {plan.neighbour(plan.other_place(index / plan.hosts())),
+            block(plan.peer(index % plan.hosts()))};
+  }
+  int receives(int step) const { return sends(step); }
+  PlannedTransfer receive(int step, int index) const {
+    if (step == 0) {
+      const int peer = plan.peer(plan.other_host(index));
+      return {peer, block(peer)};
+    }
+    const int place = plan.other_place(index / plan.hosts());
+    return {plan.neighbour(place), block(plan.rank_of(index % plan.hosts(), place))};
+  }
+  static Payload block(int rank) { return {Payload::Kind::block, rank, 1, 0}; }
+};
+
+/// The root sends each rank of the other hosts one piece, which that rank sends to the ranks at its
+/// place on the hosts but the root's; each sends the pieces of its place to the ranks of its host.
+/// The root sends all pieces to the ranks of its own host.
+struct HostsBroadcast {
+  HostsPlan plan;
+  int root;
+  int steps() const { return plan.size == 1 ? 0 : 3; }
+  int sends(int step) const {
+    if (plan.rank == root) return step == 0 ? pieces() * plan.per_host : 0;
+    if (near_root() || step == 0) return 0;
+    return step == 1 ? forwarding_hosts() - 1 : (plan.per_host - 1) * forwarding_hosts();
+  }
+  PlannedTransfer send(int step, int index) const {
+    if (plan.rank == root) {
+      const int to = index / pieces();
+      if (to == 0) return {owner(index), Slices::result(index)};
+      return {plan.neighbour(plan.other_place(to - 1)), Slices::result(index % pieces())};
+    }
+    if (step == 1) return {other_forwarding(index), piece_of(plan.rank)};
+    return {plan.neighbour(plan.other_place(index / forwarding_hosts())),
+            piece_of(plan.peer(forwarding(index % forwarding_hosts())))};
+  }
+  int receives(int step) const {
+    if (plan.rank == root) return 0;
+    if (near_root()) return step == 0 ? pieces() : 0;
+    return step == 0 ? 1 : sends(step);
+  }
+  PlannedTransfer receive(int step, int index) const {
+    if (near_root()) return {root, Slices::result(index)};
+    if (step == 0) return {root, piece_of(plan.rank)};
+    if (step == 1) return {other_forwarding(index), piece_of(other_forwarding(index))};
+    const int place = plan.other_place(index / forwarding_hosts());
+    return {plan.neighbour(place),
+            piece_of(plan.rank_of(forwarding(index % forwarding_hosts()), place))};
+  }
+
+ private:
+  int pieces() const { return plan.broadcast_pieces(); }
+  bool near_root() const { return plan.host() == plan.host_of(root); }
+  int forwarding_hosts() const { return plan.hosts() - 1; }
+  /// The `index`-th host without the root's.
+  int forwarding(int index) const { return index < plan.host_of(root) ? index : index + 1; }
+  /// The rank at this place on the `index`-th host without the root's and this rank's own.
+  int other_forwarding(int index) const {
+    const int own = plan.host() < plan.host_of(root) ? plan.host() : plan.host() - 1;
+    return plan.peer(forwarding(index < own ? index : index + 1));
+  }
+  int owner(int piece) const {
+    return piece < plan.host_of(root) * plan.per_host ? piece : piece + plan.per_host;
+  }
+  Payload piece_of(int rank) const { return Slices::result(plan.broadcast_piece(rank, root)); }
 };
 
 /// From the root down.
@@ -324,7 +388,8 @@ struct RecursiveDoubling {
 using Pattern =
     std::variant<pattern::Dissemination, pattern::Bruck, pattern::Ring, pattern::DirectAllGather,
                  pattern::Slices, pattern::Broadcast<TreePlan>, pattern::Broadcast<ChainPlan>,
-                 pattern::TreeGather, pattern::TreeScatter, pattern::Hosts, pattern::DirectGather,
+                 pattern::TreeGather, pattern::TreeScatter, pattern::HostsReduce,
+                 pattern::HostsAllGather, pattern::HostsBroadcast, pattern::DirectGather,
                  pattern::DirectScatter, pattern::RingReduce, pattern::RecursiveDoubling>;
 
 class Schedule {
@@ -334,7 +399,7 @@ class Schedule {
   /// For an algorithm that exists. `per_host` divides `size`; only `hosts` uses it.
   Schedule(Op op, Algorithm algorithm, int rank, int size, int root, int per_host = 1);
 
-  /// Number of slices that a reduction is cut into.
+  /// Number of slices that a reduction, or a broadcast by hosts, is cut into.
   int slices() const { return slices_; }
   int steps() const {
     return std::visit([](const auto& p) { return p.steps(); }, pattern_);

@@ -58,6 +58,7 @@ class Proof {
       if (op != Op::scatter) pieces_.add(rank, rank);
       whole_[index(rank)] = rank == root;
       if (op == Op::scatter) pieces_.add(root, rank);
+      if (op == Op::broadcast) results_.add(root, rank);
     }
     if (op == Op::reduce_scatter || op == Op::reduce || op == Op::all_reduce) {
       for (int rank = 0; rank < size; ++rank) reduce(rank);  // with one rank, everything is there
@@ -257,7 +258,7 @@ class Proof {
     switch (op_) {
       case Op::barrier:
       case Op::all_gather: return blocks_.count(rank) == size_;
-      case Op::broadcast: return whole_[index(rank)];
+      case Op::broadcast: return whole_[index(rank)] || results_.count(rank) == slices;
       case Op::all_reduce: return everything;
       case Op::reduce: return rank == root_ ? everything : nothing;
       // Along a path through other ranks, each has forwarded all that it has, or all but its own.

@@ -323,7 +323,13 @@ inline std::vector<std::size_t> counts_of(Op op, DType dtype, int ranks) {
   return counts;
 }
 
-inline std::vector<Cell> draw_cells(std::mt19937_64& random, int ranks) {
+/// Whether the ranks are on several hosts, two on each.
+inline bool pairs_on_hosts(testing::Wire wire, int ranks) {
+  return wire == testing::Wire::hosts && ranks > 2 && ranks % 2 == 0;
+}
+
+/// `by_hosts`: several hosts have several ranks each, so sums may be those of hosts.
+inline std::vector<Cell> draw_cells(std::mt19937_64& random, int ranks, bool by_hosts = false) {
   std::vector<Cell> cells;
   for (const Kind& kind : all_kinds()) {
     for (std::size_t count : counts_of(kind.op, kind.dtype, ranks)) {
@@ -334,6 +340,7 @@ inline std::vector<Cell> draw_cells(std::mt19937_64& random, int ranks) {
     }
   }
   std::shuffle(cells.begin(), cells.end(), random);
+  for (Cell& cell : cells) cell.any_order = by_hosts;
   return cells;
 }
 
