@@ -62,9 +62,11 @@ class Backend {
     return out << backend.name_;
   }
 
-  /// Whether this build has the backend and this machine has the library that it needs. The first
-  /// call for mpi loads the MPI library, without initialising it.
+  /// Whether the backend can be used: this build has it, and the library it needs can be loaded.
+  /// The first call for mpi loads the MPI library, without initialising it.
   bool is_available() const;
+  /// Why it is not available, as the end of a sentence; empty if it is.
+  std::string why_unavailable() const;
   /// Timeout of groups created without one: 30 minutes, 10 for nccl.
   Duration default_timeout() const;
   /// Every name that the constructor accepts, in lower case.
@@ -77,11 +79,14 @@ class Backend {
 };
 
 /// Maps device types to backends: "native", or "cpu:native,cuda:nccl". Without text: native for CPU
-/// tensors, and nccl for CUDA tensors if the build has it.
+/// tensors; for CUDA tensors nccl, if there are a GPU and NCCL's library, otherwise native, which
+/// copies them through host memory.
 class BackendConfig {
  public:
   /// Throws DistError naming the part of the text it cannot parse.
   static BackendConfig parse(const std::optional<std::string>& text);
+  /// The configuration without text, on a machine with or without a GPU and NCCL.
+  static BackendConfig standard(bool gpu, bool nccl);
 
   /// Empty if no backend serves such tensors.
   std::optional<Backend> for_device(c10::DeviceType device) const;

@@ -353,7 +353,9 @@ void bind_groups(py::module_& module) {
   module.def("is_gloo_available", &is_gloo_available,
              "True: `gloo` is another name for the native engine.");
   module.def("is_mpi_available", &is_mpi_available, "Whether this build has the mpi backend.");
-  module.def("is_nccl_available", &is_nccl_available, "Whether this build has the nccl backend.");
+  module.def(
+      "is_nccl_available", &is_nccl_available,
+      "Whether the nccl backend can be used: NCCL's library can be loaded. A GPU is needed too.");
   module.def("is_ucc_available", &is_ucc_available, "Whether this build has the ucc backend.");
   module.def("is_torchelastic_launched", &is_torchelastic_launched,
              "Whether TORCHELASTIC_RUN_ID is set, as the launcher does.");

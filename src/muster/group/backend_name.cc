@@ -1,35 +1,30 @@
 #include "muster/backend_name.h"
 
 #include <c10/core/Device.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <mutex>
 
-#include "muster/backends/mpi/loader.h"
+#include "muster/base/log.h"
 #include "muster/group/backend_registry.h"
 #include "muster/group/errors.h"
 
 namespace muster {
 namespace {
 
-struct BackendRow {
-  Backend backend;
-  bool (*available)();
-};
-bool always() { return true; }
-bool never() { return false; }
-bool with_mpi() { return mpi::load().ok(); }
+// muster's own backends.
+constexpr std::array<Backend, 6> kBackends{Backend::NATIVE, Backend::GLOO, Backend::TCP,
+                                           Backend::NCCL,   Backend::MPI,  Backend::UCC};
 
-// The built-in backends, and whether they can be used here.
-constexpr std::array<BackendRow, 6> kBackends{{
-    {Backend::NATIVE, &always},
-    {Backend::GLOO, &always},
-    {Backend::TCP, &always},
-    {Backend::NCCL, &never},
-    {Backend::MPI, &with_mpi},
-    {Backend::UCC, &never},
-}};
+/// Whether this process can see a GPU.
+bool has_gpu() {
+  constexpr auto kCuda = c10::DeviceType::CUDA;
+  return c10::impl::hasDeviceGuardImpl(kCuda) &&
+         c10::impl::getDeviceGuardImpl(kCuda)->deviceCount() > 0;
+}
 
 std::string lower(std::string_view text) {
   std::string out(text);
@@ -60,9 +55,9 @@ c10::DeviceType device_type(const std::string& name, const std::string& text) {
 
 Backend::Backend(std::string_view name) {
   const auto wanted = lower(name);
-  for (const auto& row : kBackends) {
-    if (row.backend.name_ == wanted) {
-      name_ = row.backend.name_;
+  for (const auto& backend : kBackends) {
+    if (backend.name_ == wanted) {
+      name_ = backend.name_;
       return;
     }
   }
@@ -75,10 +70,16 @@ Backend::Backend(std::string_view name) {
 }
 
 bool Backend::is_available() const {
-  return std::any_of(
-             kBackends.begin(), kBackends.end(),
-             [&](const BackendRow& row) { return row.backend == *this && row.available(); }) ||
-         group::registered_backend(name_) != nullptr;
+  if (group::is_native(*this) || group::registered_backend(name_) != nullptr) return true;
+  const auto* own = group::own_backend(*this);
+  return own != nullptr && own->usable().ok();
+}
+
+std::string Backend::why_unavailable() const {
+  if (is_available()) return {};
+  const auto* own = group::own_backend(*this);
+  return own == nullptr ? "is not in this build of muster"
+                        : "cannot be used: " + own->usable().message();
 }
 
 Duration Backend::default_timeout() const {
@@ -87,29 +88,36 @@ Duration Backend::default_timeout() const {
 
 std::vector<std::string> Backend::known() {
   std::vector<std::string> names;
-  for (const auto& row : kBackends) names.emplace_back(row.backend.name());
+  for (const auto& backend : kBackends) names.emplace_back(backend.name());
   const auto registered = group::registered_backends();
   names.insert(names.end(), registered.begin(), registered.end());
   return names;
 }
 
 BackendConfig BackendConfig::parse(const std::optional<std::string>& text) {
-  BackendConfig config;
   if (!text || text->empty()) {
-    config.entries_.emplace_back(c10::DeviceType::CPU, Backend::NATIVE);
-    config.text_ = "cpu:native";
-    if (is_nccl_available()) {
-      config.entries_.emplace_back(c10::DeviceType::CUDA, Backend::NCCL);
-      config.text_ += ",cuda:nccl";
+    const bool gpu = has_gpu(), nccl = gpu && is_nccl_available();
+    if (gpu && !nccl) {
+      static std::once_flag said;
+      std::call_once(said, [] {
+        log(LogLevel::warning, "backend 'nccl' " + Backend::NCCL.why_unavailable() +
+                                   "; CUDA tensors are copied through host memory by backend "
+                                   "'native' where no backend is named");
+      });
     }
-    return config;
+    return standard(gpu, nccl);
   }
+  BackendConfig config;
   config.text_ = lower(*text);
   if (config.text_.find(':') == std::string::npos) {
     // One name for all devices: each backend declares the devices it serves.
     const Backend backend(config.text_);
     if (const auto* registered = group::registered_backend(backend.name())) {
       for (const auto device : registered->devices) config.entries_.emplace_back(device, backend);
+      return config;
+    }
+    if (const auto* own = group::own_backend(backend); own != nullptr && own->usable().ok()) {
+      for (const auto device : own->devices()) config.entries_.emplace_back(device, backend);
       return config;
     }
     config.entries_ = {{c10::DeviceType::CPU, backend}, {c10::DeviceType::CUDA, backend}};
@@ -131,6 +139,16 @@ BackendConfig BackendConfig::parse(const std::optional<std::string>& text) {
                      "'");
     config.entries_.emplace_back(device, Backend(part.substr(colon + 1)));
   }
+  return config;
+}
+
+BackendConfig BackendConfig::standard(bool gpu, bool nccl) {
+  BackendConfig config;
+  config.entries_.emplace_back(c10::DeviceType::CPU, Backend::NATIVE);
+  config.text_ = "cpu:native";
+  if (!gpu) return config;
+  config.entries_.emplace_back(c10::DeviceType::CUDA, nccl ? Backend::NCCL : Backend::NATIVE);
+  if (nccl) config.text_ += ",cuda:nccl";
   return config;
 }
 

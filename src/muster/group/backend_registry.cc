@@ -9,6 +9,7 @@
 #include <mutex>
 #include <utility>
 
+#include "muster/group/backends/mpi.h"
 #include "muster/group/errors.h"
 
 namespace muster {
@@ -19,6 +20,8 @@ namespace {
 struct BackendTable {
   std::mutex mutex;
   std::map<std::string, group::RegisteredBackend, std::less<>> backends;
+  std::map<std::string, group::OwnBackend, std::less<>> own{
+      {std::string(Backend::MPI.name()), group::mpi_backend()}};
 };
 BackendTable& registry() {
   static BackendTable instance;
@@ -103,6 +106,23 @@ void add_backend(const std::string& name, ExtendedBackendCreator func,
            .try_emplace(wanted, RegisteredBackend{wanted, std::move(func), std::move(types)})
            .second)
     invalid("register_backend: there is a backend '" + wanted + "' already");
+}
+
+bool is_native(const Backend& backend) {
+  return backend == Backend::NATIVE || backend == Backend::GLOO || backend == Backend::TCP;
+}
+
+void add_own_backend(OwnBackend backend) {
+  auto& all = registry();
+  const std::lock_guard lock(all.mutex);
+  all.own.try_emplace(std::string(backend.name.name()), std::move(backend));
+}
+
+const OwnBackend* own_backend(const Backend& name) {
+  auto& all = registry();
+  const std::lock_guard lock(all.mutex);
+  const auto at = all.own.find(name.name());
+  return at == all.own.end() ? nullptr : &at->second;
 }
 
 }  // namespace group

@@ -6,6 +6,9 @@
 #include <vector>
 
 #include "muster/backend.h"
+#include "muster/collective/communicator.h"
+#include "muster/status.h"
+#include "muster/transport/fabric.h"
 
 namespace muster::group {
 
@@ -19,5 +22,35 @@ const RegisteredBackend* registered_backend(std::string_view name);
 std::vector<std::string> registered_backends();
 void add_backend(const std::string& name, ExtendedBackendCreator func,
                  const std::vector<std::string>& devices);
+
+/// muster's own engine, by any of its names.
+bool is_native(const Backend& backend);
+
+/// What a backend of muster's own that stands on a library gets to make a group's part of it.
+struct OwnBackendOptions {
+  std::shared_ptr<transport::Fabric> fabric;
+  std::vector<int> members;  ///< in the fabric, and their names in errors, by group rank
+  std::vector<int> ranks;    ///< in the default group
+  int rank = -1;             ///< in the group
+  Duration timeout{};        ///< of the group's calls
+  /// For a communicator of the members in the fabric, which only this backend uses.
+  collective::CommunicatorOptions communicator;
+  std::shared_ptr<ProcessGroupOptions> pg_options;  ///< may be null
+};
+
+/// A backend of muster's own that stands on a library. One whose layer stands above this one is
+/// there in programs that link its layer: it adds itself before main.
+struct OwnBackend {
+  Backend name;
+  /// Whether it can be used here: its library can be loaded. If not, the reason.
+  std::function<Status()> usable;
+  /// Device types of its tensors. Call after `usable` has succeeded.
+  std::function<std::vector<c10::DeviceType>()> devices;
+  /// Called on every member of a group.
+  std::function<std::shared_ptr<ProcessGroupBackend>(OwnBackendOptions options)> make;
+};
+void add_own_backend(OwnBackend backend);
+/// Null if the program does not link its layer.
+const OwnBackend* own_backend(const Backend& name);
 
 }  // namespace muster::group

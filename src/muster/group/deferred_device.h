@@ -1,7 +1,7 @@
 /// A fake accelerator for tests, in host memory. Work enqueued on one of its streams runs only when
-/// a thread waits for it. Reading a result without waiting for it or ordering after it yields the
-/// old bytes. Copies are enqueued. Computations wait for their arguments, run on the CPU and are
-/// complete on return.
+/// a thread waits for it, or once the stream's native handle was used to enqueue. Reading a result
+/// without waiting for it or ordering after it yields the old bytes. Copies are enqueued.
+/// Computations wait for their arguments, run on the CPU and are complete on return.
 #pragma once
 
 #include <ATen/DeviceAccelerator.h>
@@ -21,12 +21,15 @@
 
 #include <array>
 #include <atomic>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -38,53 +41,115 @@ inline constexpr c10::DeviceIndex kDevices = 8;  // at most
 /// How many there are; set it before `install`.
 inline std::atomic<c10::DeviceIndex> device_count{kDevices};
 
+/// What `c10::Stream::native_handle` points to: how code that knows nothing of torch enqueues.
+struct NativeStream {
+  /// Enqueues a task. From now on a thread runs the stream, as a device would: the task may wait
+  /// for other streams.
+  void (*run)(NativeStream* stream, void (*task)(void*), void* argument);
+  c10::DeviceIndex device;
+  c10::StreamId id;
+};
+
 /// The tasks of all streams of all devices, and how many of each stream's are done.
 class Timeline {
  public:
   static Timeline& get() {
-    static Timeline timeline;
-    return timeline;
+    static auto* const timeline = new Timeline;  // threads of streams live as long as the process
+    return *timeline;
   }
   std::size_t enqueue(const c10::Stream& stream, std::function<void()> task) {
-    const std::lock_guard lock(mutex_);
-    auto& tasks = streams_[key(stream)].tasks;
-    tasks.push_back(std::move(task));
-    return tasks.size();
+    StreamLine& line = line_of(stream);
+    const std::lock_guard lock(line.mutex);
+    line.tasks.push_back(std::move(task));
+    line.changed.notify_all();
+    return line.tasks.size();
   }
   std::size_t length(const c10::Stream& stream) {
-    const std::lock_guard lock(mutex_);
-    return streams_[key(stream)].tasks.size();
+    StreamLine& line = line_of(stream);
+    const std::lock_guard lock(line.mutex);
+    return line.tasks.size();
   }
   /// Runs the tasks enqueued up to `end`.
-  void drain(const c10::Stream& stream, std::size_t end) {
-    const std::lock_guard lock(mutex_);
-    auto& line = streams_[key(stream)];
-    while (line.done < end) std::exchange(line.tasks[line.done++], nullptr)();
-  }
+  void drain(const c10::Stream& stream, std::size_t end) { drain(line_of(stream), end); }
   std::vector<c10::Stream> streams_of(c10::DeviceIndex device) {
     const std::lock_guard lock(mutex_);
     std::vector<c10::Stream> streams;
-    for (const auto& [place, line] : streams_)
+    for (const auto& [place, line] : lines_)
       if (place.first == device)
-        streams.emplace_back(c10::Stream::UNSAFE, c10::Device(kType, device), place.second);
+        streams.emplace_back(c10::Stream::UNSAFE, c10::Device(c10::DeviceType::PrivateUse1, device),
+                             place.second);
     return streams;
   }
   bool is_done(const c10::Stream& stream, std::size_t end) {
-    const std::lock_guard lock(mutex_);
-    return streams_[key(stream)].done >= end;
+    StreamLine& line = line_of(stream);
+    const std::lock_guard lock(line.mutex);
+    return line.done >= end;
   }
+  /// Enqueues `task` and has a thread run this stream from now on.
+  void run(const c10::Stream& stream, std::function<void()> task) {
+    enqueue(stream, std::move(task));
+    StreamLine& line = line_of(stream);
+    const std::lock_guard lock(line.mutex);
+    if (std::exchange(line.has_thread, true)) return;
+    std::thread([&line] {
+      for (;;) {
+        std::size_t end;
+        {
+          std::unique_lock wait(line.mutex);
+          line.changed.wait(wait, [&] { return line.done < line.tasks.size(); });
+          end = line.tasks.size();
+        }
+        drain(line, end);
+      }
+    }).detach();
+  }
+  NativeStream* native(const c10::Stream& stream) { return &line_of(stream).native; }
 
  private:
   struct StreamLine {
+    std::mutex mutex;
+    std::condition_variable changed;
     std::vector<std::function<void()>> tasks;
     std::size_t done = 0;
+    bool is_running = false;  // a thread runs a task
+    bool has_thread = false;
+    NativeStream native;
   };
-  static std::pair<int, c10::StreamId> key(const c10::Stream& stream) {
-    return {stream.device_index(), stream.id()};
+  static void run_native(NativeStream* stream, void (*task)(void*), void* argument) {
+    get().run(c10::Stream(c10::Stream::UNSAFE,
+                          c10::Device(c10::DeviceType::PrivateUse1, stream->device), stream->id),
+              [task, argument] { task(argument); });
+  }
+  /// A task may drain another stream, and wait there for what this one has done already.
+  static void drain(StreamLine& line, std::size_t end) {
+    std::unique_lock lock(line.mutex);
+    while (line.done < end) {
+      if (line.is_running) {
+        line.changed.wait(lock);
+        continue;
+      }
+      line.is_running = true;
+      const auto task = std::exchange(line.tasks[line.done], nullptr);
+      lock.unlock();
+      task();
+      lock.lock();
+      ++line.done;
+      line.is_running = false;
+      line.changed.notify_all();
+    }
+  }
+  StreamLine& line_of(const c10::Stream& stream) {
+    const std::lock_guard lock(mutex_);
+    auto& line = lines_[{stream.device_index(), stream.id()}];
+    if (line == nullptr) {
+      line = std::make_unique<StreamLine>();
+      line->native = {&run_native, stream.device_index(), stream.id()};
+    }
+    return *line;
   }
 
-  std::recursive_mutex mutex_;  // a task may drain another stream
-  std::map<std::pair<int, c10::StreamId>, StreamLine> streams_;
+  std::mutex mutex_;
+  std::map<std::pair<int, c10::StreamId>, std::unique_ptr<StreamLine>> lines_;
 };
 
 inline thread_local c10::DeviceIndex current_device = 0;
@@ -118,6 +183,17 @@ struct DeferredGuard final : c10::impl::DeviceGuardImplInterface {
     static std::atomic<c10::StreamId> last{0};
     return stream_of(device.has_index() ? device.index() : current_device, ++last);
   }
+  void* getStreamNativeHandle(const c10::Stream stream) const override {
+    return Timeline::get().native(stream);
+  }
+  /// Of each device, streams 100 to 131; high priorities 200 to 231.
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool high_priority) const override {
+    static std::array<std::atomic<int>, kDevices> next{};
+    const auto index = device.has_index() ? device.index() : current_device;
+    return stream_of(index,
+                     (high_priority ? 200 : 100) + next[static_cast<std::size_t>(index)]++ % 32);
+  }
+  bool isStreamCapturing(const c10::Stream&) const override { return false; }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     const auto old = std::exchange(current_streams[static_cast<std::size_t>(stream.device_index())],
                                    stream.id());

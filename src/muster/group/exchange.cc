@@ -111,9 +111,12 @@ std::vector<CallAnnouncement> announce(ProcessGroup& group, const std::string& m
   }
   auto word = at::empty({kAnnouncedWords}, at::kLong);
   std::memcpy(word.mutable_data_ptr(), &own, sizeof own);
-  auto words = at::empty({group.size(), kAnnouncedWords}, at::kLong);
+  const auto device = group.exchange_device();
+  word = word.to(device);
+  auto words = at::empty({group.size(), kAnnouncedWords}, word.options());
   CallBuilder(call).add_output_parts(words, word);
   run(group, std::move(call), give_up);
+  words = words.cpu();
   std::memcpy(all.data(), words.const_data_ptr(), all.size() * sizeof(CallAnnouncement));
   return all;
 }
@@ -124,6 +127,8 @@ std::vector<std::string> gather_texts(ProcessGroup& group, const std::string& mi
   Call texts(group, Op::all_gather, kExchange, time_left(steady_clock(), limit));
   auto text = at::empty({static_cast<std::int64_t>(mine.size())}, at::kByte);
   if (!mine.empty()) std::memcpy(text.mutable_data_ptr(), mine.data(), mine.size());
+  const auto device = group.exchange_device();
+  text = text.to(device);
   CallBuilder(texts).add_input(text);
   std::vector<at::Tensor> received;
   for (std::size_t i = 0; i < announced.size(); ++i) {
@@ -131,14 +136,16 @@ std::vector<std::string> gather_texts(ProcessGroup& group, const std::string& mi
     if (bytes < 0 || bytes > kMaxTextBytes)
       invalid("rank " + std::to_string(i) + " of group " + group.name() + " announced a text of " +
               std::to_string(bytes) + " bytes");
-    received.push_back(at::empty({bytes}, at::kByte));
+    received.push_back(at::empty({bytes}, text.options()));
   }
   CallBuilder(texts).add_output(received);
   run(group, std::move(texts), give_up);
   std::vector<std::string> all;
-  for (const auto& one : received)
-    all.emplace_back(static_cast<const char*>(one.const_data_ptr()),
-                     static_cast<std::size_t>(one.numel()));
+  for (const auto& one : received) {
+    const auto here = one.cpu();
+    all.emplace_back(static_cast<const char*>(here.const_data_ptr()),
+                     static_cast<std::size_t>(here.numel()));
+  }
   return all;
 }
 

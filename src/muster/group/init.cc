@@ -7,7 +7,6 @@
 #include <span>
 #include <utility>
 
-#include "muster/backends/mpi/loader.h"
 #include "muster/backends/mpi/rendezvous.h"
 #include "muster/base/env.h"
 #include "muster/group/errors.h"
@@ -30,15 +29,12 @@ using group::list;
 void check_available(const BackendConfig& config) {
   for (const auto& [device, backend] : config.entries()) {
     if (backend.is_available()) continue;
-    if (backend == Backend::MPI)
-      throw DistBackendError("backend 'mpi' cannot be used: " + mpi::load().status().message(),
-                             Code::unsupported);
     std::string have;
     for (const auto& name : Backend::known())
       if (Backend(name).is_available()) have += (have.empty() ? "" : ", ") + name;
-    throw DistBackendError(
-        "backend '" + std::string(backend) + "' is not in this build of muster, which has " + have,
-        Code::unsupported);
+    throw DistBackendError("backend '" + std::string(backend) + "' " + backend.why_unavailable() +
+                               "; there are " + have,
+                           Code::unsupported);
   }
 }
 
@@ -214,7 +210,7 @@ Group new_group(const NewGroupOptions& options) {
   const auto world = scope->world("new_group");
   const auto job = scope->job("new_group");
   auto ranks = checked_ranks(options, job->world_size);
-  auto config = BackendConfig::parse(options.backend.value_or(world->backend()));
+  auto config = options.backend ? BackendConfig::parse(options.backend) : world->parts().config;
   check_available(config);
   check_pg_options(options.pg_options.get(), config, "new_group");
   const auto timeout = options.timeout.value_or(config.default_timeout());

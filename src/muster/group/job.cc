@@ -11,7 +11,6 @@
 #include <numeric>
 #include <utility>
 
-#include "muster/backends/mpi/communicator.h"
 #include "muster/base/log.h"
 #include "muster/base/version.h"
 #include "muster/collective/communicator.h"
@@ -27,10 +26,6 @@
 
 namespace muster::group {
 namespace {
-
-bool is_native(const Backend& backend) {
-  return backend == Backend::NATIVE || backend == Backend::GLOO || backend == Backend::TCP;
-}
 
 /// Whether the job may use shared memory for CPU tensors.
 bool shares_memory(const BackendConfig& config) {
@@ -85,6 +80,31 @@ std::shared_ptr<ProcessGroupBackend> make_registered(
   return made;
 }
 
+collective::CommunicatorOptions creation_options(const Job& job, const Backend& backend,
+                                                 const std::string& name, Duration timeout,
+                                                 const CreationOptions& creation) {
+  auto options = communicator_options(job, backend, name, timeout);
+  if (creation.deadline) options.timeout = time_left(job.fabric->clock(), *creation.deadline);
+  options.terms += creation.terms;
+  options.give_up = creation.give_up;
+  return options;
+}
+
+std::shared_ptr<ProcessGroupBackend> make_own(const Job& job, const OwnBackend& backend,
+                                              const std::string& name,
+                                              const std::vector<int>& ranks, Duration timeout,
+                                              const CreationOptions& creation) {
+  OwnBackendOptions options;
+  options.fabric = job.fabric;
+  options.members = in_fabric(job, ranks);
+  options.ranks = ranks;
+  options.rank = static_cast<int>(std::ranges::find(ranks, job.rank) - ranks.begin());
+  options.timeout = timeout;
+  options.communicator = creation_options(job, backend.name, name, timeout, creation);
+  options.pg_options = creation.pg_options;
+  return backend.make(std::move(options));
+}
+
 /// The backend that a proposal is for.
 const Backend* proposed(const BackendConfig& config) {
   const auto& entries = config.entries();
@@ -99,17 +119,13 @@ std::shared_ptr<ProcessGroupBackend> make_backend(const Job& job, const Backend&
                                                   const CreationOptions& creation) {
   if (const auto* registered = registered_backend(backend.name()))
     return make_registered(job, *registered, name, ranks, timeout, creation);
-  if (!is_native(backend) && !(backend == Backend::MPI))
+  if (const auto* own = own_backend(backend))
+    return make_own(job, *own, name, ranks, timeout, creation);
+  if (!is_native(backend))
     throw DistBackendError("backend '" + std::string(backend) + "' is not in this build of muster",
                            Code::unsupported);
-  auto options = communicator_options(job, backend, name, timeout);
-  if (creation.deadline) options.timeout = time_left(job.fabric->clock(), *creation.deadline);
-  options.terms += creation.terms;
-  options.give_up = creation.give_up;
+  auto options = creation_options(job, backend, name, timeout, creation);
   auto members = in_fabric(job, ranks);
-  if (backend == Backend::MPI)
-    return std::make_shared<NativeBackend>(
-        backend, take(mpi::create(job.fabric, std::move(members), options)), ranks);
   auto communicator =
       creation.proposal.channel != 0
           ? collective::Communicator::commit(job.fabric, std::move(members), creation.proposal,

@@ -8,7 +8,6 @@
 #include <numeric>
 #include <utility>
 
-#include "muster/backend_name.h"
 #include "muster/group/call_builder.h"
 #include "muster/group/errors.h"
 #include "muster/group/group_core.h"
@@ -59,10 +58,7 @@ std::string to_text(const at::Tensor& tensor) {
 }
 
 at::Device device_for(const ProcessGroup& group, std::optional<at::Device> device) {
-  if (device) return *device;
-  const bool cpu =
-      BackendConfig::parse(group.backend()).for_device(c10::DeviceType::CPU).has_value();
-  return at::Device(cpu ? at::kCPU : accelerator_type());
+  return device.value_or(group.exchange_device());
 }
 
 /// Encodes a list as one block: each object's length, then the objects.

@@ -254,6 +254,12 @@ BackendCalls& GroupCore::backend_for(const Call& call) {
                          Code::unsupported);
 }
 
+at::Device GroupCore::exchange_device() const {
+  const auto& entries = parts_.config.entries();
+  if (entries.empty() || parts_.config.for_device(c10::DeviceType::CPU)) return at::kCPU;
+  return at::Device(entries.front().first);
+}
+
 BackendCalls* GroupCore::calls_on(c10::DeviceType device) {
   for (const auto& [type, backend] : parts_.backends)
     if (type == device) return calls_by(*backend);
