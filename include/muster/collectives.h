@@ -129,7 +129,9 @@ WorkRef all_to_all(const TensorList& output_tensor_list, const TensorList& input
 struct BarrierOptions {
   Group group = nullptr;
   bool async_op = false;
-  std::vector<int> device_ids = {};  ///< ignored by CPU backends
+  /// Indexes of this process's accelerators, of which the first is used: its backend makes the
+  /// barrier, on that device. Ignored if the group has no backend for accelerators.
+  std::vector<int> device_ids = {};
   std::optional<Duration> timeout = {};
 };
 /// Returns, or its Work completes, once all members have called it.

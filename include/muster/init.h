@@ -1,6 +1,8 @@
 /// Starts and ends the job and its default group, and creates further groups.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <initializer_list>
 #include <memory>
 #include <optional>
@@ -16,7 +18,7 @@
 namespace muster {
 
 struct InitProcessGroupOptions {
-  /// Default: native for CPU tensors; nccl for CUDA tensors if the build has it.
+  /// Default: native for CPU tensors; nccl for CUDA tensors if there are a GPU and the library.
   std::optional<std::string> backend = {};
   /// Default if `store` is null: "env://". In a rank that is a thread of `spawn`, the default joins
   /// the other ranks of that spawn. With backend mpi, and neither RANK nor MASTER_ADDR in the
@@ -32,6 +34,9 @@ struct InitProcessGroupOptions {
   std::string group_name = {};
   /// Must belong to a backend of the group; options for any other backend throw DistBackendError.
   std::shared_ptr<ProcessGroupOptions> pg_options = nullptr;
+  /// The device of this rank's tensors. Backend nccl then connects the ranks at once rather than in
+  /// their first call, and its barriers use the device. Every rank gives one, or none does.
+  std::optional<at::Device> device_id = {};
   /// True calls use_shared_allocator(). Default: MUSTER_SHARE_MEMORY, or false if it is not set.
   std::optional<bool> share_memory = {};
 };
@@ -124,6 +129,7 @@ struct NewGroupOptions {
   std::optional<std::string> backend = {};                    ///< default: the default group's
   std::shared_ptr<ProcessGroupOptions> pg_options = nullptr;  ///< as in init_process_group
   bool use_local_synchronization = false;                     ///< only members call new_group
+  std::optional<at::Device> device_id = {};                   ///< as in init_process_group
   bool sort_ranks = true;  ///< false: group ranks follow the order of `ranks`
 };
 

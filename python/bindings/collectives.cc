@@ -298,7 +298,7 @@ void bind_exchanges(py::module_& module) {
       no_group(), synchronous(), py::arg("device_ids") = py::none(),
       py::arg("timeout") = py::none(),
       "Returns when all members have come, within `timeout` (datetime.timedelta; None: the "
-      "group's). device_ids is taken for torch's sake. "
+      "group's). device_ids: the accelerator on which its backend makes the barrier, as a list. "
       "With async_op a Work; None without, and for a non-member. Raises DistBackendError, with the "
       "ranks at fault, where a rank fails, "
       "does not come in time, or makes another call.");

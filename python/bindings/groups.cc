@@ -34,10 +34,10 @@ using Text = std::optional<std::string>;
 using DeviceId = std::optional<std::variant<int, at::Device>>;
 using AnyStore = std::variant<std::shared_ptr<Store>, c10::intrusive_ptr<c10d::Store>>;
 
-/// In torch, device_id binds a group to a GPU before it sees tensors. Here it is only checked that
-/// the device exists.
-void check_device_id(const DeviceId& given, const std::string& call) {
-  if (!given) return;
+/// torch's device_id: what a group of accelerators is made for, ahead of its tensors. Throws if
+/// there is no such device; empty for a CPU, which nothing connects.
+std::optional<at::Device> device_of(const DeviceId& given, const std::string& call) {
+  if (!given) return {};
   const auto accelerator = at::getAccelerator(false);
   const auto* number = std::get_if<int>(&*given);
   if (number != nullptr && !accelerator)
@@ -48,12 +48,13 @@ void check_device_id(const DeviceId& given, const std::string& call) {
   if (!device.has_index())
     group::invalid(call + ": device_id " + device.str() +
                    " has no index; give one, as cpu:0 or cuda:0");
-  if (device.is_cpu()) return;
+  if (device.is_cpu()) return {};
   if (device.type() != accelerator)
     group::invalid(call + ": device_id " + device.str() + " is none of this torch's accelerators");
   if (const auto there = at::accelerator::deviceCount(); device.index() >= there)
     group::invalid(call + ": device_id " + device.str() + " is out of range: this machine has " +
                    std::to_string(there) + " of that kind");
+  return device;
 }
 
 std::shared_ptr<Store> store_of(const AnyStore& given) {
@@ -366,7 +367,6 @@ void bind_groups(py::module_& module) {
          const AnyStore& store, std::string group_name, const py::object& pg_options,
          const DeviceId& device_id, const std::optional<std::vector<int>>&, bool enable_reconfigure,
          std::optional<bool> share_memory) {
-        check_device_id(device_id, "init_process_group");
         if (enable_reconfigure)
           group::invalid(
               "init_process_group: muster has no enable_reconfigure; shrink_group goes on without "
@@ -380,6 +380,7 @@ void bind_groups(py::module_& module) {
                                         .store = store_of(store),
                                         .group_name = std::move(group_name),
                                         .pg_options = pg_options_of(pg_options),
+                                        .device_id = device_of(device_id, "init_process_group"),
                                         .share_memory = share_memory};
         meet_by_torchrun(options);
         blocking_on_store([&] { init_process_group(options); });
@@ -400,9 +401,8 @@ void bind_groups(py::module_& module) {
       "and of the group's calls; None: 30 minutes. group_name keeps jobs apart that share one "
       "address. pg_options: "
       "for a registered backend or nccl. device_id: a torch.device with an index, or the number of "
-      "a GPU: it must be there; tensors say "
-      "where "
-      "they are. _ranks is taken for torch's sake; enable_reconfigure raises. share_memory: "
+      "a GPU, on every rank or on none: nccl connects the ranks at once. _ranks is taken for "
+      "torch's sake; enable_reconfigure raises. share_memory: "
       "torch's CPU tensors lie where the other ranks "
       "of the host can read them; None: as "
       "the environment says. Raises DistStoreError naming the ranks that did not come, "
@@ -443,12 +443,12 @@ void bind_groups(py::module_& module) {
       [](std::optional<std::vector<int>> ranks, Limit timeout, Text backend,
          const py::object& pg_options, bool use_local_synchronization, const Text& group_desc,
          const DeviceId& device_id, bool sort_ranks) {
-        check_device_id(device_id, "new_group");
         const NewGroupOptions options{.ranks = Ranks(std::move(ranks)),
                                       .timeout = timeout,
                                       .backend = std::move(backend),
                                       .pg_options = pg_options_of(pg_options),
                                       .use_local_synchronization = use_local_synchronization,
+                                      .device_id = device_of(device_id, "new_group"),
                                       .sort_ranks = sort_ranks};
         const auto made = blocking(nullptr, [&] { return new_group(options); });
         bind_device(made, device_id);

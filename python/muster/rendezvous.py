@@ -49,15 +49,16 @@ def init_process_group(
     share_memory: bool | None = None,
 ) -> None:
     """Makes the default group; blocks until every rank has joined. backend: a name, or as
-    `cpu:native,cuda:nccl`; None: native for CPU tensors. init_method: an URL (`env://`,
-    `tcp://host:port`, `file:///path`, or of a scheme that register_rendezvous_handler knows),
-    `env://` where there is neither it nor a store; store: with rank and world_size,
-    torch.distributed's are taken too. timeout: datetime.timedelta, of this and of the group's
-    calls; None: 30 minutes. group_name keeps jobs apart that share one address. pg_options: for a
-    registered backend or nccl. device_id: a torch.device with an index, or the number of a GPU: it
-    must be there; tensors say where they are. _ranks is taken for torch's sake; enable_reconfigure
-    raises. share_memory: torch's CPU tensors lie where the other ranks of the host can read them;
-    None: as the environment says. Raises DistStoreError naming the ranks that did not come,
+    `cpu:native,cuda:nccl`; None: native for CPU tensors, and nccl for CUDA tensors where there are
+    a GPU and NCCL. init_method: an URL (`env://`, `tcp://host:port`, `file:///path`, or of a scheme
+    that register_rendezvous_handler knows), `env://` where there is neither it nor a store; store:
+    with rank and world_size, torch.distributed's are taken too. timeout: datetime.timedelta, of
+    this and of the group's calls; None: 30 minutes, 10 if nccl serves the group alone. group_name
+    keeps jobs apart that share one address. pg_options: for a registered backend or nccl.
+    device_id: a torch.device with an index, or the number of a GPU, on every rank or on none: nccl
+    connects the ranks at once. _ranks is taken for torch's sake; enable_reconfigure raises.
+    share_memory: torch's CPU tensors lie where the other ranks of the host can read them; None: as
+    the environment says. Raises DistStoreError naming the ranks that did not come,
     DistNetworkError for addresses, ValueError (DistArgumentError) for arguments and for a second
     call.
     """

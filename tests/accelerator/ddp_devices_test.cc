@@ -13,6 +13,9 @@
 #include "muster/group/deferred_device.h"
 #include "muster/group/testing/ranks.h"
 #include "muster/parallel.h"
+#ifdef NCCL_STANDIN
+#include "nccl_ranks.h"
+#endif
 
 namespace muster::testing {
 namespace {
@@ -20,10 +23,14 @@ namespace {
 namespace nn = torch::nn;
 using Options = DistributedDataParallelOptions;
 
+#ifdef NCCL_STANDIN  // the program that has nccl too
+void on_devices(int ranks, const std::function<void(int)>& body) { on_nccl_ranks(ranks, body); }
+#else
 void on_devices(int ranks, const std::function<void(int)>& body) {
   deferred::install();
   on_ranks(ranks, body, "cpu:native,deferred:native");
 }
+#endif
 
 at::Device device(int index) {
   return at::Device(deferred::kType, static_cast<c10::DeviceIndex>(index));

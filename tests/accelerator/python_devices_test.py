@@ -6,6 +6,7 @@ import pytest
 import torch
 from ranks import meeting_file, run_ranks
 from rpc_workers import on_workers
+from surface_test import CELLS
 
 import muster as dist
 from muster.nn.parallel import DistributedDataParallel
@@ -15,12 +16,12 @@ HERE, THERE = torch.device("deferred", 0), torch.device("deferred", 1)
 MAPS = {"worker1": {0: 1, "deferred:2": torch.device("deferred", 3)}}
 
 
-def on_ranks(size, body, *arguments):
+def on_ranks(size, body, *arguments, backend="cpu:native,deferred:native"):
     meeting = meeting_file()
 
     def rank_body(rank):
         dist.init_process_group(
-            "cpu:native,deferred:native",
+            backend,
             init_method="file://" + meeting,
             rank=rank,
             world_size=size,
@@ -191,3 +192,28 @@ def refused_devices(rank):
 # spec: K9 more than one id is an error; device_ids is None for models on several devices
 def test_devices_that_cannot_be():
     on_ranks(2, refused_devices)
+
+
+def cells_on_nccl(rank):
+    assert dist.is_nccl_available()
+    for operation, call in CELLS.items():
+        call(torch.ones(4).to(rank), rank)
+        if operation == "send" and rank == 1:
+            got = torch.zeros(4).to(rank)
+            dist.recv(got, 0)
+            assert torch.equal(got.cpu(), torch.ones(4))
+    x = torch.full((4,), rank + 1.0).to(rank)
+    dist.all_reduce(x)
+    assert torch.equal(x.cpu(), torch.full((4,), 3.0))
+    dist.barrier(device_ids=[rank])
+    with pytest.raises(dist.DistBackendError, match="(?s)'nccl'.*cpu"):
+        dist.all_reduce(torch.ones(4))
+    with pytest.raises(dist.DistBackendError, match="NCCL has no BAND"):
+        dist.all_reduce(torch.ones(4, dtype=torch.int64).to(rank), dist.ReduceOp.BAND)
+    assert dist.get_backend() == "nccl"
+
+
+# spec: A12 nccl's cells of the backend tables in Python; a CPU tensor on nccl throws
+# DistBackendError
+def test_cells_of_nccl():
+    on_ranks(2, cells_on_nccl, backend="nccl")

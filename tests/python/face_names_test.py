@@ -183,7 +183,7 @@ def test_every_name_is_used_in_a_test():
 def test_little_calls(monkeypatch):
     assert (
         dist.is_backend_available("GLOO")
-        and not dist.is_backend_available("nccl")
+        and dist.is_backend_available("nccl") == dist.is_nccl_available()
         and not dist.is_backend_available("nonsense")
     )
     assert (

@@ -90,6 +90,17 @@ constexpr EnvironmentVariable kMemory[] = {
      "\"link_spin=20us\". The page of tunables lists the names."},
 };
 
+constexpr EnvironmentVariable kNccl[] = {
+    {"MUSTER_NCCL_LIBRARY", "torch's copy, the wheel beside torch, or the system's",
+     "The NCCL library to load."},
+    {"TORCH_NCCL_ASYNC_ERROR_HANDLING, NCCL_ASYNC_ERROR_HANDLING", "2",
+     "At a timeout or an error of NCCL: 0 does nothing but for blocking waits, 1 aborts the "
+     "communicators and ends the process, 2 aborts them and fails the calls, 3 ends the process."},
+    {"TORCH_NCCL_BLOCKING_WAIT, NCCL_BLOCKING_WAIT", "0",
+     "1: synchronous calls and `wait` return when the GPU has carried out the call, or throw."},
+    {"NCCL_*", "", "NCCL reads its variables itself; muster leaves them alone."},
+};
+
 constexpr EnvironmentVariable kDiagnosis[] = {
     {"MUSTER_LOG_LEVEL", "warning",
      "error, warning, info, debug or trace. It overrides the level that the two variables of "
@@ -171,8 +182,7 @@ constexpr EnvironmentVariable kWorkers[] = {
 
 constexpr EnvironmentVariable kLogged[] = {
     {"CUDA_VISIBLE_DEVICES, MASTER_ADDR, MASTER_PORT, NCCL_DEBUG, NCCL_IB_TIMEOUT, NCCL_NTHREADS, "
-     "NCCL_SOCKET_IFNAME, TORCH_NCCL_ASYNC_ERROR_HANDLING, NCCL_ASYNC_ERROR_HANDLING, "
-     "TORCH_NCCL_BLOCKING_WAIT, NCCL_BLOCKING_WAIT, GLOO_DEVICE_TRANSPORT",
+     "NCCL_SOCKET_IFNAME, GLOO_DEVICE_TRANSPORT",
      "", "Shown by DistributedDataParallel's log, as torch's log shows them; not used otherwise."},
 };
 
@@ -198,6 +208,7 @@ constexpr EnvironmentSection kSections[] = {
     {"etcd", kEtcd},
     {"Backends", kBackends},
     {"Memory and algorithms", kMemory},
+    {"Backend nccl", kNccl},
     {"Logs and traces", kDiagnosis},
     {"Launching", kLaunching},
     {"From srun and mpirun", kSchedulers},

@@ -36,6 +36,7 @@ struct OwnBackendOptions {
   /// For a communicator of the members in the fabric, which only this backend uses.
   collective::CommunicatorOptions communicator;
   std::shared_ptr<ProcessGroupOptions> pg_options;  ///< may be null
+  std::optional<at::Device> device_id;  ///< of this rank's tensors; connect the members at once
 };
 
 /// A backend of muster's own that stands on a library. One whose layer stands above this one is
@@ -48,6 +49,17 @@ struct OwnBackend {
   std::function<std::vector<c10::DeviceType>()> devices;
   /// Called on every member of a group.
   std::function<std::shared_ptr<ProcessGroupBackend>(OwnBackendOptions options)> make;
+  /// As `make`, for the parts of a group: may use what `parent`, the group's backend, has
+  /// connected. Called on every member of the parent; `part` is -1 for those that are in no part,
+  /// which get null. Null: each part is made by `make`.
+  std::function<std::shared_ptr<ProcessGroupBackend>(ProcessGroupBackend& parent, int part,
+                                                     OwnBackendOptions options)>
+      split = {};
+  /// As `make`, for those that are left of a group whose backend is `old`; `excluded` are ranks of
+  /// it. Null: `make` is called.
+  std::function<std::shared_ptr<ProcessGroupBackend>(
+      ProcessGroupBackend& old, const std::vector<int>& excluded, OwnBackendOptions options)>
+      shrink = {};
 };
 void add_own_backend(OwnBackend backend);
 /// Null if the program does not link its layer.

@@ -35,6 +35,7 @@ Call::Call(Call&& other) noexcept
       has_timeout_(other.has_timeout_),
       device_(other.device_),
       like_type_(other.like_type_),
+      barrier_device_(other.barrier_device_),
       like_(other.like_),
       input_args_(other.input_args_),
       output_args_(other.output_args_),
@@ -48,6 +49,7 @@ Call Call::again() const {
   Call call(*group_, args.op, name, has_timeout_ ? std::optional(record.timeout) : std::nullopt,
             is_async());
   call.args = args;
+  call.barrier_device_ = barrier_device_;
   call.record.traced = record.traced;
   call.dense_ = dense_;
   call.keeps_versions_ = keeps_versions_;

@@ -103,6 +103,12 @@ class Call final : public BackendCall {
   bool is_async() const override { return record.traced.async; }
   void make_async() { record.traced.async = true; }
   bool is_message() const { return muster::is_message(args.op); }
+  /// Of a barrier: the accelerator on which its backend makes it; empty: the backend chooses.
+  std::optional<at::Device> barrier_device() const { return barrier_device_; }
+  void make_barrier_on(at::Device device) {
+    barrier_device_ = device;
+    dense_ = false;
+  }
   /// Set when it starts.
   std::uint64_t number() const override { return record.traced.sequence; }
   bool is_refused() const override { return refused_; }
@@ -164,6 +170,7 @@ class Call final : public BackendCall {
   bool has_timeout_ = false;
   c10::DeviceType device_ = c10::DeviceType::CPU;
   at::ScalarType like_type_ = at::ScalarType::Undefined;
+  std::optional<at::Device> barrier_device_;
   const at::Tensor* like_ = nullptr;  // the first tensor
   group::GivenTensors input_args_, output_args_;
   Culprit culprit_;

@@ -221,6 +221,12 @@ WorkRef all_to_all(const TensorList& output_tensor_list, const TensorList& input
 Call calls::barrier(ProcessGroup& group, const BarrierOptions& options) {
   static constexpr FunctionName kName = "barrier";
   Call call(group, Op::barrier, kName, options.timeout, options.async_op);
+  if (!options.device_ids.empty()) {
+    const auto index = static_cast<at::DeviceIndex>(options.device_ids.front());
+    for (const auto& [type, backend] : core_of(group).parts().backends)
+      if (type != c10::DeviceType::CPU && dynamic_cast<SpanBackend*>(backend.get()) == nullptr)
+        call.make_barrier_on(at::Device(type, index));
+  }
   return call;
 }
 

@@ -111,7 +111,7 @@ std::vector<CallAnnouncement> announce(ProcessGroup& group, const std::string& m
   }
   auto word = at::empty({kAnnouncedWords}, at::kLong);
   std::memcpy(word.mutable_data_ptr(), &own, sizeof own);
-  const auto device = group.exchange_device();
+  const auto device = core_of(group).exchange_device();
   word = word.to(device);
   auto words = at::empty({group.size(), kAnnouncedWords}, word.options());
   CallBuilder(call).add_output_parts(words, word);
@@ -127,7 +127,7 @@ std::vector<std::string> gather_texts(ProcessGroup& group, const std::string& mi
   Call texts(group, Op::all_gather, kExchange, time_left(steady_clock(), limit));
   auto text = at::empty({static_cast<std::int64_t>(mine.size())}, at::kByte);
   if (!mine.empty()) std::memcpy(text.mutable_data_ptr(), mine.data(), mine.size());
-  const auto device = group.exchange_device();
+  const auto device = core_of(group).exchange_device();
   text = text.to(device);
   CallBuilder(texts).add_input(text);
   std::vector<at::Tensor> received;

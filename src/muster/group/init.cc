@@ -148,8 +148,9 @@ void init_process_group(const InitProcessGroupOptions& options) {
 
   auto job = group::open_job(find_job(options, config, scope->spawned_rank(), deadline), config,
                              timeout, deadline);
-  auto world = group::make_default_group(job, "default", std::move(config), timeout,
-                                         {.pg_options = options.pg_options, .deadline = deadline});
+  auto world = group::make_default_group(
+      job, "default", std::move(config), timeout,
+      {.pg_options = options.pg_options, .deadline = deadline, .device_id = options.device_id});
   scope->open(std::move(job), std::move(world));
 }
 
@@ -210,7 +211,8 @@ Group new_group(const NewGroupOptions& options) {
   const auto world = scope->world("new_group");
   const auto job = scope->job("new_group");
   auto ranks = checked_ranks(options, job->world_size);
-  auto config = options.backend ? BackendConfig::parse(options.backend) : world->parts().config;
+  auto config =
+      options.backend ? BackendConfig::parse(options.backend) : core_of(world).parts().config;
   check_available(config);
   check_pg_options(options.pg_options.get(), config, "new_group");
   const auto timeout = options.timeout.value_or(config.default_timeout());
@@ -249,7 +251,8 @@ Group new_group(const NewGroupOptions& options) {
       .give_up = [&] { return creation.poll(); },
       .pg_options = options.pg_options,
       .deadline = deadline,
-      .proposal = proposal};
+      .proposal = proposal,
+      .device_id = options.device_id};
   Group group;
   try {
     group = group::make_group(job, std::move(name), std::move(ranks), std::move(config), timeout,

@@ -90,10 +90,10 @@ collective::CommunicatorOptions creation_options(const Job& job, const Backend& 
   return options;
 }
 
-std::shared_ptr<ProcessGroupBackend> make_own(const Job& job, const OwnBackend& backend,
-                                              const std::string& name,
-                                              const std::vector<int>& ranks, Duration timeout,
-                                              const CreationOptions& creation) {
+/// `ranks`: empty on a process that is in no part of a group that is split.
+OwnBackendOptions own_options(const Job& job, const OwnBackend& backend, const std::string& name,
+                              const std::vector<int>& ranks, Duration timeout,
+                              const CreationOptions& creation) {
   OwnBackendOptions options;
   options.fabric = job.fabric;
   options.members = in_fabric(job, ranks);
@@ -102,7 +102,8 @@ std::shared_ptr<ProcessGroupBackend> make_own(const Job& job, const OwnBackend& 
   options.timeout = timeout;
   options.communicator = creation_options(job, backend.name, name, timeout, creation);
   options.pg_options = creation.pg_options;
-  return backend.make(std::move(options));
+  options.device_id = creation.device_id;
+  return options;
 }
 
 /// The backend that a proposal is for.
@@ -120,7 +121,7 @@ std::shared_ptr<ProcessGroupBackend> make_backend(const Job& job, const Backend&
   if (const auto* registered = registered_backend(backend.name()))
     return make_registered(job, *registered, name, ranks, timeout, creation);
   if (const auto* own = own_backend(backend))
-    return make_own(job, *own, name, ranks, timeout, creation);
+    return own->make(own_options(job, *own, name, ranks, timeout, creation));
   if (!is_native(backend))
     throw DistBackendError("backend '" + std::string(backend) + "' is not in this build of muster",
                            Code::unsupported);
@@ -158,9 +159,10 @@ void join_job(ProcessGroupParts& parts, const Job& job, std::string name, Durati
   parts.recorded_as = job.recorder->add_group(parts.name, parts.first_ranks, parts.rank);
 }
 
-const NativeBackend* native_of(const ProcessGroup& group, const Backend& backend) {
+/// Null if the group has no such backend.
+ProcessGroupBackend* backend_of(const ProcessGroup& group, const Backend& backend) {
   for (const auto& [device, made] : core_of(group).parts().backends)
-    if (backend == made->capabilities().name) return dynamic_cast<const NativeBackend*>(made.get());
+    if (backend == made->capabilities().name) return made.get();
   return nullptr;
 }
 
@@ -302,7 +304,12 @@ Group split_group(const std::shared_ptr<Job>& job, const ProcessGroup& parent,
   made.config = std::move(config);
   join_job(made, *job, std::move(name), timeout);
   make_backends(made, [&](const Backend& backend) -> std::shared_ptr<ProcessGroupBackend> {
-    const auto* native = is_native(backend) ? native_of(parent, backend) : nullptr;
+    auto* const from = backend_of(parent, backend);
+    const auto* library = own_backend(backend);
+    if (from != nullptr && library != nullptr && library->split)
+      return library->split(*from, own,
+                            own_options(*job, *library, made.name, made.ranks, timeout, creation));
+    const auto* native = is_native(backend) ? dynamic_cast<NativeBackend*>(from) : nullptr;
     if (native == nullptr)
       return own < 0 ? nullptr
                      : make_backend(*job, backend, made.name, made.ranks, timeout, creation);
@@ -357,6 +364,11 @@ ShrunkGroup shrink_group(const std::shared_ptr<Job>& job, const ProcessGroup& ol
     parts.ranks.push_back(
         static_cast<int>(std::find(now->fabric_ranks.begin(), now->fabric_ranks.end(), member) -
                          now->fabric_ranks.begin()));
+  std::vector<int> lost;  // ranks of the old group
+  for (int rank = 0; rank < old.size(); ++rank)
+    if (std::ranges::find(members, in_fabric(*job, {old.global_rank_of(rank)}).front()) ==
+        members.end())
+      lost.push_back(rank);
   parts.rank = shrunk.communicator->rank();
   parts.config = before.config;
   join_job(parts, *now, name, timeout);
@@ -366,6 +378,11 @@ ShrunkGroup shrink_group(const std::shared_ptr<Job>& job, const ProcessGroup& ol
   make_backends(parts, [&](const Backend& backend) -> std::shared_ptr<ProcessGroupBackend> {
     if (backend == first && is_native(backend))
       return std::make_shared<NativeBackend>(backend, shrunk.communicator, parts.ranks);
+    auto* const from = backend_of(old, backend);
+    const auto* library = own_backend(backend);
+    if (from != nullptr && library != nullptr && library->shrink)
+      return library->shrink(*from, lost,
+                             own_options(*now, *library, name, parts.ranks, timeout, creation));
     return make_backend(*now, backend, name, parts.ranks, timeout, creation);
   });
   auto group = std::make_shared<GroupCore>(std::move(parts));

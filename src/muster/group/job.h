@@ -59,6 +59,7 @@ struct CreationOptions {
   /// The first member's proposal, received by all members when they compared calls. Used by the
   /// first native backend, which then waits for no other member.
   collective::GroupProposal proposal = {};
+  std::optional<at::Device> device_id = {};  ///< of this rank's tensors, for backends that connect
 };
 
 /// The proposal of this rank, if it is the first of `ranks`; otherwise empty. Must be cancelled if

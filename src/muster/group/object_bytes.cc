@@ -58,7 +58,7 @@ std::string to_text(const at::Tensor& tensor) {
 }
 
 at::Device device_for(const ProcessGroup& group, std::optional<at::Device> device) {
-  return device.value_or(group.exchange_device());
+  return device.value_or(core_of(group).exchange_device());
 }
 
 /// Encodes a list as one block: each object's length, then the objects.

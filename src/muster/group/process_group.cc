@@ -239,7 +239,8 @@ BackendCalls& GroupCore::checked(const Call& call) {
 
 BackendCalls& GroupCore::backend_for(const Call& call) {
   const auto device = call.device();
-  if (!device) return calls_.front();  // a barrier: any backend will do
+  if (!device)  // a barrier: any backend will do
+    return call.barrier_device() ? *calls_on(call.barrier_device()->type()) : calls_.front();
   if (BackendCalls* const calls = calls_on(*device)) {
     const ProcessGroupBackend& backend = calls->backend();
     std::string why;

@@ -19,8 +19,8 @@ std::vector<c10::DeviceType> devices() {
 std::shared_ptr<ProcessGroupBackend> make(OwnBackendOptions options) {
   return std::make_shared<NativeBackend>(
       Backend::MPI,
-      take(mpi::create(std::move(options.fabric), std::move(options.members),
-                       options.communicator)),
+      take(
+          mpi::create(std::move(options.fabric), std::move(options.members), options.communicator)),
       options.ranks);
 }
 

@@ -1,0 +1,86 @@
+/// One of NCCL's communicators.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "muster/backends/nccl/library.h"
+
+namespace muster::nccl {
+
+/// Non-blocking: NCCL's functions return before they are done, and the communicator is polled, so
+/// that a wait for a peer that never comes can be given up. Thread-safe: no two threads are in an
+/// NCCL function with one communicator at once, since NCCL cannot abort one that is in use.
+class NcclCommunicator {
+ public:
+  /// Polled between looks at the communicator; ends the wait by throwing.
+  using GiveUp = std::function<void()>;
+
+  /// `device`: where its buffers are; of this process, and the current device while it is made.
+  NcclCommunicator(std::shared_ptr<const NcclLibrary> library, c10::Device device)
+      : library_(std::move(library)), device_(device) {}
+  ~NcclCommunicator();
+  NcclCommunicator(const NcclCommunicator&) = delete;
+
+  /// An id for a new communicator. Throws DistBackendError.
+  static UniqueId unique_id(const NcclLibrary& library);
+  /// Every member calls it once with the same id. Returns when all have.
+  void open(const UniqueId& id, int ranks, int rank, const GiveUp& give_up);
+  /// Every member of `parent` calls it, with nothing in flight and in the same place among its
+  /// calls. Those with one `color` get a communicator, in the order of `key`; those with
+  /// `kNoColor` none. Needs ncclCommSplit. Returns when all have called it.
+  static constexpr int kNoColor = -1;
+  void open_by_split(NcclCommunicator& parent, int color, int key, const GiveUp& give_up);
+  /// The members of `parent`, which `stop` has stopped, that are not among `excluded` (its ranks)
+  /// call it: they get a communicator in the same order.
+  void open_by_shrink(NcclCommunicator& parent, std::vector<int> excluded, const GiveUp& give_up);
+  /// Takes over what `opened` has opened, on the same device.
+  void take(NcclCommunicator& opened);
+  /// Runs `enqueue`, which calls NCCL's functions in between ncclGroupStart and ncclGroupEnd, and
+  /// returns when NCCL has enqueued everything. `what` begins the error's text.
+  using Enqueue = std::function<void(CommHandle)>;
+  void run(const std::string& what, const Enqueue& enqueue, const GiveUp& give_up);
+  /// Throws DistBackendError if `result` is an error. For use in `Enqueue`.
+  void check(ErrorCode result, const char* function) const;
+
+  /// What NCCL has found out in the background; empty: nothing.
+  std::string async_error();
+  /// As `abort`, but survivors can then shrink it, if NCCL has what that needs: ncclCommRevoke and
+  /// ncclCommShrink.
+  void stop();
+  /// Whether `open_by_shrink` may be tried with this as the parent.
+  bool can_shrink();
+  /// Ends everything in flight. Waits at most a few seconds for threads that are in NCCL; if they
+  /// do not return, the communicator is left alone for ever.
+  void abort();
+
+  const NcclLibrary& library() const { return *library_; }
+  c10::Device device() const { return device_; }
+
+ private:
+  void poll(const std::string& what, const GiveUp& give_up);
+  using Derive = std::function<ErrorCode(CommHandle parent, CommHandle* made, Config* config)>;
+  void open_from(NcclCommunicator& parent, const char* function, const Derive& derive,
+                 const GiveUp& give_up);
+  [[noreturn]] void fail(const std::string& what, ErrorCode code) const;
+
+  const std::shared_ptr<const NcclLibrary> library_;
+  const c10::Device device_;
+  std::timed_mutex mutex_;  // held while in an NCCL function with handle_
+  CommHandle handle_ = nullptr;
+  bool aborted_ = false;
+  bool revoked_ = false;
+  std::atomic<bool> abandoned_{false};
+};
+
+/// Lets the calling thread ask for the state of CUDA's events while another thread captures a
+/// graph, which would otherwise end the capture.
+void allow_queries_during_capture();
+
+}  // namespace muster::nccl

@@ -1,0 +1,236 @@
+// What becomes of a group on backend nccl when calls differ, a rank does not come, NCCL hangs or
+// fails, or a process dies. NCCL is the stand-in (nccl_standin/standin.cc).
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "muster/backends/nccl/nccl_backend.h"
+#include "muster/trace/reader.h"
+#include "nccl_ranks.h"
+
+namespace muster::testing {
+namespace {
+
+using deferred::on_device;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+/// Runs ranks whose group fails; what destroy throws is no matter.
+void on_failing_ranks(int ranks, const std::function<void(int)>& body) {
+  on_nccl_ranks(ranks, [&](int rank) {
+    body(rank);
+    text_of([] { destroy_process_group(); });
+    const auto store = std::make_shared<HashStore>();  // for the helper's own destroy
+    init_process_group({.world_size = 1, .rank = 0, .store = store});
+  });
+}
+
+// spec: F18 different collectives, dtype, op, root, size on nccl: DistError on every rank, naming
+// the two calls and ranks, at every debug level
+TEST(NcclFailures, DifferentCallsAreNamedOnEveryRank) {
+  struct Case {
+    std::function<void(int)> call;
+    std::vector<std::string> parts;
+  };
+  const std::vector<Case> cases{
+      {[](int rank) { rank == 1 ? broadcast(some(rank), {.src = 0}) : all_reduce(some(rank)); },
+       {"rank 0 called all_reduce(SUM, float32, 4 elements)",
+        "rank 1 called broadcast(float32, 4 elements, root 0)"}},
+      {[](int rank) { all_reduce(on_device(torch::ones({rank == 2 ? 5 : 4}), rank)); },
+       {"rank 0 called all_reduce(SUM, float32, 4 elements)",
+        "rank 2 called all_reduce(SUM, float32, 5 elements)"}},
+      {[](int rank) { all_reduce(some(rank), {.op = rank == 0 ? ReduceOp::MAX : ReduceOp::MIN}); },
+       {"rank 0 called all_reduce(MAX", "rank 1 called all_reduce(MIN"}},
+      {[](int rank) { broadcast(some(rank), {.src = rank == 1 ? 1 : 0}); },
+       {"root 0", "rank 1 called broadcast(float32, 4 elements, root 1)"}},
+      {[](int rank) {
+         all_reduce(on_device(torch::ones({4}, rank == 1 ? at::kDouble : at::kFloat), rank));
+       },
+       {"all_reduce(SUM, float32", "all_reduce(SUM, float64"}},
+      // A call that one rank could not make.
+      {[](int rank) {
+         all_reduce(on_device(torch::ones({4}, at::kInt), rank),
+                    {.op = rank == 0 ? ReduceOp::BAND : ReduceOp::SUM});
+       },
+       {}},
+  };
+  for (const auto level : {DebugLevel::OFF, DebugLevel::DETAIL}) {
+    set_debug_level(level);
+    for (const auto& one : cases) {
+      on_failing_ranks(3, [&](int rank) {
+        text_of([&] { all_reduce(some(rank)); });
+        const auto first = text_of([&] { one.call(rank); });
+        const auto text = !first.empty() && first.find("cannot do") == std::string::npos
+                              ? first
+                              : told([&] { all_reduce(some(rank)); });
+        for (const auto& part : one.parts) EXPECT_HAS(text, part);
+        EXPECT_HAS(text, "made different calls as number 2");
+      });
+    }
+  }
+  set_debug_level(DebugLevel::OFF);
+}
+
+// spec: F18 a skipped call that leaves identical ones is named at destroy on nccl
+TEST(NcclFailures, ASkippedCallIsNamedAtDestroy) {
+  std::atomic<int> named{0};
+  on_nccl_ranks(2, [&](int rank) {
+    for (int i = 0; i < 2 + (rank == 0 ? 1 : 0); ++i) {
+      const auto tensor = some(rank);
+      all_reduce(tensor, {.timeout = seconds(2)});
+    }
+    named += text_of([] { destroy_process_group(); }).empty() ? 0 : 1;
+    init_process_group({.world_size = 1, .rank = 0, .store = std::make_shared<HashStore>()});
+  });
+  EXPECT_GE(named, 1);
+}
+
+// spec: B4 a timeout names the ranks that have not entered the call; the communicator is aborted
+// and the process lives; A shrunk group goes on [D7]
+TEST(NcclFailures, ATimeoutNamesTheRankThatDidNotEnter) {
+  on_nccl_ranks(3, [](int rank) {
+    all_reduce(some(rank));
+    RankLatch* const done = [] {
+      static RankLatch latch(2);
+      return &latch;
+    }();
+    if (rank == 1) {
+      done->wait();
+      const auto text = told([&] { all_reduce(some(rank)); });
+      EXPECT_HAS(text, "rank 1");
+    } else {
+      const auto work = all_reduce(some(rank), {.async_op = true, .timeout = milliseconds(300)});
+      const auto text = told([&] { work->wait(); });
+      for (const char* part : {"all_reduce number 2 on group default (backend nccl)",
+                               "rank 1 had not entered the call within 300 ms"})
+        EXPECT_HAS(text, part);
+      EXPECT_NE(work->exception(), nullptr);
+      done->count_down();
+    }
+    // The links of the group carry on.
+    const auto group = shrink_group({}, {});
+    const auto tensor = some(rank);
+    all_reduce(tensor, {.group = group});
+    EXPECT_SAME(tensor.cpu(), reduced(3, {4}, at::kFloat, ReduceOp::SUM));
+  });
+}
+
+// spec: B4 a hang inside of NCCL ends at the deadline with a named error
+TEST(NcclFailures, AHangInNcclEndsAtTheDeadline) {
+  const Variable hang("NCCL_STANDIN_HANG", "1:2");
+  on_failing_ranks(2, [](int rank) {
+    all_reduce(some(rank));
+    const auto work = all_reduce(some(rank), {.async_op = true, .timeout = milliseconds(300)});
+    const auto text = told([&] { work->wait(); });
+    EXPECT_HAS(text, "all_reduce number 2 on group default (backend nccl)");
+    EXPECT_HAS(text, "NCCL had not carried it out within 300 ms");
+    const auto later = text_of([&] { all_reduce(some(rank)); });
+    EXPECT_HAS(later, "NCCL had not carried it out");
+  });
+}
+
+// spec: B4 with TORCH_NCCL_BLOCKING_WAIT the wait throws, a synchronous call too
+TEST(NcclFailures, WithBlockingWaitTheCallThrows) {
+  const Variable hang("NCCL_STANDIN_HANG", "0:2"), blocking("TORCH_NCCL_BLOCKING_WAIT", "1");
+  on_failing_ranks(2, [](int rank) {
+    const auto tensor = some(rank);
+    all_reduce(tensor);
+    EXPECT_SAME(deferred::now(tensor), reduced(2, {4}, at::kFloat, ReduceOp::SUM))
+        << "it was done on return";
+    const auto text = text_of([&] { all_reduce(some(rank), {.timeout = milliseconds(300)}); });
+    EXPECT_HAS(text, "within 300 ms");
+  });
+}
+
+// An error that NCCL finds in the background is named on every rank.
+TEST(NcclFailures, AnAsynchronousErrorIsNamed) {
+  const Variable error("NCCL_STANDIN_ASYNC_ERROR", "1:2");
+  on_failing_ranks(2, [](int rank) {
+    all_reduce(some(rank));
+    all_reduce(some(rank));
+    const auto text = told([&] { all_reduce(some(rank)); });
+    EXPECT_HAS(text, "remote process exited or there was a network error");
+  });
+}
+
+// A late rank and a communicator that is in progress for long are no failures.
+TEST(NcclFailures, LateAndInProgressAreNoFailures) {
+  const Variable late("NCCL_STANDIN_LATE", "1:2:100"), progress("NCCL_STANDIN_IN_PROGRESS", "300");
+  on_nccl_ranks(2, [](int rank) {
+    for (int i = 0; i < 3; ++i) {
+      const auto tensor = some(rank);
+      all_reduce(tensor);
+      EXPECT_SAME(tensor.cpu(), reduced(2, {4}, at::kFloat, ReduceOp::SUM));
+    }
+  });
+}
+
+// spec: U2 abort ends what is in flight on nccl
+TEST(NcclFailures, AbortEndsWhatIsInFlight) {
+  const Variable hang("NCCL_STANDIN_HANG", "0:2");
+  on_failing_ranks(2, [](int rank) {
+    all_reduce(some(rank));
+    const auto work = all_reduce(some(rank), {.async_op = true});
+    if (rank == 0) core_of(default_group()).abort("enough of it");
+    const auto text = told([&] { work->wait(); });
+    EXPECT_HAS(text, "enough of it");
+  });
+}
+
+// Opening a communicator waits for ranks that never come no longer than the deadline.
+TEST(NcclFailures, OpeningEndsAtTheDeadline) {
+  on_failing_ranks(2, [](int rank) {
+    static RankLatch waited(1);
+    if (rank == 1) return waited.wait();
+    const auto text = text_of([&] { all_reduce(some(rank), {.timeout = milliseconds(300)}); });
+    EXPECT_HAS(text, "rank 1 had not entered the call within 300 ms");
+    waited.count_down();
+  });
+  on_failing_ranks(2, [](int rank) {
+    static RankLatch waited(1);
+    if (rank == 1) return waited.wait();
+    const auto work = isend(some(rank), {.dst = 1});
+    core_of(default_group()).abort("that is all");
+    const auto text = told([&] { work->wait(); });
+    EXPECT_HAS(text, "that is all");
+    waited.count_down();
+  });
+}
+
+// spec: B4 TORCH_NCCL_ASYNC_ERROR_HANDLING and TORCH_NCCL_BLOCKING_WAIT, and the old names
+TEST(NcclFailures, TheVariablesAreRead) {
+  const auto read = [] { return nccl::Environment::read(); };
+  EXPECT_EQ(read().handling, nccl::ErrorHandling::abort);
+  EXPECT_FALSE(read().blocking_wait);
+  {
+    const Variable old("NCCL_ASYNC_ERROR_HANDLING", "0"), wait("NCCL_BLOCKING_WAIT", "1");
+    EXPECT_EQ(read().handling, nccl::ErrorHandling::none);
+    EXPECT_TRUE(read().blocking_wait);
+    const Variable now("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3");
+    EXPECT_EQ(read().handling, nccl::ErrorHandling::end);
+  }
+  const Variable wrong("TORCH_NCCL_ASYNC_ERROR_HANDLING", "maybe");
+  EXPECT_HAS(text_of(read), "TORCH_NCCL_ASYNC_ERROR_HANDLING");
+}
+
+// spec: H9 the flight recorder has rows of nccl's calls like those of native
+TEST(NcclFailures, CallsAreInTheFlightRecorder) {
+  on_nccl_ranks(2, [](int rank) {
+    all_reduce(some(rank));
+    all_reduce(some(rank), {.async_op = true})->wait();
+    const auto trace = trace::read_trace(core_of(default_group()).parts().recorder->path());
+    ASSERT_TRUE(trace.ok());
+    int rows = 0;
+    for (const auto& call : trace->records)
+      rows += call.name == "all_reduce" && call.sequence > 0 &&
+              trace->groups[call.group].name.find("on deferred") != std::string::npos;
+    EXPECT_EQ(rows, 2);
+  });
+}
+
+}  // namespace
+}  // namespace muster::testing

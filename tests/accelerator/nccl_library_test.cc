@@ -1,0 +1,192 @@
+// Finding and loading NCCL: the stand-in, older versions of it, and the real library where torch's
+// wheel brings it.
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <link.h>
+
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "muster/backends/nccl/communicator.h"
+#include "muster/backends/nccl/library.h"
+#include "muster/backends/nccl/transfers.h"
+#include "muster/collective/op.h"
+#include "muster/group/scalar_type.h"
+#include "muster/testing/rank_processes.h"
+#include "nccl_ranks.h"
+
+namespace muster::testing {
+namespace {
+
+using nccl::NcclLibrary;
+
+// spec: A6 a version of NCCL that lacks a function is refused by the function's name and its
+// version
+TEST(NcclLibrary, AVersionThatLacksAFunctionIsNamed) {
+  const auto old = NcclLibrary::open(NCCL_STANDIN_2_13);
+  ASSERT_FALSE(old.ok());
+  EXPECT_EQ(old.status().code(), Code::unsupported);
+  for (const char* part : {"NCCL 2.13.4", "libnccl_standin_2_13.so", "ncclCommInitRankConfig",
+                           "came with NCCL 2.14", "MUSTER_NCCL_LIBRARY"})
+    EXPECT_HAS(old.status().message(), part);
+}
+
+// spec: A6 what needs a missing function is refused, the rest works
+TEST(NcclLibrary, AFunctionThatFewCallsNeedMayBeMissing) {
+  use_standin();
+  const auto library = NcclLibrary::open(NCCL_STANDIN_2_14);
+  ASSERT_TRUE(library.ok()) << library.status().message();
+  EXPECT_HAS((*library)->need("ncclRedOpCreatePreMulSum").message(),
+             "NCCL 2.14.3 (" NCCL_STANDIN_2_14 ") has no function ncclRedOpCreatePreMulSum");
+  EXPECT_TRUE((*library)->need("ncclAllReduce").ok());
+  EXPECT_EQ((*library)->device(), deferred::kType);
+}
+
+TEST(NcclLibrary, WrongFilesAreNamed) {
+  EXPECT_HAS(NcclLibrary::open("/no/such/libnccl.so").status().message(), "/no/such/libnccl.so");
+  EXPECT_HAS(NcclLibrary::open("libm.so.6").status().message(), "is not NCCL");
+}
+
+/// The wheel's library; empty without one.
+std::string wheel() {
+  link_map* map = nullptr;
+  void* const c10 = ::dlopen("libc10.so", RTLD_NOW | RTLD_NOLOAD);
+  if (c10 == nullptr || ::dlinfo(c10, RTLD_DI_LINKMAP, &map) != 0) return {};
+  const auto path =
+      std::filesystem::canonical(map->l_name).parent_path().parent_path().parent_path() /
+      "nvidia/nccl/lib/libnccl.so.2";
+  return std::filesystem::exists(path) ? path.string() : std::string();
+}
+
+/// `body` in a process of its own, which loads NCCL anew.
+std::string in_a_process(const std::function<std::string()>& body) {
+  RankProcesses process(1, [&](int) { return body(); });
+  return process.join(std::chrono::seconds(60)).front().report;
+}
+
+// spec: A3 the real library is found beside torch and works as far as it does without a GPU; A9
+// is_nccl_available
+TEST(NcclLibrary, TheWheelsLibraryIsFound) {
+  if (wheel().empty()) GTEST_SKIP() << "no NCCL beside torch";
+  const auto said = in_a_process([] {
+    ::unsetenv("MUSTER_NCCL_LIBRARY");
+    if (!is_nccl_available()) return NcclLibrary::of_process().status().message();
+    const auto& library = **NcclLibrary::of_process();
+    const auto id = nccl::NcclCommunicator::unique_id(library);
+    return library.path() + (id.bytes[0] != 0 || id.bytes[8] != 0 ? " " : " empty id ") +
+           library.version() + " " + library.error_text(1) + " " +
+           c10::DeviceTypeName(library.device(), true);
+  });
+  EXPECT_HAS(said, wheel());
+  EXPECT_HAS(said, "unhandled cuda error");
+  EXPECT_HAS(said, " cuda");
+}
+
+// spec: A6 without a GPU, a communicator of the real library is refused with NCCL's own words
+TEST(NcclLibrary, TheRealLibrarySaysWhyItCannot) {
+  if (wheel().empty()) GTEST_SKIP() << "no NCCL beside torch";
+  if (c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA)) GTEST_SKIP() << "there is CUDA";
+  const auto said = in_a_process([] {
+    deferred::install();
+    const auto library = NcclLibrary::open(wheel());
+    if (!library.ok()) return library.status().message();
+    return message_of<DistBackendError>([&] {
+      nccl::NcclCommunicator communicator(*library, device_of(0));
+      communicator.open(nccl::NcclCommunicator::unique_id(**library), 1, 0, [] {});
+    });
+  });
+  for (const char* part : {"ncclCommInitRankConfig", "unhandled cuda error", "NCCL_DEBUG=INFO"})
+    EXPECT_HAS(said, part);
+}
+
+// Never two copies of NCCL in a process.
+TEST(NcclLibrary, AnotherCopyThanTheOneLoadedIsRefused) {
+  if (wheel().empty()) GTEST_SKIP() << "no NCCL beside torch";
+  const auto said = in_a_process([] {
+    if (::dlopen(wheel().c_str(), RTLD_NOW) == nullptr) return std::string(::dlerror());
+    ::setenv("MUSTER_NCCL_LIBRARY", "/opt/other/libnccl.so.2", 1);
+    return NcclLibrary::of_process().status().message();
+  });
+  EXPECT_HAS(said, "MUSTER_NCCL_LIBRARY is /opt/other/libnccl.so.2");
+  EXPECT_HAS(said, wheel());
+}
+
+// spec: A7 no backend given: native for CPU tensors and nccl for CUDA tensors where they can be,
+// else native stages them; A1 get_backend says so
+TEST(NcclLibrary, TheStandardConfigurationGoesByWhatIsThere) {
+  const auto both = BackendConfig::standard(true, true);
+  EXPECT_EQ(both.text(), "cpu:native,cuda:nccl");
+  EXPECT_EQ(both.for_device(at::kCUDA), Backend::NCCL);
+  EXPECT_EQ(both.for_device(at::kCPU), Backend::NATIVE);
+  const auto staged = BackendConfig::standard(true, false);
+  EXPECT_EQ(staged.text(), "cpu:native");
+  EXPECT_EQ(staged.for_device(at::kCUDA), Backend::NATIVE);
+  EXPECT_FALSE(BackendConfig::standard(false, true).for_device(at::kCUDA));
+}
+
+constexpr const char* kPageHead = R"(# What each backend has
+
+`tools/backend_table` has written this page from what the backends themselves say; do not edit it.
+
+Every backend has every operation: collectives, coalesced forms, messages, batches, objects,
+barriers. Operations that only move bytes take every dtype. An operation that a backend lacks throws
+DistBackendError with the names of both, and the group stays usable.
+
+| backend | tensors on | lacks |
+| --- | --- | --- |
+| `native`, `gloo`, `tcp` | CPU; accelerators, copied through host memory | nothing |
+| [`mpi`](mpi.md) | CPU; accelerators, copied through host memory | nothing |
+| [`nccl`](nccl.md) | CUDA | tags other than 0, receives from any rank, the reductions below |
+| `ucc` | | it is in no build yet |
+
+Reductions by dtype: "all" backends have it, "others" than `nccl` have it, or none does ("-").
+
+)";
+
+/// The page, which docs/user has.
+std::string page() {
+  use_standin();
+  const auto library = NcclLibrary::open(NCCL_STANDIN);
+  std::string page = kPageHead, line;
+  constexpr std::array kShown{
+      collective::Reduce::sum, collective::Reduce::avg,  collective::Reduce::product,
+      collective::Reduce::min, collective::Reduce::max,  collective::Reduce::band,
+      collective::Reduce::bor, collective::Reduce::bxor, collective::Reduce::premul_sum};
+  page += "| dtype |";
+  line = "| --- |";
+  for (const auto reduce : kShown) {
+    page += " " + std::string(collective::name_of(reduce)) + " |";
+    line += " --- |";
+  }
+  page += "\n" + line + "\n";
+  for (const auto dtype : kReducible) {
+    page += "| " + std::string(name_of(group::to_dtype(dtype))) + " |";
+    for (const auto reduce : kShown) {
+      const bool any = collective::reduce_supports(reduce, group::to_dtype(dtype), nullptr);
+      const bool nccl = nccl::why_not_reduced(**library, reduce, dtype).empty();
+      page += !any ? " - |" : nccl ? " all |" : " others |";
+    }
+    page += "\n";
+  }
+  return page;
+}
+
+// spec: A6 what a backend lacks is in a table of the documents, which is generated
+TEST(NcclLibrary, TheTableOfBackendsIsUpToDate) {
+  const auto path = std::filesystem::path(MUSTER_SOURCE) / "docs/user/backends.md";
+  if (std::getenv("MUSTER_WRITE_GALLERY") != nullptr) {
+    std::ofstream(path) << page();
+    return;
+  }
+  std::stringstream kept;
+  kept << std::ifstream(path).rdbuf();
+  EXPECT_EQ(kept.str(), page()) << path << " is of another build; run tools/backend_table";
+}
+
+}  // namespace
+}  // namespace muster::testing

@@ -1,0 +1,101 @@
+// Deaths of ranks on backend nccl: ranks as processes. A suite of its own, which ctest runs in a
+// process of its own: it forks.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "muster/testing/rank_processes.h"
+#include "muster/testing/reserved_port.h"
+#include "nccl_ranks.h"
+
+namespace muster::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr auto kProcessLimit = seconds(60);
+
+/// What `body` returns, or the text of what it throws: an exception must not reach the forked test.
+std::string reported(const std::function<std::string()>& body) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    return std::string("THREW ") + error.what();
+  }
+}
+
+/// Ranks as processes, whose group uses nccl.
+void join_as_process(int rank, int ranks, std::uint16_t port, Duration timeout) {
+  use_standin();
+  deferred::current_device = static_cast<c10::DeviceIndex>(rank);
+  init_process_group({.backend = "cpu:native,deferred:nccl",
+                      .init_method = "tcp://127.0.0.1:" + std::to_string(port),
+                      .timeout = timeout,
+                      .world_size = ranks,
+                      .rank = rank});
+}
+
+// spec: A3 kill -9 of a rank: the others get a named error, live, and go on in a shrunk group; D7
+// NCCL's communicator shrinks with it
+TEST(NcclProcesses, AKilledRankIsNamedAndTheOthersGoOn) {
+  const auto port = reserve_port();
+  SharedCounter ready;
+  RankProcesses ranks(3, [&](int rank) {
+    return reported([&, rank]() -> std::string {
+      join_as_process(rank, 3, port, seconds(30));
+      all_reduce(some(rank));
+      ready.add(1);
+      if (rank == 2) {
+        for (;;) ::pause();
+      }
+      const auto text = told([&] { all_reduce(some(rank)); });
+      const auto group = shrink_group({}, {});
+      const auto tensor = deferred::on_device(torch::ones({2}), rank);
+      all_reduce(tensor, {.group = group});
+      const bool right = torch::equal(tensor.cpu(), torch::full({2}, 2.0));
+      destroy_process_group();
+      return text + (right ? " WENT ON" : " WRONG") + " after " +
+             std::to_string(standin_calls("ncclCommInitRankConfig")) + " new communicators and " +
+             std::to_string(standin_calls("ncclCommShrink")) + " shrunk";
+    });
+  });
+  ASSERT_TRUE(ready.wait_for(3, kProcessLimit));
+  ranks.kill(2, SIGKILL);
+  const auto ends = ranks.join(kProcessLimit);
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto& report = ends[static_cast<std::size_t>(rank)].report;
+    EXPECT_HAS(report, "rank 2");
+    EXPECT_HAS(report, "WENT ON after 1 new communicators and 1 shrunk");
+  }
+}
+
+// spec: B4 with TORCH_NCCL_ASYNC_ERROR_HANDLING=1 the collective is aborted at the timeout and the
+// process ends with a clear message
+TEST(NcclProcesses, TheProcessEndsIfTheVariableSaysSo) {
+  const auto port = reserve_port();
+  RankProcesses ranks(2, [&](int rank) {
+    return reported([&, rank]() -> std::string {
+      ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1", 1);
+      ::setenv("NCCL_STANDIN_HANG", "0:2", 1);
+      join_as_process(rank, 2, port, milliseconds(1000));
+      all_reduce(some(rank));
+      all_reduce(some(rank));
+      for (int i = 0; i < 3000; ++i) std::this_thread::sleep_for(milliseconds(10));
+      return "alive";
+    });
+  });
+  for (const auto& end : ranks.join(kProcessLimit)) {
+    EXPECT_EQ(end.report, "");
+    EXPECT_TRUE(WIFEXITED(end.wait_status) && WEXITSTATUS(end.wait_status) == 1);
+  }
+}
+
+}  // namespace
+}  // namespace muster::testing

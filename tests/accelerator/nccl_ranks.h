@@ -1,0 +1,94 @@
+/// Ranks, as threads, whose groups use backend nccl with the stand-in library on the test device.
+#pragma once
+
+#include <dlfcn.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "muster/group/deferred_device.h"
+#include "muster/group/testing/ranks.h"
+
+namespace muster::testing {
+
+/// Has this process use the stand-in. Before anything asks for NCCL.
+inline void use_standin() {
+  static const bool once = [] {
+    ::setenv("MUSTER_NCCL_LIBRARY", NCCL_STANDIN, 1);
+    deferred::install();
+    return true;
+  }();
+  static_cast<void>(once);
+}
+
+/// How often this process has called that function of the stand-in.
+inline int standin_calls(const char* function) {
+  static auto* const calls = reinterpret_cast<int (*)(const char*)>(
+      ::dlsym(::dlopen(NCCL_STANDIN, RTLD_NOW | RTLD_LOCAL), "musterStandinCalls"));
+  return calls(function);
+}
+
+/// Sets a variable for as long as it lives.
+class Variable {
+ public:
+  Variable(const char* name, const std::string& value) : name_(name) {
+    ::setenv(name, value.c_str(), 1);
+  }
+  ~Variable() { ::unsetenv(name_); }
+  Variable(const Variable&) = delete;
+
+ private:
+  const char* const name_;
+};
+
+inline at::Device device_of(int rank) {
+  return at::Device(deferred::kType, static_cast<c10::DeviceIndex>(rank));
+}
+
+/// What `call` throws; empty if nothing.
+template <class Call>
+std::string text_of(const Call& call) {
+  try {
+    call();
+    return {};
+  } catch (const DistError& error) {
+    return error.what();
+  }
+}
+
+inline at::Tensor some(int rank) { return deferred::on_device(values(rank, {4}), rank); }
+
+/// What this rank is told: by the call itself, or by one of the next.
+inline std::string told(const std::function<void()>& call) {
+  const auto limit = steady_clock().now() + std::chrono::seconds(60);
+  while (steady_clock().now() < limit) {
+    if (auto text = text_of(call); !text.empty()) return text;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return "nothing was thrown";
+}
+
+/// Runs `body(rank)`; rank r's current device is r.
+inline void on_nccl_ranks(int ranks, const std::function<void(int)>& body,
+                          const std::string& backend = "cpu:native,deferred:nccl") {
+  use_standin();
+  const auto store = std::make_shared<HashStore>();
+  spawn(
+      [&](int rank) {
+        const c10::DeviceGuard on(device_of(rank));
+        init_process_group({.backend = backend,
+                            .timeout = std::chrono::seconds(20),
+                            .world_size = ranks,
+                            .rank = rank,
+                            .store = store});
+        body(rank);
+        destroy_process_group();
+      },
+      {.nprocs = ranks, .mode = SpawnMode::threads});
+}
+
+}  // namespace muster::testing

@@ -1,0 +1,103 @@
+#include "mailboxes.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <thread>
+
+namespace muster::standin {
+
+struct Mailboxes::Header {
+  std::atomic<int> here;
+};
+struct Mailboxes::Box {
+  static constexpr std::size_t kBytes = 16384;
+  std::atomic<std::uint64_t> written, read;  // chunks
+  std::uint32_t bytes;                       // of the chunk that is there
+  std::byte data[kBytes];
+};
+
+namespace {
+constexpr std::size_t kHeaderBytes = 64;
+}
+
+// New memory is zero, which is how all counts begin.
+Mailboxes::Mailboxes(const std::string& name, int ranks, int rank)
+    : name_(name), ranks_(ranks), rank_(rank) {
+  size_ = kHeaderBytes +
+          static_cast<std::size_t>(ranks) * static_cast<std::size_t>(ranks) * sizeof(Box);
+  const int file = ::shm_open(name.c_str(), O_RDWR | O_CREAT, 0600);
+  if (file < 0 || ::ftruncate(file, static_cast<off_t>(size_)) != 0)
+    throw std::runtime_error("no shared memory " + name);
+  memory_ = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  ::close(file);
+  if (memory_ == MAP_FAILED) throw std::runtime_error("no mapping of " + name);
+  if (static_cast<Header*>(memory_)->here.fetch_add(1) + 1 == ranks) ::shm_unlink(name.c_str());
+}
+
+Mailboxes::~Mailboxes() {
+  if (!all_here()) ::shm_unlink(name_.c_str());
+  ::munmap(memory_, size_);
+}
+
+bool Mailboxes::all_here() const { return static_cast<Header*>(memory_)->here.load() >= ranks_; }
+
+Mailboxes::Box& Mailboxes::box(int from, int to) const {
+  auto* boxes = reinterpret_cast<Box*>(static_cast<std::byte*>(memory_) + kHeaderBytes);
+  return boxes[from * ranks_ + to];
+}
+
+bool Mailboxes::exchange(std::vector<NcclTransfer> transfers,
+                         const std::function<bool()>& aborted) {
+  // One step of a transfer; whether it moved anything.
+  const auto step = [&](NcclTransfer& transfer) {
+    Box& box = transfer.sends ? this->box(rank_, transfer.peer) : this->box(transfer.peer, rank_);
+    const bool full =
+        box.written.load(std::memory_order_acquire) != box.read.load(std::memory_order_acquire);
+    if (full == transfer.sends) return false;
+    std::size_t moved = std::min(transfer.bytes, Box::kBytes);
+    if (transfer.sends) {
+      std::memcpy(box.data, transfer.data, moved);
+      box.bytes = static_cast<std::uint32_t>(moved);
+      box.written.fetch_add(1, std::memory_order_release);
+    } else {
+      moved = std::min<std::size_t>(moved, box.bytes);
+      std::memcpy(transfer.data, box.data, moved);
+      box.read.fetch_add(1, std::memory_order_release);
+    }
+    transfer.data += moved;
+    transfer.bytes -= moved;
+    return true;
+  };
+  for (int idle = 0;;) {
+    std::erase_if(transfers, [](const NcclTransfer& transfer) { return transfer.bytes == 0; });
+    if (transfers.empty()) return true;
+    if (aborted()) return false;
+    bool moved = false;
+    for (std::size_t i = 0; i < transfers.size(); ++i) {
+      const bool is_first = std::none_of(
+          transfers.begin(), transfers.begin() + static_cast<std::ptrdiff_t>(i),
+          [&](const auto& t) {
+            return t.peer == transfers[i].peer && t.sends == transfers[i].sends && t.bytes > 0;
+          });
+      if (is_first && transfers[i].bytes > 0) moved = step(transfers[i]) || moved;
+    }
+    if (moved) {
+      idle = 0;
+    } else if (++idle < 100) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
+}
+
+}  // namespace muster::standin

@@ -1,0 +1,47 @@
+/// Byte streams between the ranks of one communicator of the stand-in, in memory that processes of
+/// this host share: one mailbox of 16 KiB for each ordered pair. Simple rather than fast.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace muster::standin {
+
+/// Bytes to send to or to receive from one rank.
+struct NcclTransfer {
+  int peer;
+  bool sends;
+  std::byte* data;
+  std::size_t bytes;
+};
+
+class Mailboxes {
+ public:
+  /// Every rank opens the same name; the first makes it, and the file is gone once all have.
+  Mailboxes(const std::string& name, int ranks, int rank);
+  ~Mailboxes();
+  Mailboxes(const Mailboxes&) = delete;
+
+  /// Whether every rank has opened it.
+  bool all_here() const;
+  /// Carries out the transfers, all at once; those with one peer in one direction in order. Ends
+  /// early if `aborted()` holds, which is polled; false then.
+  bool exchange(std::vector<NcclTransfer> transfers, const std::function<bool()>& aborted);
+  int ranks() const { return ranks_; }
+  int rank() const { return rank_; }
+
+ private:
+  struct Box;
+  struct Header;
+  Box& box(int from, int to) const;
+
+  const std::string name_;
+  const int ranks_, rank_;
+  std::size_t size_;
+  void* memory_;
+};
+
+}  // namespace muster::standin

@@ -1,0 +1,87 @@
+// FSDP and the checkpoint pattern on backend nccl; DDP is in ddp_devices_test.cc.
+#include <gtest/gtest.h>
+#include <torch/nn/module.h>
+#include <torch/optim/sgd.h>
+#include <torch/serialize.h>
+
+#include <functional>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "muster/group/deferred_device.h"
+#include "muster/group/testing/ranks.h"
+#include "muster/parallel.h"
+#include "muster/parallel/testing/sharded_models.h"
+#include "nccl_ranks.h"
+
+namespace muster::testing {
+namespace {
+
+struct LayersImpl : torch::nn::Module {
+  LayersImpl(int salt, at::Device device) {
+    const auto numbers = [&](at::IntArrayRef sizes) {
+      return torch::sin((torch::arange(c10::multiply_integers(sizes), at::kDouble) + (salt += 17)) *
+                        12.9898)
+          .view(sizes)
+          .to(device);
+    };
+    first = register_parameter("first", numbers({5, 7}));
+    shift = register_parameter("shift", numbers({7}));
+    second = register_parameter("second", numbers({7, 3}));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return torch::tanh(x.matmul(first) + shift).matmul(second);
+  }
+  at::Tensor first, shift, second;
+};
+TORCH_MODULE(Layers);
+
+/// Three steps of a sharded module, and its parameters then.
+at::Tensor trained(int rank, int ranks, at::Device device) {
+  Layers net(rank, device);  // rank 0's values are used
+  FullyShardedDataParallel<Layers> model(net);
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    fsdp::loss_of(model(fsdp::share(fsdp::inputs(), rank, ranks).to(device)),
+                  fsdp::share(fsdp::targets(), rank, ranks).to(device))
+        .backward();
+    optimizer.step();
+  }
+  return fsdp::whole(model).cpu();
+}
+
+// spec: M1 M3 a module on an accelerator is sharded and trains as on the CPU
+TEST(NcclTraining, AShardedModuleTrainsAsOnTheCpu) {
+  on_nccl_ranks(3, [](int rank) {
+    EXPECT_LT(fsdp::difference(trained(rank, 3, device_of(rank)), trained(rank, 3, at::kCPU)),
+              1e-9);
+  });
+}
+
+// spec: K5 rank 0 saves, barrier, the others load with a device map
+TEST(NcclTraining, TheCheckpointPatternLoadsOntoTheOwnDevice) {
+  on_nccl_ranks(2, [](int rank) {
+    const auto device = device_of(rank);
+    const auto weight = values(rank, {3, 2}).to(device);
+    std::vector<std::string> bytes(1);
+    if (rank == 0) {
+      std::ostringstream file;
+      torch::save(weight.cpu(), file);
+      bytes[0] = file.str();
+    }
+    broadcast_object_list(bytes, {.src = 0});
+    barrier();
+    at::Tensor loaded;
+    std::istringstream file(bytes[0]);
+    torch::load(loaded, file, device);
+    EXPECT_EQ(loaded.device(), device);
+    EXPECT_SAME(loaded.cpu(), values(0, {3, 2}));
+  });
+}
+
+}  // namespace
+}  // namespace muster::testing
