@@ -21,7 +21,7 @@ constexpr EnvironmentVariable kJob[] = {
      "with "
      "several nodes; the launcher's store refuses processes of earlier epochs."},
     {"TORCHELASTIC_RESTART_COUNT", "0",
-     "Which restart of the job this is. Ranks of different restarts do not meet each other."},
+     "Number of restarts of the job so far. Ranks of different restarts do not meet each other."},
     {"TORCHELASTIC_RUN_ID", "none",
      "The job's name, in traces and in the keys of its store: the same on all ranks. If it is set, "
      "is_torchelastic_launched is true."},
@@ -49,13 +49,13 @@ constexpr EnvironmentVariable kSecurity[] = {
 
 constexpr EnvironmentVariable kNetwork[] = {
     {"MUSTER_SOCKET_IFNAME", "",
-     "Network interfaces for links between hosts, separated by commas. Every rank must name "
-     "equally many. Without it: the address from which the store is reached."},
+     "Network interfaces for links between hosts, separated by commas. Every rank must name the "
+     "same number of interfaces. Without it: the interface from which the store is reached."},
     {"GLOO_SOCKET_IFNAME", "", "The same, if MUSTER_SOCKET_IFNAME is unset."},
     {"MUSTER_TLS", "full",
-     "What of a link over TCP is encrypted, the same on all ranks. \"control\" leaves payloads of "
-     "tensors and objects readable but authenticated, \"control-plain\" neither. Use these only on "
-     "networks that you trust."},
+     "Which parts of TCP links are encrypted; the same on all ranks. \"control\" leaves payloads "
+     "of tensors and objects readable but authenticates them. \"control-plain\" neither encrypts "
+     "nor authenticates them. Use these two only on networks that you trust."},
 };
 
 constexpr EnvironmentVariable kBackends[] = {
@@ -68,12 +68,12 @@ constexpr EnvironmentVariable kBackends[] = {
 
 constexpr EnvironmentVariable kEtcd[] = {
     {"MUSTER_ETCD_USER, MUSTER_ETCD_PASSWORD", "",
-     "The user of the etcd cluster and its password, where the cluster asks for one."},
+     "The user of the etcd cluster and its password, if the cluster requires them."},
     {"MUSTER_ETCD_CACERT", "the system's",
      "PEM file of the authority that has signed the certificates of etcd's members. If it is set, "
      "endpoints without a scheme are https."},
     {"MUSTER_ETCD_CERT, MUSTER_ETCD_KEY", "",
-     "PEM files of this client's certificate and its key, where the cluster asks for one."},
+     "PEM files of this client's certificate and its key, if the cluster requires them."},
 };
 
 constexpr EnvironmentVariable kMemory[] = {
@@ -128,10 +128,10 @@ constexpr EnvironmentVariable kLaunching[] = {
      "The Python that `muster run` and `muster bench` start, and whose torch `make` builds "
      "against."},
     {"PYTHON_EXEC", "",
-     "The same for `muster run` alone, before MUSTER_PYTHON. Workers read from it which Python "
-     "runs them."},
+     "The same, for `muster run` only; takes precedence over MUSTER_PYTHON. `muster run` sets it "
+     "in its workers to the Python that runs them."},
     {"VIRTUAL_ENV, CONDA_PREFIX, CONDA_DEFAULT_ENV", "",
-     "The activated environment, whose Python is used if nothing above names one and this muster "
+     "The activated environment. Its Python is used if no variable above names one and this muster "
      "is not installed in a virtual environment itself."},
     {"CUDA_VISIBLE_DEVICES", "", "The devices that `--nproc-per-node gpu` counts."},
     {"MUSTER_REPLACE_GLOO", "off",
@@ -157,9 +157,8 @@ constexpr EnvironmentVariable kSchedulers[] = {
      "OMPI_COMM_WORLD_LOCAL_SIZE, PMIX_NAMESPACE",
      "", "Set by Open MPI's mpirun."},
     {"JOB_COMPLETION_INDEX, HOSTNAME", "",
-     "Set by Kubernetes in the pods of an Indexed Job or a JobSet: this pod's number, and its "
-     "name, "
-     "which is that of pod 0 but for the number at the end."},
+     "Set by Kubernetes in the pods of an Indexed Job or a JobSet: this pod's number and its name. "
+     "Pod 0 has the same name with 0 at the end."},
     {"PMI_RANK, PMI_SIZE, PMI_FD, MPI_LOCALRANKID, MPI_LOCALNRANKS", "",
      "Set by the mpirun of MPICH and Intel MPI."},
     {"MV2_COMM_WORLD_RANK, MV2_COMM_WORLD_SIZE, MV2_COMM_WORLD_LOCAL_RANK, "

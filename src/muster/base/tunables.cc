@@ -38,15 +38,15 @@ constexpr Tunable kRows[] = {
      "How long a rank with a core of its own pauses between polls of its links before it yields.",
      kMessages},
     {"link_yield", &Tunables::link_yield, Unit::time, TunableScope::local, 1 * kMilli,
-     "After this time without progress a waiting thread sleeps. Longer than waking up takes; "
-     "otherwise ranks that have slept once find each other asleep at every call.",
+     "A waiting thread sleeps after this time without progress. It must be longer than a wake-up "
+     "takes; otherwise ranks that have slept once find each other asleep at every call.",
      kMessages},
     {"peer_pauses", &Tunables::peer_pauses, Unit::count, TunableScope::local, 500,
      "How many times, 40 ns each, a rank with a core of its own polls for the members of a small "
      "call or for a peer's message before it polls everything else.",
      kSmall},
     {"shared_core_pauses", &Tunables::shared_core_pauses, Unit::count, TunableScope::local, 100,
-     "For how many polls an oversubscribed rank keeps its core while all missing peers run on "
+     "An oversubscribed rank keeps its core for this many polls while all missing peers run on "
      "other cores. Shorter than a scheduling round.",
      kSmallShared},
     {"peer_yield", &Tunables::peer_yield, Unit::time, TunableScope::local, 100 * kMicro,
@@ -54,12 +54,12 @@ constexpr Tunable kRows[] = {
      "becomes a general one.",
      kSmallShared},
     {"round_trip", &Tunables::round_trip, Unit::time, TunableScope::local, 50 * kMicro,
-     "How long a reply that is in flight takes: for this time a thread polls for it alone.",
+     "How long a reply that is in flight takes: a thread polls only for that reply for this time.",
      kMessages},
     {"offer_polls", &Tunables::offer_polls, Unit::count, TunableScope::local, 64,
-     "After how many polls without progress a thread that waits for RPC yields its core.", kRpc},
+     "A thread that waits for RPC yields its core after this many polls without progress.", kRpc},
     {"offer_taken", &Tunables::offer_taken, Unit::time, TunableScope::local, 1200,
-     "A yield that took this long has let the awaited peer run.", kRpc},
+     "A yield that took at least this long is assumed to have let the awaited peer run.", kRpc},
     {"rpc_stand_by", &Tunables::rpc_stand_by, Unit::time, TunableScope::local, 250 * kMicro,
      "How long the RPC listener stays off the core after it has seen a caller wait.", kRpc},
 
@@ -81,7 +81,9 @@ constexpr Tunable kRows[] = {
      50 * kMilli,
      "How often the progress thread, and the watcher of links in memory, poll while idle.", kDdp},
     {"driver_trust", &Tunables::driver_trust, Unit::time, TunableScope::local, 5 * kMilli,
-     "For this time after a computing thread has polled for its calls no other thread does.", kDdp},
+     "After a computing thread has polled for its calls, no other thread polls for them for this "
+     "time.",
+     kDdp},
     {"callback_look", &Tunables::callback_look, Unit::time, TunableScope::local, 10 * kMilli,
      "How often a callback that delays others is checked.", kDdp},
     {"callback_standstill", &Tunables::callback_standstill, Unit::time, TunableScope::local,
@@ -120,17 +122,18 @@ constexpr Tunable kRows[] = {
 
     // ---- which algorithm runs
     {"gathered_per_rank", &Tunables::gathered_per_rank, Unit::bytes, TunableScope::agreed, 4 * kKiB,
-     "Every rank gathers all inputs up to this size per rank, or per each of 16 ranks if there are "
-     "fewer: more bytes cost less than more messages.",
+     "Up to this size per rank (with fewer than 16 ranks: 16 times this size in all), every rank "
+     "gathers all inputs: extra bytes cost less than extra messages.",
      kSelection, Tunable::kSame, Tunable::kSame, Tunable::kSame,
      "network.all_reduce network.reduce network.all_gather network.gather network.scatter"},
     {"pair_exchange", &Tunables::pair_exchange, Unit::bytes, TunableScope::agreed, 1 * kMiB,
-     "Two ranks exchange whole tensors up to this size (bruck): every algorithm sends as many "
-     "bytes, until the memory exceeds the caches.",
+     "Two ranks exchange whole tensors up to this size (bruck): all algorithms send equally many "
+     "bytes, and this one has the fewest rounds. Above this size its memory exceeds the caches.",
      kSelection, Tunable::kSame, Tunable::kSame, Tunable::kSame, "network.all_reduce"},
     {"shared_exchange", &Tunables::shared_exchange, Unit::bytes, TunableScope::agreed, 32 * kKiB,
-     "Oversubscribed ranks exchange whole tensors (bruck) up to this size; many ranks less, as "
-     "much in all as few_ranks.",
+     "Oversubscribed ranks exchange whole tensors (bruck) up to this size. With more than "
+     "few_ranks ranks the limit shrinks, so that all ranks together exchange as much as few_ranks "
+     "ranks do.",
      kSelection, Tunable::kSame, Tunable::kSame, Tunable::kSame, "network.all_reduce"},
     {"gather_by_hosts", &Tunables::gather_by_hosts, Unit::bytes, TunableScope::agreed, 256 * kKiB,
      "Above this size an all_gather over hosts with several ranks goes by hosts.", kSimulate,
@@ -144,22 +147,25 @@ constexpr Tunable kRows[] = {
      "The same for each rank of a host.", kSimulate, Tunable::kSame, Tunable::kSame, Tunable::kSame,
      "network.all_reduce network.reduce network.reduce_scatter"},
     {"shared_scatter", &Tunables::shared_scatter, Unit::bytes, TunableScope::agreed, 128 * kKiB,
-     "Oversubscribed roots scatter by a tree up to this size for all ranks; 16 to 32 KiB each.",
+     "An oversubscribed root scatters along a tree up to this size divided by the number of ranks, "
+     "but at least an eighth and at most a quarter of it.",
      kSelection, Tunable::kSame, Tunable::kSame, Tunable::kSame, "network.scatter"},
     {"shared_reduce", &Tunables::shared_reduce, Unit::bytes, TunableScope::agreed, 128 * kKiB,
-     "When oversubscribed, the root reduces alone up to this size; up to twice as much if there is "
-     "hardly a core besides the root's own.",
+     "When oversubscribed, the root reduces alone up to this size; up to twice this size on two "
+     "cores (three cores for 4 ranks).",
      kSelection, Tunable::kSame, Tunable::kSame, Tunable::kSame, "network.reduce"},
     {"few_ranks", &Tunables::few_ranks, Unit::count, TunableScope::agreed, 8,
      "Up to this many ranks a root serves all others itself, and an all_gather sends directly.",
      kSelection, Tunable::kSame, Tunable::kSame, Tunable::kSame,
      "network.reduce network.all_gather network.gather network.scatter"},
     {"near_hop", &Tunables::near_hop, Unit::count, TunableScope::agreed, 2,
-     "A message within a host is in flight for as long as this many take to send.", kSimulate,
-     Tunable::kSame, Tunable::kSame, Tunable::kSame, "network.gather network.scatter"},
+     "The latency of a message within a host, as the number of messages that can be sent in that "
+     "time.",
+     kSimulate, Tunable::kSame, Tunable::kSame, Tunable::kSame, "network.gather network.scatter"},
     {"far_hop", &Tunables::far_hop, Unit::count, TunableScope::agreed, 10,
-     "A message between hosts is in flight for as long as this many take to send.", kSimulate,
-     Tunable::kSame, Tunable::kSame, Tunable::kSame, "network.gather network.scatter"},
+     "The latency of a message between hosts, as the number of messages that can be sent in that "
+     "time.",
+     kSimulate, Tunable::kSame, Tunable::kSame, Tunable::kSame, "network.gather network.scatter"},
     {"one_shot", &Tunables::one_shot, Unit::bytes, TunableScope::agreed, 64 * kKiB,
      "In shared memory every rank reads all inputs itself, up to this size of all together.",
      kRegion, Tunable::kSame, Tunable::kSame, 128 * kKiB,
@@ -358,7 +364,8 @@ constexpr Tunable kRows[] = {
      Unit::bytes,
      TunableScope::fixed,
      fixed::kEarlyCopy,
-     "Oversubscribed members leave a copy and return, up to this size of all together.",
+     "Up to this size of all members together, an oversubscribed member stages a copy and returns "
+     "instead of waiting for its readers.",
      kArena},
 };
 
