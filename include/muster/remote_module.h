@@ -27,7 +27,7 @@
 
 namespace muster::rpc {
 
-/// The module on its worker and the device it is on.
+/// On its worker: the module, and its device.
 template <class Module>
 struct ModuleHere {
   std::shared_ptr<Module> module;
@@ -81,8 +81,8 @@ using Forward = ForwardOf<Module, decltype(&Module::forward)>;
 
 }  // namespace detail
 
-/// Registers a module class; call it on every worker that is to hold such modules. Module: an Impl
-/// class with one forward. Arguments: those of the constructor to use.
+/// Registers a module class; call it on every worker that is to hold such modules. `Module` is an
+/// Impl class with one forward; `Arguments` are the parameter types of the constructor to use.
 template <class Module, class... Arguments>
 void register_remote_module(const std::string& name) {
   register_function(detail::maker_of(name), [](const std::string& device, Arguments... arguments) {
@@ -104,7 +104,8 @@ class RemoteModule {
  public:
   using Result = typename detail::Forward<Module>::Result;
 
-  /// Constructs the module there and waits for it; throws what its constructor threw.
+  /// Constructs the module on the given worker and device, and waits for it; throws what its
+  /// constructor threw.
   template <class... Arguments>
   RemoteModule(const std::string& remote_device, std::string name, const Arguments&... arguments)
       : name_(std::move(name)) {

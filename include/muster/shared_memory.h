@@ -45,8 +45,9 @@ struct SharedAllocatorStats {
   std::size_t bytes_in_use = 0;  ///< of tensors in the arena, including `empty_shared`
   /// Memory the arena holds: in use, kept for later, or quarantined.
   std::size_t bytes_reserved = 0;
-  /// Memory of freed tensors that a peer stopped inside a failed call may still write to. Released
-  /// when tensors are made or freed after every such peer has continued or exited.
+  /// Memory of freed tensors that a peer may still write to, because the peer was stopped (SIGSTOP)
+  /// inside a call that failed. Released when tensors are made or freed after every such peer has
+  /// continued or exited.
   std::size_t bytes_quarantined = 0;
   std::size_t limit = 0;             ///< limit of bytes_reserved
   std::uint64_t bytes_returned = 0;  ///< returned to the system so far

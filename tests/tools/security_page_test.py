@@ -49,7 +49,7 @@ NUMBERS = {
     ],
     "at most 256 connections wait at a time": [
         ("src/muster/transport/acceptor.h", "most_pending = 256"),
-        ("src/muster/store/store_server.h", "max_strangers = 256"),
+        ("src/muster/store/store_server.h", "max_unauthenticated = 256"),
     ],
     "Argon2id (64 MiB": [("src/muster/base/secret_strength.cc", "kMemory = std::size_t{64} << 20")],
     "fewer than 16 characters": [("src/muster/base/secret_strength.cc", "kShortestText = 16")],

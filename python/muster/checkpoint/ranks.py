@@ -114,6 +114,6 @@ class _StockExchange:
 
     def __call__(self, mine, has_timeout):
         self._group.set_timeout(default_pg_timeout if has_timeout else _NO_TIMEOUT)
-        everybody = [None] * torch.distributed.get_world_size(self._group)
-        torch.distributed.all_gather_object(everybody, mine, group=self._group)
-        return everybody
+        gathered = [None] * torch.distributed.get_world_size(self._group)
+        torch.distributed.all_gather_object(gathered, mine, group=self._group)
+        return gathered

@@ -133,18 +133,18 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         ]
         if not mine:
             raise dist.DistArgumentError("ZeroRedundancyOptimizer: there are no parameters")
-        everybody = [None] * self.world_size
-        dist.all_gather_object(everybody, mine, self.process_group)
-        for rank, theirs in enumerate(everybody):
-            if theirs == everybody[0]:
+        gathered = [None] * self.world_size
+        dist.all_gather_object(gathered, mine, self.process_group)
+        for rank, theirs in enumerate(gathered):
+            if theirs == gathered[0]:
                 continue
             line = next(
-                (i for i, (a, b) in enumerate(zip(everybody[0], theirs)) if a != b),
-                min(len(everybody[0]), len(theirs)),
+                (i for i, (a, b) in enumerate(zip(gathered[0], theirs)) if a != b),
+                min(len(gathered[0]), len(theirs)),
             )
             ours, other = (
                 lines[line] if line < len(lines) else "nothing more"
-                for lines in (everybody[0], theirs)
+                for lines in (gathered[0], theirs)
             )
             names = [dist.get_global_rank(self.process_group, each) for each in (0, rank)]
             error = dist.DistError(

@@ -95,9 +95,9 @@ class AtomicSharedPtr {
     return known == biased_lock_detail::this_thread() || (known == 0 && become_owner());
   }
   [[gnu::noinline, gnu::cold]] bool become_owner() const {
-    std::uintptr_t nobody = 0;
+    std::uintptr_t no_owner = 0;
     if (!takes_host_barriers() ||
-        !owner_.compare_exchange_strong(nobody, biased_lock_detail::this_thread(),
+        !owner_.compare_exchange_strong(no_owner, biased_lock_detail::this_thread(),
                                         std::memory_order_relaxed))
       return false;
     std::atomic_thread_fence(

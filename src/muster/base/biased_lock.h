@@ -59,10 +59,10 @@ class BiasedLock {
 
   /// Whether the caller has become the owner.
   [[gnu::noinline, gnu::cold]] bool settle() noexcept {
-    std::uintptr_t nobody = 0;
+    std::uintptr_t no_owner = 0;
     return owner_.load(std::memory_order_relaxed) == 0 &&
            revoked_.load(std::memory_order_relaxed) == 0 && takes_host_barriers() &&
-           owner_.compare_exchange_strong(nobody, biased_lock_detail::this_thread(),
+           owner_.compare_exchange_strong(no_owner, biased_lock_detail::this_thread(),
                                           std::memory_order_relaxed);
   }
   [[gnu::noinline, gnu::cold]] void end() noexcept {

@@ -10,15 +10,16 @@ constexpr Duration kBetweenLines = std::chrono::seconds(1);
 std::optional<std::string> RefusalCount::note(std::string_view sentence, TimePoint now) {
   const std::lock_guard lock(mutex_);
   ++count_;
-  if (told_ && now < *told_ + kBetweenLines) {
-    ++untold_;
+  if (last_line_ && now < *last_line_ + kBetweenLines) {
+    ++unlogged_;
     return std::nullopt;
   }
   std::string line(sentence);
-  if (untold_ > 0)
-    line += " (and " + std::to_string(untold_) + " more that were turned away since the last line)";
-  told_ = now;
-  untold_ = 0;
+  if (unlogged_ > 0)
+    line +=
+        " (and " + std::to_string(unlogged_) + " more that were turned away since the last line)";
+  last_line_ = now;
+  unlogged_ = 0;
   return line;
 }
 

@@ -21,8 +21,8 @@ class RefusalCount {
 
  private:
   mutable std::mutex mutex_;
-  std::uint64_t count_ = 0, untold_ = 0;
-  std::optional<TimePoint> told_;
+  std::uint64_t count_ = 0, unlogged_ = 0;
+  std::optional<TimePoint> last_line_;
 };
 
 }  // namespace muster

@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::size_t kLongestFile = std::size_t{64} << 10;  // limit: a file that is no secret
 constexpr std::size_t kHostKeyBytes = 32;
-constexpr char kEverybodyKnows[] = "muster: this job runs without a secret";
+constexpr char kPublicConstant[] = "muster: this job runs without a secret";
 constexpr std::string_view kSealedTitle = "muster secret\n";
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL;
 
@@ -207,7 +207,7 @@ Result<Secret> Secret::from_environment(Use use) {
     return made_of(Kind::given, key_from_file(*path));
   const auto insecure = env_flag("MUSTER_INSECURE");
   if (!insecure) return insecure.status();
-  if (insecure->value_or(false)) return Secret(Kind::open, SecretBytes(as_bytes(kEverybodyKnows)));
+  if (insecure->value_or(false)) return Secret(Kind::open, SecretBytes(as_bytes(kPublicConstant)));
   return made_of(Kind::host, host_key());
 }
 

@@ -105,8 +105,8 @@ TEST(Queue, ABlockedDrivingThreadIsHelped) {
 }
 
 /// Records that a call has started, and then runs an action.
-struct Told {
-  explicit Told(std::function<void()> then = {}, Duration limit = seconds(20))
+struct StartProbe {
+  explicit StartProbe(std::function<void()> then = {}, Duration limit = seconds(20))
       : note([this, then = std::move(then)] {
           ++times;
           if (then) then();
@@ -114,7 +114,7 @@ struct Told {
     record.timeout = limit;
     record.when_started = &note;
   }
-  Told(const Told&) = delete;
+  StartProbe(const StartProbe&) = delete;
   const std::function<void()> note;
   CallRecord record;
   int times = 0;
@@ -136,7 +136,7 @@ TEST(Queue, AFailureDoesNotOvertakeEarlierData) {
         group.abort("rank 1 has all it wants");
         return;
       }
-      Told until_it_has_failed([&] {
+      StartProbe until_it_has_failed([&] {
         const TimePoint deadline = soon();
         while (group.failure().ok() && steady_clock().now() < deadline)
           group.channel().fabric().poll();
@@ -173,11 +173,11 @@ TEST(Queue, ALargerCallIsReportedOnce) {
     for (const std::size_t count : {5'000, 50'000, 500'000}) {
       for (int turn = 0; turn < 20; ++turn) {
         Values mine(count, rank + turn), sum(count);
-        Told told;
-        const Status status = group.run(all_reduce(mine, sum), told.record);
+        StartProbe probe;
+        const Status status = group.run(all_reduce(mine, sum), probe.record);
         ASSERT_TRUE(status.ok()) << status.message();
-        EXPECT_EQ(told.times, 1);
-        EXPECT_FALSE(told.record.completed_inline) << "more than a line was to be waited for";
+        EXPECT_EQ(probe.times, 1);
+        EXPECT_FALSE(probe.record.completed_inline) << "more than a line was to be waited for";
         EXPECT_EQ(sum, Values(count, 3 + 3 * turn));
       }
     }
@@ -192,7 +192,7 @@ TEST(Queue, ALargerCallThatMustWaitLetsOthersIn) {
   with_group(3, Wire::region, [&](int rank, Communicator& group) {
     Values mine(kCount, rank), sum(kCount), next{rank}, next_sum(1);
     std::thread behind;
-    Told told([&] {
+    StartProbe probe([&] {
       if (rank == 2) return;
       behind = std::thread([&] {
         const auto second = group.start(all_reduce(next, next_sum), soon());
@@ -203,13 +203,13 @@ TEST(Queue, ALargerCallThatMustWaitLetsOthersIn) {
       });
     });
     if (rank == 2) gate.arrive_and_wait();
-    const Status status = group.run(all_reduce(mine, sum), told.record);
+    const Status status = group.run(all_reduce(mine, sum), probe.record);
     EXPECT_TRUE(status.ok()) << status.message();
-    EXPECT_EQ(told.times, 1);
+    EXPECT_EQ(probe.times, 1);
     if (rank == 2) {
       EXPECT_TRUE(group.run(all_reduce(next, next_sum), soon()).ok());
     }
-    if (rank != 2 && told.times == 0) gate.arrive_and_drop();
+    if (rank != 2 && probe.times == 0) gate.arrive_and_drop();
     if (behind.joinable()) behind.join();
     EXPECT_EQ(sum, Values(kCount, 3));
     EXPECT_EQ(next_sum[0], 3);
@@ -223,8 +223,8 @@ TEST(Queue, ALargerCallNamesTheMissingRank) {
     with_group(3, Wire::region, [&](int rank, Communicator& group) {
       Values mine(50'000, rank), sum(mine.size());
       if (rank != 2) {
-        Told told([&] { both.arrive_and_wait(); }, limit);
-        const Status late = group.run(all_reduce(mine, sum), told.record);
+        StartProbe probe([&] { both.arrive_and_wait(); }, limit);
+        const Status late = group.run(all_reduce(mine, sum), probe.record);
         EXPECT_EQ(late.code(), Code::timed_out) << late.message();
         const std::vector<int> missing =
             late.ranks();  // without time to wait, the first member to check misses all others
@@ -236,7 +236,7 @@ TEST(Queue, ALargerCallNamesTheMissingRank) {
         EXPECT_TRUE(contains(late.message(),
                              "all_reduce(SUM, int64, 50000 elements), call 1 of group 'test'"))
             << late.message();
-        EXPECT_EQ(told.times, 1);
+        EXPECT_EQ(probe.times, 1);
       }
       gate.arrive_and_wait();
       EXPECT_FALSE(group.run(all_reduce(mine, sum), soon()).ok());

@@ -23,7 +23,7 @@ class OperationList {
   /// Appends the call and returns its number, the next one. Once appended, another thread may
   /// complete it.
   std::uint64_t push_back(Operation& operation, bool refused) noexcept;
-  /// Inserts a call that already has its number before the later ones. Under the drive lock.
+  /// Inserts a call whose number precedes those of all queued calls. Under the drive lock.
   void push_front(Operation& operation) noexcept;
   void remove(Operation& operation) noexcept;
   Operation* front() const;

@@ -30,7 +30,8 @@ class RegionInline {
   /// `call.on_started` after publishing the call, or before waiting for room to do so. Returns
   /// false for calls that are too large, without starting them.
   virtual bool try_inline(const Args& args, StartingCall& call) = 0;
-  /// Whether the caller's thread may block: the other ranks are not fibers of it.
+  /// Whether the caller's thread may block. False in simulations, which run all ranks as fibers of
+  /// one thread.
   virtual bool may_block() const = 0;
   /// Runs a task of `run` on this otherwise idle thread. Returns true if it has completed, false
   /// when its time is up: 50 us with dedicated cores; on shared cores 0.1 ms per rank of a core, at

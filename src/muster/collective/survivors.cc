@@ -225,7 +225,7 @@ class ViewExchange {
     }
     return false;
   }
-  // Views that this member does not send reach the receiver from no one else.
+  // A member must not stop before its views are sent: no other member forwards them.
   bool all_sent() const {
     return std::all_of(sent_.begin(), sent_.end(), [this](const OutgoingReport& sent) {
       return sent.transfer->done() || !views_.includes(sent.member);
@@ -312,7 +312,7 @@ Result<Shrunk> shrink(std::shared_ptr<transport::Fabric> fabric, Lineage lineage
     creation.give_up = [&] { return exchange.superseded(view); };
     auto created = Communicator::create(fabric, std::move(survivors), std::move(creation));
     if (created.ok()) return Shrunk{std::move(*created), std::move(lineage)};
-    // A member has died or given up meanwhile: the next attempt excludes it. Retrying does not help
+    // A member has died or aborted meanwhile: the next attempt excludes it. Retrying does not help
     // with any other failure.
     const Code code = created.status().code();
     const bool again = code == Code::peer_failed || code == Code::closed || code == Code::aborted ||

@@ -35,9 +35,9 @@ namespace {
 using namespace communicator_test;
 
 /// The status of each rank: all must name the same culprit, which is a member.
-class Told {
+class RankStatuses {
  public:
-  explicit Told(int ranks) : statuses_(static_cast<std::size_t>(ranks)) {}
+  explicit RankStatuses(int ranks) : statuses_(static_cast<std::size_t>(ranks)) {}
   void note(int rank, Status status) {
     statuses_[static_cast<std::size_t>(rank)] = std::move(status);
   }
@@ -80,7 +80,7 @@ TEST(Thrown, NoScratchMemoryIsAnErrorOfTheCall) {
         if (op == Op::all_gather && elements > 100)
           continue;  // this case receives directly into
                      // the outputs
-        Told told(kRanks);
+        RankStatuses statuses(kRanks);
         std::barrier armed(kRanks);
         with_group(
             kRanks, Wire::loopback,
@@ -101,12 +101,12 @@ TEST(Thrown, NoScratchMemoryIsAnErrorOfTheCall) {
               if (status.ok())
                 status = group.run(all_reduce({1}, one),
                                    soon());  // it had all its data, and learns of the failure now
-              told.note(rank, status);
+              statuses.note(rank, status);
               armed.arrive_and_wait();
             },
             false);
         EXPECT_EQ(refused_scratch.exchange(0), 0) << "nobody has asked for scratch memory";
-        told.expect(Code::exhausted, std::string(info(op).name), "memory");
+        statuses.expect(Code::exhausted, std::string(info(op).name), "memory");
       }
     }
   }
@@ -118,7 +118,7 @@ TEST(Thrown, NoProgressThreadIsAnErrorOfTheCall) {
   for (const Wire wire : {Wire::loopback, Wire::region}) {
     for (const Op op : {Op::all_reduce, Op::send, Op::recv}) {
       SCOPED_TRACE(info(op).name);
-      Told told(2);
+      RankStatuses statuses(2);
       with_group(2, wire, [&](int rank, Communicator& group) {
         Values out(1);
         if (rank == 0) {
@@ -130,14 +130,14 @@ TEST(Thrown, NoProgressThreadIsAnErrorOfTheCall) {
                   ? group.send(1, 3, bytes(std::as_const(*owner)), DType::int64, soon(), owner)
                   : group.receive(1, 3, bytes(*owner), DType::int64, soon(), owner);
           EXPECT_TRUE(call->done());
-          told.note(rank, call->wait(soon()));
+          statuses.note(rank, call->wait(soon()));
           EXPECT_EQ(owner.use_count(), 1);
           EXPECT_FALSE(group.start(all_reduce({1}, out), soon())->wait(soon()).ok());
         } else {
-          told.note(rank, group.run(all_reduce({1}, out), soon()));
+          statuses.note(rank, group.run(all_reduce({1}, out), soon()));
         }
       });
-      told.expect(Code::exhausted, std::string(info(op).name), "thread");
+      statuses.expect(Code::exhausted, std::string(info(op).name), "thread");
     }
   }
 }
@@ -179,13 +179,13 @@ TEST(Thrown, ACallHoldsItsBuffers) {
 // its memory when it returns
 TEST(Thrown, AnExceptionInAWaitFailsTheGroup) {
   for (const Wire wire : {Wire::loopback, Wire::region}) {
-    Told told(2);
+    RankStatuses statuses(2);
     std::barrier gate(2);
     with_group(2, wire, [&](int rank, Communicator& group) {
       Values out(1);
       if (rank == 0) {
         const auto looking = group.on_idle([] { throw std::runtime_error("out of the look"); });
-        told.note(rank, group.run(all_reduce({1}, out), soon()));
+        statuses.note(rank, group.run(all_reduce({1}, out), soon()));
         gate.arrive_and_wait();
       } else {
         gate.arrive_and_wait();
@@ -193,10 +193,10 @@ TEST(Thrown, AnExceptionInAWaitFailsTheGroup) {
         if (status.ok())
           status = group.run(all_reduce({1}, out), soon());  // it had all its data, and learns of
                                                              // the failure now
-        told.note(rank, status);
+        statuses.note(rank, status);
       }
     });
-    told.expect(Code::internal, "all_reduce", "out of the look");
+    statuses.expect(Code::internal, "all_reduce", "out of the look");
   }
 }
 
@@ -204,7 +204,7 @@ TEST(Thrown, AnExceptionInAWaitFailsTheGroup) {
 // a thread of its rank that waits in another call, beside it
 TEST(Thrown, AThreadTerminatedInACallFailsTheGroup) {
   for (const Wire wire : {Wire::loopback, Wire::region}) {
-    Told told(2);
+    RankStatuses statuses(2);
     std::barrier gate(2);
     with_group(2, wire, [&](int rank, Communicator& group) {
       Values out(1), beside(1);
@@ -212,7 +212,7 @@ TEST(Thrown, AThreadTerminatedInACallFailsTheGroup) {
         Status status;
         while (status.ok())  // a call that has all its data may still succeed
           status = group.run(all_reduce({1}, values), soon());
-        told.note(rank, status);
+        statuses.note(rank, status);
       };
       if (rank == 0) {
         std::thread waits([&] { learn(beside); });
@@ -227,7 +227,7 @@ TEST(Thrown, AThreadTerminatedInACallFailsTheGroup) {
         learn(out);
       }
     });
-    told.expect(Code::aborted, "", "has been ended");
+    statuses.expect(Code::aborted, "", "has been ended");
   }
 }
 

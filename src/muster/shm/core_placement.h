@@ -12,7 +12,7 @@ namespace muster::shm {
 
 /// Where the awaited members run.
 enum class MissingPeers : std::uint8_t {
-  nobody,
+  none,
   elsewhere,  ///< all on other processors than this member's
   here,       ///< at least one may need this processor
 };
@@ -20,7 +20,7 @@ enum class MissingPeers : std::uint8_t {
 /// Among the members in [first, last).
 template <class IsMissing, class IsElsewhere>
 MissingPeers missing_among(int first, int last, IsMissing is_missing, IsElsewhere is_elsewhere) {
-  MissingPeers found = MissingPeers::nobody;
+  MissingPeers found = MissingPeers::none;
   for (int member = first; member < last; ++member) {
     if (!is_missing(member)) continue;
     if (!is_elsewhere(member)) return MissingPeers::here;

@@ -11,8 +11,8 @@ struct FileMeeting::Round {
   std::uint64_t number = 0;
   std::int32_t members = 0;
   std::vector<std::int32_t> present;
-  std::vector<std::int32_t> untold;  // missed the failed round and have not been told yet
-  Status cause;                      // of that failure
+  std::vector<std::int32_t> unnotified;  // missed the failed round and have not been told yet
+  Status cause;                          // of that failure
 };
 
 namespace {
@@ -74,7 +74,7 @@ FileMeeting::Round FileMeeting::read(FileLog::Transaction& file) const {
   round.number = in.get<std::uint64_t>();
   round.members = in.get<std::int32_t>();
   round.present = get_numbers(in);
-  round.untold = get_numbers(in);
+  round.unnotified = get_numbers(in);
   round.cause = get_status(in);
   return round;
 }
@@ -83,7 +83,7 @@ void FileMeeting::write(FileLog::Transaction& file, const Round& round) const {
   ByteWriter out;
   out.put(round.number).put(round.members);
   put_numbers(out, round.present);
-  put_numbers(out, round.untold);
+  put_numbers(out, round.unnotified);
   put_status(out, round.cause);
   file.put(name_, out.view());
 }
@@ -91,14 +91,14 @@ void FileMeeting::write(FileLog::Transaction& file, const Round& round) const {
 bool FileMeeting::arrive(FileLog::Transaction& file) {
   Round round = read(file);
   const std::string call = std::string(name_of(op_)) + "(" + quoted(key_) + ")";
-  if (!round.untold.empty()) {
-    const bool late = std::erase(round.untold, index_) > 0;
+  if (!round.unnotified.empty()) {
+    const bool late = std::erase(round.unnotified, index_) > 0;
     if (late) {
       reply_.status = round.cause.with_context("came too late");
       write(file, round);
       return false;
     }
-    round.untold.clear();  // a member that was told starts a new round
+    round.unnotified.clear();  // a member that was told starts a new round
   }
   if (round.present.empty()) round.members = members_;
   if (round.members != members_) {
@@ -146,9 +146,9 @@ void FileMeeting::end(FileLog::Transaction& file, Round& round, const Status& ou
   put_status(out, outcome);
   file.put(outcome_key(round.number), out.view());
   forget(file, round);
-  round.untold.clear();
+  round.unnotified.clear();
   if (!outcome.ok() && op_ == StoreOp::all_gather)
-    round.untold.assign(outcome.ranks().begin(), outcome.ranks().end());
+    round.unnotified.assign(outcome.ranks().begin(), outcome.ranks().end());
   round.cause = outcome;
   round.present.clear();
   ++round.number;

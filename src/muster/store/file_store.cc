@@ -170,16 +170,16 @@ Status timeout_of(const Request& request, const std::vector<std::string_view>& m
 /// Runs once, when the last clone of a store is destroyed.
 class FileMembership {
  public:
-  FileMembership(std::shared_ptr<FileLog> log, std::function<void(FileLog&)> goodbye)
-      : log_(std::move(log)), goodbye_(std::move(goodbye)) {}
+  FileMembership(std::shared_ptr<FileLog> log, std::function<void(FileLog&)> on_last_release)
+      : log_(std::move(log)), on_last_release_(std::move(on_last_release)) {}
   ~FileMembership() {
-    if (goodbye_ && !mark_.forked()) goodbye_(*log_);
+    if (on_last_release_ && !mark_.forked()) on_last_release_(*log_);
   }
   FileLog& log() { return *log_; }
 
  private:
   std::shared_ptr<FileLog> log_;
-  std::function<void(FileLog&)> goodbye_;
+  std::function<void(FileLog&)> on_last_release_;
   ProcessMark mark_;
 };
 
@@ -277,9 +277,9 @@ void count_out(FileLog& log, int world_size) {
 }  // namespace
 
 std::shared_ptr<Store> make_file_store_over(std::shared_ptr<FileLog> log, Duration timeout,
-                                            std::function<void(FileLog&)> goodbye) {
+                                            std::function<void(FileLog&)> on_last_release) {
   return std::make_shared<FileBackedStore>(
-      std::make_shared<FileMembership>(std::move(log), std::move(goodbye)), timeout);
+      std::make_shared<FileMembership>(std::move(log), std::move(on_last_release)), timeout);
 }
 
 Result<std::shared_ptr<Store>> make_file_store(std::string path, int world_size, Duration timeout) {
@@ -289,9 +289,10 @@ Result<std::shared_ptr<Store>> make_file_store(std::string path, int world_size,
           (*log)->transact(deadline_after(steady_clock(), timeout), [](Transaction&) {});
       !readable)
     return readable;
-  std::function<void(FileLog&)> goodbye;
-  if (world_size > 0) goodbye = [world_size](FileLog& file) { count_out(file, world_size); };
-  return make_file_store_over(std::move(*log), timeout, std::move(goodbye));
+  std::function<void(FileLog&)> on_last_release;
+  if (world_size > 0)
+    on_last_release = [world_size](FileLog& file) { count_out(file, world_size); };
+  return make_file_store_over(std::move(*log), timeout, std::move(on_last_release));
 }
 
 }  // namespace muster::store

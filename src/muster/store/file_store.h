@@ -9,10 +9,10 @@
 
 namespace muster::store {
 
-/// Makes a store on an open file. `goodbye` runs when the last clone is destroyed, except in a
-/// forked child.
+/// Makes a store on an open file. `on_last_release` runs when the last clone is destroyed, except
+/// in a forked child.
 std::shared_ptr<Store> make_file_store_over(std::shared_ptr<FileLog> log, Duration timeout,
-                                            std::function<void(FileLog&)> goodbye);
+                                            std::function<void(FileLog&)> on_last_release);
 
 /// Prefix of keys in the file that are not user keys. User keys begin with 'k', meetings with 'b',
 /// 'g', 'v' and 'o', queues with 'q'.

@@ -192,7 +192,7 @@ TEST(StoreServerFuzz, StrangersGetNowhereOverTcp) {
     }
     EXPECT_LE(bench.take(stranger).size(), 1000u);
     if (!bench.closed(stranger)) bench.close(stranger);
-    ASSERT_EQ(bench.server.strangers(), 0u);
+    ASSERT_EQ(bench.server.unauthenticated(), 0u);
   }
   const auto friendly = bench.authenticated();
   bench.feed(friendly, bench::get("key", 1));
@@ -216,7 +216,7 @@ TEST(StoreServerFuzz, StrangersGetNowhere) {
     }
     EXPECT_LE(bench.take(stranger).size(), greeting.size() + 1);
     if (!bench.closed(stranger)) bench.close(stranger);
-    ASSERT_EQ(bench.server.strangers(), 0u);
+    ASSERT_EQ(bench.server.unauthenticated(), 0u);
   }
 }
 

@@ -53,7 +53,7 @@ struct StoreServer::Client {
   bool observes = false;               // authenticated with the observer's key
   std::optional<Handshake> handshake;  // over a Unix socket
   std::optional<TlsSession> tls;       // over TCP
-  std::list<std::pair<TimePoint, Connection>>::iterator stranger;
+  std::list<std::pair<TimePoint, Connection>>::iterator unauthenticated_entry;
   RequestFrames input;
   std::deque<Piece> output;
   std::size_t output_at = 0;  // bytes of the first piece that are written
@@ -85,9 +85,10 @@ void StoreServer::on_open(Connection connection, const std::string& peer, Listen
   }
   // Many network connections must not displace ranks of this host, whose user has been checked
   // already.
-  if (way != ListenerWay::unix_socket && strangers() >= options_.max_strangers) {
-    const auto oldest = std::ranges::find_if(
-        strangers_, [this](const auto& each) { return clients_.at(each.second).tls.has_value(); });
+  if (way != ListenerWay::unix_socket && unauthenticated() >= options_.max_unauthenticated) {
+    const auto oldest = std::ranges::find_if(unauthenticated_, [this](const auto& each) {
+      return clients_.at(each.second).tls.has_value();
+    });
     Client& client = clients_.at(oldest->second);
     refuse("the store closes its connection to " + client.peer +
                ", which has not proved the job's secret, to make room for others",
@@ -103,8 +104,8 @@ void StoreServer::on_open(Connection connection, const std::string& peer, Listen
   } else {
     entry->second.tls.emplace(Handshake::Side::acceptor, hello, options_.secret);
   }
-  entry->second.stranger =
-      strangers_.emplace(strangers_.end(), now + options_.greeting_limit, connection);
+  entry->second.unauthenticated_entry =
+      unauthenticated_.emplace(unauthenticated_.end(), now + options_.greeting_limit, connection);
 }
 
 void StoreServer::on_bytes(Connection connection, ConstBytes bytes, TimePoint now) {
@@ -149,7 +150,7 @@ void StoreServer::greet(Client& client, ConstBytes& bytes, TimePoint now) {
     return close(client);
   }
   if (client.tls ? !client.tls->done() : !client.handshake->done()) return;
-  forget_stranger(client);
+  forget_unauthenticated(client);
   client.greeting = false;
   client.observes = peer.role == Handshake::Role::observer;
   if (client.observes) ++observers_;
@@ -285,16 +286,18 @@ void StoreServer::send(Client& client, std::uint64_t id, Reply reply) {
 void StoreServer::close(Client& client) {
   if (client.closing) return;
   client.closing = true;
-  if (std::exchange(client.greeting, false)) forget_stranger(client);
+  if (std::exchange(client.greeting, false)) forget_unauthenticated(client);
   changed_.insert(client.number);
 }
 
-void StoreServer::forget_stranger(Client& client) { strangers_.erase(client.stranger); }
+void StoreServer::forget_unauthenticated(Client& client) {
+  unauthenticated_.erase(client.unauthenticated_entry);
+}
 
 void StoreServer::on_closed(Connection connection, TimePoint now) {
   const auto entry = clients_.find(connection);
   if (entry == clients_.end()) return;
-  if (entry->second.greeting) forget_stranger(entry->second);
+  if (entry->second.greeting) forget_unauthenticated(entry->second);
   if (entry->second.observes) --observers_;
   const std::set<Ticket> parked = std::move(entry->second.parked);
   clients_.erase(entry);
@@ -333,8 +336,8 @@ void StoreServer::resume(TimePoint now) {
 }
 
 void StoreServer::on_time(TimePoint now) {
-  while (!strangers_.empty() && strangers_.front().first <= now) {
-    Client& client = clients_.at(strangers_.front().second);
+  while (!unauthenticated_.empty() && unauthenticated_.front().first <= now) {
+    Client& client = clients_.at(unauthenticated_.front().second);
     refuse("the store closes its connection to " + client.peer +
                ": it did not prove the job's secret within " + describe(options_.greeting_limit),
            now);
@@ -348,9 +351,10 @@ void StoreServer::on_time(TimePoint now) {
   resume(now);
 }
 
-std::size_t StoreServer::strangers() const {
-  return static_cast<std::size_t>(std::ranges::count_if(
-      strangers_, [this](const auto& each) { return clients_.at(each.second).tls.has_value(); }));
+std::size_t StoreServer::unauthenticated() const {
+  return static_cast<std::size_t>(std::ranges::count_if(unauthenticated_, [this](const auto& each) {
+    return clients_.at(each.second).tls.has_value();
+  }));
 }
 
 std::vector<StoreServer::Connection> StoreServer::take_changed() {
@@ -387,7 +391,7 @@ TimePoint StoreServer::next_timer() const {
   const TimePoint deadline = logs(LogLevel::info)
                                  ? std::min(table_.next_deadline(), table_.next_overdue())
                                  : table_.next_deadline();
-  return strangers_.empty() ? deadline : std::min(deadline, strangers_.front().first);
+  return unauthenticated_.empty() ? deadline : std::min(deadline, unauthenticated_.front().first);
 }
 
 std::size_t StoreServer::held(Connection connection) const {

@@ -5,7 +5,7 @@
 /// Guarantees:
 /// * No request is parsed before the client has proved the secret, within `greeting_limit`: over
 ///   TCP by TLS (`base/tls_session.h`), over a Unix socket by the plain handshake. At most
-///   `max_strangers` clients may be unauthenticated; the oldest is dropped first.
+///   `max_unauthenticated` clients may be unauthenticated; the oldest is dropped first.
 /// * The server stops reading from a connection that has `max_output` bytes of replies waiting.
 ///   Other connections are not affected.
 /// * Only received bytes are held. A frame with a false length ends the connection.
@@ -36,7 +36,7 @@ class StoreServer {
     std::string job = {};           ///< of clients and launchers
     std::string observed_job = {};  ///< of observers
     Duration greeting_limit = std::chrono::seconds(5);
-    std::size_t max_strangers = 256;
+    std::size_t max_unauthenticated = 256;
     std::size_t max_output = std::size_t{8} << 20;  // limit: memory
     std::size_t max_parked = 1024;                  ///< blocked requests per connection
   };
@@ -73,7 +73,7 @@ class StoreServer {
 
   std::size_t connections() const { return clients_.size(); }
   /// Unauthenticated network connections.
-  std::size_t strangers() const;
+  std::size_t unauthenticated() const;
   /// Bytes of unparsed input held for a connection.
   std::size_t held(Connection connection) const;
 
@@ -97,7 +97,7 @@ class StoreServer {
   void answer(StoreTable::Answers& answers);
   void send(Client& client, std::uint64_t id, Reply reply);
   void close(Client& client);
-  void forget_stranger(Client& client);
+  void forget_unauthenticated(Client& client);
   bool choked(const Client& client) const;
   /// Resumes requests that were deferred while their connection had too much output.
   void resume(TimePoint now);
@@ -109,7 +109,7 @@ class StoreServer {
   RefusalCount refusals_, dropped_;
   std::unordered_map<Connection, Client> clients_;
   std::list<std::pair<TimePoint, Connection>>
-      strangers_;  // oldest first; all have the same time limit
+      unauthenticated_;  // oldest first; all have the same time limit
   std::unordered_map<Ticket, Asker> askers_;
   Ticket next_ticket_ = 1;
   std::set<Connection> changed_;

@@ -48,12 +48,12 @@ TEST(StoreServer, AnswersAtTheDeadline) {
 
 // spec: C2 strangers have five seconds, the oldest of too many goes first
 TEST(StoreServer, StrangersHaveLimits) {
-  Bench bench({.secret = kServerSecret, .job = "job", .max_strangers = 3});
+  Bench bench({.secret = kServerSecret, .job = "job", .max_unauthenticated = 3});
   std::vector<Connection> strangers;
   for (int i = 0; i < 4; ++i) strangers.push_back(bench.open(Bench::ListenerWay::tcp));
   EXPECT_TRUE(bench.closed(strangers[0]));
   EXPECT_FALSE(bench.closed(strangers[1]));
-  EXPECT_EQ(bench.server.strangers(), 3u);
+  EXPECT_EQ(bench.server.unauthenticated(), 3u);
   bench.advance(seconds(5) - Duration(1));
   EXPECT_FALSE(bench.closed(strangers[3]));
   // A rank of this host takes no place of theirs, and loses none to them.
@@ -65,7 +65,7 @@ TEST(StoreServer, StrangersHaveLimits) {
   EXPECT_TRUE(bench.closed(strangers[3]));
   bench.advance(seconds(5));
   EXPECT_TRUE(bench.closed(silent));
-  EXPECT_EQ(bench.server.strangers(), 0u);
+  EXPECT_EQ(bench.server.unauthenticated(), 0u);
   bench.advance(seconds(500));
   EXPECT_FALSE(bench.closed(friendly)) << "who has proved the secret may be silent for ever";
 }
@@ -244,7 +244,7 @@ TEST(StoreServer, CountsThoseItTurnsAway) {
 
 // spec: W1 peers without proof that a crowd pushes out are counted as well
 TEST(StoreServer, CountsThoseWhomACrowdPushesOut) {
-  Bench bench({.secret = kServerSecret, .job = "job", .max_strangers = 3});
+  Bench bench({.secret = kServerSecret, .job = "job", .max_unauthenticated = 3});
   for (int i = 0; i < 5; ++i) bench.open(Bench::ListenerWay::tcp);
   const Connection rank = bench.authenticated();
   bench.feed(rank, whole({.op = StoreOp::count_refusals}, 1));

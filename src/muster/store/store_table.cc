@@ -256,11 +256,11 @@ void StoreTable::submit_meeting(Ticket ticket, const Request& request, TimePoint
                                 Answers& answers) {
   const MeetingKey key(request.op, request.keys[0]);
   const std::string call = std::string(name_of(request.op)) + "(" + quoted(request.keys[0]) + ")";
-  if (const auto past = obituaries_.find(key); past != obituaries_.end()) {
-    const bool late = past->second.untold.erase(request.index) > 0;
+  if (const auto past = failed_gathers_.find(key); past != failed_gathers_.end()) {
+    const bool late = past->second.unnotified.erase(request.index) > 0;
     const Status cause = past->second.cause;
-    if (!late || past->second.untold.empty())
-      obituaries_.erase(past);  // a member that was told starts a new round
+    if (!late || past->second.unnotified.empty())
+      failed_gathers_.erase(past);  // a member that was told starts a new round
     if (late) {
       if (request.op == StoreOp::all_gather) forget_arrival(key.second, request.index);
       answers.push_back({ticket, {cause.with_context("came too late"), 0, {}}});
@@ -322,9 +322,9 @@ void StoreTable::submit_attend(Ticket ticket, const Request& request, TimePoint 
   if (job.members == 0) job.members = request.members;
   // A restarted process joins as a new member.
   if (is_join_key(request.keys[0]) &&
-      obituaries_.contains({StoreOp::all_gather, std::string(request.keys[0])})) {
-    const auto past = obituaries_.find({StoreOp::all_gather, std::string(request.keys[0])});
-    if (!past->second.untold.contains(request.index)) obituaries_.erase(past);
+      failed_gathers_.contains({StoreOp::all_gather, std::string(request.keys[0])})) {
+    const auto past = failed_gathers_.find({StoreOp::all_gather, std::string(request.keys[0])});
+    if (!past->second.unnotified.contains(request.index)) failed_gathers_.erase(past);
   }
   if (job.members != request.members || job.present.contains(request.index) ||
       job.gone.contains(request.index)) {
@@ -373,14 +373,14 @@ void StoreTable::depart_while_joining(const std::string& key, std::int32_t index
         meeting,
         cause.with_context(std::string(name_of(StoreOp::all_gather)) + "(" + quoted(key) + ")"),
         answers);
-  } else if (!obituaries_.contains(meeting)) {
+  } else if (!failed_gathers_.contains(meeting)) {
     const auto all = absent(members, nullptr);
-    obituaries_[meeting] = {cause, std::set<std::int32_t>(all.begin(), all.end())};
+    failed_gathers_[meeting] = {cause, std::set<std::int32_t>(all.begin(), all.end())};
   }
-  const auto past = obituaries_.find(meeting);
-  if (past != obituaries_.end() && past->second.untold.erase(index) > 0 &&
-      past->second.untold.empty())
-    obituaries_.erase(past);
+  const auto past = failed_gathers_.find(meeting);
+  if (past != failed_gathers_.end() && past->second.unnotified.erase(index) > 0 &&
+      past->second.unnotified.empty())
+    failed_gathers_.erase(past);
 }
 
 void StoreTable::depart(const std::string& job, std::int32_t index, Status cause,
@@ -432,7 +432,7 @@ void StoreTable::fail_meeting(const MeetingKey& key, const Status& cause, Answer
   meetings_.erase(entry);
   if (key.first == StoreOp::all_gather) {
     const auto missing = absent(meeting.members, &meeting);
-    obituaries_[key] = {cause, std::set<std::int32_t>(missing.begin(), missing.end())};
+    failed_gathers_[key] = {cause, std::set<std::int32_t>(missing.begin(), missing.end())};
     for (const auto& [member, who] : meeting.present) forget_arrival(key.second, member);
   }
   for (const auto& [member, who] : meeting.present) {
@@ -583,10 +583,10 @@ void StoreTable::drop(Ticket ticket, TimePoint now, Answers& answers) {
   fail_meeting(key, cause, answers);
   // The member that disconnected may come back (a restarted process) and must then start a new
   // round.
-  if (const auto past = obituaries_.find(key); past != obituaries_.end() &&
-                                               past->second.untold.erase(index) > 0 &&
-                                               past->second.untold.empty())
-    obituaries_.erase(past);
+  if (const auto past = failed_gathers_.find(key); past != failed_gathers_.end() &&
+                                                   past->second.unnotified.erase(index) > 0 &&
+                                                   past->second.unnotified.empty())
+    failed_gathers_.erase(past);
 }
 
 TimePoint StoreTable::next_deadline() const {

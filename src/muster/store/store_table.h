@@ -84,9 +84,9 @@ class StoreTable {
   };
   /// The outcome of a failed all_gather, kept for members that have not arrived yet: they fail
   /// immediately.
-  struct Obituary {
+  struct FailedGather {
     Status cause;
-    std::set<std::int32_t> untold;
+    std::set<std::int32_t> unnotified;
   };
   using MeetingKey = std::pair<StoreOp, std::string>;
   /// The members of a job, by the prefix of its keys. A member that disconnects is named in every
@@ -136,7 +136,7 @@ class StoreTable {
   TextMap<std::vector<Ticket>> awaited_;       // key -> requests that wait for it now
   TextMap<std::deque<Ticket>> queue_waiters_;  // first come, first served
   std::map<MeetingKey, Meeting> meetings_;
-  std::map<MeetingKey, Obituary> obituaries_;
+  std::map<MeetingKey, FailedGather> failed_gathers_;
   std::map<std::string, Attendance> attendances_;
   std::int64_t joins_ = 0;
   LeaseTable leases_;

@@ -97,16 +97,16 @@ void make_blocking(int socket) {
 }
 
 /// Logs one warning when attempts to reach a store have failed for `patience`.
-class Impatience {
+class ReachabilityWarning {
  public:
-  Impatience(const TcpEndpoint& endpoint, Duration patience, TimePoint deadline)
-      : endpoint_(endpoint), begin_(now()), tells_at_(begin_ + patience), deadline_(deadline) {}
+  ReachabilityWarning(const TcpEndpoint& endpoint, Duration patience, TimePoint deadline)
+      : endpoint_(endpoint), begin_(now()), due_at_(begin_ + patience), deadline_(deadline) {}
 
-  TimePoint tells_at() const { return told_ ? TimePoint::max() : tells_at_; }
+  TimePoint due_at() const { return logged_ ? TimePoint::max() : due_at_; }
 
-  void look(TimePoint time, const std::string& why) {
-    if (told_ || time < tells_at_) return;
-    told_ = true;
+  void check(TimePoint time, const std::string& why) {
+    if (logged_ || time < due_at_) return;
+    logged_ = true;
     const Duration left = deadline_ - time;
     const std::string rest = deadline_ == TimePoint::max()
                                  ? "there is no time limit"
@@ -122,14 +122,14 @@ class Impatience {
  private:
   const TcpEndpoint& endpoint_;
   const TimePoint begin_;
-  const TimePoint tells_at_;
+  const TimePoint due_at_;
   const TimePoint deadline_;
-  bool told_ = false;
+  bool logged_ = false;
 };
 
 /// Resolves the host's addresses. `before`: why the last attempt failed; ok in the first attempt.
 Result<std::vector<SocketAddress>> find(const TcpEndpoint& endpoint, TimePoint deadline,
-                                        Impatience& impatience, const Resolver& resolver,
+                                        ReachabilityWarning& warning, const Resolver& resolver,
                                         const Status& before) {
   const TimePoint begin = now();
   NameSearch search(endpoint.host, endpoint.port, resolver);
@@ -141,10 +141,9 @@ Result<std::vector<SocketAddress>> find(const TcpEndpoint& endpoint, TimePoint d
                                        " ago)");
   };
   // After the time of the warning, still wait long enough for a prompt answer.
-  const TimePoint looks_up =
-      impatience.tells_at() > begin ? impatience.tells_at() : begin + kSlowSearch;
+  const TimePoint looks_up = warning.due_at() > begin ? warning.due_at() : begin + kSlowSearch;
   if (const auto* early = search.wait(std::min(deadline, looks_up))) return *early;
-  impatience.look(now(), cause().message());
+  warning.check(now(), cause().message());
   const auto* answer = search.wait(deadline);
   return answer == nullptr ? cause() : *answer;
 }
@@ -183,12 +182,12 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
                                                            const Resolver& resolver) {
   const TimePoint begin = now();
   std::minstd_rand random(static_cast<unsigned>(begin.time_since_epoch().count()));
-  Impatience impatience(endpoint, patience, deadline);
+  ReachabilityWarning warning(endpoint, patience, deadline);
   Duration pause = milliseconds(5);  // limit: load of a server that starts
   Status last;
   int silences = 0;
   for (;;) {
-    const auto addresses = find(endpoint, deadline, impatience, resolver, last);
+    const auto addresses = find(endpoint, deadline, warning, resolver, last);
     Status met = addresses.status();  // in this attempt
     for (std::size_t i = 0; addresses && i < addresses->size(); ++i) {
       Descriptor local;
@@ -230,7 +229,7 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
     if (Status interrupted = Interruption::of_thread(); !interrupted)
       return interrupted.with_context(endpoint.name());
     const TimePoint time = now();
-    impatience.look(time, last.message());
+    warning.check(time, last.message());
     if (time + jittered >= deadline) {
       return Status(
           last.code() == Code::invalid_argument ? last.code() : Code::timed_out,

@@ -9,12 +9,12 @@
 namespace muster::transport {
 
 void ChannelTable::start() {
-  std::vector<int> everybody(static_cast<std::size_t>(engine_.world_size()));
-  std::iota(everybody.begin(), everybody.end(), 0);
+  std::vector<int> all_ranks(static_cast<std::size_t>(engine_.world_size()));
+  std::iota(all_ranks.begin(), all_ranks.end(), 0);
   bootstrap_ = channels_[0] = make(0);
-  bootstrap_->open_locked(everybody);
+  bootstrap_->open_locked(all_ranks);
   agreements_ = channels_[kAgreements] = make(kAgreements);
-  agreements_->open_locked(std::move(everybody));
+  agreements_->open_locked(std::move(all_ranks));
   used_ids_[0] = 0;
 }
 

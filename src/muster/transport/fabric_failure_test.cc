@@ -48,7 +48,7 @@ TEST(StreamEnd, IsHeldForACauseThenBlamedOnThePeer) {
   ASSERT_TRUE(receive->done());
   EXPECT_EQ(receive->status().code(), Code::peer_failed);
   EXPECT_EQ(receive->status().ranks(), std::vector<int>{1});
-  EXPECT_NE(receive->status().message().find("ended without a goodbye"), std::string::npos)
+  EXPECT_NE(receive->status().message().find("ended without a close message"), std::string::npos)
       << receive->status().message();
 }
 
@@ -164,7 +164,7 @@ TEST(StreamEnd, SaysGoodbyeToAll) {
   EXPECT_NE(job.net->mailbox.aborted.load(), 0u);
 }
 
-// A rank that fails tells why, and says no goodbye: what it tells is spread like the news of a
+// A rank that fails tells why, and sends no close frame: its reason is spread like the news of a
 // death.
 TEST(OwnFailure, IsToldToAllWithItsReason) {
   ScriptedJob job(3);
@@ -243,9 +243,9 @@ TEST(StreamEnd, ThatWasNotClosedIsToldSo) {
   const TransferRef receive = job.channel().receive(1, 0, writable(got), {});
   const TransferRef from_two = job.channel().receive(2, 0, writable(other), {});
   job.wire(1);
-  Frame goodbye = frame_of(FrameKind::close);
-  goodbye.header.amount = 1;
-  job.say(1, goodbye);
+  Frame close = frame_of(FrameKind::close);
+  close.header.amount = 1;
+  job.say(1, close);
   ASSERT_TRUE(receive->done());
   EXPECT_NE(receive->status().message().find(
                 "rank 1's process has ended, and called no destroy_process_group"),

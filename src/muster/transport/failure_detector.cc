@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "muster/base/log.h"
-#include "muster/transport/own_word.h"
+#include "muster/transport/peer_state.h"
 
 namespace muster::transport {
 namespace {
@@ -14,7 +14,7 @@ namespace {
 // to give up is not blamed.
 constexpr Duration kHoldForCause = std::chrono::milliseconds(20);  // limit: news on their way
 // The same if a local rank has stated that it gave up: its cause is on its way.
-constexpr Duration kHoldForGivenUp = std::chrono::milliseconds(500);  // limit: news on their way
+constexpr Duration kHoldForAborted = std::chrono::milliseconds(500);  // limit: news on their way
 // After a rank has reported its own failure, calls that it had already entered may continue this
 // long.
 constexpr Duration kHoldOwnFailure = std::chrono::milliseconds(50);  // limit: calls about to end
@@ -34,19 +34,19 @@ void FailureDetector::on_stream_end(Link& link, const Status& why) {
   links_.close(link);
   link.ended = reason;
   if (!engine_.ranks.gone(peer).ok()) return;
-  const OwnWord word = own_word_of(engine_, peer);
+  const PeerState state = peer_state_of(engine_, peer);
   if (link.close.received) return leave(peer);
-  if (has_left(word)) return suspect_left(peer);
+  if (has_left(state)) return suspect_left(peer);
   if (reason.code() == Code::internal) return declare_dead(peer, reason);
   if (reason.code() == Code::refused)
     return declare_dead(peer, Status(Code::peer_failed,
                                      "the " + kind + " connection to " + rank_text(peer) +
                                          " is cut: " + reason.message(),
                                      {peer}));
-  suspect(peer, word == OwnWord::troubled ? kHoldForGivenUp : kHoldForCause,
+  suspect(peer, state == PeerState::troubled ? kHoldForAborted : kHoldForCause,
           Status(Code::peer_failed,
                  rank_text(peer) + " is gone: its " + kind +
-                     " connection ended without a goodbye (" + reason.message() +
+                     " connection ended without a close message (" + reason.message() +
                      "); its process has probably died, look at the end of its output",
                  {peer}));
 }
@@ -59,12 +59,12 @@ void FailureDetector::on_death(int peer, Status evidence) {
     if (!links_.poller.read(*link)) break;
   }
   if (!engine_.ranks.gone(peer).ok()) return;
-  const OwnWord word = own_word_of(engine_, peer);
+  const PeerState state = peer_state_of(engine_, peer);
   if (link != nullptr && link->close.received) return leave(peer);
-  if (has_left(word)) return suspect_left(peer);
-  if (word == OwnWord::working) return declare_dead(peer, evidence);
-  if (word == OwnWord::troubled)
-    return suspect(peer, explanation(peer) ? Duration::zero() : kHoldForGivenUp, evidence);
+  if (has_left(state)) return suspect_left(peer);
+  if (state == PeerState::working) return declare_dead(peer, evidence);
+  if (state == PeerState::troubled)
+    return suspect(peer, explanation(peer) ? Duration::zero() : kHoldForAborted, evidence);
   if (link != nullptr) return blame(peer, evidence);
   // No link and no statement: it may have left in good order. Only a rank that needs it may declare
   // it dead.
@@ -115,7 +115,7 @@ void FailureDetector::leave(int rank) {
   if (!engine_.ranks.gone(rank).ok()) return;
   const Link* link = links_.find(rank);
   const bool unclosed = (link != nullptr && link->close.unclosed) ||
-                        own_word_of(engine_, rank) == OwnWord::left_unclosed;
+                        peer_state_of(engine_, rank) == PeerState::left_unclosed;
   std::string how = " has left the job in good order (it closed its process group)";
   if (unclosed) {
     how = "'s process has ended, and called no destroy_process_group before";

@@ -25,9 +25,9 @@ void FailureNews::spread_rank_failure(int rank, const Status& cause, RankNews ne
   header.kind = FrameKind::rank_failure;
   header.message = static_cast<std::uint64_t>(rank);
   header.amount = static_cast<std::uint64_t>(news);
-  std::vector<int> everybody(static_cast<std::size_t>(engine_.world_size()));
-  std::iota(everybody.begin(), everybody.end(), 0);
-  spread(std::move(everybody), header, encode_cause(cause), source);
+  std::vector<int> all_ranks(static_cast<std::size_t>(engine_.world_size()));
+  std::iota(all_ranks.begin(), all_ranks.end(), 0);
+  spread(std::move(all_ranks), header, encode_cause(cause), source);
 }
 
 void FailureNews::spread(std::vector<int> members, const FrameHeader& header, std::string record,

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "muster/transport/own_word.h"
+#include "muster/transport/peer_state.h"
 
 namespace muster::transport {
 
@@ -116,7 +116,7 @@ void Heartbeats::beat_mailboxes(TimePoint now, bool judge) {
   }
   const Duration silence = now - watched_.since;
   if (silence <= engine_.options.heartbeat_limit - engine_.heartbeat_interval()) return;
-  if (has_left(own_word_of(engine_, peer))) return detector_.suspect_left(peer);
+  if (has_left(peer_state_of(engine_, peer))) return detector_.suspect_left(peer);
   detector_.declare_dead(peer, silence_of(peer, silence, "stopped or hung"));
 }
 

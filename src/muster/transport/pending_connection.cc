@@ -72,7 +72,7 @@ bool PendingConnection::finish_connect() {
     if (SocketAddress::peer_of(socket_.get()).ok()) options_.connecting = false;
     return true;
   }
-  nobody_there_ = error == ECONNREFUSED;
+  connect_refused_ = error == ECONNREFUSED;
   failure_ = Status(Code::network, errno_text(error));
   return false;
 }

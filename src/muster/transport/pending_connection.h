@@ -53,7 +53,7 @@ class PendingConnection {
   /// The other side wants no second connection with us: a crossing was lost.
   bool lost_crossing() const { return verdict() == Handshake::Verdict::unwelcome; }
   /// The connect itself was refused: no socket listens at the address.
-  bool nobody_there() const { return nobody_there_; }
+  bool connect_refused() const { return connect_refused_; }
 
   int descriptor() const { return socket_.get(); }
   std::uint32_t epoll_events() const;
@@ -78,7 +78,7 @@ class PendingConnection {
   GuardedDescriptor socket_;
   Talk talk_;
   ConnectionOptions options_;
-  bool nobody_there_ = false;
+  bool connect_refused_ = false;
   std::string outbox_;
   std::size_t received_ = 0;
   Status failure_;

@@ -57,7 +57,7 @@ std::string described(const std::exception_ptr& exception) {
 }
 
 /// Signals that the other ranks have been notified.
-class Told {
+class Notified {
  public:
   void end() {
     const std::lock_guard guard(mutex_);
@@ -77,17 +77,17 @@ class Told {
 
 [[noreturn]] void on_terminate() {
   static std::atomic_flag begun = ATOMIC_FLAG_INIT;
-  static Told& told = *new Told;  // never destroyed: a thread may use it late
+  static Notified& notified = *new Notified;  // never destroyed: a thread may use it late
   if (!begun.test_and_set()) {
-    auto teller = start_thread("a thread that tells of this process's failure",
-                               [exception = std::current_exception()] {
-                                 tell_process_failure(described(exception));
-                                 told.end();
-                               });
+    auto notifier = start_thread("a thread that tells of this process's failure",
+                                 [exception = std::current_exception()] {
+                                   tell_process_failure(described(exception));
+                                   notified.end();
+                                 });
     // If no thread can be started, the others see this process end.
-    teller.ok() ? teller->detach() : told.end();
+    notifier.ok() ? notifier->detach() : notified.end();
   }
-  told.wait();  // a second terminating thread waits too, since it would end the process
+  notified.wait();  // a second terminating thread waits too, since it would end the process
   if (jobs().terminate_before != nullptr) jobs().terminate_before();
   std::abort();
 }

@@ -177,7 +177,7 @@ void SocketLinks::establish(AuthenticatedSocket with) {
 void SocketLinks::on_failure(int to, Attempt& attempt, TimePoint now) {
   const PendingConnection& connection = *attempt.connection;
   attempt.last = connection.failure();
-  attempt.refusals = connection.nobody_there() ? attempt.refusals + 1 : 0;
+  attempt.refusals = connection.connect_refused() ? attempt.refusals + 1 : 0;
   if (connection.lost_crossing()) {
     attempt.connection.reset();
     // The lower rank has its own connection to us under way.

@@ -223,7 +223,7 @@ bool InlineTransfer::drive_until(Task<Status>& task, TimePoint deadline) {
                           [&](int member) { return parts_.wait.is_behind(member); },
                           [&](int member) { return cores_.is_elsewhere(member); })
                     : MissingPeers::elsewhere;
-    idle = missing == MissingPeers::nobody ? idle + 1 : 0;
+    idle = missing == MissingPeers::none ? idle + 1 : 0;
     if (!may_wait() || !spin.pause(now, 1, missing == MissingPeers::elsewhere || idle == 1))
       return false;
   }

@@ -56,7 +56,7 @@ struct MemberParts {
   transport::Channel& channel;
   const Selection selection;
   const Topology topology;
-  const bool may_block;  ///< the thread may block: the other ranks are not fibers of it
+  const bool may_block;  ///< false in simulations, which run all ranks as fibers of one thread
   shm::GroupSegment segment;
   shm::GroupPeers peers;
   shm::DirectReads direct_reads;

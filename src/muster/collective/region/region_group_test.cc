@@ -586,8 +586,8 @@ TEST(RegionGroup, AMissingMemberOnTheSameCoreCountsMost) {
         1, 4, [&](int member) { return missing.contains(member); },
         [&](int member) { return elsewhere.contains(member); });
   };
-  EXPECT_EQ(among({}, {1, 2}), MissingPeers::nobody);
-  EXPECT_EQ(among({0, 4}, {}), MissingPeers::nobody) << "others than those that are waited for";
+  EXPECT_EQ(among({}, {1, 2}), MissingPeers::none);
+  EXPECT_EQ(among({0, 4}, {}), MissingPeers::none) << "others than those that are waited for";
   EXPECT_EQ(among({1, 3}, {1, 2, 3}), MissingPeers::elsewhere);
   EXPECT_EQ(among({1, 3}, {1, 2}), MissingPeers::here);
   EXPECT_EQ(among({1, 3}, {3}), MissingPeers::here);

@@ -47,16 +47,16 @@ struct EtcdMeeting::MeetingState {
   std::int64_t mod_revision = 0;  // 0: there is no such key yet
   std::uint64_t round = 0;
   Status outcome;
-  std::int64_t complete_at = 0;      // the revision at which all were there
-  std::vector<std::int32_t> untold;  // did not come to a failed round and do not know of it yet
+  std::int64_t complete_at = 0;          // the revision at which all were there
+  std::vector<std::int32_t> unnotified;  // did not come to a failed round and do not know of it yet
 
   std::string text() const {
     ByteWriter out;
     out.put(round).put(outcome.code()).put_text(outcome.message());
     out.put(static_cast<std::uint32_t>(outcome.ranks().size()));
     for (const int rank : outcome.ranks()) out.put(static_cast<std::int32_t>(rank));
-    out.put(complete_at).put(static_cast<std::uint32_t>(untold.size()));
-    for (const std::int32_t index : untold) out.put(index);
+    out.put(complete_at).put(static_cast<std::uint32_t>(unnotified.size()));
+    for (const std::int32_t index : unnotified) out.put(index);
     return out.take();
   }
   static MeetingState of(const KeyValue& stored) {
@@ -73,7 +73,7 @@ struct EtcdMeeting::MeetingState {
     if (code == Code::ok) state.outcome = {};
     state.complete_at = in.get<std::int64_t>();
     for (auto count = in.get<std::uint32_t>(); count > 0 && in.ok(); --count)
-      state.untold.push_back(in.get<std::int32_t>());
+      state.unnotified.push_back(in.get<std::int32_t>());
     return state;
   }
 };
@@ -110,7 +110,7 @@ Status EtcdMeeting::read_state(MeetingState& state) {
   if (reply->replies.size() != 2) return too_few();
   state = {};
   if (!reply->replies[0].values.empty()) state = MeetingState::of(reply->replies[0].values[0]);
-  if (reply->replies[1].count == 0) state.untold.clear();
+  if (reply->replies[1].count == 0) state.unnotified.clear();
   return {};
 }
 
@@ -135,11 +135,11 @@ Reply EtcdMeeting::run(TimePoint deadline, TimePoint hard_deadline) {
   }
 }
 
-EtcdMeeting::MeetingArrival EtcdMeeting::settle_untold(const MeetingState& state) {
+EtcdMeeting::MeetingArrival EtcdMeeting::settle_unnotified(const MeetingState& state) {
   MeetingState next = state;
   const bool late =
-      std::erase(next.untold, request_.index) > 0 && request_.op == StoreOp::all_gather;
-  if (!late) next.untold.clear();  // a member begins a new round
+      std::erase(next.unnotified, request_.index) > 0 && request_.op == StoreOp::all_gather;
+  if (!late) next.unnotified.clear();  // a member begins a new round
   Txn txn;
   txn.when.push_back({.key = state_key(),
                       .target = Compare::EtcdTarget::mod_revision,
@@ -160,7 +160,7 @@ EtcdMeeting::MeetingArrival EtcdMeeting::arrive(const MeetingState& state) {
     reply_.status = status;
     return MeetingArrival::over;
   };
-  if (!state.untold.empty()) return settle_untold(state);
+  if (!state.unnotified.empty()) return settle_unnotified(state);
   round_ = state.round;
   known_.clear();
   name_ = request_.op == StoreOp::barrier
@@ -296,7 +296,7 @@ Status EtcdMeeting::end(const MeetingState& state, std::int64_t seen, const Stat
   next.outcome = outcome;
   next.complete_at = complete_at;
   if (!outcome.ok() && request_.op == StoreOp::all_gather)
-    next.untold.assign(outcome.ranks().begin(), outcome.ranks().end());
+    next.unnotified.assign(outcome.ranks().begin(), outcome.ranks().end());
   Txn txn;
   txn.when.push_back({.key = state_key(),
                       .target = Compare::EtcdTarget::mod_revision,
@@ -313,7 +313,7 @@ Status EtcdMeeting::end(const MeetingState& state, std::int64_t seen, const Stat
   txn.then.push_back(Put{.key = end_key(state.round), .value = next.text()});
   if (state.round >= kKeptRounds)
     txn.then.push_back(Delete{.key = end_key(state.round - kKeptRounds)});
-  if (!next.untold.empty()) {
+  if (!next.unnotified.empty()) {
     const auto lease = writer_.client().grant(kLateSeconds, hard_deadline_);
     if (!lease) return lease.status();
     txn.then.push_back(Put{.key = late_key(), .value = {}, .lease = lease->id});

@@ -49,7 +49,7 @@ class EtcdMeeting {
   Status read_state(MeetingState& state);
   /// Joins the round of `state`; `over`: `reply_` holds the reason why it cannot.
   MeetingArrival arrive(const MeetingState& state);
-  MeetingArrival settle_untold(const MeetingState& state);
+  MeetingArrival settle_unnotified(const MeetingState& state);
   MeetingArrival taken(const MeetingState& state, const OperationReply& own);
   Status check_members(const MeetingState& state, const OperationReply& others);
   /// Waits until the round is over and fills `reply_`.
