@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 
 #include "muster/base/descriptor.h"
 #include "muster/base/socket_address.h"
@@ -116,6 +117,13 @@ std::string NetworkNamespaces::address_v6(int host) const {
 
 Status NetworkNamespaces::set_plugged(int host, bool plugged) const {
   return ip(hub(), "link set port" + std::to_string(host) + (plugged ? " up\n" : " down\n"));
+}
+
+Status NetworkNamespaces::limit(int host, const std::string& rate) const {
+  const std::string command = "tc -n " + name(host) + " qdisc add dev " + interface() +
+                              " root tbf rate " + rate + " burst 256kb latency 50ms 2>&1";
+  if (std::system(command.c_str()) == 0) return {};
+  return Status(Code::unsupported, "tc could not do this: " + command);
 }
 
 }  // namespace muster::testing

@@ -26,6 +26,8 @@ class NetworkNamespaces {
   static const char* interface() { return "wire0"; }
   /// Pulls a host's plug, or puts it in again.
   Status set_plugged(int host, bool plugged) const;
+  /// Sends at most this much from a host, as tc writes rates: "100mbit".
+  Status limit(int host, const std::string& rate) const;
 
  private:
   explicit NetworkNamespaces(std::string prefix, int hosts)

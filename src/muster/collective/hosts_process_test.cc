@@ -1,0 +1,155 @@
+// Every operation between hosts whose ranks die, whose plug is pulled, or whose network is slow:
+// two network namespaces of two ranks each.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "muster/collective/communicator.h"
+#include "muster/collective/testing/suite_cells.h"
+#include "muster/testing/budget.h"
+#include "muster/testing/network_namespaces.h"
+#include "muster/testing/process_job.h"
+#include "muster/testing/rank_processes.h"
+#include "muster/testing/scratch_folder.h"
+#include "muster/testing/seed.h"
+
+namespace muster::collective::suite {
+namespace {
+
+using std::chrono::seconds;
+constexpr int kRanks = 4, kPerHost = 2;
+
+class Hosts {
+ public:
+  /// Call before any thread has started.
+  static std::unique_ptr<Hosts> make() {
+    auto net = testing::NetworkNamespaces::create(kRanks / kPerHost);
+    EXPECT_TRUE(net.ok()) << net.status().message();
+    if (!net.ok()) return nullptr;
+    auto hosts = std::make_unique<Hosts>();
+    hosts->net = std::move(*net);
+    return hosts;
+  }
+  /// In a rank's process.
+  Result<testing::ProcessJob> join(int rank) const {
+    const int host = rank / kPerHost;
+    if (Status entered = net->enter(host); !entered) return entered;
+    testing::ProcessJobOptions options;
+    options.rank = rank;
+    options.world_size = kRanks;
+    options.store_path = folder.file("store");
+    options.host_label = "host" + std::to_string(host);
+    options.towards = net->address(0);
+    return testing::join_process_job(options);
+  }
+
+  std::unique_ptr<testing::NetworkNamespaces> net;
+  testing::ScratchFolder folder;
+};
+
+Cell cell_of(Op op, std::size_t count, std::uint64_t seed) {
+  Cell cell{op, DType::float32, Reduce::sum, count, seed, kRanks};
+  cell.any_order = true;
+  return cell;
+}
+
+std::vector<Op> all_operations() {
+  std::vector<Op> operations;
+  for (int op = 0; op < static_cast<int>(Op::send); ++op)
+    if (static_cast<Op>(op) != Op::barrier) operations.push_back(static_cast<Op>(op));
+  return operations;
+}
+
+/// One call after another until one fails; returns its error text.
+std::string play_until_failure(const Hosts& hosts, Op op, int rank, testing::SharedCounter& calls) {
+  auto job = hosts.join(rank);
+  if (!job.ok()) return "cannot join: " + job.status().message();
+  std::string wrong;
+  for (std::uint64_t number = 0; wrong.empty(); ++number) {
+    Answers answers(cell_of(op, 200'000, number));
+    wrong = Player(answers, rank).play(*job->world);
+    calls.add(1);
+  }
+  return wrong;
+}
+
+template <class Break>
+std::vector<testing::RankEnd> ends_of(const Hosts& hosts, Op op, Break break_it) {
+  testing::SharedCounter calls;
+  testing::RankProcesses ranks(
+      kRanks, [&](int rank) { return play_until_failure(hosts, op, rank, calls); });
+  EXPECT_TRUE(calls.wait_for(3 * kRanks, seconds(60))) << info(op).name << " does not get going";
+  break_it(ranks);
+  return ranks.join(seconds(60));
+}
+
+bool names(const std::string& text, int rank) {
+  return text.find("rank " + std::to_string(rank)) != std::string::npos;
+}
+
+// spec: F18 a rank of another host is killed during each operation: every other rank names it
+TEST(HostsFailure, ADeathIsNamedOnEveryHost) {
+  for (const Op op : all_operations()) {
+    const auto hosts = Hosts::make();
+    ASSERT_NE(hosts, nullptr);
+    const auto ends =
+        ends_of(*hosts, op, [](testing::RankProcesses& ranks) { ranks.kill(3, SIGKILL); });
+    for (std::size_t rank = 0; rank < 3; ++rank)
+      EXPECT_TRUE(names(ends[rank].report, 3))
+          << info(op).name << ", rank " << rank << " says: " << ends[rank].report;
+  }
+}
+
+// spec: F18 the link of a host is pulled during an operation: ranks of both hosts name one beyond
+// it
+TEST(HostsFailure, APulledLinkIsNamedOnBothSides) {
+  auto operations = all_operations();
+  std::mt19937_64 random(testing::test_seed());
+  std::shuffle(operations.begin(), operations.end(), random);
+  if (!testing::long_tests()) operations.resize(2);
+  for (const Op op : operations) {
+    const auto hosts = Hosts::make();
+    ASSERT_NE(hosts, nullptr);
+    const auto ends = ends_of(*hosts, op, [&](testing::RankProcesses&) {
+      const Status pulled = hosts->net->set_plugged(1, false);
+      EXPECT_TRUE(pulled.ok()) << pulled.message();
+    });
+    for (std::size_t rank = 0; rank < ends.size(); ++rank) {
+      const int beyond = rank < kPerHost ? kPerHost : 0;
+      EXPECT_TRUE(names(ends[rank].report, beyond) || names(ends[rank].report, beyond + 1))
+          << info(op).name << ", rank " << rank << " says: " << ends[rank].report
+          << ", MUSTER_TEST_SEED=" << testing::test_seed();
+    }
+  }
+}
+
+// spec: F18 a host whose link is a tenth as fast as the others' slows calls, and they end right
+TEST(HostsFailure, ASlowHostEndsRight) {
+  const auto hosts = Hosts::make();
+  ASSERT_NE(hosts, nullptr);
+  ASSERT_TRUE(hosts->net->limit(0, "1gbit").ok());
+  ASSERT_TRUE(hosts->net->limit(1, "100mbit").ok());
+  testing::RankProcesses ranks(kRanks, [&](int rank) -> std::string {
+    auto job = hosts->join(rank);
+    if (!job.ok()) return "cannot join: " + job.status().message();
+    for (const Op op : all_operations()) {
+      for (const std::size_t count : {std::size_t{1000}, std::size_t{100'003}}) {
+        Answers answers(cell_of(op, count, testing::test_seed()));
+        const std::string wrong = Player(answers, rank).play(*job->world);
+        if (!wrong.empty()) return std::string(info(op).name) + ": " + wrong;
+      }
+    }
+    const Status closed = job->world->close(steady_clock().now() + seconds(30));
+    return closed.ok() ? "right" : closed.message();
+  });
+  for (const auto& end : ranks.join(seconds(120))) EXPECT_EQ(end.report, "right");
+}
+
+}  // namespace
+}  // namespace muster::collective::suite
