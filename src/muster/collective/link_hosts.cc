@@ -166,7 +166,7 @@ class LinkGroup::HostRounds {
     kFromNeighbours = 20,
     kSpread = 24
   };
-  enum Stage : std::uint64_t { kPart, kSum, kComplete };
+  enum HostMessage : std::uint64_t { kPart, kSum, kComplete };
   static_assert(kSpread + kFar <= OutstandingTransfers::kSlots);
 
   static int slot(PartSlots first, std::size_t t) { return first + static_cast<int>(t % kDeep); }
@@ -260,11 +260,12 @@ class LinkGroup::HostRounds {
     reduce(sum, plan_.per_host, pieces_.count(owner, t));
   }
 
-  /// Sums the hosts' sums of this rank's own chunk.
+  /// Sums the hosts' sums of this rank's own chunk. Of the results that pass through temporary
+  /// memory kFar wait for being sent.
   bool reduce_own() {
     const std::size_t t = reduced_;
-    if (t == summed_ || !outstanding_.done(slot(kSums, t)) || !outstanding_.done(slot(kOwn, t)) ||
-        !outstanding_.ok())
+    if (t == summed_ || t == owned_ + kFar || !outstanding_.done(slot(kSums, t)) ||
+        !outstanding_.done(slot(kOwn, t)) || !outstanding_.ok())
       return false;
     const std::size_t count = pieces_.count(plan_.rank, t);
     for (int host = 0; host < plan_.hosts(); ++host)
