@@ -43,7 +43,6 @@ set(MUSTER_TORCH_HEADERS
     remote_module.h
     rpc.h
     rpc_calls.h
-    rpc_errors.h
     rpc_function.h
     rpc_future.h
     rpc_options.h

@@ -23,7 +23,6 @@
 #include <vector>
 
 #include "muster/key_value_store.h"
-#include "muster/rpc_errors.h"
 #include "muster/rpc_function.h"
 #include "muster/rpc_future.h"
 #include "muster/rpc_options.h"

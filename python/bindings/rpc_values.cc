@@ -10,7 +10,7 @@
 #include "bindings.h"
 #include "muster/group/errors.h"
 #include "muster/rpc/described_error.h"
-#include "muster/rpc_errors.h"
+#include "muster/rpc_future.h"
 #include "no_gil.h"
 
 namespace muster::python {

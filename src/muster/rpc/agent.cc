@@ -10,7 +10,7 @@
 #include "muster/rpc/agent_closing.h"
 #include "muster/rpc/remote_exception.h"
 #include "muster/rpc/spare_memory.h"
-#include "muster/rpc_errors.h"
+#include "muster/rpc_future.h"
 #include "muster/wait/spin_wait.h"
 
 namespace muster::rpc {

@@ -7,7 +7,7 @@
 
 #include "muster/group/errors.h"
 #include "muster/rpc/agent.h"
-#include "muster/rpc_errors.h"
+#include "muster/rpc_future.h"
 
 namespace muster::rpc {
 

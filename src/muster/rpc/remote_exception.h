@@ -5,7 +5,7 @@
 #include <string>
 
 #include "muster/rpc/message.h"
-#include "muster/rpc_errors.h"
+#include "muster/rpc_future.h"
 
 namespace muster::rpc {
 

@@ -8,8 +8,8 @@
 #include "muster/rpc/agent.h"
 #include "muster/rpc/autograd_context.h"
 #include "muster/rpc/functions.h"
-#include "muster/rpc_errors.h"
 #include "muster/rpc_function.h"
+#include "muster/rpc_future.h"
 
 namespace muster::rpc {
 namespace {

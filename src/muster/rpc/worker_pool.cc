@@ -10,7 +10,7 @@
 #include "muster/base/thread_start.h"
 #include "muster/rpc/agent.h"
 #include "muster/rpc/remote_exception.h"
-#include "muster/rpc_errors.h"
+#include "muster/rpc_future.h"
 
 namespace muster::rpc {
 namespace {

@@ -4,7 +4,7 @@
 #include <cctype>
 
 #include "muster/group/errors.h"
-#include "muster/rpc_errors.h"
+#include "muster/rpc_future.h"
 
 namespace muster::rpc {
 namespace {
