@@ -27,6 +27,7 @@ set(MUSTER_TORCH_HEADERS
     distributed_data_parallel.h
     distributed_optimizer.h
     distributed_sampler.h
+    elastic.h
     errors.h
     fully_sharded_data_parallel.h
     functional.h

@@ -41,6 +41,7 @@ void bind_spawn(pybind11::module_& module);
 void bind_mesh(pybind11::module_& module);
 void bind_parallel(pybind11::module_& module);
 void bind_checkpoint(pybind11::module_& module);
+void bind_elastic(pybind11::module_& module);
 void bind_functional(pybind11::module_& module);
 void bind_registry(pybind11::module_& module);
 void bind_torch_backend(pybind11::module_& module);

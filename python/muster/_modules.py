@@ -16,13 +16,14 @@ _PATH = "muster.distributed."
 # They start processes, name failures, keep metrics and sample data: what they need is torch, and no
 # group of torch.distributed's.
 TORCHS = {
-    "elastic": "torch.distributed.elastic",
     "launcher": "torch.distributed.launcher",
     "remote_device": "torch.distributed.remote_device",
     "argparse_util": "torch.distributed.argparse_util",
     "logging_handlers": "torch.distributed.logging_handlers",
     "constants": "torch.distributed.constants",
 }
+# Modules of ours whose submodules are torch's: its launcher's classes are below `elastic`.
+TORCHS_BELOW = {"elastic": "torch.distributed.elastic"}
 
 _ON_BACKEND = (
     "it stands on torch.distributed's own groups: import torch.distributed.{name} and call "
@@ -50,8 +51,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         first, _, rest = name.partition(".")
         if first in REFUSED:
             raise ModuleNotFoundError(f"there is no {fullname}: {REFUSED[first]}", name=fullname)
-        if first in TORCHS:
-            other = TORCHS[first] + ("." + rest if rest else "")
+        if first in TORCHS or (first in TORCHS_BELOW and rest):
+            other = (TORCHS | TORCHS_BELOW)[first] + ("." + rest if rest else "")
         elif fullname.startswith(_PATH):
             other = _OURS + name
         else:

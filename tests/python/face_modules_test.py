@@ -44,7 +44,7 @@ def test_modules_by_torchs_path():
 
 
 # spec: U5 muster.elastic: record, events, agent classes
-def test_elastic_is_torchs():
+def test_below_elastic_is_torchs():
     import torch.distributed.elastic.agent.server as theirs
 
     from muster.distributed.elastic.multiprocessing.errors import ChildFailedError, record
@@ -53,6 +53,19 @@ def test_elastic_is_torchs():
 
     assert errors.record is record and issubclass(ChildFailedError, Exception)
     assert WorkerSpec is theirs.WorkerSpec and theirs.__spec__.name.startswith("torch.")
+
+
+# spec: L6 muster.elastic itself is muster's, by either path and in either order of imports
+def test_elastic_is_musters():
+    from muster import elastic
+    from muster.distributed import elastic as by_long_path
+
+    assert elastic is by_long_path is dist.elastic
+    assert (
+        elastic.State.__module__ == "muster.elastic" and elastic.__spec__.name == "muster.elastic"
+    )
+    with pytest.raises(ModuleNotFoundError, match="muster.elastic.nothing"):
+        import muster.elastic.nothing  # noqa: F401
 
 
 @pytest.mark.parametrize("name", ["tensor", "tensor.parallel", "pipelining"])

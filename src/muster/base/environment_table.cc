@@ -173,6 +173,9 @@ constexpr EnvironmentVariable kWorkers[] = {
      "", "As under torchrun."},
     {"MUSTER_AGENT_STORE, MUSTER_SECRET_FD, MUSTER_EPOCH", "",
      "See above. MUSTER_SECRET is removed from their environment."},
+    {"MUSTER_LAUNCHER_NEWS, MUSTER_SPARE", "",
+     "With `--elastic keep`: the descriptor over which the launcher tells of epochs, and, in a "
+     "spare process, 1."},
     {"TORCHELASTIC_ERROR_FILE", "",
      "Where torch's `@record` leaves the exception of a worker, which the launcher reports."},
     {"OMP_NUM_THREADS", "",

@@ -25,6 +25,7 @@ const std::set<std::string> kWithoutMeaning = {"is_host",           "store_type"
 struct Words {
   std::string nodes = "1", workers = "1", node_rank, master_addr, master_port, run_id, backend,
               endpoint, configuration, local_addr, line_prefix, stop_signals, event_handler, events;
+  std::string elastic, spares = "0", preempt_grace = "30";
   std::string restarts = "0", shutdown_timeout, join_timeout = "600", monitor_interval;
   std::string log_dir, redirects = "0", tee = "0", shown_ranks, role = "default", spelling = "dash",
                        start_method;
@@ -186,6 +187,14 @@ void Parser::add_watching() {
   if (flavour_ == RunFlavour::run) {
     value("--max-restarts", words_.restarts,
           "After a failure start all workers of all nodes again, at most this often. Default 0");
+    value("--elastic", words_.elastic,
+          "restart: every epoch starts all workers anew; keep: workers stay, and only those that "
+          "ended are replaced (docs/user/elastic-keep.md). Default restart");
+    value("--spares", words_.spares,
+          "With --elastic keep, idle processes on this node that replace workers. Default 0");
+    value("--preempt-grace", words_.preempt_grace,
+          "With --elastic keep, seconds for the workers to leave after their next commit when this "
+          "launcher gets SIGTERM or SIGUSR1; 0: they get the signal at once. Default 30");
     value("--monitor-interval", words_.monitor_interval,
           "Seconds; accepted for torchrun's sake, a worker's end is seen at once");
     value("--start-method", words_.start_method,
@@ -393,6 +402,16 @@ Status Parser::understand_watching(RunOptions& options) const {
                                    : words_.shutdown_timeout;
   auto shutdown = seconds("--shutdown-timeout", patience);
   if (!shutdown) return shutdown.status();
+  if (!words_.elastic.empty() && words_.elastic != "restart" && words_.elastic != "keep")
+    return Status(Code::invalid_argument,
+                  "--elastic: \"" + words_.elastic + "\" is neither restart nor keep");
+  options.keep_workers = words_.elastic == "keep";
+  auto spares = launch::parse_whole("--spares", words_.spares, 0, 1 << 16);
+  if (!spares) return spares.status();
+  options.spares = static_cast<int>(*spares);
+  auto grace = seconds("--preempt-grace", words_.preempt_grace);
+  if (!grace) return grace.status();
+  options.preempt_grace = *grace;
   if (!words_.stop_signals.empty()) {
     auto signals = launch::parse_signals("--signals-to-handle", words_.stop_signals);
     if (!signals) return signals.status();

@@ -1,4 +1,5 @@
 #include "muster/init.h"
+#include "muster/group/epoch.h"
 #include "muster/group/world.h"
 
 #include <algorithm>
@@ -62,13 +63,16 @@ bool is_known_to_mpi(const InitProcessGroupOptions& options, const BackendConfig
 }
 
 store::Rendezvous find_job(const InitProcessGroupOptions& options, const BackendConfig& config,
-                           const group::SpawnedRank& spawned_rank, TimePoint deadline) {
+                           const group::SpawnedRank& spawned_rank, TimePoint deadline,
+                           const group::EpochPlace& epoch) {
   store::RendezvousOptions rendezvous;
   rendezvous.init_method = options.init_method.value_or("env://");
   rendezvous.rank = options.rank;
   rendezvous.world_size = options.world_size;
   rendezvous.group_name = options.group_name;
   rendezvous.timeout = time_left(steady_clock(), deadline);
+  rendezvous.epoch = epoch.number;
+  rendezvous.agent_store = epoch.agent_store;
   auto store = options.store ? options.store->engine() : nullptr;
   if (spawned_rank.store && !store && !options.init_method && options.rank < 0 &&
       options.world_size < 0) {
@@ -132,6 +136,10 @@ collective::GroupProposal agree_on_call(const Group& world, const group::Job& jo
 }  // namespace
 
 void init_process_group(const InitProcessGroupOptions& options) {
+  group::init_at_epoch(options, {});
+}
+
+void group::init_at_epoch(const InitProcessGroupOptions& options, const EpochPlace& epoch) {
   const auto scope = World::hold_current();
   if (scope->initialized())
     group::invalid("init_process_group was called twice on rank " +
@@ -146,8 +154,8 @@ void init_process_group(const InitProcessGroupOptions& options) {
   const auto deadline = deadline_after(
       steady_clock(), timeout);  // for everything: each stage gets the remaining time
 
-  auto job = group::open_job(find_job(options, config, scope->spawned_rank(), deadline), config,
-                             timeout, deadline);
+  auto job = group::open_job(find_job(options, config, scope->spawned_rank(), deadline, epoch),
+                             config, timeout, deadline);
   auto world = group::make_default_group(
       job, "default", std::move(config), timeout,
       {.pg_options = options.pg_options, .deadline = deadline, .device_id = options.device_id});

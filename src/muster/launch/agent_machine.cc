@@ -2,6 +2,8 @@
 
 #include <signal.h>
 
+#include <utility>
+
 namespace muster::launch {
 namespace {
 
@@ -23,6 +25,8 @@ struct MachineStep {
   void start(int attempt);
   void end_workers(int signal);
   void kill_workers();
+  void ask_to_leave(int signal);
+  void repair(int attempt);
   void after_last_worker();
   void tell_stopped();
   void be_stopped(int signal);
@@ -48,7 +52,7 @@ void MachineStep::start(int attempt) {
   state.ends.clear();
   state.first_failure.reset();
   state.cause = AgentCause::none;
-  state.killed = false;
+  state.killed = state.leaving = false;
   state.exit_code = 0;
   state.timer = TimePoint::max();
   actions.push_back(StartWorkers{attempt});
@@ -60,6 +64,24 @@ void MachineStep::end_workers(int signal) {
   state.sent_signal = signal;
   state.timer = after(rules.shutdown_timeout);
   actions.push_back(SignalWorkers{signal});
+}
+
+// With several nodes the others hear of it only when the workers have left: they finish the step.
+void MachineStep::ask_to_leave(int signal) {
+  be_stopped(signal);
+  state.phase = AgentPhase::ending;
+  state.leaving = true;
+  state.timer = after(rules.preempt_grace);
+  actions.push_back(TellLeave{});
+}
+
+void MachineStep::repair(int attempt) {
+  state.attempt = attempt;
+  state.next_attempt.reset();
+  state.ends.clear();
+  state.first_failure.reset();
+  state.exit_code = 0;
+  actions.push_back(RepairWorkers{attempt});
 }
 
 void MachineStep::kill_workers() {
@@ -81,18 +103,25 @@ void MachineStep::operator()(const WorkerEnded& event) {
     state.exit_code = event.exit.shell_code();
   }
   if (!event.exit.success() && !asked) {
-    state.first_failure = state.ends.size() - 1;
-    state.cause = AgentCause::worker_failed;
-    state.exit_code = event.exit.shell_code();
+    if (!state.first_failure) {
+      state.first_failure = state.ends.size() - 1;
+      state.exit_code = event.exit.shell_code();
+    }
     if (rules.by_epoch) actions.push_back(TellFailed{});
-    end_workers(SIGTERM);
+    if (!rules.keep) {
+      state.cause = AgentCause::worker_failed;
+      end_workers(SIGTERM);
+    }
   }
+  if (rules.keep && all_ended() && state.phase == AgentPhase::running && state.first_failure)
+    state.cause = AgentCause::worker_failed;
   if (all_ended()) after_last_worker();
 }
 
 void MachineStep::after_last_worker() {
   state.timer = TimePoint::max();
   if (state.phase == AgentPhase::ending) actions.push_back(SweepWorkers{});
+  if (std::exchange(state.leaving, false)) tell_stopped();
   state.restart_cause.reset();
   const bool failed = state.cause == AgentCause::worker_failed;
   if (failed) state.restart_cause = state.ends[*state.first_failure];
@@ -146,13 +175,17 @@ void MachineStep::tell_stopped() {
 void MachineStep::operator()(const StopSignal& event) {
   switch (state.phase) {
     case AgentPhase::running:
+      if (rules.keep && rules.preempt_grace > Duration::zero() &&
+          (event.signal == SIGTERM || event.signal == SIGUSR1))
+        return ask_to_leave(event.signal);
       be_stopped(event.signal);
       tell_stopped();
       end_workers(event.signal);
       break;
     case AgentPhase::ending:
       // A second signal kills without waiting, and nothing restarts after it.
-      if (state.cause != AgentCause::stopped_by_signal) tell_stopped();
+      if (state.cause != AgentCause::stopped_by_signal || state.leaving) tell_stopped();
+      state.leaving = false;
       if (state.cause != AgentCause::other_node_failed) be_stopped(event.signal);
       state.stop_signal = event.signal;
       kill_workers();
@@ -181,7 +214,11 @@ void MachineStep::operator()(const PassedSignal& event) {
 
 void MachineStep::operator()(const TimerFired&) {
   if (now < state.timer) return;
-  if (state.phase == AgentPhase::ending) {
+  if (state.phase == AgentPhase::ending && state.leaving) {
+    state.leaving = false;
+    tell_stopped();
+    end_workers(SIGTERM);
+  } else if (state.phase == AgentPhase::ending) {
     kill_workers();
   } else {
     finish();
@@ -196,6 +233,7 @@ void MachineStep::operator()(const NewEpoch& event) {
   const int attempt = static_cast<int>(event.number) - 1;
   state.next_attempt.reset();
   if (event.seated) state.next_attempt = attempt;
+  if (state.phase == AgentPhase::running && rules.keep && event.seated) return repair(attempt);
   if (state.phase == AgentPhase::running) {
     state.cause = AgentCause::new_epoch;
     return end_workers(SIGTERM);
@@ -210,6 +248,8 @@ void MachineStep::operator()(const JobEnded& event) {
   if (state.phase == AgentPhase::finished || state.job_over) return;
   state.job_over = true;
   state.next_attempt.reset();
+  if (state.first_failure && state.cause == AgentCause::none)
+    state.cause = AgentCause::worker_failed;
   if (!event.succeeded && state.cause != AgentCause::stopped_by_signal) {
     state.exit_code = event.exit_code != 0 ? event.exit_code : 1;
     if (state.cause != AgentCause::worker_failed) {

@@ -9,6 +9,8 @@
 ///                 |-> running again, all workers anew, while restarts are left
 ///                 |-> waiting for the epoch in which they run again, with several nodes
 ///                 `-> lingering -> finished
+/// If workers stay (`AgentRules::keep`), a failure leaves the phase as it is: the next epoch
+/// replaces the workers that have ended, and the others go on.
 /// With several nodes an epoch of the job starts the workers, not this agent. After a failure it
 /// waits for the next epoch or the end of the job. Lingering: the job continues on other nodes, or
 /// this agent serves the store and stays until the other nodes have ended.
@@ -36,6 +38,10 @@ struct AgentRules {
   bool serves_store = false;
   /// The job may go on without this node once it has been told to stop.
   bool may_leave = false;
+  /// Workers that are left after a failure stay; the next epoch replaces those that have ended.
+  bool keep = false;
+  /// With `keep`: how long workers have to leave by themselves when the node is given up.
+  Duration preempt_grace = Duration::zero();
   /// How long the other nodes have to answer, in addition to the shutdown timeout.
   Duration farewell_timeout = std::chrono::seconds(5);
 };
@@ -66,6 +72,8 @@ struct AgentState {
   int stop_signal = 0;
   int sent_signal = 0;  ///< the signal that workers were told to end with
   bool killed = false;  ///< SIGKILL has been sent in this phase
+  /// Workers were told to leave; the others hear of it when they have ended.
+  bool leaving = false;
   /// An attempt to begin when the workers of the one before have ended.
   std::optional<int> next_attempt;
   bool begun = false;        ///< the job has had an epoch
@@ -109,6 +117,15 @@ struct StartWorkers {
   int attempt;
   friend bool operator==(const StartWorkers&, const StartWorkers&) = default;
 };
+/// The workers that have ended start anew, and the others are told of the epoch.
+struct RepairWorkers {
+  int attempt;
+  friend bool operator==(const RepairWorkers&, const RepairWorkers&) = default;
+};
+/// The workers shall leave after their next commit.
+struct TellLeave {
+  friend bool operator==(const TellLeave&, const TellLeave&) = default;
+};
 struct SignalWorkers {  ///< to every running worker and its process group
   int signal;
   friend bool operator==(const SignalWorkers&, const SignalWorkers&) = default;
@@ -133,8 +150,8 @@ struct Finish {
   int exit_code;
   friend bool operator==(const Finish&, const Finish&) = default;
 };
-using AgentAction = std::variant<StartWorkers, SignalWorkers, SweepWorkers, TellFailed, TellStopped,
-                                 TellSucceeded, Finish>;
+using AgentAction = std::variant<StartWorkers, RepairWorkers, TellLeave, SignalWorkers,
+                                 SweepWorkers, TellFailed, TellStopped, TellSucceeded, Finish>;
 
 /// Classifies the end of a worker, in the state before `decide` receives it.
 WorkerEnd judge_end(const AgentState& state, const WorkerEnded& event);

@@ -262,23 +262,84 @@ TEST(AgentMachine, AStopSignalEndsTheWaiting) {
   EXPECT_EQ(late.on(StopSignal{SIGINT}), Actions{});
 }
 
+Machine keeping(AgentRules rules) {
+  rules.keep = rules.by_epoch = true;
+  rules.preempt_grace = seconds(20);
+  Machine machine{.rules = rules};
+  machine.on(Begin{});
+  EXPECT_EQ(machine.on(NewEpoch{1, true}), (Actions{StartWorkers{0}}));
+  return machine;
+}
+
+// spec: L6 a worker's death ends no other; the next epoch replaces it
+TEST(AgentMachine, SurvivorsStay) {
+  Machine machine = keeping({.workers = 3});
+  EXPECT_EQ(machine.end(1, kKilled), Actions{TellFailed{}});
+  EXPECT_EQ(machine.state.phase, AgentPhase::running);
+  EXPECT_EQ(machine.on(NewEpoch{2, true}), (Actions{RepairWorkers{1}}));
+  EXPECT_FALSE(machine.state.first_failure.has_value());
+  // Those that end well, the replacement too, are no failure.
+  EXPECT_EQ(machine.end(0), Actions{});
+  EXPECT_EQ(machine.end(1), Actions{});
+  EXPECT_EQ(machine.end(2), (Actions{TellSucceeded{}}));
+}
+
+// spec: L6 without survivors the workers start anew; J4 and when no restart is left the job ends
+TEST(AgentMachine, NobodyStays) {
+  Machine machine = keeping({.workers = 2});
+  EXPECT_EQ(machine.end(1, kKilled), Actions{TellFailed{}});
+  EXPECT_EQ(machine.end(0), Actions{});  // has ended well, but nobody could give its state
+  EXPECT_EQ(machine.state.phase, AgentPhase::waiting);
+  EXPECT_EQ(machine.on(NewEpoch{2, true}), (Actions{StartWorkers{1}}));
+  EXPECT_EQ(machine.end(0, kFailed), Actions{TellFailed{}});
+  EXPECT_EQ(machine.on(JobEnded{false, 3, "no restart is left"}),
+            (Actions{SignalWorkers{SIGTERM}}));
+  EXPECT_EQ(machine.end(1, kTermed), (Actions{SweepWorkers{}, Finish{3}}));
+}
+
+// spec: L9 workers leave by themselves after SIGTERM; the others hear of it when they have left;
+// after the grace time they are ended
+TEST(AgentMachine, WorkersLeaveBeforeTheNodeIsGivenUp) {
+  Machine machine = keeping({.workers = 2, .may_leave = true});
+  EXPECT_EQ(machine.on(StopSignal{SIGTERM}), (Actions{TellLeave{}}));
+  EXPECT_EQ(machine.state.timer, machine.now + seconds(20));
+  EXPECT_EQ(machine.end(0), Actions{});
+  EXPECT_EQ(machine.end(1), (Actions{SweepWorkers{}, TellStopped{true}, Finish{143}}));
+
+  Machine slow = keeping({.workers = 1, .may_leave = true});
+  slow.on(StopSignal{SIGUSR1});
+  slow.now = slow.state.timer;
+  EXPECT_EQ(slow.on(TimerFired{}), (Actions{TellStopped{true}, SignalWorkers{SIGTERM}}));
+  EXPECT_EQ(slow.end(0, kTermed), (Actions{SweepWorkers{}, Finish{128 + SIGUSR1}}));
+
+  Machine hurried = keeping({.workers = 1, .may_leave = true});
+  hurried.on(StopSignal{SIGTERM});
+  EXPECT_EQ(hurried.on(StopSignal{SIGTERM}), (Actions{TellStopped{true}, SignalWorkers{SIGKILL}}));
+}
+
 // spec: J3 whatever comes in whatever order, every worker that was started is waited for, and there
 // is one end
 TEST(AgentMachine, EveryOrderOfEventsEndsOnce) {
   // Each digit of `order` picks the next event; ends of workers that have ended are skipped, as the
   // agent never sends them.
-  for (int order = 0; order < 2 * 7 * 7 * 7 * 7 * 7 * 7; ++order) {
-    const bool by_epoch = order % 2 == 1;
+  for (int order = 0; order < 3 * 7 * 7 * 7 * 7 * 7 * 7; ++order) {
+    const bool keep = order % 3 == 2, by_epoch = order % 3 != 0;
     Machine machine{.rules = {.workers = 2,
                               .max_restarts = 1,
                               .by_epoch = by_epoch,
-                              .serves_store = by_epoch && order % 3 == 0}};
+                              .serves_store = by_epoch && order % 2 == 0,
+                              .keep = keep,
+                              .preempt_grace = seconds(keep ? 30 : 0)}};
     bool alive[2] = {false, false};
     int finishes = 0;
     const auto apply = [&](const Actions& actions) {
       for (const AgentAction& action : actions) {
         if (std::holds_alternative<StartWorkers>(action)) {
           EXPECT_FALSE(alive[0] || alive[1]) << order;
+          alive[0] = alive[1] = true;
+        }
+        if (std::holds_alternative<RepairWorkers>(action)) {
+          EXPECT_TRUE(keep && (alive[0] || alive[1])) << order;
           alive[0] = alive[1] = true;
         }
         if (std::holds_alternative<Finish>(action)) {
@@ -295,7 +356,7 @@ TEST(AgentMachine, EveryOrderOfEventsEndsOnce) {
     std::int64_t epoch = 0;
     apply(machine.on(Begin{}));
     if (by_epoch) apply(machine.on(NewEpoch{++epoch, true}));
-    for (int rest = order / 2, i = 0; i < 6; ++i, rest /= 7) {
+    for (int rest = order / 3, i = 0; i < 6; ++i, rest /= 7) {
       switch (rest % 7) {
         case 0: end(0, {}); break;
         case 1: end(1, kFailed); break;

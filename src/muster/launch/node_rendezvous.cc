@@ -301,7 +301,8 @@ Result<std::unique_ptr<NodeMembership>> join_nodes(const RunOptions& options, co
   if (numbered) member.wanted_slot = options.node_rank.value_or(0);
   member.name = "node/" + (numbered ? std::to_string(member.wanted_slot)
                                     : job.launcher + ", " + random_name(4));
-  if (etcd && member.epochs.wait_for_nodes)
+  // Workers that stay do not fail because another node is lost.
+  if (etcd && member.epochs.wait_for_nodes && !options.keep_workers)
     member.epochs.failure_patience = member.ttl + kLeaseEnds;
   auto membership = etcd ? membership::make_etcd_membership(
                                store::etcd::options_from_environment(*options.endpoint),
@@ -318,11 +319,13 @@ Result<std::unique_ptr<NodeMembership>> join_nodes(const RunOptions& options, co
   auto joined = NodeMembership::join(std::move(*membership), std::move(member), std::move(details));
   if (!joined) return joined;
   const int others = least_nodes(options) - 1;
-  log(LogLevel::info,
-      (numbered ? "node " + std::to_string(wanted) : "a node") + " of " + nodes_text(options) +
-          ", " + (etcd ? place : "store at " + endpoint_text({job.master_addr, job.master_port})) +
-          ": waiting for " + std::to_string(others) +
-          (others == 1 ? " other node" : " other nodes"));
+  if (others > 0)
+    log(LogLevel::info,
+        (numbered ? "node " + std::to_string(wanted) : "a node") + " of " + nodes_text(options) +
+            ", " +
+            (etcd ? place : "store at " + endpoint_text({job.master_addr, job.master_port})) +
+            ": waiting for " + std::to_string(others) +
+            (others == 1 ? " other node" : " other nodes"));
   return joined;
 }
 

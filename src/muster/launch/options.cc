@@ -220,6 +220,12 @@ Status validate(const RunOptions& options) {
                "\": it names a directory of logs, so it may not be empty, start with a dot or hold "
                "a slash");
   }
+  if (options.keep_workers && options.max_restarts == 0)
+    return bad("--elastic keep needs --max-restarts N: how many deaths of workers are repaired");
+  if (options.keep_workers && !options.agent_store)
+    return bad("--elastic keep and --no-agent-store exclude each other");
+  if (options.spares > 0 && !options.keep_workers)
+    return bad("--spares is for --elastic keep, where single workers are replaced");
   if (options.program.empty())
     return bad("no program was given; say: " + options.command + " [options] program [arguments]");
   if (options.replace_gloo && !is_python(options)) {

@@ -61,6 +61,11 @@ struct RunOptions {
 
   // Watching.
   int max_restarts = 0;
+  /// The workers that are left after a death stay in their processes (`elastic.h`).
+  bool keep_workers = false;
+  int spares = 0;  ///< idle processes on this node that replace workers
+  /// Between the news that the node is to be given up and the signal that ends its workers.
+  Duration preempt_grace = std::chrono::seconds(30);
   Duration shutdown_timeout =
       std::chrono::seconds(30);  ///< between SIGTERM (or the signal passed on) and SIGKILL
   /// Signals that end the job. SIGUSR1 and SIGUSR2 are forwarded to the workers unless listed here.

@@ -17,7 +17,9 @@ namespace muster::launch {
 struct WorkerRecord {
   pid_t pid = -1;
   std::chrono::system_clock::time_point started{}, ended{};
-  std::string start_error;  ///< why it never ran; empty if it did
+  std::string start_error;   ///< why it never ran; empty if it did
+  std::string error_file{};  ///< where it may leave its exception
+  int attempt = 0;           ///< in which it was started
 };
 
 struct ReportFacts {

@@ -30,8 +30,8 @@ struct ChildPlan {
   char* const* arguments;
   char* const* environment;
   int in, out, err;
-  int passed_on;  // -1: none
-  int verdict;    // pipe end that a successful exec closes; carries errno on failure
+  const int* passed_on;  // ends with -1
+  int verdict;           // pipe end that a successful exec closes; carries errno on failure
   const sigset_t* mask;
 };
 
@@ -58,7 +58,9 @@ struct ChildPlan {
   // Close-on-exec for descriptors that a library left inheritable. The verdict pipe must stay open
   // until exec.
   ::close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
-  if (plan.passed_on >= 0 && ::fcntl(plan.passed_on, F_SETFD, 0) != 0) give_up(plan);
+  for (const int* each = plan.passed_on; *each >= 0; ++each) {
+    if (::fcntl(*each, F_SETFD, 0) != 0) give_up(plan);
+  }
   ::execve(plan.file, plan.arguments, plan.environment);
   give_up(plan);
 }
@@ -107,9 +109,12 @@ Result<StartedWorker> start_worker(const WorkerCommand& command, const sigset_t&
   Descriptor in(command.quiet_input ? ::open("/dev/null", O_RDONLY | O_CLOEXEC) : -1);
   const auto arguments = pointers(command.arguments);
   const auto environment = pointers(command.environment);
+  std::vector<int> passed_on = command.passed_on;
+  std::erase(passed_on, -1);
+  passed_on.push_back(-1);
   const ChildPlan plan{
-      command.file.c_str(), arguments.data(),  environment.data(), in.get(), out->get(),
-      err->get(),           command.passed_on, verdict_out.get(),  &mask};
+      command.file.c_str(), arguments.data(), environment.data(), in.get(), out->get(),
+      err->get(),           passed_on.data(), verdict_out.get(),  &mask};
 
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();

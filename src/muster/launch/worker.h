@@ -19,8 +19,8 @@ struct WorkerCommand {
   /// Where the streams go: a file or a pipe's writing end. Not owned.
   int out = 1;
   int err = 2;
-  bool quiet_input = false;  ///< standard input is /dev/null; else inherited
-  int passed_on = -1;        ///< a descriptor that the worker inherits under its number; not owned
+  bool quiet_input = false;      ///< standard input is /dev/null; else inherited
+  std::vector<int> passed_on{};  ///< descriptors that it inherits under their numbers; not owned
 };
 
 struct StartedWorker {

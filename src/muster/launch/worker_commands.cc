@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "muster/launch/host.h"
+#include "muster/launch/worker_news.h"
 
 namespace muster::launch {
 
@@ -12,7 +13,7 @@ void WorkerCommands::set_program(const Program& program) {
   told.python = python ? *python : "python3";
 }
 
-WorkerCommand WorkerCommands::command_of(const WorkerRanks& ranks, int local_rank, int restarts,
+WorkerCommand WorkerCommands::command_in(Environment environment, int local_rank,
                                          const std::string& error_file) const {
   WorkerCommand command;
   command.file = program_.file;
@@ -24,13 +25,26 @@ WorkerCommand WorkerCommands::command_of(const WorkerRanks& ranks, int local_ran
   }
   command.arguments.insert(command.arguments.end(), options_.arguments.begin(),
                            options_.arguments.end());
-  Environment environment = worker_environment(inherited_, told, ranks, restarts);
   environment.erase("TORCHELASTIC_ERROR_FILE");
   if (!error_file.empty()) environment["TORCHELASTIC_ERROR_FILE"] = error_file;
   command.environment = flatten(environment);
   // Several workers must not read from one terminal.
-  command.quiet_input = options_.workers > 1 || ::isatty(0) != 0;
+  command.quiet_input = options_.workers > 1 || options_.spares > 0 || ::isatty(0) != 0;
   return command;
+}
+
+WorkerCommand WorkerCommands::command_of(const WorkerRanks& ranks, int local_rank, int restarts,
+                                         const std::string& error_file) const {
+  return command_in(worker_environment(inherited_, told, ranks, restarts), local_rank, error_file);
+}
+
+WorkerCommand WorkerCommands::spare_command(const std::string& error_file) const {
+  Environment environment = worker_environment(inherited_, told, {}, 0);
+  for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
+                           "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "MUSTER_EPOCH"})
+    environment.erase(name);
+  environment[kSpareVariable] = "1";
+  return command_in(std::move(environment), 0, error_file);
 }
 
 Result<Program> resolve_program(const RunOptions& options) {

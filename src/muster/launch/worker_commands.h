@@ -32,10 +32,14 @@ class WorkerCommands {
   /// `error_file`: where the worker may leave its exception; empty: nowhere.
   WorkerCommand command_of(const WorkerRanks& ranks, int local_rank, int restarts,
                            const std::string& error_file) const;
+  /// A spare process: it has no ranks before it is told them.
+  WorkerCommand spare_command(const std::string& error_file) const;
 
   JobEnvironment told;
 
  private:
+  WorkerCommand command_in(Environment environment, int local_rank,
+                           const std::string& error_file) const;
   const RunOptions& options_;
   Program program_;
   Environment inherited_ = inherited_environment();

@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include "muster/launch/worker_news.h"
+
 namespace muster::launch {
 
 Environment inherited_environment() {
@@ -37,6 +39,8 @@ Environment worker_environment(const Environment& inherited, const JobEnvironmen
   result.erase("TORCHELASTIC_USE_AGENT_STORE");
   result.erase("MUSTER_AGENT_STORE");
   result.erase("MUSTER_EPOCH");
+  result.erase(kNewsVariable);
+  result.erase(kSpareVariable);
   if (job.epoch > 0) result["MUSTER_EPOCH"] = std::to_string(job.epoch);
   if (job.agent_store) result["MUSTER_AGENT_STORE"] = *job.agent_store;
   if (job.secret_place) {

@@ -93,29 +93,41 @@ Result<Descriptor> WorkerOutput::open_file(const std::vector<std::string>& folde
   return file ? std::move(file) : Result<Descriptor>(file.status().with_context("in " + path));
 }
 
-Result<Descriptor> WorkerOutput::open_stream(int local_rank, int rank, int attempt, Streams which) {
+Status WorkerOutput::assign(Stream& stream, int local_rank, int rank, int attempt) {
+  const Streams which = stream.which;
   const bool redirected = covers(streams_of(plan_.redirects, local_rank), which);
   const bool teed = covers(streams_of(plan_.tee, local_rank), which);
   const bool shown =
       (!redirected || teed) && (!plan_.shown_ranks || plan_.shown_ranks->contains(local_rank));
+  stream.local_rank = local_rank;
+  stream.sink = shown ? (which == Streams::out ? sinks_.front() : sinks_.back()).get() : nullptr;
+  stream.lines = LinePrefixer(
+      expand_names(plan_.line_prefix, {{"rank", rank < 0 ? "spare" : std::to_string(rank)},
+                                       {"local_rank", std::to_string(local_rank)}}));
+  if (!redirected && !teed) return {};
+  std::vector<std::string> folders = plan_.log_folders;
+  folders.insert(folders.end(), {"attempt_" + std::to_string(attempt), std::to_string(local_rank)});
+  auto file = open_file(folders, which == Streams::out ? "stdout.log" : "stderr.log");
+  if (!file) return file.status();
+  stream.file = std::move(*file);
+  return {};
+}
+
+/// The log of an earlier attempt is complete.
+void WorkerOutput::let_go(int local_rank, Streams which) {
+  for (auto& earlier : streams_) {
+    if (earlier->local_rank == local_rank && earlier->which == which && !earlier->pipe)
+      earlier->file.reset();
+  }
+}
+
+Result<Descriptor> WorkerOutput::open_stream(int local_rank, int rank, int attempt, Streams which) {
   auto stream = std::make_unique<Stream>();
-  stream->local_rank = local_rank;
   stream->which = which;
   stream->token = kSinkTokens + streams_.size();
-  if (shown) stream->sink = (which == Streams::out ? sinks_.front() : sinks_.back()).get();
-  stream->lines =
-      LinePrefixer(expand_names(plan_.line_prefix, {{"rank", std::to_string(rank)},
-                                                    {"local_rank", std::to_string(local_rank)}}));
-  if (redirected || teed) {
-    std::vector<std::string> folders = plan_.log_folders;
-    folders.insert(folders.end(),
-                   {"attempt_" + std::to_string(attempt), std::to_string(local_rank)});
-    auto file = open_file(folders, which == Streams::out ? "stdout.log" : "stderr.log");
-    if (!file) return file.status();
-    stream->file = std::move(*file);
-  }
+  if (Status assigned = assign(*stream, local_rank, rank, attempt); !assigned) return assigned;
   Descriptor end;
-  if (stream->file && !shown) {
+  if (stream->file && stream->sink == nullptr) {
     end.reset(::fcntl(stream->file.get(), F_DUPFD_CLOEXEC, 3));
     if (!end)
       return Status(Code::exhausted,
@@ -129,13 +141,18 @@ Result<Descriptor> WorkerOutput::open_stream(int local_rank, int rank, int attem
     ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
     events_.watch(ends[0], false, stream->token);
   }
-  // The log of an earlier attempt is complete.
-  for (auto& earlier : streams_) {
-    if (earlier->local_rank == local_rank && earlier->which == which && !earlier->pipe)
-      earlier->file.reset();
-  }
+  let_go(local_rank, which);
   streams_.push_back(std::move(stream));
   return end;
+}
+
+Status WorkerOutput::rename(int from, int local_rank, int rank, int attempt) {
+  for (auto& stream : streams_) {
+    if (stream->local_rank != from || !stream->pipe) continue;
+    let_go(local_rank, stream->which);
+    if (Status assigned = assign(*stream, local_rank, rank, attempt); !assigned) return assigned;
+  }
+  return {};
 }
 
 void WorkerOutput::ready(std::uint64_t token) {

@@ -43,7 +43,11 @@ class WorkerOutput {
   struct Ends {
     Descriptor out, err;
   };
-  Result<Ends> open(int local_rank, int rank, int attempt);
+  Result<Ends> open(int local_rank, int rank, int attempt);  ///< rank -1: a spare
+
+  /// The streams opened as those of `from` are another worker's from now on: its log files are
+  /// opened, and what comes is shown as its.
+  Status rename(int from, int local_rank, int rank, int attempt);
 
   /// Sets the folder below `log_base` for the log files of workers that start from now on.
   void set_log_folders(std::vector<std::string> folders) { plan_.log_folders = std::move(folders); }
@@ -62,6 +66,9 @@ class WorkerOutput {
   struct Stream;
   struct Sink;
   Result<Descriptor> open_stream(int local_rank, int rank, int attempt, Streams which);
+  /// Whose it is: where it is shown, and its log file.
+  Status assign(Stream& stream, int local_rank, int rank, int attempt);
+  void let_go(int local_rank, Streams which);
   Result<Descriptor> open_file(const std::vector<std::string>& folders, const std::string& name);
   void read_some(Stream& stream);
   void close(Stream& stream);

@@ -292,7 +292,8 @@ Status place_of_master(const MeetingOptions& join, std::uint16_t port,
   return {};
 }
 
-Result<Rendezvous> rendezvous_by_environment(MeetingOptions join) {
+Result<Rendezvous> rendezvous_by_environment(MeetingOptions join, std::int64_t given_epoch,
+                                             const std::string& given_store) {
   const auto scheduler = detect_scheduler();
   const auto scheduled = [&](int SchedulerRanks::*number) {
     return scheduler ? std::optional(*scheduler.*number) : std::nullopt;
@@ -306,7 +307,8 @@ Result<Rendezvous> rendezvous_by_environment(MeetingOptions join) {
     return rank;
   if (Status range = check_range(join, false); !range) return range;
   TcpRendezvous way;
-  if (const auto agent = env_text("MUSTER_AGENT_STORE")) {
+  const auto told_store = env_text("MUSTER_AGENT_STORE");
+  if (const auto agent = given_store.empty() ? told_store : std::optional(given_store)) {
     if (Status place = place_of_agent(*agent, way); !place) return place;
   } else {
     auto port = env_integer("MASTER_PORT", 1, 65535);
@@ -327,10 +329,11 @@ Result<Rendezvous> rendezvous_by_environment(MeetingOptions join) {
       env_integer("TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<std::int64_t>::max());
   if (!restart) return restart.status();
   if (way.hosts == Host::never) join.scope = "restart " + std::to_string(restart->value_or(0));
-  const auto epoch = env_integer("MUSTER_EPOCH", 0, std::numeric_limits<std::int64_t>::max());
-  if (!epoch) return epoch.status();
-  if (way.hosts == Host::never && epoch->value_or(0) > 0) {
-    way.epoch = **epoch;
+  const auto told = env_integer("MUSTER_EPOCH", 0, std::numeric_limits<std::int64_t>::max());
+  if (!told) return told.status();
+  const std::int64_t epoch = given_epoch > 0 ? given_epoch : told->value_or(0);
+  if (way.hosts == Host::never && epoch > 0) {
+    way.epoch = epoch;
     join.scope = "epoch " + std::to_string(way.epoch);
   }
   join.where = "the job at " + way.host + ":" + std::to_string(way.port) + " (env://)";
@@ -384,7 +387,7 @@ Result<Rendezvous> rendezvous(const RendezvousOptions& options) {
   if (Status world = settle(join.world_size, url->world_size, "world_size"); !world) return world;
   Result<Rendezvous> joined = Status(Code::internal, "no rendezvous was tried");
   if (url->scheme == InitUrl::Scheme::env) {
-    joined = rendezvous_by_environment(std::move(join));
+    joined = rendezvous_by_environment(std::move(join), options.epoch, options.agent_store);
   } else {
     if (Status range = check_range(join, true); !range)
       return range.with_context(options.init_method);

@@ -16,6 +16,10 @@ struct RendezvousOptions {
   int world_size = -1;          ///< -1: taken from the URL's query or the environment
   std::string group_name = {};  ///< separates jobs that share one address or file
   Duration timeout = std::chrono::minutes(30);
+  /// env:// in a job whose workers stay: the epoch, and HOST:PORT of the launcher's store that
+  /// serves it. 0 and empty: MUSTER_EPOCH's and MUSTER_AGENT_STORE's.
+  std::int64_t epoch = 0;
+  std::string agent_store = {};
 };
 
 struct Rendezvous {

@@ -2,6 +2,7 @@
 #include <muster/checkpoint.h>
 #include <muster/device_mesh.h>
 #include <muster/distributed.h>
+#include <muster/elastic.h>
 #include <muster/key_value_store.h>
 #include <muster/parallel.h>
 #include <muster/rpc.h>

@@ -28,11 +28,11 @@ std::string digest_of(std::string_view text) {
   return digest_of(std::as_bytes(std::span(text.data(), text.size())));
 }
 
-struct Digest::State {
+struct Digest::RunningHash {
   XXH3_state_t hash;
 };
 
-Digest::Digest() : state_(std::make_unique<State>()) { XXH3_128bits_reset(&state_->hash); }
+Digest::Digest() : state_(std::make_unique<RunningHash>()) { XXH3_128bits_reset(&state_->hash); }
 Digest::~Digest() = default;
 
 void Digest::add(std::span<const std::byte> bytes) {

@@ -24,8 +24,8 @@ class Digest {
   std::string text() const;
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  struct RunningHash;
+  std::unique_ptr<RunningHash> state_;
 };
 
 }  // namespace muster::shards

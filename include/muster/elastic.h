@@ -1,0 +1,116 @@
+/// Jobs that outlive their workers: when a rank dies, the other ranks keep their processes and
+/// their memory, a replacement gets their state, and training goes on after the last commit. Needs
+/// `muster run --elastic keep`; under other launchers `run` trains once and repairs nothing.
+///
+///   elastic::State state;
+///   state.add_module("net", *net).add_optimizer("adam", adam, *net).add_value("step", step);
+///   elastic::run(state, [&] {
+///     DistributedDataParallel ddp(net);   // made anew in every epoch of the job
+///     while (step < steps) {
+///       train_one(ddp, adam, batch_of(step, get_rank(), get_world_size()));
+///       ++step;
+///       state.commit();
+///     }
+///   });
+///
+/// docs/user/elastic-keep.md says what a program has to observe.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "muster/clock.h"
+#include "muster/distributed_sampler.h"
+#include "muster/errors.h"
+#include "muster/init.h"
+
+namespace muster::elastic {
+
+/// What all ranks have alike between two steps, and its last commits, which are kept in memory. It
+/// refers to what is added, which must outlive it. Used by the thread that calls `run`.
+class State {
+ public:
+  State();
+  ~State();
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  State& add_tensor(const std::string& name, const at::Tensor& tensor);
+  /// Parameters and buffers. Throws DistError at the first commit if they are sharded (FSDP): a
+  /// dead rank's shards are nobody else's.
+  State& add_module(const std::string& name, torch::nn::Module& module);
+  /// As checkpoint::State has it; `of` names the parameters. No ZeroRedundancyOptimizer.
+  State& add_optimizer(const std::string& name, torch::optim::Optimizer& optimizer,
+                       const torch::nn::Module& of);
+  State& add_value(const std::string& name, bool& value);
+  State& add_value(const std::string& name, std::int64_t& value);
+  State& add_value(const std::string& name, double& value);
+  State& add_value(const std::string& name, std::string& value);
+  /// Its epoch.
+  State& add_sampler(const std::string& name, DistributedSampler& sampler);
+  /// Seeds a generator, absent: torch's own of the CPU, at every commit anew from `seed`, the
+  /// number of the commit and this rank: a step that is done again draws the same numbers, in a
+  /// replacement too.
+  State& add_random(std::int64_t seed, const std::optional<at::Generator>& generator = {});
+
+  /// The end of a step, called by every rank after each, or after each tenth. Waits until all
+  /// ranks have come; copies everything added to the older of two places in memory. A commit that
+  /// has returned on any rank that lives is never lost. Throws DistError as a collective does, and
+  /// Preempted; `run` handles both.
+  void commit();
+  /// Number of commits of the job so far, the state at the beginning included; equal on all ranks.
+  /// 0: none yet.
+  std::int64_t commits() const;
+  /// Puts everything back to the last commit, and drops the gradients of the modules.
+  void restore();
+
+ private:
+  friend struct StateSync;
+  struct StateParts;
+  std::unique_ptr<StateParts> parts_;
+};
+
+/// Thrown by `commit` to leave `run`: this process's node is to be given up.
+class Preempted : public DistError {
+ public:
+  using DistError::DistError;
+};
+
+enum class RunOutcome : std::uint8_t {
+  finished,   ///< the function has returned on all ranks
+  preempted,  ///< this process is to end now; the state is that of the last commit
+};
+
+struct ElasticOptions {
+  InitProcessGroupOptions group = {};  ///< of the default group in every epoch
+  /// How long a group that has failed waits for the launcher's next epoch before its error is
+  /// thrown.
+  Duration repair_timeout = std::chrono::minutes(10);
+};
+
+/// Calls `train` until it has returned on all ranks. Around each call is a default group of its
+/// own: `run` makes it, or takes the one that is there the first time, and ends it; groups and
+/// wrappers such as DDP belong into `train`. Before each call all ranks get the last commit of any
+/// of them, or at the beginning what rank 0 has. If a rank dies, the other ranks' calls fail at
+/// once, `train` ends with that exception, and is called again when the launcher has replaced the
+/// rank.
+///
+/// A spare (`--spares`) blocks here until it is needed, and has no RANK before.
+///
+/// Exceptions: those of `train` that have nothing to do with the end of an epoch, and those of a
+/// group that failed without one (a timeout, a mismatch).
+RunOutcome run(State& state, const std::function<void()>& train,
+               const ElasticOptions& options = {});
+
+/// Number of the epoch of the job that this process is in, as MUSTER_EPOCH; 0: of none.
+std::int64_t epoch();
+
+}  // namespace muster::elastic

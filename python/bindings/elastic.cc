@@ -1,0 +1,81 @@
+// muster.elastic's C++ half: epochs and agreements. What the state is made of is Python's
+// (python/muster/elastic.py).
+#include <map>
+#include <optional>
+#include <string>
+
+#include "bindings.h"
+#include "blocking.h"
+#include "muster/elastic/epoch_follower.h"
+#include "muster/elastic/state_sync.h"
+
+namespace muster::python {
+namespace {
+
+namespace py = pybind11;
+using elastic::EpochFollower;
+
+/// The variables that the launcher would have set in this epoch.
+std::map<std::string, std::string> variables(const launch::WorkerNews& news) {
+  const launch::WorkerRanks& ranks = news.ranks;
+  return {{"RANK", std::to_string(ranks.rank)},
+          {"WORLD_SIZE", std::to_string(ranks.world_size)},
+          {"LOCAL_RANK", std::to_string(ranks.local_rank)},
+          {"LOCAL_WORLD_SIZE", std::to_string(ranks.local_world_size)},
+          {"GROUP_RANK", std::to_string(ranks.group_rank)},
+          {"GROUP_WORLD_SIZE", std::to_string(ranks.group_world_size)},
+          {"ROLE_RANK", std::to_string(ranks.role_rank)},
+          {"ROLE_WORLD_SIZE", std::to_string(ranks.role_world_size)},
+          {"MASTER_ADDR", news.master_addr},
+          {"MASTER_PORT", std::to_string(news.master_port)},
+          {"MUSTER_AGENT_STORE", news.agent_store},
+          {"TORCHELASTIC_RESTART_COUNT", std::to_string(news.restarts)},
+          {"MUSTER_EPOCH", std::to_string(news.epoch)}};
+}
+
+}  // namespace
+
+void bind_elastic(py::module_& module) {
+  module.def(
+      "_elastic_join",
+      [](std::optional<std::string> backend, std::optional<Duration> timeout,
+         Duration repair_timeout) -> std::optional<std::map<std::string, std::string>> {
+        watch_for_interrupts();
+        elastic::ElasticOptions options;
+        options.group.backend = std::move(backend);
+        options.group.timeout = timeout;
+        options.repair_timeout = repair_timeout;
+        EpochFollower& follower = EpochFollower::of_process();
+        const bool joined = blocking_on_store([&] { return follower.join(options, nullptr); });
+        if (!joined) return std::nullopt;
+        const auto news = follower.entered();
+        using Variables = std::map<std::string, std::string>;
+        return news ? variables(*news) : Variables();
+      },
+      py::arg("backend"), py::arg("timeout"), py::arg("repair_timeout"),
+      "Makes the default group of the next epoch of the job; gives the variables that differ from "
+      "the environment's, None where this process is to leave. Raises DistError where no epoch "
+      "comes within repair_timeout.");
+  module.def(
+      "_elastic_epoch_is_over", [] { return EpochFollower::of_process().epoch_is_over(nullptr); },
+      py::call_guard<py::gil_scoped_release>(),
+      "Whether the default group failed because a rank ended, or another epoch is announced.");
+  module.def(
+      "_elastic_drop_group", [] { EpochFollower::of_process().drop_group(); },
+      py::call_guard<py::gil_scoped_release>(),
+      "Ends the default group without waiting for others.");
+  module.def(
+      "_elastic_agree",
+      [](std::int64_t number, bool finished) {
+        EpochFollower& follower = EpochFollower::of_process();
+        const bool own = !finished && follower.leaving();
+        const bool any =
+            blocking(default_group(), [&] { return elastic::agree_on_commit(number, own); });
+        return own || (any && follower.is_only_node());
+      },
+      py::arg("number"), py::arg("finished"),
+      "All ranks have come to commit `number`, or to the end; whether this one is to leave.");
+  module.def("_elastic_epoch", &elastic::epoch, "Number of this process's epoch; 0: of none.");
+}
+
+}  // namespace muster::python

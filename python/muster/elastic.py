@@ -1,0 +1,319 @@
+"""Jobs that outlive their workers, under `muster run --elastic keep`: when a rank dies, the other
+ranks keep their processes and memory, a replacement gets their state, and training goes on after
+the last commit. Under other launchers `run` trains once and repairs nothing.
+
+    state = elastic.State(model=model, optimizer=optimizer, step=0, seed=17)
+
+    def train():
+        ddp = DistributedDataParallel(model)  # made anew in every epoch of the job
+        while state.step < steps:
+            train_one(ddp, optimizer, batch_of(state.step, get_rank(), get_world_size()))
+            state.step += 1
+            state.commit()
+
+    elastic.run(state, train)
+
+docs/user/elastic-keep.md says what a program has to observe. The submodules (`agent`, `events`,
+`multiprocessing`, ...) are those of torch.distributed.elastic.
+"""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import os
+import pickle
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import _C
+from .objects import broadcast_object_list
+
+__all__ = ["Preempted", "State", "epoch", "run"]
+
+__path__: list[str] = []  # a package, whose submodules `_modules` finds
+
+
+class Preempted(Exception):
+    """Raised by `State.commit` to leave `run`: this process's node is to be given up. Let it
+    pass.
+    """
+
+
+class _Slot:
+    """Stands for a tensor in what is pickled."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+def _without_tensors(tree: Any, tensors: list[torch.Tensor]) -> Any:
+    if isinstance(tree, torch.Tensor):
+        tensors.append(tree.detach())
+        return _Slot(len(tensors) - 1)
+    if isinstance(tree, dict):
+        return {key: _without_tensors(each, tensors) for key, each in tree.items()}
+    if isinstance(tree, list):
+        return [_without_tensors(each, tensors) for each in tree]
+    if type(tree) is tuple:
+        return tuple(_without_tensors(each, tensors) for each in tree)
+    return tree
+
+
+def _with_tensors(tree: Any, tensors: list[torch.Tensor]) -> Any:
+    """Copies: an optimizer keeps what it is given."""
+    if isinstance(tree, _Slot):
+        return tensors[tree.index].clone()
+    if isinstance(tree, dict):
+        return {key: _with_tensors(each, tensors) for key, each in tree.items()}
+    if isinstance(tree, list):
+        return [_with_tensors(each, tensors) for each in tree]
+    if type(tree) is tuple:
+        return tuple(_with_tensors(each, tensors) for each in tree)
+    return tree
+
+
+class _Commit:
+    """One commit. Memory of tensors stays for later ones."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.rest = b""
+        self.tensors: list[torch.Tensor] = []
+
+    def take(self, tree: dict[str, Any], number: int) -> None:
+        self.number = 0
+        tensors: list[torch.Tensor] = []
+        self.rest = pickle.dumps(_without_tensors(tree, tensors))
+        before, self.tensors = self.tensors, []
+        for index, tensor in enumerate(tensors):
+            memory = before[index] if index < len(before) else None
+            if (
+                memory is not None
+                and memory.shape == tensor.shape
+                and memory.dtype == tensor.dtype
+                and memory.device == tensor.device
+            ):
+                memory.copy_(tensor)
+            else:
+                memory = tensor.clone(memory_format=torch.contiguous_format)
+            self.tensors.append(memory)
+        self.number = number
+
+    def tree(self) -> dict[str, Any]:
+        return _with_tensors(pickle.loads(self.rest), self.tensors)
+
+
+def _is_sharded(thing: Any) -> bool:
+    if isinstance(thing, torch.nn.Module):
+        return any(_is_of_sharded_class(each) for each in thing.modules())
+    return _is_of_sharded_class(thing)
+
+
+def _is_of_sharded_class(thing: Any) -> bool:
+    names = {each.__name__ for each in type(thing).__mro__}
+    return not names.isdisjoint(
+        {"FullyShardedDataParallel", "FSDPModule", "ZeroRedundancyOptimizer"}
+    )
+
+
+class State:
+    """What all ranks have alike between two steps, and its last commits, which are kept in memory.
+    Each keyword becomes an attribute. Modules, optimizers, schedulers and whatever has `state_dict`
+    and `load_state_dict` are filled in place, as are tensors; of a sampler with `set_epoch` the
+    epoch is kept; everything else is a value that pickle knows, and may be assigned anew. seed:
+    torch's and Python's random generators are seeded at every commit from it, the number of the
+    commit and this rank, so that a step that is done again draws the same numbers; None: not.
+    Raises ValueError for what is sharded: a dead rank's part is nobody else's.
+    """
+
+    commits: int = 0
+    """Number of commits of the job so far, the state at the beginning included; 0: none."""
+
+    def __init__(self, *, seed: int | None = None, **things: Any) -> None:
+        for name, thing in things.items():
+            if name.startswith("_") or hasattr(type(self), name):
+                raise ValueError(f"elastic.State: the name {name} is taken")
+            if _is_sharded(thing):
+                raise ValueError(
+                    f"elastic.State: of {name} each rank has a part that no other rank could "
+                    "restore; sharded parameters and optimizers need checkpoints and "
+                    "--elastic restart"
+                )
+        self.__dict__.update(things)
+        self._names = list(things)
+        self._seed = seed
+        self._commits = (_Commit(), _Commit())
+        self._current = 0
+        self.commits = 0
+
+    def commit(self) -> None:
+        """The end of a step, called by every rank after each, or after each tenth. Waits until all
+        ranks have come; copies everything to the older of two places in memory. A commit that has
+        returned on any rank that lives is never lost. Raises DistError as a collective does, and
+        Preempted; `run` handles both.
+        """
+        number = self.commits + 1
+        leave = _C.is_initialized() and _C._elastic_agree(number, False)
+        self._take(number)
+        self._reseed()
+        if leave:
+            raise Preempted(f"this node is to be given up; commit {number} was its last")
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Puts everything back to the last commit, and drops the gradients of the modules."""
+        if self.commits == 0:
+            raise ValueError("elastic.State.restore: there is no commit yet")
+        for name, kept in self._commits[self._current].tree().items():
+            thing = getattr(self, name)
+            if hasattr(thing, "load_state_dict"):
+                thing.load_state_dict(kept)
+                if isinstance(thing, torch.nn.Module):
+                    thing.zero_grad()
+            elif isinstance(thing, torch.Tensor):
+                thing.copy_(kept)
+            elif hasattr(thing, "set_epoch"):
+                thing.set_epoch(kept)
+            else:
+                setattr(self, name, kept)
+        self._reseed()
+
+    def _tree(self) -> dict[str, Any]:
+        def of(thing: Any) -> Any:
+            if hasattr(thing, "load_state_dict"):
+                return thing.state_dict()
+            if hasattr(thing, "set_epoch") and not isinstance(thing, torch.Tensor):
+                return thing.epoch
+            return thing
+
+        return {name: of(getattr(self, name)) for name in self._names}
+
+    @torch.no_grad()
+    def _take(self, number: int) -> None:
+        self._commits[1 - self._current].take(self._tree(), number)
+        self._turn()
+
+    def _turn(self) -> None:
+        self._current = 1 - self._current
+        self.commits = self._commits[self._current].number
+
+    def _reseed(self) -> None:
+        if self._seed is None:
+            return
+        rank = _C.get_rank() if _C.is_initialized() else 0
+        # A text: Python hashes it as a whole, so that neighbours are far from each other.
+        chance = random.Random(f"{self._seed} {self.commits} {rank}")
+        torch.manual_seed(chance.getrandbits(63))
+        random.seed(chance.getrandbits(63))
+
+    @torch.no_grad()
+    def _from_survivors(self) -> None:
+        """Each rank gets the last commit of the ranks that have any, else rank 0's state."""
+        rank, world_size = _C.get_rank(), _C.get_world_size()
+        gathered = torch.empty(world_size, dtype=torch.int64)
+        _C.all_gather_into_tensor(gathered, torch.tensor([self.commits]))
+        numbers = gathered.tolist()
+        if max(numbers) == 0:
+            numbers[0] = 1
+            if rank == 0:
+                self._take(1)
+        source = numbers.index(max(numbers))
+        if min(numbers) < max(numbers):
+            self._broadcast(source, rank == source)
+        self.restore()
+
+    def _broadcast(self, source: int, mine: bool) -> None:
+        commit = self._commits[self._current if mine else 1 - self._current]
+        told: list[Any] = [None]
+        if mine:
+            # Of an accelerator each rank has its own, the current one.
+            kinds = [(each.shape, each.dtype, each.device.type) for each in commit.tensors]
+            told = [(commit.number, commit.rest, kinds)]
+        broadcast_object_list(told, src=source)
+        number, rest, kinds = told[0]
+        if not mine:
+            commit.number = 0
+            commit.tensors = [torch.empty(s, dtype=d, device=v) for s, d, v in kinds]
+        for tensor in commit.tensors:
+            _C.broadcast(tensor, src=source)
+        if not mine:
+            commit.rest, commit.number = rest, number
+            self._turn()
+
+
+def run(
+    state: State,
+    train: Callable[[], Any],
+    *,
+    backend: str | None = None,
+    timeout: datetime.timedelta | None = None,
+    repair_timeout: datetime.timedelta = datetime.timedelta(minutes=10),
+) -> str:
+    """Calls `train` until it has returned on all ranks, and returns "finished"; "preempted" where
+    this process is to end now, with the state of the last commit. Around each call is a default
+    group of its own, made with `backend` and `timeout` as by init_process_group: groups and
+    wrappers such as DDP belong into `train`. Before each call all ranks get the last commit of any
+    of them, or at the beginning what rank 0 has. If a rank dies, the other ranks' calls raise at
+    once, `train` ends with that exception, and is called again when the launcher has replaced the
+    rank. A spare (`--spares`) blocks here until it is needed, and has no RANK before.
+
+    Raises what `train` raises if it has nothing to do with the end of an epoch, and the failure of
+    a group for which no further epoch comes within `repair_timeout`.
+    """
+    failure: Exception | None = None
+    while True:
+        try:
+            place = _C._elastic_join(backend, timeout, repair_timeout)
+        except _C.DistError:
+            if failure is not None:
+                raise failure from None
+            raise
+        if place is None:
+            break
+        os.environ.update(place)
+        outcome, failure = _run_epoch(state, train)
+        if outcome is not None:
+            _close_group()
+            return outcome
+        # What `train` has made goes before its group, cycles too: the next one begins with its own.
+        gc.collect()
+        _C._elastic_drop_group()
+    if _C.is_initialized():
+        _C._elastic_drop_group()
+    if state.commits > 0:
+        state.restore()
+    return "preempted"
+
+
+def _run_epoch(state: State, train: Callable[[], Any]) -> tuple[str, None] | tuple[None, Exception]:
+    try:
+        state._from_survivors()
+        train()
+        # From here on all have come to the end, and nobody's death undoes it.
+        _C._elastic_agree(state.commits, True)
+    except Preempted:
+        return "preempted", None
+    except Exception as error:
+        if not _C._elastic_epoch_is_over():
+            raise
+        # Its frames hold what `train` has made.
+        error.__context__ = error.__cause__ = None
+        return None, error.with_traceback(None)
+    return "finished", None
+
+
+def _close_group() -> None:
+    """In good order. A rank that dies now takes nothing with it."""
+    try:
+        _C.destroy_process_group()
+    except _C.DistError:
+        pass
+
+
+def epoch() -> int:
+    """Number of the epoch of the job that this process is in, as MUSTER_EPOCH; 0: of none."""
+    return _C._elastic_epoch()

@@ -1,0 +1,200 @@
+#include "muster/elastic/epoch_follower.h"
+
+#include <fcntl.h>
+
+#include <limits>
+#include <thread>
+
+#include "muster/base/env.h"
+#include "muster/base/log.h"
+#include "muster/base/thread_start.h"
+#include "muster/group/epoch.h"
+#include "muster/group/errors.h"
+#include "muster/group/world.h"
+
+namespace muster::elastic {
+namespace {
+
+std::int64_t number_in(const char* name, std::int64_t otherwise) {
+  const auto value = env_integer(name, 0, std::numeric_limits<std::int64_t>::max());
+  group::check(value.status());
+  return value->value_or(otherwise);
+}
+
+/// A failure that another rank's end, or the end of an epoch, may be behind.
+bool comes_of_an_end(Code code) {
+  switch (code) {
+    case Code::peer_failed:
+    case Code::network:
+    case Code::aborted:
+    case Code::refused:
+    case Code::closed:
+    case Code::store: return true;
+    default: return false;
+  }
+}
+
+}  // namespace
+
+EpochFollower& EpochFollower::of_process() {
+  static EpochFollower& follower = *new EpochFollower();
+  return follower;
+}
+
+EpochFollower::EpochFollower() {
+  const std::int64_t descriptor = number_in(launch::kNewsVariable, -1);
+  first_ = number_in("MUSTER_EPOCH", 0);
+  nodes_ = static_cast<int>(number_in("GROUP_WORLD_SIZE", 1));
+  is_spare_ = env_text(launch::kSpareVariable).has_value();
+  if (descriptor < 0) return;
+  const int pipe = static_cast<int>(descriptor);
+  if (::fcntl(pipe, F_SETFD, FD_CLOEXEC) != 0) return;  // a child of the worker, which has no pipe
+  auto thread =
+      start_thread("the thread that reads the launcher's news", [this, pipe] { read(pipe); });
+  group::check(thread.status());
+  thread->detach();
+  follows_ = true;
+}
+
+// Whoever waits for a rank that has ended, or for one that has heard of it before, hears of it now.
+void EpochFollower::read(int descriptor) {
+  for (;;) {
+    auto news = launch::read_worker_news(descriptor);
+    std::shared_ptr<World> world;
+    std::string reason;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!news) {
+        orphaned_ = true;
+      } else if (news->kind == launch::WorkerNewsKind::leave) {
+        leaving_ = true;
+      } else {
+        if (joined_ > 0 && news->epoch > joined_) {
+          world = world_;
+          reason = "epoch " + std::to_string(joined_) + " of the job is over: " + news->reason;
+        }
+        latest_ = std::move(*news);
+      }
+      // Under the lock: the group of the next epoch cannot be made meanwhile.
+      if (world) world->abort(reason);
+      changed_.notify_all();
+      if (orphaned_) return;
+    }
+  }
+}
+
+bool EpochFollower::leaving() const {
+  const std::lock_guard lock(mutex_);
+  return leaving_;
+}
+
+bool EpochFollower::is_only_node() const {
+  const std::lock_guard lock(mutex_);
+  return (entered_ ? entered_->ranks.group_world_size : nodes_) == 1;
+}
+
+std::int64_t EpochFollower::epoch() const {
+  const std::lock_guard lock(mutex_);
+  return joined_;
+}
+
+std::optional<launch::WorkerNews> EpochFollower::entered() const {
+  const std::lock_guard lock(mutex_);
+  return entered_;
+}
+
+bool EpochFollower::epoch_is_over(const std::exception_ptr& failure) const {
+  if (!follows_) return false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (leaving_ || (latest_ && latest_->epoch > joined_)) return true;
+  }
+  if (is_initialized()) {
+    if (const Status failed = default_group()->failure(); !failed)
+      return comes_of_an_end(failed.code());
+  }
+  if (!failure) return false;
+  try {
+    std::rethrow_exception(failure);
+  } catch (const DistError& error) {
+    return comes_of_an_end(error.code());
+  } catch (...) {
+    return false;
+  }
+}
+
+void EpochFollower::drop_group() { World::hold_current()->drop(); }
+
+/// False: another epoch has come meanwhile.
+bool EpochFollower::try_epoch(const ElasticOptions& options, std::int64_t epoch,
+                              const std::optional<launch::WorkerNews>& news) {
+  {
+    const std::lock_guard lock(mutex_);
+    world_ = World::hold_current();
+    joined_ = epoch;
+    entered_ = news;
+  }
+  InitProcessGroupOptions group = options.group;
+  if (news) {
+    group.rank = news->ranks.rank;
+    group.world_size = news->ranks.world_size;
+  }
+  try {
+    group::init_at_epoch(group, {epoch, news ? news->agent_store : std::string()});
+  } catch (const DistError&) {
+    if (!epoch_is_over(std::current_exception())) throw;
+    log(LogLevel::info, "epoch " + std::to_string(epoch) + " of the job ended while its ranks met");
+    return false;
+  }
+  const std::lock_guard lock(mutex_);
+  return !latest_ || latest_->epoch <= epoch;
+}
+
+bool EpochFollower::join(const ElasticOptions& options, const std::exception_ptr& failure) {
+  if (!follows_) {
+    if (!is_initialized()) init_process_group(options.group);
+    return true;
+  }
+  const TimePoint deadline = deadline_after(steady_clock(), options.repair_timeout);
+  for (bool first = joined_ == 0;; first = false) {
+    std::optional<launch::WorkerNews> news;
+    std::int64_t epoch = 0;
+    {
+      std::unique_lock lock(mutex_);
+      const auto ready = [&] {
+        return leaving_ || orphaned_ || (latest_ && latest_->epoch > joined_) ||
+               (first && !is_spare_);
+      };
+      // A spare waits for as long as the job lives.
+      if (is_spare_ && joined_ == 0)
+        changed_.wait(lock, ready);
+      else if (!changed_.wait_until(lock, deadline, ready) && failure)
+        std::rethrow_exception(failure);
+      if (leaving_) return false;
+      if (orphaned_)
+        throw DistError("the launcher of this process has ended, and nobody repairs the job",
+                        Code::closed);
+      if (latest_ && latest_->epoch > joined_) {
+        news = latest_;
+        epoch = latest_->epoch;
+      } else if (first) {
+        epoch = first_;
+      } else {
+        throw DistError(
+            "no further epoch of the job came within " + describe(options.repair_timeout),
+            Code::timed_out);
+      }
+    }
+    if (first && !news && is_initialized()) {
+      const std::lock_guard lock(mutex_);
+      world_ = World::hold_current();
+      joined_ = epoch;
+      return true;
+    }
+    if (is_initialized()) drop_group();
+    if (try_epoch(options, epoch, news)) return true;
+    drop_group();
+  }
+}
+
+}  // namespace muster::elastic

@@ -1,0 +1,67 @@
+/// A worker's side of `--elastic=keep`: reads the launcher's news, ends the default group of an
+/// epoch that is over, and makes that of the next one.
+///
+/// What lives in elastic/: this, the state and its commits (`state.cc`), `run`. Tested with real
+/// processes by `tests/elastic`.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "muster/elastic.h"
+#include "muster/launch/worker_news.h"
+
+namespace muster {
+class World;
+}
+
+namespace muster::elastic {
+
+class EpochFollower {
+ public:
+  /// Of this process: reading begins with the first call. Never destroyed, as its thread.
+  static EpochFollower& of_process();
+
+  /// Blocks until this process has a default group, of an epoch later than that of the group that
+  /// it had before. False: it is to leave instead. Throws `failure`, why the group before ended, if
+  /// no epoch comes within `options.repair_timeout`.
+  bool join(const ElasticOptions& options, const std::exception_ptr& failure);
+  /// Whether what was thrown is the end of an epoch: a rank of the group is gone, or the launcher
+  /// has announced another. `failure` may be null: then the group alone tells.
+  bool epoch_is_over(const std::exception_ptr& failure) const;
+  /// Ends the default group without waiting for others.
+  void drop_group();
+
+  /// Whether the launcher wants this process to leave after the next commit.
+  bool leaving() const;
+  /// Whether all ranks of the job have this one's launcher.
+  bool is_only_node() const;
+  std::int64_t epoch() const;
+  /// What began the present epoch: ranks and addresses. Absent: those of the environment.
+  std::optional<launch::WorkerNews> entered() const;
+
+ private:
+  EpochFollower();
+  void read(int descriptor);
+  bool try_epoch(const ElasticOptions& options, std::int64_t epoch,
+                 const std::optional<launch::WorkerNews>& news);
+
+  bool follows_ = false;  // a launcher that keeps workers has started this process
+  bool is_spare_ = false;
+  int nodes_ = 1;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::shared_ptr<World> world_;               // whose groups end with their epoch
+  std::int64_t joined_ = 0;                    // the epoch that the default group is of
+  std::optional<launch::WorkerNews> entered_;  // of it
+  std::int64_t first_ = 0;                     // MUSTER_EPOCH
+  std::optional<launch::WorkerNews> latest_;
+  bool leaving_ = false;
+  bool orphaned_ = false;  // the launcher has ended
+};
+
+}  // namespace muster::elastic

@@ -1,0 +1,184 @@
+// Trains a small network as a rank, and is killed on the way: for elastic_keep_test.py.
+//
+//   elastic_trainer STEPS [KILL...]    KILL: STEP:RANK:PHASE:MICROSECONDS:VICTIM
+//
+// The n-th KILL is for epoch n: in that step, that rank sends SIGKILL to the victim so many
+// microseconds after the phase has begun (forward, backward, update, commit), or before the next
+// one. Phase `begin` is the start of the epoch, whatever the step. The victim is the worker itself,
+// its agent (whose end ends its workers), or the host: the agent and all its workers at once.
+// Tells for each epoch what it starts from, and at the end a hash of all weights: in the file that
+// ELASTIC_TRAINER_LOG names, which no death cuts short, else on standard output.
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adam.h>
+#include <torch/types.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "muster/distributed.h"
+#include "muster/elastic.h"
+#include "muster/parallel.h"
+
+namespace {
+
+namespace nn = torch::nn;
+
+struct PlannedKill {
+  std::int64_t step = -1;
+  int rank = -1;
+  std::string phase;
+  int microseconds = 0;
+  std::string victim{};
+};
+
+std::vector<PlannedKill> planned(int count, char** words) {
+  std::vector<PlannedKill> kills;
+  for (int i = 2; i < count; ++i) {
+    std::istringstream word(words[i]);
+    PlannedKill kill;
+    char colon = 0;
+    word >> kill.step >> colon >> kill.rank >> colon;
+    std::getline(word, kill.phase, ':');
+    word >> kill.microseconds >> colon >> kill.victim;
+    kills.push_back(kill);
+  }
+  return kills;
+}
+
+long long now_ns() {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
+/// The agent's children: workers and spares.
+std::vector<pid_t> processes_of(pid_t agent) {
+  const std::string id = std::to_string(agent);
+  std::ifstream children("/proc/" + id + "/task/" + id + "/children");
+  return std::vector<pid_t>(std::istream_iterator<pid_t>(children), std::istream_iterator<pid_t>());
+}
+
+std::FILE* open_log() {
+  const char* path = std::getenv("ELASTIC_TRAINER_LOG");
+  std::FILE* log = path == nullptr ? stdout : std::fopen(path, "a");
+  std::setvbuf(log, nullptr, _IOLBF, BUFSIZ);  // each line is one write
+  return log;
+}
+std::FILE* const told = open_log();
+
+[[noreturn]] void kill_victim(const std::string& victim) {
+  std::fprintf(told, "dies at %lld\n", now_ns());
+  const pid_t agent = ::getppid();
+  if (victim != "worker") {
+    // It starts no process between the reading of its children and its end.
+    ::kill(agent, SIGSTOP);
+    if (victim == "host") {
+      for (const pid_t each : processes_of(agent))
+        if (each != ::getpid()) ::kill(each, SIGKILL);
+    }
+    ::kill(agent, SIGKILL);
+  }
+  if (victim != "agent") ::kill(::getpid(), SIGKILL);
+  for (;;) ::pause();
+}
+
+/// While it lives a phase runs in which this rank may be killed; it is at the end at the latest.
+class Phase {
+ public:
+  Phase(const char* name, const PlannedKill& kill, std::int64_t step) {
+    if (kill.phase != name || kill.step != step || kill.rank != muster::get_rank()) return;
+    killer_ = std::thread([wait = kill.microseconds, victim = kill.victim] {
+      std::this_thread::sleep_for(std::chrono::microseconds(wait));
+      kill_victim(victim);
+    });
+  }
+  ~Phase() {
+    if (killer_.joinable()) killer_.join();
+  }
+  Phase(const Phase&) = delete;
+  Phase& operator=(const Phase&) = delete;
+
+ private:
+  std::thread killer_;
+};
+
+std::uint64_t hash_of(const nn::Module& net) {
+  std::uint64_t hash = 1469598103934665603ULL;
+  for (const at::Tensor& parameter : net.parameters()) {
+    const auto* bytes = static_cast<const unsigned char*>(parameter.const_data_ptr());
+    for (std::size_t i = 0; i < parameter.nbytes(); ++i)
+      hash = (hash ^ bytes[i]) * 1099511628211ULL;
+  }
+  return hash;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  const std::int64_t steps = std::atoll(words[1]);
+  const auto kills = planned(count, words);
+  at::set_num_threads(1);
+  at::manual_seed(1);
+  nn::Sequential net(nn::Linear(32, 128), nn::Dropout(0.2), nn::Linear(128, 8));
+  torch::optim::Adam adam(net->parameters(), 0.01);
+  std::int64_t step = 0, seen = 0;
+  bool repaired = false;
+  muster::elastic::State state;
+  state.add_module("net", *net).add_optimizer("adam", adam, *net).add_value("step", step);
+  state.add_random(7);
+  const auto ended = muster::elastic::run(state, [&] {
+    const auto epoch = static_cast<std::size_t>(muster::elastic::epoch());
+    const PlannedKill kill = epoch <= kills.size() ? kills[epoch - 1] : PlannedKill{};
+    std::fprintf(told, "epoch %zu from step %lld as %d of %d%s\n", epoch,
+                 static_cast<long long>(step), muster::get_rank(), muster::get_world_size(),
+                 step < seen ? " LOST" : "");
+    repaired = epoch > 1;
+    std::optional<Phase> begins(std::in_place, "begin", kill, kill.step);
+    muster::DistributedDataParallel ddp(net);
+    begins.reset();
+    while (step < steps) {
+      at::Generator data = at::make_generator<at::CPUGeneratorImpl>(
+          static_cast<std::uint64_t>(step * 1000 + muster::get_rank()));
+      const at::Tensor input = at::randn({16, 32}, data);
+      const at::Tensor target = at::randint(8, {16}, data, at::kLong);
+      adam.zero_grad();
+      at::Tensor loss;
+      {
+        const Phase phase("forward", kill, step);
+        loss = nn::functional::cross_entropy(ddp.forward(input), target);
+      }
+      {
+        const Phase phase("backward", kill, step);
+        loss.backward();
+      }
+      {
+        const Phase phase("update", kill, step);
+        adam.step();
+      }
+      ++step;
+      {
+        const Phase phase("commit", kill, step - 1);
+        state.commit();
+      }
+      seen = step;
+      if (repaired) std::fprintf(told, "goes on at %lld\n", now_ns());
+      repaired = false;
+    }
+  });
+  std::fprintf(told, "%s at step %lld, weights %016llx\n",
+               ended == muster::elastic::RunOutcome::finished ? "finished" : "preempted",
+               static_cast<long long>(step), static_cast<unsigned long long>(hash_of(*net)));
+  return 0;
+}

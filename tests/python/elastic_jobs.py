@@ -1,0 +1,101 @@
+"""Jobs under `muster run --elastic keep`, for the tests whose ranks and nodes die. The program is
+tests/elastic/elastic_trainer.cc.
+"""
+
+import os
+import pathlib
+import re
+import select
+import signal
+import subprocess
+import tempfile
+
+import pytest
+
+import muster
+
+BIN = pathlib.Path(muster.__file__).parents[2] / "bin"
+TRAINER = str(BIN / "elastic_trainer")
+LONG = os.environ.get("MUSTER_TEST_LONG")
+LIMIT_S = 600 if LONG else 120
+STEPS = 40
+
+
+class Launcher:
+    """One `muster run`. Its workers may print as much as a pipe holds before anybody reads it."""
+
+    def __init__(self, *words, ranks, options=("--standalone",), spares=0, log=None):
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("MUSTER_")}
+        if log:
+            kept["ELASTIC_TRAINER_LOG"] = str(log)
+        self._said = tempfile.TemporaryFile()
+        self.process = subprocess.Popen(
+            [str(BIN / "muster"), "run", *options, "--nproc-per-node", str(ranks)]
+            + ["--elastic", "keep", "--max-restarts", "1000", "--spares", str(spares), *words],
+            env=kept | {"MUSTER_SECRET": "a secret for the tests", "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+        )
+        self.end_descriptor = os.pidfd_open(self.process.pid)
+        self.out = ""
+
+    def read_until(self, text, times=1):
+        """Of what the workers print, as often as `times` in lines that were not read yet."""
+        for line in iter(self.process.stdout.readline, b""):
+            self.out += line.decode()
+            times -= text in line.decode()
+            if times == 0:
+                return
+        pytest.fail(f"never said: {text}\n{self.out}{self.err}")
+
+    @property
+    def err(self):
+        self._said.seek(0)
+        return self._said.read().decode()
+
+    def end(self):
+        """Waits for it; gives its exit code. `out` is whole then."""
+        out, _ = self.process.communicate(timeout=LIMIT_S)
+        self.out += out.decode()
+        return self.process.returncode
+
+    def told(self):
+        """All that it said, for a failed test: it is killed if it lives."""
+        if self.process.returncode is None:
+            self.process.kill()
+            self.end()
+        return f"== exit code {self.process.returncode}\n{self.out}{self.err}"
+
+
+def train(*kills, ranks=3, spares=0, steps=STEPS):
+    """On one node; gives its launcher, which has ended."""
+    launcher = Launcher(TRAINER, str(steps), *kills, ranks=ranks, spares=spares)
+    assert launcher.end() == 0, launcher.out + launcher.err
+    return launcher
+
+
+def weights(out, count):
+    """Of all ranks, which are equal."""
+    found = re.findall(r"finished at step \d+, weights (\w+)", out)
+    assert len(found) == count, out
+    assert len(set(found)) == 1, out
+    return found[0]
+
+
+def replace_killed(start, nodes):
+    """Starts so many nodes by `start`, and another for each one that is killed, until all others
+    have ended. Gives the launchers in the order of their ends.
+    """
+    living = [start() for _ in range(nodes)]
+    ended = []
+    while living:
+        ready, _, _ = select.select([each.end_descriptor for each in living], [], [], LIMIT_S)
+        if not ready:
+            pytest.fail("the job does not end\n" + "".join(each.told() for each in living + ended))
+        for each in [each for each in living if each.end_descriptor in ready]:
+            living.remove(each)
+            ended.append(each)
+            if each.end() == -signal.SIGKILL:
+                living.append(start())
+    return ended

@@ -1,0 +1,155 @@
+"""`muster run --elastic keep`: ranks and nodes die, the others stay, and the weights are those of a
+run that nobody disturbs. elastic_kills_test.py does it at seeded moments. The programs are
+tests/elastic/elastic_trainer.cc and elastic_program.py.
+"""
+
+import pathlib
+import re
+import signal
+import socket
+import time
+
+import pytest
+from elastic_jobs import STEPS, TRAINER, Launcher, replace_killed, train, weights
+from etcd_server import etcd_server
+from scratch import reserve_port
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    return weights(train().out, 3)
+
+
+# spec: L8 a spare takes the dead rank's place; L6 two ranks die one after the other, the second in
+# the epoch that begins because of the first, in the step that is redone: the one that is left has
+# everything
+def test_spares_step_in(undisturbed):
+    ran = train("7:2:backward:0:worker", "7:1:forward:0:worker", spares=2)
+    told = ran.out + ran.err
+    assert "LOST" not in ran.out, told
+    assert weights(ran.out, 3) == undisturbed, told
+    assert ran.err.count("2 stay, 1 are spares that step in, 0 start anew") == 2, told
+
+
+# spec: L6 without a spare a new process takes the place
+def test_without_a_spare(undisturbed):
+    ran = train("7:2:update:20:worker")
+    assert weights(ran.out, 3) == undisturbed, ran.out + ran.err
+    assert "2 stay, 0 are spares that step in, 1 start anew" in ran.err, ran.err
+
+
+# spec: L9 SIGTERM or SIGUSR1 to the launcher: the ranks leave together after a commit, with the
+# launcher's usual exit code, and nothing is killed
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_preemption(number):
+    ran = Launcher(TRAINER, "100000000", ranks=2)
+    ran.read_until("epoch 1 from step 0")
+    ran.process.send_signal(number)
+    assert ran.end() == 128 + number, ran.out + ran.err
+    found = re.findall(r"preempted at step (\d+), weights (\w+)", ran.out)
+    assert len(found) == 2 and len(set(found)) == 1, ran.out + ran.err
+
+
+def rendezvous(kind, endpoint, job, nodes="1:2"):
+    """Nobody is lost by silence alone."""
+    patience = "last_call_timeout=3600,keep_alive_interval=3600"
+    if kind == "etcd":
+        patience = "last_call_timeout=3600,keep_alive_interval=1,keep_alive_max_attempt=2"
+    return ["--nnodes", nodes, "--rdzv-backend", kind, "--rdzv-endpoint", endpoint] + [
+        *("--rdzv-id", job, "--rdzv-conf", patience)
+    ]
+
+
+def server_of(port, job, *words):
+    """A node that serves the job's store."""
+    options = rendezvous("c10d", f"127.0.0.1:{port}", job)
+    launcher = Launcher(*words, ranks=2, options=options)
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            return launcher
+        except ConnectionRefusedError:
+            assert launcher.process.poll() is None, launcher.told()
+            time.sleep(0.01)
+
+
+# spec: L6 over two nodes the survivors of both stay; L4 with their ranks
+def test_two_nodes():
+    options = rendezvous("c10d", f"127.0.0.1:{reserve_port()}", "two")
+    kills = ("9:3:update:10:worker", "15:0:commit:10:worker")
+    nodes = replace_killed(
+        lambda: Launcher(TRAINER, str(STEPS), *kills, ranks=2, options=options), 2
+    )
+    told = "".join(each.told() for each in nodes)
+    out = "".join(each.out for each in nodes)
+    assert [each.process.returncode for each in nodes] == [0, 0], told
+    assert weights(out, 4) == weights(train(ranks=4).out, 4), told
+    assert told.count("2 stay, 0 are spares that step in, 0 start anew") == 2, told
+    assert told.count("1 stay, 0 are spares that step in, 1 start anew") == 2, told
+
+
+# spec: L6 a node dies, another comes: the workers that are left stay all the time; L9 a node
+# leaves after a commit, and the other goes on
+def test_nodes_come_and_go():
+    port = reserve_port()
+    first = server_of(port, "visits", TRAINER, "100000000")
+    options = rendezvous("c10d", f"127.0.0.1:{port}", "visits")
+    second = Launcher(TRAINER, "100000000", ranks=2, options=options)
+    first.read_until("from step 0 as", 2)
+    second.process.kill()
+    first.read_until("of 2\n", 2)
+    third = Launcher(TRAINER, "100000000", ranks=2, options=options)
+    first.read_until("of 4\n", 2)
+    third.read_until("of 4\n", 2)
+    third.process.send_signal(signal.SIGTERM)
+    assert third.end() == 128 + signal.SIGTERM, third.out + third.err
+    assert third.out.count("preempted at step") == 2, third.out + third.err
+    first.read_until("of 2\n", 2)
+    first.process.send_signal(signal.SIGTERM)
+    assert first.end() == 128 + signal.SIGTERM, first.out + first.err
+    assert len(set(re.findall(r"preempted at step (\d+)", first.out))) == 1, first.out
+    assert first.err.count("2 stay, 0 are spares that step in, 0 start anew") == 3, first.err
+    second.end()
+
+
+# spec: L6 the node of rank 0, which serves the workers' store, dies: without etcd that ends the
+# job, and the other node says so
+def test_death_of_the_node_that_serves():
+    port = reserve_port()
+    first = server_of(port, "served", TRAINER, "100000000")
+    options = rendezvous("c10d", f"127.0.0.1:{port}", "served")
+    second = Launcher(TRAINER, "100000000", ranks=2, options=options)
+    second.read_until("of 4\n", 2)
+    first.process.kill()
+    assert second.end() == 1, second.told()
+    assert "which another node's agent serves, is gone" in second.err, second.err
+    first.end()
+
+
+# spec: L6 with etcd the job goes on without the node of rank 0: the survivors meet at the store of
+# another node, and a replacement takes the dead slot
+def test_etcd_survives_the_death_of_rank_zeros_node():
+    with etcd_server() as endpoint:
+        options = rendezvous("etcd", endpoint.removeprefix("http://"), "zero", "2")
+        words = (TRAINER, str(STEPS), "9:0:update:10:host")
+        nodes = replace_killed(lambda: Launcher(*words, ranks=2, options=options), 2)
+    told = "".join(each.told() for each in nodes)
+    out = "".join(each.out for each in nodes)
+    codes = [each.process.returncode for each in nodes]
+    assert codes == [-signal.SIGKILL, 0, 0], told
+    assert "LOST" not in out, told
+    assert weights(out, 4) == weights(train(ranks=4).out, 4), told
+    assert told.count("2 stay, 0 are spares that step in, 0 start anew") == 1, told
+
+
+# spec: L6 muster.elastic.State: the same from Python, with a scheduler and values
+def test_python():
+    program = str(pathlib.Path(__file__).with_name("elastic_program.py"))
+
+    def trained(*kills):
+        ran = Launcher(program, "10", *kills, ranks=2, spares=len(kills))
+        assert ran.end() == 0, ran.out + ran.err
+        assert "LOST" not in ran.out, ran.out + ran.err
+        return weights(ran.out, 2)
+
+    assert trained("5:0:update") == trained()
