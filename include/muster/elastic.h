@@ -26,6 +26,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "muster/clock.h"
 #include "muster/distributed_sampler.h"
@@ -109,6 +110,26 @@ struct ElasticOptions {
 /// group that failed without one (a timeout, a mismatch).
 RunOutcome run(State& state, const std::function<void()>& train,
                const ElasticOptions& options = {});
+
+/// Samples first to first + count - 1 of the batch of a step.
+struct SampleRange {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+  double weight = 0;  ///< for the mean loss over these samples
+};
+
+/// This rank's part of a step whose batch has `global_batch` samples whatever the world size is.
+/// One range for each round of forward and backward, equally many on all ranks; no range has more
+/// than `largest` samples (0: no limit, so one round). If the loss of a round is the mean over its
+/// samples times `weight`, and DDP averages over the ranks, the gradients are those of the mean
+/// over the whole batch, up to rounding. In all rounds but the last the gradients need no averaging
+/// (`no_sync`). Throws DistError if a rank would have no sample in some round.
+///
+///   for (const auto& range : elastic::share_of_batch(256, 32)) {
+///     auto [input, target] = samples(step, range.first, range.count);
+///     (range.weight * cross_entropy(ddp.forward(input), target)).backward();
+///   }
+std::vector<SampleRange> share_of_batch(std::int64_t global_batch, std::int64_t largest = 0);
 
 /// Number of the epoch of the job that this process is in, as MUSTER_EPOCH; 0: of none.
 std::int64_t epoch();

@@ -3,6 +3,8 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "bindings.h"
 #include "blocking.h"
@@ -75,6 +77,16 @@ void bind_elastic(py::module_& module) {
       },
       py::arg("number"), py::arg("finished"),
       "All ranks have come to commit `number`, or to the end; whether this one is to leave.");
+  module.def(
+      "_elastic_share_of_batch",
+      [](std::int64_t global_batch, std::int64_t largest) {
+        std::vector<std::tuple<std::int64_t, std::int64_t, double>> ranges;
+        for (const auto& range : elastic::share_of_batch(global_batch, largest))
+          ranges.emplace_back(range.first, range.count, range.weight);
+        return ranges;
+      },
+      py::arg("global_batch"), py::arg("largest"),
+      "First sample, number of samples and weight of each round of this rank.");
   module.def("_elastic_epoch", &elastic::epoch, "Number of this process's epoch; 0: of none.");
 }
 

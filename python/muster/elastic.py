@@ -32,7 +32,7 @@ import torch
 from . import _C
 from .objects import broadcast_object_list
 
-__all__ = ["Preempted", "State", "epoch", "run"]
+__all__ = ["Preempted", "State", "epoch", "run", "share_of_batch"]
 
 __path__: list[str] = []  # a package, whose submodules `_modules` finds
 
@@ -312,6 +312,25 @@ def _close_group() -> None:
         _C.destroy_process_group()
     except _C.DistError:
         pass
+
+
+def share_of_batch(global_batch: int, largest: int | None = None) -> list[tuple[range, float]]:
+    """This rank's part of a step whose batch has `global_batch` samples whatever the world size
+    is. One item for each round of forward and backward, equally many on all ranks: the numbers of
+    its samples, at most `largest` (None: no limit, so one round), and a weight. If the loss of a
+    round is the mean over its samples times the weight, and DDP averages over the ranks, the
+    gradients are those of the mean over the whole batch, up to rounding. In all rounds but the last
+    the gradients need no averaging (`no_sync`). Raises DistError if a rank would have no sample in
+    some round.
+
+        for samples, weight in elastic.share_of_batch(256, largest=32):
+            inputs, targets = data[samples.start : samples.stop]
+            (weight * cross_entropy(ddp(inputs), targets)).backward()
+    """
+    return [
+        (range(first, first + count), weight)
+        for first, count, weight in _C._elastic_share_of_batch(global_batch, largest or 0)
+    ]
 
 
 def epoch() -> int:

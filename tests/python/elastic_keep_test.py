@@ -60,9 +60,9 @@ def rendezvous(kind, endpoint, job, nodes="1:2"):
     ]
 
 
-def server_of(port, job, *words):
+def server_of(port, job, *words, more=()):
     """A node that serves the job's store."""
-    options = rendezvous("c10d", f"127.0.0.1:{port}", job)
+    options = rendezvous("c10d", f"127.0.0.1:{port}", job) + [*more]
     launcher = Launcher(*words, ranks=2, options=options)
     while True:
         try:
@@ -110,6 +110,25 @@ def test_nodes_come_and_go():
     assert len(set(re.findall(r"preempted at step (\d+)", first.out))) == 1, first.out
     assert first.err.count("2 stay, 0 are spares that step in, 0 start anew") == 3, first.err
     second.end()
+
+
+# spec: L10 within --repair-timeout a lost node is replaced at the same size: the survivors' next
+# epoch has as many ranks as the one before
+def test_repair_timeout_waits_for_a_replacement():
+    port = reserve_port()
+    patient = ["--repair-timeout", "3600"]
+    first = server_of(port, "patient", TRAINER, "100000000", more=patient)
+    options = rendezvous("c10d", f"127.0.0.1:{port}", "patient") + patient
+    second = Launcher(TRAINER, "100000000", ranks=2, options=options)
+    first.read_until("epoch 1 from step 0", 2)
+    second.process.kill()
+    second.end()
+    third = Launcher(TRAINER, "100000000", ranks=2, options=options)
+    first.read_until("of 4\n", 2)
+    assert "of 2\n" not in first.out, first.told()
+    first.process.send_signal(signal.SIGTERM)
+    first.end()
+    third.end()
 
 
 # spec: L6 the node of rank 0, which serves the workers' store, dies: without etcd that ends the

@@ -25,7 +25,7 @@ const std::set<std::string> kWithoutMeaning = {"is_host",           "store_type"
 struct Words {
   std::string nodes = "1", workers = "1", node_rank, master_addr, master_port, run_id, backend,
               endpoint, configuration, local_addr, line_prefix, stop_signals, event_handler, events;
-  std::string elastic, spares = "0", preempt_grace = "30";
+  std::string elastic, spares = "0", preempt_grace = "30", repair_timeout = "0";
   std::string restarts = "0", shutdown_timeout, join_timeout = "600", monitor_interval;
   std::string log_dir, redirects = "0", tee = "0", shown_ranks, role = "default", spelling = "dash",
                        start_method;
@@ -195,6 +195,9 @@ void Parser::add_watching() {
     value("--preempt-grace", words_.preempt_grace,
           "With --elastic keep, seconds for the workers to leave after their next commit when this "
           "launcher gets SIGTERM or SIGUSR1; 0: they get the signal at once. Default 30");
+    value("--repair-timeout", words_.repair_timeout,
+          "Seconds that a job of MIN to MAX nodes which has lost one waits for another before it "
+          "goes on with fewer. Default 0");
     value("--monitor-interval", words_.monitor_interval,
           "Seconds; accepted for torchrun's sake, a worker's end is seen at once");
     value("--start-method", words_.start_method,
@@ -412,6 +415,9 @@ Status Parser::understand_watching(RunOptions& options) const {
   auto grace = seconds("--preempt-grace", words_.preempt_grace);
   if (!grace) return grace.status();
   options.preempt_grace = *grace;
+  auto repair = seconds("--repair-timeout", words_.repair_timeout);
+  if (!repair) return repair.status();
+  options.repair_timeout = *repair;
   if (!words_.stop_signals.empty()) {
     auto signals = launch::parse_signals("--signals-to-handle", words_.stop_signals);
     if (!signals) return signals.status();

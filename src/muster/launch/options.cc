@@ -163,6 +163,7 @@ membership::EpochOptions epoch_options(const RunOptions& options) {
   epochs.max_restarts = options.max_restarts;
   epochs.join_timeout = options.join_timeout;
   epochs.last_call = options.last_call;
+  epochs.repair_timeout = options.repair_timeout;
   // A fixed number of nodes without restarts cannot use a replacement.
   epochs.wait_for_nodes = is_elastic(options) || options.max_restarts > 0;
   epochs.majority = options.majority;

@@ -49,6 +49,8 @@ struct RunOptions {
   std::optional<std::string> run_id;
   std::string role = "default";
   Duration join_timeout = std::chrono::seconds(600);  ///< for all nodes to join
+  /// How long a job that has lost a node waits for another before it goes on with fewer.
+  Duration repair_timeout{0};
   Duration last_call =
       std::chrono::seconds(30);  ///< how long the first epoch waits for more than `min_nodes`
   /// A node that has been silent for this long counts as dead (the end of its launcher is noticed
