@@ -3,8 +3,10 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -114,6 +116,17 @@ Outcome Launched::finish() {
   ::waitpid(pid_, &state, 0);
   pid_ = -1;
   return {WIFSIGNALED(state) ? 128 + WTERMSIG(state) : WEXITSTATUS(state), out_text_, err_text_};
+}
+
+std::function<void()> localhost_of_both_families(const std::string& hosts_file) {
+  std::ofstream(hosts_file) << "::1 localhost\n127.0.0.1 localhost\n"
+                            << std::ifstream("/etc/hosts").rdbuf();
+  return [hosts_file] {
+    if (::unshare(CLONE_NEWNS) != 0 ||
+        ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        ::mount(hosts_file.c_str(), "/etc/hosts", nullptr, MS_BIND, nullptr) != 0)
+      ::_exit(127);
+  };
 }
 
 Fifo::Fifo() {

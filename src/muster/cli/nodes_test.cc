@@ -97,6 +97,21 @@ TEST(Nodes, AssignedNumbers) {
             (Lines{"[0] 0 assigned", "[0] met 01", "[1] 1 assigned", "[1] met 01"}));
 }
 
+// spec: J3 two launchers at an endpoint whose name has two addresses: one of them serves, not both
+TEST(Nodes, MeetAtANameWithTwoAddresses) {
+  if (::geteuid() != 0) GTEST_SKIP() << "other names for addresses need root";
+  const TemporaryFolder folder("muster-test-");
+  const auto before = localhost_of_both_families(folder.path() + "/hosts");
+  auto words = assigned_words(free_port(), 1, {kWorker, "meet"});
+  for (std::string& each : words)
+    if (each.starts_with("127.0.0.1:")) each.replace(0, 9, "localhost");
+  Launched one(words, kSecret, before), two(words, kSecret, before);
+  const Outcome a = one.finish(), b = two.finish();
+  EXPECT_EQ(a.code, 0) << a.err;
+  EXPECT_EQ(b.code, 0) << b.err;
+  EXPECT_EQ(sorted_lines(a.out + b.out), (Lines{"[0] met 01", "[1] met 01"}));
+}
+
 // spec: J3 the first failure ends the workers of all nodes; every launcher says where it was, and
 // its exit code tells
 TEST(Nodes, AFailureEndsTheOtherNodes) {

@@ -491,6 +491,19 @@ TEST(Run, ListensOnLoopbackWithOneNode) {
   EXPECT_TRUE(outcome.out.ends_with(" " + launch::full_host_name() + "\n")) << outcome.out;
 }
 
+// spec: J3 two jobs at once on a host whose localhost has two addresses
+TEST(Run, SharesALocalhostOfBothFamilies) {
+  if (::geteuid() != 0) GTEST_SKIP() << "other names for addresses need root";
+  const TemporaryFolder folder("muster-test-");
+  const auto before = localhost_of_both_families(folder.path() + "/hosts");
+  Launched other({"run", kWorker, "wait", "0"}, {}, before);
+  ASSERT_TRUE(other.wait_for_output("ready"));
+  const Outcome outcome =
+      Launched({"run", "--nproc-per-node", "2", kWorker, "meet"}, {}, before).finish();
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(sorted_lines(outcome.out), (Lines{"[0] met 01", "[1] met 01"}));
+}
+
 // spec: W3 logs go through no link and to no other user's file: what others laid is refused by name
 TEST(Run, RefusesLogsThroughLinks) {
   Fifo folder;

@@ -26,14 +26,15 @@ constexpr Duration kEtcdPatience = std::chrono::seconds(20);  // with a call: el
 constexpr Duration kLeaseEnds = std::chrono::seconds(2);
 constexpr const char* kEtcdPrefix = "muster";  // of all keys
 
-// A socket at the first address of `host` that is this machine's and free.
+// A socket at the first address of `host` that is this machine's: others try that one first too,
+// and where its port is taken they meet somebody else there.
 Result<Descriptor> listen_at(const std::string& host, std::uint16_t port, TimePoint deadline) {
   auto addresses = resolve(host, port, deadline);
   if (!addresses) return addresses.status();
   Status last(Code::network, "\"" + host + "\" has no address");
   for (const SocketAddress& address : *addresses) {
     auto socket = listen_on(address, kBacklog);
-    if (socket) return socket;
+    if (socket || is_of_this_host(address)) return socket;
     last = socket.status();
   }
   return last;

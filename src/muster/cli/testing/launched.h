@@ -63,6 +63,10 @@ inline Outcome run(const std::vector<std::string>& arguments,
   return Launched(arguments, variables).finish();
 }
 
+/// For `before`: `localhost` has a loopback address of either family there, as on most systems.
+/// Needs root.
+std::function<void()> localhost_of_both_families(const std::string& hosts_file);
+
 /// A fifo in a directory of its own, to see whether anybody still holds it open for writing.
 class Fifo {
  public:
