@@ -524,6 +524,25 @@ TEST(Run, RefusesLogsThroughLinks) {
   refused("b", "can be written by others");
 }
 
+// spec: W3 nor do events: what others laid is refused, and a pipe is not waited for
+TEST(Run, RefusesEventsThatOthersCouldHaveLaid) {
+  Fifo folder;
+  const std::string loose = folder.folder() + "/loose", named = folder.folder() + "/named";
+  std::ofstream(loose) << "text";
+  ::chmod(loose.c_str(), 0666);
+  std::ofstream(named) << "text";
+  std::filesystem::create_hard_link(named, folder.folder() + "/second");
+  const auto refused = [](const std::string& path, const std::string& why) {
+    const Outcome outcome = run(shell(1, "echo out", {"--events", path}));
+    EXPECT_EQ(outcome.code, 1) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, "--events") && contains(outcome.err, why)) << outcome.err;
+  };
+  refused(loose, "can be written by others");
+  refused(folder.folder() + "/second", "2 names");
+  refused(folder.path(), "the file of events " + folder.path());
+  EXPECT_EQ(contents(loose) + contents(named), "texttext");
+}
+
 // spec: W1 who has the secret learns how many have tried without it
 TEST(Doctor, TellsHowManyWereTurnedAway) {
   const std::string port = std::to_string(muster::testing::reserve_port());

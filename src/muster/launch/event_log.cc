@@ -1,6 +1,5 @@
 #include "muster/launch/event_log.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -8,7 +7,7 @@
 #include <ctime>
 #include <nlohmann/json.hpp>
 
-#include "muster/base/socket_address.h"
+#include "muster/base/own_files.h"
 
 namespace muster::launch {
 namespace {
@@ -30,12 +29,9 @@ std::string time_text() {
 }  // namespace
 
 Result<EventLog> EventLog::open(const std::string& path, std::string job, std::string host) {
-  Descriptor file(
-      ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!file)
-    return Status(Code::invalid_argument,
-                  "--events: cannot write to " + path + ": " + errno_text(errno));
-  return to(std::move(file), std::move(job), std::move(host));
+  auto file = open_own_file(path, O_WRONLY | O_CREAT | O_APPEND, {.name = "the file of events"});
+  if (!file) return file.status().with_context("--events");
+  return to(std::move(*file), std::move(job), std::move(host));
 }
 
 EventLog EventLog::to(Descriptor descriptor, std::string job, std::string host) {

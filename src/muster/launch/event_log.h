@@ -22,8 +22,8 @@ class EventLog {
 
   /// A disabled log: `write` does nothing.
   EventLog() = default;
-  /// Appends to the file, which is created with mode 0600 if missing. Every line has `job` and
-  /// `host`.
+  /// Appends to the file, which is created with mode 0600 if missing; refused where others could
+  /// have laid it (`base/own_files.h`). Every line has `job` and `host`.
   static Result<EventLog> open(const std::string& path, std::string job, std::string host);
   /// Writes to a descriptor that others use too (standard error).
   static EventLog to(Descriptor descriptor, std::string job, std::string host);
