@@ -312,6 +312,30 @@ def test_an_exception_of_another_worker_imports_nothing():
     assert inside._class_of("pickle.UnpicklingError") is pickle.UnpicklingError
 
 
+# spec: W5 RPC: what muster's own modules call for a caller is checked as its calls are
+def test_modules_and_optimizers_are_made_of_what_may_be_called():
+    from muster.nn.api import remote_module
+    from muster.optim import distributed_optimizer
+
+    def body(rank):
+        other = f"worker{1 - rank}"
+        total = torch.ops.aten.sum
+        with pytest.raises(TypeError, match="aten.sum: dtype is 7; give a torch.dtype"):
+            rpc.rpc_sync(other, remote_module._make, (total, (torch.ones(2),), {"dtype": 7}, "cpu"))
+        with pytest.raises(TypeError, match="aten.add: give a tensor"):
+            rpc.rpc_sync(other, remote_module._make, (torch.ops.aten.add, (1, 2), {}, "cpu"))
+        with pytest.raises(TypeError, match="aten.mul: give a tensor"):
+            rpc.rpc_sync(other, distributed_optimizer._make, (torch.ops.aten.mul, [], (9,), {}))
+        with pytest.raises(PermissionError, match="_make is not among what other workers may call"):
+            rpc.rpc_sync(
+                other,
+                remote_module._make,
+                (remote_module._make, (torch.Size, ([1],), {}, "cpu"), {}, "cpu"),
+            )
+
+    bounded(body, allow_pickle=False)
+
+
 # spec: W5 RPC: no function at all, and contradictions
 def test_without_pickles_operators_and_nothing_else():
     def body(rank):

@@ -5,6 +5,7 @@ import threading
 import torch
 
 from .. import autograd, rpc
+from ..rpc import inside
 
 # All steps on one worker come one after the other, whichever optimizers and trainers they are of:
 # parameters may be shared.
@@ -42,6 +43,7 @@ class _OwnerOptimizer:
 
 
 def _make(optimizer_class, parameters, args, kwargs):
+    inside.check_call(optimizer_class, (parameters, *args), kwargs)
     return rpc.RRef(_OwnerOptimizer(optimizer_class, parameters, args, kwargs))
 
 

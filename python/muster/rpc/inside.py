@@ -123,7 +123,7 @@ def _allowed_operator(path, overload):
 
 
 # What muster's own modules ask of other workers, whatever those let programs call: they make
-# objects of classes that the caller names, which are bounded as all are.
+# objects of classes that the caller names, which `check_call` bounds as all are.
 _OF_MUSTER = {
     __name__: ["call_method"],
     "muster.nn.api.remote_module": ["_make", "_forward", "_parameters"],
@@ -220,21 +220,27 @@ def _check_operator(operator, arguments, named):
         raise TypeError(f"{operator}: give a tensor; what it does with other values is not served")
 
 
-def serve(data, tensors, references, answer):
-    """Runs the function of a call. Returns its result, or LATER where `answer` will get it."""
-    function, arguments, named = loads(data, tensors, references)
-    del tensors, references
-    if (
-        in_force.policy is not None
-        and function not in _asked_by_muster().values()
-        and not in_force.policy.may_call(function)
-    ):
+def check_call(function, arguments, named):
+    """Raises PermissionError unless other workers may call `function` here, and TypeError or
+    ValueError where an operator of torch would not check its arguments.
+    """
+    if in_force.policy is None:
+        return
+    if not in_force.policy.may_call(function):
         raise PermissionError(
             f"{name_of(function)} is not among what other workers may call here: give it to "
             "init_rpc(functions=[...]) on this worker"
         )
-    if in_force.policy is not None and isinstance(function, _OPERATORS):
+    if isinstance(function, _OPERATORS):
         _check_operator(function, arguments, named)
+
+
+def serve(data, tensors, references, answer):
+    """Runs the function of a call. Returns its result, or LATER where `answer` will get it."""
+    function, arguments, named = loads(data, tensors, references)
+    del tensors, references
+    if in_force.policy is not None and function not in _asked_by_muster().values():
+        check_call(function, arguments, named)
     result = function(*arguments, **named)
     del arguments, named
     if isinstance(result, Later):

@@ -30,6 +30,7 @@ def _moved(value, device):
 
 
 def _make(module_cls, args, kwargs, device):
+    inside.check_call(module_cls, args, kwargs)
     module = module_cls(*args, **kwargs)
     if not isinstance(module, torch.nn.Module):
         raise ValueError(
