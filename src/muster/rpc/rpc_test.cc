@@ -385,6 +385,21 @@ TEST(Rpc, TensorsOfOtherDevicesAreRefusedWithoutAMap) {
   });
 }
 
+// spec: N3 a tensor whose type does not travel is refused where it is sent, and the workers go on
+TEST(Rpc, TensorsWhoseTypeDoesNotTravelAreRefused) {
+  on_workers(2, [](int rank) {
+    const auto bytes = torch::ones({8}, at::kByte);
+    EXPECT_HAS(message_of<DistError>(
+                   [&] { rpc_sync<at::Tensor>(1 - rank, "echo", bytes.view(at::kBits8)); }),
+               "is of type Bits8, which does not travel");
+    const auto wanted = static_cast<std::int64_t>(at::kQUInt8);
+    EXPECT_HAS(
+        message_of<DistError>([&] { rpc_sync<at::Tensor>(1 - rank, "aten::view", bytes, wanted); }),
+        "is of type QUInt8, which does not travel");
+    rpc_sync(1 - rank, "nothing");
+  });
+}
+
 // spec: N12 a change after `rpc_async` returns never shows
 TEST(Rpc, ChangesAfterTheCallDoNotShow) {
   on_workers(2, [](int rank) {

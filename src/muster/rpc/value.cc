@@ -43,6 +43,9 @@ std::int64_t elements_of(at::IntArrayRef sizes) {
   return none ? 0 : elements;
 }
 
+/// Numbers packed below a byte, and those that mean nothing without a scale, have no form here.
+bool travels(at::ScalarType type) { return !c10::isQIntType(type) && !c10::isBitsType(type); }
+
 Status misfit(const TensorHead& head, const std::string& why) {
   std::string sizes;
   for (const auto size : head.sizes) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
@@ -110,6 +113,9 @@ TensorOut describe_tensor(const at::Tensor& given, const DeviceMapping& device) 
   }
   if (given.layout() != at::kStrided) refuse("is not strided; make it dense first (to_dense)");
   if (given.is_quantized()) refuse("is quantized; send its int_repr and scale");
+  if (!travels(given.scalar_type()))
+    refuse(std::string("is of type ") + c10::toString(given.scalar_type()) +
+           ", which does not travel; send it as bytes (view as uint8)");
   at::Device there = at::kCPU;
   at::Tensor tensor = given;
   if (!given.is_cpu()) {
@@ -165,8 +171,7 @@ Result<TensorIn> allocate_tensor(const TensorHead& head) {
       head.dtype == static_cast<std::uint8_t>(at::ScalarType::Undefined))
     return misfit(head, "there is no such type");
   const auto type = static_cast<at::ScalarType>(head.dtype);
-  if (c10::isQIntType(type) || c10::isBitsType(type))
-    return misfit(head, "tensors of this type do not travel");
+  if (!travels(type)) return misfit(head, "tensors of this type do not travel");
   if (head.device_type >= static_cast<std::uint8_t>(at::COMPILE_TIME_MAX_DEVICE_TYPES))
     return misfit(head, "there is no such device");
   const auto elements = elements_of(head.sizes);
