@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "muster/shards/files/digest.h"
+#include "muster/shards/files/disk.h"
 #include "muster/shards/testing/states.h"
 
 namespace muster::shards {
@@ -77,6 +79,29 @@ TEST(Convert, ReadsAndImportsShardedSafetensors) {
   EXPECT_EQ(wrong_when_loaded(*imported, Way::zero, 2), 0);
   std::filesystem::remove(path + "/shard-00003-model-00001-of-00001.safetensors");
   EXPECT_FALSE(open_safetensors(path).ok());
+}
+
+// spec: S4 an index that others wrote gives away no file that is no checkpoint's, also where the
+// folder has a link to one
+TEST(Convert, ReadsNoFileThatIsNoCheckpoints) {
+  const TemporaryFolder folder("muster-shards-");
+  const std::string path = folder.path() + "/c", key = folder.path() + "/key";
+  save_as(Way::plain, 1, {.path = path, .step = {}, .durable = false});
+  ASSERT_TRUE(write_text(key, "nobody else's", false).ok());
+  std::filesystem::create_symlink(key, path + "/data");
+  auto index = open_index(path);
+  ASSERT_TRUE(index.ok()) << index.status().message();
+  for (const std::uint64_t header_bytes : {0, 4, 8}) {
+    const std::string header = std::string("nobody else's").substr(0, header_bytes);
+    const auto rest = static_cast<std::int64_t>(13 - header_bytes);
+    index->files = {{"data", {13, header_bytes, digest_of(header)}}};
+    index->tensors = {{"data", {"U8", {rest}, {{"data", box_of({rest}), header_bytes, ""}}}}};
+    ASSERT_TRUE(write_text(path + "/muster.json", text_of_index(*index), false).ok());
+    const auto read = open_index(path);
+    ASSERT_TRUE(read.ok()) << read.status().message();
+    EXPECT_FALSE(export_whole(*read, folder.path() + "/out").ok()) << header_bytes;
+    EXPECT_FALSE(verify(*read).empty());
+  }
 }
 
 }  // namespace

@@ -64,7 +64,9 @@ Status check_header(const FileReader& file, const StoredFile& stored) {
                        " that were saved: it is cut off or another one");
   std::string header(std::min(stored.header_bytes, kHeaderLimit + kLengthBytes), '\0');
   if (Status read = file.read_at(0, std::as_writable_bytes(std::span(header))); !read) return read;
-  if (digest_of(header) != stored.header_digest)
+  // An index names files that its author may never have seen: only those of this form are read.
+  if (digest_of(header) != stored.header_digest ||
+      length_in(header) != header.size() - kLengthBytes)
     return refuse_load("its header does not fit the index: it is altered");
   return {};
 }

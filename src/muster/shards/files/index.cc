@@ -98,9 +98,7 @@ Status add_header(Index& index, const std::string& name) {
   if (!file) return file.status();
   std::string length(kLengthBytes, '\0');
   if (Status read = file->read_at(0, std::as_writable_bytes(std::span(length))); !read) return read;
-  std::uint64_t bytes = 0;
-  for (std::size_t i = kLengthBytes; i-- > 0;)
-    bytes = bytes << 8 | static_cast<unsigned char>(length[i]);
+  const std::uint64_t bytes = length_in(length);
   if (bytes > kHeaderLimit || bytes > file->bytes() - kLengthBytes)
     return refuse_index("the header would have " + std::to_string(bytes) + " bytes: it is damaged");
   std::string text(bytes, '\0');

@@ -76,6 +76,13 @@ Status read_sharding(const json& metadata, std::vector<HeaderEntry>& entries) {
 
 }  // namespace
 
+std::uint64_t length_in(std::string_view file) {
+  std::uint64_t length = 0;
+  for (std::size_t i = std::min<std::size_t>(kLengthBytes, file.size()); i-- > 0;)
+    length = length << 8 | static_cast<unsigned char>(file[i]);
+  return length;
+}
+
 std::string write_header(std::vector<HeaderEntry>& entries, bool sharded) {
   json header = json::object(), sharding = json::object();
   header[kMetadata] = {{"format", "pt"}};

@@ -18,6 +18,9 @@ namespace muster::shards {
 inline constexpr std::uint64_t kHeaderLimit = 100'000'000;
 inline constexpr std::uint64_t kLengthBytes = 8;
 
+/// The length of the JSON, out of the first bytes of a file.
+std::uint64_t length_in(std::string_view file);
+
 struct HeaderEntry {
   std::string name, dtype;
   Box box;                           ///< offsets: in the whole tensor
