@@ -83,7 +83,7 @@ bool is_whole(const FileHeader& header, std::size_t bytes) {
       header.entry_bytes != sizeof(TraceEntry))
     return false;
   if (!std::has_single_bit(header.entries) || header.entries > kMostEntries || header.rank < 0 ||
-      header.rank >= header.world_size)
+      header.rank >= header.world_size || header.world_size > kMostRanks)
     return false;
   return bytes == kHeaderBytes + kGroups * sizeof(GroupSlot) +
                       std::size_t{header.entries} * sizeof(TraceEntry);

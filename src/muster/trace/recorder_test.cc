@@ -8,8 +8,10 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <set>
 #include <thread>
 
@@ -261,6 +263,18 @@ TEST_F(RecorderTest, AFileThatIsCutShortMeanwhileIsAnError) {
     fs::resize_file(copy, size);
   }
   EXPECT_TRUE(WIFEXITED(ended)) << "ended by signal " << WTERMSIG(ended);
+}
+
+// spec: W3 a trace that others made up does not make its reader count ranks for ever
+TEST_F(RecorderTest, AWorldThatNoJobHasIsAnError) {
+  const auto recorder = make("a job", 0);
+  ASSERT_TRUE(read_trace(recorder->path()).ok());
+  const std::int32_t world_size = std::numeric_limits<std::int32_t>::max();
+  std::fstream(recorder->path(), std::ios::in | std::ios::out | std::ios::binary)
+      .seekp(offsetof(FileHeader, world_size))
+      .write(reinterpret_cast<const char*>(&world_size), sizeof world_size);
+  EXPECT_NE(read_trace(recorder->path()).status().message().find("is no whole trace"),
+            std::string::npos);
 }
 
 TEST_F(RecorderTest, AGoodEndRemovesTheFileAndABadOneLeavesIt) {

@@ -11,9 +11,6 @@
 
 namespace muster::trace {
 
-/// No job has more: what says so is damaged.
-inline constexpr int kMostRanks = 1 << 20;
-
 /// Only the latest call of each group, and of the groups only the latest 32: some hundred bytes
 /// each.
 RankTrace cut_to_latest(const RankTrace& trace);
