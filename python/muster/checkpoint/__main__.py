@@ -19,6 +19,11 @@ def _is_file_of_torch(path):
     return path.endswith((".pt", ".pth", ".bin"))
 
 
+def _printable(text):
+    """Without what a terminal takes for commands: names in a checkpoint may be anybody's."""
+    return "".join(each if each.isprintable() or each == "\n" else " " for each in text)
+
+
 def main():
     parser = argparse.ArgumentParser(
         prog="python -m muster.checkpoint",
@@ -50,7 +55,7 @@ def main():
         else:
             convert.from_safetensors(given.source, given.target)
     except (DistError, OSError) as error:
-        sys.exit(f"muster.checkpoint: {error}")
+        sys.exit(_printable(f"muster.checkpoint: {error}"))
 
 
 if __name__ == "__main__":

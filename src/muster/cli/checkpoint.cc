@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "muster/cli/parse.h"
+#include "muster/cli/printable.h"
 #include "muster/shards/convert.h"
 #include "muster/shards/files/disk.h"
 #include "muster/shards/load.h"
@@ -16,7 +17,7 @@ namespace muster::cli {
 namespace {
 
 int complain(const std::string& why) {
-  std::cerr << "muster checkpoint: " << why << "\n";
+  std::cerr << "muster checkpoint: " << printable(why) << "\n";
   return 1;
 }
 
@@ -47,12 +48,12 @@ int list(const std::string& folder) {
       continue;
     }
     std::printf("%10s %6d %8zu %10s  %-20s  %s\n", step_text(*index).c_str(), index->world_size,
-                index->tensors.size(), size_text(index->bytes()).c_str(), index->saved_at.c_str(),
-                path.c_str());
+                index->tensors.size(), size_text(index->bytes()).c_str(),
+                printable_line(index->saved_at).c_str(), printable_line(path).c_str());
   }
   for (const std::string& path : shards::unfinished_in(shards::without_slash(folder)))
     std::printf("%10s %6s %8s %10s  %-20s  %s\n", "-", "-", "-", "-", "never finished",
-                path.c_str());
+                printable_line(path).c_str());
   return result;
 }
 
@@ -60,14 +61,15 @@ int show(const std::string& path) {
   const auto index = shards::open_index(path);
   if (!index) return complain(index.status().message());
   std::printf("%s: step %s, saved by %d ranks at %s, %zu tensors in %zu files, %s\n", path.c_str(),
-              step_text(*index).c_str(), index->world_size, index->saved_at.c_str(),
+              step_text(*index).c_str(), index->world_size, printable_line(index->saved_at).c_str(),
               index->tensors.size(), index->files.size(), size_text(index->bytes()).c_str());
   for (const auto& [name, tensor] : index->tensors)
     std::printf("  %-8s %-20s %3zu pieces  %s\n", tensor.dtype.c_str(),
-                shards::text_of(tensor.sizes).c_str(), tensor.pieces.size(), name.c_str());
+                shards::text_of(tensor.sizes).c_str(), tensor.pieces.size(),
+                printable_line(name).c_str());
   const auto values = nlohmann::json::parse(index->values, nullptr, false);
   for (const auto& [name, value] : values.items())
-    std::printf("  %s = %s\n", name.c_str(), value.dump().c_str());
+    std::printf("  %s = %s\n", printable_line(name).c_str(), printable_line(value.dump()).c_str());
   return 0;
 }
 
@@ -75,7 +77,7 @@ int verify(const std::string& path) {
   const auto index = shards::open_index(path);
   if (!index) return complain(index.status().message());
   const auto wrong = shards::verify(*index);
-  for (const std::string& each : wrong) std::cout << each << "\n";
+  for (const std::string& each : wrong) std::cout << printable_line(each) << "\n";
   if (!wrong.empty())
     return complain(path + " is damaged: " + std::to_string(wrong.size()) + " faults");
   std::printf("%s: every byte is as it was saved (%s in %zu files)\n", path.c_str(),

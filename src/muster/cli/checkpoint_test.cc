@@ -63,6 +63,29 @@ TEST_F(CheckpointCommand, TellsWhatIsThere) {
   EXPECT_EQ(run("").code, 2);
 }
 
+// spec: S7 names that others chose give the terminal no commands and make no lines of their own
+TEST_F(CheckpointCommand, ShowsNamesAsText) {
+  const float weight = 1;
+  const shards::Shard evil{"a\x1b]0;b\x07\nc\u009bd", "F32", {1}, {shards::box_of({1})}};
+  const std::string there = folder.path() + "/evil";
+  ASSERT_TRUE(shards::save({evil}, {reinterpret_cast<const std::byte*>(&weight)},
+                           "{\"x\\u001b\\ny\": \"\u007f\u0085\"}",
+                           {.path = there, .step = {}, .durable = false}, {})
+                  .ok());
+  const Ended show = run("show " + there);
+  EXPECT_EQ(show.code, 0) << show.text;
+  EXPECT_NE(show.text.find("a ]0;b  c d"), std::string::npos) << show.text;
+  EXPECT_NE(show.text.find("x  y = "), std::string::npos) << show.text;
+  std::filesystem::remove(there + "/shard-00001-model-00001-of-00001.safetensors");
+  const Ended verify = run("verify " + there);
+  EXPECT_NE(verify.text.find("a ]0;b  c d"), std::string::npos) << verify.text;
+  for (const std::string& text : {show.text, verify.text}) {
+    EXPECT_EQ(text.find_first_of("\x1b\x07\x7f"), std::string::npos);
+    EXPECT_EQ(text.find("\xc2\x9b"), std::string::npos);
+    EXPECT_EQ(text.find("\xc2\x85"), std::string::npos);
+  }
+}
+
 // spec: S7 verify names what is damaged, and ends with 1
 TEST_F(CheckpointCommand, FindsDamage) {
   const std::string file = path + "/shard-00001-model-00001-of-00001.safetensors";

@@ -20,6 +20,7 @@
 #include "muster/base/socket_address.h"
 #include "muster/base/tls_setting.h"
 #include "muster/cli/parse.h"
+#include "muster/cli/printable.h"
 #include "muster/launch/host.h"
 #include "muster/launch/process.h"
 #include "muster/store/factory.h"
@@ -34,7 +35,7 @@ constexpr Duration kJobLimit = std::chrono::seconds(4);
 class Findings {
  public:
   void say(const char* what, const std::string& text) {
-    std::printf("%-18s %s\n", what, text.c_str());
+    std::printf("%-18s %s\n", what, printable_line(text).c_str());
   }
   void warn(const char* what, const std::string& text) {
     say(what, text + "   <-- look here");

@@ -17,6 +17,7 @@
 #include "muster/base/own_files.h"
 #include "muster/base/socket_address.h"
 #include "muster/cli/parse.h"
+#include "muster/cli/printable.h"
 #include "muster/clock.h"
 #include "muster/launch/options.h"
 #include "muster/store/factory.h"
@@ -150,7 +151,7 @@ class TraceChoice {
 };
 
 int complain(const char* command, const std::string& text) {
-  std::cerr << "muster " << command << ": " << text << "\n";
+  std::cerr << "muster " << command << ": " << printable(text) << "\n";
   return 1;
 }
 
@@ -174,14 +175,6 @@ std::string with_ending(std::string path, const std::string& ending) {
     if (path.ends_with(known)) path.resize(path.size() - 5);
   }
   return path + ending;
-}
-
-/// Text as it may go to a terminal: a trace holds words of other programs.
-std::string printable(const std::string& text) {
-  std::string out;
-  for (const char c : text)
-    out += (static_cast<unsigned char>(c) < 32 && c != '\n') || c == 127 ? ' ' : c;
-  return out;
 }
 
 std::string lines_of(const std::vector<std::string>& notes) {
@@ -241,9 +234,9 @@ int run_trace(const std::vector<std::string>& arguments) {
 
 std::string top_table(const trace::JobTrace& job) {
   const std::int64_t now = job.now_ns();
-  std::string out = printable(trace::title(job) + ": " + std::to_string(job.world_size()) +
-                              " ranks, " + std::to_string(job.ranks.size()) + " shown; " +
-                              trace::headline(job, trace::find_holdups(job))) +
+  std::string out = printable_line(trace::title(job) + ": " + std::to_string(job.world_size()) +
+                                   " ranks, " + std::to_string(job.ranks.size()) + " shown; " +
+                                   trace::headline(job, trace::find_holdups(job))) +
                     "\n";
   char line[256];
   std::snprintf(line, sizeof line, "%5s %8s %-8s %6s %8s %8s  %s\n", "rank", "pid", "process",
@@ -258,7 +251,7 @@ std::string top_table(const trace::JobTrace& job) {
                   scaled(gone ? 0 : rates.bytes).c_str());
     out += line;
     const auto* record = in_flight(rank);
-    out += record == nullptr ? "-" : printable(trace::describe(*record, rank, now, true));
+    out += record == nullptr ? "-" : printable_line(trace::describe(*record, rank, now, true));
     out += "\n";
     if (rank.failures > 0)
       out += "        last error: " + printable(rank.failure.substr(0, rank.failure.find('\n'))) +
