@@ -241,11 +241,18 @@ void NodeMembership::follow_epoch() {
   for (const membership::Member& member : epoch.members) {
     const auto report = membership::decode_report(member.value);
     auto details = report ? decode_node_details(report->details) : report.status();
+    const bool own = member.name == options_.name;
+    if (const int workers = details_.facts.workers;
+        details && own && details->facts.workers != workers)
+      details = Status(Code::mismatch,
+                       "epoch " + std::to_string(epoch.number) + " of the job has " +
+                           std::to_string(details->facts.workers) +
+                           " workers on this node, which starts " + std::to_string(workers));
     if (!details) {
       over_ = true;
       return give({AgentEvent(JobEnded{false, 1, details.status().message()}), {}, {}});
     }
-    if (member.name == options_.name) {
+    if (own) {
       plan->node = static_cast<int>(plan->nodes.size());
       plan->slot = member.slot;
     }

@@ -1,0 +1,53 @@
+#include "muster/launch/node_membership.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include "muster/membership/factory.h"
+#include "muster/store/factory.h"
+
+namespace muster::launch {
+namespace {
+
+std::unique_ptr<membership::Membership> member_of(std::shared_ptr<store::TcpStore> store) {
+  auto made = membership::make_agent_membership(std::move(store), "job", std::chrono::seconds(30));
+  EXPECT_TRUE(made.ok()) << made.status().message();
+  return std::move(*made);
+}
+
+// spec: L1 an epoch with another number of workers on this node than it starts ends the job there
+TEST(NodeMembership, RefusesAnEpochOfOtherWorkers) {
+  store::TcpStoreOptions options;
+  options.host = "127.0.0.1";
+  options.is_server = true;
+  options.secret = Secret::random();
+  const auto store = store::make_tcp_store(options);
+  ASSERT_TRUE(store.ok()) << store.status().message();
+  NodeMembershipOptions here;
+  here.name = "node/0";
+  here.epochs.min_nodes = here.epochs.max_nodes = 2;  // alone it makes no epoch
+  NodeDetails details{NodeFacts{6, "default", "a host", 0}, "a launcher", "a host", 1};
+  auto node = NodeMembership::join(member_of(*store), here, details);
+  ASSERT_TRUE(node.ok()) << node.status().message();
+
+  details.facts.workers = 1;
+  membership::NodeReport report;
+  report.details = encode(details);
+  membership::Epoch epoch{1, membership::JobState::running, 0, 0, "a test", {}};
+  epoch.members.push_back({0, here.name, encode(report)});
+  const auto committed = member_of(*store)->commit(epoch, 0);
+  ASSERT_TRUE(committed.ok()) << committed.status().message();
+  std::vector<NodeNews> news;
+  pollfd ready{(*node)->descriptor(), POLLIN, 0};
+  while (news.empty() && ::poll(&ready, 1, 60'000) == 1) news = (*node)->take();
+  ASSERT_FALSE(news.empty());
+  ASSERT_TRUE(news.front().event.has_value());
+  const auto* end = std::get_if<JobEnded>(&*news.front().event);
+  ASSERT_NE(end, nullptr);
+  EXPECT_FALSE(end->succeeded);
+  EXPECT_NE(end->reason.find("has 1 workers on this node, which starts 6"), std::string::npos)
+      << end->reason;
+}
+
+}  // namespace
+}  // namespace muster::launch
