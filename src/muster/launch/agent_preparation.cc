@@ -34,7 +34,7 @@ Result<Prepared> prepare(const RunOptions& options) {
   }
   std::unique_ptr<NodeMembership> nodes;
   if (options.nodes > 1 || options.keep_workers) {
-    auto joined = join_nodes(options, *job);
+    auto joined = join_nodes(options, *job, *secret);
     if (!joined) return joined.status();
     nodes = std::move(*joined);
   }

@@ -286,7 +286,8 @@ Result<NodeJob> open_job(const RunOptions& options, const Secret& secret) {
   return Joining(options, secret).run();
 }
 
-Result<std::unique_ptr<NodeMembership>> join_nodes(const RunOptions& options, const NodeJob& job) {
+Result<std::unique_ptr<NodeMembership>> join_nodes(const RunOptions& options, const NodeJob& job,
+                                                   const Secret& secret) {
   NodeMembershipOptions member;
   member.job = job.run_id;
   const bool etcd = options.rendezvous == RendezvousKind::etcd;
@@ -307,7 +308,7 @@ Result<std::unique_ptr<NodeMembership>> join_nodes(const RunOptions& options, co
     member.epochs.failure_patience = member.ttl + kLeaseEnds;
   auto membership = etcd ? membership::make_etcd_membership(
                                store::etcd::options_from_environment(*options.endpoint),
-                               kEtcdPrefix, job.run_id, kEtcdPatience)
+                               kEtcdPrefix, job.run_id, secret, kEtcdPatience)
                          : membership::make_agent_membership(job.store, job.run_id, member.ttl);
   if (!membership) return membership.status();
   NodeDetails details{job.self, job.launcher, job.program_addr, job.program_port};

@@ -43,6 +43,7 @@ struct NodeJob {
 Result<NodeJob> open_job(const RunOptions& options, const Secret& secret);
 
 /// Its place among the nodes (`node_membership.h`), in a job of several.
-Result<std::unique_ptr<NodeMembership>> join_nodes(const RunOptions& options, const NodeJob& job);
+Result<std::unique_ptr<NodeMembership>> join_nodes(const RunOptions& options, const NodeJob& job,
+                                                   const Secret& secret);
 
 }  // namespace muster::launch

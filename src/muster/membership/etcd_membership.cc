@@ -2,8 +2,11 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <thread>
 
+#include "muster/base/bytes.h"
+#include "muster/base/log.h"
 #include "muster/base/thread_start.h"
 #include "muster/membership/factory.h"
 #include "muster/store/etcd/client.h"
@@ -23,19 +26,59 @@ constexpr std::int64_t kLeastTtlSeconds = 2;                // limit: etcd's flo
 constexpr Duration kRevokeLimit = std::chrono::seconds(1);  // limit: for releasing a name
 constexpr Duration kLookForClose = std::chrono::milliseconds(50);  // limit: of `close` at the end
 
-/// The service, as all parts of one membership share it.
+/// The service, as all parts of one membership share it. Others may write there too, so values are
+/// behind an HMAC of the job's secret over the key and the value.
 struct EtcdService {
-  EtcdService(std::shared_ptr<etcd::EtcdClient> with, std::string below, Duration limit)
-      : client(std::move(with)), root(std::move(below)), timeout(limit), writer(client, root) {}
+  EtcdService(std::shared_ptr<etcd::EtcdClient> with, std::string below, Secret job_secret,
+              Duration limit)
+      : client(std::move(with)),
+        root(std::move(below)),
+        secret(std::move(job_secret)),
+        timeout(limit),
+        writer(client, root) {}
   TimePoint deadline() const { return deadline_after(steady_clock(), timeout); }
   std::string names() const { return root + "h/"; }
   std::string epoch() const { return root + "epoch"; }
 
+  std::string sign(std::string_view key, std::string_view value) const {
+    const Secret::Proof proof = proof_of(key, value);
+    return std::string(as_text(proof)).append(value);
+  }
+  /// The value without its proof; nothing where that is not the job's.
+  std::optional<std::string> open(const etcd::KeyValue& stored) const {
+    const std::string_view whole = stored.value;
+    const std::string_view value = whole.substr(std::min(whole.size(), sizeof(Secret::Proof)));
+    if (!equal_in_constant_time(as_bytes(whole.substr(0, whole.size() - value.size())),
+                                proof_of(stored.key, value)))
+      return std::nullopt;
+    return std::string(value);
+  }
+
   const std::shared_ptr<etcd::EtcdClient> client;
   const std::string root;
+  const Secret secret;
   const Duration timeout;
   etcd::Writer writer;
+
+ private:
+  Secret::Proof proof_of(std::string_view key, std::string_view value) const {
+    const std::string text =
+        ByteWriter().put_text("muster membership in etcd").put_text(key).put_text(value).take();
+    return secret.prove(as_bytes(text));
+  }
 };
+
+Status without_proof(const std::string& what) {
+  return Status(Code::refused,
+                what +
+                    " in etcd carries no proof of this job's secret; set the same MUSTER_SECRET on "
+                    "all nodes, unless somebody else writes into etcd");
+}
+
+Result<Epoch> epoch_in(const EtcdService& service, const etcd::KeyValue& stored) {
+  const auto record = service.open(stored);
+  return record ? decode_epoch(*record) : without_proof("the record of the job's epoch");
+}
 
 std::string in_words(const Epoch& epoch) {
   return epoch.number == 0 ? "there is none yet" : "epoch " + std::to_string(epoch.number);
@@ -77,7 +120,8 @@ class EtcdHold final : public Hold {
     Txn txn;
     txn.when.push_back(
         {.key = key(), .target = Compare::EtcdTarget::create_revision, .number = since_});
-    txn.then.push_back(Put{.key = key(), .value = std::string(value), .lease = lease_.id});
+    txn.then.push_back(
+        Put{.key = key(), .value = service_->sign(key(), value), .lease = lease_.id});
     const auto written = service_->writer.commit(std::move(txn), service_->deadline());
     if (!written) return written.status();
     if (written->done) return {};
@@ -203,7 +247,8 @@ class EtcdWatch final : public Watch {
         .lost_limit = service_->timeout,
     });
     const std::lock_guard lock(mutex_);
-    failure_ = trouble.ok() ? ended : trouble;
+    // That a member was silent when the stream last began is not why it ended.
+    failure_ = trouble.ok() || trouble.code() == Code::timed_out ? ended : trouble;
     changed_.notify_all();
   }
 
@@ -245,13 +290,18 @@ class EtcdWatch final : public Watch {
   std::string name_of(const etcd::KeyValue& each) const {
     return each.key.substr(service_->names().size());
   }
+  /// What carries no proof is as if it were not there.
   Change held(const etcd::KeyValue& each) const {
-    return {name_of(each), each.value, each.create_revision};
+    auto value = service_->open(each);
+    if (value) return {name_of(each), std::move(value), each.create_revision};
+    log(LogLevel::warning,
+        without_proof("what \"" + name_of(each) + "\" says of itself").message());
+    return {name_of(each), std::nullopt, 0};
   }
 
   Status read_epoch(const etcd::KeyValue& stored, Update& update) {
     if (stored.mod_revision <= epoch_seen_) return {};
-    auto epoch = decode_epoch(stored.value);
+    auto epoch = epoch_in(*service_, stored);
     if (!epoch) return epoch.status();
     epoch_seen_ = stored.mod_revision;
     update.epoch = std::move(*epoch);
@@ -295,7 +345,7 @@ class EtcdMembership final : public Membership {
     const std::string key = service_->names() + std::string(name);
     Txn txn;
     txn.when.push_back({.key = key, .number = 0});
-    txn.then.push_back(Put{.key = key, .value = std::string(value), .lease = lease->id});
+    txn.then.push_back(Put{.key = key, .value = service_->sign(key, value), .lease = lease->id});
     txn.otherwise.push_back(KeyRange{.key = key});
     const auto written = service_->writer.commit(std::move(txn), service_->deadline());
     if (written && written->done) {
@@ -307,9 +357,10 @@ class EtcdMembership final : public Membership {
     static_cast<void>(service_->client->revoke(lease->id, service_->deadline()).ok());
     if (!written) return written.status();
     const auto& holders = written->replies.at(0).values;
-    return Status(Code::refused, "\"" + std::string(name) +
-                                     "\" is held by another process, which says of itself: " +
-                                     (holders.empty() ? std::string() : holders[0].value));
+    return Status(Code::refused,
+                  "\"" + std::string(name) +
+                      "\" is held by another process, which says of itself: " +
+                      (holders.empty() ? std::string() : service_->open(holders[0]).value_or("?")));
   }
 
   const char* kind() const override { return "etcd"; }
@@ -332,7 +383,8 @@ class EtcdMembership final : public Membership {
     txn.when.push_back({.key = service_->epoch(),
                         .target = Compare::EtcdTarget::mod_revision,
                         .number = expected_revision});
-    txn.then.push_back(Put{.key = service_->epoch(), .value = encode(epoch)});
+    txn.then.push_back(
+        Put{.key = service_->epoch(), .value = service_->sign(service_->epoch(), encode(epoch))});
     txn.otherwise.push_back(KeyRange{.key = service_->epoch()});
     const auto written = service_->writer.commit(std::move(txn), service_->deadline());
     if (!written) return written.status();
@@ -342,12 +394,11 @@ class EtcdMembership final : public Membership {
   }
 
  private:
-  static Status judge(const Epoch& epoch, std::int64_t expected,
-                      const etcd::OperationReply& reply) {
+  Status judge(const Epoch& epoch, std::int64_t expected, const etcd::OperationReply& reply) const {
     Epoch present;
     std::int64_t revision = 0;
     if (!reply.values.empty()) {
-      auto decoded = decode_epoch(reply.values[0].value);
+      auto decoded = epoch_in(*service_, reply.values[0]);
       if (!decoded) return decoded.status();
       present = std::move(*decoded);
       revision = reply.values[0].mod_revision;
@@ -366,12 +417,12 @@ class EtcdMembership final : public Membership {
 
 Result<std::unique_ptr<Membership>> make_etcd_membership(etcd::ClientOptions options,
                                                          const std::string& prefix,
-                                                         const std::string& run_id,
+                                                         const std::string& run_id, Secret secret,
                                                          Duration timeout) {
   auto client = etcd::EtcdClient::make(std::move(options));
   if (!client) return client.status();
-  auto service =
-      std::make_shared<EtcdService>(std::move(*client), prefix + "/run/" + run_id + "/", timeout);
+  auto service = std::make_shared<EtcdService>(std::move(*client), prefix + "/run/" + run_id + "/",
+                                               std::move(secret), timeout);
   Txn nothing;
   nothing.then.push_back(KeyRange{.key = service->epoch(), .count_only = true});
   if (const auto answers = service->client->txn(nothing, service->deadline()); !answers)

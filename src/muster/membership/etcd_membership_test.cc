@@ -9,9 +9,11 @@ using muster::testing::EtcdCluster;
 using std::chrono::seconds;
 
 std::unique_ptr<Membership> member_of(const std::vector<std::string>& endpoints,
-                                      const std::string& job, Duration timeout = seconds(30)) {
-  auto membership = make_etcd_membership(
-      {.endpoints = endpoints, .user = {}, .password = {}, .tls = {}}, "test", job, timeout);
+                                      const std::string& job, Duration timeout = seconds(30),
+                                      const std::string& secret = "a secret for the tests") {
+  auto membership =
+      make_etcd_membership({.endpoints = endpoints, .user = {}, .password = {}, .tls = {}}, "test",
+                           job, Secret::given(secret), timeout);
   if (membership) return std::move(*membership);
   ADD_FAILURE() << membership.status().message();
   return nullptr;
@@ -116,12 +118,40 @@ TEST_F(EtcdMembershipTest, WhoIsCutOffStopsAndIsRefusedWhenItReturns) {
   EXPECT_NE(stale.status().message().find("epoch 2"), std::string::npos);
 }
 
+// spec: W2 who can write into etcd and has not the job's secret is no node of the job and decides
+// nothing
+TEST_F(EtcdMembershipTest, OthersHaveNoSay) {
+  EtcdCluster cluster;
+  const auto membership = member_of(cluster.endpoints(), "job"),
+             outsider = member_of(cluster.endpoints(), "job", seconds(30), "some other secret");
+  const auto theirs = outsider->hold("node/b", "5 workers", seconds(10));
+  ASSERT_TRUE(theirs.ok()) << theirs.status().message();
+  const auto ours = membership->hold("node/a", "1 worker", seconds(10));
+  ASSERT_TRUE(ours.ok()) << ours.status().message();
+  auto watch = membership->watch("");
+  ASSERT_TRUE(watch.ok());
+  const auto all = (*watch)->next(seconds(30));
+  ASSERT_TRUE(all.ok()) << all.status().message();
+  for (const Change& change : all->changes)
+    EXPECT_EQ(change.value.has_value(), change.name == "node/a") << change.name;
+  const auto first = outsider->commit(epoch(1), 0);
+  ASSERT_TRUE(first.ok()) << first.status().message();
+  Result<Update> update = Update();
+  while (update.ok()) {
+    EXPECT_FALSE(update->epoch.has_value());
+    update = (*watch)->next(seconds(30));
+  }
+  EXPECT_EQ(update.status().code(), Code::refused);
+  EXPECT_NE(update.status().message().find("no proof of this job's secret"), std::string::npos);
+  EXPECT_EQ(membership->commit(epoch(2), *first).status().code(), Code::refused);
+}
+
 // spec: L1 etcd: a cluster that does not answer is named
 TEST(EtcdMembership, NamesAClusterThatDoesNotAnswer) {
   const std::string nobody = "127.0.0.1:" + std::to_string(muster::testing::reserve_port());
   const auto membership =
       make_etcd_membership({.endpoints = {nobody}, .user = {}, .password = {}, .tls = {}}, "test",
-                           "job", std::chrono::milliseconds(100));
+                           "job", Secret::random(), std::chrono::milliseconds(100));
   EXPECT_EQ(membership.status().code(), Code::timed_out);
   EXPECT_NE(membership.status().message().find(nobody), std::string::npos)
       << membership.status().message();

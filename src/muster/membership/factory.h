@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "muster/base/secret.h"
 #include "muster/membership/membership.h"
 #include "muster/store/etcd/client.h"
 #include "muster/store/factory.h"
@@ -23,10 +24,11 @@ Result<std::unique_ptr<Membership>> make_agent_membership(std::shared_ptr<store:
 /// Survives the death of any minority of the cluster's members. `ttl` of a hold is whole seconds,
 /// at least 2. A node that no longer reaches a majority of the cluster loses its holds after their
 /// `ttl`, and its watches fail with Code::network after `timeout`: that half of a divided job
-/// stops. `timeout` limits each call.
+/// stops. `timeout` limits each call. Values carry proofs of the job's `secret`: a name without one
+/// is not there, and where the epoch has none, `Watch::next` and `commit` fail with Code::refused.
 Result<std::unique_ptr<Membership>> make_etcd_membership(store::etcd::ClientOptions options,
                                                          const std::string& prefix,
-                                                         const std::string& run_id,
+                                                         const std::string& run_id, Secret secret,
                                                          Duration timeout);
 
 }  // namespace muster::membership
