@@ -19,6 +19,7 @@ docs/user/elastic-keep.md says what a program has to observe. The submodules (`a
 
 from __future__ import annotations
 
+import collections
 import datetime
 import gc
 import os
@@ -54,25 +55,21 @@ def _without_tensors(tree: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(tree, torch.Tensor):
         tensors.append(tree.detach())
         return _Slot(len(tensors) - 1)
-    if isinstance(tree, dict):
-        return {key: _without_tensors(each, tensors) for key, each in tree.items()}
-    if isinstance(tree, list):
-        return [_without_tensors(each, tensors) for each in tree]
-    if type(tree) is tuple:
-        return tuple(_without_tensors(each, tensors) for each in tree)
-    return tree
+    if type(tree) in (dict, collections.OrderedDict):
+        return type(tree)((key, _without_tensors(each, tensors)) for key, each in tree.items())
+    if type(tree) in (list, tuple):
+        return type(tree)(_without_tensors(each, tensors) for each in tree)
+    return tree  # other containers keep their type, and pickle their tensors
 
 
 def _with_tensors(tree: Any, tensors: list[torch.Tensor]) -> Any:
     """Copies: an optimizer keeps what it is given."""
     if isinstance(tree, _Slot):
         return tensors[tree.index].clone()
-    if isinstance(tree, dict):
-        return {key: _with_tensors(each, tensors) for key, each in tree.items()}
-    if isinstance(tree, list):
-        return [_with_tensors(each, tensors) for each in tree]
-    if type(tree) is tuple:
-        return tuple(_with_tensors(each, tensors) for each in tree)
+    if type(tree) in (dict, collections.OrderedDict):
+        return type(tree)((key, _with_tensors(each, tensors)) for key, each in tree.items())
+    if type(tree) in (list, tuple):
+        return type(tree)(_with_tensors(each, tensors) for each in tree)
     return tree
 
 
@@ -268,9 +265,9 @@ def run(
     while True:
         try:
             place = _C._elastic_join(backend, timeout, repair_timeout)
-        except _C.DistError:
+        except _C.DistError as error:
             if failure is not None:
-                raise failure from None
+                raise failure from error
             raise
         if place is None:
             break

@@ -3,6 +3,7 @@ run that nobody disturbs. elastic_kills_test.py does it at seeded moments. The p
 tests/elastic/elastic_trainer.cc and elastic_program.py.
 """
 
+import collections
 import pathlib
 import re
 import signal
@@ -10,9 +11,12 @@ import socket
 import time
 
 import pytest
+import torch
 from elastic_jobs import STEPS, TRAINER, Launcher, replace_killed, train, weights
 from etcd_server import etcd_server
 from scratch import reserve_port
+
+from muster import elastic
 
 
 @pytest.fixture(scope="module")
@@ -172,3 +176,22 @@ def test_python():
         return weights(ran.out, 2)
 
     assert trained("5:0:update") == trained()
+
+
+# spec: L6 any value: containers of other kinds than dict and list come back as what they were
+def test_values_keep_their_types():
+    state = elastic.State(
+        counts=collections.Counter(a=2),
+        seen=collections.defaultdict(int, b=1),
+        order=collections.OrderedDict(x=torch.ones(2), y=[torch.zeros(1), (3, torch.ones(1))]),
+    )
+    state.commit()
+    state.counts["a"] += 1
+    state.seen["c"] += 1
+    state.order["x"].fill_(5)
+    state.restore()
+    assert state.counts == collections.Counter(a=2) and state.counts["absent"] == 0
+    assert state.seen == {"b": 1}
+    state.seen["new"] += 1
+    assert list(state.order) == ["x", "y"] and type(state.order) is collections.OrderedDict
+    assert torch.equal(state.order["x"], torch.ones(2)) and state.order["y"][1][0] == 3

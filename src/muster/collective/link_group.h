@@ -3,10 +3,10 @@
 ///
 /// Every result is computed in one place and then distributed: the same bits on every member and in
 /// every run. It is computed from all members' contributions in rank order with one rounding of
-/// 16-bit floats, or from the sums of hosts, each rounded (`link_hosts.cc`).
-/// The `Selection` chooses the algorithm. With the default selection, temporary memory is at most
-/// 512 KiB per member (1 MiB for a premul_sum, 2 MiB with two members), plus all pieces of a gather
-/// or scatter along a tree; see `most_bytes`.
+/// 16-bit floats, or from the sums of hosts, each rounded (`link_hosts.cc`). The `Selection`
+/// chooses the algorithm. With the default selection, temporary memory is at most 512 KiB per
+/// member (1 MiB for a premul_sum, 2 MiB with two members; by hosts 896 KiB, or 1,152), plus all
+/// pieces of a gather or scatter along a tree; see `most_bytes`.
 ///
 /// `plan/schedule.h` describes the messages of each algorithm a second time, for the proof and the
 /// cost model; a test compares the two. Schedules omit the root's ready-to-receive messages in a

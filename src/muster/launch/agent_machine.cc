@@ -120,7 +120,8 @@ void MachineStep::operator()(const WorkerEnded& event) {
 
 void MachineStep::after_last_worker() {
   state.timer = TimePoint::max();
-  if (state.phase == AgentPhase::ending) actions.push_back(SweepWorkers{});
+  // What failed workers have started and left behind is ended too.
+  if (state.phase == AgentPhase::ending || state.first_failure) actions.push_back(SweepWorkers{});
   if (std::exchange(state.leaving, false)) tell_stopped();
   state.restart_cause.reset();
   const bool failed = state.cause == AgentCause::worker_failed;

@@ -288,7 +288,8 @@ TEST(AgentMachine, SurvivorsStay) {
 TEST(AgentMachine, NobodyStays) {
   Machine machine = keeping({.workers = 2});
   EXPECT_EQ(machine.end(1, kKilled), Actions{TellFailed{}});
-  EXPECT_EQ(machine.end(0), Actions{});  // has ended well, but nobody could give its state
+  // Rank 0 has ended well, but no rank could give its state.
+  EXPECT_EQ(machine.end(0), Actions{SweepWorkers{}});
   EXPECT_EQ(machine.state.phase, AgentPhase::waiting);
   EXPECT_EQ(machine.on(NewEpoch{2, true}), (Actions{StartWorkers{1}}));
   EXPECT_EQ(machine.end(0, kFailed), Actions{TellFailed{}});

@@ -151,6 +151,11 @@ Status WorkerOutput::rename(int from, int local_rank, int rank, int attempt) {
     if (stream->local_rank != from || !stream->pipe) continue;
     let_go(local_rank, stream->which);
     if (Status assigned = assign(*stream, local_rank, rank, attempt); !assigned) return assigned;
+    // It waited for a sink that it no longer has, which would not wake it.
+    if (stream->paused && stream->sink == nullptr) {
+      stream->paused = false;
+      events_.watch(stream->pipe.get(), false, stream->token);
+    }
   }
   return {};
 }

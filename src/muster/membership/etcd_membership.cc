@@ -279,6 +279,7 @@ class EtcdWatch final : public Watch {
         if (Status read = read_epoch(now, update); !read) {
           const std::lock_guard lock(mutex_);
           failure_ = read;
+          changed_.notify_all();
         }
       } else if (now.key.starts_with(names_)) {
         update.changes.push_back(event.deleted ? Change{name_of(now), std::nullopt, 0} : held(now));
