@@ -67,6 +67,14 @@ void bind_elastic(py::module_& module) {
       py::call_guard<py::gil_scoped_release>(),
       "Ends the default group without waiting for others.");
   module.def(
+      "_elastic_end_group",
+      [](bool preempted) {
+        EpochFollower::of_process().end_group(preempted ? elastic::RunOutcome::preempted
+                                                        : elastic::RunOutcome::finished);
+      },
+      py::arg("preempted"), py::call_guard<py::gil_scoped_release>(),
+      "Ends the default group once `train` has returned; in good order unless other nodes go on.");
+  module.def(
       "_elastic_agree",
       [](std::int64_t number, bool finished) {
         EpochFollower& follower = EpochFollower::of_process();

@@ -274,7 +274,7 @@ def run(
         os.environ.update(place)
         outcome, failure = _run_epoch(state, train)
         if outcome is not None:
-            _close_group()
+            _C._elastic_end_group(outcome == "preempted")
             return outcome
         # What `train` has made goes before its group, cycles too: the next one begins with its own.
         gc.collect()
@@ -301,14 +301,6 @@ def _run_epoch(state: State, train: Callable[[], Any]) -> tuple[str, None] | tup
         error.__context__ = error.__cause__ = None
         return None, error.with_traceback(None)
     return "finished", None
-
-
-def _close_group() -> None:
-    """In good order. A rank that dies now takes nothing with it."""
-    try:
-        _C.destroy_process_group()
-    except _C.DistError:
-        pass
 
 
 def share_of_batch(global_batch: int, largest: int | None = None) -> list[tuple[range, float]]:

@@ -125,6 +125,15 @@ bool EpochFollower::epoch_is_over(const std::exception_ptr& failure) const {
 
 void EpochFollower::drop_group() { World::hold_current()->drop(); }
 
+void EpochFollower::end_group(RunOutcome outcome) {
+  if (outcome == RunOutcome::preempted && !is_only_node()) return drop_group();
+  try {
+    destroy_process_group();
+  } catch (const DistError& error) {
+    log(LogLevel::info, std::string("a rank ended before the group was closed: ") + error.what());
+  }
+}
+
 /// False: another epoch has come meanwhile.
 bool EpochFollower::try_epoch(const ElasticOptions& options, std::int64_t epoch,
                               const std::optional<launch::WorkerNews>& news) {

@@ -35,6 +35,9 @@ class EpochFollower {
   bool epoch_is_over(const std::exception_ptr& failure) const;
   /// Ends the default group without waiting for others.
   void drop_group();
+  /// Ends the default group after `train` has returned. If all ranks end, in good order: a rank
+  /// that dies now takes nothing with it. If other nodes go on, like `drop_group`.
+  void end_group(RunOutcome outcome);
 
   /// Whether the launcher wants this process to leave after the next commit.
   bool leaving() const;

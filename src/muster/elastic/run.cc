@@ -1,4 +1,3 @@
-#include "muster/base/log.h"
 #include "muster/collectives.h"
 #include "muster/elastic/epoch_follower.h"
 #include "muster/elastic/state_sync.h"
@@ -24,15 +23,6 @@ std::optional<RunOutcome> run_epoch(State& state, const std::function<void()>& t
   }
 }
 
-/// In good order. A rank that dies now takes nothing with it.
-void close_group() {
-  try {
-    destroy_process_group();
-  } catch (const DistError& error) {
-    log(LogLevel::info, std::string("a rank ended before the group was closed: ") + error.what());
-  }
-}
-
 }  // namespace
 
 RunOutcome run(State& state, const std::function<void()>& train, const ElasticOptions& options) {
@@ -40,7 +30,7 @@ RunOutcome run(State& state, const std::function<void()>& train, const ElasticOp
   for (std::exception_ptr failure; follower.join(options, failure);) {
     failure = nullptr;
     if (const auto outcome = run_epoch(state, train, follower, failure)) {
-      close_group();
+      follower.end_group(*outcome);
       return *outcome;
     }
     follower.drop_group();
