@@ -50,8 +50,9 @@ constexpr Tunable kRows[] = {
      "other cores. Shorter than a scheduling round.",
      kSmallShared},
     {"peer_yield", &Tunables::peer_yield, Unit::time, TunableScope::local, 100 * kMicro,
-     "How long oversubscribed ranks yield, per rank of a core, before the wait for a small call "
-     "becomes a general one.",
+     "How long oversubscribed ranks yield, for each rank that shares the core, before the wait for "
+     "a "
+     "small call becomes a general one.",
      kSmallShared},
     {"round_trip", &Tunables::round_trip, Unit::time, TunableScope::local, 50 * kMicro,
      "How long a reply that is in flight takes: a thread polls only for that reply for this time.",
@@ -97,9 +98,11 @@ constexpr Tunable kRows[] = {
      "then no longer deferred to its end.",
      kDdp},
     {"callback_idle", &Tunables::callback_idle, Unit::time, TunableScope::local, 500 * kMilli,
-     "The same for a thread that polls between short sleeps.", kDdp},
+     "As callback_standstill, for a thread that polls between short sleeps.", kDdp},
     {"callback_longest", &Tunables::callback_longest, Unit::time, TunableScope::local, 10 * kSecond,
-     "The same for a thread that never sleeps: polling cannot be told from computing.", kDdp},
+     "As callback_standstill, for a thread that never sleeps: polling cannot be told from "
+     "computing.",
+     kDdp},
 
     // ---- calls and copies
     {"small_call", &Tunables::small_call, Unit::bytes, TunableScope::local, 32 * kKiB,
@@ -357,7 +360,7 @@ constexpr Tunable kRows[] = {
      Unit::bytes,
      TunableScope::fixed,
      fixed::kReclaimFewBytes,
-     "The same for other calls of few members, and for arena memory under an exclusive-read grant.",
+     "The same for other calls of few members, and for arena memory that one member alone reads.",
      kArena},
     {"early_copy",
      {},
