@@ -88,7 +88,8 @@ def test_signal(slurm):
             break
     slurm.run("scancel", "--signal=USR1", "--name=warned")
     rest, _ = step.communicate(timeout=60)
-    assert (out + rest).count("warned") == 2, out + rest
+    # Slurm signals all processes of a step, so the program may get both that and the launcher's.
+    assert {"[0] warned", "[1] warned"} <= set((out + rest).splitlines()), out + rest
     assert step.returncode == 0, out + rest
 
 

@@ -151,8 +151,8 @@ double predict_hosts(Op op, double bytes, const Machine& machine, Crew crew) {
   const double hosts = std::ceil(crew.ranks / each), other_hosts = hosts - 1;
   const bool broadcasts = op == Op::broadcast,
              to_all = broadcasts || !info(op).reduces || op == Op::all_reduce;
-  // Of a broadcast the root's host owns nothing.
-  const double owners = broadcasts ? other_hosts : hosts;
+  // Of a broadcast the root's host owns nothing, unless there is no other.
+  const double owners = broadcasts && hosts > 1 ? other_hosts : hosts;
   const double piece = bytes / (owners * each);
   const double rounds = chunks_for(piece, static_cast<double>(HostsPlan::chunk_bytes(
                                               static_cast<std::size_t>(piece), crew.ranks)));
