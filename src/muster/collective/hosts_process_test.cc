@@ -55,7 +55,7 @@ class Hosts {
 
 Cell cell_of(Op op, std::size_t count, std::uint64_t seed) {
   Cell cell{op, DType::float32, Reduce::sum, count, seed, kRanks};
-  cell.any_order = true;
+  cell.per_host = kPerHost;
   return cell;
 }
 

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "muster/collective/plan/schedule.h"
+#include "muster/testing/direct_reduction.h"
 #include "muster/testing/seed.h"
 
 namespace muster::collective {
@@ -371,42 +372,22 @@ class BitsOf {
     std::mt19937_64 random(testing::test_seed());
     for (int rank = 0; rank < size_; ++rank)
       prepare(args[at(rank)], rank, in[at(rank)], out[at(rank)], random);
-    const bool halves = dtype_ == DType::float16 || dtype_ == DType::bfloat16;
-    const bool averages = reduce_ == Reduce::avg;
     const auto inputs = in;  // an output may be an input
+    std::vector<double> factors;
+    for (const Args& each : args) factors.push_back(each.factor);
     for (int rank = 0; rank < size_; ++rank) {
       for (const MutableBytes output : args[at(rank)].outputs) {
-        const std::size_t count = output.size() / size_of(dtype_);
-        std::vector<std::vector<std::byte>> sums;
-        for (int first = 0; first < size_; first += per_host_) {
-          std::vector<std::vector<std::byte>> parts;
-          for (int from = first; from < first + per_host_; ++from) {
-            const auto begin = inputs[at(from)].begin() +
-                               static_cast<std::ptrdiff_t>(
-                                   op_ == Op::reduce_scatter ? at(rank) * output.size() : 0);
-            parts.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(output.size()));
-            if (reduce_ == Reduce::premul_sum)
-              scale(parts.back().data(), parts.back().data(), count, dtype_, args[at(from)].factor);
-          }
-          sums.push_back(joined(parts, count, halves && averages));
-        }
-        const auto result = joined(sums, count, halves && averages);
-        std::copy(result.begin(), result.end(), output.begin());
-        if (averages && !halves) finish_average(output.data(), count, dtype_, size_);
+        const std::size_t begin = op_ == Op::reduce_scatter ? at(rank) * output.size() : 0;
+        std::vector<ConstBytes> parts;
+        for (const auto& each : inputs)
+          parts.push_back(ConstBytes(each).subspan(begin, output.size()));
+        testing::reduce_by_hosts(output, parts, factors, dtype_, reduce_, at(per_host_));
       }
     }
     return outputs_of(args);
   }
 
  private:
-  std::vector<std::byte> joined(const std::vector<std::vector<std::byte>>& parts, std::size_t count,
-                                bool complete) const {
-    std::vector<std::byte> result(parts.front().size());
-    std::vector<const std::byte*> inputs;
-    for (const auto& each : parts) inputs.push_back(each.data());
-    (complete ? reduce_complete : reduce_many)(result.data(), inputs, count, dtype_, reduce_);
-    return result;
-  }
   static std::vector<std::byte> outputs_of(const std::vector<Args>& args) {
     std::vector<std::byte> all;
     for (const Args& each : args) {

@@ -152,6 +152,27 @@ void reduce_directly(MutableBytes out, std::span<const ConstBytes> inputs,
   }
 }
 
+void reduce_by_hosts(MutableBytes out, std::span<const ConstBytes> inputs,
+                     std::span<const double> factors, DType dtype, Reduce reduce,
+                     std::size_t per_host) {
+  const bool divides_once =
+      reduce == Reduce::avg && dtype != DType::float16 && dtype != DType::bfloat16;
+  Reduce within = reduce;
+  if (divides_once) within = dtype == DType::boolean ? Reduce::band : Reduce::sum;
+  const Reduce between = within == Reduce::premul_sum ? Reduce::sum : within;
+  std::vector<std::vector<std::byte>> sums;
+  for (std::size_t first = 0; first < inputs.size(); first += per_host) {
+    sums.emplace_back(out.size());
+    reduce_directly(sums.back(), inputs.subspan(first, per_host), factors.subspan(first, per_host),
+                    dtype, within);
+  }
+  const std::vector<ConstBytes> parts(sums.begin(), sums.end());
+  reduce_directly(out, parts, std::vector<double>(parts.size(), 1), dtype, between);
+  if (divides_once)
+    collective::finish_average(out.data(), out.size() / size_of(dtype), dtype,
+                               static_cast<int>(inputs.size()));
+}
+
 void fill_elements(MutableBytes out, DType dtype, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   switch (dtype) {

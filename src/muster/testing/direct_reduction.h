@@ -41,6 +41,13 @@ T combine(collective::Reduce kind, T a, T b) {
 void reduce_directly(MutableBytes out, std::span<const ConstBytes> inputs,
                      std::span<const double> factors, DType dtype, collective::Reduce reduce);
 
+/// The same for ranks numbered host by host, `per_host` on each: first within every host, then of
+/// the hosts' results. An avg of 16-bit floats is that of the hosts' averages; others are divided
+/// once.
+void reduce_by_hosts(MutableBytes out, std::span<const ConstBytes> inputs,
+                     std::span<const double> factors, DType dtype, collective::Reduce reduce,
+                     std::size_t per_host);
+
 /// Fills with random elements of the type: every bit pattern of integers, bools from any byte,
 /// floats of mixed size, now and then NaN.
 void fill_elements(MutableBytes out, DType dtype, std::uint64_t seed);

@@ -32,6 +32,7 @@ struct Cell {
   std::uint64_t seed = 0;
   int ranks = 1;
   bool any_order = false;  // sums of floats need not be in the order of ranks
+  int per_host = 1;        // above 1: sums may be those of hosts
 
   int root() const { return static_cast<int>(seed % static_cast<std::uint64_t>(ranks)); }
   bool uneven() const { return info(op).size_rule == SizeRule::free && (seed >> 8) % 2 == 1; }
@@ -105,7 +106,7 @@ class Memory {
 class Answers {
  public:
   explicit Answers(const Cell& cell)
-      : cell_(cell), given_(slots()), reduced_(static_cast<std::size_t>(cell.ranks)) {}
+      : cell_(cell), given_(slots()), reduced_(2 * static_cast<std::size_t>(cell.ranks)) {}
 
   const Cell& cell() const { return cell_; }
   std::size_t given_bytes(int from, int to) const {
@@ -124,10 +125,10 @@ class Answers {
     });
     return slot.bytes;
   }
-  /// The reduction of all inputs for `to`.
-  const std::vector<std::byte>& reduced(int to) {
+  /// The reduction of all inputs for `to`; in rank order, or by hosts.
+  const std::vector<std::byte>& reduced(int to, bool by_hosts = false) {
     if (!info(cell_.op).lists_input) to = 0;
-    Once& slot = reduced_[static_cast<std::size_t>(to)];
+    Once& slot = reduced_[static_cast<std::size_t>(to + (by_hosts ? cell_.ranks : 0))];
     std::call_once(slot.done, [&] {
       std::vector<ConstBytes> inputs;
       std::vector<double> factors;
@@ -136,7 +137,11 @@ class Answers {
         factors.push_back(cell_.factor(rank));
       }
       slot.bytes.resize(inputs[0].size());
-      testing::reduce_directly(slot.bytes, inputs, factors, cell_.dtype, cell_.reduce);
+      if (by_hosts)
+        testing::reduce_by_hosts(slot.bytes, inputs, factors, cell_.dtype, cell_.reduce,
+                                 static_cast<std::size_t>(cell_.per_host));
+      else
+        testing::reduce_directly(slot.bytes, inputs, factors, cell_.dtype, cell_.reduce);
     });
     return slot.bytes;
   }
@@ -264,10 +269,13 @@ class Player {
     }
     for (std::size_t slice = 0; slice < args.outputs.size(); ++slice) {
       const auto& right = expected(static_cast<int>(slice));
-      const std::ptrdiff_t wrong =
+      std::ptrdiff_t wrong =
           cell_.any_order && info(cell_.op).reduces
               ? testing::first_difference_in_any_order(args.outputs[slice], right, cell_.dtype)
               : testing::first_difference(args.outputs[slice], right, cell_.dtype);
+      if (wrong >= 0 && cell_.per_host > 1 && info(cell_.op).reduces)
+        wrong = testing::first_difference(args.outputs[slice], answers_.reduced(rank_, true),
+                                          cell_.dtype);
       if (wrong >= 0)
         return "output " + std::to_string(slice) + " is wrong from element " +
                std::to_string(wrong) + " on";
@@ -340,7 +348,7 @@ inline std::vector<Cell> draw_cells(std::mt19937_64& random, int ranks, bool by_
     }
   }
   std::shuffle(cells.begin(), cells.end(), random);
-  for (Cell& cell : cells) cell.any_order = by_hosts;
+  for (Cell& cell : cells) cell.per_host = by_hosts ? 2 : 1;
   return cells;
 }
 
