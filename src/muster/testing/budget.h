@@ -26,6 +26,9 @@ inline constexpr double kNoLimit = 1e9;
 /// Whether this is a build with AddressSanitizer or ThreadSanitizer.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 inline constexpr bool kSanitized = true;
+#elif defined(__has_feature)  // clang++ has no macro for them
+inline constexpr bool kSanitized =
+    __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
 #else
 inline constexpr bool kSanitized = false;
 #endif
