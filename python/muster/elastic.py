@@ -290,7 +290,7 @@ def _run_epoch(state: State, train: Callable[[], Any]) -> tuple[str, None] | tup
     try:
         state._from_survivors()
         train()
-        # From here on all have come to the end, and nobody's death undoes it.
+        # From here on all have come to the end, and no rank's death undoes it.
         _C._elastic_agree(state.commits, True)
     except Preempted:
         return "preempted", None

@@ -1,8 +1,8 @@
 #include "muster/elastic/batch_share.h"
 
-#include <algorithm>
 #include <string>
 
+#include "muster/collective/plan/slices.h"
 #include "muster/group/errors.h"
 
 namespace muster::elastic {
@@ -10,8 +10,9 @@ namespace {
 
 /// Piece `index` of `count` samples in `pieces` pieces; earlier ones get the remainder.
 SampleRange piece(std::int64_t count, std::int64_t pieces, std::int64_t index) {
-  const std::int64_t least = count / pieces, more = count % pieces;
-  return {index * least + std::min(index, more), least + (index < more ? 1 : 0), 0};
+  const auto slice = collective::plan::slice_of(static_cast<std::size_t>(count),
+                                                static_cast<int>(pieces), static_cast<int>(index));
+  return {static_cast<std::int64_t>(slice.begin), static_cast<std::int64_t>(slice.count), 0};
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ EpochFollower::EpochFollower() {
   follows_ = true;
 }
 
-// Whoever waits for a rank that has ended, or for one that has heard of it before, hears of it now.
+// A call that waits for a rank that has ended, or for one that has heard of it, ends now.
 void EpochFollower::read(int descriptor) {
   for (;;) {
     auto news = launch::read_worker_news(descriptor);

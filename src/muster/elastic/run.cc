@@ -11,7 +11,7 @@ std::optional<RunOutcome> run_epoch(State& state, const std::function<void()>& t
   try {
     StateSync::from_survivors(state);
     train();
-    // From here on all have come to the end, and nobody's death undoes it.
+    // From here on all have come to the end, and no rank's death undoes it.
     agree_on_commit(state.commits(), false);
     return RunOutcome::finished;
   } catch (const Preempted&) {

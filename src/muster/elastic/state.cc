@@ -271,7 +271,7 @@ void StateSync::from_survivors(State& state) {
     const bool mine = source == get_rank();
     const std::string description =
         shared_text(mine ? description_of(parts.last()) : std::string(), source);
-    // Whoever has that commit already gets it once more, into the other place.
+    // A rank that has that commit already gets it once more, into the other place.
     Commit got = mine ? parts.last() : commit_like(description);
     parallel::PackedBroadcast().send_from(default_group(), source, got.tensors);
     if (!mine) {

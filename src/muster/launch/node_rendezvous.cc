@@ -27,7 +27,7 @@ constexpr Duration kLeaseEnds = std::chrono::seconds(2);
 constexpr const char* kEtcdPrefix = "muster";  // of all keys
 
 // A socket at the first address of `host` that is this machine's: others try that one first too,
-// and where its port is taken they meet somebody else there.
+// and where its port is taken they meet another process there.
 Result<Descriptor> listen_at(const std::string& host, std::uint16_t port, TimePoint deadline) {
   auto addresses = resolve(host, port, deadline);
   if (!addresses) return addresses.status();
