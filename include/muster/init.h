@@ -115,7 +115,8 @@ class Ranks {
   bool has_value() const { return list_.has_value(); }
   /// Requires has_value().
   const std::vector<int>& value() const { return *list_; }
-  std::vector<int> value_or(std::vector<int> all) const { return list_ ? *list_ : std::move(all); }
+  /// The list, or `all` if there is none.
+  std::vector<int> value_or(std::vector<int> all) const { return list_.value_or(std::move(all)); }
 
  private:
   std::optional<std::vector<int>> list_;
