@@ -17,9 +17,15 @@ namespace py = pybind11;
 
 using Bytes = std::vector<std::uint8_t>;
 using Keys = std::vector<std::string>;
+using Values = std::vector<Bytes>;
 
 py::bytes bytes_of(const Bytes& value) {
   return {reinterpret_cast<const char*>(value.data()), value.size()};
+}
+/// Takes str and bytes.
+Bytes value_of(const py::handle& object) {
+  const auto text = object.cast<std::string>();
+  return {text.begin(), text.end()};
 }
 
 /// Presents a Python object's methods as one of torch's stores. `adapt_store` builds barriers and
@@ -52,7 +58,15 @@ class PythonStore final : public c10d::Store {
   void append(const std::string& key, const Bytes& value) override {
     call<void>("append", key, value);
   }
-  bool hasExtendedApi() const override { return false; }
+  // A class without these has its `get` and `set` called for each key.
+  Values multiGet(const Keys& keys) override {
+    return has("multi_get") ? call<Values>("multi_get", keys) : Store::multiGet(keys);
+  }
+  void multiSet(const Keys& keys, const Values& values) override {
+    if (has("multi_set")) return call<void>("multi_set", keys, values);
+    Store::multiSet(keys, values);
+  }
+  bool hasExtendedApi() const override { return true; }
 
  private:
   py::function method(const char* name) const { return py::get_override(self_, name); }
@@ -66,6 +80,11 @@ class PythonStore final : public c10d::Store {
     return value;
   }
   static py::bytes argument(const Bytes& value) { return bytes_of(value); }
+  static std::vector<py::bytes> argument(const Values& values) {
+    std::vector<py::bytes> all;
+    for (const auto& value : values) all.push_back(bytes_of(value));
+    return all;
+  }
 
   template <class Result, class... Arguments>
   Result call(const char* name, const Arguments&... arguments) const {
@@ -78,8 +97,11 @@ class PythonStore final : public c10d::Store {
     }
     const py::object result = found(argument(arguments)...);
     if constexpr (std::is_same_v<Result, Bytes>) {
-      const auto text = result.cast<std::string>();  // accepts str and bytes
-      return {text.begin(), text.end()};
+      return value_of(result);
+    } else if constexpr (std::is_same_v<Result, Values>) {
+      Values all;
+      for (const auto& each : result) all.push_back(value_of(each));
+      return all;
     } else if constexpr (!std::is_void_v<Result>) {
       return result.cast<Result>();
     }

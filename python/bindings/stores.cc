@@ -24,7 +24,9 @@ void bind_stores(py::module_& module) {
       "subclass implements `set(key, value)`, `get(key)`, which blocks until the key exists, and "
       "`add(key, amount)`; if they are used, also `compare_set(key, expected, desired)`, "
       "`check(keys)`, `wait(keys, timeout)`, `delete_key(key)`, `num_keys()` and `append(key, "
-      "value)`. Values are passed to it as bytes. It is called on any thread, with the GIL.")
+      "value)`. Its `multi_get(keys)` and `multi_set(keys, values)` are called where it has them, "
+      "else `get` and `set` for each key. Values are passed to it as bytes. It is called on any "
+      "thread, with the GIL.")
       .def(py::init_alias<>())
       .def(
           "set",

@@ -280,6 +280,52 @@ def test_store_subclass():
     assert kept.get("k") == b"v"
 
 
+class Batches(Dictionary):
+    """With methods of its own for several keys, and for what is put behind a value."""
+
+    def __init__(self):
+        super().__init__()
+        self.called = []
+
+    def multi_get(self, keys):
+        self.called.append(("multi_get", keys))
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys, values):
+        self.called.append(("multi_set", keys, values))
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def append(self, key, value):
+        self.called.append(("append", key, value))
+        self.set(key, self.values.get(key, b"") + value)
+
+
+# spec: U2 a subclass's own multi_get, multi_set and append are called, through prefixes too
+def test_several_keys_of_a_store_subclass():
+    store = Batches()
+    prefixed = dist.PrefixStore("p", dist.PrefixStore("q", store))
+    prefixed.multi_set(["a", "b"], ["1", b"\xff"])
+    assert store.called == [("multi_set", ["q/p/a", "q/p/b"], [b"1", b"\xff"])]
+    assert prefixed.multi_get(["b", "a"]) == [b"\xff", b"1"]
+    assert store.called[1:] == [("multi_get", ["q/p/b", "q/p/a"])]
+    prefixed.append("a", "2")
+    assert store.called[2:] == [("append", "q/p/a", b"2")]
+    assert store.values == {"q/p/a": b"12", "q/p/b": b"\xff"}
+
+
+# spec: U2 without multi_get and multi_set, its get and set serve several keys
+def test_several_keys_of_a_plain_store_subclass():
+    store = Dictionary()
+    prefixed = dist.PrefixStore("p", store)
+    prefixed.multi_set(["a", "b"], ["1", "2"])
+    assert store.values == {"p/a": b"1", "p/b": b"2"}
+    assert prefixed.multi_get(["b", "a"]) == [b"2", b"1"]
+    assert dist.Store.multi_get(store, ["p/b"]) == [b"2"]
+    with pytest.raises(dist.DistStoreError, match="Dictionary.*has no method append"):
+        prefixed.append("a", "3")
+
+
 # spec: U2 register_rendezvous_handler: a scheme of the program's own
 def test_handlers_of_schemes():
     store, asked = dist.HashStore(), []

@@ -129,10 +129,7 @@ class TorchStore : public store::RequestStore<store::TcpStore> {
       case StoreOp::check: return {{}, store_->check(texts(request.keys)) ? 1 : 0, {}};
       case StoreOp::append: store_->append(key, bytes_of(request.values[0])); return {};
       case StoreOp::multi_get: return read(texts(request.keys), request.timeout);
-      case StoreOp::multi_set:
-        for (std::size_t i = 0; i < request.keys.size(); ++i)
-          store_->set(text(request.keys[i]), bytes_of(request.values[i]));
-        return {};
+      case StoreOp::multi_set: write(texts(request.keys), request.values); return {};
       case StoreOp::barrier: return meet(request, key);
       case StoreOp::all_gather: return gather(request, key);
       default:
@@ -149,6 +146,13 @@ class TorchStore : public store::RequestStore<store::TcpStore> {
       for (const auto& key : keys) values.push_back(value_of(store_->get(key)));
     }
     return reply_of(std::move(values));
+  }
+
+  void write(const std::vector<std::string>& keys, const std::vector<std::string_view>& texts) {
+    std::vector<Bytes> values;
+    for (const auto& each : texts) values.push_back(bytes_of(each));
+    if (store_->hasExtendedApi()) return store_->multiSet(keys, values);
+    for (std::size_t i = 0; i < keys.size(); ++i) store_->set(keys[i], values[i]);
   }
 
   /// The number of this rendezvous under `key`; every member takes part in all of them.
