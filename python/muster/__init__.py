@@ -60,15 +60,9 @@ from ._C import (
     destroy_process_group,
     empty_shared,
     gather,
-    get_debug_level,
     in_shared_memory,
     init_device_mesh,
     irecv,
-    is_gloo_available,
-    is_mpi_available,
-    is_nccl_available,
-    is_torchelastic_launched,
-    is_ucc_available,
     isend,
     load_backend_plugin,
     monitored_barrier,
@@ -93,12 +87,18 @@ from ._C import (
 )
 from ._lookups import (
     get_backend,
+    get_debug_level,
     get_global_rank,
     get_group_rank,
     get_process_group_ranks,
     get_rank,
     get_world_size,
+    is_gloo_available,
     is_initialized,
+    is_mpi_available,
+    is_nccl_available,
+    is_torchelastic_launched,
+    is_ucc_available,
 )
 from .backends import ProcessGroupBackend
 from .names import (

@@ -1,4 +1,5 @@
-"""What a process knows of its groups and meshes, in a form that torch.compile traces unbroken.
+"""What a process knows of itself, its groups and meshes, in a form that torch.compile traces
+unbroken.
 
 A graph keeps what they said when it was traced. It is traced anew for another group or mesh as an
 argument, not where the default group is made again. Importing this module puts functions of
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from . import _C
-from ._C import DeviceMesh
+from ._C import DebugLevel, DeviceMesh
 from ._C import ProcessGroup as Group
 
 Call = TypeVar("Call", bound=Callable[..., Any])
@@ -88,6 +89,42 @@ def get_process_group_ranks(group: Group | None) -> list[int]:
     if is_tracing():
         return _answer("get_process_group_ranks", _name_of(group))
     return _C.get_process_group_ranks(group)  # type: ignore[arg-type]
+
+
+@constant_in_graphs
+def get_debug_level() -> DebugLevel:
+    """That of TORCH_DISTRIBUTED_DEBUG, or what was set."""
+    return _C.get_debug_level()
+
+
+@constant_in_graphs
+def is_gloo_available() -> bool:
+    """True: `gloo` is another name for the native engine."""
+    return _C.is_gloo_available()
+
+
+@constant_in_graphs
+def is_mpi_available() -> bool:
+    """Whether this build has the mpi backend."""
+    return _C.is_mpi_available()
+
+
+@constant_in_graphs
+def is_nccl_available() -> bool:
+    """Whether the nccl backend can be used: NCCL's library can be loaded. A GPU is needed too."""
+    return _C.is_nccl_available()
+
+
+@constant_in_graphs
+def is_ucc_available() -> bool:
+    """Whether this build has the ucc backend."""
+    return _C.is_ucc_available()
+
+
+@constant_in_graphs
+def is_torchelastic_launched() -> bool:
+    """Whether TORCHELASTIC_RUN_ID is set, as the launcher does."""
+    return _C.is_torchelastic_launched()
 
 
 constant_in_graphs(is_initialized)

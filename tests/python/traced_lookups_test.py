@@ -56,6 +56,18 @@ def of_a_mesh(x, mesh):
     return funcol.all_reduce(x, "sum", mesh["ranks"].get_group())
 
 
+def of_the_process(x):
+    if dist.get_debug_level() == dist.DebugLevel.OFF:
+        x = x + 2
+    if dist.get_debug_level() != dist.DebugLevel.DETAIL and dist.is_available():
+        x = x * 3
+    x = x + 5 * dist.is_gloo_available() + 7 * dist.is_nccl_available()
+    x = x + 11 * dist.is_mpi_available() + 13 * dist.is_ucc_available()
+    x = x + 17 * dist.is_xccl_available() + 19 * dist.is_torchelastic_launched()
+    x = x + 23 * dist.is_backend_available("gloo") + 29 * dist.is_initialized()
+    return x + len(dist.get_default_backend_for_device("cpu"))
+
+
 def check(function, *given):
     """Traced, it is one graph for each of `given`, and says what it says untraced."""
     counter = CompileCounterWithBackend("eager")
@@ -67,6 +79,7 @@ def check(function, *given):
 
 
 def lookups(rank, size):
+    check(of_the_process, ())
     check(of_the_default_group, ())
     alone = [dist.new_group([each]) for each in range(size)]
     again = dist.new_group(list(range(size)))
@@ -77,11 +90,28 @@ def lookups(rank, size):
     check(of_a_mesh, (mesh,), (turned,))
 
 
-# spec: T4 lookups of ranks, sizes, groups and meshes trace in one graph, anew for another group,
-# and of a group without this process
+# spec: T4 lookups of ranks, sizes, groups and meshes, of backends and the debug level trace in one
+# graph, anew for another group, and of a group without this process
 @pytest.mark.parametrize("size", [1, 2])
 def test_lookups(size):
     on_ranks(size, lookups)
+
+
+# spec: T4 in no lookup of the process or of the default group does torch.compile break the graph,
+# with a default group or without
+@pytest.mark.parametrize("lookups", [of_the_process, of_the_default_group])
+def test_no_graph_breaks(lookups):
+    def breaks():
+        explained = torch._dynamo.explain(lookups)(torch.ones(2))
+        return explained.graph_count, explained.break_reasons
+
+    if lookups is of_the_process:
+        assert not dist.is_initialized() and breaks() == (1, [])
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert breaks() == (1, [])
+    finally:
+        dist.destroy_process_group()
 
 
 def training_step(rank, size):
