@@ -133,9 +133,10 @@ constexpr const char* kPageHead = R"(# What each backend has
 
 `tools/backend_table` has written this page from what the backends themselves say; do not edit it.
 
-Every backend has every operation: collectives, coalesced forms, messages, batches, objects,
-barriers. Operations that only move bytes take every dtype. An operation that a backend lacks throws
-DistBackendError with the names of both, and the group stays usable.
+Every backend but `ucc` has every kind of call: collectives, coalesced forms, messages, batches,
+objects, barriers. The table lists what each lacks within them. Operations that only move bytes take
+every dtype. An operation that a backend lacks throws DistBackendError with the names of both, and
+the group stays usable.
 
 | backend | tensors on | lacks |
 | --- | --- | --- |
@@ -144,7 +145,7 @@ DistBackendError with the names of both, and the group stays usable.
 | [`nccl`](nccl.md) | CUDA | tags other than 0, receives from any rank, the reductions below |
 | `ucc` | | it is in no build yet |
 
-Reductions by dtype: "all" backends have it, "others" than `nccl` have it, or none does ("-").
+Reductions by dtype. "all": every backend has it. "others": every one but `nccl`. "-": none.
 
 )";
 

@@ -121,8 +121,9 @@ constexpr EnvironmentVariable kDiagnosis[] = {
 };
 
 constexpr EnvironmentVariable kLaunching[] = {
-    {"PET_NAME", "",
-     "An option of `muster run` that has a value, for every NAME: PET_NPROC_PER_NODE=4."},
+    {"PET_<NAME>", "",
+     "Sets the option `--<name>` of `muster run`, for any option that takes a value: "
+     "PET_NPROC_PER_NODE=4."},
     {"PET_N_PROC_PER_NODE", "",
      "The same as PET_NPROC_PER_NODE, in the spelling of Kubeflow's PyTorchJob."},
     {"MUSTER_PYTHON", "",
@@ -175,8 +176,8 @@ constexpr EnvironmentVariable kWorkers[] = {
     {"MUSTER_AGENT_STORE, MUSTER_SECRET_FD, MUSTER_EPOCH", "",
      "See above. MUSTER_SECRET is removed from their environment."},
     {"MUSTER_LAUNCHER_NEWS, MUSTER_SPARE", "",
-     "With `--elastic keep`: the descriptor over which the launcher tells of epochs, and, in a "
-     "spare process, 1."},
+     "With `--elastic keep`: the descriptor on which the launcher announces epochs; and, in spare "
+     "processes only, 1."},
     {"TORCHELASTIC_ERROR_FILE", "",
      "Where torch's `@record` leaves the exception of a worker, which the launcher reports."},
     {"OMP_NUM_THREADS", "",

@@ -142,20 +142,20 @@ constexpr Tunable kRows[] = {
      "Above this size an all_gather over hosts with several ranks goes by hosts.", kSimulate,
      Tunable::kSame, Tunable::kSame, Tunable::kSame, "network.all_gather"},
     {"host_hop", &Tunables::host_hop, Unit::bytes, TunableScope::agreed, 48 * kKiB,
-     "The steps within a host, before and after the wire, each take as long as this many bytes on "
-     "it.",
+     "Assumed cost of a step within a host, as the bytes that the network could send meanwhile.",
      kSimulate, Tunable::kSame, Tunable::kSame, Tunable::kSame,
      "network.all_reduce network.reduce network.reduce_scatter"},
     {"host_lane", &Tunables::host_lane, Unit::bytes, TunableScope::agreed, 8 * kKiB,
-     "The same for each rank of a host.", kSimulate, Tunable::kSame, Tunable::kSame, Tunable::kSame,
-     "network.all_reduce network.reduce network.reduce_scatter"},
+     "What each rank of the host adds to that cost, in the same unit.", kSimulate, Tunable::kSame,
+     Tunable::kSame, Tunable::kSame, "network.all_reduce network.reduce network.reduce_scatter"},
     {"shared_scatter", &Tunables::shared_scatter, Unit::bytes, TunableScope::agreed, 128 * kKiB,
-     "An oversubscribed root scatters along a tree up to this size divided by the number of ranks, "
-     "but at least an eighth and at most a quarter of it.",
+     "An oversubscribed root scatters along a tree up to a limit: this size / ranks, kept between "
+     "1/8 and 1/4 of this size.",
      kSelection, Tunable::kSame, Tunable::kSame, Tunable::kSame, "network.scatter"},
     {"shared_reduce", &Tunables::shared_reduce, Unit::bytes, TunableScope::agreed, 128 * kKiB,
-     "When oversubscribed, the root reduces alone up to this size; up to twice this size on two "
-     "cores (three cores for 4 ranks).",
+     "An oversubscribed root reduces alone up to this size, at most 4 MiB / ranks. On one or two "
+     "cores (4 ranks: three) it does so at every size with up to few_ranks ranks, and up to twice "
+     "this size with more.",
      kSelection, Tunable::kSame, Tunable::kSame, Tunable::kSame, "network.reduce"},
     {"few_ranks", &Tunables::few_ranks, Unit::count, TunableScope::agreed, 8,
      "Up to this many ranks a root serves all others itself, and an all_gather sends directly.",
@@ -178,8 +178,8 @@ constexpr Tunable kRows[] = {
     {"kept_connections", &Tunables::kept_connections, Unit::count, TunableScope::local, 4,
      "How many connections a client of the store keeps for its threads.", kServices},
     {"unpolled_answers", &Tunables::unpolled_answers, Unit::count, TunableScope::local, 64,
-     "A client of the store that has polled in vain sleeps for its next replies at once, up to "
-     "this many times in a row.",
+     "After a client of the store has polled in vain, it sleeps for its next replies without "
+     "polling, up to this many times in a row.",
      kServices},
     {"file_poll", &Tunables::file_poll, Unit::time, TunableScope::local, 50 * kMicro,
      "A file that others write is checked again after this time, then after twice as long each "
