@@ -269,7 +269,8 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = 3600) -> 
     """All ranks call it: `rank` stops in a debugger (PYTHONBREAKPOINT names another than pdb), the
     others wait without limit. skip: the first so many calls from this line of the program do
     nothing. timeout_s is taken for torch's sake: its waits have no limit. Raises ValueError
-    (DistArgumentError) for a rank that there is not, DistBackendError where a rank ends meanwhile.
+    (DistArgumentError) for a rank that does not exist, DistBackendError where a rank ends
+    meanwhile.
     """
     if skip > 0:
         caller = sys._getframe(1)

@@ -266,14 +266,14 @@ std::string CollectiveQueue::deadline_text(const Operation& late, TimePoint now,
   const auto& missing = known.missing;
   const Operation* running = calls_.front();
   std::string text = "rank " + std::to_string(group_.job_rank()) + " waited " +
-                     describe(now - late.created_at_) + " in " +
+                     describe(now - late.created_at_) + " for " +
+                     (missing.empty() ? "no particular rank" : describe_ranks(missing)) + " in " +
                      fingerprint_rules().describe(late.call_) + ", call " +
                      std::to_string(late.call_.sequence) + " of " + group_.text();
   if (running != &late && running != nullptr) {
     text += ", queued behind " + fingerprint_rules().describe(running->call_) + ", call " +
-            std::to_string(running->call_.sequence) + ",";
+            std::to_string(running->call_.sequence);
   }
-  text += missing.empty() ? ", for no particular rank" : " for " + describe_ranks(missing);
   if (!known.text.empty()) text += ": " + known.text;
   for (int member = 0; known.text.empty() && member < group_.size(); ++member) {
     const int rank = group_.job_rank_of(member);

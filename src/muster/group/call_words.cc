@@ -16,9 +16,9 @@ std::string shape(const at::Tensor& tensor) { return c10::str(tensor.sizes()); }
 
 [[noreturn]] void explain_parts(const at::Tensor& whole, const at::Tensor& part, int members) {
   if (!whole.defined() || !part.defined()) invalid("a tensor is undefined; give it storage first");
-  invalid("a tensor of shape " + shape(whole) + " does not hold " + std::to_string(members) +
+  invalid("a tensor of shape " + shape(whole) + " cannot hold " + std::to_string(members) +
           " parts of shape " + shape(part) +
-          ", one per member, neither concatenated along dimension 0 nor stacked along a new "
+          ", one per member: neither concatenated along dimension 0 nor stacked along a new "
           "first dimension");
 }
 
@@ -38,13 +38,14 @@ std::string shape(const at::Tensor& tensor) { return c10::str(tensor.sizes()); }
           " must not be negative and must sum to the " + rows + " rows of the tensor");
 }
 
-[[noreturn]] void explain_lists(const char* what, const std::vector<TensorList>& lists,
+[[noreturn]] void explain_lists(bool output, const std::vector<TensorList>& lists,
                                 const TensorList& tensors, int rank) {
   for (std::size_t i = 0; i < lists.size(); ++i) {
     if (lists[i].size() != tensors.size())
-      invalid(std::string(what) + " " + std::to_string(i) + " has " +
-              std::to_string(lists[i].size()) + " tensors and the other side " +
-              std::to_string(tensors.size()) + "; give every member's list the same tensors");
+      invalid(std::string(output ? "output" : "input") + "_tensor_lists[" + std::to_string(i) +
+              "] has " + std::to_string(lists[i].size()) + " tensors, but the list of " +
+              (output ? "input" : "output") + " tensors has " + std::to_string(tensors.size()) +
+              "; the numbers must be equal");
   }
   const auto& mine = lists[static_cast<std::size_t>(rank)];
   std::size_t i = 0;
@@ -58,8 +59,8 @@ std::string shape(const at::Tensor& tensor) { return c10::str(tensor.sizes()); }
   if (!tensor.defined()) invalid(which + "is undefined; give it storage first");
   if (tensor.layout() != at::kStrided)
     invalid(which + "is " + c10::str(tensor.layout()) +
-            "; only dense tensors can be communicated (to_dense()), and all_reduce takes sparse "
-            "COO ones");
+            "; only dense tensors can be communicated (call to_dense()), except that all_reduce "
+            "takes sparse COO");
   if (tensor.is_nested()) invalid(which + "is nested; send its values() and its offsets() instead");
   invalid(which + "is quantized; send its int_repr() and its parameters instead");
 }
@@ -75,8 +76,8 @@ std::string shape(const at::Tensor& tensor) { return c10::str(tensor.sizes()); }
             ", but another tensor of the same call is on " + first.device().str() +
             "; move them to one device");
   invalid(which +
-          "is an expanded view, several of whose elements are one place in memory; give "
-          "contiguous() or clone() to be written");
+          "is an expanded view, several of whose elements are one place in memory; pass "
+          "contiguous() or clone() of it instead");
 }
 
 [[noreturn]] void explain_number(const group::WrongNumber& wrong, int root) {
@@ -123,8 +124,7 @@ void Call::explain() const {
     case Problem::lists_differ: {
       const bool outputs = output_args_.form == group::GivenTensors::Form::lists;
       const auto& one = outputs ? input_args_ : output_args_;
-      explain_lists(outputs ? "output_tensor_lists" : "input_tensor_lists",
-                    *(outputs ? output_args_ : input_args_).lists,
+      explain_lists(outputs, *(outputs ? output_args_ : input_args_).lists,
                     TensorList(one.tensors, one.tensors + one.count), rank);
     }
     case Problem::whole_and_part: {
@@ -142,7 +142,7 @@ void Call::explain() const {
     case Problem::elements: {
       const auto wrong = *group::find_unequal(args, rank);
       const std::size_t width = size_of(args.dtype);
-      invalid(std::string(wrong.what) + " must have as many elements; they have " +
+      invalid(std::string(wrong.what) + " must have the same number of elements; they have " +
               std::to_string(wrong.first / width) + " and " + std::to_string(wrong.second / width) +
               "; give both the same shape");
     }

@@ -46,7 +46,7 @@ TEST(Collectives, AllGatherLists) {
     EXPECT_HAS(message_of<DistError>([&] { all_gather({uneven[0]}, values(rank, {1})); }),
                "3 output tensors");
     EXPECT_HAS(message_of<DistError>([&] { all_gather(uneven, torch::zeros({100})); }),
-               "as many elements");
+               "the same number of elements");
     EXPECT_HAS(message_of<DistError>([&] {
                  all_gather(uneven, torch::zeros({2 * rank + 1, 2}, at::kLong));
                }),
@@ -123,7 +123,7 @@ TEST(Collectives, GatherFillsTheListOnDst) {
       EXPECT_HAS(message_of<DistError>([&] {
                    gather(tensor, {.gather_list = {tensor, tensor, torch::zeros({2})}});
                  }),
-                 "as many elements");
+                 "the same number of elements");
       EXPECT_HAS(message_of<DistError>([&] { gather(tensor); }), "3 output tensors");
     } else {
       for (int call = 0; call < 2; ++call)  // as many refused calls as on rank 0, so no rank waits
@@ -154,7 +154,7 @@ TEST(Collectives, ScatterGivesEachItsPart) {
       const TensorList unequal{torch::zeros({2}), torch::zeros({3}), torch::zeros({2})};
       EXPECT_HAS(
           message_of<DistError>([&] { scatter(torch::zeros({2}), {.scatter_list = unequal}); }),
-          "as many elements");
+          "the same number of elements");
     } else {
       EXPECT_HAS(message_of<DistError>(
                      [&] { scatter(torch::zeros({2}), {.scatter_list = {torch::zeros({2})}}); }),

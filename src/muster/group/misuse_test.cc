@@ -74,7 +74,7 @@ std::vector<Misuse> misuses() {
        [](int) { reduce(zeros({2}), {.dst = 0}); }},
       {"all_gather into too short a list", "3 output tensors, one per member",
        [] { all_gather({zeros({2})}, zeros({2})); }, gather_all},
-      {"all_gather of a tensor that does not fit its place", "as many elements",
+      {"all_gather of a tensor that does not fit its place", "the same number of elements",
        [] { all_gather(three(2), zeros({3})); }, gather_all},
       {"all_gather with two dtypes", "one dtype",
        [] { all_gather(three(2), zeros({2}, at::kInt)); }, gather_all},
@@ -92,13 +92,13 @@ std::vector<Misuse> misuses() {
        gather_one},
       {"gather with a list elsewhere", "the root, takes the list",
        [] { gather(zeros({2}), {.gather_list = three(2)}); }, gather_zero},
-      {"gather into tensors of another size", "as many elements",
+      {"gather into tensors of another size", "the same number of elements",
        [] { gather(zeros({2}), {.gather_list = three(3), .dst = 1}); }, gather_one},
       {"scatter without a list on src", "3 input tensors", [] { scatter(zeros({2}), {.src = 1}); },
        scatter_one},
       {"scatter with a list elsewhere", "the root, takes the list",
        [] { scatter(zeros({2}), {.scatter_list = three(2)}); }, scatter_zero},
-      {"scatter of tensors of another size", "as many elements",
+      {"scatter of tensors of another size", "the same number of elements",
        [] { scatter(zeros({2}), {.scatter_list = three(3), .src = 1}); }, scatter_one},
       {"reduce_scatter of too short a list", "3 input tensors",
        [] { reduce_scatter(zeros({2}), {zeros({2})}); }, scatter_sum},
@@ -122,7 +122,7 @@ std::vector<Misuse> misuses() {
        [] { all_to_all(three(1), {zeros({1})}); }, exchange},
       {"all_reduce_coalesced of nothing", "at least one", [] { all_reduce_coalesced({}); },
        reduce_all},
-      {"all_gather_coalesced into lists of another length", "same tensors",
+      {"all_gather_coalesced into lists of another length", "the numbers must be equal",
        [] {
          all_gather_coalesced({three(1), three(1), three(1)}, {zeros({1})});
        },
@@ -169,7 +169,7 @@ std::vector<Misuse> misuses() {
   };
   message("send to oneself", "this process itself", [] { send(zeros({2}), {.dst = 1}); });
   message("recv from oneself", "this process itself", [] { recv(zeros({2}), {.src = 1}); });
-  message("send to a rank that there is not", "rank 5", [] { send(zeros({2}), {.dst = 5}); });
+  message("send to a rank that does not exist", "rank 5", [] { send(zeros({2}), {.dst = 5}); });
   message("send without dst", "needs dst", [] { send(zeros({2}), {}); });
   message("send with a negative tag", "tag -3", [] { send(zeros({2}), {.dst = 0, .tag = -3}); });
   message("send of an undefined tensor", "undefined", [] { send({}, {.dst = 0}); });
@@ -178,7 +178,7 @@ std::vector<Misuse> misuses() {
           [] { recv(zeros({1}).expand({3}), {.src = 0}); });
   message("send_object_list without dst", "needs dst",
           [] { send_object_list(std::vector<int>{1}, {}); });
-  message("recv_object_list from a rank that there is not", "rank 9", [] {
+  message("recv_object_list from a rank that does not exist", "rank 9", [] {
     std::vector<int> list(1);
     recv_object_list(list, {.src = 9});
   });

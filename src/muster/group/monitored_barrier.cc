@@ -87,8 +87,9 @@ std::string why_late(const ProcessGroup& group, int rank, const DistError& error
   if (!mine.ok() || !trace.ok() || trace->boot != mine->boot || trace->host != mine->host)
     return error.what();
   const auto number = std::to_string(rank);
-  return "monitored_barrier on group " + group.name() + ": nothing came of rank " + number + "; " +
-         trace::last_act(*trace, group.name(), trace::wall_now_ns()) + "; see what rank " + number +
+  return "monitored_barrier on group " + group.name() + ": nothing came from rank " + number +
+         "; " + trace::last_act(*trace, group.name(), trace::wall_now_ns()) + "; see what rank " +
+         number +
          " is doing (`muster trace`), or give the barrier a longer timeout if it is only slow";
 }
 

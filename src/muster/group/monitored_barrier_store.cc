@@ -43,7 +43,7 @@ class StoreBarrier {
     std::vector<int> missing;
     for (int member = 1; member < group_.size() && (all || missing.empty()); ++member)
       if (!has_arrived(member)) missing.push_back(core_of(group_).first_rank_of(member));
-    const auto why = "monitored_barrier on group " + group_.name() + ": nothing came of " +
+    const auto why = "monitored_barrier on group " + group_.name() + ": nothing came from " +
                      (missing.size() == 1 ? "it" : "them") + " through the job's store; see what " +
                      (missing.size() == 1 ? "it is" : "they are") + " doing (`muster trace`)";
     const auto text = failed_text(missing, timeout_, why);

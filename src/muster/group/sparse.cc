@@ -54,7 +54,9 @@ Facts facts_of(const at::Tensor& tensor) {
 
 void check(const at::Tensor& tensor, ReduceOp op) {
   if (op != ReduceOp::SUM)
-    invalid("sparse tensors can be reduced with SUM only; give to_dense() for another operation");
+    invalid(
+        "sparse tensors can be reduced with SUM only; call to_dense() first to use another "
+        "operation");
   if (!tensor.device().is_cpu())
     invalid("the sparse tensor is on " + tensor.device().str() +
             "; only those on the CPU can be reduced");

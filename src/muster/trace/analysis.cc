@@ -268,7 +268,7 @@ std::string describe(const Holdup& holdup, const JobTrace& job) {
                          ? call + ", began " + began + " ago"
                          : list_ranks(holdup.waiting) +
                                (holdup.waiting.size() == 1 ? " is in " : " are in ") + call +
-                               ", since " + began;
+                               ", for " + began;
   if (holdup.behind.empty()) return text + "; no member is behind the others";
   text += "; " + list_ranks(holdup.behind);
   switch (holdup.reason) {

@@ -526,11 +526,11 @@ void MpiCommunicator::check_deadlines(TimePoint now) {
 
 std::string MpiCommunicator::deadline_text(const MpiOperation& late, TimePoint now,
                                            const trace::PeerReport& known) const {
-  std::string text = "rank " + std::to_string(group_.job_rank()) + " waited " +
-                     describe(now - late.created_at_) + " in " +
-                     collective::fingerprint_rules().describe(late.fingerprint_) + ", call " +
-                     std::to_string(late.fingerprint_.sequence) + " of " + group_.text();
+  std::string text =
+      "rank " + std::to_string(group_.job_rank()) + " waited " + describe(now - late.created_at_);
   if (!known.missing.empty()) text += " for " + collective::describe_ranks(known.missing);
+  text += " in " + collective::fingerprint_rules().describe(late.fingerprint_) + ", call " +
+          std::to_string(late.fingerprint_.sequence) + " of " + group_.text();
   if (!known.text.empty()) text += ": " + known.text;
   return text +
          ". MPI cannot cancel a call, so the group cannot be used any more: destroy it and make "
