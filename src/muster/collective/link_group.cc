@@ -55,17 +55,15 @@ Task<Status> LinkGroup::finish() {
 Task<Status> LinkGroup::run(const Args& args, const transport::Fingerprint& call) {
   outstanding_.begin(call);
   const Algorithm algorithm = selection_.choose(args.op, selected_bytes(args, size_));
-  if (algorithm == Algorithm::hosts) return run_by_hosts(args);
+  if (algorithm == Algorithm::slices) return run_by_hosts(args, 1);
+  if (algorithm == Algorithm::hosts) return run_by_hosts(args, selection_.ranks_per_host());
   switch (args.op) {
     case Op::broadcast:
       return algorithm == Algorithm::chain
                  ? broadcast(args, plan::ChainPlan{rank_, size_, args.root})
                  : broadcast(args, plan::TreePlan{rank_, size_, args.root});
-    case Op::all_reduce:
-      return algorithm == Algorithm::bruck ? all_reduce_small(args) : reduce_by_slices(args);
-    case Op::reduce:
-      return algorithm == Algorithm::direct ? reduce_direct(args) : reduce_by_slices(args);
-    case Op::reduce_scatter: return reduce_by_slices(args);
+    case Op::all_reduce: return all_reduce_small(args);
+    case Op::reduce: return reduce_direct(args);
     case Op::all_gather:
       if (algorithm == Algorithm::bruck) return all_gather_small(args);
       return algorithm == Algorithm::direct ? all_gather_direct(args) : all_gather_ring(args);
@@ -205,147 +203,6 @@ Task<Status> LinkGroup::reduce_direct(const Args& args) {
     if (!outstanding_.ok()) break;
     if (root) reduce_chunk(k);
     if (k + kWindow < chunks) post(k + kWindow);
-  }
-  Status status = co_await finish();
-  drop_large_scratch();
-  co_return status;
-}
-
-// The slices of a reduction, and the temporary memory through which their chunks pass.
-struct LinkGroup::Reduction {
-  const Args& args;
-  const int rank;
-  const int size;
-  const std::size_t width;
-  const bool scaled;
-  const bool to_all;
-  const bool to_root;
-  std::size_t chunk_elements = 0;
-  std::size_t chunks = 1;
-  std::byte* memory = nullptr;
-
-  Reduction(const Args& call, int me, int members)
-      : args(call),
-        rank(me),
-        size(members),
-        width(size_of(call.dtype)),
-        scaled(call.reduce == Reduce::premul_sum),
-        to_all(call.op == Op::all_reduce),
-        to_root(call.op == Op::reduce) {
-    std::size_t longest = 0;
-    for (int owner = 0; owner < size; ++owner) longest = std::max(longest, slice(owner).count);
-    chunk_elements = std::min(std::max<std::size_t>(longest, 1), fixed::kReduceChunk / width);
-    chunks = plan::messages_for(longest, chunk_elements);
-  }
-
-  // In elements. `begin` counts from the start of the tensor for all_reduce and reduce, and from
-  // the start of the owner's slice for reduce_scatter.
-  plan::Slice slice(int owner) const {
-    if (args.op == Op::reduce_scatter) return {0, args.inputs[at(owner)].size() / width};
-    return plan::slice_of(args.inputs[0].size() / width, size, owner);
-  }
-  plan::Slice chunk(int owner, std::size_t k) const {
-    const plan::Slice whole = slice(owner);
-    const plan::Slice part = plan::chunk_of(whole.count, chunk_elements, k);
-    return {whole.begin + part.begin, part.count};
-  }
-  ConstBytes input(int owner, std::size_t k) const {
-    const plan::Slice part = chunk(owner, k);
-    return args.inputs[args.op == Op::reduce_scatter ? at(owner) : 0].subspan(part.begin * width,
-                                                                              part.count * width);
-  }
-  // Every pair of members exchanges at least one message, so that calls are compared even if slices
-  // are empty.
-  bool exchanged(int owner, std::size_t k) const { return k == 0 || chunk(owner, k).count > 0; }
-
-  bool has_output() const { return !to_root || rank == args.root; }
-  std::byte* output(int owner, std::size_t k) const {
-    return args.outputs[0].data() + chunk(owner, k).begin * width;
-  }
-
-  std::size_t buffer_bytes() const { return (chunk_elements * width + 63) / 64 * 64; }
-  // Two buffers per member for arrivals, two for scaled parts before they are sent, two for results
-  // that this member does not keep.
-  std::size_t memory_bytes() const { return buffer_bytes() * at(2 * size * (scaled ? 2 : 1) + 2); }
-  std::byte* arrival(int member, std::size_t k) const {
-    return memory + buffer_bytes() * (2 * at(member) + k % 2);
-  }
-  std::byte* departure(int member, std::size_t k) const {
-    return memory + buffer_bytes() * (2 * at(size + member) + k % 2);
-  }
-  std::byte* passing(std::size_t k) const {
-    return memory + buffer_bytes() * (at(2 * size * (scaled ? 2 : 1)) + k % 2);
-  }
-};
-
-Task<Status> LinkGroup::reduce_by_slices(const Args& args) {
-  enum DirectSlot {
-    kArrivals = 0,
-    kDepartures = 2,
-    kResults = 4
-  };  // two of each: chunk k uses slot + k % 2
-  enum PairwisePart : std::uint64_t { kPart, kResult };
-  Reduction job(args, rank_, size_);
-  job.memory = scratch(job.memory_bytes());
-  const plan::PairwisePlan peers{rank_, size_};
-
-  const auto post_parts = [&](std::size_t k) {
-    const int parity = static_cast<int>(k % 2);
-    const std::size_t own = job.chunk(rank_, k).count * job.width;
-    for (int step = 1; step <= peers.steps() && job.exchanged(rank_, k); ++step) {
-      outstanding_.receive(kArrivals + parity, peers.source(step), kPart,
-                           {job.arrival(peers.source(step), k), own});
-    }
-    for (int step = 1; step <= peers.steps(); ++step) {
-      const int owner = peers.target(step);
-      if (!job.exchanged(owner, k)) continue;
-      ConstBytes part = job.input(owner, k);
-      if (job.scaled) {
-        contribute(job.departure(owner, k), part, args);
-        part = {job.departure(owner, k), part.size()};
-      }
-      outstanding_.send(kDepartures + parity, owner, kPart, part);
-    }
-  };
-  std::vector<const std::byte*> inputs(at(size_));
-  const auto reduce_own = [&](std::size_t k, std::byte* out) {
-    for (int member = 0; member < size_; ++member) inputs[at(member)] = job.arrival(member, k);
-    const ConstBytes mine = job.input(rank_, k);
-    if (job.scaled) {
-      contribute(job.arrival(rank_, k), mine, args);
-    } else {
-      inputs[at(rank_)] = mine.data();
-    }
-    reduce_complete(out, inputs, mine.size() / job.width, args.dtype, args.reduce);
-  };
-  const auto post_results = [&](std::size_t k, const std::byte* result) {
-    const int slot = kResults + static_cast<int>(k % 2);
-    const std::size_t own = job.chunk(rank_, k).count * job.width;
-    for (int step = 1; step <= peers.steps(); ++step) {
-      const int from = peers.source(step);
-      const std::size_t theirs = job.chunk(from, k).count * job.width;
-      if (theirs > 0 && (job.to_all || (job.to_root && rank_ == args.root)))
-        outstanding_.receive(slot, from, kResult, {job.output(from, k), theirs});
-      const int to = peers.target(step);
-      if (own > 0 && (job.to_all || (job.to_root && to == args.root)))
-        outstanding_.send(slot, to, kResult, {result, own});
-    }
-  };
-
-  post_parts(0);
-  for (std::size_t k = 0; k < job.chunks && outstanding_.ok(); ++k) {
-    const int now = static_cast<int>(k % 2);
-    if (k + 1 < job.chunks) {
-      co_await until([&] { return outstanding_.done(kDepartures + 1 - now); });
-      if (!outstanding_.ok()) break;
-      post_parts(k + 1);
-    }
-    co_await until(
-        [&] { return outstanding_.done(kArrivals + now) && outstanding_.done(kResults + now); });
-    if (!outstanding_.ok()) break;
-    std::byte* result = job.has_output() ? job.output(rank_, k) : job.passing(k);
-    reduce_own(k, result);
-    post_results(k, result);
   }
   Status status = co_await finish();
   drop_large_scratch();

@@ -4,9 +4,9 @@
 /// Every result is computed in one place and then distributed: the same bits on every member and in
 /// every run. It is computed from all members' contributions in rank order with one rounding of
 /// 16-bit floats, or from the sums of hosts, each rounded (`link_hosts.cc`). The `Selection`
-/// chooses the algorithm. With the default selection, temporary memory is at most 512 KiB per
-/// member (1 MiB for a premul_sum, 2 MiB with two members; by hosts 896 KiB, or 1,152), plus all
-/// pieces of a gather or scatter along a tree; see `most_bytes`.
+/// chooses the algorithm. With the default selection, temporary memory is at most 896 KiB per
+/// member (1,280 KiB for a premul_sum), plus all pieces of a gather or scatter along a tree; see
+/// `most_bytes`.
 ///
 /// `plan/schedule.h` describes the messages of each algorithm a second time, for the proof and the
 /// cost model; a test compares the two. Schedules omit the root's ready-to-receive messages in a
@@ -45,7 +45,6 @@ class LinkGroup {
   bool quiesced() { return outstanding_.all_done(); }
 
  private:
-  struct Reduction;
   class HostRounds;
 
   Task<Status> barrier();
@@ -54,11 +53,9 @@ class LinkGroup {
   Task<Status> broadcast(const Args& args, Plan plan);
   Task<Status> all_reduce_small(const Args& args);
   Task<Status> reduce_direct(const Args& args);
-  /// all_reduce, reduce and reduce_scatter of any size: every member reduces one slice and sends
-  /// the result to the members that need it.
-  Task<Status> reduce_by_slices(const Args& args);
-  /// Reductions, all_gather and broadcast within and between hosts (`link_hosts.cc`).
-  Task<Status> run_by_hosts(const Args& args);
+  /// Reductions, all_gather and broadcast within and between hosts (`link_hosts.cc`). With one rank
+  /// per host every member reduces one slice.
+  Task<Status> run_by_hosts(const Args& args, int per_host);
   Task<Status> all_gather_small(const Args& args);
   Task<Status> all_gather_ring(const Args& args);
   Task<Status> all_gather_direct(const Args& args);

@@ -12,6 +12,9 @@
 //
 // Sums are in rank order within a host, then in the order of hosts. Sums of 16-bit floats are
 // rounded once on each host, and once in the end.
+//
+// With one rank per host nothing happens within hosts: the ranks send each other their parts, and
+// every rank sums what it owns in rank order.
 #include <algorithm>
 
 #include "muster/collective/kernels.h"
@@ -32,9 +35,8 @@ class HostPieces {
     std::size_t longest = 1;
     for (int owner = 0; owner < plan_.size; ++owner)
       longest = std::max(longest, piece(owner).count);
-    elements_ = std::min(
-        longest, std::max<std::size_t>(
-                     1, plan::HostsPlan::chunk_bytes(longest * width_, plan_.size) / width_));
+    elements_ =
+        std::min(longest, std::max<std::size_t>(1, plan_.chunk_bytes(longest * width_) / width_));
     rounds_ = plan::chunks_in(longest, elements_);
   }
 
@@ -85,7 +87,8 @@ class HostPieces {
 
 /// Memory for the rounds in flight. For each of kDeep rounds, within the host: a part from each
 /// neighbour for each host, and as many products before they are sent. For each of kFar rounds, on
-/// the wire: a sum from and for each host, and a result that this rank does not keep.
+/// the wire: a sum from and for each host, and a result that this rank does not keep. A single
+/// rank's sum for another host is its input, or a product.
 class HostScratch {
  public:
   static constexpr std::size_t kDeep = fixed::kReduceDepth, kFar = fixed::kForwardDepth;
@@ -93,10 +96,11 @@ class HostScratch {
   HostScratch(const plan::HostsPlan& plan, bool scaled, std::size_t chunk_bytes)
       : ranks_(as_index(plan.size)),
         hosts_(as_index(plan.hosts())),
-        parts_(kDeep * ranks_ * (scaled ? 2 : 1)),
+        parts_(plan.per_host == 1 ? 0 : kDeep * ranks_ * (scaled ? 2 : 1)),
+        sums_(plan.per_host == 1 && !scaled ? 1 : 2),
         buffer_bytes_((chunk_bytes + 63) / 64 * 64) {}
 
-  std::size_t bytes() const { return (parts_ + kFar * (2 * hosts_ + 1)) * buffer_bytes_; }
+  std::size_t bytes() const { return (parts_ + kFar * (sums_ * hosts_ + 1)) * buffer_bytes_; }
   void set_memory(std::byte* memory) { memory_ = memory; }
 
   /// The part of the rank at `place` for the sum that goes to `owner`'s host.
@@ -112,13 +116,16 @@ class HostScratch {
   std::byte* sum_for(int host, std::size_t t) const {
     return buffer(parts_ + (kFar + t % kFar) * hosts_ + as_index(host));
   }
-  std::byte* passing(std::size_t t) const { return buffer(parts_ + 2 * kFar * hosts_ + t % kFar); }
+  std::byte* passing(std::size_t t) const {
+    return buffer(parts_ + sums_ * kFar * hosts_ + t % kFar);
+  }
 
  private:
   std::byte* buffer(std::size_t number) const { return memory_ + number * buffer_bytes_; }
 
   const std::size_t ranks_, hosts_;
   const std::size_t parts_;  // buffers
+  const std::size_t sums_;   // for each host: from it, and for it
   const std::size_t buffer_bytes_;
   std::byte* memory_ = nullptr;
 };
@@ -127,10 +134,10 @@ class HostScratch {
 
 class LinkGroup::HostRounds {
  public:
-  HostRounds(LinkGroup& group, const Args& args)
+  HostRounds(LinkGroup& group, const Args& args, int per_host)
       : outstanding_(group.outstanding_),
         args_(args),
-        plan_{group.rank_, group.size_, group.selection_.ranks_per_host()},
+        plan_{group.rank_, group.size_, per_host},
         reduces_(info(args.op).reduces),
         to_all_(!reduces_ || args.op == Op::all_reduce),
         scaled_(args.reduce == Reduce::premul_sum && reduces_),
@@ -182,6 +189,15 @@ class LinkGroup::HostRounds {
     for (int place = 0; place < plan_.per_host; ++place)
       if (place != plan_.place()) use(place);
   }
+  /// For the other hosts that own pieces, from the next one on, so that not all hosts send to the
+  /// same one at first.
+  template <class Use>
+  void for_other_hosts(Use use) const {
+    for (int step = 1; step < plan_.hosts(); ++step) {
+      const int host = plan::wrap(plan_.host() + step, plan_.hosts());
+      if (owns(host)) use(host);
+    }
+  }
   /// For the hosts that own pieces.
   template <class Use>
   void for_hosts(Use use) const {
@@ -222,8 +238,8 @@ class LinkGroup::HostRounds {
   bool await_sums() {
     const std::size_t t = awaited_;
     if (t == pieces_.rounds() || t == reduced_ + kFar) return false;
-    for_hosts([&](int host) {
-      if (host != plan_.host() && pieces_.exchanged(plan_.rank, t))
+    for_other_hosts([&](int host) {
+      if (pieces_.exchanged(plan_.rank, t))
         outstanding_.receive(slot(kSums, t), plan_.peer(host), kSum,
                              {scratch_.sum_from(host, t), pieces_.bytes(plan_.rank, t)});
     });
@@ -237,27 +253,32 @@ class LinkGroup::HostRounds {
     if (t == sent_ || t == awaited_ || !outstanding_.done(slot(kParts, t)) ||
         !outstanding_.done(slot(kOut, t)) || !outstanding_.ok())
       return false;
-    for_hosts([&](int host) {
+    for_other_hosts([&](int host) {
       const int owner = plan_.peer(host);
       if (!pieces_.exchanged(owner, t)) return;
-      std::byte* const sum =
-          host == plan_.host() ? scratch_.sum_from(host, t) : scratch_.sum_for(host, t);
-      sum_parts(host, t, sum);
-      if (host != plan_.host())
-        outstanding_.send(slot(kOut, t), owner, kSum, {sum, pieces_.bytes(owner, t)});
+      const std::byte* const sum = sum_parts(host, t, scratch_.sum_for(host, t));
+      outstanding_.send(slot(kOut, t), owner, kSum, {sum, pieces_.bytes(owner, t)});
     });
+    if (pieces_.exchanged(plan_.rank, t))
+      sum_parts(plan_.host(), t, scratch_.sum_from(plan_.host(), t));
     ++summed_;
     return true;
   }
 
-  void sum_parts(int host, std::size_t t, std::byte* sum) {
+  /// This host's sum for `host`, in `memory` or where it is already.
+  const std::byte* sum_parts(int host, std::size_t t, std::byte* memory) {
     const int owner = plan_.peer(host);
-    for_neighbours([&](int place) { inputs_[as_index(place)] = scratch_.arrival(place, host, t); });
     const ConstBytes mine = pieces_.input(owner, t);
+    if (plan_.per_host == 1) {
+      if (scaled_) contribute(memory, mine, args_);
+      return scaled_ ? memory : mine.data();
+    }
+    for_neighbours([&](int place) { inputs_[as_index(place)] = scratch_.arrival(place, host, t); });
     std::byte* const product = scratch_.arrival(plan_.place(), host, t);
     if (scaled_) contribute(product, mine, args_);
     inputs_[as_index(plan_.place())] = scaled_ ? product : mine.data();
-    reduce(sum, plan_.per_host, pieces_.count(owner, t));
+    reduce(memory, plan_.per_host, pieces_.count(owner, t));
+    return memory;
   }
 
   /// Sums the hosts' sums of this rank's own chunk. Of the results that pass through temporary
@@ -270,6 +291,8 @@ class LinkGroup::HostRounds {
     const std::size_t count = pieces_.count(plan_.rank, t);
     for (int host = 0; host < plan_.hosts(); ++host)
       inputs_[as_index(host)] = scratch_.sum_from(host, t);
+    if (plan_.per_host == 1 && !scaled_)
+      inputs_[as_index(plan_.host())] = pieces_.input(plan_.rank, t).data();
     reduce(own(t).data(), plan_.hosts(), count);
     if (args_.reduce == Reduce::avg && !averages_twice())
       finish_average(own(t).data(), count, args_.dtype, plan_.size);
@@ -322,9 +345,7 @@ class LinkGroup::HostRounds {
         if (owner != plan_.rank) await(kFromPeers, t, owner, owner);
     } else if (to_all_ && owns(plan_.host())) {
       if (args_.op == Op::broadcast) await(kFromRoot, t, args_.root, plan_.rank);
-      for_hosts([&](int host) {
-        if (host != plan_.host()) await(kFromPeers, t, plan_.peer(host), plan_.peer(host));
-      });
+      for_other_hosts([&](int host) { await(kFromPeers, t, plan_.peer(host), plan_.peer(host)); });
       for_neighbours([&](int place) {
         for_hosts([&](int host) {
           await(kFromNeighbours, t, plan_.neighbour(place), plan_.rank_of(host, place));
@@ -356,9 +377,7 @@ class LinkGroup::HostRounds {
     } else if (args_.op == Op::broadcast && is_root()) {
       for_owners([&](int owner) { pass_on(kOwn, t, owner, owner, pieces_.output(owner, t)); });
     } else if (to_all_ && owns(plan_.host())) {
-      for_hosts([&](int host) {
-        if (host != plan_.host()) pass_on(kOwn, t, plan_.peer(host), plan_.rank, own(t));
-      });
+      for_other_hosts([&](int host) { pass_on(kOwn, t, plan_.peer(host), plan_.rank, own(t)); });
     }
     ++owned_;
     return true;
@@ -400,8 +419,8 @@ class LinkGroup::HostRounds {
               spread_ = 0;
 };
 
-Task<Status> LinkGroup::run_by_hosts(const Args& args) {
-  HostRounds job(*this, args);
+Task<Status> LinkGroup::run_by_hosts(const Args& args, int per_host) {
+  HostRounds job(*this, args, per_host);
   while (outstanding_.ok() && !job.done()) {
     co_await until([&] { return job.advance() || !outstanding_.ok(); });
   }

@@ -143,6 +143,10 @@ double predict_pieces(double bytes, const Machine& machine, Crew crew) {
   return predict_down<TreePlan>(1, below, machine, crew);
 }
 
+double chunk_of_piece(double piece, const HostsPlan& plan) {
+  return static_cast<double>(plan.chunk_bytes(static_cast<std::size_t>(piece)));
+}
+
 /// Within and between hosts, all ranks at once: the stages of the first round, plus the work of the
 /// busiest place for each later round. The last host may have fewer ranks; it is counted like the
 /// others.
@@ -154,8 +158,8 @@ double predict_hosts(Op op, double bytes, const Machine& machine, Crew crew) {
   // Of a broadcast the root's host owns nothing, unless there is no other.
   const double owners = broadcasts && hosts > 1 ? other_hosts : hosts;
   const double piece = bytes / (owners * each);
-  const double rounds = chunks_for(piece, static_cast<double>(HostsPlan::chunk_bytes(
-                                              static_cast<std::size_t>(piece), crew.ranks)));
+  const double rounds =
+      chunks_for(piece, chunk_of_piece(piece, HostsPlan{0, crew.ranks, crew.ranks_per_host}));
   const double chunk = piece / rounds;
   const double message = 2 * machine.overhead;  // both ends
   const double near = message + chunk / machine.host_bandwidth, add = chunk / machine.reduction;
@@ -202,7 +206,7 @@ double chunks_of(Op op, Algorithm algorithm, double bytes, int ranks) {
         bytes, static_cast<double>(uses_rtr ? fixed::kEagerBytes : direct_chunk_bytes(ranks)));
   }
   return algorithm == Algorithm::slices
-             ? chunks_for(bytes / ranks, static_cast<double>(fixed::kReduceChunk))
+             ? chunks_for(bytes / ranks, chunk_of_piece(bytes / ranks, {0, ranks, 1}))
              : 1;
 }
 

@@ -125,10 +125,10 @@ TEST(Cost, ChunksToARootFollowEachOther) {
 }
 
 TEST(Cost, ChunksOfSlicesFollowEachOther) {
-  // Two ranks, slices of two chunks: latency is paid once for both.
-  const double bytes = 4.0 * fixed::kReduceChunk;
+  // Two ranks, slices of four chunks: latency is paid once for all.
+  const double bytes = 8.0 * fixed::kEagerBytes;
   EXPECT_NEAR(predict(Op::all_reduce, Algorithm::slices, bytes, kMachine, {2, 1}) /
-                  (2 * 100 + 2 * 4 + bytes * kFar + bytes / 2 * kAdd),
+                  (2 * 100 + 4 * 4 + bytes * kFar + bytes / 2 * kAdd),
               1, 1e-12);
 }
 

@@ -38,11 +38,14 @@ struct HostsPlan {
 
   /// Bytes of a piece that move at a time: enough rounds to keep the hosts and the wires between
   /// them busy at once, but no message below the smallest worthwhile one; less among many ranks,
-  /// which each take a buffer.
-  static std::size_t chunk_bytes(std::size_t piece, int size) {
-    const std::size_t most = std::clamp(fixed::kGatheredMost / static_cast<std::size_t>(size),
-                                        fixed::kLeastMessage, fixed::kReduceChunk);
-    return std::clamp(piece / fixed::kForwardDepth, fixed::kLeastMessage, most);
+  /// which each take a buffer. One rank per host has nothing to do meanwhile: its messages are
+  /// eager ones.
+  std::size_t chunk_bytes(std::size_t piece) const {
+    const std::size_t most =
+        std::clamp(fixed::kGatheredMost / static_cast<std::size_t>(size), fixed::kLeastMessage,
+                   per_host > 1 ? fixed::kReduceChunk : fixed::kEagerBytes);
+    return per_host > 1 ? std::clamp(piece / fixed::kForwardDepth, fixed::kLeastMessage, most)
+                        : most;
   }
 };
 

@@ -116,11 +116,14 @@ TEST(HostsPlan, ABroadcastHasAPieceForEachRankOfTheOtherHosts) {
 
 TEST(HostsPlan, APieceIsCutSoThatHostsAndWiresHaveSomethingToDo) {
   constexpr std::size_t kKiB = 1024;
-  EXPECT_EQ(HostsPlan::chunk_bytes(1024 * kKiB, 8), 128 * kKiB);
-  EXPECT_EQ(HostsPlan::chunk_bytes(128 * kKiB, 8), 32 * kKiB);
-  EXPECT_EQ(HostsPlan::chunk_bytes(1024 * kKiB, 64), 64 * kKiB) << "each rank takes a buffer";
-  EXPECT_EQ(HostsPlan::chunk_bytes(1024 * kKiB, 4096), 16 * kKiB);
-  EXPECT_EQ(HostsPlan::chunk_bytes(0, 2), 16 * kKiB);
+  EXPECT_EQ((HostsPlan{0, 8, 2}.chunk_bytes(1024 * kKiB)), 128 * kKiB);
+  EXPECT_EQ((HostsPlan{0, 8, 2}.chunk_bytes(128 * kKiB)), 32 * kKiB);
+  EXPECT_EQ((HostsPlan{0, 64, 2}.chunk_bytes(1024 * kKiB)), 64 * kKiB)
+      << "each rank takes a buffer";
+  EXPECT_EQ((HostsPlan{0, 4096, 2}.chunk_bytes(1024 * kKiB)), 16 * kKiB);
+  EXPECT_EQ((HostsPlan{0, 2, 2}.chunk_bytes(0)), 16 * kKiB);
+  EXPECT_EQ((HostsPlan{0, 8, 1}.chunk_bytes(1024 * kKiB)), 64 * kKiB) << "an eager message";
+  EXPECT_EQ((HostsPlan{0, 4096, 1}.chunk_bytes(128 * kKiB)), 16 * kKiB);
 }
 
 TEST(RingPlan, EveryRankEndsWithEveryBlock) {
