@@ -106,6 +106,8 @@ struct ElasticOptions {
 ///
 /// A spare (`--spares`) blocks here until it is needed, and has no RANK before.
 ///
+/// Called once in a process: after it has finished, the launcher repairs nothing any more.
+///
 /// Exceptions: those of `train` that have nothing to do with the end of an epoch, and those of a
 /// group that failed without one (a timeout, a mismatch).
 RunOutcome run(State& state, const std::function<void()>& train,

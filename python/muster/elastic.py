@@ -256,7 +256,8 @@ def run(
     wrappers such as DDP belong into `train`. Before each call all ranks get the last commit of any
     of them, or at the beginning what rank 0 has. If a rank dies, the other ranks' calls raise at
     once, `train` ends with that exception, and is called again when the launcher has replaced the
-    rank. A spare (`--spares`) blocks here until it is needed, and has no RANK before.
+    rank. A spare (`--spares`) blocks here until it is needed, and has no RANK before. Called once
+    in a process: after it has finished, the launcher repairs nothing any more.
 
     Raises what `train` raises if it has nothing to do with the end of an epoch, and the failure of
     a group for which no further epoch comes within `repair_timeout`.

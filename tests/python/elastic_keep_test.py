@@ -4,15 +4,18 @@ tests/elastic/elastic_trainer.cc and elastic_program.py.
 """
 
 import collections
+import os
 import pathlib
 import re
 import signal
 import socket
+import struct
+import subprocess
 import time
 
 import pytest
 import torch
-from elastic_jobs import STEPS, TRAINER, Launcher, replace_killed, train, weights
+from elastic_jobs import LIMIT_S, STEPS, TRAINER, Launcher, replace_killed, train, weights
 from etcd_server import etcd_server
 from scratch import reserve_port
 
@@ -176,6 +179,53 @@ def test_python():
         return weights(ran.out, 2)
 
     assert trained("5:0:update") == trained()
+
+
+# spec: L6 a death after the end of training: the job ends with it, and trains nothing again
+def test_death_after_training():
+    program = str(pathlib.Path(__file__).with_name("elastic_program.py"))
+    ran = Launcher(program, "3", "after", ranks=2)
+    assert ran.end() == 128 + signal.SIGKILL, ran.told()
+    assert "training had ended on all ranks and is not repeated" in ran.err, ran.told()
+    assert ran.out.count("from step") == 2, ran.told()
+
+
+def news_of_epoch(number, world_size):
+    """A launcher to its worker, which is rank 0; the store is the one of the environment."""
+    ranks = (0, world_size, 0, 1, 0, 1, 0, world_size)
+    texts = [struct.pack("I", len(text)) + text for text in (b"", b"127.0.0.1", b"a test's reason")]
+    head = struct.pack("=Bqi8i", 0, number, 0, *ranks)
+    return head + texts[0] + texts[1] + struct.pack("H", 0) + texts[2]
+
+
+# spec: L6 a worker that waits for the other ranks of an epoch goes on with the next one as soon as
+# it is announced, long before its group's timeout; and tells the launcher of the end of training
+def test_the_meeting_of_an_epoch_that_is_over():
+    port = reserve_port()
+    ours, workers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("MUSTER_")}
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with subprocess.Popen(
+        [TRAINER, "2"],
+        env=kept
+        | place
+        | {"MUSTER_LAUNCHER_NEWS": str(workers.fileno()), "MUSTER_EPOCH": "1"}
+        | {"MUSTER_SECRET": "a secret for the tests", "GROUP_WORLD_SIZE": "1"},
+        pass_fds=[workers.fileno()],
+        stdout=subprocess.PIPE,
+    ) as worker:
+        workers.close()
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except ConnectionRefusedError:
+                assert worker.poll() is None
+                time.sleep(0.01)
+        ours.send(news_of_epoch(2, 1))
+        out, _ = worker.communicate(timeout=LIMIT_S)
+    assert worker.returncode == 0 and b"epoch 2 from step 0 as 0 of 1" in out, out
+    assert ours.recv(16) == b"\0"
 
 
 # spec: L6 any value: containers of other kinds than dict and list come back as what they were

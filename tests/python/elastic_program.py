@@ -1,7 +1,8 @@
 """Trains a small network as a rank of `muster run --elastic keep`, for elastic_keep_test.py.
 
 elastic_program.py STEPS [KILL...]     KILL: STEP:RANK:PHASE, the n-th for epoch n: that rank ends
-itself by SIGKILL in that step, after the phase (forward, backward, update, commit).
+itself by SIGKILL in that step, after the phase (forward, backward, update, commit). A single KILL
+`after`: rank 1 does so when training has ended.
 """
 
 import os
@@ -64,6 +65,8 @@ def train():
 
 
 outcome = elastic.run(state, train)
+if kills == ["after"] and os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
 total = torch.cat([each.detach().flatten() for each in model.parameters()])
 bits = total.view(torch.int32).to(torch.int64).mul(torch.arange(1, len(total) + 1)).sum().item()
 print(f"{outcome} at step {state.step}, weights {bits & (2**64 - 1):016x}")

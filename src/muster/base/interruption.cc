@@ -7,7 +7,7 @@ namespace {
 
 constexpr Duration kLookEvery =
     std::chrono::milliseconds(200);  // limit: the patience of who presses Ctrl-C
-thread_local std::shared_ptr<Interruption> bound;
+thread_local const Interruption::InterruptionBinding* innermost = nullptr;
 
 }  // namespace
 
@@ -22,11 +22,16 @@ Status Interruption::status() const {
 }
 
 Interruption::InterruptionBinding::InterruptionBinding(std::shared_ptr<Interruption> interruption)
-    : before_(std::exchange(bound, std::move(interruption))) {}
-Interruption::InterruptionBinding::~InterruptionBinding() { bound = std::move(before_); }
+    : interruption_(std::move(interruption)), outer_(std::exchange(innermost, this)) {}
+Interruption::InterruptionBinding::~InterruptionBinding() { innermost = outer_; }
 
-Status Interruption::of_thread() { return bound ? bound->status() : Status(); }
+Status Interruption::of_thread() {
+  for (const auto* each = innermost; each != nullptr; each = each->outer_) {
+    if (Status raised = each->interruption_->status(); !raised) return raised;
+  }
+  return {};
+}
 
-Duration Interruption::look_every() { return bound ? kLookEvery : Duration::max(); }
+Duration Interruption::look_every() { return innermost != nullptr ? kLookEvery : Duration::max(); }
 
 }  // namespace muster

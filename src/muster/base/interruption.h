@@ -22,7 +22,7 @@ class Interruption {
   /// Code::aborted with the words once raised.
   Status status() const;
 
-  /// Makes it the calling thread's as long as it lives.
+  /// Makes it one of the calling thread's as long as it lives; earlier ones stay in force.
   class InterruptionBinding {
    public:
     explicit InterruptionBinding(std::shared_ptr<Interruption> interruption);
@@ -31,10 +31,12 @@ class Interruption {
     InterruptionBinding& operator=(const InterruptionBinding&) = delete;
 
    private:
-    std::shared_ptr<Interruption> before_;
+    friend class Interruption;
+    const std::shared_ptr<Interruption> interruption_;
+    const InterruptionBinding* const outer_;
   };
 
-  /// The calling thread's; ok where none is bound.
+  /// Of the calling thread's the innermost that has been raised; ok where none has.
   static Status of_thread();
   /// The longest that a wait of this thread may go on without asking `of_thread`: no limit where
   /// none is bound.

@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <thread>
 
@@ -46,20 +48,21 @@ EpochFollower::EpochFollower() {
   first_ = number_in("MUSTER_EPOCH", 0);
   nodes_ = static_cast<int>(number_in("GROUP_WORLD_SIZE", 1));
   is_spare_ = env_text(launch::kSpareVariable).has_value();
-  if (descriptor < 0) return;
-  const int pipe = static_cast<int>(descriptor);
-  if (::fcntl(pipe, F_SETFD, FD_CLOEXEC) != 0) return;  // a child of the worker, which has no pipe
-  auto thread =
-      start_thread("the thread that reads the launcher's news", [this, pipe] { read(pipe); });
+  const int channel = static_cast<int>(descriptor);
+  if (!launch::is_worker_channel(channel)) return;  // a child of the worker, which has none
+  // The worker's children have another launcher, or none.
+  ::unsetenv(launch::kNewsVariable);
+  ::fcntl(channel, F_SETFD, FD_CLOEXEC);
+  channel_ = channel;
+  auto thread = start_thread("the thread that reads the launcher's news", [this] { read(); });
   group::check(thread.status());
   thread->detach();
-  follows_ = true;
 }
 
 // A call that waits for a rank that has ended, or for one that has heard of it, ends now.
-void EpochFollower::read(int descriptor) {
+void EpochFollower::read() {
   for (;;) {
-    auto news = launch::read_worker_news(descriptor);
+    auto news = launch::read_worker_news(channel_);
     std::shared_ptr<World> world;
     std::string reason;
     {
@@ -77,6 +80,7 @@ void EpochFollower::read(int descriptor) {
       }
       // Under the lock: the group of the next epoch cannot be made meanwhile.
       if (world) world->abort(reason);
+      if (world && meeting_) meeting_->raise(reason);
       changed_.notify_all();
       if (orphaned_) return;
     }
@@ -104,7 +108,7 @@ std::optional<launch::WorkerNews> EpochFollower::entered() const {
 }
 
 bool EpochFollower::epoch_is_over(const std::exception_ptr& failure) const {
-  if (!follows_) return false;
+  if (channel_ < 0) return false;
   {
     const std::lock_guard lock(mutex_);
     if (leaving_ || (latest_ && latest_->epoch > joined_)) return true;
@@ -127,6 +131,10 @@ void EpochFollower::drop_group() { World::hold_current()->drop(); }
 
 void EpochFollower::end_group(RunOutcome outcome) {
   if (outcome == RunOutcome::preempted && !is_only_node()) return drop_group();
+  if (outcome == RunOutcome::finished) {
+    trained_ = true;
+    if (channel_ >= 0) launch::tell_trained(channel_);
+  }
   try {
     destroy_process_group();
   } catch (const DistError& error) {
@@ -137,11 +145,14 @@ void EpochFollower::end_group(RunOutcome outcome) {
 /// False: another epoch has come meanwhile.
 bool EpochFollower::try_epoch(const ElasticOptions& options, std::int64_t epoch,
                               const std::optional<launch::WorkerNews>& news) {
+  const auto meeting = std::make_shared<Interruption>();
   {
     const std::lock_guard lock(mutex_);
+    if (latest_ && latest_->epoch > epoch) return false;
     world_ = World::hold_current();
     joined_ = epoch;
     entered_ = news;
+    meeting_ = meeting;
   }
   InitProcessGroupOptions group = options.group;
   if (news) {
@@ -149,6 +160,7 @@ bool EpochFollower::try_epoch(const ElasticOptions& options, std::int64_t epoch,
     group.world_size = news->ranks.world_size;
   }
   try {
+    const Interruption::InterruptionBinding waits(meeting);
     group::init_at_epoch(group, {epoch, news ? news->agent_store : std::string()});
   } catch (const DistError&) {
     if (!epoch_is_over(std::current_exception())) throw;
@@ -159,11 +171,28 @@ bool EpochFollower::try_epoch(const ElasticOptions& options, std::int64_t epoch,
   return !latest_ || latest_->epoch <= epoch;
 }
 
+bool EpochFollower::wait(std::unique_lock<std::mutex>& lock, TimePoint deadline,
+                         const std::function<bool()>& ready) {
+  while (!ready()) {
+    group::check(Interruption::of_thread());
+    const TimePoint now = steady_clock().now();
+    if (now >= deadline) return false;
+    changed_.wait_until(
+        lock, std::min(deadline, deadline_after(steady_clock(), Interruption::look_every())));
+  }
+  return true;
+}
+
 bool EpochFollower::join(const ElasticOptions& options, const std::exception_ptr& failure) {
-  if (!follows_) {
+  if (channel_ < 0) {
     if (!is_initialized()) init_process_group(options.group);
     return true;
   }
+  if (trained_)
+    throw DistError(
+        "elastic::run was called again after it had finished; it trains once in a process, so put "
+        "all phases of training into one call",
+        Code::invalid_argument);
   const TimePoint deadline = deadline_after(steady_clock(), options.repair_timeout);
   for (bool first = joined_ == 0;; first = false) {
     std::optional<launch::WorkerNews> news;
@@ -175,9 +204,8 @@ bool EpochFollower::join(const ElasticOptions& options, const std::exception_ptr
                (first && !is_spare_);
       };
       // A spare waits for as long as the job lives.
-      if (is_spare_ && joined_ == 0)
-        changed_.wait(lock, ready);
-      else if (!changed_.wait_until(lock, deadline, ready) && failure)
+      const bool stays = is_spare_ && joined_ == 0;
+      if (!wait(lock, stays ? TimePoint::max() : deadline, ready) && failure)
         std::rethrow_exception(failure);
       if (leaving_) return false;
       if (orphaned_)

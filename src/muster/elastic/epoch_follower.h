@@ -8,10 +8,12 @@
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 
+#include "muster/base/interruption.h"
 #include "muster/elastic.h"
 #include "muster/launch/worker_news.h"
 
@@ -36,7 +38,8 @@ class EpochFollower {
   /// Ends the default group without waiting for others.
   void drop_group();
   /// Ends the default group after `train` has returned. If all ranks end, in good order: a rank
-  /// that dies now takes nothing with it. If other nodes go on, like `drop_group`.
+  /// that dies now takes nothing with it, and the launcher repairs nothing any more. If other nodes
+  /// go on, like `drop_group`.
   void end_group(RunOutcome outcome);
 
   /// Whether the launcher wants this process to leave after the next commit.
@@ -49,22 +52,27 @@ class EpochFollower {
 
  private:
   EpochFollower();
-  void read(int descriptor);
+  void read();
+  /// Waits for `ready` or the deadline; gives which it was. Throws if the thread is interrupted.
+  bool wait(std::unique_lock<std::mutex>& lock, TimePoint deadline,
+            const std::function<bool()>& ready);
   bool try_epoch(const ElasticOptions& options, std::int64_t epoch,
                  const std::optional<launch::WorkerNews>& news);
 
-  bool follows_ = false;  // a launcher that keeps workers has started this process
+  int channel_ = -1;  // of the launcher that has started this process; -1: none that keeps workers
   bool is_spare_ = false;
   int nodes_ = 1;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::shared_ptr<World> world_;               // whose groups end with their epoch
+  std::shared_ptr<Interruption> meeting_;      // of the ranks that make the group of `joined_`
   std::int64_t joined_ = 0;                    // the epoch that the default group is of
   std::optional<launch::WorkerNews> entered_;  // of it
   std::int64_t first_ = 0;                     // MUSTER_EPOCH
   std::optional<launch::WorkerNews> latest_;
   bool leaving_ = false;
   bool orphaned_ = false;  // the launcher has ended
+  bool trained_ = false;   // all ranks have come to the end of training
 };
 
 }  // namespace muster::elastic

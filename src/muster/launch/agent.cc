@@ -61,6 +61,7 @@ class NodeAgent {
   void follow(NodeNews news);
   void begin_plan();
   void tell_failed();
+  void tell_over();
   std::string node_text() const;
   ReportFacts facts() const;
   const std::string& host() const { return job_.self.host; }
@@ -194,7 +195,9 @@ void NodeAgent::wait_and_dispatch() {
       case WakeupSource::output: output_->ready(index); break;
     }
   }
-  for (const WorkerEnded& end : workers_->take_ends(ended)) happen(end);
+  const auto ends = workers_->take_ends(ended);
+  if (!ends.empty() && workers_->take_trained()) happen(AllTrained{});
+  for (const WorkerEnded& end : ends) happen(end);
 }
 
 // Actions may cause further events (a worker that cannot be started), which are queued.
@@ -235,6 +238,8 @@ void NodeAgent::act(const AgentAction& action) {
         stopped->leaving ? membership::NodePhase::leaving : membership::NodePhase::stopped,
         running_epoch_, state_.exit_code,
         node_text() + ": its launcher was stopped by " + signal_name(state_.stop_signal));
+  } else if (std::holds_alternative<TellOver>(action)) {
+    tell_over();
   } else if (std::holds_alternative<TellSucceeded>(action)) {
     nodes_->report(membership::NodePhase::succeeded, running_epoch_, 0, {});
   } else {
@@ -249,7 +254,13 @@ void NodeAgent::act(const AgentAction& action) {
 /// the epochs are committed there anyway.
 void NodeAgent::raise_fence(const membership::Epoch& epoch) {
   if (!fence_) return;
-  const auto revision = fence_->commit(epoch, fence_revision_);
+  auto revision = fence_->commit(epoch, fence_revision_);
+  // After a commit that had timed out it is not known what lies there.
+  if (!revision && revision.status().code() == Code::refused) {
+    auto watch = fence_->watch({});
+    auto there = watch ? (*watch)->next(kFenceLimit) : Result<membership::Update>(watch.status());
+    if (there) revision = fence_->commit(epoch, there->epoch_revision);
+  }
   if (revision) fence_revision_ = *revision;
   if (!revision)
     output_->say(options_.command + ": the store here goes on serving workers of older epochs: " +
@@ -260,7 +271,9 @@ void NodeAgent::follow(NodeNews news) {
   history_.note(news.failures);
   if (news.plan) raise_fence(news.plan->epoch);
   if (news.plan && news.plan->node >= 0) plan_ = std::move(news.plan);
-  if (news.event && !finished_) happen(*news.event);
+  if (!news.event || finished_) return;
+  if (workers_->take_trained()) happen(AllTrained{});
+  happen(*news.event);
 }
 
 /// Path of a worker's standard error; empty: not kept.
@@ -299,6 +312,16 @@ std::string NodeAgent::node_text() const {
 void NodeAgent::tell_failed() {
   nodes_->report(membership::NodePhase::failed, running_epoch_, state_.exit_code,
                  node_text() + ": " + first_failure_line(state_, facts()));
+}
+
+void NodeAgent::tell_over() {
+  const std::string why = state_.first_failure
+                              ? node_text() + ": " + first_failure_line(state_, facts())
+                              : plan_->epoch.reason;
+  const std::string text = why + "; training had ended on all ranks and is not repeated";
+  output_->say(options_.command + ": " + text);
+  nodes_->report(membership::NodePhase::stopped, plan_->epoch.number, std::max(1, state_.exit_code),
+                 text);
 }
 
 /// The ranks of the workers that are about to start.

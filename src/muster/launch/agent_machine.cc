@@ -20,6 +20,7 @@ struct MachineStep {
   void operator()(const TimerFired&);
   void operator()(const NewEpoch& event);
   void operator()(const JobEnded& event);
+  void operator()(const AllTrained&);
   void operator()(const OthersGone&);
 
   void start(int attempt);
@@ -52,7 +53,7 @@ void MachineStep::start(int attempt) {
   state.ends.clear();
   state.first_failure.reset();
   state.cause = AgentCause::none;
-  state.killed = state.leaving = false;
+  state.killed = state.leaving = state.trained = false;
   state.exit_code = 0;
   state.timer = TimePoint::max();
   actions.push_back(StartWorkers{attempt});
@@ -107,8 +108,11 @@ void MachineStep::operator()(const WorkerEnded& event) {
       state.first_failure = state.ends.size() - 1;
       state.exit_code = event.exit.shell_code();
     }
-    if (rules.by_epoch) actions.push_back(TellFailed{});
-    if (!rules.keep) {
+    if (state.trained)
+      actions.push_back(TellOver{});
+    else if (rules.by_epoch)
+      actions.push_back(TellFailed{});
+    if (!rules.keep || state.trained) {
       state.cause = AgentCause::worker_failed;
       end_workers(SIGTERM);
     }
@@ -231,6 +235,7 @@ void MachineStep::operator()(const NewEpoch& event) {
       state.cause == AgentCause::stopped_by_signal)
     return;
   state.begun = true;
+  if (state.trained) return actions.push_back(TellOver{});
   const int attempt = static_cast<int>(event.number) - 1;
   state.next_attempt.reset();
   if (event.seated) state.next_attempt = attempt;
@@ -261,6 +266,8 @@ void MachineStep::operator()(const JobEnded& event) {
   if (state.phase == AgentPhase::running) return end_workers(SIGTERM);
   if (state.phase != AgentPhase::ending) linger_or_finish();
 }
+
+void MachineStep::operator()(const AllTrained&) { state.trained = rules.keep; }
 
 void MachineStep::operator()(const OthersGone&) {
   state.others_gone = true;

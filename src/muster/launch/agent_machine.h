@@ -10,10 +10,11 @@
 ///                 |-> waiting for the epoch in which they run again, with several nodes
 ///                 `-> lingering -> finished
 /// If workers stay (`AgentRules::keep`), a failure leaves the phase as it is: the next epoch
-/// replaces the workers that have ended, and the others go on.
-/// With several nodes an epoch of the job starts the workers, not this agent. After a failure it
-/// waits for the next epoch or the end of the job. Lingering: the job continues on other nodes, or
-/// this agent serves the store and stays until the other nodes have ended.
+/// replaces the workers that have ended, and the others go on. Once the workers have come to the
+/// end of training there is nothing to repair: a failure then ends the job. With several nodes an
+/// epoch of the job starts the workers, not this agent. After a failure it waits for the next epoch
+/// or the end of the job. Lingering: the job continues on other nodes, or this agent serves the
+/// store and stays until the other nodes have ended.
 #pragma once
 
 #include <cstdint>
@@ -76,8 +77,9 @@ struct AgentState {
   bool leaving = false;
   /// An attempt to begin when the workers of the one before have ended.
   std::optional<int> next_attempt;
-  bool begun = false;        ///< the job has had an epoch
-  bool job_over = false;     ///< nothing will start any more
+  bool trained = false;   ///< with `AgentRules::keep`: all ranks have come to the end of training
+  bool begun = false;     ///< the job has had an epoch
+  bool job_over = false;  ///< nothing will start any more
   bool others_gone = false;  ///< no other node is left
   std::string other_node;    ///< the message of the node that failed first
   int exit_code = 0;
@@ -108,9 +110,11 @@ struct JobEnded {
   int exit_code;
   std::string reason;
 };
+/// A worker has said that all ranks have come to the end of training.
+struct AllTrained {};
 struct OthersGone {};
 using AgentEvent = std::variant<Begin, WorkerEnded, StopSignal, PassedSignal, TimerFired, NewEpoch,
-                                JobEnded, OthersGone>;
+                                JobEnded, AllTrained, OthersGone>;
 
 // Actions, to be carried out in order.
 struct StartWorkers {
@@ -143,6 +147,10 @@ struct TellStopped {
   bool leaving;
   friend bool operator==(const TellStopped&, const TellStopped&) = default;
 };
+/// A failure after training, here or elsewhere: nothing is repaired, the job shall end with it.
+struct TellOver {
+  friend bool operator==(const TellOver&, const TellOver&) = default;
+};
 struct TellSucceeded {
   friend bool operator==(const TellSucceeded&, const TellSucceeded&) = default;
 };
@@ -150,8 +158,9 @@ struct Finish {
   int exit_code;
   friend bool operator==(const Finish&, const Finish&) = default;
 };
-using AgentAction = std::variant<StartWorkers, RepairWorkers, TellLeave, SignalWorkers,
-                                 SweepWorkers, TellFailed, TellStopped, TellSucceeded, Finish>;
+using AgentAction =
+    std::variant<StartWorkers, RepairWorkers, TellLeave, SignalWorkers, SweepWorkers, TellFailed,
+                 TellStopped, TellOver, TellSucceeded, Finish>;
 
 /// Classifies the end of a worker, in the state before `decide` receives it.
 WorkerEnd judge_end(const AgentState& state, const WorkerEnded& event);

@@ -298,6 +298,27 @@ TEST(AgentMachine, NobodyStays) {
   EXPECT_EQ(machine.end(1, kTermed), (Actions{SweepWorkers{}, Finish{3}}));
 }
 
+// spec: L6 once training has ended on all ranks a failure ends the job: nothing is trained again
+TEST(AgentMachine, NothingIsRepairedAfterTraining) {
+  Machine machine = keeping({.workers = 3});
+  EXPECT_EQ(machine.on(AllTrained{}), Actions{});
+  EXPECT_EQ(machine.end(0), Actions{});
+  EXPECT_EQ(machine.end(1, kFailed), (Actions{TellOver{}, SignalWorkers{SIGTERM}}));
+  EXPECT_EQ(machine.on(NewEpoch{2, true}), Actions{TellOver{}}) << "of a node that was lost too";
+  EXPECT_EQ(machine.end(2, kTermed), Actions{SweepWorkers{}});
+  EXPECT_EQ(machine.on(JobEnded{false, 3, "after training"}), Actions{Finish{3}});
+
+  Machine elsewhere = keeping({.workers = 1});
+  elsewhere.on(AllTrained{});
+  EXPECT_EQ(elsewhere.on(NewEpoch{2, true}), Actions{TellOver{}});
+  EXPECT_EQ(elsewhere.on(JobEnded{false, 1, "node 1 is gone"}), Actions{SignalWorkers{SIGTERM}});
+
+  Machine ended = keeping({.workers = 1});
+  ended.on(AllTrained{});
+  EXPECT_EQ(ended.end(0), Actions{TellSucceeded{}});
+  EXPECT_EQ(ended.on(NewEpoch{2, true}), Actions{TellOver{}});
+}
+
 // spec: L9 workers leave by themselves after SIGTERM; the others hear of it when they have left;
 // after the grace time they are ended
 TEST(AgentMachine, WorkersLeaveBeforeTheNodeIsGivenUp) {
@@ -323,7 +344,7 @@ TEST(AgentMachine, WorkersLeaveBeforeTheNodeIsGivenUp) {
 TEST(AgentMachine, EveryOrderOfEventsEndsOnce) {
   // Each digit of `order` picks the next event; ends of workers that have ended are skipped, as the
   // agent never sends them.
-  for (int order = 0; order < 3 * 7 * 7 * 7 * 7 * 7 * 7; ++order) {
+  for (int order = 0; order < 3 * 8 * 8 * 8 * 8 * 8 * 8; ++order) {
     const bool keep = order % 3 == 2, by_epoch = order % 3 != 0;
     Machine machine{.rules = {.workers = 2,
                               .max_restarts = 1,
@@ -357,8 +378,8 @@ TEST(AgentMachine, EveryOrderOfEventsEndsOnce) {
     std::int64_t epoch = 0;
     apply(machine.on(Begin{}));
     if (by_epoch) apply(machine.on(NewEpoch{++epoch, true}));
-    for (int rest = order / 3, i = 0; i < 6; ++i, rest /= 7) {
-      switch (rest % 7) {
+    for (int rest = order / 3, i = 0; i < 6; ++i, rest /= 8) {
+      switch (rest % 8) {
         case 0: end(0, {}); break;
         case 1: end(1, kFailed); break;
         case 2: apply(machine.on(StopSignal{SIGTERM})); break;
@@ -371,7 +392,8 @@ TEST(AgentMachine, EveryOrderOfEventsEndsOnce) {
         case 5:
           if (by_epoch) apply(machine.on(NewEpoch{++epoch, epoch % 3 != 0}));
           break;
-        case 6:
+        case 6: apply(machine.on(AllTrained{})); break;
+        case 7:
           if (machine.state.timer != TimePoint::max()) machine.now = machine.state.timer;
           apply(machine.on(TimerFired{}));
           break;

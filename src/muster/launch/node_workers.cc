@@ -1,15 +1,10 @@
 #include "muster/launch/node_workers.h"
 
-#include <fcntl.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <utility>
-
-#include "muster/base/socket_address.h"
 
 namespace muster::launch {
 namespace {
@@ -37,12 +32,10 @@ Result<NodeWorkers::Process> NodeWorkers::start_process(int number, int rank, in
   Process worker;
   Descriptor news;  // of the worker
   if (around_.options.keep_workers) {
-    int pipe[2];
-    if (::pipe2(pipe, O_CLOEXEC) != 0)
-      return Status(Code::exhausted, "no pipe to a worker: " + errno_text(errno));
-    news.reset(pipe[0]);
-    worker.news.reset(pipe[1]);
-    ::fcntl(pipe[1], F_SETFL, O_NONBLOCK);
+    auto channel = make_worker_channel();
+    if (!channel) return channel.status();
+    news = std::move(channel->worker);
+    worker.news = std::move(channel->agent);
     command.environment.push_back(std::string(kNewsVariable) + "=" + std::to_string(news.get()));
   }
   command.out = ends->out.get();
@@ -197,15 +190,18 @@ std::vector<WorkerEnded> NodeWorkers::take_ends(std::span<const int> local_ranks
   return ends;
 }
 
-// A worker whose pipe is full or closed is not one that listens.
 void NodeWorkers::tell(const Process& worker, const WorkerNews& news) {
-  if (worker.ended || !worker.news) return;
-  const std::string record = encode(news);
-  [[maybe_unused]] const ssize_t told = ::write(worker.news.get(), record.data(), record.size());
+  if (!worker.ended && worker.news) tell_worker(worker.news.get(), news);
 }
 
 void NodeWorkers::tell_all(const WorkerNews& news) {
   for (const Process& worker : workers_) tell(worker, news);
+}
+
+bool NodeWorkers::take_trained() {
+  return std::ranges::any_of(workers_, [](const Process& worker) {
+    return worker.news && launch::take_trained(worker.news.get());
+  });
 }
 
 void NodeWorkers::kill_groups() {

@@ -65,6 +65,8 @@ class NodeWorkers {
   void take_spare_end(int number);
 
   void tell_all(const WorkerNews& news);
+  /// Whether a worker has said that all ranks have come to the end of training; each word once.
+  bool take_trained();
   /// Kills the process groups of all workers, those that have ended too.
   void kill_groups();
   void signal(int signal);
@@ -76,7 +78,7 @@ class NodeWorkers {
     pid_t pid = -1;
     Descriptor pidfd{};
     bool ended = true;
-    Descriptor news{};  // the writing end of its pipe, if workers stay
+    Descriptor news{};  // if workers stay
   };
   struct SpareWorker {
     int number = 0;  // in place of a local rank: from the number of workers on

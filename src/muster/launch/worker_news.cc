@@ -1,9 +1,9 @@
 #include "muster/launch/worker_news.h"
 
-#include <unistd.h>
+#include <sys/socket.h>
 
+#include <array>
 #include <cerrno>
-#include <limits>
 
 #include "muster/base/bytes.h"
 #include "muster/base/socket_address.h"
@@ -12,41 +12,62 @@ namespace muster::launch {
 namespace {
 
 constexpr std::size_t kReasonShown = 2048;
+constexpr std::size_t kLongestNews = 8192;  // a name of a host has at most 255 bytes
 
-Status read_all(int descriptor, std::string& bytes) {
-  std::size_t have = 0;
-  while (have < bytes.size()) {
-    const ssize_t got = ::read(descriptor, bytes.data() + have, bytes.size() - have);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return Status(Code::network, "reading the launcher's news: " + errno_text(errno));
-    if (got == 0) return Status(Code::closed, "the launcher of this process has ended");
-    have += static_cast<std::size_t>(got);
+/// What `recv` returns. A reset is the peer's end, behind which there may be records of it.
+ssize_t receive(int descriptor, std::array<char, kLongestNews>& into, int flags) {
+  for (;;) {
+    const ssize_t got = ::recv(descriptor, into.data(), into.size(), flags);
+    if (got >= 0 || (errno != EINTR && errno != ECONNRESET)) return got;
   }
-  return {};
+}
+
+std::string encode(const WorkerNews& news) {
+  return ByteWriter()
+      .put(news.kind)
+      .put(news.epoch)
+      .put(news.restarts)
+      .put(news.ranks)
+      .put_text(news.agent_store)
+      .put_text(news.master_addr)
+      .put(news.master_port)
+      .put_text(news.reason.substr(0, kReasonShown))
+      .take();
 }
 
 }  // namespace
 
-std::string encode(const WorkerNews& news) {
-  const std::string body = ByteWriter()
-                               .put(news.kind)
-                               .put(news.epoch)
-                               .put(news.restarts)
-                               .put(news.ranks)
-                               .put_text(news.agent_store)
-                               .put_text(news.master_addr)
-                               .put(news.master_port)
-                               .put_text(news.reason.substr(0, kReasonShown))
-                               .take();
-  return ByteWriter().put(static_cast<std::uint16_t>(body.size())).put_bytes(body).take();
+Result<WorkerChannel> make_worker_channel() {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
+    return Status(Code::exhausted, "no pair of sockets for a worker: " + errno_text(errno));
+  return WorkerChannel{Descriptor(ends[0]), Descriptor(ends[1])};
+}
+
+bool is_worker_channel(int descriptor) {
+  int domain = 0, type = 0;
+  socklen_t size = sizeof(int);
+  return ::getsockopt(descriptor, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 &&
+         ::getsockopt(descriptor, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && domain == AF_UNIX &&
+         type == SOCK_SEQPACKET;
+}
+
+void tell_worker(int descriptor, const WorkerNews& news) {
+  const std::string record = encode(news);
+  ::send(descriptor, record.data(), record.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+bool take_trained(int descriptor) {
+  std::array<char, kLongestNews> record;
+  return receive(descriptor, record, MSG_DONTWAIT) > 0;
 }
 
 Result<WorkerNews> read_worker_news(int descriptor) {
-  std::string length(sizeof(std::uint16_t), '\0');
-  if (Status got = read_all(descriptor, length); !got) return got;
-  std::string body(ByteReader(length).get<std::uint16_t>(), '\0');
-  if (Status got = read_all(descriptor, body); !got) return got;
-  ByteReader reader(body);
+  std::array<char, kLongestNews> record;
+  const ssize_t got = receive(descriptor, record, 0);
+  if (got < 0) return Status(Code::network, "reading the launcher's news: " + errno_text(errno));
+  if (got == 0) return Status(Code::closed, "the launcher of this process has ended");
+  ByteReader reader(std::string_view(record.data(), static_cast<std::size_t>(got)));
   WorkerNews news;
   news.kind = reader.get<WorkerNewsKind>();
   news.epoch = reader.get<std::int64_t>();
@@ -61,5 +82,7 @@ Result<WorkerNews> read_worker_news(int descriptor) {
                 "the launcher tells its workers what this version does not know; run `muster run` "
                 "and the program with the same muster");
 }
+
+void tell_trained(int descriptor) { ::send(descriptor, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL); }
 
 }  // namespace muster::launch

@@ -1,16 +1,17 @@
-/// What an agent tells a worker that stays through the epochs of its job (`--elastic=keep`): one
-/// record at a time, over a pipe. A worker that reads the end of the pipe has lost its agent.
+/// What an agent and a worker that stays through the epochs of its job (`--elastic=keep`) tell each
+/// other, over a pair of sockets. A worker that reads the end of its socket has lost its agent.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
+#include "muster/base/descriptor.h"
 #include "muster/launch/rank_assignment.h"
 #include "muster/status.h"
 
 namespace muster::launch {
 
-/// The variable with the number of the pipe's descriptor.
+/// The variable with the number of the worker's descriptor.
 inline constexpr const char* kNewsVariable = "MUSTER_LAUNCHER_NEWS";
 /// Set in a spare process, which has no rank before the news of its first epoch.
 inline constexpr const char* kSpareVariable = "MUSTER_SPARE";
@@ -31,10 +32,23 @@ struct WorkerNews {
   std::string reason{};  ///< for people: "node 0 (host-a): rank 3 (...) was ended by SIGKILL"
 };
 
-/// Shorter than PIPE_BUF, so that a write is whole or nothing; a long reason is cut off.
-std::string encode(const WorkerNews& news);
+struct WorkerChannel {
+  Descriptor agent, worker;
+};
+Result<WorkerChannel> make_worker_channel();
+/// Whether `descriptor` is a worker's end: a child of the worker may have something else there.
+bool is_worker_channel(int descriptor);
 
-/// Blocks until a record is there. Code::closed at the end of the pipe.
+/// For the agent. Waits for nothing: a worker that is gone, or whose socket is full, does not read.
+/// A long reason is cut off.
+void tell_worker(int descriptor, const WorkerNews& news);
+/// For the agent: whether the worker has called `tell_trained`, also when it has ended since.
+/// Each word is taken once.
+bool take_trained(int descriptor);
+
+/// For the worker. Blocks until there are news. Code::closed if the agent has ended.
 Result<WorkerNews> read_worker_news(int descriptor);
+/// For the worker: all ranks have come to the end of training, so no death is to be repaired.
+void tell_trained(int descriptor);
 
 }  // namespace muster::launch
