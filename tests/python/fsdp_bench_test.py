@@ -1,5 +1,5 @@
 """`muster bench fsdp`: what ranks hold is what the plan says, and losses are those of stock torch's
-fully_shard on Gloo.
+fully_shard on Gloo. `muster bench checkpoint` beside torch's DCP.
 """
 
 import os
@@ -10,19 +10,23 @@ import sys
 
 import muster
 
-PROGRAM = pathlib.Path(__file__).resolve().parents[2] / "bench/fsdp_steps.py"
+BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
 
 
-def bench(*arguments):
+def run(program, *arguments):
     package = pathlib.Path(muster.__file__).parents[1]
     environment = dict(os.environ, PYTHONPATH=str(package), OMP_NUM_THREADS="1")
     return subprocess.run(
-        [sys.executable, PROGRAM, "--width", "48", "--layers", "3", "--steps", "3", *arguments],
+        [sys.executable, BENCH / program, *arguments],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def bench(*arguments):
+    return run("fsdp_steps.py", "--width", "48", "--layers", "3", "--steps", "3", *arguments)
 
 
 # spec: M3 T5 memory per rank within 10 % of the plan, for every option, with 2 and 4 ranks
@@ -51,3 +55,15 @@ def test_a_timeline_shows_gathers_beside_computation():
         begins = events.index((f"Block {unit - 1}", "gather_started"))
         assert begins < events.index((f"Block {unit}", "backward_ended"))
     assert bench("--options", "most").returncode == 2
+
+
+# spec: S1 S5 `muster bench checkpoint` saves, loads and saves asynchronously beside torch's DCP
+def test_checkpoints_beside_stock(tmp_path):
+    done = run(
+        "checkpoint_speed.py",
+        *("--ranks", "2", "--mib", "4", "--rounds", "1", "--stock", "--folder", tmp_path),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for row in ("the disk itself", "muster", "torch DCP"):
+        assert re.search(rf"^  {row} +[1-9]\d* +[1-9]\d*$", done.stdout, re.MULTILINE), done.stdout
+    assert "times a copy of its bytes" in done.stdout and not list(tmp_path.iterdir())

@@ -412,9 +412,11 @@ int run_bench(const std::vector<std::string>& arguments) {
     return become_program("muster_bench_" + first, {arguments.begin() + 1, arguments.end()});
   if (first == "store" || first == "group" || first == "launch" || first == "idle")
     return become_program("muster_bench_services", arguments);
-  if (first == "python" || first == "fsdp")
-    return become_script(first == "python" ? "python_calls.py" : "fsdp_steps.py",
-                         {arguments.begin() + 1, arguments.end()});
+  const std::map<std::string, const char*> scripts{{"python", "python_calls.py"},
+                                                   {"fsdp", "fsdp_steps.py"},
+                                                   {"checkpoint", "checkpoint_speed.py"}};
+  if (const auto script = scripts.find(first); script != scripts.end())
+    return become_script(script->second, {arguments.begin() + 1, arguments.end()});
   if (first == "hosts") {
     std::vector<std::string> words{"--worker", bench::program_beside("muster_bench_worker")};
     words.insert(words.end(), arguments.begin() + 1, arguments.end());
@@ -443,9 +445,10 @@ int run_bench(const std::vector<std::string>& arguments) {
       "Which algorithm runs at which size: --tune, --check-selection, --simulate.\n"
       "Instead of collectives: muster bench p2p (a message there and back, with the options "
       "below), mpi (backend mpi beside a plain program on the MPI that --vs names), ddp (training "
-      "steps), fsdp (memory of sharded training against the plan), rpc (remote calls), python "
-      "(calls from Python), hosts (between hosts, against what their links allow; as root), store, "
-      "group, launch, idle, floors (what the machine "
+      "steps), fsdp (memory of sharded training against the plan), checkpoint (saving and loading "
+      "of a sharded model), rpc (remote calls), python (calls from Python), hosts (between hosts, "
+      "against what their links allow; as root), store, group, launch, idle, floors (what the "
+      "machine "
       "itself takes); these with --help.",
       "muster bench");
   add_options(app, options);
