@@ -1,4 +1,4 @@
-/// Divides a group into several, and shrinks a group after the loss of ranks.
+/// Divides a group into several, shrinks a group after the loss of ranks, and lets others join it.
 #pragma once
 
 #include <memory>
@@ -64,5 +64,25 @@ struct ShrinkGroupOptions {
 /// destroy it afterwards.
 Group shrink_group(const std::vector<int>& ranks_to_exclude = {},
                    const ShrinkGroupOptions& options = {});
+
+struct GrowGroupOptions {
+  /// The group that grows. Ranks that join leave it out, or give what they got as non-members.
+  Group group = nullptr;
+  /// Applies to the creation and to the new group's calls. Default: 30 minutes; 10 minutes if nccl
+  /// is the only backend.
+  std::optional<Duration> timeout = {};
+  std::optional<std::string> backend = {};                    ///< default: the default group's
+  std::shared_ptr<ProcessGroupOptions> pg_options = nullptr;  ///< as in init_process_group
+  std::optional<at::Device> device_id = {};                   ///< as in init_process_group
+};
+/// Creates a group of the members of `group` and of ranks that join it. `ranks`, of the default
+/// group, lists the members in their order and then those that join; group ranks follow it, so that
+/// members keep theirs. All of `ranks` call it with the same list, backend and timeout; others must
+/// not. Backend nccl grows the members' communicator if NCCL can (2.29), with none of their calls
+/// in flight; otherwise all ranks connect anew. `group` stays as it is; destroy it afterwards.
+///
+/// Throws DistBackendError on all ranks if the group that a rank comes from has failed, if a rank
+/// dies or does not call by the timeout, or if members name different groups.
+Group grow_group(const std::vector<int>& ranks, const GrowGroupOptions& options = {});
 
 }  // namespace muster

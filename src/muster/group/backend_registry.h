@@ -60,6 +60,11 @@ struct OwnBackend {
   std::function<std::shared_ptr<ProcessGroupBackend>(
       ProcessGroupBackend& old, const std::vector<int>& excluded, OwnBackendOptions options)>
       shrink = {};
+  /// As `make`, for a group of the members of another one and of ranks that join it; `old` is that
+  /// group's backend, null on ranks that join. Null: `make` is called.
+  std::function<std::shared_ptr<ProcessGroupBackend>(ProcessGroupBackend* old,
+                                                     OwnBackendOptions options)>
+      grow = {};
 };
 void add_own_backend(OwnBackend backend);
 /// Null if the program does not link its layer.

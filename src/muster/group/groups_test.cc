@@ -486,6 +486,33 @@ TEST(ShrinkGroup, OfLivingRanks) {
   });
 }
 
+// spec: D7 grow_group: members keep their ranks, ranks that join get the next ones in the order of
+// the list, and the old group goes on; lists that do not fit are refused
+TEST(GrowGroup, RanksJoin) {
+  on_ranks(4, [](int rank) {
+    const auto pair = new_group({.ranks = Ranks{1, 2}});
+    const auto refused = [&](const std::vector<int>& ranks) {
+      return message_of<DistError>([&] { grow_group(ranks, {.group = pair}); });
+    };
+    if (rank == 1) {
+      EXPECT_HAS(refused({2, 1, 3}), "must begin with those of group [1, 2], [1, 2]");
+      EXPECT_HAS(refused({1, 2}), "at least one more");
+      EXPECT_HAS(refused({1, 2, 4}), "0 to 3");
+      EXPECT_HAS(refused({1, 2, 3, 3}), "rank 3 twice");
+      EXPECT_HAS(refused({2, 3}), "rank 1, which must then not call it");
+    }
+    if (rank != 0) {
+      const auto trio = grow_group({1, 2, 3}, {.group = pair});
+      EXPECT_EQ(get_process_group_ranks(trio), (Ranks{1, 2, 3}));
+      EXPECT_EQ(sum_over(trio, 1 << rank), 14);
+    }
+    const auto all = grow_group({1, 2, 3, 0}, {.group = rank == 0 ? nullptr : pair});
+    EXPECT_EQ(get_rank(all), (rank + 3) % 4);
+    EXPECT_EQ(sum_over(all, 1 << rank), 15);
+    if (pair->is_member()) EXPECT_EQ(sum_over(pair, rank), 3);
+  });
+}
+
 // After the default group is shrunk, errors and reports keep naming ranks by their original
 // numbers, under the group's new name.
 TEST(ShrinkGroup, ErrorsGoOnNamingFirstRanks) {

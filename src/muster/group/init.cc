@@ -13,6 +13,7 @@
 #include "muster/group/errors.h"
 #include "muster/group/exchange.h"
 #include "muster/group/group_core.h"
+#include "muster/group/group_creation.h"
 #include "muster/group/job.h"
 #include "muster/group/pg_options.h"
 #include "muster/group/rank_list.h"
@@ -24,20 +25,9 @@
 namespace muster {
 namespace {
 
+using group::check_available;
 using group::group_or_default;
 using group::list;
-
-void check_available(const BackendConfig& config) {
-  for (const auto& [device, backend] : config.entries()) {
-    if (backend.is_available()) continue;
-    std::string have;
-    for (const auto& name : Backend::known())
-      if (Backend(name).is_available()) have += (have.empty() ? "" : ", ") + name;
-    throw DistBackendError("backend '" + std::string(backend) + "' " + backend.why_unavailable() +
-                               "; there are " + have,
-                           Code::unsupported);
-  }
-}
 
 void check_options(const InitProcessGroupOptions& options) {
   const auto fail = [](const std::string& text) { group::invalid("init_process_group: " + text); };
@@ -248,31 +238,16 @@ Group new_group(const NewGroupOptions& options) {
       throw;
     }
   }
-  auto name = scope->unique_name(group::name_of(*job, ranks));
-  // Only the members know of a creation with use_local_synchronization, so they must detect a
-  // deadlock.
-  auto creation =
-      job->creation_deadlocks->begin(options.use_local_synchronization ? job->store : nullptr,
-                                     {job->rank, name + job->era, call, ranks});
-  const group::CreationOptions creation_options{
-      .terms = options.use_local_synchronization ? call : "",
-      .give_up = [&] { return creation.poll(); },
-      .pg_options = options.pg_options,
-      .deadline = deadline,
-      .proposal = proposal,
-      .device_id = options.device_id};
-  Group group;
-  try {
-    group = group::make_group(job, std::move(name), std::move(ranks), std::move(config), timeout,
-                              creation_options);
-  } catch (const DistError&) {
-    const auto verdict = creation.verdict();
-    if (creation.stops_default_group()) core_of(world).abort(verdict.message());
-    group::check(verdict);
-    throw;
-  }
-  if (group->is_member()) scope->add(group);
-  return group;
+  return group::create_group(*scope, job,
+                             {.call = call,
+                              .ranks = std::move(ranks),
+                              .config = std::move(config),
+                              .timeout = timeout,
+                              .members_only = options.use_local_synchronization},
+                             {.pg_options = options.pg_options,
+                              .deadline = deadline,
+                              .proposal = proposal,
+                              .device_id = options.device_id});
 }
 
 int get_group_rank(const Group& group, int global_rank) {

@@ -256,8 +256,14 @@ Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<
   if (me != parts.ranks.end()) parts.rank = static_cast<int>(me - parts.ranks.begin());
   join_job(parts, *job, std::move(name), timeout);
   if (parts.rank >= 0)
-    make_backends(parts, [&](const Backend& backend) {
-      auto made = make_backend(*job, backend, parts.name, parts.ranks, timeout, creation);
+    make_backends(parts, [&](const Backend& backend) -> std::shared_ptr<ProcessGroupBackend> {
+      const auto* library = own_backend(backend);
+      auto made =
+          creation.grows && library != nullptr && library->grow
+              ? library->grow(
+                    creation.grown_from ? backend_of(*creation.grown_from, backend) : nullptr,
+                    own_options(*job, *library, parts.name, parts.ranks, timeout, creation))
+              : make_backend(*job, backend, parts.name, parts.ranks, timeout, creation);
       if (is_native(backend)) creation.proposal = {};  // a proposal is good for one group
       return made;
     });

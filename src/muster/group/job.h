@@ -60,6 +60,8 @@ struct CreationOptions {
   /// first native backend, which then waits for no other member.
   collective::GroupProposal proposal = {};
   std::optional<at::Device> device_id = {};  ///< of this rank's tensors, for backends that connect
+  bool grows = false;     ///< out of a group whose members are the first of this one
+  Group grown_from = {};  ///< that group; null on ranks that join
 };
 
 /// The proposal of this rank, if it is the first of `ranks`; otherwise empty. Must be cancelled if

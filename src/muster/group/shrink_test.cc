@@ -87,5 +87,52 @@ TEST(ShrinkGroup, AfterAKillAndThatOfRankZero) { play({{2}, {0}}); }
 TEST(ShrinkGroup, AfterTwoKillsAtOnce) { play({{1, 4}}); }
 TEST(ShrinkGroup, AfterTwoKillsAtOnceRankZeroAmongThem) { play({{0, 3}, {1}}); }
 
+/// Ranks 0 to 2 work together until rank 2 is killed; rank 3 then takes its place. Returns
+/// "rank/size sum" of the new group.
+std::string take_a_spare(int rank, const std::string& meeting, SharedCounter& rounds) {
+  init_process_group({.backend = "native",
+                      .init_method = "file://" + meeting,
+                      .timeout = kShrinkLimit,
+                      .world_size = 4,
+                      .rank = rank});
+  const auto trio = new_group({.ranks = std::vector<int>{0, 1, 2}});
+  Group left;
+  if (rank < 3) {
+    try {
+      for (;;) {
+        all_reduce(torch::ones({10}), {.group = trio});
+        rounds.add(1);
+      }
+    } catch (const DistError&) {
+      left = shrink_group({}, {.group = trio});
+    }
+  }
+  const auto grown = grow_group({0, 1, 3}, {.group = left});
+  auto sum = torch::full({1}, 1 << rank, at::kInt);
+  all_reduce(sum, {.group = grown});
+  std::ostringstream said;
+  said << get_rank(grown) << "/" << get_world_size(grown) << " " << sum.item<int>();
+  try {
+    destroy_process_group();
+  } catch (const DistError&) {  // the default group lost a rank
+  }
+  return said.str();
+}
+
+// spec: D7 grow_group after a failure: the survivors' group takes in a rank of the job that stood
+// by
+TEST(GrowGroup, ASpareTakesThePlaceOfAKilledRank) {
+  const testing::ScratchFolder scratch;
+  SharedCounter rounds;
+  RankProcesses ranks(
+      4, [&](int rank) { return take_a_spare(rank, scratch.file("meeting"), rounds); });
+  ASSERT_TRUE(rounds.wait_for(30, kShrinkLimit)) << "the ranks do not get on";
+  ranks.kill(2, SIGKILL);
+  const auto ends = ranks.join(kShrinkLimit);
+  EXPECT_EQ(ends[0].report, "0/3 11");
+  EXPECT_EQ(ends[1].report, "1/3 11");
+  EXPECT_EQ(ends[3].report, "2/3 11");
+}
+
 }  // namespace
 }  // namespace muster

@@ -7,6 +7,7 @@
 #include "muster/group/errors.h"
 #include "muster/group/exchange.h"
 #include "muster/group/group_core.h"
+#include "muster/group/group_creation.h"
 #include "muster/group/job.h"
 #include "muster/group/pg_options.h"
 #include "muster/group/rank_list.h"
@@ -199,6 +200,59 @@ Group shrink_group(const std::vector<int>& ranks_to_exclude, const ShrinkGroupOp
     scope->add(shrunk.group);
   }
   return shrunk.group;
+}
+
+namespace {
+
+/// `group`: null on a rank that joins.
+void check_grown_ranks(const std::vector<int>& ranks, const ProcessGroup* group, int rank,
+                       int world_size) {
+  const auto fail = [&](const std::string& why) {
+    invalid("grow_group: ranks " + group::list(ranks) + " " + why);
+  };
+  std::set<int> seen;
+  for (const int one : ranks) {
+    if (one < 0 || one >= world_size)
+      fail("are not all in 0 to " + std::to_string(world_size - 1) +
+           ", the ranks of the default group");
+    if (!seen.insert(one).second) fail("name rank " + std::to_string(one) + " twice");
+  }
+  if (!seen.contains(rank))
+    fail("do not name rank " + std::to_string(rank) + ", which must then not call it");
+  if (group == nullptr) return;
+  const auto members = group->ranks();
+  if (ranks.size() > members.size() && std::equal(members.begin(), members.end(), ranks.begin()))
+    return;
+  fail("must begin with those of group " + group->name() + ", " + group::list(members) +
+       ", and name at least one more");
+}
+
+}  // namespace
+
+Group grow_group(const std::vector<int>& ranks, const GrowGroupOptions& options) {
+  const auto scope = World::hold_current();
+  const auto world = scope->world("grow_group");
+  const auto job = scope->job("grow_group");
+  check_grown_ranks(ranks, options.group.get(), job->rank, job->world_size);
+  auto config =
+      options.backend ? BackendConfig::parse(options.backend) : core_of(world).parts().config;
+  group::check_available(config);
+  check_pg_options(options.pg_options.get(), config, "grow_group");
+  const auto timeout = options.timeout.value_or(config.default_timeout());
+  auto call = "grow_group(ranks=" + group::list(ranks) + ", backend=" + config.text() +
+              ", timeout=" + describe(timeout) + ")";
+  const bool is_member = options.group != nullptr && options.group->is_member();
+  return group::create_group(*scope, job,
+                             {.call = std::move(call),
+                              .ranks = ranks,
+                              .config = std::move(config),
+                              .timeout = timeout,
+                              .members_only = true},
+                             {.pg_options = options.pg_options,
+                              .deadline = deadline_after(steady_clock(), timeout),
+                              .device_id = options.device_id,
+                              .grows = true,
+                              .grown_from = is_member ? options.group : nullptr});
 }
 
 }  // namespace muster
