@@ -8,7 +8,6 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <thread>
 
 #include "muster/group/deferred_device.h"
 #include "muster/group/testing/ranks.h"
@@ -62,12 +61,14 @@ std::string text_of(const Call& call) {
 
 inline at::Tensor some(int rank) { return deferred::on_device(values(rank, {4}), rank); }
 
-/// What this rank is told: by the call itself, or by one of the next.
+/// What this rank is told: by the call itself, or by one of the next. Each is carried out first, or
+/// ended by what the rank is told of.
 inline std::string told(const std::function<void()>& call) {
   const auto limit = steady_clock().now() + std::chrono::seconds(60);
   while (steady_clock().now() < limit) {
     if (auto text = text_of(call); !text.empty()) return text;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    const c10::impl::VirtualGuardImpl guard(deferred::kType);
+    guard.synchronizeDevice(guard.getDevice().index());
   }
   return "nothing was thrown";
 }

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -93,6 +94,25 @@ struct Comm {
   std::mutex mutex;              // of the reductions
   std::map<int, double> premul;  // factor by operation
 
+  /// Changes what others wait for. The last change may be the last use of this communicator.
+  template <class Change>
+  void change(const Change& make) {
+    const std::lock_guard lock(state_mutex);
+    make();
+    changed.notify_all();
+  }
+  template <class Holds>
+  void wait_until(const Holds& holds) {
+    std::unique_lock lock(state_mutex);
+    changed.wait(lock, holds);
+  }
+  void wait_for_abort(std::chrono::milliseconds at_most) {
+    std::unique_lock lock(state_mutex);
+    changed.wait_for(lock, at_most, [this] { return is_aborted(); });
+  }
+  std::mutex state_mutex;
+  std::condition_variable changed;
+
   bool is_aborted() const { return aborted || revoked; }
 };
 
@@ -126,19 +146,18 @@ struct Task {
   static void run(void* argument) {
     const std::unique_ptr<Task> task(static_cast<Task*>(argument));
     Comm& comm = *task->comm;
-    while (comm.finished != task->number - 1 && !comm.is_aborted())
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    comm.wait_until([&] { return comm.finished == task->number - 1 || comm.is_aborted(); });
     task->carry_out();
-    ++comm.finished;
-    --comm.running;
+    comm.change([&] {
+      ++comm.finished;
+      --comm.running;
+    });
   }
   void carry_out() {
     const int rank = comm->boxes.rank();
-    const auto pause = [] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
-    if (comm->hang.hits(rank, number))
-      while (!comm->is_aborted()) pause();
+    if (comm->hang.hits(rank, number)) comm->wait_until([this] { return comm->is_aborted(); });
     if (comm->late.hits(rank, number))
-      for (int i = 0; i < comm->late.value && !comm->is_aborted(); ++i) pause();
+      comm->wait_for_abort(std::chrono::milliseconds(comm->late.value));
     if (comm->is_aborted()) return;
     if (!messages.empty())
       comm->boxes.exchange(std::move(messages), [this] { return comm->is_aborted(); });
@@ -316,8 +335,10 @@ STANDIN_EXPORT ErrorCode ncclCommSplit(nccl::CommHandle handle, int color, int k
     if (color >= 0 && me != members.end())
       open_comm(made, static_cast<int>(members.size()), name + "." + std::to_string(color),
                 static_cast<int>(me - members.begin()));
-    parent->dividing = false;
-    --parent->running;
+    parent->change([=] {
+      parent->dividing = false;
+      --parent->running;
+    });
   }).detach();
   return nccl::kInProgress;
 }
@@ -338,14 +359,15 @@ STANDIN_EXPORT ErrorCode ncclCommShrink(nccl::CommHandle handle, int* excluded, 
 #if STANDIN_VERSION >= 22900
 STANDIN_EXPORT ErrorCode ncclCommRevoke(nccl::CommHandle handle, int) {
   count("ncclCommRevoke");
-  comm_of(handle)->revoked = true;
+  Comm* const comm = comm_of(handle);
+  comm->change([=] { comm->revoked = true; });
   return nccl::kInProgress;
 }
 #endif
 STANDIN_EXPORT ErrorCode ncclCommAbort(nccl::CommHandle handle) {
   Comm* const comm = comm_of(handle);
-  comm->aborted = true;
-  while (comm->running > 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  comm->change([=] { comm->aborted = true; });
+  comm->wait_until([=] { return comm->running == 0; });
   delete comm;
   return nccl::kSuccess;
 }
