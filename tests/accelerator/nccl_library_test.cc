@@ -43,8 +43,26 @@ TEST(NcclLibrary, AFunctionThatFewCallsNeedMayBeMissing) {
   ASSERT_TRUE(library.ok()) << library.status().message();
   EXPECT_HAS((*library)->need("ncclRedOpCreatePreMulSum").message(),
              "NCCL 2.14.3 (" NCCL_STANDIN_2_14 ") has no function ncclRedOpCreatePreMulSum");
+  EXPECT_HAS((*library)->need("ncclCommGrow").message(), "came with NCCL 2.29");
   EXPECT_TRUE((*library)->need("ncclAllReduce").ok());
   EXPECT_EQ((*library)->device(), deferred::kType);
+}
+
+// spec: A6 growing a communicator with a version of NCCL that cannot is refused by the functions'
+// names and the version that has them
+TEST(NcclLibrary, AVersionThatCannotGrowIsNamed) {
+  use_standin();
+  const auto library = NcclLibrary::open(NCCL_STANDIN_2_14);
+  ASSERT_TRUE(library.ok()) << library.status().message();
+  nccl::NcclCommunicator parent(*library, device_of(0)), grown(*library, device_of(0));
+  parent.open(nccl::NcclCommunicator::unique_id(**library), 1, 0, [] {});
+  const auto id = message_of<DistBackendError>([&] { parent.growth_id(); });
+  const auto member = message_of<DistBackendError>([&] { grown.begin_growth(parent, 2, nullptr); });
+  const auto joins = message_of<DistBackendError>([&] { grown.begin_joining({}, 2, 1); });
+  EXPECT_HAS(id, "NCCL 2.14.3");
+  EXPECT_HAS(id, "ncclCommGetUniqueId, which came with NCCL 2.29");
+  EXPECT_HAS(member, "ncclCommGrow, which came with NCCL 2.29");
+  EXPECT_HAS(joins, "MUSTER_NCCL_LIBRARY");
 }
 
 TEST(NcclLibrary, WrongFilesAreNamed) {

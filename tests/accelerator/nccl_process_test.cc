@@ -8,6 +8,7 @@
 #include <chrono>
 #include <functional>
 #include <string>
+#include <thread>
 
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/reserved_port.h"
@@ -73,6 +74,60 @@ TEST(NcclProcesses, AKilledRankIsNamedAndTheOthersGoOn) {
     EXPECT_HAS(report, "rank 2");
     EXPECT_HAS(report, "WENT ON after 1 new communicators and 1 shrunk");
   }
+}
+
+// spec: D7 a rank that is killed while it joins is named, and the group goes on without it
+TEST(NcclProcesses, ADeathWhileGrowingIsNamed) {
+  const auto port = reserve_port();
+  SharedCounter joining;
+  RankProcesses ranks(3, [&](int rank) {
+    return reported([&, rank]() -> std::string {
+      ::setenv("NCCL_STANDIN_GROW_ABSENT", "2", 1);
+      join_as_process(rank, 3, port, seconds(30));
+      const auto pair = new_group({.ranks = std::vector<int>{0, 1}});
+      if (rank < 2) all_reduce(some(rank), {.group = pair});
+      std::thread watcher([&] {
+        while (rank == 2 && standin_calls("ncclCommGrow") == 0) std::this_thread::yield();
+        joining.add(1);
+      });
+      const auto text = text_of([&] { grow_group({0, 1, 2}, {.group = pair}); });
+      watcher.join();
+      const auto tensor = deferred::on_device(torch::ones({2}), rank);
+      all_reduce(tensor, {.group = pair});
+      const bool right = torch::equal(tensor.cpu(), torch::full({2}, 2.0));
+      text_of([] { destroy_process_group(); });
+      return text + (right ? " WENT ON" : " WRONG");
+    });
+  });
+  ASSERT_TRUE(joining.wait_for(3, kProcessLimit));
+  ranks.kill(2, SIGKILL);
+  const auto ends = ranks.join(kProcessLimit);
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto& report = ends[static_cast<std::size_t>(rank)].report;
+    EXPECT_HAS(report, "rank 2");
+    EXPECT_HAS(report, "WENT ON");
+  }
+}
+
+// spec: D7 with a version of NCCL that cannot grow, all ranks of the grown group connect anew
+TEST(NcclProcesses, AnOldVersionConnectsAnew) {
+  const auto port = reserve_port();
+  RankProcesses ranks(3, [&](int rank) {
+    return reported([&, rank]() -> std::string {
+      use_standin();
+      ::setenv("MUSTER_NCCL_LIBRARY", NCCL_STANDIN_2_14, 1);
+      join_as_process(rank, 3, port, seconds(30));
+      const auto pair = new_group({.ranks = std::vector<int>{0, 1}});
+      if (rank < 2) all_reduce(some(rank), {.group = pair});
+      const auto grown = grow_group({0, 1, 2}, {.group = pair});
+      const auto tensor = deferred::on_device(torch::ones({2}), rank);
+      all_reduce(tensor, {.group = grown});
+      const bool right = torch::equal(tensor.cpu(), torch::full({2}, 3.0));
+      destroy_process_group();
+      return right ? "RIGHT" : "WRONG";
+    });
+  });
+  for (const auto& end : ranks.join(kProcessLimit)) EXPECT_EQ(end.report, "RIGHT");
 }
 
 // spec: B4 with TORCH_NCCL_ASYNC_ERROR_HANDLING=1 the collective is aborted at the timeout and the

@@ -48,6 +48,13 @@ Mailboxes::~Mailboxes() {
   ::munmap(memory_, size_);
 }
 
+bool Mailboxes::is_begun(const std::string& name) {
+  const int file = ::shm_open(name.c_str(), O_RDONLY, 0);
+  if (file < 0) return false;
+  ::close(file);
+  return true;
+}
+
 bool Mailboxes::all_here() const { return static_cast<Header*>(memory_)->here.load() >= ranks_; }
 
 Mailboxes::Box& Mailboxes::box(int from, int to) const {

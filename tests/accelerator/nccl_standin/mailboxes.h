@@ -25,6 +25,8 @@ class Mailboxes {
   ~Mailboxes();
   Mailboxes(const Mailboxes&) = delete;
 
+  /// Whether some ranks have opened those of that name, and others have not.
+  static bool is_begun(const std::string& name);
   /// Whether every rank has opened it.
   bool all_here() const;
   /// Carries out the transfers, all at once; those with one peer in one direction in order. Ends

@@ -8,6 +8,9 @@
 //   NCCL_STANDIN_LATE=R:N:MS      it begins so many milliseconds later
 //   NCCL_STANDIN_ASYNC_ERROR=R:N  after it, the communicator has an asynchronous error
 //   NCCL_STANDIN_IN_PROGRESS=K    each enqueueing is in progress for K looks at the communicator
+// and, read when a communicator grows, R being a rank of the new one:
+//   NCCL_STANDIN_GROW_ERROR=R     ncclCommGrow fails on that rank
+//   NCCL_STANDIN_GROW_ABSENT=R    that rank never gets to the others; ncclCommGrow is in progress
 // Compiled with STANDIN_VERSION and STANDIN_LACKS_CONFIG or STANDIN_LACKS_PREMUL it is an older
 // version without these functions, and without those that came later. musterStandinCalls(FUNCTION)
 // says how often this process called one of those that make, divide and stop communicators.
@@ -45,7 +48,7 @@ using nccl::ErrorCode;
 using nccl::NcclReduction;
 using nccl::Type;
 
-constexpr ErrorCode kInvalidUsage = 5, kRemoteError = 6;
+constexpr ErrorCode kInternalError = 3, kInvalidArgument = 4, kInvalidUsage = 5, kRemoteError = 6;
 
 /// A stream of the test device; the same layout as muster::testing::deferred::NativeStream.
 struct Stream {
@@ -68,9 +71,9 @@ struct Knob {
   }
 };
 
-int read_number(const char* name) {
+int read_number(const char* name, int otherwise = 0) {
   const char* const text = std::getenv(name);
-  return text != nullptr ? std::atoi(text) : 0;
+  return text != nullptr ? std::atoi(text) : otherwise;
 }
 
 struct Comm {
@@ -85,7 +88,8 @@ struct Comm {
   std::atomic<bool> aborted{false};
   std::atomic<bool> revoked{false};
   std::atomic<bool> dividing{false};
-  int divisions = 0;  // splits and shrinks: every member counts alike
+  int divisions = 0;           // splits, shrinks and growths: every member counts alike
+  bool has_growth_id = false;  // that no growth has used yet
   std::atomic<bool> has_error{false};
   std::atomic<int> looks_left{0};
   std::atomic<int> running{0};   // operations on streams
@@ -275,6 +279,29 @@ void reduce_all(Comm& comm, const void* input, std::size_t total, std::byte* out
   }
 }
 
+[[maybe_unused]] std::string growth_name(const Comm& parent) {
+  return parent.name + ".g" + std::to_string(parent.divisions + 1);
+}
+
+/// What a rank that is no member of the parent does.
+[[maybe_unused]] ErrorCode join_growth(int ranks, const nccl::UniqueId* id, int rank,
+                                       nccl::CommHandle* made) {
+  if (id == nullptr || rank < 0 || rank >= ranks) {
+    last_error = "a rank that joins has other arguments";
+    return kInvalidArgument;
+  }
+  if (!Mailboxes::is_begun(id->bytes)) {
+    last_error = "a rank that joins came before the parent's members";
+    return kInternalError;
+  }
+  if (read_number("NCCL_STANDIN_GROW_ERROR", -1) == rank) {
+    last_error = "NCCL_STANDIN_GROW_ERROR says so";
+    return kInternalError;
+  }
+  const bool absent = read_number("NCCL_STANDIN_GROW_ABSENT", -1) == rank;
+  return open_comm(made, ranks, std::string(id->bytes) + (absent ? ".absent" : ""), rank);
+}
+
 }  // namespace
 }  // namespace muster::standin
 
@@ -356,12 +383,45 @@ STANDIN_EXPORT ErrorCode ncclCommShrink(nccl::CommHandle handle, int* excluded, 
                    me - static_cast<int>(before));
 }
 #endif
-#if STANDIN_VERSION >= 22900
+#if STANDIN_VERSION >= 22800
 STANDIN_EXPORT ErrorCode ncclCommRevoke(nccl::CommHandle handle, int) {
   count("ncclCommRevoke");
   Comm* const comm = comm_of(handle);
   comm->change([=] { comm->revoked = true; });
   return nccl::kInProgress;
+}
+#endif
+#if STANDIN_VERSION >= 22900
+STANDIN_EXPORT ErrorCode ncclCommGetUniqueId(nccl::CommHandle handle, nccl::UniqueId* id) {
+  count("ncclCommGetUniqueId");
+  Comm* const parent = comm_of(handle);
+  if (std::exchange(parent->has_growth_id, true)) {
+    last_error = "an earlier id has not been used";
+    return kInvalidUsage;
+  }
+  std::snprintf(id->bytes, sizeof id->bytes, "%s", growth_name(*parent).c_str());
+  return nccl::kSuccess;
+}
+STANDIN_EXPORT ErrorCode ncclCommGrow(nccl::CommHandle handle, int ranks, const nccl::UniqueId* id,
+                                      int rank, nccl::CommHandle* made, nccl::Config*) {
+  count("ncclCommGrow");
+  *made = nullptr;
+  Comm* const parent = comm_of(handle);
+  if (parent == nullptr) return join_growth(ranks, id, rank, made);
+  const int old = parent->boxes.ranks(), me = parent->boxes.rank();
+  const bool made_the_id = id != nullptr && growth_name(*parent) == id->bytes;
+  if (rank != -1 || ranks <= old || made_the_id != parent->has_growth_id) {
+    last_error = "a member of the parent has other arguments";
+    return kInvalidArgument;
+  }
+  const std::string name = growth_name(*parent);
+  ++parent->divisions;
+  if (read_number("NCCL_STANDIN_GROW_ERROR", -1) == me) {
+    last_error = "NCCL_STANDIN_GROW_ERROR says so";
+    return kInternalError;
+  }
+  parent->has_growth_id = false;
+  return open_comm(made, ranks, name, me);
 }
 #endif
 STANDIN_EXPORT ErrorCode ncclCommAbort(nccl::CommHandle handle) {

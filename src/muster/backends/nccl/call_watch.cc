@@ -322,10 +322,10 @@ Status CallWatch::drain(TimePoint deadline, DrainScope what) {
     changed_.wait_until(lock, deadline, quiet);
   if (ended_) return terms_.failure->why();
   if (quiet()) return {};
-  return Status(
-      Code::timed_out,
-      words(**first()) + " was not done " +
-          (what == DrainScope::everything ? "when the group ended" : "before the group is split"));
+  return Status(Code::timed_out,
+                words(**first()) + " was not done " +
+                    (what == DrainScope::everything ? "when the group ended"
+                                                    : "before the group is split or grown"));
 }
 
 }  // namespace muster::nccl

@@ -23,7 +23,7 @@ constexpr auto kAbortGrace = std::chrono::seconds(5);
 NcclCommunicator::~NcclCommunicator() {
   if (handle_ == nullptr || abandoned_) return;
   const c10::DeviceGuard on(device_);
-  if (revoked_)
+  if (revoked_ || !connected_)
     library_->functions().comm_abort(handle_);
   else
     library_->functions().comm_destroy(handle_);
@@ -62,6 +62,7 @@ void NcclCommunicator::open(const UniqueId& id, int ranks, int rank, const GiveU
   }
   check(code, "ncclCommInitRankConfig");
   poll("ncclCommInitRankConfig", give_up);
+  connected_ = true;
 }
 
 void NcclCommunicator::open_from(NcclCommunicator& parent, const char* function,
@@ -79,7 +80,9 @@ void NcclCommunicator::open_from(NcclCommunicator& parent, const char* function,
   }
   check(code, function);
   parent.poll(function, give_up);  // NCCL tells of the new one's progress by the old one's
-  if (handle_ != nullptr) poll(function, give_up);
+  if (handle_ == nullptr) return;
+  poll(function, give_up);
+  connected_ = true;
 }
 
 void NcclCommunicator::open_by_split(NcclCommunicator& parent, int color, int key,
@@ -104,9 +107,57 @@ void NcclCommunicator::open_by_shrink(NcclCommunicator& parent, std::vector<int>
       give_up);
 }
 
+void NcclCommunicator::need(const char* function) const {
+  if (const auto status = library_->need(function); !status.ok())
+    throw DistBackendError(status.message(), status.code());
+}
+
+UniqueId NcclCommunicator::growth_id() {
+  need("ncclCommGetUniqueId");
+  const c10::DeviceGuard on(device_);
+  const std::lock_guard lock(mutex_);
+  if (handle_ == nullptr)
+    throw DistBackendError("ncclCommGetUniqueId: the communicator was aborted", Code::aborted);
+  UniqueId id{};
+  check(library_->functions().comm_get_unique_id(handle_, &id), "ncclCommGetUniqueId");
+  return id;
+}
+
+void NcclCommunicator::begin_growth(NcclCommunicator& parent, int ranks, const UniqueId* id) {
+  need("ncclCommGrow");
+  constexpr int kKeepsItsPlace = -1;
+  const c10::DeviceGuard on(device_);
+  Config config;
+  config.blocking = 0;
+  const std::scoped_lock lock(mutex_, parent.mutex_);
+  if (parent.handle_ == nullptr)
+    throw DistBackendError("ncclCommGrow: the communicator was aborted", Code::aborted);
+  check(
+      library_->functions().comm_grow(parent.handle_, ranks, id, kKeepsItsPlace, &handle_, &config),
+      "ncclCommGrow");
+}
+
+void NcclCommunicator::begin_joining(const UniqueId& id, int ranks, int rank) {
+  need("ncclCommGrow");
+  const c10::DeviceGuard on(device_);
+  Config config;
+  config.blocking = 0;
+  const std::lock_guard lock(mutex_);
+  check(library_->functions().comm_grow(nullptr, ranks, &id, rank, &handle_, &config),
+        "ncclCommGrow");
+}
+
+void NcclCommunicator::finish_growth(NcclCommunicator* parent, const GiveUp& give_up) {
+  const c10::DeviceGuard on(device_);
+  if (parent != nullptr) parent->poll("ncclCommGrow", give_up);
+  poll("ncclCommGrow", give_up);
+  connected_ = true;
+}
+
 void NcclCommunicator::take(NcclCommunicator& opened) {
   const std::scoped_lock lock(mutex_, opened.mutex_);
   handle_ = std::exchange(opened.handle_, nullptr);
+  connected_ = opened.connected_;
 }
 
 void NcclCommunicator::run(const std::string& what, const Enqueue& enqueue, const GiveUp& give_up) {

@@ -40,6 +40,15 @@ class NcclCommunicator {
   /// The members of `parent`, which `stop` has stopped, that are not among `excluded` (its ranks)
   /// call it: they get a communicator in the same order.
   void open_by_shrink(NcclCommunicator& parent, std::vector<int> excluded, const GiveUp& give_up);
+  /// Growing has four steps, with nothing in flight. One member of the parent makes an id. All of
+  /// them begin a communicator of `ranks` members, in which they keep their places; `id` is null on
+  /// those that did not make it. Those that join begin only then: NCCL refuses one that comes
+  /// first. Then all of them finish; `parent` is null on one that joins. Needs ncclCommGetUniqueId
+  /// and ncclCommGrow: without them, each throws DistBackendError with the version that has them.
+  UniqueId growth_id();
+  void begin_growth(NcclCommunicator& parent, int ranks, const UniqueId* id);
+  void begin_joining(const UniqueId& id, int ranks, int rank);
+  void finish_growth(NcclCommunicator* parent, const GiveUp& give_up);
   /// Takes over what `opened` has opened, on the same device.
   void take(NcclCommunicator& opened);
   /// Runs `enqueue`, which calls NCCL's functions in between ncclGroupStart and ncclGroupEnd, and
@@ -68,6 +77,7 @@ class NcclCommunicator {
   using Derive = std::function<ErrorCode(CommHandle parent, CommHandle* made, Config* config)>;
   void open_from(NcclCommunicator& parent, const char* function, const Derive& derive,
                  const GiveUp& give_up);
+  void need(const char* function) const;
   [[noreturn]] void fail(const std::string& what, ErrorCode code) const;
 
   const std::shared_ptr<const NcclLibrary> library_;
@@ -76,6 +86,7 @@ class NcclCommunicator {
   CommHandle handle_ = nullptr;
   bool aborted_ = false;
   bool revoked_ = false;
+  bool connected_ = false;  // with all members; otherwise a plain destroy would wait for them
   std::atomic<bool> abandoned_{false};
 };
 

@@ -3,9 +3,10 @@
 /// `backends/nccl/` carries out calls on CUDA tensors by NCCL. From bottom to top: `functions.h`
 /// and `library.h` find NCCL at run time, `communicator.h` owns one of its communicators,
 /// `transfers.h` enqueues one call on a communicator, `lane.h` opens communicators in the
-/// background, `call_watch.h` compares the members' calls and enforces deadlines,
-/// `nccl_backend.h` is the backend. May include `group/` and everything below it. Its tests, which
-/// run it without a GPU: `ctest -R '^(nccl|nccl_standin)'`.
+/// background, `link_exchange.h` carries what members tell each other beside NCCL, `call_watch.h`
+/// compares the members' calls and enforces deadlines, `nccl_backend.h` is the backend. May include
+/// `group/` and everything below it. Its tests, which run it without a GPU: `ctest -R
+/// '^(nccl|nccl_standin)'`.
 #pragma once
 
 #include <cstddef>
@@ -85,6 +86,8 @@ struct Functions {
   ErrorCode (*comm_split)(CommHandle, int color, int key, CommHandle*, Config*);
   ErrorCode (*comm_shrink)(CommHandle, int* excluded, int count, CommHandle*, Config*, int flags);
   ErrorCode (*comm_revoke)(CommHandle, int flags);
+  ErrorCode (*comm_get_unique_id)(CommHandle, UniqueId*);
+  ErrorCode (*comm_grow)(CommHandle, int ranks, const UniqueId*, int rank, CommHandle*, Config*);
 };
 
 /// One function of the table.
@@ -117,7 +120,9 @@ inline constexpr FunctionRow kFunctions[] = {
     {"ncclRedOpDestroy", offsetof(Functions, destroy_reduction), false, "2.11"},
     {"ncclCommSplit", offsetof(Functions, comm_split), false, "2.18"},
     {"ncclCommShrink", offsetof(Functions, comm_shrink), false, "2.27"},
-    {"ncclCommRevoke", offsetof(Functions, comm_revoke), false, "2.29"},
+    {"ncclCommRevoke", offsetof(Functions, comm_revoke), false, "2.28"},
+    {"ncclCommGetUniqueId", offsetof(Functions, comm_get_unique_id), false, "2.29"},
+    {"ncclCommGrow", offsetof(Functions, comm_grow), false, "2.29"},
 };
 
 }  // namespace muster::nccl

@@ -5,10 +5,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
+#include <cstdint>
+#include <functional>
 #include <span>
-#include <thread>
 
+#include "muster/backends/nccl/growth_offer.h"
 #include "muster/base/env.h"
 #include "muster/base/log.h"
 #include "muster/collective/call.h"
@@ -20,11 +21,6 @@
 
 namespace muster::nccl {
 namespace {
-
-/// Tags of the links' messages that carry ids of communicators: one for messages, the others for
-/// the lanes of collectives.
-constexpr std::uint64_t kMessageId = 1, kFirstGroupId = 2;
-constexpr auto kGiveUpInterval = std::chrono::milliseconds(20);
 
 template <class Bytes>
 collective::SliceList<Bytes> sizes_of(const Slices& slices) {
@@ -73,6 +69,7 @@ NcclBackend::NcclBackend(std::shared_ptr<const NcclLibrary> library,
     : library_(std::move(library)),
       options_(std::move(options)),
       links_(std::move(links)),
+      exchange_(links_),
       environment_(environment),
       high_priority_([&] {
         const auto* given =
@@ -258,8 +255,8 @@ Lane& NcclBackend::group_lane(std::size_t number) {
   if (number == group_lanes_.size())
     group_lanes_.push_back(make_lane(
         devices_[number], [this, number](NcclCommunicator& communicator, const auto& give_up) {
-          communicator.open(agree_in_group(number, give_up), links_->size(), links_->rank(),
-                            give_up);
+          communicator.open(exchange_.group_id(*library_, number, give_up), links_->size(),
+                            links_->rank(), give_up);
         }));
   return *group_lanes_[number];
 }
@@ -268,11 +265,13 @@ Lane& NcclBackend::message_lane(c10::Device device, int peer, Direction directio
   const std::lock_guard lock(lanes_mutex_);
   auto& lane = message_lanes_[{peer, direction}];
   if (lane == nullptr)
-    lane = make_lane(device,
-                     [this, peer, direction](NcclCommunicator& communicator, const auto& give_up) {
-                       communicator.open(agree_with(peer, direction, give_up), 2,
-                                         direction == Direction::out ? 0 : 1, give_up);
-                     });
+    lane = make_lane(
+        device, [this, peer, direction](NcclCommunicator& communicator, const auto& give_up) {
+          const bool sends = direction == Direction::out;
+          const auto id =
+              sends ? exchange_.sender_id(*library_, peer) : exchange_.receiver_id(peer, give_up);
+          communicator.open(id, 2, sends ? 0 : 1, give_up);
+        });
   if (lane->device() != device)
     throw DistBackendError("messages between two ranks of group " + options_.communicator.name +
                                " (backend nccl) began on " + lane->device().str() +
@@ -280,6 +279,11 @@ Lane& NcclBackend::message_lane(c10::Device device, int peer, Direction directio
                                "; create another group for that device",
                            Code::unsupported);
   return *lane;
+}
+
+Lane* NcclBackend::first_lane() {
+  const std::lock_guard lock(lanes_mutex_);
+  return group_lanes_.empty() ? nullptr : group_lanes_.front().get();
 }
 
 std::unique_ptr<Lane> NcclBackend::make_lane(c10::Device device, Lane::Opening opening) {
@@ -325,12 +329,8 @@ std::shared_ptr<NcclCommunicator> NcclBackend::split(int part, int key, TimePoin
   throw_if_failed();
   if (library_->functions().comm_split == nullptr) return nullptr;
   const std::lock_guard lock(order_);
-  Lane* lane = nullptr;
-  {
-    const std::lock_guard lanes(lanes_mutex_);
-    if (group_lanes_.empty()) return nullptr;  // on every member: none has called a collective yet
-    lane = group_lanes_.front().get();
-  }
+  Lane* const lane = first_lane();
+  if (lane == nullptr) return nullptr;  // on every member: none has called a collective yet
   if (const auto status = watch_->drain(deadline, CallWatch::DrainScope::collectives); !status.ok())
     throw_status(status);
   const auto give_up = [&] {
@@ -346,12 +346,8 @@ std::shared_ptr<NcclCommunicator> NcclBackend::shrink(const std::vector<int>& ex
                                                       NcclBackend& survivors, TimePoint deadline) {
   if (excluded.empty()) return nullptr;  // NCCL shrinks by one rank at least
   watch_->wait_until_ended(deadline);
-  Lane* lane = nullptr;
-  {
-    const std::lock_guard lanes(lanes_mutex_);
-    if (!group_lanes_.empty()) lane = group_lanes_.front().get();
-  }
-  if (!survivors.all_say(lane != nullptr && lane->communicator().can_shrink(), deadline))
+  Lane* const lane = first_lane();
+  if (!survivors.exchange_.all_say(lane != nullptr && lane->communicator().can_shrink(), deadline))
     return nullptr;
   auto made = std::make_shared<NcclCommunicator>(library_, lane->device());
   std::string refused;
@@ -364,79 +360,78 @@ std::shared_ptr<NcclCommunicator> NcclBackend::shrink(const std::vector<int>& ex
     refused = error.what();
     log(LogLevel::info, refused + "; the survivors connect anew");
   }
-  if (survivors.all_say(refused.empty(), deadline)) return made;
+  if (survivors.exchange_.all_say(refused.empty(), deadline)) return made;
   made->abort();
   return nullptr;
 }
 
-namespace {
-
-/// Waits for a message of the links.
-void await(const collective::PendingRef& pending, const NcclCommunicator::GiveUp& give_up) {
-  while (!pending->done()) {
-    static_cast<void>(pending->wait(deadline_after(steady_clock(), kGiveUpInterval)));
-    give_up();
+std::shared_ptr<NcclCommunicator> NcclBackend::grow(NcclBackend* old, TimePoint deadline) {
+  using Readiness = GrowthOffer::Readiness;
+  GrowthOffer mine;
+  std::unique_lock<std::mutex> order;
+  Lane* lane = nullptr;
+  Status failed;
+  if (old != nullptr) {
+    order = std::unique_lock(old->order_);
+    try {
+      old->throw_if_failed();
+      failed = old->watch_->drain(deadline, CallWatch::DrainScope::collectives);
+    } catch (const DistError& error) {
+      failed = Status(error.code(), error.what(), error.ranks());
+    }
+    lane = old->first_lane();
+    mine.parent = std::hash<std::string>()(old->options_.communicator.name) | 1;
+    mine.members = old->links_->size();
+    if (lane == nullptr) mine.readiness = Readiness::cannot;
   }
-  if (const auto status = pending->wait(TimePoint::max()); !status.ok()) throw_status(status);
+  const auto missing = library_->need("ncclCommGrow");
+  if (!missing.ok()) mine.readiness = Readiness::cannot;
+  if (!failed.ok()) mine.readiness = Readiness::failed;
+  const auto offers = exchange_.gather(mine, deadline);
+  if (!failed.ok()) throw_status(failed);
+  const bool can = can_grow(offers, options_.members, options_.communicator.name);
+  if (!missing.ok()) log(LogLevel::info, missing.message() + "; all ranks connect anew");
+  return can ? grow_by_nccl(old, lane, deadline) : nullptr;
 }
 
-collective::PendingRef start_message(collective::Communicator& links, Op op, int peer,
-                                     std::uint64_t tag, const std::shared_ptr<UniqueId>& id) {
-  collective::Args args;
-  args.op = op;
-  args.root = peer;
-  args.tag = tag;
-  if (op == Op::send)
-    args.inputs = {std::as_bytes(std::span(id.get(), 1))};
-  else
-    args.outputs = {std::as_writable_bytes(std::span(id.get(), 1))};
-  collective::CallRecord record(TimePoint::max());  // the call that waits for it has a deadline
-  return links.start(std::move(args), record, id);
-}
-
-}  // namespace
-
-UniqueId NcclBackend::agree_in_group(std::size_t lane, const NcclCommunicator::GiveUp& give_up) {
-  const auto tag = kFirstGroupId + lane;
-  const auto id = std::make_shared<UniqueId>();
-  auto& links = *links_;
-  if (links.rank() != 0) {
-    await(start_message(links, Op::recv, 0, tag, id), give_up);
-    return *id;
-  }
-  *id = NcclCommunicator::unique_id(*library_);
-  for (int peer = 1; peer < links.size(); ++peer) start_message(links, Op::send, peer, tag, id);
-  return *id;
-}
-
-UniqueId NcclBackend::agree_with(int peer, Direction direction,
-                                 const NcclCommunicator::GiveUp& give_up) {
-  const auto id = std::make_shared<UniqueId>();
-  if (direction == Direction::in) {
-    await(start_message(*links_, Op::recv, peer, kMessageId, id), give_up);
-    return *id;
-  }
-  *id = NcclCommunicator::unique_id(*library_);
-  start_message(*links_, Op::send, peer, kMessageId, id);
-  return *id;
-}
-
-bool NcclBackend::all_say(bool mine, TimePoint deadline) {
-  struct Answers {
-    std::byte mine;
-    std::vector<std::byte> all;
+std::shared_ptr<NcclCommunicator> NcclBackend::grow_by_nccl(NcclBackend* old, Lane* lane,
+                                                            TimePoint deadline) {
+  const auto give_up = [&] {
+    throw_if_failed();
+    if (old != nullptr) old->throw_if_failed();
+    throw_if_late(deadline, "growing group " + options_.communicator.name + " (backend nccl)");
   };
-  const auto answers = std::make_shared<Answers>();
-  answers->mine = std::byte(mine ? 1 : 0);
-  answers->all.resize(static_cast<std::size_t>(links_->size()));
-  collective::Args args;
-  args.op = Op::all_gather;
-  args.inputs = {std::span(&answers->mine, 1)};
-  for (auto& one : answers->all) args.outputs.push_back(std::span(&one, 1));
-  collective::CallRecord record(deadline);
-  const auto pending = links_->start(std::move(args), record, answers);
-  if (const auto status = pending->wait(TimePoint::max()); !status.ok()) throw_status(status);
-  return std::ranges::all_of(answers->all, [](std::byte one) { return one == std::byte{1}; });
+  auto* const parent = lane != nullptr ? &lane->opened(give_up) : nullptr;
+  const auto device = parent != nullptr
+                          ? parent->device()
+                          : options_.device_id.value_or(
+                                c10::impl::VirtualGuardImpl(library_->device()).getDevice());
+  const auto made = std::make_shared<NcclCommunicator>(library_, device);
+  std::string refused;
+  // Whether `step`, taken here if `is_due`, has worked on all ranks.
+  const auto all_take = [&](bool is_due, const std::function<void()>& step) {
+    try {
+      if (is_due) step();
+    } catch (const DistError& error) {
+      if (error.code() == Code::timed_out || failure_->failed()) throw;
+      refused = error.what();
+    }
+    return exchange_.all_say(refused.empty(), deadline);
+  };
+  const bool is_first = links_->rank() == 0, joins = parent == nullptr;
+  UniqueId id{};
+  if (all_take(is_first, [&] { id = parent->growth_id(); })) {
+    id = exchange_.from_first(id, deadline);
+    const auto begin = [&] {
+      made->begin_growth(*parent, links_->size(), is_first ? &id : nullptr);
+    };
+    const auto join = [&] { made->begin_joining(id, links_->size(), links_->rank()); };
+    const auto finish = [&] { made->finish_growth(parent, give_up); };
+    if (all_take(!joins, begin) && all_take(joins, join) && all_take(true, finish)) return made;
+  }
+  if (!refused.empty()) log(LogLevel::info, refused + "; all ranks connect anew");
+  made->abort();
+  return nullptr;
 }
 
 std::string NcclBackend::async_error() {

@@ -12,6 +12,7 @@
 #include "muster/backend.h"
 #include "muster/backends/nccl/call_watch.h"
 #include "muster/backends/nccl/lane.h"
+#include "muster/backends/nccl/link_exchange.h"
 #include "muster/group/backend_registry.h"
 #include "muster/group/call.h"
 
@@ -48,6 +49,9 @@ class NcclBackend final : public ProcessGroupBackend {
   /// group. Null if NCCL cannot shrink here or on another survivor.
   std::shared_ptr<NcclCommunicator> shrink(const std::vector<int>& excluded, NcclBackend& survivors,
                                            TimePoint deadline);
+  /// What this new group, whose first members are those of `old`'s, can adopt; all its members call
+  /// it. `old` is null on ranks that join. Null if NCCL cannot grow, or `old` is not connected.
+  std::shared_ptr<NcclCommunicator> grow(NcclBackend* old, TimePoint deadline);
 
   const BackendCapabilities& capabilities() const override;
   bool supports(Op op, at::ScalarType dtype, c10::DeviceType device,
@@ -75,10 +79,9 @@ class NcclBackend final : public ProcessGroupBackend {
   Lane& group_lane(std::size_t number);
   Lane& message_lane(c10::Device device, int peer, Direction direction);
   std::unique_ptr<Lane> make_lane(c10::Device device, Lane::Opening opening);
-  /// Whether `mine` holds on all members.
-  bool all_say(bool mine, TimePoint deadline);
-  UniqueId agree_in_group(std::size_t lane, const NcclCommunicator::GiveUp& give_up);
-  UniqueId agree_with(int peer, Direction direction, const NcclCommunicator::GiveUp& give_up);
+  /// Null if this member has not called a collective yet.
+  Lane* first_lane();
+  std::shared_ptr<NcclCommunicator> grow_by_nccl(NcclBackend* old, Lane* lane, TimePoint deadline);
   void give_up_if_failed() const;
   void throw_if_failed() const;
   std::string async_error();
@@ -89,6 +92,7 @@ class NcclBackend final : public ProcessGroupBackend {
   const std::shared_ptr<const NcclLibrary> library_;
   const group::OwnBackendOptions options_;
   const std::shared_ptr<collective::Communicator> links_;
+  LinkExchange exchange_;
   const Environment environment_;
   const bool high_priority_;
   const std::shared_ptr<GroupFailure> failure_ = std::make_shared<GroupFailure>();

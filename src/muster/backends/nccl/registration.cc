@@ -69,6 +69,15 @@ std::shared_ptr<ProcessGroupBackend> shrink(ProcessGroupBackend& old,
   return connected(std::move(survivors), std::move(opened), device);
 }
 
+std::shared_ptr<ProcessGroupBackend> grow(ProcessGroupBackend* old,
+                                          group::OwnBackendOptions options) {
+  const auto deadline = deadline_of(options);
+  const auto device = options.device_id;
+  auto grown = unconnected(std::move(options));
+  auto opened = grown->grow(static_cast<NcclBackend*>(old), deadline);
+  return connected(std::move(grown), std::move(opened), device);
+}
+
 }  // namespace
 }  // namespace muster::nccl
 
@@ -81,6 +90,7 @@ extern "C" const bool muster_nccl_registration = [] {
        .devices = [] { return std::vector{(*muster::nccl::NcclLibrary::of_process())->device()}; },
        .make = &muster::nccl::make,
        .split = &muster::nccl::split,
-       .shrink = &muster::nccl::shrink});
+       .shrink = &muster::nccl::shrink,
+       .grow = &muster::nccl::grow});
   return true;
 }();
