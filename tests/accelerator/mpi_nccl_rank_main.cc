@@ -1,0 +1,145 @@
+// A rank of mpi_nccl_test.cc, which each MPI's mpirun starts: one group whose CPU tensors go to MPI
+// and whose device's tensors go to NCCL, that is to the stand-in on the test device.
+//
+// Prints "rank R: WHAT" for what is wrong and exits with 1, or prints "right R".
+#include <torch/types.h>
+
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "muster/group/group_core.h"
+#include "nccl_ranks.h"
+
+namespace muster::testing {
+namespace {
+
+constexpr const char* kBackends = "cpu:mpi,deferred:nccl";
+int problems = 0;
+
+void expect(bool holds, const std::string& what) {
+  if (holds) return;
+  ++problems;
+  std::printf("rank %d: %s\n", get_rank(), what.c_str());
+}
+void expect_says(const std::string& text, const std::string& part) {
+  expect(text.find(part) != std::string::npos, "'" + part + "' is not in: " + text);
+}
+
+int opened() { return standin_calls("ncclCommInitRankConfig"); }
+
+/// Every kind of call on tensors that `place` puts somewhere.
+void use(const Group& group, const std::function<at::Tensor(at::Tensor)>& place) {
+  const int me = get_rank(group), n = get_world_size(group);
+  const auto full = [&](double value, std::int64_t count = 3) {
+    return place(torch::full({count}, value));
+  };
+  const auto is = [](const at::Tensor& tensor, double value) {
+    return tensor.cpu().eq(value).all().item<bool>();
+  };
+  const double sum = n * (n + 1) / 2.0;
+  auto x = full(me + 1);
+  all_reduce(x, {.group = group});
+  expect(is(x, sum), "all_reduce");
+  x = full(me + 1);
+  all_reduce(x, {.op = ReduceOp::AVG, .group = group, .async_op = true})->wait();
+  expect(is(x, sum / n), "asynchronous AVG");
+  x = full(me);
+  broadcast(x, {.group = group, .group_src = n - 1});
+  expect(is(x, n - 1), "broadcast");
+  auto all = full(-1, n);
+  all_gather_into_tensor(all, full(me, 1), {.group = group});
+  expect(torch::equal(all.cpu(), torch::arange(n, at::kFloat)), "all_gather_into_tensor");
+  auto part = full(0, 1);
+  reduce_scatter_tensor(part, place(torch::arange(n, at::kFloat)), {.group = group});
+  expect(is(part, n * me), "reduce_scatter_tensor");
+  auto exchanged = full(-1, n);
+  all_to_all_single(exchanged, full(me, n), {.group = group});
+  expect(torch::equal(exchanged.cpu(), torch::arange(n, at::kFloat)), "all_to_all_single");
+  const int next = (me + 1) % n, previous = (me + n - 1) % n;
+  auto got = full(-1);
+  const auto sent = isend(full(me), {.group = group, .group_dst = next});
+  recv(got, {.group = group, .group_src = previous});
+  sent->wait();
+  expect(is(got, previous), "a message");
+}
+
+void check_group(int rank) {
+  const auto here = [](const at::Tensor& tensor) { return tensor; };
+  const auto there = [rank](const at::Tensor& tensor) { return deferred::on_device(tensor, rank); };
+  const auto world = default_group();
+  expect(get_backend() == kBackends, "get_backend says " + get_backend());
+  for (const auto& [device, backend] : core_of(world).parts().backends) {
+    const std::string name(backend->capabilities().name);
+    expect(name == (device == at::kCPU ? "mpi" : "nccl"),
+           "the backend of " + c10::DeviceTypeName(device, true) + " is " + name);
+  }
+  const int before = opened();
+  use(world, here);
+  barrier();  // the CPU's backend makes it
+  std::vector<int> ranks(static_cast<std::size_t>(get_world_size()));
+  all_gather_object(ranks, rank);
+  expect(ranks.back() == get_world_size() - 1, "all_gather_object");
+  expect(opened() == before, "NCCL got calls of the CPU");
+  use(world, there);
+  expect(opened() > before, "NCCL got no calls of the device");
+  // In turns, and with both in flight.
+  const auto on_cpu = torch::ones({4}), on_device = there(torch::ones({4}));
+  const std::vector<WorkRef> works{all_reduce(on_cpu, {.async_op = true}),
+                                   all_reduce(on_device, {.async_op = true})};
+  for (const auto& work : works) work->wait();
+  expect(torch::equal(on_cpu, on_device.cpu()), "calls on both at once");
+  // What NCCL lacks is refused by its name; MPI has it, and the group goes on.
+  const auto bits = torch::full({2}, 6 + rank, at::kInt);
+  const auto refused = text_of([&] { all_reduce(there(bits), {.op = ReduceOp::BAND}); });
+  expect_says(refused, "backend 'nccl' cannot do all_reduce");
+  all_reduce(bits, {.op = ReduceOp::BAND});
+  const int both = get_world_size() == 2 ? 6 & 7 : 6 & 7 & 8;
+  expect(bits.eq(both).all().item<bool>(), "BAND by MPI");
+  expect_says(text_of([&] {
+                isend(there(torch::ones({1})), {.dst = (rank + 1) % get_world_size(), .tag = 4});
+              }),
+              "NCCL has no tags");
+  // Groups made of it have both.
+  const auto parts = split_group(nullptr, {{0}, {1, 2}});
+  for (const auto& group : {parts, new_group({.ranks = std::vector<int>{0, 2}})}) {
+    if (!group->is_member()) continue;
+    expect(get_backend(group) == kBackends, "get_backend of a group of it");
+    if (get_world_size(group) == 1) continue;
+    use(group, there);
+    use(group, here);
+  }
+}
+
+int run() {
+  use_standin();
+  for (int round = 0; round < 2; ++round) {
+    init_process_group({.backend = kBackends,
+                        .timeout = std::chrono::seconds(60),
+                        .pg_options = std::make_shared<ProcessGroupNCCL::Options>(true)});
+    const int rank = get_rank();
+    deferred::current_device = static_cast<c10::DeviceIndex>(rank);
+    check_group(rank);
+    const bool last = round == 1;
+    destroy_process_group();
+    if (last && problems == 0) std::printf("right %d\n", rank);
+    std::fflush(stdout);
+  }
+  return problems == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace muster::testing
+
+int main() {
+  try {
+    return muster::testing::run();
+  } catch (const std::exception& error) {
+    std::printf("it threw %s\n", error.what());
+    return 1;
+  }
+}
