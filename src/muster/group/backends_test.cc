@@ -397,6 +397,27 @@ TEST(Backends, AbsentOnesAreRefusedByName) {
   }
 }
 
+// spec: A9 A12 ucc, which torch knows and muster has not, is refused at init and in new_group,
+// alone and for one device; the error says what to use instead
+TEST(Backends, WhatToUseInPlaceOfUccIsSaid) {
+  if (Backend::UCC.is_available()) GTEST_SKIP() << "a backend ucc is registered";
+  const auto says_what_to_use = [](const std::string& text) {
+    EXPECT_HAS(text, "backend 'ucc' is not in this build of muster");
+    EXPECT_HAS(text, "use 'native' for CPU tensors and 'nccl' for CUDA tensors");
+    EXPECT_HAS(text, "this process can use native, gloo, tcp");
+  };
+  for (const char* name : {"ucc", "UCC", "cpu:ucc", "cpu:native,cuda:ucc"}) {
+    says_what_to_use(message_of<DistBackendError>([&] {
+      init_process_group(
+          {.backend = name, .world_size = 1, .rank = 0, .store = std::make_shared<HashStore>()});
+    }));
+    EXPECT_FALSE(is_initialized());
+    on_ranks(1, [&](int) {
+      says_what_to_use(message_of<DistBackendError>([&] { new_group({.backend = name}); }));
+    });
+  }
+}
+
 using Cell = std::tuple<std::string, std::string>;
 class BackendTable : public ::testing::TestWithParam<Cell> {};
 

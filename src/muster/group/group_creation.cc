@@ -13,9 +13,12 @@ void check_available(const BackendConfig& config) {
     std::string have;
     for (const auto& name : Backend::known())
       if (Backend(name).is_available()) have += (have.empty() ? "" : ", ") + name;
-    throw DistBackendError("backend '" + std::string(backend) + "' " + backend.why_unavailable() +
-                               "; there are " + have,
-                           Code::unsupported);
+    const bool is_nccl = backend == Backend::NCCL;
+    throw DistBackendError(
+        "backend '" + std::string(backend) + "' " + backend.why_unavailable() +
+            (is_nccl ? "" : "; use 'native' for CPU tensors and 'nccl' for CUDA tensors") +
+            "; this process can use " + have,
+        Code::unsupported);
   }
 }
 
