@@ -104,6 +104,13 @@ class CommandHelp(SphinxDirective):
         return [block]
 
 
+def without_signature(_app, _what, _name, _thing, _options, lines):
+    """Of a function of the binding that has a second name, under which autodoc leaves it."""
+    if lines and re.match(r"\w+\(.*\) -> \S", lines[0]):
+        del lines[0]
+
+
 def setup(app):
+    app.connect("autodoc-process-docstring", without_signature)
     app.add_directive("command-help", CommandHelp)
     read_headers()

@@ -1,6 +1,6 @@
 """Jobs that outlive their workers, under `muster run --elastic keep`: when a rank dies, the other
 ranks keep their processes and memory, a replacement gets their state, and training goes on after
-the last commit. Under other launchers `run` trains once and repairs nothing.
+the last commit. Under other launchers `run` trains once and repairs nothing::
 
     state = elastic.State(model=model, optimizer=optimizer, step=0, seed=17)
 
