@@ -144,8 +144,6 @@ Task<Status> LinkGroup::all_reduce_small(const Args& args) {
   co_return Status();
 }
 
-static_assert(fixed::kEagerBytes == transport::kEagerBytes);
-
 // The root reduces a chunk while it is still in the cache and the next one arrives.
 Task<Status> LinkGroup::reduce_direct(const Args& args) {
   constexpr std::size_t kWindow = fixed::kReduceDepth;  // chunk k uses slot k % kWindow
