@@ -170,12 +170,8 @@ Outcome play(const Scene& scene) {
   return outcome;
 }
 
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kJudged =
-    false;  // what it instruments is many times slower: it only looks for races here
-#else
-constexpr bool kJudged = true;
-#endif
+// What sanitizers instrument is several times slower: they only look for races and misuse here.
+constexpr bool kJudged = !kSanitized;
 
 /// A kill is not judged where the machine stood still for so long meanwhile.
 constexpr auto kStoodStill = std::chrono::milliseconds(20);
