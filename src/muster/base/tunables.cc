@@ -280,7 +280,7 @@ constexpr Tunable kRows[] = {
      Unit::count,
      TunableScope::fixed,
      fixed::kForwardDepth,
-     "Chunks in flight to a rank that forwards them.",
+     "Chunks in flight to a rank that forwards them, or sums those of hosts.",
      kSelection},
     {"in_flight",
      {},

@@ -47,7 +47,7 @@ TEST(WorkerNews, TheEndOfTrainingSurvivesTheWorker) {
   ends.worker.reset();
   EXPECT_TRUE(take_trained(ends.agent.get()));
   EXPECT_FALSE(take_trained(ends.agent.get()));
-  tell_worker(ends.agent.get(), {});  // to nobody, and without SIGPIPE
+  tell_worker(ends.agent.get(), {});  // no SIGPIPE, though the worker is gone
 }
 
 // spec: L6 a worker whose socket is full holds up no launcher

@@ -38,8 +38,8 @@ struct HostsPlan {
 
   /// Bytes of a piece that move at a time: enough rounds to keep the hosts and the wires between
   /// them busy at once, but no message below the smallest worthwhile one; less among many ranks,
-  /// which each take a buffer. One rank per host has nothing to do meanwhile: its messages are
-  /// eager ones.
+  /// which each take a buffer. A host of one rank has no work within it to overlap with the wire:
+  /// eager messages, which wait for no answer, keep that busy.
   std::size_t chunk_bytes(std::size_t piece) const {
     const std::size_t most =
         std::clamp(fixed::kGatheredMost / static_cast<std::size_t>(size), fixed::kLeastMessage,
