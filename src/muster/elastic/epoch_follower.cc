@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <limits>
 #include <thread>
+#include <utility>
 
 #include "muster/base/env.h"
 #include "muster/base/log.h"
@@ -47,6 +48,7 @@ EpochFollower::EpochFollower() {
   const std::int64_t descriptor = number_in(launch::kNewsVariable, -1);
   first_ = number_in("MUSTER_EPOCH", 0);
   nodes_ = static_cast<int>(number_in("GROUP_WORLD_SIZE", 1));
+  node_ = static_cast<int>(number_in("GROUP_RANK", 0));
   is_spare_ = env_text(launch::kSpareVariable).has_value();
   const int channel = static_cast<int>(descriptor);
   if (!launch::is_worker_channel(channel)) return;  // a child of the worker, which has none
@@ -54,6 +56,9 @@ EpochFollower::EpochFollower() {
   ::unsetenv(launch::kNewsVariable);
   ::fcntl(channel, F_SETFD, FD_CLOEXEC);
   channel_ = channel;
+  // Memory that the launcher holds for this place was sent before the process was started.
+  while (launch::has_worker_news(channel_) && read_one()) {
+  }
   auto thread = start_thread("the thread that reads the launcher's news", [this] { read(); });
   group::check(thread.status());
   thread->detach();
@@ -61,30 +66,49 @@ EpochFollower::EpochFollower() {
 
 // A call that waits for a rank that has ended, or for one that has heard of it, ends now.
 void EpochFollower::read() {
-  for (;;) {
-    auto news = launch::read_worker_news(channel_);
-    std::shared_ptr<World> world;
-    std::string reason;
-    {
-      const std::lock_guard lock(mutex_);
-      if (!news) {
-        orphaned_ = true;
-      } else if (news->kind == launch::WorkerNewsKind::leave) {
-        leaving_ = true;
-      } else {
-        if (joined_ > 0 && news->epoch > joined_) {
-          world = world_;
-          reason = "epoch " + std::to_string(joined_) + " of the job is over: " + news->reason;
-        }
-        latest_ = std::move(*news);
-      }
-      // Under the lock: the group of the next epoch cannot be made meanwhile.
-      if (world) world->abort(reason);
-      if (world && meeting_) meeting_->raise(reason);
-      changed_.notify_all();
-      if (orphaned_) return;
-    }
+  while (read_one()) {
   }
+}
+
+/// False: there will be no more.
+bool EpochFollower::read_one() {
+  std::vector<Descriptor> memories;
+  auto news = launch::read_worker_news(channel_, memories);
+  std::shared_ptr<World> world;
+  std::string reason;
+  const std::lock_guard lock(mutex_);
+  if (!news) {
+    orphaned_ = true;
+  } else if (news->kind == launch::WorkerNewsKind::leave) {
+    leaving_ = true;
+  } else if (news->kind == launch::WorkerNewsKind::memories) {
+    memories_ = std::move(memories);
+  } else {
+    if (joined_ > 0 && news->epoch > joined_) {
+      world = world_;
+      reason = "epoch " + std::to_string(joined_) + " of the job is over: " + news->reason;
+    }
+    latest_ = std::move(*news);
+  }
+  // Under the lock: the group of the next epoch cannot be made meanwhile.
+  if (world) world->abort(reason);
+  if (world && meeting_) meeting_->raise(reason);
+  changed_.notify_all();
+  return !orphaned_;
+}
+
+int EpochFollower::node() const {
+  const std::lock_guard lock(mutex_);
+  return entered_ ? entered_->ranks.group_rank : node_;
+}
+
+std::vector<Descriptor> EpochFollower::take_memories() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(memories_, {});
+}
+
+void EpochFollower::give_memories(std::span<const int> memories) const {
+  if (channel_ >= 0) group::check(launch::give_memories(channel_, memories));
 }
 
 bool EpochFollower::leaving() const {

@@ -12,7 +12,10 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
+#include <vector>
 
+#include "muster/base/descriptor.h"
 #include "muster/base/interruption.h"
 #include "muster/elastic.h"
 #include "muster/launch/worker_news.h"
@@ -47,12 +50,20 @@ class EpochFollower {
   /// Whether all ranks of the job have this one's launcher.
   bool is_only_node() const;
   std::int64_t epoch() const;
+  /// Number of this process's node in the present epoch, GROUP_RANK.
+  int node() const;
+  /// Memory that the launcher has held for this process's place since another process had it; once.
+  std::vector<Descriptor> take_memories();
+  /// The launcher holds these memory files from now on, for the process that takes this one's place
+  /// after its death. Does nothing without a launcher that keeps workers.
+  void give_memories(std::span<const int> memories) const;
   /// What began the present epoch: ranks and addresses. Absent: those of the environment.
   std::optional<launch::WorkerNews> entered() const;
 
  private:
   EpochFollower();
   void read();
+  bool read_one();
   /// Waits for `ready` or the deadline; gives which it was. Throws if the thread is interrupted.
   bool wait(std::unique_lock<std::mutex>& lock, TimePoint deadline,
             const std::function<bool()>& ready);
@@ -61,7 +72,7 @@ class EpochFollower {
 
   int channel_ = -1;  // of the launcher that has started this process; -1: none that keeps workers
   bool is_spare_ = false;
-  int nodes_ = 1;
+  int nodes_ = 1, node_ = 0;  // of the environment
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::shared_ptr<World> world_;               // whose groups end with their epoch
@@ -70,6 +81,7 @@ class EpochFollower {
   std::optional<launch::WorkerNews> entered_;  // of it
   std::int64_t first_ = 0;                     // MUSTER_EPOCH
   std::optional<launch::WorkerNews> latest_;
+  std::vector<Descriptor> memories_;
   bool leaving_ = false;
   bool orphaned_ = false;  // the launcher has ended
   bool trained_ = false;   // all ranks have come to the end of training

@@ -196,7 +196,7 @@ void NodeAgent::wait_and_dispatch() {
     }
   }
   const auto ends = workers_->take_ends(ended);
-  if (!ends.empty() && workers_->take_trained()) happen(AllTrained{});
+  if (!ends.empty() && workers_->take_words()) happen(AllTrained{});
   for (const WorkerEnded& end : ends) happen(end);
 }
 
@@ -272,7 +272,7 @@ void NodeAgent::follow(NodeNews news) {
   if (news.plan) raise_fence(news.plan->epoch);
   if (news.plan && news.plan->node >= 0) plan_ = std::move(news.plan);
   if (!news.event || finished_) return;
-  if (workers_->take_trained()) happen(AllTrained{});
+  if (workers_->take_words()) happen(AllTrained{});
   happen(*news.event);
 }
 

@@ -22,11 +22,14 @@ NodeWorkers::NodeWorkers(WorkerSurroundings surroundings)
     : around_(std::move(surroundings)),
       workers_(at(around_.options.workers)),
       records_(at(around_.options.workers)),
-      ranks_(at(around_.options.workers)) {}
+      ranks_(at(around_.options.workers)),
+      memories_(at(around_.options.workers)) {}
 
 /// A worker, or a spare if `rank` is -1.
 Result<NodeWorkers::Process> NodeWorkers::start_process(int number, int rank, int attempt,
-                                                        WorkerCommand command, int* exit_code) {
+                                                        WorkerCommand command,
+                                                        std::span<const Descriptor> memories,
+                                                        int* exit_code) {
   auto ends = around_.output.open(number, rank, attempt);
   if (!ends) return ends.status();
   Process worker;
@@ -36,6 +39,7 @@ Result<NodeWorkers::Process> NodeWorkers::start_process(int number, int rank, in
     if (!channel) return channel.status();
     news = std::move(channel->worker);
     worker.news = std::move(channel->agent);
+    tell_memories(worker.news.get(), memories);  // it finds them there when it begins
     command.environment.push_back(std::string(kNewsVariable) + "=" + std::to_string(news.get()));
   }
   command.out = ends->out.get();
@@ -55,9 +59,10 @@ Status NodeWorkers::start_one(int local_rank, int attempt, int restarts, int* ex
   const WorkerRanks& ranks = ranks_[at(local_rank)];
   WorkerRecord& record = records_[at(local_rank)];
   record.error_file = around_.history.error_file(local_rank, attempt);
-  auto started = start_process(
-      local_rank, ranks.rank, attempt,
-      around_.commands.command_of(ranks, local_rank, restarts, record.error_file), exit_code);
+  auto started =
+      start_process(local_rank, ranks.rank, attempt,
+                    around_.commands.command_of(ranks, local_rank, restarts, record.error_file),
+                    memories_[at(local_rank)], exit_code);
   if (!started) return started.status();
   record.pid = started->pid;
   workers_[at(local_rank)] = std::move(*started);
@@ -122,6 +127,7 @@ bool NodeWorkers::promote_spare(int local_rank, int attempt, const WorkerNews& n
   around_.forget(spare.process.pidfd.get());
   around_.watch(spare.process.pidfd.get(), false, local_rank);
   spare.record.attempt = attempt;
+  tell_memories(spare.process.news.get(), memories_[at(local_rank)]);
   tell(spare.process, with_ranks(news, ranks));
   workers_[at(local_rank)] = std::move(spare.process);
   records_[at(local_rank)] = std::move(spare.record);
@@ -140,7 +146,7 @@ void NodeWorkers::refill_spares(int attempt) {
     int exit_code = 0;
     auto started =
         start_process(spare.number, -1, attempt,
-                      around_.commands.spare_command(spare.record.error_file), &exit_code);
+                      around_.commands.spare_command(spare.record.error_file), {}, &exit_code);
     if (!started)
       return around_.output.say(around_.options.command +
                                 ": no spare process: " + started.status().message());
@@ -198,10 +204,15 @@ void NodeWorkers::tell_all(const WorkerNews& news) {
   for (const Process& worker : workers_) tell(worker, news);
 }
 
-bool NodeWorkers::take_trained() {
-  return std::ranges::any_of(workers_, [](const Process& worker) {
-    return worker.news && launch::take_trained(worker.news.get());
-  });
+bool NodeWorkers::take_words() {
+  bool trained = false;
+  for (std::size_t place = 0; place < workers_.size(); ++place) {
+    if (!workers_[place].news) continue;
+    WorkerWords words = launch::take_words(workers_[place].news.get());
+    trained = trained || words.trained;
+    if (words.memories) memories_[place] = std::move(*words.memories);
+  }
+  return trained;
 }
 
 void NodeWorkers::kill_groups() {

@@ -65,8 +65,9 @@ class NodeWorkers {
   void take_spare_end(int number);
 
   void tell_all(const WorkerNews& news);
-  /// Whether a worker has said that all ranks have come to the end of training; each word once.
-  bool take_trained();
+  /// Takes what the workers have said. True: one has told, since the last call, that all ranks have
+  /// come to the end of training. Memory that a worker has given is held for its place.
+  bool take_words();
   /// Kills the process groups of all workers, those that have ended too.
   void kill_groups();
   void signal(int signal);
@@ -87,7 +88,7 @@ class NodeWorkers {
   };
 
   Result<Process> start_process(int number, int rank, int attempt, WorkerCommand command,
-                                int* exit_code);
+                                std::span<const Descriptor> memories, int* exit_code);
   Status start_one(int local_rank, int attempt, int restarts, int* exit_code);
   void start_or_note(int local_rank, int attempt, int restarts, std::vector<WorkerEnded>& failed);
   bool promote_spare(int local_rank, int attempt, const WorkerNews& news);
@@ -97,6 +98,7 @@ class NodeWorkers {
   std::vector<Process> workers_;
   std::vector<WorkerRecord> records_;
   std::vector<WorkerRanks> ranks_;
+  std::vector<std::vector<Descriptor>> memories_;  // of the places; they outlive the workers
   std::deque<SpareWorker> spares_;
   int spares_started_ = 0;
 };

@@ -1,9 +1,15 @@
 /// What an agent and a worker that stays through the epochs of its job (`--elastic=keep`) tell each
 /// other, over a pair of sockets. A worker that reads the end of its socket has lost its agent.
+///
+/// Memory files travel there too: a worker gives its agent descriptors of the memory that has to
+/// outlive it, and the worker that takes its place gets them back.
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "muster/base/descriptor.h"
 #include "muster/launch/rank_assignment.h"
@@ -17,8 +23,9 @@ inline constexpr const char* kNewsVariable = "MUSTER_LAUNCHER_NEWS";
 inline constexpr const char* kSpareVariable = "MUSTER_SPARE";
 
 enum class WorkerNewsKind : std::uint8_t {
-  epoch,  ///< the job goes on in another epoch, in which the worker has these ranks
-  leave,  ///< the node is to be given up: leave after the next commit
+  epoch,     ///< the job goes on in another epoch, in which the worker has these ranks
+  leave,     ///< the node is to be given up: leave after the next commit
+  memories,  ///< what the worker before in this place has given its agent; nothing else in it
 };
 
 struct WorkerNews {
@@ -42,13 +49,27 @@ bool is_worker_channel(int descriptor);
 /// For the agent. Waits for nothing: a worker that is gone, or whose socket is full, does not read.
 /// A long reason is cut off.
 void tell_worker(int descriptor, const WorkerNews& news);
-/// For the agent: whether the worker has called `tell_trained`, also when it has ended since.
-/// Each word is taken once.
-bool take_trained(int descriptor);
+/// For the agent, before the worker's first epoch. Nothing is sent if there are none.
+void tell_memories(int descriptor, std::span<const Descriptor> memories);
 
-/// For the worker. Blocks until there are news. Code::closed if the agent has ended.
-Result<WorkerNews> read_worker_news(int descriptor);
+struct WorkerWords {
+  bool trained = false;  ///< it has called `tell_trained`
+  /// Of its last `give_memories`, if it has called that.
+  std::optional<std::vector<Descriptor>> memories{};
+};
+/// For the agent: what the worker has said since the last call, also when it has ended since.
+WorkerWords take_words(int descriptor);
+
+/// For the worker. Blocks until there are news. Code::closed if the agent has ended. `memories`
+/// are filled by news of that kind.
+Result<WorkerNews> read_worker_news(int descriptor, std::vector<Descriptor>& memories);
+/// For the worker: whether there are news to read now, or the agent has ended.
+bool has_worker_news(int descriptor);
 /// For the worker: all ranks have come to the end of training, so no death is to be repaired.
 void tell_trained(int descriptor);
+/// For the worker: from now on the agent holds these memory files in place of those that it held
+/// for this worker's place. At most `kMostMemories`.
+Status give_memories(int descriptor, std::span<const int> memories);
+inline constexpr std::size_t kMostMemories = 250;  // the kernel takes 253 descriptors in a message
 
 }  // namespace muster::launch

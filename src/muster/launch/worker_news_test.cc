@@ -2,7 +2,13 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <string>
+#include <vector>
 
 namespace muster::launch {
 namespace {
@@ -23,8 +29,9 @@ TEST(WorkerNews, ComesWhole) {
   tell_worker(ends.agent.get(), news);
   tell_worker(ends.agent.get(), leave);
   ends.agent.reset();
-  const auto first = read_worker_news(ends.worker.get());
-  const auto second = read_worker_news(ends.worker.get());
+  std::vector<Descriptor> none;
+  const auto first = read_worker_news(ends.worker.get(), none);
+  const auto second = read_worker_news(ends.worker.get(), none);
   ASSERT_TRUE(first.ok() && second.ok());
   EXPECT_EQ(first->epoch, 7);
   EXPECT_EQ(first->restarts, 3);
@@ -34,19 +41,19 @@ TEST(WorkerNews, ComesWhole) {
   EXPECT_EQ(first->master_port, 29500);
   EXPECT_EQ(first->reason, "because");
   EXPECT_EQ(second->kind, WorkerNewsKind::leave);
-  EXPECT_EQ(read_worker_news(ends.worker.get()).status().code(), Code::closed);
+  EXPECT_EQ(read_worker_news(ends.worker.get(), none).status().code(), Code::closed);
 }
 
 // spec: L6 that training has ended is known to the launcher, also when the worker has died since
 // and has not read all news
 TEST(WorkerNews, TheEndOfTrainingSurvivesTheWorker) {
   WorkerChannel ends = channel();
-  EXPECT_FALSE(take_trained(ends.agent.get()));
+  EXPECT_FALSE(take_words(ends.agent.get()).trained);
   tell_worker(ends.agent.get(), {});
   tell_trained(ends.worker.get());
   ends.worker.reset();
-  EXPECT_TRUE(take_trained(ends.agent.get()));
-  EXPECT_FALSE(take_trained(ends.agent.get()));
+  EXPECT_TRUE(take_words(ends.agent.get()).trained);
+  EXPECT_FALSE(take_words(ends.agent.get()).trained);
   tell_worker(ends.agent.get(), {});  // no SIGPIPE, though the worker is gone
 }
 
@@ -55,7 +62,63 @@ TEST(WorkerNews, AWorkerThatDoesNotReadHoldsNobodyUp) {
   const WorkerChannel ends = channel();
   const WorkerNews news{.reason = std::string(2000, 'x')};
   for (int i = 0; i < 10'000; ++i) tell_worker(ends.agent.get(), news);
-  EXPECT_EQ(read_worker_news(ends.worker.get())->reason, news.reason);
+  std::vector<Descriptor> none;
+  EXPECT_EQ(read_worker_news(ends.worker.get(), none)->reason, news.reason);
+}
+
+Descriptor memory_with(char letter) {
+  Descriptor file(::memfd_create("a test", MFD_CLOEXEC));
+  EXPECT_EQ(::pwrite(file.get(), &letter, 1, 0), 1);
+  return file;
+}
+
+char letter_in(const Descriptor& file) {
+  char letter = 0;
+  EXPECT_EQ(::pread(file.get(), &letter, 1, 0), 1);
+  return letter;
+}
+
+// spec: L7 memory that a worker has given its agent outlives it, and reaches the worker that takes
+// its place, before all other news
+TEST(WorkerNews, MemoriesOutliveTheirWorker) {
+  std::vector<Descriptor> kept;
+  {
+    WorkerChannel dead = channel();
+    const Descriptor first = memory_with('a'), second = memory_with('b'), third = memory_with('c');
+    EXPECT_TRUE(give_memories(dead.worker.get(), std::array{first.get()}).ok());
+    EXPECT_TRUE(give_memories(dead.worker.get(), std::array{second.get(), third.get()}).ok());
+    tell_trained(dead.worker.get());
+    dead.worker.reset();
+    WorkerWords words = take_words(dead.agent.get());
+    EXPECT_TRUE(words.trained);
+    ASSERT_TRUE(words.memories.has_value());
+    kept = std::move(*words.memories);
+    EXPECT_FALSE(take_words(dead.agent.get()).memories.has_value());
+  }
+  const WorkerChannel next = channel();
+  EXPECT_FALSE(has_worker_news(next.worker.get()));
+  tell_memories(next.agent.get(), kept);
+  tell_worker(next.agent.get(), {.epoch = 3});
+  kept.clear();
+  EXPECT_TRUE(has_worker_news(next.worker.get()));
+  std::vector<Descriptor> got;
+  const auto first = read_worker_news(next.worker.get(), got);
+  ASSERT_TRUE(first.ok());
+  EXPECT_EQ(first->kind, WorkerNewsKind::memories);
+  ASSERT_EQ(got.size(), 2U);
+  EXPECT_EQ(letter_in(got[0]), 'b');
+  EXPECT_EQ(letter_in(got[1]), 'c');
+  const auto second = read_worker_news(next.worker.get(), got);
+  ASSERT_TRUE(second.ok());
+  EXPECT_EQ(second->epoch, 3);
+  EXPECT_EQ(got.size(), 2U);
+}
+
+// spec: L7 more memory files than a message takes are refused by name
+TEST(WorkerNews, TooManyMemoriesAreRefused) {
+  const WorkerChannel ends = channel();
+  const std::vector<int> many(kMostMemories + 1, ends.agent.get());
+  EXPECT_EQ(give_memories(ends.worker.get(), many).code(), Code::exhausted);
 }
 
 // spec: L6 a child of a worker does not take another descriptor of that number for the launcher's
