@@ -13,6 +13,8 @@
 ///     }
 ///   });
 ///
+/// A `ShardedState` adds what each rank has its own part of, such as the shards of FSDP.
+///
 /// docs/user/elastic-keep.md says what a program has to observe.
 #pragma once
 
@@ -45,10 +47,11 @@ class State {
   State& operator=(const State&) = delete;
 
   State& add_tensor(const std::string& name, const at::Tensor& tensor);
-  /// Parameters and buffers. Throws DistError at the first commit if they are sharded (FSDP): a
-  /// dead rank's shards are nobody else's.
+  /// Parameters and buffers. Throws DistError at the first commit if they are sharded (FSDP): that
+  /// is for a ShardedState.
   State& add_module(const std::string& name, torch::nn::Module& module);
-  /// As checkpoint::State has it; `of` names the parameters. No ZeroRedundancyOptimizer.
+  /// As checkpoint::State has it; `of` names the parameters. A ZeroRedundancyOptimizer is for a
+  /// ShardedState.
   State& add_optimizer(const std::string& name, torch::optim::Optimizer& optimizer,
                        const torch::nn::Module& of);
   State& add_value(const std::string& name, bool& value);
@@ -75,8 +78,49 @@ class State {
 
  private:
   friend struct StateSync;
+  friend class ShardedState;
   struct StateParts;
   std::unique_ptr<StateParts> parts_;
+};
+
+/// What each rank has its own part of: modules that FullyShardedDataParallel has sharded, their
+/// optimizers, ZeroRedundancyOptimizers. These hold a group, so `train` makes them anew in each
+/// epoch, and this as well, which adds them to the commits of a State while it lives. One at a
+/// time.
+///
+///   elastic::run(state, [&] {
+///     Net net;                                    // equal on all ranks, or from a checkpoint
+///     FullyShardedDataParallel<Net> model(net);
+///     torch::optim::Adam adam(net->parameters());
+///     elastic::ShardedState shards(state);
+///     shards.add_module("net", *net).add_optimizer("adam", adam, *net).restore();
+///     while (step < steps) ...                    // as without shards
+///   });
+///
+/// Commits are then written to memory that the launcher holds too: they outlive any of the node's
+/// processes but the launcher. With several nodes each commit is also sent to a rank of the next
+/// node, and outlives the loss of its own. Any number of ranks can restore it.
+class ShardedState {
+ public:
+  /// `state` must outlive it, as must what is added.
+  explicit ShardedState(State& state);
+  ~ShardedState();
+  ShardedState(const ShardedState&) = delete;
+  ShardedState& operator=(const ShardedState&) = delete;
+
+  /// Parameters and buffers, of which this rank may have shards.
+  ShardedState& add_module(const std::string& name, torch::nn::Module& module);
+  ShardedState& add_optimizer(const std::string& name, torch::optim::Optimizer& optimizer,
+                              const torch::nn::Module& of);
+  /// Collective, once all is added: puts everything, what `state` has included, back to the last
+  /// commit, and drops gradients. If the job has made none with shards, makes the first one, of
+  /// what the ranks have. Throws DistError on all ranks if parts of the last commit are lost, with
+  /// two neighbouring nodes at once.
+  void restore();
+
+ private:
+  struct ShardedParts;
+  std::unique_ptr<ShardedParts> parts_;
 };
 
 /// Thrown by `commit` to leave `run`: this process's node is to be given up.

@@ -5,9 +5,10 @@
 // The n-th KILL is for epoch n: in that step, that rank sends SIGKILL to the victim so many
 // microseconds after the phase has begun (forward, backward, update, commit), or before the next
 // one. Phase `begin` is the start of the epoch, whatever the step. The victim is the worker itself,
-// its agent (whose end ends its workers), or the host: the agent and all its workers at once.
-// Tells for each epoch what it starts from, and at the end a hash of all weights: in the file that
-// ELASTIC_TRAINER_LOG names, which no death cuts short, else on standard output.
+// all workers and spares of its node, its agent (whose end ends its workers), or the host: the
+// agent and all its workers at once. Tells for each epoch what it starts from, and at the end a
+// hash of all weights: in the file that ELASTIC_TRAINER_LOG names, which no death cuts short, else
+// on standard output.
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -15,120 +16,26 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adam.h>
 #include <torch/types.h>
-#include <unistd.h>
-
-#include <chrono>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <optional>
-#include <sstream>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "muster/distributed.h"
 #include "muster/elastic.h"
 #include "muster/parallel.h"
+#include "planned_kills.h"
 
 namespace {
 
 namespace nn = torch::nn;
 
-struct PlannedKill {
-  std::int64_t step = -1;
-  int rank = -1;
-  std::string phase;
-  int microseconds = 0;
-  std::string victim{};
-};
-
-std::vector<PlannedKill> planned(int count, char** words) {
-  std::vector<PlannedKill> kills;
-  for (int i = 2; i < count; ++i) {
-    std::istringstream word(words[i]);
-    PlannedKill kill;
-    char colon = 0;
-    word >> kill.step >> colon >> kill.rank >> colon;
-    std::getline(word, kill.phase, ':');
-    word >> kill.microseconds >> colon >> kill.victim;
-    kills.push_back(kill);
-  }
-  return kills;
-}
-
-long long now_ns() {
-  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
-}
-
-/// The agent's children: workers and spares.
-std::vector<pid_t> processes_of(pid_t agent) {
-  const std::string id = std::to_string(agent);
-  std::ifstream children("/proc/" + id + "/task/" + id + "/children");
-  return std::vector<pid_t>(std::istream_iterator<pid_t>(children), std::istream_iterator<pid_t>());
-}
-
-std::FILE* open_log() {
-  const char* path = std::getenv("ELASTIC_TRAINER_LOG");
-  std::FILE* log = path == nullptr ? stdout : std::fopen(path, "a");
-  std::setvbuf(log, nullptr, _IOLBF, BUFSIZ);  // each line is one write
-  return log;
-}
-std::FILE* const told = open_log();
-
-[[noreturn]] void kill_victim(const std::string& victim) {
-  std::fprintf(told, "dies at %lld\n", now_ns());
-  const pid_t agent = ::getppid();
-  if (victim != "worker") {
-    // It starts no process between the reading of its children and its end.
-    ::kill(agent, SIGSTOP);
-    if (victim == "host") {
-      for (const pid_t each : processes_of(agent))
-        if (each != ::getpid()) ::kill(each, SIGKILL);
-    }
-    ::kill(agent, SIGKILL);
-  }
-  if (victim != "agent") ::kill(::getpid(), SIGKILL);
-  for (;;) ::pause();
-}
-
-/// While it lives a phase runs in which this rank may be killed; it is at the end at the latest.
-class Phase {
- public:
-  Phase(const char* name, const PlannedKill& kill, std::int64_t step) {
-    if (kill.phase != name || kill.step != step || kill.rank != muster::get_rank()) return;
-    killer_ = std::thread([wait = kill.microseconds, victim = kill.victim] {
-      std::this_thread::sleep_for(std::chrono::microseconds(wait));
-      kill_victim(victim);
-    });
-  }
-  ~Phase() {
-    if (killer_.joinable()) killer_.join();
-  }
-  Phase(const Phase&) = delete;
-  Phase& operator=(const Phase&) = delete;
-
- private:
-  std::thread killer_;
-};
-
-std::uint64_t hash_of(const nn::Module& net) {
-  std::uint64_t hash = 1469598103934665603ULL;
-  for (const at::Tensor& parameter : net.parameters()) {
-    const auto* bytes = static_cast<const unsigned char*>(parameter.const_data_ptr());
-    for (std::size_t i = 0; i < parameter.nbytes(); ++i)
-      hash = (hash ^ bytes[i]) * 1099511628211ULL;
-  }
-  return hash;
-}
+using namespace muster::testing;
 
 }  // namespace
 
 int main(int count, char** words) {
   const std::int64_t steps = std::atoll(words[1]);
-  const auto kills = planned(count, words);
+  const auto kills = planned(2, count, words);
   at::set_num_threads(1);
   at::manual_seed(1);
   nn::Sequential net(nn::Linear(32, 128), nn::Dropout(0.2), nn::Linear(128, 8));

@@ -7,8 +7,10 @@ import pathlib
 import re
 import select
 import signal
+import socket
 import subprocess
 import tempfile
+import time
 
 import pytest
 
@@ -66,6 +68,29 @@ class Launcher:
             self.process.kill()
             self.end()
         return f"== exit code {self.process.returncode}\n{self.out}{self.err}"
+
+
+def rendezvous(kind, endpoint, job, nodes="1:2"):
+    """Nobody is lost by silence alone."""
+    patience = "last_call_timeout=3600,keep_alive_interval=3600"
+    if kind == "etcd":
+        patience = "last_call_timeout=3600,keep_alive_interval=1,keep_alive_max_attempt=2"
+    return ["--nnodes", nodes, "--rdzv-backend", kind, "--rdzv-endpoint", endpoint] + [
+        *("--rdzv-id", job, "--rdzv-conf", patience)
+    ]
+
+
+def server_of(port, job, *words, more=()):
+    """A node that serves the job's store."""
+    options = rendezvous("c10d", f"127.0.0.1:{port}", job) + [*more]
+    launcher = Launcher(*words, ranks=2, options=options)
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            return launcher
+        except ConnectionRefusedError:
+            assert launcher.process.poll() is None, launcher.told()
+            time.sleep(0.01)
 
 
 def train(*kills, ranks=3, spares=0, steps=STEPS):

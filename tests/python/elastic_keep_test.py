@@ -15,7 +15,17 @@ import time
 
 import pytest
 import torch
-from elastic_jobs import LIMIT_S, STEPS, TRAINER, Launcher, replace_killed, train, weights
+from elastic_jobs import (
+    LIMIT_S,
+    STEPS,
+    TRAINER,
+    Launcher,
+    rendezvous,
+    replace_killed,
+    server_of,
+    train,
+    weights,
+)
 from etcd_server import etcd_server
 from scratch import reserve_port
 
@@ -55,29 +65,6 @@ def test_preemption(number):
     assert ran.end() == 128 + number, ran.out + ran.err
     found = re.findall(r"preempted at step (\d+), weights (\w+)", ran.out)
     assert len(found) == 2 and len(set(found)) == 1, ran.out + ran.err
-
-
-def rendezvous(kind, endpoint, job, nodes="1:2"):
-    """Nobody is lost by silence alone."""
-    patience = "last_call_timeout=3600,keep_alive_interval=3600"
-    if kind == "etcd":
-        patience = "last_call_timeout=3600,keep_alive_interval=1,keep_alive_max_attempt=2"
-    return ["--nnodes", nodes, "--rdzv-backend", kind, "--rdzv-endpoint", endpoint] + [
-        *("--rdzv-id", job, "--rdzv-conf", patience)
-    ]
-
-
-def server_of(port, job, *words, more=()):
-    """A node that serves the job's store."""
-    options = rendezvous("c10d", f"127.0.0.1:{port}", job) + [*more]
-    launcher = Launcher(*words, ranks=2, options=options)
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-            return launcher
-        except ConnectionRefusedError:
-            assert launcher.process.poll() is None, launcher.told()
-            time.sleep(0.01)
 
 
 # spec: L6 over two nodes the survivors of both stay; L4 with their ranks

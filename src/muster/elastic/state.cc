@@ -11,6 +11,7 @@
 #include "muster/checkpoint/state_access.h"
 #include "muster/collectives.h"
 #include "muster/elastic/epoch_follower.h"
+#include "muster/elastic/state_parts.h"
 #include "muster/elastic/state_sync.h"
 #include "muster/group/errors.h"
 #include "muster/parallel/packed_broadcast.h"
@@ -22,23 +23,6 @@ namespace {
 using checkpoint::CheckpointItem;
 using checkpoint::StateAccess;
 using nlohmann::json;
-
-/// One commit. Memory of tensors stays for later ones.
-struct Commit {
-  std::int64_t number = 0;  // 0: none
-  std::vector<std::string> names;
-  std::vector<at::Tensor> tensors;
-  std::string values;
-};
-
-void check_whole(const CheckpointItem& item) {
-  std::int64_t elements = 1;
-  for (const std::int64_t size : item.sizes) elements *= size;
-  if (item.tensor.numel() == elements) return;
-  group::invalid("elastic::State: this rank has only a part of '" + item.name +
-                 "', and no other rank could restore it; sharded parameters and optimizers need "
-                 "checkpoints and --elastic restart");
-}
 
 void copy_into(at::Tensor& memory, const at::Tensor& tensor) {
   const bool fits = memory.defined() && memory.sizes() == tensor.sizes() &&
@@ -108,22 +92,6 @@ Commit commit_like(const std::string& description) {
 
 }  // namespace
 
-struct State::StateParts {
-  checkpoint::State held;
-  std::vector<torch::nn::Module*> modules;
-  std::vector<std::pair<std::int64_t, at::Generator>> generators;
-  Commit commits[2];
-  int current = 0;  // of `commits`
-
-  Commit& last() { return commits[current]; }
-  Commit& spare() { return commits[1 - current]; }
-  void turn() { current = 1 - current; }
-
-  void take(std::int64_t number);
-  void put_back(int rank);
-  void seed(int rank);
-};
-
 /// Into the older place; the last commit stays what it is until this one is whole.
 void State::StateParts::take(std::int64_t number) {
   const at::NoGradGuard no_grad;
@@ -168,11 +136,19 @@ void State::StateParts::put_back(int rank) {
 void State::StateParts::seed(int rank) {
   for (auto& [base, generator] : generators) {
     std::uint64_t seed = mixed(static_cast<std::uint64_t>(base));
-    seed = mixed(seed + static_cast<std::uint64_t>(last().number));
+    seed = mixed(seed + static_cast<std::uint64_t>(number()));
     seed = mixed(seed + static_cast<std::uint64_t>(rank));
     const std::lock_guard lock(generator.mutex());
     generator.set_current_seed(seed);
   }
+}
+
+void check_whole(const CheckpointItem& item) {
+  std::int64_t elements = 1;
+  for (const std::int64_t size : item.sizes) elements *= size;
+  if (item.tensor.numel() == elements) return;
+  group::invalid("elastic::State: this rank has only a part of '" + item.name +
+                 "'; add what is sharded to an elastic::ShardedState inside `train`");
 }
 
 State::State() : parts_(std::make_unique<StateParts>()) {}
@@ -191,8 +167,8 @@ State& State::add_optimizer(const std::string& name, torch::optim::Optimizer& op
                             const torch::nn::Module& of) {
   if (dynamic_cast<parallel::ShardedOptimizer*>(&optimizer) != nullptr)
     group::invalid("elastic::State: '" + name +
-                   "' is a ZeroRedundancyOptimizer, of which each rank has a part that no other "
-                   "rank could restore; it needs checkpoints and --elastic restart");
+                   "' is a ZeroRedundancyOptimizer, of which each rank has a part; add it to an "
+                   "elastic::ShardedState inside `train`");
   parts_->held.add_optimizer(name, optimizer, of);
   return *this;
 }
@@ -222,7 +198,7 @@ State& State::add_random(std::int64_t seed, const std::optional<at::Generator>& 
   return *this;
 }
 
-std::int64_t State::commits() const { return parts_->last().number; }
+std::int64_t State::commits() const { return parts_->number(); }
 
 bool agree_on_commit(std::int64_t number, bool leaving) {
   const at::Tensor vote = at::tensor({number, -number, std::int64_t{leaving}}, at::kLong);
@@ -235,13 +211,35 @@ bool agree_on_commit(std::int64_t number, bool leaving) {
                   Code::mismatch);
 }
 
+bool State::StateParts::commits_in_memory() const {
+  if (bound == nullptr) {
+    if (in_memory == 0) return false;
+    group::invalid(
+        "elastic::State::commit: commits before this one have sharded parts, and nothing sharded "
+        "is bound now; make the elastic::ShardedState in every call of `train`, and keep it until "
+        "the end of that");
+  }
+  if (bound->is_restored) return true;
+  group::invalid(
+      "elastic::State::commit: an elastic::ShardedState is bound that has not been restored; call "
+      "its restore() once everything is added, also in the first epoch");
+}
+
 void State::commit() {
   const std::int64_t number = commits() + 1;
   if (!is_initialized()) return parts_->take(number);
   const EpochFollower& follower = EpochFollower::of_process();
   const bool own = follower.leaving();
+  const bool in_memory = parts_->commits_in_memory();
+  // A part that no other rank has must be safe before any rank takes the commit for made.
+  if (in_memory) parts_->memory.write(number, parts_->contents());
   const bool any = agree_on_commit(number, own);
-  parts_->take(number);
+  if (in_memory) {
+    parts_->memory.agreed();
+    parts_->in_memory = number;
+  } else {
+    parts_->take(number);
+  }
   parts_->seed(get_rank());
   if (own || (any && follower.is_only_node()))
     throw Preempted(
@@ -251,11 +249,25 @@ void State::commit() {
 
 void State::restore() {
   if (commits() == 0) group::invalid("elastic::State::restore: there is no commit yet");
-  parts_->put_back(is_initialized() ? get_rank() : 0);
+  const int rank = is_initialized() ? get_rank() : 0;
+  if (parts_->in_memory == 0) return parts_->put_back(rank);
+  const bool with_bound = parts_->bound != nullptr && parts_->bound->is_restored;
+  parts_->fill_from(parts_->memory.last(), with_bound, /*here=*/true);
+  parts_->seed(rank);
 }
 
 void StateSync::from_survivors(State& state) {
   State::StateParts& parts = *state.parts_;
+  parts.memory.adopt(EpochFollower::of_process().take_memories());
+  if (max_of(gathered(parts.memory.has_any() ? 1 : 0)) > 0) {
+    if (const auto found = parts.memory.find()) {
+      parts.fill_from(*found, /*with_bound=*/false);
+      parts.in_memory = found->id.number;
+      parts.seed(get_rank());
+      return;
+    }
+  }
+  parts.in_memory = 0;
   auto numbers = gathered(parts.last().number);
   if (max_of(numbers) == 0) {
     numbers[0] = 1;

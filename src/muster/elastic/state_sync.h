@@ -1,6 +1,7 @@
 /// The state of a rank for `run`: before each epoch every rank gets the last commit of any.
 #pragma once
 
+#include "muster/checkpoint/items.h"
 #include "muster/elastic.h"
 
 namespace muster::elastic {
@@ -14,5 +15,8 @@ struct StateSync {
 /// Collective: all ranks have made `number` commits and go on. True: some rank is to leave. Throws
 /// DistError (Code::mismatch) on all ranks if their numbers differ.
 bool agree_on_commit(std::int64_t number, bool leaving);
+
+/// Throws where this rank has only a part of it.
+void check_whole(const checkpoint::CheckpointItem& item);
 
 }  // namespace muster::elastic

@@ -1,0 +1,173 @@
+"""`muster run --elastic keep` with state that no peer holds: FSDP's shards and ZeRO's parts outlive
+their ranks, all ranks of a node, and the loss of a host. The program is
+tests/elastic/sharded_trainer.cc.
+"""
+
+import collections
+import os
+import random
+import re
+import signal
+
+import pytest
+from elastic_jobs import BIN, LONG, Launcher, rendezvous, replace_killed, server_of, weights
+from etcd_server import etcd_server
+from scratch import reserve_port
+
+TRAINER = str(BIN / "sharded_trainer")
+MODES = ("fsdp", "zero")
+STEPS = 24
+JOBS = 5 if LONG else 1
+KILLS = 12 if LONG else 4
+PHASES = ("begin", "forward", "backward", "update", "commit")
+VICTIMS = ("worker", "workers", "agent", "host")
+
+
+def train(mode, *kills, ranks=3, spares=0):
+    launcher = Launcher(TRAINER, mode, str(STEPS), *kills, ranks=ranks, spares=spares)
+    assert launcher.end() == 0, launcher.out + launcher.err
+    return launcher
+
+
+@pytest.fixture(scope="module", params=MODES)
+def mode(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    """Of so many ranks: both modes compute the same."""
+    return {ranks: weights(train("fsdp", ranks=ranks).out, ranks) for ranks in (3, 4)}
+
+
+@pytest.fixture(scope="module")
+def etcd():
+    with etcd_server() as endpoint:
+        yield endpoint.removeprefix("http://")
+
+
+# spec: L7 ranks are killed one after the other, within the optimizer's step, during a commit and
+# while the shards of the epoch before are restored: a new process finds the dead one's shards
+def test_killed_ranks(undisturbed, mode):
+    kills = ("4:1:update:20:worker", "6:2:commit:60:worker", "6:0:begin:1000:worker")
+    ran = train(mode, *kills, "11:1:backward:0:worker", "11:1:commit:200:worker")
+    told = ran.out + ran.err
+    assert ran.out.count("dies at") == 5 and "LOST" not in ran.out, told
+    assert weights(ran.out, 3) == undisturbed[3], told
+    assert ran.err.count("1 start anew") >= 5, told
+
+
+# spec: L7 L8 a spare gets the shards of the rank that it replaces
+def test_spares(undisturbed, mode):
+    ran = train(mode, "7:2:commit:30:worker", "8:0:update:10:worker", spares=1)
+    told = ran.out + ran.err
+    assert weights(ran.out, 3) == undisturbed[3] and "LOST" not in ran.out, told
+    assert ran.err.count("1 are spares that step in") == 2, told
+
+
+# spec: L7 all ranks of the job are killed at once, and its launcher lives: nothing is lost
+def test_all_ranks_of_a_node(undisturbed, mode):
+    ran = train(mode, "7:1:update:0:workers", "9:0:commit:50:workers", "9:2:begin:500:workers")
+    told = ran.out + ran.err
+    assert weights(ran.out, 3) == undisturbed[3], told
+    begun = {int(each) for each in re.findall(r"epoch \d+ from step (\d+)", ran.out)}
+    assert begun <= {0, 7, 9, 10}, told
+
+
+# spec: L7 the state of a lost host comes from its partner: hosts, agents, and all or single workers
+# die at seeded moments, one after the other
+@pytest.mark.parametrize("job", range(JOBS))
+def test_lost_hosts(undisturbed, mode, etcd, job, tmp_path, capsys):
+    seed = int(os.environ.get("MUSTER_TEST_SEED", "1")) + job
+    chance = random.Random(f"{seed} {mode}")
+    victims = list(VICTIMS) + [chance.choice(VICTIMS) for _ in range(KILLS - len(VICTIMS))]
+    chance.shuffle(victims)
+    steps = sorted(chance.sample(range(1, STEPS - 1), KILLS))
+    kills = [
+        f"{step}:{chance.randrange(4)}:{chance.choice(PHASES)}:{chance.randrange(400)}:{victim}"
+        for step, victim in zip(steps, victims, strict=True)
+    ]
+    options = rendezvous("etcd", etcd, f"{mode}{job}", "2")
+
+    def start():
+        words = (TRAINER, mode, str(STEPS), *kills)
+        return Launcher(*words, ranks=2, options=options, spares=1, log=tmp_path / "log")
+
+    launchers = replace_killed(start, 2)
+    out = (tmp_path / "log").read_text()
+    told = f"seed {seed}, kills {kills}\n" + out + "".join(each.told() for each in launchers)
+    codes = collections.Counter(each.process.returncode for each in launchers)
+    assert codes[0] == 2 and set(codes) == {0, -signal.SIGKILL}, told
+    assert out.count("dies at") >= 2 and "LOST" not in out, told
+    assert weights(out, 4) == undisturbed[4], told
+    with capsys.disabled():
+        print(f"\n{mode}: {out.count('dies at')} kills (seed {seed}): {victims}")
+
+
+# spec: L7 two hosts are lost at once, of which one kept the other's copy: every rank throws, saying
+# what is lost and what to do, and the job begins again with what the program loads
+def test_two_hosts_lost_at_once(etcd):
+    options = rendezvous("etcd", etcd, "neighbours", "3")
+
+    def start():
+        return Launcher(TRAINER, "fsdp", "100000000", ranks=1, options=options)
+
+    nodes = [start() for _ in range(3)]
+    for each in nodes:
+        each.read_until("epoch 1 from step 0")
+    for each in nodes:
+        each.read_until("commits 50")
+    ranks = [int(re.search(r"as (\d) of 3", each.out)[1]) for each in nodes]
+    survivor = nodes.pop(ranks.index(0))
+    for each in nodes:
+        each.process.kill()
+    ended = [each.told() for each in nodes]
+    nodes = [start(), start()]
+    for each in (survivor, *nodes):
+        each.read_until("failed: elastic::ShardedState: commit ")
+        assert "what rank 1 of 3 had is gone" in each.out, (ended, each.told())
+        assert "load the last checkpoint before elastic::run" in each.out, each.told()
+    survivor.read_until("from step 0 as 0 of 3")
+    for each in (survivor, *nodes):
+        each.told()
+
+
+# spec: L7 L10 a node is lost and nobody replaces it, then another comes, and leaves after a commit:
+# fewer and more ranks get the shards that the ones before had
+def test_fewer_and_more_ranks(mode):
+    port = reserve_port()
+    words = (TRAINER, mode, "100000000")
+    options = rendezvous("c10d", f"127.0.0.1:{port}", mode)
+    first = server_of(port, mode, *words)
+    second = Launcher(*words, ranks=3, options=options)
+    first.read_until("of 5\n", 2)
+    first.read_until("commits 50")
+    second.process.kill()
+    first.read_until("of 2\n", 2)
+    first.read_until("commits 50")
+    third = Launcher(*words, ranks=1, options=options)
+    first.read_until("of 3\n", 2)
+    third.read_until("of 3\n")
+    first.read_until("commits 50")
+    third.process.send_signal(signal.SIGTERM)
+    assert third.end() == 128 + signal.SIGTERM, third.told()
+    first.read_until("of 2\n", 2)
+    first.read_until("commits 50")
+    first.process.send_signal(signal.SIGTERM)
+    first.end()
+    assert "LOST" not in first.out and "failed" not in first.out, first.out + first.err
+    begun = [int(each) for each in re.findall(r"epoch \d+ from step (\d+)", first.out)]
+    assert begun[-1] >= 150 and first.out.count("preempted at step") == 2, first.out + first.err
+    second.end()
+
+
+# spec: L7 what a program does wrong is said to it: shards that were never restored, or that are not
+# bound again
+@pytest.mark.parametrize(
+    "wrong, said", [("unrestored", "call its restore()"), ("unbound", "nothing sharded is bound")]
+)
+def test_refusals(wrong, said):
+    ran = Launcher(TRAINER, "fsdp", "10", wrong, ranks=2, options=("--standalone",))
+    ran.read_until("failed: elastic::State::commit: ")
+    assert said in ran.out, ran.out
+    ran.told()
