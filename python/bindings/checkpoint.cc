@@ -9,6 +9,7 @@
 
 #include "bindings.h"
 #include "blocking.h"
+#include "checkpoint_items.h"
 #include "muster/checkpoint/engine.h"
 #include "muster/group/errors.h"
 #include "muster/parallel/sharded_unit.h"
@@ -29,12 +30,6 @@ using checkpoint::Saver;
 /// the offsets of a box, a number for the first element of a stretch.
 using GivenItem = std::tuple<std::string, at::Tensor, std::vector<std::int64_t>,
                              std::variant<std::monostate, std::int64_t, std::vector<std::int64_t>>>;
-
-/// Created before the ranks communicate. If a rank's arguments are invalid, the error is kept until
-/// the others can be told.
-struct Items {
-  std::vector<CheckpointItem> all;
-};
 
 Items items_of(const std::vector<GivenItem>& given) {
   Items made;

@@ -8,7 +8,9 @@
 
 #include "bindings.h"
 #include "blocking.h"
+#include "checkpoint_items.h"
 #include "muster/elastic/epoch_follower.h"
+#include "muster/elastic/memory_commits.h"
 #include "muster/elastic/state_sync.h"
 
 namespace muster::python {
@@ -35,9 +37,75 @@ std::map<std::string, std::string> variables(const launch::WorkerNews& news) {
           {"MUSTER_EPOCH", std::to_string(news.epoch)}};
 }
 
+/// The commits of sharded states. Collective calls are on the default group.
+void bind_memory(py::module_& module) {
+  using elastic::FoundCommit;
+  using elastic::MemoryCommits;
+  py::class_<FoundCommit>(module, "_ElasticCommit")
+      .def_property_readonly("number", [](const FoundCommit& self) { return self.id.number; })
+      .def_property_readonly("values",
+                             [](const FoundCommit& self) { return py::bytes(self.values); })
+      .def_property_readonly(
+          "tensors",
+          [](const FoundCommit& self) {
+            std::map<std::string, std::pair<std::string, shards::Extent>> all;
+            for (const auto& [name, tensor] : self.index.tensors)
+              all[name] = {tensor.dtype, tensor.sizes};
+            return all;
+          },
+          "Type, by its name in a checkpoint, and sizes of each tensor.");
+  py::class_<MemoryCommits>(module, "_ElasticMemory")
+      .def(py::init())
+      .def(
+          "adopt",
+          [](MemoryCommits& self) { self.adopt(EpochFollower::of_process().take_memories()); },
+          "Takes what the launcher has held for this process's place.")
+      .def("has_any", &MemoryCommits::has_any)
+      .def(
+          "find",
+          [](MemoryCommits& self) {
+            return blocking(default_group(), [&] { return self.find(); });
+          },
+          "Collective: the newest commit that the job has. Raises DistError where that is lost.")
+      .def("last", &MemoryCommits::last)
+      .def(
+          "fill",
+          [](const MemoryCommits& self, const FoundCommit& commit, const Items& items) {
+            blocking(default_group(), [&] { self.fill(commit, items.all); });
+          },
+          py::arg("commit"), py::arg("items"), "Collective.")
+      .def(
+          "fill_here",
+          [](const MemoryCommits& self, const FoundCommit& commit, const Items& items) {
+            self.fill_here(commit, items.all);
+          },
+          py::arg("commit"), py::arg("items"), "From what `last` has given; not collective.")
+      .def(
+          "begin_epoch",
+          [](MemoryCommits& self, const FoundCommit* restored) {
+            const EpochFollower& follower = EpochFollower::of_process();
+            std::optional<elastic::CommitId> id;
+            if (restored != nullptr) id = restored->id;
+            blocking(default_group(),
+                     [&] { self.begin_epoch(follower.epoch(), follower.node(), id); });
+          },
+          py::arg("restored"), "Collective.")
+      .def(
+          "write",
+          [](MemoryCommits& self, std::int64_t number, const Items& items, const py::bytes& values,
+             std::size_t alike) {
+            const elastic::CommitContents contents{items.all, values, alike};
+            blocking(default_group(), [&] { self.write(number, contents); });
+          },
+          py::arg("number"), py::arg("items"), py::arg("values"), py::arg("alike"),
+          "Collective: writes this rank's part; the first `alike` items all ranks have alike.")
+      .def("agreed", &MemoryCommits::agreed);
+}
+
 }  // namespace
 
 void bind_elastic(py::module_& module) {
+  bind_memory(module);
   module.def(
       "_elastic_join",
       [](std::optional<std::string> backend, std::optional<Duration> timeout,

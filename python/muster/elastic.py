@@ -13,6 +13,7 @@ the last commit. Under other launchers `run` trains once and repairs nothing::
 
     elastic.run(state, train)
 
+A `ShardedState` adds what each rank has its own part of, such as the shards of FSDP.
 docs/user/elastic-keep.md says what a program has to observe. The submodules (`agent`, `events`,
 `multiprocessing`, ...) are those of torch.distributed.elastic.
 """
@@ -22,9 +23,11 @@ from __future__ import annotations
 import collections
 import datetime
 import gc
+import json
 import os
 import pickle
 import random
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -33,9 +36,12 @@ import torch
 from . import _C
 from .objects import broadcast_object_list
 
-__all__ = ["Preempted", "State", "epoch", "run", "share_of_batch"]
+__all__ = ["Preempted", "ShardedState", "State", "epoch", "run", "share_of_batch"]
 
 __path__: list[str] = []  # a package, whose submodules `_modules` finds
+
+
+_PREFIX = "elastic.State."  # of tensors' names in commits with shards
 
 
 class Preempted(Exception):
@@ -83,8 +89,7 @@ class _Commit:
 
     def take(self, tree: dict[str, Any], number: int) -> None:
         self.number = 0
-        tensors: list[torch.Tensor] = []
-        self.rest = pickle.dumps(_without_tensors(tree, tensors))
+        self.rest, tensors = _parted(tree)
         before, self.tensors = self.tensors, []
         for index, tensor in enumerate(tensors):
             memory = before[index] if index < len(before) else None
@@ -102,6 +107,20 @@ class _Commit:
 
     def tree(self) -> dict[str, Any]:
         return _with_tensors(pickle.loads(self.rest), self.tensors)
+
+
+def _parted(tree: dict[str, Any]) -> tuple[bytes, list[torch.Tensor]]:
+    tensors: list[torch.Tensor] = []
+    return pickle.dumps(_without_tensors(tree, tensors)), tensors
+
+
+def _kinds(tensors: list[torch.Tensor]) -> list[tuple[torch.Size, torch.dtype, str]]:
+    """Of an accelerator each rank has its own, the current one."""
+    return [(each.shape, each.dtype, each.device.type) for each in tensors]
+
+
+def _memory_of(kinds: list[tuple[torch.Size, torch.dtype, str]]) -> list[torch.Tensor]:
+    return [torch.empty(s, dtype=d, device=v) for s, d, v in kinds]
 
 
 def _is_sharded(thing: Any) -> bool:
@@ -124,7 +143,7 @@ class State:
     epoch is kept; everything else is a value that pickle knows, and may be assigned anew. seed:
     torch's and Python's random generators are seeded at every commit from it, the number of the
     commit and this rank, so that a step that is done again draws the same numbers; None: not.
-    Raises ValueError for what is sharded: a dead rank's part is nobody else's.
+    Raises ValueError for what is sharded, which is for a ShardedState.
     """
 
     commits: int = 0
@@ -136,9 +155,8 @@ class State:
                 raise ValueError(f"elastic.State: the name {name} is taken")
             if _is_sharded(thing):
                 raise ValueError(
-                    f"elastic.State: of {name} each rank has a part that no other rank could "
-                    "restore; sharded parameters and optimizers need checkpoints and "
-                    "--elastic restart"
+                    f"elastic.State: of {name} each rank has a part; give it to an "
+                    "elastic.ShardedState inside the function"
                 )
         self.__dict__.update(things)
         self._names = list(things)
@@ -146,6 +164,9 @@ class State:
         self._commits = (_Commit(), _Commit())
         self._current = 0
         self.commits = 0
+        self._memory = _C._ElasticMemory()
+        self._in_memory = False  # whether the last commit is there
+        self._shards: ShardedState | None = None  # of this epoch
 
     def commit(self) -> None:
         """The end of a step, called by every rank after each, or after each tenth. Waits until all
@@ -154,8 +175,15 @@ class State:
         Preempted; `run` handles both.
         """
         number = self.commits + 1
+        in_memory = _C.is_initialized() and self._commits_in_memory()
+        # A part that no other rank has must be safe before any rank takes the commit for made.
+        if in_memory:
+            self._write(number)
         leave = _C.is_initialized() and _C._elastic_agree(number, False)
-        self._take(number)
+        if in_memory:
+            self._made_in_memory(number)
+        else:
+            self._take(number)
         self._reseed()
         if leave:
             raise Preempted(f"this node is to be given up; commit {number} was its last")
@@ -165,7 +193,15 @@ class State:
         """Puts everything back to the last commit, and drops the gradients of the modules."""
         if self.commits == 0:
             raise ValueError("elastic.State.restore: there is no commit yet")
-        for name, kept in self._commits[self._current].tree().items():
+        if self._in_memory:
+            shards = self._shards if self._shards and self._shards._restored else None
+            self._fill_from(self._memory.last(), shards, self._memory.fill_here)
+        else:
+            self._put_back(self._commits[self._current].tree())
+        self._reseed()
+
+    def _put_back(self, tree: dict[str, Any]) -> None:
+        for name, kept in tree.items():
             thing = getattr(self, name)
             if hasattr(thing, "load_state_dict"):
                 thing.load_state_dict(kept)
@@ -177,7 +213,56 @@ class State:
                 thing.set_epoch(kept)
             else:
                 setattr(self, name, kept)
-        self._reseed()
+
+    def _commits_in_memory(self) -> bool:
+        """Whether the next commit has shards in it."""
+        if self._shards is None:
+            if not self._in_memory:
+                return False
+            raise ValueError(
+                "elastic.State.commit: commits before this one have sharded parts, and nothing "
+                "sharded is bound now; make the elastic.ShardedState in every call of the function"
+            )
+        if not self._shards._restored:
+            raise ValueError(
+                "elastic.State.commit: an elastic.ShardedState is bound that has not been restored;"
+                " call its restore() also in the first epoch"
+            )
+        return True
+
+    @torch.no_grad()
+    def _write(self, number: int) -> None:
+        rest, tensors = _parted(self._tree())
+        items = [(f"{_PREFIX}{i}", each, list(each.shape), None) for i, each in enumerate(tensors)]
+        contents = self._shards._contents() if self._shards else None
+        values = pickle.dumps(
+            (rest, _kinds(tensors), json.dumps(contents.values() if contents else {}))
+        )
+        own = contents.items() if contents else []
+        self._memory.write(number, _C._CheckpointItems(items + own), values, len(items))
+
+    def _made_in_memory(self, number: int) -> None:
+        self._memory.agreed()
+        self.commits, self._in_memory = number, True
+        self._commits = (_Commit(), _Commit())  # not needed any more
+
+    @torch.no_grad()
+    def _fill_from(
+        self, commit: _C._ElasticCommit, shards: ShardedState | None, fill: Callable[..., None]
+    ) -> None:
+        rest, kinds, values = pickle.loads(commit.values)
+        tensors = _memory_of(kinds)
+        items = [(f"{_PREFIX}{i}", each, list(each.shape), None) for i, each in enumerate(tensors)]
+        contents = None
+        if shards is not None:
+            contents = shards._contents()
+            index = types.SimpleNamespace(tensors=commit.tensors, values=values)
+            items += contents.wanted(index)
+        fill(commit, _C._CheckpointItems(items))
+        self._put_back(_with_tensors(pickle.loads(rest), tensors))
+        if contents is not None and shards is not None:
+            contents.fill(json.loads(values))
+            shards._drop_gradients()
 
     def _tree(self) -> dict[str, Any]:
         def of(thing: Any) -> Any:
@@ -210,10 +295,16 @@ class State:
     @torch.no_grad()
     def _from_survivors(self) -> None:
         """Each rank gets the last commit of the ranks that have any, else rank 0's state."""
-        rank, world_size = _C.get_rank(), _C.get_world_size()
-        gathered = torch.empty(world_size, dtype=torch.int64)
-        _C.all_gather_into_tensor(gathered, torch.tensor([self.commits]))
-        numbers = gathered.tolist()
+        self._memory.adopt()
+        if any(_gathered(self._memory.has_any())):
+            commit = self._memory.find()
+            if commit is not None:
+                self._fill_from(commit, None, self._memory.fill)
+                self.commits, self._in_memory = commit.number, True
+                return self._reseed()
+        if self._in_memory:
+            self.commits, self._in_memory = 0, False
+        rank, numbers = _C.get_rank(), _gathered(self.commits)
         if max(numbers) == 0:
             numbers[0] = 1
             if rank == 0:
@@ -227,19 +318,82 @@ class State:
         commit = self._commits[self._current if mine else 1 - self._current]
         told: list[Any] = [None]
         if mine:
-            # Of an accelerator each rank has its own, the current one.
-            kinds = [(each.shape, each.dtype, each.device.type) for each in commit.tensors]
-            told = [(commit.number, commit.rest, kinds)]
+            told = [(commit.number, commit.rest, _kinds(commit.tensors))]
         broadcast_object_list(told, src=source)
         number, rest, kinds = told[0]
         if not mine:
             commit.number = 0
-            commit.tensors = [torch.empty(s, dtype=d, device=v) for s, d, v in kinds]
+            commit.tensors = _memory_of(kinds)
         for tensor in commit.tensors:
             _C.broadcast(tensor, src=source)
         if not mine:
             commit.rest, commit.number = rest, number
             self._turn()
+
+
+def _gathered(mine: int) -> list[int]:
+    """Every rank's, by rank."""
+    gathered = torch.empty(_C.get_world_size(), dtype=torch.int64)
+    _C.all_gather_into_tensor(gathered, torch.tensor([int(mine)]))
+    return gathered.tolist()
+
+
+class ShardedState:
+    """What each rank has its own part of: modules that muster.fsdp has sharded, their optimizers,
+    ZeroRedundancyOptimizers. These hold a group, so the function that `run` calls makes them anew
+    in each epoch, and this as well, which adds them to the commits of `state` until the function
+    ends::
+
+        def train():
+            model = FSDP(Net())
+            optimizer = torch.optim.Adam(model.parameters())
+            elastic.ShardedState(state, model=model, optimizer=optimizer).restore()
+            while state.step < steps: ...
+
+    Commits are then written to memory that the launcher holds too: they outlive any of the node's
+    processes but the launcher. With several nodes each commit is also sent to a rank of the next
+    node, and outlives the loss of its own. Any number of ranks can restore it. Keywords are what
+    muster.checkpoint.save takes; an optimizer's module need not be among them.
+    """
+
+    def __init__(self, state: State, **things: Any) -> None:
+        if state._shards is not None:
+            raise ValueError(
+                "elastic.ShardedState: the State has one already in this epoch; give everything "
+                "sharded to that one"
+            )
+        self._state, self._things = state, things
+        self._restored = False
+        state._shards = self
+
+    def restore(self) -> None:
+        """Collective: puts everything, what the State has included, back to the last commit, and
+        drops gradients. If the job has made none with shards, makes the first one, of what the
+        ranks have. Raises DistError on all ranks if parts of the last commit are lost, with two
+        neighbouring nodes at once.
+        """
+        state = self._state
+        commit = state._memory.find()
+        if commit is not None:
+            state._fill_from(commit, self, state._memory.fill)
+        number = max(1, state.commits) if commit is None else commit.number
+        # From here on this epoch's ranks have this commit, whatever the ranks of earlier ones had.
+        state._memory.begin_epoch(commit)
+        state._write(number)
+        _C._elastic_agree(number, True)
+        state._made_in_memory(number)
+        self._restored = True
+        state._reseed()
+
+    def _contents(self) -> Any:
+        from .checkpoint.contents import Contents
+
+        return Contents(self._things, _C.get_rank() if _C.is_initialized() else 0)
+
+    def _drop_gradients(self) -> None:
+        for each in self._things.values():
+            if isinstance(each, torch.nn.Module):
+                each.zero_grad()
 
 
 def run(
@@ -301,6 +455,8 @@ def _run_epoch(state: State, train: Callable[[], Any]) -> tuple[str, None] | tup
         # Its frames hold what `train` has made.
         error.__context__ = error.__cause__ = None
         return None, error.with_traceback(None)
+    finally:
+        state._shards = None
     return "finished", None
 
 

@@ -5,14 +5,18 @@ tests/elastic/sharded_trainer.cc.
 
 import collections
 import os
+import pathlib
 import random
 import re
 import signal
 
 import pytest
+import torch
 from elastic_jobs import BIN, LONG, Launcher, rendezvous, replace_killed, server_of, weights
 from etcd_server import etcd_server
 from scratch import reserve_port
+
+from muster import elastic
 
 TRAINER = str(BIN / "sharded_trainer")
 MODES = ("fsdp", "zero")
@@ -159,6 +163,35 @@ def test_fewer_and_more_ranks(mode):
     begun = [int(each) for each in re.findall(r"epoch \d+ from step (\d+)", first.out)]
     assert begun[-1] >= 150 and first.out.count("preempted at step") == 2, first.out + first.err
     second.end()
+
+
+# spec: L7 muster.elastic.ShardedState: the same from Python, with a scheduler, of muster.fsdp in
+# both its forms and of ZeroRedundancyOptimizer; ranks die one by one, and all of them at once
+@pytest.mark.parametrize("form", ["fsdp", "fully_shard", "zero"])
+def test_python(form):
+    program = str(pathlib.Path(__file__).with_name("sharded_program.py"))
+
+    def trained(*kills, spares=0):
+        ran = Launcher(program, form, "10", *kills, ranks=2, spares=spares)
+        assert ran.end() == 0, ran.out + ran.err
+        assert "LOST" not in ran.out and ran.out.count("dies") == len(kills), ran.out + ran.err
+        return weights(ran.out, 2)
+
+    killed = trained("3:1:update", "3:0:restore", "6:0:commit", "8:1:node", spares=1)
+    assert killed == trained()
+
+
+# spec: L7 in Python too: what a program does wrong is said
+def test_python_refusals():
+    class FSDPModule(torch.nn.Module):
+        pass
+
+    with pytest.raises(ValueError, match="give it to an elastic.ShardedState inside"):
+        elastic.State(model=FSDPModule())
+    state = elastic.State(step=0)
+    elastic.ShardedState(state)
+    with pytest.raises(ValueError, match="the State has one already in this epoch"):
+        elastic.ShardedState(state)
 
 
 # spec: L7 what a program does wrong is said to it: shards that were never restored, or that are not
