@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "muster/store/etcd/connection.h"
+#include "muster/store/http/connection.h"
 #include "muster/testing/reserved_port.h"
 
 namespace muster::testing {
@@ -138,7 +138,7 @@ class EtcdCluster {
   /// The body of the member's answer; empty: there was none.
   std::string post(int member, const std::string& path, const std::string& body,
                    const std::string& token = {}) {
-    const auto connection = store::etcd::curl_connections(
+    const auto connection = store::curl_connections(
         {.authority = options_.certificate, .certificate = {}, .key = {}})();
     connection->start({endpoint(member), path, body, token});
     const TimePoint limit = deadline_after(steady_clock(), std::chrono::seconds(2));

@@ -6,7 +6,6 @@
 
 #include "muster/base/env.h"
 #include "muster/base/interruption.h"
-#include "muster/base/tunables.h"
 
 namespace muster::store::etcd {
 namespace {
@@ -22,9 +21,6 @@ constexpr std::string_view kLeaseGone = "lease not found";
 TimePoint earliest(TimePoint deadline, Duration from_now) {
   return std::min(deadline, deadline_after(steady_clock(), from_now));
 }
-
-/// Not longer than the thread may sleep without asking whether it is interrupted.
-TimePoint nap(TimePoint until) { return earliest(until, Interruption::look_every()); }
 
 Result<std::string> whole_endpoint(std::string text, bool tls) {
   if (text.find("://") == std::string::npos) text = (tls ? "https://" : "http://") + text;
@@ -47,35 +43,6 @@ Result<std::string> whole_endpoint(std::string text, bool tls) {
 
 }  // namespace
 
-/// A connection for exclusive use as long as this lives.
-class EtcdClient::Borrowed {
- public:
-  explicit Borrowed(EtcdClient& client) : client_(client) {
-    const std::lock_guard lock(client_.mutex_);
-    while (!client_.idle_.empty() && !connection_) {
-      connection_ = std::move(client_.idle_.back());
-      client_.idle_.pop_back();
-      if (!connection_->usable()) connection_.reset();
-    }
-    if (!connection_) connection_ = client_.make_connection_();
-  }
-  ~Borrowed() {
-    const std::lock_guard lock(client_.mutex_);
-    if (reusable_ && client_.idle_.size() < static_cast<std::size_t>(tunables().kept_connections))
-      client_.idle_.push_back(std::move(connection_));
-  }
-  Borrowed(const Borrowed&) = delete;
-  Borrowed& operator=(const Borrowed&) = delete;
-  HttpConnection* operator->() { return connection_.get(); }
-  /// The transfer has ended in good order.
-  void keep() { reusable_ = true; }
-
- private:
-  EtcdClient& client_;
-  std::unique_ptr<HttpConnection> connection_;
-  bool reusable_ = false;
-};
-
 Result<std::shared_ptr<EtcdClient>> EtcdClient::make(ClientOptions options) {
   const bool tls = !options.tls.authority.empty() || !options.tls.certificate.empty();
   if (options.endpoints.empty())
@@ -93,7 +60,7 @@ Result<std::shared_ptr<EtcdClient>> EtcdClient::make(ClientOptions options) {
 
 EtcdClient::EtcdClient(ClientOptions options, MakeConnection make_connection)
     : session_(std::move(options.endpoints), std::move(options.user), options.password),
-      make_connection_(std::move(make_connection)) {}
+      connections_(std::move(make_connection)) {}
 
 Status EtcdClient::timed_out(const std::string& trouble) const {
   return Status(Code::timed_out, name() + " did not answer in time" +
@@ -102,7 +69,7 @@ Status EtcdClient::timed_out(const std::string& trouble) const {
 
 Result<std::string> EtcdClient::post(const char* path, std::string body, TimePoint deadline) {
   HttpExchange exchange(session_, path, std::move(body));
-  Borrowed connection(*this);
+  ConnectionPool::Borrowed connection(connections_);
   while (true) {
     auto request = exchange.next(steady_clock().now());
     if (exchange.done()) break;
@@ -110,16 +77,12 @@ Result<std::string> EtcdClient::post(const char* path, std::string body, TimePoi
     if (steady_clock().now() >= deadline) return timed_out(exchange.trouble());
     if (!request) {
       // Nothing goes on: only the time passes.
-      std::this_thread::sleep_until(nap(std::min(deadline, exchange.resume_at())));
+      std::this_thread::sleep_until(earliest_look(std::min(deadline, exchange.resume_at())));
       continue;
     }
-    connection->start(*request);
     const TimePoint limit = earliest(deadline, kMemberLimit);
+    if (Status interrupted = connection.exchange(*request, limit); !interrupted) return interrupted;
     HttpTransfer& transfer = connection->transfer();
-    while (!transfer.ended && steady_clock().now() < limit) {
-      if (Status interrupted = Interruption::of_thread(); !interrupted) return interrupted;
-      connection->drive(nap(limit));
-    }
     const TimePoint now = steady_clock().now();
     if (!transfer.ended)
       exchange.lost("no answer within " + describe(kMemberLimit), false, now);
@@ -165,7 +128,7 @@ Status EtcdClient::revoke(std::int64_t lease, TimePoint deadline) {
 
 Status EtcdClient::watch(const WatchOptions& options) {
   KeyWatch watch(session_, options.key, options.range_end);
-  Borrowed connection(*this);
+  ConnectionPool::Borrowed connection(connections_);
   TimePoint heard{};                       // when the stream that is open began or said something
   TimePoint alive = steady_clock().now();  // when any stream said something
   TimePoint next_idle = earliest(options.deadline, options.idle);
@@ -192,14 +155,15 @@ Status EtcdClient::watch(const WatchOptions& options) {
       if (!watch.failure()) return watch.failure();
       if (!request) {
         std::this_thread::sleep_until(
-            nap(std::min({options.deadline, watch.resume_at(), next_idle})));
+            earliest_look(std::min({options.deadline, watch.resume_at(), next_idle})));
         continue;
       }
       connection->start(*request);
       open = true;
       heard = now;
     }
-    connection->drive(nap(std::min({options.deadline, next_idle, heard + kSilenceLimit})));
+    connection->drive(
+        earliest_look(std::min({options.deadline, next_idle, heard + kSilenceLimit})));
     HttpTransfer& transfer = connection->transfer();
     const TimePoint then = steady_clock().now();
     if (transfer.ended) transfer.received += '\n';  // an error's line has no end

@@ -3,15 +3,14 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "muster/clock.h"
 #include "muster/status.h"
-#include "muster/store/etcd/connection.h"
 #include "muster/store/etcd/messages.h"
 #include "muster/store/etcd/session.h"
+#include "muster/store/http/connection.h"
 
 namespace muster::store::etcd {
 
@@ -63,14 +62,11 @@ class EtcdClient {
   std::string name() const { return session_.name(); }
 
  private:
-  class Borrowed;
   Result<std::string> post(const char* path, std::string body, TimePoint deadline);
   Status timed_out(const std::string& trouble) const;
 
   EtcdSession session_;
-  const MakeConnection make_connection_;
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<HttpConnection>> idle_;
+  ConnectionPool connections_;
 };
 
 /// The options that the variables MUSTER_ETCD_* give, for `endpoints` separated by commas.

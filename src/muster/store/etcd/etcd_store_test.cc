@@ -113,11 +113,11 @@ TEST_F(EtcdStoreTest, SurvivesTheLeadersDeath) {
 }
 
 /// A connection that carries a request out and then says that the reply was lost.
-class LossyConnection final : public etcd::HttpConnection {
+class LossyConnection final : public HttpConnection {
  public:
-  LossyConnection(std::unique_ptr<etcd::HttpConnection> inner, std::uint64_t salt)
+  LossyConnection(std::unique_ptr<HttpConnection> inner, std::uint64_t salt)
       : inner_(std::move(inner)), fuzz_(salt) {}
-  void start(const etcd::HttpRequest& request) override {
+  void start(const HttpRequest& request) override {
     loses_ = request.path == "/v3/kv/txn" && fuzz_.one_in(4);
     lost_ = {};
     inner_->start(request);
@@ -128,14 +128,14 @@ class LossyConnection final : public etcd::HttpConnection {
     lost_.ended = true;
     lost_.error = "the reply was lost";
   }
-  etcd::HttpTransfer& transfer() override { return loses_ ? lost_ : inner_->transfer(); }
+  HttpTransfer& transfer() override { return loses_ ? lost_ : inner_->transfer(); }
   bool usable() const override { return inner_->usable(); }
 
  private:
-  std::unique_ptr<etcd::HttpConnection> inner_;
+  std::unique_ptr<HttpConnection> inner_;
   muster::testing::Fuzz fuzz_;
   bool loses_ = false;
-  etcd::HttpTransfer lost_;
+  HttpTransfer lost_;
 };
 
 // spec: L11 nothing is lost and nothing done twice where replies are lost
@@ -147,9 +147,7 @@ TEST_F(EtcdStoreTest, DoesEverythingOnceThoughRepliesAreLost) {
         std::make_shared<etcd::EtcdClient>(
             etcd::ClientOptions{
                 .endpoints = cluster.endpoints(), .user = {}, .password = {}, .tls = {}},
-            [&] {
-              return std::make_unique<LossyConnection>(etcd::curl_connections({})(), ++salt);
-            }),
+            [&] { return std::make_unique<LossyConnection>(curl_connections({})(), ++salt); }),
         "lossy", kLong);
   };
   const auto store = user();

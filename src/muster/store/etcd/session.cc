@@ -40,12 +40,15 @@ EtcdSession::EtcdSession(std::vector<std::string> endpoints, std::string user,
 
 HttpRequest EtcdSession::request(std::string path, std::string body) const {
   const std::lock_guard lock(mutex_);
-  return {endpoints_[current_], std::move(path), std::move(body), token_};
+  HttpRequest request{endpoints_[current_], std::move(path), std::move(body), token_};
+  // A member that is cut off from its leader shall end a watch instead of keeping silent.
+  request.header = "Grpc-Metadata-hasleader: true";
+  return request;
 }
 
 HttpRequest EtcdSession::login_request() const {
   HttpRequest login = request("/v3/auth/authenticate", encode_login(user_, password_.text()));
-  login.token.clear();
+  login.authorization.clear();
   return login;
 }
 
@@ -132,7 +135,7 @@ void HttpExchange::refused(const Refusal& refusal, int http_status, TimePoint no
     attempts_.failed(sent_.endpoint, refusal.message, false, now);
   } else if (!logging_in_ && token_is_stale(refusal) && session_.has_user() &&
              ++logins_ < kMostLogins) {
-    session_.forget_token(sent_.token);
+    session_.forget_token(sent_.authorization);
   } else if (token_is_stale(refusal) && !session_.has_user()) {
     result_.emplace(Status(Code::refused, text + "; give a user and a password"));
   } else if (logging_in_ || token_is_stale(refusal) || refusal.code == kPermissionDenied) {
@@ -188,7 +191,7 @@ bool KeyWatch::feed(std::string_view bytes, std::vector<WatchMessage>& messages,
   for (WatchMessage& message : read) {
     if (message.cancelled) {
       const Refusal why{0, message.reason};
-      if (token_is_stale(why)) session_.forget_token(sent_.token);
+      if (token_is_stale(why)) session_.forget_token(sent_.authorization);
       if (has(message.reason, "permission denied")) {
         failure_ = Status(Code::refused, sent_.endpoint + " ended a watch: " + message.reason);
         return false;

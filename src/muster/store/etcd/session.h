@@ -15,16 +15,9 @@
 #include "muster/clock.h"
 #include "muster/status.h"
 #include "muster/store/etcd/messages.h"
+#include "muster/store/http/connection.h"
 
 namespace muster::store::etcd {
-
-/// A POST. `token` goes into the header `Authorization` unless it is empty.
-struct HttpRequest {
-  std::string endpoint;  ///< "http://host:2379"
-  std::string path;      ///< "/v3/kv/txn"
-  std::string body;
-  std::string token;
-};
 
 /// The members of a cluster and the login. Thread-safe.
 class EtcdSession {

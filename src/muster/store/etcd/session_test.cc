@@ -59,12 +59,12 @@ TEST(EtcdSession, LogsIn) {
     ASSERT_TRUE(request.has_value());
     EXPECT_EQ(request->path, "/v3/auth/authenticate");
     EXPECT_NE(request->body.find("alice"), std::string::npos);
-    EXPECT_EQ(request->token, "");
+    EXPECT_EQ(request->authorization, "");
     exchange.answered(kOk, R"({"token":")" + token + R"("})", now);
     request = exchange.next(now);
     ASSERT_TRUE(request.has_value());
     EXPECT_EQ(request->path, "/v3/kv/txn");
-    EXPECT_EQ(request->token, token);
+    EXPECT_EQ(request->authorization, token);
     if (token == "one")
       exchange.answered(kUnauthorized, R"({"error":"etcdserver: invalid auth token","code":16})",
                         now);

@@ -2,16 +2,17 @@
 
 #include <algorithm>
 #include <mutex>
+#include <string_view>
 
 #include "muster/base/fork_guard.h"
-#include "muster/store/etcd/connection.h"
+#include "muster/store/http/connection.h"
 
-namespace muster::store::etcd {
+namespace muster::store {
 namespace {
 
 constexpr std::size_t kLongestReply = std::size_t{1} << 30;  // limit: memory for one reply
-constexpr long kKeepAliveSeconds = 2;                        // limit: patience with one member
-constexpr long kConnectLimitMs = 2000;                       // limit: patience with one member
+constexpr long kKeepAliveSeconds = 2;                        // limit: patience with one server
+constexpr long kConnectLimitMs = 2000;                       // limit: patience with one server
 
 class CurlConnection final : public HttpConnection {
  public:
@@ -59,15 +60,19 @@ class CurlConnection final : public HttpConnection {
     curl_slist_free_all(headers_);
     headers_ = curl_slist_append(nullptr, "Content-Type: application/json");
     headers_ = curl_slist_append(headers_, "Expect:");
-    // A member that is cut off from its leader shall end a watch instead of keeping silent.
-    headers_ = curl_slist_append(headers_, "Grpc-Metadata-hasleader: true");
-    if (!request.token.empty())
-      headers_ = curl_slist_append(headers_, ("Authorization: " + request.token).c_str());
+    if (request.header != nullptr) headers_ = curl_slist_append(headers_, request.header);
+    if (!request.authorization.empty())
+      headers_ = curl_slist_append(headers_, ("Authorization: " + request.authorization).c_str());
     const std::string url = request.endpoint + request.path;
     set(CURLOPT_URL, url.c_str());
     set(CURLOPT_HTTPHEADER, headers_);
-    set(CURLOPT_POSTFIELDS, body_.data());
-    curl_easy_setopt(easy_, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(body_.size()));
+    if (std::string_view(request.method) == "GET") {
+      set(CURLOPT_HTTPGET, 1L);
+    } else {
+      set(CURLOPT_POSTFIELDS, body_.data());
+      curl_easy_setopt(easy_, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(body_.size()));
+    }
+    set(CURLOPT_CUSTOMREQUEST, request.method);
     error_[0] = '\0';
     curl_multi_add_handle(multi_, easy_);
     running_ = true;
@@ -157,4 +162,4 @@ MakeConnection curl_connections(TlsFiles files) {
   };
 }
 
-}  // namespace muster::store::etcd
+}  // namespace muster::store
