@@ -1,5 +1,6 @@
+#include "muster/membership/epoch_record.h"
+
 #include "muster/base/bytes.h"
-#include "muster/membership/membership.h"
 
 namespace muster::membership {
 namespace {
@@ -12,7 +13,20 @@ Status foreign(const std::string& what) {
                                     "--rdzv-id of its own");
 }
 
+std::string in_words(const Epoch& epoch) {
+  return epoch.number == 0 ? "there is none yet" : "epoch " + std::to_string(epoch.number);
+}
+
 }  // namespace
+
+Status judge_commit(const Epoch& epoch, std::int64_t expected_revision, const Epoch& present,
+                    std::int64_t revision) {
+  if (revision == expected_revision && present.number < epoch.number) return {};
+  return Status(Code::refused, "epoch " + std::to_string(epoch.number) + " on top of revision " +
+                                   std::to_string(expected_revision) +
+                                   " is refused: the present one is " + in_words(present) +
+                                   " at revision " + std::to_string(revision));
+}
 
 std::string encode(const Epoch& epoch) {
   ByteWriter writer;

@@ -1,14 +1,14 @@
 #include <algorithm>
-#include <condition_variable>
-#include <deque>
-#include <mutex>
 #include <optional>
 #include <thread>
 
-#include "muster/base/bytes.h"
 #include "muster/base/log.h"
 #include "muster/base/thread_start.h"
+#include "muster/membership/epoch_record.h"
 #include "muster/membership/factory.h"
+#include "muster/membership/renewal.h"
+#include "muster/membership/update_queue.h"
+#include "muster/membership/value_proof.h"
 #include "muster/store/etcd/client.h"
 #include "muster/store/etcd/writer.h"
 
@@ -21,95 +21,60 @@ using etcd::KeyRange;
 using etcd::Put;
 using etcd::Txn;
 
-constexpr int kRenewalsInTtl = 4;                           // so many signs of life in its time
-constexpr std::int64_t kLeastTtlSeconds = 2;                // limit: etcd's floor
-constexpr Duration kRevokeLimit = std::chrono::seconds(1);  // limit: for releasing a name
+constexpr std::int64_t kLeastTtlSeconds = 2;                       // limit: etcd's floor
+constexpr Duration kRevokeLimit = std::chrono::seconds(1);         // limit: for releasing a name
 constexpr Duration kLookForClose = std::chrono::milliseconds(50);  // limit: of `close` at the end
 
-/// The service, as all parts of one membership share it. Others may write there too, so values are
-/// behind an HMAC of the job's secret over the key and the value.
+/// The service, as all parts of one membership share it.
 struct EtcdService {
   EtcdService(std::shared_ptr<etcd::EtcdClient> with, std::string below, Secret job_secret,
               Duration limit)
       : client(std::move(with)),
         root(std::move(below)),
-        secret(std::move(job_secret)),
+        proof("etcd", std::move(job_secret)),
         timeout(limit),
         writer(client, root) {}
   TimePoint deadline() const { return deadline_after(steady_clock(), timeout); }
   std::string names() const { return root + "h/"; }
   std::string epoch() const { return root + "epoch"; }
 
-  std::string sign(std::string_view key, std::string_view value) const {
-    const Secret::Proof proof = proof_of(key, value);
-    return std::string(as_text(proof)).append(value);
-  }
-  /// The value without its proof; nothing where that is not the job's.
   std::optional<std::string> open(const etcd::KeyValue& stored) const {
-    const std::string_view whole = stored.value;
-    const std::string_view value = whole.substr(std::min(whole.size(), sizeof(Secret::Proof)));
-    if (!equal_in_constant_time(as_bytes(whole.substr(0, whole.size() - value.size())),
-                                proof_of(stored.key, value)))
-      return std::nullopt;
-    return std::string(value);
+    return proof.open(stored.key, stored.value);
   }
 
   const std::shared_ptr<etcd::EtcdClient> client;
   const std::string root;
-  const Secret secret;
+  const ValueProof proof;  // of values: others may write into etcd too
   const Duration timeout;
   etcd::Writer writer;
-
- private:
-  Secret::Proof proof_of(std::string_view key, std::string_view value) const {
-    const std::string text =
-        ByteWriter().put_text("muster membership in etcd").put_text(key).put_text(value).take();
-    return secret.prove(as_bytes(text));
-  }
 };
-
-Status without_proof(const std::string& what) {
-  return Status(Code::refused,
-                what +
-                    " in etcd carries no proof of this job's secret; set the same MUSTER_SECRET on "
-                    "all nodes, unless somebody else writes into etcd");
-}
 
 Result<Epoch> epoch_in(const EtcdService& service, const etcd::KeyValue& stored) {
   const auto record = service.open(stored);
-  return record ? decode_epoch(*record) : without_proof("the record of the job's epoch");
+  return record ? decode_epoch(*record) : service.proof.missing("the record of the job's epoch");
 }
 
-std::string in_words(const Epoch& epoch) {
-  return epoch.number == 0 ? "there is none yet" : "epoch " + std::to_string(epoch.number);
-}
-
-/// A name's lease and the thread that renews it.
+/// A name's lease, which is kept alive.
 class EtcdHold final : public Hold {
  public:
-  EtcdHold(std::shared_ptr<EtcdService> service, std::string name, etcd::EtcdLease lease,
+  EtcdHold(std::shared_ptr<EtcdService> service, const std::string& name, etcd::EtcdLease lease,
            TimePoint granted, std::int64_t since)
       : service_(std::move(service)),
-        name_(std::move(name)),
+        key_(service_->names() + name),
         lease_(lease),
-        ttl_(std::chrono::seconds(lease.ttl_s)),
         since_(since),
-        heard_(granted) {}
+        renewal_("etcd", name, std::chrono::seconds(lease.ttl_s), granted) {}
   Status begin() {
-    auto thread = start_thread("the thread that keeps a name in etcd", [this] { renew(); });
-    if (!thread) return thread.status();
-    thread_ = std::move(*thread);
-    return {};
+    return renewal_.begin([this](TimePoint deadline) {
+      const Status kept = service_->client->keep_alive(lease_.id, deadline).status();
+      if (kept.code() != Code::closed) return kept;
+      return Status(Code::closed, "its time ran out before etcd heard of it again");
+    });
   }
 
   ~EtcdHold() override {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    wake_.notify_all();
-    if (thread_.joinable()) thread_.join();
-    if (!lost_.ok()) return;
+    renewal_.stop();
+    if (renewal_.lost()) return;
     const Status ignored =
         service_->client->revoke(lease_.id, deadline_after(steady_clock(), kRevokeLimit));
     static_cast<void>(ignored);  // the lease ends it
@@ -119,65 +84,24 @@ class EtcdHold final : public Hold {
     if (Status known = state(); !known) return known;
     Txn txn;
     txn.when.push_back(
-        {.key = key(), .target = Compare::EtcdTarget::create_revision, .number = since_});
+        {.key = key_, .target = Compare::EtcdTarget::create_revision, .number = since_});
     txn.then.push_back(
-        Put{.key = key(), .value = service_->sign(key(), value), .lease = lease_.id});
+        Put{.key = key_, .value = service_->proof.sign(key_, value), .lease = lease_.id});
     const auto written = service_->writer.commit(std::move(txn), service_->deadline());
     if (!written) return written.status();
     if (written->done) return {};
-    lose("somebody else may hold it by now");
+    renewal_.lose("somebody else may hold it by now");
     return state();
   }
 
-  Status state() const override {
-    const std::lock_guard lock(mutex_);
-    if (!lost_) return lost_;
-    if (steady_clock().now() - heard_ < ttl_) return {};
-    return refused("etcd has not answered for its time of " + describe(ttl_) +
-                   (trouble_.empty() ? "" : " (" + trouble_ + ")"));
-  }
+  Status state() const override { return renewal_.state(); }
 
  private:
-  std::string key() const { return service_->names() + name_; }
-  Status refused(const std::string& why) const {
-    return Status(Code::refused, "the hold of \"" + name_ + "\" is lost: " + why);
-  }
-  void lose(const std::string& why) {
-    const std::lock_guard lock(mutex_);
-    if (lost_.ok()) lost_ = refused(why);
-  }
-
-  void renew() {
-    std::unique_lock lock(mutex_);
-    while (!stop_ && lost_.ok()) {
-      wake_.wait_for(lock, ttl_ / kRenewalsInTtl);
-      if (stop_) return;
-      lock.unlock();
-      const TimePoint begin = steady_clock().now();
-      const auto kept = service_->client->keep_alive(lease_.id, begin + ttl_ / 2);
-      lock.lock();
-      if (kept.ok()) {
-        heard_ = begin;
-      } else if (kept.status().code() == Code::closed) {
-        lost_ = refused("its time ran out before etcd heard of it again");
-      } else {
-        trouble_ = kept.status().message();
-      }
-    }
-  }
-
   const std::shared_ptr<EtcdService> service_;
-  const std::string name_;
+  const std::string key_;
   const etcd::EtcdLease lease_;
-  const Duration ttl_;
   const std::int64_t since_;
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  bool stop_ = false;
-  Status lost_;
-  std::string trouble_;
-  TimePoint heard_;
-  std::thread thread_;
+  Renewal renewal_;
 };
 
 /// A thread that follows etcd's stream, and the updates that `next` has not taken yet.
@@ -196,29 +120,8 @@ class EtcdWatch final : public Watch {
     return {};
   }
 
-  Result<Update> next(Duration timeout) override {
-    std::unique_lock lock(mutex_);
-    const auto ready = [&] { return closed_ || !updates_.empty() || !failure_.ok(); };
-    const TimePoint deadline = deadline_after(steady_clock(), timeout);
-    if (deadline == TimePoint::max())
-      changed_.wait(lock, ready);
-    else if (!changed_.wait_until(lock, deadline, ready))
-      return Update{.revision = told_};
-    if (closed_) return Status(Code::aborted, "the watch was closed");
-    if (updates_.empty()) return failure_;
-    Update update = std::move(updates_.front());
-    updates_.pop_front();
-    told_ = update.revision;
-    return update;
-  }
-
-  void close() override {
-    {
-      const std::lock_guard lock(mutex_);
-      closed_ = true;
-    }
-    changed_.notify_all();
-  }
+  Result<Update> next(Duration timeout) override { return updates_.next(timeout); }
+  void close() override { updates_.close(); }
 
  private:
   void follow() {
@@ -238,18 +141,12 @@ class EtcdWatch final : public Watch {
               tell(events);
               return false;
             },
-        .on_idle =
-            [&] {
-              const std::lock_guard lock(mutex_);
-              return closed_;
-            },
+        .on_idle = [&] { return updates_.closed(); },
         .idle = kLookForClose,
         .lost_limit = service_->timeout,
     });
-    const std::lock_guard lock(mutex_);
     // That a member was silent when the stream last began is not why it ended.
-    failure_ = trouble.ok() || trouble.code() == Code::timed_out ? ended : trouble;
-    changed_.notify_all();
+    updates_.fail(trouble.ok() || trouble.code() == Code::timed_out ? ended : trouble);
   }
 
   Status read_all() {
@@ -276,11 +173,7 @@ class EtcdWatch final : public Watch {
       if (now.mod_revision <= seen_) continue;  // the snapshot had it
       update.revision = std::max(update.revision, now.mod_revision);
       if (now.key == service_->epoch() && !event.deleted) {
-        if (Status read = read_epoch(now, update); !read) {
-          const std::lock_guard lock(mutex_);
-          failure_ = read;
-          changed_.notify_all();
-        }
+        if (Status read = read_epoch(now, update); !read) updates_.fail(read);
       } else if (now.key.starts_with(names_)) {
         update.changes.push_back(event.deleted ? Change{name_of(now), std::nullopt, 0} : held(now));
       }
@@ -296,7 +189,7 @@ class EtcdWatch final : public Watch {
     auto value = service_->open(each);
     if (value) return {name_of(each), std::move(value), each.create_revision};
     log(LogLevel::warning,
-        without_proof("what \"" + name_of(each) + "\" says of itself").message());
+        service_->proof.missing("what \"" + name_of(each) + "\" says of itself").message());
     return {name_of(each), std::nullopt, 0};
   }
 
@@ -312,23 +205,14 @@ class EtcdWatch final : public Watch {
 
   void push(Update update) {
     seen_ = std::max(seen_, update.revision);
-    {
-      const std::lock_guard lock(mutex_);
-      updates_.push_back(std::move(update));
-    }
-    changed_.notify_all();
+    updates_.push(std::move(update));
   }
 
   const std::shared_ptr<EtcdService> service_;
   const std::string names_;
   std::int64_t seen_ = 0;        // by the thread
   std::int64_t epoch_seen_ = 0;  // by the thread
-  std::int64_t told_ = 0;        // by `next`
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Update> updates_;
-  Status failure_;
-  bool closed_ = false;
+  UpdateQueue updates_;
   std::thread thread_;
 };
 
@@ -346,7 +230,8 @@ class EtcdMembership final : public Membership {
     const std::string key = service_->names() + std::string(name);
     Txn txn;
     txn.when.push_back({.key = key, .number = 0});
-    txn.then.push_back(Put{.key = key, .value = service_->sign(key, value), .lease = lease->id});
+    txn.then.push_back(
+        Put{.key = key, .value = service_->proof.sign(key, value), .lease = lease->id});
     txn.otherwise.push_back(KeyRange{.key = key});
     const auto written = service_->writer.commit(std::move(txn), service_->deadline());
     if (written && written->done) {
@@ -384,8 +269,8 @@ class EtcdMembership final : public Membership {
     txn.when.push_back({.key = service_->epoch(),
                         .target = Compare::EtcdTarget::mod_revision,
                         .number = expected_revision});
-    txn.then.push_back(
-        Put{.key = service_->epoch(), .value = service_->sign(service_->epoch(), encode(epoch))});
+    txn.then.push_back(Put{.key = service_->epoch(),
+                           .value = service_->proof.sign(service_->epoch(), encode(epoch))});
     txn.otherwise.push_back(KeyRange{.key = service_->epoch()});
     const auto written = service_->writer.commit(std::move(txn), service_->deadline());
     if (!written) return written.status();
@@ -404,11 +289,7 @@ class EtcdMembership final : public Membership {
       present = std::move(*decoded);
       revision = reply.values[0].mod_revision;
     }
-    if (revision == expected && present.number < epoch.number) return {};
-    return Status(Code::refused, "epoch " + std::to_string(epoch.number) + " on top of revision " +
-                                     std::to_string(expected) + " is refused: the present one is " +
-                                     in_words(present) + " at revision " +
-                                     std::to_string(revision));
+    return judge_commit(epoch, expected, present, revision);
   }
 
   const std::shared_ptr<EtcdService> service_;
