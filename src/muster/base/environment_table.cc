@@ -76,6 +76,17 @@ constexpr EnvironmentVariable kEtcd[] = {
      "PEM files of this client's certificate and its key, if the cluster requires them."},
 };
 
+constexpr EnvironmentVariable kKubernetes[] = {
+    {"KUBERNETES_SERVICE_HOST, KUBERNETES_SERVICE_PORT", "",
+     "Set by Kubernetes in all pods: the API server, for --rdzv-backend kubernetes without "
+     "--rdzv-endpoint."},
+    {"MUSTER_KUBERNETES_TOKEN_FILE", "that of the pod's service account",
+     "File with the bearer token for the API server. It is read for each request."},
+    {"MUSTER_KUBERNETES_CACERT", "that of the pod's service account",
+     "PEM file of the authority that has signed the API server's certificate."},
+    {"MUSTER_KUBERNETES_NAMESPACE", "the pod's", "Namespace of the job's Leases."},
+};
+
 constexpr EnvironmentVariable kMemory[] = {
     {"MUSTER_SHARE_MEMORY", "",
      "1 puts all CPU tensors into memory that the ranks of the host share. 0 keeps even the "
@@ -210,6 +221,7 @@ constexpr EnvironmentSection kSections[] = {
     {"Security", kSecurity},
     {"Network", kNetwork},
     {"etcd", kEtcd},
+    {"Kubernetes", kKubernetes},
     {"Backends", kBackends},
     {"Memory and algorithms", kMemory},
     {"Backend nccl", kNccl},

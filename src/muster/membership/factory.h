@@ -31,4 +31,24 @@ Result<std::unique_ptr<Membership>> make_etcd_membership(store::etcd::ClientOpti
                                                          const std::string& run_id, Secret secret,
                                                          Duration timeout);
 
+struct KubernetesOptions {
+  std::string server;          ///< "https://host:port"; http only on this host
+  std::string token_file;      ///< bearer token, read for each request; not there: none is sent
+  std::string authority_file;  ///< PEM of the server's authority; empty: the system's
+  std::string name_space;
+};
+/// Those of a pod's service account, each replaced by its variable MUSTER_KUBERNETES_*, and the
+/// server by `server` unless that is empty. Code::invalid_argument: none is known.
+Result<KubernetesOptions> kubernetes_options(const std::string& server);
+
+/// Kind "kubernetes": names and the epoch are Leases with the label muster.dev/job=`run_id`.
+/// Whoever watches, or wants the name, removes a Lease that by its own clock has not been renewed
+/// for its time: names of dead holders go as long as a watch of the job is open. `ttl` of a hold is
+/// whole seconds, at least 2. Watches fail with Code::network once the API has been silent for
+/// `timeout`, which also limits each call. Values carry proofs of the job's `secret`, as those in
+/// etcd. The record of an epoch, and each value, has at most 190 KiB (Code::exhausted).
+Result<std::unique_ptr<Membership>> make_kubernetes_membership(const KubernetesOptions& options,
+                                                               const std::string& run_id,
+                                                               Secret secret, Duration timeout);
+
 }  // namespace muster::membership
