@@ -9,6 +9,7 @@
 
 #include "muster/cli/testing/launched.h"
 #include "muster/testing/etcd_cluster.h"
+#include "muster/testing/kubernetes_api.h"
 #include "muster/testing/network_namespaces.h"
 #include "muster/testing/reserved_port.h"
 
@@ -36,7 +37,8 @@ struct Job {
   std::string keep_alive = "3600";
   std::string host = "127.0.0.1";
   std::string port = std::to_string(muster::testing::reserve_port());
-  std::string etcd{};  ///< its members; empty: the nodes meet at `host`
+  std::string service{};  ///< where the nodes meet; empty: at `host`
+  std::string backend = service.empty() ? "c10d" : "etcd";
   Words more{};
 
   Words words() const {
@@ -44,11 +46,11 @@ struct Job {
                    "--nnodes",
                    nodes,
                    "--rdzv-backend",
-                   etcd.empty() ? "c10d" : "etcd",
+                   backend,
                    "--rdzv-id",
                    "elastic",
                    "--rdzv-endpoint",
-                   etcd.empty() ? host + ":" + port : etcd,
+                   service.empty() ? host + ":" + port : service,
                    "--nproc-per-node",
                    std::to_string(workers),
                    "--max-restarts",
@@ -125,7 +127,7 @@ TEST(Elastic, NodesMeetInEtcd) {
   if (!muster::testing::EtcdCluster::installed())
     GTEST_SKIP() << muster::testing::EtcdCluster::kMissing;
   const muster::testing::EtcdCluster cluster;
-  const Job job{.nodes = "2:3", .keep_alive = "2", .etcd = cluster.endpoint(0)};
+  const Job job{.nodes = "2:3", .keep_alive = "2", .service = cluster.endpoint(0)};
   Launched a(job.words(), kElasticSecret);
   ASSERT_TRUE(a.wait_for_error("waiting for 1 other node"));
   Launched b(job.words(), kElasticSecret);
@@ -155,14 +157,50 @@ TEST(Elastic, NodesMeetInEtcd) {
   EXPECT_TRUE(contains(late.err, "--rdzv-id")) << late.err;
 }
 
+// spec: R3 Lease membership: --rdzv-backend kubernetes: the node of rank 0 dies, and the others go
+// on; L4 a replacement has the lost slot
+TEST(Elastic, NodesMeetInKubernetes) {
+  if (!muster::testing::KubernetesApi::installed())
+    GTEST_SKIP() << muster::testing::KubernetesApi::kMissing;
+  const muster::testing::KubernetesApi api;
+  const Job job{
+      .nodes = "2:3", .keep_alive = "2", .service = api.server(), .backend = "kubernetes"};
+  Launched::Variables variables = kElasticSecret;
+  variables["MUSTER_KUBERNETES_TOKEN_FILE"] = api.token_file();
+  variables["MUSTER_KUBERNETES_NAMESPACE"] = "jobs";
+  Launched a(job.words(), variables);
+  ASSERT_TRUE(a.wait_for_error("waiting for 1 other node"));
+  Launched b(job.words(), variables);
+  EXPECT_EQ(told(a, 1, 2), (Lines{"0 2 0 1 0 2 0 2 0 0 1"}));
+  EXPECT_EQ(told(b, 1, 2), (Lines{"1 2 0 1 1 2 1 2 0 0 1"}));
+  Launched c(job.words(), variables);
+  EXPECT_EQ(told(a, 1, 3), (Lines{"0 3 0 1 0 3 0 3 0 0 2"}));
+  EXPECT_EQ(told(b, 1, 3), (Lines{"1 3 0 1 1 3 1 3 0 0 2"}));
+  EXPECT_EQ(told(c, 1, 3), (Lines{"2 3 0 1 2 3 2 3 0 0 2"}));
+
+  a.signal(SIGKILL);
+  EXPECT_EQ(told(b, 1, 2), (Lines{"0 2 0 1 0 2 0 2 0 0 3"}));
+  EXPECT_EQ(told(c, 1, 2), (Lines{"1 2 0 1 1 2 1 2 0 0 3"}));
+  Launched d(job.words(), variables);
+  EXPECT_EQ(told(d, 1, 3), (Lines{"0 3 0 1 0 3 0 3 0 0 4"}));
+  EXPECT_EQ(told(b, 1, 3), (Lines{"1 3 0 1 1 3 1 3 0 0 4"}));
+  EXPECT_EQ(told(c, 1, 3), (Lines{"2 3 0 1 2 3 2 3 0 0 4"}));
+
+  for (Launched* node : {&b, &c, &d}) node->signal(SIGUSR1);
+  for (Launched* node : {&b, &c, &d}) {
+    const Outcome outcome = node->finish();
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+  }
+}
+
 // spec: L11 a cluster of three loses its leader in the middle of a job and nothing is lost
 TEST(Elastic, EtcdLosesItsLeader) {
   if (!muster::testing::EtcdCluster::installed())
     GTEST_SKIP() << muster::testing::EtcdCluster::kMissing;
   muster::testing::EtcdCluster cluster({.members = 3});
-  Job job{.nodes = "2:3"};
+  Job job{.nodes = "2:3", .backend = "etcd"};
   for (const std::string& member : cluster.endpoints())
-    job.etcd += (job.etcd.empty() ? "" : ",") + member;
+    job.service += (job.service.empty() ? "" : ",") + member;
   Launched a(job.words(), kElasticSecret);
   ASSERT_TRUE(a.wait_for_error("waiting for 1 other node"));
   Launched b(job.words(), kElasticSecret);

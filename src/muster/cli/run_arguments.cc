@@ -167,12 +167,13 @@ void Parser::add_job() {
   value("--rdzv-id", words_.run_id,
         "Name of the job, the same on all nodes. Default: random with --standalone, else none");
   value("--rdzv-backend", words_.backend,
-        "static (nodes are numbered by --node-rank), c10d or etcd (first come, first numbered). "
-        "Default static");
+        "static (nodes are numbered by --node-rank), c10d, etcd or kubernetes (first come, first "
+        "numbered). Default static");
   value(
       "--rdzv-endpoint", words_.endpoint,
       "HOST[:PORT] where the nodes meet; default port 29500 (static), 29400 (c10d). etcd: some or "
-      "all members, separated by commas; default port 2379");
+      "all members, separated by commas; default port 2379. kubernetes: the API server, "
+      "https://HOST:PORT; default the pod's");
   value("--rdzv-conf", words_.configuration,
         "KEY=VALUE,...; in seconds join_timeout (600), last_call_timeout (30: for more than MIN "
         "nodes, at the beginning), keep_alive_interval (5) times keep_alive_max_attempt (3): how "
@@ -327,13 +328,15 @@ Status Parser::understand_job(RunOptions& options) const {
     options.rendezvous = launch::RendezvousKind::assigned_ranks;
   } else if (words_.backend == "etcd") {
     options.rendezvous = launch::RendezvousKind::etcd;
+  } else if (words_.backend == "kubernetes") {
+    options.rendezvous = launch::RendezvousKind::kubernetes;
   } else if (words_.backend == "etcd-v2") {
     return Status(Code::unsupported,
                   "--rdzv-backend etcd-v2: etcd no longer speaks this version of its protocol; say "
                   "etcd, which speaks version 3");
   } else if (!words_.backend.empty() && words_.backend != "static") {
-    return Status(Code::invalid_argument,
-                  "--rdzv-backend: \"" + words_.backend + "\" is none of static, c10d and etcd");
+    return Status(Code::invalid_argument, "--rdzv-backend: \"" + words_.backend +
+                                              "\" is none of static, c10d, etcd and kubernetes");
   }
   options.master_addr = given(words_.master_addr);
   options.run_id = given(words_.run_id);

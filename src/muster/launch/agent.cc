@@ -113,9 +113,8 @@ NodeAgent::NodeAgent(const RunOptions& options, Prepared prepared, SignalWatch& 
   rules_.by_epoch = nodes_ != nullptr;
   rules_.keep = options_.keep_workers;
   rules_.preempt_grace = options_.preempt_grace;
-  // With etcd the store is for the workers of an epoch, whose end is that of their need of it.
-  rules_.serves_store =
-      nodes_ != nullptr && job_.hosts_store && options_.rendezvous != RendezvousKind::etcd;
+  // With a service the store is for the workers of an epoch, whose end is that of their need of it.
+  rules_.serves_store = nodes_ != nullptr && job_.hosts_store && !meets_in_service(options_);
   rules_.may_leave = is_elastic(options_) && !rules_.serves_store;
   if (nodes_) return;
   auto alone = std::make_shared<EpochPlan>();
@@ -129,7 +128,7 @@ Status NodeAgent::open(const LogPlace& logs) {
   wakeups_.watch(signals_.descriptor(), false, pack(WakeupSource::signals, 0));
   if (nodes_) wakeups_.watch(nodes_->descriptor(), false, pack(WakeupSource::nodes, 0));
   logs_ = logs;
-  if (nodes_ && job_.store && options_.rendezvous == RendezvousKind::etcd) {
+  if (nodes_ && job_.store && meets_in_service(options_)) {
     auto fence = membership::make_agent_membership(job_.store, job_.run_id, kFenceLimit);
     if (!fence) return fence.status();
     fence_ = std::move(*fence);

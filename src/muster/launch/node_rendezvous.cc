@@ -16,15 +16,18 @@ namespace {
 constexpr std::uint16_t kStaticPort = 29500;    // torch.distributed.launch's
 constexpr std::uint16_t kAssignedPort = 29400;  // torchrun's, for c10d
 constexpr std::uint16_t kEtcdPort = 2379;
+constexpr std::uint16_t kHttpsPort = 443;
 constexpr int kBacklog = 1024;
 // How long a node may be silent: where others go on without it, and where its loss ends the job.
 constexpr Duration kTtlOfMany = std::chrono::milliseconds(2500);
 constexpr Duration kTtlOfAll = std::chrono::seconds(20);
 constexpr Duration kTtlInEtcd = std::chrono::seconds(5);  // longer than an election
 // etcd's leases have whole seconds, and it may be so much later that it ends them.
-constexpr Duration kEtcdPatience = std::chrono::seconds(20);  // with a call: elections take time
+constexpr Duration kServicePatience = std::chrono::seconds(20);  // with a call: elections take time
 constexpr Duration kLeaseEnds = std::chrono::seconds(2);
 constexpr const char* kEtcdPrefix = "muster";  // of all keys
+// Each renewal is told to all nodes: a shorter time is much work for the API server.
+constexpr Duration kTtlInKubernetes = std::chrono::seconds(10);
 
 // A socket at the first address of `host` that is this machine's: others try that one first too,
 // and where its port is taken they meet another process there.
@@ -40,13 +43,21 @@ Result<Descriptor> listen_at(const std::string& host, std::uint16_t port, TimePo
   return last;
 }
 
-// The first member of the cluster that is named.
-Result<Endpoint> etcd_endpoint(const std::string& members) {
+// The service that keeps the membership: the first member of etcd's cluster that is named, or the
+// API server of Kubernetes.
+Result<Endpoint> service_endpoint(const RunOptions& options) {
+  const bool etcd = options.rendezvous == RendezvousKind::etcd;
+  std::string members = options.endpoint.value_or("");
+  if (!etcd) {
+    auto kubernetes = membership::kubernetes_options(members);
+    if (!kubernetes) return kubernetes.status();
+    members = kubernetes->server;
+  }
   std::string first = members.substr(0, members.find(','));
   if (const std::size_t scheme = first.find("://"); scheme != std::string::npos)
     first = first.substr(scheme + 3);
   auto endpoint = parse_endpoint("--rdzv-endpoint", first);
-  if (endpoint && !endpoint->port) endpoint->port = kEtcdPort;
+  if (endpoint && !endpoint->port) endpoint->port = etcd ? kEtcdPort : kHttpsPort;
   return endpoint;
 }
 
@@ -69,7 +80,7 @@ class Joining {
   Status open_alone();
   Status open_static(const StorePlace& place);
   Status open_assigned(const StorePlace& place);
-  Status open_beside_etcd();
+  Status open_beside_service();
   std::string name_of(const Descriptor& socket, const std::string& otherwise) const;
   Status serve(Descriptor socket, const std::string& name);
   Status connect(const StorePlace& place);
@@ -192,17 +203,18 @@ std::string Joining::name_of(const Descriptor& socket, const std::string& otherw
   return otherwise;
 }
 
-// Nodes meet in etcd. Every agent serves a store for the epochs in which its node is the first, at
-// the address from which this host reaches etcd.
-Status Joining::open_beside_etcd() {
-  const auto endpoint = etcd_endpoint(*options_.endpoint);
+// Nodes meet in etcd or Kubernetes. Every agent serves a store for the epochs in which its node is
+// the first, at the address from which this host reaches that service.
+Status Joining::open_beside_service() {
+  const auto endpoint = service_endpoint(options_);
   if (!endpoint) return endpoint.status();
   std::string host = options_.local_addr.value_or("");
   if (host.empty()) {
     const auto members = resolve(endpoint->host, *endpoint->port, deadline_);
-    if (!members) return members.status().with_context("looking for the way to etcd");
+    if (!members)
+      return members.status().with_context("looking for the way to " + endpoint->host + "");
     const auto own = address_towards(members->front());
-    if (!own) return own.status().with_context("looking for the way to etcd");
+    if (!own) return own.status().with_context("looking for the way to " + endpoint->host + "");
     host = own->host();
   }
   auto socket = listen_at(host, 0, deadline_);
@@ -227,15 +239,16 @@ Status Joining::choose_program_place() {
 }
 
 Result<NodeJob> Joining::run() {
-  const bool etcd = options_.rendezvous == RendezvousKind::etcd;
-  const bool assigned = etcd || options_.rendezvous == RendezvousKind::assigned_ranks;
-  const bool alone = options_.standalone || (options_.nodes == 1 && (etcd || !options_.endpoint));
+  const bool in_service = meets_in_service(options_);
+  const bool assigned = in_service || options_.rendezvous == RendezvousKind::assigned_ranks;
+  const bool alone =
+      options_.standalone || (options_.nodes == 1 && (in_service || !options_.endpoint));
   const bool unnamed = options_.standalone || (alone && assigned);
   job_.run_id = options_.run_id.value_or(unnamed ? random_name(6) : "none");
   job_.self = NodeFacts{options_.workers, options_.role, host_name_, options_.max_restarts};
   job_.launcher = host_name_ + ", process " + std::to_string(::getpid());
-  if (alone || etcd) {
-    if (Status opened = alone ? open_alone() : open_beside_etcd(); !opened) return opened;
+  if (alone || in_service) {
+    if (Status opened = alone ? open_alone() : open_beside_service(); !opened) return opened;
   } else {
     const auto place = place_of_job();
     if (!place) return place.status();
@@ -244,6 +257,21 @@ Result<NodeJob> Joining::run() {
   }
   if (Status chosen = choose_program_place(); !chosen) return chosen;
   return std::move(job_);
+}
+
+Result<std::unique_ptr<membership::Membership>> make_membership(const RunOptions& options,
+                                                                const NodeJob& job,
+                                                                const Secret& secret,
+                                                                Duration ttl) {
+  if (options.rendezvous == RendezvousKind::etcd)
+    return membership::make_etcd_membership(
+        store::etcd::options_from_environment(*options.endpoint), kEtcdPrefix, job.run_id, secret,
+        kServicePatience);
+  if (options.rendezvous != RendezvousKind::kubernetes)
+    return membership::make_agent_membership(job.store, job.run_id, ttl);
+  const auto kubernetes = membership::kubernetes_options(options.endpoint.value_or(""));
+  if (!kubernetes) return kubernetes.status();
+  return membership::make_kubernetes_membership(*kubernetes, job.run_id, secret, kServicePatience);
 }
 
 std::string nodes_text(const RunOptions& options) {
@@ -261,16 +289,17 @@ Result<Secret> job_secret(const RunOptions& options) {
   if (given || insecure->value_or(false)) return Secret::from_environment();
   if (options.nodes == 1) return Secret::random();
   std::string master = options.master_addr.value_or("127.0.0.1");
-  const bool etcd = options.rendezvous == RendezvousKind::etcd;
-  if (options.endpoint) {
-    auto endpoint = etcd ? etcd_endpoint(*options.endpoint)
-                         : parse_endpoint("--rdzv-endpoint", *options.endpoint);
+  const bool in_service = meets_in_service(options);
+  if (options.endpoint || in_service) {
+    auto endpoint = in_service ? service_endpoint(options)
+                               : parse_endpoint("--rdzv-endpoint", *options.endpoint);
     if (!endpoint) return endpoint.status();
     master = endpoint->host;
   }
   if (!is_here(master, deadline_after(steady_clock(), options.join_timeout))) {
     return Status(Code::refused, "this job has " + std::to_string(options.nodes) + " nodes and " +
-                                     (etcd ? "etcd" : "node 0") + " is " + master +
+                                     (in_service ? "the service where they meet" : "node 0") +
+                                     " is " + master +
                                      ", which is not this machine, but no secret was given: start "
                                      "every node with the same MUSTER_SECRET (`muster secret` "
                                      "makes one) or MUSTER_SECRET_FILE in its environment");
@@ -290,29 +319,30 @@ Result<std::unique_ptr<NodeMembership>> join_nodes(const RunOptions& options, co
                                                    const Secret& secret) {
   NodeMembershipOptions member;
   member.job = job.run_id;
+  const bool in_service = meets_in_service(options);
   const bool etcd = options.rendezvous == RendezvousKind::etcd;
   member.place = etcd ? "etcd at " + *options.endpoint
-                      : "the job's store at " + endpoint_text({job.master_addr, job.master_port}) +
-                            (job.hosts_store ? ", which this node's agent serves,"
-                                             : ", which another node's agent serves,");
+                 : in_service
+                     ? "Kubernetes"
+                     : "the job's store at " + endpoint_text({job.master_addr, job.master_port}) +
+                           (job.hosts_store ? ", which this node's agent serves,"
+                                            : ", which another node's agent serves,");
   member.epochs = epoch_options(options);
   member.ttl = options.node_ttl.value_or(!member.epochs.wait_for_nodes ? kTtlOfAll
                                          : etcd                        ? kTtlInEtcd
+                                         : in_service                  ? kTtlInKubernetes
                                                                        : kTtlOfMany);
   const bool numbered = options.rendezvous == RendezvousKind::static_ranks;
   if (numbered) member.wanted_slot = options.node_rank.value_or(0);
   member.name = "node/" + (numbered ? std::to_string(member.wanted_slot)
                                     : job.launcher + ", " + random_name(4));
   // Workers that stay do not fail because another node is lost.
-  if (etcd && member.epochs.wait_for_nodes && !options.keep_workers)
+  if (in_service && member.epochs.wait_for_nodes && !options.keep_workers)
     member.epochs.failure_patience = member.ttl + kLeaseEnds;
-  auto membership = etcd ? membership::make_etcd_membership(
-                               store::etcd::options_from_environment(*options.endpoint),
-                               kEtcdPrefix, job.run_id, secret, kEtcdPatience)
-                         : membership::make_agent_membership(job.store, job.run_id, member.ttl);
+  auto membership = make_membership(options, job, secret, member.ttl);
   if (!membership) return membership.status();
   NodeDetails details{job.self, job.launcher, job.program_addr, job.program_port};
-  if (etcd) {
+  if (in_service) {
     details.store_addr = job.master_addr;
     details.store_port = job.master_port;
   }

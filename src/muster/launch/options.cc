@@ -185,30 +185,31 @@ Status validate(const RunOptions& options) {
                ")");
   }
   const bool etcd = options.rendezvous == RendezvousKind::etcd;
-  const bool assigned = etcd || options.rendezvous == RendezvousKind::assigned_ranks;
+  const bool in_service = meets_in_service(options);
+  const bool assigned = in_service || options.rendezvous == RendezvousKind::assigned_ranks;
+  const std::string backend = etcd ? "etcd" : "kubernetes";
   if (etcd && !options.endpoint)
     return bad(
         "--rdzv-backend etcd needs --rdzv-endpoint: HOST:PORT of one or more of its members, "
         "separated by commas");
-  if (etcd && !options.run_id)
-    return bad(
-        "--rdzv-backend etcd needs a --rdzv-id of the job's own: etcd keeps what it knows of "
-        "earlier jobs");
-  if (etcd && (options.node_rank || options.master_addr || options.master_port))
-    return bad(
-        "--rdzv-backend etcd numbers the nodes itself and needs no address of node 0: leave "
-        "--node-rank, --master-addr and --master-port out");
+  if (in_service && !options.run_id)
+    return bad("--rdzv-backend " + backend + " needs a --rdzv-id of the job's own: " + backend +
+               " keeps what it knows of earlier jobs");
+  if (in_service && (options.node_rank || options.master_addr || options.master_port))
+    return bad("--rdzv-backend " + backend +
+               " numbers the nodes itself and needs no address of node 0: leave --node-rank, "
+               "--master-addr and --master-port out");
   if (is_elastic(options) && !assigned) {
-    return bad(
-        "--nnodes " + std::to_string(least_nodes(options)) + ":" + std::to_string(options.nodes) +
-        ": nodes that join and leave have no numbers of their own; say --rdzv-backend c10d or "
-        "etcd, or give one number of nodes");
+    return bad("--nnodes " + std::to_string(least_nodes(options)) + ":" +
+               std::to_string(options.nodes) +
+               ": nodes that join and leave have no numbers of their own; say --rdzv-backend c10d, "
+               "etcd or kubernetes, or give one number of nodes");
   }
   if (options.nodes > 1 && !assigned && !options.node_rank) {
     return bad("--nnodes " + std::to_string(options.nodes) +
                " needs --node-rank on every node (or --rdzv-backend c10d, which assigns it)");
   }
-  if (options.nodes > 1 && !options.master_addr && !options.endpoint) {
+  if (options.nodes > 1 && !in_service && !options.master_addr && !options.endpoint) {
     return bad("--nnodes " + std::to_string(options.nodes) +
                " needs the address of node 0: --master-addr or --rdzv-endpoint HOST:PORT");
   }

@@ -21,8 +21,8 @@ inline bool covers(Streams streams, Streams one) {
   return (static_cast<unsigned>(streams) & static_cast<unsigned>(one)) != 0;
 }
 
-/// `static`, `c10d`, `etcd`.
-enum class RendezvousKind : std::uint8_t { static_ranks, assigned_ranks, etcd };
+/// `static`, `c10d`, `etcd`, `kubernetes`.
+enum class RendezvousKind : std::uint8_t { static_ranks, assigned_ranks, etcd, kubernetes };
 
 enum class LocalRankArgument : std::uint8_t {
   none,
@@ -43,7 +43,8 @@ struct RunOptions {
   RendezvousKind rendezvous = RendezvousKind::static_ranks;
   std::optional<std::string> master_addr;
   std::optional<std::uint16_t> master_port;
-  /// host[:port] of the rendezvous; with `etcd` one or more of its members, separated by commas.
+  /// host[:port] of the rendezvous; with `etcd` one or more of its members, separated by commas;
+  /// with `kubernetes` the API server, and absent that of the pod.
   std::optional<std::string> endpoint;
   std::optional<std::string> local_addr;  ///< the address of this node for other nodes
   std::optional<std::string> run_id;
@@ -126,6 +127,12 @@ membership::EpochOptions epoch_options(const RunOptions& options);
 /// Whether nodes may join and leave while the job runs.
 inline int least_nodes(const RunOptions& options) {
   return options.min_nodes > 0 ? options.min_nodes : options.nodes;
+}
+/// Whether a service outside the job keeps its membership. Every launcher then serves a store of
+/// its own, for the epochs in which its node is the first.
+inline bool meets_in_service(const RunOptions& options) {
+  return options.rendezvous == RendezvousKind::etcd ||
+         options.rendezvous == RendezvousKind::kubernetes;
 }
 inline bool is_elastic(const RunOptions& options) { return least_nodes(options) < options.nodes; }
 

@@ -108,6 +108,8 @@ TEST(Validate, Contradictions) {
   refused_with_etcd([](RunOptions& o) { o.endpoint.reset(); }, "--rdzv-endpoint");
   refused_with_etcd([](RunOptions& o) { o.run_id.reset(); }, "--rdzv-id");
   refused_with_etcd([](RunOptions& o) { o.node_rank = 1; }, "--node-rank");
+  refused([](RunOptions& o) { o.nodes = 2, o.rendezvous = RendezvousKind::kubernetes; },
+          "--rdzv-id");
   for (const char* id : {"", "../x", ".", "a/b"})
     refused([&](RunOptions& o) { o.run_id = id; }, "--rdzv-id");
 }
