@@ -26,10 +26,13 @@ STEPS = 40
 class Launcher:
     """One `muster run`. Its workers may print as much as a pipe holds before anybody reads it."""
 
-    def __init__(self, *words, ranks, options=("--standalone",), spares=0, log=None):
+    def __init__(
+        self, *words, ranks, options=("--standalone",), spares=0, log=None, environment=None
+    ):
         kept = {key: value for key, value in os.environ.items() if not key.startswith("MUSTER_")}
         if log:
             kept["ELASTIC_TRAINER_LOG"] = str(log)
+        kept |= environment or {}
         self._said = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [str(BIN / "muster"), "run", *options, "--nproc-per-node", str(ranks)]
@@ -73,7 +76,7 @@ class Launcher:
 def rendezvous(kind, endpoint, job, nodes="1:2"):
     """Nobody is lost by silence alone."""
     patience = "last_call_timeout=3600,keep_alive_interval=3600"
-    if kind == "etcd":
+    if kind != "c10d":
         patience = "last_call_timeout=3600,keep_alive_interval=1,keep_alive_max_attempt=2"
     return ["--nnodes", nodes, "--rdzv-backend", kind, "--rdzv-endpoint", endpoint] + [
         *("--rdzv-id", job, "--rdzv-conf", patience)
