@@ -31,6 +31,7 @@ constexpr std::string_view kSimulate = "muster bench --simulate";
 constexpr std::string_view kServices = "muster bench store";
 constexpr std::string_view kRpc = "muster bench rpc";
 constexpr std::string_view kDdp = "muster bench ddp";
+constexpr std::string_view kGpu = "tools/gpu_check";
 
 constexpr Tunable kRows[] = {
     // ---- how threads wait
@@ -70,6 +71,13 @@ constexpr Tunable kRows[] = {
      "waits "
      "for.",
      "muster bench mpi"},
+    {"nccl_polls", &Tunables::nccl_polls, Unit::count, TunableScope::local, 100,
+     "A thread that waits for NCCL yields its core between this many polls, and then sleeps "
+     "between "
+     "them.",
+     kGpu},
+    {"nccl_poll", &Tunables::nccl_poll, Unit::time, TunableScope::local, 50 * kMicro,
+     "How long a thread sleeps between polls of NCCL's communicator, or of the device.", kGpu},
     {"progress_tick", &Tunables::progress_tick, Unit::time, TunableScope::local, 1 * kMilli,
      "How often the progress thread polls asynchronous operations, and how often a backward pass "
      "that callbacks wait for is checked.",
@@ -185,6 +193,20 @@ constexpr Tunable kRows[] = {
      "A file that others write is checked again after this time, then after twice as long each "
      "time, at most 100 times as long.",
      kServices},
+
+    // ---- failures of NCCL
+    {"nccl_look", &Tunables::nccl_look, Unit::time, TunableScope::local, 20 * kMilli,
+     "How often the watcher of backend nccl looks at the calls in flight, and a thread that waits "
+     "for another rank at the group: how late a deadline or an error is noticed at most.",
+     kGpu},
+    {"nccl_end_grace", &Tunables::nccl_end_grace, Unit::time, TunableScope::local, 1 * kSecond,
+     "How long after a failure of the links, or after its deadline, a call on nccl may still end "
+     "with a reason of its own.",
+     kGpu},
+    {"nccl_abort_grace", &Tunables::nccl_abort_grace, Unit::time, TunableScope::local, 5 * kSecond,
+     "How long an abort waits for threads that are in NCCL with the communicator; then it is left "
+     "alone.",
+     kGpu},
 
     // ---- fixed: what members send each other over links
     {"eager",

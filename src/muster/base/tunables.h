@@ -48,7 +48,8 @@ struct Tunables {
   std::int64_t peer_pauses, shared_core_pauses;
   Duration peer_yield, round_trip;
   std::int64_t offer_polls;
-  Duration mpi_poll;
+  Duration mpi_poll, nccl_poll;
+  std::int64_t nccl_polls;
   Duration offer_taken, rpc_stand_by;
   // Background threads, and callbacks.
   Duration progress_tick, progress_linger, progress_idle_tick, driver_trust;
@@ -63,6 +64,8 @@ struct Tunables {
   // Services.
   std::int64_t kept_connections, unpolled_answers;
   Duration file_poll;
+  // Failures of NCCL.
+  Duration nccl_look, nccl_end_grace, nccl_abort_grace;
 };
 
 namespace tunables_detail {

@@ -1,23 +1,18 @@
 #include "muster/backends/nccl/call_watch.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <span>
 #include <utility>
 
 #include "muster/base/log.h"
+#include "muster/base/tunables.h"
 #include "muster/group/errors.h"
 #include "muster/init.h"
 
 namespace muster::nccl {
 namespace {
-
-constexpr auto kLookInterval = std::chrono::milliseconds(20);
-
-/// Calls on the links end when the links fail, at once or a little later.
-constexpr auto kEndGrace = std::chrono::seconds(1);
 
 std::string listed(const std::vector<int>& ranks) {
   std::string out = ranks.size() == 1 ? "rank " : "ranks ";
@@ -193,7 +188,9 @@ void CallWatch::fail_if_links_failed() {
   if (status.ok()) return;
   for (const auto& entry : entries()) {
     if (entry->agreed) continue;
-    static_cast<void>(entry->exchange->wait(deadline_after(steady_clock(), kEndGrace)));
+    // Calls on the links end when the links fail, at once or a little later.
+    static_cast<void>(
+        entry->exchange->wait(deadline_after(steady_clock(), tunables().nccl_end_grace)));
     if (entry->exchange->done()) settle(*entry);
     if (terms_.failure->failed()) return;
   }
@@ -236,7 +233,7 @@ void CallWatch::run() {
       continue;
     }
     std::unique_lock lock(mutex_);
-    if (!stopping_ && !entries_.empty()) wake_.wait_for(lock, kLookInterval);
+    if (!stopping_ && !entries_.empty()) wake_.wait_for(lock, tunables().nccl_look);
   }
 }
 
@@ -289,10 +286,10 @@ void CallWatch::wait_for_agreement(const std::shared_ptr<WatchedCall>& entry) {
   };
   // An earlier call may fail the group; the other members then do not enter this one.
   while (entry->exchange != nullptr && !entry->exchange->done() && !has_ended())
-    static_cast<void>(entry->exchange->wait(deadline_after(steady_clock(), kLookInterval)));
+    static_cast<void>(entry->exchange->wait(deadline_after(steady_clock(), tunables().nccl_look)));
   wake_.notify_all();
   std::unique_lock lock(mutex_);
-  while (!entry->agreed && !ended_) changed_.wait_for(lock, kLookInterval);
+  while (!entry->agreed && !ended_) changed_.wait_for(lock, tunables().nccl_look);
   if (!ended_) return;
   const auto why = terms_.failure->why();
   terms_.failure->show();

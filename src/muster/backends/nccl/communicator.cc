@@ -3,22 +3,16 @@
 #include <c10/core/DeviceGuard.h>
 #include <dlfcn.h>
 
-#include <chrono>
+#include <cstdint>
 #include <thread>
 #include <utility>
 
 #include "muster/base/log.h"
+#include "muster/base/tunables.h"
 #include "muster/clock.h"
 #include "muster/group/errors.h"
 
 namespace muster::nccl {
-namespace {
-
-constexpr auto kPollInterval = std::chrono::microseconds(50);
-constexpr int kPollsBeforeSleep = 100;
-constexpr auto kAbortGrace = std::chrono::seconds(5);
-
-}  // namespace
 
 NcclCommunicator::~NcclCommunicator() {
   if (handle_ == nullptr || abandoned_) return;
@@ -181,7 +175,7 @@ void NcclCommunicator::run(const std::string& what, const Enqueue& enqueue, cons
 }
 
 void NcclCommunicator::poll(const std::string& what, const GiveUp& give_up) {
-  for (int polls = 0;; ++polls) {
+  for (std::int64_t polls = 0;; ++polls) {
     ErrorCode state = kSuccess;
     {
       const std::lock_guard lock(mutex_);
@@ -191,10 +185,10 @@ void NcclCommunicator::poll(const std::string& what, const GiveUp& give_up) {
     if (state == kSuccess) return;
     if (state != kInProgress) fail(what, state);
     give_up();
-    if (polls < kPollsBeforeSleep)
+    if (polls < tunables().nccl_polls)
       std::this_thread::yield();
     else
-      std::this_thread::sleep_for(kPollInterval);
+      std::this_thread::sleep_for(tunables().nccl_poll);
   }
 }
 
@@ -210,7 +204,7 @@ std::string NcclCommunicator::async_error() {
 
 void NcclCommunicator::stop() {
   const auto& functions = library_->functions();
-  const auto limit = steady_clock().now() + kAbortGrace;
+  const auto limit = steady_clock().now() + tunables().nccl_abort_grace;
   const auto is_late = [&] { return steady_clock().now() >= limit; };
   try {
     if (functions.comm_revoke == nullptr || functions.comm_shrink == nullptr) return abort();
@@ -242,8 +236,8 @@ bool NcclCommunicator::can_shrink() {
 
 void NcclCommunicator::abort() {
   std::unique_lock lock(mutex_, std::defer_lock);
-  if (!lock.try_lock_for(kAbortGrace)) {
-    log(LogLevel::error, "a thread has been in NCCL for " + describe(kAbortGrace) +
+  if (!lock.try_lock_for(tunables().nccl_abort_grace)) {
+    log(LogLevel::error, "a thread has been in NCCL for " + describe(tunables().nccl_abort_grace) +
                              " and does not return: its communicator cannot be aborted");
     abandoned_ = true;
     return;

@@ -2,15 +2,11 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <chrono>
 #include <utility>
 
+#include "muster/base/tunables.h"
+
 namespace muster::nccl {
-namespace {
-
-constexpr auto kOpenInterval = std::chrono::microseconds(200);
-
-}  // namespace
 
 Lane::Lane(std::shared_ptr<const NcclLibrary> library, c10::Device device, bool high_priority,
            Opening opening, NcclCommunicator::GiveUp give_up, OnError on_error)
@@ -83,7 +79,7 @@ NcclCommunicator& Lane::opened(const NcclCommunicator::GiveUp& give_up) {
       if (open_) return communicator_;
     }
     give_up();
-    std::this_thread::sleep_for(kOpenInterval);
+    std::this_thread::sleep_for(tunables().nccl_poll);
   }
 }
 

@@ -19,9 +19,9 @@ constexpr const char* kSoname = "libnccl.so.2";
 constexpr const char* kDeviceName = "musterStandinDevice";
 
 std::string version_text(int code) {
-  // 2.8.4 is 2804 and 2.9.6 is 20906.
-  const int major = code < 10000 ? code / 1000 : code / 10000;
-  const int minor = code < 10000 ? code / 100 % 10 : code / 100 % 100;
+  const bool is_old = code < 10000;  // limit: 2.8.4 is 2804 and 2.9.6 is 20906
+  const int major = is_old ? code / 1000 : code / 10000;
+  const int minor = is_old ? code / 100 % 10 : code / 100 % 100;
   return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(code % 100);
 }
 

@@ -1,9 +1,9 @@
 #include "muster/backends/nccl/link_exchange.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
+#include "muster/base/tunables.h"
 #include "muster/collective/call.h"
 #include "muster/group/errors.h"
 
@@ -15,7 +15,6 @@ using collective::Op;
 /// Tags of the messages that carry ids of communicators: one for messages, the others for the
 /// communicators of collectives.
 constexpr std::uint64_t kMessageId = 1, kFirstGroupId = 2;
-constexpr auto kGiveUpInterval = std::chrono::milliseconds(20);
 
 void throw_link_failure(const Status& status) {
   throw DistBackendError(status.message(), status.code(), status.ranks());
@@ -24,7 +23,7 @@ void throw_link_failure(const Status& status) {
 /// Waits for a message of the links.
 void await(const collective::PendingRef& pending, const NcclCommunicator::GiveUp& give_up) {
   while (!pending->done()) {
-    static_cast<void>(pending->wait(deadline_after(steady_clock(), kGiveUpInterval)));
+    static_cast<void>(pending->wait(deadline_after(steady_clock(), tunables().nccl_look)));
     give_up();
   }
   if (const auto status = pending->wait(TimePoint::max()); !status.ok()) throw_link_failure(status);

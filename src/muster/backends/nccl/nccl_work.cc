@@ -5,19 +5,14 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <chrono>
 #include <thread>
 #include <utility>
 
+#include "muster/base/tunables.h"
 #include "muster/group/errors.h"
 
 namespace muster::nccl {
 namespace {
-
-constexpr auto kPollInterval = std::chrono::microseconds(100);
-
-/// How long after its deadline a call that nobody aborts is still waited for.
-constexpr auto kDeadlineGrace = std::chrono::seconds(1);
 
 /// False with a version of torch that cannot tell.
 template <class Guards>
@@ -116,6 +111,7 @@ bool NcclWork::is_done() {
 
 void NcclWork::wait_until_done(std::optional<Duration> timeout) {
   const auto deadline = timeout ? deadline_after(steady_clock(), *timeout) : TimePoint::max();
+  const auto grace = tunables().nccl_end_grace;  // for calls that nobody aborts
   for (;;) {
     {
       const std::lock_guard lock(mutex_);
@@ -128,8 +124,8 @@ void NcclWork::wait_until_done(std::optional<Duration> timeout) {
       failure_->show();
       throw DistBackendError(why.message(), why.code(), why.ranks());
     }
-    if (terms_.deadline < TimePoint::max() - kDeadlineGrace &&
-        steady_clock().now() >= terms_.deadline + kDeadlineGrace)
+    if (terms_.deadline < TimePoint::max() - grace &&
+        steady_clock().now() >= terms_.deadline + grace)
       throw DistBackendError(terms_.name + " (backend nccl) was not done within its timeout, " +
                                  describe(terms_.timeout),
                              Code::timed_out);
@@ -137,7 +133,7 @@ void NcclWork::wait_until_done(std::optional<Duration> timeout) {
       throw DistBackendError(terms_.name + " was not done within the " + describe(*timeout) +
                                  " that wait() was given; it goes on",
                              Code::timed_out);
-    std::this_thread::sleep_for(kPollInterval);
+    std::this_thread::sleep_for(tunables().nccl_poll);
   }
 }
 
