@@ -311,6 +311,22 @@ constexpr Tunable kRows[] = {
      fixed::kInFlight,
      "Small calls, exchanges of an all_to_all, and RPC receives that are in flight at a time.",
      kSelection},
+    {"mpi_direct",
+     {},
+     Unit::count,
+     TunableScope::fixed,
+     fixed::kMpiDirect,
+     "Up to this many ranks on backend mpi reduce by muster's own messages; more of them by MPI's "
+     "non-blocking all_reduce, which sends fewer.",
+     "muster bench mpi --op all_reduce --ranks 2,4,8"},
+    {"mpi_round",
+     {},
+     Unit::bytes,
+     TunableScope::fixed,
+     fixed::kMpiRound,
+     "How much the members of a group on backend mpi reduce at a time, all together: few messages, "
+     "and still in the caches.",
+     "muster bench mpi"},
 
     // ---- fixed: the region of a host
     {"region_slots",

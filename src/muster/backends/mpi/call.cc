@@ -132,8 +132,10 @@ void MpiCall::Scratch::trim() {
   size_ = 0;
 }
 
-Status MpiCall::begin(const Args& args) {
+Status MpiCall::begin(const Args& args, std::uint64_t sequence) {
   args_ = &args;
+  is_direct_ = DirectAllReduce::takes(args, size_);
+  if (is_direct_) return begin_direct(sequence);
   carrier_ = collective::info(args.op).reduces ? carrier_of(args.dtype, args.reduce)
                                                : carrier_of(args.dtype);
   result_ = nullptr;
@@ -155,7 +157,30 @@ Status MpiCall::begin(const Args& args) {
   return failed(library_, "MPI's " + std::string(collective::info(args.op).name), code);
 }
 
+/// With a factor, what each member gives is scaled first.
+Status MpiCall::begin_direct(std::uint64_t sequence) {
+  const ConstBytes in = args_->inputs[0];
+  const std::byte* from = in.data();
+  if (scales() && !in.empty()) {
+    std::byte* const scaled = scaled_.get(in.size());
+    if (args_->dtype == DType::boolean) {
+      std::memset(scaled, 0, in.size());
+      if (args_->factor != 0.0) std::memcpy(scaled, from, in.size());
+    } else {
+      collective::scale(scaled, from, elements_in(in.size(), args_->dtype), args_->dtype,
+                        args_->factor);
+    }
+    from = scaled;
+  }
+  return direct_.begin(*args_, from, tags_.reduction(sequence));
+}
+
 std::optional<Status> MpiCall::test() {
+  if (is_direct_) {
+    const auto ended = direct_.test();
+    if (ended) trim();
+    return ended;
+  }
   bool done = false;
   if (const int code = library_.test(request_, done, nullptr); code != 0)
     return failed(library_, "MPI's " + std::string(collective::info(args_->op).name), code);
@@ -376,9 +401,14 @@ void MpiCall::finish() {
     }
   }
   result_ = nullptr;
+  trim();
+}
+
+void MpiCall::trim() {
   in_.trim();
   out_.trim();
   scaled_.trim();
+  direct_.trim();
 }
 
 }  // namespace muster::mpi

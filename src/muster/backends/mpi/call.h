@@ -1,4 +1,5 @@
-/// One collective: from `collective::Args` to an operation of MPI, and back.
+/// One collective: from `collective::Args` to an operation of MPI, and back. An all_reduce of few
+/// members is made of messages (`direct_all_reduce.h`).
 ///
 /// MPI has no 16-bit floats, no bool of a known size, no averages and no factors, and its lists are
 /// one piece of memory. Therefore: 16-bit floats are summed as float32 and rounded once, bools are
@@ -11,7 +12,9 @@
 #include <optional>
 #include <vector>
 
+#include "muster/backends/mpi/direct_all_reduce.h"
 #include "muster/backends/mpi/library.h"
+#include "muster/backends/mpi/tags.h"
 #include "muster/base/dtype.h"
 #include "muster/collective/communicator.h"
 #include "muster/status.h"
@@ -38,16 +41,21 @@ Status check_counts(const Library& library, const collective::Args& args);
 /// Reusable, since buffers are kept. Not thread-safe.
 class MpiCall {
  public:
-  MpiCall(Library& library, Comm& comm, int rank, int size)
-      : library_(library), comm_(comm), rank_(rank), size_(size) {}
+  MpiCall(Library& library, Comm& comm, int rank, int size, MpiTags tags)
+      : library_(library),
+        comm_(comm),
+        rank_(rank),
+        size_(size),
+        tags_(tags),
+        direct_(library, comm, rank, size) {}
 
-  /// Starts the operation. `args` must be valid and, like its memory, stay until the operation has
-  /// ended.
-  Status begin(const collective::Args& args);
+  /// Starts the operation, call number `sequence` of the group. `args` must be valid and, like its
+  /// memory, stay until the operation has ended.
+  Status begin(const collective::Args& args, std::uint64_t sequence);
   /// Advances MPI; the result once the operation has ended.
   std::optional<Status> test();
   /// Whether MPI may still use the memory.
-  bool active() const { return request_.active; }
+  bool active() const { return request_.active || direct_.active(); }
 
  private:
   /// Memory that grows and is not initialised.
@@ -67,7 +75,8 @@ class MpiCall {
     bool even = true;
   };
 
-  int barrier();
+  Status begin_direct(std::uint64_t sequence);
+  void trim();
   int broadcast();
   int all_reduce();
   int reduce();
@@ -96,7 +105,10 @@ class MpiCall {
   Comm& comm_;
   const int rank_;
   const int size_;
+  const MpiTags tags_;
   const collective::Args* args_ = nullptr;
+  bool is_direct_ = false;
+  DirectAllReduce direct_;
   Carrier carrier_;
   MpiRequest request_;
   MpiLayout sent_, received_;

@@ -102,7 +102,8 @@ class MpiCommunicator final : public collective::Communicator,
         library_(*world.library),
         comm_(std::move(comm)),
         topology_(local_ranks(), group_.fabric->cores()),
-        messages_(group_, library_, *comm_, world.last_tag),
+        tags_(world.last_tag),
+        messages_(group_, library_, *comm_, tags_),
         channel_messages_(group_),
         control_(group_) {
     if (group_.size() > 1) control_.listen();
@@ -172,6 +173,7 @@ class MpiCommunicator final : public collective::Communicator,
   Library& library_;
   const std::unique_ptr<Comm> comm_;
   const Topology topology_;
+  const MpiTags tags_;
   Messages messages_;
   collective::PointToPoint channel_messages_;  // with tags that MPI does not carry
   collective::IdleCallbacks idle_callbacks_;
@@ -214,7 +216,7 @@ void MpiCommunicator::enqueue(MpiOperation& operation, const Args& args) {
   operation.args_ = &args;
   operation.fingerprint_ = collective::fingerprint_of(args, sequence_.load() + 1);
   if (spare_calls_.empty()) {
-    operation.call_ = std::make_unique<MpiCall>(library_, *comm_, rank(), size());
+    operation.call_ = std::make_unique<MpiCall>(library_, *comm_, rank(), size(), tags_);
   } else {
     operation.call_ = std::move(spare_calls_.back());
     spare_calls_.pop_back();
@@ -240,7 +242,8 @@ bool MpiCommunicator::begin(MpiOperation& operation) {
   }
   if (operation.exchange_ != nullptr && !operation.exchange_->poll()) return false;
   operation.begun_ = true;
-  if (Status status = operation.call_->begin(*operation.args_); !status.ok())
+  if (Status status = operation.call_->begin(*operation.args_, operation.fingerprint_.sequence);
+      !status.ok())
     note_error(operation, std::move(status));
   return true;
 }
@@ -343,10 +346,12 @@ bool MpiCommunicator::drive_until(const std::function<bool()>& done, TimePoint l
   for (int polls = 1;; ++polls) {
     advance();
     if (done()) return true;
+    if (take_progress()) spin.restart();
     const bool sleeps = !spin.pause(now);
     if (sleeps) std::this_thread::sleep_for(tunables().mpi_poll);
     if (!sleeps && polls % kPollsBetweenClock != 0) continue;
     const TimePoint time = now();
+    if (next_look == TimePoint() && time < limit) next_look = time + kLookInterval;
     if (time < next_look) continue;
     next_look = time + kLookInterval;
     group_.fabric->poll();
@@ -429,7 +434,7 @@ PendingRef MpiCommunicator::start_message(const Args& args, CallRecord& record,
                                           std::shared_ptr<void> owner) {
   record.on_started(0);
   PendingRef message;
-  if (messages_.carries(args.tag)) {
+  if (tags_.carries(args.tag)) {
     message = messages_.start(shared_from_this(), args, record.deadline, std::move(owner));
   } else {
     message = channel_messages_.start(shared_from_this(), args, record, std::move(owner));
@@ -440,7 +445,7 @@ PendingRef MpiCommunicator::start_message(const Args& args, CallRecord& record,
 
 Status MpiCommunicator::run_message(const Args& args, CallRecord& record) {
   record.on_started(0);
-  if (messages_.carries(args.tag))
+  if (tags_.carries(args.tag))
     return messages_.start(shared_from_this(), args, record.deadline, nullptr)
         ->wait(TimePoint::max());
   return channel_messages_.start(shared_from_this(), args, record, nullptr)->wait(TimePoint::max());

@@ -1,10 +1,11 @@
 /// backends/mpi/: groups over an MPI library that is found when it is first needed.
 ///
 /// Folder: `library.h`, what muster needs of MPI; `plugin/`, the same in terms of mpi.h, one shared
-/// library per flavour; this loader; `world.h`, the job that MPI itself knows; `communicator.h`, a
-/// `collective::Communicator` whose calls MPI carries, made of `call.h` (one collective),
-/// `messages.h` (messages) and `notes.h` (who waits in which call). Free of torch. May include
-/// collective/ and the layers below it. Tests: `ctest -R '^mpi'`.
+/// library per flavour; this loader; `rendezvous.h`, the job that MPI itself knows;
+/// `communicator.h`, a `collective::Communicator` whose calls MPI carries, made of `call.h` (one
+/// collective), `direct_all_reduce.h` (one that is made of messages), `messages.h` (messages) and
+/// `fingerprint_exchange.h` (which call it is). Free of torch. May include collective/ and the
+/// layers below it. Tests: `ctest -R '^mpi'`.
 ///
 /// Which library: `MUSTER_MPI_LIBRARY`; else the MPI that the process has loaded; else that of the
 /// launcher (its folder, or its variables); else the first of the known names.

@@ -65,11 +65,8 @@ std::string MpiMessage::text(const collective::GroupContext& group) const {
 }
 
 Messages::Messages(const collective::GroupContext& group, Library& library, Comm& comm,
-                   std::int64_t last_tag)
-    : group_(group),
-      library_(library),
-      comm_(comm),
-      user_tags_(static_cast<std::uint64_t>(last_tag) / 2) {}
+                   MpiTags tags)
+    : group_(group), library_(library), comm_(comm), tags_(tags) {}
 
 /// Nothing may be open any more, except receives that were cancelled when the group closed.
 Messages::~Messages() {
@@ -127,8 +124,7 @@ std::shared_ptr<MpiMessage> Messages::start(std::shared_ptr<collective::Driver> 
 void Messages::post_send(MpiMessage& message) {
   Header header{.bytes = message.bytes_, .dtype = static_cast<std::uint8_t>(message.dtype_)};
   const bool small = message.bytes_ <= fixed::kSmallMessage;
-  if (!small)
-    header.payload_tag = static_cast<std::uint32_t>(user_tags_ + large_sent_++ % user_tags_);
+  if (!small) header.payload_tag = static_cast<std::uint32_t>(tags_.payload(large_sent_++));
   std::byte* const buffer = message.buffer_.get();
   std::memcpy(buffer, &header, sizeof header);
   if (small && message.bytes_ > 0)

@@ -3,7 +3,7 @@
 /// A message begins with a header, so that the receiver can name a message of another size or
 /// dtype. Up to `fixed::kSmallMessage` bytes travel with the header; larger ones follow it, under a
 /// tag of their own, straight into the receiver's memory. The user's tag is MPI's tag, so MPI
-/// matches messages. Tags that MPI cannot carry are for the group's channel (`carries`).
+/// matches messages. Tags that MPI cannot carry (`MpiTags`) are for the group's channel.
 #pragma once
 
 #include <atomic>
@@ -16,6 +16,7 @@
 
 #include "muster/backends/mpi/library.h"
 #include "muster/backends/mpi/loader.h"
+#include "muster/backends/mpi/tags.h"
 #include "muster/collective/completion.h"
 #include "muster/collective/driver.h"
 
@@ -25,14 +26,9 @@ class Messages {
  public:
   class MpiMessage;
 
-  /// `last_tag`: the largest that MPI has.
-  Messages(const collective::GroupContext& group, Library& library, Comm& comm,
-           std::int64_t last_tag);
+  Messages(const collective::GroupContext& group, Library& library, Comm& comm, MpiTags tags);
   ~Messages();
   Messages(const Messages&) = delete;
-
-  /// The same on every member: half of MPI's tags are the users', half number large messages.
-  bool carries(std::uint64_t tag) const { return tag < user_tags_; }
 
   /// Posts a valid message; holds `owner` until it has ended.
   std::shared_ptr<MpiMessage> start(std::shared_ptr<collective::Driver> driver,
@@ -68,7 +64,7 @@ class Messages {
   const collective::GroupContext& group_;
   Library& library_;
   Comm& comm_;
-  const std::uint64_t user_tags_;
+  const MpiTags tags_;
   std::mutex lock_;
   std::vector<std::shared_ptr<MpiMessage>> open_;
   std::atomic<std::size_t> open_count_{0};

@@ -228,12 +228,32 @@ void make_calls(const TestJob& job) {
     if (pending[i] != nullptr) expect_ok(pending[i]->wait(TimePoint::max()), "a started call");
   for (std::size_t i = 0; i < out.size(); ++i)
     expect(out[i][0] == static_cast<std::int64_t>(i) * ranks, "a wrong sum");
+  // Sums that are reduced in several rounds, in place and not, with other calls in between.
+  std::vector<Values> large, sums(3, Values(1'500'001));
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    large.emplace_back(sums[i].size());
+    std::iota(large[i].begin(), large[i].end(), my_rank + static_cast<std::int64_t>(i));
+  }
+  pending.clear();
+  sums[2] = large[2];
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    pending.push_back(group->start(sum_of(i == 2 ? sums[2] : large[i], sums[i]), soon()));
+    pending.push_back(group->start(sum_of(in[i], out[i]), soon()));
+  }
+  for (const auto& each : pending) expect_ok(each->wait(TimePoint::max()), "a large call");
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    bool right = true;
+    for (std::size_t k = 0; k < sums[i].size(); ++k)
+      right =
+          right && sums[i][k] == ranks * static_cast<std::int64_t>(i + k) + ranks * (ranks - 1) / 2;
+    expect(right, "a wrong sum in several rounds");
+  }
   // One that nobody waits for ends all the same.
   const auto unwatched = group->start(Args{}, soon());
   std::atomic<bool> told{false};
   unwatched->when_settled([&](const Status& status) { told.store(status.ok()); });
   while (!told.load()) std::this_thread::yield();
-  expect(group->sequence() == 51, "sequence " + std::to_string(group->sequence()));
+  expect(group->sequence() == 57, "sequence " + std::to_string(group->sequence()));
   // Sixteen-bit sums round once.
   std::vector<std::uint16_t> halves(3, my_rank == 0 ? 0x3c00 : 0x1000), total(3);
   Args args;
@@ -308,6 +328,19 @@ void fail_calls(const TestJob& job) {
         {"rank 1", "1 element", "2 elements"}, "different sizes at DETAIL");
     expect(now() - before < seconds(20), "that took too long");
     set_debug_level(DebugLevel::OFF);
+  }
+  // Messages of another size than expected are named without that, too.
+  {
+    const Group group = job.world("sizes");
+    Values two{1, 2}, both(2);
+    expect_says(
+        my_rank == 1 ? group->run(sum_of(two, both), soon()) : group->run(sum_of(in, out), soon()),
+        {"rank 1", "1 element", "2 elements"}, "different sizes");
+    const Group other = job.world("small and large");
+    Values many(5000, 1), all(5000);
+    expect_says(
+        my_rank == 1 ? other->run(sum_of(many, all), soon()) : other->run(sum_of(in, out), soon()),
+        {"rank 1", "1 element", "5000 elements"}, "small and large");
   }
   // One member refuses a call that the others make.
   {
