@@ -1,9 +1,10 @@
 // A rank of the tests of backend mpi, below tensors: mpi_test.cc starts it by each MPI's mpirun.
 //
-//   muster_mpi_test_rank suite SECONDS | messages | calls | failures
+//   muster_mpi_test_rank suite SECONDS | messages | calls | failures | killed
 //
 // Prints "rank R: WHAT" for what is wrong and exits with 1, or prints "right R".
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -391,6 +392,20 @@ void fail_calls(const TestJob& job) {
   }
 }
 
+// ---- a rank that is killed: the others learn of it, name it and live
+
+void kill_a_rank(const TestJob& job) {
+  const Group group = job.world();
+  // Sums by messages, and by MPI's own reduction of more ranks: both are given up.
+  Values in(300'000, 1), out(in.size());
+  expect_ok(group->run(sum_of(in, out), soon()), "all_reduce");
+  if (my_rank == 1) static_cast<void>(::raise(SIGKILL));
+  Status status;
+  while (status.ok()) status = group->run(sum_of(in, out), soon());
+  expect_says(status, {"rank 1"}, "a call after rank 1 was killed");
+  expect(status.code() != Code::timed_out, "the death was noticed at the deadline alone");
+}
+
 int run(const std::vector<std::string>& words) {
   if (words.empty()) return 2;
   const TestJob job = join();
@@ -398,6 +413,7 @@ int run(const std::vector<std::string>& words) {
   if (words[0] == "messages") exchange_messages(job);
   if (words[0] == "calls") make_calls(job);
   if (words[0] == "failures") fail_calls(job);
+  if (words[0] == "killed") kill_a_rank(job);
   if (my_rank == 0)
     std::printf("%s on %d ranks of %s in %s\n", words[0].c_str(), job.found.world_size,
                 (*load())->version().c_str(), library_path().c_str());
