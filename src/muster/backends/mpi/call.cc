@@ -177,7 +177,7 @@ Status MpiCall::begin_direct(std::uint64_t sequence) {
 
 std::optional<Status> MpiCall::test() {
   if (is_direct_) {
-    const auto ended = direct_.test();
+    auto ended = direct_.test();
     if (ended) trim();
     return ended;
   }

@@ -28,7 +28,6 @@ namespace {
 
 using collective::Args;
 using collective::Op;
-using collective::Reduce;
 using collective::suite::Answers;
 using collective::suite::Cell;
 using collective::suite::Player;
