@@ -21,7 +21,7 @@ namespace muster::elastic {
 struct CommitId {
   std::int64_t epoch = 0;
   std::int64_t number = 0;
-  auto operator<=>(const CommitId&) const = default;
+  auto operator<=>(const CommitId&) const = default;  // NOLINT(modernize-use-nullptr): it has none
 };
 
 struct CommitLabel {

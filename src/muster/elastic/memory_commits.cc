@@ -29,6 +29,7 @@ std::size_t at(int index) { return static_cast<std::size_t>(index); }
 
 std::vector<Shard> shards_of(const std::vector<CheckpointItem>& items) {
   std::vector<Shard> shards;
+  shards.reserve(items.size());
   for (const CheckpointItem& item : items) shards.push_back(checkpoint::shard_of(item));
   return shards;
 }

@@ -28,7 +28,7 @@ struct Box {
   /// Whether it lies within a tensor of these sizes.
   bool is_within(const Extent& whole) const;
   bool operator==(const Box&) const = default;
-  auto operator<=>(const Box&) const = default;
+  auto operator<=>(const Box&) const = default;  // NOLINT(modernize-use-nullptr): it has none
 };
 
 /// A whole tensor.
