@@ -66,7 +66,7 @@ class EtcdHold final : public Hold {
         renewal_("etcd", name, std::chrono::seconds(lease.ttl_s), granted) {}
   Status begin() {
     return renewal_.begin([this](TimePoint deadline) {
-      const Status kept = service_->client->keep_alive(lease_.id, deadline).status();
+      Status kept = service_->client->keep_alive(lease_.id, deadline).status();
       if (kept.code() != Code::closed) return kept;
       return Status(Code::closed, "its time ran out before etcd heard of it again");
     });

@@ -506,7 +506,7 @@ Status KubernetesClient::follow(const FollowOptions& options) {
       if (Status begun = stream->begin(revision); !begun) return begun;
       begun_at = now;
     }
-    const Status stepped = stream->step(next_idle);
+    Status stepped = stream->step(next_idle);
     if (stream->revision() > revision || (stepped.ok() && now - begun_at >= kConnected))
       silent_since = steady_clock().now();
     revision = stream->revision();

@@ -348,9 +348,9 @@ class KubernetesMembership final : public Membership {
     const Duration ttl = seconds(std::max<std::int64_t>(other.ttl_s, 1));
     const TimePoint expires_at = deadline_after(steady_clock(), ttl);
     const auto held = service_->open(other);
-    const Status refused(Code::refused,
-                         "\"" + name + "\" is held by another process, which says of itself: " +
-                             (held ? held->value : std::string("?")));
+    Status refused(Code::refused, "\"" + name +
+                                      "\" is held by another process, which says of itself: " +
+                                      (held ? held->value : std::string("?")));
     if (!held || expires_at > deadline) return refused;
     while (steady_clock().now() < expires_at) {
       if (Status interrupted = Interruption::of_thread(); !interrupted) return interrupted;
