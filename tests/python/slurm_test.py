@@ -4,6 +4,7 @@ import pathlib
 import re
 import shlex
 import sys
+import time
 
 import pytest
 from slurm_cluster import slurm_cluster
@@ -114,3 +115,66 @@ def test_array(slurm, program):
     for task in (1, 2, 3):
         text = (slurm.folder / f"array.{task}.out").read_text()
         assert sorted(re.findall(r"rank (\d) of 2", text)) == ["0", "1"], text
+
+
+# Trains with a checkpoint after each step. With REQUEUE, its first life asks Slurm in the middle to
+# requeue the job, and waits for its end.
+TRAINING = """
+import os, signal, subprocess, sys
+import torch
+import muster as dist
+from muster import checkpoint
+folder, again = sys.argv[1], sys.argv[2] == "requeue" and "SLURM_RESTART_COUNT" not in os.environ
+dist.init_process_group()
+torch.manual_seed(7)
+model = torch.nn.Linear(8, 3)
+optimizer = torch.optim.Adam(model.parameters())
+state = {"model": model, "optimizer": optimizer, "step": 0}
+if newest := checkpoint.latest(folder):
+    checkpoint.load(state, checkpoint_id=newest)
+print("begins at step", state["step"], flush=True)
+while state["step"] < 8:
+    torch.manual_seed(100 * state["step"] + dist.get_rank())
+    optimizer.zero_grad()
+    model(torch.randn(16, 8)).square().mean().backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    optimizer.step()
+    state["step"] += 1
+    checkpoint.save(state, checkpoint_id=f"{folder}/step-{state['step']}")
+    if again and state["step"] == 5:
+        if dist.get_rank() == 0:
+            subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True)
+        signal.pause()
+weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+print("ends with", weights.hex(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+# spec: R1 requeue continues from the last commit, and ends with the weights of a job without
+def test_requeue(slurm):
+    program = slurm.folder / "training.py"
+    program.write_text(TRAINING)
+    said = {}
+    for kind in ("undisturbed", "requeue"):
+        script = slurm.folder / f"{kind}.sh"
+        words = shlex.join([sys.executable, str(program), str(slurm.folder / f"run-{kind}"), kind])
+        script.write_text(f"#!/bin/sh\nsrun -N2 -n2 {words}\n")
+        out, status = slurm.run(
+            *("sbatch", "--parsable", "--requeue", "-N2", "-n2", "--open-mode=append"),
+            *("-o", f"{kind}.out", script),
+        )
+        assert status == 0, out + slurm.logs()
+        limit, shown = time.monotonic() + 120, ""
+        while "JobState=COMPLETED" not in shown:
+            shown, _ = slurm.run("scontrol", "show", "job", out.strip())
+            ended = re.search("JobState=(FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", shown)
+            text = (slurm.folder / f"{kind}.out").read_text() if ended else ""
+            assert not ended and time.monotonic() < limit, shown + text + slurm.logs()
+            time.sleep(0.2)
+        said[kind] = (slurm.folder / f"{kind}.out").read_text()
+    begun = {kind: re.findall(r"begins at step (\d)", text) for kind, text in said.items()}
+    assert begun == {"undisturbed": ["0"] * 2, "requeue": ["0"] * 2 + ["5"] * 2}, said
+    ends = {each for text in said.values() for each in re.findall("ends with (\\w+)", text)}
+    assert len(ends) == 1, said
