@@ -183,7 +183,9 @@ void NodeMembership::run() {
       give({AgentEvent(
                 JobEnded{false, 1, options_.place + " is gone: " + update.status().message()}),
             {},
-            {}});
+            {},
+            0,
+            true});
       return give({AgentEvent(OthersGone{}), {}, {}});
     }
     if (!follow(*update)) return;
@@ -208,6 +210,7 @@ bool NodeMembership::follow(const membership::Update& update) {
   view_.apply(update, steady_clock().now());
   if (!news.failures.empty()) give(std::move(news));
   follow_epoch();
+  follow_arrivals();
   if (over_) {
     const auto& nodes = view_.nodes();
     const bool alone = nodes.empty() || (nodes.size() == 1 && nodes.contains(options_.name));
@@ -261,6 +264,14 @@ void NodeMembership::follow_epoch() {
   give({AgentEvent(NewEpoch{epoch.number, plan->node >= 0}), plan, {}});
 }
 
+void NodeMembership::follow_arrivals() {
+  const std::int64_t number = view_.epoch().number;
+  if (over_ || number == complete_ || view_.arrived() < view_.seats().size()) return;
+  if (!view_.lost().empty()) return;  // the next epoch is about to begin
+  complete_ = number;
+  give({{}, {}, {}, number});
+}
+
 /// If the lease was lost, the others go on without this node: its workers end, and it joins again
 /// as a new node.
 bool NodeMembership::keep_place() {
@@ -281,14 +292,19 @@ bool NodeMembership::keep_place() {
   over_ = true;
   give({AgentEvent(JobEnded{false, 1, "this node's place in the job is lost: " + taken.message()}),
         {},
-        {}});
+        {},
+        0,
+        true});
   give({AgentEvent(OthersGone{}), {}, {}});
   return false;
 }
 
 void NodeMembership::decide() {
   ask_again_ = TimePoint::max();
-  if (view_.proposer() != options_.name) return;
+  // A node that stops sees to it that the job ends: there may be no member left to propose it.
+  const auto own = view_.nodes().find(options_.name);
+  const bool stops = own != view_.nodes().end() && own->second.report.phase == NodePhase::stopped;
+  if (!stops && view_.proposer() != options_.name) return;
   const membership::Decision decision =
       membership::next_epoch(steady_clock().now(), view_, options_.epochs);
   ask_again_ = decision.again;

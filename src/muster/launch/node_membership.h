@@ -64,6 +64,9 @@ struct NodeNews {
   std::optional<AgentEvent> event;
   std::shared_ptr<const EpochPlan> plan{};  ///< with a NewEpoch
   std::vector<FailureNote> failures{};      ///< of other nodes
+  /// Number of the epoch of whose nodes all have now said something of it; 0: no news of that.
+  std::int64_t complete = 0;
+  bool service_lost = false;  ///< with a JobEnded: the membership service does not answer
 };
 
 class NodeMembership {
@@ -95,6 +98,7 @@ class NodeMembership {
   void run();
   bool follow(const membership::Update& update);
   void follow_epoch();
+  void follow_arrivals();
   void decide();
   bool keep_place();
   void give(NodeNews news);
@@ -111,6 +115,7 @@ class NodeMembership {
   std::unique_ptr<membership::Watch> watch_;
   membership::JobView view_;
   std::int64_t followed_ = 0;  // the last epoch reported to the agent
+  std::int64_t complete_ = 0;  // the last one that was reported complete
   std::map<std::string, std::int64_t> failures_seen_;
   TimePoint ask_again_ = TimePoint::max();
   bool over_ = false;

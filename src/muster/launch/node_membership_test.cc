@@ -15,19 +15,61 @@ std::unique_ptr<membership::Membership> member_of(std::shared_ptr<store::TcpStor
   return std::move(*made);
 }
 
-// spec: L1 an epoch with another number of workers on this node than it starts ends the job there
-TEST(NodeMembership, RefusesAnEpochOfOtherWorkers) {
+std::shared_ptr<store::TcpStore> served_store() {
   store::TcpStoreOptions options;
   options.host = "127.0.0.1";
   options.is_server = true;
   options.secret = Secret::random();
-  const auto store = store::make_tcp_store(options);
-  ASSERT_TRUE(store.ok()) << store.status().message();
+  auto store = store::make_tcp_store(options);
+  EXPECT_TRUE(store.ok()) << store.status().message();
+  return std::move(*store);
+}
+
+/// The next news for which `wanted` is true.
+template <class Wanted>
+NodeNews next_news(NodeMembership& node, Wanted wanted) {
+  pollfd ready{node.descriptor(), POLLIN, 0};
+  while (::poll(&ready, 1, 60'000) == 1) {
+    for (NodeNews& news : node.take()) {
+      if (wanted(news)) return std::move(news);
+    }
+  }
+  ADD_FAILURE() << "no news within a minute";
+  return {};
+}
+
+// spec: L12 an epoch is complete once its nodes have come to it; a node that has finished, the last
+// one, still ends the job
+TEST(NodeMembership, TellsOfACompleteEpochAndEndsTheJobAlone) {
+  NodeMembershipOptions here;
+  here.name = "node/0";
+  const NodeDetails details{NodeFacts{1, "default", "a host", 0}, "a launcher", "a host", 1};
+  auto node = NodeMembership::join(member_of(served_store()), here, details);
+  ASSERT_TRUE(node.ok()) << node.status().message();
+  const auto has_event = [](const NodeNews& news) { return news.event.has_value(); };
+  const NodeNews begun = next_news(**node, has_event);
+  ASSERT_TRUE(begun.plan);
+  EXPECT_EQ(begun.plan->node, 0);
+  (*node)->report(membership::NodePhase::running, 1, 0, {});
+  EXPECT_EQ(next_news(**node, [](const NodeNews& news) { return news.complete > 0; }).complete, 1);
+
+  (*node)->report(membership::NodePhase::finished, 1, 0, {});
+  (*node)->report(membership::NodePhase::stopped, 0, 0, "words");
+  const NodeNews over = next_news(**node, has_event);
+  ASSERT_TRUE(over.event && std::holds_alternative<JobEnded>(*over.event));
+  EXPECT_EQ(std::get<JobEnded>(*over.event).reason, "words");
+  EXPECT_EQ(std::get<JobEnded>(*over.event).exit_code, 0);
+  EXPECT_FALSE(over.service_lost);
+}
+
+// spec: L1 an epoch with another number of workers on this node than it starts ends the job there
+TEST(NodeMembership, RefusesAnEpochOfOtherWorkers) {
+  const auto store = served_store();
   NodeMembershipOptions here;
   here.name = "node/0";
   here.epochs.min_nodes = here.epochs.max_nodes = 2;  // alone it makes no epoch
   NodeDetails details{NodeFacts{6, "default", "a host", 0}, "a launcher", "a host", 1};
-  auto node = NodeMembership::join(member_of(*store), here, details);
+  auto node = NodeMembership::join(member_of(store), here, details);
   ASSERT_TRUE(node.ok()) << node.status().message();
 
   details.facts.workers = 1;
@@ -35,7 +77,7 @@ TEST(NodeMembership, RefusesAnEpochOfOtherWorkers) {
   report.details = encode(details);
   membership::Epoch epoch{1, membership::JobState::running, 0, 0, "a test", {}};
   epoch.members.push_back({0, here.name, encode(report)});
-  const auto committed = member_of(*store)->commit(epoch, 0);
+  const auto committed = member_of(store)->commit(epoch, 0);
   ASSERT_TRUE(committed.ok()) << committed.status().message();
   std::vector<NodeNews> news;
   pollfd ready{(*node)->descriptor(), POLLIN, 0};

@@ -7,6 +7,10 @@ namespace {
 
 constexpr std::size_t kTroublesKept = 16;  // limit: memory for a host
 
+bool is_done(NodePhase phase) {
+  return phase == NodePhase::leaving || phase == NodePhase::finished;
+}
+
 }  // namespace
 
 std::size_t JobView::apply(const Update& update, TimePoint now) {
@@ -77,7 +81,7 @@ void JobView::remove(const std::string& name, bool blamed, TimePoint now) {
   nodes_.erase(entry);
   waiting_.erase({node.since, name});
   if (waiting_.empty()) last_arrival_ = TimePoint::max();
-  if (node.slot >= 0) lose(node.slot, blamed && node.report.phase != NodePhase::leaving, now);
+  if (node.slot >= 0) lose(node.slot, blamed && !is_done(node.report.phase), now);
 }
 
 // What a node says, held against its seat.
@@ -88,19 +92,23 @@ void JobView::judge(const std::string& name, Node& node, TimePoint now) {
     trouble(report.host, now);
     failures_.push_back({name, report.phase, report.exit_code, report.reason, now});
   };
-  if (report.phase == NodePhase::leaving) {
+  const bool of_this_epoch = node.slot >= 0 && report.epoch == epoch_.number;
+  if (of_this_epoch) hear(seats_.at(node.slot), report.phase);
+  if (is_done(report.phase)) {
     waiting_.erase({node.since, name});
     if (node.slot >= 0) lose(node.slot, false, now);
     return;
   }
   if (report.phase == NodePhase::stopped) return fail();
-  if (node.slot < 0 || report.epoch != epoch_.number) return;
-  if (report.phase == NodePhase::failed) fail();
-  Seat& seat = seats_.at(node.slot);
-  if (report.phase == NodePhase::succeeded && !seat.succeeded) {
-    seat.succeeded = true;
-    ++succeeded_;
-  }
+  if (of_this_epoch && report.phase == NodePhase::failed) fail();
+}
+
+void JobView::hear(Seat& seat, NodePhase phase) {
+  if (!seat.arrived) ++arrived_;
+  seat.arrived = true;
+  if (seat.succeeded || (phase != NodePhase::succeeded && phase != NodePhase::finished)) return;
+  seat.succeeded = true;
+  ++succeeded_;
 }
 
 void JobView::lose(int slot, bool blamed, TimePoint now) {
@@ -126,8 +134,7 @@ void JobView::adopt(const Epoch& epoch) {
     const auto node = nodes_.find(seat.name);
     if (node == nodes_.end()) continue;
     node->second.slot = -1;
-    if (node->second.report.phase != NodePhase::leaving)
-      waiting_.emplace(node->second.since, seat.name);
+    if (!is_done(node->second.report.phase)) waiting_.emplace(node->second.since, seat.name);
   }
   epoch_ = epoch;
   seats_.clear();
@@ -138,7 +145,7 @@ void JobView::adopt(const Epoch& epoch) {
   std::erase_if(failures_, [&](const Failure& failure) {
     return failure.phase == NodePhase::failed && failed_names_.erase(failure.name) > 0;
   });
-  succeeded_ = 0;
+  succeeded_ = arrived_ = 0;
   lost_since_ = TimePoint::max();
   int next = 0;
   for (const Member& member : epoch.members) {
@@ -146,7 +153,7 @@ void JobView::adopt(const Epoch& epoch) {
     next = member.slot + 1;
     const auto report = decode_report(member.value);
     seats_.emplace(member.slot, Seat{member.name, member.value,
-                                     report ? report->host : std::string(), true, false});
+                                     report ? report->host : std::string(), true, false, false});
     present_.insert(member.slot);
     const auto node = nodes_.find(member.name);
     if (node == nodes_.end()) continue;

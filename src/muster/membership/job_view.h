@@ -34,6 +34,7 @@ class JobView {
     std::string host;
     bool present = true;     ///< its name is held, and it is not leaving
     bool succeeded = false;  ///< stays true even if the node then goes
+    bool arrived = false;    ///< its node has said something of this epoch
   };
   struct Failure {
     std::string name;
@@ -60,6 +61,8 @@ class JobView {
   /// Seats whose node is gone or leaving, succeeded or not.
   const std::set<int>& vacant() const { return vacant_; }
   std::size_t succeeded() const { return succeeded_; }
+  /// Seats whose node has said something of the present epoch.
+  std::size_t arrived() const { return arrived_; }
   /// What members have said of the present epoch, and any node that has stopped; in order.
   const std::vector<Failure>& failures() const { return failures_; }
   /// Slots below the highest seat that nobody sits in.
@@ -86,6 +89,7 @@ class JobView {
   void add(const std::string& name, Node node, TimePoint now);
   void remove(const std::string& name, bool blamed, TimePoint now);
   void judge(const std::string& name, Node& node, TimePoint now);
+  void hear(Seat& seat, NodePhase phase);
   void lose(int slot, bool blamed, TimePoint now);
   void trouble(const std::string& host, TimePoint now);
 
@@ -98,6 +102,7 @@ class JobView {
   std::set<int> lost_, vacant_, gaps_;
   std::set<std::pair<std::int64_t, std::string>> waiting_;
   std::size_t succeeded_ = 0;
+  std::size_t arrived_ = 0;
   std::vector<Failure> failures_;
   std::set<std::string> failed_names_;  // of `failures_`
   TimePoint lost_since_ = TimePoint::max();

@@ -337,6 +337,52 @@ TEST_F(NextEpoch, AnotherHoldOfANameIsAnotherNode) {
   EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "b"}}));
 }
 
+// spec: L12 a node that has finished is in no later epoch, and its success counts
+TEST_F(NextEpoch, AFinishedNodeIsInNoLaterEpoch) {
+  options.max_restarts = 9;
+  begin(3);
+  say("a", NodePhase::finished);
+  EXPECT_FALSE(decide().commit);
+  EXPECT_TRUE(view.lost().empty());
+  say("b", NodePhase::failed, 1);
+  EXPECT_EQ(commit(), (Slots{{1, "b"}, {2, "c"}}));
+  die("a");
+  EXPECT_FALSE(decide().commit);
+  say("b", NodePhase::finished);
+  come("d");
+  EXPECT_FALSE(decide().commit) << "a job that is about to end is not started again";
+  say("c", NodePhase::finished);
+  EXPECT_EQ(decide().state, JobState::succeeded);
+}
+
+// spec: L12 whoever finishes when the next epoch has begun already leaves it
+TEST_F(NextEpoch, AFinishedNodeGivesUpTheSeatOfALaterEpoch) {
+  options.max_restarts = 9;
+  begin(2);
+  NodeReport late = view.nodes().at("a").report;
+  late.phase = NodePhase::finished;
+  late.epoch = view.epoch().number;
+  say("b", NodePhase::failed, 1);
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "b"}}));
+  say("a", late);
+  EXPECT_EQ(commit(), (Slots{{1, "b"}}));
+}
+
+// spec: L12 who has come to an epoch: whatever a node says of it counts once
+TEST_F(NextEpoch, CountsWhoHasComeToTheEpoch) {
+  options.max_restarts = 9;
+  begin(2);
+  EXPECT_EQ(view.arrived(), 0u);
+  say("a", NodePhase::running);
+  EXPECT_EQ(view.arrived(), 1u);
+  say("a", NodePhase::failed, 1);
+  EXPECT_EQ(view.arrived(), 1u);
+  say("b", NodePhase::succeeded);
+  EXPECT_EQ(view.arrived(), 2u);
+  commit();
+  EXPECT_EQ(view.arrived(), 0u);
+}
+
 // A snapshot says also who is not there any more.
 TEST_F(NextEpoch, ASnapshotTellsWhoIsGone) {
   begin(3);

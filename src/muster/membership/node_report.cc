@@ -26,7 +26,7 @@ Result<NodeReport> decode_report(std::string_view record) {
   report.host = reader.get_text();
   report.reason = reader.get_text();
   report.details = reader.get_text();
-  if (!reader.at_end() || phase > static_cast<std::uint8_t>(NodePhase::leaving) ||
+  if (!reader.at_end() || phase > static_cast<std::uint8_t>(NodePhase::finished) ||
       report.wanted_slot < -1 || report.epoch < 0) {
     return Status(Code::mismatch,
                   "a node described itself in a form that this version does not know; run the same "

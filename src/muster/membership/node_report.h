@@ -15,7 +15,8 @@ enum class NodePhase : std::uint8_t {
   succeeded = 2,  ///< its workers of `epoch` have all ended well
   failed = 3,     ///< a worker of `epoch` has failed: all shall start again, or the job ends
   stopped = 4,    ///< it has failed in a way that no restart mends: the job shall end
-  leaving = 5     ///< it goes in good order, and shall have no seat any more
+  leaving = 5,    ///< it goes in good order, and shall have no seat any more
+  finished = 6    ///< its workers of `epoch` have all ended well, and it starts none again
 };
 
 struct NodeReport {
