@@ -45,6 +45,7 @@ void bind_elastic(pybind11::module_& module);
 void bind_functional(pybind11::module_& module);
 void bind_registry(pybind11::module_& module);
 void bind_torch_backend(pybind11::module_& module);
+void bind_torch_rendezvous(pybind11::module_& module);
 
 /// The value of `group_desc` for a group without a description. Requires the GIL.
 void describe_group(const Group& group, const std::string& description);

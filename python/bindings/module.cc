@@ -77,4 +77,5 @@ PYBIND11_MODULE(_C, module) {
   bind_rpc(module);
   bind_rpc_autograd(module);
   bind_torch_backend(module);
+  bind_torch_rendezvous(module);
 }

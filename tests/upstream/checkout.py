@@ -4,6 +4,8 @@ nothing of them is kept here.
 
     checkout.py replaced [FILE ...]  after muster.torch.replace_gloo(), as stock torch's backend
     checkout.py package [FILE ...]   the package muster in the place of torch.distributed: stores
+    checkout.py torchrun [FILE ...]  torchrun's agents with --rdzv-backend=muster; beside them, in
+                                     the place of Gloo, those of torch's own backend c10d
 
 The checkout's folder is MUSTER_TORCH_CHECKOUT; without it the test is skipped. Each test that
 passes on stock torch with Gloo must pass, or be in expected.py with a reason. --print NAME ... runs
@@ -16,13 +18,15 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 SKIPPED = 77  # the exit code by which ctest knows it
-LIMIT_S = 120  # for a test, and for loading the file; torch's own are longer
+LIMIT_S = 240  # for a test, and for loading the file; torch's own are longer
 FILES = {
     "replaced": [
         "test_c10d_common.py",
@@ -31,7 +35,10 @@ FILES = {
         "test_functional_api.py",
     ],
     "package": ["test_store.py"],
+    "torchrun": ["elastic/agent/server/test/local_elastic_agent_test.py"],
 }
+# What a way is compared with, as an engine.
+BESIDE = {"torchrun": "c10d"}
 
 
 def in_place_of_torch(text):
@@ -44,6 +51,32 @@ def in_place_of_torch(text):
     ):
         text = text.replace(theirs, ours)
     return text
+
+
+def meet_by(backend, module):
+    """The file has each test once for every backend of rendezvous that torch has. One of them stays
+    and runs on `backend`; no server of etcd is started.
+    """
+    if backend == "muster":
+        from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+
+        from muster.torch.rendezvous import handler
+
+        rendezvous_handler_registry.register("muster", handler())
+    module.EtcdServer = unittest.mock.Mock()
+    tests = module.LocalElasticAgentTest
+
+    def run_test_with_backend(self, _, test_to_run):
+        self._backend = backend
+        self._endpoint = f"localhost:{module.acquire_available_port()}"
+        test_to_run()
+
+    tests.run_test_with_backend = run_test_with_backend
+    seen = set()
+    for name in sorted(vars(tests)):
+        stem = re.sub("_(c10d|etcd|etcd_v2)$", "", name)
+        if name.startswith("test_") and (stem in seen or seen.add(stem)):
+            delattr(tests, name)
 
 
 def load(path, engine):
@@ -70,6 +103,8 @@ def load(path, engine):
     sys.modules[path.stem] = module
     exec(compile(text, str(path), "exec"), vars(module))
     vars(module).pop("load_tests", None)  # torch's wants the file to be the program
+    if engine in ("torchrun", "c10d"):
+        meet_by("muster" if engine == "torchrun" else engine, module)
     return module
 
 
@@ -168,18 +203,19 @@ def judge(way, file, mine, theirs):
     import expected
 
     surprises, counts = [], collections.Counter()
+    name_beside = BESIDE.get(way, "Gloo")
     for name in sorted({*mine, *theirs}):
-        (kind, text), (on_gloo, _) = mine.get(name, ("missing", "")), theirs.get(name, ("", ""))
+        (kind, text), (beside, _) = mine.get(name, ("missing", "")), theirs.get(name, ("", ""))
         reason = expected.CHECKOUT[way].get(f"{file}::{name}")
         counts[kind] += 1
-        counts[f"Gloo {on_gloo}"] += 1
+        counts[f"{name_beside} {beside}"] += 1
         if kind == "passed":
             if reason:
                 surprises.append(f"{name} passes, and expected.py says that it fails")
         elif reason is not None:
             counts["expected"] += 1
-        elif on_gloo == "passed":
-            surprises.append(f"{name}: Gloo passes it; here it is {kind}\n{text}")
+        elif beside == "passed":
+            surprises.append(f"{name}: {name_beside} passes it; here it is {kind}\n{text}")
     print(f"== {way}, {file}: {dict(sorted(counts.items()))}", flush=True)
     for surprise in surprises:
         print(f"ERROR: {way}, {file}: {surprise}", flush=True)
@@ -205,7 +241,8 @@ def main():
     surprises = []
     for file in asked.files or FILES[asked.way]:
         mine = outcomes_of(folder / file, asked.way, asked.names)
-        theirs = {} if asked.names else outcomes_of(folder / file, "gloo", [])
+        beside = BESIDE.get(asked.way, "gloo")
+        theirs = {} if asked.names else outcomes_of(folder / file, beside, [])
         surprises += judge(asked.way, file, mine, theirs)
     sys.exit(1 if surprises else 0)
 

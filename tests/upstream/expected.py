@@ -71,6 +71,7 @@ _INSIDE = "looks at the insides of torch's stores"
 _STORE = "test_store.py"
 # What of the files that checkout.py runs fails where Gloo passes: way -> file::Class.test -> why.
 CHECKOUT = {
+    "torchrun": {},
     "replaced": _each(
         "a backend that is not torch's own has the name custom to a group's C++",
         "test_c10d_common.py",
