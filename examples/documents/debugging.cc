@@ -81,10 +81,10 @@ void two_layer_net(int rank) {
 }  // namespace
 
 Programs debugging() {
-  return {{"monitored_barrier", {3, monitored_barrier, false}},
-          {"mismatched_shapes", {2, mismatched_shapes, false}},
-          {"two_layer_net", {2, two_layer_net}},
-          {"unused_parameters", {2, unused_parameters, false}}};
+  return {{"monitored_barrier", on_threads(3, monitored_barrier, /*destroys=*/false)},
+          {"mismatched_shapes", on_threads(2, mismatched_shapes, /*destroys=*/false)},
+          {"two_layer_net", on_threads(2, two_layer_net)},
+          {"unused_parameters", on_threads(2, unused_parameters, /*destroys=*/false)}};
 }
 
 }  // namespace documents

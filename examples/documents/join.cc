@@ -24,6 +24,6 @@ void uneven_inputs(int rank) {
 
 }  // namespace
 
-Programs join() { return {{"join", {2, uneven_inputs}}}; }
+Programs join() { return {{"join", on_threads(2, uneven_inputs)}}; }
 
 }  // namespace documents

@@ -104,11 +104,14 @@ void all_to_all(int rank) {
 }  // namespace
 
 Programs operations() {
-  return {{"group", {4, group}},     {"send", {4, send}},
-          {"isend", {4, isend}},     {"broadcast", {4, broadcast}},
-          {"reduce", {4, reduce}},   {"all_reduce", {4, all_reduce}},
-          {"gather", {4, gather}},   {"all_gather", {4, all_gather}},
-          {"scatter", {4, scatter}}, {"all_to_all", {4, all_to_all}}};
+  const std::map<std::string, void (*)(int)> all{{"group", group},     {"send", send},
+                                                 {"isend", isend},     {"broadcast", broadcast},
+                                                 {"reduce", reduce},   {"all_reduce", all_reduce},
+                                                 {"gather", gather},   {"all_gather", all_gather},
+                                                 {"scatter", scatter}, {"all_to_all", all_to_all}};
+  Programs programs;
+  for (const auto& [name, run] : all) programs.emplace(name, on_threads(4, run));
+  return programs;
 }
 
 }  // namespace documents

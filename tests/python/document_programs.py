@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 from ranks import reserve_port
 
 import muster as dist
@@ -13,6 +14,7 @@ import muster as dist
 PROGRAMS = pathlib.Path(__file__).parents[2] / "examples/documents"
 MUSTER = pathlib.Path(dist.__file__).parents[2] / "bin/muster"
 DEVICES = pathlib.Path(dist.__file__).parents[2] / "tests/accelerator"
+IN_CPP = MUSTER.parent / "documents"
 
 
 def environment_of(devices=0):
@@ -29,14 +31,27 @@ def environment_of(devices=0):
     return environment
 
 
-def run_program(name, *arguments, line=(sys.executable,), devices=0):
-    """The program as it has ended, started by this line."""
+def program_in_cpp():
+    """The program that has all of them by their names."""
+    if not IN_CPP.exists():
+        pytest.skip("built without the examples (MUSTER_EXAMPLES=OFF)")
+    return IN_CPP
+
+
+def run_program(name, *arguments, line=(sys.executable,), devices=0, language="Python"):
+    """The program as it has ended, started by this line; in C++ without its interpreter."""
+    environment = environment_of(devices)
+    words = [*line, PROGRAMS / f"{name}.py"]
+    if language == "C++":
+        words = [*(word for word in line if word != sys.executable), program_in_cpp(), name]
+        if devices:
+            environment["LD_PRELOAD"] = str(DEVICES / "libmuster_preloaded_device.so")
     return subprocess.run(
-        [*map(str, line), PROGRAMS / f"{name}.py", *map(str, arguments)],
+        [*map(str, words), *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=240,
-        env=environment_of(devices),
+        env=environment,
     )
 
 
@@ -57,5 +72,6 @@ def said_by(name, *arguments, **options):
     return lines_of(ended.stdout)
 
 
+LANGUAGES = ("Python", "C++")
 LAUNCH = (MUSTER, "launch", "--nnode=1", "--node_rank=0")
 RUN = (MUSTER, "run", "--standalone", "--nproc-per-node", "2", sys.executable)

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from document_programs import (
+    LANGUAGES,
     LAUNCH,
     MUSTER,
     PROGRAMS,
@@ -94,13 +95,20 @@ STARTED = {
 }
 
 
-# spec: P1 the tutorial's demo_basic, demo_checkpoint, demo_model_parallel, spmd_main, elastic_ddp
-# and Join on accelerators, its launch lines spec: P1 on one node, DataParallel; the reference's net
-# of two layers, streams; the guide's calls to another worker, options and device map
+# spec: P1 in Python and in C++: the tutorial's demo_basic, demo_checkpoint, demo_model_parallel,
+# spmd_main, elastic_ddp and Join on accelerators, its launch lines
+# spec: P1 in Python and in C++, on one node: DataParallel, the reference's streams; the guide's
+# calls to another worker, options and device map
+@pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("name", STARTED)
-def test_program(name):
+def test_program(name, language):
     (program, options, *arguments), said = STARTED[name]
-    assert sorted(said_by(program, *arguments, **options)) == sorted(said)
+    assert sorted(said_by(program, *arguments, language=language, **options)) == sorted(said)
+
+
+# spec: P1 in C++ DataParallel has the tutorial's three devices
+def test_data_parallel_on_three_devices():
+    assert said_by("data_parallel", devices=3, language="C++") == ["True (20, 5)"]
 
 
 def run_two_nodes(program, *lines, devices):

@@ -14,7 +14,14 @@ from datetime import timedelta
 
 import pytest
 import torch
-from document_programs import MUSTER, PROGRAMS, RUN, environment_of, said_by
+from document_programs import (
+    LANGUAGES,
+    PROGRAMS,
+    RUN,
+    environment_of,
+    program_in_cpp,
+    said_by,
+)
 from ranks import meeting_file, reserve_port, run_ranks
 
 import muster as dist
@@ -70,12 +77,7 @@ def test_operation(name):
 
 
 def said_in_cpp(name):
-    program = MUSTER.parent / "documents"
-    if not program.exists():
-        pytest.skip("built without the examples (MUSTER_EXAMPLES=OFF)")
-    ended = subprocess.run([program, name], capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout.splitlines()
+    return said_by(name, language="C++")
 
 
 # spec: P1 the same in C++
@@ -161,14 +163,15 @@ def test_session(name):
     dist.spawn(run, nprocs=size, threads=True)
 
 
-# spec: P1 gradients averaged by hand, at the documents' rates: the loss falls, and both ranks come
-# to the same losses as one process
-def test_averaged_sgd():
+# spec: P1 gradients averaged by hand, at the documents' rates, in both languages: the loss falls,
+# and both ranks come to the same losses as one process
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_averaged_sgd(language):
     def losses_of(processes):
         line = (*RUN[:4], processes, sys.executable)
         said = [
             re.fullmatch(r"Rank  (\d) , epoch  (\d) :  (\S+)", line).groups()
-            for line in said_by("averaged_sgd", line=line)
+            for line in said_by("averaged_sgd", line=line, language=language)
         ]
         ranks = range(processes)
         return [[float(loss) for its, _, loss in said if its == str(rank)] for rank in ranks]
@@ -179,19 +182,24 @@ def test_averaged_sgd():
     assert means == pytest.approx(alone, rel=0.05)
 
 
-# spec: P1 a collective in torch's profiler, as a row of its table
-def test_profile():
-    said = "\n".join(said_by("profiler", line=RUN))
+# spec: P1 a collective in torch's profiler, as a row of its table, in both languages
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_profile(language):
+    said = "\n".join(said_by("profiler", line=RUN, language=language))
     assert re.search(r"native:all_reduce .* 1\s*$", said, re.M), said
 
 
-# spec: P1 the ways to meet: tcp, file and env with ranks, file without
+# spec: P1 the ways to meet: tcp, file and env with ranks, file without, in both languages
 # spec: B6 B8 ranks that are assigned; one file for two jobs
-def test_ways_to_meet(tmp_path):
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_ways_to_meet(language, tmp_path):
     port = reserve_port()
+    program = [sys.executable, PROGRAMS / "init_methods.py"]
+    if language == "C++":
+        program = [program_in_cpp(), "init_methods"]
     ranks = [
         subprocess.Popen(
-            [sys.executable, PROGRAMS / "init_methods.py", "--rank", str(rank)]
+            [*program, "--rank", str(rank)]
             + ["--address", f"127.0.0.1:{port}", "--file", str(tmp_path / "sharedfile")],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
