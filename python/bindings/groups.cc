@@ -565,6 +565,28 @@ void bind_groups(py::module_& module) {
       "does not call within `timeout` (datetime.timedelta; None: the group's), ValueError "
       "(DistArgumentError) for ranks that the group has "
       "not, for one named twice, for a caller that is excluded and for one that is no member.");
+  module.def(
+      "grow_group",
+      [](const std::vector<int>& ranks, const Group& group, Limit timeout, Text backend,
+         const py::object& pg_options, const DeviceId& device_id) {
+        const GrowGroupOptions options{.group = group,
+                                       .timeout = timeout,
+                                       .backend = std::move(backend),
+                                       .pg_options = pg_options_of(pg_options),
+                                       .device_id = device_of(device_id, "grow_group")};
+        auto grown = blocking(nullptr, [&] { return grow_group(ranks, options); });
+        bind_device(grown, device_id);
+        return grown;
+      },
+      py::arg("ranks"), py::arg("group") = py::none(), py::arg("timeout") = py::none(),
+      py::arg("backend") = py::none(), py::arg("pg_options") = py::none(),
+      py::arg("device_id") = py::none(),
+      "A group of the members of `group` and of ranks that join it. ranks, of the default group: "
+      "the members in their order, then those that join, which leave `group` out. All of them call "
+      "it with the same ranks, backend (None: the default group's) and timeout "
+      "(datetime.timedelta). nccl grows its communicator if NCCL can. Raises ValueError "
+      "(DistArgumentError) for ranks that do not fit the group, DistBackendError on all where a "
+      "group has failed and where a rank fails or does not come in time.");
 }
 
 }  // namespace muster::python

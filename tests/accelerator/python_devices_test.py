@@ -2,6 +2,9 @@
 (muster_test_device.py).
 """
 
+import contextlib
+import os
+
 import pytest
 import torch
 from ranks import meeting_file, run_ranks
@@ -217,3 +220,112 @@ def cells_on_nccl(rank):
 # DistBackendError
 def test_cells_of_nccl():
     on_ranks(2, cells_on_nccl, backend="nccl")
+
+
+def every_operation_on_nccl(rank):
+    def full(value, count=2, dtype=torch.float32):
+        return torch.full((count,), value, dtype=dtype).to(rank)
+
+    def is_now(tensor, values):
+        assert tensor.cpu().tolist() == values, (tensor.cpu(), values)
+
+    x = full(float(rank + 1))
+    dist.all_reduce(x)
+    is_now(x, [3, 3])
+    dist.broadcast(x := full(float(rank)), 1)
+    is_now(x, [1, 1])
+    dist.reduce(x := full(float(rank + 1)), 1)
+    is_now(x, [1, 1] if rank == 0 else [3, 3])
+    parts = [full(-1.0), full(-1.0)]
+    dist.all_gather(parts, full(float(rank)))
+    is_now(torch.cat(parts), [0, 0, 1, 1])
+    uneven = [full(-1.0, 3), full(-1.0, 1)]
+    dist.all_gather(uneven, full(float(rank), 3 - 2 * rank))
+    is_now(torch.cat(uneven), [0, 0, 0, 1])
+    dist.all_gather_into_tensor(whole := full(-1.0, 4), full(float(rank)))
+    is_now(whole, [0, 0, 1, 1])
+    dist.gather(full(float(rank)), parts if rank == 1 else None, dst=1)
+    if rank == 1:
+        is_now(torch.cat(parts), [0, 0, 1, 1])
+    dist.scatter(x, [full(5.0), full(6.0)] if rank == 0 else None, src=0)
+    is_now(x, [5 + rank] * 2)
+    dist.reduce_scatter(x, [full(1.0), full(2.0)])
+    is_now(x, [2 * rank + 2] * 2)
+    dist.reduce_scatter_tensor(x, full(float(rank), 4))
+    is_now(x, [1, 1])
+    dist.all_to_all(parts, [full(float(rank)), full(rank + 1.0)])
+    is_now(torch.cat(parts), [rank, rank, 1 + rank, 1 + rank])
+    out = full(-1.0, 2 if rank == 0 else 4)
+    dist.all_to_all_single(out, full(float(rank), 3), [1 + rank, 1 + rank], [1, 2])
+    is_now(out, [0, 1] if rank == 0 else [0, 0, 1, 1])
+    dist.all_reduce_coalesced(both := [full(1.0), full(2.0, 3)])
+    is_now(torch.cat(both), [2, 2, 4, 4, 4])
+    if rank == 0:
+        dist.send(full(7.0), 1)
+    else:
+        dist.recv(x, 0)
+        is_now(x, [7, 7])
+    got = full(-1.0)
+    ops = [
+        dist.P2POp(dist.isend, full(float(rank)), 1 - rank),
+        dist.P2POp(dist.irecv, got, 1 - rank),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    is_now(got, [1 - rank] * 2)
+    torch.accelerator.set_device_index(rank)  # on which objects travel
+    objects = [None, None]
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": 0}, {"rank": 1}]
+    dist.barrier()
+    reduce_op = dist.ReduceOp
+    for op, result in ((reduce_op.PRODUCT, 2), (reduce_op.MIN, 1), (reduce_op.MAX, 2)):
+        dist.all_reduce(x := full(rank + 1, dtype=torch.int32), op)
+        is_now(x, [result, result])
+    dist.all_reduce(x := full(float(rank)), reduce_op.AVG)
+    is_now(x, [0.5, 0.5])
+    dist.all_reduce(x := full(rank + 1.0), dist._make_nccl_premul_sum(2.0))
+    is_now(x, [6, 6])
+    for op in ("BAND", "BOR", "BXOR"):
+        with pytest.raises(dist.DistBackendError, match=f"'nccl'.*NCCL has no {op}"):
+            dist.all_reduce(full(1, dtype=torch.int32), getattr(reduce_op, op))
+    dist.all_reduce(x := full(1.0))  # the group stays usable
+    is_now(x, [2, 2])
+
+
+# spec: A3 nccl in Python: every operation that NCCL has, on an accelerator's tensors; BAND, BOR and
+# BXOR are refused by name, and the group stays usable
+def test_every_operation_of_nccl():
+    on_ranks(2, every_operation_on_nccl, backend="nccl")
+
+
+def usable_after_wait(rank):
+    x = torch.ones(4).to(rank)
+    dist.all_reduce(x)
+    work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    assert work.is_completed()
+    assert (x * 2).cpu().tolist() == [8] * 4  # on the stream that was current at wait
+
+
+def completed_on_a_device_that_hangs(rank, meeting):
+    os.environ["NCCL_STANDIN_HANG"] = "1:2"
+    dist.init_process_group(
+        "cpu:native,deferred:nccl", init_method="file://" + meeting, rank=rank, world_size=2
+    )
+    x = torch.ones(4).to(rank)
+    dist.all_reduce(x)
+    work = dist.all_reduce(x, async_op=True)
+    work.wait()  # the device never gets there
+    assert work.is_completed()
+    dist.barrier()
+    dist.abort_process_group()
+    with contextlib.suppress(dist.DistError):
+        dist.destroy_process_group()
+
+
+# spec: F21 in Python: a Work on an accelerator is completed, and wait returns, once the operation
+# is enqueued; its output is then usable on the current stream
+def test_a_work_is_completed_once_enqueued():
+    on_ranks(2, usable_after_wait, backend="nccl")
+    run_ranks(2, completed_on_a_device_that_hangs, meeting_file())

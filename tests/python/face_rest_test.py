@@ -107,6 +107,14 @@ def test_what_this_build_has():
     )
 
 
+# spec: A12 ucc in Python: refused, and the error says what to use
+def test_ucc_is_refused():
+    for name in ("ucc", "cpu:native,cuda:ucc"):
+        with pytest.raises(dist.DistBackendError, match="'ucc' is not in this.*use 'native' for"):
+            dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)
+        assert not dist.is_initialized()
+
+
 # spec: A11 what is no plugin is named in Python
 def test_what_is_no_plugin():
     with pytest.raises(dist.DistError, match="/no/such/library.so cannot be loaded"):
@@ -225,6 +233,22 @@ def test_subgroups():
             dist.new_subgroups_by_enumeration([[0, 1], [1]])
 
     on_threads(4, body)
+
+
+# spec: D7 grow_group in Python: members keep their ranks, others join; a list that does not fit
+def test_growing():
+    def body(rank, size):
+        pair = dist.new_group([1, 2])
+        with pytest.raises(ValueError, match="must then not call it|must begin with"):
+            dist.grow_group([2, 1], group=pair)
+        grown = dist.grow_group([1, 2, 0], group=pair if pair else None)
+        assert dist.get_process_group_ranks(grown) == [1, 2, 0]
+        assert dist.get_rank(grown) == (rank + 2) % 3
+        x = torch.ones(2)
+        dist.all_reduce(x, group=grown)
+        assert x.tolist() == [3, 3]
+
+    on_threads(3, body)
 
 
 # spec: D7 shrink_group in Python: without those that are named, and in place of the default group
