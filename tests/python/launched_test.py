@@ -5,11 +5,13 @@ their environment, and what becomes of them where a rank fails.
 import json
 import os
 import pathlib
+import re
 import socket
 import subprocess
 import sys
 
 import pytest
+from ranks import reserve_port
 
 PROGRAM = """
 import json, os, sys
@@ -96,3 +98,152 @@ def test_restart(write, tmp_path):
     assert "1 of 2, 0" in os.listdir(seen)
     ended = run(*line[:3], write(FAILS_ONCE), seen, code=3)
     assert "rank 1" in ended.stderr and "3" in ended.stderr
+
+
+RAISES = """
+import os
+from muster.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    if os.environ["RANK"] == "1":
+        raise ValueError("what went wrong")
+
+main()
+"""
+
+
+# spec: L13 the exception of a program under @record is in the report, and --events writes the
+# failure as a JSON line, with rank, node and exit code
+def test_recorded_exception(write, tmp_path):
+    log = tmp_path / "events.jsonl"
+    line = ["muster.run", "--standalone", "--nproc-per-node=2", "--events", log]
+    ended = run(*line, write(RAISES), code=1)
+    assert "rank 1 (local rank 1" in ended.stderr
+    assert "its error file says: ValueError: what went wrong" in ended.stderr
+    assert re.search(r"\| .*line \d+, in main", ended.stderr), ended.stderr
+    events = [json.loads(each) for each in log.read_text().splitlines()]
+    assert [each["event"] for each in events] == ["workers_started", "worker_failed", "ended"]
+    failed = events[1]
+    assert (failed["node"], failed["rank"], failed["exit_code"], failed["signal"]) == (0, 1, 1, "")
+    assert "what went wrong" in failed["error"]
+
+
+# spec: L2 --log-line-prefix-template of torchrun
+def test_prefixes_of_lines(write):
+    ended = run(
+        *["muster.run", "--standalone", "--nproc-per-node=2", "--role", "trainer"],
+        *["--log-line-prefix-template", "<${role_name}/${local_rank}/${rank}> "],
+        write('print("hello", flush=True)'),
+    )
+    assert sorted(ended.stdout.splitlines()) == [
+        f"<trainer/{rank}/{rank}> hello" for rank in (0, 1)
+    ]
+
+
+FAILS_IN_TURN = """
+import os, sys
+import torch
+import muster as dist
+
+again = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+dist.init_process_group()
+x = torch.ones(1)
+dist.all_reduce(x)
+assert x.item() == 4
+print("SAYS", os.environ["RANK"], os.environ["GROUP_RANK"], os.environ["LOCAL_RANK"], again,
+      flush=True)
+dist.barrier()
+if again == 0 and dist.get_rank() == 2:
+    os._exit(3)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def node():
+    """Starts a node of a job that meets at an endpoint; what still runs at the end is killed."""
+    endpoint, nodes = f"127.0.0.1:{reserve_port()}", []
+
+    def started(*words):
+        line = [sys.executable, "-m", "muster.run", "--rdzv-backend=c10d", "--rdzv-id=job"]
+        nodes.append(
+            subprocess.Popen(
+                [*line, f"--rdzv-endpoint={endpoint}", *map(str, words)],
+                env=os.environ
+                | {"MUSTER_SECRET": "a secret for the tests", "MUSTER_LOG_LEVEL": "info"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return nodes[-1]
+
+    yield started
+    for each in nodes:
+        each.kill()
+        each.communicate()
+
+
+# spec: L2 over two nodes that meet at an endpoint: a worker fails, and the workers of both nodes
+# start again with the same places
+def test_restart_on_two_nodes(write, node):
+    words = ["--nnodes=2", "--nproc-per-node=2", "--max-restarts=1", write(FAILS_IN_TURN)]
+    places = []
+    for each in [node(*words) for _ in range(2)]:
+        output, errors = each.communicate(timeout=120)
+        assert each.returncode == 0, errors
+        places += re.findall(r"SAYS (\d) (\d) (\d) (\d)", output)
+    assert sorted(places) == sorted(
+        (str(rank), str(rank // 2), str(rank % 2), str(again))
+        for rank in range(4)
+        for again in range(2)
+    )
+
+
+WAITS = """
+import time
+print("up", flush=True)
+time.sleep(3600)
+"""
+
+
+# spec: L3 a node of a fixed set dies: the job ends at once, by name
+def test_death_of_a_node(write, node):
+    words = ["--nnodes=2", "--nproc-per-node=1", write(WAITS)]
+    first = node(*words)
+    while "waiting for 1 other node" not in first.stderr.readline():
+        assert first.poll() is None
+    second = node(*words)
+    for each in (first, second):
+        assert "up" in each.stdout.readline()
+    second.kill()
+    _, errors = first.communicate(timeout=120)
+    assert first.returncode == 1
+    assert "FAILED on another node" in errors and "is gone; 1 node of at least 2" in errors, errors
+
+
+OF_AN_OLD_EPOCH = """
+import os
+import muster as dist
+
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os._exit(3)
+now = os.environ["MUSTER_EPOCH"]
+os.environ["MUSTER_EPOCH"] = str(int(now) - 1)
+try:
+    dist.init_process_group()
+except dist.DistError as error:
+    print("SAYS", int(now) - 1, now, error, flush=True)
+"""
+
+
+# spec: L5 a rank of an older epoch of the job is refused by name
+def test_an_older_epoch_is_refused(write, node):
+    words = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=1"]
+    only = node(*words, "--rdzv-conf=last_call_timeout=0", write(OF_AN_OLD_EPOCH))
+    output, errors = only.communicate(timeout=120)
+    assert only.returncode == 0, errors
+    before, now, words = re.search(r"SAYS (\d+) (\d+) (.*)", output).groups()
+    assert f"epoch {before}" in words and f"epoch {now}" in words, words
