@@ -66,13 +66,16 @@ std::vector<RendezvousNews> described(std::vector<launch::NodeNews> all) {
   return told;
 }
 
-std::shared_ptr<RendezvousNode> open_node(std::string endpoint, bool etcd, std::string run_id,
-                                          int min_nodes, int max_nodes,
+std::shared_ptr<RendezvousNode> open_node(const std::string& membership, std::string endpoint,
+                                          std::string run_id, int min_nodes, int max_nodes,
                                           std::optional<std::string> local_addr,
                                           Duration join_timeout, Duration last_call,
                                           Duration repair_timeout,
                                           std::optional<Duration> keep_alive) {
-  auto node = RendezvousNode::open({std::move(endpoint), etcd, std::move(run_id), min_nodes,
+  const auto kind = membership == "etcd"         ? launch::RendezvousKind::etcd
+                    : membership == "kubernetes" ? launch::RendezvousKind::kubernetes
+                                                 : launch::RendezvousKind::assigned_ranks;
+  auto node = RendezvousNode::open({kind, std::move(endpoint), std::move(run_id), min_nodes,
                                     max_nodes, std::move(local_addr), join_timeout, last_call,
                                     repair_timeout, keep_alive});
   if (!node) group::raise_from_store(node.status());
@@ -98,9 +101,10 @@ void bind_torch_rendezvous(py::module_& module) {
   py::class_<RendezvousNode, std::shared_ptr<RendezvousNode>>(
       module, "_RendezvousNode", let_go_without_gil<RendezvousNode>(),
       "This process as a node of a job whose workers torchrun starts. Blocks up to join_timeout "
-      "for the place where the nodes meet. Raises DistNetworkError, DistStoreError and, for "
+      "for the place where the nodes meet. membership: agent, etcd or kubernetes. Raises "
+      "DistNetworkError, DistStoreError and, for "
       "arguments, DistArgumentError.")
-      .def(py::init(&open_node), py::arg("endpoint"), py::arg("etcd"), py::arg("run_id"),
+      .def(py::init(&open_node), py::arg("membership"), py::arg("endpoint"), py::arg("run_id"),
            py::arg("min_nodes"), py::arg("max_nodes"), py::arg("local_addr"),
            py::arg("join_timeout"), py::arg("last_call"), py::arg("repair_timeout"),
            py::arg("keep_alive"), py::call_guard<py::gil_scoped_release>())

@@ -759,8 +759,8 @@ class _RendezvousNews:
 class _RendezvousNode:
     def __init__(
         self: _RendezvousNode,
+        membership: str,
         endpoint: str,
-        etcd: bool,
         run_id: str,
         min_nodes: _Int,
         max_nodes: _Int,

@@ -14,6 +14,7 @@ import tempfile
 import pytest
 import tomllib
 from etcd_server import etcd_server
+from kubernetes_api import kubernetes_api
 from ranks import sampled
 from scratch import reserve_port
 from torch.distributed.elastic.rendezvous import (
@@ -237,8 +238,9 @@ def assert_meeting(infos):
 
 # spec: L12 membership etcd: rounds, their stores and the end of the job
 # spec: L12 membership agent: rounds, their stores and the end of the job
-@pytest.mark.parametrize("kind", ["agent", "etcd"])
-def test_rounds(together, kind):
+# spec: L12 membership kubernetes: rounds, their stores and the end of the job
+@pytest.mark.parametrize("kind", ["agent", "etcd", "kubernetes"])
+def test_rounds(together, monkeypatch, kind):
     def rounds(port, **configuration):
         a, b = (node_of(port, 2, 2, **configuration) for _ in range(2))
         assert a.get_backend() == "muster" and a.get_run_id() == "job" and not a.use_agent_store
@@ -258,6 +260,12 @@ def test_rounds(together, kind):
 
     if kind == "agent":
         return rounds(reserve_port())
+    if kind == "kubernetes":
+        with kubernetes_api() as (endpoint, environment):
+            for name, value in environment.items():
+                monkeypatch.setenv(name, value)
+            rounds(0, endpoint=endpoint, membership="kubernetes", keep_alive_interval=1)
+        return None
     with etcd_server() as endpoint:
         rounds(0, endpoint=endpoint, membership="etcd", keep_alive_interval=1)
 
@@ -325,7 +333,7 @@ def test_errors():
     with pytest.raises(RendezvousConnectionError, match="MUSTER_SECRET"):
         far.next_rendezvous()
     for wrong, text in (
-        ({"membership": "raft"}, "neither agent nor etcd"),
+        ({"membership": "raft"}, "is not agent, etcd or kubernetes"),
         ({"join_timeout": "soon"}, "join_timeout=soon is no number of seconds"),
         ({"last_cal_timeout": 1}, "last_cal_timeout is not known"),
         ({"keep_alive_interval": 0}, "above 0"),

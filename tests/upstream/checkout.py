@@ -66,7 +66,7 @@ def meet_by(backend, module):
     module.EtcdServer = unittest.mock.Mock()
     tests = module.LocalElasticAgentTest
 
-    def run_test_with_backend(self, backend, test_to_run):
+    def run_test_with_backend(self, test_to_run, **_):
         self._backend = backend
         self._endpoint = f"localhost:{module.acquire_available_port()}"
         test_to_run()

@@ -71,8 +71,8 @@ class MusterRendezvous(RendezvousHandler):
         config = dict(params.config)
         config.setdefault("join_timeout", config.pop("timeout", _DEFAULTS["join_timeout"]))
         kind = config.pop("membership", "agent")
-        if kind not in ("agent", "etcd"):
-            raise ValueError(f"--rdzv-conf: membership={kind} is neither agent nor etcd")
+        if kind not in ("agent", "etcd", "kubernetes"):
+            raise ValueError(f"--rdzv-conf: membership={kind} is not agent, etcd or kubernetes")
         keep_alive = None
         if "keep_alive_interval" in config or "keep_alive_max_attempt" in config:
             attempts = params.get_as_int("keep_alive_max_attempt", 3)
@@ -92,8 +92,8 @@ class MusterRendezvous(RendezvousHandler):
         self._read_timeout = _seconds(config, "read_timeout")
         self._join_timeout = _seconds(config, "join_timeout").total_seconds()
         self._options = {
+            "membership": kind,
             "endpoint": (params.endpoint or "").strip(),
-            "etcd": kind == "etcd",
             "run_id": params.run_id,
             "min_nodes": params.min_nodes,
             "max_nodes": params.max_nodes,

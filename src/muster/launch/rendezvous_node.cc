@@ -10,7 +10,7 @@ namespace muster::launch {
 Result<std::unique_ptr<RendezvousNode>> RendezvousNode::open(const RendezvousNodeOptions& options) {
   RunOptions run;
   run.command = "torchrun";
-  run.rendezvous = options.etcd ? RendezvousKind::etcd : RendezvousKind::assigned_ranks;
+  run.rendezvous = options.rendezvous;
   if (!options.endpoint.empty()) run.endpoint = options.endpoint;
   run.run_id = options.run_id;
   run.nodes = options.max_nodes;
@@ -21,7 +21,7 @@ Result<std::unique_ptr<RendezvousNode>> RendezvousNode::open(const RendezvousNod
   run.repair_timeout = options.repair_timeout;
   run.node_ttl = options.ttl;
   run.max_restarts = std::numeric_limits<int>::max();  // the agents count
-  if (options.etcd && !run.endpoint)
+  if (options.rendezvous == RendezvousKind::etcd && !run.endpoint)
     return Status(Code::invalid_argument,
                   "the membership in etcd needs an endpoint: HOST:PORT of one or more of its "
                   "members, separated by commas");
@@ -31,8 +31,8 @@ Result<std::unique_ptr<RendezvousNode>> RendezvousNode::open(const RendezvousNod
   if (!job) return job.status();
   auto nodes = join_nodes(run, *job, *secret);
   if (!nodes) return nodes.status();
-  return std::unique_ptr<RendezvousNode>(
-      new RendezvousNode(options.etcd, std::move(*secret), std::move(*job), std::move(*nodes)));
+  return std::unique_ptr<RendezvousNode>(new RendezvousNode(
+      meets_in_service(run), std::move(*secret), std::move(*job), std::move(*nodes)));
 }
 
 void RendezvousNode::report(membership::NodePhase phase, std::int64_t epoch,
@@ -46,7 +46,7 @@ void RendezvousNode::close(const std::string& reason) {
 
 Result<std::shared_ptr<store::Store>> RendezvousNode::store_of(const EpochPlan& plan,
                                                                Duration timeout) const {
-  if (!etcd_ || plan.node == 0) return std::shared_ptr<store::Store>(job_.store);
+  if (!in_service_ || plan.node == 0) return std::shared_ptr<store::Store>(job_.store);
   const NodeDetails& first = plan.nodes.front();
   store::TcpStoreOptions tcp;
   tcp.host = first.store_addr;
@@ -72,7 +72,7 @@ Status RendezvousNode::reserve_next_port() {
 }
 
 bool RendezvousNode::serves(const EpochPlan* plan) const {
-  return job_.hosts_store && (!etcd_ || (plan != nullptr && plan->node == 0));
+  return job_.hosts_store && (!in_service_ || (plan != nullptr && plan->node == 0));
 }
 
 }  // namespace muster::launch

@@ -14,10 +14,12 @@
 namespace muster::launch {
 
 struct RendezvousNodeOptions {
-  /// host[:port]: the first node that can listen there serves the job. With `etcd` one or more
-  /// members of a cluster, separated by commas. Empty: this host.
+  /// Where the nodes meet: assigned_ranks, etcd or kubernetes.
+  RendezvousKind rendezvous = RendezvousKind::assigned_ranks;
+  /// host[:port]: the first node that can listen there serves the job. With etcd one or more
+  /// members of a cluster, separated by commas; with kubernetes as `muster run` has it. Empty: this
+  /// host, or this pod's cluster.
   std::string endpoint;
-  bool etcd = false;
   std::string run_id;
   int min_nodes = 1;
   int max_nodes = 1;
@@ -56,10 +58,13 @@ class RendezvousNode {
   const std::string& name() const { return job_.launcher; }
 
  private:
-  RendezvousNode(bool etcd, Secret secret, NodeJob job, std::unique_ptr<NodeMembership> nodes)
-      : etcd_(etcd), secret_(std::move(secret)), job_(std::move(job)), nodes_(std::move(nodes)) {}
+  RendezvousNode(bool in_service, Secret secret, NodeJob job, std::unique_ptr<NodeMembership> nodes)
+      : in_service_(in_service),
+        secret_(std::move(secret)),
+        job_(std::move(job)),
+        nodes_(std::move(nodes)) {}
 
-  const bool etcd_;
+  const bool in_service_;  // no node serves the job; each serves a store for its epochs
   const Secret secret_;
   NodeJob job_;
   std::shared_ptr<const ReservedPort> reserved_;  // of the epoch that runs; job_'s: of the next
