@@ -30,10 +30,11 @@ class OnMpi : public ::testing::TestWithParam<Mpi> {
                         options + " " MUSTER_MPI_TEST_RANK " " + arguments);
     // After a failed group ranks leave without MPI_Finalize, which mpirun may call a failure.
     for (int rank = 0; rank < ranks; ++rank)
-      if (rank != killed)
+      if (rank != killed) {
         EXPECT_NE(ended.output.find("right " + std::to_string(rank)), std::string::npos)
             << "rank " << rank << " of mpirun's, which ended with " << ended.code << ":\n"
             << ended.output << "replay with MUSTER_TEST_SEED=" << testing::test_seed();
+      }
     std::cout << ended.output;
   }
 };
