@@ -32,6 +32,7 @@ CLIENTS = {
     "ignite": ("replace", False),
     "torchmetrics": ("option", False),
     "torchft": ("replace", False),
+    "composer": ("replace", False),
 }
 
 
