@@ -210,6 +210,29 @@ def test_works_and_futures(size):
     on_ranks(size, works_and_futures)
 
 
+def futures_after_waits(rank, size):
+    before, done = dist.all_reduce(torch.ones(2), async_op=True), []
+
+    def hook(_):
+        within = dist.all_reduce(torch.ones(2), async_op=True)
+        within.get_future()
+        before.wait()
+        future = before.get_future()
+        done.append(future.done() and future.value()[0].tolist())
+        within.wait()
+
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+    y.register_hook(hook)
+    y.sum().backward()
+    assert done == [[2, 2]]
+
+
+# spec: E3 a future taken after wait has its value, in a backward pass too, as DDP reads it
+def test_futures_after_waits():
+    on_ranks(2, futures_after_waits)
+
+
 def point_to_point(rank, size):
     after, before = (rank + 1) % size, (rank - 1) % size
     got = torch.empty(4)

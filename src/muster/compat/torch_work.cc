@@ -13,7 +13,8 @@
 
 namespace muster::compat {
 
-c10::intrusive_ptr<TorchWork> TorchWork::create(Parts parts, std::shared_ptr<CallRange> shown) {
+c10::intrusive_ptr<TorchWork> TorchWork::create(Parts parts,
+                                                const std::shared_ptr<CallRange>& shown) {
   auto whole = c10::make_intrusive<TorchWork>(std::move(parts), shown);
   if (shown) whole->future()->addCallback([shown](c10::ivalue::Future&) { shown->end(); });
   return whole;
@@ -76,15 +77,18 @@ c10::IValue TorchWork::value() const {
 
 c10::intrusive_ptr<c10::ivalue::Future> TorchWork::future() {
   auto result = value();
+  if (parts_.pass.expired() && isSuccess()) {
+    // After a wait torch's Reducer reads the value at once, when the callbacks that complete
+    // `future_` may still have to run. Those of a backward pass wait for its last call.
+    auto done = c10::make_intrusive<c10::ivalue::Future>(result.type());
+    done->markCompleted(std::move(result));
+    return done;
+  }
   c10::intrusive_ptr<c10::ivalue::Future> whole;
   {
     const std::lock_guard lock(future_mutex_);
     if (future_) return future_;
     whole = future_ = c10::make_intrusive<c10::ivalue::Future>(result.type());
-  }
-  if (parts_.works.empty()) {
-    whole->markCompleted(std::move(result));
-    return whole;
   }
   const auto left = std::make_shared<std::atomic<std::size_t>>(parts_.works.size());
   for (const auto& work : parts_.works) {

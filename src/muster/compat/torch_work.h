@@ -31,7 +31,7 @@ class TorchWork : public c10d::Work {
   };
   /// `shown` (null without a profiler) ends when the call is done, at the latest when a wait for it
   /// returns.
-  static c10::intrusive_ptr<TorchWork> create(Parts parts, std::shared_ptr<CallRange> shown);
+  static c10::intrusive_ptr<TorchWork> create(Parts parts, const std::shared_ptr<CallRange>& shown);
   TorchWork(Parts parts, std::shared_ptr<CallRange> shown);
 
   bool isCompleted() override;
@@ -45,6 +45,7 @@ class TorchWork : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   std::uint64_t getSequencenumber() const override { return parts_.sequence; }
   // Newer than torch 2.6: no `override`.
+  // NOLINTNEXTLINE(modernize-use-override)
   std::chrono::milliseconds getTimeout() const {
     return std::chrono::duration_cast<std::chrono::milliseconds>(parts_.timeout);
   }
