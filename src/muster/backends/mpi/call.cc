@@ -178,7 +178,8 @@ Status MpiCall::begin_direct(std::uint64_t sequence) {
 std::optional<Status> MpiCall::test() {
   if (is_direct_) {
     auto ended = direct_.test();
-    if (ended) trim();
+    // A call that failed may have messages under way, whose memory stays.
+    if (ended && ended->ok()) trim();
     return ended;
   }
   bool done = false;
