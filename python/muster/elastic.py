@@ -450,7 +450,9 @@ def _run_epoch(state: State, train: Callable[[], Any]) -> tuple[str, None] | tup
     except Preempted:
         return "preempted", None
     except Exception as error:
-        if not _C._elastic_epoch_is_over():
+        # A commit that is lost or has no room ends training whatever has become of the epoch.
+        lost = isinstance(error, _C.DistError) and error.code == "exhausted"
+        if lost or not _C._elastic_epoch_is_over():
             raise
         # Its frames hold what `train` has made.
         error.__context__ = error.__cause__ = None

@@ -131,8 +131,27 @@ std::optional<launch::WorkerNews> EpochFollower::entered() const {
   return entered_;
 }
 
+namespace {
+
+/// The code of a DistError; of nothing and of other exceptions Code::ok.
+Code code_of(const std::exception_ptr& failure) {
+  if (!failure) return Code::ok;
+  try {
+    std::rethrow_exception(failure);
+  } catch (const DistError& error) {
+    return error.code();
+  } catch (...) {
+    return Code::ok;
+  }
+}
+
+}  // namespace
+
 bool EpochFollower::epoch_is_over(const std::exception_ptr& failure) const {
   if (channel_ < 0) return false;
+  // A commit is lost or has no room: training that went on would have a mixed state.
+  const Code code = code_of(failure);
+  if (code == Code::exhausted) return false;
   {
     const std::lock_guard lock(mutex_);
     if (leaving_ || (latest_ && latest_->epoch > joined_)) return true;
@@ -141,14 +160,7 @@ bool EpochFollower::epoch_is_over(const std::exception_ptr& failure) const {
     if (const Status failed = default_group()->failure(); !failed)
       return comes_of_an_end(failed.code());
   }
-  if (!failure) return false;
-  try {
-    std::rethrow_exception(failure);
-  } catch (const DistError& error) {
-    return comes_of_an_end(error.code());
-  } catch (...) {
-    return false;
-  }
+  return code != Code::ok && comes_of_an_end(code);
 }
 
 void EpochFollower::drop_group() { World::hold_current()->drop(); }
