@@ -1,5 +1,6 @@
 #include "muster/membership/kubernetes_client.h"
 
+#include <arpa/inet.h>
 #include <openssl/evp.h>
 
 #include <algorithm>
@@ -135,8 +136,13 @@ std::string reason_in(const std::string& body, int http_status) {
   return message.empty() ? "HTTP status " + std::to_string(http_status) : message;
 }
 
-bool is_loopback(std::string_view host) {
-  return host.starts_with("127.") || host.starts_with("localhost") || host.starts_with("[::1]");
+/// `authority`: host[:port]. A name that only begins like an address is somebody else's.
+bool is_loopback(std::string_view authority) {
+  if (authority.starts_with("[::1]")) return authority.size() == 5 || authority[5] == ':';
+  const std::string host(authority.substr(0, authority.find(':')));
+  in_addr address{};
+  return host == "localhost" ||
+         (inet_pton(AF_INET, host.c_str(), &address) == 1 && ntohl(address.s_addr) >> 24 == 127);
 }
 
 }  // namespace

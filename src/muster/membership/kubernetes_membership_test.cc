@@ -221,7 +221,8 @@ TEST_F(KubernetesMembershipTest, AValueMayBeTooLong) {
 }
 
 TEST(KubernetesMembership, RefusesServersThatAreNone) {
-  for (const char* server : {"https://", "ftp://host", "https://host/path", "http://10.0.0.1:80"}) {
+  for (const char* server : {"https://", "ftp://host", "https://host/path", "http://10.0.0.1:80",
+                             "http://localhost.example.com", "http://127.0.0.1.example.com:80"}) {
     KubernetesOptions options{
         .server = server, .token_file = {}, .authority_file = {}, .name_space = "jobs"};
     EXPECT_EQ(KubernetesClient::make(options, "job").status().code(), Code::invalid_argument)
