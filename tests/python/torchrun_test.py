@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 
 import pytest
 import tomllib
@@ -316,8 +317,10 @@ def test_spare(together):
         size = info.world_size
     done = concurrent.futures.wait([waiting, never], LIMIT_S, "FIRST_COMPLETED").done
     assert [each.result().rank for each in done] == [1]
+    left, rest = (last, never) if waiting in done else (spare, waiting)
+    while left._newest is None:  # not come yet
+        time.sleep(0.01)
     first.set_closed()
-    rest = never if waiting in done else waiting
     with pytest.raises(RendezvousGracefulExitError):
         rest.result(LIMIT_S)
     together(spare.shutdown, last.shutdown, first.shutdown)
