@@ -37,6 +37,18 @@ bool comes_of_an_end(Code code) {
   }
 }
 
+/// The code of a DistError; of nothing and of other exceptions Code::ok.
+Code code_of(const std::exception_ptr& failure) {
+  if (!failure) return Code::ok;
+  try {
+    std::rethrow_exception(failure);
+  } catch (const DistError& error) {
+    return error.code();
+  } catch (...) {
+    return Code::ok;
+  }
+}
+
 }  // namespace
 
 EpochFollower& EpochFollower::of_process() {
@@ -130,22 +142,6 @@ std::optional<launch::WorkerNews> EpochFollower::entered() const {
   const std::lock_guard lock(mutex_);
   return entered_;
 }
-
-namespace {
-
-/// The code of a DistError; of nothing and of other exceptions Code::ok.
-Code code_of(const std::exception_ptr& failure) {
-  if (!failure) return Code::ok;
-  try {
-    std::rethrow_exception(failure);
-  } catch (const DistError& error) {
-    return error.code();
-  } catch (...) {
-    return Code::ok;
-  }
-}
-
-}  // namespace
 
 bool EpochFollower::epoch_is_over(const std::exception_ptr& failure) const {
   if (channel_ < 0) return false;
