@@ -121,53 +121,8 @@ TEST(Elastic, NodesJoinLeaveAndDie) {
       << first.err;
 }
 
-// spec: L1 etcd; L2 --rdzv-backend etcd: the node of rank 0, which serves the workers' store, dies,
-// and the others go on; L4 a replacement has the lost slot
-TEST(Elastic, NodesMeetInEtcd) {
-  if (!muster::testing::EtcdCluster::installed())
-    GTEST_SKIP() << muster::testing::EtcdCluster::kMissing;
-  const muster::testing::EtcdCluster cluster;
-  const Job job{.nodes = "2:3", .keep_alive = "2", .service = cluster.endpoint(0)};
-  Launched a(job.words(), kElasticSecret);
-  ASSERT_TRUE(a.wait_for_error("waiting for 1 other node"));
-  Launched b(job.words(), kElasticSecret);
-  EXPECT_EQ(told(a, 1, 2), (Lines{"0 2 0 1 0 2 0 2 0 0 1"}));
-  EXPECT_EQ(told(b, 1, 2), (Lines{"1 2 0 1 1 2 1 2 0 0 1"}));
-  Launched c(job.words(), kElasticSecret);
-  EXPECT_EQ(told(a, 1, 3), (Lines{"0 3 0 1 0 3 0 3 0 0 2"}));
-  EXPECT_EQ(told(b, 1, 3), (Lines{"1 3 0 1 1 3 1 3 0 0 2"}));
-  EXPECT_EQ(told(c, 1, 3), (Lines{"2 3 0 1 2 3 2 3 0 0 2"}));
-
-  a.signal(SIGKILL);
-  EXPECT_EQ(told(b, 1, 2), (Lines{"0 2 0 1 0 2 0 2 0 0 3"}));
-  EXPECT_EQ(told(c, 1, 2), (Lines{"1 2 0 1 1 2 1 2 0 0 3"}));
-  Launched d(job.words(), kElasticSecret);
-  EXPECT_EQ(told(d, 1, 3), (Lines{"0 3 0 1 0 3 0 3 0 0 4"}));
-  EXPECT_EQ(told(b, 1, 3), (Lines{"1 3 0 1 1 3 1 3 0 0 4"}));
-  EXPECT_EQ(told(c, 1, 3), (Lines{"2 3 0 1 2 3 2 3 0 0 4"}));
-
-  for (Launched* node : {&b, &c, &d}) node->signal(SIGUSR1);
-  for (Launched* node : {&b, &c, &d}) {
-    const Outcome outcome = node->finish();
-    EXPECT_EQ(outcome.code, 0) << outcome.err;
-  }
-  // etcd keeps what it knows of a job.
-  const Outcome late = run(job.words(), kElasticSecret);
-  EXPECT_EQ(late.code, 1);
-  EXPECT_TRUE(contains(late.err, "--rdzv-id")) << late.err;
-}
-
-// spec: R3 Lease membership: --rdzv-backend kubernetes: the node of rank 0 dies, and the others go
-// on; L4 a replacement has the lost slot
-TEST(Elastic, NodesMeetInKubernetes) {
-  if (!muster::testing::KubernetesApi::installed())
-    GTEST_SKIP() << muster::testing::KubernetesApi::kMissing;
-  const muster::testing::KubernetesApi api;
-  const Job job{
-      .nodes = "2:3", .keep_alive = "2", .service = api.server(), .backend = "kubernetes"};
-  Launched::Variables variables = kElasticSecret;
-  variables["MUSTER_KUBERNETES_TOKEN_FILE"] = api.token_file();
-  variables["MUSTER_KUBERNETES_NAMESPACE"] = "jobs";
+/// Three nodes that meet in a service; that of rank 0 dies, and another takes its slot.
+void expect_survivors_go_on(const Job& job, const Launched::Variables& variables) {
   Launched a(job.words(), variables);
   ASSERT_TRUE(a.wait_for_error("waiting for 1 other node"));
   Launched b(job.words(), variables);
@@ -191,6 +146,34 @@ TEST(Elastic, NodesMeetInKubernetes) {
     const Outcome outcome = node->finish();
     EXPECT_EQ(outcome.code, 0) << outcome.err;
   }
+}
+
+// spec: L1 etcd; L2 --rdzv-backend etcd: the node of rank 0, which serves the workers' store, dies,
+// and the others go on; L4 a replacement has the lost slot
+TEST(Elastic, NodesMeetInEtcd) {
+  if (!muster::testing::EtcdCluster::installed())
+    GTEST_SKIP() << muster::testing::EtcdCluster::kMissing;
+  const muster::testing::EtcdCluster cluster;
+  const Job job{.nodes = "2:3", .keep_alive = "2", .service = cluster.endpoint(0)};
+  expect_survivors_go_on(job, kElasticSecret);
+  // etcd keeps what it knows of a job.
+  const Outcome late = run(job.words(), kElasticSecret);
+  EXPECT_EQ(late.code, 1);
+  EXPECT_TRUE(contains(late.err, "--rdzv-id")) << late.err;
+}
+
+// spec: R3 Lease membership: --rdzv-backend kubernetes: the node of rank 0 dies, and the others go
+// on; L4 a replacement has the lost slot
+TEST(Elastic, NodesMeetInKubernetes) {
+  if (!muster::testing::KubernetesApi::installed())
+    GTEST_SKIP() << muster::testing::KubernetesApi::kMissing;
+  const muster::testing::KubernetesApi api;
+  const Job job{
+      .nodes = "2:3", .keep_alive = "2", .service = api.server(), .backend = "kubernetes"};
+  Launched::Variables variables = kElasticSecret;
+  variables["MUSTER_KUBERNETES_TOKEN_FILE"] = api.token_file();
+  variables["MUSTER_KUBERNETES_NAMESPACE"] = "jobs";
+  expect_survivors_go_on(job, variables);
 }
 
 // spec: L11 a cluster of three loses its leader in the middle of a job and nothing is lost
