@@ -81,8 +81,8 @@ class AtomicSharedPtr {
  private:
   static constexpr int kHolderBits = 16;
   static constexpr std::uint64_t kHolders = (std::uint64_t{1} << kHolderBits) - 1;
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): a word holds an address beside the count
   static CountedObject* node_in(std::uint64_t word) {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): a word holds an address beside the count
     return reinterpret_cast<CountedObject*>(word >> kHolderBits);
   }
 
