@@ -67,6 +67,7 @@ void bind_memory(py::module_& module) {
             return blocking(default_group(), [&] { return self.find(); });
           },
           "Collective: the newest commit that the job has. Raises DistError where that is lost.")
+      .def("has_last", &MemoryCommits::has_last)
       .def("last", &MemoryCommits::last)
       .def(
           "fill",

@@ -200,6 +200,11 @@ class State:
             self._put_back(self._commits[self._current].tree())
         self._reseed()
 
+    def _before_leaving(self) -> None:
+        # What has come from others only, and was not trained with, is as it came.
+        if self._memory.has_last() if self._in_memory else self.commits > 0:
+            self.restore()
+
     def _put_back(self, tree: dict[str, Any]) -> None:
         for name, kept in tree.items():
             thing = getattr(self, name)
@@ -436,8 +441,7 @@ def run(
         _C._elastic_drop_group()
     if _C.is_initialized():
         _C._elastic_drop_group()
-    if state.commits > 0:
-        state.restore()
+    state._before_leaving()
     return "preempted"
 
 

@@ -169,21 +169,21 @@ std::optional<FoundCommit> MemoryCommits::find() {
   if (!*newest) return std::nullopt;
   FoundCommit found;
   found.id = **newest;
+  // Others may know that a commit was made of which this rank has heard no more.
+  for (const Memory& each : own_)
+    if (each && each->label() && each->label()->id == found.id) last_ = each;
   found.pieces = group::take(PieceMap::of(sources_of(found.id, ranks, found.values)));
   found.index = index_of(found.pieces);
   return found;
 }
 
 FoundCommit MemoryCommits::last() const {
-  const Memory& memory = own_[at(1 - turn_)];
-  const auto label = memory ? memory->label() : std::nullopt;
-  if (!label) group::invalid("elastic::State::restore: there is no commit of this process");
-  PartDescription part = read_description(as_text(memory->held_description()));
+  if (!has_last()) group::invalid("elastic::State::restore: there is no commit of this process");
+  PartDescription part = read_description(as_text(last_->held_description()));
   FoundCommit found;
-  found.id = label->id;
+  found.id = last_->label()->id;
   found.values = std::move(part.values);
-  const int place = static_cast<int>(std::ranges::find(reachable_, memory) - reachable_.begin());
-  const std::vector<PieceSource> sources{{0, place, std::move(part.shards)}};
+  const std::vector<PieceSource> sources{{0, 0, std::move(part.shards)}};
   found.pieces = group::take(PieceMap::of(sources));
   found.index = index_of(found.pieces);
   return found;
@@ -195,8 +195,8 @@ void MemoryCommits::fill_here(const FoundCommit& last,
   const ItemMemory memory(items);
   const auto targets = memory.bytes();
   for (const PieceCopy& copy : group::take(last.pieces.copies(shards_of(items), 0)))
-    std::memcpy(targets[copy.wanted].data() + copy.into,
-                reachable_[at(copy.memory)]->held_data().data() + copy.from, copy.bytes);
+    std::memcpy(targets[copy.wanted].data() + copy.into, last_->held_data().data() + copy.from,
+                copy.bytes);
   memory.finish();
 }
 
@@ -361,7 +361,8 @@ void MemoryCommits::send_to_partner(CommitLabel label, std::string description, 
 }
 
 void MemoryCommits::agreed() {
-  own_[at(turn_)]->set_agreed();
+  last_ = own_[at(turn_)];
+  last_->set_agreed();
   for (const Guest& guest : guests_) guest.memories[at(turn_)]->set_agreed();
   turn_ = 1 - turn_;
   if (!std::exchange(has_earlier_, false)) return;

@@ -51,7 +51,10 @@ class MemoryCommits {
   /// Collective. The newest commit of the job, or none if there is none. Throws DistError on all
   /// ranks if there is one that cannot be restored; then forgets all.
   std::optional<FoundCommit> find();
-  /// This rank's part of the last commit of this epoch; not collective.
+  /// Whether this process has its part of the last commit that it knows of. Not of one that it has
+  /// got from others only.
+  bool has_last() const { return last_ && last_->label(); }
+  /// That part; not collective.
   FoundCommit last() const;
   /// Collective: fills the items' tensors.
   void fill(const FoundCommit& commit, const std::vector<checkpoint::CheckpointItem>& items) const;
@@ -86,6 +89,7 @@ class MemoryCommits {
   std::int64_t epoch_ = -1;
   int partner_ = -1;
   Pair own_;
+  Memory last_;  // this process's part of its last commit, also while the next epoch begins
   std::vector<Guest> guests_;
   int turn_ = 0;              // the memories of the pairs that are written next
   bool has_earlier_ = false;  // `reachable_` has more than this epoch's

@@ -129,6 +129,46 @@ TEST(MemoryCommits, AnyNumberOfRanksRestores) {
   }
 }
 
+// spec: L7, L9 a rank that leaves while the next epoch begins still has its part of the last commit
+TEST(MemoryCommits, ARankThatLeavesBetweenEpochsHasItsLastCommit) {
+  testing::on_ranks(2, [&](int rank) {
+    TestParts parts(rank, 2);
+    MemoryCommits commits;
+    EXPECT_FALSE(commits.has_last());
+    commits.begin_epoch(1, 0, {});
+    parts.set(1);
+    commits.write(1, {parts.items, "values", 1});
+    barrier();
+    commits.agreed();
+    // The second is whole, but this rank hears only in the next epoch that it was made.
+    parts.set(2);
+    commits.write(2, {parts.items, "values", 1});
+    EXPECT_EQ(commits.last().id, (CommitId{1, 1}));
+    const auto found = commits.find();
+    ASSERT_TRUE(found);
+    commits.begin_epoch(2, 0, found->id);
+    parts.set(9);
+    const FoundCommit last = commits.last();
+    EXPECT_EQ(last.id, (CommitId{1, 2}));
+    commits.fill_here(last, parts.items);
+    parts.expect(2);
+  });
+}
+
+// spec: L7 a rank that has got a commit from others has no part of its own before its first commit
+TEST(MemoryCommits, WhatOthersGaveIsNoCommitOfThisProcess) {
+  HeldMemory held;
+  commit_on(2, 1, held);
+  held.take(1);
+  testing::on_ranks(2, [&](int rank) {
+    MemoryCommits commits;
+    commits.adopt(held.take(rank));
+    EXPECT_TRUE(commits.find());
+    EXPECT_FALSE(commits.has_last());
+    EXPECT_HAS(testing::message_of<DistError>([&] { (void)commits.last(); }), "no commit of this");
+  });
+}
+
 // spec: L7 a node is lost with all that it had: the next one has the copies
 TEST(MemoryCommits, ALostNodeIsRestoredFromItsPartner) {
   for (const int lost : {0, 1, 2}) {

@@ -36,7 +36,7 @@ RunOutcome run(State& state, const std::function<void()>& train, const ElasticOp
     follower.drop_group();
   }
   if (is_initialized()) follower.drop_group();
-  if (state.commits() > 0) state.restore();
+  StateSync::before_leaving(state);
   return RunOutcome::preempted;
 }
 

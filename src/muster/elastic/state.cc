@@ -256,6 +256,11 @@ void State::restore() {
   parts_->seed(rank);
 }
 
+void StateSync::before_leaving(State& state) {
+  const State::StateParts& parts = *state.parts_;
+  if (parts.in_memory > 0 ? parts.memory.has_last() : state.commits() > 0) state.restore();
+}
+
 void StateSync::from_survivors(State& state) {
   State::StateParts& parts = *state.parts_;
   parts.memory.adopt(EpochFollower::of_process().take_memories());

@@ -10,6 +10,9 @@ struct StateSync {
   /// Collective on the default group, and blocks. Each rank of the group then has the last commit
   /// of the ranks that have any, else rank 0's state as the first one.
   static void from_survivors(State& state);
+  /// Not collective: the last commit again, for a process that leaves. What it has got from others
+  /// and has not trained with is as it came.
+  static void before_leaving(State& state);
 };
 
 /// Collective: all ranks have made `number` commits and go on. True: some rank is to leave. Throws

@@ -33,7 +33,16 @@ namespace {
 constexpr Duration kFenceLimit = std::chrono::seconds(5);  // for a request to the own store
 
 // The upper half of an epoll event's data tells the kind of descriptor.
-enum class WakeupSource : std::uint32_t { signals, timer, nodes, worker, spare, output };
+enum class WakeupSource : std::uint32_t { signals, timer, nodes, worker, spare, words, output };
+
+WakeupSource source_of(WorkerWakeup what) {
+  switch (what) {
+    case WorkerWakeup::end: return WakeupSource::worker;
+    case WorkerWakeup::spare_end: return WakeupSource::spare;
+    case WorkerWakeup::words: break;
+  }
+  return WakeupSource::words;
+}
 
 std::uint64_t pack(WakeupSource source, std::uint64_t index) {
   return static_cast<std::uint64_t>(source) << 32 | index;
@@ -144,9 +153,8 @@ Status NodeAgent::open(const LogPlace& logs) {
                   [this](int fd) { wakeups_.forget(fd); }});
   workers_ = std::make_unique<NodeWorkers>(WorkerSurroundings{
       options_, commands_, history_, *output_, signals_.previous_mask(), secret_file_.get(),
-      [this](int fd, bool is_spare, int number) {
-        const auto source = is_spare ? WakeupSource::spare : WakeupSource::worker;
-        wakeups_.watch(fd, false, pack(source, static_cast<std::uint64_t>(number)));
+      [this](int fd, WorkerWakeup what, int number) {
+        wakeups_.watch(fd, false, pack(source_of(what), static_cast<std::uint64_t>(number)));
       },
       [this](int fd) { wakeups_.forget(fd); }});
   return {};
@@ -191,11 +199,14 @@ void NodeAgent::wait_and_dispatch() {
         break;
       case WakeupSource::worker: ended.push_back(static_cast<int>(index)); break;
       case WakeupSource::spare: workers_->take_spare_end(static_cast<int>(index)); break;
+      case WakeupSource::words:
+        if (workers_->take_words(static_cast<int>(index))) happen(AllTrained{});
+        break;
       case WakeupSource::output: output_->ready(index); break;
     }
   }
   const auto ends = workers_->take_ends(ended);
-  if (!ends.empty() && workers_->take_words()) happen(AllTrained{});
+  if (!ends.empty() && workers_->take_all_words()) happen(AllTrained{});
   for (const WorkerEnded& end : ends) happen(end);
 }
 
@@ -271,7 +282,7 @@ void NodeAgent::follow(NodeNews news) {
   if (news.plan) raise_fence(news.plan->epoch);
   if (news.plan && news.plan->node >= 0) plan_ = std::move(news.plan);
   if (!news.event || finished_) return;
-  if (workers_->take_words()) happen(AllTrained{});
+  if (workers_->take_all_words()) happen(AllTrained{});
   happen(*news.event);
 }
 
@@ -310,7 +321,8 @@ std::string NodeAgent::node_text() const {
 
 void NodeAgent::tell_failed() {
   nodes_->report(membership::NodePhase::failed, running_epoch_, state_.exit_code,
-                 node_text() + ": " + first_failure_line(state_, facts()));
+                 node_text() + ": " + first_failure_line(state_, facts()),
+                 state_.first_failure && state_.ends[*state_.first_failure].exit.was_killed());
 }
 
 void NodeAgent::tell_over() {

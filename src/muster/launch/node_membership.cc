@@ -146,9 +146,10 @@ void NodeMembership::publish() {
 }
 
 void NodeMembership::report(NodePhase phase, std::int64_t epoch, int exit_code,
-                            const std::string& reason) {
+                            const std::string& reason, bool killed) {
   const std::lock_guard lock(mutex_);
   report_.phase = phase;
+  report_.killed = killed;
   report_.epoch = epoch;
   report_.exit_code = exit_code;
   report_.reason = reason;

@@ -83,9 +83,9 @@ class NodeMembership {
   std::vector<NodeNews> take();
 
   /// Publishes to the other nodes. Best effort; blocks at most for the lifetime of an unrenewed
-  /// lease.
+  /// lease. `killed`: see NodeReport.
   void report(membership::NodePhase phase, std::int64_t epoch, int exit_code,
-              const std::string& reason);
+              const std::string& reason, bool killed = false);
   void set_program_port(std::uint16_t port);
   void add_failure(const FailureNote& note);
 

@@ -27,9 +27,7 @@ NodeWorkers::NodeWorkers(WorkerSurroundings surroundings)
 
 /// A worker, or a spare if `rank` is -1.
 Result<NodeWorkers::Process> NodeWorkers::start_process(int number, int rank, int attempt,
-                                                        WorkerCommand command,
-                                                        std::span<const Descriptor> memories,
-                                                        int* exit_code) {
+                                                        WorkerCommand command, int* exit_code) {
   auto ends = around_.output.open(number, rank, attempt);
   if (!ends) return ends.status();
   Process worker;
@@ -39,7 +37,7 @@ Result<NodeWorkers::Process> NodeWorkers::start_process(int number, int rank, in
     if (!channel) return channel.status();
     news = std::move(channel->worker);
     worker.news = std::move(channel->agent);
-    tell_memories(worker.news.get(), memories);  // it finds them there when it begins
+    if (rank >= 0) pass_memories_on(number, worker);  // it finds them there when it begins
     command.environment.push_back(std::string(kNewsVariable) + "=" + std::to_string(news.get()));
   }
   command.out = ends->out.get();
@@ -47,7 +45,8 @@ Result<NodeWorkers::Process> NodeWorkers::start_process(int number, int rank, in
   command.passed_on = {around_.secret_file, news.get()};
   auto started = start_worker(command, around_.signal_mask, exit_code);
   if (!started) return started.status();
-  around_.watch(started->pidfd.get(), rank < 0, number);
+  around_.watch(started->pidfd.get(), rank < 0 ? WorkerWakeup::spare_end : WorkerWakeup::end,
+                number);
   worker.pid = started->pid;
   worker.pidfd = std::move(started->pidfd);
   worker.ended = false;
@@ -62,11 +61,32 @@ Status NodeWorkers::start_one(int local_rank, int attempt, int restarts, int* ex
   auto started =
       start_process(local_rank, ranks.rank, attempt,
                     around_.commands.command_of(ranks, local_rank, restarts, record.error_file),
-                    memories_[at(local_rank)], exit_code);
+                    exit_code);
   if (!started) return started.status();
   record.pid = started->pid;
-  workers_[at(local_rank)] = std::move(*started);
+  put_in_place(local_rank, std::move(*started));
   return {};
+}
+
+void NodeWorkers::pass_memories_on(int local_rank, const Process& to) const {
+  const Status passed = tell_memories(to.news.get(), memories_[at(local_rank)]);
+  if (!passed && passed.code() != Code::closed)
+    around_.output.say(around_.options.command + ": the worker in place " +
+                       std::to_string(local_rank) + " does not get its commits: " +
+                       passed.message());
+}
+
+void NodeWorkers::put_in_place(int local_rank, Process process) {
+  Process& worker = workers_[at(local_rank)];
+  listen_no_more(worker);
+  worker = std::move(process);
+  if (worker.news) around_.watch(worker.news.get(), WorkerWakeup::words, local_rank);
+}
+
+void NodeWorkers::listen_no_more(Process& worker) const {
+  if (!worker.news) return;
+  around_.forget(worker.news.get());
+  worker.news.reset();
 }
 
 void NodeWorkers::start_or_note(int local_rank, int attempt, int restarts,
@@ -107,7 +127,7 @@ NodeWorkers::Repair NodeWorkers::repair(int attempt, const WorkerNews& news) {
     if (worker.pid > 0) {
       ::killpg(worker.pid, SIGKILL);  // children that it has left
       (void)reap(worker.pid);
-      worker = Process{};
+      put_in_place(local_rank, {});
     }
     if (promote_spare(local_rank, attempt, news)) {
       ++done.from_spares;
@@ -125,11 +145,11 @@ bool NodeWorkers::promote_spare(int local_rank, int attempt, const WorkerNews& n
   spares_.pop_front();
   const WorkerRanks& ranks = ranks_[at(local_rank)];
   around_.forget(spare.process.pidfd.get());
-  around_.watch(spare.process.pidfd.get(), false, local_rank);
+  around_.watch(spare.process.pidfd.get(), WorkerWakeup::end, local_rank);
   spare.record.attempt = attempt;
-  tell_memories(spare.process.news.get(), memories_[at(local_rank)]);
+  pass_memories_on(local_rank, spare.process);
   tell(spare.process, with_ranks(news, ranks));
-  workers_[at(local_rank)] = std::move(spare.process);
+  put_in_place(local_rank, std::move(spare.process));
   records_[at(local_rank)] = std::move(spare.record);
   if (Status renamed = around_.output.rename(spare.number, local_rank, ranks.rank, attempt);
       !renamed)
@@ -146,7 +166,7 @@ void NodeWorkers::refill_spares(int attempt) {
     int exit_code = 0;
     auto started =
         start_process(spare.number, -1, attempt,
-                      around_.commands.spare_command(spare.record.error_file), {}, &exit_code);
+                      around_.commands.spare_command(spare.record.error_file), &exit_code);
     if (!started)
       return around_.output.say(around_.options.command +
                                 ": no spare process: " + started.status().message());
@@ -204,14 +224,24 @@ void NodeWorkers::tell_all(const WorkerNews& news) {
   for (const Process& worker : workers_) tell(worker, news);
 }
 
-bool NodeWorkers::take_words() {
+bool NodeWorkers::take_words(int local_rank) {
+  Process& worker = workers_[at(local_rank)];
+  if (!worker.news) return false;
+  WorkerWords words = launch::take_words(worker.news.get());
+  if (words.memories) memories_[at(local_rank)] = std::move(*words.memories);
+  if (words.memories_missed)
+    around_.output.say(around_.options.command + ": rank " +
+                       std::to_string(ranks_[at(local_rank)].rank) +
+                       " has commits that the launcher cannot hold, as too many files are open "
+                       "(ulimit -n); if it dies, what only it has is lost");
+  if (words.at_end) listen_no_more(worker);
+  return words.trained;
+}
+
+bool NodeWorkers::take_all_words() {
   bool trained = false;
-  for (std::size_t place = 0; place < workers_.size(); ++place) {
-    if (!workers_[place].news) continue;
-    WorkerWords words = launch::take_words(workers_[place].news.get());
-    trained = trained || words.trained;
-    if (words.memories) memories_[place] = std::move(*words.memories);
-  }
+  for (int local_rank = 0; local_rank < around_.options.workers; ++local_rank)
+    trained = take_words(local_rank) || trained;
   return trained;
 }
 
@@ -240,6 +270,7 @@ void NodeWorkers::sweep() {
   for (Process& worker : workers_) {
     if (worker.pid <= 0 || !worker.ended) continue;
     (void)reap(worker.pid);
+    listen_no_more(worker);
     worker = Process{};
   }
 }

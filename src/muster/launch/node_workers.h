@@ -21,6 +21,12 @@
 
 namespace muster::launch {
 
+enum class WorkerWakeup : std::uint8_t {
+  end,        ///< the worker has ended
+  spare_end,  ///< the spare has ended
+  words       ///< the worker has said something
+};
+
 /// What the processes need of their agent. All of it must outlive them.
 struct WorkerSurroundings {
   const RunOptions& options;
@@ -29,8 +35,8 @@ struct WorkerSurroundings {
   WorkerOutput& output;
   const sigset_t& signal_mask;
   int secret_file = -1;  ///< a descriptor that workers inherit; -1: none
-  /// `fd` is readable when worker `number` has ended, or that spare.
-  std::function<void(int fd, bool is_spare, int number)> watch;
+  /// `fd` is readable when what is named has happened to worker or spare `number`.
+  std::function<void(int fd, WorkerWakeup what, int number)> watch;
   std::function<void(int fd)> forget;
 };
 
@@ -65,9 +71,11 @@ class NodeWorkers {
   void take_spare_end(int number);
 
   void tell_all(const WorkerNews& news);
-  /// Takes what the workers have said. True: one has told, since the last call, that all ranks have
-  /// come to the end of training. Memory that a worker has given is held for its place.
-  bool take_words();
+  /// Takes what the worker has said. True: all ranks have come to the end of training. Memory that
+  /// it has given is held for its place.
+  bool take_words(int local_rank);
+  /// As `take_words`, of all workers.
+  bool take_all_words();
   /// Kills the process groups of all workers, those that have ended too.
   void kill_groups();
   void signal(int signal);
@@ -88,7 +96,10 @@ class NodeWorkers {
   };
 
   Result<Process> start_process(int number, int rank, int attempt, WorkerCommand command,
-                                std::span<const Descriptor> memories, int* exit_code);
+                                int* exit_code);
+  void pass_memories_on(int local_rank, const Process& to) const;
+  void put_in_place(int local_rank, Process process);
+  void listen_no_more(Process& worker) const;
   Status start_one(int local_rank, int attempt, int restarts, int* exit_code);
   void start_or_note(int local_rank, int attempt, int restarts, std::vector<WorkerEnded>& failed);
   bool promote_spare(int local_rank, int attempt, const WorkerNews& news);

@@ -7,6 +7,7 @@
 /// `ctest -R launch`.
 #pragma once
 
+#include <signal.h>
 #include <sys/types.h>
 
 #include <optional>
@@ -26,6 +27,11 @@ struct ProcessExit {
   bool success() const { return code == 0 && signal == 0; }
   /// The shell's exit status: the exit code, or 128 + signal.
   int shell_code() const { return signal != 0 ? 128 + signal : code; }
+  /// By somebody else or by a fault of its own; SIGABRT also ends what another rank's end made fail.
+  bool was_killed() const {
+    return signal == SIGKILL || signal == SIGSEGV || signal == SIGBUS || signal == SIGILL ||
+           signal == SIGFPE;
+  }
   friend bool operator==(const ProcessExit&, const ProcessExit&) = default;
 };
 

@@ -1,15 +1,15 @@
 #include "muster/launch/worker_news.h"
 
 #include <sys/socket.h>
-#include <sys/uio.h>
 
 #include <array>
 #include <cerrno>
-#include <cstring>
 #include <string_view>
 #include <utility>
 
 #include "muster/base/bytes.h"
+#include "muster/base/descriptor_messages.h"
+#include "muster/base/log.h"
 #include "muster/base/socket_address.h"
 
 namespace muster::launch {
@@ -21,56 +21,29 @@ constexpr std::size_t kLongestNews = 8192;  // a name of a host has at most 255 
 // A worker's words.
 constexpr char kTrained = 0, kMemories = 1;
 
-/// One record and the descriptors that came with it. `bytes`: what `recvmsg` returns.
 struct WorkerRecordRead {
-  ssize_t bytes = 0;
-  std::array<char, kLongestNews> text;
-  std::vector<Descriptor> descriptors;
+  DescriptorMessage message;
+  std::array<std::byte, kLongestNews> text;
 
-  std::string_view view() const { return {text.data(), static_cast<std::size_t>(bytes)}; }
+  std::string_view view() const {
+    return as_text(ConstBytes(text).first(static_cast<std::size_t>(message.bytes)));
+  }
 };
 
 /// A reset is the peer's end, behind which there may be records of it.
 void receive(int descriptor, WorkerRecordRead& into, int flags) {
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMostMemories * sizeof(int))> control;
-  iovec part{into.text.data(), into.text.size()};
-  msghdr message{};
   do {
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-    into.bytes = ::recvmsg(descriptor, &message, flags | MSG_CMSG_CLOEXEC);
-  } while (into.bytes < 0 && (errno == EINTR || errno == ECONNRESET));
-  into.descriptors.clear();
-  if (into.bytes < 0) return;
-  for (cmsghdr* each = CMSG_FIRSTHDR(&message); each != nullptr;
-       each = CMSG_NXTHDR(&message, each)) {
-    if (each->cmsg_level != SOL_SOCKET || each->cmsg_type != SCM_RIGHTS) continue;
-    const std::size_t count = (each->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (std::size_t i = 0; i < count; ++i) {
-      int one = -1;
-      std::memcpy(&one, CMSG_DATA(each) + i * sizeof(int), sizeof one);
-      into.descriptors.emplace_back(one);
-    }
-  }
+    into.message = receive_descriptors(descriptor, into.text, flags);
+  } while (into.message.bytes < 0 && errno == ECONNRESET);
 }
 
-/// With descriptors, of which there is at least one.
-bool send_with(int channel, std::string_view record, std::span<const int> descriptors) {
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMostMemories * sizeof(int))> control{};
-  iovec part{const_cast<char*>(record.data()), record.size()};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = CMSG_SPACE(descriptors.size_bytes());
-  cmsghdr* const rights = CMSG_FIRSTHDR(&message);
-  rights->cmsg_level = SOL_SOCKET;
-  rights->cmsg_type = SCM_RIGHTS;
-  rights->cmsg_len = CMSG_LEN(descriptors.size_bytes());
-  std::memcpy(CMSG_DATA(rights), descriptors.data(), descriptors.size_bytes());
-  return ::sendmsg(channel, &message, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0;
+Status send_memories(int channel, std::string_view record, std::span<const int> memories) {
+  if (send_descriptors(channel, as_bytes(record), memories, MSG_DONTWAIT)) return {};
+  const int error = errno;
+  if (error == EPIPE || error == ECONNRESET) return {Code::closed, errno_text(error)};
+  return {Code::exhausted,
+          std::to_string(memories.size()) + " memory files of commits cannot be passed on: " +
+              errno_text(error) + "; raise the number of open files (ulimit -n)"};
 }
 
 std::string encode(const WorkerNews& news) {
@@ -108,13 +81,13 @@ void tell_worker(int descriptor, const WorkerNews& news) {
   ::send(descriptor, record.data(), record.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
-void tell_memories(int descriptor, std::span<const Descriptor> memories) {
-  if (memories.empty()) return;
+Status tell_memories(int descriptor, std::span<const Descriptor> memories) {
+  if (memories.empty()) return {};
   WorkerNews news;
   news.kind = WorkerNewsKind::memories;
   std::vector<int> numbers;
   for (const Descriptor& each : memories) numbers.push_back(each.get());
-  send_with(descriptor, encode(news), numbers);
+  return send_memories(descriptor, encode(news), numbers);
 }
 
 WorkerWords take_words(int descriptor) {
@@ -122,18 +95,23 @@ WorkerWords take_words(int descriptor) {
   WorkerRecordRead record;
   for (;;) {
     receive(descriptor, record, MSG_DONTWAIT);
-    if (record.bytes <= 0) return words;
-    if (record.text[0] == kTrained) words.trained = true;
-    if (record.text[0] == kMemories) words.memories = std::move(record.descriptors);
+    if (record.message.bytes < 0) return words;
+    words.at_end = record.message.bytes == 0;
+    if (words.at_end) return words;
+    const char word = record.view().front();
+    if (word == kTrained) words.trained = true;
+    if (word != kMemories) continue;
+    words.memories_missed = record.message.cut_off;
+    if (!words.memories_missed) words.memories = std::move(record.message.descriptors);
   }
 }
 
 Result<WorkerNews> read_worker_news(int descriptor, std::vector<Descriptor>& memories) {
   WorkerRecordRead record;
   receive(descriptor, record, 0);
-  if (record.bytes < 0)
+  if (record.message.bytes < 0)
     return Status(Code::network, "reading the launcher's news: " + errno_text(errno));
-  if (record.bytes == 0) return Status(Code::closed, "the launcher of this process has ended");
+  if (record.message.bytes == 0) return Status(Code::closed, "the launcher of this process has ended");
   ByteReader reader(record.view());
   WorkerNews news;
   news.kind = reader.get<WorkerNewsKind>();
@@ -144,7 +122,16 @@ Result<WorkerNews> read_worker_news(int descriptor, std::vector<Descriptor>& mem
   news.master_addr = reader.get_text();
   news.master_port = reader.get<std::uint16_t>();
   news.reason = reader.get_text();
-  if (news.kind == WorkerNewsKind::memories) memories = std::move(record.descriptors);
+  if (news.kind == WorkerNewsKind::memories) {
+    memories = std::move(record.message.descriptors);
+    if (record.message.cut_off) {
+      memories.clear();
+      log(LogLevel::warning,
+          "this process has no descriptors left for the commits that its launcher holds for it; "
+          "they are restored only if another rank has them too: raise the number of open files "
+          "(ulimit -n)");
+    }
+  }
   if (reader.at_end() && news.kind <= WorkerNewsKind::memories) return news;
   return Status(Code::mismatch,
                 "the launcher tells its workers what this version does not know; run `muster run` "
@@ -164,9 +151,7 @@ Status give_memories(int descriptor, std::span<const int> memories) {
                                  " memory files for a worker, and not " +
                                  std::to_string(memories.size()) +
                                  "; give the nodes of the job more equal numbers of workers"};
-  if (memories.empty() || send_with(descriptor, {&kMemories, 1}, memories)) return {};
-  return {Code::network,
-          "the launcher does not take the memory of this process's commits: " + errno_text(errno)};
+  return memories.empty() ? Status() : send_memories(descriptor, {&kMemories, 1}, memories);
 }
 
 }  // namespace muster::launch

@@ -50,14 +50,18 @@ bool is_worker_channel(int descriptor);
 /// A long reason is cut off.
 void tell_worker(int descriptor, const WorkerNews& news);
 /// For the agent, before the worker's first epoch. Nothing is sent if there are none.
-void tell_memories(int descriptor, std::span<const Descriptor> memories);
+/// Code::exhausted: they cannot be sent. Code::closed: the worker has ended.
+Status tell_memories(int descriptor, std::span<const Descriptor> memories);
 
 struct WorkerWords {
   bool trained = false;  ///< it has called `tell_trained`
   /// Of its last `give_memories`, if it has called that.
   std::optional<std::vector<Descriptor>> memories{};
+  bool memories_missed = false;  ///< its last ones did not come: too many files are open here
+  bool at_end = false;           ///< it will say nothing more
 };
-/// For the agent: what the worker has said since the last call, also when it has ended since.
+/// For the agent: what the worker has said since the last call, also when it has ended since. To be
+/// called whenever the socket is readable: what is under way counts as open files of the user.
 WorkerWords take_words(int descriptor);
 
 /// For the worker. Blocks until there are news. Code::closed if the agent has ended. `memories`
@@ -68,8 +72,9 @@ bool has_worker_news(int descriptor);
 /// For the worker: all ranks have come to the end of training, so no death is to be repaired.
 void tell_trained(int descriptor);
 /// For the worker: from now on the agent holds these memory files in place of those that it held
-/// for this worker's place. At most `kMostMemories`.
+/// for this worker's place. At most `kMostMemories`. Code::exhausted: it cannot hold them.
+/// Code::closed: it has ended.
 Status give_memories(int descriptor, std::span<const int> memories);
-inline constexpr std::size_t kMostMemories = 250;  // the kernel takes 253 descriptors in a message
+inline constexpr std::size_t kMostMemories = 250;
 
 }  // namespace muster::launch

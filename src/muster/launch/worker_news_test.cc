@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "muster/testing/process_usage.h"
+
 namespace muster::launch {
 namespace {
 
@@ -97,7 +99,7 @@ TEST(WorkerNews, MemoriesOutliveTheirWorker) {
   }
   const WorkerChannel next = channel();
   EXPECT_FALSE(has_worker_news(next.worker.get()));
-  tell_memories(next.agent.get(), kept);
+  EXPECT_TRUE(tell_memories(next.agent.get(), kept).ok());
   tell_worker(next.agent.get(), {.epoch = 3});
   kept.clear();
   EXPECT_TRUE(has_worker_news(next.worker.get()));
@@ -119,6 +121,57 @@ TEST(WorkerNews, TooManyMemoriesAreRefused) {
   const WorkerChannel ends = channel();
   const std::vector<int> many(kMostMemories + 1, ends.agent.get());
   EXPECT_EQ(give_memories(ends.worker.get(), many).code(), Code::exhausted);
+}
+
+/// Of the next file that this process opens.
+std::size_t next_descriptor() { return static_cast<std::size_t>(Descriptor(::dup(0)).get()); }
+
+// spec: L7 memory files for which a launcher has no descriptor are missed by name; it never holds a
+// part of them for the whole
+TEST(WorkerNews, MemoriesThatDoNotFitAreMissed) {
+  const WorkerChannel ends = channel();
+  const Descriptor one = memory_with('a'), other = memory_with('b');
+  const std::array both{one.get(), other.get()};
+  {
+    EXPECT_TRUE(give_memories(ends.worker.get(), both).ok());
+    const testing::DescriptorLimit one_more(next_descriptor() + 1);
+    const WorkerWords words = take_words(ends.agent.get());
+    EXPECT_TRUE(words.memories_missed);
+    EXPECT_FALSE(words.memories.has_value());
+  }
+  EXPECT_TRUE(give_memories(ends.worker.get(), both).ok());
+  const WorkerWords words = take_words(ends.agent.get());
+  EXPECT_FALSE(words.memories_missed);
+  ASSERT_TRUE(words.memories.has_value());
+  EXPECT_EQ(words.memories->size(), 2U);
+}
+
+// spec: L7 a worker that has no descriptors for what its launcher holds hears the rest of the news
+TEST(WorkerNews, AWorkerWithoutDescriptorsHearsItsEpoch) {
+  const WorkerChannel ends = channel();
+  std::vector<Descriptor> held;
+  held.push_back(memory_with('a'));
+  held.push_back(memory_with('b'));
+  EXPECT_TRUE(tell_memories(ends.agent.get(), held).ok());
+  tell_worker(ends.agent.get(), {.epoch = 3});
+  std::vector<Descriptor> got;
+  {
+    const testing::DescriptorLimit one_more(next_descriptor() + 1);
+    EXPECT_EQ(read_worker_news(ends.worker.get(), got)->kind, WorkerNewsKind::memories);
+  }
+  EXPECT_TRUE(got.empty());
+  EXPECT_EQ(read_worker_news(ends.worker.get(), got)->epoch, 3);
+}
+
+// spec: L7 what is said to a process that has ended is no error of this one
+TEST(WorkerNews, TheEndOfTheOtherIsKnown) {
+  WorkerChannel ends = channel();
+  EXPECT_FALSE(take_words(ends.agent.get()).at_end);
+  ends.worker.reset();
+  EXPECT_TRUE(take_words(ends.agent.get()).at_end);
+  std::vector<Descriptor> held;
+  held.push_back(memory_with('a'));
+  EXPECT_EQ(tell_memories(ends.agent.get(), held).code(), Code::closed);
 }
 
 // spec: L6 a child of a worker does not take another descriptor of that number for the launcher's

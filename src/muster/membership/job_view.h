@@ -42,6 +42,7 @@ class JobView {
     int exit_code = 1;
     std::string reason;
     TimePoint since{};  ///< when this node heard of it
+    bool killed = false;
   };
 
   /// `update` must be the next one of a watch. Returns how many nodes it looked at. Values that

@@ -61,7 +61,7 @@ class Deciding {
     TimePoint first = TimePoint::max();
     for (const JobView::Failure& failure : view_.failures()) {
       ++decision_.looked_at;
-      if (failure.phase == NodePhase::stopped) return false;
+      if (failure.phase == NodePhase::stopped || failure.killed) return false;
       first = std::min(first, failure.since);
     }
     const TimePoint certain = later(first, options_.failure_patience);

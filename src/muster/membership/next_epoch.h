@@ -38,8 +38,8 @@ struct EpochOptions {
   Duration join_timeout = std::chrono::seconds(600);
   Duration last_call = std::chrono::seconds(30);
   Duration repair_timeout{0};
-  /// A worker's failure counts only after this time: it may be the first sign that a node is lost,
-  /// where the service sees that late.
+  /// A worker's failure counts only after this time, unless it was killed: it may be the first sign
+  /// that a node is lost, where the service sees that late.
   Duration failure_patience{0};
   bool wait_for_nodes = true;  ///< false: a loss that leaves fewer than `min_nodes` ends the job
   bool majority = false;

@@ -174,6 +174,23 @@ TEST_F(NextEpoch, AFailureCountsInTheEnd) {
   EXPECT_TRUE(decide().commit);
 }
 
+// spec: J4 a worker that was killed did not fail because of a lost node: nothing waits for that, also
+// when another node's failure came first
+TEST_F(NextEpoch, AKilledWorkerCountsAtOnce) {
+  options.failure_patience = seconds(6);
+  options.max_restarts = 1;
+  begin(3);
+  say("b", NodePhase::failed, 1);
+  EXPECT_FALSE(decide().commit);
+  NodeReport report = view.nodes().at("c").report;
+  report.phase = NodePhase::failed;
+  report.epoch = view.epoch().number;
+  report.killed = true;
+  say("c", report);
+  EXPECT_TRUE(decide().commit);
+  EXPECT_EQ(decide().restarts, 1);
+}
+
 // spec: J4 a failed worker makes a new epoch, up to max_restarts; L2 however many workers failed
 TEST_F(NextEpoch, AFailureRestartsUpToTheLimit) {
   options.max_restarts = 2;

@@ -12,7 +12,8 @@ std::string encode(const NodeReport& report) {
       .put(report.exit_code)
       .put_text(report.host)
       .put_text(report.reason)
-      .put_text(report.details);
+      .put_text(report.details)
+      .put(static_cast<std::uint8_t>(report.killed));
   return writer.take();
 }
 
@@ -26,13 +27,15 @@ Result<NodeReport> decode_report(std::string_view record) {
   report.host = reader.get_text();
   report.reason = reader.get_text();
   report.details = reader.get_text();
-  if (!reader.at_end() || phase > static_cast<std::uint8_t>(NodePhase::finished) ||
+  const auto killed = reader.get<std::uint8_t>();
+  if (!reader.at_end() || phase > static_cast<std::uint8_t>(NodePhase::finished) || killed > 1 ||
       report.wanted_slot < -1 || report.epoch < 0) {
     return Status(Code::mismatch,
                   "a node described itself in a form that this version does not know; run the same "
                   "muster on all nodes");
   }
   report.phase = static_cast<NodePhase>(phase);
+  report.killed = killed == 1;
   return report;
 }
 

@@ -27,6 +27,7 @@ struct NodeReport {
   std::string host;
   std::string reason;   ///< failed, stopped: a sentence
   std::string details;  ///< the launcher's own words, opaque here
+  bool killed = false;  ///< failed: its worker was killed, so no other rank's end is behind that
   friend bool operator==(const NodeReport&, const NodeReport&) = default;
 };
 

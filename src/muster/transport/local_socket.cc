@@ -5,11 +5,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstddef>
-#include <cstring>
+#include <span>
+#include <utility>
 
+#include "muster/base/descriptor_messages.h"
 #include "muster/base/socket_address.h"
 #include "muster/base/unix_socket.h"
 #include "muster/transport/pending_connection.h"
@@ -38,63 +39,30 @@ Status too_late(const std::string& what) {
 /// One byte says whether a descriptor comes with it.
 Result<Descriptor> receive_descriptor(int socket, TimePoint deadline) {
   std::byte answer{};
-  iovec piece{&answer, 1};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * 4)> control{};
-  msghdr message{};
-  message.msg_iov = &piece;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  ssize_t got;
-  while ((got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT)) < 0) {
-    if (errno != EAGAIN && errno != EINTR)
+  DescriptorMessage message;
+  while ((message = receive_descriptors(socket, {&answer, 1}, MSG_DONTWAIT)).bytes < 0) {
+    if (errno != EAGAIN)
       return Status(Code::network, "receiving a memory file: " + errno_text(errno));
     if (!wait_for(socket, POLLIN, deadline)) return too_late("a memory file was awaited");
   }
-  Descriptor received;
-  for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
-       part = CMSG_NXTHDR(&message, part)) {
-    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
-    const std::size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (std::size_t i = 0; i < count; ++i) {
-      int fd;
-      std::memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof fd);
-      Descriptor each(fd);
-      if (!received) received = std::move(each);
-    }
-  }
-  if (got == 0)
+  if (message.bytes == 0)
     return Status(Code::network, "the other side hung up before it passed a memory file");
   if (answer == std::byte{0})
     return Status(Code::unsupported, "the other side has nothing to share");
-  if (!received)
+  if (message.descriptors.empty())
     return Status(Code::exhausted,
                   "a memory file was passed but did not arrive: no descriptor is free here (raise "
                   "ulimit -n)");
-  return received;
+  return std::move(message.descriptors.front());
 }
 
 }  // namespace
 
 void answer_with(int socket, int passed) {
-  std::byte answer{static_cast<unsigned char>(passed >= 0 ? 1 : 0)};
-  iovec piece{&answer, 1};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &piece;
-  message.msg_iovlen = 1;
-  if (passed >= 0) {
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-    cmsghdr* const part = CMSG_FIRSTHDR(&message);
-    part->cmsg_level = SOL_SOCKET;
-    part->cmsg_type = SCM_RIGHTS;
-    part->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(part), &passed, sizeof passed);
-  }
+  const std::byte answer{static_cast<unsigned char>(passed >= 0 ? 1 : 0)};
   // One byte into an empty buffer does not block; it fails only if the peer is gone.
-  while (::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && errno == EINTR) {
-  }
+  const std::span<const int> descriptors(&passed, passed >= 0 ? 1 : 0);
+  (void)send_descriptors(socket, {&answer, 1}, descriptors, MSG_DONTWAIT);
 }
 
 Result<Descriptor> fetch_locally(const std::string& name, Want want, Handshake::Hello hello,
