@@ -4,11 +4,13 @@ tests/elastic/sharded_trainer.cc.
 """
 
 import collections
+import contextlib
 import os
 import pathlib
 import random
 import re
 import signal
+import time
 
 import pytest
 import torch
@@ -139,6 +141,16 @@ def test_two_hosts_lost_at_once(etcd):
         each.told()
 
 
+def commit_files_of(process):
+    """Those that it holds."""
+    folder = pathlib.Path(f"/proc/{process.pid}/fd")
+    names = []
+    for each in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            names.append(os.readlink(each))
+    return sum("muster-commit" in name for name in names)
+
+
 # spec: L7 L10 a node is lost and nobody replaces it, then another comes, and leaves after a commit:
 # fewer and more ranks get the shards that the ones before had
 def test_fewer_and_more_ranks(mode):
@@ -152,6 +164,10 @@ def test_fewer_and_more_ranks(mode):
     second.process.kill()
     first.read_until("of 2\n", 2)
     first.read_until("commits 50")
+    # Two of each rank: once there is a commit, what the epoch before has left is given up.
+    limit = time.monotonic() + 60
+    while commit_files_of(first.process) != 4:
+        assert time.monotonic() < limit, commit_files_of(first.process)
     third = Launcher(*words, ranks=1, options=options)
     first.read_until("of 3\n", 2)
     third.read_until("of 3\n")
