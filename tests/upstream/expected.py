@@ -154,7 +154,6 @@ CHECKOUT = {
                     "extended_methods_fallbacks",
                     "has_extended_api_passthrough",
                     "multi_get_roundtrip",
-                    "multi_set_roundtrip",
                     "optional_methods_fail",
                 )
             ),

@@ -12,7 +12,7 @@
 
 namespace muster {
 
-inline constexpr std::size_t kMostDescriptors = 253;  // the kernel takes no more in a message
+inline constexpr std::size_t kMostDescriptors = 253;  // limit: of the kernel, a message
 
 struct DescriptorMessage {
   ssize_t bytes = 0;  ///< what `recvmsg` returned; below 0: errno says why

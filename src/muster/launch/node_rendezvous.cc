@@ -21,12 +21,12 @@ constexpr int kBacklog = 1024;
 // How long a node may be silent: where others go on without it, and where its loss ends the job.
 constexpr Duration kTtlOfMany = std::chrono::milliseconds(2500);
 constexpr Duration kTtlOfAll = std::chrono::seconds(20);
-// Longer than an election of etcd's. Its leases have whole seconds, and it may be so much later that
-// it ends them.
+// Longer than an election of etcd's. Its leases have whole seconds, and it may be so much later
+// that it ends them.
 constexpr Duration kTtlInEtcd = std::chrono::seconds(5);
 constexpr Duration kLeaseEnds = std::chrono::seconds(2);
 constexpr Duration kServicePatience = std::chrono::seconds(20);  // with a call: elections take time
-constexpr const char* kEtcdPrefix = "muster";  // of all keys
+constexpr const char* kEtcdPrefix = "muster";                    // of all keys
 // Each renewal is told to all nodes: a shorter time is much work for the API server.
 constexpr Duration kTtlInKubernetes = std::chrono::seconds(10);
 
@@ -212,8 +212,7 @@ Status Joining::open_beside_service() {
   std::string host = options_.local_addr.value_or("");
   if (host.empty()) {
     const auto members = resolve(endpoint->host, *endpoint->port, deadline_);
-    if (!members)
-      return members.status().with_context("looking for the way to " + endpoint->host);
+    if (!members) return members.status().with_context("looking for the way to " + endpoint->host);
     const auto own = address_towards(members->front());
     if (!own) return own.status().with_context("looking for the way to " + endpoint->host);
     host = own->host();

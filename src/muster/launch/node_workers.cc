@@ -58,10 +58,9 @@ Status NodeWorkers::start_one(int local_rank, int attempt, int restarts, int* ex
   const WorkerRanks& ranks = ranks_[at(local_rank)];
   WorkerRecord& record = records_[at(local_rank)];
   record.error_file = around_.history.error_file(local_rank, attempt);
-  auto started =
-      start_process(local_rank, ranks.rank, attempt,
-                    around_.commands.command_of(ranks, local_rank, restarts, record.error_file),
-                    exit_code);
+  auto started = start_process(
+      local_rank, ranks.rank, attempt,
+      around_.commands.command_of(ranks, local_rank, restarts, record.error_file), exit_code);
   if (!started) return started.status();
   record.pid = started->pid;
   put_in_place(local_rank, std::move(*started));
@@ -72,8 +71,8 @@ void NodeWorkers::pass_memories_on(int local_rank, const Process& to) const {
   const Status passed = tell_memories(to.news.get(), memories_[at(local_rank)]);
   if (!passed && passed.code() != Code::closed)
     around_.output.say(around_.options.command + ": the worker in place " +
-                       std::to_string(local_rank) + " does not get its commits: " +
-                       passed.message());
+                       std::to_string(local_rank) +
+                       " does not get its commits: " + passed.message());
 }
 
 void NodeWorkers::put_in_place(int local_rank, Process process) {

@@ -41,9 +41,9 @@ Status send_memories(int channel, std::string_view record, std::span<const int> 
   if (send_descriptors(channel, as_bytes(record), memories, MSG_DONTWAIT)) return {};
   const int error = errno;
   if (error == EPIPE || error == ECONNRESET) return {Code::closed, errno_text(error)};
-  return {Code::exhausted,
-          std::to_string(memories.size()) + " memory files of commits cannot be passed on: " +
-              errno_text(error) + "; raise the number of open files (ulimit -n)"};
+  return {Code::exhausted, std::to_string(memories.size()) +
+                               " memory files of commits cannot be passed on: " +
+                               errno_text(error) + "; raise the number of open files (ulimit -n)"};
 }
 
 std::string encode(const WorkerNews& news) {
@@ -111,7 +111,8 @@ Result<WorkerNews> read_worker_news(int descriptor, std::vector<Descriptor>& mem
   receive(descriptor, record, 0);
   if (record.message.bytes < 0)
     return Status(Code::network, "reading the launcher's news: " + errno_text(errno));
-  if (record.message.bytes == 0) return Status(Code::closed, "the launcher of this process has ended");
+  if (record.message.bytes == 0)
+    return Status(Code::closed, "the launcher of this process has ended");
   ByteReader reader(record.view());
   WorkerNews news;
   news.kind = reader.get<WorkerNewsKind>();

@@ -90,8 +90,7 @@ void JobView::judge(const std::string& name, Node& node, TimePoint now) {
   const auto fail = [&] {
     if (!failed_names_.insert(name).second) return;
     trouble(report.host, now);
-    failures_.push_back({name, report.phase, report.exit_code, report.reason, now,
-                         report.killed});
+    failures_.push_back({name, report.phase, report.exit_code, report.reason, now, report.killed});
   };
   const bool of_this_epoch = node.slot >= 0 && report.epoch == epoch_.number;
   if (of_this_epoch) hear(seats_.at(node.slot), report.phase);

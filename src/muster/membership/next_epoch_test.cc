@@ -174,8 +174,8 @@ TEST_F(NextEpoch, AFailureCountsInTheEnd) {
   EXPECT_TRUE(decide().commit);
 }
 
-// spec: J4 a worker that was killed did not fail because of a lost node: nothing waits for that, also
-// when another node's failure came first
+// spec: J4 a worker that was killed did not fail because of a lost node: nothing waits for that,
+// also when another node's failure came first
 TEST_F(NextEpoch, AKilledWorkerCountsAtOnce) {
   options.failure_patience = seconds(6);
   options.max_restarts = 1;

@@ -94,6 +94,7 @@ inline bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
 /// All elements as one dimension, detached.
 inline at::Tensor flat(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> parts;
+  parts.reserve(tensors.size());
   for (const auto& tensor : tensors) parts.push_back(tensor.detach().reshape({-1}));
   return torch::cat(parts);
 }
