@@ -234,12 +234,15 @@ Task<Status> LinkGroup::all_gather_ring(const Args& args) {
   co_return co_await finish();
 }
 
+// The sends go first: the request for a large message reaches the other side before the answer to
+// its own request, with which it begins to fill the wire. Its answer would have to wait for all of
+// that, and the two would send one after the other.
 Task<Status> LinkGroup::all_gather_direct(const Args& args) {
   const plan::PairwisePlan plan{rank_, size_};
   for (int step = 1; step <= plan.steps(); ++step)
-    outstanding_.receive(0, plan.source(step), 0, args.outputs[at(plan.source(step))]);
-  for (int step = 1; step <= plan.steps(); ++step)
     outstanding_.send(1, plan.target(step), 0, args.inputs[0]);
+  for (int step = 1; step <= plan.steps(); ++step)
+    outstanding_.receive(0, plan.source(step), 0, args.outputs[at(plan.source(step))]);
   copy(args.outputs[at(rank_)], args.inputs[0]);
   co_return co_await finish();
 }
@@ -272,12 +275,19 @@ Task<Status> LinkGroup::scatter(const Args& args) {
 Task<Status> LinkGroup::all_to_all(const Args& args) {
   constexpr int kExchanges = fixed::kInFlight;
   const plan::PairwisePlan plan{rank_, size_};
+  const auto send = [&](int step) {
+    outstanding_.send(step % kExchanges, plan.target(step), 0, args.inputs[at(plan.target(step))]);
+  };
+  // The sends go first, as in all_gather_direct.
+  for (int step = 1; step <= std::min(kExchanges, plan.steps()); ++step) send(step);
   for (int step = 1; step <= plan.steps() && outstanding_.ok(); ++step) {
     const int slot = step % kExchanges;
-    co_await until([&] { return outstanding_.done(slot); });
-    if (!outstanding_.ok()) break;
+    if (step > kExchanges) {
+      co_await until([&] { return outstanding_.done(slot); });
+      if (!outstanding_.ok()) break;
+      send(step);
+    }
     outstanding_.receive(slot, plan.source(step), 0, args.outputs[at(plan.source(step))]);
-    outstanding_.send(slot, plan.target(step), 0, args.inputs[at(plan.target(step))]);
   }
   copy(args.outputs[at(rank_)], args.inputs[at(rank_)]);
   co_return co_await finish();
