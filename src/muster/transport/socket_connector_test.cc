@@ -212,31 +212,38 @@ TEST(SocketConnector, InterfaceListsOfDifferentLengthsAreRefusedByName) {
   });
 }
 
-// spec: A10 interfaces: several are listened on and used in turn by the pairs of ranks
+/// Which of the two interfaces, `lo` both, the link from the rank to `peer` uses.
+std::size_t interface_towards(TestRank& rank, int peer) {
+  if (!rank.linked(peer)) return 99;
+  const auto addresses =
+      decode_peer_address(rank.contacts[static_cast<std::size_t>(peer)], peer)->addresses;
+  const std::string there = SocketAddress::peer_of(rank.streams[peer]->descriptor())->text();
+  for (std::size_t i = 0; i < addresses.size(); ++i)
+    if (addresses[i].text() == there) return i;
+  return 99;
+}
+
+// spec: A10 interfaces: several are listened on and used in turn by the pairs of ranks: those of
+// one rank, and those of the first ranks, the second ones and so on of two hosts
 TEST(SocketConnector, SeveralInterfacesAreUsedInTurn) {
-  Blackboard board(3);
-  run_threads(3, [&](int me) {
-    auto options = options_of(me, 3, false);
+  constexpr int kRanks = 6;
+  Blackboard board(kRanks);
+  std::array<std::size_t, 3> lanes{};  // of hosts of three ranks
+  std::set<std::size_t> of_rank_0;
+  run_threads(kRanks, [&](int me) {
+    auto options = options_of(me, kRanks, false);
     options.interfaces = {"lo", "lo"};
     TestRank rank(options, board);
     ASSERT_TRUE(rank.join().ok());
-    if (me == 0) {
-      std::set<std::size_t> used;
-      for (const int peer : {1, 2}) {
-        ASSERT_TRUE(rank.linked(peer));
-        const auto addresses =
-            decode_peer_address(rank.contacts[static_cast<std::size_t>(peer)], peer)->addresses;
-        ASSERT_EQ(addresses.size(), 2u);
-        const std::string there = SocketAddress::peer_of(rank.streams[peer]->descriptor())->text();
-        used.insert(there == addresses[0].text() ? 0u : 1u);
-        EXPECT_TRUE(there == addresses[0].text() || there == addresses[1].text()) << there;
-      }
-      EXPECT_EQ(used.size(), 2u);
-    } else {
-      EXPECT_TRUE(rank.until([&] { return rank.streams.contains(0); }));
-    }
+    if (me < 3) lanes[static_cast<std::size_t>(me)] = interface_towards(rank, me + 3);
+    if (me == 0)
+      for (int peer = 1; peer < kRanks; ++peer) of_rank_0.insert(interface_towards(rank, peer));
+    const auto heard = [&](int from) { return from < 0 || rank.streams.contains(from); };
+    if (me > 0) EXPECT_TRUE(rank.until([&] { return heard(0) && heard(me - 3); }));
     rank.barrier();
   });
+  EXPECT_EQ(of_rank_0, (std::set<std::size_t>{0, 1}));
+  EXPECT_EQ(lanes, (std::array<std::size_t, 3>{1, 0, 1}));
 }
 
 TEST(SocketConnector, UnknownInterfaceIsNamed) {

@@ -102,10 +102,10 @@ Descriptor SocketLinks::open_towards(Attempt& attempt, std::size_t index) {
 
 void SocketLinks::start(int to, Attempt& attempt, TimePoint now) {
   const auto& addresses = peer(to).addresses;
-  // Both sides start with the same index in their lists of interfaces, which differs between pairs
-  // of ranks.
+  // Both sides start with the same index in their lists of interfaces. It differs between the pairs
+  // that two hosts make of their first ranks, their second ones and so on, as collectives use them.
   const std::size_t index =
-      (static_cast<std::size_t>(to + hello_.rank) + attempt.tries) % addresses.size();
+      (static_cast<std::size_t>(to + hello_.rank) / 2 + attempt.tries) % addresses.size();
   attempt.address = addresses[index];
   ++attempt.tries;
   Descriptor socket = open_towards(attempt, index);
