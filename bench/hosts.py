@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Times collectives between hosts against what their links allow: `muster bench hosts`.
 
-The hosts are network namespaces of this machine, each on a switch by a link of the given rate (veth
-pairs, a bridge, tc's token bucket on what a host sends). muster, with TLS as it is by default, and
-those of stock torch's Gloo and Open MPI that are here take turns. Needs root and iproute2; whatever
-was made is removed at the end, after Ctrl-C too.
+The hosts are network namespaces of this machine, each on a switch by links of the given rate, one
+or several (veth pairs, a bridge, tc's token bucket on what a host sends; TCP with cubic). muster,
+with TLS as it is by default, and those of stock torch's Gloo and Open MPI that are here take turns.
+Needs root and iproute2; whatever was made is removed at the end, after Ctrl-C too.
 
-The limit of a cell is what a host must send, divided by the rate. With B the bytes of the cell, H
-hosts and R ranks on each:
+The limit of a cell is what a host must send, divided by the rate of all its links. With B the bytes
+of the cell, H hosts and R ranks on each:
 
     all_reduce       2 (H - 1) / H x B
     reduce_scatter   (H - 1) / H x B            B is what each rank gives
@@ -40,7 +40,8 @@ import time
 
 HERE = pathlib.Path(__file__).parent
 BURST = "256kb"
-DEVICE = "wire"
+CONGESTION = "cubic"
+DEVICES = ("wire0", "wire1", "wire2", "wire3")
 LIBRARIES = ("muster", "gloo", "openmpi")
 #: What a host must send, in parts of a cell's bytes, on so many hosts of so many ranks.
 SENT = {
@@ -74,14 +75,17 @@ def number_with(units, what):
 
 
 class Hosts:
-    """Network namespaces, one a host, on a bridge in one of its own; gone at the end."""
+    """Network namespaces, one a host, on a bridge for each of its links in one more; gone at the
+    end.
+    """
 
-    def __init__(self, count, rate):
+    def __init__(self, count, rate, links=1):
         stem = f"muster{os.getpid()}"
         self.names = [f"{stem}h{host}" for host in range(count)]
         self.switch = f"{stem}s"
-        self.addresses = [f"10.213.7.{host + 1}" for host in range(count)]
+        self.addresses = [f"10.213.0.{host + 1}" for host in range(count)]
         self.rate = rate
+        self.devices = DEVICES[:links]
 
     def __enter__(self):
         try:
@@ -97,28 +101,26 @@ class Hosts:
     def make(self):
         for name in (*self.names, self.switch):
             command("ip netns add", name)
-        command("ip -n", self.switch, "link add bridge type bridge")
-        command("ip -n", self.switch, "link set bridge up")
-        for host, (name, address) in enumerate(zip(self.names, self.addresses, strict=True)):
-            port = f"port{host}"
-            command(
-                "ip link add", DEVICE, "netns", name, "type veth peer", port, "netns", self.switch
-            )
-            command("ip -n", self.switch, "link set", port, "master bridge up")
-            command("ip -n", name, "address add", f"{address}/24 dev", DEVICE)
+        for name in self.names:
             command("ip -n", name, "link set lo up")
-            command("ip -n", name, "link set", DEVICE, "up")
-            command(
-                "tc -n",
-                name,
-                "qdisc add dev",
-                DEVICE,
-                "root tbf rate",
-                f"{self.rate:.0f}",
-                "burst",
-                BURST,
-                "latency 50ms",
-            )
+            # Linux's own default, whatever this machine has.
+            inside = ["ip", "netns", "exec", name, "sysctl", "-q"]
+            command(*inside, f"net.ipv4.tcp_congestion_control={CONGESTION}")
+        for link, device in enumerate(self.devices):
+            bridge = f"bridge{link}"
+            command("ip -n", self.switch, "link add", bridge, "type bridge")
+            command("ip -n", self.switch, "link set", bridge, "up")
+            for host in range(len(self.names)):
+                self.connect(host, device, f"port{link}-{host}", bridge, f"10.213.{link}")
+
+    def connect(self, host, device, port, bridge, network):
+        name = self.names[host]
+        command("ip link add", device, "netns", name, "type veth peer", port, "netns", self.switch)
+        command("ip -n", self.switch, "link set", port, "master", bridge, "up")
+        command("ip -n", name, f"address add {network}.{host + 1}/24 dev", device)
+        command("ip -n", name, "link set", device, "up")
+        bucket = f"tbf rate {self.rate:.0f} burst {BURST} latency 50ms"
+        command("tc -n", name, "qdisc add dev", device, "root", bucket)
 
     def remove(self):
         # No second Ctrl-C leaves half of it behind.
@@ -206,11 +208,16 @@ class Contestant:
 
     def muster(self, hosts, options):
         secret = f"MUSTER_SECRET={secrets.token_hex(32)}"
-        words = ["env", secret, f"MUSTER_SOCKET_IFNAME={DEVICE}", options.worker]
+        words = ["env", secret, f"MUSTER_SOCKET_IFNAME={','.join(hosts.devices)}", options.worker]
         return self.on_each(hosts, options, words)
 
     def gloo(self, hosts, options):
-        words = ["env", f"GLOO_SOCKET_IFNAME={DEVICE}", sys.executable, HERE / "gloo_worker.py"]
+        words = [
+            "env",
+            f"GLOO_SOCKET_IFNAME={','.join(hosts.devices)}",
+            sys.executable,
+            HERE / "gloo_worker.py",
+        ]
         return self.on_each(hosts, options, words)
 
     def openmpi(self, hosts, options):
@@ -243,8 +250,8 @@ class Contestant:
             ("plm_rsh_agent", agent),
             ("pml", "ob1"),
             ("btl", "tcp,vader,self"),
-            ("btl_tcp_if_include", DEVICE),
-            ("oob_tcp_if_include", DEVICE),
+            ("btl_tcp_if_include", ",".join(hosts.devices)),
+            ("oob_tcp_if_include", hosts.devices[0]),
             ("mpi_yield_when_idle", 1),
         ):
             words += ["--mca", name, value]
@@ -325,7 +332,13 @@ def measure(options, hosts, folder):
                             None if contestant.ended else contestant.play(op, size, options.seconds)
                         )
                         found[contestant.library] += [] if us is None else [us]
-                limit = limit_us(op, size, options.hosts, options.ranks_per_host, options.rate)
+                limit = limit_us(
+                    op,
+                    size,
+                    options.hosts,
+                    options.ranks_per_host,
+                    options.rate * options.links,
+                )
                 line = f"{op:16}{text:>8} {shape:3}{limit:12.0f}"
                 for library, times in found.items():
                     if not times:
@@ -342,6 +355,7 @@ def measure(options, hosts, folder):
                             "hosts": options.hosts,
                             "ranks_per_host": options.ranks_per_host,
                             "rate": options.rate,
+                            "links": options.links,
                             "us": us,
                             "limit_us": limit,
                         }
@@ -367,6 +381,9 @@ def read_options(words):
         type=number_with(UNITS, "rate"),
         default="1gbit",
         help="of each host's link, as tc writes it; default 1gbit",
+    )
+    parser.add_argument(
+        "--links", type=int, default=1, help="of each host, each of the rate; default 1, at most 4"
     )
     parser.add_argument(
         "--op",
@@ -402,6 +419,8 @@ def read_options(words):
                 parser.error(f'"{word}" is none of {", ".join(known)}')
     if not 2 <= options.hosts <= 200 or options.ranks_per_host < 1 or options.rounds < 1:
         parser.error("there are 2 to 200 hosts, at least one rank on each and at least one round")
+    if not 1 <= options.links <= len(DEVICES):
+        parser.error(f"a host has 1 to {len(DEVICES)} links")
     return options
 
 
@@ -424,7 +443,7 @@ def main(words):
     try:
         with (
             tempfile.TemporaryDirectory(prefix="muster-hosts-") as folder,
-            Hosts(options.hosts, options.rate) as hosts,
+            Hosts(options.hosts, options.rate, options.links) as hosts,
         ):
             rows = measure(options, hosts, folder)
     except KeyboardInterrupt:
