@@ -59,6 +59,10 @@ TEST_P(OnMpi, CallsEndInOrder) { run(3, "calls"); }
 // spec: A4 a deadline fails the group by name, and another group goes on
 TEST_P(OnMpi, FailuresAreNamed) { run(3, "failures"); }
 
+// spec: F18 on mpi, sums of several MiB that do not match in size or operation: every rank is told,
+// and nothing is written beside the tensors or after their end
+TEST_P(OnMpi, LargeSumsThatDoNotMatchAreNamed) { run(3, "mismatches"); }
+
 // Other launchers may end all ranks with one.
 class OnOpenMpi : public OnMpi {};
 

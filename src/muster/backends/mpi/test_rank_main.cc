@@ -1,9 +1,10 @@
 // A rank of the tests of backend mpi, below tensors: mpi_test.cc starts it by each MPI's mpirun.
 //
-//   muster_mpi_test_rank suite SECONDS | messages | calls | failures | killed
+//   muster_mpi_test_rank suite SECONDS | messages | calls | failures | mismatches | killed
 //
 // Prints "rank R: WHAT" for what is wrong and exits with 1, or prints "right R".
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -11,74 +12,28 @@
 #include <iostream>
 #include <numeric>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "muster/backends/mpi/communicator.h"
 #include "muster/backends/mpi/loader.h"
 #include "muster/backends/mpi/rendezvous.h"
+#include "muster/backends/mpi/test_mismatches.h"
+#include "muster/backends/mpi/test_rank.h"
 #include "muster/base/debug_level.h"
 #include "muster/collective/testing/suite_cells.h"
 #include "muster/testing/budget.h"
 #include "muster/transport/job_fabric.h"
 
-namespace muster::mpi {
+namespace muster::mpi::test {
 namespace {
 
-using collective::Args;
-using collective::Op;
 using collective::suite::Answers;
 using collective::suite::Cell;
 using collective::suite::Player;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using Group = std::shared_ptr<collective::Communicator>;
-using Values = std::vector<std::int64_t>;
-
-int my_rank = -1;
-int problems = 0;
-
-void report(const std::string& what) {
-  ++problems;
-  std::printf("rank %d: %s\n", my_rank, what.c_str());
-  std::fflush(stdout);
-}
-void expect(bool holds, const std::string& what) {
-  if (!holds) report(what);
-}
-void expect_ok(const Status& status, const std::string& what) {
-  if (!status.ok()) report(what + ": " + status.message());
-}
-void expect_says(const Status& status, std::initializer_list<const char*> words,
-                 const std::string& what) {
-  if (status.ok()) return report(what + ": it succeeded");
-  for (const char* word : words)
-    expect(status.message().find(word) != std::string::npos,
-           what + ": '" + word + "' is not in: " + status.message());
-}
-
-TimePoint soon() { return steady_clock().now() + seconds(60); }
-
-struct TestJob {
-  store::Rendezvous found;
-  std::shared_ptr<transport::Fabric> fabric;
-
-  Group make(std::vector<int> members, const std::string& name) const {
-    collective::CommunicatorOptions options;
-    options.name = name;
-    options.timeout = seconds(60);
-    auto group = create(fabric, std::move(members), options);
-    if (group.ok()) return *group;
-    report("making " + name + ": " + group.status().message());
-    std::exit(1);
-  }
-  Group world(const std::string& name = "world") const {
-    std::vector<int> members(static_cast<std::size_t>(found.world_size));
-    std::iota(members.begin(), members.end(), 0);
-    return make(members, name);
-  }
-};
 
 TestJob join() {
   store::RendezvousOptions options;
@@ -99,19 +54,6 @@ TestJob join() {
   }
   return {std::move(*found), std::move(*fabric)};
 }
-
-void close(const Group& group) { expect_ok(group->close(soon()), "close"); }
-
-Args args_of(Op op, const Values& in, Values& out, int root = -1) {
-  Args args;
-  args.op = op;
-  args.dtype = DType::int64;
-  args.root = root;
-  args.inputs = {std::as_bytes(std::span(in))};
-  args.outputs = {std::as_writable_bytes(std::span(out))};
-  return args;
-}
-Args sum_of(const Values& in, Values& out) { return args_of(Op::all_reduce, in, out); }
 
 // ---- the cells of collective/suite_test.cc
 
@@ -412,6 +354,7 @@ int run(const std::vector<std::string>& words) {
   if (words[0] == "messages") exchange_messages(job);
   if (words[0] == "calls") make_calls(job);
   if (words[0] == "failures") fail_calls(job);
+  if (words[0] == "mismatches") fail_large_sums(job);
   if (words[0] == "killed") kill_a_rank(job);
   if (my_rank == 0)
     std::printf("%s on %d ranks of %s in %s\n", words[0].c_str(), job.found.world_size,
@@ -419,14 +362,14 @@ int run(const std::vector<std::string>& words) {
   if (problems == 0) std::printf("right %d\n", my_rank);
   std::fflush(stdout);
   // mpirun may end all ranks as soon as one has left without MPI_Finalize.
-  if (words[0] == "failures" && problems == 0)
+  if ((words[0] == "failures" || words[0] == "mismatches") && problems == 0)
     static_cast<void>(job.world("end")->run(Args{}, soon()));
   return problems == 0 ? 0 : 1;
 }
 
 }  // namespace
-}  // namespace muster::mpi
+}  // namespace muster::mpi::test
 
 int main(int count, char** words) {
-  return muster::mpi::run(std::vector<std::string>(words + 1, words + count));
+  return muster::mpi::test::run(std::vector<std::string>(words + 1, words + count));
 }
