@@ -138,6 +138,15 @@ TEST(NcclGrowth, AMemberThatJoinsIsNamed) {
   });
 }
 
+// spec: D7 a member that names another group of the same ranks is named on every rank
+TEST(NcclGrowth, AMemberOfAnotherGroupIsNamed) {
+  on_nccl_ranks(3, [](int rank) {
+    const auto one = connected_pair(rank), two = connected_pair(rank);
+    const auto text = text_of([&] { grow_group({0, 1, 2}, {.group = rank == 1 ? two : one}); });
+    EXPECT_HAS(text, "rank 1 does not come from the group of rank 0");
+  });
+}
+
 TEST(NcclGrowth, OffersMustFitTogether) {
   const auto said = [](const std::vector<GrowthOffer>& offers) {
     return text_of([&] { nccl::can_grow(offers, {4, 5, 6}, "[4, 5, 6]"); });

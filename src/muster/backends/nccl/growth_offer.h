@@ -14,7 +14,7 @@ struct GrowthOffer {
     cannot,  ///< it lacks NCCL's function, or is not connected
     failed,  ///< the group it comes from
   };
-  std::uint64_t parent = 0;  ///< says which group it comes from; 0: it joins
+  std::uint32_t parent = 0;  ///< id of the channel of the group it comes from; 0: it joins
   std::int32_t members = 0;  ///< of that group
   Readiness readiness = Readiness::can;
 };

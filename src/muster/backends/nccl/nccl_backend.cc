@@ -380,7 +380,7 @@ std::shared_ptr<NcclCommunicator> NcclBackend::grow(NcclBackend* old, TimePoint 
       failed = Status(error.code(), error.what(), error.ranks());
     }
     lane = old->first_lane();
-    mine.parent = std::hash<std::string>()(old->options_.communicator.name) | 1;
+    mine.parent = old->links_->channel().id();  // the same on its members, of no other group
     mine.members = old->links_->size();
     if (lane == nullptr) mine.readiness = Readiness::cannot;
   }
