@@ -146,7 +146,7 @@ TEST(NcclFailures, WithBlockingWaitTheCallThrows) {
   });
 }
 
-// An error that NCCL finds in the background is named on every rank.
+// spec: A3 an error that NCCL finds between calls is named on every rank
 TEST(NcclFailures, AnAsynchronousErrorIsNamed) {
   const Variable error("NCCL_STANDIN_ASYNC_ERROR", "1:2");
   on_failing_ranks(2, [](int rank) {
@@ -154,6 +154,45 @@ TEST(NcclFailures, AnAsynchronousErrorIsNamed) {
     all_reduce(some(rank));
     const auto text = told([&] { all_reduce(some(rank)); });
     EXPECT_HAS(text, "remote process exited or there was a network error");
+  });
+}
+
+/// What `work` throws on its own: not at its deadline.
+std::string thrown_by(const WorkRef& work) {
+  const auto text = told([&] { work->wait(); });
+  EXPECT_EQ(text.find("had not"), std::string::npos) << text;
+  return text;
+}
+
+// spec: A3 an error that NCCL finds during a call ends it long before its deadline: every rank is
+// told which rank found it and in which call, and lives; D7 the others go on in a shrunk group
+TEST(NcclFailures, AnAsynchronousErrorDuringACallIsNamedAndTheOthersGoOn) {
+  const Variable hang("NCCL_STANDIN_HANG", "1:2"), error("NCCL_STANDIN_ASYNC_ERROR", "1:2");
+  on_failing_ranks(3, [](int rank) {
+    all_reduce(some(rank));
+    const auto text =
+        thrown_by(all_reduce(some(rank), {.async_op = true, .timeout = std::chrono::hours(1)}));
+    for (const char* part : {"NCCL reported an error to rank 1",
+                             "during all_reduce number 2 on group default (backend nccl)",
+                             "remote process exited or there was a network error"})
+      EXPECT_HAS(text, part);
+    if (rank == 1) return;
+    const auto left = shrink_group({1}, {});
+    const auto tensor = on_device(torch::full({4}, rank + 1.0), rank);
+    all_reduce(tensor, {.group = left});
+    EXPECT_SAME(tensor.cpu(), torch::full({4}, 4.0));
+  });
+}
+
+// spec: A3 an error that NCCL finds during a message names the message's peer
+TEST(NcclFailures, AnAsynchronousErrorOfAMessageNamesThePeer) {
+  const Variable hang("NCCL_STANDIN_HANG", "1:1"), error("NCCL_STANDIN_ASYNC_ERROR", "1:1");
+  on_failing_ranks(3, [](int rank) {
+    const auto sent = rank == 2 ? isend(some(rank), {.dst = 0}) : nullptr;
+    const auto text = rank == 0 ? thrown_by(irecv(some(rank), {.src = 2}))
+                                : told([&] { all_reduce(some(rank)); });
+    EXPECT_HAS(text, "NCCL reported an error to rank 0 during irecv on group default");
+    EXPECT_HAS(text, "messages from rank 2: remote process exited");
   });
 }
 

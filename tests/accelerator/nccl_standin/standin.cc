@@ -6,7 +6,8 @@
 // the number of one of its operations, from 1:
 //   NCCL_STANDIN_HANG=R:N         the operation does nothing until the communicator is aborted
 //   NCCL_STANDIN_LATE=R:N:MS      it begins so many milliseconds later
-//   NCCL_STANDIN_ASYNC_ERROR=R:N  after it, the communicator has an asynchronous error
+//   NCCL_STANDIN_ASYNC_ERROR=R:N  after it, the communicator has an asynchronous error; with
+//                                 NCCL_STANDIN_HANG for the same operation, while it hangs
 //   NCCL_STANDIN_IN_PROGRESS=K    each enqueueing is in progress for K looks at the communicator
 // and, read when a communicator grows, R being a rank of the new one:
 //   NCCL_STANDIN_GROW_ERROR=R     ncclCommGrow fails on that rank
@@ -159,7 +160,10 @@ struct Task {
   }
   void carry_out() {
     const int rank = comm->boxes.rank();
-    if (comm->hang.hits(rank, number)) comm->wait_until([this] { return comm->is_aborted(); });
+    if (comm->hang.hits(rank, number)) {
+      if (comm->error.hits(rank, number)) comm->has_error = true;
+      comm->wait_until([this] { return comm->is_aborted(); });
+    }
     if (comm->late.hits(rank, number))
       comm->wait_for_abort(std::chrono::milliseconds(comm->late.value));
     if (comm->is_aborted()) return;

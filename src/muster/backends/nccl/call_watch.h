@@ -82,6 +82,8 @@ class CallWatch {
   void compare(WatchedCall& entry);
   Status late(const WatchedCall& entry, const std::vector<int>& awaited) const;
   void end_all(const Status& why);
+  /// What NCCL has reported in the background, with the first call that is not done.
+  Status reported(const std::string& error);
   std::string words(const WatchedCall& entry) const;
 
   const WatchTerms terms_;

@@ -438,8 +438,12 @@ std::string NcclBackend::async_error() {
   const std::lock_guard lock(lanes_mutex_);
   for (const auto& lane : group_lanes_)
     if (auto error = lane->async_error(); !error.empty()) return error;
-  for (const auto& [key, lane] : message_lanes_)
-    if (auto error = lane->async_error(); !error.empty()) return error;
+  for (const auto& [key, lane] : message_lanes_) {
+    const auto& [peer, direction] = key;
+    if (auto error = lane->async_error(); !error.empty())
+      return std::string("messages ") + (direction == Direction::out ? "to" : "from") + " rank " +
+             std::to_string(options_.members[static_cast<std::size_t>(peer)]) + ": " + error;
+  }
   return {};
 }
 
