@@ -133,6 +133,47 @@ def test_objects_travel_on_the_device():
     on_ranks(2, object_collectives)
 
 
+def one_device_for_all(rank, count):
+    other = 1 - rank
+
+    def full(value, size=count):
+        return torch.full((size,), float(value)).to(HERE)
+
+    def is_now(tensor, *values):
+        assert tensor.device == HERE
+        for part, value in zip(tensor.cpu().chunk(len(values)), values, strict=True):
+            assert part.eq(value).all(), (part, value)
+
+    x = full(rank + 1)
+    dist.all_reduce(x)
+    is_now(x, 3)
+    dist.broadcast(x := full(rank), 1)
+    is_now(x, 1)
+    parts = [full(-1), full(-1)]
+    dist.all_gather(parts, full(rank))
+    is_now(torch.cat(parts), 0, 1)
+    dist.all_gather_into_tensor(whole := full(-1, 2 * count), full(rank))
+    is_now(whole, 0, 1)
+    dist.reduce_scatter(x := full(-1), [full(rank), full(rank + 10)])
+    is_now(x, 1 if rank == 0 else 21)
+    dist.reduce_scatter_tensor(x := full(-1), torch.cat([full(rank + 1), full(rank + 5)]))
+    is_now(x, 3 if rank == 0 else 11)
+    if rank == 0:
+        dist.send(full(7), other)
+        dist.recv(x, other)
+    else:
+        dist.recv(x, other)
+        dist.send(x * 2, other)
+    is_now(x, 14 if rank == 0 else 7)
+
+
+# spec: A2 processes that share one device, whose tensors go through the host's memory: short ones
+# and ones of several MiB
+@pytest.mark.parametrize("count", [3, 1 << 20])
+def test_ranks_share_a_device(count):
+    on_ranks(2, one_device_for_all, count)
+
+
 class Layers(torch.nn.Module):
     def __init__(self, seed):
         super().__init__()

@@ -18,17 +18,17 @@ using deferred::on_device;
 constexpr int kRanks = 3;
 
 /// Runs `body` on ranks whose groups also serve the accelerator.
-void on_devices(const std::function<void(int)>& body) {
+void on_devices(const std::function<void(int)>& body, int ranks = kRanks) {
   deferred::install();
-  on_ranks(kRanks, body, "cpu:native,deferred:native");
+  on_ranks(ranks, body, "cpu:native,deferred:native");
 }
 
 /// Checks that `call` gives device tensors the same results as CPU tensors. `call(place)` passes
 /// its tensors through `place`.
 using Place = std::function<at::Tensor(const at::Tensor&)>;
-void expect_alike(int rank, const char* what,
+void expect_alike(int rank, int device, const char* what,
                   const std::function<std::vector<at::Tensor>(const Place&)>& call) {
-  const auto there = call([rank](const at::Tensor& tensor) { return on_device(tensor, rank); });
+  const auto there = call([=](const at::Tensor& tensor) { return on_device(tensor, device); });
   const auto here = call([](const at::Tensor& tensor) { return tensor.clone(); });
   ASSERT_EQ(there.size(), here.size()) << what;
   for (std::size_t i = 0; i < here.size(); ++i) {
@@ -46,100 +46,112 @@ std::vector<at::Tensor> blanks(const Place& place, int count) {
   return tensors;
 }
 
+/// Every operation, on rank `rank` of `ranks`, whose tensors are on device `device`.
+void check_every_operation(int rank, int ranks, int device) {
+  const auto check = [&](const char* what, const auto& call) {
+    expect_alike(rank, device, what, call);
+  };
+  const auto mine = values(rank, {2, 3});
+  const auto many = values(rank, {2 * ranks, 3});
+  const std::vector<at::Tensor> none;
+  check("broadcast", [&](const Place& place) {
+    const auto tensor = place(mine);
+    broadcast(tensor, {.src = 1});
+    return std::vector{tensor};
+  });
+  for (const auto op : {ReduceOp::SUM, ReduceOp::MAX, ReduceOp::AVG})
+    check("all_reduce", [&](const Place& place) {
+      const auto tensor = place(mine);
+      all_reduce(tensor, {.op = op});
+      return std::vector{tensor};
+    });
+  check("reduce", [&](const Place& place) {
+    const auto tensor = place(mine);
+    reduce(tensor, {.dst = ranks - 1});
+    return rank == ranks - 1 ? std::vector{tensor} : none;
+  });
+  check("all_gather", [&](const Place& place) {
+    const auto tensors = blanks(place, ranks);
+    all_gather(tensors, place(mine));
+    return tensors;
+  });
+  check("all_gather_into_tensor", [&](const Place& place) {
+    const auto tensor = place(many);
+    all_gather_into_tensor(tensor, place(mine));
+    return std::vector{tensor};
+  });
+  check("gather", [&](const Place& place) {
+    const auto tensors = blanks(place, rank == 1 ? ranks : 0);
+    gather(place(mine), {.gather_list = tensors, .dst = 1});
+    return tensors;
+  });
+  check("scatter", [&](const Place& place) {
+    auto tensors = blanks(place, rank == 0 ? ranks : 0);
+    for (auto& tensor : tensors) tensor = place(mine + 1);
+    const auto got = place(mine);
+    scatter(got, {.scatter_list = tensors, .src = 0});
+    return std::vector{got};
+  });
+  check("reduce_scatter", [&](const Place& place) {
+    std::vector<at::Tensor> tensors;
+    for (int i = 0; i < ranks; ++i) tensors.push_back(place(mine + i));
+    const auto got = place(mine);
+    reduce_scatter(got, tensors);
+    return std::vector{got};
+  });
+  check("reduce_scatter_tensor", [&](const Place& place) {
+    const auto got = place(mine);
+    reduce_scatter_tensor(got, place(many));
+    return std::vector{got};
+  });
+  check("all_to_all", [&](const Place& place) {
+    std::vector<at::Tensor> tensors;
+    for (int i = 0; i < ranks; ++i) tensors.push_back(place(mine + i));
+    const auto got = blanks(place, ranks);
+    all_to_all(got, tensors);
+    return got;
+  });
+  check("all_to_all_single", [&](const Place& place) {
+    const auto got = place(many);
+    all_to_all_single(got, place(many));
+    return std::vector{got};
+  });
+  check("send and recv", [&](const Place& place) {
+    const auto got = place(mine);
+    if (rank == 0) send(place(mine), {.dst = 1});
+    if (rank == 1) recv(got, {.src = 0});
+    return std::vector{got};
+  });
+  check("a transposed tensor", [&](const Place& place) {
+    const auto tensor = place(mine).t();
+    all_reduce(tensor);
+    return std::vector{tensor};
+  });
+  check("no elements", [&](const Place& place) {
+    const auto tensor = place(torch::zeros({0}));
+    all_reduce(tensor);
+    return std::vector{tensor};
+  });
+  check("a prepared request", [&](const Place& place) {
+    const auto tensor = place(mine);
+    auto prepared =
+        core_of(default_group()).prepare(calls::all_reduce(*default_group(), tensor, {}));
+    for (int i = 0; i < 2; ++i) prepared.submit();
+    return std::vector{tensor};
+  });
+}
+
 // spec: A2 every operation on an accelerator's tensors, staged through the host's memory; A12 the
 // native backend's cells for accelerators
 TEST(DeviceTensors, EveryOperationGivesWhatItGivesOnTheCpu) {
-  on_devices([](int rank) {
-    const auto mine = values(rank, {2, 3});
-    const auto many = values(rank, {2 * kRanks, 3});
-    const std::vector<at::Tensor> none;
-    expect_alike(rank, "broadcast", [&](const Place& place) {
-      const auto tensor = place(mine);
-      broadcast(tensor, {.src = 1});
-      return std::vector{tensor};
-    });
-    for (const auto op : {ReduceOp::SUM, ReduceOp::MAX, ReduceOp::AVG})
-      expect_alike(rank, "all_reduce", [&](const Place& place) {
-        const auto tensor = place(mine);
-        all_reduce(tensor, {.op = op});
-        return std::vector{tensor};
-      });
-    expect_alike(rank, "reduce", [&](const Place& place) {
-      const auto tensor = place(mine);
-      reduce(tensor, {.dst = 2});
-      return rank == 2 ? std::vector{tensor} : none;
-    });
-    expect_alike(rank, "all_gather", [&](const Place& place) {
-      const auto tensors = blanks(place, kRanks);
-      all_gather(tensors, place(mine));
-      return tensors;
-    });
-    expect_alike(rank, "all_gather_into_tensor", [&](const Place& place) {
-      const auto tensor = place(many);
-      all_gather_into_tensor(tensor, place(mine));
-      return std::vector{tensor};
-    });
-    expect_alike(rank, "gather", [&](const Place& place) {
-      const auto tensors = blanks(place, rank == 1 ? kRanks : 0);
-      gather(place(mine), {.gather_list = tensors, .dst = 1});
-      return tensors;
-    });
-    expect_alike(rank, "scatter", [&](const Place& place) {
-      auto tensors = blanks(place, rank == 0 ? kRanks : 0);
-      for (auto& tensor : tensors) tensor = place(mine + 1);
-      const auto got = place(mine);
-      scatter(got, {.scatter_list = tensors, .src = 0});
-      return std::vector{got};
-    });
-    expect_alike(rank, "reduce_scatter", [&](const Place& place) {
-      std::vector<at::Tensor> tensors;
-      for (int i = 0; i < kRanks; ++i) tensors.push_back(place(mine + i));
-      const auto got = place(mine);
-      reduce_scatter(got, tensors);
-      return std::vector{got};
-    });
-    expect_alike(rank, "reduce_scatter_tensor", [&](const Place& place) {
-      const auto got = place(mine);
-      reduce_scatter_tensor(got, place(many));
-      return std::vector{got};
-    });
-    expect_alike(rank, "all_to_all", [&](const Place& place) {
-      std::vector<at::Tensor> tensors;
-      for (int i = 0; i < kRanks; ++i) tensors.push_back(place(mine + i));
-      const auto got = blanks(place, kRanks);
-      all_to_all(got, tensors);
-      return got;
-    });
-    expect_alike(rank, "all_to_all_single", [&](const Place& place) {
-      const auto got = place(many);
-      all_to_all_single(got, place(many));
-      return std::vector{got};
-    });
-    expect_alike(rank, "send and recv", [&](const Place& place) {
-      const auto got = place(mine);
-      if (rank == 0) send(place(mine), {.dst = 1});
-      if (rank == 1) recv(got, {.src = 0});
-      return std::vector{got};
-    });
-    expect_alike(rank, "a transposed tensor", [&](const Place& place) {
-      const auto tensor = place(mine).t();
-      all_reduce(tensor);
-      return std::vector{tensor};
-    });
-    expect_alike(rank, "no elements", [&](const Place& place) {
-      const auto tensor = place(torch::zeros({0}));
-      all_reduce(tensor);
-      return std::vector{tensor};
-    });
-    expect_alike(rank, "a prepared request", [&](const Place& place) {
-      const auto tensor = place(mine);
-      auto prepared =
-          core_of(default_group()).prepare(calls::all_reduce(*default_group(), tensor, {}));
-      for (int i = 0; i < 2; ++i) prepared.submit();
-      return std::vector{tensor};
-    });
-  });
+  on_devices([](int rank) { check_every_operation(rank, kRanks, rank); });
   EXPECT_GT(deferred::PinnedMemory::given, 0);
+}
+
+// spec: A2 ranks that share a device: the same, through the host's memory
+TEST(DeviceTensors, RanksMayShareADevice) {
+  for (const int ranks : {2, kRanks})
+    on_devices([ranks](int rank) { check_every_operation(rank, ranks, 0); }, ranks);
 }
 
 // spec: F21 is_completed is true and wait returns once the output's copy is enqueued: not done, but
