@@ -7,11 +7,14 @@ import os
 
 import pytest
 import torch
+import torch.distributed as stock
 from ranks import meeting_file, run_ranks
 from rpc_workers import on_workers
 from surface_test import CELLS
+from torch.nn.parallel import DistributedDataParallel as StockDDP
 
 import muster as dist
+import muster.torch
 from muster.nn.parallel import DistributedDataParallel
 
 rpc, autograd = dist.rpc, dist.autograd
@@ -172,6 +175,45 @@ def one_device_for_all(rank, count):
 @pytest.mark.parametrize("count", [3, 1 << 20])
 def test_ranks_share_a_device(count):
     on_ranks(2, one_device_for_all, count)
+
+
+def in_stock_torch(rank, meeting, name):
+    if name == "gloo":
+        muster.torch.replace_gloo()
+    stock.init_process_group(
+        f"cpu:{name},deferred:{name}",
+        store=stock.FileStore(meeting, 2),
+        rank=rank,
+        world_size=2,
+    )
+    here = torch.device("deferred", rank)
+    for device in (here, "cpu", HERE):
+        x = torch.full((3,), rank + 1.0).to(device)
+        stock.all_reduce(x)
+        assert x.cpu().tolist() == [3.0] * 3
+        whole = torch.zeros(6).to(device)
+        stock.all_gather_into_tensor(whole, x.mul_(rank + 1))
+        assert whole.cpu().tolist() == [3.0] * 3 + [6.0] * 3
+        stock.reduce_scatter_tensor(x, whole)
+        assert x.cpu().tolist() == [6.0 + 6 * rank] * 3
+        stock.broadcast(x, 1, async_op=True).wait()
+        assert x.cpu().tolist() == [12.0] * 3
+        if rank == 0:
+            stock.send(x + 1, 1)
+        else:
+            stock.recv(x, 0)
+            assert x.cpu().tolist() == [13.0] * 3
+    model = StockDDP(Layers(1).to(rank), device_ids=[rank])
+    model(torch.ones(1, 4)).sum().backward()
+    assert all(each.grad.device == here for each in model.parameters())
+    stock.destroy_process_group()
+
+
+# spec: A2 an accelerator's tensors in stock torch, staged through the host's memory, by muster's
+# name and as gloo
+@pytest.mark.parametrize("name", ["muster", "gloo"])
+def test_in_stock_torch(name):
+    run_ranks(2, in_stock_torch, meeting_file(), name)
 
 
 class Layers(torch.nn.Module):

@@ -48,7 +48,7 @@ std::shared_ptr<TorchJob> TorchJob::open(const c10::intrusive_ptr<c10d::Store>& 
   auto found = store::rendezvous_over(std::move(own).value(), options);
   if (!found.ok()) group::raise_from_store(found.status().with_context("init_process_group"));
   found->any_host = found->host.empty();
-  const auto config = BackendConfig::parse("cpu:native");
+  const auto config = BackendConfig::parse("native");
   std::shared_ptr<TorchJob> job(
       new TorchJob(group::open_job(std::move(found).value(), config, timeout, deadline)));
   job->world_ = group::make_default_group(job->job_, name, config, timeout, {.deadline = deadline});
@@ -70,8 +70,8 @@ void TorchJob::make_default() {
 }
 
 Group TorchJob::make_group(std::string name, std::vector<int> ranks, Duration timeout) {
-  return group::make_group(job_, std::move(name), std::move(ranks),
-                           BackendConfig::parse("cpu:native"), timeout);
+  return group::make_group(job_, std::move(name), std::move(ranks), BackendConfig::parse("native"),
+                           timeout);
 }
 
 TorchJob::Left TorchJob::shrink(const Group& old, const std::vector<int>& exclude,
