@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <utility>
 
 #include "bindings.h"
 #include "blocking.h"
@@ -151,6 +152,35 @@ class WorkOfPython final : public Work, public std::enable_shared_from_this<Work
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // once it was asked for
 };
 
+constexpr const char* kOfTorch =
+    "a backend of torch.distributed serves in torch.distributed only, beside backend `muster` too "
+    "(import muster.torch)";
+
+/// Calls what a user has registered. A function in C++ that takes other arguments is one of
+/// torch.distributed's extensions, most likely.
+template <class... Arguments>
+py::object made_by(const std::string& name, const py::object& func, const Arguments&... arguments) {
+  try {
+    return func(arguments...);
+  } catch (const py::error_already_set& error) {
+    if (!error.matches(PyExc_TypeError) || PyCFunction_Check(func.ptr()) == 0) throw;
+    throw DistError(
+        "backend '" + name +
+        "': the function that it was registered with does not take muster's arguments; " +
+        kOfTorch + ". " + error.what());
+  }
+}
+
+void check_made(const std::string& name, const py::object& made) {
+  if (!made.is_none() && py::hasattr(made, "submit")) return;
+  const auto theirs = py::module_::import("torch._C._distributed_c10d").attr("Backend");
+  const bool is_of_torch = py::isinstance(made, theirs);
+  throw DistError("backend '" + name +
+                  "': the function that it was registered with gave no backend "
+                  "(ProcessGroupBackend)" +
+                  (is_of_torch ? std::string("; ") + kOfTorch : ""));
+}
+
 /// A backend of Python's, as groups know it.
 class BackendOfPython final : public ProcessGroupBackend {
  public:
@@ -284,25 +314,30 @@ void bind_registry(py::module_& module) {
               const py::gil_scoped_acquire held;
               const auto* given = dynamic_cast<const OptionsOfPython*>(pg_options.get());
               py::object made =
-                  extended_api
-                      ? (*make)(options, given != nullptr ? *given->object : py::object(py::none()))
-                      : (*make)(options.store, options.group_rank, options.group_size,
-                                options.timeout);
-              if (made.is_none() || !py::hasattr(made, "submit"))
-                throw DistError("backend '" + name +
-                                "': the function that it was registered with gave no backend "
-                                "(ProcessGroupBackend)");
+                  extended_api ? made_by(name, *make, options,
+                                         given != nullptr ? *given->object : py::object(py::none()))
+                               : made_by(name, *make, options.store, options.group_rank,
+                                         options.group_size, options.timeout);
+              check_made(name, made);
               return std::make_shared<BackendOfPython>(name, std::move(made),
                                                        options.global_ranks_in_group);
             },
             devices);
       },
       py::arg("name"), py::arg("func"), py::arg("extended_api"), py::arg("devices"));
-  module.def("load_backend_plugin", &load_backend_plugin, py::arg("path"),
-             py::call_guard<py::gil_scoped_release>(),
-             "Loads a plugin library, which registers its backends, and keeps it for the rest of "
-             "the process. Returns their names. Raises "
-             "DistError where it cannot be loaded, is no plugin, or was made for another muster.");
+  module.def(
+      "_load_backend_plugin",
+      [](const std::string& path) {
+        std::vector<std::pair<std::string, std::vector<std::string>>> added;
+        for (auto& name : load_backend_plugin(path)) {
+          std::vector<std::string> kinds;
+          for (const auto type : group::registered_backend(name)->devices)
+            kinds.push_back(c10::DeviceTypeName(type, true));
+          added.emplace_back(std::move(name), std::move(kinds));
+        }
+        return added;
+      },
+      py::arg("path"), py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace muster::python

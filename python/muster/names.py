@@ -69,9 +69,24 @@ class Backend(str):
         """
         kinds = [] if devices is None else [devices] if isinstance(devices, str) else list(devices)
         _C._register_backend(name.lower(), func, extended_api, kinds)
-        setattr(cls, name.upper(), name.lower())
-        cls.backend_list.append(name.lower())
-        cls.backend_capability[name.lower()] = kinds or ["cpu", "cuda"]
+        cls._add(name.lower(), kinds or ["cpu", "cuda"])
+
+    @classmethod
+    def _add(cls, name: str, kinds: list[str]) -> None:
+        setattr(cls, name.upper(), name)
+        cls.backend_list.append(name)
+        cls.backend_capability[name] = kinds
+
+
+def load_backend_plugin(path: str) -> list[str]:
+    """Loads a plugin library, which registers its backends, and keeps it for the rest of the
+    process. Returns their names, which become attributes of Backend. Raises DistError where it
+    cannot be loaded, is no plugin, or was made for another muster.
+    """
+    added = _C._load_backend_plugin(path)
+    for name, kinds in added:
+        Backend._add(name, kinds)
+    return [name for name, _ in added]
 
 
 class reduce_op:

@@ -18,6 +18,7 @@ from multiprocessing import spawn as _spawn
 import torch.distributed as _dist
 import torch.distributed.distributed_c10d as _c10d
 from torch import device as _device
+from torch.accelerator import current_accelerator as _current_accelerator
 from torch.cuda import device_count as _gpus
 from torch.nn.parallel import DistributedDataParallel as _DDP
 
@@ -27,8 +28,8 @@ from muster._C import ProcessGroupMuster
 
 __all__ = ["ProcessGroupMuster", "register", "replace_gloo"]
 
-_GLOO = _dist.ProcessGroup.BackendType.GLOO
-_CUSTOM = _dist.ProcessGroup.BackendType.CUSTOM
+_TYPES = _dist.ProcessGroup.BackendType
+_GLOO, _CUSTOM = _TYPES.GLOO, _TYPES.CUSTOM
 
 
 def _lend_buckets():
@@ -70,6 +71,9 @@ def register():
             _c10d._create_shrunk_process_group = _shrunk_as_custom(
                 _c10d._create_shrunk_process_group
             )
+        _dist.ProcessGroup._register_backend = _of_a_type_of_its_own(
+            _dist.ProcessGroup._register_backend
+        )
         _c10d._get_object_coll_device = _on_the_cpu(_c10d._get_object_coll_device)
 
 
@@ -93,6 +97,44 @@ def _shrunk_as_custom(create):
         return group
 
     return created
+
+
+def _of_a_type_of_its_own(register_backend):
+    """In a group torch keeps one backend of each type, for all devices whose backend has that type.
+    All that it does not ship have one type: of muster and such a backend in one group, the second
+    gets a type that the group does not use.
+    """
+
+    @functools.wraps(register_backend)
+    def registered(group, device, kind, backend=None):
+        types = {} if kind != _CUSTOM or backend is None else _types_in(group)
+        custom = {name for name, its_type in types.items() if its_type == _CUSTOM}
+        is_shared = {"muster", "gloo"} & {*custom, backend.name()} if custom else False
+        if not is_shared or backend.name() in custom:
+            return register_backend(group, device, kind, backend)
+        is_default = group.name() == "custom" and all(
+            _precedence(group, device) > _precedence(group, other) for other in group._device_types
+        )
+        kind = next(spare for spare in (_TYPES.UCC, _TYPES.MPI) if spare not in types.values())
+        register_backend(group, device, kind, backend)
+        if is_default:
+            group._set_default_backend(kind)
+        return None
+
+    return registered
+
+
+def _types_in(group):
+    """The types of the group's backends, by their names."""
+    names = {group._get_backend(device).name() for device in group._device_types}
+    return {name: _dist.Backend.backend_type_map.get(name, _CUSTOM) for name in names}
+
+
+def _precedence(group, device):
+    """The greater, the rather is the device's backend the group's default one, by torch's rule."""
+    of_torch = (group.bound_device_id, _current_accelerator())
+    return (*(known is not None and known.type == device.type for known in of_torch),
+            device.type != "cpu")  # fmt: skip
 
 
 def replace_gloo():

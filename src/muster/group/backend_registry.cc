@@ -64,7 +64,7 @@ Function* symbol(void* library, const char* name, const std::string& path) {
   if (found == nullptr)
     group::invalid("load_backend_plugin: " + path +
                    " is no backend plugin of muster: it exports no " + name +
-                   " (see muster/group/backend_registry.h)");
+                   " (see load_backend_plugin in muster/backend.h)");
   return found;
 }
 
