@@ -127,6 +127,13 @@ Result<KubernetesLease> lease_of(const json& object) {
                     object.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, kShown));
 }
 
+Status check_size(const KubernetesLease& lease) {
+  if (lease.value.size() * 4 / 3 < kLongestAnnotations - kShown) return {};
+  return Status(Code::exhausted,
+                "a value of " + std::to_string(lease.value.size()) +
+                    " bytes does not fit into a Lease, whose annotations have at most 256 KiB");
+}
+
 json parsed(std::string_view text) { return json::parse(text, nullptr, false); }
 
 /// What the server says of a request that it did not carry out.
@@ -285,9 +292,11 @@ Result<KubernetesClient::HttpReply> KubernetesClient::call(const char* method,
                                                            const std::string& body,
                                                            TimePoint deadline) {
   std::string trouble;
+  Status refused;
   store::ConnectionPool::Borrowed connection(connections_);
   while (true) {
     if (Status interrupted = Interruption::of_thread(); !interrupted) return interrupted;
+    if (steady_clock().now() >= deadline && !refused.ok()) return refused;
     if (steady_clock().now() >= deadline)
       return Status(Code::timed_out, name() + " did not answer in time" +
                                          (trouble.empty() ? "" : "; the last attempt: " + trouble));
@@ -303,9 +312,13 @@ Result<KubernetesClient::HttpReply> KubernetesClient::call(const char* method,
       Status judged = status == kNotFound || status == kConflict || status == kGone
                           ? Status()
                           : judge(status, transfer.received);
-      if (judged.code() != Code::network) {
+      // A token may have rotated, a Role be written anew.
+      const bool may_end = judged.code() == Code::refused && served_;
+      refused = may_end ? judged : Status();
+      if (judged.code() != Code::network && !may_end) {
         connection.keep();
         if (!judged) return judged;
+        served_ = true;
         return HttpReply{status, std::move(transfer.received)};
       }
       trouble = judged.message();
@@ -343,10 +356,7 @@ Result<std::optional<KubernetesLease>> KubernetesClient::lease_in(const HttpRepl
 
 Result<std::optional<KubernetesLease>> KubernetesClient::create(const KubernetesLease& lease,
                                                                 TimePoint deadline) {
-  if (lease.value.size() * 4 / 3 >= kLongestAnnotations - kShown)
-    return Status(Code::exhausted,
-                  "a value of " + std::to_string(lease.value.size()) +
-                      " bytes does not fit into a Lease, whose annotations have at most 256 KiB");
+  if (Status fits = check_size(lease); !fits) return fits;
   auto reply = call("POST", collection(), encode(lease), deadline);
   if (!reply) return reply.status();
   if (reply->status == kNotFound)
@@ -365,10 +375,7 @@ Result<std::optional<KubernetesLease>> KubernetesClient::get(const std::string& 
 // With its uid: a PUT without one would create an object that is gone.
 Result<std::optional<KubernetesLease>> KubernetesClient::update(const KubernetesLease& lease,
                                                                 TimePoint deadline) {
-  if (lease.value.size() * 4 / 3 >= kLongestAnnotations - kShown)
-    return Status(Code::exhausted,
-                  "a value of " + std::to_string(lease.value.size()) +
-                      " bytes does not fit into a Lease, whose annotations have at most 256 KiB");
+  if (Status fits = check_size(lease); !fits) return fits;
   auto reply = call("PUT", collection() + "/" + lease.name, encode(lease), deadline);
   if (!reply) return reply.status();
   return lease_in(*reply);
@@ -474,58 +481,52 @@ Status KubernetesClient::LeaseStream::step(TimePoint until) {
 Status KubernetesClient::follow(const FollowOptions& options) {
   std::optional<LeaseStream> stream;
   std::int64_t revision = 0;  // that is known; 0: list
-  TimePoint silent_since = steady_clock().now();
-  std::string trouble;
-  TimePoint resume_at{};
-  TimePoint next_idle{}, begun_at{};
+  TimePoint working_at = steady_clock().now();
+  Status trouble;  // the last
+  TimePoint resume_at{}, next_idle{}, begun_at{};
   while (true) {
     if (Status interrupted = Interruption::of_thread(); !interrupted) return interrupted;
     const TimePoint now = steady_clock().now();
-    if (now >= next_idle) {
-      options.on_idle();
-      next_idle = deadline_after(steady_clock(), options.idle);
-    }
-    if (!stream && options.lost_limit >= Duration::zero() &&
-        now - silent_since >= options.lost_limit)
-      return Status(Code::network, name() + " has not answered for " +
-                                       describe(options.lost_limit) +
-                                       "; the last attempt: " + trouble);
+    if (!stream && !trouble.ok() && options.lost_limit >= Duration::zero() &&
+        now - working_at >= options.lost_limit)
+      return Status(trouble.code() == Code::timed_out ? Code::network : trouble.code(),
+                    name() + " has let no watch work for " + describe(options.lost_limit) +
+                        "; the last attempt: " + trouble.message());
     if (!stream && now < resume_at) {
-      std::this_thread::sleep_until(store::earliest_look(std::min(resume_at, next_idle)));
+      std::this_thread::sleep_until(store::earliest_look(resume_at));
       continue;
     }
+    Status stepped;
     if (!stream && revision == 0) {
       auto all = list(deadline_after(steady_clock(), kListLimit));
       if (all) {
         options.on_list(all->revision, all->leases);
         revision = all->revision;
-        silent_since = steady_clock().now();
-      } else if (all.status().code() == Code::timed_out) {
-        trouble = all.status().message();
-        continue;
       } else {
-        return all.status();
+        stepped = all.status();
       }
     }
-    if (!stream) {
+    if (!stream && stepped.ok()) {
       stream.emplace(*this, options);
-      if (Status begun = stream->begin(revision); !begun) return begun;
+      stepped = stream->begin(revision);
       begun_at = now;
     }
-    Status stepped = stream->step(next_idle);
-    if (stream->revision() > revision || (stepped.ok() && now - begun_at >= kConnected))
-      silent_since = steady_clock().now();
-    revision = stream->revision();
-    if (stepped.ok()) continue;
-    stream.reset();
-    if (stepped.code() == Code::closed) {
-      revision = 0;
-    } else if (stepped.code() == Code::network) {
-      trouble = stepped.message();
-      resume_at = deadline_after(steady_clock(), kPause);
-    } else {
-      return stepped;
+    if (stepped.ok() && now >= next_idle) {
+      stepped = options.on_idle();
+      next_idle = deadline_after(steady_clock(), options.idle);
     }
+    if (stepped.ok()) {
+      stepped = stream->step(next_idle);
+      if (stream->revision() > revision || (stepped.ok() && now - begun_at >= kConnected))
+        working_at = steady_clock().now();
+      revision = stream->revision();
+    }
+    if (stepped.ok()) continue;
+    if (stepped.code() == Code::aborted) return stepped;
+    stream.reset();
+    revision = 0;
+    resume_at = deadline_after(steady_clock(), kPause);
+    trouble = std::move(stepped);
   }
 }
 

@@ -1,6 +1,7 @@
 /// A client of the API of Kubernetes, for the Leases (coordination.k8s.io/v1) of one job.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -33,8 +34,9 @@ struct LeaseEvent {
 
 /// All calls are thread-safe and block up to their deadline, then fail with Code::timed_out and the
 /// last reason; Code::aborted where the thread is interrupted. Code::refused: token, permission or
-/// certificate. Code::store: whatever else the server did not like. A call may be carried out twice
-/// if its reply is lost.
+/// certificate; token and permission at once only until the server has carried out a first request,
+/// since then at the deadline. Code::store: whatever else the server did not like. A call may be
+/// carried out twice if its reply is lost.
 class KubernetesClient {
  public:
   /// `job`: the value of the label that all its leases carry (`label_value`). Only checks the
@@ -60,10 +62,10 @@ class KubernetesClient {
     std::function<void(std::int64_t, const std::vector<KubernetesLease>&)> on_list{};
     /// Called with each change after that, in order.
     std::function<void(const LeaseEvent&)> on_event{};
-    /// Called every `idle`.
-    std::function<void()> on_idle{};
+    /// Called every `idle` while changes come. An error: the server is away, so list anew.
+    std::function<Status()> on_idle{};
     Duration idle = std::chrono::milliseconds(200);
-    /// Code::network once the server has not answered for so long; negative: no limit.
+    /// Follow fails with the last error once no watch has worked for so long; negative: no limit.
     Duration lost_limit{-1};
   };
   /// Follows the job's leases until the calling thread is interrupted.
@@ -95,6 +97,7 @@ class KubernetesClient {
 
   const KubernetesOptions options_;
   const std::string job_;
+  std::atomic<bool> served_ = false;  // once: token and Role were right
   store::ConnectionPool connections_;
 };
 

@@ -180,12 +180,13 @@ class KubernetesWatch final : public Watch {
                        std::int64_t revision,
                        const std::vector<KubernetesLease>& leases) { take_all(revision, leases); },
         .on_event = [this](const LeaseEvent& event) { take(event); },
-        .on_idle = [this] { remove_expired(); },
+        .on_idle = [this] { return remove_expired(); },
         .lost_limit = service_->timeout,
     }));
   }
 
   void take_all(std::int64_t revision, const std::vector<KubernetesLease>& leases) {
+    heard_since_ = steady_clock().now();
     Update update{.revision = revision, .snapshot = true};
     std::map<std::string, SeenLease> before = std::exchange(seen_, {});
     for (const KubernetesLease& lease : leases) {
@@ -256,16 +257,24 @@ class KubernetesWatch final : public Watch {
     update.epoch_revision = lease.revision;
   }
 
-  // If it has been renewed meanwhile, the server refuses. That it is gone the stream tells.
-  void remove_expired() {
+  // Holders had no chance to renew while the server was away: they get a ttl from the list after
+  // that. An error: it is away. One Lease a turn; that it is gone the stream tells.
+  Status remove_expired() {
     const TimePoint now = steady_clock().now();
     for (auto& [object, seen] : seen_) {
-      if (seen.name.empty() || seen.lease.ttl_s <= 0 || now < seen.expires_at) continue;
+      if (seen.name.empty() || seen.lease.ttl_s <= 0 ||
+          now < std::max(seen.expires_at, heard_since_ + seconds(seen.lease.ttl_s)))
+        continue;
       const TimePoint again = deadline_after(steady_clock(), kRemoveLimit);
+      const auto there = service_->client->get(object, again);
+      if (!there) return there.status();
+      seen.expires_at = again;
+      if (!*there || (*there)->revision != seen.lease.revision) return {};
       const Status ignored = service_->client->remove(seen.lease, again);
       static_cast<void>(ignored);
-      seen.expires_at = again;
+      return {};
     }
+    return {};
   }
 
   const std::shared_ptr<KubernetesService> service_;
@@ -273,6 +282,7 @@ class KubernetesWatch final : public Watch {
   const std::shared_ptr<Interruption> closing_ = std::make_shared<Interruption>();
   std::map<std::string, SeenLease> seen_;  // by the thread; objects
   std::int64_t epoch_seen_ = 0;            // by the thread
+  TimePoint heard_since_{};                // by the thread: without a gap
   UpdateQueue updates_;
   std::thread thread_;
 };

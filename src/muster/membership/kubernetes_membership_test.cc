@@ -101,12 +101,17 @@ TEST_F(KubernetesMembershipTest, TokensRotate) {
   const auto membership = member_of(api, "job");
   const auto hold = membership->hold("node/a", "1", seconds(60));
   ASSERT_TRUE(hold.ok()) << hold.status().message();
+  const auto hasty = member_of(api, "job", seconds(1));
+  const auto hasty_hold = hasty->hold("node/b", "1", seconds(60));
+  ASSERT_TRUE(hasty_hold.ok()) << hasty_hold.status().message();
   api.accept_tokens("second\nweak");
-  const Status old = (*hold)->set("2");
+  Status young;
+  std::thread setting([&] { young = (*hold)->set("2"); });
+  const Status old = (*hasty_hold)->set("2");
   EXPECT_EQ(old.code(), Code::refused);
   EXPECT_NE(old.message().find(api.token_file()), std::string::npos) << old.message();
   api.show_token("second");
-  const Status young = (*hold)->set("3");
+  setting.join();
   EXPECT_TRUE(young.ok()) << young.message();
   api.show_token("weak");
   const auto forbidden =
@@ -117,6 +122,83 @@ TEST_F(KubernetesMembershipTest, TokensRotate) {
       << text;
   EXPECT_NE(text.find("namespace jobs"), std::string::npos) << text;
   api.show_token("second");
+}
+
+// spec: L1 Kubernetes: a watch outlives a token that is refused for a while, and garbage
+TEST_F(KubernetesMembershipTest, AWatchOutlivesTrouble) {
+  KubernetesApi api;
+  const auto membership = member_of(api, "job");
+  const auto hold = membership->hold("node/a", "1", seconds(60));
+  ASSERT_TRUE(hold.ok()) << hold.status().message();
+  auto watch = membership->watch("");
+  ASSERT_TRUE(watch.ok());
+  Watcher watcher(std::move(*watch));
+  ASSERT_TRUE(watcher.sees("node/a", "1"));
+  api.garble();
+  ASSERT_TRUE((*hold)->set("2").ok());
+  ASSERT_TRUE(watcher.sees("node/a", "2"));
+  for (const char* refused : {"second", "first\nweak"}) {
+    api.accept_tokens(refused);
+    api.show_token(std::string(refused) == "second" ? "first" : "weak");
+    api.compact();  // ends the watch
+    Status set;
+    std::thread setting([&] { set = (*hold)->set(refused); });
+    api.accept_tokens("first");
+    api.show_token("first");
+    setting.join();
+    ASSERT_TRUE(set.ok()) << set.message();
+    ASSERT_TRUE(watcher.sees("node/a", refused));
+  }
+}
+
+// spec: L1 Kubernetes: a token that is refused for longer than the patience ends a watch, in words
+TEST_F(KubernetesMembershipTest, ALastingRefusalEndsAWatch) {
+  KubernetesApi api;
+  const auto membership = member_of(api, "job", seconds(2));
+  auto watch = membership->watch("");
+  ASSERT_TRUE(watch.ok());
+  ASSERT_TRUE((*watch)->next(kPatience).ok());
+  api.accept_tokens("second");
+  api.compact();
+  Result<Update> update = Update();
+  while (update.ok()) update = (*watch)->next(kPatience);
+  EXPECT_EQ(update.status().code(), Code::refused) << update.status().message();
+  EXPECT_NE(update.status().message().find(api.server()), std::string::npos);
+  EXPECT_NE(update.status().message().find(api.token_file()), std::string::npos);
+}
+
+// spec: L5 Kubernetes: an outage that is longer than the ttl removes no live holder
+TEST_F(KubernetesMembershipTest, AnOutageWithLiveHolders) {
+  if (kForksStartNoThreads) GTEST_SKIP() << "ThreadSanitizer ends a fork that starts threads";
+  KubernetesApi api;
+  std::unique_ptr<Membership> theirs;
+  Result<std::unique_ptr<Hold>> held = Status(Code::internal, "");
+  Bystander child([&] {
+    theirs = member_of(api, "job");
+    held = theirs->hold("node/c", "1", seconds(2));
+    return held.ok();
+  });
+  ASSERT_TRUE(child.ready());
+  const auto membership = member_of(api, "job");
+  const auto a = membership->hold("node/a", "1", seconds(2));
+  const auto b = membership->hold("node/b", "1", seconds(2));
+  ASSERT_TRUE(a.ok() && b.ok());
+  auto watch = membership->watch("");
+  ASSERT_TRUE(watch.ok());
+  Watcher watcher(std::move(*watch));
+  ASSERT_TRUE(watcher.sees("node/a", "1") && watcher.sees("node/b", "1"));
+  ASSERT_TRUE(watcher.sees("node/c", "1"));
+  api.kill();
+  const TimePoint limit = deadline_after(steady_clock(), kPatience);
+  while (((*a)->state().ok() || (*b)->state().ok()) && steady_clock().now() < limit)
+    std::this_thread::yield();
+  EXPECT_FALSE((*a)->state().ok());  // the ttl has passed
+  child.kill();
+  api.start();
+  EXPECT_TRUE(watcher.until([&] { return !watcher.names.contains("node/c"); }));
+  EXPECT_TRUE((*a)->set("2").ok()) << (*a)->state().message();
+  EXPECT_TRUE((*b)->set("2").ok()) << (*b)->state().message();
+  EXPECT_TRUE(watcher.sees("node/a", "2") && watcher.sees("node/b", "2"));
 }
 
 // spec: L5 a holder whose Lease was removed does not come back as the same hold
@@ -197,6 +279,14 @@ TEST_F(KubernetesMembershipTest, SpeaksTls) {
   others.authority_file.clear();
   const auto refused = make_kubernetes_membership(others, "job", Secret::random(), seconds(30));
   EXPECT_EQ(refused.status().code(), Code::refused) << refused.status().message();
+  ::setenv("MUSTER_KUBERNETES_CACERT", certificate.c_str(), 1);
+  ::setenv("MUSTER_KUBERNETES_TOKEN_FILE", api.token_file().c_str(), 1);
+  const auto named = kubernetes_options(api.server());
+  ::unsetenv("MUSTER_KUBERNETES_CACERT");
+  ::unsetenv("MUSTER_KUBERNETES_TOKEN_FILE");
+  ASSERT_TRUE(named.ok()) << named.status().message();
+  const auto outside = make_kubernetes_membership(*named, "job", Secret::random(), seconds(30));
+  EXPECT_TRUE(outside.ok()) << outside.status().message();
 }
 
 // spec: L1 Kubernetes: a watch fails, in words, when the server is gone

@@ -5,6 +5,7 @@ usage: fake_kubernetes.py PORT STATE_FILE TOKEN_FILE [CERTIFICATE KEY]
 Whoever shows a token of TOKEN_FILE (one a line) is served; one that begins with "weak" is forbidden
 everything. STATE_FILE keeps the objects, as etcd does; watches know nothing of changes before the
 server's start. POST /compact forgets older changes and ends all watches with 410.
+POST /garble makes all watches say what is no event.
 """
 
 import http.server
@@ -52,7 +53,7 @@ class Table:
             saved = json.loads(STATE.read_text())
             self.revision = saved["revision"]
             self.objects = {tuple(key): value for key, value in saved["objects"]}
-        self.oldest, self.events = self.revision, []
+        self.oldest, self.events, self.garbled = self.revision, [], 0
 
     def commit(self, kind, key, lease):
         self.revision += 1
@@ -73,6 +74,11 @@ class Table:
         with self.changed:
             self.revision += 1
             self.oldest, self.events = self.revision, []
+            self.changed.notify_all()
+
+    def garble(self):
+        with self.changed:
+            self.garbled += 1
             self.changed.notify_all()
 
 
@@ -161,6 +167,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if url.path == "/compact":
                 table.compact()
                 return self.answer(200, {})
+            if url.path == "/garble":
+                table.garble()
+                return self.answer(200, {})
             self.authorize()
             space, _, rest = url.path.removeprefix(LEASES).partition("/")
             resource, _, name = rest.partition("/")
@@ -216,6 +225,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         with table.changed:
             if known < table.oldest:
                 raise expired(known)
+            garbled = table.garbled
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Transfer-Encoding", "chunked")
@@ -223,7 +233,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         told = time.monotonic()
         while True:
             with table.changed:
-                table.changed.wait_for(lambda: table.revision > known, timeout=1)
+                table.changed.wait_for(
+                    lambda: table.revision > known or table.garbled > garbled, timeout=1
+                )
+                if table.garbled > garbled:
+                    garbled = table.garbled
+                    self.send_chunk("no event")
                 gone = known < table.oldest
                 news = [event for event in table.events if event[0] > known]
                 known = table.revision

@@ -81,6 +81,8 @@ class KubernetesApi {
   }
   /// Forgets changes that watchers have not seen: they end with 410.
   void compact() { ask("POST", "/compact"); }
+  /// All watches that run say what is no event.
+  void garble() { ask("POST", "/garble"); }
   store::HttpTransfer ask(const char* method, const std::string& path,
                           const std::string& body = {}) const {
     const auto connection =
