@@ -119,9 +119,10 @@ Task<Status> LinkGroup::gather_rotated(std::byte* blocks, const std::vector<std:
     const std::size_t have = at(plan.distance(step));
     const std::size_t count = at(plan.count(step));
     const auto tag = static_cast<std::uint64_t>(step);
+    // First the send, as in all_gather_direct: with two ranks both sides have the same peer.
+    outstanding_.send(1, plan.target(step), tag, {blocks, starts[count]});
     outstanding_.receive(0, plan.source(step), tag,
                          {blocks + starts[have], starts[have + count] - starts[have]});
-    outstanding_.send(1, plan.target(step), tag, {blocks, starts[count]});
     co_await until([this] { return outstanding_.done(0); });
   }
   co_return co_await finish();
