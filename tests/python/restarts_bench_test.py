@@ -14,7 +14,7 @@ import pytest
 import muster
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "bench" / "restarts.py"
-PACKAGE = pathlib.Path(muster.__file__).resolve().parents[1]
+PACKAGE = pathlib.Path(muster.__file__).parents[1]  # in the folder of the build
 
 
 def restarts(*arguments):
