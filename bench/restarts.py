@@ -7,7 +7,8 @@
 
 A host is a launcher of this machine with two workers. The launchers of muster meet in an etcd that
 is started here, those of torchrun by c10d, whose store is in the first launcher. Both keep their
-own defaults (last_call_timeout is 30 s), but may restart without limit. Events:
+own defaults (last_call_timeout is 30 s), but may restart without limit, and torchrun's workers do
+not use its agents' store, where they do not find each other after some restarts. Events:
 
     worker      one worker is killed
     launcher    the launcher of a host without rank 0 is killed, and not its workers
@@ -177,10 +178,14 @@ class Job:
         script = [str(pathlib.Path(__file__).resolve()), "--work", self.library, str(self.steps)]
         if self.library == "torchrun":
             torchrun = [sys.executable, "-m", "torch.distributed.run"]
-            return [*torchrun, *options, "--rdzv-backend", "c10d", *script]
+            options += ["--rdzv-backend", "c10d", "--local-addr", "127.0.0.1"]
+            return [*torchrun, *options, *script]
         bin_folder = f"{self.options.build}/bin"
         run = [f"{bin_folder}/muster", "run", "--elastic", "restart", *options]
         run += ["--rdzv-backend", "etcd"]
+        if self.options.keep_alive:
+            keep_alive = f"keep_alive_interval={self.options.keep_alive},keep_alive_max_attempt=1"
+            run += ["--rdzv-conf", keep_alive]
         if self.library == "muster-c++":
             return [*run, f"{bin_folder}/muster_bench_restarts", str(self.steps)]
         return [*run, *script]
@@ -193,6 +198,9 @@ class Job:
             **os.environ,
             MARK: mark,
             "OMP_NUM_THREADS": "1",
+            # With the agents' store torchrun's workers wait for each other for ever where not all
+            # agents have counted the same restarts.
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             "PATH": f"{python}:{os.environ['PATH']}",
         }
         if self.library == "muster":
@@ -327,6 +335,9 @@ def parse():
     parser.add_argument("--rounds", type=int, default=5, help="of each event")
     parser.add_argument("--libraries", type=words_of(LIBRARIES), default=list(LIBRARIES))
     parser.add_argument("--events", type=words_of(EVENTS), default=list(EVENTS))
+    parser.add_argument(
+        "--keep-alive", type=int, help="seconds after which a silent host of muster's is lost"
+    )
     parser.add_argument("--limit", type=float, default=120, help="seconds to wait for a round")
     parser.add_argument("--build", default=str(ROOT / "build/release"), help="folder of the build")
     parser.add_argument("--gate", action="store_true", help="exit with 1 where muster needs 3 s")
@@ -344,6 +355,8 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print(f"{HOSTS} hosts x {WORKERS} workers, {os.cpu_count()} cores; s from event to first step")
     print("muster: etcd; torchrun: c10d; both with the default last_call_timeout of 30 s")
+    if options.keep_alive:
+        print(f"muster: a host is lost after {options.keep_alive} s of silence")
     print("worker: Python with torch; muster-c++: muster_bench_restarts")
     print("event     library      median   least    most", flush=True)
     kept = True
