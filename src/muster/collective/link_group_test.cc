@@ -14,6 +14,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <set>
 #include <tuple>
 #include <vector>
 
@@ -62,6 +63,7 @@ struct Wires {
       uncalled;  // those with data that were sent before a receive was posted
   std::map<std::pair<int, int>, std::size_t>
       called;  // receives from there that were posted when an empty message was sent back
+  std::set<std::pair<int, int>> received_first;  // the rank posted that before any send to the peer
 };
 
 class MemoryChannel final : public transport::Channel {
@@ -90,6 +92,7 @@ class MemoryChannel final : public transport::Channel {
   }
   transport::TransferRef receive(int member, std::uint64_t tag, MutableBytes data,
                                  const transport::Fingerprint&, bool) override {
+    if (wires_.sent[{rank_, member}].empty()) wires_.received_first.emplace(rank_, member);
     auto transfer = std::make_shared<MemoryTransfer>(data, member);
     auto& come = wires_.messages[{member, rank_, tag}];
     if (come.empty()) {
@@ -171,6 +174,7 @@ class Play {
   /// After `run`: how many receives from `from` were posted when `to` last sent it an empty
   /// message.
   std::size_t called(int from, int to) { return wires_.called[{from, to}]; }
+  bool received_first(int rank, int peer) { return wires_.received_first.contains({rank, peer}); }
   /// With more elements, a reduction's slices may use several messages.
   static constexpr std::size_t kOneChunk = fixed::kReduceChunk / kWidth;
 
@@ -497,6 +501,24 @@ TEST(LinkGroup, ADirectReduceOfTwoEagerMessagesUsesReadyToReceive) {
                                                : std::vector<std::size_t>{bytes});
       }
     }
+  }
+}
+
+// Where two ranks have a message for each other, the request for a large one must not come behind
+// the answer that lets the other side fill the wire.
+TEST(LinkGroup, ExchangesPostTheirSendsFirst) {
+  const std::vector<std::tuple<Op, Algorithm, int>> exchanges{
+      {Op::all_reduce, Algorithm::bruck, 2},  {Op::all_gather, Algorithm::bruck, 2},
+      {Op::all_gather, Algorithm::direct, 2}, {Op::all_gather, Algorithm::direct, 5},
+      {Op::all_to_all, Algorithm::direct, 2}, {Op::all_to_all, Algorithm::direct, 8}};
+  for (const auto& [op, algorithm, size] : exchanges) {
+    Play play(op, algorithm, size, 1, 0, 64, false);
+    ASSERT_EQ(play.run(), "") << info(op).name;
+    for (int rank = 0; rank < size; ++rank)
+      for (int peer = 0; peer < size; ++peer)
+        EXPECT_FALSE(play.received_first(rank, peer))
+            << info(op).name << " by " << name_of(algorithm) << ": " << rank << " of " << size
+            << ", towards " << peer;
   }
 }
 
