@@ -92,7 +92,7 @@ class MemoryChannel final : public transport::Channel {
   }
   transport::TransferRef receive(int member, std::uint64_t tag, MutableBytes data,
                                  const transport::Fingerprint&, bool) override {
-    if (wires_.sent[{rank_, member}].empty()) wires_.received_first.emplace(rank_, member);
+    if (!wires_.sent.contains({rank_, member})) wires_.received_first.emplace(rank_, member);
     auto transfer = std::make_shared<MemoryTransfer>(data, member);
     auto& come = wires_.messages[{member, rank_, tag}];
     if (come.empty()) {
