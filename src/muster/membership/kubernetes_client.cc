@@ -134,6 +134,10 @@ Status check_size(const KubernetesLease& lease) {
                     " bytes does not fit into a Lease, whose annotations have at most 256 KiB");
 }
 
+unsigned bit_of(std::string_view method) {
+  return method == "GET" ? 1 : method == "POST" ? 2 : method == "PUT" ? 4 : 8;
+}
+
 json parsed(std::string_view text) { return json::parse(text, nullptr, false); }
 
 /// What the server says of a request that it did not carry out.
@@ -313,12 +317,13 @@ Result<KubernetesClient::HttpReply> KubernetesClient::call(const char* method,
                           ? Status()
                           : judge(status, transfer.received);
       // A token may have rotated, a Role be written anew.
-      const bool may_end = judged.code() == Code::refused && served_;
+      const bool may_end = judged.code() == Code::refused &&
+                           (served_ & (status == kUnauthorized ? ~0U : bit_of(method))) != 0;
       refused = may_end ? judged : Status();
       if (judged.code() != Code::network && !may_end) {
         connection.keep();
         if (!judged) return judged;
-        served_ = true;
+        if (status < 300) served_ |= bit_of(method);
         return HttpReply{status, std::move(transfer.received)};
       }
       trouble = judged.message();
@@ -512,7 +517,7 @@ Status KubernetesClient::follow(const FollowOptions& options) {
       begun_at = now;
     }
     if (stepped.ok() && now >= next_idle) {
-      stepped = options.on_idle();
+      options.on_idle();
       next_idle = deadline_after(steady_clock(), options.idle);
     }
     if (stepped.ok()) {

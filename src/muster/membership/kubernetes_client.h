@@ -34,8 +34,8 @@ struct LeaseEvent {
 
 /// All calls are thread-safe and block up to their deadline, then fail with Code::timed_out and the
 /// last reason; Code::aborted where the thread is interrupted. Code::refused: token, permission or
-/// certificate; token and permission at once only until the server has carried out a first request,
-/// since then at the deadline. Code::store: whatever else the server did not like. A call may be
+/// certificate; token and permission at once before the first request of that method that succeeds,
+/// later only at the deadline. Code::store: whatever else the server did not like. A call may be
 /// carried out twice if its reply is lost.
 class KubernetesClient {
  public:
@@ -62,8 +62,8 @@ class KubernetesClient {
     std::function<void(std::int64_t, const std::vector<KubernetesLease>&)> on_list{};
     /// Called with each change after that, in order.
     std::function<void(const LeaseEvent&)> on_event{};
-    /// Called every `idle` while changes come. An error: the server is away, so list anew.
-    std::function<Status()> on_idle{};
+    /// Called every `idle` while a watch is open.
+    std::function<void()> on_idle{};
     Duration idle = std::chrono::milliseconds(200);
     /// Follow fails with the last error once no watch has worked for so long; negative: no limit.
     Duration lost_limit{-1};
@@ -97,7 +97,7 @@ class KubernetesClient {
 
   const KubernetesOptions options_;
   const std::string job_;
-  std::atomic<bool> served_ = false;  // once: token and Role were right
+  std::atomic<unsigned> served_ = 0;  // a bit for each method: token and Role were right
   store::ConnectionPool connections_;
 };
 

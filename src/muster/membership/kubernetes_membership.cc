@@ -22,7 +22,8 @@ using MaybeLease = std::optional<KubernetesLease>;
 
 constexpr std::int64_t kLeastLeaseSeconds = 2;  // limit: several requests fit into it
 constexpr Duration kRemoveLimit = seconds(1);   // limit: for releasing a name
-constexpr int kLooksInTtl = 8;                  // a live holder renews more seldom than this
+constexpr Duration kGap = seconds(1);  // limit: without word of the server, that holders may feel
+constexpr int kLooksInTtl = 8;         // a live holder renews more seldom than this
 constexpr std::size_t kIdentityBytes = 16;
 
 /// What lies in the value of a name's Lease.
@@ -180,13 +181,15 @@ class KubernetesWatch final : public Watch {
                        std::int64_t revision,
                        const std::vector<KubernetesLease>& leases) { take_all(revision, leases); },
         .on_event = [this](const LeaseEvent& event) { take(event); },
-        .on_idle = [this] { return remove_expired(); },
+        .on_idle = [this] { remove_expired(); },
         .lost_limit = service_->timeout,
     }));
   }
 
   void take_all(std::int64_t revision, const std::vector<KubernetesLease>& leases) {
-    heard_since_ = steady_clock().now();
+    const TimePoint now = steady_clock().now();
+    if (now - heard_at_ > kGap) heard_since_ = now;
+    heard_at_ = now;
     Update update{.revision = revision, .snapshot = true};
     std::map<std::string, SeenLease> before = std::exchange(seen_, {});
     for (const KubernetesLease& lease : leases) {
@@ -258,23 +261,23 @@ class KubernetesWatch final : public Watch {
   }
 
   // Holders had no chance to renew while the server was away: they get a ttl from the list after
-  // that. An error: it is away. One Lease a turn; that it is gone the stream tells.
-  Status remove_expired() {
+  // that, or from a look that failed. That a Lease is gone the stream tells.
+  void remove_expired() {
     const TimePoint now = steady_clock().now();
+    heard_at_ = now;
+    const TimePoint limit = deadline_after(steady_clock(), kRemoveLimit);
     for (auto& [object, seen] : seen_) {
-      if (seen.name.empty() || seen.lease.ttl_s <= 0 ||
-          now < std::max(seen.expires_at, heard_since_ + seconds(seen.lease.ttl_s)))
+      const Duration ttl = seconds(seen.lease.ttl_s);
+      if (seen.name.empty() || ttl <= Duration(0) ||
+          now < std::max(seen.expires_at, heard_since_ + ttl))
         continue;
-      const TimePoint again = deadline_after(steady_clock(), kRemoveLimit);
-      const auto there = service_->client->get(object, again);
-      if (!there) return there.status();
-      seen.expires_at = again;
-      if (!*there || (*there)->revision != seen.lease.revision) return {};
-      const Status ignored = service_->client->remove(seen.lease, again);
+      const auto there = service_->client->get(object, limit);
+      seen.expires_at = there ? limit : now + ttl;
+      if (!there) return;
+      if (!*there || (*there)->revision != seen.lease.revision) continue;
+      const Status ignored = service_->client->remove(seen.lease, limit);
       static_cast<void>(ignored);
-      return {};
     }
-    return {};
   }
 
   const std::shared_ptr<KubernetesService> service_;
@@ -282,7 +285,7 @@ class KubernetesWatch final : public Watch {
   const std::shared_ptr<Interruption> closing_ = std::make_shared<Interruption>();
   std::map<std::string, SeenLease> seen_;  // by the thread; objects
   std::int64_t epoch_seen_ = 0;            // by the thread
-  TimePoint heard_since_{};                // by the thread: without a gap
+  TimePoint heard_at_{}, heard_since_{};  // by the thread: the last time; without a gap before that
   UpdateQueue updates_;
   std::thread thread_;
 };
