@@ -102,6 +102,7 @@ void MachineStep::operator()(const WorkerEnded& event) {
       state.ends[*state.first_failure].exit.signal == 0) {
     state.first_failure = state.ends.size() - 1;
     state.exit_code = event.exit.shell_code();
+    if (rules.by_epoch && !state.trained) actions.push_back(TellFailed{});
   }
   if (!event.exit.success() && !asked) {
     if (!state.first_failure) {

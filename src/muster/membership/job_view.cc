@@ -88,7 +88,11 @@ void JobView::remove(const std::string& name, bool blamed, TimePoint now) {
 void JobView::judge(const std::string& name, Node& node, TimePoint now) {
   const NodeReport& report = node.report;
   const auto fail = [&] {
-    if (!failed_names_.insert(name).second) return;
+    if (!failed_names_.insert(name).second) {
+      // The one that was killed may be noticed second.
+      for (Failure& known : failures_) known.killed |= known.name == name && report.killed;
+      return;
+    }
     trouble(report.host, now);
     failures_.push_back({name, report.phase, report.exit_code, report.reason, now, report.killed});
   };

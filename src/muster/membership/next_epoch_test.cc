@@ -191,6 +191,19 @@ TEST_F(NextEpoch, AKilledWorkerCountsAtOnce) {
   EXPECT_EQ(decide().restarts, 1);
 }
 
+// spec: J4 a killed worker that its launcher notices after another one counts as well
+TEST_F(NextEpoch, AKilledWorkerCountsThoughNoticedSecond) {
+  options.failure_patience = seconds(6);
+  options.max_restarts = 1;
+  begin(2);
+  say("b", NodePhase::failed, 1);
+  EXPECT_FALSE(decide().commit);
+  NodeReport report = view.nodes().at("b").report;
+  report.killed = true;
+  say("b", report);
+  EXPECT_TRUE(decide().commit);
+}
+
 // spec: J4 a failed worker makes a new epoch, up to max_restarts; L2 however many workers failed
 TEST_F(NextEpoch, AFailureRestartsUpToTheLimit) {
   options.max_restarts = 2;
