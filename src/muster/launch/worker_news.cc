@@ -5,12 +5,14 @@
 #include <array>
 #include <cerrno>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include "muster/base/bytes.h"
 #include "muster/base/descriptor_messages.h"
 #include "muster/base/log.h"
 #include "muster/base/socket_address.h"
+#include "muster/clock.h"
 
 namespace muster::launch {
 namespace {
@@ -18,6 +20,8 @@ namespace {
 constexpr std::size_t kReasonShown = 2048;
 constexpr std::size_t kLongestNews = 8192;  // a name of a host has at most 255 bytes
 
+constexpr Duration kLauncherBusy = std::chrono::seconds(5);  // at most, before it reads
+constexpr Duration kPause = std::chrono::milliseconds(2);
 // A worker's words.
 constexpr char kTrained = 0, kMemories = 1;
 
@@ -37,10 +41,21 @@ void receive(int descriptor, WorkerRecordRead& into, int flags) {
   } while (into.message.bytes < 0 && errno == ECONNRESET);
 }
 
-Status send_memories(int channel, std::string_view record, std::span<const int> memories) {
-  if (send_descriptors(channel, as_bytes(record), memories, MSG_DONTWAIT)) return {};
-  const int error = errno;
+/// Until the deadline it tries again where the socket is full, or too many files are under way.
+Status send_memories(int channel, std::string_view record, std::span<const int> memories,
+                     TimePoint deadline) {
+  int error = 0;
+  while (!send_descriptors(channel, as_bytes(record), memories, MSG_DONTWAIT)) {
+    error = errno;
+    const bool may_pass = error == EAGAIN || error == ETOOMANYREFS;
+    if (!may_pass || steady_clock().now() >= deadline) break;
+    std::this_thread::sleep_for(kPause);
+    error = 0;
+  }
+  if (error == 0) return {};
   if (error == EPIPE || error == ECONNRESET) return {Code::closed, errno_text(error)};
+  if (error == EAGAIN)
+    return {Code::timed_out, "the other side does not take the memory files of commits"};
   return {Code::exhausted, std::to_string(memories.size()) +
                                " memory files of commits cannot be passed on: " +
                                errno_text(error) + "; raise the number of open files (ulimit -n)"};
@@ -87,7 +102,7 @@ Status tell_memories(int descriptor, std::span<const Descriptor> memories) {
   news.kind = WorkerNewsKind::memories;
   std::vector<int> numbers;
   for (const Descriptor& each : memories) numbers.push_back(each.get());
-  return send_memories(descriptor, encode(news), numbers);
+  return send_memories(descriptor, encode(news), numbers, TimePoint{});
 }
 
 WorkerWords take_words(int descriptor) {
@@ -152,7 +167,9 @@ Status give_memories(int descriptor, std::span<const int> memories) {
                                  " memory files for a worker, and not " +
                                  std::to_string(memories.size()) +
                                  "; give the nodes of the job more equal numbers of workers"};
-  return memories.empty() ? Status() : send_memories(descriptor, {&kMemories, 1}, memories);
+  if (memories.empty()) return {};
+  return send_memories(descriptor, {&kMemories, 1}, memories,
+                       deadline_after(steady_clock(), kLauncherBusy));
 }
 
 }  // namespace muster::launch
