@@ -83,6 +83,23 @@ def test_another_backend_in_the_same_group(name, text):
     on_ranks(2, text.format(name), muster_and_extension_by_device, before=before)
 
 
+def extension_for_two_devices(rank):
+    assert type(backend_of(None, "xpu")).__name__ == "StoreBackend"
+    muster_and_extension_by_device(rank)
+
+
+# spec: A7 another's backend for two kinds of devices, muster for the third
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "cpu:muster,deferred:over_store,xpu:over_store",
+        "xpu:over_store,deferred:over_store,cpu:muster",
+    ],
+)
+def test_another_backend_for_two_devices(backend):
+    on_ranks(2, backend, extension_for_two_devices)
+
+
 def muster_on_the_device(rank):
     check_calls(rank)
     assert backend_of(None).calls() == [*CALLS, "barrier"]

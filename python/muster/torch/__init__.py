@@ -13,6 +13,7 @@ import datetime
 import functools
 import os
 import sys
+import weakref
 from multiprocessing import spawn as _spawn
 
 import torch.distributed as _dist
@@ -99,6 +100,10 @@ def _shrunk_as_custom(create):
     return created
 
 
+# Group -> the types that backends in it have got in place of CUSTOM, by their names.
+_SPARES = weakref.WeakKeyDictionary()
+
+
 def _of_a_type_of_its_own(register_backend):
     """In a group torch keeps one backend of each type, for all devices whose backend has that type.
     All that it does not ship have one type: of muster and such a backend in one group, the second
@@ -107,7 +112,12 @@ def _of_a_type_of_its_own(register_backend):
 
     @functools.wraps(register_backend)
     def registered(group, device, kind, backend=None):
-        types = {} if kind != _CUSTOM or backend is None else _types_in(group)
+        if kind != _CUSTOM or backend is None:
+            return register_backend(group, device, kind, backend)
+        spares = _SPARES.setdefault(group, {})
+        if backend.name() in spares:
+            return register_backend(group, device, spares[backend.name()], backend)
+        types = _types_in(group)
         custom = {name for name, its_type in types.items() if its_type == _CUSTOM}
         is_shared = {"muster", "gloo"} & {*custom, backend.name()} if custom else False
         if not is_shared or backend.name() in custom:
@@ -115,8 +125,15 @@ def _of_a_type_of_its_own(register_backend):
         is_default = group.name() == "custom" and all(
             _precedence(group, device) > _precedence(group, other) for other in group._device_types
         )
-        kind = next(spare for spare in (_TYPES.UCC, _TYPES.MPI) if spare not in types.values())
+        used = {*types.values(), *spares.values()}
+        kind = next((spare for spare in (_TYPES.UCC, _TYPES.MPI) if spare not in used), None)
+        if kind is None:
+            raise ValueError(
+                f"torch has no type left for backend {backend.name()} in this group: a group has at "
+                "most three backends that torch does not ship; use another group for it"
+            )
         register_backend(group, device, kind, backend)
+        spares[backend.name()] = kind
         if is_default:
             group._set_default_backend(kind)
         return None
