@@ -75,9 +75,7 @@ def number_with(units, what):
 
 
 class Hosts:
-    """Network namespaces, one a host, on a bridge for each of its links in one more; gone at the
-    end.
-    """
+    """Network namespaces, one a host, and one more that holds a bridge per link; gone at the end."""
 
     def __init__(self, count, rate, links=1):
         stem = f"muster{os.getpid()}"

@@ -25,7 +25,8 @@ Hosts that died are started again between events. Libraries:
 
 Shown are the median, the least and the most of the rounds that ended within --limit, in seconds.
 `job lost`: every launcher ended. `no new round`: the survivors never stepped again. With --gate the
-exit code is 1 where an event of muster's took 3 s or more in the median, or was not survived.
+exit code is 1 where an event of muster's took 3 s or more in the median, or was not survived; for a
+launcher or a host that needs --keep-alive 2, as etcd's lease is 5 s by default.
 """
 
 import argparse
@@ -93,7 +94,7 @@ def free_port():
 
 
 def marked(mark):
-    """Processes that were started with this mark in their environment, not yet reaped ones too."""
+    """Processes that were started with this mark in their environment, but zombies."""
     word = f"{MARK}={mark}\0".encode()
     found = []
     for entry in pathlib.Path("/proc").iterdir():
@@ -343,7 +344,10 @@ def parse():
     parser.add_argument("--gate", action="store_true", help="exit with 1 where muster needs 3 s")
     parser.add_argument("--json", help="a file to which rows are added")
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error("at least one round")
+    return options
 
 
 def main():

@@ -279,7 +279,7 @@ Task<Status> LinkGroup::all_to_all(const Args& args) {
   const auto send = [&](int step) {
     outstanding_.send(step % kExchanges, plan.target(step), 0, args.inputs[at(plan.target(step))]);
   };
-  // The sends go first, as in all_gather_direct.
+  // As many sends as are in flight go first, as in all_gather_direct.
   for (int step = 1; step <= std::min(kExchanges, plan.steps()); ++step) send(step);
   for (int step = 1; step <= plan.steps() && outstanding_.ok(); ++step) {
     const int slot = step % kExchanges;

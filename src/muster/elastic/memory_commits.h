@@ -51,8 +51,8 @@ class MemoryCommits {
   /// Collective. The newest commit of the job, or none if there is none. Throws DistError on all
   /// ranks if there is one that cannot be restored; then forgets all.
   std::optional<FoundCommit> find();
-  /// Whether this process has its part of the last commit that it knows of. Not of one that it has
-  /// got from others only.
+  /// Whether this process has its part of the last commit that it knows of. False for a commit that
+  /// it only received from others.
   bool has_last() const { return last_ && last_->label(); }
   /// That part; not collective.
   FoundCommit last() const;
