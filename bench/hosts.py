@@ -75,7 +75,7 @@ def number_with(units, what):
 
 
 class Hosts:
-    """Network namespaces, one a host, and one more that holds a bridge per link; gone at the end."""
+    """Network namespaces, one a host, and one more with a bridge per link; gone at the end."""
 
     def __init__(self, count, rate, links=1):
         stem = f"muster{os.getpid()}"

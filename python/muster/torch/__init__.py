@@ -129,8 +129,8 @@ def _of_a_type_of_its_own(register_backend):
         kind = next((spare for spare in (_TYPES.UCC, _TYPES.MPI) if spare not in used), None)
         if kind is None:
             raise ValueError(
-                f"torch has no type left for backend {backend.name()} in this group: a group has at "
-                "most three backends that torch does not ship; use another group for it"
+                f"torch has no type left for backend {backend.name()} in this group: a group has "
+                "at most three backends that torch does not ship; use another group for it"
             )
         register_backend(group, device, kind, backend)
         spares[backend.name()] = kind
