@@ -27,7 +27,7 @@ struct ProcessExit {
   bool success() const { return code == 0 && signal == 0; }
   /// The shell's exit status: the exit code, or 128 + signal.
   int shell_code() const { return signal != 0 ? 128 + signal : code; }
-  /// By somebody else: no error of its own, which another rank's end may have caused.
+  /// By another process: no error of its own, which another rank's end may have caused.
   bool was_killed() const { return signal == SIGKILL; }
   friend bool operator==(const ProcessExit&, const ProcessExit&) = default;
 };

@@ -72,8 +72,8 @@ bool has_worker_news(int descriptor);
 /// For the worker: all ranks have come to the end of training, so no death is to be repaired.
 void tell_trained(int descriptor);
 /// For the worker: from now on the agent holds these memory files in place of those that it held
-/// for this worker's place. At most `kMostMemories`. Waits some seconds for an
-/// agent that is busy. Code::exhausted: it cannot hold them. Code::closed: it has ended.
+/// for this worker's place. At most `kMostMemories`. Waits up to 5 s for an agent that is busy,
+/// then Code::timed_out. Code::exhausted: it cannot hold them. Code::closed: it has ended.
 Status give_memories(int descriptor, std::span<const int> memories);
 inline constexpr std::size_t kMostMemories = 250;
 
