@@ -244,15 +244,16 @@ TEST_P(ProcessFabric, ARankThatRunsAnotherProgramIsNamedByAllOthers) {
         ASSERT_NE(fabric, nullptr);
         exchange_with_all(*fabric);
         if (rank == 1) victim.add(::getpid());
+        // Where the system lets nobody read another's memory, the heartbeat tells it. So it does of a
+        // rank that is replaced before the first look.
+        shm::HostRegion* const region = fabric->region();
+        const bool reads = region == nullptr || region->can_read(1);
         received.add(1);
         received.wait_for(3, std::chrono::seconds(60));
         if (rank == 1) {
           ::execl("/bin/sleep", "sleep", "100", nullptr);
           ::_exit(1);
         }
-        // Where the system lets nobody read another's memory, the heartbeat tells it.
-        shm::HostRegion* const region = fabric->region();
-        const bool reads = region == nullptr || region->can_read(region->local_rank());
         std::string never(8, 'x');
         const TransferRef receive = fabric->bootstrap().receive(1, 99, writable(never), {});
         const Status ended = finish(*fabric, receive, std::chrono::seconds(20));
