@@ -181,6 +181,9 @@ class Deciding {
 
   std::size_t at_least() const { return static_cast<std::size_t>(options_.min_nodes); }
 
+  /// Members that are not lost: who has succeeded may be gone.
+  std::size_t kept() const { return view_.seats().size() - view_.lost().size(); }
+
   void go_on() {
     const bool restart = !view_.failures().empty(), loss = !view_.lost().empty();
     const bool room = view_.seated() < static_cast<std::size_t>(options_.max_nodes);
@@ -193,7 +196,7 @@ class Deciding {
       return;
     }
     const bool too_few = there < at_least();
-    const bool minority = options_.majority && 2 * view_.seated() <= view_.seats().size();
+    const bool minority = options_.majority && 2 * kept() <= view_.seats().size();
     if (too_few || minority) return cannot_go_on(there, minority);
     const TimePoint repaired = later(view_.lost_since(), options_.repair_timeout);
     if (loss && there < view_.seats().size() && now_ < repaired) return ask_again(repaired);
@@ -204,12 +207,13 @@ class Deciding {
   void cannot_go_on(std::size_t there, bool minority) {
     const std::string missing =
         (view_.lost().empty() ? view_.failures().front().reason : describe_loss()) + "; " +
-        (minority ? count(view_.seated(), "node") + " of " + std::to_string(view_.seats().size()) +
+        (minority ? count(kept(), "node") + " of " + std::to_string(view_.seats().size()) +
                         " are left, and without more than half of them the job does not go on"
                   : count(there, "node") + " of at least " + std::to_string(options_.min_nodes) +
                         " are left");
-    const TimePoint end_of_waiting =
-        later(std::min(view_.lost_since(), now_), options_.join_timeout);
+    const TimePoint since =
+        view_.lost().empty() ? view_.failures().front().since : view_.lost_since();
+    const TimePoint end_of_waiting = later(since, options_.join_timeout);
     if (!options_.wait_for_nodes) return end(JobState::failed, 1, missing);
     if (now_ >= end_of_waiting)
       return end(JobState::failed, 1,

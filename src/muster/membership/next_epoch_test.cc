@@ -315,6 +315,34 @@ TEST_F(NextEpoch, AMinorityDoesNotGoOn) {
   EXPECT_NE(decide().reason.find("more than half"), std::string::npos) << decide().reason;
 }
 
+// spec: L5 a member that has succeeded and gone is not one that the majority has lost
+TEST_F(NextEpoch, WhoHasSucceededIsNoneOfALostHalf) {
+  options.majority = true;
+  options.max_restarts = 1;
+  begin(2);
+  say("a", NodePhase::succeeded);
+  die("a");
+  come("c");
+  say("b", NodePhase::failed);
+  EXPECT_EQ(commit(), (Slots{{0, "c"}, {1, "b"}}));
+}
+
+// spec: L2 a failed job that lacks nodes waits for the time, however often it is looked at
+TEST_F(NextEpoch, AFailureThatLacksNodesWaitsOnce) {
+  options.min_nodes = 2;
+  options.max_restarts = 1;
+  begin(2);
+  say("a", NodePhase::succeeded);
+  die("a");
+  say("b", NodePhase::failed);
+  const TimePoint end = now + options.join_timeout;
+  EXPECT_EQ(decide().again, end);
+  now += seconds(1);
+  EXPECT_EQ(decide().again, end);
+  now = end;
+  EXPECT_EQ(decide().state, JobState::failed);
+}
+
 // A node that leaves in good order has no seat any more, and its host is not blamed.
 TEST_F(NextEpoch, ANodeThatLeavesIsNotBlamed) {
   options.blacklist_after = 1;
