@@ -409,8 +409,10 @@ class BitsOf {
       const std::uint64_t word = random();
       std::memcpy(in.data() + i, &word, std::min(sizeof(word), in.size() - i));
     }
-    // Clears the high exponent bits: no type has infinities or NaNs then.
-    for (std::size_t i = width - 1; i < in.size(); i += width) in[i] &= std::byte{0x3f};
+    // Clears the high exponent bits of each number, and of both of a complex one: no type has
+    // infinities or NaNs then. Which of two NaNs a sum keeps is not defined.
+    const std::size_t number = is_complex(dtype_) ? width / 2 : width;
+    for (std::size_t i = number - 1; i < in.size(); i += number) in[i] &= std::byte{0x3f};
     args.op = op_;
     args.dtype = dtype_;
     args.reduce = reduce_;
