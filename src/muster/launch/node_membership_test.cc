@@ -18,6 +18,7 @@ std::unique_ptr<membership::Membership> member_of(std::shared_ptr<store::TcpStor
 std::shared_ptr<store::TcpStore> served_store() {
   store::TcpStoreOptions options;
   options.host = "127.0.0.1";
+  options.port = 0;
   options.is_server = true;
   options.secret = Secret::random();
   auto store = store::make_tcp_store(options);
