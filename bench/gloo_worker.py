@@ -1,12 +1,15 @@
 """Ranks of stock torch's Gloo that `muster bench` measures: read cells from <folder>/to-<rank>,
-answer in <folder>/back.
+answer in <folder>/back; without a folder from standard input and on standard output.
 
 The orders, the answers and what is measured are those of src/muster/cli/bench/cell.h. Every rank
 rewrites its buffer before each call; all_reduce and broadcast are in place.
 """
 
 import argparse
+import contextlib
+import datetime
 import statistics
+import sys
 import time
 
 import torch
@@ -64,7 +67,14 @@ def ping_pong(data, rank):
     return call
 
 
-def loop(data, call, times):
+def span(start, end, one_clock):
+    """When a rank began and ended: by the clock of all, or from its own start where each has its
+    own.
+    """
+    return (start, end) if one_clock else (0, end - start)
+
+
+def loop(data, call, times, one_clock):
     """From the last rank's start to the last rank's end, the same for all: a root that only gives
     is through long before the others.
     """
@@ -73,7 +83,7 @@ def loop(data, call, times):
     for _ in range(times):
         data.fill_(1)
         call()
-    stamps = torch.tensor([start, time.monotonic_ns()])
+    stamps = torch.tensor(span(start, time.monotonic_ns(), one_clock))
     dist.all_reduce(stamps, op=dist.ReduceOp.MAX)
     return int(stamps[1] - stamps[0]) / 1000 / times
 
@@ -89,26 +99,31 @@ def measure(cell, rank, size):
     data, call = prepare(cell, rank, size)
     if call is None:
         return "skip Gloo has no such operation\n"
-    warm = min(loop(data, call, 1), loop(data, call, 1))
+    one_clock = cell["one_clock"]
+
+    def run_loop(times):
+        return loop(data, call, times, one_clock)
+
+    warm = min(run_loop(1), run_loop(1))
     in_time = calls_in(MANY_TIMES * cell["seconds"], warm, 0, 1)
     rounds = LOOPS if in_time else FEW_LOOPS
     for _ in range(2 * in_time):
-        warm = loop(data, call, calls_in(cell["seconds"] / 4, warm, 2, 20))
+        warm = run_loop(calls_in(cell["seconds"] / 4, warm, 2, 20))
     settled = 0
     while settled < cell["settling"]:
         more = calls_in(cell["settling"] - settled, warm, 1, MOST_CALLS)
-        warm = loop(data, call, more)
+        warm = run_loop(more)
         settled += warm * more / 1e6
     times = calls_in(cell["seconds"] / LOOPS, warm, 1, MOST_CALLS)
-    loop_us = statistics.median(loop(data, call, times) for _ in range(rounds))
+    loop_us = statistics.median(run_loop(times) for _ in range(rounds))
     singles = calls_in(cell["seconds"] / 2, warm, rounds, MOST_SINGLES)
     stamps = torch.empty(2 * singles, dtype=torch.int64)
     for i in range(singles):
         data.fill_(1)
         dist.barrier()
-        stamps[2 * i] = time.monotonic_ns()
+        start = time.monotonic_ns()
         call()
-        stamps[2 * i + 1] = time.monotonic_ns()
+        stamps[2 * i : 2 * i + 2] = torch.tensor(span(start, time.monotonic_ns(), one_clock))
     dist.all_reduce(stamps, op=dist.ReduceOp.MAX)
     spans = sorted((stamps[1::2] - stamps[::2]).double().div(1000).tolist())
     return (
@@ -118,13 +133,27 @@ def measure(cell, rank, size):
     )
 
 
-def serve(rank, size, folder):
+@contextlib.contextmanager
+def lines(folder, rank):
+    """Where orders come from and answers go."""
+    if folder is None:
+        yield sys.stdin, sys.stdout
+        return
+    with open(f"{folder}/back", "w") as back, open(f"{folder}/to-{rank}") as orders:
+        yield orders, back
+
+
+def serve(rank, options):
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size
+        "gloo",
+        init_method=options.init or f"file://{options.folder}/store",
+        rank=rank,
+        world_size=options.ranks,
+        timeout=datetime.timedelta(seconds=options.timeout),
     )
     # Not bound to a core: Gloo's own threads need the others as well.
-    with open(f"{folder}/back", "w") as back, open(f"{folder}/to-{rank}") as orders:
+    with lines(options.folder, rank) as (orders, back):
         for line in orders:
             words = line.split()
             if words[:1] != ["cell"]:
@@ -136,8 +165,9 @@ def serve(rank, size, folder):
                 memory=words[4],
                 seconds=float(words[5]),
                 settling=float(words[6]),
+                one_clock=words[7] == "one",
             )
-            answer = measure(cell, rank, size)
+            answer = measure(cell, rank, options.ranks)
             if rank == 0:
                 back.write(answer)
                 back.flush()
@@ -147,12 +177,14 @@ def serve(rank, size, folder):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, required=True)
-    parser.add_argument("--folder", required=True)
+    parser.add_argument("--folder")
+    parser.add_argument("--init", help="where the ranks meet; default: a file in the folder")
+    parser.add_argument("--timeout", type=int, default=1800, help="seconds, of a call")
     parser.add_argument("--rank", type=int, help="the only one of them that runs here")
     options = parser.parse_args()
     if options.rank is not None:
-        return serve(options.rank, options.ranks, options.folder)
-    return run_ranks(options.ranks, lambda rank: serve(rank, options.ranks, options.folder))
+        return serve(options.rank, options)
+    return run_ranks(options.ranks, lambda rank: serve(rank, options))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 /* A rank of an MPI library that `muster bench` measures: reads cells from <folder>/to-<rank>,
-   answers in <folder>/back. The orders, the answers and what is measured are those of
-   src/muster/cli/bench/cell.h. Compiled by `muster bench` with the library's own compiler. Every
-   rank rewrites its buffer before each call; all_reduce and broadcast are in place. */
+   answers in <folder>/back; without a folder rank 0 reads standard input, which mpirun gives to no
+   other rank, and answers on standard output. The orders, the answers and what is measured are
+   those of src/muster/cli/bench/cell.h. Compiled by `muster bench` with the library's own compiler.
+   Every rank rewrites its buffer before each call; all_reduce and broadcast are in place. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,15 +15,19 @@
 #define MANY_TIMES 5
 #define MOST_CALLS 200000
 #define MOST_SINGLES 2000
+// How long a rank sleeps that waits for rank 0's next order: another library is measured meanwhile.
+#define NAP_NS 10000000L
 
 static int rank, size;
 static char *in, *out;
 static size_t capacity;
+static FILE *orders, *back;  // orders are NULL where rank 0 alone reads them
 
 struct cell {
   char op[64], dtype[64], memory[64];
   unsigned long long bytes;
   double seconds, settling;
+  int one_clock;
   MPI_Datatype type;
   int width;
 };
@@ -31,6 +36,12 @@ static long long now(void) {
   struct timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);
   return time.tv_sec * 1000000000LL + time.tv_nsec;
+}
+
+// When a rank began and ended: by the clock of all, or, without one, from its own start.
+static void stamp_span(const struct cell* cell, long long* stamps, long long start, long long end) {
+  stamps[0] = cell->one_clock ? start : 0;
+  stamps[1] = cell->one_clock ? end : end - start;
 }
 
 static int compare_doubles(const void* a, const void* b) {
@@ -92,17 +103,17 @@ static int call(const struct cell* cell) {
 static double loop(const struct cell* cell, long long times) {
   long long stamps[2];
   MPI_Barrier(MPI_COMM_WORLD);
-  stamps[0] = now();
+  const long long start = now();
   for (long long i = 0; i < times; ++i) {
     memset(in, 1, cell->bytes);
     call(cell);
   }
-  stamps[1] = now();
+  stamp_span(cell, stamps, start, now());
   MPI_Allreduce(MPI_IN_PLACE, stamps, 2, MPI_LONG_LONG, MPI_MAX, MPI_COMM_WORLD);
   return (double)(stamps[1] - stamps[0]) / 1000 / (double)times;
 }
 
-static void answer(FILE* back, const char* text) {
+static void answer(const char* text) {
   if (rank != 0) return;
   fputs(text, back);
   fflush(back);
@@ -117,7 +128,7 @@ static long long calls_in(double seconds, double call_us, long long least, long 
   return calls;
 }
 
-static void measure(const struct cell* cell, FILE* back) {
+static void measure(const struct cell* cell) {
   if (cell->bytes + 64 > capacity) {
     free(in);
     free(out);
@@ -127,7 +138,7 @@ static void measure(const struct cell* cell, FILE* back) {
     memset(in, 0, capacity);
     memset(out, 0, capacity);
   }
-  if (!call(cell)) return answer(back, "skip MPI has no such operation\n");
+  if (!call(cell)) return answer("skip MPI has no such operation\n");
   double warm = loop(cell, 1);  // may be cold
   const double second = loop(cell, 1);
   if (second < warm) warm = second;
@@ -151,9 +162,9 @@ static void measure(const struct cell* cell, FILE* back) {
   for (long long i = 0; i < singles; ++i) {
     memset(in, 1, cell->bytes);
     MPI_Barrier(MPI_COMM_WORLD);
-    stamps[2 * i] = now();
+    const long long start = now();
     call(cell);
-    stamps[2 * i + 1] = now();
+    stamp_span(cell, stamps + 2 * i, start, now());
   }
   MPI_Allreduce(MPI_IN_PLACE, stamps, (int)(2 * singles), MPI_LONG_LONG, MPI_MAX, MPI_COMM_WORLD);
   for (long long i = 0; i < singles; ++i)
@@ -162,34 +173,55 @@ static void measure(const struct cell* cell, FILE* back) {
   char text[256];
   snprintf(text, sizeof text, "row %.4f %.4f %.4f %.4f %lld\n", loops[rounds / 2],
            spans[singles / 2], spans[0], spans[singles * 99 / 100], times * rounds + singles);
-  answer(back, text);
+  answer(text);
   free(stamps);
   free(spans);
+}
+
+static void open_pipes(const char* folder) {
+  char path[4096];
+  snprintf(path, sizeof path, "%s/back", folder);
+  back = fopen(path, "w");
+  snprintf(path, sizeof path, "%s/to-%d", folder, rank);
+  orders = fopen(path, "r");
+  if (back != NULL && orders != NULL) return;
+  fprintf(stderr, "there are no pipes for orders and answers in %s\n", folder);
+  MPI_Abort(MPI_COMM_WORLD, 1);
+}
+
+/* 0 at the end. */
+static int next_order(char* line, int length) {
+  if (orders != NULL) return fgets(line, length, orders) != NULL;
+  if (rank == 0 && fgets(line, length, stdin) == NULL) line[0] = '\0';
+  MPI_Request request;
+  MPI_Ibcast(line, length, MPI_CHAR, 0, MPI_COMM_WORLD, &request);
+  const struct timespec nap = {0, NAP_NS};
+  for (int done = 0;;) {
+    MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    if (done) return line[0] != '\0';
+    nanosleep(&nap, NULL);
+  }
 }
 
 int main(int count, char** words) {
   MPI_Init(&count, &words);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
-  char path[4096], line[1024];
-  snprintf(path, sizeof path, "%s/back", words[1]);
-  FILE* back = fopen(path, "w");
-  snprintf(path, sizeof path, "%s/to-%d", words[1], rank);
-  FILE* orders = fopen(path, "r");
-  if (back == NULL || orders == NULL) {
-    fprintf(stderr, "there are no pipes for orders and answers in %s\n", words[1]);
-    MPI_Abort(MPI_COMM_WORLD, 1);
-  }
-  while (fgets(line, sizeof line, orders) != NULL) {
+  back = stdout;
+  if (count > 1) open_pipes(words[1]);
+  char line[1024] = "";
+  while (next_order(line, sizeof line)) {
     struct cell cell;
-    if (sscanf(line, "cell %63s %llu %63s %63s %lf %lf", cell.op, &cell.bytes, cell.dtype,
-               cell.memory, &cell.seconds, &cell.settling) != 6)
+    char clocks[64];
+    if (sscanf(line, "cell %63s %llu %63s %63s %lf %lf %63s", cell.op, &cell.bytes, cell.dtype,
+               cell.memory, &cell.seconds, &cell.settling, clocks) != 7)
       break;
+    cell.one_clock = strcmp(clocks, "one") == 0;
     if (!find_type(&cell)) {
-      answer(back, "skip the worker for MPI knows no such element type\n");
+      answer("skip the worker for MPI knows no such element type\n");
       continue;
     }
-    measure(&cell, back);
+    measure(&cell);
   }
   MPI_Finalize();
   return 0;

@@ -24,6 +24,8 @@ struct Options {
   int rank = -1;  // the only one of them that runs here; -1: all of them do
   bool threads = false;
   std::string folder, transport = "shm";
+  std::string init_method;  // default: a file in the folder
+  std::chrono::seconds timeout = std::chrono::minutes(2);
 };
 
 /// What a call throws, as a Status.
@@ -148,8 +150,10 @@ void serve_orders(const Options& options) {
 void serve_rank(int rank, const Options& options) {
   at::set_num_threads(1);
   muster::init_process_group({.backend = options.transport == "tcp" ? "tcp" : "native",
-                              .init_method = "file://" + options.folder + "/store",
-                              .timeout = std::chrono::minutes(2),
+                              .init_method = options.init_method.empty()
+                                                 ? "file://" + options.folder + "/store"
+                                                 : options.init_method,
+                              .timeout = options.timeout,
                               .world_size = options.ranks,
                               .rank = rank});
   serve_orders(options);
@@ -174,6 +178,8 @@ int main(int count, char** words) {
     if (word == "--rank") options.rank = std::stoi(words[++i]);
     if (word == "--folder") options.folder = words[++i];
     if (word == "--transport") options.transport = words[++i];
+    if (word == "--init") options.init_method = words[++i];
+    if (word == "--timeout") options.timeout = std::chrono::seconds(std::stoi(words[++i]));
   }
   try {
     if (options.transport == "mpi") {

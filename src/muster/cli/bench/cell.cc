@@ -12,19 +12,24 @@ double settling_of(int ranks) { return ranks > usable_cores() ? 0.2 : 0; }
 std::string encode(const Cell& cell) {
   std::ostringstream line;
   line << "cell " << cell.op << ' ' << cell.bytes << ' ' << cell.dtype << ' ' << cell.memory << ' '
-       << cell.seconds << ' ' << cell.settling << '\n';
+       << cell.seconds << ' ' << cell.settling << ' ' << (cell.one_clock ? "one" : "several")
+       << '\n';
   return line.str();
 }
 
 Result<std::optional<Cell>> decode_order(const std::string& line) {
   std::istringstream words(line);
-  std::string kind;
+  std::string kind, clocks;
   words >> kind;
   if (kind.empty() || kind == "quit") return std::optional<Cell>();
   Cell cell;
   if (kind == "cell" &&
-      words >> cell.op >> cell.bytes >> cell.dtype >> cell.memory >> cell.seconds >> cell.settling)
+      words >> cell.op >> cell.bytes >> cell.dtype >> cell.memory >> cell.seconds >>
+          cell.settling >> clocks &&
+      (clocks == "one" || clocks == "several")) {
+    cell.one_clock = clocks == "one";
     return std::optional(cell);
+  }
   return Status(Code::internal, "an order that this worker does not know: " + line);
 }
 

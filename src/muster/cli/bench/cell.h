@@ -4,16 +4,19 @@
 /// A contestant is a library with its ranks. Each rank reads its orders, a line each, from the
 /// named pipe `to-<rank>` of a folder:
 ///
-///   cell <op> <bytes> <dtype> <memory> <seconds> <settling>
+///   cell <op> <bytes> <dtype> <memory> <seconds> <settling> <clocks>
 ///   quit
 ///
-/// and one of them answers every cell with one line in the pipe `back`:
+/// and one of them answers every cell with one line in the pipe `back`. Ranks of several hosts
+/// share no folder: without one they read their standard input and answer on their standard output.
+///
 ///
 ///   row <loop_us> <p50_us> <min_us> <p99_us> <iterations>
 ///   skip <reason>            (the library has no such operation)
 ///   error <text>
 ///
-/// The workers of other libraries (bench/mpi_worker.c, bench/gloo_worker.py) speak the same.
+/// <clocks> is `one` or `several`. The workers of other libraries (bench/mpi_worker.c,
+/// bench/gloo_worker.py) speak the same.
 #pragma once
 
 #include <cstddef>
@@ -26,9 +29,10 @@
 
 namespace muster::cli::bench {
 
-/// One operation at one size. `bytes` is what each rank gives to a reduction or a broadcast, or
-/// receives in all where pieces of all ranks come together. A ping_pong is a message of so many
-/// bytes from rank 0 to rank 1 and one back.
+/// One operation at one size. `bytes` is what each rank gives to a reduction or an all_to_all, what
+/// the root gives in all to a broadcast or a scatter, and what each rank receives in all from an
+/// all_gather, or the root from a gather. A ping_pong is a message of so many bytes from rank 0 to
+/// rank 1 and one back.
 struct Cell {
   std::string op;
   std::uint64_t bytes = 0;
@@ -37,6 +41,9 @@ struct Cell {
   double seconds = 0.3;  ///< of the back-to-back loops; half of it of single calls (2000 at most)
   /// So many seconds calls go on before anything is measured, in every library.
   double settling = 0;
+  /// All ranks read the same clock. Ranks of several machines do not: a call then lasts as long as
+  /// it does on the slowest rank, from that rank's own start.
+  bool one_clock = true;
 };
 
 struct Figures {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <iostream>
 #include <vector>
 
 #include "muster/base/descriptor.h"
@@ -27,30 +28,37 @@ constexpr std::int64_t kMostSingles = 2000;
 
 std::int64_t nanoseconds_now() { return steady_clock().now().time_since_epoch().count(); }
 
+/// When a rank began and ended: by the clock of all, or from its own start where each has its own.
+void stamp_span(std::int64_t* stamps, std::int64_t start, std::int64_t end, bool one_clock) {
+  stamps[0] = one_clock ? start : 0;
+  stamps[1] = one_clock ? end : end - start;
+}
+
 /// A mean in microseconds, from the last rank's start to the last rank's end: a root that only
 /// gives is through long before the others. The same for all ranks.
-Result<double> loop(Subject& subject, std::int64_t times) {
+Result<double> loop(Subject& subject, std::int64_t times, bool one_clock) {
   const MutableBytes written = subject.written();
   if (Status met = subject.barrier(); !met) return met;
-  std::int64_t stamps[2] = {nanoseconds_now(), 0};
+  const std::int64_t start = nanoseconds_now();
   for (std::int64_t i = 0; i < times; ++i) {
     if (!written.empty()) std::memset(written.data(), 1, written.size());
     if (Status done = subject.call(); !done) return done;
   }
-  stamps[1] = nanoseconds_now();
+  std::int64_t stamps[2];
+  stamp_span(stamps, start, nanoseconds_now(), one_clock);
   if (Status done = subject.latest(stamps); !done) return done;
   return static_cast<double>(stamps[1] - stamps[0]) / 1000 / static_cast<double>(times);
 }
 
-Status measure_singles(Subject& subject, std::int64_t times, Figures& figures) {
+Status measure_singles(Subject& subject, std::int64_t times, bool one_clock, Figures& figures) {
   const MutableBytes written = subject.written();
   std::vector<std::int64_t> stamps(static_cast<std::size_t>(2 * times));
   for (std::size_t i = 0; i < stamps.size(); i += 2) {
     if (!written.empty()) std::memset(written.data(), 1, written.size());
     if (Status met = subject.barrier(); !met) return met;
-    stamps[i] = nanoseconds_now();
+    const std::int64_t start = nanoseconds_now();
     if (Status done = subject.call(); !done) return done;
-    stamps[i + 1] = nanoseconds_now();
+    stamp_span(&stamps[i], start, nanoseconds_now(), one_clock);
   }
   if (Status done = subject.latest(stamps); !done) return done;
   std::vector<double> spans;
@@ -85,8 +93,9 @@ std::string one_line(std::string text) {
 
 Result<Figures> measure(Subject& subject, const Cell& cell) {
   if (Status ready = subject.prepare(cell); !ready) return ready;
-  auto warm = loop(subject, 1);  // may be cold
-  const auto second = loop(subject, 1);
+  const auto run_loop = [&](std::int64_t times) { return loop(subject, times, cell.one_clock); };
+  auto warm = run_loop(1);  // may be cold
+  const auto second = run_loop(1);
   if (!warm || !second) return (warm ? second : warm).status();
   if (*second < *warm) warm = second;
   const auto calls_in = [&](double seconds, std::int64_t least, std::int64_t most) {
@@ -99,20 +108,20 @@ Result<Figures> measure(Subject& subject, const Cell& cell) {
   for (int i = 0; in_time > 0 && i < 2; ++i) {
     std::int64_t more = calls_in(cell.seconds / 4, 2, 20);
     if (Status agreed = subject.share(more); !agreed) return agreed;
-    if (warm = loop(subject, more); !warm) return warm.status();
+    if (warm = run_loop(more); !warm) return warm.status();
   }
   // Loop after loop: how many calls that will be a first one tells badly.
   for (double settled = 0; settled < cell.settling;) {
     std::int64_t more = calls_in(cell.settling - settled, 1, kMostCalls);
     if (Status agreed = subject.share(more); !agreed) return agreed;
-    if (warm = loop(subject, more); !warm) return warm.status();
+    if (warm = run_loop(more); !warm) return warm.status();
     settled += *warm * static_cast<double>(more) / 1e6;
   }
   std::int64_t times = calls_in(cell.seconds / kLoops, 1, kMostCalls);
   if (Status agreed = subject.share(times); !agreed) return agreed;
   std::vector<double> loops;
   for (int i = 0; i < rounds; ++i) {
-    auto took = loop(subject, times);
+    auto took = run_loop(times);
     if (!took) return took.status();
     loops.push_back(*took);
   }
@@ -121,13 +130,17 @@ Result<Figures> measure(Subject& subject, const Cell& cell) {
   std::int64_t singles = calls_in(cell.seconds / 2, rounds, kMostSingles);
   if (Status agreed = subject.share(singles); !agreed) return agreed;
   figures.iterations = static_cast<std::uint64_t>(times * rounds + singles);
-  if (Status done = measure_singles(subject, singles, figures); !done) return done;
+  if (Status done = measure_singles(subject, singles, cell.one_clock, figures); !done) return done;
   return figures;
 }
 
 Status serve(Subject& subject, const std::string& folder) {
-  const Descriptor back(::open((folder + "/back").c_str(), O_WRONLY | O_CLOEXEC));
-  std::ifstream orders(folder + "/to-" + std::to_string(subject.rank()));
+  const bool piped = folder.empty();
+  const Descriptor back(piped ? ::dup(STDOUT_FILENO)
+                              : ::open((folder + "/back").c_str(), O_WRONLY | O_CLOEXEC));
+  std::ifstream named;
+  if (!piped) named.open(folder + "/to-" + std::to_string(subject.rank()));
+  std::istream& orders = piped ? std::cin : named;
   if (!back || !orders)
     return Status(Code::invalid_argument, "there are no pipes for orders and answers in " + folder);
   bind_to_a_core(subject);

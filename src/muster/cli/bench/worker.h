@@ -35,8 +35,8 @@ class Subject {
 /// Measures one cell; all ranks together.
 Result<Figures> measure(Subject& subject, const Cell& cell);
 
-/// Carries out the orders in `folder` (see cell.h) until they end. A rank that has a core of its
-/// own stays on it: bound from here on.
+/// Carries out the orders in `folder`, or of the standard input where that is empty (see cell.h),
+/// until they end. A rank that has a core of its own stays on it: bound from here on.
 Status serve(Subject& subject, const std::string& folder);
 
 }  // namespace muster::cli::bench
