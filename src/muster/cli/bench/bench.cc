@@ -447,7 +447,8 @@ int run_bench(const std::vector<std::string>& arguments) {
       "below), mpi (backend mpi beside a plain program on the MPI that --vs names), ddp (training "
       "steps), fsdp (memory of sharded training against the plan), checkpoint (saving and loading "
       "of a sharded model), rpc (remote calls), python (calls from Python), hosts (between hosts, "
-      "against what their links allow; as root), store, group, launch, idle, floors (what the "
+      "against what their links allow; network namespaces, as root, or a list of hosts), store, "
+      "group, launch, idle, floors (what the "
       "machine "
       "itself takes); these with --help.",
       "muster bench");
