@@ -376,6 +376,7 @@ Status measure(const CLI::App& app, const BenchOptions& options) {
 /// Only where that cannot be done it returns.
 int become(const std::vector<std::string>& words) {
   std::vector<char*> pointers;
+  pointers.reserve(words.size() + 1);
   for (const std::string& word : words) pointers.push_back(const_cast<char*>(word.data()));
   pointers.push_back(nullptr);
   ::execvp(pointers[0], pointers.data());
