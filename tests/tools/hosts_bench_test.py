@@ -252,6 +252,15 @@ def can_run():
 
 @unittest.skipUnless(can_run(), "needs root, iproute2 and a built muster (make build)")
 class RunTest(unittest.TestCase):
+    def test_a_link_carries_its_rate_in_each_direction(self):
+        with hosts.Hosts(2, 1e8) as made:
+            for space in (*made.names, made.switch):
+                words = ["tc", "-n", space, "qdisc", "show"]
+                shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+                ends = 2 if space == made.switch else 1
+                self.assertEqual(shown.count("qdisc tbf"), ends, shown)
+                self.assertEqual(shown.count("rate 100Mbit"), ends, shown)
+
     def test_a_row_of_each_cell_and_nothing_left(self):
         with tempfile.TemporaryDirectory() as folder:
             rows = pathlib.Path(folder) / "rows.jsonl"
