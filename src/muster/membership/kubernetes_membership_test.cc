@@ -137,17 +137,22 @@ TEST_F(KubernetesMembershipTest, AWatchOutlivesTrouble) {
   api.garble();
   ASSERT_TRUE((*hold)->set("2").ok());
   ASSERT_TRUE(watcher.sees("node/a", "2"));
-  for (const char* refused : {"second", "first\nweak"}) {
-    api.accept_tokens(refused);
-    api.show_token(std::string(refused) == "second" ? "first" : "weak");
+  struct Refusal {
+    const char *accepted, *shown;
+  };
+  for (const Refusal& refusal : {Refusal{"second", "first"}, {"first\nweak", "weak"}}) {
+    const KubernetesApi::Refused before = api.refused({-1, -1});
+    api.accept_tokens(refusal.accepted);
+    api.show_token(refusal.shown);
     api.compact();  // ends the watch
     Status set;
-    std::thread setting([&] { set = (*hold)->set(refused); });
-    api.accept_tokens("first");
+    std::thread setting([&] { set = (*hold)->set(refusal.shown); });
+    EXPECT_GT(api.refused(before).reads, before.reads);
     api.show_token("first");
+    api.accept_tokens("first");
     setting.join();
     ASSERT_TRUE(set.ok()) << set.message();
-    ASSERT_TRUE(watcher.sees("node/a", refused));
+    ASSERT_TRUE(watcher.sees("node/a", refusal.shown));
   }
 }
 

@@ -5,7 +5,8 @@ usage: fake_kubernetes.py PORT STATE_FILE TOKEN_FILE [CERTIFICATE KEY]
 Whoever shows a token of TOKEN_FILE (one a line) is served; one that begins with "weak" is forbidden
 everything. STATE_FILE keeps the objects, as etcd does; watches know nothing of changes before the
 server's start. POST /compact forgets older changes and ends all watches with 410.
-POST /garble makes all watches say what is no event.
+POST /garble makes all watches say what is no event. GET /refused says how many reads and writes
+were refused for their tokens, with ?reads=R&writes=W once each is more.
 """
 
 import http.server
@@ -54,6 +55,7 @@ class Table:
             self.revision = saved["revision"]
             self.objects = {tuple(key): value for key, value in saved["objects"]}
         self.oldest, self.events, self.garbled = self.revision, [], 0
+        self.refused = {"reads": 0, "writes": 0}
 
     def commit(self, kind, key, lease):
         self.revision += 1
@@ -75,6 +77,13 @@ class Table:
             self.revision += 1
             self.oldest, self.events = self.revision, []
             self.changed.notify_all()
+
+    def wait_for_refused(self, query):
+        with self.changed:
+            self.changed.wait_for(
+                lambda: all(self.refused[of] > int(query.get(of, -1)) for of in self.refused)
+            )
+            return self.refused
 
     def garble(self):
         with self.changed:
@@ -170,6 +179,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if url.path == "/garble":
                 table.garble()
                 return self.answer(200, {})
+            if url.path == "/refused":
+                return self.answer(200, table.wait_for_refused(query))
             self.authorize()
             space, _, rest = url.path.removeprefix(LEASES).partition("/")
             resource, _, name = rest.partition("/")
@@ -181,6 +192,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 code, reply = self.carry_out(space, name, body, query)
             self.answer(code, reply)
         except Refused as refused:
+            if refused.status["code"] in (401, 403):
+                with table.changed:
+                    table.refused["reads" if self.command == "GET" else "writes"] += 1
+                    table.changed.notify_all()
             self.answer(refused.status["code"], refused.status)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 #include <vector>
@@ -83,6 +84,18 @@ class KubernetesApi {
   void compact() { ask("POST", "/compact"); }
   /// All watches that run say what is no event.
   void garble() { ask("POST", "/garble"); }
+  /// How many reads and writes were refused for their tokens.
+  struct Refused {
+    int reads, writes;
+  };
+  /// Returns once each is more than in `known`; -1: no answer within the time.
+  Refused refused(const Refused& known) const {
+    const std::string path = "/refused?reads=" + std::to_string(known.reads) +
+                             "&writes=" + std::to_string(known.writes);
+    const auto said = nlohmann::json::parse(ask("GET", path).received, nullptr, false);
+    if (said.is_discarded()) return {-1, -1};
+    return {said.value("reads", -1), said.value("writes", -1)};
+  }
   store::HttpTransfer ask(const char* method, const std::string& path,
                           const std::string& body = {}) const {
     const auto connection =
@@ -92,7 +105,7 @@ class KubernetesApi {
                        .body = body,
                        .authorization = "Bearer first",
                        .method = method});
-    const TimePoint limit = deadline_after(steady_clock(), std::chrono::seconds(5));
+    const TimePoint limit = deadline_after(steady_clock(), std::chrono::seconds(20));
     while (!connection->transfer().ended && steady_clock().now() < limit) connection->drive(limit);
     return connection->transfer();
   }
