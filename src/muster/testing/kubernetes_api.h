@@ -90,8 +90,8 @@ class KubernetesApi {
   };
   /// Returns once each is more than in `known`; -1: no answer within the time.
   Refused refused(const Refused& known) const {
-    const std::string path = "/refused?reads=" + std::to_string(known.reads) +
-                             "&writes=" + std::to_string(known.writes);
+    const std::string path =
+        "/refused?reads=" + std::to_string(known.reads) + "&writes=" + std::to_string(known.writes);
     const auto said = nlohmann::json::parse(ask("GET", path).received, nullptr, false);
     if (said.is_discarded()) return {-1, -1};
     return {said.value("reads", -1), said.value("writes", -1)};

@@ -244,8 +244,8 @@ TEST_P(ProcessFabric, ARankThatRunsAnotherProgramIsNamedByAllOthers) {
         ASSERT_NE(fabric, nullptr);
         exchange_with_all(*fabric);
         if (rank == 1) victim.add(::getpid());
-        // Where the system lets nobody read another's memory, the heartbeat tells it. So it does of a
-        // rank that is replaced before the first look.
+        // Where the system lets nobody read another's memory, the heartbeat tells it. So it does of
+        // a rank that is replaced before the first look.
         shm::HostRegion* const region = fabric->region();
         const bool reads = region == nullptr || region->can_read(1);
         received.add(1);
