@@ -189,8 +189,8 @@ class ListedHosts:
         self.end("", f"rm -rf {self.folder}")
 
     def end(self, library, last=":"):
-        """Ends the ranks of a library, or of all: a rank in a call does not see that the remote shell
-        that started it is gone.
+        """Ends the ranks of a library, or of all: a rank in a call does not see that the remote
+        shell that started it is gone.
         """
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         marked = f'grep -qsa {self.mark}{library} "$process/environ"'
