@@ -172,8 +172,8 @@ GroupPlacement placement_of(const transport::Fabric& fabric, std::span<const int
   const auto hosts = fabric.hosts();
   std::vector<int> theirs;
   for (const int member : members) theirs.push_back(hosts[static_cast<std::size_t>(member)]);
-  GroupPlacement placement{.per_host = ranks_per_host(theirs)};
-  if (static_cast<std::size_t>(placement.per_host) == members.size())
+  GroupPlacement placement{.first_ranks = first_ranks_of_hosts(theirs)};
+  if (placement.first_ranks.size() == 1)
     placement.per_core = ranks_per_core(members.size(), fabric.cores());
   return placement;
 }

@@ -23,7 +23,7 @@ const kernels::Table& table() {
 std::size_t parts(std::size_t count, DType dtype) { return is_complex(dtype) ? 2 * count : count; }
 
 void reduce(std::byte* out, std::span<const std::byte* const> inputs, std::size_t count,
-            DType dtype, Reduce reduce, int divisor) {
+            DType dtype, Reduce reduce, double divisor) {
   const auto function = table().reduce[static_cast<int>(dtype)][static_cast<int>(reduce)];
   if (function == nullptr || inputs.empty() || count == 0) return;
   function(out, inputs.data(), inputs.size(), parts(count, dtype), divisor);
@@ -37,9 +37,8 @@ void reduce_many(std::byte* out, std::span<const std::byte* const> inputs, std::
 }
 
 void reduce_complete(std::byte* out, std::span<const std::byte* const> inputs, std::size_t count,
-                     DType dtype, Reduce kind) {
-  reduce(out, inputs, count, dtype, kind,
-         kind == Reduce::avg ? static_cast<int>(inputs.size()) : 0);
+                     DType dtype, Reduce kind, double divisor) {
+  reduce(out, inputs, count, dtype, kind, kind == Reduce::avg ? divisor : 0);
 }
 
 void scale(std::byte* out, const std::byte* in, std::size_t count, DType dtype, double factor) {

@@ -23,11 +23,15 @@ namespace muster::collective {
 void reduce_many(std::byte* out, std::span<const std::byte* const> inputs, std::size_t count,
                  DType dtype, Reduce reduce);
 
-/// The same if `inputs` are those of all members: the result of a collective. An avg is divided by
-/// their number before the only rounding, so 16-bit floats neither round twice nor overflow in
-/// between.
+/// The same, but an avg is divided by `divisor` before the only rounding, so 16-bit floats neither
+/// round twice nor overflow in between. Integers are divided by its integer part.
 void reduce_complete(std::byte* out, std::span<const std::byte* const> inputs, std::size_t count,
-                     DType dtype, Reduce reduce);
+                     DType dtype, Reduce reduce, double divisor);
+/// The same if `inputs` are those of all members: the result of a collective.
+inline void reduce_complete(std::byte* out, std::span<const std::byte* const> inputs,
+                            std::size_t count, DType dtype, Reduce reduce) {
+  reduce_complete(out, inputs, count, dtype, reduce, static_cast<double>(inputs.size()));
+}
 
 /// Computes `out[i] = in[i] * factor`, before a premul_sum. For complex types both parts; for
 /// integers in double, truncated.

@@ -11,7 +11,7 @@ namespace muster::collective::kernels {
 
 /// If `divisor` > 0, divides (complex: both parts) before the only rounding.
 using ReduceFunction = void (*)(std::byte* out, const std::byte* const* inputs,
-                                std::size_t input_count, std::size_t count, int divisor);
+                                std::size_t input_count, std::size_t count, double divisor);
 using ScaleFunction = void (*)(std::byte* out, const std::byte* in, std::size_t count,
                                double factor);
 using DivideFunction = void (*)(std::byte* data, std::size_t count, int divisor);

@@ -55,8 +55,8 @@ Task<Status> LinkGroup::finish() {
 Task<Status> LinkGroup::run(const Args& args, const transport::Fingerprint& call) {
   outstanding_.begin(call);
   const Algorithm algorithm = selection_.choose(args.op, selected_bytes(args, size_));
-  if (algorithm == Algorithm::slices) return run_by_hosts(args, 1);
-  if (algorithm == Algorithm::hosts) return run_by_hosts(args, selection_.ranks_per_host());
+  if (algorithm == Algorithm::slices) return run_by_hosts(args, {});
+  if (algorithm == Algorithm::hosts) return run_by_hosts(args, selection_.first_ranks());
   switch (args.op) {
     case Op::broadcast:
       return algorithm == Algorithm::chain

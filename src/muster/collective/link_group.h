@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "muster/base/task.h"
@@ -53,9 +54,9 @@ class LinkGroup {
   Task<Status> broadcast(const Args& args, Plan plan);
   Task<Status> all_reduce_small(const Args& args);
   Task<Status> reduce_direct(const Args& args);
-  /// Reductions, all_gather and broadcast within and between hosts (`link_hosts.cc`). With one rank
-  /// per host every member reduces one slice.
-  Task<Status> run_by_hosts(const Args& args, int per_host);
+  /// Reductions, all_gather and broadcast within and between hosts (`link_hosts.cc`). Without first
+  /// ranks, as if every member had a host of its own, every member reduces one slice.
+  Task<Status> run_by_hosts(const Args& args, std::span<const int> first_ranks);
   Task<Status> all_gather_small(const Args& args);
   Task<Status> all_gather_ring(const Args& args);
   Task<Status> all_gather_direct(const Args& args);

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "muster/collective/plan/schedule.h"
+#include "muster/collective/testing/host_layouts.h"
 #include "muster/testing/direct_reduction.h"
 #include "muster/testing/seed.h"
 
@@ -124,11 +125,12 @@ std::int64_t given(int rank, int to, std::size_t i) {
 /// One call of all ranks.
 class Play {
  public:
-  Play(Op op, Algorithm algorithm, int size, int per_host, int root, std::size_t count, bool uneven)
+  Play(Op op, Algorithm algorithm, int size, std::vector<int> hosts, int root, std::size_t count,
+       bool uneven)
       : op_(op),
         algorithm_(algorithm),
         size_(size),
-        per_host_(per_host),
+        hosts_(std::move(hosts)),
         root_(root),
         gap_(root == size / 2 && root > 0 ? 1 : 0),
         count_(count),
@@ -139,7 +141,7 @@ class Play {
 
   /// Returns an error text, or "".
   std::string run() {
-    Selection selection(Medium::network, size_, {.per_host = per_host_});
+    Selection selection(Medium::network, size_, {.first_ranks = hosts_});
     selection.force(op_, algorithm_);
     std::vector<std::unique_ptr<MemoryChannel>> channels;
     std::vector<std::unique_ptr<LinkGroup>> groups;
@@ -287,7 +289,7 @@ class Play {
   std::string sent_as_told() {
     std::map<std::pair<int, int>, std::vector<std::size_t>> told;
     for (int rank = 0; rank < size_; ++rank) {
-      const plan::Schedule schedule(op_, algorithm_, rank, size_, root_, per_host_);
+      const plan::Schedule schedule(op_, algorithm_, rank, size_, root_, hosts_);
       for (int step = 0; step < schedule.steps(); ++step) {
         for (int i = 0; i < schedule.sends(step); ++i) {
           const plan::PlannedTransfer out = schedule.send(step, i);
@@ -308,7 +310,9 @@ class Play {
 
   const Op op_;
   const Algorithm algorithm_;
-  const int size_, per_host_, root_;
+  const int size_;
+  const std::vector<int> hosts_;  // their first ranks
+  const int root_;
   const std::size_t gap_;  // between slices; contiguous ones may travel as one message
   const std::size_t count_;
   const bool uneven_;
@@ -322,14 +326,14 @@ class Play {
 /// several chunks).
 class BitsOf {
  public:
-  BitsOf(Op op, DType dtype, Reduce reduce, std::size_t bytes, int size, int per_host,
+  BitsOf(Op op, DType dtype, Reduce reduce, std::size_t bytes, int size, std::vector<int> hosts,
          bool in_place)
       : op_(op),
         dtype_(dtype),
         reduce_(reduce),
         bytes_(bytes),
         size_(size),
-        per_host_(per_host),
+        hosts_(std::move(hosts)),
         in_place_(in_place) {}
   /// Sizes per part: for a reduce, one with several chunks and one that uses ready-to-receive.
   static std::vector<std::size_t> sizes(Op op) {
@@ -338,7 +342,7 @@ class BitsOf {
   }
 
   std::vector<std::byte> by(Algorithm algorithm) const {
-    Selection selection(Medium::network, size_, {.per_host = per_host_});
+    Selection selection(Medium::network, size_, {.first_ranks = hosts_});
     selection.force(op_, algorithm);
     Wires wires;
     std::vector<std::unique_ptr<MemoryChannel>> channels;
@@ -369,7 +373,7 @@ class BitsOf {
     return outputs_of(args);
   }
 
-  /// Computed in one place: the sums of `per_host` ranks in rank order, then their sum.
+  /// Computed in one place: the sums of each host's ranks in rank order, then their sum.
   std::vector<std::byte> in_one_place() const {
     std::vector<std::vector<std::byte>> in(at(size_)), out(at(size_));
     std::vector<Args> args(at(size_));
@@ -385,7 +389,7 @@ class BitsOf {
         std::vector<ConstBytes> parts;
         for (const auto& each : inputs)
           parts.push_back(ConstBytes(each).subspan(begin, output.size()));
-        testing::reduce_by_hosts(output, parts, factors, dtype_, reduce_, at(per_host_));
+        testing::reduce_by_hosts(output, parts, factors, dtype_, reduce_, hosts_);
       }
     }
     return outputs_of(args);
@@ -430,13 +434,15 @@ class BitsOf {
   const DType dtype_;
   const Reduce reduce_;
   const std::size_t bytes_;
-  const int size_, per_host_;
+  const int size_;
+  const std::vector<int> hosts_;  // their first ranks
   const bool in_place_;
 };
 
 // spec: F15 16-bit floats accumulate in float32 and round once, and once more on each host where
 // hosts send each other sums; F19 PREMUL_SUM and AVG
 TEST(LinkGroup, SumsAreInRankOrderAndByHostsInTheOrderOfHosts) {
+  int drawn = 0;
   for (const DType dtype : {DType::boolean, DType::int8, DType::int32, DType::float16,
                             DType::bfloat16, DType::float32, DType::complex128}) {
     for (int reduce = 0; reduce < kReduces; ++reduce) {
@@ -444,17 +450,21 @@ TEST(LinkGroup, SumsAreInRankOrderAndByHostsInTheOrderOfHosts) {
       for (const Op op : {Op::all_reduce, Op::reduce, Op::reduce_scatter}) {
         const bool in_place = (reduce + static_cast<int>(op)) % 2 == 0,
                    many = static_cast<int>(dtype) % 2 == 0;
-        const int size = many ? 12 : 6, per_host = many ? 4 : 3;
+        const int size = many ? 12 : 6;
+        const auto hosts = drawn % 3 == 0 ? even_hosts(size, size / 3)
+                           : drawn % 3 == 1
+                               ? hosts_of(many ? std::vector{5, 1, 4, 2} : std::vector{1, 3, 2})
+                               : hosts_of(many ? std::vector{1, 11} : std::vector{4, 1, 1});
+        ++drawn;
         for (const std::size_t bytes : BitsOf::sizes(op)) {
-          const BitsOf bits(op, dtype, static_cast<Reduce>(reduce), bytes, size, per_host,
-                            in_place);
+          const BitsOf bits(op, dtype, static_cast<Reduce>(reduce), bytes, size, hosts, in_place);
           const auto in_rank_order = bits.by(Algorithm::slices);
           for (const Algorithm other : algorithms_of(Medium::network, op)) {
             const auto expected = other == Algorithm::hosts ? bits.in_one_place() : in_rank_order;
             ASSERT_TRUE(bits.by(other) == expected)
                 << info(op).name << " by " << name_of(other) << ", "
                 << name_of(static_cast<Reduce>(reduce)) << " of " << bytes << " bytes of "
-                << name_of(dtype) << " on " << size << " ranks, " << per_host << " on a host"
+                << name_of(dtype) << " on " << hosts_text(size, hosts)
                 << (in_place ? ", in place" : "");
           }
         }
@@ -468,7 +478,7 @@ TEST(LinkGroup, ADirectReduceComesInChunks) {
   for (const int size : {2, 5, 17}) {
     const std::size_t chunk = plan::direct_chunk_bytes(size), rest = 40;
     for (const int root : {0, size - 1}) {
-      Play play(Op::reduce, Algorithm::direct, size, 1, root,
+      Play play(Op::reduce, Algorithm::direct, size, {}, root,
                 (4 * chunk + rest) / sizeof(std::int64_t), false);
       ASSERT_EQ(play.run(), "") << size << " ranks, root " << root;
       for (int rank = 0; rank < size; ++rank) {
@@ -487,7 +497,7 @@ TEST(LinkGroup, ADirectReduceOfTwoEagerMessagesUsesReadyToReceive) {
   const std::size_t half = fixed::kEagerBytes;
   for (const int size : {2, 3, 5}) {
     for (const std::size_t bytes : {half, half + 8, 2 * half, 2 * half + 8}) {
-      Play play(Op::reduce, Algorithm::direct, size, 1, 1, bytes / sizeof(std::int64_t), false);
+      Play play(Op::reduce, Algorithm::direct, size, {}, 1, bytes / sizeof(std::int64_t), false);
       ASSERT_EQ(play.run(), "") << size << " ranks, " << bytes << " bytes";
       const bool uses_rtr = size > 2 && bytes > half && bytes <= 2 * half;
       for (int rank = 0; rank < size; ++rank) {
@@ -514,7 +524,7 @@ TEST(LinkGroup, ExchangesPostTheirSendsFirst) {
       {Op::all_gather, Algorithm::direct, 2}, {Op::all_gather, Algorithm::direct, 5},
       {Op::all_to_all, Algorithm::direct, 2}, {Op::all_to_all, Algorithm::direct, 8}};
   for (const auto& [op, algorithm, size] : exchanges) {
-    Play play(op, algorithm, size, 1, 0, 64, false);
+    Play play(op, algorithm, size, {}, 0, 64, false);
     ASSERT_EQ(play.run(), "") << info(op).name;
     for (int rank = 0; rank < size; ++rank)
       for (int peer = 0; peer < size; ++peer)
@@ -522,6 +532,68 @@ TEST(LinkGroup, ExchangesPostTheirSendsFirst) {
             << info(op).name << " by " << name_of(algorithm) << ": " << rank << " of " << size
             << ", towards " << peer;
   }
+}
+
+/// The bytes that must leave a host of `ranks` of `size` ranks, on several hosts. `all`: bytes of
+/// all pieces together. Pieces are of the same size.
+std::size_t bytes_away(Op op, std::size_t all, int ranks, bool with_root, int size, int hosts) {
+  const std::size_t own = all * at(ranks) / at(size), others = at(hosts - 1);
+  switch (op) {
+    case Op::reduce_scatter: return all - own;
+    case Op::all_gather: return own * others;
+    case Op::reduce: return all - own + (with_root ? 0 : own);
+    default: return all - own + own * others;
+  }
+}
+
+TEST(LinkGroup, ByHostsEachByteLeavesAHostOnceForEachThatNeedsIt) {
+  for (const auto& ranks_on :
+       std::vector<std::vector<int>>{{3, 2}, {1, 4}, {4, 4, 2}, {2, 2}, {1, 1, 5, 1}}) {
+    const int size = std::accumulate(ranks_on.begin(), ranks_on.end(), 0),
+              hosts = static_cast<int>(ranks_on.size());
+    const auto first_ranks = hosts_of(ranks_on);
+    for (const Op op : {Op::all_reduce, Op::reduce, Op::reduce_scatter, Op::all_gather}) {
+      const std::size_t piece = 12, count = info(op).lists_input || info(op).lists_output
+                                                ? piece
+                                                : piece * at(size);
+      Play play(op, Algorithm::hosts, size, first_ranks, 0, count, false);
+      ASSERT_EQ(play.run(), "") << info(op).name << " on " << hosts_text(size, first_ranks);
+      for (int host = 0; host < hosts; ++host) {
+        const int first = first_ranks[at(host)], after = first + ranks_on[at(host)];
+        std::size_t sent = 0;
+        for (int from = first; from < after; ++from) {
+          for (int to = 0; to < size; ++to) {
+            for (const std::size_t bytes : play.sent(from, to))
+              sent += to < first || to >= after ? bytes : 0;
+          }
+        }
+        EXPECT_EQ(sent, bytes_away(op, piece * kWidth * at(size), ranks_on[at(host)], host == 0,
+                                   size, hosts))
+            << info(op).name << " on " << hosts_text(size, first_ranks) << ", host " << host;
+      }
+    }
+  }
+}
+
+/// The hosts that an algorithm can go by: of the same size (but the last), all ways to put few
+/// ranks on hosts, some that are drawn.
+std::vector<std::vector<int>> layouts_for(Op op, Algorithm algorithm, int size) {
+  if (algorithm != Algorithm::hosts) return {{}};
+  std::mt19937_64 random(testing::test_seed());
+  std::vector<std::vector<int>> found;
+  if (size <= 5) {
+    found = all_hosts(size);
+  } else {
+    for (int each = 1; each < size; ++each)
+      if (size % each == 0 || each == 3) found.push_back(even_hosts(size, each));
+    for (int i = 0; i < 3; ++i) found.push_back(draw_hosts(size, random));
+  }
+  // `hosts` does not apply to one host, or to hosts of one rank unless a broadcast is forwarded.
+  std::erase_if(found, [&](const auto& hosts) {
+    const bool shared = GroupPlacement{.first_ranks = hosts}.shares_hosts(size);
+    return !shared && (op != Op::broadcast || hosts.size() <= 2);
+  });
+  return found;
 }
 
 // spec: F2 F3 F4 F5 F7 F8 F9 F11 F13 uneven and empty slices, every root, every algorithm over
@@ -536,24 +608,18 @@ TEST(LinkGroup, SendsWhatTheSchedulesSay) {
     const auto op = static_cast<Op>(number);
     for (const Algorithm algorithm : algorithms_of(Medium::network, op)) {
       for (const int size : sizes) {
-        for (int per_host = 1; per_host <= size; ++per_host) {
-          // `hosts` does not apply to one host, or to hosts of one rank unless a broadcast is
-          // forwarded.
-          const bool by_hosts = algorithm == Algorithm::hosts,
-                     forwarded = op == Op::broadcast && size > 2;
-          if (by_hosts ? size % per_host != 0 || (per_host == 1 && !forwarded) || per_host == size
-                       : per_host > 1)
-            continue;
+        for (const auto& hosts : layouts_for(op, algorithm, size)) {
           for (const int root : {0, size / 2, size - 1}) {
             if (root > 0 && !info(op).rooted) continue;
             for (const std::size_t count : {std::size_t{0}, std::size_t{1}, at(size),
                                             at(3 * size + 2), 6 * Play::kOneChunk + 5}) {
-              if (count > Play::kOneChunk && (!info(op).reduces || size > 8)) continue;
+              const int most = info(op).reduces ? 8 : algorithm == Algorithm::hosts ? 5 : 0;
+              if (count > Play::kOneChunk && size > most) continue;
               for (const bool uneven : {false, true}) {
                 if (uneven && info(op).size_rule != SizeRule::free) continue;
-                ASSERT_EQ(Play(op, algorithm, size, per_host, root, count, uneven).run(), "")
-                    << info(op).name << " by " << name_of(algorithm) << " on " << size << " ranks, "
-                    << per_host << " on a host, root " << root << ", " << count << " elements"
+                ASSERT_EQ(Play(op, algorithm, size, hosts, root, count, uneven).run(), "")
+                    << info(op).name << " by " << name_of(algorithm) << " on "
+                    << hosts_text(size, hosts) << ", root " << root << ", " << count << " elements"
                     << (uneven ? ", uneven" : "");
               }
             }

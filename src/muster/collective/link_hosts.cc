@@ -2,10 +2,10 @@
 // every rank's piece. A round passes through stages, and every stage works on a round of its own,
 // so that the wires between hosts carry data while the ranks of a host add and copy:
 //
-//   parts     to the rank at each place, what it sums for the host       all_reduce, reduce,
+//   parts     to each rank of the host, for the pieces that it handles   all_reduce, reduce,
 //   sums      of the host, to the owners on the other hosts                reduce_scatter
-//   own       piece of a rank, now complete, to its place on other hosts all_reduce, all_gather,
-//   spread    of the place's pieces to the ranks of the host               broadcast
+//   own       piece of a rank, now complete, to its handlers elsewhere   all_reduce, all_gather,
+//   spread    of the handled pieces to the ranks of the host               broadcast
 //
 // In a broadcast the owners get their pieces from the root, which is no owner. The result of a
 // reduce goes from the owners to the root.
@@ -13,8 +13,8 @@
 // Sums are in rank order within a host, then in the order of hosts. Sums of 16-bit floats are
 // rounded once on each host, and once in the end.
 //
-// With one rank per host nothing happens within hosts: the ranks send each other their parts, and
-// every rank sums what it owns in rank order.
+// Nothing happens within a host of one rank. With one rank on every host the ranks send each other
+// their parts, and every rank sums what it owns in rank order.
 #include <algorithm>
 
 #include "muster/collective/kernels.h"
@@ -33,8 +33,8 @@ class HostPieces {
   HostPieces(const plan::HostsPlan& plan, const Args& args)
       : args_(args), plan_(plan), width_(size_of(args.dtype)) {
     std::size_t longest = 1;
-    for (int owner = 0; owner < plan_.size; ++owner)
-      longest = std::max(longest, piece(owner).count);
+    for (int number = 0; number < plan_.pieces(); ++number)
+      longest = std::max(longest, piece(plan_.owner_of(number)).count);
     elements_ =
         std::min(longest, std::max<std::size_t>(1, plan_.chunk_bytes(longest * width_) / width_));
     rounds_ = plan::chunks_in(longest, elements_);
@@ -61,11 +61,8 @@ class HostPieces {
   plan::Slice piece(int owner) const {
     if (args_.op == Op::reduce_scatter) return {0, args_.inputs[as_index(owner)].size() / width_};
     if (args_.op == Op::all_gather) return {0, args_.outputs[as_index(owner)].size() / width_};
-    if (args_.op != Op::broadcast)
-      return plan::slice_of(args_.inputs[0].size() / width_, plan_.size, owner);
-    if (plan_.host_of(owner) == plan_.host_of(args_.root)) return {};
-    return plan::slice_of(args_.outputs[0].size() / width_, plan_.broadcast_pieces(),
-                          plan_.broadcast_piece(owner, args_.root));
+    const ConstBytes whole = args_.op == Op::broadcast ? args_.outputs[0] : args_.inputs[0];
+    return plan::slice_of(whole.size() / width_, plan_.pieces(), plan_.piece_of(owner));
   }
   plan::Slice chunk(int owner, std::size_t t) const {
     const plan::Slice whole = piece(owner);
@@ -86,46 +83,47 @@ class HostPieces {
 };
 
 /// Memory for the rounds in flight. For each of kDeep rounds, within the host: a part from each
-/// neighbour for each host, and as many products before they are sent. For each of kFar rounds, on
-/// the wire: a sum from and for each host, and a result that this rank does not keep. A single
-/// rank's sum for another host is its input, or a product.
+/// neighbour for each piece that this rank handles, and as many products before they are sent. For
+/// each of kFar rounds, on the wire: a sum from each host and one for each handled piece, and a
+/// result that this rank does not keep. A host of one rank may send its input.
 class HostScratch {
  public:
   static constexpr std::size_t kDeep = fixed::kReduceDepth, kFar = fixed::kForwardDepth;
 
-  HostScratch(const plan::HostsPlan& plan, bool scaled, std::size_t chunk_bytes)
-      : ranks_(as_index(plan.size)),
+  HostScratch(const plan::HostsPlan& plan, bool scaled, bool sends_input, std::size_t chunk_bytes)
+      : handled_(as_index(plan.handled_by(0))),  // no rank of this host handles more
+        in_round_(as_index(plan.ranks_here()) * handled_),
         hosts_(as_index(plan.hosts())),
-        parts_(plan.per_host == 1 ? 0 : kDeep * ranks_ * (scaled ? 2 : 1)),
-        sums_(plan.per_host == 1 && !scaled ? 1 : 2),
+        parts_(plan.ranks_here() == 1 ? 0 : kDeep * in_round_ * (scaled ? 2 : 1)),
+        sums_(hosts_ + (sends_input ? 0 : handled_)),
         buffer_bytes_((chunk_bytes + 63) / 64 * 64) {}
 
-  std::size_t bytes() const { return (parts_ + kFar * (sums_ * hosts_ + 1)) * buffer_bytes_; }
+  std::size_t bytes() const { return (parts_ + kFar * (sums_ + 1)) * buffer_bytes_; }
   void set_memory(std::byte* memory) { memory_ = memory; }
 
-  /// The part of the rank at `place` for the sum that goes to `owner`'s host.
-  std::byte* arrival(int place, int host, std::size_t t) const {
-    return buffer(t % kDeep * ranks_ + as_index(place) * hosts_ + as_index(host));
+  /// The part of the rank at `place` for the `index`-th piece that this rank handles.
+  std::byte* arrival(int place, int index, std::size_t t) const {
+    return buffer(t % kDeep * in_round_ + as_index(place) * handled_ + as_index(index));
   }
-  std::byte* departure(int place, int host, std::size_t t) const {
-    return arrival(place, host, t) + kDeep * ranks_ * buffer_bytes_;
+  /// This rank's part for the `index`-th piece that the rank at `place` handles.
+  std::byte* departure(int place, int index, std::size_t t) const {
+    return arrival(place, index, t) + kDeep * in_round_ * buffer_bytes_;
   }
   std::byte* sum_from(int host, std::size_t t) const {
-    return buffer(parts_ + t % kFar * hosts_ + as_index(host));
+    return buffer(parts_ + t % kFar * sums_ + as_index(host));
   }
-  std::byte* sum_for(int host, std::size_t t) const {
-    return buffer(parts_ + (kFar + t % kFar) * hosts_ + as_index(host));
+  std::byte* sum_for(int index, std::size_t t) const {
+    return sum_from(0, t) + (hosts_ + as_index(index)) * buffer_bytes_;
   }
-  std::byte* passing(std::size_t t) const {
-    return buffer(parts_ + sums_ * kFar * hosts_ + t % kFar);
-  }
+  std::byte* passing(std::size_t t) const { return buffer(parts_ + kFar * sums_ + t % kFar); }
 
  private:
   std::byte* buffer(std::size_t number) const { return memory_ + number * buffer_bytes_; }
 
-  const std::size_t ranks_, hosts_;
-  const std::size_t parts_;  // buffers
-  const std::size_t sums_;   // for each host: from it, and for it
+  // In buffers.
+  const std::size_t handled_, in_round_, hosts_;
+  const std::size_t parts_;
+  const std::size_t sums_;  // of a round: from each host, and for each handled piece
   const std::size_t buffer_bytes_;
   std::byte* memory_ = nullptr;
 };
@@ -134,16 +132,19 @@ class HostScratch {
 
 class LinkGroup::HostRounds {
  public:
-  HostRounds(LinkGroup& group, const Args& args, int per_host)
+  HostRounds(LinkGroup& group, const Args& args, std::span<const int> first_ranks)
       : outstanding_(group.outstanding_),
         args_(args),
-        plan_{group.rank_, group.size_, per_host},
+        plan_(group.rank_, group.size_, first_ranks, args.op == Op::broadcast ? args.root : -1),
         reduces_(info(args.op).reduces),
         to_all_(!reduces_ || args.op == Op::all_reduce),
         scaled_(args.reduce == Reduce::premul_sum && reduces_),
+        most_on_a_host_(plan_.most_on_a_host()),
+        sends_input_(plan_.ranks_here() == 1 && !scaled_ &&
+                     (!averages_twice() || most_on_a_host_ == 1)),
         pieces_(plan_, args),
-        scratch_(plan_, scaled_, pieces_.chunk_bytes()),
-        inputs_(as_index(std::max(plan_.per_host, plan_.hosts()))) {
+        scratch_(plan_, scaled_, sends_input_, pieces_.chunk_bytes()),
+        inputs_(as_index(std::max(plan_.ranks_here(), plan_.hosts()))) {
     if (reduces_) scratch_.set_memory(group.scratch(scratch_.bytes()));
     if (args.op == Op::all_gather) copy(args.outputs[as_index(plan_.rank)], args.inputs[0]);
   }
@@ -179,30 +180,37 @@ class LinkGroup::HostRounds {
   static int slot(PartSlots first, std::size_t t) { return first + static_cast<int>(t % kDeep); }
   static int slot(PieceSlots first, std::size_t t) { return first + static_cast<int>(t % kFar); }
   bool is_root() const { return plan_.rank == args_.root; }
-  /// The root's host owns nothing of a broadcast.
-  bool owns(int host) const {
-    return args_.op != Op::broadcast || host != plan_.host_of(args_.root);
-  }
+  /// Not if the root of a broadcast is on this host.
+  bool owns_a_piece() const { return plan_.owns(plan_.host()); }
 
   template <class Use>
   void for_neighbours(Use use) const {
-    for (int place = 0; place < plan_.per_host; ++place)
+    for (int place = 0; place < plan_.ranks_here(); ++place)
       if (place != plan_.place()) use(place);
   }
-  /// For the other hosts that own pieces, from the next one on, so that not all hosts send to the
-  /// same one at first.
+  /// For the rank that handles this rank's piece on each other host that owns pieces. From the next
+  /// host on, so that not all hosts send to the same one at first.
   template <class Use>
-  void for_other_hosts(Use use) const {
+  void for_handlers(Use use) const {
     for (int step = 1; step < plan_.hosts(); ++step) {
       const int host = plan::wrap(plan_.host() + step, plan_.hosts());
-      if (owns(host)) use(host);
+      if (plan_.owns(host)) use(plan_.handler(host, plan_.rank), host);
     }
   }
-  /// For the hosts that own pieces.
+  /// For the pieces of other hosts that this rank handles: owner and index, in the same order.
   template <class Use>
-  void for_hosts(Use use) const {
-    for (int host = 0; host < plan_.hosts(); ++host)
-      if (owns(host)) use(host);
+  void for_handled_elsewhere(Use use) const {
+    const int own = plan_.own_index(), all = plan_.handled();
+    for (int step = 1; step < all; ++step) {
+      const int index = plan::wrap(own + step, all);
+      use(plan_.handled(index), index);
+    }
+  }
+  /// For all pieces that the rank at `place` on this host handles: owner and index.
+  template <class Use>
+  void for_handled_by(int place, Use use) const {
+    const int all = plan_.handled_by(place);
+    for (int index = 0; index < all; ++index) use(plan_.handled_by(place, index), index);
   }
 
   /// Sends the neighbours their parts of the next round, and posts the receives of this rank's.
@@ -211,21 +219,19 @@ class LinkGroup::HostRounds {
     if (t == pieces_.rounds() || t == summed_ + kDeep || !outstanding_.done(slot(kDepartures, t)))
       return false;
     for_neighbours([&](int place) {
-      for_hosts([&](int host) {
-        const int owner = plan_.peer(host);
+      for_handled_by(plan_.place(), [&](int owner, int index) {
         if (pieces_.exchanged(owner, t))
           outstanding_.receive(slot(kParts, t), plan_.neighbour(place), kPart,
-                               {scratch_.arrival(place, host, t), pieces_.bytes(owner, t)});
+                               {scratch_.arrival(place, index, t), pieces_.bytes(owner, t)});
       });
     });
     for_neighbours([&](int place) {
-      for_hosts([&](int host) {
-        const int owner = plan_.rank_of(host, place);
+      for_handled_by(place, [&](int owner, int index) {
         if (!pieces_.exchanged(owner, t)) return;
         ConstBytes part = pieces_.input(owner, t);
         if (scaled_) {
-          contribute(scratch_.departure(place, host, t), part, args_);
-          part = {scratch_.departure(place, host, t), part.size()};
+          contribute(scratch_.departure(place, index, t), part, args_);
+          part = {scratch_.departure(place, index, t), part.size()};
         }
         outstanding_.send(slot(kDepartures, t), plan_.neighbour(place), kPart, part);
       });
@@ -238,9 +244,9 @@ class LinkGroup::HostRounds {
   bool await_sums() {
     const std::size_t t = awaited_;
     if (t == pieces_.rounds() || t == reduced_ + kFar) return false;
-    for_other_hosts([&](int host) {
+    for_handlers([&](int handler, int host) {
       if (pieces_.exchanged(plan_.rank, t))
-        outstanding_.receive(slot(kSums, t), plan_.peer(host), kSum,
+        outstanding_.receive(slot(kSums, t), handler, kSum,
                              {scratch_.sum_from(host, t), pieces_.bytes(plan_.rank, t)});
     });
     ++awaited_;
@@ -253,31 +259,37 @@ class LinkGroup::HostRounds {
     if (t == sent_ || t == awaited_ || !outstanding_.done(slot(kParts, t)) ||
         !outstanding_.done(slot(kOut, t)) || !outstanding_.ok())
       return false;
-    for_other_hosts([&](int host) {
-      const int owner = plan_.peer(host);
+    for_handled_elsewhere([&](int owner, int index) {
       if (!pieces_.exchanged(owner, t)) return;
-      const std::byte* const sum = sum_parts(host, t, scratch_.sum_for(host, t));
+      const std::byte* const sum = sum_parts(index, t, scratch_.sum_for(index, t));
       outstanding_.send(slot(kOut, t), owner, kSum, {sum, pieces_.bytes(owner, t)});
     });
     if (pieces_.exchanged(plan_.rank, t))
-      sum_parts(plan_.host(), t, scratch_.sum_from(plan_.host(), t));
+      sum_parts(plan_.own_index(), t, scratch_.sum_from(plan_.host(), t));
     ++summed_;
     return true;
   }
 
-  /// This host's sum for `host`, in `memory` or where it is already.
-  const std::byte* sum_parts(int host, std::size_t t, std::byte* memory) {
-    const int owner = plan_.peer(host);
+  /// This host's sum of the `index`-th piece that this rank handles, in `memory` or where it is
+  /// already.
+  const std::byte* sum_parts(int index, std::size_t t, std::byte* memory) {
+    const int owner = plan_.handled(index);
     const ConstBytes mine = pieces_.input(owner, t);
-    if (plan_.per_host == 1) {
-      if (scaled_) contribute(memory, mine, args_);
-      return scaled_ ? memory : mine.data();
+    if (sends_input_) return mine.data();
+    if (plan_.ranks_here() == 1 && scaled_) {
+      contribute(memory, mine, args_);
+      return memory;
     }
-    for_neighbours([&](int place) { inputs_[as_index(place)] = scratch_.arrival(place, host, t); });
-    std::byte* const product = scratch_.arrival(plan_.place(), host, t);
-    if (scaled_) contribute(product, mine, args_);
-    inputs_[as_index(plan_.place())] = scaled_ ? product : mine.data();
-    reduce(memory, plan_.per_host, pieces_.count(owner, t));
+    for_neighbours(
+        [&](int place) { inputs_[as_index(place)] = scratch_.arrival(place, index, t); });
+    const std::byte*& own = inputs_[as_index(plan_.place())];
+    own = mine.data();
+    if (scaled_) {
+      std::byte* const product = scratch_.arrival(plan_.place(), index, t);
+      contribute(product, mine, args_);
+      own = product;
+    }
+    reduce(memory, plan_.ranks_here(), pieces_.count(owner, t), most_on_a_host_);
     return memory;
   }
 
@@ -291,25 +303,24 @@ class LinkGroup::HostRounds {
     const std::size_t count = pieces_.count(plan_.rank, t);
     for (int host = 0; host < plan_.hosts(); ++host)
       inputs_[as_index(host)] = scratch_.sum_from(host, t);
-    if (plan_.per_host == 1 && !scaled_)
-      inputs_[as_index(plan_.host())] = pieces_.input(plan_.rank, t).data();
-    reduce(own(t).data(), plan_.hosts(), count);
+    if (sends_input_) inputs_[as_index(plan_.host())] = pieces_.input(plan_.rank, t).data();
+    reduce(own(t).data(), plan_.hosts(), count, plan_.size / most_on_a_host_);
     if (args_.reduce == Reduce::avg && !averages_twice())
       finish_average(own(t).data(), count, args_.dtype, plan_.size);
     ++reduced_;
     return true;
   }
 
-  /// Of the first `number` inputs.
-  void reduce(std::byte* to, int number, std::size_t count) {
+  /// Of the first `number` inputs. `divisor`: of sums that are divided here.
+  void reduce(std::byte* to, int number, std::size_t count, double divisor) {
     const std::span<const std::byte* const> inputs{inputs_.data(), as_index(number)};
     if (averages_twice())
-      reduce_complete(to, inputs, count, args_.dtype, args_.reduce);
+      reduce_complete(to, inputs, count, args_.dtype, args_.reduce, divisor);
     else
       reduce_many(to, inputs, count, args_.dtype, args_.reduce);
   }
-  /// A sum of 16-bit floats might overflow: hosts send their averages. Other types are divided
-  /// once.
+  /// A sum of 16-bit floats might overflow: all hosts divide theirs by the number of ranks on the
+  /// largest host, and the sum of these is divided by the rest. Other types are divided once.
   bool averages_twice() const {
     return args_.reduce == Reduce::avg &&
            (args_.dtype == DType::float16 || args_.dtype == DType::bfloat16);
@@ -343,12 +354,12 @@ class LinkGroup::HostRounds {
     if (args_.op == Op::reduce && is_root()) {
       for (int owner = 0; owner < plan_.size; ++owner)
         if (owner != plan_.rank) await(kFromPeers, t, owner, owner);
-    } else if (to_all_ && owns(plan_.host())) {
+    } else if (to_all_ && owns_a_piece()) {
       if (args_.op == Op::broadcast) await(kFromRoot, t, args_.root, plan_.rank);
-      for_other_hosts([&](int host) { await(kFromPeers, t, plan_.peer(host), plan_.peer(host)); });
+      for_handled_elsewhere([&](int owner, int) { await(kFromPeers, t, owner, owner); });
       for_neighbours([&](int place) {
-        for_hosts([&](int host) {
-          await(kFromNeighbours, t, plan_.neighbour(place), plan_.rank_of(host, place));
+        for_handled_by(place, [&](int owner, int) {
+          await(kFromNeighbours, t, plan_.neighbour(place), owner);
         });
       });
     } else if (to_all_ && !is_root()) {
@@ -359,9 +370,7 @@ class LinkGroup::HostRounds {
   }
   template <class Use>
   void for_owners(Use use) const {
-    for_hosts([&](int host) {
-      for (int place = 0; place < plan_.per_host; ++place) use(plan_.rank_of(host, place));
-    });
+    for (int piece = 0; piece < plan_.pieces(); ++piece) use(plan_.owner_of(piece));
   }
 
   /// Sends this rank's own chunk of the next round to where it is needed beyond this host; the root
@@ -376,15 +385,14 @@ class LinkGroup::HostRounds {
       pass_on(kOwn, t, args_.root, plan_.rank, own(t));
     } else if (args_.op == Op::broadcast && is_root()) {
       for_owners([&](int owner) { pass_on(kOwn, t, owner, owner, pieces_.output(owner, t)); });
-    } else if (to_all_ && owns(plan_.host())) {
-      for_other_hosts([&](int host) { pass_on(kOwn, t, plan_.peer(host), plan_.rank, own(t)); });
+    } else if (to_all_ && owns_a_piece()) {
+      for_handlers([&](int handler, int) { pass_on(kOwn, t, handler, plan_.rank, own(t)); });
     }
     ++owned_;
     return true;
   }
 
-  /// Sends the neighbours the next round's pieces of this place; the root of a broadcast all
-  /// pieces.
+  /// Sends the neighbours the handled pieces of the next round; the root of a broadcast all pieces.
   bool spread() {
     const std::size_t t = spread_;
     if (t == owned_ || !outstanding_.done(slot(kFromPeers, t)) ||
@@ -392,13 +400,13 @@ class LinkGroup::HostRounds {
       return false;
     for_neighbours([&](int place) {
       const int to = plan_.neighbour(place);
-      const auto send = [&](int owner) {
+      const auto send = [&](int owner, int = 0) {
         pass_on(kSpread, t, to, owner, pieces_.output(owner, t));
       };
       if (args_.op == Op::broadcast && is_root()) {
         for_owners(send);
-      } else if (to_all_ && owns(plan_.host())) {
-        for_hosts([&](int host) { send(plan_.peer(host)); });
+      } else if (to_all_ && owns_a_piece()) {
+        for_handled_by(plan_.place(), send);
       }
     });
     ++spread_;
@@ -411,6 +419,8 @@ class LinkGroup::HostRounds {
   const bool reduces_;
   const bool to_all_;  // every rank ends with every piece
   const bool scaled_;  // premul_sum: ranks send the product
+  const double most_on_a_host_;
+  const bool sends_input_;  // the only rank of its host: the host's sums
   const HostPieces pieces_;
   HostScratch scratch_;
   std::vector<const std::byte*> inputs_;
@@ -419,8 +429,8 @@ class LinkGroup::HostRounds {
               spread_ = 0;
 };
 
-Task<Status> LinkGroup::run_by_hosts(const Args& args, int per_host) {
-  HostRounds job(*this, args, per_host);
+Task<Status> LinkGroup::run_by_hosts(const Args& args, std::span<const int> first_ranks) {
+  HostRounds job(*this, args, first_ranks);
   while (outstanding_.ok() && !job.done()) {
     co_await until([&] { return job.advance() || !outstanding_.ok(); });
   }

@@ -4,6 +4,7 @@
 #include <bit>
 #include <vector>
 
+#include "muster/collective/plan/hosts_plan.h"
 #include "muster/collective/plan/slices.h"
 
 namespace muster::collective {
@@ -32,7 +33,7 @@ std::uint64_t gathered_bytes(const Tunables& table, int ranks) {
 /// Sums within the hosts come first, so below this size the direct exchange is faster. Each rank of
 /// a host beyond the first saves one tensor through the host's network; the steps within a host,
 /// there and back, cost as much as `host_hop` bytes of that each, plus `host_lane` for each rank.
-/// From the model (`plan/cost.h`).
+/// From the model (`plan/cost.h`), for the largest host, whose network is the busiest.
 std::uint64_t hosts_bound(const Tunables& table, int per_host) {
   const auto lanes = static_cast<std::uint64_t>(per_host);
   return 2 * (table.host_hop + table.host_lane * lanes) / (lanes - 1);
@@ -40,7 +41,7 @@ std::uint64_t hosts_bound(const Tunables& table, int per_host) {
 
 /// Along a tree the root sends or receives one message per step instead of one per rank, but waits
 /// for the steps in turn. From the model, in units of a message's overhead: a hop costs one at both
-/// ends, plus its latency.
+/// ends, plus its latency. `per_host`: of the largest host.
 bool tree_pays_off(const Tunables& table, int ranks, int per_host) {
   const auto doublings = [](int number) {
     return std::bit_width(static_cast<unsigned>(number)) - 1;
@@ -136,35 +137,38 @@ std::uint64_t selected_bytes(const Args& args, int ranks) {
   }
 }
 
-int ranks_per_host(std::span<const int> hosts) {
-  const auto other =
-      std::find_if(hosts.begin(), hosts.end(), [&](int host) { return host != hosts.front(); });
-  const auto each = static_cast<std::size_t>(other - hosts.begin());
-  if (each == 0 || hosts.size() % each != 0) return 1;
-  std::vector<int> blocks;
-  for (std::size_t begin = 0; begin < hosts.size(); begin += each) {
-    blocks.push_back(hosts[begin]);
-    if (std::ranges::any_of(hosts.subspan(begin, each),
-                            [&](int host) { return host != hosts[begin]; }))
-      return 1;
+std::vector<int> first_ranks_of_hosts(std::span<const int> hosts) {
+  std::vector<int> first_ranks, seen;
+  for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
+    if (rank > 0 && hosts[rank] == hosts[rank - 1]) continue;
+    first_ranks.push_back(static_cast<int>(rank));
+    seen.push_back(hosts[rank]);
   }
-  std::ranges::sort(blocks);
-  return std::ranges::adjacent_find(blocks) == blocks.end() ? static_cast<int>(each) : 1;
+  std::ranges::sort(seen);
+  const bool contiguous = std::ranges::adjacent_find(seen) == seen.end();
+  return contiguous ? first_ranks : std::vector<int>();
+}
+
+std::vector<int> even_hosts(int ranks, int per_host) {
+  std::vector<int> first_ranks;
+  for (int rank = 0; rank < ranks; rank += per_host) first_ranks.push_back(rank);
+  return first_ranks;
 }
 
 Selection::Selection(Medium medium, int ranks, GroupPlacement placement, const Tunables& table)
-    : medium_(medium), ranks_(ranks), placement_(placement) {
+    : medium_(medium), ranks_(ranks), placement_(std::move(placement)) {
   const auto members = static_cast<std::uint64_t>(ranks);
   const auto few = static_cast<std::uint64_t>(table.few_ranks);
-  const bool oversubscribed = placement.per_core > 1,
-             heavily_oversubscribed = placement.per_core > 2;
+  const bool oversubscribed = placement_.per_core > 1,
+             heavily_oversubscribed = placement_.per_core > 2;
   if (medium == Medium::shared_memory) {
     // On shared cores, each wait for another rank costs more.
     for (const Op op : {Op::all_reduce, Op::reduce})
       set_bound(op, Algorithm::one_shot, table.one_shot(oversubscribed) / members + 1);
     return;
   }
-  const bool several = placement.several_on_each_host(ranks);
+  const bool several = placement_.shares_hosts(ranks);
+  const int per_host = plan::HostsPlan(0, ranks, placement_.first_ranks).most_on_a_host();
   // A chain pays off once there are more chunks than ranks. With more than two ranks per core,
   // ranks gain nothing from working at the same time: the algorithm with the fewest copies and
   // waits wins. Between hosts the root's network is the bottleneck, which `hosts` uses once.
@@ -182,7 +186,7 @@ Selection::Selection(Medium medium, int ranks, GroupPlacement placement, const T
             (ranks == 2 ? table.pair_exchange : std::max(shared_exchange, gathered / members)) + 1);
   // A root that reduces alone loses nothing if there are hardly any other cores (two, or three for
   // four ranks), up to `few_ranks` ranks. More cores have not been measured.
-  const bool few_cores = oversubscribed && ranks <= 2 * placement.per_core;
+  const bool few_cores = oversubscribed && ranks <= 2 * placement_.per_core;
   const std::uint64_t shared_reduce =
       few_cores ? 2 * table.shared_reduce
                 : std::min<std::uint64_t>(table.shared_reduce, fixed::kGatheredMost / members);
@@ -192,7 +196,7 @@ Selection::Selection(Medium medium, int ranks, GroupPlacement placement, const T
   set_bound(Op::all_gather, Algorithm::bruck,
             ranks == 2 ? 0 : (oversubscribed ? gathered / 2 : gathered) + 1);
   const bool by_tree =
-      ranks > table.few_ranks && !oversubscribed && tree_pays_off(table, ranks, placement.per_host);
+      ranks > table.few_ranks && !oversubscribed && tree_pays_off(table, ranks, per_host);
   for (const Op op : {Op::gather, Op::scatter})
     set_bound(op, Algorithm::tree, by_tree ? gathered + 1 : 0);
   // The root's next message to any rank waits for the rank that shares the root's core, so the root
@@ -210,7 +214,7 @@ Selection::Selection(Medium medium, int ranks, GroupPlacement placement, const T
             : several               ? table.gather_by_hosts + 1
                                     : kAlways);
   set_bound(Op::all_gather, Algorithm::ring, several ? 0 : kAlways);
-  const std::uint64_t hosts_from = several ? hosts_bound(table, placement.per_host) : kAlways;
+  const std::uint64_t hosts_from = several ? hosts_bound(table, per_host) : kAlways;
   for (const Op op : {Op::all_reduce, Op::reduce, Op::reduce_scatter})
     set_bound(op, Algorithm::slices, hosts_from);
 }

@@ -14,6 +14,8 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "muster/base/tunables.h"
 #include "muster/collective/communicator.h"
@@ -59,17 +61,22 @@ std::uint64_t most_bytes(Medium medium, Op op, Algorithm algorithm, int ranks);
 /// together. `ranks`: of the group, because a member may know only its own piece.
 std::uint64_t selected_bytes(const Args& args, int ranks);
 
-/// Ranks per host of a group whose members are on these hosts, in this order, if the members of a
-/// host are contiguous and all hosts have the same number; all ranks if there is one host.
-/// Otherwise 1.
-int ranks_per_host(std::span<const int> hosts);
+/// The first rank of each host of a group whose members are on these hosts, in this order. Empty
+/// unless the members of every host are contiguous.
+std::vector<int> first_ranks_of_hosts(std::span<const int> hosts);
+/// The same with `per_host` ranks on every host. The last has what is left.
+std::vector<int> even_hosts(int ranks, int per_host);
 
 /// Where a group's members run; the same on all of them.
 struct GroupPlacement {
-  int per_host = 1;  ///< `ranks_per_host`
-  int per_core = 1;  ///< for a group on one host: `ranks_per_core`
+  std::vector<int> first_ranks;  ///< of its hosts; empty: as if each rank had a host of its own
+  int per_core = 1;              ///< for a group on one host: `ranks_per_core`
 
-  bool several_on_each_host(int ranks) const { return per_host > 1 && per_host < ranks; }
+  int hosts(int ranks) const {
+    return first_ranks.empty() ? ranks : static_cast<int>(first_ranks.size());
+  }
+  /// Whether there are several hosts, and several ranks on one of them.
+  bool shares_hosts(int ranks) const { return hosts(ranks) > 1 && hosts(ranks) < ranks; }
 };
 
 class Selection {
@@ -85,11 +92,11 @@ class Selection {
             const Tunables& table = tunables());
   /// A selection received from another member.
   Selection(Medium medium, int ranks, const Bounds& bounds, GroupPlacement placement = {})
-      : medium_(medium), ranks_(ranks), placement_(placement), bounds_(bounds) {}
+      : medium_(medium), ranks_(ranks), placement_(std::move(placement)), bounds_(bounds) {}
 
   Medium medium() const { return medium_; }
   int ranks() const { return ranks_; }
-  int ranks_per_host() const { return placement_.per_host; }
+  std::span<const int> first_ranks() const { return placement_.first_ranks; }
   const Bounds& bounds() const { return bounds_; }
   Algorithm choose(Op op, std::uint64_t bytes) const {
     const auto row = algorithms_of(medium_, op);
@@ -108,9 +115,7 @@ class Selection {
  private:
   /// Whether there are several hosts, and a byte would leave one of them more than once.
   bool goes_by_hosts(Op op) const {
-    const int hosts = ranks_ / placement_.per_host;
-    return op == Op::broadcast ? hosts > 2 || placement_.several_on_each_host(ranks_)
-                               : placement_.several_on_each_host(ranks_);
+    return placement_.shares_hosts(ranks_) || (op == Op::broadcast && placement_.hosts(ranks_) > 2);
   }
 
   Medium medium_;

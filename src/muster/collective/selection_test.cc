@@ -68,7 +68,7 @@ TEST(Selection, IsPrintedAsText) {
   EXPECT_NE(text_of(region).find("\n  all_reduce: one_shot below 1 bytes, then shares\n"),
             std::string::npos)
       << "empty calls stay";
-  const Selection hosts(Medium::network, 8, {.per_host = 4, .per_core = 1});
+  const Selection hosts(Medium::network, 8, {.first_ranks = even_hosts(8, 4), .per_core = 1});
   EXPECT_NE(text_of(hosts).find("hosts"), std::string::npos) << text_of(hosts);
   EXPECT_EQ(text_of(Selection(Medium::network, 2)).find("hosts"), std::string::npos)
       << "one rank a host has no sums of its own, and none forwards";
@@ -76,7 +76,8 @@ TEST(Selection, IsPrintedAsText) {
 
 TEST(Selection, OversubscribedRanksSendFewMessages) {
   for (const int ranks : {4, 8, 64}) {
-    const Selection links(Medium::network, ranks, {.per_host = ranks, .per_core = ranks / 2});
+    const Selection links(Medium::network, ranks,
+                          {.first_ranks = even_hosts(ranks, ranks), .per_core = ranks / 2});
     const std::uint64_t each = ranks == 64 ? 4 * kKiB : 32 * kKiB;
     EXPECT_EQ(links.choose(Op::all_reduce, each), Algorithm::bruck);
     EXPECT_EQ(links.choose(Op::all_reduce, each + 1), Algorithm::slices);
@@ -127,10 +128,13 @@ TEST(Selection, SmallPiecesOfManyRanksGoAlongATree) {
       EXPECT_EQ(links.choose(op, most), Algorithm::tree) << ranks;
       EXPECT_EQ(links.choose(op, most + 1), Algorithm::direct) << ranks;
     }
-    EXPECT_EQ(Selection(Medium::network, 8, {.per_host = 8}).choose(op, 64), Algorithm::direct);
-    EXPECT_EQ(Selection(Medium::network, 16, {.per_host = 16}).choose(op, 64), Algorithm::tree)
+    EXPECT_EQ(Selection(Medium::network, 8, {.first_ranks = even_hosts(8, 8)}).choose(op, 64),
+              Algorithm::direct);
+    EXPECT_EQ(Selection(Medium::network, 16, {.first_ranks = even_hosts(16, 16)}).choose(op, 64),
+              Algorithm::tree)
         << "ways within a host are short";
-    EXPECT_EQ(Selection(Medium::network, 16, {.per_host = 8}).choose(op, 64), Algorithm::tree);
+    EXPECT_EQ(Selection(Medium::network, 16, {.first_ranks = even_hosts(16, 8)}).choose(op, 64),
+              Algorithm::tree);
     Selection forced(Medium::network, 4);
     forced.force(op, Algorithm::tree);
     EXPECT_EQ(forced.choose(op, 0), Algorithm::tree);
@@ -146,14 +150,17 @@ TEST(Selection, SmallPiecesGoAsTheModelSays) {
   constexpr plan::Machine kUsual;
   for (int ranks = 2; ranks <= 300; ++ranks) {
     for (const int per_host : {1, 2, 4, 8, 12, 16, ranks}) {
-      if (ranks % per_host != 0) continue;
+      if (per_host > ranks) continue;
       const Algorithm chosen =
-          Selection(Medium::network, ranks, {.per_host = per_host}).choose(Op::gather, 64);
+          Selection(Medium::network, ranks, {.first_ranks = even_hosts(ranks, per_host)})
+              .choose(Op::gather, 64);
       const auto seconds = [&](Algorithm algorithm) {
         return plan::predict(Op::gather, algorithm, 64, kUsual, {ranks, per_host});
       };
+      // A small last host changes the tree in ways that selection does not look at.
+      const double tolerance = ranks % per_host == 0 ? 1.1 : 1.4;
       EXPECT_LE(seconds(chosen),
-                1.1 * std::min(seconds(Algorithm::tree), seconds(Algorithm::direct)))
+                tolerance * std::min(seconds(Algorithm::tree), seconds(Algorithm::direct)))
           << ranks << " ranks, " << per_host << " on a host";
     }
   }
@@ -179,27 +186,44 @@ TEST(Selection, EveryMemberSeesTheSameSize) {
 }
 
 TEST(Selection, DetectsRanksNumberedHostByHost) {
-  const auto each = [](std::vector<int> hosts) { return ranks_per_host(hosts); };
-  EXPECT_EQ(each({0, 0, 1, 1}), 2);
-  EXPECT_EQ(each({7, 7, 7, 2, 2, 2, 5, 5, 5}), 3);
-  EXPECT_EQ(each({}), 1);
-  EXPECT_EQ(each({0, 0, 0}), 3) << "one host";
-  EXPECT_EQ(each({0, 1, 2}), 1) << "one on each";
-  EXPECT_EQ(each({0, 1, 0, 1}), 1) << "in turn";
-  EXPECT_EQ(each({0, 0, 1, 1, 1, 1}), 1) << "more on one";
-  EXPECT_EQ(each({0, 0, 1, 1, 2}), 1);
-  EXPECT_EQ(each({0, 0, 1, 1, 0, 0}), 1) << "a host comes twice";
+  using Ranks = std::vector<int>;
+  const auto first = [](const Ranks& hosts) { return first_ranks_of_hosts(hosts); };
+  EXPECT_EQ(first({0, 0, 1, 1}), (Ranks{0, 2}));
+  EXPECT_EQ(first({7, 7, 7, 2, 2, 2, 5, 5, 5}), (Ranks{0, 3, 6}));
+  EXPECT_EQ(first({}), Ranks());
+  EXPECT_EQ(first({0, 0, 0}), Ranks{0}) << "one host";
+  EXPECT_EQ(first({0, 1, 2}), (Ranks{0, 1, 2})) << "one on each";
+  EXPECT_EQ(first({0, 1, 0, 1}), Ranks()) << "in turn";
+  EXPECT_EQ(first({0, 0, 1, 1, 1, 1}), (Ranks{0, 2})) << "more on one";
+  EXPECT_EQ(first({0, 0, 1, 1, 2}), (Ranks{0, 2, 4}));
+  EXPECT_EQ(first({0, 0, 1, 1, 0, 0}), Ranks()) << "a host comes twice";
+  EXPECT_EQ(even_hosts(10, 4), (Ranks{0, 4, 8}));
+}
+
+TEST(Selection, HostsMayHaveDifferentNumbersOfRanks) {
+  for (const auto& [ranks, hosts] : std::vector<std::pair<int, std::vector<int>>>{
+           {5, {0, 3}}, {5, {0, 1}}, {5, {0, 4}}, {10, {0, 4, 8}}}) {
+    const Selection links(Medium::network, ranks, {.first_ranks = hosts});
+    for (const Op op :
+         {Op::all_reduce, Op::reduce, Op::reduce_scatter, Op::all_gather, Op::broadcast})
+      EXPECT_EQ(links.choose(op, 1024 * kKiB), Algorithm::hosts) << info(op).name;
+  }
+  const auto bound = [](std::vector<int> hosts) {
+    const Selection links(Medium::network, 8, {.first_ranks = std::move(hosts)});
+    return links.bounds()[static_cast<std::size_t>(Op::reduce_scatter)];
+  };
+  EXPECT_EQ(bound({0, 4, 6}), bound({0, 4})) << "the wire of the largest host is the busiest";
 }
 
 TEST(Selection, OversubscribedRanksCopyAndWaitLeast) {
-  const Selection links(Medium::network, 8, {.per_host = 8, .per_core = 4});
+  const Selection links(Medium::network, 8, {.first_ranks = even_hosts(8, 8), .per_core = 4});
   EXPECT_EQ(links.choose(Op::reduce, 1024 * 1024 * kKiB), Algorithm::direct);
   EXPECT_EQ(links.choose(Op::all_gather, 32 * kKiB), Algorithm::bruck);
   EXPECT_EQ(links.choose(Op::all_gather, 32 * kKiB + 1), Algorithm::direct);
   EXPECT_EQ(links.choose(Op::broadcast, 1024 * 1024 * kKiB), Algorithm::tree);
   for (const Op op : {Op::all_reduce, Op::reduce_scatter})
     EXPECT_EQ(links.choose(op, 1024 * kKiB), Algorithm::slices) << "there is no other host";
-  const Selection core_each(Medium::network, 8, {.per_host = 8, .per_core = 1}),
+  const Selection core_each(Medium::network, 8, {.first_ranks = even_hosts(8, 8), .per_core = 1}),
       host_each(Medium::network, 8);
   for (int op = 0; op < kCollectives; ++op) {
     if (static_cast<Op>(op) != Op::broadcast) {
@@ -209,17 +233,20 @@ TEST(Selection, OversubscribedRanksCopyAndWaitLeast) {
   }
   EXPECT_EQ(core_each.choose(Op::broadcast, 4096 * kKiB), Algorithm::tree);
   EXPECT_EQ(core_each.choose(Op::broadcast, 4096 * kKiB + 1), Algorithm::chain);
-  const Selection two_to_a_core(Medium::network, 4, {.per_host = 4, .per_core = 2});
+  const Selection two_to_a_core(Medium::network, 4,
+                                {.first_ranks = even_hosts(4, 4), .per_core = 2});
   EXPECT_EQ(two_to_a_core.choose(Op::reduce, 1024 * 1024 * kKiB), Algorithm::direct);
   EXPECT_EQ(two_to_a_core.choose(Op::broadcast, 2048 * kKiB), Algorithm::tree);
   EXPECT_EQ(two_to_a_core.choose(Op::broadcast, 2048 * kKiB + 1), Algorithm::chain);
-  const Selection three_to_a_core(Medium::network, 6, {.per_host = 6, .per_core = 3});
+  const Selection three_to_a_core(Medium::network, 6,
+                                  {.first_ranks = even_hosts(6, 6), .per_core = 3});
   EXPECT_EQ(three_to_a_core.choose(Op::broadcast, 1024 * 1024 * kKiB), Algorithm::tree);
 }
 
 TEST(Selection, TheRootReducesAloneWithFewCores) {
   const auto most = [](int ranks, int per_core) {
-    const Selection links(Medium::network, ranks, {.per_host = ranks, .per_core = per_core});
+    const Selection links(Medium::network, ranks,
+                          {.first_ranks = even_hosts(ranks, ranks), .per_core = per_core});
     std::uint64_t kib = 1;
     while (kib < 1024 * 1024 && links.choose(Op::reduce, kib * kKiB) == Algorithm::direct) kib *= 2;
     return kib / 2;
@@ -240,7 +267,8 @@ TEST(Selection, TheRootReducesAloneWithFewCores) {
 
 TEST(Selection, OversubscribedRanksUseOneShotForLargerSizes) {
   for (const int per_core : {1, 2, 4}) {
-    const Selection region(Medium::shared_memory, 8, {.per_host = 8, .per_core = per_core});
+    const Selection region(Medium::shared_memory, 8,
+                           {.first_ranks = even_hosts(8, 8), .per_core = per_core});
     const std::uint64_t most = (per_core > 1 ? 16 : 8) * kKiB;
     for (const Op op : {Op::all_reduce, Op::reduce}) {
       EXPECT_EQ(region.choose(op, most), Algorithm::one_shot);
@@ -251,7 +279,7 @@ TEST(Selection, OversubscribedRanksUseOneShotForLargerSizes) {
 
 TEST(Selection, RanksOfAHostShareItsNetwork) {
   for (const int per_host : {1, 2, 4}) {
-    const Selection links(Medium::network, 8, {.per_host = per_host});
+    const Selection links(Medium::network, 8, {.first_ranks = even_hosts(8, per_host)});
     const Algorithm large = per_host > 1 ? Algorithm::hosts : Algorithm::slices;
     const std::uint64_t from = per_host == 2 ? 128 * kKiB : 160 * kKiB / 3;
     EXPECT_EQ(links.choose(Op::all_reduce, 8 * kKiB), Algorithm::bruck);
@@ -286,7 +314,7 @@ TEST(Selection, AFileMeasuredOnOneHostDoesNotApplyToSeveral) {
       "KiB, direct\n",
       "a file");
   ASSERT_TRUE(tuning.ok()) << tuning.status().message();
-  const Selection tuned = select(*tuning, Medium::network, 8, {.per_host = 4});
+  const Selection tuned = select(*tuning, Medium::network, 8, {.first_ranks = even_hosts(8, 4)});
   EXPECT_EQ(tuned.choose(Op::all_reduce, 256 * kKiB), Algorithm::bruck);
   EXPECT_EQ(tuned.choose(Op::all_reduce, 256 * kKiB + 1), Algorithm::hosts)
       << "a line that does not name it says nothing of it";
@@ -296,13 +324,14 @@ TEST(Selection, AFileMeasuredOnOneHostDoesNotApplyToSeveral) {
   const auto by_root = parse_tuning("version = 1\nnetwork.reduce.4 = direct\n", "a file");
   ASSERT_TRUE(by_root.ok()) << by_root.status().message();
   for (const int per_host : {1, 2}) {
-    EXPECT_EQ(select(*by_root, Medium::network, 4, {.per_host = per_host}).bounds(),
-              Selection(Medium::network, 4, {.per_host = per_host}).bounds())
+    EXPECT_EQ(
+        select(*by_root, Medium::network, 4, {.first_ranks = even_hosts(4, per_host)}).bounds(),
+        Selection(Medium::network, 4, {.first_ranks = even_hosts(4, per_host)}).bounds())
         << "one host does not tell what the wires between several can do";
   }
-  EXPECT_EQ(
-      select(*by_root, Medium::network, 4, {.per_host = 4}).choose(Op::reduce, 1024 * 1024 * kKiB),
-      Algorithm::direct);
+  EXPECT_EQ(select(*by_root, Medium::network, 4, {.first_ranks = even_hosts(4, 4)})
+                .choose(Op::reduce, 1024 * 1024 * kKiB),
+            Algorithm::direct);
   EXPECT_EQ(tuned.choose(Op::all_gather, 4 * kKiB + 1), Algorithm::direct);
   EXPECT_EQ(tuned.choose(Op::all_gather, 256 * kKiB + 1), Algorithm::hosts);
   EXPECT_EQ(select(*tuning, Medium::network, 8).choose(Op::all_gather, 1024 * kKiB),

@@ -189,9 +189,9 @@ TEST_P(CollectiveSuite, BarrierHoldsEveryone) {
 TEST_P(CollectiveSuite, SixteenBitSumsRoundOnce) {
   const auto [wire, number] = GetParam();
   const int ranks = number;
-  const bool pairs = pairs_on_hosts(wire, ranks);
-  const Selection used = select(*drawn_tuning(0, ranks), Medium::network, ranks,
-                                GroupPlacement{.per_host = pairs ? 2 : 1});
+  const auto pairs = pairs_on_hosts(wire, ranks);
+  const Selection used =
+      select(*drawn_tuning(0, ranks), Medium::network, ranks, GroupPlacement{.first_ranks = pairs});
   struct Kind {
     DType dtype;
     std::uint16_t one, half_a_place;
@@ -205,8 +205,11 @@ TEST_P(CollectiveSuite, SixteenBitSumsRoundOnce) {
       const int halves = ranks - 1;
       const int places = halves / 2 + (halves % 2 == 1 && halves / 2 % 2 == 1 ? 1 : 0);
       const auto rounded_once = static_cast<std::uint16_t>(kind.one + places);
-      // A host's two halves are a place; the first host's one half is lost.
-      const auto rounded_by_hosts = static_cast<std::uint16_t>(kind.one + ranks / 2 - 1);
+      // A host's two halves are a place; the first host's one half is lost. A single rank's half is
+      // rounded with the sum of all.
+      const int of_pairs = ranks / 2 - 1;
+      const auto rounded_by_hosts =
+          static_cast<std::uint16_t>(kind.one + of_pairs + (ranks % 2 == 1 ? of_pairs % 2 : 0));
       for (const std::size_t count : {std::size_t{1}, std::size_t{3000}, std::size_t{600'000}}) {
         for (const Op op : {Op::all_reduce, Op::reduce}) {
           std::vector<std::uint16_t> in(count, rank == 0 ? kind.one : kind.half_a_place),
@@ -221,7 +224,7 @@ TEST_P(CollectiveSuite, SixteenBitSumsRoundOnce) {
           ASSERT_TRUE(status.ok()) << status.message();
           if (op == Op::reduce && rank != ranks - 1) continue;
           const bool by_hosts =
-              pairs && used.choose(op, count * sizeof(std::uint16_t)) == Algorithm::hosts;
+              !pairs.empty() && used.choose(op, count * sizeof(std::uint16_t)) == Algorithm::hosts;
           const std::uint16_t sum = by_hosts ? rounded_by_hosts : rounded_once;
           const auto wrong = std::find_if(out.begin(), out.end(),
                                           [sum](std::uint16_t each) { return each != sum; });

@@ -105,14 +105,15 @@ bool has_multi_host_algorithm(Op op) {
 
 /// A measurement on one host says nothing about several hosts. An algorithm that is unlimited in
 /// the file ends where the defaults end it.
-bool default_bound_applies(Op op, int ranks, GroupPlacement placement) {
-  if (placement.several_on_each_host(ranks)) return has_multi_host_algorithm(op);
+bool default_bound_applies(Op op, int ranks, const GroupPlacement& placement) {
+  if (placement.shares_hosts(ranks)) return has_multi_host_algorithm(op);
   // The network link of the root replaces the memory of one host.
-  return (op == Op::reduce || op == Op::broadcast) && placement.per_host < ranks;
+  return (op == Op::reduce || op == Op::broadcast) && placement.hosts(ranks) > 1;
 }
 
 /// The bound of an algorithm in the defaults, for ranks with this placement.
-std::uint64_t default_bound(Op op, Algorithm algorithm, int ranks, GroupPlacement placement) {
+std::uint64_t default_bound(Op op, Algorithm algorithm, int ranks,
+                            const GroupPlacement& placement) {
   const auto row = algorithms_of(Medium::network, op);
   const auto place = std::find(row.begin(), row.end(), algorithm) - row.begin();
   const Selection defaults(Medium::network, ranks, placement);
@@ -214,7 +215,7 @@ Result<Tuning> tuning_of_environment() {
   return tuning;
 }
 
-Selection select(const Tuning& tuning, Medium medium, int ranks, GroupPlacement placement) {
+Selection select(const Tuning& tuning, Medium medium, int ranks, const GroupPlacement& placement) {
   Selection selection(medium, ranks, placement);
   for (const auto& [place, rule] : tuning.rules) {  // in order of ranks: the last that fits applies
     if (place.medium != medium || place.ranks > ranks ||

@@ -53,6 +53,7 @@ Result<std::vector<std::pair<Op, Algorithm>>> parse_forced(const std::string& te
 Result<Tuning> tuning_of_environment();
 
 /// The selection of a group; only its first member's counts.
-Selection select(const Tuning& tuning, Medium medium, int ranks, GroupPlacement placement = {});
+Selection select(const Tuning& tuning, Medium medium, int ranks,
+                 const GroupPlacement& placement = {});
 
 }  // namespace muster::collective

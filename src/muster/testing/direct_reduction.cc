@@ -37,14 +37,14 @@ T multiplied(T value, double factor) {
 }
 
 template <class T>
-T divided(T value, std::size_t by) {
+T divided(T value, double by) {
   if constexpr (std::is_floating_point_v<T>) return value / static_cast<T>(by);
   return static_cast<T>(static_cast<std::int64_t>(value) / static_cast<std::int64_t>(by));
 }
 
 template <class T>
 void reduce_plain(MutableBytes out, std::span<const ConstBytes> inputs,
-                  std::span<const double> factors, Reduce kind) {
+                  std::span<const double> factors, Reduce kind, double divisor) {
   for (std::size_t i = 0; i < out.size() / sizeof(T); ++i) {
     T sum{};
     for (std::size_t r = 0; r < inputs.size(); ++r) {
@@ -52,12 +52,12 @@ void reduce_plain(MutableBytes out, std::span<const ConstBytes> inputs,
       if (kind == Reduce::premul_sum) value = multiplied(value, factors[r]);
       sum = r == 0 ? value : combine(kind, sum, value);
     }
-    put(out, i, kind == Reduce::avg ? divided(sum, inputs.size()) : sum);
+    put(out, i, kind == Reduce::avg ? divided(sum, divisor) : sum);
   }
 }
 
 void reduce_short(MutableBytes out, std::span<const ConstBytes> inputs,
-                  std::span<const double> factors, DType dtype, Reduce kind) {
+                  std::span<const double> factors, DType dtype, Reduce kind, double divisor) {
   const auto wide = [&](std::uint16_t bits) {
     float value;
     collective::widen(&value, reinterpret_cast<const std::byte*>(&bits), 1, dtype);
@@ -75,7 +75,7 @@ void reduce_short(MutableBytes out, std::span<const ConstBytes> inputs,
       if (kind == Reduce::premul_sum) value = wide(narrow(multiplied(value, factors[r])));
       sum = r == 0 ? value : combine(kind, sum, value);
     }
-    put(out, i, narrow(kind == Reduce::avg ? divided(sum, inputs.size()) : sum));
+    put(out, i, narrow(kind == Reduce::avg ? divided(sum, divisor) : sum));
   }
 }
 
@@ -134,40 +134,56 @@ std::ptrdiff_t difference_of(ConstBytes a, ConstBytes b, DType dtype, bool any_o
 }  // namespace
 
 void reduce_directly(MutableBytes out, std::span<const ConstBytes> inputs,
-                     std::span<const double> factors, DType dtype, Reduce reduce) {
+                     std::span<const double> factors, DType dtype, Reduce reduce, double divisor) {
+  if (divisor == 0) divisor = static_cast<double>(inputs.size());
   switch (dtype) {
     case DType::boolean: return reduce_booleans(out, inputs, factors, reduce);
-    case DType::uint8: return reduce_plain<std::uint8_t>(out, inputs, factors, reduce);
-    case DType::int8: return reduce_plain<std::int8_t>(out, inputs, factors, reduce);
-    case DType::int16: return reduce_plain<std::int16_t>(out, inputs, factors, reduce);
-    case DType::int32: return reduce_plain<std::int32_t>(out, inputs, factors, reduce);
-    case DType::int64: return reduce_plain<std::int64_t>(out, inputs, factors, reduce);
+    case DType::uint8: return reduce_plain<std::uint8_t>(out, inputs, factors, reduce, divisor);
+    case DType::int8: return reduce_plain<std::int8_t>(out, inputs, factors, reduce, divisor);
+    case DType::int16: return reduce_plain<std::int16_t>(out, inputs, factors, reduce, divisor);
+    case DType::int32: return reduce_plain<std::int32_t>(out, inputs, factors, reduce, divisor);
+    case DType::int64: return reduce_plain<std::int64_t>(out, inputs, factors, reduce, divisor);
     case DType::float16:
-    case DType::bfloat16: return reduce_short(out, inputs, factors, dtype, reduce);
+    case DType::bfloat16: return reduce_short(out, inputs, factors, dtype, reduce, divisor);
     case DType::float32:
-    case DType::complex64: return reduce_plain<float>(out, inputs, factors, reduce);
+    case DType::complex64: return reduce_plain<float>(out, inputs, factors, reduce, divisor);
     case DType::float64:
-    case DType::complex128: return reduce_plain<double>(out, inputs, factors, reduce);
+    case DType::complex128: return reduce_plain<double>(out, inputs, factors, reduce, divisor);
     default: return;
   }
 }
 
 void reduce_by_hosts(MutableBytes out, std::span<const ConstBytes> inputs,
                      std::span<const double> factors, DType dtype, Reduce reduce,
-                     std::size_t per_host) {
+                     std::span<const int> first_ranks) {
+  struct Ranks {
+    std::size_t first, count;
+  };
   const bool divides_once =
       reduce == Reduce::avg && dtype != DType::float16 && dtype != DType::bfloat16;
   Reduce within = reduce;
   if (divides_once) within = dtype == DType::boolean ? Reduce::band : Reduce::sum;
   const Reduce between = within == Reduce::premul_sum ? Reduce::sum : within;
+  const auto ranks_of = [&](std::size_t host) {
+    const auto first = static_cast<std::size_t>(first_ranks[host]);
+    const auto after = host + 1 < first_ranks.size()
+                           ? static_cast<std::size_t>(first_ranks[host + 1])
+                           : inputs.size();
+    return Ranks{first, after - first};
+  };
   std::vector<std::vector<std::byte>> sums;
-  for (std::size_t first = 0; first < inputs.size(); first += per_host) {
+  std::size_t most = 0;
+  for (std::size_t host = 0; host < first_ranks.size(); ++host)
+    most = std::max(most, ranks_of(host).count);
+  for (std::size_t host = 0; host < first_ranks.size(); ++host) {
+    const auto [first, count] = ranks_of(host);
     sums.emplace_back(out.size());
-    reduce_directly(sums.back(), inputs.subspan(first, per_host), factors.subspan(first, per_host),
-                    dtype, within);
+    reduce_directly(sums.back(), inputs.subspan(first, count), factors.subspan(first, count), dtype,
+                    within, static_cast<double>(most));
   }
   const std::vector<ConstBytes> parts(sums.begin(), sums.end());
-  reduce_directly(out, parts, std::vector<double>(parts.size(), 1), dtype, between);
+  reduce_directly(out, parts, std::vector<double>(parts.size(), 1), dtype, between,
+                  static_cast<double>(inputs.size()) / static_cast<double>(most));
   if (divides_once)
     collective::finish_average(out.data(), out.size() / size_of(dtype), dtype,
                                static_cast<int>(inputs.size()));

@@ -37,16 +37,17 @@ T combine(collective::Reduce kind, T a, T b) {
 }
 
 /// `out = inputs[0] op inputs[1] op ...` in that order; `factors[r]` multiplies input r of a
-/// premul_sum; an avg is divided by their number.
+/// premul_sum; an avg is divided by `divisor`, or by their number if that is 0.
 void reduce_directly(MutableBytes out, std::span<const ConstBytes> inputs,
-                     std::span<const double> factors, DType dtype, collective::Reduce reduce);
+                     std::span<const double> factors, DType dtype, collective::Reduce reduce,
+                     double divisor = 0);
 
-/// The same for ranks numbered host by host, `per_host` on each: first within every host, then of
-/// the hosts' results. An avg of 16-bit floats is that of the hosts' averages; others are divided
-/// once.
+/// The same for ranks numbered host by host, with the first rank of each: first within every host,
+/// then of the hosts' results. An avg of 16-bit floats is divided on each host, by the number of
+/// ranks on the largest, and in the end by the rest; others are divided once.
 void reduce_by_hosts(MutableBytes out, std::span<const ConstBytes> inputs,
                      std::span<const double> factors, DType dtype, collective::Reduce reduce,
-                     std::size_t per_host);
+                     std::span<const int> first_ranks);
 
 /// Fills with random elements of the type: every bit pattern of integers, bools from any byte,
 /// floats of mixed size, now and then NaN.

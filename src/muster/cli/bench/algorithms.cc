@@ -458,7 +458,7 @@ Status check_selection(const Contest& contest) {
   const Status raced = for_each_race(contest, [&](Race& race, Op op, int ranks) {
     const Selection selection =
         select(*tuning, race.medium(), ranks,
-               {.per_host = ranks,
+               {.first_ranks = collective::even_hosts(ranks, ranks),
                 .per_core = ranks_per_core(static_cast<std::size_t>(ranks), usable_cores())});
     for (const std::uint64_t bytes : contest.sizes) {
       progress.next(race.title() + ", " + size_text(bytes));

@@ -292,8 +292,9 @@ void add_selection_options(CLI::App& app, BenchOptions& options) {
   const std::string parts = "The model of --simulate";
   auto* hosts = app.add_option("--hosts", model.hosts,
                                "hosts, with equally many ranks; default: one for each rank");
-  auto* per_host = app.add_option("--ranks-per-host", model.ranks_per_host,
-                                  "ranks that share a host and its network");
+  auto* per_host =
+      app.add_option("--ranks-per-host", model.ranks_per_host,
+                     "ranks that share a host and its network; the last host has what is left");
   for (auto* option : {hosts, per_host})
     option->check(CLI::Range(1, 10'000'000))->group(parts)->needs(simulate);
   hosts->excludes(per_host);

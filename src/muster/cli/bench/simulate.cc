@@ -60,7 +60,7 @@ int ranks_per_host(const Simulation& simulation, int ranks) {
 
 /// What a group of the crew goes by.
 collective::GroupPlacement placement_of(plan::Crew crew) {
-  return {.per_host = crew.ranks % crew.ranks_per_host == 0 ? crew.ranks_per_host : 1};
+  return {.first_ranks = collective::even_hosts(crew.ranks, crew.ranks_per_host)};
 }
 
 std::string json_of(Op op, plan::Crew crew, std::uint64_t bytes, const Prediction& each,
@@ -90,7 +90,7 @@ std::string line_of(Op op, plan::Crew crew, std::uint64_t bytes, const std::vect
     // What is never used for calls of this size is no rival.
     const bool able =
         bytes <= most_bytes(Medium::network, op, each.algorithm, crew.ranks) &&
-        (each.algorithm != Algorithm::hosts || placement_of(crew).several_on_each_host(crew.ranks));
+        (each.algorithm != Algorithm::hosts || placement_of(crew).shares_hosts(crew.ranks));
     line += " | " + std::string(name_of(each.algorithm)) + (each.ours ? " " : " (model) ") +
             (able ? seconds_text(each.seconds) : "-");
     if (each.algorithm == selected) picked = &each;

@@ -158,13 +158,13 @@ double predict_hosts(Op op, double bytes, const Machine& machine, Crew crew) {
   // Of a broadcast the root's host owns nothing, unless there is no other.
   const double owners = broadcasts && hosts > 1 ? other_hosts : hosts;
   const double piece = bytes / (owners * each);
+  const auto first_ranks = even_hosts(crew.ranks, crew.ranks_per_host);
   const double rounds =
-      chunks_for(piece, chunk_of_piece(piece, HostsPlan{0, crew.ranks, crew.ranks_per_host}));
+      chunks_for(piece, chunk_of_piece(piece, HostsPlan(0, crew.ranks, first_ranks)));
   const double chunk = piece / rounds;
   const double message = 2 * machine.overhead;  // both ends
   const double near = message + chunk / machine.host_bandwidth, add = chunk / machine.reduction;
-  // Of a rank's messages to its neighbours, and to the ranks at its place, of which a host's ranks
-  // share the network.
+  // Of a rank's messages to its neighbours, and to other hosts, whose network a host's ranks share.
   const double inside = others * owners * near, adding = others * owners * add;
   const auto away = [&](double messages) {
     return messages * (message + each * chunk / machine.bandwidth);
@@ -206,7 +206,7 @@ double chunks_of(Op op, Algorithm algorithm, double bytes, int ranks) {
         bytes, static_cast<double>(uses_rtr ? fixed::kEagerBytes : direct_chunk_bytes(ranks)));
   }
   return algorithm == Algorithm::slices
-             ? chunks_for(bytes / ranks, chunk_of_piece(bytes / ranks, {0, ranks, 1}))
+             ? chunks_for(bytes / ranks, chunk_of_piece(bytes / ranks, {0, ranks}))
              : 1;
 }
 

@@ -2,51 +2,112 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <span>
 
 #include "muster/collective/plan/slices.h"
 
 namespace muster::collective::plan {
 
-/// Ranks numbered host by host, `per_host` on each, a divisor of `size`. Every rank owns a piece of
-/// the data. Within a host, the rank at each place handles what the ranks at that place on all
-/// hosts own: it sums it for its host before it leaves the host, and distributes it within the host
-/// when it arrives. So a host sends and receives every byte once, however many ranks it has.
-struct HostsPlan {
+/// Ranks numbered host by host, any number on each. Every rank owns a piece of the data; in a
+/// broadcast, every rank that is not on the root's host. Each piece is handled by one rank of each
+/// host, which sums it for its host before it leaves the host, and distributes it within the host
+/// when it arrives. On its own host that is its owner. On a host of n ranks that is another host
+/// than the owner's, it is the rank at place p mod n for piece p: with the same number of ranks on
+/// all hosts, the rank at the owner's place. So a host sends and receives every byte once, however
+/// many ranks it has, and its ranks handle equally many pieces, give or take one.
+class HostsPlan {
+ public:
+  /// `first_ranks`: of each host, in order; the plan does not own them. Empty: every rank has a
+  /// host of its own. `root`: of a broadcast.
+  HostsPlan(int rank, int size, std::span<const int> first_ranks = {}, int root = -1)
+      : rank(rank), size(size), first_ranks_(first_ranks), host_(host_of(rank)) {
+    if (root < 0) return;
+    root_host_ = host_of(root);
+    unowned_ = ranks_on(root_host_);
+  }
+
   int rank;
   int size;
-  int per_host;
 
-  int hosts() const { return size / per_host; }
-  int host() const { return rank / per_host; }
-  int place() const { return rank % per_host; }
-  int host_of(int other) const { return other / per_host; }
-  int rank_of(int host, int place) const { return host * per_host + place; }
+  int hosts() const { return first_ranks_.empty() ? size : static_cast<int>(first_ranks_.size()); }
+  int host() const { return host_; }
+  int place() const { return rank - first(host_); }
+  int ranks_here() const { return ranks_on(host_); }
+  /// At least one, which the maximum tells the static analyzer.
+  int ranks_on(int host) const { return std::max(1, first(host + 1) - first(host)); }
+  int most_on_a_host() const {
+    int most = 1;
+    for (int host = 0; host < hosts() && !first_ranks_.empty(); ++host)
+      most = std::max(most, ranks_on(host));
+    return most;
+  }
+  int host_of(int other) const {
+    if (first_ranks_.empty()) return other;
+    return static_cast<int>(std::ranges::upper_bound(first_ranks_, other) - first_ranks_.begin()) -
+           1;
+  }
+  /// The first rank of `host`; `size` for the host after the last.
+  int first(int host) const {
+    if (host == hosts()) return size;
+    return first_ranks_.empty() ? host : first_ranks_[static_cast<std::size_t>(host)];
+  }
   /// The rank at `place` on this host.
-  int neighbour(int place) const { return rank_of(host(), place); }
-  /// The rank at this place on `host`.
-  int peer(int host) const { return rank_of(host, place()); }
+  int neighbour(int place) const { return first(host_) + place; }
   /// The `index`-th place, or host, without this rank's own.
   int other_place(int index) const { return index < place() ? index : index + 1; }
-  int other_host(int index) const { return index < host() ? index : index + 1; }
+  int other_host(int index) const { return index < host_ ? index : index + 1; }
 
-  /// The pieces of a broadcast: one for each rank that is not on the root's host.
-  int broadcast_pieces() const { return size - per_host; }
-  /// The number of the piece that `owner` forwards, which is not on the root's host.
-  int broadcast_piece(int owner, int root) const {
-    return owner < host_of(root) * per_host ? owner : owner - per_host;
+  int pieces() const { return size - unowned_; }
+  bool owns(int host) const { return host != root_host_; }
+  int piece_of(int owner) const { return owner < first_unowned() ? owner : owner - unowned_; }
+  int owner_of(int piece) const { return piece < first_unowned() ? piece : piece + unowned_; }
+
+  /// The rank that handles the piece of `owner` on `host`.
+  int handler(int host, int owner) const {
+    const int first_rank = first(host), ranks = ranks_on(host);
+    if (owner >= first_rank && owner < first_rank + ranks) return owner;
+    return first_rank + piece_of(owner) % ranks;
+  }
+  /// How many pieces the rank at `place` on this host handles. This host owns pieces.
+  int handled_by(int place) const { return handled_before(place, pieces()); }
+  /// The owner of the `index`-th piece that it handles, in order of pieces.
+  int handled_by(int place, int index) const {
+    return index == own_index(place) ? neighbour(place) : owner_of(place + index * ranks_here());
+  }
+  /// The index of its own piece.
+  int own_index(int place) const { return handled_before(place, piece_of(first(host_))); }
+  /// For this rank. `handled_elsewhere` leaves out its own piece.
+  int handled() const { return handled_by(place()); }
+  int handled(int index) const { return handled_by(place(), index); }
+  int own_index() const { return own_index(place()); }
+  int handled_elsewhere(int index) const {
+    return handled(index < own_index() ? index : index + 1);
   }
 
   /// Bytes of a piece that move at a time: enough rounds to keep the hosts and the wires between
   /// them busy at once, but no message below the smallest worthwhile one; less among many ranks,
-  /// which each take a buffer. A host of one rank has no work within it to overlap with the wire:
+  /// which each take a buffer. Hosts of one rank have no work within them to overlap with the wire:
   /// eager messages, which wait for no answer, keep that busy.
   std::size_t chunk_bytes(std::size_t piece) const {
+    const bool shared = hosts() < size;
     const std::size_t most =
         std::clamp(fixed::kGatheredMost / static_cast<std::size_t>(size), fixed::kLeastMessage,
-                   per_host > 1 ? fixed::kReduceChunk : fixed::kEagerBytes);
-    return per_host > 1 ? std::clamp(piece / fixed::kForwardDepth, fixed::kLeastMessage, most)
-                        : most;
+                   shared ? fixed::kReduceChunk : fixed::kEagerBytes);
+    return shared ? std::clamp(piece / fixed::kForwardDepth, fixed::kLeastMessage, most) : most;
   }
+
+ private:
+  int first_unowned() const { return root_host_ < 0 ? size : first(root_host_); }
+  /// How many of the pieces below `piece` are `place` modulo the ranks of this host. On this host
+  /// itself exactly one is, in whose stead the rank at `place` handles its own.
+  int handled_before(int place, int piece) const {
+    return piece <= place ? 0 : (piece - place + ranks_here() - 1) / ranks_here();
+  }
+
+  std::span<const int> first_ranks_;
+  int host_;
+  int root_host_ = -1;  // owns nothing
+  int unowned_ = 0;     // its ranks
 };
 
 }  // namespace muster::collective::plan

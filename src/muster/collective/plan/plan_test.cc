@@ -13,11 +13,14 @@
 #include "muster/collective/plan/ring_plan.h"
 #include "muster/collective/plan/slices.h"
 #include "muster/collective/plan/tree_plan.h"
+#include "muster/collective/selection.h"
+#include "muster/collective/testing/host_layouts.h"
 
 namespace muster::collective::plan {
 namespace {
 
 constexpr int kLargest = 64;
+constexpr int kManyHosts = 9;  // ranks; they can be put on hosts in 256 ways
 
 // spec: F5 uneven sizes, F16 zero elements: slices cover every element once, whatever the count
 TEST(Slices, CoverEverythingOnce) {
@@ -78,17 +81,15 @@ TEST(Slices, ChunksCoverEverythingOnce) {
   }
 }
 
-TEST(HostsPlan, NamesTheOthersOfAHostAndOfAPlace) {
-  for (int size = 1; size <= kLargest; ++size) {
-    for (int per_host = 1; per_host <= size; ++per_host) {
-      if (size % per_host != 0) continue;
+TEST(HostsPlan, NamesTheOthersOfAHostAndOtherHosts) {
+  for (int size = 1; size <= kManyHosts; ++size) {
+    for (const auto& first_ranks : all_hosts(size)) {
       for (int rank = 0; rank < size; ++rank) {
-        const HostsPlan plan{rank, size, per_host};
-        ASSERT_EQ(plan.rank_of(plan.host(), plan.place()), rank);
+        const HostsPlan plan(rank, size, first_ranks);
+        ASSERT_EQ(plan.first(plan.host()) + plan.place(), rank);
         ASSERT_EQ(plan.neighbour(plan.place()), rank);
-        ASSERT_EQ(plan.peer(plan.host()), rank);
         std::vector<int> places{plan.place()}, hosts{plan.host()};
-        for (int i = 0; i + 1 < per_host; ++i) places.push_back(plan.other_place(i));
+        for (int i = 0; i + 1 < plan.ranks_here(); ++i) places.push_back(plan.other_place(i));
         for (int i = 0; i + 1 < plan.hosts(); ++i) hosts.push_back(plan.other_host(i));
         for (auto* all : {&places, &hosts}) {
           std::ranges::sort(*all);
@@ -99,16 +100,65 @@ TEST(HostsPlan, NamesTheOthersOfAHostAndOfAPlace) {
   }
 }
 
-TEST(HostsPlan, ABroadcastHasAPieceForEachRankOfTheOtherHosts) {
-  for (const int per_host : {1, 2, 3}) {
-    for (int root = 0; root < 12; ++root) {
-      const HostsPlan plan{0, 12, per_host};
-      std::vector<int> pieces;
-      for (int owner = 0; owner < 12; ++owner) {
-        if (plan.host_of(owner) != plan.host_of(root))
-          pieces.push_back(plan.broadcast_piece(owner, root));
+/// What `handled_by` says, computed from `handler`.
+std::vector<int> handled_by(const HostsPlan& plan, int place) {
+  std::vector<int> owners;
+  for (int piece = 0; piece < plan.pieces(); ++piece) {
+    const int owner = plan.owner_of(piece);
+    if (plan.handler(plan.host(), owner) == plan.neighbour(place)) owners.push_back(owner);
+  }
+  return owners;
+}
+
+TEST(HostsPlan, EachPieceIsHandledByOneRankOfEachHost) {
+  for (int size = 1; size <= kManyHosts; ++size) {
+    for (const auto& first_ranks : all_hosts(size)) {
+      for (int root = -1; root < size; ++root) {
+        for (int rank = 0; rank < size; ++rank) {
+          const HostsPlan plan(rank, size, first_ranks, root);
+          if (!plan.owns(plan.host())) continue;
+          for (int place = 0; place < plan.ranks_here(); ++place) {
+            std::vector<int> owners;
+            owners.reserve(static_cast<std::size_t>(size));
+            for (int i = 0; i < plan.handled_by(place); ++i)
+              owners.push_back(plan.handled_by(place, i));
+            ASSERT_EQ(owners, handled_by(plan, place)) << hosts_text(size, first_ranks);
+            ASSERT_EQ(owners[static_cast<std::size_t>(plan.own_index(place))],
+                      plan.neighbour(place));
+            ASSERT_LE(plan.handled_by(place), plan.handled_by(0)) << "memory is sized by it";
+            ASSERT_GE(plan.handled_by(place), plan.handled_by(0) - 1) << "all do the same work";
+          }
+        }
       }
-      ASSERT_EQ(static_cast<int>(pieces.size()), plan.broadcast_pieces());
+    }
+  }
+}
+
+TEST(HostsPlan, OnHostsOfTheSameSizeTheRankAtTheOwnersPlaceHandlesAPiece) {
+  for (const int per_host : {1, 2, 3, 4, 6, 12}) {
+    const auto first_ranks = even_hosts(12, per_host);
+    for (int root = -1; root < 12; ++root) {
+      const HostsPlan plan(0, 12, first_ranks, root);
+      for (int piece = 0; piece < plan.pieces(); ++piece) {
+        const int owner = plan.owner_of(piece);
+        for (int host = 0; host < plan.hosts(); ++host)
+          ASSERT_EQ(plan.handler(host, owner), host * per_host + owner % per_host);
+      }
+    }
+  }
+}
+
+TEST(HostsPlan, ABroadcastHasAPieceForEachRankOfTheOtherHosts) {
+  for (const auto& first_ranks : all_hosts(kManyHosts)) {
+    for (int root = 0; root < kManyHosts; ++root) {
+      const HostsPlan plan(0, kManyHosts, first_ranks, root);
+      std::vector<int> pieces;
+      for (int owner = 0; owner < kManyHosts; ++owner) {
+        if (plan.host_of(owner) == plan.host_of(root)) continue;
+        pieces.push_back(plan.piece_of(owner));
+        ASSERT_EQ(plan.owner_of(pieces.back()), owner);
+      }
+      ASSERT_EQ(static_cast<int>(pieces.size()), plan.pieces());
       for (std::size_t i = 0; i < pieces.size(); ++i) ASSERT_EQ(pieces[i], static_cast<int>(i));
     }
   }
@@ -116,14 +166,16 @@ TEST(HostsPlan, ABroadcastHasAPieceForEachRankOfTheOtherHosts) {
 
 TEST(HostsPlan, APieceIsCutSoThatHostsAndWiresHaveSomethingToDo) {
   constexpr std::size_t kKiB = 1024;
-  EXPECT_EQ((HostsPlan{0, 8, 2}.chunk_bytes(1024 * kKiB)), 128 * kKiB);
-  EXPECT_EQ((HostsPlan{0, 8, 2}.chunk_bytes(128 * kKiB)), 32 * kKiB);
-  EXPECT_EQ((HostsPlan{0, 64, 2}.chunk_bytes(1024 * kKiB)), 64 * kKiB)
-      << "each rank takes a buffer";
-  EXPECT_EQ((HostsPlan{0, 4096, 2}.chunk_bytes(1024 * kKiB)), 16 * kKiB);
-  EXPECT_EQ((HostsPlan{0, 2, 2}.chunk_bytes(0)), 16 * kKiB);
-  EXPECT_EQ((HostsPlan{0, 8, 1}.chunk_bytes(1024 * kKiB)), 64 * kKiB) << "an eager message";
-  EXPECT_EQ((HostsPlan{0, 4096, 1}.chunk_bytes(128 * kKiB)), 16 * kKiB);
+  const auto chunk_bytes = [](int ranks, int per_host, std::size_t piece) {
+    return HostsPlan(0, ranks, even_hosts(ranks, per_host)).chunk_bytes(piece);
+  };
+  EXPECT_EQ(chunk_bytes(8, 2, 1024 * kKiB), 128 * kKiB);
+  EXPECT_EQ(chunk_bytes(8, 2, 128 * kKiB), 32 * kKiB);
+  EXPECT_EQ(chunk_bytes(64, 2, 1024 * kKiB), 64 * kKiB) << "each rank takes a buffer";
+  EXPECT_EQ(chunk_bytes(4096, 2, 1024 * kKiB), 16 * kKiB);
+  EXPECT_EQ(chunk_bytes(2, 2, 0), 16 * kKiB);
+  EXPECT_EQ(chunk_bytes(8, 1, 1024 * kKiB), 64 * kKiB) << "an eager message";
+  EXPECT_EQ(chunk_bytes(4096, 1, 128 * kKiB), 16 * kKiB);
 }
 
 TEST(RingPlan, EveryRankEndsWithEveryBlock) {

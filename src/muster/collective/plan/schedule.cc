@@ -5,7 +5,8 @@
 namespace muster::collective::plan {
 namespace {
 
-Pattern pattern_of(Op op, Algorithm algorithm, int rank, int size, int root, int per_host) {
+Pattern pattern_of(Op op, Algorithm algorithm, int rank, int size, int root,
+                   std::span<const int> first_ranks) {
   const PairwisePlan pairs{rank, size};
   using ResultTo = pattern::Slices::ResultTo;
   const ResultTo result_to = op == Op::all_reduce ? ResultTo::all
@@ -25,9 +26,10 @@ Pattern pattern_of(Op op, Algorithm algorithm, int rank, int size, int root, int
     case Algorithm::recursive_doubling: return pattern::RecursiveDoubling{{rank, size}};
     case Algorithm::slices: return pattern::Slices{pairs, result_to, root};
     case Algorithm::hosts:
-      if (op == Op::all_gather) return pattern::HostsAllGather{{rank, size, per_host}};
-      if (op == Op::broadcast) return pattern::HostsBroadcast{{rank, size, per_host}, root};
-      return pattern::HostsReduce{{rank, size, per_host}, result_to, root};
+      if (op == Op::all_gather) return pattern::HostsAllGather{{rank, size, first_ranks}};
+      if (op == Op::broadcast)
+        return pattern::HostsBroadcast{{rank, size, first_ranks, root}, root};
+      return pattern::HostsReduce{{rank, size, first_ranks}, result_to, root};
     default: break;
   }
   switch (op) {
@@ -48,8 +50,11 @@ bool Schedule::exists(Op op, Algorithm algorithm) {
   return std::find(row.begin(), row.end(), algorithm) != row.end();
 }
 
-Schedule::Schedule(Op op, Algorithm algorithm, int rank, int size, int root, int per_host)
-    : pattern_(pattern_of(op, algorithm, rank, size, root, per_host)),
-      slices_(algorithm == Algorithm::hosts && op == Op::broadcast ? size - per_host : size) {}
+Schedule::Schedule(Op op, Algorithm algorithm, int rank, int size, int root,
+                   std::span<const int> first_ranks)
+    : pattern_(pattern_of(op, algorithm, rank, size, root, first_ranks)), slices_(size) {
+  if (const auto* broadcast = std::get_if<pattern::HostsBroadcast>(&pattern_))
+    slices_ = broadcast->plan.pieces();
+}
 
 }  // namespace muster::collective::plan

@@ -3,6 +3,8 @@
 /// no lists, no I/O.
 #pragma once
 
+#include <algorithm>
+#include <span>
 #include <variant>
 
 #include "muster/collective/op.h"
@@ -126,9 +128,32 @@ struct Slices {
   static Payload result(int slice) { return {Payload::Kind::result, 0, 1, slice}; }
 };
 
+/// The messages of a host's ranks to each other about all pieces that a plan's hosts own: one to
+/// each of the others for every piece that the sender, or the receiver, handles.
+struct WithinHost {
+  struct PieceTransfer {
+    int neighbour;
+    int owner;
+  };
+  const HostsPlan& plan;
+  int others() const { return plan.ranks_here() - 1; }
+  int handled_here() const { return others() * plan.handled(); }
+  /// About the pieces that this rank handles, with the neighbour that is `nth` in some order.
+  template <class Order>
+  PieceTransfer here(int index, Order nth) const {
+    return {plan.neighbour(nth(index % others())), plan.handled(index / others())};
+  }
+  int handled_there() const { return plan.pieces() - plan.handled(); }
+  /// About the pieces that the neighbour handles.
+  PieceTransfer there(int index) const {
+    const int place = plan.other_place(index % others());
+    return {plan.neighbour(place), plan.handled_by(place, index / others())};
+  }
+};
+
 /// The ranks of a host send each other their parts of what these sum for the host; these send the
-/// sums to the owners on the other hosts. The results go to the ranks at the same place on the
-/// other hosts and from these to all ranks of their hosts, or directly to the root.
+/// sums to the owners on the other hosts. The results go to the ranks that handle them on the other
+/// hosts and from these to all ranks of their hosts, or directly to the root.
 struct HostsReduce {
   using ResultTo = Slices::ResultTo;
   HostsPlan plan;
@@ -139,133 +164,148 @@ struct HostsReduce {
   }
   int sends(int step) const {
     switch (step) {
-      case 0: return (plan.per_host - 1) * plan.hosts();
-      case 1: return plan.hosts() - 1;
+      case 0: return within().handled_there();
+      case 1: return plan.handled() - 1;
       case 2: return to_all() ? plan.hosts() - 1 : plan.rank == root ? 0 : 1;
-      default: return (plan.per_host - 1) * plan.hosts();
+      default: return within().handled_here();
     }
   }
   PlannedTransfer send(int step, int index) const {
-    const int to = plan.neighbour(plan.other_place(index / plan.hosts()));
     switch (step) {
-      case 0: return {to, part(plan.rank, plan.rank_of(index % plan.hosts(), to % plan.per_host))};
-      case 1: {
-        const int peer = plan.peer(plan.other_host(index));
-        return {peer, sum(plan.host(), peer)};
+      case 0: {
+        const auto [to, owner] = within().there(index);
+        return {to, part(plan.rank, owner)};
       }
-      case 2:
-        return {to_all() ? plan.peer(plan.other_host(index)) : root, Slices::result(plan.rank)};
-      default: return {to, Slices::result(plan.peer(index % plan.hosts()))};
+      case 1: {
+        const int owner = plan.handled_elsewhere(index);
+        return {owner, sum(plan.host(), owner)};
+      }
+      case 2: {
+        const int to = to_all() ? plan.handler(plan.other_host(index), plan.rank) : root;
+        return {to, Slices::result(plan.rank)};
+      }
+      default: {
+        const auto [to, owner] =
+            within().here(index, [this](int nth) { return plan.other_place(nth); });
+        return {to, Slices::result(owner)};
+      }
     }
   }
   int receives(int step) const {
-    if (step == 2 && !to_all()) return plan.rank == root ? plan.size - 1 : 0;
-    return sends(step);
+    switch (step) {
+      case 0: return within().handled_here();
+      case 1: return plan.hosts() - 1;
+      case 2: return to_all() ? plan.handled() - 1 : plan.rank == root ? plan.size - 1 : 0;
+      default: return within().handled_there();
+    }
   }
   PlannedTransfer receive(int step, int index) const {
     // From the nearest on, so that the received ranks are always contiguous.
     const auto nearest = [](int own, int nth) { return nth < own ? own - 1 - nth : nth + 1; };
-    const int from = plan.neighbour(nearest(plan.place(), index / plan.hosts()));
     switch (step) {
-      case 0: return {from, part(from, plan.peer(index % plan.hosts()))};
+      case 0: {
+        const auto [from, owner] =
+            within().here(index, [&](int nth) { return nearest(plan.place(), nth); });
+        return {from, part(from, owner)};
+      }
       case 1: {
         const int host = nearest(plan.host(), index);
-        return {plan.peer(host), sum(host, plan.rank)};
+        return {plan.handler(host, plan.rank), sum(host, plan.rank)};
       }
       case 2: {
         const int owner =
-            to_all() ? plan.peer(plan.other_host(index)) : (index < root ? index : index + 1);
+            to_all() ? plan.handled_elsewhere(index) : (index < root ? index : index + 1);
         return {owner, Slices::result(owner)};
       }
-      default:
-        return {from, Slices::result(plan.rank_of(index % plan.hosts(), from % plan.per_host))};
+      default: {
+        const auto [from, owner] = within().there(index);
+        return {from, Slices::result(owner)};
+      }
     }
   }
 
  private:
   bool to_all() const { return result_to == ResultTo::all; }
+  WithinHost within() const { return {plan}; }
   static Payload part(int rank, int slice) { return {Payload::Kind::partial, rank, 1, slice}; }
   Payload sum(int host, int slice) const {
-    return {Payload::Kind::partial, plan.rank_of(host, 0), plan.per_host, slice};
+    return {Payload::Kind::partial, plan.first(host), plan.ranks_on(host), slice};
   }
 };
 
-/// Every rank sends its block to the ranks at its place on the other hosts. Each rank sends the
-/// blocks of its place to the ranks of its host.
+/// Every rank sends its block to the ranks that handle it on the other hosts. Each rank sends the
+/// blocks that it handles to the ranks of its host.
 struct HostsAllGather {
   HostsPlan plan;
   int steps() const { return plan.size == 1 ? 0 : 2; }
   int sends(int step) const {
-    return step == 0 ? plan.hosts() - 1 : (plan.per_host - 1) * plan.hosts();
+    return step == 0 ? plan.hosts() - 1 : WithinHost{plan}.handled_here();
   }
   PlannedTransfer send(int step, int index) const {
-    if (step == 0) return {plan.peer(plan.other_host(index)), block(plan.rank)};
-    return {plan.neighbour(plan.other_place(index / plan.hosts())),
-            block(plan.peer(index % plan.hosts()))};
+    if (step == 0) return {plan.handler(plan.other_host(index), plan.rank), block(plan.rank)};
+    const auto [to, owner] =
+        WithinHost{plan}.here(index, [this](int nth) { return plan.other_place(nth); });
+    return {to, block(owner)};
   }
-  int receives(int step) const { return sends(step); }
+  int receives(int step) const {
+    return step == 0 ? plan.handled() - 1 : WithinHost{plan}.handled_there();
+  }
   PlannedTransfer receive(int step, int index) const {
     if (step == 0) {
-      const int peer = plan.peer(plan.other_host(index));
-      return {peer, block(peer)};
+      const int owner = plan.handled_elsewhere(index);
+      return {owner, block(owner)};
     }
-    const int place = plan.other_place(index / plan.hosts());
-    return {plan.neighbour(place), block(plan.rank_of(index % plan.hosts(), place))};
+    const auto [from, owner] = WithinHost{plan}.there(index);
+    return {from, block(owner)};
   }
   static Payload block(int rank) { return {Payload::Kind::block, rank, 1, 0}; }
 };
 
-/// The root sends each rank of the other hosts one piece, which that rank sends to the ranks at its
-/// place on the hosts but the root's; each sends the pieces of its place to the ranks of its host.
-/// The root sends all pieces to the ranks of its own host.
+/// The root sends each rank of the other hosts one piece, which that rank sends to the ranks that
+/// handle it on the hosts but the root's; each sends the pieces that it handles to the ranks of its
+/// host. The root sends all pieces to the ranks of its own host.
 struct HostsBroadcast {
   HostsPlan plan;
   int root;
   int steps() const { return plan.size == 1 ? 0 : 3; }
   int sends(int step) const {
-    if (plan.rank == root) return step == 0 ? pieces() * plan.per_host : 0;
+    if (plan.rank == root) return step == 0 ? plan.pieces() * plan.ranks_here() : 0;
     if (near_root() || step == 0) return 0;
-    return step == 1 ? forwarding_hosts() - 1 : (plan.per_host - 1) * forwarding_hosts();
+    return step == 1 ? plan.hosts() - 2 : WithinHost{plan}.handled_here();
   }
   PlannedTransfer send(int step, int index) const {
     if (plan.rank == root) {
-      const int to = index / pieces();
-      if (to == 0) return {owner(index), Slices::result(index)};
-      return {plan.neighbour(plan.other_place(to - 1)), Slices::result(index % pieces())};
+      const int to = index / plan.pieces(), piece = index % plan.pieces();
+      return {to == 0 ? plan.owner_of(piece) : plan.neighbour(plan.other_place(to - 1)),
+              Slices::result(piece)};
     }
-    if (step == 1) return {other_forwarding(index), piece_of(plan.rank)};
-    return {plan.neighbour(plan.other_place(index / forwarding_hosts())),
-            piece_of(plan.peer(forwarding(index % forwarding_hosts())))};
+    if (step == 1) return {plan.handler(forwarding_host(index), plan.rank), piece_of(plan.rank)};
+    const auto [to, owner] =
+        WithinHost{plan}.here(index, [this](int nth) { return plan.other_place(nth); });
+    return {to, piece_of(owner)};
   }
   int receives(int step) const {
     if (plan.rank == root) return 0;
-    if (near_root()) return step == 0 ? pieces() : 0;
-    return step == 0 ? 1 : sends(step);
+    if (near_root()) return step == 0 ? plan.pieces() : 0;
+    return step == 0 ? 1 : step == 1 ? plan.handled() - 1 : WithinHost{plan}.handled_there();
   }
   PlannedTransfer receive(int step, int index) const {
     if (near_root()) return {root, Slices::result(index)};
     if (step == 0) return {root, piece_of(plan.rank)};
-    if (step == 1) return {other_forwarding(index), piece_of(other_forwarding(index))};
-    const int place = plan.other_place(index / forwarding_hosts());
-    return {plan.neighbour(place),
-            piece_of(plan.rank_of(forwarding(index % forwarding_hosts()), place))};
+    if (step == 1) return {plan.handled_elsewhere(index), piece_of(plan.handled_elsewhere(index))};
+    const auto [from, owner] = WithinHost{plan}.there(index);
+    return {from, piece_of(owner)};
   }
 
  private:
-  int pieces() const { return plan.broadcast_pieces(); }
-  bool near_root() const { return plan.host() == plan.host_of(root); }
-  int forwarding_hosts() const { return plan.hosts() - 1; }
-  /// The `index`-th host without the root's.
-  int forwarding(int index) const { return index < plan.host_of(root) ? index : index + 1; }
-  /// The rank at this place on the `index`-th host without the root's and this rank's own.
-  int other_forwarding(int index) const {
-    const int own = plan.host() < plan.host_of(root) ? plan.host() : plan.host() - 1;
-    return plan.peer(forwarding(index < own ? index : index + 1));
+  bool near_root() const { return !plan.owns(plan.host()); }
+  /// The `index`-th host without the root's and this rank's own.
+  int forwarding_host(int index) const {
+    const int near = plan.host_of(root), own = plan.host();
+    index += index >= std::min(near, own) ? 1 : 0;
+    return index + (index >= std::max(near, own) ? 1 : 0);
   }
-  int owner(int piece) const {
-    return piece < plan.host_of(root) * plan.per_host ? piece : piece + plan.per_host;
-  }
-  Payload piece_of(int rank) const { return Slices::result(plan.broadcast_piece(rank, root)); }
+  Payload piece_of(int rank) const { return Slices::result(plan.piece_of(rank)); }
 };
 
 /// From the root down.
@@ -396,8 +436,10 @@ class Schedule {
  public:
   /// Whether `algorithm` implements `op` over links, in muster or in a reference plan.
   static bool exists(Op op, Algorithm algorithm);
-  /// For an algorithm that exists. `per_host` divides `size`; only `hosts` uses it.
-  Schedule(Op op, Algorithm algorithm, int rank, int size, int root, int per_host = 1);
+  /// For an algorithm that exists. Only `hosts` uses the first ranks of the hosts, which the
+  /// schedule does not own (see `HostsPlan`).
+  Schedule(Op op, Algorithm algorithm, int rank, int size, int root,
+           std::span<const int> first_ranks = {});
 
   /// Number of slices that a reduction, or a broadcast by hosts, is cut into.
   int slices() const { return slices_; }

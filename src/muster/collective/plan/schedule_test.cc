@@ -2,7 +2,6 @@
 // rank ends with exactly the contributions that it should have, nothing is sent before it is
 // available, arrives twice or is left over, and no rank waits forever. The proof itself is tested:
 // plans with one change fail it.
-// thing changed fail it.
 #include "muster/collective/plan/schedule.h"
 
 #include <gtest/gtest.h>
@@ -10,6 +9,7 @@
 #include <algorithm>
 #include <random>
 
+#include "muster/collective/testing/host_layouts.h"
 #include "muster/collective/testing/plan_proof.h"
 #include "muster/testing/budget.h"
 #include "muster/testing/seed.h"
@@ -22,17 +22,24 @@ constexpr int kMostRanks = testing::kSanitized ? 512 : 4096;
 struct Kind {
   Op op;
   Algorithm algorithm;
-  std::string text(int size, int root, int per_host = 1) const {
+  std::string text(int size, int root, const std::vector<int>& hosts = {}) const {
     return std::string(info(op).name) + " by " + std::string(name_of(algorithm)) + " on " +
-           std::to_string(size) + " ranks, " + std::to_string(per_host) + " on a host, root " +
-           std::to_string(root);
+           hosts_text(size, hosts) + ", root " + std::to_string(root);
   }
-  /// The numbers of ranks per host that make a difference.
-  std::vector<int> crews(int size) const {
-    std::vector<int> found{1};
-    for (int each = 2; each < size && algorithm == Algorithm::hosts; ++each) {
-      if (size % each == 0) found.push_back(each);
+  /// Hosts that make a difference: all ways to put few ranks on several hosts; for more, hosts of
+  /// the same size, and some that are drawn.
+  std::vector<std::vector<int>> layouts(int size, std::mt19937_64& random) const {
+    if (algorithm != Algorithm::hosts) return {{}};
+    std::vector<std::vector<int>> found;
+    if (size <= 7) {
+      found = all_hosts(size);
+      if (size > 1) found.erase(found.begin());  // one host
+      return found;
     }
+    for (int each = 1; each < size; ++each)
+      if (size % each == 0) found.push_back(even_hosts(size, each));
+    auto drawn = draw_hosts(size, random);
+    if (drawn.size() > 1) found.push_back(std::move(drawn));
     return found;
   }
 };
@@ -55,9 +62,9 @@ bool meets_all(const Kind& kind) {
          (kind.op == Op::all_gather && kind.algorithm == Algorithm::direct);
 }
 
-std::string prove_kind(const Kind& kind, int size, int root, int per_host) {
+std::string prove_kind(const Kind& kind, int size, int root, const std::vector<int>& hosts) {
   return prove(kind.op, size, root, [&](int rank) {
-    return Schedule(kind.op, kind.algorithm, rank, size, root, per_host);
+    return Schedule(kind.op, kind.algorithm, rank, size, root, hosts);
   });
 }
 
@@ -72,12 +79,13 @@ TEST(Schedule, ThereIsOneForEveryAlgorithmOverLinks) {
 }
 
 TEST(Schedule, EveryRankEndsWithWhatItShouldForEverySizeTo64) {
+  std::mt19937_64 random(testing::test_seed());
   for (const Kind& kind : all_kinds()) {
     for (int size = 1; size <= 64; ++size) {
       const bool rooted = info(kind.op).rooted;
       for (int root = 0; root<(rooted ? size : 1); root += size> 16 && root > 0 ? 7 : 1) {
-        for (const int per_host : kind.crews(size))
-          ASSERT_EQ(prove_kind(kind, size, root, per_host), "") << kind.text(size, root, per_host);
+        for (const auto& hosts : kind.layouts(size, random))
+          ASSERT_EQ(prove_kind(kind, size, root, hosts), "") << kind.text(size, root, hosts);
       }
     }
   }
@@ -98,10 +106,10 @@ TEST(Schedule, AndForSomeSizesTo4096) {
     for (const int size : sizes) {
       const int root =
           info(kind.op).rooted ? static_cast<int>(random() % static_cast<std::uint64_t>(size)) : 0;
-      const auto crews = kind.crews(size);
-      const int per_host = crews[random() % crews.size()];
-      ASSERT_EQ(prove_kind(kind, size, root, per_host), "")
-          << kind.text(size, root, per_host) << ", MUSTER_TEST_SEED=" << testing::test_seed();
+      const auto layouts = kind.layouts(size, random);
+      const auto& hosts = layouts[random() % layouts.size()];
+      ASSERT_EQ(prove_kind(kind, size, root, hosts), "")
+          << kind.text(size, root, hosts) << ", MUSTER_TEST_SEED=" << testing::test_seed();
     }
   }
 }
@@ -181,20 +189,20 @@ TEST(Proof, FindsEveryPlanThatIsWrongOnOneRank) {
     for (const int size : {3, 4, 7, 8, 12, 13}) {
       const int root =
           info(kind.op).rooted ? static_cast<int>(random() % static_cast<std::uint64_t>(size)) : 0;
-      const auto crews = kind.crews(size);
-      const int per_host = crews[random() % crews.size()];
+      const auto layouts = kind.layouts(size, random);
+      const auto& hosts = layouts[random() % layouts.size()];
       for (int rank = 0; rank < size; ++rank) {
-        const Schedule schedule(kind.op, kind.algorithm, rank, size, root, per_host);
+        const Schedule schedule(kind.op, kind.algorithm, rank, size, root, hosts);
         for (int step = 0; step < schedule.steps(); ++step) {
           for (const Change change : kChanges) {
             if (!applies(schedule, step, change)) continue;
             const auto plans = [&](int each) {
-              const Schedule right(kind.op, kind.algorithm, each, size, root, per_host);
+              const Schedule right(kind.op, kind.algorithm, each, size, root, hosts);
               return Mutant(right, size, change, each == rank ? step : -1);
             };
             ++mutants;
             ASSERT_NE(prove(kind.op, size, root, plans), "")
-                << kind.text(size, root, per_host) << " passes with change "
+                << kind.text(size, root, hosts) << " passes with change "
                 << static_cast<int>(change) << " on rank " << rank << " in step " << step;
           }
         }
@@ -207,16 +215,17 @@ TEST(Proof, FindsEveryPlanThatIsWrongOnOneRank) {
 TEST(Proof, FindsAStepThatAllRanksLeaveOut) {
   for (const Kind& kind : all_kinds()) {
     for (const int size : {2, 5, 8}) {
-      const int per_host = kind.crews(size).size() > 2 ? 4 : 1;
-      for (int step = 0; step < Schedule(kind.op, kind.algorithm, 0, size, 0, per_host).steps();
+      const auto hosts = kind.algorithm == Algorithm::hosts ? even_hosts(size, size > 3 ? 3 : 1)
+                                                            : std::vector<int>();
+      for (int step = 0; step < Schedule(kind.op, kind.algorithm, 0, size, 0, hosts).steps();
            ++step) {
         const auto plans = [&](int rank) {
-          const Schedule right(kind.op, kind.algorithm, rank, size, 0, per_host);
+          const Schedule right(kind.op, kind.algorithm, rank, size, 0, hosts);
           return Mutant(right, size, Change::step_left_out, step);
         };
         bool matters = false;
         for (int rank = 0; rank < size; ++rank)
-          matters = matters || applies(Schedule(kind.op, kind.algorithm, rank, size, 0, per_host),
+          matters = matters || applies(Schedule(kind.op, kind.algorithm, rank, size, 0, hosts),
                                        step, Change::step_left_out);
         if (!matters) continue;
         ASSERT_NE(prove(kind.op, size, 0, plans), "")

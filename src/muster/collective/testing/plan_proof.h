@@ -159,13 +159,15 @@ class Proof {
   bool has_arrived(int rank, int step, int place, const PlannedTransfer& in) {
     const auto sender = plans_(in.peer);
     const int reached = step_[index(in.peer)];
-    // In most plans, the i-th message of a step is the peer's i-th of the same step, or its message
-    // for the i-th rank after it.
-    for (const int guess : {place, wrap(rank - in.peer, size_) - 1}) {
-      if (step < sender.steps() && guess < sender.sends(step) &&
-          fits(sender.send(step, guess), rank, in.payload))
-        return step <= reached;
-    }
+    // In most plans, the i-th message of a step is about the peer's i-th of the same step, or its
+    // message for the i-th rank after it.
+    const int sends = step < sender.steps() ? sender.sends(step) : 0;
+    const auto is_sent = [&](int guess) {
+      return guess >= 0 && guess < sends && fits(sender.send(step, guess), rank, in.payload);
+    };
+    if (is_sent(wrap(rank - in.peer, size_) - 1)) return step <= reached;
+    for (int away = 0; away < sends; ++away)
+      if (is_sent(place - away) || is_sent(place + away)) return step <= reached;
     for (int other = 0; other < sender.steps() && other <= reached; ++other) {
       for (int i = 0; i < sender.sends(other); ++i) {
         if (fits(sender.send(other, i), rank, in.payload)) return true;

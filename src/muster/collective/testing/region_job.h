@@ -178,7 +178,7 @@ class RegionJob {
     segment_ = *segment;
     const Selection selection(
         Medium::shared_memory, size,
-        {.per_host = size, .per_core = oversubscribed.value_or(false) ? 2 : 1});
+        {.first_ranks = {0}, .per_core = oversubscribed.value_or(false) ? 2 : 1});
     for (int member = 0; member < size; ++member) {
       groups.push_back(
           RegionGroup::attach(*regions[at(member)], *segment, *channels[at(member)], selection));

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "muster/collective/communicator.h"
+#include "muster/collective/selection.h"
 #include "muster/shm/arena.h"
 #include "muster/testing/direct_reduction.h"
 #include "muster/testing/rank_threads.h"
@@ -32,7 +33,8 @@ struct Cell {
   std::uint64_t seed = 0;
   int ranks = 1;
   bool any_order = false;  // sums of floats need not be in the order of ranks
-  int per_host = 1;        // above 1: sums may be those of hosts
+  std::vector<int> hosts =
+      {};  // their first ranks; where there are any, sums may be those of hosts
 
   int root() const { return static_cast<int>(seed % static_cast<std::uint64_t>(ranks)); }
   bool uneven() const { return info(op).size_rule == SizeRule::free && (seed >> 8) % 2 == 1; }
@@ -139,7 +141,7 @@ class Answers {
       slot.bytes.resize(inputs[0].size());
       if (by_hosts)
         testing::reduce_by_hosts(slot.bytes, inputs, factors, cell_.dtype, cell_.reduce,
-                                 static_cast<std::size_t>(cell_.per_host));
+                                 cell_.hosts);
       else
         testing::reduce_directly(slot.bytes, inputs, factors, cell_.dtype, cell_.reduce);
     });
@@ -273,7 +275,7 @@ class Player {
           cell_.any_order && info(cell_.op).reduces
               ? testing::first_difference_in_any_order(args.outputs[slice], right, cell_.dtype)
               : testing::first_difference(args.outputs[slice], right, cell_.dtype);
-      if (wrong >= 0 && cell_.per_host > 1 && info(cell_.op).reduces)
+      if (wrong >= 0 && !cell_.hosts.empty() && info(cell_.op).reduces)
         wrong = testing::first_difference(args.outputs[slice], answers_.reduced(rank_, true),
                                           cell_.dtype);
       if (wrong >= 0)
@@ -331,13 +333,15 @@ inline std::vector<std::size_t> counts_of(Op op, DType dtype, int ranks) {
   return counts;
 }
 
-/// Whether the ranks are on several hosts, two on each.
-inline bool pairs_on_hosts(testing::Wire wire, int ranks) {
-  return wire == testing::Wire::hosts && ranks > 2 && ranks % 2 == 0;
+/// The first ranks of several hosts of two ranks each (the last may have one); none otherwise.
+inline std::vector<int> pairs_on_hosts(testing::Wire wire, int ranks) {
+  if (wire != testing::Wire::hosts || ranks <= 2) return {};
+  return even_hosts(ranks, 2);
 }
 
-/// `by_hosts`: several hosts have several ranks each, so sums may be those of hosts.
-inline std::vector<Cell> draw_cells(std::mt19937_64& random, int ranks, bool by_hosts = false) {
+/// `hosts`: the first ranks of hosts, of which sums may be.
+inline std::vector<Cell> draw_cells(std::mt19937_64& random, int ranks,
+                                    const std::vector<int>& hosts = {}) {
   std::vector<Cell> cells;
   for (const Kind& kind : all_kinds()) {
     for (std::size_t count : counts_of(kind.op, kind.dtype, ranks)) {
@@ -348,7 +352,7 @@ inline std::vector<Cell> draw_cells(std::mt19937_64& random, int ranks, bool by_
     }
   }
   std::shuffle(cells.begin(), cells.end(), random);
-  for (Cell& cell : cells) cell.per_host = by_hosts ? 2 : 1;
+  for (Cell& cell : cells) cell.hosts = hosts;
   return cells;
 }
 
