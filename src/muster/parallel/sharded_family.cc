@@ -76,6 +76,14 @@ void ShardedUnit::Family::begin_pass() {
   ended.clear();
 }
 
+void ShardedUnit::Family::finish_reduction() {
+  const auto unit = std::exchange(reducing, {}).lock();
+  if (!unit) return;
+  const std::lock_guard lock(unit->mutex);
+  unit->parameters.finish_reduction();
+  unit->record(ShardedEvent::reduced);
+}
+
 /// Frees what was gathered ahead and not used.
 void ShardedUnit::Family::drop_prefetched() {
   for (const auto& each : units) {

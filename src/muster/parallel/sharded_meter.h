@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <utility>
 
 namespace muster::parallel {
 
@@ -24,6 +25,8 @@ class ByteMeter {
   class MeterScope {
    public:
     explicit MeterScope(ByteMeter& meter) : meter_(meter) {}
+    MeterScope(MeterScope&& other) noexcept
+        : meter_(other.meter_), bytes_(std::exchange(other.bytes_, 0)) {}
     ~MeterScope() { meter_.subtract(bytes_); }
     MeterScope(const MeterScope&) = delete;
     MeterScope& operator=(const MeterScope&) = delete;

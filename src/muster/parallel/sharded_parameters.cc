@@ -12,6 +12,7 @@
 
 #include "muster/collectives.h"
 #include "muster/group/errors.h"
+#include "muster/group/group_core.h"
 #include "muster/parallel/flat_memory.h"
 #include "muster/shared_memory.h"
 
@@ -390,29 +391,40 @@ void ShardedParameters::collect_gradients(bool will_wait) {
 void ShardedParameters::drop_gradients() {
   for (at::Tensor& sum : sums_) sum.reset();
   for (Flat& flat : flats_) flat.partial.reset();
+  reductions_.clear();
 }
 
-void ShardedParameters::reduce_gradients() {
+/// As for DistributedDataParallel: a network needs no core, but within a host the calls would take
+/// one from the threads that compute.
+bool ShardedParameters::reduces_beside_computation() const {
+  const Group& last = options_.replicas ? options_.replicas : options_.group;
+  return core_of(last).manual_progress() == nullptr;
+}
+
+void ShardedParameters::start_reduction() {
   const at::NoGradGuard no_grad;
-  for (Flat& flat : flats_)
-    if (std::any_of(flat.indices.begin(), flat.indices.end(),
+  const bool async_op = reduces_beside_computation();
+  for (std::size_t number = 0; number < flats_.size(); ++number) {
+    const auto& indices = flats_[number].indices;
+    if (std::any_of(indices.begin(), indices.end(),
                     [this](std::size_t i) { return parameters_[i].tensor.requires_grad(); }))
-      reduce(flat);
+      start_reduction(number, async_op);
+    if (!async_op) finish_reduction();
+  }
 }
 
-/// Each rank's shard of the gradients is followed by one number per parameter, which is positive if
-/// any rank has a gradient of it, so that one call does both. Padding after it makes the length
-/// depend on these parameters' number.
-void ShardedParameters::reduce(Flat& flat) {
+/// The gradients in the order of ranks: each rank's shard is followed by one number per parameter,
+/// which is positive if any rank has a gradient of it, so that one call does both. Padding after it
+/// makes the length depend on these parameters' number.
+at::Tensor ShardedParameters::staged_gradients(Flat& flat, ByteMeter::MeterScope& staging) {
   const int ranks = options_.group->size();
   const int copies = options_.replicas ? options_.replicas->size() : 1;
   const auto parameters = static_cast<std::int64_t>(flat.indices.size());
   const std::int64_t length = flat.shard_elements + parameters + options_.number % kDistinctLengths;
   const auto options = flat.options.dtype(flat.reduced_dtype);
-  const at::Tensor all = flat_memory(ranks * length, options).view({ranks, -1});
+  at::Tensor all = flat_memory(ranks * length, options).view({ranks, -1});
   const double divisor = communication_.divisor.value_or(static_cast<double>(ranks) * copies);
   const at::Tensor factor = at::native::wrapped_scalar_tensor(1.0 / divisor);
-  ByteMeter::MeterScope staging(options_.meter->staging);
   staging.add(bytes_of(all));
   for (const std::size_t i : flat.indices) staging.add(bytes_of(sums_[i]));
   for (std::int64_t slot = 0; slot < parameters; ++slot) {
@@ -428,12 +440,23 @@ void ShardedParameters::reduce(Flat& flat) {
                                              : to.copy_(from).mul_(factor);
     }
   }
-  const at::Tensor reduced = unset_memory(length, options);
+  return all;
+}
+
+/// With replicas, only the call among them is asynchronous.
+void ShardedParameters::start_reduction(std::size_t number, bool async_op) {
+  Flat& flat = flats_[number];
+  ByteMeter::MeterScope staging(options_.meter->staging);
+  const at::Tensor all = staged_gradients(flat, staging);
+  const at::Tensor reduced = unset_memory(all.size(1), flat.options.dtype(flat.reduced_dtype));
   staging.add(bytes_of(reduced));
+  WorkRef work;
   if (communication_.reduce_scatter)
     communication_.reduce_scatter(reduced, all.view({-1}), options_.group);
   else
-    reduce_scatter_tensor(reduced, all.view({-1}), {.group = options_.group});
+    work = reduce_scatter_tensor(
+        reduced, all.view({-1}),
+        {.group = options_.group, .async_op = async_op && !options_.replicas});
   if (flat.partial.defined()) reduced.add_(std::exchange(flat.partial, at::Tensor()));
   if (options_.replicas) {
     if (!communication_.reduce_over_replicas) {
@@ -443,11 +466,20 @@ void ShardedParameters::reduce(Flat& flat) {
     if (communication_.all_reduce)
       communication_.all_reduce(reduced, options_.replicas);
     else
-      all_reduce(reduced, {.group = options_.replicas});
+      work = all_reduce(reduced, {.group = options_.replicas, .async_op = async_op});
   }
-  if (communication_.after_reduction)
-    communication_.after_reduction(reduced.narrow(0, 0, flat.shard_elements));
-  add_to_gradients(flat, reduced);
+  reductions_.push_back({number, all, reduced, std::move(work), std::move(staging)});
+}
+
+void ShardedParameters::finish_reduction() {
+  const at::NoGradGuard no_grad;
+  for (Reduction& each : std::exchange(reductions_, {})) {
+    if (each.work) each.work->wait();
+    const Flat& flat = flats_[each.flat];
+    if (communication_.after_reduction)
+      communication_.after_reduction(each.reduced.narrow(0, 0, flat.shard_elements));
+    add_to_gradients(flat, each.reduced);
+  }
 }
 
 /// `reduced` is a shard of the averages and what follows it.

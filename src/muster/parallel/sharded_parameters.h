@@ -134,9 +134,14 @@ class ShardedParameters {
   /// `will_wait`: more will be collected before the reduction; they accumulate in the dtype of the
   /// reduction.
   void collect_gradients(bool will_wait);
-  /// Collective. Averages the collected gradients over the ranks and adds each rank's shards to the
+  /// Collective. Begins to average the collected gradients over the ranks. Returns at once where
+  /// that can go on while this thread computes, else once it is done.
+  void start_reduction();
+  /// Waits for what start_reduction() has begun, and adds this rank's shards of the averages to the
   /// shards' gradients. A parameter for which no rank collected a gradient keeps its old one.
-  void reduce_gradients();
+  void finish_reduction();
+  bool is_reducing() const { return !reductions_.empty(); }
+  /// Also what start_reduction() has begun.
   void drop_gradients();
 
   /// Collective, in either form. Returns the values of each whole parameter in its own dtype; after
@@ -171,6 +176,13 @@ class ShardedParameters {
     WorkRef gather;
     at::Tensor partial;  // reduced over the shards' group and not over the replicas
   };
+  /// A reduction under way. `staged` keeps what it reads.
+  struct Reduction {
+    std::size_t flat;
+    at::Tensor staged, reduced;
+    WorkRef work;  // null: done
+    ByteMeter::MeterScope staging;
+  };
   struct ShardPlace {
     std::size_t flat = 0;
     std::int64_t at = 0, elements = 0;
@@ -195,7 +207,9 @@ class ShardedParameters {
   std::int64_t version_of(const Flat& flat) const;
   void show_whole(const std::vector<at::Tensor>& whole);
   void show_shards();
-  void reduce(Flat& flat);
+  at::Tensor staged_gradients(Flat& flat, ByteMeter::MeterScope& staging);
+  void start_reduction(std::size_t number, bool async_op);
+  bool reduces_beside_computation() const;
   void add_to_gradients(const Flat& flat, const at::Tensor& reduced);
 
   std::vector<ModuleParts::Named> parameters_;
@@ -207,6 +221,7 @@ class ShardedParameters {
   std::vector<at::Tensor> shards_, whole_;   // the two forms
   std::vector<at::Tensor> shard_gradients_;  // set while the parameters are whole
   std::vector<at::Tensor> sums_;             // sums of whole gradients not reduced yet
+  std::vector<Reduction> reductions_;        // in the order of their calls
   bool is_unsharded_ = false, shows_full_ = false, keeps_storage_ = false;
 };
 

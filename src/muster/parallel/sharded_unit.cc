@@ -248,7 +248,8 @@ void ShardedUnit::reduce_now() {
   const std::lock_guard lock(state_->mutex);
   state_->check_failure();
   if (!std::exchange(state_->pass.has_unreduced, false)) return;
-  state_->parameters.reduce_gradients();
+  state_->parameters.start_reduction();
+  state_->parameters.finish_reduction();
 }
 
 void ShardedUnit::reset() {

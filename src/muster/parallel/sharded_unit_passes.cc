@@ -189,8 +189,10 @@ void ShardedUnit::State::reduce_if_due() {
   if (std::exchange(pass.may_have_gradients, false)) pass.has_unreduced = true;
   if (pass.has_unreduced && require_sync) {
     pass.has_unreduced = false;
-    parameters.reduce_gradients();
-    record(ShardedEvent::reduced);
+    family->finish_reduction();
+    parameters.start_reduction();
+    family->reducing = weak_from_this();
+    if (!parameters.is_reducing()) family->finish_reduction();
   }
   parameters.reshard(keep_after_backward ? Keep::all : Keep::nothing);
 }
@@ -204,7 +206,9 @@ void ShardedUnit::State::end_pass() {
                      reduce_if_due();
                      reduce_pending();
                      // A checkpoint's recomputation ends a pass of its own inside the pass.
-                     if (--family->in_backward == 0) family->drop_prefetched();
+                     if (--family->in_backward > 0) return;
+                     family->finish_reduction();
+                     family->drop_prefetched();
                    });
 }
 

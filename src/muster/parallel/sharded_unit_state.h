@@ -39,6 +39,8 @@ struct ShardedUnit::Family {
   Group part(int size);
   void begin_pass();
   void drop_prefetched();
+  /// Waits for the reduction under way, if any.
+  void finish_reduction();
 
   std::weak_ptr<ProcessGroup> group;
   int made = 0;
@@ -49,6 +51,9 @@ struct ShardedUnit::Family {
   // Units in the order in which forward began (of this pass and of the one before) and in which it
   // ended.
   std::vector<std::weak_ptr<State>> began, began_before, ended;
+  // The unit whose gradients are being reduced while the next one computes: one at a time, for the
+  // memory that it takes.
+  std::weak_ptr<State> reducing;
   const std::shared_ptr<ShardedMeter> meter = std::make_shared<ShardedMeter>();
 };
 

@@ -1,0 +1,174 @@
+// Calls that go on between two hosts while backward computes.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "muster/distributed.h"
+#include "muster/group/group_core.h"
+#include "muster/parallel.h"
+#include "muster/parallel/sharded_unit.h"
+#include "muster/testing/network_namespaces.h"
+#include "muster/testing/rank_processes.h"
+#include "muster/testing/reserved_port.h"
+#include "muster/trace/reader.h"
+
+namespace muster::testing {
+namespace {
+
+namespace nn = torch::nn;
+
+constexpr int kHosts = 2;
+constexpr std::int64_t kWidth = 256;  // a weight is a bucket of its own
+
+/// Runs `body` in a process on each of two hosts, which have one rank each.
+void on_two_hosts(const std::function<void(int rank)>& body) {
+  const auto net = NetworkNamespaces::create(kHosts);
+  ASSERT_TRUE(net.ok()) << net.status().message();
+  const auto port = std::to_string(reserve_port());
+  const auto store = "tcp://" + (*net)->address(0) + ":" + port;
+  RankProcesses ranks(kHosts, [&](int rank) -> std::string {
+    try {
+      if (const Status entered = (*net)->enter(rank); !entered) return entered.message();
+      ::setenv("MUSTER_SECRET", "a secret that two hosts share, long enough", 1);
+      torch::set_num_threads(1);
+      init_process_group({.init_method = store,
+                          .timeout = std::chrono::seconds(60),
+                          .world_size = kHosts,
+                          .rank = rank});
+      body(rank);
+      destroy_process_group();
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+    return ::testing::Test::HasFailure() ? "failed" : "good";
+  });
+  for (const RankEnd& end : ranks.join(std::chrono::seconds(120))) EXPECT_EQ(end.report, "good");
+}
+
+/// How many calls of `name` this rank has finished, by its trace.
+std::size_t finished_calls(const std::string& name) {
+  const auto trace = trace::read_trace(core_of(default_group()).parts().recorder->path());
+  EXPECT_TRUE(trace.ok());
+  std::size_t count = 0;
+  for (const auto& record : trace->records)
+    count += record.name == name && !record.under_way() ? 1 : 0;
+  return count;
+}
+
+/// Computes, without a call of its own.
+void compute_until(const std::function<bool()>& done) {
+  auto numbers = torch::ones({8, 8});
+  while (!done()) {
+    numbers = numbers.matmul(numbers).clamp_max(1);
+    std::this_thread::yield();
+  }
+}
+
+/// A layer that calls `in_backward` before it makes its gradients.
+struct BusyImpl : nn::Module {
+  BusyImpl() : linear(register_module("linear", nn::Linear(kWidth, kWidth))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    const auto y = linear(x);
+    if (y.requires_grad())
+      y.register_hook([this](const at::Tensor&) {
+        if (in_backward) in_backward();
+      });
+    return torch::tanh(y);
+  }
+  nn::Linear linear;
+  std::function<void()> in_backward;
+};
+
+struct StackImpl : nn::Module {
+  StackImpl() {
+    torch::manual_seed(1);
+    for (int i = 0; i < 3; ++i)
+      layers.push_back(register_module(std::to_string(i), Shardable<BusyImpl>()));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& each : layers) x = each(x);
+    return x.sum();
+  }
+  std::vector<Shardable<BusyImpl>> layers;
+};
+TORCH_MODULE(Stack);
+
+at::Tensor inputs(int rank) { return torch::full({4, kWidth}, 0.01 * (rank + 1)); }
+
+/// The averages over the ranks of a stack's gradients.
+std::vector<at::Tensor> averages() {
+  std::vector<at::Tensor> sums;
+  for (int rank = 0; rank < kHosts; ++rank) {
+    Stack stack;
+    stack->forward(inputs(rank)).backward();
+    const auto parameters = stack->parameters();
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const auto part = parameters[i].grad() / kHosts;
+      if (rank == 0)
+        sums.push_back(part);
+      else
+        sums[i] += part;
+    }
+  }
+  return sums;
+}
+
+// spec: K2 overlapped: by the trace, the first bucket has travelled between hosts before backward
+// makes the first layer's gradients
+TEST(BetweenHosts, BucketsTravelDuringBackward) {
+  on_two_hosts([](int rank) {
+    Stack stack;
+    DistributedDataParallel<Stack> model(stack);
+    const std::size_t before = finished_calls("all_reduce");
+    stack->layers[0]->in_backward = [&] {
+      compute_until([&] { return finished_calls("all_reduce") > before; });
+    };
+    model.forward(inputs(rank)).backward();
+    const auto expected = averages();
+    const auto parameters = stack->parameters();
+    for (std::size_t i = 0; i < expected.size(); ++i)
+      EXPECT_TRUE(torch::allclose(parameters[i].grad(), expected[i])) << i;
+  });
+}
+
+// spec: M1 T5 a unit's gradients travel between hosts while the next unit computes
+TEST(BetweenHosts, ShardsAreReducedDuringBackward) {
+  on_two_hosts([](int rank) {
+    Stack stack;
+    FullyShardedDataParallel<Stack> model(stack,
+                                          {.auto_wrap_policy = module_wrap_policy<BusyImpl>()});
+    std::vector<parallel::ShardedUnit*> units;
+    for (auto* each : model.unit_list())
+      if (each != &model.unit()) units.push_back(each);
+    const std::size_t before = finished_calls("reduce_scatter_tensor");
+    for (std::size_t i = 0; i < 2; ++i)
+      stack->layers[i]->in_backward = [&, i] {
+        EXPECT_TRUE(units[i + 1]->parameters().is_reducing());
+        compute_until([&] { return finished_calls("reduce_scatter_tensor") >= before + 2 - i; });
+        EXPECT_TRUE(units[i + 1]->parameters().is_reducing()) << "its gradients are taken later";
+      };
+    model.forward(inputs(rank).requires_grad_()).backward();
+    const auto expected = averages();
+    std::size_t next = 0;
+    for (auto* unit : units) {
+      EXPECT_FALSE(unit->parameters().is_reducing());
+      for (std::size_t i = 0; i < unit->parameters().size(); ++i, ++next)
+        EXPECT_TRUE(torch::allclose(unit->parameters()[i].grad(),
+                                    unit->parameters().shard_of(i, expected[next])))
+            << next;
+    }
+    EXPECT_EQ(next, expected.size());
+  });
+}
+
+}  // namespace
+}  // namespace muster::testing
