@@ -239,7 +239,7 @@ def read_options(words):
         "--batches",
         type=lambda text: [int(word) for word in text.split(",")],
         default="8,32",
-        help="images of a rank and step; default 8,32: once less to compute than to send, once more",
+        help="images of a rank and step; default 8,32: less to compute than to send, then more",
     )
     parser.add_argument("--rows", type=words_of, default=list(ROWS), help="default: all")
     parser.add_argument("--rounds", type=int, default=7, help="steps of each row; default 7")

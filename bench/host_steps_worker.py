@@ -1,4 +1,6 @@
-"""One rank of bench/host_steps.py: steps of every row in turn. Writes `result.RANK` to the folder."""
+"""One rank of bench/host_steps.py: steps of every row in turn. It writes `result.RANK` into the
+folder.
+"""
 
 import argparse
 import json

@@ -4,9 +4,8 @@
 /// Every result is computed in one place and then distributed: the same bits on every member and in
 /// every run. It is computed from all members' contributions in rank order with one rounding of
 /// 16-bit floats, or from the sums of hosts, each rounded (`link_hosts.cc`). The `Selection`
-/// chooses the algorithm. With the default selection, temporary memory is at most 896 KiB per
-/// member (1,280 KiB for a premul_sum), plus all pieces of a gather or scatter along a tree; see
-/// `most_bytes`.
+/// chooses the algorithm. Temporary memory is bounded, however large the tensors are:
+/// docs/internals/algorithms.md has the figures, `most_bytes` those of some algorithms.
 ///
 /// `plan/schedule.h` describes the messages of each algorithm a second time, for the proof and the
 /// cost model; a test compares the two. Schedules omit the root's ready-to-receive messages in a
