@@ -451,8 +451,10 @@ TEST(LinkGroup, SumsAreInRankOrderAndByHostsInTheOrderOfHosts) {
         const bool in_place = (reduce + static_cast<int>(op)) % 2 == 0,
                    many = static_cast<int>(dtype) % 2 == 0;
         const int size = many ? 12 : 6;
-        const auto hosts = drawn % 3 == 0 ? even_hosts(size, size / 3)
-                           : drawn % 3 == 1
+        // Each operation on each layout in turn.
+        const int layout = (drawn + drawn / 3) % 3;
+        const auto hosts = layout == 0 ? even_hosts(size, size / 3)
+                           : layout == 1
                                ? hosts_of(many ? std::vector{5, 1, 4, 2} : std::vector{1, 3, 2})
                                : hosts_of(many ? std::vector{1, 11} : std::vector{4, 1, 1});
         ++drawn;
