@@ -3,22 +3,27 @@
 #include <stdlib.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
 #include <torch/types.h>
 
 #include <chrono>
 #include <exception>
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "muster/device_mesh.h"
 #include "muster/distributed.h"
 #include "muster/group/group_core.h"
 #include "muster/parallel.h"
 #include "muster/parallel/sharded_unit.h"
+#include "muster/parallel/testing/sharded_models.h"
 #include "muster/testing/network_namespaces.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/reserved_port.h"
+#include "muster/testing/thrown.h"
 #include "muster/trace/reader.h"
 
 namespace muster::testing {
@@ -26,23 +31,25 @@ namespace {
 
 namespace nn = torch::nn;
 
+using fsdp::Net, fsdp::Options;
+
 constexpr int kHosts = 2;
 constexpr std::int64_t kWidth = 256;  // a weight is a bucket of its own
 
-/// Runs `body` in a process on each of two hosts, which have one rank each.
-void on_two_hosts(const std::function<void(int rank)>& body) {
-  const auto net = NetworkNamespaces::create(kHosts);
+/// Runs `body` in a process on each of `count` hosts, which have one rank each.
+void on_hosts(int count, const std::function<void(int rank)>& body) {
+  const auto net = NetworkNamespaces::create(count);
   ASSERT_TRUE(net.ok()) << net.status().message();
   const auto port = std::to_string(reserve_port());
   const auto store = "tcp://" + (*net)->address(0) + ":" + port;
-  RankProcesses ranks(kHosts, [&](int rank) -> std::string {
+  RankProcesses ranks(count, [&](int rank) -> std::string {
     try {
       if (const Status entered = (*net)->enter(rank); !entered) return entered.message();
       ::setenv("MUSTER_SECRET", "a secret that two hosts share, long enough", 1);
       torch::set_num_threads(1);
       init_process_group({.init_method = store,
                           .timeout = std::chrono::seconds(60),
-                          .world_size = kHosts,
+                          .world_size = count,
                           .rank = rank});
       body(rank);
       destroy_process_group();
@@ -125,7 +132,7 @@ std::vector<at::Tensor> averages() {
 // spec: K2 overlapped: by the trace, the first bucket has travelled between hosts before backward
 // makes the first layer's gradients
 TEST(BetweenHosts, BucketsTravelDuringBackward) {
-  on_two_hosts([](int rank) {
+  on_hosts(kHosts, [](int rank) {
     Stack stack;
     DistributedDataParallel<Stack> model(stack);
     const std::size_t before = finished_calls("all_reduce");
@@ -142,7 +149,7 @@ TEST(BetweenHosts, BucketsTravelDuringBackward) {
 
 // spec: M1 T5 a unit's gradients travel between hosts while the next unit computes
 TEST(BetweenHosts, ShardsAreReducedDuringBackward) {
-  on_two_hosts([](int rank) {
+  on_hosts(kHosts, [](int rank) {
     Stack stack;
     FullyShardedDataParallel<Stack> model(stack,
                                           {.auto_wrap_policy = module_wrap_policy<BusyImpl>()});
@@ -167,6 +174,82 @@ TEST(BetweenHosts, ShardsAreReducedDuringBackward) {
             << next;
     }
     EXPECT_EQ(next, expected.size());
+  });
+}
+
+/// Steps of two passes each, the first of which is not averaged by itself.
+template <class Forward, class NoSync>
+void train(Net& net, Forward forward, NoSync no_sync) {
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  for (int step = 0; step < 4; ++step) {
+    optimizer.zero_grad();
+    {
+      [[maybe_unused]] const auto local = no_sync();
+      forward(1).backward();
+    }
+    forward(2).backward();
+    optimizer.step();
+  }
+}
+
+std::vector<Options> options_between_hosts() {
+  using enum ShardingStrategy;
+  std::vector<Options> all = fsdp::kVariants;
+  const Options by_layer = fsdp::kVariants[1];
+  for (const auto strategy : {NO_SHARD, HYBRID_SHARD}) {
+    all.push_back(by_layer);
+    all.back().sharding_strategy = strategy;
+  }
+  all.back().device_mesh = init_device_mesh("cpu", {2, 2});
+  all.push_back(by_layer);
+  all.back().cpu_offload = true;
+  all.push_back(by_layer);
+  all.back().forward_prefetch = true;
+  return all;
+}
+
+// spec: M1 M3 T5 every option trains between hosts, where reductions go on beside backward, what
+// one process trains
+TEST(BetweenHosts, ShardsTrainAsOneProcess) {
+  Net alone = fsdp::net_of(1);
+  train(
+      alone,
+      [&](int times) { return fsdp::loss_of(alone(fsdp::inputs() * times), fsdp::targets()); },
+      [] { return 0; });
+  const at::Tensor expected = flat(alone->parameters());
+  constexpr int kRanks = 4;
+  on_hosts(kRanks, [&](int rank) {
+    int number = 0;
+    for (const Options& options : options_between_hosts()) {
+      Net net = fsdp::net_of(1);
+      FullyShardedDataParallel<Net> model(net, options);
+      train(
+          net,
+          [&](int times) {
+            return fsdp::loss_of(model(fsdp::share(fsdp::inputs() * times, rank, kRanks)),
+                                 fsdp::share(fsdp::targets(), rank, kRanks));
+          },
+          [&] { return model.no_sync(); });
+      EXPECT_LT(fsdp::difference(fsdp::whole(model), expected), 1e-9) << "variant " << number++;
+    }
+  });
+}
+
+// spec: T5 an exception in backward while a unit's gradients travel reaches the other ranks
+TEST(BetweenHosts, AnExceptionBesideAReductionReachesTheOthers) {
+  on_hosts(kHosts, [](int rank) {
+    Stack stack;
+    FullyShardedDataParallel<Stack> model(stack,
+                                          {.auto_wrap_policy = module_wrap_policy<BusyImpl>()});
+    if (rank == 1)
+      stack->layers[0]->in_backward = [] { throw std::runtime_error("no gradient today"); };
+    const auto loss = model.forward(inputs(rank).requires_grad_());
+    if (rank == 1) {
+      EXPECT_HAS(message_of<std::runtime_error>([&] { loss.backward(); }), "no gradient today");
+    } else {
+      EXPECT_HAS(message_of<DistError>([&] { loss.backward(); }), "rank 1");
+    }
+    EXPECT_HAS(message_of<DistError>([&] { model.forward(inputs(rank)); }), "cannot go on");
   });
 }
 

@@ -17,7 +17,7 @@ enum class ShardedEvent {
   forward_ended,
   backward_began,  ///< the parameters are whole, the unit's part of backward follows
   backward_ended,  ///< all of its gradients are there
-  reduced,         ///< this rank has its shards of the averages
+  reduced,         ///< this rank has taken its shards of the averages
 };
 
 /// The name, as in the enumeration.

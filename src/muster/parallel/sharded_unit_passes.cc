@@ -192,7 +192,8 @@ void ShardedUnit::State::reduce_if_due() {
     family->finish_reduction();
     parameters.start_reduction();
     family->reducing = weak_from_this();
-    if (!parameters.is_reducing()) family->finish_reduction();
+    // Outside of a pass nobody else would finish it.
+    if (!parameters.is_reducing() || family->in_backward == 0) family->finish_reduction();
   }
   parameters.reshard(keep_after_backward ? Keep::all : Keep::nothing);
 }
