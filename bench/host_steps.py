@@ -5,9 +5,9 @@
     sudo bench/host_steps.py --batches 32          folder of muster's package)
 
 The hosts are network namespaces of this machine on links of the given rate, as in bench/hosts.py,
-with one rank on each, bound to a core of its own. They train a ResNet-18 for images of 32 x 32, one
-thread a rank. The rows take turns, step by step. A step begins after a barrier and lasts from the
-last rank's start to the last rank's end. Rows:
+with one rank on each, bound to a core of its own while there are enough. They train a ResNet-18 for
+images of 32 x 32, one thread a rank. The rows take turns, step by step. A step begins after a
+barrier and lasts from the last rank's start to the last rank's end. Rows:
 
     ddp, fp16, powersgd   muster's DistributedDataParallel, without and with a communication hook
     fsdp                  muster's FSDP, a unit for each of 8 blocks, FULL_SHARD, forward_prefetch
@@ -42,6 +42,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 
 import hosts as between
@@ -58,12 +59,14 @@ WORD = 4  # bytes of an element of float32
 class Piece:
     """A part of a step: what must be received before it, its time, and what it makes to be sent.
 
-    Bytes are those that a host must send, seconds those of the model alone.
+    Bytes are those that a host must send, seconds those of the model alone. `anywhere`: seconds
+    that may pass at any time after what the first piece needs has come.
     """
 
     seconds: float = 0
     needs: float = 0
     gives: float = 0
+    anywhere: float = 0
 
 
 def factors(shape, rank=RANK):
@@ -108,7 +111,7 @@ def fsdp_pieces(model, hosts):
         pieces.append(Piece(unit["backward"], sent, sent))
     known = sum(piece.seconds for piece in pieces)
     whole = model["forward"] + sum(each["seconds"] for each in model["gradients"])
-    pieces.append(Piece(max(0, whole - known), 0, outer))
+    pieces.append(Piece(0, 0, outer, max(0, whole - known)))
     return pieces
 
 
@@ -121,7 +124,8 @@ def least_s(pieces, rate):
     seconds = [piece.seconds for piece in pieces]
     needs = [piece.needs * 8 / rate for piece in pieces]
     gives = [piece.gives * 8 / rate for piece in pieces]
-    bounds = [wire_s(pieces, rate)]
+    anywhere = sum(piece.anywhere for piece in pieces)
+    bounds = [wire_s(pieces, rate), needs[0] + sum(seconds) + anywhere + gives[-1]]
     for i in range(len(pieces)):
         bounds.append(sum(needs[: i + 1]) + sum(seconds[i:]) + gives[-1])
         bounds.append(needs[0] + sum(seconds[: i + 1]) + sum(gives[i:]))
@@ -146,7 +150,7 @@ def row_of(row, batch, found, options):
     wire = wire_s(pieces, options.rate) * 1e3
     step = step_ms(row)
     # What the model alone takes beside the pieces: the optimizer.
-    beside = max(0, compute - sum(piece.seconds for piece in pieces) * 1e3)
+    beside = max(0, compute - sum(piece.seconds + piece.anywhere for piece in pieces) * 1e3)
     least = least_s(pieces, options.rate) * 1e3 + beside
     return {
         "bench": "host_steps",
@@ -167,17 +171,35 @@ def row_of(row, batch, found, options):
 
 def start(hosts, options, batch, folder):
     """A worker on each host."""
-    secret = secrets.token_hex(32)
+    environment = os.environ | {
+        "MUSTER_SECRET": secrets.token_hex(32),  # where no list of processes shows it
+        "MUSTER_SOCKET_IFNAME": hosts.devices[0],
+        "GLOO_SOCKET_IFNAME": hosts.devices[0],
+        "OMP_NUM_THREADS": "1",
+    }
     for host in range(options.hosts):
         words = [
             *hosts.inside(host),
-            *("env", f"MUSTER_SECRET={secret}", f"MUSTER_SOCKET_IFNAME={hosts.devices[0]}"),
-            *(f"GLOO_SOCKET_IFNAME={hosts.devices[0]}", "OMP_NUM_THREADS=1"),
             *(sys.executable, HERE / "host_steps_worker.py", "--folder", folder),
             *("--rank", host, "--ranks", options.hosts, "--rows", ",".join(options.rows)),
             *("--batch", batch, "--warm", options.warm, "--rounds", options.rounds),
         ]
-        yield subprocess.Popen([str(word) for word in words], start_new_session=True)
+        words = [str(word) for word in words]
+        yield subprocess.Popen(words, env=environment, start_new_session=True)
+
+
+def wait(workers, limit):
+    """Until all have ended well, or one has not."""
+    end = time.monotonic() + limit
+    while running := [worker for worker in workers if worker.poll() is None]:
+        if any(worker.returncode for worker in workers):
+            break
+        if time.monotonic() > end:
+            sys.exit(f"host_steps: no end after {limit} s")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            running[0].wait(0.2)
+    if any(worker.returncode for worker in workers):
+        sys.exit("host_steps: a rank has failed")
 
 
 def measure(hosts, options, batch):
@@ -186,10 +208,7 @@ def measure(hosts, options, batch):
         workers = []
         try:
             workers.extend(start(hosts, options, batch, folder))
-            if any([worker.wait(options.limit) for worker in workers]):
-                sys.exit("host_steps: a rank has failed")
-        except subprocess.TimeoutExpired:
-            sys.exit(f"host_steps: no end after {options.limit} s")
+            wait(workers, options.limit)
         finally:
             for worker in workers:
                 with contextlib.suppress(ProcessLookupError):

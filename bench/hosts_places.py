@@ -269,8 +269,9 @@ def fault_of(what, run, given, limit):
 def variables(environment):
     """What a remote shell does not carry along: the settings of libraries, and where theirs are."""
     for name, value in environment.items():
-        ours = name.startswith(("MUSTER_", "GLOO_")) and not name.startswith("MUSTER_SECRET")
-        if ours or name in ("LD_LIBRARY_PATH", "PYTHONPATH"):
+        ours = name.startswith(("MUSTER_", "GLOO_"))
+        secret = name.startswith(("MUSTER_SECRET", "MUSTER_ETCD_"))
+        if (ours and not secret) or name in ("LD_LIBRARY_PATH", "PYTHONPATH"):
             yield f"{name}={value}"
 
 

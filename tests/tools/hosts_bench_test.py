@@ -212,7 +212,7 @@ class ListedHostsTest(unittest.TestCase):
 
     def test_settings_go_along_but_no_secret(self):
         environment = {"MUSTER_ALGORITHM": "all_reduce:bruck", "MUSTER_SECRET": "s", "HOME": "/h"}
-        environment["MUSTER_SECRET_FILE"] = "/s"
+        environment |= {"MUSTER_SECRET_FILE": "/s", "MUSTER_ETCD_PASSWORD": "p"}
         found = list(hosts_places.variables(environment))
         self.assertEqual(found, ["MUSTER_ALGORITHM=all_reduce:bruck"])
 
