@@ -10,7 +10,6 @@
 /// and one of them answers every cell with one line in the pipe `back`. Ranks of several hosts
 /// share no folder: without one they read their standard input and answer on their standard output.
 ///
-///
 ///   row <loop_us> <p50_us> <min_us> <p99_us> <iterations>
 ///   skip <reason>            (the library has no such operation)
 ///   error <text>
