@@ -122,6 +122,10 @@ def measure(options, hosts, folder):
     rows = []
     try:
         contestants += (Contestant(name, hosts, options, folder) for name in options.libraries)
+        # A library that still starts would disturb the others.
+        for op, _, size in options.cells[:1]:
+            for contestant in contestants:
+                contestant.play(op, size, 0.01, patience(op, size, options))
         table = Table(options.libraries, with_limit=options.rate and not options.latency)
         print(hosts.remark(), table.head(), sep="\n", flush=True)
         for op, text, size in options.cells:
