@@ -46,6 +46,7 @@ import time
 from dataclasses import dataclass
 
 import hosts as between
+from words import words_of
 
 HERE = pathlib.Path(__file__).parent
 ALONE = "alone"
@@ -235,14 +236,6 @@ def show(rows):
         )
 
 
-def words_of(text):
-    words = text.split(",")
-    for word in words:
-        if word not in ROWS:
-            raise argparse.ArgumentTypeError(f'"{word}" is none of {", ".join(ROWS)}')
-    return words
-
-
 def read_options(words):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -260,7 +253,7 @@ def read_options(words):
         default="8,32",
         help="images of a rank and step; default 8,32: less to compute than to send, then more",
     )
-    parser.add_argument("--rows", type=words_of, default=list(ROWS), help="default: all")
+    parser.add_argument("--rows", type=words_of(ROWS), default=list(ROWS), help="default: all")
     parser.add_argument("--rounds", type=int, default=7, help="steps of each row; default 7")
     parser.add_argument("--warm", type=int, default=4, help="steps before those; default 4")
     parser.add_argument("--limit", type=float, default=600, help="seconds for one batch")

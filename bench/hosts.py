@@ -53,6 +53,7 @@ import tempfile
 from hosts_libraries import LIBRARIES, Contestant, those_here
 from hosts_places import DEVICES, Hosts, ListedHosts, names_of
 from hosts_table import CARRIED, Table, leaves_nothing, limit_us, row_of
+from words import words_of
 
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 SIZES = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -193,7 +194,6 @@ def read_options(words):
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    listed = {"type": lambda text: text.split(",")}
     add_hosts(parser)
     parser.add_argument("--ranks-per-host", type=int, default=1, help="default 1")
     parser.add_argument(
@@ -203,7 +203,7 @@ def read_options(words):
     )
     parser.add_argument(
         "--op",
-        **listed,
+        type=words_of(CARRIED),
         default=list(CARRIED),
         help="operations, comma separated; default: those above",
     )
@@ -219,7 +219,7 @@ def read_options(words):
     )
     parser.add_argument(
         "--libraries",
-        **listed,
+        type=words_of(LIBRARIES),
         default=list(LIBRARIES),
         help="comma separated; default muster,gloo,openmpi",
     )
@@ -244,10 +244,6 @@ def read_options(words):
 
 def complete(options, parser):
     """Checks the options against each other and fills in what was not given."""
-    for given, known in ((options.op, CARRIED), (options.libraries, LIBRARIES)):
-        for word in given:
-            if word not in known:
-                parser.error(f'"{word}" is none of {", ".join(known)}')
     if options.host_list:
         if options.pin or options.hosts is not None or options.links is not None:
             parser.error("--hosts, --links and --pin are for namespaces, not for --host-list")

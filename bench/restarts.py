@@ -46,6 +46,8 @@ import time
 import urllib.error
 import urllib.request
 
+from words import words_of
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LIBRARIES = ("muster", "muster-c++", "torchrun")
 EVENTS = ("worker", "launcher", "host", "join")
@@ -317,17 +319,6 @@ def row_of(library, event, took, lost):
     )
     said = ", ".join(f"{lost.count(why)} x {why}" for why in sorted(set(lost)))
     return "{:9} {:11} {:>7} {:>7} {:>7}  {}".format(event, library, *figures, said).rstrip()
-
-
-def words_of(known):
-    def read(text):
-        words = text.split(",")
-        for word in words:
-            if word not in known:
-                raise argparse.ArgumentTypeError(f'"{word}" is none of {", ".join(known)}')
-        return words
-
-    return read
 
 
 def parse():

@@ -29,6 +29,14 @@ class NextEpoch : public ::testing::Test {
     report.reason = name + " has words for it";
     say(name, report);
   }
+  /// One of its workers was killed.
+  void say_killed(const std::string& name) {
+    NodeReport report = view.nodes().at(name).report;
+    report.phase = NodePhase::failed;
+    report.epoch = view.epoch().number;
+    report.killed = true;
+    say(name, report);
+  }
   void die(const std::string& name) {
     since.erase(name);
     Update update{++revision, false, {}, {}, 0};
@@ -182,11 +190,7 @@ TEST_F(NextEpoch, AKilledWorkerCountsAtOnce) {
   begin(3);
   say("b", NodePhase::failed, 1);
   EXPECT_FALSE(decide().commit);
-  NodeReport report = view.nodes().at("c").report;
-  report.phase = NodePhase::failed;
-  report.epoch = view.epoch().number;
-  report.killed = true;
-  say("c", report);
+  say_killed("c");
   EXPECT_TRUE(decide().commit);
   EXPECT_EQ(decide().restarts, 1);
 }
@@ -198,9 +202,7 @@ TEST_F(NextEpoch, AKilledWorkerCountsThoughNoticedSecond) {
   begin(2);
   say("b", NodePhase::failed, 1);
   EXPECT_FALSE(decide().commit);
-  NodeReport report = view.nodes().at("b").report;
-  report.killed = true;
-  say("b", report);
+  say_killed("b");
   EXPECT_TRUE(decide().commit);
 }
 

@@ -1,8 +1,6 @@
 // Calls that go on between two hosts while backward computes.
 #include <gtest/gtest.h>
 #include <stdlib.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 #include <torch/types.h>
 
@@ -11,7 +9,6 @@
 #include <functional>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "muster/device_mesh.h"
@@ -19,6 +16,7 @@
 #include "muster/group/group_core.h"
 #include "muster/parallel.h"
 #include "muster/parallel/sharded_unit.h"
+#include "muster/parallel/testing/busy_stack.h"
 #include "muster/parallel/testing/sharded_models.h"
 #include "muster/testing/network_namespaces.h"
 #include "muster/testing/rank_processes.h"
@@ -29,9 +27,7 @@
 namespace muster::testing {
 namespace {
 
-namespace nn = torch::nn;
-
-using fsdp::Net, fsdp::Options;
+using fsdp::BusyImpl, fsdp::compute_until, fsdp::Net, fsdp::Options, fsdp::Stack;
 
 constexpr int kHosts = 2;
 constexpr std::int64_t kWidth = 256;  // a weight is a bucket of its own
@@ -71,43 +67,11 @@ std::size_t finished_calls(const std::string& name) {
   return count;
 }
 
-/// Computes, without a call of its own.
-void compute_until(const std::function<bool()>& done) {
-  auto numbers = torch::ones({8, 8});
-  while (!done()) {
-    numbers = numbers.matmul(numbers).clamp_max(1);
-    std::this_thread::yield();
-  }
+/// With the same weights on every rank.
+Stack make_stack() {
+  torch::manual_seed(1);
+  return Stack(3, kWidth);
 }
-
-/// A layer that calls `in_backward` before it makes its gradients.
-struct BusyImpl : nn::Module {
-  BusyImpl() : linear(register_module("linear", nn::Linear(kWidth, kWidth))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    const auto y = linear(x);
-    if (y.requires_grad())
-      y.register_hook([this](const at::Tensor&) {
-        if (in_backward) in_backward();
-      });
-    return torch::tanh(y);
-  }
-  nn::Linear linear;
-  std::function<void()> in_backward;
-};
-
-struct StackImpl : nn::Module {
-  StackImpl() {
-    torch::manual_seed(1);
-    for (int i = 0; i < 3; ++i)
-      layers.push_back(register_module(std::to_string(i), Shardable<BusyImpl>()));
-  }
-  at::Tensor forward(at::Tensor x) {
-    for (auto& each : layers) x = each(x);
-    return x.sum();
-  }
-  std::vector<Shardable<BusyImpl>> layers;
-};
-TORCH_MODULE(Stack);
 
 at::Tensor inputs(int rank) { return torch::full({4, kWidth}, 0.01 * (rank + 1)); }
 
@@ -115,8 +79,8 @@ at::Tensor inputs(int rank) { return torch::full({4, kWidth}, 0.01 * (rank + 1))
 std::vector<at::Tensor> averages() {
   std::vector<at::Tensor> sums;
   for (int rank = 0; rank < kHosts; ++rank) {
-    Stack stack;
-    stack->forward(inputs(rank)).backward();
+    Stack stack = make_stack();
+    stack->forward(inputs(rank)).sum().backward();
     const auto parameters = stack->parameters();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const auto part = parameters[i].grad() / kHosts;
@@ -133,13 +97,13 @@ std::vector<at::Tensor> averages() {
 // makes the first layer's gradients
 TEST(BetweenHosts, BucketsTravelDuringBackward) {
   on_hosts(kHosts, [](int rank) {
-    Stack stack;
+    Stack stack = make_stack();
     DistributedDataParallel<Stack> model(stack);
     const std::size_t before = finished_calls("all_reduce");
     stack->layers[0]->in_backward = [&] {
       compute_until([&] { return finished_calls("all_reduce") > before; });
     };
-    model.forward(inputs(rank)).backward();
+    model.forward(inputs(rank)).sum().backward();
     const auto expected = averages();
     const auto parameters = stack->parameters();
     for (std::size_t i = 0; i < expected.size(); ++i)
@@ -150,7 +114,7 @@ TEST(BetweenHosts, BucketsTravelDuringBackward) {
 // spec: M1 T5 a unit's gradients travel between hosts while the next unit computes
 TEST(BetweenHosts, ShardsAreReducedDuringBackward) {
   on_hosts(kHosts, [](int rank) {
-    Stack stack;
+    Stack stack = make_stack();
     FullyShardedDataParallel<Stack> model(stack,
                                           {.auto_wrap_policy = module_wrap_policy<BusyImpl>()});
     std::vector<parallel::ShardedUnit*> units;
@@ -163,7 +127,7 @@ TEST(BetweenHosts, ShardsAreReducedDuringBackward) {
         compute_until([&] { return finished_calls("reduce_scatter_tensor") >= before + 2 - i; });
         EXPECT_TRUE(units[i + 1]->parameters().is_reducing()) << "its gradients are taken later";
       };
-    model.forward(inputs(rank).requires_grad_()).backward();
+    model.forward(inputs(rank).requires_grad_()).sum().backward();
     const auto expected = averages();
     std::size_t next = 0;
     for (auto* unit : units) {
@@ -238,12 +202,12 @@ TEST(BetweenHosts, ShardsTrainAsOneProcess) {
 // spec: T5 an exception in backward while a unit's gradients travel reaches the other ranks
 TEST(BetweenHosts, AnExceptionBesideAReductionReachesTheOthers) {
   on_hosts(kHosts, [](int rank) {
-    Stack stack;
+    Stack stack = make_stack();
     FullyShardedDataParallel<Stack> model(stack,
                                           {.auto_wrap_policy = module_wrap_policy<BusyImpl>()});
     if (rank == 1)
       stack->layers[0]->in_backward = [] { throw std::runtime_error("no gradient today"); };
-    const auto loss = model.forward(inputs(rank).requires_grad_());
+    const auto loss = model.forward(inputs(rank).requires_grad_()).sum();
     if (rank == 1) {
       EXPECT_HAS(message_of<std::runtime_error>([&] { loss.backward(); }), "no gradient today");
     } else {

@@ -10,39 +10,11 @@
 #include <vector>
 
 #include "muster/parallel/sharded_unit.h"
+#include "muster/parallel/testing/busy_stack.h"
 #include "muster/parallel/testing/sharded_models.h"
 
 namespace muster::testing::fsdp {
 namespace {
-
-/// A layer that computes until something else has happened.
-struct BusyImpl : nn::Module {
-  BusyImpl() : linear(register_module("linear", nn::Linear(32, 32))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    if (in_forward) in_forward();
-    const auto y = linear(x);
-    if (y.requires_grad())
-      y.register_hook([this](const at::Tensor&) {
-        if (in_backward) in_backward();
-      });
-    return torch::tanh(y);
-  }
-  nn::Linear linear;
-  std::function<void()> in_forward, in_backward;
-};
-
-struct StackImpl : nn::Module {
-  StackImpl() {
-    for (int i = 0; i < 4; ++i)
-      layers.push_back(register_module(std::to_string(i), Shardable<BusyImpl>()));
-  }
-  at::Tensor forward(at::Tensor x) {
-    for (auto& each : layers) x = each(x);
-    return x;
-  }
-  std::vector<Shardable<BusyImpl>> layers;
-};
-TORCH_MODULE(Stack);
 
 using Events = std::vector<parallel::ShardedTimeline::TimelineEntry>;
 
@@ -65,16 +37,12 @@ struct Model {
   /// Computes until the gather of unit `which` is there, which nobody waits for.
   void compute_until_gathered(std::size_t which) {
     ASSERT_TRUE(units[which]->parameters().is_gathering()) << which;
-    auto numbers = torch::ones({8, 8});
-    while (!units[which]->parameters().has_gathered()) {
-      numbers = numbers.matmul(numbers).clamp_max(1);
-      std::this_thread::yield();
-    }
+    compute_until([&] { return units[which]->parameters().has_gathered(); });
     ++overlapped;
   }
   at::Tensor run() { return model->forward(torch::ones({2, 32}, torch::requires_grad())).sum(); }
 
-  Stack stack;
+  Stack stack{4, 32};
   std::shared_ptr<parallel::ShardedTimeline> timeline =
       std::make_shared<parallel::ShardedTimeline>();
   std::unique_ptr<FullyShardedDataParallel<Stack>> model;

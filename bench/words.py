@@ -1,0 +1,16 @@
+"""Options of the benches that are lists of words."""
+
+import argparse
+
+
+def words_of(known):
+    """For argparse: comma-separated words, each of which is known."""
+
+    def read(text):
+        words = text.split(",")
+        for word in words:
+            if word not in known:
+                raise argparse.ArgumentTypeError(f'"{word}" is none of {", ".join(known)}')
+        return words
+
+    return read
