@@ -42,6 +42,19 @@ def command(*words):
         sys.exit(f"muster bench hosts: {' '.join(words)} has failed: {done.stderr.strip()}")
 
 
+@contextlib.contextmanager
+def undisturbed():
+    """No second Ctrl-C or SIGTERM leaves half of it behind."""
+    before = {
+        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def divided(cores, hosts):
     """Equally many cores for each host; nothing if hosts outnumber cores."""
     part = len(cores) // hosts
@@ -101,9 +114,8 @@ class Hosts:
         command("tc -n", name, "qdisc add dev", device, bucket)
         command("tc -n", self.switch, "qdisc add dev", port, bucket)
 
+    @undisturbed()
     def remove(self):
-        # No second Ctrl-C leaves half of it behind.
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         for name in (*self.names, self.switch):
             inside = subprocess.run(
                 ["ip", "netns", "pids", name], capture_output=True, text=True, check=False
@@ -112,7 +124,6 @@ class Hosts:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
             subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL, check=False)
-        signal.signal(signal.SIGINT, before)
 
     def inside(self, host):
         """What stands before a command that is to run on a host, which has a name of its own: Open
@@ -188,16 +199,15 @@ class ListedHosts:
     def __exit__(self, *_):
         self.end("", f"rm -rf {self.folder}")
 
+    @undisturbed()
     def end(self, library, last=":"):
         """Ends the ranks of a library, or of all: a rank in a call does not see that the remote
         shell that started it is gone.
         """
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         marked = f'grep -qsa {self.mark}{library} "$process/environ"'
         kill = f'{marked} && kill -9 "${{process#/proc/}}"'
         for fault in self.run_on_all(f"for process in /proc/[0-9]*; do {kill}; done; {last}"):
             print(f"muster bench hosts: ranks may still run: {fault}", file=sys.stderr)
-        signal.signal(signal.SIGINT, before)
 
     def demand_on_all(self, script, given=b""):
         if faults := self.run_on_all(script, given):
