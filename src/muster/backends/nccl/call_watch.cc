@@ -211,19 +211,19 @@ void CallWatch::look() {
   fail_if_links_failed();
   if (terms_.failure->failed()) return;
   if (terms_.handling == ErrorHandling::none) return;
-  if (const auto error = terms_.async_error(); !error.empty()) fail(reported(error));
+  if (const auto error = terms_.async_error(); !error.empty()) fail_as_reported(error);
 }
 
-Status CallWatch::reported(const std::string& error) {
+void CallWatch::fail_as_reported(const std::string& error) {
   const auto calls = entries();
   const auto under_way = std::ranges::find_if(
       calls, [](const auto& entry) { return entry->work != nullptr && !entry->work->is_done(); });
   const auto me = terms_.first_ranks[static_cast<std::size_t>(terms_.links->rank())];
-  return Status(
+  fail(Status(
       Code::internal,
       "NCCL reported an error to rank " + std::to_string(me) + " during " +
           (under_way != calls.end() ? words(**under_way) : "calls on group " + terms_.group_name) +
-          ": " + error + "; NCCL_DEBUG=INFO shows more");
+          ": " + error + "; NCCL_DEBUG=INFO shows more"));
 }
 
 void CallWatch::run() {

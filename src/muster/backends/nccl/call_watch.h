@@ -62,6 +62,9 @@ class CallWatch {
 
   /// The group fails here and on the other members. `told`: they know already.
   void fail(const Status& why, bool told = false);
+  /// The same with an error that NCCL has found in the background: it names the first call that is
+  /// not done.
+  void fail_as_reported(const std::string& error);
   /// The group fails if the links have failed; the reason is that of the first call in flight.
   void fail_if_links_failed();
   enum class DrainScope { collectives, everything };
@@ -82,8 +85,6 @@ class CallWatch {
   void compare(WatchedCall& entry);
   Status late(const WatchedCall& entry, const std::vector<int>& awaited) const;
   void end_all(const Status& why);
-  /// What NCCL has reported in the background, with the first call that is not done.
-  Status reported(const std::string& error);
   std::string words(const WatchedCall& entry) const;
 
   const WatchTerms terms_;

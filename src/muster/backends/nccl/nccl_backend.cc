@@ -93,6 +93,7 @@ NcclBackend::~NcclBackend() {
   if (!failure_->failed()) failure_->set(Status(Code::aborted, "the group was dropped"));
   watch_->stop();
   abort_communicators();
+  drop_lanes();
 }
 
 const BackendCapabilities& NcclBackend::capabilities() const {
@@ -291,10 +292,13 @@ std::unique_ptr<Lane> NcclBackend::make_lane(c10::Device device, Lane::Opening o
       library_, device, high_priority_, std::move(opening), [this] { give_up_if_failed(); },
       [this](const std::exception& error) {
         const auto* known = dynamic_cast<const DistError*>(&error);
-        watch_->fail(
-            Status(known != nullptr ? known->code() : Code::internal,
-                   "group " + options_.communicator.name + " (backend nccl): " + error.what(),
-                   known != nullptr ? known->ranks() : std::vector<int>{}));
+        if (const auto reported = async_error(); !reported.empty())
+          watch_->fail_as_reported(reported);  // as the watch does when it is the first to see it
+        else
+          watch_->fail(
+              Status(known != nullptr ? known->code() : Code::internal,
+                     "group " + options_.communicator.name + " (backend nccl): " + error.what(),
+                     known != nullptr ? known->ranks() : std::vector<int>{}));
         const auto why = failure_->why();
         return std::make_exception_ptr(DistBackendError(why.message(), why.code(), why.ranks()));
       });
@@ -307,12 +311,14 @@ void NcclBackend::connect(c10::Device device) {
 }
 
 void NcclBackend::adopt(std::shared_ptr<NcclCommunicator> opened) {
-  const std::lock_guard lock(lanes_mutex_);
-  devices_.push_back(opened->device());
-  group_lanes_.push_back(make_lane(
-      opened->device(),
-      [opened](NcclCommunicator& communicator, const auto&) { communicator.take(*opened); }));
-  group_lanes_.back()->open();
+  {
+    const std::lock_guard lock(lanes_mutex_);
+    devices_.push_back(opened->device());
+    group_lanes_.push_back(make_lane(
+        opened->device(),
+        [opened](NcclCommunicator& communicator, const auto&) { communicator.take(*opened); }));
+  }
+  first_lane()->open();
 }
 
 namespace {
@@ -459,6 +465,15 @@ void NcclBackend::abort_communicators() {
   for (const auto& [key, lane] : message_lanes_) lane->abort();
 }
 
+void NcclBackend::drop_lanes() {
+  // A lane that goes waits for its thread, which may still look at the others: without the lock.
+  decltype(group_lanes_) group_lanes;
+  decltype(message_lanes_) message_lanes;
+  const std::lock_guard lock(lanes_mutex_);
+  group_lanes.swap(group_lanes_);
+  message_lanes.swap(message_lanes_);
+}
+
 BackendState NcclBackend::state() const {
   if (failure_->failed()) return {failure_->why(), failure_->was_shown(), 0};
   return {links_->failure(), failure_->was_shown(), 0};
@@ -473,9 +488,7 @@ Status NcclBackend::close(TimePoint deadline) {
   }
   watch_->stop();
   if (failure_->failed()) abort_communicators();
-  const std::lock_guard lock(lanes_mutex_);
-  message_lanes_.clear();
-  group_lanes_.clear();
+  drop_lanes();
   return status;
 }
 

@@ -88,6 +88,7 @@ class NcclBackend final : public ProcessGroupBackend {
   /// After a failure. The communicators of collectives stay for `shrink`, if NCCL can do that.
   void stop_communicators();
   void abort_communicators();
+  void drop_lanes();
 
   const std::shared_ptr<const NcclLibrary> library_;
   const group::OwnBackendOptions options_;
