@@ -546,7 +546,7 @@ std::size_t bytes_away(Op op, std::size_t all, int ranks, bool with_root, int si
   switch (op) {
     case Op::reduce_scatter: return all - own;
     case Op::all_gather: return own * others;
-    case Op::reduce: return all - own + (with_root ? 0 : own);
+    case Op::reduce: return with_root && hosts == 2 ? all - own : all;
     default: return all - own + own * others;
   }
 }
@@ -576,6 +576,32 @@ TEST(LinkGroup, ByHostsEachByteLeavesAHostOnceForEachThatNeedsIt) {
                                    size, hosts))
             << info(op).name << " on " << hosts_text(size, first_ranks) << ", host " << host;
       }
+    }
+  }
+}
+
+// Among more than two hosts that of the root owns nothing: its network carries every byte once in
+// each direction.
+TEST(LinkGroup, TheRootOfAReduceReceivesTheResultsAlone) {
+  constexpr std::size_t kCount = 120;
+  for (const auto& ranks_on :
+       std::vector<std::vector<int>>{{1, 1, 1, 1}, {2, 2, 2}, {1, 4, 2}, {3, 1, 1}}) {
+    const int size = std::accumulate(ranks_on.begin(), ranks_on.end(), 0);
+    const auto first_ranks = hosts_of(ranks_on);
+    for (int root = 0; root < size; ++root) {
+      Play play(Op::reduce, size == 4 ? Algorithm::slices : Algorithm::hosts, size, first_ranks,
+                root, kCount, false);
+      ASSERT_EQ(play.run(), "") << hosts_text(size, first_ranks) << ", root " << root;
+      const plan::HostsPlan plan(root, size, first_ranks);
+      std::size_t received = 0;
+      for (int from = 0; from < size; ++from) {
+        for (int to = 0; to < size; ++to) {
+          for (const std::size_t bytes : play.sent(from, to))
+            received +=
+                plan.host_of(to) == plan.host() && plan.host_of(from) != plan.host() ? bytes : 0;
+        }
+      }
+      EXPECT_EQ(received, kCount * kWidth) << hosts_text(size, first_ranks) << ", root " << root;
     }
   }
 }

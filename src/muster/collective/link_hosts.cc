@@ -7,8 +7,8 @@
 //   own       piece of a rank, now complete, to its handlers elsewhere   all_reduce, all_gather,
 //   spread    of the handled pieces to the ranks of the host               broadcast
 //
-// In a broadcast the owners get their pieces from the root, which is no owner. The result of a
-// reduce goes from the owners to the root.
+// In a broadcast the owners get their pieces from the root. The result of a reduce goes from the
+// owners to the root. Both leave the root's host without a piece (`plan::hosts_plan_of`).
 //
 // Sums are in rank order within a host, then in the order of hosts. Sums of 16-bit floats are
 // rounded once on each host, and once in the end.
@@ -135,7 +135,7 @@ class LinkGroup::HostRounds {
   HostRounds(LinkGroup& group, const Args& args, std::span<const int> first_ranks)
       : outstanding_(group.outstanding_),
         args_(args),
-        plan_(group.rank_, group.size_, first_ranks, args.op == Op::broadcast ? args.root : -1),
+        plan_(plan::hosts_plan_of(args.op, group.rank_, group.size_, first_ranks, args.root)),
         reduces_(info(args.op).reduces),
         to_all_(!reduces_ || args.op == Op::all_reduce),
         scaled_(args.reduce == Reduce::premul_sum && reduces_),
@@ -180,7 +180,6 @@ class LinkGroup::HostRounds {
   static int slot(PartSlots first, std::size_t t) { return first + static_cast<int>(t % kDeep); }
   static int slot(PieceSlots first, std::size_t t) { return first + static_cast<int>(t % kFar); }
   bool is_root() const { return plan_.rank == args_.root; }
-  /// Not if the root of a broadcast is on this host.
   bool owns_a_piece() const { return plan_.owns(plan_.host()); }
 
   template <class Use>
@@ -188,20 +187,20 @@ class LinkGroup::HostRounds {
     for (int place = 0; place < plan_.ranks_here(); ++place)
       if (place != plan_.place()) use(place);
   }
-  /// For the rank that handles this rank's piece on each other host that owns pieces. From the next
-  /// host on, so that not all hosts send to the same one at first.
+  /// For the rank that handles this rank's piece on each other host. From the next host on, so that
+  /// not all hosts send to the same one at first.
   template <class Use>
   void for_handlers(Use use) const {
     for (int step = 1; step < plan_.hosts(); ++step) {
       const int host = plan::wrap(plan_.host() + step, plan_.hosts());
-      if (plan_.owns(host)) use(plan_.handler(host, plan_.rank), host);
+      use(plan_.handler(host, plan_.rank), host);
     }
   }
   /// For the pieces of other hosts that this rank handles: owner and index, in the same order.
   template <class Use>
   void for_handled_elsewhere(Use use) const {
     const int own = plan_.own_index(), all = plan_.handled();
-    for (int step = 1; step < all; ++step) {
+    for (int step = 1; step <= plan_.handled_elsewhere(); ++step) {
       const int index = plan::wrap(own + step, all);
       use(plan_.handled(index), index);
     }
@@ -244,12 +243,13 @@ class LinkGroup::HostRounds {
   bool await_sums() {
     const std::size_t t = awaited_;
     if (t == pieces_.rounds() || t == reduced_ + kFar) return false;
+    ++awaited_;
+    if (!owns_a_piece()) return true;
     for_handlers([&](int handler, int host) {
       if (pieces_.exchanged(plan_.rank, t))
         outstanding_.receive(slot(kSums, t), handler, kSum,
                              {scratch_.sum_from(host, t), pieces_.bytes(plan_.rank, t)});
     });
-    ++awaited_;
     return true;
   }
 
@@ -264,7 +264,7 @@ class LinkGroup::HostRounds {
       const std::byte* const sum = sum_parts(index, t, scratch_.sum_for(index, t));
       outstanding_.send(slot(kOut, t), owner, kSum, {sum, pieces_.bytes(owner, t)});
     });
-    if (pieces_.exchanged(plan_.rank, t))
+    if (owns_a_piece() && pieces_.exchanged(plan_.rank, t))
       sum_parts(plan_.own_index(), t, scratch_.sum_from(plan_.host(), t));
     ++summed_;
     return true;
@@ -300,6 +300,8 @@ class LinkGroup::HostRounds {
     if (t == summed_ || t == owned_ + kFar || !outstanding_.done(slot(kSums, t)) ||
         !outstanding_.done(slot(kOwn, t)) || !outstanding_.ok())
       return false;
+    ++reduced_;
+    if (!owns_a_piece()) return true;
     const std::size_t count = pieces_.count(plan_.rank, t);
     for (int host = 0; host < plan_.hosts(); ++host)
       inputs_[as_index(host)] = scratch_.sum_from(host, t);
@@ -307,7 +309,6 @@ class LinkGroup::HostRounds {
     reduce(own(t).data(), plan_.hosts(), count, plan_.size / most_on_a_host_);
     if (args_.reduce == Reduce::avg && !averages_twice())
       finish_average(own(t).data(), count, args_.dtype, plan_.size);
-    ++reduced_;
     return true;
   }
 
@@ -352,8 +353,9 @@ class LinkGroup::HostRounds {
         !outstanding_.done(slot(kFromNeighbours, t)) || !outstanding_.ok())
       return false;
     if (args_.op == Op::reduce && is_root()) {
-      for (int owner = 0; owner < plan_.size; ++owner)
+      for_owners([&](int owner) {
         if (owner != plan_.rank) await(kFromPeers, t, owner, owner);
+      });
     } else if (to_all_ && owns_a_piece()) {
       if (args_.op == Op::broadcast) await(kFromRoot, t, args_.root, plan_.rank);
       for_handled_elsewhere([&](int owner, int) { await(kFromPeers, t, owner, owner); });
@@ -381,12 +383,14 @@ class LinkGroup::HostRounds {
         (args_.op == Op::broadcast && !outstanding_.done(slot(kFromRoot, t))) ||
         !outstanding_.done(slot(kOwn, t)) || !outstanding_.ok())
       return false;
-    if (args_.op == Op::reduce && !is_root()) {
+    if (args_.op == Op::reduce && owns_a_piece() && !is_root()) {
       pass_on(kOwn, t, args_.root, plan_.rank, own(t));
     } else if (args_.op == Op::broadcast && is_root()) {
       for_owners([&](int owner) { pass_on(kOwn, t, owner, owner, pieces_.output(owner, t)); });
     } else if (to_all_ && owns_a_piece()) {
-      for_handlers([&](int handler, int) { pass_on(kOwn, t, handler, plan_.rank, own(t)); });
+      for_handlers([&](int handler, int host) {
+        if (plan_.owns(host)) pass_on(kOwn, t, handler, plan_.rank, own(t));
+      });
     }
     ++owned_;
     return true;

@@ -19,7 +19,7 @@ bool is_simulated(Algorithm algorithm) {
 }
 
 /// The bytes of a message as a fraction of the call's bytes.
-double share_of(Op op, const Payload& payload, int ranks) {
+double share_of(Op op, const Payload& payload, int ranks, int slices) {
   const bool each_gives_all = op == Op::all_reduce || op == Op::reduce;
   switch (payload.kind) {
     case Payload::Kind::token: return 0;
@@ -29,7 +29,7 @@ double share_of(Op op, const Payload& payload, int ranks) {
     case Payload::Kind::pieces: return static_cast<double>(payload.count) / ranks;
     case Payload::Kind::piece: return 1.0 / ranks;
     case Payload::Kind::partial:
-    case Payload::Kind::result: return payload.slice < 0 ? 1 : 1.0 / ranks;
+    case Payload::Kind::result: return payload.slice < 0 ? 1 : 1.0 / slices;
   }
   return 0;
 }
@@ -57,11 +57,11 @@ HostStep step_of(Op op, Algorithm algorithm, Crew crew, int step, int first) {
     for (int i = 0; i < sends; ++i) {
       const PlannedTransfer out = schedule.send(step, i);
       (inside(out.peer) ? host.near : host.far) = true;
-      if (!inside(out.peer)) host.out += share_of(op, out.payload, crew.ranks);
+      if (!inside(out.peer)) host.out += share_of(op, out.payload, crew.ranks, schedule.slices());
     }
     for (int i = 0; i < receives; ++i) {
       const PlannedTransfer in = schedule.receive(step, i);
-      const double share = share_of(op, in.payload, crew.ranks);
+      const double share = share_of(op, in.payload, crew.ranks, schedule.slices());
       (inside(in.peer) ? host.near : host.far) = true;
       (inside(in.peer) ? near_bytes : host.in) += share;
       if (is_added(op, in.payload)) added += share;
@@ -155,12 +155,12 @@ double predict_hosts(Op op, double bytes, const Machine& machine, Crew crew) {
   const double hosts = std::ceil(crew.ranks / each), other_hosts = hosts - 1;
   const bool broadcasts = op == Op::broadcast,
              to_all = broadcasts || !info(op).reduces || op == Op::all_reduce;
-  // Of a broadcast the root's host owns nothing, unless there is no other.
-  const double owners = broadcasts && hosts > 1 ? other_hosts : hosts;
-  const double piece = bytes / (owners * each);
   const auto first_ranks = even_hosts(crew.ranks, crew.ranks_per_host);
-  const double rounds =
-      chunks_for(piece, chunk_of_piece(piece, HostsPlan(0, crew.ranks, first_ranks)));
+  const auto plan = hosts_plan_of(op, 0, crew.ranks, first_ranks, 0);
+  const bool root_owns = plan.owns(0) || hosts == 1;
+  const double owners = root_owns ? hosts : other_hosts;
+  const double piece = bytes / (owners * each);
+  const double rounds = chunks_for(piece, chunk_of_piece(piece, plan));
   const double chunk = piece / rounds;
   const double message = 2 * machine.overhead;  // both ends
   const double near = message + chunk / machine.host_bandwidth, add = chunk / machine.reduction;
@@ -186,10 +186,11 @@ double predict_hosts(Op op, double bytes, const Machine& machine, Crew crew) {
     first += stage(away(other_hosts), machine.latency);
     network += away(other_hosts);
   } else if (op == Op::reduce) {
-    // The root's network receives the chunks of all ranks of the other hosts.
+    // The root's network receives the chunks of all ranks of the other hosts; meanwhile it sends,
+    // or if it owns a piece too, receives, sums.
     const double to_root = other_hosts * each * (message + chunk / machine.bandwidth);
     first += stage(to_root, machine.latency);
-    network += to_root;
+    network = root_owns ? network + to_root : std::max(network, to_root);
   }
   if (to_all) {
     first += stage(inside, machine.host_latency);
@@ -242,7 +243,9 @@ double predict(Op op, Algorithm algorithm, double bytes, const Machine& machine,
     return predict_pieces(bytes, machine, crew);
   if (algorithm == Algorithm::tree) return predict_broadcast<TreePlan>(bytes, machine, crew);
   if (algorithm == Algorithm::chain) return predict_broadcast<ChainPlan>(bytes, machine, crew);
-  if (algorithm == Algorithm::hosts) return predict_hosts(op, bytes, machine, crew);
+  // Of ranks that share no host, slices are the same.
+  if (algorithm == Algorithm::hosts || (algorithm == Algorithm::slices && crew.ranks_per_host == 1))
+    return predict_hosts(op, bytes, machine, crew);
   const double chunks = chunks_of(op, algorithm, bytes, crew.ranks);
   return work.hops * machine.latency + work.host_hops * machine.host_latency +
          chunks * busy_seconds(work, bytes / chunks, machine);

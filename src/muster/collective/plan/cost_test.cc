@@ -99,8 +99,15 @@ TEST(Cost, ByHostsEachByteLeavesAHostOnce) {
   EXPECT_DOUBLE_EQ(cost(Op::reduce_scatter, 12, {6, 2}), parts + sums);
   EXPECT_DOUBLE_EQ(cost(Op::all_reduce, 12, {6, 2}), parts + sums + 100 + away + spread);
   EXPECT_DOUBLE_EQ(cost(Op::all_gather, 12, {6, 2}), 100 + away + spread);
-  // The root receives the results of four ranks of other hosts.
-  EXPECT_DOUBLE_EQ(cost(Op::reduce, 12, {6, 2}), parts + sums + 100 + 4 * (2 + 2 * kFar));
+  // The four ranks of the hosts but the root's own three bytes each, and send the root the results.
+  const double fewer_parts = 10 + 2 * (2 + 3 * kNear + 3 * kAdd),
+               fewer_sums = 100 + 2 * (2 + 2 * 3 * kFar) + 2 * 3 * kAdd;
+  EXPECT_DOUBLE_EQ(cost(Op::reduce, 12, {6, 2}),
+                   fewer_parts + fewer_sums + 100 + 4 * (2 + 3 * kFar));
+  // Of two hosts both own pieces.
+  EXPECT_DOUBLE_EQ(cost(Op::reduce, 12, {4, 2}), 10 + 2 * (2 + 3 * kNear + 3 * kAdd) + 100 +
+                                                     (2 + 2 * 3 * kFar) + 3 * kAdd + 100 +
+                                                     2 * (2 + 3 * kFar));
   // The root sends the four ranks of other hosts three bytes each; both ranks of a host pass theirs
   // on to the other one, and to each other what they have.
   EXPECT_DOUBLE_EQ(cost(Op::broadcast, 12, {6, 2}),
@@ -113,6 +120,11 @@ TEST(Cost, ByHostsEachByteLeavesAHostOnce) {
     return predict(Op::all_reduce, Algorithm::hosts, 6 * chunk * rounds, quick, {6, 2});
   };
   EXPECT_DOUBLE_EQ(quickly(8), quickly(4) + 4 * 2 * 2 * (2 + 2 * chunk * kFar));
+  // In a reduce the root's network receives results while it sends sums.
+  const auto reduced = [&](double rounds) {
+    return predict(Op::reduce, Algorithm::hosts, 4 * chunk * rounds, quick, {6, 2});
+  };
+  EXPECT_DOUBLE_EQ(reduced(8), reduced(4) + 4 * 4 * (2 + chunk * kFar));
 }
 
 TEST(Cost, ChunksToARootFollowEachOther) {
@@ -125,11 +137,12 @@ TEST(Cost, ChunksToARootFollowEachOther) {
 }
 
 TEST(Cost, ChunksOfSlicesFollowEachOther) {
-  // Two ranks, slices of four chunks: latency is paid once for all.
-  const double bytes = 8.0 * fixed::kEagerBytes;
-  EXPECT_NEAR(predict(Op::all_reduce, Algorithm::slices, bytes, kMachine, {2, 1}) /
-                  (2 * 100 + 4 * 4 + bytes * kFar + bytes / 2 * kAdd),
-              1, 1e-12);
+  // Two ranks of two hosts, slices of four chunks: latency is paid once for all. After the first
+  // chunk the sums are made while the network carries others.
+  const double chunk = static_cast<double>(fixed::kEagerBytes);
+  EXPECT_NEAR(predict(Op::all_reduce, Algorithm::slices, 8 * chunk, kMachine, {2, 1}) /
+                  (2 * 100 + 2 * 2 + 2 * chunk * kFar + 4 * chunk * kAdd + 3 * 2 * 2),
+              1, 1e-6);
 }
 
 // The textbook ranking of these algorithms: few steps win for small calls, few bytes for large

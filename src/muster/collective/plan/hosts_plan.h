@@ -4,12 +4,13 @@
 #include <cstddef>
 #include <span>
 
+#include "muster/collective/op.h"
 #include "muster/collective/plan/slices.h"
 
 namespace muster::collective::plan {
 
-/// Ranks numbered host by host, any number on each. Every rank owns a piece of the data; in a
-/// broadcast, every rank that is not on the root's host. Each piece is handled by one rank of each
+/// Ranks numbered host by host, any number on each. Every rank owns a piece of the data, or every
+/// rank that is not on the root's host (`hosts_plan_of`). Each piece is handled by one rank of each
 /// host, which sums it for its host before it leaves the host, and distributes it within the host
 /// when it arrives. On its own host that is its owner. On a host of n ranks that is another host
 /// than the owner's, it is the rank at place p mod n for piece p: with the same number of ranks on
@@ -18,7 +19,7 @@ namespace muster::collective::plan {
 class HostsPlan {
  public:
   /// `first_ranks`: of each host, in order; the plan does not own them. Empty: every rank has a
-  /// host of its own. `root`: of a broadcast.
+  /// host of its own. `root`: whose host owns nothing; -1: all hosts own pieces.
   HostsPlan(int rank, int size, std::span<const int> first_ranks = {}, int root = -1)
       : rank(rank), size(size), first_ranks_(first_ranks), host_(host_of(rank)) {
     if (root < 0) return;
@@ -68,20 +69,23 @@ class HostsPlan {
     if (owner >= first_rank && owner < first_rank + ranks) return owner;
     return first_rank + piece_of(owner) % ranks;
   }
-  /// How many pieces the rank at `place` on this host handles. This host owns pieces.
+  /// How many pieces the rank at `place` on this host handles.
   int handled_by(int place) const { return handled_before(place, pieces()); }
   /// The owner of the `index`-th piece that it handles, in order of pieces.
   int handled_by(int place, int index) const {
     return index == own_index(place) ? neighbour(place) : owner_of(place + index * ranks_here());
   }
-  /// The index of its own piece.
-  int own_index(int place) const { return handled_before(place, piece_of(first(host_))); }
+  /// The index of its own piece; -1 on a host that owns none.
+  int own_index(int place) const {
+    return owns(host_) ? handled_before(place, piece_of(first(host_))) : -1;
+  }
   /// For this rank. `handled_elsewhere` leaves out its own piece.
   int handled() const { return handled_by(place()); }
   int handled(int index) const { return handled_by(place(), index); }
   int own_index() const { return own_index(place()); }
+  int handled_elsewhere() const { return handled() - (owns(host_) ? 1 : 0); }
   int handled_elsewhere(int index) const {
-    return handled(index < own_index() ? index : index + 1);
+    return handled(!owns(host_) || index < own_index() ? index : index + 1);
   }
 
   /// Bytes of a piece that move at a time: enough rounds to keep the hosts and the wires between
@@ -98,8 +102,8 @@ class HostsPlan {
 
  private:
   int first_unowned() const { return root_host_ < 0 ? size : first(root_host_); }
-  /// How many of the pieces below `piece` are `place` modulo the ranks of this host. On this host
-  /// itself exactly one is, in whose stead the rank at `place` handles its own.
+  /// How many of the pieces below `piece` are `place` modulo the ranks of this host. Of those that
+  /// this host owns exactly one is, in whose stead the rank at `place` handles its own.
   int handled_before(int place, int piece) const {
     return piece <= place ? 0 : (piece - place + ranks_here() - 1) / ranks_here();
   }
@@ -109,5 +113,15 @@ class HostsPlan {
   int root_host_ = -1;  // owns nothing
   int unowned_ = 0;     // its ranks
 };
+
+/// The plan of `op`. The root of a broadcast has all data already, and that of a reduce has enough
+/// to receive with the results: their hosts own nothing. But if a reduce has two hosts both own
+/// pieces, for the other one would be sent everything, to send it all back.
+inline HostsPlan hosts_plan_of(Op op, int rank, int size, std::span<const int> first_ranks,
+                               int root) {
+  const int hosts = HostsPlan(rank, size, first_ranks).hosts();
+  const bool stands_aside = op == Op::broadcast || (op == Op::reduce && hosts > 2);
+  return {rank, size, first_ranks, stands_aside ? root : -1};
+}
 
 }  // namespace muster::collective::plan

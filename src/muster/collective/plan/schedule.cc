@@ -8,7 +8,7 @@ namespace {
 Pattern pattern_of(Op op, Algorithm algorithm, int rank, int size, int root,
                    std::span<const int> first_ranks) {
   const PairwisePlan pairs{rank, size};
-  using ResultTo = pattern::Slices::ResultTo;
+  using ResultTo = pattern::HostsReduce::ResultTo;
   const ResultTo result_to = op == Op::all_reduce ? ResultTo::all
                              : op == Op::reduce   ? ResultTo::root
                                                   : ResultTo::none;
@@ -24,18 +24,20 @@ Pattern pattern_of(Op op, Algorithm algorithm, int rank, int size, int root,
       if (op == Op::all_reduce) return pattern::RingReduce{{rank, size}};
       return pattern::Ring{{rank, size}};
     case Algorithm::recursive_doubling: return pattern::RecursiveDoubling{{rank, size}};
-    case Algorithm::slices: return pattern::Slices{pairs, result_to, root};
-    case Algorithm::hosts:
-      if (op == Op::all_gather) return pattern::HostsAllGather{{rank, size, first_ranks}};
-      if (op == Op::broadcast)
-        return pattern::HostsBroadcast{{rank, size, first_ranks, root}, root};
-      return pattern::HostsReduce{{rank, size, first_ranks}, result_to, root};
+    case Algorithm::slices:
+      return pattern::HostsReduce{hosts_plan_of(op, rank, size, {}, root), result_to, root};
+    case Algorithm::hosts: {
+      const auto plan = hosts_plan_of(op, rank, size, first_ranks, root);
+      if (op == Op::all_gather) return pattern::HostsAllGather{plan};
+      if (op == Op::broadcast) return pattern::HostsBroadcast{plan, root};
+      return pattern::HostsReduce{plan, result_to, root};
+    }
     default: break;
   }
   switch (op) {
     case Op::all_gather: return pattern::DirectAllGather{pairs};
     case Op::scatter: return pattern::DirectScatter{pairs, root};
-    case Op::all_to_all: return pattern::Slices{pairs, ResultTo::none, root};
+    case Op::all_to_all: return pattern::DirectAllToAll{pairs};
     default: return pattern::DirectGather{pairs, root};
   }
 }
@@ -55,6 +57,8 @@ Schedule::Schedule(Op op, Algorithm algorithm, int rank, int size, int root,
     : pattern_(pattern_of(op, algorithm, rank, size, root, first_ranks)), slices_(size) {
   if (const auto* broadcast = std::get_if<pattern::HostsBroadcast>(&pattern_))
     slices_ = broadcast->plan.pieces();
+  if (const auto* reduce = std::get_if<pattern::HostsReduce>(&pattern_))
+    slices_ = reduce->plan.pieces();
 }
 
 }  // namespace muster::collective::plan

@@ -34,6 +34,7 @@ struct Payload {
   int count = 1;
   int slice = 0;
   bool operator==(const Payload&) const = default;
+  static Payload result(int slice) { return {Kind::result, 0, 1, slice}; }
 };
 
 struct PlannedTransfer {
@@ -102,30 +103,18 @@ struct DirectAllGather {
   }
 };
 
-/// Every rank sends a piece to every other. If slices are reduced, their owners then send the
-/// results to all, to the root, or to no rank.
-struct Slices {
-  enum class ResultTo { none, root, all };
+/// Every rank sends a piece to every other.
+struct DirectAllToAll {
   PairwisePlan plan;
-  ResultTo result_to;
-  int root;
-  int steps() const { return plan.size == 1 ? 0 : result_to == ResultTo::none ? 1 : 2; }
-  int sends(int step) const {
-    return step == 0 || result_to == ResultTo::all ? plan.steps() : plan.rank == root ? 0 : 1;
+  int steps() const { return plan.size > 1 ? 1 : 0; }
+  int sends(int) const { return plan.steps(); }
+  PlannedTransfer send(int, int index) const {
+    return {plan.target(index + 1), {Payload::Kind::piece, plan.rank, 1, 0}};
   }
-  PlannedTransfer send(int step, int index) const {
-    const int to = step == 0 || result_to == ResultTo::all ? plan.target(index + 1) : root;
-    return {to, step == 0 ? piece(plan.rank) : result(plan.rank)};
+  int receives(int) const { return plan.steps(); }
+  PlannedTransfer receive(int, int index) const {
+    return {plan.source(index + 1), {Payload::Kind::piece, plan.source(index + 1), 1, 0}};
   }
-  int receives(int step) const {
-    return step == 0 || result_to == ResultTo::all || plan.rank == root ? plan.steps() : 0;
-  }
-  PlannedTransfer receive(int step, int index) const {
-    const int from = plan.source(index + 1);
-    return {from, step == 0 ? piece(from) : result(from)};
-  }
-  static Payload piece(int sender) { return {Payload::Kind::piece, sender, 1, 0}; }
-  static Payload result(int slice) { return {Payload::Kind::result, 0, 1, slice}; }
 };
 
 /// The messages of a host's ranks to each other about all pieces that a plan's hosts own: one to
@@ -155,7 +144,7 @@ struct WithinHost {
 /// sums to the owners on the other hosts. The results go to the ranks that handle them on the other
 /// hosts and from these to all ranks of their hosts, or directly to the root.
 struct HostsReduce {
-  using ResultTo = Slices::ResultTo;
+  enum class ResultTo { none, root, all };
   HostsPlan plan;
   ResultTo result_to;
   int root;
@@ -165,8 +154,8 @@ struct HostsReduce {
   int sends(int step) const {
     switch (step) {
       case 0: return within().handled_there();
-      case 1: return plan.handled() - 1;
-      case 2: return to_all() ? plan.hosts() - 1 : plan.rank == root ? 0 : 1;
+      case 1: return plan.handled_elsewhere();
+      case 2: return to_all() ? plan.hosts() - 1 : plan.rank == root || !owns() ? 0 : 1;
       default: return within().handled_here();
     }
   }
@@ -182,20 +171,20 @@ struct HostsReduce {
       }
       case 2: {
         const int to = to_all() ? plan.handler(plan.other_host(index), plan.rank) : root;
-        return {to, Slices::result(plan.rank)};
+        return {to, result(plan.rank)};
       }
       default: {
         const auto [to, owner] =
             within().here(index, [this](int nth) { return plan.other_place(nth); });
-        return {to, Slices::result(owner)};
+        return {to, result(owner)};
       }
     }
   }
   int receives(int step) const {
     switch (step) {
       case 0: return within().handled_here();
-      case 1: return plan.hosts() - 1;
-      case 2: return to_all() ? plan.handled() - 1 : plan.rank == root ? plan.size - 1 : 0;
+      case 1: return owns() ? plan.hosts() - 1 : 0;
+      case 2: return to_all() ? plan.handled_elsewhere() : plan.rank == root ? other_owners() : 0;
       default: return within().handled_there();
     }
   }
@@ -213,24 +202,31 @@ struct HostsReduce {
         return {plan.handler(host, plan.rank), sum(host, plan.rank)};
       }
       case 2: {
-        const int owner =
-            to_all() ? plan.handled_elsewhere(index) : (index < root ? index : index + 1);
-        return {owner, Slices::result(owner)};
+        const int owner = to_all() ? plan.handled_elsewhere(index) : other_owner(index);
+        return {owner, result(owner)};
       }
       default: {
         const auto [from, owner] = within().there(index);
-        return {from, Slices::result(owner)};
+        return {from, result(owner)};
       }
     }
   }
 
  private:
   bool to_all() const { return result_to == ResultTo::all; }
-  WithinHost within() const { return {plan}; }
-  static Payload part(int rank, int slice) { return {Payload::Kind::partial, rank, 1, slice}; }
-  Payload sum(int host, int slice) const {
-    return {Payload::Kind::partial, plan.first(host), plan.ranks_on(host), slice};
+  bool owns() const { return plan.owns(plan.host()); }
+  int other_owners() const { return plan.pieces() - (owns() ? 1 : 0); }
+  int other_owner(int index) const {
+    return plan.owner_of(!owns() || index < plan.piece_of(plan.rank) ? index : index + 1);
   }
+  WithinHost within() const { return {plan}; }
+  Payload part(int rank, int owner) const {
+    return {Payload::Kind::partial, rank, 1, plan.piece_of(owner)};
+  }
+  Payload sum(int host, int owner) const {
+    return {Payload::Kind::partial, plan.first(host), plan.ranks_on(host), plan.piece_of(owner)};
+  }
+  Payload result(int owner) const { return Payload::result(plan.piece_of(owner)); }
 };
 
 /// Every rank sends its block to the ranks that handle it on the other hosts. Each rank sends the
@@ -277,7 +273,7 @@ struct HostsBroadcast {
     if (plan.rank == root) {
       const int to = index / plan.pieces(), piece = index % plan.pieces();
       return {to == 0 ? plan.owner_of(piece) : plan.neighbour(plan.other_place(to - 1)),
-              Slices::result(piece)};
+              Payload::result(piece)};
     }
     if (step == 1) return {plan.handler(forwarding_host(index), plan.rank), piece_of(plan.rank)};
     const auto [to, owner] =
@@ -290,7 +286,7 @@ struct HostsBroadcast {
     return step == 0 ? 1 : step == 1 ? plan.handled() - 1 : WithinHost{plan}.handled_there();
   }
   PlannedTransfer receive(int step, int index) const {
-    if (near_root()) return {root, Slices::result(index)};
+    if (near_root()) return {root, Payload::result(index)};
     if (step == 0) return {root, piece_of(plan.rank)};
     if (step == 1) return {plan.handled_elsewhere(index), piece_of(plan.handled_elsewhere(index))};
     const auto [from, owner] = WithinHost{plan}.there(index);
@@ -305,7 +301,7 @@ struct HostsBroadcast {
     index += index >= std::min(near, own) ? 1 : 0;
     return index + (index >= std::max(near, own) ? 1 : 0);
   }
-  Payload piece_of(int rank) const { return Slices::result(plan.piece_of(rank)); }
+  Payload piece_of(int rank) const { return Payload::result(plan.piece_of(rank)); }
 };
 
 /// From the root down.
@@ -388,7 +384,7 @@ struct RingReduce {
   }
   static Payload payload(const RingReducePlan& sender, int step) {
     const int slice = sender.sent_slice(step);
-    if (!sender.sums(step)) return Slices::result(slice);
+    if (!sender.sums(step)) return Payload::result(slice);
     return {Payload::Kind::partial, slice, step + 1, slice};
   }
 };
@@ -416,7 +412,7 @@ struct RecursiveDoubling {
   }
   Payload payload(const RecursiveDoublingPlan& sender, int step) const {
     if (fold(step)) return {Payload::Kind::partial, sender.rank, 1, -1};
-    if (unfold(step)) return Slices::result(-1);
+    if (unfold(step)) return Payload::result(-1);
     const int exchange = step - (plan.folds() ? 1 : 0);
     const int begin = sender.sum_begin(sender.position(), exchange);
     return {Payload::Kind::partial, begin, sender.sum_end(sender.position(), exchange) - begin, -1};
@@ -427,10 +423,11 @@ struct RecursiveDoubling {
 
 using Pattern =
     std::variant<pattern::Dissemination, pattern::Bruck, pattern::Ring, pattern::DirectAllGather,
-                 pattern::Slices, pattern::Broadcast<TreePlan>, pattern::Broadcast<ChainPlan>,
-                 pattern::TreeGather, pattern::TreeScatter, pattern::HostsReduce,
-                 pattern::HostsAllGather, pattern::HostsBroadcast, pattern::DirectGather,
-                 pattern::DirectScatter, pattern::RingReduce, pattern::RecursiveDoubling>;
+                 pattern::DirectAllToAll, pattern::Broadcast<TreePlan>,
+                 pattern::Broadcast<ChainPlan>, pattern::TreeGather, pattern::TreeScatter,
+                 pattern::HostsReduce, pattern::HostsAllGather, pattern::HostsBroadcast,
+                 pattern::DirectGather, pattern::DirectScatter, pattern::RingReduce,
+                 pattern::RecursiveDoubling>;
 
 class Schedule {
  public:
