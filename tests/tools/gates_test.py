@@ -164,9 +164,12 @@ class Gates(unittest.TestCase):
                 "limit_us": 100,
             }
             for library, us in (("muster", 107), ("gloo", 109))
-            for op in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+            for op in (
+                *("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"),
+                *("reduce", "gather", "scatter"),
+            )
             for size in (1 << 20, 1 << 24)
-            for hosts, ranks in ((2, 1), (4, 1), (2, 2), (2, 4))
+            for hosts, ranks in ((2, 1), (4, 1), (2, 2), (2, 4), (4, 2))
         ]
         self.assertEqual(self.verdicts(rows, "between hosts"), ["kept", "kept"])
         self.assertEqual(self.verdicts(rows[1:], "between hosts"), ["?", "?"])

@@ -88,9 +88,9 @@ std::string line_of(Op op, plan::Crew crew, std::uint64_t bytes, const std::vect
   const Prediction *picked = nullptr, *best = nullptr;
   for (const Prediction& each : all) {
     // What is never used for calls of this size is no rival.
-    const bool able =
-        bytes <= most_bytes(Medium::network, op, each.algorithm, crew.ranks) &&
-        (each.algorithm != Algorithm::hosts || placement_of(crew).shares_hosts(crew.ranks));
+    const bool able = bytes <= most_bytes(Medium::network, op, each.algorithm, crew.ranks) &&
+                      (each.algorithm != Algorithm::hosts || each.algorithm == selected ||
+                       placement_of(crew).shares_hosts(crew.ranks));
     line += " | " + std::string(name_of(each.algorithm)) + (each.ours ? " " : " (model) ") +
             (able ? seconds_text(each.seconds) : "-");
     if (each.algorithm == selected) picked = &each;
