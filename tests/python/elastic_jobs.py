@@ -19,7 +19,7 @@ import muster
 BIN = pathlib.Path(muster.__file__).parents[2] / "bin"
 TRAINER = str(BIN / "elastic_trainer")
 LONG = os.environ.get("MUSTER_TEST_LONG")
-LIMIT_S = 600 if LONG else 120
+LIMIT_S = 600 if LONG else 300
 STEPS = 40
 
 
