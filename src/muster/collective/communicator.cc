@@ -321,16 +321,7 @@ std::shared_ptr<void> GroupCommunicator::manual_progress() {
 }
 
 std::shared_ptr<void> GroupCommunicator::on_idle(std::function<void()> callback) {
-  struct IdleScope {
-    IdleScope(std::shared_ptr<GroupCommunicator> in, std::function<void()> what)
-        : group(std::move(in)), callback(std::move(what)) {
-      group->idle_callbacks_.add(callback);
-    }
-    ~IdleScope() { group->idle_callbacks_.remove(callback); }
-    const std::shared_ptr<GroupCommunicator> group;
-    const std::function<void()> callback;
-  };
-  return std::make_shared<IdleScope>(shared_from_this(), std::move(callback));
+  return idle_scope(shared_from_this(), idle_callbacks_, std::move(callback));
 }
 
 std::uint64_t GroupCommunicator::refuse(Op op) {

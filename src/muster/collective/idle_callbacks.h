@@ -48,4 +48,21 @@ class IdleCallbacks {
   std::atomic<std::size_t> count_{0};
 };
 
+/// Adds `callback` until the result is dropped, which shares `owner`, who has the callbacks.
+template <class Owner>
+std::shared_ptr<void> idle_scope(std::shared_ptr<Owner> owner, IdleCallbacks& callbacks,
+                                 IdleCallbacks::Callback callback) {
+  struct IdleScope {
+    IdleScope(std::shared_ptr<Owner> in, IdleCallbacks& all, IdleCallbacks::Callback what)
+        : owner(std::move(in)), callbacks(all), callback(std::move(what)) {
+      callbacks.add(callback);
+    }
+    ~IdleScope() { callbacks.remove(callback); }
+    const std::shared_ptr<Owner> owner;
+    IdleCallbacks& callbacks;
+    const IdleCallbacks::Callback callback;
+  };
+  return std::make_shared<IdleScope>(std::move(owner), callbacks, std::move(callback));
+}
+
 }  // namespace muster::collective

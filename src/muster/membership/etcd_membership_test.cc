@@ -30,27 +30,12 @@ struct EtcdKind {
   }
   Duration ttl() const { return seconds(2); }
   std::unique_ptr<Membership> open() const { return member_of(cluster().endpoints(), job); }
-
-  static std::string next_job() {
-    static int count = 0;
-    return "job" + std::to_string(count++);
-  }
   const std::string job = next_job();
 };
 
 INSTANTIATE_TYPED_TEST_SUITE_P(Etcd, MembershipSuite, EtcdKind);
 
-class EtcdMembershipTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!EtcdCluster::installed()) GTEST_SKIP() << EtcdCluster::kMissing;
-  }
-  static Epoch epoch(std::int64_t number) {
-    Epoch epoch{number, JobState::running, 0, 0, "a test", {}};
-    epoch.members.push_back({0, "node/a", "its value"});
-    return epoch;
-  }
-};
+using EtcdMembershipTest = ServerTest<EtcdCluster>;
 
 // spec: L1 etcd: the leader's death ends no hold, and watches and commits go on
 TEST_F(EtcdMembershipTest, SurvivesTheLeadersDeath) {
@@ -124,26 +109,7 @@ TEST_F(EtcdMembershipTest, OthersHaveNoSay) {
   EtcdCluster cluster;
   const auto membership = member_of(cluster.endpoints(), "job"),
              outsider = member_of(cluster.endpoints(), "job", seconds(30), "some other secret");
-  const auto theirs = outsider->hold("node/b", "5 workers", seconds(10));
-  ASSERT_TRUE(theirs.ok()) << theirs.status().message();
-  const auto ours = membership->hold("node/a", "1 worker", seconds(10));
-  ASSERT_TRUE(ours.ok()) << ours.status().message();
-  auto watch = membership->watch("");
-  ASSERT_TRUE(watch.ok());
-  const auto all = (*watch)->next(seconds(30));
-  ASSERT_TRUE(all.ok()) << all.status().message();
-  for (const Change& change : all->changes)
-    EXPECT_EQ(change.value.has_value(), change.name == "node/a") << change.name;
-  const auto first = outsider->commit(epoch(1), 0);
-  ASSERT_TRUE(first.ok()) << first.status().message();
-  Result<Update> update = Update();
-  while (update.ok()) {
-    EXPECT_FALSE(update->epoch.has_value());
-    update = (*watch)->next(seconds(30));
-  }
-  EXPECT_EQ(update.status().code(), Code::refused);
-  EXPECT_NE(update.status().message().find("no proof of this job's secret"), std::string::npos);
-  EXPECT_EQ(membership->commit(epoch(2), *first).status().code(), Code::refused);
+  expect_no_say(*outsider, *membership);
 }
 
 // spec: L1 etcd: a cluster that does not answer is named

@@ -452,16 +452,7 @@ Status MpiCommunicator::run_message(const Args& args, CallRecord& record) {
 }
 
 std::shared_ptr<void> MpiCommunicator::on_idle(std::function<void()> callback) {
-  struct PollerPause {
-    PollerPause(std::shared_ptr<MpiCommunicator> in, std::function<void()> what)
-        : group(std::move(in)), callback(std::move(what)) {
-      group->idle_callbacks_.add(callback);
-    }
-    ~PollerPause() { group->idle_callbacks_.remove(callback); }
-    const std::shared_ptr<MpiCommunicator> group;
-    const std::function<void()> callback;
-  };
-  return std::make_shared<PollerPause>(shared_from_this(), std::move(callback));
+  return collective::idle_scope(shared_from_this(), idle_callbacks_, std::move(callback));
 }
 
 std::uint64_t MpiCommunicator::refuse(Op op) {

@@ -123,6 +123,51 @@ class Bystander {
   bool ready_ = false;
 };
 
+/// A job of its own for each test of a process.
+inline std::string next_job() {
+  static int count = 0;
+  return "Job " + std::to_string(count++);
+}
+
+/// Tests of one kind alone, skipped where its server is not installed.
+template <class Server>
+class ServerTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!Server::installed()) GTEST_SKIP() << Server::kMissing;
+  }
+  static Epoch epoch(std::int64_t number) {
+    Epoch epoch{number, JobState::running, 0, 0, "a test", {}};
+    epoch.members.push_back({0, "node/a", "its value"});
+    return epoch;
+  }
+  /// `outsider` has not the job's secret: what it holds is not told, and what it commits ends the
+  /// watches of the job's members with an error.
+  static void expect_no_say(Membership& outsider, Membership& member) {
+    const auto theirs = outsider.hold("node/b", "5 workers", std::chrono::seconds(10));
+    ASSERT_TRUE(theirs.ok()) << theirs.status().message();
+    const auto ours = member.hold("node/a", "1 worker", std::chrono::seconds(10));
+    ASSERT_TRUE(ours.ok()) << ours.status().message();
+    auto watch = member.watch("");
+    ASSERT_TRUE(watch.ok());
+    const auto all = (*watch)->next(kPatience);
+    ASSERT_TRUE(all.ok()) << all.status().message();
+    EXPECT_FALSE(all->changes.empty());
+    for (const Change& change : all->changes)
+      EXPECT_EQ(change.value.has_value(), change.name == "node/a") << change.name;
+    const auto first = outsider.commit(epoch(1), 0);
+    ASSERT_TRUE(first.ok()) << first.status().message();
+    Result<Update> update = Update();
+    while (update.ok()) {
+      EXPECT_FALSE(update->epoch.has_value());
+      update = (*watch)->next(kPatience);
+    }
+    EXPECT_EQ(update.status().code(), Code::refused);
+    EXPECT_NE(update.status().message().find("no proof of this job's secret"), std::string::npos);
+    EXPECT_EQ(member.commit(epoch(2), *first).status().code(), Code::refused);
+  }
+};
+
 template <class Kind>
 class MembershipSuite : public ::testing::Test {
  protected:
