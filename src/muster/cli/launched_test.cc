@@ -19,7 +19,7 @@
 namespace muster::cli::testing {
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(120);
+constexpr auto kPatience = std::chrono::seconds(250);
 
 int milliseconds_until(std::chrono::steady_clock::time_point deadline) {
   const auto left =
