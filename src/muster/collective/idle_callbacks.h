@@ -48,7 +48,8 @@ class IdleCallbacks {
   std::atomic<std::size_t> count_{0};
 };
 
-/// Adds `callback` until the result is dropped, which shares `owner`, who has the callbacks.
+/// Adds `callback` until the returned scope is destroyed. The scope keeps `owner`, which contains
+/// `callbacks`, alive.
 template <class Owner>
 std::shared_ptr<void> idle_scope(std::shared_ptr<Owner> owner, IdleCallbacks& callbacks,
                                  IdleCallbacks::Callback callback) {

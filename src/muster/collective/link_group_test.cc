@@ -295,7 +295,7 @@ class Play {
         for (int i = 0; i < schedule.sends(step); ++i) {
           const plan::PlannedTransfer out = schedule.send(step, i);
           const std::size_t bytes = bytes_of(out.payload, schedule.slices(), rank, out.peer);
-          if (bytes > 0 || out.payload.kind != plan::Payload::Kind::result)
+          if (bytes > 0 || out.payload.kind != plan::Payload::Kind::result || op_ == Op::reduce)
             told[{rank, out.peer}].push_back(bytes);
         }
       }
@@ -580,9 +580,9 @@ TEST(LinkGroup, ByHostsEachByteLeavesAHostOnceForEachThatNeedsIt) {
   }
 }
 
-// Among more than two hosts that of the root owns nothing: its network carries every byte once in
-// each direction.
-TEST(LinkGroup, TheRootOfAReduceReceivesTheResultsAlone) {
+// If there are more than two hosts, that of the root owns nothing: its network carries every byte
+// once in each direction.
+TEST(LinkGroup, TheRootsHostOfAReduceCarriesEveryByteOnce) {
   constexpr std::size_t kCount = 120;
   for (const auto& ranks_on :
        std::vector<std::vector<int>>{{1, 1, 1, 1}, {2, 2, 2}, {1, 4, 2}, {3, 1, 1}}) {
@@ -593,14 +593,16 @@ TEST(LinkGroup, TheRootOfAReduceReceivesTheResultsAlone) {
                 root, kCount, false);
       ASSERT_EQ(play.run(), "") << hosts_text(size, first_ranks) << ", root " << root;
       const plan::HostsPlan plan(root, size, first_ranks);
-      std::size_t received = 0;
+      std::size_t sent = 0, received = 0;
       for (int from = 0; from < size; ++from) {
         for (int to = 0; to < size; ++to) {
-          for (const std::size_t bytes : play.sent(from, to))
-            received +=
-                plan.host_of(to) == plan.host() && plan.host_of(from) != plan.host() ? bytes : 0;
+          const bool leaves = plan.host_of(from) == plan.host(),
+                     arrives = plan.host_of(to) == plan.host();
+          if (leaves == arrives) continue;
+          for (const std::size_t bytes : play.sent(from, to)) (leaves ? sent : received) += bytes;
         }
       }
+      EXPECT_EQ(sent, kCount * kWidth) << hosts_text(size, first_ranks) << ", root " << root;
       EXPECT_EQ(received, kCount * kWidth) << hosts_text(size, first_ranks) << ", root " << root;
     }
   }

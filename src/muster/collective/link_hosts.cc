@@ -334,14 +334,18 @@ class LinkGroup::HostRounds {
     return pieces_.output(plan_.rank, t);
   }
 
+  /// Whether a complete chunk is sent. These are the only messages of an all_gather and, to its
+  /// root, of a reduce, so empty ones are sent for comparing the calls.
+  bool is_sent(int owner, std::size_t t) const {
+    const bool compares = args_.op == Op::all_gather || args_.op == Op::reduce;
+    return compares ? pieces_.exchanged(owner, t) : pieces_.count(owner, t) > 0;
+  }
   void await(PieceSlots kind, std::size_t t, int from, int owner) {
-    const bool sent =
-        args_.op == Op::all_gather ? pieces_.exchanged(owner, t) : pieces_.count(owner, t) > 0;
-    if (sent) outstanding_.receive(slot(kind, t), from, kComplete, pieces_.output(owner, t));
+    if (is_sent(owner, t))
+      outstanding_.receive(slot(kind, t), from, kComplete, pieces_.output(owner, t));
   }
   void pass_on(PieceSlots kind, std::size_t t, int to, int owner, ConstBytes data) {
-    const bool sent = args_.op == Op::all_gather ? pieces_.exchanged(owner, t) : !data.empty();
-    if (sent) outstanding_.send(slot(kind, t), to, kComplete, data);
+    if (is_sent(owner, t)) outstanding_.send(slot(kind, t), to, kComplete, data);
   }
 
   /// Posts the receives of the next round's complete pieces. Those from neighbours block only

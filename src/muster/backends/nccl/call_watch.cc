@@ -223,7 +223,7 @@ void CallWatch::fail_as_reported(const std::string& error) {
       Code::internal,
       "NCCL reported an error to rank " + std::to_string(me) + " during " +
           (under_way != calls.end() ? words(**under_way) : "calls on group " + terms_.group_name) +
-          ": " + error + "; NCCL_DEBUG=INFO shows more"));
+          ": " + error));
 }
 
 void CallWatch::run() {

@@ -62,8 +62,8 @@ class CallWatch {
 
   /// The group fails here and on the other members. `told`: they know already.
   void fail(const Status& why, bool told = false);
-  /// The same with an error that NCCL has found in the background: it names the first call that is
-  /// not done.
+  /// The same with an error that NCCL has found in the background. The reason names the first call
+  /// that is not done.
   void fail_as_reported(const std::string& error);
   /// The group fails if the links have failed; the reason is that of the first call in flight.
   void fail_if_links_failed();

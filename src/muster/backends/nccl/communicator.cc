@@ -23,13 +23,16 @@ NcclCommunicator::~NcclCommunicator() {
     library_->functions().comm_destroy(handle_);
 }
 
-void NcclCommunicator::fail(const std::string& what, ErrorCode code) const {
+std::string NcclCommunicator::explanation(ErrorCode code) const {
   std::string detail;
   if (const char* const last = library_->functions().get_last_error(nullptr))
     if (*last != 0) detail = std::string(" (") + last + ")";
-  throw DistBackendError(what + ": " + library_->error_text(code) + detail + ", says " +
-                             library_->text() + "; NCCL_DEBUG=INFO shows more",
-                         Code::internal);
+  return library_->error_text(code) + detail + ", says " + library_->text() +
+         "; NCCL_DEBUG=INFO shows more";
+}
+
+void NcclCommunicator::fail(const std::string& what, ErrorCode code) const {
+  throw DistBackendError(what + ": " + explanation(code), Code::internal);
 }
 
 void NcclCommunicator::check(ErrorCode result, const char* function) const {
@@ -183,6 +186,7 @@ void NcclCommunicator::poll(const std::string& what, const GiveUp& give_up) {
       check(library_->functions().comm_get_async_error(handle_, &state), "ncclCommGetAsyncError");
     }
     if (state == kSuccess) return;
+    if (state != kInProgress && connected_) throw AsyncError(what, explanation(state));
     if (state != kInProgress) fail(what, state);
     give_up();
     if (polls < tunables().nccl_polls)
@@ -194,12 +198,12 @@ void NcclCommunicator::poll(const std::string& what, const GiveUp& give_up) {
 
 std::string NcclCommunicator::async_error() {
   std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || handle_ == nullptr) return {};  // a thread in NCCL sees it itself
+  if (!lock.owns_lock() || handle_ == nullptr) return {};
   ErrorCode state = kSuccess;
   const auto code = library_->functions().comm_get_async_error(handle_, &state);
   if (code != kSuccess) state = code;
   if (state == kSuccess || state == kInProgress) return {};
-  return library_->error_text(state) + ", says " + library_->text();
+  return explanation(state);
 }
 
 void NcclCommunicator::stop() {

@@ -8,11 +8,26 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "muster/backends/nccl/library.h"
+#include "muster/group/errors.h"
 
 namespace muster::nccl {
+
+/// NCCL has found an error in the background and reports it to the thread that makes a call.
+class AsyncError : public DistBackendError {
+ public:
+  AsyncError(const std::string& what, std::string explanation)
+      : DistBackendError(what + ": " + explanation, Code::internal),
+        explanation_(std::move(explanation)) {}
+  /// The text without the call, as `async_error` gives it.
+  const std::string& explanation() const { return explanation_; }
+
+ private:
+  std::string explanation_;
+};
 
 /// Non-blocking: NCCL's functions return before they are done, and the communicator is polled, so
 /// that a wait for a peer that never comes can be given up. Thread-safe: no two threads are in an
@@ -58,7 +73,8 @@ class NcclCommunicator {
   /// Throws DistBackendError if `result` is an error. For use in `Enqueue`.
   void check(ErrorCode result, const char* function) const;
 
-  /// What NCCL has found out in the background; empty: nothing.
+  /// What NCCL has found out in the background; empty: nothing, or a thread is in NCCL, whose call
+  /// throws `AsyncError`.
   std::string async_error();
   /// As `abort`, but survivors can then shrink it, if NCCL has what that needs: ncclCommRevoke and
   /// ncclCommShrink.
@@ -78,6 +94,8 @@ class NcclCommunicator {
   void open_from(NcclCommunicator& parent, const char* function, const Derive& derive,
                  const GiveUp& give_up);
   void need(const char* function) const;
+  /// What NCCL calls the error, its last details, and who says so.
+  std::string explanation(ErrorCode code) const;
   [[noreturn]] void fail(const std::string& what, ErrorCode code) const;
 
   const std::shared_ptr<const NcclLibrary> library_;

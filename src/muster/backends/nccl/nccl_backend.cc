@@ -267,12 +267,14 @@ Lane& NcclBackend::message_lane(c10::Device device, int peer, Direction directio
   auto& lane = message_lanes_[{peer, direction}];
   if (lane == nullptr)
     lane = make_lane(
-        device, [this, peer, direction](NcclCommunicator& communicator, const auto& give_up) {
+        device,
+        [this, peer, direction](NcclCommunicator& communicator, const auto& give_up) {
           const bool sends = direction == Direction::out;
           const auto id =
               sends ? exchange_.sender_id(*library_, peer) : exchange_.receiver_id(peer, give_up);
           communicator.open(id, 2, sends ? 0 : 1, give_up);
-        });
+        },
+        messages_with(peer, direction));
   if (lane->device() != device)
     throw DistBackendError("messages between two ranks of group " + options_.communicator.name +
                                " (backend nccl) began on " + lane->device().str() +
@@ -287,13 +289,14 @@ Lane* NcclBackend::first_lane() {
   return group_lanes_.empty() ? nullptr : group_lanes_.front().get();
 }
 
-std::unique_ptr<Lane> NcclBackend::make_lane(c10::Device device, Lane::Opening opening) {
+std::unique_ptr<Lane> NcclBackend::make_lane(c10::Device device, Lane::Opening opening,
+                                             const std::string& messages) {
   return std::make_unique<Lane>(
       library_, device, high_priority_, std::move(opening), [this] { give_up_if_failed(); },
-      [this](const std::exception& error) {
+      [this, messages](const std::exception& error) {
         const auto* known = dynamic_cast<const DistError*>(&error);
-        if (const auto reported = async_error(); !reported.empty())
-          watch_->fail_as_reported(reported);  // as the watch does when it is the first to see it
+        if (const auto* found = dynamic_cast<const AsyncError*>(&error))
+          watch_->fail_as_reported(messages + found->explanation());
         else
           watch_->fail(
               Status(known != nullptr ? known->code() : Code::internal,
@@ -311,14 +314,12 @@ void NcclBackend::connect(c10::Device device) {
 }
 
 void NcclBackend::adopt(std::shared_ptr<NcclCommunicator> opened) {
-  {
-    const std::lock_guard lock(lanes_mutex_);
-    devices_.push_back(opened->device());
-    group_lanes_.push_back(make_lane(
-        opened->device(),
-        [opened](NcclCommunicator& communicator, const auto&) { communicator.take(*opened); }));
-  }
-  first_lane()->open();
+  const std::lock_guard lock(lanes_mutex_);
+  devices_.push_back(opened->device());
+  group_lanes_.push_back(make_lane(
+      opened->device(),
+      [opened](NcclCommunicator& communicator, const auto&) { communicator.take(*opened); }));
+  group_lanes_.back()->open();
 }
 
 namespace {
@@ -444,13 +445,15 @@ std::string NcclBackend::async_error() {
   const std::lock_guard lock(lanes_mutex_);
   for (const auto& lane : group_lanes_)
     if (auto error = lane->async_error(); !error.empty()) return error;
-  for (const auto& [key, lane] : message_lanes_) {
-    const auto& [peer, direction] = key;
+  for (const auto& [key, lane] : message_lanes_)
     if (auto error = lane->async_error(); !error.empty())
-      return std::string("messages ") + (direction == Direction::out ? "to" : "from") + " rank " +
-             std::to_string(options_.members[static_cast<std::size_t>(peer)]) + ": " + error;
-  }
+      return messages_with(key.first, key.second) + error;
   return {};
+}
+
+std::string NcclBackend::messages_with(int peer, Direction direction) const {
+  return std::string("messages ") + (direction == Direction::out ? "to" : "from") + " rank " +
+         std::to_string(options_.members[static_cast<std::size_t>(peer)]) + ": ";
 }
 
 void NcclBackend::stop_communicators() {
@@ -466,12 +469,9 @@ void NcclBackend::abort_communicators() {
 }
 
 void NcclBackend::drop_lanes() {
-  // A lane that goes waits for its thread, which may still look at the others: without the lock.
-  decltype(group_lanes_) group_lanes;
-  decltype(message_lanes_) message_lanes;
   const std::lock_guard lock(lanes_mutex_);
-  group_lanes.swap(group_lanes_);
-  message_lanes.swap(message_lanes_);
+  message_lanes_.clear();
+  group_lanes_.clear();
 }
 
 BackendState NcclBackend::state() const {

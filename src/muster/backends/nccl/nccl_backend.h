@@ -78,16 +78,20 @@ class NcclBackend final : public ProcessGroupBackend {
   std::size_t lane_number(c10::Device device);
   Lane& group_lane(std::size_t number);
   Lane& message_lane(c10::Device device, int peer, Direction direction);
-  std::unique_ptr<Lane> make_lane(c10::Device device, Lane::Opening opening);
+  /// `messages`: what they are, for an error's text; empty: a lane of collectives.
+  std::unique_ptr<Lane> make_lane(c10::Device device, Lane::Opening opening,
+                                  const std::string& messages = {});
   /// Null if this member has not called a collective yet.
   Lane* first_lane();
   std::shared_ptr<NcclCommunicator> grow_by_nccl(NcclBackend* old, Lane* lane, TimePoint deadline);
   void give_up_if_failed() const;
   void throw_if_failed() const;
   std::string async_error();
+  std::string messages_with(int peer, Direction direction) const;
   /// After a failure. The communicators of collectives stay for `shrink`, if NCCL can do that.
   void stop_communicators();
   void abort_communicators();
+  /// Waits for their threads, which use the watch.
   void drop_lanes();
 
   const std::shared_ptr<const NcclLibrary> library_;

@@ -106,7 +106,13 @@ bool NcclWork::is_launched() const {
 
 bool NcclWork::is_done() {
   const std::lock_guard lock(mutex_);
-  return state_ == LaunchState::launched && (captured_ || end_->query());
+  if (state_ != LaunchState::launched) return false;
+  if (captured_) return true;
+  try {
+    return end_->query();
+  } catch (const std::exception&) {
+    return false;  // the device has failed: NCCL reports that, or the call's deadline passes
+  }
 }
 
 void NcclWork::wait_until_done(std::optional<Duration> timeout) {

@@ -186,8 +186,8 @@ double predict_hosts(Op op, double bytes, const Machine& machine, Crew crew) {
     first += stage(away(other_hosts), machine.latency);
     network += away(other_hosts);
   } else if (op == Op::reduce) {
-    // The root's network receives the chunks of all ranks of the other hosts; meanwhile it sends,
-    // or if it owns a piece too, receives, sums.
+    // The root's network receives the chunks of all ranks of the other hosts. It sends its sums at
+    // the same time; if it owns a piece, it receives sums too, and the two add up.
     const double to_root = other_hosts * each * (message + chunk / machine.bandwidth);
     first += stage(to_root, machine.latency);
     network = root_owns ? network + to_root : std::max(network, to_root);
@@ -206,8 +206,9 @@ double chunks_of(Op op, Algorithm algorithm, double bytes, int ranks) {
     return chunks_for(
         bytes, static_cast<double>(uses_rtr ? fixed::kEagerBytes : direct_chunk_bytes(ranks)));
   }
+  const auto plan = hosts_plan_of(op, 0, ranks, {}, 0);
   return algorithm == Algorithm::slices
-             ? chunks_for(bytes / ranks, chunk_of_piece(bytes / ranks, {0, ranks}))
+             ? chunks_for(bytes / plan.pieces(), chunk_of_piece(bytes / plan.pieces(), plan))
              : 1;
 }
 
@@ -243,7 +244,7 @@ double predict(Op op, Algorithm algorithm, double bytes, const Machine& machine,
     return predict_pieces(bytes, machine, crew);
   if (algorithm == Algorithm::tree) return predict_broadcast<TreePlan>(bytes, machine, crew);
   if (algorithm == Algorithm::chain) return predict_broadcast<ChainPlan>(bytes, machine, crew);
-  // Of ranks that share no host, slices are the same.
+  // With one rank on each host, slices are the same.
   if (algorithm == Algorithm::hosts || (algorithm == Algorithm::slices && crew.ranks_per_host == 1))
     return predict_hosts(op, bytes, machine, crew);
   const double chunks = chunks_of(op, algorithm, bytes, crew.ranks);

@@ -102,8 +102,8 @@ class HostsPlan {
 
  private:
   int first_unowned() const { return root_host_ < 0 ? size : first(root_host_); }
-  /// How many of the pieces below `piece` are `place` modulo the ranks of this host. Of those that
-  /// this host owns exactly one is, in whose stead the rank at `place` handles its own.
+  /// How many of the pieces below `piece` are `place` modulo the ranks of this host. Exactly one of
+  /// this host's own pieces is; the rank at `place` handles its own piece instead.
   int handled_before(int place, int piece) const {
     return piece <= place ? 0 : (piece - place + ranks_here() - 1) / ranks_here();
   }
@@ -114,14 +114,14 @@ class HostsPlan {
   int unowned_ = 0;     // its ranks
 };
 
-/// The plan of `op`. The root of a broadcast has all data already, and that of a reduce has enough
-/// to receive with the results: their hosts own nothing. But if a reduce has two hosts both own
-/// pieces, for the other one would be sent everything, to send it all back.
+/// The plan of `op`. In a broadcast, and in a reduce over more than two hosts, the root's host owns
+/// nothing: its network carries all data anyway, in one of the directions. In a reduce between two
+/// hosts both own pieces; otherwise the other host would receive everything and send it all back.
 inline HostsPlan hosts_plan_of(Op op, int rank, int size, std::span<const int> first_ranks,
                                int root) {
   const int hosts = HostsPlan(rank, size, first_ranks).hosts();
-  const bool stands_aside = op == Op::broadcast || (op == Op::reduce && hosts > 2);
-  return {rank, size, first_ranks, stands_aside ? root : -1};
+  const bool root_host_owns_nothing = op == Op::broadcast || (op == Op::reduce && hosts > 2);
+  return {rank, size, first_ranks, root_host_owns_nothing ? root : -1};
 }
 
 }  // namespace muster::collective::plan
