@@ -259,6 +259,8 @@ class LinkGroup::HostRounds {
     if (t == sent_ || t == awaited_ || !outstanding_.done(slot(kParts, t)) ||
         !outstanding_.done(slot(kOut, t)) || !outstanding_.ok())
       return false;
+    // Behind the sums of many rounds the results would reach the root of a reduce late.
+    if (args_.op == Op::reduce && t == owned_ + kDeep) return false;
     for_handled_elsewhere([&](int owner, int index) {
       if (!pieces_.exchanged(owner, t)) return;
       const std::byte* const sum = sum_parts(index, t, scratch_.sum_for(index, t));
