@@ -28,6 +28,7 @@ constexpr std::string_view kArena = "muster bench --memory arena --sizes 1048576
 constexpr std::string_view kSelection = "muster bench --check-selection --transport tcp";
 constexpr std::string_view kRegion = "muster bench --check-selection --transport shm";
 constexpr std::string_view kSimulate = "muster bench --simulate";
+constexpr std::string_view kHosts = "muster bench hosts";
 constexpr std::string_view kServices = "muster bench store";
 constexpr std::string_view kRpc = "muster bench rpc";
 constexpr std::string_view kDdp = "muster bench ddp";
@@ -274,7 +275,16 @@ constexpr Tunable kRows[] = {
      TunableScope::fixed,
      fixed::kReduceChunk,
      "How much is reduced or forwarded at a time: it stays in the cache of a core.",
-     kSelection},
+     kRegion},
+    {"host_chunk",
+     {},
+     Unit::bytes,
+     TunableScope::fixed,
+     fixed::kHostChunk,
+     "How much of each rank's piece moves at a time between and within hosts. Until the first "
+     "chunks "
+     "are through all stages, and while the last ones are, part of the network is idle.",
+     kHosts},
     {"least_message",
      {},
      Unit::bytes,

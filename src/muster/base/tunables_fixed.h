@@ -20,6 +20,7 @@ inline constexpr std::size_t kIoBuffer = 64 * 1024;
 inline constexpr std::size_t kIoShare = 1024 * 1024;
 // Algorithms over links.
 inline constexpr std::size_t kReduceChunk = 128 * 1024;
+inline constexpr std::size_t kHostChunk = 32 * 1024;
 inline constexpr std::size_t kLeastMessage = 16 * 1024;
 inline constexpr std::size_t kGatheredMost = 4 * 1024 * 1024;
 inline constexpr std::size_t kReduceDepth = 2;

@@ -179,7 +179,7 @@ class Play {
   std::size_t called(int from, int to) { return wires_.called[{from, to}]; }
   bool received_first(int rank, int peer) { return wires_.received_first.contains({rank, peer}); }
   /// With more elements, a reduction's slices may use several messages.
-  static constexpr std::size_t kOneChunk = fixed::kReduceChunk / kWidth;
+  static constexpr std::size_t kOneChunk = fixed::kHostChunk / kWidth;
 
  private:
   // Number of elements that `from` sends to `to`.

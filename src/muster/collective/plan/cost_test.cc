@@ -113,7 +113,7 @@ TEST(Cost, ByHostsEachByteLeavesAHostOnce) {
   EXPECT_DOUBLE_EQ(cost(Op::broadcast, 12, {6, 2}),
                    100 + 4 * (2 + 3 * kFar) + 100 + (2 + 2 * 3 * kFar) + 10 + 2 * (2 + 3 * kNear));
   // Twice the bytes in twice the rounds: the network is the bottleneck of each.
-  const double chunk = static_cast<double>(fixed::kReduceChunk);
+  const double chunk = static_cast<double>(fixed::kHostChunk);
   Machine quick = kMachine;
   quick.reduction = 1 / kNear;
   const auto quickly = [&](double rounds) {
@@ -139,7 +139,7 @@ TEST(Cost, ChunksToARootFollowEachOther) {
 TEST(Cost, ChunksOfSlicesFollowEachOther) {
   // Two ranks of two hosts, slices of four chunks: latency is paid once for all. After the first
   // chunk the sums are made while the network carries others.
-  const double chunk = static_cast<double>(fixed::kEagerBytes);
+  const double chunk = static_cast<double>(fixed::kHostChunk);
   EXPECT_NEAR(predict(Op::all_reduce, Algorithm::slices, 8 * chunk, kMachine, {2, 1}) /
                   (2 * 100 + 2 * 2 + 2 * chunk * kFar + 4 * chunk * kAdd + 3 * 2 * 2),
               1, 1e-12);

@@ -90,13 +90,11 @@ class HostsPlan {
 
   /// Bytes of a piece that move at a time: enough rounds to keep the hosts and the wires between
   /// them busy at once, but no message below the smallest worthwhile one; less among many ranks,
-  /// which each take a buffer. Hosts of one rank have no work within them to overlap with the wire:
-  /// eager messages, which wait for no answer, keep that busy.
+  /// which each take a buffer. Hosts of one rank have no work within them to overlap with the wire.
   std::size_t chunk_bytes(std::size_t piece) const {
     const bool shared = hosts() < size;
-    const std::size_t most =
-        std::clamp(fixed::kGatheredMost / static_cast<std::size_t>(size), fixed::kLeastMessage,
-                   shared ? fixed::kReduceChunk : fixed::kEagerBytes);
+    const std::size_t most = std::clamp(fixed::kGatheredMost / static_cast<std::size_t>(size),
+                                        fixed::kLeastMessage, fixed::kHostChunk);
     return shared ? std::clamp(piece / fixed::kForwardDepth, fixed::kLeastMessage, most) : most;
   }
 

@@ -169,12 +169,13 @@ TEST(HostsPlan, APieceIsCutSoThatHostsAndWiresHaveSomethingToDo) {
   const auto chunk_bytes = [](int ranks, int per_host, std::size_t piece) {
     return HostsPlan(0, ranks, even_hosts(ranks, per_host)).chunk_bytes(piece);
   };
-  EXPECT_EQ(chunk_bytes(8, 2, 1024 * kKiB), 128 * kKiB);
+  EXPECT_EQ(chunk_bytes(8, 2, 1024 * kKiB), 32 * kKiB);
   EXPECT_EQ(chunk_bytes(8, 2, 128 * kKiB), 32 * kKiB);
-  EXPECT_EQ(chunk_bytes(64, 2, 1024 * kKiB), 64 * kKiB) << "each rank takes a buffer";
+  EXPECT_EQ(chunk_bytes(8, 2, 96 * kKiB), 24 * kKiB) << "four rounds";
+  EXPECT_EQ(chunk_bytes(160, 2, 1024 * kKiB) / 1024, 25u) << "each rank takes a buffer";
   EXPECT_EQ(chunk_bytes(4096, 2, 1024 * kKiB), 16 * kKiB);
   EXPECT_EQ(chunk_bytes(2, 2, 0), 16 * kKiB);
-  EXPECT_EQ(chunk_bytes(8, 1, 1024 * kKiB), 64 * kKiB) << "an eager message";
+  EXPECT_EQ(chunk_bytes(8, 1, 96 * kKiB), 32 * kKiB) << "nothing to do within a host";
   EXPECT_EQ(chunk_bytes(4096, 1, 128 * kKiB), 16 * kKiB);
 }
 
