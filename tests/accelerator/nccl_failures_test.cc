@@ -157,6 +157,17 @@ TEST(NcclFailures, AnAsynchronousErrorIsNamed) {
   });
 }
 
+// spec: A3 a device that fails during a call is named on every rank, and no thread dies of it
+TEST(NcclFailures, AFailedDeviceIsNamed) {
+  on_failing_ranks(2, [](int rank) {
+    all_reduce(some(rank));
+    deferred::is_broken = true;
+    const auto text = told([&] { all_reduce(some(rank)); });
+    EXPECT_HAS(text, "its device reports: an illegal memory access was encountered");
+  });
+  deferred::is_broken = false;
+}
+
 /// What `work` throws on its own: not at its deadline.
 std::string thrown_by(const WorkRef& work) {
   const auto text = told([&] { work->wait(); });

@@ -282,8 +282,7 @@ constexpr Tunable kRows[] = {
      TunableScope::fixed,
      fixed::kHostChunk,
      "How much of each rank's piece moves at a time between and within hosts. Until the first "
-     "chunks "
-     "are through all stages, and while the last ones are, part of the network is idle.",
+     "chunks are through all stages, and while the last ones are, part of the network is idle.",
      kHosts},
     {"least_message",
      {},

@@ -8,7 +8,7 @@
 //   spread    of the handled pieces to the ranks of the host               broadcast
 //
 // In a broadcast the owners get their pieces from the root. The result of a reduce goes from the
-// owners to the root. Both leave the root's host without a piece (`plan::hosts_plan_of`).
+// owners to the root, whose host may own none, as in a broadcast (`plan::hosts_plan_of`).
 //
 // Sums are in rank order within a host, then in the order of hosts. Sums of 16-bit floats are
 // rounded once on each host, and once in the end.
@@ -336,11 +336,9 @@ class LinkGroup::HostRounds {
     return pieces_.output(plan_.rank, t);
   }
 
-  /// Whether a complete chunk is sent. These are the only messages of an all_gather and, to its
-  /// root, of a reduce, so empty ones are sent for comparing the calls.
+  /// Whether a complete chunk is sent. The sums of an all_reduce have compared the calls already.
   bool is_sent(int owner, std::size_t t) const {
-    const bool compares = args_.op == Op::all_gather || args_.op == Op::reduce;
-    return compares ? pieces_.exchanged(owner, t) : pieces_.count(owner, t) > 0;
+    return args_.op == Op::all_reduce ? pieces_.count(owner, t) > 0 : pieces_.exchanged(owner, t);
   }
   void await(PieceSlots kind, std::size_t t, int from, int owner) {
     if (is_sent(owner, t))

@@ -41,6 +41,9 @@ inline constexpr c10::DeviceIndex kDevices = 8;  // at most
 /// How many there are; set it before `install`.
 inline std::atomic<c10::DeviceIndex> device_count{kDevices};
 
+/// As a GPU after an illegal memory access: no event can be asked about any more.
+inline std::atomic<bool> is_broken{false};
+
 /// What `c10::Stream::native_handle` points to: how code that knows nothing of torch enqueues.
 struct NativeStream {
   /// Enqueues a task. From now on a thread runs the stream, as a device would: the task may wait
@@ -215,6 +218,7 @@ struct DeferredGuard final : c10::impl::DeviceGuardImplInterface {
     });
   }
   bool queryEvent(void* event) const override {
+    TORCH_CHECK(!is_broken, "an illegal memory access was encountered");
     const auto* mark = static_cast<EventMark*>(event);
     return mark == nullptr || Timeline::get().is_done(mark->stream, mark->end);
   }

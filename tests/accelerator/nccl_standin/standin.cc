@@ -6,8 +6,9 @@
 // the number of one of its operations, from 1:
 //   NCCL_STANDIN_HANG=R:N         the operation does nothing until the communicator is aborted
 //   NCCL_STANDIN_LATE=R:N:MS      it begins so many milliseconds later
-//   NCCL_STANDIN_ASYNC_ERROR=R:N  after it, the communicator has an asynchronous error; with
-//                                 NCCL_STANDIN_HANG for the same operation, while it hangs
+//   NCCL_STANDIN_ASYNC_ERROR=R:N  after it (while it hangs, with NCCL_STANDIN_HANG for the same
+//                                 operation), the communicator has an asynchronous error: later
+//                                 calls are refused
 //   NCCL_STANDIN_IN_PROGRESS=K    each enqueueing is in progress for K looks at the communicator
 // and, read when a communicator grows, R being a rank of the new one:
 //   NCCL_STANDIN_GROW_ERROR=R     ncclCommGrow fails on that rank
@@ -187,6 +188,10 @@ ErrorCode end_group() {
   ErrorCode result = nccl::kSuccess;
   for (auto& [where, task] : tasks) {
     Comm* const comm = where.first;
+    if (comm->has_error) {
+      result = kRemoteError;  // as NCCL refuses calls then
+      continue;
+    }
     task->number = ++comm->operations;
     ++comm->running;
     comm->looks_left = comm->looks_in_progress;

@@ -167,6 +167,11 @@ bool CallWatch::look_at(WatchedCall& entry) {
     if (entry.work != nullptr) entry.work->release();
     return true;
   }
+  if (entry.agreed && entry.work != nullptr && terms_.handling != ErrorHandling::none)
+    if (const auto error = entry.work->device_error(); !error.empty()) {
+      fail(Status(Code::internal, words(entry) + ": its device reports: " + error));
+      return false;
+    }
   const auto limit = entry.agreed ? entry.deadline : TimePoint::max();
   if (now >= limit && terms_.handling != ErrorHandling::none)
     fail(Status(

@@ -154,7 +154,7 @@ void NcclCommunicator::finish_growth(NcclCommunicator* parent, const GiveUp& giv
 void NcclCommunicator::take(NcclCommunicator& opened) {
   const std::scoped_lock lock(mutex_, opened.mutex_);
   handle_ = std::exchange(opened.handle_, nullptr);
-  connected_ = opened.connected_;
+  connected_ = opened.connected_.load();
 }
 
 void NcclCommunicator::run(const std::string& what, const Enqueue& enqueue, const GiveUp& give_up) {
@@ -164,6 +164,10 @@ void NcclCommunicator::run(const std::string& what, const Enqueue& enqueue, cons
     if (aborted_ || revoked_)
       throw DistBackendError(what + ": the communicator was aborted", Code::aborted);
     const auto& functions = library_->functions();
+    // With such an error NCCL would refuse the call, without a word of where it comes from.
+    ErrorCode state = kSuccess;
+    check(functions.comm_get_async_error(handle_, &state), "ncclCommGetAsyncError");
+    if (state != kSuccess && state != kInProgress) throw AsyncError(what, explanation(state));
     check(functions.group_start(), "ncclGroupStart");
     try {
       enqueue(handle_);

@@ -104,7 +104,8 @@ class NcclCommunicator {
   CommHandle handle_ = nullptr;
   bool aborted_ = false;
   bool revoked_ = false;
-  bool connected_ = false;  // with all members; otherwise a plain destroy would wait for them
+  // With all members; otherwise a plain destroy would wait for them.
+  std::atomic<bool> connected_{false};
   std::atomic<bool> abandoned_{false};
 };
 

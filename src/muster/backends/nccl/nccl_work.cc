@@ -110,9 +110,16 @@ bool NcclWork::is_done() {
   if (captured_) return true;
   try {
     return end_->query();
-  } catch (const std::exception&) {
-    return false;  // the device has failed: NCCL reports that, or the call's deadline passes
+  } catch (const std::exception& error) {
+    const auto* known = dynamic_cast<const c10::Error*>(&error);
+    device_error_ = known != nullptr ? known->what_without_backtrace() : error.what();
+    return false;
   }
+}
+
+std::string NcclWork::device_error() const {
+  const std::lock_guard lock(mutex_);
+  return device_error_;
 }
 
 void NcclWork::wait_until_done(std::optional<Duration> timeout) {
@@ -130,6 +137,9 @@ void NcclWork::wait_until_done(std::optional<Duration> timeout) {
       failure_->show();
       throw DistBackendError(why.message(), why.code(), why.ranks());
     }
+    if (const auto error = device_error(); !error.empty())
+      throw DistBackendError(terms_.name + " (backend nccl): its device reports: " + error,
+                             Code::internal);
     if (terms_.deadline < TimePoint::max() - grace &&
         steady_clock().now() >= terms_.deadline + grace)
       throw DistBackendError(terms_.name + " (backend nccl) was not done within its timeout, " +

@@ -51,6 +51,8 @@ class NcclWork final : public Work, public std::enable_shared_from_this<NcclWork
   void wait_until_done(std::optional<Duration> timeout);
   /// The device has carried it out. Never blocks.
   bool is_done();
+  /// Why the device could not say so; empty: it could.
+  std::string device_error() const;
   bool is_launched() const;
   /// Whether it is a part of a captured graph, which says nothing of when it is done.
   bool is_captured() const { return captured_; }
@@ -84,6 +86,7 @@ class NcclWork final : public Work, public std::enable_shared_from_this<NcclWork
   std::condition_variable changed_;
   LaunchState state_ = LaunchState::queued;
   std::exception_ptr error_;
+  std::string device_error_;
   std::optional<c10::Event> end_;
   std::optional<c10::Stream> stream_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
