@@ -109,7 +109,7 @@ TEST_F(EtcdMembershipTest, OthersHaveNoSay) {
   EtcdCluster cluster;
   const auto membership = member_of(cluster.endpoints(), "job"),
              outsider = member_of(cluster.endpoints(), "job", seconds(30), "some other secret");
-  expect_no_say(*outsider, *membership);
+  expect_no_say(*outsider, *membership, 2);
 }
 
 // spec: L1 etcd: a cluster that does not answer is named

@@ -230,7 +230,7 @@ TEST_F(KubernetesMembershipTest, OthersHaveNoSay) {
   KubernetesApi api;
   const auto membership = member_of(api, "job"),
              outsider = member_of(api, "job", seconds(30), "some other secret");
-  expect_no_say(*outsider, *membership);
+  expect_no_say(*outsider, *membership, 1);
 }
 
 // spec: L1 Kubernetes: the server proves itself to the authority of the options

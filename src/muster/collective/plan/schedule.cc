@@ -35,9 +35,9 @@ Pattern pattern_of(Op op, Algorithm algorithm, int rank, int size, int root,
     default: break;
   }
   switch (op) {
-    case Op::all_gather: return pattern::DirectAllGather{pairs};
+    case Op::all_gather: return pattern::DirectExchange{pairs, Payload::Kind::block};
     case Op::scatter: return pattern::DirectScatter{pairs, root};
-    case Op::all_to_all: return pattern::DirectAllToAll{pairs};
+    case Op::all_to_all: return pattern::DirectExchange{pairs, Payload::Kind::piece};
     default: return pattern::DirectGather{pairs, root};
   }
 }

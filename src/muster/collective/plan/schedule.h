@@ -89,31 +89,18 @@ struct Ring {
   }
 };
 
-/// Every rank sends its block to every other.
-struct DirectAllGather {
+/// Every rank sends its block, or a piece, to every other.
+struct DirectExchange {
   PairwisePlan plan;
+  Payload::Kind kind;
   int steps() const { return plan.size > 1 ? 1 : 0; }
   int sends(int) const { return plan.steps(); }
   PlannedTransfer send(int, int index) const {
-    return {plan.target(index + 1), {Payload::Kind::block, plan.rank, 1, 0}};
+    return {plan.target(index + 1), {kind, plan.rank, 1, 0}};
   }
   int receives(int) const { return plan.steps(); }
   PlannedTransfer receive(int, int index) const {
-    return {plan.source(index + 1), {Payload::Kind::block, plan.source(index + 1), 1, 0}};
-  }
-};
-
-/// Every rank sends a piece to every other.
-struct DirectAllToAll {
-  PairwisePlan plan;
-  int steps() const { return plan.size > 1 ? 1 : 0; }
-  int sends(int) const { return plan.steps(); }
-  PlannedTransfer send(int, int index) const {
-    return {plan.target(index + 1), {Payload::Kind::piece, plan.rank, 1, 0}};
-  }
-  int receives(int) const { return plan.steps(); }
-  PlannedTransfer receive(int, int index) const {
-    return {plan.source(index + 1), {Payload::Kind::piece, plan.source(index + 1), 1, 0}};
+    return {plan.source(index + 1), {kind, plan.source(index + 1), 1, 0}};
   }
 };
 
@@ -422,12 +409,11 @@ struct RecursiveDoubling {
 }  // namespace pattern
 
 using Pattern =
-    std::variant<pattern::Dissemination, pattern::Bruck, pattern::Ring, pattern::DirectAllGather,
-                 pattern::DirectAllToAll, pattern::Broadcast<TreePlan>,
-                 pattern::Broadcast<ChainPlan>, pattern::TreeGather, pattern::TreeScatter,
-                 pattern::HostsReduce, pattern::HostsAllGather, pattern::HostsBroadcast,
-                 pattern::DirectGather, pattern::DirectScatter, pattern::RingReduce,
-                 pattern::RecursiveDoubling>;
+    std::variant<pattern::Dissemination, pattern::Bruck, pattern::Ring, pattern::DirectExchange,
+                 pattern::Broadcast<TreePlan>, pattern::Broadcast<ChainPlan>, pattern::TreeGather,
+                 pattern::TreeScatter, pattern::HostsReduce, pattern::HostsAllGather,
+                 pattern::HostsBroadcast, pattern::DirectGather, pattern::DirectScatter,
+                 pattern::RingReduce, pattern::RecursiveDoubling>;
 
 class Schedule {
  public:

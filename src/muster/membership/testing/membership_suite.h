@@ -145,7 +145,8 @@ class ServerTest : public ::testing::Test {
   }
   /// `outsider` has not the job's secret: what it holds is not told, and what it commits ends the
   /// watches of the job's members with an error.
-  static void expect_no_say(Membership& outsider, Membership& member) {
+  /// `told_changes`: of both holds; a kind may tell that a name is there whose value it refuses.
+  static void expect_no_say(Membership& outsider, Membership& member, std::size_t told_changes) {
     const auto theirs = outsider.hold("node/b", "5 workers", std::chrono::seconds(10));
     ASSERT_TRUE(theirs.ok()) << theirs.status().message();
     const auto ours = member.hold("node/a", "1 worker", std::chrono::seconds(10));
@@ -154,6 +155,7 @@ class ServerTest : public ::testing::Test {
     ASSERT_TRUE(watch.ok());
     const auto all = (*watch)->next(kPatience);
     ASSERT_TRUE(all.ok()) << all.status().message();
+    EXPECT_EQ(all->changes.size(), told_changes);
     std::vector<std::string> told;
     for (const Change& change : all->changes)
       if (change.value) told.push_back(change.name);
