@@ -7,6 +7,8 @@
 #include <string>
 #include <type_traits>
 
+#include "muster/shards/plan/json_numbers.h"
+
 namespace muster::checkpoint {
 
 /// Marks what JSON has no value for; Python's `muster.checkpoint` writes the same.
@@ -22,7 +24,7 @@ nlohmann::json encoded(const T& value) {
   return value;
 }
 
-/// Throws json::exception for a value of another type.
+/// Throws json::exception for a value of another type, and for a whole number that does not fit.
 template <class T>
 T decoded(const nlohmann::json& value) {
   if constexpr (std::is_same_v<T, double>)
@@ -32,7 +34,10 @@ T decoded(const nlohmann::json& value) {
       if (of == "inf") return std::numeric_limits<double>::infinity();
       if (of == "-inf") return -std::numeric_limits<double>::infinity();
     }
-  return value.get<T>();
+  if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>)
+    return shards::whole_number<T>(value);
+  else
+    return value.get<T>();
 }
 
 }  // namespace muster::checkpoint

@@ -40,6 +40,32 @@ TEST(ShardsFuzz, DamagedHeadersAreRefusedOrFit) {
   }
 }
 
+/// `body` of an index, with the digest that belongs to it.
+std::string with_digest(const std::string& body) {
+  return body + ",\n \"digest\": \"" + digest_of(body) + "\"\n}\n";
+}
+
+// spec: S4 altered: a number of an index that is not whole, or that does not fit, is refused and
+// neither cut off nor taken for another
+TEST(ShardsFuzz, NumbersThatDoNotFitAreRefused) {
+  const TemporaryFolder folder("muster-shards-");
+  save_as(Way::fsdp, 3, {.path = folder.path() + "/c", .step = 5, .durable = false});
+  const std::string good = *read_text(folder.path() + "/c/muster.json", 1'000'000);
+  const std::string body = good.substr(0, good.rfind(",\n \"digest\""));
+  ASSERT_TRUE(read_index(with_digest(body)).ok());
+  for (const std::string field :
+       {"bytes", "header_bytes", "at", "committed_ns", "world_size", "step", "offsets", "shape"}) {
+    const std::size_t digits = body.find_first_of("0123456789", body.find('"' + field + "\": "));
+    const std::size_t end = std::min(body.size(), body.find_first_not_of("0123456789", digits));
+    for (const std::string bad : {"5.9e20", "1.5", "-9.3e18", "18446744073709551616"}) {
+      const auto index = read_index(with_digest(body.substr(0, digits) + bad + body.substr(end)));
+      ASSERT_FALSE(index.ok()) << field << " " << bad;
+      EXPECT_NE(index.status().message().find("whole number"), std::string::npos)
+          << index.status().message();
+    }
+  }
+}
+
 // spec: S4 altered: an index whose digest someone made anew is refused, or every read of it stays
 // within its files
 TEST(ShardsFuzz, DamagedIndexesAreRefusedOrFit) {
@@ -50,8 +76,7 @@ TEST(ShardsFuzz, DamagedIndexesAreRefusedOrFit) {
   const std::size_t ending = good.rfind(",\n \"digest\"");
   for (FuzzRun run(1500); run.goes_on();) {
     const std::string body = fuzz.damaged(good.substr(0, ending));
-    const std::string bad = body + ",\n \"digest\": \"" + digest_of(body) + "\"\n}\n";
-    auto index = read_index(bad);
+    auto index = read_index(with_digest(body));
     if (!index) {
       EXPECT_FALSE(index.status().message().empty());
       continue;

@@ -12,6 +12,7 @@
 #include "muster/shards/files/json_text.h"
 #include "muster/shards/files/safetensors.h"
 #include "muster/shards/plan/element_type.h"
+#include "muster/shards/plan/json_numbers.h"
 
 namespace muster::shards {
 namespace {
@@ -51,16 +52,18 @@ Status merge_files(Index& index, const json& text) {
   for (const auto& [name, file] : text.at("files").items()) {
     if (name.empty() || name.find('/') != std::string::npos || name == "." || name == "..")
       return refuse_index("'" + name + "' is no name of a file in the checkpoint's folder");
-    index.files[name] = {file.at("bytes"), file.at("header_bytes"), file.at("header_digest")};
+    index.files[name] = {whole_number<std::uint64_t>(file.at("bytes")),
+                         whole_number<std::uint64_t>(file.at("header_bytes")),
+                         file.at("header_digest")};
   }
   for (const auto& [name, stored] : text.at("tensors").items()) {
     StoredTensor& tensor = index.tensors[name];
     tensor.dtype = stored.at("dtype");
-    tensor.sizes = stored.at("shape").get<Extent>();
+    tensor.sizes = extent_of(stored.at("shape"));
     for (const json& piece : stored.at("pieces"))
       tensor.pieces.push_back({piece.at("file"),
-                               {piece.at("offsets"), piece.at("shape")},
-                               piece.at("at"),
+                               {extent_of(piece.at("offsets")), extent_of(piece.at("shape"))},
+                               whole_number<std::uint64_t>(piece.at("at")),
                                piece.at("digest")});
   }
   return {};
@@ -163,12 +166,13 @@ Result<Index> read_index(std::string_view text) {
       return refuse_index("its format is " + all.at("format").dump() + " and not '" + kFormat +
                           "'");
     Index index;
-    index.world_size = all.at("world_size");
+    index.world_size = whole_number<int>(all.at("world_size"));
     index.saved_at = all.at("saved_at");
-    index.committed_ns = all.value("committed_ns", std::int64_t{0});
+    if (all.contains("committed_ns"))
+      index.committed_ns = whole_number<std::int64_t>(all.at("committed_ns"));
     index.digest = digest_of(signed_text);
     index.values = all.at("values").dump();
-    if (all.contains("step")) index.step = all.at("step").get<std::int64_t>();
+    if (all.contains("step")) index.step = whole_number<std::int64_t>(all.at("step"));
     if (Status added = merge_files(index, all); !added) return added;
     if (Status good = check_tensors(index); !good) return good;
     return index;

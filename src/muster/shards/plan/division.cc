@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "muster/shards/plan/element_type.h"
+#include "muster/shards/plan/json_numbers.h"
 
 namespace muster::shards {
 namespace {
@@ -94,8 +95,9 @@ Result<std::vector<Shard>> read_shards(std::string_view text) {
   try {
     std::vector<Shard> shards;
     for (const json& each : json::parse(text)) {
-      Shard shard{each.at(0), each.at(1), each.at(2), {}};
-      for (const json& box : each.at(3)) shard.boxes.push_back({box.at(0), box.at(1)});
+      Shard shard{each.at(0), each.at(1), extent_of(each.at(2)), {}};
+      for (const json& box : each.at(3))
+        shard.boxes.push_back({extent_of(box.at(0)), extent_of(box.at(1))});
       if (element_bytes(shard.dtype) == 0)
         return refuse_shard(shard.name, "'" + shard.dtype + "' is no element type");
       shards.push_back(std::move(shard));
