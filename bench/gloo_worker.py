@@ -67,25 +67,27 @@ def ping_pong(data, rank):
     return call
 
 
-def span(start, end, one_clock):
-    """When a rank began and ended: by the clock of all, or from its own start where each has its
-    own.
-    """
-    return (start, end) if one_clock else (0, end - start)
+def stamps_of(start, end, counts_from):
+    """What a call was on this rank. The latest stamps of all ranks make its span."""
+    return {"last": (start, end), "first": (-start, end), "own": (0, end - start)}[counts_from]
 
 
-def loop(data, call, times, one_clock):
-    """From the last rank's start to the last rank's end, the same for all: a root that only gives
-    is through long before the others.
-    """
+def spans_of(latest, counts_from):
+    """In microseconds."""
+    starts = -latest[::2] if counts_from == "first" else latest[::2]
+    return ((latest[1::2] - starts).double() / 1000).tolist()
+
+
+def loop(data, call, times, counts_from):
+    """The same for all ranks: a root that only gives is through long before the others."""
     dist.barrier()
     start = time.monotonic_ns()
     for _ in range(times):
         data.fill_(1)
         call()
-    stamps = torch.tensor(span(start, time.monotonic_ns(), one_clock))
+    stamps = torch.tensor(stamps_of(start, time.monotonic_ns(), counts_from))
     dist.all_reduce(stamps, op=dist.ReduceOp.MAX)
-    return int(stamps[1] - stamps[0]) / 1000 / times
+    return spans_of(stamps, counts_from)[0] / times
 
 
 def calls_in(seconds, call_us, least, most):
@@ -99,10 +101,10 @@ def measure(cell, rank, size):
     data, call = prepare(cell, rank, size)
     if call is None:
         return "skip Gloo has no such operation\n"
-    one_clock = cell["one_clock"]
+    counts_from = cell["from"]
 
     def run_loop(times):
-        return loop(data, call, times, one_clock)
+        return loop(data, call, times, counts_from)
 
     warm = min(run_loop(1), run_loop(1))
     in_time = calls_in(MANY_TIMES * cell["seconds"], warm, 0, 1)
@@ -123,9 +125,9 @@ def measure(cell, rank, size):
         dist.barrier()
         start = time.monotonic_ns()
         call()
-        stamps[2 * i : 2 * i + 2] = torch.tensor(span(start, time.monotonic_ns(), one_clock))
+        stamps[2 * i : 2 * i + 2] = torch.tensor(stamps_of(start, time.monotonic_ns(), counts_from))
     dist.all_reduce(stamps, op=dist.ReduceOp.MAX)
-    spans = sorted((stamps[1::2] - stamps[::2]).double().div(1000).tolist())
+    spans = sorted(spans_of(stamps, counts_from))
     return (
         f"row {loop_us:.4f} {spans[singles // 2]:.4f} {spans[0]:.4f} "
         f"{spans[singles * 99 // 100]:.4f} "
@@ -165,8 +167,8 @@ def serve(rank, options):
                 memory=words[4],
                 seconds=float(words[5]),
                 settling=float(words[6]),
-                one_clock=words[7] == "one",
             )
+            cell["from"] = words[7]
             answer = measure(cell, rank, options.ranks)
             if rank == 0:
                 back.write(answer)

@@ -30,9 +30,10 @@ the parts of other hosts, in a scatter it sends them.
 
 It counts payload alone: headers take 4.6 % of a wire with an MTU of 1500, so nothing large is below
 1.05, while the bucket lets 256 KiB pass at once, so 1 MiB may be. Shown are microseconds of one
-call after a barrier, from the last rank's start to the last rank's end, the median over the rounds
+call after a barrier, from the first rank's start to the last rank's end, the median over the rounds
 of the median of calls; then times the limit. With --latency, or if the rate is unknown, muster's
-time over that of the best other library is shown instead.
+time over that of the best other library is shown instead; with --latency a call counts from the
+last rank's start, so that the barrier's skew is none of it.
 
 --host-list reaches each host by `ssh HOST COMMAND`, or another --remote-shell. muster, Python and
 torch have the same paths on all hosts, as on this one; Open MPI is installed on all. No host asks

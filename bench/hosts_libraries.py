@@ -89,6 +89,7 @@ class Contestant:
     def __init__(self, library, hosts, options, folder):
         self.library = library
         self.hosts = hosts
+        self.counts_from = ("last" if options.latency else "first") if hosts.one_clock else "own"
         self.folder = pathlib.Path(folder) / library
         self.folder.mkdir()
         self.processes = []  # each with who it is
@@ -118,9 +119,8 @@ class Contestant:
 
     def play(self, op, size, seconds, patience):
         """Microseconds back to back and of one call, or None where there are no such figures."""
-        clocks = "one" if self.hosts.one_clock else "several"
         for _, process in self.processes:
-            self.tell(process, f"cell {op} {size} float32 private {seconds} 0 {clocks}\n")
+            self.tell(process, f"cell {op} {size} float32 private {seconds} 0 {self.counts_from}\n")
         limit = time.monotonic() + patience
         while True:
             kind, *words = (self.next_line() or " ").split(" ")

@@ -27,7 +27,7 @@ struct cell {
   char op[64], dtype[64], memory[64];
   unsigned long long bytes;
   double seconds, settling;
-  int one_clock;
+  char from[64];
   MPI_Datatype type;
   int width;
 };
@@ -38,10 +38,20 @@ static long long now(void) {
   return time.tv_sec * 1000000000LL + time.tv_nsec;
 }
 
-// When a rank began and ended: by the clock of all, or, without one, from its own start.
-static void stamp_span(const struct cell* cell, long long* stamps, long long start, long long end) {
-  stamps[0] = cell->one_clock ? start : 0;
-  stamps[1] = cell->one_clock ? end : end - start;
+static int counts_from(const struct cell* cell, const char* whose) {
+  return strcmp(cell->from, whose) == 0;
+}
+
+// What a call was on this rank. The latest stamps of all ranks make its span.
+static void stamp_call(const struct cell* cell, long long* stamps, long long start, long long end) {
+  stamps[0] = counts_from(cell, "last") ? start : counts_from(cell, "first") ? -start : 0;
+  stamps[1] = counts_from(cell, "own") ? end - start : end;
+}
+
+// In microseconds.
+static double span_of(const struct cell* cell, const long long* latest) {
+  const long long start = counts_from(cell, "first") ? -latest[0] : latest[0];
+  return (double)(latest[1] - start) / 1000;
 }
 
 static int compare_doubles(const void* a, const void* b) {
@@ -98,8 +108,7 @@ static int call(const struct cell* cell) {
   return 0;
 }
 
-/* From the last rank's start to the last rank's end, the same for all: a root that only gives is
- * through long before the others. */
+// The same for all ranks: a root that only gives is through long before the others.
 static double loop(const struct cell* cell, long long times) {
   long long stamps[2];
   MPI_Barrier(MPI_COMM_WORLD);
@@ -108,9 +117,9 @@ static double loop(const struct cell* cell, long long times) {
     memset(in, 1, cell->bytes);
     call(cell);
   }
-  stamp_span(cell, stamps, start, now());
+  stamp_call(cell, stamps, start, now());
   MPI_Allreduce(MPI_IN_PLACE, stamps, 2, MPI_LONG_LONG, MPI_MAX, MPI_COMM_WORLD);
-  return (double)(stamps[1] - stamps[0]) / 1000 / (double)times;
+  return span_of(cell, stamps) / (double)times;
 }
 
 static void answer(const char* text) {
@@ -164,11 +173,10 @@ static void measure(const struct cell* cell) {
     MPI_Barrier(MPI_COMM_WORLD);
     const long long start = now();
     call(cell);
-    stamp_span(cell, stamps + 2 * i, start, now());
+    stamp_call(cell, stamps + 2 * i, start, now());
   }
   MPI_Allreduce(MPI_IN_PLACE, stamps, (int)(2 * singles), MPI_LONG_LONG, MPI_MAX, MPI_COMM_WORLD);
-  for (long long i = 0; i < singles; ++i)
-    spans[i] = (double)(stamps[2 * i + 1] - stamps[2 * i]) / 1000;
+  for (long long i = 0; i < singles; ++i) spans[i] = span_of(cell, stamps + 2 * i);
   qsort(spans, (size_t)singles, sizeof *spans, compare_doubles);
   char text[256];
   snprintf(text, sizeof text, "row %.4f %.4f %.4f %.4f %lld\n", loops[rounds / 2],
@@ -212,11 +220,9 @@ int main(int count, char** words) {
   char line[1024] = "";
   while (next_order(line, sizeof line)) {
     struct cell cell;
-    char clocks[64];
     if (sscanf(line, "cell %63s %llu %63s %63s %lf %lf %63s", cell.op, &cell.bytes, cell.dtype,
-               cell.memory, &cell.seconds, &cell.settling, clocks) != 7)
+               cell.memory, &cell.seconds, &cell.settling, cell.from) != 7)
       break;
-    cell.one_clock = strcmp(clocks, "one") == 0;
     if (!find_type(&cell)) {
       answer("skip the worker for MPI knows no such element type\n");
       continue;

@@ -1,34 +1,42 @@
 #include "muster/cli/bench/cell.h"
 
 #include <algorithm>
+#include <iterator>
 #include <sstream>
+#include <string_view>
 
 #include "muster/wait/topology.h"
 
 namespace muster::cli::bench {
+namespace {
+
+constexpr std::string_view kFroms[] = {"last", "first", "own"};  // by CountFrom
+
+}  // namespace
 
 double settling_of(int ranks) { return ranks > usable_cores() ? 0.2 : 0; }
 
 std::string encode(const Cell& cell) {
   std::ostringstream line;
   line << "cell " << cell.op << ' ' << cell.bytes << ' ' << cell.dtype << ' ' << cell.memory << ' '
-       << cell.seconds << ' ' << cell.settling << ' ' << (cell.one_clock ? "one" : "several")
+       << cell.seconds << ' ' << cell.settling << ' ' << kFroms[static_cast<std::size_t>(cell.from)]
        << '\n';
   return line.str();
 }
 
 Result<std::optional<Cell>> decode_order(const std::string& line) {
   std::istringstream words(line);
-  std::string kind, clocks;
+  std::string kind, from;
   words >> kind;
   if (kind.empty() || kind == "quit") return std::optional<Cell>();
   Cell cell;
-  if (kind == "cell" &&
-      words >> cell.op >> cell.bytes >> cell.dtype >> cell.memory >> cell.seconds >>
-          cell.settling >> clocks &&
-      (clocks == "one" || clocks == "several")) {
-    cell.one_clock = clocks == "one";
-    return std::optional(cell);
+  if (kind == "cell" && words >> cell.op >> cell.bytes >> cell.dtype >> cell.memory >>
+                            cell.seconds >> cell.settling >> from) {
+    const auto* const found = std::find(std::begin(kFroms), std::end(kFroms), from);
+    if (found != std::end(kFroms)) {
+      cell.from = static_cast<CountFrom>(found - std::begin(kFroms));
+      return std::optional(cell);
+    }
   }
   return Status(Code::internal, "an order that this worker does not know: " + line);
 }

@@ -4,7 +4,7 @@
 /// A contestant is a library with its ranks. Each rank reads its orders, a line each, from the
 /// named pipe `to-<rank>` of a folder:
 ///
-///   cell <op> <bytes> <dtype> <memory> <seconds> <settling> <clocks>
+///   cell <op> <bytes> <dtype> <memory> <seconds> <settling> <from>
 ///   quit
 ///
 /// and one of them answers every cell with one line in the pipe `back`. Ranks of several hosts
@@ -14,8 +14,8 @@
 ///   skip <reason>            (the library has no such operation)
 ///   error <text>
 ///
-/// <clocks> is `one` or `several`. The workers of other libraries (bench/mpi_worker.c,
-/// bench/gloo_worker.py) speak the same.
+/// <from> says from whose start a call counts: `last`, `first` or `own`. The workers of other
+/// libraries (bench/mpi_worker.c, bench/gloo_worker.py) speak the same.
 #pragma once
 
 #include <cstddef>
@@ -27,6 +27,13 @@
 #include "muster/status.h"
 
 namespace muster::cli::bench {
+
+/// From whose start a call counts; it ends when the last rank has ended.
+enum class CountFrom {
+  last_start,   ///< the last rank's: what a barrier's skew adds is none of the call's
+  first_start,  ///< the first rank's: what early ranks send meanwhile is part of the call
+  own_start,    ///< each rank's own, on the slowest one: ranks of several machines share no clock
+};
 
 /// One operation at one size. `bytes` is what each rank gives to a reduction or an all_to_all, what
 /// the root gives in all to a broadcast or a scatter, and what each rank receives in all from an
@@ -40,17 +47,14 @@ struct Cell {
   double seconds = 0.3;  ///< of the back-to-back loops; half of it of single calls (2000 at most)
   /// So many seconds calls go on before anything is measured, in every library.
   double settling = 0;
-  /// All ranks read the same clock. Ranks of several machines do not: a call then lasts as long as
-  /// it does on the slowest rank, from that rank's own start.
-  bool one_clock = true;
+  CountFrom from = CountFrom::last_start;
 };
 
 struct Figures {
-  /// Back to back, every rank rewrites its buffer before each call; from the last rank's start to
-  /// the last rank's end; the median of 11 loops' means.
+  /// Back to back, every rank rewrites its buffer before each call; the median of 11
+  /// loops' means.
   double loop_us = 0;
-  double p50_us =
-      0;  ///< one call after a barrier, from the last rank's start to the last rank's end
+  double p50_us = 0;  ///< one call after a barrier
   double min_us = 0;
   double p99_us = 0;
   std::uint64_t iterations = 0;

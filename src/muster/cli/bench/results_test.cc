@@ -13,7 +13,7 @@ Row row(const std::string& library, std::uint64_t bytes, double loop_us, double 
 }
 
 TEST(BenchLines, OrdersAndAnswersComeBackAsTheyWere) {
-  const Cell cell{"all_to_all", 1 << 20, "int64", "arena", 0.25, 0.5, false};
+  const Cell cell{"all_to_all", 1 << 20, "int64", "arena", 0.25, 0.5, CountFrom::first_start};
   const auto back = decode_order(encode(cell));
   ASSERT_TRUE(back.ok() && back->has_value());
   EXPECT_EQ((*back)->op, "all_to_all");
@@ -22,7 +22,7 @@ TEST(BenchLines, OrdersAndAnswersComeBackAsTheyWere) {
   EXPECT_EQ((*back)->memory, "arena");
   EXPECT_EQ((*back)->seconds, 0.25);
   EXPECT_EQ((*back)->settling, 0.5);
-  EXPECT_FALSE((*back)->one_clock);
+  EXPECT_EQ((*back)->from, CountFrom::first_start);
   EXPECT_FALSE(decode_order("quit")->has_value());
   EXPECT_FALSE(decode_order("cell all_reduce many").ok());
   EXPECT_FALSE(decode_order("cell all_reduce 8 float32 private 0.1 0 few").ok());

@@ -28,15 +28,21 @@ constexpr std::int64_t kMostSingles = 2000;
 
 std::int64_t nanoseconds_now() { return steady_clock().now().time_since_epoch().count(); }
 
-/// When a rank began and ended: by the clock of all, or from its own start where each has its own.
-void stamp_span(std::int64_t* stamps, std::int64_t start, std::int64_t end, bool one_clock) {
-  stamps[0] = one_clock ? start : 0;
-  stamps[1] = one_clock ? end : end - start;
+/// What a call was on this rank. The latest stamps of all ranks make its span.
+void stamp_call(std::int64_t* stamps, std::int64_t start, std::int64_t end, CountFrom from) {
+  stamps[0] = from == CountFrom::last_start ? start : from == CountFrom::first_start ? -start : 0;
+  stamps[1] = from == CountFrom::own_start ? end - start : end;
 }
 
-/// A mean in microseconds, from the last rank's start to the last rank's end: a root that only
-/// gives is through long before the others. The same for all ranks.
-Result<double> loop(Subject& subject, std::int64_t times, bool one_clock) {
+/// In microseconds.
+double span_of(const std::int64_t* latest, CountFrom from) {
+  const std::int64_t start = from == CountFrom::first_start ? -latest[0] : latest[0];
+  return static_cast<double>(latest[1] - start) / 1000;
+}
+
+/// A mean in microseconds, the same for all ranks: a root that only gives is through long before
+/// the others.
+Result<double> loop(Subject& subject, std::int64_t times, CountFrom from) {
   const MutableBytes written = subject.written();
   if (Status met = subject.barrier(); !met) return met;
   const std::int64_t start = nanoseconds_now();
@@ -45,12 +51,12 @@ Result<double> loop(Subject& subject, std::int64_t times, bool one_clock) {
     if (Status done = subject.call(); !done) return done;
   }
   std::int64_t stamps[2];
-  stamp_span(stamps, start, nanoseconds_now(), one_clock);
+  stamp_call(stamps, start, nanoseconds_now(), from);
   if (Status done = subject.latest(stamps); !done) return done;
-  return static_cast<double>(stamps[1] - stamps[0]) / 1000 / static_cast<double>(times);
+  return span_of(stamps, from) / static_cast<double>(times);
 }
 
-Status measure_singles(Subject& subject, std::int64_t times, bool one_clock, Figures& figures) {
+Status measure_singles(Subject& subject, std::int64_t times, CountFrom from, Figures& figures) {
   const MutableBytes written = subject.written();
   std::vector<std::int64_t> stamps(static_cast<std::size_t>(2 * times));
   for (std::size_t i = 0; i < stamps.size(); i += 2) {
@@ -58,12 +64,11 @@ Status measure_singles(Subject& subject, std::int64_t times, bool one_clock, Fig
     if (Status met = subject.barrier(); !met) return met;
     const std::int64_t start = nanoseconds_now();
     if (Status done = subject.call(); !done) return done;
-    stamp_span(&stamps[i], start, nanoseconds_now(), one_clock);
+    stamp_call(&stamps[i], start, nanoseconds_now(), from);
   }
   if (Status done = subject.latest(stamps); !done) return done;
   std::vector<double> spans;
-  for (std::size_t i = 0; i < stamps.size(); i += 2)
-    spans.push_back(static_cast<double>(stamps[i + 1] - stamps[i]) / 1000);
+  for (std::size_t i = 0; i < stamps.size(); i += 2) spans.push_back(span_of(&stamps[i], from));
   std::sort(spans.begin(), spans.end());
   figures.min_us = spans.front();
   figures.p50_us = spans[spans.size() / 2];
@@ -93,7 +98,7 @@ std::string one_line(std::string text) {
 
 Result<Figures> measure(Subject& subject, const Cell& cell) {
   if (Status ready = subject.prepare(cell); !ready) return ready;
-  const auto run_loop = [&](std::int64_t times) { return loop(subject, times, cell.one_clock); };
+  const auto run_loop = [&](std::int64_t times) { return loop(subject, times, cell.from); };
   auto warm = run_loop(1);  // may be cold
   const auto second = run_loop(1);
   if (!warm || !second) return (warm ? second : warm).status();
@@ -130,7 +135,7 @@ Result<Figures> measure(Subject& subject, const Cell& cell) {
   std::int64_t singles = calls_in(cell.seconds / 2, rounds, kMostSingles);
   if (Status agreed = subject.share(singles); !agreed) return agreed;
   figures.iterations = static_cast<std::uint64_t>(times * rounds + singles);
-  if (Status done = measure_singles(subject, singles, cell.one_clock, figures); !done) return done;
+  if (Status done = measure_singles(subject, singles, cell.from, figures); !done) return done;
   return figures;
 }
 
