@@ -182,6 +182,7 @@ template <class Body>
 void on_threads(int count, Body body) {
   ThreadExchange exchange(count);
   std::vector<std::thread> threads;
+  threads.reserve(static_cast<std::size_t>(count));
   for (int rank = 0; rank < count; ++rank)
     threads.emplace_back([&exchange, &body, rank] { body(exchange.of(rank)); });
   for (auto& thread : threads) thread.join();
