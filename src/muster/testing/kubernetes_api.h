@@ -62,7 +62,7 @@ class KubernetesApi {
   }
   /// Returns once it serves.
   void start() {
-    std::vector<std::string> words{"python3", script(), std::to_string(port_),
+    std::vector<std::string> words{"/usr/bin/python3", script(), std::to_string(port_),
                                    folder_.file("state"), folder_.file("tokens")};
     if (!certificate_.empty()) words.insert(words.end(), {certificate_, key_});
     std::vector<char*> arguments;
@@ -71,7 +71,7 @@ class KubernetesApi {
     process_ = ::fork();
     if (process_ == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-      ::execv("/usr/bin/python3", arguments.data());
+      ::execv(arguments.front(), arguments.data());
       ::_exit(127);
     }
     for (int attempt = 0; attempt < 600; ++attempt) {
