@@ -24,10 +24,9 @@ namespace {
 using nlohmann::json;
 using store::HttpTransfer;
 
-constexpr Duration kAttemptLimit = std::chrono::seconds(8);   // limit: patience with a request
-constexpr Duration kPause = std::chrono::milliseconds(200);   // limit: pace of attempts
-constexpr Duration kSilenceLimit = std::chrono::seconds(15);  // limit: patience with a stream
-constexpr Duration kListLimit = std::chrono::seconds(2);      // limit: patience with a request
+constexpr Duration kAttemptLimit = std::chrono::seconds(8);  // limit: patience with a request
+constexpr Duration kPause = std::chrono::milliseconds(200);  // limit: pace of attempts
+constexpr Duration kListLimit = std::chrono::seconds(2);     // limit: patience with a request
 // A stream without an error for so long is connected.
 constexpr Duration kConnected = std::chrono::seconds(4);     // limit: more than it takes to connect
 constexpr std::size_t kLongestLine = std::size_t{16} << 20;  // limit: protocol
@@ -479,7 +478,7 @@ Status KubernetesClient::LeaseStream::step(TimePoint until) {
     return judged;
   }
   // Its other end may be gone without a word; a list tells.
-  if (now >= heard_ + kSilenceLimit) return Status(Code::closed, "the watch was silent");
+  if (now >= heard_ + options_.silence_limit) return Status(Code::closed, "the watch was silent");
   return {};
 }
 

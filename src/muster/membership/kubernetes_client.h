@@ -67,6 +67,9 @@ class KubernetesClient {
     Duration idle = std::chrono::milliseconds(200);
     /// Follow fails with the last error once no watch has worked for so long; negative: no limit.
     Duration lost_limit{-1};
+    /// A watch that has been silent for so long is begun anew with a list, in case its other end is
+    /// gone.
+    Duration silence_limit = std::chrono::seconds(15);  // limit: patience with a stream
   };
   /// Follows the job's leases until the calling thread is interrupted.
   Status follow(const FollowOptions& options);

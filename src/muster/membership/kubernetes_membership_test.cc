@@ -1,3 +1,4 @@
+#include "muster/base/interruption.h"
 #include "muster/membership/factory.h"
 #include "muster/membership/kubernetes_client.h"
 #include "muster/membership/testing/membership_suite.h"
@@ -53,6 +54,27 @@ TEST_F(KubernetesMembershipTest, AWatcherThatHasMissedChangesListsAnew) {
   ASSERT_TRUE((*hold)->set("after").ok());
   ASSERT_TRUE(watcher.sees("node/a", "after"));
   EXPECT_EQ(watcher.names["node/a"].since, since);
+}
+
+// spec: L1 Kubernetes: a watch whose other end is gone without a word is begun anew with a list
+TEST_F(KubernetesMembershipTest, ASilentWatchIsBegunAnew) {
+  KubernetesApi api;
+  auto client = KubernetesClient::make(api.options(), "job");
+  ASSERT_TRUE(client.ok()) << client.status().message();
+  const auto interruption = std::make_shared<Interruption>();
+  const Interruption::InterruptionBinding binding(interruption);
+  int lists = 0;
+  const Status followed = (*client)->follow({
+      .on_list =
+          [&](std::int64_t, const std::vector<KubernetesLease>&) {
+            if (++lists == 3) interruption->raise("that is enough");
+          },
+      .on_event = [](const LeaseEvent&) {},
+      .on_idle = [] {},
+      .silence_limit = std::chrono::milliseconds(20),
+  });
+  EXPECT_EQ(followed.code(), Code::aborted) << followed.message();
+  EXPECT_EQ(lists, 3);
 }
 
 // spec: L1 Kubernetes: holds, watches and the epoch survive a server that starts again

@@ -13,8 +13,6 @@ namespace {
 /// How long one member may take with one request before the next is asked: etcd itself gives up a
 /// proposal after some 7 s without a leader, and says so.
 constexpr Duration kMemberLimit = std::chrono::seconds(8);  // limit: patience with one member
-/// A stream that has been silent for this long is reopened, in case its other end is gone.
-constexpr Duration kSilenceLimit = std::chrono::seconds(15);  // limit: patience with one member
 
 constexpr std::string_view kLeaseGone = "lease not found";
 
@@ -132,7 +130,7 @@ Status EtcdClient::watch(const WatchOptions& options) {
   TimePoint heard{};                       // when the stream that is open began or said something
   TimePoint alive = steady_clock().now();  // when any stream said something
   TimePoint next_idle = earliest(options.deadline, options.idle);
-  bool open = false;
+  bool open = false, answered = false;  // answered: the stream that is open has said something
   std::vector<WatchMessage> messages;
   while (true) {
     const TimePoint now = steady_clock().now();
@@ -160,15 +158,17 @@ Status EtcdClient::watch(const WatchOptions& options) {
       }
       connection->start(*request);
       open = true;
+      answered = false;
       heard = now;
     }
     connection->drive(
-        earliest_look(std::min({options.deadline, next_idle, heard + kSilenceLimit})));
+        earliest_look(std::min({options.deadline, next_idle, heard + options.silence_limit})));
     HttpTransfer& transfer = connection->transfer();
     const TimePoint then = steady_clock().now();
     if (transfer.ended) transfer.received += '\n';  // an error's line has no end
     if (!transfer.received.empty()) {
       heard = then;
+      answered = true;
       messages.clear();
       open = watch.feed(std::exchange(transfer.received, {}), messages, then);
       if (!messages.empty()) alive = then;
@@ -177,8 +177,10 @@ Status EtcdClient::watch(const WatchOptions& options) {
         if (!message.events.empty() && options.on_events(message.events)) return {};
       }
       if (!watch.failure()) return watch.failure();
-    } else if (!transfer.ended && then >= heard + kSilenceLimit) {
-      open = false;  // with the next request, which begins where this one was
+    } else if (!transfer.ended && then >= heard + options.silence_limit) {
+      open = false;  // a member that has answered is asked again: nothing may have happened
+      if (!answered)
+        watch.lost("no answer to a watch within " + describe(options.silence_limit), false, then);
     }
     if (open && transfer.ended) {
       watch.lost(transfer.error.empty() ? "it ended the watch" : transfer.error, transfer.rejected,

@@ -54,6 +54,9 @@ class EtcdClient {
     Duration idle = std::chrono::seconds(2);
     /// Code::network once no member has kept a stream open for so long; negative: no limit.
     Duration lost_limit{-1};
+    /// A stream that has been silent for so long is opened anew, in case its other end is gone; at
+    /// another member if it has never said anything.
+    Duration silence_limit = std::chrono::seconds(15);  // limit: patience with one member
   };
   /// Returns once one of the functions, which are called on this thread, returns true.
   Status watch(const WatchOptions& options);

@@ -1,0 +1,72 @@
+// The client over connections that only say what a test wants.
+
+#include "muster/store/etcd/client.h"
+
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <thread>
+
+namespace muster::store::etcd {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// What the streams of a watch say, in the order in which they are opened; each is silent after
+/// that. The members that were asked.
+struct WatchScript {
+  std::deque<std::string> streams;
+  std::vector<std::string> asked;
+};
+
+class ScriptedConnection final : public HttpConnection {
+ public:
+  explicit ScriptedConnection(WatchScript& script) : script_(script) {}
+  void start(const HttpRequest& request) override {
+    script_.asked.push_back(request.endpoint);
+    transfer_ = {.received = {}, .http_status = 200};
+    ASSERT_FALSE(script_.streams.empty()) << "no more streams are expected";
+    transfer_.received = script_.streams.front();
+    script_.streams.pop_front();
+  }
+  void drive(TimePoint until) override {
+    if (transfer_.received.empty()) std::this_thread::sleep_until(until);
+  }
+  HttpTransfer& transfer() override { return transfer_; }
+  bool usable() const override { return true; }
+
+ private:
+  WatchScript& script_;
+  HttpTransfer transfer_;
+};
+
+// spec: L11 a watch whose other end is gone without a word is opened anew; a member that has never
+// answered it is left for the next
+TEST(EtcdClient, ASilentWatchIsOpenedAnew) {
+  const std::string created = "{\"result\":{\"header\":{\"revision\":\"4\"},\"created\":true}}\n";
+  const std::string event = R"({"result":{"events":[{"kv":{"key":"a2V5","mod_revision":"5"}}]}})"
+                            "\n";
+  WatchScript script{.streams = {created, "", created + event}, .asked = {}};
+  EtcdClient client({.endpoints = {"http://a:1", "http://b:1"}},
+                    [&] { return std::make_unique<ScriptedConnection>(script); });
+  int opened = 0;
+  std::size_t events = 0;
+  const Status watched = client.watch({
+      .key = "key",
+      .deadline = deadline_after(steady_clock(), std::chrono::minutes(2)),
+      .on_open = [&] { return ++opened > 2; },
+      .on_events =
+          [&](const std::vector<Event>& all) {
+            events = all.size();
+            return true;
+          },
+      .silence_limit = milliseconds(20),
+  });
+  EXPECT_TRUE(watched.ok()) << watched.message();
+  EXPECT_EQ(opened, 2);
+  EXPECT_EQ(events, 1U);
+  EXPECT_EQ(script.asked, (std::vector<std::string>{"http://a:1", "http://a:1", "http://b:1"}));
+}
+
+}  // namespace
+}  // namespace muster::store::etcd
