@@ -72,6 +72,7 @@ class EtcdCluster {
   }
   std::vector<std::string> endpoints() const {
     std::vector<std::string> all;
+    all.reserve(static_cast<std::size_t>(options_.members));
     for (int i = 0; i < options_.members; ++i) all.push_back(endpoint(i));
     return all;
   }
@@ -109,6 +110,7 @@ class EtcdCluster {
     if (!options_.certificate.empty())
       words.insert(words.end(), {"--cert-file", options_.certificate, "--key-file", options_.key});
     std::vector<char*> arguments;
+    arguments.reserve(words.size() + 1);
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
     const std::string log = folder_ + "/" + self.name + ".log";

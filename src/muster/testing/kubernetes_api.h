@@ -66,6 +66,7 @@ class KubernetesApi {
                                    folder_.file("state"), folder_.file("tokens")};
     if (!certificate_.empty()) words.insert(words.end(), {certificate_, key_});
     std::vector<char*> arguments;
+    arguments.reserve(words.size() + 1);
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
     process_ = ::fork();
@@ -113,7 +114,7 @@ class KubernetesApi {
  private:
   /// In the source tree, which is above this program.
   static std::string script() {
-    const std::string name = "src/muster/testing/fake_kubernetes.py";
+    std::string name = "src/muster/testing/fake_kubernetes.py";
     std::filesystem::path folder = std::filesystem::read_symlink("/proc/self/exe");
     while (folder.has_relative_path()) {
       folder = folder.parent_path();

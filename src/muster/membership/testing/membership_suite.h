@@ -342,6 +342,7 @@ TYPED_TEST_P(MembershipSuite, OlderEpochsAreRefused) {
 TYPED_TEST_P(MembershipSuite, ALateWatcherSeesEverything) {
   auto here = this->open();
   std::vector<std::unique_ptr<Hold>> holds;
+  holds.reserve(20);
   for (int i = 0; i < 20; ++i)
     holds.push_back(this->hold(*here, "node/" + std::to_string(i), std::to_string(i * i)));
   const auto revision = here->commit(this->epoch(3), 0);
