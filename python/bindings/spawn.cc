@@ -71,6 +71,13 @@ void bind_spawn(py::module_& module) {
   module.def(
       "tell_failure", [] { transport::tell_process_failure(); },
       py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "leave_groups",
+      [] {
+        transport::leave_process_jobs();
+        World::current().drop();
+      },
+      py::call_guard<py::gil_scoped_release>());
   module.def("spawn_threads", [](const py::function& fn, const py::tuple& args, int nprocs) {
     RunningRanks running;
     std::unique_ptr<SpawnContext> context;

@@ -139,8 +139,18 @@ def _at_end_of_child():
     _C.tell_failure()
 
 
+def _at_good_end_of_child():
+    """The destructors of a child that multiprocessing has forked do not run: the others would take
+    its end for a death. Last of all, for other finalizers may still use the groups.
+    """
+    is_child = multiprocessing.parent_process() is not None
+    if is_child and sys.exc_info()[1] is None and not _others_run():
+        _C.leave_groups()
+
+
 def _follow_children(_=None):
     multiprocessing.util.Finalize(None, _at_end_of_child, exitpriority=100)
+    multiprocessing.util.Finalize(None, _at_good_end_of_child, exitpriority=-100)
 
 
 _hook = _chain_excepthook()

@@ -195,6 +195,8 @@ def test_who_gives_up_is_not_at_fault():
             bad_batch()
         if rank == 1:
             reduce_for_ever()  # its own exception ends it
+        if rank == 2:
+            told(reduce_for_ever)  # its end would come before that of rank 3
         if rank == 0:
             with pytest.raises(dist.DistBackendError) as caught:
                 while True:
@@ -213,6 +215,28 @@ def test_who_gives_up_is_not_at_fault():
         and "rank 3 failed: ValueError: bad batch" in text
     ), text
     assert named == [3]
+
+
+# spec: H7 B10 a child of multiprocessing that ends well has ended as any process, and is not dead
+def test_child_that_ends_well():
+    where = meeting_file()
+    results = fork.Queue()
+
+    def main(rank):
+        torch.set_num_threads(1)
+        init(where, rank, 2)
+        if rank == 0:
+            results.put(told(reduce_for_ever))
+
+    ranks = [fork.Process(target=main, args=(rank,)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    text, named, _ = results.get(timeout=LIMIT_S)
+    for rank in ranks:
+        rank.join(LIMIT_S)
+        assert rank.exitcode == 0
+    assert "rank 1's process has ended, and called no destroy_process_group before" in text, text
+    assert named == [1]
 
 
 PROGRAM = """

@@ -108,12 +108,10 @@ std::vector<std::shared_ptr<Fabric>> open_fabrics(const Jobs& all) {
 
 void on_process_exit(int status, void*) {
   Jobs& all = jobs();
-  std::vector<std::shared_ptr<Fabric>> fabrics;
   std::string trouble, exception;
   std::vector<int> earlier;
   {
     const std::lock_guard guard(all.mutex);
-    fabrics = open_fabrics(all);
     trouble = all.trouble;
     exception = all.exception;
     earlier = all.earlier_of_exception;
@@ -123,11 +121,23 @@ void on_process_exit(int status, void*) {
   const bool failed = status != EXIT_SUCCESS;
   if (failed) note_process_failure(exception, std::move(earlier));
   tell_process_failure(failed ? (trouble.empty() ? exits : trouble) : std::string());
-  for (const auto& fabric : fabrics)
-    if (!trouble.empty()) fabric->leave_unclosed(trouble);
+  leave_process_jobs();
 }
 
 }  // namespace
+
+void leave_process_jobs() {
+  Jobs& all = jobs();
+  std::vector<std::shared_ptr<Fabric>> fabrics;
+  std::string trouble;
+  {
+    const std::lock_guard guard(all.mutex);
+    fabrics = open_fabrics(all);
+    trouble = all.trouble;
+  }
+  for (const auto& fabric : fabrics)
+    if (!trouble.empty()) fabric->leave_unclosed(trouble);
+}
 
 void note_process_failure(std::string why, std::vector<int> earlier) {
   Jobs& all = jobs();

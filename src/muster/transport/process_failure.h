@@ -32,6 +32,10 @@ void note_process_trouble(std::string what);
 /// that is empty, sends nothing. Blocks for at most a second for each job. Thread-safe.
 void tell_process_failure(const std::string& unless_noted = {});
 
+/// Called when the process ends: its jobs, as they are closed, give the recorded trouble, if any.
+/// Thread-safe, does not block.
+void leave_process_jobs();
+
 /// For `join_fabric`.
 void follow_process_failure(const std::shared_ptr<Fabric>& fabric);
 
