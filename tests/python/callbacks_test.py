@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import datetime
+import re
 import threading
 import time
 
@@ -149,7 +150,7 @@ def times_out_beside(face, rank, size):
     come.
     """
     held = face.dist.new_group([0, 1])
-    short = [face.dist.new_group([0, 1], timeout=datetime.timedelta(seconds=1)) for _ in range(3)]
+    short = [face.dist.new_group([0, 1], timeout=datetime.timedelta(seconds=3)) for _ in range(3)]
     face.dist.barrier()
     entered, returns = threading.Event(), threading.Event()
 
@@ -167,12 +168,12 @@ def times_out_beside(face, rank, size):
         waited, polled, asked = (
             face.dist.all_reduce(torch.ones(3), group=group, async_op=True) for group in short
         )
-        with pytest.raises(RuntimeError, match="waited 1"):
+        with pytest.raises(RuntimeError, match=r"waited [3-9]"):
             waited.wait()
         while not polled.is_completed():
             pass
-        assert not polled.is_success() and "waited 1" in str(polled.exception())
-        with pytest.raises(RuntimeError, match="waited 1"):
+        assert not polled.is_success() and re.search("waited [3-9]", str(polled.exception()))
+        with pytest.raises(RuntimeError, match=r"waited [3-9]"):
             asked.get_future().wait()
     # Calls of the group whose callback stays go on too, and their futures come.
     assert face.sum_later(torch.ones(3), held).wait()[0].tolist() == [2.0] * 3

@@ -398,7 +398,7 @@ def test_profiler_shows_calls():
 # spec: H7 a timeout in stock torch is a DistBackendError worded as those of torch's own backends
 def test_timeout_says_so():
     def body(rank, size):
-        group = dist.new_group(timeout=datetime.timedelta(seconds=1))
+        group = dist.new_group(timeout=datetime.timedelta(seconds=5))
         if rank == 0:
             with pytest.raises(
                 dist.DistBackendError, match="Timed out waiting: .*rank 1 has not entered"

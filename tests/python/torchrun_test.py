@@ -328,8 +328,8 @@ def test_spare(together):
 
 # spec: L12 errors in torch's classes say what is missing
 def test_errors():
-    alone = node_of(reserve_port(), 2, 2, join_timeout=0.2)
-    with pytest.raises(RendezvousTimeoutError, match="1 of at least 2 nodes came within 200 ms"):
+    alone = node_of(reserve_port(), 2, 2, join_timeout=3)
+    with pytest.raises(RendezvousTimeoutError, match="1 of at least 2 nodes came within 3 s"):
         alone.next_rendezvous()
     assert alone.is_closed() and alone.shutdown()
     far = node_of(0, 2, 2, endpoint="192.0.2.1:29400")

@@ -154,7 +154,7 @@ TEST(Elastic, NodesMeetInEtcd) {
   if (!muster::testing::EtcdCluster::installed())
     GTEST_SKIP() << muster::testing::EtcdCluster::kMissing;
   const muster::testing::EtcdCluster cluster;
-  const Job job{.nodes = "2:3", .keep_alive = "2", .service = cluster.endpoint(0)};
+  const Job job{.nodes = "2:3", .keep_alive = "5", .service = cluster.endpoint(0)};
   expect_survivors_go_on(job, kElasticSecret);
   // etcd keeps what it knows of a job.
   const Outcome late = run(job.words(), kElasticSecret);
@@ -169,7 +169,7 @@ TEST(Elastic, NodesMeetInKubernetes) {
     GTEST_SKIP() << muster::testing::KubernetesApi::kMissing;
   const muster::testing::KubernetesApi api;
   const Job job{
-      .nodes = "2:3", .keep_alive = "2", .service = api.server(), .backend = "kubernetes"};
+      .nodes = "2:3", .keep_alive = "5", .service = api.server(), .backend = "kubernetes"};
   Launched::Variables variables = kElasticSecret;
   variables["MUSTER_KUBERNETES_TOKEN_FILE"] = api.token_file();
   variables["MUSTER_KUBERNETES_NAMESPACE"] = "jobs";
@@ -305,7 +305,7 @@ TEST(Elastic, ASuccessIsOfTheWholeJob) {
 TEST(Elastic, AHostIsCutOff) {
   auto hosts = muster::testing::NetworkNamespaces::create(3);
   if (!hosts) GTEST_SKIP() << hosts.status().message();
-  Job job{.nodes = "2:3", .keep_alive = "2", .host = (*hosts)->address(0)};
+  Job job{.nodes = "2:3", .keep_alive = "5", .host = (*hosts)->address(0)};
   const auto on = [&](int host) {
     Job there = job;
     there.more = {"--local-addr", (*hosts)->address(host)};

@@ -239,7 +239,7 @@ TEST(TCPStoreDefaults, AreTheDocuments) {
   // wait_for_workers True
   EXPECT_HAS(message_of<DistStoreError>([] {
                TCPStore("127.0.0.1", 0,
-                        {.world_size = 2, .is_master = true, .timeout = milliseconds(100)});
+                        {.world_size = 2, .is_master = true, .timeout = seconds(2)});
              }),
              "1 of 2 users");
   // multi_tenant False

@@ -69,9 +69,9 @@ TEST_F(EtcdMembershipTest, WhoIsCutOffStopsAndIsRefusedWhenItReturns) {
   const int cut = (cluster.leader() + 1) % 3;
   std::vector<std::string> others = cluster.endpoints();
   others.erase(others.begin() + cut);
-  const auto smaller = member_of({cluster.endpoint(cut)}, "job", seconds(3));
+  const auto smaller = member_of({cluster.endpoint(cut)}, "job", seconds(10));
   const auto larger = member_of(others, "job");
-  auto hold = smaller->hold("node/small", "1", seconds(2));
+  auto hold = smaller->hold("node/small", "1", seconds(5));
   ASSERT_TRUE(hold.ok()) << hold.status().message();
   auto small_watch = smaller->watch("");
   ASSERT_TRUE(small_watch.ok());

@@ -108,7 +108,7 @@ TEST_F(KubernetesMembershipTest, TokensRotate) {
   const auto membership = member_of(api, "job");
   const auto hold = membership->hold("node/a", "1", seconds(60));
   ASSERT_TRUE(hold.ok()) << hold.status().message();
-  const auto hasty = member_of(api, "job", seconds(1));
+  const auto hasty = member_of(api, "job", seconds(5));
   const auto hasty_hold = hasty->hold("node/b", "1", seconds(60));
   ASSERT_TRUE(hasty_hold.ok()) << hasty_hold.status().message();
   api.accept_tokens("second\nweak");
@@ -166,7 +166,7 @@ TEST_F(KubernetesMembershipTest, AWatchOutlivesTrouble) {
 // spec: L1 Kubernetes: a token that is refused for longer than the patience ends a watch, in words
 TEST_F(KubernetesMembershipTest, ALastingRefusalEndsAWatch) {
   KubernetesApi api;
-  const auto membership = member_of(api, "job", seconds(2));
+  const auto membership = member_of(api, "job", seconds(5));
   auto watch = membership->watch("");
   ASSERT_TRUE(watch.ok());
   ASSERT_TRUE((*watch)->next(kPatience).ok());
@@ -187,13 +187,13 @@ TEST_F(KubernetesMembershipTest, AnOutageWithLiveHolders) {
   Result<std::unique_ptr<Hold>> held = Status(Code::internal, "");
   Bystander child([&] {
     theirs = member_of(api, "job");
-    held = theirs->hold("node/c", "1", seconds(2));
+    held = theirs->hold("node/c", "1", seconds(5));
     return held.ok();
   });
   ASSERT_TRUE(child.ready());
   const auto membership = member_of(api, "job");
-  const auto a = membership->hold("node/a", "1", seconds(2));
-  const auto b = membership->hold("node/b", "1", seconds(2));
+  const auto a = membership->hold("node/a", "1", seconds(5));
+  const auto b = membership->hold("node/b", "1", seconds(5));
   ASSERT_TRUE(a.ok() && b.ok());
   auto watch = membership->watch("");
   ASSERT_TRUE(watch.ok());
@@ -285,7 +285,7 @@ TEST_F(KubernetesMembershipTest, SpeaksTls) {
 // spec: L1 Kubernetes: a watch fails, in words, when the server is gone
 TEST_F(KubernetesMembershipTest, AServerThatIsGoneEndsAWatch) {
   KubernetesApi api;
-  const auto membership = member_of(api, "job", seconds(2));
+  const auto membership = member_of(api, "job", seconds(5));
   auto watch = membership->watch("");
   ASSERT_TRUE(watch.ok());
   ASSERT_TRUE((*watch)->next(kPatience).ok());

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "muster/group/testing/ranks.h"
+#include "muster/testing/reserved_port.h"
 
 namespace muster {
 namespace {
@@ -91,17 +92,12 @@ TEST(DeviceMesh, OnGroupsAndBackendsOfItsOwn) {
   });
 }
 
-/// A port that was recently free.
-std::uint16_t free_port() {
-  return TCPStore("127.0.0.1", 0, {.is_master = true, .wait_for_workers = false}).port();
-}
-
 // spec: D5 makes the default group when there is none; D9 init_device_mesh blocks until all have
 // joined
 TEST(DeviceMesh, MakesTheDefaultGroup) {
   for (const auto* name : {"MUSTER_AGENT_STORE", "TORCHELASTIC_USE_AGENT_STORE"}) ::unsetenv(name);
   ::setenv("MASTER_ADDR", "127.0.0.1", 1);
-  ::setenv("MASTER_PORT", std::to_string(free_port()).c_str(), 1);
+  ::setenv("MASTER_PORT", std::to_string(testing::reserve_port()).c_str(), 1);
   ::setenv("WORLD_SIZE", "1", 1);
   ::setenv("RANK", "0", 1);
   spawn(

@@ -84,12 +84,13 @@ TEST(Rpc, ACallThatThrowsIsTakenBack) {
 
 // spec: N4 It names the worker it waits for
 TEST(Rpc, ShutdownNamesTheWorkerItWaitsFor) {
-  std::barrier done(3);
+  std::barrier ready(3), done(3);
   Workers workers(3);
   workers.run([&](int rank) {
+    ready.arrive_and_wait();
     if (rank != 1) {
-      const auto text = message_of<DistError>(
-          [&] { shutdown(true, std::chrono::milliseconds(rank == 0 ? 300 : 150)); });
+      const auto text =
+          message_of<DistError>([&] { shutdown(true, std::chrono::seconds(rank == 0 ? 4 : 2)); });
       EXPECT_HAS(text, "still waits for worker 'worker1' (rank 1), which has not called shutdown");
     }
     done.arrive_and_wait();

@@ -409,11 +409,11 @@ TEST(Rendezvous, EnvironmentWithTheLaunchersStore) {
   // Somebody of an earlier restart who still waits is not taken for one of this restart.
   const Environment old({{"MUSTER_AGENT_STORE", place}, {"TORCHELASTIC_RESTART_COUNT", "1"}});
   auto left_over = std::async(std::launch::async, [] {
-    return rendezvous({"env://", 0, 2, "", seconds(2)});
+    return rendezvous({"env://", 0, 2, "", seconds(10)});
   });
   Child next([] {
     ::setenv("TORCHELASTIC_RESTART_COUNT", "2", 1);
-    return rendezvous({"env://", 1, 2, "", kShort}).status().ranks() == std::vector<int>{0};
+    return rendezvous({"env://", 1, 2, "", seconds(3)}).status().ranks() == std::vector<int>{0};
   });
   EXPECT_TRUE(next.succeeded());
   EXPECT_EQ(left_over.get().status().ranks(), std::vector<int>{1});

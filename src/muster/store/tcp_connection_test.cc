@@ -87,7 +87,7 @@ TEST(TcpConnection, ARefusalIsNotTheResolversFault) {
   auto by_name = endpoint;
   by_name.host = "node1";
   Status status;
-  const auto text = logged(by_name, milliseconds(300), &status, answers_once);
+  const auto text = logged(by_name, milliseconds(900), &status, answers_once);
   EXPECT_EQ(status.code(), Code::timed_out);
   for (const std::string& said : {text, status.message()}) {
     EXPECT_EQ(count(said, "resolver"), 0U) << said;

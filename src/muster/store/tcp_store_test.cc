@@ -128,6 +128,7 @@ TEST(TcpStore, ListensOnlyWhereItWasAsked) {
   EXPECT_TRUE(mentions(foreign, "not this host's")) << foreign.message();
   const auto everywhere = made(make_tcp_store(server_options("0.0.0.0")));
   elsewhere.port = everywhere->port();
+  elsewhere.timeout = kLong;
   EXPECT_TRUE(make_tcp_store(elsewhere).ok());
 }
 
@@ -202,7 +203,7 @@ TEST(TcpStore, WaitsForWorkers) {
 TEST(TcpStore, SaysHowManyWorkersCame) {
   auto options = server_options();
   options.world_size = 3;
-  options.timeout = milliseconds(100);
+  options.timeout = seconds(2);  // in which its own connection must succeed
   const Status status = make_tcp_store(options).status();
   EXPECT_EQ(status.code(), Code::timed_out);
   EXPECT_TRUE(mentions(status, "1 of 3 users")) << status.message();

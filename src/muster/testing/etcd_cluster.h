@@ -129,7 +129,7 @@ class EtcdCluster {
     for (int attempt = 0; attempt < 200; ++attempt) {
       for (int i = 0; i < options_.members; ++i) {
         if (members_[static_cast<std::size_t>(i)].process < 0) continue;
-        const std::string status = post(i, "/v3/maintenance/status", "{}");
+        const std::string status = status_of(i);
         const std::string own = field(status, "member_id");
         if (!own.empty() && own == field(status, "leader")) return i;
       }
@@ -139,11 +139,11 @@ class EtcdCluster {
   }
   /// The body of the member's answer; empty: there was none.
   std::string post(int member, const std::string& path, const std::string& body,
-                   const std::string& token = {}) {
+                   const std::string& token = {}, Duration patience = std::chrono::seconds(30)) {
     const auto connection = store::curl_connections(
         {.authority = options_.certificate, .certificate = {}, .key = {}})();
     connection->start({endpoint(member), path, body, token});
-    const TimePoint limit = deadline_after(steady_clock(), std::chrono::seconds(2));
+    const TimePoint limit = deadline_after(steady_clock(), patience);
     while (!connection->transfer().ended && steady_clock().now() < limit) connection->drive(limit);
     return connection->transfer().received;
   }
@@ -156,6 +156,9 @@ class EtcdCluster {
     pid_t process;
   };
 
+  std::string status_of(int member) {
+    return post(member, "/v3/maintenance/status", "{}", {}, std::chrono::seconds(2));
+  }
   std::string scheme() const { return options_.certificate.empty() ? "http://" : "https://"; }
   pid_t process(int member) const { return members_[static_cast<std::size_t>(member)].process; }
   void end(int member, int signal) {
@@ -167,7 +170,7 @@ class EtcdCluster {
   }
   void await(int member) {
     for (int attempt = 0; attempt < 400; ++attempt) {
-      const std::string status = post(member, "/v3/maintenance/status", "{}");
+      const std::string status = status_of(member);
       const std::string leader = field(status, "leader");
       if (!leader.empty() && leader != "0") return;
       std::this_thread::sleep_for(std::chrono::milliseconds(50));

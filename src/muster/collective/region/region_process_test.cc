@@ -166,7 +166,7 @@ class StoppedPeer {
     options.rank = rank;
     options.world_size = kRanks;
     options.store_path = folder_.file("store");
-    options.heartbeat_limit = std::chrono::milliseconds(run_.found_dead ? 1000 : 0);
+    options.heartbeat_limit = std::chrono::milliseconds(run_.found_dead ? 3000 : 0);
     return testing::join_process_job(options);
   }
   Status call(Communicator& world, std::byte* input, std::byte* output, Duration limit) const {
@@ -194,6 +194,7 @@ class StoppedPeer {
     if (Status first = call(*job->world, input, output, std::chrono::seconds(20)); !first)
       return first.message();
     StopAtTheFirstStore::arm(stopped_);
+    armed_.add(1);
     const Status status = call(*job->world, input, output, std::chrono::seconds(60));
     over_.add(1);
     return status.ok() ? "a call that the others gave up succeeded" : "done";
@@ -205,6 +206,7 @@ class StoppedPeer {
     std::byte *const input = make(), *const output = make();
     if (Status first = call(*job->world, input, output, std::chrono::seconds(20)); !first)
       return first.message();
+    if (!armed_.wait_for(1, std::chrono::seconds(30))) return "the other rank was not ready";
     const Status failed = call(*job->world, input, output,
                                std::chrono::milliseconds(run_.found_dead ? 30'000 : 1500));
     if (failed.code() != (run_.found_dead ? Code::peer_failed : Code::timed_out))
@@ -237,7 +239,7 @@ class StoppedPeer {
 
   const StoppedInACall run_;
   const testing::ScratchFolder folder_;
-  testing::SharedCounter stopped_, refilled_, over_;
+  testing::SharedCounter armed_, stopped_, refilled_, over_;
 };
 
 // spec: D7 who goes on after a failure does so with memory that a stopped rank which comes back
