@@ -11,6 +11,7 @@ include(CMakePackageConfigHelpers)
 set(MUSTER_CORE_HEADERS
     clock.h
     key_value_store.h
+    pipeline_table.h
     status.h)
 set(MUSTER_TORCH_HEADERS
     backend.h
