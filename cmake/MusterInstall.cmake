@@ -39,6 +39,7 @@ set(MUSTER_TORCH_HEADERS
     objects.h
     op.h
     parallel.h
+    pipeline.h
     point_to_point.h
     power_sgd_hook.h
     process_group.h

@@ -19,7 +19,7 @@ GOOD = {
             "elastic",
             "rpc",
             "key_value_store",
-            "pipeline_table",
+            "pipeline",
         )
     },
 }

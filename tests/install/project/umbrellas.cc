@@ -5,6 +5,7 @@
 #include <muster/elastic.h>
 #include <muster/key_value_store.h>
 #include <muster/parallel.h>
+#include <muster/pipeline.h>
 #include <muster/rpc.h>
 #include <torch/nn/modules/linear.h>
 
@@ -22,6 +23,8 @@ int main() {
       no_group([] { muster::barrier(); }) && no_group([] { muster::rpc::get_worker_info(); }) &&
       no_group([&] { muster::DistributedDataParallel<torch::nn::Linear> model(net); }) &&
       no_group([] { muster::DeviceMesh::current(); });
+  const auto table = muster::gpipe_table(1, 1);
+  if (!no_group([&] { muster::PipelineSchedule schedule(table, {}); })) return 1;
   muster::checkpoint::State state;
   state.add_module("net", *net);
   return refused ? 0 : 1;
