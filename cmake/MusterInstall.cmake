@@ -55,6 +55,7 @@ set(MUSTER_TORCH_HEADERS
     spawn.h
     store.h
     subgroups.h
+    tensor_parallel.h
     work.h
     zero_redundancy_optimizer.h)
 

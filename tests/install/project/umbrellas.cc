@@ -7,6 +7,7 @@
 #include <muster/parallel.h>
 #include <muster/pipeline.h>
 #include <muster/rpc.h>
+#include <muster/tensor_parallel.h>
 #include <torch/nn/modules/linear.h>
 
 int main() {
@@ -22,7 +23,8 @@ int main() {
   const bool refused =
       no_group([] { muster::barrier(); }) && no_group([] { muster::rpc::get_worker_info(); }) &&
       no_group([&] { muster::DistributedDataParallel<torch::nn::Linear> model(net); }) &&
-      no_group([] { muster::DeviceMesh::current(); });
+      no_group([] { muster::DeviceMesh::current(); }) &&
+      no_group([] { muster::ColumnParallelLinear(2, 2); });
   const auto table = muster::gpipe_table(1, 1);
   if (!no_group([&] { muster::PipelineSchedule schedule(table, {}); })) return 1;
   muster::checkpoint::State state;
