@@ -37,13 +37,13 @@ class State {
 
   /// The value must be equal on all ranks that add it; one of them writes it.
   State& add_tensor(const std::string& name, const at::Tensor& tensor);
-  /// This rank's box of a larger tensor of `sizes`, as in tensor-parallel layers; other ranks add
-  /// the other boxes.
+  /// This rank's box of a larger tensor of `sizes`; other ranks add the other boxes.
   State& add_box(const std::string& name, const at::Tensor& tensor, std::vector<std::int64_t> sizes,
                  std::vector<std::int64_t> offsets);
 
   /// Adds parameters and buffers as `name.PARAMETER`. Parameters that FSDP has sharded are added as
-  /// this rank's shards, even if `module` itself is not wrapped.
+  /// this rank's shards, even if `module` itself is not wrapped; those of tensor-parallel layers as
+  /// this rank's boxes.
   State& add_module(const std::string& name, torch::nn::Module& module);
 
   /// Adds the state as in torch's state dicts: tensors such as `name.state.PARAMETER.exp_avg`, and

@@ -2,10 +2,12 @@
 
 #include <torch/types.h>
 
+#include <optional>
 #include <utility>
 
 #include "muster/group/errors.h"
 #include "muster/parallel/sharded_unit.h"
+#include "muster/tensor_parallel.h"
 
 namespace muster::checkpoint {
 namespace {
@@ -33,6 +35,30 @@ constexpr TypeName kTypes[] = {
     {at::kFloat8_e4m3fn, "F8_E4M3"},
     {at::kFloat8_e8m0fnu, "F8_E8M0"},
 };
+
+/// Where the elements of a parameter lie in the whole one, in the order of its memory.
+struct Place {
+  shards::Extent sizes;
+  std::vector<shards::Box> boxes;
+};
+
+/// None for a parameter that is whole. A parameter of a tensor-parallel layer is a box of the
+/// whole, and FSDP may have sharded that box.
+std::optional<Place> place_of(const at::Tensor& parameter) {
+  const auto stretch = parallel::sharded_part(parameter);
+  const auto part = tensor_parallel_part(parameter);
+  if (!stretch && !part) return {};
+  const shards::Extent held = stretch ? stretch->sizes : parameter.sizes().vec();
+  Place place{part ? part->sizes : held, {}};
+  if (stretch)
+    place.boxes = shards::boxes_of_stretch(held, stretch->first, parameter.numel());
+  else if (parameter.numel() > 0)
+    place.boxes = {shards::box_of(held)};
+  for (shards::Box& box : place.boxes)
+    for (std::size_t d = 0; part && d < part->offsets.size(); ++d)
+      box.offsets[d] += part->offsets[d];
+  return place;
+}
 
 [[noreturn]] void refuse(const std::string& name, const std::string& why) {
   group::invalid("checkpoint: tensor '" + name + "' " + why);
@@ -67,15 +93,21 @@ CheckpointItem stretch_item(std::string name, const at::Tensor& tensor, const sh
 }
 
 CheckpointItem parameter_item(std::string name, const at::Tensor& parameter) {
-  const auto part = parallel::sharded_part(parameter);
-  if (!part) return whole_item(std::move(name), parameter);
-  return stretch_item(std::move(name), parameter, part->sizes, part->first);
+  auto place = place_of(parameter);
+  if (!place) return whole_item(std::move(name), parameter);
+  return {std::move(name), parameter.detach(), std::move(place->sizes), std::move(place->boxes)};
 }
 
 CheckpointItem state_item(std::string name, const at::Tensor& tensor, const at::Tensor& parameter) {
-  const auto part = parallel::sharded_part(parameter);
-  if (!part || tensor.sizes() != parameter.sizes()) return whole_item(std::move(name), tensor);
-  return stretch_item(std::move(name), tensor, part->sizes, part->first);
+  auto place = place_of(parameter);
+  if (!place || tensor.sizes() != parameter.sizes()) return whole_item(std::move(name), tensor);
+  return {std::move(name), tensor.detach(), std::move(place->sizes), std::move(place->boxes)};
+}
+
+shards::Extent whole_sizes(const at::Tensor& parameter) {
+  if (auto part = tensor_parallel_part(parameter)) return std::move(part->sizes);
+  const auto stretch = parallel::sharded_part(parameter);
+  return stretch ? stretch->sizes : parameter.sizes().vec();
 }
 
 shards::Shard shard_of(const CheckpointItem& item) {

@@ -30,12 +30,16 @@ CheckpointItem box_item(std::string name, const at::Tensor& tensor, shards::Exte
 /// As many row-major elements of the whole as `tensor` has, from `first` on.
 CheckpointItem stretch_item(std::string name, const at::Tensor& tensor, const shards::Extent& sizes,
                             std::int64_t first);
-/// A parameter of a module: its stretch where FSDP has sharded it, else the whole. Throws DistError
-/// where it is gathered now.
+/// A parameter of a module: its stretch where FSDP has sharded it, its box in a tensor-parallel
+/// layer, both where FSDP has sharded such a box, else the whole. Throws DistError where FSDP has
+/// gathered it now.
 CheckpointItem parameter_item(std::string name, const at::Tensor& parameter);
 /// Something of an optimizer's that belongs to a parameter: divided as the parameter is where it
 /// has as many elements in the same shape, else whole.
 CheckpointItem state_item(std::string name, const at::Tensor& tensor, const at::Tensor& parameter);
+
+/// The sizes of the whole that a parameter of a module is a part of.
+shards::Extent whole_sizes(const at::Tensor& parameter);
 
 /// As the files have it. A type that safetensors does not name (complex128 and the like) is stored
 /// as U8 with a last dimension of the bytes of an element. Throws DistError naming the tensor where

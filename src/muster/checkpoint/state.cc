@@ -9,7 +9,6 @@
 #include "muster/checkpoint/json_values.h"
 #include "muster/checkpoint/optimizer_fields.h"
 #include "muster/group/errors.h"
-#include "muster/parallel/sharded_unit.h"
 #include "muster/zero_redundancy_optimizer.h"
 
 namespace muster::checkpoint {
@@ -158,10 +157,9 @@ class OptimizerEntry {
   }
   /// As the parameter lies on this rank where what is stored is like the whole of it.
   static at::Tensor memory_for(const shards::StoredTensor& stored, const at::Tensor& parameter) {
-    const auto part = parallel::sharded_part(parameter);
-    const bool like = stored.sizes == (part ? part->sizes : parameter.sizes().vec());
-    return like ? at::empty_like(parameter.detach())
-                : at::empty(stored.sizes, parameter.options().requires_grad(false));
+    return stored.sizes == whole_sizes(parameter)
+               ? at::empty_like(parameter.detach())
+               : at::empty(stored.sizes, parameter.options().requires_grad(false));
   }
 
   const std::string name_;
