@@ -201,6 +201,7 @@ class DataParallel {
     std::size_t next = 0;
     const auto join = [&](const at::Tensor&) {
       std::vector<at::Tensor> parts;
+      parts.reserve(tensors.size());
       for (const auto& each : tensors) parts.push_back(each[next]);
       ++next;
       return replicas_.joined(parts);
