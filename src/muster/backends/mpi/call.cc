@@ -7,6 +7,7 @@
 #include <string>
 
 #include "muster/backends/mpi/loader.h"
+#include "muster/backends/mpi/ordered_floats.h"
 #include "muster/base/tunables.h"
 #include "muster/collective/kernels.h"
 
@@ -75,7 +76,7 @@ Carrier carrier_of(DType dtype) {
   }
 }
 
-Carrier carrier_of(DType dtype, Reduce reduce) {
+Carrier carrier_of(DType dtype, Reduce reduce, bool passes_nan_on) {
   Carrier carrier;
   carrier.op = operation(reduce);
   switch (dtype) {
@@ -98,10 +99,16 @@ Carrier carrier_of(DType dtype, Reduce reduce) {
     case DType::float64: carrier.element = Element::float64; break;
     default: break;
   }
+  const bool is_double = carrier.element == Element::float64;
+  if (!passes_nan_on && (is_double || carrier.element == Element::float32) &&
+      (carrier.op == MpiReduction::min || carrier.op == MpiReduction::max)) {
+    carrier.orders = true;
+    carrier.element = is_double ? Element::int64 : Element::int32;
+  }
   return carrier;
 }
 
-Status check_counts(const Library& library, const Args& args) {
+Status check_counts(const CallLibrary& library, const Args& args) {
   if (library.has_large_counts()) return {};
   constexpr std::size_t kLargest = std::numeric_limits<int>::max();
   const bool reduces = collective::info(args.op).reduces;
@@ -134,10 +141,11 @@ void MpiCall::Scratch::trim() {
 
 Status MpiCall::begin(const Args& args, std::uint64_t sequence) {
   args_ = &args;
-  is_direct_ = DirectAllReduce::takes(args, size_);
+  is_direct_ = tags_.any() && DirectAllReduce::takes(args, size_);
   if (is_direct_) return begin_direct(sequence);
-  carrier_ = collective::info(args.op).reduces ? carrier_of(args.dtype, args.reduce)
-                                               : carrier_of(args.dtype);
+  carrier_ = collective::info(args.op).reduces
+                 ? carrier_of(args.dtype, args.reduce, library_.passes_nan_on())
+                 : carrier_of(args.dtype);
   result_ = nullptr;
   request_.ints.clear();
   int code = 0;
@@ -154,7 +162,7 @@ Status MpiCall::begin(const Args& args, std::uint64_t sequence) {
     default: return Status(Code::internal, "a message is no collective");
   }
   if (code == 0) return {};
-  return failed(library_, "MPI's " + std::string(collective::info(args.op).name), code);
+  return failed(library_, collective::info(args.op).name, code);
 }
 
 /// With a factor, what each member gives is scaled first.
@@ -184,7 +192,7 @@ std::optional<Status> MpiCall::test() {
   }
   bool done = false;
   if (const int code = library_.test(request_, done, nullptr); code != 0)
-    return failed(library_, "MPI's " + std::string(collective::info(args_->op).name), code);
+    return failed(library_, collective::info(args_->op).name, code);
   if (!done) return {};
   finish();
   return Status();
@@ -249,6 +257,20 @@ void MpiCall::convert(std::byte* out, ConstBytes in) {
   } else {
     copy_bytes(out, from, in.size());
   }
+  if (!carrier_.orders) return;
+  const bool largest = carrier_.op == MpiReduction::max;
+  if (carrier_.element == Element::int64)
+    order_floats<double>(out, count, largest);
+  else
+    order_floats<float>(out, count, largest);
+}
+
+void MpiCall::restore_order(std::byte* data, Count count) const {
+  if (!carrier_.orders) return;
+  if (carrier_.element == Element::int64)
+    restore_floats<double>(data, static_cast<std::size_t>(count));
+  else
+    restore_floats<float>(data, static_cast<std::size_t>(count));
 }
 
 void MpiCall::divide(std::byte* data, Count count) const {
@@ -390,6 +412,7 @@ void MpiCall::finish() {
   if (row.reduces && (args.op != Op::reduce || at_root())) {
     const MutableBytes out = args.outputs[0];
     const Count count = elements(out.size());
+    restore_order(result_ != nullptr ? result_ : out.data(), count);
     divide(result_ != nullptr ? result_ : out.data(), count);
     if (result_ != nullptr && count > 0)
       collective::narrow(out.data(), reinterpret_cast<const float*>(result_),

@@ -4,7 +4,8 @@
 /// MPI has no 16-bit floats, no bool of a known size, no averages and no factors, and its lists are
 /// one piece of memory. Therefore: 16-bit floats are summed as float32 and rounded once, bools are
 /// reduced as 0 and 1, an average is a sum and one division, a factor is applied to the input
-/// first, and slices that do not follow each other in memory go through a buffer.
+/// first, floats of which a library's MIN and MAX would lose NaN go as integers
+/// (`ordered_floats.h`), and slices that do not follow each other in memory go through a buffer.
 #pragma once
 
 #include <cstddef>
@@ -28,20 +29,21 @@ struct Carrier {
   MpiReduction op = MpiReduction::sum;
   bool widens = false;      ///< 16-bit floats travel as float32
   bool normalises = false;  ///< bools are made 0 or 1 first
-  bool converts() const { return widens || normalises; }
+  bool orders = false;      ///< floats travel as integers of the same order
+  bool converts() const { return widens || normalises || orders; }
 };
 /// For operations that only move: any type of the same width.
 Carrier carrier_of(DType dtype);
-/// `reduce` must be defined on `dtype`.
-Carrier carrier_of(DType dtype, collective::Reduce reduce);
+/// `reduce` must be defined on `dtype`. `passes_nan_on`: as the library says.
+Carrier carrier_of(DType dtype, collective::Reduce reduce, bool passes_nan_on = true);
 
 /// Code::unsupported if a library with int counts cannot carry out `args`.
-Status check_counts(const Library& library, const collective::Args& args);
+Status check_counts(const CallLibrary& library, const collective::Args& args);
 
 /// Reusable, since buffers are kept. Not thread-safe.
 class MpiCall {
  public:
-  MpiCall(Library& library, Comm& comm, int rank, int size, MpiTags tags)
+  MpiCall(CallLibrary& library, Comm& comm, int rank, int size, MpiTags tags)
       : library_(library),
         comm_(comm),
         rank_(rank),
@@ -93,6 +95,7 @@ class MpiCall {
   std::byte* place_for_outputs(const MpiLayout& layout);
   /// The elements of `in`, as they are reduced, in `out`.
   void convert(std::byte* out, ConstBytes in);
+  void restore_order(std::byte* data, Count count) const;
   void divide(std::byte* data, Count count) const;
   bool at_root() const { return args_->root == rank_; }
   bool averages() const { return args_->reduce == collective::Reduce::avg; }
@@ -101,7 +104,7 @@ class MpiCall {
     return static_cast<Count>(elements_in(bytes, args_->dtype)) * carrier_.per_element;
   }
 
-  Library& library_;
+  CallLibrary& library_;
   Comm& comm_;
   const int rank_;
   const int size_;

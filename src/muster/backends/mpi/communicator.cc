@@ -85,7 +85,7 @@ class MpiOperation final : public Completion {
   Fingerprint fingerprint_;
   TimePoint created_at_, deadline_;
   std::unique_ptr<MpiCall> call_;
-  std::unique_ptr<FingerprintExchange> exchange_;  // at DETAIL
+  std::unique_ptr<FingerprintExchange> exchange_;  // where calls are compared first
   bool begun_ = false;
   Status error_;  // MPI's
   TimePoint error_at_;
@@ -97,12 +97,13 @@ class MpiCommunicator final : public collective::Communicator,
                               public collective::Closable,
                               public std::enable_shared_from_this<MpiCommunicator> {
  public:
-  MpiCommunicator(GroupContext group, const MpiWorld& world, std::unique_ptr<Comm> comm)
+  MpiCommunicator(GroupContext group, Carriage carriage, std::unique_ptr<Comm> comm)
       : group_(std::move(group)),
-        library_(*world.library),
+        carriage_(std::move(carriage)),
+        library_(*carriage_.library),
         comm_(std::move(comm)),
         topology_(local_ranks(), group_.fabric->cores()),
-        tags_(world.last_tag),
+        tags_(carriage_.last_tag),
         messages_(group_, library_, *comm_, tags_),
         channel_messages_(group_),
         control_(group_) {
@@ -170,7 +171,8 @@ class MpiCommunicator final : public collective::Communicator,
 
   const ProcessMark mark_;
   const GroupContext group_;
-  Library& library_;
+  const Carriage carriage_;
+  CallLibrary& library_;
   const std::unique_ptr<Comm> comm_;
   const Topology topology_;
   const MpiTags tags_;
@@ -199,8 +201,8 @@ Status MpiCommunicator::check(const Args& args) const {
   const std::string_view name = collective::info(args.op).name;
   if (mark_.forked())
     return Status(Code::aborted, std::string(name) + " was called on " + group_.here() +
-                                     " by a forked child, which MPI does not know; call it in its "
-                                     "parent");
+                                     " by a forked child, which " + carriage_.name +
+                                     " does not know; call it in its parent");
   if (closed_.load())
     return Status(Code::aborted, std::string(name) + " was called on " + group_.here() +
                                      ", which has been closed; make a new group");
@@ -225,7 +227,7 @@ void MpiCommunicator::enqueue(MpiOperation& operation, const Args& args) {
   queued_.store(queue_.size());
   sequence_.store(operation.fingerprint_.sequence);
   if (size() > 1) control_.begin(operation.fingerprint_);
-  if (size() > 1 && get_debug_level() == DebugLevel::DETAIL)
+  if (size() > 1 && (carriage_.compares_calls || get_debug_level() == DebugLevel::DETAIL))
     operation.exchange_ = std::make_unique<FingerprintExchange>(group_, operation.fingerprint_);
   advance_queue();
 }
@@ -280,7 +282,7 @@ void MpiCommunicator::advance_queue() {
 
 /// Another member may have a call in MPI that never ends, and MPI_Finalize would wait for it.
 void MpiCommunicator::fail_queue() {
-  leave_unfinalized();
+  carriage_.on_abandoned();
   while (!queue_.empty()) {
     MpiOperation& front = *queue_.front();
     const bool runs = front.begun_ && front.error_.ok() && front.call_->active();
@@ -324,6 +326,7 @@ void MpiCommunicator::advance() {
       if (guard.owns_lock()) advance_queue();
     }
     messages_.sweep();
+    if (!channel_messages_.empty()) group_.fabric->poll();
     channel_messages_.sweep();
   } catch (const abi::__forced_unwind&) {  // the thread is being terminated
     throw;
@@ -489,9 +492,10 @@ Status MpiCommunicator::close(TimePoint deadline) {
   drive_until([this] { return !busy(); }, TimePoint::max());
   MpiPoller::of_process().forget(*this);
   with_control([](Control& control) { control.cancel(); });
-  if (!status.ok()) leave_unfinalized();
+  if (!status.ok()) carriage_.on_abandoned();
   if (status.ok()) {
-    if (const int code = comm_->free(); code != 0) status = failed(library_, "MPI_Comm_free", code);
+    if (const int code = comm_->free(); code != 0)
+      status = failed(library_, "freeing its communicator", code);
   }
   return status.ok() ? status : status.with_context("closing " + group_.here());
 }
@@ -528,8 +532,8 @@ std::string MpiCommunicator::deadline_text(const MpiOperation& late, TimePoint n
   text += " in " + collective::fingerprint_rules().describe(late.fingerprint_) + ", call " +
           std::to_string(late.fingerprint_.sequence) + " of " + group_.text();
   if (!known.text.empty()) text += ": " + known.text;
-  return text +
-         ". MPI cannot cancel a call, so the group cannot be used any more: destroy it and make "
+  return text + ". " + carriage_.name +
+         " cannot cancel a call, so the group cannot be used any more: destroy it and make "
          "another; if the other ranks are only slow, give the call or the group a longer timeout";
 }
 
@@ -609,9 +613,14 @@ Result<std::shared_ptr<collective::Communicator>> create(
     group.channel->fail(why);
     return why;
   }
-  std::shared_ptr<collective::Communicator> communicator =
-      std::make_shared<MpiCommunicator>(std::move(group), *world, std::unique_ptr<Comm>(made));
-  return communicator;
+  return carried_by(
+      {.library = world->library, .last_tag = world->last_tag, .on_abandoned = &leave_unfinalized},
+      std::move(group), std::unique_ptr<Comm>(made));
+}
+
+std::shared_ptr<collective::Communicator> carried_by(Carriage carriage, GroupContext group,
+                                                     std::unique_ptr<Comm> comm) {
+  return std::make_shared<MpiCommunicator>(std::move(group), std::move(carriage), std::move(comm));
 }
 
 }  // namespace muster::mpi

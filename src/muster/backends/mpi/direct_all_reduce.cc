@@ -22,7 +22,7 @@ bool DirectAllReduce::MessageStream::active() const {
   return std::ranges::any_of(slots, [](const StreamSlot& slot) { return slot.request.active; });
 }
 
-DirectAllReduce::DirectAllReduce(Library& library, Comm& comm, int rank, int size)
+DirectAllReduce::DirectAllReduce(CallLibrary& library, Comm& comm, int rank, int size)
     : library_(library), comm_(comm), rank_(rank), size_(size) {}
 
 Status DirectAllReduce::begin(const Args& args, const std::byte* in, int tag) {

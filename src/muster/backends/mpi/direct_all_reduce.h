@@ -28,7 +28,7 @@ namespace muster::mpi {
 /// Reusable, since buffers are kept. Not thread-safe.
 class DirectAllReduce {
  public:
-  DirectAllReduce(Library& library, Comm& comm, int rank, int size);
+  DirectAllReduce(CallLibrary& library, Comm& comm, int rank, int size);
 
   /// Whether calls of this kind are made so: the same on every member.
   static bool takes(const collective::Args& args, int size);
@@ -82,7 +82,7 @@ class DirectAllReduce {
   void reduce_chunk();
   bool has_ended() const;
 
-  Library& library_;
+  CallLibrary& library_;
   Comm& comm_;
   const int rank_;
   const int size_;

@@ -1,4 +1,5 @@
-/// What muster needs of an MPI library, as a plugin provides it.
+/// What muster needs of a library that carries a group's calls, and of an MPI library, as a plugin
+/// provides it. Backend ucc has a `Comm` and a `CallLibrary` of its own.
 ///
 /// The plugin (`plugin/`) is compiled once per flavour of MPI, because `mpi.h` differs: the MPI-5
 /// ABI, Open MPI, MPICH. It includes nothing of muster but this header and links with nothing: the
@@ -20,7 +21,7 @@ namespace muster::mpi {
 /// Version of this interface. A plugin exports, with C linkage,
 ///     unsigned muster_mpi_plugin_abi();               // returns kPluginAbi
 ///     muster::mpi::Library* muster_mpi_library();     // one per process, never destroyed
-inline constexpr unsigned kPluginAbi = 1;
+inline constexpr unsigned kPluginAbi = 2;
 
 /// A count that the library's functions cannot take; no error code of MPI.
 inline constexpr int kCountTooLarge = -77;
@@ -41,7 +42,7 @@ enum class Element : std::uint8_t {
 };
 inline constexpr int kElements = 10;
 
-/// On floats, min and max pass NaN on.
+/// On floats, min and max pass NaN on, unless the library says otherwise (`passes_nan_on`).
 enum class MpiReduction : std::uint8_t { sum, product, min, max, band, bor, bxor };
 
 enum class ThreadLevel : std::uint8_t { single, funneled, serialized, multiple };
@@ -51,7 +52,8 @@ inline constexpr int kAnySource = -1;
 struct MpiRequest {
   std::uint64_t handle = 0;
   bool active = false;
-  std::vector<int> ints;  ///< counts and displacements for a library without large counts
+  std::vector<int> ints;      ///< counts and displacements for a library without large counts
+  std::vector<Count> counts;  ///< those of a call of ucc without any
 };
 
 /// How a receive ended.
@@ -92,18 +94,29 @@ class Comm {
   virtual int receive(void* data, Count bytes, int member_or_any, int tag, MpiRequest& request) = 0;
 };
 
-/// Thread-safe, if `initialize` gave at least `serialized`: below `multiple`, one lock guards every
-/// call of MPI.
-class Library {
+/// What carrying calls takes besides a `Comm`. Thread-safe.
+class CallLibrary {
  public:
-  virtual ~Library() = default;
+  virtual ~CallLibrary() = default;
 
   /// The library's own first line about itself.
   virtual std::string version() const = 0;
   /// Whether counts may exceed an int: MPI 4.
   virtual bool has_large_counts() const = 0;
+  /// Whether MIN and MAX of floats are NaN where one of them is.
+  virtual bool passes_nan_on() const { return true; }
   virtual std::string error_text(int code) const = 0;
 
+  /// Advances the library. `arrival` may be null.
+  virtual int test(MpiRequest& request, bool& done, MpiArrival* arrival) = 0;
+  /// Of a receive; it still has to be tested until it is done.
+  virtual int cancel(MpiRequest& request) = 0;
+};
+
+/// Thread-safe, if `initialize` gave at least `serialized`: below `multiple`, one lock guards every
+/// call of MPI.
+class Library : public CallLibrary {
+ public:
   /// Initialises MPI unless the program has. `ours`: whether it did, and `finalize` is due.
   virtual int initialize(bool& ours, ThreadLevel& level) = 0;
   virtual bool is_finalized() const = 0;
@@ -115,11 +128,6 @@ class Library {
   virtual int exchange_texts(const std::string& text, std::vector<std::string>& all) = 0;
   /// The members call it, and nobody else; blocks until all have.
   virtual int create(std::span<const int> world_ranks, int tag, Comm*& made) = 0;
-
-  /// Advances MPI. `arrival` may be null.
-  virtual int test(MpiRequest& request, bool& done, MpiArrival* arrival) = 0;
-  /// Of a receive; it still has to be tested until it is done.
-  virtual int cancel(MpiRequest& request) = 0;
 };
 
 }  // namespace muster::mpi

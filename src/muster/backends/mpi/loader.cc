@@ -239,7 +239,7 @@ Result<MpiWorld> start() {
 
 void leave_unfinalized() { leaves_unfinalized.store(true); }
 
-Status failed(const Library& library, std::string_view call, int code) {
+Status failed(const CallLibrary& library, std::string_view call, int code) {
   if (code == kCountTooLarge)
     return Status(Code::unsupported,
                   std::string(call) + ": " + library.version() +

@@ -44,7 +44,7 @@ Result<MpiWorld> start();
 /// for ever. Thread-safe.
 void leave_unfinalized();
 
-/// "MPI_Iallreduce failed: invalid communicator (Open MPI v4.1.4)".
-Status failed(const Library& library, std::string_view call, int code);
+/// "all_reduce failed: invalid communicator (Open MPI v4.1.4)".
+Status failed(const CallLibrary& library, std::string_view call, int code);
 
 }  // namespace muster::mpi

@@ -64,7 +64,7 @@ std::string MpiMessage::text(const collective::GroupContext& group) const {
          group.here();
 }
 
-Messages::Messages(const collective::GroupContext& group, Library& library, Comm& comm,
+Messages::Messages(const collective::GroupContext& group, CallLibrary& library, Comm& comm,
                    MpiTags tags)
     : group_(group), library_(library), comm_(comm), tags_(tags) {}
 

@@ -26,7 +26,7 @@ class Messages {
  public:
   class MpiMessage;
 
-  Messages(const collective::GroupContext& group, Library& library, Comm& comm, MpiTags tags);
+  Messages(const collective::GroupContext& group, CallLibrary& library, Comm& comm, MpiTags tags);
   ~Messages();
   Messages(const Messages&) = delete;
 
@@ -62,7 +62,7 @@ class Messages {
   Status mpi_error(const MpiMessage& message, int code);
 
   const collective::GroupContext& group_;
-  Library& library_;
+  CallLibrary& library_;
   Comm& comm_;
   const MpiTags tags_;
   std::mutex lock_;

@@ -9,9 +9,10 @@ namespace muster::mpi {
 /// messages of reductions. The same on every member.
 class MpiTags {
  public:
-  /// `last`: the largest that MPI has; at least 32767.
+  /// `last`: the largest that MPI has, at least 32767; or 0 for a library without messages.
   explicit MpiTags(std::int64_t last) : third_(static_cast<std::uint64_t>(last) / 3) {}
 
+  bool any() const { return third_ > 0; }
   bool carries(std::uint64_t user_tag) const { return user_tag < third_; }
   int payload(std::uint64_t number) const { return static_cast<int>(third_ + number % third_); }
   /// This tag and the two next ones are for call number `sequence`.

@@ -9,7 +9,7 @@
 #include <span>
 #include <string>
 
-#include "muster/backends/mpi/test_rank.h"
+#include "muster/backends/mpi/testing/rank.h"
 #include "muster/base/debug_level.h"
 #include "muster/base/tunables_fixed.h"
 

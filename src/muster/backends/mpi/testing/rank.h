@@ -1,9 +1,11 @@
-/// What the ranks of backend mpi's tests share: how they report, and their job. Below tensors.
+/// What the ranks of the tests of backends mpi and ucc share: how they report, and their job. Below
+/// tensors.
 #pragma once
 
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <numeric>
@@ -11,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "muster/backends/mpi/communicator.h"
 #include "muster/collective/communicator.h"
 #include "muster/status.h"
 #include "muster/store/rendezvous.h"
@@ -24,6 +25,19 @@ using collective::Op;
 using Group = std::shared_ptr<collective::Communicator>;
 using Values = std::vector<std::int64_t>;
 
+/// The library whose calls are tested.
+struct TestedLibrary {
+  std::string name;
+  std::function<Result<store::Rendezvous>(store::RendezvousOptions)> join;
+  std::function<Result<Group>(std::shared_ptr<transport::Fabric>, std::vector<int>,
+                              const collective::CommunicatorOptions&)>
+      create;
+  std::function<std::string()> text;
+  const char* wrong_size = "elements of int64, and the receive is for";  ///< of a message
+  bool compares_calls = false;                                           ///< before it gets them
+};
+
+inline TestedLibrary tested;
 inline int my_rank = -1;
 inline int problems = 0;
 
@@ -56,7 +70,7 @@ struct TestJob {
     collective::CommunicatorOptions options;
     options.name = name;
     options.timeout = std::chrono::seconds(60);
-    auto group = create(fabric, std::move(members), options);
+    auto group = tested.create(fabric, std::move(members), options);
     if (group.ok()) return *group;
     report("making " + name + ": " + group.status().message());
     std::exit(1);
