@@ -151,8 +151,8 @@ constexpr const char* kPageHead = R"(# What each backend has
 
 `tools/backend_table` has written this page from what the backends themselves say; do not edit it.
 
-Every backend but `ucc` has every kind of call: collectives, coalesced forms, messages, batches,
-objects, barriers. The table lists what each lacks within them. Operations that only move bytes take
+Every backend has every kind of call: collectives, coalesced forms, messages, batches, objects,
+barriers. The table lists what each lacks within them. Operations that only move bytes take
 every dtype. An operation that a backend lacks throws DistBackendError with the names of both, and
 the group stays usable.
 
@@ -161,7 +161,7 @@ the group stays usable.
 | `native`, `gloo`, `tcp` | CPU; accelerators, copied through host memory | nothing |
 | [`mpi`](mpi.md) | CPU; accelerators, copied through host memory | nothing |
 | [`nccl`](nccl.md) | CUDA | tags other than 0, receives from any rank, the reductions below |
-| `ucc` | | it is in no build yet |
+| [`ucc`](ucc.md) (experimental) | CPU; accelerators, copied through host memory | nothing |
 
 Reductions by dtype. "all": every backend has it. "others": every one but `nccl`. "-": none.
 

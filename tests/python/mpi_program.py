@@ -1,4 +1,4 @@
-"""What mpi_test.py runs on each rank."""
+"""What mpi_test.py and ucc_test.py run on each rank."""
 
 import datetime
 import os
@@ -47,7 +47,7 @@ def check_collectives(me, n):
     dist.barrier()
 
 
-def check_rest(me, n):
+def check_rest(me, n, backend):
     # Tensors that are not dense, 16-bit floats, bools and complex numbers.
     x = torch.full((4, 4), float(me + 1)).t()[::2]
     dist.all_reduce(x)
@@ -91,23 +91,23 @@ def check_rest(me, n):
     assert x.eq(1 - me).all()
     group = dist.new_group([1])
     if me == 1:
-        assert dist.get_backend(group) == "mpi"
+        assert dist.get_backend(group) == backend
         dist.all_reduce(torch.ones(1), group=group)
     dist.monitored_barrier(wait_all_ranks=True)
-    mixed = dist.new_group(backend="cpu:mpi,cuda:native")
+    mixed = dist.new_group(backend=f"cpu:{backend},cuda:native")
     x = torch.ones(2)
     dist.all_reduce(x, group=mixed)
     assert x.eq(2).all()
 
 
-def operations():
+def operations(backend="mpi"):
     for _ in range(2):  # init after destroy works
-        dist.init_process_group("mpi", timeout=datetime.timedelta(seconds=60))
-        assert dist.is_mpi_available() and dist.get_backend() == "mpi"
+        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=60))
+        assert dist.is_backend_available(backend) and dist.get_backend() == backend
         me, n = dist.get_rank(), dist.get_world_size()
         assert n == 2
         check_collectives(me, n)
-        check_rest(me, n)
+        check_rest(me, n, backend)
         dist.destroy_process_group()
     print("all is well", flush=True)
 
@@ -144,4 +144,4 @@ def missing():
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
+    globals()[sys.argv[1]](*sys.argv[2:])

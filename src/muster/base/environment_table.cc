@@ -62,6 +62,7 @@ constexpr EnvironmentVariable kBackends[] = {
     {"MUSTER_MPI_LIBRARY", "",
      "The file of the MPI library that backend mpi uses. Without it: the one that the process has "
      "loaded, else that of the launcher, else the first that is installed."},
+    {"MUSTER_UCC_LIBRARY", "libucc.so.1", "The file of the UCC library that backend ucc uses."},
     {"MUSTER_PLUGINS", "",
      "A folder that is searched first for the plugins of backends (libmuster_mpi_*.so)."},
 };

@@ -21,7 +21,8 @@ struct BackendTable {
   std::mutex mutex;
   std::map<std::string, group::RegisteredBackend, std::less<>> backends;
   std::map<std::string, group::OwnBackend, std::less<>> own{
-      {std::string(Backend::MPI.name()), group::mpi_backend()}};
+      {std::string(Backend::MPI.name()), group::mpi_backend()},
+      {std::string(Backend::UCC.name()), group::ucc_backend()}};
 };
 BackendTable& registry() {
   static BackendTable instance;

@@ -377,7 +377,7 @@ TEST(Plugin, WrongLibrariesAreNamed) {
              "is no backend plugin");
 }
 
-// spec: A12 nccl, mpi and ucc, which this build lacks, are refused by name at init and in
+// spec: A12 nccl, mpi and ucc, which this machine lacks, are refused by name at init and in
 // new_group; A6
 TEST(Backends, AbsentOnesAreRefusedByName) {
   for (const auto& backend : {Backend::NCCL, Backend::MPI, Backend::UCC}) {
@@ -397,12 +397,13 @@ TEST(Backends, AbsentOnesAreRefusedByName) {
   }
 }
 
-// spec: A9 A12 ucc, which torch knows and muster has not, is refused at init and in new_group,
-// alone and for one device; the error says what to use instead
-TEST(Backends, WhatToUseInPlaceOfUccIsSaid) {
-  if (Backend::UCC.is_available()) GTEST_SKIP() << "a backend ucc is registered";
+// spec: A5 A9 A12 ucc without libucc is refused at init and in new_group, alone and for one device;
+// the error says what to install, and what to use instead
+TEST(Backends, WhatUccLacksIsSaid) {
+  if (Backend::UCC.is_available()) GTEST_SKIP() << "libucc is here";
   const auto says_what_to_use = [](const std::string& text) {
-    EXPECT_HAS(text, "backend 'ucc' is not in this build of muster");
+    EXPECT_HAS(text, "backend 'ucc' cannot be used: UCC's library cannot be loaded");
+    EXPECT_HAS(text, "install UCC 1.9 (Debian's packages are libucc1 and libucc-dev)");
     EXPECT_HAS(text, "use 'native' for CPU tensors and 'nccl' for CUDA tensors");
     EXPECT_HAS(text, "this process can use native, gloo, tcp");
   };

@@ -4,6 +4,8 @@
 
 #include "muster/backends/mpi/communicator.h"
 #include "muster/backends/mpi/loader.h"
+#include "muster/backends/ucc/communicator.h"
+#include "muster/backends/ucc/library.h"
 #include "muster/group/backends/native.h"
 #include "muster/group/errors.h"
 
@@ -16,11 +18,12 @@ std::vector<c10::DeviceType> devices() {
   return types;
 }
 
-std::shared_ptr<ProcessGroupBackend> make(OwnBackendOptions options) {
+/// `create`: makes the communicator, as `mpi::create` does.
+template <auto create>
+std::shared_ptr<ProcessGroupBackend> make(const Backend& name, OwnBackendOptions options) {
   return std::make_shared<NativeBackend>(
-      Backend::MPI,
-      take(
-          mpi::create(std::move(options.fabric), std::move(options.members), options.communicator)),
+      name,
+      take(create(std::move(options.fabric), std::move(options.members), options.communicator)),
       options.ranks);
 }
 
@@ -30,7 +33,20 @@ OwnBackend mpi_backend() {
   return {.name = Backend::MPI,
           .usable = [] { return mpi::load().status(); },
           .devices = &devices,
-          .make = &make};
+          .make =
+              [](OwnBackendOptions options) {
+                return make<&mpi::create>(Backend::MPI, std::move(options));
+              }};
+}
+
+OwnBackend ucc_backend() {
+  return {.name = Backend::UCC,
+          .usable = [] { return ucc::UccLibrary::of_process().status(); },
+          .devices = &devices,
+          .make =
+              [](OwnBackendOptions options) {
+                return make<&ucc::create>(Backend::UCC, std::move(options));
+              }};
 }
 
 }  // namespace muster::group

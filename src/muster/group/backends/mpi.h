@@ -1,4 +1,4 @@
-/// Backend mpi: communicators of backends/mpi, used as muster's own are.
+/// Backends mpi and ucc: communicators of backends/mpi and backends/ucc, used as muster's own are.
 #pragma once
 
 #include "muster/group/backend_registry.h"
@@ -6,5 +6,6 @@
 namespace muster::group {
 
 OwnBackend mpi_backend();
+OwnBackend ucc_backend();
 
 }  // namespace muster::group
