@@ -117,7 +117,8 @@ class Answers {
   const std::vector<std::byte>& given(int from, int to) {
     const bool same_for_all = !info(cell_.op).lists_input;
     if (same_for_all) to = 0;
-    Once& slot = given_[static_cast<std::size_t>(from * cell_.ranks + to)];
+    Once& slot = given_[static_cast<std::size_t>(from) * static_cast<std::size_t>(cell_.ranks) +
+                        static_cast<std::size_t>(to)];
     std::call_once(slot.done, [&] {
       slot.bytes.resize(given_bytes(from, to));
       const auto receiver = same_for_all ? 0 : static_cast<std::uint64_t>(to) + 1;
@@ -130,7 +131,8 @@ class Answers {
   /// The reduction of all inputs for `to`; in rank order, or by hosts.
   const std::vector<std::byte>& reduced(int to, bool by_hosts = false) {
     if (!info(cell_.op).lists_input) to = 0;
-    Once& slot = reduced_[static_cast<std::size_t>(to + (by_hosts ? cell_.ranks : 0))];
+    Once& slot = reduced_[static_cast<std::size_t>(to) +
+                          static_cast<std::size_t>(by_hosts ? cell_.ranks : 0)];
     std::call_once(slot.done, [&] {
       std::vector<ConstBytes> inputs;
       std::vector<double> factors;
