@@ -24,7 +24,8 @@ class ScriptedConnection final : public HttpConnection {
   explicit ScriptedConnection(WatchScript& script) : script_(script) {}
   void start(const HttpRequest& request) override {
     script_.asked.push_back(request.endpoint);
-    transfer_ = {.received = {}, .http_status = 200};
+    transfer_ = {};
+    transfer_.http_status = 200;
     ASSERT_FALSE(script_.streams.empty()) << "no more streams are expected";
     transfer_.received = script_.streams.front();
     script_.streams.pop_front();
