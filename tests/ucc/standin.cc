@@ -292,7 +292,7 @@ STANDIN UccStatus ucc_context_progress(UccContext*) {
 }
 STANDIN UccStatus ucc_team_create_post(UccContext**, std::uint32_t, const UccTeamParams* params,
                                        UccTeam** team) {
-  *team = new UccTeam{.oob = params->oob};
+  *team = new UccTeam{.oob = params->oob, .greeting = {}, .posted = {}};
   (*team)->greeting.mine.resize(1);
   (*team)->greeting.begin(params->oob);
   teams.push_back(*team);

@@ -96,8 +96,9 @@ TEST(PipelineTable, InterleavedIsRight) {
       for (int rank = 0; rank < ranks; ++rank)
         EXPECT_EQ(report.peak_activations[at(rank)],
                   std::min(stages * count, (stages - 1) * per_round + 2 * (ranks - 1 - rank) + 1));
-      if (count % ranks == 0)
+      if (count % ranks == 0) {
         EXPECT_NEAR(report.bubble_fraction(), (ranks - 1.0) / (stages * count + ranks - 1.0), 1e-9);
+      }
     }
   });
 }
@@ -115,8 +116,9 @@ TEST(PipelineTable, ZbvIsRight) {
         EXPECT_EQ(report.span[at(rank)], report.busy[at(rank)]);
       }
     }
-    if (count >= 2 * ranks - 1)
+    if (count >= 2 * ranks - 1) {
       EXPECT_NEAR(report.bubble_fraction(), (ranks - 1.0) / (6 * count + ranks - 1.0), 1e-9);
+    }
   });
 }
 
@@ -282,7 +284,9 @@ TEST(PipelineTable, DamagedTablesAreRefused) {
     if (kind == 2)
       std::swap(list[static_cast<std::size_t>(drawn())], list[static_cast<std::size_t>(drawn())]);
     const bool right = check_pipeline(table).ok();
-    if (kind < 2) ASSERT_FALSE(right);
+    if (kind < 2) {
+      ASSERT_FALSE(right);
+    }
     ASSERT_EQ(right, Graph(table).is_right(table)) << check_pipeline(table).status().message();
     ++(right ? accepted : refused);
   }
