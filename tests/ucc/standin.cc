@@ -34,8 +34,10 @@ std::size_t width_of(UccType type) {
 
 template <class T>
 T combined(UccOp op, T a, T b) {
+  // Integers wrap around.
+  using Wide = std::conditional_t<std::is_integral_v<T>, std::uint64_t, T>;
   switch (op) {
-    case UccOp::prod: return static_cast<T>(a * b);
+    case UccOp::prod: return static_cast<T>(static_cast<Wide>(a) * static_cast<Wide>(b));
     case UccOp::max: return std::max(a, b);
     case UccOp::min: return std::min(a, b);
     default: break;
@@ -45,7 +47,7 @@ T combined(UccOp op, T a, T b) {
     if (op == UccOp::bor) return static_cast<T>(a | b);
     if (op == UccOp::bxor) return static_cast<T>(a ^ b);
   }
-  return static_cast<T>(a + b);
+  return static_cast<T>(static_cast<Wide>(a) + static_cast<Wide>(b));
 }
 
 template <class T>
