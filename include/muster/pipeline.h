@@ -2,9 +2,9 @@
 /// walks the micro-batches of a batch through them.
 ///
 ///   auto stage = muster::pipeline_stage(rank, Block(64));
-///   muster::PipelineSchedule schedule(muster::one_f_one_b_table(ranks, 8), {stage}, {.loss =
-///   mse}); auto result = schedule.step({inputs}, {targets});  // gradients are in the stage's
-///   parameters
+///   muster::PipelineSchedule schedule(
+///       muster::one_f_one_b_table(ranks, 8), {stage}, {.loss = mse});
+///   auto result = schedule.step({inputs}, {targets});  // adds to the parameters' gradients
 ///
 /// `pipeline_table.h` has the schedules. Modelled on torch.distributed.pipelining.
 #pragma once
@@ -26,8 +26,9 @@
 
 namespace muster {
 
-/// One stage of the model. Its outputs are the next stage's inputs. All outputs have dimension 0 of
-/// the micro-batch; those of floating-point types carry gradients.
+/// One stage of the model. Its outputs are the next stage's inputs, and dimension 0 of each is the
+/// micro-batch. Outputs of floating-point types carry gradients; complex ones are refused in
+/// training.
 struct PipelineStage {
   int stage = 0;  ///< 0: first
   std::function<TensorList(const TensorList& inputs)> forward;
@@ -82,11 +83,12 @@ struct PipelineResult {
 
 /// Every member of the group constructs it and calls it alike, from one thread at a time. It uses
 /// tags from 1000000 on for the group's messages. The sizes and dtypes of what a stage sends are
-/// told to the receiver with the first micro-batch; other sizes are refused from then on.
+/// told to the receiver with the first micro-batch; other sizes fail from then on.
 ///
-/// If a stage, a loss or a message fails, this rank's exception names rank, stage and micro-batch,
-/// and the group is aborted, so that the other ranks throw too, naming the same; a rank that has
-/// already ended its step does so in its next call. Messages have the group's timeout.
+/// If a stage, a loss, a size or a message is wrong, this rank's exception names rank, stage and
+/// micro-batch, and the group is aborted, so that the other ranks throw too, naming the same; a
+/// rank that has already ended its step does so in its next call. Messages have the group's
+/// timeout.
 class PipelineSchedule {
  public:
   /// Collective. Throws DistError on all ranks, naming the ranks at fault, if the table is wrong
@@ -99,7 +101,7 @@ class PipelineSchedule {
 
   /// Forward and backward of one batch; adds to the gradients of the parameters. `inputs` are used
   /// on the first stage's rank, `targets` on the last one's. Dimension 0 of each is split into
-  /// equal micro-batches; one that cannot be is refused.
+  /// equal micro-batches; a batch that cannot be aborts the group, as any failure does.
   PipelineResult step(const TensorList& inputs = {}, const TensorList& targets = {});
   /// Forward only, without gradients. Losses only if there are targets.
   PipelineResult evaluate(const TensorList& inputs = {}, const TensorList& targets = {});

@@ -35,7 +35,9 @@
 namespace muster {
 
 // Functions between the two kinds of regions of a model: outside, all ranks have equal tensors;
-// inside the tensor-parallel region each has a part. Differentiable any number of times.
+// inside the tensor-parallel region each has a part. Differentiable any number of times. DistError
+// on a rank that is not a member, for a dimension that the tensor does not have, for a part of
+// another length than the division gives this rank, and for a sequence that does not divide evenly.
 
 /// Returns the tensor. Backward sums the gradients over the group.
 at::Tensor copy_to_tensor_parallel_region(const at::Tensor& tensor, const Group& group = nullptr);
@@ -101,7 +103,7 @@ class ColumnParallelLinearImpl : public torch::nn::Cloneable<ColumnParallelLinea
   /// Throws DistError if this process is not a member of the group.
   ColumnParallelLinearImpl(std::int64_t in_features, std::int64_t out_features,
                            const ColumnParallelLinearOptions& options = {});
-  /// Draws new weights.
+  /// Draws new weights; so does clone(), before it copies.
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
   /// Throws DistError if the last dimension is not in_features.
@@ -136,7 +138,7 @@ class RowParallelLinearImpl : public torch::nn::Cloneable<RowParallelLinearImpl>
   /// Throws DistError if this process is not a member of the group.
   RowParallelLinearImpl(std::int64_t in_features, std::int64_t out_features,
                         const RowParallelLinearOptions& options = {});
-  /// Draws new weights.
+  /// Draws new weights; so does clone(), before it copies.
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
   /// Throws DistError if the last dimension is wrong.
@@ -171,7 +173,7 @@ class VocabParallelEmbeddingImpl : public torch::nn::Cloneable<VocabParallelEmbe
   /// vocabulary.
   VocabParallelEmbeddingImpl(std::int64_t num_embeddings, std::int64_t embedding_dim,
                              const VocabParallelEmbeddingOptions& options = {});
-  /// Draws new weights.
+  /// Draws new weights; so does clone(), before it copies.
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
   /// Throws DistError for an id that is not in the vocabulary; on accelerators, torch's assertion

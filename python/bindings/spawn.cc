@@ -74,6 +74,8 @@ void bind_spawn(py::module_& module) {
   module.def(
       "leave_groups",
       [] {
+        // A child may have been forked while another thread held their locks.
+        if (!World::current().opened_here()) return;
         transport::leave_process_jobs();
         World::current().drop();
       },

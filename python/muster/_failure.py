@@ -119,10 +119,14 @@ def _at_exit():
     _C.tell_failure()
 
 
+def _is_good_end(error):
+    return error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+
+
 def _at_end_of_child():
     """multiprocessing catches what ends a child; here it is still under way."""
     error = sys.exc_info()[1]
-    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+    if _is_good_end(error):
         return
     if isinstance(error, SystemExit) and isinstance(error.__context__, Exception):
         error = (
@@ -143,8 +147,11 @@ def _at_good_end_of_child():
     """The destructors of a child that multiprocessing has forked do not run: the others would take
     its end for a death. Last of all, for other finalizers may still use the groups.
     """
-    is_child = multiprocessing.parent_process() is not None
-    if is_child and sys.exc_info()[1] is None and not _others_run():
+    ends_by_os_exit = (
+        multiprocessing.parent_process() is not None
+        and multiprocessing.get_start_method() != "spawn"
+    )
+    if ends_by_os_exit and _is_good_end(sys.exc_info()[1]) and not _others_run():
         _C.leave_groups()
 
 

@@ -218,7 +218,8 @@ def test_who_gives_up_is_not_at_fault():
 
 
 # spec: H7 B10 a child of multiprocessing that ends well has ended as any process, and is not dead
-def test_child_that_ends_well():
+@pytest.mark.parametrize("end", [lambda: None, lambda: sys.exit(0)], ids=["returns", "exits"])
+def test_child_that_ends_well(end):
     where = meeting_file()
     results = fork.Queue()
 
@@ -227,6 +228,7 @@ def test_child_that_ends_well():
         init(where, rank, 2)
         if rank == 0:
             results.put(told(reduce_for_ever))
+        end()
 
     ranks = [fork.Process(target=main, args=(rank,)) for rank in range(2)]
     for rank in ranks:

@@ -66,6 +66,8 @@ void World::drop() {
   while (!groups.empty()) groups.pop_back();
 }
 
+bool World::opened_here() const { return process_.load() == ::getpid(); }
+
 void World::fail(const std::string& why, const std::vector<int>& earlier) {
   std::shared_ptr<group::Job> job;
   {

@@ -1,6 +1,7 @@
 /// The one class behind `WorldScope`: the default group and the groups made from it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -44,6 +45,9 @@ class World final : public WorldScope {
   /// Has no store in the process's own scope.
   const group::SpawnedRank& spawned_rank() const { return spawned_rank_; }
   bool initialized() const;
+  /// Whether this process opened it, and not a process that this one was forked from. Takes no
+  /// lock.
+  bool opened_here() const;
   /// The default group. Before init_process_group, throws DistError naming `caller`.
   Group world(std::string_view caller) const;
   /// The default group for the duration of one call, without a lock; null before
@@ -93,7 +97,8 @@ class World final : public WorldScope {
   AtomicSharedPtr<GroupCore> world_hold_;  // world_, for lock-free reads
   std::vector<Group> groups_;
   std::map<std::string, std::uint64_t> counts_;
-  int process_ = 0;  // process that opened it: a forked child must not close for its parent
+  // The process that opened it: a forked child must not close for its parent.
+  std::atomic<int> process_ = 0;
 };
 
 }  // namespace muster

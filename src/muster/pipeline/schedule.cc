@@ -1,3 +1,4 @@
+#include <cxxabi.h>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -101,6 +102,8 @@ class PipelineSchedule::Runtime {
       now = list.size() - 1;
       messages_.finish();
       return result();
+    } catch (const abi::__forced_unwind&) {  // the thread is being terminated
+      throw;
     } catch (const std::exception& error) {
       fail(list[now], error);
     } catch (...) {
@@ -189,12 +192,14 @@ class PipelineSchedule::Runtime {
                              stages_.at(action.stage).device());
   }
 
-  /// While an action computes, what the next one needs can come.
+  /// While an action computes, what the next one needs can come. No earlier: a message's deadline
+  /// counts from here. A backward_weight needs nothing, and sends nothing that others wait for.
   void post_next(const std::vector<PipelineAction>& list, std::size_t now, std::size_t& posted) {
     if (posted > now) return;
     for (std::size_t next = now + 1; next < list.size(); ++next) {
       const auto need = need_of(list[next]);
-      if (!need || stages_.contains(need->source)) continue;
+      if (!need && list[next].pass == Pass::backward_weight) continue;
+      if (!need || stages_.contains(need->source)) return;
       messages_.post(neighbour(list[next].stage, need->source), need->kind,
                      stages_.at(list[next].stage).device());
       posted = next;
@@ -227,6 +232,10 @@ class PipelineSchedule::Runtime {
     auto [outputs, loss] = passes.forward(micro_batch, call);
     if (!is_last) return std::move(outputs);
     batch_.outputs.resize(at(table_.micro_batches));
+    if (micro_batch > 0 && outputs.size() != batch_.outputs[0].size())
+      throw DistError("the last stage returned " + std::to_string(outputs.size()) +
+                      " tensors, and " + std::to_string(batch_.outputs[0].size()) +
+                      " for the first micro-batch");
     batch_.outputs[at(micro_batch)] = std::move(outputs);
     if (loss.defined()) {
       batch_.losses.resize(at(table_.micro_batches));

@@ -275,6 +275,28 @@ TEST(PipelineSchedule, OutputsOfOtherSizesAreRefused) {
                "were [2, 2] Float for the first micro-batch");
 }
 
+// spec: T2 the last stage returns as many tensors for each micro-batch, and no stage complex ones
+TEST(PipelineSchedule, OutputsThatCannotGoOnAreRefused) {
+  const auto grow = [](PipelineStage& stage) {
+    if (stage.stage != 1) return;
+    stage.forward = [calls = 0](const TensorList& inputs) mutable {
+      return TensorList(++calls < 2 ? 1 : 2, inputs[0]);
+    };
+  };
+  for (const auto& text : thrown_by(*gpipe_table(2, 4), grow))
+    EXPECT_HAS(text,
+               "rank 1, stage 1, forward of micro-batch 1: the last stage returned 2 tensors, and "
+               "1 for the first micro-batch");
+  const auto turn = [](PipelineStage& stage) {
+    if (stage.stage != 0) return;
+    stage.forward = [](const TensorList& inputs) -> TensorList {
+      return {at::complex(inputs[0], inputs[0])};
+    };
+  };
+  for (const auto& text : thrown_by(*gpipe_table(2, 4), turn))
+    EXPECT_HAS(text, "rank 0, stage 0, forward of micro-batch 0: a complex output");
+}
+
 // spec: T2 a killed rank is named by the others, which end
 TEST(PipelineProcess, AKilledRankIsNamed) {
   const testing::ScratchFolder scratch;

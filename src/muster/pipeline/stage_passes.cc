@@ -43,6 +43,9 @@ StagePasses::ForwardResult StagePasses::forward(int micro_batch, const ForwardCa
   } else {
     std::size_t place = 0;
     for (const auto& output : outputs) {
+      if (output.is_complex() && torch::GradMode::is_enabled())
+        throw DistError(
+            "a complex output carries no gradient to the stage before; return its view_as_real");
       if (!output.is_floating_point()) continue;
       if (output.requires_grad()) {
         graph.roots.push_back(output);

@@ -25,9 +25,18 @@ TEST(TensorParallelRegions, CopyReduceScatterGather) {
       const auto copied = copy_to_tensor_parallel_region(x);
       EXPECT_SAME(copied.detach(), x.detach());
       EXPECT_SAME(gradient((copied * (rank + 1)).sum(), x), torch::full({2, 5}, sum, at::kDouble));
+      const auto of_copied = gradient((copied.square() * (rank + 1)).sum(), x);
+      expect_close(of_copied.detach(), (2 * sum * x).detach(), "copy of squares");
+      expect_close(gradient(of_copied.sum(), x), torch::full({2, 5}, 2 * sum, at::kDouble),
+                   "copy, second order");
       const auto reduced = reduce_from_tensor_parallel_region(x * (rank + 1));
       expect_close(reduced.detach(), x.detach() * sum, "reduce");
       EXPECT_SAME(gradient(reduced.sum(), x), torch::full({2, 5}, rank + 1, at::kDouble));
+      const auto of_reduced = gradient(reduced.square().sum(), x);
+      expect_close(of_reduced.detach(), (2 * sum * (rank + 1) * x).detach(), "reduce, squared");
+      expect_close(gradient((of_reduced / (rank + 1)).sum(), x),
+                   torch::full({2, 5}, 2.0 * ranks * (rank + 1), at::kDouble),
+                   "reduce, second order");
 
       const auto part = scatter_to_tensor_parallel_region(x);
       EXPECT_SAME(part.detach(), part_of(x, 1, ranks, rank));
@@ -43,6 +52,9 @@ TEST(TensorParallelRegions, CopyReduceScatterGather) {
       EXPECT_SAME(whole.detach(), x.detach());
       expect_close(gradient((whole * weights).sum(), mine), part_of(weights, 1, ranks, rank),
                    "gather");
+      const auto bent = gradient((whole.square() * weights).sum(), mine);
+      expect_close(gradient(bent.sum(), mine), part_of(2 * weights, 1, ranks, rank),
+                   "gather, second order");
     });
 }
 

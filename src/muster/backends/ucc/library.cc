@@ -1,6 +1,7 @@
 #include "muster/backends/ucc/library.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <bit>
 #include <cstring>
@@ -56,7 +57,12 @@ Result<std::unique_ptr<UccLibrary>> UccLibrary::open(const std::string& path) {
 
 Result<UccContext*> UccLibrary::context() {
   const auto locked = guard();
+  if (context_ != nullptr && process_ != ::getpid())
+    return Status(Code::unsupported,
+                  "this process was forked from one that had used UCC, and cannot use it; fork "
+                  "before the first group of backend ucc, or start new programs");
   if (context_ == nullptr) {
+    process_ = ::getpid();
     if (const UccStatus made = make_context(); made != kOk)
       return Status(Code::unsupported,
                     mpi::failed(*this, "making a context", made).message() +

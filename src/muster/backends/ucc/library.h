@@ -27,6 +27,7 @@ class UccLibrary final : public mpi::CallLibrary {
   int cancel(mpi::MpiRequest&) override { return kErrorUnsupported; }
 
   /// The process's context, made at the first call. It has no members: teams find theirs.
+  /// Code::unsupported in a child that was forked after that call.
   Result<UccContext*> context();
   const UccFunctions& functions() const { return functions_; }
   std::unique_lock<std::mutex> guard() { return std::unique_lock(lock_); }
@@ -39,6 +40,7 @@ class UccLibrary final : public mpi::CallLibrary {
   std::string version_;  // "UCC 1.9.0 (/path/libucc.so.1)"
   std::mutex lock_;
   UccContext* context_ = nullptr;
+  int process_ = 0;  // that made it
 };
 
 }  // namespace muster::ucc

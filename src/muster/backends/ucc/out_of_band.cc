@@ -25,7 +25,8 @@ UccOob OutOfBand::functions() {
   UccOob oob{};
   oob.allgather = [](void* mine, void* all, std::size_t bytes, void* info, void** request) {
     auto& self = *static_cast<OutOfBand*>(info);
-    transport::Channel& channel = *self.group_.channel;
+    if (!self.group_) return kErrorNoMessage;
+    transport::Channel& channel = *self.group_->channel;
     auto* const to = static_cast<std::byte*>(all);
     const auto slot = [&](int member) { return to + static_cast<std::size_t>(member) * bytes; };
     auto exchange = std::make_unique<MemberExchange>();
@@ -49,18 +50,20 @@ UccOob OutOfBand::functions() {
   };
   oob.free = [](void* request) {
     const std::unique_ptr<MemberExchange> exchange(static_cast<MemberExchange*>(request));
+    if (!exchange->over->group_) return kOk;
     for (const auto& transfer : exchange->transfers)
-      if (!transfer->done()) exchange->over->group_.channel->cancel(transfer);
+      if (!transfer->done()) exchange->over->group_->channel->cancel(transfer);
     return kOk;
   };
   oob.info = this;
-  oob.members = static_cast<std::uint32_t>(group_.size());
-  oob.rank = static_cast<std::uint32_t>(group_.rank());
+  oob.members = static_cast<std::uint32_t>(group_->size());
+  oob.rank = static_cast<std::uint32_t>(group_->rank());
   return oob;
 }
 
 UccStatus OutOfBand::test(MemberExchange& exchange) {
-  group_.fabric->poll();
+  if (!group_) return kErrorNoMessage;
+  group_->fabric->poll();
   missing_.clear();
   for (const auto& transfer : exchange.transfers) {
     if (transfer->done()) {
@@ -68,7 +71,7 @@ UccStatus OutOfBand::test(MemberExchange& exchange) {
       continue;
     }
     // The two of a member follow each other.
-    const int missing = group_.job_rank_of(transfer->peer());
+    const int missing = group_->job_rank_of(transfer->peer());
     if (missing_.empty() || missing_.back() != missing) missing_.push_back(missing);
   }
   return missing_.empty() ? kOk : kInProgress;

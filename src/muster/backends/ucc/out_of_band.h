@@ -1,6 +1,7 @@
 /// The allgather by which UCC makes a team: messages of a group's channel.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "muster/backends/ucc/api.h"
@@ -16,6 +17,8 @@ class OutOfBand {
   OutOfBand(const OutOfBand&) = delete;
 
   UccOob functions();
+  /// Lets go of the group, for a team that UCC keeps: what it asks for from here on fails.
+  void leave() { group_.reset(); }
   /// Job ranks of the members that have not come to the exchange that is under way.
   const std::vector<int>& missing() const { return missing_; }
 
@@ -23,7 +26,7 @@ class OutOfBand {
   struct MemberExchange;
   UccStatus test(MemberExchange& exchange);
 
-  collective::GroupContext group_;
+  std::optional<collective::GroupContext> group_;
   std::vector<int> missing_;
 };
 

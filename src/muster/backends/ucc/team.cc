@@ -86,7 +86,10 @@ Result<std::unique_ptr<Team>> Team::make(UccLibrary& library, const collective::
 }
 
 Team::~Team() {
-  if (team_ != nullptr) keep_forever(out_of_band_);
+  if (team_ == nullptr) return;
+  const auto locked = library_.guard();
+  out_of_band_->leave();
+  keep_forever(out_of_band_);
 }
 
 int Team::free() {

@@ -17,7 +17,8 @@ UccOp op_of(mpi::MpiReduction reduction);
 class Team final : public mpi::Comm {
  public:
   /// Every member calls it. Blocks until the team is made, the channel fails or `deadline`, at
-  /// which the missing members are named. A failed channel is no error here: another member may
+  /// which the missing members are named; before that, once in a process, for as long as UCC takes
+  /// to make a context. A failed channel is no error here: another member may
   /// have come through, and failed the group in its first call. All calls then report that.
   static Result<std::unique_ptr<Team>> make(UccLibrary& library,
                                             const collective::GroupContext& group,
