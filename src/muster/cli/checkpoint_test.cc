@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -10,24 +9,15 @@
 
 #include "muster/base/temporary_folder.h"
 #include "muster/shards/save.h"
+#include "muster/testing/shell.h"
 
 namespace muster::cli {
 namespace {
 
-struct Ended {
-  int code = 0;
-  std::string text;
-};
+using testing::Ended;
 
 Ended run(const std::string& arguments) {
-  const std::string line = std::string(MUSTER_COMMAND) + " checkpoint " + arguments + " 2>&1";
-  std::FILE* const pipe = ::popen(line.c_str(), "r");
-  Ended ended;
-  char part[512];
-  while (std::fgets(part, sizeof part, pipe) != nullptr) ended.text += part;
-  const int status = ::pclose(pipe);
-  ended.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return ended;
+  return testing::run_shell(std::string(MUSTER_COMMAND) + " checkpoint " + arguments);
 }
 
 class CheckpointCommand : public ::testing::Test {
@@ -49,13 +39,13 @@ TEST_F(CheckpointCommand, TellsWhatIsThere) {
   std::filesystem::create_directory(folder.path() + "/step-80.saving");
   const Ended ls = run("ls " + folder.path());
   EXPECT_EQ(ls.code, 0);
-  EXPECT_NE(ls.text.find("step-70"), std::string::npos) << ls.text;
-  EXPECT_NE(ls.text.find("never finished"), std::string::npos) << ls.text;
+  EXPECT_NE(ls.output.find("step-70"), std::string::npos) << ls.output;
+  EXPECT_NE(ls.output.find("never finished"), std::string::npos) << ls.output;
   const Ended show = run("show " + path);
   EXPECT_EQ(show.code, 0);
-  EXPECT_NE(show.text.find("step 70"), std::string::npos) << show.text;
-  EXPECT_NE(show.text.find("model.w"), std::string::npos) << show.text;
-  EXPECT_NE(show.text.find("epoch = 3"), std::string::npos) << show.text;
+  EXPECT_NE(show.output.find("step 70"), std::string::npos) << show.output;
+  EXPECT_NE(show.output.find("model.w"), std::string::npos) << show.output;
+  EXPECT_NE(show.output.find("epoch = 3"), std::string::npos) << show.output;
   EXPECT_EQ(run("verify " + path).code, 0);
   EXPECT_EQ(run("verify " + folder.path()).code, 1);
   EXPECT_EQ(run("ls " + folder.path() + "/nowhere").code, 1);
@@ -73,13 +63,13 @@ TEST_F(CheckpointCommand, ShowsNamesAsText) {
                            {.path = there, .step = {}, .durable = false}, {})
                   .ok());
   const Ended show = run("show " + there);
-  EXPECT_EQ(show.code, 0) << show.text;
-  EXPECT_NE(show.text.find("a ]0;b  c d"), std::string::npos) << show.text;
-  EXPECT_NE(show.text.find("x  y = "), std::string::npos) << show.text;
+  EXPECT_EQ(show.code, 0) << show.output;
+  EXPECT_NE(show.output.find("a ]0;b  c d"), std::string::npos) << show.output;
+  EXPECT_NE(show.output.find("x  y = "), std::string::npos) << show.output;
   std::filesystem::remove(there + "/shard-00001-model-00001-of-00001.safetensors");
   const Ended verify = run("verify " + there);
-  EXPECT_NE(verify.text.find("a ]0;b  c d"), std::string::npos) << verify.text;
-  for (const std::string& text : {show.text, verify.text}) {
+  EXPECT_NE(verify.output.find("a ]0;b  c d"), std::string::npos) << verify.output;
+  for (const std::string& text : {show.output, verify.output}) {
     EXPECT_EQ(text.find_first_of("\x1b\x07\x7f"), std::string::npos);
     EXPECT_EQ(text.find("\xc2\x9b"), std::string::npos);
     EXPECT_EQ(text.find("\xc2\x85"), std::string::npos);
@@ -94,22 +84,22 @@ TEST_F(CheckpointCommand, FindsDamage) {
       .put('x');
   const Ended verify = run("verify " + path);
   EXPECT_EQ(verify.code, 1);
-  EXPECT_NE(verify.text.find("'model.w'"), std::string::npos) << verify.text;
-  EXPECT_NE(verify.text.find("shard-00001"), std::string::npos) << verify.text;
+  EXPECT_NE(verify.output.find("'model.w'"), std::string::npos) << verify.output;
+  EXPECT_NE(verify.output.find("shard-00001"), std::string::npos) << verify.output;
 }
 
 // spec: S7 convert: to whole safetensors files and back; what only torch reads is said so
 TEST_F(CheckpointCommand, Converts) {
   const std::string out = folder.path() + "/out", back = folder.path() + "/back";
   const Ended exported = run("convert --prefix model. " + path + " " + out);
-  EXPECT_EQ(exported.code, 0) << exported.text;
+  EXPECT_EQ(exported.code, 0) << exported.output;
   EXPECT_TRUE(std::filesystem::exists(out + "/model.safetensors.index.json"));
   EXPECT_EQ(run("convert " + out + " " + back).code, 0);
   EXPECT_EQ(run("verify " + back).code, 0);
   EXPECT_EQ(run("convert " + path + " " + out).code, 1);
   const Ended torch = run("convert " + path + " x.pt");
   EXPECT_EQ(torch.code, 1);
-  EXPECT_NE(torch.text.find("python -m muster.checkpoint"), std::string::npos);
+  EXPECT_NE(torch.output.find("python -m muster.checkpoint"), std::string::npos);
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "muster/pipeline.h"
 #include "muster/pipeline/stage_messages.h"
 #include "muster/pipeline/stage_passes.h"
+#include "muster/pipeline_table/neighbours.h"
 
 namespace muster {
 
@@ -170,12 +171,12 @@ class PipelineSchedule::Runtime {
     int source;  // stage
   };
   std::optional<Need> need_of(const PipelineAction& action) const {
-    if (action.pass == Pass::forward) {
-      if (action.stage == 0) return {};
-      return Need{Traffic::activations, action.stage - 1};
-    }
-    if (action.pass == Pass::backward_weight || action.stage == last_stage()) return {};
-    return Need{Traffic::gradients, action.stage + 1};
+    const auto source = pipeline::source_of(action, table_.stages());
+    if (!source) return {};
+    return Need{traffic_of(action), *source};
+  }
+  static Traffic traffic_of(const PipelineAction& action) {
+    return action.pass == Pass::forward ? Traffic::activations : Traffic::gradients;
   }
   StageMessages::Neighbour neighbour(int own_stage, int other_stage) const {
     return {std::min(own_stage, other_stage), table_.rank_of_stage[at(other_stage)]};
@@ -245,15 +246,13 @@ class PipelineSchedule::Runtime {
   }
 
   void send(const PipelineAction& action, TensorList tensors) {
-    if (action.pass == Pass::backward_weight) return;
-    const bool is_forward = action.pass == Pass::forward;
-    const Traffic kind = is_forward ? Traffic::activations : Traffic::gradients;
-    const int target = action.stage + (is_forward ? 1 : -1);
-    if (target < 0 || target > last_stage()) return;
-    if (stages_.contains(target))
-      batch_.local[{target, kind, action.micro_batch}] = std::move(tensors);
+    const auto target = pipeline::target_of(action, table_.stages());
+    if (!target) return;
+    const Traffic kind = traffic_of(action);
+    if (stages_.contains(*target))
+      batch_.local[{*target, kind, action.micro_batch}] = std::move(tensors);
     else
-      messages_.send(neighbour(action.stage, target), kind, tensors);
+      messages_.send(neighbour(action.stage, *target), kind, tensors);
   }
 
   PipelineResult result() {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "muster/pipeline_table.h"
+#include "muster/pipeline_table/neighbours.h"
 
 namespace muster {
 namespace {
@@ -81,18 +82,6 @@ class Play {
            done(stage, Pass::backward_input, micro_batch);
   }
 
-  /// The stage whose message an action needs, or to which it sends; none at the model's ends.
-  std::optional<int> source_of(const PipelineAction& action) const {
-    if (action.pass == Pass::backward_weight) return {};
-    const int stage = action.stage + (action.pass == Pass::forward ? -1 : 1);
-    return stage >= 0 && stage < table_.stages() ? std::optional(stage) : std::nullopt;
-  }
-  std::optional<int> target_of(const PipelineAction& action) const {
-    if (action.pass == Pass::backward_weight) return {};
-    const int stage = action.stage + (action.pass == Pass::forward ? 1 : -1);
-    return stage >= 0 && stage < table_.stages() ? std::optional(stage) : std::nullopt;
-  }
-
   /// Receives, computes or sends for the next action. False if the rank has to wait, is at its end
   /// or has failed.
   bool step(int rank) {
@@ -108,7 +97,7 @@ class Play {
   }
 
   bool receive(int rank, const PipelineAction& action) {
-    const auto source = source_of(action);
+    const auto source = pipeline::source_of(action, table_.stages());
     if (!source) return true;
     if (table_.rank_of_stage[at(*source)] == rank) {
       const bool ready = action.pass == Pass::forward
@@ -153,7 +142,7 @@ class Play {
   }
 
   bool send(int rank, const PipelineAction& action) {
-    const auto target = target_of(action);
+    const auto target = pipeline::target_of(action, table_.stages());
     if (!target || table_.rank_of_stage[at(*target)] == rank) return true;
     Boundary& boundary = boundaries_[{action.stage, *target}];
     const std::size_t limit = at(options_.messages_in_flight);

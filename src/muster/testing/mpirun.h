@@ -1,12 +1,11 @@
 /// Starting ranks by the mpirun of an MPI that is installed.
 #pragma once
 
-#include <sys/wait.h>
-
 #include <cstdint>
-#include <cstdio>
 #include <filesystem>
 #include <string>
+
+#include "muster/testing/shell.h"
 
 namespace muster::testing {
 
@@ -38,11 +37,6 @@ inline std::string why_missing(Mpi mpi, const std::string& cache) {
   return program + " is not installed; MUSTER_MPIS=ON tools/setup installs it";
 }
 
-struct Ended {
-  int code = -1;
-  std::string output;
-};
-
 /// Runs `command` on so many ranks to its end, or kills it after 100 s. `variables`: "A=1 B=2".
 inline Ended mpirun(Mpi mpi, const std::string& cache, int ranks, const std::string& variables,
                     const std::string& command) {
@@ -53,16 +47,7 @@ inline Ended mpirun(Mpi mpi, const std::string& cache, int ranks, const std::str
   line += " timeout -k 5 100 " + mpirun_of(mpi, cache);
   if (mpi == Mpi::openmpi)
     line += " --allow-run-as-root --oversubscribe --bind-to none --mca mpi_yield_when_idle 1";
-  line += " -n " + std::to_string(ranks) + " " + command + " 2>&1 </dev/null";
-  Ended ended;
-  FILE* const pipe = ::popen(line.c_str(), "re");
-  if (pipe == nullptr) return ended;
-  char bytes[4096];
-  while (const std::size_t n = std::fread(bytes, 1, sizeof bytes, pipe))
-    ended.output.append(bytes, n);
-  const int status = ::pclose(pipe);
-  ended.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return ended;
+  return run_shell(line + " -n " + std::to_string(ranks) + " " + command);
 }
 
 }  // namespace muster::testing

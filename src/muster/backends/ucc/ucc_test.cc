@@ -1,10 +1,8 @@
 // Backend ucc below tensors: muster_ucc_test_rank, in processes of its own, over UCC's stand-in
 // and, in long runs, over libucc of Debian sid, started by sid's dynamic loader.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <cmath>
-#include <cstdio>
 #include <iostream>
 #include <limits>
 #include <string>
@@ -17,26 +15,12 @@
 #include "muster/testing/budget.h"
 #include "muster/testing/reserved_port.h"
 #include "muster/testing/seed.h"
+#include "muster/testing/shell.h"
 
 namespace muster::ucc {
 namespace {
 
-struct ShellResult {
-  int code = -1;
-  std::string output;
-};
-
-ShellResult run_shell(const std::string& line) {
-  ShellResult result;
-  FILE* const pipe = ::popen((line + " 2>&1 </dev/null").c_str(), "re");
-  if (pipe == nullptr) return result;
-  char bytes[4096];
-  while (const std::size_t n = std::fread(bytes, 1, sizeof bytes, pipe))
-    result.output.append(bytes, n);
-  const int status = ::pclose(pipe);
-  result.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return result;
-}
+using testing::run_shell;
 
 enum class Ucc : std::uint8_t { standin, sid };
 
