@@ -18,7 +18,8 @@
 #
 # Variables: CXX (default: clang++ where there is one, which compiles in little more than half of
 # g++'s time; build/tsan is always g++'s; a build folder keeps the compiler that it was made with),
-# JOBS (default: number of cores), MUSTER_TEST_SEED (default: from the clock; printed),
+# JOBS (default: number of cores), MUSTER_TEST_SEED (default: tests/seed for `make test`, from the
+# clock for `make fuzz` and `make test-long`; printed),
 # MUSTER_PYTHON or MUSTER_LIBTORCH (an installed torch to use instead of a .venv; see tools/setup).
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -29,7 +30,8 @@ MAKEFLAGS += --no-print-directory
 JOBS ?= $(shell nproc)
 # The same seed goes to every test of a run, through the environment.
 ifndef MUSTER_TEST_SEED
-MUSTER_TEST_SEED := $(shell date +%s)
+NEW_SEED := $(filter fuzz test-long,$(MAKECMDGOALS))
+MUSTER_TEST_SEED := $(if $(NEW_SEED),$(shell date +%s),$(file <tests/seed))
 endif
 export MUSTER_TEST_SEED
 
@@ -40,7 +42,7 @@ CONFIGURE = CXX="$(CXX)" cmake -DMUSTER_LIBTORCH="$(MUSTER_LIBTORCH)" \
   -DPython_EXECUTABLE="$(MUSTER_PYTHON)" --log-level=WARNING --preset
 BUILD = cmake --build -j $(JOBS) --preset
 # Many tests wait for what they are about: two at once for each core.
-CTEST = ctest --test-dir build --output-on-failure --no-tests=error -j $$((2 * $(JOBS)))
+RUN_TESTS = tools/run_tests --no-tests=error -j $$((2 * $(JOBS)))
 
 setup:
 	@tools/setup
@@ -67,7 +69,7 @@ tests-built: setup
 	@printf 'subdirs("%s")\n' release asan tsan > build/CTestTestfile.cmake
 
 test: tests-built
-	@$(CTEST) --timeout 300
+	@$(RUN_TESTS) --timeout 300
 
 # Those free of torch in the build with AddressSanitizer, where a mistake shows; torch's half is not
 # in it, so its fuzzers run in release. They share the cores: each gets its half minute
@@ -81,7 +83,8 @@ fuzz: tests-built
 # The libraries of tests/clients come from PyPI.
 test-long: export MUSTER_CLIENTS = ON
 test-long: tests-built
-	@MUSTER_TEST_LONG=1 $(CTEST) --timeout 3600
+	@tools/check_alone
+	@MUSTER_TEST_LONG=1 $(RUN_TESTS) --timeout 3600
 
 # The rivals come from Debian and PyPI.
 bench: export MUSTER_RIVALS = ON

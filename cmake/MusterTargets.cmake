@@ -50,7 +50,12 @@ include(MusterSanitizers)
 set(MUSTER_LIGHT_OPTIONS "")
 if(NOT MUSTER_SANITIZE)
   set(MUSTER_LIGHT_OPTIONS $<$<CONFIG:Release>:$<IF:$<CXX_COMPILER_ID:GNU>,-O1,-O0>>)
+elseif(MUSTER_SANITIZE MATCHES "thread")
+  set(MUSTER_LIGHT_OPTIONS -O0)
 endif()
+
+# Runs every test, and writes down what it took (tools/test_report).
+set(MUSTER_TIMED ${PROJECT_SOURCE_DIR}/tools/timed)
 
 if(MUSTER_TESTS)
   enable_testing()
@@ -164,7 +169,8 @@ endfunction()
 function(muster_discover_suites target prefix)
   set(included ${CMAKE_CURRENT_BINARY_DIR}/${target}_suites.cmake)
   file(GENERATE OUTPUT ${included} CONTENT
-      "set(program $<TARGET_FILE:${target}>)\nset(prefix ${prefix})\nset(properties ${ARGN})
+      "set(timed ${MUSTER_TIMED})\nset(program $<TARGET_FILE:${target}>)\nset(prefix ${prefix})
+set(properties ${ARGN})
 include(${PROJECT_SOURCE_DIR}/cmake/discover_suites.cmake)\n")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${included})
 endfunction()
@@ -183,16 +189,16 @@ function(muster_test_executable target)
     set_target_properties(${target} PROPERTIES MUSTER_LIGHT ON)
   endif()
   target_compile_options(${target} PRIVATE ${MUSTER_LIGHT_OPTIONS})
-  if(arg_COMPUTE AND NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  if(arg_COMPUTE AND (MUSTER_SANITIZE MATCHES "thread" OR
+                      NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU"))
     target_compile_options(${target} PRIVATE -O1)  # which the precompiled headers are not made with
   elseif(arg_TORCH)
     muster_use_torch_headers(${target})
   else()
     muster_use_plain_headers(${target} muster_plain_test_headers)
   endif()
-  if(MUSTER_TEST_LAUNCHER)
-    set_target_properties(${target} PROPERTIES CROSSCOMPILING_EMULATOR "${MUSTER_TEST_LAUNCHER}")
-  endif()
+  set(launcher ${MUSTER_TIMED} ${MUSTER_TEST_LAUNCHER})
+  set_target_properties(${target} PROPERTIES CROSSCOMPILING_EMULATOR "${launcher}")
   string(REGEX REPLACE "^muster_(.*)_test$" "\\1" layer ${target})
   if(arg_TORCH AND NOT MUSTER_SANITIZE)
     muster_discover_suites(${target} "${MUSTER_TEST_PREFIX}${layer}." ENVIRONMENT
@@ -210,4 +216,21 @@ Cost.*:Sim*:RpcMessageFuzz.*")
   gtest_discover_tests(${target} ${filter} TEST_PREFIX "${MUSTER_TEST_PREFIX}${layer}."
       DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
                        PROPERTIES ENVIRONMENT "${MUSTER_TEST_ENVIRONMENT}" RUN_SERIAL ${arg_SERIAL})
+endfunction()
+
+# muster_pytest(NAME FILE [TIMEOUT seconds] [PATH folder...] [ENVIRONMENT variable=value...])
+# One ctest test that runs a file of pytest's with the built package, and with the folders of PATH,
+# on PYTHONPATH. RES_OPTIONS: stock torch asks the name service about its peers, which takes 10 s a
+# time if the service does not answer.
+function(muster_pytest name file)
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "TIMEOUT" "PATH;ENVIRONMENT")
+  list(JOIN arg_PATH ":" path)
+  add_test(NAME ${MUSTER_TEST_PREFIX}${name} COMMAND ${MUSTER_TIMED} ${Python_EXECUTABLE}
+      -m pytest -q -p no:cacheprovider ${CMAKE_CURRENT_SOURCE_DIR}/${file})
+  set_tests_properties(${MUSTER_TEST_PREFIX}${name} PROPERTIES LABELS python ENVIRONMENT
+      "PYTHONPATH=${PROJECT_BINARY_DIR}/python:${path};PYTHONDONTWRITEBYTECODE=1;\
+OMP_NUM_THREADS=1;RES_OPTIONS=timeout:1 attempts:1;${arg_ENVIRONMENT}")
+  if(arg_TIMEOUT)
+    set_tests_properties(${MUSTER_TEST_PREFIX}${name} PROPERTIES TIMEOUT ${arg_TIMEOUT})
+  endif()
 endfunction()

@@ -1,0 +1,95 @@
+"""tools/run_tests, over small trees of tests that real ctest runs."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TOOLS = pathlib.Path(__file__).resolve().parents[2] / "tools"
+
+# Red in its first run, green in every other.
+ONCE = 'mkdir "{folder}/{name}.was_here" 2>/dev/null && exit 1; exit 0'
+
+
+def run(tests, retry=True):
+    """Runs tests, {name: "green", "red" or "once"}; (exit status, lines printed, flaky.txt)."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        (root / "tools").mkdir()
+        (root / "build").mkdir()
+        for tool in ("run_tests", "timed"):
+            shutil.copy(TOOLS / tool, root / "tools" / tool)
+        rows = []
+        for name, kind in tests.items():
+            script = {"green": "exit 0", "red": "exit 1"}.get(kind, ONCE)
+            script = script.format(folder=folder, name=name.replace("/", "_"))
+            rows.append(f'add_test([=[{name}]=] "{root}/tools/timed" bash -c [=[{script}]=])\n')
+        (root / "build/CTestTestfile.cmake").write_text("".join(rows))
+        environment = {**os.environ, "MUSTER_RETRY": "ON" if retry else "OFF"}
+        done = subprocess.run(
+            [sys.executable, "-B", root / "tools/run_tests", "-j", "2", "--timeout", "100"],
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
+        flaky = root / "build/flaky.txt"
+        timed = (root / "build/test-times").read_text().splitlines()
+        assert len(timed) >= len(tests), timed
+        lines = done.stdout.splitlines()
+        return done.returncode, lines, flaky.read_text() if flaky.exists() else None
+
+
+class RunTests(unittest.TestCase):
+    def test_green_tests_end_with_ctests_own_words(self):
+        status, lines, flaky = run({"a.one": "green", "a.two": "green"})
+        self.assertEqual((status, flaky), (0, None))
+        self.assertIn("100% tests passed, 0 tests failed out of 2", lines)
+        self.assertTrue(lines[-1].startswith("Total Test time"), lines)
+
+    def test_a_test_that_was_red_once_is_named_and_counted(self):
+        status, lines, flaky = run({"a.one": "once", "b.[x]/1": "green", "c": "green"})
+        self.assertEqual((status, flaky), (0, "a.one\n"))
+        closing = lines.index("100% tests passed, 0 tests failed out of 3")
+        self.assertEqual(lines[closing - 1], "FLAKY a.one")
+        self.assertTrue(lines[-1].startswith("Total Test time"), lines)
+
+    def test_two_of_them_are_still_tried_and_names_are_no_patterns(self):
+        status, lines, flaky = run({"b.S/1.T+[x]": "once", "b.S/1.Tx": "once", "c": "green"})
+        self.assertEqual(status, 0, lines)
+        self.assertEqual(sorted(flaky.split()), ["b.S/1.T+[x]", "b.S/1.Tx"])
+
+    def test_a_test_that_stays_red_is_red(self):
+        status, lines, flaky = run({"a": "red", "b": "green"})
+        self.assertNotEqual(status, 0)
+        self.assertIsNone(flaky)
+        self.assertFalse([line for line in lines if line.startswith("FLAKY")])
+
+    def test_one_of_two_stays_red(self):
+        status, _, flaky = run({"a": "once", "b": "red", "c": "green"})
+        self.assertNotEqual(status, 0)
+        self.assertIsNone(flaky)
+
+    def test_three_are_not_tried_again(self):
+        status, lines, flaky = run({"a": "once", "b": "once", "c": "once"})
+        self.assertNotEqual(status, 0)
+        self.assertIsNone(flaky)
+        self.assertFalse([line for line in lines if "twice more" in line])
+
+    def test_what_must_never_be_red_is_not_tried_again(self):
+        for name in ("transport.FabricFailure.X", "security.T", "asan:shards.Commit.Y", "elastic"):
+            status, lines, flaky = run({name: "once", "b": "green"})
+            self.assertNotEqual(status, 0, name)
+            self.assertIsNone(flaky)
+            self.assertFalse([line for line in lines if "twice more" in line])
+
+    def test_by_hand_a_red_test_is_red(self):
+        status, _, flaky = run({"a": "once", "b": "green"}, retry=False)
+        self.assertNotEqual(status, 0)
+        self.assertIsNone(flaky)
+
+
+if __name__ == "__main__":
+    unittest.main()
