@@ -113,7 +113,7 @@ Spread trained_on_cpu(int rank, const Options& options, bool both) {
   return net;
 }
 
-// spec: K4 a model spread over several devices trains to the weights of one on the CPU
+// spec: K4.devices a model spread over several devices trains to the weights of one on the CPU
 TEST(DdpDevices, AModelOnTwoDevicesTrainsAsOnOne) {
   for (const auto& [what, options] : kOptions) {
     on_devices(3, [&, what = what, &options = options](int rank) {

@@ -132,8 +132,8 @@ std::vector<std::pair<std::string, Cell>> reductions(int rank, int ranks, at::Sc
 }
 
 // spec: A3 every reduction that NCCL has; BAND, BOR, BXOR throw by name; F14 F15 every dtype on
-// nccl; A6 an operation that nccl lacks names backend and operation; A12 nccl's cells of the second
-// table: all_reduce, reduce, reduce_scatter
+// nccl; A6 an operation that nccl lacks names backend and operation; A12.nccl nccl's cells of the
+// second table: all_reduce, reduce, reduce_scatter
 TEST(NcclCollectives, ReduceAsNativeDoes) {
   for (int ranks = 1; ranks <= 5; ++ranks) {
     on_nccl_ranks(ranks, [ranks](int rank) {
@@ -256,8 +256,8 @@ std::vector<std::pair<std::string, Cell>> moves(int rank, int ranks, at::ScalarT
   };
 }
 
-// spec: A3 every operation on nccl that only moves bytes; F15 takes every torch dtype; A12 nccl's
-// cells: broadcast, all_gather, gather, scatter, all_to_all, send, recv; E1 E5 on nccl
+// spec: A3 every operation on nccl that only moves bytes; F15 takes every torch dtype; A12.nccl
+// nccl's cells: broadcast, all_gather, gather, scatter, all_to_all, send, recv; E1 E5 on nccl
 TEST(NcclCollectives, MoveAsNativeDoes) {
   for (int ranks = 1; ranks <= 5; ++ranks) {
     on_nccl_ranks(ranks, [ranks](int rank) {
@@ -331,7 +331,8 @@ TEST(NcclCollectives, TagsAndAnySourceAreRefused) {
   });
 }
 
-// spec: A12 a CPU tensor on nccl throws DistBackendError; A7 the tensor's device picks the backend
+// spec: A12.cpu_on_nccl a CPU tensor on nccl throws DistBackendError; A7 the tensor's device picks
+// the backend
 TEST(NcclCollectives, TheDevicePicksTheBackend) {
   on_nccl_ranks(
       2,
@@ -372,7 +373,7 @@ TEST(NcclCollectives, Objects) {
       "nccl");
 }
 
-// spec: F13 barrier on nccl, sync and async; H1 monitored_barrier on nccl
+// spec: F13 barrier on nccl, sync and async; H1.nccl monitored_barrier on nccl
 TEST(NcclCollectives, Barriers) {
   on_nccl_ranks(
       3,

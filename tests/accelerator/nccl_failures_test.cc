@@ -89,8 +89,8 @@ TEST(NcclFailures, ASkippedCallIsNamedAtDestroy) {
   EXPECT_GE(named, 1);
 }
 
-// spec: B4 a timeout names the ranks that have not entered the call; the communicator is aborted
-// and the process lives; A shrunk group goes on [D7]
+// spec: B4.abort a timeout names the ranks that have not entered the call; the communicator is
+// aborted and the process lives; A shrunk group goes on [D7]
 TEST(NcclFailures, ATimeoutNamesTheRankThatDidNotEnter) {
   on_nccl_ranks(3, [](int rank) {
     all_reduce(some(rank));
@@ -133,7 +133,7 @@ TEST(NcclFailures, AHangInNcclEndsAtTheDeadline) {
   });
 }
 
-// spec: B4 with TORCH_NCCL_BLOCKING_WAIT the wait throws, a synchronous call too
+// spec: B4.blocking_wait with TORCH_NCCL_BLOCKING_WAIT the wait throws, a synchronous call too
 TEST(NcclFailures, WithBlockingWaitTheCallThrows) {
   const Variable hang("NCCL_STANDIN_HANG", "0:2"), blocking("TORCH_NCCL_BLOCKING_WAIT", "1");
   on_failing_ranks(2, [](int rank) {
@@ -251,7 +251,7 @@ TEST(NcclFailures, OpeningEndsAtTheDeadline) {
   });
 }
 
-// spec: B4 TORCH_NCCL_ASYNC_ERROR_HANDLING and TORCH_NCCL_BLOCKING_WAIT, and the old names
+// spec: B4.env TORCH_NCCL_ASYNC_ERROR_HANDLING and TORCH_NCCL_BLOCKING_WAIT, and the old names
 TEST(NcclFailures, TheVariablesAreRead) {
   const auto read = [] { return nccl::Environment::read(); };
   EXPECT_EQ(read().handling, nccl::ErrorHandling::abort);

@@ -130,8 +130,8 @@ TEST(NcclProcesses, AnOldVersionConnectsAnew) {
   for (const auto& end : ranks.join(kProcessLimit)) EXPECT_EQ(end.report, "RIGHT");
 }
 
-// spec: B4 with TORCH_NCCL_ASYNC_ERROR_HANDLING=1 the collective is aborted at the timeout and the
-// process ends with a clear message
+// spec: B4.end with TORCH_NCCL_ASYNC_ERROR_HANDLING=1 the collective is aborted at the timeout and
+// the process ends with a clear message
 TEST(NcclProcesses, TheProcessEndsIfTheVariableSaysSo) {
   const auto port = reserve_port();
   RankProcesses ranks(2, [&](int rank) {

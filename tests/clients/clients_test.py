@@ -58,8 +58,10 @@ def result(client, engine):
     return json.loads(said[0].partition("RESULT ")[2])
 
 
-# spec: R4 each client's program runs on muster by its option or in Gloo's place, and comes to what
-# it comes to on Gloo; S3 (with_transformers.py) the unsharded export loads in transformers
+# spec: R4.accelerate[accelerate] R4.lightning[lightning] R4.deepspeed[deepspeed] R4.ray[ray] each
+# client's program runs on muster by its option or in Gloo's place, and comes to what it comes to on
+# Gloo; S3.transformers[transformers] (with_transformers.py) the unsharded export loads in
+# transformers
 @pytest.mark.parametrize(
     "client", CLIENTS if os.environ.get("MUSTER_TEST_LONG") else ["accelerate"]
 )

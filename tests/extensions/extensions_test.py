@@ -186,7 +186,7 @@ def ledger(rank, meeting):
     muster.destroy_process_group()
 
 
-# spec: A11 a plugin library, loaded from a path in Python; its name becomes an attribute of
+# spec: A11.plugin a plugin library, loaded from a path in Python; its name becomes an attribute of
 # Backend; a second time it is refused
 def test_a_plugin_library():
     run_ranks(2, ledger, meeting_file())

@@ -81,7 +81,6 @@ def requests():
         yield "interleaved", ranks, stages, micro_batches
 
 
-# spec: T2 the tables are torch's, and what torch refuses is refused
 def test_tables_are_torchs(program):
     asked = list(requests())
     text = "".join(" ".join(map(str, request)) + "\n" for request in asked)

@@ -217,8 +217,8 @@ def asynchronous(rank, size, folder):
         assert train(*fresh, steps, 2) == train(*mine, steps, 2)
 
 
-# spec: S5 the step goes on when async_save has returned, and what is saved is what was there, S7
-# keep the last n
+# spec: S5.content the step goes on when async_save has returned, and what is saved is what was
+# there, S7 keep the last n
 def test_asynchronous_saves_have_what_was_there(tmp_path):
     on_ranks(3, asynchronous, str(tmp_path))
 
@@ -261,7 +261,8 @@ def written_by_fsdp(rank, size, path):
     checkpoint.save(state_of(model, optimizer, scheduler), checkpoint_id=path)
 
 
-# spec: S3 torch's HuggingFaceStorageReader reads ours, also what FSDP has cut in the middle of rows
+# spec: S3.reader torch's HuggingFaceStorageReader reads ours, also what FSDP has cut in the middle
+# of rows
 def test_stock_torch_reads_ours(tmp_path):
     pytest.importorskip("safetensors")
     path = str(tmp_path / "c")
@@ -307,8 +308,8 @@ def stock_rank(rank, size, backend, name, path):
     theirs.destroy_process_group()
 
 
-# spec: S3 we read what torch's HuggingFaceStorageWriter wrote, and its reader what we wrote, S1
-# DTensors, and `.distcp` folders by a convert; on Gloo and on torch's backend muster
+# spec: S3.writer we read what torch's HuggingFaceStorageWriter wrote, and its reader what we wrote,
+# S1 DTensors, and `.distcp` folders by a convert; on Gloo and on torch's backend muster
 @pytest.mark.parametrize("backend", ["gloo", "muster"])
 def test_ours_reads_stock_torchs(tmp_path, backend):
     pytest.importorskip("safetensors")

@@ -100,7 +100,7 @@ def model_of(value):
     return model
 
 
-# spec: K1 in Python: process_group and dim
+# spec: K1.process_group K1.dim in Python: process_group and dim
 def test_models_on_a_group_of_their_own():
     def body(rank, size):
         pair = dist.new_group([0, 2])
@@ -213,7 +213,8 @@ def test_members_of_references():
     assert on_workers(2, members) == [True, True]
 
 
-# spec: J3 --monitor-interval is taken, and delays nothing; what is no time is a usage error
+# spec: J3.monitor_interval --monitor-interval is taken, and delays nothing; what is no time is a
+# usage error
 def test_monitor_interval():
     muster = pathlib.Path(dist.__file__).parents[2] / "bin/muster"
 

@@ -21,7 +21,7 @@ def ranks_as(size, value):
     return [[torch.tensor([float(value)]) for _ in range(size)]]
 
 
-# spec: U2 every collective as a method of ProcessGroup
+# spec: U2.methods every collective as a method of ProcessGroup
 def test_calls_as_methods():
     def body(rank, size):
         group = dist.group.WORLD
@@ -112,7 +112,7 @@ def test_calls_as_methods():
     on_threads(2, body)
 
 
-# spec: U2 a group's store, device, names and end
+# spec: U2.attributes a group's store, device, names and end
 def test_groups_say_what_they_are():
     def body(rank, size):
         group = dist.new_group([1, 0], group_desc="pair", device_id=torch.device("cpu", 0))
@@ -148,7 +148,7 @@ def test_groups_say_what_they_are():
     assert dist.get_pg_count() == 0
 
 
-# spec: U2 hooks before and after calls, and at an abort
+# spec: U2.hooks hooks before and after calls, and at an abort
 def test_hooks_see_calls():
     def body(rank, size):
         group = dist.new_group()
@@ -252,7 +252,7 @@ class Dictionary(dist.Store):
         return all(key in self.values for key in keys)
 
 
-# spec: U2 a Store subclassed in Python meets the ranks of a job
+# spec: U2.store a Store subclassed in Python meets the ranks of a job
 def test_store_subclass():
     store = Dictionary()
 
@@ -326,7 +326,7 @@ def test_several_keys_of_a_plain_store_subclass():
         prefixed.append("a", "3")
 
 
-# spec: U2 register_rendezvous_handler: a scheme of the program's own
+# spec: U2.rendezvous register_rendezvous_handler: a scheme of the program's own
 def test_handlers_of_schemes():
     store, asked = dist.HashStore(), []
 

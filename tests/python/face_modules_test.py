@@ -43,7 +43,7 @@ def test_modules_by_torchs_path():
     assert muster.fsdp.__spec__.name == "muster.fsdp"
 
 
-# spec: U5 muster.elastic: record, events, agent classes
+# spec: U5.elastic muster.elastic: record, events, agent classes
 def test_below_elastic_is_torchs():
     import torch.distributed.elastic.agent.server as theirs
 
@@ -83,7 +83,7 @@ def test_what_is_refused_says_what_to_use(name):
         import muster.distributed.nothing  # noqa: F401
 
 
-# spec: U4 U5 what programs for torch's RPC name
+# spec: U4.registered U4.options U5.rpc_options what programs for torch's RPC name
 def test_rpc_names():
     from muster import rpc
     from muster.rpc.backend_registry import register_backend
@@ -137,13 +137,13 @@ def started(*arguments):
     )
 
 
-# spec: U5 python -m muster.run
+# spec: U5.run python -m muster.run
 def test_run_as_a_module(program):
     lines = started("muster.run", "--standalone", "--nproc-per-node", 2, program, "--steps", 3)
     assert lines == [f"{rank} 2.0 ['--steps', '3']" for rank in range(2)]
 
 
-# spec: U5 python -m muster.launch
+# spec: U5.launch python -m muster.launch
 def test_launch_as_a_module(program):
     lines = started("muster.launch", "--standalone", "--nproc-per-node=2", program, "x")
     assert lines == [f"{rank} 2.0 ['--local-rank={rank}', 'x']" for rank in range(2)]

@@ -185,6 +185,20 @@ def test_no_port_and_no_users(port, world_size):
         dist.TCPStore("127.0.0.1", port, world_size=world_size)
 
 
+# spec: U5.wait_for_worker the old spelling of wait_for_workers, which it overrules
+def test_old_spelling_of_wait_for_workers():
+    dist.TCPStore("127.0.0.1", 0, world_size=2, is_master=True, wait_for_worker=False)
+    with pytest.raises(dist.DistStoreError, match="1 of 2"):
+        dist.TCPStore(
+            *("127.0.0.1", 0),
+            world_size=2,
+            is_master=True,
+            timeout=SHORT,
+            wait_for_workers=False,
+            wait_for_worker=True,
+        )
+
+
 # ---- groups
 
 

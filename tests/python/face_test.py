@@ -371,8 +371,8 @@ def test_futures_of_a_backend_of_python():
     assert sorted(Held.waited) == [0, 1]
 
 
-# spec: A11 a backend written in Python, with and without extended_api; its name becomes an
-# attribute of Backend
+# spec: A11.attribute a backend written in Python, with and without extended_api; its name becomes
+# an attribute of Backend
 def test_backend_of_python():
     given = []
 

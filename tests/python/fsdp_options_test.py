@@ -433,6 +433,7 @@ def modules(rank, size):
     assert scaler.get_scale() == 1.0
 
 
-# spec: T5 ShardedGradScaler skips a step on all ranks of both dimensions; communication hooks
+# spec: T5 U3.grad_scaler ShardedGradScaler skips a step on all ranks of both dimensions; T5
+# communication hooks
 def test_the_rest_of_the_class():
     on_threads(2, modules)

@@ -185,8 +185,8 @@ def interfaces():
                 pass
 
 
-# spec: A10 GLOO_SOCKET_IFNAME and MUSTER_SOCKET_IFNAME choose the interface, NCCL_* variables stay
-# as they are and choose none of ours
+# spec: A10.names A10.nccl GLOO_SOCKET_IFNAME and MUSTER_SOCKET_IFNAME choose the interface, NCCL_*
+# variables stay as they are and choose none of ours
 @pytest.mark.parametrize("variable", ["GLOO_SOCKET_IFNAME", "MUSTER_SOCKET_IFNAME"])
 def test_variables_choose_the_interface(variable):
     name = list(interfaces())[-1]  # of several not the loopback, which comes first

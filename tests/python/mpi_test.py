@@ -49,10 +49,10 @@ def run(mpi, ranks, words):
     )
 
 
-# spec: A4 mpirun needs no address and no store; every operation of the documents' table on CPU
-# tensors spec: A12 one test per cell: mpi; A9 is_mpi_available; A1 get_backend spec: G1 object
-# collectives on mpi; H1 monitored_barrier on mpi; E2 recv from any rank on mpi spec: D1 new_group
-# on mpi; D7 split_group on mpi; B10 init after destroy on mpi
+# spec: A4.no_address mpirun needs no address and no store; every operation of the documents' table
+# on CPU tensors; A12.mpi one test per cell: mpi; A9 is_mpi_available; A1 get_backend; G1 object
+# collectives on mpi; H1.mpi monitored_barrier on mpi; E2 recv from any rank on mpi; D1 new_group on
+# mpi; D7 split_group on mpi; B10 init after destroy on mpi
 @pytest.mark.parametrize("mpi", MPIRUN)
 def test_every_operation(mpi):
     ended = run(mpi, 2, ["operations"])

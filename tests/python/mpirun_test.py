@@ -66,7 +66,7 @@ def hosts():
         yield both
 
 
-# spec: R2 mpirun ./program under Open MPI, MPICH and Intel MPI without MASTER_ADDR, backend native
+# spec: R2.open_mpi[openmpi] R2.mpich[mpich] R2.intel_mpi[impi] mpirun ./program under Open MPI, MPICH and Intel MPI without MASTER_ADDR, backend native
 @pytest.mark.parametrize("kind", ["openmpi", "mpich", "impi"])
 def test_one_host(kind):
     out, status = run([*launcher(kind), "-n", "2", DIGITS])
@@ -105,7 +105,7 @@ def on_two_hosts(kind, hosts, program, count):
     return hosts.words(*words, "-n", str(count), *program)
 
 
-# spec: R2 PMIx or PMI gives the address: ranks on two hosts, without MASTER_ADDR
+# spec: R2.hosts PMIx or PMI gives the address: ranks on two hosts, without MASTER_ADDR
 @pytest.mark.parametrize("kind", ["openmpi", "mpich", "impi"])
 def test_two_hosts(kind, hosts, tmp_path):
     program = tmp_path / "program.py"
@@ -119,7 +119,7 @@ def test_two_hosts(kind, hosts, tmp_path):
     assert len({host for _, host, _ in found}) == 2, out
 
 
-# spec: R2 without a secret a rank of another host is told what to set
+# spec: R2.refusal without a secret a rank of another host is told what to set
 def test_two_hosts_without_a_secret(hosts, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

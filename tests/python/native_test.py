@@ -98,7 +98,7 @@ RESULTS = {
 }
 
 
-# spec: A2 native has every operation on CPU tensors
+# spec: A2.cpu native has every operation on CPU tensors
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_native_has(name):
     def body(rank, size):

@@ -50,7 +50,7 @@ def trained_beside_torch(rank, size):
 
 
 # spec: K1 in Python: device_ids None, broadcast_buffers, bucket_cap_mb, find_unused_parameters,
-# gradient_as_bucket_view, static_graph spec: K2 K3 in Python: the same bits as torch's on Gloo, K4
+# gradient_as_bucket_view, static_graph; K2 K3 in Python: the same bits as torch's on Gloo, K4
 # no_sync in Python
 def test_trains_as_torchs_own_on_gloo():
     on_ranks(2, trained_beside_torch, gloo=True)

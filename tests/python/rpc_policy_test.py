@@ -138,8 +138,8 @@ def bounded(body, *functions, allow_pickle=None):
 # ---- functions
 
 
-# spec: W5 RPC calls only what the callee allows: functions, classes, their public methods, torch's
-# functions and methods
+# spec: W5.calls RPC calls only what the callee allows: functions, classes, their public methods,
+# torch's functions and methods
 def test_listed_functions_are_called_and_others_are_not():
     def body(rank):
         other = f"worker{1 - rank}"
@@ -450,7 +450,7 @@ dist.rpc.shutdown()
 """
 
 
-# spec: W5 pickles can be refused for the whole job
+# spec: W5.pickles pickles can be refused for the whole job
 def test_pickles_refused_for_the_whole_job(tmp_path):
     environment = dict(os.environ, MUSTER_ALLOW_PICKLE="0")
     ended = subprocess.run(

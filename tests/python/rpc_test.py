@@ -98,7 +98,7 @@ def raised(kind, call, *arguments):
 
 
 # spec: N2 rpc_sync and rpc_async by name, rank and WorkerInfo in Python, N10 callables, operators
-# and TorchScript functions spec: N3 shape, stride and dtype in Python, N12 a change after rpc_async
+# and TorchScript functions; N3 shape, stride and dtype in Python, N12 a change after rpc_async
 # never shows in Python
 def test_calls():
     def body(rank):

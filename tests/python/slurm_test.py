@@ -43,7 +43,8 @@ def program(slurm):
     return path
 
 
-# spec: R1 srun ./program (rank, size and address from SLURM_*, no other setting), on three slurmd
+# spec: R1.program srun ./program (rank, size and address from SLURM_*, no other setting), on three
+# slurmd
 def test_srun_program(slurm):
     out, status = slurm.run("srun", "-N2", "-n4", "--overcommit", DIGITS)
     assert status == 0, out + slurm.logs()
@@ -63,7 +64,7 @@ def test_srun_several_tasks(slurm, program):
     assert {total for _, _, total in found} == {"63"}
 
 
-# spec: R1 srun muster run ./program (one task a node)
+# spec: R1.run srun muster run ./program (one task a node)
 def test_srun_muster_run(slurm):
     out, status = slurm.run(
         "srun", "-N2", "-n2", MUSTER, "run", "--nproc-per-node", "2", DIGITS, limit=180
@@ -74,7 +75,7 @@ def test_srun_muster_run(slurm):
     assert status == 0, "two tasks of one node are two jobs of their own"
 
 
-# spec: R1 --signal: a warning of Slurm's reaches the program through the launcher
+# spec: R1.signal --signal: a warning of Slurm's reaches the program through the launcher
 def test_signal(slurm):
     script = slurm.folder / "warned.sh"
     script.write_text(
@@ -94,7 +95,7 @@ def test_signal(slurm):
     assert step.returncode == 0, out + rest
 
 
-# spec: R1 array jobs: each task of the array is a job of its own
+# spec: R1.arrays array jobs: each task of the array is a job of its own
 def test_array(slurm, program):
     script = slurm.folder / "array.sh"
     script.write_text(
@@ -152,7 +153,8 @@ dist.destroy_process_group()
 """
 
 
-# spec: R1 requeue continues from the last commit, and ends with the weights of a job without
+# spec: R1.requeue requeue continues from the last commit, and ends with the weights of a job
+# without
 def test_requeue(slurm):
     program = slurm.folder / "training.py"
     program.write_text(TRAINING)

@@ -135,7 +135,7 @@ def test_a_tensor_that_raises_is_told_to_the_others():
     on_threads(2, body)
 
 
-# spec: A10 lists of interfaces of different lengths in Python
+# spec: A10.lengths lists of interfaces of different lengths in Python
 def test_lists_of_interfaces_must_agree():
     name = meeting_file()
 
@@ -167,8 +167,8 @@ CELLS = {
 }
 
 
-# spec: A12 the CPU cells of the backend tables in Python: the native engine has every operation;
-# nccl is refused without a GPU
+# spec: A12.native the CPU cells of the backend tables in Python: the native engine has every
+# operation; nccl is refused without a GPU
 def test_cells_of_the_backend_table():
     def body(rank, size):
         for call in CELLS.values():
@@ -217,7 +217,7 @@ def test_tcp(host):
     ) == [1, 1]
 
 
-# spec: B6 ranks assigned by the file in Python, B7 the file is removed by the last rank, B8
+# spec: B6 ranks assigned by the file in Python, B7.removed the file is removed by the last rank, B8
 # group_name keeps jobs apart, B14 in Python
 def test_file():
     name = meeting_file()
@@ -241,7 +241,7 @@ def test_file():
     assert run_ranks(4, body) == [2, 2, 20, 20]
 
 
-# spec: B4 B14 the timeout of a group in Python: 30 minutes, or what init was given
+# spec: B4.timeout B14 the timeout of a group in Python: 30 minutes, or what init was given
 def test_timeouts():
     def body(rank, size):
         if rank == 0:

@@ -132,7 +132,7 @@ def versions(rank, size, make):
     return found
 
 
-# spec: A2 version counters: every call of stock torch's moves them as on Gloo
+# spec: A2.versions version counters: every call of stock torch's moves them as on Gloo
 @pytest.mark.parametrize("make", [mine, turned])
 @pytest.mark.parametrize("size", [2, 3])
 def test_version_counters(size, make):

@@ -169,8 +169,8 @@ def by(engine, *words):
     return [f"2 by {engine} {engine} {[str(word) for word in words]}"] * 2
 
 
-# spec: A2 replace_gloo for programs that are not edited: an option of the launcher and a variable,
-# for files and modules
+# spec: A2.replace replace_gloo for programs that are not edited: an option of the launcher and a
+# variable, for files and modules
 def test_replaced_by_the_launcher(tmp_path):
     program = write(tmp_path, WHOSE)
     assert said_by(launched(program, "a", "-m")) == by("ProcessGroupGloo", "a", "-m")
@@ -186,7 +186,8 @@ def test_replaced_by_the_launcher(tmp_path):
     ) == by("ProcessGroupMuster", "a")
 
 
-# spec: A2 replace_gloo by python -m muster.torch, in the processes that the program spawns too
+# spec: A2.replace replace_gloo by python -m muster.torch, in the processes that the program spawns
+# too
 def test_replaced_by_running_the_module(tmp_path):
     program, port = write(tmp_path, WHOSE), reserve_port()
     assert said_by([sys.executable, "-m", "muster.torch", program, port]) == by(
@@ -236,7 +237,7 @@ own.shutdown()
 )
 
 
-# spec: A2 a backend made by its constructor, as programs make a ProcessGroupGloo
+# spec: A2.constructor a backend made by its constructor, as programs make a ProcessGroupGloo
 def test_made_by_hand(tmp_path):
     program = write(tmp_path, MADE_BY_HAND)
     assert (

@@ -237,7 +237,8 @@ def assert_meeting(infos):
     assert [info.store.get("said") for info in infos] == [b"to all"] * len(infos)
 
 
-# spec: L12 membership etcd: rounds, their stores and the end of the job
+# spec: L12.agent[agent] L12.etcd[etcd] L12.kubernetes[kubernetes] membership etcd: rounds, their
+# stores and the end of the job
 # spec: L12 membership agent: rounds, their stores and the end of the job
 # spec: L12 membership kubernetes: rounds, their stores and the end of the job
 @pytest.mark.parametrize("kind", ["agent", "etcd", "kubernetes"])

@@ -61,7 +61,7 @@ def test_sync_batch_norm_is_batch_norm_of_all_ranks(momentum):
     on_threads(2, body)
 
 
-# spec: U3 torch's SyncBatchNorm works inside DistributedDataParallel
+# spec: U3.sync_batch_norm torch's SyncBatchNorm works inside DistributedDataParallel
 def test_models_with_sync_batch_norm():
     def body(rank, size):
         inner = torch.nn.Sequential(linear(), torch.nn.SyncBatchNorm(3))
@@ -97,7 +97,7 @@ def gradients_with(hook, state=None):
     return found
 
 
-# spec: U3 quantization and debugging hooks, hooks by name
+# spec: U3.quantization quantization and debugging hooks, hooks by name
 @pytest.mark.parametrize(
     "hook", [each for each in DDPCommHookType if each is not DDPCommHookType.NOOP]
 )
@@ -128,7 +128,8 @@ def test_quantized_gradients_stay_close():
     on_threads(2, body)
 
 
-# spec: U3 post-local SGD: all ranks at first, each subgroup later, with averages of the parameters
+# spec: U3.post_local_sgd post-local SGD: all ranks at first, each subgroup later, with averages of
+# the parameters
 def test_post_local_sgd():
     weights = [None, None]
 
@@ -217,7 +218,7 @@ def test_optimizers_of_parameters():
     on_threads(2, body)
 
 
-# spec: U3 DistributedDataParallel's private calls that libraries make
+# spec: U3.private DistributedDataParallel's private calls that libraries make
 def test_what_libraries_call():
     def body(rank, size):
         model = DistributedDataParallel(linear())

@@ -32,8 +32,8 @@ def start(rank, port, words):
 
 
 # spec: A5 every operation of the documents' table on CPU tensors, ucc, and cpu:ucc for a group
-# spec: A12 one test per cell: ucc; A9 is_ucc_available; A1 get_backend
-# spec: G1 object collectives on ucc; H1 monitored_barrier on ucc; D1 new_group on ucc
+# spec: A12.ucc one test per cell: ucc; A9 is_ucc_available; A1 get_backend
+# spec: G1 object collectives on ucc; H1.ucc monitored_barrier on ucc; D1 new_group on ucc
 @pytest.mark.skipif(STANDIN is None, reason="MUSTER_UCC_STANDIN names no stand-in of UCC")
 def test_every_operation():
     port = reserve_port()

@@ -58,7 +58,7 @@ NUMBERS = {
 
 
 class SecurityPage(unittest.TestCase):
-    # spec: W8 every promise of the page is one that tests prove
+    # spec: W8.true every promise of the page is one that tests prove
     def test_promises_are_tested(self):
         for promise, lines in PROMISES.items():
             with self.subTest(promise):
@@ -73,7 +73,7 @@ class SecurityPage(unittest.TestCase):
         )
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
-    # spec: W8 the page's numbers are those of the sources
+    # spec: W8.page the page's numbers are those of the sources
     def test_numbers_are_those_of_the_sources(self):
         for words, places in NUMBERS.items():
             self.assertIn(words, PAGE)
@@ -83,7 +83,7 @@ class SecurityPage(unittest.TestCase):
         said = int(re.search(r"about (\d+) operators of torch", PAGE)[1])
         self.assertAlmostEqual(len(re.findall(r'"[a-z_0-9]+"', operators)), said, delta=10)
 
-    # spec: W8 the variables and commands that the page names exist
+    # spec: W8.page the variables and commands that the page names exist
     def test_names_exist(self):
         table = (ROOT / "src/muster/base/environment_table.cc").read_text(encoding="utf-8")
         for name in set(re.findall(r"`((?:MUSTER|GLOO)_[A-Z_]+)", PAGE)):

@@ -53,7 +53,7 @@ TEST_F(OwnFiles, MakesAndOpensWhatIsThisUsers) {
   EXPECT_TRUE(make_own_folder(folder.file("made"), kRules).ok()) << "it may be there";
 }
 
-// spec: W3 loose modes are refused by name, with what to do
+// spec: W3.modes loose modes are refused by name, with what to do
 TEST_F(OwnFiles, LooseModes) {
   refused(open_own_file(file("group", 0620), O_RDONLY, kRules), folder.file("group"), "mode 0620");
   refused(open_own_file(file("all", 0602), O_RDONLY, kRules), folder.file("all"), "chmod go-w");
@@ -65,7 +65,7 @@ TEST_F(OwnFiles, LooseModes) {
   refused(make_own_folder(folder.file("open"), kRules), folder.file("open"), "written");
 }
 
-// spec: W3 links are refused by name, and what they lead to stays as it is
+// spec: W3.links links are refused by name, and what they lead to stays as it is
 TEST_F(OwnFiles, Links) {
   const std::string target = file("target");
   std::filesystem::create_symlink(target, folder.file("link"));
@@ -89,7 +89,7 @@ TEST_F(OwnFiles, FilesWithSeveralNames) {
   EXPECT_EQ(contents(target), "text");
 }
 
-// spec: W3 files of other users are refused by name
+// spec: W3.others files of other users are refused by name
 TEST_F(OwnFiles, FilesOfOthers) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can make a file another user's";
   const std::string path = file("theirs", 0644);

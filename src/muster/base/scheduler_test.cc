@@ -155,7 +155,7 @@ TEST(Scheduler, KnowsHowRanksCanShareAnAddress) {
             SchedulerRanks::AddressExchange::pmix);
 }
 
-// spec: R3 plain Indexed Jobs and JobSet: rank and pod 0's name from the pod's own
+// spec: R3.job_set plain Indexed Jobs and JobSet: rank and pod 0's name from the pod's own
 TEST(Scheduler, KubernetesNumbersItsPods) {
   const auto pod = detect(
       {{"JOB_COMPLETION_INDEX", "11"}, {"HOSTNAME", "train-workers-0-11"}, {"WORLD_SIZE", "16"}});

@@ -110,8 +110,8 @@ TEST_F(SecretTest, ErrorsNameTheVariable) {
   EXPECT_NE(Secret::from_environment().status().message().find("5 characters"), std::string::npos);
 }
 
-// spec: W4 a chosen text is stretched: what is captured tells nothing that a hash could be tried
-// against; the same text gives the same key in every process
+// spec: W4.stretched a chosen text is stretched: what is captured tells nothing that a hash could
+// be tried against; the same text gives the same key in every process
 TEST_F(SecretTest, ChosenTextsAreStretchedAndRandomOnesAreNot) {
   ::setenv("MUSTER_SECRET", "sixteen letters!", 1);
   const auto chosen = Secret::from_environment();
@@ -187,7 +187,7 @@ TEST_F(SecretTest, AnObserversKeyOnlyObserves) {
   EXPECT_TRUE(same(observer->observer(), *observer));
 }
 
-// spec: W4 weak secrets are refused, and the message says what makes a good one
+// spec: W4.weak weak secrets are refused, and the message says what makes a good one
 TEST_F(SecretTest, TextsOfFewCharactersAreRefused) {
   for (const char* weak : {"aaaaaaaaaaaaaaaaaaaaaaaa", "passwordpassword", "12341234123412341234",
                            "0000000000000000000000000000000000000000000000000000000000000000"}) {

@@ -9,7 +9,7 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-// spec: R1 compressed node lists
+// spec: R1.lists compressed node lists
 TEST(SlurmLists, NodeListsAreExpanded) {
   EXPECT_EQ(expand_node_list("n1"), Names{"n1"});
   EXPECT_EQ(expand_node_list("n[1-3,7]"), (Names{"n1", "n2", "n3", "n7"}));

@@ -164,7 +164,7 @@ std::string role_name(const ::testing::TestParamInfo<Role>& role) {
 }
 INSTANTIATE_TEST_SUITE_P(Roles, TlsRelay, ::testing::ValuesIn(kRoles), role_name);
 
-// spec: W1 a relay that replays, alters, cuts, reorders or splices is refused, in every role
+// spec: W1.relay a relay that replays, alters, cuts, reorders or splices is refused, in every role
 TEST_P(TlsRelay, NothingIsAcceptedThatWasTamperedWith) {
   std::mt19937_64 random(testing::test_seed() + static_cast<std::uint64_t>(GetParam()));
   int ignored = 0;

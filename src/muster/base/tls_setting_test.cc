@@ -10,7 +10,7 @@ namespace {
 
 using Payloads = Handshake::Payloads;
 
-// spec: W1 everything is encrypted unless it is said; there is no word for no encryption
+// spec: W1.encrypted everything is encrypted unless it is said; there is no word for no encryption
 TEST(TlsSetting, OnlyPayloadsMayBeLeftPlain) {
   ::unsetenv("MUSTER_TLS");
   EXPECT_EQ(payloads_from_environment().value(), Payloads::encrypted);

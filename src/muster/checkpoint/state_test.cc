@@ -308,7 +308,8 @@ TEST(CheckpointState, RanksLoadTheSameCheckpoint) {
   });
 }
 
-// spec: S5 the program may change everything when async_save returns; the next save waits for it
+// spec: S5.content the program may change everything when async_save returns; the next save waits
+// for it
 TEST(CheckpointState, AnAsynchronousSaveHasWhatWasThere) {
   const TemporaryFolder folder("muster-checkpoint-");
   on_ranks(3, [&](int) {

@@ -34,7 +34,7 @@ class CheckpointCommand : public ::testing::Test {
   std::string path = folder.path() + "/step-70";
 };
 
-// spec: S7 ls, show and verify say what is there
+// spec: S7.tell ls, show and verify say what is there
 TEST_F(CheckpointCommand, TellsWhatIsThere) {
   std::filesystem::create_directory(folder.path() + "/step-80.saving");
   const Ended ls = run("ls " + folder.path());
@@ -76,7 +76,7 @@ TEST_F(CheckpointCommand, ShowsNamesAsText) {
   }
 }
 
-// spec: S7 verify names what is damaged, and ends with 1
+// spec: S7.verify verify names what is damaged, and ends with 1
 TEST_F(CheckpointCommand, FindsDamage) {
   const std::string file = path + "/shard-00001-model-00001-of-00001.safetensors";
   std::fstream(file, std::ios::in | std::ios::out | std::ios::ate | std::ios::binary)
@@ -88,7 +88,7 @@ TEST_F(CheckpointCommand, FindsDamage) {
   EXPECT_NE(verify.output.find("shard-00001"), std::string::npos) << verify.output;
 }
 
-// spec: S7 convert: to whole safetensors files and back; what only torch reads is said so
+// spec: S7.convert convert: to whole safetensors files and back; what only torch reads is said so
 TEST_F(CheckpointCommand, Converts) {
   const std::string out = folder.path() + "/out", back = folder.path() + "/back";
   const Ended exported = run("convert --prefix model. " + path + " " + out);

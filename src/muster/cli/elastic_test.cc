@@ -79,9 +79,9 @@ Lines told(Launched& node, int workers, int world) {
   return lines;
 }
 
-// spec: L2 nodes join and leave within the range, all workers restart, ranks are assigned anew;
-// J5 every variable is right after each restart; L3 nothing waits for a time; L4 survivors keep
-// their slots, and a replacement has the lost one
+// spec: L2.range nodes join and leave within the range, all workers restart, ranks are assigned
+// anew; J5 every variable is right after each restart; L3.death nothing waits for a time; L4
+// survivors keep their slots, and a replacement has the lost one
 TEST(Elastic, NodesJoinLeaveAndDie) {
   Job job{.nodes = "2:3", .workers = 2};
   Launched a(job.words(), kElasticSecret);
@@ -148,8 +148,8 @@ void expect_survivors_go_on(const Job& job, const Launched::Variables& variables
   }
 }
 
-// spec: L1 etcd; L2 --rdzv-backend etcd: the node of rank 0, which serves the workers' store, dies,
-// and the others go on; L4 a replacement has the lost slot
+// spec: L1 etcd; L2.etcd --rdzv-backend etcd: the node of rank 0, which serves the workers' store,
+// dies, and the others go on; L4 a replacement has the lost slot
 TEST(Elastic, NodesMeetInEtcd) {
   if (!muster::testing::EtcdCluster::installed())
     GTEST_SKIP() << muster::testing::EtcdCluster::kMissing;
@@ -176,7 +176,7 @@ TEST(Elastic, NodesMeetInKubernetes) {
   expect_survivors_go_on(job, variables);
 }
 
-// spec: L11 a cluster of three loses its leader in the middle of a job and nothing is lost
+// spec: L11.leader a cluster of three loses its leader in the middle of a job and nothing is lost
 TEST(Elastic, EtcdLosesItsLeader) {
   if (!muster::testing::EtcdCluster::installed())
     GTEST_SKIP() << muster::testing::EtcdCluster::kMissing;
@@ -300,8 +300,8 @@ TEST(Elastic, ASuccessIsOfTheWholeJob) {
     EXPECT_TRUE(contains(outcome.out, "epoch 2")) << outcome.out;
 }
 
-// spec: L3 a host whose link is pulled: the others go on after the keep-alive time; L5 the host
-// that was cut off stops by itself and says why
+// spec: L2.keep_alive a host whose link is pulled: the others go on after the keep-alive time; L5
+// the host that was cut off stops by itself and says why
 TEST(Elastic, AHostIsCutOff) {
   auto hosts = muster::testing::NetworkNamespaces::create(3);
   if (!hosts) GTEST_SKIP() << hosts.status().message();
@@ -338,8 +338,8 @@ TEST(Elastic, AHostIsCutOff) {
   EXPECT_EQ(c.finish().code, 0);
 }
 
-// spec: L13 the last report names every failure in order, with rank, node, exit code or signal and
-// log file, on every node; --events writes them as JSON lines
+// spec: L13.report L13.events the last report names every failure in order, with rank, node, exit
+// code or signal and log file, on every node; --events writes them as JSON lines
 TEST(Elastic, EveryFailureIsReportedInOrder) {
   const TemporaryFolder folder("muster-test-");
   // In epoch 1 rank 0 exits with 5, in epoch 2 rank 1 is killed.

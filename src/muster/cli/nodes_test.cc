@@ -54,7 +54,7 @@ std::vector<std::string> assigned_words(const std::string& port, int workers,
   return words;
 }
 
-// spec: J3 --nnodes with --rdzv-backend static; J5 ranks over two nodes of different sizes
+// spec: J3.static --nnodes with --rdzv-backend static; J5 ranks over two nodes of different sizes
 TEST(Nodes, StaticNumbers) {
   const std::string port = free_port();
   const std::vector<std::string> program = {
@@ -81,9 +81,8 @@ TEST(Nodes, StaticNumbers) {
             (Lines{"[2] 2 3 0 1 1 2" + store, "[2] " + meeting, "[2] met 012"}));
 }
 
-// spec: J3 --rdzv-backend c10d: who serves the endpoint is node 0, the others are numbered as they
-// come; J8 TORCHELASTIC_RUN_ID is
-// --rdzv-id
+// spec: J3.c10d --rdzv-backend c10d: who serves the endpoint is node 0, the others are numbered as
+// they come; J8 TORCHELASTIC_RUN_ID is --rdzv-id
 TEST(Nodes, AssignedNumbers) {
   const std::string port = free_port();
   const std::vector<std::string> program = {
@@ -162,7 +161,7 @@ TEST(Nodes, ASignalEndsAllNodes) {
   EXPECT_TRUE(contains(one.err, "its launcher was stopped by SIGINT")) << one.err;
 }
 
-// spec: J3 a launcher that waits for other nodes can be stopped
+// spec: J3.stop a launcher that waits for other nodes can be stopped
 TEST(Nodes, ASignalEndsTheWait) {
   Launched first(node_words(free_port(), 0, 1, {"true"}), kTalkative);
   ASSERT_TRUE(first.wait_for_error("waiting for 1 other node"));

@@ -36,7 +36,8 @@ std::vector<std::string> shell(int workers, const std::string& script,
   return run_words(workers, options);
 }
 
-// spec: J3 plain executables, output prefixed with the rank; J8 --standalone needs no --rdzv-*
+// spec: J3.executables plain executables, output prefixed with the rank; J8 --standalone needs no
+// --rdzv-*
 TEST(Run, PrefixesTheOutputOfEveryRank) {
   const Outcome outcome = run(shell(3, "echo hello; echo trouble >&2"));
   EXPECT_EQ(outcome.code, 0);
@@ -264,8 +265,8 @@ TEST(Run, DoesNotWaitForStraysThatHoldTheStreams) {
   EXPECT_TRUE(fifo.wait_for_end());
 }
 
-// spec: J3 --log-dir, --redirects and --tee, for all or by local rank; what is redirected is not
-// shown, what is teed is
+// spec: J3.logs --log-dir, --redirects and --tee, for all or by local rank; what is redirected is
+// not shown, what is teed is
 TEST(Run, RedirectsAndTees) {
   Fifo folder;
   const Outcome outcome = run(shell(3, "echo out; echo err >&2",
@@ -303,7 +304,8 @@ TEST(Run, LeavesTheStoreToRankZero) {
   EXPECT_EQ(sorted_lines(outcome.out), (Lines{"[0] met 01", "[0] none", "[1] met 01", "[1] none"}));
 }
 
-// spec: J3 --local-ranks-filter shows some local ranks only; failures of others are still quoted
+// spec: J3.filter --local-ranks-filter shows some local ranks only; failures of others are still
+// quoted
 TEST(Run, FiltersLocalRanks) {
   const Outcome outcome = run(shell(3, "echo out", {"--local-ranks-filter", "0,2"}));
   EXPECT_EQ(sorted_lines(outcome.out), (Lines{"[0] out", "[2] out"}));
@@ -360,7 +362,7 @@ TEST(Run, TakesUnderscores) {
   EXPECT_EQ(sorted_lines(outcome.out), (Lines{"[0] under " + name, "[1] under " + name}));
 }
 
-// spec: J3 a file that ends in .py is run by Python, unless --no-python
+// spec: J3.no_python a file that ends in .py is run by Python, unless --no-python
 TEST(Run, RunsPythonFiles) {
   Fifo folder;
   const std::string path = folder.folder() + "/train.py";
@@ -377,8 +379,8 @@ TEST(Run, RunsPythonFiles) {
             "[0] run directly a\n");
 }
 
-// spec: J3 the report of a failure says where the last calls of the ranks are, and the job's name
-// finds them too
+// spec: J3.traces the report of a failure says where the last calls of the ranks are, and the job's
+// name finds them too
 TEST(Run, ReportsWhereTheTracesAre) {
   for (const char* kind : {"trace", "trace-of-child"}) {
     const TemporaryFolder folder("muster-test-");
@@ -404,8 +406,8 @@ TEST(Run, ReportsWhereTheTracesAre) {
   }
 }
 
-// spec: J3 MUSTER_PYTHON and the activated environment say which Python runs a file that ends in
-// .py, and a missing torch is explained
+// spec: J3.python MUSTER_PYTHON and the activated environment say which Python runs a file that
+// ends in .py, and a missing torch is explained
 TEST(Run, FindsThePython) {
   Fifo folder;
   const std::string path = folder.folder() + "/train.py", active = folder.folder() + "/active";
@@ -599,7 +601,8 @@ TEST(Doctor, ShowsHowConnectionsAreEncrypted) {
   EXPECT_TRUE(contains(run({"doctor"}, {{"MUSTER_TLS", "off"}}).out, "MUSTER_TLS is \"off\""));
 }
 
-// spec: W4 `muster secret` makes a random one; a file of it is nobody else's, and never an old one
+// spec: W4.command `muster secret` makes a random one; a file of it is nobody else's, and never an
+// old one
 TEST(MusterSecret, MakesOne) {
   const Outcome first = run({"secret"}), second = run({"secret"});
   EXPECT_EQ(first.code, 0);
@@ -678,7 +681,7 @@ TEST(Run, TakesAGivenSecret) {
 
 // spec: J1 torch.distributed.launch's options, those of a node too
 // spec: J7 --local-rank=N comes first, with --local-rank-spelling underscore --local_rank=N, with
-// --use-env none; a single node needs no address spec: J6 --use-env=True and --use_env
+// --use-env none; a single node needs no address; J6 --use-env=True and --use_env
 TEST(Launch, PassesTheLocalRank) {
   const std::string script =
       "echo $MASTER_ADDR $RANK $WORLD_SIZE $LOCAL_RANK \"$@\"; test $MASTER_PORT -gt 0";
@@ -720,7 +723,7 @@ TEST(Command, ExplainsItself) {
   EXPECT_TRUE(contains(run({"doctor"}).out, "cores"));
 }
 
-// spec: L13 the error file of a worker is read and shown
+// spec: L13.error_file the error file of a worker is read and shown
 TEST(Run, ShowsTheErrorFile) {
   const Outcome outcome =
       run(shell(1, R"(echo '{"message": {"message": "ValueError: by itself", "extraInfo": )"
@@ -731,7 +734,7 @@ TEST(Run, ShowsTheErrorFile) {
       << outcome.err;
 }
 
-// spec: L2 --log-line-prefix-template, also from the environment
+// spec: L2.prefix --log-line-prefix-template, also from the environment
 TEST(Run, PrefixesLinesAsAsked) {
   const std::vector<std::string> words = {"--role", "trainer", "--log-line-prefix-template",
                                           "<${role_name}/${local_rank}/${rank}> "};
@@ -741,7 +744,8 @@ TEST(Run, PrefixesLinesAsAsked) {
       "0: hello\n");
 }
 
-// spec: L2 --signals-to-handle: a signal that is listed ends the job, after it was passed on
+// spec: L2.signals --signals-to-handle: a signal that is listed ends the job, after it was passed
+// on
 TEST(Run, HandlesTheSignalsThatItIsTold) {
   Launched launcher(run_words(1, {"--signals-to-handle", "SIGTERM,SIGUSR1", kWorker, "wait", "0"}));
   ASSERT_TRUE(launcher.wait_for_output("ready"));
@@ -751,8 +755,8 @@ TEST(Run, HandlesTheSignalsThatItIsTold) {
   EXPECT_TRUE(contains(outcome.out, "got SIGUSR1")) << outcome.out;
 }
 
-// spec: L2 --event-log-handler: console and null, others are refused by name; torchrun's other
-// options that are not there are refused with the reason
+// spec: L2.events --event-log-handler: console and null, others are refused by name; torchrun's
+// other options that are not there are refused with the reason
 TEST(Run, RefusesWhatItDoesNotHave) {
   const Outcome console = run(shell(1, "true", {"--event-log-handler", "console"}));
   EXPECT_TRUE(contains(console.err, R"("event":"workers_started")")) << console.err;

@@ -57,8 +57,8 @@ TEST(TraceCommand, WhoIsAMomentLateIsNotShownAsBehind) {
       has(top_table(job_that_waits(std::chrono::milliseconds(10))), "no rank is behind yet"));
 }
 
-// spec: J3 what is not understood is refused by every command, in one line that names it, with exit
-// code 2
+// spec: J3.usage what is not understood is refused by every command, in one line that names it,
+// with exit code 2
 TEST(Commands, RefuseWhatTheyDoNotUnderstand) {
   struct Refused {
     std::vector<std::string> words;

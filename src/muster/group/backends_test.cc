@@ -43,8 +43,9 @@ class BarrierBackend final : public ProcessGroupBackend {
   std::atomic<int>& barriers_;
 };
 
-// spec: A11 register_backend at run time: func gets (store, rank, world_size, timeout), devices
-// omitted are cpu and cuda; A6 an operation that a backend lacks names both; A1 any registered one
+// spec: A11.function register_backend at run time: func gets (store, rank, world_size, timeout),
+// devices omitted are cpu and cuda; A6 an operation that a backend lacks names both; A1 any
+// registered one
 TEST(RegisteredBackend, IsUsedByItsName) {
   static std::atomic<int> barriers{0};
   std::atomic<int> made{0};
@@ -275,8 +276,8 @@ struct CountingOptions : ProcessGroupOptions {
   int value = 7;
 };
 
-// spec: A11 extended_api gets the two options structs, devices by name, for one device of several;
-// new_group too
+// spec: A11.extended extended_api gets the two options structs, devices by name, for one device of
+// several; new_group too
 TEST(RegisteredBackend, ExtendedFormGetsBothOptions) {
   static std::atomic<int> barriers{0};
   std::atomic<int> value{0};
@@ -481,9 +482,9 @@ void play(const std::string& operation, int rank) {
   }
 }
 
-// spec: A12 one test per cell of the backend tables: every operation on CPU tensors, for native and
-// its names; A2 every operation on CPU tensors; A1 gloo is another name, tcp is without shared
-// memory
+// spec: A12.native one test per cell of the backend tables: every operation on CPU tensors, for
+// native and its names; A2.cpu every operation on CPU tensors; A1 gloo is another name, tcp is
+// without shared memory
 TEST_P(BackendTable, HasTheOperationOnCpuTensors) {
   const auto& [backend, operation] = GetParam();
   on_ranks(

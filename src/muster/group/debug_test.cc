@@ -44,8 +44,8 @@ TEST(MonitoredBarrier, PassesWhenAllCome) {
   }
 }
 
-// spec: H1 rank 0 throws at the first missing rank, text; if one misses, all fail; H13 Original
-// exception:, wait_all_ranks False by default
+// spec: H1.first rank 0 throws at the first missing rank, text; if one misses, all fail; H13
+// Original exception:, wait_all_ranks False by default
 TEST(MonitoredBarrier, NamesTheFirstMissing) {
   std::promise<void> seen;
   const auto over = seen.get_future().share();
@@ -78,7 +78,7 @@ TEST(MonitoredBarrier, NamesTheFirstMissing) {
   });
 }
 
-// spec: H1 or lists them all; H13 timeout None is the group's
+// spec: H1.all or lists them all; H13 timeout None is the group's
 TEST(MonitoredBarrier, ListsAllMissing) {
   std::promise<void> seen;
   const auto over = seen.get_future().share();

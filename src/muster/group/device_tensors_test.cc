@@ -141,8 +141,8 @@ void check_every_operation(int rank, int ranks, int device) {
   });
 }
 
-// spec: A2 every operation on an accelerator's tensors, staged through the host's memory; A12 the
-// native backend's cells for accelerators
+// spec: A2.staging every operation on an accelerator's tensors, staged through the host's memory;
+// A12 the native backend's cells for accelerators
 TEST(DeviceTensors, EveryOperationGivesWhatItGivesOnTheCpu) {
   on_devices([](int rank) { check_every_operation(rank, kRanks, rank); });
   EXPECT_GT(deferred::PinnedMemory::given, 0);

@@ -62,7 +62,7 @@ TEST(Groups, OrderOfTheList) {
   });
 }
 
-// spec: D1 a mismatch is an error naming both calls: other backend, other timeout
+// spec: D1.mismatch a mismatch is an error naming both calls: other backend, other timeout
 TEST(Groups, DifferentArgumentsAreNamed) {
   on_ranks(2, [](int rank) {
     auto said =
@@ -301,8 +301,8 @@ TEST(Groups, PeersInBothNumberings) {
   });
 }
 
-// spec: D7 split_group: order of the lists, members of none, of a group that is not the default
-// one, its backends
+// spec: D7.split_group split_group: order of the lists, members of none, of a group that is not the
+// default one, its backends
 TEST(Subgroups, SplitGroup) {
   on_ranks(5, [](int rank) {
     const auto half = split_group(nullptr, {{4, 0}, {1, 2}});
@@ -367,7 +367,7 @@ TEST(Subgroups, SplitHasItsOwnDeadline) {
   });
 }
 
-// spec: D7 new_subgroups(group_size), and one group per host without a size;
+// spec: D7.new_subgroups new_subgroups(group_size), and one group per host without a size;
 // new_subgroups_by_enumeration
 TEST(Subgroups, OfEqualSizeAndByEnumeration) {
   on_ranks(4, [](int rank) {

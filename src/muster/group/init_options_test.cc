@@ -173,7 +173,7 @@ TEST(InitDefaults, NeitherStoreNorMethodMeansTheEnvironment) {
   EXPECT_HAS(said, "MASTER_PORT");
 }
 
-// spec: B4 timeout 30 minutes, 10 for nccl; B14 30 minutes, nccl 10
+// spec: B4.timeout timeout 30 minutes, 10 for nccl; B14 30 minutes, nccl 10
 TEST(InitDefaults, TimeoutOfEachBackend) {
   for (const auto& name : Backend::known())
     EXPECT_EQ(Backend(name).default_timeout(), name == "nccl" ? minutes(10) : minutes(30)) << name;

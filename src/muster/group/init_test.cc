@@ -276,7 +276,7 @@ TEST(Init, DifferentBackendsAreNamed) {
   spawn(ranks, {.nprocs = 2, .mode = SpawnMode::threads});
 }
 
-// spec: B4 timeout: the default is 30 minutes; B13 timeout None; B14 timeout 30 minutes
+// spec: B4.timeout timeout: the default is 30 minutes; B13 timeout None; B14 timeout 30 minutes
 TEST(Init, TimeoutIsThirtyMinutes) {
   const auto ranks = [store = std::make_shared<HashStore>()](int rank) {
     init_process_group({.world_size = 2, .rank = rank, .store = store});
@@ -288,7 +288,7 @@ TEST(Init, TimeoutIsThirtyMinutes) {
   spawn(ranks, {.nprocs = 2, .mode = SpawnMode::threads});
 }
 
-// spec: D1 ranks, non-members, default backend; D4 get_group_rank, get_global_rank,
+// spec: D1.members ranks, non-members, default backend; D4 get_group_rank, get_global_rank,
 // get_process_group_ranks; D8 sorted; B11 -1 and members only
 TEST(NewGroup, TranslatesRanks) {
   on_ranks(
@@ -323,7 +323,7 @@ TEST(NewGroup, TranslatesRanks) {
       "gloo");
 }
 
-// spec: D1 a mismatch is an error naming both calls
+// spec: D1.mismatch a mismatch is an error naming both calls
 TEST(NewGroup, DifferentCallsAreNamed) {
   on_ranks(3, [](int rank) {
     const auto said = message_of<DistError>([&] {

@@ -13,7 +13,7 @@ using testing::message_of;
 using testing::on_ranks;
 using testing::values;
 
-// spec: E1 send and recv, order of one tag between two ranks
+// spec: E1.order send and recv, order of one tag between two ranks
 TEST(PointToPoint, MessagesOfOneTagKeepTheirOrder) {
   on_ranks(2, [](int rank) {
     for (int i = 0; i < 50; ++i) {
@@ -28,7 +28,7 @@ TEST(PointToPoint, MessagesOfOneTagKeepTheirOrder) {
   });
 }
 
-// spec: E1 isend and irecv, different tags may overtake
+// spec: E1.tags isend and irecv, different tags may overtake
 TEST(PointToPoint, TagsOvertakeEachOther) {
   on_ranks(2, [](int rank) {
     if (rank == 0) {
@@ -48,7 +48,7 @@ TEST(PointToPoint, TagsOvertakeEachOther) {
   });
 }
 
-// spec: E1 peer is self, tag, E7 keywords
+// spec: E1.self peer is self, tag, E7 keywords
 TEST(PointToPoint, WrongArgumentsAreNamed) {
   on_ranks(2, [](int rank) {
     const auto tensor = torch::zeros({1});

@@ -77,7 +77,7 @@ void play(const std::vector<std::vector<int>>& waves) {
   }
 }
 
-// spec: D7 shrink after a failure: kill -9 of one rank
+// spec: D7.shrink shrink after a failure: kill -9 of one rank
 TEST(ShrinkGroup, AfterAKill) { play({{3}}); }
 
 // spec: D7 shrink after a failure: of one rank, then of rank 0
@@ -119,8 +119,8 @@ std::string take_a_spare(int rank, const std::string& meeting, SharedCounter& ro
   return said.str();
 }
 
-// spec: D7 grow_group after a failure: the survivors' group takes in a rank of the job that stood
-// by
+// spec: D7.grow grow_group after a failure: the survivors' group takes in a rank of the job that
+// stood by
 TEST(GrowGroup, ASpareTakesThePlaceOfAKilledRank) {
   const testing::ScratchFolder scratch;
   SharedCounter rounds;

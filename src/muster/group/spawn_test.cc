@@ -30,7 +30,7 @@ void join_its_job(const std::string& file, int rank, int world_size) {
                       .rank = rank});
 }
 
-// spec: J2 fn(i, args...) in threads; J8 args default ()
+// spec: J2.threads fn(i, args...) in threads; J8 args default ()
 TEST(Spawn, ThreadsGetRankAndArguments) {
   std::array<std::atomic<int>, 3> seen{};
   const auto process = ::getpid();
@@ -111,7 +111,7 @@ TEST(Spawn, ARankThatFailsEndsTheWaitsOfOthersForIt) {
              "rank 0 (a thread) failed: it has lost its way");
 }
 
-// spec: J2 in processes, with arguments; F3 all_reduce between processes
+// spec: J2.processes in processes, with arguments; F3 all_reduce between processes
 TEST(Spawn, ProcessesTrainTogether) {
   const auto file = new_file("job");
   const auto context = spawn(
@@ -133,7 +133,7 @@ TEST(Spawn, ProcessesTrainTogether) {
   EXPECT_EQ(context, nullptr);
 }
 
-// spec: J2 the first failure is rethrown with its rank and text, in processes
+// spec: J2.failure the first failure is rethrown with its rank and text, in processes
 TEST(Spawn, ProcessFailureComesBackWithRankAndText) {
   const auto file = new_file("failing");
   try {
@@ -154,7 +154,7 @@ TEST(Spawn, ProcessFailureComesBackWithRankAndText) {
 }
 
 // The others wait for it without a limit, in threads with a store of the program's and in threads
-// and processes over TCP. spec: J2 a rank that fails before it has joined ends the others and is
+// and processes over TCP; J2 a rank that fails before it has joined ends the others and is
 // named
 TEST(Spawn, FailureBeforeInitEndsTheOthers) {
   const auto store = std::make_shared<HashStore>();
@@ -200,7 +200,7 @@ TEST(Spawn, KilledProcessIsNamed) {
   EXPECT_LT(steady_clock().now() - began, std::chrono::seconds(60));
 }
 
-// spec: J2 the first failure ends the others and is rethrown, in threads
+// spec: J2.failure the first failure ends the others and is rethrown, in threads
 TEST(Spawn, ThreadFailureEndsTheOthers) {
   const auto store = std::make_shared<HashStore>();
   try {
@@ -220,7 +220,7 @@ TEST(Spawn, ThreadFailureEndsTheOthers) {
   }
 }
 
-// spec: J2 join false returns at once, join with a timeout; J8 join defaults to True
+// spec: J2.join join false returns at once, join with a timeout; J8 join defaults to True
 TEST(Spawn, WithoutJoinThereIsSomethingToJoin) {
   for (const auto mode : {SpawnMode::processes, SpawnMode::threads}) {
     int gate[2];
@@ -244,7 +244,8 @@ TEST(Spawn, WithoutJoinThereIsSomethingToJoin) {
   EXPECT_THROW(spawn([](int) {}, {.nprocs = 0}), DistError);
 }
 
-// spec: A10 a list of interfaces whose length differs between ranks is a clear error at init
+// spec: A10.lengths a list of interfaces whose length differs between ranks is a clear error at
+// init
 TEST(Init, InterfaceListsOfDifferentLengthsAreNamed) {
   const auto file = new_file("interfaces");
   spawn(

@@ -13,7 +13,7 @@ namespace {
 constexpr Streams kNone = Streams::none, kOut = Streams::out, kErr = Streams::err,
                   kBoth = Streams::both;
 
-// spec: J3 --nnodes N or MIN:MAX
+// spec: J3.nnodes --nnodes N or MIN:MAX
 TEST(ParseNodes, NumbersAndRanges) {
   EXPECT_EQ(parse_nodes("4")->least, 4);
   EXPECT_EQ(parse_nodes("4")->most, 4);
@@ -23,7 +23,7 @@ TEST(ParseNodes, NumbersAndRanges) {
     EXPECT_EQ(parse_nodes(text).status().code(), Code::invalid_argument) << text;
 }
 
-// spec: J3 --nproc-per-node (number, cpu, gpu, auto)
+// spec: J3.nproc_per_node --nproc-per-node (number, cpu, gpu, auto)
 TEST(ParseWorkers, NumbersAndKinds) {
   EXPECT_EQ(*parse_workers("3"), 3);
   EXPECT_EQ(*parse_workers("cpu"), allowed_cores());

@@ -78,7 +78,7 @@ TEST(ScheduledNode, SeveralTasksOnANodeAreRefused) {
   EXPECT_NE(status.message().find("--ntasks-per-node=1"), std::string::npos) << status.message();
 }
 
-// spec: R3 JobSet and plain Indexed Jobs: the pod's number, and pod 0's name
+// spec: R3.indexed JobSet and plain Indexed Jobs: the pod's number, and pod 0's name
 TEST(ScheduledNode, KubernetesGivesNumberAndName) {
   for (const auto& [pod, first] :
        {std::pair<std::string, std::string>{"train-workers-0-2", "train-workers-0-0"},

@@ -39,6 +39,7 @@ struct AgentKind {
   std::shared_ptr<store::TcpStore> server;
 };
 
+// spec: L1.agent the suite over the agent of node 0
 INSTANTIATE_TYPED_TEST_SUITE_P(Agent, MembershipSuite, AgentKind);
 
 // spec: L1 agent: a watcher learns that the serving agent is gone

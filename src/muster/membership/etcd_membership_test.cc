@@ -33,6 +33,7 @@ struct EtcdKind {
   const std::string job = next_job();
 };
 
+// spec: L1.etcd the suite over etcd
 INSTANTIATE_TYPED_TEST_SUITE_P(Etcd, MembershipSuite, EtcdKind);
 
 using EtcdMembershipTest = ServerTest<EtcdCluster>;

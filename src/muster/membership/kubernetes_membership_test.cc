@@ -34,7 +34,7 @@ struct KubernetesKind {
   const std::string job = next_job();
 };
 
-// spec: L1 a Kubernetes Lease; R3 Lease membership against a fake of the API
+// spec: L1.kubernetes a Kubernetes Lease; R3.lease Lease membership against a fake of the API
 INSTANTIATE_TYPED_TEST_SUITE_P(Kubernetes, MembershipSuite, KubernetesKind);
 
 using KubernetesMembershipTest = ServerTest<KubernetesApi>;

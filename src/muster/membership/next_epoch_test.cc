@@ -71,7 +71,7 @@ class NextEpoch : public ::testing::Test {
   std::map<std::string, std::int64_t> since;
 };
 
-// spec: L3 the round completes at once when every expected node is there
+// spec: L3.round the round completes at once when every expected node is there
 TEST_F(NextEpoch, BeginsAtOnceWithAllNodes) {
   options.min_nodes = 2;
   options.max_nodes = 3;
@@ -83,7 +83,8 @@ TEST_F(NextEpoch, BeginsAtOnceWithAllNodes) {
   EXPECT_FALSE(decide().commit);
 }
 
-// spec: L2 last_call_timeout: the first round waits so long for more than the least number
+// spec: L2.last_call_timeout last_call_timeout: the first round waits so long for more than the
+// least number
 TEST_F(NextEpoch, TheLastCallIsForMoreThanTheLeast) {
   options.min_nodes = 1;
   options.max_nodes = 3;
@@ -98,7 +99,7 @@ TEST_F(NextEpoch, TheLastCallIsForMoreThanTheLeast) {
   EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "b"}}));
 }
 
-// spec: L2 join_timeout: a job that does not get its least number ends, with words
+// spec: L2.join_timeout join_timeout: a job that does not get its least number ends, with words
 TEST_F(NextEpoch, TooFewNodesEndTheJob) {
   options.min_nodes = options.max_nodes = 2;
   come("a");

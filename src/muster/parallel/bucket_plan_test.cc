@@ -19,7 +19,7 @@ std::vector<ParameterFacts> of_bytes(std::initializer_list<std::int64_t> sizes) 
   return facts;
 }
 
-// spec: K1 bucket_cap_mb
+// spec: K1.bucket_cap_mb bucket_cap_mb
 TEST(BucketPlan, ABucketIsClosedOnceItHoldsItsLimit) {
   const auto facts = of_bytes({40, 40, 40, 100, 100, 10});
   EXPECT_EQ(plan_buckets(facts, in_order(6), 80, 200),

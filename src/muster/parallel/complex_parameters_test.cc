@@ -83,7 +83,7 @@ void train(Model& model, torch::optim::Optimizer& optimizer, int rank) {
   }
 }
 
-// spec: K1 K2 complex parameters with every option
+// spec: K1.complex K2 complex parameters with every option
 TEST(ComplexParameters, TrainAsInOneProcess) {
   for (const int ranks : {1, 2, 3}) {
     const auto alone = trained_alone(ranks);
@@ -113,7 +113,7 @@ TEST(ComplexParameters, TrainAsInOneProcess) {
   }
 }
 
-// spec: K4 communication hooks keep imaginary parts
+// spec: K4.imaginary communication hooks keep imaginary parts
 TEST(ComplexParameters, GoThroughEveryHook) {
   const auto alone = trained_alone(2);
   const auto exact = [] {

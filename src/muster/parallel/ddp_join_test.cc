@@ -73,8 +73,8 @@ at::Tensor alone(int ranks, bool by_all, int epochs) {
 class UnevenInputs : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, UnevenInputs, ::testing::Values(1, 2, 3, 4));
 
-// spec: K7 DDP is joinable; a rank that is done shadows the others' collectives
-// spec: K4 join
+// spec: K7.ddp DDP is joinable; a rank that is done shadows the others' collectives
+// spec: K4.join join
 TEST_P(UnevenInputs, TrainAsOneProcessWouldOnAll) {
   const int ranks = GetParam();
   // The rank with the most steps makes as many optimizer steps as the reference; one epoch only, so
@@ -211,7 +211,7 @@ struct HeadsImpl : nn::Module {
 TORCH_MODULE(Heads);
 
 // A rank's unfinished iteration is told as outside of a Join, whether it goes on or has no more
-// inputs: before it notifies the others. spec: H11 names the parameters that got no gradient,
+// inputs: before it notifies the others; H11 names the parameters that got no gradient,
 // inside a Join too
 TEST(UnevenInputs, NameTheParameterThatALossLeftOut) {
   const auto trained = [](int rank, bool last, bool stops) {

@@ -158,7 +158,7 @@ double trained(const Options& options, int rank, Normed net, int steps, bool acc
   return loss.item<double>();
 }
 
-// spec: K1 mixed_precision
+// spec: K1.mixed_precision mixed_precision
 TEST(MixedPrecision, ComputesLowAndUpdatesFull) {
   const MixedPrecision low{.param_dtype = at::kBFloat16, .buffer_dtype = at::kBFloat16};
   on_ranks(2, [&](int rank) {
@@ -305,7 +305,7 @@ at::Tensor rows(int rank) {
   return torch::sin(torch::arange(12, at::kDouble) * 1.3 + rank).view({4, 3});
 }
 
-// spec: K1 delay_all_reduce_named_params, param_to_hook_all_reduce
+// spec: K1.delay delay_all_reduce_named_params, param_to_hook_all_reduce
 TEST(DelayedAllReduce, GivesTheSameAverages) {
   on_ranks(2, [](int rank) {
     Chain plain;
@@ -357,7 +357,7 @@ TEST(DelayedAllReduce, RefusesHalfOfIt) {
   });
 }
 
-// spec: K1 check_reduction
+// spec: K1.check_reduction check_reduction
 // spec: K9 the rest False or None
 TEST(Options, OfTorchsThatSayNothingAreTaken) {
   const Options defaults;
@@ -444,8 +444,8 @@ TEST(FindUnused, ParametersMayBeFrozenForAWhile) {
   });
 }
 
-// spec: K1 static_graph: a parameter one rank uses is averaged, a parameter no rank uses is
-// unchanged
+// spec: K1.static_graph static_graph: a parameter one rank uses is averaged, a parameter no rank
+// uses is unchanged
 TEST(StaticGraph, LeavesAloneWhatNobodyUses) {
   struct ThreeImpl : nn::Module {
     ThreeImpl()

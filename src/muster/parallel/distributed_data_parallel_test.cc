@@ -109,7 +109,7 @@ double difference(const at::Tensor& a, const at::Tensor& b) {
 class Training : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, Training, ::testing::Values(1, 2, 3, 4));
 
-// spec: K2 gradients are averaged; any optimizer works as it does locally
+// spec: K2.average gradients are averaged; any optimizer works as it does locally
 TEST_P(Training, MatchesOneProcessOnTheWholeBatch) {
   const int ranks = GetParam();
   const auto alone = trained_alone(20);
@@ -122,7 +122,8 @@ TEST_P(Training, MatchesOneProcessOnTheWholeBatch) {
   });
 }
 
-// spec: K1 bucket_cap_mb, gradient_as_bucket_view, find_unused_parameters, static_graph
+// spec: K1.gradient_as_bucket_view bucket_cap_mb, gradient_as_bucket_view, find_unused_parameters,
+// static_graph
 TEST_P(Training, IsTheSameWithEveryOption) {
   const int ranks = GetParam();
   const auto alone = trained_alone(6);
@@ -184,7 +185,7 @@ TEST(UnusedParameters, AreNamedWhereNobodyLooksForThem) {
   });
 }
 
-// spec: K2 rank 0's state goes to all at construction
+// spec: K2.state rank 0's state goes to all at construction
 TEST(Construction, SendsParametersAndBuffersOfRank0) {
   on_ranks(3, [](int rank) {
     nn::Sequential net(nn::Linear(4, 4), nn::BatchNorm1d(4));
@@ -213,8 +214,8 @@ TEST(Buffers, MayTravelBetweenAForwardPassAndItsBackward) {
   });
 }
 
-// spec: K2 overlapped: the first bucket travels while backward still makes the gradients of the
-// last
+// spec: K2.overlap overlapped: the first bucket travels while backward still makes the gradients of
+// the last
 TEST(Buckets, TravelDuringBackward) {
   on_ranks(2, [](int) {
     nn::Sequential net(nn::Linear(8, 8), nn::Linear(8, 8), nn::Linear(8, 8));
@@ -235,7 +236,7 @@ TEST(Buckets, TravelDuringBackward) {
   });
 }
 
-// spec: K1 broadcast_buffers
+// spec: K1.broadcast_buffers broadcast_buffers
 TEST(Buffers, OfRank0GoToAllBeforeEachForward) {
   on_ranks(2, [](int rank) {
     for (const bool sends : {true, false}) {
@@ -296,7 +297,7 @@ TEST(Construction, HasTorchsDefaults) {
                options.static_graph);
 }
 
-// spec: K4 no_sync
+// spec: K4.no_sync no_sync
 TEST(NoSync, AddsUpLocallyUntilTheNextPass) {
   on_ranks(2, [](int rank) {
     for (const bool views : {false, true}) {
@@ -324,7 +325,7 @@ TEST(NoSync, AddsUpLocallyUntilTheNextPass) {
   });
 }
 
-// spec: K4 communication hooks all-reduce, fp16, bf16
+// spec: K4.hooks communication hooks all-reduce, fp16, bf16
 TEST(CommHooks, AverageOrCompress) {
   const auto alone = trained_alone(5);
   on_ranks(2, [&](int rank) {

@@ -79,7 +79,8 @@ at::Tensor trained_alone(int ranks, int steps) {
   return flat(judge->parameters());
 }
 
-// spec: K2 passes in which all of a model is frozen, between those that train it, with every option
+// spec: K2.frozen passes in which all of a model is frozen, between those that train it, with every
+// option
 TEST(FrozenPasses, LeaveTrainingAsItIs) {
   for (const int ranks : {1, 2, 3}) {
     const auto alone = trained_alone(ranks, 5);

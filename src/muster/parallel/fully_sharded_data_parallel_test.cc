@@ -43,7 +43,7 @@ class Sharded : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, Sharded, ::testing::Values(1, 2, 3, 4));
 
 // spec: M1 forward gathers and frees, backward gathers, reduce-scatters and frees; auto_wrap_policy
-// chooses the units spec: M3 the same parameters as one process
+// chooses the units; M3 the same parameters as one process
 TEST_P(Sharded, TrainsAsOneProcessOnTheWholeBatch) {
   const int ranks = GetParam();
   const auto alone = trained_alone(10);

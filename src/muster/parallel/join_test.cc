@@ -138,7 +138,7 @@ TEST_P(Ranks, JoinAgain) {
   });
 }
 
-// spec: K7 throw_on_early_termination
+// spec: K7.throw throw_on_early_termination
 TEST_P(Ranks, AllStopWhereOneHasRunOut) {
   const int ranks = GetParam() + 1;
   on_ranks(ranks, [&](int rank) {
@@ -180,7 +180,7 @@ TEST_P(Ranks, GoOnWhereAllHaveAsManyInputs) {
 }
 
 // spec: K10 enable
-// spec: K7 enable
+// spec: K7.enable enable
 TEST_P(Ranks, SendNothingWhereItIsNotEnabled) {
   on_ranks(GetParam(), [&](int) {
     Counter counter;

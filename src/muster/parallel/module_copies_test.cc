@@ -32,7 +32,8 @@ at::Tensor rows_of(int rank, int step) {
   return torch::sin(torch::arange(20, at::kDouble) * (rank + 1.5) + step).view({5, 4});
 }
 
-// spec: K1 a clone of the module on one rank needs no other rank, and is not part of the model
+// spec: K1.copies a clone of the module on one rank needs no other rank, and is not part of the
+// model
 TEST(ModuleCopies, OfOneRankWaitForNobody) {
   for (const bool as_view : {false, true})
     on_ranks(2, [&](int rank) {

@@ -212,7 +212,7 @@ double loss_after(int rank, int ranks, int steps, const CommHook& hook) {
   return loss;
 }
 
-// spec: K4 a model is trained through the PowerSGD hook
+// spec: K4.powersgd a model is trained through the PowerSGD hook
 TEST_P(PowerSGD, TrainsAModelWithOneColumn) {
   const int ranks = GetParam();
   on_ranks(ranks, [&](int rank) {

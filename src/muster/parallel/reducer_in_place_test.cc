@@ -266,7 +266,7 @@ TEST(InPlace, BucketsStandInTheOrderInWhichTheyAreComplete) {
   });
 }
 
-// spec: K1 find_unused_parameters
+// spec: K1.find_unused_parameters find_unused_parameters
 TEST(InPlace, WhatNobodyUsesKeepsItsGradient) {
   on_ranks(2, [](int rank) {
     auto parameters = leaves();

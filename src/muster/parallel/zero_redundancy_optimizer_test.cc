@@ -387,7 +387,7 @@ TEST_P(Zero, StepsInsideBackward) {
   });
 }
 
-// spec: K7 ZeroRedundancyOptimizer is joinable
+// spec: K7.zero ZeroRedundancyOptimizer is joinable
 TEST_P(Zero, OfARankWithoutInputsGoesOnUpdatingItsPart) {
   const int ranks = GetParam();
   const auto alone = parameters();

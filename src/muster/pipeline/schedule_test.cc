@@ -111,8 +111,8 @@ void compare(const PipelineTable& table, int rank) {
   }
 }
 
-// spec: T2 losses, outputs and gradients equal one process's, several tensors between stages, every
-// schedule
+// spec: T2.training losses, outputs and gradients equal one process's, several tensors between
+// stages, every schedule
 TEST(PipelineSchedule, EqualsOneProcess) {
   for (int ranks = 1; ranks <= 4; ++ranks) {
     on_ranks(ranks, [&](int rank) {

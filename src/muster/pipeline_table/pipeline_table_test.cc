@@ -53,8 +53,8 @@ PipelineReport proven(const Result<PipelineTable>& table,
   return report.ok() ? *report : PipelineReport{};
 }
 
-// spec: T2 GPipe: every table is right with one message in flight, holds M activations, and is
-// idle for (P - 1) / (M + P - 1)
+// spec: T2.gpipe GPipe: every table is right with one message in flight, holds M activations, and
+// is idle for (P - 1) / (M + P - 1)
 TEST(PipelineTable, GPipeIsRight) {
   for_cells([](Cell cell) {
     const auto [ranks, count] = cell;
@@ -64,7 +64,8 @@ TEST(PipelineTable, GPipeIsRight) {
   });
 }
 
-// spec: T2 1F1B: right with one message in flight, holds min(M, P - rank), GPipe's bubbles
+// spec: T2.one_f_one_b 1F1B: right with one message in flight, holds min(M, P - rank), GPipe's
+// bubbles
 TEST(PipelineTable, OneForwardOneBackwardIsRight) {
   for_cells([](Cell cell) {
     const auto [ranks, count] = cell;
@@ -77,8 +78,9 @@ TEST(PipelineTable, OneForwardOneBackwardIsRight) {
   });
 }
 
-// spec: T2 interleaved 1F1B: right for every number of rounds, warm-up and one more in memory,
-// bubbles (P - 1) / (V M + P - 1); more than one message in flight only for longer rounds than P
+// spec: T2.interleaved interleaved 1F1B: right for every number of rounds, warm-up and one more in
+// memory, bubbles (P - 1) / (V M + P - 1); more than one message in flight only for longer rounds
+// than P
 TEST(PipelineTable, InterleavedIsRight) {
   for_cells([](Cell cell) {
     const auto [ranks, count] = cell;
@@ -103,7 +105,7 @@ TEST(PipelineTable, InterleavedIsRight) {
   });
 }
 
-// spec: T2 ZBV: no rank is idle between its first and its last action, and holds at most 2 P
+// spec: T2.zbv ZBV: no rank is idle between its first and its last action, and holds at most 2 P
 TEST(PipelineTable, ZbvIsRight) {
   for_cells([](Cell cell) {
     const auto [ranks, count] = cell;
@@ -131,7 +133,7 @@ TEST(PipelineTable, ArgumentsBelowOneAreRefused) {
              "messages_in_flight must be at least 1");
 }
 
-// spec: T2 the checker names rank and action
+// spec: T2.checker the checker names rank and action
 TEST(PipelineTable, TheCheckNamesRankAndAction) {
   const auto said = [](const std::function<void(PipelineTable&)>& damage) {
     PipelineTable table = *one_f_one_b_table(2, 2);  // 0F0 0F1 0B0 0B1 and 1F0 1B0 1F1 1B1

@@ -361,7 +361,7 @@ TEST(DistAutograd, BackwardOfRRefs) {
 }
 
 // spec: N9 RemoteModule: forward, forward_async, remote_parameters, get_module_rref; gradients flow
-// through spec: N11 RemoteModule(remote_device, module_cls, args, kwargs): a worker alone means its
+// through; N11 RemoteModule(remote_device, module_cls, args, kwargs): a worker alone means its
 // cpu; needs RPC initialised
 TEST(RemoteModule, LikeALocalOne) {
   register_all();

@@ -304,7 +304,7 @@ TEST(Rpc, BackendsAreRegisteredByName) {
 }
 
 // spec: N5 `RpcBackendOptions(num_worker_threads=16, rpc_timeout=60, init_method, device_maps,
-// devices)`, `set_device_map` (cumulative), `set_devices` spec: N13 map keys take int, text or
+// devices)`, `set_device_map` (cumulative), `set_devices`; N13 map keys take int, text or
 // device; devices default from device_maps
 TEST(RpcOptions, DefaultsAndDeviceMaps) {
   TensorPipeRpcBackendOptions options;

@@ -256,7 +256,7 @@ void kill_at(const Moment& moment, int victim) {
 }
 
 // spec: N7 kill -9 of owner, caller, user and callee at every moment of the protocol: named errors,
-// the others go on, nothing is left spec: N4 shutdown waits for no worker that has died, whenever
+// the others go on, nothing is left; N4 shutdown waits for no worker that has died, whenever
 // that was
 TEST(RRefPhases, EachWorkerIsKilledAtEachMoment) {
   std::vector<std::pair<Moment, int>> cases;

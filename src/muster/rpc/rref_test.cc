@@ -78,7 +78,7 @@ void register_all() {
 std::size_t owned() { return RRefContext::of(*current_agent("test"))->owned(); }
 
 // spec: N7 RRef: is_owner, owner, owner_name, local_value, to_here on the owner the value itself,
-// confirmed_by_owner always true there spec: N11 the owner's confirmed_by_owner is always true
+// confirmed_by_owner always true there; N11 the owner's confirmed_by_owner is always true
 TEST(RRef, OfThisWorker) {
   register_all();
   on_workers(1, [](int) {

@@ -105,8 +105,8 @@ pid_t start_rank(SocketExchange& exchange, int rank, const std::string& folder) 
   }
 }
 
-// spec: S4 atomic: kill -9 of either rank at 200 seeded moments: every checkpoint that is there is
-// whole, and there is always one
+// spec: S4.kill atomic: kill -9 of either rank at 200 seeded moments: every checkpoint that is
+// there is whole, and there is always one
 TEST(Commit, AKillLeavesThePreviousWhole) {
   const TemporaryFolder folder("muster-shards-");
   std::mt19937_64 random(muster::testing::test_seed());
@@ -157,8 +157,8 @@ class Damaged : public ::testing::Test {
   std::string first = path + "/shard-00001-model-00001-of-00001.safetensors";
 };
 
-// spec: S4 truncated, altered: the index cut off at any byte, and with any byte flipped, is refused
-// by name
+// spec: S4.index truncated, altered: the index cut off at any byte, and with any byte flipped, is
+// refused by name
 TEST_F(Damaged, EveryByteOfTheIndexCounts) {
   const std::string file = path + "/muster.json", good = contents(file);
   for (std::size_t at = 0; at < good.size(); ++at) {
@@ -176,8 +176,8 @@ TEST_F(Damaged, EveryByteOfTheIndexCounts) {
   EXPECT_NE(complaint().find("muster.json"), std::string::npos) << complaint();
 }
 
-// spec: S4 torn, truncated, altered: a file cut off at any byte or with any byte flipped is refused
-// by the names of file and tensor
+// spec: S4.damage torn, truncated, altered: a file cut off at any byte or with any byte flipped is
+// refused by the names of file and tensor
 TEST_F(Damaged, EveryByteOfAFileCounts) {
   const std::string good = contents(first);
   const auto refused = [&](const std::string& bad) {
@@ -198,7 +198,7 @@ TEST_F(Damaged, EveryByteOfAFileCounts) {
   EXPECT_EQ(complaint(), "");
 }
 
-// spec: S4 incomplete: a lost file, and a folder without an index, are named
+// spec: S4.incomplete incomplete: a lost file, and a folder without an index, are named
 TEST_F(Damaged, LostFilesAreNamed) {
   std::filesystem::rename(first, first + ".lost");
   EXPECT_NE(complaint().find("shard-00001"), std::string::npos);
@@ -220,7 +220,7 @@ TEST_F(Damaged, PipesAreRefused) {
       << opened.status().message();
 }
 
-// spec: S7 keep the last n: the newest ones, never fewer
+// spec: S7.keep keep the last n: the newest ones, never fewer
 TEST(Commit, KeepsTheLast) {
   const TemporaryFolder folder("muster-shards-");
   for (int step = 0; step < 6; ++step) {

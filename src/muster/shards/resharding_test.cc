@@ -23,8 +23,8 @@ std::vector<Layout> layouts() {
   return all;
 }
 
-// spec: S2 any number of ranks, mesh or wrapping: {1,2,3,4,6,8} ranks x {plain, DDP, ZeRO, FSDP,
-// mesh of two dimensions}, bit for bit
+// spec: S2.ranks any number of ranks, mesh or wrapping: {1,2,3,4,6,8} ranks x {plain, DDP, ZeRO,
+// FSDP, mesh of two dimensions}, bit for bit
 TEST(Resharding, AnyLayoutReadsWhatAnyOtherWrote) {
   const TemporaryFolder folder("muster-shards-");
   std::mt19937_64 random(muster::testing::test_seed());
@@ -49,7 +49,7 @@ TEST(Resharding, AnyLayoutReadsWhatAnyOtherWrote) {
   }
 }
 
-// spec: S2 a rank reads only what it needs: of rows whose runs are long, exactly its bytes
+// spec: S2.bytes a rank reads only what it needs: of rows whose runs are long, exactly its bytes
 TEST(Resharding, ARankReadsOnlyItsBytes) {
   const TemporaryFolder folder("muster-shards-");
   const Extent sizes{64, 4096};

@@ -18,7 +18,7 @@ namespace {
 
 using namespace rendezvous_test;
 
-// spec: B7 file:// with ranks: created when missing, removed by the last out
+// spec: B7.created B7.removed file:// with ranks: created when missing, removed by the last out
 // spec: B14 file:// removes the file at the end
 // spec: B2 an explicit store: links listen where they reach the store
 TEST(Rendezvous, OverAGivenStoreTellsWhereItIs) {
@@ -54,14 +54,14 @@ TEST(Rendezvous, FileWithRanks) {
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
-// spec: B6 file:// without ranks: first come, first numbered
+// spec: B6.file file:// without ranks: first come, first numbered
 TEST(Rendezvous, FileAssignsRanks) {
   const testing::ScratchFolder directory;
   expect_met(on_threads(ranks_of("file://" + directory.path() + "/job", 4, false)));
   expect_met(on_threads(ranks_of("file://" + directory.path() + "/job?world_size=3", 3, false)));
 }
 
-// spec: B7 the directory must exist
+// spec: B7.directory the directory must exist
 TEST(Rendezvous, FileNeedsItsDirectory) {
   const testing::ScratchFolder directory;
   const Status status =
@@ -92,7 +92,7 @@ TEST(Rendezvous, FileAgainAndAgain) {
   EXPECT_FALSE(std::filesystem::exists(directory.path() + "/job"));
 }
 
-// spec: B7 a stale file from an earlier run is detected and reported, never a hang
+// spec: B7.stale a stale file from an earlier run is detected and reported, never a hang
 TEST(Rendezvous, FileLeftOverIsReported) {
   const testing::ScratchFolder directory;
   const std::string path = directory.path() + "/job", method = "file://" + path;

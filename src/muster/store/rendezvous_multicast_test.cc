@@ -18,7 +18,7 @@ namespace {
 
 using namespace rendezvous_test;
 
-// spec: B6 a multicast address finds the peers and assigns ranks
+// spec: B6.multicast a multicast address finds the peers and assigns ranks
 TEST(Rendezvous, Multicast) {
   const Environment environment({});
   const int other = ::getpid() % 250 + 1;  // apart from other runs of this test

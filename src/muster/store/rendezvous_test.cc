@@ -23,7 +23,7 @@ TEST(Rendezvous, TcpWithRanks) {
   }
 }
 
-// spec: B6 tcp:// without ranks: first come, first numbered
+// spec: B6.tcp tcp:// without ranks: first come, first numbered
 TEST(Rendezvous, TcpAssignsRanks) {
   const Environment environment({});
   for (const char* host : {"127.0.0.1", "[::1]", "localhost"}) {
@@ -99,7 +99,7 @@ TEST(Rendezvous, RangesAreChecked) {
 }
 
 // spec: B13 defaults: env://, rank and world_size -1, no group name
-// spec: B4 timeout: 30 minutes unless something else is asked for
+// spec: B4.timeout timeout: 30 minutes unless something else is asked for
 // spec: B14 timeout 30 minutes
 TEST(Rendezvous, Defaults) {
   const RendezvousOptions options;
@@ -190,7 +190,7 @@ TEST(Rendezvous, AgainAtTheSameAddress) {
   for (auto& each : ranks) EXPECT_TRUE(each.get());
 }
 
-// spec: B9 env:// reads MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK
+// spec: B9.variables env:// reads MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK
 TEST(Rendezvous, Environment) {
   const std::string port = std::to_string(testing::reserve_port());
   const Environment environment(
@@ -207,7 +207,7 @@ TEST(Rendezvous, Environment) {
   for (auto& rank : ranks) EXPECT_TRUE(rank->succeeded());
 }
 
-// spec: B9 rank and world_size may be arguments; MASTER_ADDR is optional on rank 0
+// spec: B9.arguments rank and world_size may be arguments; MASTER_ADDR is optional on rank 0
 TEST(Rendezvous, EnvironmentWithArguments) {
   const std::string port = std::to_string(testing::reserve_port());
   const Environment environment({{"MASTER_PORT", port}});
@@ -278,7 +278,7 @@ TEST(Rendezvous, RankZeroWithoutAnAddressListensWhereItIsAsked) {
   EXPECT_TRUE(unknown.succeeded());
 }
 
-// spec: B9 a missing or malformed variable is named
+// spec: B9.named a missing or malformed variable is named
 TEST(Rendezvous, EnvironmentErrorsNameTheVariable) {
   const std::map<std::string, std::string> good = {
       {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}, {"WORLD_SIZE", "2"}, {"RANK", "1"}};
@@ -339,8 +339,8 @@ void expect_two_meet(const Scheduled& scheduled, const Variables& more) {
   EXPECT_TRUE(one.succeeded()) << scheduled.name;
 }
 
-// spec: B9 rank and world size from srun and mpirun; the address as ever, and none needed where all
-// are on this host
+// spec: B9.schedulers rank and world size from srun and mpirun; the address as ever, and none
+// needed where all are on this host
 TEST(Rendezvous, EnvironmentOfOtherLaunchers) {
   const std::string port = std::to_string(testing::reserve_port());
   const testing::ScratchFolder folder;
@@ -479,7 +479,7 @@ TEST(Rendezvous, AnOlderEpochIsRefused) {
 }
 
 // A rank that is killed while the others wait for the last one is named at once, not at the
-// deadline. spec: B1 killed inside init
+// deadline; B1 killed inside init
 TEST(Rendezvous, NamesARankKilledInside) {
   const Environment environment({});
   const std::string method = "tcp://127.0.0.1:" + std::to_string(testing::reserve_port());

@@ -163,11 +163,12 @@ std::string message_of(const Result<T>& result) {
   return result.status().message();
 }
 
-// spec: C1 every kind says which it is
-// spec: L11 EtcdStore with all of C: this suite over it
+// spec: C1.hash[hash] C1.file[file] C1.tcp[tcp] C1.prefix[prefix] C1.etcd[etcd] every kind says
+// which it is
+// spec: L11.store[etcd] EtcdStore with all of C: this suite over it
 TEST_P(StoreSuite, NamesItsKind) { EXPECT_EQ(user()->kind(), kind_in_words()); }
 
-// spec: C7 set overwrites, get returns what was set
+// spec: C7.set set overwrites, get returns what was set
 TEST_P(StoreSuite, SetOverwrites) {
   const auto store = user();
   ASSERT_OK(store->set("key", "first"));
@@ -177,7 +178,7 @@ TEST_P(StoreSuite, SetOverwrites) {
   EXPECT_EQ(*user()->get("key"), "second");
 }
 
-// spec: C7 values are bytes, any byte
+// spec: C7.bytes values are bytes, any byte
 // spec: C15 set, compare_set and append take text or bytes; get returns the bytes
 TEST_P(StoreSuite, KeepsAnyByte) {
   const auto store = user();
@@ -218,7 +219,7 @@ TEST_P(StoreSuite, Keeps64MiB) {
   EXPECT_TRUE(*back == value);
 }
 
-// spec: C7 the stated limit: a longer key or value is refused in words and harms nothing
+// spec: C7.limit the stated limit: a longer key or value is refused in words and harms nothing
 TEST_P(StoreSuite, StatesItsLimits) {
   const auto store = user();
   const Status status = store->set(std::string(kMaxKeyBytes + 1, 'k'), "value");
@@ -231,7 +232,7 @@ TEST_P(StoreSuite, StatesItsLimits) {
   EXPECT_EQ(*store->get(longest), "value");
 }
 
-// spec: C7 get blocks until the key is set
+// spec: C7.blocks get blocks until the key is set
 TEST_P(StoreSuite, GetBlocksUntilSet) {
   const auto store = user(), other = user();
   auto got = std::async(std::launch::async, [&] { return store->get("later"); });
@@ -252,7 +253,7 @@ TEST_P(StoreSuite, OneObjectServesManyThreads) {
     EXPECT_EQ(*waiting[static_cast<std::size_t>(i)].get(), std::to_string(i));
 }
 
-// spec: C7 timeout: the error names the key and the time waited
+// spec: C7.timeout timeout: the error names the key and the time waited
 TEST_P(StoreSuite, GetTimesOutNamingKeyAndTime) {
   const auto store = user();
   const auto got = store->get("nobody sets this", milliseconds(60));
@@ -276,7 +277,7 @@ TEST_P(StoreSuite, SetTimeoutRules) {
   EXPECT_EQ(store->queue_pop("missing").status().code(), Code::timed_out);
 }
 
-// spec: C8 add creates, adds, returns the sum, and get gives it as decimal text
+// spec: C8.add add creates, adds, returns the sum, and get gives it as decimal text
 TEST_P(StoreSuite, AddCounts) {
   const auto store = user();
   EXPECT_EQ(*store->add("count", 1), 1);
@@ -288,7 +289,7 @@ TEST_P(StoreSuite, AddCounts) {
   EXPECT_EQ(*store->add("set", 1), 42);
 }
 
-// spec: C8 add on a key that holds no number is an error
+// spec: C8.text add on a key that holds no number is an error
 TEST_P(StoreSuite, AddOnTextFails) {
   const auto store = user();
   for (const char* text : {"text", "", "1.5", " 1", "1 ", "0x10"}) {
@@ -303,7 +304,7 @@ TEST_P(StoreSuite, AddOnTextFails) {
 }
 
 // spec: C4 HashStore: threads of one process, thread-safe
-// spec: C8 add is atomic among all users
+// spec: C8.atomic add is atomic among all users
 TEST_P(StoreSuite, AddIsAtomic) {
   constexpr int kThreads = 6, kEach = 100;
   std::vector<std::future<std::vector<std::int64_t>>> users;
@@ -363,7 +364,7 @@ TEST_P(StoreSuite, CompareSetRaces) {
   EXPECT_EQ(*judge->get("slot"), "round " + std::to_string(kRounds - 1));
 }
 
-// spec: C10 wait returns once all keys are there
+// spec: C10.wait wait returns once all keys are there
 TEST_P(StoreSuite, WaitForAll) {
   const auto store = user(), other = user();
   auto waited = std::async(std::launch::async, [&] {
@@ -374,7 +375,7 @@ TEST_P(StoreSuite, WaitForAll) {
   ASSERT_OK(store->wait(Strings{}, kShort));
 }
 
-// spec: C10 wait throws at the timeout, naming the keys still missing
+// spec: C10.timeout wait throws at the timeout, naming the keys still missing
 TEST_P(StoreSuite, WaitNamesMissingKeys) {
   const auto store = user();
   ASSERT_OK(store->set("present", ""));
@@ -435,7 +436,7 @@ TEST_P(StoreSuite, DeleteKey) {
   EXPECT_EQ(store->get("key", kShort).status().code(), Code::timed_out);
 }
 
-// spec: C14 check, append, multi_set, multi_get, list_keys
+// spec: C14.keys check, append, multi_set, multi_get, list_keys
 TEST_P(StoreSuite, ChecksAppendsAndLists) {
   const auto store = user();
   EXPECT_FALSE(*store->check(Strings{"a"}));
@@ -463,7 +464,7 @@ TEST_P(StoreSuite, MultiGetBlocks) {
   EXPECT_EQ(*got.get(), (Strings{"1", "2"}));
 }
 
-// spec: C14 queues: first in, first out; a pop that blocks; an empty queue without blocking
+// spec: C14.queues queues: first in, first out; a pop that blocks; an empty queue without blocking
 TEST_P(StoreSuite, Queues) {
   const auto store = user(), other = user();
   EXPECT_EQ(*store->queue_len("queue"), 0);
@@ -505,7 +506,8 @@ TEST_P(StoreSuite, QueueValuesReachOneEach) {
   EXPECT_EQ(all.size(), static_cast<std::size_t>(kThreads * kEach));
 }
 
-// spec: C14 native barrier: nobody leaves before the last has come, again and again under one key
+// spec: C14.barrier native barrier: nobody leaves before the last has come, again and again under
+// one key
 TEST_P(StoreSuite, Barrier) {
   constexpr int kMembers = 5, kRounds = 20;
   std::atomic<int> arrived = 0;
@@ -534,8 +536,8 @@ TEST_P(StoreSuite, BarrierTimesOut) {
   ASSERT_OK(second.get());
 }
 
-// spec: C14 native all_gather: everybody's value in order of the index, again and again under one
-// key
+// spec: C14.all_gather native all_gather: everybody's value in order of the index, again and again
+// under one key
 TEST_P(StoreSuite, AllGather) {
   constexpr int kMembers = 5, kRounds = 20;
   std::vector<std::future<void>> members;
@@ -593,7 +595,7 @@ TEST_P(StoreSuite, MeetingsRefuseImpossibleNumbers) {
   EXPECT_EQ(store->barrier("barrier", 1).code(), Code::ok);
 }
 
-// spec: C14 clone: the same data, a timeout of its own
+// spec: C14.clone clone: the same data, a timeout of its own
 TEST_P(StoreSuite, Clone) {
   const auto store = user();
   const auto copy = *store->clone();

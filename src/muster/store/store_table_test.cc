@@ -166,7 +166,7 @@ TEST_F(TableTest, GatherNamesTheMemberThatIsGone) {
 }
 
 // A member that has told where it belongs is missed as soon as it goes, also by those who come to a
-// meeting only then. spec: B1 a rank that ends after it has joined is named by whatever meeting of
+// meeting only then; B1 a rank that ends after it has joined is named by whatever meeting of
 // all ranks would need it
 TEST_F(TableTest, AttendanceNamesWhoIsGone) {
   std::vector<StoreTable::Ticket> attending;

@@ -31,7 +31,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// spec: C2 port 0 picks a free one and tells it
+// spec: C2.port_zero port 0 picks a free one and tells it
 TEST(TcpStore, PortZeroPicksAFreeOne) {
   const auto first = made(make_tcp_store(server_options()));
   const auto second = made(make_tcp_store(server_options()));
@@ -141,7 +141,7 @@ TEST(TcpStore, PortInUse) {
   EXPECT_TRUE(mentions(status, "EADDRINUSE")) << status.message();
 }
 
-// spec: C2 clients started before the server wait for it
+// spec: C2.early_clients clients started before the server wait for it
 TEST(TcpStore, ClientsWaitForTheServer) {
   const auto port = testing::reserve_port();
   auto options = server_options("127.0.0.1", port);
@@ -183,8 +183,8 @@ TEST(TcpStore, SomethingElseListens) {
   EXPECT_TRUE(mentions(status, "another program")) << status.message();
 }
 
-// spec: C2 wait_for_workers: the server's own user waits until world_size users have come, its own
-// included spec: C15 world_size of TCPStore counts the server's own user
+// spec: C2.users wait_for_workers: the server's own user waits until world_size users have come,
+// its own included; C15 world_size of TCPStore counts the server's own user
 TEST(TcpStore, WaitsForWorkers) {
   const auto port = testing::reserve_port();
   auto options = server_options("127.0.0.1", port);
@@ -217,7 +217,8 @@ TEST(TcpStore, SaysHowManyWorkersCame) {
   EXPECT_TRUE(make_tcp_store(options).ok());
 }
 
-// spec: C3 multi_tenant: instances of one process with the same host and port share one server
+// spec: C3.multi_tenant multi_tenant: instances of one process with the same host and port share
+// one server
 TEST(TcpStore, MultiTenant) {
   auto options = server_options();
   options.multi_tenant = true;
@@ -249,7 +250,7 @@ TEST(TcpStore, MultiTenantMastersBothWait) {
   EXPECT_EQ(one->port(), other->port());
 }
 
-// spec: C3 master_listen_fd: serves on a socket that is already bound
+// spec: C3.listen_fd master_listen_fd: serves on a socket that is already bound
 TEST(TcpStore, ListenDescriptor) {
   Descriptor socket(::socket(AF_INET, SOCK_STREAM, 0));
   const auto address = SocketAddress::numeric("127.0.0.1", 0);

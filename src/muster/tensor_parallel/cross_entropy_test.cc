@@ -39,8 +39,8 @@ void expect_torchs(int ranks, int rank, std::int64_t vocab, double scale, double
   expect_close(mine.grad(), part_of(whole.grad(), -1, ranks, rank), "logits");
 }
 
-// spec: T1 parallel cross entropy: losses and gradients of torch's, with every reduction,
-// ignore_index and label_smoothing, for a vocabulary of any size
+// spec: T1.cross_entropy parallel cross entropy: losses and gradients of torch's, with every
+// reduction, ignore_index and label_smoothing, for a vocabulary of any size
 TEST(ParallelCrossEntropy, IsTorchs) {
   for (const int ranks : {1, 2, 3, 4})
     on_ranks(ranks, [&](int rank) {

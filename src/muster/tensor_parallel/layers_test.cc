@@ -89,8 +89,8 @@ void row_case(int ranks, int rank, bool input_is_parallel, bool sequence_paralle
   expect_like(layer, whole.layer);
 }
 
-// spec: T1 ColumnParallelLinear: outputs, gradients and initial weights of one process, with every
-// option, for parts of equal and of different sizes; sequence parallelism
+// spec: T1.linear ColumnParallelLinear: outputs, gradients and initial weights of one process, with
+// every option, for parts of equal and of different sizes; sequence parallelism
 // spec: T1 RowParallelLinear: the same, its bias added once
 TEST(TensorParallelLayers, Linear) {
   for (const int ranks : {1, 2, 3, 4})
@@ -129,8 +129,8 @@ TEST(TensorParallelLayers, SequenceAlongSecondDimension) {
   });
 }
 
-// spec: T1 VocabParallelEmbedding: a vocabulary that does not divide evenly, or leaves a rank
-// without any, padding_idx; sequence parallelism
+// spec: T1.embedding VocabParallelEmbedding: a vocabulary that does not divide evenly, or leaves a
+// rank without any, padding_idx; sequence parallelism
 TEST(TensorParallelLayers, Embedding) {
   for (const int ranks : {1, 2, 3, 4})
     for (const std::int64_t vocab : {5, 11})

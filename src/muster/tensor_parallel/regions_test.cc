@@ -58,7 +58,7 @@ TEST(TensorParallelRegions, CopyReduceScatterGather) {
     });
 }
 
-// spec: T1 sequence parallelism: all_gather and reduce_scatter along any dimension
+// spec: T1.sequence sequence parallelism: all_gather and reduce_scatter along any dimension
 TEST(TensorParallelRegions, Sequences) {
   for (const int ranks : {1, 2, 3, 4})
     for (const std::int64_t dim : {0, 1, -1})

@@ -196,7 +196,7 @@ TEST(SocketConnector, CrossingConnectionsSettleToOne) {
   }
 }
 
-// spec: A10 interfaces: lists of different lengths are a clear error at init
+// spec: A10.lengths interfaces: lists of different lengths are a clear error at init
 TEST(SocketConnector, InterfaceListsOfDifferentLengthsAreRefusedByName) {
   Blackboard board(2);
   run_threads(2, [&](int me) {
@@ -223,8 +223,8 @@ std::size_t interface_towards(TestRank& rank, int peer) {
   return 99;
 }
 
-// spec: A10 interfaces: several are listened on and used in turn by the pairs of ranks: those of
-// one rank, and those of the first ranks, the second ones and so on of two hosts
+// spec: A10.round_robin interfaces: several are listened on and used in turn by the pairs of ranks:
+// those of one rank, and those of the first ranks, the second ones and so on of two hosts
 TEST(SocketConnector, SeveralInterfacesAreUsedInTurn) {
   constexpr int kRanks = 6;
   Blackboard board(kRanks);

@@ -176,7 +176,7 @@ TEST(SocketConnectorHosts, PeerThatIsNotThereIsNamedAtTheDeadline) {
 }
 
 // spec: A13 interfaces are found where none is named and the store has no address, as a file has
-// none: the default route's spec: B7 file:// over several hosts
+// none: the default route's; B7 file:// over several hosts
 TEST(SocketConnectorHosts, WithoutAStoreAddressTheDefaultRouteIsTaken) {
   on_two_hosts([](NetworkNamespaces& net, Blackboard& board, int me) {
     ASSERT_EQ(std::system(("ip route add default via " + net.address(1 - me)).c_str()), 0);

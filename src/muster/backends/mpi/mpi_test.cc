@@ -39,8 +39,8 @@ class OnMpi : public ::testing::TestWithParam<Mpi> {
   }
 };
 
-// spec: A4 every operation, over the MPI library found on the machine; no reduce-op silently
-// replaced
+// spec: A4.open_mpi[openmpi] A4.mpich[mpich] A4.intel_mpi[impi] A4.abi[mpich5] every operation,
+// over the MPI library found on the machine; no reduce-op silently replaced
 // spec: F2 F3 F4 F5 F7 F8 F9 F11 F12 F13 on mpi: every operation, uneven and empty slices, in place
 // spec: F14 every reduce op on mpi; F15 every dtype; F16 zero elements, one rank; F19 PREMUL_SUM,
 // AVG
@@ -56,7 +56,7 @@ TEST_P(OnMpi, MessagesCome) { run(3, "messages"); }
 TEST_P(OnMpi, CallsEndInOrder) { run(3, "calls"); }
 
 // spec: F18 on mpi at DETAIL, and where members wait in different calls; a skipped call at close
-// spec: A4 a deadline fails the group by name, and another group goes on
+// spec: A4.deadline a deadline fails the group by name, and another group goes on
 TEST_P(OnMpi, FailuresAreNamed) { run(3, "failures"); }
 
 // spec: F18 on mpi, sums of several MiB that do not match in size or operation: every rank is told,

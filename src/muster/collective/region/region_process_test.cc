@@ -242,8 +242,8 @@ class StoppedPeer {
   testing::SharedCounter armed_, stopped_, refilled_, over_;
 };
 
-// spec: D7 who goes on after a failure does so with memory that a stopped rank which comes back
-// leaves alone
+// spec: D7.memory who goes on after a failure does so with memory that a stopped rank which comes
+// back leaves alone
 TEST(RegionProcesses, MemoryIsNotReusedWhileAPeerIsStoppedInAStore) {
   constexpr bool kDeadline = false, kFoundDead = true, kKilled = false, kGoesOn = true,
                  kFreed = false, kKept = true;

@@ -203,7 +203,7 @@ TEST_F(EtcdStoreTest, KeepsLongValuesWhole) {
   EXPECT_TRUE(*store->delete_key("key"));
 }
 
-// spec: L11 TLS and password
+// spec: L11.tls TLS and password
 TEST_F(EtcdStoreTest, SpeaksTlsAndLogsIn) {
   const muster::testing::ScratchFolder folder;
   const std::string certificate = folder.file("cert.pem"), key = folder.file("key.pem");
