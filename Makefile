@@ -51,7 +51,8 @@ build: setup
 	@$(CONFIGURE) release
 	@$(BUILD) release
 
-demo: setup
+demo:
+	@MUSTER_TORCH=$${MUSTER_TORCH:-LIBTORCH} tools/setup
 	@$(CONFIGURE) release
 	@$(BUILD) release --target bin/muster bin/digits
 	build/release/bin/muster run --standalone --nproc-per-node 4 build/release/bin/digits
@@ -80,8 +81,9 @@ fuzz: tests-built
 	  -R '^asan:.*(Fuzz\.|DamagedQuestionsAndAnswers)'\
 	'|^rpc\.Rpc(Value|Introduction|Worker|Autograd)Fuzz$$'
 
-# The libraries of tests/clients come from PyPI.
+# The libraries of tests/clients come from PyPI, torch's own tests from Debian.
 test-long: export MUSTER_CLIENTS = ON
+test-long: export MUSTER_TORCH_TESTS = ON
 test-long: tests-built
 	@tools/check_alone
 	@MUSTER_TEST_LONG=1 $(RUN_TESTS) --timeout 3600

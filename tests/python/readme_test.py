@@ -1,8 +1,10 @@
 """README's program in Python: under muster run, under torchrun, and on threads."""
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import io
+import json
 import os
 import pathlib
 import re
@@ -10,6 +12,7 @@ import shlex
 import subprocess
 import sys
 
+import packaging.requirements
 import pytest
 
 import muster as dist
@@ -77,7 +80,7 @@ def test_readme_program_from_the_tree(tmp_path):
 
 # spec: J3 what the README installs is built against the torch that is there: pip needs nothing but
 # what the line before has brought
-def test_readme_installs_without_fetching_torch_again():
+def test_readme_installs_without_fetching_torch_again(tmp_path):
     brings, installs = [words for words in COMMANDS if words[:2] == ["pip", "install"]]
     needs = re.search(r"requires = \[(.*?)\]", (ROOT / "pyproject.toml").read_text())[1]
     assert {re.match(r"[\w-]+", word)[0] for word in brings[2:]} == {
@@ -87,18 +90,25 @@ def test_readme_installs_without_fetching_torch_again():
     if importlib.util.find_spec(
         "scikit_build_core"
     ):  # tools/setup brings it; an environment of somebody's own may lack it
+        # Without torch's own needs: tools/setup leaves out what CPUs have no use for.
         dry = [
             sys.executable,
             "-m",
             *installs[:-1],
             "--dry-run",
+            "--no-deps",
             "--no-index",
             "--disable-pip-version-check",
+            f"--report={tmp_path / 'report'}",
             str(ROOT),
         ]
         done = subprocess.run(dry, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stdout + done.stderr
         assert re.search(r"Would install muster[-_]dist-[\d.]+$", done.stdout.strip()), done.stdout
+        (wheel,) = json.loads((tmp_path / "report").read_text())["install"]
+        for text in wheel["metadata"]["requires_dist"]:
+            needs = packaging.requirements.Requirement(text)
+            assert needs.specifier.contains(importlib.metadata.version(needs.name)), text
 
 
 # spec: J2 the README's program on threads

@@ -205,8 +205,9 @@ constexpr EnvironmentVariable kLogged[] = {
 constexpr EnvironmentVariable kBuilding[] = {
     {"MUSTER_LIBTORCH, LIBTORCH", "",
      "An unpacked LibTorch to build against instead of a wheel's."},
-    {"MUSTER_TORCH, MUSTER_BROWSER, MUSTER_RIVALS, MUSTER_CHECKS, MUSTER_SERVICES, MUSTER_DOCS", "",
-     "What `tools/setup` installs; its first lines say what each adds."},
+    {"MUSTER_TORCH, MUSTER_CUDA, MUSTER_TORCH_TESTS, MUSTER_BROWSER, MUSTER_RIVALS, MUSTER_CHECKS, "
+     "MUSTER_SERVICES, MUSTER_DOCS",
+     "", "What `tools/setup` installs; its first lines say what each adds."},
     {"MUSTER_BENCH_DIR", "share/muster/bench beside `muster`",
      "Where `muster bench` finds the other libraries' workers."},
     {"I_MPI_ROOT", "", "The folder of Intel MPI, for `muster bench --vs impi`."},
