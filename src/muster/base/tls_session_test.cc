@@ -486,8 +486,8 @@ TEST(TlsSession, DumpsOpenNoOtherConnection) {
       << "else the test would find nothing";
 }
 
-/// Whoever has the key of one connection and plays the greeting of either of its sides again meets
-/// another key.
+// spec: W1 keys are new for each connection: one that has the key of one connection and plays the
+// greeting of either of its sides again meets another key
 TEST(TlsSession, BothSidesMakeTheKeyNew) {
   Pair two;
   const auto said = talk(two.connector, two.acceptor);
@@ -504,7 +504,7 @@ TEST(TlsSession, BothSidesMakeTheKeyNew) {
   EXPECT_FALSE(RecordedHello(greeting + connector.take_output()).is_made_with(key));
 }
 
-/// A recorded first flight of a connector, played to an acceptor again, gets nowhere.
+// spec: W1.relay a recorded first flight of a connector, played to an acceptor again, gets nowhere
 TEST(TlsSession, ARecordedConnectionProvesNothing) {
   Pair two;
   const auto said = talk(two.connector, two.acceptor);
@@ -519,7 +519,7 @@ TEST(TlsSession, ARecordedConnectionProvesNothing) {
   EXPECT_TRUE(caller.failed());
 }
 
-/// What crosses shows nothing of what is said.
+// spec: W1.encrypted what crosses shows nothing of what is said
 TEST(TlsSession, TextIsNotSeenOnTheWay) {
   Pair two;
   talk(two.connector, two.acceptor);
