@@ -332,7 +332,10 @@ class Runs(unittest.TestCase):
 
     def test_what_is_listed_and_what_ran(self):
         with Build() as build:
-            for outcome in (build.listed("--expect", "C"), build.ran("--expect", "C")):
+            alone = conformance(
+                build.root, "--listed", build.root / "build/release", "--expect", "C"
+            )
+            for outcome in (alone, build.listed("--expect", "C"), build.ran("--expect", "C")):
                 words = "conformance: every expected line is named by a test\n"
                 self.assertEqual(outcome, (0, words))
             code, output = build.ran()
