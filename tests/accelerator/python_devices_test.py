@@ -8,6 +8,7 @@ import os
 import pytest
 import torch
 import torch.distributed as stock
+from mpi_test import run as run_under_mpirun
 from ranks import meeting_file, run_ranks
 from rpc_workers import on_workers
 from surface_test import CELLS
@@ -297,6 +298,14 @@ def cells_on_nccl(rank):
     with pytest.raises(dist.DistBackendError, match="NCCL has no BAND"):
         dist.all_reduce(torch.ones(4, dtype=torch.int64).to(rank), dist.ReduceOp.BAND)
     assert dist.get_backend() == "nccl"
+
+
+# spec: A12.cuda_on_mpi an accelerator's tensors are staged, or refused by name, on all ranks alike
+def test_tensors_on_mpi():
+    ended = run_under_mpirun("openmpi", 2, ["devices"])
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    said = [line for line in ended.stdout.splitlines() if "all were" in line]
+    assert len(said) == 2 and len(set(said)) == 1, ended.stdout
 
 
 # spec: A12 nccl's cells of the backend tables in Python; a CPU tensor on nccl throws

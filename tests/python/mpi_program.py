@@ -112,6 +112,26 @@ def operations(backend="mpi"):
     print("all is well", flush=True)
 
 
+def devices():
+    """An accelerator's tensors travel through the host's memory, or are refused by name."""
+    dist.init_process_group("mpi", timeout=datetime.timedelta(seconds=60))
+    me, ends = dist.get_rank(), set()
+    for call in (dist.all_reduce, lambda x: dist.broadcast(x, 1)):
+        x = torch.full((4,), me + 1.0).to("deferred:0")
+        try:
+            call(x)
+        except dist.DistBackendError as error:
+            assert "mpi" in str(error) and "deferred" in str(error), error
+            ends.add("refused")
+        else:
+            assert x.cpu().eq(3 if call is dist.all_reduce else 2).all()
+            ends.add("staged")
+    dist.all_reduce(torch.ones(1))  # the group can still be used
+    dist.destroy_process_group()
+    assert len(ends) == 1, ends
+    print("all were", *ends, flush=True)
+
+
 def refused():
     """Two ranks of a job whose processes MPI knows nothing of."""
     path = tempfile.mktemp()
