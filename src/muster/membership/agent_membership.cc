@@ -1,12 +1,12 @@
 #include <algorithm>
-#include <atomic>
-#include <condition_variable>
-#include <map>
 #include <mutex>
 #include <thread>
 
+#include "muster/base/interruption.h"
 #include "muster/base/thread_start.h"
 #include "muster/membership/factory.h"
+#include "muster/membership/renewal.h"
+#include "muster/membership/update_queue.h"
 #include "muster/store/lease_table.h"
 #include "muster/store/rendezvous.h"
 #include "muster/store/server_connection.h"
@@ -18,234 +18,172 @@ using store::Request;
 using store::ServerConnection;
 using store::StoreOp;
 
-constexpr int kBeatsInTtl = 5;                               // so many signs of life in its time
-constexpr Duration kGoodbyeLimit = std::chrono::seconds(1);  // for releasing a name
+constexpr Duration kGoodbyeLimit = std::chrono::seconds(1);  // limit: for releasing a name
+constexpr Duration kPatience = std::chrono::seconds(30);     // limit: with a server that is silent
 
 Duration at_most(Duration time, Duration limit) {
   return time < Duration::zero() ? limit : std::min(time, limit);
 }
 
-/// One name's lease, shared by the hold and the thread that renews it.
-struct Lease {
-  std::string name;
-  std::int64_t number = 0;
-  Duration ttl{};
-  TimePoint heard{};  ///< when the server answered last; guarded by the keeper's lock
-  Status state;       ///< guarded by the keeper's lock
-  std::unique_ptr<ServerConnection> staying;
-};
-
-/// Renews all leases of one membership, on a thread that starts with the first.
-class LeaseKeeper {
+/// The requests of one membership: one at a time, over a connection that is made anew when it
+/// broke.
+class AgentServer {
  public:
-  LeaseKeeper(std::shared_ptr<store::TcpStore> store, Duration timeout)
-      : store_(std::move(store)), timeout_(timeout) {}
+  explicit AgentServer(std::shared_ptr<store::TcpStore> store) : store_(std::move(store)) {}
 
-  ~LeaseKeeper() {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    wake_.notify_all();
-    if (thread_.joinable()) thread_.join();
+  Result<std::unique_ptr<ServerConnection>> connect(TimePoint deadline) {
+    return store_->connect(deadline);
   }
 
-  /// One request at a time, over one connection that is made anew when it broke.
-  store::Reply ask(const Request& request, Duration limit) {
-    const std::lock_guard lock(ask_mutex_);
-    const TimePoint deadline = deadline_after(steady_clock(), limit);
+  store::Reply ask(const Request& request, TimePoint deadline) {
+    const std::unique_lock lock(mutex_, deadline);
+    if (!lock.owns_lock())
+      return {Status(Code::timed_out, "an earlier request to the job's store has no answer yet"),
+              0,
+              {}};
     if (!connection_) {
-      auto made = store_->connect(deadline);
+      auto made = connect(deadline);
       if (!made) return {made.status(), 0, {}};
       connection_ = std::move(*made);
     }
     store::Reply reply = connection_->exchange(request, deadline);
-    if (reply.status.code() == Code::network || reply.status.code() == Code::timed_out)
+    if (reply.status.code() == Code::network || reply.status.code() == Code::timed_out ||
+        reply.status.code() == Code::aborted)
       connection_.reset();
     return reply;
   }
 
-  Result<std::shared_ptr<Lease>> take(const std::string& name, std::string_view value,
-                                      Duration ttl) {
-    auto lease = std::make_shared<Lease>();
-    lease->name = name;
-    lease->ttl = ttl;
-    const TimePoint deadline = deadline_after(steady_clock(), timeout_);
-    auto staying = store_->connect(deadline);
-    if (!staying) return staying.status();
-    lease->staying = std::move(*staying);
-    const store::Reply reply = lease->staying->exchange(
-        {.op = StoreOp::hold, .timeout = ttl, .number = 0, .keys = {name}, .values = {value}},
-        deadline);
-    if (!reply.status) return reply.status;
-    lease->number = reply.number;
-    lease->heard = steady_clock().now();
-    if (Status stays = lease->staying->post(
-            {.op = StoreOp::stay, .number = lease->number, .keys = {lease->name}}, deadline);
-        !stays)
-      return stays;
-    if (Status kept = keep(lease); !kept) return kept;
-    return lease;
-  }
-
-  Status set(Lease& lease, std::string_view value) {
-    if (Status known = state(lease); !known) return known;
-    return note(lease, ask({.op = StoreOp::hold,
-                            .timeout = lease.ttl,
-                            .number = lease.number,
-                            .keys = {lease.name},
-                            .values = {value}},
-                           at_most(timeout_, lease.ttl))
-                           .status);
-  }
-
-  Status state(const Lease& lease) const {
-    const std::lock_guard lock(mutex_);
-    return lease.state;
-  }
-
-  void release(const std::shared_ptr<Lease>& lease) {
-    {
-      const std::lock_guard lock(mutex_);
-      std::erase(leases_, lease);
-    }
-    if (state(*lease)) {
-      (void)ask({.op = StoreOp::release, .number = lease->number, .keys = {lease->name}},
-                at_most(timeout_, kGoodbyeLimit));
-    }
-    lease->staying->cut();
-  }
-
  private:
-  Status keep(const std::shared_ptr<Lease>& lease) {
-    const std::lock_guard lock(mutex_);
-    leases_.push_back(lease);
-    wake_.notify_all();
-    if (thread_.joinable()) return {};
-    auto thread =
-        start_thread("the thread that renews this node's place in the job", [this] { run(); });
-    if (!thread.ok()) {
-      leases_.pop_back();
-      return thread.status();
-    }
-    thread_ = std::move(*thread);
-    return {};
-  }
-
-  /// Keeps what the server said of a lease. One that was silent for its whole time is lost: others
-  /// may have the name by now.
-  Status note(Lease& lease, const Status& said) {
-    const std::lock_guard lock(mutex_);
-    const TimePoint now = steady_clock().now();
-    if (said) {
-      lease.heard = now;
-    } else if (said.code() == Code::refused) {
-      lease.state = said;
-    } else if (now - lease.heard >= lease.ttl && lease.state.ok()) {
-      lease.state = Status(Code::refused, "the place \"" + lease.name +
-                                              "\" in the job is lost: its server has not answered "
-                                              "for " +
-                                              describe(lease.ttl) + " (" + said.message() + ")");
-    }
-    return said;
-  }
-
-  void run() {
-    std::unique_lock lock(mutex_);
-    while (!stop_) {
-      Duration beat = std::chrono::hours(1);
-      for (const auto& lease : leases_) {
-        if (lease->state.ok()) beat = std::min<Duration>(beat, lease->ttl / kBeatsInTtl);
-      }
-      const std::size_t known = leases_.size();
-      wake_.wait_for(lock, beat, [&] { return stop_ || leases_.size() > known; });
-      if (stop_) return;
-      const auto leases = leases_;
-      lock.unlock();
-      for (const auto& lease : leases) {
-        if (!state(*lease)) continue;
-        (void)note(*lease, ask({.op = StoreOp::renew,
-                                .timeout = lease->ttl,
-                                .number = lease->number,
-                                .keys = {lease->name}},
-                               lease->ttl)
-                               .status);
-      }
-      lock.lock();
-    }
-  }
-
   const std::shared_ptr<store::TcpStore> store_;
-  const Duration timeout_;
-  std::mutex ask_mutex_;
+  std::timed_mutex mutex_;  // held during a request, whose deadline bounds the wait for it
   std::unique_ptr<ServerConnection> connection_;
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  bool stop_ = false;
-  std::vector<std::shared_ptr<Lease>> leases_;
-  std::thread thread_;
 };
 
+/// A name's lease, which is renewed. The server ends it when `staying` ends.
 class AgentHold final : public Hold {
  public:
-  AgentHold(std::shared_ptr<LeaseKeeper> keeper, std::shared_ptr<Lease> lease)
-      : keeper_(std::move(keeper)), lease_(std::move(lease)) {}
-  ~AgentHold() override { keeper_->release(lease_); }
-  Status set(std::string_view value) override { return keeper_->set(*lease_, value); }
-  Status state() const override { return keeper_->state(*lease_); }
+  AgentHold(std::shared_ptr<AgentServer> server, std::string name, std::int64_t lease, Duration ttl,
+            TimePoint granted, Duration timeout, std::unique_ptr<ServerConnection> staying)
+      : server_(std::move(server)),
+        name_(std::move(name)),
+        lease_(lease),
+        ttl_(ttl),
+        timeout_(timeout),
+        staying_(std::move(staying)),
+        renewal_("the job's store", name_, ttl, granted) {}
+  Status begin() {
+    return renewal_.begin([this](TimePoint deadline) {
+      const Status kept = server_->ask(request(StoreOp::renew), deadline).status;
+      return kept.code() == Code::refused ? Status(Code::closed, kept.message()) : kept;
+    });
+  }
+  ~AgentHold() override {
+    renewal_.stop();
+    if (!renewal_.lost())
+      (void)server_->ask(request(StoreOp::release), after(at_most(timeout_, kGoodbyeLimit)));
+    staying_->cut();
+  }
+
+  Status set(std::string_view value) override {
+    if (Status known = state(); !known) return known;
+    Request setting = request(StoreOp::hold);
+    setting.values = {value};
+    Status said = server_->ask(setting, after(at_most(timeout_, ttl_))).status;
+    if (said.code() != Code::refused) return said;
+    renewal_.lose(said.message());
+    return state();
+  }
+  Status state() const override { return renewal_.state(); }
+  TimePoint expires() const override { return renewal_.expires(); }
 
  private:
-  const std::shared_ptr<LeaseKeeper> keeper_;
-  const std::shared_ptr<Lease> lease_;
+  static TimePoint after(Duration time) { return deadline_after(steady_clock(), time); }
+  Request request(StoreOp op) const {
+    return {.op = op, .timeout = ttl_, .number = lease_, .keys = {name_}};
+  }
+
+  const std::shared_ptr<AgentServer> server_;
+  const std::string name_;
+  const std::int64_t lease_;
+  const Duration ttl_, timeout_;
+  const std::unique_ptr<ServerConnection> staying_;
+  Renewal renewal_;
 };
 
+/// A thread that follows the server, and the updates that `next` has not taken yet.
 class AgentWatch final : public Watch {
  public:
-  AgentWatch(std::shared_ptr<store::TcpStore> store, std::unique_ptr<ServerConnection> connection,
+  AgentWatch(std::shared_ptr<AgentServer> server, std::unique_ptr<ServerConnection> connection,
              std::string job, std::string prefix, std::string record, Duration timeout)
-      : store_(std::move(store)),
+      : server_(std::move(server)),
         connection_(std::move(connection)),
         job_(std::move(job)),
         prefix_(std::move(prefix)),
         record_(std::move(record)),
-        timeout_(timeout) {}
+        timeout_(timeout < Duration::zero() ? kPatience : std::min(timeout, kPatience)) {}
+  ~AgentWatch() override {
+    AgentWatch::close();
+    if (thread_.joinable()) thread_.join();
+  }
+  Status begin() {
+    auto thread = start_thread("the thread that follows the job's store", [this] { follow(); });
+    if (!thread) return thread.status();
+    thread_ = std::move(*thread);
+    return {};
+  }
 
-  Result<Update> next(Duration timeout) override {
-    if (closed_) return closed();
-    // A server that is alive answers at the timeout; one that hangs shall not be waited for longer.
-    const Duration grace = timeout_ < Duration::zero() ? std::chrono::hours(1) : timeout_;
-    const TimePoint now = steady_clock().now();
-    const TimePoint deadline =
-        timeout < Duration::zero() || timeout >= TimePoint::max() - now - grace
-            ? TimePoint::max()
-            : now + timeout + grace;
-    const store::Reply reply = connection_->exchange(
-        {.op = StoreOp::watch, .timeout = timeout, .number = known_, .keys = {prefix_, record_}},
-        deadline);
-    if (closed_) return closed();
+  Result<Update> next(Duration timeout) override { return updates_.next(timeout); }
+  void close() override {
+    updates_.close();
+    closing_->raise("the watch was closed");
+    const std::lock_guard lock(mutex_);
+    connection_->cut();
+  }
+
+ private:
+  void follow() {
+    const Interruption::InterruptionBinding binding(closing_);
+    while (!updates_.closed()) {
+      store::Reply reply = ask();
+      // It may be this process that stood still, so silence alone is no end of the server.
+      if (reply.status.code() == Code::timed_out && !updates_.closed()) {
+        if (Status again = connect_again(); !again) return updates_.fail(again);
+        reply = ask();
+      }
+      auto update = understand(reply);
+      if (!update) return updates_.fail(update.status());
+      if (update->snapshot || !update->changes.empty() || update->epoch)
+        updates_.push(std::move(*update));
+    }
+  }
+
+  /// A server that lives answers after `timeout_`, if only that there is nothing new.
+  store::Reply ask() {
+    return connection_->exchange(
+        {.op = StoreOp::watch, .timeout = timeout_, .number = known_, .keys = {prefix_, record_}},
+        deadline_after(steady_clock(), 2 * timeout_));
+  }
+
+  Status connect_again() {
+    auto made = server_->connect(deadline_after(steady_clock(), timeout_));
+    if (!made) return made.status();
+    const std::lock_guard lock(mutex_);
+    connection_ = std::move(*made);
+    if (updates_.closed()) connection_->cut();
+    return {};
+  }
+
+  Result<Update> understand(const store::Reply& reply) {
+    using Kind = store::LeaseNews::Item::Kind;
     if (!reply.status) return reply.status;
     if (reply.values.size() != 1)
       return Status(Code::network, "the store's server sent malformed news of the job's members");
     auto news = store::decode_lease_news(*reply.values[0]);
     if (!news) return news.status();
-    known_ = reply.number;
-    return understand(std::move(*news));
-  }
-
-  void close() override {
-    closed_ = true;
-    connection_->cut();
-  }
-
- private:
-  static Status closed() { return Status(Code::aborted, "the watch was closed"); }
-
-  Result<Update> understand(store::LeaseNews news) const {
-    using Kind = store::LeaseNews::Item::Kind;
     Update update;
-    update.revision = known_;
-    update.snapshot = news.snapshot;
-    for (auto& item : news.items) {
+    update.revision = known_ = reply.number;
+    update.snapshot = news->snapshot;
+    for (auto& item : news->items) {
       if (item.kind == Kind::record) {
         auto epoch = decode_epoch(item.value);
         if (!epoch) return epoch.status();
@@ -260,47 +198,49 @@ class AgentWatch final : public Watch {
     return update;
   }
 
-  const std::shared_ptr<store::TcpStore> store_;
-  const std::unique_ptr<ServerConnection> connection_;
+  const std::shared_ptr<AgentServer> server_;
+  std::mutex mutex_;  // guards the pointer, which the thread alone changes
+  std::unique_ptr<ServerConnection> connection_;
   const std::string job_, prefix_, record_;
   const Duration timeout_;
-  std::atomic<bool> closed_ = false;
-  std::int64_t known_ = 0;
+  const std::shared_ptr<Interruption> closing_ = std::make_shared<Interruption>();
+  std::int64_t known_ = 0;  // by the thread
+  UpdateQueue updates_;
+  std::thread thread_;
 };
 
 class AgentMembership final : public Membership {
  public:
   AgentMembership(std::shared_ptr<store::TcpStore> store, const std::string& run_id,
                   Duration timeout)
-      : store_(store),
-        keeper_(std::make_shared<LeaseKeeper>(std::move(store), timeout)),
+      : server_(std::make_shared<AgentServer>(std::move(store))),
         job_(store::launcher_prefix(run_id) + "member/"),
         record_(store::epoch_record(run_id)),
         timeout_(timeout) {}
 
   Result<std::unique_ptr<Hold>> hold(std::string_view name, std::string_view value,
                                      Duration ttl) override {
-    auto lease = keeper_->take(job_ + std::string(name), value, ttl);
-    if (!lease)
-      return lease.status().with_context("taking the place \"" + std::string(name) +
-                                         "\" in the job");
-    return std::unique_ptr<Hold>(new AgentHold(keeper_, std::move(*lease)));
+    auto held = take(job_ + std::string(name), value, ttl);
+    if (held) return held;
+    return held.status().with_context("taking the place \"" + std::string(name) + "\" in the job");
   }
 
   Result<std::unique_ptr<Watch>> watch(std::string_view prefix) override {
-    auto connection = store_->connect(deadline_after(steady_clock(), timeout_));
+    auto connection = server_->connect(deadline_after(steady_clock(), timeout_));
     if (!connection) return connection.status().with_context("watching the job's members");
-    return std::unique_ptr<Watch>(new AgentWatch(store_, std::move(*connection), job_,
-                                                 job_ + std::string(prefix), record_, timeout_));
+    auto watch = std::make_unique<AgentWatch>(server_, std::move(*connection), job_,
+                                              job_ + std::string(prefix), record_, timeout_);
+    if (Status begun = watch->begin(); !begun) return begun;
+    return std::unique_ptr<Watch>(std::move(watch));
   }
 
   Result<std::int64_t> commit(const Epoch& epoch, std::int64_t expected_revision) override {
     const std::string number = std::to_string(epoch.number), record = encode(epoch);
-    const store::Reply reply = keeper_->ask({.op = StoreOp::commit,
+    const store::Reply reply = server_->ask({.op = StoreOp::commit,
                                              .number = expected_revision,
                                              .keys = {record_},
                                              .values = {number, record}},
-                                            timeout_);
+                                            deadline_after(steady_clock(), timeout_));
     if (!reply.status) return reply.status;
     return reply.number;
   }
@@ -308,8 +248,27 @@ class AgentMembership final : public Membership {
   const char* kind() const override { return "agent"; }
 
  private:
-  const std::shared_ptr<store::TcpStore> store_;
-  const std::shared_ptr<LeaseKeeper> keeper_;
+  Result<std::unique_ptr<Hold>> take(const std::string& name, std::string_view value,
+                                     Duration ttl) {
+    const TimePoint begin = steady_clock().now(),
+                    deadline = deadline_after(steady_clock(), timeout_);
+    auto staying = server_->connect(deadline);
+    if (!staying) return staying.status();
+    const store::Reply reply = (*staying)->exchange(
+        {.op = StoreOp::hold, .timeout = ttl, .number = 0, .keys = {name}, .values = {value}},
+        deadline);
+    if (!reply.status) return reply.status;
+    if (Status stays = (*staying)->post(
+            {.op = StoreOp::stay, .number = reply.number, .keys = {name}}, deadline);
+        !stays)
+      return stays;
+    auto hold = std::make_unique<AgentHold>(server_, name, reply.number, ttl, begin, timeout_,
+                                            std::move(*staying));
+    if (Status begun = hold->begin(); !begun) return begun;
+    return std::unique_ptr<Hold>(std::move(hold));
+  }
+
+  const std::shared_ptr<AgentServer> server_;
   const std::string job_, record_;
   const Duration timeout_;
 };

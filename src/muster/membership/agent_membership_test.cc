@@ -1,5 +1,6 @@
 #include "muster/membership/factory.h"
 #include "muster/membership/testing/membership_suite.h"
+#include "muster/testing/reserved_port.h"
 
 namespace muster::membership::testing {
 namespace {
@@ -54,6 +55,67 @@ TEST(AgentMembership, TheEndOfTheServerEndsAWatch) {
   ending.join();
   ASSERT_FALSE(ended.ok());
   EXPECT_EQ(ended.status().code(), Code::network) << ended.status().message();
+}
+
+/// A server in a process of its own, which can stand still.
+class StoppableServer {
+ public:
+  StoppableServer() {
+    options_.port = muster::testing::reserve_port();
+    child_.emplace([this] {
+      store::TcpStoreOptions serving = options_;
+      serving.is_server = true;
+      server_ = *store::make_tcp_store(serving);
+      return true;
+    });
+  }
+  std::unique_ptr<Membership> member() const {
+    return std::move(*make_agent_membership(*store::make_tcp_store(options_), "job", seconds(5)));
+  }
+  void stop() { child_->stop(); }
+  void go_on() { child_->go_on(); }
+
+ private:
+  store::TcpStoreOptions options_ = AgentKind::options();
+  std::shared_ptr<store::TcpStore> server_;  // of the child
+  std::optional<Bystander> child_;
+};
+
+// spec: L14 agent: a name that was lost while the server stood still, and is taken again, is
+// renewed as the first hold was
+TEST(AgentMembership, AHoldThatIsTakenAgainIsRenewed) {
+  if (kForksStartNoThreads) GTEST_SKIP() << "ThreadSanitizer ends a fork that starts threads";
+  StoppableServer server;
+  const auto member = server.member(), watching = server.member();
+  std::unique_ptr<Membership> theirs;
+  std::unique_ptr<Hold> silent;
+  auto hold = member->hold("node/a", "first", seconds(1));
+  ASSERT_TRUE(hold.ok()) << hold.status().message();
+  server.stop();
+  const TimePoint limit = steady_clock().now() + kPatience;
+  while ((*hold)->state().ok() && steady_clock().now() < limit) std::this_thread::yield();
+  EXPECT_EQ((*hold)->state().code(), Code::refused);
+  server.go_on();
+  hold->reset();
+  hold = member->hold("node/a", "second", seconds(1));
+  ASSERT_TRUE(hold.ok()) << hold.status().message();
+
+  // Another one that is silent for as long as the second hold lasts loses its name; this one not.
+  Bystander child([&] {
+    theirs = server.member();
+    auto taken = theirs->hold("node/silent", "1", seconds(2));
+    if (taken) silent = std::move(*taken);
+    return silent != nullptr;
+  });
+  ASSERT_TRUE(child.ready());
+  auto watch = watching->watch("");
+  ASSERT_TRUE(watch.ok());
+  Watcher watcher(std::move(*watch));
+  ASSERT_TRUE(watcher.sees("node/silent", "1"));
+  child.stop();
+  ASSERT_TRUE(watcher.misses("node/silent"));
+  EXPECT_TRUE(watcher.names.contains("node/a"));
+  EXPECT_TRUE((*hold)->state().ok()) << (*hold)->state().message();
 }
 
 // spec: L5 store requests of an older epoch are refused by name, also one that waits already

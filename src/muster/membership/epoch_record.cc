@@ -5,7 +5,7 @@
 namespace muster::membership {
 namespace {
 
-constexpr std::uint8_t kVersion = 1;
+constexpr std::uint8_t kVersion = 2;
 
 Status foreign(const std::string& what) {
   return Status(Code::mismatch, "the record of the job's epoch " + what +
@@ -38,7 +38,7 @@ std::string encode(const Epoch& epoch) {
       .put_text(epoch.reason)
       .put(static_cast<std::uint32_t>(epoch.members.size()));
   for (const Member& member : epoch.members)
-    writer.put(member.slot).put_text(member.name).put_text(member.value);
+    writer.put(member.slot).put_text(member.name).put_text(member.value).put(member.joined);
   return writer.take();
 }
 
@@ -58,6 +58,7 @@ Result<Epoch> decode_epoch(std::string_view record) {
     member.slot = reader.get<std::int32_t>();
     member.name = reader.get_text();
     member.value = reader.get_text();
+    member.joined = reader.get<std::int64_t>();
     if (!reader.ok()) break;
     if (member.slot <= last) return foreign("has slots that are not in order");
     last = member.slot;

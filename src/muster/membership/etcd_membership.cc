@@ -95,6 +95,7 @@ class EtcdHold final : public Hold {
   }
 
   Status state() const override { return renewal_.state(); }
+  TimePoint expires() const override { return renewal_.expires(); }
 
  private:
   const std::shared_ptr<EtcdService> service_;
@@ -243,10 +244,8 @@ class EtcdMembership final : public Membership {
     static_cast<void>(service_->client->revoke(lease->id, service_->deadline()).ok());
     if (!written) return written.status();
     const auto& holders = written->replies.at(0).values;
-    return Status(Code::refused,
-                  "\"" + std::string(name) +
-                      "\" is held by another process, which says of itself: " +
-                      (holders.empty() ? std::string() : service_->open(holders[0]).value_or("?")));
+    return held_by_another(
+        name, holders.empty() ? std::string() : service_->open(holders[0]).value_or(std::string()));
   }
 
   const char* kind() const override { return "etcd"; }

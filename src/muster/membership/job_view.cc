@@ -97,7 +97,7 @@ void JobView::judge(const std::string& name, Node& node, TimePoint now) {
     failures_.push_back({name, report.phase, report.exit_code, report.reason, now, report.killed});
   };
   const bool of_this_epoch = node.slot >= 0 && report.epoch == epoch_.number;
-  if (of_this_epoch) hear(seats_.at(node.slot), report.phase);
+  if (of_this_epoch) hear(seats_.at(node.slot), report);
   if (is_done(report.phase)) {
     waiting_.erase({node.since, name});
     if (node.slot >= 0) lose(node.slot, false, now);
@@ -107,9 +107,11 @@ void JobView::judge(const std::string& name, Node& node, TimePoint now) {
   if (of_this_epoch && report.phase == NodePhase::failed) fail();
 }
 
-void JobView::hear(Seat& seat, NodePhase phase) {
+void JobView::hear(Seat& seat, const NodeReport& report) {
+  const NodePhase phase = report.phase;
   if (!seat.arrived) ++arrived_;
   seat.arrived = true;
+  trained_in_ = std::max(trained_in_, report.trained_in);
   if (seat.succeeded || (phase != NodePhase::succeeded && phase != NodePhase::finished)) return;
   seat.succeeded = true;
   ++succeeded_;
@@ -150,14 +152,16 @@ void JobView::adopt(const Epoch& epoch) {
     return failure.phase == NodePhase::failed && failed_names_.erase(failure.name) > 0;
   });
   succeeded_ = arrived_ = 0;
+  trained_in_ = 0;
   lost_since_ = TimePoint::max();
   int next = 0;
   for (const Member& member : epoch.members) {
     for (; next < member.slot; ++next) gaps_.insert(next);
     next = member.slot + 1;
     const auto report = decode_report(member.value);
-    seats_.emplace(member.slot, Seat{member.name, member.value,
-                                     report ? report->host : std::string(), true, false, false});
+    seats_.emplace(member.slot,
+                   Seat{member.name, member.value, report ? report->host : std::string(), true,
+                        false, false, member.joined});
     present_.insert(member.slot);
     const auto node = nodes_.find(member.name);
     if (node == nodes_.end()) continue;

@@ -32,9 +32,10 @@ class JobView {
     std::string name;
     std::string value;
     std::string host;
-    bool present = true;     ///< its name is held, and it is not leaving
-    bool succeeded = false;  ///< stays true even if the node then goes
-    bool arrived = false;    ///< its node has said something of this epoch
+    bool present = true;      ///< its name is held, and it is not leaving
+    bool succeeded = false;   ///< stays true even if the node then goes
+    bool arrived = false;     ///< its node has said something of this epoch
+    std::int64_t joined = 0;  ///< the epoch in which it got its seat
   };
   struct Failure {
     std::string name;
@@ -64,6 +65,8 @@ class JobView {
   std::size_t succeeded() const { return succeeded_; }
   /// Seats whose node has said something of the present epoch.
   std::size_t arrived() const { return arrived_; }
+  /// The epoch whose ranks have all come to the end of training; 0: none.
+  std::int64_t trained_in() const { return trained_in_; }
   /// What members have said of the present epoch, and any node that has stopped; in order.
   const std::vector<Failure>& failures() const { return failures_; }
   /// Slots below the highest seat that nobody sits in.
@@ -90,7 +93,7 @@ class JobView {
   void add(const std::string& name, Node node, TimePoint now);
   void remove(const std::string& name, bool blamed, TimePoint now);
   void judge(const std::string& name, Node& node, TimePoint now);
-  void hear(Seat& seat, NodePhase phase);
+  void hear(Seat& seat, const NodeReport& report);
   void lose(int slot, bool blamed, TimePoint now);
   void trouble(const std::string& host, TimePoint now);
 
@@ -104,6 +107,7 @@ class JobView {
   std::set<std::pair<std::int64_t, std::string>> waiting_;
   std::size_t succeeded_ = 0;
   std::size_t arrived_ = 0;
+  std::int64_t trained_in_ = 0;
   std::vector<Failure> failures_;
   std::set<std::string> failed_names_;  // of `failures_`
   TimePoint lost_since_ = TimePoint::max();

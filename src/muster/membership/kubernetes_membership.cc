@@ -24,6 +24,7 @@ constexpr std::int64_t kLeastLeaseSeconds = 2;  // limit: several requests fit i
 constexpr Duration kRemoveLimit = seconds(1);   // limit: for releasing a name
 constexpr Duration kGap = seconds(1);  // limit: without word of the server, that holders may feel
 constexpr int kLooksInTtl = 8;         // a live holder renews more seldom than this
+constexpr int kSetsInTtl = 2;          // a new value that hangs must leave time for a renewal
 constexpr std::size_t kIdentityBytes = 16;
 
 /// What lies in the value of a name's Lease.
@@ -86,8 +87,9 @@ class KubernetesHold final : public Hold {
   }
   Status begin() {
     return renewal_.begin([this](TimePoint deadline) {
-      const std::lock_guard lock(mutex_);
-      return write(deadline);
+      const std::unique_lock lock(mutex_, deadline);
+      if (lock.owns_lock()) return write(deadline);
+      return Status(Code::timed_out, "an earlier request has no answer yet");
     });
   }
   ~KubernetesHold() override {
@@ -101,9 +103,13 @@ class KubernetesHold final : public Hold {
 
   Status set(std::string_view value) override {
     if (Status known = state(); !known) return known;
-    const std::lock_guard lock(mutex_);
+    const TimePoint deadline = std::min(
+        service_->deadline(), deadline_after(steady_clock(), seconds(lease_.ttl_s) / kSetsInTtl));
+    const std::unique_lock lock(mutex_, deadline);
+    if (!lock.owns_lock())
+      return Status(Code::timed_out, "Kubernetes has not answered an earlier request yet");
     std::string before = std::exchange(held_.value, std::string(value));
-    Status written = write(service_->deadline());
+    Status written = write(deadline);
     if (written.code() == Code::closed) {
       renewal_.lose(written.message());
       return state();
@@ -113,6 +119,7 @@ class KubernetesHold final : public Hold {
   }
 
   Status state() const override { return renewal_.state(); }
+  TimePoint expires() const override { return renewal_.expires(); }
 
  private:
   /// Code::closed: it is not this process's Lease any more.
@@ -137,7 +144,7 @@ class KubernetesHold final : public Hold {
   }
 
   const std::shared_ptr<KubernetesService> service_;
-  std::mutex mutex_;  // guards the two below
+  std::timed_mutex mutex_;  // guards the two below; held during a request, within its deadline
   KubernetesLease lease_;
   HeldValue held_;
   Renewal renewal_;
@@ -181,7 +188,11 @@ class KubernetesWatch final : public Watch {
                        std::int64_t revision,
                        const std::vector<KubernetesLease>& leases) { take_all(revision, leases); },
         .on_event = [this](const LeaseEvent& event) { take(event); },
-        .on_idle = [this] { remove_expired(); },
+        .on_idle =
+            [this] {
+              remove_expired();
+              heard_at_ = steady_clock().now();
+            },
         .lost_limit = service_->timeout,
     }));
   }
@@ -260,11 +271,12 @@ class KubernetesWatch final : public Watch {
     update.epoch_revision = lease.revision;
   }
 
-  // Holders had no chance to renew while the server was away: they get a ttl from the list after
-  // that, or from a look that failed. That a Lease is gone the stream tells.
+  // Holders could not renew while the server was away, nor be seen while this process stood still.
+  // Each gets a full ttl, counted from the first list or look after that, or from a look that
+  // failed. A deleted Lease is reported by the stream, so only expiry is checked here.
   void remove_expired() {
     const TimePoint now = steady_clock().now();
-    heard_at_ = now;
+    if (now - heard_at_ > kGap) heard_since_ = now;
     const TimePoint limit = deadline_after(steady_clock(), kRemoveLimit);
     for (auto& [object, seen] : seen_) {
       const Duration ttl = seconds(seen.lease.ttl_s);
@@ -361,9 +373,7 @@ class KubernetesMembership final : public Membership {
     const Duration ttl = seconds(std::max<std::int64_t>(other.ttl_s, 1));
     const TimePoint expires_at = deadline_after(steady_clock(), ttl);
     const auto held = service_->open(other);
-    Status refused(Code::refused, "\"" + name +
-                                      "\" is held by another process, which says of itself: " +
-                                      (held ? held->value : std::string("?")));
+    Status refused = held_by_another(name, held ? held->value : std::string());
     if (!held || expires_at > deadline) return refused;
     while (steady_clock().now() < expires_at) {
       if (Status interrupted = Interruption::of_thread(); !interrupted) return interrupted;

@@ -35,8 +35,9 @@ namespace muster::membership {
 /// of the slots, of which some may be empty.
 struct Member {
   std::int32_t slot = 0;
-  std::string name;   ///< that it holds
-  std::string value;  ///< of its hold, when the epoch was decided
+  std::string name;         ///< that it holds
+  std::string value;        ///< of its hold, when the epoch was decided
+  std::int64_t joined = 0;  ///< the epoch in which it got its seat
   friend bool operator==(const Member&, const Member&) = default;
 };
 
@@ -84,8 +85,10 @@ class Hold {
   virtual ~Hold() = default;
   /// Another value for the name; watchers are told. Code::refused once the hold has been lost.
   virtual Status set(std::string_view value) = 0;
-  /// Not ok once it is known to be lost: its time ran out or the service has gone.
+  /// Not ok once it is known to be lost: its time ran out or the service has gone. Never waits.
   virtual Status state() const = 0;
+  /// When to look at `state` again: before that time only the service's own word loses the hold.
+  virtual TimePoint expires() const = 0;
 };
 
 /// A position in the order of changes. `next` is for one thread, `close` for any.

@@ -5,6 +5,8 @@
 namespace muster::membership {
 namespace {
 
+constexpr const char* kTrainingIsOver = "; training had ended on all ranks and is not repeated";
+
 std::string count(std::size_t number, const std::string& what) {
   return std::to_string(number) + " " + what + (number == 1 ? "" : "s");
 }
@@ -20,7 +22,8 @@ class Deciding {
 
   Decision run() {
     if (view_.epoch().state != JobState::running) return {};
-    if (!may_yet_be_a_loss() && !end_by_failure() && !end_by_success()) {
+    if (!may_yet_be_a_loss() && !end_by_stop() && !end_of_training() && !end_by_failure() &&
+        !end_by_success()) {
       if (view_.epoch().number == 0) {
         begin();
       } else {
@@ -70,15 +73,40 @@ class Deciding {
     return true;
   }
 
-  bool end_by_failure() {
+  bool end_by_stop() {
     for (const JobView::Failure& failure : view_.failures()) {
       ++decision_.looked_at;
       if (failure.phase != NodePhase::stopped) continue;
       end(JobState::failed, failure.exit_code, failure.reason);
       return true;
     }
+    return false;
+  }
+
+  bool end_by_failure() {
     if (!counts_as_restart() || view_.epoch().restarts < options_.max_restarts) return false;
     end(JobState::failed, view_.failures().front().exit_code, view_.failures().front().reason);
+    return true;
+  }
+
+  /// Training has ended: the job ends with those that had a part in it. True: nothing else counts.
+  bool end_of_training() {
+    if (view_.trained_in() == 0) return false;
+    decision_.looked_at += view_.seats().size();
+    const auto fail = [&](int exit_code, const std::string& why) {
+      end(JobState::failed, exit_code, why + kTrainingIsOver);
+      return true;
+    };
+    bool all_well = true;
+    for (const auto& [slot, seat] : view_.seats()) {
+      if (seat.joined > view_.trained_in() || seat.succeeded) continue;
+      all_well = false;
+      for (const JobView::Failure& failure : view_.failures())
+        if (failure.name == seat.name) return fail(failure.exit_code, failure.reason);
+      if (view_.lost().contains(slot))
+        return fail(1, "node " + std::to_string(slot) + " (" + seat.host + ") is gone");
+    }
+    if (all_well) end(JobState::succeeded, 0, "all workers have ended well");
     return true;
   }
 
@@ -119,6 +147,12 @@ class Deciding {
     return next_;
   }
 
+  /// A node that was started with other numbers refuses itself (`NodeMembership`).
+  bool is_of_this_job(const NodeReport& report) const {
+    return report.most_nodes == 0 ||
+           (report.least_nodes == options_.min_nodes && report.most_nodes == options_.max_nodes);
+  }
+
   /// Gives free seats to those that wait.
   void seat() {
     decision_.vacated.assign(view_.vacant().begin(), view_.vacant().end());
@@ -130,6 +164,7 @@ class Deciding {
     for (auto each = view_.waiting().begin(); each != view_.waiting().end() && free > 0; ++each) {
       ++decision_.looked_at;
       const NodeReport& report = view_.nodes().at(each->second).report;
+      if (!is_of_this_job(report)) continue;
       if (const auto barred = barred_until(report.host)) {
         ask_again(*barred);
         continue;
@@ -257,13 +292,15 @@ Epoch make_epoch(const JobView& view, const Decision& decision) {
   Epoch epoch{view.epoch().number + 1, decision.state,  decision.restarts,
               decision.exit_code,      decision.reason, {}};
   if (decision.state != JobState::running) return epoch;
-  std::map<int, std::string> names;
+  std::map<int, Member> members;
+  const auto add = [&](int slot, const std::string& name, std::int64_t joined) {
+    members.emplace(slot, Member{slot, name, encode(view.nodes().at(name).report), joined});
+  };
   for (const auto& [slot, seat] : view.seats()) {
-    if (seat.present) names.emplace(slot, seat.name);
+    if (seat.present) add(slot, seat.name, seat.joined);
   }
-  for (const auto& [slot, name] : decision.seated) names.emplace(slot, name);
-  for (const auto& [slot, name] : names)
-    epoch.members.push_back({slot, name, encode(view.nodes().at(name).report)});
+  for (const auto& [slot, name] : decision.seated) add(slot, name, epoch.number);
+  for (auto& [slot, member] : members) epoch.members.push_back(std::move(member));
   return epoch;
 }
 

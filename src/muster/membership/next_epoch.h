@@ -4,14 +4,18 @@
 ///  1. A job that has ended stays ended.
 ///  2. A node that has stopped ends the job. So does a failed worker once `max_restarts` are used
 ///     up; before, it makes a new epoch, which counts as one restart however many workers failed.
-///  3. When all members have succeeded, so has the job.
+///  3. When all members have succeeded, so has the job. Once members have come to the end of
+///     training it succeeds with them: a member that came too late to train is not waited for, and
+///     neither its failure nor its loss changes anything. The loss of one that has trained and not
+///     yet ended well ends the job, as nothing is trained again.
 ///  4. A lost member makes a new epoch at once: whoever waits takes its slot; the others keep
 ///     theirs. Without a replacement the job shrinks, but not within `repair_timeout` of the loss,
 ///     not below `min_nodes`, and with `majority` not to half of the members or less. A job that
 ///     cannot go on waits `join_timeout` for nodes, then fails; with `wait_for_nodes` false, at
 ///     once.
 ///  5. Nodes that wait take free seats up to `max_nodes`, unless a member has succeeded already: a
-///     job that is about to end is not started again for a new node.
+///     job that is about to end is not started again for a new node. Nodes that were started with
+///     other numbers of nodes get none.
 ///  6. The first epoch begins when `max_nodes` are there; or when `min_nodes` are and nobody came
 ///     for `last_call`.
 /// A node waits in the order of its arrival. A slot goes to a node of the host that had it before,

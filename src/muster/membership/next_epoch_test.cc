@@ -37,6 +37,14 @@ class NextEpoch : public ::testing::Test {
     report.killed = true;
     say(name, report);
   }
+  /// It had come to the end of training in `epoch`.
+  void say_trained(const std::string& name, std::int64_t epoch, NodePhase phase) {
+    NodeReport report = view.nodes().at(name).report;
+    report.phase = phase;
+    report.epoch = view.epoch().number;
+    report.trained_in = epoch;
+    say(name, report);
+  }
   void die(const std::string& name) {
     since.erase(name);
     Update update{++revision, false, {}, {}, 0};
@@ -54,6 +62,15 @@ class NextEpoch : public ::testing::Test {
     std::map<int, std::string> names;
     for (const Member& member : epoch.members) names[member.slot] = member.name;
     return names;
+  }
+  /// A second epoch, which c has joined after the training of a and b was over: it was decided
+  /// before that was heard of.
+  void begin_anew_with_c() {
+    Epoch epoch = view.epoch();
+    epoch.number = 2;
+    epoch.members.push_back({2, "c", encode(view.nodes().at("c").report), 2});
+    view.apply(Update{++revision, false, {}, epoch, revision}, now);
+    say_trained("a", 1, NodePhase::running);
   }
   /// An epoch of the nodes a, b, c ...
   void begin(int nodes) {
@@ -222,6 +239,67 @@ TEST_F(NextEpoch, AFailureRestartsUpToTheLimit) {
   EXPECT_EQ(decision.state, JobState::failed);
   EXPECT_EQ(decision.exit_code, 7);
   EXPECT_EQ(decision.reason, "b has words for it");
+}
+
+// spec: L6 once training has ended nobody joins, and a node that had joined too late is not waited
+// for: neither its failure nor its loss is the job's
+TEST_F(NextEpoch, TheJobEndsWithThoseThatTrained) {
+  options.max_nodes = 3;
+  begin(2);
+  say_trained("a", 1, NodePhase::running);
+  come("c");
+  EXPECT_FALSE(decide().commit) << "training is over";
+  begin_anew_with_c();
+  for (const bool lost : {false, true}) {
+    if (lost) die("c");
+    EXPECT_FALSE(decide().commit) << "the others save their result";
+    if (!lost) say("c", NodePhase::failed, 1);
+    EXPECT_FALSE(decide().commit);
+  }
+  say_trained("a", 1, NodePhase::succeeded);
+  EXPECT_FALSE(decide().commit) << "b saves still, although nothing was heard of it";
+  say_trained("b", 1, NodePhase::succeeded);
+  const Decision decision = decide();
+  EXPECT_TRUE(decision.commit);
+  EXPECT_EQ(decision.state, JobState::succeeded);
+}
+
+// spec: L6 who fails or is lost while it saves the result ends the job: nothing is trained again
+TEST_F(NextEpoch, WhatIsLostAfterTrainingIsNotRepaired) {
+  options.max_nodes = 3;
+  options.max_restarts = 5;
+  begin(2);
+  come("c");
+  begin_anew_with_c();
+  const JobView before = view;
+  say("b", NodePhase::failed, 7);
+  Decision decision = decide();
+  EXPECT_EQ(decision.state, JobState::failed);
+  EXPECT_EQ(decision.exit_code, 7);
+  EXPECT_NE(decision.reason.find("training had ended"), std::string::npos) << decision.reason;
+  view = before;
+  die("b");
+  decision = decide();
+  EXPECT_EQ(decision.state, JobState::failed);
+  EXPECT_NE(decision.reason.find("node 1 (b) is gone"), std::string::npos) << decision.reason;
+}
+
+// spec: L16 a node that was started with other numbers of nodes gets no seat
+TEST_F(NextEpoch, NodesOfOtherNumbersGetNoSeat) {
+  options.min_nodes = options.max_nodes = 2;
+  options.join_timeout = seconds(60);
+  const auto numbered = [&](const std::string& name, int least, int most) {
+    NodeReport report{NodePhase::waiting, 0, -1, 0, name, {}, {}};
+    report.least_nodes = least;
+    report.most_nodes = most;
+    say(name, report);
+  };
+  numbered("a", 2, 2);
+  numbered("b", 3, 3);
+  numbered("c", 1, 2);
+  EXPECT_FALSE(decide().commit);
+  numbered("d", 2, 2);
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "d"}}));
 }
 
 // spec: L5 what a node says of an older epoch does not count

@@ -28,6 +28,13 @@ struct NodeReport {
   std::string reason;   ///< failed, stopped: a sentence
   std::string details;  ///< the launcher's own words, opaque here
   bool killed = false;  ///< failed: its worker was killed, so no other rank's end is behind that
+  /// The epoch whose ranks have all come to the end of training: what is left is to save the
+  /// result. 0: none. Said anew in later epochs.
+  std::int64_t trained_in = 0;
+  /// The numbers of nodes that this one was started with (--nnodes), which are the whole job's; 0:
+  /// not said.
+  std::int32_t least_nodes = 0;
+  std::int32_t most_nodes = 0;
   friend bool operator==(const NodeReport&, const NodeReport&) = default;
 };
 

@@ -5,6 +5,11 @@
 #include "muster/base/bytes.h"
 
 namespace muster::membership {
+namespace {
+
+constexpr std::size_t kShown = 200;
+
+}  // namespace
 
 Secret::Proof ValueProof::proof_of(std::string_view key, std::string_view value) const {
   const std::string text = ByteWriter()
@@ -32,6 +37,15 @@ Status ValueProof::missing(const std::string& what) const {
                                    " carries no proof of this job's secret; set the same "
                                    "MUSTER_SECRET on all nodes, unless somebody else writes into " +
                                    service_);
+}
+
+Status held_by_another(std::string_view name, std::string_view value) {
+  const auto is_readable = [](char each) { return each >= ' ' && each <= '~'; };
+  const bool readable =
+      !value.empty() && value.size() <= kShown && std::ranges::all_of(value, is_readable);
+  return Status(Code::refused,
+                "the name \"" + std::string(name) + "\" is held by another process" +
+                    (readable ? ", which says of itself: " + std::string(value) : std::string()));
 }
 
 }  // namespace muster::membership

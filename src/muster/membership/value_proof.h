@@ -30,4 +30,8 @@ class ValueProof {
   const Secret secret_;
 };
 
+/// Code::refused: another process has the name. `value`: what that says of itself, which is bytes
+/// for other programs: at most its readable beginning is shown.
+Status held_by_another(std::string_view name, std::string_view value);
+
 }  // namespace muster::membership
