@@ -12,6 +12,7 @@
 #include "muster/base/socket_address.h"
 #include "muster/launch/agent_machine.h"
 #include "muster/launch/agent_preparation.h"
+#include "muster/launch/epoch_fence.h"
 #include "muster/launch/host.h"
 #include "muster/launch/job_history.h"
 #include "muster/launch/node_membership.h"
@@ -30,10 +31,20 @@
 namespace muster::launch {
 namespace {
 
-constexpr Duration kFenceLimit = std::chrono::seconds(5);  // for a request to the own store
+constexpr Duration kFenceLimit = std::chrono::seconds(5);     // for a request to the own store
+constexpr Duration kFarewellLimit = std::chrono::seconds(5);  // for the service to take last words
 
 // The upper half of an epoll event's data tells the kind of descriptor.
-enum class WakeupSource : std::uint32_t { signals, timer, nodes, worker, spare, words, output };
+enum class WakeupSource : std::uint32_t {
+  signals,
+  timer,
+  nodes,
+  fence,
+  worker,
+  spare,
+  words,
+  output
+};
 
 WakeupSource source_of(WorkerWakeup what) {
   switch (what) {
@@ -66,9 +77,13 @@ class NodeAgent {
   void note_not_started(const std::vector<WorkerEnded>& ends);
   std::string log_file(int local_rank) const;
   void note_end(const WorkerEnded& event);
-  void raise_fence(const membership::Epoch& epoch);
   void follow(NodeNews news);
+  void hear(NodeNews news);
+  void pass_fence();
+  void take_leave();
   void begin_plan();
+  void tell(membership::NodePhase phase, int exit_code, const std::string& reason,
+            bool killed = false);
   void tell_failed();
   void tell_over();
   std::string node_text() const;
@@ -92,8 +107,8 @@ class NodeAgent {
   Wakeups wakeups_;
   std::unique_ptr<WorkerOutput> output_;
   std::unique_ptr<NodeMembership> nodes_;
-  std::unique_ptr<membership::Membership> fence_;  // of the store here, if epochs lie elsewhere
-  std::int64_t fence_revision_ = 0;
+  std::unique_ptr<EpochFence> fence_;  // of the store here, if epochs lie elsewhere
+  std::deque<NodeNews> behind_fence_;  // epochs that begin once it is raised
   Descriptor secret_file_;
   std::unique_ptr<NodeWorkers> workers_;
   std::deque<AgentEvent> events_;
@@ -138,9 +153,12 @@ Status NodeAgent::open(const LogPlace& logs) {
   if (nodes_) wakeups_.watch(nodes_->descriptor(), false, pack(WakeupSource::nodes, 0));
   logs_ = logs;
   if (nodes_ && job_.store && meets_in_service(options_)) {
-    auto fence = membership::make_agent_membership(job_.store, job_.run_id, kFenceLimit);
+    auto store = membership::make_agent_membership(job_.store, job_.run_id, kFenceLimit);
+    if (!store) return store.status();
+    auto fence = EpochFence::start(std::move(*store));
     if (!fence) return fence.status();
     fence_ = std::move(*fence);
+    wakeups_.watch(fence_->descriptor(), false, pack(WakeupSource::fence, 0));
   }
   if (Status events = history_.open(options_, job_.run_id, host()); !events) return events;
   output_ = std::make_unique<WorkerOutput>(
@@ -171,7 +189,16 @@ Result<int> NodeAgent::run(const Program& program, const LogPlace& logs) {
     wait_and_dispatch();
     if (!events_.empty()) break;
   }
+  if (nodes_) take_leave();
   return state_.exit_code;
+}
+
+/// The other nodes hear why this one goes, unless the service does not answer or a signal asks to
+/// be quick.
+void NodeAgent::take_leave() {
+  wakeups_.arm_timer(deadline_after(steady_clock(), kFarewellLimit));
+  while (!nodes_->all_told() && events_.empty()) wait_and_dispatch();
+  nodes_->forget_untold();
 }
 
 void NodeAgent::wait_and_dispatch() {
@@ -192,11 +219,13 @@ void NodeAgent::wait_and_dispatch() {
         break;
       case WakeupSource::timer:
         wakeups_.take_timer();
+        if (finished_) return void(events_.push_back(TimerFired{}));
         happen(TimerFired{});
         break;
       case WakeupSource::nodes:
         for (NodeNews& news : nodes_->take()) follow(std::move(news));
         break;
+      case WakeupSource::fence: pass_fence(); break;
       case WakeupSource::worker: ended.push_back(static_cast<int>(index)); break;
       case WakeupSource::spare: workers_->take_spare_end(static_cast<int>(index)); break;
       case WakeupSource::words:
@@ -216,8 +245,12 @@ void NodeAgent::happen(const AgentEvent& event) {
   if (events_.size() > 1) return;
   while (!events_.empty()) {
     if (const auto* end = std::get_if<WorkerEnded>(&events_.front())) note_end(*end);
+    const bool had_trained = state_.trained;
     Decision decision = decide(steady_clock().now(), rules_, std::move(state_), events_.front());
     state_ = std::move(decision.state);
+    // From now on no node may join: there is nothing left to train.
+    if (nodes_ && !had_trained && state_.trained && state_.phase == AgentPhase::running)
+      tell(membership::NodePhase::running, 0, {});
     for (const AgentAction& action : decision.actions) act(action);
     events_.pop_front();
   }
@@ -244,14 +277,15 @@ void NodeAgent::act(const AgentAction& action) {
   } else if (std::holds_alternative<TellFailed>(action)) {
     tell_failed();
   } else if (const auto* stopped = std::get_if<TellStopped>(&action)) {
-    nodes_->report(
-        stopped->leaving ? membership::NodePhase::leaving : membership::NodePhase::stopped,
-        running_epoch_, state_.exit_code,
-        node_text() + ": its launcher was stopped by " + signal_name(state_.stop_signal));
+    tell(stopped->leaving ? membership::NodePhase::leaving : membership::NodePhase::stopped,
+         state_.exit_code,
+         node_text() + ": its launcher was stopped by " + signal_name(state_.stop_signal));
   } else if (std::holds_alternative<TellOver>(action)) {
     tell_over();
+  } else if (std::holds_alternative<TellTrained>(action)) {
+    tell(membership::NodePhase::running, 0, {});
   } else if (std::holds_alternative<TellSucceeded>(action)) {
-    nodes_->report(membership::NodePhase::succeeded, running_epoch_, 0, {});
+    tell(membership::NodePhase::succeeded, 0, {});
   } else {
     finished_ = true;
     workers_->sweep();
@@ -260,30 +294,40 @@ void NodeAgent::act(const AgentAction& action) {
   }
 }
 
-/// From now on the store that this agent serves refuses workers of older epochs. Does nothing if
-/// the epochs are committed there anyway.
-void NodeAgent::raise_fence(const membership::Epoch& epoch) {
-  if (!fence_) return;
-  auto revision = fence_->commit(epoch, fence_revision_);
-  // After a commit that had timed out it is not known what lies there.
-  if (!revision && revision.status().code() == Code::refused) {
-    auto watch = fence_->watch({});
-    auto there = watch ? (*watch)->next(kFenceLimit) : Result<membership::Update>(watch.status());
-    if (there) revision = fence_->commit(epoch, there->epoch_revision);
-  }
-  if (revision) fence_revision_ = *revision;
-  if (!revision)
-    output_->say(options_.command + ": the store here goes on serving workers of older epochs: " +
-                 revision.status().message());
-}
-
 void NodeAgent::follow(NodeNews news) {
   history_.note(news.failures);
-  if (news.plan) raise_fence(news.plan->epoch);
-  if (news.plan && news.plan->node >= 0) plan_ = std::move(news.plan);
   if (!news.event || finished_) return;
   if (workers_->take_all_words()) happen(AllTrained{});
+  const auto* next = std::get_if<NewEpoch>(&*news.event);
+  // Workers that only save their result stay with their epoch.
+  const bool too_late = state_.trained && next != nullptr && next->only_joined;
+  const bool fences = fence_ != nullptr && news.plan != nullptr && !too_late;
+  if (fences) fence_->raise(news.plan->epoch);
+  if (fences && next != nullptr && next->seated)
+    return void(behind_fence_.push_back(std::move(news)));
+  // What ends workers waits for nothing.
+  if (!std::holds_alternative<OthersGone>(*news.event)) behind_fence_.clear();
+  hear(std::move(news));
+}
+
+void NodeAgent::hear(NodeNews news) {
+  if (news.plan && news.plan->node >= 0) plan_ = std::move(news.plan);
+  if (workers_->take_all_words()) happen(AllTrained{});
   happen(*news.event);
+}
+
+/// The store here refuses workers of epochs before that of the news that have waited for this.
+void NodeAgent::pass_fence() {
+  const EpochFence::Raised raised = fence_->take();
+  if (!raised.status)
+    output_->say(options_.command + ": the store here goes on serving workers of older epochs: " +
+                 raised.status.message());
+  while (!finished_ && !behind_fence_.empty() &&
+         behind_fence_.front().plan->epoch.number <= raised.epoch) {
+    NodeNews news = std::move(behind_fence_.front());
+    behind_fence_.pop_front();
+    hear(std::move(news));
+  }
 }
 
 /// Path of a worker's standard error; empty: not kept.
@@ -319,10 +363,18 @@ std::string NodeAgent::node_text() const {
          host() + ")";
 }
 
+/// Says to the other nodes what has become of the workers. Once training has ended that is said of
+/// the present epoch: it may be one that only has more nodes than that of the workers.
+void NodeAgent::tell(membership::NodePhase phase, int exit_code, const std::string& reason,
+                     bool killed) {
+  nodes_->report(phase, state_.trained ? plan_->epoch.number : running_epoch_, exit_code, reason,
+                 killed, state_.trained ? running_epoch_ : 0);
+}
+
 void NodeAgent::tell_failed() {
-  nodes_->report(membership::NodePhase::failed, running_epoch_, state_.exit_code,
-                 node_text() + ": " + first_failure_line(state_, facts()),
-                 state_.first_failure && state_.ends[*state_.first_failure].exit.was_killed());
+  tell(membership::NodePhase::failed, state_.exit_code,
+       node_text() + ": " + first_failure_line(state_, facts()),
+       state_.first_failure && state_.ends[*state_.first_failure].exit.was_killed());
 }
 
 void NodeAgent::tell_over() {
@@ -331,8 +383,7 @@ void NodeAgent::tell_over() {
                               : plan_->epoch.reason;
   const std::string text = why + "; training had ended on all ranks and is not repeated";
   output_->say(options_.command + ": " + text);
-  nodes_->report(membership::NodePhase::stopped, plan_->epoch.number, std::max(1, state_.exit_code),
-                 text);
+  tell(membership::NodePhase::stopped, std::max(1, state_.exit_code), text);
 }
 
 /// The ranks of the workers that are about to start.

@@ -28,6 +28,7 @@ struct MachineStep {
   void kill_workers();
   void ask_to_leave(int signal);
   void repair(int attempt);
+  void after_training(const NewEpoch& event);
   void after_last_worker();
   void tell_stopped();
   void be_stopped(int signal);
@@ -220,6 +221,10 @@ void MachineStep::operator()(const PassedSignal& event) {
 
 void MachineStep::operator()(const TimerFired&) {
   if (now < state.timer) return;
+  if (now - state.timer > rules.stood_still) {
+    state.timer = after(rules.stood_still);
+    return;
+  }
   if (state.phase == AgentPhase::ending && state.leaving) {
     state.leaving = false;
     tell_stopped();
@@ -236,7 +241,7 @@ void MachineStep::operator()(const NewEpoch& event) {
       state.cause == AgentCause::stopped_by_signal)
     return;
   state.begun = true;
-  if (state.trained) return actions.push_back(TellOver{});
+  if (state.trained) return after_training(event);
   const int attempt = static_cast<int>(event.number) - 1;
   state.next_attempt.reset();
   if (event.seated) state.next_attempt = attempt;
@@ -266,6 +271,15 @@ void MachineStep::operator()(const JobEnded& event) {
   }
   if (state.phase == AgentPhase::running) return end_workers(SIGTERM);
   if (state.phase != AgentPhase::ending) linger_or_finish();
+}
+
+/// The node that joined came too late: the workers here only save their result. What this node has
+/// said of the epoch before is said again of this one.
+void MachineStep::after_training(const NewEpoch& event) {
+  if (!event.only_joined) return actions.push_back(TellOver{});
+  if (state.phase == AgentPhase::running) return actions.push_back(TellTrained{});
+  if (state.phase == AgentPhase::lingering && state.cause == AgentCause::none)
+    actions.push_back(TellSucceeded{});
 }
 
 void MachineStep::operator()(const AllTrained&) { state.trained = rules.keep; }

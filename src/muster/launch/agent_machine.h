@@ -11,7 +11,8 @@
 ///                 `-> lingering -> finished
 /// If workers stay (`AgentRules::keep`), a failure leaves the phase as it is: the next epoch
 /// replaces the workers that have ended, and the others go on. Once the workers have come to the
-/// end of training there is nothing to repair: a failure then ends the job. With several nodes an
+/// end of training there is nothing to repair: a failure then ends the job, and a node that joins
+/// changes nothing. With several nodes an
 /// epoch of the job starts the workers, not this agent. After a failure it waits for the next epoch
 /// or the end of the job. Lingering: the job continues on other nodes, or this agent serves the
 /// store and stays until the other nodes have ended.
@@ -45,6 +46,9 @@ struct AgentRules {
   Duration preempt_grace = Duration::zero();
   /// How long the other nodes have to answer, in addition to the shutdown timeout.
   Duration farewell_timeout = std::chrono::seconds(5);
+  /// A timer that comes later than this says that the launcher stood still, and its workers perhaps
+  /// with it: what it would end gets this time again.
+  Duration stood_still = std::chrono::seconds(1);
 };
 
 enum class AgentPhase : std::uint8_t { starting, waiting, running, ending, lingering, finished };
@@ -103,6 +107,8 @@ struct TimerFired {};
 struct NewEpoch {
   std::int64_t number;
   bool seated;
+  /// It differs from the one before by nodes that have joined: none was lost and no worker failed.
+  bool only_joined = false;
 };
 /// The job has ended, or the service that knows is unreachable.
 struct JobEnded {
@@ -151,6 +157,10 @@ struct TellStopped {
 struct TellOver {
   friend bool operator==(const TellOver&, const TellOver&) = default;
 };
+/// All ranks had come to the end of training before the present epoch began.
+struct TellTrained {
+  friend bool operator==(const TellTrained&, const TellTrained&) = default;
+};
 struct TellSucceeded {
   friend bool operator==(const TellSucceeded&, const TellSucceeded&) = default;
 };
@@ -160,7 +170,7 @@ struct Finish {
 };
 using AgentAction =
     std::variant<StartWorkers, RepairWorkers, TellLeave, SignalWorkers, SweepWorkers, TellFailed,
-                 TellStopped, TellOver, TellSucceeded, Finish>;
+                 TellStopped, TellOver, TellTrained, TellSucceeded, Finish>;
 
 /// Classifies the end of a worker, in the state before `decide` receives it.
 WorkerEnd judge_end(const AgentState& state, const WorkerEnded& event);

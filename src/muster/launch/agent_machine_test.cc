@@ -319,6 +319,31 @@ TEST(AgentMachine, NothingIsRepairedAfterTraining) {
   EXPECT_EQ(ended.on(NewEpoch{2, true}), Actions{TellOver{}});
 }
 
+// spec: L6 a node that joins after training has ended disturbs nobody: what was told of the epoch
+// before is told again of that one, and the job ends well
+TEST(AgentMachine, ANodeThatJoinsAfterTrainingChangesNothing) {
+  const NewEpoch joined{2, true, true};
+  Machine machine = keeping({.workers = 1});
+  machine.on(AllTrained{});
+  EXPECT_EQ(machine.on(joined), Actions{TellTrained{}});
+  EXPECT_EQ(machine.state.phase, AgentPhase::running);
+  EXPECT_EQ(machine.end(0), Actions{TellSucceeded{}});
+  EXPECT_EQ(machine.on(NewEpoch{3, true, true}), Actions{TellSucceeded{}});
+  EXPECT_EQ(machine.on(JobEnded{true, 0, "all workers have ended well"}), Actions{Finish{0}});
+}
+
+// spec: L14 a launcher that stood still gives those whom it would kill the time that they missed
+TEST(AgentMachine, ALauncherThatStoodStillKillsNobodyForIt) {
+  Machine machine{.rules = {.workers = 2, .shutdown_timeout = seconds(7)}};
+  machine.on(Begin{});
+  machine.end(0, kFailed);
+  machine.now += seconds(40);
+  EXPECT_EQ(machine.on(TimerFired{}), Actions{});
+  EXPECT_EQ(machine.state.timer, machine.now + machine.rules.stood_still);
+  machine.now = machine.state.timer;
+  EXPECT_EQ(machine.on(TimerFired{}), (Actions{SignalWorkers{SIGKILL}}));
+}
+
 // spec: L9 workers leave by themselves after SIGTERM; the others hear of it when they have left;
 // after the grace time they are ended
 TEST(AgentMachine, WorkersLeaveBeforeTheNodeIsGivenUp) {

@@ -1,9 +1,16 @@
 /// This node's membership in a job of several nodes: it holds a lease on its place, follows the
 /// epochs, and commits the next one when it is this node's turn (`membership/next_epoch.h`).
+///
+/// Two threads divide the work, so that nothing that matters waits for the service. One follows
+/// the watch, decides, and notices the end of the lease; it never makes a request. The other makes
+/// all requests: it takes the place, and tells reports and epochs until the service has confirmed
+/// them. The agent's own thread only leaves work for them and takes their news.
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -13,6 +20,7 @@
 #include <vector>
 
 #include "muster/base/descriptor.h"
+#include "muster/base/interruption.h"
 #include "muster/launch/agent_machine.h"
 #include "muster/launch/rank_assignment.h"
 #include "muster/membership/job_view.h"
@@ -38,6 +46,7 @@ struct NodeDetails {
   std::string store_addr{};
   std::uint16_t store_port = 0;
   std::vector<FailureNote> failures{};  ///< the last few
+  std::string identity{};               ///< of its process, which no other one has
 };
 std::string encode(const NodeDetails& details);
 Result<NodeDetails> decode_node_details(const std::string& record);
@@ -51,7 +60,9 @@ struct EpochPlan {
 };
 
 struct NodeMembershipOptions {
-  std::string name;      ///< name of the lease
+  /// Name of the lease. Unless a slot is wanted each further hold has a random end: the service may
+  /// know this process's own earlier hold for as long as that lives.
+  std::string name;
   int wanted_slot = -1;  ///< -1: any
   Duration ttl = std::chrono::milliseconds(2500);
   membership::EpochOptions epochs;
@@ -82,45 +93,87 @@ class NodeMembership {
   int descriptor() const { return event_.get(); }
   std::vector<NodeNews> take();
 
-  /// Publishes to the other nodes. Best effort; blocks at most for the lifetime of an unrenewed
-  /// lease. `killed`: see NodeReport.
+  /// Publishes to the other nodes, in the order of the calls, until the service has confirmed it or
+  /// the place is lost. Returns at once. `killed`, `trained_in`: see NodeReport.
   void report(membership::NodePhase phase, std::int64_t epoch, int exit_code,
-              const std::string& reason, bool killed = false);
+              const std::string& reason, bool killed = false, std::int64_t trained_in = 0);
   void set_program_port(std::uint16_t port);
   void add_failure(const FailureNote& note);
+  /// Whether the service has confirmed all of that, or nobody needs it any more. When it becomes
+  /// true there are news, if only empty ones.
+  bool all_told() const;
+  /// The destructor waits for it for at most two seconds, unless it is given up here.
+  void forget_untold();
 
  private:
+  struct ProposedEpoch {
+    membership::Epoch epoch;
+    std::int64_t on_top_of = 0;  // revision of the present one
+    friend bool operator==(const ProposedEpoch&, const ProposedEpoch&) = default;
+  };
+  using Lock = std::unique_lock<std::mutex>;
+
   NodeMembership(std::unique_ptr<membership::Membership> membership, NodeMembershipOptions options,
                  NodeDetails details);
-  Status take_place();
-  Status describe_holder(const Status& refused);
+  std::string next_name() const;
+  Status start();
   void publish();
-  void run();
-  bool follow(const membership::Update& update);
+  void give(NodeNews news);
+  void give_under_lock(NodeNews news);
+  void end_of_job(JobEnded end, bool service_lost);
+
+  // By the thread that makes requests. Each gives the lock up during a request.
+  void tell_all();
+  Status take_place(Lock& lock);
+  Status describe_holder(const Status& refused, const std::string& name, bool& own) const;
+  Status tell_report(Lock& lock);
+  Status tell_epoch(Lock& lock);
+  Status take_place_again(Lock& lock);
+  void note_trouble(const std::string& what, const Status& status);
+
+  // By the thread that follows the watch.
+  void follow_all();
+  bool follow(const membership::Update& update, bool stood_still);
+  void note_others(const membership::Update& update);
+  bool refuses_itself();
   void follow_epoch();
   void follow_arrivals();
-  void decide();
-  bool keep_place();
-  void give(NodeNews news);
+  void decide(bool stood_still);
+  void propose(std::optional<ProposedEpoch> epoch);
+  void keep_place();
+  std::string place() const;
+  TimePoint expires() const;
 
   const NodeMembershipOptions options_;
   const std::unique_ptr<membership::Membership> membership_;
+  const std::shared_ptr<Interruption> closing_ = std::make_shared<Interruption>();
   Descriptor event_;
-  std::mutex mutex_;  // guards what the agent's thread and this one share
-  std::unique_ptr<membership::Hold> hold_;
+  mutable std::mutex mutex_;  // guards all down to `news_`; never held during a request
+  std::condition_variable work_, told_;
+  std::string name_;                        // of the hold, or of the last one
+  std::shared_ptr<membership::Hold> hold_;  // null: lost
+  std::shared_ptr<membership::Hold> lost_;  // to be given back
+  TimePoint lost_at_{};
   membership::NodeReport report_;
   NodeDetails details_;
+  std::deque<std::string> untold_;         // reports that the service has not confirmed
+  std::optional<ProposedEpoch> proposed_;  // that it has not answered
+  std::int64_t answered_ = -1;             // on top of this revision an epoch has been committed
+  TimePoint answered_at_{};
+  std::string trouble_;  // the last that was logged
   std::vector<NodeNews> news_;
-  // Used only by the thread.
+  std::atomic<bool> over_ = false;  // the job has ended for this node
+  std::atomic<bool> stop_ = false;
+  // Used only by the thread that follows the watch.
   std::unique_ptr<membership::Watch> watch_;
   membership::JobView view_;
   std::int64_t followed_ = 0;  // the last epoch reported to the agent
+  membership::Epoch epoch_;    // that one
   std::int64_t complete_ = 0;  // the last one that was reported complete
   std::map<std::string, std::int64_t> failures_seen_;
+  std::string compared_;  // the name under which this node was compared with those before it
   TimePoint ask_again_ = TimePoint::max();
-  bool over_ = false;
-  std::atomic<bool> stop_ = false;
-  std::thread thread_;
+  std::thread following_, telling_;
 };
 
 }  // namespace muster::launch

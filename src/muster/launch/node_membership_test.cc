@@ -3,7 +3,11 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 
+#include <condition_variable>
+#include <mutex>
+
 #include "muster/membership/factory.h"
+#include "muster/membership/update_queue.h"
 #include "muster/store/factory.h"
 
 namespace muster::launch {
@@ -90,6 +94,281 @@ TEST(NodeMembership, RefusesAnEpochOfOtherWorkers) {
   EXPECT_FALSE(end->succeeded);
   EXPECT_NE(end->reason.find("has 1 workers on this node, which starts 6"), std::string::npos)
       << end->reason;
+}
+
+/// A service that the test makes hang, fail and forget. It has one node, and says nothing of
+/// others.
+class Service {
+ public:
+  using Lock = std::unique_lock<std::mutex>;
+  /// Requests wait from now on until `answer`; they fail while `failures` are left.
+  void hang() {
+    const Lock lock(mutex);
+    hangs = true;
+  }
+  void answer() {
+    const Lock lock(mutex);
+    hangs = false;
+    changed.notify_all();
+  }
+  Status request() {
+    Lock lock(mutex);
+    ++requests;
+    changed.notify_all();
+    changed.wait(lock, [this] { return !hangs; });
+    if (failures == 0) return {};
+    --failures;
+    return Status(Code::timed_out, "no answer, " + std::to_string(failures));
+  }
+  template <class Condition>
+  void until(Condition condition) {
+    Lock lock(mutex);
+    EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(60), condition));
+  }
+  void tell(membership::Update update) {
+    const Lock lock(mutex);
+    update.revision = ++revision;
+    watching.push(std::move(update));
+  }
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool hangs = false, lost = false;
+  int requests = 0, failures = 0, holds = 0;
+  std::int64_t revision = 0;
+  std::vector<std::string> names;
+  std::vector<membership::NodeReport> reports;
+  std::vector<membership::Epoch> epochs;
+  membership::UpdateQueue watching;
+};
+
+class ServiceHold final : public membership::Hold {
+ public:
+  ServiceHold(Service& service, std::string name, int number)
+      : service_(service), name_(std::move(name)), number_(number) {}
+  ~ServiceHold() override { (void)service_.request(); }
+  Status set(std::string_view value) override {
+    if (Status asked = service_.request(); !asked) return asked;
+    note(value);
+    return {};
+  }
+  Status state() const override {
+    const Service::Lock lock(service_.mutex);
+    return service_.lost && number_ == 1 ? Status(Code::refused, "a test") : Status();
+  }
+  TimePoint expires() const override {
+    return steady_clock().now() + (state() ? std::chrono::milliseconds(20) : Duration(0));
+  }
+  void note(std::string_view value) {
+    {
+      const Service::Lock lock(service_.mutex);
+      service_.reports.push_back(*membership::decode_report(value));
+      service_.changed.notify_all();
+    }
+    membership::Update update;
+    update.changes.push_back({name_, std::string(value), number_});
+    service_.tell(std::move(update));
+  }
+
+ private:
+  Service& service_;
+  const std::string name_;
+  const int number_;
+};
+
+class ServiceWatch final : public membership::Watch {
+ public:
+  explicit ServiceWatch(Service& service) : service_(service) {}
+  Result<membership::Update> next(Duration timeout) override {
+    return service_.watching.next(timeout);
+  }
+  void close() override { service_.watching.close(); }
+
+ private:
+  Service& service_;
+};
+
+class ServiceMembership final : public membership::Membership {
+ public:
+  explicit ServiceMembership(Service& service) : service_(service) {}
+  Result<std::unique_ptr<membership::Hold>> hold(std::string_view name, std::string_view value,
+                                                 Duration) override {
+    if (Status asked = service_.request(); !asked) return asked;
+    int number = 0;
+    {
+      const Service::Lock lock(service_.mutex);
+      // As after an election: the service still knows every earlier hold.
+      for (const std::string& known : service_.names)
+        if (known == name) return Status(Code::refused, std::string(name) + " is held");
+      service_.names.emplace_back(name);
+      number = ++service_.holds;
+    }
+    auto hold = std::make_unique<ServiceHold>(service_, std::string(name), number);
+    hold->note(value);
+    return std::unique_ptr<membership::Hold>(std::move(hold));
+  }
+  Result<std::unique_ptr<membership::Watch>> watch(std::string_view) override {
+    return std::unique_ptr<membership::Watch>(std::make_unique<ServiceWatch>(service_));
+  }
+  Result<std::int64_t> commit(const membership::Epoch& epoch, std::int64_t) override {
+    if (Status asked = service_.request(); !asked) return asked;
+    {
+      const Service::Lock lock(service_.mutex);
+      service_.epochs.push_back(epoch);
+    }
+    membership::Update update;
+    update.epoch = epoch;
+    update.epoch_revision = epoch.number;
+    service_.tell(std::move(update));
+    return epoch.number;
+  }
+  const char* kind() const override { return "a test"; }
+
+ private:
+  Service& service_;
+};
+
+class NodeOfService : public ::testing::Test {
+ protected:
+  std::unique_ptr<NodeMembership> join() {
+    NodeMembershipOptions here;
+    here.name = "node/a";
+    here.place = "the service";
+    auto node = NodeMembership::join(
+        std::make_unique<ServiceMembership>(service), here,
+        NodeDetails{NodeFacts{1, "default", "a host", 0}, "a launcher", "a host", 1});
+    EXPECT_TRUE(node.ok()) << node.status().message();
+    return std::move(*node);
+  }
+  NodeNews next_event(NodeMembership& node) {
+    return next_news(node, [](const NodeNews& news) { return news.event.has_value(); });
+  }
+  bool has_epoch(const NodeNews& news, std::int64_t number, bool seated) {
+    const auto* epoch = news.event ? std::get_if<NewEpoch>(&*news.event) : nullptr;
+    return epoch != nullptr && epoch->number == number && epoch->seated == seated;
+  }
+
+  Service service;
+};
+
+// spec: L14 a report is told until it is confirmed, and an epoch is proposed until it is answered
+TEST_F(NodeOfService, WhatIsToldIsToldUntilItIsConfirmed) {
+  service.failures = 0;
+  const auto node = join();
+  EXPECT_TRUE(has_epoch(next_event(*node), 1, true));
+  {
+    const Service::Lock lock(service.mutex);
+    service.failures = 5;
+  }
+  node->report(membership::NodePhase::failed, 1, 3, "words");
+  // The failure uses up the last restart, so an epoch says that the job has failed.
+  const NodeNews over = next_event(*node);
+  ASSERT_TRUE(over.event && std::holds_alternative<JobEnded>(*over.event));
+  EXPECT_EQ(std::get<JobEnded>(*over.event).reason, "words");
+  EXPECT_EQ(service.failures, 0);
+  EXPECT_EQ(service.reports.back().reason, "words");
+  EXPECT_TRUE(node->all_told());
+}
+
+// spec: L14 whoever reports never waits for the service, and the end of the lease ends the workers
+// while requests hang
+TEST_F(NodeOfService, NothingWaitsForAServiceThatHangs) {
+  const auto node = join();
+  EXPECT_TRUE(has_epoch(next_event(*node), 1, true));
+  service.hang();
+  const int before = service.requests;
+  node->report(membership::NodePhase::failed, 1, 3, "words");
+  node->set_program_port(7);
+  service.until([&] { return service.requests > before; });
+  EXPECT_FALSE(node->all_told());
+  {
+    const Service::Lock lock(service.mutex);
+    service.lost = true;
+  }
+  EXPECT_TRUE(has_epoch(next_event(*node), 1, false)) << "while the service hangs";
+  node->report(membership::NodePhase::failed, 1, 3, "more words");
+  service.answer();
+}
+
+// spec: L14 a node that lost its place takes another name: the service may still know the hold that
+// was its own
+TEST_F(NodeOfService, ItsOwnEarlierHoldRefusesNobody) {
+  const auto node = join();
+  EXPECT_TRUE(has_epoch(next_event(*node), 1, true));
+  {
+    const Service::Lock lock(service.mutex);
+    service.lost = true;
+    service.failures = 3;
+  }
+  EXPECT_TRUE(has_epoch(next_event(*node), 1, false));
+  service.until([&] { return service.names.size() == 2; });
+  EXPECT_NE(service.names[0], service.names[1]);
+  // The service lets the first go, and the next epoch has the node by its other name.
+  membership::Update update;
+  update.changes.push_back({service.names[0], std::nullopt, 0});
+  service.tell(update);
+  const NodeNews news = next_event(*node);
+  EXPECT_TRUE(has_epoch(news, 2, true));
+  ASSERT_TRUE(news.plan);
+  EXPECT_EQ(news.plan->epoch.members.at(0).name, service.names[1]);
+}
+
+// spec: L6 the news of an epoch say whether it only has more nodes than the one before
+TEST_F(NodeOfService, AnEpochThatOnlyHasMoreNodesIsToldApart) {
+  const auto node = join();
+  const NodeNews first = next_event(*node);
+  ASSERT_TRUE(first.plan);
+  membership::Epoch epoch = first.plan->epoch;
+  const auto next = [&](std::int64_t number) {
+    epoch.number = number;
+    membership::Update update;
+    update.epoch = epoch;
+    update.epoch_revision = number;
+    service.tell(std::move(update));
+    const NodeNews news = next_event(*node);
+    EXPECT_TRUE(has_epoch(news, number, true));
+    return std::get<NewEpoch>(*news.event).only_joined;
+  };
+  epoch.members.push_back({1, "node/b", epoch.members[0].value, 2});
+  EXPECT_TRUE(next(2));
+  epoch.restarts = 1;
+  EXPECT_FALSE(next(3));
+  epoch.members.pop_back();
+  EXPECT_FALSE(next(4));
+}
+
+// spec: L16 agents of one job with different --nnodes: the later one is refused by name, and the
+// first one is not disturbed
+TEST(NodeMembership, RefusesItselfWithOtherNumbersOfNodes) {
+  const auto store = served_store();
+  NodeMembershipOptions first;
+  first.name = "node/0";
+  first.wanted_slot = 0;
+  first.epochs.min_nodes = first.epochs.max_nodes = 2;
+  NodeMembershipOptions second = first;
+  second.name = "node/1";
+  second.wanted_slot = 1;
+  second.epochs.max_nodes = 3;
+  const NodeDetails details{NodeFacts{1, "default", "a host", 0}, "the first one", "a host", 1};
+  const auto one = NodeMembership::join(member_of(store), first, details);
+  ASSERT_TRUE(one.ok()) << one.status().message();
+  {
+    const auto other = NodeMembership::join(member_of(store), second, details);
+    ASSERT_TRUE(other.ok()) << other.status().message();
+    const NodeNews news =
+        next_news(**other, [](const NodeNews& each) { return each.event.has_value(); });
+    ASSERT_TRUE(news.event && std::holds_alternative<JobEnded>(*news.event));
+    const std::string reason = std::get<JobEnded>(*news.event).reason;
+    for (const char* part : {"--nnodes 2:3", "--nnodes 2;", "the first one"})
+      EXPECT_NE(reason.find(part), std::string::npos) << part << " in " << reason;
+  }
+  second.epochs = first.epochs;
+  const auto right = NodeMembership::join(member_of(store), second, details);
+  ASSERT_TRUE(right.ok()) << right.status().message();
+  const NodeNews begun =
+      next_news(**one, [](const NodeNews& news) { return news.event.has_value(); });
+  ASSERT_TRUE(begun.plan);
+  EXPECT_EQ(begun.plan->nodes.size(), 2u);
 }
 
 }  // namespace
