@@ -131,6 +131,42 @@ def test_gradients_add_up():
     on_ranks(2, adds_up)
 
 
+def clips_mixed(rank, size):
+    mesh = dist.init_device_mesh("cpu", (2, size // 2))
+    alone = Net()
+    (sum(loss_of(alone, each, 0) for each in range(size)) / size).backward()
+    norm = torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
+    torch.optim.SGD(alone.parameters(), lr=1).step()
+    strategy = fsdp.ShardingStrategy
+    ways = {
+        strategy.FULL_SHARD: {},
+        strategy.NO_SHARD: {},
+        strategy.HYBRID_SHARD: {"device_mesh": mesh},
+    }
+    for outer, around in ways.items():
+        for inner, within in ways.items():
+            net = Net()
+            net.blocks[0] = FSDP(net.blocks[0], sharding_strategy=inner, **within)
+            model = FSDP(net, sharding_strategy=outer, **around)
+            loss_of(model, rank, 0).backward()
+            torch.testing.assert_close(model.clip_grad_norm_(0.1), norm, rtol=1e-5, atol=0)
+            torch.optim.SGD(model.parameters(), lr=1).step()
+            assert_same(whole(model), alone.state_dict())
+    half = dist.new_group([0, 1] if rank < 2 else [2, 3], use_local_synchronization=True)
+    net = Net()
+    net.blocks[0] = FSDP(net.blocks[0], process_group=half)
+    model = FSDP(net)
+    loss_of(model, rank, 0).backward()
+    with pytest.raises(dist.DistError, match="units lie on different ranks"):
+        model.clip_grad_norm_(0.1)
+
+
+# spec: M6 units that are full, hybrid and not sharded in one model: a parameter counts once in the
+# norm, or it is refused on all ranks
+def test_units_of_different_groups_are_clipped_by_one_norm():
+    on_ranks(4, clips_mixed)
+
+
 class Inner(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -12,7 +12,9 @@ class ShardedUnit;
 /// Collective. Computes the norm of all gradients of these units over all ranks and scales the
 /// gradients so that it is at most `max_norm`, as torch.nn.utils.clip_grad_norm_ does. `others` are
 /// gradients of tensors that every rank holds whole; if they differ between ranks, their mean
-/// counts. `norm_type` is infinity or positive. All units must be of one group.
+/// counts. `norm_type` is infinity or positive. Units may be divided and replicated in different
+/// ways (full, hybrid, NO_SHARD); each parameter counts once. Throws DistError on every rank if the
+/// units do not all lie on the same ranks.
 double clip_grad_norm(const std::vector<ShardedUnit*>& units, const std::vector<at::Tensor>& others,
                       double max_norm, double norm_type);
 

@@ -5,6 +5,7 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +13,7 @@
 
 #include "muster/device_mesh.h"
 #include "muster/parallel/testing/sharded_models.h"
+#include "muster/subgroups.h"
 
 namespace muster::testing::fsdp {
 namespace {
@@ -127,6 +129,73 @@ TEST(ShardedOptions, ClipAndAccumulateAsOneProcess) {
       torch::optim::SGD(net->parameters(), 1).step();
       EXPECT_LT(difference(whole(model), flat(alone->parameters())), 1e-9);
     });
+}
+
+/// A model whose first layer is a unit with options of its own.
+struct TwoPartsImpl : nn::Module {
+  TwoPartsImpl()
+      : first(register_module("first", nn::Linear(5, 6))),
+        last(register_module("last", nn::Linear(6, 3))) {
+    to(at::kDouble);
+    fill(*this, 4);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return last(torch::tanh(unit.module() ? unit(x) : first(x)));
+  }
+  nn::Linear first, last;
+  FullyShardedDataParallel<nn::Linear> unit{nullptr};
+};
+TORCH_MODULE(TwoParts);
+
+/// Options of one unit, over a mesh of 2 x 2 ranks where they are hybrid.
+Options unit_of(ShardingStrategy strategy) {
+  Options options{.sharding_strategy = strategy};
+  if (strategy == ShardingStrategy::HYBRID_SHARD)
+    options.device_mesh = init_device_mesh("cpu", {2, 2});
+  return options;
+}
+
+// spec: M6 a parameter counts once in the norm, whether its unit is full, hybrid or not sharded, so
+// all ranks clip by one factor
+TEST(ShardedOptions, ClipUnitsOfDifferentGroupsByOneNorm) {
+  using enum ShardingStrategy;
+  constexpr auto kInfinite = std::numeric_limits<double>::infinity();
+  for (const double type : {2.0, 3.0, kInfinite}) {
+    TwoParts alone;
+    loss_of(alone(inputs()), targets()).backward();
+    const double norm = torch::nn::utils::clip_grad_norm_(alone->parameters(), 0.01, type);
+    torch::optim::SGD(alone->parameters(), 1).step();
+    for (const auto& strategies : {std::pair{FULL_SHARD, NO_SHARD},
+                                   {NO_SHARD, FULL_SHARD},
+                                   {FULL_SHARD, HYBRID_SHARD},
+                                   {HYBRID_SHARD, FULL_SHARD},
+                                   {HYBRID_SHARD, NO_SHARD},
+                                   {NO_SHARD, HYBRID_SHARD}})
+      on_ranks(4, [&](int rank) {
+        TwoParts net;
+        net->unit = fully_shard(net->first, unit_of(strategies.second));
+        FullyShardedDataParallel<TwoParts> model(net, unit_of(strategies.first));
+        loss_of(model(share(inputs(), rank, 4)), share(targets(), rank, 4)).backward();
+        EXPECT_NEAR(model.clip_grad_norm_(0.01, type), norm, 1e-9 * norm);
+        torch::optim::SGD(net->parameters(), 1).step();
+        EXPECT_LT(difference(whole(model), flat(alone->parameters())), 1e-9);
+      });
+  }
+}
+
+// spec: M6 or it is refused on every rank: units that lie on different ranks have no norm of all
+TEST(ShardedOptions, RefuseTheNormOfUnitsOnDifferentRanks) {
+  on_ranks(4, [](int rank) {
+    const auto half = new_group({.ranks = rank < 2 ? std::vector{0, 1} : std::vector{2, 3},
+                                 .use_local_synchronization = true});
+    TwoParts net;
+    net->unit = fully_shard(net->first, {.process_group = half});
+    FullyShardedDataParallel<TwoParts> model(net);
+    loss_of(model(share(inputs(), rank, 4)), share(targets(), rank, 4)).backward();
+    const auto text = message_of<DistError>([&] { model.clip_grad_norm_(1); });
+    EXPECT_HAS(text, "units lie on different ranks");
+    EXPECT_HAS(text, "ranks 0, 1, 2, 3");
+  });
 }
 
 // spec: T5 hybrid sharding over a two-dimensional mesh: 1/n of the rows' ranks; NO_SHARD: all
