@@ -80,7 +80,6 @@ from ._C import (
     set_debug_level_from_env,
     set_timeout,
     shared_allocator_stats,
-    shrink_group,
     split_group,
     trim_shared_allocator,
     use_shared_allocator,
@@ -150,7 +149,12 @@ from .options import (
     ReduceScatterOptions,
     ScatterOptions,
 )
-from .rendezvous import init_process_group, register_rendezvous_handler, rendezvous
+from .rendezvous import (
+    init_process_group,
+    register_rendezvous_handler,
+    rendezvous,
+    shrink_group,
+)
 from .spawning import spawn
 
 _modules.install()

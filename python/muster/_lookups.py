@@ -2,11 +2,12 @@
 unbroken.
 
 A graph keeps what they said when it was traced. It is traced anew for another group or mesh as an
-argument, not where the default group is made again. Importing this module puts functions of
+argument, and after `forget_graphs`, which whatever makes another default group calls. Importing this module puts functions of
 Python's around such methods of ProcessGroup and DeviceMesh.
 """
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -26,6 +27,15 @@ def constant_in_graphs(call: Call) -> Call:
     """
     call._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return call
+
+
+def forget_graphs() -> None:
+    """Graphs have ranks, sizes and names of groups in them as constants: those of the default group
+    that was. torch.compile traces anew after this.
+    """
+    compiler = sys.modules.get("torch._dynamo")
+    if compiler is not None and hasattr(compiler, "reset"):  # else it is not imported, or not whole
+        compiler.reset()
 
 
 # ---- functions

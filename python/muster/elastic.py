@@ -34,6 +34,7 @@ from typing import Any
 import torch
 
 from . import _C
+from ._lookups import forget_graphs
 from .objects import broadcast_object_list
 
 __all__ = ["Preempted", "ShardedState", "State", "epoch", "run", "share_of_batch"]
@@ -412,7 +413,8 @@ def run(
     """Calls `train` until it has returned on all ranks, and returns "finished"; "preempted" where
     this process is to end now, with the state of the last commit. Around each call is a default
     group of its own, made with `backend` and `timeout` as by init_process_group: groups and
-    wrappers such as DDP belong into `train`. Before each call all ranks get the last commit of any
+    wrappers such as DDP belong into `train`. What torch.compile has traced is traced anew, for the
+    new rank and size. Before each call all ranks get the last commit of any
     of them, or at the beginning what rank 0 has. If a rank dies, the other ranks' calls raise at
     once, `train` ends with that exception, and is called again when the launcher has replaced the
     rank. A spare (`--spares`) blocks here until it is needed, and has no RANK before. Called once
@@ -432,6 +434,7 @@ def run(
         if place is None:
             break
         os.environ.update(place)
+        forget_graphs()
         outcome, failure = _run_epoch(state, train)
         if outcome is not None:
             _C._elastic_end_group(outcome == "preempted")

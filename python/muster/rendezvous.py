@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import torch
 
 from . import _C
+from ._lookups import forget_graphs
 
 __all__ = ["register_rendezvous_handler", "rendezvous"]
 
@@ -80,6 +81,26 @@ def init_process_group(
         enable_reconfigure,
         share_memory,
     )
+    forget_graphs()
+
+
+def shrink_group(
+    ranks_to_exclude: Sequence[int] = (),
+    group: _C.ProcessGroup | None = None,
+    shrink_flags: int = 0,
+    pg_options: object = None,
+    timeout: datetime.timedelta | None = None,
+) -> _C.ProcessGroup:
+    """A group of those members that are left: without the listed ranks of the group, and without
+    those that have died or die meanwhile. Every survivor calls it. shrink_flags: SHRINK_ABORT ends
+    first what is in flight. Where the default group is shrunk, the new one takes its place, with
+    ranks from 0. Raises DistBackendError naming a living member that does not call within `timeout`
+    (datetime.timedelta; None: the group's), ValueError (DistArgumentError) for ranks that the group
+    has not, for one named twice, for a caller that is excluded and for one that is no member.
+    """
+    shrunk = _C.shrink_group(list(ranks_to_exclude), group, shrink_flags, pg_options, timeout)
+    forget_graphs()  # the default group may be another one now
+    return shrunk
 
 
 def _meet(url: str, rank: int, world_size: int, timeout: datetime.timedelta | None) -> Met | None:

@@ -1,5 +1,10 @@
 """What a process knows of its groups and meshes, inside a function that torch.compile traces."""
 
+import contextlib
+import pathlib
+import subprocess
+import sys
+
 import pytest
 import torch
 from ranks import meeting_file, run_ranks
@@ -8,6 +13,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import muster as dist
 from muster import _functional_collectives as funcol
 from muster import distributed_c10d as c10d
+
+BIN = pathlib.Path(dist.__file__).parents[2] / "bin"
 
 
 def on_ranks(size, body):
@@ -132,3 +139,68 @@ def training_step(rank, size):
 @pytest.mark.parametrize("size", [1, 2])
 def test_step(size):
     on_ranks(size, training_step)
+
+
+def again_in_another_group(rank, meetings):
+    def place(x):
+        total = funcol.all_reduce(x, "sum", dist.group.WORLD)
+        return total + 10 * dist.get_rank() + 100 * dist.get_world_size()
+
+    traced = torch.compile(place, fullgraph=True, backend="eager")
+
+    def check_here(size):
+        assert traced(torch.ones(1)).item() == size + 10 * dist.get_rank() + 100 * size
+
+    dist.init_process_group(init_method="file://" + meetings[0], rank=rank, world_size=3)
+    check_here(3)
+    dist.destroy_process_group()
+    dist.init_process_group(init_method="file://" + meetings[1], rank=2 - rank, world_size=3)
+    check_here(3)
+    dist.barrier()
+    if rank == 0:  # is left out
+        with contextlib.suppress(dist.DistError):
+            dist.destroy_process_group()
+        return
+    dist.shrink_group([2])
+    check_here(2)
+    dist.destroy_process_group()
+
+
+# spec: T4 what is compiled knows the rank and the size of a default group that is made again
+def test_another_default_group():
+    run_ranks(3, again_in_another_group, [meeting_file(), meeting_file()])
+
+
+PROGRAM = """
+import os, signal, torch, muster as dist
+from muster import elastic
+
+state = elastic.State(step=0)
+place = torch.compile(lambda x: x + dist.get_rank(), fullgraph=True, backend="eager")
+
+def train():
+    found = int(place(torch.zeros(1)).item())
+    print(f"epoch {elastic.epoch()}: rank {dist.get_rank()}, compiled {found}", flush=True)
+    assert found == dist.get_rank()
+    dist.barrier()
+    if elastic.epoch() == 1 and dist.get_rank() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+    state.commit()
+
+print(elastic.run(state, train), flush=True)
+"""
+
+
+# spec: L6 T4 what is compiled in one epoch of a job knows its rank in the next
+def test_elastic_epochs(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    command = [BIN / "muster", "run", "--standalone", "--nproc-per-node", "2", "--spares", "1"]
+    ran = subprocess.run(
+        [*command, "--elastic", "keep", "--max-restarts", "3", sys.executable, program],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0 and ran.stdout.count("finished") == 2, ran.stdout + ran.stderr
