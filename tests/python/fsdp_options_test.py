@@ -2,6 +2,7 @@
 FSDPModule does what it says.
 """
 
+import dataclasses
 import threading
 
 import pytest
@@ -384,9 +385,58 @@ def states(rank, size):
     assert bool(fsdp.get_optimizer_state_dict(model, optimizer, options=on_first)) == (rank == 0)
     assert bool(fsdp.get_model_state_dict(model, options=on_first)) == (rank == 0)
 
+    options = fsdp.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    of_model, of_optimizer = fsdp.get_state_dict(
+        model, optimizer, options=fsdp.StateDictOptions(full_state_dict=True)
+    )
+    fresh = in_place(Net(seed=5), mesh=grid())
+    again = adam(fresh)
+    fsdp.set_state_dict(
+        fresh,
+        again,
+        model_state_dict=of_model if rank == 0 else {},
+        optim_state_dict=of_optimizer if rank == 0 else {},
+        options=options,
+    )
+    assert_same(whole(fresh), whole(model))
+    for name, each in fsdp.get_optimizer_state_dict(fresh, again)["state"].items():
+        assert_same(each, expected[name])
+    for given, said in (
+        ({}, "missing in rank 0's state"),
+        (dict(of_model, more=torch.ones(1)), "'more'"),
+        (dict(of_model, scale=torch.ones(3)), "size mismatch for scale"),
+    ):
+        with pytest.raises(RuntimeError, match=said):
+            fsdp.set_model_state_dict(fresh, given if rank == 0 else {}, options=options)
+    loose = dataclasses.replace(options, strict=False)
+    loaded = fsdp.set_model_state_dict(
+        fresh, {"more": 1, "scale": torch.tensor(2.0)} if rank == 0 else {}, options=loose
+    )
+    assert loaded.unexpected_keys == ["more"] and "scale" not in loaded.missing_keys
+    assert whole(fresh)["scale"].item() == 2 and len(loaded.missing_keys) == len(of_model) - 1
+
+    # A flat state of each optimizer's part, and back.
+    flat_of = fsdp.StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True)
+    flat = fsdp.get_optimizer_state_dict(model, optimizer, options=flat_of)
+    assert all(type(each) is not dict for each in flat.values())
+    assert flat["param_groups.scale.lr"] == optimizer.param_groups[0]["lr"]
+    for options_of, given in ((flat_of, flat), (options, flat if rank == 0 else {})):
+        again = adam(fresh)
+        fsdp.set_optimizer_state_dict(fresh, again, given, options=options_of)
+        for name, each in fsdp.get_optimizer_state_dict(fresh, again)["state"].items():
+            assert_same(each, expected[name])
+    flat["param_groups.scale.lr"] = 9
+    with pytest.raises(RuntimeError, match="of its group"):
+        fsdp.set_optimizer_state_dict(fresh, again, flat, options=flat_of)
+
+    model.scale.requires_grad_(False)
+    for full in (False, True):
+        of = fsdp.StateDictOptions(full_state_dict=full, ignore_frozen_params=True)
+        assert set(of_model) - set(fsdp.get_model_state_dict(model, options=of)) == {"scale"}
+
 
 # spec: T5 M2 state-dict types, full, sharded and local, of models and optimizers, whole on rank 0
-# of all
+# of all; U1 torch's StateDictOptions
 def test_states_of_all_types():
     on_threads(4, states)
 

@@ -134,7 +134,7 @@ def fails(rank, size):
             lambda: fsdp.set_model_state_dict(
                 model, {}, options=StateDictOptions(broadcast_from_rank0=True)
             ),
-            "broadcast_from_rank0",
+            "goes with full_state_dict",
         ),
         (lambda: fully_shard([torch.nn.Linear(2, 2)]), "one module"),
         (lambda: fully_shard(torch.nn.Linear(2, 2), reshard_after_forward=0), "number of ranks"),

@@ -6,6 +6,9 @@ import dataclasses
 
 import torch
 
+import muster as dist
+
+from . import flat_optimizer_state as flat
 from . import state_dict as states
 from . import units
 from .fully_sharded_data_parallel import FullyShardedDataParallel
@@ -14,13 +17,29 @@ from .options import FullOptimStateDictConfig, StateDictType
 
 @dataclasses.dataclass
 class StateDictOptions:
-    """For `get_model_state_dict` and `set_model_state_dict`."""
+    """For `get_model_state_dict`, `set_model_state_dict` and those of optimizers; torch's class of
+    this name is taken too.
+    """
 
     full_state_dict: bool = False  #: whole parameters; else this rank's shards
     cpu_offload: bool = (
         False  #: on the CPU; whole ones on rank 0 alone, the others get an empty dictionary
     )
+    ignore_frozen_params: bool = False  #: without parameters that require no gradient
+    keep_submodule_prefixes: bool = True  #: deprecated: names are the whole model's
     strict: bool = True  #: names must be the model's
+    broadcast_from_rank0: bool = False  #: rank 0 alone gives whole values; with full_state_dict
+    flatten_optimizer_state_dict: bool = False  #: one dictionary: "state.NAME.KEY"
+    dsd_fqn_modifiers: str = "_fqn_modifiers"  #: no other
+
+
+def _checked(options):
+    options = options or StateDictOptions()
+    if options.broadcast_from_rank0 and not options.full_state_dict:
+        units.refuse("broadcast_from_rank0 goes with full_state_dict=True")
+    if options.dsd_fqn_modifiers != "_fqn_modifiers" or not options.keep_submodule_prefixes:
+        units.refuse("dsd_fqn_modifiers and keep_submodule_prefixes cannot be changed")
+    return options
 
 
 def _shards(model):
@@ -33,7 +52,7 @@ def get_model_state_dict(model, *, options=None):
     of. Whole parameters are copies, and getting them is collective; one unit after the other is
     gathered.
     """
-    options = options or StateDictOptions()
+    options = _checked(options)
     of = units.units_in(model)
     wanted = not (options.full_state_dict and options.cpu_offload and of and not of[0].is_first)
 
@@ -48,6 +67,10 @@ def get_model_state_dict(model, *, options=None):
         return {}
     with _shards(model):
         state = model.state_dict()
+    if options.ignore_frozen_params:
+        for name, each in model.named_parameters(remove_duplicate=False):
+            if not each.requires_grad:
+                state.pop(units.plain(name), None)
     places = units.parameters_by_name(model)
     for name, each in state.items():
         place = places.get(name)
@@ -60,13 +83,13 @@ def get_model_state_dict(model, *, options=None):
 
 def set_model_state_dict(model, model_state_dict, *, options=None):
     """The way back: what `get_model_state_dict` gave with the same options. Whole values are given
-    on every rank, each takes its shards of them. Returns what `load_state_dict` does; raises
-    RuntimeError for names and sizes that are not the model's, and leaves the model as it was where
-    a size is not.
+    on every rank, each takes its shards of them; with broadcast_from_rank0 on rank 0 alone, which
+    sends them one after the other. Returns what `load_state_dict` does; raises RuntimeError for
+    names and sizes that are not the model's, and leaves the model as it was where a size is not.
     """
-    options = options or StateDictOptions()
-    if getattr(options, "broadcast_from_rank0", False):
-        units.refuse("broadcast_from_rank0 is not there: every rank is given the whole values")
+    options = _checked(options)
+    if options.broadcast_from_rank0:
+        return _set_from_first(model, model_state_dict, options.strict)
     state = dict(model_state_dict)
     if options.full_state_dict:
         complaints = []
@@ -79,6 +102,59 @@ def set_model_state_dict(model, model_state_dict, *, options=None):
         return model.load_state_dict(state, strict=options.strict)
 
 
+def _from_first(value):
+    """Rank 0's value, on every rank."""
+    told = [value]
+    dist.broadcast_object_list(told, src=0)
+    return told[0]
+
+
+def _set_from_first(model, given, strict):
+    """Every rank learns first what rank 0 has, so that all load it or all raise."""
+    with _shards(model):
+        own = model.state_dict()
+    places = units.parameters_by_name(model)
+
+    def sizes_of(name):
+        place = places.get(name)
+        return place[0].sizes_of(place[1]) if place else list(own[name].shape)
+
+    complaints, others = [], {}
+    if dist.get_rank() == 0:
+        for name, value in given.items():
+            if not isinstance(value, torch.Tensor):
+                others[name] = value
+            elif isinstance(own.get(name), torch.Tensor) and list(value.shape) != sizes_of(name):
+                complaints.append(
+                    f"size mismatch for {name}: the whole value has the sizes {sizes_of(name)} in "
+                    f"the model, and rank 0 gave {list(value.shape)}"
+                )
+    names, others, complaints = _from_first((list(given), others, complaints))
+    missing = [name for name in own if name not in names]
+    unexpected = [name for name in names if name not in own]
+    if strict and (missing or unexpected):
+        complaints.append(f"missing in rank 0's state: {missing}, not the model's: {unexpected}")
+    if complaints:
+        raise RuntimeError("\n".join(complaints))
+    state = dict(own)
+    for name in names:
+        if name in others or name not in own:
+            state[name] = others.get(name)
+            continue
+        like = own[name]
+        if dist.get_rank() == 0:
+            whole = given[name].detach().to(like.device, like.dtype).contiguous()
+        else:
+            whole = torch.empty(sizes_of(name), dtype=like.dtype, device=like.device)
+        dist.broadcast(whole, src=0)
+        place = places.get(name)
+        state[name] = place[0].shard_of(place[1], whole) if place else whole
+    with _shards(model):
+        loaded = model.load_state_dict(state, strict=False)
+    loaded.missing_keys.extend(missing)
+    return loaded
+
+
 def _listed(optimizers):
     return [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
 
@@ -87,7 +163,7 @@ def get_optimizer_state_dict(model, optimizers, *, options=None):
     """Collective: the state of an optimizer, or of several, by the parameters' names: {"state":
     ..., "param_groups": [...]}. Whole or this rank's shards, as `get_model_state_dict` has it.
     """
-    options = options or StateDictOptions()
+    options = _checked(options)
     config = FullOptimStateDictConfig(options.cpu_offload, options.cpu_offload)
     merged = {"state": {}, "param_groups": []}
     for optim in _listed(optimizers):
@@ -95,14 +171,60 @@ def get_optimizer_state_dict(model, optimizers, *, options=None):
         if found:
             merged["state"].update(found["state"])
             merged["param_groups"] += found["param_groups"]
-    return merged if merged["param_groups"] else {}
+    if not merged["param_groups"]:
+        return {}
+    return flat.flattened(merged) if options.flatten_optimizer_state_dict else merged
+
+
+class _Tensor:
+    """Stands for a tensor in what rank 0 sends as one object."""
+
+    def __init__(self, like):
+        self.sizes, self.dtype, self.device = list(like.shape), like.dtype, like.device.type
+
+
+def _all_from_first(tree):
+    """Rank 0's dictionary, with the tensors in it, on every rank."""
+    tensors = []
+
+    def taken(part):
+        if isinstance(part, torch.Tensor):
+            tensors.append(part)
+            return _Tensor(part)
+        if isinstance(part, dict):
+            return {key: taken(each) for key, each in part.items()}
+        return [taken(each) for each in part] if type(part) is list else part
+
+    first = dist.get_rank() == 0
+    told = _from_first(taken(tree) if first else None)
+
+    def filled(part):
+        if isinstance(part, _Tensor):
+            if first:
+                tensor = tensors.pop(0).detach().contiguous()
+            else:
+                tensor = torch.empty(part.sizes, dtype=part.dtype, device=part.device)
+            dist.broadcast(tensor, src=0)
+            return tensor
+        if isinstance(part, dict):
+            return {key: filled(each) for key, each in part.items()}
+        return [filled(each) for each in part] if type(part) is list else part
+
+    return filled(told)
 
 
 def set_optimizer_state_dict(model, optimizers, optim_state_dict, *, options=None):
-    """The way back: what `get_optimizer_state_dict` gave with the same options, on every rank."""
-    options = options or StateDictOptions()
-    at = 0
-    for optim in _listed(optimizers):
+    """The way back: what `get_optimizer_state_dict` gave with the same options, on every rank, or on
+    rank 0 alone with broadcast_from_rank0. A flat state is known by itself.
+    """
+    options = _checked(options)
+    if options.broadcast_from_rank0:
+        optim_state_dict = _all_from_first(optim_state_dict)
+    optimizers, at = _listed(optimizers), 0
+    if "state" not in optim_state_dict:
+        names = [states.names_of_groups(model, optim) for optim in optimizers]
+        optim_state_dict = flat.unflattened(optim_state_dict, [each for of in names for each in of])
+    for optim in optimizers:
         groups = optim_state_dict["param_groups"][at : at + len(optim.param_groups)]
         at += len(groups)
         names = {name for each in groups for name in each["params"]}

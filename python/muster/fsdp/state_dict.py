@@ -54,6 +54,12 @@ def _names_of(model, optim):
     return [names[id(each)] for each in _numbered(optim)]
 
 
+def names_of_groups(model, optim):
+    """By the optimizer's groups."""
+    names = iter(_names_of(model, optim))
+    return [[next(names) for _ in of["params"]] for of in optim.param_groups]
+
+
 def _is_shard(value, parameter):
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.dim() == 1
 
