@@ -453,7 +453,7 @@ void bind_options(py::module_& module) {
   py::class_<rpc::BackendType>(
       module, "BackendType",
       "A kind of RPC agent, by name: NATIVE, and TENSORPIPE, torch's name for its default.")
-      .def(py::init<std::string>(), py::arg("name"))
+      .def(py::init<std::string>(), py::arg("name"), py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("name", [](const rpc::BackendType& self) { return self.name(); })
       .def(
           "__eq__", [](const rpc::BackendType& a, const rpc::BackendType& b) { return a == b; },
@@ -461,6 +461,16 @@ void bind_options(py::module_& module) {
       .def("__hash__",
            [](const rpc::BackendType& self) { return std::hash<std::string>()(self.name()); })
       .def("__repr__", [](const rpc::BackendType& self) { return "BackendType." + self.name(); });
+  module.def(
+      "_register_rpc_backend",
+      [](const std::string& name) {
+        return rpc::register_backend(
+            name, [name](const rpc::BackendRequest&) -> std::shared_ptr<Agent> {
+              throw DistError("the RPC backend '" + name +
+                              "' was registered in Python: start it by muster.rpc.init_rpc");
+            });
+      },
+      py::call_guard<py::gil_scoped_release>());
   module.attr("BackendType").attr("NATIVE") = rpc::BackendType::NATIVE;
   module.attr("BackendType").attr("TENSORPIPE") = rpc::BackendType::TENSORPIPE;
 

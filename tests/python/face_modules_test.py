@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import muster as dist
 import muster.distributed as by_path
@@ -97,8 +98,85 @@ def test_rpc_names():
         rpc.construct_rpc_backend_options("MINE")
     with pytest.raises(RuntimeError, match="already registered"):
         register_backend("TENSORPIPE", None, None)
-    with pytest.raises(NotImplementedError, match="torch.distributed.rpc"):
-        register_backend("MINE", None, None)
+
+
+class Here:
+    """An agent that runs every call itself."""
+
+    def __init__(self, name, rank):
+        self.info, self.ended = (name, rank), False
+
+    def rpc_async(self, to, func, args, kwargs, timeout):
+        done = torch.futures.Future()
+        done.set_result((to, func(*args, **kwargs), timeout))
+        return done
+
+    def get_worker_info(self, worker_name=None):
+        return self.info
+
+    def get_worker_infos(self):
+        return [self.info]
+
+    def shutdown(self, graceful, timeout):
+        self.ended = graceful
+
+
+# spec: U4 rpc.register_backend: init_rpc starts the agent that was registered, and calls go there
+def test_a_registered_rpc_backend_is_used():
+    from muster import rpc
+
+    made, options = [], []
+
+    def construct(rpc_timeout, init_method, **kwargs):
+        options.append((rpc_timeout, init_method, kwargs))
+        return rpc.RpcBackendOptions(rpc_timeout=7, init_method=init_method)
+
+    def start(store=None, name=None, rank=-1, world_size=None, rpc_backend_options=None):
+        assert (rank, world_size, rpc_backend_options.rpc_timeout) == (0, 1, 7)
+        made.append(Here(name, rank))
+        return made[-1]
+
+    kind = rpc.register_backend("HERE", construct, start)
+    assert rpc.backend_registered("HERE") and rpc.BackendType.HERE == kind
+    assert kind.value == rpc.backend_registry.BackendValue(construct, start)
+    with pytest.raises(RuntimeError, match="already registered"):
+        rpc.register_backend("HERE", construct, start)
+    rpc.init_rpc("me", backend=kind, rank=0, world_size=1)
+    assert rpc.is_initialized() and len(options) == 1
+    assert rpc.rpc_sync("any", max, (3, 4)) == ("any", 4, 7)
+    assert rpc.rpc_async(1, max, (3, 4), timeout=2).wait() == (1, 4, 2)
+    assert rpc.get_worker_info() == ("me", 0) and rpc.get_worker_infos() == [("me", 0)]
+    with pytest.raises(dist.DistError, match="has no `remote`"):
+        rpc.remote("any", max, (3, 4))
+    with pytest.raises(ValueError, match="running already"):
+        rpc.init_rpc("me", backend=kind, rank=0, world_size=1)
+    rpc.shutdown()
+    assert made[0].ended and not rpc.is_initialized()
+
+
+# spec: U4 a registered backend may start muster's own agent, with other options
+def test_a_registered_rpc_backend_may_be_muster_s_own(tmp_path):
+    from muster import rpc
+
+    def start(**given):
+        given["rpc_backend_options"].rpc_timeout = 9
+        return rpc.init_backend(rpc.BackendType.NATIVE, **given)
+
+    kind = rpc.register_backend(
+        "PATIENT",
+        lambda rpc_timeout, init_method: rpc.RpcBackendOptions(init_method=init_method),
+        start,
+    )
+    options = rpc.RpcBackendOptions(init_method=f"file://{tmp_path}/meeting")
+    rpc.init_rpc("me", backend=kind, rank=0, world_size=1, rpc_backend_options=options)
+    assert rpc.get_rpc_timeout() == 9 and rpc.rpc_sync("me", max, (3, 4)) == 4
+    rpc.shutdown()
+    assert not rpc.is_initialized()
+
+    kind = rpc.register_backend("NOTHING", lambda *_: None, lambda **_: None)
+    with pytest.raises(ValueError, match="has started no agent"):
+        rpc.init_rpc("me", backend=kind, rank=0, world_size=1)
+    assert not rpc.is_initialized()
 
 
 PROGRAM = """

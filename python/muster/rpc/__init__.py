@@ -62,9 +62,18 @@ def is_available():
     return True
 
 
+class _Others:
+    """The agent of a registered backend that is in use, and the timeout of its calls."""
+
+    agent, timeout = None, constants.DEFAULT_RPC_TIMEOUT_SEC
+
+
+_others = _Others()
+
+
 def is_initialized():
     """Whether init_rpc was called, and shutdown was not since."""
-    return _C._rpc_is_initialized()
+    return _others.agent is not None or _C._rpc_is_initialized()
 
 
 def init_rpc(
@@ -82,7 +91,8 @@ def init_rpc(
 
     Names are unique: letters, digits, `_`, `-` and `:`. rank and world_size come from the
     environment (`muster run`, `torchrun`) where they are left out. `store` (any of muster's)
-    replaces `rpc_backend_options.init_method`, and needs both. Starts no process group.
+    replaces `rpc_backend_options.init_method`, and needs both. backend: a BackendType, of muster's
+    own agent or of one that register_backend has added. Starts no process group.
 
     functions: the functions and classes that calls and answers of other workers may name here, all
     of modules: functions to be called, classes of arguments and results, classes whose public
@@ -95,19 +105,44 @@ def init_rpc(
     Raises DistArgumentError where RPC is running already, two workers take one name or these two
     contradict each other, DistStoreError naming the ranks that did not come.
     """
+    if _others.agent is not None:
+        raise _C.DistArgumentError("init_rpc: RPC is running already; call shutdown first")
     in_force.enter(policy_of(allow_pickle, functions))
     try:
-        _C._init_rpc(
-            name,
-            backend,
-            rank,
-            -1 if world_size is None else world_size,
-            rpc_backend_options,
-            store,
-        )
+        if backend_registry.is_native(backend):
+            backend_registry.start_native(
+                store, name, rank, world_size, rpc_backend_options, backend
+            )
+        else:
+            _start_registered(backend, store, name, rank, world_size, rpc_backend_options)
     except BaseException:
         in_force.leave()
         raise
+
+
+def _start_registered(backend, store, name, rank, world_size, given):
+    if given is None:
+        given = construct_rpc_backend_options(backend)
+    starting = backend_registry.starting
+    starting.inside = True
+    try:
+        agent = init_backend(
+            backend,
+            store=store,
+            name=name,
+            rank=rank,
+            world_size=world_size,
+            rpc_backend_options=given,
+        )
+    finally:
+        starting.inside = False
+    if agent is None and not _C._rpc_is_initialized():
+        raise _C.DistArgumentError(
+            f"init_rpc: the function that {backend!r} was registered with has started no agent: it "
+            "gave None, and has not called init_backend of muster's own"
+        )
+    _others.agent = agent
+    _others.timeout = getattr(given, "rpc_timeout", _Others.timeout)
 
 
 def allow_operator(name):
@@ -125,7 +160,11 @@ def shutdown(graceful=True, timeout=0):
     """
     ran = is_initialized()
     try:
-        _C._shutdown_rpc(graceful, timeout)
+        if _others.agent is not None:
+            _others.agent.shutdown(graceful, timeout)
+            _others.agent = None
+        else:
+            _C._shutdown_rpc(graceful, timeout)
     finally:  # it may raise because of other workers, and end this one all the same
         if ran and not is_initialized():
             in_force.leave()
@@ -133,22 +172,29 @@ def shutdown(graceful=True, timeout=0):
 
 def get_worker_info(worker_name=None):
     """A worker by its name (or rank); None: this one."""
+    if _others.agent is not None:
+        return _others.agent.get_worker_info(worker_name)
     return _C._worker_info(worker_name)
 
 
 def get_worker_infos():
     """All workers, by rank."""
+    if _others.agent is not None:
+        return _others.agent.get_worker_infos()
     return _C._worker_infos()
 
 
 def get_rpc_timeout():
     """The timeout of calls that give none, in seconds; 0: never."""
-    return _C._rpc_timeout()
+    return _C._rpc_timeout() if _others.agent is None else _others.timeout
 
 
 def set_rpc_timeout(rpc_timeout):
     """The timeout, in seconds, of calls from now on that give none; 0: never."""
-    _C._set_rpc_timeout(rpc_timeout)
+    if _others.agent is None:
+        _C._set_rpc_timeout(rpc_timeout)
+    else:
+        _others.timeout = rpc_timeout
 
 
 _set_rpc_timeout = set_rpc_timeout
@@ -172,6 +218,11 @@ def _call(func, args, kwargs):
     return (func, arguments, {} if kwargs is None else kwargs), name_of(func)
 
 
+def _limit(timeout):
+    """Of a call by the agent of a registered backend."""
+    return get_rpc_timeout() if timeout == UNSET_RPC_TIMEOUT else timeout
+
+
 def rpc_sync(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
     """What `func(*args, **kwargs)` returns, run by worker `to` (a name, rank or WorkerInfo); raises
     what it raises.
@@ -183,6 +234,8 @@ def rpc_sync(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
     attributes `worker`, `worker_id`, `remote_type`, `remote_text`, `remote_traceback`.
     DistBackendError where the time is over (`timed out`) or the worker is lost (`peer failed`).
     """
+    if _others.agent is not None:
+        return rpc_async(to, func, args, kwargs, timeout).wait()
     arguments, name = _call(func, args, kwargs)
     return _C._rpc_sync(to, func, arguments, name, timeout)
 
@@ -191,6 +244,8 @@ def rpc_async(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
     """rpc_sync without waiting: a torch.futures.Future of the result. Arguments are read before it
     returns: later changes do not show.
     """
+    if _others.agent is not None:
+        return _others.agent.rpc_async(to, func, args or (), kwargs or {}, _limit(timeout))
     arguments, name = _call(func, args, kwargs)
     future = Future()
     started = _C._rpc_async(to, func, arguments, name, timeout, future)
@@ -203,6 +258,10 @@ def remote(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
     """Has worker `to` run `func(*args, **kwargs)` and keep the result: an RRef to it, at once. What
     goes wrong is raised by its to_here().
     """
+    if _others.agent is not None:
+        if not hasattr(_others.agent, "remote"):
+            raise _C.DistError("remote: the agent of this RPC backend has no `remote`")
+        return _others.agent.remote(to, func, args or (), kwargs or {}, _limit(timeout))
     arguments, name = _call(func, args, kwargs)
     return _C._remote(to, func, arguments, name, timeout)
 
