@@ -43,16 +43,16 @@ double over_ranks(double mine, ReduceOp op, const Group& group, at::Device devic
 }
 
 /// Units whose parameters are divided among the same ranks, and have the same replicas.
-struct Part {
+struct NormPart {
   Group group, replicas;
   std::vector<at::Tensor> gradients;  ///< this rank's shards
 };
 
 /// In the units' order, which is the same on all ranks.
-std::vector<Part> parts_of(const std::vector<ShardedUnit*>& units) {
-  std::vector<Part> parts;
+std::vector<NormPart> parts_of(const std::vector<ShardedUnit*>& units) {
+  std::vector<NormPart> parts;
   for (ShardedUnit* unit : units) {
-    auto found = std::ranges::find_if(parts, [&](const Part& part) {
+    auto found = std::ranges::find_if(parts, [&](const NormPart& part) {
       return part.group == unit->group() && part.replicas == unit->replicas();
     });
     if (found == parts.end())
@@ -65,7 +65,7 @@ std::vector<Part> parts_of(const std::vector<ShardedUnit*>& units) {
 }
 
 /// Collective. All ranks that hold some of the part's parameters, sorted.
-std::vector<std::int64_t> holders_of(const Part& part, at::Device device) {
+std::vector<std::int64_t> holders_of(const NormPart& part, at::Device device) {
   const std::vector<int>& ranks = part.group->ranks();
   const auto mine = at::tensor(std::vector<std::int64_t>(ranks.begin(), ranks.end())).to(device);
   at::Tensor all = mine;
@@ -82,7 +82,7 @@ std::vector<std::int64_t> holders_of(const Part& part, at::Device device) {
 
 /// Collective. Without this, ranks would compute different norms, and their parameters would drift
 /// apart. Of ranks whose parts lie on different ranks every one sees it.
-void check_same_holders(const std::vector<Part>& parts, at::Device device) {
+void check_same_holders(const std::vector<NormPart>& parts, at::Device device) {
   if (parts.size() == 1) return;
   const auto first = holders_of(parts.front(), device);
   const auto text = [](const std::vector<std::int64_t>& ranks) {
@@ -111,7 +111,7 @@ double clip_grad_norm(const std::vector<ShardedUnit*>& units, const std::vector<
   at::Device device = at::kCPU;  // ranks' devices may differ only in their index
   for (ShardedUnit* unit : units)
     if (unit->parameters().size() > 0) device = unit->parameters()[0].device();
-  const std::vector<Part> parts = parts_of(units);
+  const std::vector<NormPart> parts = parts_of(units);
   check_same_holders(parts, device);
   const bool is_max = std::isinf(norm_type);
   const ReduceOp op = is_max ? ReduceOp::MAX : ReduceOp::SUM;
@@ -127,14 +127,14 @@ double clip_grad_norm(const std::vector<ShardedUnit*>& units, const std::vector<
     whole = over_ranks(is_max ? whole : whole / copies->size(), op, copies, device);
   if (!is_max) whole /= parts.front().group->size();
   double total = 0;
-  for (const Part& part : parts) {
+  for (const NormPart& part : parts) {
     double mine = part_of_norm(part.gradients, norm_type);
     if (&part == &parts.front()) add(mine, whole);
     add(total, over_ranks(mine, op, part.group, device));
   }
   if (!is_max) total = std::pow(total, 1 / norm_type);
   if (const double factor = max_norm / (total + 1e-6); !(factor >= 1)) {
-    for (const Part& part : parts)
+    for (const NormPart& part : parts)
       for (const at::Tensor& gradient : part.gradients) gradient.mul_(factor);
     for (const at::Tensor& gradient : others) gradient.mul_(factor);
   }
