@@ -59,20 +59,19 @@ void bind_memory(py::module_& module) {
       .def(
           "adopt",
           [](MemoryCommits& self) { self.adopt(EpochFollower::of_process().take_memories()); },
+          py::call_guard<py::gil_scoped_release>(),
           "Takes what the launcher has held for this process's place.")
       .def("has_any", &MemoryCommits::has_any)
       .def(
           "find",
-          [](MemoryCommits& self) {
-            return blocking(default_group(), [&] { return self.find(); });
-          },
+          [](MemoryCommits& self) { return blocking(nullptr, [&] { return self.find(); }); },
           "Collective: the newest commit that the job has. Raises DistError where that is lost.")
       .def("has_last", &MemoryCommits::has_last)
       .def("last", &MemoryCommits::last)
       .def(
           "fill",
           [](const MemoryCommits& self, const FoundCommit& commit, const Items& items) {
-            blocking(default_group(), [&] { self.fill(commit, items.all); });
+            blocking(nullptr, [&] { self.fill(commit, items.all); });
           },
           py::arg("commit"), py::arg("items"), "Collective.")
       .def(
@@ -87,8 +86,7 @@ void bind_memory(py::module_& module) {
             const EpochFollower& follower = EpochFollower::of_process();
             std::optional<elastic::CommitId> id;
             if (restored != nullptr) id = restored->id;
-            blocking(default_group(),
-                     [&] { self.begin_epoch(follower.epoch(), follower.node(), id); });
+            blocking(nullptr, [&] { self.begin_epoch(follower.epoch(), follower.node(), id); });
           },
           py::arg("restored"), "Collective.")
       .def(
@@ -96,7 +94,7 @@ void bind_memory(py::module_& module) {
           [](MemoryCommits& self, std::int64_t number, const Items& items, const py::bytes& values,
              std::size_t alike) {
             const elastic::CommitContents contents{items.all, values, alike};
-            blocking(default_group(), [&] { self.write(number, contents); });
+            blocking(nullptr, [&] { self.write(number, contents); });
           },
           py::arg("number"), py::arg("items"), py::arg("values"), py::arg("alike"),
           "Collective: writes this rank's part; the first `alike` items all ranks have alike.")
@@ -116,10 +114,14 @@ void bind_elastic(py::module_& module) {
         options.group.backend = std::move(backend);
         options.group.timeout = timeout;
         options.repair_timeout = repair_timeout;
-        EpochFollower& follower = EpochFollower::of_process();
-        const bool joined = blocking_on_store([&] { return follower.join(options, nullptr); });
+        std::optional<launch::WorkerNews> news;
+        const bool joined = blocking_on_store([&] {
+          EpochFollower& follower = EpochFollower::of_process();
+          if (!follower.join(options, nullptr)) return false;
+          news = follower.entered();
+          return true;
+        });
         if (!joined) return std::nullopt;
-        const auto news = follower.entered();
         using Variables = std::map<std::string, std::string>;
         return news ? variables(*news) : Variables();
       },
@@ -146,11 +148,12 @@ void bind_elastic(py::module_& module) {
   module.def(
       "_elastic_agree",
       [](std::int64_t number, bool finished) {
-        EpochFollower& follower = EpochFollower::of_process();
-        const bool own = !finished && follower.leaving();
-        const bool any =
-            blocking(default_group(), [&] { return elastic::agree_on_commit(number, own); });
-        return own || (any && follower.is_only_node());
+        return blocking(nullptr, [&] {
+          const EpochFollower& follower = EpochFollower::of_process();
+          const bool own = !finished && follower.leaving();
+          const bool any = elastic::agree_on_commit(number, own);
+          return own || (any && follower.is_only_node());
+        });
       },
       py::arg("number"), py::arg("finished"),
       "All ranks have come to commit `number`, or to the end; whether this one is to leave.");
@@ -164,7 +167,8 @@ void bind_elastic(py::module_& module) {
       },
       py::arg("global_batch"), py::arg("largest"),
       "First sample, number of samples and weight of each round of this rank.");
-  module.def("_elastic_epoch", &elastic::epoch, "Number of this process's epoch; 0: of none.");
+  module.def("_elastic_epoch", &elastic::epoch, py::call_guard<py::gil_scoped_release>(),
+             "Number of this process's epoch; 0: of none.");
 }
 
 }  // namespace muster::python

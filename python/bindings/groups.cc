@@ -100,6 +100,7 @@ Divided described(Divided groups, const Text& group_desc) {
 std::string description_of(const Group& group) {
   const auto at = notes().find(group);
   if (at != notes().end() && at->second.description) return *at->second.description;
+  const py::gil_scoped_release released;
   return is_initialized() && group == default_group() ? "default_pg" : "undefined";
 }
 
@@ -383,8 +384,11 @@ void bind_groups(py::module_& module) {
                                         .device_id = device_of(device_id, "init_process_group"),
                                         .share_memory = share_memory};
         meet_by_torchrun(options);
-        blocking_on_store([&] { init_process_group(options); });
-        bind_device(default_group(), device_id);
+        const Group world = blocking_on_store([&] {
+          init_process_group(options);
+          return default_group();
+        });
+        bind_device(world, device_id);
       },
       py::arg("backend") = py::none(), py::arg("init_method") = py::none(),
       py::arg("timeout") = py::none(), py::arg("world_size") = -1, py::arg("rank") = -1,
@@ -416,11 +420,15 @@ void bind_groups(py::module_& module) {
       "what a member "
       "called and another skipped, and a failure that no call has shown yet, after everything is "
       "taken down.");
-  module.def("is_initialized", &is_initialized,
+  using Released = py::call_guard<py::gil_scoped_release>;
+  module.def("is_initialized", &is_initialized, Released(),
              "Whether this process (or thread, where ranks are threads) has a default group.");
-  module.def("default_group", &default_group);
-  module.def("_find_group", [](const std::string& name) { return World::current().find(name); });
-  module.def("_group_count", [] { return World::current().group_count(); });
+  module.def("default_group", &default_group, Released());
+  module.def(
+      "_find_group", [](const std::string& name) { return World::current().find(name); },
+      Released());
+  module.def(
+      "_group_count", [] { return World::current().group_count(); }, Released());
   module.def("get_rank", &get_rank, py::arg("group") = py::none(),
              "This process's rank in the group (None: the default one); -1 for a non-member.");
   module.def("get_world_size", &get_world_size, py::arg("group") = py::none(),

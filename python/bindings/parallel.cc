@@ -35,6 +35,12 @@ using at::Tensor;
 using parallel::DataParallelCore;
 using Released = py::call_guard<py::gil_scoped_release>;
 
+/// A property whose getter and setter run without the GIL: they take the object's lock.
+template <auto Member>
+py::cpp_function released() {
+  return py::cpp_function(Member, Released());
+}
+
 /// The operation that a C++ hook has started.
 struct Started {
   std::function<Tensor()> finish;
@@ -285,22 +291,29 @@ template <class Class>
 void bind_unit_settings(Class& unit) {
   using parallel::Keep;
   using parallel::ShardedUnit;
-  unit.def("set_after_forward",
-           [](ShardedUnit& self, bool reshard) {
-             self.set_after_forward(reshard ? Keep::nothing : Keep::all);
-           })
-      .def("set_keep_after_backward", &ShardedUnit::set_keep_after_backward)
-      .def("set_unshard_in_backward", &ShardedUnit::set_unshard_in_backward)
-      .def("set_keep_storage",
-           [](ShardedUnit& self, bool on) { self.parameters().set_keep_storage(on); })
-      .def("set_forward_prefetch",
-           [](ShardedUnit& self, const std::optional<Units>& units) {
-             self.set_forward_prefetch(pointers(units));
-           })
-      .def("set_backward_prefetch",
-           [](ShardedUnit& self, const std::optional<Units>& units) {
-             self.set_backward_prefetch(pointers(units));
-           })
+  unit.def(
+          "set_after_forward",
+          [](ShardedUnit& self, bool reshard) {
+            self.set_after_forward(reshard ? Keep::nothing : Keep::all);
+          },
+          Released())
+      .def("set_keep_after_backward", &ShardedUnit::set_keep_after_backward, Released())
+      .def("set_unshard_in_backward", &ShardedUnit::set_unshard_in_backward, Released())
+      .def(
+          "set_keep_storage",
+          [](ShardedUnit& self, bool on) { self.parameters().set_keep_storage(on); }, Released())
+      .def(
+          "set_forward_prefetch",
+          [](ShardedUnit& self, const std::optional<Units>& units) {
+            self.set_forward_prefetch(pointers(units));
+          },
+          Released())
+      .def(
+          "set_backward_prefetch",
+          [](ShardedUnit& self, const std::optional<Units>& units) {
+            self.set_backward_prefetch(pointers(units));
+          },
+          Released())
       .def("set_all_gather",
            [](ShardedUnit& self, const py::object& function) {
              self.parameters().communication().all_gather = exchange_of(function);
@@ -338,10 +351,14 @@ void bind_timeline(py::module_& module) {
   using parallel::ShardedTimeline;
   py::class_<ShardedTimeline, std::shared_ptr<ShardedTimeline>>(module, "_ShardedTimeline")
       .def(py::init<>())
-      .def("clear", &ShardedTimeline::clear)
+      .def("clear", &ShardedTimeline::clear, Released())
       .def("entries", [](const ShardedTimeline& self) {
         std::vector<std::tuple<std::string, std::string, double>> all;
-        for (const auto& entry : self.entries())
+        const auto entries = [&self] {
+          const py::gil_scoped_release out;
+          return self.entries();
+        }();
+        for (const auto& entry : entries)
           all.emplace_back(entry.unit, parallel::name_of(entry.event),
                            std::chrono::duration<double>(entry.at.time_since_epoch()).count());
         return all;
@@ -407,13 +424,13 @@ void bind_sharded(py::module_& module) {
       .def("reset", &ShardedUnit::reset, Released())
       .def("reduce_now",
            [](ShardedUnit& self) { blocking(self.group(), [&] { self.reduce_now(); }); })
-      .def_property_readonly("is_unsharded", &ShardedUnit::is_unsharded)
+      .def_property_readonly("is_unsharded", released<&ShardedUnit::is_unsharded>())
       .def_property_readonly("is_gathering",
                              [](ShardedUnit& self) { return self.parameters().is_gathering(); })
       .def_property_readonly("has_gathered",
                              [](ShardedUnit& self) { return self.parameters().has_gathered(); })
       .def_property_readonly("is_first", &ShardedUnit::is_first)
-      .def_property_readonly("was_root", &ShardedUnit::was_root)
+      .def_property_readonly("was_root", released<&ShardedUnit::was_root>())
       .def_property_readonly("replicas", &ShardedUnit::replicas)
       .def("memory",
            [](ShardedUnit& self) {
@@ -431,11 +448,12 @@ void bind_sharded(py::module_& module) {
              self.parameters().meter().gathered.reset_peak();
              self.parameters().meter().staging.reset_peak();
            })
-      .def_property("require_sync", &ShardedUnit::require_sync, &ShardedUnit::set_require_sync)
+      .def_property("require_sync", released<&ShardedUnit::require_sync>(),
+                    released<&ShardedUnit::set_require_sync>())
       .def_property_readonly("group", &ShardedUnit::group)
       .def("summon", [](ShardedUnit& self) { blocking(self.group(), [&] { self.summon(); }); })
       .def("end_summon", &ShardedUnit::end_summon, Released())
-      .def_property_readonly("is_summoned", &ShardedUnit::is_summoned)
+      .def_property_readonly("is_summoned", released<&ShardedUnit::is_summoned>())
       .def_property_readonly("unsharded_bytes",
                              [](ShardedUnit& self) { return self.parameters().unsharded_bytes(); })
       .def("parameters",
@@ -469,7 +487,7 @@ void bind_sharded(py::module_& module) {
             return self.parameters().shard_of(index, whole);
           },
           Released());
-  module.def("_is_sharded", &parallel::is_sharded);
+  module.def("_is_sharded", &parallel::is_sharded, Released());
   module.def("_materialize", &parallel::materialize, py::arg("tensor"), py::arg("device"));
   module.def(
       "_clip_grad_norm", [](const std::vector<std::shared_ptr<ShardedUnit>>& units,

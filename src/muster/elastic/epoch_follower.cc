@@ -8,11 +8,13 @@
 #include <thread>
 #include <utility>
 
+#include "muster/base/callback_executor.h"
 #include "muster/base/env.h"
 #include "muster/base/log.h"
 #include "muster/base/thread_start.h"
 #include "muster/group/epoch.h"
 #include "muster/group/errors.h"
+#include "muster/group/group_core.h"
 #include "muster/group/world.h"
 
 namespace muster::elastic {
@@ -87,26 +89,41 @@ bool EpochFollower::read_one() {
   std::vector<Descriptor> memories;
   auto news = launch::read_worker_news(channel_, memories);
   std::shared_ptr<World> world;
+  std::vector<Group> ended;
+  std::shared_ptr<Interruption> meeting;
   std::string reason;
-  const std::lock_guard lock(mutex_);
-  if (!news) {
-    orphaned_ = true;
-  } else if (news->kind == launch::WorkerNewsKind::leave) {
-    leaving_ = true;
-  } else if (news->kind == launch::WorkerNewsKind::memories) {
-    memories_ = std::move(memories);
-  } else {
-    if (joined_ > 0 && news->epoch > joined_) {
-      world = world_;
-      reason = "epoch " + std::to_string(joined_) + " of the job is over: " + news->reason;
+  bool goes_on = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!news) {
+      orphaned_ = true;
+    } else if (news->kind == launch::WorkerNewsKind::leave) {
+      leaving_ = true;
+    } else if (news->kind == launch::WorkerNewsKind::memories) {
+      memories_ = std::move(memories);
+    } else {
+      if (joined_ > 0 && news->epoch > joined_) {
+        // Listed under the lock, so none of them is of the next epoch: `try_epoch` begins that
+        // under the lock as well.
+        world = world_;
+        ended = world->groups();
+        meeting = meeting_;
+        reason = "epoch " + std::to_string(joined_) + " of the job is over: " + news->reason;
+      }
+      latest_ = std::move(*news);
     }
-    latest_ = std::move(*news);
+    changed_.notify_all();
+    goes_on = !orphaned_;
   }
-  // Under the lock: the group of the next epoch cannot be made meanwhile.
-  if (world) world->abort(reason);
-  if (world && meeting_) meeting_->raise(reason);
-  changed_.notify_all();
-  return !orphaned_;
+  if (meeting) meeting->raise(reason);
+  // An abort calls hooks of the user's, which may take any time and ask this follower. So no lock
+  // is held, and the thread that reads news does not wait for them.
+  if (!ended.empty())
+    CallbackExecutor::of_process().run([world, groups = std::move(ended), reason] {
+      const WorldScope::Binding bound(world);
+      for (const Group& group : groups) core_of(group).abort(reason);
+    });
+  return goes_on;
 }
 
 int EpochFollower::node() const {

@@ -97,14 +97,15 @@ void World::end_after(const World& culprit, const std::string& why) {
   abort(why);
 }
 
+std::vector<Group> World::groups() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Group> groups = groups_;
+  if (world_) groups.push_back(world_);
+  return groups;
+}
+
 void World::abort(const std::string& reason) {
-  std::vector<Group> groups;
-  {
-    const std::lock_guard lock(mutex_);
-    groups = groups_;
-    if (world_) groups.push_back(world_);
-  }
-  for (const auto& group : groups) core_of(group).abort(reason);
+  for (const Group& group : groups()) core_of(group).abort(reason);
 }
 
 bool World::initialized() const {

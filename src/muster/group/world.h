@@ -64,6 +64,8 @@ class World final : public WorldScope {
   Group find(std::string_view name) const;
   /// Number of groups this process is a member of, including the default group.
   std::size_t group_count() const;
+  /// All groups this process is a member of; the default group is last.
+  std::vector<Group> groups() const;
   /// Replaces the default group after it was shrunk. Returns all previous groups, which end with
   /// it.
   std::vector<Group> replace(std::shared_ptr<group::Job> job, Group world);

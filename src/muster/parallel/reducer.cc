@@ -146,10 +146,13 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, ReducerOptions options) {
 
 Reducer::~Reducer() {
   state_->hooks->detach();
-  const std::lock_guard lock(state_->mutex);
-  if (!state_->refused) return;
-  state_->failure = state_->refused;
-  state_->abort_group();
+  std::exception_ptr refused;
+  {
+    const std::lock_guard lock(state_->mutex);
+    refused = state_->refused;
+    if (refused) state_->failure = refused;
+  }
+  if (refused) state_->abort_group(refused);
 }
 
 void Reducer::check_finished() const {

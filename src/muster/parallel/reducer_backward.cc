@@ -174,26 +174,43 @@ void Reducer::State::launch(std::size_t number) {
 // ---- after backward
 
 void Reducer::State::end_backward() {
+  bool reduces = false;
   {
     const std::lock_guard lock(mutex);
     pass.end_queued = false;
     if (shared_sizes) shared_sizes->end();
-    const DriverReset rest{driving};
-    if (failure || !pass.has_gradients) return;
-    try {
-      if (pass.mode == Pass::PassMode::reduce && pass.in_flight) {
-        group::BackwardGate::open_this_pass();
-        pass.released = true;
-        const auto finish = [this] { reduce_rest(); };
-        options.frame.wait_in ? options.frame.wait_in(options.group, finish) : finish();
-      }
-    } catch (...) {
-      failure = std::current_exception();
-      abort_group();
-      throw;
+    const bool is_over = failure || !pass.has_gradients;
+    reduces = !is_over && pass.mode == Pass::PassMode::reduce && pass.in_flight;
+    if (!reduces) driving.reset();
+    if (is_over) return;
+    if (reduces) {
+      group::BackwardGate::open_this_pass();
+      pass.released = true;
     }
   }
+  if (reduces) wait_for_rest();
   if (options.on_backward_end) options.on_backward_end();
+}
+
+/// `wait_in` and an abort call functions of the user's, Python's among them, so the lock is taken
+/// inside of the first and released before the second.
+void Reducer::State::wait_for_rest() {
+  const auto finish = [this] {
+    const std::lock_guard lock(mutex);
+    const DriverReset rest{driving};
+    reduce_rest();
+  };
+  try {
+    options.frame.wait_in ? options.frame.wait_in(options.group, finish) : finish();
+  } catch (...) {
+    {
+      const std::lock_guard lock(mutex);
+      driving.reset();
+      failure = std::current_exception();
+    }
+    abort_group(std::current_exception());
+    throw;
+  }
 }
 
 void Reducer::State::reduce_rest() {
@@ -210,26 +227,30 @@ void Reducer::State::reduce_rest() {
 }
 
 void Reducer::State::on_broken_backward() noexcept {
-  const std::lock_guard lock(mutex);
-  pass.end_queued = false;
-  if (shared_sizes) shared_sizes->end();
-  driving.reset();
-  if (pass.mode != Pass::PassMode::reduce) return;
-  if (!failure)
-    failure = std::make_exception_ptr(
-        DistError("an exception ended backward in the middle, before all gradients were averaged",
-                  Code::aborted, {options.group->rank()}));
-  abort_group();
+  std::exception_ptr why;
+  {
+    const std::lock_guard lock(mutex);
+    pass.end_queued = false;
+    if (shared_sizes) shared_sizes->end();
+    driving.reset();
+    if (pass.mode != Pass::PassMode::reduce) return;
+    if (!failure)
+      failure = std::make_exception_ptr(
+          DistError("an exception ended backward in the middle, before all gradients were averaged",
+                    Code::aborted, {options.group->rank()}));
+    why = failure;
+  }
+  abort_group(why);
 }
 
 /// Aborts the group, because the other ranks wait for gradients that will not come. If the group
 /// has already failed, its first cause stays; destroying it need not throw that in addition to
-/// backward's exception.
-void Reducer::State::abort_group() const noexcept {
+/// backward's exception. Called without the lock: an abort runs hooks of the user's.
+void Reducer::State::abort_group(const std::exception_ptr& cause) const noexcept {
   try {
     std::string why;
     try {
-      std::rethrow_exception(failure);
+      std::rethrow_exception(cause);
     } catch (const std::exception& error) {
       why = error.what();
     } catch (...) {
@@ -318,7 +339,10 @@ void Reducer::State::shadow() {
     if (use.is_exchanged()) is_rebuilt = true;
   } catch (...) {
     failure = std::current_exception();
-    abort_group();
+    {
+      const Unlocked callers(mutex);
+      abort_group(std::current_exception());
+    }
     throw;
   }
 }

@@ -62,10 +62,11 @@ struct Reducer::State : std::enable_shared_from_this<State> {
 
   // After it.
   void end_backward();
+  void wait_for_rest();
   void reduce_rest();
   [[noreturn]] void rethrow() const;
   void on_broken_backward() noexcept;
-  void abort_group() const noexcept;
+  void abort_group(const std::exception_ptr& cause) const noexcept;
   void finish_pass();
   at::Tensor finish_bucket(Bucket& bucket);
   void end_statistics();
