@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Test files of a checkout of torch that its wheel does not ship, on muster. Nothing is fetched and
+"""Test files of torch's sources that its wheel does not ship, on muster. Nothing is fetched and
 nothing of them is kept here.
 
     checkout.py replaced [FILE ...]  after muster.torch.replace_gloo(), as stock torch's backend
@@ -7,13 +7,15 @@ nothing of them is kept here.
     checkout.py torchrun [FILE ...]  torchrun's agents with --rdzv-backend=muster; beside them, in
                                      the place of Gloo, those of torch's own backend c10d
 
-The checkout's folder is MUSTER_TORCH_CHECKOUT; without it the test is skipped. Each test that
-passes on stock torch with Gloo must pass, or be in expected.py with a reason. --print NAME ... runs
-single tests (Class.test) and shows what they print.
+The sources' folder is MUSTER_TORCH_CHECKOUT; in long runs what tests/upstream/get_sources brings is
+taken as well. Without either the test is skipped. Each test that passes on stock torch with Gloo
+must pass, or be in expected.py with a reason. --print NAME ... runs single tests (Class.test) and
+shows what they print.
 """
 
 import argparse
 import collections
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -25,6 +27,8 @@ import tempfile
 import unittest
 import unittest.mock
 
+LONG = bool(os.environ.get("MUSTER_TEST_LONG"))
+BROUGHT = pathlib.Path(__file__).parents[2] / ".cache/torch-source"
 SKIPPED = 77  # the exit code by which ctest knows it
 LIMIT_S = 240  # for a test, and for loading the file; torch's own are longer
 FILES = {
@@ -37,6 +41,8 @@ FILES = {
     "package": ["test_store.py"],
     "torchrun": ["elastic/agent/server/test/local_elastic_agent_test.py"],
 }
+# Left out with another torch than the sources' own: they compile, and reach into torchrun's parts.
+OF_THEIR_TORCH = ["test_functional_api.py", *FILES["torchrun"]]
 # What a way is compared with, as an engine.
 BESIDE = {"torchrun": "c10d"}
 
@@ -222,6 +228,13 @@ def judge(way, file, mine, theirs):
     return surprises
 
 
+def is_installed(sources):
+    """Are these the sources of the torch that is installed?"""
+    file = pathlib.Path(sources) / "version.txt"
+    installed = importlib.metadata.version("torch").split(".")[:2]
+    return file.exists() and file.read_text().split(".")[:2] == installed
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -230,16 +243,23 @@ def main():
     parser.add_argument("files", nargs="*")
     parser.add_argument("--print", nargs="+", default=[], dest="names")
     asked = parser.parse_args()
-    checkout = os.environ.get("MUSTER_TORCH_CHECKOUT", "")
-    folder = pathlib.Path(checkout) / "test/distributed"
-    if not checkout or not folder.is_dir():
+    sources = os.environ.get("MUSTER_TORCH_CHECKOUT", BROUGHT if LONG else "")
+    folder = pathlib.Path(sources) / "test/distributed"
+    if not sources or not folder.is_dir():
         print(
-            "SKIPPED: MUSTER_TORCH_CHECKOUT names no checkout of torch (the folder with "
-            "test/distributed); the wheel does not have these tests"
+            "SKIPPED: MUSTER_TORCH_CHECKOUT names no sources of torch (the folder with "
+            "test/distributed); the wheel does not have these tests. In long runs those of "
+            "tests/upstream/get_sources are taken"
         )
         sys.exit(SKIPPED)
+    files = asked.files or [
+        file for file in FILES[asked.way] if file not in OF_THEIR_TORCH or is_installed(sources)
+    ]
+    if not files:
+        print(f"SKIPPED: {sources} is of another torch than the installed one")
+        sys.exit(SKIPPED)
     surprises = []
-    for file in asked.files or FILES[asked.way]:
+    for file in files:
         mine = outcomes_of(folder / file, asked.way, asked.names)
         beside = BESIDE.get(asked.way, "gloo")
         theirs = {} if asked.names else outcomes_of(folder / file, beside, [])
