@@ -161,8 +161,8 @@ def clips_mixed(rank, size):
         model.clip_grad_norm_(0.1)
 
 
-# spec: M6 units that are full, hybrid and not sharded in one model: a parameter counts once in the
-# norm, or it is refused on all ranks
+# spec: M6.norms units that are full, hybrid and not sharded in one model: a parameter counts once
+# in the norm, or it is refused on all ranks
 def test_units_of_different_groups_are_clipped_by_one_norm():
     on_ranks(4, clips_mixed)
 

@@ -332,7 +332,8 @@ TEST(AgentMachine, ANodeThatJoinsAfterTrainingChangesNothing) {
   EXPECT_EQ(machine.on(JobEnded{true, 0, "all workers have ended well"}), Actions{Finish{0}});
 }
 
-// spec: L14 a launcher that stood still gives those whom it would kill the time that they missed
+// spec: L14.node a launcher that stood still gives those whom it would kill the time that they
+// missed
 TEST(AgentMachine, ALauncherThatStoodStillKillsNobodyForIt) {
   Machine machine{.rules = {.workers = 2, .shutdown_timeout = seconds(7)}};
   machine.on(Begin{});

@@ -270,8 +270,8 @@ TEST_F(NodeOfService, WhatIsToldIsToldUntilItIsConfirmed) {
   EXPECT_TRUE(node->all_told());
 }
 
-// spec: L14 whoever reports never waits for the service, and the end of the lease ends the workers
-// while requests hang
+// spec: L14.service whoever reports never waits for the service, and the end of the lease ends the
+// workers while requests hang
 TEST_F(NodeOfService, NothingWaitsForAServiceThatHangs) {
   const auto node = join();
   EXPECT_TRUE(has_epoch(next_event(*node), 1, true));
@@ -337,8 +337,8 @@ TEST_F(NodeOfService, AnEpochThatOnlyHasMoreNodesIsToldApart) {
   EXPECT_FALSE(next(4));
 }
 
-// spec: L16 agents of one job with different --nnodes: the later one is refused by name, and the
-// first one is not disturbed
+// spec: L16.arguments agents of one job with different --nnodes: the later one is refused by name,
+// and the first one is not disturbed
 TEST(NodeMembership, RefusesItselfWithOtherNumbersOfNodes) {
   const auto store = served_store();
   NodeMembershipOptions first;

@@ -15,8 +15,8 @@ using std::chrono::milliseconds;
 
 constexpr Duration kTtl = milliseconds(800);
 
-// spec: L14 a process that stood still for longer than its lease asks the service once more before
-// it takes its own absence for the service's silence
+// spec: L14.node a process that stood still for longer than its lease asks the service once more
+// before it takes its own absence for the service's silence
 TEST(Renewal, OnesOwnAbsenceIsNotTheServicesSilence) {
   if (kForksStartNoThreads) GTEST_SKIP() << "ThreadSanitizer ends a fork that starts threads";
   int ends[2];

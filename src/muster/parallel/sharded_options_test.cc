@@ -155,8 +155,8 @@ Options unit_of(ShardingStrategy strategy) {
   return options;
 }
 
-// spec: M6 a parameter counts once in the norm, whether its unit is full, hybrid or not sharded, so
-// all ranks clip by one factor
+// spec: M6.norms a parameter counts once in the norm, whether its unit is full, hybrid or not
+// sharded, so all ranks clip by one factor
 TEST(ShardedOptions, ClipUnitsOfDifferentGroupsByOneNorm) {
   using enum ShardingStrategy;
   constexpr auto kInfinite = std::numeric_limits<double>::infinity();
@@ -183,7 +183,8 @@ TEST(ShardedOptions, ClipUnitsOfDifferentGroupsByOneNorm) {
   }
 }
 
-// spec: M6 or it is refused on every rank: units that lie on different ranks have no norm of all
+// spec: M6.norms or it is refused on every rank: units that lie on different ranks have no norm of
+// all
 TEST(ShardedOptions, RefuseTheNormOfUnitsOnDifferentRanks) {
   on_ranks(4, [](int rank) {
     const auto half = new_group({.ranks = rank < 2 ? std::vector{0, 1} : std::vector{2, 3},
