@@ -121,7 +121,8 @@ class Here:
         self.ended = graceful
 
 
-# spec: U4 rpc.register_backend: init_rpc starts the agent that was registered, and calls go there
+# spec: U4.register_backend rpc.register_backend: init_rpc starts the agent that was registered, and
+# calls go there
 def test_a_registered_rpc_backend_is_used():
     from muster import rpc
 
@@ -154,7 +155,7 @@ def test_a_registered_rpc_backend_is_used():
     assert made[0].ended and not rpc.is_initialized()
 
 
-# spec: U4 a registered backend may start muster's own agent, with other options
+# spec: U4.register_backend a registered backend may start muster's own agent, with other options
 def test_a_registered_rpc_backend_may_be_muster_s_own(tmp_path):
     from muster import rpc
 
