@@ -69,14 +69,16 @@ Result<SecretBytes> key_from_file(const std::string& path) {
   return key_of_text(contents->kept(), name);
 }
 
-/// The key in the sealed file of a launcher behind `descriptor`, if it is one. What was inherited
-/// may be another user's, where a worker has changed its own.
-std::optional<SecretBytes> read_sealed(int descriptor, bool inherited) {
+/// The key in the sealed file of a launcher behind `link`, a descriptor in /proc, if it is one.
+/// What is inherited only names the file (`Secret::sealed`), so the kernel asks each time whether
+/// this user may read it.
+std::optional<SecretBytes> read_sealed(const std::string& link) {
+  const Descriptor file(::open(link.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat info {};
-  if (::fcntl(descriptor, F_GET_SEALS) != kSeals || ::fstat(descriptor, &info) != 0 ||
-      (!inherited && info.st_uid != ::geteuid()))
+  if (!file || ::fcntl(file.get(), F_GET_SEALS) != kSeals || ::fstat(file.get(), &info) != 0 ||
+      info.st_uid != ::geteuid())
     return std::nullopt;
-  auto contents = read_small_file(descriptor, "the secret of a launcher");
+  auto contents = read_small_file(file.get(), "the secret of a launcher");
   if (!contents || !contents->text.starts_with(kSealedTitle)) return std::nullopt;
   return SecretBytes(as_bytes(contents->text).subspan(kSealedTitle.size()));
 }
@@ -95,16 +97,20 @@ Result<SecretBytes> key_from_launcher(const std::string& place) {
   if (!is_number(process) || !is_number(number))
     return Status(Code::invalid_argument,
                   name + " is \"" + place + "\"; a launcher writes PROCESS:DESCRIPTOR there");
-  if (auto inherited = read_sealed(std::stoi(number), true)) return std::move(*inherited);
-  const Descriptor with_launcher(
-      ::open(("/proc/" + process + "/fd/" + number).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (with_launcher) {
-    if (auto found = read_sealed(with_launcher.get(), false)) return std::move(*found);
+  if (auto inherited = read_sealed("/proc/self/fd/" + number)) {
+    // Programs that this one starts find it with the launcher.
+    if (::fcntl(std::stoi(number), F_SETFD, FD_CLOEXEC) != 0)
+      return Status(Code::internal,
+                    name + ": descriptor " + number +
+                        " cannot be closed to other programs: " + errno_text(errno));
+    return std::move(*inherited);
   }
-  return Status(Code::invalid_argument,
-                name + " is " + place + ", and there is no secret: this process did not inherit " +
-                    "the descriptor, and its launcher has ended or is out of sight; set "
-                    "MUSTER_SECRET or MUSTER_SECRET_FILE");
+  if (auto found = read_sealed("/proc/" + process + "/fd/" + number)) return std::move(*found);
+  return Status(
+      Code::invalid_argument,
+      name + " is " + place + ", and there is no secret: this process did not inherit " +
+          "the descriptor, and its launcher has ended, is out of sight or runs as another "
+          "user; set MUSTER_SECRET or MUSTER_SECRET_FILE");
 }
 
 std::string path_of_host_directory() {
@@ -226,7 +232,13 @@ Result<Descriptor> Secret::sealed() const {
       ::fcntl(file.get(), F_ADD_SEALS, kSeals) != 0)
     return Status(Code::exhausted,
                   "cannot make a memory file to hand the secret to workers: " + errno_text(errno));
-  return file;
+  // A descriptor that can be read would give the secret to whatever a worker starts as another user
+  // (su, runuser). This one only names the file.
+  Descriptor name(
+      ::open(("/proc/self/fd/" + std::to_string(file.get())).c_str(), O_PATH | O_CLOEXEC));
+  if (name) return name;
+  return Status(Code::exhausted, "cannot name the memory file that hands the secret to workers: " +
+                                     errno_text(errno) + "; is /proc mounted?");
 }
 
 std::string Secret::random_text() {

@@ -5,7 +5,8 @@
 ///  1. `MUSTER_SECRET`, a text: kind `given`. What `muster secret` makes is used as it is; any
 ///     other text is stretched (Argon2id), and refused below 16 characters or 8 different ones;
 ///  2. `MUSTER_SECRET_FD`, PID:FD: the key that a launcher hands to its workers, in a sealed memory
-///     file that they inherit, or find with the launcher while it lives; kind `given`;
+///     file that they inherit, or find with the launcher while it lives; kind `given`. Processes of
+///     other users cannot read it. The inherited descriptor is close-on-exec once it has been read;
 ///  3. the contents of the file `MUSTER_SECRET_FILE`, this user's or root's and closed to all
 ///     others: kind `given`;
 ///  4. `MUSTER_INSECURE=1`: kind `open`, a public constant that protects nothing;
@@ -57,8 +58,9 @@ class Secret {
   std::string observer_text() const;
   /// HMAC-SHA256 of `message` keyed with the secret.
   Proof prove(ConstBytes message) const;
-  /// The secret in a sealed memory file, closed on exec. A process that inherits it, and finds
-  /// "PID:FD" in MUSTER_SECRET_FD, has the same secret.
+  /// The secret in a sealed memory file, closed on exec. A process of the same user that inherits
+  /// it, and finds "PID:FD" in MUSTER_SECRET_FD, has the same secret. The descriptor is opened with
+  /// O_PATH: it cannot be read, only opened again (/proc/self/fd/FD) by a user that may.
   Result<Descriptor> sealed() const;
   /// A key of its own for `purpose`, which tells nothing of the secret or of other keys
   /// (HKDF-SHA256, RFC 5869).

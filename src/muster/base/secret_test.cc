@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -250,6 +251,36 @@ TEST_F(SecretTest, HandedDownInASealedFile) {
     EXPECT_NE(found(place).status().message().find("MUSTER_SECRET_FD is"), std::string::npos);
   ::setenv("MUSTER_SECRET", "sixteen letters!", 1);
   EXPECT_TRUE(found("nonsense").ok()) << "the variable goes before it";
+}
+
+// spec: W4 a program that a worker starts as another user (su, runuser) gets the descriptor and not
+// the secret; and none gets the descriptor from a process that has read it
+TEST_F(SecretTest, AnotherUserThatInheritsTheFileReadsNothing) {
+  const Secret mine = Secret::given(Secret::random_text());
+  const auto file = mine.sealed();
+  ASSERT_TRUE(file.ok()) << file.status().message();
+  ASSERT_EQ(::fcntl(file->get(), F_SETFD, 0), 0);
+  const std::string number = std::to_string(file->get());
+  char byte = 0;
+  EXPECT_LT(::pread(file->get(), &byte, 1, 0), 0) << "the descriptor itself";
+  void* const mapped = ::mmap(nullptr, 1, PROT_READ, MAP_PRIVATE, file->get(), 0);
+  EXPECT_EQ(mapped, MAP_FAILED);
+  ::setenv("MUSTER_SECRET_FD", ("1:" + number).c_str(), 1);
+  if (::geteuid() == 0) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      constexpr uid_t kNobody = 65534;
+      const bool changed = ::setresuid(kNobody, kNobody, kNobody) == 0;
+      const int opened = ::open(("/proc/self/fd/" + number).c_str(), O_RDONLY);
+      ::_exit(changed && opened < 0 && !Secret::from_environment().ok() ? 0 : 1);
+    }
+    int ended = 1;
+    ::waitpid(child, &ended, 0);
+    EXPECT_EQ(ended, 0) << "another user has read it";
+  }
+  EXPECT_EQ(::fcntl(file->get(), F_GETFD), 0) << "a script passes it on to what needs it";
+  EXPECT_TRUE(same(*Secret::from_environment(), mine));
+  EXPECT_EQ(::fcntl(file->get(), F_GETFD), FD_CLOEXEC);
 }
 
 // spec: W4 what a launcher has read of its environment does not stay there
