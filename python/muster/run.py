@@ -7,9 +7,12 @@ workers meet over its agent's store, where muster's init_process_group finds the
 """
 
 import argparse
+import grp
 import os
 import pathlib
+import pwd
 import shutil
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -19,21 +22,73 @@ from typing import Any
 __all__ = ["command", "main", "run"]
 
 
+def _is_own_group(group: int) -> bool:
+    """Whether a group has only this user, as those that many systems make for each user."""
+    if os.geteuid() == 0 or group != os.getegid():
+        return False
+    try:
+        name, entry = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
+    except KeyError:
+        return False
+    return entry.gr_name == name and set(entry.gr_mem) <= {name}
+
+
+def _is_trusted(path: pathlib.Path) -> bool:
+    """Whether only root and this user can have laid what is at `path`: the file, the folders above
+    it and links on the way are theirs, and others can write to none of them (a sticky folder such
+    as /tmp counts).
+    """
+    at, left, links = pathlib.Path("/"), list(path.absolute().parts[1:]), 0
+    while left:
+        name = left.pop(0)
+        if name == "..":
+            at = at.parent
+            continue
+        entry = at / name
+        status = entry.lstat()
+        if status.st_uid not in (0, os.geteuid()):
+            return False
+        if stat.S_ISLNK(status.st_mode):
+            links += 1
+            target = pathlib.Path(os.readlink(entry))
+            left = [*(target.parts[1:] if target.is_absolute() else target.parts), *left]
+            at = pathlib.Path("/") if target.is_absolute() else at
+            if links > 40:  # the kernel's limit
+                return False
+            continue
+        is_sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+        of_others = 0o002 if _is_own_group(status.st_gid) else 0o022
+        if status.st_mode & of_others and not is_sticky:
+            return False
+        at = entry
+    return True
+
+
 def command() -> str:
     """Where the program `muster` is: beside the package's build, among the environment's scripts,
-    or in PATH. Raises FileNotFoundError.
+    or in PATH. In the first two it is refused where others could have laid it. Raises
+    FileNotFoundError.
     """
     package = pathlib.Path(__file__).parent
     # In a build the files are links to the tree's: `__file__` names the link.
+    refused = []
     for folder in (package.parents[1] / "bin", pathlib.Path(sysconfig.get_path("scripts"))):
         if os.access(folder / "muster", os.X_OK):
-            return str(folder / "muster")
+            if _is_trusted(folder / "muster"):
+                return str(folder / "muster")
+            refused.append(str(folder / "muster"))
     found = shutil.which("muster")
-    if found is None:
+    if found is None or found in refused:
         raise FileNotFoundError(
             "muster.run: there is no program `muster` beside this package, among the environment's "
-            "scripts or in PATH; install the wheel, or "
-            "build the tree (make build)"
+            "scripts or in PATH"
+            + (
+                f" that only this user or root can have laid ({', '.join(refused)}: it or a folder "
+                "above it is another user's, or can be written by others)"
+                if refused
+                else ""
+            )
+            + "; install the wheel, or build the tree (make build)"
         )
     return found
 

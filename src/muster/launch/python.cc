@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "muster/base/trusted_place.h"
 #include "muster/launch/worker.h"
 
 namespace muster::launch {
@@ -31,10 +32,20 @@ std::string variable(const Environment& environment, const char* name) {
   return found == environment.end() ? std::string() : found->second;
 }
 
+/// As `python_in`, for a folder that nobody has named: another user may have laid it.
+std::string found_python_in(const fs::path& folder) {
+  const std::string python = python_in(folder);
+  const bool trusted = !python.empty() && is_trusted_place((folder / "pyvenv.cfg").string()) &&
+                       is_trusted_place(python);
+  return trusted ? python : std::string();
+}
+
 /// The source tree of <tree>/build/<preset>/bin/<program>; empty for any other layout.
 std::string python_of_tree(const fs::path& own_program) {
   const fs::path tree = own_program.parent_path().parent_path().parent_path().parent_path();
-  return is_there(tree / "tools/setup") ? python_in(tree / ".venv") : std::string();
+  return is_there(tree / "tools/setup") && is_trusted_place((tree / "tools/setup").string())
+             ? found_python_in(tree / ".venv")
+             : std::string();
 }
 
 bool lacks(const std::string& last_words, const std::string& module) {
@@ -54,7 +65,7 @@ std::vector<PythonPlace> python_places(const Environment& environment,
   return {{"PYTHON_EXEC", variable(environment, "PYTHON_EXEC")},
           {"MUSTER_PYTHON", variable(environment, "MUSTER_PYTHON")},
           {"the virtual environment of this command",
-           python_in(fs::path(own_program).parent_path().parent_path())},
+           found_python_in(fs::path(own_program).parent_path().parent_path())},
           {"VIRTUAL_ENV", active.empty() ? std::string() : python_in(active)},
           {"CONDA_PREFIX", chosen ? executable(fs::path(conda) / "bin/python3") : std::string()},
           {".venv of the source tree around this command", python_of_tree(own_program)},
@@ -88,7 +99,9 @@ std::string explain_missing_module(const std::string& last_words,
   if (torch) return text + "; say in MUSTER_PYTHON which Python has torch";
   const fs::path built = fs::path(own_program).parent_path().parent_path() / "python";
   text += "; install muster there (pip install --no-build-isolation .)";
-  return is_there(built / "muster") ? text + ", or set PYTHONPATH=" + built.string() : text;
+  return is_trusted_place((built / "muster").string())
+             ? text + ", or set PYTHONPATH=" + built.string()
+             : text;
 }
 
 }  // namespace muster::launch

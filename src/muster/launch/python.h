@@ -19,7 +19,8 @@ struct PythonPlace {
 /// `own_program` is installed, the activated one (VIRTUAL_ENV, or CONDA_PREFIX unless it is conda's
 /// "base"), the `.venv` of the source tree in which `own_program` was built, and python3 on PATH.
 /// The value of a variable is not checked: a wrong path must be an error and not select another
-/// Python.
+/// Python. Places that nobody has named count only where no other user can write
+/// (`base/trusted_place.h`).
 std::vector<PythonPlace> python_places(const Environment& environment,
                                        const std::string& own_program);
 

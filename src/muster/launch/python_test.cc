@@ -71,6 +71,27 @@ TEST_F(PythonPlaces, AnEnvironmentThatIsNotOfAMusterTreeIsLeftAlone) {
   EXPECT_NE(first({}, "home/build/release/bin/muster"), path("home/.venv/bin/python3"));
 }
 
+// spec: W3 a Python that another user can have laid is not found: an environment two folders above
+// the command, or around it, in a place where others may write
+TEST_F(PythonPlaces, WhatOthersCanHaveLaidIsNotFound) {
+  const std::string command = "scratch/alice/muster/bin/muster";
+  executable("scratch/tools/setup");
+  const std::string of_tree = environment("scratch/.venv"),
+                    beside = environment("scratch/alice/muster");
+  EXPECT_EQ(first({}, command), beside);
+  const auto open_to_others = [&](const std::string& folder) {
+    fs::permissions(path(folder), fs::perms::others_write, fs::perm_options::add);
+  };
+  open_to_others("scratch/alice/muster/bin");
+  EXPECT_EQ(first({}, command), of_tree);
+  open_to_others("scratch/.venv");
+  const std::string python = first({}, command);
+  EXPECT_NE(python, of_tree);
+  EXPECT_NE(python, beside);
+  open_to_others("scratch");
+  EXPECT_EQ(first({{"MUSTER_PYTHON", beside}}, command), beside) << "what is named is taken";
+}
+
 TEST_F(PythonPlaces, WithoutAnyTheErrorTellsWhereItWasLookedFor) {
   const auto none = first_python({{"MUSTER_PYTHON", ""}, {"python3 on PATH", ""}});
   ASSERT_FALSE(none);

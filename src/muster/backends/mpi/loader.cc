@@ -15,6 +15,7 @@
 #include "muster/base/env.h"
 #include "muster/base/fork_guard.h"
 #include "muster/base/log.h"
+#include "muster/base/trusted_place.h"
 
 namespace muster::mpi {
 namespace {
@@ -74,8 +75,8 @@ std::vector<std::string> candidates() {
   std::vector<std::string> names;
   for (const fs::path& folder : launcher_folders()) {
     for (const char* name : {kAbiLibrary, kOpenMpi, kDebianMpich, kMpich}) {
-      std::error_code error;
-      if (fs::exists(folder / name, error)) names.push_back((folder / name).string());
+      // An ancestor may be another user's.
+      if (is_trusted_place((folder / name).string())) names.push_back((folder / name).string());
     }
   }
   const bool hydra = env_text("PMI_RANK").has_value();
@@ -114,11 +115,10 @@ const char* flavour_of(const FoundLibrary& library) {
   return name.find("mpi_abi") != std::string::npos ? "abi" : "mpich";
 }
 
-/// Where plugins are: MUSTER_PLUGINS; beside this code's file and next to its folder, in a build
-/// folder as where it is installed; where muster was installed.
+/// Where plugins may be, unless MUSTER_PLUGINS says where they are: beside this code's file and
+/// next to its folder, in a build folder as where it is installed; where muster was installed.
 std::vector<fs::path> plugin_folders() {
   std::vector<fs::path> folders;
-  if (const auto given = env_text("MUSTER_PLUGINS")) folders.emplace_back(*given);
   Dl_info here{};
   if (::dladdr(reinterpret_cast<const void*>(&load), &here) != 0 && here.dli_fname != nullptr) {
     std::error_code error;
@@ -147,9 +147,13 @@ Function* symbol(void* library, const char* name) {
 Result<Library*> load_plugin(const FoundLibrary& library) {
   const std::string file = std::string("libmuster_mpi_") + flavour_of(library) + ".so";
   std::string trouble;
+  std::vector<fs::path> paths;
+  if (const auto given = env_text("MUSTER_PLUGINS")) paths.push_back(fs::path(*given) / file);
   for (const fs::path& folder : plugin_folders()) {
+    if (is_trusted_place((folder / file).string())) paths.push_back(folder / file);
+  }
+  for (const fs::path& path : paths) {
     std::error_code error;
-    const fs::path path = folder / file;
     if (!fs::exists(path, error)) continue;
     void* const plugin = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (plugin == nullptr) {

@@ -11,6 +11,7 @@
 
 #include "muster/base/env.h"
 #include "muster/base/socket_address.h"
+#include "muster/base/trusted_place.h"
 #include "muster/launch/host.h"
 #include "muster/launch/python.h"
 
@@ -47,7 +48,7 @@ Result<std::string> bench_file(const std::string& name) {
   std::vector<fs::path> folders;
   if (const auto given = env_text("MUSTER_BENCH_DIR")) folders.emplace_back(*given);
   const fs::path own = own_folder().parent_path() / "share/muster/bench";
-  folders.push_back(own);
+  if (is_trusted_place((own / name).string())) folders.push_back(own);
   for (const fs::path& folder : folders) {
     std::error_code error;
     if (fs::exists(folder / name, error)) return (folder / name).string();
@@ -76,10 +77,9 @@ Result<std::string> find_python(const std::string& given) {
 
 std::vector<std::pair<std::string, std::string>> variables_to_import_muster(
     const std::string& package) {
-  std::error_code error;
   const fs::path folder =
       package.empty() ? own_folder().parent_path() / "python" : fs::path(package);
-  if (package.empty() && !fs::exists(folder / "muster", error)) return {};
+  if (package.empty() && !is_trusted_place((folder / "muster").string())) return {};
   const auto others = env_text("PYTHONPATH");
   return {{"PYTHONPATH", folder.string() + (others ? ":" + *others : "")}};
 }
