@@ -1,4 +1,6 @@
 /// The `muster` command: one subcommand a file.
+#include <fcntl.h>
+
 #include <iostream>
 #include <string>
 #include <vector>
@@ -52,9 +54,20 @@ int run(muster::cli::RunFlavour flavour, const std::vector<std::string>& argumen
   return parsed.exit_code;
 }
 
+/// A stream that the caller has closed (`>&-`) leads nowhere from now on. Otherwise the next file
+/// that is opened would have its number, and be written to.
+bool open_streams() {
+  for (int stream = 0; stream <= 2; ++stream) {
+    if (::fcntl(stream, F_GETFD) >= 0) continue;
+    if (::open("/dev/null", stream == 0 ? O_RDONLY : O_WRONLY) != stream) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 int main(int count, char** words) {
+  if (!open_streams()) return 1;
   const std::vector<std::string> arguments(words + 1, words + count);
   const std::string command = arguments.empty() ? "--help" : arguments.front();
   const std::vector<std::string> rest(arguments.begin() + (arguments.empty() ? 0 : 1),

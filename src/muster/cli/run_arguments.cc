@@ -160,9 +160,8 @@ void Parser::add_job() {
             std::string(flavour_ == RunFlavour::run
                             ? "with one node: this host's full name where it leads here"
                             : "127.0.0.1"));
-  value(
-      "--master-port", words_.master_port,
-      "Port of the store. Default 29500 (a free one if taken, with one node); 0 takes a free one");
+  value("--master-port", words_.master_port,
+        "Port of the store. Default 29500 with several nodes, a free one with one node, as is 0");
   if (flavour_ == RunFlavour::launch) return;
   value("--rdzv-id", words_.run_id,
         "Name of the job, the same on all nodes. Default: random with --standalone, else none");

@@ -20,6 +20,8 @@
 namespace muster::elastic {
 namespace {
 
+constexpr Duration kStoodStill = std::chrono::seconds(1);  // limit: so late no thread is that runs
+
 std::int64_t number_in(const char* name, std::int64_t otherwise) {
   const auto value = env_integer(name, 0, std::numeric_limits<std::int64_t>::max());
   group::check(value.status());
@@ -226,8 +228,12 @@ bool EpochFollower::wait(std::unique_lock<std::mutex>& lock, TimePoint deadline,
     group::check(Interruption::of_thread());
     const TimePoint now = steady_clock().now();
     if (now >= deadline) return false;
-    changed_.wait_until(
-        lock, std::min(deadline, deadline_after(steady_clock(), Interruption::look_every())));
+    const TimePoint wake =
+        std::min(deadline, deadline_after(steady_clock(), Interruption::look_every()));
+    changed_.wait_until(lock, wake);
+    // This process stood still, and the thread that reads may have news from meanwhile.
+    if (wake != TimePoint::max() && steady_clock().now() - wake > kStoodStill)
+      deadline = std::max(deadline, deadline_after(steady_clock(), kStoodStill));
   }
   return true;
 }

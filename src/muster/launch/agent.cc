@@ -81,7 +81,7 @@ class NodeAgent {
   void hear(NodeNews news);
   void pass_fence();
   void take_leave();
-  void begin_plan();
+  void begin_plan(int restarts);
   void tell(membership::NodePhase phase, int exit_code, const std::string& reason,
             bool killed = false);
   void tell_failed();
@@ -387,7 +387,7 @@ void NodeAgent::tell_over() {
 }
 
 /// The ranks of the workers that are about to start.
-void NodeAgent::begin_plan() {
+void NodeAgent::begin_plan(int restarts) {
   std::vector<NodeFacts> nodes;
   for (const NodeDetails& node : plan_->nodes) nodes.push_back(node.facts);
   workers_->set_ranks(assign_ranks(nodes, plan_->node));
@@ -398,7 +398,7 @@ void NodeAgent::begin_plan() {
     commands_.told.agent_store = endpoint_text({first.store_addr, first.store_port});
   commands_.told.epoch = plan_->epoch.number;
   running_epoch_ = plan_->epoch.number;
-  history_.begin(*plan_, workers_->ranks().front().world_size);
+  history_.begin(*plan_, restarts, workers_->ranks().front().world_size);
   if (!nodes_) return;
   std::vector<std::string> folders = logs_.folders;
   folders.push_back("node_" + std::to_string(plan_->slot));
@@ -418,15 +418,16 @@ void NodeAgent::start_workers(int attempt) {
                  std::to_string(options_.max_restarts) + ")");
     take_another_port();
   }
-  begin_plan();
   // With several nodes the epochs count the attempts, and only some of them are restarts.
-  note_not_started(workers_->start_all(attempt, nodes_ ? plan_->epoch.restarts : attempt));
+  const int restarts = nodes_ ? plan_->epoch.restarts : attempt;
+  begin_plan(restarts);
+  note_not_started(workers_->start_all(attempt, restarts));
   if (nodes_ && plan_->node == 0) take_another_port();
   workers_->refill_spares(attempt);
 }
 
 void NodeAgent::repair_workers(int attempt) {
-  begin_plan();
+  begin_plan(plan_->epoch.restarts);
   const membership::Epoch& epoch = plan_->epoch;
   WorkerNews news;
   news.epoch = epoch.number;

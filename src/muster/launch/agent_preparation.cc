@@ -14,6 +14,7 @@
 #include "muster/base/env.h"
 #include "muster/base/socket_address.h"
 #include "muster/base/temporary_folder.h"
+#include "muster/base/thread_start.h"
 
 namespace muster::launch {
 namespace {
@@ -48,11 +49,13 @@ Result<Prepared> prepare_or_be_stopped(const RunOptions& options, SignalWatch& s
   Descriptor done(::eventfd(0, EFD_CLOEXEC));
   if (!done) return Status(Code::exhausted, "no event descriptor: " + errno_text(errno));
   std::optional<Result<Prepared>> prepared;
-  std::thread preparing([&] {
+  auto preparing = start_thread("the thread that joins the job", [&] {
     prepared = prepare(options);
     const std::uint64_t one = 1;
+    // The first word in an empty count always has room.
     [[maybe_unused]] const ssize_t told = ::write(done.get(), &one, sizeof one);
   });
+  if (!preparing) return preparing.status();
   for (;;) {
     pollfd ready[2] = {{done.get(), POLLIN, 0}, {signals.descriptor(), POLLIN, 0}};
     if (::poll(ready, 2, -1) < 0) continue;
@@ -64,7 +67,7 @@ Result<Prepared> prepare_or_be_stopped(const RunOptions& options, SignalWatch& s
       ::_exit(128 + signal);
     }
   }
-  preparing.join();
+  preparing->join();
   return std::move(*prepared);
 }
 

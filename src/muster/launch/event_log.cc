@@ -2,15 +2,19 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <ctime>
 #include <nlohmann/json.hpp>
 
 #include "muster/base/own_files.h"
+#include "muster/base/socket_address.h"
 
 namespace muster::launch {
 namespace {
+
+constexpr std::size_t kMostKept = std::size_t{1} << 20;  // limit: memory for what was not written
 
 /// "2026-11-27T08:00:00.123Z".
 std::string time_text() {
@@ -42,16 +46,26 @@ EventLog EventLog::to(Descriptor descriptor, std::string job, std::string host) 
   return log;
 }
 
-void EventLog::write(const std::string& event, const std::vector<Field>& fields) const {
-  if (!file_) return;
+Status EventLog::write(const std::string& event, const std::vector<Field>& fields) {
+  if (!file_) return {};
   nlohmann::ordered_json line = {
       {"time", time_text()}, {"event", event}, {"job", job_}, {"host", host_}};
   for (const auto& [name, value] : fields)
     std::visit([&, key = name](const auto& each) { line[key] = each; }, value);
   // Bytes that are not valid UTF-8 (in a host name or a worker's message) are replaced.
-  const std::string text =
-      line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
-  [[maybe_unused]] const ssize_t written = ::write(file_.get(), text.data(), text.size());
+  unwritten_ += line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  while (!unwritten_.empty()) {
+    const ssize_t written = ::write(file_.get(), unwritten_.data(), unwritten_.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) {
+      const int error = errno;
+      // Whole lines go, so that what is written later can be read.
+      if (unwritten_.size() > kMostKept) unwritten_.erase(0, unwritten_.find('\n') + 1);
+      return Status(Code::exhausted, "events of the job cannot be written: " + errno_text(error));
+    }
+    unwritten_.erase(0, static_cast<std::size_t>(written));
+  }
+  return {};
 }
 
 }  // namespace muster::launch

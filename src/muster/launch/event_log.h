@@ -28,11 +28,13 @@ class EventLog {
   /// Writes to a descriptor that others use too (standard error).
   static EventLog to(Descriptor descriptor, std::string job, std::string host);
 
-  /// Writes one line immediately. It is lost if the disk is full.
-  void write(const std::string& event, const std::vector<Field>& fields) const;
+  /// Writes one line immediately. An error (no space) names the file; the line, and what was
+  /// written before it of a line that is torn, is put again with the next one.
+  Status write(const std::string& event, const std::vector<Field>& fields);
 
  private:
   Descriptor file_;
+  std::string unwritten_;  // the end of what could not be written
   std::string job_, host_;
 };
 

@@ -3,7 +3,9 @@
 #include <fcntl.h>
 
 #include <cerrno>
+#include <utility>
 
+#include "muster/base/log.h"
 #include "muster/base/socket_address.h"
 
 namespace muster::launch {
@@ -22,8 +24,12 @@ Status JobHistory::open(const RunOptions& options, const std::string& job,
   return {};
 }
 
-void JobHistory::write(const std::string& event, const std::vector<EventLog::Field>& fields) const {
-  for (const EventLog& log : logs_) log.write(event, fields);
+void JobHistory::write(const std::string& event, const std::vector<EventLog::Field>& fields) {
+  for (EventLog& log_file : logs_) {
+    const Status written = log_file.write(event, fields);
+    if (!written && std::exchange(trouble_, written.message()) != written.message())
+      log(LogLevel::warning, written.message());
+  }
 }
 
 std::string JobHistory::error_file(int local_rank, int attempt) const {
@@ -45,7 +51,7 @@ FailureNote JobHistory::note(const OwnFailure& failure) {
          {"rank", std::int64_t{failure.ranks.rank}},
          {"local_rank", std::int64_t{failure.ranks.local_rank}},
          {"pid", std::int64_t{failure.pid}},
-         {"exit_code", std::int64_t{failure.exit.code}},
+         {"exit_code", std::int64_t{failure.exit.shell_code()}},
          {"signal", failure.exit.signal != 0 ? signal_name(failure.exit.signal) : std::string()},
          {"error", error ? error->message : std::string()},
          {"log", failure.log}});
@@ -59,9 +65,9 @@ void JobHistory::note(const std::vector<FailureNote>& failures) {
   }
 }
 
-void JobHistory::begin(const EpochPlan& plan, int world_size) {
+void JobHistory::begin(const EpochPlan& plan, int restarts, int world_size) {
   write("workers_started", {{"epoch", plan.epoch.number},
-                            {"restarts", std::int64_t{plan.epoch.restarts}},
+                            {"restarts", std::int64_t{restarts}},
                             {"node", std::int64_t{plan.slot}},
                             {"nodes", static_cast<std::int64_t>(plan.nodes.size())},
                             {"world_size", std::int64_t{world_size}},

@@ -39,19 +39,20 @@ class JobHistory {
   FailureNote note(const OwnFailure& failure);
   /// Records failures on other nodes.
   void note(const std::vector<FailureNote>& failures);
-  void begin(const EpochPlan& plan, int world_size);
+  void begin(const EpochPlan& plan, int restarts, int world_size);
   void end(int exit_code, const std::string& reason);
 
   /// In the order in which they became known.
   const std::vector<std::string>& failures() const { return failures_; }
 
  private:
-  void write(const std::string& event, const std::vector<EventLog::Field>& fields) const;
+  void write(const std::string& event, const std::vector<EventLog::Field>& fields);
 
   const TemporaryFolder errors_{"muster-errors-"};
   std::vector<EventLog> logs_;
   std::vector<std::string> failures_;
   std::int64_t own_ = 0;
+  std::string trouble_;  // of the event logs, the last that was said
 };
 
 }  // namespace muster::launch

@@ -246,11 +246,14 @@ void NodeMembership::tell_all() {
   }
 }
 
-void NodeMembership::note_trouble(const std::string& what, const Status& status) {
+/// Gives the lock up meanwhile: whoever reads the log may be slow.
+void NodeMembership::note_trouble(Lock& lock, const std::string& what, const Status& status) {
   if (stop_ || status.message() == trouble_) return;
   trouble_ = status.message();
+  lock.unlock();
   log(LogLevel::warning, what + " has not reached " + options_.place +
-                             ", and is told again until it has: " + trouble_);
+                             ", and is told again until it has: " + status.message());
+  lock.lock();
 }
 
 Status NodeMembership::take_place(Lock& lock) {
@@ -279,7 +282,7 @@ Status NodeMembership::take_place_again(Lock& lock) {
   const bool may_try_again =
       taken.code() != Code::refused && taken.code() != Code::invalid_argument;
   if (may_try_again && steady_clock().now() < lost_at_ + options_.epochs.join_timeout) {
-    note_trouble("that this node asks for a place in the job again", taken);
+    note_trouble(lock, "that this node asks for a place in the job again", taken);
     return taken;
   }
   lock.unlock();
@@ -330,7 +333,7 @@ Status NodeMembership::tell_report(Lock& lock) {
     return {};
   }
   // The other thread takes care of a lost place.
-  if (said.code() != Code::refused) note_trouble("what this node says of itself", said);
+  if (said.code() != Code::refused) note_trouble(lock, "what this node says of itself", said);
   return said;
 }
 
@@ -343,13 +346,10 @@ Status NodeMembership::tell_epoch(Lock& lock) {
   if (committed || committed.status().code() == Code::refused) {
     answered_ = proposed.on_top_of;
     answered_at_ = steady_clock().now();
-    if (!committed)
-      log(LogLevel::info, "epoch " + std::to_string(proposed.epoch.number) +
-                              " of the job is not this node's: " + committed.status().message());
     if (proposed_ && proposed_->on_top_of == answered_) proposed_.reset();
     return {};
   }
-  note_trouble("epoch " + std::to_string(proposed.epoch.number) + " of the job",
+  note_trouble(lock, "epoch " + std::to_string(proposed.epoch.number) + " of the job",
                committed.status());
   return committed.status();
 }

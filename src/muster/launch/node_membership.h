@@ -129,7 +129,7 @@ class NodeMembership {
   Status tell_report(Lock& lock);
   Status tell_epoch(Lock& lock);
   Status take_place_again(Lock& lock);
-  void note_trouble(const std::string& what, const Status& status);
+  void note_trouble(Lock& lock, const std::string& what, const Status& status);
 
   // By the thread that follows the watch.
   void follow_all();

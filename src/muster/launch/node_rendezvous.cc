@@ -156,9 +156,8 @@ Status Joining::connect(const StorePlace& place) {
 // One node that was given no address: the store listens on loopback. Workers are told the host's
 // full name (J8) where that is really this machine; what listens there is up to their program.
 Status Joining::open_alone() {
-  const bool assigned = options_.rendezvous == RendezvousKind::assigned_ranks;
-  const std::uint16_t usual = options_.standalone || assigned ? 0 : kStaticPort;
-  const std::uint16_t port = options_.master_port.value_or(usual);
+  // Programs of stock torch, and its documents, take 29500 for themselves.
+  const std::uint16_t port = options_.master_port.value_or(0);
   std::vector<std::string> names = {"localhost", "127.0.0.1", "::1"};
   if (options_.local_addr) names = {*options_.local_addr};
   if (options_.master_addr) names = {*options_.master_addr};
@@ -167,8 +166,6 @@ Status Joining::open_alone() {
   Status last;
   for (const std::string& name : names) {
     auto socket = listen_at(name, port, deadline_);
-    if (!socket && port != 0 && !options_.master_port)
-      socket = listen_at(name, 0, deadline_);  // another job has the usual port
     if (socket) return serve(std::move(*socket), name);
     last = socket.status();
   }

@@ -3,8 +3,11 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <utility>
+
+#include "muster/base/socket_address.h"
 
 namespace muster::launch {
 namespace {
@@ -215,8 +218,13 @@ std::vector<WorkerEnded> NodeWorkers::take_ends(std::span<const int> local_ranks
   return ends;
 }
 
-void NodeWorkers::tell(const Process& worker, const WorkerNews& news) {
-  if (!worker.ended && worker.news) tell_worker(worker.news.get(), news);
+void NodeWorkers::tell(const Process& worker, const WorkerNews& news) const {
+  if (worker.ended || !worker.news || tell_worker(worker.news.get(), news)) return;
+  if (errno == EPIPE || errno == ECONNRESET) return;  // its end is noticed by itself
+  around_.output.say(around_.options.command + ": process " + std::to_string(worker.pid) +
+                     " does not read what the launcher tells it (" + errno_text(errno) +
+                     "), and is ended: it would miss an epoch of the job");
+  ::kill(worker.pid, SIGKILL);
 }
 
 void NodeWorkers::tell_all(const WorkerNews& news) {

@@ -103,7 +103,7 @@ class NodeWorkers {
   Status start_one(int local_rank, int attempt, int restarts, int* exit_code);
   void start_or_note(int local_rank, int attempt, int restarts, std::vector<WorkerEnded>& failed);
   bool promote_spare(int local_rank, int attempt, const WorkerNews& news);
-  static void tell(const Process& worker, const WorkerNews& news);
+  void tell(const Process& worker, const WorkerNews& news) const;
 
   const WorkerSurroundings around_;
   std::vector<Process> workers_;

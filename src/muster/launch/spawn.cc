@@ -288,7 +288,8 @@ Result<SpawnedProcesses> start_processes(int n, const SpawnBody& body,
     auto pidfd = open_pidfd(pid);
     if (!pidfd) {
       ::kill(pid, SIGKILL);
-      ::waitpid(pid, nullptr, 0);
+      while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
+      }
       return pidfd.status().with_context(who);
     }
     all.pids.push_back(pid);

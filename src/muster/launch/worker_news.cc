@@ -20,7 +20,8 @@ namespace {
 constexpr std::size_t kReasonShown = 2048;
 constexpr std::size_t kLongestNews = 8192;  // a name of a host has at most 255 bytes
 
-constexpr Duration kLauncherBusy = std::chrono::seconds(5);  // at most, before it reads
+constexpr Duration kLauncherBusy =
+    std::chrono::seconds(60);  // limit: it may stand still for a time
 constexpr Duration kPause = std::chrono::milliseconds(2);
 // A worker's words.
 constexpr char kTrained = 0, kMemories = 1;
@@ -91,9 +92,8 @@ bool is_worker_channel(int descriptor) {
          type == SOCK_SEQPACKET;
 }
 
-void tell_worker(int descriptor, const WorkerNews& news) {
-  const std::string record = encode(news);
-  ::send(descriptor, record.data(), record.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+bool tell_worker(int descriptor, const WorkerNews& news) {
+  return send_descriptors(descriptor, as_bytes(encode(news)), {}, MSG_DONTWAIT);
 }
 
 Status tell_memories(int descriptor, std::span<const Descriptor> memories) {
@@ -159,7 +159,15 @@ bool has_worker_news(int descriptor) {
   return ::recv(descriptor, &first, 1, MSG_PEEK | MSG_DONTWAIT) >= 0;
 }
 
-void tell_trained(int descriptor) { ::send(descriptor, &kTrained, 1, MSG_DONTWAIT | MSG_NOSIGNAL); }
+void tell_trained(int descriptor) {
+  const Status told =
+      send_memories(descriptor, {&kTrained, 1}, {}, deadline_after(steady_clock(), kLauncherBusy));
+  if (!told && told.code() != Code::closed)
+    log(LogLevel::warning,
+        "the launcher does not hear that training has ended, and may repair a "
+        "death from now on as one during training: " +
+            told.message());
+}
 
 Status give_memories(int descriptor, std::span<const int> memories) {
   if (memories.size() > kMostMemories)

@@ -46,9 +46,9 @@ Result<WorkerChannel> make_worker_channel();
 /// Whether `descriptor` is a worker's end: a child of the worker may have something else there.
 bool is_worker_channel(int descriptor);
 
-/// For the agent. Waits for nothing: a worker that is gone, or whose socket is full, does not read.
-/// A long reason is cut off.
-void tell_worker(int descriptor, const WorkerNews& news);
+/// For the agent. Waits for nothing. False: the worker is gone, or its socket is full (EAGAIN), as
+/// it has not read what it was told before. A long reason is cut off.
+bool tell_worker(int descriptor, const WorkerNews& news);
 /// For the agent, before the worker's first epoch. Nothing is sent if there are none.
 /// Code::exhausted: they cannot be sent. Code::closed: the worker has ended.
 Status tell_memories(int descriptor, std::span<const Descriptor> memories);
@@ -69,10 +69,11 @@ WorkerWords take_words(int descriptor);
 Result<WorkerNews> read_worker_news(int descriptor, std::vector<Descriptor>& memories);
 /// For the worker: whether there are news to read now, or the agent has ended.
 bool has_worker_news(int descriptor);
-/// For the worker: all ranks have come to the end of training, so no death is to be repaired.
+/// For the worker: all ranks have come to the end of training, so no death is to be repaired. Waits
+/// up to 60 s for an agent that is busy.
 void tell_trained(int descriptor);
 /// For the worker: from now on the agent holds these memory files in place of those that it held
-/// for this worker's place. At most `kMostMemories`. Waits up to 5 s for an agent that is busy,
+/// for this worker's place. At most `kMostMemories`. Waits up to 60 s for an agent that is busy,
 /// then Code::timed_out. Code::exhausted: it cannot hold them. Code::closed: it has ended.
 Status give_memories(int descriptor, std::span<const int> memories);
 inline constexpr std::size_t kMostMemories = 250;

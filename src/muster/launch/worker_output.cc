@@ -83,13 +83,13 @@ Result<Descriptor> WorkerOutput::open_file(const std::vector<std::string>& folde
                   "cannot open the folder of logs " + plan_.log_base + ": " + errno_text(errno));
   std::string path = plan_.log_base;
   for (const std::string& each : folders) {
-    auto next = make_own_folder(each, rules, 0755, folder.get());
+    auto next = make_own_folder(each, rules, 0750, folder.get());
     if (!next) return next.status().with_context("in " + path);
     folder = std::move(*next);
     path += "/" + each;
   }
   auto file = open_own_file(name, O_CREAT | O_TRUNC | O_RDWR | O_APPEND, {.name = "the log file"},
-                            0644, folder.get());
+                            0640, folder.get());
   return file ? std::move(file) : Result<Descriptor>(file.status().with_context("in " + path));
 }
 

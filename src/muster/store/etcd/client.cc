@@ -39,6 +39,25 @@ Result<std::string> whole_endpoint(std::string text, bool tls) {
   return text;
 }
 
+/// A password must not be readable on the way. On this host only root sees what passes.
+Status check_password_is_hidden(const ClientOptions& options) {
+  if (options.password.empty()) return {};
+  const auto insecure = env_flag("MUSTER_INSECURE");
+  if (!insecure) return insecure.status();
+  if (insecure->value_or(false)) return {};
+  for (const std::string& each : options.endpoints) {
+    const std::string_view host = std::string_view(each).substr(each.find("://") + 3);
+    const bool here =
+        host.starts_with("127.") || host.starts_with("localhost:") || host.starts_with("[::1]:");
+    if (each.starts_with("http://") && !here)
+      return Status(Code::refused, "etcd's password is not sent to " + each +
+                                       ", where everybody on the way could read it; say https:// "
+                                       "(MUSTER_ETCD_CACERT names the authority), or "
+                                       "MUSTER_INSECURE=1 to send it all the same");
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<std::shared_ptr<EtcdClient>> EtcdClient::make(ClientOptions options) {
@@ -52,6 +71,7 @@ Result<std::shared_ptr<EtcdClient>> EtcdClient::make(ClientOptions options) {
     if (!whole) return whole.status();
     each = std::move(*whole);
   }
+  if (Status hidden = check_password_is_hidden(options); !hidden) return hidden;
   MakeConnection connections = curl_connections(options.tls);
   return std::make_shared<EtcdClient>(std::move(options), std::move(connections));
 }

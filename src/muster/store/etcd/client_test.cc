@@ -69,5 +69,26 @@ TEST(EtcdClient, ASilentWatchIsOpenedAnew) {
   EXPECT_EQ(script.asked, (std::vector<std::string>{"http://a:1", "http://a:1", "http://b:1"}));
 }
 
+// spec: L11 password: it is not sent where others could read it, unless that is asked for aloud
+TEST(EtcdClient, ThePasswordIsNotSentInTheClear) {
+  const auto made = [](const std::string& endpoint, const std::string& password) {
+    return EtcdClient::make({.endpoints = {"127.0.0.1:1", endpoint},
+                             .user = "root",
+                             .password = password,
+                             .tls = {}})
+        .status();
+  };
+  const Status refused = made("http://10.0.0.1:2379", "correct horse");
+  EXPECT_EQ(refused.code(), Code::refused);
+  for (const char* part : {"http://10.0.0.1:2379", "https://", "MUSTER_INSECURE=1"})
+    EXPECT_NE(refused.message().find(part), std::string::npos) << refused.message();
+  EXPECT_TRUE(made("https://10.0.0.1:2379", "correct horse").ok());
+  EXPECT_TRUE(made("http://10.0.0.1:2379", "").ok());
+  EXPECT_TRUE(made("http://localhost", "correct horse").ok());
+  ::setenv("MUSTER_INSECURE", "1", 1);
+  EXPECT_TRUE(made("http://10.0.0.1:2379", "correct horse").ok());
+  ::unsetenv("MUSTER_INSECURE");
+}
+
 }  // namespace
 }  // namespace muster::store::etcd
