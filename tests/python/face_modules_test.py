@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from thread_ranks import on_threads
 
 import muster as dist
 import muster.distributed as by_path
@@ -82,6 +83,32 @@ def test_what_is_refused_says_what_to_use(name):
         import muster.nothing  # noqa: F401
     with pytest.raises(ModuleNotFoundError):
         import muster.distributed.nothing  # noqa: F401
+
+
+def agree(rank, size):
+    from muster import collective_utils as utils
+
+    world = dist.group.WORLD
+    assert utils.broadcast(lambda: f"of {rank}", rank=1, pg=world) == "of 1"
+    assert utils.broadcast(7) == 7 and utils.all_gather(7) == [7]
+    assert utils.all_gather(lambda: rank, stage_name="one", pg=world) == list(range(size))
+
+    def fails():
+        raise ValueError("no such thing")
+
+    with pytest.raises(RuntimeError, match="Rank 1 failed: stage two: exception no such thing"):
+        utils.broadcast(fails, stage_name="two", rank=1, pg=world)
+    with pytest.raises(RuntimeError, match="rank 1 failed: no such thing"):
+        utils.all_gather(fails if rank == 1 else rank, pg=world)
+    with pytest.raises(RuntimeError, match="different stages"):
+        utils.all_gather(rank, stage_name=f"stage {rank}", pg=world)
+    with pytest.raises(TypeError, match="index 1"):
+        utils.all_gather_object_enforce_type(world, [None] * size, rank if rank == 0 else "text")
+
+
+# spec: U1 torch.distributed.collective_utils' functions: a value or an error, on all ranks
+def test_collective_utils():
+    on_threads(2, agree)
 
 
 # spec: U4.registered U4.options U5.rpc_options what programs for torch's RPC name

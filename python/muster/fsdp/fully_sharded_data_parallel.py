@@ -13,6 +13,7 @@ from .options import (
     BackwardPrefetch,
     FullStateDictConfig,
     LocalStateDictConfig,
+    OptimStateKeyType,  # noqa: F401 torch has it here too
     ShardedStateDictConfig,
     ShardingStrategy,
     StateDictSettings,
