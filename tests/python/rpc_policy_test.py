@@ -14,6 +14,7 @@ from ranks import meeting_file, run_ranks
 from rpc_workers import on_workers
 
 import muster as dist
+from muster import autograd as rpc_autograd
 from muster.nn.api import remote_module
 from muster.rpc import policy
 
@@ -168,6 +169,15 @@ def test_listed_functions_are_called_and_others_are_not():
         loss = torch.ops.aten.soft_margin_loss
         with pytest.raises(ValueError, match="reduction is 7"):
             rpc.rpc_sync(other, loss, (torch.ones(2), torch.ones(2), 7))
+        for number in (torch.tensor(7), torch.tensor([7]), True, -1):  # torch takes them for ints
+            with pytest.raises(ValueError, match="reduction is"):
+                rpc.rpc_sync(other, loss, (torch.ones(2), torch.ones(2), number))
+        for number in (torch.tensor(6), torch.tensor([200], dtype=torch.uint8), False):
+            with pytest.raises(TypeError, match="give a torch.dtype"):
+                rpc.rpc_sync(other, torch.ops.aten.sum, (torch.ones(2),), {"dtype": number})
+            with pytest.raises(TypeError, match="give a torch.dtype"):
+                rpc.rpc_sync(other, torch.ops.aten.to.prim_dtype, (torch.ones(2), number))
+        assert rpc.rpc_sync(other, torch.ops.aten.view, (torch.ones(2), [1, 2])).shape == (1, 2)
         assert rpc.rpc_sync(other, loss, (torch.ones(2), torch.ones(2), 0)).shape == (2,)
         for remainder in (torch.ops.aten.remainder, torch.ops.aten.remainder.int):
             with pytest.raises(TypeError, match="give a tensor"):
@@ -177,6 +187,31 @@ def test_listed_functions_are_called_and_others_are_not():
         assert rpc.rpc_sync(other, double, (3,)) == 6  # the workers go on
 
     bounded(body, double, Counter, torch.add, torch.Tensor.neg)
+
+
+def strides_of(tensor):
+    return tensor.stride()
+
+
+# spec: W5 kernels of torch that read or return other memory where elements overlap get none that do
+def test_tensors_that_overlap_arrive_as_dense_ones():
+    def body(rank):
+        other = f"worker{1 - rank}"
+        lone = torch.full((3,), 1 << 62)
+        overlapping = lone.as_strided((2, 3), (0, 1))
+        for value in (overlapping, lone.as_strided((2, 2), (1, 1)), torch.ones(3, 4)[:, ::2]):
+            assert rpc.rpc_sync(other, strides_of, (value,)) == value.contiguous().stride()
+        assert rpc.rpc_sync(other, strides_of, (torch.ones(2, 3).t(),)) == (1, 3)
+        for function in (torch.ops.aten.median.dim, torch.ops.aten.nanmedian.dim):
+            values = rpc.rpc_sync(other, function, (overlapping, 0, False))[0]
+            assert torch.equal(values, lone)
+        with rpc_autograd.context() as context:
+            start = torch.ones(3, requires_grad=True)
+            total = rpc.rpc_sync(other, torch.sum, (start.expand(2, 3),))
+            rpc_autograd.backward(context, [total])
+            assert rpc_autograd.get_gradients(context)[start].tolist() == [2, 2, 2]
+
+    bounded(body, strides_of, torch.sum)
 
 
 # spec: W5 what one RPC of a process allows is nothing to the next, however the first has ended

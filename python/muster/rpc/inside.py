@@ -141,8 +141,20 @@ def _asked_by_muster():
     }
 
 
+def _dense(tensor):
+    """A copy of a tensor whose elements overlap or have gaps between them; others as they are.
+    Some of torch's operators read or return other memory where elements overlap.
+    """
+    if torch.ops.aten.is_non_overlapping_and_dense(tensor):
+        return tensor
+    if tensor.grad_fn is not None:
+        return tensor.clone(memory_format=torch.contiguous_format)
+    copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return copy.requires_grad_(tensor.requires_grad)
+
+
 def _loads_bounded(policy, data, tensors, references):
-    makers = _beside(tensors, references)
+    makers = _beside([_dense(each) for each in tensors], references)
     makers[(__name__, "_operator")] = _allowed_operator
     return BoundedUnpickler(data, policy, makers, _asked_by_muster()).load()
 
@@ -183,10 +195,19 @@ class Later:
 
 
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
-_ENUMERATORS = ("ScalarType", "Layout", "MemoryFormat")
+# By their type in a schema, and by their name: some overloads have plain numbers there.
+_ENUMERATORS = ("ScalarType", "Layout", "MemoryFormat", "dtype", "layout", "memory_format")
 
 
-_REDUCTIONS = range(3)  # none, mean, sum
+# none, mean, sum; parts
+_BOUNDS = {"reduction": range(3), "sections": range(1 << 16)}
+
+
+def _is_number(value):
+    """Whether torch takes it where a schema has an int: also a tensor with one integer in it."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not (value.is_floating_point() or value.is_complex())
+    return hasattr(type(value), "__index__")
 
 
 def _has_tensors(schema):
@@ -194,8 +215,9 @@ def _has_tensors(schema):
 
 
 def _check_operator(operator, arguments, named):
-    """Refuses what torch does not check: numbers in place of a dtype, a layout or a memory format,
-    other reductions of losses, and TorchScript's arithmetic of numbers, texts and lists.
+    """Refuses what torch does not check: numbers, and tensors that torch takes for numbers, in place
+    of a dtype, a layout or a memory format, other reductions of losses, and TorchScript's
+    arithmetic of numbers, texts and lists.
     """
     if isinstance(operator, torch._ops.OpOverload):
         overloads = [operator]
@@ -204,15 +226,22 @@ def _check_operator(operator, arguments, named):
     for overload in overloads:
         for place, argument in enumerate(overload._schema.arguments):
             value = arguments[place] if place < len(arguments) else named.get(argument.name)
+            if isinstance(value, torch.layout) and value is not torch.strided:
+                raise TypeError(
+                    f"{operator}: {value} does not travel; tensors of calls are strided"
+                )
+            if not _is_number(value):
+                continue
             kind = str(argument.real_type).removeprefix("Optional[").rstrip("]")
-            if kind in _ENUMERATORS and type(value) is int:
+            if kind in _ENUMERATORS or argument.name in _ENUMERATORS:
                 raise TypeError(
                     f"{operator}: {argument.name} is {value}; give a torch.dtype, torch.layout or "
                     "torch.memory_format"
                 )
-            if argument.name == "reduction" and type(value) is int and value not in _REDUCTIONS:
+            bound = _BOUNDS.get(argument.name)
+            if bound is not None and not (type(value) is int and value in bound):
                 raise ValueError(
-                    f"{operator}: reduction is {value}; give 0 (none), 1 (mean) or 2 (sum)"
+                    f"{operator}: {argument.name} is {value}; give a number from 0 to {bound[-1]}"
                 )
     if not any(
         isinstance(each, torch.Tensor) for each in (*arguments, *named.values())

@@ -13,16 +13,16 @@ namespace {
 /// Excluded are
 ///  - operators that open files or shared memory, or that change the state of the process;
 ///  - operators that expose memory they were not given: uninitialised tensors, storages, strides
-///  over
-///    other elements, unchecked formats and modes (grid_sampler);
+///    over other elements, unchecked formats and modes (grid_sampler);
 ///  - kernels that trust their caller: backward passes, kernels of one library, ctc_loss,
 ///    embedding_bag with its offsets, recurrent layers with their states, solvers with their
-///    pivots, native_group_norm with its sizes, upsample with its scales, eigenvalues of infinite
-///    elements;
+///    pivots, native_group_norm with its sizes, unflatten with its sizes, upsample with its scales,
+///    eigenvalues of infinite elements;
 ///  - operators that may not end: powers and polynomials of any degree, `random` with any range.
-/// `operators.cc` checks enumerators such as dtypes and reductions, and ignores overloads without a
-/// tensor (TorchScript's arithmetic of numbers, texts and lists). A call may still crash the
-/// callee: torch traps when it divides a tensor's smallest integer by -1. Sorted.
+/// `operators.cc` checks enumerators such as dtypes and reductions, passes no tensor whose elements
+/// overlap, and ignores overloads without a tensor (TorchScript's arithmetic of numbers, texts and
+/// lists). `served_operators_test.cc` calls them all with random arguments. A call may still crash
+/// the callee: torch traps when it divides a tensor's smallest integer by -1. Sorted.
 // clang-format off
 constexpr std::array kComputing = std::to_array<std::string_view>({
     "abs", "absolute", "acos", "acosh", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
@@ -116,7 +116,7 @@ constexpr std::array kComputing = std::to_array<std::string_view>({
     "take_along_dim", "tan", "tanh", "tensor_split", "tensordot", "threshold", "tile", "to",
     "to_dense", "topk", "trace", "transpose", "transpose_copy", "trapezoid", "trapz",
     "triangular_solve", "tril", "tril_indices", "triplet_margin_loss", "triu", "triu_indices",
-    "true_divide", "trunc", "type_as", "unbind", "unbind_copy", "unflatten",
+    "true_divide", "trunc", "type_as", "unbind", "unbind_copy",
     "unflatten_dense_tensors", "unfold", "unfold_copy", "uniform", "unique_consecutive",
     "unique_dim", "unique_dim_consecutive", "unsqueeze", "unsqueeze_copy", "vander", "var",
     "var_mean", "vdot", "view", "view_as", "view_as_complex", "view_as_complex_copy",
@@ -129,6 +129,8 @@ static_assert(std::ranges::is_sorted(kComputing));
 constexpr std::string_view kNamespace = "aten::";
 
 }  // namespace
+
+std::span<const std::string_view> computing_operators() { return kComputing; }
 
 bool is_computing_operator(std::string_view name) {
   if (!name.starts_with(kNamespace)) return false;

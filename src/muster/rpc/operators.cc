@@ -124,6 +124,22 @@ c10::IValue read_value(ValueInput& archive, std::string_view name) {
                    "at::Tensor; " + detail::known_type(hash) + " was given");
 }
 
+/// The tensor itself where its elements lie side by side, each in a place of its own; else a copy
+/// that is so, through which gradients pass.
+at::Tensor dense(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_non_overlapping_and_dense())
+    return tensor;
+  return tensor.clone(at::MemoryFormat::Contiguous);
+}
+
+c10::IValue dense(c10::IValue value) {
+  if (value.isTensor()) return dense(value.toTensor());
+  if (!value.isTensorList()) return value;
+  std::vector<at::Tensor> tensors = value.toTensorVector();
+  for (at::Tensor& tensor : tensors) tensor = dense(tensor);
+  return tensors;
+}
+
 bool fits(const c10::IValue& value, const c10::Argument& argument) {
   const auto& type = argument.type();
   if (value.isTensor())
@@ -133,32 +149,39 @@ bool fits(const c10::IValue& value, const c10::Argument& argument) {
   return value.type()->isSubtypeOf(*type);
 }
 
-/// How losses are reduced: none, mean, sum. Kernels take any other number and then store nothing.
-constexpr std::string_view kReduction = "reduction";
-constexpr std::int64_t kReductions = 3;
+/// Arguments whose numbers must be below a bound, by their name: some overloads have plain numbers
+/// for a dtype, a layout or a memory format, which torch looks up without checking. Of layouts only
+/// strided ones travel, and kernels of others fail on memory that they do not have. Kernels take
+/// any number for a reduction (none, mean, sum) and then store nothing, and make any number of
+/// sections.
+constexpr std::pair<std::string_view, std::int64_t> kBounds[] = {
+    {"dtype", static_cast<std::int64_t>(c10::ScalarType::NumOptions)},
+    {"layout", static_cast<std::int64_t>(c10::Layout::Strided) + 1},
+    {"memory_format", static_cast<std::int64_t>(c10::MemoryFormat::NumOptions)},
+    {"reduction", 3},
+    {"sections", 1 << 16}};
 
-/// Whether a number that stands for a dtype, a layout, a memory format or a reduction is one of
-/// them: torch looks them up without checking.
-bool is_enumerator(const c10::IValue& value, const c10::Argument& argument) {
-  if (!value.isInt()) return true;
-  if (argument.name() == kReduction) return value.toInt() >= 0 && value.toInt() < kReductions;
+std::string_view kind_of(const c10::Argument& argument) {
   c10::TypePtr type = argument.real_type();
   if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
-  std::int64_t count = 0;
   switch (type->kind()) {
-    case c10::TypeKind::ScalarTypeType:
-      if (value.toInt() == static_cast<std::int64_t>(c10::ScalarType::Undefined)) return false;
-      count = static_cast<std::int64_t>(c10::ScalarType::NumOptions);
-      break;
-    case c10::TypeKind::LayoutType:
-      count = static_cast<std::int64_t>(c10::Layout::NumOptions);
-      break;
-    case c10::TypeKind::MemoryFormatType:
-      count = static_cast<std::int64_t>(c10::MemoryFormat::NumOptions);
-      break;
-    default: return true;
+    case c10::TypeKind::ScalarTypeType: return "dtype";
+    case c10::TypeKind::LayoutType: return "layout";
+    case c10::TypeKind::MemoryFormatType: return "memory_format";
+    default: return argument.name();
   }
-  return value.toInt() >= 0 && value.toInt() < count;
+}
+
+/// Whether a number is within its argument's bound.
+bool is_in_bounds(const c10::IValue& value, const c10::Argument& argument) {
+  if (!value.isInt()) return true;
+  const std::string_view kind = kind_of(argument);
+  const auto* const row =
+      std::ranges::find(kBounds, kind, [](const auto& each) { return each.first; });
+  if (row == std::end(kBounds)) return true;
+  if (kind == "dtype" && value.toInt() == static_cast<std::int64_t>(c10::ScalarType::Undefined))
+    return false;
+  return value.toInt() >= 0 && value.toInt() < row->second;
 }
 
 /// Fills the stack for this overload: the given arguments, then defaults. False if they do not
@@ -172,7 +195,7 @@ bool complete(const c10::FunctionSchema& schema, const std::vector<c10::IValue>&
     // As elsewhere in torch, an integer is accepted for a float.
     if (value.isInt() && arguments[i].type()->kind() == c10::TypeKind::FloatType)
       value = static_cast<double>(value.toInt());
-    if (!fits(value, arguments[i]) || !is_enumerator(value, arguments[i])) return false;
+    if (!fits(value, arguments[i]) || !is_in_bounds(value, arguments[i])) return false;
     stack.push_back(std::move(value));
   }
   for (std::size_t i = given.size(); i < arguments.size(); ++i) {
@@ -228,6 +251,25 @@ void allow_operator(const std::string& name) {
   operators().allow(name);
 }
 
+torch::jit::Stack call_operator(std::string_view name, std::vector<c10::IValue> given) {
+  for (auto& value : given) value = dense(std::move(value));
+  const Overloads& overloads = *operators().find(name);
+  for (const auto& overload : overloads) {
+    torch::jit::Stack stack;
+    if (!complete(overload.schema(), given, stack)) continue;
+    overload.callBoxed(stack);
+    return stack;
+  }
+  std::string wanted;
+  for (const auto& overload : overloads) {
+    std::ostringstream text;
+    text << overload.schema();
+    wanted += "\n  " + text.str();
+  }
+  group::invalid("no overload of '" + std::string(name) + "' takes the " +
+                 std::to_string(given.size()) + " arguments that were given; there are" + wanted);
+}
+
 void serve_operator(Request& request) {
   const auto& name = request.parcel.name;
   if (!is_allowed_operator(name)) {
@@ -237,7 +279,6 @@ void serve_operator(Request& request) {
                         name + "\") on this worker, or register a function that calls it",
                     Code::refused);
   }
-  const auto* overloads = operators().find(name);
   ValueInput archive(request.parcel.value, *request.passage);
   std::uint8_t count = 0;
   archive.get(&count, 1);
@@ -245,23 +286,10 @@ void serve_operator(Request& request) {
   for (int i = 0; i < count; ++i) given.push_back(read_value(archive, name));
   if (archive.left() > 0) detail::too_long(name);
   request.parcel.value.tensors.clear();
-  for (const auto& overload : *overloads) {
-    torch::jit::Stack stack;
-    if (!complete(overload.schema(), given, stack)) continue;
-    overload.callBoxed(stack);
-    if (request.responder)
-      request.responder->reply(
-          [&](Value& value, Passage& passage) { put_values(value, passage, stack, name); });
-    return;
-  }
-  std::string wanted;
-  for (const auto& overload : *overloads) {
-    std::ostringstream text;
-    text << overload.schema();
-    wanted += "\n  " + text.str();
-  }
-  group::invalid("no overload of '" + name + "' takes the " + std::to_string(count) +
-                 " arguments that were given; there are" + wanted);
+  const torch::jit::Stack results = call_operator(name, std::move(given));
+  if (request.responder)
+    request.responder->reply(
+        [&](Value& value, Passage& passage) { put_values(value, passage, results, name); });
 }
 
 }  // namespace muster::rpc
