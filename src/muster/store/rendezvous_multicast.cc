@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -39,13 +40,22 @@ constexpr Duration kInterval = milliseconds(50);  // limit: load of a network
 constexpr Duration kForgotten = seconds(3);       // a process not heard for this long has given up
 constexpr std::uint32_t kWindow = kForgotten / kInterval;
 
-/// A socket that has joined the group on every interface that leads to peers and supports it.
+/// Where the processes of this host meet instead of at an IPv6 group: `lo` has no route for IPv6
+/// multicast, but carries that of IPv4.
+SocketAddress group_within_host(const SocketAddress& group) {
+  const auto hash = short_hash(group.host());
+  std::string host = "239";
+  for (std::size_t i = 0; i < 3; ++i)
+    host += "." + std::to_string(std::to_integer<unsigned>(hash[i]));
+  return *SocketAddress::numeric(host, group.port());
+}
+
+/// A socket that has joined a group on some interfaces.
 class GroupSocket {
  public:
-  static Result<GroupSocket> open(const SocketAddress& group, bool others_may_come) {
+  static Result<GroupSocket> open(const SocketAddress& group,
+                                  std::span<const GroupInterface> interfaces) {
     GroupSocket made(group);
-    const auto interfaces = interfaces_towards(group, others_may_come);
-    if (!interfaces) return interfaces.status();
     const auto failed = [&](const std::string& what) {
       return Status(Code::network, "cannot " + what + " the multicast group " + group.text() +
                                        ": " + errno_text(errno));
@@ -53,11 +63,11 @@ class GroupSocket {
     made.socket_ =
         Descriptor(::socket(group.family(), SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!made.socket_) return failed("make a socket for");
-    const int on = 1;
-    ::setsockopt(made.socket_.get(), SOL_SOCKET, SO_REUSEADDR, &on,
-                 sizeof on);  // all processes of a host listen on one port
+    const int on = 1;  // all processes of a host listen on one port
+    if (::setsockopt(made.socket_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0)
+      return failed("share the port of");
     if (::bind(made.socket_.get(), group.raw(), group.length()) != 0) return failed("listen to");
-    for (const GroupInterface& each : *interfaces) {
+    for (const GroupInterface& each : interfaces) {
       if (!made.enter(each.index)) continue;
       made.interfaces_.push_back(each.index);
       made.reachable_at_ = each.address.host();
@@ -70,23 +80,33 @@ class GroupSocket {
   /// This host's address on the interface that reaches furthest.
   const std::string& reachable_at() const { return reachable_at_; }
 
-  void send(std::string_view packet) const {
+  /// Success if the packet has left on one interface at least. A packet that gets lost later does
+  /// not matter: the next one follows soon.
+  Status send(std::string_view packet) const {
+    int sent = 0, error = 0;
     for (const unsigned index : interfaces_) {
-      if (group_.family() == AF_INET) {
-        ip_mreqn out{};
-        out.imr_ifindex = static_cast<int>(index);
-        ::setsockopt(socket_.get(), IPPROTO_IP, IP_MULTICAST_IF, &out, sizeof out);
+      if (leave_by(index) && ::sendto(socket_.get(), packet.data(), packet.size(), MSG_NOSIGNAL,
+                                      group_.raw(), group_.length()) >= 0) {
+        ++sent;
       } else {
-        ::setsockopt(socket_.get(), IPPROTO_IPV6, IPV6_MULTICAST_IF, &index, sizeof index);
+        error = errno;
       }
-      // A lost packet does not matter: the next one follows soon.
-      static_cast<void>(::sendto(socket_.get(), packet.data(), packet.size(), MSG_NOSIGNAL,
-                                 group_.raw(), group_.length()));
     }
+    if (sent > 0) return {};
+    return Status(Code::network,
+                  "nothing can be sent to " + group_.text() + ": " + errno_text(error));
   }
 
  private:
   explicit GroupSocket(const SocketAddress& group) : group_(group) {}
+  bool leave_by(unsigned index) const {
+    if (group_.family() == AF_INET) {
+      ip_mreqn out{};
+      out.imr_ifindex = static_cast<int>(index);
+      return ::setsockopt(socket_.get(), IPPROTO_IP, IP_MULTICAST_IF, &out, sizeof out) == 0;
+    }
+    return ::setsockopt(socket_.get(), IPPROTO_IPV6, IPV6_MULTICAST_IF, &index, sizeof index) == 0;
+  }
   bool enter(unsigned index) const {
     if (group_.family() == AF_INET) {
       ip_mreqn request{};
@@ -108,6 +128,36 @@ class GroupSocket {
   std::string reachable_at_;
 };
 
+/// The sockets by which this process meets the others: one for IPv4; for IPv6 also one for the
+/// processes of this host.
+struct GroupSockets {
+  std::vector<GroupSocket> all;
+  Status trouble;  ///< why one of them could not be opened; the others still serve
+  /// Where the processes that may come reach this host's store.
+  std::string reachable_at;
+
+  static Result<GroupSockets> open(const SocketAddress& group, bool others_may_come) {
+    GroupSockets made;
+    const auto add = [&](const SocketAddress& at, bool beyond_host) {
+      const auto interfaces = interfaces_towards(at, beyond_host);
+      if (!interfaces) return interfaces.status();
+      auto socket = GroupSocket::open(at, *interfaces);
+      if (!socket) return socket.status();
+      if (made.reachable_at.empty()) made.reachable_at = socket->reachable_at();
+      made.all.push_back(std::move(*socket));
+      return Status();
+    };
+    const bool is_ipv4 = group.family() == AF_INET;
+    if (is_ipv4 || others_may_come) made.trouble = add(group, others_may_come);
+    if (!is_ipv4) {
+      const Status here = add(group_within_host(group), false);
+      if (made.trouble.ok()) made.trouble = here;
+    }
+    if (made.all.empty()) return made.trouble;
+    return made;
+  }
+};
+
 /// "fe80::1%eth0" without the scope, which is meaningful on its own host only.
 std::string without_scope(const std::string& host) { return host.substr(0, host.find('%')); }
 
@@ -121,16 +171,15 @@ class Crier {
   };
   using Peers = std::map<std::uint64_t, MulticastPeer>;
 
-  Crier(GroupSocket socket, Announcement self, const GroupHash& group, const Secret& secret)
-      : socket_(std::move(socket)), self_(std::move(self)), group_(group), secret_(secret) {}
+  Crier(GroupSockets sockets, Announcement self, const GroupHash& group, const Secret& secret)
+      : sockets_(std::move(sockets)), self_(std::move(self)), group_(group), secret_(secret) {}
   ~Crier() {
     stop_ = true;
     if (thread_.joinable()) thread_.join();
   }
   Status start() {
-    auto thread = start_thread(
-        "the thread that announces this process to the multicast group", [this] { run(); },
-        Signals::inherited);
+    auto thread = start_thread("the thread that announces this process to the multicast group",
+                               [this] { run(); });
     if (!thread.ok()) return thread.status();
     thread_ = std::move(*thread);
     return {};
@@ -140,6 +189,12 @@ class Crier {
     const std::lock_guard lock(mutex_);
     self_.store_host = without_scope(host);
     self_.store_port = port;
+  }
+
+  /// Why some or all of the others may not hear this process, or success.
+  Status trouble() {
+    const std::lock_guard lock(mutex_);
+    return send_failure_.ok() ? sockets_.trouble : send_failure_;
   }
 
   /// Waits until `enough` returns true for the recently heard processes, including this one.
@@ -161,14 +216,31 @@ class Crier {
  private:
   void run() {
     TimePoint next = steady_clock().now();
+    std::vector<pollfd> waiting;
+    for (const GroupSocket& each : sockets_.all) waiting.push_back({each.descriptor(), POLLIN, 0});
     while (!stop_) {
       if (steady_clock().now() >= next) {
-        socket_.send(next_packet());
+        announce();
         next = steady_clock().now() + kInterval;
       }
-      pollfd waiting{socket_.descriptor(), POLLIN, 0};
-      if (::poll(&waiting, 1, static_cast<int>(kInterval / milliseconds(1) / 2)) > 0) hear();
+      // After a signal, or any error, the sockets are looked at again in the next round.
+      if (::poll(waiting.data(), waiting.size(),
+                 static_cast<int>(kInterval / milliseconds(1) / 2)) <= 0)
+        continue;
+      for (const pollfd& each : waiting) {
+        if (each.revents != 0) hear(each.fd);
+      }
     }
+  }
+
+  void announce() {
+    const std::string packet = next_packet();
+    Status failure;
+    for (const GroupSocket& each : sockets_.all) {
+      if (Status sent = each.send(packet); !sent) failure = std::move(sent);
+    }
+    const std::lock_guard lock(mutex_);
+    send_failure_ = std::move(failure);
   }
 
   std::string next_packet() {
@@ -178,13 +250,13 @@ class Crier {
     return encode(self_, group_, secret_);
   }
 
-  void hear() {
+  void hear(int descriptor) {
     char packet[kAnnouncementBytes + 1];
     sockaddr_storage name{};
     socklen_t length = sizeof name;
-    const ssize_t n = ::recvfrom(socket_.descriptor(), packet, sizeof packet, 0,
+    const ssize_t n = ::recvfrom(descriptor, packet, sizeof packet, 0,
                                  reinterpret_cast<sockaddr*>(&name), &length);
-    if (n < 0) return;
+    if (n < 0) return;  // nothing there after all, or the next round says it again
     const auto said = decode_announcement({packet, static_cast<std::size_t>(n)}, group_, secret_);
     if (!said || said->id == self_.id) return;
     const std::string from = SocketAddress(reinterpret_cast<const sockaddr*>(&name), length).host();
@@ -203,12 +275,13 @@ class Crier {
     changed_.notify_all();
   }
 
-  const GroupSocket socket_;
+  const GroupSockets sockets_;
   std::mutex mutex_;
   std::condition_variable changed_;
   Announcement self_;
   const GroupHash group_;
   const Secret secret_;
+  Status send_failure_;            // of the latest announcement
   HeardCounts heard_{kForgotten};  // signed, but possibly old
   Peers peers_;                    // processes that have recently heard this one
   std::atomic<bool> stop_ = false;
@@ -241,7 +314,7 @@ int rank_of(std::uint64_t id, const Crier::Peers& peers, int world_size) {
   return -1;
 }
 
-Status incomplete(const Crier::Peers& peers, const MeetingOptions& options) {
+Status incomplete(const Crier::Peers& peers, const MeetingOptions& options, const Status& trouble) {
   std::vector<int> missing;
   missing.reserve(static_cast<std::size_t>(options.world_size));
   int given = 0;
@@ -254,12 +327,14 @@ Status incomplete(const Crier::Peers& peers, const MeetingOptions& options) {
       sizes = "; one of them expects a world of " + std::to_string(peer.said.world_size);
   }
   const bool all_given = given == static_cast<int>(peers.size());
-  return Status(Code::timed_out,
-                cannot_join(options.rank, options) + ": " + std::to_string(peers.size()) + " of " +
-                    std::to_string(options.world_size) + " processes were heard in time" +
-                    (all_given ? ", missing: " + listed(missing) : std::string()) + sizes +
-                    "; does the network between the hosts carry multicast?",
-                all_given ? missing : std::vector<int>());
+  return Status(
+      Code::timed_out,
+      cannot_join(options.rank, options) + ": " + std::to_string(peers.size()) + " of " +
+          std::to_string(options.world_size) + " processes were heard in time" +
+          (all_given ? ", missing: " + listed(missing) : std::string()) + sizes +
+          (trouble.ok() ? std::string("; does the network between the hosts carry multicast?")
+                        : "; " + trouble.message()),
+      all_given ? missing : std::vector<int>());
 }
 
 }  // namespace
@@ -269,21 +344,21 @@ Result<Rendezvous> rendezvous_by_multicast(const std::string& host, std::uint16_
   const auto secret = Secret::from_environment();
   if (!secret) return secret.status();
   const bool this_host_only = secret->kind() == Secret::Kind::host;
-  auto socket = GroupSocket::open(*SocketAddress::numeric(host, port), !this_host_only);
-  if (!socket) return socket.status();
-  const std::string own_host = this_host_only ? "localhost" : socket->reachable_at();
+  auto sockets = GroupSockets::open(*SocketAddress::numeric(host, port), !this_host_only);
+  if (!sockets) return sockets.status().with_context(cannot_join(options.rank, options));
+  const std::string own_host = this_host_only ? "localhost" : sockets->reachable_at;
   Announcement self;
   fill_random(std::as_writable_bytes(std::span(&self.id, 1)));
   self.rank = options.rank;
   self.world_size = options.world_size;
-  Crier crier(std::move(*socket), self, short_hash(options.group_name), *secret);
+  Crier crier(std::move(*sockets), self, short_hash(options.group_name), *secret);
   if (Status started = crier.start(); !started) return started;
 
   Crier::Peers peers;
   const bool all = crier.wait(options.deadline, peers, [&](const Crier::Peers& heard) {
     return heard.size() == static_cast<std::size_t>(options.world_size);
   });
-  if (!all) return incomplete(peers, options);
+  if (!all) return incomplete(peers, options, crier.trouble());
   options.rank = rank_of(self.id, peers, options.world_size);
   const std::uint64_t first = peers.begin()->first;
 

@@ -18,6 +18,10 @@ namespace {
 
 using namespace rendezvous_test;
 
+std::string own_group(int kind) {
+  return "239.77." + std::to_string(kind) + "." + std::to_string(::getpid() % 250 + 1);
+}
+
 // spec: B6.multicast a multicast address finds the peers and assigns ranks
 TEST(Rendezvous, Multicast) {
   const Environment environment({});
@@ -28,6 +32,18 @@ TEST(Rendezvous, Multicast) {
     const Results first = on_threads(ranks_of(method, 4, false));
     expect_met(first);
     expect_met(on_threads(ranks_of(method, 3, true)));
+  }
+}
+
+// spec: B6.multicast a multicast address on one host without a secret: `lo` has no route for that of IPv6
+TEST(Rendezvous, MulticastWithoutASecretMeetsOnThisHost) {
+  const testing::ScratchFolder folder;
+  const Environment environment({{"MUSTER_SECRET", ""}, {"XDG_RUNTIME_DIR", folder.path()}});
+  for (const std::string& host :
+       {own_group(9), std::string("[ff15:1e18:5d4c:4cf0:d02d:b659:53ba:b0a7]")}) {
+    const std::string method = "tcp://" + host + ":" + std::to_string(20000 + ::getpid() % 10000);
+    expect_met(on_threads(ranks_of(method, 3, false)));
+    expect_met(on_threads(ranks_of(method, 2, true)));
   }
 }
 
@@ -46,10 +62,6 @@ TEST(Rendezvous, MulticastKeepsJobsApart) {
   EXPECT_TRUE(mentions(results[0].status(), "1 of 2 processes")) << results[0].status().message();
   EXPECT_EQ(results[1].status().ranks(), std::vector<int>{0}) << results[1].status().message();
   EXPECT_TRUE(other_secret.succeeded());
-}
-
-std::string own_group(int kind) {
-  return "239.77." + std::to_string(kind) + "." + std::to_string(::getpid() % 250 + 1);
 }
 
 /// Somebody who holds no secret, hears what a group is told, and says it again.
