@@ -9,7 +9,9 @@
 #include <csignal>
 #include <cstdint>
 #include <mutex>
-#include <thread>
+
+#include "muster/base/log.h"
+#include "muster/base/thread_start.h"
 
 namespace muster::python {
 namespace {
@@ -44,9 +46,13 @@ bool on_main_thread() {
   return is_main;
 }
 
+/// Only a count that was read says that SIGINT came: a read that another signal has ended says
+/// nothing.
 void look(int descriptor) {
   for (std::uint64_t count = 0;;) {
-    if (::read(descriptor, &count, sizeof count) < 0 && errno != EINTR) return;
+    const ssize_t got = ::read(descriptor, &count, sizeof count);
+    if (got < 0 && errno == EINTR) continue;
+    if (got != sizeof count) return;
     std::function<void()> interrupt;
     {
       const std::lock_guard lock(waiting().mutex);
@@ -71,10 +77,17 @@ void watch_for_interrupts() {
   if (state.watched != ::getpid()) {
     const int descriptor = ::eventfd(0, EFD_CLOEXEC);
     if (descriptor < 0) return;
+    auto thread =
+        start_thread("the thread that watches for Ctrl-C", [descriptor] { look(descriptor); });
+    if (!thread.ok()) {  // Ctrl-C then interrupts only what Python itself waits for
+      ::close(descriptor);
+      log(LogLevel::warning, thread.status().message());
+      return;
+    }
+    thread->detach();
     wake_descriptor = descriptor;
     wake_process = state.watched = ::getpid();
     state.interrupt = nullptr;
-    std::thread(look, descriptor).detach();
   }
   struct sigaction action {};
   if (::sigaction(SIGINT, nullptr, &action) != 0 || (action.sa_flags & SA_SIGINFO) != 0 ||

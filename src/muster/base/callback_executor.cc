@@ -27,6 +27,7 @@ bool CallbackExecutor::spares_this_thread() { return is_spared; }
 Duration CallbackExecutor::WatchedQueue::period() const { return tunables().callback_look; }
 
 void run_callback(const std::function<void()>& callback) {
+  const ProgramSignals programs;
   try {
     callback();
   } catch (const abi::__forced_unwind&) {
@@ -52,8 +53,7 @@ CallbackExecutor& CallbackExecutor::of_process() {
 
 /// Under the lock. The new thread counts as idle from here on.
 bool CallbackExecutor::add_thread() {
-  auto thread = start_thread(
-      "a thread for callbacks", [this] { work(); }, Signals::inherited);
+  auto thread = start_thread("a thread for callbacks", [this] { work(); });
   if (!thread.ok()) return false;
   thread->detach();
   ++idle_;

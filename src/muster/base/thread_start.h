@@ -1,5 +1,8 @@
-/// Starting threads of the engine: a thread that the system refuses is a Status and no exception.
+/// Starting threads of the engine: a thread that the system refuses is a Status and no exception,
+/// and it takes no signal of the program's.
 #pragma once
+
+#include <signal.h>
 
 #include <functional>
 #include <string_view>
@@ -9,16 +12,25 @@
 
 namespace muster {
 
-/// Who takes the signals that reach a thread.
-enum class Signals : bool {
-  blocked,    ///< the program's other threads: the new thread runs no signal handler
-  inherited,  ///< as in the thread that starts it
-};
+/// Runs `body`, which must not throw, on a new thread that blocks every signal but those that
+/// report a fault of its own (SIGSEGV and its like). Code::exhausted names `what` where the system
+/// gives no thread; nothing is changed then, the caller's signal mask included.
+Result<std::thread> start_thread(std::string_view what, std::function<void()> body);
 
-/// Runs `body`, which must not throw, on a new thread. Code::exhausted names `what` where the
-/// system gives no thread; nothing is changed then, the caller's signal mask included.
-Result<std::thread> start_thread(std::string_view what, std::function<void()> body,
-                                 Signals signals = Signals::blocked);
+/// While it lives, a thread that `start_thread` began has the signal mask of the thread that called
+/// `start_thread`; other threads keep theirs. For user code that runs on a thread of the engine: a
+/// program that it starts inherits the mask, and could not be ended by SIGTERM otherwise.
+class ProgramSignals {
+ public:
+  ProgramSignals();
+  ~ProgramSignals();
+  ProgramSignals(const ProgramSignals&) = delete;
+  ProgramSignals& operator=(const ProgramSignals&) = delete;
+
+ private:
+  sigset_t before_;
+  bool changed_ = false;
+};
 
 /// While it lives, `start_thread` is refused on every thread of the process. For tests.
 class NoNewThreads {

@@ -13,16 +13,39 @@ bool is_blocked(int signal) {
   return sigismember(&now, signal) == 1;
 }
 
-TEST(ThreadStart, TheNewThreadTakesNoSignalsUnlessItIsToldTo) {
-  for (const Signals signals : {Signals::blocked, Signals::inherited}) {
-    bool blocked = false;
-    auto thread = start_thread(
-        "a thread", [&] { blocked = is_blocked(SIGTERM); }, signals);
-    ASSERT_TRUE(thread.ok());
-    thread->join();
-    EXPECT_EQ(blocked, signals == Signals::blocked);
-    EXPECT_FALSE(is_blocked(SIGTERM));
-  }
+TEST(ThreadStart, TheNewThreadTakesNoSignalsOfTheProgram) {
+  auto thread = start_thread("a thread", [] {
+    for (const int each : {SIGTERM, SIGINT, SIGALRM, SIGUSR1, SIGCHLD})
+      EXPECT_TRUE(is_blocked(each)) << each;
+    EXPECT_FALSE(is_blocked(SIGSEGV)) << "a fault must reach the handler that reports it";
+  });
+  ASSERT_TRUE(thread.ok());
+  thread->join();
+  EXPECT_FALSE(is_blocked(SIGTERM));
+}
+
+TEST(ThreadStart, UserCodeOnItHasTheSignalsOfTheProgram) {
+  auto thread = start_thread("a thread", [] {
+    {
+      const ProgramSignals programs;
+      EXPECT_FALSE(is_blocked(SIGTERM));
+      auto inner = start_thread("a thread of a thread", [] {
+        EXPECT_TRUE(is_blocked(SIGTERM));
+        const ProgramSignals outermost;
+        EXPECT_FALSE(is_blocked(SIGTERM));
+      });
+      ASSERT_TRUE(inner.ok());
+      inner->join();
+    }
+    EXPECT_TRUE(is_blocked(SIGTERM));
+  });
+  ASSERT_TRUE(thread.ok());
+  thread->join();
+}
+
+TEST(ThreadStart, OnAThreadOfTheProgramNothingChanges) {
+  const ProgramSignals programs;
+  EXPECT_FALSE(is_blocked(SIGTERM));
 }
 
 TEST(ThreadStart, ARefusedThreadIsAStatusAndLeavesTheSignalsAlone) {

@@ -180,8 +180,7 @@ Status Progress::prepare() {
   if (running_.load(std::memory_order_acquire)) return {};
   const std::lock_guard guard(starting_);
   if (running_.load()) return {};
-  auto thread = start_thread(
-      "the progress thread", [state = state_] { state->run(); }, Signals::inherited);
+  auto thread = start_thread("the progress thread", [state = state_] { state->run(); });
   if (!thread.ok()) return thread.status();
   thread_ = std::move(*thread);
   running_.store(true, std::memory_order_release);

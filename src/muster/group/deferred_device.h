@@ -33,6 +33,9 @@
 #include <utility>
 #include <vector>
 
+#include "muster/base/thread_start.h"
+#include "muster/group/errors.h"
+
 namespace muster::testing::deferred {
 
 inline constexpr auto kType = c10::DeviceType::PrivateUse1;
@@ -94,7 +97,7 @@ class Timeline {
     StreamLine& line = line_of(stream);
     const std::lock_guard lock(line.mutex);
     if (std::exchange(line.has_thread, true)) return;
-    std::thread([&line] {
+    auto thread = start_thread("the thread of a stream", [&line] {
       for (;;) {
         std::size_t end;
         {
@@ -104,7 +107,8 @@ class Timeline {
         }
         drain(line, end);
       }
-    }).detach();
+    });
+    group::take(std::move(thread)).detach();
   }
   NativeStream* native(const c10::Stream& stream) { return &line_of(stream).native; }
 

@@ -14,6 +14,8 @@
 #include <exception>
 #include <thread>
 
+#include "muster/base/thread_start.h"
+
 namespace muster::parallel {
 namespace {
 
@@ -172,8 +174,18 @@ void ReplicaSet::run(std::size_t count, const std::function<void(std::size_t)>& 
     }
   };
   {
-    std::vector<std::jthread> threads;
-    for (std::size_t index = 1; index < count; ++index) threads.emplace_back(one, index);
+    // They run the user's modules, and all of them end here, whatever is thrown.
+    struct Threads : std::vector<std::thread> {
+      ~Threads() {
+        for (std::thread& each : *this) each.join();
+      }
+    } threads;
+    threads.reserve(count);
+    for (std::size_t index = 1; index < count; ++index)
+      threads.push_back(group::take(start_thread("the thread of a replica", [&one, index] {
+        const ProgramSignals programs;
+        one(index);
+      })));
     one(0);
   }
   for (const auto& failure : failures)

@@ -7,13 +7,10 @@
 namespace muster::rpc {
 
 Status Listener::start(const Agent* agent, const BindThread& bind) {
-  auto started = start_thread(
-      "the thread that listens for calls",
-      [this, agent, bind] {
-        const AgentThread thread(agent, bind);
-        listen();
-      },
-      Signals::inherited);
+  auto started = start_thread("the thread that listens for calls", [this, agent, bind] {
+    const AgentThread thread(agent, bind);
+    listen();
+  });
   if (!started.ok()) return started.status();
   thread_ = std::move(*started);
   return {};

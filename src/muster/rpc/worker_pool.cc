@@ -36,8 +36,7 @@ bool WorkerPool::run(Task task) {
 
 /// Under the lock. False if there is no thread to run tasks.
 bool WorkerPool::add_thread() {
-  auto thread = start_thread(
-      "a worker thread of RPC", [this] { work(); }, Signals::inherited);
+  auto thread = start_thread("a worker thread of RPC", [this] { work(); });
   if (thread.ok()) {
     threads_.push_back(std::move(*thread));
   } else if (threads_.empty()) {
@@ -90,6 +89,7 @@ void WorkerPool::work() {
     tasks_.pop_front();
     lock.unlock();
     try {
+      const ProgramSignals programs;
       task();
     } catch (...) {
       log(LogLevel::error, "worker '" + agent_->self().name() + "': a callback threw: " +

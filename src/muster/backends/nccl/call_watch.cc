@@ -7,12 +7,15 @@
 #include <utility>
 
 #include "muster/base/log.h"
+#include "muster/base/thread_start.h"
 #include "muster/base/tunables.h"
 #include "muster/group/errors.h"
 #include "muster/init.h"
 
 namespace muster::nccl {
 namespace {
+
+constexpr auto kCallWatchThread = "the thread that watches the calls of a group of NCCL";
 
 std::string listed(const std::vector<int>& ranks) {
   std::string out = ranks.size() == 1 ? "rank " : "ranks ";
@@ -90,7 +93,8 @@ void CallWatch::add(std::shared_ptr<WatchedCall> entry) {
     const std::lock_guard lock(mutex_);
     if (ended_) failed = terms_.failure->why();
     if (failed.ok()) entries_.push_back(entry);
-    if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { run(); });
+    if (!thread_.joinable() && !stopping_)
+      thread_ = group::take(start_thread(kCallWatchThread, [this] { run(); }));
   }
   if (!failed.ok() && entry->work != nullptr)
     entry->work->fail(
@@ -289,7 +293,8 @@ void CallWatch::fail(const Status& why, bool told) {
   {
     const std::lock_guard lock(mutex_);
     told_ = told;
-    if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { run(); });
+    if (!thread_.joinable() && !stopping_)
+      thread_ = group::take(start_thread(kCallWatchThread, [this] { run(); }));
   }
   wake_.notify_all();
 }

@@ -4,9 +4,16 @@
 
 #include <utility>
 
+#include "muster/base/thread_start.h"
 #include "muster/base/tunables.h"
+#include "muster/group/errors.h"
 
 namespace muster::nccl {
+namespace {
+
+constexpr auto kLaneThread = "the thread that opens a communicator of NCCL";
+
+}  // namespace
 
 Lane::Lane(std::shared_ptr<const NcclLibrary> library, c10::Device device, bool high_priority,
            Opening opening, NcclCommunicator::GiveUp give_up, OnError on_error)
@@ -31,7 +38,8 @@ void Lane::launch(NcclWork& work) {
 
 void Lane::open() {
   const std::lock_guard lock(mutex_);
-  if (!open_ && !opener_.joinable()) opener_ = std::thread([this] { open_and_launch(); });
+  if (!open_ && !opener_.joinable())
+    opener_ = group::take(start_thread(kLaneThread, [this] { open_and_launch(); }));
 }
 
 void Lane::submit(std::shared_ptr<NcclWork> work) {
@@ -41,7 +49,8 @@ void Lane::submit(std::shared_ptr<NcclWork> work) {
     return;
   }
   waiting_.push_back(std::move(work));
-  if (!opener_.joinable()) opener_ = std::thread([this] { open_and_launch(); });
+  if (!opener_.joinable())
+    opener_ = group::take(start_thread(kLaneThread, [this] { open_and_launch(); }));
 }
 
 void Lane::open_and_launch() {
