@@ -1,25 +1,68 @@
 #include "muster/collective/closing.h"
 
+#include <chrono>
+
+#include "muster/base/log.h"
 #include "muster/collective/agreement.h"
 #include "muster/collective/call.h"
+#include "muster/collective/group_creation.h"
 
 namespace muster::collective {
+namespace {
+
+constexpr Duration kWait = std::chrono::seconds(5);                // limit: patience
+constexpr Duration kWaitAgain = std::chrono::milliseconds(200);    // limit: patience
+constexpr Duration kMissedCounts = std::chrono::seconds(2);        // limit: patience
+constexpr Duration kFirstsGrace = std::chrono::milliseconds(500);  // limit: delay of a note
+constexpr Duration kFlush = std::chrono::seconds(1);               // limit: patience
+
+}  // namespace
 
 Status CommunicatorClose::run(TimePoint deadline) {
   Status status = drain(deadline);
-  if (status.ok() && group_.size() > 1) status = agree_to_close(deadline);
+  if (group_.size() == 1) all_closed_ = true;
+  if (status.ok() && group_.size() > 1) status = agree_to_close();
   closed_.cancel_receives("its group has been closed");
   return status;
 }
 
-Status CommunicatorClose::fail_timed_out(const std::vector<int>& missing, const char* what) {
-  group_.channel->fail(
-      Status(Code::timed_out,
-             "rank " + std::to_string(group_.job_rank()) + " closes " + group_.text() +
-                 " and waited for " + describe_ranks(missing) + " " + what +
-                 (group_.peer_traces ? group_.peer_traces->tell(group_.name, missing) : "") +
-                 "; check whether they are still in a call",
-             missing));
+/// Until when to wait for the other members. If they did not come to close another group just now,
+/// they are probably busy elsewhere.
+TimePoint CommunicatorClose::limit() const {
+  const TimePoint now = group_.now();
+  const bool missed = now - fabric_state_of(*group_.fabric)->close_missed.load() < kMissedCounts;
+  return now + (missed ? kWaitAgain : kWait);
+}
+
+Status CommunicatorClose::leave(const std::vector<int>& missing) {
+  fabric_state_of(*group_.fabric)->close_missed.store(group_.now());
+  log(LogLevel::warning,
+      "rank " + std::to_string(group_.job_rank()) + " has destroyed " + group_.text() +
+          " alone: it waited " + describe(group_.now() - begin_) + " for " +
+          describe_ranks(missing) + " to destroy it too" +
+          (group_.peer_traces ? group_.peer_traces->tell(group_.name, missing) : "") +
+          "; their calls on it will fail");
+  with_control([](Control& control) { control.report_left(); });
+  flush_notes();
+  return group_.channel->failure();
+}
+
+/// Notes that do not get out are no error: their receivers learn the same from the end of this
+/// rank.
+void CommunicatorClose::flush_notes() {
+  bool sent = false;
+  driver_.drive_until(
+      [&] {
+        closed_.with_control([&](Control& control) { sent = control.all_sent(); });
+        return sent || group_.channel->failed();
+      },
+      group_.now() + kFlush);
+}
+
+Status CommunicatorClose::fail_if_different() {
+  Status same;
+  with_control([&](Control& control) { same = control.compare_reports(); });
+  if (!same.ok()) group_.channel->fail(same);
   return group_.channel->failure();
 }
 
@@ -37,8 +80,8 @@ Status CommunicatorClose::drain(TimePoint deadline) {
   return group_.channel->failure();
 }
 
-Status CommunicatorClose::close_as_first(TimePoint deadline) {
-  std::vector<int> missing;
+Status CommunicatorClose::close_as_first() {
+  std::vector<int> missing{-1};
   const auto all_close = [&] {
     closed_.with_control([&](Control& control) { missing = control.not_closing(); });
     // A rank whose process has ended reports no more. It made all calls that needed it.
@@ -46,43 +89,32 @@ Status CommunicatorClose::close_as_first(TimePoint deadline) {
       std::erase_if(missing, [this](int rank) { return !group_.fabric->gone(rank).ok(); });
     return missing.empty() || group_.channel->failed();
   };
-  missing = {-1};
-  if (!driver_.drive_until(all_close, deadline)) return fail_timed_out(missing, "to close it too");
-  if (group_.channel->failed()) return group_.channel->failure();
-  Status same;
-  with_control([&](Control& control) {
-    same = control.compare_reports();
-    if (same.ok()) control.release_all();
-  });
-  if (!same.ok()) {
-    group_.channel->fail(same);
-    return group_.channel->failure();
-  }
-  bool sent = false;
-  driver_.drive_until(
-      [&] {
-        closed_.with_control([&](Control& control) { sent = control.all_sent(); });
-        return sent || group_.channel->failed();
-      },
-      deadline);
+  const bool all = driver_.drive_until(all_close, limit());
+  if (Status same = fail_if_different(); !same) return same;
+  if (!all) return leave(missing);
+  with_control([](Control& control) { control.release_all(); });
+  flush_notes();
+  all_closed_ = group_.channel->failure().ok();
   return group_.channel->failure();
 }
 
-Status CommunicatorClose::agree_to_close(TimePoint deadline) {
+Status CommunicatorClose::agree_to_close() {
   with_control([](Control& control) { control.report_closing(); });
-  if (group_.rank() == 0) return close_as_first(deadline);
-  bool released = false;
+  if (group_.rank() == 0) return close_as_first();
+  bool released = false, first_left = false;
   const auto may_leave = [&] {
-    closed_.with_control([&](Control& control) { released = control.released(); });
+    closed_.with_control([&](Control& control) {
+      released = control.released();
+      first_left = control.first_left();
+    });
     return released || group_.channel->failed() ||
            (group_.channel->someone_left() && !group_.fabric->gone(group_.job_rank_of(0)).ok());
   };
-  // The first member knows which members are missing: give it time to report them.
-  const TimePoint limit =
-      deadline < TimePoint::max() - kVerdictGrace ? deadline + kVerdictGrace : deadline;
-  if (!driver_.drive_until(may_leave, limit))
-    return fail_timed_out({group_.job_rank_of(0)},
-                          "to collect all reports and release the other members");
+  // The first member knows which members are missing, and releases this one when it gives up.
+  if (!driver_.drive_until(may_leave, limit() + kFirstsGrace))
+    return leave({group_.job_rank_of(0)});
+  if (first_left) return fail_if_different();
+  all_closed_ = released;
   return group_.channel->failure();
 }
 

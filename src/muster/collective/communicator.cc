@@ -356,13 +356,14 @@ void GroupCommunicator::abort(const std::string& reason) {
 
 Status GroupCommunicator::close(TimePoint deadline) {
   if (mark_.forked() || closed_.exchange(true)) return {};
-  Status status = CommunicatorClose(group_, *this, *this).run(deadline);
+  CommunicatorClose closing(group_, *this, *this);
+  Status status = closing.run(deadline);
   drive_until([this] { return !busy(); }, TimePoint::max());
   fabric_state_->progress.forget(*this);
   region_ = nullptr;
   queue_.drop_region();
-  // After a failure another member may still read the region, so the segment is not freed.
-  if (status.ok() && rank() == 0 && segment_ != kNoSegment)
+  // A member that has not closed the group may still use the segment, which is then not freed.
+  if (closing.all_closed() && status.ok() && rank() == 0 && segment_ != kNoSegment)
     group_.fabric->region()->release(segment_);
   segment_ = kNoSegment;
   return status.ok() ? status : status.with_context("closing " + group_.here());

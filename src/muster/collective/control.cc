@@ -109,7 +109,21 @@ void Control::handle(int member, const Note& note) {
         fail_skipped(member, note.call, latest_);
       return;
     case NoteKind::released: released_ = true; return;
+    case NoteKind::left: return on_left(member, note);
   }
+}
+
+/// The member has destroyed the group. Collectives that it has not made fail here; messages that it
+/// has sent can still be received.
+void Control::on_left(int member, const Note& note) {
+  record_report(member, {note.call, note.history, note.last});
+  const int rank = group_.job_rank_of(member);
+  if (!closing_ && note.call.sequence < latest_.sequence) fail_skipped(member, note.call, latest_);
+  group_.channel->leave(member, Status(Code::closed,
+                                       "rank " + std::to_string(rank) + " has destroyed " +
+                                           group_.text() + "; nothing more comes from it there",
+                                       {rank}));
+  if (member == 0) released_ = first_left_ = true;
 }
 
 // Allocated at the end of a group, because it takes hundreds of bytes per member.
@@ -155,13 +169,13 @@ void Control::fail_skipped(int member, const transport::Fingerprint& last,
                            const transport::Fingerprint& mine) {
   if (group_.channel->failed()) return;
   const int culprit = group_.job_rank_of(member);
-  group_.channel->fail(
-      Status(Code::mismatch,
-             "rank " + std::to_string(culprit) + " closes " + group_.text() + " after " +
-                 std::to_string(last.sequence) + (last.sequence == 1 ? " call" : " calls") +
-                 " (the last: " + numbered(last) + ") while another member is in " +
-                 numbered(mine) + ": rank " + std::to_string(culprit) + " skipped a call",
-             {culprit}));
+  group_.channel->fail(Status(
+      Code::mismatch,
+      "rank " + std::to_string(culprit) + " closes " + group_.text() + " after " +
+          std::to_string(last.sequence) + (last.sequence == 1 ? " call" : " calls") +
+          " (the last: " + numbered(last) + ") while another member is in " + numbered(mine) +
+          ": rank " + std::to_string(culprit) + " skipped a call, or destroyed the group too early",
+      {culprit}));
 }
 
 void Control::report_waiting(int member, const transport::Fingerprint& call) {
@@ -264,6 +278,14 @@ Status Control::compare_histories() const {
 void Control::release_all() {
   for (int member = 1; member < group_.size(); ++member)
     send(member, {NoteKind::released, latest_});
+}
+
+void Control::report_left() {
+  const ClosingReport report = closing_report();
+  for (int member = 0; member < group_.size(); ++member) {
+    if (member != group_.rank())
+      send(member, {NoteKind::left, report.call, report.history, report.last});
+  }
 }
 
 void Control::cancel() {

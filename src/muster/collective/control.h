@@ -53,11 +53,15 @@ class Control {
   void report_closing();
   /// On the first member: the members that have not reported yet (job ranks).
   std::vector<int> not_closing() const;
-  /// On the first member, once all members that ever will have reported: success if they have made
-  /// the same calls, otherwise an error that names those that skipped some.
+  /// Compares the reports that have come: success if their members have made the same calls,
+  /// otherwise an error that names those that skipped some.
   Status compare_reports() const;
   /// The first member releases all others.
   void release_all();
+  /// Tells all others that this member has waited for them in vain and uses the group no more.
+  void report_left();
+  /// Whether the first member has done so: nobody will compare this member's calls but itself.
+  bool first_left() const { return first_left_; }
   bool released() const { return released_; }
   bool all_sent();
   /// Stops receiving; `quiesced` once no receive is outstanding.
@@ -65,14 +69,14 @@ class Control {
   bool quiesced() const { return receive_ == nullptr || receive_->done(); }
 
  private:
-  enum class NoteKind : std::uint64_t { waiting = 1, closing, released };
+  enum class NoteKind : std::uint64_t { waiting = 1, closing, released, left };
   static constexpr std::size_t kLastCalls = 8;
   using LastCalls = std::array<transport::Fingerprint, kLastCalls>;
   struct Note {
     NoteKind kind;
     transport::Fingerprint call;
-    std::uint64_t history = 0;  // digest of all calls; with `closing`
-    LastCalls last = {};        // the latest calls, by sequence; with `closing`
+    std::uint64_t history = 0;  // digest of all calls; with `closing` and `left`
+    LastCalls last = {};        // the latest calls, by sequence; with `closing` and `left`
   };
   static_assert(sizeof(Note) == 48 + 32 * kLastCalls);
   struct ClosingReport {
@@ -90,6 +94,7 @@ class Control {
   ClosingReport closing_report() const;
   Status compare_histories() const;
   void handle(int member, const Note& note);
+  void on_left(int member, const Note& note);
   void record_report(int member, const ClosingReport& report);
   void compare(int member, const transport::Fingerprint& theirs);
   void fail_skipped(int member, const transport::Fingerprint& last,
@@ -106,6 +111,7 @@ class Control {
   std::uint64_t history_ = 0;
   bool closing_ = false;
   bool released_ = false;
+  bool first_left_ = false;
   bool stopped_ = false;
   std::unique_ptr<Note> inbox_;
   transport::TransferRef receive_;

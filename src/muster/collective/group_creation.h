@@ -2,6 +2,7 @@
 /// Private to `collective/`.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -27,6 +28,8 @@ GroupPlacement placement_of(const transport::Fabric& fabric, std::span<const int
 /// State shared by the communicators of one fabric.
 struct FabricState final : transport::Fabric::Companion {
   Progress progress;
+  /// When a group was last closed without waiting for all its members (`closing.h`).
+  std::atomic<TimePoint> close_missed{TimePoint(Duration::min() / 2)};
   std::mutex lock;
   std::map<std::pair<std::vector<int>, std::string>, std::uint64_t> uses;
 

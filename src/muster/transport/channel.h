@@ -128,6 +128,10 @@ class Channel {
   /// Job ranks of the members whose messages this process waits for now: for deadline errors.
   virtual std::vector<int> awaited() const = 0;
 
+  /// `member` uses this channel no more, though its process may go on: transfers that only it could
+  /// complete end with `cause`, now and later. Messages that it has sent can still be received.
+  virtual void leave([[maybe_unused]] int member, [[maybe_unused]] const Status& cause) {}
+
  protected:
   std::atomic<bool> failed_{false};
   std::atomic<bool> someone_left_{false};

@@ -47,7 +47,7 @@ bool ChannelCore::check_call(int source, const Fingerprint& call) {
 bool ChannelCore::is_hopeless(TransferState& transfer, int rank) {
   if (engine.ranks.has_unneeded_deaths()) engine.failures->on_needed(rank);
   if (!failure.ok()) return true;  // the failed channel has finished the transfer
-  const Status& gone = engine.ranks.gone(rank);
+  const Status& gone = why_gone(rank);
   if (!gone.ok()) finish(transfer, gone);
   return !gone.ok();
 }

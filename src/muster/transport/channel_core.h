@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <unordered_map>
 #include <vector>
 
@@ -41,13 +42,19 @@ class ChannelCore {
   /// Checks what is known of the peer. If the transfer can never succeed, finishes it and returns
   /// true.
   bool is_hopeless(TransferState& transfer, int rank);
+  /// Why nothing more comes from `rank` on this channel, or success.
+  const Status& why_gone(int rank) const {
+    const auto found = left.empty() ? left.end() : left.find(rank);
+    return found == left.end() ? engine.ranks.gone(rank) : found->second;
+  }
 
   EngineContext& engine;
   Links& links;
   const std::uint32_t id;
   std::vector<int> members;  ///< empty until the channel is opened
   std::unordered_map<int, int> positions;
-  Status failure;  ///< set once, before `Channel::failed_`
+  Status failure;              ///< set once, before `Channel::failed_`
+  std::map<int, Status> left;  ///< members that use this channel no more
   TransferList transfers;
   CallComparator calls;
   CreditTable credits;

@@ -22,7 +22,7 @@ std::size_t ChannelSender::send_inline(int rank, std::uint64_t tag, ConstBytes d
   EngineContext& engine = core_.engine;
   if (link == nullptr || rank == engine.rank()) return 0;
   if (engine.ranks.has_unneeded_deaths()) engine.failures->on_needed(rank);
-  if (!core_.failure.ok() || !engine.ranks.gone(rank).ok()) return 0;
+  if (!core_.failure.ok() || !core_.why_gone(rank).ok()) return 0;
   CreditState& credit = core_.credits.with(rank);
   if (!credit.blocked.empty() || credit.envelopes_left == 0 || data.size() > credit.eager_left)
     return 0;

@@ -125,7 +125,7 @@ void ChannelState::leave_locked(int rank, const Status& cause) {
     return e.key.source == rank && e.header.kind == FrameKind::request;
   });
   const bool alone = std::all_of(core_.members.begin(), core_.members.end(), [this](int m) {
-    return m == core_.engine.rank() || !core_.engine.ranks.gone(m).ok();
+    return m == core_.engine.rank() || !core_.why_gone(m).ok();
   });
   for (const TransferStateRef& transfer : core_.transfers.all()) {
     const bool hopeless =
@@ -133,6 +133,14 @@ void ChannelState::leave_locked(int rank, const Status& cause) {
         (transfer->rank < 0 && alone && transfer->stage == TransferState::Stage::posted);
     if (hopeless) end(*transfer, cause);
   }
+}
+
+void ChannelState::leave(int member, const Status& cause) {
+  if (core_.engine.forked()) return;
+  const PassLoop::LoopEntry entry(loop_);
+  if (!core_.failure.ok() || member < 0 || member >= size() || member == position_) return;
+  const int rank = core_.members[static_cast<std::size_t>(member)];
+  if (core_.left.emplace(rank, cause).second) leave_locked(rank, cause);
 }
 
 void ChannelState::fail(Status cause) {

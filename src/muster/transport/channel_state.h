@@ -39,6 +39,7 @@ class ChannelState final : public Channel {
   void compare(int member, const Fingerprint& call) override;
   Status failure() const override { return failed() ? core_.failure : Status(); }
   void fail(Status cause) override;
+  void leave(int member, const Status& cause) override;
   std::vector<int> awaited() const override;
 
   void open_locked(std::vector<int> members);

@@ -488,12 +488,13 @@ bool MpiCommunicator::with_control(const std::function<void(Control&)>& work) {
 
 Status MpiCommunicator::close(TimePoint deadline) {
   if (mark_.forked() || closed_.exchange(true)) return {};
-  Status status = collective::CommunicatorClose(group_, *this, *this).run(deadline);
+  collective::CommunicatorClose closing(group_, *this, *this);
+  Status status = closing.run(deadline);
   drive_until([this] { return !busy(); }, TimePoint::max());
   MpiPoller::of_process().forget(*this);
   with_control([](Control& control) { control.cancel(); });
-  if (!status.ok()) carriage_.on_abandoned();
-  if (status.ok()) {
+  if (!status.ok() || !closing.all_closed()) carriage_.on_abandoned();
+  if (status.ok() && closing.all_closed()) {  // freeing it is a call of all members
     if (const int code = comm_->free(); code != 0)
       status = failed(library_, "freeing its communicator", code);
   }
