@@ -117,18 +117,20 @@ class PythonObserver final : public CallObserver {
   explicit PythonObserver(py::object hooks) : hooks_(kept(std::move(hooks))) {}
   const py::object& hooks() const { return *hooks_; }
 
-  void on_call(const Call& call) override {
+  std::uint64_t on_call(const Call& call) override {
     const py::gil_scoped_acquire held;
     const bool has_root = !call.is_message() && call.args.root >= 0;
-    hooks_->attr("call")(call.name(), flat(call.inputs()), flat(call.outputs()), call.is_async(),
-                         has_root ? call.args.root : -1);
+    return hooks_
+        ->attr("call")(call.name(), flat(call.inputs()), flat(call.outputs()), call.is_async(),
+                       has_root ? call.args.root : -1)
+        .cast<std::uint64_t>();
   }
-  void on_submitted(const Call& call, const WorkRef& work) override {
+  void on_submitted(const Call& call, std::uint64_t number, const WorkRef& work) override {
     const py::gil_scoped_acquire held;
     std::shared_ptr<GroupWork> shown;
     if (work != nullptr)
       shown = std::make_shared<GroupWork>(GroupWork{work, call.group().shared_from_this()});
-    hooks_->attr("submitted")(call.name(), call.is_async(), shown);
+    hooks_->attr("submitted")(number, call.name(), call.is_async(), shown);
   }
   /// Python reports what a hook raises here as "Exception ignored", since the abort must go on.
   void on_abort() noexcept override {

@@ -25,18 +25,18 @@ class _Hooks:
         self.after: dict[int, Callable[[PostHookArgs], None]] = {}
         self.on_abort: dict[int, Callable[[], None]] = {}
         self._numbers = itertools.count(1)
-        self._latest = threading.local()  # .number: the number of this thread's current call
 
     def call(
         self, name: str, inputs: list[Tensor], outputs: list[Tensor], async_op: bool, root: int
-    ) -> None:
-        self._latest.number = number = next(self._numbers)  # counted while there are hooks
+    ) -> int:
+        number = next(self._numbers)  # counted while there are hooks
         for hook in list(self.before.values()):
             hook(PreHookArgs(_kind(name), number, async_op, inputs, outputs, root))
+        return number
 
-    def submitted(self, name: str, async_op: bool, work: Any) -> None:
+    def submitted(self, number: int, name: str, async_op: bool, work: Any) -> None:
         for hook in list(self.after.values()):
-            hook(PostHookArgs(_kind(name), self._latest.number, async_op, work))
+            hook(PostHookArgs(_kind(name), number, async_op, work))
 
     def aborted(self) -> None:
         for hook in list(self.on_abort.values()):

@@ -148,6 +148,42 @@ def test_groups_say_what_they_are():
     assert dist.get_pg_count() == 0
 
 
+# spec: U2.hooks hooks that make calls of their own, also some that fail
+def test_hooks_that_make_calls_change_no_numbers():
+    def body(rank, size):
+        group = dist.new_group()
+        after = []
+        calls = [
+            lambda: dist.barrier(group),
+            lambda: dist.broadcast(torch.ones(2), src=7, group=group),
+        ]
+
+        def calls_before(call):
+            if call.name is options.HookOpName.ALLREDUCE:
+                calls[0]()
+                with pytest.raises(dist.DistError):
+                    calls[1]()
+
+        def calls_after(call):
+            if call.name is options.HookOpName.ALLREDUCE:
+                calls[0]()
+
+        before = []
+        group.register_pre_hook(1, before.append)
+        group.register_pre_hook(2, calls_before)
+        group.register_post_hook(3, calls_after)
+        group.register_post_hook(4, after.append)
+        for _ in range(2):
+            dist.all_reduce(torch.ones(3), group=group)
+        number_of = {each.op_id: each.name for each in before}
+        assert len(after) == 6
+        for each in after:
+            assert number_of[each.op_id] is each.name
+        assert len({each.op_id for each in after}) == 6
+
+    on_threads(2, body)
+
+
 # spec: U2.hooks hooks before and after calls, and at an abort
 def test_hooks_see_calls():
     def body(rank, size):

@@ -66,11 +66,12 @@ class CallObserver {
  public:
   virtual ~CallObserver() = default;
   /// A valid call is about to start. The call holds its tensors. An exception refuses the call, as
-  /// `GroupCore::refuse` does, and reaches the caller unchanged.
-  virtual void on_call(const Call& call) = 0;
+  /// `GroupCore::refuse` does, and reaches the caller unchanged. Returns a number for
+  /// `on_submitted`: the observer may make calls of its own meanwhile.
+  virtual std::uint64_t on_call(const Call& call) = 0;
   /// A synchronous call has succeeded, or an asynchronous one has started and `work` is its Work.
   /// The tensors may have moved into `work`. An exception reaches the caller; the call goes on.
-  virtual void on_submitted(const Call& call, const WorkRef& work) = 0;
+  virtual void on_submitted(const Call& call, std::uint64_t number, const WorkRef& work) = 0;
   /// This process is about to abort the group. Called on any thread.
   virtual void on_abort() noexcept = 0;
 };

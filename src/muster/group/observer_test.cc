@@ -13,18 +13,25 @@ namespace {
 using testing::on_ranks;
 
 struct CallLog : CallObserver {
-  void on_call(const Call& call) override {
+  std::uint64_t on_call(const Call& call) override {
+    const std::uint64_t number = before.size();
     before.push_back(std::string(call.name()));
     tensors += call.outputs().size();
     if (refuses) throw std::runtime_error("not this one");
+    if (std::exchange(calls, false)) barrier({.group = group});
+    return number;
   }
-  void on_submitted(const Call& call, const WorkRef& work) override {
+  void on_submitted(const Call& call, std::uint64_t number, const WorkRef& work) override {
     after.push_back(std::string(call.name()));
+    numbers.push_back(number);
     works += work != nullptr ? 1 : 0;
   }
   void on_abort() noexcept override { ++aborts; }
 
   std::vector<std::string> before, after;
+  std::vector<std::uint64_t> numbers;
+  Group group;  // that it makes a call on once, if `calls`
+  bool calls = false;
   std::size_t tensors = 0;
   int works = 0, aborts = 0;
   bool refuses = false;
@@ -66,6 +73,21 @@ TEST(CallObserver, SeesCallsInOrder) {
     barrier();
     core_of(group).abort("for the test");
     EXPECT_EQ(log->aborts, 1);
+  });
+}
+
+// spec: U2 an observer that makes a call of its own gets the outer call's number afterwards
+TEST(CallObserver, MakesCallsOfItsOwn) {
+  on_ranks(2, [](int) {
+    const auto log = std::make_shared<CallLog>();
+    log->group = new_group();
+    core_of(log->group).observe(log);
+    log->calls = true;
+    all_reduce(torch::ones({3}), {.group = log->group});
+    EXPECT_EQ(log->before, (std::vector<std::string>{"all_reduce", "barrier"}));
+    EXPECT_EQ(log->after, (std::vector<std::string>{"barrier", "all_reduce"}));
+    EXPECT_EQ(log->numbers, (std::vector<std::uint64_t>{1, 0}));
+    log->group = nullptr;  // the group holds the log
   });
 }
 

@@ -149,15 +149,16 @@ WorkRef GroupCore::submit_slow(Call& call, at::StepCallbacks* observers) {
   }
   CallObserver* const observer = observer_.load(std::memory_order_acquire);
   if (observer == nullptr) return calls.submit(call);
+  std::uint64_t number = 0;
   call.hold();
   try {
-    observer->on_call(call);
+    number = observer->on_call(call);
   } catch (...) {
     count_refused(call);
     throw;
   }
   auto work = calls.submit(call);
-  observer->on_submitted(call, work);
+  observer->on_submitted(call, number, work);
   return work;
 }
 
