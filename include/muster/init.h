@@ -39,6 +39,10 @@ struct InitProcessGroupOptions {
   std::optional<at::Device> device_id = {};
   /// True calls use_shared_allocator(). Default: MUSTER_SHARE_MEMORY, or false if it is not set.
   std::optional<bool> share_memory = {};
+  /// How long a rank of another host may be silent before it counts as failed; zero: for ever. A
+  /// rank of this host fails within 3 s of its process being stopped, and never for want of a core.
+  /// Default: MUSTER_HEARTBEAT_TIMEOUT, or 10 s if it is not set.
+  std::optional<Duration> heartbeat_timeout = {};
 };
 
 /// The default group and the groups made from it: the only global state of the API. One scope

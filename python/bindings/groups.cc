@@ -369,7 +369,7 @@ void bind_groups(py::module_& module) {
       [](Text backend, Text init_method, Limit timeout, int world_size, int rank,
          const AnyStore& store, std::string group_name, const py::object& pg_options,
          const DeviceId& device_id, const std::optional<std::vector<int>>&, bool enable_reconfigure,
-         std::optional<bool> share_memory) {
+         std::optional<bool> share_memory, Limit heartbeat_timeout) {
         if (enable_reconfigure)
           group::invalid(
               "init_process_group: muster has no enable_reconfigure; shrink_group goes on without "
@@ -384,7 +384,8 @@ void bind_groups(py::module_& module) {
                                         .group_name = std::move(group_name),
                                         .pg_options = pg_options_of(pg_options),
                                         .device_id = device_of(device_id, "init_process_group"),
-                                        .share_memory = share_memory};
+                                        .share_memory = share_memory,
+                                        .heartbeat_timeout = heartbeat_timeout};
         meet_by_torchrun(options);
         const Group world = blocking_on_store([&] {
           init_process_group(options);
@@ -397,6 +398,7 @@ void bind_groups(py::module_& module) {
       py::arg("store") = py::none(), py::arg("group_name") = "", py::arg("pg_options") = py::none(),
       py::arg("device_id") = py::none(), py::arg("_ranks") = py::none(),
       py::arg("enable_reconfigure") = false, py::arg("share_memory") = py::none(),
+      py::arg("heartbeat_timeout") = py::none(),
       "Makes the default group; blocks until every rank has joined. backend: a name, or as "
       "`cpu:native,cuda:nccl`; "
       "None: native for CPU tensors. init_method: an URL (`env://`, `tcp://host:port`, "
@@ -411,7 +413,10 @@ void bind_groups(py::module_& module) {
       "torch's sake; enable_reconfigure raises. share_memory: "
       "torch's CPU tensors lie where the other ranks "
       "of the host can read them; None: as "
-      "the environment says. Raises DistStoreError naming the ranks that did not come, "
+      "the environment says. heartbeat_timeout: datetime.timedelta for which a rank of another "
+      "host "
+      "may be silent before it counts as failed, 0: for ever; None: as the environment says, else "
+      "10 seconds. Raises DistStoreError naming the ranks that did not come, "
       "DistNetworkError "
       "for addresses, ValueError (DistArgumentError) for arguments and for a second call.");
   module.def(

@@ -1137,6 +1137,7 @@ def init_process_group(
     _ranks: Sequence[_Int] | None = None,
     enable_reconfigure: bool = False,
     share_memory: bool | None = None,
+    heartbeat_timeout: datetime.timedelta | None = None,
 ) -> None: ...
 def irecv(
     tensor: torch.Tensor,

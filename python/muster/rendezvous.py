@@ -48,6 +48,7 @@ def init_process_group(
     _ranks: Sequence[int] | None = None,
     enable_reconfigure: bool = False,
     share_memory: bool | None = None,
+    heartbeat_timeout: datetime.timedelta | None = None,
 ) -> None:
     """Makes the default group; blocks until every rank has joined. backend: a name, or as
     `cpu:native,cuda:nccl`; None: native for CPU tensors, and nccl for CUDA tensors where there are
@@ -59,9 +60,10 @@ def init_process_group(
     device_id: a torch.device with an index, or the number of a GPU, on every rank or on none: nccl
     connects the ranks at once. _ranks is taken for torch's sake; enable_reconfigure raises.
     share_memory: torch's CPU tensors lie where the other ranks of the host can read them; None: as
-    the environment says. Raises DistStoreError naming the ranks that did not come,
-    DistNetworkError for addresses, ValueError (DistArgumentError) for arguments and for a second
-    call.
+    the environment says. heartbeat_timeout: how long a rank of another host may be silent before it
+    counts as failed, 0: for ever; None: as the environment says, else 10 seconds. Raises
+    DistStoreError naming the ranks that did not come, DistNetworkError for addresses, ValueError
+    (DistArgumentError) for arguments and for a second call.
     """
     met = None if init_method is None else _meet(init_method, rank, world_size, timeout)
     if met is not None:
@@ -80,6 +82,7 @@ def init_process_group(
         _ranks,
         enable_reconfigure,
         share_memory,
+        heartbeat_timeout,
     )
     forget_graphs()
 

@@ -52,6 +52,10 @@ constexpr EnvironmentVariable kNetwork[] = {
      "Network interfaces for links between hosts, separated by commas. Every rank must name the "
      "same number of interfaces. Without it: the interface from which the store is reached."},
     {"GLOO_SOCKET_IFNAME", "", "The same, if MUSTER_SOCKET_IFNAME is unset."},
+    {"MUSTER_HEARTBEAT_TIMEOUT", "10",
+     "Whole seconds for which a rank of another host may be silent before it counts as failed; 0: "
+     "for ever. After 3 s the log warns. A rank of the same host counts as failed when its process "
+     "has ended or is stopped, and never because it is slow."},
     {"MUSTER_TLS", "full",
      "Which parts of TCP links are encrypted; the same on all ranks. \"control\" leaves payloads "
      "of tensors and objects readable but authenticates them. \"control-plain\" neither encrypts "

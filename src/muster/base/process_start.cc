@@ -13,30 +13,50 @@
 #include "muster/base/descriptor.h"
 
 namespace muster {
+namespace {
 
-std::optional<std::uint64_t> process_start(std::int64_t pid) {
+/// A line of /proc/PID/stat.
+struct ProcessLine {
+  char state = 0;
+  std::uint64_t start = 0;  ///< 0: there is no such process
+};
+
+std::optional<ProcessLine> read_line(std::int64_t pid) {
   const Descriptor file(
       ::open(("/proc/" + std::to_string(pid) + "/stat").c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file)
-    return errno == ENOENT || errno == ESRCH ? std::optional<std::uint64_t>(0) : std::nullopt;
+  if (!file) return errno == ENOENT || errno == ESRCH ? std::optional(ProcessLine()) : std::nullopt;
   std::array<char, 1024> line;  // numbers, and a name of at most 64 bytes
   ssize_t got;
   while ((got = ::read(file.get(), line.data(), line.size())) < 0 && errno == EINTR) {
   }
-  if (got < 0) return errno == ESRCH ? std::optional<std::uint64_t>(0) : std::nullopt;
+  if (got < 0) return errno == ESRCH ? std::optional(ProcessLine()) : std::nullopt;
   const std::string_view text(line.data(), static_cast<std::size_t>(got));
   errno = EPROTO;  // should the line not be what it always is
   // The name, in parentheses, may hold anything; after it come "state ppid ...": the start is field
   // 22, the 20th after the name.
   std::size_t at = text.rfind(')');
-  if (at == std::string_view::npos) return std::nullopt;
+  if (at == std::string_view::npos || at + 2 >= text.size()) return std::nullopt;
+  ProcessLine found{text[at + 2], 0};
   for (int field = 0; field < 20; ++field) {
     at = text.find(' ', at + 1);
     if (at == std::string_view::npos) return std::nullopt;
   }
-  std::uint64_t value = 0;
-  std::from_chars(text.data() + at + 1, text.data() + text.size(), value);
-  return value;
+  std::from_chars(text.data() + at + 1, text.data() + text.size(), found.start);
+  return found;
+}
+
+}  // namespace
+
+std::optional<std::uint64_t> process_start(std::int64_t pid) {
+  const auto line = read_line(pid);
+  return line ? std::optional(line->start) : std::nullopt;
+}
+
+ProcessState process_state(std::int64_t pid, std::uint64_t start_time) {
+  const auto line = read_line(pid);
+  if (!line || line->start != start_time || line->state == 'Z' || line->state == 'X')
+    return ProcessState::unknown;
+  return line->state == 'T' || line->state == 't' ? ProcessState::stopped : ProcessState::running;
 }
 
 std::string boot_id() {

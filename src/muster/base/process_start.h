@@ -1,5 +1,5 @@
-/// When a process and its machine began: with its number, the former tells a process from a later
-/// one that got the number again.
+/// When a process and its machine began, and whether the process stands still. The start tells a
+/// process from a later one that got its number again.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,14 @@ namespace muster {
 /// cannot be told now (no descriptor is left), and errno says why. Three system calls: every rank
 /// asks for every other.
 std::optional<std::uint64_t> process_start(std::int64_t pid);
+
+enum class ProcessState : std::uint8_t {
+  running,  ///< or it waits, for a core too
+  stopped,  ///< by SIGSTOP, or by a debugger
+  unknown,  ///< there is no such process here, its main thread has ended, or /proc does not say
+};
+/// The state of the process `pid` that started at `start_time`, as the kernel tells it.
+ProcessState process_state(std::int64_t pid, std::uint64_t start_time);
 
 /// Another one after every start of the machine; empty where /proc does not tell, or not now. Read
 /// anew each time.

@@ -38,6 +38,8 @@ void check_options(const InitProcessGroupOptions& options) {
          " and world_size " + std::to_string(options.world_size));
   if (options.world_size == 0 || options.world_size < -1)
     fail("world_size " + std::to_string(options.world_size) + " is not a number of ranks");
+  if (options.heartbeat_timeout.value_or(Duration::zero()) < Duration::zero())
+    fail("heartbeat_timeout is negative; 0 waits for silent ranks for ever");
   if (options.rank < -1 || (options.world_size > 0 && options.rank >= options.world_size))
     fail("rank " + std::to_string(options.rank) + " is not in 0 to world_size - 1" +
          (options.world_size > 0 ? " = " + std::to_string(options.world_size - 1) : ""));
@@ -145,7 +147,7 @@ void group::init_at_epoch(const InitProcessGroupOptions& options, const EpochPla
       steady_clock(), timeout);  // for everything: each stage gets the remaining time
 
   auto job = group::open_job(find_job(options, config, scope->spawned_rank(), deadline, epoch),
-                             config, timeout, deadline);
+                             config, timeout, deadline, options.heartbeat_timeout);
   auto world = group::make_default_group(
       job, "default", std::move(config), timeout,
       {.pg_options = options.pg_options, .deadline = deadline, .device_id = options.device_id});

@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <numeric>
 #include <utility>
 
@@ -167,6 +169,50 @@ ProcessGroupBackend* backend_of(const ProcessGroup& group, const Backend& backen
 }
 
 /// Starts recording this rank's calls and serving requests for them.
+/// The trace shows each silence of another rank as a call on a group of its own, from when it was
+/// last heard: it ends when the rank answers again, and fails when the rank counts as failed.
+class SilenceRecord {
+ public:
+  /// What comes before is not recorded.
+  void open(std::shared_ptr<trace::Recorder> recorder, std::vector<int> ranks, int me) {
+    const std::lock_guard lock(mutex_);
+    recorder_ = std::move(recorder);
+    ranks_ = std::move(ranks);
+    me_ = me;
+  }
+  void note(const transport::Silence& silence) {
+    using Step = transport::Silence::Step;
+    const std::lock_guard lock(mutex_);
+    auto found = under_way_.find(silence.rank);
+    if (!recorder_ || (silence.step == Step::over && found == under_way_.end())) return;
+    if (found == under_way_.end()) {
+      if (!group_) group_ = recorder_->add_group("heartbeats", ranks_, me_);
+      const trace::RecordedCall call{.name = "silence", .peer = silence.rank};
+      found =
+          under_way_.emplace(silence.rank, recorder_->begin(*group_, call, silence.since)).first;
+    }
+    if (silence.step == Step::suspected) return;
+    const TimePoint now = steady_clock().now();
+    if (silence.step == Step::over) {
+      recorder_->end(found->second, now);
+    } else {
+      recorder_->fail(found->second,
+                      "rank " + std::to_string(silence.rank) + " has not answered for " +
+                          describe(now - silence.since) + " and counts as failed",
+                      now);
+    }
+    under_way_.erase(found);
+  }
+
+ private:
+  std::mutex mutex_;  // taken under the fabric's lock; nothing else is taken under it
+  std::shared_ptr<trace::Recorder> recorder_;
+  std::vector<int> ranks_;
+  int me_ = 0;
+  std::optional<std::uint16_t> group_;  // made by the first silence
+  std::map<int, trace::Ticket> under_way_;
+};
+
 void keep_record(Job& job) {
   job.recorder = take(trace::Recorder::from_environment(job.name, job.rank, job.world_size));
   if (!job.recorder) return;
@@ -221,7 +267,8 @@ void log_group(const ProcessGroup& group, TimePoint begin) {
 }  // namespace
 
 std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& config,
-                              Duration timeout, TimePoint deadline) {
+                              Duration timeout, TimePoint deadline,
+                              std::optional<Duration> heartbeat_timeout) {
   const auto begin = steady_clock().now();
   set_log_rank(found.rank);
   transport::JobFabricOptions fabric;
@@ -231,6 +278,9 @@ std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& conf
   fabric.timeout = timeout;
   fabric.deadline = deadline;
   fabric.rules = &collective::fingerprint_rules();
+  fabric.heartbeat_limit = heartbeat_timeout;
+  const auto silences = std::make_shared<SilenceRecord>();
+  fabric.on_silence = [silences](const transport::Silence& silence) { silences->note(silence); };
 
   auto job = std::make_shared<Job>();
   job->rank = found.rank;
@@ -242,6 +292,7 @@ std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& conf
   job->fabric = connect_ranks(found, fabric);
   job->store = std::move(found.store);
   keep_record(*job);
+  silences->open(job->recorder, job->fabric_ranks, job->rank);
   log_job(*job, config, timeout, steady_clock().now() - begin);
   return job;
 }

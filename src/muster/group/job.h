@@ -47,7 +47,8 @@ struct Job {
 /// Connects to the other ranks through the store by the deadline. `timeout` is the default group's.
 /// Throws an error that names the ranks that did not come, or whose backend or interfaces differ.
 std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& config,
-                              Duration timeout, TimePoint deadline);
+                              Duration timeout, TimePoint deadline,
+                              std::optional<Duration> heartbeat_timeout = {});
 
 /// Parameters of a group's creation.
 struct CreationOptions {

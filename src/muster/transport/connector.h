@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "muster/base/process_start.h"
 #include "muster/clock.h"
 #include "muster/shm/host_region.h"
 #include "muster/status.h"
@@ -68,6 +69,9 @@ class Connector {
   /// The next time at which `poll` wants to be called without news (handshake limits, retries); max
   /// if none.
   virtual TimePoint next_timer() const = 0;
+  /// After settle: what the kernel says of the process of a rank of this host. Unknown for ranks of
+  /// other hosts, and where the kernel does not tell. Some system calls.
+  virtual ProcessState process_state([[maybe_unused]] int rank) { return ProcessState::unknown; }
   /// After settle: how many connections its listeners have refused. Thread-safe.
   virtual std::uint64_t refusals() const { return 0; }
 };

@@ -53,10 +53,16 @@ struct EngineContext {
   bool forked() const { return mark.forked(); }
   bool in_region(int peer) const { return region_position[static_cast<std::size_t>(peer)] >= 0; }
   bool has_heartbeats() const { return options.heartbeat_limit > Duration::zero(); }
+  /// A rank that is silent for this long is suspected; one of this host that the kernel calls
+  /// stopped has failed.
+  Duration suspicion_limit() const {
+    constexpr Duration kLongest = std::chrono::milliseconds(2500);  // limit: within 3 s
+    return std::min(options.heartbeat_limit, kLongest);
+  }
   /// Time between two heartbeats.
   Duration heartbeat_interval() const {
     constexpr Duration kShortest = std::chrono::milliseconds(1);  // limit: a load that means none
-    return std::max(options.heartbeat_limit / 10, kShortest);
+    return std::max(suspicion_limit() / 10, kShortest);
   }
   /// Arrival time of the current input. Exact once a failure is known, because its order relative
   /// to the failure matters then; otherwise the time at which the last pass began.

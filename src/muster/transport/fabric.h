@@ -28,14 +28,31 @@
 
 namespace muster::transport {
 
+/// The default of `FabricOptions::heartbeat_limit`.
+inline constexpr Duration kHeartbeatLimit = std::chrono::seconds(10);  // limit: a user's choice
+
+/// A rank that others wait for, or that this rank watches, and that does not answer.
+struct Silence {
+  int rank = 0;
+  TimePoint since{};  ///< when it was last heard
+  enum class Step : std::uint8_t {
+    suspected,  ///< it has been silent for up to 3 s
+    over,       ///< it has answered again
+    verdict,    ///< it counts as failed
+  } step = Step::suspected;
+};
+
 struct FabricOptions {
   int rank = 0;
   int world_size = 1;
   Duration timeout =
       std::chrono::minutes(30);           ///< for create, and at most for one connection later
   TimePoint deadline = TimePoint::max();  ///< for create too, where it comes earlier
-  /// A peer whose watcher is silent for this long counts as failed; zero: never.
-  Duration heartbeat_limit = std::chrono::milliseconds(2500);  // limit: a user's choice
+  /// A rank that is silent for this long has failed; zero: never. A rank of this host fails only
+  /// once the kernel says that its process has ended or is stopped, and then within 3 s.
+  Duration heartbeat_limit = kHeartbeatLimit;
+  /// Told of silent ranks, under the engine's lock: it must be fast and use nothing of the fabric.
+  std::function<void(const Silence&)> on_silence = {};
   const Clock* clock = &steady_clock();
   const FingerprintRules* rules =
       nullptr;  ///< must outlive the fabric; null: only equality, described in numbers

@@ -2,11 +2,20 @@
 
 #include <chrono>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "muster/base/log.h"
 #include "muster/transport/peer_state.h"
 
 namespace muster::transport {
+namespace {
+
+/// The kernel is asked for the state of a silent process from so many beats before its silence is a
+/// suspicion.
+constexpr int kLooksBefore = 4;  // limit: looks at which it must be stopped
+
+}  // namespace
 
 /// The nearest rank in the ring of all ranks that is still there; -1 if there is none.
 int Heartbeats::neighbour(int step) const {
@@ -42,18 +51,56 @@ void Heartbeats::beat(TimePoint now) {
   beat_mailboxes(now, judge);
 }
 
-Status Heartbeats::silence_of(int rank, Duration silence, const char* guess) const {
-  return Status(
-      Code::peer_failed,
-      rank_text(rank) + " has not answered for " + muster::describe(silence) + ": it is " + guess,
-      {rank});
+void Heartbeats::tell(int rank, TimePoint since, Silence::Step step) const {
+  if (engine_.options.on_silence) engine_.options.on_silence({rank, since, step});
+}
+
+void Heartbeats::suspect(int rank, PeerSilence& known, TimePoint since) {
+  if (std::exchange(known.suspected, true)) return;
+  log(LogLevel::warning,
+      rank_text(rank) + " has not answered for " + muster::describe(engine_.now() - since) +
+          (engine_.connector.process_state(rank) == ProcessState::running
+               ? ": its process runs, so it probably waits for a core; it is waited for"
+               : ": it is stopped, starved or unreachable; it counts as failed after " +
+                     muster::describe(engine_.options.heartbeat_limit)));
+  tell(rank, since, Silence::Step::suspected);
+}
+
+void Heartbeats::unsuspect(int rank, PeerSilence& known, TimePoint since) {
+  if (std::exchange(known, {}).suspected) {
+    log(LogLevel::info, rank_text(rank) + " answers again");
+    tell(rank, since, Silence::Step::over);
+  }
+}
+
+/// Whether `rank`, which has been silent for longer than the suspicion limit or soon will be, has
+/// failed. `judge`: its silence counts.
+bool Heartbeats::has_failed(int rank, PeerSilence& known, Duration silence, bool judge) {
+  // A tracer stops a process for an instant at a time, so one look is not enough.
+  constexpr int kStops = 3;
+  const ProcessState state = engine_.connector.process_state(rank);
+  known.stops = state == ProcessState::stopped ? known.stops + 1 : 0;
+  const Duration interval = engine_.heartbeat_interval();
+  if (state != ProcessState::unknown)
+    return known.stops >= kStops && silence > engine_.suspicion_limit() - interval;
+  return judge && silence > engine_.options.heartbeat_limit - interval;
+}
+
+void Heartbeats::declare(int rank, const PeerSilence& known, TimePoint since, TimePoint now) {
+  tell(rank, since, Silence::Step::verdict);
+  detector_.declare_dead(
+      rank, Status(Code::peer_failed,
+                   rank_text(rank) + " has not answered for " + muster::describe(now - since) +
+                       (known.stops > 0 ? ": its process is stopped (SIGSTOP, or a debugger)"
+                                        : ": it is stopped, hung or unreachable"),
+                   {rank}));
 }
 
 void Heartbeats::beat_links(TimePoint now, bool judge) {
   const Duration interval = engine_.heartbeat_interval();
   const int next = neighbour(1);
   const int previous = neighbour(-1);
-  std::vector<int> silent;
+  std::vector<Link*> failed;
   for (const auto& link : links_.all()) {
     if (!link || !link->up() || engine_.in_region(link->peer())) continue;
     const int peer = link->peer();
@@ -61,23 +108,25 @@ void Heartbeats::beat_links(TimePoint now, bool judge) {
     const bool matters =
         peer == next || peer == previous || link->busy() || engine_.ranks.posted_from(peer) > 0;
     if (!judge && times.asked != TimePoint{}) times.asked = now;
+    if (times.asked == TimePoint{}) unsuspect(peer, link->silence, times.heard);
     if (!matters || now - times.heard < interval) continue;
-    if (times.asked == TimePoint{}) {
-      times.asked = now;
-    } else if (judge && now - times.asked > engine_.options.heartbeat_limit - interval) {
-      silent.push_back(peer);
+    if (times.asked == TimePoint{}) times.asked = now;
+    const Duration silence = now - times.asked;
+    if (engine_.has_heartbeats() && suspended_ == 0 &&
+        silence > engine_.suspicion_limit() - kLooksBefore * interval &&
+        has_failed(peer, link->silence, silence, judge)) {
+      failed.push_back(link.get());
       continue;
     }
+    if (judge && silence > engine_.suspicion_limit() - interval)
+      suspect(peer, link->silence, times.heard);
     if (!link->protocol.out.queued(FrameKind::ping)) {
       FrameHeader ping;
       ping.kind = FrameKind::ping;
       links_.writer.push_control(*link, ping);
     }
   }
-  for (const int peer : silent) {
-    const Duration silence = now - links_.find(peer)->times.heard;
-    detector_.declare_dead(peer, silence_of(peer, silence, "stopped, hung or unreachable"));
-  }
+  for (Link* const link : failed) declare(link->peer(), link->silence, link->times.heard, now);
 }
 
 /// Position of the next rank of the region that is still there; -1 if there is none.
@@ -110,14 +159,24 @@ void Heartbeats::beat_mailboxes(TimePoint now, bool judge) {
   }
   const std::uint64_t value =
       engine_.region->mailbox(next).heartbeat.load(std::memory_order_relaxed);
-  if (next != watched_.position || value != watched_.value || !judge || value == 0) {
-    watched_ = {next, value, now};
+  if (next != watched_.position || value != watched_.value || value == 0) {
+    if (next == watched_.position) unsuspect(peer, watched_.silence, watched_.since);
+    watched_ = {next, value, now, {}};
+    return;
+  }
+  if (!engine_.has_heartbeats() || suspended_ > 0) {
+    watched_.since = now;
     return;
   }
   const Duration silence = now - watched_.since;
-  if (silence <= engine_.options.heartbeat_limit - engine_.heartbeat_interval()) return;
+  const Duration interval = engine_.heartbeat_interval();
+  if (silence <= engine_.suspicion_limit() - kLooksBefore * interval) return;
   if (has_left(peer_state_of(engine_, peer))) return detector_.suspect_left(peer);
-  detector_.declare_dead(peer, silence_of(peer, silence, "stopped or hung"));
+  if (has_failed(peer, watched_.silence, silence, judge))
+    return declare(peer, watched_.silence, watched_.since, now);
+  if (!judge && watched_.silence.stops == 0) watched_.since = now;
+  if (judge && silence > engine_.suspicion_limit() - interval)
+    suspect(peer, watched_.silence, watched_.since);
 }
 
 }  // namespace muster::transport

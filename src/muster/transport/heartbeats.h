@@ -4,6 +4,12 @@
 /// Within a host each rank's counter grows while its watcher runs, and the next rank of the region
 /// looks at it. Between hosts each rank keeps a link to the next rank in the ring of all ranks, and
 /// links from which something is wanted are pinged when they are silent.
+///
+/// A counter that stands still and a ping without an answer are a suspicion: a starved rank looks
+/// the same. Of a rank of this host the kernel knows better. It has failed once its process is
+/// stopped at several looks, and is waited for while its process runs. Any other rank has failed
+/// when it has been silent for `FabricOptions::heartbeat_limit`. Time in which this rank itself had
+/// no core is no silence of others.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +38,11 @@ class Heartbeats {
   int next_in_region() const;
   void beat_links(TimePoint now, bool judge);
   void beat_mailboxes(TimePoint now, bool judge);
-  Status silence_of(int rank, Duration silence, const char* guess) const;
+  bool has_failed(int rank, PeerSilence& known, Duration silence, bool judge);
+  void suspect(int rank, PeerSilence& known, TimePoint since);
+  void unsuspect(int rank, PeerSilence& known, TimePoint since);
+  void declare(int rank, const PeerSilence& known, TimePoint since, TimePoint now);
+  void tell(int rank, TimePoint since, Silence::Step step) const;
 
   EngineContext& engine_;
   Links& links_;
@@ -44,7 +54,8 @@ class Heartbeats {
   struct {
     int position = -1;
     std::uint64_t value = 0;
-    TimePoint since{};
+    TimePoint since{};  // of the first look at this value, or the end of a pause of this rank
+    PeerSilence silence;
   } watched_;
 };
 

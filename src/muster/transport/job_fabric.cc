@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "muster/base/bytes.h"
+#include "muster/base/env.h"
 #include "muster/base/secret.h"
 #include "muster/base/tls_setting.h"
 #include "muster/base/tunables.h"
@@ -61,6 +62,14 @@ Exchange compare_on_the_way(Exchange exchange, const std::string& terms) {
   };
 }
 
+Result<Duration> heartbeat_limit_of(const JobFabricOptions& options) {
+  if (options.heartbeat_limit) return *options.heartbeat_limit;
+  constexpr std::int64_t kMostSeconds = 365 * 24 * 3600;  // limit: of a clock's numbers
+  const auto seconds = env_integer("MUSTER_HEARTBEAT_TIMEOUT", 0, kMostSeconds);
+  if (!seconds) return seconds.status();
+  return *seconds ? Duration(std::chrono::seconds(**seconds)) : kHeartbeatLimit;
+}
+
 }  // namespace
 
 Result<std::shared_ptr<Fabric>> join_fabric(const store::Rendezvous& found,
@@ -69,6 +78,8 @@ Result<std::shared_ptr<Fabric>> join_fabric(const store::Rendezvous& found,
   if (!secret) return secret.status();
   const auto payloads = payloads_from_environment();
   if (!payloads) return payloads.status();
+  const auto heartbeat_limit = heartbeat_limit_of(options);
+  if (!heartbeat_limit) return heartbeat_limit.status();
 
   ConnectorOptions connector;
   connector.rank = found.rank;
@@ -89,6 +100,8 @@ Result<std::shared_ptr<Fabric>> join_fabric(const store::Rendezvous& found,
   fabric.timeout = options.timeout;
   fabric.deadline = options.deadline;
   fabric.rules = options.rules;
+  fabric.heartbeat_limit = *heartbeat_limit;
+  fabric.on_silence = options.on_silence;
 
   auto exchange =
       compare_on_the_way(exchange_signed(found, *secret, options.deadline), options.terms);

@@ -2,6 +2,7 @@
 /// groups and remote calls alike.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,6 +29,9 @@ struct JobFabricOptions {
   /// What else must be the same on every rank, as people read it. It travels with the ranks'
   /// addresses; where it is not, Code::mismatch with rank 0's and the other's, naming that one.
   std::string terms = {};
+  /// As in FabricOptions; absent: MUSTER_HEARTBEAT_TIMEOUT, else the fabric's.
+  std::optional<Duration> heartbeat_limit = {};
+  std::function<void(const Silence&)> on_silence = {};  ///< as in FabricOptions
 };
 
 /// Sockets, and shared memory within a host, with the secret of the environment. What ranks tell

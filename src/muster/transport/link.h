@@ -29,6 +29,12 @@ struct LinkTimes {
   TimePoint asked{};         ///< of the oldest ping without an answer; zero: none
 };
 
+/// What is known of a peer's silence.
+struct PeerSilence {
+  bool suspected = false;  ///< the log and the trace have been told
+  int stops = 0;           ///< consecutive looks at which the kernel called its process stopped
+};
+
 /// The state of the orderly close.
 struct LinkClose {
   bool received = false;      ///< the peer's close frame
@@ -80,6 +86,7 @@ class Link final {
   LinkMessages messages;
   LinkFlags flags;
   LinkTimes times;
+  PeerSilence silence;
   LinkClose close;
   Status ended;          ///< why the stream is no more
   Status write_failure;  ///< writing has failed; remaining input is read first

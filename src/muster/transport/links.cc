@@ -30,7 +30,7 @@ Link& Links::to(int rank) {
   link.flags.connecting = true;
   engine_.failures->on_stream_begin(link);
   const FabricOptions& options = engine_.options;
-  Duration limit = std::max<Duration>(kShortestConnect, 4 * options.heartbeat_limit);
+  Duration limit = std::max(kShortestConnect, options.heartbeat_limit);
   if (options.timeout >= Duration::zero())
     limit = std::min(limit, std::max<Duration>(options.timeout, Duration(1)));
   engine_.connector.connect(rank, deadline_after(*options.clock, limit));

@@ -16,7 +16,7 @@
 namespace muster::transport {
 namespace {
 
-constexpr std::uint8_t kContactVersion = 4;
+constexpr std::uint8_t kContactVersion = 5;
 constexpr std::uint32_t kMostAddresses = 64;  // limit: of a record
 
 // Namespaces of the calling thread, which decide what its sockets can reach.
@@ -54,6 +54,7 @@ Status describe_this_process(PeerAddress& contact) {
   contact.network_namespace = namespace_inode("net");
   contact.user_namespace = namespace_inode("user");
   contact.pid_namespace = namespace_inode("pid");
+  contact.time_namespace = namespace_inode("time");
   contact.user = ::geteuid();
   contact.pid = static_cast<std::uint32_t>(::getpid());
   const auto start = process_start(contact.pid);
@@ -79,6 +80,7 @@ std::string encode(const PeerAddress& contact) {
       .put_text(contact.host_label);
   out.put(contact.network_namespace).put(contact.user_namespace).put(contact.user);
   out.put(contact.pid_namespace)
+      .put(contact.time_namespace)
       .put(contact.pid)
       .put(contact.start_time)
       .put_text(contact.cores)
@@ -104,6 +106,7 @@ Result<PeerAddress> decode_peer_address(std::string_view text, int rank) {
   contact.user_namespace = in.get<std::uint64_t>();
   contact.user = in.get<std::uint32_t>();
   contact.pid_namespace = in.get<std::uint64_t>();
+  contact.time_namespace = in.get<std::uint64_t>();
   contact.pid = in.get<std::uint32_t>();
   contact.start_time = in.get<std::uint64_t>();
   contact.cores = in.get_text();
@@ -152,7 +155,8 @@ bool same_network_stack(const PeerAddress& a, const PeerAddress& b) {
 }
 
 bool same_pids(const PeerAddress& a, const PeerAddress& b) {
-  return a.boot_id == b.boot_id && a.pid_namespace == b.pid_namespace;
+  return a.boot_id == b.boot_id && a.pid_namespace == b.pid_namespace &&
+         a.time_namespace == b.time_namespace;
 }
 
 bool same_process(const PeerAddress& a, const PeerAddress& b) {

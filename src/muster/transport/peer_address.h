@@ -23,8 +23,9 @@ struct PeerAddress {
   std::uint64_t user_namespace = 0;
   std::uint32_t user = 0;
   // The process. A pid is meaningful only within its namespace, and, because pids are reused, only
-  // together with the start time.
+  // together with the start time, which differs between time namespaces.
   std::uint64_t pid_namespace = 0;
+  std::uint64_t time_namespace = 0;
   std::uint32_t pid = 0;
   std::uint64_t start_time = 0;  ///< `process_start`
   std::string cores;             ///< a bit for each of its `own_cores`

@@ -56,7 +56,7 @@ std::uint64_t random_number() {
 
 /// Of what both ends of a link or a region must share.
 std::uint64_t build_hash() {
-  const auto hash = short_hash("muster transport: frames 3, region 2, contact 3");
+  const auto hash = short_hash("muster transport: frames 3, region 2, contact 4");
   std::uint64_t value = 0;
   std::memcpy(&value, hash.data(), sizeof value);
   return value | 1;  // 0 would not be compared
@@ -161,6 +161,15 @@ Status SocketConnector::watch_local_processes() {
       processes_.watch(rank, other.pid, other.start_time, from);
   }
   return {};
+}
+
+ProcessState SocketConnector::process_state(int rank) {
+  const auto host_of = [this](int of) { return hosts_[static_cast<std::size_t>(of)]; };
+  if (host_of(rank) != host_of(options_.rank)) return ProcessState::unknown;
+  const PeerAddress& other = book_.of(rank);
+  if (same_process(book_.mine(), other)) return ProcessState::running;
+  return book_.is_process_here(rank) ? muster::process_state(other.pid, other.start_time)
+                                     : ProcessState::unknown;
 }
 
 /// Many oversubscribed ranks sleep often, and each barrier would interrupt all of them.

@@ -38,6 +38,7 @@ class SocketConnector final : public Connector {
   void connect(int peer, TimePoint deadline) override;
   bool poll(TimePoint now) override;
   int descriptor() const override { return wakeups_.descriptor(); }
+  ProcessState process_state(int rank) override;
   TimePoint next_timer() const override;
   std::uint64_t refusals() const override {
     return links_->refusals() + meeting_.server().refusals();

@@ -142,7 +142,8 @@ class ScriptedStream final : public ByteStream {
 /// What the scripted connector shares with the test.
 struct ScriptedNet {
   std::deque<std::function<void(ConnectorEvents&)>> news;
-  std::map<int, int> connects;  ///< how often the fabric has asked for a stream, by peer
+  std::map<int, int> connects;            ///< how often the fabric has asked for a stream, by peer
+  std::map<int, ProcessState> processes;  ///< what the kernel says; others are unknown
   shm::Mailbox mailbox;
 };
 
@@ -172,6 +173,10 @@ class ScriptedConnector final : public Connector {
     return any;
   }
   int descriptor() const override { return -1; }
+  ProcessState process_state(int rank) override {
+    const auto known = net_->processes.find(rank);
+    return known == net_->processes.end() ? ProcessState::unknown : known->second;
+  }
   TimePoint next_timer() const override { return TimePoint::max(); }
 
  private:
@@ -183,7 +188,7 @@ class ScriptedConnector final : public Connector {
 /// Rank `me` of `ranks`, each on a host of its own.
 struct ScriptedJob {
   explicit ScriptedJob(int ranks = 2, int me = 0, const FingerprintRules* rules = nullptr,
-                       std::vector<int> hosts = {}) {
+                       std::vector<int> hosts = {}, Duration heartbeat_limit = kHeartbeatLimit) {
     if (hosts.empty()) {
       for (int r = 0; r < ranks; ++r) hosts.push_back(r);
     }
@@ -193,6 +198,11 @@ struct ScriptedJob {
     options.clock = &clock;
     options.threads = false;
     options.rules = rules;
+    options.heartbeat_limit = heartbeat_limit;
+    options.on_silence = [this](const Silence& silence) {
+      const char* const steps[] = {" suspected", " over", " verdict"};
+      silences.push_back(std::to_string(silence.rank) + steps[static_cast<int>(silence.step)]);
+    };
     auto made = Fabric::create(options, std::make_unique<ScriptedConnector>(net, hosts),
                                [ranks](const std::string&, const std::string& mine) {
                                  return Result<std::vector<std::string>>(std::vector<std::string>(
@@ -245,6 +255,7 @@ struct ScriptedJob {
   ManualClock clock;
   std::shared_ptr<ScriptedNet> net = std::make_shared<ScriptedNet>();
   std::map<int, std::shared_ptr<ScriptedWire>> wires;
+  std::vector<std::string> silences;  ///< that the fabric has told of, as "1 suspected"
   std::unique_ptr<Fabric> fabric;
 };
 
