@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstdio>
 
+#include "muster/base/env.h"
 #include "muster/base/socket_address.h"
 
 namespace muster {
@@ -93,7 +94,10 @@ Result<Descriptor> open_own_file(const std::string& path, int flags, const OwnRu
   if (!opened) return unopened(path, flags, rules, at);
   auto file = judged(std::move(opened), path, S_IFREG, rules);
   if (!file) return file;
-  ::fcntl(file->get(), F_SETFL, kept & ~O_NONBLOCK);  // for users of the file as a stream
+  // For users of the file as a stream.
+  if (::fcntl(file->get(), F_SETFL, kept & ~O_NONBLOCK) != 0)
+    return Status(Code::invalid_argument,
+                  "cannot set the mode of " + called(rules, path) + ": " + errno_text(errno));
   if ((flags & O_TRUNC) != 0 && ::ftruncate(file->get(), 0) != 0)
     return Status(Code::invalid_argument,
                   "cannot empty " + called(rules, path) + ": " + errno_text(errno));
@@ -104,6 +108,16 @@ Result<Descriptor> open_own_folder(const std::string& path, const OwnRules& rule
   Descriptor opened(::openat(at, path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!opened) return unopened(path, 0, rules, at);
   return judged(std::move(opened), path, S_IFDIR, rules);
+}
+
+std::string own_runtime_folder() {
+  const auto named = env_text("XDG_RUNTIME_DIR");
+  struct stat info {};
+  if (named && ::stat(named->c_str(), &info) == 0 && S_ISDIR(info.st_mode) &&
+      info.st_uid == ::geteuid() && (info.st_mode & 022) == 0 &&
+      ::access(named->c_str(), W_OK | X_OK) == 0)
+    return *named + "/muster";
+  return "/tmp/muster-" + std::to_string(::geteuid());
 }
 
 Result<Descriptor> make_own_folder(const std::string& path, const OwnRules& rules, unsigned mode,

@@ -35,6 +35,11 @@ Result<Descriptor> open_own_file(const std::string& path, int flags, const OwnRu
 Result<Descriptor> open_own_folder(const std::string& path, const OwnRules& rules,
                                    int at = AT_FDCWD);
 
+/// The folder of this user's own files on this host: `$XDG_RUNTIME_DIR/muster`, else
+/// `/tmp/muster-UID`. srun, su and containers pass on an XDG_RUNTIME_DIR that does not exist or is
+/// another user's; it does not count then.
+std::string own_runtime_folder();
+
 /// Makes the folder `path` (one level, `mode`) unless it is there, and opens it.
 Result<Descriptor> make_own_folder(const std::string& path, const OwnRules& rules,
                                    unsigned mode = 0700, int at = AT_FDCWD);

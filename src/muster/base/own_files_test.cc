@@ -120,5 +120,30 @@ TEST_F(OwnFiles, WhatCannotBeOpenedIsTold) {
       << none.status().message();
 }
 
+// srun, su and containers pass on what belongs to another session.
+TEST_F(OwnFiles, ARuntimeFolderThatIsNotOursDoesNotCount) {
+  const std::string fallback = "/tmp/muster-" + std::to_string(::geteuid());
+  const auto folder_with = [](const char* runtime) {
+    runtime != nullptr ? ::setenv("XDG_RUNTIME_DIR", runtime, 1) : ::unsetenv("XDG_RUNTIME_DIR");
+    const std::string found = own_runtime_folder();
+    ::unsetenv("XDG_RUNTIME_DIR");
+    return found;
+  };
+  EXPECT_EQ(folder_with(folder.path().c_str()), folder.path() + "/muster");
+  EXPECT_EQ(folder_with(nullptr), fallback);
+  EXPECT_EQ(folder_with((folder.path() + "/missing").c_str()), fallback);
+  EXPECT_EQ(folder_with(file("a file").c_str()), fallback);
+  // Root can give the folder away; for others, the root folder is another user's.
+  if (::geteuid() == 0) {
+    ASSERT_EQ(::chown(folder.path().c_str(), 12345, 12345), 0);
+    EXPECT_EQ(folder_with(folder.path().c_str()), fallback);
+    ASSERT_EQ(::chown(folder.path().c_str(), 0, 0), 0);
+  } else {
+    EXPECT_EQ(folder_with("/"), fallback);
+  }
+  ASSERT_EQ(::chmod(folder.path().c_str(), 0777), 0);
+  EXPECT_EQ(folder_with(folder.path().c_str()), fallback) << "others may write there";
+}
+
 }  // namespace
 }  // namespace muster

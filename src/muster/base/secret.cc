@@ -113,11 +113,6 @@ Result<SecretBytes> key_from_launcher(const std::string& place) {
           "user; set MUSTER_SECRET or MUSTER_SECRET_FILE");
 }
 
-std::string path_of_host_directory() {
-  if (const auto runtime = env_text("XDG_RUNTIME_DIR")) return *runtime + "/muster";
-  return "/tmp/muster-" + std::to_string(::geteuid());
-}
-
 Result<Descriptor> open_host_directory(const std::string& path) {
   auto directory =
       make_own_folder(path, {.name = "the directory of this host's secret", .closed = 077});
@@ -158,7 +153,7 @@ bool is_there(int directory, const char* name) {
 }
 
 Result<SecretBytes> host_key() {
-  const std::string path = path_of_host_directory();
+  const std::string path = own_runtime_folder();
   const auto directory = open_host_directory(path);
   if (!directory) return directory.status();
   if (!is_there(directory->get(), "secret")) {
@@ -190,7 +185,7 @@ Secret::Proof hmac(ConstBytes key, ConstBytes message) {
 }  // namespace
 
 Result<std::string> host_directory() {
-  const std::string path = path_of_host_directory();
+  const std::string path = own_runtime_folder();
   const auto directory = open_host_directory(path);
   return directory ? Result<std::string>(path) : Result<std::string>(directory.status());
 }

@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <thread>
 
 #include "muster/base/socket_address.h"
@@ -65,8 +67,22 @@ Result<Descriptor> connect_locally(const std::string& name, TimePoint deadline) 
   }
 }
 
+namespace {
+
+/// Whether every user of the machine has a number of its own here: in a container, those that are
+/// not mapped there share one.
+bool knows_all_users() {
+  static const bool knows = [] {
+    std::uint64_t inside = 0, outside = 0, count = 0;
+    std::ifstream("/proc/self/uid_map") >> inside >> outside >> count;
+    return inside == 0 && count >= std::numeric_limits<std::uint32_t>::max();
+  }();
+  return knows;
+}
+
+}  // namespace
+
 bool is_same_user(int socket) {
-  // In a container, users that are not mapped there all have this number.
   static const uid_t nobody = [] {
     uid_t number = 65534;  // limit: Linux's own default
     std::ifstream("/proc/sys/kernel/overflowuid") >> number;
@@ -74,8 +90,8 @@ bool is_same_user(int socket) {
   }();
   ucred peer{};
   socklen_t length = sizeof peer;
-  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid != nobody &&
-         peer.uid == ::geteuid();
+  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 &&
+         (peer.uid != nobody || knows_all_users()) && peer.uid == ::geteuid();
 }
 
 }  // namespace muster

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <linux/falloc.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include <cerrno>
 #include <string>
 
+#include "muster/base/file_limit.h"
 #include "muster/shm/host_memory.h"
 #include "muster/shm/segment_heap.h"
 
@@ -26,13 +26,6 @@ constexpr std::size_t kFewestUseful = std::size_t{1} << 28;        // limit: of 
 constexpr std::size_t kAskedBytes = std::size_t{16} << 20;  // limit: what a machine can lack
 constexpr int kPopulateWrite = 23;  // limit: MADV_POPULATE_WRITE (Linux 5.14), for old C libraries
 
-std::size_t largest_file() {
-  rlimit limit{};
-  return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY
-             ? limit.rlim_cur
-             : kMostAddressSpace;
-}
-
 bool system_lacks(std::size_t bytes) {
   return bytes >= kAskedBytes && host_memory().available < bytes;
 }
@@ -42,7 +35,7 @@ bool system_lacks(std::size_t bytes) {
 Result<std::unique_ptr<ArenaPages>> ArenaPages::make(std::size_t limit) {
   std::size_t bytes =
       std::min(std::clamp(std::bit_ceil(limit), kLeastAddressSpace, kMostAddressSpace),
-               largest_file() / ArenaHeap::kPage * ArenaHeap::kPage);
+               static_cast<std::size_t>(largest_file()) / ArenaHeap::kPage * ArenaHeap::kPage);
   for (;; bytes = bytes / 2 / ArenaHeap::kPage * ArenaHeap::kPage) {
     auto file = make_memory_file("muster-arena", bytes);
     if (!file) return file.status().with_context("making the shared arena");

@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "muster/base/file_limit.h"
 #include "muster/base/socket_address.h"
 
 namespace muster::shm {
@@ -31,14 +32,15 @@ Mappings& mappings() {
 }  // namespace
 
 Result<Descriptor> make_memory_file(const char* name, std::size_t bytes) {
+  if (Status fits = check_file_size(std::string("the memory file ") + name, bytes); !fits)
+    return fits;
   Descriptor file(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file)
     return Status(Code::exhausted,
                   std::string("cannot make the memory file ") + name + ": " + errno_text(errno));
   if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) {
     return Status(Code::exhausted, std::string("cannot make the memory file ") + name + " " +
-                                       std::to_string(bytes) + " bytes long: " + errno_text(errno) +
-                                       " (is the limit on file sizes, ulimit -f, in the way?)");
+                                       std::to_string(bytes) + " bytes long: " + errno_text(errno));
   }
   if (::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL) != 0) {
     return Status(Code::internal,

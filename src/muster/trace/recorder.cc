@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "muster/base/env.h"
+#include "muster/base/file_limit.h"
 #include "muster/base/log.h"
 #include "muster/base/process_start.h"
 #include "muster/base/socket_address.h"
@@ -101,12 +102,15 @@ Status Recorder::open() {
     return Status(Code::refused,
                   std::string("cannot ") + what + " the trace " + path_ + ": " + errno_text(errno));
   };
+  const std::uint64_t needed =
+      kHeaderBytes + kGroups * sizeof(GroupSlot) + entry_count_ * sizeof(TraceEntry);
+  if (Status fits = check_file_size("the trace " + path_, needed); !fits) return fits;
   const std::string temporary =
       ".rank" + std::to_string(options_.rank) + "." + std::to_string(::getpid());
   Descriptor file(::openat(directory->get(), temporary.c_str(),
                            O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!file) return fail("make");
-  bytes_ = kHeaderBytes + kGroups * sizeof(GroupSlot) + entry_count_ * sizeof(TraceEntry);
+  bytes_ = needed;
   const int full = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes_));
   void* memory = full == 0 ? ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
                                     MAP_SHARED | MAP_POPULATE, file.get(), 0)
@@ -122,10 +126,14 @@ Status Recorder::open() {
   groups_ = reinterpret_cast<GroupSlot*>(memory_ + kHeaderBytes);
   entries_ = reinterpret_cast<TraceEntry*>(memory_ + kHeaderBytes + kGroups * sizeof(GroupSlot));
   write_header(options_, entry_count_);
-  ::flock(file.get(), LOCK_EX | LOCK_NB);
-  if (::renameat(directory->get(), temporary.c_str(), directory->get(),
-                 trace_name(options_.rank).c_str()) != 0)
-    return fail("name");
+  // Without the lock readers would take this rank for dead.
+  const bool locked = ::flock(file.get(), LOCK_EX | LOCK_NB) == 0;
+  if (!locked || ::renameat(directory->get(), temporary.c_str(), directory->get(),
+                            trace_name(options_.rank).c_str()) != 0) {
+    const Status failed = fail(locked ? "name" : "lock");
+    ::unlinkat(directory->get(), temporary.c_str(), 0);
+    return failed;
+  }
   file_ = GuardedDescriptor(std::move(file));
   return {};
 }

@@ -62,8 +62,7 @@ bool has_live_rank(int job) {
 
 std::string run_directory() {
   if (const auto named = env_text("MUSTER_RUN_DIR")) return *named;
-  if (const auto runtime = env_text("XDG_RUNTIME_DIR")) return *runtime + "/muster";
-  return "/tmp/muster-" + std::to_string(::geteuid());
+  return own_runtime_folder();
 }
 
 std::string job_folder(const std::string& job) {
