@@ -331,9 +331,11 @@ bool TlsSession::Connection::shake_hands() {
     answered = true;
     const int first = std::to_integer<int>(came.front());
     if (first < kFirstContentType || first > kLastContentType) {
-      const auto said = static_cast<Verdict>(first);
-      fail(Code::refused, said,
-           refusal_text(said) + (said == Verdict::bad_proof ? kUnlessTampered : ""));
+      // Nothing protects this byte, so it is not believed: this side has found no difference
+      // between the greetings. Either they were changed on the way, or the byte is forged.
+      fail(Code::network, Verdict::bad_proof,
+           whom(peer.rank) + " seems to refuse a greeting that agrees with its own (" +
+               refusal_text(static_cast<Verdict>(first)) + ")" + kTampers);
       return false;
     }
   }

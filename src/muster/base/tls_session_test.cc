@@ -204,6 +204,23 @@ TEST(TlsSession, AnUnwelcomePeerIsToldSo) {
   EXPECT_EQ(two.acceptor.verdict(), Verdict::unwelcome) << two.acceptor.failure().message();
 }
 
+// spec: W1 a forged word in the clear is named as tampering, whatever it says
+TEST(TlsSession, ARefusalInTheClearIsNotBelieved) {
+  for (int word = 0; word <= static_cast<int>(Verdict::bad_payloads); ++word) {
+    SCOPED_TRACE(word);
+    Pair two;
+    two.acceptor.feed(as_bytes(two.connector.take_output()));
+    std::string said = two.acceptor.take_output();
+    said += static_cast<char>(word);  // after the greeting, where TLS is to begin
+    two.connector.feed(as_bytes(said));
+    ASSERT_TRUE(two.connector.failed());
+    EXPECT_EQ(two.connector.failure().code(), Code::network) << "it may be tried again";
+    EXPECT_NE(two.connector.failure().message().find("tampers"), std::string::npos)
+        << two.connector.failure().message();
+    EXPECT_NE(two.connector.verdict(), Verdict::unwelcome);
+  }
+}
+
 TEST(TlsSession, AStrangerGetsNoAnswer) {
   TlsSession acceptor(Side::acceptor, hello(5), kSecret);
   acceptor.feed(as_bytes("GET / HTTP/1.1\r\n"));
