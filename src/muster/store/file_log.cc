@@ -120,6 +120,7 @@ bool FileLog::try_lock() {
   return ::fcntl(file_.get(), F_OFD_SETLK, &whole) == 0;
 }
 
+/// Can fail only on a network file system that is gone; the lock then ends with the descriptor.
 void FileLog::unlock() {
   struct flock whole {};
   whole.l_type = F_UNLCK;

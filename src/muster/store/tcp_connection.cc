@@ -74,7 +74,7 @@ Result<Descriptor> connect_to(const SocketAddress& address, TimePoint deadline) 
   }
   int error = 0;
   socklen_t length = sizeof error;
-  ::getsockopt(socket->get(), SOL_SOCKET, SO_ERROR, &error, &length);
+  if (::getsockopt(socket->get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
   if (error != 0)
     return Status(Code::network, "cannot connect to " + address.text() + ": " + errno_text(error));
   return socket;
@@ -91,6 +91,7 @@ Descriptor connect_within_host(const SocketAddress& address) {
   return {};
 }
 
+/// Cannot fail on an open socket.
 void make_blocking(int socket) {
   const int flags = ::fcntl(socket, F_GETFL);
   ::fcntl(socket, F_SETFL, flags & ~O_NONBLOCK);
@@ -282,7 +283,8 @@ bool TcpConnection::arm(int option, Duration& armed, TimePoint deadline) {
   if (wanted == armed) return true;
   const auto micro = std::chrono::ceil<std::chrono::microseconds>(wanted).count();
   const timeval value{micro / 1000000, micro % 1000000};
-  ::setsockopt(socket_.get(), SOL_SOCKET, option, &value, sizeof value);
+  // Without the limit a call could wait for ever.
+  if (::setsockopt(socket_.get(), SOL_SOCKET, option, &value, sizeof value) != 0) return false;
   armed = wanted;
   return true;
 }

@@ -53,6 +53,7 @@ void Acceptor::watch_listeners(bool on) {
     epoll_event event{};
     event.events = on ? EPOLLIN : 0u;
     event.data.fd = listener.get();
+    // The set holds it, and a change takes no memory.
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listener.get(), &event);
   }
 }

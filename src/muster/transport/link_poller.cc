@@ -18,14 +18,18 @@ void LinkPoller::add(Link& link) {
   if (!link.has_descriptor() || !ready_) return plain_.push_back(&link);
   end_aside();
   if (link.stream->holds_more()) holding_.push_back(&link);
-  ready_->add(link.stream->descriptor(), link.peer());
-  with_descriptor_.push_back(&link);
+  watch(link) ? with_descriptor_.push_back(&link) : plain_.push_back(&link);
+}
+
+/// False where the system watches no more descriptors (fs.epoll.max_user_watches): the link is then
+/// read in every pass.
+bool LinkPoller::watch(const Link& link) {
+  return ready_->add(link.stream->descriptor(), link.peer());
 }
 
 void LinkPoller::remove(Link& link) {
-  if (link.has_descriptor() && ready_) {
+  if (std::erase(with_descriptor_, &link) > 0) {
     ready_->remove(link.stream->descriptor());
-    std::erase(with_descriptor_, &link);
   } else {
     // Removed after the pass.
     std::replace(plain_.begin(), plain_.end(), &link, static_cast<Link*>(nullptr));
@@ -35,8 +39,9 @@ void LinkPoller::remove(Link& link) {
 void LinkPoller::poll_for_room(Link& link, bool on) {
   if (!ready_ || !link.has_descriptor() || on == link.flags.polled_for_room) return;
   end_aside();
-  link.flags.polled_for_room = on;
-  ready_->want_writable(link.stream->descriptor(), link.peer(), on);
+  // Fails for a link that is not in the set; the watcher then tries to write from time to time.
+  if (ready_->want_writable(link.stream->descriptor(), link.peer(), on))
+    link.flags.polled_for_room = on;
 }
 
 bool LinkPoller::read(Link& link) {
@@ -89,7 +94,11 @@ void LinkPoller::set_aside() {
 
 void LinkPoller::end_aside() {
   if (!std::exchange(aside_, false)) return;
-  for (const Link* link : with_descriptor_) ready_->add(link->stream->descriptor(), link->peer());
+  std::erase_if(with_descriptor_, [this](Link* link) {
+    if (watch(*link)) return false;
+    plain_.push_back(link);
+    return true;
+  });
 }
 
 }  // namespace muster::transport

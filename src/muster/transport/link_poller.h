@@ -74,6 +74,7 @@ class LinkPoller {
     }
     return moved;
   }
+  bool watch(const Link& link);
   bool read_holding();
   bool poll_few();
   bool poll_plain();

@@ -56,7 +56,8 @@ void LocalServer::serve() {
     const Duration pause = std::clamp(acceptor_->next_timer() - steady_clock().now(),
                                       Duration::zero(), Duration(std::chrono::seconds(1)));
     const auto milliseconds = std::chrono::duration_cast<std::chrono::milliseconds>(pause).count();
-    ::poll(waits.data(), waits.size(), static_cast<int>(milliseconds) + 1);
+    // After a signal both are simply looked at again.
+    if (::poll(waits.data(), waits.size(), static_cast<int>(milliseconds) + 1) < 0) continue;
     if (waits[1].revents != 0) return;
     acceptor_->poll(steady_clock().now());
   }
@@ -64,6 +65,9 @@ void LocalServer::serve() {
 
 Status LocalServer::start_thread() {
   stop_ = GuardedDescriptor(Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)));
+  if (!stop_)
+    return Status(Code::exhausted,
+                  "cannot make the descriptor that stops a thread: " + errno_text(errno));
   auto thread = muster::start_thread(
       "the thread that hands the shared region to the other ranks of this host",
       [this] { serve(); });

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "muster/base/descriptor_messages.h"
+#include "muster/base/log.h"
 #include "muster/base/socket_address.h"
 #include "muster/base/unix_socket.h"
 #include "muster/transport/pending_connection.h"
@@ -59,10 +60,16 @@ Result<Descriptor> receive_descriptor(int socket, TimePoint deadline) {
 }  // namespace
 
 void answer_with(int socket, int passed) {
-  const std::byte answer{static_cast<unsigned char>(passed >= 0 ? 1 : 0)};
-  // One byte into an empty buffer does not block; it fails only if the peer is gone.
-  const std::span<const int> descriptors(&passed, passed >= 0 ? 1 : 0);
-  (void)send_descriptors(socket, {&answer, 1}, descriptors, MSG_DONTWAIT);
+  // One byte into an empty buffer does not block.
+  const auto send = [&](unsigned char answer, std::span<const int> descriptors) {
+    const std::byte byte{answer};
+    return send_descriptors(socket, {&byte, 1}, descriptors, MSG_DONTWAIT);
+  };
+  if (passed >= 0 && send(1, {&passed, 1})) return;
+  // The system may refuse to pass a descriptor (too many are in flight): without an answer the peer
+  // would wait for it. If that fails too, the peer is gone.
+  if (!send(0, {}) && logs(LogLevel::debug))
+    log(LogLevel::debug, "a process of this host has not waited for its answer");
 }
 
 Result<Descriptor> fetch_locally(const std::string& name, Want want, Handshake::Hello hello,
@@ -70,8 +77,11 @@ Result<Descriptor> fetch_locally(const std::string& name, Want want, Handshake::
   auto socket = connect_locally(name, deadline);
   if (!socket) return socket.status();
   if (!is_same_user(socket->get())) {
-    return Status(Code::refused, "the process behind the Unix socket " + name +
-                                     " is run by another user: it is not a rank of this job");
+    return Status(Code::refused,
+                  "the process behind the Unix socket " + name +
+                      " is run by another user, or by one that has no number of its own in "
+                      "this container (user 65534): it is not trusted as a rank of "
+                      "this job");
   }
   hello.note = static_cast<std::uint64_t>(want);
   PendingConnection connection(GuardedDescriptor(std::move(*socket)), hello, secret,

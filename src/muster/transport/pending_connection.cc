@@ -67,7 +67,7 @@ PendingConnection::HandshakeProgress PendingConnection::fail(Status status) {
 bool PendingConnection::finish_connect() {
   int error = 0;
   socklen_t length = sizeof error;
-  ::getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+  if (::getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
   if (error == 0) {
     if (SocketAddress::peer_of(socket_.get()).ok()) options_.connecting = false;
     return true;
@@ -139,7 +139,8 @@ PendingConnection::HandshakeProgress PendingConnection::advance(const Welcome& w
   }
   if (failed()) {
     drain();
-    ::shutdown(socket_.get(), SHUT_WR);  // lets a refusal that is on its way arrive
+    // Lets a refusal that is on its way arrive; fails if the peer is gone.
+    ::shutdown(socket_.get(), SHUT_WR);
     return fail(std::visit([](const auto& talk) { return talk.failure(); }, talk_));
   }
   // The acceptor's proof must have left before the stream's first bytes may follow it.

@@ -8,11 +8,11 @@
 namespace muster::transport {
 namespace {
 
-void control(int epoll, int operation, int descriptor, int token, bool writable) {
+bool control(int epoll, int operation, int descriptor, int token, bool writable) {
   epoll_event event{};
   event.events = EPOLLIN | EPOLLRDHUP | (writable ? static_cast<std::uint32_t>(EPOLLOUT) : 0u);
   event.data.u64 = static_cast<std::uint64_t>(static_cast<std::int64_t>(token));
-  epoll_ctl(epoll, operation, descriptor, &event);
+  return epoll_ctl(epoll, operation, descriptor, &event) == 0;
 }
 
 }  // namespace
@@ -25,15 +25,16 @@ Status ReadySet::open() {
   return {};
 }
 
-void ReadySet::add(int descriptor, int token) {
-  control(epoll_.get(), EPOLL_CTL_ADD, descriptor, token, false);
+bool ReadySet::add(int descriptor, int token) {
+  return control(epoll_.get(), EPOLL_CTL_ADD, descriptor, token, false);
 }
 
-void ReadySet::want_writable(int descriptor, int token, bool on) {
-  control(epoll_.get(), EPOLL_CTL_MOD, descriptor, token, on);
+bool ReadySet::want_writable(int descriptor, int token, bool on) {
+  return control(epoll_.get(), EPOLL_CTL_MOD, descriptor, token, on);
 }
 
 void ReadySet::remove(int descriptor) {
+  // Fails only where the descriptor is not in the set.
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, descriptor, nullptr);
 }
 

@@ -22,8 +22,8 @@ class ReadySet {
   Status open();
   /// For epoll in epoll: readable while anything in here is ready.
   int descriptor() const { return epoll_.get(); }
-  void add(int descriptor, int token);
-  void want_writable(int descriptor, int token, bool on);
+  bool add(int descriptor, int token);
+  bool want_writable(int descriptor, int token, bool on);
   void remove(int descriptor);
   /// What is ready now; one system call.
   std::span<const Ready> poll();

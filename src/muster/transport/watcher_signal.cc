@@ -34,11 +34,13 @@ Status WatcherSignal::open(int news) {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.fd = kick_.get();
-  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, kick_.get(), &event);
+  const bool kicks = epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, kick_.get(), &event) == 0;
   event.events = EPOLLIN | EPOLLONESHOT;
   event.data.fd = news_;
   armed_.store(true);
-  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, news_, &event);
+  if (!kicks || epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, news_, &event) != 0)
+    return Status(Code::exhausted,
+                  "the link watcher cannot watch its descriptors: " + errno_text(errno));
   return {};
 }
 
@@ -52,6 +54,7 @@ void WatcherSignal::watch_news() {
   epoll_event event{};
   event.events = EPOLLIN | EPOLLONESHOT;
   event.data.fd = news_;
+  // The set holds it since `open`, and a change takes no memory.
   epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, news_, &event);
 }
 
