@@ -116,7 +116,7 @@ TEST(MonitoredBarrier, NamesARankThatLeft) {
     if (rank == 1) return;
     const auto said = message_of<DistBackendError>(
         [] { monitored_barrier({.timeout = seconds(50), .wait_all_ranks = true}); });
-    EXPECT_HAS(said, "Rank 1 failed to pass monitoredBarrier in 50000 ms\n Original exception:\n");
+    EXPECT_HAS(said, "Ranks 1 failed to pass monitoredBarrier in 50000 ms\n Original exception:\n");
   };
   spawn(ranks, {.nprocs = 3, .mode = SpawnMode::threads});
 }

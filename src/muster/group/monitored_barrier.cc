@@ -136,8 +136,9 @@ void lead(ProcessGroup& group, std::int64_t barrier, Duration timeout, bool all)
   const int size = group.size();
   for (int peer = 1; peer < size; ++peer) send(group, peer, kHello, {.barrier = barrier});
   const auto found = collect(group, barrier, deadline, all);
-  const auto text =
-      found.missing.empty() ? std::string() : group::failed_text(found.missing, timeout, found.why);
+  const auto text = found.missing.empty()
+                        ? std::string()
+                        : group::failed_text(found.missing, timeout, found.why, all);
   BarrierMessage verdict{.barrier = barrier, .code = static_cast<std::int64_t>(found.code)};
   verdict.ranks =
       static_cast<std::int64_t>(std::min(found.missing.size(), std::size(verdict.missing)));

@@ -15,8 +15,10 @@ namespace muster::group {
 /// Extra time beyond the timeout that members wait for rank 0's verdict.
 constexpr Duration kVerdictGrace = std::chrono::seconds(10);
 
-/// torch's error text. `ranks` are the missing ones, by their original ranks.
-std::string failed_text(const std::vector<int>& ranks, Duration timeout, const std::string& why);
+/// torch's error text. `ranks` are the missing ones, by their original ranks. `all`: of a barrier
+/// that lists all missing ranks, which torch calls `Ranks` even if it is one.
+std::string failed_text(const std::vector<int>& ranks, Duration timeout, const std::string& why,
+                        bool all = false);
 
 /// Throws the error of a rank that arrived, given rank 0's `text` about the missing ranks.
 [[noreturn]] void throw_verdict(const ProcessGroup& group, const std::string& text,

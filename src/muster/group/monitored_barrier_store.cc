@@ -46,7 +46,7 @@ class StoreBarrier {
     const auto why = "monitored_barrier on group " + group_.name() + ": nothing came from " +
                      (missing.size() == 1 ? "it" : "them") + " through the job's store; see what " +
                      (missing.size() == 1 ? "it is" : "they are") + " doing (`muster trace`)";
-    const auto text = failed_text(missing, timeout_, why);
+    const auto text = failed_text(missing, timeout_, why, all);
     check(store_->set(prefix_ + "verdict", encode(missing, text)));
     if (!missing.empty()) throw DistBackendError(text, Code::timed_out, missing);
     for (int member = 1; member < group_.size(); ++member) remove_key(std::to_string(member));
@@ -107,10 +107,12 @@ class StoreBarrier {
 
 }  // namespace
 
-std::string failed_text(const std::vector<int>& ranks, Duration timeout, const std::string& why) {
+std::string failed_text(const std::vector<int>& ranks, Duration timeout, const std::string& why,
+                        bool all) {
   std::string names;
   for (const int rank : ranks) names += (names.empty() ? "" : ", ") + std::to_string(rank);
-  return (ranks.size() == 1 ? "Rank " : "Ranks ") + names + " failed to pass monitoredBarrier in " +
+  return (ranks.size() == 1 && !all ? "Rank " : "Ranks ") + names +
+         " failed to pass monitoredBarrier in " +
          std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count()) +
          " ms\n Original exception:\n" + why;
 }
