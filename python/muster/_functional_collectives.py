@@ -130,7 +130,7 @@ def all_reduce(
 def all_reduce_coalesced(
     self: Tensors, reduceOp: str | _C.ReduceOp, group: RANK_TYPES, tag: str = ""
 ) -> Tensors:
-    """`all_reduce` of several tensors, as one call."""
+    """`all_reduce` of several tensors, as one call for each dtype."""
     return operators.all_reduce_coalesced(self, _op(reduceOp), _name(group))
 
 

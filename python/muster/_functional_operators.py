@@ -85,7 +85,11 @@ all_reduce.register_autograd(_all_reduce_backward, setup_context=_keep_reduction
 @_operator("(Tensor[] tensors, str op, str group) -> Tensor[]")
 def all_reduce_coalesced(tensors: list[Tensor], op: str, group: str) -> list[Tensor]:
     results = [_contiguous_copy(each) for each in tensors]
-    _C.all_reduce_coalesced(results, _reduction(op), _resolve_process_group(group))
+    alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for each in results:
+        alike.setdefault((each.dtype, each.device), []).append(each)
+    for some in alike.values() or [results]:  # one call has one dtype
+        _C.all_reduce_coalesced(some, _reduction(op), _resolve_process_group(group))
     return results
 
 
@@ -106,7 +110,7 @@ def _all_reduce_coalesced_backward(ctx: Any, gradients: list[Tensor]) -> tuple[A
     of_each = [(saved[i], saved[ctx.count + i]) if saved else () for i in range(ctx.count)]
     return (
         [
-            _reduced_gradient(ctx.op, ctx.group, gradient, given)
+            None if gradient is None else _reduced_gradient(ctx.op, ctx.group, gradient, given)
             for gradient, given in zip(gradients, of_each, strict=True)
         ],
         None,

@@ -11,6 +11,7 @@ import threading
 import pytest
 import torch
 from ranks import meeting_file, run_ranks
+from thread_ranks import on_threads
 
 
 def numbers(seed, *shape, dtype=torch.float64):
@@ -259,6 +260,25 @@ def what_torch_lacks(rank, size, file):
         with pytest.raises(ValueError, match=message):
             wrong()
     dist.destroy_process_group()
+
+
+def of_two_types(rank, size):
+    import muster as dist
+    from muster import _functional_collectives as funcol
+
+    x = torch.full((2,), rank + 1.0, requires_grad=True)
+    others = [x.double() * 2, torch.tensor([rank])]
+    sums = funcol.all_reduce_coalesced([x, *others], "sum", dist.group.WORLD)
+    total = sum(range(1, size + 1))
+    assert [each.dtype for each in sums] == [torch.float32, torch.float64, torch.int64]
+    assert [each[0].item() for each in sums] == [total, 2 * total, total - size]
+    (sums[0].sum() + sums[1].sum()).backward()
+    assert x.grad.tolist() == [3 * size] * 2
+
+
+# spec: T4 all_reduce_coalesced of several dtypes, with gradients
+def test_all_reduce_of_several_types():
+    on_threads(2, of_two_types)
 
 
 # spec: T4 _all_gather_base with gradients; uneven reduce_scatter and all_to_all, AVG, groups, given
