@@ -221,6 +221,26 @@ def test_several_tensors(size):
     as_on_gloo(size, several)
 
 
+def several_for_inference(rank, size):
+    group, found = dist.group.WORLD, {}
+    with torch.inference_mode():
+        given = [mine(rank, 2), mine(rank, 3, number=1)]
+        group.allreduce_coalesced(given).wait()
+        found["allreduce_coalesced"] = listed(given)
+        parts = [[torch.empty(2), torch.empty(3)] for _ in range(size)]
+        group.allgather_coalesced(parts, given).wait()
+        found["allgather_coalesced"] = [listed(each) for each in parts]
+        lists = [[torch.empty(2) for _ in range(2 * size)] for _ in range(2)]
+        group.allgather(lists, [mine(rank, 2), mine(rank, 2, number=1)]).wait()
+        found["allgather"] = [listed(each) for each in lists]
+    return found
+
+
+# spec: F17 several tensors of inference mode: another thread may have to write them
+def test_several_tensors_of_inference_mode():
+    as_on_gloo(2, several_for_inference)
+
+
 def average_of_several(rank, size):
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     tensors = [mine(rank, 3), mine(rank, 3, number=1)]

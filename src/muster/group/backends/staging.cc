@@ -4,6 +4,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include <optional>
+
 #include "muster/group/dense_tensor.h"
 
 namespace muster::group {
@@ -46,6 +48,7 @@ Staging::Staging(const CallTensors& tensors, collective::Args& args, bool at_roo
 
 void Staging::copy_in(const at::Tensor& flat, const Slice& slice) {
   const at::NoGradGuard no_grad;
+  const at::AutoDispatchBelowADInplaceOrView uncounted;  // `flat` is nobody else's
   each_part(flat, slice, [this](const at::Tensor& part, const at::Tensor& piece) {
     device_ ? device_->to_host(part, piece) : static_cast<void>(part.copy_(piece));
   });
@@ -89,6 +92,10 @@ void Staging::copy_back() {
   const at::NoGradGuard no_grad;
   for (const auto& [flat, slice] : copies_back_)
     each_part(flat, slice, [this](const at::Tensor& part, const at::Tensor& piece) {
+      // A tensor of inference mode has no version to count. This thread need not be in that mode,
+      // where torch would refuse to write.
+      std::optional<at::AutoDispatchBelowADInplaceOrView> uncounted;
+      if (piece.is_inference()) uncounted.emplace();
       device_ ? device_->to_device(piece, part) : static_cast<void>(piece.copy_(part));
     });
 }
