@@ -102,12 +102,14 @@ bench-gates: setup
 	  muster_python
 	@bench/run gates
 
-# Sphinx comes from PyPI, into the environment that has torch; doxygen from Debian.
+# Sphinx comes from PyPI, into the environment that has torch; doxygen from Debian. The reference of
+# the commands is what they and the programs of `muster bench` print.
 docs: export MUSTER_DOCS = ON
 docs: DOCS_PYTHON = $(or $(MUSTER_PYTHON),.venv/bin/python)
 docs: setup
 	@$(CONFIGURE) release
-	@$(BUILD) release --target bin/muster muster_python
+	@$(BUILD) release --target bin/muster $(addprefix bin/muster_bench_,worker floors services ddp rpc) \
+	  muster_python
 	@$(DOCS_PYTHON) -m pip install --quiet --disable-pip-version-check -r tools/docs-requirements.txt
 	@PYTHONPATH=build/release/python $(DOCS_PYTHON) -m sphinx --quiet -W --keep-going \
 	  -b html docs build/docs
