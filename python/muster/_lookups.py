@@ -2,8 +2,8 @@
 unbroken.
 
 A graph keeps what they said when it was traced. It is traced anew for another group or mesh as an
-argument, and after `forget_graphs`, which whatever makes another default group calls. Importing this module puts functions of
-Python's around such methods of ProcessGroup and DeviceMesh.
+argument, and after `forget_graphs`, which whatever makes another default group calls. Importing
+this module puts functions of Python's around such methods of ProcessGroup and DeviceMesh.
 """
 
 import functools

@@ -1,4 +1,5 @@
-"""An optimizer's state by names as one dictionary, as torch.distributed.checkpoint.state_dict has it:
+"""An optimizer's state by names as one dictionary, as torch.distributed.checkpoint.state_dict has
+it:
 
     "state.NAME.KEY": value, "param_groups.NAME.OPTION": value
 

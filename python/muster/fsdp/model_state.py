@@ -214,8 +214,8 @@ def _all_from_first(tree):
 
 
 def set_optimizer_state_dict(model, optimizers, optim_state_dict, *, options=None):
-    """The way back: what `get_optimizer_state_dict` gave with the same options, on every rank, or on
-    rank 0 alone with broadcast_from_rank0. A flat state is known by itself.
+    """The way back: what `get_optimizer_state_dict` gave with the same options, on every rank, or
+    on rank 0 alone with broadcast_from_rank0. A flat state is known by itself.
     """
     options = _checked(options)
     if options.broadcast_from_rank0:

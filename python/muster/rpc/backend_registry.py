@@ -1,5 +1,5 @@
-"""torch.distributed.rpc.backend_registry's names: the kinds of RPC agents. muster's own agent has two
-names, NATIVE and TENSORPIPE; programs register others.
+"""torch.distributed.rpc.backend_registry's names: the kinds of RPC agents. muster's own agent has
+two names, NATIVE and TENSORPIPE; programs register others.
 """
 
 import collections

@@ -215,8 +215,8 @@ def _has_tensors(schema):
 
 
 def _check_operator(operator, arguments, named):
-    """Refuses what torch does not check: numbers, and tensors that torch takes for numbers, in place
-    of a dtype, a layout or a memory format, other reductions of losses, and TorchScript's
+    """Refuses what torch does not check: numbers, and tensors that torch takes for numbers, in
+    place of a dtype, a layout or a memory format, other reductions of losses, and TorchScript's
     arithmetic of numbers, texts and lists.
     """
     if isinstance(operator, torch._ops.OpOverload):
