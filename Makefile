@@ -108,8 +108,8 @@ docs: export MUSTER_DOCS = ON
 docs: DOCS_PYTHON = $(or $(MUSTER_PYTHON),.venv/bin/python)
 docs: setup
 	@$(CONFIGURE) release
-	@$(BUILD) release --target bin/muster $(addprefix bin/muster_bench_,worker floors services ddp rpc) \
-	  muster_python
+	@$(BUILD) release --target bin/muster muster_python \
+	  $(addprefix bin/muster_bench_,worker floors services ddp rpc)
 	@$(DOCS_PYTHON) -m pip install --quiet --disable-pip-version-check -r tools/docs-requirements.txt
 	@PYTHONPATH=build/release/python $(DOCS_PYTHON) -m sphinx --quiet -W --keep-going \
 	  -b html docs build/docs
