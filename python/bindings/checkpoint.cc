@@ -15,6 +15,8 @@
 #include "muster/parallel/sharded_unit.h"
 #include "muster/shards/convert.h"
 #include "muster/shards/files/digest.h"
+#include "muster/shards/files/local_path.h"
+#include "muster/shards/history.h"
 #include "muster/shards/load.h"
 #include "no_gil.h"
 
@@ -27,32 +29,37 @@ using checkpoint::CheckpointItem;
 using checkpoint::Saver;
 
 /// (name, tensor, sizes of the whole, place): the place is None for the whole tensor, a list for
-/// the offsets of a box, a number for the first element of a stretch.
+/// the offsets of a box, a number for the first element of a stretch, -1 for a number of
+/// Python's.
 using GivenItem = std::tuple<std::string, at::Tensor, std::vector<std::int64_t>,
                              std::variant<std::monostate, std::int64_t, std::vector<std::int64_t>>>;
+
+constexpr std::int64_t kNumberOfPython = -1;
 
 Items items_of(const std::vector<GivenItem>& given) {
   Items made;
   std::vector<CheckpointItem>& items = made.all;
   for (const auto& [name, tensor, sizes, place] : given) {
-    if (const auto* first = std::get_if<std::int64_t>(&place))
+    const auto* first = std::get_if<std::int64_t>(&place);
+    const bool is_number = first != nullptr && *first == kNumberOfPython;
+    if (first != nullptr && !is_number)
       items.push_back(checkpoint::stretch_item(name, tensor, sizes, *first));
     else if (const auto* offsets = std::get_if<std::vector<std::int64_t>>(&place))
       items.push_back(checkpoint::box_item(name, tensor, sizes, *offsets));
     else
       items.push_back(checkpoint::whole_item(name, tensor));
+    items.back().is_number = is_number;
   }
   return made;
 }
 
 /// The ranks of one save or load: a group of muster's, None for this process alone, or (rank, size,
-/// function) where the function takes a text and whether the group's timeout holds, and gives the
-/// list of all ranks' texts.
-using Foreign = std::tuple<int, int, py::function>;
+/// function, another) where a function takes a text and whether the group's timeout holds, and
+/// gives the list of all ranks' texts. The other one is for a saver's thread.
+using Foreign = std::tuple<int, int, py::function, py::function>;
 using Members = std::variant<std::monostate, Group, Foreign>;
 
-shards::SavingRanks foreign_ranks(const Foreign& members) {
-  const auto& [rank, size, function] = members;
+shards::SavingRanks foreign_ranks(int rank, int size, const py::function& function) {
   return {
       rank, size,
       [function = kept(function)](const std::string& mine,
@@ -71,7 +78,8 @@ shards::SavingRanks foreign_ranks(const Foreign& members) {
 }
 
 shards::SavingRanks ranks_of(const Members& members) {
-  if (const auto* foreign = std::get_if<Foreign>(&members)) return foreign_ranks(*foreign);
+  if (const auto* foreign = std::get_if<Foreign>(&members))
+    return foreign_ranks(std::get<0>(*foreign), std::get<1>(*foreign), std::get<2>(*foreign));
   const auto* group = std::get_if<Group>(&members);
   return checkpoint::ranks_of(group != nullptr ? *group : nullptr);
 }
@@ -96,7 +104,8 @@ void bind_index(py::module_& module) {
           },
           Released())
       .def_readonly("folder", &shards::Index::folder)
-      .def_readonly("step", &shards::Index::step)
+      .def_property_readonly("step", [](const shards::Index& self) { return self.commit.step; })
+      .def_property_readonly("number", [](const shards::Index& self) { return self.commit.number; })
       .def_readonly("world_size", &shards::Index::world_size)
       .def_readonly("saved_at", &shards::Index::saved_at)
       .def_readonly("values", &shards::Index::values)
@@ -129,8 +138,11 @@ void bind_saver(py::module_& module) {
   py::class_<Saver, std::shared_ptr<Saver>>(module, "_CheckpointSaver", let_go_without_gil<Saver>())
       .def_static("of",
                   [](const Members& members) {
-                    if (const auto* foreign = std::get_if<Foreign>(&members))
-                      return std::make_shared<Saver>(foreign_ranks(*foreign));
+                    if (const auto* foreign = std::get_if<Foreign>(&members)) {
+                      const auto& [rank, size, here, behind] = *foreign;
+                      return std::make_shared<Saver>(foreign_ranks(rank, size, here),
+                                                     foreign_ranks(rank, size, behind));
+                    }
                     const Group group = group_of(members);
                     const py::gil_scoped_release released;
                     return checkpoint::saver_of(group);
@@ -166,6 +178,9 @@ void bind_checkpoint(py::module_& module) {
     const auto ranks = ranks_of(members);
     blocking(group_of(members), [&] { checkpoint::load_items(index, items.all, ranks); });
   });
+  module.def("_checkpoint_check", [](const shards::Index& index, const Items& items) {
+    blocking(nullptr, [&] { group::check(checkpoint::check_items(index, items.all)); });
+  });
   // Every rank states whether it can continue and gives a text, and receives all ranks' texts. If a
   // rank cannot continue, its reason `why` is raised on all ranks.
   module.def("_checkpoint_agree", [](const Members& members, const std::optional<std::string>& why,
@@ -184,7 +199,12 @@ void bind_checkpoint(py::module_& module) {
         group::check(shards::import_safetensors(index, to));
       },
       Released());
-  module.def("_checkpoints_in", &shards::checkpoints_in, Released());
+  module.def(
+      "_checkpoints_in",
+      [](const std::string& folder) {
+        return shards::checkpoints_in(group::take(shards::local_path(folder)));
+      },
+      Released());
   module.def("_sharded_part",
              [](const at::Tensor& parameter)
                  -> std::optional<std::pair<std::vector<std::int64_t>, std::int64_t>> {

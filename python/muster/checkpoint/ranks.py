@@ -2,6 +2,7 @@
 
 import datetime
 import random
+import threading
 import weakref
 
 import torch
@@ -71,7 +72,7 @@ class RandomState:
 class Members:
     """The ranks of one save or load: a group of muster's, stock torch's, or this process alone."""
 
-    def __init__(self, process_group=None, no_dist=False):
+    def __init__(self, process_group=None, no_dist=False, *, loads=False):
         self.rank, self.size, self.native = 0, 1, None
         self.key = None  # the group where it is stock torch's
         if no_dist:
@@ -89,28 +90,40 @@ class Members:
             return
         self.rank, self.size = stock.get_rank(process_group), stock.get_world_size(process_group)
         self.key = process_group or stock.group.WORLD
-        self.native = (self.rank, self.size, _StockExchange(process_group))
+        self.native = (self.rank, self.size, *_exchanges(self.key, loads))
+
+
+_stock_groups = weakref.WeakKeyDictionary()  # by group of stock torch's
+_stock_groups_lock = threading.Lock()
+
+
+def _exchanges(process_group, loads):
+    """Two functions that exchange texts among the ranks of a group of stock torch's: for the
+    caller's thread, and for the thread of a saver.
+
+    Calls of one group must come in one order on all ranks. So what may go on at once has groups of
+    its own: the program's calls, the beginnings of saves, what savers do behind them, and loads.
+    """
+    stock = torch.distributed
+    with _stock_groups_lock:
+        if process_group not in _stock_groups:
+            ranks = stock.get_process_group_ranks(process_group)
+            backend = stock.get_backend(process_group)
+            _stock_groups[process_group] = [
+                stock.new_group(
+                    ranks,
+                    backend="gloo" if backend == "nccl" else backend,
+                    use_local_synchronization=True,
+                )
+                for _ in ("saves", "savers", "loads")
+            ]
+        saves, savers, loading = map(_StockExchange, _stock_groups[process_group])
+    return (loading, loading) if loads else (saves, savers)
 
 
 class _StockExchange:
-    """Texts among the ranks of a group of stock torch's, in a group of their own: a save goes on
-    while the program makes calls.
-    """
-
-    _groups = weakref.WeakKeyDictionary()
-
-    def __init__(self, process_group):
-        stock = torch.distributed
-        key = process_group or stock.group.WORLD
-        if key not in self._groups:
-            ranks = stock.get_process_group_ranks(key)
-            backend = stock.get_backend(key)
-            self._groups[key] = stock.new_group(
-                ranks,
-                backend="gloo" if backend == "nccl" else backend,
-                use_local_synchronization=True,
-            )
-        self._group = self._groups[key]
+    def __init__(self, group):
+        self._group = group
 
     def __call__(self, mine, has_timeout):
         self._group.set_timeout(default_pg_timeout if has_timeout else _NO_TIMEOUT)

@@ -17,12 +17,16 @@ from .storage import FileSystemReader, FileSystemWriter
 _savers = weakref.WeakKeyDictionary()  # by group of stock torch's: saves wait for each other
 
 
+_savers_lock = threading.Lock()
+
+
 def _saver(members):
     if members.key is None:
         return _C._CheckpointSaver.of(members.native)
-    if members.key not in _savers:
-        _savers[members.key] = _C._CheckpointSaver.of(members.native)
-    return _savers[members.key]
+    with _savers_lock:
+        if members.key not in _savers:
+            _savers[members.key] = _C._CheckpointSaver.of(members.native)
+        return _savers[members.key]
 
 
 class _Future(concurrent.futures.Future):
@@ -175,11 +179,12 @@ def load(
     """Fills `state_dict` in place from the checkpoint in the folder `checkpoint_id`, which every
     rank can read: tensors, modules, optimizers (whose state is made where there is none), samplers,
     random states; values are put into the dictionaries. Of tensors each rank reads the bytes that
-    it needs. A tensor of another floating-point or integer type than was saved is cast. Raises on
-    all ranks, naming tensor and file, where one has no such tensor or value, other sizes, or
-    damaged bytes.
+    it needs. A tensor of another floating-point or integer type than was saved is cast. A
+    dictionary that is empty gets what was saved of it. Raises on all ranks, naming tensor and file,
+    where one has no such tensor or value, other sizes, an optimizer of another class or other
+    parameters, all before anything is filled; or damaged bytes.
     """
-    members = Members(process_group, no_dist)
+    members = Members(process_group, no_dist, loads=True)
     contents = index = items = why = None
     mine = ""
     try:
@@ -198,7 +203,8 @@ def load(
             os.fspath(checkpoint_id or reader.path), reader.safetensors
         )
         contents = Contents(state_dict, members.rank)
-        items = _items(contents.wanted(index))
+        items = _items(contents.wanted(index, with_values=not reader.safetensors))
+        _C._checkpoint_check(index, items)
         mine = json.dumps([index.digest, index.folder, index.saved_at])
     except Exception as error:
         why = error
@@ -210,11 +216,11 @@ def load(
         raise
     _refuse_different(told)
     _C._checkpoint_load(index, items, members.native)
-    contents.fill(None if reader.safetensors else json.loads(index.values))
+    contents.fill()
 
 
 def latest(folder):
-    """The newest checkpoint in a folder, by the time of its commit: what to load after a restart.
-    None where there is none.
+    """The newest checkpoint in a folder, by its step and the order of the commits: what to load
+    after a restart. None where there is none.
     """
     return next(reversed(_C._checkpoints_in(os.fspath(folder))), None)

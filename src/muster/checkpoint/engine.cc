@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "muster/checkpoint/saver_identity.h"
 #include "muster/group/dense_tensor.h"
 #include "muster/group/errors.h"
 #include "muster/group/exchange.h"
@@ -115,6 +116,8 @@ std::vector<std::string> exchange_in_parts(const Group& group, const std::string
   return all;
 }
 
+}  // namespace
+
 Status status_of(const std::exception& error) {
   if (const auto* known = dynamic_cast<const DistError*>(&error))
     return {known->code(), known->what(), known->ranks()};
@@ -122,6 +125,8 @@ Status status_of(const std::exception& error) {
     return {Code::internal, std::string("checkpoint: ") + of_torch->what_without_backtrace()};
   return {Code::internal, std::string("checkpoint: ") + error.what()};
 }
+
+namespace {
 
 /// What `body` throws. Ranks that wait for this one without a limit must be told of it.
 template <class Body>
@@ -166,7 +171,7 @@ struct Saver::State {
   // Not kept alive: where they are destroyed, nothing of the job shall be left.
   std::weak_ptr<ProcessGroup> given;
   std::weak_ptr<ProcessGroup> own;  // where the saver's thread meets the others'
-  std::optional<shards::SavingRanks> alone_or_foreign;
+  std::optional<shards::SavingRanks> foreign, foreign_behind;  // of a process alone too
   at::Tensor memory;
   std::shared_ptr<Saving::State> last;
   std::thread thread;
@@ -176,11 +181,9 @@ struct Saver::State {
     if (!locked) group::invalid("checkpoint: the group of this save has been destroyed");
     return locked;
   }
-  shards::SavingRanks here() const {
-    return alone_or_foreign ? *alone_or_foreign : ranks_of(alive());
-  }
+  shards::SavingRanks here() const { return foreign ? *foreign : ranks_of(alive()); }
   shards::SavingRanks behind() {
-    if (alone_or_foreign) return here();
+    if (foreign) return *foreign_behind;
     Group meets = own.lock();
     if (!meets || !meets->failure().ok()) own = meets = parallel::acquire_group(alive());
     return ranks_of(meets);
@@ -194,7 +197,9 @@ struct Saver::State {
       mine = caught([&] {
         for (const CheckpointItem& item : items) shards.push_back(shard_of(item));
       });
-    return group::take(shards::plan_save(shards, options, ranks, mine));
+    shards::CommitOptions with_saver = options;
+    with_saver.saver = saver_identity(options.path);
+    return group::take(shards::plan_save(shards, with_saver, ranks, mine));
   }
   /// Waits for the last save. Returns its failure, if it has not been reported yet, once.
   Status finish_last() {
@@ -209,10 +214,14 @@ struct Saver::State {
 
 Saver::Saver(const Group& group) : state_(std::make_unique<State>()) {
   state_->given = group;
-  if (!group) state_->alone_or_foreign.emplace();
+  if (group) return;
+  state_->foreign.emplace();
+  state_->foreign_behind.emplace();
 }
-Saver::Saver(shards::SavingRanks ranks) : state_(std::make_unique<State>()) {
-  state_->alone_or_foreign = std::move(ranks);
+Saver::Saver(shards::SavingRanks here, shards::SavingRanks behind)
+    : state_(std::make_unique<State>()) {
+  state_->foreign = std::move(here);
+  state_->foreign_behind = std::move(behind);
 }
 
 void Saver::fail(const std::exception& why) noexcept {
@@ -299,30 +308,53 @@ std::shared_ptr<Saver> saver_of(const Group& group) {
 
 namespace {
 
+/// What to read for an item, and the type of its elements: another one than the tensor's where the
+/// values are cast.
+struct ItemSource {
+  shards::Shard wanted;
+  at::ScalarType type;
+};
+
+ItemSource source_of(const shards::Index& index, const CheckpointItem& item) {
+  const at::ScalarType type = item.tensor.scalar_type();
+  shards::Shard wanted = shard_of(item);
+  const auto stored = index.tensors.find(item.name);
+  if (stored == index.tensors.end() || stored->second.dtype == wanted.dtype) return {wanted, type};
+  const at::ScalarType other = scalar_type_of(stored->second.dtype);
+  if (stored->second.sizes == item.sizes && other != at::ScalarType::Undefined &&
+      at::canCast(other, type))
+    return {{item.name, stored->second.dtype, item.sizes, item.boxes}, other};
+  if (shards::Shard bytes = as_bytes(item); stored->second.dtype == bytes.dtype &&
+                                            stored->second.sizes == bytes.sizes &&
+                                            !shards::element_row(wanted.dtype).in_files.empty())
+    return {std::move(bytes), type};
+  return {wanted, type};
+}
+
 /// Through memory of the stored type where the tensor's own cannot take the bytes.
 Status load_item(shards::Reader& reader, const shards::Index& index, const CheckpointItem& item) {
-  shards::Shard wanted = shard_of(item);
   at::Tensor target = item.tensor.detach();
-  const auto stored = index.tensors.find(item.name);
-  at::ScalarType type = target.scalar_type();
-  if (stored != index.tensors.end() && stored->second.dtype != wanted.dtype &&
-      stored->second.sizes == item.sizes) {
-    const at::ScalarType other = scalar_type_of(stored->second.dtype);
-    if (other != at::ScalarType::Undefined && at::canCast(other, type)) {
-      type = other;
-      wanted = {item.name, stored->second.dtype, item.sizes, item.boxes};
-    }
-  }
-  const bool direct = group::is_dense_cpu(target) && type == target.scalar_type();
+  const ItemSource source = source_of(index, item);
+  const bool direct = group::is_dense_cpu(target) && source.type == target.scalar_type();
   const at::Tensor memory =
-      direct ? target : at::empty(target.sizes(), at::TensorOptions(type).device(at::kCPU));
+      direct ? target : at::empty(target.sizes(), at::TensorOptions(source.type).device(at::kCPU));
   const std::span bytes(memory_of(memory), static_cast<std::size_t>(memory.nbytes()));
-  if (const Status read = reader.read(wanted, bytes); !read) return read;
+  if (const Status read = reader.read(source.wanted, bytes); !read) return read;
   if (!direct) target.copy_(memory);
   return {};
 }
 
 }  // namespace
+
+Status check_items(const shards::Index& index, const std::vector<CheckpointItem>& items) {
+  Status mine;
+  const Status thrown = caught([&] {
+    shards::Reader reader(index);
+    for (std::size_t i = 0; i < items.size() && mine.ok(); ++i)
+      mine = reader.check(source_of(index, items[i]).wanted);
+  });
+  return thrown ? mine : thrown;
+}
 
 void load_items(const shards::Index& index, const std::vector<CheckpointItem>& items,
                 const shards::SavingRanks& ranks) {
@@ -335,6 +367,7 @@ void load_items(const shards::Index& index, const std::vector<CheckpointItem>& i
   });
   if (!thrown) mine = thrown;
   group::check(shards::exchange_or_fail(ranks, mine, {}, shards::ExchangeLimit::none).status());
+  note_loaded(index.folder);
 }
 
 }  // namespace muster::checkpoint

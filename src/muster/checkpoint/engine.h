@@ -20,9 +20,9 @@ class Saver {
  public:
   /// `group` null: this process alone.
   explicit Saver(const Group& group);
-  /// Ranks that are no members of a muster group: `ranks.exchange` is called on the caller's thread
-  /// and on the saver's own, never on both at once.
-  explicit Saver(shards::SavingRanks ranks);
+  /// Ranks that are no members of a muster group. `here` exchanges on the caller's thread, `behind`
+  /// on the saver's own, at the same time: their texts must not meet.
+  Saver(shards::SavingRanks here, shards::SavingRanks behind);
   ~Saver();
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
@@ -51,8 +51,15 @@ class Saver {
 /// lives as long as the group. Any thread.
 std::shared_ptr<Saver> saver_of(const Group& group);
 
+/// What an exception says, for the other ranks.
+Status status_of(const std::exception& error);
+
 /// The ranks of a group; null: this process alone.
 shards::SavingRanks ranks_of(const Group& group);
+
+/// Whether the checkpoint has all items, with these sizes and types that can be cast, in files that
+/// are as they were saved: before any tensor is filled.
+Status check_items(const shards::Index& index, const std::vector<CheckpointItem>& items);
 
 /// Fills the items' tensors from the checkpoint; of another floating-point or integer type, with a
 /// cast. Collective by `ranks`: throws DistError on all ranks where it fails on one.

@@ -34,7 +34,15 @@ constexpr TypeName kTypes[] = {
     {at::kFloat8_e5m2, "F8_E5M2"},
     {at::kFloat8_e4m3fn, "F8_E4M3"},
     {at::kFloat8_e8m0fnu, "F8_E8M0"},
+    // These have no name in safetensors (shards/plan/element_type.h).
+    {at::kComplexHalf, "C32"},
+    {at::kComplexDouble, "C128"},
+    {at::kFloat8_e4m3fnuz, "F8_E4M3FNUZ"},
+    {at::kFloat8_e5m2fnuz, "F8_E5M2FNUZ"},
+    {at::ScalarType::Float4_e2m1fn_x2, "F4_E2M1X2"},
 };
+/// A number of Python's in a tensor.
+constexpr std::string_view kNumber = "INT";
 
 /// Where the elements of a parameter lie in the whole one, in the order of its memory.
 struct Place {
@@ -115,10 +123,16 @@ shards::Shard shard_of(const CheckpointItem& item) {
   if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_quantized() ||
       tensor.is_nested() || tensor.is_meta())
     refuse(item.name, "is not dense: sparse, quantized, nested and meta tensors are not saved");
+  if (item.is_number) return {item.name, std::string(kNumber), item.sizes, item.boxes};
   for (const auto& [type, name] : kTypes)
     if (type == tensor.scalar_type()) return {item.name, std::string(name), item.sizes, item.boxes};
+  refuse(item.name, std::string("is of the type ") + c10::toString(tensor.scalar_type()) +
+                        ", which checkpoints do not have: save it as another type");
+}
+
+shards::Shard as_bytes(const CheckpointItem& item) {
   shards::Shard shard{item.name, "U8", item.sizes, item.boxes};
-  const auto width = static_cast<std::int64_t>(tensor.element_size());
+  const auto width = static_cast<std::int64_t>(item.tensor.element_size());
   shard.sizes.push_back(width);
   for (auto& box : shard.boxes) {
     box.offsets.push_back(0);
@@ -130,7 +144,7 @@ shards::Shard shard_of(const CheckpointItem& item) {
 at::ScalarType scalar_type_of(std::string_view dtype) {
   for (const auto& [type, name] : kTypes)
     if (name == dtype) return type;
-  return at::ScalarType::Undefined;
+  return dtype == kNumber ? at::kLong : at::ScalarType::Undefined;
 }
 
 }  // namespace muster::checkpoint

@@ -20,6 +20,7 @@ struct CheckpointItem {
   at::Tensor tensor;
   shards::Extent sizes;  ///< of the whole tensor
   std::vector<shards::Box> boxes;
+  bool is_number = false;  ///< a whole number of Python's, as an int64 without dimensions
 };
 
 /// The whole tensor.
@@ -41,10 +42,12 @@ CheckpointItem state_item(std::string name, const at::Tensor& tensor, const at::
 /// The sizes of the whole that a parameter of a module is a part of.
 shards::Extent whole_sizes(const at::Tensor& parameter);
 
-/// As the files have it. A type that safetensors does not name (complex128 and the like) is stored
-/// as U8 with a last dimension of the bytes of an element. Throws DistError naming the tensor where
-/// it is not dense.
+/// As a checkpoint has it. Throws DistError naming the tensor where it is not dense or of a type
+/// that checkpoints do not have.
 shards::Shard shard_of(const CheckpointItem& item);
+/// The same bytes as U8 with a last dimension of the bytes of an element: how the first versions
+/// and files of safetensors have the types that safetensors does not name.
+shards::Shard as_bytes(const CheckpointItem& item);
 
 /// The type of a stored tensor; Undefined for a name that torch has no type for.
 at::ScalarType scalar_type_of(std::string_view dtype);

@@ -10,8 +10,9 @@
 #include "muster/cli/printable.h"
 #include "muster/shards/convert.h"
 #include "muster/shards/files/disk.h"
+#include "muster/shards/files/local_path.h"
+#include "muster/shards/history.h"
 #include "muster/shards/load.h"
-#include "muster/shards/save.h"
 
 namespace muster::cli {
 namespace {
@@ -32,11 +33,14 @@ std::string size_text(std::uint64_t bytes) {
 }
 
 std::string step_text(const shards::Index& index) {
-  return index.step ? std::to_string(*index.step) : "-";
+  return index.commit.step ? std::to_string(*index.commit.step) : "-";
 }
 
-int list(const std::string& folder) {
-  const auto all = shards::checkpoints_in(shards::without_slash(folder));
+int list(const std::string& given) {
+  const auto local = shards::local_path(given);
+  if (!local) return complain(local.status().message());
+  const std::string& folder = *local;
+  const auto all = shards::checkpoints_in(folder);
   if (!shards::exists(folder)) return complain(folder + " is not there");
   std::printf("%10s %6s %8s %10s  %-20s  %s\n", "step", "ranks", "tensors", "size", "saved",
               "path");
@@ -51,7 +55,7 @@ int list(const std::string& folder) {
                 index->tensors.size(), size_text(index->bytes()).c_str(),
                 printable_line(index->saved_at).c_str(), printable_line(path).c_str());
   }
-  for (const std::string& path : shards::unfinished_in(shards::without_slash(folder)))
+  for (const std::string& path : shards::unfinished_in(folder))
     std::printf("%10s %6s %8s %10s  %-20s  %s\n", "-", "-", "-", "-", "never finished",
                 printable_line(path).c_str());
   return result;
@@ -69,7 +73,9 @@ int show(const std::string& path) {
                 printable_line(name).c_str());
   const auto values = nlohmann::json::parse(index->values, nullptr, false);
   for (const auto& [name, value] : values.items())
-    std::printf("  %s = %s\n", printable_line(name).c_str(), printable_line(value.dump()).c_str());
+    if (!name.starts_with("__muster__"))  // how a state is made of dictionaries
+      std::printf("  %s = %s\n", printable_line(name).c_str(),
+                  printable_line(value.dump()).c_str());
   return 0;
 }
 
@@ -92,11 +98,15 @@ bool has_ending(const std::string& path, const std::vector<std::string>& endings
 
 int convert(const std::string& from, const std::string& to, const std::string& prefix) {
   const std::vector<std::string> of_torch{".pt", ".pth", ".bin"};
-  if (has_ending(from, of_torch) || has_ending(to, of_torch) || shards::exists(from + "/.metadata"))
-    return complain(
-        "files of torch.save and .distcp folders are converted by torch: python -m "
-        "muster.checkpoint " +
-        from + " " + to);
+  if (shards::exists(from + "/.metadata"))
+    return complain(from +
+                    " is in torch's format, whose .metadata is a pickle: reading it can run "
+                    "code of its author. If you trust that: python -m muster.checkpoint "
+                    "--trust " +
+                    from + " " + to);
+  if (has_ending(from, of_torch) || has_ending(to, of_torch))
+    return complain("files of torch.save are converted by torch: python -m muster.checkpoint " +
+                    from + " " + to);
   Status done;
   if (shards::exists(from + "/" + shards::kIndexName)) {
     const auto index = shards::open_index(from);

@@ -17,4 +17,7 @@ struct EpochPlace {
 /// environment's are not those of the epoch.
 void init_at_epoch(const InitProcessGroupOptions& options, const EpochPlace& epoch);
 
+/// The epoch that this process has joined last, else MUSTER_EPOCH's; 0: none. Any thread.
+std::int64_t current_epoch();
+
 }  // namespace muster::group

@@ -3,7 +3,9 @@
 #include "muster/group/world.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
+#include <limits>
 #include <numeric>
 #include <span>
 #include <utility>
@@ -125,6 +127,11 @@ collective::GroupProposal agree_on_call(const Group& world, const group::Job& jo
   }
 }
 
+std::atomic<std::int64_t>& joined_epoch() {
+  static std::atomic<std::int64_t> number{0};
+  return number;
+}
+
 }  // namespace
 
 void init_process_group(const InitProcessGroupOptions& options) {
@@ -152,6 +159,13 @@ void group::init_at_epoch(const InitProcessGroupOptions& options, const EpochPla
       job, "default", std::move(config), timeout,
       {.pg_options = options.pg_options, .deadline = deadline, .device_id = options.device_id});
   scope->open(std::move(job), std::move(world));
+  if (epoch.number > 0) joined_epoch() = epoch.number;
+}
+
+std::int64_t group::current_epoch() {
+  if (const std::int64_t joined = joined_epoch()) return joined;
+  const auto told = env_integer("MUSTER_EPOCH", 0, std::numeric_limits<std::int64_t>::max());
+  return told.ok() ? told->value_or(0) : 0;
 }
 
 void destroy_process_group(const Group& group) {

@@ -1,11 +1,18 @@
 #include "muster/shards/convert.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
+#include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <system_error>
+#include <utility>
 #include <vector>
 
+#include "muster/base/secret.h"
 #include "muster/shards/files/disk.h"
+#include "muster/shards/files/local_path.h"
 #include "muster/shards/files/safetensors.h"
 #include "muster/shards/load.h"
 #include "muster/shards/plan/element_type.h"
@@ -14,8 +21,8 @@
 namespace muster::shards {
 namespace {
 
-/// What an export is called until it is whole.
-constexpr const char* kWriting = ".writing";
+/// What is in memory at once.
+constexpr std::int64_t kPartBytes = std::int64_t{64} << 20;
 
 struct Exported {
   std::string name;  ///< in the checkpoint
@@ -31,26 +38,37 @@ std::string file_name(std::size_t number, std::size_t count) {
 
 Status write_whole(Reader& reader, const std::string& path, std::vector<Exported>& tensors) {
   std::vector<HeaderEntry> entries;
-  for (const Exported& each : tensors) entries.push_back(each.entry);
+  for (const Exported& each : tensors) {
+    entries.push_back(each.entry);
+    give_type_of_files(entries.back());
+  }
   const std::string header = write_header(entries, /*sharded=*/false);
   auto file = FileWriter::create(path);
   if (!file) return file.status();
   if (Status done = file->write(std::as_bytes(std::span(header))); !done) return done;
   std::vector<std::byte> bytes;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    bytes.resize(entries[i].end - entries[i].begin);
-    const Extent& sizes = entries[i].box.sizes;
-    const Shard whole{tensors[i].name, entries[i].dtype, sizes, {box_of(sizes)}};
-    if (Status done = reader.read(whole, bytes); !done) return done;
-    if (Status done = file->write(bytes); !done) return done;
+  for (const Exported& each : tensors) {
+    const Extent& sizes = each.entry.box.sizes;
+    const std::int64_t width = element_bytes(each.entry.dtype), all = each.entry.box.elements();
+    for (std::int64_t at = 0; at < all;) {  // sizes in a file may be anything: a part at a time
+      const std::int64_t count = std::min(all - at, kPartBytes / width);
+      bytes.resize(static_cast<std::size_t>(count * width));
+      const Shard part{each.name, each.entry.dtype, sizes, boxes_of_stretch(sizes, at, count)};
+      if (Status done = reader.read(part, bytes); !done) return done;
+      if (Status done = file->write(bytes); !done) return done;
+      at += count;
+    }
   }
   return file->close(/*durable=*/true);
 }
 
-Status refuse_existing(const std::string& folder) {
-  if (!exists(folder)) return {};
-  return {Code::invalid_argument,
-          "checkpoint: " + folder + " is there already: give the name of a new folder"};
+/// The path of a new folder.
+Result<std::string> new_folder(const std::string& name) {
+  auto path = local_path(name);
+  if (path.ok() && exists(*path))
+    return Status(Code::invalid_argument,
+                  "checkpoint: " + *path + " is there already: give the name of a new folder");
+  return path;
 }
 
 /// Writes the files and, last, their index.
@@ -69,8 +87,20 @@ Status write_export(const Index& index, const std::string& folder,
 
 }  // namespace
 
-Status export_whole(const Index& index, const std::string& folder, const ExportOptions& options) {
-  if (Status free = refuse_existing(folder); !free) return free;
+Status check_room(const std::string& folder, std::uint64_t bytes) {
+  std::error_code error;
+  std::string there = folder;
+  while (!exists(there) && folder_of(there) != there) there = folder_of(there);
+  const auto room = std::filesystem::space(there, error);
+  if (error || bytes <= room.available) return {};
+  return {Code::exhausted, "checkpoint: " + std::to_string(bytes) +
+                               " bytes are to be written, and " + there + " has room for " +
+                               std::to_string(room.available)};
+}
+
+Status export_whole(const Index& index, const std::string& to, const ExportOptions& options) {
+  const auto folder = new_folder(to);
+  if (!folder) return folder.status();
   std::vector<std::vector<Exported>> files;
   std::int64_t in_file = 0, total = 0;
   for (const auto& [name, tensor] : index.tensors) {
@@ -90,32 +120,47 @@ Status export_whole(const Index& index, const std::string& folder, const ExportO
                                         " has no tensor whose name "
                                         "begins with '" +
                                         options.prefix + "'"};
-  const std::string staging = without_slash(folder) + kWriting;
-  if (exists(staging))
-    return {Code::invalid_argument, "checkpoint: " + staging +
-                                        " is there already: another export writes it, or one that "
-                                        "was killed has left it; remove it where none runs"};
-  if (Status made = make_folder(staging); !made) return made;
+  if (Status room = check_room(folder_of(*folder), static_cast<std::uint64_t>(total)); !room)
+    return room;
+  // Nobody else has this name, and the folder must not be there when it takes its own.
+  const std::string staging = *folder + "." + random_name(8) + ".writing";
+  if (Status made = make_folder(folder_of(staging)); !made) return made;
+  if (Status made = make_new_folder(staging); !made) return made;
   Status done = write_export(index, staging, files, total);
-  if (done.ok()) done = put_in_place(staging, without_slash(folder));
-  if (!done) static_cast<void>(remove_folder(staging));
-  return done;
+  if (done.ok()) done = sync_folder(staging);
+  if (done.ok()) done = put_in_place(staging, *folder, /*replaces=*/false);
+  if (!done) {
+    std::error_code error;
+    std::filesystem::remove_all(staging, error);
+    return done;
+  }
+  return sync_folder(folder_of(*folder));
 }
 
-Status import_safetensors(const Index& index, const std::string& folder) {
-  if (Status free = refuse_existing(folder); !free) return free;
+Status import_safetensors(const Index& index, const std::string& to) {
+  const auto folder = new_folder(to);
+  if (!folder) return folder.status();
+  if (Status room = check_room(folder_of(*folder), index.bytes()); !room) return room;
   std::vector<Shard> shards;
-  std::vector<std::vector<std::byte>> memory;
-  std::vector<const std::byte*> data;
-  Reader reader(index);
+  std::map<std::pair<std::string, Box>, const StoredPiece*> pieces;
   for (const auto& [name, tensor] : index.tensors) {
-    shards.push_back({name, tensor.dtype, tensor.sizes, {box_of(tensor.sizes)}});
-    memory.emplace_back(
-        static_cast<std::size_t>(shards.back().elements() * element_bytes(tensor.dtype)));
-    if (Status done = reader.read(shards.back(), memory.back()); !done) return done;
+    shards.push_back({name, tensor.dtype, tensor.sizes, {}});
+    for (const StoredPiece& piece : tensor.pieces) {
+      shards.back().boxes.push_back(piece.box);
+      pieces[{name, piece.box}] = &piece;
+    }
   }
-  for (const auto& each : memory) data.push_back(each.data());
-  return save(shards, data, "{}", {.path = folder, .step = {}}, {});
+  const CommitOptions options{.path = *folder, .step = {}, .overwrite = false};
+  const auto plan = plan_save(shards, options, {});
+  if (!plan) return plan.status();
+  Reader reader(index);
+  return finish_save(*plan,
+                     [&](const WrittenPiece& piece, std::uint64_t at, std::span<std::byte> bytes) {
+                       const auto found = pieces.find({piece.name, piece.box});
+                       if (found == pieces.end()) return Status();  // of a tensor without elements
+                       return reader.read_piece(piece.name, *found->second, at, bytes);
+                     },
+                     "{}", {});
 }
 
 }  // namespace muster::shards

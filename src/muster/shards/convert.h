@@ -15,12 +15,17 @@ struct ExportOptions {
 };
 
 /// Whole tensors in a new folder: model-00001-of-00002.safetensors and so on, and
-/// model.safetensors.index.json, which transformers loads; a single one is model.safetensors. One
-/// tensor at a time is in memory.
+/// model.safetensors.index.json, which transformers loads; a single one is model.safetensors. At
+/// most 64 MiB are in memory.
 Status export_whole(const Index& index, const std::string& folder,
                     const ExportOptions& options = {});
 
-/// A folder that torch or others wrote (`open_safetensors`) as a checkpoint of muster's.
+/// Whether the file system of a folder, which need not be there, has room for so many bytes: sizes
+/// that a file claims may exceed what it holds.
+Status check_room(const std::string& folder, std::uint64_t bytes);
+
+/// A folder that torch or others wrote (`open_safetensors`) as a checkpoint of muster's. Nothing of
+/// it stays in memory.
 Status import_safetensors(const Index& index, const std::string& folder);
 
 }  // namespace muster::shards

@@ -7,6 +7,7 @@
 
 #include "muster/shards/files/digest.h"
 #include "muster/shards/files/disk.h"
+#include "muster/shards/files/safetensors.h"
 #include "muster/shards/testing/states.h"
 
 namespace muster::shards {
@@ -42,7 +43,6 @@ TEST(Convert, ExportsWholeTensorsAndReadsThemBack) {
     EXPECT_EQ(a, b) << name;
   }
   EXPECT_FALSE(export_whole(*index, out).ok());
-  EXPECT_FALSE(std::filesystem::exists(out + ".writing"));
   EXPECT_FALSE(export_whole(*index, out + "2", {.prefix = "nobody."}).ok());
 }
 
@@ -53,13 +53,29 @@ TEST(Convert, AnExportIsWholeOrNotThere) {
   auto index = open_index(folder.path() + "/c");
   ASSERT_TRUE(index.ok());
   const std::string out = folder.path() + "/out";
-  std::filesystem::create_directory(out + ".writing");  // as one that was killed leaves it
-  EXPECT_NE(export_whole(*index, out).message().find("out.writing"), std::string::npos);
-  std::filesystem::remove(out + ".writing");
   std::filesystem::resize_file(folder.path() + "/c/shard-00002-model-00001-of-00001.safetensors",
                                100);
   EXPECT_FALSE(export_whole(*index, out).ok());
-  EXPECT_FALSE(std::filesystem::exists(out) || std::filesystem::exists(out + ".writing"));
+  const std::filesystem::directory_iterator left(folder.path());
+  EXPECT_EQ(std::distance(begin(left), end(left)), 1);
+}
+
+// spec: S8 two exports to one folder: one is there, whole, and the other one is refused by name
+TEST(Convert, TwoExportsToOneFolder) {
+  const TemporaryFolder folder("muster-shards-");
+  save_as(Way::fsdp, 2, {.path = folder.path() + "/c", .step = {}, .durable = false});
+  const auto index = open_index(folder.path() + "/c");
+  ASSERT_TRUE(index.ok());
+  const std::string out = folder.path() + "/out";
+  std::array<Status, 2> done;
+  std::thread other([&] { done[0] = export_whole(*index, out); });
+  done[1] = export_whole(*index, out);
+  other.join();
+  EXPECT_NE(done[0].ok(), done[1].ok());
+  EXPECT_NE((done[0].message() + done[1].message()).find(out), std::string::npos);
+  EXPECT_TRUE(open_safetensors(out).ok());
+  const std::filesystem::directory_iterator left(folder.path());
+  EXPECT_EQ(std::distance(begin(left), end(left)), 2);
 }
 
 // spec: S3 a folder of torch's writer has no index of muster's: its headers say all, and it becomes
@@ -81,6 +97,34 @@ TEST(Convert, ReadsAndImportsShardedSafetensors) {
   EXPECT_FALSE(open_safetensors(path).ok());
 }
 
+// spec: S7 convert of a file that claims more than it holds (with holes, or sizes beyond all
+// memory) is done or refused by name: no memory is taken for what it claims
+TEST(Convert, FilesWithHoles) {
+  const TemporaryFolder folder("muster-shards-");
+  for (const std::int64_t bytes : {std::int64_t{200} << 20, std::int64_t{1} << 42}) {
+    const std::string from = folder.path() + "/" + std::to_string(bytes);
+    std::filesystem::create_directory(from);
+    std::vector<HeaderEntry> entries{{"hole", "U8", box_of({bytes}), 0, 0}};
+    const std::string header = write_header(entries, false), file = from + "/a.safetensors";
+    ASSERT_TRUE(write_text(file, header, false).ok());
+    std::filesystem::resize_file(file, header.size() + static_cast<std::uint64_t>(bytes));
+    const auto index = open_safetensors(from);
+    ASSERT_TRUE(index.ok()) << index.status().message();
+    const Status done = import_safetensors(*index, from + "-made");
+    if (bytes < std::int64_t{1} << 40) {
+      ASSERT_TRUE(done.ok()) << done.message();
+      EXPECT_TRUE(export_whole(*open_index(from + "-made"), from + "-out").ok());
+      std::filesystem::remove_all(from + "-made");
+      std::filesystem::remove_all(from + "-out");
+    } else {
+      EXPECT_NE(done.message().find("has room for"), std::string::npos) << done.message();
+      EXPECT_NE(export_whole(*index, from + "-out", {.prefix = ""}).message().find("has room for"),
+                std::string::npos);
+      EXPECT_FALSE(exists(from + "-made"));
+    }
+  }
+}
+
 // spec: S4 an index that others wrote gives away no file that is no checkpoint's, also where the
 // folder has a link to one
 TEST(Convert, ReadsNoFileThatIsNoCheckpoints) {
@@ -95,7 +139,7 @@ TEST(Convert, ReadsNoFileThatIsNoCheckpoints) {
     const std::string header = std::string("nobody else's").substr(0, header_bytes);
     const auto rest = static_cast<std::int64_t>(13 - header_bytes);
     index->files = {{"data", {13, header_bytes, digest_of(header)}}};
-    index->tensors = {{"data", {"U8", {rest}, {{"data", box_of({rest}), header_bytes, ""}}}}};
+    index->tensors = {{"data", {"U8", {rest}, {{"data", box_of({rest}), header_bytes, "", ""}}}}};
     ASSERT_TRUE(write_text(path + "/muster.json", text_of_index(*index), false).ok());
     const auto read = open_index(path);
     ASSERT_TRUE(read.ok()) << read.status().message();

@@ -22,10 +22,19 @@ class Reader {
  public:
   explicit Reader(const Index& index) : index_(index) {}
 
-  /// Fills `to`, the memory of `wanted`. Fails naming tensor and file: where the checkpoint has no
-  /// such tensor, or another type or sizes; where a file was cut off, its header altered, or the
-  /// bytes of a piece that is read whole do not fit their digest.
+  /// Whether `read` will find what it needs: the tensor, of this type and these sizes, and files of
+  /// the lengths and with the headers that were saved.
+  Status check(const Shard& wanted);
+
+  /// Fills `to`, the memory of `wanted`. Fails naming tensor and file: where `check` does, and
+  /// where bytes do not fit their digest. Whole blocks of 1 MiB are read, so that all are verified.
+  /// In checkpoints of versions without digests of blocks, only a piece that is read whole is.
   Status read(const Shard& wanted, std::span<std::byte> to);
+
+  /// Fills `to` with the bytes of a piece of tensor `name` from the byte `at` of it on; verified as
+  /// `read` does.
+  Status read_piece(const std::string& name, const StoredPiece& piece, std::uint64_t at,
+                    std::span<std::byte> to);
 
   /// Of tensors, so far.
   std::uint64_t bytes_read() const { return bytes_read_; }
@@ -33,8 +42,8 @@ class Reader {
  private:
   Result<const FileReader*> file(const std::string& name);
   Status read_box(const StoredTensor& tensor, const Box& wanted, std::byte* to);
-  Status read_piece(const StoredTensor& tensor, const StoredPiece& piece, const Box& common,
-                    const Box& wanted, std::byte* to);
+  Status read_common(const StoredTensor& tensor, const StoredPiece& piece, const Box& common,
+                     const Box& wanted, std::byte* to);
 
   const Index& index_;
   std::map<std::string, FileReader> files_;

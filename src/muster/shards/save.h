@@ -1,20 +1,23 @@
 /// Saving: what the ranks have becomes one checkpoint, or nothing does.
 ///
-/// The ranks write into `<path>.saving`. When all have told that their files are on the disk, rank
-/// 0 writes the index and gives the folder its name: that rename is the commit, and what was there
-/// before is whole until then. Free of torch and of any network: `Exchange` is all that ranks need
-/// of each other, so a test plays them in one thread or many.
+/// The ranks write into a folder of this save alone (staging.h). When all have told that their
+/// files are on the disk, rank 0 writes the index and gives the folder its name: that rename is the
+/// commit, and what was there before is whole until then. Free of torch and of any network:
+/// `Exchange` is all that ranks need of each other, so a test plays them in one thread or many.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "muster/shards/files/index.h"
 #include "muster/shards/plan/division.h"
+#include "muster/shards/staging.h"
 #include "muster/status.h"
 
 namespace muster::shards {
@@ -46,12 +49,18 @@ struct CommitOptions {
   bool overwrite = true;                  ///< else a checkpoint at `path` is refused
   int keep_last = 0;                      ///< of those in the folder around it; 0: all
   bool durable = true;                    ///< on the disk when it returns; off for tests
+  SaverIdentity saver = {};               ///< rank 0's counts
 };
 
 /// What this rank writes, and in which order; `files` of all ranks.
 struct PlannedSave {
   CommitOptions options;
   std::vector<WrittenFile> files;
+  std::string stamp = {};                            ///< of the folder, by which all ranks name it
+  std::shared_ptr<StagingFolder> staging = nullptr;  ///< rank 0's
+
+  /// The folder that this rank writes into.
+  std::string folder() const { return staging_path(options.path, stamp); }
 
   /// This rank's pieces, in the order in which they are written.
   std::vector<const WrittenPiece*> pieces_of(int rank) const;
@@ -69,16 +78,15 @@ Result<PlannedSave> plan_save(const std::vector<Shard>& shards, const CommitOpti
 Status finish_save(const PlannedSave& plan, const std::vector<const std::byte*>& data,
                    const std::string& values, const SavingRanks& ranks, const Status& before = {});
 
+/// Reads bytes of a piece, from the byte `at` of it on: for pieces that are not in memory.
+using ReadPiece =
+    std::function<Status(const WrittenPiece& piece, std::uint64_t at, std::span<std::byte> to)>;
+/// As above; the bytes are asked for in parts, in order.
+Status finish_save(const PlannedSave& plan, const ReadPiece& read, const std::string& values,
+                   const SavingRanks& ranks);
+
 /// The two at once; `data[i]`: the memory of `shards[i]`.
 Status save(const std::vector<Shard>& shards, const std::vector<const std::byte*>& data,
             const std::string& values, const CommitOptions& options, const SavingRanks& ranks);
-
-/// The folders in `folder` that are checkpoints, oldest first, by the time of their commit.
-std::vector<std::string> checkpoints_in(const std::string& folder);
-/// Those in `folder` that a save began and never committed.
-std::vector<std::string> unfinished_in(const std::string& folder);
-/// Removes the index first, then all else: what is left of it after a kill is no checkpoint.
-/// Refuses a symbolic link.
-Status remove_checkpoint(const std::string& path);
 
 }  // namespace muster::shards

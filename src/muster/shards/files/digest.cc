@@ -3,12 +3,15 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 
 namespace muster::shards {
 
 namespace {
+
+constexpr std::size_t kBlockDigits = 32;
 
 std::string digits_of(const XXH128_hash_t& hash) {
   std::array<char, 40> text{};
@@ -39,6 +42,35 @@ void Digest::add(std::span<const std::byte> bytes) {
   XXH3_128bits_update(&state_->hash, bytes.data(), bytes.size());
 }
 
+void Digest::reset() { XXH3_128bits_reset(&state_->hash); }
+
 std::string Digest::text() const { return digits_of(XXH3_128bits_digest(&state_->hash)); }
+
+void BlockDigests::add(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const auto part = bytes.first(std::min(bytes.size(), kDigestBlock - in_block_));
+    current_.add(part);
+    in_block_ += part.size();
+    if (in_block_ == kDigestBlock) static_cast<void>(text());
+    bytes = bytes.subspan(part.size());
+  }
+}
+
+std::string BlockDigests::text() {
+  if (in_block_ > 0) {
+    text_ += current_.text();
+    current_.reset();
+    in_block_ = 0;
+  }
+  return text_;
+}
+
+bool BlockDigests::fits(std::string_view blocks, std::uint64_t bytes) {
+  return blocks.size() == (bytes + kDigestBlock - 1) / kDigestBlock * kBlockDigits;
+}
+
+std::string_view BlockDigests::of_block(std::string_view blocks, std::uint64_t number) {
+  return blocks.substr(number * kBlockDigits, kBlockDigits);
+}
 
 }  // namespace muster::shards

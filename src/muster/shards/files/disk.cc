@@ -131,17 +131,26 @@ Status make_folder(const std::string& path) {
   return error ? failed("create", path, error.value()) : Status();
 }
 
-Status remove_folder(const std::string& path) {
-  std::error_code error;
-  std::filesystem::remove_all(path, error);
-  return error ? failed("remove", path, error.value()) : Status();
+Status make_new_folder(const std::string& path) {
+  return ::mkdir(path.c_str(), 0777) == 0 ? Status() : failed("create", path, errno);
 }
 
-Status put_in_place(const std::string& from, const std::string& to) {
-  const bool replaces = exists(to);
+Status remove_file(const std::string& path) {
+  if (::unlink(path.c_str()) == 0 || errno == ENOENT) return {};
+  return failed("remove", path, errno);
+}
+
+Status remove_empty_folder(const std::string& path) {
+  if (::rmdir(path.c_str()) == 0 || errno == ENOENT || errno == ENOTEMPTY || errno == EEXIST)
+    return {};
+  return failed("remove", path, errno);
+}
+
+Status put_in_place(const std::string& from, const std::string& to, bool replaces) {
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(),
                   replaces ? RENAME_EXCHANGE : RENAME_NOREPLACE) == 0)
     return {};
+  // A plain rename replaces an empty folder at most.
   if (!replaces && (errno == EINVAL || errno == ENOSYS) && ::rename(from.c_str(), to.c_str()) == 0)
     return {};
   if (replaces && (errno == EINVAL || errno == ENOSYS))

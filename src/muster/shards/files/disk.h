@@ -21,6 +21,8 @@ class FileWriter {
   Status write(std::span<const std::byte> bytes);
   /// `durable`: the bytes are on the disk when it returns.
   Status close(bool durable);
+  /// The open file, which is no longer written by this.
+  Descriptor release() { return std::move(file_); }
 
  private:
   FileWriter(std::string path, Descriptor file) : path_(std::move(path)), file_(std::move(file)) {}
@@ -51,18 +53,22 @@ Status write_text(const std::string& path, std::string_view text, bool durable);
 Status sync_folder(const std::string& path);
 
 bool exists(const std::string& path);
-/// When a file's contents or a folder's names last changed, in nanoseconds since 1970; 0 where
-/// there is none.
+/// When a file's contents last changed, in nanoseconds since 1970; 0 where there is none.
 std::int64_t changed_ns(const std::string& path);
 /// The folder that the path stands in: "." for a name alone.
 std::string folder_of(const std::string& path);
 /// Without slashes at its end.
 std::string without_slash(std::string path);
 Status make_folder(const std::string& path);
-/// And all in it; one that is not there is no failure.
-Status remove_folder(const std::string& path);
-/// `from` takes the name `to`. Where `to` is there, the two change their names in one step and the
-/// old folder is then `from`; fails on file systems that cannot do so.
-Status put_in_place(const std::string& from, const std::string& to);
+/// Fails where it is there already.
+Status make_new_folder(const std::string& path);
+/// One that is not there is no failure.
+Status remove_file(const std::string& path);
+/// Does nothing where the folder is not there or not empty.
+Status remove_empty_folder(const std::string& path);
+/// `from` takes the name `to`, which must not be there. `replaces`: it must be, the two change
+/// their names in one step, and the old folder is then `from`; fails on file systems that cannot do
+/// so.
+Status put_in_place(const std::string& from, const std::string& to, bool replaces);
 
 }  // namespace muster::shards

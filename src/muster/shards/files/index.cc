@@ -1,8 +1,6 @@
 #include "muster/shards/files/index.h"
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <system_error>
@@ -10,6 +8,7 @@
 #include "muster/shards/files/digest.h"
 #include "muster/shards/files/disk.h"
 #include "muster/shards/files/json_text.h"
+#include "muster/shards/files/local_path.h"
 #include "muster/shards/files/safetensors.h"
 #include "muster/shards/plan/element_type.h"
 #include "muster/shards/plan/json_numbers.h"
@@ -19,11 +18,11 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kFormat = "muster checkpoint 1";
+constexpr const char* kFormat = "muster checkpoint 2";
+/// Without digests of blocks and without a record of the commit.
+constexpr const char* kFirstFormat = "muster checkpoint 1";
 constexpr std::uint64_t kIndexLimit = 1'000'000'000;
 constexpr std::size_t kDigits = 32;
-/// How an index begins: its keys are sorted, and this is the first of them.
-constexpr std::string_view kBeginning = "{\n \"committed_ns\": ";
 
 Status refuse_index(const std::string& why) { return {Code::invalid_argument, why}; }
 
@@ -40,7 +39,7 @@ json json_of_files(const Index& index) {
                         {"offsets", piece.box.offsets},
                         {"shape", piece.box.sizes},
                         {"at", piece.at},
-                        {"digest", piece.digest}});
+                        {"blocks", piece.blocks}});
     tensors[name] = {
         {"dtype", tensor.dtype}, {"shape", tensor.sizes}, {"pieces", std::move(pieces)}};
   }
@@ -64,7 +63,8 @@ Status merge_files(Index& index, const json& text) {
       tensor.pieces.push_back({piece.at("file"),
                                {extent_of(piece.at("offsets")), extent_of(piece.at("shape"))},
                                whole_number<std::uint64_t>(piece.at("at")),
-                               piece.at("digest")});
+                               piece.value("digest", ""),
+                               piece.value("blocks", "")});
   }
   return {};
 }
@@ -85,6 +85,10 @@ Status check_tensor(const Index& index, const std::string& name, const StoredTen
     const std::uint64_t data = file->second.bytes - std::min(file->second.bytes, piece.at);
     if (piece.at < file->second.header_bytes || elements > data / static_cast<std::uint64_t>(width))
       return refuse_index("tensor '" + name + "' lies outside of " + piece.file);
+    const std::uint64_t bytes = elements * static_cast<std::uint64_t>(width);
+    if (!piece.blocks.empty() && !BlockDigests::fits(piece.blocks, bytes))
+      return refuse_index("tensor '" + name + "' has digests of another number of blocks than of " +
+                          "its piece in " + piece.file);
   }
   return {};
 }
@@ -123,7 +127,7 @@ Status add_header(Index& index, const std::string& name) {
                           tensor.pieces.front().file);
     for (std::size_t d = 0; d < tensor.sizes.size(); ++d)
       tensor.sizes[d] = std::max(tensor.sizes[d], entry.box.offsets[d] + entry.box.sizes[d]);
-    tensor.pieces.push_back({name, entry.box, header_bytes + entry.begin, {}});
+    tensor.pieces.push_back({name, entry.box, header_bytes + entry.begin, {}, {}});
   }
   return {};
 }
@@ -141,9 +145,8 @@ std::string text_of_index(const Index& index) {
   all["format"] = kFormat;
   all["world_size"] = index.world_size;
   all["saved_at"] = index.saved_at;
-  all["committed_ns"] = index.committed_ns;
+  all["commit"] = json_of(index.commit);
   all["values"] = json::parse(index.values, nullptr, false);
-  if (index.step) all["step"] = *index.step;
   std::string text = all.dump(1, ' ', false, json::error_handler_t::replace);
   text.resize(text.size() - 2);  // without "\n}"
   return text + ",\n \"digest\": \"" + digest_of(text) + "\"\n}\n";
@@ -162,17 +165,22 @@ Result<Index> read_index(std::string_view text) {
   if (!parsed) return parsed.status();
   try {
     const json& all = *parsed;
-    if (all.at("format") != kFormat)
+    if (all.at("format") != kFormat && all.at("format") != kFirstFormat)
       return refuse_index("its format is " + all.at("format").dump() + " and not '" + kFormat +
                           "'");
     Index index;
     index.world_size = whole_number<int>(all.at("world_size"));
     index.saved_at = all.at("saved_at");
-    if (all.contains("committed_ns"))
-      index.committed_ns = whole_number<std::int64_t>(all.at("committed_ns"));
+    if (all.at("format") == kFormat) {
+      auto record = record_in(all.at("commit"));
+      if (!record) return record.status();
+      index.commit = std::move(*record);
+    } else if (all.contains("committed_ns")) {
+      index.commit.committed_ns = whole_number<std::int64_t>(all.at("committed_ns"));
+    }
     index.digest = digest_of(signed_text);
     index.values = all.at("values").dump();
-    if (all.contains("step")) index.step = whole_number<std::int64_t>(all.at("step"));
+    if (all.contains("step")) index.commit.step = whole_number<std::int64_t>(all.at("step"));
     if (Status added = merge_files(index, all); !added) return added;
     if (Status good = check_tensors(index); !good) return good;
     return index;
@@ -195,8 +203,11 @@ Status add_files(Index& index, std::string_view text) {
   }
 }
 
-Result<Index> open_index(const std::string& folder) {
-  const std::string path = without_slash(folder) + "/" + kIndexName;
+Result<Index> open_index(const std::string& name) {
+  const auto local = local_path(name);
+  if (!local) return local.status();
+  const std::string& folder = *local;
+  const std::string path = folder + "/" + kIndexName;
   if (!exists(path))
     return Status(
         Code::invalid_argument,
@@ -209,28 +220,17 @@ Result<Index> open_index(const std::string& folder) {
   if (!text) return text.status();
   auto index = read_index(*text);
   if (!index) return index.status().with_context("checkpoint: " + path);
-  index->folder = without_slash(folder);
+  index->folder = folder;
   return index;
 }
 
-std::int64_t committed_ns_of(const std::string& folder) {
-  const std::string path = folder + "/" + kIndexName;
-  std::array<char, kBeginning.size() + 24> text{};
-  const auto file = FileReader::open(path);
-  if (file.ok() && file->bytes() > text.size() &&
-      file->read_at(0, std::as_writable_bytes(std::span(text))).ok() &&
-      std::string_view(text.data(), kBeginning.size()) == kBeginning) {
-    std::int64_t time = 0;
-    const auto read =
-        std::from_chars(text.data() + kBeginning.size(), text.data() + text.size(), time);
-    if (read.ec == std::errc() && time > 0) return time;
-  }
-  return changed_ns(path);
-}
-
-Result<Index> open_safetensors(const std::string& folder) {
+Result<Index> open_safetensors(const std::string& name) {
+  const auto local = local_path(name);
+  if (!local) return local.status();
+  const std::string& folder = *local;
+  if (exists(folder + "/" + kIndexName)) return open_index(folder);
   Index index;
-  index.folder = without_slash(folder);
+  index.folder = folder;
   std::vector<std::string> names;
   std::error_code error;
   for (auto at = std::filesystem::directory_iterator(index.folder, error);
@@ -241,9 +241,9 @@ Result<Index> open_safetensors(const std::string& folder) {
         Code::invalid_argument,
         "checkpoint: " + folder + (error ? ": " + error.message() : " has no .safetensors file"));
   std::sort(names.begin(), names.end());
-  for (const std::string& name : names)
-    if (Status added = add_header(index, name); !added)
-      return added.with_context("checkpoint: " + index.folder + "/" + name);
+  for (const std::string& file : names)
+    if (Status added = add_header(index, file); !added)
+      return added.with_context("checkpoint: " + index.folder + "/" + file);
   if (Status good = check_tensors(index); !good)
     return good.with_context("checkpoint: " + index.folder);
   index.digest = digest_of(text_of_files(index));

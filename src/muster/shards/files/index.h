@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "muster/shards/files/commit_record.h"
 #include "muster/shards/plan/box.h"
 #include "muster/status.h"
 
@@ -24,7 +25,8 @@ struct StoredPiece {
   std::string file;
   Box box;
   std::uint64_t at = 0;  ///< its first byte in the file
-  std::string digest;    ///< of its bytes; empty in a folder that others wrote
+  std::string digest;    ///< of all its bytes: in checkpoints of versions without blocks
+  std::string blocks;    ///< `BlockDigests` of its bytes; both are empty in folders of others
 };
 
 struct StoredTensor {
@@ -41,12 +43,11 @@ struct StoredFile {
 
 struct Index {
   std::string folder;  ///< not stored
-  std::optional<std::int64_t> step;
-  int world_size = 1;             ///< of the job that saved it
-  std::string saved_at;           ///< "2024-06-07T12:00:00Z"
-  std::int64_t committed_ns = 0;  ///< since 1970; 0 in checkpoints that older versions saved
-  std::string digest;             ///< of itself; in a folder that others wrote, of all headers
-  std::string values = "{}";      ///< what is no tensor, as JSON
+  CommitRecord commit;
+  int world_size = 1;         ///< of the job that saved it
+  std::string saved_at;       ///< "2024-06-07T12:00:00Z", to be shown; nothing is ordered by it
+  std::string digest;         ///< of itself; in a folder that others wrote, of all headers
+  std::string values = "{}";  ///< what is no tensor, as JSON
   std::map<std::string, StoredFile> files;
   std::map<std::string, StoredTensor> tensors;
 
@@ -64,10 +65,8 @@ Status add_files(Index& index, std::string_view text);
 
 /// The checkpoint in a folder.
 Result<Index> open_index(const std::string& folder);
-/// When a checkpoint was committed, in nanoseconds since 1970, from the first line of its index; of
-/// one that does not tell, the last change of the index.
-std::int64_t committed_ns_of(const std::string& folder);
-/// A folder of safetensors files that torch or others wrote, sharded or whole; without digests.
+/// A folder of safetensors files that torch or others wrote, sharded or whole; without digests. A
+/// folder with an index of muster's is opened by that.
 Result<Index> open_safetensors(const std::string& folder);
 
 }  // namespace muster::shards

@@ -83,6 +83,16 @@ std::uint64_t length_in(std::string_view file) {
   return length;
 }
 
+void give_type_of_files(HeaderEntry& entry) {
+  const ElementRow row = element_row(entry.dtype);
+  if (row.in_files.empty()) return;
+  if (element_bytes(row.in_files) != row.bytes || row.in_files == "U8") {
+    entry.box.sizes.push_back(row.bytes);
+    entry.box.offsets.push_back(0);
+  }
+  entry.dtype = row.in_files;
+}
+
 std::string write_header(std::vector<HeaderEntry>& entries, bool sharded) {
   json header = json::object(), sharding = json::object();
   header[kMetadata] = {{"format", "pt"}};

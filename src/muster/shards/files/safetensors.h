@@ -27,6 +27,10 @@ struct HeaderEntry {
   std::uint64_t begin = 0, end = 0;  ///< bytes, counted from the end of the header
 };
 
+/// Gives an entry of a type that safetensors does not name the one that files have for it, with a
+/// last dimension where that needs one.
+void give_type_of_files(HeaderEntry& entry);
+
 /// Entries one behind the other, from 0; their `begin` and `end` are set. Length and JSON, padded
 /// so that the data is aligned to 8 bytes. `sharded`: with DCP_SHARDING_INFO.
 std::string write_header(std::vector<HeaderEntry>& entries, bool sharded = true);

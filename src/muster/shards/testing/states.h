@@ -212,4 +212,19 @@ inline int wrong_when_loaded(const Index& index, Way way, int count) {
   return wrong;
 }
 
+/// One rank that writes one tensor.
+inline Status save_bytes(const std::vector<std::byte>& bytes, const CommitOptions& options) {
+  const Extent sizes{static_cast<std::int64_t>(bytes.size())};
+  return save({{"t", "U8", sizes, {box_of(sizes)}}}, {bytes.data()}, "{}", options, {});
+}
+inline Status save_small(const std::string& path, int keep_last = 0) {
+  return save_bytes(std::vector<std::byte>(8),
+                    {.path = path, .step = {}, .keep_last = keep_last, .durable = false});
+}
+
+inline bool is_whole(const std::string& path) {
+  const auto index = open_index(path);
+  return index.ok() && verify(*index).empty();
+}
+
 }  // namespace muster::shards::testing

@@ -1,0 +1,179 @@
+// Several processes that save to one path: the good checkpoint stays, one of them is committed, and
+// the others are told.
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+
+#include "muster/shards/history.h"
+#include "muster/shards/testing/states.h"
+#include "muster/testing/budget.h"
+
+namespace muster::shards {
+namespace {
+
+using namespace shards::testing;
+
+/// A process that saves eight bytes of one value, in two halves.
+struct TestSaver {
+  TestSaver(std::string to, std::byte value, SaverIdentity identity = {})
+      : bytes(8, value),
+        options{.path = std::move(to), .durable = false, .saver = std::move(identity)},
+        plan(plan_save({{"t", "U8", {8}, {box_of({8})}}}, options, {})) {}
+  Status finish() const {
+    return plan ? finish_save(*plan, {bytes.data()}, "{}", {}) : plan.status();
+  }
+
+  std::vector<std::byte> bytes;
+  CommitOptions options;
+  Result<PlannedSave> plan;
+};
+
+/// What is saved there; none where that is not whole.
+std::optional<std::byte> value_at(const std::string& path) {
+  const auto index = open_index(path);
+  std::vector<std::byte> bytes(8);
+  if (!index || !Reader(*index).read({"t", "U8", {8}, {box_of({8})}}, bytes)) return {};
+  for (const std::byte each : bytes)
+    if (each != bytes.front()) return {};
+  return bytes.front();
+}
+
+class Savers : public ::testing::Test {
+ protected:
+  void SetUp() override { ASSERT_TRUE(TestSaver(path, std::byte{1}).finish().ok()); }
+  /// Nothing else is left.
+  void TearDown() override { EXPECT_TRUE(unfinished_in(folder.path()).empty()); }
+
+  TemporaryFolder folder{"muster-shards-"};
+  std::string path = folder.path() + "/c";
+};
+
+// spec: S8 two savers meet: the one that began first is refused by name, whichever of them ends
+// first, and never costs the other's files or the checkpoint that was there
+TEST_F(Savers, TheLaterOneIsCommitted) {
+  for (const bool first_ends_first : {true, false}) {
+    const TestSaver first(path, std::byte{2}), later(path, std::byte{3});
+    if (!first_ends_first) {
+      EXPECT_TRUE(later.finish().ok());
+    }
+    const Status refused = first.finish();
+    EXPECT_EQ(refused.code(), Code::refused);
+    EXPECT_NE(refused.message().find(path), std::string::npos) << refused.message();
+    EXPECT_NE(refused.message().find("another saver"), std::string::npos) << refused.message();
+    EXPECT_EQ(value_at(path), first_ends_first ? std::byte{1} : std::byte{3});
+    if (first_ends_first) {
+      EXPECT_TRUE(later.finish().ok());
+    }
+    EXPECT_EQ(value_at(path), std::byte{3});
+    ASSERT_TRUE(TestSaver(path, std::byte{1}).finish().ok());
+  }
+}
+
+// spec: S8 a saver that stood still right before its commit goes on when another one has committed,
+// or is in the middle of writing
+TEST_F(Savers, ACommitThatComesLateIsNone) {
+  auto old = StagingFolder::begin(path, {}, true);
+  ASSERT_TRUE(old.ok());
+  const TestSaver later(path, std::byte{3});
+  EXPECT_EQ(old->commit("{}", false).code(), Code::refused);
+  EXPECT_EQ(value_at(path), std::byte{1});
+  EXPECT_TRUE(later.finish().ok());
+  EXPECT_EQ(old->commit("{}", false).code(), Code::refused);
+  old->discard();
+  EXPECT_EQ(value_at(path), std::byte{3});
+}
+
+// spec: S8 a saver of an epoch older than the last commit's is refused by name, in every rank of
+// it; another job's is not, nor that of a job started anew which has loaded what is there
+TEST_F(Savers, OlderEpochsAreRefused) {
+  ASSERT_TRUE(TestSaver(path, std::byte{5}, {.job = "a", .epoch = 5}).finish().ok());
+  const Status refused = TestSaver(path, std::byte{4}, {.job = "a", .epoch = 4}).finish();
+  EXPECT_EQ(refused.code(), Code::refused);
+  EXPECT_NE(refused.message().find("epoch 4"), std::string::npos) << refused.message();
+  EXPECT_NE(refused.message().find("epoch 5 of job 'a'"), std::string::npos) << refused.message();
+  EXPECT_EQ(value_at(path), std::byte{5});
+  on_threads(2, [&](const SavingRanks& ranks) {
+    const auto plan = plan_save({}, {.path = path, .saver = {.job = "a", .epoch = 4}}, ranks);
+    EXPECT_NE(plan.status().message().find("epoch 5"), std::string::npos);
+  });
+  EXPECT_TRUE(TestSaver(path, std::byte{6}, {.job = "a", .epoch = 6}).finish().ok());
+  const std::int64_t known = open_index(path)->commit.number;
+  EXPECT_TRUE(
+      TestSaver(path, std::byte{7}, {.job = "a", .epoch = 1, .known_number = known}).finish().ok());
+  EXPECT_TRUE(TestSaver(path, std::byte{8}, {.job = "b", .epoch = 1}).finish().ok());
+  EXPECT_TRUE(TestSaver(path, std::byte{9}).finish().ok());
+  EXPECT_EQ(value_at(path), std::byte{9});
+}
+
+// spec: S8 a saver of an older epoch gives way to one of a later epoch that is saving now, also
+// where it began after that
+TEST_F(Savers, OlderEpochsGiveWayToSaversAtWork) {
+  const TestSaver old(path, std::byte{2}, {.job = "a", .epoch = 2});
+  const TestSaver later(path, std::byte{3}, {.job = "a", .epoch = 3});
+  const Status refused = TestSaver(path, std::byte{2}, {.job = "a", .epoch = 2}).finish();
+  EXPECT_EQ(refused.code(), Code::refused);
+  EXPECT_NE(refused.message().find("epoch 3"), std::string::npos) << refused.message();
+  EXPECT_FALSE(old.finish().ok());
+  EXPECT_TRUE(later.finish().ok());
+  EXPECT_EQ(value_at(path), std::byte{3});
+}
+
+// spec: S8 what a killed saver left is in nobody's way, of a later epoch too, and is removed
+TEST_F(Savers, KilledSaversAreInNobodysWay) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const TestSaver killed(path, std::byte{7}, {.job = "a", .epoch = 7});
+    ::_exit(killed.plan.ok() ? 0 : 1);
+  }
+  int status = 1;
+  ::waitpid(child, &status, 0);
+  ASSERT_EQ(status, 0);
+  ASSERT_EQ(unfinished_saves_of(path).size(), 1u);
+  std::filesystem::create_directory(path + ".saving");  // as the first versions called it
+  EXPECT_TRUE(TestSaver(path, std::byte{2}, {.job = "a", .epoch = 2}).finish().ok());
+  EXPECT_EQ(value_at(path), std::byte{2});
+}
+
+// spec: S8 an own folder that is gone is another saver's doing; files that others put beside are
+// not touched by the clean-up of the one that lost
+TEST_F(Savers, TheLoserRemovesOnlyItsOwn) {
+  const TestSaver loser(path, std::byte{2}), winner(path, std::byte{3});
+  EXPECT_FALSE(loser.finish().ok());
+  EXPECT_EQ(unfinished_saves_of(path).size(), 1u);
+  EXPECT_TRUE(exists(winner.plan->folder()));
+  EXPECT_TRUE(winner.finish().ok());
+}
+
+// spec: S8 three processes save to one path at once: what is there is whole and what one of those
+// says that were told it is saved; the others are refused by name
+TEST_F(Savers, ManyAtOnce) {
+  for (int round = muster::testing::test_rounds(60, 500); round > 0; --round) {
+    std::vector<pid_t> children;
+    for (int i = 0; i < 3; ++i) {
+      children.push_back(::fork());
+      if (children.back() != 0) continue;
+      const Status saved = TestSaver(path, static_cast<std::byte>(10 + i)).finish();
+      if (!saved && saved.code() != Code::refused) std::fputs(saved.message().c_str(), stderr);
+      ::_exit(saved.ok() ? 0 : saved.code() == Code::refused ? 1 : 2);
+    }
+    std::vector<std::byte> saved;
+    for (int i = 0; i < 3; ++i) {
+      int status = 0;
+      ASSERT_EQ(::waitpid(children[static_cast<std::size_t>(i)], &status, 0),
+                children[static_cast<std::size_t>(i)]);
+      ASSERT_TRUE(WIFEXITED(status));
+      ASSERT_LT(WEXITSTATUS(status), 2);
+      if (WEXITSTATUS(status) == 0) saved.push_back(static_cast<std::byte>(10 + i));
+    }
+    const auto found = value_at(path);
+    ASSERT_TRUE(found.has_value());
+    ASSERT_NE(std::find(saved.begin(), saved.end(), *found), saved.end())
+        << saved.size() << " were told that it is saved";
+  }
+}
+
+}  // namespace
+}  // namespace muster::shards

@@ -1,0 +1,331 @@
+#include "muster/shards/staging.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "muster/base/host_name.h"
+#include "muster/base/secret.h"
+#include "muster/base/socket_address.h"
+#include "muster/shards/files/disk.h"
+#include "muster/shards/files/index.h"
+#include "muster/shards/history.h"
+
+namespace muster::shards {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::string_view kSaving = ".saving", kRemoved = ".old";
+constexpr std::size_t kTokenBytes = 8, kTokenDigits = 16;
+constexpr std::uint64_t kSaverLimit = 65536;
+/// A look whether the lock is held holds it for a moment itself.
+constexpr int kLockTries = 1000;
+
+Status refuse_saver(const std::string& why) {
+  return {Code::invalid_argument, "checkpoint: " + why};
+}
+
+bool is_folder(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::is_directory(std::filesystem::symlink_status(path, error));
+}
+
+bool all_digits(std::string_view text) {
+  return !text.empty() && std::all_of(text.begin(), text.end(),
+                                      [](char each) { return each >= '0' && each <= '9'; });
+}
+
+/// Takes `end` from the end of `text`.
+bool strip(std::string_view& text, std::string_view end) {
+  if (!text.ends_with(end)) return false;
+  text.remove_suffix(end.size());
+  return true;
+}
+
+struct StagingName {
+  std::string target;  ///< the name of a folder, without the folder around it
+  std::int64_t number = 0;
+  std::string token;
+  bool is_removed = false;
+};
+
+/// The parts of "<target>.<number>-<token>.saving" and of "<target>.<number>-<token>.old.saving".
+std::optional<StagingName> staging_name(std::string_view name) {
+  if (!strip(name, kSaving)) return {};
+  StagingName parts;
+  parts.is_removed = strip(name, kRemoved);
+  const std::size_t dot = name.rfind('.');
+  if (dot == std::string_view::npos || dot == 0) return {};
+  const std::string_view stamp = name.substr(dot + 1);
+  const std::size_t dash = stamp.find('-');
+  if (dash == std::string_view::npos || dash > 18 || !all_digits(stamp.substr(0, dash)) ||
+      stamp.size() != dash + 1 + kTokenDigits ||
+      stamp.find_first_not_of("0123456789abcdef", dash + 1) != std::string_view::npos)
+    return {};
+  parts.target = name.substr(0, dot);
+  parts.number = std::stoll(std::string(stamp.substr(0, dash)));
+  parts.token = stamp.substr(dash + 1);
+  return parts;
+}
+
+/// Whether saves write files of this name.
+bool is_name_of_ours(std::string_view name) {
+  if (name == kSaverName || name == kIndexName || name == std::string(kIndexName) + ".writing")
+    return true;
+  return name.starts_with("shard-") && strip(name, ".safetensors") &&
+         name.find("-model-") != std::string_view::npos;
+}
+
+}  // namespace
+
+Status remove_files_of_ours(const std::string& path) {
+  std::error_code error;
+  std::vector<std::string> names{kIndexName};
+  for (auto at = std::filesystem::directory_iterator(path, error);
+       !error && at != std::filesystem::directory_iterator(); at.increment(error))
+    if (const std::string name = at->path().filename().string(); is_name_of_ours(name))
+      names.push_back(name);
+  for (const std::string& name : names)
+    if (Status done = remove_file(path + "/" + name); !done) return done;
+  return remove_empty_folder(path);
+}
+
+namespace {
+
+enum class SaverLife { running, ended, unknown };
+
+SaverLife life_of_saver(const std::string& staging) {
+  const std::string path = staging + "/" + kSaverName;
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (!file) return SaverLife::unknown;
+  int result = 0;
+  do result = ::flock(file.get(), LOCK_SH | LOCK_NB);
+  while (result != 0 && errno == EINTR);
+  if (result == 0) return SaverLife::ended;
+  return errno == EWOULDBLOCK ? SaverLife::running : SaverLife::unknown;
+}
+
+/// Who saves there, as far as it has told.
+CommitRecord claim_of(const UnfinishedSave& save) {
+  CommitRecord record;
+  if (const auto name = staging_name(std::filesystem::path(save.path).filename().string())) {
+    record.number = name->number;
+    record.token = name->token;
+  }
+  const auto text = read_text(save.path + "/" + kSaverName, kSaverLimit);
+  if (!text) return record;
+  const json told = json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  if (!told.is_object()) return record;
+  if (told.contains("job") && told["job"].is_string()) record.job = told["job"];
+  if (told.contains("epoch") && told["epoch"].is_number_integer()) record.epoch = told["epoch"];
+  return record;
+}
+
+}  // namespace
+
+Status refuse_link(const std::string& path) {
+  return refuse_saver(path +
+                      " is a symbolic link, and what it leads to is not replaced or removed: give "
+                      "the name of a folder");
+}
+
+std::string staging_path(const std::string& target, const std::string& stamp) {
+  std::string path = target;
+  return path.append(".").append(stamp).append(kSaving);
+}
+
+Status superseded(const std::string& target) {
+  return {Code::refused, "checkpoint: this save of " + target +
+                             " is refused: another saver has begun to save " + target +
+                             " after it; end the one of the two jobs that should not save, or give "
+                             "each a folder of its own"};
+}
+
+std::string removed_name(const std::string& folder) {
+  std::string name = folder;
+  return name.append(".0-").append(random_name(kTokenBytes)).append(kRemoved).append(kSaving);
+}
+
+std::string StagingFolder::stamp() const {
+  return std::to_string(record_.number) + "-" + record_.token;
+}
+
+Result<StagingFolder> StagingFolder::begin(const std::string& target, const SaverIdentity& saver,
+                                           bool overwrite) {
+  StagingFolder made;
+  made.target_ = target;
+  made.overwrite_ = overwrite;
+  made.known_number_ = saver.known_number;
+  made.record_.job = saver.job;
+  made.record_.epoch = saver.epoch;
+  made.record_.name = std::filesystem::path(target).filename().string();
+  made.record_.token = random_name(kTokenBytes);
+  const std::string around = folder_of(target);
+  if (Status done = make_folder(around); !done) return done;
+  made.record_.number = highest_number_in(around) + 1;
+  if (Status free = made.check_target(); !free) return free;
+  made.path_ = staging_path(target, made.stamp());
+  if (Status done = make_new_folder(made.path_); !done) return done;
+  const json about{
+      {"job", saver.job}, {"epoch", saver.epoch}, {"host", host_name()}, {"process", ::getpid()}};
+  const std::string text = about.dump(-1, ' ', false, json::error_handler_t::replace);
+  auto file = FileWriter::create(made.path_ + "/" + kSaverName);
+  Status done = file.status();
+  if (done.ok()) done = file->write(std::as_bytes(std::span(text)));
+  if (done.ok()) {
+    made.lock_ = file->release();
+    for (int tries = 0; tries < kLockTries && ::flock(made.lock_.get(), LOCK_EX | LOCK_NB) != 0 &&
+                        (errno == EWOULDBLOCK || errno == EINTR);
+         ++tries) {
+    }
+    done = made.settle_with_others();
+  }
+  if (done.ok()) done = made.check_target();
+  if (!done) {
+    if (!exists(made.path_)) done = superseded(target);
+    made.discard();
+    return done;
+  }
+  return made;
+}
+
+/// After the own folder is there: takes over the saves that are less, or gives way.
+Status StagingFolder::settle_with_others() {
+  for (const UnfinishedSave& other : unfinished_saves_of(target_)) {
+    if (other.path == path_) continue;
+    const SaverLife life = other.is_removed ? SaverLife::ended : life_of_saver(other.path);
+    if (life != SaverLife::ended) {
+      const CommitRecord theirs = claim_of(other);
+      const bool older_epoch = life == SaverLife::running && record_.is_older_epoch_than(theirs);
+      if (older_epoch || (theirs.is_later_than(record_) && !theirs.is_older_epoch_than(record_)))
+        return {Code::refused, "checkpoint: this save of " + target_ + " is refused: " +
+                                   theirs.saver_text() + " is saving it at the same time (" +
+                                   other.path + "); end the one of the two jobs that should not " +
+                                   "save, or give each a folder of its own"};
+    }
+    if (Status done = take_over(other.path, /*durable=*/true); !done) return done;
+  }
+  return exists(path_) ? Status() : superseded(target_);
+}
+
+/// Whether what is at the target may be replaced by this save, and what that is.
+Status StagingFolder::check_target() {
+  has_target_ = false;
+  seen_digest_.reset();
+  std::error_code error;
+  const auto kind = std::filesystem::symlink_status(target_, error).type();
+  if (kind == std::filesystem::file_type::not_found) return {};
+  if (kind == std::filesystem::file_type::symlink) return refuse_link(target_);
+  has_target_ = true;
+  if (!exists(target_ + "/" + kIndexName)) {
+    if (is_folder(target_) && std::filesystem::is_empty(target_, error) && !error) return {};
+    return refuse_saver(target_ +
+                        " is there and is no checkpoint; its files are not replaced: save under "
+                        "another name");
+  }
+  if (!overwrite_) return refuse_saver(target_ + " is a checkpoint already, and overwrite is off");
+  const auto index = open_index(target_);
+  if (!index)
+    return index.status().with_context("checkpoint: " + target_ +
+                                       " is not replaced, because its index does not tell which "
+                                       "files are its own; remove it or save under another name");
+  if (Status own = check_only_own_files(target_, *index); !own) return own;
+  const CommitRecord& there = index->commit;
+  if (record_.is_older_epoch_than(there) && there.number > known_number_)
+    return {Code::refused,
+            "checkpoint: this save of " + target_ + " is refused: it is of " +
+                record_.saver_text() + ", and " + there.saver_text() +
+                " has saved it already; a process that was left behind must end, and a job that is "
+                "started anew loads a checkpoint of the folder first or saves under another name"};
+  if (there.is_later_than(record_)) return superseded(target_);
+  seen_digest_ = index->digest;
+  return {};
+}
+
+Status StagingFolder::commit(std::string_view index, bool durable) {
+  const auto unless_superseded = [this](const Status& failed) {
+    return exists(path_) ? failed : superseded(target_);
+  };
+  if (Status done = write_text(path_ + "/" + kIndexName, index, durable); !done)
+    return unless_superseded(done);
+  if (Status free = check_target(); !free) return free;
+  if (Status done = put_in_place(path_, target_, has_target_); !done)
+    return unless_superseded(done);
+  static_cast<void>(remove_file(target_ + "/" + kSaverName));  // a later save has none there
+  if (durable)
+    if (Status done = sync_folder(folder_of(target_)); !done) return done;
+  return has_target_ ? remove_replaced() : Status();
+}
+
+/// After the two folders have changed their names: removes what was seen at the target, nothing
+/// else.
+Status StagingFolder::remove_replaced() const {
+  const auto index = open_index(path_);
+  if (!exists(path_)) return {};  // a later save has removed it
+  if (seen_digest_ && index.ok() && index->digest == *seen_digest_)
+    return remove_files_of_ours(path_);
+  if (!seen_digest_ && !index && remove_empty_folder(path_).ok() && !exists(path_)) return {};
+  const std::string kept = target_ + ".replaced-" + record_.token;
+  if (Status done = put_in_place(path_, kept, /*replaces=*/false); !done) return done;
+  return refuse_saver(target_ +
+                      " is saved, but what lay there was changed by others at the same "
+                      "time; it is kept as " +
+                      kept);
+}
+
+void StagingFolder::discard() {
+  if (exists(path_)) static_cast<void>(remove_files_of_ours(path_));
+  lock_.reset();
+}
+
+std::vector<UnfinishedSave> unfinished_saves_in(const std::string& folder) {
+  std::vector<UnfinishedSave> found;
+  std::error_code error;
+  for (auto at = std::filesystem::directory_iterator(folder, error);
+       !error && at != std::filesystem::directory_iterator(); at.increment(error)) {
+    const std::string name = at->path().filename().string(), path = folder + "/" + name;
+    if (const auto parts = staging_name(name); parts && is_folder(path))
+      found.push_back({path, parts->number, parts->is_removed});
+  }
+  return found;
+}
+
+std::vector<UnfinishedSave> unfinished_saves_of(const std::string& target) {
+  auto found = unfinished_saves_in(folder_of(target));
+  const std::string name = std::filesystem::path(target).filename().string();
+  std::erase_if(found, [&](const UnfinishedSave& each) {
+    return staging_name(std::filesystem::path(each.path).filename().string())->target != name;
+  });
+  const std::string first = target + std::string(kSaving);  // as the first versions called it
+  if (is_folder(first)) found.push_back({.path = first});
+  return found;
+}
+
+bool saver_has_ended(const std::string& staging) {
+  return life_of_saver(staging) == SaverLife::ended;
+}
+
+Status take_over(const std::string& staging, bool durable) {
+  std::string removed = staging;
+  const auto name = staging_name(std::filesystem::path(staging).filename().string());
+  if (!name || !name->is_removed) {
+    if (name) removed.resize(removed.size() - kSaving.size());
+    removed = name ? removed.append(kRemoved).append(kSaving) : removed_name(staging);
+    const Status renamed = put_in_place(staging, removed, /*replaces=*/false);
+    if (!renamed) return exists(staging) ? renamed : Status();  // it has been committed or removed
+  }
+  // Its saver may have changed names and not have brought that to the disk: what it has replaced is
+  // removed only when that is there.
+  if (durable)
+    if (Status done = sync_folder(folder_of(staging)); !done) return done;
+  return remove_files_of_ours(removed);
+}
+
+}  // namespace muster::shards
