@@ -50,7 +50,8 @@ class State {
   /// the groups' options as the value `name.param_groups`. `of` is the module that names the
   /// parameters. Supports Adam, AdamW, SGD, Adagrad and RMSprop, and a ZeroRedundancyOptimizer of
   /// these, whose parts each rank adds. Throws DistError for any other class, and for a parameter
-  /// that is not in `of`.
+  /// that is not in `of`. `load` refuses what another class, other groups or other parameters
+  /// saved.
   State& add_optimizer(const std::string& name, torch::optim::Optimizer& optimizer,
                        const torch::nn::Module& of);
 
@@ -77,7 +78,8 @@ struct SaveOptions {
   Group process_group = nullptr;
   std::optional<std::int64_t> step = {};  ///< shown by `muster checkpoint ls`
   bool overwrite = true;                  ///< false: an existing checkpoint at the path is an error
-  /// Number of newest checkpoints to keep in the parent folder, including this one; 0: all.
+  /// Number of newest checkpoints to keep in the parent folder, by `latest`'s order, and this one;
+  /// 0: all. Files that others put there stay.
   int keep_last = 0;
 };
 
@@ -90,7 +92,9 @@ struct LoadOptions {
 
 /// Writes a checkpoint into the folder `path` and creates the folder. Collective: every rank passes
 /// a state with the same names. Returns when the checkpoint is on disk; an older checkpoint at
-/// `path` stays intact until then. If one rank cannot write, throws DistError on all ranks.
+/// `path` stays intact until then. If one rank cannot write, throws DistError on all ranks, and so
+/// if a later save to `path` has begun, in whatever process, or if the checkpoint there is of a
+/// later epoch of this job.
 void save(const State& state, const std::string& path, const SaveOptions& options = {});
 
 /// A handle to an asynchronous save. Copies refer to the same save. Thread-safe.
@@ -115,14 +119,15 @@ class Saving {
 [[nodiscard]] Saving async_save(const State& state, const std::string& path,
                                 const SaveOptions& options = {});
 
-/// The checkpoint in `folder` that was committed last: the one to load after a restart. Empty if
-/// there is none.
+/// The newest checkpoint in `folder`, by its step and then by the order of the commits: the one to
+/// load after a restart. Empty if there is none.
 std::optional<std::string> latest(const std::string& folder);
 
 /// Fills the state from the checkpoint in the folder `path`, which every rank must be able to read.
 /// Collective. Throws DistError on all ranks, naming file and tensor, if any rank finds a missing
-/// tensor or value, different sizes, damaged bytes, or a different checkpoint at the path than rank
-/// 0. Tensors that were read before the failure have been filled.
+/// tensor or value, different sizes or types, another optimizer, damaged files, or a different
+/// checkpoint at the path than rank 0: before anything is filled. Every byte that is read is
+/// verified; tensors that were read before altered bytes are found have been filled.
 void load(State& state, const std::string& path, const LoadOptions& options = {});
 
 }  // namespace muster::checkpoint

@@ -13,8 +13,10 @@ import torch
 
 from muster import _C
 
+from . import containers
+from .optimizers import OptimizerContents
 from .ranks import RandomState
-from .shard import DTYPES, Shard, beside, is_tensor, item, refuse, whole_size
+from .shard import Shard, is_tensor, item, refuse
 from .values import decode, encode
 
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
@@ -65,142 +67,6 @@ def _with_extra_state(module):
     for path, part in module.named_modules():
         if type(part).get_extra_state is not torch.nn.Module.get_extra_state:
             yield _plain(f"{path}._extra_state" if path else "_extra_state"), part
-
-
-class _Optimizer:
-    """An optimizer's state by its parameters' names; of a ZeroRedundancyOptimizer, this rank's
-    part.
-    """
-
-    def __init__(self, key, optimizer, names):
-        self.key, self.whole = key, optimizer
-        self.part = optimizer
-        while type(self.part).__name__ == "ZeroRedundancyOptimizer":
-            self.part = self.part.optim
-        if isinstance(self.part, torch.optim.LBFGS):
-            refuse(
-                f"'{key}': LBFGS looks at all parameters together, and its state is no state of "
-                "each"
-            )
-        everything = [each for group in optimizer.param_groups for each in group["params"]]
-        if not names:  # no module is in the state: by their numbers
-            names = {id(each): str(number) for number, each in enumerate(everything)}
-        missing = [number for number, each in enumerate(everything) if id(each) not in names]
-        if missing:
-            refuse(
-                f"'{key}' has parameters (numbers {missing[:5]}) that no module of the state has; "
-                "put their module in"
-            )
-        self.names = names
-
-    def _name(self, parameter, key):
-        return f"{self.key}.state.{self.names[id(parameter)]}.{key}"
-
-    def _owned(self):
-        return [each for group in self.part.param_groups for each in group["params"]]
-
-    def items(self):
-        for parameter in self._owned():
-            for key, value in self.part.state.get(parameter, {}).items():
-                name = self._name(parameter, key)
-                if type(value) is int:
-                    value = torch.tensor(value, dtype=torch.int64)
-                if value is None:
-                    continue
-                if not isinstance(value, torch.Tensor):
-                    refuse(
-                        f"'{name}' is a {type(value).__name__}: tensors and whole numbers are "
-                        "saved of a parameter"
-                    )
-                yield beside(name, value, parameter)
-
-    def values(self):
-        def plain(value):
-            return value.item() if isinstance(value, torch.Tensor) else value
-
-        groups = []
-        for group in self.whole.param_groups:
-            kept = {key: plain(value) for key, value in group.items() if key != "params"}
-            groups.append(dict(kept, params=[self.names[id(each)] for each in group["params"]]))
-        return {f"{self.key}.param_groups": groups}
-
-    def make(self, index):
-        """State for what the checkpoint has, where it is to be filled."""
-        prefix, stored = f"{self.key}.state.", {}
-        for name, about in index.tensors.items():
-            if name.startswith(prefix):
-                parameter, _, key = name[len(prefix) :].rpartition(".")
-                stored.setdefault(parameter, {})[key] = about
-        self._compare(json.loads(index.values).get(f"{self.key}.param_groups"))
-        self.made = {}
-        for parameter in self._owned():
-            of = stored.get(self.names[id(parameter)], {})
-            self.made[parameter] = {
-                key: self._memory(parameter, key, *about) for key, about in of.items()
-            }
-            for key, tensor in self.made[parameter].items():
-                yield beside(self._name(parameter, key), tensor, parameter)
-
-    def _compare(self, saved):
-        """Refuses other parameters than were saved: their state would be left out unsaid. None:
-        safetensors files of others.
-        """
-        if saved is None:
-            return
-        mine = self.values()[f"{self.key}.param_groups"]
-        if len(mine) != len(saved):
-            refuse(f"'{self.key}' has {len(mine)} parameter groups, and {len(saved)} were saved")
-        for number, (here, there) in enumerate(zip(mine, saved, strict=True)):
-            here, there = set(here["params"]), set(map(str, there.get("params", here["params"])))
-            if here == there:
-                continue
-            why = ""
-            if all(map(str.isdigit, here)) != all(map(str.isdigit, there)):
-                why = (
-                    ": parameters go by number where no module is in the state; "
-                    "give the optimizer with its module at both times, or at neither"
-                )
-            refuse(
-                f"'{self.key}': group {number} was saved with the parameters {_some(there - here)} "
-                "that it has not here, and has "
-                f"{_some(here - there)} that were not saved in it{why}"
-            )
-
-    @staticmethod
-    def _memory(parameter, key, dtype, size):
-        dtype = DTYPES.get(dtype) or refuse(f"an optimizer's '{key}' of type {dtype} is not loaded")
-        if list(size) == whole_size(parameter) and key != "step":
-            return torch.empty_like(parameter.detach(), dtype=dtype)
-        return torch.empty(size, dtype=dtype, device="cpu" if not size else parameter.device)
-
-    def fill(self, values):
-        """After the tensors have been read. `values` None: the groups stay."""
-        for parameter, made in self.made.items():
-            if not made:
-                self.part.state.pop(parameter, None)
-                continue
-            self.part.state[parameter] = {
-                key: int(value) if value.dtype == torch.int64 and value.dim() == 0 else value
-                for key, value in made.items()
-            }
-        if values is None:
-            return
-        groups = _named(values, f"{self.key}.param_groups")
-        for number, saved in enumerate(groups):
-            kept = {key: value for key, value in saved.items() if key != "params"}
-            for group in {
-                id(each): each
-                for each in (self.whole.param_groups[number], self.part.param_groups[number])
-            }.values():
-                for key, value in kept.items():
-                    if isinstance(group.get(key), torch.Tensor):
-                        group[key].fill_(value)
-                    else:
-                        group[key] = value
-
-
-def _some(names):
-    return str(sorted(names)[:5]) + (" and more" if len(names) > 5 else "")
 
 
 def _units():
@@ -257,25 +123,29 @@ def _refuse_state_of_shards(name, value):
 
 class Contents:
     """What a state dictionary holds, in one walk: for saving `items()` and `values()`; for loading
-    `wanted(index)`, then `fill(values)`.
+    `wanted(index)`, which changes nothing and raises where the checkpoint does not fit, then
+    `fill()`.
     """
 
     def __init__(self, state_dict, rank):
         self._rank = rank
         self._modules = {}
         self._find_modules("", state_dict)
-        several = len(self._modules) > 1
         self._names = {
-            id(each): f"{key}.{_plain(name)}" if several else _plain(name)
+            key: {id(each): _plain(name) for name, each in module.named_parameters()}
             for key, module in self._modules.items()
-            for name, each in module.named_parameters()
         }
         self._taken = set()  # names
         self._tensors = []  # (name, tensor or Shard)
         self._values = {}
         self._optimizers = []
         self._random = {}
-        self._fill = []  # calls with the decoded values
+        self._fill = []  # (name of the value or None, call with the decoded values)
+        self._empty = []  # (name, dictionary)
+        self._containers = containers.Saved()
+        self._containers.note("", state_dict)
+        if not state_dict:
+            self._empty.append(("", state_dict))
         for key, each in state_dict.items():
             self._walk(str(key), each, state_dict, key)
 
@@ -297,19 +167,20 @@ class Contents:
             self._module(name, _unwrapped(value))
         elif isinstance(value, torch.optim.Optimizer):
             self._claim(f"{name}.param_groups")
-            self._optimizers.append(_Optimizer(name, value, self._names))
+            self._claim(f"{name}.identity")
+            self._optimizers.append(OptimizerContents(name, value, self._names))
         elif isinstance(value, RandomState):
             self._random[name] = value
         elif isinstance(value, dict) and not isinstance(value, Shard):
             _refuse_state_of_shards(name, value)
-            for inner, each in value.items():
-                self._walk(f"{name}.{inner}", each, value, inner)
+            self._dictionary(name, value)
         elif isinstance(value, (list, tuple)) and _holds_tensors(value):
             if not all(map(_holds_tensors, value)) and isinstance(value, tuple):
                 refuse(
                     f"'{name}' is a tuple of tensors and others, which cannot be loaded in place: "
                     "make it a list"
                 )
+            self._containers.note(name, value)
             for inner, each in enumerate(value):
                 self._walk(f"{name}.{inner}", each, value, inner)
         elif _is_stateful(value):
@@ -318,6 +189,13 @@ class Contents:
             self._value(f"{name}.epoch", value.epoch, value.set_epoch)
         else:
             self._value(name, value, lambda read: holder.__setitem__(key, read))
+
+    def _dictionary(self, name, value):
+        self._containers.note(name, value)
+        if not value:
+            self._empty.append((name, value))
+        for inner, each in value.items():
+            self._walk(f"{name}.{inner}", each, value, inner)
 
     def _claim(self, name):
         if name in self._taken:
@@ -334,7 +212,7 @@ class Contents:
     def _value(self, name, value, put):
         self._claim(name)
         self._values[name] = value
-        self._fill.append(lambda values: put(_named(values, name)))
+        self._fill.append((name, lambda values: put(values[name])))
 
     def _module(self, name, module):
         for path, each in _module_tensors(module):
@@ -352,9 +230,8 @@ class Contents:
     def _stateful(self, name, value):
         state = value.state_dict()
         _refuse_state_of_shards(name, state)
-        for key, each in state.items():
-            self._walk(f"{name}.{key}", each, state, key)
-        self._fill.append(lambda _: value.load_state_dict(state))
+        self._dictionary(name, state)
+        self._fill.append((None, lambda _: value.load_state_dict(state)))
 
     def items(self):
         all_items = [item(name, each) for name, each in self._tensors]
@@ -368,9 +245,20 @@ class Contents:
         values = dict(self._values)
         for each in self._optimizers:
             values |= each.values()
-        return {name: encode(value, name) for name, value in values.items()}
+        encoded = {name: encode(value, name) for name, value in values.items()}
+        return encoded | {containers.NAME: self._containers.all}
 
-    def wanted(self, index):
+    def wanted(self, index, *, with_values=True):
+        """`with_values` False: a checkpoint of others, which has none; what is no tensor stays."""
+        encoded = json.loads(index.values)
+        self._read_values = None
+        if with_values:
+            for name, _ in self._fill:
+                if name is not None and name not in encoded:
+                    refuse(f"there is no value '{name}' in it")
+            self._read_values = {
+                name: decode(each) for name, each in encoded.items() if name != containers.NAME
+            }
         items = [item(name, each) for name, each in self._tensors]
         self._read_random = {}
         for key, each in self._random.items():
@@ -380,21 +268,22 @@ class Contents:
                     items.append(item(name, self._read_random[name]))
         for each in self._optimizers:
             items += each.make(index)
+        self._restored = containers.Restored(index, encoded if with_values else {})
+        self._restored_into = [
+            (holder, self._restored.of(name) or {}) for name, holder in self._empty
+        ]
+        items += [item(name, each) for name, each in self._restored.tensors.items()]
         return [each for each in items if each is not None]
 
-    def fill(self, values):
-        """`values` None: a checkpoint of others, which has none; what is no tensor stays."""
-        values = values if values is None else {key: decode(each) for key, each in values.items()}
+    def fill(self):
+        """After the tensors of `wanted` have been read."""
+        self._restored.finish()
+        for holder, made in self._restored_into:
+            holder.update(made)
         for key, each in self._random.items():
             each.set(key, self._rank, self._read_random)
         for each in self._optimizers:
-            each.fill(values)
-        if values is not None:
-            for each in self._fill:
-                each(values)
-
-
-def _named(values, name):
-    if name not in values:
-        raise _C.DistArgumentError(f"checkpoint: there is no value '{name}' in it")
-    return values[name]
+            each.fill(self._read_values)
+        if self._read_values is not None:
+            for _, each in self._fill:
+                each(self._read_values)

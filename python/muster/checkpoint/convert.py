@@ -1,14 +1,20 @@
 """From and to other forms. `python -m muster.checkpoint` is the same as a command."""
 
+import contextlib
+import json
+import math
 import os
+import secrets
 
 import torch
 
 from muster import _C
 
+from . import containers
 from .saving import load, save
-from .shard import DTYPES, refuse
+from .shard import DTYPES, Number, refuse
 from .storage import HuggingFaceStorageReader
+from .values import decode
 
 
 def export_safetensors(checkpoint_id, folder, *, prefix="model.", file_bytes=5_000_000_000):
@@ -20,33 +26,57 @@ def export_safetensors(checkpoint_id, folder, *, prefix="model.", file_bytes=5_0
     index.export(os.fspath(folder), prefix=prefix, file_bytes=file_bytes)
 
 
-def _empty(tensors):
-    """Nested dictionaries as the names say, with memory for the tensors."""
-    state = {}
-    for name, (dtype, size) in tensors.items():
-        *path, last = name.split(".")
-        at = state
-        for each in path:
-            at = at.setdefault(each, {})
-        at[last] = torch.empty(size, dtype=DTYPES[dtype])
-    return state
+def check_memory(checkpoint_id):
+    """Refuses what memory cannot hold: sizes that a file claims may exceed all of it. The index."""
+    index = _C._CheckpointIndex.open(os.fspath(checkpoint_id), False)
+    wanted = sum(
+        torch.empty(0, dtype=DTYPES[dtype]).element_size() * math.prod(size)
+        for dtype, size in index.tensors.values()
+    )
+    try:
+        with open("/proc/meminfo") as about:
+            lines = dict(line.split(":", 1) for line in about)
+        available = int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return index
+    if wanted > available:
+        refuse(f"{wanted} bytes are to be in memory at once, and {available} are available")
+    return index
+
+
+def save_whole(contents, file):
+    """As torch.save; what is at `file` is whole until then."""
+    beside = f"{file}.{secrets.token_hex(8)}.writing"
+    try:
+        torch.save(contents, beside)
+        os.replace(beside, file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise
 
 
 def to_torch_save(checkpoint_id, file):
-    """Writes `file` as torch.save does: {"tensors": {name: whole tensor}, "values": {name: value}}.
-    One process, with memory for all.
+    """Writes `file` as torch.save does: {"tensors": {name: whole tensor}, "values": {name: value}},
+    and {"numbers": {name: number}} where an optimizer has whole numbers of a parameter. One
+    process, with memory for all.
     """
-    import json
-
-    from .values import decode
-
-    index = _C._CheckpointIndex.open(os.fspath(checkpoint_id), False)
+    index = check_memory(checkpoint_id)
     flat = {
         name: torch.empty(size, dtype=DTYPES[dtype])
         for name, (dtype, size) in index.tensors.items()
     }
     load(flat, checkpoint_id=checkpoint_id, no_dist=True)
-    torch.save({"tensors": flat, "values": decode(json.loads(index.values))}, file)
+    numbers = {name for name, (dtype, _) in index.tensors.items() if dtype == "INT"}
+    values = json.loads(index.values)
+    values.pop(containers.NAME, None)
+    contents = {
+        "tensors": {name: each for name, each in flat.items() if name not in numbers},
+        "values": decode(values),
+    }
+    if numbers:
+        contents["numbers"] = {name: int(flat[name]) for name in sorted(numbers)}
+    save_whole(contents, os.fspath(file))
 
 
 def from_torch_save(file, checkpoint_id):
@@ -56,15 +86,24 @@ def from_torch_save(file, checkpoint_id):
     state = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(state, dict):
         refuse(f"{file} holds a {type(state).__name__}; a dictionary is needed")
-    if set(state) == {"tensors", "values"}:  # what to_torch_save wrote
-        state = {**state["tensors"], **state["values"]}
+    if set(state) - {"numbers"} == {"tensors", "values"}:  # what to_torch_save wrote
+        numbers = {name: Number(each) for name, each in state.get("numbers", {}).items()}
+        state = {**state["tensors"], **numbers, **state["values"]}
     save(state, checkpoint_id=checkpoint_id, no_dist=True)
 
 
-def from_torch_dcp(folder, checkpoint_id):
-    """A checkpoint of a `.distcp` folder of torch.distributed.checkpoint, read by torch itself,
-    which unpickles its metadata: only for folders that you trust. One process, with memory for all.
+def from_torch_dcp(folder, checkpoint_id, *, trust=False):
+    """A checkpoint of a `.distcp` folder of torch.distributed.checkpoint, read by torch itself. One
+    process, with memory for all.
+
+    trust: torch unpickles the folder's .metadata, which runs whatever code its author put there.
+    Give True only for folders that you trust; without it nothing is read.
     """
+    if not trust:
+        refuse(
+            f"{os.fspath(folder)} is in torch's format, whose .metadata is a pickle: reading it "
+            "can run code of its author. If you trust that, give trust=True (--trust)"
+        )
     from torch.distributed.checkpoint import FileSystemReader
     from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict

@@ -22,6 +22,14 @@ class Shard:
     offsets: object
 
 
+#: In the place of an item: a whole number of Python's, as a tensor without dimensions.
+NUMBER = -1
+
+
+class Number(int):
+    """A whole number that is stored as a tensor: an optimizer's state of a parameter."""
+
+
 def refuse(text):
     """Raises what bad arguments raise."""
     raise _C.DistArgumentError(f"checkpoint: {text}")
@@ -37,9 +45,11 @@ def item(name, value):
     """(name, tensor, size of the whole, place) as the C++ half takes it, of a tensor of any kind;
     None where this rank has nothing of it.
     """
+    if isinstance(value, Number):
+        return (name, torch.tensor(int(value), dtype=torch.int64), [], NUMBER)
     if isinstance(value, Shard):
         tensor, size, place = value.tensor, list(value.size), value.offsets
-        return (name, tensor, size, place if isinstance(place, int) else list(place))
+        return (name, tensor, size, int(place) if isinstance(place, int) else list(place))
     if is_dtensor(value):
         chunks = value.__create_chunk_list__()
         if not chunks:
@@ -57,7 +67,7 @@ def item(name, value):
 
 def is_tensor(value):
     """Whether `item` takes it."""
-    return isinstance(value, (torch.Tensor, Shard))
+    return isinstance(value, (torch.Tensor, Shard, Number))
 
 
 def beside(name, value, parameter):
@@ -94,4 +104,11 @@ DTYPES = {
     "C64": torch.complex64,
     "F8_E5M2": torch.float8_e5m2,
     "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F4_E2M1X2": torch.float4_e2m1fn_x2,
+    "C32": torch.complex32,
+    "C128": torch.complex128,
+    "INT": torch.int64,  # a number of Python's
 }

@@ -7,6 +7,8 @@
 #include "muster/group/errors.h"
 #include "muster/init.h"
 #include "muster/shards/files/index.h"
+#include "muster/shards/files/local_path.h"
+#include "muster/shards/history.h"
 #include "muster/shards/load.h"
 #include "muster/shards/save.h"
 
@@ -57,7 +59,7 @@ Saving async_save(const State& state, const std::string& path, const SaveOptions
 }
 
 std::optional<std::string> latest(const std::string& folder) {
-  auto all = shards::checkpoints_in(folder);
+  auto all = shards::checkpoints_in(group::take(shards::local_path(folder)));
   if (all.empty()) return {};
   return std::move(all.back());
 }
@@ -69,13 +71,16 @@ void load(State& state, const std::string& path, const LoadOptions& options) {
   Status mine = index.status();
   std::vector<CheckpointItem> items;
   try {
-    if (mine.ok()) items = StateAccess::wanted(state, *index, ranks.rank);
-  } catch (const DistError& error) {
-    mine = Status(error.code(), error.what());
+    if (mine.ok()) {
+      items = StateAccess::wanted(state, *index, ranks.rank, /*with_values=*/!options.safetensors);
+      mine = check_items(*index, items);
+    }
+  } catch (const std::exception& error) {  // the other ranks wait for this one's word
+    mine = status_of(error);
   }
   group::check(shards::agree_on_index(ranks, mine, index.ok() ? index->digest : std::string()));
   load_items(*index, items, ranks);
-  StateAccess::finish(state, *index, /*with_values=*/!options.safetensors);
+  StateAccess::finish(state);
 }
 
 }  // namespace muster::checkpoint

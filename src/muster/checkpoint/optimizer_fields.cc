@@ -100,6 +100,15 @@ std::unique_ptr<OptimizerParamState> new_state_for(const OptimizerOptions& optio
   refuse(typeid(options));
 }
 
+std::string class_name(const OptimizerOptions& options) {
+  if (dynamic_cast<const AdamOptions*>(&options)) return "Adam";
+  if (dynamic_cast<const AdamWOptions*>(&options)) return "AdamW";
+  if (dynamic_cast<const SGDOptions*>(&options)) return "SGD";
+  if (dynamic_cast<const AdagradOptions*>(&options)) return "Adagrad";
+  if (dynamic_cast<const RMSpropOptions*>(&options)) return "RMSprop";
+  refuse(typeid(options));
+}
+
 std::string text_of_options(const OptimizerOptions& options) {
   json all = json::object();
   const auto copy = options.clone();

@@ -27,6 +27,9 @@ std::vector<StateField> fields_of(torch::optim::OptimizerParamState& state);
 std::unique_ptr<torch::optim::OptimizerParamState> new_state_for(
     const torch::optim::OptimizerOptions& options);
 
+/// The class by torch's name in Python ("Adam"). Throws as the functions above do.
+std::string class_name(const torch::optim::OptimizerOptions& options);
+
 /// Options as a JSON object ({"lr": 0.001, "betas": [0.9, 0.999]}) and back; names that are absent
 /// stay as they are.
 std::string text_of_options(const torch::optim::OptimizerOptions& options);

@@ -3,13 +3,11 @@
 #include <torch/types.h>
 
 #include <nlohmann/json.hpp>
-#include <unordered_map>
 #include <utility>
 
 #include "muster/checkpoint/json_values.h"
-#include "muster/checkpoint/optimizer_fields.h"
+#include "muster/checkpoint/optimizer_entry.h"
 #include "muster/group/errors.h"
-#include "muster/zero_redundancy_optimizer.h"
 
 namespace muster::checkpoint {
 
@@ -21,20 +19,23 @@ namespace {
 struct StateEntry {
   std::function<void(std::vector<CheckpointItem>&, int rank)> items = {};
   std::function<void(json&)> values = {};
-  /// Absent: `items`.
-  std::function<void(std::vector<CheckpointItem>&, const shards::Index&, int rank)> wanted = {};
+  /// Absent: `items`. Changes nothing of what was added. `values` null: there are none.
+  std::function<void(std::vector<CheckpointItem>&, const shards::Index&, const json* values,
+                     int rank)>
+      wanted = {};
   std::function<void()> filled = {};  ///< after the tensors have been loaded
-  std::function<void(const json& values, const shards::Index&)> read = {};
+  /// Throws where the value is not there or of another type; what it returns puts it in place.
+  std::function<std::function<void()>(const json& values, const shards::Index&)> read = {};
 };
 
-/// `value[name]`, a complaint where there is none or of another type.
+/// `values[name]`, a complaint where there is none or of another type.
 template <class T>
-void read_value(const json& values, const shards::Index& index, const std::string& name, T& value) {
+T read_value(const json& values, const shards::Index& index, const std::string& name) {
   const auto found = values.find(name);
   if (found == values.end())
     group::invalid("checkpoint: " + index.folder + " has no value '" + name + "'");
   try {
-    value = decoded<T>(*found);
+    return decoded<T>(*found);
   } catch (const json::exception&) {
     group::invalid("checkpoint: the value '" + name + "' of " + index.folder + " is " +
                    found->dump() + ", which is of another type");
@@ -44,9 +45,10 @@ void read_value(const json& values, const shards::Index& index, const std::strin
 template <class T>
 StateEntry value_entry(const std::string& name, T& value) {
   return {.values = [name, &value](json& values) { values[name] = encoded(value); },
-          .read = [name, &value](
-                      const json& values,
-                      const shards::Index& index) { read_value(values, index, name, value); }};
+          .read =
+              [name, &value](const json& values, const shards::Index& index) {
+                return [&value, read = read_value<T>(values, index, name)] { value = read; };
+              }};
 }
 
 StateEntry item_entry(CheckpointItem item) {
@@ -55,123 +57,11 @@ StateEntry item_entry(CheckpointItem item) {
   }};
 }
 
-/// An optimizer as its entry sees it: for ZeRO, the part that this rank has.
-class OptimizerEntry {
- public:
-  OptimizerEntry(std::string name, torch::optim::Optimizer& optimizer, const torch::nn::Module& of)
-      : name_(std::move(name)), whole_(optimizer) {
-    for (const auto& named : of.named_parameters())
-      names_[named.value().unsafeGetTensorImpl()] = named.key();
-    for (const auto& group : whole_.param_groups())
-      for (const at::Tensor& parameter : group.params()) name_of(parameter);
-  }
-
-  void items(std::vector<CheckpointItem>& items) {
-    auto& state = part().state();
-    for (auto& group : part().param_groups())
-      for (const at::Tensor& parameter : group.params()) {
-        const auto found = state.find(parameter.unsafeGetTensorImpl());
-        if (found == state.end()) continue;
-        for (const StateField& field : fields_of(*found->second)) {
-          const std::string name = field_name(parameter, field.name);
-          // Python counts steps in a float32 tensor.
-          if (field.count != nullptr)
-            items.push_back(whole_item(name, at::scalar_tensor(*field.count, at::kFloat)));
-          else if (field.tensor->defined())
-            items.push_back(state_item(name, *field.tensor, parameter));
-        }
-      }
-  }
-
-  void values(json& values) {
-    json groups = json::array();
-    for (auto& group : whole_.param_groups()) {
-      json one = json::parse(text_of_options(group.options()));
-      one["params"] = json::array();
-      for (const at::Tensor& parameter : group.params())
-        one["params"].push_back(name_of(parameter));
-      groups.push_back(std::move(one));
-    }
-    values[name_ + ".param_groups"] = std::move(groups);
-  }
-
-  void wanted(std::vector<CheckpointItem>& items, const shards::Index& index) {
-    counts_.clear();
-    auto& state = part().state();
-    for (auto& group : part().param_groups())
-      for (const at::Tensor& parameter : group.params()) {
-        auto made = new_state_for(group.options());
-        bool any = false;
-        for (const StateField& field : fields_of(*made)) {
-          const std::string name = field_name(parameter, field.name);
-          const auto stored = index.tensors.find(name);
-          if (stored == index.tensors.end()) continue;
-          any = true;
-          if (field.count != nullptr) {
-            counts_.emplace_back(field.count, at::zeros({}, at::kFloat));
-            items.push_back(whole_item(name, counts_.back().second));
-            continue;
-          }
-          *field.tensor = memory_for(stored->second, parameter);
-          items.push_back(state_item(name, *field.tensor, parameter));
-        }
-        if (any)
-          state[parameter.unsafeGetTensorImpl()] = std::move(made);
-        else
-          state.erase(parameter.unsafeGetTensorImpl());
-      }
-  }
-
-  void filled() {
-    for (auto& [count, tensor] : counts_) *count = static_cast<std::int64_t>(tensor.item<float>());
-  }
-
-  void read(const json& values, const shards::Index& index) {
-    json groups;
-    read_value(values, index, name_ + ".param_groups", groups);
-    auto& mine = whole_.param_groups();
-    if (!groups.is_array() || groups.size() != mine.size())
-      group::invalid("checkpoint: '" + name_ + "' has " + std::to_string(mine.size()) +
-                     " parameter groups, and another number in " + index.folder);
-    for (std::size_t i = 0; i < mine.size(); ++i) {
-      read_options(mine[i].options(), groups[i].dump());
-      if (&part() != &whole_) read_options(part().param_groups()[i].options(), groups[i].dump());
-    }
-  }
-
- private:
-  torch::optim::Optimizer& part() {
-    auto* divided = dynamic_cast<parallel::ShardedOptimizer*>(&whole_);
-    return divided != nullptr ? divided->local() : whole_;
-  }
-  const std::string& name_of(const at::Tensor& parameter) const {
-    const auto found = names_.find(parameter.unsafeGetTensorImpl());
-    if (found == names_.end())
-      group::invalid("checkpoint: '" + name_ +
-                     "' has a parameter that the module does not have; give the module that the "
-                     "optimizer's parameters are of");
-    return found->second;
-  }
-  std::string field_name(const at::Tensor& parameter, const char* field) const {
-    return name_ + ".state." + name_of(parameter) + "." + field;
-  }
-  /// As the parameter lies on this rank where what is stored is like the whole of it.
-  static at::Tensor memory_for(const shards::StoredTensor& stored, const at::Tensor& parameter) {
-    return stored.sizes == whole_sizes(parameter)
-               ? at::empty_like(parameter.detach())
-               : at::empty(stored.sizes, parameter.options().requires_grad(false));
-  }
-
-  const std::string name_;
-  torch::optim::Optimizer& whole_;
-  std::unordered_map<const void*, std::string> names_;
-  std::vector<std::pair<std::int64_t*, at::Tensor>> counts_;
-};
-
 }  // namespace
 
 struct State::Entries {
   std::vector<StateEntry> all;
+  std::vector<std::function<void()>> finish;  // of the last `wanted`
 };
 
 State::State() : entries_(std::make_unique<Entries>()) {}
@@ -208,10 +98,8 @@ State& State::add_optimizer(const std::string& name, torch::optim::Optimizer& op
       {.items = [entry](std::vector<CheckpointItem>& items, int) { entry->items(items); },
        .values = [entry](json& values) { entry->values(values); },
        .wanted = [entry](std::vector<CheckpointItem>& items, const shards::Index& index,
-                         int) { entry->wanted(items, index); },
-       .filled = [entry] { entry->filled(); },
-       .read = [entry](const json& values,
-                       const shards::Index& index) { entry->read(values, index); }});
+                         const json* values, int) { entry->wanted(items, index, values); },
+       .filled = [entry] { entry->filled(); }});
   return *this;
 }
 
@@ -238,9 +126,9 @@ State& State::add_sampler(const std::string& name, DistributedSampler& sampler) 
       {.values = [key, &sampler](json& values) { values[key] = sampler.epoch(); },
        .read =
            [key, &sampler](const json& values, const shards::Index& index) {
-             std::uint64_t epoch = 0;
-             read_value(values, index, key, epoch);
-             sampler.set_epoch(epoch);
+             return [&sampler, epoch = read_value<std::uint64_t>(values, index, key)] {
+               sampler.set_epoch(epoch);
+             };
            }});
   return *this;
 }
@@ -259,7 +147,7 @@ State& State::add_random(const std::string& name, const std::optional<at::Genera
                              int rank) { items.push_back(whole_item(key(rank), state())); },
        .wanted =
            [key, state, loaded](std::vector<CheckpointItem>& items, const shards::Index& index,
-                                int rank) {
+                                const json*, int rank) {
              loaded->reset();
              if (!index.tensors.contains(key(rank))) return;
              *loaded = at::empty_like(state());
@@ -295,24 +183,25 @@ std::string StateAccess::values(const State& state) {
   return values.dump();
 }
 
-std::vector<CheckpointItem> StateAccess::wanted(State& state, const shards::Index& index,
-                                                int rank) {
+std::vector<CheckpointItem> StateAccess::wanted(State& state, const shards::Index& index, int rank,
+                                                bool with_values) {
   std::vector<CheckpointItem> items;
+  auto& finish = state.entries_->finish;
+  finish.clear();
+  const json values = json::parse(index.values, nullptr, false);
   for (const StateEntry& entry : state.entries_->all) {
     if (entry.wanted)
-      entry.wanted(items, index, rank);
+      entry.wanted(items, index, with_values ? &values : nullptr, rank);
     else if (entry.items)
       entry.items(items, rank);
+    if (entry.filled) finish.push_back(entry.filled);
+    if (entry.read && with_values) finish.push_back(entry.read(values, index));
   }
   return items;
 }
 
-void StateAccess::finish(State& state, const shards::Index& index, bool with_values) {
-  const json values = json::parse(index.values, nullptr, false);
-  for (const StateEntry& entry : state.entries_->all) {
-    if (entry.filled) entry.filled();
-    if (entry.read && with_values) entry.read(values, index);
-  }
+void StateAccess::finish(State& state) {
+  for (const auto& each : std::exchange(state.entries_->finish, {})) each();
 }
 
 }  // namespace muster::checkpoint

@@ -14,11 +14,13 @@ struct StateAccess {
   static std::vector<CheckpointItem> items(const State& state, int rank);
   /// JSON.
   static std::string values(const State& state);
-  /// What is to be filled from this checkpoint; makes an optimizer's state where there is none yet.
-  static std::vector<CheckpointItem> wanted(State& state, const shards::Index& index, int rank);
-  /// After the tensors have been filled. Without values (safetensors files of others have none),
-  /// what is no tensor stays as it is.
-  static void finish(State& state, const shards::Index& index, bool with_values);
+  /// What is to be filled from this checkpoint. Compares the state with it and throws DistError
+  /// where it does not fit; nothing of the state changes before `finish`. Without values
+  /// (safetensors files of others have none), what is no tensor stays as it is.
+  static std::vector<CheckpointItem> wanted(State& state, const shards::Index& index, int rank,
+                                            bool with_values = true);
+  /// After the tensors of the last `wanted` have been filled.
+  static void finish(State& state);
 };
 
 }  // namespace muster::checkpoint

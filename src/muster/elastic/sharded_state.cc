@@ -51,10 +51,10 @@ void State::StateParts::fill_from(const FoundCommit& commit, bool with_bound, bo
     memory.fill_here(commit, items);
   else
     memory.fill(commit, items);
-  StateAccess::finish(held, of_held, /*with_values=*/true);
+  StateAccess::finish(held);
   for (torch::nn::Module* module : modules) module->zero_grad();
   if (!with_bound) return;
-  StateAccess::finish(bound->held, of_bound, /*with_values=*/true);
+  StateAccess::finish(bound->held);
   for (torch::nn::Module* module : bound->modules) module->zero_grad();
 }
 

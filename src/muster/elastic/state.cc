@@ -128,7 +128,7 @@ void State::StateParts::put_back(int rank) {
                      "' of these sizes; every rank must add the same");
     item.tensor.copy_(found->second);
   }
-  StateAccess::finish(held, index, true);
+  StateAccess::finish(held);
   for (torch::nn::Module* module : modules) module->zero_grad();
   seed(rank);
 }
