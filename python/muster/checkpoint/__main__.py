@@ -3,7 +3,7 @@ the others, and ls, show and verify.
 
 FROM and TO: a checkpoint of muster's (a folder with muster.json), a file of torch.save (its name
 ends in .pt, .pth or .bin), a `.distcp` folder of torch.distributed.checkpoint (as FROM; torch
-unpickles its metadata, so only folders that you trust), a folder of safetensors files.
+unpickles its metadata, so only with --trust), a folder of safetensors files.
 """
 
 import argparse
@@ -38,6 +38,11 @@ def main():
         help="write whole safetensors files of the tensors whose names begin with TEXT, "
         "such as model.",
     )
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="read a .distcp folder although that can run code of its author",
+    )
     given = parser.parse_args()
     try:
         if given.prefix is not None:
@@ -45,7 +50,7 @@ def main():
         elif _is_file_of_torch(given.source):
             convert.from_torch_save(given.source, given.target)
         elif os.path.exists(os.path.join(given.source, ".metadata")):
-            convert.from_torch_dcp(given.source, given.target)
+            convert.from_torch_dcp(given.source, given.target, trust=given.trust)
         elif _is_file_of_torch(given.target):
             convert.to_torch_save(given.source, given.target)
         elif os.path.exists(os.path.join(given.source, "muster.json")):
