@@ -49,6 +49,8 @@ def item(name, value):
         return (name, torch.tensor(int(value), dtype=torch.int64), [], NUMBER)
     if isinstance(value, Shard):
         tensor, size, place = value.tensor, list(value.size), value.offsets
+        if isinstance(place, int) and place < 0:
+            refuse(f"'{name}' is a Shard whose elements begin at number {place}")
         return (name, tensor, size, int(place) if isinstance(place, int) else list(place))
     if is_dtensor(value):
         chunks = value.__create_chunk_list__()
