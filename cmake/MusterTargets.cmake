@@ -11,12 +11,13 @@ if(NOT CMAKE_BUILD_TYPE)
 endif()
 
 # ccache where there is one. It takes precompiled headers only when told that their defines and
-# times do not matter.
+# times do not matter. A precompiled header holds the paths of its clone: ccache goes by the sum
+# beside it instead (muster_sum_headers), so that what is compiled with it is found in every clone.
 find_program(MUSTER_CCACHE ccache)
 if(MUSTER_CCACHE AND (NOT CMAKE_CXX_COMPILER_LAUNCHER OR CMAKE_CXX_COMPILER_LAUNCHER STREQUAL
     "ccache"))
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros
-      CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}
+      CCACHE_PCH_EXTSUM=1 CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}
       CCACHE_NOHASHDIR=1 ${MUSTER_CCACHE})
 endif()
 
@@ -43,6 +44,10 @@ target_compile_options(muster_flags INTERFACE
 # what was compiled with them.
 target_compile_options(muster_flags INTERFACE
     "$<BUILD_INTERFACE:$<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>>")
+# ccache reads this spelling's path, not CMake's own, which names the header beside it a second time.
+if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  set(CMAKE_CXX_COMPILE_OPTIONS_USE_PCH -include-pch <PCH_FILE>)
+endif()
 include(MusterSanitizers)
 
 # What is tested is compiled as it is used; the tests themselves and the examples need not be fast,
@@ -62,6 +67,26 @@ if(MUSTER_TESTS)
   include(GoogleTest)
   find_package(GTest REQUIRED)
 endif()
+
+# muster_sum_headers(TARGET VERSION...)
+# Writes down what the target's precompiled header is made of: the headers' names, and the versions
+# of the compiler and of the libraries that they come from. Its options are part of every command.
+set(MUSTER_LIBRARY_VERSION "")
+find_program(gcc NAMES g++)
+if(gcc)  # clang takes libstdc++ of the newest g++
+  execute_process(COMMAND ${gcc} -dumpfullversion OUTPUT_VARIABLE MUSTER_LIBRARY_VERSION
+      OUTPUT_STRIP_TRAILING_WHITESPACE)
+endif()
+function(muster_sum_headers target)
+  set(extension pch)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    set(extension gch)
+  endif()
+  file(GENERATE
+      OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/${target}.dir/cmake_pch.hxx.${extension}.sum
+      CONTENT "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} ${MUSTER_LIBRARY_VERSION} \
+${ARGN} $<TARGET_PROPERTY:${target},PRECOMPILE_HEADERS>\n")
+endfunction()
 
 # Precompiled headers for what does without torch, a quarter of its time: of all tests, and of the
 # rest in the sanitized builds.
@@ -83,6 +108,7 @@ if(kinds)
                               <deque> <functional> <map> <memory> <mutex> <optional> <random> <set>
                               <span> <sstream> <string>
                               <string_view> <thread> <unordered_map> <utility> <vector>)
+    muster_sum_headers(muster_${kind}_headers ${GTest_VERSION})
     set_target_properties(muster_${kind}_headers PROPERTIES POSITION_INDEPENDENT_CODE OFF)
     target_compile_options(muster_${kind}_headers PRIVATE -fPIC)
   endforeach()
@@ -110,7 +136,8 @@ endfunction()
 
 # muster_join_sources(TARGET [COUNT])
 # Compiles the target's files so many at a time: most of the time of a short one goes to the headers
-# that they share.
+# that they share. CMake's own joined files name their parts by the path of the clone; these do not,
+# so that ccache finds them in every clone. A source with SKIP_UNITY_BUILD_INCLUSION stands alone.
 function(muster_join_sources target)
   if(NOT MUSTER_JOIN_SOURCES)
     return()
@@ -119,10 +146,53 @@ function(muster_join_sources target)
   if(ARGC GREATER 1)
     set(count ${ARGV1})
   endif()
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${count})
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
   # A source that is included has parts that it keeps to itself, and types made of them, as a header
   # should not.
   target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+  # When the folder's CMakeLists.txt has been read, the properties of its sources are known.
+  cmake_language(EVAL CODE "cmake_language(DEFER CALL muster_write_joined ${target} ${count})")
+endfunction()
+function(muster_write_joined target count)
+  get_target_property(sources ${target} SOURCES)
+  set(kept "")
+  set(joined "")
+  foreach(source IN LISTS sources)
+    get_source_file_property(alone ${source} SKIP_UNITY_BUILD_INCLUSION)
+    cmake_path(ABSOLUTE_PATH source OUTPUT_VARIABLE path)
+    cmake_path(IS_PREFIX PROJECT_SOURCE_DIR "${path}" inside)
+    if(alone OR NOT inside OR NOT source MATCHES "\\.cc$")
+      list(APPEND kept ${source})
+    else()
+      list(APPEND joined ${path})
+    endif()
+  endforeach()
+  list(LENGTH joined left)
+  if(left LESS 2)
+    return()
+  endif()
+  set(number 0)
+  while(joined)
+    set(batch "")
+    foreach(i RANGE 1 ${count})
+      list(POP_FRONT joined path)
+      list(APPEND batch ${path})
+      if(NOT joined)
+        break()
+      endif()
+    endforeach()
+    set(text "")
+    foreach(path IN LISTS batch)
+      cmake_path(RELATIVE_PATH path BASE_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE name)
+      string(REGEX REPLACE "^src/" "" name ${name})  # as includes spell it
+      string(APPEND text "#include \"${name}\"\n")
+    endforeach()
+    set(file ${CMAKE_CURRENT_BINARY_DIR}/joined/${target}_${number}.cc)
+    file(CONFIGURE OUTPUT ${file} CONTENT "${text}" @ONLY)
+    list(APPEND kept ${file})
+    math(EXPR number "${number} + 1")
+  endwhile()
+  set_property(TARGET ${target} PROPERTY SOURCES ${kept})
 endfunction()
 
 # muster_layer(NAME [TESTS_COMPUTE] [DEPENDS layer...] [LIBRARIES target...])
