@@ -38,8 +38,10 @@ export MUSTER_TEST_SEED
 ifeq ($(origin CXX),default)
 CXX = $(shell command -v clang++ || command -v c++)
 endif
-CONFIGURE = CXX="$(CXX)" cmake -DMUSTER_LIBTORCH="$(MUSTER_LIBTORCH)" \
-  -DPython_EXECUTABLE="$(MUSTER_PYTHON)" --log-level=WARNING --preset
+MUSTER_ALL_TESTS ?= OFF
+CONFIGURE = CXX="$(CXX)" cmake -DMUSTER_ALL_TESTS=$(MUSTER_ALL_TESTS) \
+  -DMUSTER_LIBTORCH="$(MUSTER_LIBTORCH)" -DPython_EXECUTABLE="$(MUSTER_PYTHON)" \
+  --log-level=WARNING --preset
 BUILD = cmake --build -j $(JOBS) --preset
 # Many tests wait for what they are about: two at once for each core.
 RUN_TESTS = tools/run_tests --no-tests=error -j $$((2 * $(JOBS)))
@@ -84,6 +86,7 @@ fuzz: tests-built
 # The libraries of tests/clients come from PyPI, torch's own tests from Debian.
 test-long: export MUSTER_CLIENTS = ON
 test-long: export MUSTER_TORCH_TESTS = ON
+test-long: MUSTER_ALL_TESTS = ON
 test-long: tests-built
 	@tools/check_alone
 	@MUSTER_TEST_LONG=1 $(RUN_TESTS) --timeout 3600

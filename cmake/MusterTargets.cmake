@@ -44,7 +44,8 @@ target_compile_options(muster_flags INTERFACE
 # what was compiled with them.
 target_compile_options(muster_flags INTERFACE
     "$<BUILD_INTERFACE:$<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>>")
-# ccache reads this spelling's path, not CMake's own, which names the header beside it a second time.
+# ccache understands the path in this spelling, not in CMake's own, which names the header beside
+# it a second time.
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   set(CMAKE_CXX_COMPILE_OPTIONS_USE_PCH -include-pch <PCH_FILE>)
 endif()
@@ -195,12 +196,15 @@ function(muster_write_joined target count)
   set_property(TARGET ${target} PROPERTY SOURCES ${kept})
 endfunction()
 
-# muster_layer(NAME [TESTS_COMPUTE] [DEPENDS layer...] [LIBRARIES target...])
+# muster_layer(NAME [TESTS_COMPUTE] [TESTS_SANITIZED] [DEPENDS layer...] [LIBRARIES target...])
 # Builds every *.cc of the folder (recursively, but for plugin/) into muster_NAME, and every
 # *_test.cc into muster_NAME_test. TESTS_COMPUTE: the tests spend their time in loops of their own,
-# and are compiled with optimisation in every build that is to be built soon.
+# and are compiled with optimisation in every build that is to be built soon. TESTS_SANITIZED: what
+# they prove does not depend on optimisation, so `make test` runs them in the sanitized builds, and
+# in the others only with MUSTER_ALL_TESTS, as `make test-long` has it.
 function(muster_layer name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "TESTS_COMPUTE" "" "DEPENDS;LIBRARIES;TEST_LIBRARIES")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "TESTS_COMPUTE;TESTS_SANITIZED" ""
+      "DEPENDS;LIBRARIES;TEST_LIBRARIES")
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS *.cc)
   set(tests ${sources})
   list(FILTER sources EXCLUDE REGEX "_test\\.cc$|_main\\.cc$|/plugin/")
@@ -228,8 +232,12 @@ function(muster_layer name)
     if(arg_TESTS_COMPUTE)
       set(compute COMPUTE)
     endif()
-    muster_test_executable(muster_${name}_test ${torch} ${compute} SOURCES ${tests} LIBRARIES
-        muster_${name} ${arg_TEST_LIBRARIES})
+    set(sanitized "")
+    if(arg_TESTS_SANITIZED)
+      set(sanitized SANITIZED)
+    endif()
+    muster_test_executable(muster_${name}_test ${torch} ${compute} ${sanitized} SOURCES ${tests}
+        LIBRARIES muster_${name} ${arg_TEST_LIBRARIES})
   endif()
 endfunction()
 
@@ -248,10 +256,11 @@ endfunction()
 # One GoogleTest executable; each of its tests is a ctest test named "<layer>.<Suite>.<Test>"
 # (behind MUSTER_TEST_PREFIX). Where it loads LibTorch, which takes half a second, a whole suite is
 # one, "<layer>.<Suite>", but for the sanitized builds. SERIAL: nothing else is tested while one of
-# them runs. TORCH: the sources use LibTorch tensors. COMPUTE: see muster_layer(). The tests are
-# listed when ctest starts, not when the program is linked: a build never runs what it builds.
+# them runs. TORCH: the sources use LibTorch tensors. COMPUTE, SANITIZED: see muster_layer(). The
+# tests are listed when ctest starts, not when the program is linked: a build never runs what it
+# builds.
 function(muster_test_executable target)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL;TORCH;COMPUTE" "" "SOURCES;LIBRARIES")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL;TORCH;COMPUTE;SANITIZED" "" "SOURCES;LIBRARIES")
   add_executable(${target} ${arg_SOURCES})
   target_link_libraries(${target} PRIVATE ${arg_LIBRARIES} GTest::gtest GTest::gtest_main)
   muster_join_sources(${target})
@@ -269,6 +278,10 @@ function(muster_test_executable target)
   endif()
   set(launcher ${MUSTER_TIMED} ${MUSTER_TEST_LAUNCHER})
   set_target_properties(${target} PROPERTIES CROSSCOMPILING_EMULATOR "${launcher}")
+  if(arg_SANITIZED AND NOT MUSTER_SANITIZE AND NOT MUSTER_ALL_TESTS)
+    set_target_properties(${target} PROPERTIES EXCLUDE_FROM_ALL ON)
+    return()
+  endif()
   string(REGEX REPLACE "^muster_(.*)_test$" "\\1" layer ${target})
   if(arg_TORCH AND NOT MUSTER_SANITIZE)
     muster_discover_suites(${target} "${MUSTER_TEST_PREFIX}${layer}." ENVIRONMENT
