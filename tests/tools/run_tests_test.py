@@ -14,7 +14,7 @@ TOOLS = pathlib.Path(__file__).resolve().parents[2] / "tools"
 ONCE = 'mkdir "{folder}/{name}.was_here" 2>/dev/null && exit 1; exit 0'
 
 
-def run(tests, retry=True):
+def run(tests, retry=True, after=""):
     """Runs tests, {name: "green", "red" or "once"}; (exit status, lines printed, flaky.txt)."""
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
@@ -29,6 +29,7 @@ def run(tests, retry=True):
             rows.append(f'add_test([=[{name}]=] "{root}/tools/timed" bash -c [=[{script}]=])\n')
         (root / "build/CTestTestfile.cmake").write_text("".join(rows))
         environment = {**os.environ, "MUSTER_RETRY": "ON" if retry else "OFF"}
+        environment["MUSTER_AFTER_TESTS"] = after
         done = subprocess.run(
             [sys.executable, "-B", root / "tools/run_tests", "-j", "2", "--timeout", "100"],
             capture_output=True,
@@ -84,6 +85,13 @@ class RunTests(unittest.TestCase):
             self.assertNotEqual(status, 0, name)
             self.assertIsNone(flaky)
             self.assertFalse([line for line in lines if "twice more" in line])
+
+    def test_what_is_asked_after_the_tests_can_turn_them_red(self):
+        status, lines, _ = run({"a": "green"}, after="echo asked; exit 3")
+        self.assertEqual((status, "asked" in lines), (3, True))
+        self.assertIn("100% tests passed, 0 tests failed out of 1", lines)
+        self.assertEqual(run({"a": "green"}, after="true")[0], 0)
+        self.assertNotIn("asked", run({"a": "red"}, after="echo asked")[1])
 
     def test_by_hand_a_red_test_is_red(self):
         status, _, flaky = run({"a": "once", "b": "green"}, retry=False)
