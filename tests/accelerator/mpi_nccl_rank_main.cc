@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "muster/group/group_core.h"
+#include "muster/testing/limits.h"
 #include "nccl_ranks.h"
 
 namespace muster::testing {
@@ -119,7 +120,7 @@ int run() {
   use_standin();
   for (int round = 0; round < 2; ++round) {
     init_process_group({.backend = kBackends,
-                        .timeout = std::chrono::seconds(60),
+                        .timeout = muster::testing::kMustHappen,
                         .pg_options = std::make_shared<ProcessGroupNCCL::Options>(true)});
     const int rank = get_rank();
     deferred::current_device = static_cast<c10::DeviceIndex>(rank);

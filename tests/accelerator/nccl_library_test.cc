@@ -17,6 +17,7 @@
 #include "muster/backends/nccl/transfers.h"
 #include "muster/collective/op.h"
 #include "muster/group/scalar_type.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/rank_processes.h"
 #include "nccl_ranks.h"
 
@@ -84,7 +85,7 @@ std::string wheel() {
 /// `body` in a process of its own, which loads NCCL anew.
 std::string in_a_process(const std::function<std::string()>& body) {
   RankProcesses process(1, [&](int) { return body(); });
-  return process.join(std::chrono::seconds(60)).front().report;
+  return process.join(muster::testing::kMustHappen).front().report;
 }
 
 // spec: A3 the real library is found beside torch and works as far as it does without a GPU; A9

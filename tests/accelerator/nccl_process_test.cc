@@ -10,6 +10,7 @@
 #include <string>
 #include <thread>
 
+#include "muster/testing/limits.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/reserved_port.h"
 #include "nccl_ranks.h"
@@ -20,7 +21,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr auto kProcessLimit = seconds(60);
+constexpr auto kProcessLimit = muster::testing::kMustHappen;
 
 /// What `body` returns, or the text of what it throws: an exception must not reach the forked test.
 std::string reported(const std::function<std::string()>& body) {
@@ -49,7 +50,7 @@ TEST(NcclProcesses, AKilledRankIsNamedAndTheOthersGoOn) {
   SharedCounter ready;
   RankProcesses ranks(3, [&](int rank) {
     return reported([&, rank]() -> std::string {
-      join_as_process(rank, 3, port, seconds(30));
+      join_as_process(rank, 3, port, muster::testing::kMustHappen);
       all_reduce(some(rank));
       ready.add(1);
       if (rank == 2) {
@@ -83,7 +84,7 @@ TEST(NcclProcesses, ADeathWhileGrowingIsNamed) {
   RankProcesses ranks(3, [&](int rank) {
     return reported([&, rank]() -> std::string {
       ::setenv("NCCL_STANDIN_GROW_ABSENT", "2", 1);
-      join_as_process(rank, 3, port, seconds(30));
+      join_as_process(rank, 3, port, muster::testing::kMustHappen);
       const auto pair = new_group({.ranks = std::vector<int>{0, 1}});
       if (rank < 2) all_reduce(some(rank), {.group = pair});
       std::thread watcher([&] {
@@ -116,7 +117,7 @@ TEST(NcclProcesses, AnOldVersionConnectsAnew) {
     return reported([&, rank]() -> std::string {
       use_standin();
       ::setenv("MUSTER_NCCL_LIBRARY", NCCL_STANDIN_2_14, 1);
-      join_as_process(rank, 3, port, seconds(30));
+      join_as_process(rank, 3, port, muster::testing::kMustHappen);
       const auto pair = new_group({.ranks = std::vector<int>{0, 1}});
       if (rank < 2) all_reduce(some(rank), {.group = pair});
       const auto grown = grow_group({0, 1, 2}, {.group = pair});

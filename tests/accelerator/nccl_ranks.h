@@ -11,6 +11,7 @@
 
 #include "muster/group/deferred_device.h"
 #include "muster/group/testing/ranks.h"
+#include "muster/testing/limits.h"
 
 namespace muster::testing {
 
@@ -64,7 +65,7 @@ inline at::Tensor some(int rank) { return deferred::on_device(values(rank, {4}),
 /// What this rank is told: by the call itself, or by one of the next. Each is carried out first, or
 /// ended by what the rank is told of.
 inline std::string told(const std::function<void()>& call) {
-  const auto limit = steady_clock().now() + std::chrono::seconds(60);
+  const auto limit = steady_clock().now() + muster::testing::kMustHappen;
   while (steady_clock().now() < limit) {
     if (auto text = text_of(call); !text.empty()) return text;
     const c10::impl::VirtualGuardImpl guard(deferred::kType);

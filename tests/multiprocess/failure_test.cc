@@ -18,6 +18,7 @@
 
 #include "muster/base/hardware_threads.h"
 #include "muster/testing/budget.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/network_namespaces.h"
 #include "muster/testing/process_job.h"
 #include "muster/testing/rank_processes.h"
@@ -26,7 +27,7 @@
 namespace muster::testing {
 namespace {
 
-constexpr auto kLimit = std::chrono::seconds(60);
+constexpr auto kLimit = muster::testing::kMustHappen;
 
 struct Scene {
   int ranks = 4;

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "muster/distributed.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/network_namespaces.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/reserved_port.h"
@@ -25,7 +26,7 @@
 namespace muster::testing {
 namespace {
 
-constexpr auto kLimit = std::chrono::seconds(60);
+constexpr auto kLimit = muster::testing::kMustHappen;
 constexpr int kRanks = 4;
 
 bool has(const std::string& text, const std::string& part) {
@@ -60,7 +61,7 @@ Output muster(const std::string& arguments) {
 
 /// What `command` prints once the wait that it is to show is no longer a usual one.
 Output once_behind(const std::string& command) {
-  const auto late = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  const auto late = std::chrono::steady_clock::now() + muster::testing::kMustHappen;
   for (;;) {
     Output output = run(command);
     if (!has(output.text, "no rank is behind yet") || std::chrono::steady_clock::now() > late)

@@ -17,11 +17,12 @@
 #include "muster/base/callback_lane.h"
 #include "muster/base/thread_rest.h"
 #include "muster/testing/budget.h"
+#include "muster/testing/limits.h"
 
 namespace muster {
 namespace {
 
-constexpr auto kLong = std::chrono::seconds(60);
+constexpr auto kLong = muster::testing::kMustHappen;
 
 CallbackExecutor& executor() { return CallbackExecutor::of_process(); }
 

@@ -1,4 +1,5 @@
 #include "muster/cli/testing/launched.h"
+#include "muster/testing/limits.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -19,7 +20,7 @@
 namespace muster::cli::testing {
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(250);
+constexpr auto kPatience = muster::testing::kMustHappen;
 
 int milliseconds_until(std::chrono::steady_clock::time_point deadline) {
   const auto left =

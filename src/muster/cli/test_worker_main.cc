@@ -12,6 +12,7 @@
 #include "muster/base/env.h"
 #include "muster/launch/process.h"
 #include "muster/store/rendezvous.h"
+#include "muster/testing/limits.h"
 #include "muster/trace/recorder.h"
 
 namespace {
@@ -47,7 +48,7 @@ int flood(long lines) {
 // All ranks meet at the store that their environment names, as programs do.
 int meet() {
   muster::store::RendezvousOptions options;
-  options.timeout = std::chrono::seconds(60);
+  options.timeout = muster::testing::kMustHappen;
   auto met = muster::store::rendezvous(options);
   if (!met) {
     std::cerr << met.status().message() << "\n";

@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "muster/collective/testing/communicator_job.h"
+#include "muster/testing/limits.h"
 
 namespace muster::collective {
 namespace {
@@ -10,7 +11,7 @@ namespace {
 using namespace communicator_test;
 
 void join(std::promise<void>& over) {
-  ASSERT_EQ(over.get_future().wait_for(seconds(60)), std::future_status::ready);
+  ASSERT_EQ(over.get_future().wait_for(muster::testing::kMustHappen), std::future_status::ready);
 }
 
 /// A chain of `depth` calls, each started and awaited by the callback of the one before, on

@@ -2,6 +2,7 @@
 #include <fstream>
 
 #include "muster/collective/testing/communicator_job.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/scratch_folder.h"
 
 namespace muster::collective {
@@ -175,8 +176,9 @@ TEST(Failure, ASkippedCallIsNamedWhileOthersWaitInIt) {
     ASSERT_TRUE(group.run(all_reduce({1}, out), soon()).ok());
     gate.arrive_and_wait();
     const TimePoint began = steady_clock().now();
-    const Status status =
-        rank == 2 ? group.close(in(seconds(60))) : group.run(all_reduce({1}, out), in(seconds(60)));
+    const Status status = rank == 2
+                              ? group.close(in(muster::testing::kMustHappen))
+                              : group.run(all_reduce({1}, out), in(muster::testing::kMustHappen));
     EXPECT_LT(steady_clock().now() - began, seconds(20));
     EXPECT_EQ(status.code(), Code::mismatch) << status.message();
     EXPECT_EQ(status.ranks(), std::vector<int>{2}) << status.message();
@@ -192,7 +194,7 @@ TEST(Failure, AnAbortEndsTheCallsOfAllMembers) {
       ASSERT_TRUE(group.run(all_reduce({1}, out), soon()).ok());
       gate.arrive_and_wait();
       if (rank == 1) group.abort("the test wants it");
-      const Status status = group.run(all_reduce({1}, out), in(seconds(60)));
+      const Status status = group.run(all_reduce({1}, out), in(muster::testing::kMustHappen));
       EXPECT_FALSE(status.ok());
       EXPECT_EQ(status.ranks(), std::vector<int>{1}) << status.message();
       EXPECT_TRUE(contains(status.message(), "the test wants it")) << status.message();

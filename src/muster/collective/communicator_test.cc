@@ -6,6 +6,7 @@
 
 #include "muster/collective/driving_thread.h"
 #include "muster/collective/testing/communicator_job.h"
+#include "muster/testing/limits.h"
 
 namespace muster::collective {
 namespace {
@@ -106,7 +107,8 @@ TEST(Queue, ABlockedDrivingThreadIsHelped) {
 
 /// Records that a call has started, and then runs an action.
 struct StartProbe {
-  explicit StartProbe(std::function<void()> then = {}, Duration limit = seconds(20))
+  explicit StartProbe(std::function<void()> then = {},
+                      Duration limit = muster::testing::kMustHappen)
       : note([this, then = std::move(then)] {
           ++times;
           if (then) then();

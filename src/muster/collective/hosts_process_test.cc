@@ -14,6 +14,7 @@
 #include "muster/collective/testing/host_layouts.h"
 #include "muster/collective/testing/suite_cells.h"
 #include "muster/testing/budget.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/network_namespaces.h"
 #include "muster/testing/process_job.h"
 #include "muster/testing/rank_processes.h"
@@ -89,9 +90,10 @@ std::vector<testing::RankEnd> ends_of(const Hosts& hosts, Op op, Break break_it)
   testing::SharedCounter calls;
   testing::RankProcesses ranks(
       kRanks, [&](int rank) { return play_until_failure(hosts, op, rank, calls); });
-  EXPECT_TRUE(calls.wait_for(3 * kRanks, seconds(60))) << info(op).name << " does not get going";
+  EXPECT_TRUE(calls.wait_for(3 * kRanks, muster::testing::kMustHappen))
+      << info(op).name << " does not get going";
   break_it(ranks);
-  return ranks.join(seconds(60));
+  return ranks.join(muster::testing::kMustHappen);
 }
 
 bool names(const std::string& text, int rank) {
@@ -153,10 +155,10 @@ void end_right_on_a_slow_host(const std::vector<int>& first_ranks) {
         if (!wrong.empty()) return std::string(info(op).name) + ": " + wrong;
       }
     }
-    const Status closed = job->world->close(steady_clock().now() + seconds(30));
+    const Status closed = job->world->close(steady_clock().now() + muster::testing::kMustHappen);
     return closed.ok() ? "right" : closed.message();
   });
-  for (const auto& end : ranks.join(seconds(120))) EXPECT_EQ(end.report, "right");
+  for (const auto& end : ranks.join(muster::testing::kMustHappen)) EXPECT_EQ(end.report, "right");
 }
 
 // spec: F18 a host whose link is a tenth as fast as the others' slows calls, and they end right

@@ -13,6 +13,7 @@
 #include "muster/collective/testing/communicator_job.h"
 #include "muster/collective/tuning.h"
 #include "muster/shm/segment_layout.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/scratch_folder.h"
 
 namespace muster::collective {
@@ -21,7 +22,7 @@ namespace {
 using namespace communicator_test;
 
 constexpr std::uint64_t kKiB = 1024;
-TimePoint in_a_minute() { return in(seconds(60)); }
+TimePoint in_a_minute() { return in(muster::testing::kMustHappen); }
 
 TEST(Selection, DefaultsDependOnTheGatheredBytes) {
   for (const int ranks : {1, 2, 3, 8, 1000}) {
@@ -470,7 +471,7 @@ TEST(Tuning, TheFirstMembersTuningAppliesToAll) {
   for (Wire wire : testing::kWiresAndHosts) {
     run_ranks(4, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
       CommunicatorOptions options;
-      options.timeout = seconds(60);
+      options.timeout = muster::testing::kMustHappen;
       auto tuning = std::make_shared<Tuning>();
       const bool one = rank % 2 == 0;
       tuning->forced = {{Op::all_reduce, one ? Algorithm::bruck : Algorithm::hosts},
@@ -514,7 +515,7 @@ TEST(Tuning, AnInvalidFileFailsCreationOnAllRanks) {
       run_ranks(2, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
         CommunicatorOptions options;
         options.name = "g";
-        options.timeout = seconds(60);
+        options.timeout = muster::testing::kMustHappen;
         const auto made = Communicator::create(fabric, {0, 1}, options);
         ASSERT_FALSE(made.ok());
         const std::string said = made.status().message();

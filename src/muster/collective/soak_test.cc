@@ -18,6 +18,7 @@
 #include "muster/collective/communicator.h"
 #include "muster/shm/arena.h"
 #include "muster/testing/budget.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/process_job.h"
 #include "muster/testing/process_usage.h"
 #include "muster/testing/rank_processes.h"
@@ -117,7 +118,7 @@ class Player {
         mixed(seed ^ 0x5eed, step.number * kRanks + static_cast<std::uint64_t>(me_));
     in_ = buffers_.input(draw % 2 == 0);
     out_ = buffers_.output(draw / 2 % 2 == 0);
-    deadline_ = steady_clock().now() + seconds(120);
+    deadline_ = steady_clock().now() + muster::testing::kMustHappen;
     args_ = {};
     args_.dtype = DType::int32;
     const Status status = step.several          ? several(step)
@@ -239,7 +240,7 @@ class Player {
 
 /// Physical memory of all ranks, while all are idle.
 std::int64_t memory_of_all(Communicator& world) {
-  const TimePoint deadline = steady_clock().now() + seconds(60);
+  const TimePoint deadline = steady_clock().now() + muster::testing::kMustHappen;
   std::int64_t bytes = -1;
   Args sum{.op = Op::all_reduce, .dtype = DType::int64};
   sum.inputs.push_back(std::as_bytes(std::span(&bytes, 1)));
@@ -273,7 +274,8 @@ std::string soak(int rank, const std::string& store, std::uint64_t calls) {
   }
   const std::int64_t after = memory_of_all(*job->world);
   const std::size_t own_after = testing::memory_in_use().own;
-  if (const Status closed = job->world->close(steady_clock().now() + seconds(60)); !closed)
+  if (const Status closed = job->world->close(steady_clock().now() + muster::testing::kMustHappen);
+      !closed)
     return closed.message();
   if (testing::kMemoryTells && testing::proportional_memory() == 0)
     return "this system does not tell how much memory a process takes";

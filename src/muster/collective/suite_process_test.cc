@@ -16,6 +16,7 @@
 #include "muster/collective/communicator.h"
 #include "muster/collective/testing/suite_cells.h"
 #include "muster/testing/budget.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/process_job.h"
 #include "muster/testing/process_usage.h"
 #include "muster/testing/rank_processes.h"
@@ -41,7 +42,7 @@ class Referee {
   }
   /// Called by the others; false if the run has ended before that block, or rank 0 is gone.
   bool wait_for(int number) {
-    return opened_.wait_for(number + 1, seconds(180)) &&
+    return opened_.wait_for(number + 1, muster::testing::kMustHappen) &&
            (closed_.value() == 0 || number < closed_.value() - 1);
   }
 
@@ -70,7 +71,7 @@ testing::ProcessJobOptions job_options(const Play& play, int rank, const std::st
   options.store_path = store_path;
   options.shared_memory = play.wire != Wire::tcp;
   options.host_label = testing::host_label(play.wire, rank);
-  options.timeout = seconds(60);
+  options.timeout = muster::testing::kMustHappen;
   options.heartbeat_limit = Duration::zero();  // other tests may slow this machine down
   return options;
 }
@@ -105,7 +106,7 @@ std::string play_rank(const Play& play, int rank, const std::string& store_path,
     if (rank == 0) referee.open(1 << 20, false);
     return wrong;
   }
-  const Status closed = world.close(steady_clock().now() + seconds(60));
+  const Status closed = world.close(steady_clock().now() + muster::testing::kMustHappen);
   return closed.ok() ? std::to_string(played) : "close: " + closed.message();
 }
 
@@ -164,15 +165,17 @@ std::string pass_barriers(const testing::ProcessJobOptions& options, testing::Sh
   const int ranks = options.world_size;
   for (int round = 0; round < 20; ++round) {
     const int before = round * ranks;
-    if (round % ranks == options.rank && !come.wait_for(before + ranks - 1, seconds(60)))
+    if (round % ranks == options.rank &&
+        !come.wait_for(before + ranks - 1, muster::testing::kMustHappen))
       return "the others did not come";
     come.add(1);
-    const Status status = job->world->run(Args{}, steady_clock().now() + seconds(60));
+    const Status status =
+        job->world->run(Args{}, steady_clock().now() + muster::testing::kMustHappen);
     if (!status) return status.message();
     if (come.value() < before + ranks)
       return "left the barrier of round " + std::to_string(round) + " before all had come";
   }
-  const Status closed = job->world->close(steady_clock().now() + seconds(60));
+  const Status closed = job->world->close(steady_clock().now() + muster::testing::kMustHappen);
   return closed.ok() ? "done" : closed.message();
 }
 
@@ -186,7 +189,7 @@ TEST_P(CollectiveProcessSuite, BarrierHoldsEveryone) {
   testing::RankProcesses ranks(play.ranks, [&](int rank) {
     return pass_barriers(job_options(play, rank, scratch.file("store")), come);
   });
-  for (const auto& end : ranks.join(seconds(100))) EXPECT_EQ(end.report, "done");
+  for (const auto& end : ranks.join(muster::testing::kMustHappen)) EXPECT_EQ(end.report, "done");
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CollectiveProcessSuite,

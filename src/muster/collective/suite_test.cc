@@ -23,6 +23,7 @@
 #include "muster/collective/testing/suite_cells.h"
 #include "muster/collective/tuning.h"
 #include "muster/testing/budget.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/rank_threads.h"
 #include "muster/testing/sampled_cells.h"
 #include "muster/testing/seed.h"
@@ -52,7 +53,7 @@ Result<std::shared_ptr<Communicator>> create_whole_group(
   std::iota(members.begin(), members.end(), 0);
   CommunicatorOptions options;
   options.name = "suite";
-  options.timeout = std::chrono::seconds(60);
+  options.timeout = muster::testing::kMustHappen;
   options.use_region = use_region;
   options.tuning = drawn_tuning(fabric->rank(), ranks);
   return Communicator::create(fabric, members, options);
@@ -98,7 +99,7 @@ std::size_t play_all(Wire wire, int ranks, const std::vector<Cell>& cells,
       gate.arrive_and_wait();
     }
     if (!group.ok() || !trouble.empty()) return;
-    const Status closed = (*group)->close(steady_clock().now() + std::chrono::seconds(60));
+    const Status closed = (*group)->close(steady_clock().now() + muster::testing::kMustHappen);
     if (!closed.ok()) report("close: " + closed.message());
   });
   return played.load();
@@ -168,7 +169,7 @@ TEST_P(CollectiveSuite, BarrierHoldsEveryone) {
           while (come.load() < before + ranks - 1) std::this_thread::yield();
         }
         come.fetch_add(1);
-        const TimePoint deadline = steady_clock().now() + std::chrono::seconds(60);
+        const TimePoint deadline = steady_clock().now() + muster::testing::kMustHappen;
         const Status status = round % 3 == 2
                                   ? group->start(Args{}, deadline)->wait(TimePoint::max())
                                   : group->run(Args{}, deadline);
@@ -176,7 +177,7 @@ TEST_P(CollectiveSuite, BarrierHoldsEveryone) {
         ASSERT_GE(come.load(), before + ranks)
             << "rank " << rank << " left the barrier of round " << round << " before all had come";
       }
-      const Status closed = group->close(steady_clock().now() + std::chrono::seconds(60));
+      const Status closed = group->close(steady_clock().now() + muster::testing::kMustHappen);
       EXPECT_TRUE(closed.ok()) << closed.message();
     });
   }
@@ -220,7 +221,8 @@ TEST_P(CollectiveSuite, SixteenBitSumsRoundOnce) {
           args.root = op == Op::reduce ? ranks - 1 : -1;
           args.inputs = {std::as_bytes(std::span(in))};
           args.outputs = {std::as_writable_bytes(std::span(out))};
-          const Status status = group->run(args, steady_clock().now() + std::chrono::seconds(60));
+          const Status status =
+              group->run(args, steady_clock().now() + muster::testing::kMustHappen);
           ASSERT_TRUE(status.ok()) << status.message();
           if (op == Op::reduce && rank != ranks - 1) continue;
           const bool by_hosts =

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "muster/testing/limits.h"
 #include "muster/testing/rank_threads.h"
 #include "muster/testing/seed.h"
 
@@ -138,13 +139,13 @@ Status sum_over(Communicator& group, std::int64_t mine, std::int64_t& sum) {
   args.dtype = DType::int64;
   args.inputs = {std::as_bytes(std::span(&mine, 1))};
   args.outputs = {std::as_writable_bytes(std::span(&sum, 1))};
-  return group.run(args, steady_clock().now() + seconds(60));
+  return group.run(args, steady_clock().now() + muster::testing::kMustHappen);
 }
 
 CommunicatorOptions named(const std::string& name) {
   CommunicatorOptions options;
   options.name = name;
-  options.timeout = seconds(60);
+  options.timeout = muster::testing::kMustHappen;
   return options;
 }
 
@@ -185,7 +186,7 @@ TEST(Shrink, ContinuesWithTheSurvivorsOfTwoDeaths) {
         EXPECT_EQ(sum, expected);
       }
       EXPECT_EQ(group->size(), 3);
-      EXPECT_TRUE(group->close(steady_clock().now() + seconds(60)).ok());
+      EXPECT_TRUE(group->close(steady_clock().now() + muster::testing::kMustHappen).ok());
     });
   }
 }

@@ -5,6 +5,7 @@
 
 #include "muster/group/testing/ranks.h"
 #include "muster/objects.h"
+#include "muster/testing/limits.h"
 
 namespace muster {
 namespace {
@@ -104,7 +105,7 @@ std::string faults_of(int rank) {
   for (std::size_t i = 0; i < all_calls().size(); ++i)
     for (std::size_t j = 0; j < all_calls().size(); ++j) {
       if (i == j) continue;
-      const auto group = new_group({.timeout = std::chrono::seconds(60)});
+      const auto group = new_group({.timeout = muster::testing::kMustHappen});
       faults += fault_of(rank, i < j ? 2 : 0, all_calls()[i], all_calls()[j], group);
     }
   return faults;
@@ -127,7 +128,7 @@ TEST(Agreement, EveryPairOfDifferentCallsIsNamedBetweenProcesses) {
         [&](int rank) {
           init_process_group({.backend = backend,
                               .init_method = "file://" + path,
-                              .timeout = std::chrono::seconds(60),
+                              .timeout = muster::testing::kMustHappen,
                               .world_size = 3,
                               .rank = rank});
           if (const auto faults = faults_of(rank); !faults.empty())
@@ -158,7 +159,7 @@ TEST(Agreement, ReturnedRanksLearnItAtDestroy) {
     const auto store = std::make_shared<HashStore>();
     const auto ranks = [&](int rank) {
       init_process_group({.backend = backend,
-                          .timeout = std::chrono::seconds(60),
+                          .timeout = muster::testing::kMustHappen,
                           .world_size = 3,
                           .rank = rank,
                           .store = store});

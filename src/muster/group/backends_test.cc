@@ -10,6 +10,7 @@
 #include "muster/group/job.h"
 #include "muster/group/testing/ranks.h"
 #include "muster/group/world.h"
+#include "muster/testing/limits.h"
 #include "muster/trace/reader.h"
 
 namespace muster {
@@ -322,8 +323,9 @@ TEST(RegisteredBackend, ExtendedFormGetsBothOptions) {
   on_ranks(
       3,
       [](int) {
-        const auto parts = split_group(
-            nullptr, {{0, 2}, {1}}, {.timeout = std::chrono::seconds(60), .backend = "cpu:native"});
+        const auto parts =
+            split_group(nullptr, {{0, 2}, {1}},
+                        {.timeout = muster::testing::kMustHappen, .backend = "cpu:native"});
         EXPECT_EQ(parts->backend(), "cpu:native");
         for (const auto& call :
              {std::function<void()>([] {

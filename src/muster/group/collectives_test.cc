@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "muster/group/testing/ranks.h"
+#include "muster/testing/limits.h"
 
 namespace muster {
 namespace {
@@ -433,7 +434,7 @@ TEST(Collectives, SkippedCallIsNamedAtDestroy) {
   std::atomic<int> named{0};
   const auto ranks = [&](int rank) {
     init_process_group(
-        {.timeout = std::chrono::seconds(60), .world_size = 2, .rank = rank, .store = store});
+        {.timeout = muster::testing::kMustHappen, .world_size = 2, .rank = rank, .store = store});
     auto tensor = torch::full({2}, static_cast<double>(rank));
     const int calls = rank == 0 ? 3 : 2;  // the root of a small broadcast does not wait
     std::vector<WorkRef> works;

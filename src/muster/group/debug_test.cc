@@ -14,6 +14,7 @@
 #include "muster/group/calls.h"
 #include "muster/group/group_core.h"
 #include "muster/group/testing/ranks.h"
+#include "muster/testing/limits.h"
 
 namespace muster {
 namespace {
@@ -66,12 +67,13 @@ TEST(MonitoredBarrier, NamesTheFirstMissing) {
       seen.set_value();
     } else {
       if (rank != 3) over.wait();  // ranks 1 and 2 arrive late
-      const auto said =
-          message_of<DistBackendError>([] { monitored_barrier({.timeout = seconds(60)}); });
+      const auto said = message_of<DistBackendError>(
+          [] { monitored_barrier({.timeout = muster::testing::kMustHappen}); });
       EXPECT_HAS(said, "Rank 1 failed to pass monitoredBarrier in 2000 ms");
     }
     // The group stays usable, and messages of the failed barrier are not taken for the next one's.
-    for (int round = 0; round < 3; ++round) monitored_barrier({.timeout = seconds(60)});
+    for (int round = 0; round < 3; ++round)
+      monitored_barrier({.timeout = muster::testing::kMustHappen});
     auto tensor = torch::ones({1});
     all_reduce(tensor);
     EXPECT_EQ(tensor.item<int>(), 4);
@@ -111,7 +113,8 @@ TEST(MonitoredBarrier, RankZeroMissing) {
 // spec: H1 a rank that has left is named, not waited for
 TEST(MonitoredBarrier, NamesARankThatLeft) {
   const auto ranks = [store = std::make_shared<HashStore>()](int rank) {
-    init_process_group({.timeout = seconds(60), .world_size = 3, .rank = rank, .store = store});
+    init_process_group(
+        {.timeout = muster::testing::kMustHappen, .world_size = 3, .rank = rank, .store = store});
     barrier();
     if (rank == 1) return;
     const auto said = message_of<DistBackendError>(
@@ -215,7 +218,8 @@ TEST_F(DebugLevels, RanksStuckBefore) {
   std::promise<void> seen;
   const auto over = seen.get_future().share();
   const auto ranks = [&, store = std::make_shared<HashStore>()](int rank) {
-    init_process_group({.timeout = seconds(60), .world_size = 2, .rank = rank, .store = store});
+    init_process_group(
+        {.timeout = muster::testing::kMustHappen, .world_size = 2, .rank = rank, .store = store});
     if (rank == 1) return over.wait();
     const auto said = message_of<DistBackendError>(
         [] { all_reduce(torch::ones({5}), {.timeout = milliseconds(100)}); });
@@ -343,8 +347,10 @@ TEST(Breakpoint, StopsOneRank) {
 TEST(Breakpoint, HeartbeatsWaitToo) {
   const auto file = std::string(::testing::TempDir()) + "breakpoint_" + std::to_string(::getpid());
   const auto ranks = [&](int rank) {
-    init_process_group(
-        {.init_method = "file://" + file, .timeout = seconds(60), .world_size = 3, .rank = rank});
+    init_process_group({.init_method = "file://" + file,
+                        .timeout = muster::testing::kMustHappen,
+                        .world_size = 3,
+                        .rank = rank});
     breakpoint(1);
     auto tensor = torch::ones({1});
     all_reduce(tensor);
@@ -357,7 +363,7 @@ TEST(Breakpoint, HeartbeatsWaitToo) {
   EXPECT_EQ(info.si_status, SIGSTOP);
   EXPECT_FALSE(context->join(seconds(4)));  // longer than the limit of 2.5 s for a silent rank
   ::kill(context->pids()[1], SIGCONT);
-  EXPECT_TRUE(context->join(seconds(120)));
+  EXPECT_TRUE(context->join(muster::testing::kMustHappen));
   ::unlink(file.c_str());
 }
 

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "muster/group/testing/ranks.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/scratch_folder.h"
 
@@ -16,7 +17,7 @@ using testing::RankProcesses;
 using testing::ScratchFolder;
 using testing::SharedCounter;
 
-constexpr auto kLimit = std::chrono::seconds(60);
+constexpr auto kLimit = muster::testing::kMustHappen;
 constexpr auto kTimeout = std::chrono::seconds(300);  // the groups' timeout; must never be reached
 
 /// Of three ranks, rank 2 runs `end` and the others `call`; returns the messages of the others'

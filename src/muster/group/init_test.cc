@@ -6,6 +6,7 @@
 
 #include "muster/group/errors.h"
 #include "muster/group/testing/ranks.h"
+#include "muster/testing/limits.h"
 
 namespace muster {
 namespace {
@@ -211,7 +212,7 @@ TEST(Init, WorksAgainAfterDestroy) {
   const auto ranks = [&](int rank) {
     for (int round = 0; round < 5; ++round) {
       init_process_group(
-          {.timeout = std::chrono::seconds(60), .world_size = 2, .rank = rank, .store = store});
+          {.timeout = muster::testing::kMustHappen, .world_size = 2, .rank = rank, .store = store});
       auto tensor = torch::full({2}, round + rank);
       all_reduce(tensor);
       EXPECT_EQ(tensor[0].item<int>(), 2 * round + 1);
@@ -230,7 +231,7 @@ TEST(Init, WorksAgainOnTheSameAddress) {
   const auto ranks = [&](int rank) {
     for (int round = 0; round < 5; ++round) {
       init_process_group({.init_method = "tcp://127.0.0.1:" + std::to_string(port),
-                          .timeout = std::chrono::seconds(60),
+                          .timeout = muster::testing::kMustHappen,
                           .world_size = 2,
                           .rank = rank});
       barrier();
@@ -245,7 +246,7 @@ TEST(Init, GroupNameKeepsJobsApart) {
   const auto store = std::make_shared<HashStore>();
   const auto ranks = [&](int thread) {
     const int job = thread / 2, rank = thread % 2;
-    init_process_group({.timeout = std::chrono::seconds(60),
+    init_process_group({.timeout = muster::testing::kMustHappen,
                         .world_size = 2,
                         .rank = rank,
                         .store = store,
@@ -264,7 +265,7 @@ TEST(Init, DifferentBackendsAreNamed) {
   const auto ranks = [&](int rank) {
     const auto said = message_of<DistError>([&] {
       init_process_group({.backend = rank == 0 ? "native" : "tcp",
-                          .timeout = std::chrono::seconds(60),
+                          .timeout = muster::testing::kMustHappen,
                           .world_size = 2,
                           .rank = rank,
                           .store = store});

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "muster/group/testing/ranks.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/seed.h"
 
@@ -26,7 +27,7 @@ using testing::RankProcesses;
 using testing::SharedCounter;
 using testing::values;
 
-constexpr auto kLimit = std::chrono::seconds(60);
+constexpr auto kLimit = muster::testing::kMustHappen;
 constexpr std::int64_t kMiB = 1 << 20;
 constexpr std::size_t kMega = kMiB;
 

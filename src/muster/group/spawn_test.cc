@@ -8,6 +8,7 @@
 #include <iterator>
 
 #include "muster/group/testing/ranks.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/reserved_port.h"
 
 namespace muster {
@@ -25,7 +26,7 @@ std::string new_file(const std::string& name) {
 
 void join_its_job(const std::string& file, int rank, int world_size) {
   init_process_group({.init_method = "file://" + file,
-                      .timeout = std::chrono::seconds(60),
+                      .timeout = muster::testing::kMustHappen,
                       .world_size = world_size,
                       .rank = rank});
 }
@@ -206,8 +207,10 @@ TEST(Spawn, ThreadFailureEndsTheOthers) {
   try {
     spawn(
         [&](int i) {
-          init_process_group(
-              {.timeout = std::chrono::seconds(60), .world_size = 3, .rank = i, .store = store});
+          init_process_group({.timeout = muster::testing::kMustHappen,
+                              .world_size = 3,
+                              .rank = i,
+                              .store = store});
           if (i == 2) throw std::runtime_error("rank two gives up");
           auto tensor = torch::zeros({4});
           for (;;) all_reduce(tensor);

@@ -9,12 +9,14 @@
 #include "muster/membership/factory.h"
 #include "muster/membership/update_queue.h"
 #include "muster/store/factory.h"
+#include "muster/testing/limits.h"
 
 namespace muster::launch {
 namespace {
 
 std::unique_ptr<membership::Membership> member_of(std::shared_ptr<store::TcpStore> store) {
-  auto made = membership::make_agent_membership(std::move(store), "job", std::chrono::seconds(30));
+  auto made =
+      membership::make_agent_membership(std::move(store), "job", muster::testing::kMustHappen);
   EXPECT_TRUE(made.ok()) << made.status().message();
   return std::move(*made);
 }
@@ -123,7 +125,7 @@ class Service {
   template <class Condition>
   void until(Condition condition) {
     Lock lock(mutex);
-    EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(60), condition));
+    EXPECT_TRUE(changed.wait_for(lock, muster::testing::kMustHappen, condition));
   }
   void tell(membership::Update update) {
     const Lock lock(mutex);

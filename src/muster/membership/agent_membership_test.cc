@@ -1,5 +1,6 @@
 #include "muster/membership/factory.h"
 #include "muster/membership/testing/membership_suite.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/reserved_port.h"
 
 namespace muster::membership::testing {
@@ -24,7 +25,7 @@ struct AgentKind {
       ADD_FAILURE() << store.status().message();
       return nullptr;
     }
-    return std::move(*make_agent_membership(*store, "job", seconds(30)));
+    return std::move(*make_agent_membership(*store, "job", muster::testing::kMustHappen));
   }
 
   static store::TcpStoreOptions options() {
@@ -33,7 +34,7 @@ struct AgentKind {
     options.secret = Secret::given("a secret for the tests");
     options.role = Handshake::Role::launcher;
     options.wait_for_workers = false;
-    options.timeout = seconds(60);
+    options.timeout = muster::testing::kMustHappen;
     return options;
   }
 

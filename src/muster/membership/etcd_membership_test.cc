@@ -1,6 +1,7 @@
 #include "muster/membership/factory.h"
 #include "muster/membership/testing/membership_suite.h"
 #include "muster/testing/etcd_cluster.h"
+#include "muster/testing/limits.h"
 
 namespace muster::membership::testing {
 namespace {
@@ -9,7 +10,8 @@ using muster::testing::EtcdCluster;
 using std::chrono::seconds;
 
 std::unique_ptr<Membership> member_of(const std::vector<std::string>& endpoints,
-                                      const std::string& job, Duration timeout = seconds(30),
+                                      const std::string& job,
+                                      Duration timeout = muster::testing::kMustHappen,
                                       const std::string& secret = "a secret for the tests") {
   auto membership =
       make_etcd_membership({.endpoints = endpoints, .user = {}, .password = {}, .tls = {}}, "test",
@@ -109,7 +111,8 @@ TEST_F(EtcdMembershipTest, WhoIsCutOffStopsAndIsRefusedWhenItReturns) {
 TEST_F(EtcdMembershipTest, OthersHaveNoSay) {
   EtcdCluster cluster;
   const auto membership = member_of(cluster.endpoints(), "job"),
-             outsider = member_of(cluster.endpoints(), "job", seconds(30), "some other secret");
+             outsider = member_of(cluster.endpoints(), "job", muster::testing::kMustHappen,
+                                  "some other secret");
   expect_no_say(*outsider, *membership, 2);
 }
 

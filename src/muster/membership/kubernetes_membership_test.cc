@@ -4,6 +4,7 @@
 #include "muster/membership/testing/membership_suite.h"
 #include "muster/testing/fuzz.h"
 #include "muster/testing/kubernetes_api.h"
+#include "muster/testing/limits.h"
 
 namespace muster::membership::testing {
 namespace {
@@ -12,7 +13,7 @@ using muster::testing::KubernetesApi;
 using std::chrono::seconds;
 
 std::unique_ptr<Membership> member_of(const KubernetesApi& api, const std::string& job,
-                                      Duration timeout = seconds(30),
+                                      Duration timeout = muster::testing::kMustHappen,
                                       const std::string& secret = "a secret for the tests") {
   auto membership = make_kubernetes_membership(api.options(), job, Secret::given(secret), timeout);
   if (membership) return std::move(*membership);
@@ -121,8 +122,8 @@ TEST_F(KubernetesMembershipTest, TokensRotate) {
   setting.join();
   EXPECT_TRUE(young.ok()) << young.message();
   api.show_token("weak");
-  const auto forbidden =
-      make_kubernetes_membership(api.options(), "job", Secret::random(), seconds(30));
+  const auto forbidden = make_kubernetes_membership(api.options(), "job", Secret::random(),
+                                                    muster::testing::kMustHappen);
   ASSERT_EQ(forbidden.status().code(), Code::refused);
   const std::string& text = forbidden.status().message();
   EXPECT_NE(text.find("verbs: [get, list, watch, create, update, delete]"), std::string::npos)
@@ -251,7 +252,7 @@ TEST_F(KubernetesMembershipTest, WhoWantsTheNameOfADeadHolderGetsIt) {
 TEST_F(KubernetesMembershipTest, OthersHaveNoSay) {
   KubernetesApi api;
   const auto membership = member_of(api, "job"),
-             outsider = member_of(api, "job", seconds(30), "some other secret");
+             outsider = member_of(api, "job", muster::testing::kMustHappen, "some other secret");
   expect_no_say(*outsider, *membership, 1);
 }
 
@@ -270,7 +271,8 @@ TEST_F(KubernetesMembershipTest, SpeaksTls) {
   EXPECT_TRUE(hold.ok()) << hold.status().message();
   KubernetesOptions others = api.options();
   others.authority_file.clear();
-  const auto refused = make_kubernetes_membership(others, "job", Secret::random(), seconds(30));
+  const auto refused =
+      make_kubernetes_membership(others, "job", Secret::random(), muster::testing::kMustHappen);
   EXPECT_EQ(refused.status().code(), Code::refused) << refused.status().message();
   ::setenv("MUSTER_KUBERNETES_CACERT", certificate.c_str(), 1);
   ::setenv("MUSTER_KUBERNETES_TOKEN_FILE", api.token_file().c_str(), 1);
@@ -278,7 +280,8 @@ TEST_F(KubernetesMembershipTest, SpeaksTls) {
   ::unsetenv("MUSTER_KUBERNETES_CACERT");
   ::unsetenv("MUSTER_KUBERNETES_TOKEN_FILE");
   ASSERT_TRUE(named.ok()) << named.status().message();
-  const auto outside = make_kubernetes_membership(*named, "job", Secret::random(), seconds(30));
+  const auto outside =
+      make_kubernetes_membership(*named, "job", Secret::random(), muster::testing::kMustHappen);
   EXPECT_TRUE(outside.ok()) << outside.status().message();
 }
 

@@ -13,6 +13,7 @@
 
 #include "muster/group/testing/ranks.h"
 #include "muster/parallel.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/scratch_folder.h"
 
@@ -59,8 +60,10 @@ std::string told(int ranks,
     if (rank == 0) text = said;
   };
   const auto whole = [&](int rank) {
-    init_process_group(
-        {.timeout = std::chrono::seconds(60), .world_size = ranks, .rank = rank, .store = store});
+    init_process_group({.timeout = muster::testing::kMustHappen,
+                        .world_size = ranks,
+                        .rank = rank,
+                        .store = store});
     body(rank);
     try {
       destroy_process_group();
@@ -151,7 +154,7 @@ TEST(DdpFailures, ASecondBackwardOfAProcessEndsTheOthers) {
     RankProcesses ranks(3, [&](int rank) -> std::string {
       at::set_num_threads(1);
       init_process_group({.init_method = "file://" + folder.file("meet"),
-                          .timeout = std::chrono::seconds(60),
+                          .timeout = muster::testing::kMustHappen,
                           .world_size = 3,
                           .rank = rank});
       try {
@@ -174,7 +177,7 @@ TEST(DdpFailures, ASecondBackwardOfAProcessEndsTheOthers) {
       }
       return "nothing was thrown";
     });
-    const auto ends = ranks.join(std::chrono::seconds(60));
+    const auto ends = ranks.join(muster::testing::kMustHappen);
     if (retains) {
       EXPECT_HAS(ends[0].report,
                  "backward ran a second time over one forward pass: the gradient of second.");
@@ -224,7 +227,7 @@ TEST(DdpFailures, AnExceptionInBackwardOfAProcessIsNamed) {
   RankProcesses ranks(3, [&](int rank) -> std::string {
     at::set_num_threads(1);
     init_process_group({.init_method = "file://" + folder.file("meet"),
-                        .timeout = std::chrono::seconds(60),
+                        .timeout = muster::testing::kMustHappen,
                         .world_size = 3,
                         .rank = rank});
     DistributedDataParallel<Pair> model(Pair{}, {.bucket_cap_mb = 0.00001});
@@ -246,7 +249,7 @@ TEST(DdpFailures, AnExceptionInBackwardOfAProcessIsNamed) {
     }
     return "nothing was thrown";
   });
-  const auto ends = ranks.join(std::chrono::seconds(60));
+  const auto ends = ranks.join(muster::testing::kMustHappen);
   EXPECT_EQ(ends[0].report, "named");
   EXPECT_EQ(ends[1].report, "stopped");
   EXPECT_EQ(ends[2].report, "named");

@@ -13,6 +13,7 @@
 #include "muster/group/testing/ranks.h"
 #include "muster/parallel.h"
 #include "muster/spawn.h"
+#include "muster/testing/limits.h"
 
 namespace muster::testing {
 namespace {
@@ -235,8 +236,10 @@ TEST(UnevenInputs, NameTheParameterThatALossLeftOut) {
     for (const bool stops : {false, true}) {
       const auto store = std::make_shared<HashStore>();
       const auto whole = [&](int rank) {
-        init_process_group(
-            {.timeout = std::chrono::seconds(60), .world_size = 2, .rank = rank, .store = store});
+        init_process_group({.timeout = muster::testing::kMustHappen,
+                            .world_size = 2,
+                            .rank = rank,
+                            .store = store});
         trained(rank, last, stops);
         try {
           destroy_process_group();

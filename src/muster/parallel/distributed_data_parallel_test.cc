@@ -20,6 +20,7 @@
 #include "muster/group/group_core.h"
 #include "muster/group/testing/ranks.h"
 #include "muster/parallel.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/scratch_folder.h"
 
@@ -431,7 +432,7 @@ TEST(Errors, ARankKilledInBackwardIsNamed) {
   RankProcesses ranks(3, [&](int rank) -> std::string {
     at::set_num_threads(1);
     init_process_group({.init_method = "file://" + folder.file("meet"),
-                        .timeout = std::chrono::seconds(60),
+                        .timeout = muster::testing::kMustHappen,
                         .world_size = 3,
                         .rank = rank});
     Net net = net_of(1);
@@ -448,7 +449,7 @@ TEST(Errors, ARankKilledInBackwardIsNamed) {
     }
     return "nothing was thrown";
   });
-  const auto ends = ranks.join(std::chrono::seconds(60));
+  const auto ends = ranks.join(muster::testing::kMustHappen);
   EXPECT_EQ(ends[0].report, "named");
   EXPECT_EQ(ends[2].report, "named");
   EXPECT_TRUE(WIFSIGNALED(ends[1].wait_status));

@@ -18,6 +18,7 @@
 #include "muster/parallel/sharded_unit.h"
 #include "muster/parallel/testing/busy_stack.h"
 #include "muster/parallel/testing/sharded_models.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/network_namespaces.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/reserved_port.h"
@@ -44,7 +45,7 @@ void on_hosts(int count, const std::function<void(int rank)>& body) {
       ::setenv("MUSTER_SECRET", "a secret that two hosts share, long enough", 1);
       torch::set_num_threads(1);
       init_process_group({.init_method = store,
-                          .timeout = std::chrono::seconds(60),
+                          .timeout = muster::testing::kMustHappen,
                           .world_size = count,
                           .rank = rank});
       body(rank);
@@ -54,7 +55,7 @@ void on_hosts(int count, const std::function<void(int rank)>& body) {
     }
     return ::testing::Test::HasFailure() ? "failed" : "good";
   });
-  for (const RankEnd& end : ranks.join(std::chrono::seconds(120))) EXPECT_EQ(end.report, "good");
+  for (const RankEnd& end : ranks.join(muster::testing::kMustHappen)) EXPECT_EQ(end.report, "good");
 }
 
 /// How many calls of `name` this rank has finished, by its trace.

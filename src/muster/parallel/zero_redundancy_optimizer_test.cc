@@ -22,6 +22,7 @@
 
 #include "muster/group/testing/ranks.h"
 #include "muster/parallel.h"
+#include "muster/testing/limits.h"
 
 namespace muster::testing {
 namespace {
@@ -274,7 +275,7 @@ TEST(ZeroStep, ThatThrowsOnOneRankEndsAllWithTheReason) {
         2);  // the failure must not occur while the other rank is still constructing its optimizer
     const auto body = [&](int rank) {
       init_process_group(
-          {.timeout = std::chrono::seconds(60), .world_size = 2, .rank = rank, .store = store});
+          {.timeout = muster::testing::kMustHappen, .world_size = 2, .rank = rank, .store = store});
       std::vector<at::Tensor> all{torch::ones({4, 2}).set_requires_grad(true),
                                   torch::ones({4, 2}).set_requires_grad(true)};
       ZeroRedundancyOptimizer<optim::Adam> optimizer(all, optim::AdamOptions(0.1),

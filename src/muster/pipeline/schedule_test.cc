@@ -12,6 +12,7 @@
 #include "muster/device_mesh.h"
 #include "muster/group/testing/ranks.h"
 #include "muster/pipeline.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/scratch_folder.h"
 
@@ -206,8 +207,10 @@ std::vector<std::string> thrown_by(const PipelineTable& table,
   std::vector<std::string> said(static_cast<std::size_t>(ranks));
   const auto store = std::make_shared<HashStore>();
   const auto body = [&](int rank) {
-    init_process_group(
-        {.timeout = std::chrono::seconds(60), .world_size = ranks, .rank = rank, .store = store});
+    init_process_group({.timeout = muster::testing::kMustHappen,
+                        .world_size = ranks,
+                        .rank = rank,
+                        .store = store});
     {
       std::vector<PipelineStage> stages;
       for (int stage = 0; stage < table.stages(); ++stage) {
@@ -323,7 +326,7 @@ TEST(PipelineProcess, AKilledRankIsNamed) {
              std::string(error.what());
     }
   });
-  const auto ends = ranks.join(std::chrono::seconds(60));
+  const auto ends = ranks.join(muster::testing::kMustHappen);
   for (const int rank : {0, 1}) {
     const auto& end = ends[static_cast<std::size_t>(rank)];
     EXPECT_FALSE(end.killed_at_the_limit);

@@ -24,6 +24,7 @@
 #include "muster/rpc/autograd_context.h"
 #include "muster/rpc/testing/expectations.h"
 #include "muster/rpc/testing/workers.h"
+#include "muster/testing/limits.h"
 
 namespace muster::rpc {
 namespace {
@@ -283,7 +284,7 @@ TEST(DistAutograd, ContextsEnd) {
     for (int worker = 0; worker < 3; ++worker) {
       const auto begin = steady_clock().now();
       while (rpc_sync<int>(worker, "autograd_test::contexts") > 0 &&
-             steady_clock().now() - begin < std::chrono::seconds(60)) {
+             steady_clock().now() - begin < muster::testing::kMustHappen) {
       }
       EXPECT_EQ(rpc_sync<int>(worker, "autograd_test::contexts"), 0) << "worker " << worker;
     }

@@ -9,6 +9,7 @@
 
 #include "muster/rpc_calls.h"
 #include "muster/testing/budget.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/process_usage.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/reserved_port.h"
@@ -22,8 +23,8 @@ using muster::testing::RankEnd;
 using muster::testing::RankProcesses;
 using muster::testing::ScratchFolder;
 using muster::testing::SharedCounter;
-constexpr Duration kLimit = std::chrono::seconds(120);
-constexpr Duration kSoon = std::chrono::seconds(60);
+constexpr Duration kLimit = muster::testing::kMustHappen;
+constexpr Duration kSoon = muster::testing::kMustHappen;
 
 std::string name_of(int rank) { return "worker" + std::to_string(rank); }
 

@@ -15,6 +15,7 @@
 #include "muster/rref.h"
 #include "muster/store/factory.h"
 #include "muster/testing/budget.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/scratch_folder.h"
 #include "muster/transport/factory.h"
 
@@ -29,7 +30,7 @@ using testing::Gate;
 using testing::GatedFabric;
 using testing::Moment;
 
-constexpr Duration kSoon = std::chrono::seconds(60);
+constexpr Duration kSoon = muster::testing::kMustHappen;
 
 // The caller has a value made by the owner and gives it to the user, who gives it to the friend.
 constexpr int kCaller = 0, kOwner = 1, kUser = 2, kFriend = 3, kNobody = -1;
@@ -250,7 +251,7 @@ void kill_at(const Moment& moment, int victim) {
   siginfo_t ended;
   ::waitid(P_PID, static_cast<id_t>(job.pid(victim)), &ended, WEXITED | WNOWAIT);
   gate.open.add(1);
-  const auto ends = job.join(std::chrono::seconds(180));
+  const auto ends = job.join(muster::testing::kMustHappen);
   for (int rank = 0; rank < static_cast<int>(kNames.size()); ++rank)
     EXPECT_EQ(ends[static_cast<std::size_t>(rank)].report, rank == victim ? "" : "good");
 }

@@ -10,6 +10,7 @@
 #include "muster/dist_autograd.h"
 #include "muster/rpc/agent.h"
 #include "muster/rref.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/scratch_folder.h"
 
@@ -19,7 +20,7 @@ namespace {
 using muster::testing::RankProcesses;
 using muster::testing::ScratchFolder;
 
-constexpr Duration kLimit = std::chrono::seconds(60);
+constexpr Duration kLimit = muster::testing::kMustHappen;
 
 std::atomic<int> living{0};
 struct Living {
@@ -91,7 +92,7 @@ void play(const std::function<std::string()>& body) {
       return error.what();
     }
   });
-  const auto ends = job.join(std::chrono::seconds(180));
+  const auto ends = job.join(muster::testing::kMustHappen);
   EXPECT_EQ(ends[0].report, "good");
   EXPECT_EQ(ends[1].report, "good");
   EXPECT_EQ(ends[2].report, "");

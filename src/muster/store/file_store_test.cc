@@ -20,6 +20,7 @@
 #include "muster/store/file_meeting.h"
 #include "muster/testing/budget.h"
 #include "muster/testing/fuzz.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/scratch_folder.h"
 
 namespace muster::store {
@@ -31,7 +32,7 @@ using std::chrono::seconds;
 class FileStoreTest : public ::testing::Test {
  protected:
   std::shared_ptr<Store> open(int world_size = -1) {
-    auto store = make_file_store(path, world_size, seconds(60));
+    auto store = make_file_store(path, world_size, muster::testing::kMustHappen);
     EXPECT_TRUE(store.ok()) << store.status().message();
     return *store;
   }
@@ -152,7 +153,7 @@ TEST_F(FileStoreTest, DamagedFiles) {
     const std::string bad =
         fuzz.one_in(8) ? all.substr(0, 16) + fuzz.noise(200) : fuzz.damaged(all);
     std::ofstream(path, std::ios::binary | std::ios::trunc) << bad;
-    const auto store = make_file_store(path, -1, seconds(60));
+    const auto store = make_file_store(path, -1, muster::testing::kMustHappen);
     if (!store.ok()) continue;
     const auto keys = (*store)->list_keys();
     EXPECT_LE(keys.ok() ? keys->size() : 0, 5u);
@@ -169,7 +170,7 @@ TEST_F(FileStoreTest, KilledWriters) {
     ASSERT_EQ(::pipe(lines), 0);
     const pid_t child = ::fork();
     if (child == 0) {
-      const auto mine = make_file_store(path, -1, seconds(60));
+      const auto mine = make_file_store(path, -1, muster::testing::kMustHappen);
       for (;;) {
         if (!(*mine)->add("count", 1).ok() || ::write(lines[1], "x", 1) != 1) ::_exit(1);
       }

@@ -11,6 +11,7 @@
 
 #include "muster/base/descriptor.h"
 #include "muster/testing/fuzz.h"
+#include "muster/testing/limits.h"
 
 namespace muster::store {
 namespace {
@@ -68,7 +69,7 @@ TEST(LaunchExchange, SharesByPmi) {
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
   ::setenv("PMI_FD", std::to_string(ends[0]).c_str(), 1);
   std::thread launcher([&] { serve(ends[1]); });
-  const TimePoint deadline = deadline_after(steady_clock(), seconds(60));
+  const TimePoint deadline = deadline_after(steady_clock(), muster::testing::kMustHappen);
   for (const std::string& text : {std::string("10.0.0.1 29500 node0"), std::string("a\0b\n", 4)}) {
     const auto shared =
         share_from_rank_zero(SchedulerRanks::AddressExchange::pmi, 0, text, deadline);

@@ -9,11 +9,12 @@
 #include "muster/store/factory.h"
 #include "muster/store/join.h"
 #include "muster/store/rendezvous.h"
+#include "muster/testing/limits.h"
 
 namespace muster::store {
 namespace {
 
-constexpr Duration kTextLimit = std::chrono::seconds(60);
+constexpr Duration kTextLimit = muster::testing::kMustHappen;
 const Secret kTextSecret = Secret::given("the secret of the tests of texts");
 
 SignedTexts texts(const std::string& job = "job", int world_size = 2) {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "muster/store/http/connection.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/reserved_port.h"
 
 namespace muster::testing {
@@ -139,7 +140,8 @@ class EtcdCluster {
   }
   /// The body of the member's answer; empty: there was none.
   std::string post(int member, const std::string& path, const std::string& body,
-                   const std::string& token = {}, Duration patience = std::chrono::seconds(30)) {
+                   const std::string& token = {},
+                   Duration patience = muster::testing::kMustHappen) {
     const auto connection = store::curl_connections(
         {.authority = options_.certificate, .certificate = {}, .key = {}})();
     connection->start({endpoint(member), path, body, token});

@@ -17,6 +17,7 @@
 
 #include "muster/membership/factory.h"
 #include "muster/store/http/connection.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/reserved_port.h"
 #include "muster/testing/scratch_folder.h"
 
@@ -106,7 +107,7 @@ class KubernetesApi {
                        .body = body,
                        .authorization = "Bearer first",
                        .method = method});
-    const TimePoint limit = deadline_after(steady_clock(), std::chrono::seconds(20));
+    const TimePoint limit = deadline_after(steady_clock(), muster::testing::kMustHappen);
     while (!connection->transfer().ended && steady_clock().now() < limit) connection->drive(limit);
     return connection->transfer();
   }

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "muster/collective/communicator.h"
+#include "muster/testing/limits.h"
 #include "muster/transport/factory.h"
 
 namespace muster::testing {
@@ -20,7 +21,7 @@ struct ProcessJobOptions {
   Duration heartbeat_limit =
       std::chrono::milliseconds(2500);  ///< zero where ranks may rightly be silent for longer
   std::string secret = "a secret for tests only";
-  Duration timeout = std::chrono::seconds(30);
+  Duration timeout = muster::testing::kMustHappen;
 };
 
 struct ProcessJob {

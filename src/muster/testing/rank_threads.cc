@@ -11,6 +11,7 @@
 #include "muster/base/secret.h"
 #include "muster/collective/op.h"
 #include "muster/store/factory.h"
+#include "muster/testing/limits.h"
 
 namespace muster::testing {
 namespace {
@@ -46,7 +47,7 @@ class Departures : public std::enable_shared_from_this<Departures> {
   }
   void wait() {
     std::unique_lock guard(lock_);
-    changed_.wait_for(guard, std::chrono::seconds(60), [this] { return left_ == 0; });
+    changed_.wait_for(guard, muster::testing::kMustHappen, [this] { return left_ == 0; });
   }
 
  private:

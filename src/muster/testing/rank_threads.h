@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "muster/clock.h"
+#include "muster/testing/limits.h"
 #include "muster/transport/fabric.h"
 #include "muster/transport/factory.h"
 
@@ -31,7 +32,7 @@ std::string host_label(Wire wire, int rank);
 struct RankThreadsOptions {
   int ranks = 2;
   Wire wire = Wire::loopback;
-  Duration timeout = std::chrono::seconds(30);
+  Duration timeout = muster::testing::kMustHappen;
   Duration heartbeat_limit =
       Duration::zero();  ///< threads that share two cores with a sanitizer may be silent for long
   bool threads =

@@ -23,6 +23,7 @@
 #include "muster/base/socket_address.h"
 #include "muster/base/tls_session.h"
 #include "muster/clock.h"
+#include "muster/testing/limits.h"
 
 namespace muster::testing {
 
@@ -51,7 +52,7 @@ inline Descriptor dial(const SocketAddress& address) {
 
 class Stranger {
  public:
-  static constexpr Duration kLong = std::chrono::seconds(60);
+  static constexpr Duration kLong = muster::testing::kMustHappen;
 
   /// Connects; blocks while the backlog is full.
   explicit Stranger(const SocketAddress& address) : socket_(dial(address)) {

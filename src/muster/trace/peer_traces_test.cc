@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "muster/store/factory.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/scratch_folder.h"
 #include "muster/trace/analysis.h"
 
@@ -29,7 +30,7 @@ class TwoHosts : public ::testing::Test {
   /// since the last time, rank 1 publishes once.
   bool hears(const PeerTraces& peer_traces, std::uint64_t calls) {
     const std::string key = "trace/1";
-    if (!store_->wait(std::span(&key, 1), std::chrono::seconds(60))) return false;
+    if (!store_->wait(std::span(&key, 1), muster::testing::kMustHappen)) return false;
     const auto job = peer_traces.look();
     static_cast<void>(store_->delete_key(key));
     return job.rank(1) != nullptr && job.rank(1)->calls == calls;
@@ -47,7 +48,7 @@ TEST_F(TwoHosts, TheOtherHostsLastCallComesThroughTheStore) {
   call(0, 2, false);
   PeerTraces mine(recorders_[0], store_, {1}), theirs(recorders_[1], store_, {0});
   const std::string key = "trace/1";
-  ASSERT_TRUE(store_->wait(std::span(&key, 1), std::chrono::seconds(60)).ok());
+  ASSERT_TRUE(store_->wait(std::span(&key, 1), muster::testing::kMustHappen).ok());
   const std::vector<int> members = {0, 1};
   const auto report = report_peers(mine.look(), "default", 2, members, 0, {1});
   EXPECT_EQ(report.missing, std::vector<int>{1});

@@ -8,6 +8,7 @@
 
 #include "muster/store/factory.h"
 #include "muster/testing/fuzz.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/scratch_folder.h"
 #include "muster/trace/analysis.h"
 #include "muster/trace/trace_bytes.h"
@@ -51,10 +52,10 @@ class AskedJobs : public ::testing::Test {
     store::TcpStoreOptions options;
     options.host = "127.0.0.1";
     options.port = server_->port();
-    options.timeout = seconds(60);
+    options.timeout = muster::testing::kMustHappen;
     return options;
   }
-  Result<AskedJob> ask(Duration patience = seconds(60)) {
+  Result<AskedJob> ask(Duration patience = muster::testing::kMustHappen) {
     auto options = client();
     options.secret = Secret::given("the secret of this test").observer();
     options.role = Handshake::Role::observer;
@@ -78,7 +79,7 @@ TEST_F(AskedJobs, EveryRankTellsWhatItIsIn) {
     call(rank, 1, true);
     if (rank != 1) call(rank, 2, false);
   }
-  const auto late = steady_clock().now() + seconds(60);
+  const auto late = steady_clock().now() + muster::testing::kMustHappen;
   const auto is_short = [](const Result<AskedJob>& asked) {
     return asked && find_holdups(asked->job).front().usual;
   };
@@ -205,7 +206,7 @@ RawAnswer ask_about(store::Store& job, const std::vector<int>& about) {
   for (const int rank : about) question.put(rank);
   EXPECT_TRUE(job.queue_push("trace/ask/0", question.take()).ok());
   const std::string key = "trace/answer/a-question/0";
-  const auto answer = job.get(key, seconds(60));
+  const auto answer = job.get(key, muster::testing::kMustHappen);
   EXPECT_TRUE(answer.ok()) << answer.status().message();
   EXPECT_TRUE(job.delete_key(key).ok());
   ByteReader in(answer.ok() ? std::string_view(*answer) : std::string_view());

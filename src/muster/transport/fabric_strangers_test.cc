@@ -13,6 +13,7 @@
 
 #include "muster/store/factory.h"
 #include "muster/testing/budget.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/process_usage.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/scratch_folder.h"
@@ -32,7 +33,7 @@ using testing::Stranger;
 
 constexpr const char* kSecret = "a secret for tests only";
 constexpr const char* kJob = "the job that strangers visit";
-constexpr Duration kLong = seconds(60);
+constexpr Duration kLong = muster::testing::kMustHappen;
 
 Result<std::unique_ptr<Fabric>> join(int rank, int world_size, bool shared_memory,
                                      std::shared_ptr<store::Store> store,

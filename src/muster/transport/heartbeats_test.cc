@@ -3,6 +3,7 @@
 
 #include <set>
 
+#include "muster/testing/limits.h"
 #include "muster/transport/testing/loopback_job.h"
 #include "muster/transport/testing/scripted_job.h"
 
@@ -132,7 +133,8 @@ TEST(Heartbeat, ATracersShortStopsAreNoStop) {
 }
 
 TEST(Heartbeat, TheLimitOfOtherHostsIsAnOption) {
-  for (const Duration limit : {Duration(seconds(1)), Duration(seconds(60)), Duration::zero()}) {
+  for (const Duration limit :
+       {Duration(seconds(1)), Duration(muster::testing::kMustHappen), Duration::zero()}) {
     ScriptedJob job(2, 0, nullptr, {}, limit);
     job.wire(1);
     beat(job, limit == Duration::zero() ? seconds(600) : limit - milliseconds(150), {});
@@ -149,7 +151,7 @@ TEST(Heartbeat, ADebuggerMayHoldAPeer) {
   job.fabric->suspend_heartbeats(true);
   job.fabric->suspend_heartbeats(true);
   job.fabric->suspend_heartbeats(false);
-  beat(job, seconds(60), {});
+  beat(job, muster::testing::kMustHappen, {});
   EXPECT_TRUE(job.fabric->death_of(1).ok());
   job.fabric->suspend_heartbeats(false);
   beat(job, seconds(12), {});

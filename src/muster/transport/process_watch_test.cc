@@ -13,6 +13,7 @@
 
 #include "muster/base/descriptor.h"
 #include "muster/base/process_start.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/process_usage.h"
 #include "muster/testing/rank_processes.h"
 
@@ -36,7 +37,7 @@ class Watching : public ::testing::Test {
   /// Until something is told.
   std::optional<ProcessWatch::Seen> await(TimePoint now) {
     std::optional<ProcessWatch::Seen> seen;
-    for (const TimePoint end = steady_clock().now() + seconds(60);
+    for (const TimePoint end = steady_clock().now() + muster::testing::kMustHappen;
          !seen && steady_clock().now() < end;)
       seen = look(now);
     return seen;
@@ -47,7 +48,7 @@ class Watching : public ::testing::Test {
   /// And takes its end, so that nobody has its number any more.
   void kill_other() {
     other.kill(0, SIGKILL);
-    other.join(seconds(60));
+    other.join(muster::testing::kMustHappen);
   }
 
   ProcessWatch watch;
@@ -107,7 +108,7 @@ TEST_F(Watching, ProcessEndTellsAnEndedProcessFromAStoppedOne) {
   other.kill(0, SIGSTOP);
   EXPECT_FALSE(asked_before.seen());
   other.kill(0, SIGKILL);
-  for (const TimePoint end = steady_clock().now() + seconds(60);
+  for (const TimePoint end = steady_clock().now() + muster::testing::kMustHappen;
        !asked_before.seen() && steady_clock().now() < end;)
     std::this_thread::yield();
   EXPECT_TRUE(asked_before.seen());

@@ -1,3 +1,4 @@
+#include "muster/testing/limits.h"
 #include "muster/transport/testing/connector_job.h"
 
 namespace muster::transport {
@@ -277,10 +278,10 @@ TEST_P(SocketConnectorKinds, KilledPeerIsReportedOnceAndByName) {
                       // A data loader's worker that outlives its parent, until the others have seen
                       // its end.
                       forked.add(1);
-                      finished.wait_for(2, std::chrono::seconds(30));
+                      finished.wait_for(2, muster::testing::kMustHappen);
                       ::_exit(0);
                     }
-                    forked.wait_for(1, std::chrono::seconds(30));
+                    forked.wait_for(1, muster::testing::kMustHappen);
                     ::kill(::getpid(), SIGKILL);
                   }
                   EXPECT_TRUE(rank.until([&] { return rank.deaths.contains(1); }));

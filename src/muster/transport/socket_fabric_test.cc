@@ -15,6 +15,7 @@
 #include "muster/base/log.h"
 #include "muster/base/socket_address.h"
 #include "muster/store/factory.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/network_namespaces.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/sampled_cells.h"
@@ -58,7 +59,7 @@ class ProcessFabric : public testing::SampledCells<Wire> {
     if (net_) {
       EXPECT_TRUE(net_->enter(rank).ok());
     }
-    auto store = store::make_file_store(path_, -1, std::chrono::seconds(60));
+    auto store = store::make_file_store(path_, -1, muster::testing::kMustHappen);
     if (!store) return nullptr;
     ConnectorOptions options;
     options.rank = rank;
@@ -72,7 +73,7 @@ class ProcessFabric : public testing::SampledCells<Wire> {
     FabricOptions fabric_options;
     fabric_options.rank = rank;
     fabric_options.world_size = world_size_;
-    fabric_options.timeout = std::chrono::seconds(60);
+    fabric_options.timeout = muster::testing::kMustHappen;
     const Exchange over_store =
         exchange_over(*store, "meeting", rank, world_size_,
                       deadline_after(steady_clock(), fabric_options.timeout));
@@ -93,7 +94,7 @@ class ProcessFabric : public testing::SampledCells<Wire> {
       body(rank);
       return std::string(::testing::Test::HasFailure() ? "failed" : "passed");
     });
-    const auto ends = processes.join(std::chrono::seconds(120));
+    const auto ends = processes.join(muster::testing::kMustHappen);
     for (int rank = 0; rank < world_size_; ++rank) {
       if (killed.contains(rank)) continue;
       EXPECT_EQ(ends[static_cast<std::size_t>(rank)].report, "passed") << "rank " << rank;
@@ -193,11 +194,11 @@ TEST_P(ProcessFabric, KilledRankIsNamedByAllOthers) {
         ASSERT_NE(fabric, nullptr);
         exchange_with_all(*fabric);
         received.add(1);
-        received.wait_for(3, std::chrono::seconds(60));
+        received.wait_for(3, muster::testing::kMustHappen);
         if (rank == 1) ::kill(::getpid(), SIGKILL);
         std::string never(8, 'x');
         const TransferRef receive = fabric->bootstrap().receive(1, 99, writable(never), {});
-        const Status ended = finish(*fabric, receive, std::chrono::seconds(20));
+        const Status ended = finish(*fabric, receive, muster::testing::kMustHappen);
         EXPECT_EQ(ended.code(), Code::peer_failed) << ended.message();
         EXPECT_EQ(ended.ranks(), std::vector<int>({1})) << ended.message();
       },
@@ -222,12 +223,12 @@ TEST_P(ProcessFabric, ADeathIsToldWhereNobodyReadsStandardError) {
         ASSERT_NE(fabric, nullptr);
         exchange_with_all(*fabric);
         received.add(1);
-        received.wait_for(3, std::chrono::seconds(60));
+        received.wait_for(3, muster::testing::kMustHappen);
         if (rank == 1) ::kill(::getpid(), SIGKILL);
         std::string never(8, 'x');
         const Status ended =
             finish(*fabric, fabric->bootstrap().receive(1, 99, writable(never), {}),
-                   std::chrono::seconds(20));
+                   muster::testing::kMustHappen);
         EXPECT_EQ(ended.ranks(), std::vector<int>({1})) << ended.message();
       },
       {1});
@@ -249,14 +250,14 @@ TEST_P(ProcessFabric, ARankThatRunsAnotherProgramIsNamedByAllOthers) {
         shm::HostRegion* const region = fabric->region();
         const bool reads = region == nullptr || region->can_read(1);
         received.add(1);
-        received.wait_for(3, std::chrono::seconds(60));
+        received.wait_for(3, muster::testing::kMustHappen);
         if (rank == 1) {
           ::execl("/bin/sleep", "sleep", "100", nullptr);
           ::_exit(1);
         }
         std::string never(8, 'x');
         const TransferRef receive = fabric->bootstrap().receive(1, 99, writable(never), {});
-        const Status ended = finish(*fabric, receive, std::chrono::seconds(20));
+        const Status ended = finish(*fabric, receive, muster::testing::kMustHappen);
         EXPECT_EQ(ended.code(), Code::peer_failed) << ended.message();
         EXPECT_EQ(ended.ranks(), std::vector<int>({1})) << ended.message();
         if (reads) {
@@ -265,7 +266,7 @@ TEST_P(ProcessFabric, ARankThatRunsAnotherProgramIsNamedByAllOthers) {
         }
         seen.add(1);
         if (rank == 0) {
-          seen.wait_for(2, std::chrono::seconds(60));
+          seen.wait_for(2, muster::testing::kMustHappen);
           ::kill(victim.value(), SIGKILL);
         }
       },
@@ -283,20 +284,20 @@ TEST_P(ProcessFabric, KilledRankIsNamedWhileItsForkedChildLivesOn) {
         ASSERT_NE(fabric, nullptr);
         exchange_with_all(*fabric);
         received.add(1);
-        received.wait_for(3, std::chrono::seconds(60));
+        received.wait_for(3, muster::testing::kMustHappen);
         if (rank == 2) {
           if (::fork() == 0) {
             forked.add(1);
-            seen.wait_for(2, std::chrono::seconds(60));
+            seen.wait_for(2, muster::testing::kMustHappen);
             ::_exit(0);
           }
-          forked.wait_for(1, std::chrono::seconds(60));
+          forked.wait_for(1, muster::testing::kMustHappen);
           ::kill(::getpid(), SIGKILL);
         }
         std::string never(8, 'x');
         const Status ended =
             finish(*fabric, fabric->bootstrap().receive(2, 99, writable(never), {}),
-                   std::chrono::seconds(20));
+                   muster::testing::kMustHappen);
         seen.add(1);
         EXPECT_EQ(ended.code(), Code::peer_failed) << ended.message();
         EXPECT_EQ(ended.ranks(), std::vector<int>({2})) << ended.message();
@@ -340,7 +341,7 @@ TEST_P(ProcessFabric, ForkedChildrenDoNotDisturb) {
     const pid_t child = ::fork();
     if (child == 0) {
       // As a data loader's worker: it lives on for a while, then leaves by way of destructors.
-      finished.wait_for(2, std::chrono::seconds(60));
+      finished.wait_for(2, muster::testing::kMustHappen);
       fabric.reset();
       ::_exit(0);
     }
@@ -356,7 +357,7 @@ TEST_P(ProcessFabric, ForkedChildrenDoNotDisturb) {
 // Threads of one process share its region and its rings.
 TEST(ThreadFabric, FourThreadsExchangeOverSharedMemoryAndSockets) {
   for (const bool shared_memory : {true, false}) {
-    auto store = store::make_hash_store(std::chrono::seconds(60));
+    auto store = store::make_hash_store(muster::testing::kMustHappen);
     std::vector<std::thread> threads;
     for (int rank = 0; rank < 4; ++rank) {
       threads.emplace_back([&, rank] {
@@ -369,7 +370,7 @@ TEST(ThreadFabric, FourThreadsExchangeOverSharedMemoryAndSockets) {
         FabricOptions fabric_options;
         fabric_options.rank = rank;
         fabric_options.world_size = 4;
-        fabric_options.timeout = std::chrono::seconds(60);
+        fabric_options.timeout = muster::testing::kMustHappen;
         auto fabric =
             Fabric::create(fabric_options,
                            make_socket_connector(options, Secret::given("a secret for tests only")),

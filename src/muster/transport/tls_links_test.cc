@@ -12,6 +12,7 @@
 
 #include "muster/store/factory.h"
 #include "muster/testing/budget.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/relay.h"
 #include "muster/testing/seed.h"
 #include "muster/transport/fabric.h"
@@ -26,7 +27,7 @@ using Payloads = Handshake::Payloads;
 using Role = Handshake::Role;
 using testing::Relay;
 
-constexpr Duration kRelayLimit = std::chrono::seconds(60);
+constexpr Duration kRelayLimit = muster::testing::kMustHappen;
 constexpr int kRelayed = 2;
 
 std::string passed_on(int, std::size_t, std::string bytes) { return bytes; }

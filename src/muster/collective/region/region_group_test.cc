@@ -10,6 +10,7 @@
 #include "muster/collective/testing/region_job.h"
 #include "muster/shm/copy_past_caches.h"
 #include "muster/testing/budget.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/seed.h"
 
 namespace muster::collective::region {
@@ -629,7 +630,7 @@ Status drive(Task<Status>& task, shm::Mailbox& mailbox) {
       mailbox.cancel_sleep();
       return task.result();
     }
-    mailbox.sleep(ticket, std::chrono::seconds(20));  // a lost wakeup makes the test very slow
+    mailbox.sleep(ticket, muster::testing::kMustHappen);  // a lost wakeup makes the test very slow
   }
 }
 

@@ -16,6 +16,7 @@
 
 #include "muster/collective/communicator.h"
 #include "muster/shm/arena.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/process_job.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/scratch_folder.h"
@@ -48,7 +49,7 @@ std::string sum_on(int rank, unsigned in_arena, bool read_only, Communicator& wo
   args.dtype = DType::float64;
   args.inputs = {ConstBytes(memory, bytes)};
   args.outputs = {MutableBytes(memory, bytes)};
-  if (Status done = world.run(args, steady_clock().now() + std::chrono::seconds(20)); !done)
+  if (Status done = world.run(args, steady_clock().now() + muster::testing::kMustHappen); !done)
     return done.message();
   for (std::size_t i = 0; i < kCount; ++i) {
     if (values[i] != 10.0 * static_cast<double>(i))
@@ -79,10 +80,10 @@ TEST(RegionProcesses, AllMapEachOthersArenasInOneCall) {
             !wrong.empty())
           return wrong;
       }
-      const Status closed = job->world->close(steady_clock().now() + std::chrono::seconds(20));
+      const Status closed = job->world->close(steady_clock().now() + muster::testing::kMustHappen);
       return closed.ok() ? "done" : closed.message();
     });
-    for (const auto& end : ranks.join(std::chrono::seconds(60))) EXPECT_EQ(end.report, "done");
+    for (const auto& end : ranks.join(muster::testing::kMustHappen)) EXPECT_EQ(end.report, "done");
   }
 }
 
@@ -145,11 +146,11 @@ class StoppedPeer {
   void play() {
     testing::RankProcesses ranks(
         kRanks, [this](int rank) { return rank == kVictim ? victim() : survivor(rank); });
-    EXPECT_TRUE(refilled_.wait_for(kRanks - 1, std::chrono::seconds(30)));
+    EXPECT_TRUE(refilled_.wait_for(kRanks - 1, muster::testing::kMustHappen));
     EXPECT_EQ(stopped_.value(), 1) << "it did not store into anybody's memory";
     ranks.kill(kVictim, run_.goes_on ? SIGCONT : SIGKILL);
     if (!run_.goes_on) over_.add(1);
-    const auto ends = ranks.join(std::chrono::seconds(60));
+    const auto ends = ranks.join(muster::testing::kMustHappen);
     for (int rank = 0; rank < kRanks; ++rank) {
       if (rank == kVictim && !run_.goes_on) continue;
       EXPECT_EQ(ends[static_cast<std::size_t>(rank)].report, "done") << "rank " << rank;
@@ -191,11 +192,11 @@ class StoppedPeer {
     auto job = join(kVictim);
     if (!job.ok()) return job.status().message();
     std::byte *const input = make(), *const output = make();
-    if (Status first = call(*job->world, input, output, std::chrono::seconds(20)); !first)
+    if (Status first = call(*job->world, input, output, muster::testing::kMustHappen); !first)
       return first.message();
     StopAtTheFirstStore::arm(stopped_);
     armed_.add(1);
-    const Status status = call(*job->world, input, output, std::chrono::seconds(60));
+    const Status status = call(*job->world, input, output, muster::testing::kMustHappen);
     over_.add(1);
     return status.ok() ? "a call that the others gave up succeeded" : "done";
   }
@@ -204,9 +205,9 @@ class StoppedPeer {
     auto job = join(rank);
     if (!job.ok()) return job.status().message();
     std::byte *const input = make(), *const output = make();
-    if (Status first = call(*job->world, input, output, std::chrono::seconds(20)); !first)
+    if (Status first = call(*job->world, input, output, muster::testing::kMustHappen); !first)
       return first.message();
-    if (!armed_.wait_for(1, std::chrono::seconds(30))) return "the other rank was not ready";
+    if (!armed_.wait_for(1, muster::testing::kMustHappen)) return "the other rank was not ready";
     const Status failed = call(*job->world, input, output,
                                std::chrono::milliseconds(run_.found_dead ? 30'000 : 1500));
     if (failed.code() != (run_.found_dead ? Code::peer_failed : Code::timed_out))
@@ -216,7 +217,7 @@ class StoppedPeer {
     if (run_.keeps) {
       std::fill_n(output, kBytes, kPattern);
       refilled_.add(1);
-      if (!over_.wait_for(1, std::chrono::seconds(30))) return "the stopped rank did not go on";
+      if (!over_.wait_for(1, muster::testing::kMustHappen)) return "the stopped rank did not go on";
       return holds(output) ? "done" : "a late store reached a tensor that has other values by now";
     }
     arena.free(output);
@@ -226,8 +227,8 @@ class StoppedPeer {
     const std::byte* const other = make(kPattern);
     const std::byte* const another = make(kPattern);
     refilled_.add(1);
-    if (!over_.wait_for(1, std::chrono::seconds(30))) return "the stopped rank did not go on";
-    const auto limit = steady_clock().now() + std::chrono::seconds(20);
+    if (!over_.wait_for(1, muster::testing::kMustHappen)) return "the stopped rank did not go on";
+    const auto limit = steady_clock().now() + muster::testing::kMustHappen;
     do {  // a process does not disappear at once
       arena.trim();
     } while (arena.stats().bytes_quarantined != 0 && steady_clock().now() < limit);

@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "muster/testing/limits.h"
 #include "muster/testing/rank_threads.h"
 
 namespace muster::collective::communicator_test {
@@ -28,7 +29,7 @@ using Group = std::shared_ptr<Communicator>;
 using Values = std::vector<std::int64_t>;
 
 inline TimePoint in(Duration duration) { return steady_clock().now() + duration; }
-inline TimePoint soon() { return in(seconds(20)); }
+inline TimePoint soon() { return in(muster::testing::kMustHappen); }
 
 inline std::vector<int> all_of(int ranks) {
   std::vector<int> members(static_cast<std::size_t>(ranks));
@@ -40,7 +41,7 @@ inline Group make(const std::shared_ptr<transport::Fabric>& fabric, std::vector<
                   const std::string& name, bool use_region = true) {
   CommunicatorOptions options;
   options.name = name;
-  options.timeout = seconds(20);
+  options.timeout = muster::testing::kMustHappen;
   options.use_region = use_region;
   auto made = Communicator::create(fabric, std::move(members), options);
   EXPECT_TRUE(made.ok()) << made.status().message();

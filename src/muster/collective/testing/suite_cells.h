@@ -14,6 +14,7 @@
 #include "muster/collective/selection.h"
 #include "muster/shm/arena.h"
 #include "muster/testing/direct_reduction.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/rank_threads.h"
 #include "muster/testing/seed.h"
 
@@ -176,7 +177,7 @@ class Player {
     const Args args = make_args(input, output);
     const std::vector<std::byte> before(input.all().begin(), input.all().end());
 
-    const TimePoint deadline = steady_clock().now() + std::chrono::seconds(60);
+    const TimePoint deadline = steady_clock().now() + muster::testing::kMustHappen;
     const Status status = cell_.started() ? group.start(args, deadline)->wait(TimePoint::max())
                                           : group.run(args, deadline);
     if (!status.ok()) return "failed: " + status.message();

@@ -15,6 +15,7 @@
 #include "muster/base/descriptor.h"
 #include "muster/base/socket_address.h"
 #include "muster/group/testing/ranks.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/reserved_port.h"
 #include "muster/testing/scratch_folder.h"
@@ -47,7 +48,7 @@ class FailureGallery {
   const std::vector<Row>& rows() const { return rows_; }
 
  private:
-  static constexpr Duration kLong = std::chrono::seconds(120);
+  static constexpr Duration kLong = muster::testing::kMustHappen;
   static constexpr Duration kShort = std::chrono::seconds(2);  // a timeout that must expire
 
   /// Shared by the ranks of one row: an address with no listener yet, a file that does not exist

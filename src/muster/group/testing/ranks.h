@@ -16,6 +16,7 @@
 
 #include "muster/base/interruption.h"
 #include "muster/distributed.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/thrown.h"
 
 namespace muster::testing {
@@ -26,7 +27,7 @@ inline void on_ranks(int count, const std::function<void(int)>& body,
   const auto store = std::make_shared<HashStore>();
   const auto rank_body = [&](int rank) {
     init_process_group({.backend = backend,
-                        .timeout = std::chrono::seconds(60),
+                        .timeout = muster::testing::kMustHappen,
                         .world_size = count,
                         .rank = rank,
                         .store = store});

@@ -24,10 +24,11 @@
 
 #include "muster/base/descriptor.h"
 #include "muster/membership/membership.h"
+#include "muster/testing/limits.h"
 
 namespace muster::membership::testing {
 
-constexpr Duration kPatience = std::chrono::seconds(60);
+constexpr Duration kPatience = muster::testing::kMustHappen;
 
 /// A watch with everything that it has told.
 class Watcher {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "muster/rpc_calls.h"
+#include "muster/testing/limits.h"
 
 namespace muster::rpc::testing {
 
@@ -30,7 +31,7 @@ std::string thrown_by(Call call) {
 /// Waits for `condition`, driving messages; the limit is reached only if there is a defect.
 inline bool soon(const std::function<bool()>& condition) {
   const auto agent = current_agent("soon");
-  return agent->wait(condition, agent->clock().now() + std::chrono::seconds(60));
+  return agent->wait(condition, agent->clock().now() + muster::testing::kMustHappen);
 }
 
 }  // namespace muster::rpc::testing

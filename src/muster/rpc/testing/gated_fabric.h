@@ -10,6 +10,7 @@
 
 #include "muster/rpc/message.h"
 #include "muster/rpc/rref_context.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/transport/fabric.h"
 
@@ -45,7 +46,7 @@ struct Moment {
 
 /// Shared by the processes of a job.
 struct Gate {
-  static constexpr Duration kLimit = std::chrono::seconds(60);
+  static constexpr Duration kLimit = muster::testing::kMustHappen;
   explicit Gate(Moment moment) : moment(moment) {}
   virtual ~Gate() = default;
 

@@ -12,6 +12,7 @@
 
 #include "muster/rpc/backends.h"
 #include "muster/rpc_calls.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/thrown.h"
 #include "muster/transport/fabric.h"
 #include "muster/transport/factory.h"
@@ -20,7 +21,7 @@ namespace muster::rpc::testing {
 
 using muster::testing::message_of;
 
-inline constexpr Duration kSoon = std::chrono::seconds(60);
+inline constexpr Duration kSoon = muster::testing::kMustHappen;
 
 /// One job; worker r is named "worker<r>".
 struct Workers {

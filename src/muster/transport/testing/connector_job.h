@@ -20,6 +20,7 @@
 #include <thread>
 
 #include "muster/shm/arena.h"
+#include "muster/testing/limits.h"
 #include "muster/testing/network_namespaces.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/transport/factory.h"
@@ -51,7 +52,7 @@ class Blackboard {
     std::memcpy(slot, &length, sizeof length);
     std::memcpy(slot + sizeof length, mine.data(), mine.size());
     arrived_.add(1);
-    EXPECT_TRUE(arrived_.wait_for((round + 1) * world_size_, std::chrono::seconds(60)))
+    EXPECT_TRUE(arrived_.wait_for((round + 1) * world_size_, muster::testing::kMustHappen))
         << "rank " << rank << " round " << round;
     std::vector<std::string> all;
     for (int each = 0; each < world_size_; ++each) {
@@ -107,7 +108,7 @@ class TestRank final : public ConnectorEvents {
 
   /// Polls until `done`, asleep in between on the descriptor as a watcher is; false after a long
   /// time.
-  bool until(const std::function<bool()>& done, Duration limit = std::chrono::seconds(20)) {
+  bool until(const std::function<bool()>& done, Duration limit = muster::testing::kMustHappen) {
     const TimePoint end = steady_clock().now() + limit;
     while (!done()) {
       const TimePoint now = steady_clock().now();
@@ -194,7 +195,7 @@ inline void run_processes(int world_size, const std::function<void(int)>& body,
     }
     return std::string(::testing::Test::HasFailure() ? "failed" : "passed");
   });
-  const auto ends = processes.join(std::chrono::seconds(100));
+  const auto ends = processes.join(muster::testing::kMustHappen);
   for (int rank = 0; rank < world_size; ++rank) {
     if (!killed.contains(rank)) {
       EXPECT_EQ(ends[static_cast<std::size_t>(rank)].report, "passed") << "rank " << rank;

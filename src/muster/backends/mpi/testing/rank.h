@@ -16,6 +16,7 @@
 #include "muster/collective/communicator.h"
 #include "muster/status.h"
 #include "muster/store/rendezvous.h"
+#include "muster/testing/limits.h"
 #include "muster/transport/fabric.h"
 
 namespace muster::mpi::test {
@@ -60,7 +61,7 @@ inline void expect_says(const Status& status, std::initializer_list<const char*>
            what + ": '" + word + "' is not in: " + status.message());
 }
 
-inline TimePoint soon() { return steady_clock().now() + std::chrono::seconds(60); }
+inline TimePoint soon() { return steady_clock().now() + muster::testing::kMustHappen; }
 
 struct TestJob {
   store::Rendezvous found;
@@ -69,7 +70,7 @@ struct TestJob {
   Group make(std::vector<int> members, const std::string& name) const {
     collective::CommunicatorOptions options;
     options.name = name;
-    options.timeout = std::chrono::seconds(60);
+    options.timeout = muster::testing::kMustHappen;
     auto group = tested.create(fabric, std::move(members), options);
     if (group.ok()) return *group;
     report("making " + name + ": " + group.status().message());

@@ -24,6 +24,7 @@
 #include "muster/base/debug_level.h"
 #include "muster/collective/testing/suite_cells.h"
 #include "muster/testing/budget.h"
+#include "muster/testing/limits.h"
 #include "muster/transport/job_fabric.h"
 
 namespace muster::mpi::test {
@@ -36,7 +37,7 @@ using std::chrono::seconds;
 
 inline TestJob join() {
   store::RendezvousOptions options;
-  options.timeout = seconds(60);
+  options.timeout = muster::testing::kMustHappen;
   auto found = tested.join(options);
   if (!found) {
     std::printf("cannot start: %s\n", found.status().message().c_str());
