@@ -138,7 +138,8 @@ endfunction()
 # muster_join_sources(TARGET [COUNT])
 # Compiles the target's files so many at a time: most of the time of a short one goes to the headers
 # that they share. CMake's own joined files name their parts by the path of the clone; these do not,
-# so that ccache finds them in every clone. A source with SKIP_UNITY_BUILD_INCLUSION stands alone.
+# so that ccache finds them in every clone. A source with options of its own, or with
+# SKIP_UNITY_BUILD_INCLUSION, stands alone.
 function(muster_join_sources target)
   if(NOT MUSTER_JOIN_SOURCES)
     return()
@@ -160,9 +161,10 @@ function(muster_write_joined target count)
   set(joined "")
   foreach(source IN LISTS sources)
     get_source_file_property(alone ${source} SKIP_UNITY_BUILD_INCLUSION)
+    get_source_file_property(options ${source} COMPILE_OPTIONS)
     cmake_path(ABSOLUTE_PATH source OUTPUT_VARIABLE path)
     cmake_path(IS_PREFIX PROJECT_SOURCE_DIR "${path}" inside)
-    if(alone OR NOT inside OR NOT source MATCHES "\\.cc$")
+    if(alone OR options OR NOT inside OR NOT source MATCHES "\\.cc$")
       list(APPEND kept ${source})
     else()
       list(APPEND joined ${path})
