@@ -72,7 +72,8 @@ def calls_over_maps(rank):
     assert rpc.rpc_sync("worker1", twice, (torch.ones(1),)).item() == 2  # the worker goes on
 
 
-# spec: N3 N5 U4.device_maps tensors of accelerators go by the device maps, answers by the inverse, or are refused
+# spec: N3 N5 U4.device_maps tensors of accelerators go by the device maps, answers by the inverse,
+# or are refused
 def test_calls_over_device_maps():
     on_workers(2, calls_over_maps, device_maps=MAPS)
 

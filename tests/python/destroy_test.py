@@ -4,10 +4,11 @@ import datetime
 import os
 import signal
 
-import muster as dist
 import pytest
 import torch
 from ranks import fork, meeting_file, run_ranks
+
+import muster as dist
 
 LONG = datetime.timedelta(minutes=30)
 

@@ -1,5 +1,5 @@
-"""`muster run` in the pods of Kubernetes' operators: the command that docs/user/kubernetes.md gives,
-with the variables that the operator sets.
+"""`muster run` in the pods of Kubernetes' operators: the command that docs/user/kubernetes.md
+gives, with the variables that the operator sets.
 """
 
 import os

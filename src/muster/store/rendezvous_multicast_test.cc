@@ -35,7 +35,8 @@ TEST(Rendezvous, Multicast) {
   }
 }
 
-// spec: B6.multicast a multicast address on one host without a secret: `lo` has no route for that of IPv6
+// spec: B6.multicast a multicast address on one host without a secret: `lo` has no route for that
+// of IPv6
 TEST(Rendezvous, MulticastWithoutASecretMeetsOnThisHost) {
   const testing::ScratchFolder folder;
   const Environment environment({{"MUSTER_SECRET", ""}, {"XDG_RUNTIME_DIR", folder.path()}});
