@@ -309,6 +309,7 @@ def refusals(rank, size):
     )
     calls["allreduce_coalesced of none"] = ("allreduce_coalesced", [])
     calls["allreduce_coalesced of sparse tensors"] = ("allreduce_coalesced", [sparse])
+    calls["allreduce_coalesced, unlike types"] = ("allreduce_coalesced", [x, x.double()])
     calls["reduce of two"] = ("reduce", [x, x.clone()], from_0["reduce"])
     calls["allgather of none"] = ("allgather", [], [])
     calls["allgather, one list too many"] = ("allgather", [many] * 2, [x])

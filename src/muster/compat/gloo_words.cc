@@ -106,7 +106,11 @@ std::string GlooWords::allreduce_coalesced(const Tensors& tensors) const {
   const bool strided = std::all_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
     return tensor.layout() == at::kStrided;
   });
+  const bool same_type = std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+    return tensor.options().type_equal(tensors.front().options());
+  });
   return first_of({when(tensors.empty(), call, "requires non-empty tensor list"),
+                   when(!same_type, call, "tensors must all have the same type"),
                    when(!strided, call, "unsupported layout")});
 }
 

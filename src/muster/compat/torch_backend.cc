@@ -219,14 +219,10 @@ TorchBackend::Works TorchBackend::allreduce_coalesced(
                             .async_op = options.asyncOp,
                             .timeout = timeout};
   };
-  if (tensors.empty() || one_dtype(tensors))
-    return calls_.issue(
-        OpType::ALLREDUCE_COALESCED, tensors, tensors, options.timeout,
-        [&](auto timeout) { return muster::all_reduce_coalesced(tensors, with(timeout)); },
-        [&] { return gloo_words_.allreduce_coalesced(tensors); });
-  return calls_.issue_each(
+  return calls_.issue(
       OpType::ALLREDUCE_COALESCED, tensors, tensors, options.timeout,
-      [&](std::size_t i, auto timeout) { return muster::all_reduce(tensors[i], with(timeout)); });
+      [&](auto timeout) { return muster::all_reduce_coalesced(tensors, with(timeout)); },
+      [&] { return gloo_words_.allreduce_coalesced(tensors); });
 }
 
 TorchBackend::Works TorchBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
