@@ -104,7 +104,7 @@ void bind_index(py::module_& module) {
           },
           Released())
       .def_readonly("folder", &shards::Index::folder)
-      .def_property_readonly("step", [](const shards::Index& self) { return self.commit.step; })
+      .def_readonly("step", &shards::Index::step)
       .def_property_readonly("number", [](const shards::Index& self) { return self.commit.number; })
       .def_readonly("world_size", &shards::Index::world_size)
       .def_readonly("saved_at", &shards::Index::saved_at)

@@ -230,7 +230,7 @@ TEST(CheckpointState, ValuesSamplersAndRandomStatesComeBack) {
     EXPECT_EQ(sampler.epoch(), 4u);
     EXPECT_SAME(at::rand({4}, random), drawn[static_cast<std::size_t>(rank)]);
   });
-  EXPECT_EQ(shards::open_index(path)->commit.step, 5);
+  EXPECT_EQ(shards::open_index(path)->step, 5);
   const auto whole = at::zeros({2, 3}, at::kComplexDouble);
   const auto strided = at::zeros({3, 4}, at::kLong).t();
   const auto cast = at::zeros({4, 3}, at::kFloat);

@@ -33,7 +33,7 @@ std::string size_text(std::uint64_t bytes) {
 }
 
 std::string step_text(const shards::Index& index) {
-  return index.commit.step ? std::to_string(*index.commit.step) : "-";
+  return index.step ? std::to_string(*index.step) : "-";
 }
 
 int list(const std::string& given) {

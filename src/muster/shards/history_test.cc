@@ -43,7 +43,7 @@ TEST(History, KeepsTheLast) {
              .durable = false});
     const auto all = checkpoints_in(folder.path());
     ASSERT_EQ(all.size(), std::min<std::size_t>(2, static_cast<std::size_t>(step) + 1));
-    EXPECT_EQ(open_index(all.back())->commit.step, step);
+    EXPECT_EQ(open_index(all.back())->step, step);
   }
   std::filesystem::create_directory(folder.path() + "/other");
   EXPECT_EQ(checkpoints_in(folder.path()).size(), 2u);

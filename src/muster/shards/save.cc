@@ -136,7 +136,7 @@ Status commit(const PlannedSave& plan, const std::vector<std::string>& parts,
   const CommitOptions& options = plan.options;
   Index index;
   index.commit = plan.staging->record();
-  index.commit.step = options.step;
+  index.step = options.step;
   index.world_size = static_cast<int>(parts.size());
   index.saved_at = now_text();
   index.values = values;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "muster/shards/files/index.h"
+#include "muster/shards/history.h"
 #include "muster/shards/plan/division.h"
 #include "muster/shards/staging.h"
 #include "muster/status.h"

@@ -145,7 +145,9 @@ std::string text_of_index(const Index& index) {
   all["format"] = kFormat;
   all["world_size"] = index.world_size;
   all["saved_at"] = index.saved_at;
-  all["commit"] = json_of(index.commit);
+  CommitRecord record = index.commit;
+  record.step = index.step;
+  all["commit"] = json_of(record);
   all["values"] = json::parse(index.values, nullptr, false);
   std::string text = all.dump(1, ' ', false, json::error_handler_t::replace);
   text.resize(text.size() - 2);  // without "\n}"
@@ -175,12 +177,13 @@ Result<Index> read_index(std::string_view text) {
       auto record = record_in(all.at("commit"));
       if (!record) return record.status();
       index.commit = std::move(*record);
+      index.step = index.commit.step;
     } else if (all.contains("committed_ns")) {
       index.commit.committed_ns = whole_number<std::int64_t>(all.at("committed_ns"));
     }
     index.digest = digest_of(signed_text);
     index.values = all.at("values").dump();
-    if (all.contains("step")) index.commit.step = whole_number<std::int64_t>(all.at("step"));
+    if (all.contains("step")) index.step = whole_number<std::int64_t>(all.at("step"));
     if (Status added = merge_files(index, all); !added) return added;
     if (Status good = check_tensors(index); !good) return good;
     return index;

@@ -43,6 +43,7 @@ struct StoredFile {
 
 struct Index {
   std::string folder;  ///< not stored
+  std::optional<std::int64_t> step;
   CommitRecord commit;
   int world_size = 1;         ///< of the job that saved it
   std::string saved_at;       ///< "2024-06-07T12:00:00Z", to be shown; nothing is ordered by it
