@@ -84,10 +84,10 @@ void CallWatch::watch(std::shared_ptr<NcclWork> work) {
   entry->timeout = work->terms().timeout;
   entry->work = std::move(work);
   entry->agreed = true;
-  add(std::move(entry));
+  add(entry);
 }
 
-void CallWatch::add(std::shared_ptr<WatchedCall> entry) {
+void CallWatch::add(const std::shared_ptr<WatchedCall>& entry) {
   Status failed;
   {
     const std::lock_guard lock(mutex_);

@@ -76,7 +76,7 @@ class CallWatch {
   void stop();
 
  private:
-  void add(std::shared_ptr<WatchedCall> entry);
+  void add(const std::shared_ptr<WatchedCall>& entry);
   void run();
   std::deque<std::shared_ptr<WatchedCall>> entries();
   void look();
