@@ -76,6 +76,7 @@ class Hosts:
         self.devices = DEVICES[:links]
         self.cores = divided(sorted(os.sched_getaffinity(0)), count) if pin else []
         self.pinned = bool(self.cores)
+        self.congestion = CONGESTION
 
     def __enter__(self):
         try:
@@ -93,15 +94,24 @@ class Hosts:
             command("ip netns add", name)
         for name in self.names:
             command("ip -n", name, "link set lo up")
-            # Linux's own default, whatever this machine has.
-            inside = ["ip", "netns", "exec", name, "sysctl", "-q"]
-            command(*inside, f"net.ipv4.tcp_congestion_control={CONGESTION}")
+            self.choose_congestion(name)
         for link, device in enumerate(self.devices):
             bridge = f"bridge{link}"
             command("ip -n", self.switch, "link add", bridge, "type bridge")
             command("ip -n", self.switch, "link set", bridge, "up")
             for host in range(len(self.names)):
                 self.connect(host, device, f"port{link}-{host}", bridge, f"10.213.{link}")
+
+    def choose_congestion(self, name):
+        """Linux's own default, whatever this machine has; or what the host has, where the machine
+        lets namespaces choose among others only.
+        """
+        key = "net.ipv4.tcp_congestion_control"
+        inside = ["ip", "netns", "exec", name, "sysctl"]
+        words = [*inside, "-q", f"{key}={CONGESTION}"]
+        if subprocess.run(words, capture_output=True, check=False).returncode != 0:
+            found = subprocess.run([*inside, "-n", key], capture_output=True, text=True, check=True)
+            self.congestion = found.stdout.strip()
 
     def connect(self, host, device, port, bridge, network):
         name = self.names[host]
@@ -164,7 +174,13 @@ class Hosts:
         """Nothing does before `remove`."""
 
     def remark(self):
-        """How the hosts share this machine's cores."""
+        """How the hosts share this machine's cores, and how unlike others they send."""
+        unlike = ""
+        if self.congestion != CONGESTION:
+            unlike = f"; TCP by {self.congestion}: no namespace here may choose {CONGESTION}"
+        return self.sharing() + unlike
+
+    def sharing(self):
         count, cores = len(self.names), len(os.sched_getaffinity(0))
         if self.pinned:
             numbers = ["+".join(map(str, own)) for own in self.cores]

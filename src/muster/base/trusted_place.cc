@@ -90,7 +90,8 @@ Status check_trusted_place(const std::string& path) {
       at.resize(at.empty() ? 0 : at.rfind('/'));
       continue;
     }
-    const std::string next = at + "/" + name;
+    std::string next = at;
+    next.append("/").append(name);
     struct stat info {};
     if (::lstat(next.c_str(), &info) != 0)
       return Status(Code::invalid_argument, next + ": " + errno_text(errno));
