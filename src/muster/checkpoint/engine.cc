@@ -47,6 +47,7 @@ std::vector<const CheckpointItem*> items_of(const std::vector<const shards::Writ
   std::map<std::string_view, const CheckpointItem*> by_name;
   for (const CheckpointItem& item : items) by_name[item.name] = &item;
   std::vector<const CheckpointItem*> found;
+  found.reserve(pieces.size());
   for (const auto* piece : pieces) found.push_back(by_name.at(piece->name));
   return found;
 }
@@ -177,7 +178,7 @@ struct Saver::State {
   std::thread thread;
 
   Group alive() const {
-    const Group locked = given.lock();
+    Group locked = given.lock();
     if (!locked) group::invalid("checkpoint: the group of this save has been destroyed");
     return locked;
   }
@@ -339,7 +340,7 @@ Status load_item(shards::Reader& reader, const shards::Index& index, const Check
   const at::Tensor memory =
       direct ? target : at::empty(target.sizes(), at::TensorOptions(source.type).device(at::kCPU));
   const std::span bytes(memory_of(memory), static_cast<std::size_t>(memory.nbytes()));
-  if (const Status read = reader.read(source.wanted, bytes); !read) return read;
+  if (Status read = reader.read(source.wanted, bytes); !read) return read;
   if (!direct) target.copy_(memory);
   return {};
 }

@@ -101,13 +101,13 @@ void OptimizerEntry::compare(const json& values, const shards::Index& index) con
   const json identity = values.value(name_ + ".identity", json::object());
   for (std::size_t i = 0; i < mine.size(); ++i) {
     const json& saved = (*found)[i];
-    const std::string kind = class_name(whole_.param_groups()[i].options());
-    if (identity.contains("class") && identity["class"] != kind)
-      group::invalid(what + "is of the class " + kind + ", and " + identity["class"].dump() +
+    const auto kind = [&] { return class_name(whole_.param_groups()[i].options()); };
+    if (identity.contains("class") && identity["class"] != kind())
+      group::invalid(what + "is of the class " + kind() + ", and " + identity["class"].dump() +
                      " was saved in " + index.folder + ", whose state is another one");
     for (const char* option : kTelling)
       if (mine[i].contains(option) != saved.contains(option))
-        group::invalid(what + "is of the class " + kind + ", and an optimizer " +
+        group::invalid(what + "is of the class " + kind() + ", and an optimizer " +
                        (saved.contains(option) ? "with" : "without") + " the option '" + option +
                        "' was saved in " + index.folder + ", which is of another class");
     const auto here = names_in(mine[i]), there = names_in(saved);
