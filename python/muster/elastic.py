@@ -262,7 +262,8 @@ class State:
         contents = None
         if shards is not None:
             contents = shards._contents()
-            index = types.SimpleNamespace(tensors=commit.tensors, values=values)
+            # A commit in memory is in the format of today's checkpoints, whose numbers begin with 1.
+            index = types.SimpleNamespace(tensors=commit.tensors, values=values, number=1)
             items += contents.wanted(index)
         fill(commit, _C._CheckpointItems(items))
         self._put_back(_with_tensors(pickle.loads(rest), tensors))
