@@ -268,7 +268,7 @@ class State:
         fill(commit, _C._CheckpointItems(items))
         self._put_back(_with_tensors(pickle.loads(rest), tensors))
         if contents is not None and shards is not None:
-            contents.fill(json.loads(values))
+            contents.fill()
             shards._drop_gradients()
 
     def _tree(self) -> dict[str, Any]:
