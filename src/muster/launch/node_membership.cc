@@ -261,10 +261,10 @@ Status NodeMembership::take_place(Lock& lock) {
   lock.unlock();
   auto hold = membership_->hold(name, record, options_.ttl);
   bool own = false;
-  const Status status = hold ? Status()
-                        : hold.status().code() == Code::refused
-                            ? describe_holder(hold.status(), name, own)
-                            : hold.status();
+  Status status = hold ? Status()
+                  : hold.status().code() == Code::refused
+                      ? describe_holder(hold.status(), name, own)
+                      : hold.status();
   lock.lock();
   // Its own earlier hold ends within its time.
   if (own) return Status(Code::timed_out, status.message());

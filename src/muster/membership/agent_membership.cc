@@ -6,6 +6,7 @@
 #include "muster/base/thread_start.h"
 #include "muster/membership/factory.h"
 #include "muster/membership/renewal.h"
+#include "muster/membership/request_turn.h"
 #include "muster/membership/update_queue.h"
 #include "muster/store/lease_table.h"
 #include "muster/store/rendezvous.h"
@@ -55,7 +56,7 @@ class AgentServer {
 
  private:
   const std::shared_ptr<store::TcpStore> store_;
-  std::timed_mutex mutex_;  // held during a request, whose deadline bounds the wait for it
+  RequestTurn mutex_;  // held during a request, whose deadline bounds the wait for it
   std::unique_ptr<ServerConnection> connection_;
 };
 

@@ -11,6 +11,7 @@
 #include "muster/membership/factory.h"
 #include "muster/membership/kubernetes_client.h"
 #include "muster/membership/renewal.h"
+#include "muster/membership/request_turn.h"
 #include "muster/membership/update_queue.h"
 #include "muster/membership/value_proof.h"
 
@@ -144,7 +145,7 @@ class KubernetesHold final : public Hold {
   }
 
   const std::shared_ptr<KubernetesService> service_;
-  std::timed_mutex mutex_;  // guards the two below; held during a request, within its deadline
+  RequestTurn mutex_;  // guards the two below; held during a request, within its deadline
   KubernetesLease lease_;
   HeldValue held_;
   Renewal renewal_;
