@@ -9,6 +9,7 @@
 #include <chrono>
 #include <utility>
 
+#include "muster/base/socket_address.h"
 #include "muster/base/thread_start.h"
 #include "muster/shm/arena.h"
 #include "muster/transport/local_socket.h"
