@@ -262,7 +262,7 @@ class State:
         contents = None
         if shards is not None:
             contents = shards._contents()
-            # A commit in memory is in the format of today's checkpoints, whose numbers begin with 1.
+            # A commit in memory has the format of new checkpoints, whose numbers begin with 1.
             index = types.SimpleNamespace(tensors=commit.tensors, values=values, number=1)
             items += contents.wanted(index)
         fill(commit, _C._CheckpointItems(items))
