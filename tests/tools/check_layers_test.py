@@ -128,6 +128,26 @@ class CheckLayers(unittest.TestCase):
             "src/muster/base/env.cc", '#include "muster/base/missing.h"\n', "no such header"
         )
 
+    def test_refuses_a_thread_that_takes_signals(self):
+        for line in (
+            "auto t = std::thread([] {});",
+            "std::thread t(run);",
+            "result_ = std::async(std::launch::async, run);",
+            "std::jthread t;",
+            "threads_.emplace_back(run);",
+        ):
+            self.refuses("src/muster/base/clock.cc", line + "\n", "start_thread")
+        code, output = run(
+            {
+                **GOOD,
+                "src/muster/base/thread_start.cc": "return std::thread([] {});\n",
+                "src/muster/base/clock_test.cc": "std::thread t(run);\n",
+                "src/muster/base/clock.cc": "std::thread thread_;  // std::thread(f) elsewhere\n"
+                "threads_.push_back(std::move(*started));\n",
+            }
+        )
+        self.assertEqual(code, 0, output)
+
     def test_refuses_a_relative_include(self):
         self.refuses("src/muster/base/env.cc", '#include "status.h"\n', "are included as")
 

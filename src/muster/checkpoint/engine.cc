@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "muster/base/thread_start.h"
 #include "muster/checkpoint/saver_identity.h"
 #include "muster/group/dense_tensor.h"
 #include "muster/group/errors.h"
@@ -277,16 +278,22 @@ Saving Saver::async_save(const std::vector<CheckpointItem>& items, const std::st
   const Status ready = caught([&] { data = copied(plan, ranks.rank, items, state_->memory); });
   Saving saving;
   saving.state_ = state_->last = std::make_shared<Saving::State>();
-  state_->thread = std::thread([plan = std::move(plan), data = std::move(data), values, behind,
-                                ready, ended = saving.state_] {
+  const auto finish = [plan = std::move(plan), data = std::move(data), values, behind,
+                       ended = saving.state_](const Status& before) {
     Status result;
     const Status thrown =
-        caught([&] { result = shards::finish_save(plan, data.pointers, values, behind, ready); });
+        caught([&] { result = shards::finish_save(plan, data.pointers, values, behind, before); });
     if (!thrown) result = thrown;
     const std::lock_guard lock(ended->mutex);
     ended->result = result;
     ended->changed.notify_all();
-  });
+  };
+  auto started =
+      start_thread("the thread that writes a checkpoint", [finish, ready] { finish(ready); });
+  if (started)
+    state_->thread = std::move(*started);
+  else
+    finish(started.status());  // the other ranks' threads wait for this rank, and are told why
   return saving;
 }
 

@@ -12,13 +12,18 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <pthread.h>
+#include <signal.h>
+
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <map>
 #include <optional>
 
 #include "muster/base/temporary_folder.h"
+#include "muster/base/thread_start.h"
 #include "muster/checkpoint/engine.h"
 #include "muster/checkpoint/items.h"
 #include "muster/debug.h"
@@ -331,6 +336,54 @@ TEST(CheckpointState, AnAsynchronousSaveHasWhatWasThere) {
   });
   EXPECT_EQ(latest(folder.path()), folder.path() + "/3");
   EXPECT_FALSE(latest(folder.path() + "/3"));
+}
+
+// spec: S5 the thread that writes takes no signal of the program's
+TEST(CheckpointState, TheThreadThatWritesBlocksSignals) {
+  const TemporaryFolder folder("muster-checkpoint-");
+  on_ranks(2, [&](int rank) {
+    std::atomic<int> calls = 0, with_signals = 0;
+    auto behind = ranks_of(new_group());
+    behind.exchange = [&, exchange = behind.exchange](const std::string& mine,
+                                                      shards::ExchangeLimit limit) {
+      sigset_t now;
+      pthread_sigmask(SIG_SETMASK, nullptr, &now);
+      for (const int each : {SIGTERM, SIGINT, SIGALRM, SIGUSR1, SIGCHLD})
+        with_signals += sigismember(&now, each) == 0;
+      ++calls;
+      return exchange(mine, limit);
+    };
+    const auto tensor = at::arange(4);
+    Saver saver(ranks_of(default_group()), behind);
+    saver
+        .async_save({box_item("t", tensor, {8}, {4 * rank})}, "{}",
+                    {.path = folder.path() + "/c", .durable = false})
+        .wait();
+    EXPECT_GT(calls.load(), 0);
+    EXPECT_EQ(with_signals.load(), 0);
+  });
+}
+
+// spec: S5 S4 a rank that gets no thread for the save says so on all ranks, which go on
+TEST(CheckpointState, ARefusedThreadFailsTheSaveOnAllRanks) {
+  const TemporaryFolder folder("muster-checkpoint-");
+  const std::string path = folder.path() + "/c";
+  on_ranks(2, [&](int) {
+    const auto tensor = at::arange(4);
+    State state;
+    state.add_tensor("t", tensor);
+    async_save(state, path).wait();
+    barrier();
+    {
+      const NoNewThreads refused;
+      auto saving = async_save(state, path);
+      EXPECT_HAS(testing::message_of<DistError>([&] { saving.wait(); }),
+                 "cannot start the thread that writes a checkpoint");
+    }
+    barrier();
+    async_save(state, path).wait();
+    load(state, path);
+  });
 }
 
 // spec: S4 what one rank cannot save or load fails on all, naming it, and the group goes on

@@ -2,8 +2,10 @@
 
 #include <future>
 #include <mutex>
+#include <thread>
 
 #include "muster/base/interruption.h"
+#include "muster/base/thread_start.h"
 #include "muster/group/errors.h"
 #include "muster/group/world.h"
 #include "muster/launch/spawn.h"
@@ -56,7 +58,7 @@ class ThreadContext : public SpawnContext {
     outcomes_.resize(static_cast<std::size_t>(count));
     for (int rank = 0; rank < count; ++rank)
       scopes_.push_back(std::make_shared<World>(SpawnedRank{store, rank, count}));
-    result_ = std::async(std::launch::async, [this, body = std::move(body), count] {
+    auto run = [this, body = std::move(body), count] {
       const auto rank_body = [&](int rank) {
         const auto& scope = scopes_[static_cast<std::size_t>(rank)];
         const WorldScope::Binding binding(scope);
@@ -73,10 +75,18 @@ class ThreadContext : public SpawnContext {
         scope->drop();
       };
       return launch::spawn_threads(count, rank_body, {.on_first_failure = tell, .at_end = leave});
-    });
+    };
+    const auto result = std::make_shared<std::promise<Status>>();
+    result_ = result->get_future().share();
+    thread_ = take(start_thread("the thread that starts the ranks",
+                                [result, run = std::move(run)] { result->set_value(run()); }));
+  }
+  ~ThreadContext() override {
+    if (thread_.joinable()) thread_.join();
   }
   bool join(std::optional<Duration> timeout) override {
     if (timeout && result_.wait_for(*timeout) != std::future_status::ready) return false;
+    if (thread_.joinable()) thread_.join();
     if (const auto status = result_.get(); !status.ok()) throw SpawnError(status);
     return true;
   }
@@ -98,7 +108,8 @@ class ThreadContext : public SpawnContext {
   std::vector<RankOutcome> outcomes_;  // each written by its rank's thread
   // For ranks that still wait for others to join.
   std::shared_ptr<Interruption> interruption_ = std::make_shared<Interruption>();
-  std::shared_future<Status> result_;  // waits for the threads on destruction
+  std::shared_future<Status> result_;
+  std::thread thread_;  // runs until the ranks have ended
 };
 
 }  // namespace

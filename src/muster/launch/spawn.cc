@@ -14,12 +14,12 @@
 #include <iostream>
 #include <mutex>
 #include <optional>
-#include <system_error>
 #include <thread>
 
 #include "muster/base/bytes.h"
 #include "muster/base/descriptor.h"
 #include "muster/base/socket_address.h"
+#include "muster/base/thread_start.h"
 #include "muster/launch/process.h"
 
 namespace muster::launch {
@@ -317,7 +317,11 @@ Status spawn_threads(int n, const SpawnBody& body, const ThreadHooks& hooks) {
     if (hooks.on_first_failure) hooks.on_first_failure(rank, first);
   };
   const auto run = [&](int rank) {
-    if (const Status said = body(rank); !said)
+    const Status said = [&] {
+      const ProgramSignals programs;  // it is the user's code
+      return body(rank);
+    }();
+    if (!said)
       note(rank, Status(said.code(),
                         "rank " + std::to_string(rank) + " (a thread) failed: " + said.message(),
                         said.ranks().empty() ? std::vector{rank} : said.ranks()));
@@ -325,14 +329,14 @@ Status spawn_threads(int n, const SpawnBody& body, const ThreadHooks& hooks) {
   };
   std::vector<std::thread> threads;
   threads.reserve(static_cast<std::size_t>(n));
-  try {
-    for (int rank = 0; rank < n; ++rank) threads.emplace_back(run, rank);
-  } catch (const std::system_error& error) {
-    const int rank = static_cast<int>(threads.size());
-    note(rank,
-         Status(Code::exhausted,
-                "cannot start the thread of rank " + std::to_string(rank) + ": " + error.what(),
-                {rank}));
+  for (int rank = 0; rank < n; ++rank) {
+    auto thread =
+        start_thread("the thread of rank " + std::to_string(rank), [&, rank] { run(rank); });
+    if (!thread) {
+      note(rank, Status(thread.status().code(), thread.status().message(), {rank}));
+      break;
+    }
+    threads.push_back(std::move(*thread));
   }
   for (std::thread& thread : threads) thread.join();
   return first;

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <thread>
 
+#include "muster/base/thread_start.h"
 #include "muster/launch/process.h"
 #include "muster/testing/limits.h"
 
@@ -202,6 +203,39 @@ TEST(SpawnThreads, TheFirstFailureIsToldAtOnce) {
   EXPECT_EQ(status.ranks(), std::vector{2});
   EXPECT_NE(status.message().find("rank 2"), std::string::npos);
   EXPECT_NE(status.message().find("no such key"), std::string::npos);
+}
+
+// spec: J2 threads that are ranks run the user's code, with the program's signals
+TEST(SpawnThreads, RanksHaveTheSignalsOfTheProgram) {
+  const auto blocks_sigterm = [] {
+    sigset_t now;
+    pthread_sigmask(SIG_SETMASK, nullptr, &now);
+    return sigismember(&now, SIGTERM) == 1;
+  };
+  std::atomic<int> blocked_in_body = 0, blocked_at_end = 0;
+  ASSERT_TRUE(spawn_threads(2,
+                            [&](int) {
+                              blocked_in_body += blocks_sigterm();
+                              return Status();
+                            },
+                            {.at_end = [&](int) { blocked_at_end += blocks_sigterm(); }})
+                  .ok());
+  EXPECT_EQ(blocked_in_body, 0);
+  EXPECT_EQ(blocked_at_end, 2) << "ending a rank is the engine's own work";
+}
+
+// spec: J2 a rank whose thread the system refuses is a failure by its number
+TEST(SpawnThreads, ARefusedThreadIsTheFailureOfItsRank) {
+  const NoNewThreads refused;
+  bool ran = false;
+  const Status status = spawn_threads(2, [&](int) {
+    ran = true;
+    return Status();
+  });
+  EXPECT_EQ(status.code(), Code::exhausted);
+  EXPECT_EQ(status.ranks(), std::vector{0});
+  EXPECT_NE(status.message().find("the thread of rank 0"), std::string::npos) << status.message();
+  EXPECT_FALSE(ran);
 }
 
 }  // namespace
