@@ -50,6 +50,7 @@ Result<Descriptor> listen_locally(const std::string& name) {
 Result<Descriptor> connect_locally(const std::string& name, TimePoint deadline) {
   const LocalName address = name_from(name);
   for (;;) {
+    const TimePoint now = steady_clock().now();  // before it tries: it may stand still afterwards
     Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!socket) return Status(Code::exhausted, "cannot make a Unix socket: " + errno_text(errno));
     if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.address),
@@ -60,7 +61,7 @@ Result<Descriptor> connect_locally(const std::string& name, TimePoint deadline) 
                     "no Unix socket " + name + " can be reached from here: " + errno_text(errno));
     }
     // EAGAIN: too many wait there to be accepted, and nothing tells when there is room.
-    if (steady_clock().now() >= deadline)
+    if (now >= deadline)
       return Status(Code::timed_out, "the deadline passed while the Unix socket " + name +
                                          " had no room for another connection");
     std::this_thread::sleep_for(std::chrono::milliseconds(1));  // limit: load of a full queue

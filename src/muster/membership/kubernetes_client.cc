@@ -28,6 +28,8 @@ constexpr Duration kAttemptLimit = std::chrono::seconds(8);  // limit: patience 
 constexpr Duration kPause = std::chrono::milliseconds(200);  // limit: pace of attempts
 constexpr Duration kListLimit = std::chrono::seconds(2);     // limit: patience with a request
 // A stream without an error for so long is connected.
+// A step of `follow` takes less while this process runs.
+constexpr Duration kStoodStill = std::chrono::seconds(4);    // limit: kListLimit, and scheduling
 constexpr Duration kConnected = std::chrono::seconds(4);     // limit: more than it takes to connect
 constexpr std::size_t kLongestLine = std::size_t{16} << 20;  // limit: protocol
 constexpr std::size_t kLongestAnnotations = std::size_t{1} << 18;  // limit: of Kubernetes
@@ -498,6 +500,7 @@ Status KubernetesClient::follow(const FollowOptions& options) {
                         "; the last attempt: " + trouble.message());
     if (!stream && now < resume_at) {
       std::this_thread::sleep_until(store::earliest_look(resume_at));
+      if (steady_clock().now() - now > kStoodStill) working_at = steady_clock().now();
       continue;
     }
     Status stepped;
@@ -521,10 +524,11 @@ Status KubernetesClient::follow(const FollowOptions& options) {
     }
     if (stepped.ok()) {
       stepped = stream->step(next_idle);
-      if (stream->revision() > revision || (stepped.ok() && now - begun_at >= kConnected))
+      if (stream->revision() > revision || now - begun_at >= kConnected)
         working_at = steady_clock().now();
       revision = stream->revision();
     }
+    if (steady_clock().now() - now > kStoodStill) working_at = steady_clock().now();
     if (stepped.ok()) continue;
     if (stepped.code() == Code::aborted) return stepped;
     stream.reset();

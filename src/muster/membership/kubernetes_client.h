@@ -66,6 +66,7 @@ class KubernetesClient {
     std::function<void()> on_idle{};
     Duration idle = std::chrono::milliseconds(200);
     /// Follow fails with the last error once no watch has worked for so long; negative: no limit.
+    /// Time in which this process stood still does not count.
     Duration lost_limit{-1};
     /// A watch that has been silent for so long is begun anew with a list, in case its other end is
     /// gone.

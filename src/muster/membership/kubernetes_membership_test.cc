@@ -78,6 +78,34 @@ TEST_F(KubernetesMembershipTest, ASilentWatchIsBegunAnew) {
   EXPECT_EQ(lists, 3);
 }
 
+// spec: L1 Kubernetes: a process that stood still for longer than its patience asks once more
+// before it takes its own absence for the end of the server
+TEST_F(KubernetesMembershipTest, OnesOwnAbsenceIsNotTheServersEnd) {
+  KubernetesApi api;
+  auto client = KubernetesClient::make(api.options(), "job");
+  ASSERT_TRUE(client.ok()) << client.status().message();
+  const auto interruption = std::make_shared<Interruption>();
+  const Interruption::InterruptionBinding binding(interruption);
+  int lists = 0, looks = 0;
+  const Status followed = (*client)->follow({
+      .on_list =
+          [&](std::int64_t, const std::vector<KubernetesLease>&) {
+            if (++lists == 2) interruption->raise("that is enough");
+          },
+      .on_event = [](const LeaseEvent&) {},
+      .on_idle =
+          [&] {
+            if (++looks != 4) return;  // by then the watch is open
+            api.kill();
+            std::this_thread::sleep_for(seconds(6));  // the fault itself
+            api.start();
+          },
+      .lost_limit = seconds(5),
+  });
+  EXPECT_EQ(followed.code(), Code::aborted) << followed.message();
+  EXPECT_EQ(lists, 2);
+}
+
 // spec: L1 Kubernetes: holds, watches and the epoch survive a server that starts again
 TEST_F(KubernetesMembershipTest, SurvivesARestartOfTheServer) {
   KubernetesApi api;

@@ -47,6 +47,8 @@ Status failed(const std::string& what, const std::string& path) {
 // Checking the file's size is cheap. Even if it has not changed, the lock is taken at this
 // interval, because a network file system may report an old size.
 constexpr Duration kBlindLook = milliseconds(200);  // limit: staleness of network file systems
+// For the lock of the last look, after the deadline.
+constexpr Duration kLastLook = milliseconds(50);  // limit: overrun of a deadline
 
 }  // namespace
 
@@ -163,6 +165,7 @@ Status FileLog::transact(TimePoint deadline, const std::function<void(Transactio
   const TimePoint begin = steady_clock().now();
   Backoff backoff;
   for (;;) {
+    const TimePoint now = steady_clock().now();  // before it looks: it may stand still afterwards
     {
       const std::lock_guard lock(mutex_);
       if (mark_.forked()) {
@@ -185,7 +188,6 @@ Status FileLog::transact(TimePoint deadline, const std::function<void(Transactio
       }
       if (errno != EAGAIN && errno != EACCES && errno != EINTR) return failed("lock", path_);
     }
-    const TimePoint now = steady_clock().now();
     if (now >= deadline) {
       return Status(Code::timed_out, "another process has kept the store's file " + path_ +
                                          " locked for " + describe(now - begin) +
@@ -196,34 +198,37 @@ Status FileLog::transact(TimePoint deadline, const std::function<void(Transactio
 }
 
 Status FileLog::pause(Backoff& backoff, TimePoint deadline) const {
-  if (steady_clock().now() >= deadline) return Status(Code::timed_out, "the deadline has passed");
   if (Status interrupted = Interruption::of_thread(); !interrupted) return interrupted;
   backoff.sleep(deadline);
   return {};
 }
 
+// Both look once more when the deadline has passed: this process may have stood still, and the
+// others may have written meanwhile.
+
 Status FileLog::transact_until(TimePoint deadline,
                                const std::function<bool(Transaction&)>& condition) {
   for (;;) {
+    const TimePoint now = steady_clock().now();
     bool holds = false;
-    if (Status done =
-            transact(deadline, [&](Transaction& transaction) { holds = condition(transaction); });
+    if (Status done = transact(std::max(deadline, now + kLastLook),
+                               [&](Transaction& transaction) { holds = condition(transaction); });
         !done)
       return done;
     if (holds) return {};
+    if (now >= deadline) return Status(Code::timed_out, "the deadline has passed");
     Backoff backoff;
-    const TimePoint look_again = steady_clock().now() + kBlindLook;
+    const TimePoint look_again = std::min(deadline, deadline_after(steady_clock(), kBlindLook));
     while (steady_clock().now() < look_again && !has_changed()) {
       if (Status paused = pause(backoff, deadline); !paused) return paused;
     }
-    if (steady_clock().now() >= deadline) return Status(Code::timed_out, "the deadline has passed");
   }
 }
 
 Status FileLog::await(TimePoint deadline, const std::function<bool(const Map&)>& condition) {
   for (;;) {
     Backoff backoff;
-    const TimePoint look_again = steady_clock().now() + kBlindLook;
+    const TimePoint look_again = std::min(deadline, deadline_after(steady_clock(), kBlindLook));
     while (steady_clock().now() < look_again) {
       const LogNews seen = look(condition);
       if (seen == LogNews::what_was_awaited) return {};
@@ -232,13 +237,15 @@ Status FileLog::await(TimePoint deadline, const std::function<bool(const Map&)>&
         backoff = Backoff(10 * tunables().file_poll);  // members arrive one after another
       if (Status paused = pause(backoff, deadline); !paused) return paused;
     }
+    const TimePoint now = steady_clock().now();
     bool holds = false;
-    if (Status done = transact(
-            deadline, [&](Transaction& transaction) { holds = condition(transaction.map()); });
+    if (Status done =
+            transact(std::max(deadline, now + kLastLook),
+                     [&](Transaction& transaction) { holds = condition(transaction.map()); });
         !done)
       return done;
     if (holds) return {};
-    if (steady_clock().now() >= deadline) return Status(Code::timed_out, "the deadline has passed");
+    if (now >= deadline) return Status(Code::timed_out, "the deadline has passed");
   }
 }
 

@@ -5,7 +5,9 @@
 ///   hold     name, value; number 0: take the name for `timeout`; else the number of our lease:
 ///   give
 ///            the name another value. Answered with the lease's number
-///   renew    name; number: the lease, which then lasts `timeout` longer
+///   renew    name; number: the lease, which then lasts `timeout` longer. A lease ends after its
+///            time only where `expire` is called in time: a server that stood still could not be
+///            renewed with, so its leases begin their time anew
 ///   stay     name; number: the lease. Waits for ever: when its connection ends, so does the lease
 ///   release  name; number: the lease
 ///   watch    prefix, name of a record; number: the revision that is known (0: none). Waits for
@@ -76,6 +78,7 @@ class LeaseTable {
   struct Lease {
     std::string name;
     TimePoint deadline = TimePoint::max();
+    Duration lasts{-1};  // without a renewal; negative: for ever
     std::optional<Ticket> staying;
   };
   struct LeaseWatcher {
@@ -93,6 +96,7 @@ class LeaseTable {
   Lease* lease_of(const Request& request);
   Status no_lease(const Request& request) const;
   void extend(std::uint64_t number, Lease& lease, Duration by, TimePoint now);
+  void excuse_own_pause(TimePoint now);
   void end_lease(std::uint64_t number, const Status& answer, Answers& answers);
   void note_change(const std::string& name, std::int64_t before);
   std::optional<LeaseNews> news_for(const LeaseWatcher& watcher) const;

@@ -79,6 +79,31 @@ TEST_F(Leases, EndAfterTheirTime) {
   EXPECT_EQ(table.next_deadline(), TimePoint::max());
 }
 
+// spec: L1 hold: a server that stood still for longer than the leases judges no lease lost for that
+// time; afterwards it judges as before
+TEST_F(Leases, DoNotEndByThePauseOfTheServer) {
+  const std::int64_t first = hold("n/a", "v", seconds(2)), second = hold("n/b", "v", seconds(8));
+  const std::int64_t endless = hold("n/c", "v", Duration(-1));
+  const Ticket waiting = watch(revision(watch(0)), seconds(100));
+  for (int pause = 0; pause < 3; ++pause) {
+    advance(seconds(20));
+    EXPECT_FALSE(replies.contains(waiting)) << "a lease was judged lost";
+    EXPECT_EQ(table.next_deadline(), now + seconds(2));
+  }
+  const auto renews = [&](std::int64_t lease, std::string_view name, Duration ttl) {
+    return replies.at(ask({.op = StoreOp::renew, .timeout = ttl, .number = lease, .keys = {name}}))
+        .status.ok();
+  };
+  EXPECT_TRUE(renews(second, "n/b", seconds(8)));
+  EXPECT_TRUE(renews(endless, "n/c", Duration(-1)));
+  advance(seconds(2));
+  ASSERT_TRUE(replies.contains(waiting)) << "its holder was silent while the server ran";
+  ASSERT_EQ(news(waiting).items.size(), 1u);
+  EXPECT_EQ(news(waiting).items[0].name, "n/a");
+  EXPECT_FALSE(renews(first, "n/a", seconds(2)));
+  EXPECT_TRUE(renews(second, "n/b", seconds(8)));
+}
+
 // spec: L3 hold: the end of the holder's connection ends it at once
 TEST_F(Leases, EndWithTheirConnection) {
   const std::int64_t lease = hold("n/a", "v", Duration(-1));

@@ -67,10 +67,11 @@ Result<Descriptor> connect_to(const SocketAddress& address, TimePoint deadline) 
   pollfd waiting{socket->get(), POLLOUT, 0};
   while (waiting.revents == 0) {
     const Duration left = deadline - now();
-    if (left <= Duration::zero())
-      return Status(Code::timed_out, "cannot connect to " + address.text() + ": no answer");
-    if (::poll(&waiting, 1, poll_milliseconds(left)) < 0 && errno != EINTR)
+    const int ready = ::poll(&waiting, 1, poll_milliseconds(left));
+    if (ready < 0 && errno != EINTR)
       return Status(Code::network, "poll failed: " + errno_text(errno));
+    if (ready == 0 && left <= Duration::zero())
+      return Status(Code::timed_out, "cannot connect to " + address.text() + ": no answer");
   }
   int error = 0;
   socklen_t length = sizeof error;
@@ -311,8 +312,7 @@ Status TcpConnection::send_bytes(std::span<ConstBytes> pieces, TimePoint deadlin
   constexpr std::size_t kPieces = 256;
   std::size_t first = 0;
   while (first < pieces.size()) {
-    if (!arm(SO_SNDTIMEO, send_limit_, deadline))
-      return Status(Code::timed_out, name_ + " did not take the request in time");
+    const bool may_block = arm(SO_SNDTIMEO, send_limit_, deadline);
     std::array<iovec, kPieces> list;
     const std::size_t count = std::min(kPieces, pieces.size() - first);
     for (std::size_t i = 0; i < count; ++i)
@@ -320,8 +320,10 @@ Status TcpConnection::send_bytes(std::span<ConstBytes> pieces, TimePoint deadlin
     msghdr message{};
     message.msg_iov = list.data();
     message.msg_iovlen = count;
-    ssize_t n = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL);
+    ssize_t n = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | (may_block ? 0 : MSG_DONTWAIT));
     if (n < 0) {
+      if (!may_block && (errno == EAGAIN || errno == EWOULDBLOCK))
+        return Status(Code::timed_out, name_ + " did not take the request in time");
       if (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK) continue;
       if (errno == EPIPE) return closed();
       return Status(Code::network, "the connection to " + name_ + " is lost (" + errno_text(errno) +
@@ -373,12 +375,15 @@ Result<ConstBytes> TcpConnection::receive(TimePoint deadline) {
 
 Result<ConstBytes> TcpConnection::receive_bytes(TimePoint deadline) {
   for (;;) {
-    if (!arm(SO_RCVTIMEO, receive_limit_, deadline))
-      return Status(Code::timed_out, name_ + " did not answer in time");
-    ssize_t n = look();
-    if (n < 0 && errno == EAGAIN) n = ::recv(socket_.get(), buffer_.data(), buffer_.size(), 0);
+    const bool may_block = arm(SO_RCVTIMEO, receive_limit_, deadline);
+    errno = EAGAIN;
+    ssize_t n = may_block ? look() : -1;
+    if (n < 0 && errno == EAGAIN)
+      n = ::recv(socket_.get(), buffer_.data(), buffer_.size(), may_block ? 0 : MSG_DONTWAIT);
     if (n > 0) return ConstBytes(buffer_).first(static_cast<std::size_t>(n));
     if (n == 0) return closed();
+    if (!may_block && (errno == EAGAIN || errno == EWOULDBLOCK))
+      return Status(Code::timed_out, name_ + " did not answer in time");
     if (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK) {
       if (Status interrupted = Interruption::of_thread(); !interrupted) return interrupted;
       continue;

@@ -66,7 +66,8 @@ class TcpConnection {
   /// Receives the available bytes; waits for the first one.
   Result<ConstBytes> receive(TimePoint deadline);
   Result<ConstBytes> receive_bytes(TimePoint deadline);
-  /// Sets how long the next system call may block; false if the deadline has passed.
+  /// Sets how long the next system call may block. False: not at all, since the deadline has
+  /// passed. The call is made all the same: what came while this process stood still must count.
   bool arm(int option, Duration& armed, TimePoint deadline);
   Status closed() const;
   Reply fail(Status status);

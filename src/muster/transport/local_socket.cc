@@ -19,17 +19,21 @@
 namespace muster::transport {
 namespace {
 
-/// Waits for `events`; false at the deadline.
+/// Waits for `events`; false at the deadline. It looks once more when that has passed, since this
+/// process may have stood still.
 bool wait_for(int socket, short events, TimePoint deadline) {
   for (;;) {
     const Duration left = deadline - steady_clock().now();
-    if (left <= Duration::zero()) return false;
+    const bool passed = left <= Duration::zero();
     // Not longer than a second at a time: a deadline may lie further away than poll's milliseconds
     // reach.
-    const auto milliseconds = std::min<std::int64_t>(
-        std::chrono::duration_cast<std::chrono::milliseconds>(left).count() + 1, 1000);
+    const auto milliseconds =
+        passed ? 0
+               : std::min<std::int64_t>(
+                     std::chrono::duration_cast<std::chrono::milliseconds>(left).count() + 1, 1000);
     pollfd one{socket, events, 0};
     if (::poll(&one, 1, static_cast<int>(milliseconds)) > 0) return true;
+    if (passed) return false;
   }
 }
 

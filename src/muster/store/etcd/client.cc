@@ -14,6 +14,9 @@ namespace {
 /// proposal after some 7 s without a leader, and says so.
 constexpr Duration kMemberLimit = std::chrono::seconds(8);  // limit: patience with one member
 
+// So late no thread is that runs: this process stood still.
+constexpr Duration kStoodStill = std::chrono::seconds(1);  // limit: of a running thread's delay
+
 constexpr std::string_view kLeaseGone = "lease not found";
 
 TimePoint earliest(TimePoint deadline, Duration from_now) {
@@ -147,8 +150,9 @@ Status EtcdClient::revoke(std::int64_t lease, TimePoint deadline) {
 Status EtcdClient::watch(const WatchOptions& options) {
   KeyWatch watch(session_, options.key, options.range_end);
   ConnectionPool::Borrowed connection(connections_);
-  TimePoint heard{};                       // when the stream that is open began or said something
-  TimePoint alive = steady_clock().now();  // when any stream said something
+  TimePoint heard{};  // when the stream that is open began or said something
+  // When any stream said something or ended, or this process came back after standing still.
+  TimePoint alive = steady_clock().now();
   TimePoint next_idle = earliest(options.deadline, options.idle);
   bool open = false, answered = false;  // answered: the stream that is open has said something
   std::vector<WatchMessage> messages;
@@ -172,8 +176,10 @@ Status EtcdClient::watch(const WatchOptions& options) {
       const auto request = watch.open(now);
       if (!watch.failure()) return watch.failure();
       if (!request) {
-        std::this_thread::sleep_until(
-            earliest_look(std::min({options.deadline, watch.resume_at(), next_idle})));
+        const TimePoint until =
+            earliest_look(std::min({options.deadline, watch.resume_at(), next_idle}));
+        std::this_thread::sleep_until(until);
+        if (steady_clock().now() - until > kStoodStill) alive = steady_clock().now();
         continue;
       }
       connection->start(*request);
@@ -181,10 +187,14 @@ Status EtcdClient::watch(const WatchOptions& options) {
       answered = false;
       heard = now;
     }
-    connection->drive(
-        earliest_look(std::min({options.deadline, next_idle, heard + options.silence_limit})));
+    // In short steps until it answers, so that a pause of this process shows.
+    const TimePoint step = answered ? TimePoint::max() : earliest(options.deadline, kStoodStill);
+    const TimePoint until =
+        earliest_look(std::min({options.deadline, next_idle, heard + options.silence_limit, step}));
+    connection->drive(until);
     HttpTransfer& transfer = connection->transfer();
     const TimePoint then = steady_clock().now();
+    if ((answered && transfer.ended) || then - until > kStoodStill) alive = then;
     if (transfer.ended) transfer.received += '\n';  // an error's line has no end
     if (!transfer.received.empty()) {
       heard = then;

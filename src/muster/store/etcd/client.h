@@ -52,7 +52,8 @@ class EtcdClient {
     /// Called every `idle`. True: return. Empty: not called.
     std::function<bool()> on_idle{};
     Duration idle = std::chrono::seconds(2);
-    /// Code::network once no member has kept a stream open for so long; negative: no limit.
+    /// Code::network once no member has kept a stream open for so long; negative: no limit. Time in
+    /// which this process stood still does not count.
     Duration lost_limit{-1};
     /// A stream that has been silent for so long is opened anew, in case its other end is gone; at
     /// another member if it has never said anything.

@@ -13,10 +13,12 @@ namespace {
 using std::chrono::milliseconds;
 
 /// What the streams of a watch say, in the order in which they are opened; each is silent after
-/// that. The members that were asked.
+/// that. The members that were asked. For each stream, how long the process stands still while it
+/// waits for it, after which the stream has ended.
 struct WatchScript {
   std::deque<std::string> streams;
   std::vector<std::string> asked;
+  std::deque<Duration> pauses{};
 };
 
 class ScriptedConnection final : public HttpConnection {
@@ -31,7 +33,13 @@ class ScriptedConnection final : public HttpConnection {
     script_.streams.pop_front();
   }
   void drive(TimePoint until) override {
-    if (transfer_.received.empty()) std::this_thread::sleep_until(until);
+    if (!transfer_.received.empty()) return;
+    std::this_thread::sleep_until(until);
+    if (script_.pauses.empty()) return;
+    std::this_thread::sleep_for(script_.pauses.front());  // the fault itself
+    script_.pauses.pop_front();
+    transfer_.ended = true;
+    transfer_.error = "the member has ended";
   }
   HttpTransfer& transfer() override { return transfer_; }
   bool usable() const override { return true; }
@@ -67,6 +75,35 @@ TEST(EtcdClient, ASilentWatchIsOpenedAnew) {
   EXPECT_EQ(opened, 2);
   EXPECT_EQ(events, 1U);
   EXPECT_EQ(script.asked, (std::vector<std::string>{"http://a:1", "http://a:1", "http://b:1"}));
+}
+
+// spec: L11 a process that stood still for longer than its patience with etcd asks once more before
+// it takes its own absence for etcd's end; so does one whose stream ends after a long silence
+TEST(EtcdClient, OnesOwnAbsenceIsNotTheEndOfEtcd) {
+  const std::string created = "{\"result\":{\"header\":{\"revision\":\"4\"},\"created\":true}}\n";
+  const Duration limit = milliseconds(400), pause = milliseconds(1500);
+  const std::vector<std::pair<std::deque<std::string>, std::deque<Duration>>> scripts{
+      {{"", created}, {pause}},       // before the first stream has answered
+      {{created, created}, {pause}},  // while a stream is open
+      {{created, created},
+       {milliseconds(0)}},  // the first has been silent for longer than the limit
+  };
+  for (const auto& [streams, pauses] : scripts) {
+    WatchScript script{.streams = streams, .asked = {}, .pauses = pauses};
+    EtcdClient client({.endpoints = {"http://a:1"}},
+                      [&] { return std::make_unique<ScriptedConnection>(script); });
+    const Status watched = client.watch({
+        .key = "key",
+        .deadline = deadline_after(steady_clock(), std::chrono::minutes(2)),
+        .on_open = [&] { return script.streams.empty(); },
+        .on_events = [&](const std::vector<Event>&) { return false; },
+        .on_idle = [] { return false; },
+        .idle = milliseconds(500),
+        .lost_limit = limit,
+    });
+    EXPECT_TRUE(watched.ok()) << watched.message();
+    EXPECT_EQ(script.asked.size(), 2U);
+  }
 }
 
 // spec: L11 password: it is not sent where others could read it, unless that is asked for aloud
