@@ -63,6 +63,7 @@ def printed_by(program, *arguments):
 
 # spec: E3 get_future: a process ends while a callback of Python's runs, and waits for one that
 # returns
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", ["returns", "stays", "polls", "computes"])
 def test_a_process_ends_while_callbacks_run(what):
     printed = printed_by(ENDING_PROGRAM, what)
@@ -89,6 +90,7 @@ entered.wait()
 
 
 # spec: E3 H7 a process ends, without a word, while a daemon thread is in a call
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("what", ["calls", "waits"])
 def test_a_process_ends_while_a_daemon_thread_is_in_a_call(what):
     assert printed_by(DAEMON_PROGRAM, what) == ["", ""]

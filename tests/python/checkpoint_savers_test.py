@@ -111,6 +111,7 @@ def value_at(path):
 # spec: S8 a saver that stood still right before its commit goes on while another one writes: it is
 # told that it is refused, the checkpoint is whole at each moment, and the other one is saved; of
 # `save` and of `async_save`
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("call", ["save", "async"])
 def test_a_saver_that_stood_still_is_refused(tmp_path, shim, call):
     path, old_gate, new_gate = tmp_path / "run/c", tmp_path / "old", tmp_path / "new"

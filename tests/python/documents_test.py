@@ -141,6 +141,7 @@ def replay(session, rank, names):
 
 # spec: P1 the reference's examples: collectives of int64 and complex tensors, objects, a ring of
 # messages, stores, meshes
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["two_ranks", "three_ranks", "four_ranks", "stores", "mesh"])
 def test_session(name):
     head, *session = (PROGRAMS / f"sessions/{name}.txt").read_text().splitlines()
@@ -165,6 +166,7 @@ def test_session(name):
 
 # spec: P1 gradients averaged by hand, at the documents' rates, in both languages: the loss falls,
 # and both ranks come to the same losses as one process
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_averaged_sgd(language):
     def losses_of(processes):
@@ -183,6 +185,7 @@ def test_averaged_sgd(language):
 
 
 # spec: P1 a collective in torch's profiler, as a row of its table, in both languages
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_profile(language):
     said = "\n".join(said_by("profiler", line=RUN, language=language))
@@ -191,6 +194,7 @@ def test_profile(language):
 
 # spec: P1 the ways to meet: tcp, file and env with ranks, file without, in both languages
 # spec: B6 B8 ranks that are assigned; one file for two jobs
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_ways_to_meet(language, tmp_path):
     port = reserve_port()

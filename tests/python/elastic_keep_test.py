@@ -57,6 +57,7 @@ def test_without_a_spare(undisturbed):
 
 # spec: L9 SIGTERM or SIGUSR1 to the launcher: the ranks leave together after a commit, with the
 # launcher's usual exit code, and nothing is killed
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_preemption(number):
     ran = Launcher(TRAINER, "100000000", ranks=2)

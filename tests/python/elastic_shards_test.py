@@ -54,6 +54,7 @@ def etcd():
 
 # spec: L7 ranks are killed one after the other, within the optimizer's step, during a commit and
 # while the shards of the epoch before are restored: a new process finds the dead one's shards
+@pytest.mark.sampled(1)
 def test_killed_ranks(undisturbed, mode):
     kills = ("4:1:update:20:worker", "6:2:commit:60:worker", "6:0:begin:1000:worker")
     ran = train(mode, *kills, "11:1:backward:0:worker", "11:1:commit:200:worker")
@@ -64,6 +65,7 @@ def test_killed_ranks(undisturbed, mode):
 
 
 # spec: L7 L8 a spare gets the shards of the rank that it replaces
+@pytest.mark.sampled(1)
 def test_spares(undisturbed, mode):
     ran = train(mode, "7:2:commit:30:worker", "8:0:update:10:worker", spares=1)
     told = ran.out + ran.err
@@ -72,6 +74,7 @@ def test_spares(undisturbed, mode):
 
 
 # spec: L7 all ranks of the job are killed at once, and its launcher lives: nothing is lost
+@pytest.mark.sampled(1)
 def test_all_ranks_of_a_node(undisturbed, mode):
     ran = train(mode, "7:1:update:0:workers", "9:0:commit:50:workers", "9:2:begin:500:workers")
     told = ran.out + ran.err
@@ -82,6 +85,7 @@ def test_all_ranks_of_a_node(undisturbed, mode):
 
 # spec: L7 the state of a lost host comes from its partner: hosts, agents, and all or single workers
 # die at seeded moments, one after the other
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("job", range(JOBS))
 def test_lost_hosts(undisturbed, mode, etcd, job, tmp_path, capsys):
     seed = int(os.environ.get("MUSTER_TEST_SEED", "1")) + job
@@ -155,6 +159,7 @@ def commit_files_of(process):
 
 # spec: L7 L10 a node is lost and nobody replaces it, then another comes, and leaves after a commit:
 # fewer and more ranks get the shards that the ones before had
+@pytest.mark.sampled(1)
 def test_fewer_and_more_ranks(mode):
     port = reserve_port()
     words = (TRAINER, mode, "100000000")
@@ -188,6 +193,7 @@ def test_fewer_and_more_ranks(mode):
 
 # spec: L7 muster.elastic.ShardedState: the same from Python, with a scheduler, of muster.fsdp in
 # both its forms and of ZeroRedundancyOptimizer; ranks die one by one, and all of them at once
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", ["fsdp", "fully_shard", "zero"])
 def test_python(form):
     program = str(pathlib.Path(__file__).with_name("sharded_program.py"))

@@ -54,6 +54,7 @@ def said(*words):
 
 # spec: J1 J7 the program gets --local-rank, unless --use-env; J6 underscores, --nnode and
 # --use-env=True are taken
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "options, argument",
     [

@@ -39,6 +39,7 @@ def launch(*words, options=()):
 
 # spec: U2 hooks and callbacks of programs: no lock of ours is held while it runs, and none is
 # waited for under Python's
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name, tmp_path):
     ran = launch(name, str(tmp_path))

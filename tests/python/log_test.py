@@ -121,6 +121,7 @@ def test_debug_says_what_runs_over_what():
 
 
 # spec: W1 what MUSTER_TLS leaves unencrypted stands in the log
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "setting, words",
     [
@@ -187,6 +188,7 @@ def interfaces():
 
 # spec: A10.names A10.nccl GLOO_SOCKET_IFNAME and MUSTER_SOCKET_IFNAME choose the interface, NCCL_*
 # variables stay as they are and choose none of ours
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("variable", ["GLOO_SOCKET_IFNAME", "MUSTER_SOCKET_IFNAME"])
 def test_variables_choose_the_interface(variable):
     name = list(interfaces())[-1]  # of several not the loopback, which comes first

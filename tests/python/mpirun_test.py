@@ -107,6 +107,7 @@ def on_two_hosts(kind, hosts, program, count):
 
 
 # spec: R2.hosts PMIx or PMI gives the address: ranks on two hosts, without MASTER_ADDR
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["openmpi", "mpich", "impi"])
 def test_two_hosts(kind, hosts, tmp_path):
     program = tmp_path / "program.py"

@@ -127,6 +127,7 @@ def launched(program, *words, options=()):
 
 # spec: J5 a program of stock torch finds MASTER_PORT free, in every restart: backend muster, and
 # Gloo in programs that know nothing of muster
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name, backend", sampled(len(PROGRAMS), list(PROGRAMS), ["muster", "gloo"])
 )

@@ -118,6 +118,7 @@ def trained_by_ddp(rank, size, options):
 
 
 # spec: A2 stock DDP trains as on Gloo
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "options",
     [{}, {"bucket_cap_mb": 0.0005, "gradient_as_bucket_view": True}, {"static_graph": True}],
@@ -156,6 +157,7 @@ def trained_with_complex_parameters(rank, size, options, hook):
 
 
 # spec: A2 stock DDP trains complex parameters as on Gloo, whose buckets are lent too
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "options, hook",
     [
@@ -198,6 +200,7 @@ def trained_by_hook_that_resizes(rank, size, options):
 
 
 # spec: A2 a communication hook may resize its bucket, lent memory too, as on Gloo
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
 def test_hook_resizes_bucket(options):
     by_muster, by_gloo = (
@@ -431,6 +434,7 @@ def test_torchrun(tmp_path):
 
 
 # spec: J5 under stock torchrun, init after destroy, by torch and by muster's own interface
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("way", ["torch", "muster"])
 def test_torchrun_init_after_destroy(tmp_path, way):
     assert torchrun(tmp_path, TURNS_WORKER, way) == [
@@ -440,6 +444,7 @@ def test_torchrun_init_after_destroy(tmp_path, way):
 
 # spec: J5 under stock torchrun, workers that are started again meet on the store in which the first
 # ones left their keys
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("way, end", [("torch", "before init"), ("muster", "after init")])
 def test_torchrun_starts_workers_again(tmp_path, way, end):
     said = torchrun(tmp_path, RESTART_WORKER, way, end, options=["--max-restarts", "2"])

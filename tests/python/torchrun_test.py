@@ -150,6 +150,7 @@ def program(folder, text):
 # spec: L12 stock torchrun on two nodes finds muster by its entry point; programs of torch's own
 # Gloo, of backend muster and of muster alone. A killed worker restarts those of both nodes, which
 # keep their ranks
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend, killed", sampled(3, ["muster", "gloo", "native"], [0, 1]))
 def test_restart(start, tmp_path, backend, killed):
     port, file = reserve_port(), program(tmp_path, SUM)

@@ -99,6 +99,7 @@ def lookups(rank, size):
 
 # spec: T4 lookups of ranks, sizes, groups and meshes, of backends and the debug level trace in one
 # graph, anew for another group, and of a group without this process
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [1, 2])
 def test_lookups(size):
     on_ranks(size, lookups)
@@ -106,6 +107,7 @@ def test_lookups(size):
 
 # spec: T4 in no lookup of the process or of the default group does torch.compile break the graph,
 # with a default group or without
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lookups", [of_the_process, of_the_default_group])
 def test_no_graph_breaks(lookups):
     def breaks():
@@ -136,6 +138,7 @@ def training_step(rank, size):
 
 
 # spec: T4 a step that asks for its rank and the world's size
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [1, 2])
 def test_step(size):
     on_ranks(size, training_step)
