@@ -43,8 +43,8 @@ CONFIGURE = CXX="$(CXX)" cmake -DMUSTER_ALL_TESTS=$(MUSTER_ALL_TESTS) \
   -DMUSTER_LIBTORCH="$(MUSTER_LIBTORCH)" -DPython_EXECUTABLE="$(MUSTER_PYTHON)" \
   --log-level=WARNING --preset
 BUILD = cmake --build -j $(JOBS) --preset
-# Many tests wait for what they are about: two at once for each core.
-RUN_TESTS = tools/run_tests --no-tests=error -j $$((2 * $(JOBS)))
+# Many tests wait for what they are about: three at once for each core.
+RUN_TESTS = tools/run_tests --no-tests=error -j $$((3 * $(JOBS)))
 
 setup:
 	@tools/setup

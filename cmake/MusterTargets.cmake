@@ -296,7 +296,9 @@ function(muster_test_executable target)
     # take minutes.
     set(filter TEST_FILTER
         "-RegionGroup.*:RegionFailure.*:Region*Model.*:LinkGroup.*:Kernels.*:Schedule.*:Proof.*:\
-Cost.*:Sim*:RpcMessageFuzz.*")
+Cost.*:Sim*:RpcMessageFuzz.*:*Plan.*:Plans.*:Slices.*:OpTable.*:Selection.*:Tuning.*:TableTest.*:\
+PipelineTable.*:AgentMachine.*:NextEpoch.*:Safetensors.*:Resharding.*:ShardsFuzz.*:Handshake.*:\
+TlsSession*:*TlsRelay.*:*TlsStreams.*")
   endif()
   gtest_discover_tests(${target} ${filter} TEST_PREFIX "${MUSTER_TEST_PREFIX}${layer}."
       DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
