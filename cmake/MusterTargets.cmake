@@ -312,8 +312,9 @@ endfunction()
 function(muster_pytest name file)
   cmake_parse_arguments(PARSE_ARGV 2 arg "" "TIMEOUT" "PATH;ENVIRONMENT")
   list(JOIN arg_PATH ":" path)
-  add_test(NAME ${MUSTER_TEST_PREFIX}${name} COMMAND ${MUSTER_TIMED} ${Python_EXECUTABLE}
-      -m pytest -v -p no:cacheprovider ${CMAKE_CURRENT_SOURCE_DIR}/${file})
+  add_test(NAME ${MUSTER_TEST_PREFIX}${name} COMMAND ${Python_EXECUTABLE}
+      ${PROJECT_SOURCE_DIR}/tools/forked_pytest pytest -v -p no:cacheprovider
+      ${CMAKE_CURRENT_SOURCE_DIR}/${file})
   set_tests_properties(${MUSTER_TEST_PREFIX}${name} PROPERTIES LABELS python ENVIRONMENT
       "PYTHONPATH=${PROJECT_BINARY_DIR}/python:${path};PYTHONDONTWRITEBYTECODE=1;\
 OMP_NUM_THREADS=1;RES_OPTIONS=timeout:1 attempts:1;${arg_ENVIRONMENT}")
