@@ -1,10 +1,12 @@
 """Training that stops and goes on with another number of ranks: a sharded model, its optimizer and
 the count of steps in a checkpoint.
 
-    muster run --standalone --nproc-per-node 4 examples/resume/resume.py FOLDER    begins, trains 20
-    steps, saves muster run --standalone --nproc-per-node 2 examples/resume/resume.py FOLDER    goes
-    on for 20 more muster run --standalone --nproc-per-node 3 examples/resume/resume.py FOLDER
-    and 20 more
+    muster run --standalone --nproc-per-node 4 examples/resume/resume.py FOLDER
+        begins, trains 20 steps, saves
+    muster run --standalone --nproc-per-node 2 examples/resume/resume.py FOLDER
+        goes on for 20 more
+    muster run --standalone --nproc-per-node 3 examples/resume/resume.py FOLDER
+        and 20 more
 
 Every batch of 60 is shared equally, so the losses are those of one process that never stopped: rank
 0 is that process too, and compares.

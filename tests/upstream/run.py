@@ -3,14 +3,17 @@
 is kept here.
 
     run.py muster      as it is, with backend "muster": what is pinned to the names of torch's own
-    backends is skipped run.py widened     the same, and the suite's lists of backends know "muster"
-    wherever they know "gloo" run.py as_mpi      the same for MPI: all_to_all, whose tests are
-    pinned to that name run.py replaced    muster.torch.replace_gloo(), backend "gloo"; every test
-    that torch's Gloo passes in the same run must pass run.py beside_rpc  the same for the tests of
-    RPC that use process groups too run.py gloo        torch's own Gloo, for comparison
+                       backends is skipped
+    run.py widened     the same, and the suite's lists of backends know "muster" wherever they know
+                       "gloo"
+    run.py as_mpi      the same for MPI: all_to_all, whose tests are pinned to that name
+    run.py replaced    muster.torch.replace_gloo(), backend "gloo"; every test that torch's Gloo
+                       passes in the same run must pass
+    run.py beside_rpc  the same for the tests of RPC that use process groups too
+    run.py gloo        torch's own Gloo, for comparison
 
-    run.py replaced --world 4 test_all_reduce_sum ...    these tests alone, with what their ranks
-    print
+    run.py replaced --world 4 test_all_reduce_sum ...
+                       these tests alone, with what their ranks print
 
 By default it runs a sample, drawn with MUSTER_TEST_SEED; with MUSTER_TEST_LONG=1 all, in worlds of
 3 and 4, and of 8 where groups need it. A test that does not pass must be in expected.py, with a
