@@ -67,7 +67,7 @@ class NodeAgent {
 
  private:
   Status open(const LogPlace& logs);
-  void wait_and_dispatch();
+  Status wait_and_dispatch();
   void happen(const AgentEvent& event);
   void act(const AgentAction& action);
   void start_workers(int attempt);
@@ -182,12 +182,13 @@ Result<int> NodeAgent::run(const Program& program, const LogPlace& logs) {
   commands_.set_program(program);
   if (Status opened = open(logs); !opened) return opened;
   happen(Begin{});
-  while (!finished_) wait_and_dispatch();
+  while (!finished_) {
+    if (Status waited = wait_and_dispatch(); !waited) return waited;  // the workers end with it
+  }
   report();
   // The report also waits for a slow reader, unless a second signal asks to stop.
   while (!output_->drained()) {
-    wait_and_dispatch();
-    if (!events_.empty()) break;
+    if (!wait_and_dispatch() || !events_.empty()) break;
   }
   if (nodes_) take_leave();
   return state_.exit_code;
@@ -197,20 +198,26 @@ Result<int> NodeAgent::run(const Program& program, const LogPlace& logs) {
 /// be quick.
 void NodeAgent::take_leave() {
   wakeups_.arm_timer(deadline_after(steady_clock(), kFarewellLimit));
-  while (!nodes_->all_told() && events_.empty()) wait_and_dispatch();
+  while (!nodes_->all_told() && events_.empty()) {
+    if (!wait_and_dispatch()) break;
+  }
   nodes_->forget_untold();
 }
 
-void NodeAgent::wait_and_dispatch() {
+Status NodeAgent::wait_and_dispatch() {
   epoll_event ready[64];
-  const int count = wakeups_.wait(ready);
+  const auto count = wakeups_.wait(ready);
+  if (!count) return count.status();
   std::vector<int> ended;
-  for (int i = 0; i < count; ++i) {
+  for (int i = 0; i < *count; ++i) {
     const std::uint64_t index = ready[i].data.u64 & 0xffffffff;
     switch (static_cast<WakeupSource>(ready[i].data.u64 >> 32)) {
       case WakeupSource::signals:
         for (int signal : signals_.take()) {
-          if (finished_) return void(events_.push_back(StopSignal{signal}));
+          if (finished_) {
+            events_.push_back(StopSignal{signal});
+            return {};
+          }
           // Where workers stay, SIGUSR1 is a scheduler's notice as SIGTERM is.
           const bool notice = rules_.keep && signal == SIGUSR1;
           const bool passed = !notice && !options_.stop_signals.contains(signal);
@@ -219,7 +226,10 @@ void NodeAgent::wait_and_dispatch() {
         break;
       case WakeupSource::timer:
         wakeups_.take_timer();
-        if (finished_) return void(events_.push_back(TimerFired{}));
+        if (finished_) {
+          events_.push_back(TimerFired{});
+          return {};
+        }
         happen(TimerFired{});
         break;
       case WakeupSource::nodes:
@@ -237,6 +247,7 @@ void NodeAgent::wait_and_dispatch() {
   const auto ends = workers_->take_ends(ended);
   if (!ends.empty() && workers_->take_all_words()) happen(AllTrained{});
   for (const WorkerEnded& end : ends) happen(end);
+  return {};
 }
 
 // Actions may cause further events (a worker that cannot be started), which are queued.
@@ -515,7 +526,9 @@ std::string NodeAgent::traces() const {
 
 void NodeAgent::report() {
   // Show all of the workers' output before the report.
-  while (!output_->drained() && events_.empty()) wait_and_dispatch();
+  while (!output_->drained() && events_.empty()) {
+    if (!wait_and_dispatch()) break;
+  }
   events_.clear();
   history_.end(state_.exit_code, state_.other_node);
   ReportFacts known = facts();

@@ -58,6 +58,8 @@ Result<Prepared> prepare_or_be_stopped(const RunOptions& options, SignalWatch& s
   if (!preparing) return preparing.status();
   for (;;) {
     pollfd ready[2] = {{done.get(), POLLIN, 0}, {signals.descriptor(), POLLIN, 0}};
+    // After a handler has run it is asked again; no other failure is possible here but one of the
+    // kernel's memory, which may pass.
     if (::poll(ready, 2, -1) < 0) continue;
     if (ready[0].revents != 0) break;
     for (int signal : signals.take()) {

@@ -64,7 +64,7 @@ Result<std::optional<ProcessExit>> reap(pid_t pid) { return ask(pid, 0); }
 Result<std::optional<ProcessExit>> look_at_end(pid_t pid) { return ask(pid, WNOWAIT); }
 
 void die_with_parent(pid_t parent, int signal) {
-  ::prctl(PR_SET_PDEATHSIG, signal);
+  ::prctl(PR_SET_PDEATHSIG, signal);  // fails only for a number that is no signal
   if (::getppid() != parent) ::_exit(1);
 }
 

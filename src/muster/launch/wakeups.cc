@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <string>
 
 #include "muster/base/socket_address.h"
 
@@ -16,24 +17,41 @@ Status Wakeups::open(std::uint64_t timer_data) {
   if (!epoll_ || !timer_)
     return Status(Code::exhausted, "no descriptor to wait for events: " + errno_text(errno));
   watch(timer_.get(), false, timer_data);
-  return {};
+  return failure_;
+}
+
+void Wakeups::fail(const char* what) {
+  if (!failure_) return;
+  failure_ = Status(Code::exhausted,
+                    std::string("the launcher cannot wait for its workers: ") + what + ": " +
+                        errno_text(errno) +
+                        "; look at free memory and at fs.epoll.max_user_watches (sysctl)");
 }
 
 void Wakeups::watch(int fd, bool writable, std::uint64_t data) {
   epoll_event event{};
   event.events = writable ? EPOLLOUT : EPOLLIN;
   event.data.u64 = data;
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) fail("watching a descriptor");
 }
 
-void Wakeups::forget(int fd) { ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr); }
+void Wakeups::forget(int fd) {
+  // Fails only where `watch` has failed.
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+}
 
-int Wakeups::wait(std::span<epoll_event> ready) {
-  return ::epoll_wait(epoll_.get(), ready.data(), static_cast<int>(ready.size()), -1);
+Result<int> Wakeups::wait(std::span<epoll_event> ready) {
+  if (!failure_) return failure_;
+  const int count = ::epoll_wait(epoll_.get(), ready.data(), static_cast<int>(ready.size()), -1);
+  if (count >= 0) return count;
+  if (errno == EINTR) return 0;
+  fail("waiting for events");
+  return failure_;
 }
 
 void Wakeups::take_timer() {
   std::uint64_t times = 0;
+  // Without an expiration there is nothing to take.
   [[maybe_unused]] const ssize_t got = ::read(timer_.get(), &times, sizeof times);
   armed_ = TimePoint::max();
 }
@@ -47,7 +65,8 @@ void Wakeups::arm_timer(TimePoint at) {
     when.it_value.tv_sec = std::chrono::duration_cast<std::chrono::seconds>(since).count();
     when.it_value.tv_nsec = (since % std::chrono::seconds(1)).count();
   }
-  ::timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &when, nullptr);
+  if (::timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &when, nullptr) != 0)
+    fail("setting a timer");
 }
 
 }  // namespace muster::launch

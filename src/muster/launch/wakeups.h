@@ -12,14 +12,16 @@
 
 namespace muster::launch {
 
+/// What the system refuses to watch would never be heard of: the first such failure is what every
+/// later `wait` returns.
 class Wakeups {
  public:
   /// `timer_data` is what the timer's events carry.
   Status open(std::uint64_t timer_data);
   void watch(int fd, bool writable, std::uint64_t data);
   void forget(int fd);
-  /// Blocks until something is ready; the number of events.
-  int wait(std::span<epoll_event> ready);
+  /// Blocks until something is ready, or a signal's handler has run (0); the number of events.
+  Result<int> wait(std::span<epoll_event> ready);
 
   /// Once at `at`; max: never.
   void arm_timer(TimePoint at);
@@ -27,7 +29,10 @@ class Wakeups {
   void take_timer();
 
  private:
+  void fail(const char* what);
+
   Descriptor epoll_, timer_;
+  Status failure_;
   TimePoint armed_ = TimePoint::max();
 };
 

@@ -138,7 +138,7 @@ Result<Descriptor> WorkerOutput::open_stream(int local_rank, int rank, int attem
       return Status(Code::exhausted, "no pipe for a worker's output: " + errno_text(errno));
     stream->pipe.reset(ends[0]);
     end.reset(ends[1]);
-    ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
+    ::fcntl(ends[0], F_SETFL, O_NONBLOCK);  // cannot fail on a pipe that is open
     events_.watch(ends[0], false, stream->token);
   }
   let_go(local_rank, which);

@@ -80,6 +80,7 @@ class AgentHold final : public Hold {
   }
   ~AgentHold() override {
     renewal_.stop();
+    // Without an answer the lease ends all the same, with `staying`.
     if (!renewal_.lost())
       (void)server_->ask(request(StoreOp::release), after(at_most(timeout_, kGoodbyeLimit)));
     staying_->cut();
