@@ -204,6 +204,51 @@ TEST(Elastic, EtcdLosesItsLeader) {
   }
 }
 
+// spec: J3 L11 signals end launchers and their workers while the service stands still, before and
+// after the nodes have met
+TEST(Elastic, SignalsDoNotWaitForEtcd) {
+  if (!muster::testing::EtcdCluster::installed())
+    GTEST_SKIP() << muster::testing::EtcdCluster::kMissing;
+  muster::testing::EtcdCluster cluster;
+  const Job job{.nodes = "2", .service = cluster.endpoint(0)};
+  Launched a(job.words(), kElasticSecret);
+  ASSERT_TRUE(a.wait_for_error("waiting for 1 other node"));
+  Launched b(job.words(), kElasticSecret);
+  told(a, 1, 2);
+  told(b, 1, 2);
+  const Job another{.nodes = "2", .service = cluster.endpoint(0), .more = {"--rdzv-id", "2"}};
+  Launched alone(another.words(), kElasticSecret);
+  ASSERT_TRUE(alone.wait_for_error("waiting for 1 other node"));
+  cluster.stop(0);
+  const std::vector<std::pair<Launched*, int>> signals{
+      {&a, SIGTERM}, {&b, SIGINT}, {&alone, SIGTERM}};
+  for (const auto& [node, number] : signals) node->signal(number);
+  for (const auto& [node, number] : signals) {
+    const Outcome outcome = node->finish();  // the service stands until all have ended
+    EXPECT_EQ(outcome.code, 128 + number) << outcome.err;
+  }
+}
+
+// spec: L3 L11 workers are ended while the service stands still, once the time of their nodes'
+// places is over
+TEST(Elastic, FencingDoesNotWaitForEtcd) {
+  if (!muster::testing::EtcdCluster::installed())
+    GTEST_SKIP() << muster::testing::EtcdCluster::kMissing;
+  muster::testing::EtcdCluster cluster;
+  const Job job{.nodes = "2", .keep_alive = "5", .service = cluster.endpoint(0)};
+  Launched a(job.words(), kElasticSecret);
+  ASSERT_TRUE(a.wait_for_error("waiting for 1 other node"));
+  Launched b(job.words(), kElasticSecret);
+  told(a, 1, 2);
+  told(b, 1, 2);
+  cluster.stop(0);
+  for (Launched* node : {&a, &b}) {
+    const Outcome outcome = node->finish();  // the service stands until all have ended
+    EXPECT_EQ(outcome.code, 1) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, "etcd")) << outcome.err;
+  }
+}
+
 // spec: J4 a worker that fails: the workers of all nodes restart, up to max-restarts
 TEST(Elastic, AFailureRestartsAllNodes) {
   // Rank 1 fails twice; every restart is of both nodes.
