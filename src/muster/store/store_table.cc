@@ -326,8 +326,9 @@ void StoreTable::submit_attend(Ticket ticket, const Request& request, TimePoint 
     const auto past = failed_gathers_.find({StoreOp::all_gather, std::string(request.keys[0])});
     if (!past->second.unnotified.contains(request.index)) failed_gathers_.erase(past);
   }
-  if (job.members != request.members || job.present.contains(request.index) ||
-      job.gone.contains(request.index)) {
+  const bool was_here =
+      std::ranges::any_of(job.gone, [&](const auto& gone) { return gone.first == request.index; });
+  if (job.members != request.members || job.present.contains(request.index) || was_here) {
     answers.push_back({ticket, failure(Code::mismatch,
                                        "attend(" + quoted(request.keys[0]) + "): member " +
                                            std::to_string(request.index) +
@@ -392,7 +393,7 @@ void StoreTable::depart(const std::string& job, std::int32_t index, Status cause
   if (entry->second.present.empty()) {  // the last member: no other is left to notify
     attendances_.erase(entry);
   } else {
-    entry->second.gone.emplace(index, cause);
+    entry->second.gone.emplace_back(index, cause);
   }
   std::vector<MeetingKey> broken;
   for (const auto& [key, meeting] : meetings_) {

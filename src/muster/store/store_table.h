@@ -90,12 +90,13 @@ class StoreTable {
   };
   using MeetingKey = std::pair<StoreOp, std::string>;
   /// The members of a job, by the prefix of its keys. A member that disconnects is named in every
-  /// meeting of all members that needs it. Before the job exists, its members attend the meeting in
+  /// meeting of all members that needs it. If several are missing, the first to go is named: the
+  /// others may have ended because of it. Before the job exists, its members attend the meeting in
   /// which they join it.
   struct Attendance {
     std::int32_t members = 0;
     std::map<std::int32_t, Ticket> present;
-    std::map<std::int32_t, Status> gone;
+    std::vector<std::pair<std::int32_t, Status>> gone;  // the first to go is first
   };
 
   Reply execute(const Request& request, Answers& answers);
