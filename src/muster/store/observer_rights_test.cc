@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "muster/base/tls_session.h"
 #include "muster/store/job_announcement.h"
 #include "muster/store/testing/server_bench.h"
 #include "muster/store/testing/tcp_servers.h"
@@ -143,6 +144,40 @@ TEST_P(Observers, AllTogetherAskWithinOneBound) {
   EXPECT_EQ(*server->queue_pop(key(0), false), question);
   EXPECT_TRUE(other->queue_push(key(asked), question).ok()) << "a rank has taken one";
   EXPECT_EQ(observer->queue_push(key(0), question).code(), Code::exhausted);
+}
+
+/// Connections of observers that are open after twice as many as may be have greeted in step.
+template <class Greeting>
+std::size_t joined_at_once(bench::Bench::ListenerWay way) {
+  bench::Bench bench({.secret = kTcpSecret, .job = "job", .observed_job = "job"});
+  const Handshake::Hello hello{.role = Role::observer, .job = "job", .build = kStoreBuild};
+  std::vector<bench::Connection> connections;
+  std::vector<Greeting> greetings;
+  for (std::size_t i = 0; i < 2 * kMostObservers; ++i) {
+    connections.push_back(bench.open(way));
+    greetings.emplace_back(Greeting::Side::connector, hello, kTcpSecret.observer());
+  }
+  constexpr int kRounds = 10;  // more than any greeting takes
+  for (int round = 0; round < kRounds; ++round) {
+    for (std::size_t i = 0; i < greetings.size(); ++i) {
+      if (bench.closed(connections[i])) continue;
+      if (const std::string said = greetings[i].take_output(); !said.empty())
+        bench.feed(connections[i], said);
+      const std::string answer = bench.take(connections[i]);
+      if (!greetings[i].done() && !greetings[i].failed()) greetings[i].feed(as_bytes(answer));
+    }
+  }
+  std::size_t joined = 0;
+  for (std::size_t i = 0; i < greetings.size(); ++i)
+    joined += greetings[i].done() && !bench.closed(connections[i]) ? 1 : 0;
+  return joined;
+}
+
+// spec: W1 observers hold a fixed number of connections, also if all of them greet at once
+TEST(ObserverRights, ConnectionsAreFewThoughAllGreetAtOnce) {
+  using Way = bench::Bench::ListenerWay;
+  EXPECT_EQ(joined_at_once<Handshake>(Way::unix_socket), kMostObservers);
+  EXPECT_EQ(joined_at_once<TlsSession>(Way::tcp), kMostObservers);
 }
 
 // spec: W1 observers hold a fixed number of connections, and few requests wait for each

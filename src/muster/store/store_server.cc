@@ -112,6 +112,7 @@ void StoreServer::on_bytes(Connection connection, ConstBytes bytes, TimePoint no
   const auto entry = clients_.find(connection);
   if (entry == clients_.end() || entry->second.closing) return;
   Client& client = entry->second;
+  if (client.greeting) refuse_surplus_observer(client);
   if (client.tls) client.tls->feed(std::exchange(bytes, {}));
   if (client.greeting) greet(client, bytes, now);
   if (client.greeting || client.closing) return;
@@ -131,6 +132,14 @@ void StoreServer::drop(Client& client, const std::string& why, TimePoint now) {
   close(client);
 }
 
+/// Before each piece of a greeting is read: the last one completes it, and others may have become
+/// observers since the first.
+void StoreServer::refuse_surplus_observer(Client& client) {
+  const Handshake::Peer& peer = client.tls ? client.tls->peer() : client.handshake->peer();
+  if (peer.role == Handshake::Role::observer && observers_ >= kMostObservers)
+    client.tls ? client.tls->set_unwelcome() : client.handshake->set_unwelcome();
+}
+
 void StoreServer::greet(Client& client, ConstBytes& bytes, TimePoint now) {
   if (client.handshake) {
     bytes = bytes.subspan(client.handshake->feed(bytes));
@@ -141,8 +150,6 @@ void StoreServer::greet(Client& client, ConstBytes& bytes, TimePoint now) {
   }
   changed_.insert(client.number);
   const Handshake::Peer& peer = client.tls ? client.tls->peer() : client.handshake->peer();
-  if (peer.role == Handshake::Role::observer && observers_ >= kMostObservers)
-    client.tls ? client.tls->set_unwelcome() : client.handshake->set_unwelcome();
   const bool failed = client.tls ? client.tls->failed() : client.handshake->failed();
   if (failed) {
     const Status& why = client.tls ? client.tls->failure() : client.handshake->failure();

@@ -88,6 +88,7 @@ class StoreServer {
   void refuse(const std::string& sentence, TimePoint now);
   /// Closes a connection that has proved the secret. Logged once a second at most.
   void drop(Client& client, const std::string& why, TimePoint now);
+  void refuse_surplus_observer(Client& client);
   void greet(Client& client, ConstBytes& bytes, TimePoint now);
   bool decrypt(Client& client, TimePoint now);
   void encrypt(Client& client);
