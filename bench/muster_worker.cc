@@ -43,9 +43,18 @@ Status caught(const Call& call) {
 
 at::ScalarType dtype_named(const std::string& name) {
   static const std::pair<const char*, at::ScalarType> kNames[] = {
-      {"float32", at::kFloat},     {"float64", at::kDouble}, {"float16", at::kHalf},
-      {"bfloat16", at::kBFloat16}, {"uint8", at::kByte},     {"int8", at::kChar},
-      {"int16", at::kShort},       {"int32", at::kInt},      {"int64", at::kLong}};
+      {"float32", at::kFloat},
+      {"float64", at::kDouble},
+      {"float16", at::kHalf},
+      {"bfloat16", at::kBFloat16},
+      {"uint8", at::kByte},
+      {"int8", at::kChar},
+      {"int16", at::kShort},
+      {"int32", at::kInt},
+      {"int64", at::kLong},
+      {"bool", at::kBool},
+      {"complex64", at::kComplexFloat},
+      {"complex128", at::kComplexDouble}};
   for (const auto& [known, dtype] : kNames) {
     if (name == known) return dtype;
   }

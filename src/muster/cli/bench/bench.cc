@@ -12,6 +12,7 @@
 #include <memory>
 #include <set>
 
+#include "muster/base/dtype.h"
 #include "muster/base/temporary_folder.h"
 #include "muster/base/tuning_file.h"
 #include "muster/cli/bench/algorithms.h"
@@ -37,6 +38,13 @@ using bench::Row;
 const std::vector<std::string> kOps = {"broadcast", "all_reduce", "reduce",         "all_gather",
                                        "gather",    "scatter",    "reduce_scatter", "all_to_all",
                                        "barrier",   "ping_pong"};
+
+/// Every worker of muster's knows these.
+std::vector<std::string> dtype_names() {
+  std::vector<std::string> names;
+  for (int i = 0; i < kReducibleDTypes; ++i) names.emplace_back(name_of(static_cast<DType>(i)));
+  return names;
+}
 
 /// Other names of what rows call by one.
 const std::map<std::string, std::string> kTransports = {{"auto", "shm"}},
@@ -75,7 +83,13 @@ class Run {
     for (const int ranks : options_.ranks) {
       if (Status played = play_ranks(ranks); !played) return played;
     }
-    return write_files();
+    if (Status written = write_files(); !written) return written;
+    const bool measured = std::ranges::any_of(rows_, [](const Row& row) {
+      return row.library == "muster" && row.figures.iterations > 0;
+    });
+    return measured ? Status()
+                    : Status(Code::unsupported,
+                             "muster could run nothing of this; the reasons are said above");
   }
 
  private:
@@ -236,6 +250,7 @@ void add_options(CLI::App& app, BenchOptions& options) {
       ->delimiter(',')
       ->check(CLI::IsMember(bench::known_rivals()));
   app.add_option("--dtype", options.dtype, "element type, as torch calls it")
+      ->check(CLI::IsMember(dtype_names()))
       ->capture_default_str();
   app.add_option("--transport", options.field.transport,
                  "shm, or auto (what muster takes between ranks of a host: shm), or tcp")

@@ -24,6 +24,22 @@ TEST(Bench, MeasuresEveryOperationAndWritesARowOfEach) {
   std::filesystem::remove(json);
 }
 
+TEST(Bench, RefusesAnElementTypeThatDoesNotExistAndNamesThoseThatDo) {
+  const Outcome outcome = run({"bench", "--dtype", "float33", "--seconds", "0.01"});
+  EXPECT_NE(outcome.code, 0);
+  EXPECT_TRUE(outcome.out.empty()) << outcome.out;
+  for (const char* word : {"--dtype", "float33", "float32", "bfloat16", "complex128"})
+    EXPECT_NE(outcome.err.find(word), std::string::npos) << word << ": " << outcome.err;
+}
+
+TEST(Bench, RunsEveryElementType) {
+  for (const char* dtype : {"bool", "bfloat16", "int16", "complex128"}) {
+    const Outcome outcome = run({"bench", "--dtype", dtype, "--sizes", "64", "--seconds", "0.01"});
+    EXPECT_EQ(outcome.code, 0) << dtype << ": " << outcome.err;
+    EXPECT_TRUE(outcome.err.empty()) << dtype << ": " << outcome.err;
+  }
+}
+
 TEST(Bench, RunsOverTcpToo) {
   const Outcome outcome = run({"bench", "--sizes", "8", "--seconds", "0.01", "--transport", "tcp"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
