@@ -338,6 +338,57 @@ TEST(CheckpointState, AnAsynchronousSaveHasWhatWasThere) {
   EXPECT_FALSE(latest(folder.path() + "/3"));
 }
 
+// spec: S1 an optimizer of another class, or with other groups or parameters, is refused in words,
+// and neither it nor the module is changed
+TEST(CheckpointState, RefusesTheStateOfOtherOptimizers) {
+  const TemporaryFolder folder("muster-checkpoint-");
+  const std::string path = folder.path() + "/c";
+  Sequential net = make_net();
+  torch::optim::Adam saved(net->parameters(), torch::optim::AdamOptions(0.1));
+  net->forward(at::ones({4, 5})).sum().backward();
+  saved.step();
+  State whole;
+  whole.add_module("model", *net).add_optimizer("optimizer", saved, *net);
+  save(whole, path);
+
+  const auto refusal_of = [&](torch::optim::Optimizer& optimizer, Sequential& of) {
+    std::vector<at::Tensor> before;
+    for (const at::Tensor& parameter : of->parameters()) before.push_back(parameter.clone());
+    State state;
+    state.add_module("model", *of).add_optimizer("optimizer", optimizer, *of);
+    const std::string why = testing::message_of<DistError>([&] { load(state, path); });
+    for (std::size_t i = 0; i < before.size(); ++i)
+      EXPECT_TRUE(at::equal(of->parameters()[i], before[i])) << why;
+    EXPECT_TRUE(optimizer.state().empty()) << why;
+    return why;
+  };
+  Sequential other = make_net(2);
+  torch::optim::SGD sgd(other->parameters(), torch::optim::SGDOptions(0.1));
+  EXPECT_HAS(refusal_of(sgd, other), "is of the class SGD");
+  EXPECT_HAS(refusal_of(sgd, other), "Adam");
+  torch::optim::AdamW adamw(other->parameters());
+  EXPECT_HAS(refusal_of(adamw, other), "is of the class AdamW");
+
+  auto parameters = other->parameters();
+  const std::vector<at::Tensor> first(parameters.begin(), parameters.begin() + 2),
+      rest(parameters.begin() + 2, parameters.end());
+  torch::optim::Adam groups(std::vector<torch::optim::OptimizerParamGroup>{
+      torch::optim::OptimizerParamGroup(first), torch::optim::OptimizerParamGroup(rest)});
+  EXPECT_HAS(refusal_of(groups, other), "has 2 parameter groups, and 1 were saved");
+  torch::optim::Adam fewer(first);
+  EXPECT_HAS(refusal_of(fewer, other), "which were not saved in it");
+
+  Sequential wider(Linear(5, 8), torch::nn::BatchNorm1d(8), Linear(8, 3));
+  torch::optim::Adam of_wider(wider->parameters());
+  EXPECT_HAS(refusal_of(of_wider, wider), "sizes");
+
+  torch::optim::Adam same(other->parameters());
+  State state;
+  state.add_module("model", *other).add_optimizer("optimizer", same, *other);
+  load(state, path);
+  EXPECT_FALSE(same.state().empty());
+}
+
 // spec: S5 the thread that writes takes no signal of the program's
 TEST(CheckpointState, TheThreadThatWritesBlocksSignals) {
   const TemporaryFolder folder("muster-checkpoint-");
