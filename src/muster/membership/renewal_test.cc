@@ -22,14 +22,15 @@ TEST(Renewal, OnesOwnAbsenceIsNotTheServicesSilence) {
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
   Renewal* renewal = nullptr;
-  // It looks at the state all the time, and tells when it is bad and when the service was asked.
+  // It looks at the state whenever that may have changed, as soon as it goes on after a pause too,
+  // and tells when it is bad and when the service was asked.
   Bystander child([&] {
     renewal = new Renewal("a service", "node/a", kTtl, steady_clock().now());
     const Status begun = renewal->begin([&](TimePoint) {
       return ::write(ends[1], "r", 1) == 1 ? Status() : Status(Code::network, "");
     });
     std::thread([&] {
-      while (renewal->state().ok()) std::this_thread::sleep_for(milliseconds(1));
+      while (renewal->state().ok()) std::this_thread::sleep_until(renewal->expires());
       [[maybe_unused]] const ssize_t told = ::write(ends[1], "x", 1);
     }).detach();
     return begun.ok();
