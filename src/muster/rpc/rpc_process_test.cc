@@ -19,12 +19,11 @@
 namespace muster::rpc {
 namespace {
 
+using muster::testing::kMustHappen;
 using muster::testing::RankEnd;
 using muster::testing::RankProcesses;
 using muster::testing::ScratchFolder;
 using muster::testing::SharedCounter;
-constexpr Duration kLimit = muster::testing::kMustHappen;
-constexpr Duration kSoon = muster::testing::kMustHappen;
 
 std::string name_of(int rank) { return "worker" + std::to_string(rank); }
 
@@ -33,11 +32,12 @@ std::string as_worker(const std::string& where, int rank, int count,
                       const std::function<std::string()>& body, RpcBackendOptions options = {}) {
   try {
     options.init_method = where;
-    init_rpc(
-        name_of(rank),
-        {.rank = rank, .world_size = count, .rpc_backend_options = options, .join_timeout = kSoon});
+    init_rpc(name_of(rank), {.rank = rank,
+                             .world_size = count,
+                             .rpc_backend_options = options,
+                             .join_timeout = kMustHappen});
     auto report = body();
-    if (is_initialized()) shutdown(true, kSoon);
+    if (is_initialized()) shutdown(true, kMustHappen);
     return report;
   } catch (const std::exception& error) {
     return std::string("threw ") + error.what();
@@ -46,7 +46,7 @@ std::string as_worker(const std::string& where, int rank, int count,
 
 /// The text of the error that the call ends with.
 template <class Call>
-std::string error_of(Call call) {
+std::string error_text_of(Call call) {
   try {
     call();
   } catch (const std::exception& error) {
@@ -82,7 +82,7 @@ TEST(RpcProcess, CallsOverSharedMemoryAndOverSockets) {
           },
           options);
     });
-    for (const RankEnd& end : job.join(kLimit))
+    for (const RankEnd& end : job.join(kMustHappen))
       EXPECT_EQ(end.report, "good") << "over " << (sockets ? "sockets" : "shared memory");
   }
 }
@@ -102,14 +102,14 @@ TEST(RpcProcess, KilledCalleesAreNamedAtOnceAndOthersGoOn) {
       if (rank == 2) return rpc_sync<std::string>(0, "who");
       const int other = 1 - rank;
       const auto doomed = rpc_async<void>(2, "hang");
-      const auto text = error_of([&] { doomed.wait(); });
-      const auto again = error_of([&] { rpc_sync<std::string>(2, "who"); });
+      const auto text = error_text_of([&] { doomed.wait(); });
+      const auto again = error_text_of([&] { rpc_sync<std::string>(2, "who"); });
       return text + " | " + again + " | " + rpc_sync<std::string>(other, "who");
     });
   });
-  ASSERT_TRUE(hanging.wait_for(2, kSoon));
+  ASSERT_TRUE(hanging.wait_for(2, kMustHappen));
   job.kill(2, SIGKILL);
-  const auto ends = job.join(kLimit);
+  const auto ends = job.join(kMustHappen);
   for (int rank = 0; rank < 2; ++rank) {
     const auto& report = ends[static_cast<std::size_t>(rank)].report;
     EXPECT_HAS(report, "the call of 'hang' on worker 'worker2' (rank 2) has failed");
@@ -126,20 +126,20 @@ TEST(RpcProcess, KilledCallersAreNotWaitedFor) {
   RankProcesses job(3, [&](int rank) {
     register_function("serve_until_killed", [&] {
       serving.add(1);
-      killed.wait_for(1, kSoon);
+      killed.wait_for(1, kMustHappen);
       return torch::ones({1000000});
     });
     register_function("who", [] { return get_worker_info().name(); });
     return as_worker("file://" + folder.file("meet"), rank, 3, [&]() -> std::string {
-      if (rank == 0) return error_of([&] { rpc_sync<at::Tensor>(1, "serve_until_killed"); });
-      killed.wait_for(1, kSoon);
+      if (rank == 0) return error_text_of([&] { rpc_sync<at::Tensor>(1, "serve_until_killed"); });
+      killed.wait_for(1, kMustHappen);
       return rpc_sync<std::string>(3 - rank, "who");
     });
   });
-  ASSERT_TRUE(serving.wait_for(1, kSoon));
+  ASSERT_TRUE(serving.wait_for(1, kMustHappen));
   job.kill(0, SIGKILL);
   killed.add(1);
-  const auto ends = job.join(kLimit);
+  const auto ends = job.join(kMustHappen);
   EXPECT_EQ(ends[1].report, "worker2");
   EXPECT_EQ(ends[2].report, "worker1");
 }
@@ -155,9 +155,9 @@ TEST(RpcProcess, AWrongSecretIsRefused) {
     refused.add(rank);
     return report;
   });
-  ASSERT_TRUE(refused.wait_for(1, kSoon));
+  ASSERT_TRUE(refused.wait_for(1, kMustHappen));
   job.kill(0, SIGKILL);  // it would wait for the other until its time is over
-  const auto ends = job.join(kLimit);
+  const auto ends = job.join(kMustHappen);
   EXPECT_HAS(ends[1].report, "threw ");
   EXPECT_HAS(ends[1].report, "secret");
 }
