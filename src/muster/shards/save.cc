@@ -67,7 +67,7 @@ Status write_file(const PlannedSave& plan, const WrittenFile& file, const BytesO
 
 /// Why a rank cannot write: the folder of the save is not there.
 Status without_folder(const PlannedSave& plan, const Status& failed) {
-  const Status why = superseded(plan.options.path);
+  Status why = superseded(plan.options.path);
   if (plan.staging) return why;
   return {why.code(), failed.message() + "; " + why.message() +
                           ". If there is no such job, this rank does not see rank 0's folder"};

@@ -117,7 +117,7 @@ Status Recorder::open() {
                            : MAP_FAILED;
   if (memory == MAP_FAILED) {
     if (full != 0) errno = full;
-    const Status failed = fail("find room for");
+    Status failed = fail("find room for");
     ::unlinkat(directory->get(), temporary.c_str(), 0);
     return failed;
   }
@@ -130,7 +130,7 @@ Status Recorder::open() {
   const bool locked = ::flock(file.get(), LOCK_EX | LOCK_NB) == 0;
   if (!locked || ::renameat(directory->get(), temporary.c_str(), directory->get(),
                             trace_name(options_.rank).c_str()) != 0) {
-    const Status failed = fail(locked ? "name" : "lock");
+    Status failed = fail(locked ? "name" : "lock");
     ::unlinkat(directory->get(), temporary.c_str(), 0);
     return failed;
   }
