@@ -1,10 +1,14 @@
 /// The limit on file sizes, which counts for memory files too. A process that makes a file larger
-/// is ended by SIGXFSZ instead of being refused, so it is asked before.
+/// is ended by SIGXFSZ instead of being refused. Where the size is known, the limit is asked
+/// before; elsewhere `FileSizeSignalBlock` turns the signal into an error.
 #pragma once
 
+#include <signal.h>
 #include <sys/resource.h>
 
+#include <cerrno>
 #include <cstdint>
+#include <ctime>
 #include <limits>
 #include <string>
 
@@ -28,5 +32,30 @@ inline Status check_file_size(const std::string& file, std::uint64_t bytes) {
                                      std::to_string(largest_file()) +
                                      " bytes; raise it (ulimit -f)");
 }
+
+/// While it lives, a system call of this thread that makes a file too large fails with EFBIG, and
+/// the process goes on. Keeps errno.
+class FileSizeSignalBlock {
+ public:
+  FileSizeSignalBlock() {
+    ::sigemptyset(&signal_);
+    ::sigaddset(&signal_, SIGXFSZ);
+    ::pthread_sigmask(SIG_BLOCK, &signal_, &before_);  // cannot fail with these arguments
+  }
+  ~FileSizeSignalBlock() {
+    const int error = errno;
+    const timespec now{};
+    // The signal of a refused write is pending for this thread, and would end the process below.
+    while (::sigtimedwait(&signal_, nullptr, &now) < 0 && errno == EINTR) {
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    errno = error;
+  }
+  FileSizeSignalBlock(const FileSizeSignalBlock&) = delete;
+  FileSizeSignalBlock& operator=(const FileSizeSignalBlock&) = delete;
+
+ private:
+  sigset_t signal_{}, before_{};
+};
 
 }  // namespace muster

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "muster/base/descriptor.h"
+#include "muster/base/file_limit.h"
 #include "muster/base/thread_start.h"
 #include "muster/clock.h"
 
@@ -44,6 +45,7 @@ Lines& lines() {
 std::size_t write_now(std::string_view text) {
   struct stat file {};
   if (::fstat(STDERR_FILENO, &file) != 0) return text.size();
+  const FileSizeSignalBlock block;
   ssize_t done = 0;
   if (S_ISREG(file.st_mode)) {
     done = ::write(STDERR_FILENO, text.data(), text.size());

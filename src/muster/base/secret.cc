@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "muster/base/env.h"
+#include "muster/base/file_limit.h"
 #include "muster/base/own_files.h"
 #include "muster/base/secret_strength.h"
 #include "muster/base/socket_address.h"
@@ -133,6 +134,7 @@ Status place_host_key(int directory, const std::string& path) {
   const Descriptor file(::openat(directory, temporary.c_str(),
                                  O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!file) return Status(Code::refused, "cannot write into " + path + ": " + errno_text(errno));
+  const FileSizeSignalBlock block;
   const bool written =
       ::write(file.get(), key.data(), key.size()) == static_cast<ssize_t>(key.size());
   ::sodium_memzero(key.data(), key.size());
@@ -217,6 +219,7 @@ Secret Secret::given(std::string_view text) {
 }
 
 Result<Descriptor> Secret::sealed() const {
+  const FileSizeSignalBlock block;
   Descriptor file(::memfd_create("muster-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const std::array<iovec, 2> parts{
       iovec{const_cast<char*>(kSealedTitle.data()), kSealedTitle.size()},

@@ -13,6 +13,8 @@
 #include <cstring>
 #include <memory>
 
+#include "muster/base/file_limit.h"
+
 namespace muster {
 namespace {
 
@@ -183,6 +185,9 @@ std::string errno_text(int error) {
   // "Connection refused" reads on within a sentence; "RFS specific error" stays as it is.
   if (text.size() > 1 && text[1] >= 'a' && text[1] <= 'z')
     text[0] = static_cast<char>(::tolower(text[0]));
+  if (error == EFBIG)
+    return text + " (" + name + "); the limit on file sizes is " + std::to_string(largest_file()) +
+           " bytes, raise it (ulimit -f)";
   return text + " (" + name + ")";
 }
 

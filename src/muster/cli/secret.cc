@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <iostream>
 
+#include "muster/base/file_limit.h"
 #include "muster/base/own_files.h"
 #include "muster/base/secret.h"
 #include "muster/base/socket_address.h"
@@ -50,6 +51,7 @@ int run_secret(const std::vector<std::string>& arguments) {
     std::cout << text << std::flush;
     return std::cout.good() ? 0 : 1;
   }
+  const FileSizeSignalBlock block;
   const auto file = open_own_file(path, O_WRONLY | O_CREAT | O_EXCL,
                                   {.name = "the secret's file", .closed = 077});
   Status written = file.status();

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "muster/base/env.h"
+#include "muster/base/file_limit.h"
 #include "muster/base/own_files.h"
 #include "muster/base/socket_address.h"
 #include "muster/cli/parse.h"
@@ -159,6 +160,7 @@ Status write_file(const std::string& path, const std::string& text) {
   const auto file =
       open_own_file(path, O_WRONLY | O_CREAT | O_TRUNC, {.name = "the output file"}, 0644);
   if (!file) return file.status();
+  const FileSizeSignalBlock block;
   for (std::size_t written = 0; written < text.size();) {
     const ssize_t count = ::write(file->get(), text.data() + written, text.size() - written);
     if (count < 0 && errno == EINTR) continue;

@@ -8,6 +8,7 @@
 #include <ctime>
 #include <nlohmann/json.hpp>
 
+#include "muster/base/file_limit.h"
 #include "muster/base/own_files.h"
 #include "muster/base/socket_address.h"
 
@@ -54,6 +55,7 @@ Status EventLog::write(const std::string& event, const std::vector<Field>& field
     std::visit([&, key = name](const auto& each) { line[key] = each; }, value);
   // Bytes that are not valid UTF-8 (in a host name or a worker's message) are replaced.
   unwritten_ += line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  const FileSizeSignalBlock block;
   while (!unwritten_.empty()) {
     const ssize_t written = ::write(file_.get(), unwritten_.data(), unwritten_.size());
     if (written < 0 && errno == EINTR) continue;

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "muster/base/file_limit.h"
+
 namespace muster::launch {
 
 void LinePrefixer::emit(std::string_view line, std::string& out) {
@@ -92,6 +94,7 @@ ConsoleSink::ConsoleSink(int fd) : fd_(fd) {
 }
 
 void ConsoleSink::pump() {
+  const FileSizeSignalBlock block;
   // A pipe that polls writable accepts at least this much without blocking; files take larger
   // pieces.
   const std::size_t piece = pollable_ ? 4096 : std::size_t{1} << 16;
@@ -115,6 +118,7 @@ void ConsoleSink::pump() {
 }
 
 bool write_all(int fd, std::string_view bytes) {
+  const FileSizeSignalBlock block;
   while (!bytes.empty()) {
     const ssize_t wrote = ::write(fd, bytes.data(), bytes.size());
     if (wrote < 0 && errno != EINTR) return false;

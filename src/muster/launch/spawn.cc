@@ -18,6 +18,7 @@
 
 #include "muster/base/bytes.h"
 #include "muster/base/descriptor.h"
+#include "muster/base/file_limit.h"
 #include "muster/base/socket_address.h"
 #include "muster/base/thread_start.h"
 #include "muster/launch/process.h"
@@ -44,6 +45,7 @@ void write_report(int fd, const Status& status) {
   for (int rank : status.ranks()) writer.put(rank);
   writer.put_text(std::string_view(status.message()).substr(0, kMaxReportBytes / 2));
   const std::string record = writer.take();
+  const FileSizeSignalBlock block;
   for (std::size_t at = 0; at < record.size();) {
     const ssize_t wrote = ::write(fd, record.data() + at, record.size() - at);
     if (wrote < 0 && errno != EINTR) return;

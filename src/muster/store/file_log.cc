@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "muster/base/bytes.h"
+#include "muster/base/file_limit.h"
 #include "muster/base/interruption.h"
 #include "muster/base/own_files.h"
 #include "muster/base/socket_address.h"
@@ -331,6 +332,7 @@ Status FileLog::write_changes(const std::string& changes) {
   if (read_to_ == 0) frame.put_bytes(kFileMagic);
   frame.put(static_cast<std::uint32_t>(changes.size())).put(checksum(changes));
   std::string whole = frame.take() + changes;
+  const FileSizeSignalBlock block;
   std::size_t written = 0;
   while (written < whole.size()) {
     const ssize_t n = ::pwrite(file_.get(), whole.data() + written, whole.size() - written,

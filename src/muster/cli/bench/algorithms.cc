@@ -10,6 +10,7 @@
 #include <memory>
 #include <sstream>
 
+#include "muster/base/file_limit.h"
 #include "muster/base/temporary_folder.h"
 #include "muster/base/tunables.h"
 #include "muster/cli/bench/contestant.h"
@@ -337,6 +338,7 @@ Status tune(const Contest& contest, const std::string& path) {
   if (const auto folder = std::filesystem::path(path).parent_path(); !folder.empty())
     std::filesystem::create_directories(folder, ignored);
   const std::string text = print_tuning(*tuning);
+  const FileSizeSignalBlock block;
   std::ofstream file(path);
   file << text;
   file.close();

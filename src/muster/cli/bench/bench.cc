@@ -13,6 +13,7 @@
 #include <set>
 
 #include "muster/base/dtype.h"
+#include "muster/base/file_limit.h"
 #include "muster/base/temporary_folder.h"
 #include "muster/base/tuning_file.h"
 #include "muster/cli/bench/algorithms.h"
@@ -208,6 +209,7 @@ class Run {
   }
 
   Status write_files() const {
+    const FileSizeSignalBlock block;
     if (!options_.json.empty()) {
       std::ofstream file(options_.json, std::ios::app);
       for (const Row& row : rows_) {

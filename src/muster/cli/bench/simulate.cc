@@ -5,6 +5,7 @@
 #include <fstream>
 #include <optional>
 
+#include "muster/base/file_limit.h"
 #include "muster/cli/bench/results.h"
 #include "muster/collective/plan/schedule.h"
 #include "muster/collective/tuning.h"
@@ -123,6 +124,7 @@ Status simulate(const Simulation& simulation) {
   if (Status even = stand_evenly(simulation); !even) return even;
   auto tuning = collective::tuning_of_environment();
   if (!tuning) return tuning.status();
+  const FileSizeSignalBlock block;
   std::ofstream rows;
   if (!simulation.json.empty()) rows.open(simulation.json, std::ios::app);
   for (const std::string& name : simulation.ops) {

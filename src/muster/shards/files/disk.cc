@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "muster/base/file_limit.h"
 #include "muster/base/socket_address.h"
 
 namespace muster::shards {
@@ -19,7 +20,7 @@ namespace {
 constexpr std::size_t kLargestTransfer = std::size_t{1} << 30;
 
 Status failed(const std::string& what, const std::string& path, int error) {
-  return {lacks_room(error) ? Code::exhausted : Code::invalid_argument,
+  return {lacks_room(error) || error == EFBIG ? Code::exhausted : Code::invalid_argument,
           "checkpoint: cannot " + what + " " + path + ": " + errno_text(error)};
 }
 
@@ -32,6 +33,7 @@ Result<FileWriter> FileWriter::create(const std::string& path) {
 }
 
 Status FileWriter::write(std::span<const std::byte> bytes) {
+  const FileSizeSignalBlock block;
   while (!bytes.empty()) {
     const ssize_t count =
         ::write(file_.get(), bytes.data(), std::min(bytes.size(), kLargestTransfer));
