@@ -19,6 +19,7 @@ namespace {
 struct ProcessLine {
   char state = 0;
   std::uint64_t start = 0;  ///< 0: there is no such process
+  int exit_code = 0;        ///< as of wait(); 0 also where this process may not read it
 };
 
 std::optional<ProcessLine> read_line(std::int64_t pid) {
@@ -36,12 +37,15 @@ std::optional<ProcessLine> read_line(std::int64_t pid) {
   // 22, the 20th after the name.
   std::size_t at = text.rfind(')');
   if (at == std::string_view::npos || at + 2 >= text.size()) return std::nullopt;
-  ProcessLine found{text[at + 2], 0};
+  ProcessLine found{.state = text[at + 2]};
   for (int field = 0; field < 20; ++field) {
     at = text.find(' ', at + 1);
     if (at == std::string_view::npos) return std::nullopt;
   }
   std::from_chars(text.data() + at + 1, text.data() + text.size(), found.start);
+  // The exit code is the last field, 52.
+  at = text.rfind(' ');
+  std::from_chars(text.data() + at + 1, text.data() + text.size(), found.exit_code);
   return found;
 }
 
@@ -57,6 +61,15 @@ ProcessState process_state(std::int64_t pid, std::uint64_t start_time) {
   if (!line || line->start != start_time || line->state == 'Z' || line->state == 'X')
     return ProcessState::unknown;
   return line->state == 'T' || line->state == 't' ? ProcessState::stopped : ProcessState::running;
+}
+
+std::optional<int> ending_signal(std::int64_t pid, std::uint64_t start_time) {
+  const auto line = read_line(pid);
+  // A stopped process shows the signal that stopped it.
+  if (!line || line->start != start_time || line->state == 'T' || line->state == 't') return {};
+  const bool ended = line->state == 'Z' || line->state == 'X';
+  if (!ended && line->exit_code == 0) return {};
+  return line->exit_code & 0x7f;
 }
 
 std::string boot_id() {

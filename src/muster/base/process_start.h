@@ -21,6 +21,11 @@ enum class ProcessState : std::uint8_t {
 /// The state of the process `pid` that started at `start_time`, as the kernel tells it.
 ProcessState process_state(std::int64_t pid, std::uint64_t start_time);
 
+/// The signal that has ended, or is just ending, the process `pid` that started at `start_time`; 0
+/// if it ended by itself, or the kernel does not say how. None while it runs, and once its parent
+/// has collected its status.
+std::optional<int> ending_signal(std::int64_t pid, std::uint64_t start_time);
+
 /// Another one after every start of the machine; empty where /proc does not tell, or not now. Read
 /// anew each time.
 std::string boot_id();

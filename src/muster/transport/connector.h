@@ -72,6 +72,9 @@ class Connector {
   /// After settle: what the kernel says of the process of a rank of this host. Unknown for ranks of
   /// other hosts, and where the kernel does not tell. Some system calls.
   virtual ProcessState process_state([[maybe_unused]] int rank) { return ProcessState::unknown; }
+  /// After settle: how the process of a rank of this host has ended: "has died (SIGSEGV)"; empty if
+  /// it runs, or the kernel does not tell. Some system calls.
+  virtual std::string end_of_process([[maybe_unused]] int rank) { return {}; }
   /// After settle: how many connections its listeners have refused. Thread-safe.
   virtual std::uint64_t refusals() const { return 0; }
 };

@@ -149,13 +149,13 @@ void Heartbeats::beat_mailboxes(TimePoint now, bool judge) {
   // A process replaced by exec has not ended, and connections within the host have no descriptors
   // that exec would close.
   if (!engine_.region->keeps_memory(next)) {
+    const std::string end = engine_.connector.end_of_process(peer);
     return detector_.on_death(
-        peer,
-        Status(
-            Code::peer_failed,
-            rank_text(peer) +
-                " has lost its memory: its process has ended, or runs another program now (exec)",
-            {peer}));
+        peer, Status(Code::peer_failed,
+                     rank_text(peer) + " " +
+                         (end.empty() ? "runs another program now (exec), or is about to end"
+                                      : end + ": its process is gone"),
+                     {peer}));
   }
   const std::uint64_t value =
       engine_.region->mailbox(next).heartbeat.load(std::memory_order_relaxed);

@@ -1,6 +1,7 @@
 #include "muster/transport/socket_connector.h"
 
 #include <net/if.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -172,6 +173,18 @@ ProcessState SocketConnector::process_state(int rank) {
                                      : ProcessState::unknown;
 }
 
+std::string SocketConnector::end_of_process(int rank) {
+  if (!book_.is_process_here(rank)) return {};
+  const PeerAddress& other = book_.of(rank);
+  const auto signal = ending_signal(other.pid, other.start_time);
+  if (!signal) return {};
+  // The common case reads the same whether or not the parent has collected the status already.
+  if (*signal == 0 || *signal == SIGKILL) return "has ended";
+  const char* name = ::sigabbrev_np(*signal);
+  return "has died (" +
+         (name != nullptr ? "SIG" + std::string(name) : "signal " + std::to_string(*signal)) + ")";
+}
+
 /// Many oversubscribed ranks sleep often, and each barrier would interrupt all of them.
 void SocketConnector::choose_barriers() {
   if (!region_) return;
@@ -241,10 +254,10 @@ bool SocketConnector::poll_descriptors(TimePoint now) {
                  "the process of " + who +
                      " cannot be watched; its end will show in its connections only");
     const bool watched = seen == ProcessWatch::Seen::ended;
-    report_death(rank, Status(Code::peer_failed,
-                              who + (watched ? " has ended: its process is gone"
-                                             : " had ended before this rank could watch it"),
-                              {rank}));
+    const std::string end = end_of_process(rank);
+    const std::string text = watched ? (end.empty() ? "has ended" : end) + ": its process is gone"
+                                     : "had ended before this rank could watch it";
+    report_death(rank, Status(Code::peer_failed, who + " " + text, {rank}));
   });
   if (meeting_.server().listens()) moved |= meeting_.server().poll(now);
   return links_->poll(now) || moved;

@@ -39,6 +39,7 @@ class SocketConnector final : public Connector {
   bool poll(TimePoint now) override;
   int descriptor() const override { return wakeups_.descriptor(); }
   ProcessState process_state(int rank) override;
+  std::string end_of_process(int rank) override;
   TimePoint next_timer() const override;
   std::uint64_t refusals() const override {
     return links_->refusals() + meeting_.server().refusals();
