@@ -338,6 +338,34 @@ def test_answers_are_bounded_as_calls_are():
     run_ranks(2, worker, "file://" + meeting_file())
 
 
+# spec: W5 RPC: a number is looked at in the places that torch takes it for: one that is given by
+# place is no keyword-only argument of another overload
+def test_numbers_by_place_are_no_keyword_only_arguments():
+    from muster.rpc import inside
+
+    aten, x = torch.ops.aten, torch.ones(3, 4)
+    for operator, arguments in (
+        (aten.sum, (x, 0)),
+        (aten.mean, (x, 1)),
+        (aten.prod, (x, 0)),
+        (aten.mean, (x, [1], True)),
+        (aten.arange, (0, 5, 1)),
+        (aten.eye, (3, 4)),
+        (aten.full_like, (x, 4)),
+        (aten.bartlett_window, (5, True)),
+    ):
+        operator(*arguments)
+        inside._check_operator(operator, arguments, {})
+    for operator, arguments, named in (
+        (aten.sum, (x, 0), {"dtype": 7}),
+        (aten.arange, (0, 5, 1), {"dtype": 7}),
+        (aten.view, (x, 7), {}),
+        (aten.to.prim_dtype, (x, 7), {}),
+    ):
+        with pytest.raises(TypeError, match=r"give a torch\.dtype"):
+            inside._check_operator(operator, arguments, named)
+
+
 # spec: W5 RPC: an answer imports no module
 def test_an_exception_of_another_worker_imports_nothing():
     from muster.rpc import inside

@@ -225,7 +225,10 @@ def _check_operator(operator, arguments, named):
         overloads = [getattr(operator, each) for each in operator.overloads()]
     for overload in overloads:
         for place, argument in enumerate(overload._schema.arguments):
-            value = arguments[place] if place < len(arguments) else named.get(argument.name)
+            if place < len(arguments) and not argument.kwarg_only:
+                value = arguments[place]
+            else:
+                value = named.get(argument.name)
             if isinstance(value, torch.layout) and value is not torch.strided:
                 raise TypeError(
                     f"{operator}: {value} does not travel; tensors of calls are strided"
