@@ -52,12 +52,13 @@ struct EngineContext {
   /// held forever.
   bool forked() const { return mark.forked(); }
   bool in_region(int peer) const { return region_position[static_cast<std::size_t>(peer)] >= 0; }
-  bool has_heartbeats() const { return options.heartbeat_limit > Duration::zero(); }
+  /// Whether silence alone is a failure at some time. What the kernel says counts in any case.
+  bool has_silence_limit() const { return options.heartbeat_limit > Duration::zero(); }
   /// A rank that is silent for this long is suspected; one of this host that the kernel calls
   /// stopped has failed.
   Duration suspicion_limit() const {
     constexpr Duration kLongest = std::chrono::milliseconds(2500);  // limit: within 3 s
-    return std::min(options.heartbeat_limit, kLongest);
+    return has_silence_limit() ? std::min(options.heartbeat_limit, kLongest) : kLongest;
   }
   /// Time between two heartbeats.
   Duration heartbeat_interval() const {

@@ -14,6 +14,9 @@ namespace {
 /// The kernel is asked for the state of a silent process from so many beats before its silence is a
 /// suspicion.
 constexpr int kLooksBefore = 4;  // limit: looks at which it must be stopped
+/// After so many pauses of this rank in one silence of another, that is judged nevertheless: a rank
+/// that never has a core in time would wait for a stopped one for ever.
+constexpr int kForgivenPauses = 2;  // limit: pauses of several ranks, one after the other
 
 }  // namespace
 
@@ -40,15 +43,15 @@ void Heartbeats::beat(TimePoint now) {
   const Duration interval = engine_.heartbeat_interval();
   // If this rank itself was delayed, silence in the meantime proves nothing about the others.
   const bool late = now - last_ > 3 * interval;
-  const bool judge = engine_.has_heartbeats() && suspended_ == 0 && !late;
+  const bool judge = suspended_ == 0 && !late;
   last_ = now;
-  next_ = now + (engine_.has_heartbeats() ? interval : Duration(std::chrono::seconds(1)));
+  next_ = now + interval;
   detector_.forget_old_cause(now);
   // Every rank is monitored by a link from the rank before it in the ring, unless a rank of its own
   // host monitors it.
   if (const int next = watched_neighbour(1); next >= 0) links_.to(next);
   beat_links(now, judge);
-  beat_mailboxes(now, judge);
+  beat_mailboxes(now, late);
 }
 
 void Heartbeats::tell(int rank, TimePoint since, Silence::Step step) const {
@@ -57,12 +60,21 @@ void Heartbeats::tell(int rank, TimePoint since, Silence::Step step) const {
 
 void Heartbeats::suspect(int rank, PeerSilence& known, TimePoint since) {
   if (std::exchange(known.suspected, true)) return;
-  log(LogLevel::warning,
-      rank_text(rank) + " has not answered for " + muster::describe(engine_.now() - since) +
-          (engine_.connector.process_state(rank) == ProcessState::running
-               ? ": its process runs, so it probably waits for a core; it is waited for"
-               : ": it is stopped, starved or unreachable; it counts as failed after " +
-                     muster::describe(engine_.options.heartbeat_limit)));
+  const auto what_follows = [&]() -> std::string {
+    switch (engine_.connector.process_state(rank)) {
+      case ProcessState::running:
+        return ": its process runs, so it probably waits for a core; it is waited for";
+      case ProcessState::stopped:
+        return ": its process is stopped (SIGSTOP, or a debugger); it counts as failed unless it "
+               "goes on at once";
+      default: break;
+    }
+    const std::string why = ": it is stopped, starved or unreachable; ";
+    if (!engine_.has_silence_limit()) return why + "it is waited for, as heartbeat_timeout is 0";
+    return why + "it counts as failed after " + muster::describe(engine_.options.heartbeat_limit);
+  };
+  log(LogLevel::warning, rank_text(rank) + " has not answered for " +
+                             muster::describe(engine_.now() - since) + what_follows());
   tell(rank, since, Silence::Step::suspected);
 }
 
@@ -83,7 +95,8 @@ bool Heartbeats::has_failed(int rank, PeerSilence& known, Duration silence, bool
   const Duration interval = engine_.heartbeat_interval();
   if (state != ProcessState::unknown)
     return known.stops >= kStops && silence > engine_.suspicion_limit() - interval;
-  return judge && silence > engine_.options.heartbeat_limit - interval;
+  return judge && engine_.has_silence_limit() &&
+         silence > engine_.options.heartbeat_limit - interval;
 }
 
 void Heartbeats::declare(int rank, const PeerSilence& known, TimePoint since, TimePoint now) {
@@ -112,8 +125,7 @@ void Heartbeats::beat_links(TimePoint now, bool judge) {
     if (!matters || now - times.heard < interval) continue;
     if (times.asked == TimePoint{}) times.asked = now;
     const Duration silence = now - times.asked;
-    if (engine_.has_heartbeats() && suspended_ == 0 &&
-        silence > engine_.suspicion_limit() - kLooksBefore * interval &&
+    if (suspended_ == 0 && silence > engine_.suspicion_limit() - kLooksBefore * interval &&
         has_failed(peer, link->silence, silence, judge)) {
       failed.push_back(link.get());
       continue;
@@ -140,7 +152,9 @@ int Heartbeats::next_in_region() const {
   return -1;
 }
 
-void Heartbeats::beat_mailboxes(TimePoint now, bool judge) {
+/// `late`: this rank itself had no core since its last beat. Then others of the host may have been
+/// stopped with it, and have the whole limit from now on.
+void Heartbeats::beat_mailboxes(TimePoint now, bool late) {
   engine_.mailbox().heartbeat.fetch_add(1, std::memory_order_relaxed);
   if (engine_.region == nullptr) return;
   const int next = next_in_region();
@@ -161,21 +175,26 @@ void Heartbeats::beat_mailboxes(TimePoint now, bool judge) {
       engine_.region->mailbox(next).heartbeat.load(std::memory_order_relaxed);
   if (next != watched_.position || value != watched_.value || value == 0) {
     if (next == watched_.position) unsuspect(peer, watched_.silence, watched_.since);
-    watched_ = {next, value, now, {}};
+    watched_ = {next, value, now, 0, {}};
     return;
   }
-  if (!engine_.has_heartbeats() || suspended_ > 0) {
+  if (suspended_ > 0) {
     watched_.since = now;
+    return;
+  }
+  if (late && watched_.pauses < kForgivenPauses) {
+    ++watched_.pauses;
+    watched_.since = now;
+    watched_.silence.stops = 0;
     return;
   }
   const Duration silence = now - watched_.since;
   const Duration interval = engine_.heartbeat_interval();
   if (silence <= engine_.suspicion_limit() - kLooksBefore * interval) return;
   if (has_left(peer_state_of(engine_, peer))) return detector_.suspect_left(peer);
-  if (has_failed(peer, watched_.silence, silence, judge))
+  if (has_failed(peer, watched_.silence, silence, !late))
     return declare(peer, watched_.silence, watched_.since, now);
-  if (!judge && watched_.silence.stops == 0) watched_.since = now;
-  if (judge && silence > engine_.suspicion_limit() - interval)
+  if (!late && silence > engine_.suspicion_limit() - interval)
     suspect(peer, watched_.silence, watched_.since);
 }
 

@@ -37,7 +37,7 @@ class Heartbeats {
   int neighbour(int step) const;
   int next_in_region() const;
   void beat_links(TimePoint now, bool judge);
-  void beat_mailboxes(TimePoint now, bool judge);
+  void beat_mailboxes(TimePoint now, bool late);
   bool has_failed(int rank, PeerSilence& known, Duration silence, bool judge);
   void suspect(int rank, PeerSilence& known, TimePoint since);
   void unsuspect(int rank, PeerSilence& known, TimePoint since);
@@ -55,6 +55,7 @@ class Heartbeats {
     int position = -1;
     std::uint64_t value = 0;
     TimePoint since{};  // of the first look at this value, or the end of a pause of this rank
+    int pauses = 0;     // of this rank, that have moved `since`
     PeerSilence silence;
   } watched_;
 };

@@ -1,6 +1,7 @@
 // Silence: suspicion, verdict and what the kernel says, on a hand-moved clock.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <set>
 
 #include "muster/testing/limits.h"
@@ -143,6 +144,104 @@ TEST(Heartbeat, TheLimitOfOtherHostsIsAnOption) {
     beat(job, seconds(1), {});
     EXPECT_FALSE(job.fabric->death_of(1).ok()) << describe(limit);
   }
+}
+
+/// The mailboxes of ranks 0 and 1 of a host, and no memory for groups.
+class TwoMailboxes final : public shm::HostRegion {
+ public:
+  std::span<const int> ranks() const override { return ranks_; }
+  int local_rank() const override { return 0; }
+  shm::Mailbox& mailbox(int local_rank) override {
+    return mailboxes_[static_cast<std::size_t>(local_rank)];
+  }
+  Result<std::uint64_t> claim(std::size_t) override { return Status(Code::exhausted, "none"); }
+  void release(std::uint64_t) override {}
+  std::byte* at(std::uint64_t) override { return nullptr; }
+  std::byte* arena_at(int, std::uint64_t, std::size_t) override { return nullptr; }
+  bool can_read(int) override { return false; }
+  bool read(int, std::uint64_t, MutableBytes) override { return false; }
+
+ private:
+  std::array<int, 2> ranks_{0, 1};
+  std::array<shm::Mailbox, 2> mailboxes_;
+};
+
+/// Rank 0 of a host's two, which watches the mailbox of rank 1.
+struct MailboxJob {
+  explicit MailboxJob(Duration limit = kHeartbeatLimit)
+      : job(2, 0, nullptr, {0, 0}, limit, &region) {
+    job.net->processes[1] = ProcessState::running;
+    beats(seconds(1), true);
+  }
+  void beats(Duration time, bool peer_beats) {
+    for (Duration passed{}; passed < time; passed += milliseconds(50)) {
+      if (peer_beats) region.mailbox(1).heartbeat.fetch_add(1);
+      job.advance(milliseconds(50));
+    }
+  }
+  bool declared() const { return !job.fabric->death_of(1).ok(); }
+
+  TwoMailboxes region;
+  ScriptedJob job;
+};
+
+// spec: C6 ranks of one host are stopped together and go on one after the other: the first to go on
+// gives the others the whole limit
+TEST(Heartbeat, APauseOfSeveralRanksBlamesNobody) {
+  for (const Duration before : {Duration(0), Duration(milliseconds(500)), Duration(seconds(2))}) {
+    MailboxJob pair;
+    pair.job.net->processes[1] = ProcessState::stopped;
+    pair.beats(before, false);
+    pair.job.advance(seconds(6));
+    pair.beats(seconds(2), false);
+    EXPECT_FALSE(pair.declared()) << pair.job.fabric->death_of(1).message();
+    pair.job.net->processes[1] = ProcessState::running;
+    pair.beats(seconds(5), true);
+    EXPECT_FALSE(pair.declared());
+    pair.job.net->processes[1] = ProcessState::stopped;
+    pair.beats(seconds(3), false);
+    EXPECT_TRUE(pair.declared()) << "stopped alone";
+  }
+}
+
+// spec: C6 a rank that is late at every beat still names the one that is stopped
+TEST(Heartbeat, OnesOwnLatenessIsNoReasonForEver) {
+  MailboxJob pair;
+  pair.job.net->processes[1] = ProcessState::stopped;
+  for (int beat = 0; beat < 8; ++beat) pair.job.advance(seconds(1));
+  EXPECT_TRUE(pair.declared());
+}
+
+// spec: C6 a limit of 0 for the silence of other hosts leaves what the kernel says of this one's
+TEST(Heartbeat, NoLimitForOthersLeavesTheKernelsVerdict) {
+  MailboxJob pair(Duration::zero());
+  pair.beats(seconds(600), false);
+  EXPECT_FALSE(pair.declared()) << "it runs";
+  pair.job.net->processes[1] = ProcessState::stopped;
+  pair.beats(seconds(3), false);
+  EXPECT_TRUE(pair.declared());
+  ScriptedJob linked(2, 0, nullptr, {0, 0}, Duration::zero());
+  linked.wire(1);
+  linked.net->processes[1] = ProcessState::stopped;
+  beat(linked, seconds(3), {});
+  EXPECT_EQ(linked.fabric->death_of(1).ranks(), std::vector<int>{1});
+}
+
+// spec: C6 what is said of a suspected rank is true: one of this host that is stopped does not wait
+// for the limit of others
+TEST(Heartbeat, ASuspicionSaysWhatFollows) {
+  ::testing::internal::CaptureStderr();
+  MailboxJob pair;
+  pair.beats(milliseconds(2250), false);
+  pair.job.net->processes[1] = ProcessState::stopped;
+  pair.beats(milliseconds(600), false);
+  ScriptedJob far(2, 0, nullptr, {}, Duration::zero());
+  far.wire(1);
+  beat(far, seconds(4), {});
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(said.find("counts as failed after"), std::string::npos) << said;
+  EXPECT_NE(said.find("its process is stopped"), std::string::npos) << said;
+  EXPECT_NE(said.find("it is waited for, as heartbeat_timeout is 0"), std::string::npos) << said;
 }
 
 TEST(Heartbeat, ADebuggerMayHoldAPeer) {

@@ -123,8 +123,7 @@ TimePoint PassLoop::due() const {
   const TimePoint now = engine_.now();
   const Duration look =
       now - kIdleAfter < watched_.news ? tunables().progress_idle_tick : kLookWhileIdle;
-  return std::min(
-      wake, now + (engine_.has_heartbeats() ? std::min(look, engine_.heartbeat_interval()) : look));
+  return std::min(wake, now + std::min(look, engine_.heartbeat_interval()));
 }
 
 }  // namespace muster::transport

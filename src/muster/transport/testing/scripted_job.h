@@ -145,6 +145,7 @@ struct ScriptedNet {
   std::map<int, int> connects;            ///< how often the fabric has asked for a stream, by peer
   std::map<int, ProcessState> processes;  ///< what the kernel says; others are unknown
   shm::Mailbox mailbox;
+  shm::HostRegion* region = nullptr;  ///< to be set before the fabric is made
 };
 
 class ScriptedConnector final : public Connector {
@@ -160,7 +161,7 @@ class ScriptedConnector final : public Connector {
     return {};
   }
   std::vector<int> hosts() const override { return hosts_; }
-  shm::HostRegion* region() override { return nullptr; }
+  shm::HostRegion* region() override { return net_->region; }
   shm::Mailbox& mailbox() override { return net_->mailbox; }
   void connect(int peer, TimePoint) override { ++net_->connects[peer]; }
   bool poll(TimePoint) override {
@@ -188,7 +189,9 @@ class ScriptedConnector final : public Connector {
 /// Rank `me` of `ranks`, each on a host of its own.
 struct ScriptedJob {
   explicit ScriptedJob(int ranks = 2, int me = 0, const FingerprintRules* rules = nullptr,
-                       std::vector<int> hosts = {}, Duration heartbeat_limit = kHeartbeatLimit) {
+                       std::vector<int> hosts = {}, Duration heartbeat_limit = kHeartbeatLimit,
+                       shm::HostRegion* region = nullptr) {
+    net->region = region;
     if (hosts.empty()) {
       for (int r = 0; r < ranks; ++r) hosts.push_back(r);
     }
