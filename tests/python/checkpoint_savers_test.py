@@ -14,14 +14,16 @@ import torch
 import muster as dist
 from muster import checkpoint
 
-# Stops a process right before the rename that commits, and one in its first fsync, until a file is
-# there; and shifts the wall clock.
+# Stops a process right before the rename that commits, in its first fsync, before it makes its
+# folder, or before it locks a file, until another file is there; and shifts the wall clock.
 SHIM = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 static void wait_for(const char* gate) {
@@ -43,6 +45,19 @@ int fsync(int file) {
   int (*real)(int) = dlsym(RTLD_NEXT, "fsync");
   return real(file);
 }
+int mkdir(const char* path, mode_t mode) {
+  const char* gate = getenv("MKDIR_GATE");
+  if (gate && strstr(path, ".saving")) wait_for(gate);
+  int (*real)(const char*, mode_t) = dlsym(RTLD_NEXT, "mkdir");
+  return real(path, mode);
+}
+int flock(int file, int operation) {
+  static int count;
+  const char* gate = getenv("LOCK_GATE");
+  if (gate && (operation & LOCK_EX) && count++ == 0) wait_for(gate);
+  int (*real)(int, int) = dlsym(RTLD_NEXT, "flock");
+  return real(file, operation);
+}
 int clock_gettime(clockid_t id, struct timespec* time) {
   int (*real)(clockid_t, struct timespec*) = dlsym(RTLD_NEXT, "clock_gettime");
   const int result = real(id, time);
@@ -53,12 +68,14 @@ int clock_gettime(clockid_t id, struct timespec* time) {
 """
 
 SAVE = """
-import sys, torch
+import os, sys, torch
 from muster import checkpoint
 value, path, call, *step = sys.argv[1:]
 writer = checkpoint.FileSystemWriter(path, step=int(step[0]) if step else None,
                                      keep_last=int(step[1]) if step else 0)
 state = {"a": torch.full((4,), float(value))}
+if "LOADS" in os.environ:
+    checkpoint.load({"a": torch.zeros(4)}, checkpoint_id=os.environ["LOADS"], no_dist=True)
 try:
     if call == "save":
         checkpoint.save(state, storage_writer=writer, no_dist=True)
@@ -162,6 +179,78 @@ def test_older_epochs_are_refused(tmp_path, monkeypatch):
     assert value_at(path) == 3
     checkpoint.save({"a": torch.full((4,), 2.0)}, checkpoint_id=path)
     assert value_at(path) == 2
+
+
+# spec: S8 a rank 0 of an older launch, of a higher epoch, stood still in its save: the requeued job,
+# whose epochs count from 1 again, goes on from another checkpoint of the folder and is saved
+@pytest.mark.parametrize("launches", [("one", "two"), ("", "")])
+@pytest.mark.parametrize("job", ["j", "none"])
+def test_a_requeued_job_goes_before_its_old_self(tmp_path, shim, launches, job):
+    path, gate = tmp_path / "run/last", tmp_path / "gate"
+    epochs = [
+        {"TORCHELASTIC_RUN_ID": job, "MUSTER_EPOCH": epoch}
+        | ({"MUSTER_LAUNCH": launch} if launch else {})
+        for epoch, launch in zip(("3", "1"), launches, strict=True)
+    ]
+    assert said(start(1, tmp_path / "run/step-1", **epochs[0])) == "saved"
+    old = start(2, path, LD_PRELOAD=shim, RENAME_GATE=str(gate), **epochs[0])
+    until(tmp_path / "gate.waiting")
+    for target in (path, tmp_path / "run/best/model", path):
+        requeued = start(3, target, call="save", LOADS=str(tmp_path / "run/step-1"), **epochs[1])
+        assert said(requeued) == "saved"
+    gate.touch()
+    assert "another saver" in said(old)
+    assert value_at(path) == 3
+
+
+# spec: S8 a process that has loaded goes on as a job of its own in every folder, also in those that
+# it has loaded nothing from
+def test_what_is_loaded_counts_for_all_folders(tmp_path):
+    for name in ("run/step-1", "run/best/model"):
+        assert said(start(1, tmp_path / name, MUSTER_EPOCH="3")) == "saved"
+    for name in ("run/step-1", "run/best/model"):
+        loads = str(tmp_path / "run/step-1")
+        assert said(start(2, tmp_path / name, MUSTER_EPOCH="1", LOADS=loads)) == "saved"
+
+
+# spec: S8 a saver whose folder is there is not seen before it holds its lock: of two that begin at
+# once one is saved
+def test_one_of_two_that_begin_at_once_is_saved(tmp_path, shim):
+    path = tmp_path / "run/c"
+    first_gate, later_gate, disk = (tmp_path / name for name in ("first", "later", "disk"))
+    first = start(
+        2, path, LD_PRELOAD=shim, MKDIR_GATE=str(first_gate), FSYNC_GATE=str(disk)
+    )  # which has its number
+    until(tmp_path / "first.waiting")
+    (tmp_path / "run/other.7-0123456789abcdef.saving").mkdir(parents=True)
+    later = start(3, path, LD_PRELOAD=shim, LOCK_GATE=str(later_gate))
+    until(tmp_path / "later.waiting")
+    first_gate.touch()
+    limit = time.monotonic() + 300
+    while first.poll() is None and not (tmp_path / "disk.waiting").exists():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    later_gate.touch()
+    assert said(later) == "saved"
+    disk.touch()
+    assert said(first).startswith("refused")
+    assert value_at(path) == 3
+
+
+# spec: S8 where a file system hides the locks of other hosts their savers seem to have ended: one
+# that began later is not taken over
+def test_a_later_saver_is_not_taken_over(tmp_path, shim):
+    path, gate = tmp_path / "run/c", tmp_path / "gate"
+    early = start(2, path, LD_PRELOAD=shim, MKDIR_GATE=str(gate))
+    until(tmp_path / "gate.waiting")
+    later = tmp_path / "run/c.9-0123456789abcdef.saving"
+    later.mkdir(parents=True)
+    (later / "saver.lock").write_text("{}")
+    gate.touch()
+    assert said(early) == "saved"
+    assert later.exists()
+    assert said(start(3, path)) == "saved"
+    assert not later.exists()
 
 
 # spec: S7 S11 the newest is that of the highest step, whatever the clocks of the hosts say, and

@@ -20,6 +20,9 @@ constexpr EnvironmentVariable kJob[] = {
      "Number of the epoch (the set of nodes) that this process belongs to. Set by `muster run` "
      "with "
      "several nodes; the launcher's store refuses processes of earlier epochs."},
+    {"MUSTER_LAUNCH", "",
+     "Drawn at random by `muster run` for each launch of a job that has epochs, the same on all "
+     "ranks and in all epochs. Savers of checkpoints compare their epochs within one launch only."},
     {"TORCHELASTIC_RESTART_COUNT", "0",
      "Number of restarts of the job so far. Ranks of different restarts do not meet each other."},
     {"TORCHELASTIC_RUN_ID", "none",
@@ -189,7 +192,7 @@ constexpr EnvironmentVariable kWorkers[] = {
      "ROLE_WORLD_SIZE, ROLE_NAME, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RESTART_COUNT, "
      "TORCHELASTIC_MAX_RESTARTS, TORCHELASTIC_RUN_ID, PYTHON_EXEC",
      "", "As under torchrun."},
-    {"MUSTER_AGENT_STORE, MUSTER_SECRET_FD, MUSTER_EPOCH", "",
+    {"MUSTER_AGENT_STORE, MUSTER_SECRET_FD, MUSTER_EPOCH, MUSTER_LAUNCH", "",
      "See above. MUSTER_SECRET is removed from their environment."},
     {"MUSTER_LAUNCHER_NEWS, MUSTER_SPARE", "",
      "With `--elastic keep`: the descriptor on which the launcher announces epochs; and, in spare "

@@ -130,6 +130,17 @@ Status status_of(const std::exception& error) {
 
 namespace {
 
+/// A save or load that is refused is no failure of the network: it is a DistError on all ranks.
+void check(const Status& status) {
+  if (status.code() == Code::refused) throw DistError(status);
+  group::check(status);
+}
+template <class T>
+T take(Result<T> result) {
+  check(result.status());
+  return std::move(result).value();
+}
+
 /// What `body` throws. Ranks that wait for this one without a limit must be told of it.
 template <class Body>
 Status caught(Body body) {
@@ -200,8 +211,8 @@ struct Saver::State {
         for (const CheckpointItem& item : items) shards.push_back(shard_of(item));
       });
     shards::CommitOptions with_saver = options;
-    with_saver.saver = saver_identity(options.path);
-    return group::take(shards::plan_save(shards, with_saver, ranks, mine));
+    with_saver.saver = saver_identity();
+    return take(shards::plan_save(shards, with_saver, ranks, mine));
   }
   /// Waits for the last save. Returns its failure, if it has not been reported yet, once.
   Status finish_last() {
@@ -243,14 +254,14 @@ void Saving::wait() {
   std::unique_lock lock(state_->mutex);
   state_->changed.wait(lock, [&] { return state_->result.has_value(); });
   state_->was_shown = true;
-  group::check(*state_->result);
+  check(*state_->result);
 }
 
 void Saver::wait_unreported(const Saving& saving) {
   Saving::State& state = *saving.state_;
   std::unique_lock lock(state.mutex);
   state.changed.wait(lock, [&] { return state.result.has_value(); });
-  group::check(*state.result);
+  check(*state.result);
 }
 
 bool Saving::done() const {
@@ -265,7 +276,7 @@ void Saver::save(const std::vector<CheckpointItem>& items, const std::string& va
   const auto plan = state_->plan(items, options, ranks, before);
   PieceData data;
   const Status ready = caught([&] { data = in_place(plan, ranks.rank, items); });
-  group::check(shards::finish_save(plan, data.pointers, values, ranks, ready));
+  check(shards::finish_save(plan, data.pointers, values, ranks, ready));
 }
 
 Saving Saver::async_save(const std::vector<CheckpointItem>& items, const std::string& values,
@@ -374,8 +385,8 @@ void load_items(const shards::Index& index, const std::vector<CheckpointItem>& i
       mine = load_item(reader, index, items[i]);
   });
   if (!thrown) mine = thrown;
-  group::check(shards::exchange_or_fail(ranks, mine, {}, shards::ExchangeLimit::none).status());
-  note_loaded(index.folder);
+  check(shards::exchange_or_fail(ranks, mine, {}, shards::ExchangeLimit::none).status());
+  note_loaded();
 }
 
 }  // namespace muster::checkpoint

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <deque>
+#include <set>
 
 #include "muster/cli/testing/launched.h"
 #include "muster/testing/etcd_cluster.h"
@@ -343,6 +344,34 @@ TEST(Elastic, ASuccessIsOfTheWholeJob) {
   EXPECT_EQ(two.code, 0) << two.err;
   for (const Outcome& outcome : {one, two})
     EXPECT_TRUE(contains(outcome.out, "epoch 2")) << outcome.out;
+}
+
+// spec: S8 the workers are told the launch that their epochs belong to: the same on all nodes and
+// in each epoch, and another one in the next launch of the job
+TEST(Elastic, AllEpochsOfALaunchHaveOneName) {
+  std::set<std::string> launches;
+  for (int launch = 0; launch < 2; ++launch) {
+    Job job{.nodes = "2",
+            .restarts = "1",
+            .script = kWorker + " meet; echo \"launch=$MUSTER_LAUNCH\"; test $MUSTER_EPOCH != 1"};
+    Launched a(job.words(), kElasticSecret);
+    ASSERT_TRUE(a.wait_for_error("waiting for 1 other node"));
+    Launched b(job.words(), kElasticSecret);
+    std::set<std::string> told;
+    for (const Outcome& outcome : {a.finish(), b.finish()}) {
+      EXPECT_EQ(outcome.code, 0) << outcome.err;
+      std::size_t at = 0;
+      while ((at = outcome.out.find("launch=", at)) != std::string::npos) {
+        const std::size_t end = outcome.out.find('\n', at);
+        told.insert(outcome.out.substr(at, end - at));
+        at = end;
+      }
+    }
+    ASSERT_EQ(told.size(), 1u);
+    EXPECT_NE(*told.begin(), "launch=");
+    launches.insert(*told.begin());
+  }
+  EXPECT_EQ(launches.size(), 2u);
 }
 
 // spec: L2.keep_alive a host whose link is pulled: the others go on after the keep-alive time; L5

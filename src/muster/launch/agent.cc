@@ -408,6 +408,7 @@ void NodeAgent::begin_plan(int restarts) {
   if (!first.store_addr.empty())
     commands_.told.agent_store = endpoint_text({first.store_addr, first.store_port});
   commands_.told.epoch = plan_->epoch.number;
+  commands_.told.launch = plan_->epoch.launch;
   running_epoch_ = plan_->epoch.number;
   history_.begin(*plan_, restarts, workers_->ranks().front().world_size);
   if (!nodes_) return;

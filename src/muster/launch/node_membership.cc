@@ -557,7 +557,9 @@ void NodeMembership::decide(bool stood_still) {
       membership::next_epoch(steady_clock().now(), view_, options_.epochs);
   ask_again_ = decision.again;
   if (!decision.commit) return propose(std::nullopt);
-  propose(ProposedEpoch{membership::make_epoch(view_, decision), view_.epoch_revision()});
+  membership::Epoch epoch = membership::make_epoch(view_, decision);
+  if (epoch.number == 1) epoch.launch = details_.identity;
+  propose(ProposedEpoch{std::move(epoch), view_.epoch_revision()});
 }
 
 }  // namespace muster::launch

@@ -39,9 +39,11 @@ Environment worker_environment(const Environment& inherited, const JobEnvironmen
   result.erase("TORCHELASTIC_USE_AGENT_STORE");
   result.erase("MUSTER_AGENT_STORE");
   result.erase("MUSTER_EPOCH");
+  result.erase("MUSTER_LAUNCH");
   result.erase(kNewsVariable);
   result.erase(kSpareVariable);
   if (job.epoch > 0) result["MUSTER_EPOCH"] = std::to_string(job.epoch);
+  if (!job.launch.empty()) result["MUSTER_LAUNCH"] = job.launch;
   if (job.agent_store) result["MUSTER_AGENT_STORE"] = *job.agent_store;
   if (job.secret_place) {
     result.erase("MUSTER_SECRET");  // must not be visible in a worker's environment

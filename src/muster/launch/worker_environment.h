@@ -23,6 +23,7 @@ struct JobEnvironment {
   std::optional<std::string> secret_place{};  ///< MUSTER_SECRET_FD, replacing variables that
                                               ///< hold a secret; absent: whatever is inherited
   std::int64_t epoch = 0;        ///< MUSTER_EPOCH; 0: the nodes of the job do not change
+  std::string launch{};          ///< MUSTER_LAUNCH, with an epoch
   std::optional<int> threads{};  ///< OMP_NUM_THREADS where the user has set none
 };
 

@@ -100,6 +100,16 @@ TEST(WorkerEnvironment, SaysEverything) {
   EXPECT_EQ(result, expected);
 }
 
+// spec: S8 epochs come with the launch that they belong to, never with that of an outer launcher
+TEST(WorkerEnvironment, TellsTheLaunch) {
+  const Environment outer{{"MUSTER_EPOCH", "4"}, {"MUSTER_LAUNCH", "outer"}};
+  JobEnvironment job;
+  EXPECT_FALSE(worker_environment(outer, job, {}, 0).contains("MUSTER_LAUNCH"));
+  job.epoch = 1;
+  job.launch = "own";
+  EXPECT_EQ(worker_environment(outer, job, {}, 0).at("MUSTER_LAUNCH"), "own");
+}
+
 // spec: J5 what the user has set for threads stays
 TEST(WorkerEnvironment, LeavesTheUsersThreads) {
   JobEnvironment job;

@@ -5,7 +5,7 @@
 namespace muster::membership {
 namespace {
 
-constexpr std::uint8_t kVersion = 2;
+constexpr std::uint8_t kVersion = 3;
 
 Status foreign(const std::string& what) {
   return Status(Code::mismatch, "the record of the job's epoch " + what +
@@ -36,6 +36,7 @@ std::string encode(const Epoch& epoch) {
       .put(epoch.restarts)
       .put(epoch.exit_code)
       .put_text(epoch.reason)
+      .put_text(epoch.launch)
       .put(static_cast<std::uint32_t>(epoch.members.size()));
   for (const Member& member : epoch.members)
     writer.put(member.slot).put_text(member.name).put_text(member.value).put(member.joined);
@@ -51,6 +52,7 @@ Result<Epoch> decode_epoch(std::string_view record) {
   epoch.restarts = reader.get<std::int32_t>();
   epoch.exit_code = reader.get<std::int32_t>();
   epoch.reason = reader.get_text();
+  epoch.launch = reader.get_text();
   const auto count = reader.get<std::uint32_t>();
   std::int32_t last = -1;
   for (std::uint32_t i = 0; i < count && reader.ok(); ++i) {

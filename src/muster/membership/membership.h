@@ -54,6 +54,7 @@ struct Epoch {
   std::int32_t exit_code = 0;     ///< of a job that has failed
   std::string reason;             ///< why there is a new epoch: a sentence for people
   std::vector<Member> members{};  ///< in ascending order of slots; empty once the job has ended
+  std::string launch{};           ///< drawn with the first epoch; those after it have the same
   friend bool operator==(const Epoch&, const Epoch&) = default;
 };
 

@@ -290,7 +290,8 @@ Decision next_epoch(TimePoint now, const JobView& view, const EpochOptions& opti
 
 Epoch make_epoch(const JobView& view, const Decision& decision) {
   Epoch epoch{view.epoch().number + 1, decision.state,  decision.restarts,
-              decision.exit_code,      decision.reason, {}};
+              decision.exit_code,      decision.reason, {},
+              view.epoch().launch};
   if (decision.state != JobState::running) return epoch;
   std::map<int, Member> members;
   const auto add = [&](int slot, const std::string& name, std::int64_t joined) {

@@ -554,7 +554,7 @@ TEST(NodeReport, WhatIsTornIsRefused) {
 }
 
 TEST(EpochRecord, WhatIsTornIsRefused) {
-  const Epoch epoch{4, JobState::running, 1, 0, "why", {{0, "a", "1"}, {2, "b", "2"}}};
+  const Epoch epoch{4, JobState::running, 1, 0, "why", {{0, "a", "1"}, {2, "b", "2"}}, "launch"};
   const std::string whole = encode(epoch);
   EXPECT_EQ(decode_epoch(whole).value(), epoch);
   for (std::size_t length = 0; length < whole.size(); ++length)

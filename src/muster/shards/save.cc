@@ -1,6 +1,7 @@
 #include "muster/shards/save.h"
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <ctime>
 #include <filesystem>
@@ -189,6 +190,20 @@ std::string plan_text(const PlannedSave& plan, const std::vector<Shard>& shards)
   return plan.stamp + "\n" + text_of_shards(shards);
 }
 
+/// "-<code> <message>": the other ranks fail with the same code.
+std::string text_of_failure(const Status& failure) {
+  return "-" + std::to_string(static_cast<int>(failure.code())) + " " + failure.message();
+}
+Status failure_in(std::string_view text) {
+  int code = 0;
+  if (!text.empty()) text.remove_prefix(1);
+  const auto read = std::from_chars(text.data(), text.data() + text.size(), code);
+  const bool known = read.ec == std::errc() && code > static_cast<int>(Code::ok) &&
+                     code <= static_cast<int>(Code::internal);
+  text.remove_prefix(std::min(text.size(), text.find(' ') + 1));
+  return {known ? static_cast<Code>(code) : Code::peer_failed, std::string(text)};
+}
+
 }  // namespace
 
 Result<std::vector<std::string>> exchange_or_fail(const SavingRanks& ranks, const Status& mine,
@@ -197,14 +212,13 @@ Result<std::vector<std::string>> exchange_or_fail(const SavingRanks& ranks, cons
     if (!mine) return mine;
     return std::vector<std::string>{text};
   }
-  auto all = ranks.exchange(mine.ok() ? "+" + text : "-" + mine.message(), limit);
+  auto all = ranks.exchange(mine.ok() ? "+" + text : text_of_failure(mine), limit);
   if (!all) return all.status();
   if (!mine) return mine;
   for (std::size_t rank = 0; rank < all->size(); ++rank) {
     std::string& each = (*all)[rank];
     if (each.empty() || each.front() != '+')
-      return Status(Code::peer_failed,
-                    "rank " + std::to_string(rank) + ": " + each.substr(each.empty() ? 0 : 1));
+      return failure_in(each).with_context("rank " + std::to_string(rank));
     each.erase(0, 1);
   }
   return all;

@@ -4,8 +4,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
+#include <thread>
 
 #include "muster/shards/history.h"
 #include "muster/shards/testing/states.h"
@@ -87,7 +90,7 @@ TEST_F(Savers, ACommitThatComesLateIsNone) {
 }
 
 // spec: S8 a saver of an epoch older than the last commit's is refused by name, in every rank of
-// it; another job's is not, nor that of a job started anew which has loaded what is there
+// it; another job's is not, nor that of another launch of the job
 TEST_F(Savers, OlderEpochsAreRefused) {
   ASSERT_TRUE(TestSaver(path, std::byte{5}, {.job = "a", .epoch = 5}).finish().ok());
   const Status refused = TestSaver(path, std::byte{4}, {.job = "a", .epoch = 4}).finish();
@@ -98,11 +101,10 @@ TEST_F(Savers, OlderEpochsAreRefused) {
   on_threads(2, [&](const SavingRanks& ranks) {
     const auto plan = plan_save({}, {.path = path, .saver = {.job = "a", .epoch = 4}}, ranks);
     EXPECT_NE(plan.status().message().find("epoch 5"), std::string::npos);
+    EXPECT_EQ(plan.status().code(), Code::refused) << "the same on all ranks";
   });
   EXPECT_TRUE(TestSaver(path, std::byte{6}, {.job = "a", .epoch = 6}).finish().ok());
-  const std::int64_t known = open_index(path)->commit.number;
-  EXPECT_TRUE(
-      TestSaver(path, std::byte{7}, {.job = "a", .epoch = 1, .known_number = known}).finish().ok());
+  EXPECT_TRUE(TestSaver(path, std::byte{7}, {.job = "a", .launch = "2", .epoch = 1}).finish().ok());
   EXPECT_TRUE(TestSaver(path, std::byte{8}, {.job = "b", .epoch = 1}).finish().ok());
   EXPECT_TRUE(TestSaver(path, std::byte{9}).finish().ok());
   EXPECT_EQ(value_at(path), std::byte{9});
@@ -119,6 +121,70 @@ TEST_F(Savers, OlderEpochsGiveWayToSaversAtWork) {
   EXPECT_FALSE(old.finish().ok());
   EXPECT_TRUE(later.finish().ok());
   EXPECT_EQ(value_at(path), std::byte{3});
+}
+
+// spec: S8 the epochs of two launches are not compared: a rank 0 of an older launch stands still in
+// its save, and the requeued job, whose epochs count from 1 again, saves; also where neither has a
+// job's name
+TEST_F(Savers, EpochsOfTwoLaunchesAreNotCompared) {
+  for (const std::string job : {"a", ""}) {
+    const SaverIdentity before{.job = job, .launch = "1", .epoch = 3};
+    const SaverIdentity requeued{.job = job, .launch = "2", .epoch = 1};
+    const TestSaver old(path, std::byte{2}, before);
+    const TestSaver anew(path, std::byte{3}, requeued);
+    ASSERT_TRUE(anew.plan.ok()) << anew.plan.status().message();
+    EXPECT_EQ(old.finish().code(), Code::refused);
+    EXPECT_TRUE(anew.finish().ok());
+    EXPECT_EQ(value_at(path), std::byte{3});
+    EXPECT_TRUE(TestSaver(path, std::byte{4}, before).finish().ok());
+    EXPECT_TRUE(TestSaver(path, std::byte{5}, requeued).finish().ok());
+    EXPECT_EQ(value_at(path), std::byte{5});
+  }
+}
+
+// spec: S8 the commits of versions that told no launch are of another launch
+TEST_F(Savers, CommitsWithoutALaunchAreOfAnotherOne) {
+  ASSERT_TRUE(TestSaver(path, std::byte{5}, {.job = "a", .epoch = 5}).finish().ok());
+  EXPECT_EQ(open_index(path)->commit.launch, "");
+  EXPECT_TRUE(TestSaver(path, std::byte{6}, {.job = "a", .launch = "1", .epoch = 1}).finish().ok());
+  EXPECT_EQ(open_index(path)->commit.launch, "1");
+}
+
+// spec: S8 a saver is seen only with its lock: at no moment does a living one seem to have ended
+TEST_F(Savers, ALivingSaverNeverSeemsToHaveEnded) {
+  std::atomic<bool> ends = false;
+  std::atomic<int> ended = 0;
+  std::thread looks([&] {
+    while (!ends)
+      for (const UnfinishedSave& save : unfinished_saves_of(path))
+        if (!save.is_removed && saver_has_ended(save.path) && exists(save.path)) ++ended;
+  });
+  for (int i = 0; i < muster::testing::test_rounds(300, 3000); ++i) {
+    auto saver = StagingFolder::begin(path, {}, true);
+    EXPECT_TRUE(saver.ok());
+    if (saver.ok()) saver->discard();
+  }
+  ends = true;
+  looks.join();
+  EXPECT_EQ(ended, 0);
+}
+
+// spec: S11 a folder of the user that is called as the first versions called theirs stays
+TEST_F(Savers, TheUsersOwnSavingFolderStays) {
+  const std::string mine = path + ".saving";
+  const std::vector<std::string> names{"shard-0-model-x.safetensors", "notes.txt"};
+  std::filesystem::create_directory(mine);
+  for (const std::string& name : names) {
+    std::ofstream(mine + "/" + name) << "mine";
+    EXPECT_TRUE(TestSaver(path, std::byte{2}).finish().ok());
+    EXPECT_TRUE(exists(mine + "/" + name));
+  }
+  EXPECT_EQ(unfinished_in(folder.path()), std::vector<std::string>{mine});
+  std::filesystem::remove_all(mine);
+  std::filesystem::create_directory(mine);
+  std::ofstream(mine + "/shard-00000-model-00000-of-00001.safetensors") << "left by a kill";
+  std::ofstream(mine + "/muster.json.writing") << "{";
+  EXPECT_TRUE(TestSaver(path, std::byte{3}).finish().ok());
 }
 
 // spec: S8 what a killed saver left is in nobody's way, of a later epoch too, and is removed

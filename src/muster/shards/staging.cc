@@ -23,10 +23,9 @@ namespace {
 using nlohmann::json;
 
 constexpr std::string_view kSaving = ".saving", kRemoved = ".old";
+constexpr const char* kWriting = ".writing";
 constexpr std::size_t kTokenBytes = 8, kTokenDigits = 16;
 constexpr std::uint64_t kSaverLimit = 65536;
-/// A look whether the lock is held holds it for a moment itself.
-constexpr int kLockTries = 1000;
 
 Status refuse_saver(const std::string& why) {
   return {Code::invalid_argument, "checkpoint: " + why};
@@ -77,8 +76,8 @@ std::optional<StagingName> staging_name(std::string_view name) {
 
 /// Whether saves write files of this name.
 bool is_name_of_ours(std::string_view name) {
-  if (name == kSaverName || name == kIndexName || name == std::string(kIndexName) + ".writing")
-    return true;
+  for (const std::string whole : {kSaverName, kIndexName})
+    if (name == whole || name == whole + kWriting) return true;
   return name.starts_with("shard-") && strip(name, ".safetensors") &&
          name.find("-model-") != std::string_view::npos;
 }
@@ -124,6 +123,7 @@ CommitRecord claim_of(const UnfinishedSave& save) {
   const json told = json::parse(*text, nullptr, /*allow_exceptions=*/false);
   if (!told.is_object()) return record;
   if (told.contains("job") && told["job"].is_string()) record.job = told["job"];
+  if (told.contains("launch") && told["launch"].is_string()) record.launch = told["launch"];
   if (told.contains("epoch") && told["epoch"].is_number_integer()) record.epoch = told["epoch"];
   return record;
 }
@@ -162,8 +162,8 @@ Result<StagingFolder> StagingFolder::begin(const std::string& target, const Save
   StagingFolder made;
   made.target_ = target;
   made.overwrite_ = overwrite;
-  made.known_number_ = saver.known_number;
   made.record_.job = saver.job;
+  made.record_.launch = saver.launch;
   made.record_.epoch = saver.epoch;
   made.record_.name = std::filesystem::path(target).filename().string();
   made.record_.token = random_name(kTokenBytes);
@@ -173,20 +173,8 @@ Result<StagingFolder> StagingFolder::begin(const std::string& target, const Save
   if (Status free = made.check_target(); !free) return free;
   made.path_ = staging_path(target, made.stamp());
   if (Status done = make_new_folder(made.path_); !done) return done;
-  const json about{
-      {"job", saver.job}, {"epoch", saver.epoch}, {"host", host_name()}, {"process", ::getpid()}};
-  const std::string text = about.dump(-1, ' ', false, json::error_handler_t::replace);
-  auto file = FileWriter::create(made.path_ + "/" + kSaverName);
-  Status done = file.status();
-  if (done.ok()) done = file->write(std::as_bytes(std::span(text)));
-  if (done.ok()) {
-    made.lock_ = file->release();
-    for (int tries = 0; tries < kLockTries && ::flock(made.lock_.get(), LOCK_EX | LOCK_NB) != 0 &&
-                        (errno == EWOULDBLOCK || errno == EINTR);
-         ++tries) {
-    }
-    done = made.settle_with_others();
-  }
+  Status done = made.claim(saver);
+  if (done.ok()) done = made.settle_with_others();
   if (done.ok()) done = made.check_target();
   if (!done) {
     if (!exists(made.path_)) done = superseded(target);
@@ -196,15 +184,41 @@ Result<StagingFolder> StagingFolder::begin(const std::string& target, const Save
   return made;
 }
 
+/// Says in the folder who saves there. The file gets its name once it is locked: a saver that is
+/// seen without the lock has ended.
+Status StagingFolder::claim(const SaverIdentity& saver) {
+  const json about{{"job", saver.job},
+                   {"launch", saver.launch},
+                   {"epoch", saver.epoch},
+                   {"host", host_name()},
+                   {"process", ::getpid()}};
+  const std::string text = about.dump(-1, ' ', false, json::error_handler_t::replace);
+  const std::string path = path_ + "/" + kSaverName;
+  auto file = FileWriter::create(path + kWriting);
+  if (!file) return file.status();
+  if (Status done = file->write(std::as_bytes(std::span(text))); !done) return done;
+  lock_ = file->release();
+  // Any other failure means a file system without locks, whose savers are told apart by their
+  // order.
+  while (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EINTR) {
+  }
+  return rename_file(path + kWriting, path);
+}
+
 /// After the own folder is there: takes over the saves that are less, or gives way.
 Status StagingFolder::settle_with_others() {
   for (const UnfinishedSave& other : unfinished_saves_of(target_)) {
     if (other.path == path_) continue;
-    const SaverLife life = other.is_removed ? SaverLife::ended : life_of_saver(other.path);
-    if (life != SaverLife::ended) {
+    if (!exists(path_)) return superseded(target_);
+    if (!other.is_removed) {
+      const SaverLife life = life_of_saver(other.path);
       const CommitRecord theirs = claim_of(other);
+      const bool is_later = theirs.is_later_than(record_);
+      // If it lives it takes over this save; if not, the next one removes what it left.
+      if (life == SaverLife::ended && is_later) continue;
       const bool older_epoch = life == SaverLife::running && record_.is_older_epoch_than(theirs);
-      if (older_epoch || (theirs.is_later_than(record_) && !theirs.is_older_epoch_than(record_)))
+      if (older_epoch ||
+          (life != SaverLife::ended && is_later && !theirs.is_older_epoch_than(record_)))
         return {Code::refused, "checkpoint: this save of " + target_ + " is refused: " +
                                    theirs.saver_text() + " is saving it at the same time (" +
                                    other.path + "); end the one of the two jobs that should not " +
@@ -238,12 +252,12 @@ Status StagingFolder::check_target() {
                                        "files are its own; remove it or save under another name");
   if (Status own = check_only_own_files(target_, *index); !own) return own;
   const CommitRecord& there = index->commit;
-  if (record_.is_older_epoch_than(there) && there.number > known_number_)
-    return {Code::refused,
-            "checkpoint: this save of " + target_ + " is refused: it is of " +
-                record_.saver_text() + ", and " + there.saver_text() +
-                " has saved it already; a process that was left behind must end, and a job that is "
-                "started anew loads a checkpoint of the folder first or saves under another name"};
+  if (record_.is_older_epoch_than(there))
+    return {
+        Code::refused,
+        "checkpoint: this save of " + target_ + " is refused: it is of " + record_.saver_text() +
+            ", and " + there.saver_text() +
+            " has saved it already in the same launch; a process that was left behind must end"};
   if (there.is_later_than(record_)) return superseded(target_);
   seen_digest_ = index->digest;
   return {};
@@ -297,14 +311,34 @@ std::vector<UnfinishedSave> unfinished_saves_in(const std::string& folder) {
   return found;
 }
 
+namespace {
+
+/// Whether a folder has what a save of the first versions left: an index, finished or not, and no
+/// files of others; or nothing.
+bool is_of_first_versions(const std::string& path) {
+  if (!is_folder(path)) return false;
+  bool has_index = false, has_any = false;
+  std::error_code error;
+  for (auto at = std::filesystem::directory_iterator(path, error);
+       !error && at != std::filesystem::directory_iterator(); at.increment(error)) {
+    const std::string name = at->path().filename().string();
+    if (!is_name_of_ours(name)) return false;
+    has_any = true;
+    has_index = has_index || name.starts_with(kIndexName);
+  }
+  return !error && (has_index || !has_any);
+}
+
+}  // namespace
+
 std::vector<UnfinishedSave> unfinished_saves_of(const std::string& target) {
   auto found = unfinished_saves_in(folder_of(target));
   const std::string name = std::filesystem::path(target).filename().string();
   std::erase_if(found, [&](const UnfinishedSave& each) {
     return staging_name(std::filesystem::path(each.path).filename().string())->target != name;
   });
-  const std::string first = target + std::string(kSaving);  // as the first versions called it
-  if (is_folder(first)) found.push_back({.path = first});
+  const std::string first = target + std::string(kSaving);
+  if (is_of_first_versions(first)) found.push_back({.path = first});
   return found;
 }
 

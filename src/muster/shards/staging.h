@@ -14,7 +14,9 @@
 ///   discard()  removes the folder. No call removes what another save can still commit.
 ///
 /// A saver holds a lock on a file in its folder, which ends with its process: folders of killed
-/// saves are told from those of others by it.
+/// saves are told from those of others by it. The file is locked before it has its name. No save
+/// takes over one that began later, also if that seems to have ended: on file systems whose locks
+/// hold on one host only, savers of other hosts always do.
 #pragma once
 
 #include <cstdint>
@@ -32,14 +34,12 @@ namespace muster::shards {
 /// Locked by the saver as long as it lives; says who it is.
 inline constexpr const char* kSaverName = "saver.lock";
 
-/// Who saves. Of savers of one job, those of older epochs give way to those of later ones.
+/// Who saves. Of savers of one launch of a job, those of older epochs give way to those of later
+/// ones. Of any others, the one that began first gives way.
 struct SaverIdentity {
   std::string job = {};
+  std::string launch = {};
   std::int64_t epoch = 0;  ///< 0: none
-  /// The highest number of a commit that this process knew of when it loaded from the folder around
-  /// the checkpoint. Those up to it were made by what this process has gone on from, and are no
-  /// later epoch's.
-  std::int64_t known_number = 0;
 };
 
 class StagingFolder {
@@ -60,13 +60,13 @@ class StagingFolder {
 
  private:
   StagingFolder() = default;
+  Status claim(const SaverIdentity& saver);
   Status settle_with_others();
   Status check_target();
   Status remove_replaced() const;
 
   std::string target_, path_;
   CommitRecord record_;
-  std::int64_t known_number_ = 0;
   bool overwrite_ = true;
   Descriptor lock_;                         ///< of the file that says who saves
   bool has_target_ = false;                 ///< a folder is there
@@ -85,7 +85,8 @@ struct UnfinishedSave {
   std::int64_t number = 0;  ///< 0: not known
   bool is_removed = false;  ///< another save has taken its right to be committed
 };
-/// Those of a target; with the ones that the first versions left under one name.
+/// Those of a target; with the one that the first versions left as "<target>.saving". A folder of
+/// that name with anything that those did not write is the user's own.
 std::vector<UnfinishedSave> unfinished_saves_of(const std::string& target);
 /// Those in a folder.
 std::vector<UnfinishedSave> unfinished_saves_in(const std::string& folder);

@@ -28,6 +28,7 @@ json json_without_digest(const CommitRecord& record) {
            {"name", record.name},
            {"job", record.job},
            {"epoch", record.epoch}};
+  if (!record.launch.empty()) all["launch"] = record.launch;
   if (record.step) all["step"] = *record.step;
   return all;
 }
@@ -61,6 +62,7 @@ Result<CommitRecord> record_in(const json& commit) {
     record.name = commit.at("name");
     record.job = commit.at("job");
     record.epoch = whole_number<std::int64_t>(commit.at("epoch"));
+    if (commit.contains("launch")) record.launch = commit.at("launch");
     if (commit.contains("step")) record.step = whole_number<std::int64_t>(commit.at("step"));
     if (commit.at("digest") != digest_of_record(json_without_digest(record)))
       return Status(Code::invalid_argument, "the record of the commit does not fit its digest");

@@ -142,6 +142,10 @@ Status remove_file(const std::string& path) {
   return failed("remove", path, errno);
 }
 
+Status rename_file(const std::string& from, const std::string& to) {
+  return ::rename(from.c_str(), to.c_str()) == 0 ? Status() : failed("rename", from, errno);
+}
+
 Status remove_empty_folder(const std::string& path) {
   if (::rmdir(path.c_str()) == 0 || errno == ENOENT || errno == ENOTEMPTY || errno == EEXIST)
     return {};

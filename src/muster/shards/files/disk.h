@@ -64,6 +64,8 @@ Status make_folder(const std::string& path);
 Status make_new_folder(const std::string& path);
 /// One that is not there is no failure.
 Status remove_file(const std::string& path);
+/// Replaces a file that is there.
+Status rename_file(const std::string& from, const std::string& to);
 /// Does nothing where the folder is not there or not empty.
 Status remove_empty_folder(const std::string& path);
 /// `from` takes the name `to`, which must not be there. `replaces`: it must be, the two change
