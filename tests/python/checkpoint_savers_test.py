@@ -181,8 +181,8 @@ def test_older_epochs_are_refused(tmp_path, monkeypatch):
     assert value_at(path) == 2
 
 
-# spec: S8 a rank 0 of an older launch, of a higher epoch, stood still in its save: the requeued job,
-# whose epochs count from 1 again, goes on from another checkpoint of the folder and is saved
+# spec: S8 a rank 0 of an older launch, of a higher epoch, stood still in its save: the requeued
+# job, whose epochs count from 1 again, goes on from another checkpoint of the folder and is saved
 @pytest.mark.parametrize("launches", [("one", "two"), ("", "")])
 @pytest.mark.parametrize("job", ["j", "none"])
 def test_a_requeued_job_goes_before_its_old_self(tmp_path, shim, launches, job):

@@ -26,7 +26,7 @@ from elastic_jobs import (
     train,
     weights,
 )
-from etcd_server import etcd_server
+from etcd_server import etcd_server, keys_in
 from scratch import reserve_port
 
 from muster import elastic
@@ -176,6 +176,31 @@ def test_death_after_training():
     assert ran.end() == 128 + signal.SIGKILL, ran.told()
     assert "training had ended on all ranks and is not repeated" in ran.err, ran.told()
     assert ran.out.count("from step") == 2, ran.told()
+
+
+# spec: L6 a node that joins after training has ended disturbs nobody: the result is saved and all
+# end well
+def test_a_node_that_joins_after_training(tmp_path):
+    program = str(pathlib.Path(__file__).with_name("elastic_program.py"))
+    for rank in range(2):
+        os.mkfifo(tmp_path / str(rank))
+    with etcd_server() as endpoint:
+        options = rendezvous("etcd", endpoint.removeprefix("http://"), "late", "1:2")
+        options[-1] = "last_call_timeout=1,keep_alive_interval=5,keep_alive_max_attempt=60"
+        words = (program, "3", f"saves:{tmp_path}")
+        first = Launcher(*words, ranks=2, options=options)
+        first.read_until("training has ended", 2)
+        known = keys_in(endpoint)
+        late = Launcher(*words, ranks=2, options=options)
+        limit = time.monotonic() + LIMIT_S
+        while keys_in(endpoint) <= known and time.monotonic() < limit:
+            assert first.process.poll() is None and late.process.poll() is None, late.told()
+            time.sleep(0.01)
+        for rank in range(2):
+            (tmp_path / str(rank)).write_text("")
+        assert (first.end(), late.end()) == (0, 0), first.told() + late.told()
+    assert first.out.count("from step") == 2 and "step" not in late.out, first.out + late.out
+    assert all(torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
 
 
 def news_of_epoch(number, world_size):

@@ -2,7 +2,8 @@
 
 elastic_program.py STEPS [KILL...]     KILL: STEP:RANK:PHASE, the n-th for epoch n: that rank ends
 itself by SIGKILL in that step, after the phase (forward, backward, update, commit). A single KILL
-`after`: rank 1 does so when training has ended.
+`after`: rank 1 does so when training has ended. `saves:FOLDER` instead: when training has ended
+each rank reads the pipe RANK of the folder to its end before it saves what it has there.
 """
 
 import os
@@ -67,6 +68,12 @@ def train():
 outcome = elastic.run(state, train)
 if kills == ["after"] and os.environ["RANK"] == "1":
     os.kill(os.getpid(), signal.SIGKILL)
+if kills and kills[0].startswith("saves:"):
+    place = os.path.join(kills[0].removeprefix("saves:"), os.environ["RANK"])
+    print("training has ended", flush=True)
+    with open(place) as pipe:
+        pipe.read()
+    torch.save(model.state_dict(), place + ".pt")
 total = torch.cat([each.detach().flatten() for each in model.parameters()])
 bits = total.view(torch.int32).to(torch.int64).mul(torch.arange(1, len(total) + 1)).sum().item()
 print(f"{outcome} at step {state.step}, weights {bits & (2**64 - 1):016x}")

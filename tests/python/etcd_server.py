@@ -63,3 +63,12 @@ def etcd_server():
         server.kill()
         server.wait()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def keys_in(endpoint):
+    """How many keys it holds."""
+    every = {"key": "AA==", "range_end": "AA==", "count_only": True}
+    request = urllib.request.Request(f"{endpoint}/v3/kv/range", json.dumps(every).encode())
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=60) as reply:
+        return int(json.load(reply).get("count", 0))
