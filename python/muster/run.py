@@ -33,11 +33,31 @@ def _is_own_group(group: int) -> bool:
     return entry.gr_name == name and set(entry.gr_mem) <= {name}
 
 
-def _is_trusted(path: pathlib.Path) -> bool:
-    """Whether only root and this user can have laid what is at `path`: the file, the folders above
-    it and links on the way are theirs, and others can write to none of them (a sticky folder such
-    as /tmp counts).
+_UNKNOWN_USER = 65534  # whom a user namespace does not map, whoever it is
+
+
+def _could_replace_this() -> tuple[set[int], set[int], set[tuple[int, int]]]:
+    """Users and groups who could have replaced this file, which runs already: those of it and of
+    the folders above; and these places themselves.
     """
+    here = pathlib.Path(__file__).absolute()
+    users, groups, places = set(), set(), set()
+    for place in (here, *here.parents):
+        status = place.stat()
+        places.add((status.st_dev, status.st_ino))
+        if status.st_uid != _UNKNOWN_USER:
+            users.add(status.st_uid)
+        if status.st_mode & stat.S_IWGRP and status.st_gid != _UNKNOWN_USER:
+            groups.add(status.st_gid)
+    return users, groups, places
+
+
+def _is_trusted(path: pathlib.Path) -> bool:
+    """Whether only root, this user and those who could have replaced this file can have laid what
+    is at `path`: the file, the folders above it and links on the way are theirs, and others can
+    write to none of them (a sticky folder such as /tmp counts).
+    """
+    users, groups, places = _could_replace_this()
     at, left, links = pathlib.Path("/"), list(path.absolute().parts[1:]), 0
     while left:
         name = left.pop(0)
@@ -46,7 +66,8 @@ def _is_trusted(path: pathlib.Path) -> bool:
             continue
         entry = at / name
         status = entry.lstat()
-        if status.st_uid not in (0, os.geteuid()):
+        is_known = (status.st_dev, status.st_ino) in places
+        if status.st_uid not in {0, os.geteuid(), *users} and not is_known:
             return False
         if stat.S_ISLNK(status.st_mode):
             links += 1
@@ -57,7 +78,8 @@ def _is_trusted(path: pathlib.Path) -> bool:
                 return False
             continue
         is_sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
-        of_others = 0o002 if _is_own_group(status.st_gid) else 0o022
+        is_closed = status.st_gid in groups or _is_own_group(status.st_gid)
+        of_others = 0o002 if is_closed else 0o022
         if status.st_mode & of_others and not is_sticky:
             return False
         at = entry
@@ -66,25 +88,26 @@ def _is_trusted(path: pathlib.Path) -> bool:
 
 def command() -> str:
     """Where the program `muster` is: beside the package's build, among the environment's scripts,
-    or in PATH. In the first two it is refused where others could have laid it. Raises
-    FileNotFoundError.
+    or in PATH, which the user has named. In the first two it is refused where others than those
+    who could have replaced this package could have laid it. Raises FileNotFoundError.
     """
     package = pathlib.Path(__file__).parent
     # In a build the files are links to the tree's: `__file__` names the link.
     refused = []
     for folder in (package.parents[1] / "bin", pathlib.Path(sysconfig.get_path("scripts"))):
-        if os.access(folder / "muster", os.X_OK):
+        program = str(folder / "muster")
+        if os.access(program, os.X_OK) and program not in refused:
             if _is_trusted(folder / "muster"):
-                return str(folder / "muster")
-            refused.append(str(folder / "muster"))
+                return program
+            refused.append(program)
     found = shutil.which("muster")
-    if found is None or found in refused:
+    if found is None:
         raise FileNotFoundError(
             "muster.run: there is no program `muster` beside this package, among the environment's "
             "scripts or in PATH"
             + (
-                f" that only this user or root can have laid ({', '.join(refused)}: it or a folder "
-                "above it is another user's, or can be written by others)"
+                f" that only this user or root can have laid ({', '.join(refused)}: it or a "
+                "folder above it is another user's, or can be written by others)"
                 if refused
                 else ""
             )

@@ -59,3 +59,27 @@ def test_another_users_launcher_is_refused(laid):
     os.lchown(program, 12345, 12345)
     with pytest.raises(FileNotFoundError, match=str(program)):
         module.command()
+
+
+# spec: W3 where the package itself is another user's or a group's, so may the launcher be; and what
+# PATH names is the user's own choice
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
+def test_an_environment_of_others_is_used(laid, monkeypatch):
+    module, program = laid
+    os.chown(module.__file__, 12345, 12345)
+    os.chown(program, 12345, 12345)
+    assert module.command() == str(program)
+    os.chown(module.__file__, 0, 0)
+    with pytest.raises(FileNotFoundError, match=str(program)):
+        module.command()
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert module.command() == str(program)
+    monkeypatch.setenv("PATH", "")
+    os.chown(program, 0, 23456)
+    program.chmod(0o775)
+    with pytest.raises(FileNotFoundError, match=str(program)):
+        module.command()
+    tree = program.parent.parent
+    os.chown(tree, 0, 23456)
+    tree.chmod(0o2775)
+    assert module.command() == str(program)

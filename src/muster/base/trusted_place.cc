@@ -1,5 +1,6 @@
 #include "muster/base/trusted_place.h"
 
+#include <dlfcn.h>
 #include <grp.h>
 #include <pwd.h>
 #include <sys/stat.h>
@@ -23,7 +24,8 @@
 namespace muster {
 namespace {
 
-constexpr int kMostLinks = 40;  // limit: the kernel's
+constexpr int kMostLinks = 40;         // limit: the kernel's
+constexpr uid_t kUnknownUser = 65534;  // limit: the kernel's "overflowuid"
 
 Status refused(const std::string& path, const std::string& why) {
   return Status(Code::refused, path + " " + why +
@@ -49,14 +51,50 @@ bool is_private_group(gid_t group) {
   return true;
 }
 
-Status judge(const std::string& path, const struct stat& info) {
-  if (info.st_uid != 0 && info.st_uid != ::geteuid())
+/// Who could have replaced the file that this code runs from.
+struct Trusted {
+  std::set<uid_t> users;
+  std::set<gid_t> groups;
+  std::set<std::pair<dev_t, ino_t>> places;  // the file and the folders above it
+};
+
+/// The program or library that this code is in.
+std::string file_of_this_code() {
+  Dl_info here{};
+  // Of the program itself dladdr knows only how it was called.
+  if (::dladdr(reinterpret_cast<const void*>(&check_trusted_place), &here) != 0 &&
+      here.dli_fname != nullptr && here.dli_fname[0] == '/')
+    return here.dli_fname;
+  std::array<char, PATH_MAX> target;
+  const ssize_t length = ::readlink("/proc/self/exe", target.data(), target.size());
+  return length <= 0 ? std::string() : std::string(target.data(), static_cast<std::size_t>(length));
+}
+
+/// Where a namespace does not map a user, everything of that user shows as 65534's, whoever it is.
+Trusted those_who_could_replace(std::string file) {
+  Trusted found;
+  for (; !file.empty(); file.resize(file == "/" ? 0 : std::max<std::size_t>(file.rfind('/'), 1))) {
+    struct stat info {};
+    if (::stat(file.c_str(), &info) != 0) break;
+    found.places.emplace(info.st_dev, info.st_ino);
+    if (info.st_uid != kUnknownUser) found.users.insert(info.st_uid);
+    if ((info.st_mode & 020) != 0 && info.st_gid != kUnknownUser) found.groups.insert(info.st_gid);
+  }
+  return found;
+}
+
+Status judge(const std::string& path, const struct stat& info, const Trusted& trusted) {
+  if (info.st_uid != 0 && info.st_uid != ::geteuid() && !trusted.users.contains(info.st_uid) &&
+      !trusted.places.contains({info.st_dev, info.st_ino}))
     return refused(path, "belongs to user " + std::to_string(info.st_uid) +
+                             (info.st_uid == kUnknownUser ? " (who may have no number here)" : "") +
                              ", and this process runs as user " + std::to_string(::geteuid()));
   if (S_ISLNK(info.st_mode)) return {};  // its mode means nothing
   const bool sticky = S_ISDIR(info.st_mode) && (info.st_mode & S_ISVTX) != 0;
   if ((info.st_mode & 022) == 0 || sticky) return {};
-  if ((info.st_mode & 002) == 0 && is_private_group(info.st_gid)) return {};
+  if ((info.st_mode & 002) == 0 &&
+      (trusted.groups.contains(info.st_gid) || is_private_group(info.st_gid)))
+    return {};
   return refused(path, "can be written by others (chmod go-w closes it)");
 }
 
@@ -73,7 +111,9 @@ void put_before(std::deque<std::string>& left, std::string_view path) {
 
 }  // namespace
 
-Status check_trusted_place(const std::string& path) {
+Status check_trusted_place(const std::string& path, const std::string& own_file) {
+  const Trusted trusted =
+      those_who_could_replace(own_file.empty() ? file_of_this_code() : own_file);
   std::deque<std::string> left;
   put_before(left, path);
   std::string at;  // no link is left in it; empty: the root
@@ -95,7 +135,7 @@ Status check_trusted_place(const std::string& path) {
     struct stat info {};
     if (::lstat(next.c_str(), &info) != 0)
       return Status(Code::invalid_argument, next + ": " + errno_text(errno));
-    if (Status good = judge(next, info); !good) return good;
+    if (Status good = judge(next, info, trusted); !good) return good;
     if (!S_ISLNK(info.st_mode)) {
       at = next;
       continue;
