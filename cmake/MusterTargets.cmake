@@ -291,7 +291,7 @@ function(muster_test_executable target)
     return()
   endif()
   set(filter "")
-  if(MUSTER_SANITIZE MATCHES "thread")
+  if(MUSTER_SANITIZE MATCHES "thread" AND NOT MUSTER_ALL_TESTS)
     # Of one thread each, fibers or steps in turn: there is no race to find, and some of them would
     # take minutes.
     set(filter TEST_FILTER
@@ -312,8 +312,11 @@ endfunction()
 function(muster_pytest name file)
   cmake_parse_arguments(PARSE_ARGV 2 arg "" "TIMEOUT" "PATH;ENVIRONMENT")
   list(JOIN arg_PATH ":" path)
-  add_test(NAME ${MUSTER_TEST_PREFIX}${name} COMMAND ${Python_EXECUTABLE}
-      ${PROJECT_SOURCE_DIR}/tools/forked_pytest pytest -v -p no:cacheprovider
+  set(start ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/forked_pytest pytest)
+  if(arg_PATH)  # torch may find what it loads there when it is imported
+    set(start ${MUSTER_TIMED} ${Python_EXECUTABLE} -m pytest)
+  endif()
+  add_test(NAME ${MUSTER_TEST_PREFIX}${name} COMMAND ${start} -v -p no:cacheprovider
       ${CMAKE_CURRENT_SOURCE_DIR}/${file})
   set_tests_properties(${MUSTER_TEST_PREFIX}${name} PROPERTIES LABELS python ENVIRONMENT
       "PYTHONPATH=${PROJECT_BINARY_DIR}/python:${path};PYTHONDONTWRITEBYTECODE=1;\
