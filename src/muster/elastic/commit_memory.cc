@@ -4,10 +4,12 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <cerrno>
 #include <new>
 #include <string>
 #include <utility>
 
+#include "muster/base/file_limit.h"
 #include "muster/base/socket_address.h"
 
 namespace muster::elastic {
@@ -27,6 +29,16 @@ Result<std::byte*> map(int file, std::size_t bytes) {
   void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (memory == MAP_FAILED) return no_room(bytes, errno);
   return static_cast<std::byte*>(memory);
+}
+
+/// All pages now: later there would be no way to say that there are none left. False: see errno.
+bool take_pages(int file, std::size_t bytes) {
+  const FileSizeSignalBlock block;
+  int done = 0;
+  do {
+    done = ::fallocate(file, 0, 0, static_cast<off_t>(bytes));
+  } while (done != 0 && errno == EINTR);
+  return done == 0;
 }
 
 }  // namespace
@@ -49,7 +61,7 @@ std::size_t CommitMemory::data_at(const CommitLabel& label) {
 Result<CommitMemory> CommitMemory::make() {
   Descriptor file(::memfd_create("muster-commit", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   // What has been given away must not make a mapping fault.
-  if (!file || ::fallocate(file.get(), 0, 0, kFront) != 0 ||
+  if (!file || !take_pages(file.get(), kFront) ||
       ::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0)
     return no_room(kFront, errno);
   auto memory = map(file.get(), kFront);
@@ -88,8 +100,7 @@ CommitMemory::~CommitMemory() {
 }
 
 Status CommitMemory::grow(std::size_t bytes) {
-  // All pages now: later there would be no way to say that there are none left.
-  if (::fallocate(file_.get(), 0, 0, static_cast<off_t>(bytes)) != 0) return no_room(bytes, errno);
+  if (!take_pages(file_.get(), bytes)) return no_room(bytes, errno);
   auto memory = map(file_.get(), bytes);
   if (!memory) return memory.status();
   ::munmap(memory_, bytes_);

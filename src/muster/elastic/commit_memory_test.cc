@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -71,6 +72,22 @@ TEST(CommitMemory, OtherFilesAreRefused) {
   EXPECT_EQ(CommitMemory::open(std::move(sealed)).status().code(), Code::refused);
   EXPECT_EQ(CommitMemory::open(Descriptor(::open("/dev/null", O_RDWR))).status().code(),
             Code::refused);
+}
+
+// spec: L7 a commit beyond `ulimit -f` is an error, and the process goes on
+TEST(CommitMemory, BeyondTheLimitOfFileSizesIsAnError) {
+  auto memory = CommitMemory::make();
+  ASSERT_TRUE(memory.ok());
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit low = before;
+  low.rlim_cur = rlim_t{1} << 16;
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &low), 0);
+  const Status refused = memory->begin({{3, 7}, 1, 2, 5, std::size_t{1} << 20});
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_EQ(refused.code(), Code::exhausted);
+  EXPECT_NE(refused.message().find("ulimit -f"), std::string::npos) << refused.message();
+  begin(*memory, {3, 8}, "about", "data");
 }
 
 }  // namespace

@@ -79,7 +79,7 @@ class LeaseTable {
     std::string name;
     TimePoint deadline = TimePoint::max();
     Duration lasts{-1};  // without a renewal; negative: for ever
-    std::optional<Ticket> staying;
+    std::optional<Ticket> staying = std::nullopt;
   };
   struct LeaseWatcher {
     std::string prefix, record;

@@ -71,7 +71,9 @@ bool expect_that_it_sees_the_key(const std::function<std::shared_ptr<Store>()>& 
   ::kill(child, SIGCONT);
   int ended = -1;
   EXPECT_EQ(::waitpid(child, &ended, 0), child);
-  if (in_time) EXPECT_EQ(ended, 0);
+  if (in_time) {
+    EXPECT_EQ(ended, 0);
+  }
   ::close(asking[0]);
   ::close(asking[1]);
   return in_time;

@@ -111,7 +111,10 @@ Status Recorder::open() {
                            O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!file) return fail("make");
   bytes_ = needed;
-  const int full = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes_));
+  int full = 0;
+  do {
+    full = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes_));
+  } while (full == EINTR);
   void* memory = full == 0 ? ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
                                     MAP_SHARED | MAP_POPULATE, file.get(), 0)
                            : MAP_FAILED;

@@ -24,6 +24,15 @@ Status failed(const std::string& what, const std::string& path, int error) {
           "checkpoint: cannot " + what + " " + path + ": " + errno_text(error)};
 }
 
+/// False: see errno. A file system over a network may be interrupted by a signal.
+bool bring_to_disk(int file) {
+  int done = 0;
+  do {
+    done = ::fsync(file);
+  } while (done != 0 && errno == EINTR);
+  return done == 0;
+}
+
 }  // namespace
 
 Result<FileWriter> FileWriter::create(const std::string& path) {
@@ -45,7 +54,7 @@ Status FileWriter::write(std::span<const std::byte> bytes) {
 }
 
 Status FileWriter::close(bool durable) {
-  if (durable && ::fsync(file_.get()) != 0) return failed("bring to the disk", path_, errno);
+  if (durable && !bring_to_disk(file_.get())) return failed("bring to the disk", path_, errno);
   if (::close(file_.release()) != 0) return failed("write", path_, errno);
   return {};
 }
@@ -104,7 +113,8 @@ Status write_text(const std::string& path, std::string_view text, bool durable) 
 Status sync_folder(const std::string& path) {
   const Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!folder) return failed("open", path, errno);
-  if (::fsync(folder.get()) != 0 && errno != EINVAL)  // EINVAL: a file system without such a thing
+  if (!bring_to_disk(folder.get()) &&
+      errno != EINVAL)  // EINVAL: a file system without such a thing
     return failed("bring to the disk", path, errno);
   return {};
 }
