@@ -361,6 +361,15 @@ class Runs(unittest.TestCase):
             write(build.root, {"tools/conformance.skips": "tests/python/b_test.py::* no ports\n"})
             self.assertEqual(build.ran("--expect", "C")[0], 0)
 
+    def test_a_test_that_prints_has_run(self):
+        printed = PYTEST.replace("ports[0] PASSED", "ports[0] \\nport 0: open\\nPASSED")
+        with Build(pytest=printed) as build:
+            self.assertEqual(build.ran("--expect", "C")[0], 0)
+        for ended in ("ports[0] \\nport 0: open", "ports[0] \\nFAILED"):
+            broken = PYTEST.replace("ports[0] PASSED", ended).replace("ports[1] PASSED", "ports[1]")
+            with Build(pytest=broken) as build:
+                self.assertNotEqual(build.ran("--expect", "C")[0], 0)
+
     def test_a_skip_of_unittest_fails(self):
         source = SOURCES["tests/tools/c_test.py"].replace("pass", "self.skipTest('no keys')")
         with Build(changes={"tests/tools/c_test.py": source}) as build:

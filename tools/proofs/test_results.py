@@ -11,7 +11,11 @@ from .acceptance import Wrong
 from .listed_tests import Names
 
 GTEST = re.compile(r"\[ *(RUN|OK|SKIPPED|FAILED) *\] ([\w/]+\.[\w/]+)")
-PYTEST = re.compile(r"^(\S+\.py)::(.*?) (PASSED|SKIPPED|FAILED|ERROR|XFAIL|XPASS)\b", re.M)
+# A test that prints parts its name from the word with lines of its own.
+PYTEST = re.compile(
+    r"^(\S+\.py)::(.*?) (?:\n(?:(?!\S+\.py::).*\n)*?)?(PASSED|SKIPPED|FAILED|ERROR|XFAIL|XPASS)\b",
+    re.M,
+)
 UNITTEST = re.compile(r"^(test\w*) \(__main__\.(\w+)", re.M)
 UNITTEST_END = re.compile(r"(?:^|\.\.\. )(ok|skipped .*|FAIL|ERROR|expected failure)$", re.M)
 NOT_DRAWN = "not drawn with MUSTER_TEST_SEED"  # a case that this run's sample has not
