@@ -391,7 +391,6 @@ def test_interrupt_ends_a_call():
     def body(rank):
         if rank != 0:
             return
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell may have ignored
         for wait in (
             lambda: rpc.rpc_sync(1, stay),
             lambda: rpc.rpc_async(1, stay).wait(),
@@ -407,7 +406,11 @@ def test_interrupt_ends_a_call():
         assert rpc.rpc_sync(1, who) == "worker1"
         released.set()
 
-    on_workers(2, body)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have ignored it
+    try:
+        on_workers(2, body)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # spec: N4 it names the worker it waits for in Python
