@@ -33,7 +33,7 @@ def _is_own_group(group: int) -> bool:
     return entry.gr_name == name and set(entry.gr_mem) <= {name}
 
 
-_UNKNOWN_USER = 65534  # whom a user namespace does not map, whoever it is
+_UNKNOWN_USER = 65534  # all users whom a user namespace does not map
 
 
 def _could_replace_this() -> tuple[set[int], set[int], set[tuple[int, int]]]:
@@ -47,7 +47,9 @@ def _could_replace_this() -> tuple[set[int], set[int], set[tuple[int, int]]]:
         places.add((status.st_dev, status.st_ino))
         if status.st_uid != _UNKNOWN_USER:
             users.add(status.st_uid)
-        if status.st_mode & stat.S_IWGRP and status.st_gid != _UNKNOWN_USER:
+        # In a sticky folder a group cannot replace what is another's.
+        by_group = status.st_mode & stat.S_IWGRP and not status.st_mode & stat.S_ISVTX
+        if by_group and status.st_gid != _UNKNOWN_USER:
             groups.add(status.st_gid)
     return users, groups, places
 

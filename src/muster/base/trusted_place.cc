@@ -70,7 +70,8 @@ std::string file_of_this_code() {
   return length <= 0 ? std::string() : std::string(target.data(), static_cast<std::size_t>(length));
 }
 
-/// Where a namespace does not map a user, everything of that user shows as 65534's, whoever it is.
+/// Where a namespace does not map users, all that is theirs shows as 65534's. In a sticky folder a
+/// group cannot replace what is another's.
 Trusted those_who_could_replace(std::string file) {
   Trusted found;
   for (; !file.empty(); file.resize(file == "/" ? 0 : std::max<std::size_t>(file.rfind('/'), 1))) {
@@ -78,7 +79,9 @@ Trusted those_who_could_replace(std::string file) {
     if (::stat(file.c_str(), &info) != 0) break;
     found.places.emplace(info.st_dev, info.st_ino);
     if (info.st_uid != kUnknownUser) found.users.insert(info.st_uid);
-    if ((info.st_mode & 020) != 0 && info.st_gid != kUnknownUser) found.groups.insert(info.st_gid);
+    const bool sticky = S_ISDIR(info.st_mode) && (info.st_mode & S_ISVTX) != 0;
+    if ((info.st_mode & 020) != 0 && !sticky && info.st_gid != kUnknownUser)
+      found.groups.insert(info.st_gid);
   }
   return found;
 }

@@ -11,8 +11,9 @@ namespace muster {
 /// the user named. Ok: the file or folder `path`, every folder above it and every link on the way
 /// belong to root or to this user, and nobody else can write to them; a folder that all may write
 /// to counts if it is sticky (/tmp), as its entries are judged too, and so does one of the group
-/// that a user has alone. Whoever could have replaced `own_file` is trusted as well, since its code
-/// runs already: the owners of it and of the folders above it, and groups that may write to them.
+/// that a user has alone. Those who could have replaced `own_file` are trusted as well, since its
+/// code runs already: the owners of it and of the folders above it, and groups that may write to
+/// them.
 /// Code::refused names the first that is not so. Code::invalid_argument: there is nothing.
 /// `own_file`: the program or library that this code is in; empty: found by itself.
 Status check_trusted_place(const std::string& path, const std::string& own_file = {});

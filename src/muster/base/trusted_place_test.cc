@@ -95,6 +95,12 @@ TEST_F(TrustedPlace, WhoOwnsTheProgramIsTrusted) {
   EXPECT_TRUE(check_trusted_place(beside, program).ok());
   EXPECT_EQ(check_trusted_place(beside, "/bin/sh").code(), Code::refused);
 
+  // Those of a group that may write to a sticky folder alone cannot replace what is in it.
+  for (const std::string& each : {path("mine/bin"), program})
+    EXPECT_EQ(::chmod(each.c_str(), 0755), 0);
+  EXPECT_EQ(::chmod(path("mine").c_str(), 01775), 0);
+  EXPECT_EQ(check_trusted_place(beside, program).code(), Code::refused);
+
   // As where a user namespace maps this user alone: what is not above the program may be anyone's.
   for (const std::string& each : {path("mine"), path("mine/bin"), beside}) {
     EXPECT_EQ(::chown(each.c_str(), each == beside ? 0 : kUnknown, 0), 0);

@@ -27,9 +27,9 @@ using store::HttpTransfer;
 constexpr Duration kAttemptLimit = std::chrono::seconds(8);  // limit: patience with a request
 constexpr Duration kPause = std::chrono::milliseconds(200);  // limit: pace of attempts
 constexpr Duration kListLimit = std::chrono::seconds(2);     // limit: patience with a request
-// A stream without an error for so long is connected.
 // A step of `follow` takes less while this process runs.
-constexpr Duration kStoodStill = std::chrono::seconds(4);    // limit: kListLimit, and scheduling
+constexpr Duration kStoodStill = std::chrono::seconds(4);  // limit: kListLimit, and scheduling
+// A stream without an error for so long is connected.
 constexpr Duration kConnected = std::chrono::seconds(4);     // limit: more than it takes to connect
 constexpr std::size_t kLongestLine = std::size_t{16} << 20;  // limit: protocol
 constexpr std::size_t kLongestAnnotations = std::size_t{1} << 18;  // limit: of Kubernetes

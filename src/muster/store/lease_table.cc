@@ -184,8 +184,9 @@ void LeaseTable::extend(std::uint64_t number, Lease& lease, Duration by, TimePoi
   lease_ends_.emplace(lease.deadline, number);
 }
 
-/// Nobody could renew while this process stood still, and what was sent meanwhile may not have been
-/// read yet. A deadline that is noticed late tells of that: then all leases get their time again.
+/// No lease could be renewed while this process stood still, and what was sent meanwhile may not
+/// have been read yet. A deadline that is noticed late tells of that: then all leases get their
+/// time again.
 void LeaseTable::excuse_own_pause(TimePoint now) {
   if (lease_ends_.empty() || lease_ends_.begin()->first > now) return;
   const auto& [deadline, number] = *lease_ends_.begin();
