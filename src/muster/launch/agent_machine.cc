@@ -35,6 +35,10 @@ struct MachineStep {
   void wait_for_verdict();
   void linger_or_finish();
   void finish();
+  void set_timer(Duration time) {
+    state.timer = after(time);
+    state.pauses.reset();
+  }
   TimePoint after(Duration time) const {
     return time >= TimePoint::max() - now ? TimePoint::max() : now + time;
   }
@@ -64,7 +68,7 @@ void MachineStep::end_workers(int signal) {
   state.phase = AgentPhase::ending;
   state.killed = false;
   state.sent_signal = signal;
-  state.timer = after(rules.shutdown_timeout);
+  set_timer(rules.shutdown_timeout);
   actions.push_back(SignalWorkers{signal});
 }
 
@@ -73,7 +77,7 @@ void MachineStep::ask_to_leave(int signal) {
   be_stopped(signal);
   state.phase = AgentPhase::ending;
   state.leaving = true;
-  state.timer = after(rules.preempt_grace);
+  set_timer(rules.preempt_grace);
   actions.push_back(TellLeave{});
 }
 
@@ -151,14 +155,14 @@ void MachineStep::after_last_worker() {
 // The other nodes must learn of the stop before this node's silence could count as its death.
 void MachineStep::wait_for_verdict() {
   state.phase = AgentPhase::lingering;
-  state.timer = after(rules.farewell_timeout);
+  set_timer(rules.farewell_timeout);
 }
 
 void MachineStep::linger_or_finish() {
   if (!rules.serves_store || state.others_gone) return finish();
   state.phase = AgentPhase::lingering;
   // Do not wait for silent nodes.
-  state.timer = after(rules.shutdown_timeout);
+  set_timer(rules.shutdown_timeout);
   if (state.timer != TimePoint::max()) state.timer += rules.farewell_timeout;
 }
 
@@ -221,7 +225,7 @@ void MachineStep::operator()(const PassedSignal& event) {
 
 void MachineStep::operator()(const TimerFired&) {
   if (now < state.timer) return;
-  if (now - state.timer > rules.stood_still) {
+  if (state.pauses.excuse(now - state.timer, rules.stood_still)) {
     state.timer = after(rules.stood_still);
     return;
   }

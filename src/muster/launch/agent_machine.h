@@ -25,6 +25,7 @@
 #include <variant>
 #include <vector>
 
+#include "muster/base/own_pauses.h"
 #include "muster/clock.h"
 #include "muster/launch/process.h"
 
@@ -47,7 +48,7 @@ struct AgentRules {
   /// How long the other nodes have to answer, in addition to the shutdown timeout.
   Duration farewell_timeout = std::chrono::seconds(5);
   /// A timer that comes later than this says that the launcher stood still, and its workers perhaps
-  /// with it: what it would end gets this time again.
+  /// with it: what it would end gets this time again (`base/own_pauses.h`).
   Duration stood_still = std::chrono::seconds(1);
 };
 
@@ -88,6 +89,7 @@ struct AgentState {
   std::string other_node;    ///< the message of the node that failed first
   int exit_code = 0;
   TimePoint timer = TimePoint::max();  ///< when to send TimerFired; max: never
+  OwnPauses pauses{};                  ///< that have put the timer off
 };
 
 // Events.

@@ -345,6 +345,23 @@ TEST(AgentMachine, ALauncherThatStoodStillKillsNobodyForIt) {
   EXPECT_EQ(machine.on(TimerFired{}), (Actions{SignalWorkers{SIGKILL}}));
 }
 
+// spec: L14.node a launcher whose timers all come late ends its workers nevertheless, and gives the
+// next ones the same time
+TEST(AgentMachine, ALauncherThatIsAlwaysLateKillsAtLast) {
+  Machine machine{.rules = {.workers = 2, .max_restarts = 1, .shutdown_timeout = seconds(7)}};
+  machine.on(Begin{});
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    machine.end(0, kFailed);
+    const auto fires_late = [&] {
+      machine.now = machine.state.timer + seconds(2);
+      return machine.on(TimerFired{});
+    };
+    for (int pause = 0; pause < kExcusedPauses; ++pause) EXPECT_EQ(fires_late(), Actions{});
+    EXPECT_EQ(fires_late(), (Actions{SignalWorkers{SIGKILL}}));
+    machine.end(1, kKilled);
+  }
+}
+
 // spec: L9 workers leave by themselves after SIGTERM; the others hear of it when they have left;
 // after the grace time they are ended
 TEST(AgentMachine, WorkersLeaveBeforeTheNodeIsGivenUp) {

@@ -543,7 +543,8 @@ void NodeMembership::keep_place() {
 
 void NodeMembership::decide(bool stood_still) {
   ask_again_ = TimePoint::max();
-  if (stood_still) {
+  if (!stood_still) pauses_.reset();
+  if (stood_still && pauses_.excuse()) {
     ask_again_ = deadline_after(steady_clock(), kTimeToCatchUp);
     return;
   }

@@ -21,6 +21,7 @@
 
 #include "muster/base/descriptor.h"
 #include "muster/base/interruption.h"
+#include "muster/base/own_pauses.h"
 #include "muster/launch/agent_machine.h"
 #include "muster/launch/rank_assignment.h"
 #include "muster/membership/job_view.h"
@@ -173,6 +174,7 @@ class NodeMembership {
   std::map<std::string, std::int64_t> failures_seen_;
   std::string compared_;  // the name under which this node was compared with those before it
   TimePoint ask_again_ = TimePoint::max();
+  OwnPauses pauses_;  // that have put a decision off
   std::thread following_, telling_;
 };
 

@@ -5,6 +5,7 @@
 
 #include <condition_variable>
 #include <mutex>
+#include <thread>
 
 #include "muster/membership/factory.h"
 #include "muster/membership/update_queue.h"
@@ -136,6 +137,7 @@ class Service {
   std::mutex mutex;
   std::condition_variable changed;
   bool hangs = false, lost = false;
+  Duration late{0};  // so late the node runs again after each wait
   int requests = 0, failures = 0, holds = 0;
   std::int64_t revision = 0;
   std::vector<std::string> names;
@@ -182,7 +184,9 @@ class ServiceWatch final : public membership::Watch {
  public:
   explicit ServiceWatch(Service& service) : service_(service) {}
   Result<membership::Update> next(Duration timeout) override {
-    return service_.watching.next(timeout);
+    auto update = service_.watching.next(timeout);
+    std::this_thread::sleep_for(service_.late);  // the fault itself
+    return update;
   }
   void close() override { service_.watching.close(); }
 
@@ -313,6 +317,13 @@ TEST_F(NodeOfService, ItsOwnEarlierHoldRefusesNobody) {
   EXPECT_TRUE(has_epoch(news, 2, true));
   ASSERT_TRUE(news.plan);
   EXPECT_EQ(news.plan->epoch.members.at(0).name, service.names[1]);
+}
+
+// spec: L14.node a node that is late at every look decides nevertheless
+TEST_F(NodeOfService, ANodeThatIsAlwaysLateStillDecides) {
+  service.late = std::chrono::milliseconds(600);
+  const auto node = join();
+  EXPECT_TRUE(has_epoch(next_event(*node), 1, true));
 }
 
 // spec: L6 the news of an epoch say whether it only has more nodes than the one before

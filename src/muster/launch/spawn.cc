@@ -21,6 +21,7 @@
 #include "muster/base/file_limit.h"
 #include "muster/base/socket_address.h"
 #include "muster/base/thread_start.h"
+#include "muster/launch/ending_grace.h"
 #include "muster/launch/process.h"
 
 namespace muster::launch {
@@ -219,13 +220,14 @@ Status SpawnedProcesses::Children::find_cause(std::vector<Death> failed) {
 
 Status SpawnedProcesses::Children::end_all() {
   kill(SIGTERM);
-  TimePoint deadline = deadline_after(steady_clock(), options.shutdown_timeout);
+  EndingGrace grace(steady_clock(), options.shutdown_timeout);
+  bool killed = false;
   while (running()) {
-    auto deaths = wait_for_deaths(deadline);
+    auto deaths = wait_for_deaths(killed ? TimePoint::max() : grace.deadline());
     if (!deaths) return deaths.status();
-    if (steady_clock().now() < deadline) continue;
+    if (killed || !grace.is_over()) continue;
     kill(SIGKILL);
-    deadline = TimePoint::max();
+    killed = true;
   }
   return {};
 }

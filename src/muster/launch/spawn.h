@@ -18,7 +18,8 @@ namespace muster::launch {
 using SpawnBody = std::function<Status(int rank)>;
 
 struct ProcessOptions {
-  /// How long the others have between SIGTERM and SIGKILL once one has failed.
+  /// How long the others have between SIGTERM and SIGKILL once one has failed. A pause of this
+  /// process (SIGSTOP, a suspended machine) gives them that time again.
   Duration shutdown_timeout = std::chrono::seconds(10);
 };
 

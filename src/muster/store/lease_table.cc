@@ -87,6 +87,7 @@ Reply LeaseTable::hold(const Request& request, TimePoint now) {
     Entry& entry = entries_.at(name);
     entry.value = value;
     note_change(name, std::exchange(entry.revision, revision_ + 1));
+    lease->pauses.reset();
     extend(static_cast<std::uint64_t>(request.number), *lease, request.timeout, now);
     return {{}, request.number, {}};
   }
@@ -108,6 +109,7 @@ Reply LeaseTable::hold(const Request& request, TimePoint now) {
 Reply LeaseTable::renew(const Request& request, TimePoint now) {
   Lease* lease = lease_of(request);
   if (lease == nullptr) return {no_lease(request), 0, {}};
+  lease->pauses.reset();
   extend(static_cast<std::uint64_t>(request.number), *lease, request.timeout, now);
   return {{}, request.number, {}};
 }
@@ -184,14 +186,22 @@ void LeaseTable::extend(std::uint64_t number, Lease& lease, Duration by, TimePoi
   lease_ends_.emplace(lease.deadline, number);
 }
 
+/// A lease's end that is noticed late tells of a pause of this process.
+bool LeaseTable::stood_still(TimePoint now) const {
+  for (const auto& [deadline, number] : lease_ends_) {
+    if (deadline > now) break;
+    if (now - deadline > leases_.at(number).lasts / kSlackParts) return true;
+  }
+  return false;
+}
+
 /// No lease could be renewed while this process stood still, and what was sent meanwhile may not
-/// have been read yet. A deadline that is noticed late tells of that: then all leases get their
-/// time again.
+/// have been read yet: all leases get their time again.
 void LeaseTable::excuse_own_pause(TimePoint now) {
-  if (lease_ends_.empty() || lease_ends_.begin()->first > now) return;
-  const auto& [deadline, number] = *lease_ends_.begin();
-  if (now - deadline <= leases_.at(number).lasts / kSlackParts) return;
-  for (auto& [each, lease] : leases_) extend(each, lease, lease.lasts, now);
+  if (!stood_still(now)) return;
+  for (auto& [each, lease] : leases_) {
+    if (lease.pauses.excuse()) extend(each, lease, lease.lasts, now);
+  }
 }
 
 void LeaseTable::end_lease(std::uint64_t number, const Status& answer, Answers& answers) {

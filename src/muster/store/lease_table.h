@@ -7,7 +7,7 @@
 ///            the name another value. Answered with the lease's number
 ///   renew    name; number: the lease, which then lasts `timeout` longer. A lease ends after its
 ///            time only where `expire` is called in time: a server that stood still could not be
-///            renewed with, so its leases begin their time anew
+///            renewed with, so its leases begin their time anew, `kExcusedPauses` times in a row
 ///   stay     name; number: the lease. Waits for ever: when its connection ends, so does the lease
 ///   release  name; number: the lease
 ///   watch    prefix, name of a record; number: the revision that is known (0: none). Waits for
@@ -34,6 +34,7 @@
 #include <utility>
 #include <vector>
 
+#include "muster/base/own_pauses.h"
 #include "muster/clock.h"
 #include "muster/store/answers.h"
 
@@ -79,6 +80,7 @@ class LeaseTable {
     std::string name;
     TimePoint deadline = TimePoint::max();
     Duration lasts{-1};  // without a renewal; negative: for ever
+    OwnPauses pauses{};  // of the server, since the holder last renewed it
     std::optional<Ticket> staying = std::nullopt;
   };
   struct LeaseWatcher {
@@ -96,6 +98,7 @@ class LeaseTable {
   Lease* lease_of(const Request& request);
   Status no_lease(const Request& request) const;
   void extend(std::uint64_t number, Lease& lease, Duration by, TimePoint now);
+  bool stood_still(TimePoint now) const;
   void excuse_own_pause(TimePoint now);
   void end_lease(std::uint64_t number, const Status& answer, Answers& answers);
   void note_change(const std::string& name, std::int64_t before);

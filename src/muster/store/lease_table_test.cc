@@ -104,6 +104,37 @@ TEST_F(Leases, DoNotEndByThePauseOfTheServer) {
   EXPECT_TRUE(renews(second, "n/b", seconds(8)));
 }
 
+// spec: L14.node a server that is late again and again, by an eighth of a lease or by more, still
+// ends that of a node that died, and no other
+TEST_F(Leases, AServerThatIsAlwaysLateEndsThemToo) {
+  for (const Duration late : {Duration(std::chrono::milliseconds(251)), Duration(seconds(60))}) {
+    SCOPED_TRACE(describe(late));
+    hold("n/dead", "v", seconds(2));
+    const std::int64_t alive = hold("n/alive", "v", seconds(2));
+    const Ticket waiting = watch(revision(watch(0)));
+    int looks = 0;
+    while (!replies.contains(waiting) && looks < 100) {
+      ++looks;
+      advance(table.next_deadline() - now + late);
+      ask({.op = StoreOp::renew, .timeout = seconds(2), .number = alive, .keys = {"n/alive"}});
+    }
+    EXPECT_EQ(looks, kExcusedPauses + 1);
+    ASSERT_EQ(news(waiting).items.size(), 1u);
+    EXPECT_EQ(news(waiting).items[0].name, "n/dead");
+    ask({.op = StoreOp::release, .number = alive, .keys = {"n/alive"}});
+  }
+}
+
+// spec: L14.node a pause is a pause for the short leases too, if a long one is due with them
+TEST_F(Leases, APauseCountsForEachLeaseByItsOwnTime) {
+  hold("n/long", "v", seconds(80));
+  advance(seconds(78));
+  hold("n/short", "v", seconds(2));
+  const Ticket waiting = watch(revision(watch(0)));
+  advance(seconds(6));  // late by 4 s: a twentieth of the long one's time, twice the short one's
+  EXPECT_FALSE(replies.contains(waiting)) << "a lease was judged lost";
+}
+
 // spec: L3 hold: the end of the holder's connection ends it at once
 TEST_F(Leases, EndWithTheirConnection) {
   const std::int64_t lease = hold("n/a", "v", Duration(-1));

@@ -14,9 +14,6 @@ namespace {
 /// The kernel is asked for the state of a silent process from so many beats before its silence is a
 /// suspicion.
 constexpr int kLooksBefore = 4;  // limit: looks at which it must be stopped
-/// After so many pauses of this rank in one silence of another, that is judged nevertheless: a rank
-/// that never has a core in time would wait for a stopped one for ever.
-constexpr int kForgivenPauses = 2;  // limit: pauses of several ranks, one after the other
 
 }  // namespace
 
@@ -175,15 +172,14 @@ void Heartbeats::beat_mailboxes(TimePoint now, bool late) {
       engine_.region->mailbox(next).heartbeat.load(std::memory_order_relaxed);
   if (next != watched_.position || value != watched_.value || value == 0) {
     if (next == watched_.position) unsuspect(peer, watched_.silence, watched_.since);
-    watched_ = {next, value, now, 0, {}};
+    watched_ = {next, value, now, {}, {}};
     return;
   }
   if (suspended_ > 0) {
     watched_.since = now;
     return;
   }
-  if (late && watched_.pauses < kForgivenPauses) {
-    ++watched_.pauses;
+  if (late && watched_.pauses.excuse()) {
     watched_.since = now;
     watched_.silence.stops = 0;
     return;

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 
+#include "muster/base/own_pauses.h"
 #include "muster/transport/failure_detector.h"
 
 namespace muster::transport {
@@ -55,7 +56,7 @@ class Heartbeats {
     int position = -1;
     std::uint64_t value = 0;
     TimePoint since{};  // of the first look at this value, or the end of a pause of this rank
-    int pauses = 0;     // of this rank, that have moved `since`
+    OwnPauses pauses;   // that have moved `since`
     PeerSilence silence;
   } watched_;
 };
