@@ -2,13 +2,16 @@
 stand still where a library loaded before theirs stops them.
 """
 
+import multiprocessing
 import os
 import pathlib
 import subprocess
 import sys
 import time
+from multiprocessing import forkserver
 
 import pytest
+import saver
 import torch
 
 import muster as dist
@@ -67,48 +70,40 @@ int clock_gettime(clockid_t id, struct timespec* time) {
 }
 """
 
-SAVE = """
-import os, sys, torch
-from muster import checkpoint
-value, path, call, *step = sys.argv[1:]
-writer = checkpoint.FileSystemWriter(path, step=int(step[0]) if step else None,
-                                     keep_last=int(step[1]) if step else 0)
-state = {"a": torch.full((4,), float(value))}
-if "LOADS" in os.environ:
-    checkpoint.load({"a": torch.zeros(4)}, checkpoint_id=os.environ["LOADS"], no_dist=True)
-try:
-    if call == "save":
-        checkpoint.save(state, storage_writer=writer, no_dist=True)
-    else:
-        checkpoint.async_save(state, storage_writer=writer, no_dist=True).result()
-    print("saved")
-except Exception as error:
-    print(f"refused: {error}")
-"""
+# Each saver is a fork of a process that has imported torch, under the library above.
+server = multiprocessing.get_context("forkserver")
 
 
-@pytest.fixture(scope="session")
-def shim(tmp_path_factory):
+@pytest.fixture(scope="session", autouse=True)
+def savers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shim")
     (folder / "shim.c").write_text(SHIM)
     library = str(folder / "shim.so")
     subprocess.run(
         ["cc", "-shared", "-fPIC", "-o", library, str(folder / "shim.c"), "-ldl"], check=True
     )
-    return library
+    server.set_forkserver_preload(["torch", "saver"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LD_PRELOAD", library)
+        forkserver.ensure_running()
 
 
-def start(value, path, *step, call="save", **environment):
-    return subprocess.Popen(
-        [sys.executable, "-c", SAVE, str(value), str(path), call, *map(str, step)],
-        env=os.environ | environment,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def start(value, path, *step, call="save", loads=None, **environment):
+    answer, told = server.Pipe(duplex=False)
+    arguments = (told, environment, value, path, step, call, loads)
+    process = server.Process(target=saver.save, args=arguments, daemon=True)
+    process.start()
+    told.close()
+    return process, answer
 
 
-def said(process):
-    return process.communicate(timeout=300)[0].strip()
+def said(started):
+    process, answer = started
+    assert answer.poll(300), "the saver does not end"
+    text = answer.recv()
+    process.join(300)
+    assert process.exitcode == 0
+    return text
 
 
 def until(path):
@@ -130,13 +125,13 @@ def value_at(path):
 # `save` and of `async_save`
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("call", ["save", "async"])
-def test_a_saver_that_stood_still_is_refused(tmp_path, shim, call):
+def test_a_saver_that_stood_still_is_refused(tmp_path, call):
     path, old_gate, new_gate = tmp_path / "run/c", tmp_path / "old", tmp_path / "new"
     assert said(start(1, path)) == "saved"
-    old = start(2, path, call=call, LD_PRELOAD=shim, RENAME_GATE=str(old_gate))
+    old = start(2, path, call=call, RENAME_GATE=str(old_gate))
     until(tmp_path / "old.waiting")
     assert value_at(path) == 1
-    new = start(3, path, LD_PRELOAD=shim, FSYNC_GATE=str(new_gate))
+    new = start(3, path, FSYNC_GATE=str(new_gate))
     until(tmp_path / "new.waiting")
     assert value_at(path) == 1
     old_gate.touch()
@@ -150,10 +145,10 @@ def test_a_saver_that_stood_still_is_refused(tmp_path, shim, call):
 
 
 # spec: S8 as above, where the other one has been committed meanwhile
-def test_a_saver_that_wakes_up_after_the_commit_is_refused(tmp_path, shim):
+def test_a_saver_that_wakes_up_after_the_commit_is_refused(tmp_path):
     path, gate = tmp_path / "run/c", tmp_path / "gate"
     assert said(start(1, path)) == "saved"
-    old = start(2, path, LD_PRELOAD=shim, RENAME_GATE=str(gate))
+    old = start(2, path, RENAME_GATE=str(gate))
     until(tmp_path / "gate.waiting")
     assert said(start(3, path)) == "saved"
     gate.touch()
@@ -185,7 +180,7 @@ def test_older_epochs_are_refused(tmp_path, monkeypatch):
 # job, whose epochs count from 1 again, goes on from another checkpoint of the folder and is saved
 @pytest.mark.parametrize("launches", [("one", "two"), ("", "")])
 @pytest.mark.parametrize("job", ["j", "none"])
-def test_a_requeued_job_goes_before_its_old_self(tmp_path, shim, launches, job):
+def test_a_requeued_job_goes_before_its_old_self(tmp_path, launches, job):
     path, gate = tmp_path / "run/last", tmp_path / "gate"
     epochs = [
         {"TORCHELASTIC_RUN_ID": job, "MUSTER_EPOCH": epoch}
@@ -193,10 +188,10 @@ def test_a_requeued_job_goes_before_its_old_self(tmp_path, shim, launches, job):
         for epoch, launch in zip(("3", "1"), launches, strict=True)
     ]
     assert said(start(1, tmp_path / "run/step-1", **epochs[0])) == "saved"
-    old = start(2, path, LD_PRELOAD=shim, RENAME_GATE=str(gate), **epochs[0])
+    old = start(2, path, RENAME_GATE=str(gate), **epochs[0])
     until(tmp_path / "gate.waiting")
     for target in (path, tmp_path / "run/best/model", path):
-        requeued = start(3, target, call="save", LOADS=str(tmp_path / "run/step-1"), **epochs[1])
+        requeued = start(3, target, call="save", loads=tmp_path / "run/step-1", **epochs[1])
         assert said(requeued) == "saved"
     gate.touch()
     assert "another saver" in said(old)
@@ -209,25 +204,25 @@ def test_what_is_loaded_counts_for_all_folders(tmp_path):
     for name in ("run/step-1", "run/best/model"):
         assert said(start(1, tmp_path / name, MUSTER_EPOCH="3")) == "saved"
     for name in ("run/step-1", "run/best/model"):
-        loads = str(tmp_path / "run/step-1")
-        assert said(start(2, tmp_path / name, MUSTER_EPOCH="1", LOADS=loads)) == "saved"
+        loads = tmp_path / "run/step-1"
+        assert said(start(2, tmp_path / name, MUSTER_EPOCH="1", loads=loads)) == "saved"
 
 
 # spec: S8 a saver whose folder is there is not seen before it holds its lock: of two that begin at
 # once one is saved
-def test_one_of_two_that_begin_at_once_is_saved(tmp_path, shim):
+def test_one_of_two_that_begin_at_once_is_saved(tmp_path):
     path = tmp_path / "run/c"
     first_gate, later_gate, disk = (tmp_path / name for name in ("first", "later", "disk"))
     first = start(
-        2, path, LD_PRELOAD=shim, MKDIR_GATE=str(first_gate), FSYNC_GATE=str(disk)
+        2, path, MKDIR_GATE=str(first_gate), FSYNC_GATE=str(disk)
     )  # which has its number
     until(tmp_path / "first.waiting")
     (tmp_path / "run/other.7-0123456789abcdef.saving").mkdir(parents=True)
-    later = start(3, path, LD_PRELOAD=shim, LOCK_GATE=str(later_gate))
+    later = start(3, path, LOCK_GATE=str(later_gate))
     until(tmp_path / "later.waiting")
     first_gate.touch()
     limit = time.monotonic() + 300
-    while first.poll() is None and not (tmp_path / "disk.waiting").exists():
+    while first[0].is_alive() and not (tmp_path / "disk.waiting").exists():
         assert time.monotonic() < limit
         time.sleep(0.01)
     later_gate.touch()
@@ -239,9 +234,9 @@ def test_one_of_two_that_begin_at_once_is_saved(tmp_path, shim):
 
 # spec: S8 where a file system hides the locks of other hosts their savers seem to have ended: one
 # that began later is not taken over
-def test_a_later_saver_is_not_taken_over(tmp_path, shim):
+def test_a_later_saver_is_not_taken_over(tmp_path):
     path, gate = tmp_path / "run/c", tmp_path / "gate"
-    early = start(2, path, LD_PRELOAD=shim, MKDIR_GATE=str(gate))
+    early = start(2, path, MKDIR_GATE=str(gate))
     until(tmp_path / "gate.waiting")
     later = tmp_path / "run/c.9-0123456789abcdef.saving"
     later.mkdir(parents=True)
@@ -255,11 +250,10 @@ def test_a_later_saver_is_not_taken_over(tmp_path, shim):
 
 # spec: S7 S11 the newest is that of the highest step, whatever the clocks of the hosts say, and
 # keep_last removes older ones
-def test_a_clock_that_is_behind_costs_nothing(tmp_path, shim):
+def test_a_clock_that_is_behind_costs_nothing(tmp_path):
     for step, shift in ((100, 0), (200, -3600), (300, -7200)):
         path = tmp_path / f"step-{step}"
-        clock = {"LD_PRELOAD": shim, "CLOCK_SHIFT": str(shift)}
-        assert said(start(step, path, step, 2, **clock)) == "saved"
+        assert said(start(step, path, step, 2, CLOCK_SHIFT=str(shift))) == "saved"
         assert checkpoint.latest(tmp_path) == str(path)
     assert sorted(os.listdir(tmp_path)) == ["step-200", "step-300"]
 

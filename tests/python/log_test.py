@@ -6,11 +6,12 @@ import re
 import socket
 import struct
 import subprocess
-import sys
 import textwrap
 
+import forked
 import pytest
-from ranks import meeting_file, reserve_port, sampled
+import torch
+from ranks import LIMIT_S, meeting_file, reserve_port, sampled
 
 PROGRAM = textwrap.dedent("""
     import ctypes, os, sys, time
@@ -48,8 +49,11 @@ def started(rank, where, how, level, **variables):
     environment.update(variables)
     if level:
         environment["MUSTER_LOG_LEVEL"] = level
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(rank), where, how],
+    return forked.start(
+        PROGRAM,
+        str(rank),
+        where,
+        how,
         env=environment,
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -61,7 +65,7 @@ def said(how, level, **variables):
     """What two ranks wrote to stderr."""
     where = meeting_file()
     ranks = [started(rank, where, how, level, **variables) for rank in (0, 1)]
-    texts = [rank.communicate(timeout=120)[1] for rank in ranks]
+    texts = [rank.communicate(timeout=LIMIT_S)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], texts
     return texts
 
@@ -73,13 +77,11 @@ def test_nothing_is_said_by_default():
 
 # spec: H2 info: version, who is reached how, groups with ranks, backend and what they cost
 def test_info_says_what_a_job_runs_on():
-    import torch
-
-    import muster
-
+    asked = forked.start("import muster; print(muster.__version__)", stdout=subprocess.PIPE)
+    version = asked.communicate(timeout=LIMIT_S)[0].decode().strip()
     for rank, text in enumerate(said("plain", "info")):
         start = (
-            rf"muster {re.escape(muster.__version__)} with torch "
+            rf"muster {re.escape(version)} with torch "
             rf"{re.escape(torch.__version__.split(chr(43))[0])}: "
             rf"rank {rank} of 2 of job job-\w+ on 1 host"
         )
@@ -161,15 +163,17 @@ CALLER = textwrap.dedent("""
 def test_pipes_of_rpc_pick_their_transports():
     where = meeting_file()
     workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", CALLER, str(rank), where],
+        forked.start(
+            CALLER,
+            str(rank),
+            where,
             env=os.environ | {"MUSTER_LOG_LEVEL": "debug"},
             stderr=subprocess.PIPE,
             text=True,
         )
         for rank in range(3)
     ]
-    texts = [worker.communicate(timeout=120)[1] for worker in workers]
+    texts = [worker.communicate(timeout=LIMIT_S)[1] for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0, 0], texts
     assert re.search(r"linked to rank 1 \(pid \d+ on \S+\) through shared memory", texts[0]), texts
     assert re.search(r"connected to rank 2 \(pid \d+ on \S+\) over TCP", texts[0]), texts
@@ -223,7 +227,7 @@ def test_a_long_wait_is_told():
         ), text
         ranks[1].stdin.write("\n")
         for rank in reversed(ranks):
-            rank.communicate(timeout=60)
+            rank.communicate(timeout=LIMIT_S)
             assert rank.returncode == 0
     finally:
         for rank in ranks:
@@ -242,7 +246,7 @@ def test_who_has_not_come_is_told():
         ), text
         ranks[1].stdin.write("\n")
         for rank in reversed(ranks):
-            rank.communicate(timeout=60)
+            rank.communicate(timeout=LIMIT_S)
             assert rank.returncode == 0
     finally:
         for rank in ranks:
@@ -260,7 +264,7 @@ def test_a_wrong_tunable_fails_every_rank(whose, how):
         for rank in (0, 1)
     ]
     for rank in ranks:
-        text = rank.communicate(timeout=120)[1]
+        text = rank.communicate(timeout=LIMIT_S)[1]
         assert rank.returncode == 1
         assert (
             f'rank {whose[0]} cannot take part: MUSTER_TUNE holds "link_spun=1us": "link_spun" is '
