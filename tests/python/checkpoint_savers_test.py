@@ -213,9 +213,7 @@ def test_what_is_loaded_counts_for_all_folders(tmp_path):
 def test_one_of_two_that_begin_at_once_is_saved(tmp_path):
     path = tmp_path / "run/c"
     first_gate, later_gate, disk = (tmp_path / name for name in ("first", "later", "disk"))
-    first = start(
-        2, path, MKDIR_GATE=str(first_gate), FSYNC_GATE=str(disk)
-    )  # which has its number
+    first = start(2, path, MKDIR_GATE=str(first_gate), FSYNC_GATE=str(disk))  # which has its number
     until(tmp_path / "first.waiting")
     (tmp_path / "run/other.7-0123456789abcdef.saving").mkdir(parents=True)
     later = start(3, path, LOCK_GATE=str(later_gate))

@@ -9,6 +9,7 @@ def save(answer, environment, value, path, step, call, loads):
     """
     os.environ.update(environment)
     import torch
+
     from muster import checkpoint
 
     writer = checkpoint.FileSystemWriter(
