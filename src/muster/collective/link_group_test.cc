@@ -449,6 +449,7 @@ TEST(LinkGroup, SumsAreInRankOrderAndByHostsInTheOrderOfHosts) {
   std::vector<DType> dtypes{DType::boolean, DType::float16, DType::complex128};
   if (!testing::kSanitized)
     dtypes.insert(dtypes.end(), {DType::int8, DType::int32, DType::bfloat16, DType::float32});
+  const auto [first, step] = testing::stride_of_cases();
   int drawn = 0;
   for (const DType dtype : dtypes) {
     for (int reduce = 0; reduce < kReduces; ++reduce) {
@@ -463,7 +464,7 @@ TEST(LinkGroup, SumsAreInRankOrderAndByHostsInTheOrderOfHosts) {
                            : layout == 1
                                ? hosts_of(many ? std::vector{5, 1, 4, 2} : std::vector{1, 3, 2})
                                : hosts_of(many ? std::vector{1, 11} : std::vector{4, 1, 1});
-        ++drawn;
+        if (drawn++ % step != first) continue;
         for (const std::size_t bytes : BitsOf::sizes(op)) {
           const BitsOf bits(op, dtype, static_cast<Reduce>(reduce), bytes, size, hosts, in_place);
           const auto in_rank_order = bits.by(Algorithm::slices);
@@ -636,6 +637,8 @@ std::vector<std::vector<int>> layouts_for(Op op, Algorithm algorithm, int size) 
 // links
 TEST(LinkGroup, SendsWhatTheSchedulesSay) {
   std::vector<int> sizes{1, 2, 3, 4, 5, 8, 12, 13, 17};
+  const auto [first, step] = testing::stride_of_cases();
+  int drawn = 0;
   if (testing::long_tests()) {
     sizes.resize(64);
     std::iota(sizes.begin(), sizes.end(), 1);
@@ -656,6 +659,7 @@ TEST(LinkGroup, SendsWhatTheSchedulesSay) {
               if (count > Play::kOneChunk && size > most) continue;
               for (const bool uneven : {false, true}) {
                 if (uneven && info(op).size_rule != SizeRule::free) continue;
+                if (drawn++ % step != first) continue;
                 ASSERT_EQ(Play(op, algorithm, size, hosts, root, count, uneven).run(), "")
                     << info(op).name << " by " << name_of(algorithm) << " on "
                     << hosts_text(size, hosts) << ", root " << root << ", " << count << " elements"

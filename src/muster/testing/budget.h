@@ -36,6 +36,17 @@ inline constexpr bool kSanitized = false;
 /// Of what a test asks for in an ordinary run.
 inline double sample_share() { return budget_variable("MUSTER_TEST_SHARE", 1); }
 
+/// Cases that a release build plays whole, and a long run: the sanitized builds play every n-th of
+/// them, from a drawn one on.
+struct Stride {
+  int first, step;
+};
+inline Stride stride_of_cases() {
+  if (long_tests()) return {0, 1};
+  const int step = static_cast<int>(1 / sample_share()) | 1;  // odd: bits of a case's number vary
+  return {static_cast<int>(test_seed() % static_cast<std::uint64_t>(step)), step};
+}
+
 /// Whether matrices are played to their end.
 inline bool whole_matrices() {
   return long_tests() && budget_variable("MUSTER_TEST_LONG_BUDGET_S", kNoLimit) >= kNoLimit;

@@ -13,6 +13,7 @@
 #include "muster/store/factory.h"
 #include "muster/store/rendezvous.h"
 #include "muster/store/testing/limits.h"
+#include "muster/testing/budget.h"
 #include "muster/testing/etcd_cluster.h"
 #include "muster/testing/fuzz.h"
 #include "muster/testing/scratch_folder.h"
@@ -181,7 +182,7 @@ TEST_F(EtcdStoreTest, KeepsLongValuesWhole) {
   std::atomic<bool> over = false;
   ASSERT_TRUE(store->set("key", value('a')).ok());
   auto writer = std::async(std::launch::async, [&, other = opened(options_of(cluster))] {
-    for (int i = 0; i < 6; ++i)
+    for (int i = 0; i < testing::test_rounds(6, 6); ++i)
       EXPECT_TRUE(other->set("key", value(static_cast<char>('b' + i))).ok());
     over = true;
   });
