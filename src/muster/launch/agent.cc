@@ -331,7 +331,8 @@ void NodeAgent::hear(NodeNews news) {
 void NodeAgent::pass_fence() {
   const EpochFence::Raised raised = fence_->take();
   if (!raised.status)
-    output_->say(options_.command + ": the store here goes on serving workers of older epochs: " +
+    output_->say(options_.command +
+                 ": the store here goes on serving workers of older epochs until it answers: " +
                  raised.status.message());
   while (!finished_ && !behind_fence_.empty() &&
          behind_fence_.front().plan->epoch.number <= raised.epoch) {

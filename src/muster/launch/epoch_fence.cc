@@ -13,6 +13,7 @@ namespace muster::launch {
 namespace {
 
 constexpr Duration kFirstWordLimit = std::chrono::seconds(5);  // limit: of the own store
+constexpr Duration kPause = std::chrono::seconds(1);  // limit: before an epoch is told again
 
 }  // namespace
 
@@ -51,9 +52,12 @@ EpochFence::Raised EpochFence::take() {
   return std::exchange(result_, {});
 }
 
+// A failure is told once, so that the epoch begins; the store is told of the epoch until it has
+// taken it.
 void EpochFence::run() {
   const Interruption::InterruptionBinding binding(closing_);
   std::unique_lock lock(mutex_);
+  std::int64_t told = 0;
   while (true) {
     work_.wait(lock, [this] { return stop_ || wanted_; });
     if (stop_) return;
@@ -62,9 +66,15 @@ void EpochFence::run() {
     Status raised = commit(epoch);
     lock.lock();
     if (wanted_) continue;
-    result_ = {epoch.number, std::move(raised)};
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const ssize_t told = ::write(event_.get(), &one, sizeof one);
+    const bool failed = !raised;
+    if (told != epoch.number) {
+      told = epoch.number;
+      result_ = {epoch.number, std::move(raised)};
+      const std::uint64_t one = 1;
+      [[maybe_unused]] const ssize_t written = ::write(event_.get(), &one, sizeof one);
+    }
+    if (failed && !work_.wait_for(lock, kPause, [this] { return stop_ || wanted_; }))
+      wanted_ = epoch;
   }
 }
 

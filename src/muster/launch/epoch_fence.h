@@ -24,11 +24,13 @@ class EpochFence {
   ~EpochFence();
 
   void raise(const membership::Epoch& epoch);
-  /// Readable once the last epoch given to `raise` has been told, or could not be.
+  /// Readable once the last epoch given to `raise` has been told, or could not be at first.
   int descriptor() const { return event_.get(); }
   struct Raised {
     std::int64_t epoch = 0;
-    Status status{};  ///< why the store goes on serving older epochs; ok: it does not
+    /// Why the store goes on serving older epochs, until it takes this one: it is told again. Ok:
+    /// it serves none.
+    Status status{};
   };
   Raised take();
 
