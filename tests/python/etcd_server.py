@@ -26,43 +26,71 @@ def _leads(endpoint):
         return False
 
 
+class EtcdServer:
+    """Of one member; starts at once. Give it an end by `close`."""
+
+    def __init__(self, *options):
+        memory = pathlib.Path("/dev/shm")
+        self.folder = tempfile.mkdtemp(
+            prefix="muster-etcd-", dir=memory if memory.is_dir() else None
+        )
+        self.endpoint, peer = (f"http://127.0.0.1:{reserve_port()}" for _ in range(2))
+        self._command = [
+            *("etcd", "--name", "m", "--data-dir", f"{self.folder}/data"),
+            *("--listen-client-urls", self.endpoint, "--advertise-client-urls", self.endpoint),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+            *("--initial-cluster", f"m={peer}"),
+            *("--heartbeat-interval", "20", "--election-timeout", "200", *options),
+        ]
+        self._server = None
+        self.start()
+
+    def start(self):
+        """Also after `kill`, with the data that it had."""
+        with open(f"{self.folder}/log", "ab") as log:
+            environment = {"PATH": os.environ["PATH"]}
+            self._server = subprocess.Popen(self._command, stdout=log, stderr=log, env=environment)
+        limit = time.monotonic() + 60
+        while not _leads(self.endpoint):
+            if self._server.poll() is not None or time.monotonic() > limit:
+                log = pathlib.Path(self.folder, "log").read_text()
+                self.close()
+                pytest.fail("etcd did not start: " + log)
+            time.sleep(0.05)
+
+    def kill(self):
+        self._server.kill()
+        self._server.wait()
+
+    def close(self):
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def ask(self, call, **body):
+        """Of its JSON gateway, "kv/put" for instance."""
+        request = urllib.request.Request(f"{self.endpoint}/v3/{call}", json.dumps(body).encode())
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=60) as reply:
+            return json.load(reply)
+
+
 @contextlib.contextmanager
-def etcd_server():
+def etcd_server(*options):
     """Its endpoint. Skips the test where etcd is not installed."""
+    with etcd_process(*options) as server:
+        yield server.endpoint
+
+
+@contextlib.contextmanager
+def etcd_process(*options):
+    """As `etcd_server`, for tests that kill it, start it again, or fill it."""
     if shutil.which("etcd") is None:
         pytest.skip("etcd is not installed: apt-get install etcd-server, or tools/setup as root")
-    memory = pathlib.Path("/dev/shm")
-    folder = tempfile.mkdtemp(prefix="muster-etcd-", dir=memory if memory.is_dir() else None)
-    endpoint, peer = (f"http://127.0.0.1:{reserve_port()}" for _ in range(2))
-    with open(f"{folder}/log", "wb") as log:
-        server = subprocess.Popen(
-            [
-                "etcd",
-                "--name",
-                "m",
-                "--data-dir",
-                f"{folder}/data",
-                "--listen-client-urls",
-                endpoint,
-            ]
-            + ["--advertise-client-urls", endpoint, "--listen-peer-urls", peer]
-            + ["--initial-advertise-peer-urls", peer, "--initial-cluster", f"m={peer}"]
-            + ["--heartbeat-interval", "20", "--election-timeout", "200"],
-            stdout=log,
-            stderr=log,
-            env={"PATH": os.environ["PATH"]},
-        )
+    server = EtcdServer(*options)
     try:
-        limit = time.monotonic() + 30
-        while not _leads(endpoint):
-            if server.poll() is not None or time.monotonic() > limit:
-                pytest.fail("etcd did not start: " + pathlib.Path(folder, "log").read_text())
-            time.sleep(0.05)
-        yield endpoint
+        yield server
     finally:
-        server.kill()
-        server.wait()
-        shutil.rmtree(folder, ignore_errors=True)
+        server.close()
 
 
 def keys_in(endpoint):
