@@ -298,7 +298,7 @@ function(muster_test_executable target)
         "-RegionGroup.*:RegionFailure.*:Region*Model.*:LinkGroup.*:Kernels.*:Schedule.*:Proof.*:\
 Cost.*:Sim*:RpcMessageFuzz.*:*Plan.*:Plans.*:Slices.*:OpTable.*:Selection.*:Tuning.*:TableTest.*:\
 PipelineTable.*:AgentMachine.*:NextEpoch.*:Safetensors.*:Resharding.*:ShardsFuzz.*:Handshake.*:\
-TlsSession*:*TlsRelay.*:*TlsStreams.*")
+TlsSession*:*TlsRelay.*:*TlsStreams.*:*SecretTest.Dumps*:*Damaged.*")
   endif()
   gtest_discover_tests(${target} ${filter} TEST_PREFIX "${MUSTER_TEST_PREFIX}${layer}."
       DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60

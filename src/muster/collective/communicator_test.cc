@@ -173,7 +173,7 @@ TEST(Queue, AMissedDeadlineReportsTheWholeWait) {
 TEST(Queue, ALargerCallIsReportedOnce) {
   with_group(3, Wire::region, [](int rank, Communicator& group) {
     for (const std::size_t count : {5'000, 50'000, 500'000}) {
-      for (int turn = 0; turn < 20; ++turn) {
+      for (int turn = 0; turn < testing::test_rounds(20, 20); ++turn) {
         Values mine(count, rank + turn), sum(count);
         StartProbe probe;
         const Status status = group.run(all_reduce(mine, sum), probe.record);
