@@ -1,5 +1,6 @@
-"""tools/run_tests, over small trees of tests that real ctest runs."""
+"""tools/run_tests and tools/flakes, over small trees of tests that real ctest runs."""
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -14,13 +15,14 @@ TOOLS = pathlib.Path(__file__).resolve().parents[2] / "tools"
 ONCE = 'mkdir "{folder}/{name}.was_here" 2>/dev/null && exit 1; exit 0'
 
 
-def run(tests, retry=True, after=""):
-    """Runs tests, {name: "green", "red" or "once"}; (exit status, lines printed, flaky.txt)."""
+@contextlib.contextmanager
+def tree_of(tests):
+    """A tree with the tools and with tests, {name: "green", "red" or "once"}."""
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
-        (root / "tools").mkdir()
         (root / "build").mkdir()
-        for tool in ("run_tests", "timed"):
+        shutil.copytree(TOOLS / "proofs", root / "tools/proofs")
+        for tool in ("flakes", "run_tests", "timed"):
             shutil.copy(TOOLS / tool, root / "tools" / tool)
         rows = []
         for name, kind in tests.items():
@@ -28,6 +30,12 @@ def run(tests, retry=True, after=""):
             script = script.format(folder=folder, name=name.replace("/", "_"))
             rows.append(f'add_test([=[{name}]=] "{root}/tools/timed" bash -c [=[{script}]=])\n')
         (root / "build/CTestTestfile.cmake").write_text("".join(rows))
+        yield root
+
+
+def run(tests, retry=True, after=""):
+    """What tools/run_tests makes of tests: (exit status, lines printed, flaky.txt)."""
+    with tree_of(tests) as root:
         environment = {**os.environ, "MUSTER_RETRY": "ON" if retry else "OFF"}
         environment["MUSTER_AFTER_TESTS"] = after
         done = subprocess.run(
@@ -97,6 +105,28 @@ class RunTests(unittest.TestCase):
         status, _, flaky = run({"a": "once", "b": "green"}, retry=False)
         self.assertNotEqual(status, 0)
         self.assertIsNone(flaky)
+
+
+class Flakes(unittest.TestCase):
+    def flakes(self, tests):
+        with tree_of(tests) as root:
+            done = subprocess.run(
+                [sys.executable, "-B", root / "tools/flakes", "3"], capture_output=True, text=True
+            )
+            return done.returncode, done.stdout, sorted(os.listdir(root / "build/flakes"))
+
+    def test_a_test_that_was_red_once_is_listed_with_its_seed_and_its_output(self):
+        status, said, outputs = self.flakes({"a.one": "once", "b/two": "green"})
+        self.assertEqual(status, 1)
+        self.assertRegex(said, r"(?m)^run 1 of 3, seed \d+: 2 tests, 1 red$")
+        self.assertRegex(said, r"(?m)^a.one: red 1 times; seeds \d+$")
+        self.assertIn("flakes: 6 executions, 1 tests were red", said)
+        self.assertEqual(len([name for name in outputs if name.startswith("a.one.")]), 1)
+
+    def test_green_runs_list_nothing(self):
+        status, said, _ = self.flakes({"a.one": "green", "b/two": "green"})
+        self.assertEqual(status, 0)
+        self.assertIn("flakes: 6 executions, 0 tests were red", said)
 
 
 if __name__ == "__main__":

@@ -2,5 +2,6 @@
 
 acceptance.py reads the list of promises, spec_comments.py what tests say that they prove,
 listed_tests.py which tests ctest would run, test_results.py what came of those that ran. None
-includes another but for the types; tools/conformance puts them together.
+includes another but for the types; tools/conformance puts them together. ctest.py is what
+tools/run_tests and tools/flakes share.
 """
