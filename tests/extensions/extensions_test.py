@@ -192,7 +192,7 @@ def test_a_plugin_library():
     run_ranks(2, ledger, meeting_file())
 
 
-# spec: A11 a plugin library of another plugin interface is refused with both numbers
+# spec: A11.refusal a plugin library of another plugin interface is refused with both numbers
 def test_a_plugin_of_another_interface():
     with pytest.raises(
         muster.DistError,

@@ -13,6 +13,7 @@ from multiprocessing import forkserver
 import pytest
 import saver
 import torch
+from scratch import LIMIT_S
 
 import muster as dist
 from muster import checkpoint
@@ -99,15 +100,15 @@ def start(value, path, *step, call="save", loads=None, **environment):
 
 def said(started):
     process, answer = started
-    assert answer.poll(300), "the saver does not end"
+    assert answer.poll(LIMIT_S), "the saver does not end"
     text = answer.recv()
-    process.join(300)
+    process.join(LIMIT_S)
     assert process.exitcode == 0
     return text
 
 
 def until(path):
-    limit = time.monotonic() + 300
+    limit = time.monotonic() + LIMIT_S
     while not path.exists():
         assert time.monotonic() < limit, f"{path} does not come"
         time.sleep(0.01)
@@ -219,7 +220,7 @@ def test_one_of_two_that_begin_at_once_is_saved(tmp_path):
     later = start(3, path, LOCK_GATE=str(later_gate))
     until(tmp_path / "later.waiting")
     first_gate.touch()
-    limit = time.monotonic() + 300
+    limit = time.monotonic() + LIMIT_S
     while first[0].is_alive() and not (tmp_path / "disk.waiting").exists():
         assert time.monotonic() < limit
         time.sleep(0.01)

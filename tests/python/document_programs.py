@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from ranks import reserve_port
+from ranks import LIMIT_S, reserve_port
 
 import muster as dist
 
@@ -50,7 +50,7 @@ def run_program(name, *arguments, line=(sys.executable,), devices=0, language="P
         [*map(str, words), *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=LIMIT_S,
         env=environment,
     )
 

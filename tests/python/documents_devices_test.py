@@ -18,7 +18,7 @@ from document_programs import (
     run_program,
     said_by,
 )
-from ranks import reserve_port
+from ranks import LIMIT_S, reserve_port
 
 ONES = [[1.0] * 3] * 3
 CALLED = (
@@ -127,7 +127,7 @@ def run_two_nodes(program, *lines, devices):
     said = []
     try:
         for node in nodes:
-            output, errors = node.communicate(timeout=240)
+            output, errors = node.communicate(timeout=LIMIT_S)
             assert node.returncode == 0, errors
             said += lines_of(output)
     finally:

@@ -22,7 +22,7 @@ from document_programs import (
     program_in_cpp,
     said_by,
 )
-from ranks import meeting_file, reserve_port, run_ranks
+from ranks import LIMIT_S, meeting_file, reserve_port, run_ranks
 
 import muster as dist
 import muster.torch
@@ -215,7 +215,7 @@ def test_ways_to_meet(language, tmp_path):
     said = []
     try:
         for rank in ranks:
-            output, errors = rank.communicate(timeout=240)
+            output, errors = rank.communicate(timeout=LIMIT_S)
             assert rank.returncode == 0, errors
             said += output.splitlines()
     finally:

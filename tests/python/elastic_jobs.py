@@ -13,13 +13,13 @@ import tempfile
 import time
 
 import pytest
+from scratch import LIMIT_S
 
 import muster
 
 BIN = pathlib.Path(muster.__file__).parents[2] / "bin"
 TRAINER = str(BIN / "elastic_trainer")
 LONG = os.environ.get("MUSTER_TEST_LONG")
-LIMIT_S = 600 if LONG else 300
 STEPS = 40
 
 

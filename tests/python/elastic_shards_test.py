@@ -16,7 +16,7 @@ import pytest
 import torch
 from elastic_jobs import BIN, LONG, Launcher, rendezvous, replace_killed, server_of, weights
 from etcd_server import etcd_server
-from scratch import reserve_port
+from scratch import LIMIT_S, reserve_port
 
 from muster import elastic
 
@@ -172,7 +172,7 @@ def test_fewer_and_more_ranks(mode):
     first.read_until("of 2\n", 2)
     first.read_until("commits 50")
     # Two of each rank: once there is a commit, what the epoch before has left is given up.
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + LIMIT_S
     while commit_files_of(first.process) != 4:
         assert time.monotonic() < limit, commit_files_of(first.process)
     third = Launcher(*words, ranks=1, options=options)

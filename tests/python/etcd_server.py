@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from scratch import reserve_port
+from scratch import LIMIT_S, reserve_port
 
 
 def _leads(endpoint):
@@ -50,7 +50,7 @@ class EtcdServer:
         with open(f"{self.folder}/log", "ab") as log:
             environment = {"PATH": os.environ["PATH"]}
             self._server = subprocess.Popen(self._command, stdout=log, stderr=log, env=environment)
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + LIMIT_S
         while not _leads(self.endpoint):
             if self._server.poll() is not None or time.monotonic() > limit:
                 log = pathlib.Path(self.folder, "log").read_text()
@@ -70,7 +70,7 @@ class EtcdServer:
         """Of its JSON gateway, "kv/put" for instance."""
         request = urllib.request.Request(f"{self.endpoint}/v3/{call}", json.dumps(body).encode())
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=60) as reply:
+        with opener.open(request, timeout=LIMIT_S) as reply:
             return json.load(reply)
 
 
@@ -98,5 +98,5 @@ def keys_in(endpoint):
     every = {"key": "AA==", "range_end": "AA==", "count_only": True}
     request = urllib.request.Request(f"{endpoint}/v3/kv/range", json.dumps(every).encode())
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=60) as reply:
+    with opener.open(request, timeout=LIMIT_S) as reply:
         return int(json.load(reply).get("count", 0))

@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from ranks import meeting_file, run_ranks
+from ranks import LIMIT_S, meeting_file, run_ranks
 from rpc_workers import on_workers
 from thread_ranks import on_threads, row, same
 
@@ -227,7 +227,10 @@ def test_monitor_interval():
             f"--monitor-interval={interval}",
         ]
         return subprocess.run(
-            [*line, "--no-python", "sh", "-c", "exit 3"], capture_output=True, text=True, timeout=60
+            [*line, "--no-python", "sh", "-c", "exit 3"],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
         )
 
     assert run(3600).returncode == 3

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from scratch import LIMIT_S
 from thread_ranks import on_threads
 
 import muster as dist
@@ -18,7 +19,7 @@ TREE = pathlib.Path(__file__).parents[2]
 # spec: A8 F14 F19 U1 every public name of torch.distributed is muster's, or listed with the reason
 def test_tool_compares_all_names():
     run = subprocess.run(
-        [sys.executable, TREE / "tools/face"], capture_output=True, text=True, timeout=120
+        [sys.executable, TREE / "tools/face"], capture_output=True, text=True, timeout=LIMIT_S
     )
     assert run.returncode == 0, run.stderr
 
@@ -28,7 +29,9 @@ def test_types_are_checked():
     mypy = TREE / ".cache/checks/bin/mypy"
     if not mypy.exists():
         pytest.skip("MUSTER_CHECKS=ON tools/setup brings mypy, which CI has")
-    run = subprocess.run([TREE / "tools/check_types"], capture_output=True, text=True, timeout=120)
+    run = subprocess.run(
+        [TREE / "tools/check_types"], capture_output=True, text=True, timeout=LIMIT_S
+    )
     assert run.returncode == 0, run.stdout + run.stderr
 
 
@@ -235,7 +238,10 @@ def program(tmp_path):
 
 def started(*arguments):
     run = subprocess.run(
-        [sys.executable, "-m", *map(str, arguments)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
     )
     assert run.returncode == 0, run.stderr
     return sorted(

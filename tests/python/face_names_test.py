@@ -12,6 +12,7 @@ import sys
 
 import pytest
 import torch
+from scratch import LIMIT_S
 from thread_ranks import on_threads, row, same
 
 import muster as dist
@@ -272,7 +273,7 @@ def test_command_knows_its_environments_python(tmp_path):
             ],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=LIMIT_S,
             env=environment,
         )
         return sorted(
@@ -314,4 +315,4 @@ def test_import_is_lazy():
         "muster.rpc; muster.autograd; muster.nn.RemoteModule; muster.optim.DistributedOptimizer; "
         "muster.nn.api.RemoteModule"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=LIMIT_S)

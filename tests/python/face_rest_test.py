@@ -119,7 +119,7 @@ def test_ucc_is_refused():
         assert not dist.is_initialized()
 
 
-# spec: A11 what is no plugin is named in Python
+# spec: A11.refusal what is no plugin is named in Python
 def test_what_is_no_plugin():
     with pytest.raises(dist.DistError, match="/no/such/library.so cannot be loaded"):
         dist.load_backend_plugin("/no/such/library.so")
@@ -178,7 +178,7 @@ def test_no_server():
         dist.TCPStore("127.0.0.1", 1, timeout=SHORT)
 
 
-# spec: C2 what can never begin is refused at once
+# spec: C2.refusal what can never begin is refused at once
 @pytest.mark.parametrize("port, world_size", [(0, None), (1, 0)])
 def test_no_port_and_no_users(port, world_size):
     with pytest.raises(ValueError, match="needs the port" if port == 0 else "world_size is 0"):
@@ -604,7 +604,7 @@ def test_breakpoint_skips(monkeypatch):
     assert stopped == [1, 1]
 
 
-# spec: E1 a batch takes P2POp only
+# spec: E1.refusal a batch takes P2POp only
 def test_batches_take_only_their_operations():
     with pytest.raises(ValueError, match="P2POp"):
         dist.batch_isend_irecv([dist.isend])

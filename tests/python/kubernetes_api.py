@@ -8,9 +8,8 @@ import tempfile
 import urllib.error
 import urllib.request
 
-from scratch import reserve_port
+from scratch import LIMIT_S, reserve_port
 
-LIMIT_S = 60
 FAKE = pathlib.Path(__file__).parents[2] / "src/muster/testing/fake_kubernetes.py"
 
 

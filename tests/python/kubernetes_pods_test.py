@@ -9,6 +9,7 @@ import socket
 import subprocess
 
 import pytest
+from scratch import LIMIT_S
 
 import muster
 
@@ -80,7 +81,7 @@ def test_pods_of_an_operator(kind, sets, tmp_path):
         )
         for pod in range(PODS)
     ]
-    outputs = [pod.communicate(timeout=120)[0] for pod in pods]
+    outputs = [pod.communicate(timeout=LIMIT_S)[0] for pod in pods]
     assert [pod.returncode for pod in pods] == [0] * PODS, outputs
     for pod, output in enumerate(outputs):
         said = sorted(line.partition("pod ")[2] for line in output.splitlines() if "pod " in line)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from ranks import reserve_port
+from ranks import LIMIT_S, reserve_port
 
 PROGRAM = """
 import json, os, sys
@@ -39,7 +39,7 @@ def write(tmp_path):
 
 def run(*words, code=0):
     ended = subprocess.run(
-        [sys.executable, "-m", *map(str, words)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", *map(str, words)], capture_output=True, text=True, timeout=LIMIT_S
     )
     assert ended.returncode == code, ended.stderr
     return ended
@@ -193,7 +193,7 @@ def test_restart_on_two_nodes(write, node):
     words = ["--nnodes=2", "--nproc-per-node=2", "--max-restarts=1", write(FAILS_IN_TURN)]
     places = []
     for each in [node(*words) for _ in range(2)]:
-        output, errors = each.communicate(timeout=120)
+        output, errors = each.communicate(timeout=LIMIT_S)
         assert each.returncode == 0, errors
         places += re.findall(r"SAYS (\d) (\d) (\d) (\d)", output)
     assert sorted(places) == sorted(
@@ -220,7 +220,7 @@ def test_death_of_a_node(write, node):
     for each in (first, second):
         assert "up" in each.stdout.readline()
     second.kill()
-    _, errors = first.communicate(timeout=120)
+    _, errors = first.communicate(timeout=LIMIT_S)
     assert first.returncode == 1
     assert "FAILED on another node" in errors and "is gone; 1 node of at least 2" in errors, errors
 
@@ -244,7 +244,7 @@ except dist.DistError as error:
 def test_an_older_epoch_is_refused(write, node):
     words = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=1"]
     only = node(*words, "--rdzv-conf=last_call_timeout=0", write(OF_AN_OLD_EPOCH))
-    output, errors = only.communicate(timeout=120)
+    output, errors = only.communicate(timeout=LIMIT_S)
     assert only.returncode == 0, errors
     before, now, words = re.search(r"SAYS (\d+) (\d+) (.*)", output).groups()
     assert f"epoch {before}" in words and f"epoch {now}" in words, words

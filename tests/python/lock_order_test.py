@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from scratch import LIMIT_S
 
 import muster
 
@@ -33,7 +34,7 @@ def launch(*words, options=()):
         env=kept | {"PYTHONPATH": str(BUILD / "python-checked"), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=LIMIT_S,
     )
 
 
@@ -64,6 +65,6 @@ def test_the_check_sees_what_it_is_for(library, said):
         env=os.environ | {"PYTHONPATH": str(BUILD / "python-checked")},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=LIMIT_S,
     )
     assert said in ran.stderr and ran.returncode != 0, ran.stderr

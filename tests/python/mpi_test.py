@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from scratch import LIMIT_S
 
 HERE = pathlib.Path(__file__).resolve().parent
 CACHE = HERE.parent.parent / ".cache"
@@ -44,7 +45,7 @@ def run(mpi, ranks, words):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT_S,
         check=False,
     )
 
@@ -63,11 +64,11 @@ def test_every_operation(mpi):
 # spec: A4 A12 a world without MPI, and processes that no mpirun started, are refused by name
 def test_what_cannot_work_is_named():
     program = [sys.executable, str(HERE / "mpi_program.py"), "refused"]
-    ended = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     missing = dict(os.environ, MUSTER_MPI_LIBRARY="/no/such/libmpi.so")
     program[-1] = "missing"
     ended = subprocess.run(
-        program, env=missing, capture_output=True, text=True, timeout=120, check=False
+        program, env=missing, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr

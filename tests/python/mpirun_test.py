@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from scratch import LIMIT_S
 from two_hosts import two_hosts
 
 import muster as dist
@@ -55,7 +56,7 @@ def run(words, **variables):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=LIMIT_S,
     )
     return done.stdout, done.returncode
 

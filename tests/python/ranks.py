@@ -12,11 +12,11 @@ import torch
 # What the first DDP or functional collective of a process imports, here once for all ranks.
 import torch._dynamo  # noqa: F401
 import torch.distributed._functional_collectives  # noqa: F401
+from scratch import LIMIT_S as LIMIT_S
 from scratch import meeting_file as meeting_file
 from scratch import reserve_port as reserve_port
 
 fork = multiprocessing.get_context("fork")
-LIMIT_S = 60 * (5 if os.environ.get("MUSTER_TEST_LONG") else 2)
 
 
 def _main(body, rank, arguments, results):

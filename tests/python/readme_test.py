@@ -14,6 +14,7 @@ import sys
 
 import packaging.requirements
 import pytest
+from scratch import LIMIT_S
 
 import muster as dist
 
@@ -53,7 +54,7 @@ def test_readme_program_by_launcher(launcher, tmp_path):
         [*start, "--standalone", "--nproc-per-node", "4", *program, tmp_path / "program.py"],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=LIMIT_S,
         env=environment | {"OMP_NUM_THREADS": "1"},
     )
     assert ended.returncode == 0, ended.stderr
@@ -72,7 +73,12 @@ def test_readme_program_from_the_tree(tmp_path):
     ).exists():  # built with another torch: MUSTER_PYTHON, then as now
         environment["MUSTER_PYTHON"] = sys.executable
     ended = subprocess.run(
-        ["env", *words], capture_output=True, text=True, timeout=240, env=environment, cwd=tmp_path
+        ["env", *words],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env=environment,
+        cwd=tmp_path,
     )
     assert ended.returncode == 0, ended.stderr
     assert printed_lines(ended.stdout) == PRINTED
@@ -102,7 +108,7 @@ def test_readme_installs_without_fetching_torch_again(tmp_path):
             f"--report={tmp_path / 'report'}",
             str(ROOT),
         ]
-        done = subprocess.run(dry, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(dry, capture_output=True, text=True, timeout=LIMIT_S)
         assert done.returncode == 0, done.stdout + done.stderr
         assert re.search(r"Would install muster[-_]dist-[\d.]+$", done.stdout.strip()), done.stdout
         (wheel,) = json.loads((tmp_path / "report").read_text())["install"]

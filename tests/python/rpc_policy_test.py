@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import torch
-from ranks import meeting_file, run_ranks
+from ranks import LIMIT_S, meeting_file, run_ranks
 from rpc_workers import on_workers
 
 import muster as dist
@@ -130,7 +130,7 @@ def bounded(body, *functions, allow_pickle=None):
             rpc.shutdown(graceful=False)
             raise
         if rpc.is_initialized():
-            rpc.shutdown(timeout=60)
+            rpc.shutdown(timeout=LIMIT_S)
         return result
 
     return run_ranks(2, worker, "file://" + meeting_file())
@@ -333,7 +333,7 @@ def test_answers_are_bounded_as_calls_are():
             ):
                 rpc.rpc_sync("worker1", make_plain)
             assert rpc.rpc_sync("worker1", double, (2,)) == 4
-        rpc.shutdown(timeout=60)
+        rpc.shutdown(timeout=LIMIT_S)
 
     run_ranks(2, worker, "file://" + meeting_file())
 
@@ -521,7 +521,7 @@ def test_pickles_refused_for_the_whole_job(tmp_path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT_S,
     )
     assert ended.returncode == 0, ended.stderr
     refused, contradiction, bounded = (

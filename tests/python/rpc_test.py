@@ -13,13 +13,12 @@ import weakref
 
 import pytest
 import torch
-from ranks import fork, meeting_file, reserve_port, run_ranks
+from ranks import LIMIT_S, fork, meeting_file, reserve_port, run_ranks
 from rpc_workers import on_workers
 
 import muster as dist
 
 rpc = dist.rpc
-SOON_S = 60
 
 
 # ---- what workers ask each other for
@@ -287,7 +286,7 @@ def new_events():
 
 def stay():
     begun.set()
-    assert released.wait(SOON_S)
+    assert released.wait(LIMIT_S)
 
 
 # spec: N2 timeouts in Python, thread-safe in Python
@@ -326,7 +325,7 @@ def test_timeouts_and_threads():
         released.set()
         assert waits.wait() is None
 
-    on_workers(2, body, rpc_timeout=30)
+    on_workers(2, body, rpc_timeout=LIMIT_S)
 
 
 def wait_nested(depth):
@@ -370,12 +369,12 @@ def test_killed_worker_is_named():
 
     def body(rank):
         if rank == 2:
-            released.wait(SOON_S)
+            released.wait(LIMIT_S)
             return None
         if rank == 0:
             pid = rpc.rpc_sync("worker2", os.getpid)
             doomed = rpc.rpc_async("worker2", stay)
-            assert begun.wait(SOON_S)
+            assert begun.wait(LIMIT_S)
             os.kill(pid, signal.SIGKILL)
             error = raised(dist.DistBackendError, doomed.wait)
             assert error.ranks == [2] and "worker 'worker2' (rank 2)" in str(error)
@@ -398,7 +397,7 @@ def test_interrupt_ends_a_call():
         ):
             begun.clear()
             thread = threading.Thread(
-                target=lambda: begun.wait(SOON_S) and os.kill(os.getpid(), signal.SIGINT)
+                target=lambda: begun.wait(LIMIT_S) and os.kill(os.getpid(), signal.SIGINT)
             )
             thread.start()
             raised(KeyboardInterrupt, wait)
@@ -423,7 +422,7 @@ def test_shutdown_names_whom_it_waits_for():
             assert error.code == "timed out" and "worker1" in str(error) and error.ranks == [1]
             begun.set()
         else:
-            assert begun.wait(SOON_S)
+            assert begun.wait(LIMIT_S)
             rpc.shutdown(graceful=False)
 
     on_workers(2, body)
@@ -580,7 +579,7 @@ def test_references():
         assert server.rpc_sync().add(3.0, times=2) == 8 and server.rpc_async().add(1.0).wait() == 9
         assert server.remote().add(1.0).to_here() == 10
         assert "no attribute" in str(
-            raised(AttributeError, server.rpc_sync(timeout=SOON_S).nothing)
+            raised(AttributeError, server.rpc_sync(timeout=LIMIT_S).nothing)
         )
         late = rpc.remote(1, refuse)
         error = raised(ValueError, late.to_here)
@@ -599,7 +598,7 @@ def test_references():
         gc.collect()  # the error's frames know it
         assert not rpc.rpc_sync(1, ended, ("first", 0.2))
         rpc.rpc_sync(2, drop, ("first",))
-        assert rpc.rpc_sync(1, ended, ("first", SOON_S))
+        assert rpc.rpc_sync(1, ended, ("first", LIMIT_S))
 
         root = rpc.remote(1, _root)
         root.backward()
@@ -632,7 +631,7 @@ def test_options():
     )
     assert options.device_maps == {} and options.devices == []
     options = rpc.TensorPipeRpcBackendOptions(
-        num_worker_threads=8, rpc_timeout=20, device_maps={"worker1": {0: 1}}
+        num_worker_threads=8, rpc_timeout=LIMIT_S, device_maps={"worker1": {0: 1}}
     )
     options.set_device_map("worker1", {"cuda:1": torch.device("cuda", 2)})
     cuda = [torch.device("cuda", i) for i in range(3)]
@@ -780,16 +779,16 @@ def test_strangers_are_refused_before_anything_is_unpickled(tmp_path, monkeypatc
             found = listening_ports()
             ports[: len(found)] = found
             ready.set()
-        assert tried.wait(SOON_S)
+        assert tried.wait(LIMIT_S)
         assert rpc.rpc_sync(1 - rank, who) == f"worker{1 - rank}"
         if rank == 1:  # from one of the job it is read: the pickle is a good one
             assert not os.path.exists(mark)
             rpc.rpc_sync(0, same, (Mark(mark),))
             assert os.path.isdir(mark)
-        rpc.shutdown(timeout=60)
+        rpc.shutdown(timeout=LIMIT_S)
 
     def stranger():
-        assert ready.wait(SOON_S)
+        assert ready.wait(LIMIT_S)
         os.environ["MUSTER_SECRET"] = "some other job's words"
         error = raised(
             dist.DistError,
@@ -807,7 +806,7 @@ def test_strangers_are_refused_before_anything_is_unpickled(tmp_path, monkeypatc
         for door in doors:
             # As it is, and as a message of so many bytes.
             for start in (b"", len(data).to_bytes(4, "little"), len(data).to_bytes(8, "little")):
-                with socket.create_connection(("127.0.0.1", door), timeout=SOON_S) as connection:
+                with socket.create_connection(("127.0.0.1", door), timeout=LIMIT_S) as connection:
                     try:
                         connection.sendall(start + data)
                         connection.shutdown(socket.SHUT_WR)

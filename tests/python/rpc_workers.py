@@ -1,6 +1,6 @@
 """Workers of RPC as forked processes of a test."""
 
-from ranks import meeting_file, run_ranks
+from ranks import LIMIT_S, meeting_file, run_ranks
 
 import muster as dist
 
@@ -19,7 +19,7 @@ def _worker(rank, where, names, body, arguments, options):
         rpc.shutdown(graceful=False)
         raise
     if rpc.is_initialized():
-        rpc.shutdown(timeout=60)
+        rpc.shutdown(timeout=LIMIT_S)
     return result
 
 

@@ -11,7 +11,7 @@ import tempfile
 import time
 
 import pytest
-from scratch import reserve_port
+from scratch import LIMIT_S, reserve_port
 
 NODES = ("n1", "n2", "n3")
 NEEDED = ("slurmctld", "slurmd", "srun", "sbatch", "scancel", "sinfo", "munged", "unshare")
@@ -51,7 +51,7 @@ class Slurm:
             cwd=self.folder,
         )
 
-    def run(self, *command, limit=120, **variables):
+    def run(self, *command, limit=LIMIT_S, **variables):
         """Output and exit status."""
         process = self.start(*command, **variables)
         try:
@@ -135,7 +135,7 @@ def slurm_cluster():
         serve(
             "munged", "munged", "--foreground", "--force", f"--socket={folder}/munge.socket", *files
         )
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + LIMIT_S
         while not (folder / "munge.socket").exists() and time.monotonic() < limit:
             time.sleep(0.05)
         serve("slurmctld", "slurmctld", "-D")

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from scratch import LIMIT_S
 from slurm_cluster import slurm_cluster
 
 import muster as dist
@@ -66,9 +67,7 @@ def test_srun_several_tasks(slurm, program):
 
 # spec: R1.run srun muster run ./program (one task a node)
 def test_srun_muster_run(slurm):
-    out, status = slurm.run(
-        "srun", "-N2", "-n2", MUSTER, "run", "--nproc-per-node", "2", DIGITS, limit=180
-    )
+    out, status = slurm.run("srun", "-N2", "-n2", MUSTER, "run", "--nproc-per-node", "2", DIGITS)
     assert status == 0, out + slurm.logs()
     assert "FAILED" not in out and "held-out accuracy" in out, out
     out, status = slurm.run("srun", "-N1", "-n2", "--overcommit", MUSTER, "run", "/bin/true")
@@ -89,7 +88,7 @@ def test_signal(slurm):
         if out.count("waiting") == 2:
             break
     slurm.run("scancel", "--signal=USR1", "--name=warned")
-    rest, _ = step.communicate(timeout=60)
+    rest, _ = step.communicate(timeout=LIMIT_S)
     # Slurm signals all processes of a step, so the program may get both that and the launcher's.
     assert {"[0] warned", "[1] warned"} <= set((out + rest).splitlines()), out + rest
     assert step.returncode == 0, out + rest
@@ -168,7 +167,7 @@ def test_requeue(slurm):
             *("-o", f"{kind}.out", script),
         )
         assert status == 0, out + slurm.logs()
-        limit, shown = time.monotonic() + 120, ""
+        limit, shown = time.monotonic() + LIMIT_S, ""
         while "JobState=COMPLETED" not in shown:
             shown, _ = slurm.run("scontrol", "show", "job", out.strip())
             ended = re.search("JobState=(FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", shown)

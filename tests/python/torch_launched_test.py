@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from ranks import sampled
+from ranks import LIMIT_S, sampled
 from scratch import reserve_port
 
 import muster as dist
@@ -114,7 +114,7 @@ def said_by(command, **variables):
         [str(word) for word in command],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=LIMIT_S,
         env=environment,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -199,11 +199,14 @@ def test_replaced_by_running_the_module(tmp_path):
 # spec: A2 replace_gloo: what cannot be is said
 def test_what_cannot_be_replaced():
     binary = subprocess.run(
-        [MUSTER, "run", "--replace-gloo", "/bin/true"], capture_output=True, text=True, timeout=60
+        [MUSTER, "run", "--replace-gloo", "/bin/true"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
     )
     assert binary.returncode == 2 and "--replace-gloo is for Python programs" in binary.stderr
     nothing = subprocess.run(
-        [sys.executable, "-m", "muster.torch"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "muster.torch"], capture_output=True, text=True, timeout=LIMIT_S
     )
     assert nothing.returncode == 2 and "usage: python -m muster.torch" in nothing.stderr
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
-from ranks import meeting_file, run_ranks
+from ranks import LIMIT_S, meeting_file, run_ranks
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -419,7 +419,7 @@ def torchrun(folder, program, *arguments, options=()):
         ],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=LIMIT_S,
         env=environment | {"OMP_NUM_THREADS": "1"},
     )
     assert run.returncode == 0, run.stderr

@@ -17,7 +17,7 @@ import tomllib
 from etcd_server import etcd_server
 from kubernetes_api import kubernetes_api
 from ranks import sampled
-from scratch import reserve_port
+from scratch import LIMIT_S, reserve_port
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -28,7 +28,6 @@ from torch.distributed.elastic.rendezvous import (
 
 from muster.torch.rendezvous import handler
 
-LIMIT_S = 120
 ROOT = pathlib.Path(__file__).parents[2]
 EXIT_BARRIER = "torchelastic/agent/terminal_state/num_members"
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from ranks import meeting_file, run_ranks
+from ranks import LIMIT_S, meeting_file, run_ranks
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import muster as dist
@@ -204,6 +204,6 @@ def test_elastic_epochs(tmp_path):
         [*command, "--elastic", "keep", "--max-restarts", "3", sys.executable, program],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=LIMIT_S,
     )
     assert ran.returncode == 0 and ran.stdout.count("finished") == 2, ran.stdout + ran.stderr

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from scratch import reserve_port
+from scratch import LIMIT_S, reserve_port
 
 STANDIN = os.environ.get("MUSTER_UCC_STANDIN")
 PROGRAM = pathlib.Path(__file__).resolve().parent / "mpi_program.py"
@@ -40,7 +40,7 @@ def test_every_operation():
     ranks = [start(rank, port, ["operations", "ucc"]) for rank in range(2)]
     try:
         for rank in ranks:
-            said, _ = rank.communicate(timeout=120)
+            said, _ = rank.communicate(timeout=LIMIT_S)
             assert rank.returncode == 0 and "all is well" in said, said
     finally:
         for rank in ranks:

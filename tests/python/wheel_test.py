@@ -12,6 +12,7 @@ import sys
 import pytest
 import torch
 from readme_test import PRINTED, PROGRAM, printed_lines
+from scratch import LIMIT_S
 
 ROOT = pathlib.Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(
@@ -46,13 +47,13 @@ def site(tmp_path_factory):
         f"build-dir={folder}/build",
         ROOT,
     ]
-    made = subprocess.run(build, capture_output=True, text=True, timeout=3000)
+    made = subprocess.run(build, capture_output=True, text=True, timeout=10 * LIMIT_S)
     assert made.returncode == 0, made.stdout[-4000:] + made.stderr[-4000:]
     (wheel,) = folder.glob("muster_dist-*.whl")
     subprocess.run(
         [*pip, "install", "--no-deps", "--quiet", "--target", folder / "site", wheel],
         check=True,
-        timeout=300,
+        timeout=LIMIT_S,
     )
     return folder / "site"
 
@@ -68,7 +69,7 @@ def run(site, *command):
         command,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=LIMIT_S,
         cwd=site,
         env=environment | {"PATH": path, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"},
     )

@@ -24,7 +24,7 @@ TEST(ErrorFile, OfTorch) {
   EXPECT_EQ(parse_error_file(R"({"message": "a plain sentence"})")->message, "a plain sentence");
 }
 
-// spec: L13 what is no error file says nothing
+// spec: L13.refusal what is no error file says nothing
 TEST(ErrorFile, OfSomethingElse) {
   for (const char* text : {"", "{", "[]", "7", "{}", R"({"message": 7})", R"({"message": {}})",
                            R"({"message": {"message": ["x"]}})"})
