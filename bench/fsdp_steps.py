@@ -15,6 +15,7 @@ import time
 import traceback
 
 import torch
+import torch._dynamo  # noqa: F401  optimizers import it, here once for all ranks
 import torch.distributed as stock
 import torch.distributed.fsdp as stock_fsdp
 from torch import nn

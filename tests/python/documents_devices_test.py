@@ -99,7 +99,7 @@ STARTED = {
 # spmd_main, elastic_ddp and Join on accelerators, its launch lines
 # spec: P1 in Python and in C++, on one node: DataParallel, the reference's streams; the guide's
 # calls to another worker, options and device map
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("name", STARTED)
 def test_program(name, language):

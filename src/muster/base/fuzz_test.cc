@@ -64,7 +64,8 @@ TEST(HandshakeFuzz, DamagedGreetingsProveNothing) {
   }
 }
 
-// spec: C2.refusal a listener that answers with anything but its proof is refused by the one who connects
+// spec: C2.refusal a listener that answers with anything but its proof is refused by the one who
+// connects
 TEST(HandshakeFuzz, DamagedAnswersProveNothing) {
   Fuzz fuzz(2);
   testing::FuzzRun run(2000);
