@@ -137,6 +137,7 @@ def run_two_nodes(program, *lines, devices):
 
 
 # spec: P1 the documents' launch lines of two nodes: torchrun's and torch.distributed.launch's
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("launcher", ["run", "launch"])
 def test_two_nodes(launcher):
     port = reserve_port()

@@ -54,6 +54,7 @@ def run(mpi, ranks, words):
 # on CPU tensors; A12.mpi one test per cell: mpi; A9 is_mpi_available; A1 get_backend; G1 object
 # collectives on mpi; H1.mpi monitored_barrier on mpi; E2 recv from any rank on mpi; D1 new_group on
 # mpi; D7 split_group on mpi; B10 init after destroy on mpi
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mpi", MPIRUN)
 def test_every_operation(mpi):
     ended = run(mpi, 2, ["operations"])

@@ -38,6 +38,7 @@ def printed_lines(text):
 
 
 # spec: J3 the README's program under muster run and torchrun, J5 their environment
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("launcher", ["muster run", "torchrun"])
 def test_readme_program_by_launcher(launcher, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
