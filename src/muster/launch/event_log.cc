@@ -2,20 +2,28 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <ctime>
+#include <mutex>
 #include <nlohmann/json.hpp>
 
 #include "muster/base/file_limit.h"
+#include "muster/base/log.h"
 #include "muster/base/own_files.h"
 #include "muster/base/socket_address.h"
+#include "muster/base/thread_start.h"
+#include "muster/clock.h"
 
 namespace muster::launch {
 namespace {
 
-constexpr std::size_t kMostKept = std::size_t{1} << 20;  // limit: memory for what was not written
+constexpr std::size_t kMostQueued = std::size_t{1} << 20;  // limit: memory for what was not written
+// limit: of a launcher that ends, for the next bytes to be taken
+constexpr Duration kPatienceWithReader = std::chrono::seconds(2);
 
 /// "2026-11-27T08:00:00.123Z".
 std::string time_text() {
@@ -33,41 +41,125 @@ std::string time_text() {
 
 }  // namespace
 
+struct EventLog::EventQueue {
+  Descriptor file;
+  std::string name, job, host;
+  std::mutex mutex;  // guards all below; never held during a write
+  std::condition_variable changed;
+  std::string waiting;      // lines; the first may have been written in part
+  std::size_t dropped = 0;  // lines, since the queue was full
+  std::uint64_t written = 0;
+  bool failed = false;  // the last write; nothing is tried until a line comes
+  bool closing = false;
+  std::string trouble;  // the last that was logged
+
+  std::string line_of(const std::string& event, const std::vector<Field>& fields) const;
+  void put(const std::string& line);
+  void run();
+  void write_some(std::unique_lock<std::mutex>& lock);
+};
+
+std::string EventLog::EventQueue::line_of(const std::string& event,
+                                          const std::vector<Field>& fields) const {
+  nlohmann::ordered_json line = {
+      {"time", time_text()}, {"event", event}, {"job", job}, {"host", host}};
+  for (const auto& [name_of_field, value] : fields)
+    std::visit([&, key = name_of_field](const auto& each) { line[key] = each; }, value);
+  // Bytes that are not valid UTF-8 (in a host name or a worker's message) are replaced.
+  return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
+/// Under the lock.
+void EventLog::EventQueue::put(const std::string& line) {
+  failed = false;
+  changed.notify_all();
+  if (dropped > 0 || waiting.size() + line.size() > kMostQueued) {
+    ++dropped;
+  } else {
+    waiting += line;
+  }
+}
+
+void EventLog::EventQueue::run() {
+  std::unique_lock lock(mutex);
+  while (true) {
+    changed.wait(lock, [this] { return closing || (!waiting.empty() && !failed); });
+    if (waiting.empty() || failed) return;
+    write_some(lock);
+    if (waiting.empty() && dropped > 0) {
+      const auto count = static_cast<std::int64_t>(std::exchange(dropped, 0));
+      put(line_of("events_dropped", {{"count", count}}));
+    }
+  }
+}
+
+/// At most one line at once: others may append to the same file.
+void EventLog::EventQueue::write_some(std::unique_lock<std::mutex>& lock) {
+  const std::string text = waiting.substr(0, waiting.find('\n') + 1);
+  lock.unlock();
+  const FileSizeSignalBlock block;
+  const ssize_t done = ::write(file.get(), text.data(), text.size());
+  const int error = errno;
+  lock.lock();
+  if (done >= 0) {
+    waiting.erase(0, static_cast<std::size_t>(done));
+    written += static_cast<std::uint64_t>(done);
+    changed.notify_all();
+  } else if (error != EINTR) {
+    failed = true;
+    changed.notify_all();
+    const std::string said = "events of the job cannot be written to " + name + ": " +
+                             errno_text(error) + "; they are put again with the next one";
+    if (std::exchange(trouble, said) != said) log(LogLevel::warning, said);
+  }
+}
+
 Result<EventLog> EventLog::open(const std::string& path, std::string job, std::string host) {
   auto file = open_own_file(path, O_WRONLY | O_CREAT | O_APPEND, {.name = "the file of events"});
   if (!file) return file.status().with_context("--events");
-  return to(std::move(*file), std::move(job), std::move(host));
+  return to(std::move(*file), path, std::move(job), std::move(host));
 }
 
-EventLog EventLog::to(Descriptor descriptor, std::string job, std::string host) {
-  EventLog log;
-  log.file_ = std::move(descriptor);
-  log.job_ = std::move(job);
-  log.host_ = std::move(host);
-  return log;
+Result<EventLog> EventLog::to(Descriptor descriptor, const std::string& name, std::string job,
+                              std::string host) {
+  auto queue = std::make_shared<EventQueue>();
+  queue->file = std::move(descriptor);
+  queue->name = name;
+  queue->job = std::move(job);
+  queue->host = std::move(host);
+  auto thread = start_thread("the thread that writes events", [queue] { queue->run(); });
+  if (!thread) return thread.status();
+  thread->detach();
+  return EventLog(std::move(queue));
 }
 
-Status EventLog::write(const std::string& event, const std::vector<Field>& fields) {
-  if (!file_) return {};
-  nlohmann::ordered_json line = {
-      {"time", time_text()}, {"event", event}, {"job", job_}, {"host", host_}};
-  for (const auto& [name, value] : fields)
-    std::visit([&, key = name](const auto& each) { line[key] = each; }, value);
-  // Bytes that are not valid UTF-8 (in a host name or a worker's message) are replaced.
-  unwritten_ += line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
-  const FileSizeSignalBlock block;
-  while (!unwritten_.empty()) {
-    const ssize_t written = ::write(file_.get(), unwritten_.data(), unwritten_.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) {
-      const int error = errno;
-      // Whole lines go, so that what is written later can be read.
-      if (unwritten_.size() > kMostKept) unwritten_.erase(0, unwritten_.find('\n') + 1);
-      return Status(Code::exhausted, "events of the job cannot be written: " + errno_text(error));
-    }
-    unwritten_.erase(0, static_cast<std::size_t>(written));
-  }
-  return {};
+EventLog::~EventLog() {
+  if (!queue_) return;
+  EventQueue& queue = *queue_;
+  std::unique_lock lock(queue.mutex);
+  queue.closing = true;
+  queue.failed = false;
+  queue.changed.notify_all();
+  std::uint64_t seen = 0;
+  do {
+    seen = queue.written;
+    queue.changed.wait_for(lock, kPatienceWithReader, [&] {
+      return queue.waiting.empty() || queue.failed || queue.written != seen;
+    });
+  } while (!queue.waiting.empty() && !queue.failed && queue.written != seen);
+  const auto lost =
+      queue.dropped + static_cast<std::size_t>(std::ranges::count(queue.waiting, '\n'));
+  lock.unlock();
+  if (lost > 0)
+    log(LogLevel::warning, std::to_string(lost) + (lost == 1 ? " event" : " events") +
+                               " of the job were not written to " + queue.name +
+                               ", which takes no more");
+}
+
+void EventLog::write(const std::string& event, const std::vector<Field>& fields) {
+  const std::string line = queue_->line_of(event, fields);
+  const std::lock_guard lock(queue_->mutex);
+  queue_->put(line);
 }
 
 }  // namespace muster::launch

@@ -5,7 +5,7 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <variant>
@@ -16,26 +16,35 @@
 
 namespace muster::launch {
 
+/// Lines wait in a bounded queue for a thread of the log's own: a disk that hangs and a pipe that
+/// nobody reads hold nobody up. Lines that find the queue full are dropped, and an event
+/// "events_dropped" with their "count" is written in their place. Used by one thread.
 class EventLog {
  public:
   using Field = std::pair<std::string, std::variant<std::int64_t, std::string>>;
 
-  /// A disabled log: `write` does nothing.
-  EventLog() = default;
   /// Appends to the file, which is created with mode 0600 if missing; refused where others could
   /// have laid it (`base/own_files.h`). Every line has `job` and `host`.
   static Result<EventLog> open(const std::string& path, std::string job, std::string host);
-  /// Writes to a descriptor that others use too (standard error).
-  static EventLog to(Descriptor descriptor, std::string job, std::string host);
+  /// Writes to a descriptor that others use too (standard error). `name`: for messages.
+  static Result<EventLog> to(Descriptor descriptor, const std::string& name, std::string job,
+                             std::string host);
 
-  /// Writes one line immediately. An error (no space) names the file; the line, and what was
-  /// written before it of a line that is torn, is put again with the next one.
-  Status write(const std::string& event, const std::vector<Field>& fields);
+  EventLog(EventLog&&) noexcept = default;
+  EventLog& operator=(EventLog&&) noexcept = delete;
+  /// Waits for what is queued, but at most two seconds for the next bytes to be taken. Says how
+  /// many lines were not.
+  ~EventLog();
+
+  /// Adds one line. Never waits. If writing fails (no space), the log says so, and the line, or
+  /// the rest of one that is torn, is put again with the next one.
+  void write(const std::string& event, const std::vector<Field>& fields);
 
  private:
-  Descriptor file_;
-  std::string unwritten_;  // the end of what could not be written
-  std::string job_, host_;
+  struct EventQueue;
+  explicit EventLog(std::shared_ptr<EventQueue> queue) : queue_(std::move(queue)) {}
+
+  std::shared_ptr<EventQueue> queue_;  // shared with the thread, which a hung disk may keep
 };
 
 }  // namespace muster::launch

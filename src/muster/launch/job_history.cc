@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <utility>
 
-#include "muster/base/log.h"
 #include "muster/base/socket_address.h"
 
 namespace muster::launch {
@@ -20,16 +19,14 @@ Status JobHistory::open(const RunOptions& options, const std::string& job,
   if (!options.events_on_console) return {};
   Descriptor copy(::fcntl(2, F_DUPFD_CLOEXEC, 3));
   if (!copy) return Status(Code::exhausted, "no descriptor for events: " + errno_text(errno));
-  logs_.push_back(EventLog::to(std::move(copy), job, host));
+  auto console = EventLog::to(std::move(copy), "standard error", job, host);
+  if (!console) return console.status();
+  logs_.push_back(std::move(*console));
   return {};
 }
 
 void JobHistory::write(const std::string& event, const std::vector<EventLog::Field>& fields) {
-  for (EventLog& log_file : logs_) {
-    const Status written = log_file.write(event, fields);
-    if (!written && std::exchange(trouble_, written.message()) != written.message())
-      log(LogLevel::warning, written.message());
-  }
+  for (EventLog& each : logs_) each.write(event, fields);
 }
 
 std::string JobHistory::error_file(int local_rank, int attempt) const {

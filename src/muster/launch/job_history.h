@@ -52,7 +52,6 @@ class JobHistory {
   std::vector<EventLog> logs_;
   std::vector<std::string> failures_;
   std::int64_t own_ = 0;
-  std::string trouble_;  // of the event logs, the last that was said
 };
 
 }  // namespace muster::launch
