@@ -153,11 +153,19 @@ void group::init_at_epoch(const InitProcessGroupOptions& options, const EpochPla
   const auto deadline = deadline_after(
       steady_clock(), timeout);  // for everything: each stage gets the remaining time
 
-  auto job = group::open_job(find_job(options, config, scope->spawned_rank(), deadline, epoch),
-                             config, timeout, deadline, options.heartbeat_timeout);
-  auto world = group::make_default_group(
-      job, "default", std::move(config), timeout,
-      {.pg_options = options.pg_options, .deadline = deadline, .device_id = options.device_id});
+  auto found = find_job(options, config, scope->spawned_rank(), deadline, epoch);
+  const auto store = found.store;
+  std::shared_ptr<Job> job;
+  Group world;
+  try {
+    job = open_job(std::move(found), config, timeout, deadline, options.heartbeat_timeout);
+    world = make_default_group(
+        job, "default", std::move(config), timeout,
+        {.pg_options = options.pg_options, .deadline = deadline, .device_id = options.device_id});
+  } catch (const DistError& error) {
+    store::abandon(store, Status(error.code(), error.what(), error.ranks()));
+    throw;
+  }
   scope->open(std::move(job), std::move(world));
   if (epoch.number > 0) joined_epoch() = epoch.number;
 }

@@ -77,25 +77,13 @@ void check_maps(const std::vector<Introduction>& workers) {
 }
 
 /// The native agent: over sockets and shared memory.
-std::shared_ptr<Agent> init_native(const BackendRequest& request) {
-  // One deadline for all steps below.
-  const auto deadline = deadline_after(steady_clock(), request.join_timeout);
-  store::RendezvousOptions where;
-  where.init_method = request.options.init_method;
-  where.rank = request.rank;
-  where.world_size = request.world_size;
-  where.group_name = "rpc";  // a process group of the same job may use the same address
-  where.timeout = request.join_timeout;
-  auto found =
-      request.store ? store::rendezvous_over(request.store, where) : store::rendezvous(where);
-  if (!found.ok())
-    group::raise_from_store(found.status().with_context("init_rpc of '" + request.name + "'"));
-
+std::shared_ptr<Agent> join_workers(const BackendRequest& request, const store::Rendezvous& found,
+                                    TimePoint deadline) {
   // The device maps are exchanged with the names, because replies use the callers' maps.
   const auto secret = Secret::from_environment();
   if (!secret.ok()) group::raise_from_store(secret.status().with_context("init_rpc"));
-  const store::SignedTexts texts(*secret, found->job, found->world_size);
-  auto all = texts.all_gather(*found->store, "workers", found->rank,
+  const store::SignedTexts texts(*secret, found.job, found.world_size);
+  auto all = texts.all_gather(*found.store, "workers", found.rank,
                               introduce(request.name, request.options),
                               time_left(steady_clock(), deadline));
   if (!all.ok())
@@ -114,17 +102,38 @@ std::shared_ptr<Agent> init_native(const BackendRequest& request) {
       options.maps_of_callers[worker.name] = map->second;
   }
 
-  options.meeting_place = found->store;
+  options.meeting_place = found.store;
   transport::JobFabricOptions fabric;
   fabric.role = Handshake::Role::rpc;
   fabric.timeout = request.join_timeout;
   fabric.deadline = deadline;
   fabric.shared_memory = request.options.shared_memory;
   fabric.ring_bytes = kRingBytes;
-  auto joined = transport::join_fabric(*found, fabric);
+  auto joined = transport::join_fabric(found, fabric);
   if (!joined.ok())
     group::raise_from_store(joined.status().with_context("init_rpc of '" + request.name + "'"));
   return Agent::create(std::move(joined).value(), names, std::move(options));
+}
+
+std::shared_ptr<Agent> init_native(const BackendRequest& request) {
+  // One deadline for all steps.
+  const auto deadline = deadline_after(steady_clock(), request.join_timeout);
+  store::RendezvousOptions where;
+  where.init_method = request.options.init_method;
+  where.rank = request.rank;
+  where.world_size = request.world_size;
+  where.group_name = "rpc";  // a process group of the same job may use the same address
+  where.timeout = request.join_timeout;
+  const auto found =
+      request.store ? store::rendezvous_over(request.store, where) : store::rendezvous(where);
+  if (!found.ok())
+    group::raise_from_store(found.status().with_context("init_rpc of '" + request.name + "'"));
+  try {
+    return join_workers(request, *found, deadline);
+  } catch (const DistError& error) {
+    store::abandon(found->store, Status(error.code(), error.what(), error.ranks()));
+    throw;
+  }
 }
 
 void open(const std::shared_ptr<Agent>& agent) {

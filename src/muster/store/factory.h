@@ -65,6 +65,10 @@ class TcpStore : public Store {
   /// and all_gather of all `world_size` ranks under such keys that needs it fails immediately, with
   /// an error that names it.
   virtual Status attend(const std::string& job, int rank, int world_size) = 0;
+  /// This process gives up joining the job: the others learn why, those who come
+  /// later too. If this process hosts the store, the server outlives this object for that, for at
+  /// most 30 s.
+  virtual void abandon(const Status& /*why*/) {}
   /// Number of times all ranks of a job have met in this store to join it.
   virtual Result<std::int64_t> count_joins() { return std::int64_t{0}; }
   /// How many connections the server has turned away.

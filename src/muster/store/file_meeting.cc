@@ -94,7 +94,7 @@ bool FileMeeting::arrive(FileLog::Transaction& file) {
   if (!round.unnotified.empty()) {
     const bool late = std::erase(round.unnotified, index_) > 0;
     if (late) {
-      reply_.status = round.cause.with_context("came too late");
+      reply_.status = came_too_late(round.cause, round.members);
       write(file, round);
       return false;
     }

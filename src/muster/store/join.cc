@@ -62,7 +62,14 @@ std::string cannot_join(int rank, const MeetingOptions& options) {
   return who + " of " + std::to_string(options.world_size) + " cannot join " + options.where;
 }
 
-Result<Rendezvous> join(const std::shared_ptr<Store>& store, const MeetingOptions& options) {
+void abandon(std::shared_ptr<Store> store, const Status& why) {
+  while (auto below = underlying_store(*store)) store = std::move(below);
+  if (auto* tcp = dynamic_cast<TcpStore*>(store.get())) tcp->abandon(why);
+}
+
+namespace {
+
+Result<Rendezvous> join_all(const std::shared_ptr<Store>& store, const MeetingOptions& options) {
   // An all_gather leaves no keys in the store, so a retry, or a second run on the same store, finds
   // no old marks. The members' random tokens together make a job name that was never used before.
   const std::string key = join_key(options.scope, options.group_name);
@@ -110,6 +117,14 @@ Result<Rendezvous> join(const std::shared_ptr<Store>& store, const MeetingOption
   if (tcp) {
     if (Status attends = attend(joined.job); !attends) return explain(attends, rank, options);
   }
+  return joined;
+}
+
+}  // namespace
+
+Result<Rendezvous> join(const std::shared_ptr<Store>& store, const MeetingOptions& options) {
+  auto joined = join_all(store, options);
+  if (!joined) abandon(store, joined.status());
   return joined;
 }
 

@@ -47,4 +47,8 @@ Result<Rendezvous> rendezvous(const RendezvousOptions& options);
 /// ignored. The n-th call on a store makes its n-th job. The store's timeout is not changed.
 Result<Rendezvous> rendezvous_over(std::shared_ptr<Store> store, const RendezvousOptions& options);
 
+/// This process gives up the job that it has joined through `store`. The others learn why, where
+/// the store is a TCP store.
+void abandon(std::shared_ptr<Store> store, const Status& why);
+
 }  // namespace muster::store

@@ -1,9 +1,11 @@
 #include "muster/store/request.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <limits>
 
+#include "muster/base/bytes.h"
 #include "muster/key_value_store.h"
 
 namespace muster::store {
@@ -36,7 +38,7 @@ constexpr std::array<Shape, kLastOp + 1> kShapes{{
     {"hold", 1, 1},         {"renew", 1, 0},
     {"stay", 1, 0},         {"release", 1, 0},
     {"watch", 2, 0},        {"commit", 1, 2},
-    {"enter", 1, 0},
+    {"enter", 1, 0},        {"abandon", 1, 1},
 }};
 
 constexpr int kMostMembers = 1 << 20;  // limit: a number that is a mistake
@@ -118,6 +120,40 @@ std::string quoted(const std::vector<std::string_view>& keys) {
     text += (i == 0 ? "" : ", ") + quoted(keys[i]);
   if (keys.size() > kShown) text += " and " + std::to_string(keys.size() - kShown) + " more";
   return text;
+}
+
+Status came_too_late(const Status& cause, int members) {
+  if (cause.code() != Code::timed_out || cause.ranks().empty())
+    return cause.with_context("came too late");
+  std::vector<int> gave_up;
+  for (int rank = 0; rank < members; ++rank)
+    if (std::ranges::find(cause.ranks(), rank) == cause.ranks().end()) gave_up.push_back(rank);
+  return Status(Code::peer_failed,
+                "came too late: " + named_ranks(gave_up) + " gave up waiting for " +
+                    named_ranks(cause.ranks()) + " (" + cause.message() + ")",
+                gave_up);
+}
+
+std::string encode_reason(const Status& why) {
+  ByteWriter out;
+  out.put_text(why.message());
+  if (why.code() == Code::timed_out) return out.take();
+  for (const int rank : why.ranks()) out.put(static_cast<std::int32_t>(rank));
+  return out.take();
+}
+
+Status why_left(const Request& request) {
+  const int rank = request.index;
+  const std::string who = "rank " + std::to_string(rank);
+  if (request.op != StoreOp::abandon)
+    return Status(Code::peer_failed, who + " has left the job", {rank});
+  ByteReader in(request.values[0]);
+  const std::string_view text = in.get_text();
+  std::vector<int> ranks;
+  while (in.ok() && in.left() >= sizeof(std::int32_t)) ranks.push_back(in.get<std::int32_t>());
+  if (ranks.empty()) ranks.push_back(rank);
+  return Status(Code::peer_failed, who + " gave up joining: " + std::string(text),
+                std::move(ranks));
 }
 
 std::string named_ranks(const std::vector<int>& ranks) {

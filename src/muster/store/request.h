@@ -43,8 +43,9 @@ enum class StoreOp : std::uint8_t {
   watch,
   commit,
   enter,
+  abandon,  ///< leave, because joining or starting the job failed
 };
-inline constexpr std::uint8_t kLastOp = static_cast<std::uint8_t>(StoreOp::enter);
+inline constexpr std::uint8_t kLastOp = static_cast<std::uint8_t>(StoreOp::abandon);
 
 /// "set", "get", ...
 std::string_view name_of(StoreOp op);
@@ -55,10 +56,11 @@ struct Request {
   StoreOp op = StoreOp::get;
   Duration timeout{-1};      ///< how long it may block; negative: no limit
   std::int64_t number = 0;   ///< add: amount; queue_pop: 1 blocks, 0 does not
-  std::int32_t index = 0;    ///< all_gather, attend, leave
+  std::int32_t index = 0;    ///< all_gather, attend, leave, abandon
   std::int32_t members = 0;  ///< barrier, all_gather, attend
   std::vector<std::string_view> keys{};
-  std::vector<std::string_view> values{};  ///< compare_set: expected, desired
+  std::vector<std::string_view>
+      values{};  ///< compare_set: expected, desired; abandon: encode_reason
 };
 
 /// Shared, so that many readers of one value cost one copy.
@@ -80,6 +82,14 @@ std::string quoted(const std::vector<std::string_view>& keys);
 std::string quoted(std::string_view key);
 /// "1, 2 and 5", truncated if there are many.
 std::string listed(const std::vector<int>& numbers);
+/// What a member of an all_gather of `members` is told that comes after it failed with `cause`. A
+/// deadline that has passed names those who gave up, not those who were late.
+Status came_too_late(const Status& cause, int members);
+/// Why a rank abandons a job.
+std::string encode_reason(const Status& why);
+/// What the others are told of a `leave` or `abandon`. A rank that could not wait for longer is
+/// named itself, otherwise the ranks that it blames.
+Status why_left(const Request& request);
 /// "rank 1", "ranks 1, 2 and 5".
 std::string named_ranks(const std::vector<int>& ranks);
 

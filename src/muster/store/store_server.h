@@ -71,6 +71,10 @@ class StoreServer {
   bool wants_close(Connection connection) const;
   TimePoint next_timer() const;
 
+  /// As `StoreTable` says.
+  bool has_ranks() const { return table_.has_ranks(); }
+  bool has_news_for_late_ranks() const { return table_.has_news_for_late_ranks(); }
+
   std::size_t connections() const { return clients_.size(); }
   /// Unauthenticated network connections.
   std::size_t unauthenticated() const;

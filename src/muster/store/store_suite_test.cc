@@ -582,8 +582,11 @@ TEST_P(StoreSuite, AllGatherNamesTheMissing) {
     EXPECT_NE(status.message().find("0 and 2"), std::string::npos) << status.message();
   }
   const Status told = late->all_gather(key, 2, 4, "c", kLong).status();
-  EXPECT_EQ(told.code(), Code::timed_out);
-  EXPECT_NE(told.message().find("too late"), std::string::npos) << told.message();
+  EXPECT_EQ(told.code(), Code::peer_failed);
+  EXPECT_EQ(told.ranks(), (std::vector<int>{1, 3})) << "they gave up";
+  EXPECT_NE(told.message().find("too late: ranks 1 and 3 gave up waiting for ranks 0 and 2"),
+            std::string::npos)
+      << told.message();
 }
 
 // spec: C14 barrier, all_gather: impossible numbers are refused

@@ -76,18 +76,8 @@ Reply StoreTable::execute(const Request& request, Answers& answers) {
       const auto queue = queues_.find(key);
       return {{}, queue == queues_.end() ? 0 : static_cast<std::int64_t>(queue->second.size()), {}};
     }
-    case StoreOp::leave: {
-      const auto job = attendances_.find(std::string(key));
-      if (job == attendances_.end() || !job->second.present.contains(request.index))
-        return {{}, 0, {}};
-      const Ticket attending = job->second.present[request.index];
-      depart(job->first, request.index,
-             Status(Code::peer_failed,
-                    "rank " + std::to_string(request.index) + " has left the job", {request.index}),
-             answers);
-      unpark(attending);
-      return {{}, 1, {}};
-    }
+    case StoreOp::leave:
+    case StoreOp::abandon: return leave(request, answers);
     case StoreOp::count_joins: return {{}, joins_, {}};
     case StoreOp::count_refusals:
     case StoreOp::enter: return {{}, 0, {}};  // handled by the server
@@ -112,6 +102,16 @@ Reply StoreTable::execute(const Request& request, Answers& answers) {
       return failure(Code::internal,
                      "the store was asked to execute " + std::string(name_of(request.op)));
   }
+}
+
+Reply StoreTable::leave(const Request& request, Answers& answers) {
+  const auto entry = attendances_.find(std::string(request.keys[0]));
+  if (entry == attendances_.end() || !entry->second.present.contains(request.index))
+    return {{}, 0, {}};
+  const Ticket attending = entry->second.present[request.index];
+  depart(std::string(request.keys[0]), request.index, why_left(request), answers);
+  unpark(attending);
+  return {{}, 1, {}};
 }
 
 Reply StoreTable::add(std::string_view key, std::int64_t amount, Answers& answers) {
@@ -263,7 +263,7 @@ void StoreTable::submit_meeting(Ticket ticket, const Request& request, TimePoint
       failed_gathers_.erase(past);  // a member that was told starts a new round
     if (late) {
       if (request.op == StoreOp::all_gather) forget_arrival(key.second, request.index);
-      answers.push_back({ticket, {cause.with_context("came too late"), 0, {}}});
+      answers.push_back({ticket, {came_too_late(cause, request.members), 0, {}}});
       return;
     }
   }
@@ -384,8 +384,9 @@ void StoreTable::depart_while_joining(const std::string& key, std::int32_t index
     failed_gathers_.erase(past);
 }
 
-void StoreTable::depart(const std::string& job, std::int32_t index, Status cause,
+void StoreTable::depart(const std::string& job, std::int32_t index, const Status& cause,
                         Answers& answers) {
+  if (is_join_key(job)) return depart_while_joining(job, index, cause, answers);
   const auto entry = attendances_.find(job);
   if (entry == attendances_.end() || entry->second.present.erase(index) == 0) return;
   const std::int32_t members = entry->second.members;
@@ -559,11 +560,7 @@ void StoreTable::drop(Ticket ticket, TimePoint now, Answers& answers) {
         "rank " + std::to_string(parked.index) +
         " has lost its connection to the store; its process has probably ended";
     const Status cause(Code::peer_failed, text, {parked.index});
-    if (is_join_key(parked.keys[0])) {
-      depart_while_joining(parked.keys[0], parked.index, cause, answers);
-    } else {
-      depart(parked.keys[0], parked.index, cause, answers);
-    }
+    depart(parked.keys[0], parked.index, cause, answers);
     return unpark(ticket);
   }
   if (parked.op != StoreOp::barrier && parked.op != StoreOp::all_gather) return unpark(ticket);

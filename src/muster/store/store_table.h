@@ -45,6 +45,10 @@ class StoreTable {
   /// When `overdue` next returns a message; max if never.
   TimePoint next_overdue() const;
   std::size_t parked() const { return parked_.size(); }
+  /// Whether ranks of a job, or that join one, are there.
+  bool has_ranks() const { return !attendances_.empty(); }
+  /// Whether somebody who has not come yet will be told why a meeting failed.
+  bool has_news_for_late_ranks() const { return !failed_gathers_.empty(); }
   std::size_t keys() const { return values_.size(); }
   /// Null where the key is missing.
   Value find(std::string_view key) const;
@@ -99,6 +103,7 @@ class StoreTable {
     std::vector<std::pair<std::int32_t, Status>> gone;  // the first to go is first
   };
 
+  Reply leave(const Request& request, Answers& answers);
   Reply execute(const Request& request, Answers& answers);
   Reply add(std::string_view key, std::int64_t amount, Answers& answers);
   Reply compare_set(std::string_view key, std::string_view expected, std::string_view desired,
@@ -117,7 +122,7 @@ class StoreTable {
   void submit_pop(Ticket ticket, const Request& request, TimePoint now, Answers& answers);
   void submit_meeting(Ticket ticket, const Request& request, TimePoint now, Answers& answers);
   void submit_attend(Ticket ticket, const Request& request, TimePoint now, Answers& answers);
-  void depart(const std::string& job, std::int32_t index, Status cause, Answers& answers);
+  void depart(const std::string& job, std::int32_t index, const Status& cause, Answers& answers);
   void depart_while_joining(const std::string& key, std::int32_t index, const Status& cause,
                             Answers& answers);
   void forget_arrival(const std::string& key, std::int32_t index);

@@ -137,7 +137,7 @@ TEST_F(TableTest, GatherEndsForAllAtTheFirstDeadline) {
               "all_gather(\"key\"): 2 of 4 members came within 5 s; missing: ranks 1 and 2");
     EXPECT_EQ(status(member).ranks(), (std::vector<int>{1, 2}));
   }
-  EXPECT_EQ(status(ask(gather("key", 2, 4))).ranks(), (std::vector<int>{1, 2}));
+  EXPECT_EQ(status(ask(gather("key", 2, 4))).ranks(), (std::vector<int>{0, 3})) << "gave up";
   const auto again = ask(gather("key", 0, 4, seconds(5)));
   EXPECT_FALSE(answered(again));
   for (int index = 1; index < 4; ++index) ask(gather("key", index, 4));
@@ -218,6 +218,34 @@ TEST_F(TableTest, NamesTheFirstOfSeveralThatAreGone) {
   for (const std::string key : {"job/contacts", "job/verdicts"})
     EXPECT_EQ(status(ask(gather(key, 1, 4))).ranks(), std::vector<int>{2}) << key;
   EXPECT_EQ(status(ask(barrier("job/barrier", 4))).ranks(), std::vector<int>{2});
+}
+
+// spec: B1 a rank that gives up says why: those who come later are told that, and the ranks that it
+// blames; one that could not wait for longer is named itself
+TEST_F(TableTest, NamesWhatTheOneThatGaveUpSays) {
+  const auto abandon = [&](const std::string& key, int rank, const Status& why) {
+    const std::string reason = encode_reason(why);
+    ask({.op = StoreOp::abandon, .index = rank, .keys = {key}, .values = {reason}});
+  };
+  const Status blames(Code::peer_failed, "rank 2 cannot be reached", {2});
+  for (const std::string& key : {join_key("", ""), std::string("job")}) {
+    ask(arrival(0, 3, key));
+    ask(arrival(1, 3, key));
+    abandon(key, 0, blames);
+    const Status told = status(ask(gather(key == "job" ? "job/first" : key, 1, 3)));
+    EXPECT_EQ(told.ranks(), std::vector<int>{2});
+    EXPECT_NE(told.message().find("rank 0 gave up joining: rank 2 cannot be reached"),
+              std::string::npos)
+        << told.message();
+  }
+  for (int rank = 0; rank < 3; ++rank) ask(arrival(rank, 3, "other"));
+  abandon("other", 0, Status(Code::timed_out, "rank 1 did not come in time", {1}));
+  EXPECT_EQ(status(ask(gather("other/first", 1, 3))).ranks(), std::vector<int>{0});
+  // A reason that cannot be read hurts nobody.
+  for (const char* reason : {"", "x", "\xff\xff\xff\xff"})
+    EXPECT_EQ(
+        why_left({.op = StoreOp::abandon, .index = 7, .keys = {"job"}, .values = {reason}}).ranks(),
+        std::vector<int>{7});
 }
 
 // spec: B1 a rank that ends before it has come to the meeting in which all join is named to all,

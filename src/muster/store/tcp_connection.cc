@@ -168,6 +168,15 @@ Result<std::unique_ptr<TcpConnection>> entered(const TcpEndpoint& endpoint,
   return connection;
 }
 
+/// A request's bytes. `head` is its encoded head.
+std::vector<ConstBytes> with_values(const std::string& head, const Request& request) {
+  std::vector<ConstBytes> pieces{as_bytes(head)};
+  for (const std::string_view value : request.values) {
+    if (!value.empty()) pieces.push_back(as_bytes(value));
+  }
+  return pieces;
+}
+
 }  // namespace
 
 std::string TcpEndpoint::name() const {
@@ -407,7 +416,7 @@ Reply TcpConnection::fail(Status status) {
 
 Status TcpConnection::post(const Request& request, TimePoint deadline) {
   const std::string head = encode_head(request, next_id_++);
-  return send_all({as_bytes(head)}, deadline);
+  return send_all(with_values(head, request), deadline);
 }
 
 Reply TcpConnection::exchange(const Request& request, TimePoint deadline) {
@@ -420,11 +429,8 @@ Reply TcpConnection::exchange(const Request& request, TimePoint deadline) {
             0,
             {}};
   }
-  std::vector<ConstBytes> pieces{as_bytes(head)};
-  for (const std::string_view value : request.values) {
-    if (!value.empty()) pieces.push_back(as_bytes(value));
-  }
-  if (Status sent = send_all(std::move(pieces), deadline); !sent) return fail(std::move(sent));
+  if (Status sent = send_all(with_values(head, request), deadline); !sent)
+    return fail(std::move(sent));
   for (;;) {
     if (const auto frame = frames_.next()) {
       auto wire = decode_reply(*frame);

@@ -12,12 +12,16 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <asio/io_context.hpp>
 #include <asio/posix/stream_descriptor.hpp>
 #include <asio/post.hpp>
 #include <asio/steady_timer.hpp>
+#include <atomic>
 #include <cerrno>
+#include <cstdlib>
+#include <mutex>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -41,6 +45,11 @@ constexpr int kBacklog = 4096;
 constexpr int kAcceptsPerTurn = 64;
 constexpr std::size_t kPieces = 64;
 constexpr Duration kLastWords = std::chrono::seconds(1);
+/// How long a server outlives a failed attempt to join; at the process's exit, and how often that
+/// looks.
+constexpr Duration kLinger = std::chrono::seconds(30);
+constexpr Duration kLingerAtExit = std::chrono::seconds(2);
+constexpr Duration kExitPoll = std::chrono::milliseconds(2);  // limit: of an ending process
 constexpr Duration kWarningInterval = std::chrono::seconds(30);
 constexpr Duration kNoFilesPause =
     std::chrono::milliseconds(20);  // limit: descriptors have run out
@@ -134,6 +143,7 @@ class AsioServer final : public TcpServer {
       : port_(port_of(listeners.front().get())),
         timer_(io_),
         pause_(io_),
+        linger_(io_),
         machine_({.secret = std::move(options.secret),
                   .job = store_job(port_, options.job, Handshake::Role::store),
                   .observed_job = store_job(port_, options.job, Handshake::Role::observer)}) {
@@ -169,6 +179,13 @@ class AsioServer final : public TcpServer {
   }
 
   std::uint16_t port() const override { return port_; }
+  void linger() {
+    has_ranks_ = true;  // until its thread knows
+    asio::post(io_, [this] { begin_lingering(); });
+  }
+  bool has_ended() const { return ended_; }
+  /// Whether ranks that are connected still need a lingering server.
+  bool has_ranks() const { return has_ranks_ && !ended_ && !mark_.forked(); }
 
  private:
   using Connection = StoreServer::Connection;
@@ -302,7 +319,9 @@ class AsioServer final : public TcpServer {
       }
     }
     set_timer();
-    if (ending_) end_when_silent();
+    if (ending_) return end_when_silent();
+    has_ranks_ = machine_.has_ranks();
+    if (lingering_ && !has_ranks_ && !machine_.has_news_for_late_ranks()) begin_end();
   }
 
   /// Writes what fits; false if the connection has ended.
@@ -358,6 +377,16 @@ class AsioServer final : public TcpServer {
     });
   }
 
+  /// Ends once nobody needs the server, or after the limit.
+  void begin_lingering() {
+    lingering_ = true;
+    linger_.expires_after(kLinger);
+    linger_.async_wait([this](const asio::error_code& error) {
+      if (!error && !ending_) begin_end();
+    });
+    pump();
+  }
+
   void begin_end() {
     ending_ = true;
     for (auto& listener : listeners_) listener->watch.cancel();
@@ -377,6 +406,7 @@ class AsioServer final : public TcpServer {
     for (auto& [number, session] : sessions_) ::shutdown(session->socket.get(), SHUT_WR);
     sessions_.clear();
     listeners_.clear();
+    ended_ = true;
     io_.stop();
   }
 
@@ -386,6 +416,7 @@ class AsioServer final : public TcpServer {
   asio::io_context io_{1};
   asio::steady_timer timer_;
   asio::steady_timer pause_;
+  asio::steady_timer linger_;
   TimePoint timer_at_ = TimePoint::max();
   StoreServer machine_;
   std::vector<std::unique_ptr<ListeningSocket>> listeners_;
@@ -393,14 +424,66 @@ class AsioServer final : public TcpServer {
   Connection next_connection_ = 1;
   std::array<std::byte, fixed::kIoBuffer> buffer_;
   bool ending_ = false;
+  bool lingering_ = false;
+  std::atomic<bool> has_ranks_{false};
+  std::atomic<bool> ended_{false};
   TimePoint next_warning_{};
   ProcessMark mark_;
   std::thread thread_;
 };
 
+/// Servers that nobody uses any more. Never destroyed, since servers may end during the exit.
+class LingeringServers {
+ public:
+  static LingeringServers& of_process() {
+    static auto* const all = new LingeringServers;
+    return *all;
+  }
+  void add(std::shared_ptr<AsioServer> server) {
+    forget([](const AsioServer& each) { return each.has_ended(); });
+    const std::lock_guard lock(mutex_);
+    static const bool waits = std::atexit([] { of_process().end(); }) == 0;
+    static_cast<void>(waits);  // where it is not to be had, ranks that are told late see the end
+    servers_.push_back(std::move(server));
+  }
+  template <class Which>
+  void forget(const Which& which) {
+    std::vector<std::shared_ptr<AsioServer>> gone;  // end without the lock
+    const std::lock_guard lock(mutex_);
+    std::erase_if(servers_, [&](auto& each) {
+      const bool goes = which(*each);
+      if (goes) gone.push_back(std::move(each));
+      return goes;
+    });
+  }
+
+ private:
+  void end() {
+    const TimePoint limit = steady_clock().now() + kLingerAtExit;
+    const auto needed = [&] {
+      const std::lock_guard lock(mutex_);
+      return std::ranges::any_of(servers_, [](const auto& each) { return each->has_ranks(); });
+    };
+    while (needed() && steady_clock().now() < limit) std::this_thread::sleep_for(kExitPoll);
+    forget([](const AsioServer&) { return true; });
+  }
+
+  std::mutex mutex_;  // nothing is taken under it
+  std::vector<std::shared_ptr<AsioServer>> servers_;
+};
+
 }  // namespace
 
+void TcpServer::linger(std::shared_ptr<TcpServer> server) {
+  auto own = std::dynamic_pointer_cast<AsioServer>(std::move(server));
+  if (own == nullptr) return;
+  own->linger();
+  LingeringServers::of_process().add(std::move(own));
+}
+
 Result<std::shared_ptr<TcpServer>> TcpServer::start(TcpServerOptions options) {
+  LingeringServers::of_process().forget(
+      [&](const AsioServer& each) { return each.port() == options.port; });
   auto listeners = options.listener ? adopt(std::move(options.listener), options.port)
                                     : listen_at(options.host, options.port, options.deadline);
   if (!listeners) return listeners.status();

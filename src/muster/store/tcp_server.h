@@ -31,6 +31,11 @@ class TcpServer {
   /// Sends pending output for at most 1 s, then closes everything.
   virtual ~TcpServer() = default;
   virtual std::uint16_t port() const = 0;
+
+  /// Keeps the server until the ranks that have joined are gone, and those who are late have been
+  /// told why a meeting failed, for at most 30 s; or until this process starts another server on
+  /// its port. The process's exit waits for the former, at most 2 s.
+  static void linger(std::shared_ptr<TcpServer> server);
 };
 
 }  // namespace muster::store

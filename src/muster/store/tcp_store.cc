@@ -66,11 +66,11 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
         host_rank_(host_rank) {}
 
   ~TcpStoreClient() override {
-    if (!attendance_ || attendance_->forked() || is_join_key(attended_job_)) return;
-    const Status ignored =
-        attendance_->post({.op = StoreOp::leave, .index = attending_rank_, .keys = {attended_job_}},
-                          steady_clock().now() + kGoodbyeLimit);
-    static_cast<void>(ignored);  // the server may have ended
+    if (attendance_ && !attendance_->forked() && !is_join_key(attended_job_) && !abandoned_)
+      say_goodbye({.op = StoreOp::leave, .index = attending_rank_, .keys = {attended_job_}});
+    attendance_.reset();
+    idle_.clear();
+    if (abandoned_ && server_.use_count() == 1) TcpServer::linger(std::move(server_));
   }
 
   Status begin(TimePoint deadline, bool was_there = false) {
@@ -116,6 +116,17 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
     attended_job_ = job;
     attending_rank_ = rank;
     return {};
+  }
+
+  void abandon(const Status& why) override {
+    const std::string reason = encode_reason(why);
+    const std::lock_guard lock(mutex_);
+    if (abandoned_ || !attendance_ || attendance_->forked()) return;
+    abandoned_ = true;
+    say_goodbye({.op = StoreOp::abandon,
+                 .index = attending_rank_,
+                 .keys = {attended_job_},
+                 .values = {reason}});
   }
 
   Result<std::int64_t> count_joins() override {
@@ -173,6 +184,12 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
            (request.keys.empty() ? "" : "(" + quoted(request.keys) + ")");
   }
 
+  /// Needs an attendance.
+  void say_goodbye(const Request& request) {
+    const Status ignored = attendance_->post(request, steady_clock().now() + kGoodbyeLimit);
+    static_cast<void>(ignored);  // the server may have ended
+  }
+
   Status lost(const Status& status) const {
     if (host_rank_ < 0 || status.code() != Code::network) return status;
     return Status(Code::network,
@@ -199,7 +216,7 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
   }
 
   const TcpEndpoint endpoint_;
-  const std::shared_ptr<TcpServer> server_;  // lives as long as any of its users in this process
+  std::shared_ptr<TcpServer> server_;  // lives as long as any of its users in this process
   std::mutex mutex_;
   std::vector<std::unique_ptr<TcpConnection>> idle_;
   const int host_rank_;
@@ -207,6 +224,7 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
       attendance_;  // carries no requests; its end tells the server that this rank has ended
   std::string attended_job_;
   int attending_rank_ = -1;
+  bool abandoned_ = false;
 };
 
 /// The servers that this process shares (`multi_tenant`), by host and port.

@@ -151,7 +151,7 @@ EtcdMeeting::MeetingArrival EtcdMeeting::settle_unnotified(const MeetingState& s
     return MeetingArrival::over;
   }
   if (!written->done || !late) return MeetingArrival::again;
-  reply_.status = state.outcome.with_context("came too late");
+  reply_.status = came_too_late(state.outcome, request_.members);
   return MeetingArrival::over;
 }
 
