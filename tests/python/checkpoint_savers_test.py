@@ -199,6 +199,35 @@ def test_a_requeued_job_goes_before_its_old_self(tmp_path, launches, job):
     assert value_at(path) == 3
 
 
+# spec: S8 a rank 0 of an older launch wakes up after the requeued job has saved and begins a new
+# save: it is refused by name
+def test_an_old_self_that_begins_anew_is_refused(tmp_path):
+    path = tmp_path / "c"
+    old = {"TORCHELASTIC_RUN_ID": "j", "MUSTER_LAUNCH": "one", "MUSTER_EPOCH": "3"}
+    requeued = old | {"MUSTER_LAUNCH": "two", "MUSTER_EPOCH": "1"}
+    assert said(start(1, path, **old)) == "saved"
+    assert said(start(2, path, loads=path, **requeued)) == "saved"
+    answer = said(start(3, path, **old))
+    assert answer.startswith("refused") and "a later launch of job 'j'" in answer
+    assert value_at(path) == 2
+    assert said(start(4, path, **requeued)) == "saved"
+
+
+# spec: S8 without a launcher: a process whose successor has saved is refused, until it has loaded
+# what that saved
+def test_who_loads_again_goes_on(tmp_path):
+    path = tmp_path / "c"
+    assert said(start(1, path)) == "saved"
+    assert value_at(path) == 1
+    checkpoint.save({"a": torch.full((4,), 2.0)}, checkpoint_id=path)
+    assert said(start(3, path, loads=path)) == "saved"
+    with pytest.raises(dist.DistError, match="a later launch has gone on"):
+        checkpoint.save({"a": torch.zeros(4)}, checkpoint_id=path)
+    assert value_at(path) == 3
+    checkpoint.save({"a": torch.full((4,), 4.0)}, checkpoint_id=path)
+    assert value_at(path) == 4
+
+
 # spec: S8 a process that has loaded goes on as a job of its own in every folder, also in those that
 # it has loaded nothing from
 def test_what_is_loaded_counts_for_all_folders(tmp_path):

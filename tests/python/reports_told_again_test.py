@@ -15,12 +15,11 @@ import urllib.error
 
 import pytest
 from etcd_server import etcd_process
-from scratch import reserve_port
+from scratch import LIMIT_S, reserve_port
 
 import muster
 
 MUSTER = str(pathlib.Path(muster.__file__).parents[2] / "bin" / "muster")
-LIMIT_S = 120
 QUOTA = 16 << 20
 OUTAGE_S = 1
 NOT_YET = "what this node says of itself has not reached"

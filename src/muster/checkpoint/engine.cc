@@ -386,7 +386,7 @@ void load_items(const shards::Index& index, const std::vector<CheckpointItem>& i
   });
   if (!thrown) mine = thrown;
   check(shards::exchange_or_fail(ranks, mine, {}, shards::ExchangeLimit::none).status());
-  note_loaded();
+  note_loaded(index.commit);
 }
 
 }  // namespace muster::checkpoint

@@ -136,10 +136,70 @@ TEST_F(Savers, EpochsOfTwoLaunchesAreNotCompared) {
     EXPECT_EQ(old.finish().code(), Code::refused);
     EXPECT_TRUE(anew.finish().ok());
     EXPECT_EQ(value_at(path), std::byte{3});
-    EXPECT_TRUE(TestSaver(path, std::byte{4}, before).finish().ok());
     EXPECT_TRUE(TestSaver(path, std::byte{5}, requeued).finish().ok());
     EXPECT_EQ(value_at(path), std::byte{5});
   }
+}
+
+// spec: S8 a saver of an older launch that wakes up and begins anew is refused by name once the
+// requeued job has saved: over what it saved, over a save that it had not ended, or after it has
+// loaded what it saved elsewhere
+TEST_F(Savers, ALaunchThatWasLeftBehindIsRefused) {
+  for (const std::string job : {"a", ""}) {
+    for (const std::string how : {"saved", "saves", "loads"}) {
+      SCOPED_TRACE(how);
+      const SaverIdentity old{.job = job, .launch = how + "1", .epoch = 3};
+      SaverIdentity requeued{.job = job, .launch = how + "2", .epoch = 1};
+      const auto save = [&](int value, const SaverIdentity& by) {
+        return TestSaver(path, static_cast<std::byte>(value), by).finish();
+      };
+      std::optional<TestSaver> waits;
+      if (how == "saved") {
+        ASSERT_TRUE(save(2, old).ok());
+      }
+      if (how == "saves") waits.emplace(path, std::byte{2}, old);
+      if (how == "loads") requeued.before = {old.launch};
+      ASSERT_TRUE(save(3, requeued).ok());
+      const Status refused = save(4, old);
+      EXPECT_EQ(refused.code(), Code::refused);
+      EXPECT_NE(refused.message().find("a later launch"), std::string::npos) << refused.message();
+      EXPECT_EQ(value_at(path), std::byte{3});
+      EXPECT_TRUE(save(5, requeued).ok());
+      EXPECT_FALSE(save(6, old).ok());
+      EXPECT_TRUE(save(7, {.job = job, .launch = how + "3"}).ok());
+      EXPECT_FALSE(save(8, old).ok());
+      EXPECT_FALSE(save(9, requeued).ok());
+      EXPECT_EQ(value_at(path), std::byte{7});
+    }
+  }
+}
+
+// spec: S8 the requeued job is at work: its old self gives way, also where it begins later
+TEST_F(Savers, ALaunchThatWasLeftBehindGivesWay) {
+  const SaverIdentity old{.job = "a", .launch = "1"};
+  const TestSaver requeued(path, std::byte{3}, {.job = "a", .launch = "2", .before = {"1"}});
+  EXPECT_EQ(TestSaver(path, std::byte{2}, old).finish().code(), Code::refused);
+  EXPECT_TRUE(requeued.finish().ok());
+  EXPECT_EQ(value_at(path), std::byte{3});
+}
+
+// spec: S8 launches of another job and those that are not told are never left behind; a record
+// keeps the launches that came last
+TEST_F(Savers, OnlyLaunchesOfOneJobFollowEachOther) {
+  const auto save = [&](const SaverIdentity& by) {
+    return TestSaver(path, std::byte{2}, by).finish().ok();
+  };
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_TRUE(save({.job = "a", .launch = "1"}));
+    EXPECT_TRUE(save({.job = "b", .launch = "2"}));
+    EXPECT_TRUE(save({}));
+  }
+  for (int launch = 0; launch < 100; ++launch)
+    EXPECT_TRUE(save({.job = "c", .launch = "c" + std::to_string(launch)}));
+  const CommitRecord last = open_index(path)->commit;
+  EXPECT_EQ(last.before.size(), 32u);
+  EXPECT_EQ(last.before.back(), "c98");
+  EXPECT_FALSE(save({.job = "c", .launch = "c98"}));
 }
 
 // spec: S8 the commits of versions that told no launch are of another launch

@@ -125,6 +125,9 @@ CommitRecord claim_of(const UnfinishedSave& save) {
   if (told.contains("job") && told["job"].is_string()) record.job = told["job"];
   if (told.contains("launch") && told["launch"].is_string()) record.launch = told["launch"];
   if (told.contains("epoch") && told["epoch"].is_number_integer()) record.epoch = told["epoch"];
+  if (!told.contains("before") || !told["before"].is_array()) return record;
+  for (const json& each : told["before"])
+    if (each.is_string()) record.before.push_back(each);
   return record;
 }
 
@@ -164,6 +167,7 @@ Result<StagingFolder> StagingFolder::begin(const std::string& target, const Save
   made.overwrite_ = overwrite;
   made.record_.job = saver.job;
   made.record_.launch = saver.launch;
+  made.record_.before = saver.before;
   made.record_.epoch = saver.epoch;
   made.record_.name = std::filesystem::path(target).filename().string();
   made.record_.token = random_name(kTokenBytes);
@@ -187,11 +191,8 @@ Result<StagingFolder> StagingFolder::begin(const std::string& target, const Save
 /// Says in the folder who saves there. The file gets its name once it is locked: a saver that is
 /// seen without the lock has ended.
 Status StagingFolder::claim(const SaverIdentity& saver) {
-  const json about{{"job", saver.job},
-                   {"launch", saver.launch},
-                   {"epoch", saver.epoch},
-                   {"host", host_name()},
-                   {"process", ::getpid()}};
+  const json about{{"job", saver.job},         {"launch", saver.launch}, {"epoch", saver.epoch},
+                   {"before", record_.before}, {"host", host_name()},    {"process", ::getpid()}};
   const std::string text = about.dump(-1, ' ', false, json::error_handler_t::replace);
   const std::string path = path_ + "/" + kSaverName;
   auto file = FileWriter::create(path + kWriting);
@@ -216,13 +217,16 @@ Status StagingFolder::settle_with_others() {
       const bool is_later = theirs.is_later_than(record_);
       // If it lives it takes over this save; if not, the next one removes what it left.
       if (life == SaverLife::ended && is_later) continue;
-      const bool older_epoch = life == SaverLife::running && record_.is_older_epoch_than(theirs);
-      if (older_epoch ||
-          (life != SaverLife::ended && is_later && !theirs.is_older_epoch_than(record_)))
+      const auto is_older = [](const CommitRecord& one, const CommitRecord& than) {
+        return one.is_older_epoch_than(than) || one.was_left_behind_by(than);
+      };
+      const bool is_behind = life == SaverLife::running && is_older(record_, theirs);
+      if (is_behind || (life != SaverLife::ended && is_later && !is_older(theirs, record_)))
         return {Code::refused, "checkpoint: this save of " + target_ + " is refused: " +
                                    theirs.saver_text() + " is saving it at the same time (" +
                                    other.path + "); end the one of the two jobs that should not " +
                                    "save, or give each a folder of its own"};
+      record_.go_on_from(theirs);
     }
     if (Status done = take_over(other.path, /*durable=*/true); !done) return done;
   }
@@ -258,7 +262,15 @@ Status StagingFolder::check_target() {
         "checkpoint: this save of " + target_ + " is refused: it is of " + record_.saver_text() +
             ", and " + there.saver_text() +
             " has saved it already in the same launch; a process that was left behind must end"};
+  if (record_.was_left_behind_by(there))
+    return {Code::refused,
+            "checkpoint: this save of " + target_ + " is refused: a later launch" +
+                (record_.job.empty() ? "" : " of job '" + record_.job + "'") +
+                " has gone on from what this one saved, and has saved " + target_ +
+                " since; a process that was left behind must end. To go on from what is there, "
+                "start the job again"};
   if (there.is_later_than(record_)) return superseded(target_);
+  record_.go_on_from(there);
   seen_digest_ = index->digest;
   return {};
 }

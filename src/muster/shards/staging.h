@@ -35,11 +35,14 @@ namespace muster::shards {
 inline constexpr const char* kSaverName = "saver.lock";
 
 /// Who saves. Of savers of one launch of a job, those of older epochs give way to those of later
-/// ones. Of any others, the one that began first gives way.
+/// ones. Of two launches of a job, the one that the other has gone on from gives way: the other has
+/// loaded what it saved, has saved over that, or has taken a save over from it. Of any others, the
+/// one that began first gives way.
 struct SaverIdentity {
   std::string job = {};
   std::string launch = {};
-  std::int64_t epoch = 0;  ///< 0: none
+  std::int64_t epoch = 0;                ///< 0: none
+  std::vector<std::string> before = {};  ///< launches that it has gone on from by loading
 };
 
 class StagingFolder {

@@ -21,6 +21,7 @@ constexpr std::string_view kRecordBegins = "{\n \"commit\": ", kRecordEnds = "\n
 constexpr std::string_view kTimeBegins = "{\n \"committed_ns\": ";
 constexpr std::string_view kFilesBegin = "{\n \"files\": ";  // still older ones
 constexpr std::size_t kLongestRecord = 8192;  // limit: the name of a folder has 255 bytes
+constexpr std::size_t kLaunchesBefore = 32;   // limit: what a record has room for
 
 json json_without_digest(const CommitRecord& record) {
   json all{{"number", record.number},
@@ -29,6 +30,7 @@ json json_without_digest(const CommitRecord& record) {
            {"job", record.job},
            {"epoch", record.epoch}};
   if (!record.launch.empty()) all["launch"] = record.launch;
+  if (!record.before.empty()) all["before"] = record.before;
   if (record.step) all["step"] = *record.step;
   return all;
 }
@@ -48,6 +50,21 @@ std::string CommitRecord::saver_text() const {
   return "epoch " + std::to_string(epoch) + (job.empty() ? "" : " of job '" + job + "'");
 }
 
+bool CommitRecord::was_left_behind_by(const CommitRecord& other) const {
+  return !launch.empty() && job == other.job && std::ranges::count(other.before, launch) > 0;
+}
+
+void CommitRecord::go_on_from(const CommitRecord& other) {
+  if (job != other.job) return;
+  std::vector<std::string> earlier = other.before;
+  earlier.push_back(other.launch);
+  std::erase_if(earlier, [this](const std::string& each) {
+    return each.empty() || each == launch || std::ranges::count(before, each) > 0;
+  });
+  before.insert(before.begin(), earlier.begin(), earlier.end());
+  if (before.size() > kLaunchesBefore) before.erase(before.begin(), before.end() - kLaunchesBefore);
+}
+
 json json_of(const CommitRecord& record) {
   json all = json_without_digest(record);
   all["digest"] = digest_of_record(all);
@@ -63,6 +80,7 @@ Result<CommitRecord> record_in(const json& commit) {
     record.job = commit.at("job");
     record.epoch = whole_number<std::int64_t>(commit.at("epoch"));
     if (commit.contains("launch")) record.launch = commit.at("launch");
+    if (commit.contains("before")) record.before = commit.at("before");
     if (commit.contains("step")) record.step = whole_number<std::int64_t>(commit.at("step"));
     if (commit.at("digest") != digest_of_record(json_without_digest(record)))
       return Status(Code::invalid_argument, "the record of the commit does not fit its digest");

@@ -8,6 +8,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <vector>
 
 #include "muster/status.h"
 
@@ -22,6 +24,9 @@ struct CommitRecord {
   std::string job = {};    ///< the job's name; empty: none
   /// Drawn at random for each launch of the job; empty: not told, or of versions without it.
   std::string launch = {};
+  /// The launches of the job that this one has gone on from, the last ones: what they save from now
+  /// on is of processes that were left behind.
+  std::vector<std::string> before = {};
   std::int64_t epoch = 0;         ///< of the launch; 0: none
   std::int64_t committed_ns = 0;  ///< only in checkpoints without a number
 
@@ -34,6 +39,10 @@ struct CommitRecord {
   bool is_older_epoch_than(const CommitRecord& other) const {
     return epoch > 0 && other.epoch > epoch && launch == other.launch && job == other.job;
   }
+  /// Whether a launch has saved `other` that has gone on from this one.
+  bool was_left_behind_by(const CommitRecord& other) const;
+  /// Notes that this launch comes after that of `other`, if they are two of one job.
+  void go_on_from(const CommitRecord& other);
   /// "epoch 3 of job 'a'", or "another saver".
   std::string saver_text() const;
 };
