@@ -363,6 +363,19 @@ Status load_item(shards::Reader& reader, const shards::Index& index, const Check
   return {};
 }
 
+/// Files are verified while they are read: to read them twice, or to put aside what was read, would
+/// slow down every load. So a load that fails says what it leaves.
+Status with_what_is_filled(const Status& failed, std::size_t filled, std::size_t begun,
+                           std::size_t all) {
+  if (begun == 0) return failed;
+  const std::string of_all = " of the " + std::to_string(all) + " tensors of this rank";
+  return {failed.code(),
+          failed.message() + "; this load has filled " + std::to_string(filled) + of_all +
+              (begun > filled ? ", and one of them in part" : "") +
+              ": load another checkpoint before they are used",
+          failed.ranks()};
+}
+
 }  // namespace
 
 Status check_items(const shards::Index& index, const std::vector<CheckpointItem>& items) {
@@ -380,12 +393,14 @@ void load_items(const shards::Index& index, const std::vector<CheckpointItem>& i
   const at::NoGradGuard no_grad;
   shards::Reader reader(index);
   Status mine;
+  std::size_t begun = 0;
   const Status thrown = caught([&] {
-    for (std::size_t i = 0; i < items.size() && mine.ok(); ++i)
-      mine = load_item(reader, index, items[i]);
+    while (begun < items.size() && mine.ok()) mine = load_item(reader, index, items[begun++]);
   });
   if (!thrown) mine = thrown;
-  check(shards::exchange_or_fail(ranks, mine, {}, shards::ExchangeLimit::none).status());
+  const Status all =
+      shards::exchange_or_fail(ranks, mine, {}, shards::ExchangeLimit::none).status();
+  if (!all) check(with_what_is_filled(all, begun - (mine.ok() ? 0 : 1), begun, items.size()));
   note_loaded(index.commit);
 }
 

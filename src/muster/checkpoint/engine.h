@@ -62,7 +62,8 @@ shards::SavingRanks ranks_of(const Group& group);
 Status check_items(const shards::Index& index, const std::vector<CheckpointItem>& items);
 
 /// Fills the items' tensors from the checkpoint; of another floating-point or integer type, with a
-/// cast. Collective by `ranks`: throws DistError on all ranks where it fails on one.
+/// cast. Collective by `ranks`: throws DistError on all ranks where it fails on one, and says how
+/// many tensors have been filled.
 void load_items(const shards::Index& index, const std::vector<CheckpointItem>& items,
                 const shards::SavingRanks& ranks);
 
