@@ -4,10 +4,12 @@ forked workers.
 
 import datetime
 import os
+import pathlib
+import subprocess
 
 import pytest
 import torch
-from ranks import meeting_file, run_ranks
+from ranks import LIMIT_S, meeting_file, run_ranks
 from torch.utils.data import DataLoader, Dataset
 
 import muster as dist
@@ -153,3 +155,22 @@ def test_the_environment_turns_it_on():
     finally:
         del os.environ["MUSTER_SHARE_MEMORY"]
         dist.use_shared_allocator(False)
+
+
+# spec: M1 where address space is limited (ulimit -v, as PBS and SGE do it) to less than the arenas
+# of all ranks, or than the memory of the group too, sharded training copies and goes on
+@pytest.mark.parametrize("kibibytes", [4_000_000, 20_000_000])
+@pytest.mark.parametrize("shares", [{}, {"MUSTER_SHARE_MEMORY": "1"}])
+def test_limited_address_space(kibibytes, shares):
+    programs = pathlib.Path(dist.__file__).parents[2] / "bin"
+    line = f"ulimit -v {kibibytes}; exec {programs}/muster run --standalone --nproc-per-node 2 "
+    done = subprocess.run(
+        ["sh", "-c", line + f"{programs}/sharded"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env=os.environ | shares | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "like one process" in done.stdout
+    assert ("tensors stay private" in done.stderr) == bool(shares)

@@ -7,8 +7,10 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <string>
 
 #include "muster/base/env.h"
+#include "muster/base/log.h"
 #include "muster/group/errors.h"
 #include "muster/shm/arena.h"
 
@@ -160,7 +162,13 @@ void trim_shared_allocator() {
 
 void group::share_memory_if_asked(std::optional<bool> wanted) {
   if (!wanted) wanted = take(env_flag("MUSTER_SHARE_MEMORY"));
-  if (wanted.value_or(false) && !shared_allocator_stats().enabled) use_shared_allocator();
+  if (!wanted.value_or(false) || shared_allocator_stats().enabled) return;
+  try {
+    use_shared_allocator();
+  } catch (const DistError& error) {  // then the bytes of calls are copied
+    if (error.code() != Code::exhausted) throw;
+    log(LogLevel::warning, std::string("tensors stay private: ") + error.what());
+  }
 }
 
 group::SharedSizes::SharedSizes(std::vector<std::size_t> bytes) {

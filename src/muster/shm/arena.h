@@ -35,7 +35,8 @@ struct ArenaStats {
 
 class Arena {
  public:
-  /// The process's arena, created on first use. A forked child creates its own. It can read and
+  /// The process's arena, created on first use; Code::exhausted where address space is limited
+  /// (ulimit -v), as peers could not map it. A forked child creates its own. It can read and
   /// write the inherited memory, but allocating from the inherited arena fails with Code::aborted,
   /// and freeing to it does nothing.
   static Result<Arena*> of_process();

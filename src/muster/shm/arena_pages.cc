@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <linux/falloc.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,9 +31,21 @@ bool system_lacks(std::size_t bytes) {
   return bytes >= kAskedBytes && host_memory().available < bytes;
 }
 
+/// Every rank of a host maps the arenas of all others whole. Where address space is limited there
+/// is no telling how many will fit, and a peer that cannot map one could not make the call.
+Status check_address_space() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return {};
+  return Status(Code::exhausted,
+                "there is no shared arena: address space is limited to " +
+                    std::to_string(limit.rlim_cur) +
+                    " bytes (ulimit -v), and that of all ranks of this host may not fit into it");
+}
+
 }  // namespace
 
 Result<std::unique_ptr<ArenaPages>> ArenaPages::make(std::size_t limit) {
+  if (Status room = check_address_space(); !room) return room;
   std::size_t bytes =
       std::min(std::clamp(std::bit_ceil(limit), kLeastAddressSpace, kMostAddressSpace),
                static_cast<std::size_t>(largest_file()) / ArenaHeap::kPage * ArenaHeap::kPage);

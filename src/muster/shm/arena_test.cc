@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -596,6 +597,21 @@ TEST(HostMemory, KnowsTheMachineAndItsControlGroups) {
   EXPECT_EQ(host_memory(root).limit, 300'000u);
   EXPECT_EQ(host_memory(root).available, 0u);
   std::filesystem::remove_all(root);
+}
+
+// spec: M1 where address space is limited (ulimit -v) there is no arena that peers could not map
+TEST(Arena, ThereIsNoneWhereAddressSpaceIsLimited) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const rlimit most{std::size_t{1} << 45, std::size_t{1} << 45};
+    if (::setrlimit(RLIMIT_AS, &most) != 0) ::_exit(2);
+    const auto arena = Arena::of_process();
+    const bool named = arena.status().message().find("ulimit -v") != std::string::npos;
+    ::_exit(arena.status().code() == Code::exhausted && named ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 }  // namespace
