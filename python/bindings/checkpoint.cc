@@ -199,6 +199,8 @@ void bind_checkpoint(py::module_& module) {
         group::check(shards::import_safetensors(index, to));
       },
       Released());
+  module.def("_checkpoint_local_path",
+             [](const std::string& name) { return group::take(shards::local_path(name)); });
   module.def(
       "_checkpoints_in",
       [](const std::string& folder) {

@@ -306,6 +306,8 @@ def test_files_of_users_stay(tmp_path):
 # spec: S11 names of other places: file:// and ~ are folders of this machine, other schemes are
 # refused by name and make no folder
 def test_names_of_other_places(tmp_path, monkeypatch):
+    from muster.checkpoint import format_utils
+
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     state = {"a": torch.ones(4)}
@@ -323,6 +325,12 @@ def test_names_of_other_places(tmp_path, monkeypatch):
         reader = checkpoint.HuggingFaceStorageReader(name)
         checkpoint.load(loaded, storage_reader=reader)
         assert loaded["a"].tolist() == [1, 1, 1, 1]
+        checkpoint.to_torch_save(name, f"{name}.pt")
+        assert place.with_name("c.pt").is_file()
+        checkpoint.from_torch_save(f"{name}.pt", f"{name}-again")
+        format_utils.dcp_to_torch_save(name, f"{name}.pt")
+        format_utils.torch_save_to_dcp(f"{name}.pt", f"{name}-again")
+        assert value_at(place.with_name("c-again")) == 1
     before = sorted(os.listdir(tmp_path))
     for name in ("s3://bucket/c", "gs://bucket/c", "hf://models/c", "memory://c"):
         scheme = name.partition(":")[0]
@@ -333,6 +341,15 @@ def test_names_of_other_places(tmp_path, monkeypatch):
             lambda name=name: checkpoint.latest(name),
             lambda name=name: checkpoint.export_safetensors("~/run/c", name, prefix=""),
             lambda name=name: checkpoint.export_safetensors(name, "out", prefix=""),
+            lambda name=name: checkpoint.from_torch_save(name, "out"),
+            lambda name=name: checkpoint.from_torch_save("home/run/c.pt", name),
+            lambda name=name: checkpoint.from_torch_dcp(name, "out", trust=True),
+            lambda name=name: checkpoint.convert.from_safetensors(name, "out"),
+            lambda name=name: checkpoint.convert.from_safetensors("home/run/c", name),
+            lambda name=name: checkpoint.to_torch_save(name, "out"),
+            lambda name=name: checkpoint.to_torch_save("~/run/c", name),
+            lambda name=name: format_utils.dcp_to_torch_save("~/run/c", name),
+            lambda name=name: format_utils.torch_save_to_dcp(name, "out"),
         ):
             with pytest.raises(dist.DistError, match=f"'{name}' is a name of {scheme}"):
                 call()

@@ -26,6 +26,13 @@ def export_safetensors(checkpoint_id, folder, *, prefix="model.", file_bytes=5_0
     index.export(os.fspath(folder), prefix=prefix, file_bytes=file_bytes)
 
 
+def local_path(name):
+    """A path of this machine, as the names of checkpoints are. Names of other stores are refused
+    (s3://bucket).
+    """
+    return _C._checkpoint_local_path(os.fspath(name))
+
+
 def check_memory(checkpoint_id):
     """Refuses what memory cannot hold: sizes that a file claims may exceed all of it. The index."""
     index = _C._CheckpointIndex.open(os.fspath(checkpoint_id), False)
@@ -61,6 +68,7 @@ def to_torch_save(checkpoint_id, file):
     and {"numbers": {name: number}} where an optimizer has whole numbers of a parameter. One
     process, with memory for all.
     """
+    file = local_path(file)
     index = check_memory(checkpoint_id)
     flat = {
         name: torch.empty(size, dtype=DTYPES[dtype])
@@ -76,13 +84,15 @@ def to_torch_save(checkpoint_id, file):
     }
     if numbers:
         contents["numbers"] = {name: int(flat[name]) for name in sorted(numbers)}
-    save_whole(contents, os.fspath(file))
+    save_whole(contents, file)
 
 
 def from_torch_save(file, checkpoint_id):
     """A checkpoint of what torch.save wrote: tensors and values, read with weights_only=True, so
     that nothing in the file is run.
     """
+    if isinstance(file, str | os.PathLike):
+        file = local_path(file)
     state = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(state, dict):
         refuse(f"{file} holds a {type(state).__name__}; a dictionary is needed")
@@ -99,9 +109,10 @@ def from_torch_dcp(folder, checkpoint_id, *, trust=False):
     trust: torch unpickles the folder's .metadata, which runs whatever code its author put there.
     Give True only for folders that you trust; without it nothing is read.
     """
+    folder = local_path(folder)
     if not trust:
         refuse(
-            f"{os.fspath(folder)} is in torch's format, whose .metadata is a pickle: reading it "
+            f"{folder} is in torch's format, whose .metadata is a pickle: reading it "
             "can run code of its author. If you trust that, give trust=True (--trust)"
         )
     from torch.distributed.checkpoint import FileSystemReader

@@ -1,7 +1,5 @@
 """torch.distributed.checkpoint.format_utils' functions, for checkpoints of muster's."""
 
-import os
-
 from . import convert
 from .saving import load
 
@@ -15,10 +13,11 @@ def dcp_to_torch_save(dcp_checkpoint_dir, torch_save_path):
     saved. One process, with memory for all. A folder in torch's own format (`.distcp`) is refused:
     `convert.from_torch_dcp` reads it where it is trusted.
     """
+    file = convert.local_path(torch_save_path)
     convert.check_memory(dcp_checkpoint_dir)
     state = {}
     load(state, checkpoint_id=dcp_checkpoint_dir, no_dist=True)
-    convert.save_whole(state, os.fspath(torch_save_path))
+    convert.save_whole(state, file)
 
 
 def torch_save_to_dcp(torch_save_path, dcp_checkpoint_dir):
