@@ -315,6 +315,7 @@ def test_names_of_other_places(tmp_path, monkeypatch):
         (f"file://{tmp_path}/f/c", tmp_path / "f/c"),
         ("~/run/c", tmp_path / "home/run/c"),
         ("file://~/file/c", tmp_path / "home/file/c"),
+        (f"file:{tmp_path}/one/c", tmp_path / "one/c"),
     ):
         checkpoint.save(state, checkpoint_id=name)
         assert (place / "muster.json").is_file()
@@ -353,7 +354,33 @@ def test_names_of_other_places(tmp_path, monkeypatch):
         ):
             with pytest.raises(dist.DistError, match=f"'{name}' is a name of {scheme}"):
                 call()
+    with pytest.raises(dist.DistError, match="names the host 'tmp': file:///folder"):
+        checkpoint.save(state, checkpoint_id="file://tmp/c")
     assert sorted(os.listdir(tmp_path)) == before
+
+
+# spec: S8 S11 one folder may be spelt in several ways: a save does not take its own for another's
+def test_spellings_of_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(
+        ("plain", "./dotted", "run//double", f"{tmp_path}//whole//c", "run/../up", "plain/")
+    ):
+        for value in (number, number + 0.5):
+            state = {"a": torch.full((4,), value)}
+            checkpoint.save(state, checkpoint_id=name)
+            assert value_at(name) == value
+            checkpoint.async_save(state, checkpoint_id=name).result()
+            assert value_at(tmp_path / name) == value
+    for step in (1, 2, 3):
+        writer = checkpoint.FileSystemWriter(f"step-{step}", step=step, keep_last=2)
+        checkpoint.save({"a": torch.zeros(4)}, storage_writer=writer)
+    assert checkpoint.latest(".") == "./step-3"
+    assert sorted(name for name in os.listdir() if name.startswith("step")) == ["step-2", "step-3"]
+    with pytest.raises(dist.DistError, match="keep_last is -1"):
+        checkpoint.save(
+            {"a": torch.zeros(4)},
+            storage_writer=checkpoint.FileSystemWriter("step-4", step=4, keep_last=-1),
+        )
 
 
 # spec: U1 torch's modules for checkpoints are there; what they name is torch's, muster's, or is

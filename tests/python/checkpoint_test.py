@@ -354,6 +354,20 @@ def test_conversions(tmp_path):
     assert_same(other.state_dict(), exported["model"].state_dict(), 0)
 
 
+def saved_by_rank_zero(rank, size, folder):
+    if rank == 0:
+        with pytest.raises(dist.DistBackendError, match="all ranks of the group must call save"):
+            checkpoint.save({"t": torch.ones(3)}, checkpoint_id=folder + "/c")
+    else:
+        with pytest.raises(dist.DistBackendError, match="rank 0 called"):
+            dist.barrier()
+
+
+# spec: S4 a save of some ranks only is told what is wrong
+def test_a_save_of_one_rank(tmp_path):
+    on_ranks(2, saved_by_rank_zero, str(tmp_path))
+
+
 def one_saver(rank, size):
     def saver_of(group):
         return checkpoint.saving._saver(checkpoint.ranks.Members(group))

@@ -101,6 +101,18 @@ PieceData copied(const shards::PlannedSave& plan, int rank,
   return data;
 }
 
+std::vector<std::string> exchange_part(const Group& group, const std::string& part,
+                                       std::optional<TimePoint> deadline) {
+  try {
+    return group::exchange_text(group, part, deadline);
+  } catch (const DistError& error) {
+    if (error.code() != Code::mismatch) throw;
+    group::raise(Status(error.code(), error.what(), error.ranks())
+                     .with_context("checkpoint: all ranks of the group must call save, async_save "
+                                   "or load, not only some"));
+  }
+}
+
 /// In parts, as a text of the group is limited. A part that is full is followed by another one.
 std::vector<std::string> exchange_in_parts(const Group& group, const std::string& mine,
                                            std::optional<TimePoint> deadline) {
@@ -108,7 +120,7 @@ std::vector<std::string> exchange_in_parts(const Group& group, const std::string
   std::vector<std::string> all(static_cast<std::size_t>(group->size()));
   bool is_last = false;
   for (std::size_t at = 0; !is_last; at = std::min(at + part_bytes, mine.size())) {
-    const auto parts = group::exchange_text(group, mine.substr(at, part_bytes), deadline);
+    const auto parts = exchange_part(group, mine.substr(at, part_bytes), deadline);
     is_last = true;
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       all[rank] += parts[rank];

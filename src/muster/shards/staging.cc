@@ -208,8 +208,10 @@ Status StagingFolder::claim(const SaverIdentity& saver) {
 
 /// After the own folder is there: takes over the saves that are less, or gives way.
 Status StagingFolder::settle_with_others() {
+  const auto own_name = std::filesystem::path(path_).filename();
   for (const UnfinishedSave& other : unfinished_saves_of(target_)) {
-    if (other.path == path_) continue;
+    // Both are in one folder, which may be spelt in two ways ("c" and "./c").
+    if (std::filesystem::path(other.path).filename() == own_name) continue;
     if (!exists(path_)) return superseded(target_);
     if (!other.is_removed) {
       const SaverLife life = life_of_saver(other.path);

@@ -10,6 +10,7 @@ namespace muster::shards {
 namespace {
 
 constexpr std::string_view kSchemeEnds = "://", kFileScheme = "file", kThisHost = "localhost/";
+constexpr std::string_view kFilePath = "file:/";  // the same without a host
 
 /// "s3" of "s3://bucket"; empty for a path.
 std::string scheme_of(const std::string& name) {
@@ -38,6 +39,13 @@ Result<std::string> local_path(const std::string& name) {
   if (!scheme.empty()) {
     path.erase(0, kFileScheme.size() + kSchemeEnds.size());
     if (path.starts_with(kThisHost)) path.erase(0, kThisHost.size() - 1);
+    if (!path.starts_with('/') && !path.starts_with('~'))
+      return Status(Code::invalid_argument,
+                    "checkpoint: '" + name + "' names the host '" +
+                        path.substr(0, path.find('/')) +
+                        "': file:///folder, with three slashes, is a folder of this machine");
+  } else if (path.starts_with(kFilePath)) {
+    path.erase(0, kFilePath.size() - 1);
   }
   if (path == "~" || path.starts_with("~/")) {
     const auto home = env_text("HOME");
