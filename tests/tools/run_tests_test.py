@@ -123,6 +123,11 @@ class Flakes(unittest.TestCase):
         self.assertIn("flakes: 6 executions, 1 tests were red", said)
         self.assertEqual(len([name for name in outputs if name.startswith("a.one.")]), 1)
 
+    def test_a_tree_without_tests_is_no_green_run(self):
+        status, said, _ = self.flakes({})
+        self.assertNotEqual(status, 0)
+        self.assertNotIn("0 tests were red", said)
+
     def test_green_runs_list_nothing(self):
         status, said, _ = self.flakes({"a.one": "green", "b/two": "green"})
         self.assertEqual(status, 0)

@@ -31,6 +31,23 @@ TEST(Habits, ClosedStreamsLeadNowhere) {
   EXPECT_EQ(sorted_lines(shown.output), (std::vector<std::string>{"[0] err", "[1] err"}));
 }
 
+// spec: J3 what a full disk does not take is not lost in silence
+TEST(Habits, AFullDiskIsTold) {
+  for (const char* command :
+       {" --version", " environment", " doctor", " bench --sizes 8 --seconds 0.01"}) {
+    const auto ended = muster::testing::run_shell("(timeout 120 " + std::string(MUSTER_COMMAND) +
+                                                  command + " >/dev/full)");
+    EXPECT_EQ(ended.code, 1) << command;
+    EXPECT_TRUE(contains(ended.output, "could be written to standard output")) << ended.output;
+  }
+  const auto job = muster::testing::run_shell(
+      "(" + std::string(MUSTER_COMMAND) +
+      " run --standalone --nproc-per-node 2 sh -c 'echo out' >/dev/full)");
+  EXPECT_EQ(job.code, 0) << "the workers have ended well";
+  EXPECT_TRUE(contains(job.output, "cannot be written to standard output: no space left on device"))
+      << job.output;
+}
+
 // spec: L13 the events say how many restarts there were, and the exit code of a killed worker as a
 // shell does
 TEST(Habits, EventsCountRestartsAndNameKills) {

@@ -1,10 +1,13 @@
 /// The `muster` command: one subcommand a file.
 #include <fcntl.h>
 
+#include <cerrno>
+#include <cstdio>
 #include <iostream>
 #include <string>
 #include <vector>
 
+#include "muster/base/socket_address.h"
 #include "muster/cli/bench/bench.h"
 #include "muster/cli/bench/engine_worker.h"
 #include "muster/cli/checkpoint.h"
@@ -64,11 +67,7 @@ bool open_streams() {
   return true;
 }
 
-}  // namespace
-
-int main(int count, char** words) {
-  if (!open_streams()) return 1;
-  const std::vector<std::string> arguments(words + 1, words + count);
+int run_command(const std::vector<std::string>& arguments) {
   const std::string command = arguments.empty() ? "--help" : arguments.front();
   const std::vector<std::string> rest(arguments.begin() + (arguments.empty() ? 0 : 1),
                                       arguments.end());
@@ -100,4 +99,21 @@ int main(int count, char** words) {
   }
   std::cerr << "muster: there is no command \"" << command << "\"\n\n" << kHelp;
   return muster::cli::kUsageError;
+}
+
+/// What could not be printed (no space, say) makes a command fail that has succeeded otherwise.
+int checked_output(int exit_code) {
+  errno = 0;
+  const bool written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.flush();
+  if (written || errno == EPIPE) return exit_code;
+  std::cerr << "muster: not all could be written to standard output: "
+            << (errno == 0 ? "it has failed" : muster::errno_text(errno)) << "\n";
+  return exit_code == 0 ? 1 : exit_code;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  if (!open_streams()) return 1;
+  return checked_output(run_command({words + 1, words + count}));
 }

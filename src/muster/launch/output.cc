@@ -6,8 +6,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "muster/base/file_limit.h"
+#include "muster/base/log.h"
+#include "muster/base/socket_address.h"
 
 namespace muster::launch {
 
@@ -106,8 +109,10 @@ void ConsoleSink::pump() {
       at_ += static_cast<std::size_t>(wrote);
     } else if (errno == EAGAIN) {
       break;
-    } else if (errno != EINTR) {
+    } else if (errno == EPIPE) {
       broken_ = true;
+    } else if (errno != EINTR) {
+      lose(errno);
     }
   }
   if (broken_) at_ = queue_.size();
@@ -115,6 +120,14 @@ void ConsoleSink::pump() {
     queue_.erase(0, at_);
     at_ = 0;
   }
+}
+
+void ConsoleSink::lose(int error) {
+  at_ = queue_.size();
+  if (std::exchange(error_, error) == error) return;
+  log(LogLevel::warning, "the workers' output cannot be written to " +
+                             std::string(fd_ == 2 ? "standard error: " : "standard output: ") +
+                             errno_text(error) + "; it is lost until that takes it again");
 }
 
 bool write_all(int fd, std::string_view bytes) {

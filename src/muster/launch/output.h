@@ -63,14 +63,18 @@ class ConsoleSink {
   /// The queue to which lines are appended.
   std::string& queue() { return queue_; }
   /// Writes until the queue is empty or the descriptor is full. If the reader has closed it, all
-  /// output is dropped from then on.
+  /// output is dropped from then on; if it fails otherwise (no space), what is queued is, and the
+  /// log says so.
   void pump();
   bool broken() const { return broken_; }
 
  private:
+  void lose(int error);
+
   int fd_;
   bool pollable_ = true;
   bool broken_ = false;
+  int error_ = 0;  // the last that was logged
   std::string queue_;
   std::size_t at_ = 0;
 };

@@ -105,6 +105,24 @@ TEST(ConsoleSink, NeverBlocks) {
   ::close(ends[1]);
 }
 
+// spec: L13 what cannot be written is told, once, and the next output is tried again
+TEST(ConsoleSink, TellsOfAFullDisk) {
+  const Descriptor full(::open("/dev/full", O_WRONLY | O_CLOEXEC));
+  ASSERT_TRUE(full);
+  ConsoleSink sink(full.get());
+  ::testing::internal::CaptureStderr();
+  for (int line = 0; line < 3; ++line) {
+    sink.queue().append("a line\n");
+    sink.pump();
+    EXPECT_TRUE(sink.empty());
+    EXPECT_FALSE(sink.broken());
+  }
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  const std::string words = "cannot be written to standard output: no space left on device";
+  EXPECT_NE(said.find(words), std::string::npos) << said;
+  EXPECT_EQ(said.find(words), said.rfind(words)) << said;
+}
+
 // spec: L2 --log-line-prefix-template: names are replaced, others stay
 TEST(ExpandNames, NamesThatAreKnown) {
   const std::map<std::string, std::string> names = {{"rank", "3"}, {"hostname", "node${rank}"}};

@@ -246,7 +246,7 @@ Result<PlannedSave> plan_save(const std::vector<Shard>& shards, const CommitOpti
     mine = path.status();
   if (mine.ok() && options.keep_last < 0)
     mine = refuse_save("keep_last is " + std::to_string(options.keep_last) +
-                  ": give how many checkpoints stay, or 0 for all");
+                       ": give how many checkpoints stay, or 0 for all");
   if (mine.ok() && ranks.rank == 0) mine = begin_staging(plan);
   const NotedExchange noted(ranks);
   const auto texts =

@@ -41,8 +41,7 @@ Result<std::string> local_path(const std::string& name) {
     if (path.starts_with(kThisHost)) path.erase(0, kThisHost.size() - 1);
     if (!path.starts_with('/') && !path.starts_with('~'))
       return Status(Code::invalid_argument,
-                    "checkpoint: '" + name + "' names the host '" +
-                        path.substr(0, path.find('/')) +
+                    "checkpoint: '" + name + "' names the host '" + path.substr(0, path.find('/')) +
                         "': file:///folder, with three slashes, is a folder of this machine");
   } else if (path.starts_with(kFilePath)) {
     path.erase(0, kFilePath.size() - 1);
