@@ -9,10 +9,11 @@ import sys
 import textwrap
 import threading
 import time
+import warnings
 
 import pytest
 import torch
-from ranks import LIMIT_S, fork, meeting_file
+from ranks import LIMIT_S, fork, meeting_file, run_ranks
 from scratch import reserve_port
 
 import muster as dist
@@ -90,6 +91,29 @@ def judge(survivors, culprit, reason):
         assert f"rank {culprit} failed: {reason}" in text, text
         assert named == [culprit], (named, text)
         assert after < SOON_S
+
+
+def destroys_in_finally(rank, name):
+    dist.init_process_group(init_method="file://" + name, rank=rank, world_size=2)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with pytest.raises(
+            LookupError if rank == 1 else dist.DistBackendError, match="no data|rank 1 skipped"
+        ):
+            try:
+                dist.all_reduce(torch.ones(1))
+                if rank == 1:
+                    raise LookupError("no data")
+                dist.all_reduce(torch.ones(1))
+            finally:
+                dist.destroy_process_group()
+    assert any("rank 1 skipped a call" in str(each.message) for each in told) or rank == 0
+    assert not dist.is_initialized()
+
+
+# spec: B10 H7 destroy_process_group in `finally` leaves the exception that is under way, and warns
+def test_destroy_keeps_the_exception_that_is_under_way():
+    run_ranks(2, destroys_in_finally, meeting_file())
 
 
 # spec: H7 an exception that ends a rank's process stands in the errors of all others, at once
