@@ -434,8 +434,7 @@ void bind_groups(py::module_& module) {
       "DistNetworkError "
       "for addresses, ValueError (DistArgumentError) for arguments and for a second call.");
   module.def(
-      "destroy_process_group",
-      &destroy_whatever_is_under_way, py::arg("group") = py::none(),
+      "destroy_process_group", &destroy_whatever_is_under_way, py::arg("group") = py::none(),
       "Ends one group, or all of them for None and the default one; every member calls it. Raises "
       "what a member "
       "called and another skipped, and a failure that no call has shown yet, after everything is "

@@ -29,7 +29,7 @@ _ON_BACKEND = (
     "it stands on torch.distributed's own groups: import torch.distributed.{name} and call "
     "torch.distributed.init_process_group('muster') after `import muster.torch`, which puts those "
     "groups on the same engine "
-    "(docs/torch-backend.md)"
+    "(docs/user/torch-backend.md)"
 )
 REFUSED = {
     name: _ON_BACKEND.format(name=name)

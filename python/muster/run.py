@@ -1,5 +1,5 @@
 """`python -m muster.run`: `muster run`, for programs and people that call torch.distributed.run.
-docs/launching.md has its options.
+docs/user/launching.md has its options.
 
 `main`, `run`, `get_args_parser`, `parse_args`, `config_from_args`, `elastic_launch` and
 `LaunchConfig` are what libraries take from torch.distributed.run. The last three are torch's: their

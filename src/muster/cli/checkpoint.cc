@@ -18,7 +18,8 @@ namespace muster::cli {
 namespace {
 
 int complain(const std::string& why) {
-  std::cerr << "muster checkpoint: " << printable(why) << "\n";
+  std::cerr << "muster " << (why.starts_with("checkpoint: ") ? "" : "checkpoint: ")
+            << printable(why) << "\n";
   return 1;
 }
 
@@ -85,7 +86,8 @@ int verify(const std::string& path) {
   const auto wrong = shards::verify(*index);
   for (const std::string& each : wrong) std::cout << printable_line(each) << "\n";
   if (!wrong.empty())
-    return complain(path + " is damaged: " + std::to_string(wrong.size()) + " faults");
+    return complain(path + " is damaged: " + std::to_string(wrong.size()) +
+                    (wrong.size() == 1 ? " fault" : " faults"));
   std::printf("%s: every byte is as it was saved (%s in %zu files)\n", path.c_str(),
               size_text(index->bytes()).c_str(), index->files.size());
   return 0;
