@@ -167,6 +167,36 @@ def test_units_of_different_groups_are_clipped_by_one_norm():
     on_ranks(4, clips_mixed)
 
 
+class TwoUnits(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.swapped = False
+
+    def forward(self, x):
+        return self.first(self.second(x)) if self.swapped else self.second(self.first(x))
+
+
+def runs_units_in_another_order(rank, size):
+    for trains in (True, False):
+        for shard in (FSDP, None):
+            model = TwoUnits()
+            for name in ("first", "second"):
+                unit = getattr(model, name)
+                setattr(model, name, FSDP(unit) if shard else fsdp.fully_shard(unit))
+            with torch.set_grad_enabled(trains):
+                model(torch.ones(2, 4))
+                model.swapped = rank == 1
+                with pytest.raises(dist.DistBackendError, match="make different calls.*rank 1"):
+                    model(torch.ones(2, 4))
+
+
+# spec: M6.order in Python: ranks that run units in another order get an error in that forward, in
+# training and in evaluation, on every rank
+def test_units_in_another_order_are_refused_in_forward():
+    on_ranks(3, runs_units_in_another_order)
+
+
 class Inner(torch.nn.Module):
     def __init__(self):
         super().__init__()

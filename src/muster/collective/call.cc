@@ -7,6 +7,8 @@
 namespace muster::collective {
 namespace {
 
+constexpr std::uint64_t kLabelFactor = 0x9e3779b97f4a7c15;  // spreads tags over a digest's bits
+
 class Check {
  public:
   Check(const Args& args, int rank, int size)
@@ -253,6 +255,7 @@ transport::Fingerprint fingerprint_of(const Args& args, std::uint64_t sequence) 
       break;
     default: break;
   }
+  if (!is_message(args.op)) call.digest ^= args.tag * kLabelFactor;
   return call;
 }
 

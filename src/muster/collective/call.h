@@ -18,7 +18,9 @@ namespace muster::collective {
 /// Slices that only the root reads or writes are ignored on other members.
 Status validate(const Args& args, int rank, int size);
 
-/// The properties of this call that all members must agree on; `args` must be valid.
+/// The properties of this call that all members must agree on; `args` must be valid. A collective's
+/// tag is one of them: a caller marks calls with it that differ in nothing else, such as those of
+/// two units of FSDP.
 transport::Fingerprint fingerprint_of(const Args& args, std::uint64_t sequence);
 /// The fingerprint of a call that a member could not make.
 transport::Fingerprint refusal_of(Op op, std::uint64_t sequence);
@@ -27,6 +29,7 @@ transport::Fingerprint refusal_of(Op op, std::uint64_t sequence);
 /// and move data in the same way.
 struct CallSignature {
   std::uint64_t kind = 0;  // operation, element type, reduction and root
+  std::uint64_t tag = 0;
   std::uint64_t each =
       Args::kUnknownLength;  // unsaid: slices of any length; such calls are not cached
   bool operator==(const CallSignature&) const = default;
@@ -35,7 +38,7 @@ inline CallSignature signature_of(const Args& args) {
   return {static_cast<std::uint64_t>(args.op) | static_cast<std::uint64_t>(args.dtype) << 8 |
               static_cast<std::uint64_t>(args.reduce) << 16 |
               std::uint64_t{static_cast<std::uint32_t>(args.root)} << 32,
-          args.each};
+          args.tag, args.each};
 }
 
 /// Caches what was computed for calls of a group, by signature: programs repeat the same calls. On
@@ -62,7 +65,8 @@ class CallCache {
     Facts facts;
   };
   static std::size_t place_of(const CallSignature& signature) {
-    return static_cast<std::size_t>((signature.kind ^ signature.each << 20) * 0x9e3779b97f4a7c15u >>
+    return static_cast<std::size_t>((signature.kind ^ signature.each << 20 ^ signature.tag << 8) *
+                                        0x9e3779b97f4a7c15u >>
                                     (64 - kPlaceBits));
   }
 

@@ -44,6 +44,8 @@ class Rules final : public transport::FingerprintRules {
       text += ", " + std::to_string(call.count) + noun + " in all, split " +
               std::to_string(call.digest % 1'000'000);
     }
+    if (row.size_rule != SizeRule::free && call.digest != 0)
+      text += ", label " + std::to_string(call.digest % 1'000'000);
     if (row.rooted) text += ", root " + std::to_string(call.root);
     return text + ")";
   }

@@ -47,6 +47,40 @@ TEST(ShardedFailures, AnExceptionInBackwardReachesTheOthers) {
   });
 }
 
+struct TwoUnitsImpl : nn::Module {
+  TwoUnitsImpl() {
+    first = register_module("first", nn::Linear(5, 5));
+    second = register_module("second", nn::Linear(5, 5));
+    to(at::kDouble);
+    one = std::make_unique<FullyShardedDataParallel<nn::Linear>>(fully_shard(first));
+    two = std::make_unique<FullyShardedDataParallel<nn::Linear>>(fully_shard(second));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return swapped ? (*one)((*two)(x)) : (*two)((*one)(x));
+  }
+  nn::Linear first{nullptr}, second{nullptr};
+  std::unique_ptr<FullyShardedDataParallel<nn::Linear>> one, two;
+  bool swapped = false;
+};
+TORCH_MODULE(TwoUnits);
+
+// spec: M6.order ranks that run units of the same sizes in another order get an error in that
+// forward, in training and in evaluation
+TEST(ShardedFailures, UnitsInAnotherOrderAreRefusedInForward) {
+  for (const bool trains : {true, false}) {
+    on_ranks(3, [&](int rank) {
+      const at::AutoGradMode mode(trains);
+      TwoUnits model;
+      const auto x = share(inputs(), rank, 3);
+      model(x);
+      model->swapped = rank == 1;
+      const auto text = message_of<DistError>([&] { model(x); });
+      EXPECT_HAS(text, "rank 1");
+      EXPECT_HAS(text, "must make the same calls in the same order");
+    });
+  }
+}
+
 TEST(ShardedFailures, OtherModulesOnOtherRanksAreRefusedOnAll) {
   on_ranks(2, [&](int rank) {
     const auto text = message_of<DistError>([&] { fully_shard(nn::Linear(3, 4 + rank)); });

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "muster/collectives.h"
+#include "muster/group/calls.h"
 #include "muster/group/errors.h"
 #include "muster/group/group_core.h"
 #include "muster/parallel/flat_memory.h"
@@ -242,6 +243,13 @@ void ShardedParameters::allocate(Flat& flat) {
   options_.meter->gathered.add(bytes_of(flat.unsharded));
 }
 
+/// The calls of two units never match, so that ranks out of step get an error at once instead of
+/// one unit's values for another's.
+WorkRef ShardedParameters::submit(ProcessGroup& group, Call&& call) const {
+  call.args.tag = static_cast<std::uint64_t>(options_.number) + 1;
+  return core_of(group).submit(call);
+}
+
 /// Begins to fill the whole. A synchronous call has finished on return.
 void ShardedParameters::start_gather(Flat& flat, bool async_op) {
   allocate(flat);
@@ -253,8 +261,8 @@ void ShardedParameters::start_gather(Flat& flat, bool async_op) {
   if (communication_.all_gather)
     communication_.all_gather(flat.unsharded, flat.sent, group);
   else
-    flat.gather =
-        all_gather_into_tensor(flat.unsharded, flat.sent, {.group = group, .async_op = async_op});
+    flat.gather = submit(*group, calls::all_gather_into_tensor(*group, flat.unsharded, flat.sent,
+                                                               {.async_op = async_op}));
   flat.has_values = true;
   if (!async_op || !flat.gather) finish_gather(flat);
 }
@@ -451,12 +459,13 @@ void ShardedParameters::start_reduction(std::size_t number, bool async_op) {
   const at::Tensor reduced = unset_memory(all.size(1), flat.options.dtype(flat.reduced_dtype));
   staging.add(bytes_of(reduced));
   WorkRef work;
+  const at::Tensor input = all.view({-1});
   if (communication_.reduce_scatter)
-    communication_.reduce_scatter(reduced, all.view({-1}), options_.group);
+    communication_.reduce_scatter(reduced, input, options_.group);
   else
-    work = reduce_scatter_tensor(
-        reduced, all.view({-1}),
-        {.group = options_.group, .async_op = async_op && !options_.replicas});
+    work = submit(*options_.group,
+                  calls::reduce_scatter_tensor(*options_.group, reduced, input,
+                                               {.async_op = async_op && !options_.replicas}));
   if (flat.partial.defined()) reduced.add_(std::exchange(flat.partial, at::Tensor()));
   if (options_.replicas) {
     if (!communication_.reduce_over_replicas) {
@@ -466,7 +475,8 @@ void ShardedParameters::start_reduction(std::size_t number, bool async_op) {
     if (communication_.all_reduce)
       communication_.all_reduce(reduced, options_.replicas);
     else
-      work = all_reduce(reduced, {.group = options_.replicas, .async_op = async_op});
+      work = submit(*options_.replicas,
+                    calls::all_reduce(*options_.replicas, reduced, {.async_op = async_op}));
   }
   reductions_.push_back({number, all, reduced, std::move(work), std::move(staging)});
 }

@@ -24,6 +24,10 @@
 #include "muster/process_group.h"
 #include "muster/work.h"
 
+namespace muster {
+class Call;
+}
+
 namespace muster::parallel {
 
 struct ShardingOptions {
@@ -209,6 +213,7 @@ class ShardedParameters {
   void show_shards();
   at::Tensor staged_gradients(Flat& flat, ByteMeter::MeterScope& staging);
   void start_reduction(std::size_t number, bool async_op);
+  WorkRef submit(ProcessGroup& group, Call&& call) const;
   bool reduces_beside_computation() const;
   void add_to_gradients(const Flat& flat, const at::Tensor& reduced);
 
