@@ -11,6 +11,9 @@ namespace muster::pipeline {
 namespace {
 
 constexpr std::int64_t kFirstTag = 1'000'000;
+/// A message that is started long before anybody waits for it. Waits for it have the group's
+/// timeout.
+constexpr Duration kNoLimit = Duration::max();
 // A description is a message of one size: the number of tensors, then dtype, number of dimensions
 // and sizes of each.
 constexpr std::int64_t kMostTensors = 16, kMostDimensions = 8, kOneTensor = 2 + kMostDimensions;
@@ -82,11 +85,14 @@ std::string StageOutputs::text() const {
 }
 
 void StageMessages::start_send(const Neighbour& to, StageTraffic kind, const at::Tensor& tensor) {
-  sends_.push_back(
-      isend(tensor, {.group = group_, .tag = tag_of(to, kind), .group_dst = to.group_rank}));
+  sends_.push_back(isend(
+      tensor,
+      {.group = group_, .tag = tag_of(to, kind), .group_dst = to.group_rank, .timeout = kNoLimit}));
+  receivers_.push_back(to.group_rank);
   while (!sends_.empty() && sends_.front()->is_completed()) {
     sends_.front()->wait();  // throws if it failed
     sends_.pop_front();
+    receivers_.pop_front();
   }
 }
 
@@ -124,9 +130,10 @@ StageMessages::PostedReceives StageMessages::start(const Neighbour& from, StageT
     if (kind == StageTraffic::gradients && !c10::isFloatingType(tensor.dtype)) continue;
     receives.tensors.push_back(
         torch::empty(tensor.sizes, torch::dtype(tensor.dtype).device(device)));
-    receives.works.push_back(
-        irecv(receives.tensors.back(),
-              {.group = group_, .tag = tag_of(from, kind), .group_src = from.group_rank}));
+    receives.works.push_back(irecv(receives.tensors.back(), {.group = group_,
+                                                             .tag = tag_of(from, kind),
+                                                             .group_src = from.group_rank,
+                                                             .timeout = kNoLimit}));
   }
   return receives;
 }
@@ -143,12 +150,26 @@ TensorList StageMessages::receive(const Neighbour& from, StageTraffic kind, at::
   if (posted.empty()) posted.push_back(start(from, kind, device));
   const PostedReceives receives = std::move(posted.front());
   posted.pop_front();
-  for (const auto& work : receives.works) work->wait();
+  for (const auto& work : receives.works) wait(*work, from.group_rank, "sent nothing");
   return receives.tensors;
 }
 
 void StageMessages::finish() {
-  for (; !sends_.empty(); sends_.pop_front()) sends_.front()->wait();
+  for (; !sends_.empty(); sends_.pop_front(), receivers_.pop_front())
+    wait(*sends_.front(), receivers_.front(), "received nothing");
+}
+
+void StageMessages::wait(Work& work, int group_rank, const char* what) const {
+  try {
+    work.wait(group_->timeout());
+  } catch (const DistError& error) {
+    if (error.code() != Code::timed_out) throw;
+    const int rank = group_->global_rank_of(group_rank);
+    throw DistBackendError("rank " + std::to_string(rank) + " " + what + " within the " +
+                               muster::describe(group_->timeout()) +
+                               " that this rank waited for it",
+                           Code::timed_out, {rank});
+  }
 }
 
 }  // namespace muster::pipeline

@@ -26,6 +26,7 @@ struct StageOutputs {
 };
 
 /// All messages of this rank's stages. Nothing blocks but `receive`, and `finish` for the sends.
+/// Each of their waits has the group's timeout, however long ago the message was started.
 class StageMessages {
  public:
   explicit StageMessages(Group group) : group_(std::move(group)) {}
@@ -56,11 +57,14 @@ class StageMessages {
   StageOutputs receive_description(const Neighbour& from, at::Device device) const;
   void send_description(const Neighbour& to, const StageOutputs& outputs, at::Device device);
   void start_send(const Neighbour& to, StageTraffic kind, const at::Tensor& tensor);
+  /// Names the rank, by `what` it has not done within the group's timeout from now.
+  void wait(Work& work, int group_rank, const char* what) const;
 
   const Group group_;
   std::map<int, StageOutputs> outputs_;  // by from_stage; both sides know them alike
   std::map<std::pair<int, StageTraffic>, std::deque<PostedReceives>> posted_;
   std::deque<WorkRef> sends_;
+  std::deque<int> receivers_;  // of the sends
 };
 
 }  // namespace muster::pipeline
