@@ -98,8 +98,8 @@ def unregister_post_hook(self: Group, hook_id: int) -> None:
 
 
 def register_abort_hook(self: Group, hook_id: int, hook: Callable[[], None]) -> None:
-    """Runs `hook` when this process is about to abort the group, on any thread. Python prints what
-    it raises; the abort goes on.
+    """Runs `hook` when this process has aborted the group, on any thread; its calls end whether
+    the hook returns or not. Python prints what it raises.
     """
     _hooks_of(self).on_abort[hook_id] = hook
 

@@ -1,7 +1,5 @@
 #include "muster/elastic/epoch_follower.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
@@ -12,6 +10,7 @@
 #include "muster/base/env.h"
 #include "muster/base/log.h"
 #include "muster/base/thread_start.h"
+#include "muster/group/abort_groups.h"
 #include "muster/group/epoch.h"
 #include "muster/group/errors.h"
 #include "muster/group/group_core.h"
@@ -69,9 +68,10 @@ EpochFollower::EpochFollower() {
   const int channel = static_cast<int>(descriptor);
   if (!launch::is_worker_channel(channel)) return;  // a child of the worker, which has none
   // The worker's children have another launcher, or none.
+  launch::keep_news_from_programs();
   ::unsetenv(launch::kNewsVariable);
-  ::fcntl(channel, F_SETFD, FD_CLOEXEC);
   channel_ = channel;
+  group::check(CallbackExecutor::of_process().prepare());  // aborts must not wait for a thread
   // Memory that the launcher holds for this place was sent before the process was started.
   while (launch::has_worker_news(channel_) && read_one()) {
   }
@@ -123,7 +123,7 @@ bool EpochFollower::read_one() {
   if (!ended.empty())
     CallbackExecutor::of_process().run([world, groups = std::move(ended), reason] {
       const WorldScope::Binding bound(world);
-      for (const Group& group : groups) core_of(group).abort(reason);
+      abort_groups(groups, reason);
     });
   return goes_on;
 }

@@ -72,7 +72,7 @@ class CallObserver {
   /// A synchronous call has succeeded, or an asynchronous one has started and `work` is its Work.
   /// The tensors may have moved into `work`. An exception reaches the caller; the call goes on.
   virtual void on_submitted(const Call& call, std::uint64_t number, const WorkRef& work) = 0;
-  /// This process is about to abort the group. Called on any thread.
+  /// This process has aborted the group. Any thread; may never return.
   virtual void on_abort() noexcept = 0;
 };
 

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "muster/group/abort_groups.h"
 #include "muster/group/call.h"
 #include "muster/group/group_core.h"
 #include "muster/group/testing/ranks.h"
@@ -73,6 +74,30 @@ TEST(CallObserver, SeesCallsInOrder) {
     barrier();
     core_of(group).abort("for the test");
     EXPECT_EQ(log->aborts, 1);
+  });
+}
+
+// spec: U2 an observer that never returns from the abort of its group holds up no other one: all
+// groups have ended their calls before the first is told
+TEST(CallObserver, IsToldOfAnAbortAfterAllGroupsHaveEnded) {
+  on_ranks(2, [](int) {
+    struct AbortLooks final : CallLog {
+      void on_abort() noexcept override {
+        for (const Group& each : groups) ended = ended && !each->failure().ok();
+        CallLog::on_abort();
+      }
+      std::vector<Group> groups;
+      bool ended = true;
+    };
+    const auto looks = std::make_shared<AbortLooks>();
+    const std::vector<Group> both{new_group(), new_group()};
+    looks->groups = both;
+    core_of(both.front()).observe(looks);
+    barrier();
+    abort_groups(both, "for the test");
+    EXPECT_EQ(looks->aborts, 1);
+    EXPECT_TRUE(looks->ended);
+    looks->groups.clear();
   });
 }
 

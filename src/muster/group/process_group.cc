@@ -338,9 +338,10 @@ Status GroupCore::close() {
 }
 
 void GroupCore::abort(const std::string& reason) {
-  if (CallObserver* const observer = this->observer()) observer->on_abort();
   aborted_ = true;
   for (const auto& [device, backend] : parts_.backends) backend->abort(reason);
+  // Last, since it may run code of the user that never returns.
+  if (CallObserver* const observer = this->observer()) observer->on_abort();
 }
 
 }  // namespace muster

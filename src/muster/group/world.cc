@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "muster/group/abort_groups.h"
 #include "muster/group/errors.h"
 #include "muster/group/group_core.h"
 #include "muster/group/job.h"
@@ -104,9 +105,14 @@ std::vector<Group> World::groups() const {
   return groups;
 }
 
-void World::abort(const std::string& reason) {
-  for (const Group& group : groups()) core_of(group).abort(reason);
+void abort_groups(std::span<const Group> groups, const std::string& reason) {
+  for (const Group& group : groups) {
+    for (const auto& [device, backend] : core_of(group).parts().backends) backend->abort(reason);
+  }
+  for (const Group& group : groups) core_of(group).abort(reason);
 }
+
+void World::abort(const std::string& reason) { abort_groups(groups(), reason); }
 
 bool World::initialized() const {
   const std::lock_guard lock(mutex_);
