@@ -12,6 +12,7 @@
 #include "muster/elastic/epoch_follower.h"
 #include "muster/elastic/memory_commits.h"
 #include "muster/elastic/state_sync.h"
+#include "muster/launch/worker_news.h"
 
 namespace muster::python {
 namespace {
@@ -104,6 +105,7 @@ void bind_memory(py::module_& module) {
 }  // namespace
 
 void bind_elastic(py::module_& module) {
+  launch::keep_news_from_programs();
   bind_memory(module);
   module.def(
       "_elastic_join",

@@ -1,15 +1,18 @@
 #include "muster/launch/worker_news.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
 
 #include <array>
 #include <cerrno>
+#include <limits>
 #include <string_view>
 #include <thread>
 #include <utility>
 
 #include "muster/base/bytes.h"
 #include "muster/base/descriptor_messages.h"
+#include "muster/base/env.h"
 #include "muster/base/log.h"
 #include "muster/base/socket_address.h"
 #include "muster/clock.h"
@@ -90,6 +93,16 @@ bool is_worker_channel(int descriptor) {
   return ::getsockopt(descriptor, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 &&
          ::getsockopt(descriptor, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && domain == AF_UNIX &&
          type == SOCK_SEQPACKET;
+}
+
+void keep_news_from_programs() {
+  const auto told = env_integer(kNewsVariable, 0, std::numeric_limits<int>::max());
+  const int descriptor = told && *told ? static_cast<int>(**told) : -1;
+  if (descriptor < 0 || !is_worker_channel(descriptor)) return;
+  if (::fcntl(descriptor, F_SETFD, FD_CLOEXEC) != 0)
+    log(LogLevel::warning,
+        "the launcher's socket stays open in programs that this process starts: " +
+            errno_text(errno));
 }
 
 bool tell_worker(int descriptor, const WorkerNews& news) {

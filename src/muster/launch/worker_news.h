@@ -45,6 +45,8 @@ struct WorkerChannel {
 Result<WorkerChannel> make_worker_channel();
 /// Whether `descriptor` is a worker's end: a child of the worker may have something else there.
 bool is_worker_channel(int descriptor);
+/// For the worker, as early as it can: programs that it starts do not get its end.
+void keep_news_from_programs();
 
 /// For the agent. Waits for nothing. False: the worker is gone, or its socket is full (EAGAIN), as
 /// it has not read what it was told before. A long reason is cut off.

@@ -174,6 +174,22 @@ TEST(WorkerNews, TheEndOfTheOtherIsKnown) {
   EXPECT_EQ(tell_memories(ends.agent.get(), held).code(), Code::closed);
 }
 
+// spec: L6 programs that a worker starts do not hold its socket: the agent sees the worker's end
+TEST(WorkerNews, ProgramsOfTheWorkerDoNotGetItsSocket) {
+  const auto flags_of = [](int descriptor) { return ::fcntl(descriptor, F_GETFD) & FD_CLOEXEC; };
+  const WorkerChannel ends = channel();
+  const Descriptor null(::open("/dev/null", O_RDONLY));
+  for (const int descriptor : {ends.worker.get(), null.get()}) {
+    ASSERT_EQ(::fcntl(descriptor, F_SETFD, 0), 0);
+    ASSERT_EQ(::setenv(kNewsVariable, std::to_string(descriptor).c_str(), 1), 0);
+    keep_news_from_programs();
+  }
+  EXPECT_NE(flags_of(ends.worker.get()), 0);
+  EXPECT_EQ(flags_of(null.get()), 0) << "not the launcher's";
+  ::unsetenv(kNewsVariable);
+  keep_news_from_programs();
+}
+
 // spec: L6 a child of a worker does not take another descriptor of that number for the launcher's
 TEST(WorkerNews, OtherDescriptorsAreNone) {
   int stream[2];
