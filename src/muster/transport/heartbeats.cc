@@ -40,14 +40,13 @@ void Heartbeats::beat(TimePoint now) {
   const Duration interval = engine_.heartbeat_interval();
   // If this rank itself was delayed, silence in the meantime proves nothing about the others.
   const bool late = now - last_ > 3 * interval;
-  const bool judge = suspended_ == 0 && !late;
   last_ = now;
   next_ = now + interval;
   detector_.forget_old_cause(now);
   // Every rank is monitored by a link from the rank before it in the ring, unless a rank of its own
   // host monitors it.
   if (const int next = watched_neighbour(1); next >= 0) links_.to(next);
-  beat_links(now, judge);
+  beat_links(now, late);
   beat_mailboxes(now, late);
 }
 
@@ -106,7 +105,8 @@ void Heartbeats::declare(int rank, const PeerSilence& known, TimePoint since, Ti
                    {rank}));
 }
 
-void Heartbeats::beat_links(TimePoint now, bool judge) {
+/// `late`: as in `beat_mailboxes`.
+void Heartbeats::beat_links(TimePoint now, bool late) {
   const Duration interval = engine_.heartbeat_interval();
   const int next = neighbour(1);
   const int previous = neighbour(-1);
@@ -117,8 +117,10 @@ void Heartbeats::beat_links(TimePoint now, bool judge) {
     LinkTimes& times = link->times;
     const bool matters =
         peer == next || peer == previous || link->busy() || engine_.ranks.posted_from(peer) > 0;
-    if (!judge && times.asked != TimePoint{}) times.asked = now;
-    if (times.asked == TimePoint{}) unsuspect(peer, link->silence, times.heard);
+    const bool asked = times.asked != TimePoint{};
+    const bool judge = suspended_ == 0 && !(late && asked && link->silence.pauses.excuse());
+    if (!judge && asked) times.asked = now;
+    if (!asked) unsuspect(peer, link->silence, times.heard);
     if (!matters || now - times.heard < interval) continue;
     if (times.asked == TimePoint{}) times.asked = now;
     const Duration silence = now - times.asked;

@@ -37,7 +37,7 @@ class Heartbeats {
   void beat(TimePoint now);
   int neighbour(int step) const;
   int next_in_region() const;
-  void beat_links(TimePoint now, bool judge);
+  void beat_links(TimePoint now, bool late);
   void beat_mailboxes(TimePoint now, bool late);
   bool has_failed(int rank, PeerSilence& known, Duration silence, bool judge);
   void suspect(int rank, PeerSilence& known, TimePoint since);

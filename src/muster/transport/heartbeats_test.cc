@@ -76,7 +76,11 @@ TEST(Heartbeat, OnesOwnPauseBlamesNobody) {
   ScriptedJob job(2, 0);
   job.wire(1);
   beat(job, seconds(1), {1});
-  for (int i = 0; i < 20; ++i) job.advance(seconds(10));  // stopped itself, again and again
+  for (int i = 0; i < 20; ++i) {  // stopped itself, again and again
+    job.advance(seconds(20));
+    job.say(1, frame_of(FrameKind::pong));
+  }
+  for (int i = 0; i < 2; ++i) job.advance(seconds(20));
   EXPECT_TRUE(job.fabric->death_of(1).ok());
   beat(job, seconds(9), {});
   EXPECT_TRUE(job.fabric->death_of(1).ok()) << "it waits the whole limit again";
@@ -210,6 +214,15 @@ TEST(Heartbeat, OnesOwnLatenessIsNoReasonForEver) {
   pair.job.net->processes[1] = ProcessState::stopped;
   for (int beat = 0; beat < 8; ++beat) pair.job.advance(seconds(1));
   EXPECT_TRUE(pair.declared());
+}
+
+// spec: C6 also one of another host, that no kernel tells of
+TEST(Heartbeat, OnesOwnLatenessExcusesNoOtherHostForEver) {
+  ScriptedJob job(2, 0);
+  job.wire(1);
+  beat(job, seconds(1), {1});
+  for (int beat = 0; beat < 30; ++beat) job.advance(seconds(1));
+  EXPECT_EQ(job.fabric->death_of(1).ranks(), std::vector<int>{1});
 }
 
 // spec: C6 a limit of 0 for the silence of other hosts leaves what the kernel says of this one's

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 
+#include "muster/base/own_pauses.h"
 #include "muster/clock.h"
 #include "muster/transport/byte_stream.h"
 #include "muster/transport/engine_context.h"
@@ -33,6 +34,7 @@ struct LinkTimes {
 struct PeerSilence {
   bool suspected = false;  ///< the log and the trace have been told
   int stops = 0;           ///< consecutive looks at which the kernel called its process stopped
+  OwnPauses pauses;        ///< that have moved `LinkTimes::asked`
 };
 
 /// The state of the orderly close.
