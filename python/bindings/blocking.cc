@@ -91,7 +91,8 @@ void watch_for_interrupts() {
   }
   struct sigaction action {};
   if (::sigaction(SIGINT, nullptr, &action) != 0 || (action.sa_flags & SA_SIGINFO) != 0 ||
-      action.sa_handler == on_interrupt)
+      action.sa_handler == on_interrupt || action.sa_handler == SIG_IGN ||
+      action.sa_handler == SIG_DFL)  // set by C code, unseen by Python
     return;
   next_handler = action.sa_handler;
   action.sa_handler = on_interrupt;

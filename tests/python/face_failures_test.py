@@ -2,6 +2,7 @@
 others.
 """
 
+import ctypes
 import datetime
 import os
 import signal
@@ -95,6 +96,57 @@ def test_interrupt_ends_a_blocked_call(set_anew):
             with pytest.raises(dist.DistBackendError, match="rank 0"):
                 dist.all_reduce(torch.ones(4))  # has rank 0's part already, and may do
                 dist.all_reduce(torch.ones(4))
+
+    run_ranks(2, body)
+
+
+def test_a_handler_that_is_set_after_init_is_honoured():
+    """The program's own handler runs once the call has ended, and nothing is aborted."""
+    name = meeting_file()
+    pressed = fork.Event()
+
+    def press():
+        while not _C.main_thread_is_interruptible():
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+        pressed.set()
+
+    def body(rank):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        dist.init_process_group(init_method="file://" + name, rank=rank, world_size=2)
+        dist.barrier()
+        seen = []
+        signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+        if rank == 0:
+            threading.Thread(target=press, daemon=True).start()
+        else:
+            assert pressed.wait(60)
+        x = torch.ones(4)
+        dist.all_reduce(x)
+        assert x.tolist() == [2] * 4
+        dist.barrier()
+        assert seen == ([signal.SIGINT] if rank == 0 else [])
+
+    run_ranks(2, body)
+
+
+def test_a_handler_that_c_code_has_set_is_honoured():
+    """SIGINT that C code ignores, or leaves to the system, is not taken from it."""
+    name = meeting_file()
+
+    def body(rank):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        dist.init_process_group(init_method="file://" + name, rank=rank, world_size=2)
+        dist.barrier()
+        if rank == 0:
+            libc = ctypes.CDLL(None)
+            libc.signal.restype = ctypes.c_void_p
+            libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+            libc.signal(signal.SIGINT, 1)  # SIG_IGN
+        dist.barrier()
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        dist.barrier()
 
     run_ranks(2, body)
 
