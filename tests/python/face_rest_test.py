@@ -5,11 +5,13 @@ called once from Python.
 import contextlib
 import copy
 import datetime
+import functools
 import pickle
 import re
 
 import pytest
 import torch
+from passing_store import passing_store
 from ranks import run_ranks
 from scratch import meeting_file
 from thread_ranks import SECONDS, on_threads, row, same
@@ -51,38 +53,6 @@ def test_init_takes_torchs_keywords():
 def test_init_over_torchs_stores():
     import torch.distributed as theirs
 
-    class Mine(theirs.Store):
-        def __init__(self, below):
-            super().__init__()
-            self.below = below
-
-        def set(self, key, value):
-            self.below.set(key, value)
-
-        def get(self, key):
-            return self.below.get(key)
-
-        def add(self, key, amount):
-            return self.below.add(key, amount)
-
-        def compare_set(self, key, expected, desired):
-            return self.below.compare_set(key, expected, desired)
-
-        def wait(self, keys, timeout=SECONDS):
-            self.below.wait(keys, timeout)
-
-        def check(self, keys):
-            return self.below.check(keys)
-
-        def delete_key(self, key):
-            return self.below.delete_key(key)
-
-        def num_keys(self):
-            return self.below.num_keys()
-
-        def clone(self):
-            return self
-
     def body(rank, store):
         dist.init_process_group(store=store, rank=rank, world_size=2, timeout=SECONDS)
         x = row(rank)
@@ -92,7 +62,8 @@ def test_init_over_torchs_stores():
 
     dist.spawn(body, args=(theirs.HashStore(),), nprocs=2, threads=True)
     name = meeting_file()
-    run_ranks(2, lambda rank: body(rank, Mine(theirs.FileStore(name, 2))))
+    mine = functools.partial(passing_store, theirs.Store)
+    run_ranks(2, lambda rank: body(rank, mine(theirs.FileStore(name, 2))))
 
 
 # spec: A9 in Python

@@ -10,6 +10,7 @@ import sys
 import threading
 
 import torch
+from passing_store import passing_store
 
 import muster as dist
 from muster import elastic, fsdp, rpc
@@ -103,41 +104,12 @@ def unit_hooks():
 
 
 def python_store():
-    class Passing(dist.Store):
-        def __init__(self, below):
-            super().__init__()
-            self.below = below
-
-        def set(self, key, value):
-            ask_of_store(), self.below.set(key, value)
-
-        def get(self, key):
-            return self.below.get(key)
-
-        def add(self, key, amount):
-            return self.below.add(key, amount)
-
-        def compare_set(self, key, expected, desired):
-            return self.below.compare_set(key, expected, desired)
-
-        def wait(self, keys, timeout=LIMIT):
-            self.below.wait(keys, timeout)
-
-        def check(self, keys):
-            return self.below.check(keys)
-
-        def delete_key(self, key):
-            return self.below.delete_key(key)
-
-        def num_keys(self):
-            return self.below.num_keys()
-
     def ask_of_store():
         return dist.is_initialized(), elastic.epoch()
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     below = dist.FileStore(sys.argv[2] + "/store", size)
-    store = Passing(below)
+    store = passing_store(dist.Store, below, ask_of_store)
     store.set_timeout(LIMIT)
     dist.init_process_group(store=store, rank=rank, world_size=size, timeout=LIMIT)
     dist.new_group([0])

@@ -97,29 +97,27 @@ def test_a_signal_to_any_thread_ends_no_call(number):
     run_ranks(2, body)
 
 
-def test_a_signal_that_the_main_thread_blocks_ends_no_call():
+def ends_no_call(number, act, blocked=()):
+    """What a handler of rank 0's own hears, or would."""
     name, done = meeting_file(), fork.Value("i", 0)
 
     def body(rank):
-        signal.signal(signal.SIGUSR1, lambda *_: None)
+        signal.signal(number, lambda *_: None)
         join(name, rank)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-        during_calls(rank, lambda: os.kill(os.getpid(), signal.SIGUSR1), done)
+        signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        during_calls(rank, act, done)
         dist.destroy_process_group()
 
     run_ranks(2, body)
+
+
+def test_a_signal_that_the_main_thread_blocks_ends_no_call():
+    number = signal.SIGUSR1
+    ends_no_call(number, lambda: os.kill(os.getpid(), number), blocked={number})
 
 
 def test_children_that_end_end_no_call():
-    name, done = meeting_file(), fork.Value("i", 0)
-
-    def body(rank):
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        join(name, rank)
-        during_calls(rank, lambda: subprocess.run(["true"], check=True), done)
-        dist.destroy_process_group()
-
-    run_ranks(2, body)
+    ends_no_call(signal.SIGCHLD, lambda: subprocess.run(["true"], check=True))
 
 
 def test_a_program_that_a_callback_starts_can_be_ended():

@@ -2,7 +2,8 @@
 gradients and optimizer state divided among the ranks.
 """
 
-from . import wrap
+from . import api, wrap
+from .api import *  # noqa: F403
 from .fully_shard import (
     FSDPModule,
     GradientReductionHandle,
@@ -23,25 +24,11 @@ from .model_state import (
     set_state_dict,
 )
 from .options import (
-    BackwardPrefetch,
-    CPUOffload,
     CPUOffloadPolicy,
     DataParallelMeshDims,
-    FullOptimStateDictConfig,
-    FullStateDictConfig,
-    LocalOptimStateDictConfig,
-    LocalStateDictConfig,
-    MixedPrecision,
     MixedPrecisionPolicy,
     OffloadPolicy,
-    OptimStateDictConfig,
     OptimStateKeyType,
-    ShardedOptimStateDictConfig,
-    ShardedStateDictConfig,
-    ShardingStrategy,
-    StateDictConfig,
-    StateDictSettings,
-    StateDictType,
 )
 from .sharded_grad_scaler import ShardedGradScaler
 
@@ -52,25 +39,11 @@ __all__ = [
     "FSDP",
     "fully_shard",
     "FSDPModule",
-    "ShardingStrategy",
-    "MixedPrecision",
     "MixedPrecisionPolicy",
-    "BackwardPrefetch",
-    "CPUOffload",
     "CPUOffloadPolicy",
     "DataParallelMeshDims",
     "OffloadPolicy",
-    "StateDictType",
     "StateDictOptions",
-    "FullStateDictConfig",
-    "FullOptimStateDictConfig",
-    "ShardedStateDictConfig",
-    "LocalStateDictConfig",
-    "StateDictConfig",
-    "StateDictSettings",
-    "OptimStateDictConfig",
-    "LocalOptimStateDictConfig",
-    "ShardedOptimStateDictConfig",
     "OptimStateKeyType",
     "clip_grad_norm_",
     "get_model_state_dict",
@@ -86,3 +59,4 @@ __all__ = [
     "ShardedGradScaler",
     "wrap",
 ]
+__all__ += api.__all__

@@ -168,7 +168,6 @@ ProcessGroupBackend* backend_of(const ProcessGroup& group, const Backend& backen
   return nullptr;
 }
 
-/// Starts recording this rank's calls and serving requests for them.
 /// The trace shows each silence of another rank as a call on a group of its own, from when it was
 /// last heard: it ends when the rank answers again, and fails when the rank counts as failed.
 class SilenceRecord {
@@ -213,6 +212,7 @@ class SilenceRecord {
   std::map<int, trace::Ticket> under_way_;
 };
 
+/// Starts recording this rank's calls and serving requests for them.
 void keep_record(Job& job) {
   job.recorder = take(trace::Recorder::from_environment(job.name, job.rank, job.world_size));
   if (!job.recorder) return;

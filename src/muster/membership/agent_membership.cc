@@ -37,8 +37,8 @@ class AgentServer {
   }
 
   store::Reply ask(const Request& request, TimePoint deadline) {
-    const std::unique_lock lock(mutex_, deadline);
-    if (!lock.owns_lock())
+    const std::unique_lock turn(turn_, deadline);
+    if (!turn.owns_lock())
       return {Status(Code::timed_out, "an earlier request to the job's store has no answer yet"),
               0,
               {}};
@@ -56,7 +56,7 @@ class AgentServer {
 
  private:
   const std::shared_ptr<store::TcpStore> store_;
-  RequestTurn mutex_;  // held during a request, whose deadline bounds the wait for it
+  RequestTurn turn_;  // held during a request, whose deadline bounds the wait for it
   std::unique_ptr<ServerConnection> connection_;
 };
 

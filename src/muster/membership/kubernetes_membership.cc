@@ -88,8 +88,8 @@ class KubernetesHold final : public Hold {
   }
   Status begin() {
     return renewal_.begin([this](TimePoint deadline) {
-      const std::unique_lock lock(mutex_, deadline);
-      if (lock.owns_lock()) return write(deadline);
+      const std::unique_lock turn(turn_, deadline);
+      if (turn.owns_lock()) return write(deadline);
       return Status(Code::timed_out, "an earlier request has no answer yet");
     });
   }
@@ -106,8 +106,8 @@ class KubernetesHold final : public Hold {
     if (Status known = state(); !known) return known;
     const TimePoint deadline = std::min(
         service_->deadline(), deadline_after(steady_clock(), seconds(lease_.ttl_s) / kSetsInTtl));
-    const std::unique_lock lock(mutex_, deadline);
-    if (!lock.owns_lock())
+    const std::unique_lock turn(turn_, deadline);
+    if (!turn.owns_lock())
       return Status(Code::timed_out, "Kubernetes has not answered an earlier request yet");
     std::string before = std::exchange(held_.value, std::string(value));
     Status written = write(deadline);
@@ -145,7 +145,7 @@ class KubernetesHold final : public Hold {
   }
 
   const std::shared_ptr<KubernetesService> service_;
-  RequestTurn mutex_;  // guards the two below; held during a request, within its deadline
+  RequestTurn turn_;  // guards the two below; held during a request, within its deadline
   KubernetesLease lease_;
   HeldValue held_;
   Renewal renewal_;
