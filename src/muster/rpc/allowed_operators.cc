@@ -18,6 +18,8 @@ namespace {
 ///    embedding_bag with its offsets, recurrent layers with their states, solvers with their
 ///    pivots, native_group_norm with its sizes, unflatten with its sizes, upsample with its scales,
 ///    eigenvalues of infinite elements;
+///  - losses that return memory which they have not written, where one argument is empty:
+///    binary_cross_entropy (its form with logits is served), multilabel_margin_loss;
 ///  - operators that may not end: powers and polynomials of any degree, `random` with any range.
 /// `operators.cc` checks enumerators such as dtypes and reductions, passes no tensor whose elements
 /// overlap, and ignores overloads without a tensor (TorchScript's arithmetic of numbers, texts and
@@ -33,7 +35,7 @@ constexpr std::array kComputing = std::to_array<std::string_view>({
     "arctan", "arctan2", "arctanh", "argmax", "argmin", "argsort", "argwhere", "asin", "asinh",
     "atan", "atan2", "atanh", "atleast_1d", "atleast_2d", "atleast_3d", "avg_pool1d",
     "avg_pool2d", "avg_pool3d", "baddbmm", "bartlett_window", "batch_norm", "bernoulli",
-    "bilinear", "binary_cross_entropy", "binary_cross_entropy_with_logits", "bincount",
+    "bilinear", "binary_cross_entropy_with_logits", "bincount",
     "binomial", "bitwise_and", "bitwise_left_shift", "bitwise_not", "bitwise_or",
     "bitwise_right_shift", "bitwise_xor", "blackman_window", "block_diag", "bmm",
     "broadcast_tensors", "broadcast_to", "bucketize", "cartesian_prod", "cat", "cauchy",
@@ -81,7 +83,7 @@ constexpr std::array kComputing = std::to_array<std::string_view>({
     "masked_scatter", "masked_select", "matmul", "matrix_H", "matrix_exp", "max", "max_pool1d",
     "max_pool1d_with_indices", "max_pool2d", "max_pool3d", "maximum", "mean", "median",
     "meshgrid", "min", "minimum", "mish", "mm", "mode", "moveaxis", "movedim", "mse_loss",
-    "msort", "mul", "multi_margin_loss", "multilabel_margin_loss", "multinomial", "multiply",
+    "msort", "mul", "multi_margin_loss", "multinomial", "multiply",
     "mv", "mvlgamma", "nan_to_num", "nanmean", "nanmedian", "nanquantile", "nansum", "narrow",
     "narrow_copy", "native_layer_norm", "ne", "neg", "negative", "new_full", "new_ones",
     "new_zeros", "nextafter", "nll_loss", "nll_loss2d", "nll_loss_nd", "nonzero",
