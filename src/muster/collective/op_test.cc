@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstddef>
 #include <string>
+
+#include "muster/collective/call.h"
 
 namespace muster::collective {
 namespace {
@@ -55,6 +59,29 @@ TEST(OpTable, CallsReadLikeCalls) {
   made.dtype = 99;
   made.reduce = 98;
   EXPECT_EQ(rules.describe(made), "all_reduce(reduction 98, dtype 99, 0 elements)");
+}
+
+// spec: F18 collectives that differ in nothing but the caller's tag do not agree, and their words
+// differ
+TEST(OpTable, TagsTellCallsApart) {
+  std::array<std::byte, 16> bytes{};
+  Args args;
+  args.dtype = DType::float32;
+  args.inputs = {ConstBytes(bytes)};
+  args.outputs = {MutableBytes(bytes)};
+  const auto& rules = fingerprint_rules();
+  for (const Op op : {Op::all_reduce, Op::all_gather, Op::reduce_scatter, Op::broadcast}) {
+    args.op = op;
+    args.tag = 1;
+    const auto one = fingerprint_of(args, 1);
+    const auto signature = signature_of(args);
+    EXPECT_TRUE(rules.agree(one, fingerprint_of(args, 1)));
+    args.tag = 2;
+    const auto other = fingerprint_of(args, 1);
+    EXPECT_FALSE(rules.agree(one, other));
+    EXPECT_NE(rules.describe(one), rules.describe(other));
+    EXPECT_NE(signature, signature_of(args));
+  }
 }
 
 // spec: F18 different collectives, or the same with different dtype, op, root, or size do not agree
