@@ -248,3 +248,28 @@ def test_an_older_epoch_is_refused(write, node):
     assert only.returncode == 0, errors
     before, now, words = re.search(r"SAYS (\d+) (\d+) (.*)", output).groups()
     assert f"epoch {before}" in words and f"epoch {now}" in words, words
+
+
+SEGFAULTS = """
+import ctypes, resource, signal
+import torch
+import muster as dist
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher ends the others
+dist.init_process_group()
+dist.all_reduce(torch.ones(4))
+if dist.get_rank() == 1:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ctypes.string_at(0)
+try:
+    while True:
+        dist.all_reduce(torch.ones(4))
+except dist.DistError as error:
+    print("HEARS", error.ranks, error, flush=True)
+"""
+
+
+# spec: H7 the signal that has ended a rank is named by the others, under a launcher too
+def test_a_segfault_is_named_by_the_others(write):
+    ended = run("muster.run", "--nproc-per-node=3", write(SEGFAULTS), code=128 + 11)
+    heard = re.findall(r"HEARS \[1\] .*has died \(SIGSEGV\)", ended.stdout)
+    assert len(heard) == 2, ended.stdout + ended.stderr
