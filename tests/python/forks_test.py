@@ -1,4 +1,4 @@
-"""Children that a rank forks and that end without destroy: the rank lives on, and so does the job."""
+"""Children that a rank forks, and that end without destroy: the rank and the job live on."""
 
 import concurrent.futures
 import ctypes
