@@ -263,11 +263,9 @@ void bind_work(py::module_& module) {
           "What it failed with, as text; None while it has not.");
 }
 
-}  // namespace
-
 /// As `destroy_process_group`, but an exception that is under way stays the one that the program
 /// sees.
-void destroy_whatever_is_under_way(const Group& group) {
+void destroy_beside_exceptions(const Group& group) {
   const py::object under_way = py::module_::import("sys").attr("exc_info")().cast<py::tuple>()[1];
   if (!py::isinstance(under_way, py::handle(PyExc_Exception)))
     return blocking(group, [&] { destroy_process_group(group); });
@@ -278,6 +276,8 @@ void destroy_whatever_is_under_way(const Group& group) {
     if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) != 0) throw py::error_already_set();
   }
 }
+
+}  // namespace
 
 void describe_group(const Group& group, const std::string& description) {
   if (description_of(group) == "undefined") notes_on(group).description = description;
@@ -434,11 +434,12 @@ void bind_groups(py::module_& module) {
       "DistNetworkError "
       "for addresses, ValueError (DistArgumentError) for arguments and for a second call.");
   module.def(
-      "destroy_process_group", &destroy_whatever_is_under_way, py::arg("group") = py::none(),
+      "destroy_process_group", &destroy_beside_exceptions, py::arg("group") = py::none(),
       "Ends one group, or all of them for None and the default one; every member calls it. Raises "
       "what a member "
       "called and another skipped, and a failure that no call has shown yet, after everything is "
-      "taken down. While another exception is under way (`finally`) it warns instead.");
+      "taken down. In `finally` or `except`, while an exception is handled, it warns "
+      "instead.");
   using Released = py::call_guard<py::gil_scoped_release>;
   module.def("is_initialized", &is_initialized, Released(),
              "Whether this process (or thread, where ranks are threads) has a default group.");

@@ -133,7 +133,7 @@ def empty(server, revision):
 def test_etcd_out_of_space(tmp_path):
     quota = ("--quota-backend-bytes", str(QUOTA))
     with etcd_process(*quota) as server, job_of(tmp_path, "exit 3") as job:
-        meet_in_etcd(job, server, "keep_alive_interval=1,keep_alive_max_attempt=2")
+        meet_in_etcd(job, server, "keep_alive_interval=5,keep_alive_max_attempt=3")
         revision = fill(server)
         job.tell("fail")
         job.until_said("A", NOT_YET)
@@ -149,7 +149,7 @@ def test_etcd_out_of_space(tmp_path):
 def test_a_failure_waits_for_a_loss(tmp_path):
     quota = ("--quota-backend-bytes", str(QUOTA))
     with etcd_process(*quota) as server, job_of(tmp_path, "exit 3") as job:
-        meet_in_etcd(job, server, "keep_alive_interval=5,keep_alive_max_attempt=1", nodes="1:2")
+        meet_in_etcd(job, server, "keep_alive_interval=5,keep_alive_max_attempt=2", nodes="1:2")
         revision = fill(server)
         job.tell("fail")
         job.until_said("A", NOT_YET)

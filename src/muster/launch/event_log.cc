@@ -1,5 +1,6 @@
 #include "muster/launch/event_log.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,8 +23,10 @@ namespace muster::launch {
 namespace {
 
 constexpr std::size_t kMostQueued = std::size_t{1} << 20;  // limit: memory for what was not written
-// limit: of a launcher that ends, for the next bytes to be taken
+// limit: of a launcher that ends, for the next bytes to be taken, and for all
 constexpr Duration kPatienceWithReader = std::chrono::seconds(2);
+constexpr Duration kPatienceAtEnd = std::chrono::seconds(10);
+constexpr int kPollMs = 1000;  // limit: then the end of the log is looked at
 
 /// "2026-11-27T08:00:00.123Z".
 std::string time_text() {
@@ -104,7 +107,13 @@ void EventLog::EventQueue::write_some(std::unique_lock<std::mutex>& lock) {
   if (done >= 0) {
     waiting.erase(0, static_cast<std::size_t>(done));
     written += static_cast<std::uint64_t>(done);
+    trouble.clear();
     changed.notify_all();
+  } else if (error == EAGAIN) {  // others share the descriptor, and have set O_NONBLOCK
+    lock.unlock();
+    pollfd room{file.get(), POLLOUT, 0};
+    static_cast<void>(::poll(&room, 1, kPollMs));  // the write says what there is
+    lock.lock();
   } else if (error != EINTR) {
     failed = true;
     changed.notify_all();
@@ -140,13 +149,15 @@ EventLog::~EventLog() {
   queue.closing = true;
   queue.failed = false;
   queue.changed.notify_all();
+  const TimePoint limit = steady_clock().now() + kPatienceAtEnd;
   std::uint64_t seen = 0;
   do {
     seen = queue.written;
     queue.changed.wait_for(lock, kPatienceWithReader, [&] {
       return queue.waiting.empty() || queue.failed || queue.written != seen;
     });
-  } while (!queue.waiting.empty() && !queue.failed && queue.written != seen);
+  } while (!queue.waiting.empty() && !queue.failed && queue.written != seen &&
+           steady_clock().now() < limit);
   const auto lost =
       queue.dropped + static_cast<std::size_t>(std::ranges::count(queue.waiting, '\n'));
   lock.unlock();

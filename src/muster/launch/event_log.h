@@ -32,8 +32,8 @@ class EventLog {
 
   EventLog(EventLog&&) noexcept = default;
   EventLog& operator=(EventLog&&) noexcept = delete;
-  /// Waits for what is queued, but at most two seconds for the next bytes to be taken. Says how
-  /// many lines were not.
+  /// Waits for what is queued, but at most two seconds for the next bytes to be taken, and ten in
+  /// all. Says how many lines were not.
   ~EventLog();
 
   /// Adds one line. Never waits. If writing fails (no space), the log says so, and the line, or

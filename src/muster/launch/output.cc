@@ -107,6 +107,7 @@ void ConsoleSink::pump() {
     const ssize_t wrote = ::write(fd_, queue_.data() + at_, std::min(queued(), piece));
     if (wrote >= 0) {
       at_ += static_cast<std::size_t>(wrote);
+      error_ = 0;
     } else if (errno == EAGAIN) {
       break;
     } else if (errno == EPIPE) {

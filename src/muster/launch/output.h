@@ -74,7 +74,7 @@ class ConsoleSink {
   int fd_;
   bool pollable_ = true;
   bool broken_ = false;
-  int error_ = 0;  // the last that was logged
+  int error_ = 0;  // that was logged, until a write succeeds
   std::string queue_;
   std::size_t at_ = 0;
 };

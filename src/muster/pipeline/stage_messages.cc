@@ -163,7 +163,8 @@ void StageMessages::wait(Work& work, int group_rank, const char* what) const {
   try {
     work.wait(group_->timeout());
   } catch (const DistError& error) {
-    if (error.code() != Code::timed_out) throw;
+    // Not a failure of the group, which may be another rank's deadline.
+    if (error.code() != Code::timed_out || work.is_completed()) throw;
     const int rank = group_->global_rank_of(group_rank);
     throw DistBackendError("rank " + std::to_string(rank) + " " + what + " within the " +
                                muster::describe(group_->timeout()) +

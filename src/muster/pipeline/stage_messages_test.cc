@@ -15,7 +15,7 @@ using testing::message_of;
 using testing::on_ranks;
 using StageTraffic = StageMessages::StageTraffic;
 
-constexpr auto kShort = std::chrono::milliseconds(400);
+constexpr auto kShort = std::chrono::seconds(2);
 
 // spec: T2 the deadline of a message counts from when its wait begins, not from a step long before,
 // in which it was started
@@ -48,7 +48,7 @@ TEST(StageMessages, TheDeadlineCountsFromTheWait) {
     if (rank == 1) {
       const auto text = message_of<DistError>(
           [&] { messages.receive(other, StageTraffic::activations, at::kCPU); });
-      EXPECT_HAS(text, "rank 0 sent nothing within the 400 ms that this rank waited for it");
+      EXPECT_HAS(text, "rank 0 sent nothing within the 2 s that this rank waited for it");
     }
     barrier();
   });

@@ -37,7 +37,7 @@ constexpr std::array kComputing = std::to_array<std::string_view>({
     "atan", "atan2", "atanh", "atleast_1d", "atleast_2d", "atleast_3d", "avg_pool1d",
     "avg_pool2d", "avg_pool3d", "baddbmm", "bartlett_window", "batch_norm", "bernoulli",
     "bilinear", "binary_cross_entropy_with_logits", "bincount",
-    "binomial", "bitwise_and", "bitwise_left_shift", "bitwise_not", "bitwise_or",
+    "bitwise_and", "bitwise_left_shift", "bitwise_not", "bitwise_or",
     "bitwise_right_shift", "bitwise_xor", "blackman_window", "block_diag", "bmm",
     "broadcast_tensors", "broadcast_to", "bucketize", "cartesian_prod", "cat", "cauchy",
     "cdist", "ceil", "celu", "chain_matmul", "chalf", "channel_shuffle", "cholesky_inverse",

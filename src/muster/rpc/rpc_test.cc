@@ -133,8 +133,8 @@ TEST(Rpc, OperatorsThatDoMoreThanComputeMustBeAllowed) {
           "aten::lstm", "aten::embedding_bag", "aten::grid_sampler", "aten::upsample_nearest1d",
           "aten::matrix_power", "aten::linalg_eigvals", "aten::lu_solve",
           "aten::binary_cross_entropy", "aten::multilabel_margin_loss", "aten::polygamma",
-          "aten::special_polygamma", "aten::special_zeta", "aten::special_legendre_polynomial_p",
-          "aten::random_"})
+          "aten::special_polygamma", "aten::binomial", "aten::special_zeta",
+          "aten::special_legendre_polynomial_p", "aten::random_"})
       EXPECT_HAS(
           message_of<DistError>([&] { rpc_sync<at::Tensor>(other, name, torch::ones({1})); }),
           "is not among the operators");

@@ -222,13 +222,13 @@ Status StagingFolder::settle_with_others() {
       const auto is_older = [](const CommitRecord& one, const CommitRecord& than) {
         return one.is_older_epoch_than(than) || one.was_left_behind_by(than);
       };
-      const bool is_behind = life == SaverLife::running && is_older(record_, theirs);
+      const bool is_behind = life != SaverLife::ended && is_older(record_, theirs);
       if (is_behind || (life != SaverLife::ended && is_later && !is_older(theirs, record_)))
         return {Code::refused, "checkpoint: this save of " + target_ + " is refused: " +
                                    theirs.saver_text() + " is saving it at the same time (" +
                                    other.path + "); end the one of the two jobs that should not " +
                                    "save, or give each a folder of its own"};
-      record_.go_on_from(theirs);
+      if (!record_.job.empty()) record_.go_on_from(theirs);
     }
     if (Status done = take_over(other.path, /*durable=*/true); !done) return done;
   }
@@ -272,7 +272,9 @@ Status StagingFolder::check_target() {
                 " since; a process that was left behind must end. To go on from what is there, "
                 "start the job again"};
   if (there.is_later_than(record_)) return superseded(target_);
-  record_.go_on_from(there);
+  // Programs without a job's name may have only the folder in common: a program goes on from the
+  // one whose checkpoint it has loaded, and from no other.
+  if (!record_.job.empty()) record_.go_on_from(there);
   seen_digest_ = index->digest;
   return {};
 }

@@ -126,8 +126,10 @@ Status came_too_late(const Status& cause, int members) {
   if (cause.code() != Code::timed_out || cause.ranks().empty())
     return cause.with_context("came too late");
   std::vector<int> gave_up;
+  std::vector<int> late = cause.ranks();
+  std::ranges::sort(late);
   for (int rank = 0; rank < members; ++rank)
-    if (std::ranges::find(cause.ranks(), rank) == cause.ranks().end()) gave_up.push_back(rank);
+    if (!std::ranges::binary_search(late, rank)) gave_up.push_back(rank);
   return Status(Code::peer_failed,
                 "came too late: " + named_ranks(gave_up) + " gave up waiting for " +
                     named_ranks(cause.ranks()) + " (" + cause.message() + ")",

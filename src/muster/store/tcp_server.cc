@@ -226,7 +226,7 @@ class AsioServer final : public TcpServer {
       if (lacks_room(errno)) return pause_accepting(listener);
     }
     pump();
-    watch_listener(listener);
+    if (!ending_) watch_listener(listener);
   }
 
   /// New connections wait in the kernel's queue until a descriptor is free; existing ones are not
@@ -481,9 +481,13 @@ void TcpServer::linger(std::shared_ptr<TcpServer> server) {
   LingeringServers::of_process().add(std::move(own));
 }
 
-Result<std::shared_ptr<TcpServer>> TcpServer::start(TcpServerOptions options) {
+void TcpServer::forget_lingering(std::uint16_t port) {
   LingeringServers::of_process().forget(
-      [&](const AsioServer& each) { return each.port() == options.port; });
+      [port](const AsioServer& each) { return each.port() == port; });
+}
+
+Result<std::shared_ptr<TcpServer>> TcpServer::start(TcpServerOptions options) {
+  forget_lingering(options.port);
   auto listeners = options.listener ? adopt(std::move(options.listener), options.port)
                                     : listen_at(options.host, options.port, options.deadline);
   if (!listeners) return listeners.status();

@@ -36,6 +36,8 @@ class TcpServer {
   /// told why a meeting failed, for at most 30 s; or until this process starts another server on
   /// its port. The process's exit waits for the former, at most 2 s.
   static void linger(std::shared_ptr<TcpServer> server);
+  /// Ends the one that lingers on this port, if there is one.
+  static void forget_lingering(std::uint16_t port);
 };
 
 }  // namespace muster::store

@@ -238,6 +238,7 @@ Result<std::shared_ptr<TcpServer>> shared_server(TcpServerOptions options) {
   if (const auto bound = SocketAddress::local_of(options.listener.get()); port == 0 && bound)
     port = bound->port();
   if (port != 0) {
+    TcpServer::forget_lingering(port);  // its job is over, another one begins
     if (auto known = servers[{host, port}].lock()) return known;
   }
   auto server = TcpServer::start(std::move(options));

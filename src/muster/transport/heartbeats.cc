@@ -190,9 +190,10 @@ void Heartbeats::beat_mailboxes(TimePoint now, bool late) {
   const Duration interval = engine_.heartbeat_interval();
   if (silence <= engine_.suspicion_limit() - kLooksBefore * interval) return;
   if (has_left(peer_state_of(engine_, peer))) return detector_.suspect_left(peer);
-  if (has_failed(peer, watched_.silence, silence, !late))
+  // A look that is late and is not excused any more counts.
+  if (has_failed(peer, watched_.silence, silence, /*judge=*/true))
     return declare(peer, watched_.silence, watched_.since, now);
-  if (!late && silence > engine_.suspicion_limit() - interval)
+  if (silence > engine_.suspicion_limit() - interval)
     suspect(peer, watched_.silence, watched_.since);
 }
 
