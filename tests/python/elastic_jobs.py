@@ -77,7 +77,7 @@ def rendezvous(kind, endpoint, job, nodes="1:2"):
     """Nobody is lost by silence alone."""
     patience = "last_call_timeout=3600,keep_alive_interval=3600"
     if kind != "c10d":
-        patience = "last_call_timeout=3600,keep_alive_interval=1,keep_alive_max_attempt=2"
+        patience = "last_call_timeout=3600,keep_alive_interval=2,keep_alive_max_attempt=3"
     return ["--nnodes", nodes, "--rdzv-backend", kind, "--rdzv-endpoint", endpoint] + [
         *("--rdzv-id", job, "--rdzv-conf", patience)
     ]

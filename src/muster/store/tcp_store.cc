@@ -70,7 +70,7 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
       say_goodbye({.op = StoreOp::leave, .index = attending_rank_, .keys = {attended_job_}});
     attendance_.reset();
     idle_.clear();
-    if (abandoned_ && server_.use_count() == 1) TcpServer::linger(std::move(server_));
+    if (lingers_ && server_.use_count() == 1) TcpServer::linger(std::move(server_));
   }
 
   Status begin(TimePoint deadline, bool was_there = false) {
@@ -123,6 +123,9 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
     const std::lock_guard lock(mutex_);
     if (abandoned_ || !attendance_ || attendance_->forked()) return;
     abandoned_ = true;
+    // The failure of a rank is told to those who wait, and ends the attempt: nobody comes late to
+    // it, and the next one may want the port in another process.
+    lingers_ = why.code() != Code::peer_failed && why.code() != Code::aborted;
     say_goodbye({.op = StoreOp::abandon,
                  .index = attending_rank_,
                  .keys = {attended_job_},
@@ -224,7 +227,7 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
       attendance_;  // carries no requests; its end tells the server that this rank has ended
   std::string attended_job_;
   int attending_rank_ = -1;
-  bool abandoned_ = false;
+  bool abandoned_ = false, lingers_ = false;
 };
 
 /// The servers that this process shares (`multi_tenant`), by host and port.
