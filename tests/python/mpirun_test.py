@@ -69,7 +69,6 @@ def hosts():
 
 # spec: R2.open_mpi[openmpi] R2.mpich[mpich] R2.intel_mpi[impi] mpirun ./program under Open MPI,
 # MPICH and Intel MPI without MASTER_ADDR, backend native
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["openmpi", "mpich", "impi"])
 def test_one_host(kind):
     out, status = run([*launcher(kind), "-n", "2", DIGITS])
