@@ -38,16 +38,20 @@ void damage(const std::string& path) {
   }
 }
 
+/// The path of a checkpoint of three tensors in the folder.
+std::string saved_and_damaged(const TemporaryFolder& folder) {
+  std::string path = folder.path() + "/c";
+  ThreeTensors saved(3);
+  save(saved.state, path);
+  damage(path);
+  return path;
+}
+
 // spec: S9 altered bytes that are found in the middle of a load: the error says on every rank how
 // many tensors hold the checkpoint's values by now
 TEST(CheckpointDamage, AFailedLoadSaysWhatItHasFilled) {
   const TemporaryFolder folder("muster-checkpoint-");
-  const std::string path = folder.path() + "/c";
-  {
-    ThreeTensors saved(3);
-    save(saved.state, path);
-  }
-  damage(path);
+  const std::string path = saved_and_damaged(folder);
   on_ranks(2, [&](int rank) {
     ThreeTensors loaded(0);
     const std::string said = testing::message_of<DistError>([&] { load(loaded.state, path); });
@@ -67,12 +71,7 @@ TEST(CheckpointDamage, AFailedLoadSaysWhatItHasFilled) {
 // spec: S9 one rank alone finds them: the others, whose tensors are whole, say that of theirs
 TEST(CheckpointDamage, TheOtherRanksSayWhatTheyHave) {
   const TemporaryFolder folder("muster-checkpoint-");
-  const std::string path = folder.path() + "/c";
-  {
-    ThreeTensors saved(3);
-    save(saved.state, path);
-  }
-  damage(path);
+  const std::string path = saved_and_damaged(folder);
   on_ranks(2, [&](int rank) {
     const auto mine = at::zeros({1 << 18});
     State state;

@@ -24,6 +24,7 @@ TEST(StageMessages, TheDeadlineCountsFromTheWait) {
     StageMessages messages(new_group({.timeout = kShort}));
     const StageMessages::Neighbour other{0, 1 - rank};
     const auto large = torch::ones({1 << 20});  // waits for its receiver
+    // The time that passes is what the test is about.
     const auto compute = [] { std::this_thread::sleep_for(2 * kShort); };
     barrier();
     if (rank == 0) {
