@@ -278,7 +278,8 @@ function(muster_test_executable target)
   else()
     muster_use_plain_headers(${target} muster_plain_test_headers)
   endif()
-  set(launcher ${MUSTER_TIMED} ${MUSTER_TEST_LAUNCHER})
+  # gtest_discover_tests would hand on the first of several variables only.
+  set(launcher ${MUSTER_TIMED} env ${MUSTER_TEST_ENVIRONMENT} ${MUSTER_TEST_LAUNCHER})
   set_target_properties(${target} PROPERTIES CROSSCOMPILING_EMULATOR "${launcher}")
   if(arg_SANITIZED AND NOT MUSTER_SANITIZE AND NOT MUSTER_ALL_TESTS)
     set_target_properties(${target} PROPERTIES EXCLUDE_FROM_ALL ON)
@@ -302,7 +303,7 @@ TlsSession*:*TlsRelay.*:*TlsStreams.*:*SecretTest.Dumps*:*Damaged.*")
   endif()
   gtest_discover_tests(${target} ${filter} TEST_PREFIX "${MUSTER_TEST_PREFIX}${layer}."
       DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-                       PROPERTIES ENVIRONMENT "${MUSTER_TEST_ENVIRONMENT}" RUN_SERIAL ${arg_SERIAL})
+                       PROPERTIES RUN_SERIAL ${arg_SERIAL})
 endfunction()
 
 # muster_pytest(NAME FILE [TIMEOUT seconds] [PATH folder...] [ENVIRONMENT variable=value...])

@@ -376,25 +376,57 @@ Secret::Proof key_of(const std::array<std::string, 2>& said) {
   return kSecret.derive(purpose);
 }
 
+/// A child process that has made a connection and holds it until it is killed.
+class ConnectedChild {
+ public:
+  ConnectedChild() {
+    int nonces[2];
+    if (::pipe(nonces) != 0) return;
+    child_ = ::fork();
+    if (child_ == 0) {
+      Pair two;
+      std::string text;
+      for (const std::string& each : talk(two.connector, two.acceptor))
+        text += each.substr(0, kGreetingBytes);
+      if (!two.connector.done()) text.clear();
+      const auto bytes = static_cast<ssize_t>(text.size());
+      if (::write(nonces[1], text.data(), text.size()) == bytes && bytes != 0) ::pause();
+      ::_exit(1);
+    }
+    ::close(nonces[1]);
+    for (std::string& each : greetings_) {
+      each.resize(kGreetingBytes);
+      const auto bytes = ::read(nonces[0], each.data(), each.size());
+      each.resize(bytes < 0 ? 0 : static_cast<std::size_t>(bytes));
+    }
+    ::close(nonces[0]);
+  }
+  ConnectedChild(const ConnectedChild&) = delete;
+  ConnectedChild& operator=(const ConnectedChild&) = delete;
+  ~ConnectedChild() {
+    if (child_ <= 0) return;
+    ::kill(child_, SIGKILL);
+    ::waitpid(child_, nullptr, 0);
+  }
+
+  pid_t pid() const { return child_; }
+  bool connected() const { return greetings_.back().size() == kGreetingBytes; }
+  /// What its two sides have said first.
+  const std::array<std::string, 2>& greetings() const { return greetings_; }
+
+ private:
+  pid_t child_ = -1;
+  std::array<std::string, 2> greetings_;
+};
+
 // spec: W4 a core dump shows no key that a connection could be made with
 TEST(TlsSession, DumpsShowNoPreSharedKey) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    Pair two;
-    const auto said = talk(two.connector, two.acceptor);
-    const testing::HiddenText key = [&said] {
-      return testing::HiddenText(std::string(as_text(key_of(said))));
-    }();
-    // Overwrites what computing it has left on the stack.
-    std::array<char, 16 * 1024> stack;
-    ::explicit_bzero(stack.data(), stack.size());
-    std::size_t looked_at = 0;
-    const bool shown = testing::dump_shows(::getpid(), key, looked_at);
-    ::_exit(two.connector.done() && !shown && looked_at > 100'000 ? 0 : 1);
-  }
-  int ended = 1;
-  ::waitpid(child, &ended, 0);
-  EXPECT_EQ(ended, 0);
+  const ConnectedChild child;
+  ASSERT_TRUE(child.connected());
+  const testing::HiddenText key(std::string(as_text(key_of(child.greetings()))));
+  std::size_t looked_at = 0;
+  EXPECT_FALSE(testing::dump_shows(child.pid(), key, looked_at));
+  EXPECT_GT(looked_at, 100'000u);
 }
 
 /// A secret of TLS 1.3's key schedule.
@@ -466,22 +498,11 @@ bool looks_random(std::string_view bytes) {
 
 // spec: W4 with what a core dump shows no other connection can be made
 TEST(TlsSession, DumpsOpenNoOtherConnection) {
-  int ready[2];
-  ASSERT_EQ(::pipe(ready), 0);
-  const pid_t child = ::fork();
-  if (child == 0) {
-    Pair two;
-    static_cast<void>(talk(two.connector, two.acceptor));
-    const char done = two.connector.done() ? 'y' : 'n';
-    if (::write(ready[1], &done, 1) == 1) ::pause();
-    ::_exit(1);
-  }
-  char done = 'n';
-  EXPECT_EQ(::read(ready[0], &done, 1), 1);
-  EXPECT_EQ(done, 'y');
+  const ConnectedChild child;
+  ASSERT_TRUE(child.connected());
   constexpr std::size_t kAlignment = 4;
   std::set<KeyBytes> found;
-  testing::look_through_dump(child, sizeof(KeyBytes), true, [&found](std::string_view piece) {
+  testing::look_through_dump(child.pid(), sizeof(KeyBytes), true, [&found](std::string_view piece) {
     for (std::size_t at = 0; at + sizeof(KeyBytes) <= piece.size(); at += kAlignment) {
       KeyBytes key;
       std::memcpy(key.data(), piece.data() + at, key.size());
@@ -489,9 +510,6 @@ TEST(TlsSession, DumpsOpenNoOtherConnection) {
     }
     return false;
   });
-  ::kill(child, SIGKILL);
-  ::waitpid(child, nullptr, 0);
-  for (const int end : ready) ::close(end);
   EXPECT_GT(found.size(), 100u);
 
   Pair later;
