@@ -1,9 +1,11 @@
 // Groups that not all members close, or not at the same time.
+#include <cstdint>
 #include <functional>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "muster/collective/region_group.h"
 #include "muster/collective/testing/communicator_job.h"
 
 namespace muster::collective {
@@ -126,6 +128,51 @@ TEST(Closing, AMemberThatClosesLateComparesItsCalls) {
       EXPECT_EQ(late.ranks(), std::vector<int>{1}) << late.message();
     }
   });
+}
+
+/// The offset of the block that the next group of so many ranks gets.
+std::uint64_t next_segment(transport::Fabric& fabric, int ranks) {
+  const auto offset = fabric.region()->claim(RegionGroup::segment_bytes(ranks));
+  EXPECT_TRUE(offset.ok()) << offset.status().message();
+  fabric.region()->release(*offset);
+  return *offset;
+}
+
+// spec: B10 the shared memory of a group that one member destroys alone is freed with its last
+// member, however the others end it
+TEST(Closing, TheLastMemberFreesTheMemoryOfAGroupThatOneDestroysAlone) {
+  enum class End : std::uint8_t { closed, aborted, dropped };
+  std::vector<std::function<void()>> jobs;
+  for (const int leaver : {0, 1}) {
+    for (const End end : {End::closed, End::aborted, End::dropped}) {
+      jobs.emplace_back([leaver, end] {
+        SCOPED_TRACE("leaver " + std::to_string(leaver) + ", the other end " +
+                     std::to_string(static_cast<int>(end)));
+        std::barrier all(2);
+        run_ranks(2, Wire::region, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
+          const std::uint64_t segment = rank != leaver ? next_segment(*fabric, 2) : 0;
+          all.arrive_and_wait();
+          Group group = make(fabric, all_of(2), "one");
+          Values out(1);
+          EXPECT_TRUE(group->run(all_reduce({1}, out), soon()).ok());
+          if (rank == leaver) {
+            const Status alone = group->close(in(seconds(600)));
+            EXPECT_TRUE(alone.ok()) << alone.message();
+          }
+          all.arrive_and_wait();
+          if (rank != leaver) {
+            EXPECT_NE(next_segment(*fabric, 2), segment) << "freed while a member uses it";
+            if (end == End::aborted) group->abort("for the test");
+            if (end != End::dropped) static_cast<void>(group->close(in(seconds(600))));
+            group.reset();
+            EXPECT_EQ(next_segment(*fabric, 2), segment) << "kept without a member";
+          }
+          all.arrive_and_wait();
+        });
+      });
+    }
+  }
+  at_once(jobs);
 }
 
 }  // namespace

@@ -41,7 +41,6 @@ class GroupCommunicator final : public Communicator,
                     std::unique_ptr<RegionGroup> region, const GroupDescriptor& descriptor)
       : group_(std::move(group)),
         fabric_state_(std::move(shared)),
-        segment_(descriptor.segment),
         messages_(group_),
         queue_(group_, std::move(region), descriptor.bounds),
         region_(queue_.region() != nullptr ? &queue_.region()->inline_calls() : nullptr) {
@@ -148,7 +147,6 @@ class GroupCommunicator final : public Communicator,
   const ProcessMark mark_;
   const GroupContext group_;
   const std::shared_ptr<FabricState> fabric_state_;
-  std::uint64_t segment_;
   std::atomic<int> waiting_threads_{0};
   std::atomic<int> driving_{0};  // number of manual_progress() objects
   DrivingThread driver_;         // the thread that holds the latest one
@@ -362,10 +360,6 @@ Status GroupCommunicator::close(TimePoint deadline) {
   fabric_state_->progress.forget(*this);
   region_ = nullptr;
   queue_.drop_region();
-  // A member that has not closed the group may still use the segment, which is then not freed.
-  if (closing.all_closed() && status.ok() && rank() == 0 && segment_ != kNoSegment)
-    group_.fabric->region()->release(segment_);
-  segment_ = kNoSegment;
   return status.ok() ? status : status.with_context("closing " + group_.here());
 }
 

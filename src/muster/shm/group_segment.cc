@@ -18,4 +18,17 @@ bool GroupSegment::mark_aborted() {
   return true;
 }
 
+// This member is counted last: until then nobody can free the segment.
+bool GroupSegment::leave(std::span<const int> ended) {
+  std::atomic<std::uint32_t>& departed = progress(0).departed;
+  for (const int member : ended) {
+    if (progress(member).left.exchange(1, std::memory_order_relaxed) == 0)
+      departed.fetch_add(1, std::memory_order_relaxed);
+  }
+  // Stored before this member is counted: a process that ends after it has left, or between the
+  // two, is not counted again.
+  progress(rank_).left.store(1, std::memory_order_relaxed);
+  return departed.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<std::uint32_t>(size());
+}
+
 }  // namespace muster::shm

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "muster/shm/segment_layout.h"
 
@@ -66,6 +67,11 @@ class GroupSegment {
   bool peer_aborted() const;
   /// Publishes that this member aborts the current call. False if it has aborted one before.
   bool mark_aborted();
+
+  /// Publishes that this member no longer uses the segment, and that neither do `ended`, members
+  /// whose processes have ended. Call once; the segment must not be used afterwards. Returns true
+  /// on one member: all have left, and the segment can be freed.
+  bool leave(std::span<const int> ended);
 
  private:
   static std::byte* aligned(std::byte* memory) {

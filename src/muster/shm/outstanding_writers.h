@@ -14,7 +14,8 @@ namespace muster::shm {
 /// dead only when its process has ended; a silent peer may just be stopped.
 class OutstandingWriters {
  public:
-  /// `region` keeps `MemberProgress` mapped. (The segment of a failed group is not freed.)
+  /// `region` keeps `MemberProgress` mapped. (A member with memory in
+  /// quarantine does not leave its group's segment, which is therefore not freed.)
   explicit OutstandingWriters(std::shared_ptr<void> region) : region_(std::move(region)) {}
   /// `peer` has finished once its counter `done` has reached `end`.
   void add(const MemberProgress& peer, Counter done, Position end,

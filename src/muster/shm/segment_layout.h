@@ -5,8 +5,9 @@
 /// - staging: per member, a small slot per line, fixed::kWindows windows (outgoing inputs) and
 ///   fixed::kWindows results (reduced slices)
 ///
-/// Every word has a single writer, its member, and nothing is ever reset. (Readers of staged memory
-/// reclaim its lines, which leaves the values unchanged: `shm/reclaim_lines.h`.)
+/// Every word but `left` and `departed` has a single writer, its member, and nothing is ever reset.
+/// (Readers of staged memory reclaim its lines, which leaves the values unchanged:
+/// `shm/reclaim_lines.h`.)
 #pragma once
 
 #include <algorithm>
@@ -119,6 +120,11 @@ struct alignas(2 * kCacheLine) MemberProgress {
   std::atomic<std::uint32_t> reads;
   /// 1 + the processor on which the member last blocked in a call; 0: unknown.
   std::atomic<std::uint32_t> core;
+  /// 1: the member no longer uses the segment (`GroupSegment::leave`). Never cleared. A member that
+  /// leaves stores it for those whose processes have ended.
+  std::atomic<std::uint32_t> left;
+  /// In the first member's only: how many members have left. Every member adds to it.
+  std::atomic<std::uint32_t> departed;
 };
 
 /// An entry of the table at the start of a slot, for operations with a slice per member.

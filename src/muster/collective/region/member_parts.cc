@@ -1,5 +1,8 @@
 #include "muster/collective/region/member_parts.h"
 
+#include <vector>
+
+#include "muster/shm/process_end.h"
 #include "muster/transport/fabric.h"
 
 namespace muster::collective::region {
@@ -49,6 +52,18 @@ void MemberParts::refresh() {
   const shm::Position age = shm::position(segment.layout().slots + 1, 0);
   windows.release_older(now, age);
   results.release_older(now, age);
+}
+
+bool MemberParts::leave() {
+  std::vector<int> ended;
+  for (int member = 0; member < segment.size(); ++member) {
+    const int rank = channel.members()[static_cast<std::size_t>(member)];
+    // A peer that is only silent may be stopped in the middle of a store.
+    if (member == segment.rank() || channel.fabric().gone(rank).ok()) continue;
+    if (const auto process = peers.process_of(member); process != nullptr && process->seen())
+      ended.push_back(member);
+  }
+  return segment.leave(ended);
 }
 
 void MemberParts::count_from(std::uint64_t sequence) {

@@ -47,6 +47,8 @@ struct MemberParts {
   /// For tests: as if all members had made the calls up to `sequence`, without windows. All earlier
   /// calls must have ended everywhere.
   void count_from(std::uint64_t sequence);
+  /// Leaves the segment (`GroupSegment::leave`).
+  bool leave();
   /// Whether every reader computes this all_reduce or reduce for itself. Otherwise each member
   /// reduces its share.
   bool one_shot(Op op, std::size_t bytes) const {

@@ -79,7 +79,9 @@ void Quiescence::quarantine(ConstBytes memory, Counter done, int only) {
       continue;
     writers.add(segment_.progress(member), done, segment_.at_end(), peers_.process_of(member));
   }
-  if (writers()) arena->quarantine(memory.data(), memory.size(), std::move(writers));
+  if (!writers()) return;
+  watches_writers_ = true;
+  arena->quarantine(memory.data(), memory.size(), std::move(writers));
 }
 
 }  // namespace muster::collective::region

@@ -44,6 +44,8 @@ class Quiescence {
   /// as a peer may store into it: a peer that was stopped in the middle of a store finishes it when
   /// it continues.
   void quarantine(const Args& args) noexcept;
+  /// Whether memory is in quarantine, which ends by what peers store in the segment.
+  bool watches_writers() const { return watches_writers_; }
 
  private:
   enum class Exposed : std::uint8_t { nothing, output, inputs };
@@ -56,6 +58,7 @@ class Quiescence {
   transport::Channel& channel_;
   const ArenaOf arena_;
   Exposed exposed_ = Exposed::nothing;
+  bool watches_writers_ = false;
 };
 
 }  // namespace muster::collective::region

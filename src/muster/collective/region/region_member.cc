@@ -1,9 +1,12 @@
 #include "muster/collective/region/region_member.h"
 
 #include <atomic>
+#include <exception>
+#include <string>
 #include <utility>
 
 #include "muster/base/exception_status.h"
+#include "muster/base/log.h"
 #include "muster/collective/single_rank.h"
 #include "muster/shm/segment_layout.h"
 
@@ -29,6 +32,17 @@ void fence_reads() {
 }
 
 }  // namespace
+
+// A member that still watches peers' progress there keeps the segment until the region is gone.
+RegionMember::~RegionMember() {
+  if (mark_.forked() || parts_.quiescence.watches_writers()) return;
+  try {
+    if (parts_.leave()) region_.release(offset_);
+  } catch (const std::exception& error) {
+    log(LogLevel::warning,
+        std::string("a group's shared memory is kept until the job's end: ") + error.what());
+  }
+}
 
 Task<Status> RegionMember::run(const Args& args, const transport::Fingerprint& call) {
   const bool published = inline_.is_published();

@@ -29,12 +29,14 @@
 #include <cstdint>
 #include <vector>
 
+#include "muster/base/fork_guard.h"
 #include "muster/base/task.h"
 #include "muster/collective/region/inline_transfer.h"
 #include "muster/collective/region/member_parts.h"
 #include "muster/collective/region/pull_transfer.h"
 #include "muster/collective/region/share_reduction.h"
 #include "muster/collective/region_group.h"
+#include "muster/shm/host_region.h"
 #include "muster/status.h"
 
 namespace muster::collective::region {
@@ -43,7 +45,9 @@ class RegionMember final : public RegionGroup {
  public:
   RegionMember(shm::HostRegion& region, std::uint64_t segment, transport::Channel& channel,
                const Selection& selection, ArenaOf arena)
-      : parts_(region, segment, channel, selection, arena) {}
+      : region_(region), offset_(segment), parts_(region, segment, channel, selection, arena) {}
+  /// Leaves the segment. The last member frees it.
+  ~RegionMember() override;
 
   Task<Status> run(const Args& args, const transport::Fingerprint& call) override;
   RegionInline& inline_calls() override { return inline_; }
@@ -55,6 +59,9 @@ class RegionMember final : public RegionGroup {
  private:
   Task<Status> run_call(const Args& args, const transport::Fingerprint& call, bool published);
 
+  shm::HostRegion& region_;
+  const std::uint64_t offset_;
+  const ProcessMark mark_;
   MemberParts parts_;
   InlineTransfer inline_{parts_};
   PullTransfer pull_{parts_};

@@ -10,11 +10,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "muster/collective/communicator.h"
+#include "muster/collective/region_group.h"
 #include "muster/shm/arena.h"
 #include "muster/testing/limits.h"
 #include "muster/testing/process_job.h"
@@ -85,6 +87,58 @@ TEST(RegionProcesses, AllMapEachOthersArenasInOneCall) {
     });
     for (const auto& end : ranks.join(muster::testing::kMustHappen)) EXPECT_EQ(end.report, "done");
   }
+}
+
+// spec: D7.memory the shared memory of a group with a dead member is freed with its last survivor
+TEST(RegionProcesses, SurvivorsFreeTheMemoryOfAGroupWithADeadMember) {
+  constexpr int kRanks = 3, kVictim = 0, kObserver = 1;
+  const testing::ScratchFolder folder;
+  testing::SharedCounter made, closed;
+  testing::RankProcesses ranks(kRanks, [&](int rank) -> std::string {
+    testing::ProcessJobOptions options;
+    options.rank = rank;
+    options.world_size = kRanks;
+    options.store_path = folder.file("store");
+    auto job = testing::join_process_job(options);
+    if (!job.ok()) return job.status().message();
+    shm::HostRegion& region = *job->fabric->region();
+    const auto next_segment = [&] {
+      const std::uint64_t offset = region.claim(RegionGroup::segment_bytes(kRanks)).value();
+      region.release(offset);
+      return offset;
+    };
+    const std::uint64_t segment = rank == kObserver ? next_segment() : 0;
+    made.add(1);
+    made.wait_for(kRanks, muster::testing::kMustHappen);
+    CommunicatorOptions group_options;
+    group_options.name = "mortal";
+    group_options.timeout = muster::testing::kMustHappen;
+    auto group = Communicator::create(job->fabric, {0, 1, 2}, group_options);
+    if (!group.ok()) return group.status().message();
+    std::int64_t value = 1, sum = 0;
+    Args args;
+    args.op = Op::all_reduce;
+    args.dtype = DType::int64;
+    args.inputs = {std::as_bytes(std::span(&value, 1))};
+    args.outputs = {std::as_writable_bytes(std::span(&sum, 1))};
+    const auto soon = [] { return steady_clock().now() + muster::testing::kMustHappen; };
+    if (Status first = (*group)->run(args, soon()); !first) return first.message();
+    if (rank == kObserver && next_segment() == segment)
+      return "the group has no memory in the region";
+    made.add(1);
+    if (rank == kVictim) ::pause();
+    if ((*group)->run(args, soon()).code() != Code::peer_failed) return "the death was not seen";
+    static_cast<void>((*group)->close(soon()));
+    closed.add(1);
+    if (!closed.wait_for(kRanks - 1, muster::testing::kMustHappen))
+      return "the other did not close";
+    return rank != kObserver || next_segment() == segment ? "done" : "the group's memory is kept";
+  });
+  EXPECT_TRUE(made.wait_for(2 * kRanks, muster::testing::kMustHappen));
+  ranks.kill(kVictim, SIGKILL);
+  const auto ends = ranks.join(muster::testing::kMustHappen);
+  for (const int rank : {1, 2})
+    EXPECT_EQ(ends[static_cast<std::size_t>(rank)].report, "done") << "rank " << rank;
 }
 
 // Peers that are stopped in the middle of a store.
