@@ -75,6 +75,11 @@ LogLevel log_level() { return level().load(std::memory_order_relaxed); }
 void set_log_level(LogLevel wanted) { level().store(wanted, std::memory_order_relaxed); }
 void set_log_rank(int rank) { log_rank = rank; }
 
+void log_by_thread() {
+  const log_lines::Lock lock;
+  log_lines::leave_to_thread();
+}
+
 void log(LogLevel wanted, std::string_view message) {
   if (!logs(wanted)) return;
   const log_lines::Lock lock;

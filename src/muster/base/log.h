@@ -6,6 +6,7 @@
 /// Logging never waits for the reader of standard error, so it is allowed under any lock: while
 /// that is full, up to 1 MiB of lines waits for a thread of its own to write them, and later ones
 /// are counted. A process that ends writes what waits, unless standard error is not read for 2 s.
+/// Standard error that is a regular file is written at once.
 #pragma once
 
 #include <string_view>
@@ -20,6 +21,9 @@ void set_log_level(LogLevel level);
 /// saying it.
 void set_log_rank(int rank);
 void log(LogLevel level, std::string_view message);
+/// For a process that must not wait for the disk of a log file either: a thread writes all lines
+/// from now on. The last ones are lost if the process is killed.
+void log_by_thread();
 inline bool logs(LogLevel level) { return level <= log_level(); }
 
 }  // namespace muster

@@ -13,26 +13,21 @@
 #include <cstdlib>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "muster/base/descriptor.h"
-#include "muster/base/file_limit.h"
-#include "muster/base/thread_start.h"
-#include "muster/clock.h"
+#include "muster/base/queued_writer.h"
 
 namespace muster::log_lines {
 namespace {
 
 // A process that ends gives the reader of standard error so long to take the next bytes.
 constexpr auto kPatienceAtExit = std::chrono::seconds(2);
-// How often the writer looks whether standard error has become another file meanwhile.
-constexpr int kLookMilliseconds = 200;  // limit: the patience of who ends a process
 
 struct Lines {
   std::mutex lock;
-  std::string waiting;
-  std::size_t dropped = 0;
-  std::size_t written = 0;  // bytes taken from the queue so far
-  bool writer = false;      // a thread looks after the queue
+  QueuedWriter* writer = nullptr;
+  std::vector<QueuedWriter*> left;  // of before: a thread may write the rest of theirs
 };
 
 // Never destroyed: threads may log while the process ends.
@@ -41,76 +36,45 @@ Lines& lines() {
   return *one;
 }
 
-/// Writes what fits now; says how much. What standard error refuses for good counts as written.
-std::size_t write_now(std::string_view text) {
+/// Writes what fits now, as ::write.
+ssize_t write_now(std::string_view text) {
   struct stat file {};
-  if (::fstat(STDERR_FILENO, &file) != 0) return text.size();
-  const FileSizeSignalBlock block;
-  ssize_t done = 0;
-  if (S_ISREG(file.st_mode)) {
-    done = ::write(STDERR_FILENO, text.data(), text.size());
-  } else if (S_ISSOCK(file.st_mode)) {
-    done = ::send(STDERR_FILENO, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-  } else {
-    // The flag O_NONBLOCK belongs to the open file, which other processes share: this is one of our
-    // own.
-    const Descriptor own(
-        ::open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_APPEND | O_CLOEXEC | O_NOCTTY));
-    if (own) {
-      done = ::write(own.get(), text.data(), text.size());
-    } else {
-      pollfd room{STDERR_FILENO, POLLOUT, 0};
-      if (::poll(&room, 1, 0) == 0) return 0;
-      done = ::write(STDERR_FILENO, text.data(), std::min<std::size_t>(text.size(), PIPE_BUF));
-    }
-  }
-  if (done >= 0) return static_cast<std::size_t>(done);
-  return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? 0 : text.size();
-}
-
-/// Under the lock. Whether all that waits is written.
-bool drain(Lines& all) {
-  while (!all.waiting.empty()) {
-    const std::size_t done = write_now(all.waiting);
-    if (done == 0) return false;
-    all.waiting.erase(0, done);
-    all.written += done;
-    if (all.waiting.empty() && all.dropped > 0) {
-      all.waiting = "[muster log] " + std::to_string(all.dropped) +
-                    " lines were dropped: nobody read standard error\n";
-      all.dropped = 0;
-    }
-  }
-  return true;
-}
-
-/// Waits for the reader of standard error, which may have become another file meanwhile.
-void await_room() {
+  if (::fstat(STDERR_FILENO, &file) != 0) return -1;
+  if (S_ISREG(file.st_mode)) return ::write(STDERR_FILENO, text.data(), text.size());
+  if (S_ISSOCK(file.st_mode))
+    return ::send(STDERR_FILENO, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  // The flag O_NONBLOCK belongs to the open file, which other processes share: this is one of our
+  // own.
+  const Descriptor own(
+      ::open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_APPEND | O_CLOEXEC | O_NOCTTY));
+  if (own) return ::write(own.get(), text.data(), text.size());
   pollfd room{STDERR_FILENO, POLLOUT, 0};
-  ::poll(&room, 1, kLookMilliseconds);
+  if (::poll(&room, 1, 0) == 0) {
+    errno = EAGAIN;
+    return -1;
+  }
+  return ::write(STDERR_FILENO, text.data(), std::min<std::size_t>(text.size(), PIPE_BUF));
 }
 
-void write_what_waits() {
-  for (;; await_room()) {
-    Lines& all = lines();
-    const std::lock_guard hold(all.lock);
-    if (!drain(all)) continue;
-    all.writer = false;
-    return;
-  }
+QueuedWriter* new_writer(bool may_block) {
+  return new QueuedWriter({.thread = "the thread that writes the log",
+                           .fd = STDERR_FILENO,
+                           .write = write_now,
+                           .may_block = may_block,
+                           .most = kMostWaiting,
+                           .dropped_note = [](std::size_t count) {
+                             return "[muster log] " + std::to_string(count) +
+                                    " lines were dropped: nobody read standard error\n";
+                           }});
 }
 
 void flush_at_exit() {
-  std::size_t seen = 0;
-  for (TimePoint limit{};; await_room()) {
-    Lines& all = lines();
-    const std::lock_guard hold(all.lock);
-    if (drain(all)) return;
-    const TimePoint now = steady_clock().now();
-    if (limit == TimePoint() || all.written != seen) limit = now + kPatienceAtExit;
-    seen = all.written;
-    if (now >= limit) return;
+  QueuedWriter* writer = nullptr;
+  {
+    const Lock hold;
+    writer = lines().writer;
   }
+  writer->finish(kPatienceAtExit, Duration::max());
 }
 
 void before_fork() { lines().lock.lock(); }
@@ -118,46 +82,33 @@ void after_fork_in_parent() { lines().lock.unlock(); }
 // What waits is the parent's to write, by a thread that the child does not have.
 void after_fork_in_child() {
   Lines& all = lines();
-  all.waiting.clear();
-  all.dropped = 0;
-  all.writer = false;
+  all.left.push_back(all.writer);
+  all.writer = new_writer(false);
   all.lock.unlock();
 }
 
-/// Under the lock, once something has to wait.
-void begin_to_wait(Lines& all) {
-  static const bool flushes = std::atexit(flush_at_exit) == 0;
-  static_cast<void>(flushes);
-  if (all.writer) return;
-  // If no thread can be started, the next call that logs writes the waiting lines.
-  auto writer = start_thread("the thread that writes the log", write_what_waits);
-  if (!writer.ok()) return;
-  all.writer = true;
-  writer->detach();
+bool arm() {
+  lines().writer = new_writer(false);
+  const int armed = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+  return armed == 0 && std::atexit(flush_at_exit) == 0;
 }
 
 }  // namespace
 
 Lock::Lock() {
-  static const int armed = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+  static const bool armed = arm();
   static_cast<void>(armed);
   lines().lock.lock();
 }
 
 Lock::~Lock() { lines().lock.unlock(); }
 
-void put(std::string_view line) {
+void put(std::string_view line) { lines().writer->put(line); }
+
+void leave_to_thread() {
   Lines& all = lines();
-  if (!all.writer && drain(all)) {
-    line.remove_prefix(write_now(line));
-    if (line.empty()) return;
-  }
-  if (all.waiting.size() + line.size() > kMostWaiting) {
-    ++all.dropped;
-  } else {
-    all.waiting.append(line);
-  }
-  begin_to_wait(all);
+  all.left.push_back(all.writer);
+  all.writer = new_writer(true);
 }
 
 }  // namespace muster::log_lines

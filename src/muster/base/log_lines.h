@@ -1,9 +1,10 @@
 /// Writes finished lines to standard error without ever waiting for its reader. Private to
 /// `log.cc`.
 ///
-/// A line is written at once where there is room. Where standard error is a full pipe or terminal,
-/// the line waits in a bounded queue; a thread of its own, started then, writes it once the reader
-/// goes on. So a line may be logged under any lock.
+/// A line is written at once where there is room, so that the last words of a process that is
+/// killed are not lost. Where standard error is a full pipe or terminal, the line waits in a
+/// bounded queue for a thread (`queued_writer.h`). So a line may be logged under any lock. Only a
+/// regular file on a disk that hangs is waited for, unless the process has asked for the thread.
 #pragma once
 
 #include <cstddef>
@@ -27,5 +28,8 @@ class Lock {
 
 /// A whole line with its end. Under the lock. Never blocks.
 void put(std::string_view line);
+
+/// Under the lock. From now on the thread writes all lines of this process, to files too.
+void leave_to_thread();
 
 }  // namespace muster::log_lines

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "muster/base/env.h"
+#include "muster/base/log.h"
 #include "muster/base/socket_address.h"
 #include "muster/launch/agent_machine.h"
 #include "muster/launch/agent_preparation.h"
@@ -149,8 +150,8 @@ NodeAgent::NodeAgent(const RunOptions& options, Prepared prepared, SignalWatch& 
 
 Status NodeAgent::open(const LogPlace& logs) {
   if (Status opened = wakeups_.open(pack(WakeupSource::timer, 0)); !opened) return opened;
-  wakeups_.watch(signals_.descriptor(), false, pack(WakeupSource::signals, 0));
-  if (nodes_) wakeups_.watch(nodes_->descriptor(), false, pack(WakeupSource::nodes, 0));
+  wakeups_.watch(signals_.descriptor(), pack(WakeupSource::signals, 0));
+  if (nodes_) wakeups_.watch(nodes_->descriptor(), pack(WakeupSource::nodes, 0));
   logs_ = logs;
   if (nodes_ && job_.store && meets_in_service(options_)) {
     auto store = membership::make_agent_membership(job_.store, job_.run_id, kFenceLimit);
@@ -158,21 +159,23 @@ Status NodeAgent::open(const LogPlace& logs) {
     auto fence = EpochFence::start(std::move(*store));
     if (!fence) return fence.status();
     fence_ = std::move(*fence);
-    wakeups_.watch(fence_->descriptor(), false, pack(WakeupSource::fence, 0));
+    wakeups_.watch(fence_->descriptor(), pack(WakeupSource::fence, 0));
   }
   if (Status events = history_.open(options_, job_.run_id, host()); !events) return events;
-  output_ = std::make_unique<WorkerOutput>(
+  auto output = WorkerOutput::make(
       OutputPlan{
           options_.redirects, options_.tee, options_.shown_ranks, logs.base, logs.folders,
           expand_names(options_.line_prefix, {{"role_name", options_.role}, {"hostname", host()}})},
-      EventSource{[this](int fd, bool writable, std::uint64_t token) {
-                    wakeups_.watch(fd, writable, pack(WakeupSource::output, token));
+      EventSource{[this](int fd, std::uint64_t token) {
+                    wakeups_.watch(fd, pack(WakeupSource::output, token));
                   },
                   [this](int fd) { wakeups_.forget(fd); }});
+  if (!output) return output.status();
+  output_ = std::move(*output);
   workers_ = std::make_unique<NodeWorkers>(WorkerSurroundings{
       options_, commands_, history_, *output_, signals_.previous_mask(), secret_file_.get(),
       [this](int fd, WorkerWakeup what, int number) {
-        wakeups_.watch(fd, false, pack(source_of(what), static_cast<std::uint64_t>(number)));
+        wakeups_.watch(fd, pack(source_of(what), static_cast<std::uint64_t>(number)));
       },
       [this](int fd) { wakeups_.forget(fd); }});
   return {};
@@ -558,6 +561,7 @@ Result<int> try_job(const RunOptions& options) {
 }  // namespace
 
 int run_job(const RunOptions& options) {
+  log_by_thread();  // decisions, signals and fencing wait for no disk
   auto code = try_job(options);
   if (code) return *code;
   std::cerr << options.command << ": " << code.status().message() << std::endl;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "muster/base/descriptor.h"
+#include "muster/base/queued_writer.h"
 #include "muster/status.h"
 
 namespace muster::launch {
@@ -27,8 +28,7 @@ class EventLog {
   /// have laid it (`base/own_files.h`). Every line has `job` and `host`.
   static Result<EventLog> open(const std::string& path, std::string job, std::string host);
   /// Writes to a descriptor that others use too (standard error). `name`: for messages.
-  static Result<EventLog> to(Descriptor descriptor, const std::string& name, std::string job,
-                             std::string host);
+  static EventLog to(Descriptor descriptor, std::string name, std::string job, std::string host);
 
   EventLog(EventLog&&) noexcept = default;
   EventLog& operator=(EventLog&&) noexcept = delete;
@@ -41,10 +41,14 @@ class EventLog {
   void write(const std::string& event, const std::vector<Field>& fields);
 
  private:
-  struct EventQueue;
-  explicit EventLog(std::shared_ptr<EventQueue> queue) : queue_(std::move(queue)) {}
+  struct Origin {
+    std::string name, job, host;
+    std::string line_of(const std::string& event, const std::vector<Field>& fields) const;
+  };
+  EventLog(Origin origin, Descriptor file);
 
-  std::shared_ptr<EventQueue> queue_;  // shared with the thread, which a hung disk may keep
+  Origin origin_;
+  std::unique_ptr<QueuedWriter> writer_;
 };
 
 }  // namespace muster::launch

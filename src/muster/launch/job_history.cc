@@ -19,9 +19,7 @@ Status JobHistory::open(const RunOptions& options, const std::string& job,
   if (!options.events_on_console) return {};
   Descriptor copy(::fcntl(2, F_DUPFD_CLOEXEC, 3));
   if (!copy) return Status(Code::exhausted, "no descriptor for events: " + errno_text(errno));
-  auto console = EventLog::to(std::move(copy), "standard error", job, host);
-  if (!console) return console.status();
-  logs_.push_back(std::move(*console));
+  logs_.push_back(EventLog::to(std::move(copy), "standard error", job, host));
   return {};
 }
 

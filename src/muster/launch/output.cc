@@ -1,16 +1,8 @@
 #include "muster/launch/output.h"
 
-#include <poll.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <utility>
-
-#include "muster/base/file_limit.h"
-#include "muster/base/log.h"
-#include "muster/base/socket_address.h"
 
 namespace muster::launch {
 
@@ -88,57 +80,6 @@ std::string Tail::text() const {
   if (from != std::string_view::npos && from < text.size() && text[from] == '\n')
     text.remove_prefix(from + 1);
   return std::string(text);
-}
-
-ConsoleSink::ConsoleSink(int fd) : fd_(fd) {
-  struct stat file {};
-  pollable_ = ::fstat(fd, &file) == 0 && !S_ISREG(file.st_mode) && !S_ISDIR(file.st_mode) &&
-              !S_ISBLK(file.st_mode);
-}
-
-void ConsoleSink::pump() {
-  const FileSizeSignalBlock block;
-  // A pipe that polls writable accepts at least this much without blocking; files take larger
-  // pieces.
-  const std::size_t piece = pollable_ ? 4096 : std::size_t{1} << 16;
-  while (!empty() && !broken_) {
-    pollfd ready{fd_, POLLOUT, 0};
-    if (pollable_ && ::poll(&ready, 1, 0) == 0) break;
-    const ssize_t wrote = ::write(fd_, queue_.data() + at_, std::min(queued(), piece));
-    if (wrote >= 0) {
-      at_ += static_cast<std::size_t>(wrote);
-      error_ = 0;
-    } else if (errno == EAGAIN) {
-      break;
-    } else if (errno == EPIPE) {
-      broken_ = true;
-    } else if (errno != EINTR) {
-      lose(errno);
-    }
-  }
-  if (broken_) at_ = queue_.size();
-  if (empty() || at_ > kHighWater) {
-    queue_.erase(0, at_);
-    at_ = 0;
-  }
-}
-
-void ConsoleSink::lose(int error) {
-  at_ = queue_.size();
-  if (std::exchange(error_, error) == error) return;
-  log(LogLevel::warning, "the workers' output cannot be written to " +
-                             std::string(fd_ == 2 ? "standard error: " : "standard output: ") +
-                             errno_text(error) + "; it is lost until that takes it again");
-}
-
-bool write_all(int fd, std::string_view bytes) {
-  const FileSizeSignalBlock block;
-  while (!bytes.empty()) {
-    const ssize_t wrote = ::write(fd, bytes.data(), bytes.size());
-    if (wrote < 0 && errno != EINTR) return false;
-    if (wrote > 0) bytes.remove_prefix(static_cast<std::size_t>(wrote));
-  }
-  return true;
 }
 
 bool same_file(int one, int other) {

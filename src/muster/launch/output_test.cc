@@ -1,9 +1,6 @@
 #include "muster/launch/output.h"
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
 
@@ -74,53 +71,6 @@ TEST(Tail, KeepsTheEnd) {
   Tail last;
   last.feed("one\ntwo");
   EXPECT_EQ(last.text(), "one\ntwo");
-}
-
-// spec: J3 a console that nobody reads never blocks the launcher, and loses nothing once somebody
-// does
-TEST(ConsoleSink, NeverBlocks) {
-  int ends[2];
-  ASSERT_EQ(::pipe(ends), 0);
-  ConsoleSink sink(ends[1]);
-  const std::string text(std::size_t{1} << 20, 'z');
-  sink.queue().append(text);
-  sink.pump();
-  EXPECT_FALSE(sink.empty());
-  std::string got;
-  char buffer[65536];
-  while (got.size() < text.size()) {
-    const ssize_t count = ::read(ends[0], buffer, sizeof buffer);
-    ASSERT_GT(count, 0);
-    got.append(buffer, static_cast<std::size_t>(count));
-    sink.pump();
-  }
-  EXPECT_EQ(got, text);
-  EXPECT_TRUE(sink.empty());
-  ::signal(SIGPIPE, SIG_IGN);
-  ::close(ends[0]);
-  sink.queue().append("nobody");
-  sink.pump();
-  EXPECT_TRUE(sink.empty());
-  EXPECT_TRUE(sink.broken());
-  ::close(ends[1]);
-}
-
-// spec: L13 what cannot be written is told, once, and the next output is tried again
-TEST(ConsoleSink, TellsOfAFullDisk) {
-  const Descriptor full(::open("/dev/full", O_WRONLY | O_CLOEXEC));
-  ASSERT_TRUE(full);
-  ConsoleSink sink(full.get());
-  ::testing::internal::CaptureStderr();
-  for (int line = 0; line < 3; ++line) {
-    sink.queue().append("a line\n");
-    sink.pump();
-    EXPECT_TRUE(sink.empty());
-    EXPECT_FALSE(sink.broken());
-  }
-  const std::string said = ::testing::internal::GetCapturedStderr();
-  const std::string words = "cannot be written to standard output: no space left on device";
-  EXPECT_NE(said.find(words), std::string::npos) << said;
-  EXPECT_EQ(said.find(words), said.rfind(words)) << said;
 }
 
 // spec: L2 --log-line-prefix-template: names are replaced, others stay

@@ -16,7 +16,7 @@ Status Wakeups::open(std::uint64_t timer_data) {
   timer_.reset(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
   if (!epoll_ || !timer_)
     return Status(Code::exhausted, "no descriptor to wait for events: " + errno_text(errno));
-  watch(timer_.get(), false, timer_data);
+  watch(timer_.get(), timer_data);
   return failure_;
 }
 
@@ -28,9 +28,9 @@ void Wakeups::fail(const char* what) {
                         "; look at free memory and at fs.epoll.max_user_watches (sysctl)");
 }
 
-void Wakeups::watch(int fd, bool writable, std::uint64_t data) {
+void Wakeups::watch(int fd, std::uint64_t data) {
   epoll_event event{};
-  event.events = writable ? EPOLLOUT : EPOLLIN;
+  event.events = EPOLLIN;
   event.data.u64 = data;
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) fail("watching a descriptor");
 }

@@ -18,7 +18,8 @@ class Wakeups {
  public:
   /// `timer_data` is what the timer's events carry.
   Status open(std::uint64_t timer_data);
-  void watch(int fd, bool writable, std::uint64_t data);
+  /// Until `fd` is readable.
+  void watch(int fd, std::uint64_t data);
   void forget(int fd);
   /// Blocks until something is ready, or a signal's handler has run (0); the number of events.
   Result<int> wait(std::span<epoll_event> ready);

@@ -16,7 +16,7 @@ TEST(Wakeups, TellWhatIsReady) {
   Wakeups wakeups;
   ASSERT_TRUE(wakeups.open(1).ok());
   const Descriptor event(::eventfd(1, EFD_CLOEXEC));
-  wakeups.watch(event.get(), false, 2);
+  wakeups.watch(event.get(), 2);
   epoll_event ready[4];
   auto count = wakeups.wait(ready);
   ASSERT_TRUE(count.ok()) << count.status().message();
@@ -37,7 +37,7 @@ TEST(Wakeups, ADescriptorThatCannotBeWatchedEndsTheWait) {
   const Descriptor file(
       ::open("/proc/self/exe", O_RDONLY | O_CLOEXEC));  // the system refuses files
   ASSERT_TRUE(static_cast<bool>(file));
-  wakeups.watch(file.get(), false, 2);
+  wakeups.watch(file.get(), 2);
   epoll_event ready[4];
   for (int i = 0; i < 2; ++i) {
     const auto count = wakeups.wait(ready);

@@ -1,10 +1,12 @@
 /// All workers' output: pipes and files in, two console sinks out, with backpressure in between.
 ///
 /// A stream is prefixed with `[rank]` and shown, written to a log file, both, or dropped. If it
-/// goes to a file only, the worker writes the file itself. While the console is slow, nothing is
-/// read from the workers: they block and memory stays bounded.
+/// goes to a file only, the worker writes the file itself. Threads write to the console and to log
+/// files (`base/queued_writer.h`), so the agent waits for no reader and no disk. While one is slow,
+/// nothing is read from the workers that write to it: they block and memory stays bounded.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -12,6 +14,7 @@
 #include <vector>
 
 #include "muster/base/descriptor.h"
+#include "muster/base/queued_writer.h"
 #include "muster/launch/options.h"
 #include "muster/launch/output.h"
 #include "muster/status.h"
@@ -20,7 +23,7 @@ namespace muster::launch {
 
 /// The event loop's interface; it passes `token` back to `WorkerOutput::ready`.
 struct EventSource {
-  std::function<void(int fd, bool writable, std::uint64_t token)> watch;
+  std::function<void(int fd, std::uint64_t token)> watch;  ///< until `fd` is readable
   std::function<void(int fd)> forget;
 };
 
@@ -35,7 +38,9 @@ struct OutputPlan {
 class WorkerOutput {
  public:
   /// Tokens given to `events` start at 0 and are dense.
-  WorkerOutput(OutputPlan plan, EventSource events);
+  static Result<std::unique_ptr<WorkerOutput>> make(OutputPlan plan, EventSource events);
+  /// Waits for log files, but at most two seconds for the next bytes to be taken, and ten in all.
+  /// The log says what they did not take.
   ~WorkerOutput();
 
   /// The write ends for a worker that is about to start. Its earlier streams, if any, continue to
@@ -55,7 +60,7 @@ class WorkerOutput {
   void ready(std::uint64_t token);
   /// All workers have ended: shows what their pipes hold now, without waiting for their children.
   void stop_waiting();
-  /// All received output has been written to the console.
+  /// All received output has been written to the console, or was refused by it.
   bool drained() const;
   /// Writes a message of the launcher to standard error, as whole lines.
   void say(const std::string& text);
@@ -64,20 +69,26 @@ class WorkerOutput {
 
  private:
   struct Stream;
-  struct Sink;
+  struct LogFile;
+  WorkerOutput(OutputPlan plan, EventSource events, Descriptor written);
   Result<Descriptor> open_stream(int local_rank, int rank, int attempt, Streams which);
   /// Whose it is: where it is shown, and its log file.
   Status assign(Stream& stream, int local_rank, int rank, int attempt);
   void let_go(int local_rank, Streams which);
+  std::function<void()> wake_agent() const;
+  void add_console(int fd);
+  void write_by_thread(Stream& stream);
   Result<Descriptor> open_file(const std::vector<std::string>& folders, const std::string& name);
   void read_some(Stream& stream);
   void close(Stream& stream);
-  void settle(Sink& sink);
+  void pace_streams();
 
   OutputPlan plan_;
   EventSource events_;
-  std::vector<std::unique_ptr<Sink>>
-      sinks_;  // stdout, stderr; a single one if both are the same file
+  std::shared_ptr<Descriptor> written_;  // an eventfd that the writers' threads signal
+  // Standard output and standard error; a single one if both are the same file.
+  std::vector<std::unique_ptr<QueuedWriter>> consoles_;
+  std::vector<std::unique_ptr<LogFile>> log_files_;
   std::vector<std::unique_ptr<Stream>> streams_;
 };
 
