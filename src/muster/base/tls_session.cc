@@ -120,6 +120,7 @@ struct TlsSession::Connection {
   std::size_t opened = 0;  // of a payload that is decrypted and stands at the front of `input`
   bool unwelcome = false;
   bool answered = false;  // the acceptor has said something behind its greeting
+  bool proved = false;    // the other side has the secret
   Handshake::Peer peer;
   Verdict verdict = Verdict::accepted;
   Status failure;
@@ -363,6 +364,7 @@ bool TlsSession::Connection::shake_hands() {
          whom(peer.rank) + " did not use this job's secret; an impostor may be on the way");
     return false;
   }
+  proved = true;
   const bool connects = side == Side::connector;
   const Binding binding = binding_of(connects ? mine : theirs, connects ? theirs : mine);
   std::string said;
@@ -612,6 +614,11 @@ bool TlsSession::failed() const { return connection_->state == Connection::State
 const Status& TlsSession::failure() const { return connection_->failure; }
 TlsSession::Verdict TlsSession::verdict() const { return connection_->verdict; }
 const Handshake::Peer& TlsSession::peer() const { return connection_->peer; }
+bool TlsSession::failed_in_the_clear() const {
+  const Connection& it = *connection_;
+  return failed() && it.side == Side::connector && !it.proved &&
+         it.secret.kind() == Secret::Kind::given;
+}
 void TlsSession::set_unwelcome() { connection_->unwelcome = true; }
 
 namespace {

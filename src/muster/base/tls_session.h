@@ -83,6 +83,9 @@ class TlsSession {
   /// the way.
   const Status& failure() const;
   Verdict verdict() const;
+  /// A connector's failure that nothing authenticates: it was found before the other side had
+  /// proved the secret, so anybody on the way can have brought it about. Never without a secret.
+  bool failed_in_the_clear() const;
   /// What the other side says of itself, to be trusted once `done`.
   const Handshake::Peer& peer() const;
   /// Acceptor: refuses a peer that is who it says but is not wanted now. Before `done`.

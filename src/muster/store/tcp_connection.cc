@@ -38,6 +38,7 @@ constexpr Duration kGreetingLimit = seconds(3);
 /// If the resolver takes longer than this, the error blames it; otherwise it reports the last
 /// attempt's failure.
 constexpr Duration kSlowSearch = seconds(1);
+constexpr Duration kLongestPause = milliseconds(250);  // limit: load of a server that starts
 /// After this many connections that were accepted without a greeting, the listener is taken for
 /// something other than a store.
 constexpr int kMostSilences = 3;  // limit: attempts before a verdict
@@ -196,6 +197,7 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
   ReachabilityWarning warning(endpoint, patience, deadline);
   Duration pause = milliseconds(5);  // limit: load of a server that starts
   Status last;
+  ClearAnswers clear;
   int silences = 0;
   for (;;) {
     const auto addresses = find(endpoint, deadline, warning, resolver, last);
@@ -214,9 +216,18 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
       if (way == EndpointWay::tcp) tune_tcp(socket->get());
       std::unique_ptr<TcpConnection> connection(
           new TcpConnection(std::move(*socket), endpoint.name()));
+      connection->over_network_ = way == EndpointWay::tcp;
       Status greeted =
           connection->shake_hands(endpoint, way, std::min(deadline, now() + kGreetingLimit));
       if (greeted) return entered(endpoint, std::move(connection), deadline);
+      if (connection->tls_ && connection->tls_->failed_in_the_clear()) {
+        if (!clear.tell(now(), deadline, kLongestPause)) {
+          met = both(met, greeted);
+          continue;
+        }
+        greeted = ClearAnswers::told(greeted);
+      }
+      clear.forget();
       if (greeted.code() == Code::refused) return greeted.with_context(endpoint.name());
       met = both(met, greeted);
       if (greeted.code() == Code::timed_out && ++silences == kMostSilences) {
@@ -249,8 +260,7 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
               "; is its host (rank 0 or the launcher) running, and are host and port right?");
     }
     std::this_thread::sleep_for(jittered);
-    pause =
-        std::min<Duration>(pause * 2, milliseconds(250));  // limit: load of a server that starts
+    pause = std::min(pause * 2, kLongestPause);
   }
 }
 
@@ -403,8 +413,10 @@ Result<ConstBytes> TcpConnection::receive_bytes(TimePoint deadline) {
 }
 
 Status TcpConnection::closed() const {
-  return Status(Code::network,
-                name_ + " closed the connection; the process that hosts it has probably ended");
+  return Status(
+      Code::network,
+      name_ + " closed the connection; the process that hosts it has probably ended" +
+          (over_network_ ? ", or somebody cut the connection: it has no authenticated end" : ""));
 }
 
 void TcpConnection::shut_down() { ::shutdown(socket_.get(), SHUT_RDWR); }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "muster/base/clear_answers.h"
 #include "muster/base/fork_guard.h"
 #include "muster/base/secret.h"
 #include "muster/base/socket_address.h"
@@ -34,8 +35,9 @@ struct TcpEndpoint {
 class TcpConnection {
  public:
   /// Retries until the deadline while nothing listens there. A refused handshake fails immediately
-  /// with the reason. `was_there`: the server is known to have been up, so a closed port means that
-  /// it has exited (Code::network). Logs one warning after `patience`.
+  /// with the reason; under a secret, a refusal in the clear once `ClearAnswers` tells.
+  /// `was_there`: the server is known to have been up, so a closed port means that it has exited
+  /// (Code::network). Logs one warning after `patience`.
   static Result<std::unique_ptr<TcpConnection>> open(const TcpEndpoint& endpoint,
                                                      TimePoint deadline, bool was_there,
                                                      Duration patience = std::chrono::seconds(5),
@@ -85,6 +87,7 @@ class TcpConnection {
   int misses_ = 0;    // current backoff of polling, in replies
   int unlooked_ = 0;  // replies still to be received without polling first
   bool broken_ = false;
+  bool over_network_ = false;
 };
 
 }  // namespace muster::store

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <random>
 #include <string>
 
@@ -55,6 +56,37 @@ TEST_P(TcpStoreRelay, WhatIsPassedOnAsItIsWorks) {
   EXPECT_EQ(*store->get(kKey), std::string(300'000, 'x'));
 }
 
+/// Changes byte `at` of the first `connections` answers.
+testing::Relay::Tamper forge(int connections, std::size_t at) {
+  auto left = std::make_shared<std::atomic<int>>(connections);
+  return [=](int way, std::size_t before, std::string bytes) {
+    if (way != 1 || at < before || at - before >= bytes.size() || (*left)-- <= 0) return bytes;
+    bytes[at - before] = static_cast<char>(bytes[at - before] ^ 1);
+    return bytes;
+  };
+}
+
+// The bytes are in each field of the store's greeting, in the answer behind it, and in its TLS.
+// spec: W1 what is forged before the keys are made ends no joining rank: it tries again
+TEST_P(TcpStoreRelay, AForgedAnswerInTheClearEndsNobody) {
+  for (const std::size_t at : {0U, 8U, 10U, 16U, 24U, 32U, 64U, 100U, 127U, 128U, 140U, 200U}) {
+    SCOPED_TRACE("byte " + std::to_string(at));
+    const testing::Relay relay(target(), forge(2, at), relayed());
+    TcpStoreOptions options = through(relay);
+    options.timeout = testing::kMustHappen;
+    const auto store = make_tcp_store(options);
+    EXPECT_TRUE(store.ok()) << store.status().message();
+  }
+}
+
+// spec: W1 an answer in the clear that comes each time is told as one that nothing authenticates
+TEST_P(TcpStoreRelay, AnAnswerInTheClearIsToldAsUnauthenticated) {
+  const testing::Relay relay(target(), forge(1'000'000, 40), relayed());
+  const Status status = make_tcp_store(through(relay)).status();
+  EXPECT_FALSE(status.ok());
+  EXPECT_TRUE(mentions(status, "in the clear (unauthenticated)")) << status.message();
+}
+
 // Two jobs with one secret, at two ports or with two names: the relay leads a client of one to the
 // store of the other.
 // spec: W1 a relay cannot lead a client of a job to the store of another with the same secret
@@ -72,6 +104,18 @@ TEST_P(TcpStoreRelay, AnotherJobsStoreIsRefused) {
   options.job = "another name";
   const Status name = make_tcp_store(options).status();
   EXPECT_EQ(name.code(), Code::refused);
+}
+
+// spec: W1 a store's connection that is cut is told as one that has no authenticated end
+TEST_P(TcpStoreRelay, ACutIsToldWithoutAnEnd) {
+  auto cut = std::make_shared<std::atomic<bool>>(false);
+  const testing::Relay relay(target(), passed_on, relayed(), [cut] { return cut->load(); });
+  const auto store = made(make_tcp_store(through(relay)));
+  ASSERT_NE(store, nullptr);
+  *cut = true;
+  const Status status = store->get(kKey).status();
+  EXPECT_TRUE(mentions(status, "no authenticated end")) << status.message();
+  EXPECT_FALSE(mentions(status, "tampers")) << status.message();
 }
 
 // One byte is changed, somewhere in what is said before the connection is open or after.

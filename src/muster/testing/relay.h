@@ -28,8 +28,14 @@ class Relay {
   using Tamper = std::function<std::string(int direction, std::size_t before, std::string bytes)>;
 
   /// Connections to `address()` lead to `target`. `at`: where it listens.
-  Relay(const SocketAddress& target, Tamper tamper, const SocketAddress& at = loopback_address(0))
-      : target_(target), tamper_(std::move(tamper)), stop_(::eventfd(0, EFD_CLOEXEC)) {
+  /// `cuts`: ends a connection in place of passing on what comes.
+  Relay(
+      const SocketAddress& target, Tamper tamper, const SocketAddress& at = loopback_address(0),
+      std::function<bool()> cuts = [] { return false; })
+      : target_(target),
+        tamper_(std::move(tamper)),
+        cuts_(std::move(cuts)),
+        stop_(::eventfd(0, EFD_CLOEXEC)) {
     auto listener = listen_on(at, 64);
     EXPECT_TRUE(listener.ok()) << listener.status().message();
     listener_ = std::move(*listener);
@@ -78,7 +84,7 @@ class Relay {
     const auto at = static_cast<std::size_t>(way);
     std::string bytes(64 * 1024, '\0');
     const ssize_t got = ::recv(connection.ends[at].get(), bytes.data(), bytes.size(), 0);
-    if (got <= 0) return false;
+    if (got <= 0 || cuts_()) return false;
     bytes.resize(static_cast<std::size_t>(got));
     const std::string out = tamper_(way, connection.passed[at], bytes);
     connection.passed[at] += bytes.size();
@@ -93,6 +99,7 @@ class Relay {
 
   const SocketAddress target_;
   const Tamper tamper_;
+  const std::function<bool()> cuts_;
   Descriptor stop_, listener_;
   std::vector<Connection> connections_;
   std::thread thread_;

@@ -47,7 +47,8 @@ void FailureDetector::on_stream_end(Link& link, const Status& why) {
           Status(Code::peer_failed,
                  rank_text(peer) + " is gone: its " + kind +
                      " connection ended without a close message (" + reason.message() +
-                     "); its process has probably died, look at the end of its output",
+                     "); its process has probably died, look at the end of its output" +
+                     (kind == "tcp" ? ", or the connection was cut on the network" : ""),
                  {peer}));
 }
 

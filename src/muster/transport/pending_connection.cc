@@ -108,7 +108,10 @@ int PendingConnection::receive_some(const Welcome& welcome) {
   if (got < 0 && would_block(errno)) return 0;
   if (got <= 0) {
     failure_ = got < 0 ? Status(Code::network, errno_text(errno))
-                       : Status(Code::closed, "the other side hung up during the handshake");
+                       : Status(Code::closed,
+                                "the connection was cut during the handshake, without an "
+                                "authenticated end: the other side has ended or was busy, or "
+                                "somebody on the network cut it");
     return -1;
   }
   if (options_.side == Handshake::Side::acceptor && received_ >= kGreetingBytes && !welcome(peer()))

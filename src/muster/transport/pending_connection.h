@@ -50,6 +50,11 @@ class PendingConnection {
   const Handshake::Peer& peer() const;
   /// Why the handshake failed; `accepted` while it has not.
   Handshake::Verdict verdict() const;
+  /// The failure is an answer that nobody has authenticated (`clear_answers.h`).
+  bool failed_in_the_clear() const {
+    const auto* tls = std::get_if<TlsSession>(&talk_);
+    return tls != nullptr && tls->failed_in_the_clear();
+  }
   /// The other side wants no second connection with us: a crossing was lost.
   bool lost_crossing() const { return verdict() == Handshake::Verdict::unwelcome; }
   /// The connect itself was refused: no socket listens at the address.

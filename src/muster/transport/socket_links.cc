@@ -185,6 +185,14 @@ void SocketLinks::on_failure(int to, Attempt& attempt, TimePoint now) {
     if (!attempt.awaits_peer) retry(attempt, now);
     return;
   }
+  const bool in_the_clear = connection.failed_in_the_clear();
+  if (!in_the_clear) {
+    attempt.clear.forget();
+  } else if (attempt.clear.tell(now, attempt.deadline, kLongestPause)) {
+    attempt.last = ClearAnswers::told(attempt.last);
+  } else {
+    return retry(attempt, now);
+  }
   if (attempt.last.code() == Code::refused) {
     return fail(to, Status(Code::refused,
                            "connecting to " + peer(to).name + " at " + attempt.address.text() +

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "muster/base/clear_answers.h"
 #include "muster/base/handshake.h"
 #include "muster/base/secret.h"
 #include "muster/base/socket_address.h"
@@ -57,6 +58,7 @@ class SocketLinks {
     TimePoint retry_at{};
     std::size_t tries = 0;
     std::size_t refusals = 0;  // consecutive refused connects
+    ClearAnswers clear{};
     bool awaits_peer = false;  // a crossing was lost: the peer's own connection is on its way
     std::unique_ptr<PendingConnection> connection;
     SocketAddress address;

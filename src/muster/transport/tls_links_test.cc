@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
 #include <memory>
 #include <random>
 #include <string>
@@ -134,6 +135,20 @@ TEST_P(RelayedLinks, WhatIsChangedEndsTheLinkAndSaysSo) {
     std::string said;
     for (const Status& end : ends) said += end.message() + "\n";
     EXPECT_NE(said.find("tampers"), std::string::npos) << said;
+  }
+}
+
+// spec: W1 what is forged before the keys of a link are made ends no rank: it connects again
+TEST_P(RelayedLinks, AForgedAnswerInTheClearEndsNobody) {
+  for (const std::size_t at : {0U, 8U, 24U, 40U, 100U, 128U, 140U}) {
+    SCOPED_TRACE("byte " + std::to_string(at));
+    auto left = std::make_shared<std::atomic<int>>(2);
+    RelayedJob job(role(), payloads(), [=](int way, std::size_t before, std::string bytes) {
+      if (way == 1 && at >= before && at - before < bytes.size() && (*left)-- > 0)
+        bytes[at - before] = static_cast<char>(bytes[at - before] ^ 1);
+      return bytes;
+    });
+    for (const Status& end : job.talk(1000)) EXPECT_TRUE(end.ok()) << end.message();
   }
 }
 
