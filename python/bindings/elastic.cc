@@ -9,10 +9,10 @@
 #include "bindings.h"
 #include "blocking.h"
 #include "checkpoint_items.h"
+#include "muster/base/launcher_socket.h"
 #include "muster/elastic/epoch_follower.h"
 #include "muster/elastic/memory_commits.h"
 #include "muster/elastic/state_sync.h"
-#include "muster/launch/worker_news.h"
 
 namespace muster::python {
 namespace {
@@ -105,7 +105,7 @@ void bind_memory(py::module_& module) {
 }  // namespace
 
 void bind_elastic(py::module_& module) {
-  launch::keep_news_from_programs();
+  keep_launcher_socket_from_programs();
   bind_memory(module);
   module.def(
       "_elastic_join",

@@ -8,6 +8,7 @@
 
 #include "muster/base/callback_executor.h"
 #include "muster/base/env.h"
+#include "muster/base/launcher_socket.h"
 #include "muster/base/log.h"
 #include "muster/base/thread_start.h"
 #include "muster/group/abort_groups.h"
@@ -60,16 +61,16 @@ EpochFollower& EpochFollower::of_process() {
 }
 
 EpochFollower::EpochFollower() {
-  const std::int64_t descriptor = number_in(launch::kNewsVariable, -1);
+  const std::int64_t descriptor = number_in(kLauncherSocketVariable, -1);
   first_ = number_in("MUSTER_EPOCH", 0);
   nodes_ = static_cast<int>(number_in("GROUP_WORLD_SIZE", 1));
   node_ = static_cast<int>(number_in("GROUP_RANK", 0));
   is_spare_ = env_text(launch::kSpareVariable).has_value();
   const int channel = static_cast<int>(descriptor);
-  if (!launch::is_worker_channel(channel)) return;  // a child of the worker, which has none
+  if (!is_launcher_socket(channel)) return;  // a child of the worker, which has none
   // The worker's children have another launcher, or none.
-  launch::keep_news_from_programs();
-  ::unsetenv(launch::kNewsVariable);
+  keep_launcher_socket_from_programs();
+  ::unsetenv(kLauncherSocketVariable);
   channel_ = channel;
   group::check(CallbackExecutor::of_process().prepare());  // aborts must not wait for a thread
   // Memory that the launcher holds for this place was sent before the process was started.

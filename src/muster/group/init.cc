@@ -12,6 +12,7 @@
 
 #include "muster/backends/mpi/rendezvous.h"
 #include "muster/base/env.h"
+#include "muster/base/launcher_socket.h"
 #include "muster/group/errors.h"
 #include "muster/group/exchange.h"
 #include "muster/group/group_core.h"
@@ -21,7 +22,6 @@
 #include "muster/group/rank_list.h"
 #include "muster/group/resolve.h"
 #include "muster/group/shared_allocator.h"
-#include "muster/launch/worker_news.h"
 #include "muster/store/rendezvous.h"
 #include "muster/transport/process_failure.h"
 
@@ -140,7 +140,7 @@ void init_process_group(const InitProcessGroupOptions& options) {
 }
 
 void group::init_at_epoch(const InitProcessGroupOptions& options, const EpochPlace& epoch) {
-  launch::keep_news_from_programs();
+  keep_launcher_socket_from_programs();
   const auto scope = World::hold_current();
   if (scope->initialized())
     group::invalid("init_process_group was called twice on rank " +

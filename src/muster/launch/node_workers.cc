@@ -7,6 +7,7 @@
 #include <chrono>
 #include <utility>
 
+#include "muster/base/launcher_socket.h"
 #include "muster/base/socket_address.h"
 
 namespace muster::launch {
@@ -41,7 +42,8 @@ Result<NodeWorkers::Process> NodeWorkers::start_process(int number, int rank, in
     news = std::move(channel->worker);
     worker.news = std::move(channel->agent);
     if (rank >= 0) pass_memories_on(number, worker);  // it finds them there when it begins
-    command.environment.push_back(std::string(kNewsVariable) + "=" + std::to_string(news.get()));
+    command.environment.push_back(std::string(kLauncherSocketVariable) + "=" +
+                                  std::to_string(news.get()));
   }
   command.out = ends->out.get();
   command.err = ends->err.get();

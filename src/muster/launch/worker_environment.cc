@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include "muster/base/launcher_socket.h"
 #include "muster/launch/worker_news.h"
 
 namespace muster::launch {
@@ -40,7 +41,7 @@ Environment worker_environment(const Environment& inherited, const JobEnvironmen
   result.erase("MUSTER_AGENT_STORE");
   result.erase("MUSTER_EPOCH");
   result.erase("MUSTER_LAUNCH");
-  result.erase(kNewsVariable);
+  result.erase(kLauncherSocketVariable);
   result.erase(kSpareVariable);
   if (job.epoch > 0) result["MUSTER_EPOCH"] = std::to_string(job.epoch);
   if (!job.launch.empty()) result["MUSTER_LAUNCH"] = job.launch;

@@ -12,7 +12,6 @@
 
 #include "muster/base/bytes.h"
 #include "muster/base/descriptor_messages.h"
-#include "muster/base/env.h"
 #include "muster/base/log.h"
 #include "muster/base/socket_address.h"
 #include "muster/clock.h"
@@ -85,24 +84,6 @@ Result<WorkerChannel> make_worker_channel() {
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
     return Status(Code::exhausted, "no pair of sockets for a worker: " + errno_text(errno));
   return WorkerChannel{Descriptor(ends[0]), Descriptor(ends[1])};
-}
-
-bool is_worker_channel(int descriptor) {
-  int domain = 0, type = 0;
-  socklen_t size = sizeof(int);
-  return ::getsockopt(descriptor, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 &&
-         ::getsockopt(descriptor, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && domain == AF_UNIX &&
-         type == SOCK_SEQPACKET;
-}
-
-void keep_news_from_programs() {
-  const auto told = env_integer(kNewsVariable, 0, std::numeric_limits<int>::max());
-  const int descriptor = told && *told ? static_cast<int>(**told) : -1;
-  if (descriptor < 0 || !is_worker_channel(descriptor)) return;
-  if (::fcntl(descriptor, F_SETFD, FD_CLOEXEC) != 0)
-    log(LogLevel::warning,
-        "the launcher's socket stays open in programs that this process starts: " +
-            errno_text(errno));
 }
 
 bool tell_worker(int descriptor, const WorkerNews& news) {

@@ -1,5 +1,6 @@
 /// What an agent and a worker that stays through the epochs of its job (`--elastic=keep`) tell each
 /// other, over a pair of sockets. A worker that reads the end of its socket has lost its agent.
+/// `base/launcher_socket.h` has the worker's end.
 ///
 /// Memory files travel there too: a worker gives its agent descriptors of the memory that has to
 /// outlive it, and the worker that takes its place gets them back.
@@ -17,8 +18,6 @@
 
 namespace muster::launch {
 
-/// The variable with the number of the worker's descriptor.
-inline constexpr const char* kNewsVariable = "MUSTER_LAUNCHER_NEWS";
 /// Set in a spare process, which has no rank before the news of its first epoch.
 inline constexpr const char* kSpareVariable = "MUSTER_SPARE";
 
@@ -43,10 +42,6 @@ struct WorkerChannel {
   Descriptor agent, worker;
 };
 Result<WorkerChannel> make_worker_channel();
-/// Whether `descriptor` is a worker's end: a child of the worker may have something else there.
-bool is_worker_channel(int descriptor);
-/// For the worker, as early as it can: programs that it starts do not get its end.
-void keep_news_from_programs();
 
 /// For the agent. Waits for nothing. False: the worker is gone, or its socket is full (EAGAIN), as
 /// it has not read what it was told before. A long reason is cut off.

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "muster/base/launcher_socket.h"
 #include "muster/testing/process_usage.h"
 
 namespace muster::launch {
@@ -24,7 +25,7 @@ WorkerChannel channel() {
 // spec: L6 what the launcher tells a worker that stays comes whole, and its end is known
 TEST(WorkerNews, ComesWhole) {
   WorkerChannel ends = channel();
-  EXPECT_TRUE(is_worker_channel(ends.worker.get()));
+  EXPECT_TRUE(is_launcher_socket(ends.worker.get()));
   const WorkerNews news{WorkerNewsKind::epoch, 7,        3,     {5, 8, 1, 2, 1, 4, 5, 8},
                         "[::1]:29400",         "host-a", 29500, "because"};
   const WorkerNews leave{WorkerNewsKind::leave, 0, 0, {}, {}, {}, 0, std::string(100'000, 'x')};
@@ -172,33 +173,6 @@ TEST(WorkerNews, TheEndOfTheOtherIsKnown) {
   std::vector<Descriptor> held;
   held.push_back(memory_with('a'));
   EXPECT_EQ(tell_memories(ends.agent.get(), held).code(), Code::closed);
-}
-
-// spec: L6 programs that a worker starts do not hold its socket: the agent sees the worker's end
-TEST(WorkerNews, ProgramsOfTheWorkerDoNotGetItsSocket) {
-  const auto flags_of = [](int descriptor) { return ::fcntl(descriptor, F_GETFD) & FD_CLOEXEC; };
-  const WorkerChannel ends = channel();
-  const Descriptor null(::open("/dev/null", O_RDONLY));
-  for (const int descriptor : {ends.worker.get(), null.get()}) {
-    ASSERT_EQ(::fcntl(descriptor, F_SETFD, 0), 0);
-    ASSERT_EQ(::setenv(kNewsVariable, std::to_string(descriptor).c_str(), 1), 0);
-    keep_news_from_programs();
-  }
-  EXPECT_NE(flags_of(ends.worker.get()), 0);
-  EXPECT_EQ(flags_of(null.get()), 0) << "not the launcher's";
-  ::unsetenv(kNewsVariable);
-  keep_news_from_programs();
-}
-
-// spec: L6 a child of a worker does not take another descriptor of that number for the launcher's
-TEST(WorkerNews, OtherDescriptorsAreNone) {
-  int stream[2];
-  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, stream), 0);
-  const Descriptor one(stream[0]), other(stream[1]);
-  const Descriptor null(::open("/dev/null", O_RDONLY));
-  EXPECT_FALSE(is_worker_channel(one.get()));
-  EXPECT_FALSE(is_worker_channel(null.get()));
-  EXPECT_FALSE(is_worker_channel(-1));
 }
 
 }  // namespace
