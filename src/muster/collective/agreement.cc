@@ -29,8 +29,7 @@ struct AgreementNote {
   std::uint32_t missing = 0;  // number of missing (or lost) ranks in `ranks`
   std::int32_t ranks[13] = {};
   GroupDescriptor descriptor = {};  // set in a `settled` note
-  char text[240] =
-      {};  // of a note of kind `failed` that blames no rank: the beginning of the cause
+  char text[240] = {};              // of a `failed` note for kLost: the beginning of the cause
 };
 static_assert(sizeof(AgreementNote) == 72 + sizeof(GroupDescriptor) + 240);
 
@@ -166,7 +165,7 @@ class AgreementProtocol {
     for (int rank : why.ranks()) {
       if (failed.missing < std::size(failed.ranks)) failed.ranks[failed.missing++] = rank;
     }
-    if (why.ranks().empty()) why.message().copy(failed.text, sizeof failed.text - 1);
+    why.message().copy(failed.text, sizeof failed.text - 1);
     for (std::size_t i = 1; i < members_.size(); ++i) {
       const auto& ranks = why.ranks();
       if (std::find(ranks.begin(), ranks.end(), members_[i]) == ranks.end())
@@ -206,8 +205,9 @@ class AgreementProtocol {
       return Status(missing.empty() ? Code::aborted : Code::peer_failed,
                     "rank " + std::to_string(members_[0]) + " cancelled it" +
                         (missing.empty()
-                             ? ": " + std::string(note.text, ::strnlen(note.text, sizeof note.text))
-                             : " because " + describe_ranks(missing) + " can no longer take part"),
+                             ? ""
+                             : " because " + describe_ranks(missing) + " can no longer take part") +
+                        ": " + std::string(note.text, ::strnlen(note.text, sizeof note.text)),
                     missing);
     }
     return Status(Code::timed_out,

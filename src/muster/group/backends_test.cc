@@ -273,6 +273,48 @@ TEST(RegisteredBackend, MonitoredBarrierNeedsNothingOfIt) {
   EXPECT_EQ(barriers, 0);
 }
 
+// spec: B1 a rank whose init ends by any exception tells the others why, at once
+TEST(RegisteredBackend, WhatItThrowsInInitIsToldToAll) {
+  struct Thrown {
+    std::function<void()> by_rank_one;
+    std::string told;
+  };
+  static const Thrown* now = nullptr;
+  static std::atomic<int> barriers{0};
+  Backend::register_backend("mortal", [](const std::shared_ptr<Store>&, int rank, int, Duration) {
+    if (rank == 1) now->by_rank_one();
+    return std::make_shared<BarrierBackend>(barriers);
+  });
+  for (const Thrown& thrown : {Thrown{[] { throw std::bad_alloc(); }, "gets no more memory"},
+                               Thrown{[] { throw std::runtime_error("no luck"); }, "no luck"},
+                               Thrown{[] { throw 7; }, "an exception of an unknown kind"},
+                               Thrown{[] { throw DistError("no such luck"); }, "no such luck"}}) {
+    SCOPED_TRACE(thrown.told);
+    now = &thrown;
+    const auto store = std::make_shared<HashStore>();
+    spawn(
+        [&](int rank) {
+          const InitProcessGroupOptions options{.backend = "meta:mortal,cpu:native",
+                                                .timeout = muster::testing::kMustHappen,
+                                                .world_size = 3,
+                                                .rank = rank,
+                                                .store = store};
+          if (rank == 1) {
+            EXPECT_ANY_THROW(init_process_group(options));
+            return;
+          }
+          try {
+            init_process_group(options);
+            ADD_FAILURE() << "it went on";
+          } catch (const DistError& error) {
+            EXPECT_EQ(error.ranks(), std::vector<int>{1}) << error.what();
+            EXPECT_HAS(std::string(error.what()), thrown.told);
+          }
+        },
+        {.nprocs = 3, .mode = SpawnMode::threads});
+  }
+}
+
 struct CountingOptions : ProcessGroupOptions {
   int value = 7;
 };

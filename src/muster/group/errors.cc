@@ -1,5 +1,7 @@
 #include "muster/group/errors.h"
 
+#include "muster/base/exception_status.h"
+
 namespace muster::group {
 
 void raise(const Status& failure) {
@@ -18,6 +20,16 @@ void raise_from_store(const Status& failure) {
     case Code::refused: throw DistNetworkError(failure);
     case Code::invalid_argument: throw DistError(failure);
     default: throw DistStoreError(failure);
+  }
+}
+
+Status status_of_thrown() {
+  try {
+    throw;
+  } catch (const DistError& error) {
+    return Status(error.code(), error.what(), error.ranks());
+  } catch (...) {
+    return status_of_exception();
   }
 }
 

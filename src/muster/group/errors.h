@@ -16,6 +16,10 @@ namespace muster::group {
 /// As `raise` for store operations, whose timeouts are DistStoreError too.
 [[noreturn]] void raise_from_store(const Status& failure);
 
+/// Of the exception that is being handled, within a catch block: a DistError's own code, text and
+/// ranks, else `status_of_exception`.
+Status status_of_thrown();
+
 inline void check(const Status& status) {
   if (!status.ok()) raise(status);
 }

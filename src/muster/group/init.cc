@@ -164,8 +164,8 @@ void group::init_at_epoch(const InitProcessGroupOptions& options, const EpochPla
     world = make_default_group(
         job, "default", std::move(config), timeout,
         {.pg_options = options.pg_options, .deadline = deadline, .device_id = options.device_id});
-  } catch (const DistError& error) {
-    store::abandon(store, Status(error.code(), error.what(), error.ranks()));
+  } catch (...) {
+    store::abandon(store, status_of_thrown());
     throw;
   }
   scope->open(std::move(job), std::move(world));

@@ -329,8 +329,9 @@ Group make_default_group(const std::shared_ptr<Job>& job, const std::string& nam
   std::iota(ranks.begin(), ranks.end(), 0);
   try {
     return make_group(job, name, std::move(ranks), std::move(config), timeout, creation);
-  } catch (const DistError& error) {
-    job->fabric->fail_rank(error.what(), error.ranks());
+  } catch (...) {
+    const Status why = status_of_thrown();
+    job->fabric->fail_rank(why.message(), why.ranks());
     throw;
   }
 }

@@ -130,8 +130,8 @@ std::shared_ptr<Agent> init_native(const BackendRequest& request) {
     group::raise_from_store(found.status().with_context("init_rpc of '" + request.name + "'"));
   try {
     return join_workers(request, *found, deadline);
-  } catch (const DistError& error) {
-    store::abandon(found->store, Status(error.code(), error.what(), error.ranks()));
+  } catch (...) {
+    store::abandon(found->store, group::status_of_thrown());
     throw;
   }
 }

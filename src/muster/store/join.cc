@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "muster/base/exception_status.h"
 #include "muster/base/secret.h"
 #include "muster/store/factory.h"
 #include "muster/store/request.h"
@@ -123,9 +124,14 @@ Result<Rendezvous> join_all(const std::shared_ptr<Store>& store, const MeetingOp
 }  // namespace
 
 Result<Rendezvous> join(const std::shared_ptr<Store>& store, const MeetingOptions& options) {
-  auto joined = join_all(store, options);
-  if (!joined) abandon(store, joined.status());
-  return joined;
+  try {
+    auto joined = join_all(store, options);
+    if (!joined) abandon(store, joined.status());
+    return joined;
+  } catch (...) {  // a store of the program's, or no memory
+    abandon(store, status_of_exception());
+    throw;
+  }
 }
 
 }  // namespace muster::store
