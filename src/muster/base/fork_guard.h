@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <utility>
 
 #include "muster/base/descriptor.h"
@@ -35,6 +36,33 @@ class ProcessMark {
 
  private:
   std::uint32_t generation_;
+};
+
+/// One `T` of each process, made on first use and never destroyed. A forked child makes its own:
+/// another thread may have been changing its parent's, or held a lock in it. Use as a static
+/// variable. Thread-safe.
+template <class T>
+class PerProcess {
+ public:
+  constexpr PerProcess() = default;
+  T& get() {
+    Made* known = made_.load(std::memory_order_acquire);
+    if (known != nullptr && !known->mark.forked()) return known->value;
+    auto fresh = std::make_unique<Made>();
+    fresh->of_parent = known;
+    if (made_.compare_exchange_strong(known, fresh.get(), std::memory_order_acq_rel,
+                                      std::memory_order_acquire))
+      return fresh.release()->value;
+    return known->value;  // another thread's
+  }
+
+ private:
+  struct Made {
+    const ProcessMark mark{};
+    T value{};
+    Made* of_parent = nullptr;  // stays reachable for leak checkers
+  };
+  std::atomic<Made*> made_{nullptr};
 };
 
 /// Owns a descriptor that forked children lose. Movable, not copyable. In a child it has no

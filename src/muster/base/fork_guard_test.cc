@@ -5,6 +5,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <future>
+#include <mutex>
+#include <thread>
+
 namespace muster {
 namespace {
 
@@ -33,6 +37,34 @@ TEST(ForkGuard, ForkedChildLosesGuardedDescriptorsAndKnowsWhatItIs) {
   const int number = moved.get();
   moved.reset();
   EXPECT_FALSE(is_open(number));
+}
+
+// A lock that another thread of the parent holds does not stop a forked child.
+TEST(ForkGuard, AForkedChildHasAnOwnObject) {
+  struct Guarded {
+    std::mutex mutex;
+    int value = 0;
+  };
+  static constinit PerProcess<Guarded> one;
+  one.get().value = 7;
+  std::promise<void> locked, forked;
+  std::thread other([&] {
+    const std::lock_guard lock(one.get().mutex);
+    locked.set_value();
+    forked.get_future().wait();
+  });
+  locked.get_future().wait();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    Guarded& own = one.get();
+    ::_exit(own.mutex.try_lock() && own.value == 0 && &one.get() == &own ? 0 : 1);
+  }
+  forked.set_value();
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  other.join();
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(one.get().value, 7);
 }
 
 }  // namespace

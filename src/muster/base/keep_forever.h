@@ -6,14 +6,20 @@
 #include <utility>
 #include <vector>
 
+#include "muster/base/fork_guard.h"
+
 namespace muster {
 
 /// Never lets go of `owner`, which stays reachable for leak checkers. Thread-safe.
 inline void keep_forever(std::shared_ptr<void> owner) {
-  static std::mutex lock;
-  static auto* const kept = new std::vector<std::shared_ptr<void>>;
-  const std::lock_guard guard(lock);
-  kept->push_back(std::move(owner));
+  struct KeptOwners {
+    std::mutex lock;
+    std::vector<std::shared_ptr<void>> owners;
+  };
+  static constinit PerProcess<KeptOwners> of_process;
+  KeptOwners& kept = of_process.get();
+  const std::lock_guard guard(kept.lock);
+  kept.owners.push_back(std::move(owner));
 }
 
 }  // namespace muster

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "muster/base/fork_guard.h"
 #include "muster/base/log.h"
 #include "muster/base/socket_address.h"
 
@@ -157,10 +158,14 @@ Status check_trusted_place(const std::string& path, const std::string& own_file)
 bool is_trusted_place(const std::string& path) {
   const Status judged = check_trusted_place(path);
   if (judged.code() != Code::refused) return judged.ok();
-  static std::mutex mutex;
-  static std::set<std::string>& told = *new std::set<std::string>();
-  const std::lock_guard lock(mutex);
-  if (told.insert(judged.message()).second) log(LogLevel::warning, judged.message());
+  struct Warnings {
+    std::mutex mutex;
+    std::set<std::string> logged;
+  };
+  static constinit PerProcess<Warnings> of_process;
+  Warnings& warnings = of_process.get();
+  const std::lock_guard lock(warnings.mutex);
+  if (warnings.logged.insert(judged.message()).second) log(LogLevel::warning, judged.message());
   return false;
 }
 

@@ -1,4 +1,8 @@
 // What the others hear of a rank that gives up joining.
+#include <atomic>
+#include <thread>
+
+#include "muster/store/lingering_servers.h"
 #include "muster/store/testing/rendezvous_job.h"
 
 namespace muster::store {
@@ -20,6 +24,29 @@ TEST(Rendezvous, RankZeroGivesUpFirst) {
     EXPECT_TRUE(mentions(told, "rank 0 gave up waiting for ranks 1 and 2")) << told.message();
   }
   expect_met(on_threads(ranks_of(method, 3, true)));
+}
+
+// spec: B1 attempts at other addresses of the same port do not end what the late ranks are told
+TEST(Rendezvous, LateRanksAreToldAtEachAddressOfAPort) {
+  const Environment environment({});
+  const std::string port = std::to_string(testing::reserve_port());
+  const std::vector<std::string> methods{"tcp://127.0.0.1:" + port, "tcp://127.0.0.2:" + port};
+  const auto give_up = [](const std::string& method) {
+    const Status gave_up = rendezvous({method, 0, 2, "", kShort}).status();
+    EXPECT_EQ(gave_up.ranks(), std::vector<int>{1}) << gave_up.message();
+  };
+  const auto come_late = [](const std::string& method) {
+    const Status told = rendezvous({method, 1, 2, "", kLong}).status();
+    EXPECT_EQ(told.code(), Code::peer_failed);
+    EXPECT_TRUE(mentions(told, "rank 0 gave up waiting for rank 1")) << told.message();
+  };
+  for (const std::string& method : methods) give_up(method);
+  for (const std::string& method : methods) come_late(method);
+  // An attempt at every address takes the place of one at a single address.
+  give_up(methods.front());
+  give_up("tcp://0.0.0.0:" + port);
+  come_late(methods.front());
+  expect_met(on_threads(ranks_of(methods.front(), 2, true)));
 }
 
 // ThreadSanitizer starts no threads in a child of a process with several.
@@ -48,6 +75,52 @@ TEST(Rendezvous, NamesTheRankForWhichRankZeroGaveUp) {
   EXPECT_EQ(status.ranks(), std::vector<int>{1}) << status.message();
   EXPECT_TRUE(mentions(status, "rank 0 gave up joining: rank 1 belongs to another user"))
       << status.message();
+}
+
+// spec: B1 rank 0, which hosts the store, is killed after another rank has given up: those who come
+// later learn that nobody serves there, and where to look for the reason
+TEST(Rendezvous, NamesTheHostOfAStoreThatWasKilled) {
+  const Environment environment({});
+  const std::string method = "tcp://127.0.0.1:" + std::to_string(testing::reserve_port());
+  Child zero([&]() -> bool {
+    return !rendezvous({method, 0, 3, "", kLong}).ok() && ::pause() != 0;
+  });
+  const Status gave_up = rendezvous({method, 1, 3, "", seconds(1)}).status();
+  EXPECT_EQ(gave_up.ranks(), std::vector<int>{2}) << gave_up.message();
+  zero.kill();
+  const Status told = rendezvous({method, 2, 3, "", kShort}).status();
+  EXPECT_EQ(told.code(), Code::timed_out);
+  EXPECT_EQ(told.ranks(), std::vector<int>{0}) << told.message();
+  for (const char* const words : {"nobody listens there", "rank 0 or the launcher", "has ended",
+                                  "errors of the ranks that had"})
+    EXPECT_TRUE(mentions(told, words)) << told.message();
+}
+
+// spec: B1 a forked child does not wait for what another thread of its parent had locked
+TEST(Rendezvous, AChildForkedDuringAnAttemptMakesItsOwn) {
+  const Environment environment({});
+  const std::string shared = "tcp://127.0.0.1:" + std::to_string(testing::reserve_port());
+  std::atomic<bool> over{false};
+  std::thread busy([&] {
+    while (!over) {
+      auto options = server_options();
+      options.multi_tenant = true;
+      EXPECT_TRUE(make_tcp_store(options).ok());
+      LingeringServers::of_process().make_room(*SocketAddress::numeric("127.0.0.1", 1));
+    }
+  });
+  for (int i = 0; i < 100; ++i) {
+    Child child([]() -> bool {
+      auto options = server_options("192.0.2.1");  // of no host
+      options.multi_tenant = true;
+      options.timeout = Duration::zero();
+      LingeringServers::of_process().make_room(*SocketAddress::numeric("127.0.0.1", 1));
+      return !make_tcp_store(options).ok();
+    });
+    EXPECT_TRUE(child.succeeded());
+  }
+  over = true;
+  busy.join();
 }
 #endif
 

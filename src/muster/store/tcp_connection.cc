@@ -242,7 +242,8 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
     }
     // A refusal is more informative than the timeout of the last attempt.
     if (last.ok() || met.code() != Code::timed_out) last = met;
-    if (was_there && last.message().find("ECONNREFUSED") != std::string::npos) {
+    const bool nobody_listens = last.message().find("ECONNREFUSED") != std::string::npos;
+    if (was_there && nobody_listens) {
       return Status(Code::network, endpoint.name() + " is gone (" + last.message() +
                                        "); the process that hosts it has probably ended");
     }
@@ -257,7 +258,13 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
           last.code() == Code::invalid_argument ? last.code() : Code::timed_out,
           "could not reach " + endpoint.name() + " within " + describe(now() - begin) + ": " +
               last.message() +
-              "; is its host (rank 0 or the launcher) running, and are host and port right?");
+              (nobody_listens
+                   ? "; nobody listens there: its host (rank 0 or the launcher) has not started, "
+                     "or "
+                     "has ended, and then its output and the errors of the ranks that had reached "
+                     "it say why; or host and port are wrong"
+                   : "; is its host (rank 0 or the launcher) running, and are host and port "
+                     "right?"));
     }
     std::this_thread::sleep_for(jittered);
     pause = std::min(pause * 2, kLongestPause);

@@ -20,8 +20,6 @@
 #include <asio/steady_timer.hpp>
 #include <atomic>
 #include <cerrno>
-#include <cstdlib>
-#include <mutex>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -34,6 +32,7 @@
 #include "muster/base/tunables_fixed.h"
 #include "muster/base/unix_socket.h"
 #include "muster/clock.h"
+#include "muster/store/lingering_servers.h"
 #include "muster/store/store_server.h"
 #include "muster/store/tcp_socket.h"
 
@@ -45,11 +44,8 @@ constexpr int kBacklog = 4096;
 constexpr int kAcceptsPerTurn = 64;
 constexpr std::size_t kPieces = 64;
 constexpr Duration kLastWords = std::chrono::seconds(1);
-/// How long a server outlives a failed attempt to join; at the process's exit, and how often that
-/// looks.
+/// How long a server outlives a failed attempt to join.
 constexpr Duration kLinger = std::chrono::seconds(30);
-constexpr Duration kLingerAtExit = std::chrono::seconds(2);
-constexpr Duration kExitPoll = std::chrono::milliseconds(2);  // limit: of an ending process
 constexpr Duration kWarningInterval = std::chrono::seconds(30);
 constexpr Duration kNoFilesPause =
     std::chrono::milliseconds(20);  // limit: descriptors have run out
@@ -65,14 +61,20 @@ struct WatchedSocket {
   GuardedDescriptor socket;
 };
 
+/// Listens at an address where a server of an earlier job of this process may linger.
+Result<Descriptor> listen_in_place(const SocketAddress& address, bool dual_stack = false) {
+  LingeringServers::of_process().make_room(address);
+  return listen_on(address, kBacklog, dual_stack);
+}
+
 Result<std::vector<Descriptor>> listen_everywhere(std::uint16_t port) {
   std::vector<Descriptor> sockets;
-  auto six = listen_on(*SocketAddress::numeric("::", port), kBacklog, true);
+  auto six = listen_in_place(*SocketAddress::numeric("::", port), true);
   if (six) {
     sockets.push_back(std::move(*six));
     return sockets;
   }
-  auto four = listen_on(*SocketAddress::numeric("0.0.0.0", port), kBacklog);  // a host without IPv6
+  auto four = listen_in_place(*SocketAddress::numeric("0.0.0.0", port));  // a host without IPv6
   if (!four) return four.status();
   sockets.push_back(std::move(*four));
   return sockets;
@@ -90,7 +92,7 @@ Result<std::vector<Descriptor>> listen_at(const std::string& host, std::uint16_t
   for (const SocketAddress& address : *addresses) {
     found += (found.empty() ? "" : ", ") + address.host();
     if (!is_of_this_host(address)) continue;
-    auto socket = listen_on(*SocketAddress::numeric(address.host(), chosen), kBacklog);
+    auto socket = listen_in_place(*SocketAddress::numeric(address.host(), chosen));
     if (!socket && port == 0 && !sockets.empty())
       continue;  // a port that is free for one address family may be taken for the other
     if (!socket)
@@ -132,6 +134,11 @@ Result<std::vector<Descriptor>> adopt(Descriptor listener, std::uint16_t port) {
   return sockets;
 }
 
+bool is_wildcard(const SocketAddress& address) {
+  const std::string host = address.host();
+  return host == "::" || host == "0.0.0.0";
+}
+
 std::uint16_t port_of(int socket) {
   const auto name = SocketAddress::local_of(socket);
   return name ? name->port() : 0;
@@ -149,6 +156,7 @@ class AsioServer final : public TcpServer {
                   .observed_job = store_job(port_, options.job, Handshake::Role::observer)}) {
     for (Descriptor& each : listeners) {
       const auto name = SocketAddress::local_of(each.get());
+      if (name) addresses_.push_back(*name);
       listeners_.push_back(std::make_unique<ListeningSocket>(io_, std::move(each)));
       if (!name) continue;
       auto local = listen_locally(local_name_of(*name));
@@ -179,13 +187,20 @@ class AsioServer final : public TcpServer {
   }
 
   std::uint16_t port() const override { return port_; }
-  void linger() {
+  bool excludes(const SocketAddress& address) const override {
+    return std::ranges::any_of(addresses_, [&](const SocketAddress& own) {
+      return own.port() == address.port() &&
+             (own.host() == address.host() || is_wildcard(own) || is_wildcard(address));
+    });
+  }
+  void begin_to_linger() override {
+    lingers_ = true;
     has_ranks_ = true;  // until its thread knows
     asio::post(io_, [this] { begin_lingering(); });
   }
-  bool has_ended() const { return ended_; }
-  /// Whether ranks that are connected still need a lingering server.
-  bool has_ranks() const { return has_ranks_ && !ended_ && !mark_.forked(); }
+  bool lingers() const override { return lingers_; }
+  bool has_ended() const override { return ended_; }
+  bool has_ranks() const override { return has_ranks_ && !ended_ && !mark_.forked(); }
 
  private:
   using Connection = StoreServer::Connection;
@@ -413,6 +428,7 @@ class AsioServer final : public TcpServer {
   static TimePoint now() { return steady_clock().now(); }
 
   const std::uint16_t port_;
+  std::vector<SocketAddress> addresses_;  // at which it listens for TCP connections
   asio::io_context io_{1};
   asio::steady_timer timer_;
   asio::steady_timer pause_;
@@ -425,6 +441,7 @@ class AsioServer final : public TcpServer {
   std::array<std::byte, fixed::kIoBuffer> buffer_;
   bool ending_ = false;
   bool lingering_ = false;
+  std::atomic<bool> lingers_{false};
   std::atomic<bool> has_ranks_{false};
   std::atomic<bool> ended_{false};
   TimePoint next_warning_{};
@@ -432,62 +449,14 @@ class AsioServer final : public TcpServer {
   std::thread thread_;
 };
 
-/// Servers that nobody uses any more. Never destroyed, since servers may end during the exit.
-class LingeringServers {
- public:
-  static LingeringServers& of_process() {
-    static auto* const all = new LingeringServers;
-    return *all;
-  }
-  void add(std::shared_ptr<AsioServer> server) {
-    forget([](const AsioServer& each) { return each.has_ended(); });
-    const std::lock_guard lock(mutex_);
-    static const bool waits = std::atexit([] { of_process().end(); }) == 0;
-    static_cast<void>(waits);  // where it is not to be had, ranks that are told late see the end
-    servers_.push_back(std::move(server));
-  }
-  template <class Which>
-  void forget(const Which& which) {
-    std::vector<std::shared_ptr<AsioServer>> gone;  // end without the lock
-    const std::lock_guard lock(mutex_);
-    std::erase_if(servers_, [&](auto& each) {
-      const bool goes = which(*each);
-      if (goes) gone.push_back(std::move(each));
-      return goes;
-    });
-  }
-
- private:
-  void end() {
-    const TimePoint limit = steady_clock().now() + kLingerAtExit;
-    const auto needed = [&] {
-      const std::lock_guard lock(mutex_);
-      return std::ranges::any_of(servers_, [](const auto& each) { return each->has_ranks(); });
-    };
-    while (needed() && steady_clock().now() < limit) std::this_thread::sleep_for(kExitPoll);
-    forget([](const AsioServer&) { return true; });
-  }
-
-  std::mutex mutex_;  // nothing is taken under it
-  std::vector<std::shared_ptr<AsioServer>> servers_;
-};
-
 }  // namespace
 
 void TcpServer::linger(std::shared_ptr<TcpServer> server) {
-  auto own = std::dynamic_pointer_cast<AsioServer>(std::move(server));
-  if (own == nullptr) return;
-  own->linger();
-  LingeringServers::of_process().add(std::move(own));
-}
-
-void TcpServer::forget_lingering(std::uint16_t port) {
-  LingeringServers::of_process().forget(
-      [port](const AsioServer& each) { return each.port() == port; });
+  server->begin_to_linger();
+  LingeringServers::of_process().add(std::move(server));
 }
 
 Result<std::shared_ptr<TcpServer>> TcpServer::start(TcpServerOptions options) {
-  forget_lingering(options.port);
   auto listeners = options.listener ? adopt(std::move(options.listener), options.port)
                                     : listen_at(options.host, options.port, options.deadline);
   if (!listeners) return listeners.status();
@@ -495,7 +464,7 @@ Result<std::shared_ptr<TcpServer>> TcpServer::start(TcpServerOptions options) {
   for (const std::string& more : options.also_at) {
     const auto address = SocketAddress::numeric(more, bound ? bound->port() : options.port);
     if (!address) return address.status().with_context("an address for the store to listen at");
-    if (auto socket = listen_on(*address, kBacklog)) listeners->push_back(std::move(*socket));
+    if (auto socket = listen_in_place(*address)) listeners->push_back(std::move(*socket));
   }
   auto server = std::make_shared<AsioServer>(std::move(options), std::move(*listeners));
   if (Status serves = server->serve(); !serves) return serves;

@@ -8,6 +8,7 @@
 
 #include "muster/base/descriptor.h"
 #include "muster/base/secret.h"
+#include "muster/base/socket_address.h"
 #include "muster/clock.h"
 #include "muster/status.h"
 
@@ -31,13 +32,21 @@ class TcpServer {
   /// Sends pending output for at most 1 s, then closes everything.
   virtual ~TcpServer() = default;
   virtual std::uint16_t port() const = 0;
+  /// Whether no other socket of this host can listen at `address` while the server does.
+  virtual bool excludes(const SocketAddress& address) const = 0;
 
   /// Keeps the server until the ranks that have joined are gone, and those who are late have been
-  /// told why a meeting failed, for at most 30 s; or until this process starts another server on
-  /// its port. The process's exit waits for the former, at most 2 s.
+  /// told why a meeting failed, for at most 30 s; or until this process starts another server at
+  /// its address (`lingering_servers.h`).
   static void linger(std::shared_ptr<TcpServer> server);
-  /// Ends the one that lingers on this port, if there is one.
-  static void forget_lingering(std::uint16_t port);
+  virtual bool lingers() const = 0;
+  /// Whether a lingering server has closed everything.
+  virtual bool has_ended() const = 0;
+  /// Whether ranks that are connected still need a lingering server.
+  virtual bool has_ranks() const = 0;
+
+ protected:
+  virtual void begin_to_linger() = 0;
 };
 
 }  // namespace muster::store

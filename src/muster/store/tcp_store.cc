@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "muster/base/env.h"
+#include "muster/base/fork_guard.h"
 #include "muster/base/socket_address.h"
 #include "muster/base/tunables.h"
 #include "muster/store/factory.h"
@@ -232,20 +233,23 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
 
 /// The servers that this process shares (`multi_tenant`), by host and port.
 Result<std::shared_ptr<TcpServer>> shared_server(TcpServerOptions options) {
-  static std::mutex mutex;
-  static auto& servers =
-      *new std::map<std::pair<std::string, std::uint16_t>, std::weak_ptr<TcpServer>>;
-  const std::lock_guard lock(mutex);
+  struct Shared {
+    std::mutex mutex;
+    std::map<std::pair<std::string, std::uint16_t>, std::weak_ptr<TcpServer>> servers;
+  };
+  static constinit PerProcess<Shared> of_process;
+  Shared& shared = of_process.get();
+  const std::lock_guard lock(shared.mutex);
   const std::string host = options.host;
   std::uint16_t port = options.port;
   if (const auto bound = SocketAddress::local_of(options.listener.get()); port == 0 && bound)
     port = bound->port();
   if (port != 0) {
-    TcpServer::forget_lingering(port);  // its job is over, another one begins
-    if (auto known = servers[{host, port}].lock()) return known;
+    const auto known = shared.servers[{host, port}].lock();
+    if (known && !known->lingers()) return known;  // a lingering one's job is over
   }
   auto server = TcpServer::start(std::move(options));
-  if (server) servers[{host, (*server)->port()}] = *server;
+  if (server) shared.servers[{host, (*server)->port()}] = *server;
   return server;
 }
 
