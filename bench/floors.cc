@@ -19,11 +19,11 @@
 #include <string>
 #include <system_error>
 
+#include "core/wait/hardware_threads.h"
+#include "core/wait/topology.h"
+#include "faces/cli/bench/cell.h"
+#include "faces/cli/parse.h"
 #include "forked.h"
-#include "muster/base/hardware_threads.h"
-#include "muster/cli/bench/cell.h"
-#include "muster/cli/parse.h"
-#include "muster/wait/topology.h"
 
 namespace {
 

@@ -1,7 +1,7 @@
 """Ranks of stock torch's Gloo that `muster bench` measures: read cells from <folder>/to-<rank>,
 answer in <folder>/back; without a folder from standard input and on standard output.
 
-The orders, the answers and what is measured are those of src/muster/cli/bench/cell.h. Every rank
+The orders, the answers and what is measured are those of src/faces/cli/bench/cell.h. Every rank
 rewrites its buffer before each call; all_reduce and broadcast are in place.
 """
 

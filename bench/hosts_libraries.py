@@ -1,5 +1,5 @@
 """The libraries of `muster bench hosts`: how each starts its ranks on the hosts, and how they are
-asked. The orders and answers are those of src/muster/cli/bench/cell.h.
+asked. The orders and answers are those of src/faces/cli/bench/cell.h.
 """
 
 import contextlib

@@ -10,7 +10,7 @@
 #include <iostream>
 #include <string>
 
-#include "muster/cli/bench/worker.h"
+#include "faces/cli/bench/worker.h"
 #include "muster/distributed.h"
 
 namespace {

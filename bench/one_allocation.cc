@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "muster/group/shared_allocator.h"
+#include "core/group/memory/shared_allocator.h"
 
 namespace {
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "muster/cli/bench/files.h"
+#include "faces/cli/bench/files.h"
 
 namespace muster_bench {
 

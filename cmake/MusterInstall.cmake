@@ -66,8 +66,8 @@ set(MUSTER_PACKAGE_FOLDER ${CMAKE_INSTALL_LIBDIR}/cmake/muster)
 
 # muster_install_layer(NAME core|muster)
 function(muster_install_layer name component)
-  if(name MATCHES "^(testing|command)$")
-    return()  # for muster's own tests, and inside the `muster` command
+  if(name MATCHES "^(testing|lab|command)$")
+    return()  # for muster's own tests and benchmarks, and inside the `muster` command
   endif()
   set_target_properties(muster_${name} PROPERTIES EXPORT_NAME ${name})
   install(TARGETS muster_${name} EXPORT muster-${component} ARCHIVE DESTINATION

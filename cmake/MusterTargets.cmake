@@ -1,4 +1,4 @@
-# One target per folder of src/muster, its tests beside its code.
+# One target per room of src, its tests beside its code.
 include_guard(GLOBAL)
 
 set(CMAKE_CXX_STANDARD 20)
@@ -198,6 +198,32 @@ function(muster_write_joined target count)
   set_property(TARGET ${target} PROPERTY SOURCES ${kept})
 endfunction()
 
+# muster_wing_of_folder(VARIABLE): the wing that the folder of this CMakeLists.txt is of; the label
+# of its tests.
+function(muster_wing_of_folder variable)
+  cmake_path(RELATIVE_PATH CMAKE_CURRENT_SOURCE_DIR BASE_DIRECTORY ${PROJECT_SOURCE_DIR}/src
+      OUTPUT_VARIABLE folder)
+  string(REGEX REPLACE "/.*" "" wing "${folder}")
+  if(wing STREQUAL "..")
+    set(wing tests)  # a folder beside src
+  endif()
+  set(${variable} ${wing} PARENT_SCOPE)
+endfunction()
+
+# muster_wing_targets(): for each wing that is built, muster_wing_NAME, which links all of it, and
+# wing_NAME, which builds it and its tests.
+function(muster_wing_targets)
+  foreach(wing IN LISTS MUSTER_ALL_WINGS)
+    get_property(layers GLOBAL PROPERTY muster_layers_of_wing_${wing})
+    if(layers)
+      add_library(muster_wing_${wing} INTERFACE)
+      target_link_libraries(muster_wing_${wing} INTERFACE ${layers})
+      get_property(tests GLOBAL PROPERTY muster_tests_of_wing_${wing})
+      add_custom_target(wing_${wing} DEPENDS ${layers} ${tests})
+    endif()
+  endforeach()
+endfunction()
+
 # muster_layer(NAME [TESTS_COMPUTE] [TESTS_SANITIZED] [DEPENDS layer...] [LIBRARIES target...])
 # Builds every *.cc of the folder (recursively, but for plugin/) into muster_NAME, and every
 # *_test.cc into muster_NAME_test. TESTS_COMPUTE: the tests spend their time in loops of their own,
@@ -225,6 +251,8 @@ function(muster_layer name)
   target_link_libraries(muster_${name} ${scope} muster_flags ${arg_DEPENDS} ${arg_LIBRARIES}
       Threads::Threads)
   muster_install_layer(${name} ${MUSTER_LAYER_EXPORT})
+  muster_wing_of_folder(wing)
+  set_property(GLOBAL APPEND PROPERTY muster_layers_of_wing_${wing} muster_${name})
   if(MUSTER_TESTS AND tests)
     set(torch "")
     if(MUSTER_LAYER_EXPORT STREQUAL "muster")
@@ -285,10 +313,12 @@ function(muster_test_executable target)
     set_target_properties(${target} PROPERTIES EXCLUDE_FROM_ALL ON)
     return()
   endif()
+  muster_wing_of_folder(wing)
+  set_property(GLOBAL APPEND PROPERTY muster_tests_of_wing_${wing} ${target})
   string(REGEX REPLACE "^muster_(.*)_test$" "\\1" layer ${target})
   if(arg_TORCH AND NOT MUSTER_SANITIZE)
     muster_discover_suites(${target} "${MUSTER_TEST_PREFIX}${layer}." ENVIRONMENT
-        "${MUSTER_TEST_ENVIRONMENT}" RUN_SERIAL ${arg_SERIAL})
+        "${MUSTER_TEST_ENVIRONMENT}" RUN_SERIAL ${arg_SERIAL} LABELS ${wing})
     return()
   endif()
   set(filter "")
@@ -303,7 +333,7 @@ TlsSession*:*TlsRelay.*:*TlsStreams.*:*SecretTest.Dumps*:*Damaged.*")
   endif()
   gtest_discover_tests(${target} ${filter} TEST_PREFIX "${MUSTER_TEST_PREFIX}${layer}."
       DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-                       PROPERTIES RUN_SERIAL ${arg_SERIAL})
+                       PROPERTIES RUN_SERIAL ${arg_SERIAL} LABELS ${wing})
 endfunction()
 
 # muster_pytest(NAME FILE [TIMEOUT seconds] [PATH folder...] [ENVIRONMENT variable=value...])

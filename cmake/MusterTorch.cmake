@@ -78,7 +78,9 @@ endif()
 function(muster_torch_executable target)
   cmake_parse_arguments(PARSE_ARGV 1 arg "FAST" "" "SOURCES;LIBRARIES")
   add_executable(${target} ${arg_SOURCES})
-  target_link_libraries(${target} PRIVATE ${arg_LIBRARIES} Libtorch::Libtorch)
+  # What registers itself is there in every program, as in those that link an installed muster.
+  target_link_libraries(${target} PRIVATE ${arg_LIBRARIES} Libtorch::Libtorch
+      $<TARGET_NAME_IF_EXISTS:muster_wing_backends> $<TARGET_NAME_IF_EXISTS:muster_spawn>)
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin
       INSTALL_RPATH "${MUSTER_TORCH_RPATH}")
   muster_join_sources(${target})

@@ -27,13 +27,13 @@
 #include <vector>
 
 #include "../stock.h"
+#include "core/base/process/temporary_folder.h"
+#include "core/trace/reader.h"
+#include "faces/cli/bench/cell.h"
+#include "faces/cli/parse.h"
 #include "models.h"
-#include "muster/base/temporary_folder.h"
-#include "muster/cli/bench/cell.h"
-#include "muster/cli/parse.h"
 #include "muster/distributed.h"
 #include "muster/parallel.h"
-#include "muster/trace/reader.h"
 #include "timeline.h"
 
 namespace {

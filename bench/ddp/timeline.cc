@@ -5,10 +5,10 @@
 #include <fstream>
 #include <sstream>
 
-#include "muster/group/group_core.h"
+#include "core/group/group_core.h"
+#include "core/trace/reader.h"
+#include "core/trace/recorder.h"
 #include "muster/init.h"
-#include "muster/trace/reader.h"
-#include "muster/trace/recorder.h"
 
 namespace bench_ddp {
 namespace {

@@ -20,9 +20,9 @@
 #include <vector>
 
 #include "../stock.h"
-#include "muster/base/temporary_folder.h"
-#include "muster/cli/bench/cell.h"
-#include "muster/cli/parse.h"
+#include "core/base/process/temporary_folder.h"
+#include "faces/cli/bench/cell.h"
+#include "faces/cli/parse.h"
 #include "muster/rpc.h"
 #include "muster/spawn.h"
 

@@ -23,10 +23,10 @@
 
 #include "../forked.h"
 #include "../stock.h"
-#include "muster/base/temporary_folder.h"
-#include "muster/cli/bench/cell.h"
-#include "muster/cli/bench/files.h"
-#include "muster/cli/parse.h"
+#include "core/base/process/temporary_folder.h"
+#include "faces/cli/bench/cell.h"
+#include "faces/cli/bench/files.h"
+#include "faces/cli/parse.h"
 #include "muster/distributed.h"
 
 namespace {

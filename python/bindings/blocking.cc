@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <mutex>
 
-#include "muster/base/log.h"
-#include "muster/base/thread_start.h"
+#include "core/base/log/log.h"
+#include "core/base/threads/thread_start.h"
 
 namespace muster::python {
 namespace {

@@ -13,8 +13,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "muster/base/interruption.h"
-#include "muster/group/world.h"
+#include "core/base/process/interruption.h"
+#include "core/group/world.h"
 #include "muster/process_group.h"
 #include "muster/work.h"
 

@@ -9,16 +9,16 @@
 
 #include "bindings.h"
 #include "blocking.h"
+#include "checkpoint/format/convert.h"
+#include "checkpoint/format/files/digest.h"
+#include "checkpoint/format/files/local_path.h"
+#include "checkpoint/format/history.h"
+#include "checkpoint/format/load.h"
+#include "checkpoint/modules/engine.h"
 #include "checkpoint_items.h"
-#include "muster/checkpoint/engine.h"
-#include "muster/group/errors.h"
-#include "muster/parallel/sharded_unit.h"
-#include "muster/shards/convert.h"
-#include "muster/shards/files/digest.h"
-#include "muster/shards/files/local_path.h"
-#include "muster/shards/history.h"
-#include "muster/shards/load.h"
+#include "core/group/errors.h"
 #include "no_gil.h"
+#include "train/fsdp/sharded_unit.h"
 
 namespace muster::python {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "muster/checkpoint/items.h"
+#include "checkpoint/modules/items.h"
 
 namespace muster::python {
 

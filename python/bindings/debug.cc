@@ -5,8 +5,8 @@
 
 #include "bindings.h"
 #include "blocking.h"
-#include "muster/group/debug_detail.h"
-#include "muster/group/shared_allocator.h"
+#include "core/group/debugging/debug_detail.h"
+#include "core/group/memory/shared_allocator.h"
 #include "muster/shared_memory.h"
 
 namespace muster::python {

@@ -9,10 +9,10 @@
 #include "bindings.h"
 #include "blocking.h"
 #include "checkpoint_items.h"
-#include "muster/base/launcher_socket.h"
-#include "muster/elastic/epoch_follower.h"
-#include "muster/elastic/memory_commits.h"
-#include "muster/elastic/state_sync.h"
+#include "core/base/process/launcher_socket.h"
+#include "jobs/elastic/epoch_follower.h"
+#include "jobs/elastic/memory_commits.h"
+#include "jobs/elastic/state_sync.h"
 
 namespace muster::python {
 namespace {

@@ -1,4 +1,4 @@
-#include "muster/group/errors.h"
+#include "core/group/errors.h"
 
 #include <torch/csrc/Exceptions.h>
 

@@ -2,7 +2,7 @@
 
 #include "bindings.h"
 #include "blocking.h"
-#include "muster/parallel/backward_frame.h"
+#include "train/modules/backward_frame.h"
 
 namespace muster::python {
 namespace {

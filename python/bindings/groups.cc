@@ -9,21 +9,21 @@
 
 #include "bindings.h"
 #include "blocking.h"
+#include "core/group/call/call.h"
+#include "core/group/errors.h"
+#include "core/group/group_core.h"
+#include "core/group/world.h"
+#include "faces/compat/torch_store.h"
 #include "muster/backend_name.h"
-#include "muster/compat/torch_store.h"
-#include "muster/group/call.h"
-#include "muster/group/errors.h"
-#include "muster/group/group_core.h"
-#include "muster/group/world.h"
 #include "muster/init.h"
 #include "muster/op.h"
-#include "muster/rpc/functions.h"
 #include "muster/store.h"
 #include "muster/subgroups.h"
 #include "muster/work.h"
 #include "no_gil.h"
 #include "pg_options.h"
 #include "python_store.h"
+#include "rpc/functions.h"
 
 namespace muster::python {
 namespace {

@@ -8,12 +8,12 @@
 
 #include "bindings.h"
 #include "blocking.h"
+#include "core/group/errors.h"
 #include "muster/debug.h"
-#include "muster/group/errors.h"
-#include "muster/mesh/mesh_axis.h"
-#include "muster/rpc/functions.h"
 #include "no_gil.h"
 #include "pg_options.h"
+#include "rpc/functions.h"
+#include "train/mesh/mesh_axis.h"
 
 namespace muster::python {
 namespace {

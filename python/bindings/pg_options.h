@@ -6,7 +6,7 @@
 #include <memory>
 #include <utility>
 
-#include "muster/group/pg_options.h"
+#include "core/group/pg_options.h"
 
 namespace muster::python {
 

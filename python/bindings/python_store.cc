@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "muster/compat/torch_store.h"
+#include "faces/compat/torch_store.h"
 #include "no_gil.h"
 
 namespace muster::python {

@@ -1,4 +1,4 @@
-#include "muster/group/backend_registry.h"
+#include "core/group/creation/backend_registry.h"
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
@@ -11,11 +11,11 @@
 
 #include "bindings.h"
 #include "blocking.h"
-#include "muster/base/callback_executor.h"
-#include "muster/collective/op.h"
-#include "muster/group/call.h"
-#include "muster/group/errors.h"
-#include "muster/group/world.h"
+#include "core/collective/op.h"
+#include "core/group/call/call.h"
+#include "core/group/errors.h"
+#include "core/group/world.h"
+#include "core/wait/callbacks/callback_executor.h"
 #include "no_gil.h"
 #include "pg_options.h"
 

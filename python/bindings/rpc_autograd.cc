@@ -3,10 +3,10 @@
 #include <utility>
 
 #include "bindings.h"
+#include "core/group/errors.h"
 #include "muster/dist_autograd.h"
-#include "muster/group/errors.h"
-#include "muster/rpc/autograd_context.h"
 #include "muster/rpc_calls.h"
+#include "rpc/autograd/autograd_context.h"
 #include "rpc_values.h"
 #include "rpc_waiting.h"
 

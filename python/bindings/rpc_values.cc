@@ -8,10 +8,10 @@
 #include <variant>
 
 #include "bindings.h"
-#include "muster/group/errors.h"
-#include "muster/rpc/described_error.h"
+#include "core/group/errors.h"
 #include "muster/rpc_future.h"
 #include "no_gil.h"
+#include "rpc/described_error.h"
 
 namespace muster::python {
 namespace {

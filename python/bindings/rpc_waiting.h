@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "blocking.h"
-#include "muster/group/errors.h"
-#include "muster/rpc/agent.h"
+#include "core/group/errors.h"
+#include "rpc/agent/agent.h"
 
 namespace muster::python {
 

@@ -1,9 +1,9 @@
 #include "muster/spawn.h"
 
 #include "bindings.h"
-#include "muster/group/world.h"
+#include "core/group/world.h"
+#include "core/transport/failure/process_failure.h"
 #include "muster/rpc_calls.h"
-#include "muster/transport/process_failure.h"
 
 namespace muster::python {
 namespace {

@@ -1,4 +1,4 @@
-#include "muster/compat/torch_backend.h"
+#include "faces/compat/torch_backend.h"
 
 #include <pybind11/chrono.h>
 
@@ -7,13 +7,13 @@
 
 #include "bindings.h"
 #include "blocking.h"
-#include "muster/base/env.h"
-#include "muster/compat/torch_job.h"
-#include "muster/compat/torch_store.h"
-#include "muster/group/errors.h"
+#include "core/base/env.h"
+#include "core/group/errors.h"
+#include "core/rendezvous/rendezvous.h"
+#include "faces/compat/torch_job.h"
+#include "faces/compat/torch_store.h"
 #include "muster/init.h"
 #include "muster/store.h"
-#include "muster/store/rendezvous.h"
 
 namespace muster::python {
 namespace {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "bindings.h"
-#include "muster/group/errors.h"
-#include "muster/launch/rendezvous_node.h"
+#include "core/group/errors.h"
+#include "jobs/launch/node/rendezvous_node.h"
 #include "muster/store.h"
 #include "no_gil.h"
 

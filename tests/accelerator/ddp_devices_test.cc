@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "muster/group/deferred_device.h"
-#include "muster/group/testing/ranks.h"
+#include "core/group/testing/ranks.h"
 #include "muster/parallel.h"
+#include "testing/deferred_device.h"
 #ifdef NCCL_STANDIN
 #include "nccl_ranks.h"
 #endif

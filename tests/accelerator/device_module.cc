@@ -1,7 +1,7 @@
 // The fake accelerator for programs in Python: muster_test_device.py makes it a device of torch's.
 #include <pybind11/pybind11.h>
 
-#include "muster/group/deferred_device.h"
+#include "testing/deferred_device.h"
 
 namespace deferred = muster::testing::deferred;
 

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "muster/group/group_core.h"
-#include "muster/testing/limits.h"
+#include "core/group/group_core.h"
 #include "nccl_ranks.h"
+#include "testing/limits.h"
 
 namespace muster::testing {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "muster/distributed.h"
-#include "muster/testing/mpirun.h"
+#include "testing/mpirun.h"
 
 namespace muster::testing {
 namespace {

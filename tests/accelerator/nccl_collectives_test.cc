@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "muster/testing/budget.h"
-#include "muster/testing/seed.h"
 #include "nccl_ranks.h"
+#include "testing/budget.h"
+#include "testing/seed.h"
 
 namespace muster::testing {
 namespace {

@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include "muster/backends/nccl/nccl_backend.h"
-#include "muster/trace/reader.h"
+#include "backends/nccl/nccl_backend.h"
+#include "core/trace/reader.h"
 #include "nccl_ranks.h"
 
 namespace muster::testing {

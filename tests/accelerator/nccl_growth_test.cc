@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "muster/backends/nccl/growth_offer.h"
+#include "backends/nccl/growth_offer.h"
 #include "nccl_ranks.h"
 
 namespace muster::testing {

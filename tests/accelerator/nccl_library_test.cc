@@ -12,14 +12,14 @@
 #include <sstream>
 #include <string>
 
-#include "muster/backends/nccl/communicator.h"
-#include "muster/backends/nccl/library.h"
-#include "muster/backends/nccl/transfers.h"
-#include "muster/collective/op.h"
-#include "muster/group/scalar_type.h"
-#include "muster/testing/limits.h"
-#include "muster/testing/rank_processes.h"
+#include "backends/nccl/communicator.h"
+#include "backends/nccl/library.h"
+#include "backends/nccl/transfers.h"
+#include "core/collective/op.h"
+#include "core/group/call/scalar_type.h"
 #include "nccl_ranks.h"
+#include "testing/limits.h"
+#include "testing/rank_processes.h"
 
 namespace muster::testing {
 namespace {

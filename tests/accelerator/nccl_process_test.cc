@@ -10,10 +10,10 @@
 #include <string>
 #include <thread>
 
-#include "muster/testing/limits.h"
-#include "muster/testing/rank_processes.h"
-#include "muster/testing/reserved_port.h"
 #include "nccl_ranks.h"
+#include "testing/limits.h"
+#include "testing/rank_processes.h"
+#include "testing/reserved_port.h"
 
 namespace muster::testing {
 namespace {

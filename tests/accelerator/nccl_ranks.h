@@ -9,9 +9,9 @@
 #include <optional>
 #include <string>
 
-#include "muster/group/deferred_device.h"
-#include "muster/group/testing/ranks.h"
-#include "muster/testing/limits.h"
+#include "core/group/testing/ranks.h"
+#include "testing/deferred_device.h"
+#include "testing/limits.h"
 
 namespace muster::testing {
 

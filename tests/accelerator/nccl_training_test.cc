@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "muster/group/deferred_device.h"
-#include "muster/group/testing/ranks.h"
+#include "core/group/testing/ranks.h"
 #include "muster/parallel.h"
-#include "muster/parallel/testing/sharded_models.h"
 #include "nccl_ranks.h"
+#include "testing/deferred_device.h"
+#include "train/fsdp/testing/sharded_models.h"
 
 namespace muster::testing {
 namespace {

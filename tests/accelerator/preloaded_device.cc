@@ -2,7 +2,7 @@
 // main begins. MUSTER_TEST_DEVICES devices, or eight.
 #include <cstdlib>
 
-#include "muster/group/deferred_device.h"
+#include "testing/deferred_device.h"
 
 namespace {
 

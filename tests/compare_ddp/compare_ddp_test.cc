@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "core/group/testing/ranks.h"
 #include "models.h"
-#include "muster/group/testing/ranks.h"
 #include "muster/parallel.h"
-#include "muster/testing/scratch_folder.h"
+#include "testing/scratch_folder.h"
 
 namespace muster::testing {
 namespace {

@@ -16,13 +16,13 @@
 #include <utility>
 #include <vector>
 
-#include "muster/base/hardware_threads.h"
-#include "muster/testing/budget.h"
-#include "muster/testing/limits.h"
-#include "muster/testing/network_namespaces.h"
-#include "muster/testing/process_job.h"
-#include "muster/testing/rank_processes.h"
-#include "muster/testing/scratch_folder.h"
+#include "core/wait/hardware_threads.h"
+#include "testing/budget.h"
+#include "testing/limits.h"
+#include "testing/network_namespaces.h"
+#include "testing/process_job.h"
+#include "testing/rank_processes.h"
+#include "testing/scratch_folder.h"
 
 namespace muster::testing {
 namespace {

@@ -8,8 +8,9 @@ import time
 
 import pytest
 import torch
-from faces import FACES, Face, on_ranks
 from ranks import LIMIT_S, meeting_file, run_ranks
+
+from faces import FACES, Face, on_ranks
 
 # ---- outside of backward
 

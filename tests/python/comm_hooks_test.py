@@ -5,7 +5,6 @@ import threading
 import pytest
 import torch
 import torch.distributed
-from faces import FACES, WAIT, model, on_ranks
 from ranks import meeting_file, sampled
 from torch.distributed.algorithms.ddp_comm_hooks import (
     post_localSGD_hook,
@@ -13,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
     quantization_hooks,
 )
 
+from faces import FACES, WAIT, model, on_ranks
 from muster.algorithms.ddp_comm_hooks import powerSGD_hook as own_powerSGD_hook
 from muster.nn.parallel import DistributedDataParallel
 

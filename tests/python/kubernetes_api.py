@@ -10,7 +10,7 @@ import urllib.request
 
 from scratch import LIMIT_S, reserve_port
 
-FAKE = pathlib.Path(__file__).parents[2] / "src/muster/testing/fake_kubernetes.py"
+FAKE = pathlib.Path(__file__).parents[2] / "src/testing/fake_kubernetes.py"
 
 
 @contextlib.contextmanager

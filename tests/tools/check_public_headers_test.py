@@ -43,8 +43,8 @@ class CheckPublicHeaders(unittest.TestCase):
 
     def test_refuses_a_private_header(self):
         self.refuses(
-            {"muster/work.h": '#include "muster/base/log.h"\n'},
-            "reaches muster/base/log.h, which is not public",
+            {"muster/work.h": '#include "core/base/log/log.h"\n'},
+            "reaches core/base/log/log.h, which is not public",
         )
 
     def test_refuses_too_many(self):

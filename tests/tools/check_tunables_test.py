@@ -8,17 +8,19 @@ from trees import run_over
 TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "check_tunables"
 
 GOOD = {
-    "src/muster/base/tunables.h": """
+    "src/core/tunables/tunables.h": """
 struct Tunables {
   // How threads wait.
   Duration link_spin, link_yield;  // two
   ByCores<std::size_t> one_shot;
 };
 """,
-    "src/muster/base/tunables_fixed.h": "inline constexpr std::size_t kEagerBytes = 64 * 1024;\n",
-    "src/muster/wait/spin_wait.cc": "budget(tunables().link_spin, tunables().link_yield);\n",
-    "src/muster/collective/selection.cc": "by(numbers.one_shot(shared)); to(fixed::kEagerBytes);\n",
-    "src/muster/rpc/message.h": "constexpr int kPollsMost = 64;  // limit: of a message\n",
+    "src/core/tunables/tunables_fixed.h": "inline constexpr std::size_t kEagerBytes = 64 * 1024;\n",
+    "src/core/wait/spin_wait.cc": "budget(tunables().link_spin, tunables().link_yield);\n",
+    "src/core/collective/select/selection.cc": (
+        "by(numbers.one_shot(shared)); to(fixed::kEagerBytes);\n"
+    ),
+    "src/rpc/wire/message.h": "constexpr int kPollsMost = 64;  // limit: of a message\n",
 }
 
 
@@ -35,9 +37,9 @@ class CheckTunables(unittest.TestCase):
         self.assertEqual(run({})[0], 1)
 
     def refuses_number(self, text, rule):
-        code, output = run({**GOOD, "src/muster/rpc/agent.cc": text})
+        code, output = run({**GOOD, "src/rpc/agent/agent.cc": text})
         self.assertEqual(code, 1, output)
-        self.assertIn(f"src/muster/rpc/agent.cc:1: {rule} outside the table", output)
+        self.assertIn(f"src/rpc/agent/agent.cc:1: {rule} outside the table", output)
 
     def test_refuses_numbers_outside_the_table(self):
         self.refuses_number("sleep(std::chrono::milliseconds(5));\n", "a duration")
@@ -53,17 +55,17 @@ class CheckTunables(unittest.TestCase):
 
     def test_refuses_a_row_that_nothing_reads(self):
         self.refuses_row(
-            "src/muster/wait/spin_wait.cc", "budget(tunables().link_spin);\n", "link_yield"
+            "src/core/wait/spin_wait.cc", "budget(tunables().link_spin);\n", "link_yield"
         )
         self.refuses_row(
-            "src/muster/collective/selection.cc",
+            "src/core/collective/select/selection.cc",
             "by(numbers.one_shot(shared));  // fixed::kEagerBytes\n",
             "fixed::kEagerBytes",
         )
 
     def test_a_test_alone_is_no_reader(self):
-        files = {**GOOD, "src/muster/wait/wait_test.cc": "tunables().link_yield;\n"}
-        files["src/muster/wait/spin_wait.cc"] = "tunables().link_spin;\n"
+        files = {**GOOD, "src/core/wait/wait_test.cc": "tunables().link_yield;\n"}
+        files["src/core/wait/spin_wait.cc"] = "tunables().link_spin;\n"
         self.assertEqual(run(files)[0], 1)
 
 

@@ -33,7 +33,7 @@ SOURCES = {
 - **C3** Keys.
 - **C4** Values.
 """,
-    "src/muster/store/a_test.cc": """
+    "src/core/store/a_test.cc": """
 // spec: C1.tcp kept
 TEST_P(Suite, Kept) {}
 // spec: C1.file read
@@ -110,7 +110,7 @@ class Build:
     def __init__(self, changes=None, program=PROGRAM, pytest=PYTEST, left_out=(), run=True):
         self._folder = tempfile.TemporaryDirectory()
         self.root = pathlib.Path(self._folder.name).resolve()
-        folder = self.root / "build/release/src/muster/store"
+        folder = self.root / "build/release/src/core/store"
         tests = {
             "store.Suite": (folder, ["env", folder / "store_test", "--gtest_filter=*Suite.*"]),
             "python.b": (self.root, [self.root / "python", "-m", "pytest", "-v", self.path("b")]),
@@ -130,14 +130,14 @@ class Build:
             self.root,
             {
                 **SOURCES,
-                "build/release/src/muster/store/store_test": program,
+                "build/release/src/core/store/store_test": program,
                 "python": f"#!{sys.executable}\n{pytest}",
                 "build/CTestTestfile.cmake": 'subdirs("release")\n',
                 "build/release/CTestTestfile.cmake": "".join(lines),
                 **(changes or {}),
             },
         )
-        for name in ("build/release/src/muster/store/store_test", "python"):
+        for name in ("build/release/src/core/store/store_test", "python"):
             (self.root / name).chmod(0o755)
         if run:
             self.run()
@@ -168,7 +168,7 @@ class Build:
 class Conformance(unittest.TestCase):
     def test_counts_per_letter(self):
         code, output = run(
-            {"src/muster/store/kinds_test.cc": "// spec: C1 kinds\nTEST(Store, Kinds) {}\n"}
+            {"src/core/store/kinds_test.cc": "// spec: C1 kinds\nTEST(Store, Kinds) {}\n"}
         )
         self.assertEqual(code, 0, output)
         self.assertIn("C    1/2   Stores; no test names C2\n", output)
@@ -178,7 +178,7 @@ class Conformance(unittest.TestCase):
     def test_takes_every_kind_of_test(self):
         code, output = run(
             {
-                "src/muster/store/a_test.cc": "// spec: C1 kinds\nTEST_P(Store, Kinds) {}\n",
+                "src/core/store/a_test.cc": "// spec: C1 kinds\nTEST_P(Store, Kinds) {}\n",
                 "tests/python/b_test.py": "# spec: C2 ports\ndef test_ports():\n    pass\n",
                 "tests/install/CMakeLists.txt": "# spec: F1 installed\n"
                 "add_test(NAME install COMMAND true)\n",
@@ -191,9 +191,9 @@ class Conformance(unittest.TestCase):
 
     def test_several_ids_in_one_comment(self):
         test = "// spec: C1 C2 both, F1 alone; F2 and F3 a pair\n// that goes on\nTEST(A, B) {}\n"
-        code, output = run({"src/muster/a_test.cc": test}, "--clauses", "C", "F")
+        code, output = run({"src/core/a_test.cc": test}, "--clauses", "C", "F")
         self.assertEqual(code, 0, output)
-        place = "[A.B, src/muster/a_test.cc:1]"
+        place = "[A.B, src/core/a_test.cc:1]"
         self.assertEqual(
             output.splitlines(),
             [
@@ -212,13 +212,13 @@ class Conformance(unittest.TestCase):
 
     def test_an_id_in_the_middle_of_words_is_no_clause(self):
         code, output = run(
-            {"src/muster/a_test.cc": "// spec: C1 like F1 does\nTEST(A, B) {}\n"}, "--expect", "F1"
+            {"src/core/a_test.cc": "// spec: C1 like F1 does\nTEST(A, B) {}\n"}, "--expect", "F1"
         )
         self.assertEqual(code, 1)
         self.assertIn("no test names F1", output)
 
     def test_expected_ids_by_range_letter_and_file(self):
-        test = {"src/muster/a_test.cc": "// spec: F1 F2 F3 all\nTEST(A, B) {}\n"}
+        test = {"src/core/a_test.cc": "// spec: F1 F2 F3 all\nTEST(A, B) {}\n"}
         self.assertEqual(run(test, "--expect", "F1-F3")[0], 0)
         self.assertEqual(run(test, "--expect", "F")[0], 0)
         code, output = run(test, "--expect", "C1-2")
@@ -241,7 +241,7 @@ class Conformance(unittest.TestCase):
             ("// spec: C1 kinds\nTEST(A, DISABLED_B) {}\n", "disabled"),
             ("// spec: C1 kinds spec: C2 ports\nTEST(A, B) {}\n", "a second `spec:`"),
         ):
-            code, output = run({"src/muster/a_test.cc": text})
+            code, output = run({"src/core/a_test.cc": text})
             self.assertEqual(code, 1, text)
             self.assertIn(reason, output)
 
@@ -263,7 +263,7 @@ class Conformance(unittest.TestCase):
 
     def test_python_alone(self):
         files = {
-            "src/muster/a_test.cc": "// spec: C1\nTEST(A, B) {}\n",
+            "src/core/a_test.cc": "// spec: C1\nTEST(A, B) {}\n",
             "tests/python/b_test.py": "# spec: C2\ndef test_ports():\n    pass\n",
         }
         self.assertEqual(run(files, "--python", "--expect", "C2")[0], 0)
@@ -280,7 +280,7 @@ class Clauses(unittest.TestCase):
 
     def run_over(self, *comments, unproved=None, arguments=("--expect", "C")):
         files = {
-            "src/muster/a_test.cc": "".join(
+            "src/core/a_test.cc": "".join(
                 f"// spec: {comment}\nTEST(A, B{number}) {{}}\n"
                 for number, comment in enumerate(comments)
             )
@@ -300,7 +300,7 @@ class Clauses(unittest.TestCase):
     def test_refuses_an_unknown_clause(self):
         code, output = self.run_over("C1.udp one")
         self.assertEqual(code, 1)
-        self.assertIn("src/muster/a_test.cc:1: C1.udp is not in docs/acceptance.md", output)
+        self.assertIn("src/core/a_test.cc:1: C1.udp is not in docs/acceptance.md", output)
 
     def test_a_refusal_proves_nothing_else(self):
         code, output = self.run_over("C1.tcp C1.file one", "C2.refusal a port of 70,000")
@@ -385,15 +385,15 @@ class Runs(unittest.TestCase):
 
     def test_a_test_that_does_not_exist_fails(self):
         source = "// spec: C1.tcp C2 C3 C4 kept\nTEST_P(Suite, Keeps) {}\n"
-        with Build(changes={"src/muster/store/d_test.cc": source}) as build:
-            place = "src/muster/store/d_test.cc:1: Suite.Keeps says that it proves C1.tcp and C2"
+        with Build(changes={"src/core/store/d_test.cc": source}) as build:
+            place = "src/core/store/d_test.cc:1: Suite.Keeps says that it proves C1.tcp and C2"
             self.check(build.listed(), place, "but no list of ctest or pytest has it")
             self.check(build.ran(), place, "but it did not run")
 
     def test_a_name_of_another_folder_is_another_test(self):
         source = "// spec: C1.tcp kept\nTEST_P(Suite, Kept) {}\n"
-        with Build(changes={"src/muster/group/a_test.cc": source}) as build:
-            self.check(build.ran(), "src/muster/group/a_test.cc:1: Suite.Kept", "did not run")
+        with Build(changes={"src/core/group/a_test.cc": source}) as build:
+            self.check(build.ran(), "src/core/group/a_test.cc:1: Suite.Kept", "did not run")
 
     def test_a_failed_test_proves_nothing(self):
         with Build(program=PROGRAM.replace("[       OK ] Suite", "[  FAILED  ] Suite")) as build:
@@ -413,16 +413,16 @@ class Runs(unittest.TestCase):
 
     def test_instances_of_a_suite(self):
         source = "// spec: C1.tcp kept\nINSTANTIATE_TEST_SUITE_P(Kinds, Suite, Values());\n"
-        with Build(changes={"src/muster/store/e_test.cc": source}) as build:
+        with Build(changes={"src/core/store/e_test.cc": source}) as build:
             self.assertEqual(build.ran("--expect", "C")[0], 0)
         other = source.replace("Kinds", "Others")
-        with Build(changes={"src/muster/store/e_test.cc": other}) as build:
+        with Build(changes={"src/core/store/e_test.cc": other}) as build:
             self.check(build.ran("--expect", "C"), "Others.Suite says", "did not run")
 
     def test_a_case_of_a_test(self):
         source = "// spec: C1.tcp[{}] C2 C3 kept\nTEST_P(Suite, Kept) {{}}\n"
         for case, word in (("tcp", ""), ("tls", "none of its cases was drawn"), ("x", "run")):
-            changes = {"src/muster/store/e_test.cc": source.format(case)}
+            changes = {"src/core/store/e_test.cc": source.format(case)}
             with self.subTest(case), Build(changes=changes) as build:
                 code, output = build.ran("--expect", "C")
                 self.assertEqual(code, 1 if word else 0, output)
@@ -432,7 +432,7 @@ class Runs(unittest.TestCase):
     def test_a_program_built_after_the_run_fails(self):
         with Build() as build:
             later = (build.root / "build/results/ctest.xml").stat().st_mtime + 1
-            os.utime(build.root / "build/release/src/muster/store/store_test", (later, later))
+            os.utime(build.root / "build/release/src/core/store/store_test", (later, later))
             self.check(build.ran("--expect", "C"), "store_test was built after the run")
 
     def test_what_is_proved_is_not_listed_as_unproved(self):

@@ -6,7 +6,7 @@ import subprocess
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-BENCH = (ROOT / "src/muster/cli/bench/bench.cc").read_text(encoding="utf-8")
+BENCH = (ROOT / "src/faces/cli/bench/bench.cc").read_text(encoding="utf-8")
 
 
 def program_of(word):

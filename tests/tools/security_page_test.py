@@ -88,16 +88,20 @@ SENTENCES = {
 # A number on the page, and where it stands in the sources.
 NUMBERS = {
     "A connection has five seconds": [
-        ("src/muster/transport/acceptor.h", "handshake_limit = std::chrono::seconds(5)"),
-        ("src/muster/store/store_server.h", "greeting_limit = std::chrono::seconds(5)"),
+        ("src/core/transport/connect/acceptor.h", "handshake_limit = std::chrono::seconds(5)"),
+        ("src/core/store/server/store_server.h", "greeting_limit = std::chrono::seconds(5)"),
     ],
     "at most 256 connections wait at a time": [
-        ("src/muster/transport/acceptor.h", "most_pending = 256"),
-        ("src/muster/store/store_server.h", "max_unauthenticated = 256"),
+        ("src/core/transport/connect/acceptor.h", "most_pending = 256"),
+        ("src/core/store/server/store_server.h", "max_unauthenticated = 256"),
     ],
-    "Argon2id (64 MiB": [("src/muster/base/secret_strength.cc", "kMemory = std::size_t{64} << 20")],
-    "fewer than 16 characters": [("src/muster/base/secret_strength.cc", "kShortestText = 16")],
-    "fewer than 8 different ones": [("src/muster/base/secret_strength.cc", "kLeastDifferent = 8")],
+    "Argon2id (64 MiB": [
+        ("src/core/security/secret_strength.cc", "kMemory = std::size_t{64} << 20")
+    ],
+    "fewer than 16 characters": [("src/core/security/secret_strength.cc", "kShortestText = 16")],
+    "fewer than 8 different ones": [
+        ("src/core/security/secret_strength.cc", "kLeastDifferent = 8")
+    ],
 }
 
 
@@ -143,16 +147,16 @@ class SecurityPage(unittest.TestCase):
             self.assertIn(words, PAGE)
             for path, text in places:
                 self.assertIn(text, (ROOT / path).read_text(encoding="utf-8"), words)
-        operators = (ROOT / "src/muster/rpc/allowed_operators.cc").read_text(encoding="utf-8")
+        operators = (ROOT / "src/rpc/wire/allowed_operators.cc").read_text(encoding="utf-8")
         said = int(re.search(r"about (\d+) operators of torch", PAGE)[1])
         self.assertAlmostEqual(len(re.findall(r'"[a-z_0-9]+"', operators)), said, delta=10)
 
     # spec: W8.page the variables and commands that the page names exist
     def test_names_exist(self):
-        table = (ROOT / "src/muster/base/environment_table.cc").read_text(encoding="utf-8")
+        table = (ROOT / "src/core/base/environment_table.cc").read_text(encoding="utf-8")
         for name in set(re.findall(r"`((?:MUSTER|GLOO)_[A-Z_]+)", PAGE)):
             self.assertIn(f'"{name}', table)
-        commands = (ROOT / "src/muster/cli/muster_main.cc").read_text(encoding="utf-8")
+        commands = (ROOT / "src/faces/cli/muster_main.cc").read_text(encoding="utf-8")
         for name in set(re.findall(r"`?muster ([a-z]+)[ `]", PAGE)) & {
             "secret",
             "trace",

@@ -14,14 +14,14 @@
 #include <sstream>
 #include <string>
 
+#include "core/trace/analysis.h"
+#include "core/trace/run_directory.h"
 #include "muster/distributed.h"
-#include "muster/testing/limits.h"
-#include "muster/testing/network_namespaces.h"
-#include "muster/testing/rank_processes.h"
-#include "muster/testing/reserved_port.h"
-#include "muster/testing/scratch_folder.h"
-#include "muster/trace/analysis.h"
-#include "muster/trace/run_directory.h"
+#include "testing/limits.h"
+#include "testing/network_namespaces.h"
+#include "testing/rank_processes.h"
+#include "testing/reserved_port.h"
+#include "testing/scratch_folder.h"
 
 namespace muster::testing {
 namespace {

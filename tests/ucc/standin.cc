@@ -8,7 +8,7 @@
 #include <numeric>
 #include <vector>
 
-#include "muster/backends/ucc/api.h"
+#include "backends/ucc/api.h"
 
 namespace muster::ucc {
 

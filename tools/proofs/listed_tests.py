@@ -29,7 +29,7 @@ class CTest:
         properties = {row["name"]: row["value"] for row in entry.get("properties", [])}
         self.directory = pathlib.Path(properties.get("WORKING_DIRECTORY", build))
         self.root = root
-        # <build>/src/muster/store and <build>/<preset>/src/muster/store are of src/muster/store
+        # <build>/src/core/store and <build>/<preset>/src/core/store are of src/core/store
         parts = self.directory.relative_to(build).parts if build in self.directory.parents else ()
         self.folder = "/".join(parts if parts and (root / parts[0]).is_dir() else parts[1:])
         self.start, self.filter = (), None

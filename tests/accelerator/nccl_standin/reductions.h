@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "muster/backends/nccl/functions.h"
+#include "backends/nccl/functions.h"
 
 namespace muster::standin {
 

@@ -1,5 +1,5 @@
 // libnccl_standin.so: NCCL's functions, as far as muster uses them, over host memory. It stands in
-// for NCCL in tests without a GPU: tensors are on the device of muster/group/deferred_device.h, and
+// for NCCL in tests without a GPU: tensors are on the device of testing/deferred_device.h, and
 // a stream is a `NativeStream` of it.
 //
 // Variables, read when a communicator is made, let it misbehave. R is a rank of the communicator, N
@@ -34,8 +34,8 @@
 #include <utility>
 #include <vector>
 
+#include "backends/nccl/functions.h"
 #include "mailboxes.h"
-#include "muster/backends/nccl/functions.h"
 #include "reductions.h"
 
 #ifndef STANDIN_VERSION

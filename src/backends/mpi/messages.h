@@ -1,0 +1,114 @@
+/// Messages between the members of a group, over MPI.
+///
+/// A message begins with a header, so that the receiver can name a message of another size or
+/// dtype. Up to `fixed::kSmallMessage` bytes travel with the header; larger ones follow it, under a
+/// tag of their own, straight into the receiver's memory. The user's tag is MPI's tag, so MPI
+/// matches messages. Tags that MPI cannot carry (`MpiTags`) are for the group's channel.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "backends/mpi/library.h"
+#include "backends/mpi/loader.h"
+#include "backends/mpi/tags.h"
+#include "core/collective/completion.h"
+#include "core/collective/queue/driver.h"
+
+namespace muster::mpi {
+
+class Messages {
+ public:
+  class MpiMessage;
+
+  Messages(const collective::GroupContext& group, CallLibrary& library, Comm& comm, MpiTags tags);
+  ~Messages();
+  Messages(const Messages&) = delete;
+
+  /// Posts a valid message; holds `owner` until it has ended.
+  std::shared_ptr<MpiMessage> start(std::shared_ptr<collective::Driver> driver,
+                                    const collective::Args& args, TimePoint deadline,
+                                    std::shared_ptr<void> owner);
+
+  /// Advances all messages. Never blocks.
+  void sweep();
+  bool empty() const { return open_count_.load() == 0; }
+  TimePoint next_deadline();
+  /// Ends messages that are past their deadline. A receive is cancelled. MPI cannot cancel a send,
+  /// nor a receive that has begun: that fails the group.
+  void check_deadlines(TimePoint now);
+  bool sends_done();
+  /// Cancels every receive without a matching message, and all that are posted later.
+  void cancel_receives(const std::string& why);
+  /// Whether MPI may still use memory of a message that has failed.
+  bool has_abandoned() const { return abandoned_.load(); }
+
+ private:
+  struct Header;
+  using Buffer = std::unique_ptr<std::byte[]>;
+
+  Buffer take_buffer();
+  void post_send(MpiMessage& message);
+  void post_receive(MpiMessage& message);
+  bool step(MpiMessage& message);
+  bool read_header(MpiMessage& message);
+  void end(MpiMessage& message, Status status);
+  void fail_open();
+  Status mpi_error(const MpiMessage& message, int code);
+
+  const collective::GroupContext& group_;
+  CallLibrary& library_;
+  Comm& comm_;
+  const MpiTags tags_;
+  std::mutex lock_;
+  std::vector<std::shared_ptr<MpiMessage>> open_;
+  std::atomic<std::size_t> open_count_{0};
+  std::vector<std::shared_ptr<MpiMessage>> ended_;  // whose notices are due
+  std::vector<Buffer> buffers_;
+  std::uint64_t large_sent_ = 0;
+  std::string cancelled_;  // why receives are cancelled; empty: they are not
+  std::atomic<bool> abandoned_{false};
+};
+
+class Messages::MpiMessage final : public collective::Completion {
+ public:
+  explicit MpiMessage(std::shared_ptr<collective::Driver> driver) : driver_(std::move(driver)) {}
+
+  bool done() const override;
+  Status wait(TimePoint deadline) override;
+  int source() const override {
+    return published() && receives_ && status().ok() ? arrival_.source : -1;
+  }
+  std::size_t bytes() const override { return published() && status().ok() ? bytes_ : 0; }
+
+ private:
+  friend class Messages;
+  std::shared_ptr<collective::Driver> driver() const;
+  std::string text(const collective::GroupContext& group) const;
+
+  std::shared_ptr<collective::Driver> driver_;  // until it has ended
+  bool receives_ = false;
+  int member_ = -1;
+  std::uint64_t tag_ = 0;
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+  DType dtype_ = DType::uint8;
+  std::shared_ptr<void> owner_;
+  TimePoint created_at_, deadline_;
+  Buffer buffer_;  // header and small payload
+  MpiRequest header_, payload_;
+  MpiArrival arrival_;
+  bool has_header_ = false;
+  bool payload_begun_ = false;  // of a receive
+  Buffer drained_;              // a payload that does not fit
+  Status wrong_;                // why the message ends badly once it has been drained
+  Status cancel_reason_;        // a cancelled receive; it still has to end
+  Status outcome_;
+};
+
+}  // namespace muster::mpi

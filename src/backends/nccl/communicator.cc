@@ -1,0 +1,272 @@
+#include "backends/nccl/communicator.h"
+
+#include <c10/core/DeviceGuard.h>
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <thread>
+#include <utility>
+
+#include "core/base/log/log.h"
+#include "core/group/errors.h"
+#include "core/tunables/tunables.h"
+#include "muster/clock.h"
+
+namespace muster::nccl {
+
+NcclCommunicator::~NcclCommunicator() {
+  if (handle_ == nullptr || abandoned_) return;
+  const c10::DeviceGuard on(device_);
+  if (revoked_ || !connected_)
+    library_->functions().comm_abort(handle_);
+  else
+    library_->functions().comm_destroy(handle_);
+}
+
+std::string NcclCommunicator::explanation(ErrorCode code) const {
+  std::string detail;
+  if (const char* const last = library_->functions().get_last_error(nullptr))
+    if (*last != 0) detail = std::string(" (") + last + ")";
+  return library_->error_text(code) + detail + ", says " + library_->text() +
+         "; NCCL_DEBUG=INFO shows more";
+}
+
+void NcclCommunicator::fail(const std::string& what, ErrorCode code) const {
+  throw DistBackendError(what + ": " + explanation(code), Code::internal);
+}
+
+void NcclCommunicator::check(ErrorCode result, const char* function) const {
+  if (result != kSuccess && result != kInProgress) fail(function, result);
+}
+
+UniqueId NcclCommunicator::unique_id(const NcclLibrary& library) {
+  UniqueId id{};
+  if (const auto code = library.functions().get_unique_id(&id); code != kSuccess)
+    throw DistBackendError("ncclGetUniqueId: " + library.error_text(code) + ", says " +
+                               library.text() + "; NCCL_DEBUG=INFO shows more",
+                           Code::internal);
+  return id;
+}
+
+void NcclCommunicator::open(const UniqueId& id, int ranks, int rank, const GiveUp& give_up) {
+  const c10::DeviceGuard on(device_);
+  Config config;
+  config.blocking = 0;
+  ErrorCode code;
+  {
+    const std::lock_guard lock(mutex_);
+    code = library_->functions().comm_init_rank_config(&handle_, ranks, id, rank, &config);
+  }
+  check(code, "ncclCommInitRankConfig");
+  poll("ncclCommInitRankConfig", give_up);
+  connected_ = true;
+}
+
+void NcclCommunicator::open_from(NcclCommunicator& parent, const char* function,
+                                 const Derive& derive, const GiveUp& give_up) {
+  const c10::DeviceGuard on(device_);
+  Config config;
+  config.blocking = 0;
+  ErrorCode code;
+  {
+    const std::scoped_lock lock(mutex_, parent.mutex_);
+    if (parent.handle_ == nullptr)
+      throw DistBackendError(std::string(function) + ": the communicator was aborted",
+                             Code::aborted);
+    code = derive(parent.handle_, &handle_, &config);
+  }
+  check(code, function);
+  parent.poll(function, give_up);  // NCCL tells of the new one's progress by the old one's
+  if (handle_ == nullptr) return;
+  poll(function, give_up);
+  connected_ = true;
+}
+
+void NcclCommunicator::open_by_split(NcclCommunicator& parent, int color, int key,
+                                     const GiveUp& give_up) {
+  open_from(
+      parent, "ncclCommSplit",
+      [&](CommHandle from, CommHandle* made, Config* config) {
+        return library_->functions().comm_split(from, color, key, made, config);
+      },
+      give_up);
+}
+
+void NcclCommunicator::open_by_shrink(NcclCommunicator& parent, std::vector<int> excluded,
+                                      const GiveUp& give_up) {
+  constexpr int kParentIsQuiet = 0;
+  open_from(
+      parent, "ncclCommShrink",
+      [&](CommHandle from, CommHandle* made, Config* config) {
+        return library_->functions().comm_shrink(
+            from, excluded.data(), static_cast<int>(excluded.size()), made, config, kParentIsQuiet);
+      },
+      give_up);
+}
+
+void NcclCommunicator::need(const char* function) const {
+  if (const auto status = library_->need(function); !status.ok())
+    throw DistBackendError(status.message(), status.code());
+}
+
+UniqueId NcclCommunicator::growth_id() {
+  need("ncclCommGetUniqueId");
+  const c10::DeviceGuard on(device_);
+  const std::lock_guard lock(mutex_);
+  if (handle_ == nullptr)
+    throw DistBackendError("ncclCommGetUniqueId: the communicator was aborted", Code::aborted);
+  UniqueId id{};
+  check(library_->functions().comm_get_unique_id(handle_, &id), "ncclCommGetUniqueId");
+  return id;
+}
+
+void NcclCommunicator::begin_growth(NcclCommunicator& parent, int ranks, const UniqueId* id) {
+  need("ncclCommGrow");
+  constexpr int kKeepsItsPlace = -1;
+  const c10::DeviceGuard on(device_);
+  Config config;
+  config.blocking = 0;
+  const std::scoped_lock lock(mutex_, parent.mutex_);
+  if (parent.handle_ == nullptr)
+    throw DistBackendError("ncclCommGrow: the communicator was aborted", Code::aborted);
+  check(
+      library_->functions().comm_grow(parent.handle_, ranks, id, kKeepsItsPlace, &handle_, &config),
+      "ncclCommGrow");
+}
+
+void NcclCommunicator::begin_joining(const UniqueId& id, int ranks, int rank) {
+  need("ncclCommGrow");
+  const c10::DeviceGuard on(device_);
+  Config config;
+  config.blocking = 0;
+  const std::lock_guard lock(mutex_);
+  check(library_->functions().comm_grow(nullptr, ranks, &id, rank, &handle_, &config),
+        "ncclCommGrow");
+}
+
+void NcclCommunicator::finish_growth(NcclCommunicator* parent, const GiveUp& give_up) {
+  const c10::DeviceGuard on(device_);
+  if (parent != nullptr) parent->poll("ncclCommGrow", give_up);
+  poll("ncclCommGrow", give_up);
+  connected_ = true;
+}
+
+void NcclCommunicator::take(NcclCommunicator& opened) {
+  const std::scoped_lock lock(mutex_, opened.mutex_);
+  handle_ = std::exchange(opened.handle_, nullptr);
+  connected_ = opened.connected_.load();
+}
+
+void NcclCommunicator::run(const std::string& what, const Enqueue& enqueue, const GiveUp& give_up) {
+  const c10::DeviceGuard on(device_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (aborted_ || revoked_)
+      throw DistBackendError(what + ": the communicator was aborted", Code::aborted);
+    const auto& functions = library_->functions();
+    // With such an error NCCL would refuse the call, without a word of where it comes from.
+    ErrorCode state = kSuccess;
+    check(functions.comm_get_async_error(handle_, &state), "ncclCommGetAsyncError");
+    if (state != kSuccess && state != kInProgress) throw AsyncError(what, explanation(state));
+    check(functions.group_start(), "ncclGroupStart");
+    try {
+      enqueue(handle_);
+    } catch (...) {
+      functions.group_end();
+      throw;
+    }
+    if (const auto code = functions.group_end(); code != kSuccess && code != kInProgress)
+      fail(what, code);
+  }
+  poll(what, give_up);
+}
+
+void NcclCommunicator::poll(const std::string& what, const GiveUp& give_up) {
+  for (std::int64_t polls = 0;; ++polls) {
+    ErrorCode state = kSuccess;
+    {
+      const std::lock_guard lock(mutex_);
+      if (aborted_) throw DistBackendError(what + ": the communicator was aborted", Code::aborted);
+      check(library_->functions().comm_get_async_error(handle_, &state), "ncclCommGetAsyncError");
+    }
+    if (state == kSuccess) return;
+    if (state != kInProgress && connected_) throw AsyncError(what, explanation(state));
+    if (state != kInProgress) fail(what, state);
+    give_up();
+    if (polls < tunables().nccl_polls)
+      std::this_thread::yield();
+    else
+      std::this_thread::sleep_for(tunables().nccl_poll);
+  }
+}
+
+std::string NcclCommunicator::async_error() {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || handle_ == nullptr) return {};
+  ErrorCode state = kSuccess;
+  const auto code = library_->functions().comm_get_async_error(handle_, &state);
+  if (code != kSuccess) state = code;
+  if (state == kSuccess || state == kInProgress) return {};
+  return explanation(state);
+}
+
+void NcclCommunicator::stop() {
+  const auto& functions = library_->functions();
+  const auto limit = steady_clock().now() + tunables().nccl_abort_grace;
+  const auto is_late = [&] { return steady_clock().now() >= limit; };
+  try {
+    if (functions.comm_revoke == nullptr || functions.comm_shrink == nullptr) return abort();
+    const c10::DeviceGuard on(device_);
+    {
+      std::unique_lock lock(mutex_, std::defer_lock);
+      if (!lock.try_lock_until(limit))
+        throw DistBackendError("ncclCommRevoke: a thread is in NCCL", Code::timed_out);
+      if (handle_ == nullptr) {
+        aborted_ = true;
+        return;
+      }
+      if (std::exchange(revoked_, true)) return;
+      check(functions.comm_revoke(handle_, 0), "ncclCommRevoke");
+    }
+    poll("ncclCommRevoke", [&] {
+      if (is_late()) throw DistBackendError("ncclCommRevoke: no end", Code::timed_out);
+    });
+  } catch (const std::exception& error) {
+    log(LogLevel::info, std::string(error.what()) + "; the communicator is aborted instead");
+    abort();
+  }
+}
+
+bool NcclCommunicator::can_shrink() {
+  const std::lock_guard lock(mutex_);
+  return revoked_ && handle_ != nullptr;
+}
+
+void NcclCommunicator::abort() {
+  std::unique_lock lock(mutex_, std::defer_lock);
+  if (!lock.try_lock_for(tunables().nccl_abort_grace)) {
+    log(LogLevel::error, "a thread has been in NCCL for " + describe(tunables().nccl_abort_grace) +
+                             " and does not return: its communicator cannot be aborted");
+    abandoned_ = true;
+    return;
+  }
+  aborted_ = true;
+  if (handle_ == nullptr) return;
+  const c10::DeviceGuard on(device_);
+  library_->functions().comm_abort(std::exchange(handle_, nullptr));
+}
+
+void allow_queries_during_capture() {
+  using Exchange = int(int* mode);
+  constexpr int kRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
+  void* const cuda = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  if (cuda == nullptr) return;
+  if (auto* const exchange =
+          reinterpret_cast<Exchange*>(::dlsym(cuda, "cuThreadExchangeStreamCaptureMode"))) {
+    int mode = kRelaxed;
+    exchange(&mode);
+  }
+  ::dlclose(cuda);
+}
+
+}  // namespace muster::nccl

@@ -1,0 +1,116 @@
+/// One of NCCL's communicators.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backends/nccl/library.h"
+#include "core/group/errors.h"
+
+namespace muster::nccl {
+
+/// NCCL has found an error in the background and reports it to the thread that makes a call.
+class AsyncError : public DistBackendError {
+ public:
+  AsyncError(const std::string& what, std::string explanation)
+      : DistBackendError(what + ": " + explanation, Code::internal),
+        explanation_(std::move(explanation)) {}
+  /// The text without the call, as `async_error` gives it.
+  const std::string& explanation() const { return explanation_; }
+
+ private:
+  std::string explanation_;
+};
+
+/// Non-blocking: NCCL's functions return before they are done, and the communicator is polled, so
+/// that a wait for a peer that never comes can be given up. Thread-safe: no two threads are in an
+/// NCCL function with one communicator at once, since NCCL cannot abort one that is in use.
+class NcclCommunicator {
+ public:
+  /// Polled between looks at the communicator; ends the wait by throwing.
+  using GiveUp = std::function<void()>;
+
+  /// `device`: where its buffers are; of this process, and the current device while it is made.
+  NcclCommunicator(std::shared_ptr<const NcclLibrary> library, c10::Device device)
+      : library_(std::move(library)), device_(device) {}
+  ~NcclCommunicator();
+  NcclCommunicator(const NcclCommunicator&) = delete;
+
+  /// An id for a new communicator. Throws DistBackendError.
+  static UniqueId unique_id(const NcclLibrary& library);
+  /// Every member calls it once with the same id. Returns when all have.
+  void open(const UniqueId& id, int ranks, int rank, const GiveUp& give_up);
+  /// Every member of `parent` calls it, with nothing in flight and in the same place among its
+  /// calls. Those with one `color` get a communicator, in the order of `key`; those with
+  /// `kNoColor` none. Needs ncclCommSplit. Returns when all have called it.
+  static constexpr int kNoColor = -1;
+  void open_by_split(NcclCommunicator& parent, int color, int key, const GiveUp& give_up);
+  /// The members of `parent`, which `stop` has stopped, that are not among `excluded` (its ranks)
+  /// call it: they get a communicator in the same order.
+  void open_by_shrink(NcclCommunicator& parent, std::vector<int> excluded, const GiveUp& give_up);
+  /// Growing has four steps, with nothing in flight. One member of the parent makes an id. All of
+  /// them begin a communicator of `ranks` members, in which they keep their places; `id` is null on
+  /// those that did not make it. Those that join begin only then: NCCL refuses one that comes
+  /// first. Then all of them finish; `parent` is null on one that joins. Needs ncclCommGetUniqueId
+  /// and ncclCommGrow: without them, each throws DistBackendError with the version that has them.
+  UniqueId growth_id();
+  void begin_growth(NcclCommunicator& parent, int ranks, const UniqueId* id);
+  void begin_joining(const UniqueId& id, int ranks, int rank);
+  void finish_growth(NcclCommunicator* parent, const GiveUp& give_up);
+  /// Takes over what `opened` has opened, on the same device.
+  void take(NcclCommunicator& opened);
+  /// Runs `enqueue`, which calls NCCL's functions in between ncclGroupStart and ncclGroupEnd, and
+  /// returns when NCCL has enqueued everything. `what` begins the error's text.
+  using Enqueue = std::function<void(CommHandle)>;
+  void run(const std::string& what, const Enqueue& enqueue, const GiveUp& give_up);
+  /// Throws DistBackendError if `result` is an error. For use in `Enqueue`.
+  void check(ErrorCode result, const char* function) const;
+
+  /// What NCCL has found out in the background; empty: nothing, or a thread is in NCCL, whose call
+  /// throws `AsyncError`.
+  std::string async_error();
+  /// As `abort`, but survivors can then shrink it, if NCCL has what that needs: ncclCommRevoke and
+  /// ncclCommShrink.
+  void stop();
+  /// Whether `open_by_shrink` may be tried with this as the parent.
+  bool can_shrink();
+  /// Ends everything in flight. Waits at most a few seconds for threads that are in NCCL; if they
+  /// do not return, the communicator is left alone for ever.
+  void abort();
+
+  const NcclLibrary& library() const { return *library_; }
+  c10::Device device() const { return device_; }
+
+ private:
+  void poll(const std::string& what, const GiveUp& give_up);
+  using Derive = std::function<ErrorCode(CommHandle parent, CommHandle* made, Config* config)>;
+  void open_from(NcclCommunicator& parent, const char* function, const Derive& derive,
+                 const GiveUp& give_up);
+  void need(const char* function) const;
+  /// What NCCL calls the error, its last details, and who says so.
+  std::string explanation(ErrorCode code) const;
+  [[noreturn]] void fail(const std::string& what, ErrorCode code) const;
+
+  const std::shared_ptr<const NcclLibrary> library_;
+  const c10::Device device_;
+  std::timed_mutex mutex_;  // held while in an NCCL function with handle_
+  CommHandle handle_ = nullptr;
+  bool aborted_ = false;
+  bool revoked_ = false;
+  // With all members; otherwise a plain destroy would wait for them.
+  std::atomic<bool> connected_{false};
+  std::atomic<bool> abandoned_{false};
+};
+
+/// Lets the calling thread ask for the state of CUDA's events while another thread captures a
+/// graph, which would otherwise end the capture.
+void allow_queries_during_capture();
+
+}  // namespace muster::nccl

@@ -1,0 +1,122 @@
+#include "backends/nccl/library.h"
+
+#include <c10/core/Device.h>
+#include <dlfcn.h>
+#include <link.h>
+
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+
+#include "core/base/env.h"
+
+namespace muster::nccl {
+namespace {
+
+constexpr const char* kSoname = "libnccl.so.2";
+
+/// A library of tests exports this: the name of the device type that its buffers are on.
+constexpr const char* kDeviceName = "musterStandinDevice";
+
+std::string version_text(int code) {
+  const bool is_old = code < 10000;  // limit: 2.8.4 is 2804 and 2.9.6 is 20906
+  const int major = is_old ? code / 1000 : code / 10000;
+  const int minor = is_old ? code / 100 % 10 : code / 100 % 100;
+  return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(code % 100);
+}
+
+/// The path of a library that this process has loaded already; empty if it has not.
+std::string loaded(const char* soname) {
+  void* const handle = ::dlopen(soname, RTLD_NOW | RTLD_NOLOAD);
+  if (handle == nullptr) return {};
+  link_map* map = nullptr;
+  const bool known = ::dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map != nullptr;
+  const std::string path = known ? map->l_name : "";
+  ::dlclose(handle);
+  return path;
+}
+
+/// The wheel's library beside torch's folder; empty if there is none.
+std::string wheel_beside_torch() {
+  std::error_code ignored;
+  const auto torch = std::filesystem::canonical(loaded("libc10.so"), ignored).parent_path();
+  const auto path = torch.parent_path().parent_path() / "nvidia" / "nccl" / "lib" / kSoname;
+  return std::filesystem::exists(path, ignored) ? path.string() : std::string();
+}
+
+bool is_same_file(const std::string& a, const std::string& b) {
+  std::error_code ignored;
+  return std::filesystem::equivalent(a, b, ignored);
+}
+
+Result<std::shared_ptr<const NcclLibrary>> find() {
+  const auto present = loaded(kSoname);
+  if (const auto wanted = env_text("MUSTER_NCCL_LIBRARY")) {
+    const auto name = std::filesystem::path(*wanted).filename().string();
+    if (!present.empty() && name.starts_with("libnccl.so") && !is_same_file(present, *wanted))
+      return Status(Code::unsupported, "MUSTER_NCCL_LIBRARY is " + *wanted +
+                                           ", and this process has loaded " + present +
+                                           " already; unset it, or preload that library");
+    return NcclLibrary::open(*wanted);
+  }
+  if (!present.empty()) return NcclLibrary::open(present);
+  if (const auto wheel = wheel_beside_torch(); !wheel.empty()) return NcclLibrary::open(wheel);
+  return NcclLibrary::open(kSoname);
+}
+
+}  // namespace
+
+const Result<std::shared_ptr<const NcclLibrary>>& NcclLibrary::of_process() {
+  static const auto* const found = new Result<std::shared_ptr<const NcclLibrary>>(find());
+  return *found;
+}
+
+Result<std::shared_ptr<const NcclLibrary>> NcclLibrary::open(const std::string& path) {
+  void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr)
+    return Status(Code::unsupported,
+                  "NCCL's library cannot be loaded: " + std::string(::dlerror()) +
+                      "; install the wheel nvidia-nccl beside torch, or name the file in "
+                      "MUSTER_NCCL_LIBRARY");
+  const auto library = std::make_shared<NcclLibrary>();
+  for (const auto& row : kFunctions) {
+    void* const function = ::dlsym(handle, row.name);
+    std::memcpy(reinterpret_cast<char*>(&library->functions_) + row.offset, &function,
+                sizeof function);
+  }
+  const auto& functions = library->functions_;
+  library->path_ = path;
+  if (functions.get_version == nullptr)
+    return Status(Code::unsupported, path + " is not NCCL: it has no function ncclGetVersion");
+  if (const auto file = loaded(path.c_str()); !file.empty()) library->path_ = file;
+  int version = 0;
+  functions.get_version(&version);
+  library->version_ = version_text(version);
+  for (const auto& row : kFunctions)
+    if (row.needed)
+      if (auto status = library->need(row.name); !status.ok()) return status;
+  using DeviceName = const char*();
+  if (const auto device = reinterpret_cast<DeviceName*>(::dlsym(handle, kDeviceName)))
+    library->device_ = c10::Device(device()).type();
+  return std::shared_ptr<const NcclLibrary>(library);
+}
+
+Status NcclLibrary::need(const char* function) const {
+  for (const auto& row : kFunctions) {
+    if (std::strcmp(row.name, function) != 0) continue;
+    const void* found = nullptr;
+    std::memcpy(&found, reinterpret_cast<const char*>(&functions_) + row.offset, sizeof found);
+    if (found != nullptr) return {};
+    return Status(Code::unsupported, text() + " has no function " + row.name +
+                                         ", which came with NCCL " + row.since +
+                                         "; name a newer one in MUSTER_NCCL_LIBRARY");
+  }
+  return Status(Code::internal, std::string(function) + " is not in the table");
+}
+
+std::string NcclLibrary::error_text(ErrorCode code) const {
+  const char* const text = functions_.get_error_string(code);
+  return text != nullptr ? text : "error " + std::to_string(code);
+}
+
+}  // namespace muster::nccl

@@ -1,0 +1,53 @@
+/// What the members of a group tell each other over muster's own links, beside NCCL.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "backends/nccl/communicator.h"
+#include "core/collective/communicator.h"
+
+namespace muster::nccl {
+
+/// Thread-safe. Throws DistBackendError with the links' failure or with what `give_up` throws.
+class LinkExchange {
+ public:
+  explicit LinkExchange(std::shared_ptr<collective::Communicator> links)
+      : links_(std::move(links)) {}
+
+  /// The id of all members' communicator number `number`, which the first member makes.
+  UniqueId group_id(const NcclLibrary& library, std::size_t number,
+                    const NcclCommunicator::GiveUp& give_up);
+  /// The id of two members' communicator for messages from one to the other, which the sender
+  /// makes.
+  UniqueId sender_id(const NcclLibrary& library, int peer);
+  UniqueId receiver_id(int peer, const NcclCommunicator::GiveUp& give_up);
+
+  /// Every member's `mine`, by rank. All members call it, as every call below.
+  template <class T>
+  std::vector<T> gather(const T& mine, TimePoint deadline) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    const auto bytes = gather_bytes(std::as_bytes(std::span(&mine, 1)), deadline);
+    std::vector<T> all(bytes.size() / sizeof(T));
+    std::memcpy(all.data(), bytes.data(), bytes.size());
+    return all;
+  }
+  /// Whether `mine` holds on all members.
+  bool all_say(bool mine, TimePoint deadline);
+  /// The first member's id.
+  UniqueId from_first(const UniqueId& mine, TimePoint deadline);
+
+ private:
+  std::vector<std::byte> gather_bytes(std::span<const std::byte> mine, TimePoint deadline);
+  UniqueId receive(int peer, std::uint64_t tag, const NcclCommunicator::GiveUp& give_up);
+
+  const std::shared_ptr<collective::Communicator> links_;
+};
+
+}  // namespace muster::nccl

@@ -1,0 +1,500 @@
+#include "backends/nccl/nccl_backend.h"
+
+#include <ATen/ops/zeros.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "backends/nccl/growth_offer.h"
+#include "core/base/env.h"
+#include "core/base/log/log.h"
+#include "core/collective/call.h"
+#include "core/group/call/call.h"
+#include "core/group/call/scalar_type.h"
+#include "core/group/errors.h"
+#include "core/group/pg_options.h"
+#include "muster/debug_level.h"
+
+namespace muster::nccl {
+namespace {
+
+template <class Bytes>
+collective::SliceList<Bytes> sizes_of(const Slices& slices) {
+  collective::SliceList<Bytes> spans;
+  for (const auto& slice : slices) {
+    std::size_t bytes = 0;
+    for (const auto& tensor : slice) bytes += tensor.nbytes();
+    // Only the lengths are read.
+    spans.push_back(Bytes(static_cast<typename Bytes::pointer>(nullptr), bytes));
+  }
+  return spans;
+}
+
+transport::Fingerprint fingerprint(const Call& call, std::size_t lane) {
+  auto args = call.args;
+  args.inputs = sizes_of<ConstBytes>(call.inputs());
+  args.outputs = sizes_of<MutableBytes>(call.outputs());
+  auto fingerprint = collective::fingerprint_of(args, call.number());
+  fingerprint.digest ^= lane << 48;  // members on other devices would wait for each other
+  return fingerprint;
+}
+
+void throw_status(const Status& status) {
+  throw DistBackendError(status.message(), status.code(), status.ranks());
+}
+
+}  // namespace
+
+Environment Environment::read() {
+  Environment read;
+  const auto number = [](const char* name, std::int64_t high) {
+    return group::take(env_integer(name, 0, high));
+  };
+  auto handling = number("TORCH_NCCL_ASYNC_ERROR_HANDLING", 3);
+  if (!handling) handling = number("NCCL_ASYNC_ERROR_HANDLING", 3);
+  if (handling) read.handling = static_cast<ErrorHandling>(*handling);
+  auto blocking = number("TORCH_NCCL_BLOCKING_WAIT", 1);
+  if (!blocking) blocking = number("NCCL_BLOCKING_WAIT", 1);
+  read.blocking_wait = blocking.value_or(0) == 1;
+  return read;
+}
+
+NcclBackend::NcclBackend(std::shared_ptr<const NcclLibrary> library,
+                         group::OwnBackendOptions options,
+                         std::shared_ptr<collective::Communicator> links, Environment environment)
+    : library_(std::move(library)),
+      options_(std::move(options)),
+      links_(std::move(links)),
+      exchange_(links_),
+      environment_(environment),
+      high_priority_([&] {
+        const auto* given =
+            dynamic_cast<const ProcessGroupNCCL::Options*>(options_.pg_options.get());
+        return given != nullptr && given->is_high_priority_stream;
+      }()) {
+  watch_ = std::make_unique<CallWatch>(CallWatch::WatchTerms{
+      .group_name = options_.communicator.name,
+      .first_ranks = options_.members,
+      .links = links_,
+      .peer_traces = options_.communicator.peer_traces,
+      .traced_apart_as =
+          options_.communicator.name + " on " + c10::DeviceTypeName(library_->device(), true),
+      .failure = failure_,
+      .handling = environment_.handling,
+      .stop_communicators = [this] { stop_communicators(); },
+      .async_error = [this] { return async_error(); }});
+}
+
+NcclBackend::~NcclBackend() {
+  if (!failure_->failed()) failure_->set(Status(Code::aborted, "the group was dropped"));
+  watch_->stop();
+  abort_communicators();
+  drop_lanes();
+}
+
+const BackendCapabilities& NcclBackend::capabilities() const {
+  static constexpr BackendCapabilities kHas{.name = "nccl", .scaled_sums = true};
+  return kHas;
+}
+
+bool NcclBackend::supports(Op, at::ScalarType, c10::DeviceType device, std::string* why) const {
+  if (device == library_->device()) return true;
+  if (why != nullptr)
+    *why = "it has tensors on " + c10::DeviceTypeName(library_->device(), true) + " only, not on " +
+           c10::DeviceTypeName(device, true);
+  return false;
+}
+
+std::string NcclBackend::why_not(const Call& call) const {
+  if (call.is_message()) {
+    if (call.args.root == kAnyRank) return "NCCL cannot receive from any rank; name the source";
+    if (call.args.tag != 0)
+      return "NCCL has no tags, and the tag is " + std::to_string(call.args.tag) + "; leave it out";
+  }
+  if (call.barrier_device()) {
+    const auto device = *call.barrier_device();
+    const auto devices = c10::impl::VirtualGuardImpl(device.type()).deviceCount();
+    if (device.index() < 0 || device.index() >= devices)
+      return "there is no " + device.str() + "; this process sees " + std::to_string(devices) +
+             " of that kind";
+  }
+  if (!collective::info(call.op()).reduces) return {};
+  return why_not_reduced(*library_, call.args.reduce, call.dtype());
+}
+
+void NcclBackend::give_up_if_failed() const {
+  if (failure_->failed()) throw_status(failure_->why());
+}
+
+void NcclBackend::throw_if_failed() const {
+  if (!failure_->failed()) watch_->fail_if_links_failed();  // a member may have died
+  if (!failure_->failed()) return;
+  failure_->show();
+  throw_status(failure_->why());
+}
+
+WorkRef NcclBackend::submit(BackendCall& given) {
+  auto& call = static_cast<Call&>(given);
+  if (call.is_refused()) return refuse(call.op(), call.number());
+  throw_if_failed();
+  return call.is_message() ? submit_message(call) : submit_collective(call);
+}
+
+/// The other members must hear of it: they may have made the call.
+WorkRef NcclBackend::refuse(Op op, std::uint64_t number) {
+  const std::lock_guard lock(order_);
+  if (!failure_->failed())
+    watch_->enter(collective::refusal_of(op, number), nullptr,
+                  deadline_after(steady_clock(), options_.timeout));
+  return nullptr;
+}
+
+c10::Device NcclBackend::device_of(const Call& call) {
+  if (call.barrier_device()) return *call.barrier_device();
+  for (const auto* side : {&call.inputs(), &call.outputs()})
+    for (const auto& slice : *side)
+      for (const auto& tensor : slice) return tensor.device();
+  const std::lock_guard lock(lanes_mutex_);
+  return !devices_.empty() ? devices_.front()
+                           : c10::impl::VirtualGuardImpl(library_->device()).getDevice();
+}
+
+std::shared_ptr<NcclWork> NcclBackend::make_work(Call& call, NcclTransferPlan plan,
+                                                 c10::Device device) {
+  NcclWork::NcclWorkTerms terms;
+  terms.name = std::string(call.name());
+  terms.number = call.number();
+  terms.timeout = call.record.deadline == TimePoint::max()
+                      ? call.group().timeout()
+                      : call.record.deadline - call.record.begun;
+  terms.deadline = call.record.deadline;
+  terms.blocking_wait = environment_.blocking_wait;
+  terms.is_async = call.is_async();
+  if (call.op() == Op::recv) terms.source = call.group().global_rank_of(call.args.root);
+  return std::make_shared<NcclWork>(std::move(plan), std::move(terms), device, failure_);
+}
+
+WorkRef NcclBackend::submit_collective(Call& call) {
+  if (const auto why = why_not(call); !why.empty()) {
+    refuse(call.op(), call.number());
+    throw DistBackendError("backend 'nccl' cannot do " + std::string(call.name()) + ": " + why,
+                           Code::unsupported);
+  }
+  const bool is_barrier = call.op() == Op::barrier;
+  const auto device = device_of(call);
+  NcclTransferPlan plan{.op = call.op(),
+                        .reduce = call.args.reduce,
+                        .factor = call.args.factor,
+                        .dtype = call.dtype(),
+                        .rank = links_->rank(),
+                        .size = links_->size(),
+                        .root = call.args.root,
+                        .inputs = call.inputs(),
+                        .outputs = call.outputs()};
+  if (is_barrier) {
+    const auto token = at::zeros({1}, at::TensorOptions(at::kByte).device(device));
+    plan.op = Op::all_reduce;
+    plan.dtype = at::kByte;
+    plan.inputs = plan.outputs = Slices{Slice{token}};
+  }
+  std::shared_ptr<NcclWork> work;
+  {
+    const std::lock_guard lock(order_);
+    const auto number = lane_number(device);
+    auto& lane = group_lane(number);
+    work = make_work(call, std::move(plan), device);
+    const auto entry = watch_->enter(fingerprint(call, number), work, call.record.deadline);
+    if (get_debug_level() == DebugLevel::DETAIL) watch_->wait_for_agreement(entry);
+    lane.submit(work);
+  }
+  return finish(call, work, is_barrier);
+}
+
+WorkRef NcclBackend::submit_message(Call& call) {
+  if (const auto why = why_not(call); !why.empty())
+    throw DistBackendError("backend 'nccl' cannot do " + std::string(call.name()) + ": " + why,
+                           Code::unsupported);
+  const auto direction = call.op() == Op::send ? Direction::out : Direction::in;
+  const auto device = device_of(call);
+  auto& lane = message_lane(device, call.args.root, direction);
+  const auto work = make_work(call,
+                              {.op = call.op(),
+                               .dtype = call.dtype(),
+                               .rank = direction == Direction::out ? 0 : 1,
+                               .size = 2,
+                               .root = direction == Direction::out ? 1 : 0,
+                               .inputs = call.inputs(),
+                               .outputs = call.outputs()},
+                              device);
+  watch_->watch(work);
+  lane.submit(work);
+  return finish(call, work, false);
+}
+
+WorkRef NcclBackend::finish(Call& call, const std::shared_ptr<NcclWork>& work, bool blocks) {
+  call.finish();
+  if (call.is_async()) return work;
+  work->wait_until_launched();
+  if ((blocks || environment_.blocking_wait) && !work->is_captured()) work->wait_until_done({});
+  return nullptr;
+}
+
+std::size_t NcclBackend::lane_number(c10::Device device) {
+  const std::lock_guard lock(lanes_mutex_);
+  const auto at = std::ranges::find(devices_, device);
+  const auto number = static_cast<std::size_t>(at - devices_.begin());
+  if (at == devices_.end()) devices_.push_back(device);
+  return number;
+}
+
+Lane& NcclBackend::group_lane(std::size_t number) {
+  const std::lock_guard lock(lanes_mutex_);
+  if (number == group_lanes_.size())
+    group_lanes_.push_back(make_lane(
+        devices_[number], [this, number](NcclCommunicator& communicator, const auto& give_up) {
+          communicator.open(exchange_.group_id(*library_, number, give_up), links_->size(),
+                            links_->rank(), give_up);
+        }));
+  return *group_lanes_[number];
+}
+
+Lane& NcclBackend::message_lane(c10::Device device, int peer, Direction direction) {
+  const std::lock_guard lock(lanes_mutex_);
+  auto& lane = message_lanes_[{peer, direction}];
+  if (lane == nullptr)
+    lane = make_lane(
+        device,
+        [this, peer, direction](NcclCommunicator& communicator, const auto& give_up) {
+          const bool sends = direction == Direction::out;
+          const auto id =
+              sends ? exchange_.sender_id(*library_, peer) : exchange_.receiver_id(peer, give_up);
+          communicator.open(id, 2, sends ? 0 : 1, give_up);
+        },
+        messages_with(peer, direction));
+  if (lane->device() != device)
+    throw DistBackendError("messages between two ranks of group " + options_.communicator.name +
+                               " (backend nccl) began on " + lane->device().str() +
+                               ", and this tensor is on " + device.str() +
+                               "; create another group for that device",
+                           Code::unsupported);
+  return *lane;
+}
+
+Lane* NcclBackend::first_lane() {
+  const std::lock_guard lock(lanes_mutex_);
+  return group_lanes_.empty() ? nullptr : group_lanes_.front().get();
+}
+
+std::unique_ptr<Lane> NcclBackend::make_lane(c10::Device device, Lane::Opening opening,
+                                             const std::string& messages) {
+  return std::make_unique<Lane>(
+      library_, device, high_priority_, std::move(opening), [this] { give_up_if_failed(); },
+      [this, messages](const std::exception& error) {
+        const auto* known = dynamic_cast<const DistError*>(&error);
+        if (const auto* found = dynamic_cast<const AsyncError*>(&error))
+          watch_->fail_as_reported(messages + found->explanation());
+        else
+          watch_->fail(
+              Status(known != nullptr ? known->code() : Code::internal,
+                     "group " + options_.communicator.name + " (backend nccl): " + error.what(),
+                     known != nullptr ? known->ranks() : std::vector<int>{}));
+        const auto why = failure_->why();
+        return std::make_exception_ptr(DistBackendError(why.message(), why.code(), why.ranks()));
+      });
+}
+
+void NcclBackend::connect(c10::Device device) {
+  if (device.type() != library_->device()) return;
+  const std::lock_guard lock(order_);
+  group_lane(lane_number(device)).open();
+}
+
+void NcclBackend::adopt(std::shared_ptr<NcclCommunicator> opened) {
+  const std::lock_guard lock(lanes_mutex_);
+  devices_.push_back(opened->device());
+  group_lanes_.push_back(make_lane(
+      opened->device(),
+      [opened](NcclCommunicator& communicator, const auto&) { communicator.take(*opened); }));
+  group_lanes_.back()->open();
+}
+
+namespace {
+
+/// Throws once the deadline has passed.
+void throw_if_late(TimePoint deadline, const std::string& what) {
+  if (steady_clock().now() >= deadline)
+    throw DistBackendError(what + " was not done within its timeout", Code::timed_out);
+}
+
+}  // namespace
+
+std::shared_ptr<NcclCommunicator> NcclBackend::split(int part, int key, TimePoint deadline) {
+  throw_if_failed();
+  if (library_->functions().comm_split == nullptr) return nullptr;
+  const std::lock_guard lock(order_);
+  Lane* const lane = first_lane();
+  if (lane == nullptr) return nullptr;  // on every member: none has called a collective yet
+  if (const auto status = watch_->drain(deadline, CallWatch::DrainScope::collectives); !status.ok())
+    throw_status(status);
+  const auto give_up = [&] {
+    throw_if_failed();
+    throw_if_late(deadline, "splitting group " + options_.communicator.name + " (backend nccl)");
+  };
+  auto made = std::make_shared<NcclCommunicator>(library_, lane->device());
+  made->open_by_split(lane->opened(give_up), part, key, give_up);
+  return made;
+}
+
+std::shared_ptr<NcclCommunicator> NcclBackend::shrink(const std::vector<int>& excluded,
+                                                      NcclBackend& survivors, TimePoint deadline) {
+  if (excluded.empty()) return nullptr;  // NCCL shrinks by one rank at least
+  watch_->wait_until_ended(deadline);
+  Lane* const lane = first_lane();
+  if (!survivors.exchange_.all_say(lane != nullptr && lane->communicator().can_shrink(), deadline))
+    return nullptr;
+  auto made = std::make_shared<NcclCommunicator>(library_, lane->device());
+  std::string refused;
+  try {
+    made->open_by_shrink(lane->communicator(), excluded, [&] {
+      survivors.throw_if_failed();
+      throw_if_late(deadline, "shrinking group " + options_.communicator.name);
+    });
+  } catch (const DistError& error) {
+    refused = error.what();
+    log(LogLevel::info, refused + "; the survivors connect anew");
+  }
+  if (survivors.exchange_.all_say(refused.empty(), deadline)) return made;
+  made->abort();
+  return nullptr;
+}
+
+std::shared_ptr<NcclCommunicator> NcclBackend::grow(NcclBackend* old, TimePoint deadline) {
+  using Readiness = GrowthOffer::Readiness;
+  GrowthOffer mine;
+  std::unique_lock<std::mutex> order;
+  Lane* lane = nullptr;
+  Status failed;
+  if (old != nullptr) {
+    order = std::unique_lock(old->order_);
+    try {
+      old->throw_if_failed();
+      failed = old->watch_->drain(deadline, CallWatch::DrainScope::collectives);
+    } catch (const DistError& error) {
+      failed = Status(error.code(), error.what(), error.ranks());
+    }
+    lane = old->first_lane();
+    mine.parent = old->links_->channel().id();  // the same on its members, of no other group
+    mine.members = old->links_->size();
+    if (lane == nullptr) mine.readiness = Readiness::cannot;
+  }
+  const auto missing = library_->need("ncclCommGrow");
+  if (!missing.ok()) mine.readiness = Readiness::cannot;
+  if (!failed.ok()) mine.readiness = Readiness::failed;
+  const auto offers = exchange_.gather(mine, deadline);
+  if (!failed.ok()) throw_status(failed);
+  const bool can = can_grow(offers, options_.members, options_.communicator.name);
+  if (!missing.ok()) log(LogLevel::info, missing.message() + "; all ranks connect anew");
+  return can ? grow_by_nccl(old, lane, deadline) : nullptr;
+}
+
+std::shared_ptr<NcclCommunicator> NcclBackend::grow_by_nccl(NcclBackend* old, Lane* lane,
+                                                            TimePoint deadline) {
+  const auto give_up = [&] {
+    throw_if_failed();
+    if (old != nullptr) old->throw_if_failed();
+    throw_if_late(deadline, "growing group " + options_.communicator.name + " (backend nccl)");
+  };
+  auto* const parent = lane != nullptr ? &lane->opened(give_up) : nullptr;
+  const auto device = parent != nullptr
+                          ? parent->device()
+                          : options_.device_id.value_or(
+                                c10::impl::VirtualGuardImpl(library_->device()).getDevice());
+  const auto made = std::make_shared<NcclCommunicator>(library_, device);
+  std::string refused;
+  // Whether `step`, taken here if `is_due`, has worked on all ranks.
+  const auto all_take = [&](bool is_due, const std::function<void()>& step) {
+    try {
+      if (is_due) step();
+    } catch (const DistError& error) {
+      if (error.code() == Code::timed_out || failure_->failed()) throw;
+      refused = error.what();
+    }
+    return exchange_.all_say(refused.empty(), deadline);
+  };
+  const bool is_first = links_->rank() == 0, joins = parent == nullptr;
+  UniqueId id{};
+  if (all_take(is_first, [&] { id = parent->growth_id(); })) {
+    id = exchange_.from_first(id, deadline);
+    const auto begin = [&] {
+      made->begin_growth(*parent, links_->size(), is_first ? &id : nullptr);
+    };
+    const auto join = [&] { made->begin_joining(id, links_->size(), links_->rank()); };
+    const auto finish = [&] { made->finish_growth(parent, give_up); };
+    if (all_take(!joins, begin) && all_take(joins, join) && all_take(true, finish)) return made;
+  }
+  if (!refused.empty()) log(LogLevel::info, refused + "; all ranks connect anew");
+  made->abort();
+  return nullptr;
+}
+
+std::string NcclBackend::async_error() {
+  const std::lock_guard lock(lanes_mutex_);
+  for (const auto& lane : group_lanes_)
+    if (auto error = lane->async_error(); !error.empty()) return error;
+  for (const auto& [key, lane] : message_lanes_)
+    if (auto error = lane->async_error(); !error.empty())
+      return messages_with(key.first, key.second) + error;
+  return {};
+}
+
+std::string NcclBackend::messages_with(int peer, Direction direction) const {
+  return std::string("messages ") + (direction == Direction::out ? "to" : "from") + " rank " +
+         std::to_string(options_.members[static_cast<std::size_t>(peer)]) + ": ";
+}
+
+void NcclBackend::stop_communicators() {
+  const std::lock_guard lock(lanes_mutex_);
+  for (const auto& lane : group_lanes_) lane->stop();
+  for (const auto& [key, lane] : message_lanes_) lane->abort();
+}
+
+void NcclBackend::abort_communicators() {
+  const std::lock_guard lock(lanes_mutex_);
+  for (const auto& lane : group_lanes_) lane->abort();
+  for (const auto& [key, lane] : message_lanes_) lane->abort();
+}
+
+void NcclBackend::drop_lanes() {
+  const std::lock_guard lock(lanes_mutex_);
+  message_lanes_.clear();
+  group_lanes_.clear();
+}
+
+BackendState NcclBackend::state() const {
+  if (failure_->failed()) return {failure_->why(), failure_->was_shown(), 0};
+  return {links_->failure(), failure_->was_shown(), 0};
+}
+
+Status NcclBackend::close(TimePoint deadline) {
+  auto status = watch_->drain(deadline, CallWatch::DrainScope::everything);
+  if (status.ok()) status = links_->close(deadline);
+  if (!status.ok()) {
+    failure_->set(status);
+    links_->abort(status.message());  // members that wait for this one's calls
+  }
+  watch_->stop();
+  if (failure_->failed()) abort_communicators();
+  drop_lanes();
+  return status;
+}
+
+void NcclBackend::abort(const std::string& reason) {
+  watch_->fail(
+      Status(Code::aborted, "group " + options_.communicator.name + " (backend nccl): " + reason));
+}
+
+}  // namespace muster::nccl

@@ -1,0 +1,113 @@
+/// The nccl backend: carries out a group's calls on CUDA tensors by NCCL.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backends/nccl/call_watch.h"
+#include "backends/nccl/lane.h"
+#include "backends/nccl/link_exchange.h"
+#include "core/group/call/call.h"
+#include "core/group/creation/backend_registry.h"
+#include "muster/backend.h"
+
+namespace muster::nccl {
+
+/// What the environment says of NCCL's errors. Throws DistError naming a variable that is no
+/// number.
+struct Environment {
+  ErrorHandling handling = ErrorHandling::abort;  ///< TORCH_NCCL_ASYNC_ERROR_HANDLING
+  bool blocking_wait = false;                     ///< TORCH_NCCL_BLOCKING_WAIT
+  static Environment read();
+};
+
+/// Has one communicator for the collectives on each device of this process, and one for each peer
+/// and direction of messages, so that messages may overtake collectives and each other as on every
+/// backend. They are opened when they are first used. A member that uses several devices uses them
+/// in the same turns as the other members; its messages with one peer are on one device.
+class NcclBackend final : public ProcessGroupBackend {
+ public:
+  /// `links`: a communicator of the members over muster's own links, for this backend alone.
+  NcclBackend(std::shared_ptr<const NcclLibrary> library, group::OwnBackendOptions options,
+              std::shared_ptr<collective::Communicator> links, Environment environment);
+  ~NcclBackend() override;
+
+  /// Opens the communicator of the collectives on that device ahead of the first.
+  void connect(c10::Device device);
+  /// Takes `opened`, which the members made of another group's communicator, for the collectives on
+  /// its device. Before any call.
+  void adopt(std::shared_ptr<NcclCommunicator> opened);
+  /// What the parts of this group can `adopt`; every member calls it. `part`: this member's, -1 if
+  /// it is in none; `key`: its place there. Null if NCCL cannot split, or is not connected.
+  std::shared_ptr<NcclCommunicator> split(int part, int key, TimePoint deadline);
+  /// After a failure: what `survivors` can adopt, which all call it. `excluded`: ranks of this
+  /// group. Null if NCCL cannot shrink here or on another survivor.
+  std::shared_ptr<NcclCommunicator> shrink(const std::vector<int>& excluded, NcclBackend& survivors,
+                                           TimePoint deadline);
+  /// What this new group, whose first members are those of `old`'s, can adopt; all its members call
+  /// it. `old` is null on ranks that join. Null if NCCL cannot grow, or `old` is not connected.
+  std::shared_ptr<NcclCommunicator> grow(NcclBackend* old, TimePoint deadline);
+
+  const BackendCapabilities& capabilities() const override;
+  bool supports(Op op, at::ScalarType dtype, c10::DeviceType device,
+                std::string* why) const override;
+  WorkRef submit(BackendCall& call) override;
+  std::shared_ptr<void> scope(BackendScope) override { return nullptr; }
+  BackendState state() const override;
+  Status close(TimePoint deadline) override;
+  void abort(const std::string& reason) override;
+
+ private:
+  enum class Direction { out, in };
+
+  WorkRef submit_collective(Call& call);
+  WorkRef submit_message(Call& call);
+  WorkRef refuse(Op op, std::uint64_t number);
+  /// Why NCCL cannot make this call, as the end of a sentence; empty if it can.
+  std::string why_not(const Call& call) const;
+  std::shared_ptr<NcclWork> make_work(Call& call, NcclTransferPlan plan, c10::Device device);
+  WorkRef finish(Call& call, const std::shared_ptr<NcclWork>& work, bool blocks);
+  c10::Device device_of(const Call& call);
+  /// The number of the device among those of this member's collectives, in the order of first use:
+  /// so the members' communicators correspond.
+  std::size_t lane_number(c10::Device device);
+  Lane& group_lane(std::size_t number);
+  Lane& message_lane(c10::Device device, int peer, Direction direction);
+  /// `messages`: what they are, for an error's text; empty: a lane of collectives.
+  std::unique_ptr<Lane> make_lane(c10::Device device, Lane::Opening opening,
+                                  const std::string& messages = {});
+  /// Null if this member has not called a collective yet.
+  Lane* first_lane();
+  std::shared_ptr<NcclCommunicator> grow_by_nccl(NcclBackend* old, Lane* lane, TimePoint deadline);
+  void give_up_if_failed() const;
+  void throw_if_failed() const;
+  std::string async_error();
+  std::string messages_with(int peer, Direction direction) const;
+  /// After a failure. The communicators of collectives stay for `shrink`, if NCCL can do that.
+  void stop_communicators();
+  void abort_communicators();
+  /// Waits for their threads, which use the watch.
+  void drop_lanes();
+
+  const std::shared_ptr<const NcclLibrary> library_;
+  const group::OwnBackendOptions options_;
+  const std::shared_ptr<collective::Communicator> links_;
+  LinkExchange exchange_;
+  const Environment environment_;
+  const bool high_priority_;
+  const std::shared_ptr<GroupFailure> failure_ = std::make_shared<GroupFailure>();
+
+  std::mutex order_;  // collectives reach the links and NCCL in one order
+  std::mutex lanes_mutex_;
+  std::vector<c10::Device> devices_;  // of the group's collectives
+  std::vector<std::unique_ptr<Lane>> group_lanes_;
+  std::map<std::pair<int, Direction>, std::unique_ptr<Lane>> message_lanes_;
+  std::unique_ptr<CallWatch> watch_;
+};
+
+}  // namespace muster::nccl

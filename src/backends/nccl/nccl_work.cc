@@ -1,0 +1,226 @@
+#include "backends/nccl/nccl_work.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <thread>
+#include <utility>
+
+#include "core/group/errors.h"
+#include "core/tunables/tunables.h"
+
+namespace muster::nccl {
+namespace {
+
+/// False with a version of torch that cannot tell.
+template <class Guards>
+bool is_capturing(const Guards& guards, const c10::Stream& stream) {
+  if constexpr (requires { guards.isStreamCapturing(stream); })
+    return guards.isStreamCapturing(stream);
+  else
+    return false;
+}
+
+c10::Stream current_stream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+}  // namespace
+
+NcclWork::NcclWork(NcclTransferPlan plan, NcclWorkTerms terms, c10::Device device,
+                   std::shared_ptr<GroupFailure> failure)
+    : terms_(std::move(terms)),
+      device_(device),
+      caller_(current_stream(device)),
+      failure_(std::move(failure)) {
+  for (const auto& slice : plan.outputs)
+    results_.insert(results_.end(), slice.begin(), slice.end());
+  transfer_.emplace(std::move(plan));
+  captured_ = is_capturing(*c10::impl::getDeviceGuardImpl(device.type()), caller_);
+  if (!terms_.is_async) return;
+  ready_.emplace(device.type());
+  ready_->record(caller_);
+}
+
+void NcclWork::launch(NcclCommunicator& communicator, const c10::Stream& own,
+                      const NcclCommunicator::GiveUp& give_up) {
+  const auto stream = terms_.is_async ? own : caller_;
+  if (ready_) ready_->block(stream);
+  {
+    const c10::StreamGuard on(stream);
+    transfer_->prepare();
+    communicator.run(
+        terms_.name,
+        [&](CommHandle handle) {
+          transfer_->enqueue(communicator, handle, stream.native_handle());
+        },
+        give_up);
+    transfer_->finish();
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    const std::lock_guard lock(mutex_);
+    if (state_ != LaunchState::queued) return;
+    end_.emplace(device_.type());
+    end_->record(stream);
+    stream_ = stream;
+    state_ = LaunchState::launched;
+    future = future_;
+  }
+  changed_.notify_all();
+  if (future == nullptr) return;
+  const c10::StreamGuard on(stream);
+  future->markCompleted(c10::IValue(results_));
+}
+
+void NcclWork::fail(std::exception_ptr error) {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    const std::lock_guard lock(mutex_);
+    if (state_ == LaunchState::failed) return;
+    if (state_ == LaunchState::queued) future = future_;
+    state_ = LaunchState::failed;
+    error_ = error;
+  }
+  changed_.notify_all();
+  if (future != nullptr) future->setErrorIfNeeded(error);
+}
+
+void NcclWork::throw_failure() {
+  failure_->show();
+  std::rethrow_exception(error_);
+}
+
+void NcclWork::wait_until_launched() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return state_ != LaunchState::queued; });
+  if (state_ == LaunchState::failed) throw_failure();
+}
+
+bool NcclWork::is_launched() const {
+  const std::lock_guard lock(mutex_);
+  return state_ == LaunchState::launched;
+}
+
+bool NcclWork::is_done() {
+  const std::lock_guard lock(mutex_);
+  if (state_ != LaunchState::launched) return false;
+  if (captured_) return true;
+  try {
+    return end_->query();
+  } catch (const std::exception& error) {
+    const auto* known = dynamic_cast<const c10::Error*>(&error);
+    device_error_ = known != nullptr ? known->what_without_backtrace() : error.what();
+    return false;
+  }
+}
+
+std::string NcclWork::device_error() const {
+  const std::lock_guard lock(mutex_);
+  return device_error_;
+}
+
+void NcclWork::wait_until_done(std::optional<Duration> timeout) {
+  const auto deadline = timeout ? deadline_after(steady_clock(), *timeout) : TimePoint::max();
+  const auto grace = tunables().nccl_end_grace;  // for calls that nobody aborts
+  for (;;) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (state_ == LaunchState::failed) throw_failure();
+    }
+    if (is_done()) {
+      // Aborted work looks done too. A failure is noted before anything is aborted.
+      if (!failure_->failed() || is_released()) return;
+      const auto why = failure_->why();
+      failure_->show();
+      throw DistBackendError(why.message(), why.code(), why.ranks());
+    }
+    if (const auto error = device_error(); !error.empty())
+      throw DistBackendError(terms_.name + " (backend nccl): its device reports: " + error,
+                             Code::internal);
+    if (terms_.deadline < TimePoint::max() - grace &&
+        steady_clock().now() >= terms_.deadline + grace)
+      throw DistBackendError(terms_.name + " (backend nccl) was not done within its timeout, " +
+                                 describe(terms_.timeout),
+                             Code::timed_out);
+    if (steady_clock().now() >= deadline)
+      throw DistBackendError(terms_.name + " was not done within the " + describe(*timeout) +
+                                 " that wait() was given; it goes on",
+                             Code::timed_out);
+    std::this_thread::sleep_for(tunables().nccl_poll);
+  }
+}
+
+void NcclWork::release() {
+  const std::lock_guard lock(mutex_);
+  transfer_.reset();
+}
+
+bool NcclWork::is_released() const {
+  const std::lock_guard lock(mutex_);
+  return !transfer_.has_value();
+}
+
+bool NcclWork::is_completed() {
+  const std::lock_guard lock(mutex_);
+  return state_ != LaunchState::queued;
+}
+
+bool NcclWork::is_success() {
+  const std::lock_guard lock(mutex_);
+  if (state_ == LaunchState::failed) failure_->show();
+  return state_ == LaunchState::launched;
+}
+
+bool NcclWork::wait(std::optional<Duration> timeout) {
+  {
+    std::unique_lock lock(mutex_);
+    const auto begun = [this] { return state_ != LaunchState::queued; };
+    if (!timeout) {
+      changed_.wait(lock, begun);
+    } else if (!changed_.wait_for(lock, *timeout, begun)) {
+      throw DistBackendError(terms_.name + " was not begun within the " + describe(*timeout) +
+                                 " that wait() was given; it goes on",
+                             Code::timed_out);
+    }
+    if (state_ == LaunchState::failed) throw_failure();
+    const auto current = current_stream(device_);
+    if (current != *stream_) end_->block(current);
+  }
+  if (terms_.blocking_wait && !captured_) wait_until_done(timeout);
+  return true;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> NcclWork::get_future() {
+  LaunchState state;
+  {
+    const std::lock_guard lock(mutex_);
+    if (future_ != nullptr) return future_;
+    future_ = c10::make_intrusive<c10::ivalue::Future>(
+        c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{device_});
+    state = state_;
+  }
+  if (state == LaunchState::launched) {
+    const c10::StreamGuard on(*stream_);
+    future_->markCompleted(c10::IValue(results_));
+  } else if (state == LaunchState::failed) {
+    failure_->show();
+    future_->setErrorIfNeeded(error_);
+  }
+  return future_;
+}
+
+int NcclWork::source_rank() { return is_completed() ? terms_.source : -1; }
+
+std::exception_ptr NcclWork::exception() {
+  const std::lock_guard lock(mutex_);
+  if (state_ != LaunchState::failed) return nullptr;
+  failure_->show();
+  return error_;
+}
+
+std::vector<at::Tensor> NcclWork::result() { return results_; }
+
+}  // namespace muster::nccl

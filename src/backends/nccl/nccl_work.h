@@ -1,0 +1,95 @@
+/// A call that NCCL carries out.
+#pragma once
+
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backends/nccl/group_failure.h"
+#include "backends/nccl/transfers.h"
+#include "muster/work.h"
+
+namespace muster::nccl {
+
+/// For the user it is completed once it is enqueued: its outputs are usable on the stream of the
+/// call (a synchronous one) or, after `wait`, on the caller's current stream. If the user asked for
+/// blocking waits, `wait` returns when the device is done. The device's work may still fail; the
+/// group then fails, and later calls and waits throw why.
+class NcclWork final : public Work, public std::enable_shared_from_this<NcclWork> {
+ public:
+  struct NcclWorkTerms {
+    std::string name;      ///< of the function
+    std::uint64_t number;  ///< 0: a message
+    int source = -1;       ///< of a receive: rank of the default group
+    Duration timeout{};    ///< for words
+    TimePoint deadline{};
+    bool blocking_wait = false;
+    bool is_async = false;
+  };
+  NcclWork(NcclTransferPlan plan, NcclWorkTerms terms, c10::Device device,
+           std::shared_ptr<GroupFailure> failure);
+
+  const NcclWorkTerms& terms() const { return terms_; }
+  /// For the thread that enqueues it. `own` is the communicator's stream, for asynchronous calls;
+  /// synchronous ones run on the stream that was current when they were made.
+  void launch(NcclCommunicator& communicator, const c10::Stream& own,
+              const NcclCommunicator::GiveUp& give_up);
+  /// The call cannot be carried out. Later ones have no effect.
+  void fail(std::exception_ptr error);
+
+  /// Blocks until it is enqueued or has failed; throws the failure.
+  void wait_until_launched();
+  /// Blocks until the device has carried it out, or the group has failed. Throws the failure, or
+  /// that it was not done within `timeout`.
+  void wait_until_done(std::optional<Duration> timeout);
+  /// The device has carried it out. Never blocks.
+  bool is_done();
+  /// Why the device could not say so; empty: it could.
+  std::string device_error() const;
+  bool is_launched() const;
+  /// Whether it is a part of a captured graph, which says nothing of when it is done.
+  bool is_captured() const { return captured_; }
+  /// Lets go of the tensors. Call when the device is done with them.
+  void release();
+  /// Whether the device had carried it out before any failure.
+  bool is_released() const;
+
+  bool is_completed() override;
+  bool is_success() override;
+  bool wait(std::optional<Duration> timeout = {}) override;
+  c10::intrusive_ptr<c10::ivalue::Future> get_future() override;
+  int source_rank() override;
+  std::exception_ptr exception() override;
+  std::vector<at::Tensor> result() override;
+
+ private:
+  enum class LaunchState { queued, launched, failed };
+  void throw_failure();
+
+  const NcclWorkTerms terms_;
+  const c10::Device device_;
+  const c10::Stream caller_;  // current when the call was made
+  const std::shared_ptr<GroupFailure> failure_;
+  std::optional<c10::Event> ready_;  // the inputs of an asynchronous call
+  std::optional<NcclTransfer> transfer_;
+  std::vector<at::Tensor> results_;
+  bool captured_ = false;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  LaunchState state_ = LaunchState::queued;
+  std::exception_ptr error_;
+  std::string device_error_;
+  std::optional<c10::Event> end_;
+  std::optional<c10::Stream> stream_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+}  // namespace muster::nccl

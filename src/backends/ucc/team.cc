@@ -1,0 +1,195 @@
+#include "backends/ucc/team.h"
+
+#include <array>
+#include <numeric>
+#include <thread>
+
+#include "backends/mpi/loader.h"
+#include "core/base/keep_forever.h"
+#include "core/collective/call.h"
+#include "core/tunables/tunables.h"
+
+namespace muster::ucc {
+namespace {
+
+using mpi::Count;
+using mpi::Element;
+using mpi::MpiReduction;
+using mpi::MpiRequest;
+
+constexpr auto kDestroyLimit = std::chrono::seconds(10);  // limit: it needs no other member
+
+UccSide whole(const void* data, Count count, Element type) {
+  return {.whole = {const_cast<void*>(data), static_cast<std::uint64_t>(count), type_of(type), 0}};
+}
+
+UccSide listed(const void* data, const Count* counts, const Count* places, Element type) {
+  return {.list = {const_cast<void*>(data), reinterpret_cast<const std::uint64_t*>(counts),
+                   reinterpret_cast<const std::uint64_t*>(places), type_of(type), 0}};
+}
+
+UccArgs args_of(UccColl coll, int root = 0) {
+  UccArgs args{};
+  args.mask = kArgsFlags;
+  args.coll = coll;
+  args.flags = kCount64 | kPlaces64;
+  args.root = static_cast<std::uint64_t>(root);
+  return args;
+}
+
+}  // namespace
+
+UccType type_of(Element element) {
+  static constexpr std::array<UccType, mpi::kElements> kTypes{
+      UccType::uint8, UccType::uint16, UccType::uint32, UccType::uint64,  UccType::int8,
+      UccType::int16, UccType::int32,  UccType::int64,  UccType::float32, UccType::float64};
+  return kTypes[static_cast<std::size_t>(element)];
+}
+
+UccOp op_of(MpiReduction reduction) {
+  static constexpr std::array kOps{UccOp::sum,  UccOp::prod, UccOp::min, UccOp::max,
+                                   UccOp::band, UccOp::bor,  UccOp::bxor};
+  return kOps[static_cast<std::size_t>(reduction)];
+}
+
+Result<std::unique_ptr<Team>> Team::make(UccLibrary& library, const collective::GroupContext& group,
+                                         TimePoint deadline) {
+  auto context = library.context();
+  if (!context) return context.status();
+  std::unique_ptr<Team> team(new Team(library, group));
+  UccTeamParams params{};
+  params.mask = kTeamRank | kTeamRankRange | kTeamOob;
+  params.rank = static_cast<std::uint64_t>(group.rank());
+  params.oob = team->out_of_band_->functions();
+  const auto& functions = library.functions();
+  const auto begin = [&] {
+    const auto locked = library.guard();
+    return functions.team_create_post(&*context, 1, &params, &team->team_);
+  };
+  const auto advance = [&] {
+    const auto locked = library.guard();
+    functions.context_progress(*context);
+    return functions.team_create_test(team->team_);
+  };
+  UccStatus status = begin();
+  while (status >= kOk && (status = advance()) > kOk) {
+    if (group.channel->failed()) return team;
+    if (group.now() >= deadline)
+      return Status(Code::timed_out,
+                    "UCC's team was not made in time: " +
+                        collective::describe_ranks(team->out_of_band_->missing()) + " did not come",
+                    team->out_of_band_->missing());
+    std::this_thread::sleep_for(tunables().mpi_poll);
+  }
+  if (status == kOk || group.channel->failed()) return team;
+  return mpi::failed(library, "making a team", status);
+}
+
+Team::~Team() {
+  if (team_ == nullptr) return;
+  const auto locked = library_.guard();
+  out_of_band_->leave();
+  keep_forever(out_of_band_);
+}
+
+int Team::free() {
+  const auto limit = std::chrono::steady_clock::now() + kDestroyLimit;
+  for (;;) {
+    {
+      const auto locked = library_.guard();
+      const UccStatus status = library_.functions().team_destroy(team_);
+      if (status == kOk) team_ = nullptr;
+      if (status <= kOk) return status;
+    }
+    if (std::chrono::steady_clock::now() >= limit) return kErrorTimedOut;
+    std::this_thread::sleep_for(tunables().mpi_poll);
+  }
+}
+
+int Team::start(UccArgs args, MpiRequest& request) {
+  const auto locked = library_.guard();
+  UccRequest* made = nullptr;
+  if (const UccStatus status = library_.functions().collective_init(&args, &made, team_);
+      status < kOk)
+    return status;
+  request.handle = reinterpret_cast<std::uint64_t>(made);
+  request.active = true;
+  return std::min(library_.functions().collective_post(made), kOk);
+}
+
+int Team::barrier(MpiRequest& request) { return start(args_of(UccColl::barrier), request); }
+
+int Team::broadcast(void* data, Count count, Element type, int root, MpiRequest& request) {
+  auto args = args_of(UccColl::bcast, root);
+  args.in = whole(data, count, type);
+  return start(args, request);
+}
+
+int Team::all_reduce(const void* in, void* out, Count count, Element type, MpiReduction op,
+                     MpiRequest& request) {
+  auto args = args_of(UccColl::allreduce);
+  args.in = whole(in, count, type);
+  args.out = whole(out, count, type);
+  args.op = op_of(op);
+  if (in == out) args.flags |= kInPlace;
+  return start(args, request);
+}
+
+int Team::reduce(const void* in, void* out, Count count, Element type, MpiReduction op, int root,
+                 MpiRequest& request) {
+  auto args = args_of(UccColl::reduce, root);
+  args.in = whole(in, count, type);
+  args.out = whole(out, count, type);
+  args.op = op_of(op);
+  if (in == out) args.flags |= kInPlace;
+  return start(args, request);
+}
+
+int Team::all_gather(const void* in, void* out, Count each, Element type, MpiRequest& request) {
+  auto args = args_of(UccColl::allgather);
+  args.in = whole(in, each, type);
+  args.out = whole(out, each * size_, type);
+  if (in == nullptr) args.flags |= kInPlace;
+  return start(args, request);
+}
+
+int Team::gather(const void* in, void* out, Count each, Element type, int root,
+                 MpiRequest& request) {
+  auto args = args_of(UccColl::gather, root);
+  args.in = whole(in, each, type);
+  args.out = whole(out, each * size_, type);
+  if (in == nullptr) args.flags |= kInPlace;
+  return start(args, request);
+}
+
+/// By lists: UCC 1.9 has no other scatter on CPUs.
+int Team::scatter(const void* in, void* out, Count each, Element type, int root,
+                  MpiRequest& request) {
+  auto args = args_of(UccColl::scatterv, root);
+  request.counts.assign(static_cast<std::size_t>(2 * size_), each);
+  for (Count i = 0; i < size_; ++i) request.counts[static_cast<std::size_t>(size_ + i)] = i * each;
+  args.in = listed(in, request.counts.data(), request.counts.data() + size_, type);
+  args.out = whole(out, each, type);
+  if (out == nullptr) args.flags |= kInPlace;
+  return start(args, request);
+}
+
+int Team::reduce_scatter(const void* in, void* out, const Count* counts, Element type,
+                         MpiReduction op, MpiRequest& request) {
+  auto args = args_of(UccColl::reduce_scatterv);
+  args.in = whole(in, std::accumulate(counts, counts + size_, Count{0}), type);
+  args.out = listed(out, counts, nullptr, type);
+  args.op = op_of(op);
+  return start(args, request);
+}
+
+int Team::all_to_all_uneven(const void* in, const Count* sent, const Count* sent_places, void* out,
+                            const Count* received, const Count* received_places, Element type,
+                            MpiRequest& request) {
+  auto args = args_of(UccColl::alltoallv);
+  args.in = listed(in, sent, sent_places, type);
+  args.out = listed(out, received, received_places, type);
+  return start(args, request);
+}
+
+}  // namespace muster::ucc

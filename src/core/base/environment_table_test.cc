@@ -1,0 +1,25 @@
+#include "core/base/environment_table.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+namespace muster {
+namespace {
+
+// As `muster environment --markdown > docs/user/environment.md` writes it.
+TEST(EnvironmentTable, ThePageOfTheDocumentationIsTheTable) {
+  std::ifstream file(MUSTER_SOURCE_FOLDER "/docs/user/environment.md");
+  std::ostringstream text;
+  text << file.rdbuf();
+  EXPECT_EQ(text.str(), environment_page()) << "write it by muster environment --markdown";
+}
+
+TEST(EnvironmentTable, ThePageFitsIntoAHundredColumns) {
+  std::istringstream page(environment_page());
+  for (std::string line; std::getline(page, line);) EXPECT_LE(line.size(), 100u) << line;
+}
+
+}  // namespace
+}  // namespace muster

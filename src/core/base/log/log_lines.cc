@@ -1,0 +1,114 @@
+#include "core/base/log/log_lines.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstdlib>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/base/descriptor.h"
+#include "core/base/log/queued_writer.h"
+
+namespace muster::log_lines {
+namespace {
+
+// A process that ends gives the reader of standard error so long to take the next bytes.
+constexpr auto kPatienceAtExit = std::chrono::seconds(2);
+
+struct Lines {
+  std::mutex lock;
+  QueuedWriter* writer = nullptr;
+  std::vector<QueuedWriter*> left;  // of before: a thread may write the rest of theirs
+};
+
+// Never destroyed: threads may log while the process ends.
+Lines& lines() {
+  static Lines* const one = new Lines;
+  return *one;
+}
+
+/// Writes what fits now, as ::write.
+ssize_t write_now(std::string_view text) {
+  struct stat file {};
+  if (::fstat(STDERR_FILENO, &file) != 0) return -1;
+  if (S_ISREG(file.st_mode)) return ::write(STDERR_FILENO, text.data(), text.size());
+  if (S_ISSOCK(file.st_mode))
+    return ::send(STDERR_FILENO, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  // The flag O_NONBLOCK belongs to the open file, which other processes share: this is one of our
+  // own.
+  const Descriptor own(
+      ::open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_APPEND | O_CLOEXEC | O_NOCTTY));
+  if (own) return ::write(own.get(), text.data(), text.size());
+  pollfd room{STDERR_FILENO, POLLOUT, 0};
+  if (::poll(&room, 1, 0) == 0) {
+    errno = EAGAIN;
+    return -1;
+  }
+  return ::write(STDERR_FILENO, text.data(), std::min<std::size_t>(text.size(), PIPE_BUF));
+}
+
+QueuedWriter* new_writer(bool may_block) {
+  return new QueuedWriter({.thread = "the thread that writes the log",
+                           .fd = STDERR_FILENO,
+                           .write = write_now,
+                           .may_block = may_block,
+                           .most = kMostWaiting,
+                           .dropped_note = [](std::size_t count) {
+                             return "[muster log] " + std::to_string(count) +
+                                    " lines were dropped: nobody read standard error\n";
+                           }});
+}
+
+void flush_at_exit() {
+  QueuedWriter* writer = nullptr;
+  {
+    const Lock hold;
+    writer = lines().writer;
+  }
+  writer->finish(kPatienceAtExit, Duration::max());
+}
+
+void before_fork() { lines().lock.lock(); }
+void after_fork_in_parent() { lines().lock.unlock(); }
+// What waits is the parent's to write, by a thread that the child does not have.
+void after_fork_in_child() {
+  Lines& all = lines();
+  all.left.push_back(all.writer);
+  all.writer = new_writer(false);
+  all.lock.unlock();
+}
+
+bool arm() {
+  lines().writer = new_writer(false);
+  const int armed = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+  return armed == 0 && std::atexit(flush_at_exit) == 0;
+}
+
+}  // namespace
+
+Lock::Lock() {
+  static const bool armed = arm();
+  static_cast<void>(armed);
+  lines().lock.lock();
+}
+
+Lock::~Lock() { lines().lock.unlock(); }
+
+void put(std::string_view line) { lines().writer->put(line); }
+
+void leave_to_thread() {
+  Lines& all = lines();
+  all.left.push_back(all.writer);
+  all.writer = new_writer(true);
+}
+
+}  // namespace muster::log_lines

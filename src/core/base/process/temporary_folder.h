@@ -1,0 +1,32 @@
+/// Folders of this process's own, in the place that the system has for what need not last (TMPDIR,
+/// else /tmp).
+#pragma once
+
+#include <string>
+
+#include "core/base/process/fork_guard.h"
+#include "muster/status.h"
+
+namespace muster {
+
+/// Makes one whose name begins with `prefix`, for this user alone. It stays.
+Result<std::string> make_temporary_folder(const std::string& prefix);
+
+/// One that is made with it, and removed with it and with all it holds. A forked child's copy
+/// leaves it to its maker.
+class TemporaryFolder {
+ public:
+  explicit TemporaryFolder(const std::string& prefix);
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+
+  /// Empty where none could be made.
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  ProcessMark mark_;
+};
+
+}  // namespace muster

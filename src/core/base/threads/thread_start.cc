@@ -1,0 +1,72 @@
+#include "core/base/threads/thread_start.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <atomic>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <utility>
+
+namespace muster {
+namespace {
+
+std::atomic<int> refusals{0};
+
+/// The mask of the thread that started this one; nothing on threads of the program's.
+thread_local std::optional<sigset_t> program_mask;
+
+/// pthread_sigmask fails only on an unknown `how`, so its result says nothing.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    // Blocked, these would end the process without the handlers that report the fault.
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT})
+      sigdelset(&all, fault);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+  /// The mask to give to user code: on a thread of the engine, that of the program's thread.
+  const sigset_t& programs() const { return program_mask ? *program_mask : before_; }
+
+ private:
+  sigset_t before_;
+};
+
+std::thread start(std::function<void()> body) {
+  if (refusals.load(std::memory_order_relaxed) > 0)
+    throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
+  const BlockedSignals blocked;
+  return std::thread([body = std::move(body), mask = blocked.programs()] {
+    program_mask = mask;
+    body();
+  });
+}
+
+}  // namespace
+
+Result<std::thread> start_thread(std::string_view what, std::function<void()> body) try {
+  return start(std::move(body));
+} catch (const std::exception& error) {
+  return Status(Code::exhausted, "cannot start " + std::string(what) + ": " + error.what() +
+                                     "; look at the limits of processes and of address space "
+                                     "(ulimit -u, ulimit -v, pids.max of the "
+                                     "control group)");
+}
+
+ProgramSignals::ProgramSignals() : changed_(program_mask.has_value()) {
+  if (changed_) pthread_sigmask(SIG_SETMASK, &*program_mask, &before_);
+}
+ProgramSignals::~ProgramSignals() {
+  if (changed_) pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
+NoNewThreads::NoNewThreads() { refusals.fetch_add(1); }
+NoNewThreads::~NoNewThreads() { refusals.fetch_sub(1); }
+
+}  // namespace muster

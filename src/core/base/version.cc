@@ -1,0 +1,7 @@
+#include "core/base/version.h"
+
+namespace muster {
+
+std::string_view version() { return MUSTER_VERSION; }
+
+}  // namespace muster

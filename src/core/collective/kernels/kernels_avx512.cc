@@ -1,0 +1,4 @@
+#if defined(__x86_64__)
+#define MUSTER_KERNELS avx512
+#include "core/collective/kernels/kernels_body.inc"
+#endif

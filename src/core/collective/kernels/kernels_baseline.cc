@@ -1,0 +1,2 @@
+#define MUSTER_KERNELS baseline
+#include "core/collective/kernels/kernels_body.inc"

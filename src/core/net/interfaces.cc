@@ -1,0 +1,106 @@
+#include "core/net/interfaces.h"
+
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+
+#include "core/base/env.h"
+
+namespace muster {
+namespace {
+
+struct InterfaceEntry {
+  std::string name;
+  unsigned flags = 0;
+  GroupInterface of;
+};
+
+/// Those that are up, one address of each: of several the one that is not of this link alone.
+Result<std::vector<InterfaceEntry>> entries_of(int family) {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0)
+    return Status(Code::network, "cannot list the network interfaces: " + errno_text(errno));
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, ::freeifaddrs);
+  std::vector<InterfaceEntry> entries;
+  for (const ifaddrs* each = list; each != nullptr; each = each->ifa_next) {
+    if (each->ifa_addr == nullptr || each->ifa_addr->sa_family != family ||
+        (each->ifa_flags & IFF_UP) == 0)
+      continue;
+    const SocketAddress address(each->ifa_addr,
+                                family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+    const auto known =
+        std::find_if(entries.begin(), entries.end(),
+                     [&](const InterfaceEntry& entry) { return entry.name == each->ifa_name; });
+    if (known == entries.end()) {
+      entries.push_back(
+          {each->ifa_name, each->ifa_flags, {::if_nametoindex(each->ifa_name), address}});
+    } else if (known->of.address.host().find('%') != std::string::npos) {
+      known->of.address = address;
+    }
+  }
+  return entries;
+}
+
+}  // namespace
+
+std::vector<std::string> named_interfaces() {
+  auto text = env_text("MUSTER_SOCKET_IFNAME");
+  if (!text) text = env_text("GLOO_SOCKET_IFNAME");
+  std::vector<std::string> names;
+  if (!text) return names;
+  for (std::size_t at = 0; at <= text->size();) {
+    const auto end = std::min(text->find(',', at), text->size());
+    if (end > at) names.push_back(text->substr(at, end - at));
+    at = end + 1;
+  }
+  return names;
+}
+
+std::optional<SocketAddress> address_of_default_route() {
+  for (const char* anywhere : {"198.51.100.1", "2001:db8::1"}) {  // documentation's
+    const auto target = SocketAddress::numeric(anywhere, 9);
+    if (!target) continue;
+    const auto address = address_towards(*target);
+    if (address && !address->is_loopback()) return *address;
+  }
+  return {};
+}
+
+Result<std::vector<GroupInterface>> interfaces_towards(const SocketAddress& group,
+                                                       bool others_may_come) {
+  const auto entries = entries_of(group.family());
+  if (!entries) return entries.status();
+  std::vector<GroupInterface> chosen;
+  for (const InterfaceEntry& entry : *entries) {
+    if ((entry.flags & IFF_LOOPBACK) != 0) chosen.push_back(entry.of);
+  }
+  if (!others_may_come) return chosen;
+  const auto add = [&](const auto& wanted) {
+    bool found = false;
+    for (const InterfaceEntry& entry : *entries) {
+      if ((entry.flags & IFF_LOOPBACK) != 0 || !wanted(entry)) continue;
+      chosen.push_back(entry.of);
+      found = true;
+    }
+    return found;
+  };
+  if (const auto names = named_interfaces(); !names.empty()) {
+    for (const std::string& name : names) {
+      if (add([&](const InterfaceEntry& entry) { return entry.name == name; })) continue;
+      if (const auto there = interface_addresses(name); !there) return there.status();
+    }
+    return chosen;
+  }
+  const auto way = address_towards(group);
+  const bool routed = way && add([&](const InterfaceEntry& entry) {
+                        return entry.of.address.host() == way->host();
+                      });
+  if (!routed) add([](const InterfaceEntry& entry) { return (entry.flags & IFF_MULTICAST) != 0; });
+  return chosen;
+}
+
+}  // namespace muster

@@ -1,0 +1,239 @@
+#include "core/store/etcd/client.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "core/base/env.h"
+#include "core/base/process/interruption.h"
+
+namespace muster::store::etcd {
+namespace {
+
+/// How long one member may take with one request before the next is asked: etcd itself gives up a
+/// proposal after some 7 s without a leader, and says so.
+constexpr Duration kMemberLimit = std::chrono::seconds(8);  // limit: patience with one member
+
+// So late no thread is that runs: this process stood still.
+constexpr Duration kStoodStill = std::chrono::seconds(1);  // limit: of a running thread's delay
+
+constexpr std::string_view kLeaseGone = "lease not found";
+
+TimePoint earliest(TimePoint deadline, Duration from_now) {
+  return std::min(deadline, deadline_after(steady_clock(), from_now));
+}
+
+Result<std::string> whole_endpoint(std::string text, bool tls) {
+  if (text.find("://") == std::string::npos) text = (tls ? "https://" : "http://") + text;
+  while (text.ends_with('/')) text.pop_back();
+  const std::string host = text.substr(text.find("://") + 3);
+  if ((!text.starts_with("http://") && !text.starts_with("https://")) || host.empty() ||
+      host.find_first_of("/?#@ ") != std::string::npos) {
+    return Status(Code::invalid_argument,
+                  "\"" + text +
+                      "\" is no endpoint of etcd; expected http://host:port, https://host:port or "
+                      "host:port, several with commas between them");
+  }
+  constexpr std::string_view kPort = ":2379";
+  const std::size_t bracket = host.rfind(']');
+  const std::size_t colon = host.rfind(':');
+  if (colon == std::string::npos || (bracket != std::string::npos && colon < bracket))
+    text += kPort;
+  return text;
+}
+
+/// A password must not be readable on the way. On this host only root sees what passes.
+Status check_password_is_hidden(const ClientOptions& options) {
+  if (options.password.empty()) return {};
+  const auto insecure = env_flag("MUSTER_INSECURE");
+  if (!insecure) return insecure.status();
+  if (insecure->value_or(false)) return {};
+  for (const std::string& each : options.endpoints) {
+    const std::string_view host = std::string_view(each).substr(each.find("://") + 3);
+    const bool here =
+        host.starts_with("127.") || host.starts_with("localhost:") || host.starts_with("[::1]:");
+    if (each.starts_with("http://") && !here)
+      return Status(Code::refused, "etcd's password is not sent to " + each +
+                                       ", where everybody on the way could read it; say https:// "
+                                       "(MUSTER_ETCD_CACERT names the authority), or "
+                                       "MUSTER_INSECURE=1 to send it all the same");
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::shared_ptr<EtcdClient>> EtcdClient::make(ClientOptions options) {
+  const bool tls = !options.tls.authority.empty() || !options.tls.certificate.empty();
+  if (options.endpoints.empty())
+    return Status(Code::invalid_argument,
+                  "etcd: no endpoint is given; expected host:port, several with commas between "
+                  "them");
+  for (std::string& each : options.endpoints) {
+    auto whole = whole_endpoint(each, tls);
+    if (!whole) return whole.status();
+    each = std::move(*whole);
+  }
+  if (Status hidden = check_password_is_hidden(options); !hidden) return hidden;
+  MakeConnection connections = curl_connections(options.tls);
+  return std::make_shared<EtcdClient>(std::move(options), std::move(connections));
+}
+
+EtcdClient::EtcdClient(ClientOptions options, MakeConnection make_connection)
+    : session_(std::move(options.endpoints), std::move(options.user), options.password),
+      connections_(std::move(make_connection)) {}
+
+Status EtcdClient::timed_out(const std::string& trouble) const {
+  return Status(Code::timed_out, name() + " did not answer in time" +
+                                     (trouble.empty() ? "" : "; the last attempt: " + trouble));
+}
+
+Result<std::string> EtcdClient::post(const char* path, std::string body, TimePoint deadline) {
+  HttpExchange exchange(session_, path, std::move(body));
+  ConnectionPool::Borrowed connection(connections_);
+  while (true) {
+    auto request = exchange.next(steady_clock().now());
+    if (exchange.done()) break;
+    if (Status interrupted = Interruption::of_thread(); !interrupted) return interrupted;
+    if (steady_clock().now() >= deadline) return timed_out(exchange.trouble());
+    if (!request) {
+      // Nothing goes on: only the time passes.
+      std::this_thread::sleep_until(earliest_look(std::min(deadline, exchange.resume_at())));
+      continue;
+    }
+    const TimePoint limit = earliest(deadline, kMemberLimit);
+    if (Status interrupted = connection.exchange(*request, limit); !interrupted) return interrupted;
+    HttpTransfer& transfer = connection->transfer();
+    const TimePoint now = steady_clock().now();
+    if (!transfer.ended)
+      exchange.lost("no answer within " + describe(kMemberLimit), false, now);
+    else if (!transfer.error.empty())
+      exchange.lost(transfer.error, transfer.rejected, now);
+    else
+      exchange.answered(transfer.http_status, std::move(transfer.received), now);
+  }
+  connection.keep();
+  auto reply = exchange.take();
+  if (!reply) return reply.status();
+  return reply;
+}
+
+Result<TxnReply> EtcdClient::txn(const Txn& txn, TimePoint deadline) {
+  const auto body = post("/v3/kv/txn", encode(txn), deadline);
+  if (!body) return body.status();
+  return decode_txn(*body);
+}
+
+Result<EtcdLease> EtcdClient::grant(std::int64_t ttl_s, TimePoint deadline) {
+  const auto body = post("/v3/lease/grant", encode_grant(ttl_s), deadline);
+  if (!body) return body.status();
+  return decode_grant(*body);
+}
+
+Result<EtcdLease> EtcdClient::keep_alive(std::int64_t lease, TimePoint deadline) {
+  const auto body = post("/v3/lease/keepalive", encode_lease(lease), deadline);
+  if (!body) {
+    if (body.status().message().find(kLeaseGone) != std::string::npos)
+      return Status(Code::closed, body.status().message());
+    return body.status();
+  }
+  auto kept = decode_keep_alive(*body);
+  if (kept && kept->ttl_s <= 0) return Status(Code::closed, "the lease has ended");
+  return kept;
+}
+
+Status EtcdClient::revoke(std::int64_t lease, TimePoint deadline) {
+  const Status status = post("/v3/lease/revoke", encode_lease(lease), deadline).status();
+  return status.message().find(kLeaseGone) != std::string::npos ? Status() : status;
+}
+
+Status EtcdClient::watch(const WatchOptions& options) {
+  KeyWatch watch(session_, options.key, options.range_end);
+  ConnectionPool::Borrowed connection(connections_);
+  TimePoint heard{};  // when the stream that is open began or said something
+  // When any stream said something or ended, or this process came back after standing still.
+  TimePoint alive = steady_clock().now();
+  TimePoint next_idle = earliest(options.deadline, options.idle);
+  bool open = false, answered = false;  // answered: the stream that is open has said something
+  std::vector<WatchMessage> messages;
+  while (true) {
+    const TimePoint now = steady_clock().now();
+    if (Status interrupted = Interruption::of_thread(); !interrupted) return interrupted;
+    if (options.on_idle && now >= next_idle) {
+      if (options.on_idle()) return {};
+      next_idle = earliest(options.deadline, options.idle);
+    }
+    if (now >= options.deadline) return timed_out(watch.trouble());
+    if (!open && options.lost_limit >= Duration::zero() && now - alive >= options.lost_limit) {
+      return Status(Code::network, name() + " has not answered for " +
+                                       describe(options.lost_limit) +
+                                       "; the last attempt: " + watch.trouble());
+    }
+    if (!open) {
+      if (session_.needs_login()) {
+        if (const auto login = post("", {}, options.deadline); !login) return login.status();
+      }
+      const auto request = watch.open(now);
+      if (!watch.failure()) return watch.failure();
+      if (!request) {
+        const TimePoint until =
+            earliest_look(std::min({options.deadline, watch.resume_at(), next_idle}));
+        std::this_thread::sleep_until(until);
+        if (steady_clock().now() - until > kStoodStill) alive = steady_clock().now();
+        continue;
+      }
+      connection->start(*request);
+      open = true;
+      answered = false;
+      heard = now;
+    }
+    // In short steps until it answers, so that a pause of this process shows.
+    const TimePoint step = answered ? TimePoint::max() : earliest(options.deadline, kStoodStill);
+    const TimePoint until =
+        earliest_look(std::min({options.deadline, next_idle, heard + options.silence_limit, step}));
+    connection->drive(until);
+    HttpTransfer& transfer = connection->transfer();
+    const TimePoint then = steady_clock().now();
+    if ((answered && transfer.ended) || then - until > kStoodStill) alive = then;
+    if (transfer.ended) transfer.received += '\n';  // an error's line has no end
+    if (!transfer.received.empty()) {
+      heard = then;
+      answered = true;
+      messages.clear();
+      open = watch.feed(std::exchange(transfer.received, {}), messages, then);
+      if (!messages.empty()) alive = then;
+      for (const WatchMessage& message : messages) {
+        if (message.created && options.on_open()) return {};
+        if (!message.events.empty() && options.on_events(message.events)) return {};
+      }
+      if (!watch.failure()) return watch.failure();
+    } else if (!transfer.ended && then >= heard + options.silence_limit) {
+      open = false;  // a member that has answered is asked again: nothing may have happened
+      if (!answered)
+        watch.lost("no answer to a watch within " + describe(options.silence_limit), false, then);
+    }
+    if (open && transfer.ended) {
+      watch.lost(transfer.error.empty() ? "it ended the watch" : transfer.error, transfer.rejected,
+                 then);
+      if (!watch.failure()) return watch.failure();
+      open = false;
+    }
+  }
+}
+
+ClientOptions options_from_environment(const std::string& endpoints) {
+  ClientOptions options;
+  for (std::size_t begin = 0; begin < endpoints.size();) {
+    const std::size_t end = std::min(endpoints.find(',', begin), endpoints.size());
+    if (end > begin) options.endpoints.push_back(endpoints.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  options.user = env_text("MUSTER_ETCD_USER").value_or("");
+  options.password = env_text("MUSTER_ETCD_PASSWORD").value_or("");
+  options.tls.authority = env_text("MUSTER_ETCD_CACERT").value_or("");
+  options.tls.certificate = env_text("MUSTER_ETCD_CERT").value_or("");
+  options.tls.key = env_text("MUSTER_ETCD_KEY").value_or("");
+  return options;
+}
+
+}  // namespace muster::store::etcd

@@ -1,0 +1,62 @@
+#include "core/trace/long_waits.h"
+
+#include <gtest/gtest.h>
+
+#include "testing/scratch_folder.h"
+
+namespace muster::trace {
+namespace {
+
+using std::chrono::seconds;
+
+constexpr std::int64_t kNsOfSecond = 1'000'000'000;
+
+Record call(std::uint64_t ticket, std::int64_t start_s, State state = State::started) {
+  Record record;
+  record.ticket = ticket;
+  record.start_ns = start_s * kNsOfSecond;
+  record.state = state;
+  return record;
+}
+
+// spec: H2 a call that waits is told of after ten seconds, after twenty, after forty; one that has
+// ended is not
+TEST(LongWaits, AreToldWhenTheyHaveDoubled) {
+  WaitReports reports(seconds(10));
+  RankTrace mine;
+  mine.records = {call(1, 0), call(2, 0, State::completed), call(3, 95, State::queued)};
+  std::vector<std::int64_t> told;
+  for (std::int64_t second = 0; second < 100; ++second)
+    for (const auto* each : reports.due(mine, second * kNsOfSecond))
+      told.push_back(100 * static_cast<std::int64_t>(each->ticket) + second);
+  EXPECT_EQ(told, (std::vector<std::int64_t>{110, 120, 140, 180}));
+  mine.records[0].state = State::completed;
+  EXPECT_TRUE(reports.due(mine, 1000 * kNsOfSecond).size() == 1) << "the queued one";
+}
+
+// spec: H2 what waits, for how long, and who has not entered the call
+TEST(LongWaits, NameWhoIsAwaited) {
+  testing::ScratchFolder folder;
+  std::vector<std::shared_ptr<Recorder>> recorders;
+  for (const int rank : {0, 1}) {
+    recorders.push_back(*Recorder::create({"a job", rank, 2, 64, folder.file("job")}));
+    const auto group = recorders.back()->add_group("default", std::vector<int>{0, 1}, rank);
+    const auto ticket =
+        recorders.back()->begin(group, {.name = "barrier", .sequence = 1}, steady_clock().now());
+    recorders.back()->end(ticket, steady_clock().now());
+    if (rank == 0)
+      recorders.back()->begin(group, {.name = "all_reduce", .sequence = 2, .bytes = 16},
+                              steady_clock().now());
+  }
+  const auto job = *read_job(recorders[0]->directory());
+  const auto& waiting = job.rank(0)->records.back();
+  const auto text = describe_wait(waiting, job, 0, waiting.start_ns + 12 * kNsOfSecond);
+  EXPECT_EQ(
+      text.find(
+          "all_reduce #2 on group default has waited for 12 s; rank 1 has not entered this call"),
+      0U)
+      << text;
+}
+
+}  // namespace
+}  // namespace muster::trace

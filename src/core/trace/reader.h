@@ -1,0 +1,100 @@
+/// Traces as values: whole copies of what stands in the files, live or left behind.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/trace/format.h"
+#include "muster/status.h"
+
+namespace muster::trace {
+
+/// All times are wall clock, nanoseconds since 1970.
+struct Record {
+  std::uint64_t ticket = 0;
+  std::uint64_t sequence = 0;  ///< 0: point-to-point
+  std::int64_t start_ns = 0;
+  std::int64_t end_ns = 0;  ///< 0 while it is under way
+  std::uint64_t bytes = 0;
+  std::int64_t tag = 0;
+  std::vector<std::int64_t> shape;  ///< at most four dimensions
+  int dimensions = 0;
+  std::string name, dtype;
+  int peer = -1;
+  std::uint32_t thread = 0;
+  std::size_t group = 0;  ///< index into RankTrace::groups
+  State state = State::started;
+  bool async = false;
+
+  bool under_way() const { return state == State::queued || state == State::started; }
+};
+
+struct GroupTrace {
+  std::string name;  ///< with " #2" for the second group of this name
+  int size = 0;
+  int rank = -1;
+  std::vector<int> members;  ///< job ranks, sorted; those below kMembersShown
+  std::uint64_t started = 0, completed = 0;
+};
+
+enum class Life : std::uint8_t { running, stopped, gone };
+const char* name_of(Life life);
+
+struct RankTrace {
+  std::string path, host, boot, job, run_id;
+  int rank = 0, world_size = 1;
+  std::int64_t pid = 0;
+  std::int64_t since_ns = 0;
+  Life life = Life::gone;
+  std::vector<GroupTrace> groups;
+  std::vector<Record> records;  ///< in the order of the calls
+  std::uint64_t calls = 0;      ///< made so far, those that the ring has forgotten included
+  std::uint64_t dropped = 0;
+  std::uint64_t torn = 0;  ///< entries that changed while they were read
+  std::uint64_t failures = 0;
+  std::string failure;  ///< text of the last call that failed
+  std::int64_t failure_at_ns = 0;
+
+  const GroupTrace* group(const std::string& name) const;
+  /// The latest call that this trace holds; null where there is none.
+  const Record* latest() const { return records.empty() ? nullptr : &records.back(); }
+};
+
+/// One rank's file. Refuses files of other users (root may read all), symbolic links, and files
+/// that are not a complete trace of this version.
+Result<RankTrace> read_trace(const std::string& path);
+
+/// A job, by rank. Code::invalid_argument where there is no trace; files that cannot be read are
+/// named in `unread`.
+struct JobTrace {
+  std::string directory;
+  std::vector<RankTrace> ranks;
+  std::vector<std::string> unread;
+
+  const RankTrace* rank(int number) const;
+  int world_size() const { return ranks.empty() ? 0 : ranks.front().world_size; }
+  /// The latest instant that any of the traces knows of; the present where a rank lives.
+  std::int64_t now_ns() const;
+};
+Result<JobTrace> read_job(const std::string& directory);
+
+/// The job's directory that is meant: `path` itself where it holds traces, else the latest job
+/// below it.
+Result<std::string> find_job(const std::string& path);
+/// The job below `base` that a process writes or wrote to; none that was last changed before
+/// `since_ns`.
+Result<std::string> find_job_of(const std::string& base, std::int64_t pid,
+                                std::int64_t since_ns = 0);
+/// The latest job below `base` whose launcher called it `name` (--rdzv-id), or that is called so in
+/// its traces.
+Result<std::string> find_job_called(const std::string& base, const std::string& name,
+                                    std::int64_t since_ns = 0);
+/// The jobs below `base` that a process is writing to, except `shown`, the latest first.
+std::vector<JobTrace> live_jobs_but(const std::string& base, const std::string& shown);
+
+std::int64_t wall_now_ns();
+
+}  // namespace muster::trace

@@ -1,0 +1,114 @@
+#include "core/transport/engine/engine_wait.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "core/transport/link/send_batch.h"
+#include "core/wait/spin_wait.h"
+
+namespace muster::transport {
+namespace {
+
+constexpr Duration kLongestSleep =
+    std::chrono::milliseconds(100);  // limit: guards against a lost wake-up
+
+// Pauses between two polls. Fewer for the thread that makes the passes, because input that arrives
+// during its pauses is seen later.
+constexpr int kPausesWhileOtherPolls = 8;  // limit: of one lock
+constexpr int kPausesBetweenPasses = 2;    // limit: of one lock
+
+}  // namespace
+
+/// Counts the polling threads, so that the watcher does not touch the links.
+class EngineWait::Poller {
+ public:
+  explicit Poller(EngineWait& wait) : wait_(wait) { enter(); }
+  ~Poller() {
+    if (!active_) return;
+    leave();
+    // Sleepers rely on the watcher from here on.
+    if (wait_.sleepers_.load() > 0) wait_.loop_.rearm_watcher();
+  }
+  void enter() {
+    wait_.loop_.enter_poller();
+    active_ = true;
+  }
+  void leave() {
+    wait_.loop_.leave_poller();
+    active_ = false;
+  }
+
+ private:
+  EngineWait& wait_;
+  bool active_ = false;
+};
+
+bool EngineWait::wait(const std::function<bool()>& done, TimePoint deadline) {
+  take_progress();  // discard progress noted during an earlier wait
+  if (done()) return true;
+  if (engine_.forked()) return false;
+  const SendBatch::Suspension batches;
+  Poller poller(*this);
+  SpinWait spin(SpinBudget::before_sleep(engine_.topology));
+  for (;;) {
+    TimePoint now;
+    const PassLoop::Looked looked = loop_.look(false, now);
+    if (done()) return true;
+    if (now >= deadline) return false;
+    if (take_progress() || looked == PassLoop::Looked::moved) {
+      spin.restart();
+      continue;
+    }
+    if (engine_.options.idle) {
+      engine_.options.idle(std::min(deadline, loop_.next_wake()));
+      continue;
+    }
+    const int pauses =
+        looked == PassLoop::Looked::busy ? kPausesWhileOtherPolls : kPausesBetweenPasses;
+    if (spin.pause([now] { return now; }, pauses)) continue;
+    poller.leave();
+    const Slept slept = sleep_until_news(std::min(deadline, now + kLongestSleep), done);
+    poller.enter();
+    if (slept == Slept::done) return true;
+    // A spurious wake-up: poll once, then sleep again.
+    slept == Slept::progress ? spin.restart() : spin.finish();
+  }
+}
+
+bool EngineWait::spin_for_peer(int rank) const {
+  const int position =
+      engine_.topology.dedicated() && engine_.region != nullptr && !engine_.forked()
+          ? engine_.region_position[static_cast<std::size_t>(rank)]
+          : -1;
+  if (position < 0) return false;
+  SpinWait spin(SpinBudget::for_peers(engine_.topology));
+  do {
+    if (engine_.region->holds_bytes_from(position)) return true;
+  } while (spin.pause([this] { return engine_.now(); }));
+  return false;
+}
+
+/// Announces the sleeper, makes one more pass, then sleeps, so that no wake-up is lost.
+EngineWait::Slept EngineWait::sleep_until_news(TimePoint until, const std::function<bool()>& done) {
+  shm::Mailbox& mailbox = engine_.mailbox();
+  sleepers_.fetch_add(1);
+  const std::uint32_t ticket = mailbox.prepare_sleep();
+  const bool moved = loop_.poll(true);
+  bool finished = done();
+  bool progress = take_progress();
+  if (moved || finished || progress) {
+    mailbox.cancel_sleep();
+  } else {
+    loop_.rearm_watcher();
+    mailbox.sleep(ticket, until - engine_.now());
+    // The waker has usually published everything awaited, in memory or through a pass of the
+    // watcher. Check that before making a pass here.
+    finished = done();
+    progress = take_progress();
+  }
+  sleepers_.fetch_sub(1);
+  return finished ? Slept::done : progress ? Slept::progress : Slept::nothing;
+}
+
+}  // namespace muster::transport

@@ -1,0 +1,78 @@
+/// Decides which ranks have died, which have left, and which rank is at fault. Private to
+/// `transport/`; under the engine's lock. The rules are in docs/internals/failure.md.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/transport/channel/channel_table.h"
+#include "core/transport/failure/failure_news.h"
+
+namespace muster::transport {
+
+class FailureDetector final : public FailureEvents {
+ public:
+  FailureDetector(EngineContext& engine, Links& links, ChannelTable& channels)
+      : engine_(engine), links_(links), channels_(channels), news_(engine, links) {}
+
+  // FailureEvents.
+  void on_needed(int rank) override;
+  void on_channel_failure(std::uint32_t channel, const Status& cause) override;
+  void on_stream_end(Link& link, const Status& why) override;
+  void on_stream_begin(Link& link) override { news_.tell_earlier(link); }
+
+  // What the connector reports.
+  void on_connect_failed(int peer, const Status& cause);
+  void on_death(int peer, Status evidence);
+
+  // What peers say.
+  void on_close(Link& link, bool unclosed);
+  void fail_channel(ChannelState& channel, const Status& cause, int source);
+  void on_told_rank_failure(int source, int rank, const Status& cause, RankNews news);
+
+  /// `rank` is lost: every channel that has it as a member fails, and every rank is told.
+  void declare_dead(int rank, const Status& evidence);
+  /// `rank` has stated that it left. The reason, perhaps a failure unknown to this rank, may still
+  /// arrive.
+  void suspect_left(int rank);
+  /// This rank itself has failed: its channels fail, and every rank is told why.
+  void fail_this_rank(const std::string& why, const std::vector<int>& earlier);
+  /// This rank ends without closing its groups: those that need it learn what had gone wrong in it.
+  void tell_trouble(const std::string& trouble);
+  /// A channel that was not open had failed: now its members are known.
+  void spread_channel_failure(const ChannelState& channel, const Status& cause) {
+    news_.spread_channel_failure(channel.id(), channel.members(), cause, -1);
+  }
+
+  void judge_suspects(TimePoint now);
+  /// Marks a failure as too old to explain a later one: this rank did not give up because of it.
+  void forget_old_cause(TimePoint now);
+
+ private:
+  struct Suspect {
+    TimePoint judge_at;
+    Status evidence;
+  };
+
+  void leave(int rank);
+  void blame(int rank, const Status& evidence);
+  void suspect(int rank, Duration hold, Status evidence);
+  void on_own_word(int source, int rank, const Status& cause);
+  void end_failed_rank(int rank);
+  void end_stream(int rank, const Status& cause);
+  void note_cause(const Status& cause);
+  std::optional<Status> explanation(int rank) const;
+
+  EngineContext& engine_;
+  Links& links_;
+  ChannelTable& channels_;
+  FailureNews news_;
+  std::map<int, Suspect> suspects_;
+  std::map<int, std::string> troubles_;  // of ranks that end without closing their groups
+  Status cause_;                         // the latest failure heard of
+  TimePoint cause_at_ = TimePoint::min();
+};
+
+}  // namespace muster::transport

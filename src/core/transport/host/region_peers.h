@@ -1,0 +1,50 @@
+/// The ranks of this host that share its region, after they have met: streams to them through
+/// shared memory, and what they say of themselves. Private to `transport/`.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "core/shm/region_memory.h"
+#include "core/shm/shared_mapping.h"
+#include "core/transport/connect/connector.h"
+#include "core/transport/host/local_arenas.h"
+#include "core/transport/peer_book.h"
+
+namespace muster::transport {
+
+class RegionPeers {
+ public:
+  /// `places`: of every rank in the region, or -1. `book` must outlive this.
+  static Result<std::unique_ptr<RegionPeers>> open(std::shared_ptr<shm::SharedMapping> mapping,
+                                                   const shm::RegionShape& shape,
+                                                   const PeerBook& book, std::vector<int> places,
+                                                   std::shared_ptr<LocalArenas> arenas);
+
+  shm::HostRegion& region() const { return *region_; }
+  int place_of(int rank) const { return places_[static_cast<std::size_t>(rank)]; }
+
+  /// The next poll links the rank at this place.
+  void ask_for(int place) { asked_.push_back(place); }
+  bool has_asked() const { return !asked_.empty(); }
+  /// Reports new streams to `events`: loads only, as long as there is no news.
+  bool poll(ConnectorEvents& events);
+  /// Calls `left(rank)` for each rank but this one that says that it has left.
+  void look_for_leavers(const std::function<void(int rank)>& left);
+
+ private:
+  RegionPeers(const PeerBook& book, std::vector<int> places)
+      : book_(book), places_(std::move(places)) {}
+  void link(int place, ConnectorEvents& events);
+
+  const PeerBook& book_;
+  const std::vector<int> places_;
+  std::unique_ptr<shm::HostRegion> region_;
+  std::vector<bool> linked_;  // by place
+  std::vector<int> asked_;    // places
+  std::uint32_t doorbell_seen_ = 0;
+};
+
+}  // namespace muster::transport

@@ -1,0 +1,97 @@
+/// One peer of the job: the stream to it, its protocol and the messages under way. Private to
+/// `transport/`; under the engine's lock.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "core/base/time/own_pauses.h"
+#include "core/transport/byte_stream.h"
+#include "core/transport/engine/engine_context.h"
+#include "core/transport/link/link_messages.h"
+#include "core/transport/link/link_protocol.h"
+#include "muster/clock.h"
+
+namespace muster::transport {
+
+struct LinkFlags {
+  bool connecting = false;       ///< a stream was asked for
+  bool in_service = false;       ///< its protocol stands on the stack
+  bool stuck = false;            ///< the stream took less than it was offered
+  bool polled_for_room = false;  ///< epoll says when the stream takes more
+  bool dirty = false;            ///< in the writer's list of links with something to write
+  bool batched = false;          ///< in the writer's list of links with batched messages
+};
+
+struct LinkTimes {
+  TimePoint heard{};         ///< bytes
+  TimePoint last_message{};  ///< a message or a part of one
+  TimePoint asked{};         ///< of the oldest ping without an answer; zero: none
+};
+
+/// What is known of a peer's silence.
+struct PeerSilence {
+  bool suspected = false;  ///< the log and the trace have been told
+  int stops = 0;           ///< consecutive looks at which the kernel called its process stopped
+  OwnPauses pauses;        ///< that have moved `LinkTimes::asked`
+};
+
+/// The state of the orderly close.
+struct LinkClose {
+  bool received = false;      ///< the peer's close frame
+  bool unclosed = false;      ///< the peer had not closed its groups
+  bool acknowledged = false;  ///< the peer has answered ours
+};
+
+class Link final {
+ public:
+  /// Makes what the link's protocol reports to.
+  using MakeEvents = std::function<std::unique_ptr<LinkEvents>(Link&)>;
+
+  Link(int peer, EngineContext& engine, const MakeEvents& make_events)
+      : engine_(engine), peer_(peer), events_(make_events(*this)), protocol(*events_) {}
+
+  int peer() const { return peer_; }
+  bool up() const { return stream != nullptr; }
+  bool has_descriptor() const { return up() && stream->descriptor() >= 0; }
+  /// Whether its stream is established or being established.
+  bool up_or_connecting() const { return up() || flags.connecting; }
+  bool busy() const { return !messages.empty() || has_output(); }
+  /// Whether something waits to be written, in the protocol or in the stream.
+  bool has_output() const { return protocol.out.has_output() || (up() && stream->has_unsent()); }
+
+  /// Reads and writes without blocking, up to a limit per pass. True if anything moved.
+  bool read_some();
+  bool write_some();
+  /// Writes a frame directly to the stream if nothing else waits to be written. Returns how many
+  /// bytes were written: none, a part (the rest goes to the protocol, `push_begun`) or all.
+  std::size_t write_inline(const FrameHeader& header, ConstBytes payload);
+  /// Receives the next message of the stream into `data` if its header equals `expected` and all of
+  /// it has arrived; otherwise changes nothing.
+  TryReceive try_receive(const FrameHeader& expected, MutableBytes data);
+  /// Drops what still arrives for `receive`.
+  void abandon(const TransferState& receive) {
+    if (messages.forget_receive(receive)) protocol.in.drain_payload();
+  }
+
+ private:
+  bool header_alone() const;
+
+  EngineContext& engine_;
+  const int peer_;
+  const std::unique_ptr<LinkEvents> events_;
+
+ public:
+  LinkProtocol protocol;
+  std::unique_ptr<ByteStream> stream;
+  LinkMessages messages;
+  LinkFlags flags;
+  LinkTimes times;
+  PeerSilence silence;
+  LinkClose close;
+  Status ended;          ///< why the stream is no more
+  Status write_failure;  ///< writing has failed; remaining input is read first
+};
+
+}  // namespace muster::transport

@@ -1,0 +1,92 @@
+/// Streams over sockets: listens for peers, connects to them, and settles crossing connections.
+///
+/// If two ranks connect to each other at the same time, the lower rank's connection wins: the lower
+/// rank refuses the other while its own is in progress, and the higher rank waits for it. A second
+/// stream from a rank that is linked is turned away too. Greetings carry rank, world size and the
+/// nonce that the rank has published, so that a process left over from an earlier run with the same
+/// secret is not taken for a rank of this one.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/net/socket_address.h"
+#include "core/security/clear_answers.h"
+#include "core/security/handshake.h"
+#include "core/security/secret.h"
+#include "core/transport/connect/acceptor.h"
+#include "core/transport/connect/connector.h"
+#include "core/transport/connect/pending_connection.h"
+#include "muster/clock.h"
+
+namespace muster::transport {
+
+/// Not thread-safe.
+class SocketLinks {
+ public:
+  struct LinkPeer {
+    std::string name;  ///< for messages
+    std::vector<SocketAddress> addresses;
+    std::uint64_t nonce = 0;
+  };
+
+  /// `hello`: this rank's, with its nonce as the note.
+  SocketLinks(Handshake::Hello hello, Secret secret);
+
+  /// Listens on each address (their ports: free ones). `pinned`: connections leave from these
+  /// addresses too.
+  Status listen(const std::vector<SocketAddress>& addresses, bool pinned);
+  /// What is listened on, with ports.
+  const std::vector<SocketAddress>& addresses() const { return addresses_; }
+
+  /// All ranks of the job. `poll` may be called from now on and reports to `events`.
+  void settle(std::vector<LinkPeer> book, ConnectorEvents& events);
+  void connect(int peer, TimePoint deadline);
+  /// The peer has ended: an attempt under way towards it fails with `cause`.
+  void give_up(int peer, const Status& cause);
+  bool poll(TimePoint now);
+  int descriptor() const { return epoll_.get(); }
+  TimePoint next_timer() const;
+  /// As of Acceptor.
+  std::uint64_t refusals() const { return acceptor_.refusals(); }
+
+ private:
+  struct Attempt {
+    TimePoint deadline;
+    TimePoint retry_at{};
+    std::size_t tries = 0;
+    std::size_t refusals = 0;  // consecutive refused connects
+    ClearAnswers clear{};
+    bool awaits_peer = false;  // a crossing was lost: the peer's own connection is on its way
+    std::unique_ptr<PendingConnection> connection;
+    SocketAddress address;
+    Status last;
+  };
+  using Attempts = std::map<int, Attempt>;
+
+  bool welcomes(const Handshake::Peer& peer) const;
+  void start(int peer, Attempt& attempt, TimePoint now);
+  Descriptor open_towards(Attempt& attempt, std::size_t index);
+  void advance(int peer, TimePoint now);
+  void finish(int peer, Attempt& attempt);
+  void on_failure(int peer, Attempt& attempt, TimePoint now);
+  void retry(Attempt& attempt, TimePoint now);
+  void fail(int peer, Status cause);
+  void establish(AuthenticatedSocket with);
+  const LinkPeer& peer(int rank) const { return book_[static_cast<std::size_t>(rank)]; }
+
+  Handshake::Hello hello_;
+  Secret secret_;
+  GuardedDescriptor epoll_;
+  Acceptor acceptor_;
+  std::vector<SocketAddress> addresses_;
+  bool pinned_ = false;
+  std::vector<LinkPeer> book_;
+  std::vector<bool> linked_;
+  Attempts attempts_;
+  ConnectorEvents* events_ = nullptr;
+};
+
+}  // namespace muster::transport

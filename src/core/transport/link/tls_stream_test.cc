@@ -1,0 +1,200 @@
+#include "core/transport/link/tls_stream.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "testing/seed.h"
+
+namespace muster::transport {
+namespace {
+
+using Payloads = Handshake::Payloads;
+
+/// Both directions of a wire that takes so much and no more.
+struct TestWire {
+  std::array<std::string, 2> bytes;
+  std::size_t room = SIZE_MAX;
+  bool ended = false;
+};
+
+class TestWireStream final : public ByteStream {
+ public:
+  TestWireStream(std::shared_ptr<TestWire> wire, std::size_t side)
+      : wire_(std::move(wire)), side_(side) {}
+  Result<std::size_t> write(std::span<const ConstBytes> pieces) override {
+    std::size_t total = 0;
+    for (const ConstBytes piece : pieces) {
+      const std::size_t take = std::min(piece.size(), wire_->room);
+      wire_->bytes[side_].append(as_text(piece.first(take)));
+      wire_->room -= take;
+      total += take;
+    }
+    return total;
+  }
+  Result<std::size_t> read(std::span<const MutableBytes> pieces) override {
+    std::string& from = wire_->bytes[1 - side_];
+    if (from.empty() && wire_->ended) return Status(Code::closed, "end of stream");
+    std::size_t total = 0;
+    for (const MutableBytes piece : pieces) {
+      const std::size_t take = std::min(piece.size(), from.size());
+      std::copy_n(as_bytes(from).begin(), take, piece.begin());
+      from.erase(0, take);
+      total += take;
+    }
+    return total;
+  }
+  int descriptor() const override { return -1; }
+  const char* kind() const override { return "wire"; }
+
+ private:
+  const std::shared_ptr<TestWire> wire_;
+  const std::size_t side_;
+};
+
+class TlsStreams : public ::testing::TestWithParam<Payloads> {
+ protected:
+  TlsStreams() {
+    const Secret secret = Secret::given("the secret of the tests of streams");
+    const auto session = [&](TlsSession::Side side, std::int32_t rank) {
+      Handshake::Hello hello{.role = Handshake::Role::link, .rank = rank};
+      hello.payloads = GetParam();
+      return TlsSession(side, hello, secret);
+    };
+    TlsSession connector = session(TlsSession::Side::connector, 0),
+               acceptor = session(TlsSession::Side::acceptor, 1);
+    while (!connector.done() || !acceptor.done()) {
+      acceptor.feed(as_bytes(connector.take_output()));
+      connector.feed(as_bytes(acceptor.take_output()));
+    }
+    streams = {make_tls_stream(std::make_unique<TestWireStream>(wire, 0), std::move(connector)),
+               make_tls_stream(std::make_unique<TestWireStream>(wire, 1), std::move(acceptor))};
+  }
+  Result<std::size_t> write(std::string_view text) {
+    const ConstBytes piece = as_bytes(text);
+    return streams[0]->write({&piece, 1});
+  }
+  Result<std::string> read(std::size_t most) {
+    std::string text(most, '\0');
+    const MutableBytes piece = std::as_writable_bytes(std::span(text));
+    const auto got = streams[1]->read({&piece, 1});
+    if (!got) return got.status();
+    text.resize(*got);
+    return text;
+  }
+
+  std::shared_ptr<TestWire> wire = std::make_shared<TestWire>();
+  std::array<std::unique_ptr<ByteStream>, 2> streams;
+};
+INSTANTIATE_TEST_SUITE_P(Payloads, TlsStreams,
+                         ::testing::Values(Payloads::encrypted, Payloads::authenticated,
+                                           Payloads::plain));
+
+TEST_P(TlsStreams, BytesArriveWholeHoweverLittleRoomThereIs) {
+  std::mt19937_64 random(testing::test_seed());
+  std::string sent(1'000'003, '\0'), got;
+  for (char& each : sent) each = static_cast<char>(random());
+  std::size_t taken = 0;
+  while (got.size() < sent.size()) {
+    wire->room = random() % 50'000;
+    // Pieces of any size, more of them than a stream looks at in one call.
+    std::vector<ConstBytes> pieces;
+    for (std::size_t at = taken; at < sent.size() && pieces.size() < 100;) {
+      const std::size_t bytes = std::min<std::size_t>(sent.size() - at, random() % 9'000);
+      pieces.push_back(as_bytes(std::string_view(sent).substr(at, bytes)));
+      at += bytes;
+    }
+    const auto took = streams[0]->write(pieces);
+    ASSERT_TRUE(took.ok()) << took.status().message();
+    taken += *took;
+    ASSERT_LT(taken, got.size() + 600'000) << "it keeps what the wire does not take";
+    const auto some = read(1 + random() % 100'000);
+    ASSERT_TRUE(some.ok()) << some.status().message();
+    got += *some;
+  }
+  EXPECT_EQ(got, sent);
+  EXPECT_FALSE(streams[0]->has_unsent());
+}
+
+// What it took and could not send leaves with the next write, of nothing if need be.
+TEST_P(TlsStreams, TellsWhatIsNotSent) {
+  wire->room = 10;
+  ASSERT_EQ(write("hello").value(), 5U);
+  EXPECT_TRUE(streams[0]->has_unsent());
+  EXPECT_EQ(write("and more").value(), 0U);
+  EXPECT_EQ(read(100).value(), "");
+  wire->room = SIZE_MAX;
+  EXPECT_EQ(streams[0]->write({}).value(), 0U);
+  EXPECT_FALSE(streams[0]->has_unsent());
+  EXPECT_EQ(read(100).value(), "hello");
+}
+
+// Whoever reads less than has come is told, since the wire has nothing more to tell.
+TEST_P(TlsStreams, TellsWhatItHolds) {
+  ASSERT_EQ(write(std::string(9'000, 'x')).value(), 9'000U);
+  EXPECT_FALSE(streams[1]->holds_more());  // still on the wire
+  EXPECT_EQ(read(1).value(), "x");
+  EXPECT_TRUE(streams[1]->holds_more());
+  EXPECT_EQ(read(8'999).value().size(), 8'999U);
+  EXPECT_FALSE(streams[1]->holds_more());
+}
+
+TEST_P(TlsStreams, EndsBehindTheLastByte) {
+  ASSERT_TRUE(write("last words").ok());
+  wire->ended = true;
+  EXPECT_EQ(read(100).value(), "last words");
+  EXPECT_EQ(read(100).status().code(), Code::closed);
+}
+
+TEST_P(TlsStreams, WhatWasChangedIsRefusedForGood) {
+  ASSERT_TRUE(write("first").ok());
+  const std::size_t at = wire->bytes[0].size();
+  ASSERT_TRUE(write("second").ok());
+  wire->bytes[0][at + 10] ^= 1;
+  EXPECT_EQ(read(100).value(), "first");
+  EXPECT_TRUE(streams[1]->holds_more());  // the failure, which is to be told
+  for (int again = 0; again < 2; ++again) {
+    const Status status = read(100).status();
+    EXPECT_EQ(status.code(), Code::refused);
+    EXPECT_NE(status.message().find("tampers"), std::string::npos) << status.message();
+    EXPECT_EQ(status.ranks(), std::vector<int>{0});
+  }
+}
+
+// What is left readable, and what is not.
+TEST_P(TlsStreams, PayloadsAloneAreLeftReadable) {
+  ASSERT_TRUE(write("names and numbers").ok());
+  EXPECT_EQ(wire->bytes[0].find("names"), std::string::npos);
+  ASSERT_TRUE(write(std::string(8'000, 'w')).ok());
+  const bool readable = wire->bytes[0].find("wwwwwwww") != std::string::npos;
+  EXPECT_EQ(readable, GetParam() != Payloads::encrypted);
+  if (!readable) return;
+  wire->bytes[0][wire->bytes[0].find("wwww") + 2] = 'v';
+  std::string got = read(17).value();
+  if (const auto rest = read(8'000); rest.ok()) got += *rest;
+  EXPECT_EQ(got.find('v') != std::string::npos, GetParam() == Payloads::plain);
+}
+
+// Bytes of a payload cannot become, or push away, what is not payload.
+TEST_P(TlsStreams, ThePlaceOfAPayloadIsAlwaysProtected) {
+  ASSERT_TRUE(write(std::string(8'000, 'w')).ok());
+  const std::size_t middle = wire->bytes[0].size() / 2;
+  ASSERT_TRUE(write("behind it" + std::string(3'000, '.')).ok());
+  wire->bytes[0].erase(middle, 100);
+  std::string got;
+  for (int i = 0; i < 4; ++i) {
+    const auto some = read(10'000);
+    if (!some.ok()) break;
+    got += *some;
+  }
+  EXPECT_EQ(got.find("behind"), std::string::npos);
+  EXPECT_FALSE(read(1).ok());
+}
+
+}  // namespace
+}  // namespace muster::transport

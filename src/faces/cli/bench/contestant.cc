@@ -1,0 +1,141 @@
+#include "faces/cli/bench/contestant.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "core/net/socket_address.h"
+#include "jobs/launch/workers/process.h"
+#include "jobs/launch/workers/worker.h"
+#include "jobs/launch/workers/worker_environment.h"
+#include "muster/clock.h"
+
+namespace muster::cli::bench {
+namespace {
+
+constexpr Duration kFarewell = std::chrono::seconds(10);
+
+/// A named pipe, open at both ends here, so that neither side waits for the other to open it.
+Result<Descriptor> make_pipe(const std::string& path) {
+  if (::mkfifo(path.c_str(), 0600) != 0)
+    return Status(Code::exhausted, "cannot make the pipe " + path + ": " + errno_text(errno));
+  Descriptor both(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!both)
+    return Status(Code::exhausted, "cannot open the pipe " + path + ": " + errno_text(errno));
+  return both;
+}
+
+bool wait_for(int descriptor, Duration limit) {
+  pollfd waiting{descriptor, POLLIN, 0};
+  const auto milliseconds = std::chrono::duration_cast<std::chrono::milliseconds>(limit).count();
+  return ::poll(&waiting, 1, static_cast<int>(milliseconds)) == 1;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Contestant>> Contestant::start(const StartPlan& plan, int ranks,
+                                                      const std::string& folder) {
+  std::unique_ptr<Contestant> made(new Contestant);
+  made->library_ = plan.library;
+  made->folder_ = folder;
+  auto back = make_pipe(folder + "/back");
+  if (!back) return back.status();
+  made->back_ = std::move(*back);
+  for (int rank = 0; rank < ranks; ++rank) {
+    auto order = make_pipe(folder + "/to-" + std::to_string(rank));
+    if (!order) return order.status();
+    made->orders_.push_back(std::move(*order));
+  }
+  const Descriptor log(
+      ::open((folder + "/log").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  auto file = launch::find_program(plan.command.front());
+  if (!file) return file.status();
+  launch::WorkerCommand command;
+  command.file = *file;
+  command.arguments = plan.command;
+  launch::Environment environment = launch::inherited_environment();
+  for (const auto& [name, value] : plan.environment) environment[name] = value;
+  command.environment = launch::flatten(environment);
+  command.out = command.err = log.get();
+  command.quiet_input = true;
+  sigset_t none;
+  ::sigemptyset(&none);
+  int exit_code = 0;
+  auto started = launch::start_worker(command, none, &exit_code);
+  if (!started) return started.status();
+  made->pid_ = started->pid;
+  made->pidfd_ = std::move(started->pidfd);
+  return made;
+}
+
+Contestant::~Contestant() {
+  if (pid_ <= 0) return;
+  for (const Descriptor& order : orders_) {
+    [[maybe_unused]] const ssize_t told = ::write(order.get(), "quit\n", 5);
+  }
+  if (failed_ || !wait_for(pidfd_.get(), kFarewell)) ::killpg(pid_, SIGTERM);
+  if (!wait_for(pidfd_.get(), kFarewell)) ::killpg(pid_, SIGKILL);
+  wait_for(pidfd_.get(), kFarewell);
+  ::killpg(pid_, SIGKILL);  // what its launcher left behind
+  static_cast<void>(launch::reap(pid_));
+}
+
+std::string Contestant::last_words() const {
+  std::ifstream log(folder_ + "/log");
+  std::ostringstream all;
+  all << log.rdbuf();
+  std::string text = all.str();
+  constexpr std::size_t kTail = 1500;
+  if (text.size() > kTail) text = "..." + text.substr(text.size() - kTail);
+  return text.empty() ? "it said nothing" : "it said:\n" + text;
+}
+
+CellResult Contestant::play(const Cell& cell) {
+  if (failed_) return {{}, "its ranks have ended", false};
+  const std::string line = encode(cell);
+  for (const Descriptor& order : orders_) {
+    if (::write(order.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size()))
+      failed_ = true;
+  }
+  // The first cell waits for the ranks to start too.
+  const TimePoint deadline =
+      deadline_after(steady_clock(), std::chrono::seconds(90) +
+                                         std::chrono::seconds(static_cast<int>(60 * cell.seconds)));
+  while (!failed_) {
+    if (const std::size_t end = unread_.find('\n'); end != std::string::npos) {
+      const std::string answer = unread_.substr(0, end);
+      unread_.erase(0, end + 1);
+      CellResult decoded = decode_answer(answer);
+      if (!decoded.figures && !decoded.skipped) failed_ = true;
+      return decoded;
+    }
+    pollfd waiting[2] = {{back_.get(), POLLIN, 0}, {pidfd_.get(), POLLIN, 0}};
+    const Duration left = deadline - steady_clock().now();
+    if (left <= Duration::zero()) {
+      failed_ = true;
+      return {{}, library_ + " did not answer in time; " + last_words(), false};
+    }
+    if (::poll(waiting, 2,
+               static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count())) < 0 &&
+        errno != EINTR)
+      break;
+    if (waiting[0].revents != 0) {
+      char bytes[4096];
+      const ssize_t n = ::read(back_.get(), bytes, sizeof bytes);
+      if (n > 0) unread_.append(bytes, static_cast<std::size_t>(n));
+    } else if (waiting[1].revents != 0) {
+      failed_ = true;
+      return {{}, "the ranks of " + library_ + " have ended; " + last_words(), false};
+    }
+  }
+  failed_ = true;
+  return {{}, "the ranks of " + library_ + " cannot be reached", false};
+}
+
+}  // namespace muster::cli::bench

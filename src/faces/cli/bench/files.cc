@@ -1,0 +1,103 @@
+#include "faces/cli/bench/files.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include "core/base/env.h"
+#include "core/base/errno_text.h"
+#include "core/security/trusted_place.h"
+#include "jobs/launch/node/host.h"
+#include "jobs/launch/workers/python.h"
+
+namespace muster::cli::bench {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path own_folder() { return fs::path(launch::own_program()).parent_path(); }
+
+/// For a shell, which takes it as one word whatever it holds.
+std::string quoted(const std::string& word) {
+  const auto plain = [](unsigned char letter) {
+    return std::isalnum(letter) != 0 || std::strchr("_-+./:,=@", letter) != nullptr;
+  };
+  if (!word.empty() && std::ranges::all_of(word, plain)) return word;
+  std::string text = "'";
+  for (const char letter : word)
+    text += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
+  return text + "'";
+}
+
+bool has_torch(const std::string& python) {
+  const std::string look =
+      "import importlib.util, sys; sys.exit(importlib.util.find_spec(\"torch\") is None)";
+  return run_program({python, "-c", look}, Complaints::kept).ok();
+}
+
+}  // namespace
+
+std::string program_beside(const std::string& name) { return (own_folder() / name).string(); }
+
+Result<std::string> bench_file(const std::string& name) {
+  std::vector<fs::path> folders;
+  if (const auto given = env_text("MUSTER_BENCH_DIR")) folders.emplace_back(*given);
+  const fs::path own = own_folder().parent_path() / "share/muster/bench";
+  if (is_trusted_place((own / name).string())) folders.push_back(own);
+  for (const fs::path& folder : folders) {
+    std::error_code error;
+    if (fs::exists(folder / name, error)) return (folder / name).string();
+  }
+  return Status(
+      Code::invalid_argument,
+      name + " is not in " + own.string() +
+          "; say in MUSTER_BENCH_DIR where it is (it stands in bench/ of muster's sources)");
+}
+
+Result<std::string> find_python(const std::string& given) {
+  const std::string said = given.empty() ? env_text("MUSTER_PYTHON").value_or("") : given;
+  std::vector<launch::PythonPlace> places{{"as said", said}};
+  if (said.empty())
+    places = launch::python_places(launch::inherited_environment(), launch::own_program());
+  std::string tried;
+  for (const auto& [place, python] : places) {
+    if (python.empty()) continue;
+    if (has_torch(python)) return python;
+    tried += (tried.empty() ? "" : ", ") + python;
+  }
+  return Status(Code::invalid_argument,
+                "no Python with torch was found (tried " + tried +
+                    "); pip install torch, or say in MUSTER_PYTHON which Python has it");
+}
+
+std::vector<std::pair<std::string, std::string>> variables_to_import_muster(
+    const std::string& package) {
+  const fs::path folder =
+      package.empty() ? own_folder().parent_path() / "python" : fs::path(package);
+  if (package.empty() && !is_trusted_place((folder / "muster").string())) return {};
+  const auto others = env_text("PYTHONPATH");
+  return {{"PYTHONPATH", folder.string() + (others ? ":" + *others : "")}};
+}
+
+Result<std::string> run_program(const std::vector<std::string>& words, Complaints complaints,
+                                const std::vector<std::pair<std::string, std::string>>& variables) {
+  std::string command = variables.empty() ? "" : "env ";
+  for (const auto& [name, value] : variables) command += quoted(name + "=" + value) + " ";
+  for (const std::string& word : words) command += quoted(word) + " ";
+  FILE* pipe = ::popen((command + (complaints == Complaints::kept ? "2>&1" : "")).c_str(), "re");
+  if (pipe == nullptr)
+    return Status(Code::exhausted, "cannot run " + command + ": " + errno_text(errno));
+  std::string said;
+  char bytes[4096];
+  while (const std::size_t n = std::fread(bytes, 1, sizeof bytes, pipe)) said.append(bytes, n);
+  if (::pclose(pipe) != 0)
+    return Status(Code::invalid_argument, command + "failed" + (said.empty() ? "" : ": " + said));
+  return said;
+}
+
+}  // namespace muster::cli::bench

@@ -1,0 +1,493 @@
+#include "faces/cli/run_arguments.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <set>
+
+#include "core/base/env.h"
+#include "jobs/launch/node/scheduled_node.h"
+
+namespace muster::cli {
+namespace {
+
+using launch::RunOptions;
+
+/// Keys of torchrun's --rdzv-conf that ask for what muster does anyway: the launcher that can
+/// listen at the endpoint serves (is_host), the store is a TCP store (store_type) with the
+/// launcher's limits (read_timeout), nothing is polled (heartbeat_timeout, close_timeout), and a
+/// node's number is --node-rank (rank).
+const std::set<std::string> kWithoutMeaning = {"is_host",           "store_type",    "read_timeout",
+                                               "heartbeat_timeout", "close_timeout", "rank"};
+
+// Text as it stood on the command line, before it is understood.
+struct Words {
+  std::string nodes = "1", workers = "1", node_rank, master_addr, master_port, run_id, backend,
+              endpoint, configuration, local_addr, line_prefix, stop_signals, event_handler, events;
+  std::string elastic, spares = "0", preempt_grace = "30", repair_timeout = "0";
+  std::string restarts = "0", shutdown_timeout, join_timeout = "600", monitor_interval;
+  std::string log_dir, redirects = "0", tee = "0", shown_ranks, role = "default", spelling = "dash",
+                       start_method;
+  bool standalone = false, module = false, no_python = false, run_path = false, use_env = false,
+       no_agent_store = false, replace_gloo = false;
+};
+
+/// Options of torchrun that muster does not have, and why.
+const std::map<std::string, std::string> kRefused = {
+    {"--duplicate-stdout-filters", "write the logs with --tee 1 and filter the files"},
+    {"--duplicate-stderr-filters", "write the logs with --tee 2 and filter the files"},
+    {"--logs-specs", "it names a class of a Python launcher; see --log-dir, --redirects and --tee"},
+    {"--numa-binding", "bind the workers by numactl or taskset in the command, or by the program"},
+    {"--virtual-local-rank", "let the program choose its device by LOCAL_RANK"},
+    {"--print-completion", "the completion of the shell is not written by the launcher"},
+};
+
+/// What to say where the first word that was not understood is one of them.
+std::optional<std::string> refusal_of(const std::vector<std::string>& rest) {
+  if (rest.empty()) return std::nullopt;
+  std::string name = rest.front().substr(0, rest.front().find('='));
+  std::replace(name.begin(), name.end(), '_', '-');
+  const auto refused = kRefused.find(name);
+  if (refused == kRefused.end()) return std::nullopt;
+  return name + " of torchrun is not supported: " + refused->second;
+}
+
+// "--nproc-per-node,--nproc_per_node": both spellings of a name, or of several.
+std::string spellings(const std::string& names) {
+  std::string result;
+  std::istringstream parts(names);
+  for (std::string name; std::getline(parts, name, ',');) {
+    result += (result.empty() ? "" : ",") + name;
+    std::string other = name;
+    std::replace(other.begin() + std::min<std::ptrdiff_t>(2, std::ssize(other)), other.end(), '-',
+                 '_');
+    if (name.starts_with("--") && other != name) result += "," + other;
+  }
+  return result;
+}
+
+// Help without the second spellings and the variables, which the footer tells.
+class OneSpelling : public CLI::Formatter {
+ public:
+  std::string make_usage(const CLI::App* app, std::string) const override {
+    return "Usage: " + app->get_name() + " [options] program [arguments of the program...]\n";
+  }
+  std::string make_option_opts(const CLI::Option* option) const override {
+    return option->get_expected_min() > 0 ? " ..." : "";
+  }
+  std::string make_option_name(const CLI::Option* option, bool) const override {
+    std::string text;
+    for (const std::string& name : option->get_snames()) text += "-" + name + ",";
+    return text + "--" + option->get_lnames().front();
+  }
+};
+
+class Parser {
+ public:
+  explicit Parser(RunFlavour flavour);
+  ParsedRun parse(const std::vector<std::string>& arguments);
+
+ private:
+  CLI::Option* value(const std::string& names, std::string& word, const std::string& what);
+  CLI::Option* flag(const std::string& names, bool& word, const std::string& what) {
+    return app_.add_flag(spellings(names), word, what);
+  }
+  void add_job();
+  void add_watching();
+  void add_output();
+  void add_program();
+  Status understand(RunOptions& options) const;
+  Status understand_job(RunOptions& options) const;
+  Status understand_configuration(RunOptions& options) const;
+  Status understand_watching(RunOptions& options) const;
+  Status understand_output(RunOptions& options) const;
+
+  RunFlavour flavour_;
+  CLI::App app_;
+  Words words_;
+};
+
+CLI::Option* Parser::value(const std::string& names, std::string& word, const std::string& what) {
+  CLI::Option* option = app_.add_option(spellings(names), word, what)
+                            ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  // torchrun's variables: PET_NPROC_PER_NODE and so on.
+  std::string variable = "PET_" + option->get_lnames().front();
+  for (char& letter : variable)
+    letter =
+        letter == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
+  return option->envname(variable)->expected(1);
+}
+
+Parser::Parser(RunFlavour flavour) : flavour_(flavour) {
+  const bool run = flavour == RunFlavour::run;
+  app_.name(run ? "muster run" : "muster launch");
+  app_.description(run ? "Starts N copies of a program as the ranks of one job, watches them and "
+                         "ends them together."
+                       : "Like `muster run`, with torch.distributed.launch's options; passes "
+                         "--local-rank=N to the program unless --use-env.");
+  app_.formatter(std::make_shared<OneSpelling>());
+  app_.prefix_command();
+  add_job();
+  add_watching();
+  add_output();
+  add_program();
+  app_.footer(
+      "The program sees RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the rest in its "
+      "environment; see docs/user/launching.md.\n"
+      "Option names may be written with underscores. Every option with a value can also be set as "
+      "PET_<NAME> in the environment.\n"
+      "Exit code: 0 when all ranks succeed, else that of the rank that failed first (128 + N where "
+      "signal N ended it).");
+}
+
+void Parser::add_job() {
+  flag("--standalone", words_.standalone,
+       "One node, no address needed: the store takes a free port");
+  value(
+      "--nnodes,--nnode", words_.nodes,
+      "Number of nodes, N or MIN:MAX: with MIN the job begins or goes on, up to MAX may join while "
+      "it runs. Default 1");
+  if (const auto workers = env_text("PET_N_PROC_PER_NODE"))
+    words_.workers = *workers;  // as Kubeflow's PyTorchJob spells it
+  value("--nproc-per-node", words_.workers,
+        "Workers on this node: a number, cpu (one per core allowed to us), gpu (one per GPU) or "
+        "auto. Default 1");
+  value("--node-rank", words_.node_rank,
+        "Number of this node, 0 to nnodes - 1. Default 0 with one node, assigned by c10d");
+  value("--master-addr", words_.master_addr,
+        "Host name or address of node 0, where its launcher serves the job's store. Default " +
+            std::string(flavour_ == RunFlavour::run
+                            ? "with one node: this host's full name where it leads here"
+                            : "127.0.0.1"));
+  value("--master-port", words_.master_port,
+        "Port of the store. Default 29500 with several nodes, a free one with one node, as is 0");
+  if (flavour_ == RunFlavour::launch) return;
+  value("--rdzv-id", words_.run_id,
+        "Name of the job, the same on all nodes. Default: random with --standalone, else none");
+  value("--rdzv-backend", words_.backend,
+        "static (nodes are numbered by --node-rank), c10d, etcd or kubernetes (first come, first "
+        "numbered). Default static");
+  value(
+      "--rdzv-endpoint", words_.endpoint,
+      "HOST[:PORT] where the nodes meet; default port 29500 (static), 29400 (c10d). etcd: some or "
+      "all members, separated by commas; default port 2379. kubernetes: the API server, "
+      "https://HOST:PORT; default the pod's");
+  value("--rdzv-conf", words_.configuration,
+        "KEY=VALUE,...; in seconds join_timeout (600), last_call_timeout (30: for more than MIN "
+        "nodes, at the beginning), keep_alive_interval (5) times keep_alive_max_attempt (3): how "
+        "long a node may be silent (without them 2.5, or 20 if its loss ends the job), "
+        "blacklist_cooldown (60) after blacklist_after troubles of a host (0: never); majority=1: "
+        "go on only with more than half of the nodes");
+  value("--local-addr", words_.local_addr,
+        "Address of this node to listen at and to tell the others");
+}
+
+void Parser::add_watching() {
+  if (flavour_ == RunFlavour::run) {
+    value("--max-restarts", words_.restarts,
+          "After a failure start all workers of all nodes again, at most this often. Default 0");
+    value("--elastic", words_.elastic,
+          "restart: every epoch starts all workers anew; keep: workers stay, and only those that "
+          "ended are replaced (docs/user/elastic-keep.md). Default restart");
+    value("--spares", words_.spares,
+          "With --elastic keep, idle processes on this node that replace workers. Default 0");
+    value("--preempt-grace", words_.preempt_grace,
+          "With --elastic keep, seconds for the workers to leave after their next commit when this "
+          "launcher gets SIGTERM or SIGUSR1; 0: they get the signal at once. Default 30");
+    value("--repair-timeout", words_.repair_timeout,
+          "Seconds that a job of MIN to MAX nodes which has lost one waits for another before it "
+          "goes on with fewer. Default 0");
+    value("--monitor-interval", words_.monitor_interval,
+          "Seconds; accepted for torchrun's sake, a worker's end is seen at once");
+    value("--start-method", words_.start_method,
+          "spawn, fork or forkserver; accepted for torchrun's sake, programs are always executed");
+    value("--role", words_.role,
+          "Name of this node's kind of workers (ROLE_NAME, ROLE_RANK). Default \"default\"");
+    value("--signals-to-handle", words_.stop_signals,
+          "Signals that end the job, after they were passed on to the workers. Default "
+          "SIGTERM,SIGINT,SIGHUP,SIGQUIT; SIGUSR1 and SIGUSR2 are only passed on if they are not "
+          "here");
+    value(
+        "--event-log-handler", words_.event_handler,
+        "null, or console: what happens to the job as JSON lines on standard error. Default null");
+  }
+  value("--shutdown-timeout", words_.shutdown_timeout,
+        "Seconds between SIGTERM and SIGKILL when workers are to end. Default "
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30");
+  value("--join-timeout", words_.join_timeout, "Seconds to wait for all nodes. Default 600");
+  flag("--no-agent-store", words_.no_agent_store,
+       "Serve no store: rank 0 opens one at MASTER_PORT itself (programs of stock torch)");
+}
+
+void Parser::add_output() {
+  value("--events", words_.events,
+        "A file to which what happens to the job is added, as JSON lines");
+  value(
+      "--log-line-prefix-template", words_.line_prefix,
+      "What stands before each line on the console, with ${role_name}, ${local_rank}, ${rank} and "
+      "${hostname}. Default '[${rank}] '");
+  value("--log-dir", words_.log_dir,
+        "Directory of log files: DIR/<rdzv-id>/attempt_<n>/<local rank>/{stdout,stderr}.log. "
+        "Default: a new one in /tmp");
+  value("-r,--redirects", words_.redirects,
+        "Streams that go to log files only: 0 none, 1 stdout, 2 stderr, 3 both; or by local rank: "
+        "0:3,1:2. Default 0");
+  value("-t,--tee", words_.tee,
+        "Streams that go to log files and to the console; as --redirects. Default 0");
+  value("--local-ranks-filter", words_.shown_ranks,
+        "Local ranks whose output is shown, such as 0,1. Default all");
+}
+
+void Parser::add_program() {
+  flag("-m,--module", words_.module, "The program is a Python module, run by python -m");
+  flag("--replace-gloo", words_.replace_gloo,
+       "Run the Python program with muster as its backend gloo (also MUSTER_REPLACE_GLOO=1); see "
+       "docs/user/torch-backend.md");
+  flag("--no-python", words_.no_python, "Execute the program itself even if its name ends in .py");
+  flag("--run-path", words_.run_path, "Accepted for torchrun's sake")->group("");
+  if (flavour_ == RunFlavour::launch) {
+    flag("--use-env", words_.use_env, "Do not pass --local-rank; the program reads LOCAL_RANK");
+    value("--local-rank-spelling", words_.spelling,
+          "dash (--local-rank=N) or underscore (--local_rank=N). Default dash");
+  }
+}
+
+ParsedRun Parser::parse(const std::vector<std::string>& arguments) {
+  ParsedRun parsed;
+  parsed.options.command = app_.get_name();
+  const auto failed = [&](const std::string& message) {
+    parsed.finished = true;
+    parsed.exit_code = 2;
+    parsed.text = app_.get_name() + ": " + message + "\nSee " + app_.get_name() + " --help.\n";
+    return parsed;
+  };
+  // After a lone "--" everything is the program's; the library would drop that word wherever it
+  // stands.
+  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
+  try {
+    app_.parse(reversed);
+  } catch (const CLI::CallForHelp&) {
+    parsed.finished = true;
+    parsed.text = app_.help();
+    return parsed;
+  } catch (const CLI::ParseError& error) {
+    return failed(error.what());
+  }
+  auto rest = app_.remaining();
+  if (const auto refused = refusal_of(rest)) return failed(*refused);
+  if (!rest.empty() && rest.front() == "--") {
+    rest.erase(rest.begin());
+  } else if (!rest.empty() && rest.front().starts_with("-")) {
+    return failed("there is no option " + rest.front());
+  }
+  if (!rest.empty()) {
+    parsed.options.program = rest.front();
+    parsed.options.arguments.assign(rest.begin() + 1, rest.end());
+  }
+  if (const Status understood = understand(parsed.options); !understood)
+    return failed(understood.message());
+  return parsed;
+}
+
+std::optional<std::string> given(const std::string& word) {
+  return word.empty() ? std::nullopt : std::optional(word);
+}
+
+Result<Duration> seconds(const std::string& option, const std::string& word) {
+  char* end = nullptr;
+  const double value = std::strtod(word.c_str(), &end);
+  if (word.empty() || *end != '\0' || !(value >= 0) || value > 1e8) {
+    return Status(Code::invalid_argument,
+                  option + ": \"" + word + "\" is not a number of seconds from 0 to 100000000");
+  }
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(value));
+}
+
+Status Parser::understand_job(RunOptions& options) const {
+  options.standalone = words_.standalone;
+  auto nodes = launch::parse_nodes(words_.nodes);
+  if (!nodes) return nodes.status();
+  options.min_nodes = nodes->least;
+  options.nodes = nodes->most;
+  auto workers = launch::parse_workers(words_.workers);
+  if (!workers) return workers.status();
+  options.workers = *workers;
+  if (!words_.node_rank.empty()) {
+    auto rank = launch::parse_whole("--node-rank", words_.node_rank, 0, 1 << 20);
+    if (!rank) return rank.status();
+    options.node_rank = static_cast<int>(*rank);
+  }
+  if (!words_.master_port.empty()) {
+    auto port = launch::parse_whole("--master-port", words_.master_port, 0, 65535);
+    if (!port) return port.status();
+    options.master_port = static_cast<std::uint16_t>(*port);
+  }
+  if (words_.backend == "c10d") {
+    options.rendezvous = launch::RendezvousKind::assigned_ranks;
+  } else if (words_.backend == "etcd") {
+    options.rendezvous = launch::RendezvousKind::etcd;
+  } else if (words_.backend == "kubernetes") {
+    options.rendezvous = launch::RendezvousKind::kubernetes;
+  } else if (words_.backend == "etcd-v2") {
+    return Status(Code::unsupported,
+                  "--rdzv-backend etcd-v2: etcd no longer speaks this version of its protocol; say "
+                  "etcd, which speaks version 3");
+  } else if (!words_.backend.empty() && words_.backend != "static") {
+    return Status(Code::invalid_argument, "--rdzv-backend: \"" + words_.backend +
+                                              "\" is none of static, c10d, etcd and kubernetes");
+  }
+  options.master_addr = given(words_.master_addr);
+  options.run_id = given(words_.run_id);
+  options.endpoint = given(words_.endpoint);
+  options.local_addr = given(words_.local_addr);
+  options.role = words_.role;
+  options.agent_store = !words_.no_agent_store;
+  return launch::take_scheduled_node(options, app_.get_option("--nnodes")->count() > 0);
+}
+
+/// torchrun's keys with torchrun's meaning, and ours.
+Status Parser::understand_configuration(RunOptions& options) const {
+  Duration interval = std::chrono::seconds(5);  // torchrun's, if only one of the two is given
+  std::int64_t attempts = 3;
+  bool alive = false;
+  std::istringstream pairs(words_.configuration);
+  for (std::string pair; std::getline(pairs, pair, ',');) {
+    const std::size_t equals = pair.find('=');
+    const std::string key = pair.substr(0, equals);
+    const std::string word = equals == std::string::npos ? "" : pair.substr(equals + 1);
+    const std::string name = "--rdzv-conf " + key;
+    const std::map<std::string, Duration*> durations = {
+        {"join_timeout", &options.join_timeout},
+        {"timeout", &options.join_timeout},
+        {"last_call_timeout", &options.last_call},
+        {"keep_alive_interval", &interval},
+        {"blacklist_cooldown", &options.blacklist_cooldown}};
+    if (const auto known = durations.find(key); known != durations.end()) {
+      auto value = seconds(name, word);
+      if (!value) return value.status();
+      *known->second = *value;
+      alive = alive || key == "keep_alive_interval";
+    } else if (key == "keep_alive_max_attempt" || key == "blacklist_after") {
+      auto value = launch::parse_whole(name, word, key == "blacklist_after" ? 0 : 1, 1000);
+      if (!value) return value.status();
+      if (key == "blacklist_after") {
+        options.blacklist_after = static_cast<int>(*value);
+      } else {
+        attempts = *value;
+        alive = true;
+      }
+    } else if (key == "majority") {
+      auto value = launch::parse_whole(name, word, 0, 1);
+      if (!value) return value.status();
+      options.majority = *value == 1;
+    } else if (kWithoutMeaning.contains(key)) {
+      continue;
+    } else {
+      return Status(Code::invalid_argument,
+                    "--rdzv-conf: \"" + key +
+                        "\" is not known; there are join_timeout (or timeout), last_call_timeout, "
+                        "keep_alive_interval, keep_alive_max_attempt, blacklist_after, "
+                        "blacklist_cooldown and majority");
+    }
+  }
+  if (alive) options.node_ttl = interval * attempts;
+  if (!options.node_ttl || *options.node_ttl > Duration::zero()) return {};
+  return Status(
+      Code::invalid_argument,
+      "--rdzv-conf: with keep_alive_interval=0 every node would be taken for dead at once");
+}
+
+Status Parser::understand_watching(RunOptions& options) const {
+  auto restarts = launch::parse_whole("--max-restarts", words_.restarts, 0, 1 << 30);
+  if (!restarts) return restarts.status();
+  options.max_restarts = static_cast<int>(*restarts);
+  const std::string patience = words_.shutdown_timeout.empty()
+                                   ? env_text("TORCH_ELASTIC_SHUTDOWN_TIMEOUT").value_or("30")
+                                   : words_.shutdown_timeout;
+  auto shutdown = seconds("--shutdown-timeout", patience);
+  if (!shutdown) return shutdown.status();
+  if (!words_.elastic.empty() && words_.elastic != "restart" && words_.elastic != "keep")
+    return Status(Code::invalid_argument,
+                  "--elastic: \"" + words_.elastic + "\" is neither restart nor keep");
+  options.keep_workers = words_.elastic == "keep";
+  auto spares = launch::parse_whole("--spares", words_.spares, 0, 1 << 16);
+  if (!spares) return spares.status();
+  options.spares = static_cast<int>(*spares);
+  auto grace = seconds("--preempt-grace", words_.preempt_grace);
+  if (!grace) return grace.status();
+  options.preempt_grace = *grace;
+  auto repair = seconds("--repair-timeout", words_.repair_timeout);
+  if (!repair) return repair.status();
+  options.repair_timeout = *repair;
+  if (!words_.stop_signals.empty()) {
+    auto signals = launch::parse_signals("--signals-to-handle", words_.stop_signals);
+    if (!signals) return signals.status();
+    options.stop_signals = std::move(*signals);
+  }
+  options.shutdown_timeout = *shutdown;
+  auto join = seconds("--join-timeout", words_.join_timeout);
+  if (!join) return join.status();
+  options.join_timeout = *join;
+  if (Status configured = understand_configuration(options); !configured) return configured;
+  if (words_.monitor_interval.empty()) return {};
+  return seconds("--monitor-interval", words_.monitor_interval).status();
+}
+
+Status Parser::understand_output(RunOptions& options) const {
+  const auto prefix = env_text("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE");
+  if (!words_.line_prefix.empty() || prefix)
+    options.line_prefix = words_.line_prefix.empty() ? *prefix : words_.line_prefix;
+  options.events = given(words_.events);
+  options.events_on_console = words_.event_handler == "console";
+  if (!options.events_on_console && !words_.event_handler.empty() &&
+      words_.event_handler != "null" && words_.event_handler != "dynamic_rendezvous") {
+    return Status(Code::unsupported,
+                  "--event-log-handler: \"" + words_.event_handler +
+                      "\" is neither null nor console: others are objects of a Python launcher; "
+                      "--events FILE writes the same as JSON lines");
+  }
+  auto redirects = launch::parse_streams("--redirects", words_.redirects, options.workers);
+  if (!redirects) return redirects.status();
+  options.redirects = *redirects;
+  auto tee = launch::parse_streams("--tee", words_.tee, options.workers);
+  if (!tee) return tee.status();
+  options.tee = *tee;
+  options.log_dir = given(words_.log_dir);
+  if (words_.shown_ranks.empty()) return {};
+  auto shown = launch::parse_rank_set("--local-ranks-filter", words_.shown_ranks, options.workers);
+  if (!shown) return shown.status();
+  options.shown_ranks = *shown;
+  return {};
+}
+
+Status Parser::understand(RunOptions& options) const {
+  if (Status job = understand_job(options); !job) return job;
+  if (Status watching = understand_watching(options); !watching) return watching;
+  if (Status output = understand_output(options); !output) return output;
+  options.module = words_.module;
+  options.no_python = words_.no_python;
+  const auto replace_gloo = env_flag("MUSTER_REPLACE_GLOO");
+  if (!replace_gloo) return replace_gloo.status();
+  options.replace_gloo =
+      words_.replace_gloo || (replace_gloo->value_or(false) && launch::is_python(options));
+  if (flavour_ == RunFlavour::launch) {
+    if (words_.spelling != "dash" && words_.spelling != "underscore") {
+      return Status(Code::invalid_argument, "--local-rank-spelling: \"" + words_.spelling +
+                                                "\" is neither dash nor underscore");
+    }
+    const auto spelled = words_.spelling == "dash" ? launch::LocalRankArgument::dash
+                                                   : launch::LocalRankArgument::underscore;
+    if (options.nodes == 1 && !options.master_addr) options.master_addr = "127.0.0.1";
+    options.local_rank_argument = words_.use_env ? launch::LocalRankArgument::none : spelled;
+  }
+  return launch::validate(options);
+}
+
+}  // namespace
+
+ParsedRun parse_run(RunFlavour flavour, const std::vector<std::string>& arguments) {
+  return Parser(flavour).parse(arguments);
+}
+
+}  // namespace muster::cli

@@ -1,0 +1,64 @@
+#include "faces/cli/secret.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <iostream>
+
+#include "core/base/errno_text.h"
+#include "core/base/process/file_limit.h"
+#include "core/security/own_files.h"
+#include "core/security/secret.h"
+#include "faces/cli/parse.h"
+
+namespace muster::cli {
+namespace {
+
+int complain(const Status& status) {
+  std::cerr << "muster secret: " << status.message() << "\n";
+  return 1;
+}
+
+}  // namespace
+
+int run_secret(const std::vector<std::string>& arguments) {
+  CLI::App app(
+      "Makes a secret for a job: 256 random bits and check digits, as text. Give the same one to "
+      "every node, in a file that MUSTER_SECRET_FILE names.",
+      "muster secret");
+  std::string path;
+  bool observer = false;
+  app.add_flag("--observer", observer,
+               "instead, the observers' key of the secret in the environment: who has it can look "
+               "at the job (`muster trace`, `top`, `doctor --job`) and do nothing else");
+  app.add_option("-o,--output", path,
+                 "a new file to write it to, which nobody else can read (mode 0600), instead of "
+                 "the console")
+      ->option_text("FILE");
+  if (const auto stop = parse(app, arguments)) return *stop;
+  std::string text = observer ? std::string() : Secret::random_text();
+  if (observer) {
+    const auto secret = Secret::from_environment(Secret::Use::observe);
+    if (!secret) return complain(secret.status());
+    if (secret->kind() != Secret::Kind::given)
+      return complain(Status(Code::invalid_argument,
+                             "there is no secret in the environment to make an observers' key of; "
+                             "set MUSTER_SECRET or MUSTER_SECRET_FILE to the job's"));
+    text = secret->observer_text();
+  }
+  text += "\n";
+  if (path.empty()) {
+    std::cout << text << std::flush;
+    return std::cout.good() ? 0 : 1;
+  }
+  const FileSizeSignalBlock block;
+  const auto file = open_own_file(path, O_WRONLY | O_CREAT | O_EXCL,
+                                  {.name = "the secret's file", .closed = 077});
+  Status written = file.status();
+  if (written &&
+      ::write(file->get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()))
+    written = Status(Code::exhausted, "cannot write " + path + ": " + errno_text(errno));
+  return written ? 0 : complain(written);
+}
+
+}  // namespace muster::cli

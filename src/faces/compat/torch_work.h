@@ -1,0 +1,63 @@
+/// A call of muster's as the Work that stock torch waits on.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "faces/compat/backward_calls.h"
+#include "faces/compat/torch_range.h"
+#include "muster/process_group.h"
+#include "muster/work.h"
+
+namespace muster::compat {
+
+/// Done when all of `works` are done; with an empty list, from the start. Errors are torch's
+/// (torch_error.h). Thread-safe.
+class TorchWork : public c10d::Work {
+ public:
+  struct Parts {
+    c10d::OpType type = c10d::OpType::UNKNOWN;
+    std::vector<WorkRef> works;
+    std::vector<at::Tensor> outputs;  ///< what the future gives
+    std::size_t lists = 1;  ///< more: it gives the outputs as so many lists of the same length
+    Group group;            ///< for the sender's rank
+    std::uint64_t sequence = 0;
+    Duration timeout{};
+    std::weak_ptr<BackwardCalls> pass;  ///< in which it was called; else null
+  };
+  /// `shown` (null without a profiler) ends when the call is done, at the latest when a wait for it
+  /// returns.
+  static c10::intrusive_ptr<TorchWork> create(Parts parts, const std::shared_ptr<CallRange>& shown);
+  TorchWork(Parts parts, std::shared_ptr<CallRange> shown);
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  int sourceRank() const override;
+  std::vector<at::Tensor> result() override { return parts_.outputs; }
+  void synchronize() override {}
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void abort() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  std::uint64_t getSequencenumber() const override { return parts_.sequence; }
+  // Newer than torch 2.6: no `override`.
+  // NOLINTNEXTLINE(modernize-use-override)
+  std::chrono::milliseconds getTimeout() const {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(parts_.timeout);
+  }
+
+ private:
+  c10::intrusive_ptr<c10::ivalue::Future> future();
+  c10::IValue value() const;
+
+  const Parts parts_;
+  const std::shared_ptr<CallRange> shown_;
+  mutable std::mutex future_mutex_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+}  // namespace muster::compat

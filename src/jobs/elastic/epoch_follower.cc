@@ -1,0 +1,293 @@
+#include "jobs/elastic/epoch_follower.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <thread>
+#include <utility>
+
+#include "core/base/env.h"
+#include "core/base/log/log.h"
+#include "core/base/process/launcher_socket.h"
+#include "core/base/threads/thread_start.h"
+#include "core/group/abort_groups.h"
+#include "core/group/epoch.h"
+#include "core/group/errors.h"
+#include "core/group/group_core.h"
+#include "core/group/world.h"
+#include "core/wait/callbacks/callback_executor.h"
+
+namespace muster::elastic {
+namespace {
+
+constexpr Duration kStoodStill = std::chrono::seconds(1);  // limit: so late no thread is that runs
+
+std::int64_t number_in(const char* name, std::int64_t otherwise) {
+  const auto value = env_integer(name, 0, std::numeric_limits<std::int64_t>::max());
+  group::check(value.status());
+  return value->value_or(otherwise);
+}
+
+/// A failure that another rank's end, or the end of an epoch, may be behind.
+bool comes_of_an_end(Code code) {
+  switch (code) {
+    case Code::peer_failed:
+    case Code::network:
+    case Code::aborted:
+    case Code::refused:
+    case Code::closed:
+    case Code::store: return true;
+    default: return false;
+  }
+}
+
+/// The code of a DistError; of nothing and of other exceptions Code::ok.
+Code code_of(const std::exception_ptr& failure) {
+  if (!failure) return Code::ok;
+  try {
+    std::rethrow_exception(failure);
+  } catch (const DistError& error) {
+    return error.code();
+  } catch (...) {
+    return Code::ok;
+  }
+}
+
+}  // namespace
+
+EpochFollower& EpochFollower::of_process() {
+  static EpochFollower& follower = *new EpochFollower();
+  return follower;
+}
+
+EpochFollower::EpochFollower() {
+  const std::int64_t descriptor = number_in(kLauncherSocketVariable, -1);
+  first_ = number_in("MUSTER_EPOCH", 0);
+  nodes_ = static_cast<int>(number_in("GROUP_WORLD_SIZE", 1));
+  node_ = static_cast<int>(number_in("GROUP_RANK", 0));
+  is_spare_ = env_text(launch::kSpareVariable).has_value();
+  const int channel = static_cast<int>(descriptor);
+  if (!is_launcher_socket(channel)) return;  // a child of the worker, which has none
+  // The worker's children have another launcher, or none.
+  keep_launcher_socket_from_programs();
+  ::unsetenv(kLauncherSocketVariable);
+  channel_ = channel;
+  group::check(CallbackExecutor::of_process().prepare());  // aborts must not wait for a thread
+  // Memory that the launcher holds for this place was sent before the process was started.
+  while (launch::has_worker_news(channel_) && read_one()) {
+  }
+  auto thread = start_thread("the thread that reads the launcher's news", [this] { read(); });
+  group::check(thread.status());
+  thread->detach();
+}
+
+// A call that waits for a rank that has ended, or for one that has heard of it, ends now.
+void EpochFollower::read() {
+  while (read_one()) {
+  }
+}
+
+/// False: there will be no more.
+bool EpochFollower::read_one() {
+  std::vector<Descriptor> memories;
+  auto news = launch::read_worker_news(channel_, memories);
+  std::shared_ptr<World> world;
+  std::vector<Group> ended;
+  std::shared_ptr<Interruption> meeting;
+  std::string reason;
+  bool goes_on = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!news) {
+      orphaned_ = true;
+    } else if (news->kind == launch::WorkerNewsKind::leave) {
+      leaving_ = true;
+    } else if (news->kind == launch::WorkerNewsKind::memories) {
+      memories_ = std::move(memories);
+    } else {
+      if (joined_ > 0 && news->epoch > joined_) {
+        // Listed under the lock, so none of them is of the next epoch: `try_epoch` begins that
+        // under the lock as well.
+        world = world_;
+        ended = world->groups();
+        meeting = meeting_;
+        reason = "epoch " + std::to_string(joined_) + " of the job is over: " + news->reason;
+      }
+      latest_ = std::move(*news);
+    }
+    changed_.notify_all();
+    goes_on = !orphaned_;
+  }
+  if (meeting) meeting->raise(reason);
+  // An abort calls hooks of the user's, which may take any time and ask this follower. So no lock
+  // is held, and the thread that reads news does not wait for them.
+  if (!ended.empty())
+    CallbackExecutor::of_process().run([world, groups = std::move(ended), reason] {
+      const WorldScope::Binding bound(world);
+      abort_groups(groups, reason);
+    });
+  return goes_on;
+}
+
+int EpochFollower::node() const {
+  const std::lock_guard lock(mutex_);
+  return entered_ ? entered_->ranks.group_rank : node_;
+}
+
+std::vector<Descriptor> EpochFollower::take_memories() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(memories_, {});
+}
+
+void EpochFollower::give_memories(std::span<const int> memories) const {
+  if (channel_ >= 0) group::check(launch::give_memories(channel_, memories));
+}
+
+bool EpochFollower::leaving() const {
+  const std::lock_guard lock(mutex_);
+  return leaving_;
+}
+
+bool EpochFollower::is_only_node() const {
+  const std::lock_guard lock(mutex_);
+  return (entered_ ? entered_->ranks.group_world_size : nodes_) == 1;
+}
+
+std::int64_t EpochFollower::epoch() const {
+  const std::lock_guard lock(mutex_);
+  return joined_;
+}
+
+std::optional<launch::WorkerNews> EpochFollower::entered() const {
+  const std::lock_guard lock(mutex_);
+  return entered_;
+}
+
+bool EpochFollower::epoch_is_over(const std::exception_ptr& failure) const {
+  if (channel_ < 0) return false;
+  // A commit is lost or has no room: training that went on would have a mixed state.
+  const Code code = code_of(failure);
+  if (code == Code::exhausted) return false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (leaving_ || (latest_ && latest_->epoch > joined_)) return true;
+  }
+  if (is_initialized()) {
+    if (const Status failed = default_group()->failure(); !failed)
+      return comes_of_an_end(failed.code());
+  }
+  return code != Code::ok && comes_of_an_end(code);
+}
+
+void EpochFollower::drop_group() { World::hold_current()->drop(); }
+
+void EpochFollower::end_group(RunOutcome outcome) {
+  if (outcome == RunOutcome::preempted && !is_only_node()) return drop_group();
+  if (outcome == RunOutcome::finished) {
+    trained_ = true;
+    if (channel_ >= 0) launch::tell_trained(channel_);
+  }
+  try {
+    destroy_process_group();
+  } catch (const DistError& error) {
+    log(LogLevel::info, std::string("a rank ended before the group was closed: ") + error.what());
+  }
+}
+
+/// False: another epoch has come meanwhile.
+bool EpochFollower::try_epoch(const ElasticOptions& options, std::int64_t epoch,
+                              const std::optional<launch::WorkerNews>& news) {
+  const auto meeting = std::make_shared<Interruption>();
+  {
+    const std::lock_guard lock(mutex_);
+    if (latest_ && latest_->epoch > epoch) return false;
+    world_ = World::hold_current();
+    joined_ = epoch;
+    entered_ = news;
+    meeting_ = meeting;
+  }
+  InitProcessGroupOptions group = options.group;
+  if (news) {
+    group.rank = news->ranks.rank;
+    group.world_size = news->ranks.world_size;
+  }
+  try {
+    const Interruption::InterruptionBinding waits(meeting);
+    group::init_at_epoch(group, {epoch, news ? news->agent_store : std::string()});
+  } catch (const DistError&) {
+    if (!epoch_is_over(std::current_exception())) throw;
+    log(LogLevel::info, "epoch " + std::to_string(epoch) + " of the job ended while its ranks met");
+    return false;
+  }
+  const std::lock_guard lock(mutex_);
+  return !latest_ || latest_->epoch <= epoch;
+}
+
+bool EpochFollower::wait(std::unique_lock<std::mutex>& lock, TimePoint deadline,
+                         const std::function<bool()>& ready) {
+  while (!ready()) {
+    group::check(Interruption::of_thread());
+    const TimePoint now = steady_clock().now();
+    if (now >= deadline) return false;
+    const TimePoint wake =
+        std::min(deadline, deadline_after(steady_clock(), Interruption::look_every()));
+    changed_.wait_until(lock, wake);
+    // This process stood still, and the thread that reads may have news from meanwhile.
+    if (wake != TimePoint::max() && steady_clock().now() - wake > kStoodStill)
+      deadline = std::max(deadline, deadline_after(steady_clock(), kStoodStill));
+  }
+  return true;
+}
+
+bool EpochFollower::join(const ElasticOptions& options, const std::exception_ptr& failure) {
+  if (channel_ < 0) {
+    if (!is_initialized()) init_process_group(options.group);
+    return true;
+  }
+  if (trained_)
+    throw DistError(
+        "elastic::run was called again after it had finished; it trains once in a process, so put "
+        "all phases of training into one call",
+        Code::invalid_argument);
+  const TimePoint deadline = deadline_after(steady_clock(), options.repair_timeout);
+  for (bool first = joined_ == 0;; first = false) {
+    std::optional<launch::WorkerNews> news;
+    std::int64_t epoch = 0;
+    {
+      std::unique_lock lock(mutex_);
+      const auto ready = [&] {
+        return leaving_ || orphaned_ || (latest_ && latest_->epoch > joined_) ||
+               (first && !is_spare_);
+      };
+      // A spare waits for as long as the job lives.
+      const bool stays = is_spare_ && joined_ == 0;
+      if (!wait(lock, stays ? TimePoint::max() : deadline, ready) && failure)
+        std::rethrow_exception(failure);
+      if (leaving_) return false;
+      if (orphaned_)
+        throw DistError("the launcher of this process has ended, and nobody repairs the job",
+                        Code::closed);
+      if (latest_ && latest_->epoch > joined_) {
+        news = latest_;
+        epoch = latest_->epoch;
+      } else if (first) {
+        epoch = first_;
+      } else {
+        throw DistError(
+            "no further epoch of the job came within " + describe(options.repair_timeout),
+            Code::timed_out);
+      }
+    }
+    if (first && !news && is_initialized()) {
+      const std::lock_guard lock(mutex_);
+      world_ = World::hold_current();
+      joined_ = epoch;
+      return true;
+    }
+    if (is_initialized()) drop_group();
+    if (try_epoch(options, epoch, news)) return true;
+    drop_group();
+  }
+}
+
+}  // namespace muster::elastic

@@ -1,0 +1,90 @@
+/// A worker's side of `--elastic=keep`: reads the launcher's news, ends the default group of an
+/// epoch that is over, and makes that of the next one.
+///
+/// What lives in elastic/: this, the state and its commits (`state.cc`), `run`. Tested with real
+/// processes by `tests/elastic`.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/base/descriptor.h"
+#include "core/base/process/interruption.h"
+#include "jobs/launch/workers/worker_news.h"
+#include "muster/elastic.h"
+
+namespace muster {
+class World;
+}
+
+namespace muster::elastic {
+
+class EpochFollower {
+ public:
+  /// Of this process: reading begins with the first call. Never destroyed, as its thread.
+  static EpochFollower& of_process();
+
+  /// Blocks until this process has a default group, of an epoch later than that of the group that
+  /// it had before. False: it is to leave instead. Throws `failure`, why the group before ended, if
+  /// no epoch comes within `options.repair_timeout`.
+  bool join(const ElasticOptions& options, const std::exception_ptr& failure);
+  /// Whether what was thrown is the end of an epoch: a rank of the group is gone, or the launcher
+  /// has announced another. `failure` may be null: then the group alone tells.
+  bool epoch_is_over(const std::exception_ptr& failure) const;
+  /// Ends the default group without waiting for others.
+  void drop_group();
+  /// Ends the default group after `train` has returned. If all ranks end, in good order: a rank
+  /// that dies now takes nothing with it, and the launcher repairs nothing any more. If other nodes
+  /// go on, like `drop_group`.
+  void end_group(RunOutcome outcome);
+
+  /// Whether the launcher wants this process to leave after the next commit.
+  bool leaving() const;
+  /// Whether all ranks of the job have this one's launcher.
+  bool is_only_node() const;
+  std::int64_t epoch() const;
+  /// Number of this process's node in the present epoch, GROUP_RANK.
+  int node() const;
+  /// Memory that the launcher has held for this process's place since another process had it; once.
+  std::vector<Descriptor> take_memories();
+  /// The launcher holds these memory files from now on, for the process that takes this one's place
+  /// after its death. Does nothing without a launcher that keeps workers.
+  void give_memories(std::span<const int> memories) const;
+  /// What began the present epoch: ranks and addresses. Absent: those of the environment.
+  std::optional<launch::WorkerNews> entered() const;
+
+ private:
+  EpochFollower();
+  void read();
+  bool read_one();
+  /// Waits for `ready` or the deadline; gives which it was. Throws if the thread is interrupted.
+  bool wait(std::unique_lock<std::mutex>& lock, TimePoint deadline,
+            const std::function<bool()>& ready);
+  bool try_epoch(const ElasticOptions& options, std::int64_t epoch,
+                 const std::optional<launch::WorkerNews>& news);
+
+  int channel_ = -1;  // of the launcher that has started this process; -1: none that keeps workers
+  bool is_spare_ = false;
+  int nodes_ = 1, node_ = 0;  // of the environment
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::shared_ptr<World> world_;               // whose groups end with their epoch
+  std::shared_ptr<Interruption> meeting_;      // of the ranks that make the group of `joined_`
+  std::int64_t joined_ = 0;                    // the epoch that the default group is of
+  std::optional<launch::WorkerNews> entered_;  // of it
+  std::int64_t first_ = 0;                     // MUSTER_EPOCH
+  std::optional<launch::WorkerNews> latest_;
+  std::vector<Descriptor> memories_;
+  bool leaving_ = false;
+  bool orphaned_ = false;  // the launcher has ended
+  bool trained_ = false;   // all ranks have come to the end of training
+};
+
+}  // namespace muster::elastic

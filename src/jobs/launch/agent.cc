@@ -1,0 +1,571 @@
+#include "jobs/launch/agent.h"
+
+#include <signal.h>
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <deque>
+#include <iostream>
+#include <limits>
+
+#include "core/base/env.h"
+#include "core/base/log/log.h"
+#include "core/net/socket_address.h"
+#include "core/trace/reader.h"
+#include "core/trace/run_directory.h"
+#include "jobs/launch/agent_machine.h"
+#include "jobs/launch/agent_preparation.h"
+#include "jobs/launch/job_history.h"
+#include "jobs/launch/node/epoch_fence.h"
+#include "jobs/launch/node/host.h"
+#include "jobs/launch/node/node_membership.h"
+#include "jobs/launch/report.h"
+#include "jobs/launch/workers/node_workers.h"
+#include "jobs/launch/workers/python.h"
+#include "jobs/launch/workers/signal_watch.h"
+#include "jobs/launch/workers/wakeups.h"
+#include "jobs/launch/workers/worker_commands.h"
+#include "jobs/launch/workers/worker_news.h"
+#include "jobs/launch/workers/worker_output.h"
+#include "jobs/membership/factory.h"
+
+namespace muster::launch {
+namespace {
+
+constexpr Duration kFenceLimit = std::chrono::seconds(5);     // for a request to the own store
+constexpr Duration kFarewellLimit = std::chrono::seconds(5);  // for the service to take last words
+
+// The upper half of an epoll event's data tells the kind of descriptor.
+enum class WakeupSource : std::uint32_t {
+  signals,
+  timer,
+  nodes,
+  fence,
+  worker,
+  spare,
+  words,
+  output
+};
+
+WakeupSource source_of(WorkerWakeup what) {
+  switch (what) {
+    case WorkerWakeup::end: return WakeupSource::worker;
+    case WorkerWakeup::spare_end: return WakeupSource::spare;
+    case WorkerWakeup::words: break;
+  }
+  return WakeupSource::words;
+}
+
+std::uint64_t pack(WakeupSource source, std::uint64_t index) {
+  return static_cast<std::uint64_t>(source) << 32 | index;
+}
+
+class NodeAgent {
+ public:
+  NodeAgent(const RunOptions& options, Prepared prepared, SignalWatch& signals);
+  /// The exit code.
+  Result<int> run(const Program& program, const LogPlace& logs);
+
+ private:
+  Status open(const LogPlace& logs);
+  Status wait_and_dispatch();
+  void happen(const AgentEvent& event);
+  void act(const AgentAction& action);
+  void start_workers(int attempt);
+  void repair_workers(int attempt);
+  void take_another_port();
+  void say_why_again();
+  void note_not_started(const std::vector<WorkerEnded>& ends);
+  std::string log_file(int local_rank) const;
+  void note_end(const WorkerEnded& event);
+  void follow(NodeNews news);
+  void hear(NodeNews news);
+  void pass_fence();
+  void take_leave();
+  void begin_plan(int restarts);
+  void tell(membership::NodePhase phase, int exit_code, const std::string& reason,
+            bool killed = false);
+  void tell_failed();
+  void tell_over();
+  std::string node_text() const;
+  ReportFacts facts() const;
+  const std::string& host() const { return job_.self.host; }
+  std::string traces() const;
+  void report();
+
+  const RunOptions& options_;
+  NodeJob job_;
+  SignalWatch& signals_;
+  WorkerCommands commands_;
+  LogPlace logs_;
+  std::shared_ptr<const EpochPlan> plan_;         // of the current or next workers
+  std::int64_t running_epoch_ = 0;                // of the most recently started workers
+  std::shared_ptr<const ReservedPort> reserved_;  // of the workers that run; job_'s: of the next
+  JobHistory history_;
+  AgentRules rules_;
+  AgentState state_;
+  bool finished_ = false;
+  Wakeups wakeups_;
+  std::unique_ptr<WorkerOutput> output_;
+  std::unique_ptr<NodeMembership> nodes_;
+  std::unique_ptr<EpochFence> fence_;  // of the store here, if epochs lie elsewhere
+  std::deque<NodeNews> behind_fence_;  // epochs that begin once it is raised
+  Descriptor secret_file_;
+  std::unique_ptr<NodeWorkers> workers_;
+  std::deque<AgentEvent> events_;
+};
+
+NodeAgent::NodeAgent(const RunOptions& options, Prepared prepared, SignalWatch& signals)
+    : options_(options),
+      job_(std::move(prepared.job)),
+      signals_(signals),
+      commands_(options),
+      nodes_(std::move(prepared.nodes)) {
+  commands_.told.run_id = job_.run_id;
+  commands_.told.role = options_.role;
+  commands_.told.max_restarts = options_.max_restarts;
+  if (options_.agent_store)
+    commands_.told.agent_store = endpoint_text({job_.master_addr, job_.master_port});
+  if (prepared.secret_file)
+    commands_.told.secret_place =
+        std::to_string(::getpid()) + ":" + std::to_string(prepared.secret_file.get());
+  secret_file_ = std::move(prepared.secret_file);
+  if (options_.workers > 1)
+    commands_.told.threads = std::max(1, allowed_cores() / options_.workers);
+  rules_.workers = options_.workers;
+  rules_.max_restarts = options_.max_restarts;
+  rules_.shutdown_timeout = options_.shutdown_timeout;
+  rules_.by_epoch = nodes_ != nullptr;
+  rules_.keep = options_.keep_workers;
+  rules_.preempt_grace = options_.preempt_grace;
+  // With a service the store is for the workers of an epoch, whose end is that of their need of it.
+  rules_.serves_store = nodes_ != nullptr && job_.hosts_store && !meets_in_service(options_);
+  rules_.may_leave = is_elastic(options_) && !rules_.serves_store;
+  if (nodes_) return;
+  auto alone = std::make_shared<EpochPlan>();
+  alone->nodes = {{job_.self, job_.launcher, job_.program_addr, job_.program_port}};
+  alone->node = alone->slot = 0;
+  plan_ = std::move(alone);
+}
+
+Status NodeAgent::open(const LogPlace& logs) {
+  if (Status opened = wakeups_.open(pack(WakeupSource::timer, 0)); !opened) return opened;
+  wakeups_.watch(signals_.descriptor(), pack(WakeupSource::signals, 0));
+  if (nodes_) wakeups_.watch(nodes_->descriptor(), pack(WakeupSource::nodes, 0));
+  logs_ = logs;
+  if (nodes_ && job_.store && meets_in_service(options_)) {
+    auto store = membership::make_agent_membership(job_.store, job_.run_id, kFenceLimit);
+    if (!store) return store.status();
+    auto fence = EpochFence::start(std::move(*store));
+    if (!fence) return fence.status();
+    fence_ = std::move(*fence);
+    wakeups_.watch(fence_->descriptor(), pack(WakeupSource::fence, 0));
+  }
+  if (Status events = history_.open(options_, job_.run_id, host()); !events) return events;
+  auto output = WorkerOutput::make(
+      OutputPlan{
+          options_.redirects, options_.tee, options_.shown_ranks, logs.base, logs.folders,
+          expand_names(options_.line_prefix, {{"role_name", options_.role}, {"hostname", host()}})},
+      EventSource{[this](int fd, std::uint64_t token) {
+                    wakeups_.watch(fd, pack(WakeupSource::output, token));
+                  },
+                  [this](int fd) { wakeups_.forget(fd); }});
+  if (!output) return output.status();
+  output_ = std::move(*output);
+  workers_ = std::make_unique<NodeWorkers>(WorkerSurroundings{
+      options_, commands_, history_, *output_, signals_.previous_mask(), secret_file_.get(),
+      [this](int fd, WorkerWakeup what, int number) {
+        wakeups_.watch(fd, pack(source_of(what), static_cast<std::uint64_t>(number)));
+      },
+      [this](int fd) { wakeups_.forget(fd); }});
+  return {};
+}
+
+Result<int> NodeAgent::run(const Program& program, const LogPlace& logs) {
+  commands_.set_program(program);
+  if (Status opened = open(logs); !opened) return opened;
+  happen(Begin{});
+  while (!finished_) {
+    if (Status waited = wait_and_dispatch(); !waited) return waited;  // the workers end with it
+  }
+  report();
+  // The report also waits for a slow reader, unless a second signal asks to stop.
+  while (!output_->drained()) {
+    if (!wait_and_dispatch() || !events_.empty()) break;
+  }
+  if (nodes_) take_leave();
+  return state_.exit_code;
+}
+
+/// The other nodes hear why this one goes, unless the service does not answer or a signal asks to
+/// be quick.
+void NodeAgent::take_leave() {
+  wakeups_.arm_timer(deadline_after(steady_clock(), kFarewellLimit));
+  while (!nodes_->all_told() && events_.empty()) {
+    if (!wait_and_dispatch()) break;
+  }
+  nodes_->forget_untold();
+}
+
+Status NodeAgent::wait_and_dispatch() {
+  epoll_event ready[64];
+  const auto count = wakeups_.wait(ready);
+  if (!count) return count.status();
+  std::vector<int> ended;
+  for (int i = 0; i < *count; ++i) {
+    const std::uint64_t index = ready[i].data.u64 & 0xffffffff;
+    switch (static_cast<WakeupSource>(ready[i].data.u64 >> 32)) {
+      case WakeupSource::signals:
+        for (int signal : signals_.take()) {
+          if (finished_) {
+            events_.push_back(StopSignal{signal});
+            return {};
+          }
+          // Where workers stay, SIGUSR1 is a scheduler's notice as SIGTERM is.
+          const bool notice = rules_.keep && signal == SIGUSR1;
+          const bool passed = !notice && !options_.stop_signals.contains(signal);
+          happen(passed ? AgentEvent(PassedSignal{signal}) : AgentEvent(StopSignal{signal}));
+        }
+        break;
+      case WakeupSource::timer:
+        wakeups_.take_timer();
+        if (finished_) {
+          events_.push_back(TimerFired{});
+          return {};
+        }
+        happen(TimerFired{});
+        break;
+      case WakeupSource::nodes:
+        for (NodeNews& news : nodes_->take()) follow(std::move(news));
+        break;
+      case WakeupSource::fence: pass_fence(); break;
+      case WakeupSource::worker: ended.push_back(static_cast<int>(index)); break;
+      case WakeupSource::spare: workers_->take_spare_end(static_cast<int>(index)); break;
+      case WakeupSource::words:
+        if (workers_->take_words(static_cast<int>(index))) happen(AllTrained{});
+        break;
+      case WakeupSource::output: output_->ready(index); break;
+    }
+  }
+  const auto ends = workers_->take_ends(ended);
+  if (!ends.empty() && workers_->take_all_words()) happen(AllTrained{});
+  for (const WorkerEnded& end : ends) happen(end);
+  return {};
+}
+
+// Actions may cause further events (a worker that cannot be started), which are queued.
+void NodeAgent::happen(const AgentEvent& event) {
+  events_.push_back(event);
+  if (events_.size() > 1) return;
+  while (!events_.empty()) {
+    if (const auto* end = std::get_if<WorkerEnded>(&events_.front())) note_end(*end);
+    const bool had_trained = state_.trained;
+    Decision decision = decide(steady_clock().now(), rules_, std::move(state_), events_.front());
+    state_ = std::move(decision.state);
+    // From now on no node may join: there is nothing left to train.
+    if (nodes_ && !had_trained && state_.trained && state_.phase == AgentPhase::running)
+      tell(membership::NodePhase::running, 0, {});
+    for (const AgentAction& action : decision.actions) act(action);
+    events_.pop_front();
+  }
+  wakeups_.arm_timer(state_.timer);
+}
+
+void NodeAgent::act(const AgentAction& action) {
+  if (const auto* start = std::get_if<StartWorkers>(&action)) {
+    if (start->attempt > 0) workers_->sweep();
+    start_workers(start->attempt);
+  } else if (const auto* repair = std::get_if<RepairWorkers>(&action)) {
+    repair_workers(repair->attempt);
+  } else if (std::holds_alternative<TellLeave>(action)) {
+    WorkerNews news;
+    news.kind = WorkerNewsKind::leave;
+    news.epoch = running_epoch_;
+    news.reason = "the launcher got " + signal_name(state_.stop_signal);
+    workers_->tell_all(news);
+  } else if (const auto* signal = std::get_if<SignalWorkers>(&action)) {
+    workers_->signal(signal->signal);
+  } else if (std::holds_alternative<SweepWorkers>(action)) {
+    workers_->kill_groups();
+    workers_->sweep();
+  } else if (std::holds_alternative<TellFailed>(action)) {
+    tell_failed();
+  } else if (const auto* stopped = std::get_if<TellStopped>(&action)) {
+    tell(stopped->leaving ? membership::NodePhase::leaving : membership::NodePhase::stopped,
+         state_.exit_code,
+         node_text() + ": its launcher was stopped by " + signal_name(state_.stop_signal));
+  } else if (std::holds_alternative<TellOver>(action)) {
+    tell_over();
+  } else if (std::holds_alternative<TellTrained>(action)) {
+    tell(membership::NodePhase::running, 0, {});
+  } else if (std::holds_alternative<TellSucceeded>(action)) {
+    tell(membership::NodePhase::succeeded, 0, {});
+  } else {
+    finished_ = true;
+    workers_->sweep();
+    workers_->end_spares();
+    output_->stop_waiting();
+  }
+}
+
+void NodeAgent::follow(NodeNews news) {
+  history_.note(news.failures);
+  if (!news.event || finished_) return;
+  if (workers_->take_all_words()) happen(AllTrained{});
+  const auto* next = std::get_if<NewEpoch>(&*news.event);
+  // Workers that only save their result stay with their epoch.
+  const bool too_late = state_.trained && next != nullptr && next->only_joined;
+  const bool fences = fence_ != nullptr && news.plan != nullptr && !too_late;
+  if (fences) fence_->raise(news.plan->epoch);
+  if (fences && next != nullptr && next->seated)
+    return void(behind_fence_.push_back(std::move(news)));
+  // What ends workers waits for nothing.
+  if (!std::holds_alternative<OthersGone>(*news.event)) behind_fence_.clear();
+  hear(std::move(news));
+}
+
+void NodeAgent::hear(NodeNews news) {
+  if (news.plan && news.plan->node >= 0) plan_ = std::move(news.plan);
+  if (workers_->take_all_words()) happen(AllTrained{});
+  happen(*news.event);
+}
+
+/// The store here refuses workers of epochs before that of the news that have waited for this.
+void NodeAgent::pass_fence() {
+  const EpochFence::Raised raised = fence_->take();
+  if (!raised.status)
+    output_->say(options_.command +
+                 ": the store here goes on serving workers of older epochs until it answers: " +
+                 raised.status.message());
+  while (!finished_ && !behind_fence_.empty() &&
+         behind_fence_.front().plan->epoch.number <= raised.epoch) {
+    NodeNews news = std::move(behind_fence_.front());
+    behind_fence_.pop_front();
+    hear(std::move(news));
+  }
+}
+
+/// Path of a worker's standard error; empty: not kept.
+std::string NodeAgent::log_file(int local_rank) const {
+  const auto at = static_cast<std::size_t>(local_rank);
+  const auto kept = [&](const std::vector<Streams>& list) {
+    return at < list.size() && covers(list[at], Streams::err);
+  };
+  if (!kept(options_.redirects) && !kept(options_.tee)) return {};
+  return logs_.path() + (nodes_ ? "/node_" + std::to_string(plan_->slot) : "") + "/attempt_" +
+         std::to_string(workers_->records()[at].attempt) + "/" + std::to_string(local_rank) +
+         "/stderr.log";
+}
+
+/// Keeps a failure for the reports of all nodes.
+void NodeAgent::note_end(const WorkerEnded& event) {
+  if (state_.phase != AgentPhase::running && state_.phase != AgentPhase::ending) return;
+  const WorkerEnd end = judge_end(state_, event);
+  if (!is_failure(end)) return;
+  const auto at = static_cast<std::size_t>(end.local_rank);
+  const ReportFacts known{
+      options_.command, host(), workers_->ranks(), workers_->records(), {}, {}, {}, {}, {}, {}};
+  const FailureNote note = history_.note(
+      {running_epoch_, state_.attempt, plan_->slot, workers_->ranks()[at],
+       workers_->records()[at].pid, end.exit,
+       (nodes_ ? node_text() + ": " : "") + describe_end(end, known), log_file(end.local_rank)});
+  if (nodes_) nodes_->add_failure(note);
+}
+
+/// This node's name for other nodes.
+std::string NodeAgent::node_text() const {
+  return (plan_ && plan_->slot >= 0 ? "node " + std::to_string(plan_->slot) : "a node") + " (" +
+         host() + ")";
+}
+
+/// Says to the other nodes what has become of the workers. Once training has ended that is said of
+/// the present epoch: it may be one that only has more nodes than that of the workers.
+void NodeAgent::tell(membership::NodePhase phase, int exit_code, const std::string& reason,
+                     bool killed) {
+  nodes_->report(phase, state_.trained ? plan_->epoch.number : running_epoch_, exit_code, reason,
+                 killed, state_.trained ? running_epoch_ : 0);
+}
+
+void NodeAgent::tell_failed() {
+  tell(membership::NodePhase::failed, state_.exit_code,
+       node_text() + ": " + first_failure_line(state_, facts()),
+       state_.first_failure && state_.ends[*state_.first_failure].exit.was_killed());
+}
+
+void NodeAgent::tell_over() {
+  const std::string why = state_.first_failure
+                              ? node_text() + ": " + first_failure_line(state_, facts())
+                              : plan_->epoch.reason;
+  const std::string text = why + "; training had ended on all ranks and is not repeated";
+  output_->say(options_.command + ": " + text);
+  tell(membership::NodePhase::stopped, std::max(1, state_.exit_code), text);
+}
+
+/// The ranks of the workers that are about to start.
+void NodeAgent::begin_plan(int restarts) {
+  std::vector<NodeFacts> nodes;
+  for (const NodeDetails& node : plan_->nodes) nodes.push_back(node.facts);
+  workers_->set_ranks(assign_ranks(nodes, plan_->node));
+  const NodeDetails& first = plan_->nodes.front();
+  commands_.told.master_addr = first.program_addr;
+  commands_.told.master_port = first.program_port;
+  if (!first.store_addr.empty())
+    commands_.told.agent_store = endpoint_text({first.store_addr, first.store_port});
+  commands_.told.epoch = plan_->epoch.number;
+  commands_.told.launch = plan_->epoch.launch;
+  running_epoch_ = plan_->epoch.number;
+  history_.begin(*plan_, restarts, workers_->ranks().front().world_size);
+  if (!nodes_) return;
+  std::vector<std::string> folders = logs_.folders;
+  folders.push_back("node_" + std::to_string(plan_->slot));
+  output_->set_log_folders(folders);
+}
+
+void NodeAgent::note_not_started(const std::vector<WorkerEnded>& ends) {
+  events_.insert(events_.end(), ends.begin(), ends.end());
+}
+
+void NodeAgent::start_workers(int attempt) {
+  if (nodes_) {
+    say_why_again();
+  } else if (attempt > 0) {
+    output_->say(options_.command + ": " + describe_end(*state_.restart_cause, facts()) +
+                 "; restarting all workers (restart " + std::to_string(attempt) + " of " +
+                 std::to_string(options_.max_restarts) + ")");
+    take_another_port();
+  }
+  // With several nodes the epochs count the attempts, and only some of them are restarts.
+  const int restarts = nodes_ ? plan_->epoch.restarts : attempt;
+  begin_plan(restarts);
+  note_not_started(workers_->start_all(attempt, restarts));
+  if (nodes_ && plan_->node == 0) take_another_port();
+  workers_->refill_spares(attempt);
+}
+
+void NodeAgent::repair_workers(int attempt) {
+  begin_plan(plan_->epoch.restarts);
+  const membership::Epoch& epoch = plan_->epoch;
+  WorkerNews news;
+  news.epoch = epoch.number;
+  news.restarts = epoch.restarts;
+  news.reason = epoch.reason;
+  news.agent_store = commands_.told.agent_store.value_or("");
+  news.master_addr = commands_.told.master_addr;
+  news.master_port = commands_.told.master_port;
+  const NodeWorkers::Repair done = workers_->repair(attempt, news);
+  note_not_started(done.not_started);
+  output_->say(options_.command + ": " + epoch.reason + "; of the workers here " +
+               std::to_string(done.kept) + " stay, " + std::to_string(done.from_spares) +
+               " are spares that step in, " + std::to_string(done.started) + " start anew (epoch " +
+               std::to_string(epoch.number) + ", restart " + std::to_string(epoch.restarts) +
+               " of " + std::to_string(options_.max_restarts) + ")");
+  if (plan_->node == 0) take_another_port();
+  workers_->refill_spares(attempt);
+}
+
+// Each attempt gets a new port, so that leftovers of the previous one (closing sockets, surviving
+// children) do not get in its way. With several nodes the next epoch may begin at any time, so its
+// port is reserved in advance.
+void NodeAgent::take_another_port() {
+  if (!options_.agent_store) return;
+  auto port = ReservedPort::take();
+  if (!port)
+    return output_->say(options_.command +
+                        ": MASTER_PORT stays the same: " + port.status().message());
+  reserved_ = std::exchange(job_.reserved, std::make_shared<ReservedPort>(std::move(*port)));
+  if (nodes_) return nodes_->set_program_port(job_.reserved->number());
+  auto plan = std::make_shared<EpochPlan>(*plan_);
+  plan->nodes.front().program_port = job_.reserved->number();
+  plan_ = std::move(plan);
+}
+
+/// Logs why workers start again, in a job of several nodes; nothing the first time.
+void NodeAgent::say_why_again() {
+  const membership::Epoch& epoch = plan_->epoch;
+  if (running_epoch_ == 0) return;
+  std::string size =
+      std::to_string(plan_->nodes.size()) + (plan_->nodes.size() == 1 ? " node" : " nodes");
+  output_->say(options_.command + ": " + epoch.reason + "; starting all workers again on " + size +
+               " (epoch " + std::to_string(epoch.number) + ", restart " +
+               std::to_string(epoch.restarts) + " of " + std::to_string(options_.max_restarts) +
+               ")");
+}
+
+ReportFacts NodeAgent::facts() const {
+  ReportFacts facts{options_.command,
+                    host(),
+                    workers_->ranks(),
+                    workers_->records(),
+                    {},
+                    {},
+                    logs_.path(),
+                    {},
+                    {},
+                    {}};
+  if (state_.first_failure && output_)
+    facts.tail = output_->tail(state_.ends[*state_.first_failure].local_rank);
+  if (state_.first_failure) {
+    const auto at = static_cast<std::size_t>(state_.ends[*state_.first_failure].local_rank);
+    facts.error = read_error_file(workers_->records()[at].error_file).value_or(WorkerError{});
+  }
+  if (commands_.program().is_python)
+    facts.advice = explain_missing_module(facts.tail, commands_.program().pythons, own_program());
+  return facts;
+}
+
+/// Finds the traces by a worker's pid, or by the job's name if the worker only started the program
+/// that is a rank.
+std::string NodeAgent::traces() const {
+  const std::string base = trace::run_directory();
+  std::int64_t since = std::numeric_limits<std::int64_t>::max();
+  for (const WorkerRecord& worker : workers_->records())
+    since = std::min<std::int64_t>(since,
+                                   worker.started.time_since_epoch() / std::chrono::nanoseconds(1));
+  for (const WorkerRecord& worker : workers_->records()) {
+    if (const auto found = trace::find_job_of(base, worker.pid, since)) return *found;
+  }
+  if (job_.run_id == "none") return {};  // many jobs have no name
+  const auto named = trace::find_job_called(base, job_.run_id, since);
+  return named ? *named : std::string();
+}
+
+void NodeAgent::report() {
+  // Show all of the workers' output before the report.
+  while (!output_->drained() && events_.empty()) {
+    if (!wait_and_dispatch()) break;
+  }
+  events_.clear();
+  history_.end(state_.exit_code, state_.other_node);
+  ReportFacts known = facts();
+  known.failures = history_.failures();
+  if (state_.exit_code != 0) known.traces = traces();
+  const std::string text = failure_report(state_, known);
+  if (!text.empty()) output_->say(text);
+}
+
+Result<int> try_job(const RunOptions& options) {
+  auto program = resolve_program(options);
+  if (!program) {
+    std::cerr << options.command << ": " << program.status().message() << std::endl;
+    return 127;
+  }
+  auto signals = SignalWatch::open(options.stop_signals);
+  if (!signals) return signals.status();
+  auto prepared = prepare_or_be_stopped(options, *signals);
+  if (!prepared) return prepared.status();
+  auto logs = log_place(options, prepared->job);
+  if (!logs) return logs.status();
+  return NodeAgent(options, std::move(*prepared), *signals).run(*program, *logs);
+}
+
+}  // namespace
+
+int run_job(const RunOptions& options) {
+  log_by_thread();  // decisions, signals and fencing wait for no disk
+  auto code = try_job(options);
+  if (code) return *code;
+  std::cerr << options.command << ": " << code.status().message() << std::endl;
+  return 1;
+}
+
+}  // namespace muster::launch

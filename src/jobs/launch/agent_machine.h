@@ -1,0 +1,190 @@
+/// The agent's decisions: a pure function of the time, the state and an event. No processes, no
+/// clock, no I/O, so every path is tested without them; `agent.cc` feeds it events.
+///
+///   starting -> running -> (all ended well) -> lingering -> finished
+///                 |  a worker fails, a signal asks to stop, another node fails, a new epoch begins
+///                 v
+///               ending: SIGTERM (or the signal itself) to all; SIGKILL when the time is up
+///                 |     once all have ended:
+///                 |-> running again, all workers anew, while restarts are left
+///                 |-> waiting for the epoch in which they run again, with several nodes
+///                 `-> lingering -> finished
+/// If workers stay (`AgentRules::keep`), a failure leaves the phase as it is: the next epoch
+/// replaces the workers that have ended, and the others go on. Once the workers have come to the
+/// end of training there is nothing to repair: a failure then ends the job, and a node that joins
+/// changes nothing. With several nodes an
+/// epoch of the job starts the workers, not this agent. After a failure it waits for the next epoch
+/// or the end of the job. Lingering: the job continues on other nodes, or this agent serves the
+/// store and stays until the other nodes have ended.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "core/base/time/own_pauses.h"
+#include "jobs/launch/workers/process.h"
+#include "muster/clock.h"
+
+namespace muster::launch {
+
+struct AgentRules {
+  int workers = 1;
+  int max_restarts = 0;  ///< on a single node; with several nodes the epochs count restarts
+  Duration shutdown_timeout = std::chrono::seconds(30);
+  /// With several nodes: workers run when an epoch has a seat for them.
+  bool by_epoch = false;
+  /// This node serves the store, so it must stay until the other nodes have ended.
+  bool serves_store = false;
+  /// The job may go on without this node once it has been told to stop.
+  bool may_leave = false;
+  /// Workers that are left after a failure stay; the next epoch replaces those that have ended.
+  bool keep = false;
+  /// With `keep`: how long workers have to leave by themselves when the node is given up.
+  Duration preempt_grace = Duration::zero();
+  /// How long the other nodes have to answer, in addition to the shutdown timeout.
+  Duration farewell_timeout = std::chrono::seconds(5);
+  /// A timer that comes later than this says that the launcher stood still, and its workers perhaps
+  /// with it: what it would end gets this time again (`core/base/time/own_pauses.h`).
+  Duration stood_still = std::chrono::seconds(1);
+};
+
+enum class AgentPhase : std::uint8_t { starting, waiting, running, ending, lingering, finished };
+enum class AgentCause : std::uint8_t {
+  none,
+  worker_failed,
+  stopped_by_signal,
+  other_node_failed,
+  new_epoch
+};
+
+struct WorkerEnd {
+  int local_rank = 0;
+  ProcessExit exit;
+  bool asked = false;  ///< the agent had told it to end
+  bool by_us = false;  ///< ended by a signal that the agent sent
+};
+
+struct AgentState {
+  AgentPhase phase = AgentPhase::starting;
+  int attempt = 0;                           ///< with several nodes: the epoch's number - 1
+  std::vector<WorkerEnd> ends;               ///< of this attempt, in the order seen
+  std::optional<WorkerEnd> restart_cause;    ///< the first failure of the attempt before
+  std::optional<std::size_t> first_failure;  ///< index into `ends`
+  AgentCause cause = AgentCause::none;
+  int stop_signal = 0;
+  int sent_signal = 0;  ///< the signal that workers were told to end with
+  bool killed = false;  ///< SIGKILL has been sent in this phase
+  /// Workers were told to leave; the others hear of it when they have ended.
+  bool leaving = false;
+  /// An attempt to begin when the workers of the one before have ended.
+  std::optional<int> next_attempt;
+  bool trained = false;   ///< with `AgentRules::keep`: all ranks have come to the end of training
+  bool begun = false;     ///< the job has had an epoch
+  bool job_over = false;  ///< nothing will start any more
+  bool others_gone = false;  ///< no other node is left
+  std::string other_node;    ///< the message of the node that failed first
+  int exit_code = 0;
+  TimePoint timer = TimePoint::max();  ///< when to send TimerFired; max: never
+  OwnPauses pauses{};                  ///< that have put the timer off
+};
+
+// Events.
+struct Begin {};
+struct WorkerEnded {
+  int local_rank;
+  ProcessExit exit;
+};
+struct StopSignal {  ///< SIGINT, SIGTERM, SIGHUP, SIGQUIT
+  int signal;
+};
+struct PassedSignal {  ///< SIGUSR1, SIGUSR2: forwarded to the workers only
+  int signal;
+};
+struct TimerFired {};
+/// A new epoch of the job, in which this node may or may not have a seat.
+struct NewEpoch {
+  std::int64_t number;
+  bool seated;
+  /// It differs from the one before by nodes that have joined: none was lost and no worker failed.
+  bool only_joined = false;
+};
+/// The job has ended, or the service that knows is unreachable.
+struct JobEnded {
+  bool succeeded;
+  int exit_code;
+  std::string reason;
+};
+/// A worker has said that all ranks have come to the end of training.
+struct AllTrained {};
+struct OthersGone {};
+using AgentEvent = std::variant<Begin, WorkerEnded, StopSignal, PassedSignal, TimerFired, NewEpoch,
+                                JobEnded, AllTrained, OthersGone>;
+
+// Actions, to be carried out in order.
+struct StartWorkers {
+  int attempt;
+  friend bool operator==(const StartWorkers&, const StartWorkers&) = default;
+};
+/// The workers that have ended start anew, and the others are told of the epoch.
+struct RepairWorkers {
+  int attempt;
+  friend bool operator==(const RepairWorkers&, const RepairWorkers&) = default;
+};
+/// The workers shall leave after their next commit.
+struct TellLeave {
+  friend bool operator==(const TellLeave&, const TellLeave&) = default;
+};
+struct SignalWorkers {  ///< to every running worker and its process group
+  int signal;
+  friend bool operator==(const SignalWorkers&, const SignalWorkers&) = default;
+};
+/// All workers have ended: kill what is left of their process groups.
+struct SweepWorkers {
+  friend bool operator==(const SweepWorkers&, const SweepWorkers&) = default;
+};
+/// A worker has failed.
+struct TellFailed {
+  friend bool operator==(const TellFailed&, const TellFailed&) = default;
+};
+/// This node was told to stop: the job shall go on without it, or end.
+struct TellStopped {
+  bool leaving;
+  friend bool operator==(const TellStopped&, const TellStopped&) = default;
+};
+/// A failure after training, here or elsewhere: nothing is repaired, the job shall end with it.
+struct TellOver {
+  friend bool operator==(const TellOver&, const TellOver&) = default;
+};
+/// All ranks had come to the end of training before the present epoch began.
+struct TellTrained {
+  friend bool operator==(const TellTrained&, const TellTrained&) = default;
+};
+struct TellSucceeded {
+  friend bool operator==(const TellSucceeded&, const TellSucceeded&) = default;
+};
+struct Finish {
+  int exit_code;
+  friend bool operator==(const Finish&, const Finish&) = default;
+};
+using AgentAction =
+    std::variant<StartWorkers, RepairWorkers, TellLeave, SignalWorkers, SweepWorkers, TellFailed,
+                 TellStopped, TellOver, TellTrained, TellSucceeded, Finish>;
+
+/// Classifies the end of a worker, in the state before `decide` receives it.
+WorkerEnd judge_end(const AgentState& state, const WorkerEnded& event);
+/// Whether it is a failure of the worker's own.
+inline bool is_failure(const WorkerEnd& end) {
+  return !end.exit.success() && (!end.asked || (end.exit.signal != 0 && !end.by_us));
+}
+
+struct Decision {
+  AgentState state;
+  std::vector<AgentAction> actions;
+};
+Decision decide(TimePoint now, const AgentRules& rules, AgentState state, const AgentEvent& event);
+
+}  // namespace muster::launch

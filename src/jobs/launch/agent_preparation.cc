@@ -1,0 +1,96 @@
+#include "jobs/launch/agent_preparation.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <iostream>
+#include <optional>
+#include <sstream>
+#include <thread>
+
+#include "core/base/env.h"
+#include "core/base/process/temporary_folder.h"
+#include "core/base/threads/thread_start.h"
+#include "core/net/socket_address.h"
+
+namespace muster::launch {
+namespace {
+
+Result<Prepared> prepare(const RunOptions& options) {
+  auto secret = job_secret(options);
+  if (!secret) return secret.status();
+  // Workers get the secret in a sealed file. In this environment it would be readable as long as
+  // the job runs.
+  wipe_env("MUSTER_SECRET");
+  auto job = open_job(options, *secret);
+  if (!job) return job.status();
+  Descriptor secret_file;
+  if (secret->kind() == Secret::Kind::given) {
+    auto sealed = secret->sealed();
+    if (!sealed) return sealed.status();
+    secret_file = std::move(*sealed);
+  }
+  std::unique_ptr<NodeMembership> nodes;
+  if (options.nodes > 1 || options.keep_workers) {
+    auto joined = join_nodes(options, *job, *secret);
+    if (!joined) return joined.status();
+    nodes = std::move(*joined);
+  }
+  return Prepared{std::move(secret_file), std::move(*job), std::move(nodes)};
+}
+
+}  // namespace
+
+// Runs `prepare` on its own thread: none of its waits handles signals.
+Result<Prepared> prepare_or_be_stopped(const RunOptions& options, SignalWatch& signals) {
+  Descriptor done(::eventfd(0, EFD_CLOEXEC));
+  if (!done) return Status(Code::exhausted, "no event descriptor: " + errno_text(errno));
+  std::optional<Result<Prepared>> prepared;
+  auto preparing = start_thread("the thread that joins the job", [&] {
+    prepared = prepare(options);
+    const std::uint64_t one = 1;
+    // The first word in an empty count always has room.
+    [[maybe_unused]] const ssize_t told = ::write(done.get(), &one, sizeof one);
+  });
+  if (!preparing) return preparing.status();
+  for (;;) {
+    pollfd ready[2] = {{done.get(), POLLIN, 0}, {signals.descriptor(), POLLIN, 0}};
+    // After a handler has run it is asked again; no other failure is possible here but one of the
+    // kernel's memory, which may pass.
+    if (::poll(ready, 2, -1) < 0) continue;
+    if (ready[0].revents != 0) break;
+    for (int signal : signals.take()) {
+      if (!options.stop_signals.contains(signal)) continue;
+      std::cerr << options.command << ": stopped by " << signal_name(signal)
+                << " while joining the job's store" << std::endl;
+      ::_exit(128 + signal);
+    }
+  }
+  preparing->join();
+  return std::move(*prepared);
+}
+
+Result<LogPlace> log_place(const RunOptions& options, const NodeJob& job) {
+  const auto any = [](const std::vector<Streams>& list) {
+    return std::any_of(list.begin(), list.end(),
+                       [](Streams streams) { return streams != Streams::none; });
+  };
+  if (!any(options.redirects) && !any(options.tee)) return LogPlace{};
+  LogPlace place{options.log_dir.value_or(""), {}};
+  std::istringstream id(job.run_id);
+  for (std::string part; std::getline(id, part, '/');) {
+    if (!part.empty()) place.folders.push_back(part);
+  }
+  if (place.base.empty()) {
+    auto made = make_temporary_folder("muster_");
+    if (!made) return made.status();
+    place.base = std::move(*made);
+    std::cerr << options.command << ": logs are in " << place.base << std::endl;
+  }
+  return place;
+}
+
+}  // namespace muster::launch

@@ -1,0 +1,41 @@
+// Fuzzers of the small languages of the launcher's options.
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "jobs/launch/options.h"
+#include "testing/fuzz.h"
+
+namespace muster::launch {
+namespace {
+
+using testing::Fuzz;
+
+// Malformed options are refused in words, whatever they are
+TEST(OptionsFuzz, TextsAreReadOrRefused) {
+  Fuzz fuzz(1);
+  constexpr int kWorkers = 4;
+  for (testing::FuzzRun run(3000); run.goes_on();) {
+    const auto text = [&](const std::string& sample) {
+      return fuzz.one_in(3) ? fuzz.babble(20, "0123456789:,-[]. abcpugto") : fuzz.damaged(sample);
+    };
+    const auto nodes = parse_nodes(text("4:4"));
+    EXPECT_TRUE(nodes.ok() ? nodes->least > 0 && nodes->least <= nodes->most
+                           : !nodes.status().message().empty());
+    const auto workers = parse_workers(text("8"));
+    EXPECT_TRUE(workers.ok() ? *workers > 0 : !workers.status().message().empty());
+    const auto streams = parse_streams("--tee", text("0:1,1:2,3:3"), kWorkers);
+    EXPECT_TRUE(streams.ok() ? streams->size() == kWorkers : !streams.status().message().empty());
+    const auto ranks = parse_rank_set("--local-ranks-filter", text("0,2,3"), kWorkers);
+    if (ranks.ok()) {
+      for (const int rank : *ranks) EXPECT_TRUE(rank >= 0 && rank < kWorkers) << rank;
+    }
+    const auto endpoint =
+        parse_endpoint("--rdzv-endpoint", text(fuzz.one_in(2) ? "node1:29400" : "[::1]:29400"));
+    EXPECT_TRUE(endpoint.ok() ? !endpoint->host.empty() : !endpoint.status().message().empty());
+  }
+}
+
+}  // namespace
+}  // namespace muster::launch

@@ -1,0 +1,566 @@
+#include "jobs/launch/node/node_membership.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "core/base/bytes.h"
+#include "core/base/errno_text.h"
+#include "core/base/log/log.h"
+#include "core/base/threads/thread_start.h"
+#include "core/security/secret.h"
+
+namespace muster::launch {
+namespace {
+
+using membership::JobState;
+using membership::NodePhase;
+
+constexpr std::size_t kFailuresTold = 8;
+// limit: without a lease; a service that has another way back tells by its watch
+constexpr Duration kLongestWait = std::chrono::seconds(5);
+// limit: pauses before something is told again
+constexpr Duration kFirstPause = std::chrono::milliseconds(100),
+                   kLongestPause = std::chrono::seconds(2);
+// So late no thread is that runs: this process stood still, and the watch has not told yet what
+// happened meanwhile.
+constexpr Duration kStoodStill = std::chrono::milliseconds(500);
+constexpr Duration kTimeToCatchUp = std::chrono::seconds(1);
+constexpr Duration kLastWords = std::chrono::seconds(2);  // limit: of a node that leaves
+constexpr std::size_t kRandomBytes = 8;
+
+}  // namespace
+
+std::string encode(const NodeDetails& details) {
+  ByteWriter writer;
+  writer.put_text(encode(details.facts))
+      .put_text(details.launcher)
+      .put_text(details.program_addr)
+      .put(details.program_port)
+      .put_text(details.store_addr)
+      .put(details.store_port)
+      .put(static_cast<std::uint32_t>(details.failures.size()));
+  for (const FailureNote& note : details.failures)
+    writer.put(note.epoch).put(note.order).put_text(note.text);
+  return writer.put_text(details.identity).take();
+}
+
+Result<NodeDetails> decode_node_details(const std::string& record) {
+  ByteReader reader(record);
+  NodeDetails details;
+  auto facts = decode_node_facts(std::string(reader.get_text()));
+  if (!facts) return facts.status();
+  details.facts = std::move(*facts);
+  details.launcher = reader.get_text();
+  details.program_addr = reader.get_text();
+  details.program_port = reader.get<std::uint16_t>();
+  details.store_addr = reader.get_text();
+  details.store_port = reader.get<std::uint16_t>();
+  const auto count = reader.get<std::uint32_t>();
+  for (std::uint32_t i = 0; i < count && reader.ok(); ++i) {
+    FailureNote note;
+    note.epoch = reader.get<std::int64_t>();
+    note.order = reader.get<std::int64_t>();
+    note.text = reader.get_text();
+    if (reader.ok()) details.failures.push_back(std::move(note));
+  }
+  details.identity = reader.get_text();
+  if (reader.at_end()) return details;
+  return Status(Code::mismatch,
+                "a node described itself in a form that this version does not know; run the same "
+                "muster on all nodes");
+}
+
+NodeMembership::NodeMembership(std::unique_ptr<membership::Membership> membership,
+                               NodeMembershipOptions options, NodeDetails details)
+    : options_(std::move(options)),
+      membership_(std::move(membership)),
+      details_(std::move(details)) {
+  details_.identity = random_name(kRandomBytes);
+  report_.wanted_slot = options_.wanted_slot;
+  report_.host = details_.facts.host;
+  report_.least_nodes = options_.epochs.min_nodes;
+  report_.most_nodes = options_.epochs.max_nodes;
+  report_.details = encode(details_);
+}
+
+Result<std::unique_ptr<NodeMembership>> NodeMembership::join(
+    std::unique_ptr<membership::Membership> membership, NodeMembershipOptions options,
+    NodeDetails details) {
+  std::unique_ptr<NodeMembership> node(
+      new NodeMembership(std::move(membership), std::move(options), std::move(details)));
+  if (Status started = node->start(); !started) return started;
+  return node;
+}
+
+Status NodeMembership::start() {
+  event_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!event_) return Status(Code::exhausted, "no event descriptor: " + errno_text(errno));
+  {
+    Lock lock(mutex_);
+    if (Status taken = take_place(lock); !taken) return taken;
+  }
+  auto watch = membership_->watch("");
+  if (!watch) return watch.status();
+  watch_ = std::move(*watch);
+  auto telling =
+      start_thread("the thread that tells the job's nodes of this one", [this] { tell_all(); });
+  if (!telling) return telling.status();
+  telling_ = std::move(*telling);
+  auto following =
+      start_thread("the thread that follows the job's nodes", [this] { follow_all(); });
+  if (!following) return following.status();
+  following_ = std::move(*following);
+  return {};
+}
+
+NodeMembership::~NodeMembership() {
+  {
+    Lock lock(mutex_);
+    told_.wait_for(lock, kLastWords,
+                   [this] { return !telling_.joinable() || !hold_ || untold_.empty(); });
+    stop_ = true;
+  }
+  closing_->raise("this node leaves the job");
+  work_.notify_all();
+  if (watch_) watch_->close();
+  if (following_.joinable()) following_.join();
+  if (telling_.joinable()) telling_.join();
+}
+
+std::string NodeMembership::next_name() const {
+  return options_.wanted_slot >= 0 || name_.empty()
+             ? options_.name
+             : options_.name + ", " + random_name(kRandomBytes);
+}
+
+std::string NodeMembership::place() const {
+  const Lock lock(mutex_);
+  return hold_ ? name_ : std::string();
+}
+
+void NodeMembership::give_under_lock(NodeNews news) {
+  news_.push_back(std::move(news));
+  const std::uint64_t one = 1;
+  // Fails only where the count is at its limit, and then the descriptor is readable.
+  [[maybe_unused]] const ssize_t told = ::write(event_.get(), &one, sizeof one);
+}
+
+void NodeMembership::give(NodeNews news) {
+  const Lock lock(mutex_);
+  give_under_lock(std::move(news));
+}
+
+std::vector<NodeNews> NodeMembership::take() {
+  const Lock lock(mutex_);
+  std::uint64_t count = 0;
+  [[maybe_unused]] const ssize_t got = ::read(event_.get(), &count, sizeof count);
+  return std::exchange(news_, {});
+}
+
+/// For this node. Nothing more is told: nobody needs it.
+void NodeMembership::end_of_job(JobEnded end, bool service_lost) {
+  const Lock lock(mutex_);
+  over_ = true;
+  untold_.clear();
+  proposed_.reset();
+  give_under_lock({AgentEvent(std::move(end)), {}, {}, 0, service_lost});
+}
+
+/// Under the lock.
+void NodeMembership::publish() {
+  report_.details = encode(details_);
+  if (!hold_ || over_) return;
+  untold_.push_back(membership::encode(report_));
+  work_.notify_all();
+}
+
+void NodeMembership::report(NodePhase phase, std::int64_t epoch, int exit_code,
+                            const std::string& reason, bool killed, std::int64_t trained_in) {
+  const Lock lock(mutex_);
+  report_.phase = phase;
+  report_.killed = killed;
+  report_.epoch = epoch;
+  report_.exit_code = exit_code;
+  report_.reason = reason;
+  report_.trained_in = trained_in;
+  publish();
+}
+
+void NodeMembership::set_program_port(std::uint16_t port) {
+  const Lock lock(mutex_);
+  details_.program_port = port;
+  publish();
+}
+
+void NodeMembership::add_failure(const FailureNote& note) {
+  const Lock lock(mutex_);
+  details_.failures.push_back(note);
+  if (details_.failures.size() > kFailuresTold) details_.failures.erase(details_.failures.begin());
+  publish();
+}
+
+void NodeMembership::forget_untold() {
+  const Lock lock(mutex_);
+  untold_.clear();
+}
+
+bool NodeMembership::all_told() const {
+  const Lock lock(mutex_);
+  return over_ || (hold_ && untold_.empty());
+}
+
+// What is told once is told until it is confirmed: an answer may be lost, and a service may be away
+// for a time.
+void NodeMembership::tell_all() {
+  const Interruption::InterruptionBinding binding(closing_);
+  Duration pause{0};
+  Lock lock(mutex_);
+  while (!stop_) {
+    const bool rejoins = !hold_ && !over_;
+    if (!lost_ && !rejoins && untold_.empty() && !proposed_) {
+      work_.wait(lock);
+      continue;
+    }
+    Status said;
+    if (lost_) {
+      auto lost = std::exchange(lost_, nullptr);
+      lock.unlock();
+      lost.reset();
+      lock.lock();
+    }
+    if (rejoins && !stop_) said = take_place_again(lock);
+    if (said && !untold_.empty() && hold_ && !stop_) said = tell_report(lock);
+    // Not behind a report that etcd, out of space, does not take.
+    if (proposed_ && hold_ && !stop_) {
+      if (Status proposed = tell_epoch(lock); !proposed) said = proposed;
+    }
+    if (said) {
+      pause = Duration(0);
+      continue;
+    }
+    pause = std::clamp<Duration>(2 * pause, kFirstPause, kLongestPause);
+    work_.wait_for(lock, pause, [this] { return stop_.load(); });
+  }
+}
+
+/// Gives the lock up meanwhile: whoever reads the log may be slow.
+void NodeMembership::note_trouble(Lock& lock, const std::string& what, const Status& status) {
+  if (stop_ || status.message() == trouble_) return;
+  trouble_ = status.message();
+  lock.unlock();
+  log(LogLevel::warning, what + " has not reached " + options_.place +
+                             ", and is told again until it has: " + status.message());
+  lock.lock();
+}
+
+Status NodeMembership::take_place(Lock& lock) {
+  const std::string name = next_name(), record = membership::encode(report_);
+  lock.unlock();
+  auto hold = membership_->hold(name, record, options_.ttl);
+  bool own = false;
+  Status status = hold ? Status()
+                  : hold.status().code() == Code::refused
+                      ? describe_holder(hold.status(), name, own)
+                      : hold.status();
+  lock.lock();
+  // Its own earlier hold ends within its time.
+  if (own) return Status(Code::timed_out, status.message());
+  if (!status) return status;
+  name_ = name;
+  hold_ = std::move(*hold);
+  untold_.clear();
+  if (membership::encode(report_) != record) publish();
+  return {};
+}
+
+Status NodeMembership::take_place_again(Lock& lock) {
+  Status taken = take_place(lock);
+  if (taken || stop_) return taken;
+  const bool may_try_again =
+      taken.code() != Code::refused && taken.code() != Code::invalid_argument;
+  if (may_try_again && steady_clock().now() < lost_at_ + options_.epochs.join_timeout) {
+    note_trouble(lock, "that this node asks for a place in the job again", taken);
+    return taken;
+  }
+  lock.unlock();
+  end_of_job({false, 1, "this node's place in the job is lost: " + taken.message()}, true);
+  give({AgentEvent(OthersGone{}), {}, {}});
+  watch_->close();
+  lock.lock();
+  return {};
+}
+
+/// `own`: the holder is this process.
+Status NodeMembership::describe_holder(const Status& refused, const std::string& name,
+                                       bool& own) const {
+  std::string holder = "another launcher";
+  if (auto watch = membership_->watch(name); watch) {
+    const auto update = (*watch)->next(options_.ttl);
+    for (const membership::Change& change :
+         update ? update->changes : std::vector<membership::Change>()) {
+      if (change.name != name || !change.value) continue;
+      const auto report = membership::decode_report(*change.value);
+      const auto details = report ? decode_node_details(report->details) : report.status();
+      if (!details) continue;
+      holder = details->launcher;
+      own = details->identity == details_.identity;
+    }
+  }
+  if (options_.wanted_slot < 0) return refused;
+  return Status(Code::invalid_argument,
+                "node rank " + std::to_string(options_.wanted_slot) + " is taken already, by " +
+                    holder +
+                    "; every node of the job needs a --node-rank of its own (and every job a "
+                    "--rdzv-id of its own)");
+}
+
+Status NodeMembership::tell_report(Lock& lock) {
+  const std::string record = untold_.front();
+  const auto hold = hold_;
+  lock.unlock();
+  Status said = hold->set(record);
+  lock.lock();
+  if (said) {
+    trouble_.clear();
+    if (!untold_.empty() && hold == hold_) untold_.pop_front();
+    if (untold_.empty()) {
+      give_under_lock({});
+      told_.notify_all();
+    }
+    return {};
+  }
+  // The other thread takes care of a lost place.
+  if (said.code() != Code::refused) note_trouble(lock, "what this node says of itself", said);
+  return said;
+}
+
+Status NodeMembership::tell_epoch(Lock& lock) {
+  const ProposedEpoch proposed = *proposed_;
+  lock.unlock();
+  const auto committed = membership_->commit(proposed.epoch, proposed.on_top_of);
+  lock.lock();
+  // Refused: another node committed first, and the watch will report its epoch.
+  if (committed || committed.status().code() == Code::refused) {
+    answered_ = proposed.on_top_of;
+    answered_at_ = steady_clock().now();
+    if (proposed_ && proposed_->on_top_of == answered_) proposed_.reset();
+    return {};
+  }
+  note_trouble(lock, "epoch " + std::to_string(proposed.epoch.number) + " of the job",
+               committed.status());
+  return committed.status();
+}
+
+/// Of a new decision; none: there is nothing to propose any more.
+void NodeMembership::propose(std::optional<ProposedEpoch> epoch) {
+  const Lock lock(mutex_);
+  // The watch is about to tell of the answer. If it does not, the question is put again.
+  if (epoch && epoch->on_top_of == answered_) {
+    const TimePoint again = answered_at_ + kLongestWait;
+    ask_again_ = std::min(ask_again_, again);
+    if (steady_clock().now() < again) return;
+    answered_ = -1;
+  }
+  if (proposed_ == epoch || over_) return;
+  proposed_ = std::move(epoch);
+  work_.notify_all();
+}
+
+TimePoint NodeMembership::expires() const {
+  const Lock lock(mutex_);
+  return hold_ ? hold_->expires() : deadline_after(steady_clock(), kLongestWait);
+}
+
+void NodeMembership::follow_all() {
+  TimePoint looked_at = steady_clock().now();
+  while (!stop_) {
+    const TimePoint now = steady_clock().now();
+    const TimePoint wake = std::max(now, std::min(expires(), ask_again_));
+    auto update = watch_->next(wake - now);
+    if (stop_) return;
+    if (!update) {
+      // After the end of the job the service may end at any time.
+      if (!over_.exchange(true))
+        end_of_job({false, 1, options_.place + " is gone: " + update.status().message()}, true);
+      return give({AgentEvent(OthersGone{}), {}, {}});
+    }
+    const bool stood_still =
+        now - looked_at > kStoodStill || steady_clock().now() - wake > kStoodStill;
+    looked_at = steady_clock().now();
+    if (!follow(*update, stood_still)) return;
+  }
+}
+
+/// Returns false if there is nothing more to follow.
+bool NodeMembership::follow(const membership::Update& update, bool stood_still) {
+  // First: an epoch that others have begun meanwhile may be far behind in the queue of updates.
+  if (!over_) keep_place();
+  note_others(update);
+  view_.apply(update, steady_clock().now());
+  if (!over_ && refuses_itself()) {
+    give({AgentEvent(OthersGone{}), {}, {}});
+    return false;
+  }
+  follow_epoch();
+  follow_arrivals();
+  if (over_) {
+    const auto& nodes = view_.nodes();
+    const bool alone = nodes.empty() || (nodes.size() == 1 && nodes.contains(place()));
+    if (alone) give({AgentEvent(OthersGone{}), {}, {}});
+    return !alone;
+  }
+  decide(stood_still);
+  return true;
+}
+
+void NodeMembership::note_others(const membership::Update& update) {
+  const std::string own = place();
+  NodeNews news;
+  for (const membership::Change& change : update.changes) {
+    if (!change.value || change.name == own) continue;
+    const auto report = membership::decode_report(*change.value);
+    const auto details = report ? decode_node_details(report->details) : report.status();
+    if (!details || details->identity == details_.identity) continue;
+    // A node that takes its place again has another name, and has told of these failures before.
+    std::int64_t& seen = failures_seen_[details->identity];
+    for (const FailureNote& note : details->failures) {
+      if (note.order <= seen) continue;
+      seen = note.order;
+      news.failures.push_back(note);
+    }
+  }
+  if (!news.failures.empty()) give(std::move(news));
+}
+
+/// The numbers of nodes are the job's, so the node that came first says which they are. One that
+/// says other numbers ends, and disturbs nobody.
+bool NodeMembership::refuses_itself() {
+  const auto own = view_.nodes().find(place());
+  if (own == view_.nodes().end() || own->second.slot >= 0 || own->first == compared_) return false;
+  compared_ = own->first;
+  for (const auto& [name, node] : view_.nodes()) {
+    const membership::NodeReport& theirs = node.report;
+    const bool same = theirs.least_nodes == options_.epochs.min_nodes &&
+                      theirs.most_nodes == options_.epochs.max_nodes;
+    if (same || theirs.most_nodes == 0) continue;
+    if (node.slot < 0 && node.since > own->second.since) continue;
+    const auto words = [](int least, int most) {
+      return "--nnodes " + (least == most ? "" : std::to_string(least) + ":") +
+             std::to_string(most);
+    };
+    const auto details = decode_node_details(theirs.details);
+    end_of_job({false, 1,
+                "this node was started with " +
+                    words(options_.epochs.min_nodes, options_.epochs.max_nodes) + ", and " +
+                    (details ? details->launcher : name) + " of the same job with " +
+                    words(theirs.least_nodes, theirs.most_nodes) +
+                    "; give all nodes of a job the same --nnodes, and every job an --rdzv-id of "
+                    "its own"},
+               false);
+    return true;
+  }
+  return false;
+}
+
+void NodeMembership::follow_epoch() {
+  const membership::Epoch& epoch = view_.epoch();
+  if (epoch.number <= followed_ || over_) return;
+  const bool first = followed_ == 0;
+  followed_ = epoch.number;
+  if (epoch.state != JobState::running) {
+    const bool succeeded = epoch.state == JobState::succeeded;
+    if (first && succeeded)
+      return end_of_job({false, 1,
+                         "the job \"" + options_.job +
+                             "\" had ended already, and well; start another one with an --rdzv-id "
+                             "of its own"},
+                        false);
+    return end_of_job({succeeded, epoch.exit_code, epoch.reason}, false);
+  }
+  const std::string own_name = place();
+  auto plan = std::make_shared<EpochPlan>();
+  plan->epoch = epoch;
+  for (const membership::Member& member : epoch.members) {
+    const auto report = membership::decode_report(member.value);
+    auto details = report ? decode_node_details(report->details) : report.status();
+    const bool own = member.name == own_name;
+    if (const int workers = details_.facts.workers;
+        details && own && details->facts.workers != workers)
+      details = Status(Code::mismatch,
+                       "epoch " + std::to_string(epoch.number) + " of the job has " +
+                           std::to_string(details->facts.workers) +
+                           " workers on this node, which starts " + std::to_string(workers));
+    if (!details) return end_of_job({false, 1, details.status().message()}, false);
+    if (own) {
+      plan->node = static_cast<int>(plan->nodes.size());
+      plan->slot = member.slot;
+    }
+    plan->nodes.push_back(std::move(*details));
+  }
+  const auto stays = [&](const membership::Member& before) {
+    return std::ranges::any_of(epoch.members, [&](const membership::Member& now) {
+      return now.slot == before.slot && now.name == before.name;
+    });
+  };
+  const bool only_joined =
+      !first && epoch.restarts == epoch_.restarts && std::ranges::all_of(epoch_.members, stays);
+  epoch_ = epoch;
+  give({AgentEvent(NewEpoch{epoch.number, plan->node >= 0, only_joined}), plan, {}});
+}
+
+void NodeMembership::follow_arrivals() {
+  const std::int64_t number = view_.epoch().number;
+  if (over_ || number == complete_ || view_.arrived() < view_.seats().size()) return;
+  if (!view_.lost().empty()) return;  // the next epoch is about to begin
+  complete_ = number;
+  give({{}, {}, {}, number});
+}
+
+/// If the lease was lost, the others go on without this node: its workers end, and it joins again
+/// as a new node.
+void NodeMembership::keep_place() {
+  Status lost;
+  {
+    const Lock lock(mutex_);
+    if (hold_) lost = hold_->state();
+    if (lost.ok()) return;
+    lost_ = std::exchange(hold_, nullptr);
+    lost_at_ = steady_clock().now();
+    untold_.clear();
+    proposed_.reset();
+    report_.phase = NodePhase::waiting;
+    report_.epoch = report_.trained_in = 0;
+    report_.reason.clear();
+    give_under_lock({AgentEvent(NewEpoch{std::max<std::int64_t>(followed_, 1), false}), {}, {}});
+    work_.notify_all();
+  }
+  log(LogLevel::warning,
+      "this node has lost its place in the job, and asks for another: " + lost.message());
+}
+
+void NodeMembership::decide(bool stood_still) {
+  ask_again_ = TimePoint::max();
+  if (!stood_still) pauses_.reset();
+  if (stood_still && pauses_.excuse()) {
+    ask_again_ = deadline_after(steady_clock(), kTimeToCatchUp);
+    return;
+  }
+  const std::string own_name = place();
+  if (own_name.empty()) return;
+  // A node that stops sees to it that the job ends: there may be no member left to propose it.
+  const auto own = view_.nodes().find(own_name);
+  const bool stops = own != view_.nodes().end() && own->second.report.phase == NodePhase::stopped;
+  if (!stops && view_.proposer() != own_name) return propose(std::nullopt);
+  const membership::Decision decision =
+      membership::next_epoch(steady_clock().now(), view_, options_.epochs);
+  ask_again_ = decision.again;
+  if (!decision.commit) return propose(std::nullopt);
+  membership::Epoch epoch = membership::make_epoch(view_, decision);
+  if (epoch.number == 1) epoch.launch = details_.identity;
+  propose(ProposedEpoch{std::move(epoch), view_.epoch_revision()});
+}
+
+}  // namespace muster::launch

@@ -1,0 +1,181 @@
+/// This node's membership in a job of several nodes: it holds a lease on its place, follows the
+/// epochs, and commits the next one when it is this node's turn (`jobs/membership/next_epoch.h`).
+///
+/// Two threads divide the work, so that nothing that matters waits for the service. One follows
+/// the watch, decides, and notices the end of the lease; it never makes a request. The other makes
+/// all requests: it takes the place, and tells reports and epochs until the service has confirmed
+/// them. The agent's own thread only leaves work for them and takes their news.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/descriptor.h"
+#include "core/base/process/interruption.h"
+#include "core/base/time/own_pauses.h"
+#include "jobs/launch/agent_machine.h"
+#include "jobs/launch/node/rank_assignment.h"
+#include "jobs/membership/job_view.h"
+#include "jobs/membership/next_epoch.h"
+
+namespace muster::launch {
+
+/// A failure of a worker, as all nodes report it at the end.
+struct FailureNote {
+  std::int64_t epoch = 0;
+  std::int64_t order = 0;  ///< numbers the failures of its node
+  std::string text;        ///< "node 1 (host-b): rank 3 (local rank 1, ...) ended with exit code 3"
+  friend bool operator==(const FailureNote&, const FailureNote&) = default;
+};
+
+/// What this node publishes besides its phase.
+struct NodeDetails {
+  NodeFacts facts;
+  std::string launcher;            ///< "host, process 77"
+  std::string program_addr;        ///< MASTER_ADDR, if rank 0 is here
+  std::uint16_t program_port = 0;  ///< MASTER_PORT
+  /// The workers' store, if rank 0 is here; empty: one store serves all epochs.
+  std::string store_addr{};
+  std::uint16_t store_port = 0;
+  std::vector<FailureNote> failures{};  ///< the last few
+  std::string identity{};               ///< of its process, which no other one has
+};
+std::string encode(const NodeDetails& details);
+Result<NodeDetails> decode_node_details(const std::string& record);
+
+/// An epoch from the view of one node's workers.
+struct EpochPlan {
+  membership::Epoch epoch;
+  std::vector<NodeDetails> nodes;  ///< in the order of their slots
+  int node = -1;                   ///< this node's index in `nodes`, GROUP_RANK; -1: it has no seat
+  int slot = -1;                   ///< stays the same as long as it has a seat
+};
+
+struct NodeMembershipOptions {
+  /// Name of the lease. Unless a slot is wanted each further hold has a random end: the service may
+  /// know this process's own earlier hold for as long as that lives.
+  std::string name;
+  int wanted_slot = -1;  ///< -1: any
+  Duration ttl = std::chrono::milliseconds(2500);
+  membership::EpochOptions epochs;
+  std::string place;  ///< of the membership service, for messages: "the job's store at host:29400"
+  std::string job;    ///< its name, for messages
+};
+
+/// News for the agent.
+struct NodeNews {
+  std::optional<AgentEvent> event;
+  std::shared_ptr<const EpochPlan> plan{};  ///< with a NewEpoch
+  std::vector<FailureNote> failures{};      ///< of other nodes
+  /// Number of the epoch of whose nodes all have now said something of it; 0: no news of that.
+  std::int64_t complete = 0;
+  bool service_lost = false;  ///< with a JobEnded: the membership service does not answer
+};
+
+class NodeMembership {
+ public:
+  /// Acquires the place. Code::refused names the launcher that already holds it.
+  static Result<std::unique_ptr<NodeMembership>> join(
+      std::unique_ptr<membership::Membership> membership, NodeMembershipOptions options,
+      NodeDetails details);
+  /// Releases the place.
+  ~NodeMembership();
+
+  /// A descriptor that is readable when `take` has news.
+  int descriptor() const { return event_.get(); }
+  std::vector<NodeNews> take();
+
+  /// Publishes to the other nodes, in the order of the calls, until the service has confirmed it or
+  /// the place is lost. Returns at once. `killed`, `trained_in`: see NodeReport.
+  void report(membership::NodePhase phase, std::int64_t epoch, int exit_code,
+              const std::string& reason, bool killed = false, std::int64_t trained_in = 0);
+  void set_program_port(std::uint16_t port);
+  void add_failure(const FailureNote& note);
+  /// Whether the service has confirmed all of that, or nobody needs it any more. When it becomes
+  /// true there are news, if only empty ones.
+  bool all_told() const;
+  /// The destructor waits for it for at most two seconds, unless it is given up here.
+  void forget_untold();
+
+ private:
+  struct ProposedEpoch {
+    membership::Epoch epoch;
+    std::int64_t on_top_of = 0;  // revision of the present one
+    friend bool operator==(const ProposedEpoch&, const ProposedEpoch&) = default;
+  };
+  using Lock = std::unique_lock<std::mutex>;
+
+  NodeMembership(std::unique_ptr<membership::Membership> membership, NodeMembershipOptions options,
+                 NodeDetails details);
+  std::string next_name() const;
+  Status start();
+  void publish();
+  void give(NodeNews news);
+  void give_under_lock(NodeNews news);
+  void end_of_job(JobEnded end, bool service_lost);
+
+  // By the thread that makes requests. Each gives the lock up during a request.
+  void tell_all();
+  Status take_place(Lock& lock);
+  Status describe_holder(const Status& refused, const std::string& name, bool& own) const;
+  Status tell_report(Lock& lock);
+  Status tell_epoch(Lock& lock);
+  Status take_place_again(Lock& lock);
+  void note_trouble(Lock& lock, const std::string& what, const Status& status);
+
+  // By the thread that follows the watch.
+  void follow_all();
+  bool follow(const membership::Update& update, bool stood_still);
+  void note_others(const membership::Update& update);
+  bool refuses_itself();
+  void follow_epoch();
+  void follow_arrivals();
+  void decide(bool stood_still);
+  void propose(std::optional<ProposedEpoch> epoch);
+  void keep_place();
+  std::string place() const;
+  TimePoint expires() const;
+
+  const NodeMembershipOptions options_;
+  const std::unique_ptr<membership::Membership> membership_;
+  const std::shared_ptr<Interruption> closing_ = std::make_shared<Interruption>();
+  Descriptor event_;
+  mutable std::mutex mutex_;  // guards all down to `news_`; never held during a request
+  std::condition_variable work_, told_;
+  std::string name_;                        // of the hold, or of the last one
+  std::shared_ptr<membership::Hold> hold_;  // null: lost
+  std::shared_ptr<membership::Hold> lost_;  // to be given back
+  TimePoint lost_at_{};
+  membership::NodeReport report_;
+  NodeDetails details_;
+  std::deque<std::string> untold_;         // reports that the service has not confirmed
+  std::optional<ProposedEpoch> proposed_;  // that it has not answered
+  std::int64_t answered_ = -1;             // on top of this revision an epoch has been committed
+  TimePoint answered_at_{};
+  std::string trouble_;  // the last that was logged
+  std::vector<NodeNews> news_;
+  std::atomic<bool> over_ = false;  // the job has ended for this node
+  std::atomic<bool> stop_ = false;
+  // Used only by the thread that follows the watch.
+  std::unique_ptr<membership::Watch> watch_;
+  membership::JobView view_;
+  std::int64_t followed_ = 0;  // the last epoch reported to the agent
+  membership::Epoch epoch_;    // that one
+  std::int64_t complete_ = 0;  // the last one that was reported complete
+  std::map<std::string, std::int64_t> failures_seen_;
+  std::string compared_;  // the name under which this node was compared with those before it
+  TimePoint ask_again_ = TimePoint::max();
+  OwnPauses pauses_;  // that have put a decision off
+  std::thread following_, telling_;
+};
+
+}  // namespace muster::launch

@@ -1,0 +1,390 @@
+#include "jobs/launch/node/node_membership.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "core/store/factory.h"
+#include "jobs/membership/factory.h"
+#include "jobs/membership/update_queue.h"
+#include "testing/limits.h"
+
+namespace muster::launch {
+namespace {
+
+std::unique_ptr<membership::Membership> member_of(std::shared_ptr<store::TcpStore> store) {
+  auto made =
+      membership::make_agent_membership(std::move(store), "job", muster::testing::kMustHappen);
+  EXPECT_TRUE(made.ok()) << made.status().message();
+  return std::move(*made);
+}
+
+std::shared_ptr<store::TcpStore> served_store() {
+  store::TcpStoreOptions options;
+  options.host = "127.0.0.1";
+  options.port = 0;
+  options.is_server = true;
+  options.secret = Secret::random();
+  auto store = store::make_tcp_store(options);
+  EXPECT_TRUE(store.ok()) << store.status().message();
+  return std::move(*store);
+}
+
+/// The next news for which `wanted` is true.
+template <class Wanted>
+NodeNews next_news(NodeMembership& node, Wanted wanted) {
+  pollfd ready{node.descriptor(), POLLIN, 0};
+  while (::poll(&ready, 1, 60'000) == 1) {
+    for (NodeNews& news : node.take()) {
+      if (wanted(news)) return std::move(news);
+    }
+  }
+  ADD_FAILURE() << "no news within a minute";
+  return {};
+}
+
+// spec: L12 an epoch is complete once its nodes have come to it; a node that has finished, the last
+// one, still ends the job
+TEST(NodeMembership, TellsOfACompleteEpochAndEndsTheJobAlone) {
+  NodeMembershipOptions here;
+  here.name = "node/0";
+  const NodeDetails details{NodeFacts{1, "default", "a host", 0}, "a launcher", "a host", 1};
+  auto node = NodeMembership::join(member_of(served_store()), here, details);
+  ASSERT_TRUE(node.ok()) << node.status().message();
+  const auto has_event = [](const NodeNews& news) { return news.event.has_value(); };
+  const NodeNews begun = next_news(**node, has_event);
+  ASSERT_TRUE(begun.plan);
+  EXPECT_EQ(begun.plan->node, 0);
+  (*node)->report(membership::NodePhase::running, 1, 0, {});
+  EXPECT_EQ(next_news(**node, [](const NodeNews& news) { return news.complete > 0; }).complete, 1);
+
+  (*node)->report(membership::NodePhase::finished, 1, 0, {});
+  (*node)->report(membership::NodePhase::stopped, 0, 0, "words");
+  const NodeNews over = next_news(**node, has_event);
+  ASSERT_TRUE(over.event && std::holds_alternative<JobEnded>(*over.event));
+  EXPECT_EQ(std::get<JobEnded>(*over.event).reason, "words");
+  EXPECT_EQ(std::get<JobEnded>(*over.event).exit_code, 0);
+  EXPECT_FALSE(over.service_lost);
+}
+
+// spec: L1 an epoch with another number of workers on this node than it starts ends the job there
+TEST(NodeMembership, RefusesAnEpochOfOtherWorkers) {
+  const auto store = served_store();
+  NodeMembershipOptions here;
+  here.name = "node/0";
+  here.epochs.min_nodes = here.epochs.max_nodes = 2;  // alone it makes no epoch
+  NodeDetails details{NodeFacts{6, "default", "a host", 0}, "a launcher", "a host", 1};
+  auto node = NodeMembership::join(member_of(store), here, details);
+  ASSERT_TRUE(node.ok()) << node.status().message();
+
+  details.facts.workers = 1;
+  membership::NodeReport report;
+  report.details = encode(details);
+  membership::Epoch epoch{1, membership::JobState::running, 0, 0, "a test", {}};
+  epoch.members.push_back({0, here.name, encode(report)});
+  const auto committed = member_of(store)->commit(epoch, 0);
+  ASSERT_TRUE(committed.ok()) << committed.status().message();
+  std::vector<NodeNews> news;
+  pollfd ready{(*node)->descriptor(), POLLIN, 0};
+  while (news.empty() && ::poll(&ready, 1, 60'000) == 1) news = (*node)->take();
+  ASSERT_FALSE(news.empty());
+  ASSERT_TRUE(news.front().event.has_value());
+  const auto* end = std::get_if<JobEnded>(&*news.front().event);
+  ASSERT_NE(end, nullptr);
+  EXPECT_FALSE(end->succeeded);
+  EXPECT_NE(end->reason.find("has 1 workers on this node, which starts 6"), std::string::npos)
+      << end->reason;
+}
+
+/// A service that the test makes hang, fail and forget. It has one node, and says nothing of
+/// others.
+class Service {
+ public:
+  using Lock = std::unique_lock<std::mutex>;
+  /// Requests wait from now on until `answer`; they fail while `failures` are left.
+  void hang() {
+    const Lock lock(mutex);
+    hangs = true;
+  }
+  void answer() {
+    const Lock lock(mutex);
+    hangs = false;
+    changed.notify_all();
+  }
+  Status request() {
+    Lock lock(mutex);
+    ++requests;
+    changed.notify_all();
+    changed.wait(lock, [this] { return !hangs; });
+    if (failures == 0) return {};
+    --failures;
+    return Status(Code::timed_out, "no answer, " + std::to_string(failures));
+  }
+  template <class Condition>
+  void until(Condition condition) {
+    Lock lock(mutex);
+    EXPECT_TRUE(changed.wait_for(lock, muster::testing::kMustHappen, condition));
+  }
+  void tell(membership::Update update) {
+    const Lock lock(mutex);
+    update.revision = ++revision;
+    watching.push(std::move(update));
+  }
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool hangs = false, lost = false;
+  Duration late{0};  // so late the node runs again after each wait
+  int requests = 0, failures = 0, holds = 0;
+  std::int64_t revision = 0;
+  std::vector<std::string> names;
+  std::vector<membership::NodeReport> reports;
+  std::vector<membership::Epoch> epochs;
+  membership::UpdateQueue watching;
+};
+
+class ServiceHold final : public membership::Hold {
+ public:
+  ServiceHold(Service& service, std::string name, int number)
+      : service_(service), name_(std::move(name)), number_(number) {}
+  ~ServiceHold() override { (void)service_.request(); }
+  Status set(std::string_view value) override {
+    if (Status asked = service_.request(); !asked) return asked;
+    note(value);
+    return {};
+  }
+  Status state() const override {
+    const Service::Lock lock(service_.mutex);
+    return service_.lost && number_ == 1 ? Status(Code::refused, "a test") : Status();
+  }
+  TimePoint expires() const override {
+    return steady_clock().now() + (state() ? std::chrono::milliseconds(20) : Duration(0));
+  }
+  void note(std::string_view value) {
+    {
+      const Service::Lock lock(service_.mutex);
+      service_.reports.push_back(*membership::decode_report(value));
+      service_.changed.notify_all();
+    }
+    membership::Update update;
+    update.changes.push_back({name_, std::string(value), number_});
+    service_.tell(std::move(update));
+  }
+
+ private:
+  Service& service_;
+  const std::string name_;
+  const int number_;
+};
+
+class ServiceWatch final : public membership::Watch {
+ public:
+  explicit ServiceWatch(Service& service) : service_(service) {}
+  Result<membership::Update> next(Duration timeout) override {
+    auto update = service_.watching.next(timeout);
+    std::this_thread::sleep_for(service_.late);  // the fault itself
+    return update;
+  }
+  void close() override { service_.watching.close(); }
+
+ private:
+  Service& service_;
+};
+
+class ServiceMembership final : public membership::Membership {
+ public:
+  explicit ServiceMembership(Service& service) : service_(service) {}
+  Result<std::unique_ptr<membership::Hold>> hold(std::string_view name, std::string_view value,
+                                                 Duration) override {
+    if (Status asked = service_.request(); !asked) return asked;
+    int number = 0;
+    {
+      const Service::Lock lock(service_.mutex);
+      // As after an election: the service still knows every earlier hold.
+      for (const std::string& known : service_.names)
+        if (known == name) return Status(Code::refused, std::string(name) + " is held");
+      service_.names.emplace_back(name);
+      number = ++service_.holds;
+    }
+    auto hold = std::make_unique<ServiceHold>(service_, std::string(name), number);
+    hold->note(value);
+    return std::unique_ptr<membership::Hold>(std::move(hold));
+  }
+  Result<std::unique_ptr<membership::Watch>> watch(std::string_view) override {
+    return std::unique_ptr<membership::Watch>(std::make_unique<ServiceWatch>(service_));
+  }
+  Result<std::int64_t> commit(const membership::Epoch& epoch, std::int64_t) override {
+    if (Status asked = service_.request(); !asked) return asked;
+    {
+      const Service::Lock lock(service_.mutex);
+      service_.epochs.push_back(epoch);
+    }
+    membership::Update update;
+    update.epoch = epoch;
+    update.epoch_revision = epoch.number;
+    service_.tell(std::move(update));
+    return epoch.number;
+  }
+  const char* kind() const override { return "a test"; }
+
+ private:
+  Service& service_;
+};
+
+class NodeOfService : public ::testing::Test {
+ protected:
+  std::unique_ptr<NodeMembership> join() {
+    NodeMembershipOptions here;
+    here.name = "node/a";
+    here.place = "the service";
+    auto node = NodeMembership::join(
+        std::make_unique<ServiceMembership>(service), here,
+        NodeDetails{NodeFacts{1, "default", "a host", 0}, "a launcher", "a host", 1});
+    EXPECT_TRUE(node.ok()) << node.status().message();
+    return std::move(*node);
+  }
+  NodeNews next_event(NodeMembership& node) {
+    return next_news(node, [](const NodeNews& news) { return news.event.has_value(); });
+  }
+  bool has_epoch(const NodeNews& news, std::int64_t number, bool seated) {
+    const auto* epoch = news.event ? std::get_if<NewEpoch>(&*news.event) : nullptr;
+    return epoch != nullptr && epoch->number == number && epoch->seated == seated;
+  }
+
+  Service service;
+};
+
+// spec: L14 a report is told until it is confirmed, and an epoch is proposed until it is answered
+TEST_F(NodeOfService, WhatIsToldIsToldUntilItIsConfirmed) {
+  service.failures = 0;
+  const auto node = join();
+  EXPECT_TRUE(has_epoch(next_event(*node), 1, true));
+  {
+    const Service::Lock lock(service.mutex);
+    service.failures = 5;
+  }
+  node->report(membership::NodePhase::failed, 1, 3, "words");
+  // The failure uses up the last restart, so an epoch says that the job has failed.
+  const NodeNews over = next_event(*node);
+  ASSERT_TRUE(over.event && std::holds_alternative<JobEnded>(*over.event));
+  EXPECT_EQ(std::get<JobEnded>(*over.event).reason, "words");
+  EXPECT_EQ(service.failures, 0);
+  EXPECT_EQ(service.reports.back().reason, "words");
+  EXPECT_TRUE(node->all_told());
+}
+
+// spec: L14.service whoever reports never waits for the service, and the end of the lease ends the
+// workers while requests hang
+TEST_F(NodeOfService, NothingWaitsForAServiceThatHangs) {
+  const auto node = join();
+  EXPECT_TRUE(has_epoch(next_event(*node), 1, true));
+  service.hang();
+  const int before = service.requests;
+  node->report(membership::NodePhase::failed, 1, 3, "words");
+  node->set_program_port(7);
+  service.until([&] { return service.requests > before; });
+  EXPECT_FALSE(node->all_told());
+  {
+    const Service::Lock lock(service.mutex);
+    service.lost = true;
+  }
+  EXPECT_TRUE(has_epoch(next_event(*node), 1, false)) << "while the service hangs";
+  node->report(membership::NodePhase::failed, 1, 3, "more words");
+  service.answer();
+}
+
+// spec: L14 a node that lost its place takes another name: the service may still know the hold that
+// was its own
+TEST_F(NodeOfService, ItsOwnEarlierHoldRefusesNobody) {
+  const auto node = join();
+  EXPECT_TRUE(has_epoch(next_event(*node), 1, true));
+  {
+    const Service::Lock lock(service.mutex);
+    service.lost = true;
+    service.failures = 3;
+  }
+  EXPECT_TRUE(has_epoch(next_event(*node), 1, false));
+  service.until([&] { return service.names.size() == 2; });
+  EXPECT_NE(service.names[0], service.names[1]);
+  // The service lets the first go, and the next epoch has the node by its other name.
+  membership::Update update;
+  update.changes.push_back({service.names[0], std::nullopt, 0});
+  service.tell(update);
+  const NodeNews news = next_event(*node);
+  EXPECT_TRUE(has_epoch(news, 2, true));
+  ASSERT_TRUE(news.plan);
+  EXPECT_EQ(news.plan->epoch.members.at(0).name, service.names[1]);
+}
+
+// spec: L14.node a node that is late at every look decides nevertheless
+TEST_F(NodeOfService, ANodeThatIsAlwaysLateStillDecides) {
+  service.late = std::chrono::milliseconds(600);
+  const auto node = join();
+  EXPECT_TRUE(has_epoch(next_event(*node), 1, true));
+}
+
+// spec: L6 the news of an epoch say whether it only has more nodes than the one before
+TEST_F(NodeOfService, AnEpochThatOnlyHasMoreNodesIsToldApart) {
+  const auto node = join();
+  const NodeNews first = next_event(*node);
+  ASSERT_TRUE(first.plan);
+  service.hang();  // what this node decides itself would come between the epochs that it is told
+  membership::Epoch epoch = first.plan->epoch;
+  const auto next = [&](std::int64_t number) {
+    epoch.number = number;
+    membership::Update update;
+    update.epoch = epoch;
+    update.epoch_revision = number;
+    service.tell(std::move(update));
+    const NodeNews news = next_event(*node);
+    EXPECT_TRUE(has_epoch(news, number, true));
+    return std::get<NewEpoch>(*news.event).only_joined;
+  };
+  epoch.members.push_back({1, "node/b", epoch.members[0].value, 2});
+  EXPECT_TRUE(next(2));
+  epoch.restarts = 1;
+  EXPECT_FALSE(next(3));
+  epoch.members.pop_back();
+  EXPECT_FALSE(next(4));
+  service.answer();
+}
+
+// spec: L16.arguments agents of one job with different --nnodes: the later one is refused by name,
+// and the first one is not disturbed
+TEST(NodeMembership, RefusesItselfWithOtherNumbersOfNodes) {
+  const auto store = served_store();
+  NodeMembershipOptions first;
+  first.name = "node/0";
+  first.wanted_slot = 0;
+  first.epochs.min_nodes = first.epochs.max_nodes = 2;
+  NodeMembershipOptions second = first;
+  second.name = "node/1";
+  second.wanted_slot = 1;
+  second.epochs.max_nodes = 3;
+  const NodeDetails details{NodeFacts{1, "default", "a host", 0}, "the first one", "a host", 1};
+  const auto one = NodeMembership::join(member_of(store), first, details);
+  ASSERT_TRUE(one.ok()) << one.status().message();
+  {
+    const auto other = NodeMembership::join(member_of(store), second, details);
+    ASSERT_TRUE(other.ok()) << other.status().message();
+    const NodeNews news =
+        next_news(**other, [](const NodeNews& each) { return each.event.has_value(); });
+    ASSERT_TRUE(news.event && std::holds_alternative<JobEnded>(*news.event));
+    const std::string reason = std::get<JobEnded>(*news.event).reason;
+    for (const char* part : {"--nnodes 2:3", "--nnodes 2;", "the first one"})
+      EXPECT_NE(reason.find(part), std::string::npos) << part << " in " << reason;
+  }
+  second.epochs = first.epochs;
+  const auto right = NodeMembership::join(member_of(store), second, details);
+  ASSERT_TRUE(right.ok()) << right.status().message();
+  const NodeNews begun =
+      next_news(**one, [](const NodeNews& news) { return news.event.has_value(); });
+  ASSERT_TRUE(begun.plan);
+  EXPECT_EQ(begun.plan->nodes.size(), 2u);
+}
+
+}  // namespace
+}  // namespace muster::launch

@@ -1,0 +1,46 @@
+/// The launcher's final report, for the person who wants to know why a job has stopped.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "jobs/launch/agent_machine.h"
+#include "jobs/launch/node/rank_assignment.h"
+#include "jobs/launch/workers/error_file.h"
+
+namespace muster::launch {
+
+/// Facts of a worker besides how it ended.
+struct WorkerRecord {
+  pid_t pid = -1;
+  std::chrono::system_clock::time_point started{}, ended{};
+  std::string start_error;   ///< why it never ran; empty if it did
+  std::string error_file{};  ///< where it may leave its exception
+  int attempt = 0;           ///< in which it was started
+};
+
+struct ReportFacts {
+  std::string command;  ///< "muster run"
+  std::string host;
+  std::vector<WorkerRanks> ranks;
+  std::vector<WorkerRecord> workers;
+  std::string tail;                   ///< of the first failure's standard error
+  std::string advice;                 ///< derived from `tail`; usually empty
+  std::string log_folder;             ///< empty: nothing was redirected
+  std::vector<std::string> failures;  ///< of all nodes and epochs, in order
+  WorkerError error;                  ///< of the first failure's error file; empty: it left none
+  std::string
+      traces;  ///< directory of the last calls of this node's ranks; empty: they have left none
+};
+
+/// "rank 1 (local rank 1, process 77, host h) ended with exit code 3".
+std::string describe_end(const WorkerEnd& end, const ReportFacts& facts);
+/// Describes the first failure; empty if no worker failed.
+std::string first_failure_line(const AgentState& state, const ReportFacts& facts);
+/// The whole report; empty if all workers succeeded.
+std::string failure_report(const AgentState& state, const ReportFacts& facts);
+
+}  // namespace muster::launch

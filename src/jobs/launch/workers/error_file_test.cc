@@ -1,0 +1,39 @@
+#include "jobs/launch/workers/error_file.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "testing/fuzz.h"
+#include "testing/scratch_folder.h"
+
+namespace muster::launch {
+namespace {
+
+// What torch's @record writes.
+constexpr const char* kRecorded =
+    R"({"message": {"message": "ValueError: no such file", "extraInfo": )"
+    R"({"py_callstack": "Traceback\n  File \"a.py\"", "timestamp": "1"}}})";
+
+// spec: L13 an error file is read: the exception and its traceback
+TEST(ErrorFile, OfTorch) {
+  const auto error = parse_error_file(kRecorded);
+  ASSERT_TRUE(error.has_value());
+  EXPECT_EQ(error->message, "ValueError: no such file");
+  EXPECT_EQ(error->stack, "Traceback\n  File \"a.py\"");
+  EXPECT_EQ(parse_error_file(R"({"message": "a plain sentence"})")->message, "a plain sentence");
+}
+
+// spec: L13.refusal what is no error file says nothing
+TEST(ErrorFile, OfSomethingElse) {
+  for (const char* text : {"", "{", "[]", "7", "{}", R"({"message": 7})", R"({"message": {}})",
+                           R"({"message": {"message": ["x"]}})"})
+    EXPECT_FALSE(parse_error_file(text).has_value()) << text;
+  EXPECT_FALSE(read_error_file("/nowhere/at/all").has_value());
+  muster::testing::Fuzz fuzz(1);
+  for (muster::testing::FuzzRun run(2000); run.goes_on();)
+    static_cast<void>(parse_error_file(fuzz.damaged(kRecorded)));
+}
+
+}  // namespace
+}  // namespace muster::launch

@@ -1,0 +1,287 @@
+#include "jobs/launch/workers/node_workers.h"
+
+#include <signal.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <utility>
+
+#include "core/base/process/launcher_socket.h"
+#include "core/net/socket_address.h"
+
+namespace muster::launch {
+namespace {
+
+std::size_t at(int local_rank) { return static_cast<std::size_t>(local_rank); }
+
+WorkerNews with_ranks(WorkerNews news, const WorkerRanks& ranks) {
+  news.ranks = ranks;
+  return news;
+}
+
+}  // namespace
+
+NodeWorkers::NodeWorkers(WorkerSurroundings surroundings)
+    : around_(std::move(surroundings)),
+      workers_(at(around_.options.workers)),
+      records_(at(around_.options.workers)),
+      ranks_(at(around_.options.workers)),
+      memories_(at(around_.options.workers)) {}
+
+/// A worker, or a spare if `rank` is -1.
+Result<NodeWorkers::Process> NodeWorkers::start_process(int number, int rank, int attempt,
+                                                        WorkerCommand command, int* exit_code) {
+  auto ends = around_.output.open(number, rank, attempt);
+  if (!ends) return ends.status();
+  Process worker;
+  Descriptor news;  // of the worker
+  if (around_.options.keep_workers) {
+    auto channel = make_worker_channel();
+    if (!channel) return channel.status();
+    news = std::move(channel->worker);
+    worker.news = std::move(channel->agent);
+    if (rank >= 0) pass_memories_on(number, worker);  // it finds them there when it begins
+    command.environment.push_back(std::string(kLauncherSocketVariable) + "=" +
+                                  std::to_string(news.get()));
+  }
+  command.out = ends->out.get();
+  command.err = ends->err.get();
+  command.passed_on = {around_.secret_file, news.get()};
+  auto started = start_worker(command, around_.signal_mask, exit_code);
+  if (!started) return started.status();
+  around_.watch(started->pidfd.get(), rank < 0 ? WorkerWakeup::spare_end : WorkerWakeup::end,
+                number);
+  worker.pid = started->pid;
+  worker.pidfd = std::move(started->pidfd);
+  worker.ended = false;
+  return worker;
+}
+
+Status NodeWorkers::start_one(int local_rank, int attempt, int restarts, int* exit_code) {
+  *exit_code = 1;
+  const WorkerRanks& ranks = ranks_[at(local_rank)];
+  WorkerRecord& record = records_[at(local_rank)];
+  record.error_file = around_.history.error_file(local_rank, attempt);
+  auto started = start_process(
+      local_rank, ranks.rank, attempt,
+      around_.commands.command_of(ranks, local_rank, restarts, record.error_file), exit_code);
+  if (!started) return started.status();
+  record.pid = started->pid;
+  put_in_place(local_rank, std::move(*started));
+  return {};
+}
+
+void NodeWorkers::pass_memories_on(int local_rank, const Process& to) const {
+  const Status passed = tell_memories(to.news.get(), memories_[at(local_rank)]);
+  if (!passed && passed.code() != Code::closed)
+    around_.output.say(around_.options.command + ": the worker in place " +
+                       std::to_string(local_rank) +
+                       " does not get its commits: " + passed.message());
+}
+
+void NodeWorkers::put_in_place(int local_rank, Process process) {
+  Process& worker = workers_[at(local_rank)];
+  listen_no_more(worker);
+  worker = std::move(process);
+  if (worker.news) around_.watch(worker.news.get(), WorkerWakeup::words, local_rank);
+}
+
+void NodeWorkers::listen_no_more(Process& worker) const {
+  if (!worker.news) return;
+  around_.forget(worker.news.get());
+  worker.news.reset();
+}
+
+void NodeWorkers::start_or_note(int local_rank, int attempt, int restarts,
+                                std::vector<WorkerEnded>& failed) {
+  WorkerRecord& record = records_[at(local_rank)];
+  record = WorkerRecord{};
+  record.started = record.ended = std::chrono::system_clock::now();
+  record.attempt = attempt;
+  int exit_code = 0;
+  const Status started = failed.empty()
+                             ? start_one(local_rank, attempt, restarts, &exit_code)
+                             : Status(Code::aborted, "another worker could not be started");
+  if (started) return;
+  record.start_error = started.message();
+  failed.push_back({local_rank, failed.empty() ? ProcessExit{.code = exit_code}
+                                               : ProcessExit{.signal = SIGTERM}});
+}
+
+std::vector<WorkerEnded> NodeWorkers::start_all(int attempt, int restarts) {
+  std::vector<WorkerEnded> failed;
+  for (int local_rank = 0; local_rank < around_.options.workers; ++local_rank)
+    start_or_note(local_rank, attempt, restarts, failed);
+  return failed;
+}
+
+// The workers that are left hear of the epoch first: they have the most to do.
+NodeWorkers::Repair NodeWorkers::repair(int attempt, const WorkerNews& news) {
+  Repair done;
+  for (int local_rank = 0; local_rank < around_.options.workers; ++local_rank) {
+    const Process& worker = workers_[at(local_rank)];
+    if (worker.ended) continue;
+    tell(worker, with_ranks(news, ranks_[at(local_rank)]));
+    ++done.kept;
+  }
+  for (int local_rank = 0; local_rank < around_.options.workers; ++local_rank) {
+    Process& worker = workers_[at(local_rank)];
+    if (!worker.ended) continue;
+    if (worker.pid > 0) {
+      ::killpg(worker.pid, SIGKILL);  // children that it has left
+      (void)reap(worker.pid);
+      put_in_place(local_rank, {});
+    }
+    if (promote_spare(local_rank, attempt, news)) {
+      ++done.from_spares;
+    } else {
+      start_or_note(local_rank, attempt, news.restarts, done.not_started);
+      ++done.started;
+    }
+  }
+  return done;
+}
+
+bool NodeWorkers::promote_spare(int local_rank, int attempt, const WorkerNews& news) {
+  if (spares_.empty()) return false;
+  SpareWorker spare = std::move(spares_.front());
+  spares_.pop_front();
+  const WorkerRanks& ranks = ranks_[at(local_rank)];
+  around_.forget(spare.process.pidfd.get());
+  around_.watch(spare.process.pidfd.get(), WorkerWakeup::end, local_rank);
+  spare.record.attempt = attempt;
+  pass_memories_on(local_rank, spare.process);
+  tell(spare.process, with_ranks(news, ranks));
+  put_in_place(local_rank, std::move(spare.process));
+  records_[at(local_rank)] = std::move(spare.record);
+  if (Status renamed = around_.output.rename(spare.number, local_rank, ranks.rank, attempt);
+      !renamed)
+    around_.output.say(around_.options.command + ": " + renamed.message());
+  return true;
+}
+
+void NodeWorkers::refill_spares(int attempt) {
+  while (spares_.size() < at(around_.options.spares)) {
+    SpareWorker spare;
+    spare.number = around_.options.workers + spares_started_++;
+    spare.record.started = spare.record.ended = std::chrono::system_clock::now();
+    spare.record.error_file = around_.history.error_file(spare.number, attempt);
+    int exit_code = 0;
+    auto started =
+        start_process(spare.number, -1, attempt,
+                      around_.commands.spare_command(spare.record.error_file), &exit_code);
+    if (!started)
+      return around_.output.say(around_.options.command +
+                                ": no spare process: " + started.status().message());
+    spare.record.pid = started->pid;
+    spare.process = std::move(*started);
+    spares_.push_back(std::move(spare));
+  }
+}
+
+// The next repair starts another: one that fails by itself would fail again at once.
+void NodeWorkers::take_spare_end(int number) {
+  const auto found = std::ranges::find(spares_, number, &SpareWorker::number);
+  if (found == spares_.end()) return;
+  auto exit = look_at_end(found->process.pid);
+  if (exit && !*exit) return;
+  around_.forget(found->process.pidfd.get());
+  (void)reap(found->process.pid);
+  const std::string how = exit ? describe(**exit) : "an unknown end";
+  spares_.erase(found);
+  around_.output.say(around_.options.command + ": a spare process ended with " + how +
+                     " before it was needed; it should wait in elastic::run (" +
+                     around_.output.tail(number) + ")");
+}
+
+void NodeWorkers::end_spares() {
+  for (const SpareWorker& spare : spares_) {
+    ::killpg(spare.process.pid, SIGKILL);
+    around_.forget(spare.process.pidfd.get());
+  }
+  spares_.clear();
+}
+
+std::vector<WorkerEnded> NodeWorkers::take_ends(std::span<const int> local_ranks) {
+  std::vector<WorkerEnded> ends;
+  for (int local_rank : local_ranks) {
+    Process& worker = workers_[at(local_rank)];
+    if (worker.ended) continue;
+    auto exit = look_at_end(worker.pid);
+    if (exit && !*exit) continue;
+    around_.forget(worker.pidfd.get());
+    worker.ended = true;
+    records_[at(local_rank)].ended = std::chrono::system_clock::now();
+    ends.push_back({local_rank, exit ? **exit : ProcessExit{.code = 1}});
+  }
+  std::stable_partition(ends.begin(), ends.end(),
+                        [](const WorkerEnded& end) { return end.exit.signal != 0; });
+  return ends;
+}
+
+void NodeWorkers::tell(const Process& worker, const WorkerNews& news) const {
+  if (worker.ended || !worker.news || tell_worker(worker.news.get(), news)) return;
+  if (errno == EPIPE || errno == ECONNRESET) return;  // its end is noticed by itself
+  around_.output.say(around_.options.command + ": process " + std::to_string(worker.pid) +
+                     " does not read what the launcher tells it (" + errno_text(errno) +
+                     "), and is ended: it would miss an epoch of the job");
+  ::kill(worker.pid, SIGKILL);
+}
+
+void NodeWorkers::tell_all(const WorkerNews& news) {
+  for (const Process& worker : workers_) tell(worker, news);
+}
+
+bool NodeWorkers::take_words(int local_rank) {
+  Process& worker = workers_[at(local_rank)];
+  if (!worker.news) return false;
+  WorkerWords words = launch::take_words(worker.news.get());
+  if (words.memories) memories_[at(local_rank)] = std::move(*words.memories);
+  if (words.memories_missed)
+    around_.output.say(around_.options.command + ": rank " +
+                       std::to_string(ranks_[at(local_rank)].rank) +
+                       " has commits that the launcher cannot hold, as too many files are open "
+                       "(ulimit -n); if it dies, what only it has is lost");
+  if (words.at_end) listen_no_more(worker);
+  return words.trained;
+}
+
+bool NodeWorkers::take_all_words() {
+  bool trained = false;
+  for (int local_rank = 0; local_rank < around_.options.workers; ++local_rank)
+    trained = take_words(local_rank) || trained;
+  return trained;
+}
+
+void NodeWorkers::kill_groups() {
+  for (const Process& worker : workers_) {
+    if (worker.pid > 0) ::killpg(worker.pid, SIGKILL);
+  }
+}
+
+void NodeWorkers::signal(int signal) {
+  const bool for_worker_only =
+      !around_.options.stop_signals.contains(signal) && signal != SIGKILL && signal != SIGTERM;
+  for (const Process& worker : workers_) {
+    if (worker.ended) continue;
+    if (for_worker_only) {
+      ::kill(worker.pid, signal);
+      continue;
+    }
+    ::killpg(worker.pid, signal);
+    // A stopped process would not handle the signal.
+    ::killpg(worker.pid, SIGCONT);
+  }
+}
+
+void NodeWorkers::sweep() {
+  for (Process& worker : workers_) {
+    if (worker.pid <= 0 || !worker.ended) continue;
+    (void)reap(worker.pid);
+    listen_no_more(worker);
+    worker = Process{};
+  }
+}
+
+}  // namespace muster::launch

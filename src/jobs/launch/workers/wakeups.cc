@@ -1,0 +1,72 @@
+#include "jobs/launch/workers/wakeups.h"
+
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+
+#include "core/base/errno_text.h"
+
+namespace muster::launch {
+
+Status Wakeups::open(std::uint64_t timer_data) {
+  epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
+  timer_.reset(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+  if (!epoll_ || !timer_)
+    return Status(Code::exhausted, "no descriptor to wait for events: " + errno_text(errno));
+  watch(timer_.get(), timer_data);
+  return failure_;
+}
+
+void Wakeups::fail(const char* what) {
+  if (!failure_) return;
+  failure_ = Status(Code::exhausted,
+                    std::string("the launcher cannot wait for its workers: ") + what + ": " +
+                        errno_text(errno) +
+                        "; look at free memory and at fs.epoll.max_user_watches (sysctl)");
+}
+
+void Wakeups::watch(int fd, std::uint64_t data) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = data;
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) fail("watching a descriptor");
+}
+
+void Wakeups::forget(int fd) {
+  // Fails only where `watch` has failed.
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+}
+
+Result<int> Wakeups::wait(std::span<epoll_event> ready) {
+  if (!failure_) return failure_;
+  const int count = ::epoll_wait(epoll_.get(), ready.data(), static_cast<int>(ready.size()), -1);
+  if (count >= 0) return count;
+  if (errno == EINTR) return 0;
+  fail("waiting for events");
+  return failure_;
+}
+
+void Wakeups::take_timer() {
+  std::uint64_t times = 0;
+  // Without an expiration there is nothing to take.
+  [[maybe_unused]] const ssize_t got = ::read(timer_.get(), &times, sizeof times);
+  armed_ = TimePoint::max();
+}
+
+void Wakeups::arm_timer(TimePoint at) {
+  if (at == armed_) return;
+  armed_ = at;
+  itimerspec when{};
+  if (armed_ != TimePoint::max()) {
+    const auto since = std::max(armed_.time_since_epoch(), Duration(1));
+    when.it_value.tv_sec = std::chrono::duration_cast<std::chrono::seconds>(since).count();
+    when.it_value.tv_nsec = (since % std::chrono::seconds(1)).count();
+  }
+  if (::timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &when, nullptr) != 0)
+    fail("setting a timer");
+}
+
+}  // namespace muster::launch

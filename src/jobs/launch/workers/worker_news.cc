@@ -1,0 +1,177 @@
+#include "jobs/launch/workers/worker_news.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <limits>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "core/base/bytes.h"
+#include "core/base/log/log.h"
+#include "core/net/descriptor_messages.h"
+#include "core/net/socket_address.h"
+#include "muster/clock.h"
+
+namespace muster::launch {
+namespace {
+
+constexpr std::size_t kReasonShown = 2048;
+constexpr std::size_t kLongestNews = 8192;  // a name of a host has at most 255 bytes
+
+constexpr Duration kLauncherBusy =
+    std::chrono::seconds(60);  // limit: it may stand still for a time
+constexpr Duration kPause = std::chrono::milliseconds(2);
+// A worker's words.
+constexpr char kTrained = 0, kMemories = 1;
+
+struct WorkerRecordRead {
+  DescriptorMessage message;
+  std::array<std::byte, kLongestNews> text;
+
+  std::string_view view() const {
+    return as_text(ConstBytes(text).first(static_cast<std::size_t>(message.bytes)));
+  }
+};
+
+/// A reset is the peer's end, behind which there may be records of it.
+void receive(int descriptor, WorkerRecordRead& into, int flags) {
+  do {
+    into.message = receive_descriptors(descriptor, into.text, flags);
+  } while (into.message.bytes < 0 && errno == ECONNRESET);
+}
+
+/// Until the deadline it tries again where the socket is full, or too many files are under way.
+Status send_memories(int channel, std::string_view record, std::span<const int> memories,
+                     TimePoint deadline) {
+  int error = 0;
+  while (!send_descriptors(channel, as_bytes(record), memories, MSG_DONTWAIT)) {
+    error = errno;
+    const bool may_pass = error == EAGAIN || error == ETOOMANYREFS;
+    if (!may_pass || steady_clock().now() >= deadline) break;
+    std::this_thread::sleep_for(kPause);
+    error = 0;
+  }
+  if (error == 0) return {};
+  if (error == EPIPE || error == ECONNRESET) return {Code::closed, errno_text(error)};
+  if (error == EAGAIN)
+    return {Code::timed_out, "the other side does not take the memory files of commits"};
+  return {Code::exhausted, std::to_string(memories.size()) +
+                               " memory files of commits cannot be passed on: " +
+                               errno_text(error) + "; raise the number of open files (ulimit -n)"};
+}
+
+std::string encode(const WorkerNews& news) {
+  return ByteWriter()
+      .put(news.kind)
+      .put(news.epoch)
+      .put(news.restarts)
+      .put(news.ranks)
+      .put_text(news.agent_store)
+      .put_text(news.master_addr)
+      .put(news.master_port)
+      .put_text(news.reason.substr(0, kReasonShown))
+      .take();
+}
+
+}  // namespace
+
+Result<WorkerChannel> make_worker_channel() {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
+    return Status(Code::exhausted, "no pair of sockets for a worker: " + errno_text(errno));
+  return WorkerChannel{Descriptor(ends[0]), Descriptor(ends[1])};
+}
+
+bool tell_worker(int descriptor, const WorkerNews& news) {
+  return send_descriptors(descriptor, as_bytes(encode(news)), {}, MSG_DONTWAIT);
+}
+
+Status tell_memories(int descriptor, std::span<const Descriptor> memories) {
+  if (memories.empty()) return {};
+  WorkerNews news;
+  news.kind = WorkerNewsKind::memories;
+  std::vector<int> numbers;
+  for (const Descriptor& each : memories) numbers.push_back(each.get());
+  return send_memories(descriptor, encode(news), numbers, TimePoint{});
+}
+
+WorkerWords take_words(int descriptor) {
+  WorkerWords words;
+  WorkerRecordRead record;
+  for (;;) {
+    receive(descriptor, record, MSG_DONTWAIT);
+    if (record.message.bytes < 0) return words;
+    words.at_end = record.message.bytes == 0;
+    if (words.at_end) return words;
+    const char word = record.view().front();
+    if (word == kTrained) words.trained = true;
+    if (word != kMemories) continue;
+    words.memories_missed = record.message.cut_off;
+    if (!words.memories_missed) words.memories = std::move(record.message.descriptors);
+  }
+}
+
+Result<WorkerNews> read_worker_news(int descriptor, std::vector<Descriptor>& memories) {
+  WorkerRecordRead record;
+  receive(descriptor, record, 0);
+  if (record.message.bytes < 0)
+    return Status(Code::network, "reading the launcher's news: " + errno_text(errno));
+  if (record.message.bytes == 0)
+    return Status(Code::closed, "the launcher of this process has ended");
+  ByteReader reader(record.view());
+  WorkerNews news;
+  news.kind = reader.get<WorkerNewsKind>();
+  news.epoch = reader.get<std::int64_t>();
+  news.restarts = reader.get<int>();
+  news.ranks = reader.get<WorkerRanks>();
+  news.agent_store = reader.get_text();
+  news.master_addr = reader.get_text();
+  news.master_port = reader.get<std::uint16_t>();
+  news.reason = reader.get_text();
+  if (news.kind == WorkerNewsKind::memories) {
+    memories = std::move(record.message.descriptors);
+    if (record.message.cut_off) {
+      memories.clear();
+      log(LogLevel::warning,
+          "this process has no descriptors left for the commits that its launcher holds for it; "
+          "they are restored only if another rank has them too: raise the number of open files "
+          "(ulimit -n)");
+    }
+  }
+  if (reader.at_end() && news.kind <= WorkerNewsKind::memories) return news;
+  return Status(Code::mismatch,
+                "the launcher tells its workers what this version does not know; run `muster run` "
+                "and the program with the same muster");
+}
+
+bool has_worker_news(int descriptor) {
+  char first = 0;
+  return ::recv(descriptor, &first, 1, MSG_PEEK | MSG_DONTWAIT) >= 0;
+}
+
+void tell_trained(int descriptor) {
+  const Status told =
+      send_memories(descriptor, {&kTrained, 1}, {}, deadline_after(steady_clock(), kLauncherBusy));
+  if (!told && told.code() != Code::closed)
+    log(LogLevel::warning,
+        "the launcher does not hear that training has ended, and may repair a "
+        "death from now on as one during training: " +
+            told.message());
+}
+
+Status give_memories(int descriptor, std::span<const int> memories) {
+  if (memories.size() > kMostMemories)
+    return {Code::exhausted, "a launcher holds at most " + std::to_string(kMostMemories) +
+                                 " memory files for a worker, and not " +
+                                 std::to_string(memories.size()) +
+                                 "; give the nodes of the job more equal numbers of workers"};
+  if (memories.empty()) return {};
+  return send_memories(descriptor, {&kMemories, 1}, memories,
+                       deadline_after(steady_clock(), kLauncherBusy));
+}
+
+}  // namespace muster::launch

@@ -1,0 +1,78 @@
+/// What an agent and a worker that stays through the epochs of its job (`--elastic=keep`) tell each
+/// other, over a pair of sockets. A worker that reads the end of its socket has lost its agent.
+/// `core/base/process/launcher_socket.h` has the worker's end.
+///
+/// Memory files travel there too: a worker gives its agent descriptors of the memory that has to
+/// outlive it, and the worker that takes its place gets them back.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/descriptor.h"
+#include "jobs/launch/node/rank_assignment.h"
+#include "muster/status.h"
+
+namespace muster::launch {
+
+/// Set in a spare process, which has no rank before the news of its first epoch.
+inline constexpr const char* kSpareVariable = "MUSTER_SPARE";
+
+enum class WorkerNewsKind : std::uint8_t {
+  epoch,     ///< the job goes on in another epoch, in which the worker has these ranks
+  leave,     ///< the node is to be given up: leave after the next commit
+  memories,  ///< what the worker before in this place has given its agent; nothing else in it
+};
+
+struct WorkerNews {
+  WorkerNewsKind kind = WorkerNewsKind::epoch;
+  std::int64_t epoch = 0;
+  int restarts = 0;
+  WorkerRanks ranks{};
+  std::string agent_store{};  ///< HOST:PORT of the launcher's store that serves the epoch
+  std::string master_addr{};
+  std::uint16_t master_port = 0;
+  std::string reason{};  ///< for people: "node 0 (host-a): rank 3 (...) was ended by SIGKILL"
+};
+
+struct WorkerChannel {
+  Descriptor agent, worker;
+};
+Result<WorkerChannel> make_worker_channel();
+
+/// For the agent. Waits for nothing. False: the worker is gone, or its socket is full (EAGAIN), as
+/// it has not read what it was told before. A long reason is cut off.
+bool tell_worker(int descriptor, const WorkerNews& news);
+/// For the agent, before the worker's first epoch. Nothing is sent if there are none.
+/// Code::exhausted: they cannot be sent. Code::closed: the worker has ended.
+Status tell_memories(int descriptor, std::span<const Descriptor> memories);
+
+struct WorkerWords {
+  bool trained = false;  ///< it has called `tell_trained`
+  /// Of its last `give_memories`, if it has called that.
+  std::optional<std::vector<Descriptor>> memories{};
+  bool memories_missed = false;  ///< its last ones did not come: too many files are open here
+  bool at_end = false;           ///< it will say nothing more
+};
+/// For the agent: what the worker has said since the last call, also when it has ended since. To be
+/// called whenever the socket is readable: what is under way counts as open files of the user.
+WorkerWords take_words(int descriptor);
+
+/// For the worker. Blocks until there are news. Code::closed if the agent has ended. `memories`
+/// are filled by news of that kind.
+Result<WorkerNews> read_worker_news(int descriptor, std::vector<Descriptor>& memories);
+/// For the worker: whether there are news to read now, or the agent has ended.
+bool has_worker_news(int descriptor);
+/// For the worker: all ranks have come to the end of training, so no death is to be repaired. Waits
+/// up to 60 s for an agent that is busy.
+void tell_trained(int descriptor);
+/// For the worker: from now on the agent holds these memory files in place of those that it held
+/// for this worker's place. At most `kMostMemories`. Waits up to 60 s for an agent that is busy,
+/// then Code::timed_out. Code::exhausted: it cannot hold them. Code::closed: it has ended.
+Status give_memories(int descriptor, std::span<const int> memories);
+inline constexpr std::size_t kMostMemories = 250;
+
+}  // namespace muster::launch

@@ -1,0 +1,179 @@
+#include "jobs/launch/workers/worker_news.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "core/base/process/launcher_socket.h"
+#include "testing/process_usage.h"
+
+namespace muster::launch {
+namespace {
+
+WorkerChannel channel() {
+  auto made = make_worker_channel();
+  EXPECT_TRUE(made.ok());
+  return std::move(*made);
+}
+
+// spec: L6 what the launcher tells a worker that stays comes whole, and its end is known
+TEST(WorkerNews, ComesWhole) {
+  WorkerChannel ends = channel();
+  EXPECT_TRUE(is_launcher_socket(ends.worker.get()));
+  const WorkerNews news{WorkerNewsKind::epoch, 7,        3,     {5, 8, 1, 2, 1, 4, 5, 8},
+                        "[::1]:29400",         "host-a", 29500, "because"};
+  const WorkerNews leave{WorkerNewsKind::leave, 0, 0, {}, {}, {}, 0, std::string(100'000, 'x')};
+  tell_worker(ends.agent.get(), news);
+  tell_worker(ends.agent.get(), leave);
+  ends.agent.reset();
+  std::vector<Descriptor> none;
+  const auto first = read_worker_news(ends.worker.get(), none);
+  const auto second = read_worker_news(ends.worker.get(), none);
+  ASSERT_TRUE(first.ok() && second.ok());
+  EXPECT_EQ(first->epoch, 7);
+  EXPECT_EQ(first->restarts, 3);
+  EXPECT_EQ(first->ranks, news.ranks);
+  EXPECT_EQ(first->agent_store, "[::1]:29400");
+  EXPECT_EQ(first->master_addr, "host-a");
+  EXPECT_EQ(first->master_port, 29500);
+  EXPECT_EQ(first->reason, "because");
+  EXPECT_EQ(second->kind, WorkerNewsKind::leave);
+  EXPECT_EQ(read_worker_news(ends.worker.get(), none).status().code(), Code::closed);
+}
+
+// spec: L6 that training has ended is known to the launcher, also when the worker has died since
+// and has not read all news
+TEST(WorkerNews, TheEndOfTrainingSurvivesTheWorker) {
+  WorkerChannel ends = channel();
+  EXPECT_FALSE(take_words(ends.agent.get()).trained);
+  tell_worker(ends.agent.get(), {});
+  tell_trained(ends.worker.get());
+  ends.worker.reset();
+  EXPECT_TRUE(take_words(ends.agent.get()).trained);
+  EXPECT_FALSE(take_words(ends.agent.get()).trained);
+  tell_worker(ends.agent.get(), {});  // no SIGPIPE, though the worker is gone
+}
+
+// spec: L6 a worker whose socket is full holds up no launcher
+TEST(WorkerNews, AWorkerThatDoesNotReadHoldsNobodyUp) {
+  const WorkerChannel ends = channel();
+  const WorkerNews news{.reason = std::string(2000, 'x')};
+  for (int i = 0; i < 10'000; ++i) tell_worker(ends.agent.get(), news);
+  std::vector<Descriptor> none;
+  EXPECT_EQ(read_worker_news(ends.worker.get(), none)->reason, news.reason);
+}
+
+Descriptor memory_with(char letter) {
+  Descriptor file(::memfd_create("a test", MFD_CLOEXEC));
+  EXPECT_EQ(::pwrite(file.get(), &letter, 1, 0), 1);
+  return file;
+}
+
+char letter_in(const Descriptor& file) {
+  char letter = 0;
+  EXPECT_EQ(::pread(file.get(), &letter, 1, 0), 1);
+  return letter;
+}
+
+// spec: L7 memory that a worker has given its agent outlives it, and reaches the worker that takes
+// its place, before all other news
+TEST(WorkerNews, MemoriesOutliveTheirWorker) {
+  std::vector<Descriptor> kept;
+  {
+    WorkerChannel dead = channel();
+    const Descriptor first = memory_with('a'), second = memory_with('b'), third = memory_with('c');
+    EXPECT_TRUE(give_memories(dead.worker.get(), std::array{first.get()}).ok());
+    EXPECT_TRUE(give_memories(dead.worker.get(), std::array{second.get(), third.get()}).ok());
+    tell_trained(dead.worker.get());
+    dead.worker.reset();
+    WorkerWords words = take_words(dead.agent.get());
+    EXPECT_TRUE(words.trained);
+    ASSERT_TRUE(words.memories.has_value());
+    kept = std::move(*words.memories);
+    EXPECT_FALSE(take_words(dead.agent.get()).memories.has_value());
+  }
+  const WorkerChannel next = channel();
+  EXPECT_FALSE(has_worker_news(next.worker.get()));
+  EXPECT_TRUE(tell_memories(next.agent.get(), kept).ok());
+  tell_worker(next.agent.get(), {.epoch = 3});
+  kept.clear();
+  EXPECT_TRUE(has_worker_news(next.worker.get()));
+  std::vector<Descriptor> got;
+  const auto first = read_worker_news(next.worker.get(), got);
+  ASSERT_TRUE(first.ok());
+  EXPECT_EQ(first->kind, WorkerNewsKind::memories);
+  ASSERT_EQ(got.size(), 2U);
+  EXPECT_EQ(letter_in(got[0]), 'b');
+  EXPECT_EQ(letter_in(got[1]), 'c');
+  const auto second = read_worker_news(next.worker.get(), got);
+  ASSERT_TRUE(second.ok());
+  EXPECT_EQ(second->epoch, 3);
+  EXPECT_EQ(got.size(), 2U);
+}
+
+// spec: L7 more memory files than a message takes are refused by name
+TEST(WorkerNews, TooManyMemoriesAreRefused) {
+  const WorkerChannel ends = channel();
+  const std::vector<int> many(kMostMemories + 1, ends.agent.get());
+  EXPECT_EQ(give_memories(ends.worker.get(), many).code(), Code::exhausted);
+}
+
+/// Of the next file that this process opens.
+std::size_t next_descriptor() { return static_cast<std::size_t>(Descriptor(::dup(0)).get()); }
+
+// spec: L7 memory files for which a launcher has no descriptor are missed by name; it never holds a
+// part of them for the whole
+TEST(WorkerNews, MemoriesThatDoNotFitAreMissed) {
+  const WorkerChannel ends = channel();
+  const Descriptor one = memory_with('a'), other = memory_with('b');
+  const std::array both{one.get(), other.get()};
+  {
+    EXPECT_TRUE(give_memories(ends.worker.get(), both).ok());
+    const testing::DescriptorLimit one_more(next_descriptor() + 1);
+    const WorkerWords words = take_words(ends.agent.get());
+    EXPECT_TRUE(words.memories_missed);
+    EXPECT_FALSE(words.memories.has_value());
+  }
+  EXPECT_TRUE(give_memories(ends.worker.get(), both).ok());
+  const WorkerWords words = take_words(ends.agent.get());
+  EXPECT_FALSE(words.memories_missed);
+  ASSERT_TRUE(words.memories.has_value());
+  EXPECT_EQ(words.memories->size(), 2U);
+}
+
+// spec: L7 a worker that has no descriptors for what its launcher holds hears the rest of the news
+TEST(WorkerNews, AWorkerWithoutDescriptorsHearsItsEpoch) {
+  const WorkerChannel ends = channel();
+  std::vector<Descriptor> held;
+  held.push_back(memory_with('a'));
+  held.push_back(memory_with('b'));
+  EXPECT_TRUE(tell_memories(ends.agent.get(), held).ok());
+  tell_worker(ends.agent.get(), {.epoch = 3});
+  std::vector<Descriptor> got;
+  {
+    const testing::DescriptorLimit one_more(next_descriptor() + 1);
+    EXPECT_EQ(read_worker_news(ends.worker.get(), got)->kind, WorkerNewsKind::memories);
+  }
+  EXPECT_TRUE(got.empty());
+  EXPECT_EQ(read_worker_news(ends.worker.get(), got)->epoch, 3);
+}
+
+// spec: L7 what is said to a process that has ended is no error of this one
+TEST(WorkerNews, TheEndOfTheOtherIsKnown) {
+  WorkerChannel ends = channel();
+  EXPECT_FALSE(take_words(ends.agent.get()).at_end);
+  ends.worker.reset();
+  EXPECT_TRUE(take_words(ends.agent.get()).at_end);
+  std::vector<Descriptor> held;
+  held.push_back(memory_with('a'));
+  EXPECT_EQ(tell_memories(ends.agent.get(), held).code(), Code::closed);
+}
+
+}  // namespace
+}  // namespace muster::launch

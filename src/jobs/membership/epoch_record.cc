@@ -1,0 +1,76 @@
+#include "jobs/membership/epoch_record.h"
+
+#include "core/base/bytes.h"
+
+namespace muster::membership {
+namespace {
+
+constexpr std::uint8_t kVersion = 3;
+
+Status foreign(const std::string& what) {
+  return Status(Code::mismatch, "the record of the job's epoch " + what +
+                                    "; run the same muster on all nodes, and give every job an "
+                                    "--rdzv-id of its own");
+}
+
+std::string in_words(const Epoch& epoch) {
+  return epoch.number == 0 ? "there is none yet" : "epoch " + std::to_string(epoch.number);
+}
+
+}  // namespace
+
+Status judge_commit(const Epoch& epoch, std::int64_t expected_revision, const Epoch& present,
+                    std::int64_t revision) {
+  if (revision == expected_revision && present.number < epoch.number) return {};
+  return Status(Code::refused, "epoch " + std::to_string(epoch.number) + " on top of revision " +
+                                   std::to_string(expected_revision) +
+                                   " is refused: the present one is " + in_words(present) +
+                                   " at revision " + std::to_string(revision));
+}
+
+std::string encode(const Epoch& epoch) {
+  ByteWriter writer;
+  writer.put(kVersion)
+      .put(epoch.number)
+      .put(static_cast<std::uint8_t>(epoch.state))
+      .put(epoch.restarts)
+      .put(epoch.exit_code)
+      .put_text(epoch.reason)
+      .put_text(epoch.launch)
+      .put(static_cast<std::uint32_t>(epoch.members.size()));
+  for (const Member& member : epoch.members)
+    writer.put(member.slot).put_text(member.name).put_text(member.value).put(member.joined);
+  return writer.take();
+}
+
+Result<Epoch> decode_epoch(std::string_view record) {
+  ByteReader reader(record);
+  if (reader.get<std::uint8_t>() != kVersion) return foreign("is of another version of muster");
+  Epoch epoch;
+  epoch.number = reader.get<std::int64_t>();
+  const auto state = reader.get<std::uint8_t>();
+  epoch.restarts = reader.get<std::int32_t>();
+  epoch.exit_code = reader.get<std::int32_t>();
+  epoch.reason = reader.get_text();
+  epoch.launch = reader.get_text();
+  const auto count = reader.get<std::uint32_t>();
+  std::int32_t last = -1;
+  for (std::uint32_t i = 0; i < count && reader.ok(); ++i) {
+    Member member;
+    member.slot = reader.get<std::int32_t>();
+    member.name = reader.get_text();
+    member.value = reader.get_text();
+    member.joined = reader.get<std::int64_t>();
+    if (!reader.ok()) break;
+    if (member.slot <= last) return foreign("has slots that are not in order");
+    last = member.slot;
+    epoch.members.push_back(std::move(member));
+  }
+  if (!reader.at_end()) return foreign("is torn");
+  if (epoch.number < 1 || epoch.restarts < 0 || state > static_cast<std::uint8_t>(JobState::failed))
+    return foreign("holds numbers that no epoch has");
+  epoch.state = static_cast<JobState>(state);
+  return epoch;
+}
+
+}  // namespace muster::membership

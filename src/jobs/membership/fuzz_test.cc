@@ -1,0 +1,36 @@
+// Records that lie in a store: damaged ones are refused or read, and never more.
+
+#include <gtest/gtest.h>
+
+#include "core/store/server/lease_table.h"
+#include "jobs/membership/membership.h"
+#include "jobs/membership/node_report.h"
+#include "testing/fuzz.h"
+
+namespace muster::membership {
+namespace {
+
+TEST(MembershipFuzz, DamagedRecordsAreReadOrRefused) {
+  const std::string epoch =
+      encode(Epoch{4, JobState::running, 1, 0, "why", {{0, "node/a", "1"}, {2, "node/b", "2"}}});
+  const std::string report = encode(NodeReport{NodePhase::failed, 3, 1, 7, "host", "why", "more"});
+  const std::string news = store::encode(store::LeaseNews{
+      true, {{store::LeaseNews::Item::Kind::held, "node/a", 7, report}, {{}, "node/b", 0, ""}}});
+  muster::testing::Fuzz fuzz(1);
+  for (muster::testing::FuzzRun run(3000); run.goes_on();) {
+    const auto read = decode_epoch(fuzz.damaged(epoch));
+    if (read) {
+      EXPECT_GE(read->number, 1);
+      EXPECT_TRUE(decode_epoch(encode(*read)).ok());
+    } else {
+      EXPECT_FALSE(read.status().message().empty());
+    }
+    const auto said = decode_report(fuzz.damaged(report));
+    EXPECT_TRUE(said.ok() ? said->wanted_slot >= -1 : !said.status().message().empty());
+    const auto told = store::decode_lease_news(fuzz.damaged(news));
+    EXPECT_TRUE(told.ok() || !told.status().message().empty());
+  }
+}
+
+}  // namespace
+}  // namespace muster::membership

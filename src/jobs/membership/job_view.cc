@@ -1,0 +1,184 @@
+#include "jobs/membership/job_view.h"
+
+#include <algorithm>
+
+namespace muster::membership {
+namespace {
+
+constexpr std::size_t kTroublesKept = 16;  // limit: memory for a host
+
+bool is_done(NodePhase phase) {
+  return phase == NodePhase::leaving || phase == NodePhase::finished;
+}
+
+}  // namespace
+
+std::size_t JobView::apply(const Update& update, TimePoint now) {
+  if (began_ == TimePoint::max()) began_ = now;
+  revision_ = update.revision;
+  std::size_t looked_at = update.changes.size();
+  if (update.snapshot) {
+    std::set<std::string> named;
+    for (const Change& change : update.changes) {
+      if (change.value) named.insert(change.name);
+    }
+    std::vector<std::string> gone;
+    for (const auto& [name, node] : nodes_) {
+      if (!named.contains(name)) gone.push_back(name);
+    }
+    looked_at += nodes_.size();
+    for (const std::string& name : gone) remove(name, true, now);
+  }
+  for (const Change& change : update.changes) apply(change, now);
+  if (update.epoch && update.epoch->number > epoch_.number) {
+    epoch_revision_ = update.epoch_revision;
+    adopt(*update.epoch);
+    looked_at += epoch_.members.size();
+    // Only now is it known whose seats these are.
+    for (auto& [slot, seat] : seats_) {
+      const auto node = nodes_.find(seat.name);
+      if (node == nodes_.end()) {
+        lose(slot, true, now);
+      } else {
+        judge(seat.name, node->second, now);
+      }
+    }
+  }
+  return looked_at;
+}
+
+void JobView::apply(const Change& change, TimePoint now) {
+  const auto known = nodes_.find(change.name);
+  if (!change.value) {
+    if (known != nodes_.end()) remove(change.name, true, now);
+    return;
+  }
+  auto report = decode_report(*change.value);
+  if (!report) {
+    unreadable_ = change.name;
+    if (known != nodes_.end()) remove(change.name, true, now);
+    return;
+  }
+  if (known != nodes_.end() && known->second.since == change.since) {
+    known->second.report = std::move(*report);
+    return judge(change.name, known->second, now);
+  }
+  // Another hold of the same name: the node that had it before is gone.
+  if (known != nodes_.end()) remove(change.name, true, now);
+  add(change.name, Node{change.since, std::move(*report), -1}, now);
+}
+
+void JobView::add(const std::string& name, Node node, TimePoint now) {
+  Node& kept = nodes_.emplace(name, std::move(node)).first->second;
+  waiting_.emplace(kept.since, name);
+  last_arrival_ = now;
+  judge(name, kept, now);
+}
+
+void JobView::remove(const std::string& name, bool blamed, TimePoint now) {
+  const auto entry = nodes_.find(name);
+  const Node node = std::move(entry->second);
+  nodes_.erase(entry);
+  waiting_.erase({node.since, name});
+  if (waiting_.empty()) last_arrival_ = TimePoint::max();
+  if (node.slot >= 0) lose(node.slot, blamed && !is_done(node.report.phase), now);
+}
+
+// What a node says, held against its seat.
+void JobView::judge(const std::string& name, Node& node, TimePoint now) {
+  const NodeReport& report = node.report;
+  const auto fail = [&] {
+    if (!failed_names_.insert(name).second) {
+      // The one that was killed may be noticed second.
+      for (Failure& known : failures_) known.killed |= known.name == name && report.killed;
+      return;
+    }
+    trouble(report.host, now);
+    failures_.push_back({name, report.phase, report.exit_code, report.reason, now, report.killed});
+  };
+  const bool of_this_epoch = node.slot >= 0 && report.epoch == epoch_.number;
+  if (of_this_epoch) hear(seats_.at(node.slot), report);
+  if (is_done(report.phase)) {
+    waiting_.erase({node.since, name});
+    if (node.slot >= 0) lose(node.slot, false, now);
+    return;
+  }
+  if (report.phase == NodePhase::stopped) return fail();
+  if (of_this_epoch && report.phase == NodePhase::failed) fail();
+}
+
+void JobView::hear(Seat& seat, const NodeReport& report) {
+  const NodePhase phase = report.phase;
+  if (!seat.arrived) ++arrived_;
+  seat.arrived = true;
+  trained_in_ = std::max(trained_in_, report.trained_in);
+  if (seat.succeeded || (phase != NodePhase::succeeded && phase != NodePhase::finished)) return;
+  seat.succeeded = true;
+  ++succeeded_;
+}
+
+void JobView::lose(int slot, bool blamed, TimePoint now) {
+  Seat& seat = seats_.at(slot);
+  if (!seat.present) return;
+  seat.present = false;
+  present_.erase(slot);
+  vacant_.insert(slot);
+  if (seat.succeeded) return;
+  if (blamed) trouble(seat.host, now);
+  lost_.insert(slot);
+  if (lost_since_ == TimePoint::max()) lost_since_ = now;
+}
+
+void JobView::trouble(const std::string& host, TimePoint now) {
+  auto& times = troubles_[host];
+  times.push_back(now);
+  if (times.size() > kTroublesKept) times.pop_front();
+}
+
+void JobView::adopt(const Epoch& epoch) {
+  for (const auto& [slot, seat] : seats_) {
+    const auto node = nodes_.find(seat.name);
+    if (node == nodes_.end()) continue;
+    node->second.slot = -1;
+    if (!is_done(node->second.report.phase)) waiting_.emplace(node->second.since, seat.name);
+  }
+  epoch_ = epoch;
+  seats_.clear();
+  present_.clear();
+  lost_.clear();
+  vacant_.clear();
+  gaps_.clear();
+  std::erase_if(failures_, [&](const Failure& failure) {
+    return failure.phase == NodePhase::failed && failed_names_.erase(failure.name) > 0;
+  });
+  succeeded_ = arrived_ = 0;
+  trained_in_ = 0;
+  lost_since_ = TimePoint::max();
+  int next = 0;
+  for (const Member& member : epoch.members) {
+    for (; next < member.slot; ++next) gaps_.insert(next);
+    next = member.slot + 1;
+    const auto report = decode_report(member.value);
+    seats_.emplace(member.slot,
+                   Seat{member.name, member.value, report ? report->host : std::string(), true,
+                        false, false, member.joined});
+    present_.insert(member.slot);
+    const auto node = nodes_.find(member.name);
+    if (node == nodes_.end()) continue;
+    node->second.slot = member.slot;
+    waiting_.erase({node->second.since, member.name});
+  }
+  if (waiting_.empty()) last_arrival_ = TimePoint::max();
+}
+
+const std::deque<TimePoint>* JobView::troubles_of(const std::string& host) const {
+  const auto entry = troubles_.find(host);
+  return entry == troubles_.end() ? nullptr : &entry->second;
+}
+
+std::string JobView::proposer() const {
+  if (!present_.empty()) return seats_.at(*present_.begin()).name;
+  return waiting_.empty() ? std::string() : waiting_.begin()->second;
+}
+
+}  // namespace muster::membership

@@ -1,0 +1,120 @@
+/// A job as one node knows it from its watch: nodes, seats, losses. Values only; no I/O, no clock.
+///
+/// Every update costs as much as it has changes (times the logarithm of the number of nodes); only
+/// a new epoch, which names all its members, costs as much as it has members.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "jobs/membership/membership.h"
+#include "jobs/membership/node_report.h"
+#include "muster/clock.h"
+
+namespace muster::membership {
+
+class JobView {
+ public:
+  struct Node {
+    std::int64_t since = 0;  ///< revision at which its hold began: the order of arrival
+    NodeReport report;
+    int slot = -1;  ///< in the present epoch; -1: it waits
+  };
+  /// A member of the present epoch. It outlives its node's hold.
+  struct Seat {
+    std::string name;
+    std::string value;
+    std::string host;
+    bool present = true;      ///< its name is held, and it is not leaving
+    bool succeeded = false;   ///< stays true even if the node then goes
+    bool arrived = false;     ///< its node has said something of this epoch
+    std::int64_t joined = 0;  ///< the epoch in which it got its seat
+  };
+  struct Failure {
+    std::string name;
+    NodePhase phase = NodePhase::failed;
+    int exit_code = 1;
+    std::string reason;
+    TimePoint since{};  ///< when this node heard of it
+    bool killed = false;
+  };
+
+  /// `update` must be the next one of a watch. Returns how many nodes it looked at. Values that
+  /// nobody can read (of another version) are taken for absent nodes, and named by `unreadable()`.
+  std::size_t apply(const Update& update, TimePoint now);
+
+  /// Up to which the view knows everything.
+  std::int64_t revision() const { return revision_; }
+  const Epoch& epoch() const { return epoch_; }
+  std::int64_t epoch_revision() const { return epoch_revision_; }
+  const std::unordered_map<std::string, Node>& nodes() const { return nodes_; }
+  const std::map<int, Seat>& seats() const { return seats_; }
+  /// Nodes without a seat that want one, in the order in which they came.
+  const std::set<std::pair<std::int64_t, std::string>>& waiting() const { return waiting_; }
+  /// Seats whose node is gone or leaving and has not succeeded.
+  const std::set<int>& lost() const { return lost_; }
+  /// Seats whose node is gone or leaving, succeeded or not.
+  const std::set<int>& vacant() const { return vacant_; }
+  std::size_t succeeded() const { return succeeded_; }
+  /// Seats whose node has said something of the present epoch.
+  std::size_t arrived() const { return arrived_; }
+  /// The epoch whose ranks have all come to the end of training; 0: none.
+  std::int64_t trained_in() const { return trained_in_; }
+  /// What members have said of the present epoch, and any node that has stopped; in order.
+  const std::vector<Failure>& failures() const { return failures_; }
+  /// Slots below the highest seat that nobody sits in.
+  const std::set<int>& gaps() const { return gaps_; }
+  /// Since when there is a lost seat; max: there is none.
+  TimePoint lost_since() const { return lost_since_; }
+  /// When the first update came.
+  TimePoint began() const { return began_; }
+  /// When the last node came that waits; max: nobody does.
+  TimePoint last_arrival() const { return last_arrival_; }
+  /// Seats whose node is there.
+  std::size_t seated() const { return present_.size(); }
+  /// When nodes of this host were lost or failed, the last ones.
+  const std::deque<TimePoint>* troubles_of(const std::string& host) const;
+  const std::string& unreadable() const { return unreadable_; }
+
+  /// Who is to commit the next epoch: the present member with the lowest slot, else whoever came
+  /// first. Empty: nobody is there. The same on every node that has seen the same updates.
+  std::string proposer() const;
+
+ private:
+  void apply(const Change& change, TimePoint now);
+  void adopt(const Epoch& epoch);
+  void add(const std::string& name, Node node, TimePoint now);
+  void remove(const std::string& name, bool blamed, TimePoint now);
+  void judge(const std::string& name, Node& node, TimePoint now);
+  void hear(Seat& seat, const NodeReport& report);
+  void lose(int slot, bool blamed, TimePoint now);
+  void trouble(const std::string& host, TimePoint now);
+
+  std::int64_t revision_ = 0;
+  Epoch epoch_;
+  std::int64_t epoch_revision_ = 0;
+  std::unordered_map<std::string, Node> nodes_;
+  std::map<int, Seat> seats_;
+  std::set<int> present_;  // seats whose node is there: the first proposes
+  std::set<int> lost_, vacant_, gaps_;
+  std::set<std::pair<std::int64_t, std::string>> waiting_;
+  std::size_t succeeded_ = 0;
+  std::size_t arrived_ = 0;
+  std::int64_t trained_in_ = 0;
+  std::vector<Failure> failures_;
+  std::set<std::string> failed_names_;  // of `failures_`
+  TimePoint lost_since_ = TimePoint::max();
+  TimePoint began_ = TimePoint::max();
+  TimePoint last_arrival_ = TimePoint::max();
+  std::unordered_map<std::string, std::deque<TimePoint>> troubles_;
+  std::string unreadable_;
+};
+
+}  // namespace muster::membership

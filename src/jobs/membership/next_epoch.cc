@@ -1,0 +1,308 @@
+#include "jobs/membership/next_epoch.h"
+
+#include <algorithm>
+
+namespace muster::membership {
+namespace {
+
+constexpr const char* kTrainingIsOver = "; training had ended on all ranks and is not repeated";
+
+std::string count(std::size_t number, const std::string& what) {
+  return std::to_string(number) + " " + what + (number == 1 ? "" : "s");
+}
+
+TimePoint later(TimePoint from, Duration by) {
+  return by >= TimePoint::max() - from ? TimePoint::max() : from + by;
+}
+
+class Deciding {
+ public:
+  Deciding(TimePoint now, const JobView& view, const EpochOptions& options)
+      : now_(now), view_(view), options_(options) {}
+
+  Decision run() {
+    if (view_.epoch().state != JobState::running) return {};
+    if (!may_yet_be_a_loss() && !end_by_stop() && !end_of_training() && !end_by_failure() &&
+        !end_by_success()) {
+      if (view_.epoch().number == 0) {
+        begin();
+      } else {
+        go_on();
+      }
+    }
+    if (!decision_.commit) {
+      decision_.vacated.clear();
+      decision_.seated.clear();
+    }
+    return std::move(decision_);
+  }
+
+ private:
+  void end(JobState state, int exit_code, std::string reason) {
+    decision_.commit = true;
+    decision_.state = state;
+    decision_.restarts = view_.epoch().restarts;
+    decision_.exit_code = exit_code;
+    decision_.reason = std::move(reason);
+    decision_.vacated.clear();
+    decision_.seated.clear();
+  }
+
+  void start(int restarts, std::string reason) {
+    decision_.commit = true;
+    decision_.restarts = restarts;
+    decision_.reason = std::move(reason);
+  }
+
+  void ask_again(TimePoint at) { decision_.again = std::min(decision_.again, at); }
+
+  /// A worker that fails beside a lost node has rather failed because of it.
+  bool counts_as_restart() const { return !view_.failures().empty() && view_.lost().empty(); }
+
+  bool may_yet_be_a_loss() {
+    if (options_.failure_patience <= Duration(0) || !view_.lost().empty()) return false;
+    TimePoint first = TimePoint::max();
+    for (const JobView::Failure& failure : view_.failures()) {
+      ++decision_.looked_at;
+      if (failure.phase == NodePhase::stopped || failure.killed) return false;
+      first = std::min(first, failure.since);
+    }
+    const TimePoint certain = later(first, options_.failure_patience);
+    if (view_.failures().empty() || now_ >= certain) return false;
+    ask_again(certain);
+    return true;
+  }
+
+  bool end_by_stop() {
+    for (const JobView::Failure& failure : view_.failures()) {
+      ++decision_.looked_at;
+      if (failure.phase != NodePhase::stopped) continue;
+      end(JobState::failed, failure.exit_code, failure.reason);
+      return true;
+    }
+    return false;
+  }
+
+  bool end_by_failure() {
+    if (!counts_as_restart() || view_.epoch().restarts < options_.max_restarts) return false;
+    end(JobState::failed, view_.failures().front().exit_code, view_.failures().front().reason);
+    return true;
+  }
+
+  /// Training has ended: the job ends with those that had a part in it. True: nothing else counts.
+  bool end_of_training() {
+    if (view_.trained_in() == 0) return false;
+    decision_.looked_at += view_.seats().size();
+    const auto fail = [&](int exit_code, const std::string& why) {
+      end(JobState::failed, exit_code, why + kTrainingIsOver);
+      return true;
+    };
+    bool all_well = true;
+    for (const auto& [slot, seat] : view_.seats()) {
+      if (seat.joined > view_.trained_in() || seat.succeeded) continue;
+      all_well = false;
+      for (const JobView::Failure& failure : view_.failures())
+        if (failure.name == seat.name) return fail(failure.exit_code, failure.reason);
+      if (view_.lost().contains(slot))
+        return fail(1, "node " + std::to_string(slot) + " (" + seat.host + ") is gone");
+    }
+    if (all_well) end(JobState::succeeded, 0, "all workers have ended well");
+    return true;
+  }
+
+  bool end_by_success() {
+    if (view_.epoch().number == 0 || view_.succeeded() < view_.seats().size()) return false;
+    if (view_.seats().empty()) return false;
+    end(JobState::succeeded, 0, "all workers have ended well");
+    return true;
+  }
+
+  /// Until when a host's nodes are passed over; nothing: they are welcome.
+  std::optional<TimePoint> barred_until(const std::string& host) const {
+    const auto* times = options_.blacklist_after > 0 ? view_.troubles_of(host) : nullptr;
+    const auto after = static_cast<std::size_t>(options_.blacklist_after);
+    if (times == nullptr || times->size() < after) return std::nullopt;
+    const TimePoint until = later((*times)[times->size() - after], options_.blacklist_cooldown);
+    return until > now_ ? std::optional(until) : std::nullopt;
+  }
+
+  bool is_free(int slot) const {
+    if (taken_.contains(slot)) return false;
+    return slot > highest_ || view_.vacant().contains(slot) || view_.gaps().contains(slot);
+  }
+
+  /// The slot that a node shall have: the one that it wants, that its host had, or the lowest.
+  std::optional<int> slot_for(const NodeReport& report) {
+    if (report.wanted_slot >= 0)
+      return is_free(report.wanted_slot) ? std::optional(report.wanted_slot) : std::nullopt;
+    for (auto [at, end] = vacant_of_host_.equal_range(report.host); at != end; ++at) {
+      ++decision_.looked_at;
+      if (is_free(at->second)) return at->second;
+    }
+    while (lowest_vacant_ != view_.vacant().end() && !is_free(*lowest_vacant_)) ++lowest_vacant_;
+    if (lowest_vacant_ != view_.vacant().end()) return *lowest_vacant_;
+    while (lowest_gap_ != view_.gaps().end() && !is_free(*lowest_gap_)) ++lowest_gap_;
+    if (lowest_gap_ != view_.gaps().end()) return *lowest_gap_;
+    while (!is_free(next_)) ++next_;
+    return next_;
+  }
+
+  /// A node that was started with other numbers refuses itself (`NodeMembership`).
+  bool is_of_this_job(const NodeReport& report) const {
+    return report.most_nodes == 0 ||
+           (report.least_nodes == options_.min_nodes && report.most_nodes == options_.max_nodes);
+  }
+
+  /// Gives free seats to those that wait.
+  void seat() {
+    decision_.vacated.assign(view_.vacant().begin(), view_.vacant().end());
+    decision_.looked_at += decision_.vacated.size();
+    for (const int slot : decision_.vacated)
+      vacant_of_host_.emplace(view_.seats().at(slot).host, slot);
+    const std::size_t all = static_cast<std::size_t>(options_.max_nodes);
+    std::size_t free = all - std::min(all, view_.seated());
+    for (auto each = view_.waiting().begin(); each != view_.waiting().end() && free > 0; ++each) {
+      ++decision_.looked_at;
+      const NodeReport& report = view_.nodes().at(each->second).report;
+      if (!is_of_this_job(report)) continue;
+      if (const auto barred = barred_until(report.host)) {
+        ask_again(*barred);
+        continue;
+      }
+      const auto slot = slot_for(report);
+      if (!slot) continue;
+      taken_.insert(*slot);
+      decision_.seated.emplace_back(*slot, each->second);
+      --free;
+    }
+  }
+
+  void begin() {
+    seat();
+    const std::size_t there = decision_.seated.size();
+    if (there >= static_cast<std::size_t>(options_.max_nodes))
+      return start(0, "all " + count(there, "node") + " have come");
+    if (there < static_cast<std::size_t>(options_.min_nodes)) {
+      const TimePoint end_of_waiting = later(view_.began(), options_.join_timeout);
+      if (now_ < end_of_waiting) return ask_again(end_of_waiting);
+      return end(JobState::failed, 1,
+                 std::to_string(there) + " of at least " + count(at_least(), "node") +
+                     " came within " + muster::describe(options_.join_timeout) + missing_numbers() +
+                     "; are the others started, with the same --rdzv-id and --rdzv-endpoint?");
+    }
+    const TimePoint call = later(view_.last_arrival(), options_.last_call);
+    if (now_ < call) return ask_again(call);
+    start(0, count(there, "node") + " have come, and nobody else within " +
+                 muster::describe(options_.last_call));
+  }
+
+  /// Of nodes that have numbers of their own.
+  std::string missing_numbers() const {
+    constexpr std::size_t kNamed = 16;
+    std::set<int> there;
+    for (const auto& [slot, name] : decision_.seated) {
+      if (view_.nodes().at(name).report.wanted_slot < 0) return {};
+      there.insert(slot);
+    }
+    std::string text;
+    std::size_t named = 0;
+    for (int slot = 0; slot < options_.min_nodes && !there.empty(); ++slot) {
+      if (there.contains(slot)) continue;
+      if (named++ == kNamed) return text + ", ...";
+      text += (text.empty() ? "; missing: node " : ", node ") + std::to_string(slot);
+    }
+    return text;
+  }
+
+  std::size_t at_least() const { return static_cast<std::size_t>(options_.min_nodes); }
+
+  /// Members that are not lost: who has succeeded may be gone.
+  std::size_t kept() const { return view_.seats().size() - view_.lost().size(); }
+
+  void go_on() {
+    const bool restart = !view_.failures().empty(), loss = !view_.lost().empty();
+    const bool room = view_.seated() < static_cast<std::size_t>(options_.max_nodes);
+    if (!restart && !loss && (!room || view_.succeeded() > 0 || view_.waiting().empty())) return;
+    seat();
+    const std::size_t there = view_.seated() + decision_.seated.size();
+    if (!restart && !loss) {
+      if (!decision_.seated.empty())
+        start(view_.epoch().restarts, count(decision_.seated.size(), "node") + " joined");
+      return;
+    }
+    const bool too_few = there < at_least();
+    const bool minority = options_.majority && 2 * kept() <= view_.seats().size();
+    if (too_few || minority) return cannot_go_on(there, minority);
+    const TimePoint repaired = later(view_.lost_since(), options_.repair_timeout);
+    if (loss && there < view_.seats().size() && now_ < repaired) return ask_again(repaired);
+    const int restarts = view_.epoch().restarts + (counts_as_restart() ? 1 : 0);
+    start(restarts, loss ? describe_loss() : view_.failures().front().reason);
+  }
+
+  void cannot_go_on(std::size_t there, bool minority) {
+    const std::string missing =
+        (view_.lost().empty() ? view_.failures().front().reason : describe_loss()) + "; " +
+        (minority ? count(kept(), "node") + " of " + std::to_string(view_.seats().size()) +
+                        " are left, and without more than half of them the job does not go on"
+                  : count(there, "node") + " of at least " + std::to_string(options_.min_nodes) +
+                        " are left");
+    const TimePoint since =
+        view_.lost().empty() ? view_.failures().front().since : view_.lost_since();
+    const TimePoint end_of_waiting = later(since, options_.join_timeout);
+    if (!options_.wait_for_nodes) return end(JobState::failed, 1, missing);
+    if (now_ >= end_of_waiting)
+      return end(JobState::failed, 1,
+                 missing + ", and no other came within " + muster::describe(options_.join_timeout));
+    ask_again(end_of_waiting);
+  }
+
+  std::string describe_loss() const {
+    constexpr std::size_t kNamed = 4;
+    std::string text;
+    std::size_t named = 0;
+    for (const int slot : view_.lost()) {
+      if (named++ == kNamed) break;
+      text += (text.empty() ? "node " : ", node ") + std::to_string(slot) + " (" +
+              view_.seats().at(slot).host + ")";
+    }
+    if (view_.lost().size() > kNamed)
+      text += " and " + std::to_string(view_.lost().size() - kNamed) + " more";
+    return text + (view_.lost().size() == 1 ? " is gone" : " are gone");
+  }
+
+  const TimePoint now_;
+  const JobView& view_;
+  const EpochOptions& options_;
+  const int highest_ = view_.seats().empty() ? -1 : view_.seats().rbegin()->first;
+  int next_ = highest_ + 1;
+  std::set<int> taken_;  // of the free slots
+  std::multimap<std::string, int> vacant_of_host_;
+  std::set<int>::const_iterator lowest_vacant_ = view_.vacant().begin();
+  std::set<int>::const_iterator lowest_gap_ = view_.gaps().begin();
+  Decision decision_;
+};
+
+}  // namespace
+
+Decision next_epoch(TimePoint now, const JobView& view, const EpochOptions& options) {
+  return Deciding(now, view, options).run();
+}
+
+Epoch make_epoch(const JobView& view, const Decision& decision) {
+  Epoch epoch{view.epoch().number + 1, decision.state,  decision.restarts,
+              decision.exit_code,      decision.reason, {},
+              view.epoch().launch};
+  if (decision.state != JobState::running) return epoch;
+  std::map<int, Member> members;
+  const auto add = [&](int slot, const std::string& name, std::int64_t joined) {
+    members.emplace(slot, Member{slot, name, encode(view.nodes().at(name).report), joined});
+  };
+  for (const auto& [slot, seat] : view.seats()) {
+    if (seat.present) add(slot, seat.name, seat.joined);
+  }
+  for (const auto& [slot, name] : decision.seated) add(slot, name, epoch.number);
+  for (auto& [slot, member] : members) epoch.members.push_back(std::move(member));
+  return epoch;
+}
+
+}  // namespace muster::membership

@@ -1,0 +1,72 @@
+/// Who shall be in the next epoch: a pure function of the time, what is known and the options.
+///
+/// The rules, in the order in which they are looked at:
+///  1. A job that has ended stays ended.
+///  2. A node that has stopped ends the job. So does a failed worker once `max_restarts` are used
+///     up; before, it makes a new epoch, which counts as one restart however many workers failed.
+///  3. When all members have succeeded, so has the job. Once members have come to the end of
+///     training it succeeds with them: a member that came too late to train is not waited for, and
+///     neither its failure nor its loss changes anything. The loss of one that has trained and not
+///     yet ended well ends the job, as nothing is trained again.
+///  4. A lost member makes a new epoch at once: whoever waits takes its slot; the others keep
+///     theirs. Without a replacement the job shrinks, but not within `repair_timeout` of the loss,
+///     not below `min_nodes`, and with `majority` not to half of the members or less. A job that
+///     cannot go on waits `join_timeout` for nodes, then fails; with `wait_for_nodes` false, at
+///     once.
+///  5. Nodes that wait take free seats up to `max_nodes`, unless a member has succeeded already: a
+///     job that is about to end is not started again for a new node. Nodes that were started with
+///     other numbers of nodes get none.
+///  6. The first epoch begins when `max_nodes` are there; or when `min_nodes` are and nobody came
+///     for `last_call`.
+/// A node waits in the order of its arrival. A slot goes to a node of the host that had it before,
+/// else the lowest free slot to the first that waits. Nodes of a host that was in trouble
+/// `blacklist_after` times within `blacklist_cooldown` are passed over until that has passed.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "jobs/membership/job_view.h"
+#include "jobs/membership/membership.h"
+#include "muster/clock.h"
+
+namespace muster::membership {
+
+struct EpochOptions {
+  int min_nodes = 1;
+  int max_nodes = 1;
+  int max_restarts = 0;
+  Duration join_timeout = std::chrono::seconds(600);
+  Duration last_call = std::chrono::seconds(30);
+  Duration repair_timeout{0};
+  /// A worker's failure counts only after this time, unless it was killed: it may be the first sign
+  /// that a node is lost, where the service sees that late.
+  Duration failure_patience{0};
+  bool wait_for_nodes = true;  ///< false: a loss that leaves fewer than `min_nodes` ends the job
+  bool majority = false;
+  int blacklist_after = 0;  ///< 0: no host is ever passed over
+  Duration blacklist_cooldown = std::chrono::seconds(60);
+};
+
+struct Decision {
+  /// False: nothing is to be committed now.
+  bool commit = false;
+  JobState state = JobState::running;
+  int restarts = 0;
+  int exit_code = 0;
+  std::string reason;
+  std::vector<int> vacated;                         ///< slots that their nodes lose
+  std::vector<std::pair<int, std::string>> seated;  ///< slots that waiting nodes get
+  TimePoint again = TimePoint::max();               ///< when to ask again if nothing changes
+  std::size_t looked_at = 0;                        ///< nodes and slots that it took to decide
+};
+
+Decision next_epoch(TimePoint now, const JobView& view, const EpochOptions& options);
+
+/// The whole epoch that a decision to commit means.
+Epoch make_epoch(const JobView& view, const Decision& decision);
+
+}  // namespace muster::membership

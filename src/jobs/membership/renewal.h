@@ -1,0 +1,65 @@
+/// The life of a hold that a service forgets unless it is renewed: the thread that does so, and
+/// what is known of it.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "core/base/process/interruption.h"
+#include "muster/clock.h"
+#include "muster/status.h"
+
+namespace muster::membership {
+
+/// Thread-safe. A silence of the service for the ttl loses the hold, but time in which this process
+/// itself stood still (SIGSTOP, a suspended machine) proves nothing: the service is asked once more
+/// before that is judged.
+class Renewal {
+ public:
+  /// `granted`: before the service was asked for the hold.
+  Renewal(std::string service, std::string name, Duration ttl, TimePoint granted)
+      : service_(std::move(service)), name_(std::move(name)), ttl_(ttl), heard_(granted) {}
+  ~Renewal() { stop(); }
+
+  /// Calls `renew` with a deadline, on a thread of its own, several times in the ttl.
+  /// Code::closed: the hold is lost, for the reason in the message. `stop` interrupts it.
+  Status begin(std::function<Status(TimePoint)> renew);
+  void stop();
+
+  /// Code::refused once the hold is lost or the service has been silent for the ttl.
+  Status state() const;
+  /// When to look at `state` again: before that time it stays ok, unless the service says that the
+  /// hold is lost.
+  TimePoint expires() const;
+  void lose(const std::string& why);
+  /// Whether the service has said so.
+  bool lost() const;
+
+ private:
+  Status refused(const std::string& why) const;
+  void run(const std::function<Status(TimePoint)>& renew);
+  /// So late no thread is that runs.
+  Duration slack() const { return ttl_ / 8; }
+  bool stood_still(TimePoint now) const { return now - slack() > due_; }
+  bool is_silent(TimePoint now) const;
+
+  const std::string service_;
+  const std::string name_;
+  const Duration ttl_;
+  const std::shared_ptr<Interruption> stopping_ = std::make_shared<Interruption>();
+  mutable std::mutex mutex_;  // guards all below
+  std::condition_variable wake_;
+  bool stop_ = false;
+  Status lost_;
+  std::string trouble_;
+  TimePoint heard_;
+  TimePoint due_ = TimePoint::max();  // when the thread is to run again at the latest
+  bool asking_again_ = false;         // after this process stood still
+  std::thread thread_;
+};
+
+}  // namespace muster::membership

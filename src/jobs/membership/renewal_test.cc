@@ -1,0 +1,90 @@
+#include "jobs/membership/renewal.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "jobs/membership/testing/membership_suite.h"
+#include "jobs/membership/value_proof.h"
+
+namespace muster::membership::testing {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr Duration kTtl = milliseconds(800);
+
+// spec: L14.node a process that stood still for longer than its lease asks the service once more
+// before it takes its own absence for the service's silence
+TEST(Renewal, OnesOwnAbsenceIsNotTheServicesSilence) {
+  if (kForksStartNoThreads) GTEST_SKIP() << "ThreadSanitizer ends a fork that starts threads";
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  Renewal* renewal = nullptr;
+  // It looks at the state whenever that may have changed, as soon as it goes on after a pause too,
+  // and tells when it is bad and when the service was asked.
+  Bystander child([&] {
+    renewal = new Renewal("a service", "node/a", kTtl, steady_clock().now());
+    const Status begun = renewal->begin([&](TimePoint) {
+      return ::write(ends[1], "r", 1) == 1 ? Status() : Status(Code::network, "");
+    });
+    std::thread([&] {
+      while (renewal->state().ok()) std::this_thread::sleep_until(renewal->expires());
+      [[maybe_unused]] const ssize_t told = ::write(ends[1], "x", 1);
+    }).detach();
+    return begun.ok();
+  });
+  ASSERT_TRUE(child.ready());
+  const auto next = [&] {
+    char word = 0;
+    EXPECT_EQ(::read(ends[0], &word, 1), 1);
+    return word;
+  };
+  EXPECT_EQ(next(), 'r');
+  for (int pause = 0; pause < 3; ++pause) {
+    child.stop();
+    std::this_thread::sleep_for(3 * kTtl);  // the fault itself
+    child.go_on();
+    EXPECT_EQ(next(), 'r');
+    EXPECT_EQ(next(), 'r');
+  }
+  child.kill();
+  ::close(ends[0]);
+  ::close(ends[1]);
+}
+
+// spec: L14 a service that is silent for the whole lease while this process runs has lost it, and
+// `expires` tells when
+TEST(Renewal, ASilentServiceHasLostTheName) {
+  const TimePoint granted = steady_clock().now();
+  Renewal renewal("a service", "node/a", kTtl, granted);
+  EXPECT_GE(renewal.expires(), granted + kTtl);
+  std::atomic<int> asked = 0;
+  ASSERT_TRUE(renewal
+                  .begin([&](TimePoint) {
+                    ++asked;
+                    return Status(Code::timed_out, "no answer");
+                  })
+                  .ok());
+  const TimePoint limit = steady_clock().now() + kPatience;
+  while (renewal.state().ok() && steady_clock().now() < limit)
+    std::this_thread::sleep_until(renewal.expires());
+  EXPECT_EQ(renewal.state().code(), Code::refused);
+  EXPECT_NE(renewal.state().message().find("no answer"), std::string::npos)
+      << renewal.state().message();
+  EXPECT_GE(asked.load(), 1);
+  EXPECT_FALSE(renewal.lost()) << "the service has not said so";
+}
+
+// spec: L12 what a holder says of itself is shown only where people can read it
+TEST(Renewal, AnothersBytesAreNotPrinted) {
+  EXPECT_NE(held_by_another("node/a", "a launcher").message().find("a launcher"),
+            std::string::npos);
+  const std::string bytes = held_by_another("node/a", std::string("\x01\0\xff raw", 7)).message();
+  EXPECT_EQ(bytes.find("raw"), std::string::npos);
+  EXPECT_NE(bytes.find("another process"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace muster::membership::testing

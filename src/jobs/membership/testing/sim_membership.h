@@ -1,0 +1,116 @@
+/// A job's nodes and the service that they meet at, in one thread on a virtual clock: nodes come,
+/// die, fall silent, come back and fail; one seed decides when. The service is the table that the
+/// agent of node 0 serves (`core/store/server/lease_table.h`); the nodes are `JobView` and
+/// `next_epoch` as the launcher uses them. For tests.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <queue>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "core/store/server/lease_table.h"
+#include "jobs/membership/job_view.h"
+#include "jobs/membership/next_epoch.h"
+
+namespace muster::membership::testing {
+
+struct SimNodeOptions {
+  std::uint64_t seed = 1;
+  EpochOptions epochs;
+  Duration ttl = std::chrono::milliseconds(2500);
+  Duration min_delay = std::chrono::microseconds(100);  ///< of a message, one way
+  Duration max_delay = std::chrono::milliseconds(20);
+};
+
+class SimMembership {
+ public:
+  explicit SimMembership(const SimNodeOptions& options);
+
+  /// A launcher starts on `host`; its number.
+  int start(const std::string& host);
+  /// Its process ends: the service sees it at once.
+  void kill(int node);
+  /// Nothing reaches it and nothing comes from it until `heal`; the service lets go after the ttl.
+  void cut_off(int node);
+  void heal(int node);
+  /// One of its workers fails, or all end well, if it is in an epoch.
+  void fail(int node);
+  void succeed(int node);
+
+  /// Lets everything happen that is due within `time`.
+  void run(Duration time);
+  TimePoint now() const { return now_; }
+
+  struct Node {
+    int number = 0;
+    std::string host;
+    std::string name;
+    bool alive = true;
+    bool cut_off = false;
+    std::int64_t lease = 0;
+    JobView view;
+    NodeReport report;
+    std::int64_t running = 0;  ///< the epoch whose workers it runs; 0: none
+    int slot = -1;             ///< there
+    TimePoint asked_again = TimePoint::max();
+    std::uint64_t life = 0;  ///< counts its holds: what was sent in an earlier one is void
+  };
+  const std::map<int, Node>& nodes() const { return nodes_; }
+  /// All epochs committed, in order.
+  const std::vector<Epoch>& epochs() const { return epochs_; }
+  std::int64_t refused_commits() const { return refused_commits_; }
+  /// Nodes and slots that all views and decisions have looked at since the last call, without the
+  /// records of new epochs, which name every member.
+  std::size_t take_looked_at() { return std::exchange(looked_at_, 0); }
+  /// Broken promises, in words.
+  const std::vector<std::string>& complaints() const { return complaints_; }
+
+ private:
+  struct Event {
+    TimePoint at;
+    std::uint64_t order;
+    std::function<void()> body;
+    bool operator<(const Event& other) const {
+      return std::tie(other.at, other.order) < std::tie(at, order);
+    }
+  };
+  void at(TimePoint when, std::function<void()> body);
+  /// After the delay of a message, if both ends can still hear each other.
+  void send(int node, std::function<void(Node&)> body);
+  Duration delay();
+  void join(Node& node);
+  void renew(Node& node);
+  void watch(Node& node);
+  void take(Node& node, const Update& update);
+  void follow(Node& node);
+  void consider(Node& node);
+  void tell(Node& node);
+  void ask(const store::Request& request, std::function<void(store::Reply)> answer);
+  void serve(store::Answers& answers);
+  void check(const Epoch& epoch);
+  Update understand(const store::Reply& reply) const;
+
+  const SimNodeOptions options_;
+  std::mt19937_64 random_;
+  TimePoint now_{std::chrono::hours(1)};
+  std::uint64_t order_ = 0;
+  std::priority_queue<Event> events_;
+  store::LeaseTable service_;
+  store::Ticket next_ticket_ = 1;
+  std::map<store::Ticket, std::function<void(store::Reply)>> asked_;
+  std::map<int, store::Ticket> staying_;
+  std::map<int, Node> nodes_;
+  int next_node_ = 0;
+  std::vector<Epoch> epochs_;
+  std::int64_t refused_commits_ = 0;
+  std::size_t looked_at_ = 0;
+  std::vector<std::string> complaints_;
+};
+
+}  // namespace muster::membership::testing

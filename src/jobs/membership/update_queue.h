@@ -1,0 +1,33 @@
+/// The updates of a watch between the thread that follows the service and the one that takes them.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+
+#include "jobs/membership/membership.h"
+
+namespace muster::membership {
+
+/// Thread-safe.
+class UpdateQueue {
+ public:
+  /// As `Watch::next` and `Watch::close`.
+  Result<Update> next(Duration timeout);
+  void close();
+  bool closed() const;
+
+  void push(Update update);
+  /// What `next` returns once all updates have been taken. The first failure stays.
+  void fail(const Status& failure);
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Update> updates_;
+  std::int64_t told_ = 0;
+  Status failure_;
+  bool closed_ = false;
+};
+
+}  // namespace muster::membership

@@ -1,7 +1,0 @@
-#include "muster/base/version.h"
-
-namespace muster {
-
-std::string_view version() { return MUSTER_VERSION; }
-
-}  // namespace muster

@@ -1,2 +1,0 @@
-#define MUSTER_KERNELS baseline
-#include "muster/collective/kernels_body.inc"

@@ -1,0 +1,80 @@
+/// Receives an agent's messages: heads and their separate parts, until a message is complete.
+/// Thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "core/base/bytes.h"
+#include "core/transport/channel/channel.h"
+#include "muster/rpc_value.h"
+#include "muster/status.h"
+#include "rpc/agent/call_table.h"
+#include "rpc/wire/message.h"
+#include "rpc/wire/tensor_wire.h"
+
+namespace muster::rpc {
+
+/// The tag of a message's head.
+inline constexpr std::uint64_t kHeadTag = 0;
+/// Never sent: a receive posted with this tag ends when the peer does.
+inline constexpr std::uint64_t kSentinelTag = ~std::uint64_t{0};
+
+class InboxEvents {
+ public:
+  virtual void on_message(int from, const Head& head, Parcel parcel) = 0;
+  /// `from` has ended or sent an invalid message.
+  virtual void on_loss(int from, const Status& why) = 0;
+
+ protected:
+  ~InboxEvents() = default;
+};
+
+class Inbox {
+ public:
+  /// `calls` knows the lost workers; messages from them are dropped.
+  Inbox(transport::Channel& channel, int self, const CallTable& calls, InboxEvents& events);
+  ~Inbox();
+
+  /// Starts monitoring the peer's end.
+  void contact(int peer);
+  /// Receives available messages and delivers them, outside the lock. Returns whether there were
+  /// any.
+  bool look();
+  /// No message is partially received.
+  bool empty();
+
+ private:
+  struct InboxSlot;
+  struct InboxPeer;
+  struct Inbound;
+  struct Found;
+  struct InboxNews;
+
+  void post_slot(InboxSlot& slot);
+  void post_slots();
+  void collect(InboxNews& news);
+  void receive_head(int from, ConstBytes bytes);
+  void receive_apart(int from, const Head& head, ConstBytes bytes);
+  void begin_apart(std::shared_ptr<Inbound> inbound);
+  void finish_stage(const std::shared_ptr<Inbound>& inbound);
+
+  transport::Channel& channel_;
+  const int self_;
+  const CallTable& calls_;
+  InboxEvents& events_;
+  std::vector<InboxPeer> peers_;
+
+  std::mutex mutex_;  // held only in look()
+  std::vector<InboxSlot> slots_;
+  // Slots whose message was consumed; reposted when there is time, or when half of them are.
+  std::size_t unposted_ = 0;
+  std::vector<std::unique_ptr<std::byte[]>> spares_;
+  std::vector<int> contacted_;
+  std::vector<std::shared_ptr<Inbound>> inbound_;
+};
+
+}  // namespace muster::rpc

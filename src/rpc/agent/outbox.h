@@ -1,0 +1,102 @@
+/// Sends an agent's requests and replies as channel messages. Thread-safe.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/transport/channel/channel.h"
+#include "muster/rpc_options.h"
+#include "muster/rpc_value.h"
+#include "muster/status.h"
+#include "rpc/agent/inbox.h"
+#include "rpc/agent/worker_table.h"
+#include "rpc/wire/message.h"
+#include "rpc/wire/tensor_wire.h"
+
+namespace muster::rpc {
+
+/// Which large tensors are copied before sending: arguments read after the call returns, or results
+/// with other owners.
+enum class Copies : std::uint8_t { none, where_shared, all };
+
+/// Device maps for outgoing tensors.
+struct DeviceMaps {
+  std::map<std::string, DeviceMap> ours;  ///< this worker's, by callee
+  /// The other workers' maps to this worker, by caller; replies use their inverse.
+  std::map<std::string, DeviceMap> callers;
+};
+
+/// A message in transmission, with the memory it is sent from.
+struct OutboundMessage {
+  int to = -1;
+  std::uint64_t call = 0;
+  bool is_call = false;  // a call of this worker; otherwise a reply, or a message without one
+  EncodedMessage encoded;
+  std::string payload;
+  std::vector<TensorOut> tensors;
+  std::shared_ptr<Passage> passage;
+  std::uint64_t first_tag = 0;
+  std::vector<transport::TransferRef> transfers;
+
+  bool sent() const;
+};
+
+class Outbox {
+ public:
+  /// `channel`, `workers` and `inbox` must outlive this object.
+  Outbox(transport::Channel& channel, const WorkerTable& workers, DeviceMaps maps, Inbox& inbox)
+      : channel_(channel),
+        workers_(workers),
+        maps_(std::move(maps)),
+        inbox_(inbox),
+        next_tags_(static_cast<std::size_t>(workers.size())) {}
+
+  OutboundMessage prepare(int to, Head head, Parcel parcel, Copies copies);
+  /// Sends what can be sent immediately and keeps the rest. If it throws, no part of the message is
+  /// read any more and the peer will not handle it.
+  void launch(OutboundMessage message);
+  /// Drops messages that have been sent. Returns calls whose own transfer failed although their
+  /// worker is not lost.
+  struct Refused {
+    int to = -1;
+    std::uint64_t call = 0;
+    Status why;
+  };
+  std::vector<Refused> sweep();
+  /// Cancels the unsent rest of an abandoned call; its memory is not read afterwards.
+  void withdraw(std::uint64_t call);
+  bool empty() const { return count_.load(std::memory_order_relaxed) == 0; }
+  void clear() { messages_.clear(); }
+
+  /// As launch, for a message the peer will handle: a call, or a message without a reply.
+  void launch_counted(OutboundMessage message);
+  /// Number of messages launched that way.
+  std::uint64_t sent() const { return sent_.load(); }
+
+ private:
+  using Message = std::unique_ptr<OutboundMessage>;
+  struct NextTag {
+    std::atomic<std::uint64_t> value{1};
+  };
+
+  DeviceMapping devices_towards(int to) const;
+  bool cancel_rest(const OutboundMessage& message);
+
+  transport::Channel& channel_;
+  const WorkerTable& workers_;
+  const DeviceMaps maps_;
+  Inbox& inbox_;
+  std::vector<NextTag> next_tags_;  // by worker
+  std::mutex mutex_;
+  std::vector<Message> messages_;
+  std::atomic<std::size_t> count_{0};
+  std::atomic<std::uint64_t> sent_{0};
+};
+
+}  // namespace muster::rpc

@@ -1,0 +1,72 @@
+/// Handles other workers' requests and replies to them. Thread-safe.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "rpc/agent/agent_life.h"
+#include "rpc/agent/handler.h"
+#include "rpc/agent/outbox.h"
+#include "rpc/agent/worker_pool.h"
+
+namespace muster::rpc {
+
+class Agent;
+
+class RequestServer {
+ public:
+  /// The arguments must outlive this object. `agent` owns it; passages refer to the agent, and
+  /// replies keep it alive.
+  RequestServer(Agent& agent, AgentLife& life, Outbox& outbox, WorkerPool& pool)
+      : agent_(agent), life_(life), outbox_(outbox), pool_(pool) {}
+
+  /// Sets the handler of messages of this kind, replacing the previous one.
+  void on(MessageKind kind, Handler handler);
+  /// Sets the only observer; call before the first call.
+  void observe(std::shared_ptr<Observer> observer) { observer_ = std::move(observer); }
+  Observer* observer() const { return observer_.get(); }
+
+  void take(int from, const Head& head, Parcel parcel);
+  void cancel(int from, std::uint64_t call);
+  /// Cancels all requests of `peer`.
+  void cancel_all_of(int peer);
+  /// Sends the replies whose conditions now hold.
+  void send_held_back();
+  bool holds_back() const { return held_back_count_.load(std::memory_order_relaxed) > 0; }
+
+  /// Every request has been answered.
+  bool idle() const { return unanswered_.load() == 0 && held_back_count_.load() == 0; }
+  std::uint64_t handled() const { return handled_.load(); }
+  std::uint64_t inline_runs() const { return inline_runs_.load(); }
+  void clear();
+
+ private:
+  class Answering;
+
+  void run(const Handler& handler, Request request, bool observed, bool unwanted);
+
+  Agent& agent_;
+  AgentLife& life_;
+  Outbox& outbox_;
+  WorkerPool& pool_;
+  std::array<std::atomic<const Handler*>, 256> handlers_{};
+  std::vector<std::unique_ptr<const Handler>> all_handlers_;  // under mutex_
+  std::shared_ptr<Observer> observer_;
+
+  std::mutex mutex_;
+  std::map<std::pair<int, std::uint64_t>, std::weak_ptr<Answering>> serving_;
+  std::vector<std::function<bool()>> held_back_;  // delayed replies; return true once sent
+  std::atomic<std::size_t> held_back_count_{0};
+  std::atomic<std::int64_t> unanswered_{0};
+  std::atomic<std::uint64_t> handled_{0};  // requests handled here
+  std::atomic<std::uint64_t> inline_runs_{0};
+};
+
+}  // namespace muster::rpc

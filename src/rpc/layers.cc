@@ -1,0 +1,16 @@
+#include "rpc/layers.h"
+
+#include "muster/distributed_optimizer.h"
+#include "rpc/autograd/autograd_context.h"
+#include "rpc/rref/rref_context.h"
+
+namespace muster::rpc {
+
+void install_layers(Agent& agent) {
+  const auto shared = agent.shared_from_this();
+  RRefContext::install(shared);
+  DistAutograd::install(shared);
+  detail::register_optimizer_functions();
+}
+
+}  // namespace muster::rpc

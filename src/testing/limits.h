@@ -1,0 +1,16 @@
+/// How long a test waits for what must happen.
+///
+/// The limit only ends a test that hangs: a busy machine must never reach it, so it is generous,
+/// and more so in a sanitized build. A test of what happens after a time uses a clock that it moves
+/// by hand, or compares the order of events. ctest ends a test after 300 s.
+#pragma once
+
+#include <chrono>
+
+#include "testing/budget.h"
+
+namespace muster::testing {
+
+inline constexpr std::chrono::seconds kMustHappen{kSanitized ? 290 : 250};
+
+}  // namespace muster::testing

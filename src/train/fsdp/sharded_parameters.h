@@ -1,0 +1,233 @@
+/// Sharded parameters: each rank stores one shard, all shards have the same length, and the
+/// parameters are whole only while needed. In hybrid sharding several groups of ranks hold the same
+/// shards, and gradients are averaged over all of them.
+///
+/// Parameters of one dtype are concatenated into one flat tensor, which is cut into one shard per
+/// rank. A parameter keeps its identity as a tensor. It contains either all of its values
+/// (unsharded) or, in one dimension, those in this rank's shard, possibly none (sharded). Zhao et
+/// al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023; Rajbhandari
+/// et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "muster/process_group.h"
+#include "muster/work.h"
+#include "train/fsdp/sharded_meter.h"
+#include "train/modules/module_parts.h"
+
+namespace muster {
+class Call;
+}
+
+namespace muster::parallel {
+
+struct ShardingOptions {
+  Group group = nullptr;  ///< each member stores one shard
+  /// Dtype of unsharded floating-point parameters; default: their own.
+  std::optional<at::ScalarType> param_dtype = {};
+  /// Dtype in which gradients are reduced; default: that of the unsharded parameters.
+  std::optional<at::ScalarType> reduce_dtype = {};
+  /// Without reduce_dtype: reduce gradients in the parameters' own dtype.
+  bool reduce_in_own_dtype = false;
+  /// Equal on all members and unique to each set of parameters. It changes the length of
+  /// reductions, so that ranks out of step get a mismatch error instead of mixing two sets.
+  int number = 0;
+  /// The ranks that hold the same shard as this one; null: no other rank does.
+  Group replicas = nullptr;
+  /// Device of whole parameters; default: the parameters' own.
+  std::optional<at::Device> device = {};
+  /// Shards, and with them their gradients and the optimizer's state, are on the CPU; in
+  /// page-locked memory if `pin_memory` is set and the device can use it.
+  bool offload = false, pin_memory = true;
+  std::shared_ptr<ShardedMeter> meter = {};  ///< null: an own one
+};
+
+/// What may replace the collectives of one set of parameters; what is empty does not.
+struct ShardedCommunication {
+  /// Called like all_gather_into_tensor and reduce_scatter_tensor (sum). They block.
+  using Exchange =
+      std::function<void(const at::Tensor& output, const at::Tensor& input, const Group& group)>;
+  Exchange all_gather = {}, reduce_scatter = {};
+  /// Called with shards that are to be summed over the replicas, in place.
+  std::function<void(const at::Tensor& gradients, const Group& group)> all_reduce = {};
+  /// Called with each reduced shard of gradients, after the sum over replicas.
+  std::function<void(const at::Tensor& gradients)> after_reduction = {};
+  /// Gradients' sums are divided by this; default: the number of ranks that take part.
+  std::optional<double> divisor = {};
+  /// False: sums over the shards' group stay on this rank; the next reduction with true takes them
+  /// along to the replicas.
+  bool reduce_over_replicas = true;
+};
+
+/// Where whole values are between forward and backward.
+enum class Keep {
+  nothing,  ///< freed
+  part,     ///< divided among the ranks of a part of the group
+  all,      ///< in memory
+};
+
+/// Whether unshard() communicates.
+enum class Gather {
+  anew,        ///< also if the values are there, unless start_gather() has got the current ones
+  if_changed,  ///< only if the values are not there or the shards were changed since
+  if_absent,   ///< only if the values are not there
+  never,       ///< memory with undefined values, if they are not there
+};
+
+/// Not thread-safe. All members make the collective calls alike. A parameter's `grad()` has the
+/// form of the parameter; while the parameter is whole, the shard's gradient is kept separately.
+class ShardedParameters {
+ public:
+  /// Shards the parameters' current values. Parameters must be distinct, strided and on one device.
+  /// No communication.
+  ShardedParameters(std::vector<ModuleParts::Named> parameters, ShardingOptions options);
+  ~ShardedParameters();
+  ShardedParameters(const ShardedParameters&) = delete;
+  ShardedParameters& operator=(const ShardedParameters&) = delete;
+
+  std::size_t size() const { return parameters_.size(); }
+  const at::Tensor& operator[](std::size_t index) const { return parameters_[index].tensor; }
+  const std::string& name(std::size_t index) const { return parameters_[index].name; }
+  /// The shape of the whole parameter.
+  at::IntArrayRef sizes_of(std::size_t index) const { return whole_[index].sizes(); }
+  /// Of the row-major elements of the whole parameter, the first one in this rank's shard.
+  std::int64_t first_of(std::size_t index) const { return own_range(index).in_parameter; }
+  bool is_unsharded() const { return is_unsharded_; }
+  bool any_trained() const;
+  /// Whether `tensor` uses the memory of the unsharded parameters.
+  bool is_in_unsharded(const at::Tensor& tensor) const;
+  /// Bytes of memory of the unsharded parameters now.
+  std::int64_t unsharded_bytes() const;
+
+  /// Bytes of this rank's shards.
+  std::int64_t shard_bytes() const;
+  /// Bytes of the shards' gradients and of what waits for its reduction.
+  std::int64_t gradient_bytes() const;
+  ShardedMeter& meter() { return *options_.meter; }
+  ShardedCommunication& communication() { return communication_; }
+
+  /// Makes the parameters whole; collective where `gather` says so. A graph recorded earlier sees
+  /// the values again. Takes what start_gather() has begun.
+  void unshard(Gather gather);
+  /// Collective. Begins to gather values that are not in memory, and returns at once. `when_done`
+  /// is called once they are there, on a thread of its own.
+  void start_gather(const std::function<void()>& when_done = {});
+  /// Whether start_gather() has begun something that nothing has taken yet, and whether that is
+  /// done. Never block.
+  bool is_gathering() const;
+  bool has_gathered() const;
+  /// The memory of whole values stays allocated, at one address, while they are not there.
+  void set_keep_storage(bool on) { keeps_storage_ = on; }
+  /// Makes the parameters sharded. Waits for a gather under way. `Keep::part` needs
+  /// set_part().
+  void reshard(Keep keep);
+  /// The group that keeps the parts: consecutive ranks of the shards' group, whose size divides
+  /// its.
+  void set_part(Group part) { part_ = std::move(part); }
+
+  /// While unsharded: moves the parameters' gradients out and adds them to those collected earlier.
+  /// `will_wait`: more will be collected before the reduction; they accumulate in the dtype of the
+  /// reduction.
+  void collect_gradients(bool will_wait);
+  /// Collective. Begins to average the collected gradients over the ranks. Returns at once where
+  /// that can go on while this thread computes, else once it is done.
+  void start_reduction();
+  /// Waits for what start_reduction() has begun, and adds this rank's shards of the averages to the
+  /// shards' gradients. A parameter for which no rank collected a gradient keeps its old one.
+  void finish_reduction();
+  bool is_reducing() const { return !reductions_.empty(); }
+  /// Also what start_reduction() has begun.
+  void drop_gradients();
+
+  /// Collective, in either form. Returns the values of each whole parameter in its own dtype; after
+  /// show_full(), the tensors shown.
+  std::vector<at::Tensor> full() const;
+  /// As full(), for other tensors: one per parameter, as long as its shard here, all of one dtype.
+  std::vector<at::Tensor> full_of(const std::vector<at::Tensor>& shards) const;
+  /// A copy of this rank's shard of `whole`, which has the shape of parameter `index`.
+  at::Tensor shard_of(std::size_t index, const at::Tensor& whole) const;
+  /// While sharded: sets the parameter to this rank's shard of `whole`.
+  void set(std::size_t index, const at::Tensor& whole);
+
+  /// Replaces the parameters' values by whole tensors, as returned by full().
+  void show_full(const std::vector<at::Tensor>& whole);
+  /// Ends show_full(). `keep_values`: updates the shards from the parameters' values.
+  void end_show_full(bool keep_values);
+
+ private:
+  /// Parameters in one allocation.
+  struct Flat {
+    at::TensorOptions options;
+    at::ScalarType unsharded_dtype, reduced_dtype;
+    std::vector<std::size_t> indices;
+    std::int64_t shard_elements = 0;  // equal on every rank
+    at::Tensor shard;
+    at::Tensor unsharded;      // its memory is allocated and freed; tensors in it persist
+    bool has_values = false;   // the whole is there, or a gather of it is under way
+    bool is_started = false;   // by start_gather(), and not taken
+    std::int64_t version = 0;  // of the shards that were gathered
+    at::Tensor kept;           // this rank's part of the whole between forward and backward
+    at::Tensor sent;           // what a gather under way sends
+    WorkRef gather;
+    at::Tensor partial;  // reduced over the shards' group and not over the replicas
+  };
+  /// A reduction under way. `staged` keeps what it reads.
+  struct Reduction {
+    std::size_t flat;
+    at::Tensor staged, reduced;
+    WorkRef work;  // null: done
+    ByteMeter::MeterScope staging;
+  };
+  struct ShardPlace {
+    std::size_t flat = 0;
+    std::int64_t at = 0, elements = 0;
+  };
+  /// The elements of a parameter in one rank's shard.
+  struct ShardRange {
+    int rank = 0;
+    std::int64_t in_shard = 0, in_parameter = 0, elements = 0;
+  };
+
+  static std::int64_t aligned_elements(const Flat& flat);
+  at::Tensor shard_memory(const Flat& flat) const;
+  void lay_out();
+  std::vector<ShardRange> ranges_of(std::size_t index) const;
+  ShardRange own_range(std::size_t index) const;
+  void check_unchanged() const;
+  void start_gather(Flat& flat, bool async_op);
+  void finish_gather(Flat& flat);
+  void allocate(Flat& flat);
+  void drop_part(Flat& flat);
+  void free(Flat& flat);
+  std::int64_t version_of(const Flat& flat) const;
+  void show_whole(const std::vector<at::Tensor>& whole);
+  void show_shards();
+  at::Tensor staged_gradients(Flat& flat, ByteMeter::MeterScope& staging);
+  void start_reduction(std::size_t number, bool async_op);
+  WorkRef submit(ProcessGroup& group, Call&& call) const;
+  bool reduces_beside_computation() const;
+  void add_to_gradients(const Flat& flat, const at::Tensor& reduced);
+
+  std::vector<ModuleParts::Named> parameters_;
+  ShardingOptions options_;
+  ShardedCommunication communication_;
+  Group part_;
+  std::vector<Flat> flats_;
+  std::vector<ShardPlace> places_;
+  std::vector<at::Tensor> shards_, whole_;   // the two forms
+  std::vector<at::Tensor> shard_gradients_;  // set while the parameters are whole
+  std::vector<at::Tensor> sums_;             // sums of whole gradients not reduced yet
+  std::vector<Reduction> reductions_;        // in the order of their calls
+  bool is_unsharded_ = false, shows_full_ = false, keeps_storage_ = false;
+};
+
+}  // namespace muster::parallel

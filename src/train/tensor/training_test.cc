@@ -1,0 +1,70 @@
+// A model trained on several ranks, against the same model on one.
+
+#include <torch/optim/adam.h>
+
+#include "muster/device_mesh.h"
+#include "muster/parallel.h"
+#include "train/tensor/testing/nets.h"
+
+namespace muster {
+namespace {
+
+using testing::divided_net;
+using testing::DividedNet;
+using testing::expect_parts;
+using testing::on_ranks;
+using testing::some_ids;
+using testing::whole_net;
+using testing::WholeNet;
+
+constexpr int kSteps = 5;
+
+template <class Net, class Forward>
+void train(Net& net, const Forward& forward, int part = 0, int parts = 1) {
+  torch::optim::Adam optimizer(net->parameters(), torch::optim::AdamOptions(0.02).eps(1e-4));
+  for (int step = 0; step < kSteps; ++step) {
+    const auto mine = [&](const at::Tensor& all) {
+      return all.chunk(parts, 1)[static_cast<std::size_t>(part)];
+    };
+    optimizer.zero_grad();
+    net->loss(forward(mine(some_ids(step))), mine(some_ids(step + 1))).backward();
+    optimizer.step();
+  }
+}
+
+WholeNet trained_alone() {
+  auto net = whole_net(7);
+  train(net, [&](const at::Tensor& ids) { return net(ids); });
+  return net;
+}
+
+// spec: T1 embedding, MLP block and cross entropy train as in one process, from the same seed
+// spec: T1 sequence parallelism trains as one process does
+TEST(TensorParallelTraining, EqualsOneProcess) {
+  const auto alone = trained_alone();
+  for (const int ranks : {1, 2, 3, 4})
+    for (const bool sequence_parallel : {false, true})
+      on_ranks(ranks, [&](int) {
+        auto net = divided_net(7, default_group(), sequence_parallel);
+        expect_parts(*net, *whole_net(7));
+        train(net, [&](const at::Tensor& ids) { return net(ids); });
+        expect_parts(*net, *alone);
+      });
+}
+
+// spec: T1 DDP over one dimension of a mesh around layers of the other
+TEST(TensorParallelTraining, UnderDdpOnAMesh) {
+  const auto alone = trained_alone();
+  for (const bool sequence_parallel : {false, true})
+    on_ranks(4, [&](int) {
+      const auto mesh = init_device_mesh("cpu", {2, 2}, {.mesh_dim_names = {"dp", "tp"}});
+      auto net = divided_net(7, mesh.get_group("tp"), sequence_parallel);
+      DistributedDataParallel<DividedNet> model(net, {.process_group = mesh.get_group("dp")});
+      train(
+          net, [&](const at::Tensor& ids) { return model(ids); }, mesh.get_local_rank("dp"), 2);
+      expect_parts(*net, *alone);
+    });
+}
+
+}  // namespace
+}  // namespace muster
