@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/base/threads/thread_start.h"
+#include "core/base/time/own_pauses.h"
 #include "core/net/interfaces.h"
 #include "core/net/socket_address.h"
 #include "core/rendezvous/join.h"
@@ -38,6 +39,7 @@ using std::chrono::seconds;
 
 constexpr Duration kInterval = milliseconds(50);  // limit: load of a network
 constexpr Duration kForgotten = seconds(3);       // a process not heard for this long has given up
+constexpr Duration kOwnPause = seconds(1);  // a look that is so late: this process stood still
 constexpr std::uint32_t kWindow = kForgotten / kInterval;
 
 /// Where the processes of this host meet instead of at an IPv6 group: `lo` has no route for IPv6
@@ -197,19 +199,30 @@ class Crier {
     return send_failure_.ok() ? sockets_.trouble : send_failure_;
   }
 
-  /// Waits until `enough` returns true for the recently heard processes, including this one.
+  /// Waits until `enough` returns true for the recently heard processes, including this one. The
+  /// time during which this process stands still counts for nobody, and puts `deadline` off.
   template <class Condition>
-  bool wait(TimePoint deadline, Peers& peers, const Condition& enough) {
+  bool wait(TimePoint& deadline, Peers& peers, const Condition& enough) {
+    OwnPauses pauses;
+    TimePoint wakes = steady_clock().now();
     std::unique_lock lock(mutex_);
     for (;;) {
       const TimePoint now = steady_clock().now();
+      const Duration late = now - wakes;
+      if (late <= kOwnPause) {
+        pauses.reset();
+      } else if (pauses.excuse()) {
+        for (auto& entry : peers_) entry.second.heard = std::min(entry.second.heard + late, now);
+        if (deadline != TimePoint::max()) deadline += late;
+      }
       std::erase_if(peers_,
                     [&](const auto& entry) { return entry.second.heard + kForgotten < now; });
       peers = peers_;
       peers[self_.id] = {self_, {}, now};
       if (enough(peers)) return true;
       if (now >= deadline) return false;
-      changed_.wait_until(lock, std::min(deadline, now + kForgotten / 4));
+      wakes = std::min(deadline, now + kForgotten / 4);
+      changed_.wait_until(lock, wakes);
     }
   }
 

@@ -1,11 +1,14 @@
 // How ranks find each other by a multicast address, and who does not disturb them.
 #include <net/if.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <fstream>
 #include <set>
 #include <thread>
 
@@ -63,6 +66,15 @@ TEST(Rendezvous, MulticastKeepsJobsApart) {
   EXPECT_TRUE(mentions(results[0].status(), "1 of 2 processes")) << results[0].status().message();
   EXPECT_EQ(results[1].status().ranks(), std::vector<int>{0}) << results[1].status().message();
   EXPECT_TRUE(other_secret.succeeded());
+}
+
+/// What the kernel says of `process`: R, S, T (stopped) ...
+char kernel_state(pid_t process) {
+  std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+  std::string number, name;
+  char state = '?';
+  file >> number >> name >> state;
+  return state;
 }
 
 /// Somebody who holds no secret, hears what a group is told, and says it again.
@@ -126,6 +138,39 @@ TEST(Rendezvous, RecordedAnnouncementsOfAnEarlierRunDoNothing) {
   ASSERT_GE(recorder.heard(), 3u);
   recorder.while_replaying([&] { expect_met(on_threads(ranks_of(method, 2, false))); });
   recorder.while_replaying([&] { expect_met(on_threads(ranks_of(method, 4, true))); });
+}
+
+// spec: B6 multicast: a process that stood still beyond its deadline takes that for nobody's
+// silence
+TEST(Rendezvous, MulticastIsMetAfterAPauseOfOnesOwn) {
+  const Environment environment({});
+  constexpr Duration kTimeout = seconds(6);
+  const std::string host = own_group(10);
+  const auto port = static_cast<std::uint16_t>(20000 + ::getpid() % 10000);
+  const std::string method = "tcp://" + host + ":" + std::to_string(port);
+  Recorder recorder(host, port);
+  const TimePoint begin = steady_clock().now();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto met = rendezvous({method, 1, 2, "", kTimeout});
+    if (!met) std::fprintf(stderr, "%s\n", met.status().message().c_str());
+    ::_exit(met ? 0 : 1);
+  }
+  while (recorder.heard() == 0) {
+    recorder.hear();
+    std::this_thread::yield();
+  }
+  ASSERT_EQ(::kill(child, SIGSTOP), 0);
+  while (kernel_state(child) != 'T') std::this_thread::yield();
+  Result<Rendezvous> here = Status(Code::internal, "not begun");
+  std::thread other([&] { here = rendezvous({method, 0, 2, "", seconds(60)}); });
+  std::this_thread::sleep_until(begin + kTimeout + seconds(3));
+  ASSERT_EQ(::kill(child, SIGCONT), 0);
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  other.join();
+  EXPECT_TRUE(here.ok()) << here.status().message();
 }
 
 // spec: W6 one who has the secret and shouts, but hears nobody, is no member: it is gone, or a
