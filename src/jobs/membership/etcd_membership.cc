@@ -28,11 +28,12 @@ constexpr Duration kLookForClose = std::chrono::milliseconds(50);  // limit: of 
 /// The service, as all parts of one membership share it.
 struct EtcdService {
   EtcdService(std::shared_ptr<etcd::EtcdClient> with, std::string below, Secret job_secret,
-              Duration limit)
+              Duration limit, Duration of_watches)
       : client(std::move(with)),
         root(std::move(below)),
         proof("etcd", std::move(job_secret)),
         timeout(limit),
+        watch_limit(of_watches),
         writer(client, root) {}
   TimePoint deadline() const { return deadline_after(steady_clock(), timeout); }
   std::string names() const { return root + "h/"; }
@@ -45,7 +46,7 @@ struct EtcdService {
   const std::shared_ptr<etcd::EtcdClient> client;
   const std::string root;
   const ValueProof proof;  // of values: others may write into etcd too
-  const Duration timeout;
+  const Duration timeout, watch_limit;
   etcd::Writer writer;
 };
 
@@ -144,7 +145,7 @@ class EtcdWatch final : public Watch {
             },
         .on_idle = [&] { return updates_.closed(); },
         .idle = kLookForClose,
-        .lost_limit = service_->timeout,
+        .lost_limit = service_->watch_limit,
     });
     // That a member was silent when the stream last began is not why it ended.
     updates_.fail(trouble.ok() || trouble.code() == Code::timed_out ? ended : trouble);
@@ -299,11 +300,11 @@ class EtcdMembership final : public Membership {
 Result<std::unique_ptr<Membership>> make_etcd_membership(etcd::ClientOptions options,
                                                          const std::string& prefix,
                                                          const std::string& run_id, Secret secret,
-                                                         Duration timeout) {
+                                                         Duration timeout, Duration watch_limit) {
   auto client = etcd::EtcdClient::make(std::move(options));
   if (!client) return client.status();
   auto service = std::make_shared<EtcdService>(std::move(*client), prefix + "/run/" + run_id + "/",
-                                               std::move(secret), timeout);
+                                               std::move(secret), timeout, watch_limit);
   Txn nothing;
   nothing.then.push_back(KeyRange{.key = service->epoch(), .count_only = true});
   if (const auto answers = service->client->txn(nothing, service->deadline()); !answers)

@@ -1,3 +1,4 @@
+#include <optional>
 #include "jobs/membership/factory.h"
 #include "jobs/membership/testing/membership_suite.h"
 #include "testing/etcd_cluster.h"
@@ -12,10 +13,11 @@ using std::chrono::seconds;
 std::unique_ptr<Membership> member_of(const std::vector<std::string>& endpoints,
                                       const std::string& job,
                                       Duration timeout = muster::testing::kMustHappen,
-                                      const std::string& secret = "a secret for the tests") {
+                                      const std::string& secret = "a secret for the tests",
+                                      std::optional<Duration> watch_limit = std::nullopt) {
   auto membership =
       make_etcd_membership({.endpoints = endpoints, .user = {}, .password = {}, .tls = {}}, "test",
-                           job, Secret::given(secret), timeout);
+                           job, Secret::given(secret), timeout, watch_limit.value_or(timeout));
   if (membership) return std::move(*membership);
   ADD_FAILURE() << membership.status().message();
   return nullptr;
@@ -62,6 +64,26 @@ TEST_F(EtcdMembershipTest, SurvivesTheLeadersDeath) {
   EXPECT_TRUE(watcher.sees("node/a", "after"));
   EXPECT_TRUE(watcher.until([&] { return watcher.epoch.number == 2; }));
   EXPECT_TRUE((*hold)->state().ok());
+}
+
+// spec: L1 etcd: an outage that is longer than a call's limit and shorter than the leases ends no
+// watch
+TEST_F(EtcdMembershipTest, AWatchOutlivesAnOutageBelowTheLeases) {
+  EtcdCluster cluster;
+  const auto membership = member_of(cluster.endpoints(), "job", seconds(2),
+                                    "a secret for the tests", muster::testing::kMustHappen);
+  auto watch = membership->watch("");
+  ASSERT_TRUE(watch.ok());
+  ASSERT_TRUE((*watch)->next(muster::testing::kMustHappen).ok());
+  cluster.kill(0);
+  const auto nothing = (*watch)->next(seconds(4));
+  EXPECT_TRUE(nothing.ok()) << nothing.status().message();
+  cluster.start(0);
+  const auto other = member_of(cluster.endpoints(), "job");
+  const auto hold = other->hold("node/a", "1", seconds(60));
+  ASSERT_TRUE(hold.ok()) << hold.status().message();
+  Watcher watcher(std::move(*watch));
+  EXPECT_TRUE(watcher.sees("node/a", "1"));
 }
 
 // spec: L1 etcd: a node that is cut off from the majority stops and says why
@@ -119,9 +141,9 @@ TEST_F(EtcdMembershipTest, OthersHaveNoSay) {
 // spec: L1 etcd: a cluster that does not answer is named
 TEST(EtcdMembership, NamesAClusterThatDoesNotAnswer) {
   const std::string nobody = "127.0.0.1:" + std::to_string(muster::testing::reserve_port());
-  const auto membership =
-      make_etcd_membership({.endpoints = {nobody}, .user = {}, .password = {}, .tls = {}}, "test",
-                           "job", Secret::random(), std::chrono::milliseconds(100));
+  const auto membership = make_etcd_membership(
+      {.endpoints = {nobody}, .user = {}, .password = {}, .tls = {}}, "test", "job",
+      Secret::random(), std::chrono::milliseconds(100), std::chrono::milliseconds(100));
   EXPECT_EQ(membership.status().code(), Code::timed_out);
   EXPECT_NE(membership.status().message().find(nobody), std::string::npos)
       << membership.status().message();

@@ -23,13 +23,14 @@ Result<std::unique_ptr<Membership>> make_agent_membership(std::shared_ptr<store:
 /// Kind "etcd": names are keys with leases below `prefix`/run/`run_id`/, the epoch is a key there.
 /// Survives the death of any minority of the cluster's members. `ttl` of a hold is whole seconds,
 /// at least 2. A node that no longer reaches a majority of the cluster loses its holds after their
-/// `ttl`, and its watches fail with Code::network after `timeout`: that half of a divided job
-/// stops. `timeout` limits each call. Values carry proofs of the job's `secret`: a name without one
-/// is not there, and where the epoch has none, `Watch::next` and `commit` fail with Code::refused.
+/// `ttl`, and its watches fail with Code::network after `watch_limit`, which should be no shorter
+/// than the holds' `ttl`: that half of a divided job stops. `timeout` limits each call. Values
+/// carry proofs of the job's `secret`: a name without one is not there, and where the epoch has
+/// none, `Watch::next` and `commit` fail with Code::refused.
 Result<std::unique_ptr<Membership>> make_etcd_membership(store::etcd::ClientOptions options,
                                                          const std::string& prefix,
                                                          const std::string& run_id, Secret secret,
-                                                         Duration timeout);
+                                                         Duration timeout, Duration watch_limit);
 
 struct KubernetesOptions {
   std::string server;          ///< "https://host:port"; http only on this host
@@ -45,10 +46,12 @@ Result<KubernetesOptions> kubernetes_options(const std::string& server);
 /// Whoever watches, or wants the name, removes a Lease that by its own clock has not been renewed
 /// for its time: names of dead holders go as long as a watch of the job is open. `ttl` of a hold is
 /// whole seconds, at least 2. Watches fail with Code::network once the API has been silent for
-/// `timeout`, which also limits each call. Values carry proofs of the job's `secret`, as those in
-/// etcd. The record of an epoch, and each value, has at most 190 KiB (Code::exhausted).
+/// `watch_limit`, which should be no shorter than the `ttl`; `timeout` limits each call. Values
+/// carry proofs of the job's `secret`, as those in etcd. The record of an epoch, and each value,
+/// has at most 190 KiB (Code::exhausted).
 Result<std::unique_ptr<Membership>> make_kubernetes_membership(const KubernetesOptions& options,
                                                                const std::string& run_id,
-                                                               Secret secret, Duration timeout);
+                                                               Secret secret, Duration timeout,
+                                                               Duration watch_limit);
 
 }  // namespace muster::membership

@@ -72,7 +72,7 @@ struct KubernetesService {
   const std::shared_ptr<KubernetesClient> client;
   const std::string job;
   const ValueProof proof;
-  const Duration timeout;
+  const Duration timeout, watch_limit;
 };
 
 /// A name's Lease, which is renewed.
@@ -194,7 +194,7 @@ class KubernetesWatch final : public Watch {
               remove_expired();
               heard_at_ = steady_clock().now();
             },
-        .lost_limit = service_->timeout,
+        .lost_limit = service_->watch_limit,
     }));
   }
 
@@ -402,14 +402,16 @@ class KubernetesMembership final : public Membership {
 
 Result<std::unique_ptr<Membership>> make_kubernetes_membership(const KubernetesOptions& options,
                                                                const std::string& run_id,
-                                                               Secret secret, Duration timeout) {
+                                                               Secret secret, Duration timeout,
+                                                               Duration watch_limit) {
   auto client = KubernetesClient::make(options, label_value(run_id));
   if (!client) return client.status();
   auto service = std::make_shared<KubernetesService>(
       KubernetesService{.client = std::move(*client),
                         .job = run_id,
                         .proof = ValueProof("Kubernetes", std::move(secret)),
-                        .timeout = timeout});
+                        .timeout = timeout,
+                        .watch_limit = watch_limit});
   // What is wrong with the token, the Role or the address is said here, not by a later call.
   if (const auto reached = service->client->get(service->epoch(), service->deadline()); !reached)
     return reached.status();

@@ -1,3 +1,4 @@
+#include <optional>
 #include "core/base/process/interruption.h"
 #include "jobs/membership/factory.h"
 #include "jobs/membership/kubernetes_client.h"
@@ -14,8 +15,10 @@ using std::chrono::seconds;
 
 std::unique_ptr<Membership> member_of(const KubernetesApi& api, const std::string& job,
                                       Duration timeout = muster::testing::kMustHappen,
-                                      const std::string& secret = "a secret for the tests") {
-  auto membership = make_kubernetes_membership(api.options(), job, Secret::given(secret), timeout);
+                                      const std::string& secret = "a secret for the tests",
+                                      std::optional<Duration> watch_limit = std::nullopt) {
+  auto membership = make_kubernetes_membership(api.options(), job, Secret::given(secret), timeout,
+                                               watch_limit.value_or(timeout));
   if (membership) return std::move(*membership);
   ADD_FAILURE() << membership.status().message();
   return nullptr;
@@ -150,8 +153,9 @@ TEST_F(KubernetesMembershipTest, TokensRotate) {
   setting.join();
   EXPECT_TRUE(young.ok()) << young.message();
   api.show_token("weak");
-  const auto forbidden = make_kubernetes_membership(api.options(), "job", Secret::random(),
-                                                    muster::testing::kMustHappen);
+  const auto forbidden =
+      make_kubernetes_membership(api.options(), "job", Secret::random(),
+                                 muster::testing::kMustHappen, muster::testing::kMustHappen);
   ASSERT_EQ(forbidden.status().code(), Code::refused);
   const std::string& text = forbidden.status().message();
   EXPECT_NE(text.find("verbs: [get, list, watch, create, update, delete]"), std::string::npos)
@@ -190,6 +194,26 @@ TEST_F(KubernetesMembershipTest, AWatchOutlivesTrouble) {
     ASSERT_TRUE(set.ok()) << set.message();
     ASSERT_TRUE(watcher.sees("node/a", refusal.shown));
   }
+}
+
+// spec: L1 Kubernetes: an outage that is longer than a call's limit and shorter than the leases
+// ends no watch
+TEST_F(KubernetesMembershipTest, AWatchOutlivesAnOutageBelowTheLeases) {
+  KubernetesApi api;
+  const auto membership =
+      member_of(api, "job", seconds(2), "a secret for the tests", muster::testing::kMustHappen);
+  auto watch = membership->watch("");
+  ASSERT_TRUE(watch.ok());
+  ASSERT_TRUE((*watch)->next(muster::testing::kMustHappen).ok());
+  api.kill();
+  const auto nothing = (*watch)->next(seconds(4));
+  EXPECT_TRUE(nothing.ok()) << nothing.status().message();
+  api.start();
+  const auto other = member_of(api, "job");
+  const auto hold = other->hold("node/a", "1", seconds(60));
+  ASSERT_TRUE(hold.ok()) << hold.status().message();
+  Watcher watcher(std::move(*watch));
+  EXPECT_TRUE(watcher.sees("node/a", "1"));
 }
 
 // spec: L1 Kubernetes: a token that is refused for longer than the patience ends a watch, in words
@@ -299,8 +323,8 @@ TEST_F(KubernetesMembershipTest, SpeaksTls) {
   EXPECT_TRUE(hold.ok()) << hold.status().message();
   KubernetesOptions others = api.options();
   others.authority_file.clear();
-  const auto refused =
-      make_kubernetes_membership(others, "job", Secret::random(), muster::testing::kMustHappen);
+  const auto refused = make_kubernetes_membership(
+      others, "job", Secret::random(), muster::testing::kMustHappen, muster::testing::kMustHappen);
   EXPECT_EQ(refused.status().code(), Code::refused) << refused.status().message();
   ::setenv("MUSTER_KUBERNETES_CACERT", certificate.c_str(), 1);
   ::setenv("MUSTER_KUBERNETES_TOKEN_FILE", api.token_file().c_str(), 1);
@@ -308,8 +332,8 @@ TEST_F(KubernetesMembershipTest, SpeaksTls) {
   ::unsetenv("MUSTER_KUBERNETES_CACERT");
   ::unsetenv("MUSTER_KUBERNETES_TOKEN_FILE");
   ASSERT_TRUE(named.ok()) << named.status().message();
-  const auto outside =
-      make_kubernetes_membership(*named, "job", Secret::random(), muster::testing::kMustHappen);
+  const auto outside = make_kubernetes_membership(
+      *named, "job", Secret::random(), muster::testing::kMustHappen, muster::testing::kMustHappen);
   EXPECT_TRUE(outside.ok()) << outside.status().message();
 }
 

@@ -260,15 +260,18 @@ Result<std::unique_ptr<membership::Membership>> make_membership(const RunOptions
                                                                 const NodeJob& job,
                                                                 const Secret& secret,
                                                                 Duration ttl) {
+  // A node stays in the job as long as its lease, so it does not stop watching before.
+  const Duration watch_limit = std::max(kServicePatience, ttl);
   if (options.rendezvous == RendezvousKind::etcd)
     return membership::make_etcd_membership(
         store::etcd::options_from_environment(*options.endpoint), kEtcdPrefix, job.run_id, secret,
-        kServicePatience);
+        kServicePatience, watch_limit);
   if (options.rendezvous != RendezvousKind::kubernetes)
     return membership::make_agent_membership(job.store, job.run_id, ttl);
   const auto kubernetes = membership::kubernetes_options(options.endpoint.value_or(""));
   if (!kubernetes) return kubernetes.status();
-  return membership::make_kubernetes_membership(*kubernetes, job.run_id, secret, kServicePatience);
+  return membership::make_kubernetes_membership(*kubernetes, job.run_id, secret, kServicePatience,
+                                                watch_limit);
 }
 
 std::string nodes_text(const RunOptions& options) {
