@@ -117,3 +117,31 @@ def test_goes_on_with_another_number_of_ranks(tmp_path):
     for size in (1, 3):
         for losses in on_ranks(size, goes_on, str(tmp_path)):
             torch.testing.assert_close(losses, whole_run[4:], rtol=1e-4, atol=1e-5)
+
+
+def by_the_checkpoint_names(rank, size):
+    from muster.checkpoint import state_dict as names
+
+    model = FSDP(Net(), auto_wrap_policy={Block})
+    optimizer = adam(model)
+    train(model, optimizer, rank=rank)
+    options = names.StateDictOptions(full_state_dict=True)
+    of_model, of_optimizer = names.get_state_dict(model, optimizer, options=options)
+    other = FSDP(Net(seed=5), auto_wrap_policy={Block})
+    fresh = adam(other)
+    names.set_state_dict(
+        other, fresh, model_state_dict=of_model, optim_state_dict=of_optimizer, options=options
+    )
+    assert_same(names.get_model_state_dict(other, options=options), of_model, 0)
+    again = names.get_optimizer_state_dict(other, fresh, options=options)
+    for name, values in of_optimizer["state"].items():
+        for key, value in values.items():
+            torch.testing.assert_close(again["state"][name][key], value, rtol=0, atol=0)
+    for name in names.__all__:
+        if name.startswith(("get_", "set_", "StateDict")):
+            assert getattr(names, name) is getattr(fsdp, name), name
+
+
+# spec: M2 torch.distributed.checkpoint.state_dict's names: models and optimizers, there and back
+def test_states_by_the_names_of_torchs_checkpoints():
+    on_ranks(2, by_the_checkpoint_names)

@@ -1,5 +1,5 @@
-"""torch.distributed.checkpoint.state_dict's names for models, sharded or not: whole states, and the
-way back.
+"""torch.distributed.checkpoint.state_dict's names for models and optimizers, sharded or not: whole
+states or this rank's shards, and the way back. They are those of `muster.fsdp`.
 
 `muster.checkpoint.save` needs none of them: it takes modules and optimizers themselves, each rank's
 shards as they are.
@@ -11,11 +11,18 @@ from torch.distributed.checkpoint.state_dict import (  # what states are made of
     ListDictValueType,
     OptimizerStateType,
     PrimitiveType,
-    StateDictOptions,
     ValueType,
 )
 
-from muster.fsdp import get_model_state_dict, set_model_state_dict
+from muster.fsdp import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
 
 __all__ = [
     "FQNS_T",
@@ -26,5 +33,9 @@ __all__ = [
     "StateDictOptions",
     "ValueType",
     "get_model_state_dict",
+    "get_optimizer_state_dict",
+    "get_state_dict",
     "set_model_state_dict",
+    "set_optimizer_state_dict",
+    "set_state_dict",
 ]
