@@ -443,6 +443,7 @@ TEST(Run, ExplainsMistakes) {
   };
   check(run_words(2, {"no-such-program-here"}), 127, "not found on PATH");
   check(run_words(2, {"/no/such/program"}), 127, "/no/such/program");
+  check(run_words(2, {"no_such_program.py"}), 127, "cannot find the program no_such_program.py");
   check(run_words(2, {"/etc/passwd"}), 126, "/etc/passwd");
   check({"run", "--standalone"}, 2, "no program");
   check({"run", "--nprocs", "2", "true"}, 2, "--nprocs");

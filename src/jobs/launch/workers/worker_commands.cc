@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <cerrno>
+#include "core/net/socket_address.h"
 #include "jobs/launch/node/host.h"
 #include "jobs/launch/workers/worker_news.h"
 
@@ -58,6 +60,10 @@ Result<Program> resolve_program(const RunOptions& options) {
   program.file = *file;
   program.before = {program.is_python ? *file : options.program};
   if (!program.is_python) return program;
+  // Found before any rank starts: each one's Python would say the same.
+  if (!options.module && ::access(options.program.c_str(), F_OK) != 0)
+    return Status(Code::invalid_argument, "cannot find the program " + options.program + ": " +
+                                              errno_text(errno) + "; is its path right?");
   program.before.push_back("-u");
   if (options.replace_gloo) program.before.insert(program.before.end(), {"-m", "muster.torch"});
   if (options.module) program.before.push_back("-m");
