@@ -4,7 +4,17 @@ Names, arguments and defaults are torch.distributed's; docs/user/python.md says 
 where it differs. `muster.torch` registers the same engine as a backend of stock torch.
 """
 
-import torch as _torch
+try:
+    import torch as _torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    import sys as _sys
+
+    raise ImportError(
+        f"muster needs torch, which {_sys.executable} does not have; in a clone `make build` "
+        "installs it for .venv/bin/python (`make demo` needs LibTorch alone)"
+    ) from error
 
 from ._build import TORCH_VERSION as _BUILT_FOR
 from ._build import VERSION as __version__  # noqa: F401

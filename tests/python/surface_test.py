@@ -4,13 +4,16 @@ import contextlib
 import datetime
 import inspect
 import os
+import pathlib
 import re
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
 import torch
-from ranks import meeting_file, reserve_port, run_ranks
+from ranks import LIMIT_S, meeting_file, reserve_port, run_ranks
 from thread_ranks import SECONDS, on_threads
 
 import muster as dist
@@ -602,3 +605,14 @@ def test_profiler():
         0: ["native:all_reduce", "native:send"],
         1: ["native:all_reduce", "native:recv"],
     }
+
+
+# spec: P1 without torch the import says what to install
+def test_without_torch_the_import_says_what_to_do():
+    package = pathlib.Path(dist.__file__).parents[1]
+    code = f"import sys; sys.path.insert(0, {str(package)!r}); import muster"
+    ended = subprocess.run(
+        [sys.executable, "-S", "-c", code], capture_output=True, text=True, cwd="/", timeout=LIMIT_S
+    )
+    assert ended.returncode == 1
+    assert "muster needs torch" in ended.stderr and "make build" in ended.stderr, ended.stderr
