@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 import torch.distributed as theirs
-from ranks import meeting_file, run_ranks
+from ranks import LIMIT_S, meeting_file, run_ranks
 
 import muster as dist
 import muster.torch
@@ -50,7 +50,7 @@ def in_another_thread(rank, size, path):
     for round_ in range(5):
         checkpoint.save({"b": torch.ones(4)}, checkpoint_id=f"{path}/{round_ % 2}")
         checkpoint.async_save({"b": torch.ones(4)}, checkpoint_id=f"{path}/c").result(120)
-    loader.join(120)
+    loader.join(LIMIT_S)
     assert found == [[0, 1, 2, 3]] * 5
 
 

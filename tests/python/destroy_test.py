@@ -6,7 +6,7 @@ import signal
 
 import pytest
 import torch
-from ranks import fork, meeting_file, run_ranks
+from ranks import LIMIT_S, fork, meeting_file, run_ranks
 
 import muster as dist
 
@@ -48,7 +48,7 @@ def test_a_rank_that_works_on_learns_who_has_left():
             dist.destroy_process_group(group)
             gone.set()
         else:
-            assert gone.wait(60)
+            assert gone.wait(LIMIT_S)
             with pytest.raises(dist.DistBackendError, match="rank 0") as caught:
                 dist.all_reduce(torch.ones(2), group=group)
             assert caught.value.code != "timed out"

@@ -12,7 +12,7 @@ import traceback
 
 import pytest
 import torch
-from ranks import fork, meeting_file, run_ranks
+from ranks import LIMIT_S, fork, meeting_file, run_ranks
 from thread_ranks import on_threads, row, same
 
 import muster as dist
@@ -92,7 +92,7 @@ def test_interrupt_ends_a_blocked_call(set_anew):
                 dist.all_reduce(torch.ones(4))
             inside.set()
         else:
-            assert inside.wait(60)
+            assert inside.wait(LIMIT_S)
             with pytest.raises(dist.DistBackendError, match="rank 0"):
                 dist.all_reduce(torch.ones(4))  # has rank 0's part already, and may do
                 dist.all_reduce(torch.ones(4))
@@ -120,7 +120,7 @@ def test_a_handler_that_is_set_after_init_is_honoured():
         if rank == 0:
             threading.Thread(target=press, daemon=True).start()
         else:
-            assert pressed.wait(60)
+            assert pressed.wait(LIMIT_S)
         x = torch.ones(4)
         dist.all_reduce(x)
         assert x.tolist() == [2] * 4
@@ -176,7 +176,7 @@ def test_interrupt_ends_the_wait_for_a_message_of_another_group(batch):
             first.wait()
             same(y, torch.ones(4))
         else:
-            assert after.wait(60)
+            assert after.wait(LIMIT_S)
             dist.send(torch.ones(4), 0)
             with pytest.raises(dist.DistBackendError, match="rank 0"):
                 dist.recv(torch.zeros(4), 0, pair)

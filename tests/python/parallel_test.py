@@ -11,7 +11,7 @@ import threading
 
 import pytest
 import torch
-from ranks import fork, meeting_file, run_ranks
+from ranks import LIMIT_S, fork, meeting_file, run_ranks
 from training import Net, assert_equal, batch, lazy_hook, loss_of, on_ranks, sgd, train
 
 import muster as dist
@@ -345,7 +345,7 @@ def test_interrupt_ends_backward():
                 loss.backward()
             after.set()
         else:
-            assert after.wait(60)
+            assert after.wait(LIMIT_S)
             with pytest.raises(dist.DistBackendError, match="rank 0"):
                 loss.backward()  # has rank 0's part already, and may do
                 loss_of(model, rank, 2).backward()

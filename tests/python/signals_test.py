@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from ranks import fork, meeting_file, run_ranks
+from ranks import LIMIT_S, fork, meeting_file, run_ranks
 
 import muster as dist
 from muster import _C
@@ -131,7 +131,7 @@ def test_a_program_that_a_callback_starts_can_be_ended():
         def start(_):
             child = subprocess.Popen(["sleep", "100"])
             child.terminate()
-            ended.append(child.wait(60))
+            ended.append(child.wait(LIMIT_S))
 
         future = dist.all_reduce(torch.ones(4), async_op=True).get_future().then(start)
         future.wait()
