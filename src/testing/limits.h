@@ -12,5 +12,7 @@
 namespace muster::testing {
 
 inline constexpr std::chrono::seconds kMustHappen{kSanitized ? 290 : 250};
+/// The same for ::poll.
+inline constexpr int kMustHappenMs = std::chrono::milliseconds(kMustHappen).count();
 
 }  // namespace muster::testing

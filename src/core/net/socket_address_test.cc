@@ -1,4 +1,5 @@
 #include "core/net/socket_address.h"
+#include "testing/limits.h"
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -93,7 +94,7 @@ TEST(SocketAddress, ListensAndConnects) {
     const auto socket = start_connect(*name);
     ASSERT_TRUE(socket.ok()) << socket.status().message();
     pollfd waiting{socket->get(), POLLOUT, 0};
-    ASSERT_EQ(::poll(&waiting, 1, 10000), 1);
+    ASSERT_EQ(::poll(&waiting, 1, muster::testing::kMustHappenMs), 1);
     EXPECT_EQ(SocketAddress::peer_of(socket->get())->text(), name->text());
     EXPECT_EQ(address_towards(*name)->host(), host);
     const Status again = listen_on(*name, 8).status();

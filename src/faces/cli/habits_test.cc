@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "faces/cli/testing/launched.h"
+#include "testing/limits.h"
 #include "testing/shell.h"
 
 namespace muster::cli::testing {
@@ -98,7 +99,7 @@ class UnreadEvents {
     pollfd ready{out_.get(), POLLIN, 0};
     while (!contains(said_, text)) {
       char bytes[256];
-      if (::poll(&ready, 1, 120'000) != 1) return false;
+      if (::poll(&ready, 1, muster::testing::kMustHappenMs) != 1) return false;
       const ssize_t got = ::read(out_.get(), bytes, sizeof bytes);
       if (got <= 0) return false;
       said_.append(bytes, static_cast<std::size_t>(got));

@@ -8,6 +8,7 @@
 #include "core/base/descriptor.h"
 #include "core/net/socket_address.h"
 #include "faces/cli/testing/launched.h"
+#include "testing/limits.h"
 #include "testing/reserved_port.h"
 
 namespace muster::cli::testing {
@@ -177,7 +178,7 @@ class Silent {
   }
   bool take_one() {
     pollfd waiting{listener_.get(), POLLIN, 0};
-    if (::poll(&waiting, 1, 60'000) != 1) return false;
+    if (::poll(&waiting, 1, muster::testing::kMustHappenMs) != 1) return false;
     taken_.reset(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     return static_cast<bool>(taken_);
   }

@@ -117,7 +117,7 @@ class Fence : public ::testing::Test {
   }
   EpochFence::Raised raised() {
     pollfd ready{fence->descriptor(), POLLIN, 0};
-    EXPECT_EQ(::poll(&ready, 1, 60'000), 1);
+    EXPECT_EQ(::poll(&ready, 1, muster::testing::kMustHappenMs), 1);
     return fence->take();
   }
 
@@ -206,7 +206,7 @@ TEST(EpochFenceOfAStore, RefusesWorkersOfTheEpochBefore) {
     epoch.number = number;
     (*fence)->raise(epoch);
     pollfd ready{(*fence)->descriptor(), POLLIN, 0};
-    EXPECT_EQ(::poll(&ready, 1, 60'000), 1);
+    EXPECT_EQ(::poll(&ready, 1, muster::testing::kMustHappenMs), 1);
     const EpochFence::Raised told = (*fence)->take();
     EXPECT_EQ(told.epoch, number);
     EXPECT_TRUE(told.status.ok()) << told.status.message();

@@ -37,7 +37,7 @@ std::shared_ptr<store::TcpStore> served_store() {
 template <class Wanted>
 NodeNews next_news(NodeMembership& node, Wanted wanted) {
   pollfd ready{node.descriptor(), POLLIN, 0};
-  while (::poll(&ready, 1, 60'000) == 1) {
+  while (::poll(&ready, 1, muster::testing::kMustHappenMs) == 1) {
     for (NodeNews& news : node.take()) {
       if (wanted(news)) return std::move(news);
     }
@@ -89,7 +89,8 @@ TEST(NodeMembership, RefusesAnEpochOfOtherWorkers) {
   ASSERT_TRUE(committed.ok()) << committed.status().message();
   std::vector<NodeNews> news;
   pollfd ready{(*node)->descriptor(), POLLIN, 0};
-  while (news.empty() && ::poll(&ready, 1, 60'000) == 1) news = (*node)->take();
+  while (news.empty() && ::poll(&ready, 1, muster::testing::kMustHappenMs) == 1)
+    news = (*node)->take();
   ASSERT_FALSE(news.empty());
   ASSERT_TRUE(news.front().event.has_value());
   const auto* end = std::get_if<JobEnded>(&*news.front().event);
