@@ -233,12 +233,12 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
 
 /// The servers that this process shares (`multi_tenant`), by host and port.
 Result<std::shared_ptr<TcpServer>> shared_server(TcpServerOptions options) {
-  struct Shared {
+  struct SharedServers {
     std::mutex mutex;
     std::map<std::pair<std::string, std::uint16_t>, std::weak_ptr<TcpServer>> servers;
   };
-  static constinit PerProcess<Shared> of_process;
-  Shared& shared = of_process.get();
+  static constinit PerProcess<SharedServers> of_process;
+  SharedServers& shared = of_process.get();
   const std::lock_guard lock(shared.mutex);
   const std::string host = options.host;
   std::uint16_t port = options.port;
