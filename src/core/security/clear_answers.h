@@ -3,7 +3,6 @@
 #pragma once
 
 #include <chrono>
-#include <optional>
 #include <string>
 
 #include "muster/clock.h"
@@ -20,11 +19,12 @@ class ClearAnswers {
   /// A connection was refused in the clear. True once all have been for `kPatience`, or if no other
   /// can be made before `deadline`, as the next one begins after `pause`.
   bool tell(TimePoint now, TimePoint deadline, Duration pause) {
-    if (!since_) since_ = now;
-    return now - *since_ >= kPatience || deadline - now <= pause;
+    if (!refused_) since_ = now;
+    refused_ = true;
+    return now - since_ >= kPatience || deadline - now <= pause;
   }
   /// A connection ended in another way.
-  void forget() { since_.reset(); }
+  void forget() { refused_ = false; }
 
   /// What the attempt ends with.
   static Status told(const Status& said) {
@@ -37,7 +37,8 @@ class ClearAnswers {
   }
 
  private:
-  std::optional<TimePoint> since_;
+  bool refused_ = false;
+  TimePoint since_{};  ///< of the first of those that were refused in a row
 };
 
 }  // namespace muster
