@@ -62,7 +62,12 @@ SENTENCES = {
         "TcpStoreRelay.NothingIsAcceptedThatWasChanged",
         "RelayedLinks.WhatIsChangedEndsTheLinkAndSaysSo",
     ],
-    "keys of its own by Diffie-Hellman": ["TlsSession.BothSidesMakeTheKeyNew"],
+    "An answer before the keys are made can be forged": [
+        "TcpStoreRelay.AForgedAnswerInTheClearEndsNobody",
+        "TcpStoreRelay.AnAnswerInTheClearIsToldAsUnauthenticated",
+        "RelayedLinks.AForgedAnswerInTheClearEndsNobody",
+    ],
+    "keys of their own by Diffie-Hellman": ["TlsSession.BothSidesMakeTheKeyNew"],
     "needs the secret at TCP ports, like any other": ["*.WrongSecretsAreRefusedAlways"],
     "At Unix sockets the kernel reports": ["TcpStore.AnotherUserAtItsUnixSocketIsCounted"],
     "Files that a job reads or writes": [

@@ -69,6 +69,7 @@ testing::Relay::Tamper forge(int connections, std::size_t at) {
 // The bytes are in each field of the store's greeting, in the answer behind it, and in its TLS.
 // spec: W1 what is forged before the keys are made ends no joining rank: it tries again
 TEST_P(TcpStoreRelay, AForgedAnswerInTheClearEndsNobody) {
+  if (observes()) return;  // they join nothing, and are told at once
   for (const std::size_t at : {0U, 8U, 10U, 16U, 24U, 32U, 64U, 100U, 127U, 128U, 140U, 200U}) {
     SCOPED_TRACE("byte " + std::to_string(at));
     const testing::Relay relay(target(), forge(2, at), relayed());
