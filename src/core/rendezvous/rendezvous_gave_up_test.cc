@@ -32,7 +32,7 @@ TEST(Rendezvous, LateRanksAreToldAtEachAddressOfAPort) {
   const std::string port = std::to_string(testing::reserve_port());
   const std::vector<std::string> methods{"tcp://127.0.0.1:" + port, "tcp://127.0.0.2:" + port};
   const auto give_up = [](const std::string& method) {
-    const Status gave_up = rendezvous({method, 0, 2, "", kShort}).status();
+    const Status gave_up = rendezvous({method, 0, 2, "", seconds(3)}).status();
     EXPECT_EQ(gave_up.ranks(), std::vector<int>{1}) << gave_up.message();
   };
   const auto come_late = [](const std::string& method) {
