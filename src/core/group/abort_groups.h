@@ -8,9 +8,10 @@
 
 namespace muster {
 
-/// The calls of all groups end before the observer of the first is told: an observer that never
-/// returns holds up no end of calls. A backend whose own `abort` never returns does. No group may
-/// be null.
+/// The calls of all groups on backends of muster's end before any code of the program runs: the
+/// `abort` of backends that it has registered, and observers. If that never returns, it holds up
+/// what it is of the same kind and comes later, but no end of a call on a backend of muster's. No
+/// group may be null.
 void abort_groups(std::span<const Group> groups, const std::string& reason);
 
 }  // namespace muster

@@ -1,8 +1,12 @@
 // Every operation of every built-in backend name, and registered backends.
 #include <atomic>
 #include <functional>
+#include <future>
 #include <mutex>
+#include <thread>
+#include <vector>
 
+#include "core/group/abort_groups.h"
 #include "core/group/calls.h"
 #include "core/group/creation/backend_registry.h"
 #include "core/group/group_core.h"
@@ -83,6 +87,46 @@ TEST(RegisteredBackend, IsUsedByItsName) {
       "counting");
   EXPECT_EQ(made, 2);
   EXPECT_EQ(barriers, 2);
+}
+
+/// As those of a program that hangs in its own abort.
+class StandingBackend final : public ProcessGroupBackend {
+ public:
+  explicit StandingBackend(std::shared_future<void> over) : over_(std::move(over)) {}
+  const BackendCapabilities& capabilities() const override {
+    static constexpr BackendCapabilities kHas{.name = "standing"};
+    return kHas;
+  }
+  bool supports(Op, at::ScalarType, c10::DeviceType, std::string*) const override { return true; }
+  WorkRef submit(BackendCall&) override { return nullptr; }
+  std::shared_ptr<void> scope(BackendScope) override { return nullptr; }
+  BackendState state() const override { return {}; }
+  Status close(TimePoint) override { return {}; }
+  void abort(const std::string&) override { over_.wait(); }
+
+ private:
+  std::shared_future<void> over_;
+};
+
+// spec: U2 a registered backend whose abort never returns holds up no end of other groups' calls
+TEST(RegisteredBackend, MayStandInItsAbort) {
+  static std::promise<void> over;
+  static const std::shared_future<void> is_over = over.get_future().share();
+  Backend::register_backend("standing", [](const std::shared_ptr<Store>&, int, int, Duration) {
+    return std::make_shared<StandingBackend>(is_over);
+  });
+  on_ranks(2, [](int rank) {
+    const std::vector<Group> both{new_group({.backend = "standing"}), new_group()};
+    barrier();
+    std::thread aborts([&both] { abort_groups(both, "for the test"); });
+    const auto deadline = std::chrono::steady_clock::now() + muster::testing::kMustHappen;
+    while (both.back()->failure().ok() && std::chrono::steady_clock::now() < deadline)
+      std::this_thread::yield();
+    EXPECT_FALSE(both.back()->failure().ok());
+    barrier();
+    if (rank == 0) over.set_value();
+    aborts.join();
+  });
 }
 
 /// Keeps every call and carries it out when its Work is waited for; a receive writes nines.

@@ -144,7 +144,12 @@ class GroupCore final : public ProcessGroup, public std::enable_shared_from_this
   bool failure_was_shown() const;
   /// Orderly shutdown; every member calls it. Returns the first failure found.
   Status close();
+  /// Ends all calls, as `end_calls` and `tell_of_abort` do. For several groups: `abort_groups`.
   void abort(const std::string& reason);
+  /// The half of `abort` that runs no code of the program: calls on muster's own backends fail.
+  void end_calls(const std::string& reason);
+  /// The other half: backends that the program has registered, then the observer. May never return.
+  void tell_of_abort(const std::string& reason);
 
   /// Shows `observer` every later call, until the group ends. A group has at most one observer: a
   /// second one throws DistError. Without an observer, a call costs one load more.
@@ -189,6 +194,9 @@ class GroupCore final : public ProcessGroup, public std::enable_shared_from_this
   std::atomic<CallObserver*> registered_{nullptr};  // owned_observer_
   std::deque<BackendCalls> calls_;                  // in order of backends
   std::atomic<std::uint64_t> monitored_barriers_{0};
+  /// Whether the program has registered the backend of the device.
+  bool is_of_program(c10::DeviceType device) const;
+
   std::atomic<bool> aborted_{false};  // by this process
   std::shared_ptr<CallObserver> owned_observer_;
 };

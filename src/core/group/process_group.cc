@@ -1,3 +1,4 @@
+#include "core/group/creation/backend_registry.h"
 #include "core/group/group_core.h"
 
 #include <ATen/record_function.h>
@@ -239,20 +240,24 @@ BackendCalls& GroupCore::checked(const Call& call) {
 }
 
 BackendCalls& GroupCore::backend_for(const Call& call) {
-  const auto device = call.device();
-  if (!device)  // a barrier: any backend will do
-    return call.barrier_device() ? *calls_on(call.barrier_device()->type()) : calls_.front();
-  if (BackendCalls* const calls = calls_on(*device)) {
-    const ProcessGroupBackend& backend = calls->backend();
-    std::string why;
-    if (backend.supports(call.op(), call.dtype(), *device, &why)) return *calls;
-    throw DistBackendError("backend '" + std::string(backend.capabilities().name) + "' cannot do " +
-                               std::string(call.name()) + ": " + why,
-                           Code::unsupported);
+  auto device = call.device();
+  const bool has_tensors = device.has_value();
+  if (!has_tensors) {  // a barrier: any backend will do, unless a device is named
+    if (!call.barrier_device()) return calls_.front();
+    device = call.barrier_device()->type();
   }
-  throw DistBackendError("group " + name() + " was made with backend '" + backend() +
-                             "', which serves no tensors on " + call.device_text() +
-                             "; name a backend for that device, or move the tensor",
+  BackendCalls* const calls = calls_on(*device);
+  if (calls == nullptr)
+    throw DistBackendError("group " + name() + " was made with backend '" + backend() +
+                               "', which serves no tensors on " +
+                               (has_tensors ? call.device_text() : call.barrier_device()->str()) +
+                               "; name a backend for that device, or move the tensor",
+                           Code::unsupported);
+  const ProcessGroupBackend& chosen = calls->backend();
+  std::string why;
+  if (!has_tensors || chosen.supports(call.op(), call.dtype(), *device, &why)) return *calls;
+  throw DistBackendError("backend '" + std::string(chosen.capabilities().name) + "' cannot do " +
+                             std::string(call.name()) + ": " + why,
                          Code::unsupported);
 }
 
@@ -337,11 +342,26 @@ Status GroupCore::close() {
   return first;
 }
 
-void GroupCore::abort(const std::string& reason) {
+bool GroupCore::is_of_program(c10::DeviceType device) const {
+  const auto name = parts_.config.for_device(device);
+  return name && group::registered_backend(name->name()) != nullptr;
+}
+
+void GroupCore::end_calls(const std::string& reason) {
   aborted_ = true;
-  for (const auto& [device, backend] : parts_.backends) backend->abort(reason);
-  // Last, since it may run code of the user that never returns.
+  for (const auto& [device, backend] : parts_.backends)
+    if (!is_of_program(device)) backend->abort(reason);
+}
+
+void GroupCore::tell_of_abort(const std::string& reason) {
+  for (const auto& [device, backend] : parts_.backends)
+    if (is_of_program(device)) backend->abort(reason);
   if (CallObserver* const observer = this->observer()) observer->on_abort();
+}
+
+void GroupCore::abort(const std::string& reason) {
+  end_calls(reason);
+  tell_of_abort(reason);
 }
 
 }  // namespace muster

@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "core/group/abort_groups.h"
 #include "core/group/call/exchange.h"
 #include "core/group/creation/group_creation.h"
 #include "core/group/errors.h"
@@ -19,7 +20,6 @@ namespace {
 
 using group::group_or_default;
 using group::invalid;
-using group::list;
 
 std::string list(const std::vector<std::vector<int>>& lists) {
   std::string out = "[";
@@ -194,8 +194,7 @@ Group shrink_group(const std::vector<int>& ranks_to_exclude, const ShrinkGroupOp
   auto shrunk = group::shrink_group(job, *old, ranks_to_exclude, is_default_group,
                                     options.timeout.value_or(old->timeout()), options.pg_options);
   if (is_default_group) {
-    for (const auto& ended : scope->replace(shrunk.job, shrunk.group))
-      core_of(ended).abort("the default group was shrunk");
+    abort_groups(scope->replace(shrunk.job, shrunk.group), "the default group was shrunk");
   } else {
     scope->add(shrunk.group);
   }

@@ -106,10 +106,8 @@ std::vector<Group> World::groups() const {
 }
 
 void abort_groups(std::span<const Group> groups, const std::string& reason) {
-  for (const Group& group : groups) {
-    for (const auto& [device, backend] : core_of(group).parts().backends) backend->abort(reason);
-  }
-  for (const Group& group : groups) core_of(group).abort(reason);
+  for (const Group& group : groups) core_of(group).end_calls(reason);
+  for (const Group& group : groups) core_of(group).tell_of_abort(reason);
 }
 
 void World::abort(const std::string& reason) { abort_groups(groups(), reason); }

@@ -193,7 +193,7 @@ struct DataParallelCore::State {
     frozen = WrappedModule::is_frozen(present);
   }
   void make_reducers(const std::vector<Named>& all, const BackwardFrame& frame);
-  void add_reducer(std::vector<Named> parameters, ReducerOptions reducing);
+  void add_reducer(const std::vector<Named>& of, ReducerOptions reducing);
   void log_block(const std::vector<Named>& all) const;
   bool syncs() const { return at::GradMode::is_enabled() && require_sync; }
   /// Whether the pass that begins now averages gradients; if every parameter is frozen, there are
@@ -222,9 +222,9 @@ class DataParallelCore::Shadow final : public JoinHook {
   const JoinOptions options_;
 };
 
-void DataParallelCore::State::add_reducer(std::vector<Named> of, ReducerOptions reducing) {
+void DataParallelCore::State::add_reducer(const std::vector<Named>& of, ReducerOptions reducing) {
   std::vector<at::Tensor> trained;
-  for (Named& parameter : of) {
+  for (const Named& parameter : of) {
     trained.push_back(parameter.tensor);
     reducing.names.push_back(parameter.name);
     reducing.sparse.push_back(parameter.sparse);
@@ -262,12 +262,12 @@ void DataParallelCore::State::make_reducers(const std::vector<Named>& all,
     reducing.on_backward_end = [this] { low->restore(); };
   }
   has_main = !mine.empty();
-  if (has_main) add_reducer(std::move(mine), reducing);
+  if (has_main) add_reducer(mine, reducing);
   if (delayed.empty()) return;
   reducing.bucket_cap_bytes = reducing.first_bucket_bytes = INT64_MAX;
   reducing.gradient_as_bucket_view = !options.mixed_precision;
   reducing.held_until = options.param_to_hook_all_reduce;
-  add_reducer(std::move(delayed), std::move(reducing));
+  add_reducer(delayed, std::move(reducing));
 }
 
 void DataParallelCore::State::log_block(const std::vector<Named>& all) const {
@@ -388,8 +388,11 @@ void DataParallelCore::State::refuse_call(const std::exception& why) const {
 /// As refuse_call, if the other ranks' next call is unknown: aborts. An earlier failure of a group
 /// stays its cause.
 void DataParallelCore::State::end_calls(const std::exception& why) const {
-  for (const Group& each : groups)
-    core_of(each).abort("on rank " + std::to_string(each->rank()) + ": " + why.what());
+  const auto text = [&why](const Group& each) {
+    return "on rank " + std::to_string(each->rank()) + ": " + why.what();
+  };
+  for (const Group& each : groups) core_of(each).end_calls(text(each));
+  for (const Group& each : groups) core_of(each).tell_of_abort(text(each));
 }
 
 template <class Check>

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/log/log.h"
+#include "core/group/abort_groups.h"
 #include "core/group/group_core.h"
 #include "train/fsdp/sharded_unit_state.h"
 #include "train/modules/end_of_backward.h"
@@ -239,8 +240,10 @@ void ShardedUnit::State::fail() noexcept {
   try {
     const std::string text =
         "a pass of a sharded model failed on rank " + std::to_string(group->rank()) + ": " + why();
+    std::vector<Group> groups;
     for (const Group& each : {group, replicas, part})
-      if (each) core_of(each).abort(text);
+      if (each) groups.push_back(each);
+    abort_groups(groups, text);
     parameters.reshard(Keep::nothing);
   } catch (const std::exception& error) {
     log(LogLevel::warning,
