@@ -75,6 +75,24 @@ std::string told(int ranks,
   return text;
 }
 
+// spec: K3 models run in another order: each has a group of its own, so the sums of one never meet
+// those of the other, and the timeout says which group every rank is in
+TEST(DdpFailures, ModelsRunInAnotherOrderAreNamedAtTheTimeout) {
+  const auto store = std::make_shared<HashStore>();
+  const auto body = [&](int rank) {
+    init_process_group(
+        {.timeout = std::chrono::seconds(3), .world_size = 2, .rank = rank, .store = store});
+    DistributedDataParallel<Pair> one(Pair{}), other(Pair{});
+    one(fours(rank)).sum().backward();
+    other(fours(rank)).sum().backward();
+    const auto text =
+        message_of<DistError>([&] { (rank == 0 ? one : other)(fours(rank)).sum().backward(); });
+    EXPECT_HAS(text, "rank " + std::to_string(1 - rank) + " has not entered this call");
+    EXPECT_HAS(text, rank == 0 ? "of group '[0, 1] (2)', called" : "of group '[0, 1]', called");
+  };
+  spawn(body, {.nprocs = 2, .mode = SpawnMode::threads});
+}
+
 // spec: K3 a parameter that got no gradient on one rank, the others do not hang
 TEST(DdpFailures, AParameterWithoutGradientOnOneRankEndsAll) {
   const auto text = told(3, [](auto& model, int rank) {
