@@ -12,6 +12,7 @@
 #include <optional>
 #include <vector>
 
+#include "backends/carried/call.h"
 #include "core/base/env.h"
 #include "core/base/log/log.h"
 #include "core/base/process/fork_guard.h"
@@ -200,7 +201,7 @@ Result<MpiWorld> initialize() {
   bool ours = false;
   ThreadLevel level = ThreadLevel::single;
   if (const int code = (*library)->initialize(ours, level); code != 0)
-    return failed(**library, "MPI_Init_thread", code);
+    return carried::failed(**library, "MPI_Init_thread", code);
   if (level < ThreadLevel::serialized)
     return Status(Code::unsupported,
                   "MPI was initialised below MPI_THREAD_SERIALIZED, so muster's threads may not "
@@ -213,7 +214,7 @@ Result<MpiWorld> initialize() {
   }
   MpiWorld world{*library, 0, 1, 0};
   if (const int code = (*library)->world(world.rank, world.size, world.last_tag); code != 0)
-    return failed(**library, "MPI_Comm_rank", code);
+    return carried::failed(**library, "MPI_Comm_rank", code);
   log(LogLevel::info, "backend mpi: " + (*library)->version() + " in " + library_path() +
                           ", rank " + std::to_string(world.rank) + " of " +
                           std::to_string(world.size) +
@@ -242,15 +243,5 @@ Result<MpiWorld> start() {
 }
 
 void leave_unfinalized() { leaves_unfinalized.store(true); }
-
-Status failed(const CallLibrary& library, std::string_view call, int code) {
-  if (code == kCountTooLarge)
-    return Status(Code::unsupported,
-                  std::string(call) + ": " + library.version() +
-                      " counts elements in ints, and there are more than 2147483647; split the "
-                      "tensor, or use an MPI library with MPI 4");
-  return Status(Code::internal, std::string(call) + " failed: " + library.error_text(code) + " (" +
-                                    library.version() + ")");
-}
 
 }  // namespace muster::mpi

@@ -2,10 +2,7 @@
 ///
 /// Folder: `library.h`, what muster needs of MPI; `plugin/`, the same in terms of mpi.h, one shared
 /// library per flavour; this loader; `rendezvous.h`, the job that MPI itself knows;
-/// `communicator.h`, a `collective::Communicator` whose calls MPI carries, made of `call.h` (one
-/// collective), `direct_all_reduce.h` (one that is made of messages), `messages.h` (messages) and
-/// `fingerprint_exchange.h` (which call it is). Free of torch. May include collective/ and the
-/// layers below it. Tests: `ctest -R '^mpi'`.
+/// `communicator.h`. Free of torch. Tests: `ctest -R '^mpi'`.
 ///
 /// Which library: `MUSTER_MPI_LIBRARY`; else the MPI that the process has loaded; else that of the
 /// launcher (its folder, or its variables); else the first of the known names.
@@ -13,7 +10,6 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 
 #include "backends/mpi/library.h"
 #include "muster/status.h"
@@ -43,8 +39,5 @@ Result<MpiWorld> start();
 /// A call of MPI may go on, here or elsewhere, that nobody can end: MPI_Finalize would wait for it
 /// for ever. Thread-safe.
 void leave_unfinalized();
-
-/// "all_reduce failed: invalid communicator (Open MPI v4.1.4)".
-Status failed(const CallLibrary& library, std::string_view call, int code);
 
 }  // namespace muster::mpi

@@ -4,7 +4,7 @@
 
 #include <iostream>
 
-#include "backends/mpi/call.h"
+#include "backends/carried/call.h"
 #include "testing/budget.h"
 #include "testing/mpirun.h"
 #include "testing/seed.h"
@@ -12,6 +12,9 @@
 namespace muster::mpi {
 namespace {
 
+using carried::CarriedReduction;
+using carried::carrier_of;
+using carried::Element;
 using testing::Mpi;
 
 class OnMpi : public ::testing::TestWithParam<Mpi> {
@@ -82,8 +85,8 @@ INSTANTIATE_TEST_SUITE_P(All, OnOpenMpi, ::testing::Values(Mpi::openmpi),
 TEST(Carriers, ReductionsGoByTypesThatMpiHas) {
   EXPECT_TRUE(carrier_of(DType::bfloat16, collective::Reduce::sum).widens);
   EXPECT_EQ(carrier_of(DType::complex64, collective::Reduce::sum).per_element, 2);
-  EXPECT_EQ(carrier_of(DType::boolean, collective::Reduce::avg).op, MpiReduction::band);
-  EXPECT_EQ(carrier_of(DType::boolean, collective::Reduce::sum).op, MpiReduction::bor);
+  EXPECT_EQ(carrier_of(DType::boolean, collective::Reduce::avg).op, CarriedReduction::band);
+  EXPECT_EQ(carrier_of(DType::boolean, collective::Reduce::sum).op, CarriedReduction::bor);
   EXPECT_EQ(carrier_of(DType::raw16).element, Element::uint16);
   EXPECT_EQ(carrier_of(DType::complex128).per_element, 2);
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/carried/call.h"
 #include "backends/mpi/loader.h"
 #include "core/base/process/process_start.h"
 #include "core/net/interfaces.h"
@@ -82,14 +83,14 @@ Result<store::Rendezvous> rendezvous_of_world(store::RendezvousOptions options) 
   if (!world) return world.status();
   std::vector<std::string> hosts;
   if (const int code = world->library->exchange_texts(host_text(), hosts); code != 0)
-    return failed(*world->library, "MPI_Allgather", code);
+    return carried::failed(*world->library, "MPI_Allgather", code);
   const bool one_host =
       std::ranges::all_of(hosts, [&](const std::string& host) { return host == hosts.front(); });
   StoreAddress address;
   if (world->rank == 0) address = serve(one_host, world->size, options.timeout);
   std::vector<std::string> texts;
   if (const int code = world->library->exchange_texts(address.text, texts); code != 0)
-    return failed(*world->library, "MPI_Allgather", code);
+    return carried::failed(*world->library, "MPI_Allgather", code);
   auto store = address.store;
   if (store == nullptr) {
     auto found = follow(texts.front(), world->size, options.timeout);

@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "backends/mpi/communicator.h"
-#include "backends/mpi/fingerprint_exchange.h"
+#include "backends/carried/communicator.h"
+#include "backends/carried/fingerprint_exchange.h"
 #include "backends/ucc/library.h"
 #include "backends/ucc/team.h"
 #include "core/collective/group_channel.h"
@@ -30,8 +30,8 @@ Status check_processes(const collective::GroupContext& group, TimePoint deadline
   const ProcessCard mine{program, ::getpid()};
   std::vector<ProcessCard> all(static_cast<std::size_t>(group.size()), mine);
   if (Status exchanged =
-          mpi::exchange_over_channel(group, std::as_bytes(std::span(&mine, 1)),
-                                     std::as_writable_bytes(std::span(all)), deadline);
+          carried::exchange_over_channel(group, std::as_bytes(std::span(&mine, 1)),
+                                         std::as_writable_bytes(std::span(all)), deadline);
       !exchanged)
     return exchanged;
   for (auto card = all.begin(); card != all.end(); ++card)
@@ -63,8 +63,8 @@ Result<std::shared_ptr<collective::Communicator>> create(
   auto team = Team::make(**library, group, deadline);
   if (!team) return refused(team.status());
   // UCC takes calls that differ for equal ones, and ends them with wrong data.
-  return mpi::carried_by({.library = *library, .name = "UCC", .compares_calls = true},
-                         std::move(group), std::move(*team));
+  return carried::communicator_over({.library = *library, .name = "UCC", .compares_calls = true},
+                                    std::move(group), std::move(*team));
 }
 
 }  // namespace muster::ucc

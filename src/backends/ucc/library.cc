@@ -6,7 +6,7 @@
 #include <bit>
 #include <cstring>
 
-#include "backends/mpi/loader.h"
+#include "backends/carried/call.h"
 #include "core/base/env.h"
 #include "core/base/log/log.h"
 
@@ -65,7 +65,7 @@ Result<UccContext*> UccLibrary::context() {
     process_ = ::getpid();
     if (const UccStatus made = make_context(); made != kOk)
       return Status(Code::unsupported,
-                    mpi::failed(*this, "making a context", made).message() +
+                    carried::failed(*this, "making a context", made).message() +
                         "; it needs UCC's components (Debian's are found with libucc-dev)");
     log(LogLevel::info, "backend ucc: " + version_);
   }
@@ -93,7 +93,7 @@ UccStatus UccLibrary::make_context() {
 }
 
 /// A request that failed is not given back: other members may still write to its memory.
-int UccLibrary::test(mpi::MpiRequest& request, bool& done, mpi::MpiArrival*) {
+int UccLibrary::test(carried::CarriedRequest& request, bool& done, carried::CarriedArrival*) {
   done = !request.active;
   if (done) return kOk;
   const auto locked = guard();

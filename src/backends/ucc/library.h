@@ -5,14 +5,14 @@
 #include <mutex>
 #include <string>
 
-#include "backends/mpi/library.h"
+#include "backends/carried/library.h"
 #include "backends/ucc/api.h"
 #include "muster/status.h"
 
 namespace muster::ucc {
 
 /// Thread-safe: one lock guards every call of UCC. Stays loaded until the process ends.
-class UccLibrary final : public mpi::CallLibrary {
+class UccLibrary final : public carried::CallLibrary {
  public:
   /// The process's UCC, loaded at the first call: MUSTER_UCC_LIBRARY, otherwise libucc.so.1.
   static const Result<UccLibrary*>& of_process();
@@ -23,8 +23,8 @@ class UccLibrary final : public mpi::CallLibrary {
   bool has_large_counts() const override { return true; }
   bool passes_nan_on() const override { return false; }
   std::string error_text(int code) const override { return functions_.status_string(code); }
-  int test(mpi::MpiRequest& request, bool& done, mpi::MpiArrival* arrival) override;
-  int cancel(mpi::MpiRequest&) override { return kErrorUnsupported; }
+  int test(carried::CarriedRequest& request, bool& done, carried::CarriedArrival* arrival) override;
+  int cancel(carried::CarriedRequest&) override { return kErrorUnsupported; }
 
   /// The process's context, made at the first call. It has no members: teams find theirs.
   /// Code::unsupported in a child that was forked after that call.

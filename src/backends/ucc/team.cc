@@ -4,7 +4,7 @@
 #include <numeric>
 #include <thread>
 
-#include "backends/mpi/loader.h"
+#include "backends/carried/call.h"
 #include "core/base/keep_forever.h"
 #include "core/collective/call.h"
 #include "core/tunables/tunables.h"
@@ -12,10 +12,10 @@
 namespace muster::ucc {
 namespace {
 
-using mpi::Count;
-using mpi::Element;
-using mpi::MpiReduction;
-using mpi::MpiRequest;
+using carried::CarriedReduction;
+using carried::CarriedRequest;
+using carried::Count;
+using carried::Element;
 
 constexpr auto kDestroyLimit = std::chrono::seconds(10);  // limit: it needs no other member
 
@@ -40,13 +40,13 @@ UccArgs args_of(UccColl coll, int root = 0) {
 }  // namespace
 
 UccType type_of(Element element) {
-  static constexpr std::array<UccType, mpi::kElements> kTypes{
+  static constexpr std::array<UccType, carried::kElements> kTypes{
       UccType::uint8, UccType::uint16, UccType::uint32, UccType::uint64,  UccType::int8,
       UccType::int16, UccType::int32,  UccType::int64,  UccType::float32, UccType::float64};
   return kTypes[static_cast<std::size_t>(element)];
 }
 
-UccOp op_of(MpiReduction reduction) {
+UccOp op_of(CarriedReduction reduction) {
   static constexpr std::array kOps{UccOp::sum,  UccOp::prod, UccOp::min, UccOp::max,
                                    UccOp::band, UccOp::bor,  UccOp::bxor};
   return kOps[static_cast<std::size_t>(reduction)];
@@ -82,7 +82,7 @@ Result<std::unique_ptr<Team>> Team::make(UccLibrary& library, const collective::
     std::this_thread::sleep_for(tunables().mpi_poll);
   }
   if (status == kOk || group.channel->failed()) return team;
-  return mpi::failed(library, "making a team", status);
+  return carried::failed(library, "making a team", status);
 }
 
 Team::~Team() {
@@ -106,7 +106,7 @@ int Team::free() {
   }
 }
 
-int Team::start(UccArgs args, MpiRequest& request) {
+int Team::start(UccArgs args, CarriedRequest& request) {
   const auto locked = library_.guard();
   UccRequest* made = nullptr;
   if (const UccStatus status = library_.functions().collective_init(&args, &made, team_);
@@ -117,16 +117,16 @@ int Team::start(UccArgs args, MpiRequest& request) {
   return std::min(library_.functions().collective_post(made), kOk);
 }
 
-int Team::barrier(MpiRequest& request) { return start(args_of(UccColl::barrier), request); }
+int Team::barrier(CarriedRequest& request) { return start(args_of(UccColl::barrier), request); }
 
-int Team::broadcast(void* data, Count count, Element type, int root, MpiRequest& request) {
+int Team::broadcast(void* data, Count count, Element type, int root, CarriedRequest& request) {
   auto args = args_of(UccColl::bcast, root);
   args.in = whole(data, count, type);
   return start(args, request);
 }
 
-int Team::all_reduce(const void* in, void* out, Count count, Element type, MpiReduction op,
-                     MpiRequest& request) {
+int Team::all_reduce(const void* in, void* out, Count count, Element type, CarriedReduction op,
+                     CarriedRequest& request) {
   auto args = args_of(UccColl::allreduce);
   args.in = whole(in, count, type);
   args.out = whole(out, count, type);
@@ -135,8 +135,8 @@ int Team::all_reduce(const void* in, void* out, Count count, Element type, MpiRe
   return start(args, request);
 }
 
-int Team::reduce(const void* in, void* out, Count count, Element type, MpiReduction op, int root,
-                 MpiRequest& request) {
+int Team::reduce(const void* in, void* out, Count count, Element type, CarriedReduction op,
+                 int root, CarriedRequest& request) {
   auto args = args_of(UccColl::reduce, root);
   args.in = whole(in, count, type);
   args.out = whole(out, count, type);
@@ -145,7 +145,7 @@ int Team::reduce(const void* in, void* out, Count count, Element type, MpiReduct
   return start(args, request);
 }
 
-int Team::all_gather(const void* in, void* out, Count each, Element type, MpiRequest& request) {
+int Team::all_gather(const void* in, void* out, Count each, Element type, CarriedRequest& request) {
   auto args = args_of(UccColl::allgather);
   args.in = whole(in, each, type);
   args.out = whole(out, each * size_, type);
@@ -154,7 +154,7 @@ int Team::all_gather(const void* in, void* out, Count each, Element type, MpiReq
 }
 
 int Team::gather(const void* in, void* out, Count each, Element type, int root,
-                 MpiRequest& request) {
+                 CarriedRequest& request) {
   auto args = args_of(UccColl::gather, root);
   args.in = whole(in, each, type);
   args.out = whole(out, each * size_, type);
@@ -164,7 +164,7 @@ int Team::gather(const void* in, void* out, Count each, Element type, int root,
 
 /// By lists: UCC 1.9 has no other scatter on CPUs.
 int Team::scatter(const void* in, void* out, Count each, Element type, int root,
-                  MpiRequest& request) {
+                  CarriedRequest& request) {
   auto args = args_of(UccColl::scatterv, root);
   request.counts.assign(static_cast<std::size_t>(2 * size_), each);
   for (Count i = 0; i < size_; ++i) request.counts[static_cast<std::size_t>(size_ + i)] = i * each;
@@ -175,7 +175,7 @@ int Team::scatter(const void* in, void* out, Count each, Element type, int root,
 }
 
 int Team::reduce_scatter(const void* in, void* out, const Count* counts, Element type,
-                         MpiReduction op, MpiRequest& request) {
+                         CarriedReduction op, CarriedRequest& request) {
   auto args = args_of(UccColl::reduce_scatterv);
   args.in = whole(in, std::accumulate(counts, counts + size_, Count{0}), type);
   args.out = listed(out, counts, nullptr, type);
@@ -185,7 +185,7 @@ int Team::reduce_scatter(const void* in, void* out, const Count* counts, Element
 
 int Team::all_to_all_uneven(const void* in, const Count* sent, const Count* sent_places, void* out,
                             const Count* received, const Count* received_places, Element type,
-                            MpiRequest& request) {
+                            CarriedRequest& request) {
   auto args = args_of(UccColl::alltoallv);
   args.in = listed(in, sent, sent_places, type);
   args.out = listed(out, received, received_places, type);

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "backends/mpi/library.h"
+#include "backends/carried/library.h"
 #include "backends/ucc/library.h"
 #include "backends/ucc/out_of_band.h"
 #include "core/collective/group_context.h"
@@ -11,10 +11,10 @@
 
 namespace muster::ucc {
 
-UccType type_of(mpi::Element element);
-UccOp op_of(mpi::MpiReduction reduction);
+UccType type_of(carried::Element element);
+UccOp op_of(carried::CarriedReduction reduction);
 
-class Team final : public mpi::Comm {
+class Team final : public carried::Comm {
  public:
   /// Every member calls it. Blocks until the team is made, the channel fails or `deadline`, at
   /// which the missing members are named; before that, once in a process, for as long as UCC takes
@@ -27,29 +27,32 @@ class Team final : public mpi::Comm {
   ~Team() override;
 
   int free() override;
-  int barrier(mpi::MpiRequest& request) override;
-  int broadcast(void* data, mpi::Count count, mpi::Element type, int root,
-                mpi::MpiRequest& request) override;
-  int all_reduce(const void* in, void* out, mpi::Count count, mpi::Element type,
-                 mpi::MpiReduction op, mpi::MpiRequest& request) override;
-  int reduce(const void* in, void* out, mpi::Count count, mpi::Element type, mpi::MpiReduction op,
-             int root, mpi::MpiRequest& request) override;
-  int all_gather(const void* in, void* out, mpi::Count each, mpi::Element type,
-                 mpi::MpiRequest& request) override;
-  int gather(const void* in, void* out, mpi::Count each, mpi::Element type, int root,
-             mpi::MpiRequest& request) override;
-  int scatter(const void* in, void* out, mpi::Count each, mpi::Element type, int root,
-              mpi::MpiRequest& request) override;
-  int reduce_scatter(const void* in, void* out, const mpi::Count* counts, mpi::Element type,
-                     mpi::MpiReduction op, mpi::MpiRequest& request) override;
-  int all_to_all_uneven(const void* in, const mpi::Count* sent, const mpi::Count* sent_places,
-                        void* out, const mpi::Count* received, const mpi::Count* received_places,
-                        mpi::Element type, mpi::MpiRequest& request) override;
+  int barrier(carried::CarriedRequest& request) override;
+  int broadcast(void* data, carried::Count count, carried::Element type, int root,
+                carried::CarriedRequest& request) override;
+  int all_reduce(const void* in, void* out, carried::Count count, carried::Element type,
+                 carried::CarriedReduction op, carried::CarriedRequest& request) override;
+  int reduce(const void* in, void* out, carried::Count count, carried::Element type,
+             carried::CarriedReduction op, int root, carried::CarriedRequest& request) override;
+  int all_gather(const void* in, void* out, carried::Count each, carried::Element type,
+                 carried::CarriedRequest& request) override;
+  int gather(const void* in, void* out, carried::Count each, carried::Element type, int root,
+             carried::CarriedRequest& request) override;
+  int scatter(const void* in, void* out, carried::Count each, carried::Element type, int root,
+              carried::CarriedRequest& request) override;
+  int reduce_scatter(const void* in, void* out, const carried::Count* counts, carried::Element type,
+                     carried::CarriedReduction op, carried::CarriedRequest& request) override;
+  int all_to_all_uneven(const void* in, const carried::Count* sent,
+                        const carried::Count* sent_places, void* out,
+                        const carried::Count* received, const carried::Count* received_places,
+                        carried::Element type, carried::CarriedRequest& request) override;
   /// UCC has no messages.
-  int send(const void*, mpi::Count, int, int, mpi::MpiRequest&) override {
+  int send(const void*, carried::Count, int, int, carried::CarriedRequest&) override {
     return kErrorUnsupported;
   }
-  int receive(void*, mpi::Count, int, int, mpi::MpiRequest&) override { return kErrorUnsupported; }
+  int receive(void*, carried::Count, int, int, carried::CarriedRequest&) override {
+    return kErrorUnsupported;
+  }
 
  private:
   Team(UccLibrary& library, const collective::GroupContext& group)
@@ -57,10 +60,10 @@ class Team final : public mpi::Comm {
         size_(group.size()),
         rank_(group.rank()),
         out_of_band_(std::make_shared<OutOfBand>(group)) {}
-  int start(UccArgs args, mpi::MpiRequest& request);
+  int start(UccArgs args, carried::CarriedRequest& request);
 
   UccLibrary& library_;
-  const mpi::Count size_;
+  const carried::Count size_;
   const int rank_;
   std::shared_ptr<OutOfBand> out_of_band_;
   UccTeam* team_ = nullptr;

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "backends/mpi/call.h"
-#include "backends/mpi/ordered_floats.h"
+#include "backends/carried/call.h"
+#include "backends/carried/ordered_floats.h"
 #include "backends/ucc/library.h"
 #include "backends/ucc/team.h"
 #include "testing/budget.h"
@@ -106,35 +106,35 @@ TEST(UccLibrary, SaysWhatIsMissing) {
 
 // spec: A5 dtypes and reduce ops by UCC's numbers (ucc/api/ucc.h)
 TEST(UccTypes, AreUccsNumbers) {
-  EXPECT_EQ(static_cast<int>(type_of(mpi::Element::uint8)), 5 << 3);
-  EXPECT_EQ(static_cast<int>(type_of(mpi::Element::int64)), 3 << 3);
-  EXPECT_EQ(static_cast<int>(type_of(mpi::Element::float64)), 12 << 3);
-  EXPECT_EQ(static_cast<int>(op_of(mpi::MpiReduction::min)), 3);
-  EXPECT_EQ(static_cast<int>(op_of(mpi::MpiReduction::max)), 2);
-  EXPECT_EQ(static_cast<int>(op_of(mpi::MpiReduction::bxor)), 9);
+  EXPECT_EQ(static_cast<int>(type_of(carried::Element::uint8)), 5 << 3);
+  EXPECT_EQ(static_cast<int>(type_of(carried::Element::int64)), 3 << 3);
+  EXPECT_EQ(static_cast<int>(type_of(carried::Element::float64)), 12 << 3);
+  EXPECT_EQ(static_cast<int>(op_of(carried::CarriedReduction::min)), 3);
+  EXPECT_EQ(static_cast<int>(op_of(carried::CarriedReduction::max)), 2);
+  EXPECT_EQ(static_cast<int>(op_of(carried::CarriedReduction::bxor)), 9);
 }
 
 // spec: A5 F14 MIN and MAX pass NaN on although libucc's do not: as integers of the same order
 TEST(UccTypes, FloatsAreOrderedAsIntegers) {
   using collective::Reduce;
-  EXPECT_TRUE(mpi::carrier_of(DType::float32, Reduce::max, false).orders);
-  EXPECT_TRUE(mpi::carrier_of(DType::bfloat16, Reduce::min, false).orders);
-  EXPECT_FALSE(mpi::carrier_of(DType::float32, Reduce::sum, false).orders);
-  EXPECT_FALSE(mpi::carrier_of(DType::int32, Reduce::max, false).orders);
+  EXPECT_TRUE(carried::carrier_of(DType::float32, Reduce::max, false).orders);
+  EXPECT_TRUE(carried::carrier_of(DType::bfloat16, Reduce::min, false).orders);
+  EXPECT_FALSE(carried::carrier_of(DType::float32, Reduce::sum, false).orders);
+  EXPECT_FALSE(carried::carrier_of(DType::int32, Reduce::max, false).orders);
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const std::vector<double> sorted{-kInfinity, -2.5, -1e-310, 0, 1e-310, 1, kInfinity};
   for (const bool largest : {false, true}) {
     std::vector<double> values = sorted;
     values.push_back(-std::numeric_limits<double>::quiet_NaN());
     auto* const bytes = reinterpret_cast<std::byte*>(values.data());
-    mpi::order_floats<double>(bytes, values.size(), largest);
+    carried::order_floats<double>(bytes, values.size(), largest);
     std::vector<std::int64_t> integers(values.size());
     std::memcpy(integers.data(), bytes, integers.size() * sizeof(std::int64_t));
     const std::int64_t nan = integers.back();
     integers.pop_back();
     EXPECT_TRUE(std::ranges::is_sorted(integers));
     EXPECT_TRUE(largest ? nan > integers.back() : nan < integers.front());
-    mpi::restore_floats<double>(bytes, values.size());
+    carried::restore_floats<double>(bytes, values.size());
     EXPECT_TRUE(std::isnan(values.back()));
     values.pop_back();
     EXPECT_EQ(values, sorted);

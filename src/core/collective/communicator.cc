@@ -9,16 +9,14 @@
 
 #include "core/base/exception_status.h"
 #include "core/base/log/log.h"
-#include "core/base/process/fork_guard.h"
 #include "core/collective/call.h"
 #include "core/collective/creation/group_creation.h"
 #include "core/collective/point_to_point.h"
-#include "core/collective/queue/closing.h"
 #include "core/collective/queue/collective_queue.h"
-#include "core/collective/queue/driver.h"
 #include "core/collective/queue/driving_thread.h"
 #include "core/collective/queue/idle_callbacks.h"
 #include "core/collective/queue/inline_call.h"
+#include "core/collective/queue/queued_communicator.h"
 #include "core/collective/select/selection.h"
 #include "core/wait/callbacks/callback_lane.h"
 
@@ -32,14 +30,16 @@ constexpr auto kLateCheckInterval = std::chrono::seconds(1);
 constexpr auto kIdleCallbackInterval =
     std::chrono::milliseconds(500);  // limit: delay of a callback
 
-class GroupCommunicator final : public Communicator,
-                                public Driver,
-                                public Closable,
+constexpr const char* kInChild =
+    "; connections and shared memory are its parent's: call it there, or start a job of the "
+    "child's own";
+
+class GroupCommunicator final : public QueuedCommunicator,
                                 public std::enable_shared_from_this<GroupCommunicator> {
  public:
   GroupCommunicator(GroupContext group, std::shared_ptr<FabricState> shared,
                     std::unique_ptr<RegionGroup> region, const GroupDescriptor& descriptor)
-      : group_(std::move(group)),
+      : QueuedCommunicator(std::move(group)),
         fabric_state_(std::move(shared)),
         messages_(group_),
         queue_(group_, std::move(region), descriptor.bounds),
@@ -48,16 +48,10 @@ class GroupCommunicator final : public Communicator,
   }
   ~GroupCommunicator() override { fabric_state_->progress.leave(); }
 
-  int rank() const override { return group_.rank(); }
-  int size() const override { return group_.size(); }
-  std::span<const int> members() const override { return group_.channel->members(); }
-  const std::string& name() const override { return group_.name; }
-  transport::Channel& channel() override { return *group_.channel; }
   bool shares_memory() const override {
     return share_a_region(*group_.fabric, group_.channel->members());
   }
   std::uint64_t sequence() const override { return queue_.number(); }
-  Status failure() const override { return group_.channel->failure(); }
 
   Status run(const Args& args, CallRecord& record) override;
   PendingRef start(Args args, CallRecord& record, std::shared_ptr<void> owner) override;
@@ -67,7 +61,6 @@ class GroupCommunicator final : public Communicator,
   void abort(const std::string& reason) override;
   Status close(TimePoint deadline) override;
 
-  std::shared_ptr<transport::Fabric> fabric() override { return group_.fabric; }
   void advance() override { advance_as(0); }
   void check_deadlines(TimePoint now) override {
     guarded([&] {
@@ -114,26 +107,12 @@ class GroupCommunicator final : public Communicator,
       messages_.sweep();
     });
   }
-  /// An exception in `work` fails the group, because `work` serves all of its calls.
-  template <class Work>
-  void guarded(Work work) {
-    try {
-      work();
-    } catch (const abi::__forced_unwind&) {  // the thread is being terminated
-      throw;
-    } catch (...) {
-      static_cast<void>(group_.fail_by_exception());
-    }
-  }
   Status prepare() {
     return group_.fabric->threads() ? fabric_state_->progress.prepare() : Status();
   }
   void watch(bool soon) {
     if (group_.fabric->threads()) fabric_state_->progress.watch(shared_from_this(), soon);
   }
-  /// For a call, an `op`, that could not be started: fails the group, since the others would wait
-  /// for it.
-  PendingRef fail_start(Op op, const Status& why);
   PendingRef start_collective(Args args, CallRecord& record, std::shared_ptr<void> owner);
   Status run_message(const Args& args, CallRecord& record);
   // Publishes messages that this thread has completed, so that other threads do not see them as
@@ -142,16 +121,12 @@ class GroupCommunicator final : public Communicator,
     guarded([&] { messages_.sweep(); });
     return reached;
   }
-  Status check(const Args& args) const;
 
-  const ProcessMark mark_;
-  const GroupContext group_;
   const std::shared_ptr<FabricState> fabric_state_;
   std::atomic<int> waiting_threads_{0};
   std::atomic<int> driving_{0};  // number of manual_progress() objects
   DrivingThread driver_;         // the thread that holds the latest one
   IdleCallbacks idle_callbacks_;
-  std::atomic<bool> closed_{false};
   PointToPoint messages_;
   CollectiveQueue queue_;
   RegionInline* region_;  // of the queue's region; null over links
@@ -203,23 +178,9 @@ bool GroupCommunicator::drive_until(const std::function<bool()>& done, TimePoint
   }
 }
 
-Status GroupCommunicator::check(const Args& args) const {
-  const std::string_view name = info(args.op).name;
-  if (mark_.forked())
-    return Status(Code::aborted, std::string(name) + " was called on " + group_.here() +
-                                     " by a forked child; connections and shared memory are its "
-                                     "parent's: call it there, or start a job of the child's own");
-  if (closed_.load())
-    return Status(Code::aborted, std::string(name) + " was called on " + group_.here() +
-                                     ", which has been closed; make a new group");
-  if (args.checked) return {};
-  Status valid = validate(args, rank(), size());
-  return valid.ok() ? valid : valid.with_context(group_.here());
-}
-
 Status GroupCommunicator::run(const Args& args, CallRecord& record) {
-  if (!args.checked || mark_.forked() || closed_.load()) {
-    if (Status fine = check(args); !fine) return fine;
+  if (!args.checked || is_over()) {
+    if (Status fine = check(args, kInChild); !fine) return fine;
   }
   if (is_message(args.op)) return run_message(args, record);
   InlineCall call(queue_, args, record);
@@ -260,18 +221,9 @@ Status GroupCommunicator::run_message(const Args& args, CallRecord& record) {
   }
 }
 
-PendingRef GroupCommunicator::fail_start(Op op, const Status& why) {
-  const Status cause(why.code(),
-                     "rank " + std::to_string(group_.job_rank()) + " could not make its call of " +
-                         std::string(info(op).name) + " in " + group_.text() + ": " + why.message(),
-                     {group_.job_rank()});
-  group_.channel->fail(cause);
-  group_.fabric->wake();
-  return std::make_shared<Finished>(group_.channel->failure());
-}
-
 PendingRef GroupCommunicator::start(Args args, CallRecord& record, std::shared_ptr<void> owner) {
-  if (Status valid = check(args); !valid) return std::make_shared<Finished>(std::move(valid));
+  if (Status valid = check(args, kInChild); !valid)
+    return std::make_shared<Finished>(std::move(valid));
   const Op op = args.op;
   if (Status ready = prepare(); !ready) return fail_start(op, ready);
   try {
@@ -323,7 +275,7 @@ std::shared_ptr<void> GroupCommunicator::on_idle(std::function<void()> callback)
 }
 
 std::uint64_t GroupCommunicator::refuse(Op op) {
-  if (mark_.forked() || closed_.load() || size() == 1) return 0;
+  if (is_over() || size() == 1) return 0;
   Status failed = prepare();
   std::uint64_t number = 0;
   if (failed.ok()) {
@@ -343,17 +295,13 @@ std::uint64_t GroupCommunicator::refuse(Op op) {
 }
 
 void GroupCommunicator::abort(const std::string& reason) {
-  if (mark_.forked()) return;
-  group_.channel->fail(Status(
-      Code::aborted,
-      "rank " + std::to_string(group_.job_rank()) + " aborted " + group_.text() + ": " + reason,
-      {group_.job_rank()}));
-  group_.fabric->wake();
+  if (is_forked()) return;
+  fail_by_abort(reason);
   if (busy() && prepare().ok()) watch(true);
 }
 
 Status GroupCommunicator::close(TimePoint deadline) {
-  if (mark_.forked() || closed_.exchange(true)) return {};
+  if (!begin_close()) return {};
   CommunicatorClose closing(group_, *this, *this);
   Status status = closing.run(deadline);
   drive_until([this] { return !busy(); }, TimePoint::max());

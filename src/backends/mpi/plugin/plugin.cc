@@ -21,7 +21,7 @@ std::uint64_t pack(MPI_Request handle) {
   std::memcpy(&packed, &handle, sizeof handle);  // NOLINT(bugprone-sizeof-expression)
   return packed;
 }
-MPI_Request request_of(const MpiRequest& request) {
+MPI_Request request_of(const CarriedRequest& request) {
   MPI_Request handle = MPI_REQUEST_NULL;
   std::memcpy(&handle, &request.handle, sizeof handle);  // NOLINT(bugprone-sizeof-expression)
   return handle;
@@ -80,7 +80,7 @@ void combine(void* in, void* in_out, int* count, MPI_Datatype*) {
 }
 
 struct OwnOperation {
-  MpiReduction op;
+  CarriedReduction op;
   Element type;
   MPI_User_function* function;
   MPI_Op handle;
@@ -107,29 +107,30 @@ class MpiComm final : public Comm {
       : library_(library), comm_(comm), size_(size) {}
 
   int free() override;
-  int barrier(MpiRequest& request) override;
-  int broadcast(void* data, Count count, Element type, int root, MpiRequest& request) override;
-  int all_reduce(const void* in, void* out, Count count, Element type, MpiReduction op,
-                 MpiRequest& request) override;
-  int reduce(const void* in, void* out, Count count, Element type, MpiReduction op, int root,
-             MpiRequest& request) override;
-  int all_gather(const void* in, void* out, Count each, Element type, MpiRequest& request) override;
+  int barrier(CarriedRequest& request) override;
+  int broadcast(void* data, Count count, Element type, int root, CarriedRequest& request) override;
+  int all_reduce(const void* in, void* out, Count count, Element type, CarriedReduction op,
+                 CarriedRequest& request) override;
+  int reduce(const void* in, void* out, Count count, Element type, CarriedReduction op, int root,
+             CarriedRequest& request) override;
+  int all_gather(const void* in, void* out, Count each, Element type,
+                 CarriedRequest& request) override;
   int gather(const void* in, void* out, Count each, Element type, int root,
-             MpiRequest& request) override;
+             CarriedRequest& request) override;
   int scatter(const void* in, void* out, Count each, Element type, int root,
-              MpiRequest& request) override;
-  int reduce_scatter(const void* in, void* out, const Count* counts, Element type, MpiReduction op,
-                     MpiRequest& request) override;
+              CarriedRequest& request) override;
+  int reduce_scatter(const void* in, void* out, const Count* counts, Element type,
+                     CarriedReduction op, CarriedRequest& request) override;
   int all_to_all_uneven(const void* in, const Count* sent, const Count* sent_places, void* out,
                         const Count* received, const Count* received_places, Element type,
-                        MpiRequest& request) override;
-  int send(const void* data, Count bytes, int member, int tag, MpiRequest& request) override;
-  int receive(void* data, Count bytes, int member, int tag, MpiRequest& request) override;
+                        CarriedRequest& request) override;
+  int send(const void* data, Count bytes, int member, int tag, CarriedRequest& request) override;
+  int receive(void* data, Count bytes, int member, int tag, CarriedRequest& request) override;
 
  private:
   /// Runs `call(&handle)` through the gate and keeps the handle.
   template <class Call>
-  int start(MpiRequest& request, Call call);
+  int start(CarriedRequest& request, Call call);
 
   const MpiLibrary& library_;
   MPI_Comm comm_;
@@ -239,7 +240,7 @@ class MpiLibrary final : public Library {
     return code;
   }
 
-  int test(MpiRequest& request, bool& done, MpiArrival* arrival) override {
+  int test(CarriedRequest& request, bool& done, CarriedArrival* arrival) override {
     done = !request.active;
     if (done) return MPI_SUCCESS;
     const auto lock = gate_.pass();
@@ -260,7 +261,7 @@ class MpiLibrary final : public Library {
     }
     return code;
   }
-  int cancel(MpiRequest& request) override {
+  int cancel(CarriedRequest& request) override {
     const auto lock = gate_.pass();
     MPI_Request handle = request_of(request);
     const int code = MPI_Cancel(&handle);
@@ -269,17 +270,17 @@ class MpiLibrary final : public Library {
   }
 
   const PluginGate& gate() const { return gate_; }
-  MPI_Op operation(MpiReduction op, Element type) const {
+  MPI_Op operation(CarriedReduction op, Element type) const {
     for (const OwnOperation& own : own_)
       if (own.op == op && own.type == type) return own.handle;
     switch (op) {
-      case MpiReduction::sum: return MPI_SUM;
-      case MpiReduction::product: return MPI_PROD;
-      case MpiReduction::min: return MPI_MIN;
-      case MpiReduction::max: return MPI_MAX;
-      case MpiReduction::band: return MPI_BAND;
-      case MpiReduction::bor: return MPI_BOR;
-      case MpiReduction::bxor: return MPI_BXOR;
+      case CarriedReduction::sum: return MPI_SUM;
+      case CarriedReduction::product: return MPI_PROD;
+      case CarriedReduction::min: return MPI_MIN;
+      case CarriedReduction::max: return MPI_MAX;
+      case CarriedReduction::band: return MPI_BAND;
+      case CarriedReduction::bor: return MPI_BOR;
+      case CarriedReduction::bxor: return MPI_BXOR;
     }
     return MPI_OP_NULL;
   }
@@ -297,20 +298,20 @@ class MpiLibrary final : public Library {
   PluginGate gate_;
   MPI_Comm world_ = MPI_COMM_NULL;  // for exchange_texts
   OwnOperation own_[9] = {
-      {MpiReduction::min, Element::float32, &combine<Smaller, float>, MPI_OP_NULL},
-      {MpiReduction::min, Element::float64, &combine<Smaller, double>, MPI_OP_NULL},
-      {MpiReduction::max, Element::float32, &combine<Larger, float>, MPI_OP_NULL},
-      {MpiReduction::max, Element::float64, &combine<Larger, double>, MPI_OP_NULL},
-      {MpiReduction::min, Element::uint8, &combine<Smaller, std::uint8_t>, MPI_OP_NULL},
-      {MpiReduction::max, Element::uint8, &combine<Larger, std::uint8_t>, MPI_OP_NULL},
-      {MpiReduction::sum, Element::uint8, &combine<WrappingSum, std::uint8_t>, MPI_OP_NULL},
-      {MpiReduction::sum, Element::int8, &combine<WrappingSum, std::int8_t>, MPI_OP_NULL},
-      {MpiReduction::sum, Element::int16, &combine<WrappingSum, std::int16_t>, MPI_OP_NULL},
+      {CarriedReduction::min, Element::float32, &combine<Smaller, float>, MPI_OP_NULL},
+      {CarriedReduction::min, Element::float64, &combine<Smaller, double>, MPI_OP_NULL},
+      {CarriedReduction::max, Element::float32, &combine<Larger, float>, MPI_OP_NULL},
+      {CarriedReduction::max, Element::float64, &combine<Larger, double>, MPI_OP_NULL},
+      {CarriedReduction::min, Element::uint8, &combine<Smaller, std::uint8_t>, MPI_OP_NULL},
+      {CarriedReduction::max, Element::uint8, &combine<Larger, std::uint8_t>, MPI_OP_NULL},
+      {CarriedReduction::sum, Element::uint8, &combine<WrappingSum, std::uint8_t>, MPI_OP_NULL},
+      {CarriedReduction::sum, Element::int8, &combine<WrappingSum, std::int8_t>, MPI_OP_NULL},
+      {CarriedReduction::sum, Element::int16, &combine<WrappingSum, std::int16_t>, MPI_OP_NULL},
   };
 };
 
 template <class Call>
-int MpiComm::start(MpiRequest& request, Call call) {
+int MpiComm::start(CarriedRequest& request, Call call) {
   MPI_Request handle = MPI_REQUEST_NULL;
   const auto lock = library_.gate().pass();
   const int code = call(&handle);
@@ -324,33 +325,34 @@ int MpiComm::free() {
   return MPI_Comm_free(&comm_);
 }
 
-int MpiComm::barrier(MpiRequest& request) {
+int MpiComm::barrier(CarriedRequest& request) {
   return start(request, [&](MPI_Request* handle) { return MPI_Ibarrier(comm_, handle); });
 }
 
-int MpiComm::broadcast(void* data, Count count, Element type, int root, MpiRequest& request) {
+int MpiComm::broadcast(void* data, Count count, Element type, int root, CarriedRequest& request) {
   return start(request, [&](MPI_Request* handle) {
     return counted::broadcast(data, count, type_of(type), root, comm_, handle);
   });
 }
 
-int MpiComm::all_reduce(const void* in, void* out, Count count, Element type, MpiReduction op,
-                        MpiRequest& request) {
+int MpiComm::all_reduce(const void* in, void* out, Count count, Element type, CarriedReduction op,
+                        CarriedRequest& request) {
   return start(request, [&](MPI_Request* handle) {
     return counted::all_reduce(in == out ? MPI_IN_PLACE : in, out, count, type_of(type),
                                library_.operation(op, type), comm_, handle);
   });
 }
 
-int MpiComm::reduce(const void* in, void* out, Count count, Element type, MpiReduction op, int root,
-                    MpiRequest& request) {
+int MpiComm::reduce(const void* in, void* out, Count count, Element type, CarriedReduction op,
+                    int root, CarriedRequest& request) {
   return start(request, [&](MPI_Request* handle) {
     return counted::reduce(in == out && out != nullptr ? MPI_IN_PLACE : in, out, count,
                            type_of(type), library_.operation(op, type), root, comm_, handle);
   });
 }
 
-int MpiComm::all_gather(const void* in, void* out, Count each, Element type, MpiRequest& request) {
+int MpiComm::all_gather(const void* in, void* out, Count each, Element type,
+                        CarriedRequest& request) {
   return start(request, [&](MPI_Request* handle) {
     return counted::all_gather(in == nullptr ? MPI_IN_PLACE : in, out, each, type_of(type), comm_,
                                handle);
@@ -358,7 +360,7 @@ int MpiComm::all_gather(const void* in, void* out, Count each, Element type, Mpi
 }
 
 int MpiComm::gather(const void* in, void* out, Count each, Element type, int root,
-                    MpiRequest& request) {
+                    CarriedRequest& request) {
   return start(request, [&](MPI_Request* handle) {
     return counted::gather(in == nullptr ? MPI_IN_PLACE : in, out, each, type_of(type), root, comm_,
                            handle);
@@ -366,7 +368,7 @@ int MpiComm::gather(const void* in, void* out, Count each, Element type, int roo
 }
 
 int MpiComm::scatter(const void* in, void* out, Count each, Element type, int root,
-                     MpiRequest& request) {
+                     CarriedRequest& request) {
   return start(request, [&](MPI_Request* handle) {
     return counted::scatter(in, out == nullptr ? MPI_IN_PLACE : out, each, type_of(type), root,
                             comm_, handle);
@@ -374,7 +376,7 @@ int MpiComm::scatter(const void* in, void* out, Count each, Element type, int ro
 }
 
 int MpiComm::reduce_scatter(const void* in, void* out, const Count* counts, Element type,
-                            MpiReduction op, MpiRequest& request) {
+                            CarriedReduction op, CarriedRequest& request) {
   return start(request, [&](MPI_Request* handle) {
     const bool even = std::all_of(counts, counts + size_, [&](Count n) { return n == counts[0]; });
     return even ? counted::reduce_scatter(in, out, counts[0], type_of(type),
@@ -387,7 +389,7 @@ int MpiComm::reduce_scatter(const void* in, void* out, const Count* counts, Elem
 
 int MpiComm::all_to_all_uneven(const void* in, const Count* sent, const Count* sent_places,
                                void* out, const Count* received, const Count* received_places,
-                               Element type, MpiRequest& request) {
+                               Element type, CarriedRequest& request) {
   return start(request, [&](MPI_Request* handle) {
     return counted::all_to_all_uneven(in, {sent, sent_places, size_}, out,
                                       {received, received_places, size_}, type_of(type), comm_,
@@ -395,13 +397,13 @@ int MpiComm::all_to_all_uneven(const void* in, const Count* sent, const Count* s
   });
 }
 
-int MpiComm::send(const void* data, Count bytes, int member, int tag, MpiRequest& request) {
+int MpiComm::send(const void* data, Count bytes, int member, int tag, CarriedRequest& request) {
   return start(request, [&](MPI_Request* handle) {
     return counted::send(data, bytes, member, tag, comm_, handle);
   });
 }
 
-int MpiComm::receive(void* data, Count bytes, int member, int tag, MpiRequest& request) {
+int MpiComm::receive(void* data, Count bytes, int member, int tag, CarriedRequest& request) {
   return start(request, [&](MPI_Request* handle) {
     return counted::receive(data, bytes, member == kAnySource ? MPI_ANY_SOURCE : member, tag, comm_,
                             handle);

@@ -1,4 +1,4 @@
-#include "backends/mpi/call.h"
+#include "backends/carried/call.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,12 +6,12 @@
 #include <span>
 #include <string>
 
-#include "backends/mpi/loader.h"
-#include "backends/mpi/ordered_floats.h"
+#include "backends/carried/library.h"
+#include "backends/carried/ordered_floats.h"
 #include "core/collective/kernels/kernels.h"
 #include "core/tunables/tunables.h"
 
-namespace muster::mpi {
+namespace muster::carried {
 namespace {
 
 using collective::Args;
@@ -41,26 +41,26 @@ auto start_of(const Slices& slices) -> decltype(slices[0].data()) {
   return start;
 }
 
-MpiReduction bool_operation(Reduce reduce) {
+CarriedReduction bool_operation(Reduce reduce) {
   switch (reduce) {
     case Reduce::product:
     case Reduce::min:
     case Reduce::band:
-    case Reduce::avg: return MpiReduction::band;
-    case Reduce::bxor: return MpiReduction::bxor;
-    default: return MpiReduction::bor;
+    case Reduce::avg: return CarriedReduction::band;
+    case Reduce::bxor: return CarriedReduction::bxor;
+    default: return CarriedReduction::bor;
   }
 }
 
-MpiReduction operation(Reduce reduce) {
+CarriedReduction operation(Reduce reduce) {
   switch (reduce) {
-    case Reduce::product: return MpiReduction::product;
-    case Reduce::min: return MpiReduction::min;
-    case Reduce::max: return MpiReduction::max;
-    case Reduce::band: return MpiReduction::band;
-    case Reduce::bor: return MpiReduction::bor;
-    case Reduce::bxor: return MpiReduction::bxor;
-    default: return MpiReduction::sum;
+    case Reduce::product: return CarriedReduction::product;
+    case Reduce::min: return CarriedReduction::min;
+    case Reduce::max: return CarriedReduction::max;
+    case Reduce::band: return CarriedReduction::band;
+    case Reduce::bor: return CarriedReduction::bor;
+    case Reduce::bxor: return CarriedReduction::bxor;
+    default: return CarriedReduction::sum;
   }
 }
 
@@ -101,11 +101,21 @@ Carrier carrier_of(DType dtype, Reduce reduce, bool passes_nan_on) {
   }
   const bool is_double = carrier.element == Element::float64;
   if (!passes_nan_on && (is_double || carrier.element == Element::float32) &&
-      (carrier.op == MpiReduction::min || carrier.op == MpiReduction::max)) {
+      (carrier.op == CarriedReduction::min || carrier.op == CarriedReduction::max)) {
     carrier.orders = true;
     carrier.element = is_double ? Element::int64 : Element::int32;
   }
   return carrier;
+}
+
+Status failed(const CallLibrary& library, std::string_view call, int code) {
+  if (code == kCountTooLarge)
+    return Status(Code::unsupported,
+                  std::string(call) + ": " + library.version() +
+                      " counts elements in ints, and there are more than 2147483647; split the "
+                      "tensor, or use an MPI library with MPI 4");
+  return Status(Code::internal, std::string(call) + " failed: " + library.error_text(code) + " (" +
+                                    library.version() + ")");
 }
 
 Status check_counts(const CallLibrary& library, const Args& args) {
@@ -123,7 +133,7 @@ Status check_counts(const CallLibrary& library, const Args& args) {
   return failed(library, collective::info(args.op).name, kCountTooLarge);
 }
 
-std::byte* MpiCall::Scratch::get(std::size_t bytes) {
+std::byte* CarriedCall::Scratch::get(std::size_t bytes) {
   if (bytes == 0) return nothing;
   if (bytes > size_) {
     memory_ = nullptr;  // its contents are not needed
@@ -133,13 +143,13 @@ std::byte* MpiCall::Scratch::get(std::size_t bytes) {
   return memory_.get();
 }
 
-void MpiCall::Scratch::trim() {
+void CarriedCall::Scratch::trim() {
   if (size_ <= tunables().kept_scratch) return;
   memory_ = nullptr;
   size_ = 0;
 }
 
-Status MpiCall::begin(const Args& args, std::uint64_t sequence) {
+Status CarriedCall::begin(const Args& args, std::uint64_t sequence) {
   args_ = &args;
   is_direct_ = tags_.any() && DirectAllReduce::takes(args, size_);
   if (is_direct_) return begin_direct(sequence);
@@ -166,7 +176,7 @@ Status MpiCall::begin(const Args& args, std::uint64_t sequence) {
 }
 
 /// With a factor, what each member gives is scaled first.
-Status MpiCall::begin_direct(std::uint64_t sequence) {
+Status CarriedCall::begin_direct(std::uint64_t sequence) {
   const ConstBytes in = args_->inputs[0];
   const std::byte* from = in.data();
   if (scales() && !in.empty()) {
@@ -183,7 +193,7 @@ Status MpiCall::begin_direct(std::uint64_t sequence) {
   return direct_.begin(*args_, from, tags_.reduction(sequence));
 }
 
-std::optional<Status> MpiCall::test() {
+std::optional<Status> CarriedCall::test() {
   if (is_direct_) {
     auto ended = direct_.test();
     // A call that failed may have messages under way, whose memory stays.
@@ -199,7 +209,7 @@ std::optional<Status> MpiCall::test() {
 }
 
 template <class Slices>
-void MpiCall::lay_out(MpiLayout& layout, const Slices& slices) const {
+void CarriedCall::lay_out(CarriedLayout& layout, const Slices& slices) const {
   layout.counts.clear();
   layout.places.clear();
   layout.bytes = 0;
@@ -213,7 +223,7 @@ void MpiCall::lay_out(MpiLayout& layout, const Slices& slices) const {
 }
 
 /// The inputs, one after another: in their own memory if they are so.
-const std::byte* MpiCall::packed_inputs(bool must_copy) {
+const std::byte* CarriedCall::packed_inputs(bool must_copy) {
   const std::byte* const start = start_of(args_->inputs);
   std::size_t bytes = 0;
   for (const ConstBytes input : args_->inputs) bytes += input.size();
@@ -228,13 +238,13 @@ const std::byte* MpiCall::packed_inputs(bool must_copy) {
   return packed;
 }
 
-std::byte* MpiCall::place_for_outputs(const MpiLayout& layout) {
+std::byte* CarriedCall::place_for_outputs(const CarriedLayout& layout) {
   if (layout.bytes == 0) return nothing;
   if (std::byte* const start = start_of(args_->outputs)) return start;
   return result_ = out_.get(layout.bytes);
 }
 
-void MpiCall::convert(std::byte* out, ConstBytes in) {
+void CarriedCall::convert(std::byte* out, ConstBytes in) {
   const std::size_t count = elements_in(in.size(), args_->dtype);
   const std::byte* from = in.data();
   if (count == 0) return;
@@ -258,14 +268,14 @@ void MpiCall::convert(std::byte* out, ConstBytes in) {
     copy_bytes(out, from, in.size());
   }
   if (!carrier_.orders) return;
-  const bool largest = carrier_.op == MpiReduction::max;
+  const bool largest = carrier_.op == CarriedReduction::max;
   if (carrier_.element == Element::int64)
     order_floats<double>(out, count, largest);
   else
     order_floats<float>(out, count, largest);
 }
 
-void MpiCall::restore_order(std::byte* data, Count count) const {
+void CarriedCall::restore_order(std::byte* data, Count count) const {
   if (!carrier_.orders) return;
   if (carrier_.element == Element::int64)
     restore_floats<double>(data, static_cast<std::size_t>(count));
@@ -273,20 +283,20 @@ void MpiCall::restore_order(std::byte* data, Count count) const {
     restore_floats<float>(data, static_cast<std::size_t>(count));
 }
 
-void MpiCall::divide(std::byte* data, Count count) const {
+void CarriedCall::divide(std::byte* data, Count count) const {
   if (!averages() || carrier_.normalises || count == 0) return;
   const DType dtype = carrier_.widens ? DType::float32 : args_->dtype;
   collective::finish_average(data, static_cast<std::size_t>(count / carrier_.per_element), dtype,
                              size_);
 }
 
-int MpiCall::broadcast() {
+int CarriedCall::broadcast() {
   const MutableBytes data = args_->outputs[0];
   return comm_.broadcast(address(data), elements(data.size()), carrier_.element, args_->root,
                          request_);
 }
 
-int MpiCall::all_reduce() {
+int CarriedCall::all_reduce() {
   const ConstBytes in = args_->inputs[0];
   std::byte* const out = address(args_->outputs[0]);
   const Count count = elements(in.size());
@@ -298,7 +308,7 @@ int MpiCall::all_reduce() {
   return comm_.all_reduce(to, to, count, carrier_.element, carrier_.op, request_);
 }
 
-int MpiCall::reduce() {
+int CarriedCall::reduce() {
   const ConstBytes in = args_->inputs[0];
   const Count count = elements(in.size());
   const bool root = at_root();
@@ -318,7 +328,7 @@ int MpiCall::reduce() {
   return comm_.reduce(from, out, count, carrier_.element, carrier_.op, args_->root, request_);
 }
 
-int MpiCall::all_gather() {
+int CarriedCall::all_gather() {
   const ConstBytes in = args_->inputs[0];
   lay_out(received_, args_->outputs);
   std::byte* const out = place_for_outputs(received_);
@@ -343,7 +353,7 @@ int MpiCall::all_gather() {
                                  request_);
 }
 
-int MpiCall::gather() {
+int CarriedCall::gather() {
   const ConstBytes in = args_->inputs[0];
   std::byte* out = nothing;
   bool in_place = false;
@@ -357,7 +367,7 @@ int MpiCall::gather() {
                       args_->root, request_);
 }
 
-int MpiCall::scatter() {
+int CarriedCall::scatter() {
   const MutableBytes out = args_->outputs[0];
   const std::byte* in = nothing;
   bool in_place = false;
@@ -370,7 +380,7 @@ int MpiCall::scatter() {
                        carrier_.element, args_->root, request_);
 }
 
-int MpiCall::reduce_scatter() {
+int CarriedCall::reduce_scatter() {
   const MutableBytes out = args_->outputs[0];
   lay_out(sent_, args_->inputs);
   const ConstBytes mine = args_->inputs[static_cast<std::size_t>(rank_)];
@@ -393,7 +403,7 @@ int MpiCall::reduce_scatter() {
 }
 
 /// Always with lists of counts: whether all are equal is not known alike on every member.
-int MpiCall::all_to_all() {
+int CarriedCall::all_to_all() {
   lay_out(sent_, args_->inputs);
   lay_out(received_, args_->outputs);
   const auto me = static_cast<std::size_t>(rank_);
@@ -406,7 +416,7 @@ int MpiCall::all_to_all() {
                                  request_);
 }
 
-void MpiCall::finish() {
+void CarriedCall::finish() {
   const Args& args = *args_;
   const collective::OpInfo& row = collective::info(args.op);
   if (row.reduces && (args.op != Op::reduce || at_root())) {
@@ -428,11 +438,11 @@ void MpiCall::finish() {
   trim();
 }
 
-void MpiCall::trim() {
+void CarriedCall::trim() {
   in_.trim();
   out_.trim();
   scaled_.trim();
   direct_.trim();
 }
 
-}  // namespace muster::mpi
+}  // namespace muster::carried

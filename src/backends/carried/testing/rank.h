@@ -19,7 +19,7 @@
 #include "muster/status.h"
 #include "testing/limits.h"
 
-namespace muster::mpi::test {
+namespace muster::carried::test {
 
 using collective::Args;
 using collective::Op;
@@ -96,4 +96,4 @@ inline Args args_of(Op op, const Values& in, Values& out, int root = -1) {
 }
 inline Args sum_of(const Values& in, Values& out) { return args_of(Op::all_reduce, in, out); }
 
-}  // namespace muster::mpi::test
+}  // namespace muster::carried::test

@@ -54,8 +54,8 @@ OwnBackend ucc_backend() {
 }  // namespace muster::group
 
 /// The linker takes this file because the layer's link options name this symbol.
-extern "C" const bool muster_carried_registration;
-extern "C" const bool muster_carried_registration = [] {
+extern "C" const bool muster_mpi_and_ucc_registration;
+extern "C" const bool muster_mpi_and_ucc_registration = [] {
   muster::group::add_own_backend(muster::group::mpi_backend());
   muster::group::add_own_backend(muster::group::ucc_backend());
   return true;

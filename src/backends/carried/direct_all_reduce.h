@@ -17,13 +17,13 @@
 #include <optional>
 #include <vector>
 
-#include "backends/mpi/library.h"
+#include "backends/carried/library.h"
 #include "core/collective/communicator.h"
 #include "core/collective/plan/slices.h"
 #include "core/tunables/tunables_fixed.h"
 #include "muster/status.h"
 
-namespace muster::mpi {
+namespace muster::carried {
 
 /// Reusable, since buffers are kept. Not thread-safe.
 class DirectAllReduce {
@@ -52,7 +52,7 @@ class DirectAllReduce {
   /// Messages from or to another member, in order; at most `kReduceDepth` in flight.
   struct MessageStream {
     struct StreamSlot {
-      MpiRequest request;
+      CarriedRequest request;
       std::size_t bytes = 0;
     };
     std::array<StreamSlot, fixed::kReduceDepth> slots;
@@ -100,4 +100,4 @@ class DirectAllReduce {
   std::size_t capacity_ = 0;
 };
 
-}  // namespace muster::mpi
+}  // namespace muster::carried

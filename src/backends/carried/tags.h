@@ -3,14 +3,14 @@
 
 #include <cstdint>
 
-namespace muster::mpi {
+namespace muster::carried {
 
 /// A third of the tags carries users' messages, a third the payloads of large ones, a third the
 /// messages of reductions. The same on every member.
-class MpiTags {
+class CarriedTags {
  public:
   /// `last`: the largest that MPI has, at least 32767; or 0 for a library without messages.
-  explicit MpiTags(std::int64_t last) : third_(static_cast<std::uint64_t>(last) / 3) {}
+  explicit CarriedTags(std::int64_t last) : third_(static_cast<std::uint64_t>(last) / 3) {}
 
   bool any() const { return third_ > 0; }
   bool carries(std::uint64_t user_tag) const { return user_tag < third_; }
@@ -24,4 +24,4 @@ class MpiTags {
   std::uint64_t third_;
 };
 
-}  // namespace muster::mpi
+}  // namespace muster::carried

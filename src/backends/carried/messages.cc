@@ -1,18 +1,19 @@
-#include "backends/mpi/messages.h"
+#include "backends/carried/messages.h"
 
 #include <algorithm>
 #include <cstring>
 
+#include "backends/carried/call.h"
 #include "core/base/keep_forever.h"
 #include "core/collective/call.h"
 #include "core/collective/op.h"
 #include "core/tunables/tunables.h"
 
-namespace muster::mpi {
+namespace muster::carried {
 
 using collective::Args;
 using collective::Op;
-using MpiMessage = Messages::MpiMessage;
+using CarriedMessage = Messages::CarriedMessage;
 
 /// What a message begins with.
 struct Messages::Header {
@@ -32,7 +33,7 @@ std::string elements_text(std::uint64_t bytes, DType dtype) {
 
 }  // namespace
 
-bool MpiMessage::done() const {
+bool CarriedMessage::done() const {
   if (published()) return true;
   if (const auto driver = this->driver()) {
     driver->advance();
@@ -41,7 +42,7 @@ bool MpiMessage::done() const {
   return published();
 }
 
-Status MpiMessage::wait(TimePoint deadline) {
+Status CarriedMessage::wait(TimePoint deadline) {
   if (published()) return status();
   const auto driver = this->driver();
   if (driver != nullptr && !driver->drive_until([this] { return published(); }, deadline))
@@ -50,13 +51,13 @@ Status MpiMessage::wait(TimePoint deadline) {
   return status();
 }
 
-std::shared_ptr<collective::Driver> MpiMessage::driver() const {
+std::shared_ptr<collective::Driver> CarriedMessage::driver() const {
   auto& lock = const_cast<std::mutex&>(lock_);
   const std::lock_guard guard(lock);
   return driver_;
 }
 
-std::string MpiMessage::text(const collective::GroupContext& group) const {
+std::string CarriedMessage::text(const collective::GroupContext& group) const {
   const std::string peer =
       member_ == kAnySource ? "any rank" : "rank " + std::to_string(group.job_rank_of(member_));
   return (receives_ ? "recv of " : "send of ") + elements_text(bytes_, dtype_) +
@@ -65,13 +66,13 @@ std::string MpiMessage::text(const collective::GroupContext& group) const {
 }
 
 Messages::Messages(const collective::GroupContext& group, CallLibrary& library, Comm& comm,
-                   MpiTags tags)
-    : group_(group), library_(library), comm_(comm), tags_(tags) {}
+                   CarriedTags tags, void (*on_abandoned)())
+    : group_(group), library_(library), comm_(comm), tags_(tags), on_abandoned_(on_abandoned) {}
 
 /// Nothing may be open any more, except receives that were cancelled when the group closed.
 Messages::~Messages() {
   for (const auto& message : open_) {
-    leave_unfinalized();
+    on_abandoned_();
     keep_forever(message);
   }
 }
@@ -84,14 +85,14 @@ Messages::Buffer Messages::take_buffer() {
   return buffer;
 }
 
-Status Messages::mpi_error(const MpiMessage& message, int code) {
+Status Messages::mpi_error(const CarriedMessage& message, int code) {
   return failed(library_, message.receives_ ? "MPI_Irecv" : "MPI_Isend", code);
 }
 
-std::shared_ptr<MpiMessage> Messages::start(std::shared_ptr<collective::Driver> driver,
-                                            const Args& args, TimePoint deadline,
-                                            std::shared_ptr<void> owner) {
-  auto message = std::make_shared<MpiMessage>(std::move(driver));
+std::shared_ptr<CarriedMessage> Messages::start(std::shared_ptr<collective::Driver> driver,
+                                                const Args& args, TimePoint deadline,
+                                                std::shared_ptr<void> owner) {
+  auto message = std::make_shared<CarriedMessage>(std::move(driver));
   message->receives_ = args.op == Op::recv;
   message->member_ = args.root == transport::kAnyMember ? kAnySource : args.root;
   message->tag_ = args.tag;
@@ -121,7 +122,7 @@ std::shared_ptr<MpiMessage> Messages::start(std::shared_ptr<collective::Driver> 
   return message;
 }
 
-void Messages::post_send(MpiMessage& message) {
+void Messages::post_send(CarriedMessage& message) {
   Header header{.bytes = message.bytes_, .dtype = static_cast<std::uint8_t>(message.dtype_)};
   const bool small = message.bytes_ <= fixed::kSmallMessage;
   if (!small) header.payload_tag = static_cast<std::uint32_t>(tags_.payload(large_sent_++));
@@ -138,7 +139,7 @@ void Messages::post_send(MpiMessage& message) {
   if (code != 0) message.wrong_ = mpi_error(message, code);
 }
 
-void Messages::post_receive(MpiMessage& message) {
+void Messages::post_receive(CarriedMessage& message) {
   if (!cancelled_.empty()) {
     message.wrong_ = Status(Code::aborted, cancelled_);
     return;
@@ -149,10 +150,10 @@ void Messages::post_receive(MpiMessage& message) {
 }
 
 /// Whether the message has ended; then `outcome_` holds how. Under the lock.
-bool Messages::step(MpiMessage& message) {
+bool Messages::step(CarriedMessage& message) {
   bool done = false;
   if (message.header_.active) {
-    MpiArrival* const arrival = message.receives_ ? &message.arrival_ : nullptr;
+    CarriedArrival* const arrival = message.receives_ ? &message.arrival_ : nullptr;
     if (const int code = library_.test(message.header_, done, arrival); code != 0)
       message.wrong_ = mpi_error(message, code);
     if (message.header_.active) return false;
@@ -175,7 +176,7 @@ bool Messages::step(MpiMessage& message) {
 }
 
 /// The header has come. Whether the whole message has come with it, or it needs no more.
-bool Messages::read_header(MpiMessage& message) {
+bool Messages::read_header(CarriedMessage& message) {
   message.has_header_ = true;
   Header header;
   std::memcpy(&header, message.buffer_.get(), sizeof header);
@@ -208,7 +209,7 @@ bool Messages::read_header(MpiMessage& message) {
 }
 
 /// Under the lock; its notices run later, without it.
-void Messages::end(MpiMessage& message, Status status) {
+void Messages::end(CarriedMessage& message, Status status) {
   message.outcome_ = std::move(status);
   if (message.buffer_ != nullptr && buffers_.size() < kKeptBuffers)
     buffers_.push_back(std::move(message.buffer_));
@@ -216,7 +217,7 @@ void Messages::end(MpiMessage& message, Status status) {
 
 void Messages::sweep() {
   if (empty()) return;
-  std::vector<std::shared_ptr<MpiMessage>> ended;
+  std::vector<std::shared_ptr<CarriedMessage>> ended;
   {
     const std::unique_lock guard(lock_, std::try_to_lock);
     if (!guard.owns_lock()) return;
@@ -255,7 +256,7 @@ void Messages::fail_open() {
       end(*message, std::move(message->outcome_));
     } else {
       if (message->receives_ && message->header_.active) library_.cancel(message->header_);
-      leave_unfinalized();
+      on_abandoned_();
       abandoned_.store(true);
       keep_forever(message);
       keep_forever(message->owner_);
@@ -330,4 +331,4 @@ void Messages::cancel_receives(const std::string& why) {
   sweep();
 }
 
-}  // namespace muster::mpi
+}  // namespace muster::carried

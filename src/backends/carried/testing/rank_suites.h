@@ -19,15 +19,15 @@
 #include <thread>
 #include <vector>
 
-#include "backends/mpi/testing/mismatches.h"
-#include "backends/mpi/testing/rank.h"
+#include "backends/carried/testing/mismatches.h"
+#include "backends/carried/testing/rank.h"
 #include "core/base/log/debug_level.h"
 #include "core/collective/testing/suite_cells.h"
 #include "core/transport/job_fabric.h"
 #include "testing/budget.h"
 #include "testing/limits.h"
 
-namespace muster::mpi::test {
+namespace muster::carried::test {
 
 using collective::suite::Answers;
 using collective::suite::Cell;
@@ -370,4 +370,4 @@ inline int run(TestedLibrary library, const std::vector<std::string>& words) {
   return problems == 0 ? 0 : 1;
 }
 
-}  // namespace muster::mpi::test
+}  // namespace muster::carried::test

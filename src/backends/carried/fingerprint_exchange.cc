@@ -1,4 +1,4 @@
-#include "backends/mpi/fingerprint_exchange.h"
+#include "backends/carried/fingerprint_exchange.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,7 +6,7 @@
 #include "core/collective/control.h"
 #include "core/collective/op.h"
 
-namespace muster::mpi {
+namespace muster::carried {
 namespace {
 
 using transport::Channel;
@@ -97,4 +97,4 @@ bool FingerprintExchange::poll() {
   return std::ranges::all_of(sends_, [](const auto& transfer) { return transfer->done(); });
 }
 
-}  // namespace muster::mpi
+}  // namespace muster::carried

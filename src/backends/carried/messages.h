@@ -3,7 +3,7 @@
 /// A message begins with a header, so that the receiver can name a message of another size or
 /// dtype. Up to `fixed::kSmallMessage` bytes travel with the header; larger ones follow it, under a
 /// tag of their own, straight into the receiver's memory. The user's tag is MPI's tag, so MPI
-/// matches messages. Tags that MPI cannot carry (`MpiTags`) are for the group's channel.
+/// matches messages. Tags that MPI cannot carry (`CarriedTags`) are for the group's channel.
 #pragma once
 
 #include <atomic>
@@ -14,26 +14,27 @@
 #include <string>
 #include <vector>
 
-#include "backends/mpi/library.h"
-#include "backends/mpi/loader.h"
-#include "backends/mpi/tags.h"
+#include "backends/carried/library.h"
+#include "backends/carried/tags.h"
 #include "core/collective/completion.h"
 #include "core/collective/queue/driver.h"
 
-namespace muster::mpi {
+namespace muster::carried {
 
 class Messages {
  public:
-  class MpiMessage;
+  class CarriedMessage;
 
-  Messages(const collective::GroupContext& group, CallLibrary& library, Comm& comm, MpiTags tags);
+  /// `on_abandoned`: called once a message may go on in the library that nobody can end.
+  Messages(const collective::GroupContext& group, CallLibrary& library, Comm& comm,
+           CarriedTags tags, void (*on_abandoned)());
   ~Messages();
   Messages(const Messages&) = delete;
 
   /// Posts a valid message; holds `owner` until it has ended.
-  std::shared_ptr<MpiMessage> start(std::shared_ptr<collective::Driver> driver,
-                                    const collective::Args& args, TimePoint deadline,
-                                    std::shared_ptr<void> owner);
+  std::shared_ptr<CarriedMessage> start(std::shared_ptr<collective::Driver> driver,
+                                        const collective::Args& args, TimePoint deadline,
+                                        std::shared_ptr<void> owner);
 
   /// Advances all messages. Never blocks.
   void sweep();
@@ -53,31 +54,33 @@ class Messages {
   using Buffer = std::unique_ptr<std::byte[]>;
 
   Buffer take_buffer();
-  void post_send(MpiMessage& message);
-  void post_receive(MpiMessage& message);
-  bool step(MpiMessage& message);
-  bool read_header(MpiMessage& message);
-  void end(MpiMessage& message, Status status);
+  void post_send(CarriedMessage& message);
+  void post_receive(CarriedMessage& message);
+  bool step(CarriedMessage& message);
+  bool read_header(CarriedMessage& message);
+  void end(CarriedMessage& message, Status status);
   void fail_open();
-  Status mpi_error(const MpiMessage& message, int code);
+  Status mpi_error(const CarriedMessage& message, int code);
 
   const collective::GroupContext& group_;
   CallLibrary& library_;
   Comm& comm_;
-  const MpiTags tags_;
+  const CarriedTags tags_;
+  void (*const on_abandoned_)();
   std::mutex lock_;
-  std::vector<std::shared_ptr<MpiMessage>> open_;
+  std::vector<std::shared_ptr<CarriedMessage>> open_;
   std::atomic<std::size_t> open_count_{0};
-  std::vector<std::shared_ptr<MpiMessage>> ended_;  // whose notices are due
+  std::vector<std::shared_ptr<CarriedMessage>> ended_;  // whose notices are due
   std::vector<Buffer> buffers_;
   std::uint64_t large_sent_ = 0;
   std::string cancelled_;  // why receives are cancelled; empty: they are not
   std::atomic<bool> abandoned_{false};
 };
 
-class Messages::MpiMessage final : public collective::Completion {
+class Messages::CarriedMessage final : public collective::Completion {
  public:
-  explicit MpiMessage(std::shared_ptr<collective::Driver> driver) : driver_(std::move(driver)) {}
+  explicit CarriedMessage(std::shared_ptr<collective::Driver> driver)
+      : driver_(std::move(driver)) {}
 
   bool done() const override;
   Status wait(TimePoint deadline) override;
@@ -101,8 +104,8 @@ class Messages::MpiMessage final : public collective::Completion {
   std::shared_ptr<void> owner_;
   TimePoint created_at_, deadline_;
   Buffer buffer_;  // header and small payload
-  MpiRequest header_, payload_;
-  MpiArrival arrival_;
+  CarriedRequest header_, payload_;
+  CarriedArrival arrival_;
   bool has_header_ = false;
   bool payload_begun_ = false;  // of a receive
   Buffer drained_;              // a payload that does not fit
@@ -111,4 +114,4 @@ class Messages::MpiMessage final : public collective::Completion {
   Status outcome_;
 };
 
-}  // namespace muster::mpi
+}  // namespace muster::carried

@@ -11,22 +11,23 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <vector>
 
-#include "backends/mpi/direct_all_reduce.h"
-#include "backends/mpi/library.h"
-#include "backends/mpi/tags.h"
+#include "backends/carried/direct_all_reduce.h"
+#include "backends/carried/library.h"
+#include "backends/carried/tags.h"
 #include "core/base/dtype.h"
 #include "core/collective/communicator.h"
 #include "muster/status.h"
 
-namespace muster::mpi {
+namespace muster::carried {
 
 /// How elements of a dtype are moved or reduced.
 struct Carrier {
   Element element = Element::uint8;
   Count per_element = 1;  ///< 2 for complex numbers
-  MpiReduction op = MpiReduction::sum;
+  CarriedReduction op = CarriedReduction::sum;
   bool widens = false;      ///< 16-bit floats travel as float32
   bool normalises = false;  ///< bools are made 0 or 1 first
   bool orders = false;      ///< floats travel as integers of the same order
@@ -37,13 +38,17 @@ Carrier carrier_of(DType dtype);
 /// `reduce` must be defined on `dtype`. `passes_nan_on`: as the library says.
 Carrier carrier_of(DType dtype, collective::Reduce reduce, bool passes_nan_on = true);
 
+/// The error of `call`, which gave `code`: "all_reduce failed: invalid communicator (Open MPI
+/// v4.1.4)".
+Status failed(const CallLibrary& library, std::string_view call, int code);
+
 /// Code::unsupported if a library with int counts cannot carry out `args`.
 Status check_counts(const CallLibrary& library, const collective::Args& args);
 
 /// Reusable, since buffers are kept. Not thread-safe.
-class MpiCall {
+class CarriedCall {
  public:
-  MpiCall(CallLibrary& library, Comm& comm, int rank, int size, MpiTags tags)
+  CarriedCall(CallLibrary& library, Comm& comm, int rank, int size, CarriedTags tags)
       : library_(library),
         comm_(comm),
         rank_(rank),
@@ -71,7 +76,7 @@ class MpiCall {
     std::size_t size_ = 0;
   };
   /// Where each member's slice is in one piece of memory.
-  struct MpiLayout {
+  struct CarriedLayout {
     std::vector<Count> counts, places;
     std::size_t bytes = 0;
     bool even = true;
@@ -90,9 +95,9 @@ class MpiCall {
   void finish();
 
   template <class Slices>
-  void lay_out(MpiLayout& layout, const Slices& slices) const;
+  void lay_out(CarriedLayout& layout, const Slices& slices) const;
   const std::byte* packed_inputs(bool must_copy);
-  std::byte* place_for_outputs(const MpiLayout& layout);
+  std::byte* place_for_outputs(const CarriedLayout& layout);
   /// The elements of `in`, as they are reduced, in `out`.
   void convert(std::byte* out, ConstBytes in);
   void restore_order(std::byte* data, Count count) const;
@@ -108,15 +113,15 @@ class MpiCall {
   Comm& comm_;
   const int rank_;
   const int size_;
-  const MpiTags tags_;
+  const CarriedTags tags_;
   const collective::Args* args_ = nullptr;
   bool is_direct_ = false;
   DirectAllReduce direct_;
   Carrier carrier_;
-  MpiRequest request_;
-  MpiLayout sent_, received_;
+  CarriedRequest request_;
+  CarriedLayout sent_, received_;
   Scratch in_, out_, scaled_;
   std::byte* result_ = nullptr;  // in `out_` or `in_`: to be copied or narrowed at the end
 };
 
-}  // namespace muster::mpi
+}  // namespace muster::carried

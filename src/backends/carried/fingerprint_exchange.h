@@ -7,7 +7,7 @@
 #include "core/collective/group_context.h"
 #include "muster/status.h"
 
-namespace muster::mpi {
+namespace muster::carried {
 
 /// Every member contributes `mine` and receives those of all members in `all`, in their order.
 /// Blocks.
@@ -34,4 +34,4 @@ class FingerprintExchange {
   bool released_ = false;  // the first member has told the others
 };
 
-}  // namespace muster::mpi
+}  // namespace muster::carried

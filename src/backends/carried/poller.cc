@@ -1,4 +1,4 @@
-#include "backends/mpi/poller.h"
+#include "backends/carried/poller.h"
 
 #include <algorithm>
 
@@ -6,14 +6,14 @@
 #include "core/tunables/tunables.h"
 #include "core/wait/callbacks/callback_executor.h"
 
-namespace muster::mpi {
+namespace muster::carried {
 
-MpiPoller& MpiPoller::of_process() {
-  static auto* const poller = new MpiPoller;
+CarriedPoller& CarriedPoller::of_process() {
+  static auto* const poller = new CarriedPoller;
   return *poller;
 }
 
-Status MpiPoller::prepare() {
+Status CarriedPoller::prepare() {
   const std::lock_guard guard(lock_);
   if (running_) return {};
   auto thread = start_thread("the thread that polls MPI", [this] { run(); });
@@ -23,7 +23,7 @@ Status MpiPoller::prepare() {
   return {};
 }
 
-void MpiPoller::watch(std::shared_ptr<collective::Progressable> work) {
+void CarriedPoller::watch(std::shared_ptr<collective::Progressable> work) {
   {
     const std::lock_guard guard(lock_);
     if (std::find(work_.begin(), work_.end(), work) != work_.end()) return;
@@ -32,7 +32,7 @@ void MpiPoller::watch(std::shared_ptr<collective::Progressable> work) {
   changed_.notify_one();
 }
 
-void MpiPoller::forget(const collective::Progressable& work) {
+void CarriedPoller::forget(const collective::Progressable& work) {
   std::vector<std::shared_ptr<collective::Progressable>> forgotten;  // dropped without the lock
   std::unique_lock guard(lock_);
   for (auto& item : work_)
@@ -41,7 +41,7 @@ void MpiPoller::forget(const collective::Progressable& work) {
   passed_.wait(guard, [this, pass = passes_] { return !in_pass_ || passes_ != pass; });
 }
 
-void MpiPoller::run() {
+void CarriedPoller::run() {
   CallbackExecutor::spare_this_thread();
   std::vector<std::shared_ptr<collective::Progressable>> batch, finished;
   std::unique_lock guard(lock_);
@@ -72,4 +72,4 @@ void MpiPoller::run() {
   }
 }
 
-}  // namespace muster::mpi
+}  // namespace muster::carried

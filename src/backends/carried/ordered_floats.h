@@ -9,7 +9,7 @@
 #include <limits>
 #include <type_traits>
 
-namespace muster::mpi {
+namespace muster::carried {
 
 template <class Float>
 using OrderedInteger = std::conditional_t<sizeof(Float) == 4, std::int32_t, std::int64_t>;
@@ -42,4 +42,4 @@ void restore_floats(std::byte* data, std::size_t count) {
   }
 }
 
-}  // namespace muster::mpi
+}  // namespace muster::carried

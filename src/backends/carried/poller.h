@@ -11,13 +11,13 @@
 #include "core/collective/queue/progress.h"
 #include "muster/status.h"
 
-namespace muster::mpi {
+namespace muster::carried {
 
 /// Thread-safe.
-class MpiPoller {
+class CarriedPoller {
  public:
   /// Never destroyed; a forked child has none.
-  static MpiPoller& of_process();
+  static CarriedPoller& of_process();
 
   /// Starts the thread if it is not running. Code::exhausted if none can be started.
   Status prepare();
@@ -37,4 +37,4 @@ class MpiPoller {
   std::uint64_t passes_ = 0;
 };
 
-}  // namespace muster::mpi
+}  // namespace muster::carried

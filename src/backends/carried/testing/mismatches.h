@@ -9,11 +9,11 @@
 #include <span>
 #include <string>
 
-#include "backends/mpi/testing/rank.h"
+#include "backends/carried/testing/rank.h"
 #include "core/base/log/debug_level.h"
 #include "core/tunables/tunables_fixed.h"
 
-namespace muster::mpi::test {
+namespace muster::carried::test {
 
 using collective::Reduce;
 
@@ -113,4 +113,4 @@ inline void fail_large_sums(const TestJob& job) {
   set_debug_level(DebugLevel::OFF);
 }
 
-}  // namespace muster::mpi::test
+}  // namespace muster::carried::test

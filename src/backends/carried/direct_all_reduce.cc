@@ -1,14 +1,15 @@
-#include "backends/mpi/direct_all_reduce.h"
+#include "backends/carried/direct_all_reduce.h"
 
 #include <algorithm>
 #include <string>
 
-#include "backends/mpi/loader.h"
+#include "backends/carried/call.h"
+#include "backends/carried/library.h"
 #include "core/collective/kernels/kernels.h"
 #include "core/tunables/tunables.h"
 #include "core/wait/spin_wait.h"
 
-namespace muster::mpi {
+namespace muster::carried {
 
 using collective::Args;
 using collective::plan::Slice;
@@ -128,7 +129,7 @@ Status DirectAllReduce::poll(MessageStream& stream, const ReducingPeer& peer, bo
   for (; stream.done < stream.posted; ++stream.done) {
     auto& slot = stream.slots[stream.done % stream.slots.size()];
     bool done = false;
-    MpiArrival arrival;
+    CarriedArrival arrival;
     const int code = library_.test(slot.request, done, receives ? &arrival : nullptr);
     if (code != 0) return failed(library_, receives ? "MPI_Irecv" : "MPI_Isend", code);
     if (!done) return {};
@@ -202,4 +203,4 @@ bool DirectAllReduce::has_ended() const {
          });
 }
 
-}  // namespace muster::mpi
+}  // namespace muster::carried

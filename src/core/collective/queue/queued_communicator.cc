@@ -1,0 +1,38 @@
+#include "core/collective/queue/queued_communicator.h"
+
+#include <string_view>
+
+#include "core/collective/call.h"
+#include "core/collective/completion.h"
+
+namespace muster::collective {
+
+Status QueuedCommunicator::check(const Args& args, const std::string& in_child) const {
+  const std::string called = std::string(info(args.op).name) + " was called on " + group_.here();
+  if (mark_.forked()) return Status(Code::aborted, called + " by a forked child" + in_child);
+  if (closed_.load())
+    return Status(Code::aborted, called + ", which has been closed; make a new group");
+  if (args.checked) return {};
+  Status valid = validate(args, rank(), size());
+  return valid.ok() ? valid : valid.with_context(group_.here());
+}
+
+PendingRef QueuedCommunicator::fail_start(Op op, const Status& why) {
+  group_.channel->fail(Status(why.code(),
+                              "rank " + std::to_string(group_.job_rank()) +
+                                  " could not make its call of " + std::string(info(op).name) +
+                                  " in " + group_.text() + ": " + why.message(),
+                              {group_.job_rank()}));
+  group_.fabric->wake();
+  return std::make_shared<Finished>(group_.channel->failure());
+}
+
+void QueuedCommunicator::fail_by_abort(const std::string& reason) {
+  group_.channel->fail(Status(
+      Code::aborted,
+      "rank " + std::to_string(group_.job_rank()) + " aborted " + group_.text() + ": " + reason,
+      {group_.job_rank()}));
+  group_.fabric->wake();
+}
+
+}  // namespace muster::collective
