@@ -95,23 +95,24 @@ test-long: tests-built
 bench: export MUSTER_RIVALS = ON
 bench: setup
 	@$(CONFIGURE) release
-	@$(BUILD) release --target bin/muster bin/muster_bench_worker
+	@$(BUILD) release --target bin/muster-lab bin/muster_bench_worker
 	@bench/run standard
 
 bench-gates: export MUSTER_RIVALS = ON
 bench-gates: setup
 	@$(CONFIGURE) release
-	@$(BUILD) release --target bin/muster $(addprefix bin/muster_bench_,worker floors services ddp) \
+	@$(BUILD) release --target bin/muster bin/muster-lab \
+	  $(addprefix bin/muster_bench_,worker floors services ddp) \
 	  muster_python
 	@bench/run gates
 
 # Sphinx comes from PyPI, into the environment that has torch; doxygen from Debian. The reference of
-# the commands is what they and the programs of `muster bench` print.
+# the commands is what they and the programs of muster-lab print.
 docs: export MUSTER_DOCS = ON
 docs: DOCS_PYTHON = $(or $(MUSTER_PYTHON),.venv/bin/python)
 docs: setup
 	@$(CONFIGURE) release
-	@$(BUILD) release --target bin/muster muster_python \
+	@$(BUILD) release --target bin/muster bin/muster-lab muster_python \
 	  $(addprefix bin/muster_bench_,worker floors services ddp rpc)
 	@$(DOCS_PYTHON) -m pip install --quiet --disable-pip-version-check -r tools/docs-requirements.txt
 	@PYTHONPATH=build/release/python $(DOCS_PYTHON) -m sphinx --quiet -W --keep-going \

@@ -1,6 +1,6 @@
 """Saving and loading of a sharded model, beside what the disk itself does and stock torch's
 distributed checkpoints: MiB/s of all ranks together, and how long asynchronous saving stops a step,
-in times of a copy of the same bytes. `muster bench checkpoint` runs it.
+in times of a copy of the same bytes. `muster-lab checkpoint` runs it.
 
 Every figure is the best of the rounds; the kinds take turns. Writing includes fsync. Before reading
 the kernel's cache is dropped, which only root may do: without that the figures are of memory.
@@ -172,7 +172,7 @@ def run_rank(rank, arguments, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="muster bench checkpoint", description=__doc__)
+    parser = argparse.ArgumentParser(prog="muster-lab checkpoint", description=__doc__)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--mib", type=int, default=2048, help="of the model (default: 2048)")
     parser.add_argument("--rounds", type=int, default=3)

@@ -230,7 +230,7 @@ int main(int count, char** words) {
       "and by 2, 4 ... at the same time, up to one on every core. tcp round trip: 4 bytes there "
       "and back. tcp stream: 64 MiB one way,\n"
       "by the best of several sizes of a write; the ends of both on cores of their own.",
-      "muster bench floors");
+      "muster-lab floors");
   app.add_option("--rounds", rounds, "how often everything is repeated, in turn")
       ->check(CLI::Range(1, 100))
       ->capture_default_str();

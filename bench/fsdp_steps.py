@@ -1,5 +1,5 @@
 """Sharded training of muster: bytes of every rank beside what 1/n predicts, the order in which
-units gather and compute, and the same steps by stock torch's fully_shard on Gloo. `muster bench
+units gather and compute, and the same steps by stock torch's fully_shard on Gloo. `muster-lab
 fsdp` runs it.
 
 Bytes are counted where they are allocated and freed, not measured; activations, which depend on the
@@ -182,7 +182,7 @@ def run_rank(rank, size, name, arguments, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="muster bench fsdp", description=__doc__)
+    parser = argparse.ArgumentParser(prog="muster-lab fsdp", description=__doc__)
     parser.add_argument("--ranks", default="2,4", help="numbers of ranks (default: 2,4)")
     parser.add_argument("--options", default=",".join(OPTIONS), help="which of %(default)s")
     parser.add_argument("--width", type=int, default=256)

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Holds rows of `muster bench --json` against what muster promises; exits with 1 where a promise is
+"""Holds rows of `muster-lab --json` against what muster promises; exits with 1 where a promise is
 not kept.
 
     bench/gates.py rows.jsonl...
 
 Libraries are compared by p50_us from 64 KiB up and by loop_us below. A rival's figure over ours is
 how many times as fast we are. A cell is kept too where ours is within 1.15 of what the machine
-itself needs (rows of `muster bench floors`) and no rival needs less. Every cell that is promised is
+itself needs (rows of `muster-lab floors`) and no rival needs less. Every cell that is promised is
 expected, with every rival: what the rows do not have is named, and the promise is not kept (`?`).
 Of several rows of a cell the last of ours counts and the least of a rival's or of the machine's;
 rows of the engine alone and of ranks as threads do not count. MPICH is expected where each rank has
-a core. Training steps (`muster bench ddp --stock`) are compared by what they take longer than the
+a core. Training steps (`muster-lab ddp --stock`) are compared by what they take longer than the
 model alone, until all ranks are done; of stock torch's it is also told, not judged, without what it
 takes where nothing is sent; and how many times as fast a job starts that meets in a file. Rows of
-`muster bench hosts` are compared with what their links allow and with the rivals there.
+`muster-lab hosts` are compared with what their links allow and with the rivals there.
 """
 
 import json
@@ -302,7 +302,7 @@ class Training:
 
 
 class Wire:
-    """Rows of `muster bench hosts`: the part of its link's rate that a host gets, at 1 Gbit/s; of a
+    """Rows of `muster-lab hosts`: the part of its link's rate that a host gets, at 1 Gbit/s; of a
     rival the best row, of ours the last.
     """
 

@@ -1,4 +1,4 @@
-"""Ranks of stock torch's Gloo that `muster bench` measures: read cells from <folder>/to-<rank>,
+"""Ranks of stock torch's Gloo that muster-lab measures: read cells from <folder>/to-<rank>,
 answer in <folder>/back; without a folder from standard input and on standard output.
 
 The orders, the answers and what is measured are those of src/faces/cli/bench/cell.h. Every rank

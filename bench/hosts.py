@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times collectives between hosts against what their links allow: `muster bench hosts`.
+"""Times collectives between hosts against what their links allow: `muster-lab hosts`.
 
 The hosts are network namespaces of this machine, each on a switch by links of the given rate, one
 or several (veth pairs, a bridge, tc's token bucket in each direction; TCP with cubic). That needs
@@ -191,7 +191,7 @@ def add_hosts(parser):
 
 def read_options(words):
     parser = argparse.ArgumentParser(
-        prog="muster bench hosts",
+        prog="muster-lab hosts",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -277,7 +277,7 @@ def hosts_of(options):
 
 def demand_what_is_needed(options):
     def stop(why):
-        sys.exit(f"muster bench hosts: {why}")
+        sys.exit(f"muster-lab hosts: {why}")
 
     if not pathlib.Path(options.worker or "").is_file():
         stop(
@@ -287,7 +287,7 @@ def demand_what_is_needed(options):
     if options.host_list:
         return
     if os.geteuid() != 0:
-        stop("making network namespaces needs root: sudo muster bench hosts")
+        stop("making network namespaces needs root: sudo muster-lab hosts")
     for program, package in (("ip", "iproute2"), ("tc", "iproute2"), ("taskset", "util-linux")):
         if not shutil.which(program):
             stop(f"there is no {program}: apt-get install {package}")

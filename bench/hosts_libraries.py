@@ -1,4 +1,4 @@
-"""The libraries of `muster bench hosts`: how each starts its ranks on the hosts, and how they are
+"""The libraries of `muster-lab hosts`: how each starts its ranks on the hosts, and how they are
 asked. The orders and answers are those of src/faces/cli/bench/cell.h.
 """
 

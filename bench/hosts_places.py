@@ -1,4 +1,4 @@
-"""The hosts of `muster bench hosts`: network namespaces of this machine, or machines by name.
+"""The hosts of `muster-lab hosts`: network namespaces of this machine, or machines by name.
 
 Each kind is a context manager and has
 
@@ -39,7 +39,7 @@ def command(*words):
     words = [part for word in words for part in word.split()]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        sys.exit(f"muster bench hosts: {' '.join(words)} has failed: {done.stderr.strip()}")
+        sys.exit(f"muster-lab hosts: {' '.join(words)} has failed: {done.stderr.strip()}")
 
 
 @contextlib.contextmanager
@@ -223,11 +223,11 @@ class ListedHosts:
         marked = f'grep -qsa {self.mark}{library} "$process/environ"'
         kill = f'{marked} && kill -9 "${{process#/proc/}}"'
         for fault in self.run_on_all(f"for process in /proc/[0-9]*; do {kill}; done; {last}"):
-            print(f"muster bench hosts: ranks may still run: {fault}", file=sys.stderr)
+            print(f"muster-lab hosts: ranks may still run: {fault}", file=sys.stderr)
 
     def demand_on_all(self, script, given=b""):
         if faults := self.run_on_all(script, given):
-            sys.exit("\n".join(f"muster bench hosts: {fault}" for fault in faults))
+            sys.exit("\n".join(f"muster-lab hosts: {fault}" for fault in faults))
 
     def run_on_all(self, script, given=b""):
         """Runs it on all hosts at once; a sentence for each host on which it has failed."""

@@ -1,4 +1,4 @@
-"""The limits, the tables and the rows of `muster bench hosts`. The limits are explained in its
+"""The limits, the tables and the rows of `muster-lab hosts`. The limits are explained in its
 --help, in hosts.py.
 """
 

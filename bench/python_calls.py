@@ -2,7 +2,7 @@
 backend muster, stock torch on Gloo, in turn.
 
 Prints microseconds a call (median of loops that begin together) and how many times as long Gloo
-takes. For `muster bench python`.
+takes. For `muster-lab python`.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def measure(way, options):
 
 def main():
     parser = argparse.ArgumentParser(
-        prog="muster bench python",
+        prog="muster-lab python",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

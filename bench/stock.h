@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "faces/cli/bench/files.h"
+#include "lab/bench/programs.h"
 
 namespace muster_bench {
 
@@ -28,7 +28,7 @@ class Stock {
   const std::optional<std::string>& python() {
     if (looked_) return python_;
     looked_ = true;
-    if (const auto found = muster::cli::bench::find_python(given_)) {
+    if (const auto found = muster::lab::find_python(given_)) {
       python_ = *found;
     } else {
       complain(found.status().message());
@@ -40,19 +40,19 @@ class Stock {
   std::optional<std::string> run(
       const std::vector<std::string>& arguments,
       const std::vector<std::pair<std::string, std::string>>& variables = {}) {
-    namespace files = muster::cli::bench;
+    namespace lab = muster::lab;
     if (!python()) return {};
-    const auto worker = files::bench_file(worker_);
+    const auto worker = lab::bench_file(worker_);
     if (!worker) return complain(worker.status().message());
     std::vector<std::string> words{*python_, *worker};
     words.insert(words.end(), arguments.begin(), arguments.end());
-    const auto said = files::run_program(words, files::Complaints::shown, variables);
+    const auto said = lab::run_program(words, lab::Complaints::shown, variables);
     return said ? std::optional(*said) : complain(said.status().message());
   }
 
  private:
   static std::nullopt_t complain(const std::string& reason) {
-    std::fprintf(stderr, "muster bench: stock torch is not measured: %s\n", reason.c_str());
+    std::fprintf(stderr, "muster-lab: stock torch is not measured: %s\n", reason.c_str());
     return std::nullopt;
   }
 

@@ -1,4 +1,4 @@
-"""Stock torch's store, start of a job, groups and launcher, for `muster bench store|group|launch`;
+"""Stock torch's store, start of a job, groups and launcher, for `muster-lab store|group|launch`;
 prints one figure in microseconds.
 """
 

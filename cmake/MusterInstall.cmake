@@ -66,7 +66,7 @@ set(MUSTER_PACKAGE_FOLDER ${CMAKE_INSTALL_LIBDIR}/cmake/muster)
 
 # muster_install_layer(NAME core|muster)
 function(muster_install_layer name component)
-  if(name MATCHES "^(testing|lab|command)$")
+  if(name MATCHES "^(testing|lab|lab_bench|command)$")
     return()  # for muster's own tests and benchmarks, and inside the `muster` command
   endif()
   set_target_properties(muster_${name} PROPERTIES EXPORT_NAME ${name})
@@ -75,17 +75,12 @@ function(muster_install_layer name component)
   set_property(GLOBAL APPEND PROPERTY muster_layers_of_${component} muster_${name})
 endfunction()
 
-# muster_install_command(PROGRAMS target... FOLDER name FILES file...)
-# The `muster` command's programs, and the files that they look for in share/muster/FOLDER next to
-# theirs. They go with the wheel too.
-function(muster_install_command)
-  cmake_parse_arguments(PARSE_ARGV 0 arg "" "FOLDER" "PROGRAMS;FILES")
-  install(TARGETS ${arg_PROGRAMS} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-  install(FILES ${arg_FILES} DESTINATION ${CMAKE_INSTALL_DATADIR}/muster/${arg_FOLDER})
+# muster_install_programs(TARGET...): programs that the `muster` command starts, beside it; in the
+# wheel too.
+function(muster_install_programs)
+  install(TARGETS ${ARGN} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   if(SKBUILD)  # `pip install .`
-    install(TARGETS ${arg_PROGRAMS} RUNTIME DESTINATION ${SKBUILD_SCRIPTS_DIR} COMPONENT python)
-    install(FILES ${arg_FILES} DESTINATION ${SKBUILD_DATA_DIR}/share/muster/${arg_FOLDER} COMPONENT
-        python)
+    install(TARGETS ${ARGN} RUNTIME DESTINATION ${SKBUILD_SCRIPTS_DIR} COMPONENT python)
   endif()
 endfunction()
 

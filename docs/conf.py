@@ -88,14 +88,18 @@ def in_columns(text, columns=88):
 
 
 class CommandHelp(SphinxDirective):
-    """```{command-help} run```: what `muster run --help` prints."""
+    """```{command-help} run```: what `muster run --help` prints; `lab ddp`: what `muster-lab ddp`
+    does.
+    """
 
     optional_arguments = 1
     final_argument_whitespace = True
 
     def run(self):
         words = self.arguments[0].split() if self.arguments else []
-        command = [str(MUSTER), *words, "--help"]
+        lab = words[:1] == ["lab"]
+        program = [str(MUSTER.with_name("muster-lab"))] if lab else [str(MUSTER)]
+        command = [*program, *words[int(lab) :], "--help"]
         # Some benchmarks are Python programs, which need this Python's torch.
         environment = os.environ | {"MUSTER_PYTHON": sys.executable}
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)

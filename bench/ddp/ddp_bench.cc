@@ -192,7 +192,7 @@ void run_stock(muster_bench::Stock& stock, const std::string& model, const Optio
   std::vector<std::pair<std::string, std::string>> variables;
   if (options.stock) {
     arguments.emplace_back("--muster");
-    variables = muster::cli::bench::variables_to_import_muster(options.package);
+    variables = muster::lab::variables_to_import_muster(options.package);
   }
   stock.run(arguments, variables);
   std::vector<std::string> names{"stock local", "stock ddp"};
@@ -278,7 +278,7 @@ int main(int count, char** words) {
       "a step takes longer than the local one of the same turn, until all ranks are done (else a "
       "rank's waiting for another's computing\n"
       "would count as communication), and on rank 0 alone.",
-      "muster bench ddp");
+      "muster-lab ddp");
   app.add_option("--model", options.models,
                  "mlp (784-2048-2048-10, batch 64), resnet (18 layers, 32 x 32, batch 8)")
       ->delimiter(',')

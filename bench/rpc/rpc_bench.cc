@@ -155,7 +155,7 @@ int main(int count, char** words) {
       "the pool, and after 5 ms of silence; "
       "echoes of\n"
       "tensors; calls a second with several in flight. Medians, microseconds; one thread each.",
-      "muster bench rpc");
+      "muster-lab rpc");
   app.add_option("--vs", options.versus, "also measure: torch (stock RPC)")
       ->delimiter(',')
       ->check(CLI::IsMember({"torch"}));

@@ -25,8 +25,9 @@
 #include "../stock.h"
 #include "core/base/process/temporary_folder.h"
 #include "faces/cli/bench/cell.h"
-#include "faces/cli/bench/files.h"
+#include "faces/cli/bench/timed_library.h"
 #include "faces/cli/parse.h"
+#include "lab/bench/programs.h"
 #include "muster/distributed.h"
 
 namespace {
@@ -127,8 +128,8 @@ double time_launch(Stock& stock, int ranks) {
                                          *stock.python(),
                                          folder.path() + "/nothing.py"};
   const auto start = Clock::now();
-  const auto ended = bench::run_program(command, bench::Complaints::shown);
-  if (!ended) std::fprintf(stderr, "muster bench launch: %s\n", ended.status().message().c_str());
+  const auto ended = muster::lab::run_program(command, muster::lab::Complaints::shown);
+  if (!ended) std::fprintf(stderr, "muster-lab launch: %s\n", ended.status().message().c_str());
   return ended ? microseconds(Clock::now() - start) : -1;
 }
 
@@ -244,7 +245,7 @@ int main(int count, char** words) {
   CLI::App app(
       "Times what stands around the collectives, beside stock torch's in the same run. "
       "Microseconds, medians of the rounds.",
-      "muster bench");
+      "muster-lab");
   app.require_subcommand(1);
   const auto add = [&](const char* name, const char* text, const char* counted) {
     auto* command = app.add_subcommand(name, text);

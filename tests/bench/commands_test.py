@@ -1,5 +1,5 @@
-"""Every kind of `muster bench`: what it can be asked, and the rows of the smallest run. Figures are
-not judged.
+"""`muster bench` and every kind of muster-lab: what they can be asked, and the rows of the smallest
+run. Figures are not judged.
 
 MUSTER_BIN: the folder of the programs. MUSTER_PYTHON: a Python that has torch, where there is one.
 """
@@ -18,26 +18,27 @@ TORCH = (BIN / "muster_bench_worker").exists()
 STOCK = "MUSTER_PYTHON" in os.environ
 needs_torch = unittest.skipUnless(TORCH, "this build has no torch")
 
+SHARED = "op sizes bytes ranks dtype transport memory threads engine seconds rounds json"
+# The words of a command, and its options.
 OPTIONS = {
-    (): "op sizes bytes ranks vs dtype transport memory threads engine seconds rounds json plot "
-    "tune check-selection simulate hosts",
-    ("p2p",): "sizes transport vs seconds json",
-    ("floors",): "rounds json",
+    ("muster", "bench"): f"{SHARED} tune check-selection",
+    ("muster-lab",): f"{SHARED} vs plot simulate hosts",
+    ("muster-lab", "floors"): "rounds json",
 }
 OPTIONS_WITH_TORCH = {
-    ("ddp",): "model ranks steps rounds python stock package timeline json",
-    ("rpc",): "vs rounds quick python json",
-    ("store",): "count rounds seconds python json",
-    ("group",): "count rounds seconds python json",
-    ("launch",): "count rounds seconds python json",
-    ("idle",): "count seconds json",
+    ("muster-lab", "ddp"): "model ranks steps rounds python stock package timeline json",
+    ("muster-lab", "rpc"): "vs rounds quick python json",
+    ("muster-lab", "store"): "count rounds seconds python json",
+    ("muster-lab", "group"): "count rounds seconds python json",
+    ("muster-lab", "launch"): "count rounds seconds python json",
+    ("muster-lab", "idle"): "count seconds json",
 }
 
 
-def bench(*words, command=BIN / "muster", environment=None):
+def run(program, *words, environment=None):
     try:
         done = subprocess.run(
-            [command, "bench", *words],
+            [BIN / program, *words],
             capture_output=True,
             text=True,
             timeout=240,
@@ -61,7 +62,7 @@ class Kinds(unittest.TestCase):
     def rows(self, *words, environment=None):
         """Those of a run, each with its fields; and what it printed."""
         file = self.folder / "rows.jsonl"
-        done = bench(*words, "--json", file, environment=environment)
+        done = run(*words, "--json", file, environment=environment)
         return [json.loads(line) for line in file.read_text().splitlines()], done
 
     def assert_figures(self, rows, *fields):
@@ -72,7 +73,7 @@ class Kinds(unittest.TestCase):
     def help_names(self, kinds):
         for kind, options in kinds.items():
             with self.subTest(kind=kind):
-                told = bench(*kind, "--help").stdout
+                told = run(*kind, "--help").stdout
                 for option in options.split():
                     self.assertRegex(told, rf"(?m)^.*--{re.escape(option)}\b")
 
@@ -83,12 +84,12 @@ class Kinds(unittest.TestCase):
     def test_help_of_what_needs_torch(self):
         self.help_names(OPTIONS_WITH_TORCH)
         if STOCK:
-            self.help_names({("python",): "help"})
+            self.help_names({("muster-lab", "python"): "help"})
 
-    def refused(self, *kind):
+    def refused(self, program, *kind):
         for words in (("--dance",), ("--json",), ("--rounds", "many")):
             done = subprocess.run(
-                [BIN / "muster", "bench", *kind, *words], capture_output=True, text=True, timeout=60
+                [BIN / program, *kind, *words], capture_output=True, text=True, timeout=60
             )
             self.assertEqual(
                 (done.returncode, done.stdout), (2, ""), f"{kind} {words}: {done.stderr}"
@@ -108,15 +109,13 @@ class Kinds(unittest.TestCase):
 
     @unittest.skipIf(TORCH, "this build has torch")
     def test_what_needs_torch_says_so(self):
-        for (kind,) in OPTIONS_WITH_TORCH:
-            done = subprocess.run(
-                [BIN / "muster", "bench", kind], capture_output=True, text=True, timeout=60
-            )
+        for program, kind in OPTIONS_WITH_TORCH:
+            done = subprocess.run([BIN / program, kind], capture_output=True, text=True, timeout=60)
             self.assertNotEqual(done.returncode, 0)
             self.assertIn("needs torch", done.stderr)
 
     def test_collectives(self):
-        rows, done = self.rows("--sizes", "8", "--seconds", "0.01")
+        rows, done = self.rows("muster", "bench", "--sizes", "8", "--seconds", "0.01")
         (row,) = rows
         self.assertEqual(
             {
@@ -144,7 +143,14 @@ class Kinds(unittest.TestCase):
         ):
             with self.subTest(option=option):
                 rows, _ = self.rows(
-                    "--sizes", "64", "--seconds", "0.01", option, *([value] if value else [])
+                    "muster",
+                    "bench",
+                    "--sizes",
+                    "64",
+                    "--seconds",
+                    "0.01",
+                    option,
+                    *([value] if value else []),
                 )
                 self.assertEqual(len(rows), 1)
                 self.assert_figures(rows, "loop_us", "p50_us")
@@ -155,12 +161,16 @@ class Kinds(unittest.TestCase):
 
     @needs_torch
     def test_ordinary_tensors_of_the_shared_allocator(self):
-        rows, _ = self.rows("--sizes", "64KiB", "--seconds", "0.01", "--memory", "allocator")
+        rows, _ = self.rows(
+            "muster", "bench", "--sizes", "64KiB", "--seconds", "0.01", "--memory", "allocator"
+        )
         self.assertEqual([row["memory"] for row in rows], ["allocator"])
         self.assert_figures(rows, "loop_us", "p50_us")
 
     def test_messages(self):
-        rows, done = self.rows("p2p", "--sizes", "8", "--seconds", "0.01")
+        rows, done = self.rows(
+            "muster", "bench", "--op", "ping_pong", "--sizes", "8", "--seconds", "0.01"
+        )
         if not TORCH:
             self.assertIn("the engine has no ping_pong", done.stderr)
             return
@@ -170,7 +180,7 @@ class Kinds(unittest.TestCase):
         self.assert_figures(rows, "loop_us", "p50_us")
 
     def test_floors(self):
-        rows, _ = self.rows("floors", "--rounds", "1")
+        rows, _ = self.rows("muster-lab", "floors", "--rounds", "1")
         self.assertLessEqual(
             {"switch", "copy", "tcp round trip", "tcp stream"}, {row["floor"] for row in rows}
         )
@@ -182,27 +192,18 @@ class Kinds(unittest.TestCase):
         alone = self.folder / "bin" / "muster"
         alone.parent.mkdir()
         shutil.copy2(BIN / "muster", alone)
-        done = bench("--sizes", "8", "--seconds", "0.01", "--ranks", "1,2", command=alone)
+        done = run(alone, "bench", "--sizes", "8", "--seconds", "0.01", "--ranks", "1,2")
         self.assertEqual(done.stdout.count("all_reduce"), 2, done.stdout)
         self.assertEqual(done.stderr.count("times the engine alone"), 1, done.stderr)
         self.assertIn("needs torch", done.stderr)
-        asked = bench("--engine", "--sizes", "8", "--seconds", "0.01", command=alone)
+        asked = run(alone, "bench", "--engine", "--sizes", "8", "--seconds", "0.01")
         self.assertNotIn("engine alone", asked.stderr)
-
-    def test_workers_are_not_looked_for_outside_of_the_folder_of_the_command(self):
-        """So that a command that has moved does not run what it was built with."""
-        alone = self.folder / "bin" / "muster"
-        alone.parent.mkdir()
-        shutil.copy2(BIN / "muster", alone)
-        done = subprocess.run(
-            [alone, "bench", "python", "--help"], capture_output=True, text=True, timeout=60
-        )
-        self.assertNotEqual(done.returncode, 0)
-        self.assertIn(str(self.folder / "share/muster/bench"), done.stderr)
 
     @needs_torch
     def test_store(self):
-        rows, _ = self.rows("store", "--count", "1", "--rounds", "1", "--seconds", "0.01")
+        rows, _ = self.rows(
+            "muster-lab", "store", "--count", "1", "--rounds", "1", "--seconds", "0.01"
+        )
         self.assertEqual(
             [(row["bench"], row["count"], row["rounds"]) for row in rows], [("get", 1, 1)]
         )
@@ -210,20 +211,20 @@ class Kinds(unittest.TestCase):
 
     @needs_torch
     def test_group(self):
-        rows, _ = self.rows("group", "--count", "2", "--rounds", "1")
+        rows, _ = self.rows("muster-lab", "group", "--count", "2", "--rounds", "1")
         self.assertEqual([row["bench"] for row in rows], ["init", "init_file", "new_group"])
         self.assert_figures(rows, "muster_us", *(["stock_us"] if STOCK else []))
 
     @needs_torch
     @unittest.skipUnless(STOCK, "no Python with torch is said")
     def test_launch(self):
-        rows, _ = self.rows("launch", "--count", "1", "--rounds", "1")
+        rows, _ = self.rows("muster-lab", "launch", "--count", "1", "--rounds", "1")
         self.assertEqual([row["bench"] for row in rows], ["launch"])
         self.assert_figures(rows, "muster_us", "stock_us")
 
     @needs_torch
     def test_idle(self):
-        rows, _ = self.rows("idle", "--count", "2", "--seconds", "0.1")
+        rows, _ = self.rows("muster-lab", "idle", "--count", "2", "--seconds", "0.1")
         self.assertEqual([(row["bench"], row["count"]) for row in rows], [("idle", 2)])
         self.assertLessEqual({"idle_cpu_ms", "late_cpu_ms", "late_us"}, set(rows[0]))
 
@@ -232,6 +233,7 @@ class Kinds(unittest.TestCase):
     def test_ddp(self):
         picture = self.folder / "step.svg"
         rows, _ = self.rows(
+            "muster-lab",
             "ddp",
             "--model",
             "mlp",
@@ -262,7 +264,7 @@ class Kinds(unittest.TestCase):
     @needs_torch
     def test_rpc(self):
         versus = ["--vs", "torch"] if STOCK else []
-        rows, _ = self.rows("rpc", "--quick", "--rounds", "1", *versus)
+        rows, _ = self.rows("muster-lab", "rpc", "--quick", "--rounds", "1", *versus)
         libraries = {"muster", "muster, sockets"} | ({"torch"} if STOCK else set())
         self.assertEqual({row["library"] for row in rows}, libraries)
         self.assertEqual(
@@ -276,7 +278,7 @@ class Kinds(unittest.TestCase):
     def test_training_without_a_python_that_has_torch_shows_no_figure_for_it(self):
         words = ("ddp", "--model", "mlp", "--ranks", "1", "--steps", "1", "--rounds", "2")
         done = subprocess.run(
-            [BIN / "muster", "bench", *words],
+            [BIN / "muster-lab", *words],
             capture_output=True,
             text=True,
             timeout=240,
@@ -289,6 +291,7 @@ class Kinds(unittest.TestCase):
     @needs_torch
     def test_without_a_python_that_has_torch_ours_are_timed_and_the_reason_is_said_once(self):
         rows, done = self.rows(
+            "muster-lab",
             "store",
             "--count",
             "1",

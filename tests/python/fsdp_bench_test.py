@@ -1,5 +1,5 @@
-"""`muster bench fsdp`: what ranks hold is what the plan says, and losses are those of stock torch's
-fully_shard on Gloo. `muster bench checkpoint` beside torch's DCP.
+"""`muster-lab fsdp`: what ranks hold is what the plan says, and losses are those of stock torch's
+fully_shard on Gloo. `muster-lab checkpoint` beside torch's DCP.
 """
 
 import os
@@ -57,7 +57,7 @@ def test_a_timeline_shows_gathers_beside_computation():
     assert bench("--options", "most").returncode == 2
 
 
-# spec: S1 S5 `muster bench checkpoint` saves, loads and saves asynchronously beside torch's DCP
+# spec: S1 S5 `muster-lab checkpoint` saves, loads and saves asynchronously beside torch's DCP
 def test_checkpoints_beside_stock(tmp_path):
     done = run(
         "checkpoint_speed.py",

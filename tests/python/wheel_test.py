@@ -102,49 +102,13 @@ def test_readme_program(site, launcher, tmp_path):
 
 
 def test_bench_is_whole(site):
-    bench = [site / "bin/muster", "bench"]
-    for kind in ("floors", "store", "ddp", "rpc", "python"):
-        assert "--help" in run(site, *bench, kind, "--help")
     rows = site / "rows.jsonl"
-    run(
-        site,
-        *bench,
-        "--sizes",
-        "8",
-        "--seconds",
-        "0.01",
-        "--rounds",
-        "1",
-        "--vs",
-        "gloo",
-        "--json",
-        rows,
-    )
-    gloo = next(
-        row for row in map(json.loads, rows.read_text().splitlines()) if row["library"] == "gloo"
-    )
-    assert gloo["op"] == "all_reduce" and gloo["loop_us"] > 0 and gloo["p50_us"] > 0
-    rows.unlink()
-    run(
-        site,
-        *bench,
-        "store",
-        "--count",
-        "1",
-        "--rounds",
-        "1",
-        "--seconds",
-        "0.01",
-        "--python",
-        sys.executable,
-        "--json",
-        rows,
-    )
-    assert json.loads(rows.read_text())["stock_us"] > 0
-
-
-# spec: A1 stock torch finds the backend by itself
-def test_stock_torch_finds_the_backend(site, tmp_path):
-    (tmp_path / "program.py").write_text(STOCK)
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    assert printed_lines(run(site, *start, tmp_path / "program.py")) == PRINTED
+    small = ["--sizes", "8", "--seconds", "0.01", "--json", rows]
+    said = run(site, site / "bin/muster", "bench", *small)
+    assert "engine alone" not in said
+    row = json.loads(rows.read_text())
+    assert row["op"] == "all_reduce" and row["loop_us"] > 0 and row["p50_us"] > 0
+    assert {path.name for path in (site / "bin").glob("muster*")} == {
+        "muster",
+        "muster_bench_worker",
+    }

@@ -73,8 +73,11 @@ class CheckLayers(unittest.TestCase):
         self.refuses("src/core/base/env.cc", text, "core/ may not include checkpoint/")
 
     def test_refuses_what_measures_in_the_product(self):
-        files = {**GOOD, "src/lab/cost.h": "#include <vector>\n"}
-        code, output = run({**files, "src/rpc/rpc.cc": '#include "lab/cost.h"\n'})
+        files = {**GOOD, "src/lab/model/cost.h": "#include <vector>\n"}
+        code, output = run({**files, "src/rpc/rpc.cc": '#include "lab/model/cost.h"\n'})
+        self.assertEqual(code, 1, output)
+        self.assertIn("lab/ measures", output)
+        code, output = run({**files, "src/faces/cli/bench.cc": '#include "lab/model/cost.h"\n'})
         self.assertEqual(code, 1, output)
         self.assertIn("lab/ measures", output)
 

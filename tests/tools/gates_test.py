@@ -24,7 +24,7 @@ def judged(rows):
 
 
 def step(model, mode, overhead, ranks=2):
-    """A row as `muster bench ddp --json` writes it."""
+    """A row as `muster-lab ddp --json` writes it."""
     return {
         "bench": "ddp",
         "model": model,

@@ -1,5 +1,5 @@
 """bench/hosts.py: the arithmetic of limits, the options and the table; hosts reached by a remote
-shell, with stand-ins for it and for the ranks; tiny runs where there are root and a built muster.
+shell, with stand-ins for it and for the ranks; tiny runs where there are root and a built muster-lab.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ import hosts  # noqa: E402
 import hosts_places  # noqa: E402
 import hosts_table  # noqa: E402
 
-MUSTER = ROOT / "build/release/bin/muster"
-TINY = ["bench", "hosts", "--libraries", "muster", "--op", "all_reduce", "--seconds", "0.01"]
+LAB = ROOT / "build/release/bin/muster-lab"
+TINY = ["hosts", "--libraries", "muster", "--op", "all_reduce", "--seconds", "0.01"]
 
 # Runs on this machine, in sessions of their own, what is for "a" and "b". What "b" was asked is
 # kept.
@@ -243,14 +243,14 @@ class ListedHostsTest(unittest.TestCase):
 def can_run():
     return (
         os.geteuid() == 0
-        and MUSTER.exists()
-        and MUSTER.with_name("muster_bench_worker").exists()
+        and LAB.exists()
+        and LAB.with_name("muster_bench_worker").exists()
         and all(map(shutil.which, ("ip", "tc")))
         and subprocess.run(["unshare", "--net", "true"], check=False).returncode == 0
     )
 
 
-@unittest.skipUnless(can_run(), "needs root, iproute2 and a built muster (make build)")
+@unittest.skipUnless(can_run(), "needs root, iproute2 and a built muster-lab (make build)")
 class RunTest(unittest.TestCase):
     def test_a_link_carries_its_rate_in_each_direction(self):
         with hosts.Hosts(2, 1e8) as made:
@@ -264,7 +264,7 @@ class RunTest(unittest.TestCase):
     def test_a_row_of_each_cell_and_nothing_left(self):
         with tempfile.TemporaryDirectory() as folder:
             rows = pathlib.Path(folder) / "rows.jsonl"
-            words = [MUSTER, *TINY, "--sizes", "64KiB", "--rounds", "1", "--ranks-per-host", "2"]
+            words = [LAB, *TINY, "--sizes", "64KiB", "--rounds", "1", "--ranks-per-host", "2"]
             with subprocess.Popen([*words, "--json", rows], stdout=subprocess.PIPE) as run:
                 run.communicate(timeout=300)
             self.assertEqual(run.returncode, 0)
@@ -275,7 +275,7 @@ class RunTest(unittest.TestCase):
         self.assertEqual(namespaces_of(run.pid), [])
 
     def test_ctrl_c_leaves_nothing(self):
-        words = [MUSTER, *TINY, "--sizes", "64KiB", "--rounds", "1000000"]
+        words = [LAB, *TINY, "--sizes", "64KiB", "--rounds", "1000000"]
         with subprocess.Popen(words, stdout=subprocess.PIPE) as run:
             run.stdout.readline()  # hosts and ranks are there
             self.assertEqual(len(namespaces_of(run.pid)), 3)

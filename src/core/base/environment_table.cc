@@ -146,7 +146,7 @@ constexpr EnvironmentVariable kLaunching[] = {
     {"PET_N_PROC_PER_NODE", "",
      "The same as PET_NPROC_PER_NODE, in the spelling of Kubeflow's PyTorchJob."},
     {"MUSTER_PYTHON", "",
-     "The Python that `muster run` and `muster bench` start, and whose torch `make` builds "
+     "The Python that `muster run` and muster-lab start, and whose torch `make` builds "
      "against."},
     {"PYTHON_EXEC", "",
      "The same, for `muster run` only; takes precedence over MUSTER_PYTHON. `muster run` sets it "
@@ -215,10 +215,10 @@ constexpr EnvironmentVariable kBuilding[] = {
     {"MUSTER_TORCH, MUSTER_CUDA, MUSTER_TORCH_TESTS, MUSTER_BROWSER, MUSTER_RIVALS, MUSTER_CHECKS, "
      "MUSTER_SERVICES, MUSTER_DOCS",
      "", "What `tools/setup` installs; its first lines say what each adds."},
-    {"MUSTER_BENCH_DIR", "share/muster/bench beside `muster`",
-     "Where `muster bench` finds the other libraries' workers."},
-    {"I_MPI_ROOT", "", "The folder of Intel MPI, for `muster bench --vs impi`."},
-    {"PYTHONPATH", "", "Kept by `muster bench` behind the folder of the Python package it times."},
+    {"MUSTER_BENCH_DIR", "bench/ of the sources",
+     "Where muster-lab finds its scripts and the other libraries' workers."},
+    {"I_MPI_ROOT", "", "The folder of Intel MPI, for `muster-lab --vs impi`."},
+    {"PYTHONPATH", "", "Kept by muster-lab behind the folder of the Python package it times."},
     {"MUSTER_TEST_SEED", "the clock", "The seed of sampled tests. `make test` prints it."},
     {"MUSTER_TEST_LONG", "0", "1 runs test matrices whole."},
     {"MUSTER_TEST_BUDGET_S, MUSTER_TEST_SHARE, MUSTER_TEST_LONG_BUDGET_S, MUSTER_FUZZ_SECONDS", "",

@@ -27,11 +27,11 @@ constexpr std::string_view kLarge = "muster bench --sizes 1048576,16777216,67108
 constexpr std::string_view kArena = "muster bench --memory arena --sizes 1048576,16777216";
 constexpr std::string_view kSelection = "muster bench --check-selection --transport tcp";
 constexpr std::string_view kRegion = "muster bench --check-selection --transport shm";
-constexpr std::string_view kSimulate = "muster bench --simulate";
-constexpr std::string_view kHosts = "muster bench hosts";
-constexpr std::string_view kServices = "muster bench store";
-constexpr std::string_view kRpc = "muster bench rpc";
-constexpr std::string_view kDdp = "muster bench ddp";
+constexpr std::string_view kSimulate = "muster-lab --simulate";
+constexpr std::string_view kHosts = "muster-lab hosts";
+constexpr std::string_view kServices = "muster-lab store";
+constexpr std::string_view kRpc = "muster-lab rpc";
+constexpr std::string_view kDdp = "muster-lab ddp";
 constexpr std::string_view kGpu = "tools/gpu_check";
 
 constexpr Tunable kRows[] = {
@@ -71,7 +71,7 @@ constexpr Tunable kRows[] = {
      "How often backend mpi polls MPI once its spinning is over, and for calls that no thread "
      "waits "
      "for.",
-     "muster bench mpi"},
+     "muster-lab mpi"},
     {"nccl_polls", &Tunables::nccl_polls, Unit::count, TunableScope::local, 100,
      "A thread that waits for NCCL yields its core between this many polls, and then sleeps "
      "between "
@@ -327,7 +327,7 @@ constexpr Tunable kRows[] = {
      fixed::kMpiDirect,
      "Up to this many ranks on backend mpi reduce by muster's own messages; more of them by MPI's "
      "non-blocking all_reduce, which sends fewer.",
-     "muster bench mpi --op all_reduce --ranks 2,4,8"},
+     "muster-lab mpi --op all_reduce --ranks 2,4,8"},
     {"mpi_round",
      {},
      Unit::bytes,
@@ -335,7 +335,7 @@ constexpr Tunable kRows[] = {
      fixed::kMpiRound,
      "How much the members of a group on backend mpi reduce at a time, all together: few messages, "
      "and still in the caches.",
-     "muster bench mpi"},
+     "muster-lab mpi"},
 
     // ---- fixed: the region of a host
     {"region_slots",

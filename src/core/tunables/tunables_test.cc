@@ -19,7 +19,8 @@ TEST(Tunables, AreTheDefaultsWithoutAnOverride) {
     for (const bool shared : {false, true}) EXPECT_GE(value_of(row, values, shared), 1) << row.name;
     EXPECT_FALSE(row.reason.empty()) << row.name;
     EXPECT_TRUE(row.reason.ends_with('.')) << row.name;
-    EXPECT_TRUE(row.bench.starts_with("muster bench") || row.bench == "tools/gpu_check")
+    EXPECT_TRUE(row.bench.starts_with("muster bench") || row.bench.starts_with("muster-lab") ||
+                row.bench == "tools/gpu_check")
         << row.name;
   }
   EXPECT_EQ(values.link_spin, microseconds(40));

@@ -14,10 +14,10 @@
 namespace muster::cli {
 namespace {
 
-using testing::Ended;
+using muster::testing::Ended;
 
 Ended run(const std::string& arguments) {
-  return testing::run_shell(std::string(MUSTER_COMMAND) + " checkpoint " + arguments);
+  return muster::testing::run_shell(std::string(MUSTER_COMMAND) + " checkpoint " + arguments);
 }
 
 class CheckpointCommand : public ::testing::Test {

@@ -14,9 +14,9 @@
 #include "core/base/process/temporary_folder.h"
 #include "core/tunables/tunables.h"
 #include "core/wait/topology.h"
-#include "faces/cli/bench/contestant.h"
 #include "faces/cli/bench/progress_line.h"
 #include "faces/cli/bench/results.h"
+#include "faces/cli/bench/timed_library.h"
 
 namespace muster::cli::bench {
 namespace {
@@ -27,13 +27,13 @@ using collective::Op;
 using collective::Selection;
 using collective::Tuning;
 
-Medium ground_of(const std::string& transport) {
+Medium medium_of(const std::string& transport) {
   return transport == "tcp" ? Medium::network : Medium::shared_memory;
 }
 
-/// Those that one host can try: sums from host to host need several. And of two that send the same
-/// messages one: between two ranks each side of a ring is straight to the other.
-std::vector<Algorithm> rivals(Medium medium, Op op, int ranks) {
+/// The algorithms that one host can measure: `hosts` needs several. Of two that send the same
+/// messages only one: a ring of two ranks is a direct exchange.
+std::vector<Algorithm> candidates(Medium medium, Op op, int ranks) {
   const auto row = algorithms_of(medium, op);
   std::vector<Algorithm> here;
   std::copy_if(row.begin(), row.end(), std::back_inserter(here), [ranks](Algorithm algorithm) {
@@ -42,90 +42,91 @@ std::vector<Algorithm> rivals(Medium medium, Op op, int ranks) {
   return here;
 }
 
-/// Whether its algorithms send the same messages: up to three ranks stand right below a tree's
-/// root, or are it.
+/// Whether its algorithms send the same messages: with up to three ranks, all stand directly below
+/// a tree's root.
 bool all_alike(Op op, int ranks) { return (op == Op::gather || op == Op::scatter) && ranks < 4; }
 
 /// One operation on so many ranks, by every algorithm that it has; all stand ready and take turns.
-class Race {
+class AlgorithmComparison {
  public:
-  static Result<std::unique_ptr<Race>> prepare(const Contest& contest, const std::string& transport,
-                                               Op op, int ranks) {
-    std::unique_ptr<Race> race(new Race(contest, transport, op, ranks));
-    if (race->folder_.path().empty())
+  static Result<std::unique_ptr<AlgorithmComparison>> prepare(const ComparisonOptions& options,
+                                                              const std::string& transport, Op op,
+                                                              int ranks) {
+    std::unique_ptr<AlgorithmComparison> comparison(
+        new AlgorithmComparison(options, transport, op, ranks));
+    if (comparison->folder_.path().empty())
       return Status(Code::exhausted, "no folder could be made for temporary files");
-    Field field;
-    field.ranks = ranks;
-    field.transport = transport;
-    field.threads = contest.threads;
-    field.tensors =
+    RankOptions rank_options;
+    rank_options.ranks = ranks;
+    rank_options.transport = transport;
+    rank_options.threads = options.threads;
+    rank_options.tensors =
         false;  // the engine alone: what stands above it costs the same whatever the algorithm
-    for (const Algorithm algorithm : rivals(race->medium_, op, ranks)) {
+    for (const Algorithm algorithm : candidates(comparison->medium_, op, ranks)) {
       const std::string name(name_of(algorithm));
-      const std::string own = race->folder_.path() + "/" + name;
+      const std::string own = comparison->folder_.path() + "/" + name;
       std::filesystem::create_directory(own);
-      auto plan = plan_start("muster", field, own);
-      if (!plan) return plan.status();
-      plan->environment.emplace_back("MUSTER_TUNING", "off");
-      plan->environment.emplace_back("MUSTER_ALGORITHM",
-                                     std::string(collective::info(op).name) + ":" + name);
-      auto started = Contestant::start(*plan, ranks, own);
+      StartPlan plan = plan_muster(rank_options, own);
+      plan.environment.emplace_back("MUSTER_TUNING", "off");
+      plan.environment.emplace_back("MUSTER_ALGORITHM",
+                                    std::string(collective::info(op).name) + ":" + name);
+      auto started = TimedLibrary::start(plan, ranks, own);
       if (!started)
-        return started.status().with_context("starting " + name + " for " + race->title());
-      race->runners_.emplace_back(algorithm, std::move(*started));
+        return started.status().with_context("starting " + name + " for " + comparison->title());
+      comparison->runners_.emplace_back(algorithm, std::move(*started));
     }
     // The first cell waits until all ranks have started, so that no measurement overlaps with the
     // start of others.
     Cell ready;
     ready.op = "barrier";
-    ready.seconds = contest.seconds / 20;
-    for (auto& [algorithm, contestant] : race->runners_) {
-      const CellResult answer = contestant->play(ready);
+    ready.seconds = options.seconds / 20;
+    for (auto& [algorithm, library] : comparison->runners_) {
+      const CellResult answer = library->measure(ready);
       if (answer.figures) continue;
       return Status(Code::internal, "starting " + std::string(name_of(algorithm)) + " for " +
-                                        race->title() + ": " + answer.reason);
+                                        comparison->title() + ": " + answer.reason);
     }
-    return race;
+    return comparison;
   }
 
   /// Every algorithm that can do calls of this size, once. Which of them comes first depends on
   /// `turn`.
-  Result<Lap> look(std::uint64_t bytes, std::size_t turn) {
-    Lap lap{bytes, {}};
+  Result<AlgorithmTimes> measure_once(std::uint64_t bytes, std::size_t turn) {
+    AlgorithmTimes times{bytes, {}};
     std::vector<std::size_t> able;
     for (std::size_t i = 0; i < runners_.size(); ++i) {
       if (bytes <= most_bytes(medium_, op_, runners_[i].first, ranks_)) able.push_back(i);
     }
-    if (able.size() < 2) return lap;
+    if (able.size() < 2) return times;
     const Cell cell{std::string(collective::info(op_).name),
                     bytes,
-                    contest_.dtype,
-                    contest_.memory,
-                    contest_.seconds,
+                    options_.dtype,
+                    options_.memory,
+                    options_.seconds,
                     settling_of(ranks_)};
     for (std::size_t i = 0; i < able.size(); ++i) {
-      auto& [algorithm, contestant] = runners_[able[(i + turn) % able.size()]];
-      const CellResult answer = contestant->play(cell);
+      auto& [algorithm, library] = runners_[able[(i + turn) % able.size()]];
+      const CellResult answer = library->measure(cell);
       if (!answer.figures)
         return Status(Code::internal, title() + ", " + size_text(bytes) + ", by " +
                                           std::string(name_of(algorithm)) + ": " + answer.reason);
       Row row;
       row.cell = cell;
       row.figures = *answer.figures;
-      lap.us.emplace(algorithm, compared(row));
+      times.us.emplace(algorithm, compared(row));
     }
-    return lap;
+    return times;
   }
 
-  /// A look for each round. None where only one algorithm can do calls of this size.
-  Result<std::vector<Lap>> run(std::uint64_t bytes) {
-    std::vector<Lap> laps;
-    for (int round = 0; round < contest_.rounds; ++round) {
-      auto lap = look(bytes, static_cast<std::size_t>(round));
-      if (!lap) return lap.status();
-      if (lap->us.size() >= 2) laps.push_back(std::move(*lap));
+  /// A measurement for each round; none if only one algorithm can do calls of this size.
+  Result<std::vector<AlgorithmTimes>> run(std::uint64_t bytes) {
+    std::vector<AlgorithmTimes> measurements;
+    for (int round = 0; round < options_.rounds; ++round) {
+      auto times = measure_once(bytes, static_cast<std::size_t>(round));
+      if (!times) return times.status();
+      if (times->us.size() >= 2) measurements.push_back(std::move(*times));
     }
-    return laps;
+    return measurements;
   }
 
   const std::string& transport() const { return transport_; }
@@ -136,37 +137,38 @@ class Race {
   Medium medium() const { return medium_; }
 
  private:
-  Race(const Contest& contest, const std::string& transport, Op op, int ranks)
-      : contest_(contest),
+  AlgorithmComparison(const ComparisonOptions& options, const std::string& transport, Op op,
+                      int ranks)
+      : options_(options),
         transport_(transport),
-        medium_(ground_of(transport)),
+        medium_(medium_of(transport)),
         op_(op),
         ranks_(ranks) {}
 
-  const Contest& contest_;
+  const ComparisonOptions& options_;
   const std::string transport_;
   const Medium medium_;
   const Op op_;
   const int ranks_;
   const TemporaryFolder folder_{"muster-bench-"};
-  std::vector<std::pair<Algorithm, std::unique_ptr<Contestant>>> runners_;
+  std::vector<std::pair<Algorithm, std::unique_ptr<TimedLibrary>>> runners_;
 };
 
-/// Calls `work(race, op, ranks)` for everything that has a choice.
+/// Calls `work(comparison, op, ranks)` for everything that has a choice.
 template <class Work>
-Status for_each_race(const Contest& contest, const Work& work) {
+Status for_each_comparison(const ComparisonOptions& options, const Work& work) {
   bool any = false;
-  for (const std::string& transport : contest.transports) {
-    for (const int ranks : contest.ranks) {
-      for (const std::string& name : contest.ops) {
+  for (const std::string& transport : options.transports) {
+    for (const int ranks : options.ranks) {
+      for (const std::string& name : options.ops) {
         const auto op = collective::op_named(name);
-        if (!op || ranks < 2 || rivals(ground_of(transport), *op, ranks).size() < 2 ||
+        if (!op || ranks < 2 || candidates(medium_of(transport), *op, ranks).size() < 2 ||
             all_alike(*op, ranks))
           continue;
         any = true;
-        auto race = Race::prepare(contest, transport, *op, ranks);
-        if (!race) return race.status();
-        if (Status done = work(**race, *op, ranks); !done) return done;
+        auto comparison = AlgorithmComparison::prepare(options, transport, *op, ranks);
+        if (!comparison) return comparison.status();
+        if (Status done = work(**comparison, *op, ranks); !done) return done;
       }
     }
   }
@@ -179,27 +181,28 @@ Status for_each_race(const Contest& contest, const Work& work) {
                 "four");
 }
 
-std::size_t laps_in(const Contest& contest) {
-  std::size_t laps = 0;
-  for (const std::string& transport : contest.transports) {
-    for (const std::string& name : contest.ops) {
+std::size_t cells_of(const ComparisonOptions& options) {
+  std::size_t cells = 0;
+  for (const std::string& transport : options.transports) {
+    for (const std::string& name : options.ops) {
       const auto op = collective::op_named(name);
-      for (const int ranks : contest.ranks) {
-        if (op && rivals(ground_of(transport), *op, ranks).size() >= 2 && !all_alike(*op, ranks))
-          laps += contest.sizes.size();
+      for (const int ranks : options.ranks) {
+        if (op && candidates(medium_of(transport), *op, ranks).size() >= 2 &&
+            !all_alike(*op, ranks))
+          cells += options.sizes.size();
       }
     }
   }
-  return laps;
+  return cells;
 }
 
-std::string lap_text(Op op, int ranks, Medium medium, const Lap& lap) {
+std::string times_text(Op op, int ranks, Medium medium, const AlgorithmTimes& times) {
   char head[96];
   std::snprintf(head, sizeof head, "%-11s %4d ranks  %-6s %8s",
                 std::string(collective::info(op).name).c_str(), ranks,
-                std::string(name_of(medium)).c_str(), size_text(lap.bytes).c_str());
+                std::string(name_of(medium)).c_str(), size_text(times.bytes).c_str());
   std::string text = head;
-  for (const auto& [algorithm, us] : lap.us) {
+  for (const auto& [algorithm, us] : times.us) {
     char part[64];
     std::snprintf(part, sizeof part, " | %s %.4g", std::string(name_of(algorithm)).c_str(), us);
     text += part;
@@ -229,64 +232,67 @@ Result<Tuning> tuning_in(const std::string& path) {
 
 }  // namespace
 
-void Lap::take_less(const Lap& other) {
+void AlgorithmTimes::take_less(const AlgorithmTimes& other) {
   for (const auto& [algorithm, time] : other.us) {
     const auto known = us.emplace(algorithm, time).first;
     known->second = std::min(known->second, time);
   }
 }
 
-std::vector<Tuning::SizeLimit> fit(std::span<const Algorithm> row, const std::vector<Lap>& laps) {
+std::vector<Tuning::SizeLimit> fit(std::span<const Algorithm> row,
+                                   const std::vector<AlgorithmTimes>& measurements) {
   constexpr double kImpossible = 1e6;  // the logarithm of a time
-  // least[k]: of the laps so far, with the k-th algorithm at the last of them; from[lap][k]: the
-  // one before it.
+  // least[k]: of the measurements so far, with the k-th algorithm at the last of them; from[i][k]:
+  // the one before it.
   std::vector<double> least(row.size(), 0);
   std::vector<std::vector<std::size_t>> from;
-  for (const Lap& lap : laps) {
+  for (const AlgorithmTimes& times : measurements) {
     std::vector<double> next(row.size());
     std::vector<std::size_t> came(row.size());
     std::size_t best = 0;  // of those that may come before
     for (std::size_t k = 0; k < row.size(); ++k) {
       if (least[k] < least[best]) best = k;
-      const auto found = lap.us.find(row[k]);
+      const auto found = times.us.find(row[k]);
       came[k] = best;
-      next[k] = least[best] + (found == lap.us.end() ? kImpossible : std::log(found->second));
+      next[k] = least[best] + (found == times.us.end() ? kImpossible : std::log(found->second));
     }
     least = std::move(next);
     from.push_back(std::move(came));
   }
-  std::vector<std::size_t> ways(laps.size());
+  std::vector<std::size_t> ways(measurements.size());
   std::size_t way =
       static_cast<std::size_t>(std::min_element(least.begin(), least.end()) - least.begin());
-  for (std::size_t lap = laps.size(); lap-- > 0;) {
-    ways[lap] = way;
-    way = from[lap][way];
+  for (std::size_t i = measurements.size(); i-- > 0;) {
+    ways[i] = way;
+    way = from[i][way];
   }
   std::vector<Tuning::SizeLimit> rule;
-  for (std::size_t lap = 0; lap < laps.size(); ++lap) {
-    if (!rule.empty() && rule.back().algorithm == row[ways[lap]]) continue;
-    if (!rule.empty()) rule.back().up_to = between(laps[lap - 1].bytes, laps[lap].bytes);
-    rule.push_back({row[ways[lap]]});
+  for (std::size_t i = 0; i < measurements.size(); ++i) {
+    if (!rule.empty() && rule.back().algorithm == row[ways[i]]) continue;
+    if (!rule.empty())
+      rule.back().up_to = between(measurements[i - 1].bytes, measurements[i].bytes);
+    rule.push_back({row[ways[i]]});
   }
   return rule;
 }
 
-Lap middle_of(const std::vector<Lap>& laps) {
+AlgorithmTimes middle_of(const std::vector<AlgorithmTimes>& measurements) {
   std::map<Algorithm, std::vector<double>> times;
-  for (const Lap& lap : laps) {
-    for (const auto& [algorithm, us] : lap.us) times[algorithm].push_back(us);
+  for (const AlgorithmTimes& measurement : measurements) {
+    for (const auto& [algorithm, us] : measurement.us) times[algorithm].push_back(us);
   }
-  Lap middle{laps.empty() ? 0 : laps.front().bytes, {}};
+  AlgorithmTimes middle{measurements.empty() ? 0 : measurements.front().bytes, {}};
   for (auto& [algorithm, us] : times) middle.us.emplace(algorithm, median(std::move(us)));
   return middle;
 }
 
-AlgorithmVerdict judge(const std::vector<Lap>& laps, Algorithm selected, double tolerance) {
+AlgorithmVerdict judge(const std::vector<AlgorithmTimes>& measurements, Algorithm selected,
+                       double tolerance) {
   std::map<Algorithm, std::vector<double>> times_as_fast;
-  for (const Lap& lap : laps) {
-    const auto own = lap.us.find(selected);
-    if (own == lap.us.end()) continue;
-    for (const auto& [algorithm, us] : lap.us) {
+  for (const AlgorithmTimes& times : measurements) {
+    const auto own = times.us.find(selected);
+    if (own == times.us.end()) continue;
+    for (const auto& [algorithm, us] : times.us) {
       if (algorithm != selected) times_as_fast[algorithm].push_back(own->second / us);
     }
   }
@@ -298,42 +304,44 @@ AlgorithmVerdict judge(const std::vector<Lap>& laps, Algorithm selected, double 
     // Twice the standard deviation of the number of heads among as many throws of a coin.
     if (std::abs(faster - all / 2) < std::sqrt(all)) verdict.clear = false;
     const double middle = median(std::move(times));
-    if (middle > tolerance && (!verdict.upset || middle > verdict.upset->times))
-      verdict.upset = Upset{algorithm, middle};
+    if (middle > tolerance && (!verdict.faster || middle > verdict.faster->times))
+      verdict.faster = FasterAlgorithm{algorithm, middle};
   }
   return verdict;
 }
 
-Status tune(const Contest& contest, const std::string& path) {
+Status tune(const ComparisonOptions& options, const std::string& path) {
   auto tuning = tuning_in(path);
   if (!tuning) return tuning.status();
-  ProgressLine progress(laps_in(contest));
-  const Status raced = for_each_race(contest, [&](Race& race, Op op, int ranks) {
-    std::vector<Lap> laps;
-    for (const std::uint64_t bytes : contest.sizes) {
-      progress.next(race.title() + ", " + size_text(bytes));
-      auto rounds = race.run(bytes);
-      progress.clear();
-      if (!rounds) return rounds.status();
-      if (rounds->empty()) continue;
-      Lap lap{bytes, {}};
-      for (const Lap& round : *rounds) lap.take_less(round);
-      print_line(lap_text(op, ranks, race.medium(), lap));
-      laps.push_back(std::move(lap));
-    }
-    if (laps.empty()) return Status();
-    const auto row = rivals(race.medium(), op, ranks);
-    auto rule = fit(row, laps);
-    // Beyond what was measured the most scalable one goes on, where only it can.
-    const std::uint64_t most = most_bytes(race.medium(), op, rule.back().algorithm, ranks);
-    if (rule.back().algorithm != row.back() && most != Selection::kAlways) {
-      rule.back().up_to = most;
-      rule.push_back({row.back()});
-    }
-    tuning->rules[{race.medium(), op, ranks}] = std::move(rule);
-    return Status();
-  });
-  if (!raced) return raced;
+  ProgressLine progress(cells_of(options));
+  const Status all_compared =
+      for_each_comparison(options, [&](AlgorithmComparison& comparison, Op op, int ranks) {
+        std::vector<AlgorithmTimes> measurements;
+        for (const std::uint64_t bytes : options.sizes) {
+          progress.next(comparison.title() + ", " + size_text(bytes));
+          auto rounds = comparison.run(bytes);
+          progress.clear();
+          if (!rounds) return rounds.status();
+          if (rounds->empty()) continue;
+          AlgorithmTimes times{bytes, {}};
+          for (const AlgorithmTimes& round : *rounds) times.take_less(round);
+          print_line(times_text(op, ranks, comparison.medium(), times));
+          measurements.push_back(std::move(times));
+        }
+        if (measurements.empty()) return Status();
+        const auto row = candidates(comparison.medium(), op, ranks);
+        auto rule = fit(row, measurements);
+        // Beyond what was measured the most scalable one goes on, where only it can.
+        const std::uint64_t most =
+            most_bytes(comparison.medium(), op, rule.back().algorithm, ranks);
+        if (rule.back().algorithm != row.back() && most != Selection::kAlways) {
+          rule.back().up_to = most;
+          rule.push_back({row.back()});
+        }
+        tuning->rules[{comparison.medium(), op, ranks}] = std::move(rule);
+        return Status();
+      });
+  if (!all_compared) return all_compared;
   std::error_code ignored;
   if (const auto folder = std::filesystem::path(path).parent_path(); !folder.empty())
     std::filesystem::create_directories(folder, ignored);
@@ -351,14 +359,13 @@ Status tune(const Contest& contest, const std::string& path) {
 
 namespace {
 
-/// Of ranks that share cores one lap differs from the next by a quarter and more, and neither lucky
-/// nor unlucky ones are to decide. These many for each round tell 10 % from 20 %; more than the
-/// last number of them would take more than some six minutes for a cell.
-constexpr std::size_t kFewestLapsAgain = 4, kMostLapsAgain = 100;
+/// If ranks share cores, measurements of one algorithm differ by a quarter and more. The fewest for
+/// each round tell 10 % from 20 %; the most take about six minutes for a cell.
+constexpr std::size_t kFewestTimesAgain = 4, kMostTimesAgain = 100;
 constexpr double kSuspicion = 1.05;
 
 /// The agreed numbers of the table, and how many of the cells that each decides are right.
-class Tally {
+class RightCells {
  public:
   void count(Medium medium, Op op, bool wrong) {
     const std::string operation =
@@ -393,49 +400,49 @@ struct AlgorithmChoice {
   int ranks;
   std::uint64_t bytes;
   Algorithm selected;
-  std::vector<Lap> laps;
+  std::vector<AlgorithmTimes> measurements;
 
   /// Prints it; whether the selected algorithm is good enough.
   bool print(const std::string& remark) const {
-    const AlgorithmVerdict verdict = judge(laps, selected);
-    std::string line = lap_text(op, ranks, ground_of(transport), middle_of(laps)) +
+    const AlgorithmVerdict verdict = judge(measurements, selected);
+    std::string line = times_text(op, ranks, medium_of(transport), middle_of(measurements)) +
                        " | selected: " + std::string(name_of(selected));
-    if (verdict.upset) {
+    if (verdict.faster) {
       char much[32];
-      std::snprintf(much, sizeof much, "%.2f", verdict.upset->times);
-      line += "  WRONG: " + std::string(name_of(verdict.upset->better)) + " is " + much +
+      std::snprintf(much, sizeof much, "%.2f", verdict.faster->times);
+      line += "  WRONG: " + std::string(name_of(verdict.faster->better)) + " is " + much +
               " times as fast";
     }
     print_line(line + remark);
-    return !verdict.upset;
+    return !verdict.faster;
   }
 };
 
-/// Looks again at what seems wrong, by ranks started anew: where the system happens to run a race's
-/// ranks is not what is asked. All in turn, so that the looks at one lie apart: a machine has
-/// minutes in which its cores are near to each other, and others. How many are wrong.
-Result<int> look_again(const Contest& contest, std::vector<AlgorithmChoice>& suspects,
-                       Tally& tally) {
-  const auto rounds = static_cast<std::size_t>(contest.rounds);
+/// Measures again what seems wrong, by new ranks, because the cores on which the system ran the old
+/// ones count too. All suspects take turns, so that the measurements of one lie minutes apart.
+/// Returns how many are wrong.
+Result<int> measure_again(const ComparisonOptions& options, std::vector<AlgorithmChoice>& suspects,
+                          RightCells& right_cells) {
+  const auto rounds = static_cast<std::size_t>(options.rounds);
   int wrong = 0;
   for (std::size_t turn = 0; !suspects.empty(); ++turn) {
     ProgressLine progress(suspects.size());
     for (AlgorithmChoice& each : suspects) {
-      auto race = Race::prepare(contest, each.transport, each.op, each.ranks);
-      if (!race) return race.status();
-      progress.next((*race)->title() + ", " + size_text(each.bytes) + ", look " +
+      auto comparison = AlgorithmComparison::prepare(options, each.transport, each.op, each.ranks);
+      if (!comparison) return comparison.status();
+      progress.next((*comparison)->title() + ", " + size_text(each.bytes) + ", measurement " +
                     std::to_string(turn + 1));
-      auto lap = (*race)->look(each.bytes, turn);
+      auto times = (*comparison)->measure_once(each.bytes, turn);
       progress.clear();
-      if (!lap) return lap.status();
-      each.laps.push_back(std::move(*lap));
+      if (!times) return times.status();
+      each.measurements.push_back(std::move(*times));
     }
     std::erase_if(suspects, [&](const AlgorithmChoice& each) {
-      if (!looked_enough(each.laps, rounds, each.selected)) return false;
-      const bool clear = judge(each.laps, each.selected).clear;
-      const bool right = each.print("  (" + std::to_string(each.laps.size()) + " looks" +
-                                    (clear ? ")" : ", not clear)"));
-      tally.count(ground_of(each.transport), each.op, !right);
+      if (!measured_enough(each.measurements, rounds, each.selected)) return false;
+      const bool clear = judge(each.measurements, each.selected).clear;
+      const bool right = each.print("  (" + std::to_string(each.measurements.size()) +
+                                    " measurements" + (clear ? ")" : ", not clear)"));
+      right_cells.count(medium_of(each.transport), each.op, !right);
       wrong += right ? 0 : 1;
       return true;
     });
@@ -445,52 +452,54 @@ Result<int> look_again(const Contest& contest, std::vector<AlgorithmChoice>& sus
 
 }  // namespace
 
-bool looked_enough(const std::vector<Lap>& laps, std::size_t rounds, Algorithm selected) {
-  if (laps.size() < kFewestLapsAgain * rounds) return false;
-  return laps.size() >= kMostLapsAgain * rounds || judge(laps, selected).clear;
+bool measured_enough(const std::vector<AlgorithmTimes>& measurements, std::size_t rounds,
+                     Algorithm selected) {
+  if (measurements.size() < kFewestTimesAgain * rounds) return false;
+  return measurements.size() >= kMostTimesAgain * rounds || judge(measurements, selected).clear;
 }
 
-Status check_selection(const Contest& contest) {
+Status check_selection(const ComparisonOptions& options) {
   auto tuning = collective::tuning_of_environment();
   if (!tuning) return tuning.status();
-  ProgressLine progress(laps_in(contest));
+  ProgressLine progress(cells_of(options));
   int cells = 0;
   std::vector<AlgorithmChoice> suspects;
-  Tally tally;
-  const Status raced = for_each_race(contest, [&](Race& race, Op op, int ranks) {
+  RightCells right_cells;
+  const Status all_compared = for_each_comparison(options, [&](AlgorithmComparison& comparison,
+                                                               Op op, int ranks) {
     const Selection selection =
-        select(*tuning, race.medium(), ranks,
+        select(*tuning, comparison.medium(), ranks,
                {.first_ranks = collective::even_hosts(ranks, ranks),
                 .per_core = ranks_per_core(static_cast<std::size_t>(ranks), usable_cores())});
-    for (const std::uint64_t bytes : contest.sizes) {
-      progress.next(race.title() + ", " + size_text(bytes));
-      auto laps = race.run(bytes);
+    for (const std::uint64_t bytes : options.sizes) {
+      progress.next(comparison.title() + ", " + size_text(bytes));
+      auto measurements = comparison.run(bytes);
       progress.clear();
-      if (!laps) return laps.status();
-      if (laps->empty()) continue;
-      AlgorithmChoice choice{race.transport(), op, ranks, bytes, selection.choose(op, bytes),
-                             std::move(*laps)};
-      if (!choice.laps.front().us.contains(choice.selected)) {
+      if (!measurements) return measurements.status();
+      if (measurements->empty()) continue;
+      AlgorithmChoice choice{comparison.transport(),  op, ranks, bytes, selection.choose(op, bytes),
+                             std::move(*measurements)};
+      if (!choice.measurements.front().us.contains(choice.selected)) {
         choice.print("  not measured: it sends what another one of these does");
         continue;
       }
       ++cells;
-      if (judge(choice.laps, choice.selected, kSuspicion).upset) {
-        print_line(lap_text(op, ranks, race.medium(), middle_of(choice.laps)) +
-                   " | may be wrong, looked at again below");
-        choice.laps.clear();  // they were chosen for being bad
+      if (judge(choice.measurements, choice.selected, kSuspicion).faster) {
+        print_line(times_text(op, ranks, comparison.medium(), middle_of(choice.measurements)) +
+                   " | may be wrong, measured again below");
+        choice.measurements.clear();  // they were chosen for being bad
         suspects.push_back(std::move(choice));
       } else {
         choice.print("");
-        tally.count(race.medium(), op, false);
+        right_cells.count(comparison.medium(), op, false);
       }
     }
     return Status();
   });
-  if (!raced) return raced;
-  const auto wrong = look_again(contest, suspects, tally);
+  if (!all_compared) return all_compared;
+  const auto wrong = measure_again(options, suspects, right_cells);
   if (!wrong) return wrong.status();
-  tally.print();
+  right_cells.print();
   if (*wrong == 0) {
     print_line("the selected algorithm is within 10 % of the best in all " + std::to_string(cells) +
                " cells");

@@ -1,4 +1,4 @@
-/// What a benchmark has found: a table for people, rows for programs, a picture for both.
+/// What a benchmark has found: a table for people, rows for programs.
 #pragma once
 
 #include <string>
@@ -40,9 +40,6 @@ std::string table_head(const std::vector<std::string>& libraries);
 std::string table_lines(const std::vector<Row>& rows);
 /// One JSON object.
 std::string json(const Row& row);
-/// SVG: a panel for each operation and number of ranks, a line for each library (for each of its
-/// memories, where it has several), both axes logarithmic.
-std::string plot(const std::vector<Row>& rows);
 
 /// "8 B", "64 KiB".
 std::string size_text(std::uint64_t bytes);

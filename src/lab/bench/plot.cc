@@ -1,3 +1,5 @@
+#include "lab/bench/plot.h"
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -6,10 +8,10 @@
 #include <sstream>
 #include <utility>
 
-#include "faces/cli/bench/results.h"
-
-namespace muster::cli::bench {
+namespace muster::lab {
 namespace {
+
+using cli::bench::Row;
 
 constexpr int kWidth = 300, kHeight = 220, kLeft = 52, kBottom = 34, kTop = 26, kRight = 12,
               kColumns = 3;
@@ -81,7 +83,7 @@ std::string dashes(const Row& row) {
 /// One operation on one number of ranks.
 std::string panel(const std::string& title, const std::vector<const Row*>& rows, double left,
                   double top) {
-  const AxisRange x = range_of(rows, bytes_of), y = range_of(rows, compared);
+  const AxisRange x = range_of(rows, bytes_of), y = range_of(rows, cli::bench::compared);
   const double width = kWidth - kLeft - kRight, height = kHeight - kTop - kBottom;
   const bool one_size = std::all_of(rows.begin(), rows.end(), [&](const Row* row) {
     return bytes_of(*row) == bytes_of(*rows.front());
@@ -105,7 +107,7 @@ std::string panel(const std::string& title, const std::vector<const Row*>& rows,
   }
   for (const auto& [bytes, unused] : sizes) {
     svg += label(at_x(std::max<double>(1, static_cast<double>(bytes))),
-                 top + kHeight - kBottom + 15, size_text(bytes), "middle");
+                 top + kHeight - kBottom + 15, cli::bench::size_text(bytes), "middle");
   }
   for (auto& [name, points] : lines) {
     const std::string& library = points.front()->library;
@@ -211,4 +213,4 @@ std::string plot(const std::vector<Row>& rows) {
   return svg + "</svg>\n";
 }
 
-}  // namespace muster::cli::bench
+}  // namespace muster::lab

@@ -1,4 +1,4 @@
-#include "faces/cli/bench/files.h"
+#include "lab/bench/programs.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 
 #include "core/base/process/temporary_folder.h"
 
-namespace muster::cli::bench {
+namespace muster::lab {
 namespace {
 
 /// Of this process, as it was before in the end.
@@ -27,7 +27,7 @@ class Variable {
   const std::string before_;
 };
 
-class BenchFiles : public ::testing::Test {
+class LabPrograms : public ::testing::Test {
  protected:
   /// One that does what a shell is told in `lines`.
   std::string program(const std::string& name, const std::string& lines) {
@@ -40,7 +40,7 @@ class BenchFiles : public ::testing::Test {
   const TemporaryFolder folder_{"muster test's "};
 };
 
-TEST_F(BenchFiles, AreTakenFromTheFolderThatIsSaid) {
+TEST_F(LabPrograms, AreTakenFromTheFolderThatIsSaid) {
   const Variable said("MUSTER_BENCH_DIR", folder_.path());
   const std::string path = program("some_worker.py", "");
   EXPECT_EQ(bench_file("some_worker.py").value(), path);
@@ -52,7 +52,7 @@ TEST_F(BenchFiles, AreTakenFromTheFolderThatIsSaid) {
       << none.status().message();
 }
 
-TEST_F(BenchFiles, AProgramIsGivenItsWordsAndVariablesAsTheyAre) {
+TEST_F(LabPrograms, AProgramIsGivenItsWordsAndVariablesAsTheyAre) {
   const std::string echo = program("it's", "printf '<%s>' \"$@\" \"$MORE\"; echo complaint >&2");
   const auto said = run_program({echo, "two words", "it's", "$HOME", ""}, Complaints::shown,
                                 {{"MORE", "a \"b\""}});
@@ -61,7 +61,7 @@ TEST_F(BenchFiles, AProgramIsGivenItsWordsAndVariablesAsTheyAre) {
   EXPECT_EQ(run_program({echo}, Complaints::kept).value(), "<>complaint\n");
 }
 
-TEST_F(BenchFiles, AProgramThatFailsIsToldWithItsWords) {
+TEST_F(LabPrograms, AProgramThatFailsIsToldWithItsWords) {
   const auto failed =
       run_program({program("fails", "echo why; exit 3"), "argument"}, Complaints::kept);
   ASSERT_FALSE(failed);
@@ -70,7 +70,7 @@ TEST_F(BenchFiles, AProgramThatFailsIsToldWithItsWords) {
   EXPECT_FALSE(run_program({folder_.path() + "/none"}, Complaints::kept));
 }
 
-TEST_F(BenchFiles, APythonIsTheOneThatIsSaidIfItHasTorch) {
+TEST_F(LabPrograms, APythonIsTheOneThatIsSaidIfItHasTorch) {
   const std::string with = program("with", "exit 0"), without = program("without", "exit 1");
   EXPECT_EQ(find_python(with).value(), with);
   const Variable said("MUSTER_PYTHON", without);
@@ -81,7 +81,7 @@ TEST_F(BenchFiles, APythonIsTheOneThatIsSaidIfItHasTorch) {
   EXPECT_EQ(find_python(with).value(), with) << "what is asked for goes before the variable";
 }
 
-TEST_F(BenchFiles, MusterIsImportedFromWhereItIsSaidBeforeAllElse) {
+TEST_F(LabPrograms, MusterIsImportedFromWhereItIsSaidBeforeAllElse) {
   const Variable others("PYTHONPATH", "/one:/two");
   const auto variables = variables_to_import_muster("/package");
   ASSERT_EQ(variables.size(), 1u);
@@ -90,4 +90,4 @@ TEST_F(BenchFiles, MusterIsImportedFromWhereItIsSaidBeforeAllElse) {
 }
 
 }  // namespace
-}  // namespace muster::cli::bench
+}  // namespace muster::lab

@@ -1,4 +1,4 @@
-#include "faces/cli/bench/simulate.h"
+#include "lab/bench/simulate.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -10,9 +10,10 @@
 #include "faces/cli/bench/results.h"
 #include "lab/model/schedule.h"
 
-namespace muster::cli::bench {
+namespace muster::lab {
 namespace {
 
+using cli::bench::size_text;
 using collective::Algorithm;
 using collective::Medium;
 using collective::Op;
@@ -88,7 +89,7 @@ std::string line_of(Op op, plan::Crew crew, std::uint64_t bytes, const std::vect
   std::string line = head;
   const Prediction *picked = nullptr, *best = nullptr;
   for (const Prediction& each : all) {
-    // What is never used for calls of this size is no rival.
+    // An algorithm that is never used for calls of this size is not compared.
     const bool able = bytes <= most_bytes(Medium::network, op, each.algorithm, crew.ranks) &&
                       (each.algorithm != Algorithm::hosts || each.algorithm == selected ||
                        placement_of(crew).shares_hosts(crew.ranks));
@@ -106,7 +107,7 @@ std::string line_of(Op op, plan::Crew crew, std::uint64_t bytes, const std::vect
   return line + "\n";
 }
 
-/// So many hosts can be taken at their word.
+/// An error if some number of ranks cannot be spread evenly over the hosts.
 Status stand_evenly(const Simulation& simulation) {
   for (const int ranks : simulation.ranks) {
     if (simulation.hosts == 0 || ranks % simulation.hosts == 0) continue;
@@ -154,4 +155,4 @@ Status simulate(const Simulation& simulation) {
   return {};
 }
 
-}  // namespace muster::cli::bench
+}  // namespace muster::lab

@@ -1,4 +1,4 @@
-#include "faces/cli/bench/contestant.h"
+#include "faces/cli/bench/timed_library.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -6,11 +6,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <system_error>
+#include <utility>
 
 #include "core/net/socket_address.h"
+#include "core/security/secret.h"
+#include "jobs/launch/node/host.h"
 #include "jobs/launch/workers/process.h"
 #include "jobs/launch/workers/worker.h"
 #include "jobs/launch/workers/worker_environment.h"
@@ -19,7 +24,7 @@
 namespace muster::cli::bench {
 namespace {
 
-constexpr Duration kFarewell = std::chrono::seconds(10);
+constexpr Duration kEndLimit = std::chrono::seconds(10);
 
 /// A named pipe, open at both ends here, so that neither side waits for the other to open it.
 Result<Descriptor> make_pipe(const std::string& path) {
@@ -37,11 +42,41 @@ bool wait_for(int descriptor, Duration limit) {
   return ::poll(&waiting, 1, static_cast<int>(milliseconds)) == 1;
 }
 
+/// False, with the reason once on standard error, if calls on tensors are asked for and this build
+/// has none.
+bool times_tensors(const RankOptions& options, const std::string& worker) {
+  std::error_code error;
+  if (!options.tensors || std::filesystem::exists(worker, error)) return options.tensors;
+  static bool said = false;
+  if (!std::exchange(said, true))
+    std::fprintf(stderr,
+                 "muster bench: times the engine alone, below the tensors: %s is not there; it is "
+                 "built with the half of muster that needs torch\n",
+                 worker.c_str());
+  return false;
+}
+
 }  // namespace
 
-Result<std::unique_ptr<Contestant>> Contestant::start(const StartPlan& plan, int ranks,
-                                                      const std::string& folder) {
-  std::unique_ptr<Contestant> made(new Contestant);
+std::string program_beside(const std::string& name) {
+  return (std::filesystem::path(launch::own_program()).parent_path() / name).string();
+}
+
+StartPlan plan_muster(const RankOptions& options, const std::string& folder) {
+  const std::string worker = program_beside("muster_bench_worker");
+  StartPlan plan{"muster", {worker}, {}};
+  plan.engine = !times_tensors(options, worker);
+  if (plan.engine) plan.command = {launch::own_program(), "bench-worker"};
+  plan.command.insert(plan.command.end(), {"--ranks", std::to_string(options.ranks), "--folder",
+                                           folder, "--transport", options.transport});
+  if (options.threads) plan.command.emplace_back("--threads");
+  plan.environment = {{"MUSTER_SECRET", Secret::random_text()}};
+  return plan;
+}
+
+Result<std::unique_ptr<TimedLibrary>> TimedLibrary::start(const StartPlan& plan, int ranks,
+                                                          const std::string& folder) {
+  std::unique_ptr<TimedLibrary> made(new TimedLibrary);
   made->library_ = plan.library;
   made->folder_ = folder;
   auto back = make_pipe(folder + "/back");
@@ -74,19 +109,19 @@ Result<std::unique_ptr<Contestant>> Contestant::start(const StartPlan& plan, int
   return made;
 }
 
-Contestant::~Contestant() {
+TimedLibrary::~TimedLibrary() {
   if (pid_ <= 0) return;
   for (const Descriptor& order : orders_) {
-    [[maybe_unused]] const ssize_t told = ::write(order.get(), "quit\n", 5);
+    [[maybe_unused]] const ssize_t written = ::write(order.get(), "quit\n", 5);
   }
-  if (failed_ || !wait_for(pidfd_.get(), kFarewell)) ::killpg(pid_, SIGTERM);
-  if (!wait_for(pidfd_.get(), kFarewell)) ::killpg(pid_, SIGKILL);
-  wait_for(pidfd_.get(), kFarewell);
+  if (failed_ || !wait_for(pidfd_.get(), kEndLimit)) ::killpg(pid_, SIGTERM);
+  if (!wait_for(pidfd_.get(), kEndLimit)) ::killpg(pid_, SIGKILL);
+  wait_for(pidfd_.get(), kEndLimit);
   ::killpg(pid_, SIGKILL);  // what its launcher left behind
   static_cast<void>(launch::reap(pid_));
 }
 
-std::string Contestant::last_words() const {
+std::string TimedLibrary::end_of_log() const {
   std::ifstream log(folder_ + "/log");
   std::ostringstream all;
   all << log.rdbuf();
@@ -96,7 +131,7 @@ std::string Contestant::last_words() const {
   return text.empty() ? "it said nothing" : "it said:\n" + text;
 }
 
-CellResult Contestant::play(const Cell& cell) {
+CellResult TimedLibrary::measure(const Cell& cell) {
   if (failed_) return {{}, "its ranks have ended", false};
   const std::string line = encode(cell);
   for (const Descriptor& order : orders_) {
@@ -119,7 +154,7 @@ CellResult Contestant::play(const Cell& cell) {
     const Duration left = deadline - steady_clock().now();
     if (left <= Duration::zero()) {
       failed_ = true;
-      return {{}, library_ + " did not answer in time; " + last_words(), false};
+      return {{}, library_ + " did not answer in time; " + end_of_log(), false};
     }
     if (::poll(waiting, 2,
                static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count())) < 0 &&
@@ -131,7 +166,7 @@ CellResult Contestant::play(const Cell& cell) {
       if (n > 0) unread_.append(bytes, static_cast<std::size_t>(n));
     } else if (waiting[1].revents != 0) {
       failed_ = true;
-      return {{}, "the ranks of " + library_ + " have ended; " + last_words(), false};
+      return {{}, "the ranks of " + library_ + " have ended; " + end_of_log(), false};
     }
   }
   failed_ = true;

@@ -11,23 +11,27 @@
 
 #include "core/base/process/temporary_folder.h"
 #include "core/wait/topology.h"
-#include "faces/cli/bench/contestant.h"
 #include "faces/cli/testing/launched.h"
 #include "jobs/launch/workers/worker.h"
+#include "lab/bench/other_libraries.h"
 #include "testing/budget.h"
 
-namespace muster::cli::testing {
+namespace muster::lab {
 namespace {
 
+using cli::testing::contains;
+using cli::testing::Fifo;
+using cli::testing::Outcome;
+using cli::testing::run;
+
 namespace fs = std::filesystem;
-using bench::Field;
-using bench::StartPlan;
+using cli::bench::RankOptions;
 
 /// A machine with all MPIs, whose compilers make empty programs and write down what they were
 /// asked.
-class Rivals : public ::testing::Test {
+class OtherLibraries : public ::testing::Test {
  protected:
-  Rivals() {
+  OtherLibraries() {
     for (const char* name : {"mpicc.openmpi", "mpicc.mpich", "cc", "mpiexec.hydra"}) {
       const std::string program = path("bin") + "/" + name;
       fs::create_directories(path("bin"));
@@ -40,7 +44,7 @@ class Rivals : public ::testing::Test {
     set("MUSTER_BENCH_DIR", path(""));
     set("I_MPI_ROOT", path(""));
   }
-  ~Rivals() override {
+  ~OtherLibraries() override {
     for (const auto& [name, before] : before_)
       before.empty() ? unsetenv(name.c_str()) : setenv(name.c_str(), before.c_str(), 1);
   }
@@ -54,7 +58,7 @@ class Rivals : public ::testing::Test {
   }
   StartPlan plan(const std::string& library, int ranks, const std::string& transport = "shm") {
     auto made =
-        bench::plan_start(library, Field{.ranks = ranks, .transport = transport}, folder_.path());
+        plan_library(library, RankOptions{.ranks = ranks, .transport = transport}, folder_.path());
     EXPECT_TRUE(made.ok()) << made.status().message();
     return made.ok() ? *made : StartPlan{};
   }
@@ -70,11 +74,11 @@ class Rivals : public ::testing::Test {
   const int crowd_ = usable_cores() + 1;
 
  private:
-  TemporaryFolder folder_{"muster-rivals-"};
+  TemporaryFolder folder_{"muster-libraries-"};
   std::map<std::string, std::string> before_;
 };
 
-TEST_F(Rivals, EachHasACoreForEachRankWhereThereAreEnough) {
+TEST_F(OtherLibraries, EachHasACoreForEachRankWhereThereAreEnough) {
   EXPECT_TRUE(says(plan("openmpi", 1), {"--bind-to", "core"}));
   EXPECT_FALSE(says(plan("openmpi", 1), {"--oversubscribe"}));
   EXPECT_TRUE(says(plan("mpich", 1), {"-bind-to", "core"}));
@@ -82,7 +86,7 @@ TEST_F(Rivals, EachHasACoreForEachRankWhereThereAreEnough) {
 }
 
 // One that spins, or lies down for microseconds, would be measured far below what it can.
-TEST_F(Rivals, EachGivesItsCoreAwayWhereRanksShareOne) {
+TEST_F(OtherLibraries, EachGivesItsCoreAwayWhereRanksShareOne) {
   const StartPlan openmpi = plan("openmpi", crowd_);
   EXPECT_TRUE(says(openmpi, {"--oversubscribe", "--bind-to", "none"}));
   EXPECT_TRUE(says(openmpi, {"--mca", "mpi_yield_when_idle", "1"}));
@@ -92,7 +96,7 @@ TEST_F(Rivals, EachGivesItsCoreAwayWhereRanksShareOne) {
   EXPECT_EQ(value(impi, "I_MPI_WAIT_MODE"), "") << "once it is named it sleeps, whatever its value";
 }
 
-TEST_F(Rivals, EachTakesTheTransportThatIsMeasured) {
+TEST_F(OtherLibraries, EachTakesTheTransportThatIsMeasured) {
   EXPECT_TRUE(says(plan("openmpi", 2, "tcp"), {"--mca", "btl", "tcp,self"}));
   EXPECT_FALSE(says(plan("openmpi", 2), {"tcp,self"}));
   EXPECT_EQ(value(plan("mpich", 2, "tcp"), "FI_PROVIDER"), "tcp");
@@ -100,7 +104,7 @@ TEST_F(Rivals, EachTakesTheTransportThatIsMeasured) {
   EXPECT_EQ(value(plan("impi", 2), "I_MPI_FABRICS"), "shm");
 }
 
-TEST_F(Rivals, EachIsBuiltByItsOwnCompilerAndRunsThatProgram) {
+TEST_F(OtherLibraries, EachIsBuiltByItsOwnCompilerAndRunsThatProgram) {
   for (const char* library : {"openmpi", "mpich", "impi"}) {
     const StartPlan made = plan(library, 2);
     EXPECT_EQ(made.library, library);
@@ -113,33 +117,33 @@ TEST_F(Rivals, EachIsBuiltByItsOwnCompilerAndRunsThatProgram) {
     EXPECT_TRUE(contains(text, compiler)) << text;
 }
 
-TEST_F(Rivals, WhatIsMissingIsNamedWithItsRemedy) {
+TEST_F(OtherLibraries, WhatIsMissingIsNamedWithItsRemedy) {
   set("I_MPI_ROOT", path("nowhere"));
-  const auto none = bench::plan_start("impi", Field{}, path(""));
+  const auto none = plan_library("impi", RankOptions{}, path(""));
   ASSERT_FALSE(none.ok());
   EXPECT_TRUE(contains(none.status().message(), "impi-rt")) << none.status().message();
 }
 
 // Real ones, where they are installed: every operation that is measured has figures.
-TEST(RealRivals, MeasureEveryOperation) {
+TEST(RealLibraries, MeasureEveryOperation) {
   if (muster::testing::kSanitized)
     GTEST_SKIP() << "the MPIs poll, and a sanitized muster waits for cores";
-  std::string rivals;
-  if (launch::find_program("mpicc.openmpi")) rivals = "openmpi";
-  if (launch::find_program("mpicc.mpich")) rivals += rivals.empty() ? "mpich" : ",mpich";
-  if (rivals.empty()) GTEST_SKIP() << "no MPI is installed here";
+  std::string libraries;
+  if (launch::find_program("mpicc.openmpi")) libraries = "openmpi";
+  if (launch::find_program("mpicc.mpich")) libraries += libraries.empty() ? "mpich" : ",mpich";
+  if (libraries.empty()) GTEST_SKIP() << "no MPI is installed here";
   Fifo scratch;  // for its folder
   const std::string json = scratch.folder() + "/rows.json";
   const std::string ops =
       "broadcast,all_reduce,reduce,all_gather,gather,scatter,reduce_scatter,all_to_all,barrier";
-  const Outcome outcome = run({"bench", "--vs", rivals, "--op", ops, "--sizes", "64", "--seconds",
-                               "0.01", "--rounds", "1", "--engine", "--json", json},
+  const Outcome outcome = run({"--vs", libraries, "--op", ops, "--sizes", "64", "--seconds", "0.01",
+                               "--rounds", "1", "--engine", "--json", json},
                               {{"MUSTER_SECRET", "none but this one knows it"}});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   std::ifstream file(json);
   const std::string rows((std::istreambuf_iterator<char>(file)), {});
   for (const char* library : {"openmpi", "mpich"}) {
-    if (!contains("," + rivals, "," + std::string(library))) continue;
+    if (!contains("," + libraries, "," + std::string(library))) continue;
     std::size_t with_figures = 0;
     std::size_t at = 0;
     const std::string place = "\"library\":\"" + std::string(library) + "\"";
@@ -154,4 +158,4 @@ TEST(RealRivals, MeasureEveryOperation) {
 }
 
 }  // namespace
-}  // namespace muster::cli::testing
+}  // namespace muster::lab

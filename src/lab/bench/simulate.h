@@ -1,4 +1,4 @@
-/// `muster bench --simulate`: what the cost model (`lab/model/cost.h`) says of algorithms on
+/// `muster-lab --simulate`: what the cost model (`lab/model/cost.h`) says of algorithms on
 /// machines that are not here.
 #pragma once
 
@@ -9,7 +9,7 @@
 #include "lab/model/cost.h"
 #include "muster/status.h"
 
-namespace muster::cli::bench {
+namespace muster::lab {
 
 struct Simulation {
   std::vector<std::string> ops;
@@ -25,4 +25,4 @@ struct Simulation {
 /// and which one selection picks.
 Status simulate(const Simulation& simulation);
 
-}  // namespace muster::cli::bench
+}  // namespace muster::lab

@@ -1,4 +1,4 @@
-#include "faces/cli/bench/files.h"
+#include "lab/bench/programs.h"
 
 #include <unistd.h>
 
@@ -15,7 +15,7 @@
 #include "jobs/launch/node/host.h"
 #include "jobs/launch/workers/python.h"
 
-namespace muster::cli::bench {
+namespace muster::lab {
 namespace {
 
 namespace fs = std::filesystem;
@@ -42,21 +42,18 @@ bool has_torch(const std::string& python) {
 
 }  // namespace
 
-std::string program_beside(const std::string& name) { return (own_folder() / name).string(); }
-
 Result<std::string> bench_file(const std::string& name) {
   std::vector<fs::path> folders;
   if (const auto given = env_text("MUSTER_BENCH_DIR")) folders.emplace_back(*given);
-  const fs::path own = own_folder().parent_path() / "share/muster/bench";
-  if (is_trusted_place((own / name).string())) folders.push_back(own);
+  folders.emplace_back(MUSTER_BENCH_SOURCES);
   for (const fs::path& folder : folders) {
     std::error_code error;
     if (fs::exists(folder / name, error)) return (folder / name).string();
   }
   return Status(
       Code::invalid_argument,
-      name + " is not in " + own.string() +
-          "; say in MUSTER_BENCH_DIR where it is (it stands in bench/ of muster's sources)");
+      name + " is not in " MUSTER_BENCH_SOURCES
+             "; say in MUSTER_BENCH_DIR where it is (it stands in bench/ of muster's sources)");
 }
 
 Result<std::string> find_python(const std::string& given) {
@@ -100,4 +97,4 @@ Result<std::string> run_program(const std::vector<std::string>& words, Complaint
   return said;
 }
 
-}  // namespace muster::cli::bench
+}  // namespace muster::lab

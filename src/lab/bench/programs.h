@@ -1,6 +1,6 @@
-/// Where that stands what `muster bench` starts, and how it is run. Its programs are beside the
-/// command; the workers that are compiled or interpreted when they are asked for are in
-/// share/muster/bench next to that folder, in a build folder as where it is installed.
+/// The scripts, Pythons and workers that muster-lab starts. Its programs stand beside it in the
+/// build folder; workers that are compiled or interpreted when they are asked for are in bench/ of
+/// the sources.
 #pragma once
 
 #include <string>
@@ -9,13 +9,9 @@
 
 #include "muster/status.h"
 
-namespace muster::cli::bench {
+namespace muster::lab {
 
-/// The path of another program in the folder of this one. Whether it exists is not looked at.
-std::string program_beside(const std::string& name);
-
-/// A worker of another library, by the name that it has in bench/ of the sources; those in
-/// MUSTER_BENCH_DIR go first.
+/// A file of bench/ in the sources; those in MUSTER_BENCH_DIR go first.
 Result<std::string> bench_file(const std::string& name);
 
 /// One that has torch: `given`, else what MUSTER_PYTHON says, else the first of
@@ -35,4 +31,4 @@ Result<std::string> run_program(
     const std::vector<std::string>& words, Complaints complaints,
     const std::vector<std::pair<std::string, std::string>>& variables = {});
 
-}  // namespace muster::cli::bench
+}  // namespace muster::lab
