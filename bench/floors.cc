@@ -21,7 +21,7 @@
 
 #include "core/wait/hardware_threads.h"
 #include "core/wait/topology.h"
-#include "faces/cli/bench/cell.h"
+#include "faces/cli/bench/measurement.h"
 #include "faces/cli/parse.h"
 #include "forked.h"
 

@@ -1,8 +1,8 @@
 """Ranks of stock torch's Gloo that muster-lab measures: read cells from <folder>/to-<rank>,
 answer in <folder>/back; without a folder from standard input and on standard output.
 
-The orders, the answers and what is measured are those of src/faces/cli/bench/cell.h. Every rank
-rewrites its buffer before each call; all_reduce and broadcast are in place.
+The orders, the answers and what is measured are those of src/faces/cli/bench/measurement.h. Every
+rank rewrites its buffer before each call; all_reduce and broadcast are in place.
 """
 
 import argparse

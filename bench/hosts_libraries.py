@@ -1,5 +1,5 @@
 """The libraries of `muster-lab hosts`: how each starts its ranks on the hosts, and how they are
-asked. The orders and answers are those of src/faces/cli/bench/cell.h.
+asked. The orders and answers are those of src/faces/cli/bench/measurement.h.
 """
 
 import contextlib

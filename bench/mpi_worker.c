@@ -1,8 +1,9 @@
 /* A rank of an MPI library that muster-lab measures: reads cells from <folder>/to-<rank>,
    answers in <folder>/back; without a folder rank 0 reads standard input, which mpirun gives to no
    other rank, and answers on standard output. The orders, the answers and what is measured are
-   those of src/faces/cli/bench/cell.h. Compiled by muster-lab with the library's own compiler.
-   Every rank rewrites its buffer before each call; all_reduce and broadcast are in place. */
+   those of src/faces/cli/bench/measurement.h. Compiled by muster-lab with the library's own
+   compiler. Every rank rewrites its buffer before each call; all_reduce and broadcast are in place.
+ */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -10,7 +10,7 @@
 #include <iostream>
 #include <string>
 
-#include "faces/cli/bench/worker.h"
+#include "faces/cli/bench/measurement.h"
 #include "muster/distributed.h"
 
 namespace {
@@ -61,7 +61,7 @@ at::ScalarType dtype_named(const std::string& name) {
   return at::ScalarType::Undefined;
 }
 
-class TensorSubject final : public muster::cli::bench::Subject {
+class TensorRank final : public muster::cli::bench::TimedRank {
  public:
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -149,7 +149,7 @@ class TensorSubject final : public muster::cli::bench::Subject {
 
 void serve_orders(const Options& options) {
   {
-    TensorSubject subject;
+    TensorRank subject;
     if (const Status served = muster::cli::bench::serve(subject, options.folder); !served)
       throw std::runtime_error(served.message());
   }

@@ -29,7 +29,7 @@
 #include "../stock.h"
 #include "core/base/process/temporary_folder.h"
 #include "core/trace/reader.h"
-#include "faces/cli/bench/cell.h"
+#include "faces/cli/bench/measurement.h"
 #include "faces/cli/parse.h"
 #include "models.h"
 #include "muster/distributed.h"

@@ -21,7 +21,7 @@
 
 #include "../stock.h"
 #include "core/base/process/temporary_folder.h"
-#include "faces/cli/bench/cell.h"
+#include "faces/cli/bench/measurement.h"
 #include "faces/cli/parse.h"
 #include "muster/rpc.h"
 #include "muster/spawn.h"

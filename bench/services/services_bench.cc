@@ -24,7 +24,7 @@
 #include "../forked.h"
 #include "../stock.h"
 #include "core/base/process/temporary_folder.h"
-#include "faces/cli/bench/cell.h"
+#include "faces/cli/bench/measurement.h"
 #include "faces/cli/bench/timed_library.h"
 #include "faces/cli/parse.h"
 #include "lab/bench/programs.h"

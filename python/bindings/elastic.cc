@@ -21,7 +21,7 @@ namespace py = pybind11;
 using elastic::EpochFollower;
 
 /// The variables that the launcher would have set in this epoch.
-std::map<std::string, std::string> variables(const launch::WorkerNews& news) {
+std::map<std::string, std::string> variables(const launch::WorkerNotice& news) {
   const launch::WorkerRanks& ranks = news.ranks;
   return {{"RANK", std::to_string(ranks.rank)},
           {"WORLD_SIZE", std::to_string(ranks.world_size)},
@@ -116,7 +116,7 @@ void bind_elastic(py::module_& module) {
         options.group.backend = std::move(backend);
         options.group.timeout = timeout;
         options.repair_timeout = repair_timeout;
-        std::optional<launch::WorkerNews> news;
+        std::optional<launch::WorkerNotice> news;
         const bool joined = blocking_on_store([&] {
           EpochFollower& follower = EpochFollower::of_process();
           if (!follower.join(options, nullptr)) return false;

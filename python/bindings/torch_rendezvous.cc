@@ -10,7 +10,7 @@
 
 #include "bindings.h"
 #include "core/group/errors.h"
-#include "jobs/launch/node/rendezvous_node.h"
+#include "jobs/launch/node/node_rendezvous.h"
 #include "muster/store.h"
 #include "no_gil.h"
 
@@ -49,9 +49,9 @@ RendezvousNews end_of_job(const launch::JobEnded& end, bool service_lost) {
   return {kind, 0, end.reason};
 }
 
-std::vector<RendezvousNews> described(std::vector<launch::NodeNews> all) {
+std::vector<RendezvousNews> described(std::vector<launch::NodeNotice> all) {
   std::vector<RendezvousNews> told;
-  for (launch::NodeNews& news : all) {
+  for (launch::NodeNotice& news : all) {
     if (news.complete > 0) told.push_back({"complete", news.complete});
     if (!news.event) continue;
     if (const auto* next = std::get_if<launch::NewEpoch>(&*news.event)) {

@@ -1,5 +1,5 @@
 """bench/hosts.py: the arithmetic of limits, the options and the table; hosts reached by a remote
-shell, with stand-ins for it and for the ranks; tiny runs where there are root and a built muster-lab.
+shell, with stand-ins for it and for the ranks; tiny runs if there are root and a built muster-lab.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-#include "faces/cli/checkpoint.h"
+#include "faces/cli/commands.h"
 
 #include <CLI/CLI.hpp>
 #include <cstdio>

@@ -1,4 +1,4 @@
-#include "faces/cli/doctor.h"
+#include "faces/cli/commands.h"
 
 #include <ifaddrs.h>
 #include <net/if.h>

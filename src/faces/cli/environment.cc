@@ -1,4 +1,4 @@
-#include "faces/cli/environment.h"
+#include "faces/cli/commands.h"
 
 #include <iostream>
 #include <set>

@@ -8,16 +8,10 @@
 #include <vector>
 
 #include "core/base/errno_text.h"
-#include "faces/cli/bench/bench.h"
-#include "faces/cli/bench/engine_worker.h"
-#include "faces/cli/checkpoint.h"
-#include "faces/cli/doctor.h"
-#include "faces/cli/environment.h"
+#include "faces/cli/commands.h"
 #include "faces/cli/parse.h"
 #include "faces/cli/run_arguments.h"
-#include "faces/cli/secret.h"
 #include "faces/cli/trace.h"
-#include "faces/cli/tunables.h"
 #include "jobs/launch/agent.h"
 
 namespace {
@@ -74,7 +68,7 @@ int run_command(const std::vector<std::string>& arguments) {
   if (command == "run") return run(muster::cli::RunFlavour::run, rest);
   if (command == "launch") return run(muster::cli::RunFlavour::launch, rest);
   if (command == "bench") return muster::cli::run_bench(rest);
-  if (command == "bench-worker") return muster::cli::bench::run_engine_worker(rest);
+  if (command == "bench-worker") return muster::cli::run_engine_worker(rest);
   if (command == "doctor") return muster::cli::run_doctor(rest);
   if (command == "secret") return muster::cli::run_secret(rest);
   if (command == "trace") return muster::cli::run_trace(rest);

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "core/base/env.h"
-#include "jobs/launch/node/scheduled_node.h"
+#include "jobs/launch/options.h"
 
 namespace muster::cli {
 namespace {

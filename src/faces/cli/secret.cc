@@ -1,4 +1,4 @@
-#include "faces/cli/secret.h"
+#include "faces/cli/commands.h"
 
 #include <unistd.h>
 

@@ -20,6 +20,7 @@
 #include "core/store/factory.h"
 #include "core/trace/responder.h"
 #include "core/trace/run_directory.h"
+#include "faces/cli/commands.h"
 #include "faces/cli/parse.h"
 #include "faces/cli/printable.h"
 #include "jobs/launch/options.h"

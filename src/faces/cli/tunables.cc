@@ -1,4 +1,4 @@
-#include "faces/cli/tunables.h"
+#include "faces/cli/commands.h"
 
 #include <cstdio>
 #include <iostream>

@@ -16,6 +16,8 @@
 #include "core/group/group_core.h"
 #include "core/group/world.h"
 #include "core/wait/callbacks/callback_executor.h"
+#include "jobs/elastic/state_sync.h"
+#include "muster/collectives.h"
 
 namespace muster::elastic {
 namespace {
@@ -74,9 +76,9 @@ EpochFollower::EpochFollower() {
   channel_ = channel;
   group::check(CallbackExecutor::of_process().prepare());  // aborts must not wait for a thread
   // Memory that the launcher holds for this place was sent before the process was started.
-  while (launch::has_worker_news(channel_) && read_one()) {
+  while (launch::has_worker_notice(channel_) && read_one()) {
   }
-  auto thread = start_thread("the thread that reads the launcher's news", [this] { read(); });
+  auto thread = start_thread("the thread that reads the launcher's notices", [this] { read(); });
   group::check(thread.status());
   thread->detach();
 }
@@ -90,7 +92,7 @@ void EpochFollower::read() {
 /// False: there will be no more.
 bool EpochFollower::read_one() {
   std::vector<Descriptor> memories;
-  auto news = launch::read_worker_news(channel_, memories);
+  auto notice = launch::read_worker_notice(channel_, memories);
   std::shared_ptr<World> world;
   std::vector<Group> ended;
   std::shared_ptr<Interruption> meeting;
@@ -98,29 +100,29 @@ bool EpochFollower::read_one() {
   bool goes_on = false;
   {
     const std::lock_guard lock(mutex_);
-    if (!news) {
+    if (!notice) {
       orphaned_ = true;
-    } else if (news->kind == launch::WorkerNewsKind::leave) {
+    } else if (notice->kind == launch::WorkerNoticeKind::leave) {
       leaving_ = true;
-    } else if (news->kind == launch::WorkerNewsKind::memories) {
+    } else if (notice->kind == launch::WorkerNoticeKind::memories) {
       memories_ = std::move(memories);
     } else {
-      if (joined_ > 0 && news->epoch > joined_) {
+      if (joined_ > 0 && notice->epoch > joined_) {
         // Listed under the lock, so none of them is of the next epoch: `try_epoch` begins that
         // under the lock as well.
         world = world_;
         ended = world->groups();
         meeting = meeting_;
-        reason = "epoch " + std::to_string(joined_) + " of the job is over: " + news->reason;
+        reason = "epoch " + std::to_string(joined_) + " of the job is over: " + notice->reason;
       }
-      latest_ = std::move(*news);
+      latest_ = std::move(*notice);
     }
     changed_.notify_all();
     goes_on = !orphaned_;
   }
   if (meeting) meeting->raise(reason);
   // An abort calls hooks of the user's, which may take any time and ask this follower. So no lock
-  // is held, and the thread that reads news does not wait for them.
+  // is held, and the thread that reads notices does not wait for them.
   if (!ended.empty())
     CallbackExecutor::of_process().run([world, groups = std::move(ended), reason] {
       const WorldScope::Binding bound(world);
@@ -158,7 +160,7 @@ std::int64_t EpochFollower::epoch() const {
   return joined_;
 }
 
-std::optional<launch::WorkerNews> EpochFollower::entered() const {
+std::optional<launch::WorkerNotice> EpochFollower::entered() const {
   const std::lock_guard lock(mutex_);
   return entered_;
 }
@@ -196,24 +198,24 @@ void EpochFollower::end_group(RunOutcome outcome) {
 
 /// False: another epoch has come meanwhile.
 bool EpochFollower::try_epoch(const ElasticOptions& options, std::int64_t epoch,
-                              const std::optional<launch::WorkerNews>& news) {
+                              const std::optional<launch::WorkerNotice>& notice) {
   const auto meeting = std::make_shared<Interruption>();
   {
     const std::lock_guard lock(mutex_);
     if (latest_ && latest_->epoch > epoch) return false;
     world_ = World::hold_current();
     joined_ = epoch;
-    entered_ = news;
+    entered_ = notice;
     meeting_ = meeting;
   }
   InitProcessGroupOptions group = options.group;
-  if (news) {
-    group.rank = news->ranks.rank;
-    group.world_size = news->ranks.world_size;
+  if (notice) {
+    group.rank = notice->ranks.rank;
+    group.world_size = notice->ranks.world_size;
   }
   try {
     const Interruption::InterruptionBinding waits(meeting);
-    group::init_at_epoch(group, {epoch, news ? news->agent_store : std::string()});
+    group::init_at_epoch(group, {epoch, notice ? notice->agent_store : std::string()});
   } catch (const DistError&) {
     if (!epoch_is_over(std::current_exception())) throw;
     log(LogLevel::info, "epoch " + std::to_string(epoch) + " of the job ended while its ranks met");
@@ -232,7 +234,7 @@ bool EpochFollower::wait(std::unique_lock<std::mutex>& lock, TimePoint deadline,
     const TimePoint wake =
         std::min(deadline, deadline_after(steady_clock(), Interruption::look_every()));
     changed_.wait_until(lock, wake);
-    // This process stood still, and the thread that reads may have news from meanwhile.
+    // This process stood still, and the thread that reads may have a notice from meanwhile.
     if (wake != TimePoint::max() && steady_clock().now() - wake > kStoodStill)
       deadline = std::max(deadline, deadline_after(steady_clock(), kStoodStill));
   }
@@ -251,7 +253,7 @@ bool EpochFollower::join(const ElasticOptions& options, const std::exception_ptr
         Code::invalid_argument);
   const TimePoint deadline = deadline_after(steady_clock(), options.repair_timeout);
   for (bool first = joined_ == 0;; first = false) {
-    std::optional<launch::WorkerNews> news;
+    std::optional<launch::WorkerNotice> notice;
     std::int64_t epoch = 0;
     {
       std::unique_lock lock(mutex_);
@@ -268,7 +270,7 @@ bool EpochFollower::join(const ElasticOptions& options, const std::exception_ptr
         throw DistError("the launcher of this process has ended, and nobody repairs the job",
                         Code::closed);
       if (latest_ && latest_->epoch > joined_) {
-        news = latest_;
+        notice = latest_;
         epoch = latest_->epoch;
       } else if (first) {
         epoch = first_;
@@ -278,16 +280,55 @@ bool EpochFollower::join(const ElasticOptions& options, const std::exception_ptr
             Code::timed_out);
       }
     }
-    if (first && !news && is_initialized()) {
+    if (first && !notice && is_initialized()) {
       const std::lock_guard lock(mutex_);
       world_ = World::hold_current();
       joined_ = epoch;
       return true;
     }
     if (is_initialized()) drop_group();
-    if (try_epoch(options, epoch, news)) return true;
+    if (try_epoch(options, epoch, notice)) return true;
     drop_group();
   }
 }
+
+namespace {
+
+/// One epoch. Nothing: it has ended early, and `failure` says why.
+std::optional<RunOutcome> run_epoch(State& state, const std::function<void()>& train,
+                                    EpochFollower& follower, std::exception_ptr& failure) {
+  try {
+    StateSync::from_survivors(state);
+    train();
+    // From here on all have come to the end, and no rank's death undoes it.
+    agree_on_commit(state.commits(), false);
+    return RunOutcome::finished;
+  } catch (const Preempted&) {
+    return RunOutcome::preempted;
+  } catch (...) {
+    failure = std::current_exception();
+    if (!follower.epoch_is_over(failure)) throw;
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+RunOutcome run(State& state, const std::function<void()>& train, const ElasticOptions& options) {
+  EpochFollower& follower = EpochFollower::of_process();
+  for (std::exception_ptr failure; follower.join(options, failure);) {
+    failure = nullptr;
+    if (const auto outcome = run_epoch(state, train, follower, failure)) {
+      follower.end_group(*outcome);
+      return *outcome;
+    }
+    follower.drop_group();
+  }
+  if (is_initialized()) follower.drop_group();
+  StateSync::before_leaving(state);
+  return RunOutcome::preempted;
+}
+
+std::int64_t epoch() { return EpochFollower::of_process().epoch(); }
 
 }  // namespace muster::elastic

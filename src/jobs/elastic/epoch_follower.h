@@ -1,4 +1,4 @@
-/// A worker's side of `--elastic=keep`: reads the launcher's news, ends the default group of an
+/// A worker's side of `--elastic=keep`: reads the launcher's notices, ends the default group of an
 /// epoch that is over, and makes that of the next one.
 ///
 /// What lives in elastic/: this, the state and its commits (`state.cc`), `run`. Tested with real
@@ -17,7 +17,7 @@
 
 #include "core/base/descriptor.h"
 #include "core/base/process/interruption.h"
-#include "jobs/launch/workers/worker_news.h"
+#include "jobs/launch/workers/worker_notices.h"
 #include "muster/elastic.h"
 
 namespace muster {
@@ -58,7 +58,7 @@ class EpochFollower {
   /// after its death. Does nothing without a launcher that keeps workers.
   void give_memories(std::span<const int> memories) const;
   /// What began the present epoch: ranks and addresses. Absent: those of the environment.
-  std::optional<launch::WorkerNews> entered() const;
+  std::optional<launch::WorkerNotice> entered() const;
 
  private:
   EpochFollower();
@@ -68,19 +68,19 @@ class EpochFollower {
   bool wait(std::unique_lock<std::mutex>& lock, TimePoint deadline,
             const std::function<bool()>& ready);
   bool try_epoch(const ElasticOptions& options, std::int64_t epoch,
-                 const std::optional<launch::WorkerNews>& news);
+                 const std::optional<launch::WorkerNotice>& notice);
 
   int channel_ = -1;  // of the launcher that has started this process; -1: none that keeps workers
   bool is_spare_ = false;
   int nodes_ = 1, node_ = 0;  // of the environment
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::shared_ptr<World> world_;               // whose groups end with their epoch
-  std::shared_ptr<Interruption> meeting_;      // of the ranks that make the group of `joined_`
-  std::int64_t joined_ = 0;                    // the epoch that the default group is of
-  std::optional<launch::WorkerNews> entered_;  // of it
-  std::int64_t first_ = 0;                     // MUSTER_EPOCH
-  std::optional<launch::WorkerNews> latest_;
+  std::shared_ptr<World> world_;                 // whose groups end with their epoch
+  std::shared_ptr<Interruption> meeting_;        // of the ranks that make the group of `joined_`
+  std::int64_t joined_ = 0;                      // the epoch that the default group is of
+  std::optional<launch::WorkerNotice> entered_;  // of it
+  std::int64_t first_ = 0;                       // MUSTER_EPOCH
+  std::optional<launch::WorkerNotice> latest_;
   std::vector<Descriptor> memories_;
   bool leaving_ = false;
   bool orphaned_ = false;  // the launcher has ended

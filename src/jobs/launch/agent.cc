@@ -20,12 +20,10 @@
 #include "jobs/launch/node/host.h"
 #include "jobs/launch/node/node_membership.h"
 #include "jobs/launch/report.h"
+#include "jobs/launch/workers/event_loop.h"
 #include "jobs/launch/workers/node_workers.h"
-#include "jobs/launch/workers/python.h"
-#include "jobs/launch/workers/signal_watch.h"
-#include "jobs/launch/workers/wakeups.h"
 #include "jobs/launch/workers/worker_commands.h"
-#include "jobs/launch/workers/worker_news.h"
+#include "jobs/launch/workers/worker_notices.h"
 #include "jobs/launch/workers/worker_output.h"
 #include "jobs/membership/factory.h"
 
@@ -78,8 +76,8 @@ class NodeAgent {
   void note_not_started(const std::vector<WorkerEnded>& ends);
   std::string log_file(int local_rank) const;
   void note_end(const WorkerEnded& event);
-  void follow(NodeNews news);
-  void hear(NodeNews news);
+  void follow(NodeNotice notice);
+  void hear(NodeNotice notice);
   void pass_fence();
   void take_leave();
   void begin_plan(int restarts);
@@ -108,8 +106,8 @@ class NodeAgent {
   Wakeups wakeups_;
   std::unique_ptr<WorkerOutput> output_;
   std::unique_ptr<NodeMembership> nodes_;
-  std::unique_ptr<EpochFence> fence_;  // of the store here, if epochs lie elsewhere
-  std::deque<NodeNews> behind_fence_;  // epochs that begin once it is raised
+  std::unique_ptr<EpochFence> fence_;    // of the store here, if epochs lie elsewhere
+  std::deque<NodeNotice> behind_fence_;  // epochs that begin once it is raised
   Descriptor secret_file_;
   std::unique_ptr<NodeWorkers> workers_;
   std::deque<AgentEvent> events_;
@@ -121,17 +119,16 @@ NodeAgent::NodeAgent(const RunOptions& options, Prepared prepared, SignalWatch& 
       signals_(signals),
       commands_(options),
       nodes_(std::move(prepared.nodes)) {
-  commands_.told.run_id = job_.run_id;
-  commands_.told.role = options_.role;
-  commands_.told.max_restarts = options_.max_restarts;
+  commands_.job.run_id = job_.run_id;
+  commands_.job.role = options_.role;
+  commands_.job.max_restarts = options_.max_restarts;
   if (options_.agent_store)
-    commands_.told.agent_store = endpoint_text({job_.master_addr, job_.master_port});
+    commands_.job.agent_store = endpoint_text({job_.master_addr, job_.master_port});
   if (prepared.secret_file)
-    commands_.told.secret_place =
+    commands_.job.secret_place =
         std::to_string(::getpid()) + ":" + std::to_string(prepared.secret_file.get());
   secret_file_ = std::move(prepared.secret_file);
-  if (options_.workers > 1)
-    commands_.told.threads = std::max(1, allowed_cores() / options_.workers);
+  if (options_.workers > 1) commands_.job.threads = std::max(1, allowed_cores() / options_.workers);
   rules_.workers = options_.workers;
   rules_.max_restarts = options_.max_restarts;
   rules_.shutdown_timeout = options_.shutdown_timeout;
@@ -201,10 +198,10 @@ Result<int> NodeAgent::run(const Program& program, const LogPlace& logs) {
 /// be quick.
 void NodeAgent::take_leave() {
   wakeups_.arm_timer(deadline_after(steady_clock(), kFarewellLimit));
-  while (!nodes_->all_told() && events_.empty()) {
+  while (!nodes_->all_confirmed() && events_.empty()) {
     if (!wait_and_dispatch()) break;
   }
-  nodes_->forget_untold();
+  nodes_->forget_unconfirmed();
 }
 
 Status NodeAgent::wait_and_dispatch() {
@@ -236,7 +233,7 @@ Status NodeAgent::wait_and_dispatch() {
         happen(TimerFired{});
         break;
       case WakeupSource::nodes:
-        for (NodeNews& news : nodes_->take()) follow(std::move(news));
+        for (NodeNotice& notice : nodes_->take()) follow(std::move(notice));
         break;
       case WakeupSource::fence: pass_fence(); break;
       case WakeupSource::worker: ended.push_back(static_cast<int>(index)); break;
@@ -278,11 +275,11 @@ void NodeAgent::act(const AgentAction& action) {
   } else if (const auto* repair = std::get_if<RepairWorkers>(&action)) {
     repair_workers(repair->attempt);
   } else if (std::holds_alternative<TellLeave>(action)) {
-    WorkerNews news;
-    news.kind = WorkerNewsKind::leave;
-    news.epoch = running_epoch_;
-    news.reason = "the launcher got " + signal_name(state_.stop_signal);
-    workers_->tell_all(news);
+    WorkerNotice notice;
+    notice.kind = WorkerNoticeKind::leave;
+    notice.epoch = running_epoch_;
+    notice.reason = "the launcher got " + signal_name(state_.stop_signal);
+    workers_->tell_all(notice);
   } else if (const auto* signal = std::get_if<SignalWorkers>(&action)) {
     workers_->signal(signal->signal);
   } else if (std::holds_alternative<SweepWorkers>(action)) {
@@ -308,29 +305,29 @@ void NodeAgent::act(const AgentAction& action) {
   }
 }
 
-void NodeAgent::follow(NodeNews news) {
-  history_.note(news.failures);
-  if (!news.event || finished_) return;
+void NodeAgent::follow(NodeNotice notice) {
+  history_.note(notice.failures);
+  if (!notice.event || finished_) return;
   if (workers_->take_all_words()) happen(AllTrained{});
-  const auto* next = std::get_if<NewEpoch>(&*news.event);
+  const auto* next = std::get_if<NewEpoch>(&*notice.event);
   // Workers that only save their result stay with their epoch.
   const bool too_late = state_.trained && next != nullptr && next->only_joined;
-  const bool fences = fence_ != nullptr && news.plan != nullptr && !too_late;
-  if (fences) fence_->raise(news.plan->epoch);
+  const bool fences = fence_ != nullptr && notice.plan != nullptr && !too_late;
+  if (fences) fence_->raise(notice.plan->epoch);
   if (fences && next != nullptr && next->seated)
-    return void(behind_fence_.push_back(std::move(news)));
+    return void(behind_fence_.push_back(std::move(notice)));
   // What ends workers waits for nothing.
-  if (!std::holds_alternative<OthersGone>(*news.event)) behind_fence_.clear();
-  hear(std::move(news));
+  if (!std::holds_alternative<OthersGone>(*notice.event)) behind_fence_.clear();
+  hear(std::move(notice));
 }
 
-void NodeAgent::hear(NodeNews news) {
-  if (news.plan && news.plan->node >= 0) plan_ = std::move(news.plan);
+void NodeAgent::hear(NodeNotice notice) {
+  if (notice.plan && notice.plan->node >= 0) plan_ = std::move(notice.plan);
   if (workers_->take_all_words()) happen(AllTrained{});
-  happen(*news.event);
+  happen(*notice.event);
 }
 
-/// The store here refuses workers of epochs before that of the news that have waited for this.
+/// The store here refuses workers of epochs before that of the notice that have waited for this.
 void NodeAgent::pass_fence() {
   const EpochFence::Raised raised = fence_->take();
   if (!raised.status)
@@ -339,9 +336,9 @@ void NodeAgent::pass_fence() {
                  raised.status.message());
   while (!finished_ && !behind_fence_.empty() &&
          behind_fence_.front().plan->epoch.number <= raised.epoch) {
-    NodeNews news = std::move(behind_fence_.front());
+    NodeNotice notice = std::move(behind_fence_.front());
     behind_fence_.pop_front();
-    hear(std::move(news));
+    hear(std::move(notice));
   }
 }
 
@@ -407,12 +404,12 @@ void NodeAgent::begin_plan(int restarts) {
   for (const NodeDetails& node : plan_->nodes) nodes.push_back(node.facts);
   workers_->set_ranks(assign_ranks(nodes, plan_->node));
   const NodeDetails& first = plan_->nodes.front();
-  commands_.told.master_addr = first.program_addr;
-  commands_.told.master_port = first.program_port;
+  commands_.job.master_addr = first.program_addr;
+  commands_.job.master_port = first.program_port;
   if (!first.store_addr.empty())
-    commands_.told.agent_store = endpoint_text({first.store_addr, first.store_port});
-  commands_.told.epoch = plan_->epoch.number;
-  commands_.told.launch = plan_->epoch.launch;
+    commands_.job.agent_store = endpoint_text({first.store_addr, first.store_port});
+  commands_.job.epoch = plan_->epoch.number;
+  commands_.job.launch = plan_->epoch.launch;
   running_epoch_ = plan_->epoch.number;
   history_.begin(*plan_, restarts, workers_->ranks().front().world_size);
   if (!nodes_) return;
@@ -445,14 +442,14 @@ void NodeAgent::start_workers(int attempt) {
 void NodeAgent::repair_workers(int attempt) {
   begin_plan(plan_->epoch.restarts);
   const membership::Epoch& epoch = plan_->epoch;
-  WorkerNews news;
-  news.epoch = epoch.number;
-  news.restarts = epoch.restarts;
-  news.reason = epoch.reason;
-  news.agent_store = commands_.told.agent_store.value_or("");
-  news.master_addr = commands_.told.master_addr;
-  news.master_port = commands_.told.master_port;
-  const NodeWorkers::Repair done = workers_->repair(attempt, news);
+  WorkerNotice notice;
+  notice.epoch = epoch.number;
+  notice.restarts = epoch.restarts;
+  notice.reason = epoch.reason;
+  notice.agent_store = commands_.job.agent_store.value_or("");
+  notice.master_addr = commands_.job.master_addr;
+  notice.master_port = commands_.job.master_port;
+  const NodeWorkers::Repair done = workers_->repair(attempt, notice);
   note_not_started(done.not_started);
   output_->say(options_.command + ": " + epoch.reason + "; of the workers here " +
                std::to_string(done.kept) + " stay, " + std::to_string(done.from_spares) +

@@ -53,7 +53,7 @@ Result<Prepared> prepare_or_be_stopped(const RunOptions& options, SignalWatch& s
     prepared = prepare(options);
     const std::uint64_t one = 1;
     // The first word in an empty count always has room.
-    [[maybe_unused]] const ssize_t told = ::write(done.get(), &one, sizeof one);
+    [[maybe_unused]] const ssize_t written = ::write(done.get(), &one, sizeof one);
   });
   if (!preparing) return preparing.status();
   for (;;) {

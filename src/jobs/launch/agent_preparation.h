@@ -10,7 +10,7 @@
 #include "jobs/launch/node/node_membership.h"
 #include "jobs/launch/node/node_rendezvous.h"
 #include "jobs/launch/options.h"
-#include "jobs/launch/workers/signal_watch.h"
+#include "jobs/launch/workers/event_loop.h"
 
 namespace muster::launch {
 

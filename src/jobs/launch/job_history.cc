@@ -3,11 +3,92 @@
 #include <fcntl.h>
 
 #include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <ctime>
+#include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/base/log/log.h"
 #include "core/net/socket_address.h"
+#include "core/security/own_files.h"
+#include "muster/clock.h"
 
 namespace muster::launch {
+namespace {
+
+constexpr std::size_t kMostQueued = std::size_t{1} << 20;  // limit: memory for what was not written
+// limit: of a launcher that ends, for the next bytes to be taken, and for all
+constexpr Duration kPatienceWithReader = std::chrono::seconds(2);
+constexpr Duration kPatienceAtEnd = std::chrono::seconds(10);
+
+/// "2026-11-27T08:00:00.123Z".
+std::string time_text() {
+  const auto now = std::chrono::system_clock::now();
+  const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
+  std::tm parts{};
+  ::gmtime_r(&seconds, &parts);
+  char text[32];
+  const std::size_t length = std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &parts);
+  const auto part = std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch());
+  char rest[8];
+  std::snprintf(rest, sizeof rest, ".%03dZ", static_cast<int>(part.count() % 1000));
+  return std::string(text, length) + rest;
+}
+
+}  // namespace
+
+std::string EventLog::Origin::line_of(const std::string& event,
+                                      const std::vector<Field>& fields) const {
+  nlohmann::ordered_json line = {
+      {"time", time_text()}, {"event", event}, {"job", job}, {"host", host}};
+  for (const auto& [name_of_field, value] : fields)
+    std::visit([&, key = name_of_field](const auto& each) { line[key] = each; }, value);
+  // Bytes that are not valid UTF-8 (in a host name or a worker's message) are replaced.
+  return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
+EventLog::EventLog(Origin origin, Descriptor file)
+    : origin_(std::move(origin)),
+      writer_(std::make_unique<QueuedWriter>(
+          QueueOptions{.thread = "the thread that writes events",
+                       .own = std::move(file),
+                       .keeps_refused = true,
+                       .most = kMostQueued,
+                       .dropped_note =
+                           [origin = origin_](std::size_t count) {
+                             return origin.line_of("events_dropped",
+                                                   {{"count", static_cast<std::int64_t>(count)}});
+                           },
+                       .on_error =
+                           [name = origin_.name](int error) {
+                             log(LogLevel::warning, "events of the job cannot be written to " +
+                                                        name + ": " + errno_text(error) +
+                                                        "; they are put again with the next one");
+                           }})) {}
+
+Result<EventLog> EventLog::open(const std::string& path, std::string job, std::string host) {
+  auto file = open_own_file(path, O_WRONLY | O_CREAT | O_APPEND, {.name = "the file of events"});
+  if (!file) return file.status().with_context("--events");
+  return to(std::move(*file), path, std::move(job), std::move(host));
+}
+
+EventLog EventLog::to(Descriptor descriptor, std::string name, std::string job, std::string host) {
+  return {Origin{std::move(name), std::move(job), std::move(host)}, std::move(descriptor)};
+}
+
+EventLog::~EventLog() {
+  if (!writer_) return;
+  const std::size_t lost = writer_->finish(kPatienceWithReader, kPatienceAtEnd);
+  if (lost > 0)
+    log(LogLevel::warning, std::to_string(lost) + (lost == 1 ? " event" : " events") +
+                               " of the job were not written to " + origin_.name +
+                               ", which takes no more");
+}
+
+void EventLog::write(const std::string& event, const std::vector<Field>& fields) {
+  writer_->put(origin_.line_of(event, fields));
+}
 
 Status JobHistory::open(const RunOptions& options, const std::string& job,
                         const std::string& host) {

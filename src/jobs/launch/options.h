@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/rendezvous/scheduler.h"
 #include "jobs/membership/next_epoch.h"
 #include "muster/clock.h"
 #include "muster/status.h"
@@ -67,7 +68,7 @@ struct RunOptions {
   /// The workers that are left after a death stay in their processes (`elastic.h`).
   bool keep_workers = false;
   int spares = 0;  ///< idle processes on this node that replace workers
-  /// Between the news that the node is to be given up and the signal that ends its workers.
+  /// Between the notice that the node is to be given up and the signal that ends its workers.
   Duration preempt_grace = std::chrono::seconds(30);
   Duration shutdown_timeout =
       std::chrono::seconds(30);  ///< between SIGTERM (or the signal passed on) and SIGKILL
@@ -140,5 +141,14 @@ inline bool is_elastic(const RunOptions& options) { return least_nodes(options) 
 bool is_python(const RunOptions& options);
 /// Returns an error for contradictory options. `workers`, `redirects` and `tee` must be resolved.
 Status validate(const RunOptions& options);
+
+// What a scheduler that starts `muster run` once on every node says of the nodes: Slurm's srun, an
+// Indexed Job or JobSet of Kubernetes.
+
+/// Fills what the options leave open: number of nodes, this node's number, address and port of node
+/// 0. `nodes_given`: --nnodes was given, and counts. Code::invalid_argument if srun starts several
+/// tasks on a node, or --nnodes is not the number of srun's nodes.
+Status take_scheduled_node(RunOptions& options, bool nodes_given,
+                           const VariableOf& variable = env_text);
 
 }  // namespace muster::launch

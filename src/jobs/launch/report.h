@@ -1,17 +1,30 @@
-/// The launcher's final report, for the person who wants to know why a job has stopped.
+/// The launcher's final report, for the person who wants to know why a job has stopped, and the
+/// error files of workers, which it quotes: torch's `@record` writes an exception as JSON to the
+/// path in TORCHELASTIC_ERROR_FILE.
 #pragma once
 
 #include <sys/types.h>
 
 #include <chrono>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "jobs/launch/agent_machine.h"
 #include "jobs/launch/node/rank_assignment.h"
-#include "jobs/launch/workers/error_file.h"
 
 namespace muster::launch {
+
+struct WorkerError {
+  std::string message;  ///< "ValueError: no such file"
+  std::string stack;    ///< lines of the traceback; may be empty
+};
+
+/// Parses the text of such a file, in either form that torch has used; empty if it is invalid.
+std::optional<WorkerError> parse_error_file(std::string_view text);
+/// Reads and parses the file, at most 1 MiB of it; empty if it does not exist.
+std::optional<WorkerError> read_error_file(const std::string& path);
 
 /// Facts of a worker besides how it ended.
 struct WorkerRecord {

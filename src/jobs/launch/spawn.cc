@@ -21,7 +21,6 @@
 #include "core/base/process/file_limit.h"
 #include "core/base/threads/thread_start.h"
 #include "core/net/socket_address.h"
-#include "jobs/launch/ending_grace.h"
 #include "jobs/launch/workers/process.h"
 
 namespace muster::launch {

@@ -156,7 +156,7 @@ TEST(SpawnProcesses, TheyDieWithTheirParent) {
   ASSERT_EQ(::pipe(pipe_ends), 0);
   auto outer = start_processes(1, [&](int) {
     return spawn_processes(1, [&](int) -> Status {
-      [[maybe_unused]] const ssize_t told = ::write(pipe_ends[1], "x", 1);
+      [[maybe_unused]] const ssize_t written = ::write(pipe_ends[1], "x", 1);
       wait_for_a_signal();
     });
   });

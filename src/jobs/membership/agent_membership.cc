@@ -9,7 +9,6 @@
 #include "core/store/server/server_connection.h"
 #include "jobs/membership/factory.h"
 #include "jobs/membership/renewal.h"
-#include "jobs/membership/request_turn.h"
 #include "jobs/membership/update_queue.h"
 
 namespace muster::membership {

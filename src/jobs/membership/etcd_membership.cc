@@ -6,11 +6,10 @@
 #include "core/base/threads/thread_start.h"
 #include "core/store/etcd/client.h"
 #include "core/store/etcd/writer.h"
-#include "jobs/membership/epoch_record.h"
 #include "jobs/membership/factory.h"
 #include "jobs/membership/renewal.h"
+#include "jobs/membership/stored_values.h"
 #include "jobs/membership/update_queue.h"
-#include "jobs/membership/value_proof.h"
 
 namespace muster::membership {
 namespace {

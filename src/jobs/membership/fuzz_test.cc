@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "core/store/server/lease_table.h"
+#include "jobs/membership/job_view.h"
 #include "jobs/membership/membership.h"
-#include "jobs/membership/node_report.h"
 #include "testing/fuzz.h"
 
 namespace muster::membership {

@@ -7,13 +7,11 @@
 #include "core/base/log/log.h"
 #include "core/base/process/interruption.h"
 #include "core/base/threads/thread_start.h"
-#include "jobs/membership/epoch_record.h"
 #include "jobs/membership/factory.h"
 #include "jobs/membership/kubernetes_client.h"
 #include "jobs/membership/renewal.h"
-#include "jobs/membership/request_turn.h"
+#include "jobs/membership/stored_values.h"
 #include "jobs/membership/update_queue.h"
-#include "jobs/membership/value_proof.h"
 
 namespace muster::membership {
 namespace {

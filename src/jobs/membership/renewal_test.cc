@@ -5,8 +5,8 @@
 #include <atomic>
 #include <thread>
 
+#include "jobs/membership/stored_values.h"
 #include "jobs/membership/testing/membership_suite.h"
-#include "jobs/membership/value_proof.h"
 
 namespace muster::membership::testing {
 namespace {
@@ -31,7 +31,7 @@ TEST(Renewal, OnesOwnAbsenceIsNotTheServicesSilence) {
     });
     std::thread([&] {
       while (renewal->state().ok()) std::this_thread::sleep_until(renewal->expires());
-      [[maybe_unused]] const ssize_t told = ::write(ends[1], "x", 1);
+      [[maybe_unused]] const ssize_t written = ::write(ends[1], "x", 1);
     }).detach();
     return begun.ok();
   });

@@ -9,12 +9,12 @@ Result<Update> UpdateQueue::next(Duration timeout) {
   if (deadline == TimePoint::max())
     changed_.wait(lock, ready);
   else if (!changed_.wait_until(lock, deadline, ready))
-    return Update{.revision = told_};
+    return Update{.revision = taken_};
   if (closed_) return Status(Code::aborted, "the watch was closed");
   if (updates_.empty()) return failure_;
   Update update = std::move(updates_.front());
   updates_.pop_front();
-  told_ = update.revision;
+  taken_ = update.revision;
   return update;
 }
 

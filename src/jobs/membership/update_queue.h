@@ -25,7 +25,7 @@ class UpdateQueue {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Update> updates_;
-  std::int64_t told_ = 0;
+  std::int64_t taken_ = 0;
   Status failure_;
   bool closed_ = false;
 };

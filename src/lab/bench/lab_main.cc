@@ -3,12 +3,12 @@
 #include <string>
 #include <vector>
 
-#include "faces/cli/bench/engine_worker.h"
+#include "faces/cli/commands.h"
 #include "lab/bench/lab.h"
 
 int main(int count, char** words) {
   const std::vector<std::string> arguments(words + 1, words + count);
   if (!arguments.empty() && arguments.front() == "bench-worker")
-    return muster::cli::bench::run_engine_worker({arguments.begin() + 1, arguments.end()});
+    return muster::cli::run_engine_worker({arguments.begin() + 1, arguments.end()});
   return muster::lab::run_lab(arguments);
 }

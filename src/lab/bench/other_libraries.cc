@@ -5,7 +5,7 @@
 
 #include "core/base/env.h"
 #include "core/wait/topology.h"
-#include "jobs/launch/workers/worker.h"
+#include "jobs/launch/workers/process.h"
 #include "lab/bench/programs.h"
 
 namespace muster::lab {

@@ -12,7 +12,7 @@
 #include "core/base/process/temporary_folder.h"
 #include "core/wait/topology.h"
 #include "faces/cli/testing/launched.h"
-#include "jobs/launch/workers/worker.h"
+#include "jobs/launch/workers/process.h"
 #include "lab/bench/other_libraries.h"
 #include "testing/budget.h"
 

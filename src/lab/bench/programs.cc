@@ -13,7 +13,7 @@
 #include "core/base/errno_text.h"
 #include "core/security/trusted_place.h"
 #include "jobs/launch/node/host.h"
-#include "jobs/launch/workers/python.h"
+#include "jobs/launch/workers/worker_commands.h"
 
 namespace muster::lab {
 namespace {

@@ -14,7 +14,6 @@
 #include "core/base/process/temporary_folder.h"
 #include "core/tunables/tunables.h"
 #include "core/wait/topology.h"
-#include "faces/cli/bench/progress_line.h"
 #include "faces/cli/bench/results.h"
 #include "faces/cli/bench/timed_library.h"
 

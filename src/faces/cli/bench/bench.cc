@@ -1,4 +1,4 @@
-#include "faces/cli/bench/bench.h"
+#include "faces/cli/commands.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>

@@ -1,4 +1,4 @@
-#include "faces/cli/bench/engine_worker.h"
+#include "faces/cli/commands.h"
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -12,12 +12,14 @@
 #include "core/shm/arena/arena.h"
 #include "core/store/factory.h"
 #include "core/transport/factory.h"
-#include "faces/cli/bench/worker.h"
+#include "faces/cli/bench/measurement.h"
 #include "faces/cli/parse.h"
 #include "jobs/launch/spawn.h"
 
-namespace muster::cli::bench {
+namespace muster::cli {
 namespace {
+
+using bench::Cell;
 
 using collective::Args;
 using collective::Communicator;
@@ -65,9 +67,9 @@ class Buffer {
   std::byte* data_ = nullptr;
 };
 
-class EngineSubject final : public Subject {
+class EngineRank final : public bench::TimedRank {
  public:
-  explicit EngineSubject(std::shared_ptr<Communicator> group) : group_(std::move(group)) {}
+  explicit EngineRank(std::shared_ptr<Communicator> group) : group_(std::move(group)) {}
   int rank() const override { return group_->rank(); }
   int size() const override { return group_->size(); }
 
@@ -162,8 +164,8 @@ Status serve_rank(const WorkerOptions& options, int rank) {
   std::iota(members.begin(), members.end(), 0);
   auto group = Communicator::create(std::move(*fabric), members, {});
   if (!group) return group.status();
-  EngineSubject subject(*group);
-  if (Status served = serve(subject, options.folder); !served) return served;
+  EngineRank subject(*group);
+  if (Status served = bench::serve(subject, options.folder); !served) return served;
   return (*group)->close(deadline_after(steady_clock(), timeout));
 }
 
@@ -185,4 +187,4 @@ int run_engine_worker(const std::vector<std::string>& arguments) {
   return status ? 0 : 1;
 }
 
-}  // namespace muster::cli::bench
+}  // namespace muster::cli

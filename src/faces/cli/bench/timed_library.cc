@@ -17,8 +17,7 @@
 #include "core/security/secret.h"
 #include "jobs/launch/node/host.h"
 #include "jobs/launch/workers/process.h"
-#include "jobs/launch/workers/worker.h"
-#include "jobs/launch/workers/worker_environment.h"
+#include "jobs/launch/workers/worker_commands.h"
 #include "muster/clock.h"
 
 namespace muster::cli::bench {

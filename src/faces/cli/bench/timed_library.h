@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/base/descriptor.h"
-#include "faces/cli/bench/cell.h"
+#include "faces/cli/bench/measurement.h"
 #include "muster/status.h"
 
 namespace muster::cli::bench {
@@ -34,7 +34,7 @@ struct StartPlan {
 std::string program_beside(const std::string& name);
 
 /// muster's ranks: those of `muster_bench_worker` beside this program, or, with the engine alone,
-/// of this program's own `bench-worker`. `folder` has the pipes of cell.h.
+/// of this program's own `bench-worker`. `folder` has the pipes of measurement.h.
 StartPlan plan_muster(const RankOptions& options, const std::string& folder);
 
 class TimedLibrary {

@@ -13,7 +13,7 @@
 #include "core/base/dtype.h"
 #include "core/base/process/file_limit.h"
 #include "core/base/process/temporary_folder.h"
-#include "faces/cli/bench/progress_line.h"
+#include "faces/cli/bench/results.h"
 
 namespace muster::cli::bench {
 namespace {

@@ -57,7 +57,7 @@ EpochFence::Raised EpochFence::take() {
 void EpochFence::run() {
   const Interruption::InterruptionBinding binding(closing_);
   std::unique_lock lock(mutex_);
-  std::int64_t told = 0;
+  std::int64_t announced = 0;
   while (true) {
     work_.wait(lock, [this] { return stop_ || wanted_; });
     if (stop_) return;
@@ -67,8 +67,8 @@ void EpochFence::run() {
     lock.lock();
     if (wanted_) continue;
     const bool failed = !raised;
-    if (told != epoch.number) {
-      told = epoch.number;
+    if (announced != epoch.number) {
+      announced = epoch.number;
       result_ = {epoch.number, std::move(raised)};
       const std::uint64_t one = 1;
       [[maybe_unused]] const ssize_t written = ::write(event_.get(), &one, sizeof one);

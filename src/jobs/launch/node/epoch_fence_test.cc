@@ -129,9 +129,9 @@ class Fence : public ::testing::Test {
 TEST_F(Fence, TellsTheStoreOfEachEpoch) {
   for (const std::int64_t number : {1, 2, 7}) {
     raise(number);
-    const EpochFence::Raised told = raised();
-    EXPECT_EQ(told.epoch, number);
-    EXPECT_TRUE(told.status.ok()) << told.status.message();
+    const EpochFence::Raised result = raised();
+    EXPECT_EQ(result.epoch, number);
+    EXPECT_TRUE(result.status.ok()) << result.status.message();
     EXPECT_EQ(store.number(), number);
   }
   EXPECT_EQ(store.asked(), 3);
@@ -172,9 +172,9 @@ TEST_F(Fence, OnlyTheLastEpochCounts) {
   raise(2);
   raise(3);
   store.will(FencedStore::Answer::given);
-  const EpochFence::Raised told = raised();
-  EXPECT_EQ(told.epoch, 3);
-  EXPECT_TRUE(told.status.ok()) << told.status.message();
+  const EpochFence::Raised result = raised();
+  EXPECT_EQ(result.epoch, 3);
+  EXPECT_TRUE(result.status.ok()) << result.status.message();
   EXPECT_EQ(store.number(), 3);
 }
 
@@ -207,9 +207,9 @@ TEST(EpochFenceOfAStore, RefusesWorkersOfTheEpochBefore) {
     (*fence)->raise(epoch);
     pollfd ready{(*fence)->descriptor(), POLLIN, 0};
     EXPECT_EQ(::poll(&ready, 1, muster::testing::kMustHappenMs), 1);
-    const EpochFence::Raised told = (*fence)->take();
-    EXPECT_EQ(told.epoch, number);
-    EXPECT_TRUE(told.status.ok()) << told.status.message();
+    const EpochFence::Raised result = (*fence)->take();
+    EXPECT_EQ(result.epoch, number);
+    EXPECT_TRUE(result.status.ok()) << result.status.message();
   };
   raise(1);
   store::TcpStoreOptions worker = options;

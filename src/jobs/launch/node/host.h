@@ -1,7 +1,11 @@
-/// This machine's resources for workers, and its name.
+/// This machine: its resources for workers, its name, and a port that is kept free for a program.
 #pragma once
 
+#include <cstdint>
 #include <string>
+
+#include "core/base/descriptor.h"
+#include "muster/status.h"
 
 namespace muster::launch {
 
@@ -14,5 +18,18 @@ int gpu_count();
 std::string full_host_name();
 /// The path of the running program.
 std::string own_program();
+
+/// Reserved on all addresses of this host by sockets that are bound but do not listen. The kernel
+/// does not hand it out as a free port, but a server that asks for exactly this port with
+/// SO_REUSEADDR gets it.
+class ReservedPort {
+ public:
+  static Result<ReservedPort> take();
+  std::uint16_t number() const { return number_; }
+
+ private:
+  Descriptor four_, six_;  // a host may have no IPv6
+  std::uint16_t number_ = 0;
+};
 
 }  // namespace muster::launch

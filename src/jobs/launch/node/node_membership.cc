@@ -119,8 +119,8 @@ Status NodeMembership::start() {
 NodeMembership::~NodeMembership() {
   {
     Lock lock(mutex_);
-    told_.wait_for(lock, kLastWords,
-                   [this] { return !telling_.joinable() || !hold_ || untold_.empty(); });
+    confirmed_.wait_for(lock, kLastWords,
+                        [this] { return !telling_.joinable() || !hold_ || unconfirmed_.empty(); });
     stop_ = true;
   }
   closing_->raise("this node leaves the job");
@@ -141,30 +141,30 @@ std::string NodeMembership::place() const {
   return hold_ ? name_ : std::string();
 }
 
-void NodeMembership::give_under_lock(NodeNews news) {
-  news_.push_back(std::move(news));
+void NodeMembership::give_under_lock(NodeNotice notice) {
+  notices_.push_back(std::move(notice));
   const std::uint64_t one = 1;
   // Fails only where the count is at its limit, and then the descriptor is readable.
-  [[maybe_unused]] const ssize_t told = ::write(event_.get(), &one, sizeof one);
+  [[maybe_unused]] const ssize_t written = ::write(event_.get(), &one, sizeof one);
 }
 
-void NodeMembership::give(NodeNews news) {
+void NodeMembership::give(NodeNotice notice) {
   const Lock lock(mutex_);
-  give_under_lock(std::move(news));
+  give_under_lock(std::move(notice));
 }
 
-std::vector<NodeNews> NodeMembership::take() {
+std::vector<NodeNotice> NodeMembership::take() {
   const Lock lock(mutex_);
   std::uint64_t count = 0;
   [[maybe_unused]] const ssize_t got = ::read(event_.get(), &count, sizeof count);
-  return std::exchange(news_, {});
+  return std::exchange(notices_, {});
 }
 
 /// For this node. Nothing more is told: nobody needs it.
 void NodeMembership::end_of_job(JobEnded end, bool service_lost) {
   const Lock lock(mutex_);
   over_ = true;
-  untold_.clear();
+  unconfirmed_.clear();
   proposed_.reset();
   give_under_lock({AgentEvent(std::move(end)), {}, {}, 0, service_lost});
 }
@@ -173,7 +173,7 @@ void NodeMembership::end_of_job(JobEnded end, bool service_lost) {
 void NodeMembership::publish() {
   report_.details = encode(details_);
   if (!hold_ || over_) return;
-  untold_.push_back(membership::encode(report_));
+  unconfirmed_.push_back(membership::encode(report_));
   work_.notify_all();
 }
 
@@ -202,14 +202,14 @@ void NodeMembership::add_failure(const FailureNote& note) {
   publish();
 }
 
-void NodeMembership::forget_untold() {
+void NodeMembership::forget_unconfirmed() {
   const Lock lock(mutex_);
-  untold_.clear();
+  unconfirmed_.clear();
 }
 
-bool NodeMembership::all_told() const {
+bool NodeMembership::all_confirmed() const {
   const Lock lock(mutex_);
-  return over_ || (hold_ && untold_.empty());
+  return over_ || (hold_ && unconfirmed_.empty());
 }
 
 // What is told once is told until it is confirmed: an answer may be lost, and a service may be away
@@ -220,7 +220,7 @@ void NodeMembership::tell_all() {
   Lock lock(mutex_);
   while (!stop_) {
     const bool rejoins = !hold_ && !over_;
-    if (!lost_ && !rejoins && untold_.empty() && !proposed_) {
+    if (!lost_ && !rejoins && unconfirmed_.empty() && !proposed_) {
       work_.wait(lock);
       continue;
     }
@@ -232,7 +232,7 @@ void NodeMembership::tell_all() {
       lock.lock();
     }
     if (rejoins && !stop_) said = take_place_again(lock);
-    if (said && !untold_.empty() && hold_ && !stop_) said = tell_report(lock);
+    if (said && !unconfirmed_.empty() && hold_ && !stop_) said = tell_report(lock);
     // Not behind a report that etcd, out of space, does not take.
     if (proposed_ && hold_ && !stop_) {
       if (Status proposed = tell_epoch(lock); !proposed) said = proposed;
@@ -271,7 +271,7 @@ Status NodeMembership::take_place(Lock& lock) {
   if (!status) return status;
   name_ = name;
   hold_ = std::move(*hold);
-  untold_.clear();
+  unconfirmed_.clear();
   if (membership::encode(report_) != record) publish();
   return {};
 }
@@ -318,17 +318,17 @@ Status NodeMembership::describe_holder(const Status& refused, const std::string&
 }
 
 Status NodeMembership::tell_report(Lock& lock) {
-  const std::string record = untold_.front();
+  const std::string record = unconfirmed_.front();
   const auto hold = hold_;
   lock.unlock();
   Status said = hold->set(record);
   lock.lock();
   if (said) {
     trouble_.clear();
-    if (!untold_.empty() && hold == hold_) untold_.pop_front();
-    if (untold_.empty()) {
+    if (!unconfirmed_.empty() && hold == hold_) unconfirmed_.pop_front();
+    if (unconfirmed_.empty()) {
       give_under_lock({});
-      told_.notify_all();
+      confirmed_.notify_all();
     }
     return {};
   }
@@ -418,7 +418,7 @@ bool NodeMembership::follow(const membership::Update& update, bool stood_still) 
 
 void NodeMembership::note_others(const membership::Update& update) {
   const std::string own = place();
-  NodeNews news;
+  NodeNotice notice;
   for (const membership::Change& change : update.changes) {
     if (!change.value || change.name == own) continue;
     const auto report = membership::decode_report(*change.value);
@@ -429,10 +429,10 @@ void NodeMembership::note_others(const membership::Update& update) {
     for (const FailureNote& note : details->failures) {
       if (note.order <= seen) continue;
       seen = note.order;
-      news.failures.push_back(note);
+      notice.failures.push_back(note);
     }
   }
-  if (!news.failures.empty()) give(std::move(news));
+  if (!notice.failures.empty()) give(std::move(notice));
 }
 
 /// The numbers of nodes are the job's, so the node that came first says which they are. One that
@@ -529,7 +529,7 @@ void NodeMembership::keep_place() {
     if (lost.ok()) return;
     lost_ = std::exchange(hold_, nullptr);
     lost_at_ = steady_clock().now();
-    untold_.clear();
+    unconfirmed_.clear();
     proposed_.reset();
     report_.phase = NodePhase::waiting;
     report_.epoch = report_.trained_in = 0;

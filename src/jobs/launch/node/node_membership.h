@@ -4,7 +4,7 @@
 /// Two threads divide the work, so that nothing that matters waits for the service. One follows
 /// the watch, decides, and notices the end of the lease; it never makes a request. The other makes
 /// all requests: it takes the place, and tells reports and epochs until the service has confirmed
-/// them. The agent's own thread only leaves work for them and takes their news.
+/// them. The agent's own thread only leaves work for them and takes their notices.
 #pragma once
 
 #include <atomic>
@@ -72,11 +72,11 @@ struct NodeMembershipOptions {
 };
 
 /// News for the agent.
-struct NodeNews {
+struct NodeNotice {
   std::optional<AgentEvent> event;
   std::shared_ptr<const EpochPlan> plan{};  ///< with a NewEpoch
   std::vector<FailureNote> failures{};      ///< of other nodes
-  /// Number of the epoch of whose nodes all have now said something of it; 0: no news of that.
+  /// Number of the epoch of whose nodes all have now said something of it; 0: no notice of that.
   std::int64_t complete = 0;
   bool service_lost = false;  ///< with a JobEnded: the membership service does not answer
 };
@@ -90,9 +90,9 @@ class NodeMembership {
   /// Releases the place.
   ~NodeMembership();
 
-  /// A descriptor that is readable when `take` has news.
+  /// A descriptor that is readable when `take` has notices.
   int descriptor() const { return event_.get(); }
-  std::vector<NodeNews> take();
+  std::vector<NodeNotice> take();
 
   /// Publishes to the other nodes, in the order of the calls, until the service has confirmed it or
   /// the place is lost. Returns at once. `killed`, `trained_in`: see NodeReport.
@@ -101,10 +101,10 @@ class NodeMembership {
   void set_program_port(std::uint16_t port);
   void add_failure(const FailureNote& note);
   /// Whether the service has confirmed all of that, or nobody needs it any more. When it becomes
-  /// true there are news, if only empty ones.
-  bool all_told() const;
+  /// true there are notices, if only empty ones.
+  bool all_confirmed() const;
   /// The destructor waits for it for at most two seconds, unless it is given up here.
-  void forget_untold();
+  void forget_unconfirmed();
 
  private:
   struct ProposedEpoch {
@@ -119,8 +119,8 @@ class NodeMembership {
   std::string next_name() const;
   Status start();
   void publish();
-  void give(NodeNews news);
-  void give_under_lock(NodeNews news);
+  void give(NodeNotice notice);
+  void give_under_lock(NodeNotice notice);
   void end_of_job(JobEnded end, bool service_lost);
 
   // By the thread that makes requests. Each gives the lock up during a request.
@@ -149,20 +149,20 @@ class NodeMembership {
   const std::unique_ptr<membership::Membership> membership_;
   const std::shared_ptr<Interruption> closing_ = std::make_shared<Interruption>();
   Descriptor event_;
-  mutable std::mutex mutex_;  // guards all down to `news_`; never held during a request
-  std::condition_variable work_, told_;
+  mutable std::mutex mutex_;  // guards all down to `notices_`; never held during a request
+  std::condition_variable work_, confirmed_;
   std::string name_;                        // of the hold, or of the last one
   std::shared_ptr<membership::Hold> hold_;  // null: lost
   std::shared_ptr<membership::Hold> lost_;  // to be given back
   TimePoint lost_at_{};
   membership::NodeReport report_;
   NodeDetails details_;
-  std::deque<std::string> untold_;         // reports that the service has not confirmed
+  std::deque<std::string> unconfirmed_;    // reports that the service has not confirmed
   std::optional<ProposedEpoch> proposed_;  // that it has not answered
   std::int64_t answered_ = -1;             // on top of this revision an epoch has been committed
   TimePoint answered_at_{};
   std::string trouble_;  // the last that was logged
-  std::vector<NodeNews> news_;
+  std::vector<NodeNotice> notices_;
   std::atomic<bool> over_ = false;  // the job has ended for this node
   std::atomic<bool> stop_ = false;
   // Used only by the thread that follows the watch.

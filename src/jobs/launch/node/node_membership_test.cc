@@ -33,16 +33,16 @@ std::shared_ptr<store::TcpStore> served_store() {
   return std::move(*store);
 }
 
-/// The next news for which `wanted` is true.
+/// The next notice for which `wanted` is true.
 template <class Wanted>
-NodeNews next_news(NodeMembership& node, Wanted wanted) {
+NodeNotice next_notice(NodeMembership& node, Wanted wanted) {
   pollfd ready{node.descriptor(), POLLIN, 0};
   while (::poll(&ready, 1, muster::testing::kMustHappenMs) == 1) {
-    for (NodeNews& news : node.take()) {
-      if (wanted(news)) return std::move(news);
+    for (NodeNotice& notice : node.take()) {
+      if (wanted(notice)) return std::move(notice);
     }
   }
-  ADD_FAILURE() << "no news within a minute";
+  ADD_FAILURE() << "no notice within a minute";
   return {};
 }
 
@@ -54,16 +54,18 @@ TEST(NodeMembership, TellsOfACompleteEpochAndEndsTheJobAlone) {
   const NodeDetails details{NodeFacts{1, "default", "a host", 0}, "a launcher", "a host", 1};
   auto node = NodeMembership::join(member_of(served_store()), here, details);
   ASSERT_TRUE(node.ok()) << node.status().message();
-  const auto has_event = [](const NodeNews& news) { return news.event.has_value(); };
-  const NodeNews begun = next_news(**node, has_event);
+  const auto has_event = [](const NodeNotice& notice) { return notice.event.has_value(); };
+  const NodeNotice begun = next_notice(**node, has_event);
   ASSERT_TRUE(begun.plan);
   EXPECT_EQ(begun.plan->node, 0);
   (*node)->report(membership::NodePhase::running, 1, 0, {});
-  EXPECT_EQ(next_news(**node, [](const NodeNews& news) { return news.complete > 0; }).complete, 1);
+  EXPECT_EQ(
+      next_notice(**node, [](const NodeNotice& notice) { return notice.complete > 0; }).complete,
+      1);
 
   (*node)->report(membership::NodePhase::finished, 1, 0, {});
   (*node)->report(membership::NodePhase::stopped, 0, 0, "words");
-  const NodeNews over = next_news(**node, has_event);
+  const NodeNotice over = next_notice(**node, has_event);
   ASSERT_TRUE(over.event && std::holds_alternative<JobEnded>(*over.event));
   EXPECT_EQ(std::get<JobEnded>(*over.event).reason, "words");
   EXPECT_EQ(std::get<JobEnded>(*over.event).exit_code, 0);
@@ -87,13 +89,13 @@ TEST(NodeMembership, RefusesAnEpochOfOtherWorkers) {
   epoch.members.push_back({0, here.name, encode(report)});
   const auto committed = member_of(store)->commit(epoch, 0);
   ASSERT_TRUE(committed.ok()) << committed.status().message();
-  std::vector<NodeNews> news;
+  std::vector<NodeNotice> notice;
   pollfd ready{(*node)->descriptor(), POLLIN, 0};
-  while (news.empty() && ::poll(&ready, 1, muster::testing::kMustHappenMs) == 1)
-    news = (*node)->take();
-  ASSERT_FALSE(news.empty());
-  ASSERT_TRUE(news.front().event.has_value());
-  const auto* end = std::get_if<JobEnded>(&*news.front().event);
+  while (notice.empty() && ::poll(&ready, 1, muster::testing::kMustHappenMs) == 1)
+    notice = (*node)->take();
+  ASSERT_FALSE(notice.empty());
+  ASSERT_TRUE(notice.front().event.has_value());
+  const auto* end = std::get_if<JobEnded>(&*notice.front().event);
   ASSERT_NE(end, nullptr);
   EXPECT_FALSE(end->succeeded);
   EXPECT_NE(end->reason.find("has 1 workers on this node, which starts 6"), std::string::npos)
@@ -247,11 +249,11 @@ class NodeOfService : public ::testing::Test {
     EXPECT_TRUE(node.ok()) << node.status().message();
     return std::move(*node);
   }
-  NodeNews next_event(NodeMembership& node) {
-    return next_news(node, [](const NodeNews& news) { return news.event.has_value(); });
+  NodeNotice next_event(NodeMembership& node) {
+    return next_notice(node, [](const NodeNotice& notice) { return notice.event.has_value(); });
   }
-  bool has_epoch(const NodeNews& news, std::int64_t number, bool seated) {
-    const auto* epoch = news.event ? std::get_if<NewEpoch>(&*news.event) : nullptr;
+  bool has_epoch(const NodeNotice& notice, std::int64_t number, bool seated) {
+    const auto* epoch = notice.event ? std::get_if<NewEpoch>(&*notice.event) : nullptr;
     return epoch != nullptr && epoch->number == number && epoch->seated == seated;
   }
 
@@ -269,12 +271,12 @@ TEST_F(NodeOfService, WhatIsToldIsToldUntilItIsConfirmed) {
   }
   node->report(membership::NodePhase::failed, 1, 3, "words");
   // The failure uses up the last restart, so an epoch says that the job has failed.
-  const NodeNews over = next_event(*node);
+  const NodeNotice over = next_event(*node);
   ASSERT_TRUE(over.event && std::holds_alternative<JobEnded>(*over.event));
   EXPECT_EQ(std::get<JobEnded>(*over.event).reason, "words");
   EXPECT_EQ(service.failures, 0);
   EXPECT_EQ(service.reports.back().reason, "words");
-  EXPECT_TRUE(node->all_told());
+  EXPECT_TRUE(node->all_confirmed());
 }
 
 // spec: L14.service whoever reports never waits for the service, and the end of the lease ends the
@@ -287,7 +289,7 @@ TEST_F(NodeOfService, NothingWaitsForAServiceThatHangs) {
   node->report(membership::NodePhase::failed, 1, 3, "words");
   node->set_program_port(7);
   service.until([&] { return service.requests > before; });
-  EXPECT_FALSE(node->all_told());
+  EXPECT_FALSE(node->all_confirmed());
   {
     const Service::Lock lock(service.mutex);
     service.lost = true;
@@ -314,10 +316,10 @@ TEST_F(NodeOfService, ItsOwnEarlierHoldRefusesNobody) {
   membership::Update update;
   update.changes.push_back({service.names[0], std::nullopt, 0});
   service.tell(update);
-  const NodeNews news = next_event(*node);
-  EXPECT_TRUE(has_epoch(news, 2, true));
-  ASSERT_TRUE(news.plan);
-  EXPECT_EQ(news.plan->epoch.members.at(0).name, service.names[1]);
+  const NodeNotice notice = next_event(*node);
+  EXPECT_TRUE(has_epoch(notice, 2, true));
+  ASSERT_TRUE(notice.plan);
+  EXPECT_EQ(notice.plan->epoch.members.at(0).name, service.names[1]);
 }
 
 // spec: L14.node a node that is late at every look decides nevertheless
@@ -327,10 +329,10 @@ TEST_F(NodeOfService, ANodeThatIsAlwaysLateStillDecides) {
   EXPECT_TRUE(has_epoch(next_event(*node), 1, true));
 }
 
-// spec: L6 the news of an epoch say whether it only has more nodes than the one before
+// spec: L6 the notice of an epoch says whether it only has more nodes than the one before
 TEST_F(NodeOfService, AnEpochThatOnlyHasMoreNodesIsToldApart) {
   const auto node = join();
-  const NodeNews first = next_event(*node);
+  const NodeNotice first = next_event(*node);
   ASSERT_TRUE(first.plan);
   service.hang();  // what this node decides itself would come between the epochs that it is told
   membership::Epoch epoch = first.plan->epoch;
@@ -340,9 +342,9 @@ TEST_F(NodeOfService, AnEpochThatOnlyHasMoreNodesIsToldApart) {
     update.epoch = epoch;
     update.epoch_revision = number;
     service.tell(std::move(update));
-    const NodeNews news = next_event(*node);
-    EXPECT_TRUE(has_epoch(news, number, true));
-    return std::get<NewEpoch>(*news.event).only_joined;
+    const NodeNotice notice = next_event(*node);
+    EXPECT_TRUE(has_epoch(notice, number, true));
+    return std::get<NewEpoch>(*notice.event).only_joined;
   };
   epoch.members.push_back({1, "node/b", epoch.members[0].value, 2});
   EXPECT_TRUE(next(2));
@@ -371,18 +373,18 @@ TEST(NodeMembership, RefusesItselfWithOtherNumbersOfNodes) {
   {
     const auto other = NodeMembership::join(member_of(store), second, details);
     ASSERT_TRUE(other.ok()) << other.status().message();
-    const NodeNews news =
-        next_news(**other, [](const NodeNews& each) { return each.event.has_value(); });
-    ASSERT_TRUE(news.event && std::holds_alternative<JobEnded>(*news.event));
-    const std::string reason = std::get<JobEnded>(*news.event).reason;
+    const NodeNotice notice =
+        next_notice(**other, [](const NodeNotice& each) { return each.event.has_value(); });
+    ASSERT_TRUE(notice.event && std::holds_alternative<JobEnded>(*notice.event));
+    const std::string reason = std::get<JobEnded>(*notice.event).reason;
     for (const char* part : {"--nnodes 2:3", "--nnodes 2;", "the first one"})
       EXPECT_NE(reason.find(part), std::string::npos) << part << " in " << reason;
   }
   second.epochs = first.epochs;
   const auto right = NodeMembership::join(member_of(store), second, details);
   ASSERT_TRUE(right.ok()) << right.status().message();
-  const NodeNews begun =
-      next_news(**one, [](const NodeNews& news) { return news.event.has_value(); });
+  const NodeNotice begun =
+      next_notice(**one, [](const NodeNotice& notice) { return notice.event.has_value(); });
   ASSERT_TRUE(begun.plan);
   EXPECT_EQ(begun.plan->nodes.size(), 2u);
 }

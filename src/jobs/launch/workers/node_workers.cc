@@ -15,9 +15,9 @@ namespace {
 
 std::size_t at(int local_rank) { return static_cast<std::size_t>(local_rank); }
 
-WorkerNews with_ranks(WorkerNews news, const WorkerRanks& ranks) {
-  news.ranks = ranks;
-  return news;
+WorkerNotice with_ranks(WorkerNotice notice, const WorkerRanks& ranks) {
+  notice.ranks = ranks;
+  return notice;
 }
 
 }  // namespace
@@ -35,19 +35,19 @@ Result<NodeWorkers::Process> NodeWorkers::start_process(int number, int rank, in
   auto ends = around_.output.open(number, rank, attempt);
   if (!ends) return ends.status();
   Process worker;
-  Descriptor news;  // of the worker
+  Descriptor notice;  // of the worker
   if (around_.options.keep_workers) {
     auto channel = make_worker_channel();
     if (!channel) return channel.status();
-    news = std::move(channel->worker);
-    worker.news = std::move(channel->agent);
+    notice = std::move(channel->worker);
+    worker.notice = std::move(channel->agent);
     if (rank >= 0) pass_memories_on(number, worker);  // it finds them there when it begins
     command.environment.push_back(std::string(kLauncherSocketVariable) + "=" +
-                                  std::to_string(news.get()));
+                                  std::to_string(notice.get()));
   }
   command.out = ends->out.get();
   command.err = ends->err.get();
-  command.passed_on = {around_.secret_file, news.get()};
+  command.passed_on = {around_.secret_file, notice.get()};
   auto started = start_worker(command, around_.signal_mask, exit_code);
   if (!started) return started.status();
   around_.watch(started->pidfd.get(), rank < 0 ? WorkerWakeup::spare_end : WorkerWakeup::end,
@@ -73,7 +73,7 @@ Status NodeWorkers::start_one(int local_rank, int attempt, int restarts, int* ex
 }
 
 void NodeWorkers::pass_memories_on(int local_rank, const Process& to) const {
-  const Status passed = tell_memories(to.news.get(), memories_[at(local_rank)]);
+  const Status passed = tell_memories(to.notice.get(), memories_[at(local_rank)]);
   if (!passed && passed.code() != Code::closed)
     around_.output.say(around_.options.command + ": the worker in place " +
                        std::to_string(local_rank) +
@@ -84,13 +84,13 @@ void NodeWorkers::put_in_place(int local_rank, Process process) {
   Process& worker = workers_[at(local_rank)];
   listen_no_more(worker);
   worker = std::move(process);
-  if (worker.news) around_.watch(worker.news.get(), WorkerWakeup::words, local_rank);
+  if (worker.notice) around_.watch(worker.notice.get(), WorkerWakeup::words, local_rank);
 }
 
 void NodeWorkers::listen_no_more(Process& worker) const {
-  if (!worker.news) return;
-  around_.forget(worker.news.get());
-  worker.news.reset();
+  if (!worker.notice) return;
+  around_.forget(worker.notice.get());
+  worker.notice.reset();
 }
 
 void NodeWorkers::start_or_note(int local_rank, int attempt, int restarts,
@@ -117,12 +117,12 @@ std::vector<WorkerEnded> NodeWorkers::start_all(int attempt, int restarts) {
 }
 
 // The workers that are left hear of the epoch first: they have the most to do.
-NodeWorkers::Repair NodeWorkers::repair(int attempt, const WorkerNews& news) {
+NodeWorkers::Repair NodeWorkers::repair(int attempt, const WorkerNotice& notice) {
   Repair done;
   for (int local_rank = 0; local_rank < around_.options.workers; ++local_rank) {
     const Process& worker = workers_[at(local_rank)];
     if (worker.ended) continue;
-    tell(worker, with_ranks(news, ranks_[at(local_rank)]));
+    tell(worker, with_ranks(notice, ranks_[at(local_rank)]));
     ++done.kept;
   }
   for (int local_rank = 0; local_rank < around_.options.workers; ++local_rank) {
@@ -133,17 +133,17 @@ NodeWorkers::Repair NodeWorkers::repair(int attempt, const WorkerNews& news) {
       (void)reap(worker.pid);
       put_in_place(local_rank, {});
     }
-    if (promote_spare(local_rank, attempt, news)) {
+    if (promote_spare(local_rank, attempt, notice)) {
       ++done.from_spares;
     } else {
-      start_or_note(local_rank, attempt, news.restarts, done.not_started);
+      start_or_note(local_rank, attempt, notice.restarts, done.not_started);
       ++done.started;
     }
   }
   return done;
 }
 
-bool NodeWorkers::promote_spare(int local_rank, int attempt, const WorkerNews& news) {
+bool NodeWorkers::promote_spare(int local_rank, int attempt, const WorkerNotice& notice) {
   if (spares_.empty()) return false;
   SpareWorker spare = std::move(spares_.front());
   spares_.pop_front();
@@ -152,7 +152,7 @@ bool NodeWorkers::promote_spare(int local_rank, int attempt, const WorkerNews& n
   around_.watch(spare.process.pidfd.get(), WorkerWakeup::end, local_rank);
   spare.record.attempt = attempt;
   pass_memories_on(local_rank, spare.process);
-  tell(spare.process, with_ranks(news, ranks));
+  tell(spare.process, with_ranks(notice, ranks));
   put_in_place(local_rank, std::move(spare.process));
   records_[at(local_rank)] = std::move(spare.record);
   if (Status renamed = around_.output.rename(spare.number, local_rank, ranks.rank, attempt);
@@ -220,8 +220,8 @@ std::vector<WorkerEnded> NodeWorkers::take_ends(std::span<const int> local_ranks
   return ends;
 }
 
-void NodeWorkers::tell(const Process& worker, const WorkerNews& news) const {
-  if (worker.ended || !worker.news || tell_worker(worker.news.get(), news)) return;
+void NodeWorkers::tell(const Process& worker, const WorkerNotice& notice) const {
+  if (worker.ended || !worker.notice || tell_worker(worker.notice.get(), notice)) return;
   if (errno == EPIPE || errno == ECONNRESET) return;  // its end is noticed by itself
   around_.output.say(around_.options.command + ": process " + std::to_string(worker.pid) +
                      " does not read what the launcher tells it (" + errno_text(errno) +
@@ -229,14 +229,14 @@ void NodeWorkers::tell(const Process& worker, const WorkerNews& news) const {
   ::kill(worker.pid, SIGKILL);
 }
 
-void NodeWorkers::tell_all(const WorkerNews& news) {
-  for (const Process& worker : workers_) tell(worker, news);
+void NodeWorkers::tell_all(const WorkerNotice& notice) {
+  for (const Process& worker : workers_) tell(worker, notice);
 }
 
 bool NodeWorkers::take_words(int local_rank) {
   Process& worker = workers_[at(local_rank)];
-  if (!worker.news) return false;
-  WorkerWords words = launch::take_words(worker.news.get());
+  if (!worker.notice) return false;
+  WorkerWords words = launch::take_words(worker.notice.get());
   if (words.memories) memories_[at(local_rank)] = std::move(*words.memories);
   if (words.memories_missed)
     around_.output.say(around_.options.command + ": rank " +

@@ -14,9 +14,9 @@
 #include "jobs/launch/job_history.h"
 #include "jobs/launch/options.h"
 #include "jobs/launch/report.h"
-#include "jobs/launch/workers/worker.h"
+#include "jobs/launch/workers/process.h"
 #include "jobs/launch/workers/worker_commands.h"
-#include "jobs/launch/workers/worker_news.h"
+#include "jobs/launch/workers/worker_notices.h"
 #include "jobs/launch/workers/worker_output.h"
 
 namespace muster::launch {
@@ -57,9 +57,9 @@ class NodeWorkers {
     int kept = 0, from_spares = 0, started = 0;
     std::vector<WorkerEnded> not_started{};
   };
-  /// Tells the workers that are left of the epoch that `news` describes, with each one's ranks, and
-  /// replaces the others by spares or by new processes.
-  Repair repair(int attempt, const WorkerNews& news);
+  /// Tells the workers that are left of the epoch that `notice` describes, with each one's ranks,
+  /// and replaces the others by spares or by new processes.
+  Repair repair(int attempt, const WorkerNotice& notice);
 
   /// Starts spares until there are as many as the options say.
   void refill_spares(int attempt);
@@ -70,7 +70,7 @@ class NodeWorkers {
   std::vector<WorkerEnded> take_ends(std::span<const int> local_ranks);
   void take_spare_end(int number);
 
-  void tell_all(const WorkerNews& news);
+  void tell_all(const WorkerNotice& notice);
   /// Takes what the worker has said. True: all ranks have come to the end of training. Memory that
   /// it has given is held for its place.
   bool take_words(int local_rank);
@@ -87,7 +87,7 @@ class NodeWorkers {
     pid_t pid = -1;
     Descriptor pidfd{};
     bool ended = true;
-    Descriptor news{};  // if workers stay
+    Descriptor notice{};  // if workers stay
   };
   struct SpareWorker {
     int number = 0;  // in place of a local rank: from the number of workers on
@@ -102,8 +102,8 @@ class NodeWorkers {
   void listen_no_more(Process& worker) const;
   Status start_one(int local_rank, int attempt, int restarts, int* exit_code);
   void start_or_note(int local_rank, int attempt, int restarts, std::vector<WorkerEnded>& failed);
-  bool promote_spare(int local_rank, int attempt, const WorkerNews& news);
-  void tell(const Process& worker, const WorkerNews& news) const;
+  bool promote_spare(int local_rank, int attempt, const WorkerNotice& notice);
+  void tell(const Process& worker, const WorkerNotice& notice) const;
 
   const WorkerSurroundings around_;
   std::vector<Process> workers_;

@@ -1,13 +1,18 @@
 #include "jobs/launch/workers/process.h"
 
+#include <fcntl.h>
+#include <linux/close_range.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
+#include <sstream>
 
 #include "core/net/socket_address.h"
 
@@ -66,6 +71,139 @@ Result<std::optional<ProcessExit>> look_at_end(pid_t pid) { return ask(pid, WNOW
 void die_with_parent(pid_t parent, int signal) {
   ::prctl(PR_SET_PDEATHSIG, signal);  // fails only for a number that is no signal
   if (::getppid() != parent) ::_exit(1);
+}
+
+namespace {
+
+std::vector<char*> pointers(const std::vector<std::string>& texts) {
+  std::vector<char*> result;
+  result.reserve(texts.size() + 1);
+  for (const std::string& text : texts) result.push_back(const_cast<char*>(text.c_str()));
+  result.push_back(nullptr);
+  return result;
+}
+
+struct ChildPlan {
+  const char* file;
+  char* const* arguments;
+  char* const* environment;
+  int in, out, err;
+  const int* passed_on;  // ends with -1
+  int verdict;           // pipe end that a successful exec closes; carries errno on failure
+  const sigset_t* mask;
+};
+
+[[noreturn]] void give_up(const ChildPlan& plan) {
+  const int error = errno;
+  [[maybe_unused]] const ssize_t written = ::write(plan.verdict, &error, sizeof error);
+  ::_exit(127);
+}
+
+// Between fork and exec: only calls that are safe in a copy of a process with threads.
+[[noreturn]] void run_child(const ChildPlan& plan, pid_t parent) {
+  die_with_parent(parent, SIGKILL);
+  ::setpgid(0, 0);
+  // An ignored SIGHUP (nohup) stays ignored in the program. Other ignored signals would only keep
+  // it from being ended.
+  for (int signal = 1; signal < 32; ++signal) {
+    if (signal != SIGKILL && signal != SIGSTOP && signal != SIGHUP) ::signal(signal, SIG_DFL);
+  }
+  ::sigprocmask(SIG_SETMASK, plan.mask, nullptr);
+  // The three streams are above 2 (see start_worker), so that no dup2 overwrites one that is still
+  // needed.
+  if (plan.in >= 0 && ::dup2(plan.in, 0) < 0) give_up(plan);
+  if (::dup2(plan.out, 1) < 0 || ::dup2(plan.err, 2) < 0) give_up(plan);
+  // Close-on-exec for descriptors that a library left inheritable. The verdict pipe must stay open
+  // until exec.
+  ::close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
+  for (const int* each = plan.passed_on; *each >= 0; ++each) {
+    if (::fcntl(*each, F_SETFD, 0) != 0) give_up(plan);
+  }
+  ::execve(plan.file, plan.arguments, plan.environment);
+  give_up(plan);
+}
+
+Result<Descriptor> duplicate_above_streams(int fd) {
+  Descriptor copy(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
+  if (!copy)
+    return Status(Code::exhausted,
+                  "no file descriptor is left for a worker's streams: " + errno_text(errno));
+  return copy;
+}
+
+bool executable_file(const std::string& path) {
+  struct stat file {};
+  return ::stat(path.c_str(), &file) == 0 && S_ISREG(file.st_mode) &&
+         ::access(path.c_str(), X_OK) == 0;
+}
+
+}  // namespace
+
+Result<std::string> find_program(const std::string& program) {
+  if (program.find('/') != std::string::npos) return program;
+  const char* path = ::getenv("PATH");
+  std::istringstream folders(path != nullptr ? path : "/usr/local/bin:/usr/bin:/bin");
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    const std::string candidate = (folder.empty() ? "." : folder) + "/" + program;
+    if (executable_file(candidate)) return candidate;
+  }
+  std::string message = "program \"" + program + "\" was not found on PATH";
+  if (::access(program.c_str(), F_OK) == 0)
+    message += "; for the file in this directory say ./" + program;
+  return Status(Code::invalid_argument, message);
+}
+
+Result<StartedWorker> start_worker(const WorkerCommand& command, const sigset_t& mask,
+                                   int* exit_code) {
+  *exit_code = 126;
+  int verdict[2];
+  if (::pipe2(verdict, O_CLOEXEC) != 0)
+    return Status(Code::exhausted, "cannot start a worker: no pipe: " + errno_text(errno));
+  Descriptor verdict_in(verdict[0]), verdict_out(verdict[1]);
+  auto out = duplicate_above_streams(command.out);
+  if (!out) return out.status();
+  auto err = duplicate_above_streams(command.err);
+  if (!err) return err.status();
+  Descriptor in(command.quiet_input ? ::open("/dev/null", O_RDONLY | O_CLOEXEC) : -1);
+  const auto arguments = pointers(command.arguments);
+  const auto environment = pointers(command.environment);
+  std::vector<int> passed_on = command.passed_on;
+  std::erase(passed_on, -1);
+  passed_on.push_back(-1);
+  const ChildPlan plan{
+      command.file.c_str(), arguments.data(), environment.data(), in.get(), out->get(),
+      err->get(),           passed_on.data(), verdict_out.get(),  &mask};
+
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid < 0)
+    return Status(Code::exhausted,
+                  "cannot start a worker: fork: " + errno_text(errno) + "; see `ulimit -u`");
+  if (pid == 0) run_child(plan, parent);
+  verdict_out.reset();
+  ::setpgid(pid, pid);  // in parent and child, so that the group exists before either signals it
+  int error = 0;
+  ssize_t got = 0;
+  do {
+    got = ::read(verdict_in.get(), &error, sizeof error);
+  } while (got < 0 && errno == EINTR);
+  if (got == sizeof error) {
+    while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
+    }
+    *exit_code = error == ENOENT ? 127 : 126;
+    std::string message =
+        "program \"" + command.file + "\" cannot be executed: " + errno_text(error);
+    if (error == ENOEXEC) message += "; a script needs a first line such as #!/bin/sh";
+    return Status(Code::invalid_argument, message);
+  }
+  auto pidfd = open_pidfd(pid);
+  if (!pidfd) {
+    ::kill(pid, SIGKILL);
+    while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
+    }
+    return pidfd.status();
+  }
+  return StartedWorker{pid, std::move(*pidfd)};
 }
 
 }  // namespace muster::launch

@@ -1,10 +1,10 @@
 /// Child processes: how one ended, in words, and a descriptor that becomes readable when it ends.
 ///
 /// `launch/` holds the agent that starts, watches and ends workers (`agent_machine.h` decides,
-/// `agent.h` acts), the workers' environment (`worker_environment.h`, `rank_assignment.h`,
-/// `node_rendezvous.h`), their output (`output.h`), `spawn.h` for a function in n processes or
-/// threads, and `environment.h` for other launchers. May include base/ and store/. Test it alone:
-/// `ctest -R launch`.
+/// `agent.h` acts), the workers' environment (`worker_commands.h`, `rank_assignment.h`,
+/// `node_rendezvous.h`), their output (`worker_output.h`), `spawn.h` for a function in n processes
+/// or threads, and `environment.h` for other launchers. May include base/ and store/. Test it
+/// alone: `ctest -R launch`.
 #pragma once
 
 #include <signal.h>
@@ -12,8 +12,11 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "core/base/descriptor.h"
+#include "core/base/time/own_pauses.h"
+#include "muster/clock.h"
 #include "muster/status.h"
 
 namespace muster::launch {
@@ -48,5 +51,65 @@ Result<std::optional<ProcessExit>> look_at_end(pid_t pid);
 /// the pid of the forking process; if it has already ended, the child exits at once.
 /// Async-signal-safe.
 void die_with_parent(pid_t parent, int signal);
+
+// How long processes that were told to end have before they are killed. Time in which this process
+// stood still counts for nobody: they may have stood still with it (a suspended machine, Ctrl-Z),
+// or have ended meanwhile, unseen.
+
+class EndingGrace {
+ public:
+  EndingGrace(const Clock& clock, Duration time)
+      : clock_(clock), time_(time), deadline_(deadline_after(clock, time)) {}
+
+  /// When to ask `is_over`.
+  TimePoint deadline() const { return deadline_; }
+  /// To be asked after looking at who has ended. After a pause of this process the time begins
+  /// anew.
+  bool is_over() {
+    const TimePoint now = clock_.now();
+    if (now < deadline_) return false;
+    if (!pauses_.excuse(now - deadline_, kSlack)) return true;
+    deadline_ = deadline_after(clock_, time_);
+    return false;
+  }
+
+ private:
+  static constexpr Duration kSlack =
+      std::chrono::seconds(1);  // limit: no process that runs is later
+
+  const Clock& clock_;
+  const Duration time_;
+  TimePoint deadline_;
+  OwnPauses pauses_;
+};
+
+// One worker process: what to run, starting it, and its three descriptors.
+
+struct WorkerCommand {
+  std::string file;                      ///< resolved: no PATH is searched
+  std::vector<std::string> arguments;    ///< arguments[0] included
+  std::vector<std::string> environment;  ///< "NAME=value"
+  /// Where the streams go: a file or a pipe's writing end. Not owned.
+  int out = 1;
+  int err = 2;
+  bool quiet_input = false;      ///< standard input is /dev/null; else inherited
+  std::vector<int> passed_on{};  ///< descriptors that it inherits under their numbers; not owned
+};
+
+struct StartedWorker {
+  pid_t pid = -1;  ///< also its process group
+  Descriptor pidfd;
+};
+
+/// Starts the worker in a process group of its own, with the signal mask `mask` and default signal
+/// actions (an ignored SIGHUP stays ignored). It inherits only the three streams and `passed_on`,
+/// and gets SIGKILL when the calling thread ends. Fails with Code::invalid_argument if the program
+/// cannot be executed; `exit_code` is then the shell's (127 not found, 126 otherwise).
+Result<StartedWorker> start_worker(const WorkerCommand& command, const sigset_t& mask,
+                                   int* exit_code);
+
+/// The file that a shell would run for `program`: itself if it has a slash, else found on PATH.
+/// Errors list the folders searched.
+Result<std::string> find_program(const std::string& program);
 
 }  // namespace muster::launch

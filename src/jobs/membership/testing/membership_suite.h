@@ -99,7 +99,7 @@ class Bystander {
     if (child_ == 0) {
       ::close(ends[0]);
       const char done = body() ? 'y' : 'n';
-      [[maybe_unused]] const ssize_t told = ::write(ends[1], &done, 1);
+      [[maybe_unused]] const ssize_t written = ::write(ends[1], &done, 1);
       for (;;) ::pause();
     }
     ::close(ends[1]);

@@ -1,8 +1,8 @@
-#include "jobs/launch/workers/output.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
+
+#include "jobs/launch/workers/worker_output.h"
 
 namespace muster::launch {
 namespace {
@@ -82,4 +82,5 @@ TEST(ExpandNames, NamesThatAreKnown) {
 }
 
 }  // namespace
+
 }  // namespace muster::launch

@@ -1,5 +1,3 @@
-#include "jobs/launch/workers/python.h"
-
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -7,9 +5,124 @@
 #include <fstream>
 
 #include "core/base/process/temporary_folder.h"
+#include "jobs/launch/workers/worker_commands.h"
 
 namespace muster::launch {
 namespace {
+
+std::vector<NodeFacts> three_nodes() {
+  return {{2, "trainer", "a", 0}, {1, "reader", "b", 0}, {3, "trainer", "c", 0}};
+}
+
+// spec: J5 RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, ROLE_RANK and
+// ROLE_WORLD_SIZE over nodes of different sizes and roles
+TEST(AssignRanks, NodesOfDifferentSizesAndRoles) {
+  const auto nodes = three_nodes();
+  const auto last = assign_ranks(nodes, 2);
+  ASSERT_EQ(last.size(), 3u);
+  EXPECT_EQ(last[1], (WorkerRanks{.rank = 4,
+                                  .world_size = 6,
+                                  .local_rank = 1,
+                                  .local_world_size = 3,
+                                  .group_rank = 2,
+                                  .group_world_size = 3,
+                                  .role_rank = 3,
+                                  .role_world_size = 5}));
+  const auto middle = assign_ranks(nodes, 1);
+  ASSERT_EQ(middle.size(), 1u);
+  EXPECT_EQ(middle[0].rank, 2);
+  EXPECT_EQ(middle[0].role_rank, 0);
+  EXPECT_EQ(middle[0].role_world_size, 1);
+}
+
+// spec: J5 every rank of the job is given once, in the order of the nodes
+TEST(AssignRanks, EveryRankOnce) {
+  const auto nodes = three_nodes();
+  int next = 0;
+  for (int node = 0; node < 3; ++node) {
+    for (const WorkerRanks& worker : assign_ranks(nodes, node)) {
+      EXPECT_EQ(worker.rank, next);
+      EXPECT_EQ(node_of_rank(nodes, next), node);
+      ++next;
+    }
+  }
+  EXPECT_EQ(next, 6);
+  EXPECT_EQ(node_of_rank(nodes, 6), -1);
+  EXPECT_EQ(node_of_rank(nodes, -1), -1);
+}
+
+// spec: J3 nodes describe themselves to each other; nonsense is refused
+TEST(NodeFacts, TravelAsBytes) {
+  const auto back = decode_node_facts(encode({5, "reader", "host.example", 2}));
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(back->workers, 5);
+  EXPECT_EQ(back->role, "reader");
+  EXPECT_EQ(back->host, "host.example");
+  EXPECT_EQ(back->max_restarts, 2);
+  const std::string record = encode({5, "reader", "host.example", 2});
+  for (std::size_t cut = 0; cut < record.size(); ++cut)
+    EXPECT_FALSE(decode_node_facts(record.substr(0, cut)).ok());
+  EXPECT_FALSE(decode_node_facts(encode({0, "", "", 0})).ok());
+}
+
+// spec: J5 the names and values that workers see
+TEST(WorkerEnvironment, SaysEverything) {
+  const JobEnvironment job{.master_addr = "host.example",
+                           .master_port = 1234,
+                           .run_id = "job7",
+                           .role = "trainer",
+                           .max_restarts = 3,
+                           .agent_store = "host.example:1233",
+                           .python = "/usr/bin/python3",
+                           .secret_place = "77:5",
+                           .threads = 2};
+  const auto result = worker_environment({{"HOME", "/h"},
+                                          {"RANK", "99"},
+                                          {"MUSTER_SECRET", "words of the user's"},
+                                          {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                          {"MUSTER_AGENT_STORE", "[::1]:9"}},
+                                         job, assign_ranks(three_nodes(), 2)[0], 1);
+  const Environment expected = {{"HOME", "/h"},
+                                {"RANK", "3"},
+                                {"WORLD_SIZE", "6"},
+                                {"LOCAL_RANK", "0"},
+                                {"LOCAL_WORLD_SIZE", "3"},
+                                {"GROUP_RANK", "2"},
+                                {"GROUP_WORLD_SIZE", "3"},
+                                {"GROUP_WORLD_SIZE", "3"},
+                                {"ROLE_RANK", "2"},
+                                {"ROLE_WORLD_SIZE", "5"},
+                                {"ROLE_NAME", "trainer"},
+                                {"MASTER_ADDR", "host.example"},
+                                {"MASTER_PORT", "1234"},
+                                {"TORCHELASTIC_RESTART_COUNT", "1"},
+                                {"TORCHELASTIC_MAX_RESTARTS", "3"},
+                                {"TORCHELASTIC_RUN_ID", "job7"},
+                                {"PYTHON_EXEC", "/usr/bin/python3"},
+                                {"MUSTER_AGENT_STORE", "host.example:1233"},
+                                {"MUSTER_SECRET_FD", "77:5"},
+                                {"OMP_NUM_THREADS", "2"}};
+  EXPECT_EQ(result, expected);
+}
+
+// spec: S8 epochs come with the launch that they belong to, never with that of an outer launcher
+TEST(WorkerEnvironment, TellsTheLaunch) {
+  const Environment outer{{"MUSTER_EPOCH", "4"}, {"MUSTER_LAUNCH", "outer"}};
+  JobEnvironment job;
+  EXPECT_FALSE(worker_environment(outer, job, {}, 0).contains("MUSTER_LAUNCH"));
+  job.epoch = 1;
+  job.launch = "own";
+  EXPECT_EQ(worker_environment(outer, job, {}, 0).at("MUSTER_LAUNCH"), "own");
+}
+
+// spec: J5 what the user has set for threads stays
+TEST(WorkerEnvironment, LeavesTheUsersThreads) {
+  JobEnvironment job;
+  job.threads = 2;
+  const auto result = worker_environment({{"OMP_NUM_THREADS", "8"}}, job, {}, 0);
+  EXPECT_EQ(result.at("OMP_NUM_THREADS"), "8");
+  EXPECT_FALSE(result.contains("MUSTER_SECRET_FD"));
+}
 
 namespace fs = std::filesystem;
 
@@ -119,4 +232,5 @@ TEST_F(PythonPlaces, AMissingModuleIsExplained) {
 }
 
 }  // namespace
+
 }  // namespace muster::launch

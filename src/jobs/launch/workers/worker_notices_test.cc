@@ -1,4 +1,4 @@
-#include "jobs/launch/workers/worker_news.h"
+#include "jobs/launch/workers/worker_notices.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -23,33 +23,33 @@ WorkerChannel channel() {
 }
 
 // spec: L6 what the launcher tells a worker that stays comes whole, and its end is known
-TEST(WorkerNews, ComesWhole) {
+TEST(WorkerNotice, ComesWhole) {
   WorkerChannel ends = channel();
   EXPECT_TRUE(is_launcher_socket(ends.worker.get()));
-  const WorkerNews news{WorkerNewsKind::epoch, 7,        3,     {5, 8, 1, 2, 1, 4, 5, 8},
-                        "[::1]:29400",         "host-a", 29500, "because"};
-  const WorkerNews leave{WorkerNewsKind::leave, 0, 0, {}, {}, {}, 0, std::string(100'000, 'x')};
-  tell_worker(ends.agent.get(), news);
+  const WorkerNotice notice{WorkerNoticeKind::epoch, 7,        3,     {5, 8, 1, 2, 1, 4, 5, 8},
+                            "[::1]:29400",           "host-a", 29500, "because"};
+  const WorkerNotice leave{WorkerNoticeKind::leave, 0, 0, {}, {}, {}, 0, std::string(100'000, 'x')};
+  tell_worker(ends.agent.get(), notice);
   tell_worker(ends.agent.get(), leave);
   ends.agent.reset();
   std::vector<Descriptor> none;
-  const auto first = read_worker_news(ends.worker.get(), none);
-  const auto second = read_worker_news(ends.worker.get(), none);
+  const auto first = read_worker_notice(ends.worker.get(), none);
+  const auto second = read_worker_notice(ends.worker.get(), none);
   ASSERT_TRUE(first.ok() && second.ok());
   EXPECT_EQ(first->epoch, 7);
   EXPECT_EQ(first->restarts, 3);
-  EXPECT_EQ(first->ranks, news.ranks);
+  EXPECT_EQ(first->ranks, notice.ranks);
   EXPECT_EQ(first->agent_store, "[::1]:29400");
   EXPECT_EQ(first->master_addr, "host-a");
   EXPECT_EQ(first->master_port, 29500);
   EXPECT_EQ(first->reason, "because");
-  EXPECT_EQ(second->kind, WorkerNewsKind::leave);
-  EXPECT_EQ(read_worker_news(ends.worker.get(), none).status().code(), Code::closed);
+  EXPECT_EQ(second->kind, WorkerNoticeKind::leave);
+  EXPECT_EQ(read_worker_notice(ends.worker.get(), none).status().code(), Code::closed);
 }
 
 // spec: L6 that training has ended is known to the launcher, also when the worker has died since
-// and has not read all news
-TEST(WorkerNews, TheEndOfTrainingSurvivesTheWorker) {
+// and has not read all notices
+TEST(WorkerNotice, TheEndOfTrainingSurvivesTheWorker) {
   WorkerChannel ends = channel();
   EXPECT_FALSE(take_words(ends.agent.get()).trained);
   tell_worker(ends.agent.get(), {});
@@ -61,12 +61,12 @@ TEST(WorkerNews, TheEndOfTrainingSurvivesTheWorker) {
 }
 
 // spec: L6 a worker whose socket is full holds up no launcher
-TEST(WorkerNews, AWorkerThatDoesNotReadHoldsNobodyUp) {
+TEST(WorkerNotice, AWorkerThatDoesNotReadHoldsNobodyUp) {
   const WorkerChannel ends = channel();
-  const WorkerNews news{.reason = std::string(2000, 'x')};
-  for (int i = 0; i < 10'000; ++i) tell_worker(ends.agent.get(), news);
+  const WorkerNotice notice{.reason = std::string(2000, 'x')};
+  for (int i = 0; i < 10'000; ++i) tell_worker(ends.agent.get(), notice);
   std::vector<Descriptor> none;
-  EXPECT_EQ(read_worker_news(ends.worker.get(), none)->reason, news.reason);
+  EXPECT_EQ(read_worker_notice(ends.worker.get(), none)->reason, notice.reason);
 }
 
 Descriptor memory_with(char letter) {
@@ -82,8 +82,8 @@ char letter_in(const Descriptor& file) {
 }
 
 // spec: L7 memory that a worker has given its agent outlives it, and reaches the worker that takes
-// its place, before all other news
-TEST(WorkerNews, MemoriesOutliveTheirWorker) {
+// its place, before all other notices
+TEST(WorkerNotice, MemoriesOutliveTheirWorker) {
   std::vector<Descriptor> kept;
   {
     WorkerChannel dead = channel();
@@ -99,26 +99,26 @@ TEST(WorkerNews, MemoriesOutliveTheirWorker) {
     EXPECT_FALSE(take_words(dead.agent.get()).memories.has_value());
   }
   const WorkerChannel next = channel();
-  EXPECT_FALSE(has_worker_news(next.worker.get()));
+  EXPECT_FALSE(has_worker_notice(next.worker.get()));
   EXPECT_TRUE(tell_memories(next.agent.get(), kept).ok());
   tell_worker(next.agent.get(), {.epoch = 3});
   kept.clear();
-  EXPECT_TRUE(has_worker_news(next.worker.get()));
+  EXPECT_TRUE(has_worker_notice(next.worker.get()));
   std::vector<Descriptor> got;
-  const auto first = read_worker_news(next.worker.get(), got);
+  const auto first = read_worker_notice(next.worker.get(), got);
   ASSERT_TRUE(first.ok());
-  EXPECT_EQ(first->kind, WorkerNewsKind::memories);
+  EXPECT_EQ(first->kind, WorkerNoticeKind::memories);
   ASSERT_EQ(got.size(), 2U);
   EXPECT_EQ(letter_in(got[0]), 'b');
   EXPECT_EQ(letter_in(got[1]), 'c');
-  const auto second = read_worker_news(next.worker.get(), got);
+  const auto second = read_worker_notice(next.worker.get(), got);
   ASSERT_TRUE(second.ok());
   EXPECT_EQ(second->epoch, 3);
   EXPECT_EQ(got.size(), 2U);
 }
 
 // spec: L7 more memory files than a message takes are refused by name
-TEST(WorkerNews, TooManyMemoriesAreRefused) {
+TEST(WorkerNotice, TooManyMemoriesAreRefused) {
   const WorkerChannel ends = channel();
   const std::vector<int> many(kMostMemories + 1, ends.agent.get());
   EXPECT_EQ(give_memories(ends.worker.get(), many).code(), Code::exhausted);
@@ -129,7 +129,7 @@ std::size_t next_descriptor() { return static_cast<std::size_t>(Descriptor(::dup
 
 // spec: L7 memory files for which a launcher has no descriptor are missed by name; it never holds a
 // part of them for the whole
-TEST(WorkerNews, MemoriesThatDoNotFitAreMissed) {
+TEST(WorkerNotice, MemoriesThatDoNotFitAreMissed) {
   const WorkerChannel ends = channel();
   const Descriptor one = memory_with('a'), other = memory_with('b');
   const std::array both{one.get(), other.get()};
@@ -147,8 +147,9 @@ TEST(WorkerNews, MemoriesThatDoNotFitAreMissed) {
   EXPECT_EQ(words.memories->size(), 2U);
 }
 
-// spec: L7 a worker that has no descriptors for what its launcher holds hears the rest of the news
-TEST(WorkerNews, AWorkerWithoutDescriptorsHearsItsEpoch) {
+// spec: L7 a worker that has no descriptors for what its launcher holds hears the rest of the
+// notice
+TEST(WorkerNotice, AWorkerWithoutDescriptorsHearsItsEpoch) {
   const WorkerChannel ends = channel();
   std::vector<Descriptor> held;
   held.push_back(memory_with('a'));
@@ -158,14 +159,14 @@ TEST(WorkerNews, AWorkerWithoutDescriptorsHearsItsEpoch) {
   std::vector<Descriptor> got;
   {
     const testing::DescriptorLimit one_more(next_descriptor() + 1);
-    EXPECT_EQ(read_worker_news(ends.worker.get(), got)->kind, WorkerNewsKind::memories);
+    EXPECT_EQ(read_worker_notice(ends.worker.get(), got)->kind, WorkerNoticeKind::memories);
   }
   EXPECT_TRUE(got.empty());
-  EXPECT_EQ(read_worker_news(ends.worker.get(), got)->epoch, 3);
+  EXPECT_EQ(read_worker_notice(ends.worker.get(), got)->epoch, 3);
 }
 
 // spec: L7 what is said to a process that has ended is no error of this one
-TEST(WorkerNews, TheEndOfTheOtherIsKnown) {
+TEST(WorkerNotice, TheEndOfTheOtherIsKnown) {
   WorkerChannel ends = channel();
   EXPECT_FALSE(take_words(ends.agent.get()).at_end);
   ends.worker.reset();

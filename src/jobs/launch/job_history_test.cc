@@ -1,5 +1,3 @@
-#include "jobs/launch/event_log.h"
-
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -7,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
+
+#include "jobs/launch/job_history.h"
 
 namespace muster::launch {
 namespace {
@@ -107,4 +107,5 @@ TEST(EventLog, AFullDiskIsSaid) {
 }
 
 }  // namespace
+
 }  // namespace muster::launch

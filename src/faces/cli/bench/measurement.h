@@ -1,7 +1,7 @@
 /// What is measured, and what came out, as lines of text between the one who asks and the ranks
 /// that are measured.
 ///
-/// A contestant is a library with its ranks. Each rank reads its orders, a line each, from the
+/// A library is measured by its ranks. Each rank reads its orders, a line each, from the
 /// named pipe `to-<rank>` of a folder:
 ///
 ///   cell <op> <bytes> <dtype> <memory> <seconds> <settling> <from>
@@ -21,9 +21,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "core/base/bytes.h"
 #include "muster/status.h"
 
 namespace muster::cli::bench {
@@ -60,7 +62,7 @@ struct Figures {
   std::uint64_t iterations = 0;
 };
 
-/// A contestant's answer to one cell.
+/// The answer of a library to one cell.
 struct CellResult {
   std::optional<Figures> figures;
   std::string reason;  ///< why there are none
@@ -80,5 +82,36 @@ CellResult decode_answer(const std::string& line);
 
 /// Half the middle ones of an even number of values.
 double median(std::vector<double> values);
+
+// A rank that is measured: what every library's worker of ours does with an order.
+
+/// One rank of something that can be measured. One thread.
+class TimedRank {
+ public:
+  virtual ~TimedRank() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// Gets ready for calls of the cell, with memory of its kind. Code::unsupported where there is no
+  /// such operation.
+  virtual Status prepare(const Cell& cell) = 0;
+  /// What this rank rewrites before each call.
+  virtual MutableBytes written() = 0;
+  virtual Status call() = 0;
+
+  // For the measurement itself.
+  virtual Status barrier() = 0;
+  /// Rank 0's value goes to all.
+  virtual Status share(std::int64_t& value) = 0;
+  /// The greatest of all ranks' values, place by place, for all.
+  virtual Status latest(std::span<std::int64_t> values) = 0;
+};
+
+/// Measures one cell; all ranks together.
+Result<Figures> measure(TimedRank& rank, const Cell& cell);
+
+/// Carries out the orders in `folder`, or of the standard input where that is empty (see
+/// measurement.h), until they end. A rank that has a core of its own stays on it: bound from here
+/// on.
+Status serve(TimedRank& rank, const std::string& folder);
 
 }  // namespace muster::cli::bench

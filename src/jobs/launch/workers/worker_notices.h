@@ -18,17 +18,17 @@
 
 namespace muster::launch {
 
-/// Set in a spare process, which has no rank before the news of its first epoch.
+/// Set in a spare process, which has no rank before the notice of its first epoch.
 inline constexpr const char* kSpareVariable = "MUSTER_SPARE";
 
-enum class WorkerNewsKind : std::uint8_t {
+enum class WorkerNoticeKind : std::uint8_t {
   epoch,     ///< the job goes on in another epoch, in which the worker has these ranks
   leave,     ///< the node is to be given up: leave after the next commit
   memories,  ///< what the worker before in this place has given its agent; nothing else in it
 };
 
-struct WorkerNews {
-  WorkerNewsKind kind = WorkerNewsKind::epoch;
+struct WorkerNotice {
+  WorkerNoticeKind kind = WorkerNoticeKind::epoch;
   std::int64_t epoch = 0;
   int restarts = 0;
   WorkerRanks ranks{};
@@ -45,7 +45,7 @@ Result<WorkerChannel> make_worker_channel();
 
 /// For the agent. Waits for nothing. False: the worker is gone, or its socket is full (EAGAIN), as
 /// it has not read what it was told before. A long reason is cut off.
-bool tell_worker(int descriptor, const WorkerNews& news);
+bool tell_worker(int descriptor, const WorkerNotice& notice);
 /// For the agent, before the worker's first epoch. Nothing is sent if there are none.
 /// Code::exhausted: they cannot be sent. Code::closed: the worker has ended.
 Status tell_memories(int descriptor, std::span<const Descriptor> memories);
@@ -61,11 +61,12 @@ struct WorkerWords {
 /// called whenever the socket is readable: what is under way counts as open files of the user.
 WorkerWords take_words(int descriptor);
 
-/// For the worker. Blocks until there are news. Code::closed if the agent has ended. `memories`
-/// are filled by news of that kind.
-Result<WorkerNews> read_worker_news(int descriptor, std::vector<Descriptor>& memories);
-/// For the worker: whether there are news to read now, or the agent has ended.
-bool has_worker_news(int descriptor);
+/// For the worker. Blocks until a notice has come. Code::closed if the agent has ended. `memories`
+/// are filled by a notice of that kind.
+Result<WorkerNotice> read_worker_notice(int descriptor, std::vector<Descriptor>& memories);
+/// For the worker: true if `read_worker_notice` would not block: a notice is
+/// there, or the agent has ended.
+bool has_worker_notice(int descriptor);
 /// For the worker: all ranks have come to the end of training, so no death is to be repaired. Waits
 /// up to 60 s for an agent that is busy.
 void tell_trained(int descriptor);

@@ -1,4 +1,4 @@
-#include "jobs/launch/workers/worker_news.h"
+#include "jobs/launch/workers/worker_notices.h"
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -64,16 +64,16 @@ Status send_memories(int channel, std::string_view record, std::span<const int> 
                                errno_text(error) + "; raise the number of open files (ulimit -n)"};
 }
 
-std::string encode(const WorkerNews& news) {
+std::string encode(const WorkerNotice& notice) {
   return ByteWriter()
-      .put(news.kind)
-      .put(news.epoch)
-      .put(news.restarts)
-      .put(news.ranks)
-      .put_text(news.agent_store)
-      .put_text(news.master_addr)
-      .put(news.master_port)
-      .put_text(news.reason.substr(0, kReasonShown))
+      .put(notice.kind)
+      .put(notice.epoch)
+      .put(notice.restarts)
+      .put(notice.ranks)
+      .put_text(notice.agent_store)
+      .put_text(notice.master_addr)
+      .put(notice.master_port)
+      .put_text(notice.reason.substr(0, kReasonShown))
       .take();
 }
 
@@ -86,17 +86,17 @@ Result<WorkerChannel> make_worker_channel() {
   return WorkerChannel{Descriptor(ends[0]), Descriptor(ends[1])};
 }
 
-bool tell_worker(int descriptor, const WorkerNews& news) {
-  return send_descriptors(descriptor, as_bytes(encode(news)), {}, MSG_DONTWAIT);
+bool tell_worker(int descriptor, const WorkerNotice& notice) {
+  return send_descriptors(descriptor, as_bytes(encode(notice)), {}, MSG_DONTWAIT);
 }
 
 Status tell_memories(int descriptor, std::span<const Descriptor> memories) {
   if (memories.empty()) return {};
-  WorkerNews news;
-  news.kind = WorkerNewsKind::memories;
+  WorkerNotice notice;
+  notice.kind = WorkerNoticeKind::memories;
   std::vector<int> numbers;
   for (const Descriptor& each : memories) numbers.push_back(each.get());
-  return send_memories(descriptor, encode(news), numbers, TimePoint{});
+  return send_memories(descriptor, encode(notice), numbers, TimePoint{});
 }
 
 WorkerWords take_words(int descriptor) {
@@ -115,24 +115,24 @@ WorkerWords take_words(int descriptor) {
   }
 }
 
-Result<WorkerNews> read_worker_news(int descriptor, std::vector<Descriptor>& memories) {
+Result<WorkerNotice> read_worker_notice(int descriptor, std::vector<Descriptor>& memories) {
   WorkerRecordRead record;
   receive(descriptor, record, 0);
   if (record.message.bytes < 0)
-    return Status(Code::network, "reading the launcher's news: " + errno_text(errno));
+    return Status(Code::network, "reading the launcher's notices: " + errno_text(errno));
   if (record.message.bytes == 0)
     return Status(Code::closed, "the launcher of this process has ended");
   ByteReader reader(record.view());
-  WorkerNews news;
-  news.kind = reader.get<WorkerNewsKind>();
-  news.epoch = reader.get<std::int64_t>();
-  news.restarts = reader.get<int>();
-  news.ranks = reader.get<WorkerRanks>();
-  news.agent_store = reader.get_text();
-  news.master_addr = reader.get_text();
-  news.master_port = reader.get<std::uint16_t>();
-  news.reason = reader.get_text();
-  if (news.kind == WorkerNewsKind::memories) {
+  WorkerNotice notice;
+  notice.kind = reader.get<WorkerNoticeKind>();
+  notice.epoch = reader.get<std::int64_t>();
+  notice.restarts = reader.get<int>();
+  notice.ranks = reader.get<WorkerRanks>();
+  notice.agent_store = reader.get_text();
+  notice.master_addr = reader.get_text();
+  notice.master_port = reader.get<std::uint16_t>();
+  notice.reason = reader.get_text();
+  if (notice.kind == WorkerNoticeKind::memories) {
     memories = std::move(record.message.descriptors);
     if (record.message.cut_off) {
       memories.clear();
@@ -142,25 +142,25 @@ Result<WorkerNews> read_worker_news(int descriptor, std::vector<Descriptor>& mem
           "(ulimit -n)");
     }
   }
-  if (reader.at_end() && news.kind <= WorkerNewsKind::memories) return news;
+  if (reader.at_end() && notice.kind <= WorkerNoticeKind::memories) return notice;
   return Status(Code::mismatch,
                 "the launcher tells its workers what this version does not know; run `muster run` "
                 "and the program with the same muster");
 }
 
-bool has_worker_news(int descriptor) {
+bool has_worker_notice(int descriptor) {
   char first = 0;
   return ::recv(descriptor, &first, 1, MSG_PEEK | MSG_DONTWAIT) >= 0;
 }
 
 void tell_trained(int descriptor) {
-  const Status told =
+  const Status sent =
       send_memories(descriptor, {&kTrained, 1}, {}, deadline_after(steady_clock(), kLauncherBusy));
-  if (!told && told.code() != Code::closed)
+  if (!sent && sent.code() != Code::closed)
     log(LogLevel::warning,
         "the launcher does not hear that training has ended, and may repair a "
         "death from now on as one during training: " +
-            told.message());
+            sent.message());
 }
 
 Status give_memories(int descriptor, std::span<const int> memories) {

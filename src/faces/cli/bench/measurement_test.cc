@@ -1,8 +1,8 @@
-#include "faces/cli/bench/worker.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
+
+#include "faces/cli/bench/measurement.h"
 
 namespace muster::cli::bench {
 namespace {
@@ -10,7 +10,7 @@ namespace {
 constexpr std::int64_t kLag = 10'000'000'000;  // ns; longer than any call here
 
 /// Rank 0 of two, whose call takes no time. Rank 1 begins and ends `lag` nanoseconds after it.
-class Pair final : public Subject {
+class Pair final : public TimedRank {
  public:
   explicit Pair(std::int64_t lag) : lag_(lag) {}
   int rank() const override { return 0; }
@@ -52,4 +52,5 @@ TEST(BenchWorker, ACallCountsFromTheStartThatWasAskedFor) {
 }
 
 }  // namespace
+
 }  // namespace muster::cli::bench

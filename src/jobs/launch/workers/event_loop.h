@@ -1,10 +1,13 @@
-/// The agent's event loop: descriptors and one timer.
+/// The agent's event loop: descriptors, one timer, and signals as events of a descriptor.
 #pragma once
 
+#include <signal.h>
 #include <sys/epoll.h>
 
 #include <cstdint>
+#include <set>
 #include <span>
+#include <vector>
 
 #include "core/base/descriptor.h"
 #include "muster/clock.h"
@@ -35,6 +38,27 @@ class Wakeups {
   Descriptor epoll_, timer_;
   Status failure_;
   TimePoint armed_ = TimePoint::max();
+};
+
+/// Takes over `signals` (SIGHUP not if it was ignored, as under nohup), SIGUSR1 and SIGUSR2 for
+/// this thread and those it starts from now on, and ignores SIGPIPE. Undone at the end.
+class SignalWatch {
+ public:
+  static Result<SignalWatch> open(std::set<int> signals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT});
+  SignalWatch(SignalWatch&&) = default;
+  ~SignalWatch();
+
+  int descriptor() const { return descriptor_.get(); }
+  /// Those that came, in order.
+  std::vector<int> take();
+  /// The mask as it was before, for workers.
+  const sigset_t& previous_mask() const { return previous_; }
+
+ private:
+  SignalWatch() = default;
+  Descriptor descriptor_;
+  sigset_t previous_{};
+  struct sigaction previous_pipe_ {};
 };
 
 }  // namespace muster::launch

@@ -1,11 +1,14 @@
-/// Proofs of the job's secret on what lies in a service to which others may write as well.
+/// What the kinds of membership keep in a service that only stores values: proofs of the job's
+/// secret, because others may write there as well, and the rule by which an epoch is committed.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "core/security/secret.h"
+#include "jobs/membership/membership.h"
 #include "muster/status.h"
 
 namespace muster::membership {
@@ -33,5 +36,10 @@ class ValueProof {
 /// Code::refused: another process has the name. `value`: what that says of itself, which is bytes
 /// for other programs: at most its readable beginning is shown.
 Status held_by_another(std::string_view name, std::string_view value);
+
+/// Whether `epoch` may be committed where `present` (number 0: none) lies at `revision`.
+/// Code::refused, with both numbers.
+Status judge_commit(const Epoch& epoch, std::int64_t expected_revision, const Epoch& present,
+                    std::int64_t revision);
 
 }  // namespace muster::membership

@@ -1,9 +1,9 @@
-#include "jobs/launch/workers/wakeups.h"
-
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
+
+#include "jobs/launch/workers/event_loop.h"
 
 namespace muster::launch {
 namespace {
@@ -49,4 +49,5 @@ TEST(Wakeups, ADescriptorThatCannotBeWatchedEndsTheWait) {
 }
 
 }  // namespace
+
 }  // namespace muster::launch

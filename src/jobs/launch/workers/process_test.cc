@@ -1,6 +1,6 @@
-#include "jobs/launch/ending_grace.h"
-
 #include <gtest/gtest.h>
+
+#include "jobs/launch/workers/process.h"
 
 namespace muster::launch {
 namespace {
@@ -48,4 +48,5 @@ TEST(EndingGrace, WithoutALimitItNeverEnds) {
 }
 
 }  // namespace
+
 }  // namespace muster::launch

@@ -1,9 +1,8 @@
-#include "jobs/launch/workers/error_file.h"
-
 #include <gtest/gtest.h>
 
 #include <fstream>
 
+#include "jobs/launch/report.h"
 #include "testing/fuzz.h"
 #include "testing/scratch_folder.h"
 
@@ -36,4 +35,5 @@ TEST(ErrorFile, OfSomethingElse) {
 }
 
 }  // namespace
+
 }  // namespace muster::launch
