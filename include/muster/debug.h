@@ -27,7 +27,7 @@ struct MonitoredBarrierOptions {
 void monitored_barrier(const MonitoredBarrierOptions& options = {});
 
 /// Sets the debug level from TORCH_DISTRIBUTED_DEBUG. Throws DistError if it is not OFF, INFO or
-/// DETAIL. `set_debug_level` and `get_debug_level` are in core/base/log/debug_level.h.
+/// DETAIL. `set_debug_level` and `get_debug_level` are in muster/debug_level.h.
 void set_debug_level_from_env();
 
 /// Stops `rank` for a debugger. All ranks of the default group call it; the others wait without

@@ -7,7 +7,7 @@
 
 #include "bindings.h"
 #include "blocking.h"
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/group/errors.h"
 #include "core/rendezvous/rendezvous.h"
 #include "faces/compat/torch_job.h"

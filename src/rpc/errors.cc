@@ -10,7 +10,7 @@
 #include <system_error>
 #include <typeinfo>
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "muster/rpc_function.h"
 #include "rpc/described_error.h"
 

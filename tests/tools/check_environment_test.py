@@ -8,7 +8,7 @@ from trees import run_over
 TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "check_environment"
 
 GOOD = {
-    "src/core/base/environment_table.cc": 'constexpr Row kJob[] = {\n    {"RANK, WORLD_SIZE", "",'
+    "src/core/base/environment.cc": 'constexpr Row kJob[] = {\n    {"RANK, WORLD_SIZE", "",'
     '\n     "Who."},\n    {"MUSTER_LONG, "\n     "MUSTER_SHORT", "", "x"},\n};\n',
     "src/core/rendezvous/join.cc": 'settle_from_environment(rank, "RANK", 0);\n'
     'env_integer("WORLD_SIZE", 1, 2);\n// env_text("MUSTER_COMMENT")\n'
@@ -37,7 +37,7 @@ class CheckEnvironment(unittest.TestCase):
             self.refuses(new, text, f"{new}:1: ")
         new = "python/muster/new.py"
         for text in ('os.environ["NEW"]\n', 'if "NEW" in os.environ:\n', 'os.environ.get("NEW")\n'):
-            self.refuses(new, text, f"{new}:1: NEW has no row in src/core/base/environment_table")
+            self.refuses(new, text, f"{new}:1: NEW has no row in src/core/base/environment.cc")
 
     def test_refuses_a_row_that_nothing_reads(self):
         self.refuses("python/muster/names.py", "pass\n", "nothing reads MUSTER_SHORT")

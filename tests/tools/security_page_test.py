@@ -158,7 +158,7 @@ class SecurityPage(unittest.TestCase):
 
     # spec: W8.page the variables and commands that the page names exist
     def test_names_exist(self):
-        table = (ROOT / "src/core/base/environment_table.cc").read_text(encoding="utf-8")
+        table = (ROOT / "src/core/base/environment.cc").read_text(encoding="utf-8")
         for name in set(re.findall(r"`((?:MUSTER|GLOO)_[A-Z_]+)", PAGE)):
             self.assertIn(f'"{name}', table)
         commands = (ROOT / "src/faces/cli/muster_main.cc").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@
 #include "backends/carried/poller.h"
 #include "core/base/exception_status.h"
 #include "core/base/keep_forever.h"
-#include "core/base/log/debug_level.h"
+#include "core/base/log/log.h"
 #include "core/collective/call.h"
 #include "core/collective/control.h"
 #include "core/collective/group_channel.h"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "backends/carried/call.h"
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/base/log/log.h"
 #include "core/base/process/fork_guard.h"
 #include "core/security/trusted_place.h"

@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <system_error>
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 
 namespace muster::nccl {
 namespace {

@@ -10,7 +10,7 @@
 #include <span>
 
 #include "backends/nccl/growth_offer.h"
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/base/log/log.h"
 #include "core/collective/call.h"
 #include "core/group/call/call.h"

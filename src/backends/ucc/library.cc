@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "backends/carried/call.h"
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/base/log/log.h"
 
 namespace muster::ucc {

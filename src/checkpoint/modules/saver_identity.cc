@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/group/epoch.h"
 #include "core/security/secret.h"
 

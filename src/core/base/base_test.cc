@@ -9,7 +9,7 @@
 #include "core/base/bytes.h"
 #include "core/base/descriptor.h"
 #include "core/base/dtype.h"
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/base/log/log.h"
 #include "muster/clock.h"
 #include "muster/status.h"

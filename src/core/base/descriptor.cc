@@ -2,11 +2,31 @@
 
 #include <unistd.h>
 
+#include <cctype>
+#include <cerrno>
+#include <cstring>
+
+#include "core/base/process/limits.h"
+
 namespace muster {
 
 void Descriptor::reset(int fd) {
   if (fd_ >= 0) ::close(fd_);
   fd_ = fd;
+}
+
+std::string errno_text(int error) {
+  const char* name = ::strerrorname_np(error);
+  const char* description = ::strerrordesc_np(error);
+  if (name == nullptr || description == nullptr) return "error " + std::to_string(error);
+  std::string text(description);
+  // "Connection refused" reads on within a sentence; "RFS specific error" stays as it is.
+  if (text.size() > 1 && text[1] >= 'a' && text[1] <= 'z')
+    text[0] = static_cast<char>(::tolower(text[0]));
+  if (error == EFBIG)
+    return text + " (" + name + "); the limit on file sizes is " + std::to_string(largest_file()) +
+           " bytes, raise it (ulimit -f)";
+  return text + " (" + name + ")";
 }
 
 }  // namespace muster

@@ -1,7 +1,8 @@
-/// Owning file descriptor. Moves, never copies; closes at the end of its life.
+/// An owning file descriptor, and words for the errors of the system calls that make and use them.
 #pragma once
 
 #include <cerrno>
+#include <string>
 #include <utility>
 
 namespace muster {
@@ -32,5 +33,8 @@ inline bool lacks_room(int error) {
   return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM ||
          error == ENOSPC;
 }
+
+/// Text of an errno value, thread-safe: "connection refused (ECONNREFUSED)".
+std::string errno_text(int error);
 
 }  // namespace muster

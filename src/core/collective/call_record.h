@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "core/base/log/log.h"
-#include "core/base/time/quick_clock.h"
+#include "core/base/time/clock.h"
 #include "core/trace/recorder.h"
 #include "muster/clock.h"
 

@@ -10,7 +10,7 @@
 #include <span>
 #include <utility>
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/base/process/launcher_socket.h"
 #include "core/group/call/exchange.h"
 #include "core/group/creation/backend_registry.h"

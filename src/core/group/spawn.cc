@@ -5,7 +5,6 @@
 #include <thread>
 
 #include "core/base/process/interruption.h"
-#include "core/base/threads/spawn_threads.h"
 #include "core/base/threads/thread_start.h"
 #include "core/group/errors.h"
 #include "core/group/world.h"

@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <memory>
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 
 namespace muster {
 namespace {

@@ -13,7 +13,7 @@
 #include <cstring>
 #include <memory>
 
-#include "core/base/process/file_limit.h"
+#include "core/base/process/limits.h"
 
 namespace muster {
 namespace {

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "core/base/descriptor.h"
-#include "core/base/errno_text.h"
 #include "muster/clock.h"
 #include "muster/status.h"
 

@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <cstdlib>
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/base/process/fork_guard.h"
 #include "core/rendezvous/launch_exchange.h"
 

@@ -4,7 +4,7 @@
 #include <limits>
 #include <sstream>
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/net/host_name.h"
 #include "core/net/interfaces.h"
 #include "core/net/socket_address.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/base/bytes.h"
-#include "core/base/process/control_group.h"
+#include "core/base/process/limits.h"
 #include "core/base/process/process_start.h"
 #include "core/rendezvous/join.h"
 #include "core/security/secret.h"

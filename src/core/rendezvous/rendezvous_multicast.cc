@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/base/threads/thread_start.h"
-#include "core/base/time/own_pauses.h"
+#include "core/base/time/clock.h"
 #include "core/net/interfaces.h"
 #include "core/net/socket_address.h"
 #include "core/rendezvous/join.h"

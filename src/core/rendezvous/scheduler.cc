@@ -4,7 +4,7 @@
 
 #include <charconv>
 
-#include "core/base/process/control_group.h"
+#include "core/base/process/limits.h"
 #include "core/base/process/process_start.h"
 #include "core/rendezvous/slurm_lists.h"
 

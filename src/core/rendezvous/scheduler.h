@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 
 namespace muster {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/net/socket_address.h"
 #include "core/security/handshake.h"
 #include "core/security/tls_session.h"

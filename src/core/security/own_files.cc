@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <cstdio>
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/net/socket_address.h"
 
 namespace muster {

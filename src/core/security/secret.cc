@@ -15,8 +15,8 @@
 #include <optional>
 #include <vector>
 
-#include "core/base/env.h"
-#include "core/base/process/file_limit.h"
+#include "core/base/environment.h"
+#include "core/base/process/limits.h"
 #include "core/net/socket_address.h"
 #include "core/security/own_files.h"
 #include "core/security/secret_strength.h"

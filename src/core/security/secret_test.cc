@@ -16,7 +16,7 @@
 #include <future>
 #include <set>
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/net/socket_address.h"
 #include "core/security/secret_strength.h"
 #include "testing/dump.h"

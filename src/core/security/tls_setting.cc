@@ -1,6 +1,6 @@
 #include "core/security/tls_setting.h"
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 
 namespace muster {
 

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/base/errno_text.h"
+#include "core/base/descriptor.h"
 #include "core/base/log/log.h"
 #include "core/base/process/fork_guard.h"
 

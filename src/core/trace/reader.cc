@@ -14,8 +14,8 @@
 #include <fstream>
 #include <span>
 
+#include "core/base/descriptor.h"
 #include "core/base/dtype.h"
-#include "core/base/errno_text.h"
 #include "core/base/process/process_start.h"
 #include "core/security/own_files.h"
 #include "core/trace/run_directory.h"

@@ -12,9 +12,9 @@
 #include <cstdio>
 #include <cstring>
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/base/log/log.h"
-#include "core/base/process/file_limit.h"
+#include "core/base/process/limits.h"
 #include "core/base/process/process_start.h"
 #include "core/net/socket_address.h"
 #include "core/trace/run_directory.h"

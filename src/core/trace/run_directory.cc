@@ -12,7 +12,7 @@
 #include <memory>
 #include <utility>
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/security/own_files.h"
 
 namespace muster::trace {

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "core/base/bytes.h"
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/security/secret.h"
 #include "core/security/tls_setting.h"
 #include "core/store/signed_texts.h"

@@ -4,7 +4,7 @@
 #include <charconv>
 #include <chrono>
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/tunables/tuning_file.h"
 
 namespace muster {

@@ -5,7 +5,7 @@
 #include <sstream>
 #include <utility>
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 
 namespace muster {
 

@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <string>
 
-#include "core/base/errno_text.h"
+#include "core/base/descriptor.h"
 
 namespace muster {
 namespace {

@@ -5,7 +5,7 @@
 #include <sstream>
 #include <string_view>
 
-#include "core/base/process/control_group.h"
+#include "core/base/process/limits.h"
 #include "core/wait/hardware_threads.h"
 
 namespace muster {

@@ -3,8 +3,7 @@
 #include <iostream>
 #include <set>
 
-#include "core/base/env.h"
-#include "core/base/environment_table.h"
+#include "core/base/environment.h"
 #include "faces/cli/parse.h"
 
 namespace muster::cli {

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "core/base/environment_table.h"
+#include "core/base/environment.h"
 #include "faces/cli/testing/launched.h"
 
 namespace muster::cli::testing {

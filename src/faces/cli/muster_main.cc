@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/base/errno_text.h"
+#include "core/base/descriptor.h"
 #include "faces/cli/commands.h"
 #include "faces/cli/parse.h"
 #include "faces/cli/run_arguments.h"

@@ -6,7 +6,7 @@
 #include <memory>
 #include <set>
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "jobs/launch/options.h"
 
 namespace muster::cli {

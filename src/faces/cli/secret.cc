@@ -5,8 +5,8 @@
 #include <cerrno>
 #include <iostream>
 
-#include "core/base/errno_text.h"
-#include "core/base/process/file_limit.h"
+#include "core/base/descriptor.h"
+#include "core/base/process/limits.h"
 #include "core/security/own_files.h"
 #include "core/security/secret.h"
 #include "faces/cli/parse.h"

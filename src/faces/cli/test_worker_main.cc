@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/rendezvous/rendezvous.h"
 #include "core/trace/recorder.h"
 #include "jobs/launch/workers/process.h"

@@ -13,9 +13,9 @@
 #include <memory>
 #include <utility>
 
-#include "core/base/env.h"
-#include "core/base/errno_text.h"
-#include "core/base/process/file_limit.h"
+#include "core/base/descriptor.h"
+#include "core/base/environment.h"
+#include "core/base/process/limits.h"
 #include "core/security/own_files.h"
 #include "core/store/factory.h"
 #include "core/trace/responder.h"

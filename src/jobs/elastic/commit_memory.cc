@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "core/base/process/file_limit.h"
+#include "core/base/process/limits.h"
 #include "core/net/socket_address.h"
 
 namespace muster::elastic {

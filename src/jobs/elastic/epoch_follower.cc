@@ -6,7 +6,7 @@
 #include <thread>
 #include <utility>
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/base/log/log.h"
 #include "core/base/process/launcher_socket.h"
 #include "core/base/threads/thread_start.h"

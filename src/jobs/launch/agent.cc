@@ -8,7 +8,7 @@
 #include <iostream>
 #include <limits>
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/base/log/log.h"
 #include "core/net/socket_address.h"
 #include "core/trace/reader.h"

@@ -25,7 +25,7 @@
 #include <variant>
 #include <vector>
 
-#include "core/base/time/own_pauses.h"
+#include "core/base/time/clock.h"
 #include "jobs/launch/workers/process.h"
 #include "muster/clock.h"
 
@@ -48,7 +48,7 @@ struct AgentRules {
   /// How long the other nodes have to answer, in addition to the shutdown timeout.
   Duration farewell_timeout = std::chrono::seconds(5);
   /// A timer that comes later than this says that the launcher stood still, and its workers perhaps
-  /// with it: what it would end gets this time again (`core/base/time/own_pauses.h`).
+  /// with it: what it would end gets this time again (`core/base/time/clock.h`).
   Duration stood_still = std::chrono::seconds(1);
 };
 

@@ -11,7 +11,7 @@
 #include <sstream>
 #include <thread>
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/base/process/temporary_folder.h"
 #include "core/base/threads/thread_start.h"
 #include "core/net/socket_address.h"

@@ -18,7 +18,7 @@
 
 #include "core/base/bytes.h"
 #include "core/base/descriptor.h"
-#include "core/base/process/file_limit.h"
+#include "core/base/process/limits.h"
 #include "core/base/threads/thread_start.h"
 #include "core/net/socket_address.h"
 #include "jobs/launch/workers/process.h"

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <thread>
 
-#include "core/base/threads/spawn_threads.h"
 #include "core/base/threads/thread_start.h"
 #include "jobs/launch/workers/process.h"
 #include "testing/limits.h"

@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "core/base/bytes.h"
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/base/process/interruption.h"
 #include "core/security/base64.h"
 

@@ -9,7 +9,7 @@
 #include <fstream>
 #include <map>
 
-#include "core/base/process/file_limit.h"
+#include "core/base/process/limits.h"
 #include "faces/cli/bench/timing_run.h"
 #include "faces/cli/parse.h"
 #include "lab/bench/other_libraries.h"

@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <utility>
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/wait/topology.h"
 #include "jobs/launch/workers/process.h"
 #include "lab/bench/programs.h"

@@ -9,8 +9,8 @@
 #include <cstring>
 #include <filesystem>
 
-#include "core/base/env.h"
-#include "core/base/errno_text.h"
+#include "core/base/descriptor.h"
+#include "core/base/environment.h"
 #include "core/security/trusted_place.h"
 #include "jobs/launch/node/host.h"
 #include "jobs/launch/workers/worker_commands.h"

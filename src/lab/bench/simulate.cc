@@ -5,7 +5,7 @@
 #include <fstream>
 #include <optional>
 
-#include "core/base/process/file_limit.h"
+#include "core/base/process/limits.h"
 #include "core/collective/select/tuning.h"
 #include "faces/cli/bench/results.h"
 #include "lab/model/schedule.h"

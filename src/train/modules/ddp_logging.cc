@@ -3,8 +3,7 @@
 #include <set>
 #include <utility>
 
-#include "core/base/env.h"
-#include "core/base/log/debug_level.h"
+#include "core/base/environment.h"
 #include "core/base/log/log.h"
 
 namespace muster::parallel {

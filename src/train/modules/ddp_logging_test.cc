@@ -9,7 +9,7 @@
 #include <regex>
 #include <string>
 
-#include "core/base/log/debug_level.h"
+#include "core/base/log/log.h"
 #include "core/group/testing/ranks.h"
 #include "muster/parallel.h"
 

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "backends/carried/testing/rank.h"
-#include "core/base/log/debug_level.h"
+#include "core/base/log/log.h"
 #include "core/tunables/tunables_fixed.h"
 
 namespace muster::carried::test {

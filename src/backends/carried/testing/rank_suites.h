@@ -21,7 +21,7 @@
 
 #include "backends/carried/testing/mismatches.h"
 #include "backends/carried/testing/rank.h"
-#include "core/base/log/debug_level.h"
+#include "core/base/log/log.h"
 #include "core/collective/testing/suite_cells.h"
 #include "core/transport/job_fabric.h"
 #include "testing/budget.h"

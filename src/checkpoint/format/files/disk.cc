@@ -10,7 +10,7 @@
 #include <filesystem>
 #include <system_error>
 
-#include "core/base/process/file_limit.h"
+#include "core/base/process/limits.h"
 #include "core/net/socket_address.h"
 
 namespace muster::shards {

@@ -4,7 +4,7 @@
 #include <cctype>
 
 #include "checkpoint/format/files/disk.h"
-#include "core/base/env.h"
+#include "core/base/environment.h"
 
 namespace muster::shards {
 namespace {

@@ -11,7 +11,7 @@
 #include <mutex>
 #include <utility>
 
-#include "core/base/process/file_limit.h"
+#include "core/base/process/limits.h"
 #include "core/base/threads/thread_start.h"
 
 namespace muster {

@@ -7,8 +7,8 @@
 #include <limits>
 #include <string>
 
-#include "core/base/env.h"
-#include "core/base/errno_text.h"
+#include "core/base/descriptor.h"
+#include "core/base/environment.h"
 #include "core/base/log/log.h"
 
 namespace muster {

@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "core/base/descriptor.h"
-#include "core/base/process/control_group.h"
+#include "core/base/process/limits.h"
 
 namespace muster {
 namespace {

@@ -7,7 +7,7 @@
 #include <system_error>
 #include <utility>
 
-#include "core/base/errno_text.h"
+#include "core/base/descriptor.h"
 
 namespace muster {
 

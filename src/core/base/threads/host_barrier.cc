@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <string>
 
-#include "core/base/errno_text.h"
+#include "core/base/descriptor.h"
 #include "core/base/log/log.h"
 
 namespace muster {

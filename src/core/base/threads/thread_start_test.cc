@@ -1,8 +1,8 @@
-#include "core/base/threads/thread_start.h"
-
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <signal.h>
+
+#include "core/base/threads/thread_start.h"
 
 namespace muster {
 namespace {

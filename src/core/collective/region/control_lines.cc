@@ -3,7 +3,7 @@
 #include <cstring>
 #include <string>
 
-#include "core/base/words.h"
+#include "core/base/bytes.h"
 #include "core/collective/op.h"
 #include "core/collective/region/call_failure.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/tunables/tunables.h"
 #include "core/tunables/tuning_file.h"
 

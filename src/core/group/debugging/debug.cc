@@ -7,7 +7,6 @@
 #include <mutex>
 #include <utility>
 
-#include "core/base/log/debug_level.h"
 #include "core/base/log/log.h"
 #include "core/group/call/call.h"
 #include "core/group/errors.h"

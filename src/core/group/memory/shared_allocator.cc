@@ -9,7 +9,7 @@
 #include <numeric>
 #include <string>
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/base/log/log.h"
 #include "core/group/errors.h"
 #include "core/shm/arena/arena.h"

@@ -13,10 +13,10 @@
 
 #include "core/base/log/log.h"
 #include "core/base/process/fork_guard.h"
+#include "core/base/process/limits.h"
 #include "core/shm/arena/arena_heap.h"
 #include "core/shm/arena/arena_pages.h"
 #include "core/shm/arena/quarantine.h"
-#include "core/shm/host_memory.h"
 #include "muster/clock.h"
 
 namespace muster::shm {

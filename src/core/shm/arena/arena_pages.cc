@@ -11,9 +11,8 @@
 #include <cerrno>
 #include <string>
 
-#include "core/base/process/file_limit.h"
+#include "core/base/process/limits.h"
 #include "core/shm/arena/segment_heap.h"
-#include "core/shm/host_memory.h"
 
 namespace muster::shm {
 namespace {

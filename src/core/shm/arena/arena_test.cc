@@ -17,9 +17,9 @@
 #include <random>
 #include <thread>
 
+#include "core/base/process/limits.h"
 #include "core/shm/arena/arena_heap.h"
 #include "core/shm/arena/page_ranges.h"
-#include "core/shm/host_memory.h"
 #include "core/shm/shared_mapping.h"
 #include "testing/scratch_folder.h"
 

@@ -4,7 +4,7 @@
 #include <mutex>
 #include <vector>
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/base/process/fork_guard.h"
 #include "core/net/socket_address.h"
 #include "core/store/client/tcp_connection.h"

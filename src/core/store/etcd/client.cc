@@ -4,7 +4,7 @@
 #include <thread>
 #include <utility>
 
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/base/process/interruption.h"
 
 namespace muster::store::etcd {

@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "core/base/bytes.h"
-#include "core/base/process/file_limit.h"
 #include "core/base/process/interruption.h"
+#include "core/base/process/limits.h"
 #include "core/net/socket_address.h"
 #include "core/security/own_files.h"
 #include "core/tunables/tunables.h"

@@ -34,7 +34,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/base/time/own_pauses.h"
+#include "core/base/time/clock.h"
 #include "core/store/answers.h"
 #include "muster/clock.h"
 

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/base/words.h"
+#include "core/base/bytes.h"
 
 namespace muster::transport {
 

@@ -14,7 +14,7 @@
 
 #include <cstdint>
 
-#include "core/base/time/own_pauses.h"
+#include "core/base/time/clock.h"
 #include "core/transport/failure/failure_detector.h"
 
 namespace muster::transport {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/base/words.h"
+#include "core/base/bytes.h"
 #include "core/tunables/tunables.h"
 
 namespace muster::transport {

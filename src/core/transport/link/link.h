@@ -6,7 +6,7 @@
 #include <functional>
 #include <memory>
 
-#include "core/base/time/own_pauses.h"
+#include "core/base/time/clock.h"
 #include "core/transport/byte_stream.h"
 #include "core/transport/engine/engine_context.h"
 #include "core/transport/link/link_messages.h"

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/base/bytes.h"
 #include "core/base/process/fork_guard.h"
 #include "core/base/threads/host_barrier.h"
-#include "core/base/words.h"
 #include "core/shm/reclaim_lines.h"
 #include "core/shm/region_view.h"
 #include "core/tunables/tunables.h"

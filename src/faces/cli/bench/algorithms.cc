@@ -10,7 +10,7 @@
 #include <memory>
 #include <sstream>
 
-#include "core/base/process/file_limit.h"
+#include "core/base/process/limits.h"
 #include "core/base/process/temporary_folder.h"
 #include "core/tunables/tunables.h"
 #include "core/wait/topology.h"

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <optional>
 
-#include "core/base/threads/spawn_threads.h"
+#include "core/base/threads/thread_start.h"
 #include "core/collective/communicator.h"
 #include "core/collective/select/selection.h"
 #include "core/shm/arena/arena.h"

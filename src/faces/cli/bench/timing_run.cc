@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "core/base/dtype.h"
-#include "core/base/process/file_limit.h"
+#include "core/base/process/limits.h"
 #include "core/base/process/temporary_folder.h"
 #include "faces/cli/bench/results.h"
 

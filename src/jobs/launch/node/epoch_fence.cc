@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "core/base/errno_text.h"
+#include "core/base/descriptor.h"
 #include "core/base/threads/thread_start.h"
 
 namespace muster::launch {

@@ -7,7 +7,7 @@
 #include <cerrno>
 
 #include "core/base/bytes.h"
-#include "core/base/errno_text.h"
+#include "core/base/descriptor.h"
 #include "core/base/log/log.h"
 #include "core/base/threads/thread_start.h"
 #include "core/security/secret.h"

@@ -21,7 +21,7 @@
 
 #include "core/base/descriptor.h"
 #include "core/base/process/interruption.h"
-#include "core/base/time/own_pauses.h"
+#include "core/base/time/clock.h"
 #include "jobs/launch/agent_machine.h"
 #include "jobs/launch/node/rank_assignment.h"
 #include "jobs/membership/job_view.h"

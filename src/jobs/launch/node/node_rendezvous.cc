@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/base/bytes.h"
-#include "core/base/env.h"
+#include "core/base/environment.h"
 #include "core/base/log/log.h"
 #include "core/net/socket_address.h"
 #include "core/store/factory.h"

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/base/descriptor.h"
-#include "core/base/time/own_pauses.h"
+#include "core/base/time/clock.h"
 #include "muster/clock.h"
 #include "muster/status.h"
 

@@ -1,6 +1,5 @@
 #include <numeric>
 
-#include "core/base/log/debug_level.h"
 #include "core/base/log/log.h"
 #include "core/group/errors.h"
 #include "core/group/group_core.h"

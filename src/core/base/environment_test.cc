@@ -1,9 +1,9 @@
-#include "core/base/environment_table.h"
-
 #include <gtest/gtest.h>
 
 #include <fstream>
 #include <sstream>
+
+#include "core/base/environment.h"
 
 namespace muster {
 namespace {

@@ -1,5 +1,3 @@
-#include "core/base/process/file_limit.h"
-
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -7,8 +5,8 @@
 #include <array>
 
 #include "core/base/descriptor.h"
-#include "core/base/errno_text.h"
 #include "core/base/log/log.h"
+#include "core/base/process/limits.h"
 
 namespace muster {
 namespace {

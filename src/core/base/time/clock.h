@@ -1,5 +1,5 @@
-/// The host's monotonic clock for who asks it millions of times a second: a third of what the C
-/// library takes.
+/// What `muster/clock.h` leaves to the engine: a clock that costs little, and deadlines that pass
+/// while this process stands still.
 #pragma once
 
 #include <cstdint>
@@ -40,5 +40,31 @@ inline TimePoint quick_now() {
   return steady_clock().now();
 #endif
 }
+
+// Deadlines of others that pass while this process stands still (SIGSTOP, a suspended machine, no
+// core). A deadline that is noticed late proves nothing about others: they may have stood still
+// too, or could not reach this process. They get time again, but only so often in a row: a process
+// that is late at every look would never judge anybody.
+
+inline constexpr int kExcusedPauses = 3;  // limit: pauses of several processes, one after another
+
+/// The pauses that have put off one deadline.
+class OwnPauses {
+ public:
+  /// This process stood still: whether that puts the deadline off.
+  bool excuse() {
+    if (excused_ >= kExcusedPauses) return false;
+    ++excused_;
+    return true;
+  }
+  /// Whether a deadline that is noticed `late` is put off. No process that runs is later than
+  /// `slack`.
+  bool excuse(Duration late, Duration slack) { return late > slack && excuse(); }
+  /// The deadline begins anew, or was looked at in time.
+  void reset() { excused_ = 0; }
+
+ private:
+  int excused_ = 0;
+};
 
 }  // namespace muster

@@ -1,20 +1,48 @@
-/// The limit on file sizes, which counts for memory files too. A process that makes a file larger
-/// is ended by SIGXFSZ instead of being refused. Where the size is known, the limit is asked
-/// before; elsewhere `FileSizeSignalBlock` turns the signal into an error.
+/// What the system lets this process have: its control groups, memory, and the size of files.
 #pragma once
 
 #include <signal.h>
 #include <sys/resource.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <ctime>
 #include <limits>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "muster/status.h"
 
 namespace muster {
+
+struct ControlGroup {
+  std::string folder;
+  bool unified = true;  ///< version 2; else the controller's own tree of version 1
+};
+
+/// Those of `controller` ("cpu", "memory"), from our own up to the root of what is mounted here.
+/// `root`: where /proc and /sys stand, for tests.
+std::vector<ControlGroup> control_groups(std::string_view controller, const std::string& root = "");
+
+/// The whole of a small file of the system; nothing where it cannot be read.
+std::optional<std::string> small_file(const std::string& path);
+
+/// The memory available to this process, by the machine and by its control groups.
+struct HostMemory {
+  std::size_t limit = 0;  ///< upper bound for this process
+  /// Estimate of what it could get now without evicting others.
+  std::size_t available = 0;
+};
+
+/// Reads files of /proc and /sys; takes tens of microseconds. `root`: their prefix, for tests.
+HostMemory host_memory(const std::string& root = "");
+
+// The limit on file sizes, which counts for memory files too. A process that makes a file larger
+// is ended by SIGXFSZ instead of being refused. Where the size is known, the limit is asked
+// before; elsewhere `FileSizeSignalBlock` turns the signal into an error.
 
 /// In bytes.
 inline std::uint64_t largest_file() {
