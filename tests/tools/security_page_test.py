@@ -100,13 +100,9 @@ NUMBERS = {
         ("src/core/transport/connect/acceptor.h", "most_pending = 256"),
         ("src/core/store/server/store_server.h", "max_unauthenticated = 256"),
     ],
-    "Argon2id (64 MiB": [
-        ("src/core/security/secret_strength.cc", "kMemory = std::size_t{64} << 20")
-    ],
-    "fewer than 16 characters": [("src/core/security/secret_strength.cc", "kShortestText = 16")],
-    "fewer than 8 different ones": [
-        ("src/core/security/secret_strength.cc", "kLeastDifferent = 8")
-    ],
+    "Argon2id (64 MiB": [("src/core/security/secret.cc", "kMemory = std::size_t{64} << 20")],
+    "fewer than 16 characters": [("src/core/security/secret.cc", "kShortestText = 16")],
+    "fewer than 8 different ones": [("src/core/security/secret.cc", "kLeastDifferent = 8")],
 }
 
 

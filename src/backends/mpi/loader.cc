@@ -16,7 +16,7 @@
 #include "core/base/environment.h"
 #include "core/base/log/log.h"
 #include "core/base/process/fork_guard.h"
-#include "core/security/trusted_place.h"
+#include "core/security/own_files.h"
 
 namespace muster::mpi {
 namespace {

@@ -10,8 +10,8 @@
 #include "backends/carried/call.h"
 #include "backends/mpi/loader.h"
 #include "core/base/process/process_start.h"
-#include "core/net/interfaces.h"
 #include "core/net/socket_address.h"
+#include "core/net/this_host.h"
 #include "core/security/secret.h"
 #include "core/store/factory.h"
 

@@ -13,8 +13,8 @@
 #include "checkpoint/format/files/disk.h"
 #include "checkpoint/format/files/index.h"
 #include "checkpoint/format/history.h"
-#include "core/net/host_name.h"
 #include "core/net/socket_address.h"
+#include "core/net/this_host.h"
 #include "core/security/secret.h"
 
 namespace muster::shards {

@@ -3,8 +3,14 @@
 /// the secret proved.
 #pragma once
 
-#include <string>
+#include <sys/types.h>
 
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/bytes.h"
 #include "core/base/descriptor.h"
 #include "muster/clock.h"
 #include "muster/status.h"
@@ -18,5 +24,20 @@ Result<Descriptor> listen_locally(const std::string& name);
 Result<Descriptor> connect_locally(const std::string& name, TimePoint deadline);
 /// Whether the other end is run by this process's user.
 bool is_same_user(int socket);
+
+// Messages over Unix sockets that carry descriptors.
+
+inline constexpr std::size_t kMostDescriptors = 253;  // limit: of the kernel, a message
+
+struct DescriptorMessage {
+  ssize_t bytes = 0;  ///< what `recvmsg` returned; below 0: errno says why
+  std::vector<Descriptor> descriptors{};
+  bool cut_off = false;  ///< some were sent that are not here: this process has too many open
+};
+
+/// `flags` as of `recvmsg`. The descriptors are closed on exec.
+DescriptorMessage receive_descriptors(int socket, MutableBytes into, int flags);
+/// At most `kMostDescriptors`. `flags` as of `sendmsg`; no SIGPIPE. False: errno says why.
+bool send_descriptors(int socket, ConstBytes bytes, std::span<const int> descriptors, int flags);
 
 }  // namespace muster

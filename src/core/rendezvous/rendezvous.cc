@@ -5,9 +5,8 @@
 #include <sstream>
 
 #include "core/base/environment.h"
-#include "core/net/host_name.h"
-#include "core/net/interfaces.h"
 #include "core/net/socket_address.h"
+#include "core/net/this_host.h"
 #include "core/rendezvous/init_url.h"
 #include "core/rendezvous/join.h"
 #include "core/rendezvous/launch_exchange.h"

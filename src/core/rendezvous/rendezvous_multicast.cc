@@ -16,8 +16,8 @@
 
 #include "core/base/threads/thread_start.h"
 #include "core/base/time/clock.h"
-#include "core/net/interfaces.h"
 #include "core/net/socket_address.h"
+#include "core/net/this_host.h"
 #include "core/rendezvous/join.h"
 #include "core/security/secret.h"
 #include "core/store/announcement.h"

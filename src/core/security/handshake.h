@@ -16,7 +16,9 @@
 
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -127,5 +129,62 @@ class Handshake {
   Verdict verdict_ = Verdict::accepted;
   bool unwelcome_ = false;
 };
+
+// The first 128 bytes of both sides of every connection: who speaks, of which job, for what. They
+// give nothing away and prove nothing; what proves them comes after (`Handshake`,
+// `TlsSession`). Private to base/.
+
+using Greeting = std::array<std::byte, 128>;
+
+/// With a nonce of its own.
+Greeting greeting_of(const Handshake::Hello& hello, Secret::Kind kind);
+
+/// `mine` speaks in the role that `theirs` asks for, and for its job, if that is one of `served`.
+void take_role(Greeting& mine, const Greeting& theirs,
+               std::span<const Handshake::Hello::Service> served);
+Handshake::Role role_of(const Greeting& greeting);
+/// The hash of the job.
+ConstBytes job_of(const Greeting& greeting);
+/// 32 random bytes, new in every greeting.
+ConstBytes nonce_of(const Greeting& greeting);
+
+/// What a connection of this greeting is keyed with: the observer's key for its role.
+Secret secret_of(const Secret& secret, const Greeting& greeting);
+
+/// What the sender says of itself.
+Handshake::Peer peer_of(const Greeting& greeting);
+
+/// Whether the first `have` bytes may be the beginning of a greeting.
+bool may_be_greeting(const Greeting& greeting, std::size_t have);
+
+/// What must be equal in both greetings and is not: the first difference; `accepted` where there is
+/// none.
+struct Difference {
+  Handshake::Verdict verdict = Handshake::Verdict::accepted;
+  std::string message;
+};
+Difference difference(const Greeting& mine, const Greeting& theirs);
+
+/// "the other side (rank 3)".
+std::string whom(std::int32_t rank);
+
+/// What the other side meant by refusing with `verdict`.
+std::string refusal_text(Handshake::Verdict verdict);
+
+// `MUSTER_TLS`: what of a link over TCP is encrypted. The same on every rank, or they refuse each
+// other.
+//
+//   full (or not set)  everything
+//   control            payloads of tensors are authenticated, and can be read on the way
+//   control-plain      payloads of tensors can be read and changed on the way
+//
+// Whatever it says, both sides prove the job's secret, and everything but payloads is encrypted:
+// stores, launchers, observers and remote calls are in full.
+
+/// Code::invalid_argument, naming the variable and what it may be, where it is something else.
+Result<Handshake::Payloads> payloads_from_environment();
+
+/// "encrypted (TLS 1.3)", or what is not.
+std::string describe(Handshake::Payloads payloads);
 
 }  // namespace muster

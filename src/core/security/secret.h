@@ -13,7 +13,7 @@
 ///  5. none of them: kind `host`, 32 random bytes in a directory that only this user can read on
 ///     this host (`$XDG_RUNTIME_DIR/muster` or `/tmp/muster-UID`, mode 0700, owner checked), so
 ///     that only ranks of one user on one host find each other.
-/// Its bytes are left out of core dumps and wiped with the last copy (`secret_bytes.h`).
+/// Its bytes are left out of core dumps and wiped with the last copy (`SecretBytes`).
 ///
 /// An observer's key is derived from the secret (`observer`). It takes the secret's place in the
 /// environment of a process that may only look at the job.
@@ -21,15 +21,55 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 
 #include "core/base/bytes.h"
 #include "core/base/descriptor.h"
-#include "core/security/secret_bytes.h"
 #include "muster/status.h"
 
 namespace muster {
+
+/// Bytes that must not leave this process: kept in pages of their own, which core dumps leave out,
+/// which are not swapped out where the system allows that, and which are wiped when the last copy
+/// of this handle goes (libsodium's guarded memory).
+class SecretBytes {
+ public:
+  SecretBytes() = default;
+  /// A copy. Throws std::bad_alloc where there is no memory.
+  explicit SecretBytes(ConstBytes bytes);
+
+  ConstBytes view() const { return {memory_.get(), size_}; }
+  std::string_view text() const { return as_text(view()); }
+  std::size_t size() const { return size_; }
+
+ private:
+  std::shared_ptr<const std::byte> memory_;
+  std::size_t size_ = 0;
+};
+
+// The text form of secrets, and how strong a text chosen by a user is. Private to base/.
+//
+// A text of `muster secret` is "muster-secret-", 64 random hexadecimal digits, "-" and 8 check
+// digits; an observer's key begins with "muster-observer-" instead. Only these count as random.
+// An attacker with one recorded greeting can try any other text as fast as a hash goes. Such a
+// text therefore goes through Argon2id (64 MiB, 3 passes: 0.1 s a guess instead of 1 us), and is
+// refused where it is short or has few characters.
+
+inline constexpr std::string_view kSecretPrefix = "muster-secret-";
+inline constexpr std::string_view kObserverPrefix = "muster-observer-";
+
+/// `bits` with the check digits of its form.
+std::string text_of_key(std::string_view prefix, ConstBytes bits);
+
+/// `text` itself where its form says that it is random, else 64 hexadecimal digits, the same for
+/// the same text everywhere. `name` is what a refusal calls it: the variable, or the file. Threads
+/// that ask for one text at once wait for one computation; a process stretches a text once.
+Result<SecretBytes> key_of_text(const SecretBytes& text, const std::string& name);
+
+/// How many texts this process has stretched.
+std::uint64_t stretched_texts();
 
 class Secret {
  public:

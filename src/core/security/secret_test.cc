@@ -1,5 +1,3 @@
-#include "core/security/secret.h"
-
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -18,7 +16,7 @@
 
 #include "core/base/environment.h"
 #include "core/net/socket_address.h"
-#include "core/security/secret_strength.h"
+#include "core/security/secret.h"
 #include "testing/dump.h"
 #include "testing/scratch_folder.h"
 

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "core/net/byte_buffer.h"
-#include "core/security/greeting.h"
+#include "core/security/handshake.h"
 #include "core/security/payload_cipher.h"
 #include "core/tunables/tunables_fixed.h"
 

@@ -1,7 +1,7 @@
 /// TLS 1.3 between two processes of a job, keyed with the job's secret. Bytes in, bytes out: no
 /// sockets, no clock, no threads of its own.
 ///
-///   connector -> acceptor   Greeting (`greeting.h`)
+///   connector -> acceptor   Greeting (`handshake.h`)
 ///   acceptor  -> connector  Greeting, then a verdict byte if it refuses
 ///   connector -> acceptor   ClientHello
 ///   acceptor  -> connector  ServerHello to Finished, or a verdict byte that refuses

@@ -4,8 +4,8 @@
 
 #include "core/base/bytes.h"
 #include "core/base/environment.h"
+#include "core/security/handshake.h"
 #include "core/security/secret.h"
-#include "core/security/tls_setting.h"
 #include "core/store/signed_texts.h"
 #include "core/transport/factory.h"
 #include "core/transport/failure/process_failure.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/net/interfaces.h"
+#include "core/net/this_host.h"
 #include "core/rendezvous/rendezvous.h"
 #include "core/security/handshake.h"
 #include "core/transport/fabric.h"

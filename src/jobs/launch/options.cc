@@ -2,7 +2,7 @@
 
 #include <charconv>
 
-#include "core/net/host_name.h"
+#include "core/net/this_host.h"
 #include "jobs/launch/node/host.h"
 #include "jobs/launch/workers/process.h"
 

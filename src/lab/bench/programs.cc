@@ -11,7 +11,7 @@
 
 #include "core/base/descriptor.h"
 #include "core/base/environment.h"
-#include "core/security/trusted_place.h"
+#include "core/security/own_files.h"
 #include "jobs/launch/node/host.h"
 #include "jobs/launch/workers/worker_commands.h"
 

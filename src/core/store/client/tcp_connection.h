@@ -12,7 +12,7 @@
 
 #include "core/base/process/fork_guard.h"
 #include "core/net/socket_address.h"
-#include "core/security/clear_answers.h"
+#include "core/security/refusals.h"
 #include "core/security/secret.h"
 #include "core/security/tls_session.h"
 #include "core/store/store_protocol.h"

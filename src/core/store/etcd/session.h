@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/security/secret_bytes.h"
+#include "core/security/secret.h"
 #include "core/store/etcd/messages.h"
 #include "core/store/http/connection.h"
 #include "muster/clock.h"

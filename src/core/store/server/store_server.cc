@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/base/log/log.h"
-#include "core/base/refusals.h"
+#include "core/security/refusals.h"
 #include "core/tunables/tunables_fixed.h"
 
 namespace muster::store {

@@ -19,8 +19,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/base/refusals.h"
 #include "core/security/handshake.h"
+#include "core/security/refusals.h"
 #include "core/security/tls_session.h"
 #include "core/store/observer_rights.h"
 #include "core/store/server/store_table.h"

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "core/base/process/fork_guard.h"
-#include "core/base/refusals.h"
 #include "core/security/handshake.h"
+#include "core/security/refusals.h"
 #include "core/security/secret.h"
 #include "core/transport/connect/pending_connection.h"
 #include "muster/clock.h"

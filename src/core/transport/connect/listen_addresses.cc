@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "core/net/interfaces.h"
+#include "core/net/this_host.h"
 
 namespace muster::transport {
 

@@ -50,7 +50,7 @@ class PendingConnection {
   const Handshake::Peer& peer() const;
   /// Why the handshake failed; `accepted` while it has not.
   Handshake::Verdict verdict() const;
-  /// The failure is an answer that nobody has authenticated (`clear_answers.h`).
+  /// The failure is an answer that nobody has authenticated (`refusals.h`).
   bool failed_in_the_clear() const {
     const auto* tls = std::get_if<TlsSession>(&talk_);
     return tls != nullptr && tls->failed_in_the_clear();

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "core/base/log/log.h"
-#include "core/net/descriptor_messages.h"
 #include "core/net/socket_address.h"
 #include "core/net/unix_socket.h"
 #include "core/transport/connect/pending_connection.h"

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "core/net/socket_address.h"
-#include "core/security/clear_answers.h"
 #include "core/security/handshake.h"
+#include "core/security/refusals.h"
 #include "core/security/secret.h"
 #include "core/transport/connect/acceptor.h"
 #include "core/transport/connect/connector.h"

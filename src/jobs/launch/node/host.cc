@@ -9,8 +9,8 @@
 #include <cmath>
 #include <filesystem>
 
-#include "core/net/host_name.h"
 #include "core/net/socket_address.h"
+#include "core/net/this_host.h"
 #include "core/wait/hardware_threads.h"
 #include "core/wait/topology.h"
 

@@ -7,7 +7,7 @@
 
 #include "core/base/process/launcher_socket.h"
 #include "core/net/socket_address.h"
-#include "core/security/trusted_place.h"
+#include "core/security/own_files.h"
 #include "jobs/launch/node/host.h"
 #include "jobs/launch/workers/process.h"
 #include "jobs/launch/workers/worker_notices.h"

@@ -12,8 +12,8 @@
 
 #include "core/base/bytes.h"
 #include "core/base/log/log.h"
-#include "core/net/descriptor_messages.h"
 #include "core/net/socket_address.h"
+#include "core/net/unix_socket.h"
 #include "muster/clock.h"
 
 namespace muster::launch {

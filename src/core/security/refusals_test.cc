@@ -1,6 +1,6 @@
-#include "core/base/refusals.h"
-
 #include <gtest/gtest.h>
+
+#include "core/security/refusals.h"
 
 namespace muster {
 namespace {

@@ -1,16 +1,37 @@
-/// Answers that come before a connection's keys are made. Anybody on the way can have forged them,
-/// so under a secret none of them ends an attempt to connect by itself.
+/// What processes without the secret can cause: connections that a server refuses, and answers that
+/// anybody on the way can have forged.
 #pragma once
 
 #include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "muster/clock.h"
 #include "muster/status.h"
 
 namespace muster {
 
-/// The answers of the connections that one attempt makes, in order. Used by one thread.
+/// Counts the connections that a server has refused, because they did not prove the secret or are
+/// not allowed, and limits their log lines to one a second. Thread-safe.
+class RefusalCount {
+ public:
+  /// The line to log: `sentence`, with the number of refusals not logged since the last line. Empty
+  /// if the last line is less than a second old.
+  std::optional<std::string> note(std::string_view sentence, TimePoint now);
+  std::uint64_t count() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::uint64_t count_ = 0, unlogged_ = 0;
+  std::optional<TimePoint> last_line_;
+};
+
+/// The answers that come before a connection's keys are made, in the order of the connections that
+/// one attempt makes. Anybody on the way can have forged them, so under a secret none of them ends
+/// the attempt by itself. Used by one thread.
 class ClearAnswers {
  public:
   /// limit: of a rank whose secret or job's name really is wrong, to be told so

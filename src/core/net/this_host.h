@@ -1,5 +1,4 @@
-/// The network interfaces that a job uses: those that the user names, else those that lead to where
-/// peers can be.
+/// This host in the network: what it is called, and which of its interfaces a job uses.
 #pragma once
 
 #include <optional>
@@ -9,6 +8,14 @@
 #include "core/net/socket_address.h"
 
 namespace muster {
+
+/// As the kernel has it: "node1"; "localhost" where it has none.
+std::string host_name();
+/// With its domain where the resolver knows one: "node1.example.org". May ask the name service.
+std::string full_host_name();
+/// `name` in the domain of this host: "train-0" is "train-0.train.ns.svc.cluster.local" on a host
+/// that is called "train-3.train.ns.svc.cluster.local".
+std::string in_own_domain(const std::string& name);
 
 /// `MUSTER_SOCKET_IFNAME`, else `GLOO_SOCKET_IFNAME`: a comma list; empty where neither is set.
 std::vector<std::string> named_interfaces();

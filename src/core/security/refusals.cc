@@ -1,4 +1,4 @@
-#include "core/base/refusals.h"
+#include "core/security/refusals.h"
 
 namespace muster {
 namespace {
