@@ -19,7 +19,6 @@
 #include <string>
 #include <system_error>
 
-#include "core/wait/hardware_threads.h"
 #include "core/wait/topology.h"
 #include "faces/cli/bench/measurement.h"
 #include "faces/cli/parse.h"

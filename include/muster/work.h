@@ -34,7 +34,7 @@ class Work {
   /// operation's own timeout applies in any case.
   virtual bool wait(std::optional<Duration> timeout = {}) = 0;
   /// A future that completes with the list of output tensors, or with the error. Its callbacks run
-  /// on dedicated threads (core/wait/callbacks/callback_executor.h) and may wait for other calls;
+  /// on dedicated threads (core/wait/callbacks.h) and may wait for other calls;
   /// callbacks of one group's collectives run one at a time. A future requested during a backward
   /// pass completes once the pass has made all its calls, or once the pass's thread waits for it.
   virtual c10::intrusive_ptr<c10::ivalue::Future> get_future() = 0;

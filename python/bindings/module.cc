@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "bindings.h"
-#include "core/wait/callbacks/callback_executor.h"
+#include "core/wait/callbacks.h"
 #include "no_gil.h"
 #include "rpc_values.h"
 

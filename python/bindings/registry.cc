@@ -15,7 +15,7 @@
 #include "core/group/call/call.h"
 #include "core/group/errors.h"
 #include "core/group/world.h"
-#include "core/wait/callbacks/callback_executor.h"
+#include "core/wait/callbacks.h"
 #include "no_gil.h"
 #include "pg_options.h"
 

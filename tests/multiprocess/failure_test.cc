@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/wait/hardware_threads.h"
+#include "core/wait/topology.h"
 #include "testing/budget.h"
 #include "testing/limits.h"
 #include "testing/network_namespaces.h"

@@ -4,7 +4,7 @@
 
 #include "core/base/threads/thread_start.h"
 #include "core/tunables/tunables.h"
-#include "core/wait/callbacks/callback_executor.h"
+#include "core/wait/callbacks.h"
 
 namespace muster::carried {
 

@@ -18,7 +18,7 @@
 #include "core/collective/queue/inline_call.h"
 #include "core/collective/queue/queued_communicator.h"
 #include "core/collective/select/selection.h"
-#include "core/wait/callbacks/callback_lane.h"
+#include "core/wait/callbacks.h"
 
 namespace muster::collective {
 namespace {

@@ -80,7 +80,7 @@ class Pending {
   virtual int source() const = 0;
   virtual std::size_t bytes() const = 0;
   /// Runs `callback` once, when done, on a dedicated thread
-  /// (core/wait/callbacks/callback_executor.h). It may block and wait for other calls. Exceptions
+  /// (core/wait/callbacks.h). It may block and wait for other calls. Exceptions
   /// are logged. Earlier calls are done by then, but their callbacks may run concurrently with this
   /// one or later.
   virtual void when_done(std::function<void(const Status&)> callback) = 0;

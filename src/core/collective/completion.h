@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/collective/communicator.h"
-#include "core/wait/callbacks/callback_executor.h"
+#include "core/wait/callbacks.h"
 #include "muster/status.h"
 
 namespace muster::collective {

@@ -1,11 +1,9 @@
-#include "core/wait/spin_wait.h"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
 
 #include "core/tunables/tunables.h"
-#include "core/wait/core_offer.h"
+#include "core/wait/spin_wait.h"
 
 namespace muster {
 namespace {

@@ -1,4 +1,5 @@
-/// The cores of this host that the process may use, and how many ranks share each core.
+/// The hardware threads and cores of this host that the process may use, and how many ranks share
+/// each core.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +8,17 @@
 #include <vector>
 
 #include "muster/clock.h"
+#include "muster/status.h"
 
 namespace muster {
+
+/// The hardware threads that the calling thread may run on, by the system's numbers, in order; none
+/// where the system does not tell.
+std::vector<int> own_hardware_threads();
+
+/// From now on the calling thread, and what it starts, runs there alone. Fails, and leaves it where
+/// it may run now, where there is no such hardware thread or this process may not have it.
+Status bind_to_hardware_thread(int number);
 
 /// The cores in this process's affinity mask, ascending. Each core is named by its first hardware
 /// thread: two hardware threads of one core do not count twice, because they compete for the same

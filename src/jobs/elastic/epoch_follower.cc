@@ -15,7 +15,7 @@
 #include "core/group/errors.h"
 #include "core/group/group_core.h"
 #include "core/group/world.h"
-#include "core/wait/callbacks/callback_executor.h"
+#include "core/wait/callbacks.h"
 #include "jobs/elastic/state_sync.h"
 #include "muster/collectives.h"
 

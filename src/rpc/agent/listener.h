@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "core/transport/fabric.h"
-#include "core/wait/core_offer.h"
+#include "core/wait/spin_wait.h"
 #include "rpc/agent/agent_thread.h"
 
 namespace muster::rpc {

@@ -7,7 +7,7 @@
 
 #include "core/base/log/log.h"
 #include "core/base/threads/thread_start.h"
-#include "core/wait/callbacks/callback_executor.h"
+#include "core/wait/callbacks.h"
 #include "muster/rpc_future.h"
 #include "rpc/agent/agent.h"
 #include "rpc/wire/remote_exception.h"

@@ -24,7 +24,7 @@ class WorkerPool {
 
   /// Returns false if the task will not run because the pool is stopped or no thread is available.
   bool run(Task task);
-  /// Runs user code on its own thread (core/wait/callbacks/callback_executor.h), bound like the
+  /// Runs user code on its own thread (core/wait/callbacks.h), bound like the
   /// pool's threads; it may wait for other callbacks. `join` waits for it to return, and `owner`
   /// lives until then.
   void run_callback(std::shared_ptr<const void> owner, Task callback);

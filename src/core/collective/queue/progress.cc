@@ -5,7 +5,7 @@
 
 #include "core/base/threads/thread_start.h"
 #include "core/tunables/tunables.h"
-#include "core/wait/callbacks/callback_executor.h"
+#include "core/wait/callbacks.h"
 
 namespace muster::collective {
 // Outlives the handle if this thread drops the last owner of the handle.

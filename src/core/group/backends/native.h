@@ -9,7 +9,7 @@
 
 #include "core/collective/communicator.h"
 #include "core/group/group_core.h"
-#include "core/wait/callbacks/callback_lane.h"
+#include "core/wait/callbacks.h"
 
 namespace muster::group {
 

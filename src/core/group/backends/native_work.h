@@ -14,7 +14,7 @@
 #include "core/group/work/backward_gate.h"
 #include "core/group/world.h"
 #include "core/trace/recorder.h"
-#include "core/wait/callbacks/callback_lane.h"
+#include "core/wait/callbacks.h"
 #include "muster/work.h"
 
 namespace muster::group {

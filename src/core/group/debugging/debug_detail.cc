@@ -12,7 +12,7 @@
 #include "core/group/errors.h"
 #include "core/group/group_core.h"
 #include "core/group/world.h"
-#include "core/wait/callbacks/callback_executor.h"
+#include "core/wait/callbacks.h"
 
 namespace muster::group {
 namespace {

@@ -5,8 +5,7 @@
 #include <mutex>
 #include <vector>
 
-#include "core/wait/callbacks/callback_executor.h"
-#include "core/wait/callbacks/thread_rest.h"
+#include "core/wait/callbacks.h"
 
 namespace c10::ivalue {
 struct Future;

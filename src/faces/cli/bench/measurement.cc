@@ -14,7 +14,6 @@
 
 #include "core/base/descriptor.h"
 #include "core/net/socket_address.h"
-#include "core/wait/hardware_threads.h"
 #include "core/wait/topology.h"
 #include "muster/clock.h"
 

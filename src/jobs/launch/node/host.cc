@@ -11,7 +11,6 @@
 
 #include "core/net/socket_address.h"
 #include "core/net/this_host.h"
-#include "core/wait/hardware_threads.h"
 #include "core/wait/topology.h"
 
 namespace muster::launch {

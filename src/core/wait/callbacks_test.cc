@@ -1,7 +1,5 @@
 // Threads for callbacks: nested waits, order, ends.
 
-#include "core/wait/callbacks/callback_executor.h"
-
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,8 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/wait/callbacks/callback_lane.h"
-#include "core/wait/callbacks/thread_rest.h"
+#include "core/wait/callbacks.h"
 #include "testing/budget.h"
 #include "testing/limits.h"
 
