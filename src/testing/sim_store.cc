@@ -3,7 +3,7 @@
 #include <string>
 
 #include "core/security/handshake.h"
-#include "core/store/request_store.h"
+#include "core/store/request.h"
 #include "testing/sim_job.h"
 
 namespace muster::testing {

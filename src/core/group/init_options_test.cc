@@ -12,7 +12,7 @@
 #include "core/group/testing/ranks.h"
 #include "core/group/world.h"
 #include "core/store/factory.h"
-#include "core/store/request_store.h"
+#include "core/store/request.h"
 #include "muster/init.h"
 #include "testing/reserved_port.h"
 

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "core/rendezvous/rendezvous.h"
-#include "core/store/join_key.h"
+#include "core/store/job_keys.h"
 
 namespace muster::store {
 

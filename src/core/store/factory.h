@@ -9,7 +9,7 @@
 
 #include "core/security/handshake.h"
 #include "core/security/secret.h"
-#include "core/store/server/server_connection.h"
+#include "core/store/request.h"
 #include "muster/key_value_store.h"
 
 namespace muster::store {

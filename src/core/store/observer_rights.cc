@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/store/factory.h"
-#include "core/store/job_announcement.h"
+#include "core/store/job_keys.h"
 
 namespace muster::store {
 namespace {

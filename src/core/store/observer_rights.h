@@ -1,7 +1,7 @@
 /// What a connection of the observer's role may do with a store: read what a job's ranks tell of
 /// their calls (`core/trace/responder.h`), ask them, and take the answers away. It reads no other
 /// key and writes none. PREFIX is that of a job that runs now: `PREFIXtrace/job` announces it
-/// (`job_announcement.h`), and how many ranks there are.
+/// (`job_keys.h`), and how many ranks there are.
 ///
 ///   PREFIXtrace/job                  read
 ///   PREFIXtrace/<rank>               read

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/security/tls_session.h"
-#include "core/store/job_announcement.h"
+#include "core/store/job_keys.h"
 #include "core/store/testing/server_bench.h"
 #include "core/store/testing/tcp_servers.h"
 

@@ -16,7 +16,7 @@
 #include "core/base/threads/thread_start.h"
 #include "core/security/secret.h"
 #include "core/store/factory.h"
-#include "core/store/job_announcement.h"
+#include "core/store/job_keys.h"
 #include "core/trace/analysis.h"
 #include "core/trace/run_directory.h"
 #include "core/trace/trace_bytes.h"

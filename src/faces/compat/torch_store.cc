@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/store/factory.h"
-#include "core/store/request_store.h"
+#include "core/store/request.h"
 #include "faces/compat/torch_error.h"
 
 namespace muster::compat {

@@ -5,7 +5,6 @@
 #include "core/base/log/log.h"
 #include "core/base/threads/thread_start.h"
 #include "core/store/etcd/client.h"
-#include "core/store/etcd/writer.h"
 #include "jobs/membership/factory.h"
 #include "jobs/membership/renewal.h"
 #include "jobs/membership/stored_values.h"

@@ -16,7 +16,7 @@
 #include "core/base/bytes.h"
 #include "core/base/environment.h"
 #include "core/base/process/interruption.h"
-#include "core/security/base64.h"
+#include "core/store/http/connection.h"
 
 namespace muster::membership {
 namespace {
@@ -120,7 +120,7 @@ Result<KubernetesLease> lease_of(const json& object) {
   const json& ttl = child(spec, "leaseDurationSeconds");
   if (ttl.is_number_integer()) lease.ttl_s = ttl.get<std::int64_t>();
   // Somebody else's words are no error: they carry no proof, and are ignored.
-  if (!from_base64(text_of(child(metadata, "annotations"), kValue), lease.value))
+  if (!store::from_base64(text_of(child(metadata, "annotations"), kValue), lease.value))
     lease.value.clear();
   if (!lease.name.empty() && lease.revision > 0) return lease;
   return Status(Code::store,
@@ -340,7 +340,7 @@ std::string KubernetesClient::encode(const KubernetesLease& lease) const {
   json metadata{{"name", lease.name},
                 {"namespace", options_.name_space},
                 {"labels", {{kJobLabel, job_}}},
-                {"annotations", {{kValue, base64(lease.value)}}}};
+                {"annotations", {{kValue, store::base64(lease.value)}}}};
   if (!lease.uid.empty()) metadata["uid"] = lease.uid;
   if (lease.revision > 0) metadata["resourceVersion"] = std::to_string(lease.revision);
   json spec{{"holderIdentity", lease.holder}, {"renewTime", micro_time()}};

@@ -9,8 +9,8 @@
 #include "core/net/socket_address.h"
 #include "core/store/client/tcp_connection.h"
 #include "core/store/factory.h"
-#include "core/store/join_key.h"
-#include "core/store/request_store.h"
+#include "core/store/job_keys.h"
+#include "core/store/request.h"
 #include "core/store/server/tcp_server.h"
 #include "core/tunables/tunables.h"
 

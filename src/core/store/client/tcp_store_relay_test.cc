@@ -6,7 +6,7 @@
 #include <random>
 #include <string>
 
-#include "core/store/job_announcement.h"
+#include "core/store/job_keys.h"
 #include "core/store/testing/tcp_servers.h"
 #include "testing/budget.h"
 #include "testing/relay.h"

@@ -1,11 +1,11 @@
 // The client over connections that only say what a test wants.
 
-#include "core/store/etcd/client.h"
-
 #include <gtest/gtest.h>
 
 #include <deque>
 #include <thread>
+
+#include "core/store/etcd/client.h"
 
 namespace muster::store::etcd {
 namespace {

@@ -7,11 +7,8 @@
 #include <set>
 
 #include "core/store/etcd/client.h"
-#include "core/store/etcd/keys.h"
-#include "core/store/etcd/meeting.h"
-#include "core/store/etcd/writer.h"
 #include "core/store/factory.h"
-#include "core/store/request_store.h"
+#include "core/store/request.h"
 
 namespace muster::store {
 namespace etcd {

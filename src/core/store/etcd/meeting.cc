@@ -1,4 +1,4 @@
-#include "core/store/etcd/meeting.h"
+#include "core/store/etcd/etcd_store.h"
 
 #include <algorithm>
 #include <array>

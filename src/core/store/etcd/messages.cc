@@ -4,7 +4,7 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
-#include "core/security/base64.h"
+#include "core/store/http/connection.h"
 
 namespace muster::store::etcd {
 namespace {

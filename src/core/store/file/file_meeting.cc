@@ -1,4 +1,4 @@
-#include "core/store/file/file_meeting.h"
+#include "core/store/file/file_log.h"
 
 #include <algorithm>
 

@@ -6,8 +6,8 @@
 
 #include "core/base/bytes.h"
 #include "core/store/factory.h"
-#include "core/store/file/file_meeting.h"
-#include "core/store/request_store.h"
+#include "core/store/file/file_log.h"
+#include "core/store/request.h"
 
 namespace muster::store {
 namespace {

@@ -17,7 +17,6 @@
 
 #include "core/store/factory.h"
 #include "core/store/file/file_log.h"
-#include "core/store/file/file_meeting.h"
 #include "testing/budget.h"
 #include "testing/fuzz.h"
 #include "testing/limits.h"

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "muster/clock.h"
@@ -91,5 +92,10 @@ class ConnectionPool {
 
 /// `until`, or earlier: the thread may not sleep longer without asking whether it is interrupted.
 TimePoint earliest_look(TimePoint until);
+
+/// Base64 of RFC 4648, with padding: bytes in JSON.
+std::string base64(std::string_view bytes);
+/// False, with `bytes` undefined, if `text` is no base64.
+bool from_base64(std::string_view text, std::string& bytes);
 
 }  // namespace muster::store

@@ -35,7 +35,7 @@
 #include <vector>
 
 #include "core/base/time/clock.h"
-#include "core/store/answers.h"
+#include "core/store/request.h"
 #include "muster/clock.h"
 
 namespace muster::store {

@@ -4,7 +4,7 @@
 #include <charconv>
 #include <optional>
 
-#include "core/store/join_key.h"
+#include "core/store/job_keys.h"
 #include "muster/key_value_store.h"
 
 namespace muster::store {

@@ -16,7 +16,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/store/answers.h"
 #include "core/store/request.h"
 #include "core/store/server/lease_table.h"
 #include "muster/clock.h"

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "core/store/join_key.h"
+#include "core/store/job_keys.h"
 
 namespace muster::store {
 namespace {
