@@ -1,4 +1,4 @@
-#include "core/rendezvous/init_url.h"
+#include "core/rendezvous/rendezvous.h"
 
 #include <charconv>
 #include <limits>

@@ -7,7 +7,6 @@
 #include "core/base/environment.h"
 #include "core/net/socket_address.h"
 #include "core/net/this_host.h"
-#include "core/rendezvous/init_url.h"
 #include "core/rendezvous/join.h"
 #include "core/rendezvous/launch_exchange.h"
 #include "core/rendezvous/scheduler.h"

@@ -4,7 +4,7 @@
 
 #include "core/base/descriptor.h"
 #include "core/net/socket_address.h"
-#include "core/rendezvous/init_url.h"
+#include "core/rendezvous/rendezvous.h"
 
 namespace muster::store {
 namespace {

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/rendezvous/init_url.h"
+#include "core/rendezvous/rendezvous.h"
 #include "core/store/announcement.h"
 #include "core/store/factory.h"
 #include "core/store/testing/long_wait.h"
