@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/collective/testing/region_job.h"
-#include "core/shm/copy_past_caches.h"
+#include "core/shm/cache_lines.h"
 #include "testing/budget.h"
 #include "testing/limits.h"
 #include "testing/seed.h"

@@ -4,14 +4,12 @@
 /// - `region_memory.h`: its layout over a memory file or ordinary memory.
 /// - `segment_heap.h`: its heap, which survives the death of any rank at any instruction.
 /// - `mailbox.h`: how a rank's threads sleep and how peers wake them.
-/// - `arena.h`: the process's heap of memory that peers map (`arena_heap.h`, `page_ranges.h`).
+/// - `arena.h`: the process's heap of memory that peers map (`arena_pages.h`, `arena_heap.h`).
 ///   `quarantine.h`: arena memory that a stopped peer of a failed call may still write to.
 /// - `shared_mapping.h`: memory files (memfd), mapped once per process.
 /// - `segment_layout.h`: layout of a group's segment of the region. One member's view of it:
-///   `group_segment.h`, `group_peers.h`, `buffer_ring.h`, `direct_reads.h`, `core_placement.h`,
-///   `outstanding_writers.h`.
-/// - `reclaim_lines.h`, `copy_past_caches.h`, `prefetch.h`: control over which core owns a cache
-///   line.
+///   `group_segment.h`, `group_peers.h`.
+/// - `cache_lines.h`: control over which core owns a cache line.
 ///
 /// May include only base/ and wait/. Knows no messages, channels or collectives: passing
 /// descriptors to peers and the protocol of a group belong to the layers above. Tests: `ctest -R

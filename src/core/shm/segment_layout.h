@@ -7,7 +7,7 @@
 ///
 /// Every word but `left` and `departed` has a single writer, its member, and nothing is ever reset.
 /// (Readers of staged memory reclaim its lines, which leaves the values unchanged:
-/// `core/shm/reclaim_lines.h`.)
+/// `core/shm/cache_lines.h`.)
 #pragma once
 
 #include <algorithm>

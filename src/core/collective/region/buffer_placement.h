@@ -10,8 +10,7 @@
 #include "core/collective/communicator.h"
 #include "core/collective/region/quiescence.h"
 #include "core/collective/region/transfer_plan.h"
-#include "core/shm/arena/direct_reads.h"
-#include "core/shm/buffer_ring.h"
+#include "core/shm/group_peers.h"
 #include "core/shm/group_segment.h"
 
 namespace muster::collective::region {

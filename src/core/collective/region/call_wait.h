@@ -10,7 +10,6 @@
 
 #include "core/base/time/task.h"
 #include "core/collective/region/control_lines.h"
-#include "core/shm/buffer_ring.h"
 #include "core/shm/group_segment.h"
 #include "core/transport/channel/channel.h"
 

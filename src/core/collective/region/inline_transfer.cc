@@ -5,8 +5,7 @@
 #include <utility>
 
 #include "core/collective/starting_call.h"
-#include "core/shm/prefetch.h"
-#include "core/shm/reclaim_lines.h"
+#include "core/shm/cache_lines.h"
 #include "core/transport/fabric.h"
 #include "core/tunables/tunables.h"
 #include "core/wait/spin_wait.h"

@@ -10,7 +10,7 @@
 #include "core/collective/communicator.h"
 #include "core/collective/region/member_parts.h"
 #include "core/collective/region_group.h"
-#include "core/shm/core_placement.h"
+#include "core/shm/group_peers.h"
 #include "core/transport/channel/fingerprint.h"
 #include "muster/clock.h"
 

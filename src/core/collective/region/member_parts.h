@@ -13,8 +13,6 @@
 #include "core/collective/region/source_table.h"
 #include "core/collective/region/transfer_plan.h"
 #include "core/collective/select/selection.h"
-#include "core/shm/arena/direct_reads.h"
-#include "core/shm/buffer_ring.h"
 #include "core/shm/group_peers.h"
 #include "core/shm/group_segment.h"
 #include "core/shm/host_region.h"

@@ -7,7 +7,7 @@
 
 #include "core/base/log/log.h"
 #include "core/collective/region/call_failure.h"
-#include "core/shm/arena/outstanding_writers.h"
+#include "core/shm/arena/quarantine.h"
 #include "core/transport/fabric.h"
 
 namespace muster::collective::region {

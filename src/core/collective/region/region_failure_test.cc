@@ -9,7 +9,7 @@
 
 #include "core/collective/call.h"
 #include "core/collective/testing/region_job.h"
-#include "core/shm/reclaim_lines.h"
+#include "core/shm/cache_lines.h"
 #include "testing/budget.h"
 #include "testing/seed.h"
 

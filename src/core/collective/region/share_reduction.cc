@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/collective/kernels/kernels.h"
-#include "core/shm/reclaim_lines.h"
+#include "core/shm/cache_lines.h"
 
 namespace muster::collective::region {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/collective/kernels/kernels.h"
-#include "core/shm/reclaim_lines.h"
+#include "core/shm/cache_lines.h"
 
 namespace muster::collective::region {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/shm/reclaim_lines.h"
+#include "core/shm/cache_lines.h"
 
 namespace muster::collective::region {
 namespace {

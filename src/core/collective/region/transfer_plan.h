@@ -8,7 +8,7 @@
 #include "core/base/bytes.h"
 #include "core/collective/communicator.h"
 #include "core/collective/kernels/kernels.h"
-#include "core/shm/copy_past_caches.h"
+#include "core/shm/cache_lines.h"
 #include "core/shm/segment_layout.h"
 #include "core/wait/topology.h"
 

@@ -13,7 +13,6 @@
 #include "core/base/descriptor.h"
 #include "core/base/process/fork_guard.h"
 #include "core/shm/arena/arena_heap.h"
-#include "core/shm/arena/page_ranges.h"
 #include "core/shm/shared_mapping.h"
 #include "muster/status.h"
 

@@ -19,7 +19,6 @@
 
 #include "core/base/process/limits.h"
 #include "core/shm/arena/arena_heap.h"
-#include "core/shm/arena/page_ranges.h"
 #include "core/shm/shared_mapping.h"
 #include "testing/scratch_folder.h"
 

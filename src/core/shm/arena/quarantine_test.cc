@@ -1,11 +1,11 @@
-#include "core/shm/arena/quarantine.h"
-
 #include <gtest/gtest.h>
 
 #include <map>
 #include <memory>
 #include <random>
 #include <vector>
+
+#include "core/shm/arena/quarantine.h"
 
 namespace muster::shm {
 namespace {

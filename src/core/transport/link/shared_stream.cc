@@ -6,7 +6,7 @@
 #include "core/base/bytes.h"
 #include "core/base/process/fork_guard.h"
 #include "core/base/threads/host_barrier.h"
-#include "core/shm/reclaim_lines.h"
+#include "core/shm/cache_lines.h"
 #include "core/shm/region_view.h"
 #include "core/tunables/tunables.h"
 

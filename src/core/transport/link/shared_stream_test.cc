@@ -8,7 +8,6 @@
 #include <thread>
 #include <vector>
 
-#include "core/shm/region_layout.h"
 #include "core/shm/region_view.h"
 #include "core/shm/testing/region_memory.h"
 
