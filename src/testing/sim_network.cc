@@ -9,7 +9,7 @@
 
 #include "core/collective/op.h"
 #include "core/security/tls_session.h"
-#include "core/transport/link/tls_stream.h"
+#include "core/transport/byte_stream.h"
 #include "testing/sim_job.h"
 
 namespace muster::testing {

@@ -16,7 +16,7 @@
 /// '^shm\.'`.
 ///
 /// `HostRegion` is the memory that all ranks of one host and job share: a header, one mailbox per
-/// local rank, byte rings for every ordered pair (`core/transport/link/shared_stream.h`), and a
+/// local rank, byte rings for every ordered pair (`core/transport/byte_stream.h`), and a
 /// heap of segments that hold the control lines and staging buffers of groups. The lowest local
 /// rank creates it and passes it as a sealed memfd over a Unix socket to peers that proved the
 /// secret. It is mapped once per process, even if several ranks are threads of the process.

@@ -1,13 +1,24 @@
-/// One side of an established, authenticated, ordered and reliable connection to one peer. Private
-/// to `transport/` and to the simulator: everything above speaks messages (`channel.h`).
+/// One side of an established, authenticated, ordered and reliable connection to one peer, and its
+/// kinds. Private to `transport/` and to the simulator: everything above speaks messages
+/// (`channel.h`).
 #pragma once
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <span>
 
 #include "core/base/bytes.h"
+#include "core/base/process/fork_guard.h"
 #include "muster/status.h"
+
+namespace muster {
+class TlsSession;
+namespace shm {
+class HostRegion;
+}  // namespace shm
+}  // namespace muster
 
 namespace muster::transport {
 
@@ -40,5 +51,26 @@ class ByteStream {
   /// "tcp" (encrypted), "shm", "loopback", "sim".
   virtual const char* kind() const = 0;
 };
+
+/// A plain byte stream over a connected socket. Between processes it carries a TLS stream. `socket`
+/// is connected; made non-blocking and without Nagle's delay here.
+std::unique_ptr<ByteStream> make_tcp_stream(GuardedDescriptor socket);
+
+/// A byte stream encrypted with a `TlsSession` over another stream. Knows no sockets: tests run it
+/// over memory. `session` has finished its handshake; bytes that it holds in either direction begin
+/// the stream.
+///
+/// Tampered data is Code::refused, with a sentence that says so, and final.
+std::unique_ptr<ByteStream> make_tls_stream(std::unique_ptr<ByteStream> wire, TlsSession session);
+
+/// A byte stream between two local ranks, over the rings of a host region: this rank's side of the
+/// pair of rings shared with another local rank, of a region that open_region made. Both sides may
+/// be opened at any time; an end is final. Opening rings the peer's doorbell and wakes its mailbox.
+std::unique_ptr<ByteStream> open_shared_stream(shm::HostRegion& region, int peer_local_rank);
+/// Grows with every stream that a peer opens towards this rank: one load tells whether to ask
+/// `shared_stream_awaits`.
+std::uint32_t shared_stream_doorbell(shm::HostRegion& region);
+/// Whether the peer has opened its side (whether or not this rank has).
+bool shared_stream_awaits(shm::HostRegion& region, int peer_local_rank);
 
 }  // namespace muster::transport

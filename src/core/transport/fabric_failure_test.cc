@@ -3,7 +3,7 @@
 
 #include <set>
 
-#include "core/transport/failure/failure_news.h"
+#include "core/transport/failure/failure_detector.h"
 #include "core/transport/testing/loopback_job.h"
 #include "core/transport/testing/scripted_job.h"
 

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <set>
 
-#include "core/transport/link/frame.h"
+#include "core/transport/link/link_protocol.h"
 #include "core/transport/testing/loopback_job.h"
 #include "core/wait/spin_wait.h"
 

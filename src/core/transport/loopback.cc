@@ -14,8 +14,8 @@
 
 #include "core/base/process/fork_guard.h"
 #include "core/shm/region_memory.h"
+#include "core/transport/byte_stream.h"
 #include "core/transport/factory.h"
-#include "core/transport/link/shared_stream.h"
 #include "core/tunables/tunables.h"
 #include "core/wait/topology.h"
 

@@ -1,10 +1,9 @@
-#include "core/transport/peer_address.h"
-
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
+#include "core/transport/peer_address.h"
 #include "core/wait/topology.h"
 #include "testing/fuzz.h"
 

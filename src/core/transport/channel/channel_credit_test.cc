@@ -6,7 +6,7 @@
 #include <set>
 
 #include "core/transport/channel/channel.h"
-#include "core/transport/channel/channel_state.h"
+#include "core/transport/channel/channel_table.h"
 #include "core/transport/testing/loopback_job.h"
 #include "core/transport/testing/scripted_job.h"
 

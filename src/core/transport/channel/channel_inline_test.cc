@@ -4,7 +4,7 @@
 
 #include "core/base/dtype.h"
 #include "core/transport/channel/channel.h"
-#include "core/transport/channel/channel_state.h"
+#include "core/transport/channel/channel_table.h"
 #include "core/transport/testing/loopback_job.h"
 #include "core/transport/testing/scripted_job.h"
 

@@ -7,7 +7,7 @@
 #include <deque>
 #include <unordered_map>
 
-#include "core/transport/channel/transfer_state.h"
+#include "core/transport/channel/messages.h"
 #include "core/tunables/tunables.h"
 
 namespace muster::transport {

@@ -6,7 +6,7 @@
 #include <memory>
 #include <span>
 
-#include "core/transport/channel/envelope.h"
+#include "core/transport/channel/messages.h"
 #include "core/transport/rank_states.h"
 
 namespace muster::transport {

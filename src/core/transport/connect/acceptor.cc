@@ -8,10 +8,12 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <string>
 
 #include "core/base/descriptor.h"
 #include "core/base/log/log.h"
 #include "core/net/socket_address.h"
+#include "core/net/this_host.h"
 
 namespace muster::transport {
 namespace {
@@ -194,6 +196,41 @@ void Acceptor::drop(Pending::iterator connection) {
 TimePoint Acceptor::next_timer() const {
   TimePoint next = pending_.empty() ? TimePoint::max() : pending_.front().limit();
   return paused_ ? std::min(next, resume_at_) : next;
+}
+
+Result<std::vector<SocketAddress>> addresses_to_listen_on(const ConnectorOptions& options,
+                                                          bool others_may_come,
+                                                          TimePoint deadline) {
+  std::vector<SocketAddress> addresses;
+  for (const std::string& name : options.interfaces) {
+    auto found = interface_addresses(name);
+    if (!found) return found.status().with_context("choosing the network interfaces for links");
+    addresses.push_back(found->front());
+  }
+  if (!addresses.empty()) return addresses;
+  if (others_may_come && options.any_host && options.towards.empty()) {
+    if (const auto address = address_of_default_route())
+      return std::vector<SocketAddress>{*SocketAddress::numeric(address->host(), 0)};
+  }
+  if (others_may_come && !options.towards.empty()) {
+    auto target = resolve(options.towards, 9, deadline);
+    if (!target)
+      return target.status().with_context(
+          "choosing the address for links, the one that routes to the store");
+    for (const SocketAddress& each : *target) {
+      if (auto address = address_towards(each))
+        return std::vector<SocketAddress>{*SocketAddress::numeric(address->host(), 0)};
+    }
+    return address_towards(target->front())
+        .status()
+        .with_context("choosing the address for links, the one that routes to the store");
+  }
+  for (const char* loopback : {"127.0.0.1", "::1"}) {
+    const auto address = SocketAddress::numeric(loopback, 0);
+    if (address.ok() && listen_on(*address, 1).ok()) return std::vector<SocketAddress>{*address};
+  }
+  return Status(Code::network,
+                "this host has no loopback address to listen on (is the interface lo up?)");
 }
 
 }  // namespace muster::transport

@@ -16,10 +16,12 @@
 #include <vector>
 
 #include "core/base/process/fork_guard.h"
+#include "core/net/socket_address.h"
 #include "core/security/handshake.h"
 #include "core/security/refusals.h"
 #include "core/security/secret.h"
 #include "core/transport/connect/pending_connection.h"
+#include "core/transport/factory.h"
 #include "muster/clock.h"
 #include "muster/status.h"
 
@@ -77,5 +79,14 @@ class Acceptor {
   TimePoint resume_at_{};
   TimePoint quiet_until_{};
 };
+
+// Where a rank's links listen.
+
+/// Links listen on the named interfaces; else on the address that routes to the store; else, if the
+/// store is a file that other hosts may share, on that of the default route; else on loopback.
+/// `others_may_come`: ranks of other hosts can prove that they belong to the job. May ask a
+/// resolver, up to the deadline.
+Result<std::vector<SocketAddress>> addresses_to_listen_on(const ConnectorOptions& options,
+                                                          bool others_may_come, TimePoint deadline);
 
 }  // namespace muster::transport

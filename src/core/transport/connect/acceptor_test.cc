@@ -1,5 +1,3 @@
-#include "core/transport/connect/acceptor.h"
-
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -15,7 +13,8 @@
 #include <vector>
 
 #include "core/net/socket_address.h"
-#include "core/transport/channel/transfer_expectations.h"
+#include "core/transport/connect/acceptor.h"
+#include "core/transport/testing/transfer_expectations.h"
 #include "testing/stranger.h"
 
 namespace muster::transport {
@@ -221,6 +220,34 @@ TEST(Acceptor, WithoutDescriptorsItWaitsAndRecovers) {
     EXPECT_TRUE(hall.serves());
     hall.arrived.clear();
   }
+}
+
+// spec: W7 with a store on loopback, without one, and without a secret, links listen on loopback
+TEST(ListenAddresses, AreOfLoopbackUnlessOthersMayCome) {
+  ConnectorOptions alone, on_loopback, without_secret;
+  on_loopback.towards = "127.0.0.1";
+  without_secret.towards = "192.0.2.1";
+  without_secret.any_host = true;
+  for (const auto& [options, others_may_come] :
+       {std::pair(alone, true), std::pair(on_loopback, true), std::pair(without_secret, false)}) {
+    const auto found = addresses_to_listen_on(options, others_may_come, soon());
+    ASSERT_TRUE(found.ok()) << found.status().message();
+    ASSERT_EQ(found->size(), 1u);
+    EXPECT_TRUE(found->front().is_loopback()) << found->front().text();
+  }
+}
+
+// spec: W7 an interface that is named is the only one
+TEST(ListenAddresses, AreOfTheInterfacesNamed) {
+  ConnectorOptions options;
+  options.interfaces = {"lo"};
+  options.towards = "192.0.2.1";
+  const auto found = addresses_to_listen_on(options, true, soon());
+  ASSERT_TRUE(found.ok()) << found.status().message();
+  ASSERT_EQ(found->size(), 1u);
+  EXPECT_TRUE(found->front().is_loopback());
+  options.interfaces = {"no-such-interface"};
+  EXPECT_FALSE(addresses_to_listen_on(options, true, soon()).ok());
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 #include "core/base/log/log.h"
 #include "core/base/threads/host_barrier.h"
 #include "core/security/handshake.h"
-#include "core/transport/connect/listen_addresses.h"
+#include "core/transport/connect/acceptor.h"
 #include "core/tunables/tunables.h"
 #include "core/wait/topology.h"
 

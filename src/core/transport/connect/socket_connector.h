@@ -13,13 +13,12 @@
 #include <vector>
 
 #include "core/base/process/fork_guard.h"
-#include "core/transport/engine/wake_set.h"
+#include "core/transport/engine/epoll_sets.h"
 #include "core/transport/factory.h"
 #include "core/transport/failure/process_watch.h"
-#include "core/transport/host/region_meeting.h"
 #include "core/transport/host/region_peers.h"
 #include "core/transport/link/socket_links.h"
-#include "core/transport/peer_book.h"
+#include "core/transport/peer_address.h"
 
 namespace muster::transport {
 

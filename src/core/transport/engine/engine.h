@@ -17,7 +17,6 @@
 
 #include "core/transport/channel/channel_table.h"
 #include "core/transport/engine/engine_wait.h"
-#include "core/transport/engine/watcher.h"
 #include "core/transport/failure/failure_detector.h"
 #include "core/transport/failure/heartbeats.h"
 

@@ -2,17 +2,75 @@
 /// the ranks. A struct of data; `engine.h` says which part may call which. Private to `transport/`.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "core/base/process/fork_guard.h"
-#include "core/transport/engine/pass_state.h"
 #include "core/transport/fabric.h"
-#include "core/transport/failure/failure_events.h"
 #include "core/transport/rank_states.h"
 #include "core/wait/topology.h"
+#include "muster/clock.h"
+#include "muster/status.h"
 
 namespace muster::transport {
+
+/// The engine's lock: a mutex whose `try_lock` gives way to threads that wait in `lock`: threads
+/// that try in a loop do not starve them.
+class PassLock {
+ public:
+  void lock() {
+    if (mutex_.try_lock()) return;
+    waiting_.fetch_add(1, std::memory_order_relaxed);
+    mutex_.lock();
+    waiting_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  bool try_lock() { return waiting_.load(std::memory_order_relaxed) == 0 && mutex_.try_lock(); }
+  void unlock() { mutex_.unlock(); }
+
+ private:
+  std::mutex mutex_;
+  std::atomic<int> waiting_{0};
+};
+
+/// What one pass over the links and everything done in it share.
+struct PassState {
+  /// Messages that may be taken from a ring without a pass. Then one is due: what others send must
+  /// not wait for the watcher.
+  static constexpr int kTakenWithoutPass = 128;  // limit: other peers wait so long
+
+  TimePoint time{};        ///< when the pass under way, or the last one, began
+  int taken_since = 0;     ///< messages taken since without a pass
+  bool completed = false;  ///< something has ended: sleepers are woken when the lock is released
+  bool knows_failure = false;  ///< times matter exactly from then on
+  Traffic traffic;
+  TimePoint next_duty = TimePoint::min();        ///< of suspects and heartbeats
+  TimePoint connector_timer = TimePoint::min();  ///< `Connector::next_timer`
+
+  bool owes_pass() const { return taken_since >= kTakenWithoutPass; }
+  void schedule(TimePoint at) { next_duty = std::min(next_duty, at); }
+};
+
+class Link;
+
+/// Events that links and channels report upwards because they concern other parts. All under the
+/// engine's lock, none on the path of an ordinary message.
+class FailureEvents {
+ public:
+  /// A transfer needs `rank`, whose death was seen earlier and had no consequence then.
+  virtual void on_needed(int rank) = 0;
+  /// The members of this channel contradict each other, or its user has failed it.
+  virtual void on_channel_failure(std::uint32_t channel, const Status& cause) = 0;
+  virtual void on_stream_end(Link& link, const Status& why) = 0;
+  /// A stream to the link's peer has been requested, or exists without a request.
+  virtual void on_stream_begin(Link& link) = 0;
+
+ protected:
+  ~FailureEvents() = default;
+};
 
 inline std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
@@ -69,5 +127,31 @@ struct EngineContext {
   /// to the failure matters then; otherwise the time at which the last pass began.
   TimePoint time_of_news() const { return pass.knows_failure ? now() : pass.time; }
 };
+
+/// The state that a rank of this host publishes in its mailbox.
+enum class PeerState : std::uint8_t {
+  unknown,  ///< it has no mailbox in this rank's region
+  working,
+  troubled,       ///< it knows of a failure
+  left,           ///< it has ended in good order
+  left_unclosed,  ///< it has ended without closing its groups
+};
+
+inline bool has_left(PeerState state) {
+  return state == PeerState::left || state == PeerState::left_unclosed;
+}
+
+inline PeerState peer_state_of(const EngineContext& engine, int rank) {
+  if (engine.region == nullptr || !engine.in_region(rank)) return PeerState::unknown;
+  const shm::Mailbox& theirs =
+      engine.region->mailbox(engine.region_position[static_cast<std::size_t>(rank)]);
+  switch (theirs.aborted.load(std::memory_order_acquire)) {
+    case shm::Mailbox::kLeft: return PeerState::left;
+    case shm::Mailbox::kUnclosed: return PeerState::left_unclosed;
+    default: break;
+  }
+  return theirs.troubled.load(std::memory_order_acquire) != 0 ? PeerState::troubled
+                                                              : PeerState::working;
+}
 
 }  // namespace muster::transport

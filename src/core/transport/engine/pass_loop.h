@@ -9,8 +9,8 @@
 #include <atomic>
 #include <cstdint>
 
-#include "core/transport/engine/pass_lock.h"
-#include "core/transport/engine/watcher_signal.h"
+#include "core/transport/engine/engine_context.h"
+#include "core/transport/engine/epoll_sets.h"
 #include "core/transport/link/links.h"
 
 namespace muster::transport {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/base/log/log.h"
-#include "core/transport/peer_state.h"
+#include "core/transport/engine/engine_context.h"
 
 namespace muster::transport {
 namespace {

@@ -1,10 +1,9 @@
-#include "core/transport/link/link_protocol.h"
-
 #include <gtest/gtest.h>
 
 #include <random>
 #include <vector>
 
+#include "core/transport/link/link_protocol.h"
 #include "core/transport/testing/loopback_job.h"
 #include "core/transport/testing/scripted_job.h"
 #include "testing/fuzz.h"

@@ -10,7 +10,7 @@
 #include <random>
 #include <thread>
 
-#include "core/transport/channel/channel_state.h"
+#include "core/transport/channel/channel_table.h"
 #include "core/transport/testing/loopback_job.h"
 #include "core/transport/testing/scripted_job.h"
 #include "testing/seed.h"

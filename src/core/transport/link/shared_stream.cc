@@ -1,4 +1,4 @@
-#include "core/transport/link/shared_stream.h"
+#include "core/transport/byte_stream.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,6 +7,7 @@
 #include "core/base/process/fork_guard.h"
 #include "core/base/threads/host_barrier.h"
 #include "core/shm/cache_lines.h"
+#include "core/shm/host_region.h"
 #include "core/shm/region_view.h"
 #include "core/tunables/tunables.h"
 

@@ -1,4 +1,4 @@
-#include "core/transport/link/shared_stream.h"
+#include "core/transport/byte_stream.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/shm/region_layout.h"
 #include "core/shm/region_view.h"
 #include "core/shm/testing/region_memory.h"
 

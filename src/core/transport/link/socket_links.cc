@@ -12,8 +12,7 @@
 #include <tuple>
 
 #include "core/base/log/log.h"
-#include "core/transport/link/tcp_stream.h"
-#include "core/transport/link/tls_stream.h"
+#include "core/transport/byte_stream.h"
 
 namespace muster::transport {
 namespace {

@@ -1,4 +1,4 @@
-#include "core/transport/link/tcp_stream.h"
+#include "core/transport/byte_stream.h"
 
 #include <fcntl.h>
 #include <netinet/in.h>

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "core/store/factory.h"
-#include "core/transport/channel/transfer_expectations.h"
 #include "core/transport/fabric.h"
 #include "core/transport/factory.h"
 #include "core/transport/peer_address.h"
+#include "core/transport/testing/transfer_expectations.h"
 #include "testing/budget.h"
 #include "testing/limits.h"
 #include "testing/relay.h"

@@ -1,9 +1,10 @@
-#include "core/transport/link/tls_stream.h"
+#include "core/transport/byte_stream.h"
 
 #include <algorithm>
 #include <array>
 #include <utility>
 
+#include "core/security/tls_session.h"
 #include "core/tunables/tunables_fixed.h"
 
 namespace muster::transport {

@@ -1,4 +1,4 @@
-#include "core/transport/link/tls_stream.h"
+#include "core/transport/byte_stream.h"
 
 #include <gtest/gtest.h>
 

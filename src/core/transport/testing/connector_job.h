@@ -20,9 +20,9 @@
 #include <thread>
 
 #include "core/shm/arena/arena.h"
-#include "core/transport/channel/transfer_expectations.h"
 #include "core/transport/connect/socket_connector.h"
 #include "core/transport/factory.h"
+#include "core/transport/testing/transfer_expectations.h"
 #include "testing/limits.h"
 #include "testing/network_namespaces.h"
 #include "testing/rank_processes.h"

@@ -11,9 +11,9 @@
 #include <thread>
 #include <vector>
 
-#include "core/transport/channel/transfer_expectations.h"
 #include "core/transport/fabric.h"
 #include "core/transport/factory.h"
+#include "core/transport/testing/transfer_expectations.h"
 
 namespace muster::transport {
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/transport/fabric.h"
-#include "core/transport/link/frame.h"
+#include "core/transport/link/link_protocol.h"
 
 namespace muster::transport {
 

@@ -1,5 +1,4 @@
 // What a fabric costs that nobody uses: wake-ups of its watcher, counted by the kernel.
-#include "core/transport/engine/watcher.h"
 
 #include <gtest/gtest.h>
 
@@ -12,6 +11,7 @@
 #include <string>
 #include <thread>
 
+#include "core/transport/engine/engine_wait.h"
 #include "testing/limits.h"
 #include "testing/rank_threads.h"
 
