@@ -19,7 +19,7 @@
 
 #include "backends/carried/library.h"
 #include "core/collective/communicator.h"
-#include "core/collective/plan/slices.h"
+#include "core/collective/plan/plan.h"
 #include "core/tunables/tunables_fixed.h"
 #include "muster/status.h"
 

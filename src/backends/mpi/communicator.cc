@@ -11,7 +11,7 @@
 #include "backends/carried/communicator.h"
 #include "backends/carried/fingerprint_exchange.h"
 #include "backends/mpi/loader.h"
-#include "core/collective/group_channel.h"
+#include "core/collective/communicator.h"
 #include "core/collective/group_context.h"
 
 namespace muster::mpi {

@@ -12,7 +12,7 @@
 #include "backends/carried/fingerprint_exchange.h"
 #include "backends/ucc/library.h"
 #include "backends/ucc/team.h"
-#include "core/collective/group_channel.h"
+#include "core/collective/communicator.h"
 
 namespace muster::ucc {
 namespace {

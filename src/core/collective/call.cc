@@ -1,8 +1,12 @@
 #include "core/collective/call.h"
 
 #include <algorithm>
+#include <cstring>
+#include <string>
 
+#include "core/collective/call_record.h"
 #include "core/collective/control.h"
+#include "core/collective/kernels/kernels.h"
 
 namespace muster::collective {
 namespace {
@@ -274,6 +278,34 @@ std::string describe_ranks(const std::vector<int>& ranks) {
     text += std::to_string(ranks[i]);
   }
   return text;
+}
+
+void CallRecord::log_start() noexcept {
+  if (logs_calls() && !group.empty()) {
+    try {
+      std::string line = "group " + std::string(group) + ": " + std::string(name);
+      if (traced.sequence != 0) line += " #" + std::to_string(traced.sequence);
+      log(LogLevel::trace, line);
+    } catch (const std::bad_alloc&) {  // skip the log line
+    }
+  }
+  if (when_started != nullptr) (*when_started)();
+}
+
+void run_single_rank(const Args& args) {
+  if (args.op == Op::barrier || args.op == Op::broadcast) return;
+  const ConstBytes input = args.inputs[0];
+  const MutableBytes out = args.outputs[0];
+  if (!info(args.op).reduces) {
+    if (!input.empty() && input.data() != out.data())
+      std::memcpy(out.data(), input.data(), std::min(input.size(), out.size()));
+    return;
+  }
+  const std::size_t count = elements_in(out.size(), args.dtype);
+  if (args.reduce == Reduce::premul_sum)
+    return scale(out.data(), input.data(), count, args.dtype, args.factor);
+  const std::byte* inputs[] = {input.data()};
+  reduce_complete(out.data(), inputs, count, args.dtype, args.reduce);
 }
 
 }  // namespace muster::collective

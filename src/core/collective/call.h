@@ -77,4 +77,8 @@ class CallCache {
 /// For example "ranks 1, 2 and 5" or "rank 1".
 std::string describe_ranks(const std::vector<int>& ranks);
 
+/// The collectives of a group of one: copies from inputs to outputs. `args`: a valid call of a
+/// group with one member.
+void run_single_rank(const Args& args);
+
 }  // namespace muster::collective

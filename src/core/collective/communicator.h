@@ -174,7 +174,7 @@ class Communicator {
 
   /// While the returned object lives, the caller drives the calls that it starts here, with
   /// `Pending::done` between its own work and `wait` at the end. The progress thread leaves them
-  /// alone as long as the calling thread uses its core (driving_thread.h). If that thread blocks
+  /// alone as long as the calling thread uses its core (driver.h). If that thread blocks
   /// elsewhere, the progress thread notices within 50 ms and helps. For machines without a spare
   /// core for the progress thread.
   virtual std::shared_ptr<void> manual_progress() = 0;
@@ -203,5 +203,12 @@ class Communicator {
 /// Whether a group of these ranks runs its collectives in the host's region: it has at least two
 /// ranks, and the region contains them all. The same on every member.
 bool share_a_region(transport::Fabric& fabric, std::span<const int> members);
+
+/// As `Communicator::create`, but returns only the channel that the members have agreed on: for
+/// communicators whose calls are carried by something else than muster's engine, such as MPI.
+/// `use_region` and `tuning` of the options do not matter.
+Result<std::shared_ptr<transport::Channel>> create_channel(
+    const std::shared_ptr<transport::Fabric>& fabric, std::vector<int> members,
+    CommunicatorOptions options);
 
 }  // namespace muster::collective

@@ -4,7 +4,7 @@
 #include <ctime>
 #include <future>
 
-#include "core/collective/queue/driving_thread.h"
+#include "core/collective/queue/driver.h"
 #include "core/collective/testing/communicator_job.h"
 #include "testing/limits.h"
 

@@ -1,7 +1,9 @@
 #include "core/collective/operation.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "core/collective/call.h"
 #include "core/collective/op.h"
 #include "core/collective/queue/collective_queue.h"
 #include "core/tunables/tunables.h"
@@ -62,6 +64,71 @@ Status Operation::wait(TimePoint deadline) {
                                        " timed out; the call itself continues");
   }
   return status();
+}
+
+std::uint64_t OperationList::push_back(Operation& operation, bool refused) noexcept {
+  const Args& args = *operation.args_;
+  state_.prepare();
+  const std::lock_guard guard(lock_);
+  operation.queued_ = true;
+  (first_ == nullptr ? first_ : last_->next_) = &operation;
+  last_ = &operation;
+  const std::uint64_t number = state_.queue_next();
+  operation.call_ = refused ? refusal_of(args.op, number) : fingerprint_of(args, number);
+  return number;
+}
+
+void OperationList::push_front(Operation& operation) noexcept {
+  const std::lock_guard guard(lock_);
+  operation.queued_ = true;
+  operation.next_ = std::exchange(first_, &operation);
+  if (last_ == nullptr) last_ = &operation;
+  state_.set_queued(true);
+}
+
+void OperationList::remove(Operation& operation) noexcept {
+  state_.prepare();
+  const std::lock_guard guard(lock_);
+  Operation* before = nullptr;
+  for (Operation* each = first_; each != &operation; each = each->next_) {
+    if (each == nullptr) return;
+    before = each;
+  }
+  (before == nullptr ? first_ : before->next_) = operation.next_;
+  if (last_ == &operation) last_ = before;
+  operation.next_ = nullptr;
+  if (first_ == nullptr) state_.set_queued(false);
+}
+
+Operation* OperationList::front() const {
+  const std::lock_guard guard(lock_);
+  return first_;
+}
+
+std::size_t OperationList::first(std::span<Operation*> window) const {
+  const std::lock_guard guard(lock_);
+  std::size_t number = 0;
+  for (Operation* each = first_; each != nullptr && number < window.size(); each = each->next_)
+    window[number++] = each;
+  return number;
+}
+
+TimePoint OperationList::next_deadline() const {
+  const std::lock_guard guard(lock_);
+  TimePoint earliest = TimePoint::max();
+  for (const Operation* each = first_; each != nullptr; each = each->next_)
+    earliest = std::min(earliest, each->deadline_);
+  return earliest;
+}
+
+const Operation* OperationList::find_late(TimePoint now) const {
+  const std::lock_guard guard(lock_);
+  const Operation* late = nullptr;
+  for (const Operation* each = first_; each != nullptr; each = each->next_) {
+    if (each->deadline_ <= now && (late == nullptr || each->deadline_ < late->deadline_))
+      late = each;
+  }
+  return late;
 }
 
 }  // namespace muster::collective

@@ -19,7 +19,7 @@
 
 namespace muster::collective {
 
-struct StartingCall;  // starting_call.h
+struct StartingCall;  // control.h
 
 /// The parts of calls that run on the caller's thread.
 class RegionInline {

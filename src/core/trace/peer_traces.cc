@@ -6,8 +6,8 @@
 
 #include "core/base/threads/thread_start.h"
 #include "core/trace/analysis.h"
+#include "core/trace/reader.h"
 #include "core/trace/run_directory.h"
-#include "core/trace/trace_bytes.h"
 
 namespace muster::trace {
 namespace {

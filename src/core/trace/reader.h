@@ -1,10 +1,12 @@
-/// Traces as values: whole copies of what stands in the files, live or left behind.
+/// Traces as values: whole copies of what stands in the files, live or left behind, and their form
+/// as bytes.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/trace/format.h"
@@ -96,5 +98,27 @@ Result<std::string> find_job_called(const std::string& base, const std::string& 
 std::vector<JobTrace> live_jobs_but(const std::string& base, const std::string& shown);
 
 std::int64_t wall_now_ns();
+
+// Traces as bytes, for those who cannot open the file: ranks and people on other hosts get them
+// through the job's store.
+
+/// Only the latest call of each group, and of the groups only the latest 32: some hundred bytes
+/// each.
+RankTrace cut_to_latest(const RankTrace& trace);
+/// Only the latest `records` calls.
+RankTrace cut_to(RankTrace trace, std::size_t records);
+
+/// All of it. Begins with the present instant, by this host's clock.
+std::string encode_trace(const RankTrace& trace);
+
+struct SentTrace {
+  RankTrace trace;
+  std::int64_t as_of_ns = 0;  ///< when it was written, by its writer's clock
+};
+/// Nothing where the bytes are damaged or of another version.
+std::optional<SentTrace> decode_trace(std::string_view bytes);
+
+/// Moves every time by so much: from another host's clock to this one's.
+void shift(RankTrace& trace, std::int64_t by_ns);
 
 }  // namespace muster::trace

@@ -18,8 +18,8 @@
 #include "core/store/factory.h"
 #include "core/store/job_keys.h"
 #include "core/trace/analysis.h"
+#include "core/trace/reader.h"
 #include "core/trace/run_directory.h"
-#include "core/trace/trace_bytes.h"
 
 namespace muster::trace {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "core/store/factory.h"
 #include "core/trace/analysis.h"
-#include "core/trace/trace_bytes.h"
+#include "core/trace/reader.h"
 #include "testing/fuzz.h"
 #include "testing/limits.h"
 #include "testing/scratch_folder.h"

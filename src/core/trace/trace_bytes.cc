@@ -1,4 +1,4 @@
-#include "core/trace/trace_bytes.h"
+#include "core/trace/reader.h"
 
 #include <algorithm>
 

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "core/collective/plan/slices.h"
+#include "core/collective/plan/plan.h"
 #include "core/group/errors.h"
 
 namespace muster::elastic {

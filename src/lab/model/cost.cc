@@ -6,7 +6,7 @@
 #include <tuple>
 #include <vector>
 
-#include "core/collective/plan/slices.h"
+#include "core/collective/plan/plan.h"
 #include "lab/model/schedule.h"
 
 namespace muster::collective::plan {

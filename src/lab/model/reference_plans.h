@@ -2,7 +2,7 @@
 /// for muster's own plans: their cost is known from the literature (Thakur et al., 2005).
 #pragma once
 
-#include "core/collective/plan/slices.h"
+#include "core/collective/plan/plan.h"
 
 namespace muster::collective::plan {
 

@@ -8,11 +8,8 @@
 #include <variant>
 
 #include "core/collective/op.h"
-#include "core/collective/plan/bruck_plan.h"
 #include "core/collective/plan/hosts_plan.h"
-#include "core/collective/plan/pairwise_plan.h"
-#include "core/collective/plan/ring_plan.h"
-#include "core/collective/plan/tree_plan.h"
+#include "core/collective/plan/plan.h"
 #include "core/collective/select/selection.h"
 #include "lab/model/reference_plans.h"
 

@@ -1,4 +1,4 @@
-#include "core/collective/creation/agreement.h"
+#include "core/collective/creation/group_creation.h"
 
 #include <algorithm>
 #include <cstring>

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "core/collective/group_channel.h"
+#include "core/collective/communicator.h"
 #include "core/collective/op.h"
 #include "core/collective/region_group.h"
 #include "core/collective/select/tuning.h"

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -13,11 +14,49 @@
 #include <vector>
 
 #include "core/collective/communicator.h"
-#include "core/collective/creation/agreement.h"
 #include "core/collective/queue/progress.h"
 #include "core/collective/select/selection.h"
+#include "core/transport/channel/channel.h"
+#include "core/transport/fabric.h"
+#include "muster/clock.h"
+#include "muster/status.h"
 
 namespace muster::collective {
+
+// How the members of a new group agree on its channel id, over a channel that all ranks of the job
+// share and that survives the death of ranks.
+
+/// After the deadline, the other members wait this much longer for the first member's report of the
+/// missing members.
+inline constexpr Duration kVerdictGrace =
+    std::chrono::milliseconds(50);  // limit: delay of an error
+
+/// What the first member sends to all others. Also the wire format.
+struct GroupDescriptor {
+  std::uint64_t segment = 0;  ///< of the host's region
+  Selection::Bounds bounds{};
+};
+
+struct Agreement {
+  std::shared_ptr<transport::Channel> channel;
+  GroupDescriptor descriptor;
+};
+
+/// Every member calls it with the same members, name and `use` (how many groups of these members
+/// and this name it has created before). Blocks. Every member reports to the first one. Once all
+/// have, the first member gives the channel one of its own ids, which no other rank uses, and sends
+/// it to all: one note from each member and one to each. `describe_group` runs on the first member
+/// after all have reported; if it fails, creation fails on all members. At the deadline the error
+/// names the missing members, and the first member tells those that reported. The death of a member
+/// ends the agreement on all others with that death as the cause. `release` is called with the
+/// result of `describe_group` if no other member has received it or will; if some have, the channel
+/// fails with the cause, also on them. `give_up` (may be empty) is polled during the wait; if it
+/// returns a failure, the agreement ends with it. Other ranks are not involved.
+Result<Agreement> agree(transport::Fabric& fabric, const std::vector<int>& members,
+                        const std::string& name, std::uint64_t use, TimePoint deadline,
+                        const std::function<Result<GroupDescriptor>()>& describe_group,
+                        const std::function<void(const GroupDescriptor&)>& release = {},
+                        const std::function<Status()>& give_up = {});
 
 /// Value of a descriptor without a segment: the group runs over links.
 inline constexpr std::uint64_t kNoSegment = ~std::uint64_t{0};

@@ -6,14 +6,28 @@
 #include <utility>
 
 #include "core/collective/kernels/kernels.h"
-#include "core/collective/plan/bruck_plan.h"
-#include "core/collective/plan/pairwise_plan.h"
-#include "core/collective/plan/ring_plan.h"
-#include "core/collective/plan/tree_plan.h"
+#include "core/collective/plan/plan.h"
 #include "core/transport/channel/channel.h"
 #include "core/tunables/tunables.h"
 
 namespace muster::collective {
+
+std::vector<int> OutstandingTransfers::awaited() const {
+  std::vector<int> ranks;
+  for (const bool receives : {true, false}) {
+    for (const TransferSlot& slot : slots_) {
+      for (const Posted& posted : slot.posted) {
+        if (posted.receives == receives && !posted.transfer->done())
+          ranks.push_back(channel_.members()[static_cast<std::size_t>(posted.member)]);
+      }
+    }
+    if (!ranks.empty()) break;
+  }
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  return ranks;
+}
+
 namespace {
 
 std::size_t at(int index) { return static_cast<std::size_t>(index); }

@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "core/collective/links/link_group.h"
-#include "core/collective/plan/tree_plan.h"
+#include "core/collective/plan/plan.h"
 
 namespace muster::collective {
 namespace {

@@ -5,7 +5,7 @@
 #include <span>
 
 #include "core/collective/op.h"
-#include "core/collective/plan/slices.h"
+#include "core/collective/plan/plan.h"
 
 namespace muster::collective::plan {
 

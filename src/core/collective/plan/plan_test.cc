@@ -7,12 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/collective/plan/bruck_plan.h"
 #include "core/collective/plan/hosts_plan.h"
-#include "core/collective/plan/pairwise_plan.h"
-#include "core/collective/plan/ring_plan.h"
-#include "core/collective/plan/slices.h"
-#include "core/collective/plan/tree_plan.h"
+#include "core/collective/plan/plan.h"
 #include "core/collective/select/selection.h"
 #include "core/collective/testing/host_layouts.h"
 

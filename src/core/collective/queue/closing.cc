@@ -4,7 +4,6 @@
 
 #include "core/base/log/log.h"
 #include "core/collective/call.h"
-#include "core/collective/creation/agreement.h"
 #include "core/collective/creation/group_creation.h"
 
 namespace muster::collective {

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "core/collective/starting_call.h"
+#include "core/collective/control.h"
 #include "core/shm/cache_lines.h"
 #include "core/transport/fabric.h"
 #include "core/tunables/tunables.h"

@@ -7,7 +7,7 @@
 
 #include "core/base/exception_status.h"
 #include "core/base/log/log.h"
-#include "core/collective/single_rank.h"
+#include "core/collective/call.h"
 #include "core/shm/segment_layout.h"
 
 namespace muster::collective {

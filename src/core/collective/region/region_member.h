@@ -2,13 +2,13 @@
 ///
 /// collective/region/: the collectives of a group whose members all share one host region.
 /// - `control_lines.h`: publishes this member's calls, polls the peers' and compares them.
-/// - `buffer_placement.h`: where this member's input is placed.
 /// - `transfer_plan.h`: which members send and receive, in which chunks.
 /// - `pull_transfer.h`, `share_reduction.h`: the two algorithms, as tasks.
 /// - `inline_transfer.h`: small calls on the caller's thread, without a task.
-/// - `source_table.h`: the peers' inputs, and how they are read, reduced and reclaimed.
-/// - `call_wait.h`: what the running task waits for.
-/// - `call_failure.h`, `quiescence.h`: how a call fails.
+/// - `source_table.h`: where this member's input is placed, and how the peers' inputs are read,
+///   reduced and reclaimed.
+/// - `member_parts.h`: what the running task waits for, and what the algorithms share.
+/// - `call_failure.h`: how a call fails.
 ///
 /// Private to this folder, behind `core/collective/region_group.h`. Depends on shm/, which defines
 /// the layout of the segment (`core/shm/segment_layout.h`), and on a channel to compare calls and

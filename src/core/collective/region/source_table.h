@@ -1,11 +1,13 @@
-/// Each member's input in the current call, as its line describes it, and how this member reads or
-/// reduces it.
+/// The members' inputs to a call: where this member puts its own for the others, and how it reads
+/// or reduces theirs.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "core/base/bytes.h"
 #include "core/collective/communicator.h"
 #include "core/collective/region/call_failure.h"
 #include "core/collective/region/transfer_plan.h"
@@ -15,6 +17,8 @@
 
 namespace muster::collective::region {
 
+/// Each member's input in the current call, as its line describes it, and how this member reads or
+/// reduces it.
 struct SourceMemory {
   shm::BufferLocation location = shm::BufferLocation::nothing;
   const std::byte* data = nullptr;  ///< null for windows and for memory of another process
@@ -96,6 +100,45 @@ class SourceTable {
   std::vector<const std::byte*> inputs_;
   bool reads_in_place_ = false;
   bool uses_grants_ = false;
+};
+
+/// Where a member puts its input for the others: in its line, in the slot beside it, in its
+/// windows, or nowhere if peers can read it in place.
+class BufferPlacement {
+ public:
+  BufferPlacement(shm::GroupSegment& segment, shm::DirectReads& direct_reads,
+                  const shm::BufferRing& windows, Quiescence& quiescence,
+                  const TransferPlanner& planner, ArenaOf arena)
+      : segment_(segment),
+        direct_reads_(direct_reads),
+        windows_(windows),
+        quiescence_(quiescence),
+        planner_(planner),
+        arena_(arena) {}
+
+  /// Chooses where this member's data of the current call goes and records that in its line. Copies
+  /// the data if it goes into the line or the slot. Returns the number of windows that the call has
+  /// to fill.
+  std::size_t place(const Args& args, const TransferPlan& plan);
+  /// Whether readers access memory outside the segment. This member must then wait for them.
+  bool has_in_place_readers(const TransferPlan& plan) const;
+
+  /// The arena offset of the memory; nothing if it is not in the arena.
+  std::optional<std::uint64_t> arena_offset(ConstBytes memory) const;
+  /// The same for memory that peers may write.
+  std::optional<std::uint64_t> writable_offset(ConstBytes memory) const;
+
+ private:
+  std::size_t place_input(const Args& args, const TransferPlan& plan);
+  std::size_t place_slices(const Args& args, const TransferPlan& plan);
+  void place_row(const Args& args, const TransferPlan& plan);
+
+  shm::GroupSegment& segment_;
+  shm::DirectReads& direct_reads_;
+  const shm::BufferRing& windows_;
+  Quiescence& quiescence_;
+  const TransferPlanner& planner_;
+  const ArenaOf arena_;
 };
 
 }  // namespace muster::collective::region

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/collective/plan/hosts_plan.h"
-#include "core/collective/plan/slices.h"
+#include "core/collective/plan/plan.h"
 
 namespace muster::collective {
 namespace {

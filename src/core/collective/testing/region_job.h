@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "core/collective/call.h"
+#include "core/collective/control.h"
 #include "core/collective/kernels/kernels.h"
 #include "core/collective/region/region_member.h"
-#include "core/collective/starting_call.h"
 #include "core/shm/arena/arena.h"
 #include "core/shm/region_memory.h"
 #include "core/transport/fabric.h"

@@ -1,11 +1,11 @@
-#include "core/collective/queue/queue_state.h"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <set>
 #include <thread>
 #include <vector>
+
+#include "core/collective/operation.h"
 
 namespace muster::collective {
 namespace {
