@@ -6,7 +6,7 @@
 #include <memory>
 #include <utility>
 
-#include "core/group/pg_options.h"
+#include "core/group/creation/backend_registry.h"
 
 namespace muster::python {
 

@@ -16,7 +16,7 @@
 #include "backends/nccl/library.h"
 #include "backends/nccl/transfers.h"
 #include "core/collective/op.h"
-#include "core/group/call/scalar_type.h"
+#include "core/group/call/dense_tensor.h"
 #include "nccl_ranks.h"
 #include "testing/limits.h"
 #include "testing/rank_processes.h"

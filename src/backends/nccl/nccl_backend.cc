@@ -14,9 +14,9 @@
 #include "core/base/log/log.h"
 #include "core/collective/call.h"
 #include "core/group/call/call.h"
-#include "core/group/call/scalar_type.h"
+#include "core/group/call/dense_tensor.h"
+#include "core/group/creation/backend_registry.h"
 #include "core/group/errors.h"
-#include "core/group/pg_options.h"
 #include "muster/debug_level.h"
 
 namespace muster::nccl {

@@ -6,7 +6,6 @@
 #include <thread>
 #include <vector>
 
-#include "core/group/abort_groups.h"
 #include "core/group/calls.h"
 #include "core/group/creation/backend_registry.h"
 #include "core/group/group_core.h"

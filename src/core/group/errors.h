@@ -3,6 +3,7 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "muster/errors.h"
 #include "muster/status.h"
@@ -30,6 +31,13 @@ T take(Result<T> result) {
 }
 [[noreturn]] inline void invalid(const std::string& message) {
   throw DistError(message, Code::invalid_argument);
+}
+
+/// Ranks for messages: "[0, 2, 5]".
+inline std::string list(const std::vector<int>& ranks) {
+  std::string out = "[";
+  for (const auto rank : ranks) out += (out.size() > 1 ? ", " : "") + std::to_string(rank);
+  return out + "]";
 }
 
 }  // namespace muster::group

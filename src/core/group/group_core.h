@@ -14,6 +14,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -207,5 +208,11 @@ inline const GroupCore& core_of(const ProcessGroup& group) {
 }
 /// `group` must not be null.
 inline GroupCore& core_of(const Group& group) { return static_cast<GroupCore&>(*group); }
+
+/// Aborts several groups. The calls of all groups on backends of muster's end before any code of
+/// the program runs: the `abort` of backends that it has registered, and observers. If that never
+/// returns, it holds up what it is of the same kind and comes later, but no end of a call on a
+/// backend of muster's. No group may be null.
+void abort_groups(std::span<const Group> groups, const std::string& reason);
 
 }  // namespace muster

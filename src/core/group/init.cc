@@ -19,8 +19,6 @@
 #include "core/group/group_core.h"
 #include "core/group/job.h"
 #include "core/group/memory/shared_allocator.h"
-#include "core/group/pg_options.h"
-#include "core/group/rank_list.h"
 #include "core/group/resolve.h"
 #include "core/rendezvous/rendezvous.h"
 #include "core/transport/failure/process_failure.h"

@@ -6,9 +6,9 @@
 #include <map>
 #include <mutex>
 
+#include "core/group/creation/backend_registry.h"
 #include "core/group/group_core.h"
 #include "core/group/job.h"
-#include "core/group/pg_options.h"
 #include "core/group/testing/ranks.h"
 #include "core/group/world.h"
 #include "core/store/factory.h"

@@ -22,7 +22,6 @@
 #include "core/group/creation/backend_registry.h"
 #include "core/group/errors.h"
 #include "core/group/group_core.h"
-#include "core/group/rank_list.h"
 #include "core/store/factory.h"
 #include "core/transport/job_fabric.h"
 

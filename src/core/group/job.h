@@ -22,7 +22,7 @@
 #include "muster/process_group.h"
 
 namespace muster {
-struct ProcessGroupOptions;  // pg_options.h
+struct ProcessGroupOptions;  // backend_registry.h
 }
 
 namespace muster::group {

@@ -11,7 +11,6 @@
 #include "core/group/call/call.h"
 #include "core/group/debugging/debug_detail.h"
 #include "core/group/errors.h"
-#include "core/group/rank_list.h"
 #include "core/group/work/recorded_work.h"
 #include "muster/collectives.h"
 

@@ -4,14 +4,12 @@
 #include <map>
 #include <set>
 
-#include "core/group/abort_groups.h"
 #include "core/group/call/exchange.h"
+#include "core/group/creation/backend_registry.h"
 #include "core/group/creation/group_creation.h"
 #include "core/group/errors.h"
 #include "core/group/group_core.h"
 #include "core/group/job.h"
-#include "core/group/pg_options.h"
-#include "core/group/rank_list.h"
 #include "core/group/resolve.h"
 #include "core/group/world.h"
 

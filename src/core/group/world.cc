@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/group/abort_groups.h"
 #include "core/group/errors.h"
 #include "core/group/group_core.h"
 #include "core/group/job.h"

@@ -9,7 +9,6 @@
 
 #include "core/group/errors.h"
 #include "core/group/group_core.h"
-#include "core/group/rank_list.h"
 #include "faces/compat/gloo_words.h"
 #include "faces/compat/several_tensors.h"
 #include "faces/compat/torch_error.h"

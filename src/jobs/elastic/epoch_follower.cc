@@ -10,7 +10,6 @@
 #include "core/base/log/log.h"
 #include "core/base/process/launcher_socket.h"
 #include "core/base/threads/thread_start.h"
-#include "core/group/abort_groups.h"
 #include "core/group/epoch.h"
 #include "core/group/errors.h"
 #include "core/group/group_core.h"

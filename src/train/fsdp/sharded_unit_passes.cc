@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "core/base/log/log.h"
-#include "core/group/abort_groups.h"
 #include "core/group/group_core.h"
 #include "train/fsdp/sharded_unit_state.h"
 #include "train/modules/end_of_backward.h"

@@ -11,7 +11,6 @@
 
 #include "core/group/call/exchange.h"
 #include "core/group/errors.h"
-#include "core/group/rank_list.h"
 #include "core/group/world.h"
 #include "muster/debug.h"
 #include "muster/init.h"

@@ -3,15 +3,85 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/collective/communicator.h"
+#include "core/group/backends/staging.h"
+#include "core/group/call/call.h"
 #include "core/group/group_core.h"
+#include "core/group/work/backward_gate.h"
+#include "core/group/world.h"
+#include "core/trace/recorder.h"
 #include "core/wait/callbacks.h"
+#include "muster/work.h"
 
 namespace muster::group {
+
+/// Shared by the calls of one backend.
+struct NativeContext {
+  std::shared_ptr<collective::Communicator> communicator;
+  std::shared_ptr<const std::vector<int>> ranks;  ///< ranks of the default group, by group rank
+  std::shared_ptr<std::atomic<bool>> shown;       ///< whether a failure of the group has been shown
+  /// Serialises the completion of collectives' futures.
+  std::shared_ptr<CallbackLane> callbacks = {};
+};
+
+/// The native backend's Work: a pending call of the engine and its tensors. For accelerator
+/// tensors, it completes once the copies of its outputs are enqueued. The outputs can be used on
+/// the stream that was current when the call was made and, after `wait`, on the caller's current
+/// stream.
+class NativeWork : public Work, public std::enable_shared_from_this<NativeWork> {
+ public:
+  static std::shared_ptr<NativeWork> create(Call call, NativeContext context);
+  /// The call, for the thread that starts it; only before `track`.
+  Call& given() { return call_; }
+  /// Call once with the started call, which then holds this Work until it is done.
+  void track(collective::PendingRef pending);
+
+  bool is_completed() override;
+  bool is_success() override;
+  bool wait(std::optional<Duration> timeout = {}) override;
+  c10::intrusive_ptr<c10::ivalue::Future> get_future() override;
+  int source_rank() override;
+  std::exception_ptr exception() override;
+  std::vector<at::Tensor> result() override;
+
+ private:
+  /// Completes a requested future, whose callbacks are user code.
+  struct Delivery;
+
+  NativeWork(Call call, NativeContext context);
+  /// The accelerator's copies, or null.
+  const DeviceCopies* device() const;
+  void settle(const Status& status);
+  bool try_finish(const Status& status);
+  void finish(const Status& status);
+  bool wait_until_completed(TimePoint deadline);
+  [[noreturn]] void throw_timeout(Duration timeout, const Status& status) const;
+  /// Records that the user sees the error.
+  void show_error() { *context_.shown = true; }
+  void deliver(const std::shared_ptr<Delivery>& delivery);
+  void post(const std::shared_ptr<Delivery>& delivery);
+  void wait_for_future();
+  void end(c10::ivalue::Future& future);
+
+  NativeContext context_;  // holds its communicator until completed
+  collective::PendingRef pending_;
+  Call call_;
+  trace::Mark mark_;          // of the recorded call
+  std::exception_ptr error_;  // written before completed_
+  // Set by the thread that finishes the call after the engine is done.
+  std::atomic<bool> claimed_{false};
+  std::atomic<bool> completed_{false};  // finished; set under mutex_
+  std::mutex mutex_;                    // no user code runs under it
+  std::condition_variable completion_;
+  std::shared_ptr<Delivery> delivery_;  // set once there is a future
+};
 
 /// Supports every operation and dtype. CPU tensors that are not contiguous are copied to contiguous
 /// memory, accelerator tensors to pinned host memory.

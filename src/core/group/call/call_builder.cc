@@ -6,7 +6,7 @@
 
 #include "core/collective/call.h"
 #include "core/collective/control.h"
-#include "core/group/call/call_checks.h"
+#include "core/group/call/given_tensors.h"
 
 namespace muster {
 

@@ -10,7 +10,6 @@
 
 #include "core/group/call/call.h"
 #include "core/group/call/dense_tensor.h"
-#include "core/group/call/scalar_type.h"
 
 namespace muster {
 

@@ -3,7 +3,7 @@
 
 #include "core/collective/call.h"
 #include "core/group/call/call.h"
-#include "core/group/call/call_checks.h"
+#include "core/group/call/given_tensors.h"
 #include "core/group/errors.h"
 #include "core/group/resolve.h"
 

@@ -1,7 +1,6 @@
-#include "core/group/call/dense_tensor.h"
-
 #include <c10/core/InferenceMode.h>
 
+#include "core/group/call/dense_tensor.h"
 #include "core/group/call/exchange.h"
 #include "core/group/job.h"
 #include "core/group/testing/ranks.h"

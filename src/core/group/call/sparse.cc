@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "core/group/call/call_builder.h"
-#include "core/group/call/scalar_type.h"
+#include "core/group/call/dense_tensor.h"
 #include "core/group/errors.h"
 #include "core/group/group_core.h"
 #include "core/group/resolve.h"

@@ -9,6 +9,7 @@
 #include "core/rendezvous/rendezvous.h"
 #include "core/transport/fabric.h"
 #include "muster/backend.h"
+#include "muster/backend_name.h"
 #include "muster/status.h"
 
 namespace muster::group {
@@ -75,3 +76,13 @@ void add_own_backend(OwnBackend backend);
 const OwnBackend* own_backend(const Backend& name);
 
 }  // namespace muster::group
+
+namespace muster {
+
+/// Checks that options belong to a backend of the group. Throws DistBackendError
+/// (Code::unsupported), naming both, if no backend of `config` accepts `options`. Null is always
+/// accepted.
+void check_pg_options(const ProcessGroupOptions* options, const BackendConfig& config,
+                      std::string_view caller);
+
+}  // namespace muster

@@ -3,7 +3,6 @@
 #include <string>
 #include <vector>
 
-#include "core/group/abort_groups.h"
 #include "core/group/call/call.h"
 #include "core/group/group_core.h"
 #include "core/group/testing/ranks.h"
