@@ -9,42 +9,25 @@
 #include <cstring>
 #include <utility>
 
-#include "core/net/byte_buffer.h"
 #include "core/security/handshake.h"
-#include "core/security/payload_cipher.h"
+#include "core/security/tls_connection.h"
 #include "core/tunables/tunables_fixed.h"
 
 namespace muster {
 namespace {
 
 constexpr std::string_view kIdentity = "muster";
-/// A record's most, what stands before it, and what encryption may add.
-constexpr std::size_t kRecordBytes = 16 * 1024;  // limit: TLS's own
-constexpr std::size_t kRecordHeader = 5, kRecordExtra = 256;
 /// A peer of ours says less than a kilobyte before it has proved the secret.
 constexpr std::size_t kMostUnproved = 8 * 1024;  // limit: of unauthenticated peers
-/// So much output may wait before `write` takes no more.
-constexpr std::size_t kMostOutput = fixed::kIoBuffer;
-/// Pieces of at least this size travel outside of TLS records; so much of one at a time.
-constexpr std::size_t kLeastPayload = fixed::kSmallMessage;
-constexpr std::size_t kPayloadBytes = fixed::kIoBuffer;
-constexpr std::size_t kSectionHeader = sizeof(std::uint32_t);
-constexpr std::uint32_t kOutside = std::uint32_t{1} << 31;
 constexpr const char* kUnlessTampered =
     ", unless somebody on the network tampers with this connection";
 constexpr const char* kTampers = "; somebody on the network tampers with this connection";
-/// Content types of TLS records are from here to there; no verdict is among them.
-constexpr int kFirstContentType = 20, kLastContentType = 24;
 constexpr std::size_t kBindingBytes = crypto_hash_sha256_BYTES;
 using Binding = std::array<std::byte, kBindingBytes>;
 
 const unsigned char* identity_bytes() {
   return reinterpret_cast<const unsigned char*>(kIdentity.data());
 }
-
-struct FreeSsl {
-  void operator()(SSL* ssl) const { SSL_free(ssl); }
-};
 
 Binding binding_of(const Greeting& connector, const Greeting& acceptor) {
   std::string text("muster greetings");
@@ -54,79 +37,6 @@ Binding binding_of(const Greeting& connector, const Greeting& acceptor) {
                      reinterpret_cast<const unsigned char*>(text.data()), text.size());
   return binding;
 }
-
-/// The library's own words for its latest error; empties its list.
-std::string library_error() {
-  const unsigned long code = ERR_peek_last_error();
-  ERR_clear_error();
-  const char* reason = code != 0 ? ERR_reason_error_string(code) : nullptr;
-  return reason != nullptr ? reason : "it ended early";
-}
-
-}  // namespace
-
-struct TlsSession::Connection {
-  enum class State : std::uint8_t { greeting, handshake, binding, done, failed };
-
-  Connection(Side which, const Handshake::Hello& hello, const Secret& job_secret,
-             std::uint64_t bytes_per_key);
-  Connection(const Connection&) = delete;
-
-  void go_on(std::size_t came);
-  bool begin_tls();
-  bool eat_greeting();
-  bool shake_hands();
-  void forget_key();
-  bool compare_bindings();
-  void fail(Code code, Verdict why, std::string message);
-  Status tampered(const std::string& how);
-  bool encrypt(ConstBytes plain);
-  Result<std::size_t> decrypt(MutableBytes to);
-  std::size_t whole_record() const;
-  bool has_record() const;
-
-  std::uint64_t payloads_per_key() const {
-    return std::max<std::uint64_t>(per_key / kPayloadBytes, 1);
-  }
-  bool take_payload_key(bool of_connector, PayloadCipher& cipher);
-  bool send_payload(ConstBytes payload);
-  Result<std::size_t> read_section(MutableBytes to);
-  Result<std::size_t> begin_section();
-  Result<std::size_t> open_payload(MutableBytes to);
-  std::size_t tag_bytes() const {
-    return payloads == Payloads::plain ? 0 : PayloadCipher::kTagBytes;
-  }
-
-  const Side side;
-  const Payloads payloads;
-  const std::vector<Handshake::Hello::Service> also;
-  const Secret secret;
-  State state = State::greeting;
-  Greeting mine, theirs{};
-  SecretBytes key;  // until both sides have proved that they have it
-  std::unique_ptr<SSL, FreeSsl> ssl;
-  ByteBuffer input;           // what the library has not read
-  std::size_t of_record = 0;  // how much of the record at its front the library has yet to read
-  std::size_t unproved = 0;   // bytes that came before the other side has proved the secret
-  ByteBuffer output;          // what has not been sent
-  std::string answer;         // of the binding, so far
-  std::uint64_t written = 0;  // under the present key, as if records were full
-  const std::uint64_t per_key;
-  PayloadCipher sends, receives;
-  // Of the section that is being read.
-  std::array<std::byte, kSectionHeader> section{};
-  std::size_t section_have = 0;  // bytes of its header
-  std::size_t inside_left = 0, outside_left = 0;
-  std::size_t opened = 0;  // of a payload that is decrypted and stands at the front of `input`
-  bool unwelcome = false;
-  bool answered = false;  // the acceptor has said something behind its greeting
-  bool proved = false;    // the other side has the secret
-  Handshake::Peer peer;
-  Verdict verdict = Verdict::accepted;
-  Status failure;
-};
-
-namespace {
 
 using Connection = TlsSession::Connection;
 
@@ -242,6 +152,14 @@ SSL_CTX* context() {
 
 }  // namespace
 
+/// The library's own words for its latest error; empties its list.
+std::string tls::library_error() {
+  const unsigned long code = ERR_peek_last_error();
+  ERR_clear_error();
+  const char* reason = code != 0 ? ERR_reason_error_string(code) : nullptr;
+  return reason != nullptr ? reason : "it ended early";
+}
+
 TlsSession::Connection::Connection(Side which, const Handshake::Hello& hello,
                                    const Secret& job_secret, std::uint64_t bytes_per_key)
     : side(which),
@@ -271,7 +189,7 @@ bool TlsSession::Connection::begin_tls() {
   if (bytes == nullptr) {
     fail(Code::exhausted, Verdict::bad_proof,
          "OpenSSL cannot make an encrypted connection with TLS 1.3 and AES-128-GCM here (" +
-             library_error() + ")");
+             tls::library_error() + ")");
     return false;
   }
   BIO_set_data(bytes, this);
@@ -331,7 +249,7 @@ bool TlsSession::Connection::shake_hands() {
   if (side == Side::connector && !answered && !came.empty()) {
     answered = true;
     const int first = std::to_integer<int>(came.front());
-    if (first < kFirstContentType || first > kLastContentType) {
+    if (first < tls::kFirstContentType || first > tls::kLastContentType) {
       // Nothing protects this byte, so it is not believed: this side has found no difference
       // between the greetings. Either they were changed on the way, or the byte is forged.
       fail(Code::network, Verdict::bad_proof,
@@ -344,7 +262,7 @@ bool TlsSession::Connection::shake_hands() {
   const int result = SSL_do_handshake(ssl.get());
   if (result != 1) {
     if (SSL_get_error(ssl.get(), result) == SSL_ERROR_WANT_READ) return false;
-    const std::string said = library_error();
+    const std::string said = tls::library_error();
     if (side == Side::acceptor) {
       fail(Code::refused, Verdict::bad_proof,
            whom(peer.rank) +
@@ -420,167 +338,10 @@ void TlsSession::Connection::fail(Code code, Verdict why, std::string message) {
                    peer.rank >= 0 ? std::vector<int>{peer.rank} : std::vector<int>{});
 }
 
-/// All of it; the library's output has no end.
-bool TlsSession::Connection::encrypt(ConstBytes plain) {
-  if (written >= per_key) {
-    SSL_key_update(ssl.get(), SSL_KEY_UPDATE_NOT_REQUESTED);
-    written = 0;
-  }
-  while (!plain.empty()) {
-    std::size_t taken = 0;
-    if (SSL_write_ex(ssl.get(), plain.data(), plain.size(), &taken) != 1) {
-      fail(Code::network, Verdict::accepted, "could not encrypt: " + library_error());
-      return false;
-    }
-    plain = plain.subspan(taken);
-    written += kRecordBytes;
-  }
-  return true;
-}
-
-Result<std::size_t> TlsSession::Connection::decrypt(MutableBytes to) {
-  std::size_t got = 0;
-  if (!has_record()) return got;
-  if (SSL_read_ex(ssl.get(), to.data(), to.size(), &got) == 1) return got;
-  // SSL_get_error would count errors that others have left in this thread's list, and emptying that
-  // each time costs as much as decrypting a small message.
-  if (SSL_want_read(ssl.get())) return std::size_t{0};
-  return tampered(library_error());
-}
-
 Status TlsSession::Connection::tampered(const std::string& how) {
   fail(Code::network, Verdict::accepted,
        "what came from " + whom(peer.rank) + " was changed on the way (" + how + ")" + kTampers);
   return failure;
-}
-
-/// The length of the record at the front of the input, or what is there of something that is none
-/// (the library finds out); 0 where it is not whole yet.
-std::size_t TlsSession::Connection::whole_record() const {
-  const ConstBytes came = input.bytes();
-  if (came.size() < kRecordHeader) return 0;
-  const int type = std::to_integer<int>(came[0]);
-  const std::size_t length =
-      std::to_integer<std::size_t>(came[3]) << 8 | std::to_integer<std::size_t>(came[4]);
-  if (type < kFirstContentType || type > kLastContentType || length > kRecordBytes + kRecordExtra)
-    return came.size();
-  return came.size() < kRecordHeader + length ? 0 : kRecordHeader + length;
-}
-
-bool TlsSession::Connection::has_record() const {
-  return SSL_pending(ssl.get()) > 0 || of_record > 0 || whole_record() > 0;
-}
-
-// ---- payloads
-
-/// The key of the next payloads, which both sides export from the connection (RFC 8446, 7.5).
-bool TlsSession::Connection::take_payload_key(bool of_connector, PayloadCipher& cipher) {
-  constexpr std::string_view kLabel = "EXPORTER-muster-payloads";
-  std::array<unsigned char, 9> which{static_cast<unsigned char>(of_connector ? 1 : 0)};
-  const std::uint64_t number = cipher.count() / payloads_per_key();
-  std::memcpy(which.data() + 1, &number, sizeof number);
-  std::array<unsigned char, PayloadCipher::kKeyBytes> key_bytes;
-  const bool made =
-      SSL_export_keying_material(ssl.get(), key_bytes.data(), key_bytes.size(), kLabel.data(),
-                                 kLabel.size(), which.data(), which.size(), 1) == 1 &&
-      cipher.use(key_bytes.data());
-  sodium_memzero(key_bytes.data(), key_bytes.size());
-  return made;
-}
-
-bool TlsSession::Connection::send_payload(ConstBytes payload) {
-  const MutableBytes to = output.room(payload.size() + tag_bytes());
-  PayloadCipher::Tag tag;
-  bool made = payloads == Payloads::plain || sends.count() % payloads_per_key() != 0 ||
-              take_payload_key(side == Side::connector, sends);
-  if (payloads == Payloads::encrypted) {
-    made = made && sends.encrypt(payload, to.data(), tag);
-  } else {
-    std::memcpy(to.data(), payload.data(), payload.size());
-    if (payloads == Payloads::authenticated)
-      made = made && sends.authenticate(to.first(payload.size()), tag);
-  }
-  if (!made) {
-    fail(Code::network, Verdict::accepted, "could not encrypt: " + library_error());
-    return false;
-  }
-  std::memcpy(to.data() + payload.size(), tag.data(), tag_bytes());
-  output.came(to.size());
-  return true;
-}
-
-/// From one section at most; 0 where nothing whole has come.
-Result<std::size_t> TlsSession::Connection::read_section(MutableBytes to) {
-  for (;;) {
-    if (opened > 0) {
-      const std::size_t bytes = std::min(to.size(), opened);
-      std::memcpy(to.data(), input.bytes().data(), bytes);
-      opened -= bytes;
-      input.drop(bytes + (opened == 0 ? tag_bytes() : 0));
-      return bytes;
-    }
-    if (inside_left > 0) {
-      auto got = decrypt(to.first(std::min(to.size(), inside_left)));
-      if (got.ok()) inside_left -= *got;
-      return got;
-    }
-    if (outside_left > 0) {
-      auto bytes = open_payload(to);
-      if (!bytes.ok() || *bytes > 0 || opened == 0) return bytes;
-      continue;
-    }
-    auto begun = begin_section();
-    if (!begun.ok() || *begun == 0) return begun;
-  }
-}
-
-/// Reads a header; 0 where it is not there yet.
-Result<std::size_t> TlsSession::Connection::begin_section() {
-  while (section_have < kSectionHeader) {
-    auto got = decrypt(MutableBytes(section).subspan(section_have));
-    if (!got.ok() || *got == 0) return got;
-    section_have += *got;
-  }
-  section_have = 0;
-  std::uint32_t header;
-  std::memcpy(&header, section.data(), sizeof header);
-  const std::size_t length = header & ~kOutside;
-  if (length == 0 || length > kPayloadBytes) return tampered("a section of a wrong length");
-  ((header & kOutside) != 0 ? outside_left : inside_left) = length;
-  return length;
-}
-
-/// Straight to where it goes if it fits there; else it is opened where it is. 0 for that, and where
-/// it has not come yet.
-Result<std::size_t> TlsSession::Connection::open_payload(MutableBytes to) {
-  const std::size_t bytes = outside_left;
-  if (input.bytes().size() < bytes + tag_bytes()) return std::size_t{0};
-  const ConstBytes sealed = input.bytes().first(bytes);
-  const bool fits = bytes <= to.size();
-  if (payloads != Payloads::plain) {
-    PayloadCipher::Tag tag, right;
-    std::memcpy(tag.data(), sealed.data() + bytes, tag.size());
-    bool good = receives.count() % payloads_per_key() != 0 ||
-                take_payload_key(side == Side::acceptor, receives);
-    if (payloads == Payloads::encrypted) {
-      good = good && receives.decrypt(sealed, fits ? to.data() : input.front(), tag);
-    } else {
-      good = good && receives.authenticate(sealed, right) && equal_in_constant_time(tag, right);
-    }
-    if (!good) {
-      // Decrypted bytes must not be visible if their tag is wrong.
-      if (fits && payloads == Payloads::encrypted) std::memset(to.data(), 0, bytes);
-      return tampered("the tag of a payload is wrong");
-    }
-  }
-  outside_left = 0;
-  if (!fits) {
-    opened = bytes;
-    return std::size_t{0};
-  }
-  if (payloads != Payloads::encrypted) std::memcpy(to.data(), sealed.data(), bytes);
-  input.drop(bytes + tag_bytes());
-  return bytes;
 }
 
 TlsSession::TlsSession(Side side, const Handshake::Hello& hello, const Secret& secret,
@@ -620,88 +381,5 @@ bool TlsSession::failed_in_the_clear() const {
          it.secret.kind() == Secret::Kind::given;
 }
 void TlsSession::set_unwelcome() { connection_->unwelcome = true; }
-
-namespace {
-
-/// Sections that share a record.
-class TlsRecord {
- public:
-  std::size_t room() const { return bytes_.size() - kSectionHeader - filled_; }
-  void add(ConstBytes more) {
-    std::memcpy(bytes_.data() + filled_, more.data(), more.size());
-    filled_ += more.size();
-  }
-  /// Begins with one of what was added, and ends with the announcement of a payload of `outside`
-  /// bytes, if any. Empty where there is neither.
-  ConstBytes take(std::size_t outside) {
-    const auto inside =
-        static_cast<std::uint32_t>(std::exchange(filled_, kSectionHeader) - kSectionHeader);
-    const std::size_t begin = inside > 0 ? 0 : kSectionHeader;
-    std::size_t end = kSectionHeader + inside;
-    std::memcpy(bytes_.data(), &inside, sizeof inside);
-    if (outside > 0) {
-      const std::uint32_t announced = static_cast<std::uint32_t>(outside) | kOutside;
-      std::memcpy(bytes_.data() + end, &announced, sizeof announced);
-      end += kSectionHeader;
-    }
-    return ConstBytes(bytes_).subspan(begin, end - begin);
-  }
-
- private:
-  std::array<std::byte, kRecordBytes> bytes_;
-  std::size_t filled_ = kSectionHeader;
-};
-
-}  // namespace
-
-Result<std::size_t> TlsSession::write(std::span<const ConstBytes> pieces) {
-  if (failed()) return failure();
-  Connection& to = *connection_;
-  TlsRecord record;
-  std::size_t taken = 0;
-  for (ConstBytes piece : pieces) {
-    while (!piece.empty() && output().size() < kMostOutput) {
-      std::size_t bytes = 0;
-      if (piece.size() >= kLeastPayload) {
-        bytes = std::min(piece.size(), kPayloadBytes);
-        if (!to.encrypt(record.take(bytes)) || !to.send_payload(piece.first(bytes)))
-          return failure();
-      } else {
-        if (record.room() == 0 && !to.encrypt(record.take(0))) return failure();
-        bytes = std::min(piece.size(), record.room());
-        record.add(piece.first(bytes));
-      }
-      taken += bytes;
-      piece = piece.subspan(bytes);
-    }
-    if (!piece.empty()) break;
-  }
-  if (!to.encrypt(record.take(0))) return failure();
-  return taken;
-}
-
-Result<std::size_t> TlsSession::read(std::span<const MutableBytes> pieces) {
-  if (failed()) return failure();
-  std::size_t total = 0;
-  for (MutableBytes piece : pieces) {
-    while (!piece.empty()) {
-      const auto got = connection_->read_section(piece);
-      if (!got.ok()) return total > 0 ? Result<std::size_t>(total) : got;
-      if (*got == 0) return total;
-      total += *got;
-      piece = piece.subspan(*got);
-    }
-  }
-  return total;
-}
-
-bool TlsSession::readable() const {
-  const Connection& from = *connection_;
-  if (from.state == Connection::State::failed || from.opened > 0) return true;
-  if (from.state != Connection::State::done) return false;
-  if (from.outside_left > 0)
-    return from.input.bytes().size() >= from.outside_left + from.tag_bytes();
-  return from.has_record();
-}
 
 }  // namespace muster

@@ -99,7 +99,7 @@ class TlsSession {
   /// Whether `read` has something to give, or to say, of what has come already.
   bool readable() const;
 
-  struct Connection;  ///< private to tls_session.cc
+  struct Connection;  ///< private (tls_connection.h)
 
  private:
   std::unique_ptr<Connection> connection_;
