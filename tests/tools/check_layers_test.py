@@ -31,7 +31,7 @@ GOOD = {
     "src/rpc/core_headers.txt": "core/base/words.h\n",
     "src/checkpoint/format/save.h": "#include <vector>\n",
     "src/jobs/elastic/state.cc": '#include "checkpoint/format/save.h"\n',
-    "src/backends/carried/registration.cc": '#include "core/group/backends/native.h"\n',
+    "src/backends/registration/registration.cc": '#include "core/group/backends/native.h"\n',
     "src/backends/core_headers.txt": "core/group/backends/native.h\n",
 }
 

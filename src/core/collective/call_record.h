@@ -7,7 +7,6 @@
 #include <string_view>
 
 #include "core/base/log/log.h"
-#include "core/base/time/clock.h"
 #include "core/trace/recorder.h"
 #include "muster/clock.h"
 
@@ -41,7 +40,7 @@ struct CallRecord {
   /// Starts the deadline.
   void arm() noexcept {
     if (deadline != TimePoint()) return;
-    begun = quick_now();
+    begun = steady_clock().now();
     const bool unlimited = timeout < Duration::zero() || timeout >= TimePoint::max() - begun;
     deadline = unlimited ? TimePoint::max() : begun + timeout;
   }
@@ -59,7 +58,7 @@ struct CallRecord {
   }
   /// The call has ended, successfully or not.
   void on_ended() noexcept {
-    if (recorder != nullptr) recorder->end(ticket, completed_inline ? begun : quick_now());
+    if (recorder != nullptr) recorder->end(ticket, completed_inline ? begun : steady_clock().now());
   }
   void on_failed(std::string_view why) noexcept {
     if (recorder != nullptr) recorder->fail(ticket, why, steady_clock().now());

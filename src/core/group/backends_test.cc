@@ -15,6 +15,7 @@
 #include "core/trace/reader.h"
 #include "muster/collectives.h"
 #include "testing/limits.h"
+#include "testing/needs_all_wings.h"
 
 namespace muster {
 namespace {
@@ -488,6 +489,7 @@ TEST(Backends, AbsentOnesAreRefusedByName) {
 // spec: A5 A9 A12 ucc without libucc is refused at init and in new_group, alone and for one device;
 // the error says what to install, and what to use instead
 TEST(Backends, WhatUccLacksIsSaid) {
+  NEEDS_ALL_WINGS();
   if (Backend::UCC.is_available()) GTEST_SKIP() << "libucc is here";
   const auto says_what_to_use = [](const std::string& text) {
     EXPECT_HAS(text, "backend 'ucc' cannot be used: UCC's library cannot be loaded");

@@ -17,24 +17,20 @@ Group group_or_default(const Group& group, std::string_view call);
 /// Throws before init_process_group.
 Group acting(const Group& group, std::string_view call);
 
-/// As `acting`, for the duration of one call; takes no lock and no reference count for the default
-/// group. Also returns the group of a non-member.
+/// As `acting`, for the duration of one call. Also returns the group of a non-member. The caller
+/// keeps a given group.
 class ActingGroup {
  public:
   ActingGroup(const Group& given, std::string_view call)
-      : held_(given ? World::SharedHold() : World::current().hold()),
-        group_(given ? &core_of(given) : held_.get()) {
-    if (group_ == nullptr) [[unlikely]]
-      group_ = &core_of(kept_ = World::current().world(call));
-  }
+      : kept_(given ? Group() : World::current().world(call)),
+        group_(core_of(given ? given : kept_)) {}
 
-  GroupCore& operator*() const { return *group_; }
-  GroupCore* operator->() const { return group_; }
+  GroupCore& operator*() const { return group_; }
+  GroupCore* operator->() const { return &group_; }
 
  private:
-  const World::SharedHold held_;
-  Group kept_;
-  GroupCore* group_;
+  const Group kept_;
+  GroupCore& group_;
 };
 
 /// The group rank of a rank given in one of two ways. If neither is given, uses `fallback`, a rank

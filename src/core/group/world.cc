@@ -19,10 +19,6 @@ const std::shared_ptr<WorldScope>& of_process() {
   return scope;
 }
 
-std::shared_ptr<GroupCore> shared_core(const Group& group) {
-  return std::static_pointer_cast<GroupCore>(group);
-}
-
 [[noreturn]] void not_initialized(std::string_view caller) {
   group::invalid(std::string(caller) +
                  " was called before init_process_group (or after destroy_process_group): there is "
@@ -51,7 +47,6 @@ void World::drop() {
     job = std::exchange(job_, nullptr);
     groups = std::exchange(groups_, {});
     groups.insert(groups.begin(), std::exchange(world_, nullptr));
-    world_hold_.set(nullptr);
     counts_.clear();
   }
   if (job == nullptr) return;
@@ -135,7 +130,6 @@ void World::open(std::shared_ptr<group::Job> job, Group world) {
                    ": there is a default group already; call destroy_process_group first");
   job_ = std::move(job);
   world_ = std::move(world);
-  world_hold_.set(shared_core(world_));
   process_ = ::getpid();
 }
 
@@ -165,7 +159,6 @@ World::ClosedGroups World::remove(const Group& group, std::string_view caller) {
   if (group == nullptr || group == world_) {
     closing.groups.assign(groups_.rbegin(), groups_.rend());
     closing.groups.push_back(std::exchange(world_, nullptr));
-    world_hold_.set(nullptr);
     closing.job = std::exchange(job_, nullptr);
     groups_.clear();
     counts_.clear();
@@ -185,7 +178,6 @@ std::vector<Group> World::replace(std::shared_ptr<group::Job> job, Group world) 
   const std::lock_guard lock(mutex_);
   auto before = std::exchange(groups_, {});
   before.push_back(std::exchange(world_, std::move(world)));
-  world_hold_.set(shared_core(world_));
   job_.swap(job);  // the old job is destroyed after the lock is released
   counts_.clear();
   return before;

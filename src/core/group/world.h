@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/base/threads/atomic_shared_ptr.h"
 #include "core/group/group_core.h"
 #include "muster/init.h"
 #include "muster/key_value_store.h"
@@ -50,10 +49,6 @@ class World final : public WorldScope {
   bool opened_here() const;
   /// The default group. Before init_process_group, throws DistError naming `caller`.
   Group world(std::string_view caller) const;
-  /// The default group for the duration of one call, without a lock; null before
-  /// init_process_group.
-  using SharedHold = AtomicSharedPtr<GroupCore>::SharedHold;
-  SharedHold hold() const { return SharedHold(world_hold_); }
   std::shared_ptr<group::Job> job(std::string_view caller) const;
 
   /// Sets job and default group. Throws if there is a default group already.
@@ -96,7 +91,6 @@ class World final : public WorldScope {
   mutable std::mutex mutex_;
   std::shared_ptr<group::Job> job_;
   Group world_;
-  AtomicSharedPtr<GroupCore> world_hold_;  // world_, for lock-free reads
   std::vector<Group> groups_;
   std::map<std::string, std::uint64_t> counts_;
   // The process that opened it: a forked child must not close for its parent.

@@ -4,6 +4,7 @@
 #include <cereal/types/map.hpp>
 
 #include "core/group/testing/ranks.h"
+#include "testing/needs_all_wings.h"
 
 namespace muster {
 namespace {
@@ -211,6 +212,7 @@ TEST(Objects, NonMembersListsStayUntouched) {
 
 // spec: G1 objects between processes, with links and with shared memory
 TEST(Objects, TravelBetweenProcesses) {
+  NEEDS_ALL_WINGS();
   for (const char* backend : {"native", "tcp"}) {
     const auto path =
         ::testing::TempDir() + "muster-objects-" + std::to_string(::getpid()) + "-" + backend;

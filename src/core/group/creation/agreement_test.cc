@@ -6,6 +6,7 @@
 #include "core/group/testing/ranks.h"
 #include "muster/objects.h"
 #include "testing/limits.h"
+#include "testing/needs_all_wings.h"
 
 namespace muster {
 namespace {
@@ -121,6 +122,7 @@ TEST(Agreement, EveryPairOfDifferentCallsIsNamedOnEveryRank) {
 
 // spec: F18 between processes
 TEST(Agreement, EveryPairOfDifferentCallsIsNamedBetweenProcesses) {
+  NEEDS_ALL_WINGS();
   for (const char* backend : {"native", "tcp"}) {
     const auto path =
         ::testing::TempDir() + "muster-agreement-" + std::to_string(::getpid()) + "-" + backend;

@@ -15,6 +15,7 @@
 #include "core/group/testing/ranks.h"
 #include "muster/collectives.h"
 #include "testing/limits.h"
+#include "testing/needs_all_wings.h"
 
 namespace muster {
 namespace {
@@ -345,6 +346,7 @@ TEST(Breakpoint, StopsOneRank) {
 
 // spec: H8 a rank that is stopped for longer than heartbeats may fail is not taken for dead
 TEST(Breakpoint, HeartbeatsWaitToo) {
+  NEEDS_ALL_WINGS();
   const auto file = std::string(::testing::TempDir()) + "breakpoint_" + std::to_string(::getpid());
   const auto ranks = [&](int rank) {
     init_process_group({.init_method = "file://" + file,
