@@ -96,6 +96,7 @@ class CarriedCommunicator final : public collective::QueuedCommunicator,
       : QueuedCommunicator(std::move(group)),
         carrying_(std::move(carrying)),
         library_(*carrying_.library),
+        in_child_(", which " + carrying_.name + " does not know; call it in its parent"),
         comm_(std::move(comm)),
         topology_(local_ranks(), group_.fabric->cores()),
         tags_(carrying_.last_tag),
@@ -158,6 +159,7 @@ class CarriedCommunicator final : public collective::QueuedCommunicator,
 
   const CarryingLibrary carrying_;
   CallLibrary& library_;
+  const std::string in_child_;  // what a call there is told
   const std::unique_ptr<Comm> comm_;
   const Topology topology_;
   const CarriedTags tags_;
@@ -182,8 +184,7 @@ std::size_t CarriedCommunicator::local_ranks() const {
 }
 
 Status CarriedCommunicator::check(const Args& args) const {
-  Status valid = QueuedCommunicator::check(
-      args, ", which " + carrying_.name + " does not know; call it in its parent");
+  Status valid = QueuedCommunicator::check(args, in_child_);
   return valid.ok() ? check_counts(library_, args) : valid;
 }
 

@@ -1,17 +1,17 @@
 #include "core/collective/queue/queued_communicator.h"
 
-#include <string_view>
-
 #include "core/collective/call.h"
 #include "core/collective/completion.h"
 
 namespace muster::collective {
 
-Status QueuedCommunicator::check(const Args& args, const std::string& in_child) const {
-  const std::string called = std::string(info(args.op).name) + " was called on " + group_.here();
-  if (mark_.forked()) return Status(Code::aborted, called + " by a forked child" + in_child);
-  if (closed_.load())
-    return Status(Code::aborted, called + ", which has been closed; make a new group");
+Status QueuedCommunicator::check(const Args& args, std::string_view in_child) const {
+  if (is_over()) {  // no text is made for a call that is allowed
+    const std::string called = std::string(info(args.op).name) + " was called on " + group_.here();
+    return Status(Code::aborted, mark_.forked()
+                                     ? called + " by a forked child" + std::string(in_child)
+                                     : called + ", which has been closed; make a new group");
+  }
   if (args.checked) return {};
   Status valid = validate(args, rank(), size());
   return valid.ok() ? valid : valid.with_context(group_.here());

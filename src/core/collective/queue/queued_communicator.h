@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "core/base/process/fork_guard.h"
@@ -36,7 +37,7 @@ class QueuedCommunicator : public Communicator, public Driver, public Closable {
   /// Whether it was open. Only the caller that gets true closes.
   bool begin_close() { return !mark_.forked() && !closed_.exchange(true); }
   /// `in_child`: what a forked child is told, after the name of the group.
-  Status check(const Args& args, const std::string& in_child) const;
+  Status check(const Args& args, std::string_view in_child) const;
   /// For a call, an `op`, that could not be started: fails the group, since the others would wait
   /// for it.
   PendingRef fail_start(Op op, const Status& why);
