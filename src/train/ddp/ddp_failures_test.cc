@@ -4,6 +4,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
+#include <barrier>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -79,16 +80,20 @@ std::string told(int ranks,
 // those of the other, and the timeout says which group every rank is in
 TEST(DdpFailures, ModelsRunInAnotherOrderAreNamedAtTheTimeout) {
   const auto store = std::make_shared<HashStore>();
+  std::barrier<> both_know(2);  // the end of one would be what the other hears of
   const auto body = [&](int rank) {
     init_process_group(
-        {.timeout = std::chrono::seconds(3), .world_size = 2, .rank = rank, .store = store});
+        {.timeout = muster::testing::kMustHappen, .world_size = 2, .rank = rank, .store = store});
     DistributedDataParallel<Pair> one(Pair{}), other(Pair{});
-    one(fours(rank)).sum().backward();
-    other(fours(rank)).sum().backward();
+    for (auto* model : {&one, &other}) {
+      (*model)(fours(rank)).sum().backward();
+      model->process_group()->set_timeout(std::chrono::seconds(1));
+    }
     const auto text =
         message_of<DistError>([&] { (rank == 0 ? one : other)(fours(rank)).sum().backward(); });
+    both_know.arrive_and_wait();
     EXPECT_HAS(text, "rank " + std::to_string(1 - rank) + " has not entered this call");
-    EXPECT_HAS(text, rank == 0 ? "of group '[0, 1] (2)', called" : "of group '[0, 1]', called");
+    EXPECT_HAS(text, rank == 0 ? "of group '[0, 1] (2)', " : "of group '[0, 1]', ");
   };
   spawn(body, {.nprocs = 2, .mode = SpawnMode::threads});
 }
