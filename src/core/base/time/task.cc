@@ -6,9 +6,11 @@
 namespace muster::task_detail {
 namespace {
 
-// Frames are cut to multiples of 64 bytes up to 2 KiB; larger ones go to the heap.
+// Frames are cut to multiples of 64 bytes up to 8 KiB; larger ones go to the heap. A frame holds
+// those of the tasks that it awaits where the compiler sees both, so which size a task has depends
+// on what is compiled together.
 constexpr std::size_t kGrain = 64;  // limit: a cache line
-constexpr std::size_t kClasses = 32;
+constexpr std::size_t kClasses = 128;
 constexpr int kKeptPerClass = 32;  // limit: memory
 
 struct FreeFrame {
