@@ -112,3 +112,10 @@ def test_bench_is_whole(site):
         "muster",
         "muster_bench_worker",
     }
+
+
+# spec: A1 stock torch finds the backend by itself
+def test_stock_torch_finds_the_backend(site, tmp_path):
+    (tmp_path / "program.py").write_text(STOCK)
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    assert printed_lines(run(site, *start, tmp_path / "program.py")) == PRINTED
