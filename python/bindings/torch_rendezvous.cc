@@ -101,7 +101,7 @@ void bind_torch_rendezvous(py::module_& module) {
   py::class_<RendezvousNode, std::shared_ptr<RendezvousNode>>(
       module, "_RendezvousNode", let_go_without_gil<RendezvousNode>(),
       "This process as a node of a job whose workers torchrun starts. Blocks up to join_timeout "
-      "for the place where the nodes meet. membership: agent, etcd or kubernetes. Raises "
+      "for the place where the nodes meet. membership: launcher, etcd or kubernetes. Raises "
       "DistNetworkError, DistStoreError and, for "
       "arguments, DistArgumentError.")
       .def(py::init(&open_node), py::arg("membership"), py::arg("endpoint"), py::arg("run_id"),

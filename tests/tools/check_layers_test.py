@@ -69,7 +69,7 @@ class CheckLayers(unittest.TestCase):
     def test_refuses_a_wing_that_another_may_not_use(self):
         text = '#include "checkpoint/format/save.h"\n'
         self.refuses("src/rpc/rpc.cc", text, "rpc/ may not include checkpoint/")
-        self.refuses("src/jobs/launch/agent.cc", text, "jobs/ may not include checkpoint/")
+        self.refuses("src/jobs/launch/launcher.cc", text, "jobs/ may not include checkpoint/")
         self.refuses("src/core/base/env.cc", text, "core/ may not include checkpoint/")
 
     def test_refuses_what_measures_in_the_product(self):

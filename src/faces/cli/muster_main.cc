@@ -12,7 +12,7 @@
 #include "faces/cli/parse.h"
 #include "faces/cli/run_arguments.h"
 #include "faces/cli/trace.h"
-#include "jobs/launch/agent.h"
+#include "jobs/launch/launcher.h"
 
 namespace {
 

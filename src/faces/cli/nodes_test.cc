@@ -1,4 +1,4 @@
-// Several nodes: agents of one job on this machine.
+// Several nodes: launchers of one job on this machine.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>

@@ -61,7 +61,7 @@ struct RunOptions {
   int blacklist_after = 0;  ///< failures of a host after which its nodes are skipped; 0: never
   Duration blacklist_cooldown = std::chrono::seconds(60);
   bool majority = false;    ///< go on only with more than half of the nodes
-  bool agent_store = true;  ///< the agent of node 0 serves the job's store
+  bool agent_store = true;  ///< the launcher of node 0 serves the job's store
 
   // Watching.
   int max_restarts = 0;

@@ -75,7 +75,7 @@ const WorkerRanks& ranks_of(const ReportFacts& facts, const WorkerEnd& end) {
 }
 
 // The other workers, grouped by how they ended.
-std::string others(const AgentState& state, const ReportFacts& facts) {
+std::string others(const LauncherState& state, const ReportFacts& facts) {
   std::map<std::string, std::vector<int>> groups;
   for (std::size_t i = 0; i < state.ends.size(); ++i) {
     if (i == state.first_failure) continue;
@@ -105,12 +105,12 @@ std::string describe_end(const WorkerEnd& end, const ReportFacts& facts) {
   return text + (end.exit.signal != 0 ? " was ended by " : " ended with ") + describe(end.exit);
 }
 
-std::string first_failure_line(const AgentState& state, const ReportFacts& facts) {
+std::string first_failure_line(const LauncherState& state, const ReportFacts& facts) {
   return state.first_failure ? describe_end(state.ends[*state.first_failure], facts)
                              : std::string();
 }
 
-std::string failure_report(const AgentState& state, const ReportFacts& facts) {
+std::string failure_report(const LauncherState& state, const ReportFacts& facts) {
   const std::string who = facts.command + ": ";
   std::string text;
   if (state.first_failure) {
@@ -129,9 +129,9 @@ std::string failure_report(const AgentState& state, const ReportFacts& facts) {
     if (!facts.tail.empty()) text += who + "the last of its standard error:\n" + indent(facts.tail);
     if (!facts.advice.empty()) text += who + facts.advice + "\n";
   }
-  if (state.cause == AgentCause::stopped_by_signal)
+  if (state.cause == LauncherCause::stopped_by_signal)
     text += who + "stopped by " + signal_name(state.stop_signal) + "\n";
-  if (state.cause == AgentCause::other_node_failed)
+  if (state.cause == LauncherCause::other_node_failed)
     text += who +
             (state.other_node.starts_with("node ") ? "FAILED on another node: " : "FAILED: ") +
             state.other_node + "\n";

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "jobs/launch/agent_machine.h"
+#include "jobs/launch/launcher_machine.h"
 #include "jobs/launch/node/rank_assignment.h"
 
 namespace muster::launch {
@@ -52,8 +52,8 @@ struct ReportFacts {
 /// "rank 1 (local rank 1, process 77, host h) ended with exit code 3".
 std::string describe_end(const WorkerEnd& end, const ReportFacts& facts);
 /// Describes the first failure; empty if no worker failed.
-std::string first_failure_line(const AgentState& state, const ReportFacts& facts);
+std::string first_failure_line(const LauncherState& state, const ReportFacts& facts);
 /// The whole report; empty if all workers succeeded.
-std::string failure_report(const AgentState& state, const ReportFacts& facts);
+std::string failure_report(const LauncherState& state, const ReportFacts& facts);
 
 }  // namespace muster::launch

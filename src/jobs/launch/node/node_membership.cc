@@ -166,7 +166,7 @@ void NodeMembership::end_of_job(JobEnded end, bool service_lost) {
   over_ = true;
   unconfirmed_.clear();
   proposed_.reset();
-  give_under_lock({AgentEvent(std::move(end)), {}, {}, 0, service_lost});
+  give_under_lock({LauncherEvent(std::move(end)), {}, {}, 0, service_lost});
 }
 
 /// Under the lock.
@@ -287,7 +287,7 @@ Status NodeMembership::take_place_again(Lock& lock) {
   }
   lock.unlock();
   end_of_job({false, 1, "this node's place in the job is lost: " + taken.message()}, true);
-  give({AgentEvent(OthersGone{}), {}, {}});
+  give({LauncherEvent(OthersGone{}), {}, {}});
   watch_->close();
   lock.lock();
   return {};
@@ -385,7 +385,7 @@ void NodeMembership::follow_all() {
       // After the end of the job the service may end at any time.
       if (!over_.exchange(true))
         end_of_job({false, 1, options_.place + " is gone: " + update.status().message()}, true);
-      return give({AgentEvent(OthersGone{}), {}, {}});
+      return give({LauncherEvent(OthersGone{}), {}, {}});
     }
     const bool stood_still =
         now - looked_at > kStoodStill || steady_clock().now() - wake > kStoodStill;
@@ -401,7 +401,7 @@ bool NodeMembership::follow(const membership::Update& update, bool stood_still) 
   note_others(update);
   view_.apply(update, steady_clock().now());
   if (!over_ && refuses_itself()) {
-    give({AgentEvent(OthersGone{}), {}, {}});
+    give({LauncherEvent(OthersGone{}), {}, {}});
     return false;
   }
   follow_epoch();
@@ -409,7 +409,7 @@ bool NodeMembership::follow(const membership::Update& update, bool stood_still) 
   if (over_) {
     const auto& nodes = view_.nodes();
     const bool alone = nodes.empty() || (nodes.size() == 1 && nodes.contains(place()));
-    if (alone) give({AgentEvent(OthersGone{}), {}, {}});
+    if (alone) give({LauncherEvent(OthersGone{}), {}, {}});
     return !alone;
   }
   decide(stood_still);
@@ -508,7 +508,7 @@ void NodeMembership::follow_epoch() {
   const bool only_joined =
       !first && epoch.restarts == epoch_.restarts && std::ranges::all_of(epoch_.members, stays);
   epoch_ = epoch;
-  give({AgentEvent(NewEpoch{epoch.number, plan->node >= 0, only_joined}), plan, {}});
+  give({LauncherEvent(NewEpoch{epoch.number, plan->node >= 0, only_joined}), plan, {}});
 }
 
 void NodeMembership::follow_arrivals() {
@@ -534,7 +534,7 @@ void NodeMembership::keep_place() {
     report_.phase = NodePhase::waiting;
     report_.epoch = report_.trained_in = 0;
     report_.reason.clear();
-    give_under_lock({AgentEvent(NewEpoch{std::max<std::int64_t>(followed_, 1), false}), {}, {}});
+    give_under_lock({LauncherEvent(NewEpoch{std::max<std::int64_t>(followed_, 1), false}), {}, {}});
     work_.notify_all();
   }
   log(LogLevel::warning,

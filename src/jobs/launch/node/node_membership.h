@@ -4,7 +4,7 @@
 /// Two threads divide the work, so that nothing that matters waits for the service. One follows
 /// the watch, decides, and notices the end of the lease; it never makes a request. The other makes
 /// all requests: it takes the place, and tells reports and epochs until the service has confirmed
-/// them. The agent's own thread only leaves work for them and takes their notices.
+/// them. The launcher's own thread only leaves work for them and takes their notices.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@
 #include "core/base/descriptor.h"
 #include "core/base/process/interruption.h"
 #include "core/base/time/clock.h"
-#include "jobs/launch/agent_machine.h"
+#include "jobs/launch/launcher_machine.h"
 #include "jobs/launch/node/rank_assignment.h"
 #include "jobs/membership/job_view.h"
 #include "jobs/membership/next_epoch.h"
@@ -71,9 +71,9 @@ struct NodeMembershipOptions {
   std::string job;    ///< its name, for messages
 };
 
-/// News for the agent.
+/// News for the launcher.
 struct NodeNotice {
-  std::optional<AgentEvent> event;
+  std::optional<LauncherEvent> event;
   std::shared_ptr<const EpochPlan> plan{};  ///< with a NewEpoch
   std::vector<FailureNote> failures{};      ///< of other nodes
   /// Number of the epoch of whose nodes all have now said something of it; 0: no notice of that.
@@ -168,7 +168,7 @@ class NodeMembership {
   // Used only by the thread that follows the watch.
   std::unique_ptr<membership::Watch> watch_;
   membership::JobView view_;
-  std::int64_t followed_ = 0;  // the last epoch reported to the agent
+  std::int64_t followed_ = 0;  // the last epoch reported to the launcher
   membership::Epoch epoch_;    // that one
   std::int64_t complete_ = 0;  // the last one that was reported complete
   std::map<std::string, std::int64_t> failures_seen_;

@@ -355,8 +355,8 @@ TEST_F(NodeOfService, AnEpochThatOnlyHasMoreNodesIsToldApart) {
   service.answer();
 }
 
-// spec: L16.arguments agents of one job with different --nnodes: the later one is refused by name,
-// and the first one is not disturbed
+// spec: L16.arguments launchers of one job with different --nnodes: the later one is refused by
+// name, and the first one is not disturbed
 TEST(NodeMembership, RefusesItselfWithOtherNumbersOfNodes) {
   const auto store = served_store();
   NodeMembershipOptions first;

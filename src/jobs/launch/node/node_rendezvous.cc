@@ -148,7 +148,7 @@ Status Joining::connect(const StorePlace& place) {
   if (!store) {
     return store.status().with_context("joining the job at " + place.host + ":" +
                                        std::to_string(place.port) +
-                                       ", where the agent of node 0 should serve its store");
+                                       ", where the launcher of node 0 should serve its store");
   }
   job_.store = *store;
   job_.master_addr = place.host;
@@ -204,8 +204,8 @@ std::string Joining::name_of(const Descriptor& socket, const std::string& otherw
   return otherwise;
 }
 
-// Nodes meet in etcd or Kubernetes. Every agent serves a store for the epochs in which its node is
-// the first, at the address from which this host reaches that service.
+// Nodes meet in etcd or Kubernetes. Every launcher serves a store for the epochs in which its node
+// is the first, at the address from which this host reaches that service.
 Status Joining::open_beside_service() {
   const auto endpoint = service_endpoint(options_);
   if (!endpoint) return endpoint.status();
@@ -328,8 +328,8 @@ Result<std::unique_ptr<NodeMembership>> join_nodes(const RunOptions& options, co
                  : in_service
                      ? "Kubernetes"
                      : "the job's store at " + endpoint_text({job.master_addr, job.master_port}) +
-                           (job.hosts_store ? ", which this node's agent serves,"
-                                            : ", which another node's agent serves,");
+                           (job.hosts_store ? ", which this node's launcher serves,"
+                                            : ", which another node's launcher serves,");
   member.epochs = epoch_options(options);
   member.ttl = options.node_ttl.value_or(!member.epochs.wait_for_nodes ? kTtlOfAll
                                          : etcd                        ? kTtlInEtcd
@@ -377,7 +377,7 @@ Result<std::unique_ptr<RendezvousNode>> RendezvousNode::open(const RendezvousNod
   run.last_call = options.last_call;
   run.repair_timeout = options.repair_timeout;
   run.node_ttl = options.ttl;
-  run.max_restarts = std::numeric_limits<int>::max();  // the agents count
+  run.max_restarts = std::numeric_limits<int>::max();  // the launchers count
   if (options.rendezvous == RendezvousKind::etcd && !run.endpoint)
     return Status(Code::invalid_argument,
                   "the membership in etcd needs an endpoint: HOST:PORT of one or more of its "

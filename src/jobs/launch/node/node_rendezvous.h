@@ -1,4 +1,4 @@
-/// How the agents of a job find each other: the store that node 0's agent serves, and the
+/// How the launchers of a job find each other: the store that node 0's launcher serves, and the
 /// membership that it keeps; and a node whose workers another program starts.
 #pragma once
 
@@ -23,9 +23,9 @@ namespace muster::launch {
 /// host its own secret, which reaches this user's processes there only.
 Result<Secret> job_secret(const RunOptions& options);
 
-/// A job as an agent sees it before it knows of other nodes.
+/// A job as a launcher sees it before it knows of other nodes.
 struct NodeJob {
-  std::shared_ptr<store::TcpStore> store;  ///< null where the agent serves none
+  std::shared_ptr<store::TcpStore> store;  ///< null where the launcher serves none
   bool hosts_store = false;
   NodeFacts self;
   std::string launcher;     ///< "host, process 77": which one of several on a host
@@ -34,7 +34,7 @@ struct NodeJob {
   /// MASTER_ADDR and MASTER_PORT of the workers, if rank 0 is on this node.
   std::string program_addr;
   std::uint16_t program_port = 0;
-  std::shared_ptr<const ReservedPort> reserved;  ///< while the port is the agent's choice
+  std::shared_ptr<const ReservedPort> reserved;  ///< while the port is the launcher's choice
   std::string run_id;
 };
 
@@ -78,7 +78,7 @@ class RendezvousNode {
   int descriptor() const { return nodes_->descriptor(); }
   std::vector<NodeNotice> take() { return nodes_->take(); }
 
-  /// This node's part in `epoch`; `running`: its agent has come to it. See NodeReport.
+  /// This node's part in `epoch`; `running`: its launcher has come to it. See NodeReport.
   void report(membership::NodePhase phase, std::int64_t epoch, const std::string& reason);
   /// Ends the job on all nodes. Their notice is a JobEnded with exit code 0.
   void close(const std::string& reason);

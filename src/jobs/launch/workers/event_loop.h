@@ -1,4 +1,4 @@
-/// The agent's event loop: descriptors, one timer, and signals as events of a descriptor.
+/// The launcher's event loop: descriptors, one timer, and signals as events of a descriptor.
 #pragma once
 
 #include <signal.h>

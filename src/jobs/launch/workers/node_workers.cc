@@ -40,7 +40,7 @@ Result<NodeWorkers::Process> NodeWorkers::start_process(int number, int rank, in
     auto channel = make_worker_channel();
     if (!channel) return channel.status();
     notice = std::move(channel->worker);
-    worker.notice = std::move(channel->agent);
+    worker.notice = std::move(channel->launcher);
     if (rank >= 0) pass_memories_on(number, worker);  // it finds them there when it begins
     command.environment.push_back(std::string(kLauncherSocketVariable) + "=" +
                                   std::to_string(notice.get()));

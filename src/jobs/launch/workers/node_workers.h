@@ -1,5 +1,5 @@
 /// The worker processes of one node, and the spare processes that may take a worker's place: starts
-/// them, tells them of epochs, signals them and reaps them. The agent decides when.
+/// them, tells them of epochs, signals them and reaps them. The launcher decides when.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "core/base/descriptor.h"
-#include "jobs/launch/agent_machine.h"
 #include "jobs/launch/job_history.h"
+#include "jobs/launch/launcher_machine.h"
 #include "jobs/launch/options.h"
 #include "jobs/launch/report.h"
 #include "jobs/launch/workers/process.h"
@@ -27,7 +27,7 @@ enum class WorkerWakeup : std::uint8_t {
   words       ///< the worker has said something
 };
 
-/// What the processes need of their agent. All of it must outlive them.
+/// What the processes need of their launcher. All of it must outlive them.
 struct WorkerSurroundings {
   const RunOptions& options;
   const WorkerCommands& commands;

@@ -1,7 +1,7 @@
 /// Child processes: how one ended, in words, and a descriptor that becomes readable when it ends.
 ///
-/// `launch/` holds the agent that starts, watches and ends workers (`agent_machine.h` decides,
-/// `agent.h` acts), the workers' environment (`worker_commands.h`, `rank_assignment.h`,
+/// `launch/` holds the launcher that starts, watches and ends workers (`launcher_machine.h`
+/// decides, `launcher.h` acts), the workers' environment (`worker_commands.h`, `rank_assignment.h`,
 /// `node_rendezvous.h`), their output (`worker_output.h`), `spawn.h` for a function in n processes
 /// or threads, and `environment.h` for other launchers. May include base/ and store/. Test it
 /// alone: `ctest -R launch`.

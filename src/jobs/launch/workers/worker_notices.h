@@ -1,8 +1,8 @@
-/// What an agent and a worker that stays through the epochs of its job (`--elastic=keep`) tell each
-/// other, over a pair of sockets. A worker that reads the end of its socket has lost its agent.
-/// `core/base/process/launcher_socket.h` has the worker's end.
+/// What a launcher and a worker that stays through the epochs of its job (`--elastic=keep`) tell
+/// each other, over a pair of sockets. A worker that reads the end of its socket has lost its
+/// launcher. `core/base/process/launcher_socket.h` has the worker's end.
 ///
-/// Memory files travel there too: a worker gives its agent descriptors of the memory that has to
+/// Memory files travel there too: a worker gives its launcher descriptors of the memory that has to
 /// outlive it, and the worker that takes its place gets them back.
 #pragma once
 
@@ -24,7 +24,7 @@ inline constexpr const char* kSpareVariable = "MUSTER_SPARE";
 enum class WorkerNoticeKind : std::uint8_t {
   epoch,     ///< the job goes on in another epoch, in which the worker has these ranks
   leave,     ///< the node is to be given up: leave after the next commit
-  memories,  ///< what the worker before in this place has given its agent; nothing else in it
+  memories,  ///< what the worker before in this place has given its launcher; nothing else in it
 };
 
 struct WorkerNotice {
@@ -39,14 +39,14 @@ struct WorkerNotice {
 };
 
 struct WorkerChannel {
-  Descriptor agent, worker;
+  Descriptor launcher, worker;
 };
 Result<WorkerChannel> make_worker_channel();
 
-/// For the agent. Waits for nothing. False: the worker is gone, or its socket is full (EAGAIN), as
-/// it has not read what it was told before. A long reason is cut off.
+/// For the launcher. Waits for nothing. False: the worker is gone, or its socket is full (EAGAIN),
+/// as it has not read what it was told before. A long reason is cut off.
 bool tell_worker(int descriptor, const WorkerNotice& notice);
-/// For the agent, before the worker's first epoch. Nothing is sent if there are none.
+/// For the launcher, before the worker's first epoch. Nothing is sent if there are none.
 /// Code::exhausted: they cannot be sent. Code::closed: the worker has ended.
 Status tell_memories(int descriptor, std::span<const Descriptor> memories);
 
@@ -57,21 +57,21 @@ struct WorkerWords {
   bool memories_missed = false;  ///< its last ones did not come: too many files are open here
   bool at_end = false;           ///< it will say nothing more
 };
-/// For the agent: what the worker has said since the last call, also when it has ended since. To be
-/// called whenever the socket is readable: what is under way counts as open files of the user.
+/// For the launcher: what the worker has said since the last call, also when it has ended since. To
+/// be called whenever the socket is readable: what is under way counts as open files of the user.
 WorkerWords take_words(int descriptor);
 
-/// For the worker. Blocks until a notice has come. Code::closed if the agent has ended. `memories`
-/// are filled by a notice of that kind.
+/// For the worker. Blocks until a notice has come. Code::closed if the launcher has ended.
+/// `memories` are filled by a notice of that kind.
 Result<WorkerNotice> read_worker_notice(int descriptor, std::vector<Descriptor>& memories);
 /// For the worker: true if `read_worker_notice` would not block: a notice is
-/// there, or the agent has ended.
+/// there, or the launcher has ended.
 bool has_worker_notice(int descriptor);
 /// For the worker: all ranks have come to the end of training, so no death is to be repaired. Waits
-/// up to 60 s for an agent that is busy.
+/// up to 60 s for a launcher that is busy.
 void tell_trained(int descriptor);
-/// For the worker: from now on the agent holds these memory files in place of those that it held
-/// for this worker's place. At most `kMostMemories`. Waits up to 60 s for an agent that is busy,
+/// For the worker: from now on the launcher holds these memory files in place of those that it held
+/// for this worker's place. At most `kMostMemories`. Waits up to 60 s for a launcher that is busy,
 /// then Code::timed_out. Code::exhausted: it cannot hold them. Code::closed: it has ended.
 Status give_memories(int descriptor, std::span<const int> memories);
 inline constexpr std::size_t kMostMemories = 250;

@@ -29,9 +29,9 @@ TEST(WorkerNotice, ComesWhole) {
   const WorkerNotice notice{WorkerNoticeKind::epoch, 7,        3,     {5, 8, 1, 2, 1, 4, 5, 8},
                             "[::1]:29400",           "host-a", 29500, "because"};
   const WorkerNotice leave{WorkerNoticeKind::leave, 0, 0, {}, {}, {}, 0, std::string(100'000, 'x')};
-  tell_worker(ends.agent.get(), notice);
-  tell_worker(ends.agent.get(), leave);
-  ends.agent.reset();
+  tell_worker(ends.launcher.get(), notice);
+  tell_worker(ends.launcher.get(), leave);
+  ends.launcher.reset();
   std::vector<Descriptor> none;
   const auto first = read_worker_notice(ends.worker.get(), none);
   const auto second = read_worker_notice(ends.worker.get(), none);
@@ -51,20 +51,20 @@ TEST(WorkerNotice, ComesWhole) {
 // and has not read all notices
 TEST(WorkerNotice, TheEndOfTrainingSurvivesTheWorker) {
   WorkerChannel ends = channel();
-  EXPECT_FALSE(take_words(ends.agent.get()).trained);
-  tell_worker(ends.agent.get(), {});
+  EXPECT_FALSE(take_words(ends.launcher.get()).trained);
+  tell_worker(ends.launcher.get(), {});
   tell_trained(ends.worker.get());
   ends.worker.reset();
-  EXPECT_TRUE(take_words(ends.agent.get()).trained);
-  EXPECT_FALSE(take_words(ends.agent.get()).trained);
-  tell_worker(ends.agent.get(), {});  // no SIGPIPE, though the worker is gone
+  EXPECT_TRUE(take_words(ends.launcher.get()).trained);
+  EXPECT_FALSE(take_words(ends.launcher.get()).trained);
+  tell_worker(ends.launcher.get(), {});  // no SIGPIPE, though the worker is gone
 }
 
 // spec: L6 a worker whose socket is full holds up no launcher
 TEST(WorkerNotice, AWorkerThatDoesNotReadHoldsNobodyUp) {
   const WorkerChannel ends = channel();
   const WorkerNotice notice{.reason = std::string(2000, 'x')};
-  for (int i = 0; i < 10'000; ++i) tell_worker(ends.agent.get(), notice);
+  for (int i = 0; i < 10'000; ++i) tell_worker(ends.launcher.get(), notice);
   std::vector<Descriptor> none;
   EXPECT_EQ(read_worker_notice(ends.worker.get(), none)->reason, notice.reason);
 }
@@ -81,8 +81,8 @@ char letter_in(const Descriptor& file) {
   return letter;
 }
 
-// spec: L7 memory that a worker has given its agent outlives it, and reaches the worker that takes
-// its place, before all other notices
+// spec: L7 memory that a worker has given its launcher outlives it, and reaches the worker that
+// takes its place, before all other notices
 TEST(WorkerNotice, MemoriesOutliveTheirWorker) {
   std::vector<Descriptor> kept;
   {
@@ -92,16 +92,16 @@ TEST(WorkerNotice, MemoriesOutliveTheirWorker) {
     EXPECT_TRUE(give_memories(dead.worker.get(), std::array{second.get(), third.get()}).ok());
     tell_trained(dead.worker.get());
     dead.worker.reset();
-    WorkerWords words = take_words(dead.agent.get());
+    WorkerWords words = take_words(dead.launcher.get());
     EXPECT_TRUE(words.trained);
     ASSERT_TRUE(words.memories.has_value());
     kept = std::move(*words.memories);
-    EXPECT_FALSE(take_words(dead.agent.get()).memories.has_value());
+    EXPECT_FALSE(take_words(dead.launcher.get()).memories.has_value());
   }
   const WorkerChannel next = channel();
   EXPECT_FALSE(has_worker_notice(next.worker.get()));
-  EXPECT_TRUE(tell_memories(next.agent.get(), kept).ok());
-  tell_worker(next.agent.get(), {.epoch = 3});
+  EXPECT_TRUE(tell_memories(next.launcher.get(), kept).ok());
+  tell_worker(next.launcher.get(), {.epoch = 3});
   kept.clear();
   EXPECT_TRUE(has_worker_notice(next.worker.get()));
   std::vector<Descriptor> got;
@@ -120,7 +120,7 @@ TEST(WorkerNotice, MemoriesOutliveTheirWorker) {
 // spec: L7 more memory files than a message takes are refused by name
 TEST(WorkerNotice, TooManyMemoriesAreRefused) {
   const WorkerChannel ends = channel();
-  const std::vector<int> many(kMostMemories + 1, ends.agent.get());
+  const std::vector<int> many(kMostMemories + 1, ends.launcher.get());
   EXPECT_EQ(give_memories(ends.worker.get(), many).code(), Code::exhausted);
 }
 
@@ -136,12 +136,12 @@ TEST(WorkerNotice, MemoriesThatDoNotFitAreMissed) {
   {
     EXPECT_TRUE(give_memories(ends.worker.get(), both).ok());
     const testing::DescriptorLimit one_more(next_descriptor() + 1);
-    const WorkerWords words = take_words(ends.agent.get());
+    const WorkerWords words = take_words(ends.launcher.get());
     EXPECT_TRUE(words.memories_missed);
     EXPECT_FALSE(words.memories.has_value());
   }
   EXPECT_TRUE(give_memories(ends.worker.get(), both).ok());
-  const WorkerWords words = take_words(ends.agent.get());
+  const WorkerWords words = take_words(ends.launcher.get());
   EXPECT_FALSE(words.memories_missed);
   ASSERT_TRUE(words.memories.has_value());
   EXPECT_EQ(words.memories->size(), 2U);
@@ -154,8 +154,8 @@ TEST(WorkerNotice, AWorkerWithoutDescriptorsHearsItsEpoch) {
   std::vector<Descriptor> held;
   held.push_back(memory_with('a'));
   held.push_back(memory_with('b'));
-  EXPECT_TRUE(tell_memories(ends.agent.get(), held).ok());
-  tell_worker(ends.agent.get(), {.epoch = 3});
+  EXPECT_TRUE(tell_memories(ends.launcher.get(), held).ok());
+  tell_worker(ends.launcher.get(), {.epoch = 3});
   std::vector<Descriptor> got;
   {
     const testing::DescriptorLimit one_more(next_descriptor() + 1);
@@ -168,12 +168,12 @@ TEST(WorkerNotice, AWorkerWithoutDescriptorsHearsItsEpoch) {
 // spec: L7 what is said to a process that has ended is no error of this one
 TEST(WorkerNotice, TheEndOfTheOtherIsKnown) {
   WorkerChannel ends = channel();
-  EXPECT_FALSE(take_words(ends.agent.get()).at_end);
+  EXPECT_FALSE(take_words(ends.launcher.get()).at_end);
   ends.worker.reset();
-  EXPECT_TRUE(take_words(ends.agent.get()).at_end);
+  EXPECT_TRUE(take_words(ends.launcher.get()).at_end);
   std::vector<Descriptor> held;
   held.push_back(memory_with('a'));
-  EXPECT_EQ(tell_memories(ends.agent.get(), held).code(), Code::closed);
+  EXPECT_EQ(tell_memories(ends.launcher.get(), held).code(), Code::closed);
 }
 
 }  // namespace

@@ -188,10 +188,10 @@ WorkerOutput::~WorkerOutput() {
 }
 
 /// For writers, whose threads may outlive this.
-std::function<void()> WorkerOutput::wake_agent() const {
+std::function<void()> WorkerOutput::wake_launcher() const {
   return [written = written_] {
     const std::uint64_t one = 1;
-    // Refused only where the agent has so much to read already.
+    // Refused only where the launcher has so much to read already.
     static_cast<void>(::write(written->get(), &one, sizeof one));
   };
 }
@@ -201,7 +201,7 @@ void WorkerOutput::add_console(int fd) {
       QueueOptions{.thread = "the thread that shows the workers' output",
                    .fd = fd,
                    .on_error = note_refusal(fd == 2 ? "standard error" : "standard output"),
-                   .on_written = wake_agent()}));
+                   .on_written = wake_launcher()}));
 }
 
 Result<WorkerOutput::Ends> WorkerOutput::open(int local_rank, int rank, int attempt) {
@@ -266,7 +266,7 @@ void WorkerOutput::write_by_thread(Stream& stream) {
   if (!stream.file) return;
   QueueOptions options{.thread = "the thread that writes a log file",
                        .own = std::move(stream.file),
-                       .on_written = wake_agent()};
+                       .on_written = wake_launcher()};
   options.on_error = note_refusal(stream.path);
   log_files_.push_back(std::make_unique<LogFile>(stream.path, std::move(options)));
   stream.log = log_files_.back().get();

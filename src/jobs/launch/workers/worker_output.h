@@ -2,8 +2,9 @@
 ///
 /// A stream is prefixed with `[rank]` and shown, written to a log file, both, or dropped. If it
 /// goes to a file only, the worker writes the file itself. Threads write to the console and to log
-/// files (`core/base/log/queued_writer.h`), so the agent waits for no reader and no disk. While one
-/// is slow, nothing is read from the workers that write to it: they block and memory stays bounded.
+/// files (`core/base/log/queued_writer.h`), so the launcher waits for no reader and no disk. While
+/// one is slow, nothing is read from the workers that write to it: they block and memory stays
+/// bounded.
 #pragma once
 
 #include <cstddef>
@@ -115,7 +116,7 @@ class WorkerOutput {
   /// Whose it is: where it is shown, and its log file.
   Status assign(Stream& stream, int local_rank, int rank, int attempt);
   void let_go(int local_rank, Streams which);
-  std::function<void()> wake_agent() const;
+  std::function<void()> wake_launcher() const;
   void add_console(int fd);
   void write_by_thread(Stream& stream);
   Result<Descriptor> open_file(const std::vector<std::string>& folders, const std::string& name);

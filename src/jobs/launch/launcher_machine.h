@@ -1,5 +1,5 @@
-/// The agent's decisions: a pure function of the time, the state and an event. No processes, no
-/// clock, no I/O, so every path is tested without them; `agent.cc` feeds it events.
+/// The launcher's decisions: a pure function of the time, the state and an event. No processes, no
+/// clock, no I/O, so every path is tested without them; `launcher.cc` feeds it events.
 ///
 ///   starting -> running -> (all ended well) -> lingering -> finished
 ///                 |  a worker fails, a signal asks to stop, another node fails, a new epoch begins
@@ -9,13 +9,13 @@
 ///                 |-> running again, all workers anew, while restarts are left
 ///                 |-> waiting for the epoch in which they run again, with several nodes
 ///                 `-> lingering -> finished
-/// If workers stay (`AgentRules::keep`), a failure leaves the phase as it is: the next epoch
+/// If workers stay (`LauncherRules::keep`), a failure leaves the phase as it is: the next epoch
 /// replaces the workers that have ended, and the others go on. Once the workers have come to the
 /// end of training there is nothing to repair: a failure then ends the job, and a node that joins
 /// changes nothing. With several nodes an
-/// epoch of the job starts the workers, not this agent. After a failure it waits for the next epoch
-/// or the end of the job. Lingering: the job continues on other nodes, or this agent serves the
-/// store and stays until the other nodes have ended.
+/// epoch of the job starts the workers, not this launcher. After a failure it waits for the next
+/// epoch or the end of the job. Lingering: the job continues on other nodes, or this launcher
+/// serves the store and stays until the other nodes have ended.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@
 
 namespace muster::launch {
 
-struct AgentRules {
+struct LauncherRules {
   int workers = 1;
   int max_restarts = 0;  ///< on a single node; with several nodes the epochs count restarts
   Duration shutdown_timeout = std::chrono::seconds(30);
@@ -52,8 +52,8 @@ struct AgentRules {
   Duration stood_still = std::chrono::seconds(1);
 };
 
-enum class AgentPhase : std::uint8_t { starting, waiting, running, ending, lingering, finished };
-enum class AgentCause : std::uint8_t {
+enum class LauncherPhase : std::uint8_t { starting, waiting, running, ending, lingering, finished };
+enum class LauncherCause : std::uint8_t {
   none,
   worker_failed,
   stopped_by_signal,
@@ -64,17 +64,17 @@ enum class AgentCause : std::uint8_t {
 struct WorkerEnd {
   int local_rank = 0;
   ProcessExit exit;
-  bool asked = false;  ///< the agent had told it to end
-  bool by_us = false;  ///< ended by a signal that the agent sent
+  bool asked = false;  ///< the launcher had told it to end
+  bool by_us = false;  ///< ended by a signal that the launcher sent
 };
 
-struct AgentState {
-  AgentPhase phase = AgentPhase::starting;
+struct LauncherState {
+  LauncherPhase phase = LauncherPhase::starting;
   int attempt = 0;                           ///< with several nodes: the epoch's number - 1
   std::vector<WorkerEnd> ends;               ///< of this attempt, in the order seen
   std::optional<WorkerEnd> restart_cause;    ///< the first failure of the attempt before
   std::optional<std::size_t> first_failure;  ///< index into `ends`
-  AgentCause cause = AgentCause::none;
+  LauncherCause cause = LauncherCause::none;
   int stop_signal = 0;
   int sent_signal = 0;  ///< the signal that workers were told to end with
   bool killed = false;  ///< SIGKILL has been sent in this phase
@@ -82,9 +82,9 @@ struct AgentState {
   bool leaving = false;
   /// An attempt to begin when the workers of the one before have ended.
   std::optional<int> next_attempt;
-  bool trained = false;   ///< with `AgentRules::keep`: all ranks have come to the end of training
-  bool begun = false;     ///< the job has had an epoch
-  bool job_over = false;  ///< nothing will start any more
+  bool trained = false;  ///< with `LauncherRules::keep`: all ranks have come to the end of training
+  bool begun = false;    ///< the job has had an epoch
+  bool job_over = false;     ///< nothing will start any more
   bool others_gone = false;  ///< no other node is left
   std::string other_node;    ///< the message of the node that failed first
   int exit_code = 0;
@@ -121,8 +121,8 @@ struct JobEnded {
 /// A worker has said that all ranks have come to the end of training.
 struct AllTrained {};
 struct OthersGone {};
-using AgentEvent = std::variant<Begin, WorkerEnded, StopSignal, PassedSignal, TimerFired, NewEpoch,
-                                JobEnded, AllTrained, OthersGone>;
+using LauncherEvent = std::variant<Begin, WorkerEnded, StopSignal, PassedSignal, TimerFired,
+                                   NewEpoch, JobEnded, AllTrained, OthersGone>;
 
 // Actions, to be carried out in order.
 struct StartWorkers {
@@ -170,21 +170,22 @@ struct Finish {
   int exit_code;
   friend bool operator==(const Finish&, const Finish&) = default;
 };
-using AgentAction =
+using LauncherAction =
     std::variant<StartWorkers, RepairWorkers, TellLeave, SignalWorkers, SweepWorkers, TellFailed,
                  TellStopped, TellOver, TellTrained, TellSucceeded, Finish>;
 
 /// Classifies the end of a worker, in the state before `decide` receives it.
-WorkerEnd judge_end(const AgentState& state, const WorkerEnded& event);
+WorkerEnd judge_end(const LauncherState& state, const WorkerEnded& event);
 /// Whether it is a failure of the worker's own.
 inline bool is_failure(const WorkerEnd& end) {
   return !end.exit.success() && (!end.asked || (end.exit.signal != 0 && !end.by_us));
 }
 
 struct Decision {
-  AgentState state;
-  std::vector<AgentAction> actions;
+  LauncherState state;
+  std::vector<LauncherAction> actions;
 };
-Decision decide(TimePoint now, const AgentRules& rules, AgentState state, const AgentEvent& event);
+Decision decide(TimePoint now, const LauncherRules& rules, LauncherState state,
+                const LauncherEvent& event);
 
 }  // namespace muster::launch

@@ -1,4 +1,4 @@
-#include "jobs/launch/agent_preparation.h"
+#include "jobs/launch/launcher_preparation.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>

@@ -1,4 +1,4 @@
-#include "jobs/launch/agent.h"
+#include "jobs/launch/launcher.h"
 
 #include <signal.h>
 #include <sys/epoll.h>
@@ -13,9 +13,9 @@
 #include "core/net/socket_address.h"
 #include "core/trace/reader.h"
 #include "core/trace/run_directory.h"
-#include "jobs/launch/agent_machine.h"
-#include "jobs/launch/agent_preparation.h"
 #include "jobs/launch/job_history.h"
+#include "jobs/launch/launcher_machine.h"
+#include "jobs/launch/launcher_preparation.h"
 #include "jobs/launch/node/epoch_fence.h"
 #include "jobs/launch/node/host.h"
 #include "jobs/launch/node/node_membership.h"
@@ -58,17 +58,17 @@ std::uint64_t pack(WakeupSource source, std::uint64_t index) {
   return static_cast<std::uint64_t>(source) << 32 | index;
 }
 
-class NodeAgent {
+class NodeLauncher {
  public:
-  NodeAgent(const RunOptions& options, Prepared prepared, SignalWatch& signals);
+  NodeLauncher(const RunOptions& options, Prepared prepared, SignalWatch& signals);
   /// The exit code.
   Result<int> run(const Program& program, const LogPlace& logs);
 
  private:
   Status open(const LogPlace& logs);
   Status wait_and_dispatch();
-  void happen(const AgentEvent& event);
-  void act(const AgentAction& action);
+  void happen(const LauncherEvent& event);
+  void act(const LauncherAction& action);
   void start_workers(int attempt);
   void repair_workers(int attempt);
   void take_another_port();
@@ -100,8 +100,8 @@ class NodeAgent {
   std::int64_t running_epoch_ = 0;                // of the most recently started workers
   std::shared_ptr<const ReservedPort> reserved_;  // of the workers that run; job_'s: of the next
   JobHistory history_;
-  AgentRules rules_;
-  AgentState state_;
+  LauncherRules rules_;
+  LauncherState state_;
   bool finished_ = false;
   Wakeups wakeups_;
   std::unique_ptr<WorkerOutput> output_;
@@ -110,10 +110,10 @@ class NodeAgent {
   std::deque<NodeNotice> behind_fence_;  // epochs that begin once it is raised
   Descriptor secret_file_;
   std::unique_ptr<NodeWorkers> workers_;
-  std::deque<AgentEvent> events_;
+  std::deque<LauncherEvent> events_;
 };
 
-NodeAgent::NodeAgent(const RunOptions& options, Prepared prepared, SignalWatch& signals)
+NodeLauncher::NodeLauncher(const RunOptions& options, Prepared prepared, SignalWatch& signals)
     : options_(options),
       job_(std::move(prepared.job)),
       signals_(signals),
@@ -145,7 +145,7 @@ NodeAgent::NodeAgent(const RunOptions& options, Prepared prepared, SignalWatch& 
   plan_ = std::move(alone);
 }
 
-Status NodeAgent::open(const LogPlace& logs) {
+Status NodeLauncher::open(const LogPlace& logs) {
   if (Status opened = wakeups_.open(pack(WakeupSource::timer, 0)); !opened) return opened;
   wakeups_.watch(signals_.descriptor(), pack(WakeupSource::signals, 0));
   if (nodes_) wakeups_.watch(nodes_->descriptor(), pack(WakeupSource::nodes, 0));
@@ -178,7 +178,7 @@ Status NodeAgent::open(const LogPlace& logs) {
   return {};
 }
 
-Result<int> NodeAgent::run(const Program& program, const LogPlace& logs) {
+Result<int> NodeLauncher::run(const Program& program, const LogPlace& logs) {
   commands_.set_program(program);
   if (Status opened = open(logs); !opened) return opened;
   happen(Begin{});
@@ -196,7 +196,7 @@ Result<int> NodeAgent::run(const Program& program, const LogPlace& logs) {
 
 /// The other nodes hear why this one goes, unless the service does not answer or a signal asks to
 /// be quick.
-void NodeAgent::take_leave() {
+void NodeLauncher::take_leave() {
   wakeups_.arm_timer(deadline_after(steady_clock(), kFarewellLimit));
   while (!nodes_->all_confirmed() && events_.empty()) {
     if (!wait_and_dispatch()) break;
@@ -204,7 +204,7 @@ void NodeAgent::take_leave() {
   nodes_->forget_unconfirmed();
 }
 
-Status NodeAgent::wait_and_dispatch() {
+Status NodeLauncher::wait_and_dispatch() {
   epoll_event ready[64];
   const auto count = wakeups_.wait(ready);
   if (!count) return count.status();
@@ -221,7 +221,7 @@ Status NodeAgent::wait_and_dispatch() {
           // Where workers stay, SIGUSR1 is a scheduler's notice as SIGTERM is.
           const bool notice = rules_.keep && signal == SIGUSR1;
           const bool passed = !notice && !options_.stop_signals.contains(signal);
-          happen(passed ? AgentEvent(PassedSignal{signal}) : AgentEvent(StopSignal{signal}));
+          happen(passed ? LauncherEvent(PassedSignal{signal}) : LauncherEvent(StopSignal{signal}));
         }
         break;
       case WakeupSource::timer:
@@ -251,7 +251,7 @@ Status NodeAgent::wait_and_dispatch() {
 }
 
 // Actions may cause further events (a worker that cannot be started), which are queued.
-void NodeAgent::happen(const AgentEvent& event) {
+void NodeLauncher::happen(const LauncherEvent& event) {
   events_.push_back(event);
   if (events_.size() > 1) return;
   while (!events_.empty()) {
@@ -260,15 +260,15 @@ void NodeAgent::happen(const AgentEvent& event) {
     Decision decision = decide(steady_clock().now(), rules_, std::move(state_), events_.front());
     state_ = std::move(decision.state);
     // From now on no node may join: there is nothing left to train.
-    if (nodes_ && !had_trained && state_.trained && state_.phase == AgentPhase::running)
+    if (nodes_ && !had_trained && state_.trained && state_.phase == LauncherPhase::running)
       tell(membership::NodePhase::running, 0, {});
-    for (const AgentAction& action : decision.actions) act(action);
+    for (const LauncherAction& action : decision.actions) act(action);
     events_.pop_front();
   }
   wakeups_.arm_timer(state_.timer);
 }
 
-void NodeAgent::act(const AgentAction& action) {
+void NodeLauncher::act(const LauncherAction& action) {
   if (const auto* start = std::get_if<StartWorkers>(&action)) {
     if (start->attempt > 0) workers_->sweep();
     start_workers(start->attempt);
@@ -305,7 +305,7 @@ void NodeAgent::act(const AgentAction& action) {
   }
 }
 
-void NodeAgent::follow(NodeNotice notice) {
+void NodeLauncher::follow(NodeNotice notice) {
   history_.note(notice.failures);
   if (!notice.event || finished_) return;
   if (workers_->take_all_words()) happen(AllTrained{});
@@ -321,14 +321,14 @@ void NodeAgent::follow(NodeNotice notice) {
   hear(std::move(notice));
 }
 
-void NodeAgent::hear(NodeNotice notice) {
+void NodeLauncher::hear(NodeNotice notice) {
   if (notice.plan && notice.plan->node >= 0) plan_ = std::move(notice.plan);
   if (workers_->take_all_words()) happen(AllTrained{});
   happen(*notice.event);
 }
 
 /// The store here refuses workers of epochs before that of the notice that have waited for this.
-void NodeAgent::pass_fence() {
+void NodeLauncher::pass_fence() {
   const EpochFence::Raised raised = fence_->take();
   if (!raised.status)
     output_->say(options_.command +
@@ -343,7 +343,7 @@ void NodeAgent::pass_fence() {
 }
 
 /// Path of a worker's standard error; empty: not kept.
-std::string NodeAgent::log_file(int local_rank) const {
+std::string NodeLauncher::log_file(int local_rank) const {
   const auto at = static_cast<std::size_t>(local_rank);
   const auto kept = [&](const std::vector<Streams>& list) {
     return at < list.size() && covers(list[at], Streams::err);
@@ -355,8 +355,8 @@ std::string NodeAgent::log_file(int local_rank) const {
 }
 
 /// Keeps a failure for the reports of all nodes.
-void NodeAgent::note_end(const WorkerEnded& event) {
-  if (state_.phase != AgentPhase::running && state_.phase != AgentPhase::ending) return;
+void NodeLauncher::note_end(const WorkerEnded& event) {
+  if (state_.phase != LauncherPhase::running && state_.phase != LauncherPhase::ending) return;
   const WorkerEnd end = judge_end(state_, event);
   if (!is_failure(end)) return;
   const auto at = static_cast<std::size_t>(end.local_rank);
@@ -370,26 +370,26 @@ void NodeAgent::note_end(const WorkerEnded& event) {
 }
 
 /// This node's name for other nodes.
-std::string NodeAgent::node_text() const {
+std::string NodeLauncher::node_text() const {
   return (plan_ && plan_->slot >= 0 ? "node " + std::to_string(plan_->slot) : "a node") + " (" +
          host() + ")";
 }
 
 /// Says to the other nodes what has become of the workers. Once training has ended that is said of
 /// the present epoch: it may be one that only has more nodes than that of the workers.
-void NodeAgent::tell(membership::NodePhase phase, int exit_code, const std::string& reason,
-                     bool killed) {
+void NodeLauncher::tell(membership::NodePhase phase, int exit_code, const std::string& reason,
+                        bool killed) {
   nodes_->report(phase, state_.trained ? plan_->epoch.number : running_epoch_, exit_code, reason,
                  killed, state_.trained ? running_epoch_ : 0);
 }
 
-void NodeAgent::tell_failed() {
+void NodeLauncher::tell_failed() {
   tell(membership::NodePhase::failed, state_.exit_code,
        node_text() + ": " + first_failure_line(state_, facts()),
        state_.first_failure && state_.ends[*state_.first_failure].exit.was_killed());
 }
 
-void NodeAgent::tell_over() {
+void NodeLauncher::tell_over() {
   const std::string why = state_.first_failure
                               ? node_text() + ": " + first_failure_line(state_, facts())
                               : plan_->epoch.reason;
@@ -399,7 +399,7 @@ void NodeAgent::tell_over() {
 }
 
 /// The ranks of the workers that are about to start.
-void NodeAgent::begin_plan(int restarts) {
+void NodeLauncher::begin_plan(int restarts) {
   std::vector<NodeFacts> nodes;
   for (const NodeDetails& node : plan_->nodes) nodes.push_back(node.facts);
   workers_->set_ranks(assign_ranks(nodes, plan_->node));
@@ -418,11 +418,11 @@ void NodeAgent::begin_plan(int restarts) {
   output_->set_log_folders(folders);
 }
 
-void NodeAgent::note_not_started(const std::vector<WorkerEnded>& ends) {
+void NodeLauncher::note_not_started(const std::vector<WorkerEnded>& ends) {
   events_.insert(events_.end(), ends.begin(), ends.end());
 }
 
-void NodeAgent::start_workers(int attempt) {
+void NodeLauncher::start_workers(int attempt) {
   if (nodes_) {
     say_why_again();
   } else if (attempt > 0) {
@@ -439,7 +439,7 @@ void NodeAgent::start_workers(int attempt) {
   workers_->refill_spares(attempt);
 }
 
-void NodeAgent::repair_workers(int attempt) {
+void NodeLauncher::repair_workers(int attempt) {
   begin_plan(plan_->epoch.restarts);
   const membership::Epoch& epoch = plan_->epoch;
   WorkerNotice notice;
@@ -463,7 +463,7 @@ void NodeAgent::repair_workers(int attempt) {
 // Each attempt gets a new port, so that leftovers of the previous one (closing sockets, surviving
 // children) do not get in its way. With several nodes the next epoch may begin at any time, so its
 // port is reserved in advance.
-void NodeAgent::take_another_port() {
+void NodeLauncher::take_another_port() {
   if (!options_.agent_store) return;
   auto port = ReservedPort::take();
   if (!port)
@@ -477,7 +477,7 @@ void NodeAgent::take_another_port() {
 }
 
 /// Logs why workers start again, in a job of several nodes; nothing the first time.
-void NodeAgent::say_why_again() {
+void NodeLauncher::say_why_again() {
   const membership::Epoch& epoch = plan_->epoch;
   if (running_epoch_ == 0) return;
   std::string size =
@@ -488,7 +488,7 @@ void NodeAgent::say_why_again() {
                ")");
 }
 
-ReportFacts NodeAgent::facts() const {
+ReportFacts NodeLauncher::facts() const {
   ReportFacts facts{options_.command,
                     host(),
                     workers_->ranks(),
@@ -512,7 +512,7 @@ ReportFacts NodeAgent::facts() const {
 
 /// Finds the traces by a worker's pid, or by the job's name if the worker only started the program
 /// that is a rank.
-std::string NodeAgent::traces() const {
+std::string NodeLauncher::traces() const {
   const std::string base = trace::run_directory();
   std::int64_t since = std::numeric_limits<std::int64_t>::max();
   for (const WorkerRecord& worker : workers_->records())
@@ -526,7 +526,7 @@ std::string NodeAgent::traces() const {
   return named ? *named : std::string();
 }
 
-void NodeAgent::report() {
+void NodeLauncher::report() {
   // Show all of the workers' output before the report.
   while (!output_->drained() && events_.empty()) {
     if (!wait_and_dispatch()) break;
@@ -552,7 +552,7 @@ Result<int> try_job(const RunOptions& options) {
   if (!prepared) return prepared.status();
   auto logs = log_place(options, prepared->job);
   if (!logs) return logs.status();
-  return NodeAgent(options, std::move(*prepared), *signals).run(*program, *logs);
+  return NodeLauncher(options, std::move(*prepared), *signals).run(*program, *logs);
 }
 
 }  // namespace

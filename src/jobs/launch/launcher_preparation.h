@@ -1,5 +1,5 @@
-/// What an agent does before its first worker starts: it finds the job's store and its place among
-/// the nodes, and the folder of the logs.
+/// What a launcher does before its first worker starts: it finds the job's store and its place
+/// among the nodes, and the folder of the logs.
 #pragma once
 
 #include <memory>

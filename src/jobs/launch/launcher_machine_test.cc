@@ -1,4 +1,4 @@
-#include "jobs/launch/agent_machine.h"
+#include "jobs/launch/launcher_machine.h"
 #include "testing/budget.h"
 
 #include <gtest/gtest.h>
@@ -8,15 +8,15 @@ namespace muster::launch {
 namespace {
 
 using std::chrono::seconds;
-using Actions = std::vector<AgentAction>;
+using Actions = std::vector<LauncherAction>;
 
 // A machine with a clock that the test moves.
 struct Machine {
-  AgentRules rules{.workers = 3};
-  AgentState state{};
+  LauncherRules rules{.workers = 3};
+  LauncherState state{};
   TimePoint now{};
 
-  Actions on(const AgentEvent& event) {
+  Actions on(const LauncherEvent& event) {
     Decision decision = decide(now, rules, std::move(state), event);
     state = std::move(decision.state);
     return decision.actions;
@@ -29,18 +29,18 @@ constexpr ProcessExit kTermed{.signal = SIGTERM};
 constexpr ProcessExit kKilled{.signal = SIGKILL};
 
 // spec: J3 all workers end well: exit code 0, nothing is signalled
-TEST(AgentMachine, AllEndWell) {
+TEST(LauncherMachine, AllEndWell) {
   Machine machine;
   EXPECT_EQ(machine.on(Begin{}), (Actions{StartWorkers{0}}));
   EXPECT_EQ(machine.end(2), Actions{});
   EXPECT_EQ(machine.end(0), Actions{});
   EXPECT_EQ(machine.state.timer, TimePoint::max());
   EXPECT_EQ(machine.end(1), (Actions{Finish{0}}));
-  EXPECT_EQ(machine.state.phase, AgentPhase::finished);
+  EXPECT_EQ(machine.state.phase, LauncherPhase::finished);
 }
 
 // spec: J3 the first failure ends the others with SIGTERM; the exit code is the first failure's
-TEST(AgentMachine, TheFirstFailureEndsTheOthers) {
+TEST(LauncherMachine, TheFirstFailureEndsTheOthers) {
   Machine machine;
   machine.on(Begin{});
   EXPECT_EQ(machine.end(1, kFailed), (Actions{SignalWorkers{SIGTERM}}));
@@ -54,14 +54,14 @@ TEST(AgentMachine, TheFirstFailureEndsTheOthers) {
 }
 
 // spec: J3 the exit code of a worker that a signal ended is 128 + signal
-TEST(AgentMachine, ASignalsExitCode) {
+TEST(LauncherMachine, ASignalsExitCode) {
   Machine machine{.rules = {.workers = 1}};
   machine.on(Begin{});
-  EXPECT_EQ(machine.end(0, kKilled).back(), AgentAction(Finish{137}));
+  EXPECT_EQ(machine.end(0, kKilled).back(), LauncherAction(Finish{137}));
 }
 
 // spec: J3 those that ignore SIGTERM are killed when the settable time is up, not before
-TEST(AgentMachine, KillsWhenTheTimeIsUp) {
+TEST(LauncherMachine, KillsWhenTheTimeIsUp) {
   Machine machine{.rules = {.workers = 2, .shutdown_timeout = seconds(7)}};
   machine.on(Begin{});
   machine.end(0, kFailed);
@@ -70,17 +70,17 @@ TEST(AgentMachine, KillsWhenTheTimeIsUp) {
   machine.now += seconds(1);
   EXPECT_EQ(machine.on(TimerFired{}), (Actions{SignalWorkers{SIGKILL}}));
   EXPECT_EQ(machine.state.timer, TimePoint::max());
-  EXPECT_EQ(machine.end(1, kKilled).back(), AgentAction(Finish{3}));
+  EXPECT_EQ(machine.end(1, kKilled).back(), LauncherAction(Finish{3}));
 }
 
 // spec: J3 a rank that was killed is the cause, even where one that failed because of it is seen to
 // end first
-TEST(AgentMachine, AKilledWorkerIsTheCause) {
+TEST(LauncherMachine, AKilledWorkerIsTheCause) {
   Machine machine;
   machine.on(Begin{});
   machine.end(0, kFailed);
   machine.end(1, kTermed);
-  EXPECT_EQ(machine.end(2, kKilled).back(), AgentAction(Finish{137}));
+  EXPECT_EQ(machine.end(2, kKilled).back(), LauncherAction(Finish{137}));
   EXPECT_EQ(machine.state.ends[*machine.state.first_failure].local_rank, 2);
   // Not where the kill was ours.
   Machine ours{.rules = {.workers = 2}};
@@ -88,12 +88,12 @@ TEST(AgentMachine, AKilledWorkerIsTheCause) {
   ours.end(0, kFailed);
   ours.now = ours.state.timer;
   ours.on(TimerFired{});
-  EXPECT_EQ(ours.end(1, kKilled).back(), AgentAction(Finish{3}));
+  EXPECT_EQ(ours.end(1, kKilled).back(), LauncherAction(Finish{3}));
   EXPECT_TRUE(ours.state.ends[1].by_us);
 }
 
 // spec: J3 a shutdown timeout of 0 kills at once, and an endless one never
-TEST(AgentMachine, ExtremeShutdownTimeouts) {
+TEST(LauncherMachine, ExtremeShutdownTimeouts) {
   Machine at_once{.rules = {.workers = 2, .shutdown_timeout = seconds(0)}};
   at_once.on(Begin{});
   at_once.end(0, kFailed);
@@ -106,33 +106,33 @@ TEST(AgentMachine, ExtremeShutdownTimeouts) {
 }
 
 // spec: J3 signals are passed on and end the job; a second one kills
-TEST(AgentMachine, StopSignalsArePassedOn) {
+TEST(LauncherMachine, StopSignalsArePassedOn) {
   Machine machine;
   machine.on(Begin{});
   EXPECT_EQ(machine.on(StopSignal{SIGINT}), (Actions{SignalWorkers{SIGINT}}));
   machine.end(0);
   EXPECT_EQ(machine.on(StopSignal{SIGINT}), (Actions{SignalWorkers{SIGKILL}}));
   machine.end(1, kKilled);
-  EXPECT_EQ(machine.end(2, kKilled).back(), AgentAction(Finish{130}));
+  EXPECT_EQ(machine.end(2, kKilled).back(), LauncherAction(Finish{130}));
   EXPECT_FALSE(machine.state.first_failure.has_value());
 }
 
 // spec: J3 SIGUSR1 and SIGUSR2 go to the workers and change nothing else
-TEST(AgentMachine, UserSignalsArePassedOn) {
+TEST(LauncherMachine, UserSignalsArePassedOn) {
   Machine machine;
   machine.on(Begin{});
   EXPECT_EQ(machine.on(PassedSignal{SIGUSR1}), (Actions{SignalWorkers{SIGUSR1}}));
-  EXPECT_EQ(machine.state.phase, AgentPhase::running);
+  EXPECT_EQ(machine.state.phase, LauncherPhase::running);
 }
 
 // spec: J4 a worker that fails: all workers restart, up to max-restarts
-TEST(AgentMachine, RestartsAllWorkers) {
+TEST(LauncherMachine, RestartsAllWorkers) {
   Machine machine{.rules = {.workers = 2, .max_restarts = 2}};
   machine.on(Begin{});
   for (int attempt = 1; attempt <= 2; ++attempt) {
     EXPECT_EQ(machine.end(1, kFailed), (Actions{SignalWorkers{SIGTERM}}));
     EXPECT_EQ(machine.end(0, kTermed), (Actions{SweepWorkers{}, StartWorkers{attempt}}));
-    EXPECT_EQ(machine.state.phase, AgentPhase::running);
+    EXPECT_EQ(machine.state.phase, LauncherPhase::running);
     EXPECT_TRUE(machine.state.ends.empty());
     EXPECT_EQ(machine.state.restart_cause->local_rank, 1);
     EXPECT_EQ(machine.state.timer, TimePoint::max());
@@ -142,33 +142,33 @@ TEST(AgentMachine, RestartsAllWorkers) {
 }
 
 // spec: J4 a restart that goes well ends with 0
-TEST(AgentMachine, ARestartCanSucceed) {
+TEST(LauncherMachine, ARestartCanSucceed) {
   Machine machine{.rules = {.workers = 1, .max_restarts = 1}};
   machine.on(Begin{});
   machine.end(0, kFailed);
-  EXPECT_EQ(machine.end(0).back(), AgentAction(Finish{0}));
+  EXPECT_EQ(machine.end(0).back(), LauncherAction(Finish{0}));
 }
 
 // spec: J4 somebody who stops the job while it is being restarted stops it
-TEST(AgentMachine, AStopSignalCancelsARestart) {
+TEST(LauncherMachine, AStopSignalCancelsARestart) {
   Machine machine{.rules = {.workers = 2, .max_restarts = 5}};
   machine.on(Begin{});
   machine.end(0, kFailed);
   EXPECT_EQ(machine.on(StopSignal{SIGTERM}), (Actions{SignalWorkers{SIGKILL}}));
-  EXPECT_EQ(machine.end(1, kKilled).back(), AgentAction(Finish{143}));
+  EXPECT_EQ(machine.end(1, kKilled).back(), LauncherAction(Finish{143}));
 }
 
 // With several nodes: the epochs say when workers run.
-Machine node(AgentRules rules = {}) {
+Machine node(LauncherRules rules = {}) {
   rules.by_epoch = true;
   Machine machine{.rules = rules};
   EXPECT_EQ(machine.on(Begin{}), Actions{});
-  EXPECT_EQ(machine.state.phase, AgentPhase::waiting);
+  EXPECT_EQ(machine.state.phase, LauncherPhase::waiting);
   return machine;
 }
 
 // spec: J4 a new epoch ends all workers and starts them anew; L2 a node without a seat waits
-TEST(AgentMachine, AnEpochStartsTheWorkers) {
+TEST(LauncherMachine, AnEpochStartsTheWorkers) {
   Machine machine = node({.workers = 2});
   EXPECT_EQ(machine.on(NewEpoch{1, true}), (Actions{StartWorkers{0}}));
   EXPECT_EQ(machine.on(NewEpoch{2, true}), (Actions{SignalWorkers{SIGTERM}}));
@@ -178,24 +178,24 @@ TEST(AgentMachine, AnEpochStartsTheWorkers) {
   EXPECT_EQ(machine.on(NewEpoch{4, false}), (Actions{SignalWorkers{SIGTERM}}));
   machine.end(0, kTermed);
   EXPECT_EQ(machine.end(1, kTermed), (Actions{SweepWorkers{}}));
-  EXPECT_EQ(machine.state.phase, AgentPhase::waiting);
+  EXPECT_EQ(machine.state.phase, LauncherPhase::waiting);
   EXPECT_EQ(machine.on(NewEpoch{5, true}), (Actions{StartWorkers{4}}));
 }
 
 // spec: J4 a failure is told, and the workers run again when the others have agreed
-TEST(AgentMachine, AFailureWaitsForTheNextEpoch) {
+TEST(LauncherMachine, AFailureWaitsForTheNextEpoch) {
   Machine machine = node({.workers = 1});
   machine.on(NewEpoch{1, true});
   EXPECT_EQ(machine.end(0, kFailed),
             (Actions{TellFailed{}, SignalWorkers{SIGTERM}, SweepWorkers{}}));
-  EXPECT_EQ(machine.state.phase, AgentPhase::waiting);
+  EXPECT_EQ(machine.state.phase, LauncherPhase::waiting);
   EXPECT_EQ(machine.on(NewEpoch{2, true}), (Actions{StartWorkers{1}}));
   machine.end(0, kFailed);
   EXPECT_EQ(machine.on(JobEnded{false, 3, "node 0"}), (Actions{Finish{3}}));
 }
 
 // spec: J4 a job that has gone well here begins again where another node fails
-TEST(AgentMachine, SuccessHereIsNotTheEnd) {
+TEST(LauncherMachine, SuccessHereIsNotTheEnd) {
   Machine machine = node({.workers = 1});
   machine.on(NewEpoch{1, true});
   EXPECT_EQ(machine.end(0), (Actions{TellSucceeded{}}));
@@ -206,7 +206,7 @@ TEST(AgentMachine, SuccessHereIsNotTheEnd) {
 }
 
 // spec: J3 the failure of another node ends this node's workers, and the exit code is the other's
-TEST(AgentMachine, AnotherNodesFailureEndsOurs) {
+TEST(LauncherMachine, AnotherNodesFailureEndsOurs) {
   Machine machine = node({.workers = 1});
   machine.on(NewEpoch{1, true});
   EXPECT_EQ(machine.on(JobEnded{false, 9, "node 1"}), (Actions{SignalWorkers{SIGTERM}}));
@@ -215,8 +215,9 @@ TEST(AgentMachine, AnotherNodesFailureEndsOurs) {
   EXPECT_EQ(machine.state.other_node, "node 1");
 }
 
-// spec: J3 the agent that serves the store stays until the other nodes have gone, but not for ever
-TEST(AgentMachine, TheServingAgentOutlivesTheOthers) {
+// spec: J3 the launcher that serves the store stays until the other nodes have gone, but not for
+// ever
+TEST(LauncherMachine, TheServingLauncherOutlivesTheOthers) {
   for (const bool they_go : {true, false}) {
     Machine machine = node({.workers = 1,
                             .shutdown_timeout = seconds(2),
@@ -225,7 +226,7 @@ TEST(AgentMachine, TheServingAgentOutlivesTheOthers) {
     machine.on(NewEpoch{1, true});
     machine.end(0);
     EXPECT_EQ(machine.on(JobEnded{true, 0, ""}), Actions{});
-    EXPECT_EQ(machine.state.phase, AgentPhase::lingering);
+    EXPECT_EQ(machine.state.phase, LauncherPhase::lingering);
     EXPECT_EQ(machine.state.timer, machine.now + seconds(5));
     if (!they_go) machine.now += seconds(5);
     EXPECT_EQ(they_go ? machine.on(OthersGone{}) : machine.on(TimerFired{}), (Actions{Finish{0}}));
@@ -234,7 +235,7 @@ TEST(AgentMachine, TheServingAgentOutlivesTheOthers) {
 
 // spec: J3 a signal to one launcher of a fixed set ends the job, and the others hear of it first;
 // L2 one of a set that may change leaves, and the job goes on
-TEST(AgentMachine, AStopSignalIsTold) {
+TEST(LauncherMachine, AStopSignalIsTold) {
   for (const bool may_leave : {false, true}) {
     Machine machine = node({.workers = 1, .may_leave = may_leave});
     machine.on(NewEpoch{1, true});
@@ -252,7 +253,7 @@ TEST(AgentMachine, AStopSignalIsTold) {
 }
 
 // spec: J3 a signal ends the wait for the first epoch, and for the others' end
-TEST(AgentMachine, AStopSignalEndsTheWaiting) {
+TEST(LauncherMachine, AStopSignalEndsTheWaiting) {
   Machine early = node({.workers = 1});
   EXPECT_EQ(early.on(StopSignal{SIGINT}), (Actions{TellStopped{true}, Finish{130}}));
   Machine late = node({.workers = 1});
@@ -263,7 +264,7 @@ TEST(AgentMachine, AStopSignalEndsTheWaiting) {
   EXPECT_EQ(late.on(StopSignal{SIGINT}), Actions{});
 }
 
-Machine keeping(AgentRules rules) {
+Machine keeping(LauncherRules rules) {
   rules.keep = rules.by_epoch = true;
   rules.preempt_grace = seconds(20);
   Machine machine{.rules = rules};
@@ -273,10 +274,10 @@ Machine keeping(AgentRules rules) {
 }
 
 // spec: L6 a worker's death ends no other; the next epoch replaces it
-TEST(AgentMachine, SurvivorsStay) {
+TEST(LauncherMachine, SurvivorsStay) {
   Machine machine = keeping({.workers = 3});
   EXPECT_EQ(machine.end(1, kKilled), Actions{TellFailed{}});
-  EXPECT_EQ(machine.state.phase, AgentPhase::running);
+  EXPECT_EQ(machine.state.phase, LauncherPhase::running);
   EXPECT_EQ(machine.on(NewEpoch{2, true}), (Actions{RepairWorkers{1}}));
   EXPECT_FALSE(machine.state.first_failure.has_value());
   // Those that end well, the replacement too, are no failure.
@@ -286,12 +287,12 @@ TEST(AgentMachine, SurvivorsStay) {
 }
 
 // spec: L6 without survivors the workers start anew; J4 and when no restart is left the job ends
-TEST(AgentMachine, NobodyStays) {
+TEST(LauncherMachine, NobodyStays) {
   Machine machine = keeping({.workers = 2});
   EXPECT_EQ(machine.end(1, kKilled), Actions{TellFailed{}});
   // Rank 0 has ended well, but no rank could give its state.
   EXPECT_EQ(machine.end(0), Actions{SweepWorkers{}});
-  EXPECT_EQ(machine.state.phase, AgentPhase::waiting);
+  EXPECT_EQ(machine.state.phase, LauncherPhase::waiting);
   EXPECT_EQ(machine.on(NewEpoch{2, true}), (Actions{StartWorkers{1}}));
   EXPECT_EQ(machine.end(0, kFailed), Actions{TellFailed{}});
   EXPECT_EQ(machine.on(JobEnded{false, 3, "no restart is left"}),
@@ -300,7 +301,7 @@ TEST(AgentMachine, NobodyStays) {
 }
 
 // spec: L6 once training has ended on all ranks a failure ends the job: nothing is trained again
-TEST(AgentMachine, NothingIsRepairedAfterTraining) {
+TEST(LauncherMachine, NothingIsRepairedAfterTraining) {
   Machine machine = keeping({.workers = 3});
   EXPECT_EQ(machine.on(AllTrained{}), Actions{});
   EXPECT_EQ(machine.end(0), Actions{});
@@ -322,12 +323,12 @@ TEST(AgentMachine, NothingIsRepairedAfterTraining) {
 
 // spec: L6 a node that joins after training has ended disturbs nobody: what was told of the epoch
 // before is told again of that one, and the job ends well
-TEST(AgentMachine, ANodeThatJoinsAfterTrainingChangesNothing) {
+TEST(LauncherMachine, ANodeThatJoinsAfterTrainingChangesNothing) {
   const NewEpoch joined{2, true, true};
   Machine machine = keeping({.workers = 1});
   machine.on(AllTrained{});
   EXPECT_EQ(machine.on(joined), Actions{TellTrained{}});
-  EXPECT_EQ(machine.state.phase, AgentPhase::running);
+  EXPECT_EQ(machine.state.phase, LauncherPhase::running);
   EXPECT_EQ(machine.end(0), Actions{TellSucceeded{}});
   EXPECT_EQ(machine.on(NewEpoch{3, true, true}), Actions{TellSucceeded{}});
   EXPECT_EQ(machine.on(JobEnded{true, 0, "all workers have ended well"}), Actions{Finish{0}});
@@ -335,7 +336,7 @@ TEST(AgentMachine, ANodeThatJoinsAfterTrainingChangesNothing) {
 
 // spec: L14.node a launcher that stood still gives those whom it would kill the time that they
 // missed
-TEST(AgentMachine, ALauncherThatStoodStillKillsNobodyForIt) {
+TEST(LauncherMachine, ALauncherThatStoodStillKillsNobodyForIt) {
   Machine machine{.rules = {.workers = 2, .shutdown_timeout = seconds(7)}};
   machine.on(Begin{});
   machine.end(0, kFailed);
@@ -348,7 +349,7 @@ TEST(AgentMachine, ALauncherThatStoodStillKillsNobodyForIt) {
 
 // spec: L14.node a launcher whose timers all come late ends its workers nevertheless, and gives the
 // next ones the same time
-TEST(AgentMachine, ALauncherThatIsAlwaysLateKillsAtLast) {
+TEST(LauncherMachine, ALauncherThatIsAlwaysLateKillsAtLast) {
   Machine machine{.rules = {.workers = 2, .max_restarts = 1, .shutdown_timeout = seconds(7)}};
   machine.on(Begin{});
   for (int attempt = 0; attempt < 2; ++attempt) {
@@ -365,7 +366,7 @@ TEST(AgentMachine, ALauncherThatIsAlwaysLateKillsAtLast) {
 
 // spec: L9 workers leave by themselves after SIGTERM; the others hear of it when they have left;
 // after the grace time they are ended
-TEST(AgentMachine, WorkersLeaveBeforeTheNodeIsGivenUp) {
+TEST(LauncherMachine, WorkersLeaveBeforeTheNodeIsGivenUp) {
   Machine machine = keeping({.workers = 2, .may_leave = true});
   EXPECT_EQ(machine.on(StopSignal{SIGTERM}), (Actions{TellLeave{}}));
   EXPECT_EQ(machine.state.timer, machine.now + seconds(20));
@@ -385,9 +386,9 @@ TEST(AgentMachine, WorkersLeaveBeforeTheNodeIsGivenUp) {
 
 // spec: J3 whatever comes in whatever order, every worker that was started is waited for, and there
 // is one end
-TEST(AgentMachine, EveryOrderOfEventsEndsOnce) {
+TEST(LauncherMachine, EveryOrderOfEventsEndsOnce) {
   // Each digit of `order` picks the next event; ends of workers that have ended are skipped, as the
-  // agent never sends them.
+  // launcher never sends them.
   const auto [first, step] = testing::stride_of_cases();
   for (int order = first; order < 3 * 8 * 8 * 8 * 8 * 8 * 8; order += step) {
     const bool keep = order % 3 == 2, by_epoch = order % 3 != 0;
@@ -400,7 +401,7 @@ TEST(AgentMachine, EveryOrderOfEventsEndsOnce) {
     bool alive[2] = {false, false};
     int finishes = 0;
     const auto apply = [&](const Actions& actions) {
-      for (const AgentAction& action : actions) {
+      for (const LauncherAction& action : actions) {
         if (std::holds_alternative<StartWorkers>(action)) {
           EXPECT_FALSE(alive[0] || alive[1]) << order;
           alive[0] = alive[1] = true;
@@ -452,7 +453,7 @@ TEST(AgentMachine, EveryOrderOfEventsEndsOnce) {
     }
     if (by_epoch) apply(machine.on(OthersGone{}));
     EXPECT_EQ(finishes, 1) << order;
-    EXPECT_EQ(machine.state.phase, AgentPhase::finished) << order;
+    EXPECT_EQ(machine.state.phase, LauncherPhase::finished) << order;
   }
 }
 

@@ -1,4 +1,4 @@
-#include "jobs/launch/agent_machine.h"
+#include "jobs/launch/launcher_machine.h"
 
 #include <signal.h>
 
@@ -9,9 +9,9 @@ namespace {
 
 struct MachineStep {
   TimePoint now;
-  const AgentRules& rules;
-  AgentState state;
-  std::vector<AgentAction> actions;
+  const LauncherRules& rules;
+  LauncherState state;
+  std::vector<LauncherAction> actions;
 
   void operator()(const Begin&);
   void operator()(const WorkerEnded& event);
@@ -48,16 +48,16 @@ struct MachineStep {
 
 void MachineStep::operator()(const Begin&) {
   if (!rules.by_epoch) return start(0);
-  state.phase = AgentPhase::waiting;
+  state.phase = LauncherPhase::waiting;
 }
 
 void MachineStep::start(int attempt) {
-  state.phase = AgentPhase::running;
+  state.phase = LauncherPhase::running;
   state.attempt = attempt;
   state.next_attempt.reset();
   state.ends.clear();
   state.first_failure.reset();
-  state.cause = AgentCause::none;
+  state.cause = LauncherCause::none;
   state.killed = state.leaving = state.trained = false;
   state.exit_code = 0;
   state.timer = TimePoint::max();
@@ -65,7 +65,7 @@ void MachineStep::start(int attempt) {
 }
 
 void MachineStep::end_workers(int signal) {
-  state.phase = AgentPhase::ending;
+  state.phase = LauncherPhase::ending;
   state.killed = false;
   state.sent_signal = signal;
   set_timer(rules.shutdown_timeout);
@@ -75,7 +75,7 @@ void MachineStep::end_workers(int signal) {
 // With several nodes the others hear of it only when the workers have left: they finish the step.
 void MachineStep::ask_to_leave(int signal) {
   be_stopped(signal);
-  state.phase = AgentPhase::ending;
+  state.phase = LauncherPhase::ending;
   state.leaving = true;
   set_timer(rules.preempt_grace);
   actions.push_back(TellLeave{});
@@ -97,13 +97,14 @@ void MachineStep::kill_workers() {
 }
 
 void MachineStep::operator()(const WorkerEnded& event) {
-  if (state.phase != AgentPhase::running && state.phase != AgentPhase::ending) return;
+  if (state.phase != LauncherPhase::running && state.phase != LauncherPhase::ending) return;
   const WorkerEnd end = judge_end(state, event);
   const bool asked = end.asked, by_us = end.by_us;
   state.ends.push_back(end);
   // The end of a killed process may be noticed after that of a worker that failed because of it
   // (the kernel frees its memory first). The killed one is then the cause.
-  if (asked && !by_us && event.exit.signal == SIGKILL && state.cause == AgentCause::worker_failed &&
+  if (asked && !by_us && event.exit.signal == SIGKILL &&
+      state.cause == LauncherCause::worker_failed &&
       state.ends[*state.first_failure].exit.signal == 0) {
     state.first_failure = state.ends.size() - 1;
     state.exit_code = event.exit.shell_code();
@@ -119,61 +120,62 @@ void MachineStep::operator()(const WorkerEnded& event) {
     else if (rules.by_epoch)
       actions.push_back(TellFailed{});
     if (!rules.keep || state.trained) {
-      state.cause = AgentCause::worker_failed;
+      state.cause = LauncherCause::worker_failed;
       end_workers(SIGTERM);
     }
   }
-  if (rules.keep && all_ended() && state.phase == AgentPhase::running && state.first_failure)
-    state.cause = AgentCause::worker_failed;
+  if (rules.keep && all_ended() && state.phase == LauncherPhase::running && state.first_failure)
+    state.cause = LauncherCause::worker_failed;
   if (all_ended()) after_last_worker();
 }
 
 void MachineStep::after_last_worker() {
   state.timer = TimePoint::max();
   // What failed workers have started and left behind is ended too.
-  if (state.phase == AgentPhase::ending || state.first_failure) actions.push_back(SweepWorkers{});
+  if (state.phase == LauncherPhase::ending || state.first_failure)
+    actions.push_back(SweepWorkers{});
   if (std::exchange(state.leaving, false)) tell_stopped();
   state.restart_cause.reset();
-  const bool failed = state.cause == AgentCause::worker_failed;
+  const bool failed = state.cause == LauncherCause::worker_failed;
   if (failed) state.restart_cause = state.ends[*state.first_failure];
   if (!rules.by_epoch) {
     if (failed && state.attempt < rules.max_restarts) return start(state.attempt + 1);
     return linger_or_finish();
   }
-  if (state.cause == AgentCause::stopped_by_signal && !state.job_over && !leaves())
+  if (state.cause == LauncherCause::stopped_by_signal && !state.job_over && !leaves())
     return wait_for_verdict();
-  if (state.cause == AgentCause::stopped_by_signal || state.job_over) return linger_or_finish();
+  if (state.cause == LauncherCause::stopped_by_signal || state.job_over) return linger_or_finish();
   if (state.next_attempt) return start(*state.next_attempt);
-  if (state.cause == AgentCause::none) {
+  if (state.cause == LauncherCause::none) {
     actions.push_back(TellSucceeded{});
-    state.phase = AgentPhase::lingering;
+    state.phase = LauncherPhase::lingering;
   } else {
-    state.phase = AgentPhase::waiting;
+    state.phase = LauncherPhase::waiting;
   }
 }
 
 // The other nodes must learn of the stop before this node's silence could count as its death.
 void MachineStep::wait_for_verdict() {
-  state.phase = AgentPhase::lingering;
+  state.phase = LauncherPhase::lingering;
   set_timer(rules.farewell_timeout);
 }
 
 void MachineStep::linger_or_finish() {
   if (!rules.serves_store || state.others_gone) return finish();
-  state.phase = AgentPhase::lingering;
+  state.phase = LauncherPhase::lingering;
   // Do not wait for silent nodes.
   set_timer(rules.shutdown_timeout);
   if (state.timer != TimePoint::max()) state.timer += rules.farewell_timeout;
 }
 
 void MachineStep::finish() {
-  state.phase = AgentPhase::finished;
+  state.phase = LauncherPhase::finished;
   state.timer = TimePoint::max();
   actions.push_back(Finish{state.exit_code});
 }
 
 void MachineStep::be_stopped(int signal) {
-  state.cause = AgentCause::stopped_by_signal;
+  state.cause = LauncherCause::stopped_by_signal;
   state.stop_signal = signal;
   state.exit_code = 128 + signal;
   state.next_attempt.reset();
@@ -185,7 +187,7 @@ void MachineStep::tell_stopped() {
 
 void MachineStep::operator()(const StopSignal& event) {
   switch (state.phase) {
-    case AgentPhase::running:
+    case LauncherPhase::running:
       if (rules.keep && rules.preempt_grace > Duration::zero() &&
           (event.signal == SIGTERM || event.signal == SIGUSR1))
         return ask_to_leave(event.signal);
@@ -193,18 +195,18 @@ void MachineStep::operator()(const StopSignal& event) {
       tell_stopped();
       end_workers(event.signal);
       break;
-    case AgentPhase::ending:
+    case LauncherPhase::ending:
       // A second signal kills without waiting, and nothing restarts after it.
-      if (state.cause != AgentCause::stopped_by_signal || state.leaving) tell_stopped();
+      if (state.cause != LauncherCause::stopped_by_signal || state.leaving) tell_stopped();
       state.leaving = false;
-      if (state.cause != AgentCause::other_node_failed) be_stopped(event.signal);
+      if (state.cause != LauncherCause::other_node_failed) be_stopped(event.signal);
       state.stop_signal = event.signal;
       kill_workers();
       break;
-    case AgentPhase::starting:
-    case AgentPhase::waiting:
-    case AgentPhase::lingering: {
-      const bool again = state.cause == AgentCause::stopped_by_signal;
+    case LauncherPhase::starting:
+    case LauncherPhase::waiting:
+    case LauncherPhase::lingering: {
+      const bool again = state.cause == LauncherCause::stopped_by_signal;
       const bool tell = !again && !state.job_over && rules.by_epoch;
       if (!state.job_over) be_stopped(event.signal);
       state.stop_signal = event.signal;
@@ -214,12 +216,12 @@ void MachineStep::operator()(const StopSignal& event) {
       wait_for_verdict();
       break;
     }
-    case AgentPhase::finished: break;
+    case LauncherPhase::finished: break;
   }
 }
 
 void MachineStep::operator()(const PassedSignal& event) {
-  if (state.phase == AgentPhase::running || state.phase == AgentPhase::ending)
+  if (state.phase == LauncherPhase::running || state.phase == LauncherPhase::ending)
     actions.push_back(SignalWorkers{event.signal});
 }
 
@@ -229,11 +231,11 @@ void MachineStep::operator()(const TimerFired&) {
     state.timer = after(rules.stood_still);
     return;
   }
-  if (state.phase == AgentPhase::ending && state.leaving) {
+  if (state.phase == LauncherPhase::ending && state.leaving) {
     state.leaving = false;
     tell_stopped();
     end_workers(SIGTERM);
-  } else if (state.phase == AgentPhase::ending) {
+  } else if (state.phase == LauncherPhase::ending) {
     kill_workers();
   } else {
     finish();
@@ -241,48 +243,48 @@ void MachineStep::operator()(const TimerFired&) {
 }
 
 void MachineStep::operator()(const NewEpoch& event) {
-  if (state.phase == AgentPhase::finished || state.job_over ||
-      state.cause == AgentCause::stopped_by_signal)
+  if (state.phase == LauncherPhase::finished || state.job_over ||
+      state.cause == LauncherCause::stopped_by_signal)
     return;
   state.begun = true;
   if (state.trained) return after_training(event);
   const int attempt = static_cast<int>(event.number) - 1;
   state.next_attempt.reset();
   if (event.seated) state.next_attempt = attempt;
-  if (state.phase == AgentPhase::running && rules.keep && event.seated) return repair(attempt);
-  if (state.phase == AgentPhase::running) {
-    state.cause = AgentCause::new_epoch;
+  if (state.phase == LauncherPhase::running && rules.keep && event.seated) return repair(attempt);
+  if (state.phase == LauncherPhase::running) {
+    state.cause = LauncherCause::new_epoch;
     return end_workers(SIGTERM);
   }
-  if (state.phase == AgentPhase::ending) return;
+  if (state.phase == LauncherPhase::ending) return;
   if (event.seated) return start(attempt);
-  state.phase = AgentPhase::waiting;
-  state.cause = AgentCause::none;
+  state.phase = LauncherPhase::waiting;
+  state.cause = LauncherCause::none;
 }
 
 void MachineStep::operator()(const JobEnded& event) {
-  if (state.phase == AgentPhase::finished || state.job_over) return;
+  if (state.phase == LauncherPhase::finished || state.job_over) return;
   state.job_over = true;
   state.next_attempt.reset();
-  if (state.first_failure && state.cause == AgentCause::none)
-    state.cause = AgentCause::worker_failed;
-  if (!event.succeeded && state.cause != AgentCause::stopped_by_signal) {
+  if (state.first_failure && state.cause == LauncherCause::none)
+    state.cause = LauncherCause::worker_failed;
+  if (!event.succeeded && state.cause != LauncherCause::stopped_by_signal) {
     state.exit_code = event.exit_code != 0 ? event.exit_code : 1;
-    if (state.cause != AgentCause::worker_failed) {
-      state.cause = AgentCause::other_node_failed;
+    if (state.cause != LauncherCause::worker_failed) {
+      state.cause = LauncherCause::other_node_failed;
       state.other_node = event.reason;
     }
   }
-  if (state.phase == AgentPhase::running) return end_workers(SIGTERM);
-  if (state.phase != AgentPhase::ending) linger_or_finish();
+  if (state.phase == LauncherPhase::running) return end_workers(SIGTERM);
+  if (state.phase != LauncherPhase::ending) linger_or_finish();
 }
 
 /// The node that joined came too late: the workers here only save their result. What this node has
 /// said of the epoch before is said again of this one.
 void MachineStep::after_training(const NewEpoch& event) {
   if (!event.only_joined) return actions.push_back(TellOver{});
-  if (state.phase == AgentPhase::running) return actions.push_back(TellTrained{});
-  if (state.phase == AgentPhase::lingering && state.cause == AgentCause::none)
+  if (state.phase == LauncherPhase::running) return actions.push_back(TellTrained{});
+  if (state.phase == LauncherPhase::lingering && state.cause == LauncherCause::none)
     actions.push_back(TellSucceeded{});
 }
 
@@ -290,20 +292,21 @@ void MachineStep::operator()(const AllTrained&) { state.trained = rules.keep; }
 
 void MachineStep::operator()(const OthersGone&) {
   state.others_gone = true;
-  if (state.phase == AgentPhase::lingering && state.job_over) finish();
+  if (state.phase == LauncherPhase::lingering && state.job_over) finish();
 }
 
 }  // namespace
 
-WorkerEnd judge_end(const AgentState& state, const WorkerEnded& event) {
-  const bool asked = state.phase == AgentPhase::ending;
+WorkerEnd judge_end(const LauncherState& state, const WorkerEnded& event) {
+  const bool asked = state.phase == LauncherPhase::ending;
   const bool by_us =
       asked && event.exit.signal != 0 &&
       (event.exit.signal == state.sent_signal || (state.killed && event.exit.signal == SIGKILL));
   return {event.local_rank, event.exit, asked, by_us};
 }
 
-Decision decide(TimePoint now, const AgentRules& rules, AgentState state, const AgentEvent& event) {
+Decision decide(TimePoint now, const LauncherRules& rules, LauncherState state,
+                const LauncherEvent& event) {
   MachineStep step{now, rules, std::move(state), {}};
   std::visit(step, event);
   return {std::move(step.state), std::move(step.actions)};
