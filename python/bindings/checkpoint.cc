@@ -11,7 +11,7 @@
 #include "blocking.h"
 #include "checkpoint/format/convert.h"
 #include "checkpoint/format/files/digest.h"
-#include "checkpoint/format/files/local_path.h"
+#include "checkpoint/format/files/disk.h"
 #include "checkpoint/format/history.h"
 #include "checkpoint/format/load.h"
 #include "checkpoint/modules/engine.h"

@@ -17,13 +17,13 @@
 #include "muster/power_sgd_hook.h"
 #include "muster/zero_redundancy_optimizer.h"
 #include "no_gil.h"
-#include "train/fsdp/materialize.h"
 #include "train/fsdp/sharded_norm.h"
+#include "train/fsdp/sharded_parameters.h"
 #include "train/fsdp/sharded_plan.h"
 #include "train/fsdp/sharded_unit.h"
 #include "train/modules/backward_frame.h"
-#include "train/modules/flat_memory.h"
 #include "train/modules/module_parts.h"
+#include "train/modules/packed_broadcast.h"
 
 // The C++ part of muster/nn, muster/optim and muster/algorithms. Nothing here takes the model's
 // lock while holding the GIL, because backward holds that lock when it calls Python hooks.

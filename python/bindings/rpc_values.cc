@@ -11,7 +11,7 @@
 #include "core/group/errors.h"
 #include "muster/rpc_future.h"
 #include "no_gil.h"
-#include "rpc/described_error.h"
+#include "rpc/wire/remote_exception.h"
 
 namespace muster::python {
 namespace {

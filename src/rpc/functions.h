@@ -28,7 +28,7 @@ torch::jit::Stack call_operator(std::string_view name, std::vector<c10::IValue> 
 /// Whether torch has an operator of that name.
 bool is_operator(std::string_view name);
 /// Whether it is an operator that any worker may call: one that computes tensors from its arguments
-/// without side effects (listed in `allowed_operators.cc`).
+/// without side effects (listed in `operators.cc`).
 bool is_computing_operator(std::string_view name);
 /// Their names without `aten::`, and without those in place.
 std::span<const std::string_view> computing_operators();

@@ -13,7 +13,7 @@
 
 #include "muster/rref.h"
 #include "rpc/agent/agent.h"
-#include "rpc/agent/introduction.h"
+#include "rpc/agent/worker_table.h"
 #include "rpc/autograd/autograd_context.h"
 #include "rpc/autograd/autograd_pass.h"
 #include "rpc/rref/rref_context.h"

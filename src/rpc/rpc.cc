@@ -13,7 +13,7 @@
 #include "core/transport/job_fabric.h"
 #include "core/tunables/tunables_fixed.h"
 #include "rpc/agent/agent.h"
-#include "rpc/agent/introduction.h"
+#include "rpc/agent/worker_table.h"
 #include "rpc/backends.h"
 #include "rpc/functions.h"
 #include "rpc/layers.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/nccl/growth_offer.h"
+#include "backends/nccl/link_exchange.h"
 #include "nccl_ranks.h"
 
 namespace muster::testing {

@@ -148,7 +148,7 @@ class SecurityPage(unittest.TestCase):
             self.assertIn(words, PAGE)
             for path, text in places:
                 self.assertIn(text, (ROOT / path).read_text(encoding="utf-8"), words)
-        operators = (ROOT / "src/rpc/wire/allowed_operators.cc").read_text(encoding="utf-8")
+        operators = (ROOT / "src/rpc/wire/operators.cc").read_text(encoding="utf-8")
         said = int(re.search(r"about (\d+) operators of torch", PAGE)[1])
         self.assertAlmostEqual(len(re.findall(r'"[a-z_0-9]+"', operators)), said, delta=10)
 

@@ -11,7 +11,6 @@
 #include <thread>
 #include <vector>
 
-#include "backends/nccl/group_failure.h"
 #include "backends/nccl/nccl_work.h"
 #include "core/collective/communicator.h"
 #include "core/trace/peer_traces.h"

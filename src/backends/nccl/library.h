@@ -1,15 +1,135 @@
-/// Finds and loads NCCL's library at run time.
+/// NCCL's functions, by our own declarations: neither NCCL's header nor CUDA's is needed to build.
+///
+/// `backends/nccl/` carries out calls on CUDA tensors by NCCL. From bottom to top: `functions.h`
+/// and `library.h` find NCCL at run time, `communicator.h` owns one of its communicators,
+/// `transfers.h` enqueues one call on a communicator, `lane.h` opens communicators in the
+/// background, `link_exchange.h` carries what members tell each other beside NCCL, `call_watch.h`
+/// compares the members' calls and enforces deadlines, `nccl_backend.h` is the backend. May include
+/// `group/` and everything below it. Its tests, which run it without a GPU: `ctest -R
+/// '^(nccl|nccl_standin)'`.
 #pragma once
 
 #include <c10/core/DeviceType.h>
-
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
-#include "backends/nccl/functions.h"
 #include "muster/status.h"
 
 namespace muster::nccl {
+/// ncclResult_t.
+using ErrorCode = int;
+inline constexpr ErrorCode kSuccess = 0;
+inline constexpr ErrorCode kInProgress = 7;
+
+/// ncclComm_t and cudaStream_t.
+using CommHandle = struct OpaqueComm*;
+using StreamHandle = void*;
+
+/// ncclDataType_t.
+enum class Type : int {
+  int8 = 0,
+  uint8 = 1,
+  int32 = 2,
+  uint32 = 3,
+  int64 = 4,
+  uint64 = 5,
+  float16 = 6,
+  float32 = 7,
+  float64 = 8,
+  bfloat16 = 9,
+};
+
+/// ncclRedOp_t; values above `avg` are operations made by ncclRedOpCreatePreMulSum.
+enum class NcclReduction : int { sum = 0, product = 1, max = 2, min = 3, avg = 4 };
+
+struct UniqueId {
+  char bytes[128];
+};
+
+/// ncclConfig_t of NCCL 2.18, whose later versions take it as what it is by its size and version.
+struct Config {
+  static constexpr int kUndefined = -2147483647 - 1;
+  std::size_t size = sizeof(Config);
+  unsigned magic = 0xcafebeef;
+  unsigned version = 21800;
+  int blocking = kUndefined;
+  int cga_cluster_size = kUndefined;
+  int min_ctas = kUndefined;
+  int max_ctas = kUndefined;
+  const char* net_name = nullptr;
+  int split_share = kUndefined;
+};
+
+/// Null: the library lacks the function.
+struct Functions {
+  ErrorCode (*get_version)(int* version);
+  const char* (*get_error_string)(ErrorCode);
+  const char* (*get_last_error)(CommHandle);
+  ErrorCode (*get_unique_id)(UniqueId*);
+  ErrorCode (*comm_init_rank_config)(CommHandle*, int ranks, UniqueId, int rank, Config*);
+  ErrorCode (*comm_destroy)(CommHandle);
+  ErrorCode (*comm_abort)(CommHandle);
+  ErrorCode (*comm_get_async_error)(CommHandle, ErrorCode*);
+  ErrorCode (*group_start)();
+  ErrorCode (*group_end)();
+  ErrorCode (*all_reduce)(const void*, void*, std::size_t count, Type, NcclReduction, CommHandle,
+                          StreamHandle);
+  ErrorCode (*reduce)(const void*, void*, std::size_t count, Type, NcclReduction, int root,
+                      CommHandle, StreamHandle);
+  ErrorCode (*broadcast)(const void*, void*, std::size_t count, Type, int root, CommHandle,
+                         StreamHandle);
+  ErrorCode (*all_gather)(const void*, void*, std::size_t count, Type, CommHandle, StreamHandle);
+  ErrorCode (*reduce_scatter)(const void*, void*, std::size_t count, Type, NcclReduction,
+                              CommHandle, StreamHandle);
+  ErrorCode (*send)(const void*, std::size_t count, Type, int peer, CommHandle, StreamHandle);
+  ErrorCode (*recv)(void*, std::size_t count, Type, int peer, CommHandle, StreamHandle);
+  ErrorCode (*create_premul_sum)(NcclReduction*, void* scalar, Type, int residence, CommHandle);
+  ErrorCode (*destroy_reduction)(NcclReduction, CommHandle);
+  ErrorCode (*comm_split)(CommHandle, int color, int key, CommHandle*, Config*);
+  ErrorCode (*comm_shrink)(CommHandle, int* excluded, int count, CommHandle*, Config*, int flags);
+  ErrorCode (*comm_revoke)(CommHandle, int flags);
+  ErrorCode (*comm_get_unique_id)(CommHandle, UniqueId*);
+  ErrorCode (*comm_grow)(CommHandle, int ranks, const UniqueId*, int rank, CommHandle*, Config*);
+};
+
+/// One function of the table.
+struct FunctionRow {
+  const char* name;
+  std::size_t offset;  ///< in `Functions`
+  bool needed;         ///< without it the library is refused; otherwise only what needs it
+  const char* since;   ///< NCCL's first version with it
+};
+
+inline constexpr FunctionRow kFunctions[] = {
+    {"ncclGetVersion", offsetof(Functions, get_version), true, "2.0"},
+    {"ncclGetErrorString", offsetof(Functions, get_error_string), true, "2.0"},
+    {"ncclGetLastError", offsetof(Functions, get_last_error), true, "2.13"},
+    {"ncclGetUniqueId", offsetof(Functions, get_unique_id), true, "2.0"},
+    {"ncclCommInitRankConfig", offsetof(Functions, comm_init_rank_config), true, "2.14"},
+    {"ncclCommDestroy", offsetof(Functions, comm_destroy), true, "2.0"},
+    {"ncclCommAbort", offsetof(Functions, comm_abort), true, "2.4"},
+    {"ncclCommGetAsyncError", offsetof(Functions, comm_get_async_error), true, "2.4"},
+    {"ncclGroupStart", offsetof(Functions, group_start), true, "2.0"},
+    {"ncclGroupEnd", offsetof(Functions, group_end), true, "2.0"},
+    {"ncclAllReduce", offsetof(Functions, all_reduce), true, "2.0"},
+    {"ncclReduce", offsetof(Functions, reduce), true, "2.0"},
+    {"ncclBroadcast", offsetof(Functions, broadcast), true, "2.2"},
+    {"ncclAllGather", offsetof(Functions, all_gather), true, "2.0"},
+    {"ncclReduceScatter", offsetof(Functions, reduce_scatter), true, "2.0"},
+    {"ncclSend", offsetof(Functions, send), true, "2.7"},
+    {"ncclRecv", offsetof(Functions, recv), true, "2.7"},
+    {"ncclRedOpCreatePreMulSum", offsetof(Functions, create_premul_sum), false, "2.11"},
+    {"ncclRedOpDestroy", offsetof(Functions, destroy_reduction), false, "2.11"},
+    {"ncclCommSplit", offsetof(Functions, comm_split), false, "2.18"},
+    {"ncclCommShrink", offsetof(Functions, comm_shrink), false, "2.27"},
+    {"ncclCommRevoke", offsetof(Functions, comm_revoke), false, "2.28"},
+    {"ncclCommGetUniqueId", offsetof(Functions, comm_get_unique_id), false, "2.29"},
+    {"ncclCommGrow", offsetof(Functions, comm_grow), false, "2.29"},
+};
+
+// Finds and loads NCCL's library at run time.
 
 /// Thread-safe. A loaded library stays loaded until the process ends.
 class NcclLibrary {

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <span>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -14,7 +15,6 @@
 #include "core/collective/communicator.h"
 
 namespace muster::nccl {
-
 /// Thread-safe. Throws DistBackendError with the links' failure or with what `give_up` throws.
 class LinkExchange {
  public:
@@ -49,5 +49,25 @@ class LinkExchange {
 
   const std::shared_ptr<collective::Communicator> links_;
 };
+
+// Whether the ranks of a group that is to grow out of another one fit together.
+
+/// What a rank brings.
+struct GrowthOffer {
+  enum class Readiness : std::int32_t {
+    can,
+    cannot,  ///< it lacks NCCL's function, or is not connected
+    failed,  ///< the group it comes from
+  };
+  std::uint32_t parent = 0;  ///< id of the channel of the group it comes from; 0: it joins
+  std::int32_t members = 0;  ///< of that group
+  Readiness readiness = Readiness::can;
+};
+
+/// Whether NCCL can grow the first rank's group. Throws DistBackendError if a group has failed, or
+/// if the ranks are not its members in their order and then ranks that join. `names`: the ranks'
+/// names in errors.
+bool can_grow(const std::vector<GrowthOffer>& offers, const std::vector<int>& names,
+              const std::string& group);
 
 }  // namespace muster::nccl

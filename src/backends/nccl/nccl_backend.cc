@@ -9,7 +9,7 @@
 #include <functional>
 #include <span>
 
-#include "backends/nccl/growth_offer.h"
+#include "backends/nccl/link_exchange.h"
 #include "core/base/environment.h"
 #include "core/base/log/log.h"
 #include "core/collective/call.h"

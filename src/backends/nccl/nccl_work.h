@@ -1,22 +1,50 @@
-/// A call that NCCL carries out.
+/// Why a group's backend can no longer be used.
 #pragma once
 
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
-
+#include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "backends/nccl/group_failure.h"
 #include "backends/nccl/transfers.h"
+#include "muster/status.h"
 #include "muster/work.h"
 
 namespace muster::nccl {
+/// The first failure stays. Thread-safe; shared by a backend and its Works.
+class GroupFailure {
+ public:
+  /// Returns whether it is the first.
+  bool set(Status why) {
+    const std::lock_guard lock(mutex_);
+    if (!why_.ok()) return false;
+    why_ = std::move(why);
+    failed_.store(true, std::memory_order_release);
+    return true;
+  }
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  Status why() const {
+    const std::lock_guard lock(mutex_);
+    return why_;
+  }
+  void show() { shown_ = true; }
+  bool was_shown() const { return shown_; }
+
+ private:
+  mutable std::mutex mutex_;
+  Status why_;
+  std::atomic<bool> failed_{false};
+  std::atomic<bool> shown_{false};
+};
+
+// A call that NCCL carries out.
 
 /// For the user it is completed once it is enqueued: its outputs are usable on the stream of the
 /// call (a synchronous one) or, after `wait`, on the caller's current stream. If the user asked for

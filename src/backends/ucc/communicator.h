@@ -1,7 +1,7 @@
 /// backends/ucc/: groups whose collectives UCC carries out. Experimental.
 ///
 /// Folder: `api.h`, UCC's interface in declarations of our own; `library.h`, its library, found
-/// when it is first needed; `team.h`, a group's collectives; `out_of_band.h`, how a team is made.
+/// when it is first needed; `team.h`, a group's collectives; `team.h`, how a team is made.
 /// The communicator is backend mpi's (`carried::communicator_over`), with its order of calls,
 /// deadlines and conversions of dtypes. UCC has no messages: those go over muster's own links. Free
 /// of torch. May include backends/mpi and the layers below it. Tests: `ctest -R '^ucc'`.

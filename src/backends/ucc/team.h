@@ -1,15 +1,39 @@
-/// A group's team of UCC: its collectives, as backend mpi's communicator asks for them.
+/// The allgather by which UCC makes a team: messages of a group's channel.
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "backends/carried/library.h"
+#include "backends/ucc/api.h"
 #include "backends/ucc/library.h"
-#include "backends/ucc/out_of_band.h"
 #include "core/collective/group_context.h"
 #include "muster/status.h"
 
 namespace muster::ucc {
+/// UCC's team uses it until the team has been destroyed. Not thread-safe: UCC calls it under the
+/// library's lock. Never blocks.
+class OutOfBand {
+ public:
+  explicit OutOfBand(collective::GroupContext group) : group_(std::move(group)) {}
+  OutOfBand(const OutOfBand&) = delete;
+
+  UccOob functions();
+  /// Lets go of the group, for a team that UCC keeps: what it asks for from here on fails.
+  void leave() { group_.reset(); }
+  /// Job ranks of the members that have not come to the exchange that is under way.
+  const std::vector<int>& missing() const { return missing_; }
+
+ private:
+  struct MemberExchange;
+  UccStatus test(MemberExchange& exchange);
+
+  std::optional<collective::GroupContext> group_;
+  std::vector<int> missing_;
+};
+
+// A group's team of UCC: its collectives, as backend mpi's communicator asks for them.
 
 UccType type_of(carried::Element element);
 UccOp op_of(carried::CarriedReduction reduction);

@@ -11,10 +11,8 @@
 #include <vector>
 
 #include "checkpoint/format/files/disk.h"
-#include "checkpoint/format/files/local_path.h"
 #include "checkpoint/format/files/safetensors.h"
 #include "checkpoint/format/load.h"
-#include "checkpoint/format/plan/element_type.h"
 #include "checkpoint/format/save.h"
 #include "core/security/secret.h"
 

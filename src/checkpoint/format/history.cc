@@ -8,7 +8,6 @@
 #include <system_error>
 #include <tuple>
 
-#include "checkpoint/format/files/commit_record.h"
 #include "checkpoint/format/files/disk.h"
 #include "checkpoint/format/files/index.h"
 #include "checkpoint/format/staging.h"

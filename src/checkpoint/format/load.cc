@@ -5,7 +5,6 @@
 
 #include "checkpoint/format/files/digest.h"
 #include "checkpoint/format/files/safetensors.h"
-#include "checkpoint/format/plan/element_type.h"
 
 namespace muster::shards {
 namespace {

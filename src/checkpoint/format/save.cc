@@ -12,10 +12,8 @@
 
 #include "checkpoint/format/files/digest.h"
 #include "checkpoint/format/files/disk.h"
-#include "checkpoint/format/files/local_path.h"
 #include "checkpoint/format/files/safetensors.h"
 #include "checkpoint/format/history.h"
-#include "checkpoint/format/plan/element_type.h"
 
 namespace muster::shards {
 namespace {

@@ -25,7 +25,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/format/files/commit_record.h"
+#include "checkpoint/format/files/index.h"
 #include "core/base/descriptor.h"
 #include "muster/status.h"
 

@@ -13,8 +13,8 @@
 #include <thread>
 #include <utility>
 
+#include "checkpoint/format/files/safetensors.h"
 #include "checkpoint/format/load.h"
-#include "checkpoint/format/plan/element_type.h"
 #include "checkpoint/modules/saver_identity.h"
 #include "core/base/threads/thread_start.h"
 #include "core/group/call/dense_tensor.h"

@@ -34,7 +34,7 @@ constexpr TypeName kTypes[] = {
     {at::kFloat8_e5m2, "F8_E5M2"},
     {at::kFloat8_e4m3fn, "F8_E4M3"},
     {at::kFloat8_e8m0fnu, "F8_E8M0"},
-    // These have no name in safetensors (checkpoint/format/plan/element_type.h).
+    // These have no name in safetensors (checkpoint/format/files/safetensors.h).
     {at::kComplexHalf, "C32"},
     {at::kComplexDouble, "C128"},
     {at::kFloat8_e4m3fnuz, "F8_E4M3FNUZ"},

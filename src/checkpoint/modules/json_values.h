@@ -7,7 +7,7 @@
 #include <string>
 #include <type_traits>
 
-#include "checkpoint/format/plan/json_numbers.h"
+#include "checkpoint/format/files/json_text.h"
 
 namespace muster::checkpoint {
 

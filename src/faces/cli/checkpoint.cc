@@ -8,7 +8,6 @@
 
 #include "checkpoint/format/convert.h"
 #include "checkpoint/format/files/disk.h"
-#include "checkpoint/format/files/local_path.h"
 #include "checkpoint/format/history.h"
 #include "checkpoint/format/load.h"
 #include "faces/cli/parse.h"

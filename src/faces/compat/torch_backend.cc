@@ -9,8 +9,7 @@
 
 #include "core/group/errors.h"
 #include "core/group/group_core.h"
-#include "faces/compat/gloo_words.h"
-#include "faces/compat/several_tensors.h"
+#include "faces/compat/torch_calls.h"
 #include "faces/compat/torch_error.h"
 #include "faces/compat/torch_work.h"
 #include "muster/collectives.h"

@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "core/group/group_core.h"
-#include "faces/compat/gloo_words.h"
 #include "faces/compat/torch_calls.h"
+#include "faces/compat/torch_error.h"
 #include "faces/compat/torch_job.h"
 #include "muster/process_group.h"
 #include "muster/work.h"

@@ -1,25 +1,36 @@
-/// How the calls of torch's interface become muster's: with a profiler's range, torch's errors, and
-/// one Work for what may be several calls. For `torch_backend.cc` alone.
+/// The several tensors of one c10d call, which stand for several devices of one process. What
+/// torch's Gloo does for them before and after it talks to other ranks is done here before: then
+/// every tensor has a call of its own, and all get the same value.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
+#include <ATen/core/Tensor.h>
 #include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <typeinfo>
 #include <utility>
 #include <vector>
 
 #include "core/group/group_core.h"
 #include "faces/compat/backward_calls.h"
-#include "faces/compat/several_tensors.h"
 #include "faces/compat/torch_error.h"
 #include "faces/compat/torch_work.h"
+#include "muster/op.h"
 #include "muster/process_group.h"
 
 namespace muster::compat {
+/// Writes every one with all of them reduced, in the order of the list. Autograd is not told, nor
+/// by the next.
+void reduce_locally(const std::vector<at::Tensor>& tensors, const ReduceOp& op);
+/// Writes every one with the value of `tensors[index]`.
+void copy_to_all(const std::vector<at::Tensor>& tensors, std::size_t index);
+/// The same tensors, with a copy in the place of one that stands in the list already.
+std::vector<at::Tensor> with_memory_of_their_own(std::vector<at::Tensor> tensors);
+
+// How the calls of torch's interface become muster's: with a profiler's range, torch's errors, and
+// one Work for what may be several calls. For `torch_backend.cc` alone.
 
 inline std::optional<Duration> given(std::chrono::milliseconds timeout) {
   return timeout > std::chrono::milliseconds::zero() ? std::optional<Duration>(timeout)

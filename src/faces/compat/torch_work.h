@@ -1,19 +1,43 @@
-/// A call of muster's as the Work that stock torch waits on.
+/// A call as torch's profilers show it.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Work.hpp>
-
+#include <ATen/record_function.h>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
 #include "faces/compat/backward_calls.h"
-#include "faces/compat/torch_range.h"
 #include "muster/process_group.h"
 #include "muster/work.h"
 
 namespace muster::compat {
+/// "muster:all_reduce" and the shapes of `tensors`, from the call until it is done, on whatever
+/// thread that shows. Thread-safe.
+class CallRange {
+ public:
+  /// Null where no profiler looks.
+  static std::shared_ptr<CallRange> begin(const std::string& backend, c10d::OpType type,
+                                          const std::vector<at::Tensor>& tensors);
+  explicit CallRange(at::StepCallbacks observers) : range_(std::move(observers)) {}
+  ~CallRange() { end(); }
+  CallRange(const CallRange&) = delete;
+  CallRange& operator=(const CallRange&) = delete;
+
+  /// Again: nothing.
+  void end();
+
+ private:
+  at::RecordFunction range_;
+  std::string title_;  // which the range only refers to
+  std::function<void()> end_;
+  std::once_flag ended_;
+};
+
+// A call of muster's as the Work that stock torch waits on.
 
 /// Done when all of `works` are done; with an empty list, from the start. Errors are torch's
 /// (torch_error.h). Thread-safe.

@@ -4,7 +4,7 @@
 #include <set>
 #include <utility>
 
-#include "checkpoint/format/plan/element_type.h"
+#include "checkpoint/format/files/safetensors.h"
 
 namespace muster::elastic {
 namespace {

@@ -10,7 +10,7 @@
 #include "core/wait/spin_wait.h"
 #include "muster/rpc_future.h"
 #include "rpc/agent/agent_closing.h"
-#include "rpc/agent/spare_memory.h"
+#include "rpc/agent/inbox.h"
 #include "rpc/wire/remote_exception.h"
 
 namespace muster::rpc {

@@ -38,14 +38,12 @@
 #include "core/transport/fabric.h"
 #include "muster/rpc_calls.h"
 #include "muster/rpc_options.h"
-#include "rpc/agent/agent_life.h"
+#include "rpc/agent/agent_threads.h"
 #include "rpc/agent/call_table.h"
 #include "rpc/agent/handler.h"
 #include "rpc/agent/inbox.h"
-#include "rpc/agent/listener.h"
 #include "rpc/agent/outbox.h"
 #include "rpc/agent/request_server.h"
-#include "rpc/agent/worker_pool.h"
 #include "rpc/agent/worker_table.h"
 
 namespace muster::rpc {

@@ -11,10 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "rpc/agent/agent_life.h"
+#include "rpc/agent/agent_threads.h"
 #include "rpc/agent/handler.h"
 #include "rpc/agent/outbox.h"
-#include "rpc/agent/worker_pool.h"
 
 namespace muster::rpc {
 

@@ -1,4 +1,5 @@
-/// A job's workers by name and id, and errors that name them. Immutable.
+/// Data each worker sends to the others when it joins: its name, and its device maps, because
+/// replies use the caller's maps.
 #pragma once
 
 #include <exception>
@@ -12,6 +13,16 @@
 #include "muster/status.h"
 
 namespace muster::rpc {
+struct Introduction {
+  std::string name;
+  std::map<std::string, DeviceMap> device_maps;  ///< by callee
+};
+
+std::string introduce(const std::string& name, const RpcBackendOptions& options);
+/// Throws DistError if the text sent by `rank` is malformed.
+Introduction read_introduction(const std::string& text, int rank);
+
+// A job's workers by name and id, and errors that name them. Immutable.
 
 class WorkerTable {
  public:

@@ -22,7 +22,6 @@
 #include "muster/remote_module.h"
 #include "rpc/agent/agent.h"
 #include "rpc/autograd/autograd_context.h"
-#include "rpc/testing/expectations.h"
 #include "rpc/testing/workers.h"
 #include "testing/limits.h"
 

@@ -11,7 +11,6 @@
 
 #include "rpc/agent/agent.h"
 #include "rpc/rref/rref_context.h"
-#include "rpc/testing/expectations.h"
 #include "rpc/testing/workers.h"
 
 namespace muster::rpc {

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "core/group/errors.h"
-#include "rpc/agent/spare_memory.h"
+#include "rpc/agent/inbox.h"
 
 namespace muster::rpc {
 namespace {

@@ -15,7 +15,7 @@
 #include "core/group/group_core.h"
 #include "muster/collectives.h"
 #include "muster/shared_memory.h"
-#include "train/modules/flat_memory.h"
+#include "train/modules/packed_broadcast.h"
 
 namespace muster::parallel {
 namespace {

@@ -1,27 +1,22 @@
-/// Sharded parameters: each rank stores one shard, all shards have the same length, and the
-/// parameters are whole only while needed. In hybrid sharding several groups of ranks hold the same
-/// shards, and gradients are averaged over all of them.
-///
-/// Parameters of one dtype are concatenated into one flat tensor, which is cut into one shard per
-/// rank. A parameter keeps its identity as a tensor. It contains either all of its values
-/// (unsharded) or, in one dimension, those in this rank's shard, possibly none (sharded). Zhao et
-/// al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023; Rajbhandari
-/// et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020.
+/// Bytes that sharded models hold beside their shards, counted where they are allocated and freed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
-
+#include <ATen/core/grad_mode.h>
+#include <torch/types.h>
+#include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "muster/process_group.h"
 #include "muster/work.h"
-#include "train/fsdp/sharded_meter.h"
 #include "train/modules/module_parts.h"
 
 namespace muster {
@@ -29,6 +24,68 @@ class Call;
 }
 
 namespace muster::parallel {
+/// Bytes of one kind: now, and the most since the last reset. Thread-safe; the peak is exact only
+/// if one thread at a time adds.
+class ByteMeter {
+ public:
+  void add(std::int64_t bytes) {
+    const std::int64_t now = now_ += bytes;
+    if (now > peak_) peak_ = now;
+  }
+  void subtract(std::int64_t bytes) { now_ -= bytes; }
+  std::int64_t now() const { return now_; }
+  std::int64_t peak() const { return peak_; }
+  void reset_peak() { peak_ = now_.load(); }
+
+  /// Counts bytes during its lifetime.
+  class MeterScope {
+   public:
+    explicit MeterScope(ByteMeter& meter) : meter_(meter) {}
+    MeterScope(MeterScope&& other) noexcept
+        : meter_(other.meter_), bytes_(std::exchange(other.bytes_, 0)) {}
+    ~MeterScope() { meter_.subtract(bytes_); }
+    MeterScope(const MeterScope&) = delete;
+    MeterScope& operator=(const MeterScope&) = delete;
+    void add(std::int64_t bytes) {
+      bytes_ += bytes;
+      meter_.add(bytes);
+    }
+
+   private:
+    ByteMeter& meter_;
+    std::int64_t bytes_ = 0;
+  };
+
+ private:
+  std::atomic<std::int64_t> now_ = 0, peak_ = 0;
+};
+
+/// The units on one group's ranks share one.
+struct ShardedMeter {
+  ByteMeter gathered;  ///< whole parameters, and parts of them kept between forward and backward
+  ByteMeter staging;   ///< whole gradients and buffers of reductions, while they are reduced
+};
+
+// Memory for tensors of the meta device.
+
+/// Gives a tensor of the meta device memory on `device`, with undefined values. It stays the same
+/// tensor, for all who have it.
+inline void materialize(const at::Tensor& tensor, at::Device device) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor memory =
+      at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(device));
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(memory.getIntrusivePtr());
+}
+
+// Sharded parameters: each rank stores one shard, all shards have the same length, and the
+// parameters are whole only while needed. In hybrid sharding several groups of ranks hold the same
+// shards, and gradients are averaged over all of them.
+//
+// Parameters of one dtype are concatenated into one flat tensor, which is cut into one shard per
+// rank. A parameter keeps its identity as a tensor. It contains either all of its values
+// (unsharded) or, in one dimension, those in this rank's shard, possibly none (sharded). Zhao et
+// al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023; Rajbhandari
+// et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020.
 
 struct ShardingOptions {
   Group group = nullptr;  ///< each member stores one shard

@@ -1,26 +1,11 @@
-/// A unit of FSDP: parameters that are gathered, used and freed together, in forward and again in
-/// backward.
-///
-/// Forward gathers them, runs, and frees them. A hook on forward's outputs gathers them again when
-/// the first gradient arrives. A node in front of forward's inputs ends the unit's part of
-/// backward: autograd reaches it after everything forward did. There each rank gets its shard of
-/// the averages, and the whole parameters are freed. A unit none of whose inputs requires a
-/// gradient does this at the end of the pass. Every rank thus makes the same calls in the same
-/// order, whichever parameters its forward used, provided that inputs require gradients on all
-/// ranks or on none. Reductions of two units differ in length, so that ranks out of step get an
-/// error. Units may be nested; the outer unit then has the parameters that its inner units do not.
-///
-/// A unit may begin to gather the next one's parameters before its own computation, by an
-/// asynchronous call, so that both go on at the same time (prefetch). The next unit is that of a
-/// list, or in forward the one that followed in the last pass, and in backward the one that came
-/// before in forward: the same on all ranks. What is not used is freed at the end of the pass.
-/// Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023.
+/// What the units of a sharded model did, in order: for timelines and for tests of overlap.
 #pragma once
 
 #include <ATen/core/Tensor.h>
-
+#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -31,11 +16,66 @@
 #include "muster/process_group.h"
 #include "train/ddp/reducer/reducer.h"
 #include "train/fsdp/sharded_parameters.h"
-#include "train/fsdp/sharded_timeline.h"
 #include "train/modules/mixed_precision.h"
 #include "train/modules/module_parts.h"
 
 namespace muster::parallel {
+enum class ShardedEvent {
+  gather_started,   ///< whole parameters were asked for, ahead of their use
+  gather_finished,  ///< they are there; noticed on a thread of its own
+  forward_began,    ///< the parameters are whole, the module's forward follows
+  forward_ended,
+  backward_began,  ///< the parameters are whole, the unit's part of backward follows
+  backward_ended,  ///< all of its gradients are there
+  reduced,         ///< this rank has taken its shards of the averages
+};
+
+/// The name, as in the enumeration.
+const char* name_of(ShardedEvent event);
+
+/// Thread-safe. Grows until it is cleared.
+class ShardedTimeline {
+ public:
+  struct TimelineEntry {
+    std::string unit;
+    ShardedEvent event;
+    std::chrono::steady_clock::time_point at;
+  };
+  void add(const std::string& unit, ShardedEvent event) {
+    const std::lock_guard lock(mutex_);
+    entries_.push_back({unit, event, std::chrono::steady_clock::now()});
+  }
+  std::vector<TimelineEntry> entries() const {
+    const std::lock_guard lock(mutex_);
+    return entries_;
+  }
+  void clear() {
+    const std::lock_guard lock(mutex_);
+    entries_.clear();
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<TimelineEntry> entries_;
+};
+
+// A unit of FSDP: parameters that are gathered, used and freed together, in forward and again in
+// backward.
+//
+// Forward gathers them, runs, and frees them. A hook on forward's outputs gathers them again when
+// the first gradient arrives. A node in front of forward's inputs ends the unit's part of
+// backward: autograd reaches it after everything forward did. There each rank gets its shard of
+// the averages, and the whole parameters are freed. A unit none of whose inputs requires a
+// gradient does this at the end of the pass. Every rank thus makes the same calls in the same
+// order, whichever parameters its forward used, provided that inputs require gradients on all
+// ranks or on none. Reductions of two units differ in length, so that ranks out of step get an
+// error. Units may be nested; the outer unit then has the parameters that its inner units do not.
+//
+// A unit may begin to gather the next one's parameters before its own computation, by an
+// asynchronous call, so that both go on at the same time (prefetch). The next unit is that of a
+// list, or in forward the one that followed in the last pass, and in backward the one that came
+// before in forward: the same on all ranks. What is not used is freed at the end of the pass.
+// Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023.
 
 struct ShardedUnitOptions {
   Group group = nullptr;  ///< the ranks that shard the parameters; null: the default group

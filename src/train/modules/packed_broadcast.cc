@@ -1,19 +1,44 @@
 #include "train/modules/packed_broadcast.h"
 
+#include <ATen/TensorUtils.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/types.h>
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "core/group/call/call_builder.h"
 #include "core/group/call/dense_tensor.h"
+#include "core/group/errors.h"
 #include "core/group/group_core.h"
 #include "core/tunables/tunables_fixed.h"
 #include "muster/collectives.h"
+#include "muster/shared_memory.h"
 
 namespace muster::parallel {
+at::Tensor unset_memory(std::int64_t elements, const at::TensorOptions& options) {
+  if (options.device().is_cpu()) {
+    try {
+      return empty_shared({elements}, options);
+    } catch (const DistError& error) {
+      if (error.code() != Code::exhausted) throw;
+    }
+  }
+  return at::empty({elements}, options);
+}
+
+at::Tensor flat_memory(std::int64_t elements, const at::TensorOptions& options) {
+  return unset_memory(elements, options).zero_();
+}
+
+at::Tensor shaped_like(const at::Tensor& flat, std::int64_t at, const at::Tensor& like) {
+  const auto strides = like.is_non_overlapping_and_dense()
+                           ? like.strides().vec()
+                           : at::detail::defaultStrides(like.sizes());
+  return at::empty({0}, flat.options())
+      .set_(flat.storage(), flat.storage_offset() + at, like.sizes(), strides);
+}
+
 namespace {
 
 /// Tensors up to this size are packed: copying twice costs less than a separate message.

@@ -18,7 +18,7 @@
 #include "muster/collectives.h"
 #include "muster/init.h"
 #include "muster/objects.h"
-#include "train/modules/flat_memory.h"
+#include "train/modules/packed_broadcast.h"
 
 namespace muster::parallel {
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "backends/nccl/functions.h"
+#include "backends/nccl/library.h"
 
 namespace muster::standin {
 

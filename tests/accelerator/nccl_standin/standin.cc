@@ -34,7 +34,7 @@
 #include <utility>
 #include <vector>
 
-#include "backends/nccl/functions.h"
+#include "backends/nccl/library.h"
 #include "mailboxes.h"
 #include "reductions.h"
 

@@ -12,7 +12,6 @@
 #include "muster/status.h"
 
 namespace muster::shards {
-
 /// A new file that is written from its beginning to its end.
 class FileWriter {
  public:
@@ -72,5 +71,11 @@ Status remove_empty_folder(const std::string& path);
 /// their names in one step, and the old folder is then `from`; fails on file systems that cannot do
 /// so.
 Status put_in_place(const std::string& from, const std::string& to, bool replaces);
+
+// The folder that a checkpoint's name means.
+
+/// A path of this machine's file systems, without slashes at its end: "~/run" begins in the home
+/// folder, "file:///run" is "/run". Refuses an empty name and names of other stores (s3://bucket).
+Result<std::string> local_path(const std::string& name);
 
 }  // namespace muster::shards

@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/format/files/json_text.h"
-#include "checkpoint/format/plan/element_type.h"
 
 namespace muster::shards {
 namespace {

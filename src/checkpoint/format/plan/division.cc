@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "checkpoint/format/plan/element_type.h"
-#include "checkpoint/format/plan/json_numbers.h"
+#include "checkpoint/format/files/json_text.h"
+#include "checkpoint/format/files/safetensors.h"
 
 namespace muster::shards {
 namespace {

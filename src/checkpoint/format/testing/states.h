@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "checkpoint/format/files/safetensors.h"
 #include "checkpoint/format/load.h"
-#include "checkpoint/format/plan/element_type.h"
 #include "checkpoint/format/save.h"
 #include "core/base/process/temporary_folder.h"
 

@@ -6,7 +6,7 @@
 
 #include "core/group/call/dense_tensor.h"
 #include "core/group/errors.h"
-#include "train/modules/flat_memory.h"
+#include "train/modules/packed_broadcast.h"
 
 namespace muster::parallel {
 namespace {

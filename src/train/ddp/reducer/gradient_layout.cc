@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "core/group/errors.h"
-#include "train/modules/flat_memory.h"
+#include "train/modules/packed_broadcast.h"
 
 namespace muster::parallel {
 

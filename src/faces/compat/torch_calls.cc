@@ -1,4 +1,4 @@
-#include "faces/compat/several_tensors.h"
+#include "faces/compat/torch_calls.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -7,7 +7,6 @@
 #include <ATen/ops/bitwise_xor.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
-
 #include <algorithm>
 
 namespace muster::compat {

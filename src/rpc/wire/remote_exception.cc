@@ -1,8 +1,8 @@
 #include "rpc/wire/remote_exception.h"
 
-#include <c10/util/Exception.h>
 #include <cxxabi.h>
 
+#include <c10/util/Exception.h>
 #include <cstdlib>
 #include <ios>
 #include <new>
@@ -12,7 +12,6 @@
 
 #include "core/base/environment.h"
 #include "muster/rpc_function.h"
-#include "rpc/described_error.h"
 
 namespace muster::rpc {
 namespace {

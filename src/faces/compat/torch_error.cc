@@ -1,7 +1,6 @@
-#include "faces/compat/gloo_words.h"
+#include "faces/compat/torch_error.h"
 
 #include <c10/core/TensorOptions.h>
-
 #include <algorithm>
 #include <initializer_list>
 #include <numeric>
