@@ -42,7 +42,15 @@ class Words(unittest.TestCase):
         self.assertEqual(run({"a.md": "# Where is it?\n\nWhere does it lie? In a file.\n"})[0], 0)
         self.assertEqual(run({"a.md": "Who comes late waits.\n"})[0], 1)
         self.assertEqual(run({"a.md": "It ends. Whoever waits is told.\n"})[0], 1)
-        self.assertEqual(run({"a.cc": "// Who comes late waits.\n"})[0], 0)
+        self.assertEqual(run({"a.cc": 'auto text = "Who comes late waits.";\n'})[0], 0)
+
+    def test_reads_the_sentences_of_comments_across_their_lines(self):
+        code, output, _ = run({"a.cc": "int x;\n/// It ends.\n/// What is left is freed.\n"})
+        self.assertEqual(code, 1)
+        self.assertIn('a.cc:2: "What": subject first', output)
+        self.assertEqual(run({"a.h": "// Says how long and\n// Where is a folder.\n"})[0], 0)
+        self.assertEqual(run({"a.h": "int x;  ///< Of a call.\n"})[0], 1)
+        self.assertEqual(run({"a.py": "# Who comes late waits.\n"})[0], 1)
 
     def test_the_number_of_a_file_may_only_fall(self):
         files = {"a.cc": "goodbye goodbye\n"}
