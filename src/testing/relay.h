@@ -17,7 +17,7 @@
 
 #include "core/base/descriptor.h"
 #include "core/net/socket_address.h"
-#include "testing/stranger.h"
+#include "testing/raw_peer.h"
 
 namespace muster::testing {
 

@@ -16,7 +16,7 @@
 #include "core/store/testing/long_wait.h"
 #include "core/store/testing/server_bench.h"
 #include "testing/fuzz.h"
-#include "testing/stranger.h"
+#include "testing/raw_peer.h"
 
 namespace muster::store {
 namespace {

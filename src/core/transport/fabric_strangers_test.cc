@@ -21,15 +21,15 @@
 #include "testing/limits.h"
 #include "testing/process_usage.h"
 #include "testing/rank_processes.h"
+#include "testing/raw_peer.h"
 #include "testing/scratch_folder.h"
 #include "testing/seed.h"
-#include "testing/stranger.h"
 
 namespace muster::transport {
 namespace {
 
 using std::chrono::seconds;
-using testing::Stranger;
+using testing::RawPeer;
 
 constexpr const char* kSecret = "a secret for tests only";
 constexpr const char* kJob = "the job that strangers visit";
@@ -128,7 +128,7 @@ class FabricStrangers : public ::testing::TestWithParam<Door> {
       EXPECT_EQ(region.status().code(), Code::unsupported) << region.status().message();
       return;
     }
-    Stranger peer(door);
+    RawPeer peer(door);
     // A rank that is linked already, or lives another life, is known and not wanted: the answer of
     // a listener that works.
     EXPECT_FALSE(peer.authenticate(Secret::given(kSecret), hello()));
@@ -186,7 +186,7 @@ TEST_P(FabricStrangers, MalformedConnectionsLeaveNothingBehind) {
 // spec: A1 a wrong secret is refused always
 TEST_P(FabricStrangers, WrongSecretsAreRefusedAlways) {
   for (int i = 0; i < testing::test_rounds(100, 10'000); ++i) {
-    Stranger stranger(door);
+    RawPeer stranger(door);
     ASSERT_FALSE(
         stranger.authenticate(Secret::given("guess number " + std::to_string(i)), hello()));
     ASSERT_EQ(stranger.read_to_end(), "") << "refused without a further word";
@@ -202,9 +202,9 @@ TEST_P(FabricStrangers, AThousandSilentConnections) {
   const testing::DescriptorLimit enough(4096);
   const std::string greeting =
       Handshake(Handshake::Side::connector, hello(), Secret::given(kSecret)).take_output();
-  std::vector<std::unique_ptr<Stranger>> strangers;
+  std::vector<std::unique_ptr<RawPeer>> strangers;
   for (int i = 0; i < 1000; ++i) {
-    strangers.push_back(std::make_unique<Stranger>(door));
+    strangers.push_back(std::make_unique<RawPeer>(door));
     if (const std::size_t cut = i % 2 == 0 ? 1 : random() % greeting.size(); cut > 0)
       strangers.back()->send(greeting.substr(0, cut));
     if (i % 250 == 249) expect_served();
@@ -258,9 +258,9 @@ TEST(FabricStrangersWithFewFiles, ARankWithoutDescriptorsIsReached) {
   });
   ASSERT_TRUE(port.wait_for(1, kLong));
   for (int peer = 1; peer < kRanks; ++peer) {
-    std::vector<std::unique_ptr<Stranger>> strangers;
+    std::vector<std::unique_ptr<RawPeer>> strangers;
     for (int i = 0; i < 40; ++i)
-      strangers.push_back(std::make_unique<Stranger>(static_cast<std::uint16_t>(port.value())));
+      strangers.push_back(std::make_unique<RawPeer>(static_cast<std::uint16_t>(port.value())));
     crowded.add(1);
     EXPECT_TRUE(met.wait_for(peer, kLong)) << "rank " << peer << " did not reach rank 0";
   }

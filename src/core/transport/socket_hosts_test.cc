@@ -1,6 +1,6 @@
 // Who is let in, and ranks on several hosts.
 #include "core/transport/testing/connector_job.h"
-#include "testing/stranger.h"
+#include "testing/raw_peer.h"
 
 namespace muster::transport {
 namespace {

@@ -13,8 +13,8 @@
 #include "core/store/store_protocol.h"
 #include "core/store/testing/tcp_servers.h"
 #include "testing/process_usage.h"
+#include "testing/raw_peer.h"
 #include "testing/seed.h"
-#include "testing/stranger.h"
 
 namespace muster::store {
 namespace {
@@ -52,7 +52,7 @@ class User {
   }
 
  private:
-  testing::Stranger connection_;
+  testing::RawPeer connection_;
   RequestFrames frames_;
   std::uint64_t last_id_ = 0;
   bool authenticated_ = false;

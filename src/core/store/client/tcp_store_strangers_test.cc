@@ -19,15 +19,15 @@
 #include "core/store/testing/tcp_servers.h"
 #include "testing/budget.h"
 #include "testing/process_usage.h"
+#include "testing/raw_peer.h"
 #include "testing/seed.h"
-#include "testing/stranger.h"
 
 namespace muster::store {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using testing::Stranger;
+using testing::RawPeer;
 
 /// Of a client of the store at `port`.
 Handshake::Hello hello(std::uint16_t port) {
@@ -80,7 +80,7 @@ TEST_F(Strangers, RefusalsSayWhy) {
 TEST_F(Strangers, RandomBytes) {
   std::mt19937_64 random(testing::test_seed());
   for (int i = 0; i < 200; ++i) {
-    Stranger stranger(server->port());
+    RawPeer stranger(server->port());
     std::string bytes(1 + random() % 300, '\0');
     std::generate(bytes.begin(), bytes.end(), [&] { return static_cast<char>(random()); });
     bytes[0] = 'x';
@@ -96,7 +96,7 @@ TEST_F(Strangers, RandomBytes) {
 // nothing that the secret has made
 TEST_F(Strangers, WrongSecret) {
   for (int i = 0; i < testing::test_rounds(50, 10'000); ++i) {
-    Stranger stranger(server->port());
+    RawPeer stranger(server->port());
     ASSERT_FALSE(stranger.authenticate(Secret::given("guess number " + std::to_string(i)),
                                        hello(server->port())));
     ASSERT_EQ(stranger.read_to_end(), "") << "refused without a further word";
@@ -137,9 +137,9 @@ TEST_F(Strangers, AThousandSilentConnections) {
   const testing::DescriptorLimit enough(4096);
   const std::string greeting =
       Handshake(Handshake::Side::connector, hello(server->port()), kTcpSecret).take_output();
-  std::vector<std::unique_ptr<Stranger>> strangers;
+  std::vector<std::unique_ptr<RawPeer>> strangers;
   for (int i = 0; i < 1000; ++i) {
-    strangers.push_back(std::make_unique<Stranger>(server->port()));
+    strangers.push_back(std::make_unique<RawPeer>(server->port()));
     if (const std::size_t cut = i % 2 == 0 ? 1 : random() % greeting.size(); cut > 0)
       strangers.back()->send(greeting.substr(0, cut));
     if (i % 100 == 99) expect_unharmed();
@@ -152,7 +152,7 @@ TEST_F(Strangers, AThousandSilentConnections) {
 TEST_F(Strangers, LyingLengths) {
   for (const std::uint32_t length :
        {0u, 1u, 11u, static_cast<std::uint32_t>(kMaxFrameBytes) + 1, 0xffffffffu}) {
-    Stranger liar(server->port());
+    RawPeer liar(server->port());
     ASSERT_TRUE(liar.authenticate(kTcpSecret, hello(server->port())));
     ByteWriter lie;
     lie.put(length).put_bytes("some bytes");
@@ -160,11 +160,11 @@ TEST_F(Strangers, LyingLengths) {
     EXPECT_EQ(liar.read_to_end(), "") << length;
   }
   // A length within the limit costs what has come, not what was said.
-  std::vector<std::unique_ptr<Stranger>> patient;
+  std::vector<std::unique_ptr<RawPeer>> patient;
   rusage before{}, after{};
   ::getrusage(RUSAGE_SELF, &before);
   for (int i = 0; i < 50; ++i) {
-    patient.push_back(std::make_unique<Stranger>(server->port()));
+    patient.push_back(std::make_unique<RawPeer>(server->port()));
     ASSERT_TRUE(patient.back()->authenticate(kTcpSecret, hello(server->port())));
     ByteWriter claim;
     claim.put(static_cast<std::uint32_t>(kMaxFrameBytes));
@@ -180,7 +180,7 @@ TEST_F(Strangers, LyingLengths) {
     std::string bad = frame;
     const std::uint32_t huge = 0xfffffff0u;
     std::memcpy(bad.data() + at, &huge, sizeof huge);
-    Stranger liar(server->port());
+    RawPeer liar(server->port());
     ASSERT_TRUE(liar.authenticate(kTcpSecret, hello(server->port())));
     liar.send(bad);
     EXPECT_EQ(liar.read_to_end(), "") << at;
@@ -192,7 +192,7 @@ TEST_F(Strangers, LyingLengths) {
 // starves the others
 TEST_F(Strangers, SlowReader) {
   ASSERT_TRUE(client->set("large", std::string(1 << 20, 'x')).ok());
-  Stranger slow(server->port());
+  RawPeer slow(server->port());
   ASSERT_TRUE(slow.authenticate(kTcpSecret, hello(server->port())));
   const std::string frame =
       encode_head(Request{.op = StoreOp::get, .timeout = kLong, .keys = {"large"}}, 1);
@@ -214,7 +214,7 @@ TEST_F(Strangers, SlowReader) {
 
 // spec: C7 a request cut into single bytes, and many requests in one piece, mean the same
 TEST_F(Strangers, RequestsInPieces) {
-  Stranger odd(server->port());
+  RawPeer odd(server->port());
   ASSERT_TRUE(odd.authenticate(kTcpSecret, hello(server->port())));
   std::string all =
       encode_head(Request{.op = StoreOp::set, .keys = {"odd"}, .values = {"value"}}, 7) + "value";
@@ -262,8 +262,8 @@ TEST(TcpStore, NoFilesLeft) {
   options.is_server = false;
   const auto inside = made(make_tcp_store(options));
   for (int round = 0; round < 5; ++round) {
-    std::vector<std::unique_ptr<Stranger>> crowd;
-    for (int i = 0; i < 60; ++i) crowd.push_back(std::make_unique<Stranger>(port));
+    std::vector<std::unique_ptr<RawPeer>> crowd;
+    for (int i = 0; i < 60; ++i) crowd.push_back(std::make_unique<RawPeer>(port));
     EXPECT_TRUE(inside->set("key", std::to_string(round)).ok());
     auto newcomer = std::async(std::launch::async, [&] { return make_tcp_store(options); });
     crowd.clear();

@@ -21,9 +21,9 @@
 #include "core/net/socket_address.h"
 #include "core/store/client/tcp_socket.h"
 #include "core/store/testing/tcp_servers.h"
+#include "testing/raw_peer.h"
 #include "testing/reserved_port.h"
 #include "testing/scratch_folder.h"
-#include "testing/stranger.h"
 
 namespace muster::store {
 namespace {

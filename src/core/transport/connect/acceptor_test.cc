@@ -15,7 +15,7 @@
 #include "core/net/socket_address.h"
 #include "core/transport/connect/acceptor.h"
 #include "core/transport/testing/transfer_expectations.h"
-#include "testing/stranger.h"
+#include "testing/raw_peer.h"
 
 namespace muster::transport {
 namespace {

@@ -1,5 +1,5 @@
-/// A bare connection to whatever listens, for those who do not behave: it can be left silent, send
-/// what it likes, and be torn down.
+/// A bare connection to a listener, for peers that break the protocol: it can stay silent, send any
+/// bytes, and be torn down at any point.
 #pragma once
 
 #include <fcntl.h>
@@ -50,16 +50,16 @@ inline Descriptor dial(const SocketAddress& address) {
   return socket;
 }
 
-class Stranger {
+class RawPeer {
  public:
   static constexpr Duration kLong = muster::testing::kMustHappen;
 
   /// Connects; blocks while the backlog is full.
-  explicit Stranger(const SocketAddress& address) : socket_(dial(address)) {
+  explicit RawPeer(const SocketAddress& address) : socket_(dial(address)) {
     const int flags = ::fcntl(socket_.get(), F_GETFL);
     ::fcntl(socket_.get(), F_SETFL, flags | O_NONBLOCK);
   }
-  explicit Stranger(std::uint16_t port) : Stranger(loopback_address(port)) {}
+  explicit RawPeer(std::uint16_t port) : RawPeer(loopback_address(port)) {}
 
   /// Encrypted once it has been let in over TCP; so is what it reads with `read` and `read_some`.
   bool send(std::string_view bytes) {
@@ -77,7 +77,8 @@ class Stranger {
     return ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
            static_cast<ssize_t>(bytes.size());
   }
-  /// What is there, waiting for the first byte; empty at the end of the stream or the limit.
+  /// Waits for the first byte and returns what has arrived, at most `most` bytes. Empty at the end
+  /// of the stream or at the limit.
   std::string read_some(std::size_t most = 4096, Duration limit = kLong) {
     if (!tls_) return read_plain(most, limit);
     for (;;) {
@@ -155,7 +156,7 @@ class Stranger {
   std::optional<TlsSession> tls_;
 };
 
-/// What somebody may send who does not know the secret of `hello`'s job: noise, cut or damaged
+/// A greeting as a peer without the secret of `hello`'s job may send it: noise, cut or damaged
 /// greetings, more than a greeting, nothing.
 inline std::string malformed_greeting(std::mt19937_64& random, const Handshake::Hello& hello) {
   TlsSession guess(TlsSession::Side::connector, hello,
@@ -176,13 +177,13 @@ inline std::string malformed_greeting(std::mt19937_64& random, const Handshake::
   }
 }
 
-/// Connects, sends something of that, and leaves in one of several ways.
+/// Connects, sends such a greeting, and closes or resets the connection.
 inline void pester(const SocketAddress& address, std::mt19937_64& random,
                    const Handshake::Hello& hello) {
-  Stranger stranger(address);
+  RawPeer peer(address);
   const std::string bytes = malformed_greeting(random, hello);
-  if (!bytes.empty()) stranger.send(bytes);  // may be refused while it is being sent
-  if (random() % 3 == 0) stranger.reset();
+  if (!bytes.empty()) peer.send(bytes);  // may be refused while it is being sent
+  if (random() % 3 == 0) peer.reset();
 }
 
 }  // namespace muster::testing
