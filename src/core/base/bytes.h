@@ -96,8 +96,8 @@ class ByteReader {
   bool ok_ = true;
 };
 
-// Memory read in words of 8 bytes. What has just been written in words is slow to read in anything
-// wider: the read waits until all of it has left the processor's store buffer.
+// Memory read in words of 8 bytes. A wider read of words that were just written is slow: it waits
+// until all of them have left the processor's store buffer.
 
 /// The word at `from`, in a register of its own.
 inline std::uint64_t word_at(const void* from) noexcept {

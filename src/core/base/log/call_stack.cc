@@ -102,7 +102,7 @@ std::string demangled(std::string_view name) {
   return out;
 }
 
-/// What the loader knows: functions that the file exports.
+/// The loader's name for an address: it knows only the functions that the file exports.
 std::optional<std::string_view> exported_at(std::uint64_t address, const Dl_info& place,
                                             const ElfW(Sym) * symbol) {
   if (place.dli_sname == nullptr || symbol == nullptr) return std::nullopt;

@@ -8,7 +8,7 @@ namespace muster {
 
 class CallStack {
  public:
-  /// Of this thread, without the innermost `skip` frames of the caller's own.
+  /// The stack of this thread, without the innermost `skip` frames of the caller's own.
   static CallStack here(int skip = 0);
 
   /// One frame a line, the innermost first: its function as C++ spells it, and the file with the

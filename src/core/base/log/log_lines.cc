@@ -27,7 +27,7 @@ constexpr auto kPatienceAtExit = std::chrono::seconds(2);
 struct Lines {
   std::mutex lock;
   QueuedWriter* writer = nullptr;
-  std::vector<QueuedWriter*> left;  // of before: a thread may write the rest of theirs
+  std::vector<QueuedWriter*> left;  // earlier writers; a thread may still write their last lines
 };
 
 // Never destroyed: threads may log while the process ends.
@@ -79,7 +79,8 @@ void flush_at_exit() {
 
 void before_fork() { lines().lock.lock(); }
 void after_fork_in_parent() { lines().lock.unlock(); }
-// What waits is the parent's to write, by a thread that the child does not have.
+// The parent writes the lines that wait, by a thread that the child does not have. The child's copy
+// of the old writer is kept and never used: the fork may have copied its mutex locked.
 void after_fork_in_child() {
   Lines& all = lines();
   all.left.push_back(all.writer);

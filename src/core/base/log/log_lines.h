@@ -1,10 +1,10 @@
 /// Writes finished lines to standard error without ever waiting for its reader. Private to
 /// `log.cc`.
 ///
-/// A line is written at once where there is room, so that the last words of a process that is
-/// killed are not lost. Where standard error is a full pipe or terminal, the line waits in a
-/// bounded queue for a thread (`queued_writer.h`). So a line may be logged under any lock. Only a
-/// regular file on a disk that hangs is waited for, unless the process has asked for the thread.
+/// A line is written at once if there is room, so that the last words of a process that is killed
+/// are not lost. If standard error is a full pipe or terminal, the line waits in a bounded queue
+/// for a thread (`queued_writer.h`). So a line may be logged under any lock. Only a regular file on
+/// a disk that hangs is waited for, unless the process has asked for the thread.
 #pragma once
 
 #include <cstddef>

@@ -42,7 +42,7 @@ class FullStandardError {
     ::dup2(before_.get(), STDERR_FILENO);
     before_.reset();
   }
-  /// What comes up to the end of the pipe, or until `last` has come, but for the filler.
+  /// Reads up to the end of the pipe, or until `last` has come; leaves the filler out.
   std::string read(std::string_view last = {}) {
     std::string text;
     for (std::array<char, 4096> some; last.empty() || text.find(last) == std::string::npos;) {

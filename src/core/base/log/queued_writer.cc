@@ -28,7 +28,7 @@ constexpr std::size_t kPieceBytes = PIPE_BUF;
 }  // namespace
 
 struct QueuedWriter::Shared {
-  /// What ::write has returned, and errno.
+  /// The result of ::write, and errno.
   struct Wrote {
     ssize_t done = 0;
     int error = 0;
@@ -47,7 +47,10 @@ struct QueuedWriter::Shared {
   }
 
   QueueOptions options;
-  std::mutex mutex;  // guards all below; not held during a write by the thread
+  // Guards all below. The thread releases it while it writes; a writing caller of `put` or `finish`
+  // holds it. Only one of them writes: a caller does so only while no thread does (no thread was
+  // started, or nothing waits for it), so lines keep their order.
+  std::mutex mutex;
   std::condition_variable changed;
   std::string waiting;      // the first line may have been written in part
   std::size_t at = 0;       // where in `waiting` the unwritten bytes begin

@@ -24,9 +24,10 @@ struct QueueOptions {
   std::function<ssize_t(std::string_view)> write{};
   /// False: `write` never blocks. `put` calls it while nothing waits.
   bool may_block = true;
-  /// What an error leaves unwritten is tried again with the next bytes; otherwise it is dropped.
+  /// Bytes that an error leaves unwritten are tried again with the next ones; otherwise they are
+  /// dropped.
   bool keeps_refused = false;
-  /// At most so many bytes wait. What comes after that is dropped; needs `dropped_note`.
+  /// The most bytes that wait. A piece that does not fit is dropped; needs `dropped_note`.
   std::size_t most = std::numeric_limits<std::size_t>::max();
   /// The line to write in place of `count` pieces that were dropped.
   std::function<std::string(std::size_t count)> dropped_note{};

@@ -1,5 +1,5 @@
-/// What a forked child must not do: hold the job's sockets open (peers would never see this process
-/// end) or write to memory that the parent still works with.
+/// Keeps a forked child from holding the job's sockets open (peers would never see this process
+/// end) and from writing to memory that the parent still works with.
 ///
 /// A child made by fork() without exec (a data loader's worker) gets copies of every descriptor.
 /// Those given to a `GuardedDescriptor` are closed in it at once, and objects that remember the

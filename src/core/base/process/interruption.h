@@ -36,10 +36,10 @@ class Interruption {
     const InterruptionBinding* const outer_;
   };
 
-  /// Of the calling thread's the innermost that has been raised; ok where none has.
+  /// The status of the innermost raised one that is bound to the calling thread; ok if none is.
   static Status of_thread();
-  /// The longest that a wait of this thread may go on without asking `of_thread`: no limit where
-  /// none is bound.
+  /// The longest that a wait of this thread may go on without asking `of_thread`; no limit if none
+  /// is bound.
   static Duration look_every();
 
  private:

@@ -1,4 +1,4 @@
-/// What the system lets this process have: its control groups, memory, and the size of files.
+/// The limits that the system sets this process: control groups, memory, and the size of files.
 #pragma once
 
 #include <signal.h>
@@ -41,8 +41,8 @@ struct HostMemory {
 HostMemory host_memory(const std::string& root = "");
 
 // The limit on file sizes, which counts for memory files too. A process that makes a file larger
-// is ended by SIGXFSZ instead of being refused. Where the size is known, the limit is asked
-// before; elsewhere `FileSizeSignalBlock` turns the signal into an error.
+// is ended by SIGXFSZ instead of being refused. A writer that knows the size asks for the limit
+// first; any other uses `FileSizeSignalBlock`, which turns the signal into an error.
 
 /// In bytes.
 inline std::uint64_t largest_file() {

@@ -12,7 +12,7 @@
 namespace muster {
 namespace {
 
-/// Another TMPDIR for a while.
+/// Sets another TMPDIR while it lives.
 class OtherPlace {
  public:
   explicit OtherPlace(const std::string& path) {

@@ -1,11 +1,11 @@
 /// A full fence between two processes of which one side pays for both.
 ///
-/// Two sides that each store something and then look at what the other has stored need a full fence
-/// in between, each of them: else both may miss what the other did. Where one side does so a
-/// million times a second and the other seldom (before it sleeps), the latter can send a barrier:
-/// the system then makes every processor that runs a thread of a process which takes part pass a
-/// full fence, and returns when all have. The former needs none of its own any more; a fence that
-/// waits for a line which another core has just read costs it up to 50 ns.
+/// Two sides that each store something and then look at what the other has stored each need a full
+/// fence in between: else both may miss what the other did. If one side does so a million times a
+/// second and the other seldom (before it sleeps), the latter can send a barrier: the system makes
+/// every processor that runs a thread of a participating process pass a full fence, and returns
+/// when all have. The former then needs no fence of its own, which would cost it up to 50 ns for a
+/// line that another core has just read.
 #pragma once
 
 #include <atomic>
@@ -18,9 +18,10 @@ namespace muster {
 /// ThreadSanitizer, which does not know of them.
 bool takes_host_barriers() noexcept;
 
-/// What every thread of a process that takes part did before it is done before this returns, what
-/// it does afterwards sees what the caller did before. Some microseconds; a full fence for the
-/// caller at any rate (but under ThreadSanitizer: nothing).
+/// A full fence on every thread of every participating process: its earlier memory accesses are
+/// done before this returns, and its later ones see what the caller did before. Takes some
+/// microseconds. A full fence for the caller in any case, except under ThreadSanitizer, where it
+/// does nothing.
 void send_host_barrier() noexcept;
 
 /// Stands where a process that takes part would need its full fence. Only keeps the compiler from

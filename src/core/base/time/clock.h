@@ -1,14 +1,14 @@
-/// What `muster/clock.h` leaves to the engine: deadlines that pass while this process stands still.
+/// Deadlines of other processes that pass while this process stands still (SIGSTOP, a suspended
+/// machine, no core).
+///
+/// A deadline that is noticed late proves nothing about others: they may have stood still too, or
+/// could not reach this process. They get time again, but only so often in a row: a process that is
+/// late at every look would never judge anybody.
 #pragma once
 
 #include "muster/clock.h"
 
 namespace muster {
-
-// Deadlines of others that pass while this process stands still (SIGSTOP, a suspended machine, no
-// core). A deadline that is noticed late proves nothing about others: they may have stood still
-// too, or could not reach this process. They get time again, but only so often in a row: a process
-// that is late at every look would never judge anybody.
 
 inline constexpr int kExcusedPauses = 3;  // limit: pauses of several processes, one after another
 

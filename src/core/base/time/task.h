@@ -36,7 +36,7 @@ void* allocate_frame(std::size_t bytes);
 Status thread_ended();
 void free_frame(void* frame, std::size_t bytes) noexcept;
 
-/// What the root of a chain knows: which frame to go on with and what it waits for.
+/// Belongs to the root of a chain: the frame to resume and the predicate that it waits for.
 struct TaskContext {
   std::coroutine_handle<> leaf;
   bool (*ready)(void*) = nullptr;
