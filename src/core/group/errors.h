@@ -17,8 +17,8 @@ namespace muster::group {
 /// As `raise` for store operations, whose timeouts are DistStoreError too.
 [[noreturn]] void raise_from_store(const Status& failure);
 
-/// Of the exception that is being handled, within a catch block: a DistError's own code, text and
-/// ranks, else `status_of_exception`.
+/// Converts the exception that is being handled; call it within a catch block. A DistError gives
+/// its own code, text and ranks, any other `status_of_exception`.
 Status status_of_thrown();
 
 inline void check(const Status& status) {

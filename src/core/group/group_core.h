@@ -129,10 +129,10 @@ class GroupCore final : public ProcessGroup, public std::enable_shared_from_this
   /// As `refuse`, but does not throw.
   void count_refused(const Call& call);
 
-  /// Where tensors must be that the group itself exchanges: the CPU, or the current device of the
+  /// The device of tensors that the group itself exchanges: the CPU, or the current device of the
   /// first kind that has a backend.
   at::Device exchange_device() const;
-  /// What it was constructed from, except name and ranks, which ProcessGroup has.
+  /// The parts that it was constructed from, except name and ranks, which ProcessGroup has.
   const ProcessGroupParts& parts() const { return parts_; }
   /// A member's name in errors and traces, by group rank: its rank in the default group before any
   /// shrinking.

@@ -71,7 +71,7 @@ TEST(Availability, SaysWhatThisBuildHas) {
                                                  {"nccl", is_nccl_available()},
                                                  {"ucc", is_ucc_available()}}) {
     if (engine.second) continue;
-    // Where there is an MPI, what its plugin lacks is said.
+    // On a host with an MPI the error says what its plugin lacks.
     const auto refused =
         message_of<DistBackendError>([&] { init_process_group({.backend = engine.first}); });
     EXPECT_HAS(refused, engine.first);

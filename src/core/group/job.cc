@@ -171,7 +171,7 @@ ProcessGroupBackend* backend_of(const ProcessGroup& group, const Backend& backen
 /// last heard: it ends when the rank answers again, and fails when the rank counts as failed.
 class SilenceRecord {
  public:
-  /// What comes before is not recorded.
+  /// Silences noted before this are not recorded.
   void open(std::shared_ptr<trace::Recorder> recorder, std::vector<int> ranks, int me) {
     const std::lock_guard lock(mutex_);
     recorder_ = std::move(recorder);

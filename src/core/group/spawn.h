@@ -1,4 +1,4 @@
-/// What starts the processes of muster::spawn: a layer above this one.
+/// The seam by which a layer above this one starts the processes of muster::spawn.
 #pragma once
 
 #include <functional>

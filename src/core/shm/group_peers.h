@@ -52,7 +52,7 @@ class GroupPeers {
   bool barriers_ = false;  // every sleeping peer sends barriers, so waking needs no fence
 };
 
-/// Where the awaited members run.
+/// Whether the awaited members may need this member's processor.
 enum class MissingPeers : std::uint8_t {
   none,
   elsewhere,  ///< all on other processors than this member's

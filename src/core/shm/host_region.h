@@ -1,5 +1,4 @@
-/// shm/: the memory that the ranks of one host share, and the tools to use it fast and safely.
-/// What lives here:
+/// shm/: the memory that the ranks of one host share, and the tools to use it fast and safely:
 /// - `host_region.h`: the region of one host and job.
 /// - `region_memory.h`: its layout over a memory file or ordinary memory.
 /// - `segment_heap.h`: its heap, which survives the death of any rank at any instruction.

@@ -152,7 +152,7 @@ bool RegionView::keeps_memory(int local_rank) {
   std::byte some;
   if (read(local_rank, read_probe(local_rank).address.load(std::memory_order_relaxed), {&some, 1}))
     return true;
-  // A process in the middle of exec() refuses reads for a moment: the next look decides.
+  // A process in the middle of exec() refuses reads until it is done: the next look decides.
   ReadAccess refused = ReadAccess::no;
   return read_access_[static_cast<std::size_t>(local_rank)].compare_exchange_strong(
       refused, ReadAccess::yes, std::memory_order_relaxed);

@@ -4,7 +4,7 @@
 /// - header: magic, shape, the heap's state
 /// - mailboxes: one cache line per place
 /// - doorbells: one cache line per place; counts the streams that peers have opened to it
-/// - cards: one cache line per place; tells peers how to test whether they can read its memory
+/// - read probes: one cache line per place; peers test by it whether they can read its memory
 /// - ring control: per ordered pair of places, the positions of writer and reader
 /// - heap table: two words per unit of the segment heap
 /// - rings: the bytes of each ordered pair

@@ -72,7 +72,9 @@ class RegionView final : public HostRegion {
   ProcessOf processes_;
   SegmentHeap heap_;
   ProcessMark mark_;
-  const std::uint64_t word_;  // the word in this rank's card
+  const std::uint64_t word_;  // the word in this rank's read probe
+  // By local rank. A cache of what `read` found, in no order with anything else: threads that look
+  // at the same time may each try, and come to the same result.
   std::vector<std::atomic<ReadAccess>> read_access_;
 };
 

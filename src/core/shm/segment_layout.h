@@ -27,7 +27,7 @@ inline std::size_t direct_read_bytes(std::size_t members) {
   return members == 2 ? tunables().direct_read_pair : tunables().direct_read;
 }
 
-/// Where a member's data is.
+/// The place of a member's data.
 enum class BufferLocation : std::uint8_t {
   nothing,   ///< no bytes
   line,      ///< in the control line

@@ -18,7 +18,7 @@ constexpr std::int64_t kMicro = 1000, kMilli = 1000 * 1000, kSecond = 1000 * 100
 // Added to a clock's time, or multiplied by a number of ranks, it overflows nothing.
 constexpr std::int64_t kLongestTime = 3600 * kSecond;
 
-// What measures them.
+// The commands that measure the rows.
 constexpr std::string_view kSmall = "muster bench --op all_reduce --sizes 8,1024";
 constexpr std::string_view kSmallShared = "muster bench --op all_reduce --sizes 8,1024 --ranks 8";
 constexpr std::string_view kMessages =
@@ -532,7 +532,8 @@ Status load(Tunables& values) {
   return {};
 }
 
-/// Once, before main. What runs sooner sees the defaults of a processor of no known family.
+/// Reads the overrides once, before main. Code that runs sooner sees the defaults of a processor of
+/// no known family.
 const Status& loaded() {
   static const Status& status = *new Status([] {
     Tunables values = default_tunables();

@@ -73,11 +73,11 @@ extern Tunables in_force;
 }
 /// The values in force. They never change once the process has started.
 inline const Tunables& tunables() { return tunables_detail::in_force; }
-/// The values of the table for this processor, without any override. What every member of a group
-/// must compute alike goes by these.
+/// The values of the table for this processor, without any override. Decisions that every member of
+/// a group must compute alike use these.
 const Tunables& default_tunables();
-/// Why an override was not taken (the defaults are in force then); ok where there is none. Who
-/// makes a group or a job fails with it.
+/// Why an override was not taken (the defaults are in force then); ok if all were. Making a group
+/// or a job fails with it.
 const Status& tunables_failure();
 
 enum class CpuFamily : std::uint8_t { other, amd, arm };
@@ -106,7 +106,7 @@ struct Tunable {
   std::string_view bench;                 ///< the command that measures it
   std::int64_t amd = kSame, arm = kSame;  ///< where it differs there
   std::int64_t oversubscribed = kSame;    ///< where it differs for ranks that share cores
-  /// Of an agreed number: the operations whose algorithm it decides, "network.reduce
+  /// For an agreed number: the operations whose algorithm it decides, "network.reduce
   /// shared_memory.reduce".
   std::string_view decides = {};
 };
@@ -120,7 +120,7 @@ const Tunable* find_tunable(std::string_view name);
 /// Sets `name` ("one_shot", "one_shot.oversubscribed") to `text`. Code::invalid_argument says what
 /// is wrong and what to write.
 Status override_tunable(Tunables& values, std::string_view name, std::string_view text);
-/// Of a row's unit: "64 KiB", "40 us", "never".
+/// `value` in the row's unit: "64 KiB", "40 us", "never".
 std::string text_of(const Tunable& row, std::int64_t value);
 /// The value in `values`, in the row's unit.
 std::int64_t value_of(const Tunable& row, const Tunables& values, bool oversubscribed);

@@ -25,10 +25,10 @@ struct TuningLine {
   std::string_view key, value;
 };
 
-/// Where it is: MUSTER_TUNING, else muster/tuning in the user's folder for settings
-/// (XDG_CONFIG_HOME, ~/.config). Empty where there is none, or where MUSTER_TUNING is "off".
+/// The path in MUSTER_TUNING, else muster/tuning in the user's folder for settings
+/// (XDG_CONFIG_HOME, ~/.config). Empty if there is no such folder, or MUSTER_TUNING is "off".
 std::string tuning_path();
-/// What it holds; nothing where there is none, unless MUSTER_TUNING names it.
+/// The file's text; nothing if there is no file, which is an error if MUSTER_TUNING names it.
 Result<std::optional<std::string>> read_tuning_file();
 
 /// Its lines but "version". `name` is what the text comes from, for errors.

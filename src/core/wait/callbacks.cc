@@ -258,7 +258,7 @@ bool CallbackLane::runs_on_this_thread() {
 
 namespace {
 
-/// What the system says of a thread in one of its files; empty where it has ended.
+/// One of the system's files about a thread; empty if the thread has ended.
 class ThreadFile {
  public:
   ThreadFile(pid_t thread, const char* name) {

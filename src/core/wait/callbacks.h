@@ -35,10 +35,10 @@ class CallbackExecutor {
   /// The process's own; a forked child has another. Never destroyed.
   static CallbackExecutor& of_process();
 
-  /// After it, `run` always finds a thread. Code::exhausted where none can be started.
+  /// After it, `run` always finds a thread. Code::exhausted if none can be started.
   Status prepare();
   /// Runs `job` soon, on a thread of its own, and destroys it there. Jobs begin in the order in
-  /// which they came. What a job throws is logged.
+  /// which they came. An exception of a job is logged.
   void run(Job job);
 
   /// From here on the calling thread is one that others need: `spares_this_thread` tells those who
@@ -78,11 +78,15 @@ class CallbackExecutor {
   const ProcessMark process_;
   const CallbackExecutor* parents_ =
       nullptr;  // in a forked child: keeps what it holds from looking lost
+  // Guards all below. Released while a job runs and is destroyed, and during `look`, so all of them
+  // may call back. `usable_` is called under it.
   std::mutex lock_;
   std::condition_variable changed_, over_;
   std::deque<Job> jobs_;
-  std::vector<std::weak_ptr<WatchedQueue>> watched_;
-  Duration period_ = Duration::max();  // the shortest of the watched
+  std::vector<std::weak_ptr<WatchedQueue>> watched_;  // empty while one thread looks at all
+  Duration period_ = Duration::max();                 // the shortest of the watched
+  // Threads that hold no job, those that are starting included. A thread that takes a job replaces
+  // itself first if it was the last, so a job that blocks keeps no other waiting.
   int idle_ = 0;
   std::vector<pthread_t> running_;
   std::function<bool()> usable_;  // null: before the end
@@ -129,9 +133,11 @@ class CallbackLane final : public CallbackExecutor::WatchedQueue,
   void begin();
   void serve(const std::shared_ptr<Runner>& me);
 
-  std::mutex lock_;
+  std::mutex lock_;  // guards all below; the executor's lock may be taken under it, never above it
   std::deque<CallbackExecutor::Job> waiting_;
-  std::shared_ptr<Runner> runner_;  // null: no callback runs
+  // The runner that takes the next job; null: no callback runs. A runner that stands still is
+  // replaced here, and ends with its job.
+  std::shared_ptr<Runner> runner_;
   bool is_watched_ = false;
 };
 

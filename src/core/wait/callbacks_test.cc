@@ -46,7 +46,7 @@ TEST(CallbackExecutor, JobsWaitForLaterJobs) {
   wait_for(over.get_future());
 }
 
-// What is looked at often is not held up by what is looked at seldom.
+// A queue that is looked at seldom does not delay one that is looked at often.
 TEST(CallbackExecutor, EachWatchedIsLookedAtAtLeastAsOftenAsItSays) {
   struct WatchedQueue final : CallbackExecutor::WatchedQueue {
     explicit WatchedQueue(Duration period) : every(period) {}

@@ -103,7 +103,7 @@ class Call final : public BackendCall {
   bool is_async() const override { return record.traced.async; }
   void make_async() { record.traced.async = true; }
   bool is_message() const { return muster::is_message(args.op); }
-  /// Of a barrier: the accelerator on which its backend makes it; empty: the backend chooses.
+  /// Set for a barrier: the accelerator on which its backend makes it; empty: the backend chooses.
   std::optional<at::Device> barrier_device() const { return barrier_device_; }
   void make_barrier_on(at::Device device) {
     barrier_device_ = device;

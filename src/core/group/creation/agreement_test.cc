@@ -77,8 +77,8 @@ const std::vector<GroupCall>& all_calls() {
   return all;
 }
 
-/// Of three ranks, rank `odd` calls `b` and the others `a`. Returns what is wrong with rank
-/// `rank`'s error; empty if it is as expected.
+/// Rank `odd` of three calls `b` and the others `a`. Returns what is wrong with rank `rank`'s
+/// error; empty if it is as expected.
 std::string fault_of(int rank, int odd, const GroupCall& a, const GroupCall& b,
                      const Group& group) {
   const auto pair = std::string(a.op) + "(" + a.detail + ") and, on rank " + std::to_string(odd) +

@@ -28,7 +28,7 @@ void add_backend(const std::string& name, ExtendedBackendCreator func,
 /// muster's own engine, by any of its names.
 bool is_native(const Backend& backend);
 
-/// What a backend of muster's own that stands on a library gets to make a group's part of it.
+/// Passed to a backend of muster's own that stands on a library, to make its part of a group.
 struct OwnBackendOptions {
   std::shared_ptr<transport::Fabric> fabric;
   std::vector<int> members;  ///< in the fabric, and their names in errors, by group rank

@@ -20,8 +20,7 @@ using testing::SharedCounter;
 constexpr auto kLimit = muster::testing::kMustHappen;
 constexpr auto kTimeout = std::chrono::seconds(300);  // the groups' timeout; must never be reached
 
-/// Of three ranks, rank 2 runs `end` and the others `call`; returns the messages of the others'
-/// errors.
+/// Rank 2 of three runs `end` and the others `call`; returns the messages of the others' errors.
 std::vector<std::string> survivors_of(const std::function<void()>& end,
                                       const std::function<void()>& call,
                                       const std::string& backend) {

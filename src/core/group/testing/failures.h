@@ -115,8 +115,8 @@ class FailureGallery {
         {.init_method = where, .timeout = timeout, .world_size = world_size, .rank = rank});
   }
 
-  /// Of two ranks, rank 1 runs `end` after the first call has completed on both and rank 0 is in
-  /// the second.
+  /// Rank 1 of two runs `end` after the first call has completed on both and rank 0 is in the
+  /// second.
   void lost(const char* done, const char* part, const std::function<void()>& end) {
     play(done, part, 2, 0, [&](Stage& stage, int rank) {
       join_job(stage.file(), rank, 2);

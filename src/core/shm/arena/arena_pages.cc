@@ -30,8 +30,8 @@ bool system_lacks(std::size_t bytes) {
   return bytes >= kAskedBytes && host_memory().available < bytes;
 }
 
-/// Every rank of a host maps the arenas of all others whole. Where address space is limited there
-/// is no telling how many will fit, and a peer that cannot map one could not make the call.
+/// Every rank of a host maps the arenas of all others whole. If address space is limited, nothing
+/// tells how many will fit, and a peer that cannot map one could not make the call.
 Status check_address_space() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return {};

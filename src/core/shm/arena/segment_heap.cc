@@ -80,6 +80,7 @@ Result<std::uint64_t> SegmentHeap::claim(std::size_t bytes) {
             " bytes (its heap has " + std::to_string(units_ * kSegmentUnit) +
             " in all, in blocks of powers of two): close groups that are no longer needed");
   }
+  // Relaxed: no rank looks at it before it has learned the offset from this one, in a message.
   entries_[unit].state.store(static_cast<std::uint32_t>(size_class) + 1, std::memory_order_relaxed);
   return std::uint64_t{unit} * kSegmentUnit;
 }
@@ -91,6 +92,8 @@ bool SegmentHeap::release(std::uint64_t offset) {
   const std::uint32_t state = entries_[unit].state.exchange(0, std::memory_order_acq_rel);
   if (state == 0 || state > kSegmentClasses) return false;
   const int size_class = static_cast<int>(state) - 1;
+  // Zeroed before it is pushed, whose release pairs with the acquire of `pop`: the next owner sees
+  // zeroes. A rank that dies in between loses the block.
   discard_pages(memory_ + offset, kSegmentUnit << size_class);
   push(size_class, unit);
   return true;
