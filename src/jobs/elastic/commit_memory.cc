@@ -60,7 +60,7 @@ std::size_t CommitMemory::data_at(const CommitLabel& label) {
 
 Result<CommitMemory> CommitMemory::make() {
   Descriptor file(::memfd_create("muster-commit", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  // What has been given away must not make a mapping fault.
+  // Another process holds the file too: if it could shrink it, reads of this mapping would fault.
   if (!file || !take_pages(file.get(), kFront) ||
       ::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0)
     return no_room(kFront, errno);

@@ -37,7 +37,7 @@ class CommitMemory {
  public:
   /// Empty.
   static Result<CommitMemory> make();
-  /// What another process made. Code::refused for any other file.
+  /// Maps a file that another process made with `make`. Code::refused for any other file.
   static Result<CommitMemory> open(Descriptor file);
   CommitMemory(CommitMemory&& other) noexcept;
   CommitMemory& operator=(CommitMemory&&) = delete;
@@ -56,7 +56,7 @@ class CommitMemory {
   /// It holds nothing from now on.
   void clear();
 
-  /// Of the commit that it holds, if it holds one.
+  /// The label of the commit that it holds, if it holds one.
   std::optional<CommitLabel> label() const;
   bool is_agreed() const;
   ConstBytes held_description() const { return {at(kFront), label()->description_bytes}; }

@@ -1,8 +1,8 @@
 /// A worker's side of `--elastic=keep`: reads the launcher's notices, ends the default group of an
 /// epoch that is over, and makes that of the next one.
 ///
-/// What lives in elastic/: this, the state and its commits (`state.cc`), `run`. Tested with real
-/// processes by `tests/elastic`.
+/// elastic/ has this, the state and its commits (`state.cc`), and `run`. Tested with real processes
+/// by `tests/elastic`.
 #pragma once
 
 #include <condition_variable>
@@ -28,7 +28,8 @@ namespace muster::elastic {
 
 class EpochFollower {
  public:
-  /// Of this process: reading begins with the first call. Never destroyed, as its thread.
+  /// The follower of this process; the first call makes it and starts its thread. Neither is ever
+  /// destroyed.
   static EpochFollower& of_process();
 
   /// Blocks until this process has a default group, of an epoch later than that of the group that
@@ -57,7 +58,8 @@ class EpochFollower {
   /// The launcher holds these memory files from now on, for the process that takes this one's place
   /// after its death. Does nothing without a launcher that keeps workers.
   void give_memories(std::span<const int> memories) const;
-  /// What began the present epoch: ranks and addresses. Absent: those of the environment.
+  /// The launcher's notice that began the present epoch: ranks and addresses. Absent: those of the
+  /// environment.
   std::optional<launch::WorkerNotice> entered() const;
 
  private:

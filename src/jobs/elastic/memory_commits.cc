@@ -22,7 +22,7 @@ namespace {
 using checkpoint::CheckpointItem;
 using shards::Shard;
 
-// Of messages between partners: programs use small tags.
+// The tag of messages between partners. Programs use small tags.
 constexpr std::int64_t kPartnerTag = 0x6d757374;
 
 std::size_t at(int index) { return static_cast<std::size_t>(index); }

@@ -3,8 +3,8 @@
 /// Both languages' states use it.
 ///
 /// An epoch has memories of its own: two for this rank's commits, two for those of each rank whose
-/// partner it is. What earlier processes and epochs have left stays within reach until the first
-/// commit of the epoch has been made.
+/// partner it is. Commits of earlier processes and epochs stay within reach until the first commit
+/// of the epoch has been made.
 #pragma once
 
 #include <array>
@@ -43,7 +43,8 @@ class MemoryCommits {
  public:
   /// Memory that a launcher has held.
   void adopt(std::vector<Descriptor> files);
-  /// Of all memory within reach; what the launcher is given. They belong to this object.
+  /// Descriptors of all memory within reach, which the launcher is given. They belong to this
+  /// object.
   std::vector<int> files() const;
   /// Whether this process can read any commit.
   bool has_any() const;

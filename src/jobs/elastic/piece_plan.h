@@ -36,10 +36,10 @@ Result<std::optional<CommitId>> newest_whole(std::span<const ReachablePart> part
 /// take turns; -1 if there is one node. `nodes`: by rank.
 std::vector<int> partners_of(std::span<const std::int64_t> nodes);
 
-/// Where each tensor of a part begins in its memory.
+/// Offset of each tensor of a part in its memory, bytes.
 std::vector<std::uint64_t> offsets_of(std::span<const shards::Shard> shards);
 std::uint64_t bytes_of(const shards::Shard& shard);
-/// Of all of them.
+/// Bytes of all tensors of a part, with the padding between them.
 std::uint64_t data_bytes_of(std::span<const shards::Shard> shards);
 
 struct PieceSource {
@@ -67,8 +67,8 @@ class PieceMap {
   };
   std::map<std::string, CommittedTensor> tensors() const;
 
-  /// What makes up the tensors that `receiver` wants: its own memory where that has them. Fails if
-  /// the commit has no such tensor, or not all of it.
+  /// The copies that make up the tensors that `receiver` wants, from its own memory if that has the
+  /// bytes. Fails if the commit has no such tensor, or not all of it.
   Result<std::vector<PieceCopy>> copies(std::span<const shards::Shard> wanted, int receiver) const;
 
  private:

@@ -33,7 +33,7 @@ struct Commit {
   std::string values;
 };
 
-/// What a ShardedState has bound.
+/// The objects that a ShardedState has bound.
 struct BoundShards {
   checkpoint::State held;
   std::vector<torch::nn::Module*> modules;
@@ -131,7 +131,7 @@ Commit commit_like(const std::string& description) {
   commit.values = all[1].get<std::string>();
   for (const json& each : all[2]) {
     commit.names.push_back(each[0].get<std::string>());
-    // Of an accelerator each rank has its own, the current one.
+    // Each rank has an accelerator of its own, the current one.
     c10::Device device(each[3].get<std::string>());
     if (!device.is_cpu()) device.set_index(-1);
     commit.tensors.push_back(at::empty(
@@ -350,7 +350,7 @@ void StateSync::from_survivors(State& state) {
   parts.put_back(get_rank());
 }
 
-/// What all ranks have alike, and what is bound.
+/// The part that all ranks have alike, and this rank's bound shards.
 CommitContents State::StateParts::contents() const {
   CommitContents contents;
   contents.items = StateAccess::items(held, 0);

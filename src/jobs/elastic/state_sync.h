@@ -10,8 +10,8 @@ struct StateSync {
   /// Collective on the default group, and blocks. Each rank of the group then has the last commit
   /// of the ranks that have any, else rank 0's state as the first one.
   static void from_survivors(State& state);
-  /// Not collective: the last commit again, for a process that leaves. What it has got from others
-  /// and has not trained with is as it came.
+  /// Not collective: goes back to the last commit, for a process that leaves. A state that came
+  /// from others and has not been trained with stays as it came.
   static void before_leaving(State& state);
 };
 

@@ -1,5 +1,5 @@
-/// What has happened to a job so far: the failures of all nodes, for the last report, and all
-/// events as JSON lines for programs (`--events`, `--event-log-handler`):
+/// The history of a job so far: the failures of all nodes, for the last report, and all events as
+/// JSON lines for programs (`--events`, `--event-log-handler`):
 ///
 ///   {"time": "2026-11-27T08:00:00.123Z", "event": "worker_failed", "job": "job7",
 ///    "host": "node0", "epoch": 2, "rank": 3, ...}

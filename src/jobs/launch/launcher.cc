@@ -218,7 +218,7 @@ Status NodeLauncher::wait_and_dispatch() {
             events_.push_back(StopSignal{signal});
             return {};
           }
-          // Where workers stay, SIGUSR1 is a scheduler's notice as SIGTERM is.
+          // If workers stay through epochs, SIGUSR1 is a scheduler's notice, as SIGTERM is.
           const bool notice = rules_.keep && signal == SIGUSR1;
           const bool passed = !notice && !options_.stop_signals.contains(signal);
           happen(passed ? LauncherEvent(PassedSignal{signal}) : LauncherEvent(StopSignal{signal}));
@@ -316,7 +316,7 @@ void NodeLauncher::follow(NodeNotice notice) {
   if (fences) fence_->raise(notice.plan->epoch);
   if (fences && next != nullptr && next->seated)
     return void(behind_fence_.push_back(std::move(notice)));
-  // What ends workers waits for nothing.
+  // An event that ends workers never waits behind the fence, and drops those that wait there.
   if (!std::holds_alternative<OthersGone>(*notice.event)) behind_fence_.clear();
   hear(std::move(notice));
 }

@@ -131,7 +131,7 @@ void MachineStep::operator()(const WorkerEnded& event) {
 
 void MachineStep::after_last_worker() {
   state.timer = TimePoint::max();
-  // What failed workers have started and left behind is ended too.
+  // Processes that failed workers have started and left behind are ended too.
   if (state.phase == LauncherPhase::ending || state.first_failure)
     actions.push_back(SweepWorkers{});
   if (std::exchange(state.leaving, false)) tell_stopped();
@@ -279,8 +279,8 @@ void MachineStep::operator()(const JobEnded& event) {
   if (state.phase != LauncherPhase::ending) linger_or_finish();
 }
 
-/// The node that joined came too late: the workers here only save their result. What this node has
-/// said of the epoch before is said again of this one.
+/// The node that joined came too late: the workers here only save their result. This node repeats
+/// for the new epoch the phase that it reported for the one before.
 void MachineStep::after_training(const NewEpoch& event) {
   if (!event.only_joined) return actions.push_back(TellOver{});
   if (state.phase == LauncherPhase::running) return actions.push_back(TellTrained{});

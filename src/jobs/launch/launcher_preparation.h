@@ -1,5 +1,5 @@
-/// What a launcher does before its first worker starts: it finds the job's store and its place
-/// among the nodes, and the folder of the logs.
+/// A launcher's steps before its first worker starts: it finds the job's store, its place among the
+/// nodes, and the folder of the logs.
 #pragma once
 
 #include <memory>
@@ -25,7 +25,7 @@ struct Prepared {
 /// meanwhile ends this process at once, with that signal's exit code.
 Result<Prepared> prepare_or_be_stopped(const RunOptions& options, SignalWatch& signals);
 
-/// Where redirected output goes.
+/// The folders of redirected output.
 struct LogPlace {
   std::string base;  ///< empty: nothing is redirected
   std::vector<std::string> folders;

@@ -142,8 +142,8 @@ bool is_python(const RunOptions& options);
 /// Returns an error for contradictory options. `workers`, `redirects` and `tee` must be resolved.
 Status validate(const RunOptions& options);
 
-// What a scheduler that starts `muster run` once on every node says of the nodes: Slurm's srun, an
-// Indexed Job or JobSet of Kubernetes.
+// The facts about the nodes that a scheduler gives which starts `muster run` once on every node:
+// Slurm's srun, an Indexed Job or JobSet of Kubernetes.
 
 /// Fills what the options leave open: number of nodes, this node's number, address and port of node
 /// 0. `nodes_given`: --nnodes was given, and counts. Code::invalid_argument if srun starts several

@@ -9,7 +9,7 @@
 namespace muster::launch {
 namespace {
 
-// What torch's @record writes.
+// The error file that torch's @record writes.
 constexpr const char* kRecorded =
     R"({"message": {"message": "ValueError: no such file", "extraInfo": )"
     R"({"py_callstack": "Traceback\n  File \"a.py\"", "timestamp": "1"}}})";

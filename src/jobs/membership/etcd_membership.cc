@@ -184,7 +184,7 @@ class EtcdWatch final : public Watch {
   std::string name_of(const etcd::KeyValue& each) const {
     return each.key.substr(service_->names().size());
   }
-  /// What carries no proof is as if it were not there.
+  /// A value without a valid proof counts as absent.
   Change held(const etcd::KeyValue& each) const {
     auto value = service_->open(each);
     if (value) return {name_of(each), std::move(value), each.create_revision};

@@ -43,12 +43,12 @@ struct KubernetesOptions {
 Result<KubernetesOptions> kubernetes_options(const std::string& server);
 
 /// Kind "kubernetes": names and the epoch are Leases with the label muster.dev/job=`run_id`.
-/// Whoever watches, or wants the name, removes a Lease that by its own clock has not been renewed
-/// for its time: names of dead holders go as long as a watch of the job is open. `ttl` of a hold is
-/// whole seconds, at least 2. Watches fail with Code::network once the API has been silent for
-/// `watch_limit`, which should be no shorter than the `ttl`; `timeout` limits each call. Values
-/// carry proofs of the job's `secret`, as those in etcd. The record of an epoch, and each value,
-/// has at most 190 KiB (Code::exhausted).
+/// A process that watches, or wants the name, removes a Lease that by that process's clock has not
+/// been renewed for its time: names of dead holders go as long as a watch of the job is open. `ttl`
+/// of a hold is whole seconds, at least 2. Watches fail with Code::network once the API has been
+/// silent for `watch_limit`, which should be no shorter than the `ttl`; `timeout` limits each call.
+/// Values carry proofs of the job's `secret`, as those in etcd. The record of an epoch, and each
+/// value, has at most 190 KiB (Code::exhausted).
 Result<std::unique_ptr<Membership>> make_kubernetes_membership(const KubernetesOptions& options,
                                                                const std::string& run_id,
                                                                Secret secret, Duration timeout,

@@ -130,7 +130,7 @@ void JobView::remove(const std::string& name, bool blamed, TimePoint now) {
   if (node.slot >= 0) lose(node.slot, blamed && !is_done(node.report.phase), now);
 }
 
-// What a node says, held against its seat.
+// Compares a node's report with its seat.
 void JobView::judge(const std::string& name, Node& node, TimePoint now) {
   const NodeReport& report = node.report;
   const auto fail = [&] {

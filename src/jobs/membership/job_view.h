@@ -101,7 +101,8 @@ class JobView {
   std::size_t arrived() const { return arrived_; }
   /// The epoch whose ranks have all come to the end of training; 0: none.
   std::int64_t trained_in() const { return trained_in_; }
-  /// What members have said of the present epoch, and any node that has stopped; in order.
+  /// Failures that members have reported of the present epoch, and any node that has stopped; in
+  /// the order of arrival.
   const std::vector<Failure>& failures() const { return failures_; }
   /// Slots below the highest seat that nobody sits in.
   const std::set<int>& gaps() const { return gaps_; }
@@ -117,8 +118,9 @@ class JobView {
   const std::deque<TimePoint>* troubles_of(const std::string& host) const;
   const std::string& unreadable() const { return unreadable_; }
 
-  /// Who is to commit the next epoch: the present member with the lowest slot, else whoever came
-  /// first. Empty: nobody is there. The same on every node that has seen the same updates.
+  /// The node that commits the next epoch: the present member with the lowest slot, else the node
+  /// that came first. Empty: no node is there. The same on every node that has seen the same
+  /// updates.
   std::string proposer() const;
 
  private:

@@ -141,7 +141,7 @@ unsigned bit_of(std::string_view method) {
 
 json parsed(std::string_view text) { return json::parse(text, nullptr, false); }
 
-/// What the server says of a request that it did not carry out.
+/// The server's message about a request that it did not carry out.
 std::string reason_in(const std::string& body, int http_status) {
   std::string message = text_of(parsed(body), "message");
   if (message.empty()) message = body.substr(0, kShown);

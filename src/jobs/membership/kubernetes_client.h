@@ -26,7 +26,7 @@ struct KubernetesLease {
   std::string value{};        ///< any bytes
 };
 
-/// What a watch says.
+/// One event of a watch.
 struct LeaseEvent {
   bool deleted = false;
   KubernetesLease lease;
@@ -52,8 +52,8 @@ class KubernetesClient {
   Result<std::optional<KubernetesLease>> get(const std::string& name, TimePoint deadline);
   /// Replaces the object of `lease.uid` at `lease.revision`. Nothing: it is not that any more.
   Result<std::optional<KubernetesLease>> update(const KubernetesLease& lease, TimePoint deadline);
-  /// Removes the object of `lease.uid`, if it still has `lease.revision` (0: any). What is there
-  /// instead stays.
+  /// Removes the object of `lease.uid`, if it still has `lease.revision` (0: any). Another object
+  /// of the same name stays.
   Status remove(const KubernetesLease& lease, TimePoint deadline);
 
   struct FollowOptions {
@@ -111,7 +111,7 @@ std::string label_value(std::string_view text);
 /// A valid name of an object: what is readable of `job` and `name`, and a digest of both.
 std::string object_name(std::string_view job, std::string_view name);
 
-/// What one line of a watch says. Nothing: a bookmark, which sets `revision`. Code::closed: changes
+/// Decodes one line of a watch. Nothing: a bookmark, which sets `revision`. Code::closed: changes
 /// have been missed, so list anew. Code::store: it is no such line.
 Result<std::optional<LeaseEvent>> decode_lease_event(std::string_view line, std::int64_t& revision);
 

@@ -26,7 +26,7 @@ constexpr int kLooksInTtl = 8;         // a live holder renews more seldom than 
 constexpr int kSetsInTtl = 2;          // a new value that hangs must leave time for a renewal
 constexpr std::size_t kIdentityBytes = 16;
 
-/// What lies in the value of a name's Lease.
+/// The content of the value in a name's Lease.
 struct HeldValue {
   std::string name;
   std::int64_t since = 0;  ///< revision of the creation; 0: that of the Lease itself
@@ -256,7 +256,7 @@ class KubernetesWatch final : public Watch {
   bool is_watched(const SeenLease& seen) const {
     return !seen.name.empty() && seen.name.starts_with(prefix_);
   }
-  /// What carries no proof is as if it were not there.
+  /// A Lease without a valid proof counts as absent.
   void tell(const SeenLease& seen, Update& update) {
     if (is_watched(seen)) update.changes.push_back({seen.name, seen.value, seen.since});
   }
@@ -410,7 +410,7 @@ Result<std::unique_ptr<Membership>> make_kubernetes_membership(const KubernetesO
                         .proof = ValueProof("Kubernetes", std::move(secret)),
                         .timeout = timeout,
                         .watch_limit = watch_limit});
-  // What is wrong with the token, the Role or the address is said here, not by a later call.
+  // A wrong token, Role or address fails here, not in a later call.
   if (const auto reached = service->client->get(service->epoch(), service->deadline()); !reached)
     return reached.status();
   return std::unique_ptr<Membership>(new KubernetesMembership(std::move(service)));

@@ -164,7 +164,7 @@ TEST_F(KubernetesMembershipTest, TokensRotate) {
   api.show_token("second");
 }
 
-// spec: L1 Kubernetes: a watch outlives a token that is refused for a while, and garbage
+// spec: L1 Kubernetes: a watch outlives refusals of its token, and garbage
 TEST_F(KubernetesMembershipTest, AWatchOutlivesTrouble) {
   KubernetesApi api;
   const auto membership = member_of(api, "job");

@@ -1,4 +1,4 @@
-/// Who is in the job: names that nodes hold, changes that they watch, and the epoch that they
+/// The members of a job: names that nodes hold, changes that they watch, and the epoch that they
 /// commit.
 ///
 /// `membership/` has the interface `Membership`, its kinds behind `factory.h`, and `next_epoch.h`,
@@ -62,14 +62,14 @@ struct Epoch {
 std::string encode(const Epoch& epoch);
 Result<Epoch> decode_epoch(std::string_view record);
 
-/// What has become of one name.
+/// The new state of one name.
 struct Change {
   std::string name;
   std::optional<std::string> value;  ///< absent: nobody holds it any more
   std::int64_t since = 0;  ///< the revision at which this hold began; of a name that is gone, 0
 };
 
-/// What a watcher learns at once. Empty after a timeout.
+/// The changes that one call of a watcher returns. Empty after a timeout.
 struct Update {
   std::int64_t revision = 0;  ///< up to which it knows everything
   /// True: `changes` are all names that are held now; those that it does not name are gone.

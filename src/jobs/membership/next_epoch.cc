@@ -196,7 +196,7 @@ class Deciding {
                  muster::describe(options_.last_call));
   }
 
-  /// Of nodes that have numbers of their own.
+  /// Names the seats that are missing, if the nodes were started with numbers of their own.
   std::string missing_numbers() const {
     constexpr std::size_t kNamed = 16;
     std::set<int> there;

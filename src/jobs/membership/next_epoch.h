@@ -1,4 +1,4 @@
-/// Who shall be in the next epoch: a pure function of the time, what is known and the options.
+/// Chooses the members of the next epoch: a pure function of the time, the view and the options.
 ///
 /// The rules, in the order in which they are looked at:
 ///  1. A job that has ended stays ended.
@@ -8,7 +8,7 @@
 ///     training it succeeds with them: a member that came too late to train is not waited for, and
 ///     neither its failure nor its loss changes anything. The loss of one that has trained and not
 ///     yet ended well ends the job, as nothing is trained again.
-///  4. A lost member makes a new epoch at once: whoever waits takes its slot; the others keep
+///  4. A lost member makes a new epoch at once: a waiting node takes its slot; the others keep
 ///     theirs. Without a replacement the job shrinks, but not within `repair_timeout` of the loss,
 ///     not below `min_nodes`, and with `majority` not to half of the members or less. A job that
 ///     cannot go on waits `join_timeout` for nodes, then fails; with `wait_for_nodes` false, at

@@ -109,7 +109,7 @@ TEST_F(NextEpoch, TheLastCallIsForMoreThanTheLeast) {
   EXPECT_EQ(decide().again, now + seconds(30));
   now += seconds(29);
   EXPECT_FALSE(decide().commit);
-  come("b");  // whoever comes begins it anew, as in torchrun
+  come("b");  // each arrival begins the last call anew, as in torchrun
   now += seconds(29);
   EXPECT_FALSE(decide().commit);
   now += seconds(1);
@@ -140,7 +140,7 @@ TEST_F(NextEpoch, ALossIsAnsweredAtOnceAndSurvivorsKeepTheirSlots) {
   EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "e"}, {2, "c"}, {3, "d"}}));
 }
 
-// spec: L4 whoever waits takes the lost slot in the same epoch
+// spec: L4 a waiting node takes the lost slot in the same epoch
 TEST_F(NextEpoch, AWaitingNodeTakesTheLostSlot) {
   begin(3);
   come("spare");
@@ -494,7 +494,7 @@ TEST_F(NextEpoch, AFinishedNodeIsInNoLaterEpoch) {
   EXPECT_EQ(decide().state, JobState::succeeded);
 }
 
-// spec: L12 whoever finishes when the next epoch has begun already leaves it
+// spec: L12 a node that finishes when the next epoch has begun already leaves it
 TEST_F(NextEpoch, AFinishedNodeGivesUpTheSeatOfALaterEpoch) {
   options.max_restarts = 9;
   begin(2);

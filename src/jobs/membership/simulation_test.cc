@@ -104,8 +104,8 @@ TEST(SimMembership, SeedsOfFaults) {
   }
 }
 
-/// What one event costs a node, in nodes and slots looked at, in a job of `size` nodes that die and
-/// come back one after another.
+/// The cost of one event to a node, in nodes and slots looked at, in a job of `size` nodes that die
+/// and come back one after another.
 double cost_of_an_event(int size) {
   SimNodeOptions options;
   options.epochs.min_nodes = 1;

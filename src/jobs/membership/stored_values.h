@@ -1,5 +1,6 @@
-/// What the kinds of membership keep in a service that only stores values: proofs of the job's
-/// secret, because others may write there as well, and the rule by which an epoch is committed.
+/// The values that kinds of membership keep in a service that only stores values: they carry proofs
+/// of the job's secret, because others may write there as well. Also the rule by which an epoch is
+/// committed.
 #pragma once
 
 #include <cstdint>

@@ -18,7 +18,7 @@ class UpdateQueue {
   bool closed() const;
 
   void push(Update update);
-  /// What `next` returns once all updates have been taken. The first failure stays.
+  /// Makes `next` return `failure` once all updates have been taken. The first failure stays.
   void fail(const Status& failure);
 
  private:

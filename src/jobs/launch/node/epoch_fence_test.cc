@@ -21,7 +21,7 @@ namespace {
 /// The record of epochs in a store that the test makes fail and hang.
 class FencedStore {
  public:
-  /// What becomes of a commit.
+  /// The fate of a commit.
   enum class Answer : std::uint8_t { given, lost, refused, hangs };
 
   Result<std::int64_t> commit(const membership::Epoch& epoch, std::int64_t expected) {

@@ -212,8 +212,8 @@ bool NodeMembership::all_confirmed() const {
   return over_ || (hold_ && unconfirmed_.empty());
 }
 
-// What is told once is told until it is confirmed: an answer may be lost, and a service may be away
-// for a time.
+// Repeats each report until the service confirms it: an answer may be lost, and a service may be
+// away for a time.
 void NodeMembership::tell_all() {
   const Interruption::InterruptionBinding binding(closing_);
   Duration pause{0};
@@ -246,7 +246,7 @@ void NodeMembership::tell_all() {
   }
 }
 
-/// Gives the lock up meanwhile: whoever reads the log may be slow.
+/// Releases the lock while it logs: the reader of standard error may be slow.
 void NodeMembership::note_trouble(Lock& lock, const std::string& what, const Status& status) {
   if (stop_ || status.message() == trouble_) return;
   trouble_ = status.message();
@@ -354,7 +354,7 @@ Status NodeMembership::tell_epoch(Lock& lock) {
   return committed.status();
 }
 
-/// Of a new decision; none: there is nothing to propose any more.
+/// Replaces the proposed epoch after a new decision. None: there is nothing to propose any more.
 void NodeMembership::propose(std::optional<ProposedEpoch> epoch) {
   const Lock lock(mutex_);
   // The watch is about to tell of the answer. If it does not, the question is put again.

@@ -37,7 +37,7 @@ struct FailureNote {
   friend bool operator==(const FailureNote&, const FailureNote&) = default;
 };
 
-/// What this node publishes besides its phase.
+/// The facts that this node publishes besides its phase.
 struct NodeDetails {
   NodeFacts facts;
   std::string launcher;            ///< "host, process 77"

@@ -279,8 +279,8 @@ TEST_F(NodeOfService, WhatIsToldIsToldUntilItIsConfirmed) {
   EXPECT_TRUE(node->all_confirmed());
 }
 
-// spec: L14.service whoever reports never waits for the service, and the end of the lease ends the
-// workers while requests hang
+// spec: L14.service a thread that reports never waits for the service, and the end of the lease
+// ends the workers while requests hang
 TEST_F(NodeOfService, NothingWaitsForAServiceThatHangs) {
   const auto node = join();
   EXPECT_TRUE(has_epoch(next_event(*node), 1, true));

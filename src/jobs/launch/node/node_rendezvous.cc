@@ -186,7 +186,7 @@ Status Joining::open_static(const StorePlace& place) {
                                       "machine? --local-addr says where to listen)");
 }
 
-// Whoever can listen at the endpoint serves the store; all others connect to it.
+// The one launcher that can listen at the endpoint serves the store; all others connect to it.
 Status Joining::open_assigned(const StorePlace& place) {
   auto socket = listen_at(options_.local_addr.value_or(place.host), place.port, deadline_);
   if (!socket) return connect(place);

@@ -39,8 +39,8 @@ struct NodeJob {
 };
 
 /// Serves the job's store or connects to it: with `static` the node of rank 0 serves, with `c10d`
-/// whoever can listen at the endpoint. Blocks until the store is there or `options.join_timeout`
-/// has passed.
+/// the one that can listen at the endpoint. Blocks until the store is there or
+/// `options.join_timeout` has passed.
 Result<NodeJob> open_job(const RunOptions& options, const Secret& secret);
 
 /// Its place among the nodes (`node_membership.h`), in a job of several.
@@ -51,7 +51,7 @@ Result<std::unique_ptr<NodeMembership>> join_nodes(const RunOptions& options, co
 // membership of `muster run`; what happens to the workers is that program's affair.
 
 struct RendezvousNodeOptions {
-  /// Where the nodes meet: assigned_ranks, etcd or kubernetes.
+  /// The kind of meeting: assigned_ranks, etcd or kubernetes.
   RendezvousKind rendezvous = RendezvousKind::assigned_ranks;
   /// host[:port]: the first node that can listen there serves the job. With etcd one or more
   /// members of a cluster, separated by commas; with kubernetes as `muster run` has it. Empty: this

@@ -15,8 +15,8 @@
 
 namespace muster::launch {
 
-/// What the system refuses to watch would never be heard of: the first such failure is what every
-/// later `wait` returns.
+/// An epoll set with a timer. Events of a descriptor that epoll refused would be lost silently, so
+/// the first such failure is kept and every later `wait` returns it. One thread at a time.
 class Wakeups {
  public:
   /// `timer_data` is what the timer's events carry.

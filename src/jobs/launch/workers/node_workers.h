@@ -27,7 +27,7 @@ enum class WorkerWakeup : std::uint8_t {
   words       ///< the worker has said something
 };
 
-/// What the processes need of their launcher. All of it must outlive them.
+/// The objects of the launcher that the processes use. All of them must outlive the processes.
 struct WorkerSurroundings {
   const RunOptions& options;
   const WorkerCommands& commands;

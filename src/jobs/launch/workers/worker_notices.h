@@ -1,6 +1,6 @@
-/// What a launcher and a worker that stays through the epochs of its job (`--elastic=keep`) tell
-/// each other, over a pair of sockets. A worker that reads the end of its socket has lost its
-/// launcher. `core/base/process/launcher_socket.h` has the worker's end.
+/// The messages between a launcher and a worker that stays through the epochs of its job
+/// (`--elastic=keep`), over a pair of sockets. A worker that reads the end of its socket has lost
+/// its launcher. `core/base/process/launcher_socket.h` has the worker's end.
 ///
 /// Memory files travel there too: a worker gives its launcher descriptors of the memory that has to
 /// outlive it, and the worker that takes its place gets them back.

@@ -124,7 +124,7 @@ TEST(WorkerNotice, TooManyMemoriesAreRefused) {
   EXPECT_EQ(give_memories(ends.worker.get(), many).code(), Code::exhausted);
 }
 
-/// Of the next file that this process opens.
+/// The descriptor that the next file opened by this process will get.
 std::size_t next_descriptor() { return static_cast<std::size_t>(Descriptor(::dup(0)).get()); }
 
 // spec: L7 memory files for which a launcher has no descriptor are missed by name; it never holds a

@@ -1,4 +1,4 @@
-/// What every kind of membership must do. A kind joins by a fixture and one line:
+/// The tests that every kind of membership must pass. A kind joins by a fixture and one line:
 ///
 ///   struct AgentKind {
 ///     AgentKind();  // starts what the kind needs (a server, say), with a new job
@@ -339,7 +339,7 @@ TYPED_TEST_P(MembershipSuite, OlderEpochsAreRefused) {
   }
 }
 
-// spec: L1 watch: whoever comes late sees what is there, the epoch included
+// spec: L1 watch: a watcher that comes late sees all names and the epoch
 TYPED_TEST_P(MembershipSuite, ALateWatcherSeesEverything) {
   auto here = this->open();
   std::vector<std::unique_ptr<Hold>> holds;

@@ -22,7 +22,8 @@ Duration SimMembership::delay() {
   return options_.min_delay + Duration(static_cast<std::int64_t>(random_() % (spread + 1)));
 }
 
-// What is sent while the node is cut off, or arrives then, is lost: the connection has broken.
+// A message sent while the node is cut off, or due to arrive then, is lost: the connection has
+// broken.
 void SimMembership::send(int number, std::function<void(Node&)> body) {
   const Node& sender = nodes_.at(number);
   if (!sender.alive || sender.cut_off) return;
@@ -154,8 +155,8 @@ void SimMembership::take(Node& node, const Update& update) {
   consider(node);
 }
 
-// What a launcher does about a new epoch: its workers of the one before end, and new ones start if
-// it has a seat.
+// Acts as a launcher in a new epoch: its workers of the one before end, and new ones start if it
+// has a seat.
 void SimMembership::follow(Node& node) {
   const Epoch& epoch = node.view.epoch();
   if (epoch.number == node.running || epoch.number == 0) return;
@@ -218,7 +219,7 @@ void SimMembership::consider(Node& node) {
   });
 }
 
-// What must hold of every epoch that is committed, whatever happened.
+// Checks the properties of every epoch that is committed, whatever happened.
 void SimMembership::check(const Epoch& epoch) {
   const auto complain = [&](const std::string& what) {
     complaints_.push_back("epoch " + std::to_string(epoch.number) + ": " + what);
