@@ -73,7 +73,7 @@ void bind_torch_backend(pybind11::module_& module) {
       .def(
           "allocate_tensor",
           [](Backend& self, std::int64_t size, at::ScalarType dtype, c10::Device device) {
-            return self.lend(size, at::TensorOptions(dtype).device(device));
+            return self.allocate_shared(size, at::TensorOptions(dtype).device(device));
           },
           pybind11::arg("size"), pybind11::kw_only(), pybind11::arg("dtype"),
           pybind11::arg("device"), pybind11::call_guard<pybind11::gil_scoped_release>());

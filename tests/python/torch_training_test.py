@@ -54,8 +54,7 @@ for turn in range(3):
 """
 )
 
-# Of the first two runs one rank ends, each time another; torchrun kills the others wherever they
-# are.
+# In each of the first two runs another rank ends; torchrun kills the others wherever they are.
 RESTART_WORKER = (
     DIST_OF_THE_WAY
     + """
@@ -156,7 +155,7 @@ def trained_with_complex_parameters(rank, size, options, hook):
     return [torch.view_as_real(each).flatten().tolist() for each in numbers]
 
 
-# spec: A2 stock DDP trains complex parameters as on Gloo, whose buckets are lent too
+# spec: A2 stock DDP trains complex parameters as on Gloo, with buckets of the backend's memory
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "options, hook",
@@ -199,7 +198,7 @@ def trained_by_hook_that_resizes(rank, size, options):
     return [value.flatten().tolist() for value in net.state_dict().values()]
 
 
-# spec: A2 a communication hook may resize its bucket, lent memory too, as on Gloo
+# spec: A2 a communication hook may resize its bucket, also one of the backend's memory, as on Gloo
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
 def test_hook_resizes_bucket(options):
@@ -227,7 +226,7 @@ def buckets_in_shared_memory(rank, size):
 
 @pytest.mark.skipif(
     torch.cuda.device_count() > 0,
-    reason="left to the user where a GPU's backend would lend memory too",
+    reason="left to the user where a GPU's backend would allocate memory too",
 )
 def test_buckets_of_ddp_are_in_shared_memory():
     on_ranks(2, buckets_in_shared_memory)
@@ -360,17 +359,17 @@ def test_fully_shard_and_checkpoint(tmp_path):
 
 def sharded_with_complex_parameters(rank, size):
     grads = []
-    for lent in (False, True):
+    for by_backend in (False, True):
         torch.manual_seed(1)
         net = torch.nn.Linear(8, 5, dtype=torch.complex64)
         fully_shard(net, mesh=dist.init_device_mesh("cpu", (size,)))
-        net.set_allocate_memory_from_process_group_for_comm(lent)
+        net.set_allocate_memory_from_process_group_for_comm(by_backend)
         net(batch(rank, 0)[0].to(torch.complex64)).abs().sum().backward()
         grads += [each.grad.full_tensor() for each in net.parameters()]
     return [torch.view_as_real(each.to(torch.complex128)).flatten().tolist() for each in grads]
 
 
-# spec: A2 stock fully_shard of complex parameters, in lent memory too
+# spec: A2 stock fully_shard of complex parameters, also in memory of the backend
 def test_fully_shard_of_complex_parameters():
     by_muster, by_gloo = (
         on_ranks(2, sharded_with_complex_parameters, backend=backend)

@@ -35,7 +35,7 @@ _GLOO, _CUSTOM = _TYPES.GLOO, _TYPES.CUSTOM
 
 def _lend_buckets():
     """Lets DDP take its buckets' memory from the backend, which torch leaves off by default. Not
-    where a GPU's backend would lend too.
+    where a GPU's backend would allocate them too.
     """
     if _gpus() == 0:
         os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")

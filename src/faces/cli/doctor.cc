@@ -105,7 +105,7 @@ void look_at_encryption(Findings& findings) {
   findings.warn("encryption", text);
 }
 
-/// What env:// makes of it.
+/// Reports the scheduler that env:// would read.
 void look_at_scheduler(Findings& findings) {
   const auto scheduler = detect_scheduler();
   if (!scheduler) return;
@@ -136,7 +136,7 @@ void look_at_interfaces(Findings& findings) {
   ::freeifaddrs(list);
 }
 
-/// What the store and the ranks of a running job say of those that they turned away.
+/// Reports the connections that the store and the ranks of a running job have refused.
 void look_at_job(Findings& findings, const std::string& place) {
   const auto endpoint = launch::parse_endpoint("--job", place);
   if (!endpoint) return findings.warn("job", endpoint.status().message());

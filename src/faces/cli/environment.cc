@@ -14,7 +14,7 @@ constexpr const char* kEnvironmentHelp =
     "muster environment --all         all variables that muster reads, with what they do\n"
     "muster environment --markdown    their page of the documentation\n";
 
-/// Of a row, which may name several: "RANK, WORLD_SIZE".
+/// The variables of a row, which may name several: "RANK, WORLD_SIZE".
 std::vector<std::string> names_of(const EnvironmentVariable& row) {
   std::vector<std::string> names(1);
   for (const char c : row.name) {

@@ -1,5 +1,5 @@
-// What users do with `muster run` besides running it: closed streams, other programs' ports,
-// watchers of events, folders of logs.
+// The surroundings of `muster run` in practice: closed streams, other programs' ports, watchers of
+// events, folders of logs.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>

@@ -95,7 +95,8 @@ int run_command(const std::vector<std::string>& arguments) {
   return muster::cli::kUsageError;
 }
 
-/// What could not be printed (no space, say) makes a command fail that has succeeded otherwise.
+/// A command whose output could not be written (no space, say) fails, even if it has succeeded
+/// otherwise.
 int checked_output(int exit_code) {
   errno = 0;
   const bool written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.flush();

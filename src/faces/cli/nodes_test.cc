@@ -252,10 +252,10 @@ TEST(Nodes, RefuseAnotherSecret) {
   const std::string port = free_port();
   Launched first(node_words(port, 0, 1, {"true"}), kTalkative);
   ASSERT_TRUE(first.wait_for_error("waiting for 1 other node"));
-  const Outcome stranger =
+  const Outcome refused =
       run(node_words(port, 1, 1, {"true"}), {{"MUSTER_SECRET", "quite another secret"}});
-  EXPECT_EQ(stranger.code, 1);
-  EXPECT_TRUE(contains(stranger.err, "MUSTER_SECRET")) << stranger.err;
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_TRUE(contains(refused.err, "MUSTER_SECRET")) << refused.err;
   EXPECT_EQ(run(node_words(port, 1, 1, {"true"}), kSecret).code, 0);
   EXPECT_EQ(first.finish().code, 0);
 }

@@ -43,7 +43,7 @@ const std::map<std::string, std::string> kRefused = {
     {"--print-completion", "the completion of the shell is not written by the launcher"},
 };
 
-/// What to say where the first word that was not understood is one of them.
+/// The message if the first word that was not understood is one of them.
 std::optional<std::string> refusal_of(const std::vector<std::string>& rest) {
   if (rest.empty()) return std::nullopt;
   std::string name = rest.front().substr(0, rest.front().find('='));

@@ -11,7 +11,7 @@ namespace muster::cli {
 
 enum class RunFlavour { run, launch };  ///< torchrun's options, torch.distributed.launch's
 
-/// What the command line came to: options to run with, or text to print and an exit code.
+/// The parsed command line: options to run with, or text to print and an exit code.
 struct ParsedRun {
   launch::RunOptions options;
   bool finished = false;  ///< print `text` and leave with `exit_code`

@@ -43,7 +43,7 @@ Result<launch::Endpoint> endpoint_of(const std::string& text) {
   return endpoint;
 }
 
-/// What is shown: a job, and what must be said about where it comes from.
+/// The trace of a job to show, with notes on its sources.
 struct Shown {
   trace::JobTrace job;
   std::vector<std::string> notes;

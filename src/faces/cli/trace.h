@@ -1,4 +1,4 @@
-/// What `muster trace` and `muster top` make of what the ranks of a job called last.
+/// `muster trace` and `muster top`: they show the last calls of the ranks of a job.
 #pragma once
 
 #include <string>

@@ -132,10 +132,10 @@ TEST(TraceCommand, AStoreWithoutAJobSaysSo) {
   const auto none = run({"top", "--once", "--store", place}, {{"MUSTER_SECRET", secret}});
   EXPECT_EQ(none.code, 1);
   EXPECT_TRUE(has(none.err, "no job that can be asked runs on this store")) << none.err;
-  const auto stranger =
-      run({"top", "--once", "--store", place}, {{"MUSTER_SECRET", "a guess of a stranger"}});
-  EXPECT_EQ(stranger.code, 1);
-  EXPECT_TRUE(has(stranger.err, "secret")) << stranger.err;
+  const auto refused =
+      run({"top", "--once", "--store", place}, {{"MUSTER_SECRET", "a guess of an outsider"}});
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_TRUE(has(refused.err, "secret")) << refused.err;
 }
 
 }  // namespace

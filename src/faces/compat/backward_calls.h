@@ -13,23 +13,25 @@
 
 namespace muster::compat {
 
-/// Of one group in one pass. Thread-safe.
+/// The calls of one group in one pass. Thread-safe.
+///
+/// Lock order: `Latest::mutex`, then `mutex_`. Neither is held while a call is waited for.
 class BackwardCalls {
  public:
-  /// What a group keeps: those of the last pass that it was called in.
+  /// A group's reference to the calls of the last pass that it was called in. `mutex` guards it.
   struct Latest {
     std::mutex mutex;
     std::weak_ptr<BackwardCalls> calls;
   };
-  /// Of the pass that the calling thread is in, for its next call of `group`. From here on the
-  /// progress thread keeps off, until the pass is over or the thread stands still. Null outside of
-  /// a pass, at its very end, and where another core is free.
+  /// The calls of the pass that the calling thread is in, for its next call of `group`. From here
+  /// on the progress thread leaves them alone, until the pass is over or the thread stands still.
+  /// Null outside of a pass, at its very end, and if another core is free.
   static std::shared_ptr<BackwardCalls> of_this_pass(const ProcessGroup& group, Latest& latest);
   BackwardCalls(int pass, std::shared_ptr<void> driving)
       : pass_(pass), driving_(std::move(driving)) {}
 
-  /// The end of the pass drives these until they are done, for a while: who asks for a future may
-  /// do so to wait for it there.
+  /// The end of the pass drives these until they are done, for at most 100 ms: DDP asks for futures
+  /// in order to wait for them there.
   void finish_at_the_end(const std::vector<WorkRef>& works);
 
  private:
@@ -38,9 +40,9 @@ class BackwardCalls {
 
   const int pass_;                 // autograd's number
   std::shared_ptr<void> driving_;  // until the end
-  std::mutex mutex_;
-  std::vector<WorkRef> works_;
-  bool over_ = false;
+  std::mutex mutex_;               // guards the following
+  std::vector<WorkRef> works_;     // in the order of the calls
+  bool over_ = false;              // works are added no more
 };
 
 }  // namespace muster::compat

@@ -113,7 +113,7 @@ std::string monitored_text(int rank, const std::optional<Duration>& timeout,
              : why;
 }
 
-/// Of the member that errors call `first_rank`; -1 where it is none.
+/// Position of the member that errors call `first_rank`; -1 if no member is called so.
 int position_in(const ProcessGroup& group, int first_rank) {
   int member = group.size() - 1;
   while (member >= 0 && core_of(group).first_rank_of(member) != first_rank) --member;
@@ -531,7 +531,7 @@ void TorchBackend::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
 }
 
-at::Tensor TorchBackend::lend(std::int64_t size, const at::TensorOptions& options) {
+at::Tensor TorchBackend::allocate_shared(std::int64_t size, const at::TensorOptions& options) {
   return in_torch_errors([&] {
     try {
       return empty_shared({size}, options);
@@ -545,8 +545,9 @@ at::Tensor TorchBackend::lend(std::int64_t size, const at::TensorOptions& option
 /// For torch's Reducer, which takes complex gradients as pairs of reals.
 at::Tensor TorchBackend::allocateTensor(long size, at::TensorOptions options) {
   const auto dtype = c10::typeMetaToScalarType(options.dtype());
-  return c10::isComplexType(dtype) ? lend(2 * size, options.dtype(c10::toRealValueType(dtype)))
-                                   : lend(size, options);
+  return c10::isComplexType(dtype)
+             ? allocate_shared(2 * size, options.dtype(c10::toRealValueType(dtype)))
+             : allocate_shared(size, options);
 }
 
 c10d::ErrorType TorchBackend::getError() {

@@ -3,9 +3,9 @@
 ///
 /// Every call becomes the public function of muster's of the same meaning, on this backend's group.
 /// Synchronous calls run to their end on the caller's thread; asynchronous ones give a Work with a
-/// future. What fails throws torch's DistBackendError and its sisters, at the call where it is
-/// known there, else at the Work. Deprecated names of torch's virtuals are overridden where a newer
-/// one forwards to them, so that older releases work too.
+/// future. Failures throw torch's DistBackendError and its sisters, from the call if they are known
+/// there, else from the Work. Deprecated names of torch's virtuals are overridden where a newer one
+/// forwards to them, so that older releases work too.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -27,7 +27,7 @@
 
 namespace muster::compat {
 
-/// What stock torch makes a group's backend of (its `_DistributedBackendOptions`).
+/// The arguments of which stock torch makes a group's backend (its `_DistributedBackendOptions`).
 struct TorchGroup {
   std::string backend;  ///< the name that it is registered by
   c10::intrusive_ptr<c10d::Store> store;
@@ -99,9 +99,9 @@ class TorchBackend : public c10d::Backend {
   /// in place. Private memory if the arena has no room.
   bool supportsTensorAlloc(c10::DeviceIndex device) { return device < 0; }
   at::Tensor allocateTensor(long size, at::TensorOptions options);
-  /// What Python's `allocate_tensor` gives: a tensor of one dimension in memory that the ranks of
-  /// the host share, if there is room.
-  at::Tensor lend(std::int64_t size, const at::TensorOptions& options);
+  /// For Python's `allocate_tensor`: a tensor of one dimension in memory that the ranks of the host
+  /// share; in ordinary memory if the shared memory has no room.
+  at::Tensor allocate_shared(std::int64_t size, const at::TensorOptions& options);
   bool supportsSplitting() const { return true; }
   c10::intrusive_ptr<c10d::Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,

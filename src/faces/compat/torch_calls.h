@@ -1,6 +1,6 @@
-/// The several tensors of one c10d call, which stand for several devices of one process. What
-/// torch's Gloo does for them before and after it talks to other ranks is done here before: then
-/// every tensor has a call of its own, and all get the same value.
+/// The several tensors of one c10d call, which stand for several devices of one process. Torch's
+/// Gloo combines them before it talks to other ranks, and spreads the result after. Here both
+/// happen before: then every tensor has a call of its own, and all get the same value.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -49,7 +49,7 @@ auto in_both_words(Make make, Words words) -> decltype(make()) {
   }
 }
 
-/// Of one backend.
+/// Issues the calls of one backend on its group.
 class TorchCalls {
  public:
   using Works = c10::intrusive_ptr<c10d::Work>;

@@ -19,7 +19,8 @@
 namespace muster::compat {
 using Tensors = std::vector<at::Tensor>;
 
-/// Of the calls of one group, each by its name in c10d ("broadcast").
+/// The errors of torch's Gloo for wrong arguments of a group's calls, each call by its name in c10d
+/// ("broadcast"). Empty: the arguments are right.
 class GlooWords {
  public:
   GlooWords(int rank, int size) : rank_(rank), size_(size) {}
@@ -56,8 +57,8 @@ inline std::string text_of(const std::exception& error) {
 }
 
 /// Runs `body`; an exception of muster's comes out as torch's class of the same name, with the same
-/// text. Where time ran out it begins with the words that programs look for in the errors of
-/// torch's own backends.
+/// text. A timeout's text begins with the words that programs look for in the errors of torch's own
+/// backends.
 template <class Body>
 auto in_torch_errors(Body body) -> std::invoke_result_t<Body> {
   try {

@@ -26,8 +26,8 @@ class TorchJob : public std::enable_shared_from_this<TorchJob> {
   static std::shared_ptr<TorchJob> open(const c10::intrusive_ptr<c10d::Store>& store,
                                         const std::string& name, int rank, int size,
                                         Duration timeout);
-  /// Of the default group of stock torch, of which a process has one at a time; null where that
-  /// stands on another backend.
+  /// The job of stock torch's default group, of which a process has one at a time; null if that
+  /// group is on another backend.
   static std::shared_ptr<TorchJob> of_default_group();
   void make_default();
 
@@ -48,8 +48,8 @@ class TorchJob : public std::enable_shared_from_this<TorchJob> {
   /// Keeps the group until the job ends. Stock torch lets every member destroy its groups at any
   /// time and in any order, so destroying one must not wait for the others.
   void retire(Group group);
-  /// The orderly end, which all ranks call; waits for them at most `limit`. What fails is logged:
-  /// the job is over in any case. Again: nothing.
+  /// The orderly end, which all ranks call; waits for them at most `limit`. Failures are logged:
+  /// the job is over in any case. A second call does nothing.
   void close(Duration limit);
   bool is_open() const;
 

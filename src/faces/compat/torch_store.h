@@ -1,7 +1,7 @@
 /// Adapts a store of stock torch, over which the engine's ranks meet.
 ///
-/// What lives in `compat/`: muster's engine as a `c10d::Backend` of stock torch. The only folder
-/// that may include torch's own distributed code; it takes no part in muster's own interface. May
+/// `compat/` has muster's engine as a `c10d::Backend` of stock torch. It is the only folder that
+/// may include torch's own distributed code; it takes no part in muster's own interface. May
 /// include everything of group/ and below. Test it alone: `ctest -R '^python.torch'`.
 #pragma once
 

@@ -30,8 +30,8 @@ Medium medium_of(const std::string& transport) {
   return transport == "tcp" ? Medium::network : Medium::shared_memory;
 }
 
-/// The algorithms that one host can measure: `hosts` needs several. Of two that send the same
-/// messages only one: a ring of two ranks is a direct exchange.
+/// The algorithms that one host can measure: `hosts` needs several. A ring of two ranks is left
+/// out, because it sends the same messages as a direct exchange.
 std::vector<Algorithm> candidates(Medium medium, Op op, int ranks) {
   const auto row = algorithms_of(medium, op);
   std::vector<Algorithm> here;
@@ -392,7 +392,7 @@ class RightCells {
   std::map<const Tunable*, std::pair<int, int>> rows_;
 };
 
-/// What is checked: an operation on so many ranks, at one size.
+/// The choice that is checked: the algorithm of an operation on so many ranks, at one size.
 struct AlgorithmChoice {
   std::string transport;
   Op op;

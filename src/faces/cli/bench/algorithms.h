@@ -24,8 +24,8 @@ struct ComparisonOptions {
   bool threads = false;
 };
 
-/// What each algorithm took at one size, microseconds: in one measurement of all of them, or the
-/// least or the median of several.
+/// The time of each algorithm at one size, microseconds: from one measurement of all of them, or
+/// the least or the median of several.
 struct AlgorithmTimes {
   std::uint64_t bytes = 0;
   std::map<collective::Algorithm, double> us;

@@ -35,7 +35,7 @@ void add_selection_options(CLI::App& app, SelectionOptions& options) {
       ->excludes(tune);
 }
 
-/// What the caller has not chosen is chosen so that the borders between algorithms show.
+/// Fills options that the caller left open so that the borders between algorithms show.
 bench::ComparisonOptions comparison_of(const CLI::App& app, const TimingOptions& options) {
   bench::ComparisonOptions comparison;
   comparison.ops = app.count("--op") > 0 ? options.ops : bench::known_operations();

@@ -62,7 +62,8 @@ TEST(Bench, MeasuresMessages) {
   }
 }
 
-// What compares with other libraries, or predicts, is of muster-lab, which is not installed.
+// Options that compare with other libraries, or predict, belong to muster-lab, which is not
+// installed.
 TEST(Bench, HasNoOptionOfTheLaboratory) {
   for (const char* option : {"--vs=gloo", "--plot=picture.svg", "--simulate", "hosts", "ddp"}) {
     const Outcome outcome = run({"bench", option});

@@ -83,8 +83,8 @@ double median(std::vector<double> values) {
 namespace {
 
 constexpr int kLoops = 11;
-// Of a library whose one call takes many times as long as all loops were to take: their sum would
-// be minutes.
+// The loops if one call takes longer than kManyTimes the time meant for all: kLoops of them would
+// take minutes.
 constexpr int kFewLoops = 3;
 constexpr double kManyTimes = 5;
 constexpr std::int64_t kMostCalls = 200'000;
@@ -92,7 +92,7 @@ constexpr std::int64_t kMostSingles = 2000;
 
 std::int64_t nanoseconds_now() { return steady_clock().now().time_since_epoch().count(); }
 
-/// What a call was on this rank. The latest stamps of all ranks make its span.
+/// Writes the two stamps of a call on this rank. The maximum of each over all ranks gives its span.
 void stamp_call(std::int64_t* stamps, std::int64_t start, std::int64_t end, CountFrom from) {
   stamps[0] = from == CountFrom::last_start ? start : from == CountFrom::first_start ? -start : 0;
   stamps[1] = from == CountFrom::own_start ? end - start : end;
@@ -143,7 +143,7 @@ Status measure_singles(TimedRank& rank, std::int64_t times, CountFrom from, Figu
 void bind_to_a_core(const TimedRank& rank) {
   const auto cores = own_cores();
   if (usable_cores() < rank.size()) return;
-  // Where it is refused, ranks run where the system puts them.
+  // If the system refuses to bind, it places the rank itself.
   static_cast<void>(bind_to_hardware_thread(cores[static_cast<std::size_t>(rank.rank())]));
 }
 

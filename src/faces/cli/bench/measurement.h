@@ -1,5 +1,5 @@
-/// What is measured, and what came out, as lines of text between the one who asks and the ranks
-/// that are measured.
+/// Orders and results of measurements, as lines of text between the program that asks and the ranks
+/// that measure.
 ///
 /// A library is measured by its ranks. Each rank reads its orders, a line each, from the
 /// named pipe `to-<rank>` of a folder:
@@ -69,9 +69,9 @@ struct CellResult {
   bool skipped = false;
 };
 
-/// What ranks need until the system has spread them over the cores: it wakes them all near the one
-/// who wakes, and moves some of those that share a core within 0.2 s (Linux 6.18: 0.03 to 0.17 s).
-/// Ranks with a core each need none.
+/// Seconds until the system has spread the ranks over the cores: it wakes all of them near the
+/// waker, and moves those that share a core within 0.2 s (Linux 6.18: 0.03 to 0.17 s). 0 if each
+/// rank has a core of its own.
 double settling_of(int ranks);
 
 std::string encode(const Cell& cell);
@@ -94,7 +94,7 @@ class TimedRank {
   /// Gets ready for calls of the cell, with memory of its kind. Code::unsupported where there is no
   /// such operation.
   virtual Status prepare(const Cell& cell) = 0;
-  /// What this rank rewrites before each call.
+  /// The memory that this rank rewrites before each call.
   virtual MutableBytes written() = 0;
   virtual Status call() = 0;
 

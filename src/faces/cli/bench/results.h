@@ -1,4 +1,4 @@
-/// What a benchmark has found: a table for people, rows for programs, and a line of progress.
+/// The output of a benchmark: a table for people, rows for programs, and a line of progress.
 #pragma once
 
 #include <unistd.h>

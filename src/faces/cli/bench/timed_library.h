@@ -12,7 +12,7 @@
 
 namespace muster::cli::bench {
 
-/// What the ranks of every library in a run are.
+/// Number, kind and transport of the ranks, the same for every library in a run.
 struct RankOptions {
   int ranks = 2;
   std::string transport = "shm";  ///< or "tcp"

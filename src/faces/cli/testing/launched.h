@@ -44,7 +44,7 @@ class Launched {
   /// Reads until standard output (or error) holds `text` at least `times` times.
   bool wait_for_output(const std::string& text, int times = 1);
   bool wait_for_error(const std::string& text);
-  /// What standard output has held so far, from now on without it.
+  /// Returns the standard output read so far, and forgets it.
   std::string take_output() { return std::exchange(out_text_, {}); }
   /// Reads to the end of both streams and collects the process.
   Outcome finish();
