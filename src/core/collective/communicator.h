@@ -107,7 +107,7 @@ struct CommunicatorOptions {
   std::shared_ptr<const Tuning> tuning = {};
 };
 
-/// What the first member of a group sends to the others piggybacked on an existing call, so that no
+/// Sent by the first member of a group to the others, piggybacked on an existing call, so that no
 /// separate agreement is needed. Also the wire format.
 struct GroupProposal {
   std::uint64_t channel = 0;  ///< 0: none

@@ -1,4 +1,4 @@
-/// What the parts of one communicator know about their group.
+/// The group that all parts of one communicator work for.
 #pragma once
 
 #include <memory>

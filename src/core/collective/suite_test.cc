@@ -68,7 +68,7 @@ std::size_t play_all(Wire wire, int ranks, const std::vector<Cell>& cells,
   std::mutex lock;
   std::atomic<bool> go_on{true};
   std::atomic<std::size_t> played{0};
-  // Of the current block; created and dropped while no rank plays.
+  // The current block; created and dropped while no rank plays.
   std::size_t next = 0;
   std::vector<std::unique_ptr<Answers>> answers;
   const auto decide = [&]() noexcept {

@@ -1,5 +1,5 @@
-/// What the ranks that mpirun has started can tell each other before they are connected: rank 0's
-/// address, by PMI-1 (Hydra's of MPICH and Intel MPI) or PMIx (Open MPI's).
+/// Tells the ranks that mpirun has started rank 0's address, before they are connected: by PMI-1
+/// (Hydra's of MPICH and Intel MPI) or PMIx (Open MPI's).
 #pragma once
 
 #include <map>

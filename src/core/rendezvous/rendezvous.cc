@@ -255,7 +255,7 @@ bool as_scheduled(const MeetingOptions& join, const std::optional<SchedulerRanks
   return scheduler && join.rank == scheduler->rank && join.world_size == scheduler->world_size;
 }
 
-/// Where the launcher serves its store: `agent` is HOST:PORT.
+/// The launcher serves its store at `agent`, HOST:PORT.
 Status place_of_agent(const std::string& agent, TcpRendezvous& way) {
   const auto url = parse_init_url("tcp://" + agent);
   if (!url)

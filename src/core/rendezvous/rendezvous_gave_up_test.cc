@@ -1,4 +1,4 @@
-// What the others hear of a rank that gives up joining.
+// A rank that gives up joining: the others hear of it, and why.
 #include <atomic>
 #include <thread>
 

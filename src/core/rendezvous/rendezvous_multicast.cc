@@ -42,8 +42,8 @@ constexpr Duration kForgotten = seconds(3);       // a process not heard for thi
 constexpr Duration kOwnPause = seconds(1);  // a look that is so late: this process stood still
 constexpr std::uint32_t kWindow = kForgotten / kInterval;
 
-/// Where the processes of this host meet instead of at an IPv6 group: `lo` has no route for IPv6
-/// multicast, but carries that of IPv4.
+/// The processes of this host meet at this IPv4 group instead of an IPv6 one: `lo` has no route for
+/// IPv6 multicast, but carries that of IPv4.
 SocketAddress group_within_host(const SocketAddress& group) {
   const auto hash = short_hash(group.host());
   std::string host = "239";

@@ -68,7 +68,7 @@ TEST(Rendezvous, MulticastKeepsJobsApart) {
   EXPECT_TRUE(other_secret.succeeded());
 }
 
-/// What the kernel says of `process`: R, S, T (stopped) ...
+/// The state of `process` in the kernel: R, S, T (stopped) ...
 char kernel_state(pid_t process) {
   std::ifstream file("/proc/" + std::to_string(process) + "/stat");
   std::string number, name;

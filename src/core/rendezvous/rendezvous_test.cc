@@ -225,7 +225,7 @@ TEST(Rendezvous, EnvironmentWithArguments) {
 }
 
 // spec: W2 ranks of two jobs with one secret do not take each other's texts for those of their own,
-// whoever has put them into one store; W1 nor do they meet in one's store
+// even if another process has put them into one store; W1 nor do they meet in one's store
 TEST(Rendezvous, NamesOfJobsAreBoundIn) {
   const std::string port = std::to_string(testing::reserve_port());
   const Environment environment({{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}});

@@ -43,7 +43,8 @@ std::string job_of_pmix(const VariableOf& variable) {
 }
 
 /// Hydra, the launcher of MPICH and its kin, tells ranks no name of their job; but all of a host
-/// descend from one process of it. Where there is none, srun has started them and speaks PMI.
+/// descend from one process of it. If there is no such process, srun has started them and speaks
+/// PMI.
 std::string job_of_pmi(const VariableOf& variable) {
   for (pid_t process = ::getppid(); process > 1;) {
     const auto stat =

@@ -39,12 +39,12 @@ struct SchedulerRanks {
 /// The text of a variable; none where it is unset or empty.
 using VariableOf = std::function<std::optional<std::string>(const char* name)>;
 
-/// What the environment says of this process, from the first launcher whose variables are all there
-/// and make sense. MPI's come before Slurm's, which stay set in what an allocation's shell runs. A
+/// Reads the environment of this process, from the first launcher whose variables are all there and
+/// make sense. MPI's come before Slurm's, which stay set in what an allocation's shell runs. A
 /// process that a batch script starts without srun is none of Slurm's ranks.
 std::optional<SchedulerRanks> detect_scheduler(const VariableOf& variable = env_text);
 
-/// Where `muster run` stands that something else has started once on every node.
+/// The node of a `muster run` that something else has started once on every node.
 struct SchedulerNode {
   std::string name;  ///< "Slurm", "Kubernetes"
   std::optional<int> nodes;

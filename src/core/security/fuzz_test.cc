@@ -42,8 +42,8 @@ std::size_t feed(Fuzz& fuzz, Handshake& side, const std::string& bytes) {
   return eaten;
 }
 
-// spec: C2 strangers: whatever comes instead of a greeting proves nothing, and is answered by no
-// more than the fixed sizes
+// spec: C2 unauthenticated peers: whatever comes instead of a greeting proves nothing, and is
+// answered by no more than the fixed sizes
 TEST(HandshakeFuzz, DamagedGreetingsProveNothing) {
   Fuzz fuzz(1);
   testing::FuzzRun run(2000);
@@ -87,7 +87,7 @@ TEST(HandshakeFuzz, DamagedAnswersProveNothing) {
   }
 }
 
-/// What can be decrypted of what has come.
+/// The text of all that has come and can be decrypted.
 std::string all_of(TlsSession& session) {
   std::string text(64 * 1024, '\0');
   const MutableBytes piece = std::as_writable_bytes(std::span(text));

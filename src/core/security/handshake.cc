@@ -26,7 +26,8 @@ std::size_t Handshake::feed(ConstBytes input) {
     std::memcpy(input_.data() + have_, input.data() + eaten, n);
     have_ += n;
     eaten += n;
-    // A stranger is recognised by its first wrong byte, not only once it has sent a whole greeting.
+    // A peer that speaks another protocol is refused at its first wrong byte, not only once it has
+    // sent a whole greeting.
     if (state_ == State::greeting && !may_be_greeting(input_, have_)) {
       fail(Verdict::bad_magic,
            "what came is not a muster greeting; something else uses this port, or the address is "
@@ -100,7 +101,7 @@ void Handshake::eat_verdict() {
 }
 
 void Handshake::fail(Verdict verdict, std::string message) {
-  // Who did not even greet gets no answer at all.
+  // A peer that did not even greet gets no answer at all.
   if (side_ == Side::acceptor && verdict != Verdict::bad_magic)
     output_.push_back(static_cast<char>(verdict));
   state_ = State::failed;
@@ -120,8 +121,7 @@ Secret::Proof Handshake::proof_of(Side side) const {
 
 namespace {
 
-// Greeting: where each field stands. What is left up to 128 bytes is zero and part of what is
-// proved.
+// Greeting: the offset of each field. The rest up to 128 bytes is zero, and the proof covers it.
 constexpr std::size_t kMagicAt = 0, kProtocolAt = 8, kRoleAt = 10, kKindAt = 11, kRankAt = 12,
                       kWorldAt = 16, kJobAt = 24, kBuildAt = 40, kNoteAt = 48, kNonceAt = 56,
                       kPayloadsAt = 88;

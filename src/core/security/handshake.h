@@ -1,6 +1,6 @@
-/// What a connection within a host starts with, over a Unix socket: fixed sizes, both sides prove
-/// the job's secret before anything else is parsed. Connections over TCP use `tls_session.h`, with
-/// the same greeting. Bytes in, bytes out; no I/O, no clock.
+/// The start of a connection within a host, over a Unix socket. All sizes are fixed, and both sides
+/// prove the job's secret before anything else is parsed. Connections over TCP use `tls_session.h`,
+/// with the same greeting. Bytes in, bytes out; no I/O, no clock.
 ///
 ///   connector -> acceptor   Greeting (128 bytes: magic, protocol, role, secret kind, rank, world
 ///                           size, job hash, build hash, nonce, note)
@@ -77,7 +77,7 @@ class Handshake {
     };
     std::vector<Service> also = {};
   };
-  /// What the other side said, trustworthy once `done()`.
+  /// The other side's greeting, trustworthy once `done()`.
   struct Peer {
     std::int32_t rank = -1;
     std::int32_t world_size = -1;
@@ -148,17 +148,17 @@ ConstBytes job_of(const Greeting& greeting);
 /// 32 random bytes, new in every greeting.
 ConstBytes nonce_of(const Greeting& greeting);
 
-/// What a connection of this greeting is keyed with: the observer's key for its role.
+/// The key of a connection with this greeting: the observer's key for the observer's role, else
+/// `secret`.
 Secret secret_of(const Secret& secret, const Greeting& greeting);
 
-/// What the sender says of itself.
+/// The fields in which the sender describes itself.
 Handshake::Peer peer_of(const Greeting& greeting);
 
 /// Whether the first `have` bytes may be the beginning of a greeting.
 bool may_be_greeting(const Greeting& greeting, std::size_t have);
 
-/// What must be equal in both greetings and is not: the first difference; `accepted` where there is
-/// none.
+/// The first field that must be equal in both greetings and is not; `accepted` if all are equal.
 struct Difference {
   Handshake::Verdict verdict = Handshake::Verdict::accepted;
   std::string message;
@@ -168,7 +168,7 @@ Difference difference(const Greeting& mine, const Greeting& theirs);
 /// "the other side (rank 3)".
 std::string whom(std::int32_t rank);
 
-/// What the other side meant by refusing with `verdict`.
+/// Explains the other side's `verdict`, a refusal.
 std::string refusal_text(Handshake::Verdict verdict);
 
 // `MUSTER_TLS`: what of a link over TCP is encrypted. The same on every rank, or they refuse each

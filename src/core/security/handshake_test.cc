@@ -101,7 +101,7 @@ TEST(Handshake, AnImpostorWhoAcceptsWithoutProofIsNoticed) {
   EXPECT_NE(connector.failure().message().find("impostor"), std::string::npos);
 }
 
-// Whoever hands a greeting back as its own must not get a proof that it can hand back too.
+// A peer that reflects a greeting as its own must not get a proof that it can reflect too.
 TEST(Handshake, AReflectionProvesNothing) {
   Handshake connector(Side::connector, hello_of(3), kJobSecret);
   connector.feed(as_bytes(connector.take_output()));
@@ -214,8 +214,8 @@ TEST(Handshake, UnwelcomeIsKnownAndSaysSo) {
 }
 
 TEST(Handshake, ChangingAnyByteOnTheWayIsNoticed) {
-  // What a man in the middle changes in either greeting breaks the proofs, also in bytes that mean
-  // nothing.
+  // Any byte that a man in the middle changes in either greeting breaks the proofs, also one that
+  // means nothing.
   for (std::size_t at = 0; at < 128; ++at) {
     for (const bool first : {true, false}) {
       Handshake connector(Side::connector, hello_of(3), kJobSecret),

@@ -173,7 +173,7 @@ bool is_private_group(gid_t group) {
   return true;
 }
 
-/// Who could have replaced the file that this code runs from.
+/// The users and groups that could have replaced the file that this code runs from.
 struct Trusted {
   std::set<uid_t> users;
   std::set<gid_t> groups;
@@ -183,7 +183,7 @@ struct Trusted {
 /// The program or library that this code is in.
 std::string file_of_this_code() {
   Dl_info here{};
-  // Of the program itself dladdr knows only how it was called.
+  // For the program itself dladdr knows only how it was called.
   if (::dladdr(reinterpret_cast<const void*>(&check_trusted_place), &here) != 0 &&
       here.dli_fname != nullptr && here.dli_fname[0] == '/')
     return here.dli_fname;
@@ -192,8 +192,8 @@ std::string file_of_this_code() {
   return length <= 0 ? std::string() : std::string(target.data(), static_cast<std::size_t>(length));
 }
 
-/// Where a namespace does not map users, all that is theirs shows as 65534's. In a sticky folder a
-/// group cannot replace what is another's.
+/// In a namespace that does not map a user, all of that user's files show as 65534's. In a sticky
+/// folder a group cannot replace what is another's.
 Trusted those_who_could_replace(std::string file) {
   Trusted found;
   for (; !file.empty(); file.resize(file == "/" ? 0 : std::max<std::size_t>(file.rfind('/'), 1))) {

@@ -208,8 +208,8 @@ TEST_F(TrustedPlace, AnothersIsNot) {
   expect_refused("mine/bin", "belongs to user 12345");
 }
 
-// spec: W3 whoever could have replaced the program itself is trusted: its owner, and a group that
-// may write to its folder; nobody else is
+// spec: W3 those who could have replaced the program itself are trusted: its owner, and a group
+// that may write to its folder; nobody else is
 TEST_F(TrustedPlace, WhoOwnsTheProgramIsTrusted) {
   if (::geteuid() != 0) GTEST_SKIP() << "giving files away needs root";
   constexpr uid_t kColleague = 12345, kProject = 23456, kUnknown = 65534;

@@ -1,4 +1,4 @@
-/// What processes without the secret can cause: connections that a server refuses, and answers that
+/// Effects of processes without the secret: connections that a server refuses, and answers that
 /// anybody on the way can have forged.
 #pragma once
 
@@ -47,7 +47,7 @@ class ClearAnswers {
   /// A connection ended in another way.
   void forget() { refused_ = false; }
 
-  /// What the attempt ends with.
+  /// The error that the attempt ends with.
   static Status told(const Status& said) {
     return Status(
         said.code(),

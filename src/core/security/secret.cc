@@ -186,8 +186,8 @@ Result<SecretBytes> key_from_file(const std::string& path) {
 }
 
 /// The key in the sealed file of a launcher behind `link`, a descriptor in /proc, if it is one.
-/// What is inherited only names the file (`Secret::sealed`), so the kernel asks each time whether
-/// this user may read it.
+/// The inherited descriptor only names the file (`Secret::sealed`), so the kernel checks each time
+/// whether this user may read it.
 std::optional<SecretBytes> read_sealed(const std::string& link) {
   const Descriptor file(::open(link.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat info {};

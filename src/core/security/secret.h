@@ -1,8 +1,8 @@
 /// The job's secret and the proofs made with it.
 ///
 /// Every connection of a job, store or link, proves the same secret both ways (`handshake.h`,
-/// `tls_session.h`). Where it comes from, first match:
-///  1. `MUSTER_SECRET`, a text: kind `given`. What `muster secret` makes is used as it is; any
+/// `tls_session.h`). It comes from the first of these:
+///  1. `MUSTER_SECRET`, a text: kind `given`. A key that `muster secret` made is used as it is; any
 ///     other text is stretched (Argon2id), and refused below 16 characters or 8 different ones;
 ///  2. `MUSTER_SECRET_FD`, PID:FD: the key that a launcher hands to its workers, in a sealed memory
 ///     file that they inherit, or find with the launcher while it lives; kind `given`. Processes of

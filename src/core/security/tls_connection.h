@@ -1,4 +1,4 @@
-/// What a `TlsSession` is made of: the bytes that wait on both sides of it, the cipher of its
+/// The parts of a `TlsSession`: the bytes that wait on both sides of it, the cipher of its
 /// payloads, and its state. Private to `tls_session.cc` (greetings, handshake, keys) and
 /// `tls_payloads.cc` (records and payloads).
 #pragma once
@@ -47,7 +47,8 @@ std::string library_error();
 
 }  // namespace tls
 
-/// Bytes that come at one end and go at the other. Keeps a little memory while it is empty.
+/// Bytes that come at one end and go at the other. Keeps at most `kKept` bytes of memory while it
+/// is empty.
 class ByteBuffer {
  public:
   ConstBytes bytes() const { return ConstBytes(memory_.get() + begin_, end_ - begin_); }
@@ -58,7 +59,7 @@ class ByteBuffer {
       const std::size_t held = end_ - begin_;
       if (capacity_ < held + more) {
         capacity_ = std::max(held + more, 2 * capacity_);
-        // What is kept is made once.
+        // Memory that is kept has its full size from the start.
         if (capacity_ > fixed::kIoBuffer) capacity_ = std::max(held + more, kKept);
         std::unique_ptr<std::byte[]> larger(new std::byte[capacity_]);
         std::memcpy(larger.get(), memory_.get() + begin_, held);
@@ -202,7 +203,7 @@ struct TlsSession::Connection {
   std::uint64_t written = 0;  // under the present key, as if records were full
   const std::uint64_t per_key;
   PayloadCipher sends, receives;
-  // Of the section that is being read.
+  // The section that is being read.
   std::array<std::byte, tls::kSectionHeader> section{};
   std::size_t section_have = 0;  // bytes of its header
   std::size_t inside_left = 0, outside_left = 0;

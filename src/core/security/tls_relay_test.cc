@@ -70,7 +70,7 @@ struct TwoSides {
                              OneWay{acceptor, connector, {}, {}}};
 };
 
-/// What is passed on of the chunks of one direction, the other session's beside them.
+/// Passes on the chunks of one direction, or plays a trick on them with those of another session.
 class Middleman {
  public:
   Middleman(Trick trick, std::size_t when, std::mt19937_64& random)
@@ -180,7 +180,7 @@ TEST_P(TlsRelay, NothingIsAcceptedThatWasTamperedWith) {
   EXPECT_LE(ignored, tries / 50);
 }
 
-// What one role has said is nothing to another.
+// A server of one role refuses the keys of any other.
 TEST(TlsRelayBetweenRoles, KeysOfOneRoleOpenNoOther) {
   for (const Role asked : kRoles) {
     for (const Role served : kRoles) {

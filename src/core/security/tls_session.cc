@@ -123,7 +123,7 @@ BIO_METHOD* byte_method() {
   return method;
 }
 
-/// What all connections have in common; null where this OpenSSL cannot do it. Lives for ever: the
+/// The settings of all connections; null if this OpenSSL cannot do them. Lives for ever: the
 /// library must not take itself down at the process's end, while threads may still be in it.
 SSL_CTX* context() {
   static SSL_CTX* const made = []() -> SSL_CTX* {
@@ -220,7 +220,7 @@ bool TlsSession::Connection::eat_greeting() {
   const ConstBytes came = input.bytes();
   const std::size_t have = std::min(came.size(), theirs.size());
   std::memcpy(theirs.data(), came.data(), have);
-  // A stranger is recognised by its first wrong byte, and gets no answer at all.
+  // A peer that speaks another protocol is refused at its first wrong byte, without any answer.
   if (!may_be_greeting(theirs, have)) {
     fail(Code::refused, Verdict::bad_magic,
          "what came is not a muster greeting; something else uses this port, or the address is "

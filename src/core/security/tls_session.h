@@ -63,15 +63,15 @@ class TlsSession {
   TlsSession(TlsSession&&) noexcept;
   TlsSession& operator=(TlsSession&&) noexcept;
 
-  /// What has come from the other side; all of it is taken.
+  /// Takes all of the bytes that have come from the other side.
   void feed(ConstBytes ciphertext);
   /// The same without a copy: at least `bytes` of room, of which the first `came(n)` are then used.
   MutableBytes room(std::size_t bytes);
   void came(std::size_t bytes);
-  /// What has come and has not been decrypted yet: the caller stops feeding while this is large.
+  /// Bytes that have come and are not decrypted yet: the caller stops feeding while they are many.
   std::size_t unread() const;
 
-  /// What is to be sent, in order; it stays until `sent` says how much of it has gone.
+  /// Bytes to be sent, in order; they stay until `sent` says how many have gone.
   ConstBytes output() const;
   void sent(std::size_t bytes);
   std::string take_output();
@@ -86,7 +86,7 @@ class TlsSession {
   /// A connector's failure that nothing authenticates: it was found before the other side had
   /// proved the secret, so anybody on the way can have brought it about. Never without a secret.
   bool failed_in_the_clear() const;
-  /// What the other side says of itself, to be trusted once `done`.
+  /// The other side's description of itself, to be trusted once `done`.
   const Handshake::Peer& peer() const;
   /// Acceptor: refuses a peer that is who it says but is not wanted now. Before `done`.
   void set_unwelcome();

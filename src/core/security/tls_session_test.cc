@@ -255,7 +255,7 @@ TEST(TlsSession, WhateverIsChangedOnTheWayIsFound) {
       if (two.acceptor.done()) static_cast<void>(write(two.acceptor, "from the acceptor"));
     }
     ASSERT_TRUE(changed);
-    // What is read is what was sent, and somebody has found the change.
+    // The text that is read is the one that was sent, and one side has found the change.
     for (auto [to, text] : {std::pair(&two.acceptor, std::string_view("from the connector")),
                             std::pair(&two.connector, std::string_view("from the acceptor"))}) {
       if (!to->done()) continue;
@@ -411,7 +411,7 @@ class ConnectedChild {
 
   pid_t pid() const { return child_; }
   bool connected() const { return greetings_.back().size() == kGreetingBytes; }
-  /// What its two sides have said first.
+  /// The first bytes of each of its two sides.
   const std::array<std::string, 2>& greetings() const { return greetings_; }
 
  private:
@@ -468,7 +468,7 @@ class RecordedHello {
     std::ranges::copy(message.substr(message.size() - kProof), proof_.begin());
   }
 
-  /// Where it ends in what the connector has said.
+  /// The position behind it in the connector's bytes.
   std::size_t end() const { return end_; }
   /// Whether `key` is the pre-shared key, or any secret on the way from there to the proof: with
   /// each of them another process could make the connection.

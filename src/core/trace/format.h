@@ -40,7 +40,7 @@ struct FileHeader {
   char boot[40];  ///< the kernel's boot id: whether the monotonic clock is the reader's own
   char job[128];
   char run_id[64];                    ///< the launcher's name for the job, --rdzv-id; empty: none
-  alignas(64) std::uint64_t tickets;  ///< handed out so far
+  alignas(64) std::uint64_t tickets;  ///< given to calls so far
   std::uint64_t group_count;
   std::uint64_t dropped;  ///< calls not recorded because another thread was writing their slot
   alignas(64) std::uint64_t failure_stamp;
@@ -62,7 +62,7 @@ struct GroupSlot {
 };
 static_assert(sizeof(GroupSlot) == 256);
 
-/// What an entry holds, as words.
+/// The contents of an entry, as words.
 struct Body {
   std::uint64_t sequence;  ///< of the group's collectives, from 1; 0 for point-to-point calls
   std::int64_t start_ns;

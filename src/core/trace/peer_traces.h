@@ -1,9 +1,9 @@
-/// What a rank can find out about other ranks that no longer answer.
+/// The last calls of other ranks, also of those that no longer answer.
 ///
-/// Ranks of this host: their trace files are read directly, without their help. Ranks of other
-/// hosts: each publishes its last calls in the job's store, at most once a second and only if it
-/// has begun or ended a call since, so the information may be a second old. Nothing is published if
-/// all ranks share a host. Ages across hosts are as accurate as the hosts' wall clocks.
+/// The trace files of ranks of this host are read directly, without their help. Ranks of other
+/// hosts publish their last calls in the job's store, at most once a second and only if they have
+/// begun or ended a call since, so the information may be a second old. Nothing is published if all
+/// ranks share a host. Ages across hosts are as accurate as the hosts' wall clocks.
 #pragma once
 
 #include <condition_variable>
@@ -25,16 +25,16 @@ namespace muster::trace {
 
 class PeerTraces {
  public:
-  /// `elsewhere`: the ranks of other hosts. Where there are any, starts a thread that publishes
-  /// over a clone of `store` with short timeouts.
+  /// `elsewhere`: the ranks of other hosts. If there are any, starts a thread that publishes over a
+  /// clone of `store` with short timeouts.
   PeerTraces(std::shared_ptr<Recorder> recorder, std::shared_ptr<store::Store> store,
              std::vector<int> elsewhere);
   ~PeerTraces();
   PeerTraces(const PeerTraces&) = delete;
 
-  /// What the ranks (all, where `only` is empty) did last, as far as it can be known; `records` may
-  /// be cut down to the latest of each group. Blocks for some seconds at most, and only where there
-  /// are other hosts.
+  /// The last calls of the ranks in `only` (all, if it is empty), as far as they can be known;
+  /// `records` may be cut down to the latest of each group. Blocks for some seconds at most, and
+  /// only if there are other hosts.
   JobTrace look(std::span<const int> only = {}) const;
   /// The end of a sentence: "; rank 2's last call there is ..." for each of the first few `ranks`
   /// that something is known of.

@@ -1,9 +1,9 @@
 /// The flight recorder: what this rank called last, in memory that outlives it.
 ///
-/// What lives in `trace/`: the file's format (`format.h`), its writer (here), its reader
-/// (`reader.h`), what can be concluded from the files of a job (`analysis.h`), and what a rank can
-/// find out about the others when a deadline has passed (`peer_traces.h`). May include base/ and
-/// store/. Test it alone: `ctest -R '^trace'`.
+/// `trace/` has the file's format (`format.h`), its writer (here), its reader (`reader.h`), what
+/// can be concluded from the files of a job (`analysis.h`), and what a rank can find out about the
+/// others when a deadline has passed (`peer_traces.h`). May include base/ and store/. Test it
+/// alone: `ctest -R '^trace'`.
 ///
 /// The ring is a file mapped shared: the kernel keeps it whatever ends the process. Recording a
 /// call takes no lock, no allocation and no system call; slots are claimed with one
@@ -43,8 +43,8 @@ struct RecorderOptions {
 
 inline constexpr std::uint8_t kNoDType = 255;
 
-/// The name of a function as entries hold it: its first 23 characters, in words. Of a literal it is
-/// made by the compiler.
+/// The name of a function as entries hold it: its first 23 characters, in words. The compiler makes
+/// it of a literal.
 struct Name {
   std::array<std::uint64_t, sizeof(Body::name) / 8> words{};
 

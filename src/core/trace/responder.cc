@@ -308,7 +308,7 @@ class Asking {
     return ranks;
   }
 
-  /// What those of `ranks` that answer say.
+  /// Asks all of `ranks` and returns the traces in the answers; some may not answer.
   std::vector<RankTrace> ask(const std::vector<int>& ranks, const std::vector<int>& about) {
     const Question question{random_name(12), options_.records, about};
     std::vector<int> asked;
@@ -338,7 +338,7 @@ class Asking {
     return said;
   }
 
-  /// Of those that are stopped or dead a rank of the same host tells.
+  /// Asks one rank of the same host about those that are stopped or dead.
   void ask_neighbours(const std::vector<int>& silent) {
     if (silent.empty()) return;
     std::map<std::tuple<std::string, std::string, std::string>, int> one_of_each_folder;

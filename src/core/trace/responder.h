@@ -63,8 +63,8 @@ struct AskedJob {
   std::vector<std::string> notes;           ///< of which ranks nothing is known, or only by hearsay
   std::map<int, std::uint64_t> refusals{};  ///< by rank that answers: connections it has refused
 };
-/// What the ranks of the latest job on this store are in; `store` is the whole server's, not one
-/// job's part of it. Times are moved to this host's clock.
+/// The calls that the ranks of the latest job on this store are in. `store` is the whole server's,
+/// not one job's part of it. Times are moved to this host's clock.
 Result<AskedJob> ask_job(store::Store& store, const AskOptions& options = {});
 
 }  // namespace muster::trace

@@ -124,7 +124,7 @@ TEST_F(AskedJobs, SeveralMayAskAtOnce) {
 
 TEST_F(AskedJobs, AWrongSecretIsRefused) {
   auto options = client();
-  options.secret = Secret::given("another secret of a stranger");
+  options.secret = Secret::given("the secret of another job");
   const auto store = store::make_tcp_store(options);
   ASSERT_FALSE(store.ok());
   EXPECT_EQ(store.status().code(), Code::refused);

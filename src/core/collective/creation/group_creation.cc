@@ -78,7 +78,7 @@ std::string creation_text(const CommunicatorOptions& options) {
          (options.name.empty() ? std::string("a group") : "group '" + options.name + "'");
 }
 
-// What each member contributes to a split.
+// One member's contribution to a split.
 struct SplitNote {
   std::uint64_t id = 0;  // from the first member of a part: its channel; or kGivenUp
   GroupDescriptor descriptor = {};

@@ -31,7 +31,7 @@ namespace muster::collective {
 inline constexpr Duration kVerdictGrace =
     std::chrono::milliseconds(50);  // limit: delay of an error
 
-/// What the first member sends to all others. Also the wire format.
+/// Sent by the first member to all others. Also the wire format.
 struct GroupDescriptor {
   std::uint64_t segment = 0;  ///< of the host's region
   Selection::Bounds bounds{};

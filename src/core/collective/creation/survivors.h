@@ -33,7 +33,7 @@ class SurvivorViews {
   /// `out`: by position, the members excluded from the start.
   SurvivorViews(int self, std::vector<bool> out, std::uint32_t attempt);
 
-  /// What a member sends.
+  /// A member's message to all that its view includes.
   struct SurvivorView {
     std::uint32_t attempt = 0;
     std::vector<bool> out;

@@ -136,7 +136,7 @@ class LinkGroup {
   /// Runs one collective, one at a time. `args` must be valid and, like `call`, outlive the task.
   /// No transfer is outstanding when it ends.
   Task<Status> run(const Args& args, const transport::Fingerprint& call);
-  /// What the running task waits for.
+  /// The transfers that the running task waits for.
   const OutstandingTransfers& outstanding() const { return outstanding_; }
   /// Whether no transfer of the last task is outstanding. A task that has thrown leaves some, which
   /// end with the channel.

@@ -525,8 +525,8 @@ TEST(LinkGroup, ADirectReduceOfTwoEagerMessagesUsesReadyToReceive) {
   }
 }
 
-// Where two ranks have a message for each other, the request for a large one must not come behind
-// the answer that lets the other side fill the wire.
+// If two ranks have a message for each other, the request for a large one must not come behind the
+// answer that lets the other side fill the wire.
 TEST(LinkGroup, ExchangesPostTheirSendsFirst) {
   const std::vector<std::tuple<Op, Algorithm, int>> exchanges{
       {Op::all_reduce, Algorithm::bruck, 2},  {Op::all_gather, Algorithm::bruck, 2},

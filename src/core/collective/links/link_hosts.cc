@@ -27,7 +27,7 @@ namespace {
 
 std::size_t as_index(int index) { return static_cast<std::size_t>(index); }
 
-/// What each rank owns of the data, and the chunk of it that moves in each round.
+/// The pieces of the data that each rank owns, and the chunk of each that moves in a round.
 class HostPieces {
  public:
   HostPieces(const plan::HostsPlan& plan, const Args& args)
@@ -295,8 +295,8 @@ class LinkGroup::HostRounds {
     return memory;
   }
 
-  /// Sums the hosts' sums of this rank's own chunk. Of the results that pass through temporary
-  /// memory kFar wait for being sent.
+  /// Sums the hosts' sums of this rank's own chunk. At most kFar results wait in temporary memory
+  /// to be sent.
   bool reduce_own() {
     const std::size_t t = reduced_;
     if (t == summed_ || t == owned_ + kFar || !outstanding_.done(slot(kSums, t)) ||
@@ -314,7 +314,7 @@ class LinkGroup::HostRounds {
     return true;
   }
 
-  /// Of the first `number` inputs. `divisor`: of sums that are divided here.
+  /// Reduces the first `number` inputs. `divisor`: for sums that are divided here.
   void reduce(std::byte* to, int number, std::size_t count, double divisor) {
     const std::span<const std::byte* const> inputs{inputs_.data(), as_index(number)};
     if (averages_twice())

@@ -96,7 +96,7 @@ TEST(HostsPlan, NamesTheOthersOfAHostAndOtherHosts) {
   }
 }
 
-/// What `handled_by` says, computed from `handler`.
+/// The same as `handled_by`, computed from `handler`.
 std::vector<int> handled_by(const HostsPlan& plan, int place) {
   std::vector<int> owners;
   for (int piece = 0; piece < plan.pieces(); ++piece) {

@@ -88,7 +88,7 @@ TEST(Closing, AMemberThatGoesOnLearnsWhoHasLeft) {
           }
           closed.arrive_and_wait();
           if (rank != leaver) {
-            // What the leaver has sent is still there.
+            // The leaver's message is still there.
             EXPECT_TRUE(one.receive(leaver, 7, bytes(out), DType::int64, soon())
                             ->wait(TimePoint::max())
                             .ok());

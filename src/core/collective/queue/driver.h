@@ -1,5 +1,5 @@
-/// Who drives the calls of one communicator: what its parts need from it, the thread that has
-/// promised to drive, and what waiting threads call meanwhile.
+/// Driving the calls of one communicator: the interface that its parts use, the thread that has
+/// promised to drive, and the callbacks of threads that wait.
 #pragma once
 
 #include <pthread.h>
@@ -21,7 +21,7 @@
 
 namespace muster::collective {
 
-/// What the parts of one communicator need from it.
+/// The communicator as its parts see it.
 class Driver : public Progressable {
  public:
   /// Drives all of the communicator's work on this thread until `done()`; returns false if `limit`

@@ -1,4 +1,4 @@
-/// What communicators with a queue of calls have in common, whoever carries the calls out.
+/// The common part of communicators with a queue of calls, over links or over shared memory.
 #pragma once
 
 #include <cxxabi.h>

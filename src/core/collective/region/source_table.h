@@ -102,8 +102,8 @@ class SourceTable {
   bool uses_grants_ = false;
 };
 
-/// Where a member puts its input for the others: in its line, in the slot beside it, in its
-/// windows, or nowhere if peers can read it in place.
+/// Chooses the place of a member's input for the others: its line, the slot beside it, its windows,
+/// or none if peers can read it in place.
 class BufferPlacement {
  public:
   BufferPlacement(shm::GroupSegment& segment, shm::DirectReads& direct_reads,

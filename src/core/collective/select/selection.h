@@ -43,7 +43,7 @@ std::optional<Algorithm> algorithm_named(std::string_view name);
 /// Accepts collectives only.
 std::optional<Op> op_named(std::string_view name);
 
-/// What the calls of a group run over.
+/// The medium that the calls of a group run over.
 enum class Medium : std::uint8_t { network, shared_memory };
 std::string_view name_of(Medium medium);
 
@@ -67,7 +67,7 @@ std::vector<int> first_ranks_of_hosts(std::span<const int> hosts);
 /// The same with `per_host` ranks on every host. The last has what is left.
 std::vector<int> even_hosts(int ranks, int per_host);
 
-/// Where a group's members run; the same on all of them.
+/// The hosts and cores of a group's members; the same on all of them.
 struct GroupPlacement {
   std::vector<int> first_ranks;  ///< of its hosts; empty: as if each rank had a host of its own
   int per_core = 1;              ///< for a group on one host: `ranks_per_core`
