@@ -75,7 +75,7 @@ class CarriedCall {
     std::unique_ptr<std::byte[]> memory_;
     std::size_t size_ = 0;
   };
-  /// Where each member's slice is in one piece of memory.
+  /// Count and offset of each member's slice in one piece of memory, in elements.
   struct CarriedLayout {
     std::vector<Count> counts, places;
     std::size_t bytes = 0;

@@ -266,8 +266,8 @@ void CarriedCommunicator::fail_queue() {
   }
 }
 
-/// What MPI may still use is kept for ever: the call's buffers, and the caller's memory if this
-/// holds it.
+/// If MPI may still use the call's memory, it is kept for ever: the call's buffers, and the
+/// caller's memory if the operation owns it. Under the lock.
 void CarriedCommunicator::finish_front(const Status& status) {
   CarriedOperation& operation = *queue_.front();
   queue_.pop_front();
@@ -365,7 +365,7 @@ Status CarriedCommunicator::run(const Args& args, CallRecord& record) {
   return operation.status();
 }
 
-/// Of a thread that does not wait any more; the group has failed.
+/// Called by a thread that stops waiting for `operation`, after the group has failed.
 void CarriedCommunicator::drop(CarriedOperation& operation) {
   const std::lock_guard guard(lock_);
   if (std::find(queue_.begin(), queue_.end(), &operation) != queue_.end()) fail_queue();

@@ -1,8 +1,8 @@
 /// A `collective::Communicator` whose calls another library carries out: MPI or UCC.
 ///
 /// Collectives are non-blocking operations on a communicator of the library for the group alone;
-/// they are begun, and end, in the order of the calls. Whoever waits polls the library; calls that
-/// nobody waits for are polled by one thread of the process (`poller.h`). The group also has a
+/// they are begun, and end, in the order of the calls. A thread that waits polls the library; one
+/// thread of the process polls calls that no thread waits for (`poller.h`). The group also has a
 /// channel of muster's fabric, on which members learn of failures, tell each other which call they
 /// wait in, and compare their calls at the end; at debug level DETAIL they compare every call there
 /// before the library gets it.

@@ -4,10 +4,10 @@
 /// MPI_Iallreduce takes two to six times as long as its MPI_Allreduce), and a thread in a blocking
 /// call cannot be told that a member has died. Messages are as fast, and can be given up.
 ///
-/// Small inputs go whole from each member to all others, and each member reduces all of them. Of
-/// larger ones each member reduces one slice and sends the result to the others, chunk by chunk
-/// (reduce-scatter and all-gather). Either way inputs are added in the order of the members, so the
-/// result has the same bits on all of them.
+/// Small inputs go whole from each member to all others, and each member reduces all of them.
+/// Larger inputs are divided: each member reduces one slice and sends the result to the others,
+/// chunk by chunk (reduce-scatter and all-gather). Either way inputs are added in the order of the
+/// members, so the result has the same bits on all of them.
 #pragma once
 
 #include <array>
@@ -70,13 +70,13 @@ class DirectAllReduce {
   Status advance(ReducingPeer& peer);
   Status poll(MessageStream& stream, const ReducingPeer& peer, bool receives);
   Status send(MessageStream& stream, const ReducingPeer& peer, ConstBytes data, int tag);
-  /// Of `expected` bytes. More room keeps a wrong size from being an error of MPI's, which some
-  /// libraries make an abort.
+  /// Receives `expected` bytes. More room keeps a wrong size from being an error of MPI's, which
+  /// some libraries make an abort.
   Status receive(MessageStream& stream, const ReducingPeer& peer, MutableBytes room,
                  std::size_t expected, int tag);
   /// Bytes of chunk `index` of `slice`, from the start of the tensor.
   collective::plan::Slice range(const collective::plan::Slice& slice, std::size_t index) const;
-  /// Where a peer's input for chunk `index` is received.
+  /// The memory that receives a peer's input for chunk `index`.
   std::byte* place(int member, std::size_t index) const;
   bool can_reduce() const;
   void reduce_chunk();

@@ -1,4 +1,4 @@
-/// What muster needs of a library that carries out a group's calls: MPI as a plugin of backend mpi
+/// The functions of a library that carries out a group's calls: MPI as a plugin of backend mpi
 /// provides it, or UCC.
 ///
 /// Every function that returns `int` returns the library's error code, 0 for success. Counts are
@@ -86,7 +86,7 @@ class Comm {
                       CarriedRequest& request) = 0;
 };
 
-/// What carrying calls takes besides a `Comm`. Thread-safe.
+/// The functions that are not of one `Comm`. Thread-safe.
 class CallLibrary {
  public:
   virtual ~CallLibrary() = default;
@@ -101,7 +101,7 @@ class CallLibrary {
 
   /// Advances the library. `arrival` may be null.
   virtual int test(CarriedRequest& request, bool& done, CarriedArrival* arrival) = 0;
-  /// Of a receive; it still has to be tested until it is done.
+  /// Cancels a receive, which still has to be tested until it is done.
   virtual int cancel(CarriedRequest& request) = 0;
 };
 

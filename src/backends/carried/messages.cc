@@ -15,7 +15,7 @@ using collective::Args;
 using collective::Op;
 using CarriedMessage = Messages::CarriedMessage;
 
-/// What a message begins with.
+/// The first bytes of a message.
 struct Messages::Header {
   std::uint64_t bytes = 0;
   std::uint32_t payload_tag = 0;  ///< of a large message
@@ -248,7 +248,8 @@ void Messages::sweep() {
   }
 }
 
-/// The group has failed: all messages end now. What MPI still uses is kept. Under the lock.
+/// The group has failed: all messages end now. Messages that MPI still uses are kept for ever, with
+/// their owners. Under the lock.
 void Messages::fail_open() {
   const Status failure = group_.channel->failure();
   for (const auto& message : open_) {

@@ -1,4 +1,4 @@
-/// What muster needs of an MPI library besides carrying calls, as a plugin provides it.
+/// The functions of an MPI library besides carrying calls, as a plugin provides them.
 ///
 /// The plugin (`plugin/`) is compiled once per flavour of MPI, because `mpi.h` differs: the MPI-5
 /// ABI, Open MPI, MPICH. It includes nothing of muster but this header and the one included here,

@@ -116,14 +116,14 @@ const char* flavour_of(const FoundLibrary& library) {
   return name.find("mpi_abi") != std::string::npos ? "abi" : "mpich";
 }
 
-/// Where plugins may be, unless MUSTER_PLUGINS says where they are: beside this code's file and
-/// next to its folder, in a build folder as where it is installed; where muster was installed.
+/// The folders of plugins, unless MUSTER_PLUGINS names one: beside this code's file and next to its
+/// folder, both in a build folder and in an installation; and the folder of the installation.
 std::vector<fs::path> plugin_folders() {
   std::vector<fs::path> folders;
   Dl_info here{};
   if (::dladdr(reinterpret_cast<const void*>(&load), &here) != 0 && here.dli_fname != nullptr) {
     std::error_code error;
-    // Of the program itself dladdr knows only how it was called.
+    // For the program itself dladdr gives only the name by which it was called.
     fs::path file = fs::canonical(here.dli_fname, error);
     if (error || file.extension() != ".so") {
       const fs::path program = fs::read_symlink("/proc/self/exe", error);

@@ -26,7 +26,7 @@ std::string host_text() {
   return boot_id() + " " + std::filesystem::read_symlink("/proc/self/ns/net", error).string();
 }
 
-/// What rank 0 tells the others: "HOST PORT SECRET", or "! WHY".
+/// Rank 0's message to the others, "HOST PORT SECRET" or "! WHY", and the store that it serves.
 struct StoreAddress {
   std::string text;
   std::shared_ptr<store::TcpStore> store;

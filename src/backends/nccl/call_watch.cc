@@ -197,7 +197,7 @@ void CallWatch::fail_if_links_failed() {
   if (status.ok()) return;
   for (const auto& entry : entries()) {
     if (entry->agreed) continue;
-    // Calls on the links end when the links fail, at once or a little later.
+    // Calls on the links end when the links fail, at once or within nccl_end_grace.
     static_cast<void>(
         entry->exchange->wait(deadline_after(steady_clock(), tunables().nccl_end_grace)));
     if (entry->exchange->done()) settle(*entry);

@@ -73,8 +73,8 @@ class NcclCommunicator {
   /// Throws DistBackendError if `result` is an error. For use in `Enqueue`.
   void check(ErrorCode result, const char* function) const;
 
-  /// What NCCL has found out in the background; empty: nothing, or a thread is in NCCL, whose call
-  /// throws `AsyncError`.
+  /// The error that NCCL has found in the background. Empty: there is none, or a thread is in NCCL,
+  /// whose call throws `AsyncError`.
   std::string async_error();
   /// As `abort`, but survivors can then shrink it, if NCCL has what that needs: ncclCommRevoke and
   /// ncclCommShrink.
@@ -94,7 +94,7 @@ class NcclCommunicator {
   void open_from(NcclCommunicator& parent, const char* function, const Derive& derive,
                  const GiveUp& give_up);
   void need(const char* function) const;
-  /// What NCCL calls the error, its last details, and who says so.
+  /// NCCL's name of the error, its last details, and the library and version that say so.
   std::string explanation(ErrorCode code) const;
   [[noreturn]] void fail(const std::string& what, ErrorCode code) const;
 

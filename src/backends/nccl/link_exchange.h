@@ -1,4 +1,4 @@
-/// What the members of a group tell each other over muster's own links, beside NCCL.
+/// The messages among the members of a group over muster's own links, beside NCCL.
 #pragma once
 
 #include <cstddef>
@@ -52,7 +52,7 @@ class LinkExchange {
 
 // Whether the ranks of a group that is to grow out of another one fit together.
 
-/// What a rank brings.
+/// One rank's contribution to a growth.
 struct GrowthOffer {
   enum class Readiness : std::int32_t {
     can,

@@ -18,8 +18,8 @@
 
 namespace muster::nccl {
 
-/// What the environment says of NCCL's errors. Throws DistError naming a variable that is no
-/// number.
+/// The environment's options for NCCL's errors. `read` throws DistError naming a variable that is
+/// no number.
 struct Environment {
   ErrorHandling handling = ErrorHandling::abort;  ///< TORCH_NCCL_ASYNC_ERROR_HANDLING
   bool blocking_wait = false;                     ///< TORCH_NCCL_BLOCKING_WAIT
@@ -42,15 +42,17 @@ class NcclBackend final : public ProcessGroupBackend {
   /// Takes `opened`, which the members made of another group's communicator, for the collectives on
   /// its device. Before any call.
   void adopt(std::shared_ptr<NcclCommunicator> opened);
-  /// What the parts of this group can `adopt`; every member calls it. `part`: this member's, -1 if
-  /// it is in none; `key`: its place there. Null if NCCL cannot split, or is not connected.
+  /// Splits this group's communicator into ones that the parts can `adopt`; every member calls it.
+  /// `part`: this member's, -1 if it is in none; `key`: its place there. Null if NCCL cannot split,
+  /// or is not connected.
   std::shared_ptr<NcclCommunicator> split(int part, int key, TimePoint deadline);
-  /// After a failure: what `survivors` can adopt, which all call it. `excluded`: ranks of this
-  /// group. Null if NCCL cannot shrink here or on another survivor.
+  /// After a failure, makes a communicator that `survivors` can adopt; all of its members call it.
+  /// `excluded`: ranks of this group. Null if NCCL cannot shrink here or on another survivor.
   std::shared_ptr<NcclCommunicator> shrink(const std::vector<int>& excluded, NcclBackend& survivors,
                                            TimePoint deadline);
-  /// What this new group, whose first members are those of `old`'s, can adopt; all its members call
-  /// it. `old` is null on ranks that join. Null if NCCL cannot grow, or `old` is not connected.
+  /// Grows `old`'s communicator into one that this new group can adopt, whose first members are
+  /// those of `old`; all its members call it. `old` is null on ranks that join. Null if NCCL cannot
+  /// grow, or `old` is not connected.
   std::shared_ptr<NcclCommunicator> grow(NcclBackend* old, TimePoint deadline);
 
   const BackendCapabilities& capabilities() const override;

@@ -21,7 +21,7 @@ namespace muster::nccl {
 std::string why_not_reduced(const NcclLibrary& library, collective::Reduce reduce,
                             at::ScalarType dtype);
 
-/// What a call does, by ranks of its communicator. Holds its tensors.
+/// The transfers of a call, by ranks of its communicator. Holds its tensors.
 struct NcclTransferPlan {
   collective::Op op = collective::Op::barrier;
   collective::Reduce reduce = collective::Reduce::sum;

@@ -49,7 +49,7 @@ class MappedValues {
   const std::span<std::int64_t> all_;
 };
 
-/// What rank 1 does while the others sum `kLarge` values.
+/// The call of rank 1 while the others sum `kLarge` values.
 struct Mismatch {
   const char* name;
   std::size_t count;
@@ -57,7 +57,7 @@ struct Mismatch {
   DType dtype = DType::int64;
   Reduce reduce = Reduce::sum;
 };
-/// Of three members, each reduces two chunks of `kLarge` values, which are 4 MB.
+/// With three members, each reduces two chunks of the `kLarge` values, which are 4 MB.
 inline constexpr std::size_t kChunk = fixed::kMpiRound / 3 / sizeof(std::int64_t),
                              kLarge = 6 * kChunk;
 

@@ -1,5 +1,5 @@
-/// What the ranks of the tests of backends mpi and ucc share: how they report, and their job. Below
-/// tensors.
+/// Shared by the rank programs of the tests of backends mpi and ucc: how they report, and their
+/// job. Below tensors.
 #pragma once
 
 #include <cstdint>

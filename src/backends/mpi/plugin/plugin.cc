@@ -51,7 +51,8 @@ bool is_nan(T value) {
   return false;
 }
 
-/// The smaller or the larger, and NaN if either is. Of bytes, MPICH 4.0 compares them as signed.
+/// The smaller or the larger, and NaN if either is. Used for bytes too, since MPICH 4.0 compares
+/// them as signed.
 struct Smaller {
   template <class T>
   static T of(T a, T b) {

@@ -1,5 +1,6 @@
-/// What muster uses of the MPI-5 ABI (MPI 5.0, chapter "Application Binary Interface"), so that the
-/// plugin for it compiles without any MPI. Names, values and signatures are the standard's.
+/// The part of the MPI-5 ABI (MPI 5.0, chapter "Application Binary Interface") that muster uses, so
+/// that the plugin for it compiles without any MPI. Names, values and signatures are the
+/// standard's.
 #pragma once
 
 #include <stdint.h>
