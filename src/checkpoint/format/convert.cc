@@ -19,7 +19,7 @@
 namespace muster::shards {
 namespace {
 
-/// What is in memory at once.
+/// The most bytes that a conversion holds in memory at once.
 constexpr std::int64_t kPartBytes = std::int64_t{64} << 20;
 
 struct Exported {

@@ -36,7 +36,7 @@ class Reader {
   Status read_piece(const std::string& name, const StoredPiece& piece, std::uint64_t at,
                     std::span<std::byte> to);
 
-  /// Of tensors, so far.
+  /// Bytes of tensors that have been read so far.
   std::uint64_t bytes_read() const { return bytes_read_; }
 
  private:

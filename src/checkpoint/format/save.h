@@ -53,7 +53,7 @@ struct CommitOptions {
   SaverIdentity saver = {};               ///< rank 0's counts
 };
 
-/// What this rank writes, and in which order; `files` of all ranks.
+/// The files of a save and the order of the pieces in them. `files` are those of all ranks.
 struct PlannedSave {
   CommitOptions options;
   std::vector<WrittenFile> files;

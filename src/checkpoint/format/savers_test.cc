@@ -34,7 +34,7 @@ struct TestSaver {
   Result<PlannedSave> plan;
 };
 
-/// What is saved there; none where that is not whole.
+/// The value of the checkpoint at `path`; none if the checkpoint is not whole.
 std::optional<std::byte> value_at(const std::string& path) {
   const auto index = open_index(path);
   std::vector<std::byte> bytes(8);

@@ -111,7 +111,7 @@ SaverLife life_of_saver(const std::string& staging) {
   return errno == EWOULDBLOCK ? SaverLife::running : SaverLife::unknown;
 }
 
-/// Who saves there, as far as it has told.
+/// The saver of an unfinished save, as far as its folder's name and its saver file say.
 CommitRecord claim_of(const UnfinishedSave& save) {
   CommitRecord record;
   if (const auto name = staging_name(std::filesystem::path(save.path).filename().string())) {

@@ -34,10 +34,11 @@ namespace muster::shards {
 /// Locked by the saver as long as it lives; says who it is.
 inline constexpr const char* kSaverName = "saver.lock";
 
-/// Who saves. Of savers of one launch of a job, those of older epochs give way to those of later
-/// ones. Of two launches of a job, the one that the other has gone on from gives way: the other has
-/// loaded what it saved, has saved over that, or has taken a save over from it. Of any others, the
-/// one that began first gives way.
+/// The identity of a saver, which decides between two that save to one path. Within one launch of a
+/// job, savers of older epochs give way to those of later ones. Between two launches of a job, the
+/// one that the other has gone on from gives way: the other has loaded a checkpoint of it, has
+/// saved over one, or has taken a save over from it. In any other case the one that began first
+/// gives way.
 struct SaverIdentity {
   std::string job = {};
   std::string launch = {};

@@ -60,7 +60,8 @@ TEST(CheckpointDamage, AFailedLoadSaysWhatItHasFilled) {
     EXPECT_HAS(said, "has filled 1 of the 3 tensors of this rank, and one of them in part");
     EXPECT_TRUE(loaded.tensors[0].eq(3).all().item<bool>()) << rank;
     EXPECT_TRUE(loaded.tensors[2].eq(0).all().item<bool>()) << rank;
-    // What is refused before anything is read fills nothing, and does not say so.
+    // A load that is refused before it reads has filled nothing, and its error says nothing of
+    // that.
     State other;
     other.add_tensor("d", loaded.tensors[0]);
     EXPECT_EQ(testing::message_of<DistError>([&] { load(other, path); }).find("has filled"),

@@ -36,7 +36,7 @@ std::byte* memory_of(const at::Tensor& tensor) {
   return static_cast<std::byte*>(tensor.mutable_data_ptr());
 }
 
-/// What this rank writes: memory of the items where it can be used as it is, or of copies.
+/// The memory that this rank writes: that of the items if it can be written as it is, else copies.
 struct PieceData {
   std::vector<const std::byte*> pointers;
   std::vector<at::Tensor> keeps_alive;
@@ -153,7 +153,8 @@ T take(Result<T> result) {
   return std::move(result).value();
 }
 
-/// What `body` throws. Ranks that wait for this one without a limit must be told of it.
+/// Turns an exception of `body` into a Status, for the other ranks, which wait for this one without
+/// a limit.
 template <class Body>
 Status caught(Body body) {
   try {
@@ -339,8 +340,8 @@ std::shared_ptr<Saver> saver_of(const Group& group) {
 
 namespace {
 
-/// What to read for an item, and the type of its elements: another one than the tensor's where the
-/// values are cast.
+/// The shard to read for an item, and the type of its elements: another type than the tensor's if
+/// the values are cast.
 struct ItemSource {
   shards::Shard wanted;
   at::ScalarType type;

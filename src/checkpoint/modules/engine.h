@@ -51,7 +51,7 @@ class Saver {
 /// lives as long as the group. Any thread.
 std::shared_ptr<Saver> saver_of(const Group& group);
 
-/// What an exception says, for the other ranks.
+/// The code and text of an exception, for the other ranks.
 Status status_of(const std::exception& error);
 
 /// The ranks of a group; null: this process alone.

@@ -44,7 +44,8 @@ constexpr TypeName kTypes[] = {
 /// A number of Python's in a tensor.
 constexpr std::string_view kNumber = "INT";
 
-/// Where the elements of a parameter lie in the whole one, in the order of its memory.
+/// The boxes of the whole parameter that a rank's parameter consists of, in the order of its
+/// memory.
 struct Place {
   shards::Extent sizes;
   std::vector<shards::Box> boxes;

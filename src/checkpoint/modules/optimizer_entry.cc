@@ -249,7 +249,7 @@ void OptimizerEntry::compare(const json& values, const shards::Index& index) con
     }
 }
 
-/// What is stored of this optimizer and would be left out.
+/// Refuses a checkpoint that has state under this optimizer's name that would not be loaded.
 void OptimizerEntry::refuse_state_of_others(const shards::Index& index) {
   std::set<std::string> known;
   for (auto& group : whole_.param_groups())

@@ -1,5 +1,5 @@
-/// What torch's optimizers remember and are set to, by torch's names in Python: their classes in
-/// C++ show it to those who know the class only.
+/// State and options of torch's optimizers, by torch's names in Python. Their C++ classes give no
+/// access to them through a base class, so each class is known here.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +18,7 @@
 #include "checkpoint/modules/items.h"
 
 namespace muster::checkpoint {
-/// Of one parameter: a tensor or the count of steps.
+/// One field of a parameter's state: a tensor, or the count of steps.
 struct StateField {
   const char* name;
   at::Tensor* tensor;   ///< or null

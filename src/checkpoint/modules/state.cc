@@ -20,7 +20,7 @@ using nlohmann::json;
 
 namespace {
 
-/// One thing that was added. What an entry does not need stays empty.
+/// One thing that was added. Functions that an entry does not need stay empty.
 struct StateEntry {
   std::function<void(std::vector<CheckpointItem>&, int rank)> items = {};
   std::function<void(json&)> values = {};
@@ -225,7 +225,7 @@ shards::CommitOptions options_of(const std::string& path, const SaveOptions& opt
           .keep_last = options.keep_last};
 }
 
-/// What is to be saved; where that throws on one rank, the others are told.
+/// The items and values to save. If their collection throws on one rank, the others are told.
 struct Contents {
   std::vector<CheckpointItem> items;
   std::string values;

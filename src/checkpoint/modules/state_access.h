@@ -14,9 +14,9 @@ struct StateAccess {
   static std::vector<CheckpointItem> items(const State& state, int rank);
   /// JSON.
   static std::string values(const State& state);
-  /// What is to be filled from this checkpoint. Compares the state with it and throws DistError
-  /// where it does not fit; nothing of the state changes before `finish`. Without values
-  /// (safetensors files of others have none), what is no tensor stays as it is.
+  /// The items to fill from this checkpoint. Compares the state with it and throws DistError if it
+  /// does not fit; nothing of the state changes before `finish`. Without values (safetensors files
+  /// of other programs have none), entries that are no tensors stay as they are.
   static std::vector<CheckpointItem> wanted(State& state, const shards::Index& index, int rank,
                                             bool with_values = true);
   /// After the tensors of the last `wanted` have been filled.

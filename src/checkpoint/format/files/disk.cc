@@ -18,7 +18,7 @@
 namespace muster::shards {
 namespace {
 
-/// What one system call moves at most: below the kernel's own limit of 2^31 bytes.
+/// The most bytes that one system call moves: below the kernel's own limit of 2^31.
 constexpr std::size_t kLargestTransfer = std::size_t{1} << 30;
 
 Status failed(const std::string& what, const std::string& path, int error) {

@@ -13,8 +13,8 @@ namespace muster::shards {
 struct ElementRow {
   std::string_view name;
   std::int64_t bytes;
-  /// What the files say: "U8" with a last dimension of the bytes of an element, or a type of the
-  /// same size. Empty: the name itself.
+  /// The type's name in files: "U8" with a last dimension of the bytes of an element, or a type of
+  /// the same size. Empty: the name itself.
   std::string_view in_files = {};
 };
 

@@ -23,7 +23,7 @@ std::string text_of(const Extent& extent);
 struct Box {
   Extent offsets, sizes;
 
-  /// Of a box whose sizes have been checked.
+  /// Number of elements. The sizes must have been checked: the product is not checked for overflow.
   std::int64_t elements() const;
   /// Whether it lies within a tensor of these sizes.
   bool is_within(const Extent& whole) const;

@@ -1,5 +1,6 @@
-/// What each rank has of each tensor, and from it who writes what into which file. Every rank
-/// computes the same from what all have told: no rank decides for others.
+/// Divides the writing of tensors: from the parts that each rank has of each tensor, it computes
+/// which rank writes which piece into which file. Every rank computes the same from the claims of
+/// all: no rank decides for others.
 #pragma once
 
 #include <cstddef>

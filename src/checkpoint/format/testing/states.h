@@ -27,8 +27,8 @@ struct TestTensor {
   Extent sizes;
 };
 
-/// What a small model and its optimizer have; sizes that no rank count divides, a scalar, an empty
-/// tensor, a convolution's weight.
+/// The tensors of a small model and its optimizer: sizes that no rank count divides, a scalar, an
+/// empty tensor, a convolution's weight.
 inline const std::vector<TestTensor>& tensors() {
   static const std::vector<TestTensor> all{
       {"model.embedding", "BF16", {17, 6}},
@@ -87,7 +87,7 @@ inline std::vector<Box> boxes_of(Way way, int rank, int ranks, std::size_t numbe
   return {};
 }
 
-/// What one rank has.
+/// One rank's shards of the tensors, and their memory.
 struct RankState {
   std::vector<Shard> shards;
   std::vector<std::vector<std::byte>> memory;
