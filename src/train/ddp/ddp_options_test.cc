@@ -184,7 +184,7 @@ TEST(MixedPrecision, ComputesLowAndUpdatesFull) {
   });
 }
 
-// Where the sum is wider than what is summed, so is the division.
+// If gradients are summed in a wider type, they are divided in that type too.
 // spec: K1 mixed_precision: reduce_dtype
 TEST(MixedPrecision, DividesInTheWiderType) {
   on_ranks(3, [](int) {

@@ -80,8 +80,8 @@ std::vector<std::int64_t> holders_of(const NormPart& part, at::Device device) {
   return holders;
 }
 
-/// Collective. Without this, ranks would compute different norms, and their parameters would drift
-/// apart. Of ranks whose parts lie on different ranks every one sees it.
+/// Collective. Refuses parts that lie on different sets of ranks: ranks would compute different
+/// norms, and their parameters would drift apart. Every rank with such parts throws.
 void check_same_holders(const std::vector<NormPart>& parts, at::Device device) {
   if (parts.size() == 1) return;
   const auto first = holders_of(parts.front(), device);
@@ -121,7 +121,8 @@ double clip_grad_norm(const std::vector<ShardedUnit*>& units, const std::vector<
     else if (std::isnan(more) || more > sum)
       sum = more;
   };
-  // What every rank holds whole counts once: its mean over the ranks, of the first part's.
+  // Parameters that every rank holds whole count once: by their mean over the ranks of the first
+  // part, since all parts lie on the same ranks.
   double whole = part_of_norm(others, norm_type);
   if (const Group& copies = parts.front().replicas)
     whole = over_ranks(is_max ? whole : whole / copies->size(), op, copies, device);

@@ -108,7 +108,7 @@ struct ShardingOptions {
   std::shared_ptr<ShardedMeter> meter = {};  ///< null: an own one
 };
 
-/// What may replace the collectives of one set of parameters; what is empty does not.
+/// Functions that replace the collectives of one set of parameters. An empty one replaces nothing.
 struct ShardedCommunication {
   /// Called like all_gather_into_tensor and reduce_scatter_tensor (sum). They block.
   using Exchange =
@@ -125,7 +125,7 @@ struct ShardedCommunication {
   bool reduce_over_replicas = true;
 };
 
-/// Where whole values are between forward and backward.
+/// The place of the whole values between forward and backward.
 enum class Keep {
   nothing,  ///< freed
   part,     ///< divided among the ranks of a part of the group
@@ -156,7 +156,7 @@ class ShardedParameters {
   const std::string& name(std::size_t index) const { return parameters_[index].name; }
   /// The shape of the whole parameter.
   at::IntArrayRef sizes_of(std::size_t index) const { return whole_[index].sizes(); }
-  /// Of the row-major elements of the whole parameter, the first one in this rank's shard.
+  /// Index of the first row-major element of the whole parameter that is in this rank's shard.
   std::int64_t first_of(std::size_t index) const { return own_range(index).in_parameter; }
   bool is_unsharded() const { return is_unsharded_; }
   bool any_trained() const;

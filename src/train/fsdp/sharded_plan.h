@@ -1,4 +1,4 @@
-/// What a rank needs memory for when it trains a sharded model: arithmetic, without a model.
+/// The memory that a rank needs to train a sharded model: arithmetic, without a model.
 #pragma once
 
 #include <cstdint>

@@ -118,7 +118,8 @@ TEST(ShardedPrefetch, OverlapsInForward) {
   });
 }
 
-// What a pass leaves out is freed; shards that change after a gather are gathered anew.
+// Gathered parameters that a pass does not use are freed; shards that change after a gather are
+// gathered anew.
 TEST(ShardedPrefetch, IsNeverStale) {
   on_ranks(2, [](int) {
     Model test([](Options&) {});

@@ -1,4 +1,5 @@
-/// What the units of a sharded model did, in order: for timelines and for tests of overlap.
+/// Events of the units of a sharded model, in order: for timelines and for tests of overlap. Then
+/// the units themselves.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -74,7 +75,7 @@ class ShardedTimeline {
 // A unit may begin to gather the next one's parameters before its own computation, by an
 // asynchronous call, so that both go on at the same time (prefetch). The next unit is that of a
 // list, or in forward the one that followed in the last pass, and in backward the one that came
-// before in forward: the same on all ranks. What is not used is freed at the end of the pass.
+// before in forward: the same on all ranks. Unused parameters are freed at the end of the pass.
 // Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023.
 
 struct ShardedUnitOptions {
@@ -91,7 +92,7 @@ struct ShardedUnitOptions {
   bool cast_root_forward_inputs = false;
   /// Without reduce_dtype: reduce gradients in the parameters' own dtype, not in param_dtype.
   bool reduce_in_own_dtype = false;
-  /// Where whole parameters are between forward and backward. `Keep::part`: divided among
+  /// The place of whole parameters between forward and backward. `Keep::part`: divided among
   /// `part_ranks` consecutive ranks of `group`, a divisor of its size.
   Keep after_forward = Keep::nothing;
   int part_ranks = 0;
@@ -178,8 +179,8 @@ class ShardedUnit {
 /// Whether the tensor is a parameter of an existing unit.
 bool is_sharded(const at::Tensor& parameter);
 
-/// What a parameter of a unit holds between passes: one stretch of the row-major elements of the
-/// whole.
+/// The elements that a parameter of a unit holds between passes: one stretch of the row-major
+/// elements of the whole.
 struct ShardedPart {
   std::vector<std::int64_t> sizes;  ///< of the whole parameter
   std::int64_t first = 0;           ///< this rank's first element; as many follow as it holds

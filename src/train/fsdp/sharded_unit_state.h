@@ -1,4 +1,4 @@
-/// What a unit and the units of its group consist of; for the files of ShardedUnit alone.
+/// The state of a unit, and that of the units of its group; for the files of ShardedUnit alone.
 #pragma once
 
 #include <torch/csrc/autograd/function.h>

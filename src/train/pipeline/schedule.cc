@@ -125,7 +125,7 @@ class PipelineSchedule::Runtime {
 
   int last_stage() const { return table_.stages() - 1; }
 
-  /// What is wrong with this rank's arguments; empty if nothing is.
+  /// The fault of this rank's arguments; empty if there is none.
   std::string problem_of(const Result<PipelineTable>& table,
                          const std::vector<PipelineStage>& stages) const {
     if (!table.ok()) return table.status().message();

@@ -199,7 +199,7 @@ TEST(PipelineSchedule, RefusesOnAllRanks) {
   });
 }
 
-/// What each of `ranks` ranks throws in its first or second step.
+/// The text that each of `ranks` ranks throws in its first or second step.
 std::vector<std::string> thrown_by(const PipelineTable& table,
                                    const std::function<void(PipelineStage&)>& damage,
                                    const TensorList& inputs = {torch::ones({8, 2})}) {

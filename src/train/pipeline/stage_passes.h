@@ -17,7 +17,7 @@ class StagePasses {
   explicit StagePasses(PipelineStage stage) : stage_(std::move(stage)) {}
 
   int stage() const { return stage_.stage; }
-  /// Where received tensors are put.
+  /// The device that received tensors are put on.
   at::Device device() const;
 
   /// Returns the outputs, detached. `inputs` are leaves of the graph; gradients are computed for

@@ -1,5 +1,5 @@
-// Plays a table with blocking receives and bounded sends. What a rank does depends on nothing but
-// the messages that came, so one order of playing the ranks stands for all.
+// Plays a table with blocking receives and bounded sends. A rank's steps depend only on the
+// messages that came, so one order of playing the ranks stands for all.
 #include <algorithm>
 #include <array>
 #include <map>

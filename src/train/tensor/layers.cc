@@ -27,7 +27,7 @@ std::string text_of(const char* layer, std::int64_t in, std::int64_t out,
          ", out_features=" + std::to_string(out) + ", ranks=" + std::to_string(group.size()) + ")";
 }
 
-/// What one process has.
+/// The layer of a job of one process: undivided.
 torch::nn::Linear whole_linear(std::int64_t in, std::int64_t out, bool bias) {
   return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
 }

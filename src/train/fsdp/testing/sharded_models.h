@@ -86,7 +86,7 @@ inline const std::vector<Options> kVariants{
      .sharding_strategy = ShardingStrategy::SHARD_GRAD_OP},
 };
 
-/// What a layer computes in.
+/// A layer that records the dtypes of its input, its weight and its buffer.
 struct TypedImpl : nn::Module {
   TypedImpl()
       : linear(register_module("linear", nn::Linear(5, 4))),

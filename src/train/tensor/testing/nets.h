@@ -36,7 +36,7 @@ inline at::Tensor part_of(const at::Tensor& whole, std::int64_t dim, int ranks, 
   return whole.detach().narrow(dim, first, std::min(each, size - first));
 }
 
-/// What a parameter of a layer is of the whole one.
+/// The part of the whole parameter that a layer's parameter holds.
 inline at::Tensor like_part(const at::Tensor& whole, const at::Tensor& parameter) {
   at::Tensor found = whole.detach();
   if (const auto part = tensor_parallel_part(parameter))
