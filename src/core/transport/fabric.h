@@ -5,9 +5,9 @@
 /// the watcher thread sleeps in epoll on listener, sockets, pidfds and timers, answers heartbeats
 /// and forwards causes of failure. An idle fabric uses no CPU.
 ///
-/// What lives in `transport/`: streams (tcp, shm, loopback) and the connectors that make them,
-/// private behind `factory.h`; the message protocol over any stream (`link_protocol.h`: bytes in,
-/// bytes out); channels. May include base/, store/ and shm/. Test it alone: `ctest -R transport`.
+/// `transport/` has streams (tcp, shm, loopback) and the connectors that make them, private behind
+/// `factory.h`; the message protocol over any stream (`link_protocol.h`: bytes in, bytes out);
+/// channels. May include base/, store/ and shm/. Test it alone: `ctest -R transport`.
 #pragma once
 
 #include <cstdint>

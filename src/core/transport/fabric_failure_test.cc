@@ -270,8 +270,8 @@ TEST(StreamEnd, SaysThatItWasNotClosed) {
 }
 
 TEST(StreamEnd, OfANeighbourThatHasLeftUnseenDisturbsNobody) {
-  // Ranks 3 and 2 leave at once: 3 tells its neighbours 2 and 0, 2 tells 1 and 3. What rank 1
-  // watches next, rank 3, is not there.
+  // Ranks 3 and 2 leave at once: 3 tells its neighbours 2 and 0, 2 tells 1 and 3. Rank 3, which
+  // rank 1 watches next, is not there.
   ScriptedJob job(4, 1);
   std::string got(1, 'x');
   const TransferRef receive = job.channel().receive(0, 0, writable(got), {});
@@ -507,8 +507,8 @@ TEST(News, ReachAChannelBeforeItIsOpened) {
   EXPECT_EQ((*channel)->failure().message(), "rank 2 never came");
 }
 
-// Who hears of a failure before it has opened the channel does not know yet whom else that
-// concerns.
+// A rank that hears of a failure before it has opened the channel does not know yet which other
+// ranks that concerns.
 TEST(News, OfAChannelThatIsOpenedLaterArePassedOnThen) {
   ScriptedJob job(4);
   for (const int peer : {1, 2, 3}) job.wire(peer);

@@ -34,10 +34,10 @@ struct JobFabricOptions {
   std::function<void(const Silence&)> on_silence = {};  ///< as in FabricOptions
 };
 
-/// Sockets, and shared memory within a host, with the secret of the environment. What ranks tell
-/// each other through the store carries a proof of that (`core/store/signed_texts.h`). Blocks until
-/// all ranks have met, up to the deadline. Where the process fails, the other ranks are told
-/// (process_failure.h).
+/// Makes a fabric over sockets, and shared memory within a host, with the secret of the
+/// environment. The texts that ranks exchange through the store carry a proof of that secret
+/// (`core/store/signed_texts.h`). Blocks until all ranks have met, up to the deadline. If this
+/// process fails later, the other ranks are told (process_failure.h).
 Result<std::shared_ptr<Fabric>> join_fabric(const store::Rendezvous& found,
                                             const JobFabricOptions& options);
 

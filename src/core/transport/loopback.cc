@@ -82,7 +82,7 @@ class Pipe {
   bool writer_waits_ = false;
 };
 
-/// What both sides of a stream share.
+/// The state that both sides of a stream share.
 struct Joint {
   Pipe pipes[2];
   std::atomic<bool> closed[2] = {false, false};  ///< by that side
@@ -197,7 +197,7 @@ class Hub final : public LoopbackHub, public std::enable_shared_from_this<Hub> {
   void connect(int from, int to);
   void accepted(int from, int to, const std::shared_ptr<std::unique_ptr<ByteStream>>& stream);
   void leave(int rank);
-  /// What has happened for `rank` since the last call.
+  /// The events for `rank` since the last call.
   std::vector<std::function<void(ConnectorEvents&)>> news_of(int rank);
 
  private:

@@ -69,8 +69,8 @@ struct MeetingVerdict {
 std::string encode(const MeetingVerdict& verdict);
 Result<MeetingVerdict> decode_verdict(std::string_view text, int rank);
 
-/// What all ranks have published of themselves, and what follows from it: who can be reached, who
-/// may share memory, who is on one host. Values only, no I/O.
+/// The records of all ranks, and what follows from them: which ranks can be reached, which may
+/// share memory, which are on one host. Values only, no I/O.
 class PeerBook {
  public:
   PeerBook() = default;

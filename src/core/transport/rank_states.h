@@ -1,4 +1,4 @@
-/// What is known of every rank of the job. Private to `transport/`; under the engine's lock.
+/// The state of every rank of the job. Private to `transport/`; under the engine's lock.
 #pragma once
 
 #include <cstddef>

@@ -245,8 +245,8 @@ TEST_P(ProcessFabric, ARankThatRunsAnotherProgramIsNamedByAllOthers) {
         ASSERT_NE(fabric, nullptr);
         exchange_with_all(*fabric);
         if (rank == 1) victim.add(::getpid());
-        // Where the system lets nobody read another's memory, the heartbeat tells it. So it does of
-        // a rank that is replaced before the first look.
+        // If the system lets no process read another's memory, the heartbeat tells it. So it does
+        // for a rank that is replaced before the first look.
         shm::HostRegion* const region = fabric->region();
         const bool reads = region == nullptr || region->can_read(1);
         received.add(1);
@@ -305,8 +305,9 @@ TEST_P(ProcessFabric, KilledRankIsNamedWhileItsForkedChildLivesOn) {
       {2});
 }
 
-// Strangers knock on every link port all the while: random bytes, a single byte and then silence.
-TEST_P(ProcessFabric, StrangersDoNotDisturb) {
+// Unauthenticated peers connect to every link port all the while: they send random bytes, or a
+// single byte and then nothing.
+TEST_P(ProcessFabric, UnauthenticatedPeersDoNotDisturb) {
   start(2);
   run([&](int rank) {
     std::vector<std::string> contacts;
@@ -319,13 +320,13 @@ TEST_P(ProcessFabric, StrangersDoNotDisturb) {
     std::vector<Descriptor> silent;
     for (int i = 0; i < 300; ++i) {
       const SocketAddress& port = ports[static_cast<std::size_t>(i % 2)];
-      Descriptor stranger(::socket(port.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
-      ASSERT_EQ(::connect(stranger.get(), port.raw(), port.length()), 0);
+      Descriptor outsider(::socket(port.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+      ASSERT_EQ(::connect(outsider.get(), port.raw(), port.length()), 0);
       const std::string noise =
           i % 3 == 0 ? "m"
                      : pattern(static_cast<std::size_t>(i), static_cast<std::size_t>(i + rank));
-      static_cast<void>(::send(stranger.get(), noise.data(), noise.size(), MSG_NOSIGNAL));
-      if (i % 3 == 0) silent.push_back(std::move(stranger));
+      static_cast<void>(::send(outsider.get(), noise.data(), noise.size(), MSG_NOSIGNAL));
+      if (i % 3 == 0) silent.push_back(std::move(outsider));
     }
     exchange_with_all(*fabric);
   });
@@ -340,7 +341,8 @@ TEST_P(ProcessFabric, ForkedChildrenDoNotDisturb) {
     exchange_with_all(*fabric);
     const pid_t child = ::fork();
     if (child == 0) {
-      // As a data loader's worker: it lives on for a while, then leaves by way of destructors.
+      // As a data loader's worker: it lives on until the test ends, then leaves by way of
+      // destructors.
       finished.wait_for(2, muster::testing::kMustHappen);
       fabric.reset();
       ::_exit(0);

@@ -1,4 +1,4 @@
-// Who is let in, and ranks on several hosts.
+// Connections that are let in, and ranks on several hosts.
 #include "core/transport/testing/connector_job.h"
 #include "testing/raw_peer.h"
 
@@ -7,9 +7,9 @@ namespace {
 
 using namespace connector_test;
 
-// ---- strangers ----
+// ---- unauthenticated peers ----
 
-TEST(SocketConnectorStrangers, NobodyElseIsDisturbed) {
+TEST(SocketConnectorOutsiders, NobodyElseIsDisturbed) {
   Blackboard board(2);
   run_threads(2, [&](int me) {
     TestRank rank(options_of(me, 2, false), board);
@@ -37,7 +37,7 @@ TEST(SocketConnectorStrangers, NobodyElseIsDisturbed) {
 
 // Everything right but the secret; then everything right but the life of the rank; then a rank that
 // is linked already.
-TEST(SocketConnectorStrangers, WrongSecretOldLifeAndSecondStreamAreTurnedAway) {
+TEST(SocketConnectorOutsiders, WrongSecretOldLifeAndSecondStreamAreTurnedAway) {
   Blackboard board(2);
   run_threads(2, [&](int me) {
     TestRank rank(options_of(me, 2, false), board);

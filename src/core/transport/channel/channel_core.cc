@@ -63,7 +63,8 @@ void ChannelReceiver::post(const TransferStateRef& receive) {
   core_.matcher.post(*receive);
 }
 
-/// What `begin_eager` and `end_eager` would do with a message of this header.
+/// Does for a message of this header, if it is at the front of the ring, what `begin_eager` and
+/// `end_eager` would do.
 TryReceive ChannelReceiver::try_receive(int rank, const FrameHeader& expected, MutableBytes data) {
   PassState& pass = core_.engine.pass;
   Link* const link = core_.links.find(rank);

@@ -155,7 +155,7 @@ TEST(ChannelAtOnce, CreditComesBackAsEver) {
   }
   EXPECT_GE(given.bytes, 200 * payload.size() - kEagerCredit / 4);
   EXPECT_EQ(given.envelopes * payload.size(), given.bytes);
-  // Who has used all of its credit is found out the ordinary way.
+  // A peer that has used all of its credit is noticed on the ordinary path.
   for (std::size_t i = 0; i < kEagerCredit / kEagerBytes; ++i) job.say(1, eager(payload, 9));
   job.put(eager(payload, 1));
   std::string got(payload.size(), 'x');

@@ -371,8 +371,8 @@ TEST(ChannelFuzz, SurvivesFramesThatMakeNoSense) {
 
 // ---- calls
 
-// spec: F18 different calls whoever sees two members' calls disagree tells all, naming both calls
-// and ranks
+// spec: F18 different calls the rank that sees two members' calls disagree tells all, naming both
+// calls and ranks
 TEST(ChannelCalls, DisagreeingCallsFailTheChannelEverywhere) {
   const PlainRules rules;
   for (const bool message_first : {true, false}) {

@@ -80,8 +80,6 @@ class Acceptor {
   TimePoint quiet_until_{};
 };
 
-// Where a rank's links listen.
-
 /// Links listen on the named interfaces; else on the address that routes to the store; else, if the
 /// store is a file that other hosts may share, on that of the default route; else on loopback.
 /// `others_may_come`: ranks of other hosts can prove that they belong to the job. May ask a

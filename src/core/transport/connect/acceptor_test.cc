@@ -145,13 +145,13 @@ TEST(Acceptor, MalformedConnectionsLeaveNothingBehind) {
   const Descriptor next_before(::dup(0));
   std::mt19937_64 random(3);
   for (int i = 0; i < 2000; ++i) {
-    const Descriptor stranger = testing::dial(hall.address);
+    const Descriptor peer = testing::dial(hall.address);
     std::string noise(1 + random() % 400, '\0');
     for (char& each : noise) each = static_cast<char>(random());
     if (i % 4 == 0)
       noise.replace(0, std::min<std::size_t>(8, noise.size()),
                     std::string("muster\r\n").substr(0, noise.size()));
-    EXPECT_GT(::send(stranger.get(), noise.data(), noise.size(), MSG_NOSIGNAL), 0);
+    EXPECT_GT(::send(peer.get(), noise.data(), noise.size(), MSG_NOSIGNAL), 0);
     hall.acceptor->poll(steady_clock().now());
   }
   EXPECT_TRUE(hall.until([&] { return hall.acceptor->pending() == 0; }));
@@ -161,7 +161,7 @@ TEST(Acceptor, MalformedConnectionsLeaveNothingBehind) {
   EXPECT_TRUE(hall.serves());
 }
 
-/// Another limit on open files for a while.
+/// Sets another limit on open files while it lives.
 class DescriptorLimit {
  public:
   explicit DescriptorLimit(rlim_t limit) {

@@ -13,8 +13,8 @@
 namespace muster::transport {
 namespace {
 
-// What each side receives over a Unix socket (`handshake.h`): a greeting, then a proof; or a
-// greeting, then a verdict and a proof.
+// The bytes that each side receives over a Unix socket (`handshake.h`): a greeting, then a proof;
+// or a greeting, then a verdict and a proof.
 constexpr std::size_t kGreetingBytes = 128;
 constexpr std::size_t kConnectorSends = kGreetingBytes + 32;
 constexpr std::size_t kAcceptorSends = kGreetingBytes + 1 + 32;

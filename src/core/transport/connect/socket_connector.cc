@@ -55,7 +55,7 @@ std::uint64_t random_number() {
   return value;
 }
 
-/// Of what both ends of a link or a region must share.
+/// The hash of the formats that both ends of a link or a region must share.
 std::uint64_t build_hash() {
   const auto hash = short_hash("muster transport: frames 3, region 2, contact 4");
   std::uint64_t value = 0;

@@ -36,10 +36,10 @@ class PassLock {
   std::atomic<int> waiting_{0};
 };
 
-/// What one pass over the links and everything done in it share.
+/// State of one pass over the links, for everything that is done in it.
 struct PassState {
-  /// Messages that may be taken from a ring without a pass. Then one is due: what others send must
-  /// not wait for the watcher.
+  /// Messages that may be taken from a ring without a pass. Then one is due: messages of other
+  /// peers must not wait for the watcher.
   static constexpr int kTakenWithoutPass = 128;  // limit: other peers wait so long
 
   TimePoint time{};        ///< when the pass under way, or the last one, began
@@ -110,7 +110,7 @@ struct EngineContext {
   /// held forever.
   bool forked() const { return mark.forked(); }
   bool in_region(int peer) const { return region_position[static_cast<std::size_t>(peer)] >= 0; }
-  /// Whether silence alone is a failure at some time. What the kernel says counts in any case.
+  /// Whether silence alone is a failure at some time. The kernel's word counts in any case.
   bool has_silence_limit() const { return options.heartbeat_limit > Duration::zero(); }
   /// A rank that is silent for this long is suspected; one of this host that the kernel calls
   /// stopped has failed.

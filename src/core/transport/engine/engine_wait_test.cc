@@ -1,4 +1,4 @@
-// What a fabric costs that nobody uses: wake-ups of its watcher, counted by the kernel.
+// The cost of an idle fabric: wake-ups of its watcher, counted by the kernel.
 
 #include <gtest/gtest.h>
 
@@ -67,7 +67,7 @@ TEST(Watcher, WakesSeldomWhileNothingHappens) {
       EXPECT_GE(least, 1u) << "nobody watches";
     }
     gate.arrive_and_wait();
-    // What comes then is found without anybody's help: no pass is made here.
+    // The watcher finds later messages by itself: no pass is made here.
     std::string late(8, ' ');
     const TransferRef awaited =
         channel.receive(1 - rank, 2, std::as_writable_bytes(std::span(late)), {});

@@ -29,7 +29,8 @@ class ReadySet {
   bool add(int descriptor, int token);
   bool want_writable(int descriptor, int token, bool on);
   void remove(int descriptor);
-  /// What is ready now; one system call.
+  /// The descriptors that are ready now, at most `kMost`; one system call. Valid until the next
+  /// one.
   std::span<const Ready> poll();
 
  private:

@@ -64,11 +64,11 @@ class FailureDetector final : public FailureEvents {
   void on_stream_end(Link& link, const Status& why) override;
   void on_stream_begin(Link& link) override { news_.tell_earlier(link); }
 
-  // What the connector reports.
+  // Reports of the connector.
   void on_connect_failed(int peer, const Status& cause);
   void on_death(int peer, Status evidence);
 
-  // What peers say.
+  // Frames from peers.
   void on_close(Link& link, bool unclosed);
   void fail_channel(ChannelState& channel, const Status& cause, int source);
   void on_told_rank_failure(int source, int rank, const Status& cause, RankNews news);

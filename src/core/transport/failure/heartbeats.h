@@ -6,7 +6,7 @@
 /// links from which something is wanted are pinged when they are silent.
 ///
 /// A counter that stands still and a ping without an answer are a suspicion: a starved rank looks
-/// the same. Of a rank of this host the kernel knows better. It has failed once its process is
+/// the same. For a rank of this host the kernel decides: the rank has failed once its process is
 /// stopped at several looks, and is waited for while its process runs. Any other rank has failed
 /// when it has been silent for `FabricOptions::heartbeat_limit`. Time in which this rank itself had
 /// no core is no silence of others.

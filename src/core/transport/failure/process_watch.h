@@ -33,9 +33,9 @@ class ProcessWatch {
   TimePoint next_timer() const {
     return waiting_.empty() ? TimePoint::max() : waiting_.front().from;
   }
-  /// Looks for some of those whose time has come, and calls `told(rank, seen)` of processes that it
-  /// will tell nothing more of. Where no descriptor is left for one, it is looked for again a
-  /// second later.
+  /// Looks for some of the processes whose time has come, and calls `told(rank, seen)` for those
+  /// that have ended or cannot be watched; nothing more is told of these. A process for which no
+  /// descriptor is left is looked for again a second later.
   bool poll(TimePoint now, const std::function<void(int rank, Seen seen)>& told);
 
  private:

@@ -25,7 +25,7 @@ using std::chrono::seconds;
 class Watching : public ::testing::Test {
  protected:
   void SetUp() override { ASSERT_TRUE(watch.open().ok()); }
-  /// What is told of rank 7 by a look at `now`.
+  /// The news of rank 7 that a look at `now` tells.
   std::optional<ProcessWatch::Seen> look(TimePoint now) {
     std::optional<ProcessWatch::Seen> seen;
     watch.poll(now, [&](int rank, ProcessWatch::Seen what) {

@@ -25,7 +25,7 @@
 
 namespace muster::transport {
 
-/// What may be asked for: the note in the greeting.
+/// The memory files that a rank may ask for: the note in the greeting.
 enum class Want : std::uint64_t { region = 1, arena = 2 };
 
 /// Answers a request on a socket whose peer has proved the secret; -1 says that there is no such

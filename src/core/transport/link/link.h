@@ -89,7 +89,7 @@ struct LinkTimes {
   TimePoint asked{};         ///< of the oldest ping without an answer; zero: none
 };
 
-/// What is known of a peer's silence.
+/// The state of a peer's silence.
 struct PeerSilence {
   bool suspected = false;  ///< the log and the trace have been told
   int stops = 0;           ///< consecutive looks at which the kernel called its process stopped

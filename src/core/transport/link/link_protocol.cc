@@ -170,7 +170,7 @@ Status FrameReader::parse() {
     }
     if (Status status = finish_frame(); !status) return status;
   }
-  // What is left is less than a header, or nothing.
+  // Less than a header is left, or nothing.
   const std::size_t left = staged_end_ - staged_begin_;
   std::memmove(staging_.get(), staging_.get() + staged_begin_, left);
   staged_begin_ = 0;

@@ -65,8 +65,8 @@ static_assert(sizeof(FrameHeader) == 72);
 
 const char* name_of(FrameKind kind);
 
-/// Whether a header from the wire is one that this version may send: mark, kind, lengths. What its
-/// ids mean is for the fabric to check.
+/// Whether a header from the wire is one that this version may send: mark, kind, lengths. The
+/// fabric checks its ids.
 Status check_header(const FrameHeader& header);
 
 /// A cause of failure as a record: code, ranks at fault, text. Long texts are cut, so that it fits
@@ -100,9 +100,9 @@ class FrameReader {
  public:
   explicit FrameReader(LinkEvents& events);
 
-  /// Where to read to, in order; the number of pieces. Valid until the next call of anything else
-  /// here. `headers_alone`: reads only the header of a frame that has not begun, so that its
-  /// payload is read directly to its destination; takes more calls.
+  /// Fills in the memory to read to, in order, and returns the number of pieces. Valid until the
+  /// next call of anything else here. `headers_alone`: reads only the header of a frame that has
+  /// not begun, so that its payload is read directly to its destination; takes more calls.
   std::size_t input(std::array<MutableBytes, 2>& pieces, bool headers_alone = false);
   /// `bytes` have been read into the pieces that `input` named. A failure is final: the peer does
   /// not keep the protocol.
@@ -162,7 +162,7 @@ class FrameWriter {
   bool has_output() const {
     return !committed_.empty() || !control_.empty() || !messages_.empty() || !streams_.empty();
   }
-  /// What to write next; the number of pieces.
+  /// Fills in the bytes to write next, in order, and returns the number of pieces.
   std::size_t output(std::array<ConstBytes, kMaxPieces>& pieces);
   /// The stream took `bytes` of what `output` named.
   void sent(std::size_t bytes);

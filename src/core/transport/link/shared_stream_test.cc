@@ -111,7 +111,7 @@ TEST_P(SharedStreams, RingTellsItsEndOnceEveryByteWasRead) {
   auto second = memory.open(1);
   auto there = open_shared_stream(*first, 1);
   auto back = open_shared_stream(*second, 0);
-  const std::array<ConstBytes, 1> out{as_bytes("goodbye")};
+  const std::array<ConstBytes, 1> out{as_bytes("the end")};
   EXPECT_EQ(there->write(out).value(), 7u);
   there.reset();
   std::array<std::byte, 4> half{};

@@ -38,7 +38,7 @@ class SocketLinks {
   /// Listens on each address (their ports: free ones). `pinned`: connections leave from these
   /// addresses too.
   Status listen(const std::vector<SocketAddress>& addresses, bool pinned);
-  /// What is listened on, with ports.
+  /// The addresses that it listens on, with ports.
   const std::vector<SocketAddress>& addresses() const { return addresses_; }
 
   /// All ranks of the job. `poll` may be called from now on and reports to `events`.

@@ -121,7 +121,7 @@ TEST_P(TlsStreams, BytesArriveWholeHoweverLittleRoomThereIs) {
   EXPECT_FALSE(streams[0]->has_unsent());
 }
 
-// What it took and could not send leaves with the next write, of nothing if need be.
+// Bytes that it took and could not send leave with the next write, even one of nothing.
 TEST_P(TlsStreams, TellsWhatIsNotSent) {
   wire->room = 10;
   ASSERT_EQ(write("hello").value(), 5U);
@@ -134,7 +134,7 @@ TEST_P(TlsStreams, TellsWhatIsNotSent) {
   EXPECT_EQ(read(100).value(), "hello");
 }
 
-// Whoever reads less than has come is told, since the wire has nothing more to tell.
+// A reader that takes less than has come is told, since the wire has nothing more to tell.
 TEST_P(TlsStreams, TellsWhatItHolds) {
   ASSERT_EQ(write(std::string(9'000, 'x')).value(), 9'000U);
   EXPECT_FALSE(streams[1]->holds_more());  // still on the wire
@@ -166,7 +166,7 @@ TEST_P(TlsStreams, WhatWasChangedIsRefusedForGood) {
   }
 }
 
-// What is left readable, and what is not.
+// Large payloads are left readable if the job says so; all else is encrypted.
 TEST_P(TlsStreams, PayloadsAloneAreLeftReadable) {
   ASSERT_TRUE(write("names and numbers").ok());
   EXPECT_EQ(wire->bytes[0].find("names"), std::string::npos);

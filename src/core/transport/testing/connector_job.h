@@ -35,7 +35,7 @@ using testing::SharedCounter;
 
 inline constexpr const char* kSecret = "a secret for tests only";
 
-/// Where ranks, threads or forked processes, leave texts for each other.
+/// Texts that ranks, threads or forked processes, leave for each other.
 class Blackboard {
  public:
   explicit Blackboard(int world_size)
@@ -75,7 +75,7 @@ class Blackboard {
   SharedCounter arrived_;
 };
 
-/// What a connector said, and a rank's use of it in place of a fabric.
+/// Notes the events of a connector, and uses it in place of a fabric.
 class TestRank final : public ConnectorEvents {
  public:
   TestRank(ConnectorOptions options, Blackboard& board, Secret secret = Secret::given(kSecret))
@@ -187,7 +187,7 @@ inline void run_threads(int world_size, const std::function<void(int)>& body) {
 inline void run_processes(int world_size, const std::function<void(int)>& body,
                           const std::set<int>& killed = {}) {
   RankProcesses processes(world_size, [&](int rank) {
-    // What a child throws must not reach the test's frame, which would go on in it.
+    // An exception in a child must not reach the test's frame, which would go on in it.
     try {
       body(rank);
     } catch (const std::exception& error) {

@@ -139,7 +139,7 @@ class ScriptedStream final : public ByteStream {
   std::shared_ptr<ScriptedWire> wire_;
 };
 
-/// What the scripted connector shares with the test.
+/// The state that the scripted connector shares with the test.
 struct ScriptedNet {
   std::deque<std::function<void(ConnectorEvents&)>> news;
   std::map<int, int> connects;            ///< how often the fabric has asked for a stream, by peer
@@ -245,7 +245,7 @@ struct ScriptedJob {
     wire(peer).ended = true;
     settle();
   }
-  /// What the fabric has sent to a peer since the last call, heartbeats left out.
+  /// The frames that the fabric has sent to a peer since the last call, without heartbeats.
   std::vector<Frame> heard(int peer) {
     settle();
     auto frames = take_frames(wire(peer).from_fabric);
@@ -262,7 +262,7 @@ struct ScriptedJob {
   std::unique_ptr<Fabric> fabric;
 };
 
-/// What the fabric gives back to a peer.
+/// The credit that the fabric returns to a peer.
 struct GivenCredit {
   std::size_t bytes = 0;
   std::uint64_t envelopes = 0;

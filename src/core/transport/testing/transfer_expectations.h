@@ -1,4 +1,4 @@
-/// What tests of this folder wait for, and how long.
+/// The waits of this folder's tests, and their limits.
 #pragma once
 
 #include "core/transport/fabric.h"

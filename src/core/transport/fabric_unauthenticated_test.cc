@@ -1,6 +1,6 @@
-// A whole fabric, its listening port and its abstract Unix socket under those who have no business
-// there. Ranks are threads whose fabrics all stand in one process, so that a test can see every
-// descriptor; where descriptors run out, they are processes.
+// Unauthenticated peers at the listening port and the abstract Unix socket of a whole fabric. Ranks
+// are threads whose fabrics all stand in one process, so that a test can see every descriptor; in
+// the test where descriptors run out, they are processes.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -32,7 +32,7 @@ using std::chrono::seconds;
 using testing::RawPeer;
 
 constexpr const char* kSecret = "a secret for tests only";
-constexpr const char* kJob = "the job that strangers visit";
+constexpr const char* kJob = "the job that others try to enter";
 constexpr Duration kLong = muster::testing::kMustHappen;
 
 Result<std::unique_ptr<Fabric>> join(int rank, int world_size, bool shared_memory,
@@ -63,10 +63,10 @@ Result<std::unique_ptr<Fabric>> join(int rank, int world_size, bool shared_memor
       });
 }
 
-/// What a stranger may aim at.
+/// The sockets that an unauthenticated peer can connect to.
 enum class Door { port, port_beside_shared_memory, local_socket };
 
-class FabricStrangers : public ::testing::TestWithParam<Door> {
+class FabricUnauthenticatedPeers : public ::testing::TestWithParam<Door> {
  protected:
   // Ranks next to each other in the ring link by themselves; 0 and 2 do not.
   static constexpr int kRanks = 4;
@@ -118,13 +118,13 @@ class FabricStrangers : public ::testing::TestWithParam<Door> {
     }
   }
 
-  /// Somebody who knows the secret gets through that door now.
+  /// A peer that knows the secret gets through that door now.
   void expect_served() {
     if (GetParam() == Door::local_socket) {
       const auto region =
           fetch_locally(contact.local_name, Want::region, hello(), Secret::given(kSecret), soon());
-      // Once all have met there is no region to be had any more: only who has proved the secret is
-      // told so.
+      // Once all have met there is no region to be had any more: only a peer that has proved the
+      // secret is told so.
       EXPECT_EQ(region.status().code(), Code::unsupported) << region.status().message();
       return;
     }
@@ -154,14 +154,14 @@ std::string name_of(const ::testing::TestParamInfo<Door>& door) {
   const char* const names[] = {"port", "port_beside_shared_memory", "local_socket"};
   return names[static_cast<int>(door.param)];
 }
-INSTANTIATE_TEST_SUITE_P(Doors, FabricStrangers,
+INSTANTIATE_TEST_SUITE_P(Doors, FabricUnauthenticatedPeers,
                          ::testing::Values(Door::port, Door::port_beside_shared_memory,
                                            Door::local_socket),
                          name_of);
 
 // spec: A1 thousands of malformed connections to a rank's port or local socket leave nothing
 // behind, and the job goes on
-TEST_P(FabricStrangers, MalformedConnectionsLeaveNothingBehind) {
+TEST_P(FabricUnauthenticatedPeers, MalformedConnectionsLeaveNothingBehind) {
   std::mt19937_64 random(testing::test_seed());
   for (const int peer : {1, 2, 3}) talk(peer);
   expect_served();
@@ -171,11 +171,11 @@ TEST_P(FabricStrangers, MalformedConnectionsLeaveNothingBehind) {
   for (int i = 0; i < rounds; ++i) {
     testing::pester(door, random, hello());
     if (i % 50 == 0) talk(2);
-    ASSERT_FALSE(HasFailure()) << "after " << i << " strangers; replay with MUSTER_TEST_SEED="
+    ASSERT_FALSE(HasFailure()) << "after " << i << " connections; replay with MUSTER_TEST_SEED="
                                << testing::test_seed();
   }
-  // Links between other ranks may have been made meanwhile, two descriptors each; strangers leave
-  // hundreds.
+  // Links between other ranks may have been made meanwhile, two descriptors each; a leak for each
+  // connection would be hundreds.
   EXPECT_TRUE(eventually([&] { return testing::open_descriptors() <= descriptors + 2 * kRanks; }))
       << descriptors << " descriptors became " << testing::open_descriptors();
   if (testing::kMemoryTells) {
@@ -184,12 +184,11 @@ TEST_P(FabricStrangers, MalformedConnectionsLeaveNothingBehind) {
 }
 
 // spec: A1 a wrong secret is refused always
-TEST_P(FabricStrangers, WrongSecretsAreRefusedAlways) {
+TEST_P(FabricUnauthenticatedPeers, WrongSecretsAreRefusedAlways) {
   for (int i = 0; i < testing::test_rounds(100, 10'000); ++i) {
-    RawPeer stranger(door);
-    ASSERT_FALSE(
-        stranger.authenticate(Secret::given("guess number " + std::to_string(i)), hello()));
-    ASSERT_EQ(stranger.read_to_end(), "") << "refused without a further word";
+    RawPeer peer(door);
+    ASSERT_FALSE(peer.authenticate(Secret::given("guess number " + std::to_string(i)), hello()));
+    ASSERT_EQ(peer.read_to_end(), "") << "refused without a further word";
   }
   expect_served();
   talk(2);
@@ -197,28 +196,28 @@ TEST_P(FabricStrangers, WrongSecretsAreRefusedAlways) {
 
 // spec: A1 a thousand connections that never finish the greeting keep no rank out, and are closed
 // after five seconds or before
-TEST_P(FabricStrangers, AThousandSilentConnections) {
+TEST_P(FabricUnauthenticatedPeers, AThousandSilentConnections) {
   std::mt19937_64 random(testing::test_seed());
   const testing::DescriptorLimit enough(4096);
   const std::string greeting =
       Handshake(Handshake::Side::connector, hello(), Secret::given(kSecret)).take_output();
-  std::vector<std::unique_ptr<RawPeer>> strangers;
+  std::vector<std::unique_ptr<RawPeer>> peers;
   for (int i = 0; i < 1000; ++i) {
-    strangers.push_back(std::make_unique<RawPeer>(door));
+    peers.push_back(std::make_unique<RawPeer>(door));
     if (const std::size_t cut = i % 2 == 0 ? 1 : random() % greeting.size(); cut > 0)
-      strangers.back()->send(greeting.substr(0, cut));
+      peers.back()->send(greeting.substr(0, cut));
     if (i % 250 == 249) expect_served();
   }
   talk(2);  // their first word to each other: its link is made now
-  for (auto& each : strangers) EXPECT_EQ(each->read_to_end(), "");
+  for (auto& each : peers) EXPECT_EQ(each->read_to_end(), "");
   expect_served();
   talk(2);
 }
 
-/// A rank with few files: its port goes to the test, the others' first links to it are made while
-/// strangers hold all it has, and after.
+/// Rank 0 has few files and gives its port to the test. The others' first links to it are made
+/// while unauthenticated peers hold all of them (counted by `occupied`), and after.
 std::string scarce_rank(int rank, int world_size, const std::string& path,
-                        testing::SharedCounter& port, testing::SharedCounter& crowded,
+                        testing::SharedCounter& port, testing::SharedCounter& occupied,
                         testing::SharedCounter& met) {
   const auto store = store::make_file_store(path, world_size, kLong);
   if (!store) return store.status().message();
@@ -235,7 +234,7 @@ std::string scarce_rank(int rank, int world_size, const std::string& path,
   Channel& channel = (*fabric)->bootstrap();
   for (int peer = 1; peer < world_size; ++peer) {
     if (rank != 0 && rank != peer) continue;
-    if (!crowded.wait_for(peer, kLong)) return "the strangers did not come";
+    if (!occupied.wait_for(peer, kLong)) return "rank 0's descriptors were not used up";
     const TransferRef transfer =
         rank == 0 ? channel.receive(peer, 1, std::as_writable_bytes(std::span(in)), {})
                   : channel.send(0, 1, as_bytes(text), {});
@@ -243,28 +242,28 @@ std::string scarce_rank(int rank, int world_size, const std::string& path,
       return "rank " + std::to_string(peer) + ": " + done.message();
     if (rank == 0) met.add(1);
   }
-  return met.wait_for(world_size - 1, kLong) && crowded.wait_for(world_size, kLong)
+  return met.wait_for(world_size - 1, kLong) && occupied.wait_for(world_size, kLong)
              ? "done"
              : "the others did not come";
 }
 
 // spec: A1 no file descriptors left: a rank waits and recovers, and is reached all the same
-TEST(FabricStrangersWithFewFiles, ARankWithoutDescriptorsIsReached) {
+TEST(FabricWithFewFiles, ARankWithoutDescriptorsIsReached) {
   constexpr int kRanks = 6;
   const testing::ScratchFolder scratch;
-  testing::SharedCounter port, crowded, met;
+  testing::SharedCounter port, occupied, met;
   testing::RankProcesses ranks(kRanks, [&](int rank) {
-    return scarce_rank(rank, kRanks, scratch.file("store"), port, crowded, met);
+    return scarce_rank(rank, kRanks, scratch.file("store"), port, occupied, met);
   });
   ASSERT_TRUE(port.wait_for(1, kLong));
   for (int peer = 1; peer < kRanks; ++peer) {
-    std::vector<std::unique_ptr<RawPeer>> strangers;
+    std::vector<std::unique_ptr<RawPeer>> outsiders;
     for (int i = 0; i < 40; ++i)
-      strangers.push_back(std::make_unique<RawPeer>(static_cast<std::uint16_t>(port.value())));
-    crowded.add(1);
+      outsiders.push_back(std::make_unique<RawPeer>(static_cast<std::uint16_t>(port.value())));
+    occupied.add(1);
     EXPECT_TRUE(met.wait_for(peer, kLong)) << "rank " << peer << " did not reach rank 0";
   }
-  crowded.add(1);
+  occupied.add(1);
   for (const auto& end : ranks.join(kLong)) EXPECT_EQ(end.report, "done");
 }
 
