@@ -15,7 +15,7 @@ std::string join_key(const std::string& scope, const std::string& group_name);
 bool is_join_key(std::string_view key);
 std::string job_of(std::string_view join_key, std::string_view all_tokens);
 
-// What rank 0 of a running job says of it in the store, under `trace/job`: tools ask its ranks
+// Rank 0 of a running job announces it in the store, under `trace/job`: tools ask its ranks
 // (`core/trace/responder.h`), and the server lets observers ask no others (`observer_rights.h`).
 
 inline constexpr std::string_view kJobKey = "trace/job";

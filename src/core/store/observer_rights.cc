@@ -27,7 +27,7 @@ std::string_view cut_last(std::string_view& key) {
 
 bool ends_in(std::string_view folder, std::string_view name) { return cut_last(folder) == name; }
 
-/// What a key is of a job's trace: read from its end, since the job's name before it may be
+/// A key as part of a job's trace. It is parsed from its end, since the job's name before it may be
 /// anything.
 struct TraceKey {
   Part part = Part::none;
@@ -96,7 +96,7 @@ bool is_allowed(const Request& request, const StoreTable& table) {
   }
 }
 
-/// What a question takes of the store's memory besides its bytes.
+/// The store's memory for a question besides its bytes.
 constexpr std::size_t kQuestionOverhead = 128;
 
 std::size_t bytes_in(const StoreTable::QueueLoad& load, std::string_view key) {

@@ -1,6 +1,6 @@
-/// What a connection of the observer's role may do with a store: read what a job's ranks tell of
-/// their calls (`core/trace/responder.h`), ask them, and take the answers away. It reads no other
-/// key and writes none. PREFIX is that of a job that runs now: `PREFIXtrace/job` announces it
+/// The rights of a connection of the observer's role. It may read what a job's ranks tell of their
+/// calls (`core/trace/responder.h`), ask them, and take the answers away. It reads no other key and
+/// writes none. PREFIX is that of a job that runs now: `PREFIXtrace/job` announces it
 /// (`job_keys.h`), and how many ranks there are.
 ///
 ///   PREFIXtrace/job                  read
@@ -29,7 +29,7 @@ inline constexpr std::size_t kMostQuestionBytes = std::size_t{8} << 20;  // limi
 inline constexpr std::size_t kMostObservers = 64;         // limit: descriptors
 inline constexpr std::size_t kMostObserversRequests = 8;  // limit: memory
 
-/// What the observers of one server may do.
+/// The rights of all observers of one server together.
 class ObserverRights {
  public:
   /// Code::refused, naming the request, where an observer may not; Code::exhausted where too many

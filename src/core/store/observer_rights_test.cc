@@ -1,4 +1,4 @@
-// What the observers' key can do with a store, over TCP and within a host, and what it cannot.
+// The rights of the observers' key with a store, over TCP and within a host.
 
 #include "core/store/observer_rights.h"
 

@@ -52,7 +52,8 @@ bool expect_that_it_sees_the_key(const std::function<std::shared_ptr<Store>()>& 
   if (child == 0) {
     const auto store = open();
     store->set_timeout(kClientsPatience);
-    // What it prepares once is prepared now: from the word on it sleeps only for the key.
+    // The client prepares everything that it needs once: from the word on it sleeps only for the
+    // key.
     const bool ready = store->set("ready", "yes").ok() && store->get("ready").ok();
     if (::write(asking[1], ready ? "y" : "n", 1) != 1) ::_exit(3);
     const auto got = store->get("key");

@@ -32,7 +32,7 @@ TEST(SignedTexts, ComeBackAsTheyWereWritten) {
   EXPECT_TRUE(other.get().ok());
 }
 
-/// What rank 0 says of a text of rank 1 that is `put` in its place.
+/// Rank 0's verdict on `put` in the place of rank 1's text.
 Status opened(const std::string& put) {
   const std::string mine = texts().sign("round", 0, "mine");
   return texts().open("round", 0, mine, {mine, put}).status();

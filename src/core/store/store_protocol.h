@@ -27,7 +27,7 @@ namespace muster::store {
 inline constexpr std::uint8_t kStoreProtocolVersion = 1;
 /// The build number a store presents to Handshake: "store" and the version.
 inline constexpr std::uint64_t kStoreBuild = 0x73746f7265000000u | kStoreProtocolVersion;
-/// What the keys of a store's connections are bound to: its port and the job's name, which
+/// The name that the keys of a store's connections are bound to: its port and the job's name, which
 /// observers need not know. Two jobs with one secret have different ones.
 inline std::string store_job(std::uint16_t port, const std::string& name, Handshake::Role role) {
   const std::string at = "store at port " + std::to_string(port);

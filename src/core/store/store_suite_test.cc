@@ -1,5 +1,5 @@
-// One suite over every kind of store: what holds for one holds for all. What only one kind does
-// stands in a test file of its own.
+// One suite over every kind of store: what holds for one holds for all. A property of only one kind
+// is tested in a file of its own.
 
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// What a client says and does while the server cannot be reached.
+// A client whose server cannot be reached: what it says and does.
 
 #include "core/store/client/tcp_connection.h"
 

@@ -7,7 +7,7 @@
 
 namespace muster::store {
 
-/// What a kernel does not know of these is slower to notice a lost peer, and nothing else.
+/// A kernel that lacks one of these options is slower to notice a lost peer, and no more.
 void tune_tcp(int socket) {
   const int on = 1, idle = 10, interval = 5, count = 4, user_timeout = 30000;
   ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);

@@ -12,9 +12,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// What the streams of a watch say, in the order in which they are opened; each is silent after
-/// that. The members that were asked. For each stream, how long the process stands still while it
-/// waits for it, after which the stream has ended.
+/// `streams`: the bytes of each stream of a watch, in the order in which they are opened; each is
+/// silent after that. `asked`: the members that were asked. `pauses`: for each stream, how long the
+/// process stands still while it waits for it, after which the stream has ended.
 struct WatchScript {
   std::deque<std::string> streams;
   std::vector<std::string> asked;

@@ -32,13 +32,13 @@ Duration grace(Duration timeout) {
   return std::clamp<Duration>(timeout / 10, std::chrono::seconds(2), std::chrono::seconds(10));
 }
 
-/// What is stored under a key, and which write stored it.
+/// The value under a key, and the write that stored it.
 struct CurrentValue {
   std::int64_t mod_revision = 0;  // 0: nothing
   std::string value;
 };
 
-/// What all users of one object share.
+/// Shared by all users of one store object.
 struct Cluster {
   Cluster(std::shared_ptr<EtcdClient> with, std::string root)
       : client(std::move(with)), keys{root}, writer(client, root), lease(*client) {}
@@ -288,7 +288,7 @@ class EtcdBackedStore final : public RequestStore<Store> {
     return CurrentValue{stored.mod_revision, std::move(*value)};
   }
 
-  /// What a change makes of a value: the new one to be written, or the reply without writing.
+  /// The outcome of a change: the new value to be written, or the reply without writing.
   struct KeyChange {
     std::optional<std::string> next;
     Reply reply;

@@ -36,7 +36,7 @@ struct Keys {
   }
   /// Pieces of the value that is under `place`, one of the above.
   std::string pieces(std::string_view place) const { return pieces(place, place.size()) + "/"; }
-  /// What those of all places of `size` bytes begin with that begin with `place`.
+  /// The prefix of the pieces of all places that have `size` bytes and begin with `place`.
   std::string pieces(std::string_view place, std::size_t size) const {
     return root + "p" + counted(place.substr(root.size()), size - root.size());
   }

@@ -1,4 +1,4 @@
-// What only the etcd store does; what all kinds do stands in store_suite_test.cc.
+// Only the etcd store does this; tests of what all kinds do are in store_suite_test.cc.
 
 #include "core/store/etcd/etcd_store.h"
 

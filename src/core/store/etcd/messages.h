@@ -87,7 +87,7 @@ struct Event {
   KeyValue value;
 };
 
-/// What one message of a watch says.
+/// The contents of one message of a watch.
 struct WatchMessage {
   bool created = false;  ///< events from here on will come
   std::int64_t revision = 0;
@@ -97,7 +97,7 @@ struct WatchMessage {
   std::vector<Event> events{};
 };
 
-/// What etcd says of a request that it did not carry out.
+/// etcd's answer to a request that it did not carry out.
 struct Refusal {
   int code = 0;  ///< gRPC's number: 5 not found, 7 permission denied, 14 unavailable, ...
   std::string message{};

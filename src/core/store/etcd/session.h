@@ -1,4 +1,4 @@
-/// What a client of an etcd cluster remembers and decides, without I/O: which member to ask, what
+/// The state and the decisions of an etcd cluster's client, without I/O: which member to ask, what
 /// to do when one fails, when to log in, how a watch's stream is cut into messages.
 ///
 /// Requests are sent again after every failure that another member or a later moment may cure, so a

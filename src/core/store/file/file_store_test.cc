@@ -1,4 +1,4 @@
-// What only the file store does: keys that outlive their writers, the last one out, writers that
+// Only the file store does this: keys that outlive their writers, the last one out, writers that
 // die in the middle.
 
 #include <fcntl.h>
@@ -262,7 +262,7 @@ TEST_F(FileStoreTest, MembersOfAMeetingWriteOnlyWhenTheyCome) {
   EXPECT_EQ(transactions, kMembers);
 }
 
-// What members have long read of their meetings is forgotten.
+// The texts of a meeting are forgotten once all members have long read them.
 TEST_F(FileStoreTest, OldMeetingsAreForgotten) {
   const auto store = open();
   const auto entries = [&] {

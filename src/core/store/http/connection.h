@@ -24,7 +24,7 @@ struct HttpRequest {
   const char* header = nullptr;  ///< one more, "Name: value"
 };
 
-/// What is known of the transfer that goes on.
+/// The state of the transfer in progress.
 struct HttpTransfer {
   std::string received;  ///< of the body; who reads it may empty it
   int http_status = 0;   ///< 0: not known yet
