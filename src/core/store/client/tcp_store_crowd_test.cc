@@ -134,8 +134,8 @@ TEST_F(Crowd, ThousandsOfUsersMeet) {
   }
   std::cout << users.size() << " users met\n";
   EXPECT_GE(users.size(), 400u) << "the limit of open files (ulimit -Hn) is too low for a crowd";
-  const auto newcomer = made(make_tcp_store(client_options(*server)));
-  EXPECT_EQ(*newcomer->get(key(7)), key(7));
+  const auto late_client = made(make_tcp_store(client_options(*server)));
+  EXPECT_EQ(*late_client->get(key(7)), key(7));
 }
 
 }  // namespace

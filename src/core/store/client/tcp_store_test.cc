@@ -1,4 +1,4 @@
-// What only the TCP store does: ports, descriptors, tenants, users that come and go.
+// Only the TCP store does this: ports, descriptors, users of several jobs, that come and go.
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -44,8 +44,8 @@ TEST(TcpStore, PortZeroPicksAFreeOne) {
   EXPECT_FALSE(*second->check(std::vector<std::string>{"key"}));
 }
 
-// spec: C2 strangers: another user who holds the name of the store's Unix socket, and lets nobody
-// through, keeps no rank of this host out: it goes by TCP
+// spec: C2 unauthenticated peers: another user who holds the name of the store's Unix socket, and
+// lets nobody through, keeps no rank of this host out: it goes by TCP
 TEST(TcpStore, AnotherUserUnderItsUnixSocketsNameKeepsNobodyOut) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can act as another user";
   const std::uint16_t port = testing::reserve_port();

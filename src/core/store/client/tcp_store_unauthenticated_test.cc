@@ -1,5 +1,4 @@
-// The TCP store's server under those who have no business there, and under clients that do not
-// behave.
+// The TCP store's server among unauthenticated peers, and among clients that break the protocol.
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -29,20 +28,20 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::RawPeer;
 
-/// Of a client of the store at `port`.
+/// The greeting of a client of the store at `port`.
 Handshake::Hello hello(std::uint16_t port) {
   return {.job = store_job(port, {}, Handshake::Role::store), .build = kStoreBuild};
 }
 
 /// A server with a client that must not be harmed by whatever a test does.
-class Strangers : public ::testing::Test {
+class TcpStoreOutsiders : public ::testing::Test {
  protected:
   void expect_unharmed() {
     const std::string value = std::to_string(++count_);
     ASSERT_TRUE(client->set("key", value).ok());
-    const auto newcomer = made(make_tcp_store(client_options(*server)));
-    ASSERT_NE(newcomer, nullptr);
-    EXPECT_EQ(*newcomer->get("key"), value);
+    const auto late_client = made(make_tcp_store(client_options(*server)));
+    ASSERT_NE(late_client, nullptr);
+    EXPECT_EQ(*late_client->get("key"), value);
   }
   std::shared_ptr<TcpStore> server = made(make_tcp_store(server_options()));
   std::shared_ptr<TcpStore> client = made(make_tcp_store(client_options(*server)));
@@ -60,7 +59,7 @@ class Strangers : public ::testing::Test {
 };
 
 // spec: C2 another job, another secret, another kind of secret: refused at once, with the reason
-TEST_F(Strangers, RefusalsSayWhy) {
+TEST_F(TcpStoreOutsiders, RefusalsSayWhy) {
   auto options = client_options(*server);
   options.secret = Secret::given("quite another secret");
   const TimePoint begin = steady_clock().now();
@@ -76,37 +75,37 @@ TEST_F(Strangers, RefusalsSayWhy) {
   expect_unharmed();
 }
 
-// spec: C2 strangers: random bytes are refused, nobody else is disturbed
-TEST_F(Strangers, RandomBytes) {
+// spec: C2 unauthenticated peers: random bytes are refused, nobody else is disturbed
+TEST_F(TcpStoreOutsiders, RandomBytes) {
   std::mt19937_64 random(testing::test_seed());
   for (int i = 0; i < 200; ++i) {
-    RawPeer stranger(server->port());
+    RawPeer outsider(server->port());
     std::string bytes(1 + random() % 300, '\0');
     std::generate(bytes.begin(), bytes.end(), [&] { return static_cast<char>(random()); });
     bytes[0] = 'x';
-    stranger.send(bytes);
-    const auto answer = stranger.read_to_end();
+    outsider.send(bytes);
+    const auto answer = outsider.read_to_end();
     ASSERT_TRUE(answer.has_value()) << "the connection is still open";
     EXPECT_EQ(*answer, "");  // not a word to somebody who does not even greet
   }
   expect_unharmed();
 }
 
-// spec: C2 strangers: a wrong secret gets the acceptor's greeting and one byte of refusal, and
-// nothing that the secret has made
-TEST_F(Strangers, WrongSecret) {
+// spec: C2 unauthenticated peers: a wrong secret gets the acceptor's greeting and one byte of
+// refusal, and nothing that the secret has made
+TEST_F(TcpStoreOutsiders, WrongSecret) {
   for (int i = 0; i < testing::test_rounds(50, 10'000); ++i) {
-    RawPeer stranger(server->port());
-    ASSERT_FALSE(stranger.authenticate(Secret::given("guess number " + std::to_string(i)),
+    RawPeer outsider(server->port());
+    ASSERT_FALSE(outsider.authenticate(Secret::given("guess number " + std::to_string(i)),
                                        hello(server->port())));
-    ASSERT_EQ(stranger.read_to_end(), "") << "refused without a further word";
+    ASSERT_EQ(outsider.read_to_end(), "") << "refused without a further word";
   }
   expect_unharmed();
 }
 
-// spec: C2 strangers: thousands of malformed connections leave no descriptor, no memory, and real
-// clients unharmed
-TEST_F(Strangers, MalformedConnectionsLeaveNothingBehind) {
+// spec: C2 unauthenticated peers: thousands of malformed connections leave no descriptor, no
+// memory, and real clients unharmed
+TEST_F(TcpStoreOutsiders, MalformedConnectionsLeaveNothingBehind) {
   std::mt19937_64 random(testing::test_seed());
   const SocketAddress address = testing::loopback_address(server->port());
   const int rounds = testing::test_rounds(500, 10'000);
@@ -119,7 +118,7 @@ TEST_F(Strangers, MalformedConnectionsLeaveNothingBehind) {
       ASSERT_TRUE(client->set("round", std::to_string(i)).ok());
       ASSERT_EQ(*client->get("round"), std::to_string(i));
     }
-    ASSERT_FALSE(HasFailure()) << "after " << i << " strangers; replay with MUSTER_TEST_SEED="
+    ASSERT_FALSE(HasFailure()) << "after " << i << " connections; replay with MUSTER_TEST_SEED="
                                << testing::test_seed();
   }
   expect_unharmed();
@@ -130,26 +129,26 @@ TEST_F(Strangers, MalformedConnectionsLeaveNothingBehind) {
   }
 }
 
-// spec: C2 strangers: a thousand connections that never finish the greeting keep nobody out, and
-// are closed after five seconds or before
-TEST_F(Strangers, AThousandSilentConnections) {
+// spec: C2 unauthenticated peers: a thousand connections that never finish the greeting keep nobody
+// out, and are closed after five seconds or before
+TEST_F(TcpStoreOutsiders, AThousandSilentConnections) {
   std::mt19937_64 random(testing::test_seed());
   const testing::DescriptorLimit enough(4096);
   const std::string greeting =
       Handshake(Handshake::Side::connector, hello(server->port()), kTcpSecret).take_output();
-  std::vector<std::unique_ptr<RawPeer>> strangers;
+  std::vector<std::unique_ptr<RawPeer>> outsiders;
   for (int i = 0; i < 1000; ++i) {
-    strangers.push_back(std::make_unique<RawPeer>(server->port()));
+    outsiders.push_back(std::make_unique<RawPeer>(server->port()));
     if (const std::size_t cut = i % 2 == 0 ? 1 : random() % greeting.size(); cut > 0)
-      strangers.back()->send(greeting.substr(0, cut));
+      outsiders.back()->send(greeting.substr(0, cut));
     if (i % 100 == 99) expect_unharmed();
   }
-  for (auto& each : strangers) EXPECT_EQ(each->read_to_end(), "");
+  for (auto& each : outsiders) EXPECT_EQ(each->read_to_end(), "");
   expect_unharmed();
 }
 
 // spec: C2 lying lengths after authentication are refused before they allocate
-TEST_F(Strangers, LyingLengths) {
+TEST_F(TcpStoreOutsiders, LyingLengths) {
   for (const std::uint32_t length :
        {0u, 1u, 11u, static_cast<std::uint32_t>(kMaxFrameBytes) + 1, 0xffffffffu}) {
     RawPeer liar(server->port());
@@ -190,7 +189,7 @@ TEST_F(Strangers, LyingLengths) {
 
 // spec: C2 a client that does not take its replies is not read from any more; it neither stops nor
 // starves the others
-TEST_F(Strangers, SlowReader) {
+TEST_F(TcpStoreOutsiders, SlowReader) {
   ASSERT_TRUE(client->set("large", std::string(1 << 20, 'x')).ok());
   RawPeer slow(server->port());
   ASSERT_TRUE(slow.authenticate(kTcpSecret, hello(server->port())));
@@ -213,7 +212,7 @@ TEST_F(Strangers, SlowReader) {
 }
 
 // spec: C7 a request cut into single bytes, and many requests in one piece, mean the same
-TEST_F(Strangers, RequestsInPieces) {
+TEST_F(TcpStoreOutsiders, RequestsInPieces) {
   RawPeer odd(server->port());
   ASSERT_TRUE(odd.authenticate(kTcpSecret, hello(server->port())));
   std::string all =
@@ -239,7 +238,7 @@ TEST_F(Strangers, RequestsInPieces) {
   EXPECT_EQ(*client->get("count"), "50");
 }
 
-// spec: C2 no file descriptors left: newcomers wait, those inside go on, and it recovers
+// spec: C2 no file descriptors left: new connections wait, those inside go on, and it recovers
 TEST(TcpStore, NoFilesLeft) {
   int ports[2];
   ASSERT_EQ(::pipe(ports), 0);
@@ -265,9 +264,9 @@ TEST(TcpStore, NoFilesLeft) {
     std::vector<std::unique_ptr<RawPeer>> crowd;
     for (int i = 0; i < 60; ++i) crowd.push_back(std::make_unique<RawPeer>(port));
     EXPECT_TRUE(inside->set("key", std::to_string(round)).ok());
-    auto newcomer = std::async(std::launch::async, [&] { return make_tcp_store(options); });
+    auto late_client = std::async(std::launch::async, [&] { return make_tcp_store(options); });
     crowd.clear();
-    const auto joined = newcomer.get();
+    const auto joined = late_client.get();
     ASSERT_TRUE(joined.ok()) << joined.status().message();
     EXPECT_EQ(*(*joined)->get("key"), std::to_string(round));
   }
