@@ -65,15 +65,16 @@ Result<Rendezvous> join_all(const std::shared_ptr<Store>& store, const MeetingOp
   const SignedTexts texts(*secret, name_of_run(), options.world_size);
   const std::string token = random_token();
   int rank = std::max(options.rank, 0);
-  const auto tcp = options.attend ? std::dynamic_pointer_cast<TcpStore>(store) : nullptr;
-  const auto attend = [&](const std::string& job) {
+  const auto tcp = options.registers ? std::dynamic_pointer_cast<TcpStore>(store) : nullptr;
+  const auto register_member = [&](const std::string& job) {
     tcp->set_timeout(time_left(steady_clock(), options.deadline));
-    return tcp->attend(job, rank, options.world_size);
+    return tcp->register_member(job, rank, options.world_size);
   };
   // From here on the server notices if a process with a given rank disconnects, also before all
   // have come.
   if (tcp && options.rank >= 0) {
-    if (Status attends = attend(key); !attends) return explain(attends, rank, options);
+    if (Status registered = register_member(key); !registered)
+      return explain(registered, rank, options);
   }
   const auto joins = tcp ? tcp->count_joins() : Result<std::int64_t>(std::int64_t{1});
   std::string mine = texts.sign(key, rank, token);
@@ -102,7 +103,8 @@ Result<Rendezvous> join_all(const std::shared_ptr<Store>& store, const MeetingOp
   joined.job = job_of(key, all);
   joined.store = make_prefix_store(joined.job, store);
   if (tcp) {
-    if (Status attends = attend(joined.job); !attends) return explain(attends, rank, options);
+    if (Status registered = register_member(joined.job); !registered)
+      return explain(registered, rank, options);
   }
   return joined;
 }

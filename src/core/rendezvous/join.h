@@ -19,7 +19,7 @@ struct MeetingOptions {
   TimePoint deadline;
   /// Declare this rank to a TCP store, so that the other ranks learn when it leaves. Possible once
   /// per store object.
-  bool attend = true;
+  bool registers = true;
 };
 
 /// "rank 1 of 4 cannot join the job at tcp://host:port", for messages; "this process of 4" if the

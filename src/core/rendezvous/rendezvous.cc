@@ -362,7 +362,7 @@ Result<Rendezvous> rendezvous_over(std::shared_ptr<Store> store, const Rendezvou
   join.group_name = options.group_name;
   join.deadline = deadline_after(steady_clock(), options.timeout);
   join.where = "the job on the given " + std::string(store->kind()) + " store";
-  join.attend = false;
+  join.registers = false;
   if (Status range = check_range(join, false); !range) return range;
   auto found = store::join(store, join);
   if (!found) return found;

@@ -52,7 +52,7 @@ struct TcpStoreOptions {
 /// How many questions of observers may be queued for one rank (`core/trace/responder.h`).
 inline constexpr std::int64_t kMostQuestions = 8;  // limit: load of a rank
 
-/// What the launcher has called this process's job (TORCHELASTIC_RUN_ID); empty for "none".
+/// The launcher's name for this process's job (TORCHELASTIC_RUN_ID); empty for "none".
 std::string name_of_run();
 
 /// A store on a TCP server.
@@ -64,7 +64,7 @@ class TcpStore : public Store {
   /// lifetime of this object. When the process disconnects, in an orderly way or not, every barrier
   /// and all_gather of all `world_size` ranks under such keys that needs it fails immediately, with
   /// an error that names it.
-  virtual Status attend(const std::string& job, int rank, int world_size) = 0;
+  virtual Status register_member(const std::string& job, int rank, int world_size) = 0;
   /// This process gives up joining the job: the others learn why, those who come
   /// later too. If this process hosts the store, the server outlives this object for that, for at
   /// most 30 s.
@@ -80,7 +80,7 @@ class TcpStore : public Store {
 struct EtcdOptions {
   /// "http://host:2379", "https://host:2379" or "host:2379": some or all members of one cluster.
   std::vector<std::string> endpoints{};
-  /// What all keys in etcd begin with. Stores with the same prefix share their keys, so a job that
+  /// All keys in etcd begin with it. Stores with the same prefix share their keys, so a job that
   /// shall not see an earlier one's takes another.
   std::string prefix = "muster";
   Duration timeout = kDefaultTimeout;

@@ -174,24 +174,24 @@ TEST(StoreServerFuzz, ObserversWriteNothing) {
   }
 }
 
-// spec: C2 strangers: a server fed with anything instead of a TLS connection answers at most its
-// greeting, an alert or its half of a handshake, and serves nothing
-TEST(StoreServerFuzz, StrangersGetNowhereOverTcp) {
+// spec: C2 unauthenticated peers: a server fed with anything instead of a TLS connection answers at
+// most its greeting, an alert or its half of a handshake, and serves nothing
+TEST(StoreServerFuzz, OutsidersGetNowhereOverTcp) {
   Fuzz fuzz(6);
   Bench bench;
   const Handshake::Hello hello{.job = "job", .build = kStoreBuild};
   for (testing::FuzzRun run(500); run.goes_on();) {
-    const auto stranger = bench.open(Bench::ListenerWay::tcp);
+    const auto outsider = bench.open(Bench::ListenerWay::tcp);
     TlsSession guess(TlsSession::Side::connector, hello, Secret::given("a guess of the secret"));
     std::string bytes = fuzz.one_in(4)   ? fuzz.noise(300)
                         : fuzz.one_in(2) ? guess.take_output() + fuzz.noise(64)
                                          : fuzz.damaged(guess.take_output());
     bytes += bench::set("key", "value", 1);
     for (const auto piece : fuzz.pieces(bytes)) {
-      if (!bench.closed(stranger)) bench.feed(stranger, piece);
+      if (!bench.closed(outsider)) bench.feed(outsider, piece);
     }
-    EXPECT_LE(bench.take(stranger).size(), 1000u);
-    if (!bench.closed(stranger)) bench.close(stranger);
+    EXPECT_LE(bench.take(outsider).size(), 1000u);
+    if (!bench.closed(outsider)) bench.close(outsider);
     ASSERT_EQ(bench.server.unauthenticated(), 0u);
   }
   const auto friendly = bench.authenticated();
@@ -199,23 +199,23 @@ TEST(StoreServerFuzz, StrangersGetNowhereOverTcp) {
   EXPECT_TRUE(bench.replies(friendly).empty());  // nobody has set it
 }
 
-// spec: C2 strangers: a server fed with anything instead of a greeting answers at most its own
-// greeting and one byte
-TEST(StoreServerFuzz, StrangersGetNowhere) {
+// spec: C2 unauthenticated peers: a server fed with anything instead of a greeting answers at most
+// its own greeting and one byte
+TEST(StoreServerFuzz, OutsidersGetNowhere) {
   Fuzz fuzz(5);
   Bench bench;
   const std::string greeting = Handshake(Handshake::Side::connector,
                                          {.job = "job", .build = kStoreBuild}, bench::kServerSecret)
                                    .take_output();
   for (testing::FuzzRun run(2000); run.goes_on();) {
-    const auto stranger = bench.open();
+    const auto outsider = bench.open();
     const std::string bytes =
         fuzz.one_in(4) ? fuzz.noise(300) : fuzz.damaged(greeting) + fuzz.noise(64);
     for (const auto piece : fuzz.pieces(bytes)) {
-      if (!bench.closed(stranger)) bench.feed(stranger, piece);
+      if (!bench.closed(outsider)) bench.feed(outsider, piece);
     }
-    EXPECT_LE(bench.take(stranger).size(), greeting.size() + 1);
-    if (!bench.closed(stranger)) bench.close(stranger);
+    EXPECT_LE(bench.take(outsider).size(), greeting.size() + 1);
+    if (!bench.closed(outsider)) bench.close(outsider);
     ASSERT_EQ(bench.server.unauthenticated(), 0u);
   }
 }

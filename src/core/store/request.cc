@@ -24,21 +24,36 @@ struct Shape {
 };
 
 constexpr std::array<Shape, kLastOp + 1> kShapes{{
-    {"no operation", 0, 0}, {"set", 1, 1},
-    {"get", 1, 0},          {"add", 1, 0},
-    {"compare_set", 1, 2},  {"wait", kAny, 0},
-    {"num_keys", 0, 0},     {"delete_key", 1, 0},
-    {"check", kAny, 0},     {"append", 1, 1},
-    {"multi_get", kAny, 0}, {"multi_set", kAny, kAny},
-    {"queue_push", 1, 1},   {"queue_pop", 1, 0},
-    {"queue_len", 1, 0},    {"list_keys", 0, 0},
-    {"barrier", 1, 0},      {"all_gather", 1, 1},
-    {"attend", 1, 0},       {"leave", 1, 0},
-    {"count_joins", 0, 0},  {"count_refusals", 0, 0},
-    {"hold", 1, 1},         {"renew", 1, 0},
-    {"stay", 1, 0},         {"release", 1, 0},
-    {"watch", 2, 0},        {"commit", 1, 2},
-    {"enter", 1, 0},        {"abandon", 1, 1},
+    {"no operation", 0, 0},
+    {"set", 1, 1},
+    {"get", 1, 0},
+    {"add", 1, 0},
+    {"compare_set", 1, 2},
+    {"wait", kAny, 0},
+    {"num_keys", 0, 0},
+    {"delete_key", 1, 0},
+    {"check", kAny, 0},
+    {"append", 1, 1},
+    {"multi_get", kAny, 0},
+    {"multi_set", kAny, kAny},
+    {"queue_push", 1, 1},
+    {"queue_pop", 1, 0},
+    {"queue_len", 1, 0},
+    {"list_keys", 0, 0},
+    {"barrier", 1, 0},
+    {"all_gather", 1, 1},
+    {"register_member", 1, 0},
+    {"leave", 1, 0},
+    {"count_joins", 0, 0},
+    {"count_refusals", 0, 0},
+    {"hold", 1, 1},
+    {"renew", 1, 0},
+    {"stay", 1, 0},
+    {"release", 1, 0},
+    {"watch", 2, 0},
+    {"commit", 1, 2},
+    {"enter", 1, 0},
+    {"abandon", 1, 1},
 }};
 
 constexpr int kMostMembers = 1 << 20;  // limit: a number that is a mistake
@@ -84,12 +99,12 @@ Status validate(const Request& request) {
                  " bytes together are more than the limit of " + std::to_string(kMaxRequestBytes) +
                  "; give them in several calls");
   if (request.op == StoreOp::barrier || request.op == StoreOp::all_gather ||
-      request.op == StoreOp::attend) {
+      request.op == StoreOp::register_member) {
     if (request.members < 1 || request.members > kMostMembers)
       return wrong("the number of members is " + std::to_string(request.members) + ", not 1 to " +
                    std::to_string(kMostMembers));
   }
-  if ((request.op == StoreOp::all_gather || request.op == StoreOp::attend) &&
+  if ((request.op == StoreOp::all_gather || request.op == StoreOp::register_member) &&
       (request.index < 0 || request.index >= request.members)) {
     return wrong("index " + std::to_string(request.index) + " is not within 0 to " +
                  std::to_string(request.members - 1));

@@ -37,7 +37,7 @@ enum class StoreOp : std::uint8_t {
   list_keys,
   barrier,
   all_gather,
-  attend,
+  register_member,
   leave,
   count_joins,
   count_refusals,
@@ -61,8 +61,8 @@ struct Request {
   StoreOp op = StoreOp::get;
   Duration timeout{-1};      ///< how long it may block; negative: no limit
   std::int64_t number = 0;   ///< add: amount; queue_pop: 1 blocks, 0 does not
-  std::int32_t index = 0;    ///< all_gather, attend, leave, abandon
-  std::int32_t members = 0;  ///< barrier, all_gather, attend
+  std::int32_t index = 0;    ///< all_gather, register_member, leave, abandon
+  std::int32_t members = 0;  ///< barrier, all_gather, register_member
   std::vector<std::string_view> keys{};
   std::vector<std::string_view>
       values{};  ///< compare_set: expected, desired; abandon: encode_reason
@@ -87,12 +87,12 @@ std::string quoted(const std::vector<std::string_view>& keys);
 std::string quoted(std::string_view key);
 /// "1, 2 and 5", truncated if there are many.
 std::string listed(const std::vector<int>& numbers);
-/// What a member of an all_gather of `members` is told that comes after it failed with `cause`. A
+/// The error of a member that comes to an all_gather of `members` after that failed with `cause`. A
 /// deadline that has passed names those who gave up, not those who were late.
 Status came_too_late(const Status& cause, int members);
 /// Why a rank abandons a job.
 std::string encode_reason(const Status& why);
-/// What the others are told of a `leave` or `abandon`. A rank that could not wait for longer is
+/// The error of the others after a `leave` or `abandon`. A rank that could not wait for longer is
 /// named itself, otherwise the ranks that it blames.
 Status why_left(const Request& request);
 /// "rank 1", "ranks 1, 2 and 5".

@@ -74,7 +74,7 @@ class TorchStore : public store::RequestStore<store::TcpStore> {
 
   const std::string& host() const override { return host_; }
   std::uint16_t port() const override { return port_; }
-  Status attend(const std::string&, int, int) override {
+  Status register_member(const std::string&, int, int) override {
     return Status(Code::unsupported, "torch's stores keep no account of ranks");
   }
   Result<std::unique_ptr<store::ServerConnection>> connect(TimePoint) override {

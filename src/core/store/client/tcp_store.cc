@@ -18,7 +18,7 @@ namespace muster::store {
 namespace {
 
 constexpr std::string_view kWorkersKey = "muster/workers";
-constexpr Duration kGoodbyeLimit = std::chrono::milliseconds(100);  // limit: patience at the end
+constexpr Duration kLastPostLimit = std::chrono::milliseconds(100);  // limit: patience at the end
 
 /// How long a client waits beyond the server's deadline for the server's timeout error, which names
 /// what is missing. Allows for an overloaded machine.
@@ -67,9 +67,9 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
         host_rank_(host_rank) {}
 
   ~TcpStoreClient() override {
-    if (attendance_ && !attendance_->forked() && !is_join_key(attended_job_) && !abandoned_)
-      say_goodbye({.op = StoreOp::leave, .index = attending_rank_, .keys = {attended_job_}});
-    attendance_.reset();
+    if (membership_ && !membership_->forked() && !is_join_key(member_of_) && !abandoned_)
+      post_last({.op = StoreOp::leave, .index = member_rank_, .keys = {member_of_}});
+    membership_.reset();
     idle_.clear();
     if (lingers_ && server_.use_count() == 1) TcpServer::linger(std::move(server_));
   }
@@ -91,12 +91,12 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
     return keys;
   }
 
-  Status attend(const std::string& job, int rank, int world_size) override {
+  Status register_member(const std::string& job, int rank, int world_size) override {
     {
       const std::lock_guard lock(mutex_);
-      if (attendance_ && is_join_key(attended_job_) &&
-          rank == attending_rank_) {  // the server names the reason
-        attended_job_ = job;
+      if (membership_ && is_join_key(member_of_) &&
+          rank == member_rank_) {  // the server names the reason
+        member_of_ = job;
         return {};
       }
     }
@@ -104,33 +104,33 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
     auto connection = take(deadline);
     if (!connection) return lost(connection.status());
     const std::lock_guard lock(mutex_);
-    if (attendance_)
+    if (membership_)
       return Status(Code::invalid_argument,
-                    "this store attends the job " + attended_job_ + " already");
-    if (Status sent =
-            (*connection)
-                ->post({.op = StoreOp::attend, .index = rank, .members = world_size, .keys = {job}},
-                       deadline);
+                    "this store is registered with the job " + member_of_ + " already");
+    if (Status sent = (*connection)
+                          ->post({.op = StoreOp::register_member,
+                                  .index = rank,
+                                  .members = world_size,
+                                  .keys = {job}},
+                                 deadline);
         !sent)
       return lost(sent);
-    attendance_ = std::move(*connection);
-    attended_job_ = job;
-    attending_rank_ = rank;
+    membership_ = std::move(*connection);
+    member_of_ = job;
+    member_rank_ = rank;
     return {};
   }
 
   void abandon(const Status& why) override {
     const std::string reason = encode_reason(why);
     const std::lock_guard lock(mutex_);
-    if (abandoned_ || !attendance_ || attendance_->forked()) return;
+    if (abandoned_ || !membership_ || membership_->forked()) return;
     abandoned_ = true;
     // The failure of a rank is told to those who wait, and ends the attempt: nobody comes late to
     // it, and the next one may want the port in another process.
     lingers_ = why.code() != Code::peer_failed && why.code() != Code::aborted;
-    say_goodbye({.op = StoreOp::abandon,
-                 .index = attending_rank_,
-                 .keys = {attended_job_},
-                 .values = {reason}});
+    post_last(
+        {.op = StoreOp::abandon, .index = member_rank_, .keys = {member_of_}, .values = {reason}});
   }
 
   Result<std::int64_t> count_joins() override {
@@ -188,9 +188,9 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
            (request.keys.empty() ? "" : "(" + quoted(request.keys) + ")");
   }
 
-  /// Needs an attendance.
-  void say_goodbye(const Request& request) {
-    const Status ignored = attendance_->post(request, steady_clock().now() + kGoodbyeLimit);
+  /// Posts the last request on `membership_`, which must exist.
+  void post_last(const Request& request) {
+    const Status ignored = membership_->post(request, steady_clock().now() + kLastPostLimit);
     static_cast<void>(ignored);  // the server may have ended
   }
 
@@ -221,13 +221,13 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
 
   const TcpEndpoint endpoint_;
   std::shared_ptr<TcpServer> server_;  // lives as long as any of its users in this process
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards all below; not held during `exchange`, but during the posts
   std::vector<std::unique_ptr<TcpConnection>> idle_;
   const int host_rank_;
-  std::unique_ptr<TcpConnection>
-      attendance_;  // carries no requests; its end tells the server that this rank has ended
-  std::string attended_job_;
-  int attending_rank_ = -1;
+  std::unique_ptr<TcpConnection> membership_;  // of this rank in `member_of_`; its end tells the
+                                               // server that the rank has ended
+  std::string member_of_;
+  int member_rank_ = -1;
   bool abandoned_ = false, lingers_ = false;
 };
 

@@ -46,23 +46,23 @@ TEST(StoreServer, AnswersAtTheDeadline) {
   EXPECT_NE(replies[0].reply.status.message().find("\"key\""), std::string::npos);
 }
 
-// spec: C2 strangers have five seconds, the oldest of too many goes first
-TEST(StoreServer, StrangersHaveLimits) {
+// spec: C2 unauthenticated peers have five seconds, the oldest of too many goes first
+TEST(StoreServer, OutsidersHaveLimits) {
   Bench bench({.secret = kServerSecret, .job = "job", .max_unauthenticated = 3});
-  std::vector<Connection> strangers;
-  for (int i = 0; i < 4; ++i) strangers.push_back(bench.open(Bench::ListenerWay::tcp));
-  EXPECT_TRUE(bench.closed(strangers[0]));
-  EXPECT_FALSE(bench.closed(strangers[1]));
+  std::vector<Connection> outsiders;
+  for (int i = 0; i < 4; ++i) outsiders.push_back(bench.open(Bench::ListenerWay::tcp));
+  EXPECT_TRUE(bench.closed(outsiders[0]));
+  EXPECT_FALSE(bench.closed(outsiders[1]));
   EXPECT_EQ(bench.server.unauthenticated(), 3u);
   bench.advance(seconds(5) - Duration(1));
-  EXPECT_FALSE(bench.closed(strangers[3]));
+  EXPECT_FALSE(bench.closed(outsiders[3]));
   // A rank of this host takes no place of theirs, and loses none to them.
   const auto silent = bench.open(), friendly = bench.authenticated();
-  EXPECT_FALSE(bench.closed(strangers[1]));
-  EXPECT_TRUE((bench.open(Bench::ListenerWay::tcp), bench.closed(strangers[1])));
+  EXPECT_FALSE(bench.closed(outsiders[1]));
+  EXPECT_TRUE((bench.open(Bench::ListenerWay::tcp), bench.closed(outsiders[1])));
   EXPECT_FALSE(bench.closed(silent));
   bench.advance(Duration(1));
-  EXPECT_TRUE(bench.closed(strangers[3]));
+  EXPECT_TRUE(bench.closed(outsiders[3]));
   bench.advance(seconds(5));
   EXPECT_TRUE(bench.closed(silent));
   EXPECT_EQ(bench.server.unauthenticated(), 0u);
@@ -225,7 +225,7 @@ TEST(StoreProtocol, RepliesBothWays) {
   }
 }
 
-// spec: W1 those that do not prove the secret are counted, for whoever has it to ask
+// spec: W1 those that do not prove the secret are counted, and any client that has it can ask
 TEST(StoreServer, CountsThoseItTurnsAway) {
   Bench bench;
   const auto refused = [&] {

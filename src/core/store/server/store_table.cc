@@ -38,7 +38,7 @@ void StoreTable::submit(Ticket ticket, const Request& request, TimePoint now, An
     case StoreOp::queue_pop: return submit_pop(ticket, request, now, answers);
     case StoreOp::barrier:
     case StoreOp::all_gather: return submit_meeting(ticket, request, now, answers);
-    case StoreOp::attend: return submit_attend(ticket, request, now, answers);
+    case StoreOp::register_member: return submit_member(ticket, request, now, answers);
     default: break;
   }
   Reply reply = execute(request, answers);
@@ -105,12 +105,11 @@ Reply StoreTable::execute(const Request& request, Answers& answers) {
 }
 
 Reply StoreTable::leave(const Request& request, Answers& answers) {
-  const auto entry = attendances_.find(std::string(request.keys[0]));
-  if (entry == attendances_.end() || !entry->second.present.contains(request.index))
-    return {{}, 0, {}};
-  const Ticket attending = entry->second.present[request.index];
+  const auto entry = jobs_.find(std::string(request.keys[0]));
+  if (entry == jobs_.end() || !entry->second.present.contains(request.index)) return {{}, 0, {}};
+  const Ticket registration = entry->second.present[request.index];
   depart(std::string(request.keys[0]), request.index, why_left(request), answers);
-  unpark(attending);
+  unpark(registration);
   return {{}, 1, {}};
 }
 
@@ -305,7 +304,7 @@ void StoreTable::submit_meeting(Ticket ticket, const Request& request, TimePoint
   const Meeting complete = std::move(meeting);
   meetings_.erase(key);
   if (request.op == StoreOp::all_gather && is_join_key(key.second))
-    settle_attendance(key.second, complete);
+    settle_members(key.second, complete);
   Reply reply;
   if (request.op == StoreOp::all_gather) {
     for (const auto& [member, entry] : complete.present) reply.values.push_back(entry.second);
@@ -316,9 +315,9 @@ void StoreTable::submit_meeting(Ticket ticket, const Request& request, TimePoint
   }
 }
 
-void StoreTable::submit_attend(Ticket ticket, const Request& request, TimePoint now,
+void StoreTable::submit_member(Ticket ticket, const Request& request, TimePoint now,
                                Answers& answers) {
-  Attendance& job = attendances_[std::string(request.keys[0])];
+  JobMembers& job = jobs_[std::string(request.keys[0])];
   if (job.members == 0) job.members = request.members;
   // A restarted process joins as a new member.
   if (is_join_key(request.keys[0]) &&
@@ -330,7 +329,7 @@ void StoreTable::submit_attend(Ticket ticket, const Request& request, TimePoint 
       std::ranges::any_of(job.gone, [&](const auto& gone) { return gone.first == request.index; });
   if (job.members != request.members || job.present.contains(request.index) || was_here) {
     answers.push_back({ticket, failure(Code::mismatch,
-                                       "attend(" + quoted(request.keys[0]) + "): member " +
+                                       "register_member(" + quoted(request.keys[0]) + "): member " +
                                            std::to_string(request.index) +
                                            " is known already, or the number of members differs")});
     return;
@@ -340,32 +339,31 @@ void StoreTable::submit_attend(Ticket ticket, const Request& request, TimePoint 
   parked_.at(ticket).index = request.index;
 }
 
-void StoreTable::settle_attendance(const std::string& key, const Meeting& complete) {
+void StoreTable::settle_members(const std::string& key, const Meeting& complete) {
   ++joins_;
-  auto attendance = attendances_.extract(key);
-  if (attendance.empty()) return;
+  auto job = jobs_.extract(key);
+  if (job.empty()) return;
   std::string tokens;
   for (const auto& [member, entry] : complete.present) tokens += *entry.second;
-  attendance.key() = job_of(key, tokens);
-  for (const auto& [index, ticket] : attendance.mapped().present)
-    parked_.at(ticket).keys[0] = attendance.key();
-  attendances_.insert(std::move(attendance));
+  job.key() = job_of(key, tokens);
+  for (const auto& [index, ticket] : job.mapped().present) parked_.at(ticket).keys[0] = job.key();
+  jobs_.insert(std::move(job));
 }
 
 /// Forgets a member that has learned, or caused, the outcome of its joining: its later disconnect
 /// affects no other member.
 void StoreTable::forget_arrival(const std::string& key, std::int32_t index) {
-  const auto entry = is_join_key(key) ? attendances_.find(key) : attendances_.end();
-  if (entry == attendances_.end()) return;
+  const auto entry = is_join_key(key) ? jobs_.find(key) : jobs_.end();
+  if (entry == jobs_.end()) return;
   entry->second.present.erase(index);
-  if (entry->second.present.empty()) attendances_.erase(entry);
+  if (entry->second.present.empty()) jobs_.erase(entry);
 }
 
 /// Fails the join at once for the other members, including those that have not arrived yet.
 void StoreTable::depart_while_joining(const std::string& key, std::int32_t index,
                                       const Status& cause, Answers& answers) {
-  const auto entry = attendances_.find(key);
-  if (entry == attendances_.end() || !entry->second.present.contains(index)) return;
+  const auto entry = jobs_.find(key);
+  if (entry == jobs_.end() || !entry->second.present.contains(index)) return;
   const std::int32_t members = entry->second.members;
   forget_arrival(key, index);
   const MeetingKey meeting(StoreOp::all_gather, key);
@@ -387,12 +385,12 @@ void StoreTable::depart_while_joining(const std::string& key, std::int32_t index
 void StoreTable::depart(const std::string& job, std::int32_t index, const Status& cause,
                         Answers& answers) {
   if (is_join_key(job)) return depart_while_joining(job, index, cause, answers);
-  const auto entry = attendances_.find(job);
-  if (entry == attendances_.end() || entry->second.present.erase(index) == 0) return;
+  const auto entry = jobs_.find(job);
+  if (entry == jobs_.end() || entry->second.present.erase(index) == 0) return;
   const std::int32_t members = entry->second.members;
   const std::string prefix = job + "/";
   if (entry->second.present.empty()) {  // the last member: no other is left to notify
-    attendances_.erase(entry);
+    jobs_.erase(entry);
   } else {
     entry->second.gone.emplace_back(index, cause);
   }
@@ -409,11 +407,11 @@ void StoreTable::depart(const std::string& job, std::int32_t index, const Status
 
 Status StoreTable::absence(std::string_view key, std::int32_t members, const Meeting* meeting,
                            std::int32_t self) const {
-  for (const auto& [job, attendance] : attendances_) {
-    if (attendance.members != members || key.size() <= job.size() || !key.starts_with(job) ||
+  for (const auto& [job, ranks] : jobs_) {
+    if (ranks.members != members || key.size() <= job.size() || !key.starts_with(job) ||
         key[job.size()] != '/')
       continue;
-    for (const auto& [index, cause] : attendance.gone) {
+    for (const auto& [index, cause] : ranks.gone) {
       if (index != self && (meeting == nullptr || !meeting->present.contains(index))) return cause;
     }
   }
@@ -467,7 +465,7 @@ void StoreTable::unpark(Ticket ticket) {
     list.erase(std::remove(list.begin(), list.end(), ticket), list.end());
     if (list.empty()) map.erase(found);
   };
-  if (parked.op == StoreOp::attend) {
+  if (parked.op == StoreOp::register_member) {
     // `depart` has taken it off the list
   } else if (parked.op == StoreOp::queue_pop) {
     forget(queue_waiters_, parked.keys[0]);
@@ -555,7 +553,7 @@ void StoreTable::drop(Ticket ticket, TimePoint now, Answers& answers) {
   const auto entry = parked_.find(ticket);
   if (entry == parked_.end()) return;
   const Parked& parked = entry->second;
-  if (parked.op == StoreOp::attend) {
+  if (parked.op == StoreOp::register_member) {
     const std::string text =
         "rank " + std::to_string(parked.index) +
         " has lost its connection to the store; its process has probably ended";

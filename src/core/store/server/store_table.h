@@ -45,7 +45,7 @@ class StoreTable {
   TimePoint next_overdue() const;
   std::size_t parked() const { return parked_.size(); }
   /// Whether ranks of a job, or that join one, are there.
-  bool has_ranks() const { return !attendances_.empty(); }
+  bool has_ranks() const { return !jobs_.empty(); }
   /// Whether somebody who has not come yet will be told why a meeting failed.
   bool has_news_for_late_ranks() const { return !failed_gathers_.empty(); }
   std::size_t keys() const { return values_.size(); }
@@ -94,9 +94,9 @@ class StoreTable {
   using MeetingKey = std::pair<StoreOp, std::string>;
   /// The members of a job, by the prefix of its keys. A member that disconnects is named in every
   /// meeting of all members that needs it. If several are missing, the first to go is named: the
-  /// others may have ended because of it. Before the job exists, its members attend the meeting in
-  /// which they join it.
-  struct Attendance {
+  /// others may have ended because of it. Before the job exists, its members are registered with
+  /// the meeting in which they join it.
+  struct JobMembers {
     std::int32_t members = 0;
     std::map<std::int32_t, Ticket> present;
     std::vector<std::pair<std::int32_t, Status>> gone;  // the first to go is first
@@ -120,13 +120,13 @@ class StoreTable {
   void submit_waiting(Ticket ticket, const Request& request, TimePoint now, Answers& answers);
   void submit_pop(Ticket ticket, const Request& request, TimePoint now, Answers& answers);
   void submit_meeting(Ticket ticket, const Request& request, TimePoint now, Answers& answers);
-  void submit_attend(Ticket ticket, const Request& request, TimePoint now, Answers& answers);
+  void submit_member(Ticket ticket, const Request& request, TimePoint now, Answers& answers);
   void depart(const std::string& job, std::int32_t index, const Status& cause, Answers& answers);
   void depart_while_joining(const std::string& key, std::int32_t index, const Status& cause,
                             Answers& answers);
   void forget_arrival(const std::string& key, std::int32_t index);
-  /// All ranks have joined: the meeting's attendees now attend the job.
-  void settle_attendance(const std::string& key, const Meeting& complete);
+  /// All ranks have joined: the members that are registered with the meeting now are with the job.
+  void settle_members(const std::string& key, const Meeting& complete);
   /// Why a meeting of `members` under `key` cannot complete, or ok.
   Status absence(std::string_view key, std::int32_t members, const Meeting* meeting,
                  std::int32_t self) const;
@@ -142,7 +142,7 @@ class StoreTable {
   TextMap<std::deque<Ticket>> queue_waiters_;  // first come, first served
   std::map<MeetingKey, Meeting> meetings_;
   std::map<MeetingKey, FailedGather> failed_gathers_;
-  std::map<std::string, Attendance> attendances_;
+  std::map<std::string, JobMembers> jobs_;  // and meetings in which ranks join one
   std::int64_t joins_ = 0;
   LeaseTable leases_;
 };

@@ -168,17 +168,18 @@ TEST_F(TableTest, GatherNamesTheMemberThatIsGone) {
 // A member that has told where it belongs is missed as soon as it goes, also by those who come to a
 // meeting only then; B1 a rank that ends after it has joined is named by whatever meeting of
 // all ranks would need it
-TEST_F(TableTest, AttendanceNamesWhoIsGone) {
-  std::vector<StoreTable::Ticket> attending;
+TEST_F(TableTest, RegistrationNamesTheRankThatIsGone) {
+  std::vector<StoreTable::Ticket> registered;
   for (int rank = 0; rank < 3; ++rank)
-    attending.push_back(ask({.op = StoreOp::attend, .index = rank, .members = 3, .keys = {"job"}}));
+    registered.push_back(
+        ask({.op = StoreOp::register_member, .index = rank, .members = 3, .keys = {"job"}}));
   const auto waiting = ask(gather("job/first", 0, 3));
   const auto barred = ask(barrier("job/barrier", 3));
   const auto elsewhere = ask(gather("jobs/first", 0, 3));
   const auto few = ask(gather("job/few", 0, 2));
   const auto has_it = ask(gather("job/second", 2, 3));
-  drop(has_it);  // as with a connection that ends: first what it waited for, then its attendance
-  drop(attending[2]);
+  drop(has_it);  // as with a connection that ends: first what it waited for, then its registration
+  drop(registered[2]);
   for (const auto ticket : {waiting, barred}) {
     EXPECT_EQ(status(ticket).code(), Code::peer_failed);
     EXPECT_EQ(status(ticket).ranks(), std::vector<int>{2}) << status(ticket).message();
@@ -195,7 +196,7 @@ TEST_F(TableTest, AttendanceNamesWhoIsGone) {
 }
 
 Request arrival(int rank, int members, std::string_view key) {
-  return {.op = StoreOp::attend, .index = rank, .members = members, .keys = {key}};
+  return {.op = StoreOp::register_member, .index = rank, .members = members, .keys = {key}};
 }
 
 // A member that leaves in good order is missed too, and not called dead.
@@ -261,7 +262,7 @@ TEST_F(TableTest, ArrivalNamesWhoIsGoneBeforeAllHaveJoined) {
       << status(zero).message();
   for (const int late : {1, 3})
     EXPECT_EQ(status(ask(gather(key, late, 4))).ranks(), std::vector<int>{2});
-  // What the others do then concerns nobody who tries again.
+  // The others' end then does no harm to those who try again.
   drop(arrived[0]);
   drop(arrived[1]);
   std::vector<StoreTable::Ticket> again;
@@ -285,7 +286,7 @@ TEST_F(TableTest, TheFirstToArriveIsMissedByThoseWhoCome) {
 }
 
 // spec: B1 between joining and the first meeting of the job nobody is missed too late
-TEST_F(TableTest, ArrivalsAttendTheJobOnceAllHaveJoined) {
+TEST_F(TableTest, ArrivalsBelongToTheJobOnceAllHaveJoined) {
   const std::string key = join_key("", "group/of mine");
   EXPECT_EQ(replies.at(ask({.op = StoreOp::count_joins})).number, 0);
   std::vector<StoreTable::Ticket> arrived;
@@ -310,8 +311,8 @@ TEST_F(TableTest, GatherAgainAndAgain) {
   EXPECT_EQ(table.parked(), 0u);
 }
 
-// What a reader was handed must not change under it.
-// spec: C14 append leaves values handed out before as they were
+// The value in a reader's reply must not change under it.
+// spec: C14 append leaves values of earlier replies as they were
 TEST_F(TableTest, AppendCopiesWhatIsShared) {
   ask(set("key"));
   const auto get = ask({.op = StoreOp::get, .keys = {"key"}});

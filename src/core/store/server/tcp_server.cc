@@ -249,7 +249,7 @@ class AsioServer final : public TcpServer {
   void pause_accepting(ListeningSocket& listener) {
     if (now() >= next_warning_) {
       log(LogLevel::warning, "the store has no file descriptors left (" + errno_text(errno) +
-                                 "); newcomers wait; raise the limit with ulimit -n");
+                                 "); new connections wait; raise the limit with ulimit -n");
       next_warning_ = now() + kWarningInterval;
     }
     pump();
