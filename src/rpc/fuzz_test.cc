@@ -51,7 +51,7 @@ TEST(RpcValue, NestedObjectsKeepTheirTensors) {
   EXPECT_EQ(back.text, "text");
 }
 
-/// What a damaged value may do: be read as something, or say so.
+/// Whether a damaged value is read as some value. Otherwise it must be refused by an error.
 template <class Read>
 bool is_read(Read read) {
   try {

@@ -15,8 +15,8 @@
 #include "rpc/agent/agent.h"
 #include "rpc/agent/worker_table.h"
 #include "rpc/backends.h"
+#include "rpc/extensions.h"
 #include "rpc/functions.h"
-#include "rpc/layers.h"
 
 namespace muster::rpc {
 namespace {
@@ -226,7 +226,7 @@ bool backend_registered(const std::string& name) {
 }
 
 std::vector<std::function<void(Agent&)>>& extensions() {
-  static auto* all = new std::vector<std::function<void(Agent&)>>{install_layers};
+  static auto* all = new std::vector<std::function<void(Agent&)>>{install_extensions};
   return *all;
 }
 

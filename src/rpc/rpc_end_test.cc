@@ -43,11 +43,11 @@ TEST(Rpc, GracefulShutdownWaitsForWhatIsUnderWay) {
   });
 }
 
-// What is thrown out of a wait, or where a call is sent, leaves no call behind that would write
-// into the frame that is gone.
+// An exception out of a wait, or out of the sending of a call, leaves no call behind that would
+// write into the frame that is gone.
 TEST(Rpc, ACallThatThrowsIsTakenBack) {
   struct Refuses final : testing::Gate {
-    Refuses() : Gate(testing::Moment{"", 0, 0}) {}
+    Refuses() : Gate(testing::GatePoint{"", 0, 0}) {}
     void pass(const std::string& label, int /*from*/, int /*to*/) override {
       if (armed && label == "call refused") throw std::bad_alloc();
     }

@@ -144,7 +144,7 @@ TEST(RpcProcess, KilledCallersAreNotWaitedFor) {
   EXPECT_EQ(ends[2].report, "worker1");
 }
 
-// A stranger who has not the job's secret is told so, before anything that it says is read.
+// A process without the job's secret is told so, before anything that it sends is read.
 TEST(RpcProcess, AWrongSecretIsRefused) {
   const auto port = muster::testing::reserve_port();
   SharedCounter refused;
@@ -164,8 +164,8 @@ TEST(RpcProcess, AWrongSecretIsRefused) {
 
 // ---- many calls
 
-/// Calls of random sizes and kinds to one worker. What comes back is compared with what was sent;
-/// the first difference is kept.
+/// Calls of random sizes and kinds to one worker. Each answer is compared with the arguments; the
+/// first difference is kept.
 class RandomCalls {
  public:
   RandomCalls(int to, std::uint64_t seed) : to_(to), random_(seed) {}

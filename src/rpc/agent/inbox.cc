@@ -317,9 +317,9 @@ bool Inbox::look() {
     if (unposted_ >= slots_.size() / 2) post_slots();
   }
   if (news.empty()) return false;
-  bool lent = false;
+  bool returns_buffers = false;
   for (Found& one : news.found) {
-    lent |= one.buffer != nullptr;
+    returns_buffers |= one.buffer != nullptr;
     if (!one.status.ok()) {
       for (const int rank : one.status.ranks()) {
         if (rank != self_)
@@ -331,7 +331,7 @@ bool Inbox::look() {
   }
   for (const auto& inbound : news.arrived) take(inbound->from, [&] { finish_stage(inbound); });
   for (const auto& [peer, why] : news.lost) events_.on_loss(peer, why);
-  if (!lent) return true;
+  if (!returns_buffers) return true;
   const std::lock_guard lock(mutex_);
   for (Found& one : news.found) {
     if (one.buffer && spares_.size() < 2 * slots_.size()) spares_.push_back(std::move(one.buffer));

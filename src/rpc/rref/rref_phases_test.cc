@@ -1,5 +1,5 @@
-// Each worker of a small job with remote references is killed at each moment of their protocol: the
-// others' errors name it, what does not need it goes on, nothing is left, and shutdown ends.
+// Each worker of a small job with remote references is killed at each point of their protocol: the
+// others' errors name it, calls that do not need it go on, nothing is left, and shutdown ends.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -28,7 +28,7 @@ using muster::testing::ScratchFolder;
 using muster::testing::SharedCounter;
 using testing::Gate;
 using testing::GatedFabric;
-using testing::Moment;
+using testing::GatePoint;
 
 constexpr Duration kSoon = muster::testing::kMustHappen;
 
@@ -37,7 +37,7 @@ constexpr int kCaller = 0, kOwner = 1, kUser = 2, kFriend = 3, kNobody = -1;
 const std::vector<std::string> kNames{"caller", "owner", "user", "friend"};
 
 // In the order of the script below.
-constexpr Moment kMoments[] = {
+constexpr GatePoint kGatePoints[] = {
     {"create", kCaller, kOwner},      // the call that makes the value has not left
     {"in tracked", kOwner, kNobody},  // the value is being made
     {"confirm", kOwner, kCaller},     // the creator's reference is counted, and does not know it
@@ -76,7 +76,7 @@ struct Tracked {
   }
 };
 
-/// What a worker's functions keep.
+/// The references that a worker's functions keep.
 struct Kept {
   std::mutex mutex;
   std::vector<RRef<Tracked>> references;
@@ -121,7 +121,7 @@ void register_all(Gate& gate) {
   register_function("who", [] { return get_worker_info().name(); });
 }
 
-/// One worker's part. What went wrong is kept as text.
+/// One worker's part. Failures are kept as text.
 class Worker {
  public:
   Worker(int rank, int victim, SharedCounter& survivors_let_go)
@@ -224,7 +224,7 @@ std::string play(int rank, Gate& gate, int victim, SharedCounter& let_go, const 
     init_rpc_on(std::make_unique<GatedFabric>(join(rank, file), gate), kNames);
     Worker worker(rank, victim, let_go);
     if (rank == kCaller) worker.script();
-    if (gate.moment.label != std::string("closing")) {
+    if (gate.point.label != std::string("closing")) {
       if (!gate.open.wait_for(1, kSoon)) return "nobody was killed";
       worker.look_around();
     }
@@ -235,13 +235,13 @@ std::string play(int rank, Gate& gate, int victim, SharedCounter& let_go, const 
   }
 }
 
-void kill_at(const Moment& moment, int victim) {
+void kill_at(const GatePoint& point, int victim) {
   SCOPED_TRACE(
       "worker '" + kNames[static_cast<std::size_t>(victim)] + "' dies when '" +
-      kNames[static_cast<std::size_t>(moment.from)] + "' is at '" + moment.label + "'" +
-      (moment.to == kNobody ? "" : " to '" + kNames[static_cast<std::size_t>(moment.to)] + "'"));
+      kNames[static_cast<std::size_t>(point.from)] + "' is at '" + point.label + "'" +
+      (point.to == kNobody ? "" : " to '" + kNames[static_cast<std::size_t>(point.to)] + "'"));
   ScratchFolder folder;
-  Gate gate(moment);
+  Gate gate(point);
   SharedCounter let_go;
   RankProcesses job(static_cast<int>(kNames.size()), [&](int rank) {
     return play(rank, gate, victim, let_go, folder.file("meet"));
@@ -256,22 +256,22 @@ void kill_at(const Moment& moment, int victim) {
     EXPECT_EQ(ends[static_cast<std::size_t>(rank)].report, rank == victim ? "" : "good");
 }
 
-// spec: N7 kill -9 of owner, caller, user and callee at every moment of the protocol: named errors,
+// spec: N7 kill -9 of owner, caller, user and callee at every point of the protocol: named errors,
 // the others go on, nothing is left; N4 shutdown waits for no worker that has died, whenever
 // that was
-TEST(RRefPhases, EachWorkerIsKilledAtEachMoment) {
-  std::vector<std::pair<Moment, int>> cases;
-  for (const Moment& moment : kMoments) {
+TEST(RRefPhases, EachWorkerIsKilledAtEachPoint) {
+  std::vector<std::pair<GatePoint, int>> cases;
+  for (const GatePoint& point : kGatePoints) {
     for (int victim = 0; victim < static_cast<int>(kNames.size()); ++victim)
-      cases.emplace_back(moment, victim);
+      cases.emplace_back(point, victim);
   }
   std::mt19937_64 random(muster::testing::test_seed());
   std::shuffle(cases.begin(), cases.end(), random);
   const auto until = std::chrono::steady_clock::now() + muster::testing::test_budget(8);
   std::size_t played = 0;
-  for (const auto& [moment, victim] : cases) {
+  for (const auto& [point, victim] : cases) {
     if (std::chrono::steady_clock::now() >= until || ::testing::Test::HasFailure()) break;
-    kill_at(moment, victim);
+    kill_at(point, victim);
     ++played;
   }
   std::cout << played << " of " << cases.size() << " cases\n";

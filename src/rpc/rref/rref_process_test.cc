@@ -75,7 +75,7 @@ bool soon(const std::function<bool()>& condition) {
   return true;
 }
 
-// Worker 0 plays `body`, 1 serves, 2 is killed by it. What went wrong, else "good".
+// Worker 0 plays `body`, 1 serves, 2 is killed by `body`. The others report "good" or their error.
 void play(const std::function<std::string()>& body) {
   ScratchFolder folder;
   RankProcesses job(3, [&](int rank) -> std::string {

@@ -45,7 +45,7 @@ TEST(RRefProtocol, EveryOrderWithFailedCalls) {
 }
 
 // spec: N7 global reference counting: every order, where the owner, a user or a parent dies at any
-// moment
+// point
 TEST(RRefProtocol, EveryOrderWithADeath) { play_all_scenarios({.deaths = 1}, 0.1); }
 
 // spec: N7 global reference counting: every order, with a death, a failed call and a second
@@ -198,7 +198,7 @@ TEST(RRefProtocolFuzz, DamagedMessagesAreRefusedOrHarmless) {
       good.reason = fuzz.noise(20);
       const std::string bytes = fuzz.one_in(3) ? encode(good) : fuzz.damaged(encode(good));
       const auto message = decode_rref_message(bytes);
-      // Who speaks is known from the link: a message that says otherwise comes no further.
+      // The link tells the sender: a message that names another one comes no further.
       if (!message.ok() || message->from != 2) {
         ++refused;
         continue;

@@ -12,8 +12,8 @@ namespace muster::rpc {
 namespace {
 
 // Two to six workers that make, pass on and let go at random, over a wire that delays, reorders,
-// loses attempts and their acknowledgements. What travels alone is sent again until acknowledged;
-// calls are tried again too, and given up at times.
+// loses attempts and their acknowledgements. Messages that belong to no call are sent again until
+// acknowledged; calls are tried again too, and given up at times.
 class SeededJob {
  public:
   SeededJob(std::uint64_t seed, bool deaths)
@@ -23,7 +23,7 @@ class SeededJob {
     held_.resize(static_cast<std::size_t>(workers_));
   }
 
-  // What went wrong; nothing in good order.
+  // Plays the job and returns its first failure; empty if there is none.
   std::string play() {
     const int steps = 40 + pick(160);
     for (int step = 0; step < steps && trouble_.empty(); ++step) {

@@ -33,7 +33,7 @@ struct Tracked {
   ~Tracked() { --tracked_alive; }
 };
 
-// What a worker holds on to between calls: by rank, since workers are threads.
+// The references that a worker holds between calls: by rank, since workers are threads.
 std::mutex held_mutex;
 std::map<int, RRef<Tracked>> held;
 

@@ -38,26 +38,26 @@ inline std::string label_of(ConstBytes bytes) {
 
 /// A point in a job: worker `from` is about to send the first message with this label to worker
 /// `to`, or, without `to`, to perform the labelled action.
-struct Moment {
+struct GatePoint {
   const char* label;
   int from;
   int to;
 };
 
-/// Shared by the processes of a job.
+/// Blocks the thread that reaches `point`. Shared by the processes of a job.
 struct Gate {
   static constexpr Duration kLimit = muster::testing::kMustHappen;
-  explicit Gate(Moment moment) : moment(moment) {}
+  explicit Gate(GatePoint point) : point(point) {}
   virtual ~Gate() = default;
 
   virtual void pass(const std::string& label, int from, int to) {
-    if (label != moment.label || from != moment.from || to != moment.to || passed.exchange(true))
+    if (label != point.label || from != point.from || to != point.to || passed.exchange(true))
       return;
     reached.add(1);
     open.wait_for(1, kLimit);
   }
 
-  const Moment moment;
+  const GatePoint point;
   muster::testing::SharedCounter reached;
   muster::testing::SharedCounter open;
   std::atomic<bool> passed{false};  // one per process

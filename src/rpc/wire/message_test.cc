@@ -144,7 +144,8 @@ TEST(RpcMessage, WhatIsSentIsRead) {
   EXPECT_GT(longs, 0);
 }
 
-// What is accepted lies within what came, and no more is promised than its limits allow.
+// The parts of an accepted message lie within its frame, and it announces no more than the limits
+// allow.
 void check_bounds(const Head& head, std::string_view frame) {
   const auto within = [&](std::string_view part) {
     return part.empty() || (part.data() >= frame.data() &&

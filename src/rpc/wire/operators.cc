@@ -288,10 +288,10 @@ bool fits(const c10::IValue& value, const c10::Argument& argument) {
 }
 
 /// Arguments whose numbers must be below a bound, by their name: some overloads have plain numbers
-/// for a dtype, a layout or a memory format, which torch looks up without checking. Of layouts only
-/// strided ones travel, and kernels of others fail on memory that they do not have. Kernels take
-/// any number for a reduction (none, mean, sum) and then store nothing, and make any number of
-/// sections.
+/// for a dtype, a layout or a memory format, which torch looks up without checking. The layout must
+/// be strided: tensors of other layouts do not travel, and their kernels fail on memory that they
+/// do not have. Kernels take any number for a reduction (none, mean, sum) and then store nothing,
+/// and make any number of sections.
 constexpr std::pair<std::string_view, std::int64_t> kBounds[] = {
     {"dtype", static_cast<std::int64_t>(c10::ScalarType::NumOptions)},
     {"layout", static_cast<std::int64_t>(c10::Layout::Strided) + 1},

@@ -28,7 +28,7 @@ using muster::testing::Fuzz;
 using testing::GuardedMemory;
 using Arguments = std::vector<c10::IValue>;
 
-/// What a message may hold: `seed` says which of it. The same seed gives the same values.
+/// Random arguments of the types that a message may hold. The same seed gives the same values.
 class RandomArguments {
  public:
   explicit RandomArguments(std::uint64_t seed) : fuzz_(seed) {
@@ -202,7 +202,8 @@ std::string call_of(const std::string& name, std::uint64_t seed) {
   return text;
 }
 
-/// What a call gives where fresh memory holds `pattern`: the bytes of its results, or its error.
+/// The outcome of a call while fresh memory holds `pattern`: the bytes of its results, or its
+/// error.
 std::string outcome(GuardedMemory& memory, const std::string& name,
                     const c10::FunctionSchema& schema, std::uint64_t seed, unsigned char pattern) {
   memory.set(pattern, seed % 2 == 0);
@@ -219,7 +220,7 @@ std::string outcome(GuardedMemory& memory, const std::string& name,
   return result;
 }
 
-/// What a child tells its parent, in memory of both.
+/// A child's progress, in memory that it shares with its parent.
 struct Progress {
   std::size_t position;  // in the list of operators
   std::uint64_t seed;

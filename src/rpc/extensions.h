@@ -5,6 +5,6 @@ namespace muster::rpc {
 
 class Agent;
 /// Installs their handlers; call before the agent starts.
-void install_layers(Agent& agent);
+void install_extensions(Agent& agent);
 
 }  // namespace muster::rpc

@@ -1,4 +1,4 @@
-#include "rpc/layers.h"
+#include "rpc/extensions.h"
 
 #include "muster/distributed_optimizer.h"
 #include "rpc/autograd/autograd_context.h"
@@ -6,7 +6,7 @@
 
 namespace muster::rpc {
 
-void install_layers(Agent& agent) {
+void install_extensions(Agent& agent) {
   const auto shared = agent.shared_from_this();
   RRefContext::install(shared);
   DistAutograd::install(shared);
