@@ -62,8 +62,8 @@ enum class BackendScope : std::uint8_t {
   coalesce_sends,
 };
 
-/// What one member exchanges with one other: usually one tensor; several, back to back, for
-/// coalesced calls.
+/// The data that one member exchanges with one other: usually one tensor; several, back to back,
+/// for coalesced calls.
 using Slice = c10::SmallVector<at::Tensor, 1>;
 using Slices = c10::SmallVector<Slice, 1>;
 
@@ -72,14 +72,14 @@ using Slices = c10::SmallVector<Slice, 1>;
 class BackendCall {
  public:
   virtual Op op() const = 0;
-  /// Of the function that the user called.
+  /// Name of the function that the user called.
   virtual std::string_view name() const = 0;
   virtual ReduceOp reduce_op() const = 0;
-  /// Of broadcast, reduce, gather and scatter; otherwise -1.
+  /// Root of broadcast, reduce, gather and scatter; otherwise -1.
   virtual int root() const = 0;
-  /// Of send and recv; -1: any rank, and for other operations.
+  /// Peer of send and recv; -1: any rank, and for other operations.
   virtual int peer() const = 0;
-  /// Of send and recv.
+  /// Tag of send and recv.
   virtual std::int64_t tag() const = 0;
   /// True if `submit` should return before the call completes.
   virtual bool is_async() const = 0;

@@ -44,8 +44,8 @@ class MeshRanks {
 
   const std::vector<int>& values() const { return values_; }  ///< in row-major order
   const std::vector<int>& shape() const { return shape_; }
-  /// What is wrong with the array, or empty. Found at construction and thrown by the function that
-  /// uses the array, so that all ranks learn of it.
+  /// The fault of the array; empty if there is none. Found at construction and thrown by the
+  /// function that uses the array, so that all ranks learn of it.
   const std::string& trouble() const { return trouble_; }
 
  private:

@@ -37,8 +37,9 @@
 
 namespace muster::elastic {
 
-/// What all ranks have alike between two steps, and its last commits, which are kept in memory. It
-/// refers to what is added, which must outlive it. Used by the thread that calls `run`.
+/// The state that all ranks have alike between two steps, and its last commits, which are kept in
+/// memory. It refers to the objects that are added, which must outlive it. Used by the thread that
+/// calls `run`.
 class State {
  public:
   State();
@@ -83,10 +84,10 @@ class State {
   std::unique_ptr<StateParts> parts_;
 };
 
-/// What each rank has its own part of: modules that FullyShardedDataParallel has sharded, their
-/// optimizers, ZeroRedundancyOptimizers. These hold a group, so `train` makes them anew in each
-/// epoch, and this as well, which adds them to the commits of a State while it lives. One at a
-/// time.
+/// The state of which each rank has its own part: modules that FullyShardedDataParallel has
+/// sharded, their optimizers, ZeroRedundancyOptimizers. These hold a group, so `train` makes them
+/// anew in each epoch, and this object too, which adds them to the commits of a State while it
+/// lives. One at a time.
 ///
 ///   elastic::run(state, [&] {
 ///     Net net;                                    // equal on all ranks, or from a checkpoint

@@ -1,4 +1,4 @@
-/// What wrappers of modules share (DistributedDataParallel, FullyShardedDataParallel): mixed
+/// Shared by the wrappers of modules (DistributedDataParallel, FullyShardedDataParallel): mixed
 /// precision, no_sync, and the tensors inside the arguments and results of a forward.
 #pragma once
 

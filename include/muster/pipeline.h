@@ -32,8 +32,8 @@ namespace muster {
 struct PipelineStage {
   int stage = 0;  ///< 0: first
   std::function<TensorList(const TensorList& inputs)> forward;
-  /// What backward_weight computes gradients for. Received tensors are put where the first of them
-  /// is; on the CPU if there are none.
+  /// The parameters for which backward_weight computes gradients. Received tensors are put on the
+  /// device of the first one; on the CPU if there are none.
   TensorList parameters = {};
 };
 
@@ -75,7 +75,7 @@ struct PipelineScheduleOptions {
   bool scale_grads = true;
 };
 
-/// What the last stage's rank gets; empty elsewhere. Without gradients.
+/// The result on the last stage's rank; empty on the others. Without gradients.
 struct PipelineResult {
   TensorList outputs;  ///< of the whole batch, in order
   at::Tensor losses;   ///< one element for each micro-batch

@@ -33,7 +33,7 @@ inline constexpr bool kSanitized =
 inline constexpr bool kSanitized = false;
 #endif
 
-/// Of what a test asks for in an ordinary run.
+/// The part of a test's own time or rounds that an ordinary run plays.
 inline double sample_share() { return budget_variable("MUSTER_TEST_SHARE", 1); }
 
 /// Cases that a release build plays whole, and a long run: the sanitized builds play every n-th of

@@ -47,7 +47,7 @@ inline std::atomic<c10::DeviceIndex> device_count{kDevices};
 /// As a GPU after an illegal memory access: no event can be asked about any more.
 inline std::atomic<bool> is_broken{false};
 
-/// What `c10::Stream::native_handle` points to: how code that knows nothing of torch enqueues.
+/// The target of `c10::Stream::native_handle`, by which code that knows nothing of torch enqueues.
 struct NativeStream {
   /// Enqueues a task. From now on a thread runs the stream, as a device would: the task may wait
   /// for other streams.
@@ -193,7 +193,7 @@ struct DeferredGuard final : c10::impl::DeviceGuardImplInterface {
   void* getStreamNativeHandle(const c10::Stream stream) const override {
     return Timeline::get().native(stream);
   }
-  /// Of each device, streams 100 to 131; high priorities 200 to 231.
+  /// Each device has streams 100 to 131, and 200 to 231 of high priority.
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool high_priority) const override {
     static std::array<std::atomic<int>, kDevices> next{};
     const auto index = device.has_index() ? device.index() : current_device;

@@ -121,7 +121,7 @@ std::ptrdiff_t difference(ConstBytes a, ConstBytes b, T tolerance) {
   return -1;
 }
 
-/// Of a type's sums of a few numbers that are smaller than 10.
+/// Tolerance of a type's sums, in any order, of a few numbers that are smaller than 10.
 template <class T>
 T order_tolerance(DType dtype) {
   if (dtype == DType::float16) return T(0.002);

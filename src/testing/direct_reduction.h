@@ -14,7 +14,7 @@
 
 namespace muster::testing {
 
-/// Of two elements that are numbers; NaN where one is. Whole numbers wrap around.
+/// Reduces two elements that are numbers; NaN if one is NaN. Whole numbers wrap around.
 template <class T>
 T combine(collective::Reduce kind, T a, T b) {
   using collective::Reduce;

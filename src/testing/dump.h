@@ -1,4 +1,4 @@
-/// What a core dump of a process would show.
+/// The memory that a core dump of a process would show.
 #pragma once
 
 #include <fcntl.h>

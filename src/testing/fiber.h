@@ -18,7 +18,7 @@ class Fiber {
   /// Runs the fiber until it yields or ends. Not from within a fiber. True once it has ended.
   bool resume();
   bool done() const;
-  /// Gives the thread back to whoever resumed the running fiber.
+  /// Gives the thread back to the caller of the running fiber's `resume`.
   static void yield();
   /// The fiber that runs now, or null.
   static Fiber* current();

@@ -38,7 +38,7 @@ class FuzzRun {
     ++rounds_;
     return true;
   }
-  /// Of those that have begun.
+  /// Number of rounds that have begun.
   int rounds() const { return rounds_; }
 
  private:

@@ -38,8 +38,8 @@ bool put(const char* path, const std::string& text) {
   return written;
 }
 
-/// Who is not root makes itself root of a user namespace of its own, with mounts and a network to
-/// play with; children inherit it.
+/// A process that is not root makes itself root of a user namespace of its own, with mounts and a
+/// network of its own; children inherit it.
 Status become_root() {
   if (::geteuid() == 0) return {};
   const std::string user = std::to_string(::geteuid());

@@ -1,4 +1,4 @@
-/// What this process holds of the system's resources, to show that a test gives back what it took.
+/// The system's resources that this process holds, to show that a test gives back all that it took.
 #pragma once
 
 #include <dirent.h>
@@ -57,14 +57,14 @@ inline std::size_t proportional_memory() {
   return bytes;
 }
 
-/// Sanitizers keep freed memory for a while: how much is resident says nothing under them.
+/// Sanitizers keep freed memory in quarantine: resident memory says nothing under them.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kMemoryTells = false;
 #else
 inline constexpr bool kMemoryTells = true;
 #endif
 
-/// Another soft limit of open files for a while, as far as the hard limit goes.
+/// Sets the soft limit of open files while it lives, as far as the hard limit goes.
 class DescriptorLimit {
  public:
   explicit DescriptorLimit(std::size_t wanted) {

@@ -26,7 +26,7 @@ class RankProcesses {
   /// Forks `count` children that run `body(rank)` and leave with 0 once its text is handed over.
   /// The caller must have no other threads.
   RankProcesses(int count, const std::function<std::string(int)>& body);
-  /// Kills whoever is left.
+  /// Kills the ranks that are left.
   ~RankProcesses();
 
   pid_t pid(int rank) const { return children_[static_cast<std::size_t>(rank)].pid; }

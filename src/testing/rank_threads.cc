@@ -30,9 +30,10 @@ std::unique_ptr<transport::Connector> socket_connector(const RankThreadsOptions&
                                           Secret::given("a secret for tests only"));
 }
 
-/// A group that was dropped without being closed may live on for a moment on its progress thread,
-/// and its fabric with it. Nobody goes on, and perhaps ends the process, before all fabrics are
-/// gone.
+/// Counts the fabrics that live. A group that was dropped without being closed may outlive its rank
+/// on its progress thread, and its fabric with it. The caller waits here for all fabrics, because
+/// it may end the process next. `lock_` guards `left_`; the last reference to this is in the
+/// deleter of the last fabric.
 class Departures : public std::enable_shared_from_this<Departures> {
  public:
   std::shared_ptr<transport::Fabric> follow(std::unique_ptr<transport::Fabric> fabric) {

@@ -44,7 +44,7 @@ struct RankThreadsOptions {
 using RankBody = std::function<void(int rank, std::shared_ptr<transport::Fabric> fabric)>;
 
 /// Runs `body` once per rank, on threads of their own; returns when all have ended. The fabrics go
-/// when every body has returned. Where a fabric cannot be made, no body runs and std::runtime_error
+/// when every body has returned. If a fabric cannot be made, no body runs and std::runtime_error
 /// says why.
 void run_ranks(const RankThreadsOptions& options, const RankBody& body);
 inline void run_ranks(int ranks, Wire wire, const RankBody& body) {

@@ -23,8 +23,8 @@ namespace muster::testing {
 
 class Relay {
  public:
-  /// What is passed on of `bytes`, of which `before` bytes have come already on this connection and
-  /// in this direction (0: from who connects). Runs on the relay's thread.
+  /// Returns the bytes to pass on in place of `bytes`. `before` bytes have come before them on this
+  /// connection in this direction (0: from the connecting side). Runs on the relay's thread.
   using Tamper = std::function<std::string(int direction, std::size_t before, std::string bytes)>;
 
   /// Connections to `address()` lead to `target`. `at`: where it listens.

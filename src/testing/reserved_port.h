@@ -13,11 +13,10 @@
 
 namespace muster::testing {
 
-/// Free on 127.0.0.1 and ::1, and kept for the caller until this process ends: sockets that are
-/// bound and do not listen stand there, so that the system gives the port to nobody else, neither
-/// for port 0 nor for an outgoing connection, while whoever asks for it by its number (with
-/// SO_REUSEADDR, as every server does) gets it. Connecting there is refused as long as nobody
-/// listens.
+/// A port that is free on 127.0.0.1 and ::1, kept for the caller until this process ends. Sockets
+/// that are bound and do not listen hold it: the system gives it to no other socket, neither for
+/// port 0 nor for an outgoing connection, but a server that asks for it by number (with
+/// SO_REUSEADDR, as every server does) gets it. Connections are refused until a server listens.
 inline std::uint16_t reserve_port() {
   static std::mutex lock;
   static std::vector<Descriptor> held;

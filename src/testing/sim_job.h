@@ -58,7 +58,7 @@ class SimStream final : public ByteStream {
   std::shared_ptr<Pipe> in_;
 };
 
-/// What the simulator knows of one rank.
+/// The simulator's state of one rank.
 struct Process {
   std::unique_ptr<Fiber> fiber;
   std::unique_ptr<SimRank> face;

@@ -36,7 +36,7 @@ MutableBytes bytes_of(std::vector<T>& values) {
   return std::as_writable_bytes(std::span(values));
 }
 
-/// What every rank knows beforehand of the job's calls: drawn from the seed alone.
+/// The job's calls, which every rank knows beforehand: drawn from the seed alone.
 struct Script {
   struct Call {
     Op op;
@@ -239,7 +239,7 @@ TEST(SimJob, EverySeedWithoutFaultsGivesTheRightResults) {
   }
 }
 
-/// What is wrong with a job under one fault, in words; empty if nothing is.
+/// The failure of a job under one fault, in words; empty if there is none.
 std::string fault_trouble(const SimOptions& options, const SimReport& report) {
   for (std::size_t r = 0; r < report.ranks.size(); ++r) {
     const SimOutcome& outcome = report.ranks[r];

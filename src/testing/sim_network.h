@@ -2,9 +2,9 @@
 /// One seed decides every delay, every split of a byte stream, every scheduling choice and every
 /// fault; the same seed gives the same run.
 ///
-/// What is simulated is only what lies below `Connector` (streams, deaths, the clock) and the
-/// operating system's scheduler: fabric, channels, regions, communicators and algorithms are the
-/// real ones. A rank that waits is resumed only when bytes have arrived for it, its mailbox was
+/// Only the layers below `Connector` (streams, deaths, the clock) and the operating system's
+/// scheduler are simulated: fabric, channels, regions, communicators and algorithms are the real
+/// ones. A rank that waits is resumed only when bytes have arrived for it, its mailbox was
 /// woken, or its own timer is due: a lost wake-up shows as a hang at the virtual time limit.
 #pragma once
 

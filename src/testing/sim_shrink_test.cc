@@ -50,7 +50,7 @@ SimOptions draw_options(std::uint64_t seed) {
   return options;
 }
 
-/// What the ranks tell the test: they are fibers of one thread.
+/// The ranks' results for the test. No lock: ranks are fibers of one thread.
 struct Tally {
   std::vector<std::vector<int>>
       members;  // of each rank's last group in which it has made its rounds
@@ -103,7 +103,7 @@ Status live(SimRank& self, Tally& tally) {
   return {};
 }
 
-/// What is wrong with one job, in words; empty if nothing is.
+/// The failure of one job, in words; empty if there is none.
 std::string trouble(const SimOptions& options, const SimReport& report, const Tally& tally) {
   const auto holds = [&](std::size_t of, std::size_t rank) {
     const auto& members = tally.members[of];
@@ -118,7 +118,8 @@ std::string trouble(const SimOptions& options, const SimReport& report, const Ta
     if (!outcome.status.ok()) return who + ": " + outcome.status.message() + "\n";
     if (tally.members[r].empty()) continue;
     if (!holds(r, r)) return who + " is not in its own group\n";
-    // Who has ended well before another's death is not in the last group of those that saw it.
+    // A rank that has ended well before another's death is not in the last group of those that saw
+    // it.
     for (std::size_t other = 0; other < r; ++other) {
       if (holds(r, other) && holds(other, r) && tally.members[r] != tally.members[other])
         return who + " and rank " + std::to_string(other) + " ended in different groups of both\n";

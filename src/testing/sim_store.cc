@@ -10,8 +10,7 @@ namespace muster::testing {
 namespace {
 
 constexpr std::size_t kReadAtOnce = 16 * 1024;
-/// The server says best what is missing at a deadline: the client waits a little longer for its
-/// word.
+/// The client waits this much longer than the deadline: the server's error names what is missing.
 constexpr Duration kGrace = std::chrono::seconds(1);
 
 Handshake::Hello hello() {

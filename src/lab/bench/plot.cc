@@ -16,7 +16,7 @@ using cli::bench::Row;
 constexpr int kWidth = 300, kHeight = 220, kLeft = 52, kBottom = 34, kTop = 26, kRight = 12,
               kColumns = 3;
 constexpr int kLegendLine = 14;
-/// Of a letter in pixels, on the average: text is laid out without knowing the font.
+/// Average width of a letter in pixels: text is laid out without knowing the font.
 constexpr double kLetter = 5.3;
 constexpr const char* kNote =
     "time of one call (below 64 KiB back to back, from there on alone), by bytes; lower is better";

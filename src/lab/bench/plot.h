@@ -1,4 +1,4 @@
-/// What a benchmark has found, as a picture.
+/// The results of a benchmark as a picture.
 #pragma once
 
 #include <string>

@@ -39,7 +39,7 @@ TEST(Plot, ThePictureHasAPanelForEachOperationAndALineForEachLibrary) {
   EXPECT_EQ(svg.find("nan"), std::string::npos);
 }
 
-/// Where the texts of a picture end, at the average width of a letter of a wide font.
+/// The right end of a picture's texts, at the average width of a letter of a wide font.
 double right_edge_of_texts(const std::string& svg) {
   double edge = 0;
   for (std::size_t at = 0; (at = svg.find("<text x=\"", at)) != std::string::npos; ++at) {

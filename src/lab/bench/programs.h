@@ -25,8 +25,8 @@ std::vector<std::pair<std::string, std::string>> variables_to_import_muster(
     const std::string& package = "");
 
 enum class Complaints { kept, shown };
-/// Runs a program to its end, with `variables` on top of ours; what it printed. What it writes to
-/// its standard error is kept with that, or shown on ours.
+/// Runs a program to its end, with `variables` on top of ours, and returns its standard output. Its
+/// standard error is added to that (kept), or goes to ours (shown).
 Result<std::string> run_program(
     const std::vector<std::string>& words, Complaints complaints,
     const std::vector<std::pair<std::string, std::string>>& variables = {});

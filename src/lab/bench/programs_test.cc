@@ -11,7 +11,7 @@
 namespace muster::lab {
 namespace {
 
-/// Of this process, as it was before in the end.
+/// Sets a variable of this process, and restores it at the end.
 class Variable {
  public:
   Variable(const char* name, const std::string& value)

@@ -60,7 +60,7 @@ int ranks_per_host(const Simulation& simulation, int ranks) {
   return simulation.hosts > 0 ? ranks / simulation.hosts : 1;
 }
 
-/// What a group of the crew goes by.
+/// The placement by which a group of the crew selects its algorithms.
 collective::GroupPlacement placement_of(plan::Crew crew) {
   return {.first_ranks = collective::even_hosts(crew.ranks, crew.ranks_per_host)};
 }

@@ -164,7 +164,8 @@ double predict_hosts(Op op, double bytes, const Machine& machine, Crew crew) {
   const double chunk = piece / rounds;
   const double message = 2 * machine.overhead;  // both ends
   const double near = message + chunk / machine.host_bandwidth, add = chunk / machine.reduction;
-  // Of a rank's messages to its neighbours, and to other hosts, whose network a host's ranks share.
+  // Times of a rank's messages to its neighbours, and to other hosts: the ranks of a host share its
+  // network.
   const double inside = others * owners * near, adding = others * owners * add;
   const auto away = [&](double messages) {
     return messages * (message + each * chunk / machine.bandwidth);
