@@ -54,8 +54,8 @@ void describe_group(const Group& group, const std::string& description);
 /// muster's exceptions to Python's and rethrows others.
 void throw_in_python();
 
-/// Where torchrun has started this process and the job is to meet by its environment: over the
-/// store of torchrun's agent, which is stock torch's. Blocks as stock torch does.
+/// If torchrun has started this process and the job is to meet by its environment, makes it meet
+/// over the store of torchrun's agent, which is stock torch's. Blocks as stock torch does.
 void meet_by_torchrun(InitProcessGroupOptions& options);
 
 }  // namespace muster::python

@@ -16,7 +16,7 @@ using Released = py::call_guard<py::gil_scoped_release>;
 
 constexpr int kMostFrames = 20;
 
-/// Where Python has called from, as its tracebacks show frames, the innermost first; nothing on a
+/// The Python frames of this thread, as tracebacks show them, the innermost first; nothing on a
 /// thread that runs no Python.
 std::string python_stack() {
   if (Py_IsInitialized() == 0 || PyGILState_GetThisThreadState() == nullptr) return {};

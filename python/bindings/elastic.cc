@@ -1,4 +1,4 @@
-// muster.elastic's C++ half: epochs and agreements. What the state is made of is Python's
+// muster.elastic's C++ half: epochs and agreements. The state itself is Python's
 // (python/muster/elastic.py).
 #include <map>
 #include <optional>

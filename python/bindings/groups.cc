@@ -64,7 +64,7 @@ std::shared_ptr<Store> store_of(const AnyStore& given) {
       compat::adapt_store(std::get<c10::intrusive_ptr<c10d::Store>>(given)->clone()));
 }
 
-/// What a program attached to a group. Muster itself does not use it.
+/// Properties that a program attached to a group. Muster itself does not use them.
 struct Notes {
   Text description;
   std::optional<at::Device> device;

@@ -365,7 +365,7 @@ void bind_timeline(py::module_& module) {
       });
 }
 
-/// What `muster-lab fsdp` holds the meters against.
+/// The plan with which `muster-lab fsdp` compares the meters.
 void bind_plan(py::module_& module) {
   module.def("_plan_memory",
              [](std::int64_t outer, const std::vector<std::int64_t>& units, const py::dict& given) {

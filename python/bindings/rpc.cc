@@ -20,7 +20,7 @@
 #include "rpc_values.h"
 #include "rpc_waiting.h"
 
-// What muster/rpc is made of. A call of a Python function is a message of its own kind, whose value
+// The C++ half of muster/rpc. A call of a Python function is a message of its own kind, whose value
 // is a pickle of (function, args, kwargs). Its sender has proved the job's secret when the link was
 // established. The GIL is held while Python objects are accessed, and never while waiting.
 namespace muster::python {

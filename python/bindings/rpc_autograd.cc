@@ -10,7 +10,7 @@
 #include "rpc_values.h"
 #include "rpc_waiting.h"
 
-// What muster/autograd.py is made of.
+// The C++ half of muster/autograd.py.
 namespace muster::python {
 namespace {
 

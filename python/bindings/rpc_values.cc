@@ -52,7 +52,7 @@ bool take(std::uint64_t hash, rpc::ValueInput& archive, py::object& value) {
   return true;
 }
 
-/// What rpc::detail::put_result wrote.
+/// Reads a result that rpc::detail::put_result wrote.
 py::object read(const std::string& function, const Value& from, Passage& passage) {
   rpc::ValueInput archive(from, passage);
   if (archive.left() == 0) return py::none();
@@ -174,7 +174,7 @@ py::object object_of(const rpc::KeptValue& value) {
   if (*value.type == typeid(at::Tensor))
     return py::cast(*std::static_pointer_cast<at::Tensor>(value.object));
   if (!value.pack) rpc::detail::cannot_travel(*value.type);
-  // Of a function of C++'s.
+  // The value of a C++ function: packed and read as if it had travelled.
   Value packed;
   Passage passage;
   value.pack(packed, passage);

@@ -295,7 +295,7 @@ __all__ = [
 
 
 def __getattr__(name):
-    # What few programs use is imported when they ask for it.
+    # Names that few programs use are imported when they are asked for.
     import importlib
 
     if name in (

@@ -113,8 +113,8 @@ def _chain_threading_excepthook():
 def _at_exit():
     error = _last()
     if sys.excepthook is not _hook and error is not None and not _interactive():
-        # Another hook took the place of ours. What a program that ends well has left there, to be
-        # debugged, is no failure.
+        # Another hook took the place of ours. A program that ends well may have left an error in
+        # sys.last_exc, to be debugged: that is no failure.
         _C.note_exception(describe(error), earlier(error))
     _C.tell_failure()
 

@@ -202,7 +202,7 @@ class State:
         self._reseed()
 
     def _before_leaving(self) -> None:
-        # What has come from others only, and was not trained with, is as it came.
+        # Without a commit of its own, a state that came from others is still as it came.
         if self._memory.has_last() if self._in_memory else self.commits > 0:
             self.restore()
 
@@ -440,7 +440,8 @@ def run(
         if outcome is not None:
             _C._elastic_end_group(outcome == "preempted")
             return outcome
-        # What `train` has made goes before its group, cycles too: the next one begins with its own.
+        # Objects that `train` has made go before their group, cycles too: the next epoch makes its
+        # own.
         gc.collect()
         _C._elastic_drop_group()
     if _C.is_initialized():

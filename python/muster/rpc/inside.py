@@ -122,8 +122,8 @@ def _allowed_operator(path, overload):
     return getattr(packet, overload)
 
 
-# What muster's own modules ask of other workers, whatever those let programs call: they make
-# objects of classes that the caller names, which `check_call` bounds as all are.
+# Functions that muster's own modules call on other workers, whatever those let programs call. They
+# make objects of classes that the caller names, which `check_call` bounds like all others.
 _OF_MUSTER = {
     __name__: ["call_method"],
     "muster.nn.api.remote_module": ["_make", "_forward", "_parameters"],

@@ -47,7 +47,7 @@ _HARMLESS.update(
     }
 )
 _CONTAINERS = (list, dict, set, collections.OrderedDict)
-# Where torch's own functions and methods are found: they are pickled as getattr(owner, name).
+# Owners of torch's own functions and methods, which are pickled as getattr(owner, name).
 _OWNERS = {
     (owner.__module__, owner.__qualname__): owner
     for owner in (torch._C._VariableFunctionsClass, torch._C.TensorBase)

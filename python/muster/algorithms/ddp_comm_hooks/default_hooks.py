@@ -62,9 +62,7 @@ def _compressed(hook, dtype):
 
         def decompressed():
             value = pending.wait()
-            bucket.set_buffer(
-                buffer
-            )  # whoever looks at the bucket from here on finds its own gradients
+            bucket.set_buffer(buffer)  # the bucket has its own gradients again, for later readers
             return (value[0] if isinstance(value, (list, tuple)) else value).to(buffer.dtype)
 
         return Lazily(decompressed)

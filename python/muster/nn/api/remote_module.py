@@ -140,7 +140,7 @@ class RemoteModule(torch.nn.Module):
         return f"on={self.on!r}, device={self.device}"
 
 
-# What a torch.nn.Module has and the module's worker would have to do.
+# Methods of torch.nn.Module that the module's worker would have to carry out.
 for _name in (
     "register_buffer",
     "register_parameter",
