@@ -1,6 +1,6 @@
-// What no library can be faster than on this machine: a flag from one core to another, a core given
-// to the next process, copies, and TCP on the loopback interface. bench/gates.py holds calls
-// against it.
+// The least times of this machine, which no library can beat: a flag from one core to another, a
+// core given to the next process, copies, and TCP on the loopback interface. bench/gates.py
+// compares calls with them.
 //
 //   muster_bench_floors [--rounds N] [--json FILE]
 

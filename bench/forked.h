@@ -22,7 +22,7 @@ inline double microseconds(Clock::duration duration) {
   return std::chrono::duration<double, std::micro>(duration).count();
 }
 
-/// What the processes share.
+/// Memory that the processes share.
 struct Board {
   std::atomic<int> ready{0};
   std::atomic<Clock::rep> came{0};

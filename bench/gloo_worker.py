@@ -17,7 +17,8 @@ import torch.distributed as dist
 from forked_ranks import run_ranks
 
 LOOPS = 11
-# Where one call takes many times as long as all loops were to take: their sum would be minutes.
+# The loops if one call takes longer than MANY_TIMES the time meant for all: LOOPS of them would
+# take minutes.
 FEW_LOOPS = 3
 MANY_TIMES = 5
 MOST_CALLS = 200_000

@@ -150,7 +150,7 @@ def row_of(row, batch, found, options):
     compute, pieces = step_ms(ALONE), pieces_of(row, model, options.hosts)
     wire = wire_s(pieces, options.rate) * 1e3
     step = step_ms(row)
-    # What the model alone takes beside the pieces: the optimizer.
+    # Time of the model alone beside the pieces: the optimizer.
     beside = max(0, compute - sum(piece.seconds + piece.anywhere for piece in pieces) * 1e3)
     least = least_s(pieces, options.rate) * 1e3 + beside
     return {

@@ -262,7 +262,7 @@ def complete(options, parser):
         parser.error(f"a host has 1 to {len(DEVICES)} links")
     options.sizes = options.sizes or sizes_of(SMALL if options.latency else LARGE)
     options.cells = list(cells(options))
-    # Of one call of muster or Gloo.
+    # Timeout of one call of muster or Gloo, seconds.
     options.timeout = int(
         max((patience(op, size, options) for op, _, size in options.cells), default=0)
     )

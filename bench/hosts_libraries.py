@@ -112,7 +112,7 @@ class Contestant:
 
     @staticmethod
     def tell(process, text):
-        # Whoever reads no more has ended, which is seen later.
+        # A process that reads no more has ended, which is seen later.
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(text.encode())
             process.stdin.flush()

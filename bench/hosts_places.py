@@ -119,7 +119,7 @@ class Hosts:
         command("ip -n", self.switch, "link set", port, "master", bridge, "up")
         command("ip -n", name, f"address add {network}.{host + 1}/24 dev", device)
         command("ip -n", name, "link set", device, "up")
-        # What the host sends, and what the switch sends to it.
+        # Limits both directions: the host's device, and the switch's port to it.
         bucket = f"root tbf rate {self.rate:.0f} burst {BURST} latency 50ms"
         command("tc -n", name, "qdisc add dev", device, bucket)
         command("tc -n", self.switch, "qdisc add dev", port, bucket)

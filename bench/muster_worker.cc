@@ -28,7 +28,7 @@ struct Options {
   std::chrono::seconds timeout = std::chrono::minutes(2);
 };
 
-/// What a call throws, as a Status.
+/// The exception of a call as a Status.
 template <class Call>
 Status caught(const Call& call) {
   try {

@@ -1,5 +1,5 @@
-// What a tensor costs that is made, filled and dropped again: with torch's own allocator and with
-// the shared one, in turn, microseconds. The medians of many rounds.
+// The time to make, fill and drop a tensor, microseconds: with torch's own allocator and with the
+// shared one, in turn. Prints the medians of many rounds.
 
 #include <torch/types.h>
 

@@ -16,7 +16,7 @@
 
 namespace {
 
-/// Of CLOCK_MONOTONIC, as the script's own times are.
+/// Now by CLOCK_MONOTONIC, as the script's own times are.
 std::int64_t nanoseconds() {
   return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }

@@ -36,7 +36,8 @@ class Stock {
     return python_;
   }
 
-  /// What the worker printed; none, and a word why, where it could not be run or failed.
+  /// Runs the worker and returns its output. If it cannot be run or fails: none, and the reason on
+  /// standard error.
   std::optional<std::string> run(
       const std::vector<std::string>& arguments,
       const std::vector<std::pair<std::string, std::string>>& variables = {}) {

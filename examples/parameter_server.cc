@@ -37,7 +37,8 @@ at::Tensor scores(const Tensors& weights, const at::Tensor& images) {
   return torch::relu(images.matmul(weights[0]) + weights[1]).matmul(weights[2]) + weights[3];
 }
 
-/// Of the sum of the losses: sums of shares are the gradient of the whole.
+/// Gradients of the sum of the losses, not of their mean: so the shares' gradients add up to that
+/// of the whole batch.
 Tensors gradients(const Tensors& weights, const at::Tensor& images, const at::Tensor& labels) {
   Tensors leaves;
   for (const auto& weight : weights) leaves.push_back(weight.detach().requires_grad_(true));

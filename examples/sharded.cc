@@ -35,7 +35,7 @@ nn::Sequential make_net() {
   return net;
 }
 
-/// Of `parts` of a batch that each take an equal share of it.
+/// Share `part` of a batch that is divided into `parts` equal ones.
 Dataset part_of_batch(const Dataset& all, int step, int part, int parts) {
   const std::int64_t share = kBatch / parts;
   const std::int64_t from = (step * kBatch) % (all.size() - kBatch) + part * share;

@@ -149,7 +149,8 @@ struct Steps {
 };
 using Columns = std::map<std::string, Steps>;
 
-/// What the ranks have written into `folder`: starts and ends in turn, one of each for every name.
+/// Appends the times that the ranks have written into `folder`: starts and ends in turn, one of
+/// each for every name.
 void append(Columns& columns, const std::string& folder, int ranks,
             const std::vector<std::string>& names) {
   std::vector<std::vector<Span>> times(static_cast<std::size_t>(ranks));

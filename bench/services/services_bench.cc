@@ -1,5 +1,5 @@
-// What stands around the collectives, each beside stock torch's in the same run: requests to a
-// store, starting a job, making groups, launching programs. And what a group costs that does
+// The services around the collectives, each beside stock torch's in the same run: requests to a
+// store, starting a job, making groups, launching programs. Also the cost of a group that does
 // nothing.
 //
 //   muster_bench_services store|group|launch|idle [options]

@@ -1,5 +1,4 @@
-/// What the example proves about its own run. Every rank calls each check and gets the same
-/// verdict.
+/// The example's checks of its own run. Every rank calls each check and gets the same verdict.
 #pragma once
 
 #include <string>

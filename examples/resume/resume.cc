@@ -47,7 +47,7 @@ torch::Tensor loss_of(Model& model, const Dataset& data, std::int64_t step, int 
                                        data.labels.slice(0, begin, begin + share));
 }
 
-/// What one process that never stops loses at each step.
+/// The losses of one process that never stops, step by step.
 std::vector<double> undivided(const Dataset& data, std::int64_t steps) {
   nn::Sequential net = make_net();
   torch::optim::Adam optimizer(net->parameters(), torch::optim::AdamOptions(1e-2));

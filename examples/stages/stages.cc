@@ -36,7 +36,7 @@ Devices parse(int argc, char** argv) {
   return {torch::Device(list.substr(0, comma)), torch::Device(list.substr(comma + 1))};
 }
 
-/// What the first device computes goes to the second.
+/// A model on two devices: the first one's results go to the second.
 struct StagesImpl : nn::Module {
   explicit StagesImpl(const Devices& devices)
       : devices(devices),

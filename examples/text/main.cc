@@ -22,8 +22,8 @@ namespace {
 constexpr std::int64_t kBatch = 16;  // windows of all ranks and pieces together
 constexpr std::int64_t kPieces = 2;
 constexpr double kLearningRate = 6e-3;
-constexpr double kLossBound = 2.3;  // nats a letter. Who knows only how frequent letters are: 3.1;
-                                    // who also knows the last letter: 2.4
+constexpr double kLossBound = 2.3;  // nats a letter. By the frequency of letters alone: 3.1; with
+                                    // the last letter known too: 2.4
 
 using Optimizer = muster::ZeroRedundancyOptimizer<torch::optim::AdamW>;
 
@@ -98,7 +98,7 @@ double held_out_loss(LanguageModel& model, const Text& text) {
   return loss_of(model(windows.letters), windows.next).item<double>();
 }
 
-/// What the model thinks comes after `begin`: each letter drawn by its probability.
+/// Continues `begin` by the model: each letter is drawn by its probability.
 std::string continued(LanguageModel& model, const Text& text, const std::string& begin,
                       int letters) {
   const torch::NoGradGuard no_grad;

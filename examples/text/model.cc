@@ -13,7 +13,7 @@ BlockImpl::BlockImpl(std::int64_t width, std::int64_t heads)
           register_module("before_attention", nn::LayerNorm(nn::LayerNormOptions({width})))),
       before_mixing(register_module("before_mixing", nn::LayerNorm(nn::LayerNormOptions({width})))),
       queries_keys_values(register_module("queries_keys_values", nn::Linear(width, 3 * width))),
-      attended(register_module("attended", nn::Linear(width, width))),
+      mixed(register_module("mixed", nn::Linear(width, width))),
       wide(register_module("wide", nn::Linear(width, 4 * width))),
       narrow(register_module("narrow", nn::Linear(4 * width, width))) {}
 
@@ -25,7 +25,7 @@ torch::Tensor BlockImpl::forward(torch::Tensor x) {
                          .permute({2, 0, 3, 1, 4});
   const auto seen =
       at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, /*is_causal=*/true);
-  x = x + attended(seen.transpose(1, 2).reshape({count, length, width}));
+  x = x + mixed(seen.transpose(1, 2).reshape({count, length, width}));
   return x + narrow(functional::gelu(wide(before_mixing(x))));
 }
 

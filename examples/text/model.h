@@ -19,7 +19,7 @@ struct BlockImpl : torch::nn::Module {
 
   std::int64_t heads;
   torch::nn::LayerNorm before_attention, before_mixing;
-  torch::nn::Linear queries_keys_values, attended, wide, narrow;
+  torch::nn::Linear queries_keys_values, mixed, wide, narrow;
 };
 TORCH_MODULE(Block);
 

@@ -105,7 +105,7 @@ const std::vector<std::pair<const char*, Options>> kOptions{
     {"a static graph", {.static_graph = true}},
 };
 
-/// What the same ranks come to on the CPU.
+/// The parameters of the same ranks after training on the CPU.
 Spread trained_on_cpu(int rank, const Options& options, bool both) {
   Spread net(at::kCPU, at::kCPU, rank);
   DistributedDataParallel<Spread> model(net, options);

@@ -94,7 +94,7 @@ void check_group(int rank) {
                                    all_reduce(on_device, {.async_op = true})};
   for (const auto& work : works) work->wait();
   expect(torch::equal(on_cpu, on_device.cpu()), "calls on both at once");
-  // What NCCL lacks is refused by its name; MPI has it, and the group goes on.
+  // A reduction that NCCL lacks is refused in NCCL's name; MPI has it, and the group goes on.
   const auto bits = torch::full({2}, 6 + rank, at::kInt);
   const auto refused = text_of([&] { all_reduce(there(bits), {.op = ReduceOp::BAND}); });
   expect_says(refused, "backend 'nccl' cannot do all_reduce");

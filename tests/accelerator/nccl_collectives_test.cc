@@ -25,7 +25,7 @@ const std::vector<ReduceOp> kReductions{ReduceOp::SUM,  ReduceOp::PRODUCT, Reduc
                                         ReduceOp::MAX,  ReduceOp::BAND,    ReduceOp::BOR,
                                         ReduceOp::BXOR, ReduceOp::AVG,     ReduceOp::premul_sum(3)};
 
-/// What NCCL cannot do and native can.
+/// Whether NCCL lacks the reduction. Backend native has all of them.
 bool is_refused(ReduceOp op, at::ScalarType dtype) {
   switch (op.kind()) {
     case ReduceOp::BAND:

@@ -1,5 +1,5 @@
-// What becomes of a group on backend nccl when calls differ, a rank does not come, NCCL hangs or
-// fails, or a process dies. NCCL is the stand-in (nccl_standin/standin.cc).
+// Failures of a group on backend nccl: calls differ, a rank does not come, NCCL hangs or fails, or
+// a process dies. NCCL is the stand-in (nccl_standin/standin.cc).
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -168,7 +168,7 @@ TEST(NcclFailures, AFailedDeviceIsNamed) {
   deferred::is_broken = false;
 }
 
-/// What `work` throws on its own: not at its deadline.
+/// The text that `work` throws, which must not be that of its deadline.
 std::string thrown_by(const WorkRef& work) {
   const auto text = told([&] { work->wait(); });
   EXPECT_EQ(text.find("had not"), std::string::npos) << text;

@@ -23,7 +23,7 @@ using std::chrono::seconds;
 
 constexpr auto kProcessLimit = muster::testing::kMustHappen;
 
-/// What `body` returns, or the text of what it throws: an exception must not reach the forked test.
+/// The result of `body`, or the text of its exception, which must not reach the forked test.
 std::string reported(const std::function<std::string()>& body) {
   try {
     return body();

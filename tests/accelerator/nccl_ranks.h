@@ -49,7 +49,7 @@ inline at::Device device_of(int rank) {
   return at::Device(deferred::kType, static_cast<c10::DeviceIndex>(rank));
 }
 
-/// What `call` throws; empty if nothing.
+/// The text of the exception that `call` throws; empty if it throws none.
 template <class Call>
 std::string text_of(const Call& call) {
   try {
@@ -62,8 +62,8 @@ std::string text_of(const Call& call) {
 
 inline at::Tensor some(int rank) { return deferred::on_device(values(rank, {4}), rank); }
 
-/// What this rank is told: by the call itself, or by one of the next. Each is carried out first, or
-/// ended by what the rank is told of.
+/// The error that this rank gets: from the call itself, or from one of the next. Each call is
+/// carried out first, or ended by that error.
 inline std::string told(const std::function<void()>& call) {
   const auto limit = steady_clock().now() + muster::testing::kMustHappen;
   while (steady_clock().now() < limit) {

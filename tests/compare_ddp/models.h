@@ -9,7 +9,7 @@
 
 namespace muster::testing {
 
-/// What one rank is given in one step.
+/// The input of one rank in one step.
 struct Batch {
   at::Tensor x;  ///< numbers, or tokens
   at::Tensor y;  ///< numbers, or tokens

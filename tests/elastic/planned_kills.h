@@ -29,7 +29,7 @@ struct PlannedKill {
   std::string victim{};
 };
 
-/// Of the words from `first` on.
+/// Parses the kills from the words `first` to `count`.
 inline std::vector<PlannedKill> planned(int first, int count, char** words) {
   std::vector<PlannedKill> kills;
   for (int i = first; i < count; ++i) {

@@ -1,5 +1,5 @@
-// What survivors see when a rank dies in the middle of an all_reduce loop. Real processes, real
-// kills.
+// The errors of survivors when a rank dies in the middle of an all_reduce loop. Real processes,
+// real kills.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -171,7 +171,7 @@ Outcome play(const Scene& scene) {
   return outcome;
 }
 
-// What sanitizers instrument is several times slower: they only look for races and misuse here.
+// Sanitized code is several times slower: sanitizers only look for races and misuse here.
 constexpr bool kJudged = !kSanitized;
 
 /// A kill is not judged where the machine stood still for so long meanwhile.
@@ -240,7 +240,7 @@ TEST(KilledRank, IsNamedWhileItsForkedChildrenLiveOn) {
   play_all(scene, "tcp, children alive", kills() / 2);
 }
 
-/// Three hosts of two ranks each: whoever dies, also the ranks without a link to it hear of it.
+/// Three hosts of two ranks each: ranks without a link to the dead one hear of its death too.
 TEST(KilledRank, IsNamedByAllSurvivorsOnThreeHosts) {
   auto hosts = NetworkNamespaces::create(3);
   ASSERT_TRUE(hosts.ok()) << hosts.status().message();

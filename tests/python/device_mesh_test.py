@@ -197,7 +197,7 @@ def a_program(dist, meshes, rank):
         ):
             said[how, name] = told(dist, again, rank), again == each, hash(again) == hash(each)
 
-    # What is wrong raises at least what torch raises.
+    # Wrong arguments raise an error of at least the class that torch raises.
     said["wrong"] = {
         "no such name": lambda: mesh["nothing"],
         "no such name of a slice": lambda: mesh["tp"]["dp"],
@@ -254,7 +254,7 @@ def test_device_mesh_beside_torch():
 
 def all_names(rank, file):
     theirs, ours = (meshes.DeviceMesh for _, _, meshes in both_faces(rank, 1, file))
-    # What only torch.compile and the class itself use.
+    # Names that only torch.compile and the class itself use.
     inside = {
         "_create_flatten_mesh",
         "_create_sub_mesh",

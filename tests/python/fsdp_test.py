@@ -301,7 +301,7 @@ def odd(rank, size):
             model(torch.ones(1, 6), factor=torch.ones(()))
     assert sum(unit.unsharded_bytes for unit in fsdp.units.units_in(model)) == 0
 
-    # What stays whole is nobody's business.
+    # Ignored parameters stay whole.
     net = Net()
     part = FSDP(net, ignored_states=[net.scale], ignored_modules=[net.blocks[0]])
     assert (
@@ -403,7 +403,7 @@ def keeps_nothing(rank, size):
         net.blocks[0].module.up.weight.grad is None
         and net.blocks[2].module.up.weight.grad is not None
     )
-    # What is whole by unshard() may be used anywhere.
+    # Parameters that are whole by unshard() may be used anywhere.
     module = fully_shard(torch.nn.Linear(4, 4))
     module.unshard()
     (module.weight * (rank + 1)).sum().backward()

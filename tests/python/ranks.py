@@ -9,7 +9,7 @@ import traceback
 import pytest
 import torch
 
-# What the first DDP or functional collective of a process imports, here once for all ranks.
+# Modules that the first DDP or functional collective of a process imports, here once for all ranks.
 import torch._dynamo  # noqa: F401
 import torch.distributed._functional_collectives  # noqa: F401
 from scratch import LIMIT_S as LIMIT_S

@@ -358,7 +358,7 @@ def keeps_callbacks_apart(rank):
     assert called.wait()
 
 
-# spec: N2 whoever waits for a future waits for its value and not for its callbacks
+# spec: N2 a thread that waits for a future waits for its value and not for its callbacks
 def test_callbacks_keep_no_waiter():
     on_workers(2, keeps_callbacks_apart)
 
@@ -729,7 +729,7 @@ def test_workers_as_threads():
     dist.spawn(body, nprocs=2, threads=True)
 
 
-# ---- strangers
+# ---- processes without the secret
 
 
 class Mark:
@@ -761,7 +761,7 @@ def listening_ports():
 
 
 # spec: N2 a wrong secret is refused before any pickle is read
-def test_strangers_are_refused_before_anything_is_unpickled(tmp_path, monkeypatch):
+def test_outsiders_are_refused_before_anything_is_unpickled(tmp_path, monkeypatch):
     mark, address = str(tmp_path / "mark"), f"tcp://127.0.0.1:{reserve_port()}"
     monkeypatch.setenv("MUSTER_SECRET", "the secret of this job")
     ready, tried = fork.Event(), fork.Event()
@@ -787,7 +787,7 @@ def test_strangers_are_refused_before_anything_is_unpickled(tmp_path, monkeypatc
             assert os.path.isdir(mark)
         rpc.shutdown(timeout=LIMIT_S)
 
-    def stranger():
+    def outsider():
         assert ready.wait(LIMIT_S)
         os.environ["MUSTER_SECRET"] = "some other job's words"
         error = raised(
@@ -817,6 +817,6 @@ def test_strangers_are_refused_before_anything_is_unpickled(tmp_path, monkeypatc
         tried.set()
 
     def body(rank):
-        worker(rank) if rank < 2 else stranger()
+        worker(rank) if rank < 2 else outsider()
 
     run_ranks(3, body)

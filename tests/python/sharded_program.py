@@ -87,7 +87,7 @@ def train():
         state.commit()
         dies_after("commit")
         seen = state.step
-    # Of this rank's parts; the sum over all ranks is every one's.
+    # The sum over this rank's parts; all_reduce makes it the sum over the whole parameters.
     own = torch.zeros((), dtype=torch.int64)
     for each in model.parameters():
         flat = each.detach().flatten()

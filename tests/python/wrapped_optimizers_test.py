@@ -240,7 +240,7 @@ def averaged(rank, size):
         for each in of[1:]:
             torch.testing.assert_close(values(each), values(of[0]))
             torch.testing.assert_close(each(torch.ones(1, 8)), of[0](torch.ones(1, 8)))
-    # Of a sharded model by its shards.
+    # A sharded model is not copied.
     model = FSDP(net())
     for copied in (
         copy.deepcopy,

@@ -77,7 +77,7 @@ words without an end of line[       OK ] Suite.Read (0 ms)
 END
 """
 
-# What pytest prints stands here, since nothing says that this Python has it.
+# A stand-in that prints what pytest would: this Python may not have pytest.
 PYTEST = """import sys
 print("tests/python/b_test.py::test_ports[0] PASSED   [ 50%]")
 print("tests/python/b_test.py::test_ports[1] PASSED   [100%]")

@@ -24,8 +24,8 @@ import hosts_table  # noqa: E402
 LAB = ROOT / "build/release/bin/muster-lab"
 TINY = ["hosts", "--libraries", "muster", "--op", "all_reduce", "--seconds", "0.01"]
 
-# Runs on this machine, in sessions of their own, what is for "a" and "b". What "b" was asked is
-# kept.
+# Runs the commands for "a" and "b" on this machine, each in a session of its own. The file `asked`
+# keeps the commands for "b".
 SHELL = """#!/bin/sh
 host=$1; shift
 [ "$host" != b ] || echo "$*" >> {folder}/asked

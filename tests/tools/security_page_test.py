@@ -13,7 +13,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = " ".join((ROOT / "docs/user/security.md").read_text(encoding="utf-8").split())
 
-# What the other sections promise, and the lines of docs/acceptance.md whose tests prove it.
+# The promises of the other sections, and the lines of docs/acceptance.md whose tests prove them.
 PROMISES = {
     "A process without it gets nothing but a refusal from the job's store, ranks and launchers": [
         "W1"

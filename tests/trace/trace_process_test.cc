@@ -1,5 +1,5 @@
-// What the traces of real ranks tell: while they run, when one hangs, dies or stands still, and
-// what is left of them.
+// The traces of real ranks: while they run, when one hangs, dies or stands still, and after their
+// end.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -59,7 +59,7 @@ Output muster(const std::string& arguments) {
   return run(std::string(MUSTER_COMMAND) + " " + arguments);
 }
 
-/// What `command` prints once the wait that it is to show is no longer a usual one.
+/// The output of `command` once the wait that it is to show has become an unusually long one.
 Output once_behind(const std::string& command) {
   const auto late = std::chrono::steady_clock::now() + muster::testing::kMustHappen;
   for (;;) {
@@ -108,7 +108,7 @@ std::function<std::string(int)> reporting(std::function<std::string(int)> body) 
   };
 }
 
-/// What the error of `call` says; empty where there is none.
+/// The text of the error of `call`; empty if there is none.
 template <class Call>
 std::string failure_of(Call call) {
   try {
@@ -274,7 +274,7 @@ TEST_F(TraceProcesses, ATerminalOnAnotherHostSeesEveryRankThroughTheStore) {
   };
   const auto as_terminal = [&]() -> std::string {
     ready.wait_for(kRanks, kLimit);
-    // Who looks needs no more than the observers' key.
+    // The observers' key is enough to look.
     std::string key = run(from_elsewhere(kSecret, "secret --observer")).text;
     key.pop_back();
     const auto top = once_behind(from_elsewhere(key, "top --once --wait 60 --store " + store));
@@ -316,8 +316,8 @@ TEST_F(TraceProcesses, ATerminalOnAnotherHostSeesEveryRankThroughTheStore) {
   EXPECT_FALSE(has(refused, "rank 2")) << refused;
 }
 
-// A stopped rank cannot answer: a rank of its host tells of it. Where all of a host are gone, that
-// is said.
+// A stopped rank cannot answer: a rank of its host tells of it. If all ranks of a host are gone,
+// the output says so.
 TEST_F(TraceProcesses, OfAStoppedRankANeighbourTellsThroughTheStore) {
   const auto port = std::to_string(reserve_port());
   SharedCounter ready;

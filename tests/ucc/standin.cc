@@ -173,7 +173,7 @@ Bytes given_by(const UccArgs& args, const UccOob& oob) {
   return given;
 }
 
-/// Of `bytes` from byte `from` on.
+/// Reduces `bytes` bytes of all inputs, from byte `from` on.
 void reduce(const UccArgs& args, const std::vector<Bytes>& all, std::size_t from,
             std::size_t bytes) {
   if (bytes == 0) return;

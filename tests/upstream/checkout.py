@@ -43,7 +43,7 @@ FILES = {
 }
 # Left out with another torch than the sources' own: they compile, and reach into torchrun's parts.
 OF_THEIR_TORCH = ["test_functional_api.py", *FILES["torchrun"]]
-# What a way is compared with, as an engine.
+# The engine that a way is compared with.
 BESIDE = {"torchrun": "c10d"}
 
 

@@ -8,7 +8,7 @@ import time
 # Which name torch expects; with another, the test runs in another way. In the way "replaced" that
 # is a reason only where Gloo skips it too.
 PINNED = 'pinned to names of backends; runs "widened" or "replaced", as far as Gloo can do it'
-# What a skipped test says -> why it is skipped.
+# The message of a skipped test -> why it is skipped.
 SKIPPED = {
     r"^Need at least \d+ accelerator|^accelerator is not available": "needs a GPU for each rank",
     r"(Only|only) (Nccl|NCCL)|^NCCL|^Nccl|\{'nccl'\}|^Coalescing manager": "is about NCCL",
@@ -69,7 +69,8 @@ _KEYS = "counts a key of torch's own; muster counts the users' alone"
 _UV = "asks for torch's server with libuv"
 _INSIDE = "looks at the insides of torch's stores"
 _STORE = "test_store.py"
-# What of the files that checkout.py runs fails where Gloo passes: way -> file::Class.test -> why.
+# Tests of the files that checkout.py runs that fail where Gloo passes: way -> file::Class.test ->
+# why.
 CHECKOUT = {
     "torchrun": {},
     "replaced": _each(

@@ -123,7 +123,7 @@ def divided(model):
         each.set_gradient_divide_factor(3.0)
 
 
-# What is set on the sharded model, and whether gradients are clipped or gathered over two passes.
+# The settings of the sharded model, and whether gradients are clipped or gathered over two passes.
 SETTINGS = {
     "plain": (plain, {}),
     "clipped": (plain, {"clip": 0.05}),

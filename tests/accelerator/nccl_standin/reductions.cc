@@ -13,7 +13,7 @@ namespace {
 using nccl::NcclReduction;
 using nccl::Type;
 
-/// What sums of T are taken in.
+/// The type in which values of T are summed.
 template <class T>
 using Wide =
     std::conditional_t<std::is_same_v<T, c10::Half> || std::is_same_v<T, c10::BFloat16>, float, T>;

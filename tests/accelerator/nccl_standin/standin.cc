@@ -122,7 +122,7 @@ struct Comm {
   bool is_aborted() const { return aborted || revoked; }
 };
 
-/// What a function call is, once on the stream.
+/// A function call, once it is on the stream.
 struct Operation {
   Comm* comm;
   Stream* stream;
@@ -292,7 +292,7 @@ void reduce_all(Comm& comm, const void* input, std::size_t total, std::byte* out
   return parent.name + ".g" + std::to_string(parent.divisions + 1);
 }
 
-/// What a rank that is no member of the parent does.
+/// ncclCommGrow on a rank that is no member of the parent.
 [[maybe_unused]] ErrorCode join_growth(int ranks, const nccl::UniqueId* id, int rank,
                                        nccl::CommHandle* made) {
   if (id == nullptr || rank < 0 || rank >= ranks) {
