@@ -62,6 +62,8 @@ class PerProcess {
     T value{};
     Made* of_parent = nullptr;  // stays reachable for leak checkers
   };
+  // Only grows: a child's is put before its parent's, and none is ever freed. Published by a
+  // release that pairs with the acquire in `get`.
   std::atomic<Made*> made_{nullptr};
 };
 

@@ -75,8 +75,14 @@ class BiasedLock {
     revoked_.store(kOver, std::memory_order_release);
   }
 
+  // Set once, from 0 to the first thread that enters. A thread only compares it with itself, so
+  // relaxed order is enough.
   std::atomic<std::uintptr_t> owner_{0};
+  // Written by the owner only. The release of `leave` pairs with the acquire in `end`: a thread
+  // that has revoked sees all that the owner did inside.
   std::atomic<std::uint32_t> inside_{0};
+  // 0, then kWanted, then kOver. kOver is stored once the owner is known to be outside; its release
+  // passes that on to threads that revoke later.
   std::atomic<std::uint32_t> revoked_{0};
   ProcessMark mark_;  // a forked child does not wait: the thread inside may not exist there, and
                       // the lock excludes no thread

@@ -76,7 +76,8 @@ Status spawn_threads(int n, const std::function<Status(int rank)>& body, const T
   if (n < 1)
     return Status(Code::invalid_argument,
                   "cannot spawn " + std::to_string(n) + " threads: at least 1 is needed");
-  std::mutex mutex;
+  std::mutex
+      mutex;  // guards `first`; held during on_first_failure, so no later failure overtakes it
   Status first;
   const auto note = [&](int rank, Status failure) {
     const std::lock_guard lock(mutex);
