@@ -247,6 +247,8 @@ PendingRef GroupCommunicator::start_collective(Args args, CallRecord& record,
     if (operation->published() && !busy()) return operation;
   }
   watch(!has_other_driver);
+  // A driver that leaves first stops counting as one, then looks for calls; this thread first
+  // queues the call, then looks for a driver. So one of them wakes the progress thread.
   if (has_other_driver && !has_driver())
     fabric_state_->progress.notify();  // it left before the call was watched
   return operation;
@@ -302,6 +304,8 @@ Status GroupCommunicator::close(TimePoint deadline) {
   if (!begin_close()) return {};
   CommunicatorClose closing(group_, *this, *this);
   Status status = closing.run(deadline);
+  // The progress thread lets go of this object, and the region is detached, only once no call uses
+  // its memory.
   drive_until([this] { return !busy(); }, TimePoint::max());
   fabric_state_->progress.forget(*this);
   region_ = nullptr;

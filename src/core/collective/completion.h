@@ -56,12 +56,15 @@ class Completion : public Pending {
     done_.store(true);
   }
 
+  // Guards `notices_`, and in derived classes what a call holds until it has ended. Nothing else is
+  // locked and no notice runs under it.
   std::mutex lock_;
 
  private:
+  // Set once, after `status_`, which never changes again; pairs with the acquire in `published`.
   std::atomic<bool> done_{false};
   Status status_;
-  Notices notices_;
+  Notices notices_;  // moved out by the publication, so each runs once
 };
 
 /// A call that ended before it began.

@@ -74,6 +74,7 @@ std::uint64_t OperationList::push_back(Operation& operation, bool refused) noexc
   (first_ == nullptr ? first_ : last_->next_) = &operation;
   last_ = &operation;
   const std::uint64_t number = state_.queue_next();
+  // Still under the lock: a thread that finds the call in the list may begin it at once.
   operation.call_ = refused ? refusal_of(args.op, number) : fingerprint_of(args, number);
   return number;
 }

@@ -55,11 +55,14 @@ class Operation final : public Completion {
   friend class OperationList;
   std::shared_ptr<Driver> driver() const;
 
+  // Until the call is queued, its caller's thread alone uses all this. Afterwards `driver_` and
+  // `owner_` are under `lock_`, `next_` is under the list's lock, and all else that changes is
+  // under the drive lock.
   CollectiveQueue& queue_;
-  std::shared_ptr<Driver> driver_;  // for a started call, until it has ended
-  std::shared_ptr<void> owner_;     // of its memory; also until it has ended
-  Operation* next_ = nullptr;       // in the queue
-  std::shared_ptr<Operation> self_;
+  std::shared_ptr<Driver> driver_;   // for a started call, until it has ended
+  std::shared_ptr<void> owner_;      // of its memory; also until it has ended
+  Operation* next_ = nullptr;        // in the queue
+  std::shared_ptr<Operation> self_;  // keeps a started call until it has ended; null: blocking call
   Args owned_;
   const Args* args_ = nullptr;
   transport::Fingerprint call_;
@@ -144,9 +147,13 @@ class QueueState {
   static constexpr std::uint64_t kQueued = std::uint64_t{1} << 62;
   static constexpr std::uint64_t kNumbers = kQueued - 1;
 
+  // While the bias lasts, only its owner changes the word, by plain stores while it is inside;
+  // every other thread revokes the bias first.
   std::atomic<std::uint64_t> word_{0};
   BiasedLock biased_lock_;
-  std::atomic<bool> biased_{false};  // the lock is held by being inside
+  // The lock is held by being inside. Written by the owner of the bias only, while it is inside, so
+  // any thread that has revoked reads false.
+  std::atomic<bool> biased_{false};
 };
 
 /// The calls in a communicator's queue, and their numbers. Thread-safe. An intrusive list, so that
@@ -173,6 +180,8 @@ class OperationList {
 
  private:
   QueueState state_;
+  // Guards the list. Held for a few steps only; no other lock is taken under it. An entry stays
+  // valid until it is removed, which the holder of the drive lock does.
   mutable std::mutex lock_;
   Operation* first_ = nullptr;
   Operation* last_ = nullptr;

@@ -53,11 +53,13 @@ class PointToPoint {
   void track(Reservation& place, const std::shared_ptr<Message>& message);
 
   const GroupContext& group_;
+  // Guards all below. A message's own lock may be taken under it. `settle` and the channel's calls
+  // run without it.
   std::mutex lock_;
   std::vector<std::shared_ptr<Message>> open_;
-  std::size_t reserved_ = 0;  // room in `open_` for messages that are being posted
-  std::atomic<std::size_t> open_count_{0};
-  std::string cancelled_;  // why receives are cancelled; empty: they are not
+  std::size_t reserved_ = 0;                // room in `open_` for messages that are being posted
+  std::atomic<std::size_t> open_count_{0};  // of `open_`, read without the lock
+  std::string cancelled_;                   // why receives are cancelled; empty: they are not
 };
 
 class PointToPoint::Message final : public Completion {
@@ -91,6 +93,7 @@ class PointToPoint::Message final : public Completion {
   std::string text() const;
   std::shared_ptr<Driver> driver();
 
+  // `lock_` guards `driver_`, `owner_` and the two members about cancelling.
   const GroupContext& group_;
   std::shared_ptr<Driver> driver_;  // until it has ended
   const MessageEnvelope envelope_;

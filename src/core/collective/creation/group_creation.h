@@ -69,7 +69,7 @@ struct FabricState final : transport::Fabric::Companion {
   Progress progress;
   /// When a group was last closed without waiting for all its members (`closing.h`).
   std::atomic<TimePoint> close_missed{TimePoint(Duration::min() / 2)};
-  std::mutex lock;
+  std::mutex lock;  // guards `uses`
   std::map<std::pair<std::vector<int>, std::string>, std::uint64_t> uses;
 
   /// How many groups of these members and this name have been created before; increments it.

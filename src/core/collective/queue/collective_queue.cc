@@ -186,6 +186,7 @@ void CollectiveQueue::finish(Operation& operation, Ended& ended) {
   Status status = outcome(operation);
   const bool shared = operation.self_ != nullptr;
   if (shared) ended.shared.emplace_back();  // nothing below throws
+  // Removed before it is published: a blocking call is gone as soon as its thread sees the result.
   calls_.remove(operation);
   operation.task_ = Task<Status>();
   ended.any = true;

@@ -99,8 +99,10 @@ class CollectiveQueue {
   std::string deadline_text(const Operation& late, TimePoint now, const trace::PeerReport& known);
 
   const GroupContext& group_;
-  OperationList calls_;
-  CallCache<transport::Fingerprint> call_cache_;  // protected by the drive lock
+  OperationList calls_;  // has the drive lock
+  // From here to `broken_`: under the drive lock. `region_` is set before the first call and reset
+  // after the last one.
+  CallCache<transport::Fingerprint> call_cache_;
   Control control_;
   const Selection selection_;  // used over links
   LinkGroup links_;            // of the call that started at the head of the queue

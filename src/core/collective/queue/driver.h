@@ -73,6 +73,8 @@ class DrivingThread {
     return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
   }
 
+  // Three values that are not read as one: a mixture of two drivers' only shortens or lengthens the
+  // trust until the next look.
   std::atomic<clockid_t> clock_{kNoClock};
   std::atomic<Duration> used_{Duration{}};
   std::atomic<TimePoint> seen_{TimePoint{}};
@@ -110,9 +112,9 @@ class IdleCallbacks {
   }
 
  private:
-  mutable std::mutex lock_;
+  mutable std::mutex lock_;  // guards `callbacks_`; no callback runs under it
   std::vector<std::pair<std::thread::id, const Callback*>> callbacks_;
-  std::atomic<std::size_t> count_{0};
+  std::atomic<std::size_t> count_{0};  // their number, read without the lock
 };
 
 /// Adds `callback` until the returned scope is destroyed. The scope keeps `owner`, which contains

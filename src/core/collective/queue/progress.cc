@@ -10,11 +10,17 @@
 namespace muster::collective {
 // Outlives the handle if this thread drops the last owner of the handle.
 struct Progress::State {
+  // Guards all below but the atomics and the last line. The thread releases it while it drives and
+  // while it destroys objects; communicators only read atomics under it.
   std::mutex lock;
   std::condition_variable changed;
   std::vector<std::shared_ptr<Progressable>> work;
-  std::size_t entered = 0;  // `work` has room for this many
+  std::size_t entered = 0;  // `work` has room for this many, so `watch` allocates nothing
+  // `kick` sets `kicked`, then reads `sleeping_in`; `drive` does the opposite, in sequentially
+  // consistent order, so a kick either ends the wait or is seen before it.
   std::atomic<bool> kicked{false};
+  // Set without the lock. The fabric stays alive while a `kick` uses it: the thread takes the lock
+  // once more before it lets go of the batch that owns it.
   std::atomic<transport::Fabric*> sleeping_in{nullptr};
   bool sleeps_long = false;  // may take longer than a tick to check again
   bool stop = false;
@@ -133,7 +139,7 @@ void Progress::State::run() {
   std::unique_lock guard(lock);
   thread = std::this_thread::get_id();
   while (!stop) {
-    kicked.store(false);
+    kicked.store(false);  // before it looks at the work, so that a later kick counts
     const bool needs_driving =
         std::any_of(work.begin(), work.end(), [](const auto& item) { return !item->has_driver(); });
     if (!needs_driving) {

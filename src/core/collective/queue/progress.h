@@ -59,8 +59,8 @@ class Progress {
 
  private:
   struct State;
-  std::shared_ptr<State> state_;
-  std::mutex starting_;
+  std::shared_ptr<State> state_;  // shared with the thread
+  std::mutex starting_;           // guards the start of `thread_`, once
   std::atomic<bool> running_{false};
   std::thread thread_;
 };

@@ -83,6 +83,9 @@ void ControlLines::publish(const Fingerprint& call) {
     if (next + segment_.layout().slots / 8 <= sequence) poll(member, sequence - 1);
     seen = std::min(seen, next - 1);
   }
+  // The line's owner alone writes it, and only once every member has seen its old contents. The
+  // release of `sequence` pairs with the acquire in `poll_line`: a peer that sees the number sees
+  // the line, and all data that was staged before.
   Line& mine = segment_.my_line();
   mine.seen = seen;
   muster::copy_words<kKindBytes / 8>(bytes_at(mine, kLineKind), bytes_at(call, kKind));

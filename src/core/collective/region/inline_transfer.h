@@ -49,10 +49,11 @@ class InlineTransfer final : public RegionInline {
   void prefetch_next_of(const TransferPlan& plan) const;
   bool may_wait() const { return !parts_.channel.failed() && parts_.may_block; }
 
+  // Used under the communicator's drive lock, like all of this folder's classes.
   MemberParts& parts_;
   shm::CorePlacement cores_;
   CallCache<CachedPlan> plans_;
-  bool published_ = false;
+  bool published_ = false;  // from the publication of a line until the call ends or a task begins
   bool wait_timed_out_ = false;  // the last wait, for lines or for room, timed out
 };
 
