@@ -106,7 +106,9 @@ constexpr bool is_outcome_of(std::uint64_t outcome, std::uint64_t ticket) {
 constexpr State state_in(std::uint64_t outcome) { return static_cast<State>(outcome >> 60); }
 constexpr std::uint64_t took_in(std::uint64_t outcome) { return outcome & kLongestCall; }
 
-/// The words of a mapping as atomics.
+/// The words of a mapping as atomics. The release order of every word keeps them behind the odd
+/// stamp that precedes them, and the even stamp behind them: readers compare the stamp before and
+/// after (`reader.cc`).
 inline std::uint64_t load(const std::uint64_t& word) {
   return std::atomic_ref(const_cast<std::uint64_t&>(word)).load(std::memory_order_acquire);
 }

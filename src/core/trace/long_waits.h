@@ -51,7 +51,7 @@ class LongWaits {
   const std::shared_ptr<const PeerTraces> peer_traces_;
   const int rank_;
   ProcessMark mark_;
-  std::mutex lock_;
+  std::mutex lock_;  // guards `stop_`
   std::condition_variable changed_;
   bool stop_ = false;
   std::thread thread_;

@@ -49,8 +49,8 @@ class PeerTraces {
   const std::shared_ptr<Recorder> recorder_;
   const std::vector<int> elsewhere_;
   ProcessMark mark_;
-  mutable std::mutex lock_;
-  std::shared_ptr<store::Store> store_;
+  mutable std::mutex lock_;  // guards `store_` and `stop_`; not held while the store is used
+  std::shared_ptr<store::Store> store_;  // null: none, or stopped; set back after the thread's end
   std::condition_variable changed_;
   bool stop_ = false;
   std::thread thread_;

@@ -129,14 +129,16 @@ class Recorder {
   std::string directory_, path_;
   GuardedDescriptor file_;
   ProcessMark mark_;
-  BiasedLock biased_lock_;  // of the threads that call
+  // Excludes other threads from the tickets and from claiming entries while one thread makes all
+  // calls. Once it is revoked, entries are claimed by their stamps.
+  BiasedLock biased_lock_;
   std::byte* memory_ = nullptr;
   std::size_t bytes_ = 0;
   FileHeader* header_ = nullptr;
   GroupSlot* groups_ = nullptr;
   TraceEntry* entries_ = nullptr;
-  std::mutex lock_;  // the table of groups and the text of the last failure
-  std::vector<std::string> group_names_;
+  std::mutex lock_;  // among writers of the table of groups and of the last failure's text
+  std::vector<std::string> group_names_;  // as shown; their number is published last
 };
 
 /// A recorded call that ends later, on any thread. If its outcome is not reported, it ends with

@@ -132,6 +132,7 @@ bool is_served(std::shared_ptr<store::Store> store) {
 
 }  // namespace
 
+// Shared with the thread, which outlives the responder if the store hangs.
 struct TraceResponder::State {
   std::shared_ptr<Recorder> recorder;
   std::shared_ptr<store::Store> store;  // the job's, then a clone
