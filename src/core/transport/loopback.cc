@@ -227,6 +227,8 @@ class Hub final : public LoopbackHub, public std::enable_shared_from_this<Hub> {
                                       int peer);
 
   const int cores_;  // of all ranks together, as they are told
+  // Guards the seats' lists, `rounds_` and `anybody_killed_`. A rank's events are called without
+  // it.
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<LoopbackSeat> seats_;

@@ -51,6 +51,7 @@ class Transfer {
   int peer() const { return peer_; }
 
  protected:
+  // Stored last, with release order, and never cleared; the rest does not change afterwards.
   std::atomic<bool> done_{false};
   Status status_;
   int source_ = -1;
@@ -133,6 +134,7 @@ class Channel {
   virtual void leave([[maybe_unused]] int member, [[maybe_unused]] const Status& cause) {}
 
  protected:
+  // Both are set once, under the engine's lock, after the cause that they announce.
   std::atomic<bool> failed_{false};
   std::atomic<bool> someone_left_{false};
 };

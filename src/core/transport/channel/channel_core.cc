@@ -29,6 +29,7 @@ TransferStateRef ChannelCore::start(bool sends, int member, std::uint64_t tag,
 void ChannelCore::finish(TransferState& transfer, Status status) {
   if (transfer.stage == TransferState::Stage::finished) return;
   const TransferStateRef keep = transfers.remove(transfer);
+  // Its owner may free the buffer and the transfer from here on.
   transfer.complete(std::move(status));
   engine.pass.completed = true;
 }

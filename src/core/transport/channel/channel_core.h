@@ -52,7 +52,8 @@ class ChannelCore {
   EngineContext& engine;
   Links& links;
   const std::uint32_t id;
-  std::vector<int> members;  ///< empty until the channel is opened
+  /// Empty until the channel is opened; constant from then on, and read without the lock.
+  std::vector<int> members;
   std::unordered_map<int, int> positions;
   Status failure;              ///< set once, before `Channel::failed_`
   std::map<int, Status> left;  ///< members that use this channel no more

@@ -33,7 +33,7 @@ class PassLock {
 
  private:
   std::mutex mutex_;
-  std::atomic<int> waiting_{0};
+  std::atomic<int> waiting_{0};  // a hint, so relaxed: it only makes `try_lock` fail
 };
 
 /// State of one pass over the links, for everything that is done in it.

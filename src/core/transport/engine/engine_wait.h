@@ -34,6 +34,8 @@ class EngineWait {
 
   EngineContext& engine_;
   PassLoop& loop_;
+  // Threads between their announcement and their return. A thread that stops polling reads it after
+  // it has left the pollers, and then arms the watcher for those that sleep.
   std::atomic<int> sleepers_{0};
 };
 

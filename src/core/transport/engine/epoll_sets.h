@@ -78,7 +78,11 @@ class WatcherSignal {
   GuardedDescriptor epoll_;
   GuardedDescriptor kick_;
   int news_ = -1;
+  // Set under the engine's lock, just before `watch_news`; cleared by the watcher when news have
+  // fired, which disables them in the set (EPOLLONESHOT).
   std::atomic<bool> armed_{false};
+  // One write for many kicks. The watcher clears it before it looks at the state, so a kick that
+  // finds it set is followed by that look.
   std::atomic<bool> kicked_{false};
 };
 

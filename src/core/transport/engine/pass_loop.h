@@ -92,12 +92,14 @@ class PassLoop {
   EngineContext& engine_;
   Links& links_;
   TimedDuties& duties_;
+  // The engine's lock. No lock of an upper layer is taken under it; mailboxes are woken and the
+  // watcher is kicked after it is released.
   PassLock lock_;
   std::atomic<int> active_pollers_{0};
-  std::atomic<std::uint64_t> polls_{0};
+  std::atomic<std::uint64_t> polls_{0};  // changed under the lock, read without it
 
   WatcherSignal signal_;  // open while there is a watcher
-  /// The watcher's last look.
+  /// The watcher's last look. Under the lock.
   struct {
     std::uint64_t polls = 0;
     TimePoint news = TimePoint::min();   // it found progress, or that a thread had polled

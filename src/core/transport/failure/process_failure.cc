@@ -26,6 +26,8 @@ constexpr auto kTerminateLimit = std::chrono::milliseconds(1500);  // limit: of 
 constexpr std::size_t kMostText = 1000;  // limit: of a sentence
 
 struct Jobs {
+  // Guards all but `terminate_before`, which a terminating thread reads while it may hold any lock.
+  // Fabrics are called, and destroyed, without it.
   std::mutex mutex;
   std::vector<std::weak_ptr<Fabric>> fabrics;
   std::string why;

@@ -91,9 +91,10 @@ class LocalArenas : public std::enable_shared_from_this<LocalArenas> {
     int rank = -1;
     std::string local_name;
     bool is_this_process = false;
-    std::mutex installing;
+    std::mutex installing;  // guards `mapping`; not held during a fetch
     std::atomic<Fetch> ahead{
         Fetch::idle};  // a fetch that `ready` began; over: `at` has its outcome
+    // Set once, to `mapping`, with release order; readers need no lock.
     std::atomic<shm::SharedMapping*> mapped{nullptr};
     std::shared_ptr<shm::SharedMapping> mapping;
   };
