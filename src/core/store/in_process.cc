@@ -62,7 +62,7 @@ class SharedTable {
     }
   }
 
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards all below, and the waiters on their threads' stacks
   StoreTable table_;
   StoreTable::Ticket next_ticket_ = 0;
   std::unordered_map<StoreTable::Ticket, Waiter*> waiters_;

@@ -229,7 +229,7 @@ class RequestStore : public Base {
     return reply.number != 0;
   }
 
-  std::atomic<Duration> timeout_;
+  std::atomic<Duration> timeout_;  // relaxed: it goes with no other data
 };
 
 /// A dedicated connection to the server of a TCP store, for requests for which `Store` has no

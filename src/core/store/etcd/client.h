@@ -129,7 +129,7 @@ class Writer {
 
   const std::shared_ptr<EtcdClient> client_;
   const std::string root_;
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards `idle_`; a mark that is taken belongs to one commit
   std::vector<WriteMark> idle_;
 };
 

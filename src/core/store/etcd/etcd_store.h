@@ -61,7 +61,8 @@ class LiveLease {
 
  private:
   EtcdClient& client_;
-  std::mutex mutex_;
+  std::mutex
+      mutex_;  // guards all below; held during the request, so that one thread renews for all
   std::int64_t id_ = 0;
   TimePoint fresh_until_{};
   TimePoint dead_at_{};

@@ -42,8 +42,8 @@ class EtcdSession {
   const std::vector<std::string> endpoints_;
   const std::string user_;
   const SecretBytes password_;
-  mutable std::mutex mutex_;
-  std::size_t current_ = 0;
+  mutable std::mutex mutex_;  // guards all below; not held during a request
+  std::size_t current_ = 0;   // the member that is asked
   std::string token_;
 };
 

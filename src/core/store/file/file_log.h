@@ -84,11 +84,13 @@ class FileLog {
   Status write_changes(const std::string& changes);
 
   const std::string path_;
+  // Guards all below. Taken before the file's lock, which excludes other processes; both are held
+  // while the body of a transaction runs, and neither while a thread sleeps.
   std::mutex mutex_;
   GuardedDescriptor file_;
   ProcessMark mark_;
   Map map_;
-  std::int64_t read_to_ = 0;
+  std::int64_t read_to_ = 0;  // the end of the last transaction in `map_`
 };
 
 /// Barrier and all_gather among the clients of a file, with the rules of `StoreTable` and their

@@ -86,7 +86,7 @@ class ConnectionPool {
 
  private:
   const MakeConnection make_;
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards `idle_`; a connection in use belongs to its thread
   std::vector<std::unique_ptr<HttpConnection>> idle_;
 };
 

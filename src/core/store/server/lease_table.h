@@ -2,9 +2,8 @@
 /// (`jobs/membership/membership.h`). A state machine like `StoreTable`: no I/O, no clock, no
 /// locks.
 ///
-///   hold     name, value; number 0: take the name for `timeout`; else the number of our lease:
-///   give
-///            the name another value. Answered with the lease's number
+///   hold     name, value; number 0: take the name for `timeout`; the number of our lease: give the
+///            name another value. Answered with the lease's number
 ///   renew    name; number: the lease, which then lasts `timeout` longer. A lease ends after its
 ///            time only where `expire` is called in time: a server that stood still could not be
 ///            renewed with, so its leases begin their time anew, `kExcusedPauses` times in a row
@@ -106,6 +105,8 @@ class LeaseTable {
   void tell_watchers(Answers& answers);
   void answer_watcher(Ticket ticket, const LeaseNews& news, Answers& answers);
 
+  // Every entry's revision, and every tombstone's, is a key of `changes_`; a name has one of the
+  // two at most. Every lease is in `lease_ends_` under its deadline.
   std::int64_t revision_ = 1;  // 0: the known revision of a new watcher
   std::map<std::string, Entry, std::less<>> entries_;
   std::map<std::int64_t, std::string> changes_;               // the last one of each name

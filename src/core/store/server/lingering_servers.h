@@ -29,7 +29,7 @@ class LingeringServers {
   void end(const Which& which);
   void end_all();
 
-  std::mutex mutex_;  // nothing is taken under it
+  std::mutex mutex_;  // guards the list; nothing is taken under it, and servers end without it
   std::vector<std::shared_ptr<TcpServer>> servers_;
 };
 

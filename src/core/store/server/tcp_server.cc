@@ -427,6 +427,8 @@ class AsioServer final : public TcpServer {
 
   static TimePoint now() { return steady_clock().now(); }
 
+  // Other threads use `io_` (to post), the first two and the atomics. All else belongs to the
+  // server's thread, which `serve` starts after the constructor, so it needs no lock.
   const std::uint16_t port_;
   std::vector<SocketAddress> addresses_;  // at which it listens for TCP connections
   asio::io_context io_{1};
