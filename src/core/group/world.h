@@ -88,6 +88,7 @@ class World final : public WorldScope {
 
  private:
   const group::SpawnedRank spawned_rank_ = {};
+  // Guards all below but `process_`. Groups and jobs are called, and destroyed, without it.
   mutable std::mutex mutex_;
   std::shared_ptr<group::Job> job_;
   Group world_;

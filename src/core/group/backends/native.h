@@ -75,12 +75,15 @@ class NativeWork : public Work, public std::enable_shared_from_this<NativeWork> 
   Call call_;
   trace::Mark mark_;          // of the recorded call
   std::exception_ptr error_;  // written before completed_
-  // Set by the thread that finishes the call after the engine is done.
+  // Set by the thread that finishes the call after the engine is done. That thread alone changes
+  // `context_`, `call_`, `mark_` and `error_`; others read them once they see `completed_`.
   std::atomic<bool> claimed_{false};
   std::atomic<bool> completed_{false};  // finished; set under mutex_
   std::mutex mutex_;                    // no user code runs under it
   std::condition_variable completion_;
-  std::shared_ptr<Delivery> delivery_;  // set once there is a future
+  // Set once there is a future, under mutex_. Both `finish` and `get_future` look at the other's
+  // mark there, so one of them completes the future.
+  std::shared_ptr<Delivery> delivery_;
 };
 
 /// Supports every operation and dtype. CPU tensors that are not contiguous are copied to contiguous

@@ -23,7 +23,7 @@ namespace {
 // Backend names are process-wide, like the libraries that register them. Entries are never changed
 // or removed.
 struct BackendTable {
-  std::mutex mutex;
+  std::mutex mutex;  // guards both maps; their entries are read without it
   std::map<std::string, group::RegisteredBackend, std::less<>> backends;
   std::map<std::string, group::OwnBackend, std::less<>> own;
 };

@@ -49,6 +49,7 @@ class CreationDeadlockDetector {
  private:
   friend class Creation;
   const int world_size_;
+  // Guards `mine_`. Held while the list is stored, so that the store never keeps an older one.
   std::mutex mutex_;
   std::vector<WaitingCreation> mine_;  // published creations
 };

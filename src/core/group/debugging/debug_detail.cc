@@ -208,7 +208,7 @@ class DetailedWork final : public Work {
 
   WorkRef work_;
   MismatchReport detail_;
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards `future_`, which is made once
   FutureRef future_;
 };
 
@@ -251,7 +251,7 @@ void stop_for_debugger() {
   ::raise(SIGSTOP);
 }
 
-std::mutex hook_mutex;
+std::mutex hook_mutex;  // guards `hook()`, which is called without it
 std::function<void()>& hook() {
   static auto& current = *new std::function<void()>(stop_for_debugger);
   return current;

@@ -21,8 +21,9 @@ namespace muster {
 struct group::SharedSizes::Wanted {
   shm::Arena* arena = nullptr;     // keeps freed memory of these sizes
   std::vector<std::size_t> sizes;  // ascending
-  std::atomic<const void*> thread{
-      nullptr};  // the thread that began it, by the address of its t_wanted
+  // The thread that began it, by the address of its t_wanted. Relaxed: only that thread acts on it,
+  // and any other thread may end it.
+  std::atomic<const void*> thread{nullptr};
 };
 
 namespace {

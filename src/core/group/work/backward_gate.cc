@@ -16,7 +16,7 @@ namespace {
 
 /// By autograd's id of the pass: threads of several devices may work on one pass.
 struct Gates {
-  std::mutex mutex;
+  std::mutex mutex;  // guards the map; no gate is locked under it
   std::unordered_map<int, std::weak_ptr<BackwardGate>> of_pass;
 };
 Gates& gates() {

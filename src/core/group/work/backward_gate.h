@@ -43,6 +43,8 @@ class BackwardGate final : public CallbackExecutor::WatchedQueue,
 
  private:
   const int pass_;  // autograd's id of the pass
+  // Guards all below. Jobs run under it, in order, and so may not block. The gate of an enclosing
+  // pass may be taken under it, never the reverse.
   std::mutex lock_;
   ThreadRest rest_;  // sleep state of the thread in backward
   TimePoint latest_call_{};
