@@ -57,6 +57,7 @@ class GroupSegment {
   MemberProgress& progress(int member) const {
     return *reinterpret_cast<MemberProgress*>(base_ + layout_.progress(member));
   }
+  // The two pair: a peer that reads a position sees all that the member did before it got there.
   Position counter(int member, Counter counter) const {
     return progress(member).counters[static_cast<int>(counter)].load(std::memory_order_acquire);
   }

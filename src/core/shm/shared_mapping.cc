@@ -20,7 +20,7 @@ namespace {
 using FileId = std::pair<dev_t, ino_t>;
 
 struct Mappings {
-  std::mutex lock;
+  std::mutex lock;  // guards `known`; held during mmap, so that a file is mapped once
   std::map<FileId, std::weak_ptr<SharedMapping>> known;
 };
 Mappings& mappings() {

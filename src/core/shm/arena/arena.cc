@@ -93,17 +93,21 @@ class ProcessArena final : public Arena {
   std::atomic<bool> read_only_{false};
   ProcessArena* inherited_;  // arena of the process that this one was forked from
   ProcessMark mark_;
+  // Guards all below, the set of isolated pages, and the making of `readable_`. Pages are
+  // committed, punched and copied without it, which may take milliseconds: the heap gives their
+  // ranges to no other thread meanwhile.
   mutable std::mutex lock_;
   ArenaHeap heap_;
   Quarantine quarantine_;
-  std::atomic<bool> quarantines_{false};  // not empty
+  std::atomic<bool> quarantines_{false};  // not empty; a hint for readers without the lock
   TimePoint next_sweep_{};
   std::size_t keep_ = ArenaLimits().keep, extra_keep_ = 0;
   std::uint64_t returned_ = 0;
   std::uint64_t allocations_ = 0;
 };
 
-// Arenas are never destroyed, because tensors may outlive every group.
+// Arenas are never destroyed, because tensors may outlive every group. A forked child's is put
+// before its parent's, so each acquire sees a whole chain.
 std::atomic<ProcessArena*> g_arena{nullptr};
 
 void keep_own_copy_in_child() {
