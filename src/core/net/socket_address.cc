@@ -255,9 +255,9 @@ std::string describe_host(const std::string& name) {
 
 /// Shared with the thread, which may outlive the search.
 struct NameSearch::State {
-  std::mutex mutex;
+  std::mutex mutex;  // guards `answer`
   std::condition_variable changed;
-  std::optional<Addresses> answer;
+  std::optional<Addresses> answer;  // set once; its readers need no lock afterwards
 
   void give(Addresses found) {
     {

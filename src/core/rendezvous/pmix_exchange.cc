@@ -58,8 +58,9 @@ Result<const Pmix*> pmix_of_process() {
   return &pmix;
 }
 
+/// Shared with the callback of libpmix's thread, which may outlive the wait.
 struct Fence {
-  std::mutex mutex;
+  std::mutex mutex;  // guards all below
   std::condition_variable changed;
   bool done = false;
   pmix_status_t status = PMIX_SUCCESS;

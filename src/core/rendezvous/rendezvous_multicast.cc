@@ -289,6 +289,7 @@ class Crier {
   }
 
   const GroupSockets sockets_;
+  // Guards what changes below, but for `stop_`. Packets are sent and received without it.
   std::mutex mutex_;
   std::condition_variable changed_;
   Announcement self_;

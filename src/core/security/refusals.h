@@ -24,7 +24,7 @@ class RefusalCount {
   std::uint64_t count() const;
 
  private:
-  mutable std::mutex mutex_;
+  mutable std::mutex mutex_;  // guards all below
   std::uint64_t count_ = 0, unlogged_ = 0;
   std::optional<TimePoint> last_line_;
 };

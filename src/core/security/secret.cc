@@ -126,6 +126,7 @@ Result<SecretBytes> key_of_text(const SecretBytes& text, const std::string& name
                       " different characters, which can be guessed; a secret needs at least 8: "
                       "`muster secret` makes one");
   }
+  // Texts and their keys. The lock is held while a key is made, so each is made once.
   static std::mutex mutex;
   static auto* const known = new std::vector<std::pair<SecretBytes, SecretBytes>>;
   const std::lock_guard lock(mutex);
