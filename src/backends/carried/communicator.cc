@@ -74,7 +74,10 @@ class CarriedOperation final : public Completion {
     return driver_;
   }
 
-  std::shared_ptr<Driver> driver_;  // of a started call, until it has ended
+  // Under Completion's lock. Set for a started call, until it has ended.
+  std::shared_ptr<Driver> driver_;
+  // Set while a started call is in the queue, which owns it. A blocking call belongs to its thread,
+  // which may return once it sees the result: so nothing follows `publish_unshared`.
   std::shared_ptr<CarriedOperation> self_;
   std::shared_ptr<void> owner_;
   Args owned_;
@@ -89,6 +92,10 @@ class CarriedOperation final : public Completion {
   int reminders_ = 0;
 };
 
+/// `lock_` guards the queue, all of its operations (but for `driver_`), the spare calls and the
+/// control messages. A thread that polls only tries it: the holder advances the queue for all. It
+/// is taken before an operation's own lock and that of `messages_`, never after. Notices of
+/// collectives run under it.
 class CarriedCommunicator final : public collective::QueuedCommunicator,
                                   public std::enable_shared_from_this<CarriedCommunicator> {
  public:
@@ -154,6 +161,7 @@ class CarriedCommunicator final : public collective::QueuedCommunicator,
   void fail_queue();
   std::string deadline_text(const CarriedOperation& late, TimePoint now,
                             const trace::PeerReport& known) const;
+  // These take lock_.
   void remind(TimePoint now);
   void drop(CarriedOperation& operation);
 
@@ -166,14 +174,14 @@ class CarriedCommunicator final : public collective::QueuedCommunicator,
   Messages messages_;
   collective::PointToPoint channel_messages_;  // with tags that MPI does not carry
   collective::IdleCallbacks idle_callbacks_;
-  std::atomic<std::uint64_t> sequence_{0};
-  std::atomic<std::size_t> queued_{0};
+  std::atomic<std::uint64_t> sequence_{0};  // written under lock_
+  std::atomic<std::size_t> queued_{0};      // size of queue_, written under lock_
   std::atomic<int> waiting_threads_{0};
-  std::atomic<bool> abandoned_{false};
-  std::mutex lock_;
+  std::atomic<bool> abandoned_{false};  // MPI may use a failed call's memory for ever
+  std::mutex lock_;                     // guards the following
   Control control_;
   std::uint64_t refused_ = 0;  // the latest refused call that not all are known to be refused
-  std::deque<CarriedOperation*> queue_;
+  std::deque<CarriedOperation*> queue_;  // in the order of the calls, in which they begin and end
   std::vector<std::unique_ptr<CarriedCall>> spare_calls_;
 };
 

@@ -67,9 +67,11 @@ class Messages {
   Comm& comm_;
   const CarriedTags tags_;
   void (*const on_abandoned_)();
+  // Guards the following and the open messages, but for their `driver_` and `owner_`. Notices run
+  // after it was released, under no lock.
   std::mutex lock_;
   std::vector<std::shared_ptr<CarriedMessage>> open_;
-  std::atomic<std::size_t> open_count_{0};
+  std::atomic<std::size_t> open_count_{0};              // size of open_, written under lock_
   std::vector<std::shared_ptr<CarriedMessage>> ended_;  // whose notices are due
   std::vector<Buffer> buffers_;
   std::uint64_t large_sent_ = 0;
@@ -94,7 +96,7 @@ class Messages::CarriedMessage final : public collective::Completion {
   std::shared_ptr<collective::Driver> driver() const;
   std::string text(const collective::GroupContext& group) const;
 
-  std::shared_ptr<collective::Driver> driver_;  // until it has ended
+  std::shared_ptr<collective::Driver> driver_;  // until it has ended; under Completion's lock
   bool receives_ = false;
   int member_ = -1;
   std::uint64_t tag_ = 0;

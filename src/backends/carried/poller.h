@@ -29,11 +29,11 @@ class CarriedPoller {
  private:
   void run();
 
-  std::mutex lock_;
+  std::mutex lock_;  // guards the following; not held during a pass
   std::condition_variable changed_, passed_;
   std::vector<std::shared_ptr<collective::Progressable>> work_;
   bool running_ = false;
-  bool in_pass_ = false;
+  bool in_pass_ = false;  // the thread advances a copy of `work_`
   std::uint64_t passes_ = 0;
 };
 

@@ -256,6 +256,8 @@ void CallWatch::run() {
   }
 }
 
+/// On the watch's thread. The Works fail last: the user of a failed Work may free its tensors,
+/// which NCCL uses until its communicators have been stopped.
 void CallWatch::end_all(const Status& why) {
   bool told;
   {

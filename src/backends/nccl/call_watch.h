@@ -87,13 +87,14 @@ class CallWatch {
   std::string words(const WatchedCall& entry) const;
 
   const WatchTerms terms_;
-  std::mutex mutex_;
-  std::condition_variable wake_, changed_;
+  std::mutex mutex_;  // guards the following; released before NCCL, the links or a Work is called
+  std::condition_variable wake_;     // for the thread: an entry, a failure, the end
+  std::condition_variable changed_;  // for callers: an entry has ended, or all have
   std::deque<std::shared_ptr<WatchedCall>> entries_;
   bool stopping_ = false;
   bool ended_ = false;  // after a failure: everything was failed
-  bool told_ = false;
-  std::thread thread_;
+  bool told_ = false;   // the other members know of the failure
+  std::thread thread_;  // started with the first entry or failure
 };
 
 }  // namespace muster::nccl

@@ -100,13 +100,15 @@ class NcclCommunicator {
 
   const std::shared_ptr<const NcclLibrary> library_;
   const c10::Device device_;
-  std::timed_mutex mutex_;  // held while in an NCCL function with handle_
-  CommHandle handle_ = nullptr;
-  bool aborted_ = false;
-  bool revoked_ = false;
+  // Held while in an NCCL function with handle_. Guards the following three. Timed, because a
+  // thread may never return from NCCL.
+  std::timed_mutex mutex_;
+  CommHandle handle_ = nullptr;  // null: not opened yet, or aborted
+  bool aborted_ = false;         // no call any more
+  bool revoked_ = false;         // no call but a shrink
   // With all members; otherwise a plain destroy would wait for them.
   std::atomic<bool> connected_{false};
-  std::atomic<bool> abandoned_{false};
+  std::atomic<bool> abandoned_{false};  // a thread is in NCCL for ever, so handle_ is never freed
 };
 
 /// Lets the calling thread ask for the state of CUDA's events while another thread captures a

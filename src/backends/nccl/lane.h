@@ -57,8 +57,10 @@ class Lane {
   const NcclCommunicator::GiveUp give_up_;
   const OnError on_error_;
 
-  std::mutex mutex_;   // held while a call is enqueued by its own thread
-  bool open_ = false;  // and the first call enqueued
+  // Held while a call is enqueued by its own thread. `open_` is set once `waiting_` is empty, so no
+  // call overtakes those that `opener_` enqueues.
+  std::mutex mutex_;
+  bool open_ = false;
   std::deque<std::shared_ptr<NcclWork>> waiting_;  // until it is open
   std::thread opener_;
 };

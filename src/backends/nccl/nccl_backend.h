@@ -104,8 +104,9 @@ class NcclBackend final : public ProcessGroupBackend {
   const bool high_priority_;
   const std::shared_ptr<GroupFailure> failure_ = std::make_shared<GroupFailure>();
 
-  std::mutex order_;  // collectives reach the links and NCCL in one order
-  std::mutex lanes_mutex_;
+  // Order of locks: order_, lanes_mutex_, a lane's, its communicator's.
+  std::mutex order_;                  // collectives reach the links and NCCL in one order
+  std::mutex lanes_mutex_;            // guards the following three; lanes stay until drop_lanes
   std::vector<c10::Device> devices_;  // of the group's collectives
   std::vector<std::unique_ptr<Lane>> group_lanes_;
   std::map<std::pair<int, Direction>, std::unique_ptr<Lane>> message_lanes_;

@@ -39,8 +39,8 @@ class GroupFailure {
 
  private:
   mutable std::mutex mutex_;
-  Status why_;
-  std::atomic<bool> failed_{false};
+  Status why_;                       // under mutex_; final once failed_ is true
+  std::atomic<bool> failed_{false};  // set after why_
   std::atomic<bool> shown_{false};
 };
 
@@ -98,6 +98,8 @@ class NcclWork final : public Work, public std::enable_shared_from_this<NcclWork
   std::vector<at::Tensor> result() override;
 
  private:
+  /// queued -> launched, by the lane; either -> failed, by the lane or the watch. `error_`, `end_`
+  /// and `stream_` are set with the state and do not change afterwards.
   enum class LaunchState { queued, launched, failed };
   void throw_failure();
 
@@ -105,12 +107,12 @@ class NcclWork final : public Work, public std::enable_shared_from_this<NcclWork
   const c10::Device device_;
   const c10::Stream caller_;  // current when the call was made
   const std::shared_ptr<GroupFailure> failure_;
-  std::optional<c10::Event> ready_;  // the inputs of an asynchronous call
-  std::optional<NcclTransfer> transfer_;
+  std::optional<c10::Event> ready_;       // the inputs of an asynchronous call
+  std::optional<NcclTransfer> transfer_;  // the lane's until it is launched, then under mutex_
   std::vector<at::Tensor> results_;
   bool captured_ = false;
 
-  mutable std::mutex mutex_;
+  mutable std::mutex mutex_;  // guards the following
   std::condition_variable changed_;
   LaunchState state_ = LaunchState::queued;
   std::exception_ptr error_;

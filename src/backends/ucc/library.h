@@ -38,7 +38,7 @@ class UccLibrary final : public carried::CallLibrary {
 
   UccFunctions functions_{};
   std::string version_;  // "UCC 1.9.0 (/path/libucc.so.1)"
-  std::mutex lock_;
+  std::mutex lock_;      // held while in a function of UCC; guards the following
   UccContext* context_ = nullptr;
   int process_ = 0;  // that made it
 };

@@ -186,13 +186,16 @@ shards::SavingRanks ranks_of(const Group& group) {
 
 // ---- saving
 
+/// Shared by the handles of a save, the saver, and the saver's thread, which sets `result` once.
 struct Saving::State {
-  mutable std::mutex mutex;
+  mutable std::mutex mutex;  // guards the following
   mutable std::condition_variable changed;
   std::optional<Status> result;
   bool was_shown = false;
 };
 
+/// Used by one thread at a time, without a lock. The saver's thread has its own copies of the plan
+/// and the exchange; it reads `memory`, which the next save writes only after it has joined it.
 struct Saver::State {
   // Not kept alive: where they are destroyed, nothing of the job shall be left.
   std::weak_ptr<ProcessGroup> given;

@@ -18,7 +18,7 @@ namespace {
 constexpr std::size_t kLaunchBytes = 8;
 
 struct LaunchesOfProcess {
-  std::mutex mutex;
+  std::mutex mutex;                           ///< guards the following
   std::map<std::int64_t, std::string> begun;  ///< by loading, by the epoch in which it did
   shards::CommitRecord loaded;                ///< `before`: the launches whose saves it has loaded
 };

@@ -43,6 +43,9 @@ bool take_pages(int file, std::size_t bytes) {
 
 }  // namespace
 
+/// `whole` is cleared before the first byte of a commit is written and set (release) after the last
+/// one; `agreed` is set later and cleared earlier. `label` reads `whole` with acquire, so a process
+/// that reads after the death of the writer, at any point, finds a whole commit or none.
 struct CommitMemory::Front {
   std::uint64_t magic = kMagic;
   std::atomic<std::uint64_t> whole = 0, agreed = 0;  // 0 or 1

@@ -72,9 +72,13 @@ class EpochFollower {
   bool try_epoch(const ElasticOptions& options, std::int64_t epoch,
                  const std::optional<launch::WorkerNotice>& notice);
 
+  // Set by the constructor.
   int channel_ = -1;  // of the launcher that has started this process; -1: none that keeps workers
   bool is_spare_ = false;
   int nodes_ = 1, node_ = 0;  // of the environment
+  // `mutex_` guards the following but `trained_`. The thread of `run` writes `world_`, `meeting_`,
+  // `joined_` and `entered_`; the reading thread writes `latest_`, `leaving_` and `orphaned_`. No
+  // lock is held while a meeting is interrupted or groups are aborted.
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::shared_ptr<World> world_;                 // whose groups end with their epoch
@@ -86,7 +90,7 @@ class EpochFollower {
   std::vector<Descriptor> memories_;
   bool leaving_ = false;
   bool orphaned_ = false;  // the launcher has ended
-  bool trained_ = false;   // all ranks have come to the end of training
+  bool trained_ = false;   // all ranks have come to the end of training; by the thread of `run`
 };
 
 }  // namespace muster::elastic

@@ -22,10 +22,10 @@ class UpdateQueue {
   void fail(const Status& failure);
 
  private:
-  mutable std::mutex mutex_;
+  mutable std::mutex mutex_;  // guards the following
   std::condition_variable changed_;
   std::deque<Update> updates_;
-  std::int64_t taken_ = 0;
+  std::int64_t taken_ = 0;  // revision of the last update that was taken
   Status failure_;
   bool closed_ = false;
 };

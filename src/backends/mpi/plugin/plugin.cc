@@ -87,7 +87,8 @@ struct OwnOperation {
   MPI_Op handle;
 };
 
-/// One lock for every call of MPI, if the library wants that.
+/// One lock for every call of MPI, if the library gives less than MPI_THREAD_MULTIPLE. `initialize`
+/// closes it, before any call that needs it.
 class PluginGate {
  public:
   void close() { closed_ = true; }

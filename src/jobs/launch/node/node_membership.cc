@@ -225,6 +225,7 @@ void NodeMembership::tell_all() {
       continue;
     }
     Status said;
+    // Given back before the place is taken again: with a wanted slot both holds have one name.
     if (lost_) {
       auto lost = std::exchange(lost_, nullptr);
       lock.unlock();

@@ -150,6 +150,7 @@ class NodeMembership {
   const std::shared_ptr<Interruption> closing_ = std::make_shared<Interruption>();
   Descriptor event_;
   mutable std::mutex mutex_;  // guards all down to `notices_`; never held during a request
+  // `work_` wakes the thread that makes requests; `confirmed_` wakes the destructor.
   std::condition_variable work_, confirmed_;
   std::string name_;                        // of the hold, or of the last one
   std::shared_ptr<membership::Hold> hold_;  // null: lost
